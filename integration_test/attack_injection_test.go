@@ -188,17 +188,17 @@ func TestInjectionsComeBackAsTheyAreInErrors(t *testing.T) {
 				key := result.Requests[0].Key
 				for _, want := range []bool{true, false} {
 					var ok bool
-					if err := pool.QueryRow(t.Context(), "SELECT ok"+fmt.Sprintf(call, "ratelimit"), text, key).Scan(&ok); err != nil || ok != want {
+					if err := pool.QueryRow(t.Context(), "SELECT granted"+fmt.Sprintf(call, "ratelimit_try"), text, key).Scan(&ok); err != nil || ok != want {
 						t.Errorf("%q by hand: %v, %v, want %v", text, ok, err, want)
 					}
 				}
-				for _, function := range []string{"ratelimit_or_raise", "ratelimit_reserve", "ratelimit_take"} {
+				for _, function := range []string{"ratelimit", "ratelimit_reserve", "ratelimit_take"} {
 					call := fmt.Sprintf(call, function)
 					switch function {
 					case "ratelimit_reserve":
 						call = strings.Replace(call, "$2,", "$2, max_reserved => 0,", 1)
 					case "ratelimit_take":
-						call = strings.Replace(call, "$2,", "$2, 1,", 1)
+						call = strings.Replace(call, "$2,", "$2, most => 1,", 1)
 					}
 					_, err = pool.Exec(t.Context(), "SELECT"+call, text, key)
 					var pgErr *pgconn.PgError

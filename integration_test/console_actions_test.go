@@ -24,7 +24,7 @@ import (
 func takes(t *testing.T, pool *pgxpool.Pool, name, key string, count float64) bool {
 	t.Helper()
 	var ok bool
-	if err := pool.QueryRow(t.Context(), "SELECT ok FROM ratelimit($1, $2, count => $3)", name, key, count).Scan(&ok); err != nil {
+	if err := pool.QueryRow(t.Context(), "SELECT granted FROM ratelimit_try($1, $2, count => $3)", name, key, count).Scan(&ok); err != nil {
 		t.Fatal(err)
 	}
 	return ok

@@ -141,10 +141,10 @@ func TestAGuardRefusesForeignKeysInEveryVerb(t *testing.T) {
 					_, err := w.limiter.Wait(w.Context(), db, tokens.Key(key))
 					return err
 				},
-				"ratelimit, " + key:          byHand("ratelimit('tokens', '" + key + "', 10, '1 minute', capacity => 20)"),
-				"ratelimit_reserve, " + key:  byHand("ratelimit_reserve('tokens', '" + key + "', 10, '1 minute', capacity => 20)"),
-				"ratelimit_take, " + key:     byHand("ratelimit_take('tokens', '" + key + "', 2, 10, '1 minute', capacity => 20)"),
-				"ratelimit_or_raise, " + key: byHand("ratelimit_or_raise('window', '" + key + "', 10, '1 minute', kind => 'fixed window')"),
+				"ratelimit_try, " + key:     byHand("ratelimit_try('tokens', '" + key + "', 10, '1 minute', capacity => 20)"),
+				"ratelimit_reserve, " + key: byHand("ratelimit_reserve('tokens', '" + key + "', 10, '1 minute', capacity => 20)"),
+				"ratelimit_take, " + key:    byHand("ratelimit_take('tokens', '" + key + "', most => 2, rate => 10, period => '1 minute', capacity => 20)"),
+				"ratelimit, " + key:         byHand("ratelimit('window', '" + key + "', 10, '1 minute', kind => 'fixed window')"),
 			})
 		}
 		calls["refund"] = func(db handle) error {

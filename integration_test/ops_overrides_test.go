@@ -594,7 +594,7 @@ func TestOverridesThatEndInTheFarFuture(t *testing.T) {
 			if got := limitInForce(t, &limits, pool, api.Key(key)); got != "api: blocked" {
 				t.Errorf("%s until %s: %s", key, until, got)
 			}
-			if end := scan[*time.Time](t, pool, "SELECT retry_at FROM ratelimit('api', $1) WHERE NOT ok", key); end != nil {
+			if end := scan[*time.Time](t, pool, "SELECT retry_at FROM ratelimit_try('api', $1) WHERE NOT granted", key); end != nil {
 				t.Errorf("%s until %s: by hand, it ends at %v", key, until, end)
 			}
 			if end := scan[string](t, pool, "SELECT retry_at::text FROM ratelimit_keys('api', keys => ARRAY[$1::text])", key); end != "infinity" && !strings.Contains(end, "294276") && !strings.Contains(end, "10000") {

@@ -149,11 +149,11 @@ func everyWay(t *testing.T, pool *pgxpool.Pool) map[string]error {
 	}
 	_, ways["sweep"] = limiter.Sweep(ctx, pool, bucket)
 	for way, sql := range map[string]string{
-		"by hand":          `SELECT ok FROM ratelimit('bucket', 'by hand', rate => 10, period => '1 minute')`,
-		"by hand, sharded": `SELECT ok FROM ratelimit('wide', 'by hand', rate => 10, period => '1 minute', shards => 3)`,
-		"by hand, raising": `SELECT ok FROM ratelimit_or_raise('window', 'by hand', rate => 10, period => '1 minute', kind => 'fixed window')`,
+		"by hand":          `SELECT granted FROM ratelimit_try('bucket', 'by hand', rate => 10, period => '1 minute')`,
+		"by hand, sharded": `SELECT granted FROM ratelimit_try('wide', 'by hand', rate => 10, period => '1 minute', shards => 3)`,
+		"by hand, raising": `SELECT remaining >= 0 FROM ratelimit('window', 'by hand', rate => 10, period => '1 minute', kind => 'fixed window')`,
 		"by hand, reserve": `SELECT retry_at >= at FROM ratelimit_reserve('bucket', 'by hand', rate => 10, period => '1 minute')`,
-		"by hand, take":    `SELECT taken > 0 FROM ratelimit_take('bucket', 'by hand', 2, rate => 10, period => '1 minute')`,
+		"by hand, take":    `SELECT taken > 0 FROM ratelimit_take('bucket', 'by hand', most => 2, rate => 10, period => '1 minute')`,
 		"keys":             `SELECT count(*) > 0 FROM ratelimit_keys('bucket', rate => 10, period => '1 minute')`,
 	} {
 		var ok bool
@@ -326,7 +326,7 @@ func TestWithTheOwnersRightsTheAppConsumesAndTouchesNoRow(t *testing.T) {
 	wantWays(t, everyWay(t, app), "reset", "keys", "sweep")
 	wantRefused(t, app, ownersOnly...)
 	wantRefused(t, app, rowsByHand...)
-	wantRefused(t, app, "CREATE TABLE more (x text)", "SELECT ratelimit_reset('{bucket}', '{seeded}')")
+	wantRefused(t, app, "CREATE TABLE more (x text)", "SELECT ratelimit_reset('bucket', 'seeded')")
 	wantWays(t, everyWay(t, owner))
 
 	// Another role that may use the schema cannot use the owner's rights.
@@ -358,7 +358,7 @@ func TestInAnExposedSchemaAClientCanReset(t *testing.T) {
 	clients := []*pgxpool.Pool{asRole(t, owner, anon, 1), asRole(t, owner, user, 1)}
 	for i, key := range []string{"seeded", "reset"} {
 		var rows int
-		if err := clients[i].QueryRow(t.Context(), "SELECT ratelimit_reset('{window}', ARRAY[$1])", key).Scan(&rows); err != nil || rows != 1 {
+		if err := clients[i].QueryRow(t.Context(), "SELECT ratelimit_reset('window', $1)", key).Scan(&rows); err != nil || rows != 1 {
 			t.Errorf("a client resets %d rows, %v", rows, err)
 		}
 	}
@@ -366,7 +366,7 @@ func TestInAnExposedSchemaAClientCanReset(t *testing.T) {
 	mustExec(t, owner, strings.NewReplacer("public.", schema+".", "anon", anon, "authenticated", user).Replace(revoke))
 	for _, client := range clients {
 		wantRefused(t, client, rowsByHand...)
-		wantRefused(t, client, "SELECT ratelimit_reset('{bucket}', '{seeded}')", "SELECT FROM ratelimit('bucket', 'seeded', 10, '1 minute')")
+		wantRefused(t, client, "SELECT ratelimit_reset('bucket', 'seeded')", "SELECT FROM ratelimit('bucket', 'seeded', 10, '1 minute')")
 	}
 	wantWays(t, everyVerb(t, owner))
 }

@@ -283,7 +283,7 @@ func TestTheFunctionsWorkUnderAnySearchPath(t *testing.T) {
 			}
 		}
 		var deleted int
-		if err := conn.QueryRow(t.Context(), "SELECT "+schema+".ratelimit_reset('{l,m}', ARRAY[$1,$1])", path).Scan(&deleted); err != nil || deleted != 4 {
+		if err := conn.QueryRow(t.Context(), "SELECT "+schema+"._ratelimit_reset('{l,m}', ARRAY[$1,$1])", path).Scan(&deleted); err != nil || deleted != 4 {
 			t.Errorf("search_path %s: %d deleted, %v", path, deleted, err)
 		}
 	}

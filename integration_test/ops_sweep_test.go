@@ -452,7 +452,7 @@ func TestWhoMeetsASweep(t *testing.T) {
 				w.do(err)
 				defer sweeper.Rollback(context.WithoutCancel(t.Context()))
 				var deleted int
-				w.do(sweeper.QueryRow(t.Context(), "SELECT deleted FROM ratelimit_sweep($1, 10, '1 minute', $2, now => $3)",
+				w.do(sweeper.QueryRow(t.Context(), "SELECT deleted FROM _ratelimit_sweep($1, 10, '1 minute', $2, NULL, NULL, '', NULL, $3)",
 					limit.Name(), string(limit.Config().Kind), clock.now).Scan(&deleted))
 				if deleted != limit.Config().Shards {
 					t.Fatalf("%d rows deleted", deleted)
@@ -786,10 +786,8 @@ func TestTheSweepFunctionRefusesWhatIsWrong(t *testing.T) {
 		`'l', 10, '1 minute', capacity => '-1'`:           `capacity -1`,
 		`'l', 10, '1 minute', start => '2026-07-01'`:      `a token bucket has no start`,
 		`'l', 10, '1 minute', first => NULL`:              `first is NULL`,
-		`'l', 10, '1 minute', now => 'infinity'`:          `now is infinity`,
 		`'l', 10, '1 month', kind => 'fixed window'`:      `without months`,
 		`'l', 10, '1 minute', 'fixed window', 'Infinity'`: `capacity Infinity`,
-		`'l', 10, '1 minute', now => '-infinity'`:         `now is -infinity`,
 		`'l', 10, '1 minute', first => '', kind => NULL`:  `kind NULL`,
 		`'l', NULL, '1 minute'`:                           `rate NULL`,
 		`'l', varies => '1 hour'`:                         `rate NULL`,
@@ -800,6 +798,12 @@ func TestTheSweepFunctionRefusesWhatIsWrong(t *testing.T) {
 	} {
 		if _, err := pool.Exec(t.Context(), "SELECT * FROM ratelimit_sweep("+arguments+")"); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
 			t.Errorf("ratelimit_sweep(%s): %v, want %q", arguments, err, text)
+		}
+	}
+	for _, now := range []string{"infinity", "-infinity"} {
+		_, err := pool.Exec(t.Context(), "SELECT * FROM _ratelimit_sweep('l', 10, '1 minute', 'token bucket', NULL, NULL, '', NULL, $1)", now)
+		if sqlState(err) != "22023" || !strings.Contains(err.Error(), "now is "+now) {
+			t.Errorf("a sweep at %s: %v", now, err)
 		}
 	}
 	for _, level := range levels[1:] { // at these levels, it would conflict with every user of a row that it has read

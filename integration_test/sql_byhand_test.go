@@ -35,7 +35,7 @@ type askedByHand struct {
 	verb string
 }
 
-// askSQL calls the function for the request: ratelimit, ratelimit_reserve or ratelimit_take. A denial by an error has no instant.
+// askSQL decides as ratelimit_try, ratelimit_reserve or ratelimit_take does. A denial by an error has no instant.
 func askSQL(ctx context.Context, db ratelimit.DB, a askedByHand, now time.Time) (r byHand, err error) {
 	c := a.limit.Config()
 	var key *string
@@ -43,17 +43,17 @@ func askSQL(ctx context.Context, db ratelimit.DB, a askedByHand, now time.Time) 
 		key = &a.key
 	}
 	args := []any{c.Name, key, c.Rate, period(c), c.Kind, c.Capacity, c.Start, c.Shards, a.count, key == nil, now}
-	columns, function, argument := "ok, remaining, extract(epoch FROM retry_after), retry_at, reset_at, at, CASE WHEN ok THEN $9 ELSE 0 END", "ratelimit", "count => $9"
+	columns, verb, argument := "granted, remaining, extract(epoch FROM retry_after), retry_at, reset_at, at, CASE WHEN granted THEN $9 ELSE 0 END", "try", "count => $9"
 	switch a.verb {
 	case "take":
-		columns, function, argument = "true, remaining, NULL, NULL, reset_at, at, taken", "ratelimit_take", "most => $9::float8::bigint"
+		columns, verb, argument = "true, remaining, NULL, NULL, reset_at, at, taken", "take", "most => $9"
 	case "reserve":
-		columns, function, argument = "true, remaining, extract(epoch FROM delay), retry_at, reset_at, at, $9", "ratelimit_reserve", "count => $9, max_reserved => $12"
+		columns, verb, argument = "true, remaining, extract(epoch FROM retry_after), retry_at, reset_at, at, $9", "reserve", "count => $9, max_reserved => $12"
 		args = append(args, c.MaxReserved)
 	}
 	var retryAfter *float64
 	var retryAt *time.Time
-	err = db.QueryRow(ctx, `SELECT `+columns+` FROM `+function+`($1, $2, rate => $3, period => $4, kind => $5, capacity => $6, start => $7, shards => $8,
+	err = db.QueryRow(ctx, `SELECT `+columns+` FROM _ratelimit_by_hand('`+verb+`', $1, $2, rate => $3, period => $4, kind => $5, capacity => $6, start => $7, shards => $8,
 			global => $10, now => $11, `+argument+`)`, args...).Scan(&r.ok, &r.remaining, &retryAfter, &retryAt, &r.resetAt, &r.at, &r.taken)
 	if retryAfter != nil {
 		r.retryAfter, r.retryAt = *retryAfter, *retryAt
@@ -367,16 +367,16 @@ func TestByHandDefaults(t *testing.T) {
 			w.Helper()
 			var gotOK bool
 			var got float64
-			if err := w.db.QueryRow(w.Context(), `SELECT ok, remaining FROM `+sql).Scan(&gotOK, &got); err != nil || gotOK != ok || !near(got, remaining) {
+			if err := w.db.QueryRow(w.Context(), `SELECT granted, remaining FROM _ratelimit_by_hand('try', `+sql).Scan(&gotOK, &got); err != nil || gotOK != ok || !near(got, remaining) {
 				w.Fatalf("%s: %v, %v, %v, want %v, %v", sql, gotOK, got, err, ok, remaining)
 			}
 		}
 		const at = `now => '2026-07-01 12:00:00Z')`
-		want(true, 9, `ratelimit('positional', 'ann', 10, '1 minute', `+at)
-		want(true, 5.5, `ratelimit('positional', 'ann', 10, '1 minute', 3.5, `+at)
-		want(false, 5.5, `ratelimit('positional', 'ann', 10, '1 minute', 6, `+at)
-		want(true, 19, `ratelimit('capacity', 'ann', rate => 10, period => '1 minute', capacity => 20, `+at)
-		want(true, 99, `ratelimit('global', rate => 100, period => '1 hour', global => true, `+at)
+		want(true, 9, `'positional', 'ann', 10, '1 minute', `+at)
+		want(true, 5.5, `'positional', 'ann', 10, '1 minute', 3.5, `+at)
+		want(false, 5.5, `'positional', 'ann', 10, '1 minute', 6, `+at)
+		want(true, 19, `'capacity', 'ann', rate => 10, period => '1 minute', capacity => 20, `+at)
+		want(true, 99, `'global', rate => 100, period => '1 hour', global => true, `+at)
 		w.clock.now = noon
 		w.holds(ratelimit.TokenBucket("global", 100, time.Hour).Global(), 99)
 		w.holds(ratelimit.TokenBucket("positional", 10, time.Minute).Key("ann"), 5.5)
@@ -445,10 +445,6 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			`'l', 'ann', 10, '1 minute', shards => 0`:                                                `0 shards are not between 1 and 100`,
 			`'l', 'ann', 10, '1 minute', shards => 101`:                                              `101 shards are not between 1 and 100`,
 			`'l', 'ann', 10, '1 minute', shards => NULL`:                                             `NULL shards are not between 1 and 100`,
-			`'l', 'ann', 10, '1 minute', now => 'infinity'`:                                          `now, infinity, is not between the years 1000 and 9999`,
-			`'l', 'ann', 10, '1 minute', now => '-infinity'`:                                         `is not between the years 1000 and 9999`,
-			`'l', 'ann', 10, '1 minute', now => '0999-12-31 23:59Z'`:                                 `is not between the years 1000 and 9999`,
-			`'l', 'ann', 10, '1 minute', now => '10000-01-01Z'`:                                      `is not between the years 1000 and 9999`,
 			`'l', 'ann', 10, '1 day', kind => 'calendar window', anchor => '-infinity'`:              `anchor -infinity is not between`,
 			`'l', 'ann', 10, '1 day', kind => 'calendar window', anchor => '0001-12-31 23:59:59 BC'`: `is not between the years 1 and 9999`,
 			`'l', 'ann', 10, '1 day', kind => 'calendar window', anchor => '10000-01-01'`:            `is not between the years 1 and 9999`,
@@ -459,7 +455,7 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => '-infinity'`:     `is not between the years 1 and 9999`,
 			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 BC'`: `is not between the years 1 and 9999`,
 		} {
-			for _, function := range []string{"ratelimit", "ratelimit_or_raise", "ratelimit_reserve"} {
+			for _, function := range []string{"ratelimit", "ratelimit_try", "ratelimit_reserve"} {
 				if function == "ratelimit_reserve" && strings.Contains(text, "can never be granted") {
 					arguments += ", max_reserved => 0" // without it, there is no bound
 				}
@@ -471,9 +467,23 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 				w.do(tx.Rollback(w.Context()))
 			}
 		}
+		for now, text := range map[string]string{
+			"infinity": "now, infinity, is not between the years 1000 and 9999", "-infinity": "is not between", "0999-12-31 23:59Z": "is not between", "10000-01-01Z": "is not between",
+		} {
+			for _, verb := range []string{"consume", "try", "reserve"} {
+				tx := w.begin()
+				_, err := tx.Exec(w.Context(), "SELECT * FROM _ratelimit_by_hand('"+verb+"', 'l', 'ann', 10, '1 minute', now => '"+now+"')")
+				if sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
+					w.Errorf("%s at %s: %v, want %q", verb, now, err, text)
+				}
+				w.do(tx.Rollback(w.Context()))
+			}
+		}
 		if rows := w.rows(); rows != "" {
 			w.Errorf("something was written:\n%s", rows)
 		}
+		w.must(`SELECT _ratelimit_by_hand('consume', 'm', 'end', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 00:00Z', now => '9999-12-31 23:59:59.999999Z')`)
+		w.must(`SELECT _ratelimit_by_hand('consume', 'l', 'end', 10, '1 minute', now => '9999-12-31 23:59:59.999999Z')`)
 
 		// Unusual arguments work, with the names as they are.
 		for _, arguments := range []string{
@@ -483,12 +493,11 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			`'l', 'cat', 1e15, '1 microsecond', 1e15`,
 			`'l', 'dan', 10, '1 day -1 hour'`,
 			`'m', 'ann', 10, '1 minute', kind => 'fixed window', start => '9999-12-31 23:59Z'`,
-			`'m', 'bob', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 00:00Z', now => '9999-12-31 23:59:59.999999Z'`,
-			`'l', 'fay', 10, '1 minute', now => '9999-12-31 23:59:59.999999Z'`,
+			`'m', 'bob', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 00:00Z'`,
 		} {
 			var ok bool
-			if err := w.db.QueryRow(w.Context(), "SELECT ok FROM ratelimit("+arguments+")").Scan(&ok); err != nil || !ok {
-				w.Errorf("ratelimit(%s): %v, %v", arguments, ok, err)
+			if err := w.db.QueryRow(w.Context(), "SELECT granted FROM ratelimit_try("+arguments+")").Scan(&ok); err != nil || !ok {
+				w.Errorf("ratelimit_try(%s): %v, %v", arguments, ok, err)
 			}
 		}
 	})
@@ -503,7 +512,7 @@ func TestByHandStandsOddRows(t *testing.T) {
 		} {
 			for j, kind := range []string{"token bucket", "fixed window", "token bucket", "fixed window", "token bucket", "fixed window"} {
 				name := fmt.Sprint(kind, i, j)
-				call := []string{"ratelimit_or_raise($1, 'ann', count => 1", "ratelimit_reserve($1, 'ann', max_reserved => 0", "ratelimit_take($1, 'ann', 1"}[j/2]
+				call := []string{"ratelimit($1, 'ann', count => 1", "ratelimit_reserve($1, 'ann', max_reserved => 0", "ratelimit_take($1, 'ann', most => 1"}[j/2]
 				w.must(`INSERT INTO rate_limits (name, key, shard, shards, value, ts) SELECT '` + name + `', 'ann', 0, 1, ` + row)
 				granted := 0
 				for range 12 {
@@ -529,9 +538,9 @@ func TestByHandStandsOddRows(t *testing.T) {
 	})
 }
 
-func TestByHandADenialIsAnErrorOnRequest(t *testing.T) {
+func TestByHandADenialIsAnError(t *testing.T) {
 	behaviour(t, func(w world) {
-		const call = `SELECT ratelimit_or_raise('secret', 'ann@example.org', 1, '1 minute', now => '2026-07-01 12:00:00Z')`
+		const call = `SELECT _ratelimit_by_hand('consume', 'secret', 'ann@example.org', 1, '1 minute', now => '2026-07-01 12:00:00Z')`
 		w.must(call)
 		tx := w.begin()
 		_, err := tx.Exec(w.Context(), call)
@@ -559,8 +568,8 @@ func TestByHandADenialInABatchIsTheCallersOwn(t *testing.T) {
 	var limiter ratelimit.Limiter
 	batch := &pgx.Batch{}
 	result := queue(t, &limiter, batch, ratelimit.TokenBucket("mine", 10, time.Hour).Key("ann"))
-	batch.Queue(`SELECT ratelimit_or_raise('theirs', 'ann', 1, '1 hour') FROM generate_series(1, 2) AS n WHERE n > 0`)
-	batch.Queue(`SELECT ratelimit_or_raise('theirs', 'ann', 1, '1 hour')`)
+	batch.Queue(`SELECT ratelimit('theirs', 'ann', 1, '1 hour') FROM generate_series(1, 2) AS n WHERE n > 0`)
+	batch.Queue(`SELECT ratelimit('theirs', 'ann', 1, '1 hour')`)
 	err := limiter.SendTx(t.Context(), pool, batch)
 	if sqlState(err) != "PT429" || denied(err) || !result.OK {
 		t.Fatalf("%v, %+v", err, result)
@@ -583,7 +592,7 @@ func TestByHandKeysSaysWhoIsLimited(t *testing.T) {
 			w.Helper()
 			c := limit.Config()
 			var list string
-			w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(json_agg(k ORDER BY remaining, key), '[]') FROM ratelimit_keys($1, $2, $3::text::interval, $4, $5, $6, $7) AS k`,
+			w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(json_agg(k ORDER BY remaining, key), '[]') FROM _ratelimit_keys($1, $2, $3::text::interval, $4, $5, $6, NULL, NULL, NULL, $7) AS k`,
 				c.Name, c.Rate, fmt.Sprint(period(c).Microseconds(), " microseconds"), string(c.Kind), c.Capacity, c.Start, w.clock.now).Scan(&list))
 			var got []row
 			w.do(json.Unmarshal([]byte(list), &got))
@@ -624,6 +633,14 @@ func TestByHandKeysSaysWhoIsLimited(t *testing.T) {
 				}
 			}
 		}
+		for _, now := range []string{"infinity", "-infinity"} {
+			tx := w.begin()
+			_, err := tx.Exec(w.Context(), "SELECT * FROM _ratelimit_keys('l', 10, '1 minute', 'token bucket', NULL, NULL, NULL, NULL, NULL, '"+now+"')")
+			if sqlState(err) != "22023" || !strings.Contains(err.Error(), "now is "+now) {
+				w.Errorf("the keys at %s: %v", now, err)
+			}
+			w.do(tx.Rollback(w.Context()))
+		}
 		for arguments, text := range map[string]string{
 			`'', 10, '1 minute'`:                                  `the name is empty`,
 			`'l', NULL, '1 minute'`:                               `rate NULL`,
@@ -631,8 +648,6 @@ func TestByHandKeysSaysWhoIsLimited(t *testing.T) {
 			`'l', 10, '1 minute', 'window'`:                       `kind 'window'`,
 			`'l', 10, '1 minute', capacity => 'NaN'`:              `capacity NaN`,
 			`'l', 10, '1 minute', start => '2026-07-01'`:          `a token bucket has no start`,
-			`'l', 10, '1 minute', now => 'infinity'`:              `now is infinity`,
-			`'l', 10, '1 minute', now => '-infinity'`:             `now is -infinity`,
 			`'l', 'Infinity', '1 minute', kind => 'fixed window'`: `rate Infinity`,
 		} {
 			tx := w.begin()
@@ -649,15 +664,16 @@ func TestByHandNeedsNoMoreThanTheDocumentedGrants(t *testing.T) {
 	pool := newPool(t, 2)
 	seed(t, pool)
 	calls := map[string]string{
-		"fresh":   `SELECT * FROM ratelimit('bucket', gen_random_uuid()::text, 10, '1 minute')`,
-		"seeded":  `SELECT * FROM ratelimit('bucket', 'seeded', 10, '1 minute')`,
-		"window":  `SELECT * FROM ratelimit('window', 'seeded', 10, '1 minute', kind => 'fixed window')`,
-		"sharded": `SELECT * FROM ratelimit('wide', 'seeded', 10, '1 minute', shards => 3)`,
-		"raising": `SELECT * FROM ratelimit_or_raise('bucket', 'seeded', 10, '1 minute')`,
+		"fresh":   `SELECT * FROM ratelimit_try('bucket', gen_random_uuid()::text, 10, '1 minute')`,
+		"seeded":  `SELECT * FROM ratelimit_try('bucket', 'seeded', 10, '1 minute')`,
+		"window":  `SELECT * FROM ratelimit_try('window', 'seeded', 10, '1 minute', kind => 'fixed window')`,
+		"sharded": `SELECT * FROM ratelimit_try('wide', 'seeded', 10, '1 minute', shards => 3)`,
+		"raising": `SELECT * FROM ratelimit('bucket', 'seeded', 10, '1 minute')`,
 		"reserve": `SELECT * FROM ratelimit_reserve('bucket', 'seeded', 10, '1 minute')`,
-		"take":    `SELECT * FROM ratelimit_take('bucket', 'seeded', 2, 10, '1 minute')`,
+		"take":    `SELECT * FROM ratelimit_take('bucket', 'seeded', 10, '1 minute', most => 2)`,
+		"all":     `SELECT * FROM ratelimit_all('[{"name": "bucket", "key": "seeded", "rate": 10, "period": "1 minute"}]')`,
 		"keys":    `SELECT * FROM ratelimit_keys('bucket', 10, '1 minute')`,
-		"sweep":   `SELECT * FROM ratelimit_sweep('bucket', 10, '1 minute', now => '2100-01-01')`,
+		"sweep":   `SELECT * FROM _ratelimit_sweep('bucket', 10, '1 minute', 'token bucket', NULL, NULL, '', NULL, '2100-01-01')`,
 	}
 	writer := newRole(t, pool, true, "SELECT", "INSERT", "UPDATE", "DELETE")
 	for name, sql := range calls {
@@ -686,13 +702,13 @@ func TestByHandInPsql(t *testing.T) {
 	}
 	pool := newPool(t, 1)
 	out, err := exec.CommandContext(t.Context(), psql, "-X", "-At", "-v", "ON_ERROR_STOP=1",
-		"-c", `SELECT ok, remaining, retry_after FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute', now => '2026-07-01 12:00Z')`,
-		"-c", `SELECT ok, remaining, retry_after FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute', count => 9.5, now => '2026-07-01 12:00Z')`,
+		"-c", `SELECT granted, remaining, retry_after FROM ratelimit_try('sendMessage', 'user-17', rate => 10, period => '1 day')`,
+		"-c", `SELECT granted, floor(remaining), retry_after > '1 hour' FROM ratelimit_try('sendMessage', 'user-17', rate => 10, period => '1 day', count => 9.5)`,
 		"-c", `SELECT obj_description('ratelimit'::regproc)`, "-c", `\df+ ratelimit_keys`, forAll(t, pool.Config().ConnString())).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, want := range []string{"t|9|\n", "f|9|00:00:03\n", "the first instant at which the same call would be granted", "The keys of a rate limit that have been used"} {
+	for _, want := range []string{"t|9|\n", "f|9|t\n", "first instant at which the same call would be granted", "The keys of a rate limit that have been used"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("psql does not print %q:\n%s", want, out)
 		}
@@ -704,7 +720,7 @@ func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
 	t.Parallel()
 	url := newSchema(t)
 	pool := connect(t, url, 1)
-	for _, name := range []string{"ratelimit", "ratelimit_or_raise", "ratelimit_reserve", "ratelimit_take", "ratelimit_keys", "_ratelimit_by_hand", "_ratelimit_denied", "_ratelimit_when", "_ratelimit_micros", "ratelimit_sweep"} {
+	for _, name := range []string{"ratelimit", "ratelimit_try", "ratelimit_reserve", "ratelimit_take", "ratelimit_all", "ratelimit_keys", "_ratelimit_by_hand", "_ratelimit_denied", "_ratelimit_when", "_ratelimit_micros", "ratelimit_sweep"} {
 		if _, err := pool.Exec(t.Context(), `CREATE FUNCTION `+name+`(path) RETURNS text LANGUAGE sql RETURN 'mine'`); err != nil {
 			t.Fatal(err)
 		}
@@ -715,7 +731,7 @@ func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
 	}
 	var ok bool
 	var mine string
-	if err := pool.QueryRow(t.Context(), `SELECT ok, ratelimit('[(0,0)]'::path) FROM ratelimit('l', 'ann', 1, '1 hour')`).Scan(&ok, &mine); err != nil || !ok || mine != "mine" {
+	if err := pool.QueryRow(t.Context(), `SELECT granted, ratelimit('[(0,0)]'::path) FROM ratelimit_try('l', 'ann', 1, '1 hour')`).Scan(&ok, &mine); err != nil || !ok || mine != "mine" {
 		t.Errorf("%v, %q, %v", ok, mine, err)
 	}
 	if _, err := provider.DownTo(t.Context(), 0); err != nil {
@@ -895,7 +911,7 @@ func TestByHandAPreRequest(t *testing.T) {
 	if err := request("POST", ann, pgx.ReadWrite, nil); sqlState(err) != "PT429" {
 		t.Errorf("%v, want a denial", err)
 	}
-	for _, sql := range []string{"DELETE FROM " + schema + ".rate_limits", "SELECT " + schema + ".ratelimit_reset('{requests}', '{ann}')"} {
+	for _, sql := range []string{"DELETE FROM " + schema + ".rate_limits", "SELECT " + schema + ".ratelimit_reset('requests', 'ann')"} {
 		if _, err := role.Exec(t.Context(), sql); sqlState(err) != "42501" {
 			t.Errorf("%s: %v, want 42501", sql, err)
 		}

@@ -237,7 +237,7 @@ func TestOperationsAt3AM(t *testing.T) {
 				n.Error(err)
 			}
 		},
-		"DELETE FROM rate_limits WHERE name = 'sendMessage' AND key = 'user-17'": func(n *night, sql string) {
+		"ratelimit_reset('sendMessage', 'user-17')": func(n *night, sql string) {
 			user, other := nightMessages.Key("user-17"), nightMessages.Key("user-18")
 			for range 3 { // again and again
 				n.consume(n.pool, user.Count(20))
@@ -245,7 +245,7 @@ func TestOperationsAt3AM(t *testing.T) {
 				if n.consume(n.pool, user.Count(19)) {
 					n.Fatal("not limited")
 				}
-				if rows := n.exec(sql); rows != 1 {
+				if rows := scan[int](n.T, n.pool, sql); rows != 1 {
 					n.Errorf("%d rows deleted", rows)
 				}
 				if !n.consume(n.pool, user.Count(20)) || n.consume(n.pool, user.Count(19)) {
@@ -285,13 +285,13 @@ func TestOperationsAt3AM(t *testing.T) {
 					n.Error("another key is shut out")
 				}
 				if used { // with shards
-					n.exec(docSQL(n.T, "docs/operations.md", "DELETE FROM rate_limits WHERE name = 'sendMessage' AND key"))
+					n.exec(docSQL(n.T, "docs/operations.md", "ratelimit_reset('sendMessage'"))
 					sharded := ratelimit.TokenBucket("sendMessage", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Shards(3)).Key("user-17")
 					later := ratelimit.Limiter{Clock: n.limiter.Clock} // of a version with shards
 					if _, err := later.Consume(n.Context(), n.pool, sharded); err != nil {
 						n.Error(err)
 					}
-					n.exec(docSQL(n.T, "docs/operations.md", "DELETE FROM rate_limits WHERE name = 'sendMessage' AND key"))
+					n.exec(docSQL(n.T, "docs/operations.md", "ratelimit_reset('sendMessage'"))
 					n.exec(sql)
 					if result, err := later.Consume(n.Context(), n.pool, sharded); !denied(err) || result.RetryAfter < 59*time.Minute {
 						n.Errorf("with shards, shut out for %v, %v", result.RetryAfter, err)
@@ -613,7 +613,7 @@ func TestTheKeysCanBeReadInAReadOnlyTransaction(t *testing.T) {
 	}
 }
 
-// The calls in docs/sql.md are the Go limits of other pages.
+// The calls in docs/sql.md are the Go limits of other pages, and its block that swallows a denial does.
 func TestTheDocumentedCallsInSQL(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
@@ -624,16 +624,37 @@ func TestTheDocumentedCallsInSQL(t *testing.T) {
 	}
 	for i, want := range []string{"19", "99", "38500"} {
 		row := results[i].Rows[0]
-		if string(row[0]) != "t" || string(row[1]) != want {
+		if string(row[0]) != want {
 			t.Errorf("call %d: %s, want %s", i, row, want)
 		}
+	}
+	if _, err := pool.Exec(t.Context(), docSQL(t, "docs/sql.md", "SELECT ratelimit('sendMessage', 'user-17');")); sqlState(err) != "22023" {
+		t.Errorf("without numbers, before they are published: %v", err)
+	}
+	granted := 0
+	for both := []string{docSQL(t, "docs/sql.md", "FROM ratelimit_all('["), docSQL(t, "docs/sql.md", "jsonb_build_object")}; granted < 1000; granted++ {
+		if _, err := pool.Exec(t.Context(), both[granted%2]); sqlState(err) == "PT429" {
+			break
+		} else if err != nil {
+			t.Fatalf("several limits: %v", err)
+		}
+	}
+	if granted < 10 || granted == 1000 {
+		t.Errorf("%d calls of several limits were granted of 10 a minute", granted)
 	}
 	var ok bool
 	var retryAfter *time.Duration
 	if err := pool.QueryRow(t.Context(), docSQL(t, "docs/sql.md", "$1"), "user-17").Scan(&ok, &retryAfter); err != nil || !ok || retryAfter != nil {
 		t.Errorf("with a parameter: %v, %v, %v", ok, retryAfter, err)
 	}
+	swallows := "CREATE TABLE inbox (tenant text); CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN " +
+		docSQL(t, "docs/sql.md", "EXCEPTION WHEN OTHERS") + " RETURN NEW; END $$; CREATE TRIGGER swallow BEFORE INSERT ON inbox FOR EACH ROW EXECUTE FUNCTION swallow()"
+	mustExec(t, pool, swallows)
+	mustExec(t, pool, "INSERT INTO inbox SELECT 'acme' FROM generate_series(1, 150)")
 	var left float64
+	if err := pool.QueryRow(t.Context(), `SELECT remaining FROM ratelimit_keys('messages', 100, '1 minute') WHERE key = 'acme'`).Scan(&left); err != nil || left > 50 {
+		t.Errorf("after 150 rows of a limit of 100, %v are left, %v", left, err)
+	}
 	if err := pool.QueryRow(t.Context(), `SELECT remaining FROM ratelimit_keys('sendMessage', 10, '1 minute', capacity => 20) WHERE key = 'user-17'`).Scan(&left); err != nil || left < 18 || left >= 19 {
 		t.Errorf("after two calls of user-17 %v are left, %v", left, err)
 	}

@@ -56,24 +56,38 @@ func TestByHandWithoutNumbers(t *testing.T) {
 		for i := range 12 {
 			at := noon.Add(time.Duration(i*i) * time.Hour).Format(time.RFC3339)
 			more := fmt.Sprintf("count => %d, now => '%s'", 1+i%4, at)
-			function, numbers := "ratelimit", strings.Replace(all, ", max_reserved => 5", "", 1)
+			function, numbers := "try", strings.Replace(all, ", max_reserved => 5", "", 1)
 			if name != "none" && i%3 == 0 {
-				function, numbers = "ratelimit_reserve", all
+				function, numbers = "reserve", all
 			}
-			with := lines(t, pool, fmt.Sprintf("SELECT * FROM %s('%s', 'with', %s, %s)", function, name, numbers, more))
-			without := lines(t, pool, fmt.Sprintf("SELECT * FROM %s('%s', 'without', %s)", function, name, more))
+			with := lines(t, pool, fmt.Sprintf("SELECT * FROM _ratelimit_by_hand('%s', '%s', 'with', %s, %s)", function, name, numbers, more))
+			without := lines(t, pool, fmt.Sprintf("SELECT * FROM _ratelimit_by_hand('%s', '%s', 'without', %s)", function, name, more))
 			if with != without || with == "" {
 				t.Errorf("%s at %s: with numbers\n%s\nwithout\n%s", name, at, with, without)
 			}
 		}
 	}
+	// What may be owed is for reservations alone.
+	for i, want := range []bool{true, false} {
+		if granted := scan[bool](t, pool, "SELECT granted FROM _ratelimit_by_hand('try', 'bucket', 'owes', count => $1, now => $2)", 20-18*i, noon); granted != want {
+			t.Errorf("call %d of a bucket that may owe 5 to reservations: granted %v, want %v", i+1, granted, want)
+		}
+	}
+	// The keys have the windows of the anchor, too.
+	at := noon.Format(time.RFC3339)
+	mustExec(t, pool, "SELECT _ratelimit_by_hand('consume', 'calendar', 'used up', count => 5, now => '"+at+"')")
+	with := lines(t, pool, "SELECT * FROM _ratelimit_keys('calendar', 5, '1 month', 'calendar window', NULL, NULL, 'Europe/Berlin', '2026-01-31 15:00:05', '{used up}', '"+at+"')")
+	without := lines(t, pool, "SELECT * FROM _ratelimit_keys('calendar', NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, '{used up}', '"+at+"')")
+	if with != without || !strings.Contains(with, ":00:05") {
+		t.Errorf("the keys of a calendar: with numbers\n%s\nwithout\n%s", with, without)
+	}
 	if got := scan[float64](t, pool, "SELECT remaining FROM ratelimit('sharded', 'ann', count => 4)"); !near(got, 8) {
 		t.Errorf("sharded: %v remain, want 8", got)
 	}
-	if got := scan[string](t, pool, "SELECT remaining::text || ' ' || taken FROM ratelimit_take('open', 'ann', 1000000000)"); got != "Infinity 1000000000" {
+	if got := scan[string](t, pool, "SELECT remaining::text || ' ' || taken FROM ratelimit_take('open', 'ann', most => 1000000000)"); got != "Infinity 1000000000" {
 		t.Errorf("unlimited: %s", got)
 	}
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_or_raise('none', 'ann')"); sqlState(err) != "PT429" {
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit('none', 'ann')"); sqlState(err) != "PT429" {
 		t.Errorf("a rate of 0: %v", err)
 	}
 }
@@ -104,9 +118,9 @@ func TestByHandUnderOverrides(t *testing.T) {
 		"'varying month', 'ann'":            "t Infinity",
 		"'bucket', 'blocked', 10, '1 hour'": "t 9",
 	} {
-		got := scan[string](t, pool, `SELECT concat_ws(' ', ok, floor(remaining), CASE WHEN NOT ok THEN to_char(retry_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') END) FROM ratelimit(`+call+`)`)
+		got := scan[string](t, pool, `SELECT concat_ws(' ', granted, floor(remaining), CASE WHEN NOT granted THEN to_char(retry_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') END) FROM ratelimit_try(`+call+`)`)
 		if got != want {
-			t.Errorf("ratelimit(%s): %s, want %s", call, got, want)
+			t.Errorf("ratelimit_try(%s): %s, want %s", call, got, want)
 		}
 	}
 	keys := lines(t, pool, `SELECT key, floor(remaining) AS left, retry_at = 'infinity' OR retry_at > '8000-01-01' AS blocked FROM ratelimit_keys('bucket') ORDER BY key COLLATE "C"`)

@@ -13,24 +13,24 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// reserveByHand calls ratelimit_reserve and wants a reservation whose work may run after a delay.
+// reserveByHand decides as ratelimit_reserve does, and wants a reservation whose work may run after a delay.
 func (w world) reserveByHand(arguments string, delay time.Duration, remaining float64) {
 	w.Helper()
 	var retryAt, at time.Time
 	var wait, left float64
-	err := w.db.QueryRow(w.Context(), fmt.Sprintf("SELECT retry_at, extract(epoch FROM delay), remaining, at FROM ratelimit_reserve(%s, now => '%s')",
+	err := w.db.QueryRow(w.Context(), fmt.Sprintf("SELECT retry_at, extract(epoch FROM retry_after), remaining, at FROM _ratelimit_by_hand('reserve', %s, now => '%s')",
 		arguments, w.clock.now.Format(time.RFC3339Nano))).Scan(&retryAt, &wait, &left, &at)
 	if err != nil || !at.Equal(w.clock.now) || !retryAt.Equal(at.Add(delay)) || wait != delay.Seconds() || left != remaining && !near(left, remaining) {
 		w.Fatalf("ratelimit_reserve(%s): run at %v, after %v s, %v left, at %v, %v, want %v and %v", arguments, retryAt, wait, left, at, err, delay, remaining)
 	}
 }
 
-// takeByHand calls ratelimit_take and wants it to take n.
+// takeByHand decides as ratelimit_take does, and wants it to take n.
 func (w world) takeByHand(arguments string, n int, remaining float64) {
 	w.Helper()
 	var taken int
 	var left float64
-	err := w.db.QueryRow(w.Context(), fmt.Sprintf("SELECT taken, remaining FROM ratelimit_take(%s, now => '%s')", arguments, w.clock.now.Format(time.RFC3339Nano))).Scan(&taken, &left)
+	err := w.db.QueryRow(w.Context(), fmt.Sprintf("SELECT taken, remaining FROM _ratelimit_by_hand('take', %s, now => '%s')", arguments, w.clock.now.Format(time.RFC3339Nano))).Scan(&taken, &left)
 	if err != nil || taken != n || left != remaining && !near(left, remaining) {
 		w.Fatalf("ratelimit_take(%s): took %d, %v left, %v, want %d and %v", arguments, taken, left, err, n, remaining)
 	}
@@ -40,7 +40,8 @@ func (w world) takeByHand(arguments string, n int, remaining float64) {
 func (w world) denyByHand(call, retryAt string) {
 	w.Helper()
 	savepoint := w.begin()
-	_, err := savepoint.Exec(w.Context(), fmt.Sprintf("SELECT FROM %s, now => '%s')", strings.TrimSuffix(call, ")"), w.clock.now.Format(time.RFC3339Nano)))
+	verbs := strings.NewReplacer("ratelimit(", "_ratelimit_by_hand('consume', ", "ratelimit_reserve(", "_ratelimit_by_hand('reserve', ", "ratelimit_take(", "_ratelimit_by_hand('take', ")
+	_, err := savepoint.Exec(w.Context(), fmt.Sprintf("SELECT FROM %s, now => '%s')", strings.TrimSuffix(verbs.Replace(call), ")"), w.clock.now.Format(time.RFC3339Nano)))
 	w.do(savepoint.Rollback(w.Context()))
 	if err == nil || sqlState(err) != "PT429" {
 		w.Fatalf("%s: %v, want PT429", call, err)
@@ -63,8 +64,8 @@ func TestByHandReserve(t *testing.T) {
 		w.denyByHand("ratelimit_reserve("+bucket+", max_reserved => 0)", "2026-07-01 12:00:06")
 		w.reserveByHand(bucket+", 5, max_reserved => 5", 30*time.Second, -5)
 		w.denyByHand("ratelimit_reserve("+bucket+", 2, max_reserved => 5)", "2026-07-01 12:00:12")
-		w.denyByHand("ratelimit_or_raise("+bucket+")", "2026-07-01 12:00:36")
-		w.denyByHand("ratelimit_take('l', 'ann', 3, 10, '1 minute')", "2026-07-01 12:00:36")
+		w.denyByHand("ratelimit("+bucket+")", "2026-07-01 12:00:36")
+		w.denyByHand("ratelimit_take('l', 'ann', 10, '1 minute', most => 3)", "2026-07-01 12:00:36")
 		w.holds(limit.Key("ann"), -5)
 		w.clock.Advance(30 * time.Second)
 		w.reserveByHand(bucket+", 0", 0, 0)
@@ -90,7 +91,7 @@ func TestByHandReserveOfWindows(t *testing.T) {
 			w.reserveByHand(month+", count => 4", 0, 2)
 			w.reserveByHand(month+", count => 3", next, -3)
 			w.denyByHand("ratelimit_reserve("+month+", count => 6)", "2026-07-30 22:00:00")
-			w.denyByHand(fmt.Sprintf("ratelimit_take('month %d', 'ann', 100, 6, '1 month', 'calendar window', zone => 'Europe/Berlin', anchor => '2026-01-31', shards => %[1]d)", shards),
+			w.denyByHand(fmt.Sprintf("ratelimit_take('month %d', 'ann', 6, '1 month', kind => 'calendar window', most => 100, zone => 'Europe/Berlin', anchor => '2026-01-31', shards => %[1]d)", shards),
 				"2026-07-30 22:00:00")
 			if got := w.balance(ratelimit.FixedWindow(fmt.Sprint("window ", shards), 6, time.Hour, ratelimit.Start(noon), ratelimit.Shards(shards)).Key("ann")); !near(got, -5) {
 				w.Fatalf("the library says that %v are left, want -5", got)
@@ -105,10 +106,10 @@ func TestByHandADebtOfManyCalendarWindowsIsRefilled(t *testing.T) {
 		const daily = "'daily', 'ann', 1, '1 day', kind => 'calendar window'"
 		w.reserveByHand(daily+", count => 50", 48*24*time.Hour+12*time.Hour, -49)
 		w.clock.Advance(40 * 24 * time.Hour)
-		w.denyByHand("ratelimit_or_raise("+daily+")", "2026-08-20 00:00:00")
+		w.denyByHand("ratelimit("+daily+")", "2026-08-20 00:00:00")
 		w.reserveByHand(daily, 9*24*time.Hour+12*time.Hour, -10)
 		w.clock.Advance(12 * 24 * time.Hour)
-		w.takeByHand("'daily', 'ann', 5, 1, '1 day', kind => 'calendar window'", 1, 0)
+		w.takeByHand("'daily', 'ann', 1, '1 day', most => 5, kind => 'calendar window'", 1, 0)
 	})
 }
 
@@ -120,21 +121,21 @@ func TestByHandTake(t *testing.T) {
 				if kind == "'calendar window'" {
 					period = "1 day"
 				}
-				numbers := fmt.Sprintf("12, '%s', %s, shards => %d", period, kind, shards)
+				numbers := fmt.Sprintf("rate => 12, period => '%s', kind => %s, shards => %d", period, kind, shards)
 				key := fmt.Sprintf("'%s%d', 'ann'", kind[1:6], shards)
-				w.takeByHand(key+", 5, "+numbers, 5, 7)
-				w.must(fmt.Sprintf("SELECT ratelimit_or_raise(%s, 12, '%s', 0.5, %s, shards => %d, now => '%s')", key, period, kind, shards, w.clock.now.Format(time.RFC3339)))
-				w.takeByHand(key+", 1000000000000000, "+numbers, 6, 0.5) // the whole ones
+				w.takeByHand(key+", most => 5, "+numbers, 5, 7)
+				w.must(fmt.Sprintf("SELECT _ratelimit_by_hand('consume', %s, 12, '%s', 0.5, %s, shards => %d, now => '%s')", key, period, kind, shards, w.clock.now.Format(time.RFC3339)))
+				w.takeByHand(key+", most => 1000000000000000, "+numbers, 6, 0.5) // the whole ones
 				retry := map[string]string{"'token bucket'": "2026-07-01 12:02:30", "'calendar window'": "2026-07-02 00:00:00"}[kind]
 				if retry == "" {
 					retry = "2026-07-01 13:00:00"
 				}
-				w.denyByHand("ratelimit_take("+key+", 5, "+numbers+")", retry)
+				w.denyByHand("ratelimit_take("+key+", most => 5, "+numbers+")", retry)
 			}
 		}
 		w.takeByHand("'site', global => true, most => 30, rate => 10, period => '1 minute', capacity => 20", 20, 0)
 		w.holds(ratelimit.TokenBucket("site", 10, time.Minute).Global(), 0)
-		w.takeByHand("'third', 'ann', 10, 10, '1 minute', shards => 3", 10, 0) // thirds of 10 are not exact
+		w.takeByHand("'third', 'ann', 10, '1 minute', most => 10, shards => 3", 10, 0) // thirds of 10 are not exact
 	})
 }
 
@@ -142,34 +143,34 @@ func TestByHandTake(t *testing.T) {
 func TestByHandReserveAndTakeRefuseWhatIsWrong(t *testing.T) {
 	behaviour(t, func(w world) {
 		for call, text := range map[string]string{
-			`ratelimit_reserve('l', 'ann', 10, '1 minute', max_reserved => -1)`:                               `max_reserved -1 is neither`,
-			`ratelimit_reserve('l', 'ann', 10, '1 minute', max_reserved => 1e-16)`:                            `max_reserved 1e-16 is neither`,
-			`ratelimit_reserve('l', 'ann', 10, '1 minute', max_reserved => 'NaN')`:                            `max_reserved NaN is neither`,
-			`ratelimit_reserve('l', 'ann', 10, '1 minute', max_reserved => 'Infinity')`:                       `max_reserved Infinity is neither`,
-			`ratelimit_reserve('l', 'ann', 0, '1 minute', max_reserved => 1)`:                                 `capacity and max_reserved are NULL or 0 if the rate is 0`,
-			`ratelimit_reserve('l', 'ann', max_reserved => 1)`:                                                `rate NULL is not between`,
-			`ratelimit_reserve('l', 'ann', 10, '1 minute', 12.1, max_reserved => 2)`:                          `12.1 tokens can never be granted, since at most 12 can be had`,
-			`ratelimit_reserve('l', 'ann', 10, '1 day', 1011, 'calendar window')`:                             `1011 tokens can never be granted, since at most 1010 can be had`,
-			`ratelimit_take('l', 'ann')`:                                                                      `no program has published it`,
-			`ratelimit_take('l', 'ann', NULL, 10, '1 minute')`:                                                `most NULL is not between 1 and 1e15`,
-			`ratelimit_take('l', 'ann', rate => 10, period => '1 minute')`:                                    `most NULL is not between`,
-			`ratelimit_take('l', 'ann', 0, 10, '1 minute')`:                                                   `most 0 is not between`,
-			`ratelimit_take('l', 'ann', -1, 10, '1 minute')`:                                                  `most -1 is not between`,
-			`ratelimit_take('l', 'ann', 1000000000000001, 10, '1 minute')`:                                    `is not between 1 and 1e15`,
-			`ratelimit_take('l', 'ann', -9223372036854775808, 10, '1 minute')`:                                `is not between 1 and 1e15`,
-			`ratelimit_take('l', 'ann', 0, 0, '1 minute')`:                                                    `most 0 is not between`,
-			`ratelimit_take('l', 'ann', 1, 0.5, '1 minute')`:                                                  `1 tokens can never be granted, since at most 0.5`,
-			`ratelimit_take('l', 'ann', 1, 10, '1 minute', capacity => 0)`:                                    `1 tokens can never be granted, since at most 0`,
-			`ratelimit_take('l', '', 1, 10, '1 minute')`:                                                      `the key is NULL or empty; global => true`,
-			`ratelimit_take('l', NULL, 1, 10, '1 minute')`:                                                    `the key is NULL or empty; global => true`,
-			`ratelimit_take('l', 'ann', 1, 10, '1 minute', global => true)`:                                   `a global limit has no key`,
-			`ratelimit_take('', 'ann', 1, 10, '1 minute')`:                                                    `the name is empty`,
-			`ratelimit_take('l', 'ann', 1, 'NaN', '1 minute')`:                                                `rate NaN is not between`,
-			`ratelimit_take('l', 'ann', 1, 10, '1 month')`:                                                    `without months and years`,
-			`ratelimit_take('l', 'ann', 1, 10, '1 minute', 'leaky bucket')`:                                   `kind 'leaky bucket' is not`,
-			`ratelimit_take('l', 'ann', 1, 10, '1 minute', shards => 101)`:                                    `101 shards are not between`,
-			`ratelimit_take('l', 'ann', 1, 10, '1 minute', now => 'infinity')`:                                `now, infinity, is not between`,
-			`ratelimit_take('l', 'ann', 1, 10, '1 day', 'calendar window', zone => 'x''; DROP TABLE y; --/')`: `time zone`,
+			`ratelimit_reserve('l', 'ann', 10, '1 minute', max_reserved => -1)`:                                               `max_reserved -1 is neither`,
+			`ratelimit_reserve('l', 'ann', 10, '1 minute', max_reserved => 1e-16)`:                                            `max_reserved 1e-16 is neither`,
+			`ratelimit_reserve('l', 'ann', 10, '1 minute', max_reserved => 'NaN')`:                                            `max_reserved NaN is neither`,
+			`ratelimit_reserve('l', 'ann', 10, '1 minute', max_reserved => 'Infinity')`:                                       `max_reserved Infinity is neither`,
+			`ratelimit_reserve('l', 'ann', 0, '1 minute', max_reserved => 1)`:                                                 `capacity and max_reserved are NULL or 0 if the rate is 0`,
+			`ratelimit_reserve('l', 'ann', max_reserved => 1)`:                                                                `rate NULL is not between`,
+			`ratelimit_reserve('l', 'ann', 10, '1 minute', 12.1, max_reserved => 2)`:                                          `12.1 tokens can never be granted, since at most 12 can be had`,
+			`ratelimit_reserve('l', 'ann', 10, '1 day', 1011, 'calendar window')`:                                             `1011 tokens can never be granted, since at most 1010 can be had`,
+			`ratelimit_take('l', 'ann')`:                                                                                      `no program has published it`,
+			`ratelimit_take('l', 'ann', 10, '1 minute', most => NULL)`:                                                        `most NULL is not between 1 and 1e15`,
+			`ratelimit_take('l', 'ann', rate => 10, period => '1 minute')`:                                                    `most NULL is not between`,
+			`ratelimit_take('l', 'ann', 10, '1 minute', most => 0)`:                                                           `most 0 is not between`,
+			`ratelimit_take('l', 'ann', 10, '1 minute', most => -1)`:                                                          `most -1 is not between`,
+			`ratelimit_take('l', 'ann', 10, '1 minute', most => 1000000000000001)`:                                            `is not between 1 and 1e15`,
+			`ratelimit_take('l', 'ann', 10, '1 minute', most => -9223372036854775808)`:                                        `is not between 1 and 1e15`,
+			`ratelimit_take('l', 'ann', 0, '1 minute', most => 0)`:                                                            `most 0 is not between`,
+			`ratelimit_take('l', 'ann', 0.5, '1 minute', most => 1)`:                                                          `1 tokens can never be granted, since at most 0.5`,
+			`ratelimit_take('l', 'ann', 10, '1 minute', most => 1, capacity => 0)`:                                            `1 tokens can never be granted, since at most 0`,
+			`ratelimit_take('l', '', 10, '1 minute', most => 1)`:                                                              `the key is NULL or empty; global => true`,
+			`ratelimit_take('l', NULL, 10, '1 minute', most => 1)`:                                                            `the key is NULL or empty; global => true`,
+			`ratelimit_take('l', 'ann', 10, '1 minute', most => 1, global => true)`:                                           `a global limit has no key`,
+			`ratelimit_take('', 'ann', 10, '1 minute', most => 1)`:                                                            `the name is empty`,
+			`ratelimit_take('l', 'ann', 'NaN', '1 minute', most => 1)`:                                                        `rate NaN is not between`,
+			`ratelimit_take('l', 'ann', 10, '1 month', most => 1)`:                                                            `without months and years`,
+			`ratelimit_take('l', 'ann', 10, '1 minute', most => 1, kind => 'leaky bucket')`:                                   `kind 'leaky bucket' is not`,
+			`ratelimit_take('l', 'ann', 10, '1 minute', most => 1, shards => 101)`:                                            `101 shards are not between`,
+			`_ratelimit_by_hand('take', 'l', 'ann', 10, '1 minute', most => 1, now => 'infinity')`:                            `now, infinity, is not between`,
+			`ratelimit_take('l', 'ann', 10, '1 day', most => 1, kind => 'calendar window', zone => 'x''; DROP TABLE y; --/')`: `time zone`,
 		} {
 			tx := w.begin()
 			_, err := tx.Exec(w.Context(), "SELECT FROM "+call)
@@ -182,10 +183,10 @@ func TestByHandReserveAndTakeRefuseWhatIsWrong(t *testing.T) {
 			w.Errorf("something was written:\n%s", rows)
 		}
 		for _, call := range []string{
-			`ratelimit_reserve('o''limit', 'a''b"c%s$1', 10, '1 minute', 20)`, `ratelimit_take('o''limit', 'b''; DROP TABLE rate_limits; --', 5, 10, '1 minute')`,
-			`ratelimit_reserve('l', 'fay', 10, '1 minute', 9.5, now => '9999-12-31 23:59:59.999999Z')`,
-			`ratelimit_reserve('l', 'fay', 10, '1 minute', 9.5, now => '9999-12-31 23:59:59.999999Z')`,
-			`ratelimit_reserve('l', 'gus', 1e15, '1 microsecond', 1e15, max_reserved => 1e15)`, `ratelimit_take('l', 'gus', 1000000000000000, 1e15, '1 microsecond')`,
+			`ratelimit_reserve('o''limit', 'a''b"c%s$1', 10, '1 minute', 20)`, `ratelimit_take('o''limit', 'b''; DROP TABLE rate_limits; --', 10, '1 minute', most => 5)`,
+			`_ratelimit_by_hand('reserve', 'l', 'fay', 10, '1 minute', 9.5, now => '9999-12-31 23:59:59.999999Z')`,
+			`_ratelimit_by_hand('reserve', 'l', 'fay', 10, '1 minute', 9.5, now => '9999-12-31 23:59:59.999999Z')`,
+			`ratelimit_reserve('l', 'gus', 1e15, '1 microsecond', 1e15, max_reserved => 1e15)`, `ratelimit_take('l', 'gus', 1e15, '1 microsecond', most => 1000000000000000)`,
 		} {
 			w.must("SELECT FROM " + call)
 		}
@@ -203,8 +204,8 @@ func TestByHandARollbackGivesBack(t *testing.T) {
 				}
 				tx := w.begin()
 				inside := world{w.T, tx, w.limiter, w.clock}
-				for _, call := range []string{"ratelimit_reserve('l%[1]d', 'ann', count => 2", "ratelimit_take('l%[1]d', 'ann', 3", "ratelimit_reserve('l%[1]d', 'ann', count => 12"} {
-					inside.must(fmt.Sprintf("SELECT FROM "+call+", rate => 9, period => '1 hour', shards => %[1]d, now => '%[2]s')", shards, w.clock.now.Format(time.RFC3339)))
+				for _, call := range []string{"'reserve', 'l%[1]d', 'ann', count => 2", "'take', 'l%[1]d', 'ann', most => 3", "'reserve', 'l%[1]d', 'ann', count => 12"} {
+					inside.must(fmt.Sprintf("SELECT FROM _ratelimit_by_hand("+call+", rate => 9, period => '1 hour', shards => %[1]d, now => '%[2]s')", shards, w.clock.now.Format(time.RFC3339)))
 				}
 				inside.holds(limit.Key("ann"), map[bool]float64{false: -8, true: -11}[before])
 				w.do(tx.Rollback(w.Context()))
@@ -232,16 +233,16 @@ func TestByHandReserveAndTakeWithoutNumbers(t *testing.T) {
 	w.denyByHand("ratelimit_reserve('bucket', 'for good')", "")
 	w.denyByHand("ratelimit_reserve('none', 'ann')", "")
 	w.reserveByHand("'bucket', 'for good', count => 0", 0, 0)
-	w.takeByHand("'bucket', 'bob', 30", 20, 0)
-	w.takeByHand("'sharded', 'bob', 30", 12, 0)
-	w.takeByHand("'bucket', 'free', 1000000000000000", 1e15, math.Inf(1))
-	w.takeByHand("'open', 'ann', 7", 7, math.Inf(1))
+	w.takeByHand("'bucket', 'bob', most => 30", 20, 0)
+	w.takeByHand("'sharded', 'bob', most => 30", 12, 0)
+	w.takeByHand("'bucket', 'free', most => 1000000000000000", 1e15, math.Inf(1))
+	w.takeByHand("'open', 'ann', most => 7", 7, math.Inf(1))
 	w.reserveByHand("'open', 'ann', count => 1e15", 0, math.Inf(1))
-	w.denyByHand("ratelimit_take('bucket', 'blocked', 5)", "9000-01-01 00:00:00")
-	w.denyByHand("ratelimit_take('bucket', 'for good', 5)", "")
-	w.denyByHand("ratelimit_take('none', 'ann', 5)", "")
-	w.takeByHand("'bucket', 'blocked', 30, 10, '1 minute'", 10, 0) // with numbers, nobody looks for a block
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_take('bucket', 'blocked', 0)"); sqlState(err) != "22023" {
+	w.denyByHand("ratelimit_take('bucket', 'blocked', most => 5)", "9000-01-01 00:00:00")
+	w.denyByHand("ratelimit_take('bucket', 'for good', most => 5)", "")
+	w.denyByHand("ratelimit_take('none', 'ann', most => 5)", "")
+	w.takeByHand("'bucket', 'blocked', 10, '1 minute', most => 30", 10, 0) // with numbers, nobody looks for a block
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_take('bucket', 'blocked', most => 0)"); sqlState(err) != "22023" {
 		t.Errorf("a most of 0 of a blocked key: %v", err)
 	}
 }
@@ -249,7 +250,7 @@ func TestByHandReserveAndTakeWithoutNumbers(t *testing.T) {
 // TestAReservationInSQLIsNoPermission: no call that could be taken for a grant owes tokens, and no denial can be overlooked.
 func TestAReservationInSQLIsNoPermission(t *testing.T) {
 	behaviour(t, func(w world) {
-		for _, function := range []string{"ratelimit", "ratelimit_or_raise"} {
+		for _, function := range []string{"ratelimit", "ratelimit_try"} {
 			for _, argument := range []string{"reserve => true", "max_reserved => 5", "up_to => true"} {
 				tx := w.begin()
 				_, err := tx.Exec(w.Context(), "SELECT "+function+"('l', 'ann', 1, '1 hour', "+argument+")")
@@ -267,7 +268,7 @@ func TestAReservationInSQLIsNoPermission(t *testing.T) {
 					var ok bool
 					var left float64
 					var retryAt *time.Time
-					w.do(w.db.QueryRow(w.Context(), "SELECT ok, remaining, retry_at FROM ratelimit($1, 'ann', 4, $2::interval, count => 1.5, kind => $1, shards => $3)",
+					w.do(w.db.QueryRow(w.Context(), "SELECT granted, remaining, retry_at FROM ratelimit_try($1, 'ann', 4, $2::interval, count => 1.5, kind => $1, shards => $3)",
 						kind, map[bool]string{true: "1 day", false: "1000 hours"}[kind == "calendar window"], shards).Scan(&ok, &left, &retryAt))
 					if ok != (retryAt == nil) || left < 0 {
 						w.Fatalf("%s: ok %v, %v left, retry at %v", kind, ok, left, retryAt)
@@ -285,7 +286,7 @@ func TestAReservationInSQLIsNoPermission(t *testing.T) {
 		w.must(`CREATE TABLE messages (sender text)`)
 		for function, perform := range map[string]string{
 			"reserves": "PERFORM ratelimit_reserve('sends', NEW.sender, rate => 2, period => '1000 hours', max_reserved => 1)",
-			"takes":    "PERFORM ratelimit_take('takes', NEW.sender, 1, rate => 3, period => '1000 hours')",
+			"takes":    "PERFORM ratelimit_take('takes', NEW.sender, most => 1, rate => 3, period => '1000 hours')",
 		} {
 			w.must(fmt.Sprintf(`CREATE FUNCTION %[1]s() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN %[2]s; RETURN NEW; END $$`, function, perform))
 			w.must(fmt.Sprintf(`CREATE TRIGGER %[1]s BEFORE INSERT ON messages FOR EACH ROW EXECUTE FUNCTION %[1]s()`, function))
@@ -321,7 +322,7 @@ func TestByHandReserveAndTakeUnderContention(t *testing.T) {
 								err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 									numbers := fmt.Sprintf("rate => 60, period => '1000 hours', shards => %d", shards)
 									if g%2 == 0 {
-										return tx.QueryRow(ctx, "SELECT taken FROM ratelimit_take('take', 'ann', 2, "+numbers+")").Scan(&n)
+										return tx.QueryRow(ctx, "SELECT taken FROM ratelimit_take('take', 'ann', most => 2, "+numbers+")").Scan(&n)
 									}
 									_, err := tx.Exec(ctx, "SELECT ratelimit_reserve('reserve', 'ann', max_reserved => 20, "+numbers+")")
 									return err

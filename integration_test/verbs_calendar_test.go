@@ -369,7 +369,7 @@ func randomAnchor(r *rand.Rand) string {
 	return calendar.AnchorText(anchor.Add(oneOf(r, 0, time.Duration(r.IntN(24))*time.Hour, time.Duration(r.IntN(24*60*60))*time.Second)))
 }
 
-// TestByHandCalendarWindowsAreThoseOfTheLibrary: ratelimit(), ratelimit_reserve() and ratelimit_keys have the same windows as the library.
+// TestByHandCalendarWindowsAreThoseOfTheLibrary: ratelimit_try, ratelimit_reserve and ratelimit_keys have the same windows as the library.
 func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
@@ -391,14 +391,14 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			query, detail := `SELECT true, remaining, retry_at, reset_at FROM ratelimit_reserve($1, 'k', 5, $2::text::interval, $3, 'calendar window',
+			query, detail := `SELECT true, remaining, retry_at, reset_at FROM _ratelimit_by_hand('reserve', $1, 'k', 5, $2::text::interval, $3, 'calendar window',
 					$4, max_reserved => 10, now => $5, zone => $6, anchor => $7::text::timestamp)`, struct {
 				Remaining float64
 				RetryAt   *time.Time `json:"retry_at"`
 				ResetAt   time.Time  `json:"reset_at"`
 			}{}
 			if verb == "consume" {
-				query = `SELECT ok, remaining, retry_at, reset_at FROM ratelimit($1, 'k', 5, $2::text::interval, $3, 'calendar window', $4, now => $5, zone => $6, anchor => $7::text::timestamp)`
+				query = `SELECT granted, remaining, retry_at, reset_at FROM _ratelimit_by_hand('try', $1, 'k', 5, $2::text::interval, $3, 'calendar window', $4, now => $5, zone => $6, anchor => $7::text::timestamp)`
 			}
 			var ok bool
 			err = pool.QueryRow(t.Context(), query, byHand.Name(), period, count, capacity, clock.now, zone, anchor).Scan(&ok, &detail.Remaining, &detail.RetryAt, &detail.ResetAt)
@@ -416,7 +416,7 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 			}
 			var left float64
 			var retryKey *time.Time
-			if err := pool.QueryRow(t.Context(), `SELECT remaining, retry_at FROM ratelimit_keys($1, 5, $2::text::interval, 'calendar window', $3, now => $4, zone => $5, anchor => $6::text::timestamp)`,
+			if err := pool.QueryRow(t.Context(), `SELECT remaining, retry_at FROM _ratelimit_keys($1, 5, $2::text::interval, 'calendar window', $3, NULL, $5, $6::text::timestamp, NULL, $4)`,
 				byGo.Name(), period, capacity, clock.now, zone, anchor).Scan(&left, &retryKey); err != nil {
 				t.Fatal(err)
 			}

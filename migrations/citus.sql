@@ -35,7 +35,7 @@ BEGIN
     SELECT string_agg(p.proname, ', ') INTO old
       FROM pg_proc AS p
      WHERE p.pronamespace = own
-       AND p.proname ~ '^(_ratelimit_(apply|coalesce|consume|move|refund|sweep)|ratelimit_(reset|sweep))' AND p.prosrc ~ '\.(ctid|xmin|xmax)\M';
+       AND p.proname ~ '^(_ratelimit_(apply|coalesce|consume|move|refund|reset|sweep)|ratelimit_(reset|sweep))' AND p.prosrc ~ '\.(ctid|xmin|xmax)\M';
     IF old IS NOT NULL THEN
         RAISE feature_not_supported USING MESSAGE = format('the schema is too old for a distributed table: %s', old), HINT = 'Migrate first.';
     END IF;
@@ -80,4 +80,4 @@ SELECT create_distributed_function(p.oid::regprocedure, distribution_arg_name =>
   JOIN pg_proc AS p ON p.pronamespace = c.relnamespace
  WHERE d.logicalrelid = 'rate_limits'::regclass
    AND p.proname ~ CASE WHEN d.partmethod = 'h' THEN '^_ratelimit_wire_(consume(_sharded)?|(apply|refund)_one)$'
-                        ELSE '^(_ratelimit_wire_\w+|_ratelimit_consume_keys|_ratelimit_coalesce|ratelimit_sweep)$' END;
+                        ELSE '^(_ratelimit_wire_\w+|_ratelimit_consume_keys|_ratelimit_coalesce|_ratelimit_sweep)$' END;

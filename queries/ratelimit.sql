@@ -62,10 +62,10 @@ SELECT _ratelimit_wire_move(
       @windows::timestamptz[], @firsts::integer[], @lasts::integer[])::double precision AS balance;
 
 -- name: Reset :one
-SELECT ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;
+SELECT _ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;
 
 -- name: Sweep :one
 SELECT s.deleted, s.next
-  FROM ratelimit_sweep(
+  FROM _ratelimit_sweep(
       @name::text, @rate::double precision, coalesce((sqlc.narg('unit')::text)::interval, @period::interval), @kind::text, @capacity::double precision,
-      sqlc.narg('start')::timestamptz, @first::text, sqlc.narg('now')::timestamptz, (sqlc.narg('varies')::text)::interval) AS s;
+      sqlc.narg('start')::timestamptz, @first::text, (sqlc.narg('varies')::text)::interval, sqlc.narg('now')::timestamptz) AS s;

@@ -335,7 +335,7 @@ func TestReasonsWhyNothingIsThere(t *testing.T) {
 		w.run(args...).wants(t, exitError, "there is no schema no_such_schema")
 	}
 	w.schema = schema
-	w.sql("DROP FUNCTION ratelimit_keys")
+	w.sql("DROP FUNCTION _ratelimit_keys")
 	w.run("publish", "testdata/array.json", "--program", "api").wants(t, exitOK)
 	w.run("keys", "sendMessage").wants(t, exitError, "The schema is older than this program: run `txlimit migrate`")
 }

@@ -324,7 +324,7 @@ func keysWithRows(ctx context.Context, db querier, name string, without []string
 		"SELECT DISTINCT key FROM rate_limits WHERE name = $1 AND key <> ALL ($2::text[]) ORDER BY key LIMIT $3", name, without, limit)
 }
 
-// readKeys asks ratelimit_keys, for some keys or for all without some.
+// readKeys asks _ratelimit_keys, for some keys or for all without some.
 func readKeys(ctx context.Context, db querier, c ratelimit.Config, at time.Time, only, without []string, all bool, most int) ([]keyState, error) {
 	if c.Kind == ratelimit.KindUnlimited || *c.Rate == 0 {
 		return nil, nil // such a limit uses no rows
@@ -344,7 +344,7 @@ func readKeys(ctx context.Context, db querier, c ratelimit.Config, at time.Time,
 		}
 		return k, err
 	}, `SELECT k.key, k.remaining, k.retry_at
-	      FROM ratelimit_keys($1, $2, $3, $4, $5, $6, $7, $8, $9::text::timestamp, $10::text[]) AS k
+	      FROM _ratelimit_keys($1, $2, $3, $4, $5, $6, $8, $9::text::timestamp, $10::text[], $7) AS k
 	     WHERE ($11 OR k.retry_at IS NOT NULL) AND k.key <> ALL ($12::text[])
 	     ORDER BY k.remaining, k.key LIMIT $13`,
 		c.Name, *c.Rate, intervalOf(c.Period), string(c.Kind), c.Capacity, c.Start, at, optional(c.Zone), optional(c.Anchor), only, all, without, limit)

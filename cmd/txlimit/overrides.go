@@ -534,7 +534,7 @@ without keys.`,
 			return err
 		}
 		err := a.inTx(ctx, func(tx pgx.Tx) error {
-			err := tx.QueryRow(ctx, "SELECT deleted FROM ratelimit_reset(ARRAY[$1::text], ARRAY[$2::text])", result.Limit, key).Scan(&result.Deleted)
+			err := tx.QueryRow(ctx, "SELECT deleted FROM _ratelimit_reset(ARRAY[$1::text], ARRAY[$2::text])", result.Limit, key).Scan(&result.Deleted)
 			if err != nil {
 				return err
 			}

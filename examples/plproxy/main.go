@@ -38,7 +38,7 @@ func story(ctx context.Context, start func() (partition string, err error), prox
 			return err
 		}
 	}
-	if _, err := proxy.Exec(ctx, "SELECT ratelimit_servers($1)", partitions); err != nil {
+	if _, err := proxy.Exec(ctx, "SELECT ratelimit_add_servers($1)", partitions); err != nil {
 		return err
 	}
 
@@ -70,14 +70,14 @@ func story(ctx context.Context, start func() (partition string, err error), prox
 	if err != nil {
 		return err
 	}
-	if _, err := proxy.Exec(ctx, "SELECT ratelimit_servers($1)", []string{fourth}); err != nil {
+	if _, err := proxy.Exec(ctx, "SELECT ratelimit_add_servers($1)", []string{fourth}); err != nil {
 		return err
 	}
 	var slots []int
 	for slot := 0; slot < 256; slot += 4 {
 		slots = append(slots, slot)
 	}
-	if _, err := proxy.Exec(ctx, "CALL ratelimit_move($1, 3)", slots); err != nil {
+	if _, err := proxy.Exec(ctx, "CALL ratelimit_move_slots($1, 3)", slots); err != nil {
 		return err
 	}
 	if err := printServers(ctx, proxy); err != nil {

@@ -355,7 +355,7 @@ func TestPictures(t *testing.T) {
 // grants asks a limit for a token, as a program with overrides does.
 func grants(t *testing.T, pool *pgxpool.Pool, name, key string) (ok bool) {
 	t.Helper()
-	if err := pool.QueryRow(t.Context(), "SELECT ok FROM ratelimit($1, $2)", name, key).Scan(&ok); err != nil {
+	if err := pool.QueryRow(t.Context(), "SELECT granted FROM ratelimit_try($1, $2)", name, key).Scan(&ok); err != nil {
 		t.Fatal(err)
 	}
 	return ok

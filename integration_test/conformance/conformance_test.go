@@ -218,7 +218,7 @@ func TestItSaysWhatIsWrong(t *testing.T) {
 		},
 		"hangs": {
 			[]string{broken("_ratelimit_consume", "PERFORM pg_sleep(3600);")},
-			"ratelimit_or_raise", wrong, []string{"no answer in time"}, time.Second,
+			"a denial raised by ratelimit", wrong, []string{"no answer in time"}, time.Second,
 		},
 		"not in SERIALIZABLE": {
 			[]string{broken("_ratelimit_consume", `IF current_setting('transaction_isolation') = 'serializable' THEN RAISE feature_not_supported USING MESSAGE = 'level'; END IF;`)},

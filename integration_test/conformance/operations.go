@@ -98,10 +98,10 @@ func publish(t *trial) {
 		t.must("a use by the library", err)
 	}
 	for _, q := range []struct{ query, want string }{
-		{"SELECT concat(ok, ' ', floor(remaining)) FROM ratelimit('" + bucket.Name() + "', '" + key + "', count => 10)", "t 6"},
-		{"SELECT concat(ok, ' ', floor(remaining)) FROM ratelimit('" + bucket.Name() + "', '" + key + "', count => 19)", "f 6"},
-		{"SELECT concat(ok, ' ', floor(remaining)) FROM ratelimit('" + calendar.Name() + "', '" + key + "')", "t 0"},
-		{"SELECT concat(ok, ' ', floor(remaining)) FROM ratelimit('" + t.name("open") + "', '" + key + "', count => 1e6)", "t Infinity"},
+		{"SELECT concat(granted, ' ', floor(remaining)) FROM ratelimit_try('" + bucket.Name() + "', '" + key + "', count => 10)", "t 6"},
+		{"SELECT concat(granted, ' ', floor(remaining)) FROM ratelimit_try('" + bucket.Name() + "', '" + key + "', count => 19)", "f 6"},
+		{"SELECT concat(granted, ' ', floor(remaining)) FROM ratelimit_try('" + calendar.Name() + "', '" + key + "')", "t 0"},
+		{"SELECT concat(granted, ' ', floor(remaining)) FROM ratelimit_try('" + t.name("open") + "', '" + key + "', count => 1e6)", "t Infinity"},
 		{"SELECT concat(count(*), ' ', sum(floor(remaining))) FROM ratelimit_keys('" + bucket.Name() + "')", "1 6"},
 		{"SELECT concat(deleted, next) FROM ratelimit_sweep('" + bucket.Name() + "')", "0"},
 	} {
@@ -135,7 +135,7 @@ func overrides(t *trial) {
 	consume("a blocked key", "blocked", 1, ratelimit.ErrDenied)
 	consume("an unlimited key", "free", 1e6, nil)
 	consume("a key without an override", "other", 11, ratelimit.ErrExceedsCapacity)
-	if got := t.value("ratelimit of a blocked key", "SELECT ok::text FROM ratelimit('"+limit.Name()+"', 'blocked')"); got != "false" {
+	if got := t.value("ratelimit_try of a blocked key", "SELECT granted::text FROM ratelimit_try('"+limit.Name()+"', 'blocked')"); got != "false" {
 		t.wrong("want a denial, came ok %s", got)
 	}
 	t.value("ratelimit_unblock", "SELECT ratelimit_unblock('"+limit.Name()+"', 'blocked')")

@@ -12,11 +12,12 @@ import (
 // sqlCases are the functions for SQL by hand. They must decide as the library does.
 func sqlCases() []testCase {
 	return []testCase{
-		{name: "SQL by hand: ratelimit with numbers", ways: everyWay(), script: byHand},
-		{name: "SQL by hand: ratelimit of a sharded limit", ways: everyWay(), script: byHandSharded},
+		{name: "SQL by hand: ratelimit_try with numbers", ways: everyWay(), script: byHand},
+		{name: "SQL by hand: ratelimit_try of a sharded limit", ways: everyWay(), script: byHandSharded},
 		{name: "SQL by hand: ratelimit_reserve", ways: everyWay(), script: reserveByHand},
 		{name: "SQL by hand: ratelimit_take", ways: everyWay(), script: takeByHand},
-		{name: "SQL by hand: ratelimit_or_raise", ways: poolWays(), script: orRaise},
+		{name: "SQL by hand: a denial raised by ratelimit", ways: poolWays(), script: raising},
+		{name: "SQL by hand: several limits by ratelimit_all", ways: poolWays(), script: raisingAll},
 		{name: "SQL by hand: ratelimit_keys with numbers", ways: everyWay(), script: listKeys},
 		{name: "SQL by hand: ratelimit_reset", ways: everyWay(), spread: true, script: resetByHand},
 		{name: "SQL by hand: ratelimit_sweep", ways: poolWays()[:1], script: sweepByHand},
@@ -39,7 +40,7 @@ func numbers(limit ratelimit.Limit) string {
 
 func (t *trial) now() string { return "now => '" + t.memory.Now().Format(time.RFC3339Nano) + "'" }
 
-// ask calls ratelimit, and wants what the library answers on the model.
+// ask decides as ratelimit_try does, and wants what the library answers on the model.
 func (t *trial) ask(step string, limit ratelimit.Limit, request ratelimit.Request, options string, exact bool) {
 	t.step = step
 	key := t.key(0)
@@ -47,7 +48,7 @@ func (t *trial) ask(step string, limit ratelimit.Limit, request ratelimit.Reques
 	var remaining float64
 	var retryAt int64 // 0: NULL
 	shards := limit.Config().Shards
-	query := fmt.Sprintf("SELECT ok, remaining, coalesce((extract(epoch FROM retry_at) * 1000000)::bigint, 0) FROM ratelimit('%s', '%s', %s, shards => %d, %s%s)",
+	query := fmt.Sprintf("SELECT granted, remaining, coalesce((extract(epoch FROM retry_at) * 1000000)::bigint, 0) FROM _ratelimit_by_hand('try', '%s', '%s', %s, shards => %d, %s%s)",
 		limit.Name(), key, numbers(limit), shards, t.now(), options)
 	if err := t.db.QueryRow(t.ctx, query).Scan(&ok, &remaining, &retryAt); err != nil {
 		t.failed(err)
@@ -77,13 +78,13 @@ func byHand(t *trial) {
 	t.ask("token bucket: a denial", bucket, bucket.Key(t.key(0)), "", true)
 }
 
-// reserveByHand calls ratelimit_reserve, and wants what the library answers on the model.
+// reserveByHand decides as ratelimit_reserve does, and wants what the library answers on the model.
 func reserveByHand(t *trial) {
 	reserve := func(step string, limit ratelimit.Limit, count float64) {
 		t.step = step
 		var retryAt int64
 		var remaining float64
-		query := fmt.Sprintf("SELECT (extract(epoch FROM retry_at) * 1000000)::bigint, remaining FROM ratelimit_reserve('%s', '%s', %s, %s, count => %v)",
+		query := fmt.Sprintf("SELECT (extract(epoch FROM retry_at) * 1000000)::bigint, remaining FROM _ratelimit_by_hand('reserve', '%s', '%s', %s, %s, count => %v)",
 			limit.Name(), t.key(0), numbers(limit), t.now(), count)
 		if err := t.db.QueryRow(t.ctx, query).Scan(&retryAt, &remaining); err != nil {
 			t.failed(err)
@@ -104,12 +105,12 @@ func reserveByHand(t *trial) {
 	reserve("token bucket: a reservation at an earlier time", bucket, 20)
 }
 
-// takeByHand calls ratelimit_take, and wants what the library answers on the model.
+// takeByHand decides as ratelimit_take does, and wants what the library answers on the model.
 func takeByHand(t *trial) {
 	take := func(step string, limit ratelimit.Limit, most, n int) {
 		t.step = step
 		var taken int
-		query := fmt.Sprintf("SELECT taken FROM ratelimit_take('%s', '%s', %d, %s, shards => %d, %s)",
+		query := fmt.Sprintf("SELECT taken FROM _ratelimit_by_hand('take', '%s', '%s', most => %d, %s, shards => %d, %s)",
 			limit.Name(), t.key(0), most, numbers(limit), limit.Config().Shards, t.now())
 		if err := t.db.QueryRow(t.ctx, query).Scan(&taken); err != nil {
 			t.failed(err)
@@ -135,21 +136,43 @@ func byHandSharded(t *trial) {
 	t.ask("a denial", limit, ann, "", false)
 }
 
-func orRaise(t *trial) {
+func raising(t *trial) {
 	limit := t.bucket("bucket")
 	t.grant("a use by the library", t.of(limit, t.key(0)).Count(9))
-	query := fmt.Sprintf("SELECT ok FROM ratelimit_or_raise('%s', '%s', %s, %s)", limit.Name(), t.key(0), numbers(limit), t.now())
-	var ok bool
-	t.must("a grant", t.db.QueryRow(t.ctx, query).Scan(&ok))
+	query := fmt.Sprintf("SELECT remaining FROM _ratelimit_by_hand('consume', '%s', '%s', %s, %s)", limit.Name(), t.key(0), numbers(limit), t.now())
+	var left float64
+	t.must("a grant", t.db.QueryRow(t.ctx, query).Scan(&left))
 	_, _ = (&ratelimit.Limiter{Clock: t.memory.Now}).Consume(context.Background(), t.model, limit.Key(t.key(0)))
-	err := t.db.QueryRow(t.ctx, query).Scan(&ok)
+	err := t.db.QueryRow(t.ctx, query).Scan(&left)
 	t.step = "a denial"
 	switch {
 	case err == nil:
-		t.wrong("want an error with SQLSTATE PT429, came a grant: %v", ok)
+		t.wrong("want an error with SQLSTATE PT429, came a grant: %v left", left)
 	case sqlState(err) != "PT429":
 		t.failed(err)
 	}
+}
+
+// raisingAll takes of two limits and one key, which every kind of server allows.
+func raisingAll(t *trial) {
+	bucket, window := t.bucket("bucket"), ratelimit.FixedWindow(t.name("window"), 5, time.Hour)
+	take := func(fromBucket, fromWindow int) error {
+		list := fmt.Sprintf(`[{"name": "%s", "key": "%s", "rate": %v, "period": "1 hour", "kind": "fixed window", "count": %d}, {"name": "%s", "key": "%s", "rate": %v, "period": "1 minute", "count": %d}]`,
+			window.Name(), t.key(0), window.Capacity(), fromWindow, bucket.Name(), t.key(0), bucket.Capacity(), fromBucket)
+		var rows int
+		return t.db.QueryRow(t.ctx, fmt.Sprintf("SELECT count(*) FROM _ratelimit_all('%s', '%s')", list, t.memory.Now().Format(time.RFC3339Nano))).Scan(&rows)
+	}
+	t.must("a grant of both", take(3, 4))
+	_, _ = (&ratelimit.Limiter{Clock: t.memory.Now}).Consume(context.Background(), t.model, bucket.Key(t.key(0)).Count(3), window.Key(t.key(0)).Count(4))
+	err := take(1, 2)
+	t.step = "a denial by one of them"
+	switch {
+	case err == nil:
+		t.wrong("want an error with SQLSTATE PT429, came a grant")
+	case sqlState(err) != "PT429":
+		t.failed(err)
+	}
+	t.grant("what the denial left", t.of(bucket, t.key(0)).Count(7), t.of(window, t.key(0)))
 }
 
 func listKeys(t *trial) {
@@ -179,7 +202,7 @@ func resetByHand(t *trial) {
 		_ = (&ratelimit.Limiter{Clock: t.memory.Now}).Reset(context.Background(), t.model, limit.Key(t.key(i)))
 	}
 	var deleted int
-	t.must("ratelimit_reset", t.db.QueryRow(t.ctx, fmt.Sprintf("SELECT ratelimit_reset(ARRAY['%s'], ARRAY['%s'])",
+	t.must("ratelimit_reset", t.db.QueryRow(t.ctx, fmt.Sprintf("SELECT _ratelimit_reset(ARRAY['%s'], ARRAY['%s'])",
 		strings.Join(names, "', '"), strings.Join(keys, "', '"))).Scan(&deleted))
 	t.want(deleted == 8, "8 rows deleted, came %d", deleted)
 }

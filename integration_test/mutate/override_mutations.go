@@ -121,11 +121,11 @@ var overrideMutations = []mutation{
 		tests: "TestASweepMindsAllDefinitionsAndOverrides|TestOneDefinitionPerName",
 	}, {
 		name: "steer-byhand-block", file: "migrations/engine/ratelimit.sql", what: "SQL without numbers knows no block",
-		old: "(rate = '0' OR effect = 'block')", new: "rate = '0'",
+		old: "            kind := 'token bucket';\n", new: "            kind := 'token bucket'; effect := CASE effect WHEN 'block' THEN 'numbers' ELSE effect END;\n",
 		tests: "TestByHandUnderOverrides",
 	}, {
 		name: "steer-byhand-unlimited", file: "migrations/engine/ratelimit.sql", what: "SQL without numbers counts what is unlimited",
-		old: "wrong IS NULL AND effect = 'unlimited'", new: "false",
+		old: "            kind := 'token bucket';\n", new: "            kind := 'token bucket'; effect := CASE effect WHEN 'unlimited' THEN 'numbers' ELSE effect END;\n",
 		tests: "TestByHandUnderOverrides",
 	}, {
 		name: "steer-keys-own", file: "migrations/engine/keys.sql", what: "the list of keys has those with an override of their own twice",

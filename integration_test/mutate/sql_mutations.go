@@ -301,7 +301,7 @@ var sqlMutations = []mutation{
 		tests: "TestByHandCalendarWindowsAreThoseOfTheLibrary|TestCalendarWindows",
 	}, {
 		name: "keys-anchor", file: "migrations/engine/keys.sql", what: "ratelimit_keys without numbers takes every window to begin at midnight",
-		old: "o.capacity, d.start, at, d.zone, d.anchor, keys)", new: "o.capacity, d.start, at, d.zone, d.anchor::date, keys)",
+		old: "o.capacity, d.start, d.zone, d.anchor, keys, at)", new: "o.capacity, d.start, d.zone, d.anchor::date, keys, at)",
 		tests: "TestByHandWithoutNumbers",
 	}, {
 		name: "anchor-fraction-sql", file: "migrations/engine/validate.sql", what: "SQL by hand accepts an anchor with a fraction of a second",
@@ -397,7 +397,7 @@ var sqlMutations = []mutation{
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "byhand-take-all", file: ratelimit, what: "by hand, a take takes the whole number or nothing",
-		old: "    IF verb = 'take' THEN\n        count := 1;\n    END IF;\n", new: "",
+		old: "CASE WHEN verb = 'take' THEN 1 ELSE count END", new: "CASE WHEN verb = 'take' THEN most ELSE count END",
 		tests: "TestByHandTake|TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "byhand-take-one", file: ratelimit, what: "by hand, a take takes one token",
@@ -405,27 +405,27 @@ var sqlMutations = []mutation{
 		tests: "TestByHandTake|TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "byhand-take-none", file: ratelimit, what: "by hand, a take may be of 0",
-		old: "(count BETWEEN '1' AND '1e15') IS NOT TRUE", new: "(count BETWEEN '0' AND '1e15') IS NOT TRUE",
+		old: "(most BETWEEN '1' AND '1e15') IS NOT TRUE", new: "(most BETWEEN '0' AND '1e15') IS NOT TRUE",
 		tests: "TestByHandReserveAndTakeRefuseWhatIsWrong",
 	}, {
 		name: "byhand-take-null", file: ratelimit, what: "by hand, a take may be of NULL",
-		old: "(count BETWEEN '1' AND '1e15') IS NOT TRUE", new: "(count BETWEEN '1' AND '1e15') IS FALSE",
+		old: "(most BETWEEN '1' AND '1e15') IS NOT TRUE", new: "(most BETWEEN '1' AND '1e15') IS FALSE",
 		tests: "TestByHandReserveAndTakeRefuseWhatIsWrong",
 	}, {
 		name: "byhand-take-raises-nothing", file: ratelimit, what: "a denied ratelimit_take returns",
-		old: "IF NOT ok THEN -- a number", new: "IF false THEN -- a number",
+		old: "IF NOT granted AND verb <> 'try' THEN", new: "IF NOT granted AND verb NOT IN ('try', 'take') THEN",
 		tests: "TestAReservationInSQLIsNoPermission",
 	}, {
 		name: "byhand-reserve-raises-nothing", file: ratelimit, what: "a denied ratelimit_reserve returns",
-		old: "IF NOT ok THEN -- returned", new: "IF false THEN -- returned",
+		old: "IF NOT granted AND verb <> 'try' THEN", new: "IF NOT granted AND verb NOT IN ('try', 'reserve') THEN",
 		tests: "TestAReservationInSQLIsNoPermission",
 	}, {
 		name: "byhand-grant-retries", file: ratelimit, what: "a grant has a time to retry",
-		old: "IF NOT ok OR verb = 'reserve' THEN", new: "IF true THEN",
+		old: "IF NOT granted OR verb = 'reserve' THEN", new: "IF true THEN",
 		tests: "TestAReservationInSQLIsNoPermission",
 	}, {
 		name: "byhand-reserve-waits-not", file: ratelimit, what: "by hand, a reservation of a window that has to wait forfeits nothing",
-		old: "verb = 'reserve' AND grid IS NOT NULL", new: "false",
+		old: "verb = 'reserve' AND q.start IS NOT NULL", new: "false",
 		tests: "TestByHandReserveOfWindows|TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "byhand-reserve-rounding", file: ratelimit, what: "by hand, a reservation is refused because of rounding",
@@ -433,7 +433,7 @@ var sqlMutations = []mutation{
 		tests: "TestByHandReserve",
 	}, {
 		name: "byhand-reserve-unlimited", file: ratelimit, what: "a reservation of an unlimited limit has no time to run",
-		old: "retry_at := CASE WHEN verb = 'reserve' THEN at END;", new: "",
+		old: "ELSE at END WHEN verb = 'reserve' THEN at END;", new: "ELSE at END END;",
 		tests: "TestByHandReserveAndTakeWithoutNumbers",
 	}, {
 		name: "byhand-debt-of-windows", file: "migrations/engine/calendar.sql", what: "the windows of a long debt are not all refilled",
@@ -693,7 +693,7 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	},
 
-	// ratelimit_reset
+	// _ratelimit_reset
 
 	{
 		name: "reset-shards-order", file: reset, what: "the shards of a limit are reset from the last to the first",
@@ -918,9 +918,53 @@ var sqlMutations = []mutation{
 		old: "WHEN key IS NULL OR key = '' THEN 'the key", new: "WHEN key IS NULL THEN 'the key",
 		tests: "TestByHandRefusesWhatIsWrong",
 	}, {
-		name: "byhand-raises-nothing", file: ratelimit, what: "ratelimit_or_raise lets a denial pass",
-		old: "    IF NOT ok THEN\n", new: "    IF ok IS NULL THEN\n",
-		tests: "TestByHandADenialIsAnErrorOnRequest",
+		name: "byhand-raises-nothing", file: ratelimit, what: "ratelimit lets a denial pass",
+		old: "IF NOT granted AND verb <> 'try' THEN", new: "IF NOT granted AND verb NOT IN ('try', 'consume') THEN",
+		tests: "TestADenialInSQLThatNobodyLooksAt|TestByHandADenialIsAnError",
+	}, {
+		name: "byhand-try-raises", file: ratelimit, what: "ratelimit_try raises a denial",
+		old: "IF NOT granted AND verb <> 'try' THEN", new: "IF NOT granted THEN",
+		tests: "TestByHandDefaults",
+	}, {
+		name: "byhand-wiring", file: ratelimit, what: "ratelimit_try passes no anchor on",
+		old: "'try', name, key, rate, period, count, kind, capacity, start, shards, global, zone, anchor)", new: "'try', name, key, rate, period, count, kind, capacity, start, shards, global, zone)",
+		tests: "TestThePublicFunctionsPassTheirArgumentsOn",
+	}, {
+		name: "byhand-plan-until", file: ratelimit, what: "a plan that grants nothing ends with an override of other numbers",
+		old: "        until := NULL; -- an override", new: "        -- an override",
+		tests: "TestRatelimitAllMindsOverrides",
+	}, {
+		name: "all-twice", file: ratelimit, what: "ratelimit_all leaves a key that is there twice to the engine, whose error does not say what is wrong",
+		old: "HAVING count(*) > 1 ORDER BY 1", new: "HAVING count(*) > 9 ORDER BY 1",
+		tests: "TestRatelimitAllRefusesWhatIsWrong",
+	}, {
+		name: "all-policy", file: ratelimit, what: "ratelimit_all takes tokens of the others although one key is blocked",
+		old: "            d.granted := d.granted AND (q.effect = 'unlimited' OR q.count = '0');\n", new: "",
+		tests: "TestRatelimitAllMindsOverrides",
+	}, {
+		name: "all-first-wait", file: ratelimit, what: "a denial of ratelimit_all says when the first of the limits has enough",
+		old: "IF waits IS NULL OR coalesce(said.retry_at, 'infinity') > waits THEN", new: "IF waits IS NULL THEN",
+		tests: "TestRatelimitAllAnswersLikeConsume",
+	}, {
+		name: "all-names", file: ratelimit, what: "a denial of ratelimit_all names limits that have enough",
+		old: "IF coalesce(said.retry_at, 'infinity') > at AND", new: "IF",
+		tests: "TestRatelimitAllAnswersLikeConsume",
+	}, {
+		name: "all-windows", file: ratelimit, what: "the second calendar of a list has the windows of the first",
+		old: "coalesce(pg_catalog.cardinality(windows), 0) + 1 END", new: "1 END",
+		tests: "TestRatelimitAllAnswersLikeConsume",
+	}, {
+		name: "all-null", file: ratelimit, what: "ratelimit_all takes a null for a default",
+		old: "     WHERE f.expected IS DISTINCT FROM f.type\n", new: "     WHERE f.expected IS DISTINCT FROM f.type AND (f.type <> 'null' OR f.expected IS NULL)\n",
+		tests: "TestRatelimitAllRefusesWhatIsWrong",
+	}, {
+		name: "all-unknown", file: ratelimit, what: "ratelimit_all ignores fields that it does not know",
+		old: "     WHERE f.expected IS DISTINCT FROM f.type\n", new: "     WHERE f.expected <> f.type\n",
+		tests: "TestRatelimitAllRefusesWhatIsWrong",
+	}, {
+		name: "all-shares-shards", file: ratelimit, what: "ratelimit_all rounds a number of shards",
+		old: "AND shards = trunc(shards)", new: "",
+		tests: "TestRatelimitAllRefusesWhatIsWrong",
 	},
 
 	// ratelimit_sweep
@@ -959,11 +1003,11 @@ var sqlMutations = []mutation{
 		tests: "TestTheSweepFunctionRefusesWhatIsWrong|TestWhereASweepWorks",
 	}, {
 		name: "byhand-policy", file: ratelimit, what: "a rate of 0 is sent to the engine",
-		old: "(rate = '0' OR effect = 'block')", new: "effect = 'block'",
+		old: "IF wrong IS NULL AND effect = 'numbers' AND rate = '0' THEN", new: "IF false THEN",
 		tests: "TestByHandARateOfZeroDeniesByPolicy",
 	}, {
 		name: "byhand-policy-nothing", file: ratelimit, what: "0 tokens of a rate of 0 are denied",
-		old: "ok := count = '0';", new: "ok := false;",
+		old: "granted := q.effect = 'unlimited' OR q.count = '0';", new: "granted := q.effect = 'unlimited';",
 		tests: "TestByHandARateOfZeroDeniesByPolicy",
 	}, {
 		name: "byhand-policy-capacity", file: ratelimit, what: "a rate of 0 may have a capacity",

@@ -267,7 +267,7 @@ func TestAPartitionIsAdded(t *testing.T) {
 		for slot := first; slot < 256; slot += 16 {
 			slots = append(slots, slot)
 		}
-		return execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move($1, 3)", slots)
+		return execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move_slots($1, 3)", slots)
 	}
 	if err := move(0); err != nil {
 		t.Fatal(err)
@@ -308,7 +308,7 @@ func TestAPartitionIsAdded(t *testing.T) {
 		l.wait(t, 200)
 	}
 	// And one back, whose rows the source has once had.
-	if err := execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move(ARRAY[0, 16], 0)"); err != nil {
+	if err := execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move_slots(ARRAY[0, 16], 0)"); err != nil {
 		t.Fatal(err)
 	}
 	l.wait(t, 500)

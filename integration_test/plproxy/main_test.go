@@ -102,7 +102,7 @@ func (c *cluster) add(ctx context.Context, n int) error {
 		}
 		connections = append(connections, connection(p))
 	}
-	return execSQL(ctx, c.proxy.URL(), "SELECT ratelimit_servers($1)", connections)
+	return execSQL(ctx, c.proxy.URL(), "SELECT ratelimit_add_servers($1)", connections)
 }
 
 func (c *cluster) close() {

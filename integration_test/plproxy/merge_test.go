@@ -62,7 +62,7 @@ func TestHostileOperators(t *testing.T) {
 		`SELECT * FROM _ratelimit_consume_keys('evil', $1, 10, '1 hour', 10, '{1,1}')`,
 		`SELECT * FROM _ratelimit_coalesce('{evil}', '{10}', '{1 hour}', '{10}', $1, '{1,1}', '{}', '{1,1}', '{1,1}', '{0,0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
 		`SELECT _ratelimit_consume('evil', k, 10, '1 hour', 10, NULL, 1, 0) FROM unnest($1::text[]) AS k`,
-		`SELECT ratelimit_reset('{evil,evil}', $1)`,
+		`SELECT _ratelimit_reset('{evil,evil}', $1)`,
 		`SELECT * FROM ratelimit_sweep('evil', 10, '1 hour') WHERE $1::text[] IS NOT NULL`,
 	} {
 		if _, err := db.Exec(t.Context(), sql, []string{a, b}); err != nil {
@@ -71,7 +71,7 @@ func TestHostileOperators(t *testing.T) {
 	}
 	slot, _ := slotOf(t, db, a)
 	for _, server := range []int{1, 0} {
-		if err := execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move($1, $2)", []int{slot}, server); err != nil {
+		if err := execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move_slots($1, $2)", []int{slot}, server); err != nil {
 			t.Error(err)
 		}
 	}

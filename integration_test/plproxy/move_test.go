@@ -54,7 +54,7 @@ func TestAnUnfinishedMove(t *testing.T) {
 		}
 	}
 	move := func(server int) error {
-		return execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move($1, $2)", []int{slot}, server)
+		return execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move_slots($1, $2)", []int{slot}, server)
 	}
 	const no = "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'it fails here'; END $$; CREATE TRIGGER no BEFORE "
 	take("")
@@ -152,7 +152,7 @@ func TestMovesAtOnce(t *testing.T) {
 		var all sync.WaitGroup
 		for j := range 6 {
 			all.Go(func() {
-				err := execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move($1, $2)", []int{slot}, j%3)
+				err := execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move_slots($1, $2)", []int{slot}, j%3)
 				if err != nil && state(err) != "55000" {
 					t.Errorf("round %d, to server %d: %v", i, j%3, err)
 				}
@@ -181,12 +181,12 @@ func TestAMoveNeedsReadCommitted(t *testing.T) {
 	slot, _ := slotOf(t, db, key)
 	for _, p := range []string{c.proxy.URL(), c.partitions[0].URL(), c.partitions[1].URL()} {
 		mustSQL(t, p, "ALTER DATABASE postgres SET default_transaction_isolation = 'repeatable read'")
-		if err := execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move($1, 1)", []int{slot}); state(err) != "RL003" {
+		if err := execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move_slots($1, 1)", []int{slot}); state(err) != "RL003" {
 			t.Errorf("%v, want RL003", err)
 		}
 		mustSQL(t, p, "ALTER DATABASE postgres RESET default_transaction_isolation")
 	}
-	if err := execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move($1, 1)", []int{slot}); err != nil {
+	if err := execSQL(t.Context(), c.proxy.URL(), "CALL ratelimit_move_slots($1, 1)", []int{slot}); err != nil {
 		t.Error(err)
 	}
 }
@@ -209,9 +209,9 @@ func bringBack(t *testing.T) (source, proxy string) {
 func TestMovesAndServersThatCannotBeMeant(t *testing.T) {
 	db := pool(t, shared.proxy.URL(), 1)
 	for _, statement := range []string{
-		"CALL ratelimit_move('{256}', 0)", "CALL ratelimit_move('{-1}', 0)", "CALL ratelimit_move('{}', 0)", "CALL ratelimit_move(NULL, 0)",
-		"CALL ratelimit_move('{1,NULL}', 0)", "CALL ratelimit_move('{1}', 99)", "CALL ratelimit_move('{1}', NULL)",
-		"SELECT ratelimit_servers('{}')", "SELECT ratelimit_servers(NULL)", "SELECT ratelimit_servers('{NULL}')",
+		"CALL ratelimit_move_slots('{256}', 0)", "CALL ratelimit_move_slots('{-1}', 0)", "CALL ratelimit_move_slots('{}', 0)", "CALL ratelimit_move_slots(NULL, 0)",
+		"CALL ratelimit_move_slots('{1,NULL}', 0)", "CALL ratelimit_move_slots('{1}', 99)", "CALL ratelimit_move_slots('{1}', NULL)",
+		"SELECT ratelimit_add_servers('{}')", "SELECT ratelimit_add_servers(NULL)", "SELECT ratelimit_add_servers('{NULL}')",
 	} {
 		if _, err := db.Exec(t.Context(), statement); state(err) != "22023" {
 			t.Errorf("%s: %v, want 22023", statement, err)

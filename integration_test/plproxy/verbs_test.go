@@ -508,12 +508,12 @@ func TestErrorsKeepTheirSQLSTATE(t *testing.T) {
 		t.Errorf("%v, want 22023", err)
 	}
 	for range 2 {
-		_ = ask("SELECT * FROM ratelimit('raised', 'k', rate => 1, period => '1 hour')")
+		_ = ask("SELECT * FROM ratelimit_try('raised', 'k', rate => 1, period => '1 hour')")
 	}
-	if err := ask("SELECT * FROM ratelimit_or_raise('raised', 'k', rate => 1, period => '1 hour')"); state(err) != "PT429" {
+	if err := ask("SELECT * FROM ratelimit('raised', 'k', rate => 1, period => '1 hour')"); state(err) != "PT429" {
 		t.Errorf("%v, want PT429", err)
 	}
-	for _, call := range []string{"ratelimit_reserve('reserved', 'k', count => 3, max_reserved => 1", "ratelimit_take('taken', 'k', 3"} {
+	for _, call := range []string{"ratelimit_reserve('reserved', 'k', count => 3, max_reserved => 1", "ratelimit_take('taken', 'k', most => 3"} {
 		call += ", rate => 2, period => '1000 hours', kind => 'fixed window')"
 		if err := ask("SELECT * FROM " + call); err != nil {
 			t.Errorf("%s: %v", call, err)
@@ -521,6 +521,22 @@ func TestErrorsKeepTheirSQLSTATE(t *testing.T) {
 		if err := ask("SELECT * FROM " + call); state(err) != "PT429" {
 			t.Errorf("%s again: %v, want PT429", call, err)
 		}
+	}
+	all := func(first, second string) error {
+		return ask(`SELECT ratelimit_all(jsonb_build_array(jsonb_build_object('name', 'all', 'key', $1::text, 'rate', 2, 'period', '1000 hours'),
+			jsonb_build_object('name', 'all more', 'key', $2::text, 'rate', 1, 'period', '1000 hours', 'kind', 'fixed window')))`, first, second)
+	}
+	if err := all("{team}ann", "{team}bob"); err != nil {
+		t.Errorf("ratelimit_all of one slot: %v", err)
+	}
+	if err := all("{team}ann", "{team}bob"); state(err) != "PT429" {
+		t.Errorf("ratelimit_all again: %v, want PT429", err)
+	}
+	if left := scan(t, db, "SELECT round(remaining) FROM ratelimit_keys('all', 2, '1000 hours')"); left != 1 {
+		t.Errorf("after a grant and a denial of two limits, the first has %v left, want 1", left)
+	}
+	if err := all("ann", "bob"); state(err) != "0A000" {
+		t.Errorf("ratelimit_all of two slots: %v, want 0A000", err)
 	}
 	if err := ask("SELECT _ratelimit_consume('raised', 'k', 1, '1 hour', 1, NULL, 1, 0, or_raise => true)"); state(err) != "PT429" {
 		t.Errorf("%v, want PT429", err)
@@ -585,7 +601,7 @@ func TestSweepKeysAndOverrides(t *testing.T) {
 		t.Fatal(err)
 	}
 	var used, mine int
-	if err := db.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE remaining = 9) FROM ratelimit_keys('swept', 10, '1 minute', now => $1)`, now).Scan(&used, &mine); err != nil {
+	if err := db.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE remaining = 9) FROM _ratelimit_keys('swept', 10, '1 minute', 'token bucket', NULL, NULL, NULL, NULL, NULL, $1)`, now).Scan(&used, &mine); err != nil {
 		t.Fatal(err)
 	}
 	if used != n || mine != n {

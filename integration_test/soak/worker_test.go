@@ -609,7 +609,7 @@ func period(c ratelimit.Config) time.Duration {
 	return fixed
 }
 
-// byHand takes tokens with the SQL functions. A denial by ratelimit is no error.
+// byHand takes tokens with the SQL functions. A denial by ratelimit_try is no error.
 func byHand(ctx context.Context, db ratelimit.DB, c *call) error {
 	a := c.Asks[0]
 	config := subjects[a.Subject].Config()
@@ -632,7 +632,7 @@ func byHand(ctx context.Context, db ratelimit.DB, c *call) error {
 		return err
 	default:
 		var retryAt *time.Time
-		err := db.QueryRow(ctx, "SELECT ok, at, retry_at FROM ratelimit($1, $2, "+numbers+", count => $8)",
+		err := db.QueryRow(ctx, "SELECT granted, at, retry_at FROM ratelimit_try($1, $2, "+numbers+", count => $8)",
 			append(args, a.Count)...).Scan(&c.Granted, &c.At, &retryAt)
 		if c.Granted && retryAt != nil {
 			c.RetryAt = *retryAt

@@ -418,7 +418,7 @@ func (q *Queries) RefundOne(ctx context.Context, arg RefundOneParams) ([]byte, e
 }
 
 const Reset = `-- name: Reset :one
-SELECT ratelimit_reset($1::text[], $2::text[])::integer AS deleted
+SELECT _ratelimit_reset($1::text[], $2::text[])::integer AS deleted
 `
 
 type ResetParams struct {
@@ -435,9 +435,9 @@ func (q *Queries) Reset(ctx context.Context, arg ResetParams) (int32, error) {
 
 const Sweep = `-- name: Sweep :one
 SELECT s.deleted, s.next
-  FROM ratelimit_sweep(
+  FROM _ratelimit_sweep(
       $1::text, $2::double precision, coalesce(($3::text)::interval, $4::interval), $5::text, $6::double precision,
-      $7::timestamptz, $8::text, $9::timestamptz, ($10::text)::interval) AS s
+      $7::timestamptz, $8::text, ($9::text)::interval, $10::timestamptz) AS s
 `
 
 type SweepParams struct {
@@ -449,8 +449,8 @@ type SweepParams struct {
 	Capacity float64
 	Start    *time.Time
 	First    string
-	Now      *time.Time
 	Varies   pgtype.Text
+	Now      *time.Time
 }
 
 type SweepRow struct {
@@ -468,8 +468,8 @@ func (q *Queries) Sweep(ctx context.Context, arg SweepParams) (SweepRow, error) 
 		arg.Capacity,
 		arg.Start,
 		arg.First,
-		arg.Now,
 		arg.Varies,
+		arg.Now,
 	)
 	var i SweepRow
 	err := row.Scan(&i.Deleted, &i.Next)

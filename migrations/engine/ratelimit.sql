@@ -1,37 +1,46 @@
--- The limiter for SQL by hand, for triggers and for other languages: ratelimit, ratelimit_or_raise, ratelimit_reserve,
--- ratelimit_take and, in keys.sql, ratelimit_keys. They call the functions above and decide as the Go library does: a limit with
--- the same numbers is the same limit on both sides. Their COMMENTs are the manual: SELECT obj_description('ratelimit'::regproc)
+-- The limiter for SQL by hand, for triggers and for other languages: ratelimit, ratelimit_try, ratelimit_reserve, ratelimit_take,
+-- ratelimit_all and, in keys.sql, ratelimit_keys. They call the functions above and decide as the Go library does: a limit with the
+-- same numbers is the same limit on both sides. Their COMMENTs are the manual: SELECT obj_description('ratelimit'::regproc)
+--
+-- All of them but ratelimit_try raise a denial: an answer that nobody looks at must not let everybody pass.
 
--- Decides for the functions below. verb is
+-- A request of SQL by hand, as _ratelimit_prepare makes it: valid, with the numbers in force.
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
+    name text, key text, rate double precision, period interval, capacity double precision,
+    start timestamptz,      -- of the windows' grid, as for _ratelimit_consume
+    shards integer, count double precision, floor double precision,
+    most double precision,  -- of take; the count is then 1
+    windows timestamptz[],  -- of a calendar window, as are the next four
+    unit interval,          -- the calendar's period; period is then the longest that it can be
+    zone text, anchor timestamp,
+    ahead integer,          -- how many windows the list reaches ahead
+    max_reserved double precision,
+    effect text,            -- 'numbers': the rows decide. 'block' (or a rate of 0) and 'unlimited': nothing is read or written
+    until timestamptz       -- the end of a block; NULL: it has none
+);
+
+-- Validates a request and finds its numbers: those of the arguments or, without any, those that a program has published, under
+-- the override in force. verb is
 --   consume  take count
 --   reserve  take count, even before it is refilled: down to -max_reserved
---   take     take as many whole tokens as there are, at least 1 and at most count
--- retry_at of a denial is when the same call would be granted; of a reservation, when the work may run. Otherwise it is NULL.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_by_hand(
+--   take     take as many whole tokens as there are, at least 1 and at most `most`
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_prepare(
     verb text, name text, key text, rate double precision, period interval, count double precision, kind text,
-    capacity double precision, start timestamptz, max_reserved double precision, shards integer, global boolean,
-    now timestamptz, zone text, anchor timestamp,
-    OUT ok boolean, OUT remaining double precision, OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz,
-    OUT taken double precision
-)
+    capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp,
+    max_reserved double precision, most double precision, now timestamptz
+) RETURNS /* TEMPLATE: schema */_ratelimit_request
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
     wrong text;
     floor double precision := 0;
-    most  double precision := count; -- of take; the count is then 1
     grid  timestamptz;
-    windows timestamptz[]; -- of a calendar window
-    every interval;           -- the calendar's unit
-    ahead integer := 2;       -- how many windows the list reaches ahead
-    reach integer;            -- how many it needs
-    value double precision[];
-    ts    timestamptz[];
-    a     integer := 0;
-    b     integer := 0;
-    effect text := 'numbers'; -- of the override in force
-    until timestamptz;        -- its end
+    windows timestamptz[];
+    unit  interval;
+    ahead integer := 2;
+    effect text := 'numbers';
+    until timestamptz;
 BEGIN
     IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
        AND kind = 'token bucket' AND shards = 1 THEN
@@ -61,31 +70,19 @@ BEGIN
         WHEN octet_length(key) > 1024 THEN 'the key is longer than 1024 bytes'
     END;
     wrong := coalesce(wrong, CASE
-        WHEN verb = 'take' AND (count BETWEEN '1' AND '1e15') IS NOT TRUE THEN
-            pg_catalog.format('most %s is not between 1 and 1e15', coalesce(count::text, 'NULL'))
+        WHEN verb = 'take' AND (most BETWEEN '1' AND '1e15') IS NOT TRUE THEN
+            pg_catalog.format('most %s is not between 1 and 1e15', coalesce(most::text, 'NULL'))
         WHEN count IS NULL OR NOT (count = '0' OR count BETWEEN '1e-15' AND '1e15') THEN
             pg_catalog.format('count %s is neither 0 nor between 1e-15 and 1e15', coalesce(count::text, 'NULL'))
         WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
             pg_catalog.format('now, %s, is not between the years 1000 and 9999', now)
     END);
-    IF verb = 'take' THEN
-        count := 1;
+    IF wrong IS NULL AND effect = 'numbers' AND rate = '0' THEN
+        effect := 'block';
+        until := NULL; -- an override of other numbers ends then, but not the plan
     END IF;
-    IF wrong IS NULL AND effect = 'unlimited' THEN
-        ok := true;
-        remaining := 'Infinity';
-        at := coalesce(now, clock_timestamp());
-        retry_at := CASE WHEN verb = 'reserve' THEN at END;
-        reset_at := at;
-        taken := most;
-        RETURN;
-    END IF;
-    IF wrong IS NULL AND (rate = '0' OR effect = 'block') THEN
-        ok := count = '0';
-        remaining := 0;
-        at := coalesce(now, clock_timestamp());
-        retry_at := CASE WHEN NOT ok THEN until WHEN verb = 'reserve' THEN at END;
-        RETURN;
+    IF wrong IS NULL AND effect <> 'numbers' THEN
+        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until)::/* TEMPLATE: schema */_ratelimit_request;
     END IF;
     IF wrong IS NULL AND verb = 'reserve' THEN
         floor := coalesce(-max_reserved, '-Infinity');
@@ -109,65 +106,76 @@ BEGIN
     IF kind = 'calendar window' THEN
         zone := coalesce(zone, 'UTC');
         anchor := coalesce(anchor, '2001-01-01');
-        at := coalesce(now, clock_timestamp());
-        every := period;
-        windows := /* TEMPLATE: schema */_ratelimit_windows(every, zone, anchor, at, /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), ahead);
+        unit := period;
+        windows := /* TEMPLATE: schema */_ratelimit_windows(unit, zone, anchor, coalesce(now, clock_timestamp()), /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), ahead);
         grid := windows[1];
-        period := /* TEMPLATE: schema */_ratelimit_longest(every);
+        period := /* TEMPLATE: schema */_ratelimit_longest(unit);
     ELSE
         grid := /* TEMPLATE: schema */_ratelimit_grid(name, key, period, kind, start);
     END IF;
-    IF shards > 1 THEN
-        a := trunc(random() * shards::double precision);
-        b := (a + 1 + trunc(random() * (shards - 1)::double precision)::integer) % shards; -- a shard other than a
-    END IF;
-    IF verb = 'take' OR verb = 'reserve' AND grid IS NOT NULL THEN
-        SELECT r.granted, r.at, r.value, r.ts, r.taken INTO ok, at, value, ts, taken
-          FROM /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN verb = 'take' THEN 'take' ELSE 'consume' END, ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[grid], ARRAY[shards],
-              ARRAY[count], ARRAY[floor], ARRAY[a], ARRAY[b], reserve => verb = 'reserve', now => now,
-              windows => windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(windows)], mosts => ARRAY[most]) AS r;
-    ELSIF shards = 1 THEN
-        SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume(name, key, rate, period, capacity, grid, count, floor, now, windows => windows) AS r;
-    ELSE
-        SELECT r.granted, r.at, r.value, r.ts INTO ok, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(name, key, rate, period, capacity, grid, shards, count, floor, a, b, now, windows => windows) AS r;
-    END IF;
-    IF ok AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which stands for all
-        value := pg_catalog.array_fill(value[1], ARRAY[shards]);
-        ts := pg_catalog.array_fill(ts[1], ARRAY[shards]);
-    END IF;
+    RETURN ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until)::/* TEMPLATE: schema */_ratelimit_request;
+END
+$body$;
 
-    remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, grid, windows);
-    IF NOT ok OR verb = 'reserve' THEN
-        reach := least(ceil((CASE WHEN ok THEN '0' ELSE count + floor END - remaining) / rate) + '2', 40000)::integer;
-        IF windows IS NOT NULL AND reach > ahead THEN -- the list has to reach to where the tokens will be there
-            windows := /* TEMPLATE: schema */_ratelimit_windows(every, zone, anchor, at, /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), reach);
+-- Says what a decision means to the caller. value and ts are the request's rows, after a grant or as they led to a denial. retry_at of a
+-- denial is when the request alone would be granted: `at`, if it has enough, or NULL, if waiting does not help. retry_at of a
+-- reservation is when the work may run. Otherwise it is NULL.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_answer(
+    verb text, q /* TEMPLATE: schema */_ratelimit_request, granted boolean, at timestamptz, value double precision[], ts timestamptz[],
+    OUT remaining double precision, OUT retry_at timestamptz, OUT reset_at timestamptz
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    windows timestamptz[] := q.windows;
+    reach integer; -- how many windows ahead the list needs
+BEGIN
+    IF q.effect = 'unlimited' THEN
+        remaining := 'Infinity';
+        reset_at := at;
+    ELSIF q.effect = 'block' THEN
+        remaining := 0;
+    END IF;
+    IF q.effect <> 'numbers' THEN
+        retry_at := CASE WHEN NOT granted THEN CASE WHEN q.effect = 'block' AND q.count > '0' THEN q.until ELSE at END WHEN verb = 'reserve' THEN at END;
+        RETURN;
+    END IF;
+    IF granted AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which stands for all
+        value := pg_catalog.array_fill(value[1], ARRAY[q.shards]);
+        ts := pg_catalog.array_fill(ts[1], ARRAY[q.shards]);
+    END IF;
+    remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, windows);
+    IF NOT granted OR verb = 'reserve' THEN
+        reach := least(ceil((CASE WHEN granted THEN '0' ELSE q.count + q.floor END - remaining) / q.rate) + '2', 40000)::integer;
+        IF windows IS NOT NULL AND reach > q.ahead THEN -- the list has to reach to where the tokens will be there
+            windows := /* TEMPLATE: schema */_ratelimit_windows(q.unit, q.zone, q.anchor, at, /* TEMPLATE: schema */_ratelimit_back(q.rate, q.capacity, q.max_reserved), reach);
         END IF;
-        retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, grid, shards,
-            CASE WHEN ok THEN 0 ELSE count END, CASE WHEN ok THEN 0 ELSE floor END, verb = 'reserve' AND NOT ok, windows);
+        retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards,
+            CASE WHEN granted THEN 0 ELSE q.count END, CASE WHEN granted THEN 0 ELSE q.floor END, verb = 'reserve' AND NOT granted, windows);
     END IF;
     IF windows IS NOT NULL THEN
         reset_at := windows[pg_catalog.width_bucket(at, windows) + 1];
-    ELSIF grid IS NULL THEN
-        reset_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, NULL, shards, capacity, 0);
+    ELSIF q.start IS NULL THEN
+        reset_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, NULL, q.shards, q.capacity, 0);
     ELSE
         reset_at := /* TEMPLATE: schema */_ratelimit_instant(least(253402300799999999,
-            /* TEMPLATE: schema */_ratelimit_micros(date_bin(period, at, grid)) + (extract(epoch FROM period) * '1000000')::bigint));
+            /* TEMPLATE: schema */_ratelimit_micros(date_bin(q.period, at, q.start)) + (extract(epoch FROM q.period) * '1000000')::bigint));
     END IF;
 END
 $body$;
 
--- Raises a denial as an error. QueueConsume of the Go library does not take it for a denial of its own, since the DETAIL differs.
+-- Raises a denial as an error. names are the limits that deny, and name the one to wait for. QueueConsume of the Go library does not
+-- take the error for a denial of its own, since the DETAIL differs.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_denied(
-    name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz
+    names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz
 ) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
     RAISE SQLSTATE 'PT429' USING
-        MESSAGE = 'rate limit exceeded: ' || name,
+        MESSAGE = 'rate limit exceeded: ' || pg_catalog.array_to_string(names, ', '),
         DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', remaining,
             'retry_after', extract(epoch FROM retry_at - at), 'retry_at', retry_at, 'reset_at', reset_at),
         HINT = CASE WHEN retry_at IS NULL THEN 'The limit grants nothing: waiting does not help.'
@@ -175,35 +183,90 @@ BEGIN
 END
 $body$;
 
+-- Decides for the functions below that ask one limit. verb is that of _ratelimit_prepare, or try: consume, but return a denial. The
+-- others raise it. Those functions have no `now`: a program must not choose the time. Tests call this one.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_by_hand(
+    verb text, name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
+    count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
+    start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
+    max_reserved double precision DEFAULT NULL, most double precision DEFAULT NULL, now timestamptz DEFAULT NULL,
+    OUT granted boolean, OUT taken double precision, OUT remaining double precision, OUT retry_after interval,
+    OUT retry_at timestamptz, OUT reset_at timestamptz, OUT at timestamptz
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    q /* TEMPLATE: schema */_ratelimit_request := /* TEMPLATE: schema */_ratelimit_prepare(verb, name, key, rate, period,
+        CASE WHEN verb = 'take' THEN 1 ELSE count END, kind, capacity, start, shards, global, zone, anchor, max_reserved, most, now);
+    value double precision[];
+    ts    timestamptz[];
+    a     integer := 0;
+    b     integer := 0;
+BEGIN
+    IF q.shards > 1 THEN
+        a := trunc(random() * q.shards::double precision);
+        b := (a + 1 + trunc(random() * (q.shards - 1)::double precision)::integer) % q.shards; -- a shard other than a
+    END IF;
+    IF q.effect <> 'numbers' THEN
+        granted := q.effect = 'unlimited' OR q.count = '0';
+        at := coalesce(now, clock_timestamp());
+        taken := CASE WHEN granted THEN q.most END;
+    ELSIF verb = 'take' OR verb = 'reserve' AND q.start IS NOT NULL THEN
+        SELECT r.granted, r.at, r.value, r.ts, r.taken INTO granted, at, value, ts, taken
+          FROM /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN verb = 'take' THEN 'take' ELSE 'consume' END, ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards],
+              ARRAY[q.count], ARRAY[q.floor], ARRAY[a], ARRAY[b], reserve => verb = 'reserve', now => now,
+              windows => q.windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(q.windows)], mosts => ARRAY[q.most]) AS r;
+    ELSIF q.shards = 1 THEN
+        SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO granted, at, value, ts
+          FROM /* TEMPLATE: schema */_ratelimit_consume(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.count, q.floor, now, windows => q.windows) AS r;
+    ELSE
+        SELECT r.granted, r.at, r.value, r.ts INTO granted, at, value, ts
+          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, a, b, now, windows => q.windows) AS r;
+    END IF;
+    SELECT r.remaining, r.retry_at, r.retry_at - at, r.reset_at INTO remaining, retry_at, retry_after, reset_at
+      FROM /* TEMPLATE: schema */_ratelimit_answer(verb, q, granted, at, value, ts) AS r;
+    IF NOT granted AND verb <> 'try' THEN -- whatever is returned could be overlooked
+        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, remaining, retry_at, reset_at, at);
+    END IF;
+END
+$body$;
+
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
-    start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
+    start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
     zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
-    OUT ok boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamptz, OUT reset_at timestamptz,
-    OUT at timestamptz
+    OUT remaining double precision, OUT reset_at timestamptz, OUT at timestamptz
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    SELECT r.ok, r.remaining, r.retry_at - r.at, r.retry_at, r.reset_at, r.at INTO ok, remaining, retry_after, retry_at, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('consume', name, key, rate, period, count, kind, capacity, start, NULL, shards, global, now, zone, anchor) AS r;
+    SELECT r.remaining, r.reset_at, r.at INTO remaining, reset_at, at
+      FROM /* TEMPLATE: schema */_ratelimit_by_hand('consume', name, key, rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, timestamptz, text, timestamp) IS $text$
-Takes tokens from a rate limit, if it has enough, in the caller's transaction. A rollback gives them back.
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
+Takes tokens from a rate limit in the caller's transaction, or raises an error if it has not enough. A rollback gives them back.
 
     SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
 
-Call it in FROM: (ratelimit(...)).* calls it once for each column.
+    PERFORM ratelimit('sendMessage', NEW.sender, rate => 10, period => '1 minute')
+
+A denial is an error, so nobody can overlook it. It aborts the transaction, or the savepoint. A block that catches it, such as
+EXCEPTION WHEN OTHERS, goes on without tokens. ratelimit_try returns a denial instead.
 
 Without any numbers, they are those that a program has published (ratelimit_publish), under the override in force:
 
     SELECT * FROM ratelimit('sendMessage', 'user-17')
 
 With numbers, nobody looks for overrides and blocks.
+
+Pass name and key by position, and the other arguments by name: their positions may change. Call it in FROM or alone:
+(ratelimit(...)).* calls it once for each column.
 
 Arguments:
   name          the name of the limit, 1 to 255 bytes
@@ -222,7 +285,6 @@ Arguments:
                 Default NULL: an offset that is a hash of the key, or of the name if global. A token bucket has none
   shards        the number of rows that the key is spread over, 1 to 100; default 1
   global        true: the limit has no keys, and key must be NULL. Default false
-  now           the instant of the decision, in the years 1000 to 9999; default NULL, the database's clock
   zone          of a calendar window: 'UTC' (the default) or a name of Postgres' time zones with a slash, such as
                 'Europe/Berlin'. Postgres' own zone files decide when its days begin
   anchor        of a calendar window: a date on which a window begins, such as the first day of a customer's contract, or a date and a
@@ -231,81 +293,83 @@ Arguments:
                 day, at midnight
 
 Result:
-  ok            true: the tokens were taken. false: the call was denied and took nothing
-  remaining     the balance in tokens; below zero if tokens are owed
-  retry_after   denied: the wait until retry_at, an interval. NULL as retry_at
-  retry_at      denied: the first instant at which the same call would be granted, if no other call takes tokens. NULL: the
-                call was granted, or waiting does not help, since it was denied by policy or by a block without an end
+  remaining     the balance in tokens
   reset_at      the instant at which the bucket will be full or the next window begins; NULL if the rate is 0
   at            the instant of the decision
 
 Errors:
+  PT429         denied: the tokens are not there. Nothing was taken. PostgREST turns it into the HTTP status 429
   22023         an argument is invalid, or the count can never be granted; without numbers, also if no program has published
                 the limit, or if only the program knows the numbers of the key
   40001, 40P01  another transaction was in the way: run the transaction again
+
+The error of a denial has
+  MESSAGE       'rate limit exceeded: ' and the name of the limit. It has no key: keys may be personal data, and errors are logged
+  DETAIL        JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ...}. retry_at is the
+                first instant at which the same call would be granted, if no other call takes tokens. It is null, as retry_after,
+                if waiting does not help: the rate is 0, or the key is blocked without an end
+  HINT          'Retry in ... s.', in whole seconds, rounded up; or 'The limit grants nothing: waiting does not help.'
 $text$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_try(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
-    start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
+    start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
     zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
-    OUT ok boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamptz, OUT reset_at timestamptz,
+    OUT granted boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamptz, OUT reset_at timestamptz,
     OUT at timestamptz
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    SELECT r.ok, r.remaining, r.retry_at, r.reset_at, r.at INTO ok, remaining, retry_at, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('consume', name, key, rate, period, count, kind, capacity, start, NULL, shards, global, now, zone, anchor) AS r;
-    IF NOT ok THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(name, remaining, retry_at, reset_at, at);
-    END IF;
+    SELECT r.granted, r.remaining, r.retry_after, r.retry_at, r.reset_at, r.at INTO granted, remaining, retry_after, retry_at, reset_at, at
+      FROM /* TEMPLATE: schema */_ratelimit_by_hand('try', name, key, rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_or_raise(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, timestamptz, text, timestamp) IS $text$
-The same as ratelimit, but it raises a denial as an error. It is for triggers and wherever a result could be overlooked:
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_try(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
+The same as ratelimit, but it returns a denial. The caller must look at granted: if it is false, the call took nothing.
 
-    PERFORM ratelimit_or_raise('sendMessage', NEW.sender, rate => 10, period => '1 minute')
+    SELECT granted, retry_after FROM ratelimit_try('sendMessage', 'user-17', rate => 10, period => '1 minute')
 
-Arguments, result and other errors are the same as for ratelimit. The error of a denial has
-  SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
-  MESSAGE   'rate limit exceeded: ' and the name of the limit. It has no key: keys may be personal data, and errors are logged
-  DETAIL    JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ...}
-  HINT      'Retry in ... s.', in whole seconds, rounded up; or 'The limit grants nothing: waiting does not help.'
+The arguments and the other errors are the same as for ratelimit.
+
+Result:
+  granted       true: the tokens were taken. false: the call was denied and took nothing
+  remaining     the balance in tokens; below zero if tokens are owed
+  retry_after   denied: the wait until retry_at, an interval. NULL as retry_at
+  retry_at      denied: the first instant at which the same call would be granted, if no other call takes tokens. NULL: the
+                call was granted, or waiting does not help, since it was denied by policy or by a block without an end
+  reset_at      as for ratelimit
+  at            the instant of the decision
 $text$;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_reserve(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
-    start timestamptz DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards integer DEFAULT 1,
-    global boolean DEFAULT false, now timestamptz DEFAULT NULL, zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
+    start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
+    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
+    max_reserved double precision DEFAULT NULL,
     OUT retry_at timestamptz, OUT delay interval, OUT remaining double precision, OUT reset_at timestamptz, OUT at timestamptz
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
-DECLARE
-    ok boolean;
 BEGIN
-    SELECT r.ok, r.retry_at, r.retry_at - r.at, r.remaining, r.reset_at, r.at INTO ok, retry_at, delay, remaining, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('reserve', name, key, rate, period, count, kind, capacity, start, max_reserved, shards, global, now, zone, anchor) AS r;
-    IF NOT ok THEN -- returned, it would look like a reservation
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(name, remaining, retry_at, reset_at, at);
-    END IF;
+    SELECT r.retry_at, r.retry_after, r.remaining, r.reset_at, r.at INTO retry_at, delay, remaining, reset_at, at
+      FROM /* TEMPLATE: schema */_ratelimit_by_hand('reserve', name, key, rate, period, count, kind, capacity, start, shards, global, zone, anchor, max_reserved) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reserve(text, text, double precision, interval, double precision, text, double precision, timestamptz, double precision, integer, boolean, timestamptz, text, timestamp) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reserve(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp, double precision) IS $text$
 Takes tokens that may not be there yet, in the caller's transaction. A rollback gives them back.
 
     INSERT INTO jobs (payload, run_at)
     SELECT 'hello', retry_at FROM ratelimit_reserve('emails', 'team-a', rate => 10, period => '1 minute', max_reserved => 100)
 
 A reservation is no permission to work now: the work may run at retry_at, when its tokens will have been refilled. A caller that
-ignores retry_at exceeds the limit. A denial is an error, the same as of ratelimit_or_raise: more would be owed than max_reserved.
+ignores retry_at exceeds the limit. A denial is an error, the same as of ratelimit: more would be owed than max_reserved.
 Its retry_at is when the same reservation would be made.
 
 The arguments are the same as for ratelimit, also without any numbers, and
@@ -319,40 +383,33 @@ Result:
   reset_at   as for ratelimit
   at         the instant of the decision
 
-Errors, besides those of ratelimit:
-  PT429      denied: see ratelimit_or_raise
+Errors: as for ratelimit
 $text$;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_take(
-    name text, key text DEFAULT NULL, most bigint DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
-    kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
-    shards integer DEFAULT 1, global boolean DEFAULT false, now timestamptz DEFAULT NULL,
+    name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
+    most bigint DEFAULT NULL, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
+    start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
     zone text DEFAULT NULL, anchor timestamp DEFAULT NULL,
     OUT taken bigint, OUT remaining double precision, OUT reset_at timestamptz, OUT at timestamptz
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
-DECLARE
-    ok boolean;
-    retry_at timestamptz;
 BEGIN
-    SELECT r.ok, r.taken::bigint, r.remaining, r.retry_at, r.reset_at, r.at INTO ok, taken, remaining, retry_at, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('take', name, key, rate, period, most::double precision, kind, capacity, start, NULL, shards, global, now, zone, anchor) AS r;
-    IF NOT ok THEN -- a number of 0 could be overlooked
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(name, remaining, retry_at, reset_at, at);
-    END IF;
+    SELECT r.taken::bigint, r.remaining, r.reset_at, r.at INTO taken, remaining, reset_at, at
+      FROM /* TEMPLATE: schema */_ratelimit_by_hand('take', name, key, rate, period, NULL, kind, capacity, start, shards, global, zone, anchor, most => most::double precision) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_take(text, text, bigint, double precision, interval, text, double precision, timestamptz, integer, boolean, timestamptz, text, timestamp) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_take(text, text, double precision, interval, bigint, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
 Takes the whole tokens that a rate limit has, at least 1 and at most `most`, in the caller's transaction. A rollback gives them
 back. It is for workers that fetch work in batches: take up to 100, and fetch as many jobs as were taken.
 
-    SELECT taken FROM ratelimit_take('emails', 'team-a', 100, rate => 10, period => '1 minute')
+    SELECT taken FROM ratelimit_take('emails', 'team-a', most => 100, rate => 10, period => '1 minute')
 
 The arguments are the same as for ratelimit, also without any numbers. There is no count, but
-  most  the most tokens to take, a whole number of 1 to 1e15. It may be above the capacity
+  most  the most tokens to take, a whole number of 1 to 1e15. It is required, and may be above the capacity
 
 Result:
   taken      how many tokens were taken, a whole number of at least 1
@@ -360,6 +417,187 @@ Result:
   reset_at   as for ratelimit
   at         the instant of the decision
 
+Errors: as for ratelimit. With less than one token, it is a denial
+$text$;
+
+-- Reads one request of ratelimit_all, the one with this number in the list.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_read(request jsonb, number bigint, now timestamptz) RETURNS /* TEMPLATE: schema */_ratelimit_request
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text;
+    rate double precision; period interval; count double precision; capacity double precision; start timestamptz; shards double precision;
+    anchor timestamp; max_reserved double precision;
+BEGIN
+    IF jsonb_typeof(request) <> 'object' THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('request %s is not a JSON object, but of the type %s', number, jsonb_typeof(request));
+    END IF;
+    SELECT CASE WHEN f.expected IS NULL THEN pg_catalog.format('there is no field %L', f.field)
+                WHEN f.type = 'null' THEN pg_catalog.format('%s is null: leave it out', f.field)
+                ELSE pg_catalog.format('%s is not of the type %s, but of the type %s', f.field, f.expected, f.type) END INTO wrong
+      FROM (
+        SELECT e.key AS field, jsonb_typeof(e.value) AS type,
+               CASE WHEN e.key IN ('name', 'key', 'period', 'kind', 'start', 'zone', 'anchor') THEN 'string'
+                    WHEN e.key IN ('rate', 'count', 'capacity', 'max_reserved', 'shards') THEN 'number'
+                    WHEN e.key = 'global' THEN 'boolean' END AS expected
+          FROM jsonb_each(request) AS e
+      ) AS f
+     WHERE f.expected IS DISTINCT FROM f.type
+     ORDER BY f.field COLLATE "C"
+     LIMIT 1;
+    -- Postgres reads more than this as a timestamp, and ignores a zone in it.
+    IF wrong IS NULL AND request->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$' THEN
+        wrong := pg_catalog.format('anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', request->>'anchor'::text);
+    END IF;
+    IF wrong IS NULL THEN
+        BEGIN
+            rate := (request->>'rate'::text)::double precision;
+            period := (request->>'period'::text)::interval;
+            count := coalesce((request->>'count'::text)::double precision, 1);
+            capacity := (request->>'capacity'::text)::double precision;
+            start := (request->>'start'::text)::timestamptz;
+            shards := coalesce((request->>'shards'::text)::double precision, 1);
+            anchor := (request->>'anchor'::text)::timestamp;
+            max_reserved := (request->>'max_reserved'::text)::double precision;
+        EXCEPTION WHEN data_exception THEN -- a text that is no interval or no instant, or a number that is too large
+            wrong := SQLERRM;
+        END;
+        IF NOT (shards BETWEEN '1' AND '100' AND shards = trunc(shards)) THEN
+            wrong := pg_catalog.format('%s shards are not a whole number between 1 and 100', shards);
+        END IF;
+    END IF;
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('request %s: %s', number, wrong);
+    END IF;
+    RETURN /* TEMPLATE: schema */_ratelimit_prepare('consume', request->>'name'::text, request->>'key'::text, rate, period, count,
+        coalesce(request->>'kind'::text, 'token bucket'), capacity, start, shards::integer, coalesce((request->>'global'::text)::boolean, false),
+        request->>'zone'::text, anchor, max_reserved, NULL, now);
+END
+$body$;
+
+-- Decides for ratelimit_all, at an instant that tests choose.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_all(requests jsonb, now timestamptz)
+RETURNS TABLE (name text, key text, remaining double precision, reset_at timestamptz, at timestamptz)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    e record;
+    q /* TEMPLATE: schema */_ratelimit_request;
+    list /* TEMPLATE: schema */_ratelimit_request[] := '{}';
+    -- The arguments of _ratelimit_apply: of the requests that rows decide.
+    names text[] := '{}'; keys text[] := '{}'; rates double precision[] := '{}'; periods interval[] := '{}'; capacities double precision[] := '{}';
+    starts timestamptz[] := '{}'; shards integer[] := '{}'; counts double precision[] := '{}'; floors double precision[] := '{}';
+    a integer[] := '{}'; b integer[] := '{}'; windows timestamptz[]; firsts integer[] := '{}'; lasts integer[] := '{}';
+    d     /* TEMPLATE: schema */_ratelimit_decisions;
+    i     integer := 0; -- a position in them
+    own   record;       -- the rows of a request
+    said  record;       -- the answer to a request
+    denied text[] := '{}';  -- the limits that deny
+    waits timestamptz;      -- until the request of slowest would be granted
+    slowest record;
+BEGIN
+    IF (jsonb_typeof(requests) = 'array') IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'the requests are not a JSON array';
+    END IF;
+    d.granted := true;
+    FOR e IN SELECT r.value, r.number FROM jsonb_array_elements(requests) WITH ORDINALITY AS r (value, number) LOOP
+        q := /* TEMPLATE: schema */_ratelimit_read(e.value, e.number, now);
+        list := pg_catalog.array_append(list, q);
+        IF q.effect <> 'numbers' THEN
+            d.granted := d.granted AND (q.effect = 'unlimited' OR q.count = '0');
+            CONTINUE;
+        END IF;
+        names := pg_catalog.array_append(names, q.name); keys := pg_catalog.array_append(keys, q.key);
+        rates := pg_catalog.array_append(rates, q.rate); periods := pg_catalog.array_append(periods, q.period);
+        capacities := pg_catalog.array_append(capacities, q.capacity); starts := pg_catalog.array_append(starts, q.start);
+        shards := pg_catalog.array_append(shards, q.shards); counts := pg_catalog.array_append(counts, q.count); floors := pg_catalog.array_append(floors, q.floor);
+        i := trunc(random() * q.shards::double precision);
+        a := pg_catalog.array_append(a, i);
+        b := pg_catalog.array_append(b, CASE WHEN q.shards = 1 THEN i ELSE (i + 1 + trunc(random() * (q.shards - 1)::double precision)::integer) % q.shards END); -- a shard other than a
+        firsts := pg_catalog.array_append(firsts, CASE WHEN q.windows IS NOT NULL THEN coalesce(pg_catalog.cardinality(windows), 0) + 1 END);
+        windows := pg_catalog.array_cat(windows, q.windows);
+        lasts := pg_catalog.array_append(lasts, CASE WHEN q.windows IS NOT NULL THEN pg_catalog.cardinality(windows) END);
+    END LOOP;
+    IF pg_catalog.cardinality(list) = 0 THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'there are no requests';
+    END IF;
+    SELECT l.name COLLATE "C" AS name INTO own FROM pg_catalog.unnest(list) AS l GROUP BY 1, l.key COLLATE "C" HAVING count(*) > 1 ORDER BY 1 LIMIT 1;
+    IF FOUND THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: two requests have the same key', own.name),
+            HINT = 'Make it one request with the sum of both counts.';
+    END IF;
+
+    d.at := coalesce(now, clock_timestamp());
+    IF d.granted AND pg_catalog.cardinality(names) > 0 THEN
+        d := /* TEMPLATE: schema */_ratelimit_apply('consume', names, keys, rates, periods, capacities, starts, shards, counts, floors, a, b,
+            now => now, windows => windows, firsts => firsts, lasts => lasts);
+    ELSIF NOT d.granted THEN -- by policy: the rows are not asked
+        names := NULL;
+    END IF;
+    at := d.at;
+    i := 0;
+    FOREACH q IN ARRAY list LOOP
+        IF q.effect = 'numbers' THEN
+            CONTINUE WHEN names IS NULL;
+            i := i + 1;
+        END IF;
+        SELECT coalesce(pg_catalog.array_agg(u.value ORDER BY u.n), '{}') AS value, coalesce(pg_catalog.array_agg(u.ts ORDER BY u.n), '{}') AS ts INTO own
+          FROM unnest(d.ord, d.value, d.ts) WITH ORDINALITY AS u (ord, value, ts, n)
+         WHERE u.ord = i AND q.effect = 'numbers';
+        SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM /* TEMPLATE: schema */_ratelimit_answer('consume', q, d.granted, at, own.value, own.ts) AS r;
+        IF d.granted THEN
+            name := q.name; key := q.key; remaining := said.remaining; reset_at := said.reset_at;
+            RETURN NEXT;
+            CONTINUE;
+        END IF;
+        IF coalesce(said.retry_at, 'infinity') > at AND q.name <> ALL (denied) THEN
+            denied := pg_catalog.array_append(denied, q.name);
+        END IF;
+        IF waits IS NULL OR coalesce(said.retry_at, 'infinity') > waits THEN
+            waits := coalesce(said.retry_at, 'infinity');
+            SELECT q.name AS name, said.remaining AS remaining, said.retry_at AS retry_at, said.reset_at AS reset_at INTO slowest;
+        END IF;
+    END LOOP;
+    IF NOT d.granted THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_denied(denied, slowest.name, slowest.remaining, slowest.retry_at, slowest.reset_at, at);
+    END IF;
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_all(requests jsonb)
+RETURNS TABLE (name text, key text, remaining double precision, reset_at timestamptz, at timestamptz)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */_ratelimit_all(requests, NULL) AS r;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_all(jsonb) IS $text$
+Takes tokens from several rate limits, all or none, in the caller's transaction. If one of them has not enough, it raises the error of a
+denial, as ratelimit does. The rows are locked in one order, whatever the order of the list, so that such calls do not deadlock.
+
+    SELECT * FROM ratelimit_all('[
+        {"name": "sendMessage", "key": "user-17", "rate": 10, "period": "1 minute"},
+        {"name": "bytesSent", "key": "user-17", "rate": 1000000, "period": "1 hour", "count": 2048}
+    ]')
+
+requests is a JSON array of objects with the same names as the arguments of ratelimit: name, key, rate, period, count, kind, capacity,
+start, shards, global, zone, anchor; and max_reserved, which changes nothing here. Names, keys, intervals, instants and dates are strings. A field that
+is left out has the same default. Each object without any numbers has those that a program has published, under the override in force.
+An anchor is written as '2026-01-31' or '2026-01-31 15:00'. jsonb_build_array and jsonb_build_object make the list from variables.
+
+Result, one row for each object, in the order of the list:
+  name, key  of the request; the key is '' if the limit is global
+  remaining  the balance in tokens
+  reset_at   as for ratelimit
+  at         the instant of the decision
+
 Errors, besides those of ratelimit:
-  PT429      denied: there is less than one token. See ratelimit_or_raise
+  PT429  denied: nothing was taken from any of them. MESSAGE names the limits that deny. limit in the DETAIL is the one to wait for,
+         and retry_at is the first instant at which the same call would be granted
+  22023  also for an empty list, an unknown field, a null, a value of the wrong type, and a limit and key that are there twice
 $text$;

@@ -1,6 +1,6 @@
 -- Makes limits full again by deleting the rows of all their shards, which it locks in the common order (CONCURRENCY.md, D1).
 -- Returns the number of deleted rows.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_reset(names text[], keys text[], OUT deleted integer)
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_reset(names text[], keys text[], OUT deleted integer)
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -20,3 +20,35 @@ BEGIN
     END LOOP;
 END
 $body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_reset(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text := CASE
+        WHEN name IS NULL OR name = '' THEN 'the name is empty'
+        WHEN global AND key IS NOT NULL THEN 'a global limit has no key'
+        WHEN global THEN NULL
+        WHEN key IS NULL OR key = '' THEN 'the key is NULL or empty; global => true is for a limit without keys' END;
+BEGIN
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
+    END IF;
+    RETURN /* TEMPLATE: schema */_ratelimit_reset(ARRAY[name], ARRAY[coalesce(key, '')]);
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reset(text, text, boolean) IS $text$
+Makes a key of a rate limit full again, and forgets its debts. It deletes the key's rows, and returns how many.
+
+    SELECT ratelimit_reset('sendMessage', 'user-17')
+
+Arguments:
+  name    the name of the limit
+  key     the key as it is stored; NULL or empty is an error, unless global is true
+  global  true: the limit has no keys, and key must be NULL. Default false
+
+Errors:
+  22023   an argument is invalid
+$text$;

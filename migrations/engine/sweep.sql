@@ -193,10 +193,10 @@ BEGIN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
-    name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
-    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
-    first text DEFAULT '', now timestamptz DEFAULT NULL, varies interval DEFAULT NULL,
+-- The same as ratelimit_sweep, at an instant that the library may choose.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep(
+    name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
+    first text, varies interval, now timestamptz,
     OUT deleted integer, OUT next text
 )
 LANGUAGE plpgsql
@@ -215,7 +215,21 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, timestamptz, interval) IS $text$
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
+    name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
+    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
+    first text DEFAULT '', varies interval DEFAULT NULL,
+    OUT deleted integer, OUT next text
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    SELECT s.deleted, s.next INTO deleted, next FROM /* TEMPLATE: schema */_ratelimit_sweep(name, rate, period, kind, capacity, start, first, varies, NULL) AS s;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, interval) IS $text$
 Deletes rows of a rate limit that have been full for an hour. A missing row means the same. A call looks at 1000 rows, in the order
 of their keys, and never waits for a lock. It holds the locks of the deleted rows until the transaction ends: commit after each call.
 

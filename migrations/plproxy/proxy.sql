@@ -20,12 +20,12 @@ END IF;
 IF to_regclass('rate_limits_unused') IS NULL THEN
     ALTER TABLE rate_limits RENAME TO rate_limits_unused;
 END IF;
--- ratelimit_keys without numbers looks them up, and then calls itself with numbers. That function stays, under another name.
-IF (SELECT prosrc NOT LIKE '%\_ratelimit\_keys\_named%' FROM pg_proc WHERE oid = 'ratelimit_keys'::regproc) THEN
+-- _ratelimit_keys without numbers looks them up, and then calls itself with numbers. That function stays, under another name.
+IF (SELECT prosrc NOT LIKE '%\_ratelimit\_keys\_named%' FROM pg_proc WHERE oid = '_ratelimit_keys'::regproc) THEN
     FOR f IN SELECT oid::regprocedure AS name FROM pg_proc WHERE proname = '_ratelimit_keys_named' AND pronamespace = current_schema::regnamespace LOOP
         EXECUTE format('DROP FUNCTION %s', f.name);
     END LOOP;
-    ALTER FUNCTION ratelimit_keys RENAME TO _ratelimit_keys_named;
+    ALTER FUNCTION _ratelimit_keys RENAME TO _ratelimit_keys_named;
 END IF;
 
 EXECUTE pg_catalog.replace($sql$
@@ -67,7 +67,7 @@ CREATE TABLE IF NOT EXISTS /* TEMPLATE: schema */rate_limit_slot_map (one boolea
 CREATE TABLE IF NOT EXISTS /* TEMPLATE: schema */rate_limit_moves (
     slot integer PRIMARY KEY, source integer NOT NULL, target integer NOT NULL, arrived boolean NOT NULL DEFAULT false
 );
-COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_moves IS 'txlimit: the moves of slots that are not finished; call ratelimit_move again with the same slots and target';
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_moves IS 'txlimit: the moves of slots that are not finished; call ratelimit_move_slots again with the same slots and target';
 
 CREATE OR REPLACE VIEW /* TEMPLATE: schema */rate_limit_slots AS
 SELECT u.slot::integer - 1 AS slot, u.server FROM /* TEMPLATE: schema */rate_limit_slot_map AS m, pg_catalog.unnest(m.servers) WITH ORDINALITY AS u (server, slot);
@@ -420,10 +420,10 @@ $body$;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_reset(v_slots integer[], v_names text[], v_keys text[]) RETURNS SETOF integer
 LANGUAGE plproxy
-AS $body$ CLUSTER 'txlimit'; SPLIT v_slots, v_names, v_keys; RUN ON v_slots; SELECT /* TEMPLATE: schema */ratelimit_reset($2::text[], $3::text[]); $body$;
+AS $body$ CLUSTER 'txlimit'; SPLIT v_slots, v_names, v_keys; RUN ON v_slots; SELECT /* TEMPLATE: schema */_ratelimit_reset($2::text[], $3::text[]); $body$;
 
 -- Each partition resets its keys in a transaction of its own. After an error, some may be reset: reset them again.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_reset(names text[], keys text[], OUT deleted integer)
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_reset(names text[], keys text[], OUT deleted integer)
 LANGUAGE sql
 BEGIN ATOMIC
     SELECT coalesce(sum(r), 0)::integer
@@ -441,10 +441,9 @@ AS $body$ CLUSTER 'txlimit'; RUN ON ALL;
           $7::interval, $8::text[], $9::text, $10::timestamptz) AS r; $body$;
 
 -- Sweeps one batch of each partition, from the same key on. The next begins at the first key that some partition has not looked at.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
-    name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
-    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
-    first text DEFAULT '', now timestamptz DEFAULT NULL, varies interval DEFAULT NULL,
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep(
+    name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
+    first text, varies interval, now timestamptz,
     OUT deleted integer, OUT next text
 )
 LANGUAGE plpgsql
@@ -478,20 +477,19 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_keys(
 LANGUAGE plproxy SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1
 AS $body$ CLUSTER 'txlimit'; RUN ON ALL;
     SELECT r.key, r.remaining, r.retry_at
-      FROM /* TEMPLATE: schema */ratelimit_keys($1::text, $2::double precision, $3::interval, $4::text, $5::double precision, $6::timestamptz, $7::timestamptz,
-          $8::text, $9::timestamp, $10::text[]) AS r; $body$;
+      FROM /* TEMPLATE: schema */_ratelimit_keys($1::text, $2::double precision, $3::interval, $4::text, $5::double precision, $6::timestamptz,
+          $8::text, $9::timestamp, $10::text[], $7::timestamptz) AS r; $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
-    name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
-    capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL, now timestamptz DEFAULT NULL,
-    zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, keys text[] DEFAULT NULL
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_keys(
+    name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
+    zone text, anchor timestamp, keys text[], now timestamptz
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
     IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL AND kind = 'token bucket' THEN
-        RETURN QUERY SELECT k.* FROM /* TEMPLATE: schema */_ratelimit_keys_named(name, NULL, NULL, kind, NULL, NULL, now, NULL, NULL, keys) AS k;
+        RETURN QUERY SELECT k.* FROM /* TEMPLATE: schema */_ratelimit_keys_named(name, NULL, NULL, kind, NULL, NULL, NULL, NULL, keys, now) AS k;
     ELSE
         RETURN QUERY SELECT k.* FROM /* TEMPLATE: schema */_ratelimit_proxy_keys(name, rate, period, kind, capacity, start, coalesce(now, clock_timestamp()), zone, anchor, keys) AS k;
     END IF;
@@ -539,8 +537,8 @@ REVOKE EXECUTE ON FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_enter, /* TEMP
 -- Begins a cluster: the slots are spread evenly over these partitions. Later it adds partitions, without slots. To begin with a server that has
 -- rows, begin with it alone.
 --
---     SELECT ratelimit_servers(ARRAY['host=10.0.0.1 dbname=limits connect_timeout=2', 'host=10.0.0.2 dbname=limits connect_timeout=2'])
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_servers(connections text[]) RETURNS void
+--     SELECT ratelimit_add_servers(ARRAY['host=10.0.0.1 dbname=limits connect_timeout=2', 'host=10.0.0.2 dbname=limits connect_timeout=2'])
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_add_servers(connections text[]) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -574,11 +572,11 @@ $body$;
 -- Moves slots to a partition, with their rows, while calls go on. Calls for keys of these slots are refused meanwhile (RL004). If it fails
 -- on the way, call it again with the same slots and the same server: until it has succeeded, they stay refused, and no row is lost.
 --
---     CALL ratelimit_move(ARRAY[0, 4, 8], 3)
+--     CALL ratelimit_move_slots(ARRAY[0, 4, 8], 3)
 --
 -- The target may have the slots already when a move fails, so another target is refused: it would get rows of two times. Each transaction locks
 -- the table of moves first, and then reads how far the move is. So a move that is called twice at once is done once.
-CREATE OR REPLACE PROCEDURE /* TEMPLATE: schema */ratelimit_move(slots integer[], server integer)
+CREATE OR REPLACE PROCEDURE /* TEMPLATE: schema */ratelimit_move_slots(slots integer[], server integer)
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -590,11 +588,11 @@ DECLARE
     s      integer;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: ratelimit_move needs READ COMMITTED, also by default';
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: ratelimit_move_slots needs READ COMMITTED, also by default';
     ELSIF ('0' <= ALL (slots) AND '255' >= ALL (slots) AND pg_catalog.cardinality(slots) > 0) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('slots %s are not numbers between 0 and 255', quote_nullable(slots::text));
     ELSIF target IS NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('there is no server %s', server), HINT = 'ratelimit_servers adds it.';
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('there is no server %s', server), HINT = 'ratelimit_add_servers adds it.';
     END IF;
     FOR source IN SELECT r.no, r.connection FROM /* TEMPLATE: schema */rate_limit_servers AS r ORDER BY r.no LOOP
         LOCK TABLE /* TEMPLATE: schema */rate_limit_moves IN EXCLUSIVE MODE;
@@ -603,7 +601,7 @@ BEGIN
         IF FOUND THEN
             RAISE object_not_in_prerequisite_state USING
                 MESSAGE = pg_catalog.format('the move of slots %s to server %s is not finished', other.slots, other.target),
-                HINT = pg_catalog.format('Finish it first: CALL ratelimit_move(''%s'', %s)', other.slots, other.target);
+                HINT = pg_catalog.format('Finish it first: CALL ratelimit_move_slots(''%s'', %s)', other.slots, other.target);
         END IF;
         -- 1. No batch has these slots any more. The options of the foreign server say where slots are now, also after a failure.
         INSERT INTO /* TEMPLATE: schema */rate_limit_moves (slot, source, target)

@@ -98,7 +98,7 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 		if everyKey {
 			return "", wrong("A limit goes on key by key.")
 		}
-		return "reset", c.write("SELECT ratelimit_reset(ARRAY[$1], ARRAY[$2])", name, key)
+		return "reset", c.write("SELECT _ratelimit_reset(ARRAY[$1], ARRAY[$2])", name, key)
 	case "restore":
 		var removed int
 		err := c.writing(func(ctx context.Context, tx pgx.Tx) error {

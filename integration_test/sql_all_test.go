@@ -1,0 +1,571 @@
+package integration_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// TestADenialInSQLThatNobodyLooksAt: a trigger and a function of a web API call ratelimit and ratelimit_all, and look at no answer. A denial
+// stops them, and rolls back what they did before it.
+func TestADenialInSQLThatNobodyLooksAt(t *testing.T) {
+	behaviour(t, func(w world) {
+		w.must(`CREATE TABLE messages (sender text); CREATE TABLE log (what text)`)
+		for name, perform := range map[string]string{
+			"one":     `PERFORM ratelimit('one', sender, rate => 2, period => '1000 hours')`,
+			"several": `PERFORM ratelimit_all(jsonb_build_array(jsonb_build_object('name', 'more', 'key', sender, 'rate', 9, 'period', '1000 hours'), jsonb_build_object('name', 'two', 'key', sender, 'rate', 2, 'period', '1000 hours')))`,
+			"call":    `CALL limited(sender)`,
+		} {
+			w.must(`CREATE OR REPLACE PROCEDURE limited(sender text) LANGUAGE plpgsql AS $$ BEGIN PERFORM ratelimit('deep', sender, rate => 2, period => '1000 hours'); END $$`)
+			w.must(fmt.Sprintf(`CREATE FUNCTION %[1]s_trigger() RETURNS trigger LANGUAGE plpgsql AS $$
+				DECLARE sender text := NEW.sender; BEGIN INSERT INTO log VALUES ('before'); %[2]s; RETURN NEW; END $$`, name, perform))
+			w.must(fmt.Sprintf(`CREATE TRIGGER %[1]s BEFORE INSERT ON messages FOR EACH ROW EXECUTE FUNCTION %[1]s_trigger()`, name))
+			w.must(fmt.Sprintf(`CREATE FUNCTION %[1]s_api(sender text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN INSERT INTO log VALUES ('before'); %[2]s; RETURN 'sent'; END $$`, name, perform))
+			for key, statement := range map[string]string{"ann": `INSERT INTO messages VALUES ('ann')`, "bob": `SELECT ` + name + `_api('bob')`} {
+				w.must(`DELETE FROM log; DELETE FROM messages`)
+				w.must(statement)
+				w.must(statement)
+				before := w.rows()
+				savepoint := w.begin()
+				_, err := savepoint.Exec(w.Context(), statement)
+				w.do(savepoint.Rollback(w.Context()))
+				if sqlState(err) != "PT429" {
+					w.Fatalf("%s of %s: %v, want PT429", name, key, err)
+				}
+				var logged int
+				w.do(w.db.QueryRow(w.Context(), `SELECT count(*) FROM log`).Scan(&logged))
+				if logged != 2 || w.rows() != before {
+					w.Errorf("%s of %s: after a denial, %d rows are logged, want 2, and the table is\n%s", name, key, logged, w.rows())
+				}
+			}
+			w.must(fmt.Sprintf(`DROP TRIGGER %s ON messages`, name))
+		}
+		// A block that catches everything swallows the denial, as docs/sql.md says.
+		w.must(`INSERT INTO messages VALUES ('ann')`)
+		w.must(`DO $$ BEGIN PERFORM ratelimit('one', 'ann', rate => 2, period => '1000 hours'); EXCEPTION WHEN OTHERS THEN INSERT INTO log VALUES ('swallowed'); END $$`)
+		var swallowed int
+		w.do(w.db.QueryRow(w.Context(), `SELECT count(*) FROM log WHERE what = 'swallowed'`).Scan(&swallowed))
+		if swallowed != 1 {
+			w.Errorf("WHEN OTHERS caught %d denials, want 1", swallowed)
+		}
+		w.must(`DROP TABLE messages, log; DROP FUNCTION one_trigger, one_api, several_trigger, several_api, call_trigger, call_api; DROP PROCEDURE limited`)
+	})
+}
+
+// TestThePublicFunctionsPassTheirArgumentsOn: the other tests call the private functions behind them, since these take the instant.
+func TestThePublicFunctionsPassTheirArgumentsOn(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	for function, verb := range map[string]string{"ratelimit": "consume", "ratelimit_try": "try", "ratelimit_reserve": "reserve", "ratelimit_take": "take"} {
+		for i, arguments := range []string{
+			`rate => 10, period => '100 days', capacity => 20, count => 3`,
+			`rate => 10, period => '100 days', count => 2, shards => 3`,
+			`rate => 10, period => '100 days', kind => 'fixed window', start => '2020-01-01 00:00Z', count => 4`,
+			`rate => 10, period => '1 year', kind => 'calendar window', zone => 'Pacific/Auckland', anchor => '2020-05-05 05:05', count => 3`,
+			`rate => 10, period => '100 days', global => true, count => 0.5`,
+			`rate => 10, period => '100 days', count => 4, capacity => 11, max_reserved => 2`,
+		} {
+			key := "'public', 'ann'" // and 'private', 'ann': a window without a start begins by the key
+			if strings.Contains(arguments, "global") {
+				key = "'public'"
+			}
+			if verb == "take" {
+				arguments = strings.NewReplacer("count => 0.5", "most => 1", "count", "most").Replace(arguments)
+			}
+			if verb != "reserve" {
+				arguments = strings.Replace(arguments, ", max_reserved => 2", "", 1)
+			}
+			columns := map[string]string{
+				"consume": "", "try": "granted, date_trunc('hour', retry_after), ", "take": "taken, ", "reserve": "date_trunc('hour', retry_at - at + interval '30 minutes'), ",
+			}[verb] + "round(remaining::numeric, 3), date_trunc('hour', reset_at + interval '30 minutes')"
+			for n := range 8 {
+				ask := func(call string) string {
+					answer := ""
+					err := pool.QueryRow(t.Context(), fmt.Sprintf("SELECT concat_ws(' ', %s) FROM %s", columns, call)).Scan(&answer)
+					if err != nil && sqlState(err) != "PT429" {
+						t.Fatalf("%s: %v", call, err)
+					}
+					return answer
+				}
+				got := ask(fmt.Sprintf("%s(%s, %s)", function, key, arguments))
+				want := ask(fmt.Sprintf("_ratelimit_by_hand('%s', %s, %s)", verb, strings.Replace(key, "public", "private", 1), arguments))
+				if got != want {
+					t.Errorf("%s, %d, call %d: %q, want %q", function, i, n, got, want)
+				}
+			}
+			mustExec(t, pool, "DELETE FROM rate_limits")
+		}
+	}
+}
+
+// The public functions for SQL take no instant, and their denials are errors but for ratelimit_try's. Their names, and the names and order
+// of what they take and return, stay.
+func TestThePublicFunctionsOfSQL(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	const numbers = "rate double precision DEFAULT NULL::double precision, period interval DEFAULT NULL::interval, "
+	const kind = "kind text DEFAULT 'token bucket'::text, capacity double precision DEFAULT NULL::double precision, start timestamp with time zone DEFAULT NULL::timestamp with time zone, "
+	const calendar = "zone text DEFAULT NULL::text, anchor timestamp without time zone DEFAULT NULL::timestamp without time zone"
+	const one = "name text, key text DEFAULT NULL::text, " + numbers + "count double precision DEFAULT 1, " + kind + "shards integer DEFAULT 1, global boolean DEFAULT false, " + calendar
+	const instants = "reset_at timestamp with time zone, OUT at timestamp with time zone"
+	want := map[string]string{
+		"ratelimit":         one + ", OUT remaining double precision, OUT " + instants,
+		"ratelimit_try":     one + ", OUT granted boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamp with time zone, OUT " + instants,
+		"ratelimit_reserve": one + ", max_reserved double precision DEFAULT NULL::double precision, OUT retry_at timestamp with time zone, OUT delay interval, OUT remaining double precision, OUT " + instants,
+		"ratelimit_take":    strings.Replace(one, "count double precision DEFAULT 1", "most bigint DEFAULT NULL::bigint", 1) + ", OUT taken bigint, OUT remaining double precision, OUT " + instants,
+		"ratelimit_all":     "requests jsonb, TABLE(name text, key text, remaining double precision, reset_at timestamp with time zone, at timestamp with time zone)",
+		"ratelimit_keys":    "name text, " + numbers + kind + calendar + ", keys text[] DEFAULT NULL::text[], TABLE(key text, remaining double precision, retry_at timestamp with time zone)",
+		"ratelimit_sweep":   "name text, " + numbers + kind + "first text DEFAULT ''::text, varies interval DEFAULT NULL::interval, OUT deleted integer, OUT next text",
+		"ratelimit_reset":   "name text, key text DEFAULT NULL::text, global boolean DEFAULT false",
+	}
+	rows, err := pool.Query(t.Context(), `SELECT p.proname, pg_get_function_arguments(p.oid) || CASE WHEN p.proretset THEN ', ' || pg_get_function_result(p.oid) ELSE '' END, obj_description(p.oid) IS NOT NULL
+		  FROM pg_proc AS p WHERE p.pronamespace = current_schema::regnamespace AND p.proname LIKE 'ratelimit%'`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var name, arguments string
+	var documented bool
+	if _, err := pgx.ForEachRow(rows, []any{&name, &arguments, &documented}, func() error {
+		if !documented {
+			t.Errorf("%s has no COMMENT", name)
+		}
+		if text, found := want[name]; found {
+			delete(want, name)
+			if arguments != text {
+				t.Errorf("%s(%s)\nwant %s", name, arguments, text)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for name := range want {
+		t.Errorf("there is no function %s", name)
+	}
+}
+
+// request is a request of ratelimit_all.
+func allRequest(limit ratelimit.Limit, key string, count float64) map[string]any {
+	c := limit.Config()
+	request := map[string]any{"name": c.Name, "rate": *c.Rate, "kind": string(c.Kind), "capacity": *c.Capacity, "shards": c.Shards, "count": count}
+	if key == "" {
+		request["global"] = true
+	} else {
+		request["key"] = key
+	}
+	if c.Kind == ratelimit.KindCalendarWindow {
+		request["period"] = strings.Replace(c.Period, "1 week", "7 days", 1)
+		if c.Zone != "" {
+			request["zone"] = c.Zone
+		}
+		if c.Anchor != "" {
+			request["anchor"] = c.Anchor
+		}
+	} else {
+		request["period"] = fmt.Sprintf("%d microseconds", period(c).Microseconds())
+	}
+	if c.Start != nil {
+		request["start"] = c.Start.UTC().Truncate(time.Microsecond).Format(time.RFC3339Nano)
+	}
+	return request
+}
+
+// allAnswer is what ratelimit_all, or Consume, says of several requests: after a denial, only the limits that deny, and the wait.
+type allAnswer struct {
+	granted   bool
+	remaining []float64
+	resetAt   []time.Time
+	denied    []string
+	retryAt   time.Time
+}
+
+func (a allAnswer) equals(b allAnswer) bool {
+	if a.granted != b.granted || !slices.Equal(a.denied, b.denied) || !a.retryAt.Equal(b.retryAt) || len(a.remaining) != len(b.remaining) {
+		return false
+	}
+	for i := range a.remaining {
+		if a.remaining[i] != b.remaining[i] || !a.resetAt[i].Equal(b.resetAt[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// askAll asks _ratelimit_all in a savepoint.
+func askAll(w world, tx pgx.Tx, requests []map[string]any, now time.Time) (a allAnswer) {
+	w.Helper()
+	text, err := json.Marshal(requests)
+	w.do(err)
+	savepoint, err := tx.Begin(w.Context())
+	w.do(err)
+	rows, err := savepoint.Query(w.Context(), `SELECT remaining, reset_at, at, name, key FROM _ratelimit_all($1::text::jsonb, $2)`, string(text), now)
+	var remaining float64
+	var resetAt, at time.Time
+	var name, key string
+	if err == nil {
+		_, err = pgx.ForEachRow(rows, []any{&remaining, &resetAt, &at, &name, &key}, func() error {
+			if n := len(a.remaining); name != requests[n]["name"] || key != "" && key != requests[n]["key"] || !at.Equal(now) {
+				w.Fatalf("answer %d to %s is for %s, %s at %v", n, text, name, key, at)
+			}
+			a.remaining, a.resetAt = append(a.remaining, remaining), append(a.resetAt, resetAt)
+			return nil
+		})
+	}
+	if err == nil {
+		a.granted = true
+		w.do(savepoint.Commit(w.Context()))
+		return a
+	}
+	w.do(savepoint.Rollback(w.Context()))
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok || pgErr.Code != "PT429" {
+		w.Fatalf("%s: %v", text, err)
+	}
+	a.denied = strings.Split(strings.TrimPrefix(pgErr.Message, "rate limit exceeded: "), ", ")
+	var detail struct {
+		Limit   string
+		RetryAt *time.Time `json:"retry_at"`
+	}
+	w.do(json.Unmarshal([]byte(pgErr.Detail), &detail))
+	if !slices.Contains(a.denied, detail.Limit) {
+		w.Fatalf("%s: %q is not among those that deny", pgErr.Detail, a.denied)
+	}
+	if detail.RetryAt != nil {
+		a.retryAt = *detail.RetryAt
+	}
+	return a
+}
+
+// TestRatelimitAllAnswersLikeConsume makes random requests of several limits, in SQL and in Go on the same rows. The answers and the rows must
+// be equal. A denied call must be granted at retry_at.
+func TestRatelimitAllAnswersLikeConsume(t *testing.T) {
+	t.Parallel()
+	r := newRand(t)
+	begun, err := newPool(t, 1).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer begun.Rollback(context.WithoutCancel(t.Context()))
+	limiter, clock := newLimiter()
+	w := world{t, begun, limiter, clock}
+	grants, denials := 0, 0
+	for n := 0; n < sized(300, 100) || n < 3000 && (grants < 40 || denials < 40); n++ {
+		clock.now = noon.Add(time.Duration(r.Int64N(4e17)-2e17) / 1000 * 1000)
+		var requests []map[string]any
+		var asked []ratelimit.Request
+		w.must("DELETE FROM rate_limits")
+		tableText := func() (text string) {
+			w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(string_agg(concat_ws(' ', name, key, shards, float8send(value), timestamptz_send(ts)), e'\n'
+				ORDER BY name, key, float8send(value), ts), '') FROM rate_limits`).Scan(&text))
+			return text
+		}
+		for i := range 1 + r.IntN(4) {
+			name := fmt.Sprint(oneOf(r, "a", "b", "Z", "é"), i)
+			limit := randomLimit(r, name, oneOf(r, 1, 1, 1, 3))
+			if r.IntN(2) == 0 {
+				limit = ratelimit.CalendarWindow(name, oneOf(r, 5.0, 20, 100), oneOf(r, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Year),
+					ratelimit.In(oneOf(r, "UTC", "Europe/Berlin")), ratelimit.Anchor(randomAnchor(r)), ratelimit.Capacity(oneOf(r, 5.0, 100)))
+			}
+			key := oneOf(r, "ann", "bob", "")
+			count := min(randomTokens(r, limit.Capacity()), limit.Capacity())
+			if count > 0 && count < 1e-15 {
+				count = 0
+			}
+			shards := limit.Config().Shards
+			if r.IntN(4) > 0 {
+				value := limit.Capacity() / float64(shards) * oneOf(r, 0, r.Float64(), 0.9, 1, 1, -r.Float64())
+				ts := clock.now.Add(-time.Duration(r.Int64N(oneOf[int64](r, 1e3, 1e9, 1e13))) * time.Microsecond) // up to 115 days ago
+				for shard := range shards {                                                                       // equal rows, so that the picked shard does not matter
+					w.must("INSERT INTO rate_limits VALUES ($1, $2, $3, $4, $5, $6)", name, key, shard, shards, value, ts)
+				}
+			}
+			requests = append(requests, allRequest(limit, key, count))
+			if key == "" {
+				asked = append(asked, limit.Global().Count(count))
+			} else {
+				asked = append(asked, limit.Key(key).Count(count))
+			}
+		}
+		w.must("CREATE TEMP TABLE IF NOT EXISTS kept AS SELECT * FROM rate_limits WITH NO DATA; DELETE FROM kept; INSERT INTO kept SELECT * FROM rate_limits")
+		result, err := (&ratelimit.Limiter{Clock: clock.Now}).Consume(t.Context(), begun, asked...) // a name has another definition in each case
+		exceeded, denied := errors.AsType[*ratelimit.DeniedError](err)
+		if err != nil && !denied {
+			t.Fatalf("case %d: %v", n, err)
+		}
+		want := allAnswer{granted: err == nil}
+		if denied {
+			result = exceeded.Result
+			want.retryAt = result.RetryAt
+		}
+		for _, s := range result.Requests {
+			switch {
+			case want.granted:
+				want.remaining, want.resetAt = append(want.remaining, s.Remaining), append(want.resetAt, s.ResetAt)
+			case !s.OK:
+				want.denied = append(want.denied, s.Limit.Name())
+			}
+		}
+		wantTable := tableText()
+		w.must("DELETE FROM rate_limits; INSERT INTO rate_limits SELECT * FROM kept")
+		got := askAll(w, begun, requests, clock.now)
+		if !got.equals(want) {
+			t.Fatalf("case %d at %v: %v\nSQL %+v\nGo  %+v", n, clock.now, requests, got, want)
+		}
+		if table := tableText(); table != wantTable {
+			t.Fatalf("case %d: %v: SQL left\n%s\nGo left\n%s", n, requests, table, wantTable)
+		}
+		if got.granted {
+			grants++
+			continue
+		}
+		denials++
+		if early := got.retryAt.Add(-time.Microsecond); early.After(clock.now) && got.retryAt.Year() < 9999 {
+			if again := askAll(w, begun, requests, early); again.granted {
+				t.Fatalf("case %d: %v denied at %v until %v, and granted a microsecond earlier", n, requests, clock.now, got.retryAt)
+			}
+			if again := askAll(w, begun, requests, got.retryAt); !again.granted {
+				t.Fatalf("case %d: %v denied at %v until %v, and then %+v", n, requests, clock.now, got.retryAt, again)
+			}
+		}
+	}
+	if grants < 40 || denials < 40 {
+		t.Errorf("%d grants and %d denials: this tested too little", grants, denials)
+	}
+}
+
+// TestRatelimitAllUnderContention: calls with the list in both orders, and single calls, get exactly what there is, at every level that
+// matters, and no call deadlocks.
+func TestRatelimitAllUnderContention(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable} {
+		for _, shards := range []int{1, 3} {
+			t.Run(fmt.Sprintf("%s, %d shards", level, shards), func(t *testing.T) {
+				t.Parallel()
+				pool := newPool(t, 8)
+				limiter := ratelimit.Limiter{OnRetry: func(_ context.Context, _ int, err error) {
+					if sqlState(err) == "40P01" || level == pgx.ReadCommitted {
+						t.Errorf("%s: run again for %v", level, err)
+					}
+				}}
+				one := func(name string, rate int) string {
+					return fmt.Sprintf(`{"name": "%s", "key": "ann", "rate": %d, "period": "1000 hours", "shards": %d}`, name, rate, shards)
+				}
+				lists := []string{
+					"[" + one("a", 60) + ", " + one("b", 90) + "]", "[" + one("b", 90) + ", " + one("a", 60) + "]",
+					"[" + one("c", 70) + ", " + one("b", 90) + ", " + one("a", 60) + "]", "[" + one("b", 90) + "]",
+				}
+				var granted [8]int
+				done := make(chan error, 8)
+				for g := range 8 {
+					go func() {
+						done <- func() error {
+							for {
+								err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+									_, err := tx.Exec(ctx, "SELECT ratelimit_all($1::text::jsonb)", lists[g%4])
+									return err
+								}, ratelimit.Isolation(level), ratelimit.Attempts(1000))
+								switch {
+								case sqlState(err) == "PT429":
+									return nil
+								case err != nil:
+									return err
+								}
+								granted[g]++
+							}
+						}()
+					}()
+				}
+				for range 8 {
+					if err := <-done; err != nil {
+						t.Fatal(err)
+					}
+				}
+				of := func(kinds ...int) (n int) {
+					for _, k := range kinds {
+						n += granted[k] + granted[k+4]
+					}
+					return n
+				}
+				if a, b := of(0, 1, 2), of(0, 1, 2, 3); a > 60 || b != 90 || of(2) > 70 {
+					t.Errorf("%d of 60, %d of 90 and %d of 70 granted; 90 must all be used: %v", a, b, of(2), granted)
+				}
+				for name, left := range map[string]int{"a": 60 - of(0, 1, 2), "b": 90 - of(0, 1, 2, 3), "c": 70 - of(2)} {
+					// A thousandth of an hour refills less than a tenth of a token.
+					if got := scan[float64](t, pool, "SELECT coalesce(sum(remaining), 70) FROM ratelimit_keys($1, $2, '1000 hours')", name, map[string]int{"a": 60, "b": 90, "c": 70}[name]); math.Abs(got-float64(left)) > 0.1 {
+						t.Errorf("%s has %v left, want %d", name, got, left)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestRatelimitAllMindsOverrides: without numbers, they are those that are published, under overrides and blocks.
+func TestRatelimitAllMindsOverrides(t *testing.T) {
+	t.Parallel()
+	pool := publishedPool(t)
+	mustExec(t, pool, `
+		SELECT ratelimit_override('bucket', 'raised', rate => 100, capacity => 100), ratelimit_block('bucket', 'blocked', until => '9000-01-01 00:00+00'),
+		       ratelimit_block('bucket', 'for good'), ratelimit_unlimited('bucket', 'free'), ratelimit_override('none', NULL, capacity => 7, until => '8000-01-01 00:00+00')`)
+	for list, want := range map[string]string{
+		`[{"name": "bucket", "key": "ann", "count": 20}, {"name": "sharded", "key": "ann", "count": 4}]`:                     "bucket 0, sharded 8",
+		`[{"name": "bucket", "key": "raised", "count": 60}, {"name": "open", "key": "ann", "count": 1e6}]`:                   "bucket 40, open Infinity",
+		`[{"name": "open", "key": "ann"}, {"name": "bucket", "key": "free", "count": 1e9}]`:                                  "open Infinity, bucket Infinity",
+		`[{"name": "none", "key": "ann", "count": 0}, {"name": "window", "key": "ann", "count": 2}]`:                         "none 0, window 5",
+		`[{"name": "window", "key": "bob"}, {"name": "bucket", "key": "blocked"}, {"name": "bucket", "key": "bob"}]`:         "PT429 bucket 9000-01-01",
+		`[{"name": "bucket", "key": "for good"}, {"name": "bucket", "key": "blocked"}]`:                                      "PT429 bucket never",
+		`[{"name": "bucket", "key": "blocked"}, {"name": "none", "key": "ann"}]`:                                             "PT429 bucket, none never",
+		`[{"name": "window", "key": "bob"}, {"name": "none", "key": "ann"}]`:                                                 "PT429 none never",
+		`[{"name": "varying", "key": "ann", "rate": 3, "period": "1 day"}, {"name": "calendar", "key": "bob"}]`:              "varying 2, calendar 4",
+		`[{"name": "bucket", "key": "blocked", "rate": 10, "period": "1 minute"}]`:                                           "bucket 9", // with numbers, nobody looks for a block
+		`[{"name": "window", "global": true}]`:                                                                               "window 6",
+		`[{"name": "varying month", "key": "ann", "rate": 3, "period": "1 month", "kind": "calendar window"}]`:               "varying month 2",
+		`[{"name": "fresh", "key": "ann", "rate": 9, "period": "1 minute", "max_reserved": 5, "capacity": 12, "count": 12}]`: "fresh 0",
+	} {
+		_, err := pool.Exec(t.Context(), "SELECT 1") // the pool works
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		err = pool.QueryRow(t.Context(), "SELECT string_agg(name || ' ' || floor(remaining), ', ') FROM ratelimit_all($1::text::jsonb)", list).Scan(&got)
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
+			var detail struct {
+				RetryAt *time.Time `json:"retry_at"`
+			}
+			if err := json.Unmarshal([]byte(pgErr.Detail), &detail); err != nil {
+				t.Fatalf("%s: %+v", list, pgErr)
+			}
+			until := "never"
+			if detail.RetryAt != nil {
+				until = detail.RetryAt.UTC().Format(time.DateOnly)
+			}
+			got = pgErr.Code + " " + strings.TrimPrefix(pgErr.Message, "rate limit exceeded: ") + " " + until
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if got != want {
+			t.Errorf("%s: %s, want %s", list, got, want)
+		}
+	}
+	if rows := scan[int](t, pool, "SELECT count(*) FROM rate_limits WHERE key = 'bob' AND name = 'window'"); rows != 0 {
+		t.Error("a call with a blocked key has taken of the others")
+	}
+	// The plan that grants nothing does not end with an override of other numbers.
+	if end := scan[*time.Time](t, pool, "SELECT retry_at FROM ratelimit_try('none', 'ann')"); end != nil {
+		t.Errorf("a rate of 0 until %v", end)
+	}
+}
+
+// TestRatelimitAllRefusesWhatIsWrong: 22023, a text that says what is wrong, and nothing is written.
+func TestRatelimitAllRefusesWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	pool := publishedPool(t)
+	const good = `{"name": "bucket", "key": "secret"}, `
+	for list, text := range map[string]string{
+		`[]`:                 "there are no requests",
+		`{}`:                 "the requests are not a JSON array",
+		`null`:               "the requests are not a JSON array",
+		`"bucket"`:           "the requests are not a JSON array",
+		`[` + good + `7]`:    "request 2 is not a JSON object, but of the type number",
+		`[` + good + `null]`: "request 2 is not a JSON object, but of the type null",
+		`[[` + good + `7]]`:  "request 1 is not a JSON object, but of the type array",
+		`[` + good + `{}]`:   "rate limit NULL: no program has published it",
+		`[{"key": "secret", "rate": 1, "period": "1 hour"}]`:                                                                    "rate limit NULL: the name is empty",
+		`[{"name": "bucket"}]`:                                                                                                  "rate limit 'bucket': the key is NULL or empty",
+		`[{"name": "bucket", "key": ""}]`:                                                                                       "the key is NULL or empty",
+		`[{"name": "bucket", "key": "secret", "global": true}]`:                                                                 "a global limit has no key",
+		`[` + good + `{"name": "bucket", "key": null}]`:                                                                         "request 2: key is null: leave it out",
+		`[{"name": "bucket", "key": "secret", "rate": null}]`:                                                                   "request 1: rate is null: leave it out",
+		`[{"name": "bucket", "key": "secret", "count": null}]`:                                                                  "count is null",
+		`[{"name": "bucket", "key": 17}]`:                                                                                       "key is not of the type string, but of the type number",
+		`[{"name": ["bucket"], "key": "secret"}]`:                                                                               "name is not of the type string, but of the type array",
+		`[{"name": "bucket", "key": "secret", "count": "2"}]`:                                                                   "count is not of the type number, but of the type string",
+		`[{"name": "bucket", "key": "secret", "global": "false"}]`:                                                              "global is not of the type boolean, but of the type string",
+		`[{"name": "bucket", "key": "secret", "cost": 2}]`:                                                                      "request 1: there is no field 'cost'",
+		`[{"name": "bucket", "key": "secret", "cost": null}]`:                                                                   "there is no field 'cost'",
+		`[{"name": "bucket", "key": "secret", "now": "2026-07-01"}]`:                                                            "there is no field 'now'",
+		`[{"name": "bucket", "key": "secret", "most": 2}]`:                                                                      "there is no field 'most'",
+		`[{"name": "bucket", "key": "secret", "Key": "x"}]`:                                                                     "there is no field 'Key'",
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 minutte"}]`:                                                    `request 1: invalid input syntax for type interval: "1 minutte"`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "999999999999 years"}]`:                                           `request 1: interval`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": 60}]`:                                                             `period is not of the type string, but of the type number`,
+		`[{"name": "x", "key": "secret", "rate": 1e400, "period": "1 hour"}]`:                                                   `request 1: "1`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "count": 1e-400}]`:                                      `request 1: "0.`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "count": -1}]`:                                          `count -1 is neither`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "count": 2}]`:                                           `2 tokens can never be granted`,
+		`[{"name": "x", "key": "secret", "rate": 1}]`:                                                                           `period NULL is not between`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "shards": 2.5}]`:                                        `2.5 shards are not a whole number`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "shards": 101}]`:                                        `101 shards are not`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "shards": 1e300}]`:                                      `shards are not a whole number between 1 and 100`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "kind": "sliding"}]`:                                    `kind 'sliding' is not`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "kind": "fixed window", "start": "tomorrows"}]`:         `invalid input syntax for type timestamp with time zone`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "kind": "fixed window", "start": "2026-13-01 00:00Z"}]`: `date/time field value out of range`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "start": "2026-07-01 00:00Z"}]`:                         `a token bucket has no start`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 month", "kind": "calendar window", "anchor": "01/02/2026"}]`:   `anchor '01/02/2026' is neither a date`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 month", "kind": "calendar window", "anchor": "2026-02-31"}]`:   `date/time field value out of range`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 month", "kind": "calendar window", "zone": "Moon/Base"}]`:      `time zone`,
+		`[{"name": "x", "key": "secret", "rate": 0, "period": "1 hour", "max_reserved": 1}]`:                                    `capacity and max_reserved are NULL or 0 if the rate is 0`,
+		`[{"name": "varying", "key": "secret"}]`:                                                                                `the numbers of this key are the program's`,
+		`[` + good + `{"name": "typo", "key": "secret"}]`:                                                                       `rate limit 'typo': no program has published it`,
+		`[` + good + `{"name": "bucket", "key": "secret", "count": 2}]`:                                                         `rate limit 'bucket': two requests have the same key`,
+		`[` + good + `{"name": "window", "key": "secret"}, {"name": "bucket", "key": "secret", "rate": 1, "period": "1 s"}]`:    `rate limit 'bucket': two requests have the same key`,
+		`[{"name": "open", "key": "secret"}, {"name": "open", "key": "secret"}]`:                                                `rate limit 'open': two requests have the same key`,
+		`[{"name": "open", "global": true}, {"name": "open", "global": true}]`:                                                  `rate limit 'open': two requests have the same key`,
+		`[{"name": "none", "key": "secret"}, {"name": "none", "key": "secret"}]`:                                                `rate limit 'none': two requests have the same key`,
+	} {
+		_, err := pool.Exec(t.Context(), "SELECT ratelimit_all($1::text::jsonb)", list)
+		pgErr, ok := errors.AsType[*pgconn.PgError](err)
+		if !ok || pgErr.Code != "22023" || !strings.Contains(pgErr.Message, text) {
+			t.Errorf("%s: %v, want 22023 and %q", list, err, text)
+		} else if strings.Contains(fmt.Sprintf("%+v", *pgErr), "secret") {
+			t.Errorf("%s: the error has the key: %+v", list, *pgErr)
+		}
+	}
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_all(NULL)"); sqlState(err) != "22023" {
+		t.Errorf("NULL: %v", err)
+	}
+	if rows := tableOf(t, pool); rows != "" {
+		t.Errorf("something was written:\n%s", rows)
+	}
+}
+
+// TestRatelimitReset: SQL makes a key full again, and takes no key for another.
+func TestRatelimitReset(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	mustExec(t, pool, `SELECT ratelimit('l', 'ann', rate => 10, period => '1000 hours', shards => 3), ratelimit('l', 'bob', rate => 10, period => '1000 hours'),
+		ratelimit('l', rate => 10, period => '1000 hours', global => true)`)
+	for call, deleted := range map[string]int{"'l', 'nobody'": 0, "'other', 'ann'": 0} {
+		if got := scan[int](t, pool, "SELECT ratelimit_reset("+call+")"); got != deleted {
+			t.Errorf("ratelimit_reset(%s): %d rows, want %d", call, got, deleted)
+		}
+	}
+	for call, text := range map[string]string{
+		"'l'": "global => true", "'l', NULL": "global => true", "'l', ''": "global => true", "'', 'ann'": "the name is empty", "NULL, 'ann'": "the name is empty",
+		"'l', 'ann', global => true": "a global limit has no key",
+	} {
+		if _, err := pool.Exec(t.Context(), "SELECT ratelimit_reset("+call+")"); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
+			t.Errorf("ratelimit_reset(%s): %v, want %q", call, err, text)
+		}
+	}
+	if got := scan[int](t, pool, "SELECT ratelimit_reset('l', 'ann')"); got != 3 {
+		t.Errorf("%d rows of ann, want 3", got)
+	}
+	if got := scan[int](t, pool, "SELECT ratelimit_reset('l', global => true)"); got != 1 {
+		t.Errorf("%d rows of the global limit, want 1", got)
+	}
+	if rows := tableOf(t, pool); !strings.HasPrefix(rows, "(l,bob,") || strings.Contains(rows, "\n") {
+		t.Errorf("the table has\n%s", rows)
+	}
+}
