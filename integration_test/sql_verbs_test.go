@@ -170,7 +170,7 @@ func TestByHandReserveAndTakeRefuseWhatIsWrong(t *testing.T) {
 			`ratelimit_take('l', 'ann', 10, '1 minute', most => 1, kind => 'leaky bucket')`:                                   `kind 'leaky bucket' is not`,
 			`ratelimit_take('l', 'ann', 10, '1 minute', most => 1, shards => 101)`:                                            `101 shards are not between`,
 			`_ratelimit_by_hand('take', 'l', 'ann', 10, '1 minute', most => 1, now => 'infinity')`:                            `now, infinity, is not between`,
-			`ratelimit_take('l', 'ann', 10, '1 day', most => 1, kind => 'calendar window', zone => 'x''; DROP TABLE y; --/')`: `time zone`,
+			`ratelimit_take('l', 'ann', 10, '1 day', most => 1, kind => 'calendar window', zone => 'x''; DROP TABLE y; --/')`: `neither 'UTC' nor a name with a slash`,
 		} {
 			tx := w.begin()
 			_, err := tx.Exec(w.Context(), "SELECT FROM "+call)

@@ -301,7 +301,7 @@ func TestACalendarGrantsAtItsRetryAt(t *testing.T) {
 		w.grant(year.Count(365))
 		began := w.clock.now
 		for request, want := range map[ratelimit.Request]time.Time{
-			reserved:        time.Date(2026, 8, 9, 0, 0, 0, 0, mustLoad("Europe/Berlin")),
+			reserved:        time.Date(2026, 8, 10, 0, 0, 0, 0, mustLoad("Europe/Berlin")),
 			year.Count(300): time.Date(2027, 4, 27, 0, 0, 0, 0, mustLoad("Europe/Berlin")),
 		} {
 			w.clock.now = began
@@ -314,6 +314,40 @@ func TestACalendarGrantsAtItsRetryAt(t *testing.T) {
 			w.grant(request)
 		}
 	})
+}
+
+// TestByHandCountsTheDaysOfADebt: as Go does, whatever bound on reservations is published. A large balance is no reason to fail.
+func TestByHandCountsTheDaysOfADebt(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	var clock time.Time
+	limiter := ratelimit.Limiter{Clock: func() time.Time { return clock }}
+	day := ratelimit.CalendarWindow("day", 1, ratelimit.Day, ratelimit.In("Europe/Berlin"), ratelimit.MaxReserved(2))
+	if err := ratelimit.Publish(t.Context(), pool, "api", day); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	clock = began
+	if _, err := limiter.Charge(t.Context(), pool, day.Key("ann").Count(50)); err != nil {
+		t.Fatal(err)
+	}
+	for days, want := range map[int]float64{40: -9, 49: 0, 50: 1, 95: 1} {
+		clock = began.AddDate(0, 0, days)
+		balances, err := limiter.Balance(t.Context(), pool, day.Key("ann"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		remaining := scan[float64](t, pool, "SELECT remaining FROM _ratelimit_by_hand('try', 'day', 'ann', count => 0, now => $1)", clock)
+		keys := scan[float64](t, pool, "SELECT remaining FROM _ratelimit_keys('day', NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, NULL, $1)", clock)
+		if balances[0].Remaining != want || remaining != want || keys != want {
+			t.Errorf("after %d days: Go %v, by hand %v, keys %v, want %v", days, balances[0].Remaining, remaining, keys, want)
+		}
+	}
+	for _, numbers := range []string{
+		"rate => 0.00001, period => '1 second', capacity => 100000", "rate => 1, period => '1 day', capacity => 3e9, kind => 'fixed window'",
+	} {
+		scan[time.Time](t, pool, "SELECT retry_at FROM ratelimit_reserve('large', 'ann', "+numbers+")")
+	}
 }
 
 func mustLoad(zone string) *time.Location {

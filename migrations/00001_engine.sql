@@ -1581,11 +1581,10 @@ BEGIN
 END
 $body$;
 
--- Returns how many windows the list must reach back so that it has every refill of a row, unless a charge has put the row
--- deeper into debt. More than 100 are not needed, and would cost each call time. A max_reserved of NULL is no bound, or not known.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision, max_reserved double precision) RETURNS integer
+-- Returns how many windows the list must reach back so that it has every refill of a row that owes the tokens of 100 windows.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN least(ceil((capacity + coalesce(max_reserved, 'Infinity')) / rate) + '1', 100)::integer;
+RETURN least(ceil(capacity / rate) + '101', 1000)::integer;
 
 -- Raises an error if a limit's definition is invalid. It uses the terms and bounds of the Go library (ratelimit.New).
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
@@ -2368,7 +2367,8 @@ DECLARE
 BEGIN
     IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
        AND kind = 'token bucket' AND shards = 1 THEN
-        SELECT n.effect, n.until, n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
+        SELECT n.effect, CASE WHEN n.effect = 'block' AND n.rate = '0' AND n.varies IS NULL THEN NULL ELSE n.until END, -- a plan has no end
+               n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
           INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
           FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp())) AS n;
         IF effect <> 'numbers' THEN -- which needs no numbers, and may have none
@@ -2431,7 +2431,7 @@ BEGIN
         zone := coalesce(zone, 'UTC');
         anchor := coalesce(anchor, '2001-01-01');
         unit := period;
-        windows := /* TEMPLATE: schema */_ratelimit_windows(unit, zone, anchor, coalesce(now, clock_timestamp()), /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), ahead);
+        windows := /* TEMPLATE: schema */_ratelimit_windows(unit, zone, anchor, coalesce(now, clock_timestamp()), /* TEMPLATE: schema */_ratelimit_back(rate, capacity), ahead);
         grid := windows[1];
         period := /* TEMPLATE: schema */_ratelimit_longest(unit);
     ELSE
@@ -2471,9 +2471,9 @@ BEGIN
     END IF;
     remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, windows);
     IF NOT granted OR verb = 'reserve' THEN
-        reach := least(ceil((CASE WHEN granted THEN '0' ELSE q.count + q.floor END - remaining) / q.rate) + '2', 40000)::integer;
+        reach := least(greatest(ceil((CASE WHEN granted THEN '0' ELSE q.count + q.floor END - remaining) / q.rate), '0') + '2', 40000)::integer;
         IF windows IS NOT NULL AND reach > q.ahead THEN -- the list has to reach to where the tokens will be there
-            windows := /* TEMPLATE: schema */_ratelimit_windows(q.unit, q.zone, q.anchor, at, /* TEMPLATE: schema */_ratelimit_back(q.rate, q.capacity, q.max_reserved), reach);
+            windows := /* TEMPLATE: schema */_ratelimit_windows(q.unit, q.zone, q.anchor, at, /* TEMPLATE: schema */_ratelimit_back(q.rate, q.capacity), reach);
         END IF;
         retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards,
             CASE WHEN granted THEN 0 ELSE q.count END, CASE WHEN granted THEN 0 ELSE q.floor END, verb = 'reserve' AND NOT granted, windows);
@@ -2945,7 +2945,7 @@ BEGIN
         FOR o IN
             SELECT CASE WHEN x.effect <> 'numbers' THEN x.effect WHEN d.kind = 'unlimited' THEN 'unlimited'
                    WHEN d.effect = 'varies' AND (x.rate IS NULL OR x.capacity IS NULL OR d.kind = 'calendar window') THEN 'varies' ELSE 'numbers' END AS effect,
-                   nullif(x.until, 'infinity') AS until,
+                   CASE WHEN d.rate > '0' OR x.rate > '0' OR d.varies IS NOT NULL THEN nullif(x.until, 'infinity') END AS until, -- a plan that grants nothing has no end
                    coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
                    pg_catalog.array_agg(x.key) AS own
               FROM (
@@ -2999,7 +2999,7 @@ BEGIN
     capacity := coalesce(capacity, rate);
     IF kind = 'calendar window' THEN
         windows := /* TEMPLATE: schema */_ratelimit_windows(period, coalesce(zone, 'UTC'), coalesce(anchor, '2001-01-01'), at,
-            /* TEMPLATE: schema */_ratelimit_back(rate, capacity, NULL), 100);
+            /* TEMPLATE: schema */_ratelimit_back(rate, capacity), 100);
         period := /* TEMPLATE: schema */_ratelimit_longest(period);
     END IF;
     RETURN QUERY
@@ -3619,7 +3619,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_grid(name text, key text, period 
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_instant(micros bigint);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_micros(at timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer, zone text, anchor timestamp);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision, max_reserved double precision);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_windows(period interval, zone text, anchor timestamp, at timestamptz, back integer, ahead integer);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_longest(period interval);
 DROP VIEW /* TEMPLATE: schema */rate_limits_turn_31;

@@ -135,7 +135,7 @@ const balanceSQL = `
 		SELECT coalesce(array_agg(value ORDER BY shard), '{}') AS value, coalesce(array_agg(ts ORDER BY shard), '{}') AS ts, count(*)::integer AS n
 		  FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')
 	), w AS (
-		SELECT CASE WHEN $5 = 'calendar window' THEN _ratelimit_windows($4, $9, $10::text::timestamp, $8, _ratelimit_back($3, $6, NULL), 100) END AS windows
+		SELECT CASE WHEN $5 = 'calendar window' THEN _ratelimit_windows($4, $9, $10::text::timestamp, $8, _ratelimit_back($3, $6), 100) END AS windows
 	), g AS (
 		SELECT w.windows, CASE WHEN $5 = 'calendar window' THEN w.windows[1] ELSE _ratelimit_grid($1, coalesce($2, ''), $4, $5, $7) END AS grid,
 		       CASE WHEN $5 = 'calendar window' THEN _ratelimit_longest($4) ELSE $4 END AS period

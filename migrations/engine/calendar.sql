@@ -38,8 +38,7 @@ BEGIN
 END
 $body$;
 
--- Returns how many windows the list must reach back so that it has every refill of a row, unless a charge has put the row
--- deeper into debt. More than 100 are not needed, and would cost each call time. A max_reserved of NULL is no bound, or not known.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision, max_reserved double precision) RETURNS integer
+-- Returns how many windows the list must reach back so that it has every refill of a row that owes the tokens of 100 windows.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN least(ceil((capacity + coalesce(max_reserved, 'Infinity')) / rate) + '1', 100)::integer;
+RETURN least(ceil(capacity / rate) + '101', 1000)::integer;

@@ -44,7 +44,8 @@ DECLARE
 BEGIN
     IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
        AND kind = 'token bucket' AND shards = 1 THEN
-        SELECT n.effect, n.until, n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
+        SELECT n.effect, CASE WHEN n.effect = 'block' AND n.rate = '0' AND n.varies IS NULL THEN NULL ELSE n.until END, -- a plan has no end
+               n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
           INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
           FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp())) AS n;
         IF effect <> 'numbers' THEN -- which needs no numbers, and may have none
@@ -107,7 +108,7 @@ BEGIN
         zone := coalesce(zone, 'UTC');
         anchor := coalesce(anchor, '2001-01-01');
         unit := period;
-        windows := /* TEMPLATE: schema */_ratelimit_windows(unit, zone, anchor, coalesce(now, clock_timestamp()), /* TEMPLATE: schema */_ratelimit_back(rate, capacity, max_reserved), ahead);
+        windows := /* TEMPLATE: schema */_ratelimit_windows(unit, zone, anchor, coalesce(now, clock_timestamp()), /* TEMPLATE: schema */_ratelimit_back(rate, capacity), ahead);
         grid := windows[1];
         period := /* TEMPLATE: schema */_ratelimit_longest(unit);
     ELSE
@@ -147,9 +148,9 @@ BEGIN
     END IF;
     remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, windows);
     IF NOT granted OR verb = 'reserve' THEN
-        reach := least(ceil((CASE WHEN granted THEN '0' ELSE q.count + q.floor END - remaining) / q.rate) + '2', 40000)::integer;
+        reach := least(greatest(ceil((CASE WHEN granted THEN '0' ELSE q.count + q.floor END - remaining) / q.rate), '0') + '2', 40000)::integer;
         IF windows IS NOT NULL AND reach > q.ahead THEN -- the list has to reach to where the tokens will be there
-            windows := /* TEMPLATE: schema */_ratelimit_windows(q.unit, q.zone, q.anchor, at, /* TEMPLATE: schema */_ratelimit_back(q.rate, q.capacity, q.max_reserved), reach);
+            windows := /* TEMPLATE: schema */_ratelimit_windows(q.unit, q.zone, q.anchor, at, /* TEMPLATE: schema */_ratelimit_back(q.rate, q.capacity), reach);
         END IF;
         retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards,
             CASE WHEN granted THEN 0 ELSE q.count END, CASE WHEN granted THEN 0 ELSE q.floor END, verb = 'reserve' AND NOT granted, windows);

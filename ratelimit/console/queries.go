@@ -277,7 +277,7 @@ stored AS (
 ),
 windowed AS (
     SELECT f.*, CASE WHEN f.kind = 'calendar window' AND f.rate > 0 THEN
-                _ratelimit_windows(f.period, f.zone, f.anchor, now(), _ratelimit_back(f.rate, f.capacity, NULL), 100) END AS windows
+                _ratelimit_windows(f.period, f.zone, f.anchor, now(), _ratelimit_back(f.rate, f.capacity), 100) END AS windows
       FROM inforce AS f
 ),
 grids AS (
@@ -361,7 +361,7 @@ func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[
 		  FROM unnest($2::text[]) AS k (key)
 		 CROSS JOIN LATERAL _ratelimit_numbers($1, k.key, now(), varying => true) AS n
 		 CROSS JOIN LATERAL (SELECT CASE WHEN n.effect = 'numbers' AND n.kind = 'calendar window' AND n.rate > 0 THEN
-		           _ratelimit_windows(n.period, n.zone, n.anchor, now(), _ratelimit_back(n.rate, n.capacity, NULL), 100) END AS windows OFFSET 0) AS w
+		           _ratelimit_windows(n.period, n.zone, n.anchor, now(), _ratelimit_back(n.rate, n.capacity), 100) END AS windows OFFSET 0) AS w
 		 CROSS JOIN LATERAL (SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts, sum(r.value) AS total
 		      FROM rate_limits AS r WHERE r.name = $1 AND r.key = k.key) AS s`, name, keys))
 	left := make(map[string]leftRow)
