@@ -146,7 +146,7 @@ func (i Interceptor) decide(ctx context.Context, ask requestsFunc, call Call) *s
 	} else {
 		d.Result, d.Err = outcome.Consume(ctx, i.timeout(), i.Limiter, i.DB, requests)
 		refusal = refusalOf(d.Result, d.Err)
-		open = i.FailOpen && refusal.Code() == codes.Unavailable
+		open = i.FailOpen && refusal.Code() == codes.Unavailable && outcome.MayPass(d.Err)
 	}
 	if c := refusal.Code(); ctx.Err() != nil && (c == codes.Unavailable || c == codes.Internal) {
 		refusal, open = status.FromContextError(ctx.Err()), false // not a failure of the database
