@@ -561,3 +561,27 @@ func TestOpenInMemory(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestTheDocumentedGrantsAreEnoughToOpen, and to do everything in the background.
+func TestTheDocumentedGrantsAreEnoughToOpen(t *testing.T) {
+	t.Parallel()
+	needsSession(t, "since it sets the role of its sessions")
+	owner := newPool(t, 2)
+	role := createRole(t, owner)
+	mustExec(t, owner, named(docSQL(t, "docs/start-and-stop.md", "GRANT USAGE ON SCHEMA"), schemaOf(t, owner), role))
+	mustExec(t, owner, "INSERT INTO rate_limits VALUES ('opened', 'idle', 0, 1, 100, now() - interval '2 hours')")
+	app := asRole(t, owner, role, 6)
+	o := opening(app)
+	o.SweepEvery, o.OnError = 20*time.Millisecond, noError(t)
+	limits := open(t, app, o)
+	if _, err := limits.Consume(t.Context(), app, openedBucket.Key("ann")); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "it sweeps", func() bool {
+		return scan[int](t, owner, "SELECT count(*)::integer FROM rate_limits WHERE key = 'idle'") == 0
+	})
+	closeLimiter(t, limits)
+	if got := usageOf(t, owner)["opened"].Granted; got != 1 {
+		t.Errorf("%d grants are recorded", got)
+	}
+}

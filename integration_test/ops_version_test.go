@@ -45,6 +45,10 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 				t.Errorf("%s: %+v, %v, want %d and %s", name, s, err, migrations.Version, migrations.Hash)
 			}
 		}
+		var s migrations.Schema
+		if err := pool.QueryRow(t.Context(), docSQL(t, "docs/operations.md", "SELECT version, hash")).Scan(&s.Version, &s.Hash); err != nil || s.Hash != migrations.Hash {
+			t.Errorf("as the page says: %+v, %v", s, err)
+		}
 		// Whatever the session has set.
 		conn := acquire(t, connect(t, url, 1))
 		for _, set := range []string{"SET timezone = 'Asia/Kolkata'", "SET datestyle = 'SQL, DMY'", "SET intervalstyle = 'iso_8601'", "SET extra_float_digits = -3",

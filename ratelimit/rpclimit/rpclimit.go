@@ -84,7 +84,8 @@ type Interceptor struct {
 	ObserveOnly bool
 
 	// FailOpen lets calls pass if the database could not be asked. That includes a missing migration or GRANT (SQLSTATE
-	// 42883, 42501). Each such call is reported to the Observer, or logged without one.
+	// 42883, 42501), but not a limiter that is closed or has not loaded its overrides ([ratelimit.ErrClosed],
+	// [ratelimit.ErrNotLoaded]): Unavailable. Each such call is reported to the Observer, or logged without one.
 	FailOpen bool
 
 	// Timeout bounds a decision. If it is over, the database could not be asked (Unavailable, or FailOpen). The client's
