@@ -12,7 +12,7 @@ var openMutations = []mutation{
 		tests: "TestOpenStartsEverything|TestAProcessThatLivesASecond|TestOpenWithTheDatabaseDown",
 	}, {
 		name: "open-sweep-alone", file: "ratelimit/open.go", what: "a sweep goes on beside another program's",
-		old: "err == nil && !alone", new: "false",
+		old: "err == nil && !alone", new: "err == nil && !alone && o.NoSweep",
 		tests: "TestASweepGivesWayToAnother",
 	}, {
 		name: "open-sweep-read-only", file: "ratelimit/open.go", what: "a standby is noticed by the first sweep only",
