@@ -56,7 +56,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer opened.Close(context.WithoutCancel(ctx))
+	defer demo.Close(ctx, opened)
 	limits = opened
 	_, err = pool.Exec(ctx, "CREATE TABLE services (name text, rate float8); INSERT INTO services VALUES ('search', 20)")
 	if err != nil {

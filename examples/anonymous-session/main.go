@@ -84,7 +84,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer opened.Close(context.WithoutCancel(ctx))
+	defer demo.Close(ctx, opened)
 	limits = opened
 	site := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { serve(pool, w, r) })
 	first := visit(site, "192.0.2.7:1", "")

@@ -53,7 +53,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer opened.Close(context.WithoutCancel(ctx))
+	defer demo.Close(ctx, opened)
 	limits = opened
 	clients := func(n int) (units float64, throttled int, err error) {
 		const size, perRead = 300_000, 37 // bytes, and units (half of 74)

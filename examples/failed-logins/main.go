@@ -74,7 +74,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer opened.Close(context.WithoutCancel(ctx))
+	defer demo.Close(ctx, opened)
 	limits = opened
 	const tables = "CREATE TABLE users (name text, hash bytea); CREATE TABLE sessions (user_name text)"
 	if _, err := pool.Exec(ctx, tables); err != nil {

@@ -83,7 +83,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer limits.Close(context.WithoutCancel(ctx)) // after the server
+	defer demo.Close(ctx, limits) // after the server
 	limit := rpclimit.Interceptor{
 		Limiter:  limits,
 		DB:       pool,

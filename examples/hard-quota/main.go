@@ -102,7 +102,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer opened.Close(context.WithoutCancel(ctx))
+	defer demo.Close(ctx, opened)
 	limits = opened
 	for day, begin := range []time.Time{
 		time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC),

@@ -74,7 +74,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer limiter.Close(context.WithoutCancel(ctx)) // after the server
+	defer demo.Close(ctx, limiter) // after the server
 	server := httptest.NewServer(app(limiter, pool))
 	defer server.Close()
 

@@ -134,7 +134,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer limiter.Close(context.WithoutCancel(ctx)) // after the server and the Coalescer
+	defer demo.Close(ctx, limiter) // after the server and the Coalescer
 	coalescer := &ratelimit.Coalescer{Pool: pool}   // one for the process
 	defer coalescer.Close()
 	limit := httplimit.Middleware{Limiter: limiter, DB: coalescer, Requests: requests, Settle: true}

@@ -78,7 +78,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer opened.Close(context.WithoutCancel(ctx))
+	defer demo.Close(ctx, opened)
 	limits = opened
 	if _, err := pool.Exec(ctx, "CREATE TABLE prompts (team text, prompt text, receipt text, run_at timestamptz)"); err != nil {
 		return err

@@ -41,7 +41,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer opened.Close(context.WithoutCancel(ctx))
+	defer demo.Close(ctx, opened)
 	limits = opened
 	_, err = pool.Exec(ctx, "CREATE TABLE messages (sender text, body text CONSTRAINT body_length CHECK (length(body) <= 20))")
 	if err != nil {

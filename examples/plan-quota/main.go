@@ -88,7 +88,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer opened.Close(context.WithoutCancel(ctx))
+	defer demo.Close(ctx, opened)
 	limits = opened
 	_, err = pool.Exec(ctx, `CREATE TABLE customers (id text, zone text, contract date);
 		CREATE TABLE calls (customer text, made integer, at timestamptz)`)

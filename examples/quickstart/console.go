@@ -21,7 +21,7 @@ func serve(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 	if err := start(ctx, pool); err != nil {
 		return err
 	}
-	defer limits.Close(context.WithoutCancel(ctx)) // after all that is running
+	defer demo.Close(ctx, limits) // after all that is running
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()

@@ -61,7 +61,7 @@ func main() {
 		if err := start(ctx, pool); err != nil {
 			return err
 		}
-		defer limits.Close(context.WithoutCancel(ctx))
+		defer demo.Close(ctx, limits)
 		return run(ctx, pool, os.Stdout)
 	})
 	fmt.Println("To see these limits on a page, and change them: go run ./examples/quickstart -console")

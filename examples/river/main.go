@@ -106,7 +106,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := start(ctx, pool); err != nil {
 		return err
 	}
-	defer limits.Close(context.WithoutCancel(ctx)) // after the River client has stopped
+	defer demo.Close(ctx, limits) // after the River client has stopped
 	jobs, err := newRiver(ctx, pool)
 	if err != nil {
 		return err

@@ -46,7 +46,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer opened.Close(context.WithoutCancel(ctx))
+	defer demo.Close(ctx, opened)
 	limits = opened
 	if _, err := pool.Exec(ctx, "CREATE TABLE users (email text PRIMARY KEY)"); err != nil {
 		return err

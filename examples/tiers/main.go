@@ -118,7 +118,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = program.limits.Close(context.WithoutCancel(ctx)) }()
+	defer func() { demo.Close(ctx, program.limits) }()
 	if err := program.use(ctx, pool, "ann", 3, 8*time.Hour); err != nil {
 		return err
 	}

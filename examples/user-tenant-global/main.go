@@ -39,7 +39,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer opened.Close(context.WithoutCancel(ctx))
+	defer demo.Close(ctx, opened)
 	limits = opened
 	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "tenant\tuser\tanswer\tleft: user\ttenant\tsite")

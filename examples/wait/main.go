@@ -73,7 +73,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		if err != nil {
 			return err
 		}
-		defer limits.Close(context.WithoutCancel(ctx))
+		defer demo.Close(ctx, limits)
 		process[i] = limits
 	}
 	jobs := make(chan int, calls)
