@@ -134,8 +134,8 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer demo.Close(ctx, limiter) // after the server and the Coalescer
-	coalescer := &ratelimit.Coalescer{Pool: pool}   // one for the process
+	defer demo.Close(ctx, limiter)                // after the server and the Coalescer
+	coalescer := &ratelimit.Coalescer{Pool: pool} // one for the process
 	defer coalescer.Close()
 	limit := httplimit.Middleware{Limiter: limiter, DB: coalescer, Requests: requests, Settle: true}
 	server := httptest.NewServer(limit.Handler(proxy(model.URL)))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/examples/internal/demo"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/console"
 )
