@@ -6,8 +6,8 @@ MODULES := $(shell sed -n 's/^[[:space:]]\(\.[^[:space:]]*\).*/\1/p' go.work)
 
 GOLANGCI_LINT := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # sqlc looks at the functions in a migrated database.
-SQLC := CGO_ENABLED=0 go run ./internal/postgres/cmd/withpostgres -f migrations/schema.sql -- \
-	go run github.com/sqlc-dev/sqlc/cmd/sqlc@v1.31.1
+WITH_SCHEMA := CGO_ENABLED=0 go run ./internal/postgres/cmd/withpostgres -f migrations/schema.sql --
+SQLC := $(WITH_SCHEMA) go run github.com/sqlc-dev/sqlc/cmd/sqlc@v1.31.1
 
 FUZZTIME ?= 10s
 
@@ -86,6 +86,7 @@ lint:
 generated:
 	@echo "the migrations as they are generated from migrations/engine"
 	@cd migrations && go run generate.go -check
+	$(WITH_SCHEMA) go run -C migrations generate.go -hash -check
 	$(SQLC) diff
 
 docs:
@@ -105,8 +106,9 @@ tidied:
 		(cd $$m && GOWORK=off go mod tidy -diff) || { echo "run make tidy"; exit 1; }; \
 	done
 
-generate: ## write the migrations from migrations/engine, and internal/dbsqlc from the queries
+generate: ## write the migrations and their version from migrations/engine, and internal/dbsqlc from the queries
 	cd migrations && go run generate.go
+	$(WITH_SCHEMA) go run -C migrations generate.go -hash
 	$(SQLC) generate
 
 prerelease: check race container conformance matrix partitioned pgbouncer plproxy faults soak fuzz mutate bench ## everything, which takes hours: before a release

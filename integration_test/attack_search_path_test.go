@@ -109,7 +109,6 @@ BEGIN
         END LOOP;
     END LOOP;
 END $$;
-CREATE FUNCTION evil.quote_ident(name) RETURNS text LANGUAGE plpgsql AS 'BEGIN PERFORM evil.hijacked(); END';
 CREATE FUNCTION evil.format(text, VARIADIC text[]) RETURNS text LANGUAGE plpgsql AS 'BEGIN PERFORM evil.hijacked(); END';
 CREATE FUNCTION evil.format(text, bigint, json, json, json) RETURNS text LANGUAGE plpgsql AS 'BEGIN PERFORM evil.hijacked(); END';
 CREATE FUNCTION evil.note(bigint, record) RETURNS bigint LANGUAGE plpgsql AS 'BEGIN PERFORM evil.hijacked(); END';

@@ -36,6 +36,13 @@ func run(m *testing.M) int {
 	if url := os.Getenv(usageWorker); url != "" {
 		return workOnUsage(url)
 	}
+	if url := os.Getenv(openWorker); url != "" {
+		if err := workASecond(url); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
+	}
 	var err error
 	if server, err = postgres.Start(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, err) // without Postgres the tests fail; they are not skipped

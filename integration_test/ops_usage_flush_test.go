@@ -439,7 +439,7 @@ func TestUsageNeedsTheDocumentedGrants(t *testing.T) {
 	if err := recorder.Flush(t.Context()); sqlState(err) != "42501" {
 		t.Errorf("%v, want 42501", err)
 	}
-	mustExec(t, owner, named(docSQL(t, "docs/operations.md", "ON app.rate_limit_usage"), schemaOf(t, owner), role))
+	mustExec(t, owner, named(docSQL(t, "docs/start-and-stop.md", "ON app.rate_limit_usage"), schemaOf(t, owner), role))
 	flush(t, recorder)
 	if u := usageOf(t, owner)["sendMessage"]; u.Denied != 3 {
 		t.Errorf("recorded %+v", u)

@@ -105,7 +105,7 @@ func TestTheDocumentedOverrides(t *testing.T) {
 		t.Errorf("%d overrides are left, want 3", n)
 	}
 
-	app := role("app_user", "GRANT USAGE ON SCHEMA app TO app_user", docSQL(t, "docs/overrides.md", "GRANT SELECT ON app.rate_limit_overrides"), docSQL(t, "docs/overrides.md", "ON app.rate_limit_definitions TO app_user"))
+	app := role("app_user", "GRANT USAGE ON SCHEMA app TO app_user", docSQL(t, "docs/start-and-stop.md", "ON app.rate_limit_definitions TO app_user"))
 	app("SELECT * FROM _ratelimit_overrides(NULL, 0)")
 	app(`SELECT ratelimit_publish('app', '[{"name": "sendMessage", "kind": "token bucket", "rate": 1, "period": "1 minute"}]')`)
 	for _, refused := range []string{"SELECT ratelimit_block('sendMessage', 'x')", "SELECT ratelimit_restore('signUps', 'load-test')"} {

@@ -9,8 +9,9 @@
 // If several processes may migrate at once, give goose a session locker (goose.WithSessionLocker).
 //
 // To upgrade, migrate first and then deploy. To go back, deploy first. A newer schema serves older versions of the library: a released
-// function never changes its arguments, columns or answers. If it has to, a new function with a new name is added. A newer library on an
-// older schema fails where it needs something that is missing (SQLSTATE 42883, or 42P01 for a view), and grants nothing there.
+// function never changes its arguments, columns or answers. If it has to, a new function with a new name is added. A newer library
+// refuses an older schema when it starts: [Check]. Without that check, it fails where it needs something that is missing (SQLSTATE 42883,
+// or 42P01 for a view), and grants nothing there.
 // Migrations lock no rows of the limits, so traffic can go on.
 //
 // Everything is made in the schema that comes first in the search_path of the connection. It belongs to the role that runs the

@@ -3560,6 +3560,52 @@ The trigger sees what is written from then on. Rows that were there before stay:
 Errors:
   RL004    the key is not this server's. Nothing was taken, and the transaction is aborted
 $text$;
-$engine$, '/* TEMPLATE: schema */', pg_catalog.format('%I.', current_schema));
+
+-- Says which schema this is. The library asks it when a program starts, and `txlimit migrate status` does.
+--
+-- version is the number of the newest migration. hash is made of the functions as they are now, without the schema's name, so it also
+-- shows one that was edited here. Both are written down in migrations/version.go. The generator puts the number and the list in.
+--
+-- Postgres has no source of a body after RETURN: it prints one. So that it always prints the same, no schema is in sight but this one.
+-- Bodies in text have "schema". before each name of the engine, and nowhere else: the engine quotes nothing.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_schema(OUT version integer, OUT hash text)
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC' SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1 SET quote_all_identifiers = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    own  oid; -- of the schema
+    name text;
+BEGIN
+    SELECT n.oid, n.nspname INTO own, name
+      FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace
+     WHERE t.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limits)::oid;
+    PERFORM set_config('search_path', quote_ident(name) || ', pg_temp', true); -- until this function ends
+    SELECT encode(sha256(convert_to(pg_catalog.string_agg(f.text, E'\n' ORDER BY f.text COLLATE "C"), 'UTF8')), 'hex') INTO hash
+      FROM (
+        SELECT p.proname::text || ' ' || CASE WHEN p.prosqlbody IS NULL
+               THEN pg_catalog.replace(p.prosrc, '"' || pg_catalog.replace(name, '"', '""') || '".', '')
+               ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
+          FROM pg_proc AS p
+         WHERE p.pronamespace = own
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_numbers,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_reset,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text <> '_ratelimit_distributed' -- which citus.sql changes
+      ) AS f;
+    version := '1';
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_schema() IS $text$
+Says which schema of txlimit this is.
+
+    SELECT * FROM ratelimit_schema()
+
+Result:
+  version  the number of the newest migration. A library works on its own version and on newer ones
+  hash     of the functions as they are now. Another one for the same version: a function was edited here, or the schema is of another build.
+           `txlimit migrate status` says whether it is as it was generated
+$text$;
+$engine$, '/* TEMPLATE: schema */', '"' || pg_catalog.replace(current_schema::text, '"', '""') || '".');
 END
 $migration$;

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -15,10 +14,6 @@ import (
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
-
-// ErrClosed is returned by [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take] and [Limiter.Charge] on a
-// [Coalescer] that was closed. Nothing was sent.
-var ErrClosed = errors.New("coalescer closed")
 
 // Coalescer is a [DB] for many concurrent calls outside transactions. Calls that arrive while others are at the database
 // are decided together, by one statement and one commit, or two (group commit for limits). Only Pool is required. A
@@ -174,7 +169,7 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
-		return ErrClosed
+		return fmt.Errorf("the Coalescer is %w", ErrClosed)
 	}
 	c.calls.Add(1)
 	defer c.calls.Done()

@@ -88,6 +88,18 @@ func notCommitted(err error) bool {
 	}
 }
 
+// ErrNotLoaded is matched by the error of every call of a [Limiter] whose [Overrides] were never read: a block may be in
+// force. The text has the error of the last attempt. Nothing was sent. FailOpen of packages httplimit and rpclimit does not
+// pass it.
+var ErrNotLoaded = errors.New("ratelimit: the overrides are not loaded")
+
+// ErrClosed is matched by the error of a call after [Limiter.Close], and of [Limiter.Consume], [Limiter.Wait],
+// [Limiter.Reserve], [Limiter.Take] and [Limiter.Charge] on a [Coalescer] that was closed. Nothing was sent. FailOpen of
+// packages httplimit and rpclimit does not pass it.
+var ErrClosed = errors.New("closed")
+
+var errLimiterClosed = fmt.Errorf("ratelimit: the Limiter is %w", ErrClosed)
+
 // ErrDenied is matched by every denial: errors.Is(err, ErrDenied). The error is a [*DeniedError], which says when to retry.
 var ErrDenied = errors.New("ratelimit: denied")
 

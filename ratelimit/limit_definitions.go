@@ -12,10 +12,21 @@ import (
 type definitions struct {
 	byName atomic.Pointer[map[string]*Limit] // replaced as a whole, never changed
 	mu     sync.Mutex                        // held while byName is replaced
+	listed bool                              // byName has all limits of the program: others are refused
 }
 
 // maxDefinitions bounds how many names are remembered. Of further names, only the requests of one call are compared.
 const maxDefinitions = 1000
+
+// only makes the list all that there is.
+func (d *definitions) only(limits []Limit) {
+	all := make(map[string]*Limit, len(limits))
+	for _, l := range limits {
+		all[l.name] = &l
+	}
+	d.byName.Store(&all)
+	d.listed = true
+}
 
 // check refuses requests whose limit was defined differently before. It takes no lock for known names.
 func (d *definitions) check(requests []Request) error {
@@ -29,6 +40,9 @@ func (d *definitions) check(requests []Request) error {
 		first := known[limit.name]
 		if first != nil && !limit.definedAs(first) {
 			return twoDefinitions(first, limit)
+		}
+		if first == nil && d.listed {
+			return programError{fmt.Errorf("%w: limit %q is not in Options.Limits of Open: nobody publishes or sweeps it", ErrInvalid, limit.name)}
 		}
 		unknown = unknown || first == nil
 	}

@@ -5,15 +5,16 @@ import (
 	"time"
 )
 
-// Limiter decides requests. The zero value is ready: it uses the database's clock and has no observer. A Limiter is safe
-// for concurrent use. After its first use, it must not be copied, nor its fields changed.
+// Limiter decides requests. [Open] makes one for a program, with everything that belongs to it. The zero value is ready, too: it
+// uses the database's clock, and has no observer, no overrides and nothing in the background. A Limiter is safe for concurrent use.
+// After its first use, it must not be copied, nor its fields changed.
 //
 // The verbs are [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take], [Limiter.Check], [Limiter.Balance],
 // [Limiter.Charge], [Limiter.Refund], [Limiter.Reset] and [Limiter.Move]. Each takes one request or several, but Wait takes one,
 // and Move two. It is one statement, and one round trip unless the driver needs more.
 //
 // A denial, by Consume, Wait, Reserve, Take or Check, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
-// [ErrClosed] or [ErrAttemptsExhausted] (both of a [Coalescer]) or [ErrUnknownOutcome], or is the error of the database or
+// [ErrClosed], [ErrNotLoaded], [ErrAttemptsExhausted] (of a [Coalescer]) or [ErrUnknownOutcome], or is the error of the database or
 // the context. Except for ErrUnknownOutcome, errors of Reset and Move and a canceled Wait, an error means that nothing was consumed or
 // given back.
 //
@@ -48,6 +49,7 @@ type Limiter struct {
 
 	queues      queues // for hot limits
 	definitions definitions
+	life        *life // nil: Open did not make it
 }
 
 // Decision describes one call of a verb, for [Limiter.Observer].

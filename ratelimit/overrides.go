@@ -28,6 +28,8 @@ import (
 // functions (ratelimit_override, ratelimit_block, ...), the tool txlimit and the page of package console write. A [Limiter]
 // applies them in the process, before anything is sent. So they cost no round trip, and hold on every handle.
 //
+// [Open] loads and follows them. Without it, call Load before the first call of the Limiter, and Run in the background:
+//
 //	overrides := &ratelimit.Overrides{DB: pool}
 //	if err := overrides.Load(ctx); err != nil { ... }
 //	go func() { _ = overrides.Run(ctx) }()
@@ -38,7 +40,7 @@ import (
 // reserved meanwhile. RetryAt is its end, or zero if it has none. Charges are still recorded, and [Limiter.Balance] says what is used. An unlimited key is granted everything, and nothing is taken. Kind,
 // period and start cannot be overridden. New numbers add no tokens (the SQL function ratelimit_add does).
 //
-// It fails closed. Until the first load has succeeded, every call returns an error. If the table cannot be read later, blocks
+// It fails closed. Until the first load has succeeded, every call returns [ErrNotLoaded]. If the table cannot be read later, blocks
 // and lower numbers stay, and raised numbers and unlimited keys count as defined after 5 minutes. An override ends at its
 // time in any case, by the database's clock or by [Limiter.Clock].
 //
@@ -390,9 +392,9 @@ func (o *Overrides) listen(ctx context.Context, wake chan<- struct{}) {
 // errNotLoaded is why calls fail before the first load. It hides the error of the load, which says nothing about the call.
 func (o *Overrides) errNotLoaded() error {
 	if failed := o.failed.Load(); failed != nil {
-		return errors.New("ratelimit: the overrides are not loaded: " + (*failed).Error())
+		return fmt.Errorf("%w: %v", ErrNotLoaded, *failed) //nolint:errorlint // its SQLSTATE is not the call's
 	}
-	return errors.New("ratelimit: the overrides are not loaded: call Overrides.Load before the first call, or Run")
+	return fmt.Errorf("%w: Open loads them, as do Overrides.Load and Run", ErrNotLoaded)
 }
 
 // applied are the requests with the limits in force. at is the time of the call, if it is known.

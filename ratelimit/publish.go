@@ -12,7 +12,7 @@ import (
 // Publish writes down the limits that a program defines, in place of those that it published before, in the table
 // rate_limit_definitions. Then the tool, the page and SQL by hand know the numbers, and a sweep minds them. No other decision depends
 // on it.
-// Call it when the program starts or when it migrates, with all its limits, each name once. program is its name, 1 to 255
+// [Open] calls it. Otherwise, call it when the program starts or when it migrates, with all its limits, each name once. program is its name, 1 to 255
 // bytes. Without limits, everything that the program published is withdrawn.
 //
 // db is a pool, a connection, a transaction, or [SQL] of one. Publish waits for other programs that publish. In a

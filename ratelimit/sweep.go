@@ -13,7 +13,8 @@ import (
 )
 
 // Sweep deletes the rows of keys that have been full for an hour, and returns how many it deleted. A missing row means a
-// full key, so no decision changes. Run it every ten minutes or so, in one process or in all.
+// full key, so no decision changes. A Limiter from [Open] does it in the background. Otherwise, run it every ten minutes or so, in
+// one process or in all.
 //
 // db is a connection, a pool, [SQL] of a *sql.DB or *sql.Conn, or a [Coalescer], whose pool it uses. A transaction is
 // [ErrInvalid], but is not detected on a *sql.Conn. Invalid limits, no limits, two limits of one name, and a limit made by
@@ -45,6 +46,10 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 	if err != nil {
 		return 0, err
 	}
+	return l.sweepAll(ctx, inTx, limits)
+}
+
+func (l *Limiter) sweepAll(ctx context.Context, inTx inReadCommitted, limits []Limit) (deleted int64, err error) {
 	for _, limit := range limits {
 		if limit.rowless() && limit.varies == 0 {
 			continue

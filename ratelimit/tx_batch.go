@@ -41,6 +41,9 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	began := time.Now()
 	requests = slices.Clone(requests)
 	c, err := l.newCall(VerbConsume, "", requests, nil)
+	if l.life.closed() {
+		err = errLimiterClosed
+	}
 	if err != nil {
 		result := unanswered(VerbConsume, requests)
 		l.observe(ctx, VerbConsume, began, result, err)

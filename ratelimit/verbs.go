@@ -208,6 +208,14 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 
 func (l *Limiter) do(ctx context.Context, db DB, v Verb, receipt Receipt, requests []Request) (result Result, err error) {
 	began := time.Now()
+	if v != VerbRefund { // which gives back what was taken before
+		if !l.life.enter() {
+			result, err = unanswered(v, requests), errLimiterClosed
+			l.observe(ctx, v, began, result, err)
+			return result, err
+		}
+		defer l.life.leave()
+	}
 	c, err := l.newCall(v, receipt, requests, db)
 	if noDatabase(db) {
 		err = programError{fmt.Errorf("%w: the DB is nil, or is a Coalescer without a Pool", ErrInvalid)}

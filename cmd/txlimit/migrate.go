@@ -5,10 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"regexp"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -68,8 +64,8 @@ Rows of limits are not locked, so traffic can go on.`,
 	status := a.do(&cobra.Command{
 		Use:   "status",
 		Short: "List the migrations, and which have been run",
-		Long: `List the migrations of this program, and which of them have been run in the schema. Exit status 3 if one has not. Of a schema that
-schema.sql made, it says whether all functions of this program are there.`,
+		Long: `List the migrations of this program, and which of them have been run in the schema, also by schema.sql. Exit status 3 if one has not.
+If the functions differ from those that the migrations make, it says so.`,
 		Args: noArgs,
 	}, []string{"SELECT " + migrations.VersionTable}, a.migrateStatus)
 	down := a.do(&cobra.Command{
@@ -256,9 +252,21 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 			}
 			t.print(w)
 		})
-		if err == nil && pending {
+		if err != nil {
+			return err
+		}
+		if pending {
 			fmt.Fprintf(a.stderr, "Run `txlimit migrate`: the schema %s is behind this program.\n", printable(schema))
 			return errNothing
+		}
+		s, err := migrations.Check(ctx, a.conn)
+		if errors.Is(err, migrations.ErrBehind) {
+			fmt.Fprintf(a.stderr, "The schema %s is behind this program, although goose has noted all migrations: it was made by an unreleased build. Run `txlimit migrate down`, which "+
+				"drops the tables at version 1, and `txlimit migrate`; or see docs/operations.md#which-schema-is-this.\n", printable(schema))
+			return errNothing
+		}
+		if err == nil {
+			a.differs(schema, s)
 		}
 		return err
 	})
@@ -266,19 +274,14 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 
 // madeBySchemaSQL is the status of a schema of which goose has noted no version.
 func (a *app) madeBySchemaSQL(ctx context.Context, provider *goose.Provider, schema string, table bool) error {
-	wanted, err := functions()
-	if err != nil {
-		return err
-	}
-	missing, err := collect(ctx, a.conn, pgx.RowTo[string], `
-		SELECT f FROM unnest($1::text[]) AS f
-		 WHERE NOT EXISTS (SELECT FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace WHERE n.nspname = $2 AND p.proname = f) ORDER BY f`, wanted, schema)
-	if err != nil {
+	s, err := migrations.Check(ctx, a.conn)
+	behind := errors.Is(err, migrations.ErrBehind)
+	if err != nil && !behind {
 		return err
 	}
 	list := []migration{}
 	for _, source := range provider.ListSources() {
-		list = append(list, migration{Version: source.Version, File: source.Path, Applied: len(missing) == 0})
+		list = append(list, migration{Version: source.Version, File: source.Path, Applied: source.Version <= int64(s.Version)})
 	}
 	err = a.emit(list, func(w io.Writer) {
 		t := newTable(">VERSION", "FILE", "RUN")
@@ -296,42 +299,30 @@ func (a *app) madeBySchemaSQL(ctx context.Context, provider *goose.Provider, sch
 	}
 	how := "docs/operations.md#migrations has the SQL that tells goose what is there."
 	if table {
-		last := fmt.Sprint(list[len(list)-1].Version)
-		if len(missing) > 0 {
+		last := fmt.Sprint(s.Version)
+		if s.Version == 0 {
 			last = "the newest that is there"
 		}
 		how = fmt.Sprintf("INSERT INTO %s (version_id, is_applied) SELECT n, true FROM generate_series(1, %s) AS n.", migrations.VersionTable, last)
 	}
-	if len(missing) > 0 {
-		fmt.Fprintf(a.stderr, "The schema %s was made by schema.sql, not noted by goose, and is behind this program: it has no function %s. First tell goose: %s Then run `txlimit migrate`.\n",
-			printable(schema), missing[0], how)
+	if behind {
+		has := fmt.Sprintf("has version %d of %d", s.Version, migrations.Version)
+		if s.Version == 0 {
+			has = "has no version: it is from before v0.1.0"
+		}
+		fmt.Fprintf(a.stderr, "The schema %s was made by schema.sql, not noted by goose, and is behind this program: it %s. First tell goose: %s Then run `txlimit migrate`.\n",
+			printable(schema), has, how)
 		return errNothing
 	}
 	fmt.Fprintf(a.stderr, "The schema %s was made by schema.sql, not noted by goose: nothing to do. To go on with goose: %s\n", printable(schema), how)
+	a.differs(schema, s)
 	return nil
 }
 
-var functionInSQL = regexp.MustCompile(`(?m)^(CREATE|CREATE OR REPLACE|DROP) FUNCTION (?:IF EXISTS )?/\* TEMPLATE: schema \*/(\w+)`)
-
-// functions are the names of the functions that the migrations make.
-func functions() ([]string, error) {
-	files, err := fs.Glob(migrations.FS, "*.sql") // sorted
-	if err != nil {
-		return nil, err
+// differs says so if the schema has other functions than this program's migrations make.
+func (a *app) differs(schema string, s migrations.Schema) {
+	if s.Differs() != "" {
+		fmt.Fprintf(a.stderr, "The schema %s has version %d as this program, but other functions (hash %.12s, not %.12s): one was edited, or it is of another build. "+
+			"docs/operations.md#which-schema-is-this says how to put it right.\n", printable(schema), s.Version, s.Hash, migrations.Hash)
 	}
-	var names []string
-	for _, file := range files {
-		text, err := fs.ReadFile(migrations.FS, file)
-		if err != nil {
-			return nil, err
-		}
-		up, _, _ := strings.Cut(string(text), "-- +goose Down")
-		for _, found := range functionInSQL.FindAllStringSubmatch(up, -1) {
-			names = slices.DeleteFunc(names, func(name string) bool { return name == found[2] })
-			if found[1] != "DROP" {
-				names = append(names, found[2])
-			}
-		}
-	}
-	return names, nil
 }

@@ -24,7 +24,7 @@ import (
 // The example's clock. A second passes when all its calls have been answered, so the output is always the same.
 var now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
-var limits = ratelimit.Limiter{Clock: func() time.Time { return now }}
+var limits *ratelimit.Limiter // of Open
 
 // calls varies: its rate is found while the program runs. Any rate fills the bucket within a second.
 var calls = ratelimit.TokenBucket("calls", 20, time.Second, ratelimit.Varies(time.Second))
@@ -48,7 +48,17 @@ func adapt(ctx context.Context, pool *pgxpool.Pool, failed int) error {
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	_, err := pool.Exec(ctx, "CREATE TABLE services (name text, rate float8); INSERT INTO services VALUES ('search', 20)")
+	opened, err := ratelimit.Open(ctx, pool, ratelimit.Options{
+		Program: "adaptive", Limits: []ratelimit.Limit{calls},
+		Clock:        func() time.Time { return now },
+		NoBackground: true, // an application follows its overrides, and sweeps
+	})
+	if err != nil {
+		return err
+	}
+	defer demo.Close(ctx, opened)
+	limits = opened
+	_, err = pool.Exec(ctx, "CREATE TABLE services (name text, rate float8); INSERT INTO services VALUES ('search', 20)")
 	if err != nil {
 		return err
 	}

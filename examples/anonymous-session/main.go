@@ -31,7 +31,7 @@ import (
 )
 
 var (
-	limits      ratelimit.Limiter
+	limits      *ratelimit.Limiter // of Open
 	perSession  = ratelimit.TokenBucket("perSession", 5, time.Hour)
 	newSessions = ratelimit.TokenBucket("newSessions", 3, time.Hour) // per network
 	anonymous   = ratelimit.TokenBucket("anonymous", 25, time.Hour)  // all together
@@ -80,6 +80,12 @@ func serve(pool *pgxpool.Pool, w http.ResponseWriter, r *http.Request) {
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
+	opened, err := ratelimit.Open(ctx, pool, ratelimit.Options{Program: "anonymous-session", Limits: []ratelimit.Limit{perSession, newSessions, anonymous}})
+	if err != nil {
+		return err
+	}
+	defer demo.Close(ctx, opened)
+	limits = opened
 	site := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { serve(pool, w, r) })
 	first := visit(site, "192.0.2.7:1", "")
 	cookie, err := sentWith("/another/page", first)

@@ -26,7 +26,7 @@ const (
 var (
 	// Saving up takes 300 s, so the example has its own clock.
 	now    = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
-	limits = ratelimit.Limiter{Clock: func() time.Time { return now }}
+	limits *ratelimit.Limiter // of Open
 
 	readUnits = ratelimit.TokenBucket("readUnits", provisioned, time.Second, ratelimit.Capacity(credit*provisioned))
 )
@@ -45,6 +45,16 @@ func read(ctx context.Context, pool *pgxpool.Pool, table string, size int, event
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
+	opened, err := ratelimit.Open(ctx, pool, ratelimit.Options{
+		Program: "burst-credit", Limits: []ratelimit.Limit{readUnits},
+		Clock:        func() time.Time { return now },
+		NoBackground: true, // an application follows its overrides, and sweeps
+	})
+	if err != nil {
+		return err
+	}
+	defer demo.Close(ctx, opened)
+	limits = opened
 	clients := func(n int) (units float64, throttled int, err error) {
 		const size, perRead = 300_000, 37 // bytes, and units (half of 74)
 		reads := make([]error, n)

@@ -26,8 +26,7 @@ import (
 )
 
 var (
-	overrides    ratelimit.Overrides
-	limits       = ratelimit.Limiter{Overrides: &overrides}
+	limits       *ratelimit.Limiter // of Open
 	failedLogins = ratelimit.TokenBucket("failedLogins", 5, 15*time.Minute)
 
 	passwordsChecked atomic.Int64 // for the output
@@ -71,10 +70,12 @@ func lockOut(ctx context.Context, pool *pgxpool.Pool, user string) error {
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	overrides.DB = pool
-	if err := overrides.Load(ctx); err != nil {
+	opened, err := ratelimit.Open(ctx, pool, ratelimit.Options{Program: "failed-logins", Limits: []ratelimit.Limit{failedLogins}})
+	if err != nil {
 		return err
 	}
+	defer demo.Close(ctx, opened)
+	limits = opened
 	const tables = "CREATE TABLE users (name text, hash bytea); CREATE TABLE sessions (user_name text)"
 	if _, err := pool.Exec(ctx, tables); err != nil {
 		return err
@@ -110,7 +111,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		if _, err := pool.Exec(ctx, "SELECT ratelimit_unblock('failedLogins', 'ann')"); err != nil {
 			return err
 		}
-		if err := overrides.Load(ctx); err != nil {
+		if err := limits.Overrides.Load(ctx); err != nil {
 			return err
 		}
 		if err := login(ctx, pool, "ann", "ann's password"); err != nil {
@@ -141,7 +142,7 @@ func guessAtOnce(ctx context.Context, pool *pgxpool.Pool, lockout time.Duration)
 	if err := limits.Reset(ctx, pool, failedLogins.Key("ann")); err != nil { // does not end a lockout
 		return err
 	}
-	if err := overrides.Load(ctx); err != nil { // otherwise Overrides.Run does it within a second
+	if err := limits.Overrides.Load(ctx); err != nil { // otherwise it is followed within a second
 		return err
 	}
 	denial, denied := errors.AsType[*ratelimit.DeniedError](login(ctx, pool, "ann", "ann's password"))

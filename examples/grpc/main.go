@@ -73,10 +73,19 @@ func serveConnect(limit rpclimit.Interceptor) *httptest.Server {
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	// The clock moves by hand, so that the numbers are always the same. An application uses the zero Limiter.
+	// The clock moves by hand, so that the numbers are always the same. An application has no Clock, and a background.
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{
+		Program: "grpc", Limits: []ratelimit.Limit{perUser, perSite},
+		Clock:        func() time.Time { return now },
+		NoBackground: true,
+	})
+	if err != nil {
+		return err
+	}
+	defer demo.Close(ctx, limits) // after the server
 	limit := rpclimit.Interceptor{
-		Limiter:  &ratelimit.Limiter{Clock: func() time.Time { return now }},
+		Limiter:  limits,
 		DB:       pool,
 		Requests: requests,
 	}

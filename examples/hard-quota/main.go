@@ -21,7 +21,7 @@ const quota = 100 // calls per hour
 var (
 	// The example takes hours, so it has its own clock. The third party uses the same clock.
 	now    time.Time
-	limits = ratelimit.Limiter{Clock: func() time.Time { return now }}
+	limits *ratelimit.Limiter // of Open
 
 	onTheHour  = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) // the third party's hours begin on the hour, UTC
 	strategies = []strategy{
@@ -90,6 +90,20 @@ func busiest(calls []time.Time) (most int) {
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
+	options := ratelimit.Options{
+		Program:      "hard-quota",
+		Clock:        func() time.Time { return now },
+		NoBackground: true, // an application follows its overrides, and sweeps
+	}
+	for _, s := range strategies {
+		options.Limits = append(options.Limits, s.limit)
+	}
+	opened, err := ratelimit.Open(ctx, pool, options)
+	if err != nil {
+		return err
+	}
+	defer demo.Close(ctx, opened)
+	limits = opened
 	for day, begin := range []time.Time{
 		time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC),
 		time.Date(2026, 7, 2, 12, 50, 0, 0, time.UTC), // after a day without calls

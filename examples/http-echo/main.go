@@ -65,9 +65,16 @@ func coupon(c echo.Context) error {
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	// The clock stands still, so that the numbers are always the same. An application uses the zero Limiter.
+	// The clock stands still, so that the numbers are always the same. An application has no Clock.
 	noon := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
-	limiter := &ratelimit.Limiter{Clock: func() time.Time { return noon }}
+	limiter, err := ratelimit.Open(ctx, pool, ratelimit.Options{
+		Program: "http-echo", Limits: []ratelimit.Limit{perClient, failures},
+		Clock: func() time.Time { return noon },
+	})
+	if err != nil {
+		return err
+	}
+	defer demo.Close(ctx, limiter) // after the server
 	server := httptest.NewServer(app(limiter, pool))
 	defer server.Close()
 

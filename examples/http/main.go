@@ -22,6 +22,7 @@ import (
 	"github.com/txlimit/txlimit/examples/internal/demo"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
+	"github.com/txlimit/txlimit/ratelimit/usage"
 )
 
 var (
@@ -84,10 +85,18 @@ func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
 	// The example has its own clock, so that a wait of a minute takes no time, and the numbers are always the same. An
-	// application uses the zero Limiter, with the database's clock.
+	// application has no Clock: it uses the database's.
 	var now atomic.Int64
 	now.Store(time.Date(2026, 7, 1, 12, 30, 0, 0, time.UTC).Unix())
-	limiter := &ratelimit.Limiter{Clock: func() time.Time { return time.Unix(now.Load(), 0) }}
+	limiter, err := ratelimit.Open(ctx, pool, ratelimit.Options{
+		Program: "http", Limits: []ratelimit.Limit{perUser["free"], perUser["pro"], perTeam, perSite, failedLogins},
+		Usage: &usage.Recorder{DB: pool},
+		Clock: func() time.Time { return time.Unix(now.Load(), 0) },
+	})
+	if err != nil {
+		return err
+	}
+	defer demo.Close(ctx, limiter) // after the server and the Coalescer
 
 	coalescer := &ratelimit.Coalescer{Pool: pool} // one for the process
 	defer coalescer.Close()

@@ -25,7 +25,7 @@ const (
 )
 
 var (
-	limits ratelimit.Limiter
+	limits *ratelimit.Limiter // of Open
 
 	// With a capacity of 0, nothing is saved up: every webhook must reserve, and waits for its token. MaxReserved is the
 	// length of the queue.
@@ -53,6 +53,12 @@ func send(ctx context.Context, pool *pgxpool.Pool, receiver string) error {
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
+	opened, err := ratelimit.Open(ctx, pool, ratelimit.Options{Program: "leaky-bucket", Limits: []ratelimit.Limit{webhooks}})
+	if err != nil {
+		return err
+	}
+	defer demo.Close(ctx, opened)
+	limits = opened
 	if _, err := pool.Exec(ctx, "CREATE TABLE sent (turn timestamptz, at timestamptz)"); err != nil {
 		return err
 	}

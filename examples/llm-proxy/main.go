@@ -127,7 +127,14 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	// The example has its own clock, so that its numbers are always the same.
 	var now atomic.Int64
 	now.Store(time.Date(2026, 7, 1, 12, 30, 0, 0, time.UTC).Unix())
-	limiter := &ratelimit.Limiter{Clock: func() time.Time { return time.Unix(now.Load(), 0) }}
+	limiter, err := ratelimit.Open(ctx, pool, ratelimit.Options{
+		Program: "llm-proxy", Limits: []ratelimit.Limit{llmCalls, llmTokens},
+		Clock: func() time.Time { return time.Unix(now.Load(), 0) },
+	})
+	if err != nil {
+		return err
+	}
+	defer demo.Close(ctx, limiter)                // after the server and the Coalescer
 	coalescer := &ratelimit.Coalescer{Pool: pool} // one for the process
 	defer coalescer.Close()
 	limit := httplimit.Middleware{Limiter: limiter, DB: coalescer, Requests: requests, Settle: true}

@@ -26,7 +26,7 @@ import (
 )
 
 var (
-	limits ratelimit.Limiter
+	limits *ratelimit.Limiter // of Open
 
 	// A team may use 6,000 tokens a minute, 20,000 at once, and queue for the tokens of ten minutes.
 	llmTokens = ratelimit.TokenBucket("llmTokens", 6_000, time.Minute,
@@ -74,6 +74,12 @@ var answer func(prompt string) (tokens float64)
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
+	opened, err := ratelimit.Open(ctx, pool, ratelimit.Options{Program: "llm-tokens", Limits: []ratelimit.Limit{llmTokens}})
+	if err != nil {
+		return err
+	}
+	defer demo.Close(ctx, opened)
+	limits = opened
 	if _, err := pool.Exec(ctx, "CREATE TABLE prompts (team text, prompt text, receipt text, run_at timestamptz)"); err != nil {
 		return err
 	}

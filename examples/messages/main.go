@@ -19,7 +19,7 @@ import (
 )
 
 var (
-	limits      ratelimit.Limiter
+	limits      *ratelimit.Limiter // of Open
 	sendMessage = ratelimit.TokenBucket("sendMessage", 6, time.Hour, ratelimit.Capacity(5))
 )
 
@@ -37,7 +37,13 @@ func send(ctx context.Context, pool *pgxpool.Pool, sender, body string) error {
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	_, err := pool.Exec(ctx, "CREATE TABLE messages (sender text, body text CONSTRAINT body_length CHECK (length(body) <= 20))")
+	opened, err := ratelimit.Open(ctx, pool, ratelimit.Options{Program: "messages", Limits: []ratelimit.Limit{sendMessage}})
+	if err != nil {
+		return err
+	}
+	defer demo.Close(ctx, opened)
+	limits = opened
+	_, err = pool.Exec(ctx, "CREATE TABLE messages (sender text, body text CONSTRAINT body_length CHECK (length(body) <= 20))")
 	if err != nil {
 		return err
 	}

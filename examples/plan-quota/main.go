@@ -20,7 +20,7 @@ import (
 var (
 	// The example takes months, so it has its own clock.
 	now    time.Time
-	limits = ratelimit.Limiter{Clock: func() time.Time { return now }}
+	limits *ratelimit.Limiter // of Open
 
 	perMinute = ratelimit.TokenBucket("callsPerMinute", 100, time.Minute)
 
@@ -80,7 +80,17 @@ func callAll(ctx context.Context, pool *pgxpool.Pool, c customer, end time.Time)
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	_, err := pool.Exec(ctx, `CREATE TABLE customers (id text, zone text, contract date);
+	opened, err := ratelimit.Open(ctx, pool, ratelimit.Options{
+		Program: "plan-quota", Limits: []ratelimit.Limit{perMinute, perMonth},
+		Clock:        func() time.Time { return now },
+		NoBackground: true, // an application follows its overrides, and sweeps
+	})
+	if err != nil {
+		return err
+	}
+	defer demo.Close(ctx, opened)
+	limits = opened
+	_, err = pool.Exec(ctx, `CREATE TABLE customers (id text, zone text, contract date);
 		CREATE TABLE calls (customer text, made integer, at timestamptz)`)
 	if err != nil {
 		return err

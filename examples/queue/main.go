@@ -32,7 +32,7 @@ const (
 )
 
 var (
-	limits    ratelimit.Limiter
+	limits    *ratelimit.Limiter // of Open
 	llmTokens = ratelimit.TokenBucket("llmTokens", perMinute, minute, ratelimit.Capacity(atOnce), ratelimit.MaxReserved(3*perMinute))
 )
 
@@ -92,6 +92,12 @@ func runDue(ctx context.Context, pool *pgxpool.Pool, call func(tx pgx.Tx, id int
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
+	opened, err := ratelimit.Open(ctx, pool, ratelimit.Options{Program: "queue", Limits: []ratelimit.Limit{llmTokens}})
+	if err != nil {
+		return err
+	}
+	defer demo.Close(ctx, opened)
+	limits = opened
 	if _, err := pool.Exec(ctx, schema); err != nil {
 		return err
 	}
@@ -101,7 +107,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 
 	// A connection that is killed between reserve and commit loses the tokens and the jobs. The document is enqueued again.
-	err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+	err = limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		return errors.Join(enqueue(ctx, tx, 0), kill(tx))
 	})
 	if err == nil {

@@ -12,29 +12,21 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/examples/internal/demo"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/console"
-	"github.com/txlimit/txlimit/ratelimit/usage"
 )
 
 // serve plays the stories, goes on sending messages, and serves the page for operators until ctx ends: what it says is sent to out.
 func serve(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
-	// What a program does so that operators can see its limits and change them: docs/console.md.
-	overrides := &ratelimit.Overrides{DB: pool}
-	if err := overrides.Load(ctx); err != nil {
+	if err := start(ctx, pool); err != nil {
 		return err
 	}
-	recorder := &usage.Recorder{DB: pool, Every: time.Second}
-	limits = ratelimit.Limiter{Overrides: overrides, Observer: recorder.Decision}
-	if err := ratelimit.Publish(ctx, pool, "quickstart", signUps, sendMessage, exports, passwordResets, mailQuota, llmTokens); err != nil {
-		return err
-	}
+	defer demo.Close(ctx, limits) // after all that is running
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	running.Go(func() { _ = overrides.Run(ctx) }) // until ctx ends
-	running.Go(func() { _ = recorder.Run(ctx) })
 
 	if err := run(ctx, pool, out); err != nil {
 		return err

@@ -22,11 +22,12 @@ import (
 
 	"github.com/txlimit/txlimit/examples/internal/demo"
 	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/usage"
 )
 
 // An application has one Limiter and a variable for each of its limits.
 var (
-	limits ratelimit.Limiter // the zero value is ready to use
+	limits *ratelimit.Limiter // of Open
 
 	// 10 new accounts per hour for the whole site.
 	signUps = ratelimit.TokenBucket("signUps", 10, time.Hour)
@@ -56,8 +57,24 @@ func main() {
 		demo.Serve(func(ctx context.Context, pool *pgxpool.Pool) error { return serve(ctx, pool, os.Stdout) })
 		return
 	}
-	demo.Main(func(ctx context.Context, pool *pgxpool.Pool) error { return run(ctx, pool, os.Stdout) })
+	demo.Main(func(ctx context.Context, pool *pgxpool.Pool) error {
+		if err := start(ctx, pool); err != nil {
+			return err
+		}
+		defer demo.Close(ctx, limits)
+		return run(ctx, pool, os.Stdout)
+	})
 	fmt.Println("To see these limits on a page, and change them: go run ./examples/quickstart -console")
+}
+
+// start is what a program does so that operators can see its limits and change them: docs/start-and-stop.md.
+func start(ctx context.Context, pool *pgxpool.Pool) (err error) {
+	limits, err = ratelimit.Open(ctx, pool, ratelimit.Options{
+		Program: "quickstart",
+		Limits:  []ratelimit.Limit{signUps, sendMessage, exports, passwordResets, mailQuota, llmTokens},
+		Usage:   &usage.Recorder{DB: pool, Every: time.Second}, // so that the page shows them soon
+	})
+	return err
 }
 
 func run(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {

@@ -41,7 +41,7 @@ const (
 )
 
 var (
-	limits    ratelimit.Limiter
+	limits    *ratelimit.Limiter // of Open
 	llmTokens = ratelimit.TokenBucket("llmTokens", perMinute, minute, ratelimit.Capacity(atOnce), ratelimit.MaxReserved(maxWaiting))
 )
 
@@ -97,7 +97,16 @@ func main() {
 	demo.Main(story)
 }
 
+func start(ctx context.Context, pool *pgxpool.Pool) (err error) {
+	limits, err = ratelimit.Open(ctx, pool, ratelimit.Options{Program: "river", Limits: []ratelimit.Limit{llmTokens}})
+	return err
+}
+
 func story(ctx context.Context, pool *pgxpool.Pool) error {
+	if err := start(ctx, pool); err != nil {
+		return err
+	}
+	defer demo.Close(ctx, limits) // after the River client has stopped
 	jobs, err := newRiver(ctx, pool)
 	if err != nil {
 		return err
@@ -223,6 +232,9 @@ func killedProcess(ctx context.Context, pool *pgxpool.Pool) error {
 func crash(ctx context.Context, url string) error {
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
+		return err
+	}
+	if err := start(ctx, pool); err != nil {
 		return err
 	}
 	jobs, err := river.NewClient(riverpgxv5.New(pool), &river.Config{})

@@ -21,7 +21,7 @@ import (
 )
 
 var (
-	limits ratelimit.Limiter
+	limits *ratelimit.Limiter // of Open
 
 	// What each team may spend per day, in tokens of a language model. (The day begins now, so that it does not end during
 	// the example.)
@@ -100,6 +100,12 @@ const (
 func costOf(id int) float64 { return float64(600 + id*100%1300) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
+	opened, err := ratelimit.Open(ctx, pool, ratelimit.Options{Program: "settle", Limits: []ratelimit.Limit{dailyTokens}})
+	if err != nil {
+		return err
+	}
+	defer demo.Close(ctx, opened)
+	limits = opened
 	if _, err := pool.Exec(ctx, schema); err != nil {
 		return err
 	}
@@ -170,7 +176,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 
 	var done int
 	var estimated, spent float64
-	err := pool.QueryRow(ctx, "SELECT count(*), sum(estimate), sum(cost) FROM jobs WHERE state = 'done'").Scan(&done, &estimated, &spent)
+	err = pool.QueryRow(ctx, "SELECT count(*), sum(estimate), sum(cost) FROM jobs WHERE state = 'done'").Scan(&done, &estimated, &spent)
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ import (
 )
 
 var (
-	limits ratelimit.Limiter
+	limits *ratelimit.Limiter // of Open
 
 	// Days begin an hour ago, so that none ends during the example.
 	signUps = ratelimit.FixedWindow("signUps", 100, 24*time.Hour, ratelimit.Start(time.Now().Add(-time.Hour)))
@@ -42,6 +42,12 @@ func signUp(ctx context.Context, pool *pgxpool.Pool, email string) error {
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
+	opened, err := ratelimit.Open(ctx, pool, ratelimit.Options{Program: "sign-ups", Limits: []ratelimit.Limit{signUps}})
+	if err != nil {
+		return err
+	}
+	defer demo.Close(ctx, opened)
+	limits = opened
 	if _, err := pool.Exec(ctx, "CREATE TABLE users (email text PRIMARY KEY)"); err != nil {
 		return err
 	}

@@ -33,7 +33,17 @@ var shipped []byte // the first file, which the example edits
 // app is the program with its plans. Its Limiter knows one definition of each name: other plans need another Limiter.
 type app struct {
 	plans  map[string]ratelimit.Limit
-	limits ratelimit.Limiter
+	limits *ratelimit.Limiter
+}
+
+// start starts the program with the plans of a file. The definitions that it had before are replaced.
+func start(ctx context.Context, pool *pgxpool.Pool, path string) (*app, error) {
+	a, err := load(path)
+	if err != nil {
+		return nil, err
+	}
+	a.limits, err = ratelimit.Open(ctx, pool, ratelimit.Options{Program: "tiers", Limits: slices.Collect(maps.Values(a.plans))})
+	return a, err
 }
 
 // load reads the plans of a file. Its error says what is wrong with each of them.
@@ -94,7 +104,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		if err := os.WriteFile(path, bytes.Replace(shipped, []byte(from), []byte(to), 1), 0o600); err != nil {
 			return nil, err
 		}
-		return load(path)
+		return start(ctx, pool, path)
 	}
 
 	for _, mistake := range [][2]string{{`"rate": 3`, `"rate": -3`}, {`"rate": 3, `, ``}, {`"capacity"`, `"capasity"`}, {`"1d"`, `"1 day"`}} {
@@ -108,6 +118,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
+	defer func() { demo.Close(ctx, program.limits) }()
 	if err := program.use(ctx, pool, "ann", 3, 8*time.Hour); err != nil {
 		return err
 	}
@@ -128,6 +139,9 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	fmt.Println("the free plan is raised to 6 a day: the next version of the program goes by it, and what was used stays used")
+	if err := program.limits.Close(ctx); err != nil {
+		return err
+	}
 	if program, err = edit(`"rate": 3`, `"rate": 6`); err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ import (
 )
 
 var (
-	limits    ratelimit.Limiter
+	limits    *ratelimit.Limiter // of Open
 	perUser   = ratelimit.TokenBucket("perUser", 3, time.Hour)
 	perTenant = ratelimit.TokenBucket("perTenant", 5, time.Hour)
 	perSite   = ratelimit.TokenBucket("perSite", 7, time.Hour)
@@ -35,6 +35,12 @@ func requests(tenant, user string) []ratelimit.Request {
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
+	opened, err := ratelimit.Open(ctx, pool, ratelimit.Options{Program: "user-tenant-global", Limits: []ratelimit.Limit{perUser, perTenant, perSite}})
+	if err != nil {
+		return err
+	}
+	defer demo.Close(ctx, opened)
+	limits = opened
 	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "tenant\tuser\tanswer\tleft: user\ttenant\tsite")
 	for _, call := range []struct {

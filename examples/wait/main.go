@@ -67,7 +67,15 @@ func work(ctx context.Context, limits *ratelimit.Limiter, pool *pgxpool.Pool, jo
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	var process [2]ratelimit.Limiter
+	var process [2]*ratelimit.Limiter
+	for i := range process {
+		limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{Program: "wait", Limits: []ratelimit.Limit{geocoder, reports}})
+		if err != nil {
+			return err
+		}
+		defer demo.Close(ctx, limits)
+		process[i] = limits
+	}
 	jobs := make(chan int, calls)
 	for i := range calls {
 		jobs <- i
@@ -78,7 +86,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	began := time.Now()
 	var wg sync.WaitGroup
 	for i := range workers {
-		wg.Go(func() { errs[i] = work(ctx, &process[i%2], pool, jobs, p) })
+		wg.Go(func() { errs[i] = work(ctx, process[i%2], pool, jobs, p) })
 	}
 	wg.Wait()
 	took := time.Since(began)
@@ -92,7 +100,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 
 	// The second report may run in a minute. A caller with ten seconds is denied at once.
-	limits := &process[0]
+	limits := process[0]
 	if _, err := limits.Wait(ctx, pool, reports.Key("ann")); err != nil {
 		return err
 	}

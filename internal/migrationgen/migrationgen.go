@@ -27,7 +27,7 @@ var order = []string{
 	"table.sql", "available.sql", "distributed.sql", "decisions.sql", "consume.sql", "consume_sharded.sql", "consume_several.sql", "apply.sql", "refund.sql", "move.sql", "wire.sql", "reset.sql",
 	"consume_keys.sql", "coalesce.sql", "raise.sql", "turns.sql",
 	"calendar.sql", "validate.sql", "grid.sql", "balance.sql", "definitions.sql", "overrides.sql", "ratelimit.sql", "keys.sql", "sweep.sql",
-	"usage.sql", "guard.sql",
+	"usage.sql", "guard.sql", "version.sql",
 }
 
 // The names in a directory of migrations.
@@ -48,7 +48,14 @@ func Files(dir fs.FS) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The number changes with every migration, and only then.
+	source := engine
+	engine = numbered(source, h.next-1)
 	up, down, err := h.changes(engine)
+	if err == nil && up != "" {
+		engine = numbered(source, h.next)
+		up, down, err = h.changes(engine)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -68,11 +75,35 @@ func Files(dir fs.FS) (map[string]string, error) {
 	return files, nil
 }
 
+// numbered puts the version and the list of functions into the engine.
+func numbered(engine []statement, version int) []statement {
+	var functions []string
+	for _, s := range engine {
+		if s.kind == "FUNCTION" && s.comments == "" {
+			functions = append(functions, s.name)
+		}
+	}
+	slices.Sort(functions)
+	fill := strings.NewReplacer(versionMark, fmt.Sprint(version), functionsMark, strings.Join(functions, ","))
+	engine = slices.Clone(engine)
+	for i := range engine {
+		engine[i].text = fill.Replace(engine[i].text)
+	}
+	return engine
+}
+
+// The marks that numbered replaces.
+const (
+	versionMark   = "/* TEMPLATE: version */"
+	functionsMark = "/* TEMPLATE: functions */"
+)
+
 // inSchema returns a statement that runs sql with the schema put in. The schema is the first one of the search_path at that time. So the
-// bodies of the functions name it, and work whatever the search_path of their callers is.
+// bodies of the functions name it, and work whatever the search_path of their callers is. It is always in quotes: so ratelimit_schema can
+// take it out again, and takes no alias of a table for it.
 func inSchema(sql string) string {
 	return "DO $migration$\nBEGIN\nEXECUTE pg_catalog.replace(" + sqlBegin + strings.TrimRight(sql, "\n") + sqlEnd +
-		", '" + schemaMark + "', pg_catalog.format('%I.', current_schema));\nEND\n$migration$;\n"
+		", '" + schemaMark + "', '\"' || pg_catalog.replace(current_schema::text, '\"', '\"\"') || '\".');\nEND\n$migration$;\n"
 }
 
 // inSchema puts sqlBegin and sqlEnd around the SQL, and replaces schemaMark by the schema.

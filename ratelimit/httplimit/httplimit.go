@@ -102,7 +102,8 @@ type Middleware struct {
 	ObserveOnly bool
 
 	// FailOpen lets requests pass if the database could not be asked. That includes a missing migration or GRANT (SQLSTATE
-	// 42883, 42501). Each such request is reported to the Observer, or logged without one.
+	// 42883, 42501), but not a limiter that is closed or has not loaded its overrides ([ratelimit.ErrClosed],
+	// [ratelimit.ErrNotLoaded]): 503. Each such request is reported to the Observer, or logged without one.
 	FailOpen bool
 
 	// Timeout bounds the decision. A charge or a refund afterwards has as long again. If the time is over before the
@@ -198,7 +199,7 @@ func (m Middleware) decide(r *http.Request) (requests []ratelimit.Request, d Dec
 	} else {
 		d.Result, d.Err = outcome.Consume(r.Context(), m.timeout(), m.Limiter, m.DB, requests)
 		d.Status = outcome.Status(d.Result, d.Err)
-		open = m.FailOpen && d.Status == http.StatusServiceUnavailable
+		open = m.FailOpen && d.Status == http.StatusServiceUnavailable && outcome.MayPass(d.Err)
 	}
 	if d.Status >= 500 && errors.Is(r.Context().Err(), context.Canceled) {
 		d.Status, open = statusClientClosedRequest, false // not a failure of the database

@@ -84,7 +84,8 @@ type Interceptor struct {
 	ObserveOnly bool
 
 	// FailOpen lets calls pass if the database could not be asked. That includes a missing migration or GRANT (SQLSTATE
-	// 42883, 42501). Each such call is reported to the Observer, or logged without one.
+	// 42883, 42501), but not a limiter that is closed or has not loaded its overrides ([ratelimit.ErrClosed],
+	// [ratelimit.ErrNotLoaded]): Unavailable. Each such call is reported to the Observer, or logged without one.
 	FailOpen bool
 
 	// Timeout bounds a decision. If it is over, the database could not be asked (Unavailable, or FailOpen). The client's
@@ -146,7 +147,7 @@ func (i Interceptor) decide(ctx context.Context, ask requestsFunc, call Call) *s
 	} else {
 		d.Result, d.Err = outcome.Consume(ctx, i.timeout(), i.Limiter, i.DB, requests)
 		refusal = refusalOf(d.Result, d.Err)
-		open = i.FailOpen && refusal.Code() == codes.Unavailable
+		open = i.FailOpen && refusal.Code() == codes.Unavailable && outcome.MayPass(d.Err)
 	}
 	if c := refusal.Code(); ctx.Err() != nil && (c == codes.Unavailable || c == codes.Internal) {
 		refusal, open = status.FromContextError(ctx.Err()), false // not a failure of the database

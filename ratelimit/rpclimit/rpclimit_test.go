@@ -99,25 +99,27 @@ func TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged(t *testing.T) {
 	leave()
 	late, end := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
 	defer end()
-	limit := ratelimit.TokenBucket("limit", 1, time.Hour)
+	limit, zero := ratelimit.TokenBucket("limit", 1, time.Hour), new(ratelimit.Limiter)
 	for _, row := range []struct {
 		name     string
 		ctx      context.Context
 		requests []ratelimit.Request
+		limiter  *ratelimit.Limiter
 		open     bool
 		code     codes.Code
 		logged   []string // nil: nothing
 	}{
-		{"the database is down", t.Context(), []ratelimit.Request{limit.Key("ann")}, false, codes.Unavailable, []string{"level=ERROR", "connection refused", "/a.B/C", "passed=false"}},
-		{"it is down, and calls pass", t.Context(), []ratelimit.Request{limit.Key("ann")}, true, codes.OK, []string{"level=ERROR", "connection refused", "passed=true"}},
-		{"nothing is asked", t.Context(), nil, true, codes.Internal, []string{"level=ERROR", "ErrNotLimited"}},
-		{"no key", t.Context(), []ratelimit.Request{limit.Key("")}, true, codes.InvalidArgument, []string{"level=WARN", "the key is empty"}},
-		{"more than it can hold", t.Context(), []ratelimit.Request{limit.Key("ann").Count(2)}, true, codes.ResourceExhausted, nil},
-		{"the client is gone", gone, []ratelimit.Request{limit.Key("ann")}, true, codes.Canceled, nil},
-		{"its deadline is over", late, []ratelimit.Request{limit.Key("ann")}, true, codes.DeadlineExceeded, []string{"level=WARN", "the client's deadline was over"}},
+		{"the database is down", t.Context(), []ratelimit.Request{limit.Key("ann")}, zero, false, codes.Unavailable, []string{"level=ERROR", "connection refused", "/a.B/C", "passed=false"}},
+		{"it is down, and calls pass", t.Context(), []ratelimit.Request{limit.Key("ann")}, zero, true, codes.OK, []string{"level=ERROR", "connection refused", "passed=true"}},
+		{"nothing is asked", t.Context(), nil, zero, true, codes.Internal, []string{"level=ERROR", "ErrNotLimited"}},
+		{"no key", t.Context(), []ratelimit.Request{limit.Key("")}, zero, true, codes.InvalidArgument, []string{"level=WARN", "the key is empty"}},
+		{"more than it can hold", t.Context(), []ratelimit.Request{limit.Key("ann").Count(2)}, zero, true, codes.ResourceExhausted, nil},
+		{"the client is gone", gone, []ratelimit.Request{limit.Key("ann")}, zero, true, codes.Canceled, nil},
+		{"its deadline is over", late, []ratelimit.Request{limit.Key("ann")}, zero, true, codes.DeadlineExceeded, []string{"level=WARN", "the client's deadline was over"}},
+		{"its overrides are not loaded", t.Context(), []ratelimit.Request{limit.Key("ann")}, &ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}, true, codes.Unavailable, []string{"level=ERROR", "not loaded", "passed=false"}},
 	} {
 		log.Reset()
-		interceptor := rpclimit.Interceptor{Limiter: new(ratelimit.Limiter), DB: pool, FailOpen: row.open,
+		interceptor := rpclimit.Interceptor{Limiter: row.limiter, DB: pool, FailOpen: row.open,
 			Requests: func(context.Context, rpclimit.Call) ([]ratelimit.Request, error) { return row.requests, nil },
 		}
 		called := false

@@ -1,9 +1,11 @@
 // Package usage records in the database what was granted and denied, for operators who have only psql, and for
 // dashboards. A denial leaves no row by itself.
 //
-//	recorder := &usage.Recorder{DB: pool}
-//	go recorder.Run(ctx)
-//	limits := ratelimit.Limiter{Observer: recorder.Decision}
+//	limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{
+//		Program: "shop", Limits: []ratelimit.Limit{signUps}, Usage: &usage.Recorder{DB: pool},
+//	})
+//
+// Without [ratelimit.Open], set the Observer of a Limiter to [Recorder.Decision], and call [Recorder.Run] in the background.
 //
 // A [Recorder] adds up, in the process, and writes the sums every ten seconds, to two tables of package migrations. Two
 // functions read them:
@@ -11,7 +13,7 @@
 //	SELECT * FROM ratelimit_usage('sendMessage', since => now() - interval '3 hours')   -- minute by minute
 //	SELECT * FROM ratelimit_denials('sendMessage', since => now() - interval '3 hours') -- the most denied keys
 //
-// For a second observer, such as one of package observe, call both in a function.
+// With Open, Options.Observer is a second observer, such as one of package observe. Otherwise, call both in a function.
 //
 // These are statistics. No decision depends on them, and no call waits for them. A process that is killed loses the counts
 // of its last ten seconds.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/txlimit/txlimit/internal/postgres"
 	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/ratelimit"
 )
 
 // Main runs an example and ends the process. If the example fails, it prints the error on stderr and exits with 1.
@@ -46,6 +47,15 @@ func run(ctx context.Context, story func(ctx context.Context, pool *pgxpool.Pool
 	}
 	defer func() { err = errors.Join(err, closePool()) }()
 	return story(ctx, pool)
+}
+
+// Close ends what ratelimit.Open has started, with time left for the last counts although ctx may have ended.
+func Close(ctx context.Context, limits *ratelimit.Limiter) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	if err := limits.Close(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
 }
 
 // Pool finds or starts a Postgres (see package internal/postgres), and makes a schema there with the limiter's table and

@@ -1,0 +1,587 @@
+package integration_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
+	"github.com/txlimit/txlimit/ratelimit/usage"
+)
+
+var (
+	openedBucket = ratelimit.TokenBucket("opened", 100, time.Hour)
+	openedWindow = ratelimit.FixedWindow("openedWindow", 100, time.Hour)
+)
+
+// opening is what a program would say, without background: a test of one part sets the others off.
+func opening(pool ratelimit.DB) ratelimit.Options {
+	return ratelimit.Options{
+		Program: "shop", Limits: []ratelimit.Limit{openedBucket, openedWindow}, Usage: &usage.Recorder{DB: pool},
+		OnError: func(err error) { fmt.Fprintln(os.Stderr, "OnError:", err) },
+	}
+}
+
+// open opens, and closes at the end of the test.
+func open(t testing.TB, db ratelimit.DB, o ratelimit.Options) *ratelimit.Limiter {
+	t.Helper()
+	limits, err := ratelimit.Open(t.Context(), db, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeLimiter(t, limits) })
+	return limits
+}
+
+func closeLimiter(t testing.TB, limits *ratelimit.Limiter) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 20*time.Second)
+	defer cancel()
+	if err := limits.Close(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOpenStartsEverything(t *testing.T) {
+	t.Parallel()
+	for name, handle := range map[string]func(t *testing.T, url string, pool *pgxpool.Pool) ratelimit.DB{
+		"pool": func(_ *testing.T, _ string, pool *pgxpool.Pool) ratelimit.DB { return pool },
+		"sql": func(t *testing.T, url string, _ *pgxpool.Pool) ratelimit.DB {
+			return ratelimit.SQL(openSQL(t, "pgx", url, 4))
+		},
+		"lib/pq": func(t *testing.T, url string, _ *pgxpool.Pool) ratelimit.DB {
+			return ratelimit.SQL(openSQL(t, "postgres", url, 4))
+		},
+		"coalescer": func(_ *testing.T, _ string, pool *pgxpool.Pool) ratelimit.DB { return &ratelimit.Coalescer{Pool: pool} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := newMigrated(t)
+			pool := connect(t, url, 6)
+			mustExec(t, pool, "INSERT INTO rate_limits SELECT 'opened', 'idle ' || i, 0, 1, 100, now() - interval '2 hours' FROM generate_series(1, 1500) AS i")
+			mustExec(t, pool, "SELECT ratelimit_block('opened', 'eve', reason => 'before the start')")
+			o := opening(handle(t, url, pool))
+			o.SweepEvery = 50 * time.Millisecond
+			var observed atomic.Int64
+			o.Observer = func(context.Context, ratelimit.Decision) { observed.Add(1) }
+			limits := open(t, handle(t, url, pool), o)
+
+			// The block holds for the first call.
+			if _, err := limits.Consume(t.Context(), pool, openedBucket.Key("eve")); !denied(err) {
+				t.Errorf("a key that was blocked before: %v", err)
+			}
+			if got := scan[string](t, pool, "SELECT string_agg(name, ' ' ORDER BY name) FROM rate_limit_definitions WHERE program = 'shop' AND current"); got != "opened openedWindow" {
+				t.Errorf("published: %s", got)
+			}
+			mustExec(t, pool, "SELECT ratelimit_block('opened', 'bob')")
+			eventually(t, "a later block is followed", func() bool {
+				_, err := limits.Consume(t.Context(), pool, openedBucket.Key("bob"))
+				return denied(err)
+			})
+			eventually(t, "idle rows are swept", func() bool {
+				return scan[int](t, pool, "SELECT count(*)::integer FROM rate_limits WHERE key LIKE 'idle%'") == 0
+			})
+			calls := observed.Load()
+			closeLimiter(t, limits)
+			var recorded int64
+			for _, u := range usageOf(t, pool) {
+				recorded += u.Granted + u.Denied
+			}
+			if recorded != calls {
+				t.Errorf("%d calls, and %d are recorded", calls, recorded)
+			}
+		})
+	}
+}
+
+func TestOpenRefusesWhatItIsGiven(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	conn := acquire(t, pool)
+	tx, err := conn.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit, other := ratelimit.TokenBucket("l", 1, time.Hour), ratelimit.TokenBucket("l", 2, time.Hour)
+	list := []ratelimit.Limit{limit}
+	before := scan[string](t, pool, "SELECT count(*)::text FROM rate_limit_definitions")
+	for name, test := range map[string]struct {
+		db      ratelimit.DB
+		options ratelimit.Options
+		want    string
+	}{
+		"no database":           {nil, ratelimit.Options{Program: "p", Limits: list}, "the DB is nil"},
+		"a connection":          {conn, ratelimit.Options{Program: "p", Limits: list}, "is no pool"},
+		"a transaction":         {tx, ratelimit.Options{Program: "p", Limits: list}, "is no pool"},
+		"no program":            {pool, ratelimit.Options{Limits: list}, "Options.Program"},
+		"no limits":             {pool, ratelimit.Options{Program: "p"}, "Options.Limits is empty"},
+		"two of a name":         {pool, ratelimit.Options{Program: "p", Limits: []ratelimit.Limit{limit, other}}, "in the list twice"},
+		"an invalid limit":      {pool, ratelimit.Options{Program: "p", Limits: []ratelimit.Limit{ratelimit.TokenBucket("l", -1, time.Hour)}}, "rate"},
+		"overrides, and none":   {pool, ratelimit.Options{Program: "p", Limits: list, NoOverrides: true, Overrides: &ratelimit.Overrides{}}, "NoOverrides"},
+		"a slow poll":           {pool, ratelimit.Options{Program: "p", Limits: list, Overrides: &ratelimit.Overrides{Every: time.Minute}}, "poll every"},
+		"backwards":             {pool, ratelimit.Options{Program: "p", Limits: list, SweepEvery: -1}, "SweepEvery"},
+		"a recorder without DB": {pool, ratelimit.Options{Program: "p", Limits: list, Usage: &usage.Recorder{}}, "usage.Recorder is nil"},
+	} {
+		limits, err := ratelimit.Open(t.Context(), test.db, test.options)
+		if limits != nil || !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, %v", name, limits, err)
+		}
+	}
+	if after := scan[string](t, pool, "SELECT count(*)::text FROM rate_limit_definitions"); after != before {
+		t.Errorf("%s definitions are published, and were %s", after, before)
+	}
+}
+
+func TestAnOpenedLimiterTakesItsListAlone(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	limits := open(t, pool, opening(pool))
+	forgotten := ratelimit.TokenBucket("forgotten", 1, time.Hour)
+	receipt := receiptOf(time.Now(), forgotten.Key("ann"))
+	for name, err := range map[string]error{
+		"consume": second(limits.Consume(t.Context(), pool, forgotten.Key("ann"))),
+		"several": second(limits.Consume(t.Context(), pool, openedBucket.Key("ann"), forgotten.Key("ann"))),
+		"balance": second(limits.Balance(t.Context(), pool, forgotten.Key("ann"))),
+		"refund":  second(limits.Refund(t.Context(), pool, receipt, forgotten.Key("ann"))),
+		"queue":   second(limits.QueueConsume(t.Context(), &pgx.Batch{}, forgotten.Key("ann"))),
+		"another definition": second(limits.Consume(t.Context(), pool,
+			ratelimit.TokenBucket("opened", 7, time.Hour).Key("ann"))),
+	} {
+		if !errors.Is(err, ratelimit.ErrInvalid) || name != "another definition" && !strings.Contains(err.Error(), `"forgotten" is not in Options.Limits`) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := limits.Consume(t.Context(), pool, openedBucket.Key("ann"), openedWindow.Key("ann")); err != nil {
+		t.Error(err)
+	}
+
+	o := opening(pool)
+	o.Limits, o.NoPublish, o.NoSweep = nil, true, true
+	if _, err := open(t, pool, o).Consume(t.Context(), pool, forgotten.Key("ann")); err != nil {
+		t.Errorf("without a list: %v", err)
+	}
+}
+
+func second[A any](_ A, err error) error { return err }
+
+// TestOpenByTheApplicationsRole takes rights away, one part after another. Each error names its part, and what to grant or to switch off.
+func TestOpenByTheApplicationsRole(t *testing.T) {
+	t.Parallel()
+	needsSession(t, "since it sets the role of its sessions")
+	owner := newPool(t, 2)
+	schema := schemaOf(t, owner)
+	role := createRole(t, owner)
+	app := asRole(t, owner, role, 6)
+	o := opening(app)
+	o.SweepEvery = time.Hour
+	wants := func(what string, texts ...string) {
+		t.Helper()
+		limits, err := ratelimit.Open(t.Context(), app, o)
+		if limits != nil || err == nil {
+			t.Fatalf("opened, without %s", what)
+		}
+		for _, text := range texts {
+			if !strings.Contains(err.Error(), text) {
+				t.Errorf("without %s: %v\nwant %q", what, err, text)
+			}
+		}
+	}
+	mustExec(t, owner, "SELECT 1")
+	if defaultMode(t) != pgx.QueryExecModeCacheStatement || !server.Pooled() {
+		wants("USAGE", "ratelimit: schema: ", migrations.ErrBehind.Error(), "USAGE", "txlimit migrate")
+	}
+	mustExec(t, owner, named("GRANT USAGE ON SCHEMA app TO app_user", schema, role))
+	for _, part := range []struct {
+		name, grant string
+		texts       []string
+		off         func()
+	}{
+		{"overrides", "GRANT SELECT ON app.rate_limit_overrides TO app_user", []string{"ratelimit: overrides: ", "SELECT on rate_limit_overrides", "Options.NoOverrides"}, func() { o.NoOverrides = true }},
+		{"sweep", "GRANT SELECT, INSERT, UPDATE, DELETE ON app.rate_limits TO app_user; GRANT SELECT ON app.rate_limit_definitions TO app_user",
+			[]string{"ratelimit: sweep: ", "SELECT on rate_limits, UPDATE on rate_limits, DELETE on rate_limits, SELECT on rate_limit_definitions", "Options.NoSweep"}, func() { o.NoSweep = true }},
+		{"usage", "GRANT SELECT, INSERT, UPDATE, DELETE ON app.rate_limit_usage, app.rate_limit_denials TO app_user", []string{"usage: flush", "on rate_limit_usage and rate_limit_denials", "Options.Usage nil"}, func() { o.Usage = nil }},
+		{"publish", "GRANT SELECT, INSERT, UPDATE, DELETE ON app.rate_limit_definitions TO app_user", []string{"ratelimit: publish: ", "on rate_limit_definitions", "Options.NoPublish"}, func() { o.NoPublish = true }},
+	} {
+		wants(part.name, append(part.texts, "SQLSTATE 42501")...)
+		before := o
+		part.off() // the next part is the first to be refused, or none is
+		limits, err := ratelimit.Open(t.Context(), app, o)
+		if err == nil {
+			closeLimiter(t, limits)
+		} else if strings.Contains(err.Error(), part.texts[0]) {
+			t.Errorf("with %s switched off: %v", part.name, err)
+		}
+		o = before
+		mustExec(t, owner, named(part.grant, schema, role))
+	}
+	limits := open(t, app, o)
+	if _, err := limits.Consume(t.Context(), app, openedBucket.Key("ann")); err != nil {
+		t.Error(err)
+	}
+	// A missing right to look for definitions is the sweep's, too.
+	mustExec(t, owner, named("REVOKE SELECT ON app.rate_limit_definitions FROM app_user", schema, role))
+	o.NoPublish = true
+	wants("SELECT on the definitions", "ratelimit: sweep: ", "grant this role SELECT on rate_limit_definitions, or")
+}
+
+// TestOpenWhereNothingCanBeWritten opens in sessions that are read-only, as a standby's are. faults has a real one.
+func TestOpenWhereNothingCanBeWritten(t *testing.T) {
+	t.Parallel()
+	owner := newPool(t, 1)
+	if _, err := new(ratelimit.Limiter).Consume(t.Context(), owner, openedBucket.Key("ann").Count(40)); err != nil {
+		t.Fatal(err)
+	}
+	pool := reconfigured(t, owner, func(c *pgxpool.Config) {
+		c.MaxConns = 4
+		startWith(t, c.ConnConfig, map[string]string{"default_transaction_read_only": "on"})
+	})
+	openReadOnly(t, pool)
+}
+
+// openReadOnly switches off one part after another, until nothing is refused.
+func openReadOnly(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	o := opening(pool)
+	for _, part := range []struct {
+		text, off string
+		set       func()
+	}{
+		{"ratelimit: sweep: ", "set Options.NoSweep here", func() { o.NoSweep = true }},
+		{"ratelimit: usage: flush", "leave Options.Usage nil here", func() { o.Usage = nil }},
+		{"ratelimit: publish: ", "set Options.NoPublish here", func() { o.NoPublish = true }},
+	} {
+		_, err := ratelimit.Open(t.Context(), pool, o)
+		if err == nil || sqlState(err) != "25006" || !strings.Contains(err.Error(), part.text) || !strings.Contains(err.Error(), part.off) {
+			t.Errorf("%v\nwant %q and %q", err, part.text, part.off)
+		}
+		part.set()
+	}
+	limits := open(t, pool, o)
+	if left := readBalance(t, limits, pool, openedBucket.Key("ann")); left < 60 || left > 61 {
+		t.Errorf("ann has %v left", left)
+	}
+	if _, err := limits.Consume(t.Context(), pool, openedBucket.Key("ann")); sqlState(err) != "25006" {
+		t.Errorf("consume: %v", err)
+	}
+}
+
+func TestOpenWithTheDatabaseDown(t *testing.T) {
+	t.Parallel()
+	pool, err := openPool(t.Context(), "postgres://nobody@127.0.0.1:1/none?sslmode=disable&connect_timeout=5", 2, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	o := opening(pool)
+	for _, part := range []string{"schema", "overrides", "sweep", "usage", "publish"} {
+		_, err := ratelimit.Open(t.Context(), pool, o)
+		if err == nil || !strings.HasPrefix(err.Error(), "ratelimit: "+part+": ") || !strings.Contains(err.Error(), "connect") {
+			t.Errorf("%s: %v", part, err)
+		}
+		switch part {
+		case "schema":
+			o.NoSchemaCheck = true
+		case "overrides":
+			o.NoOverrides = true
+		case "sweep":
+			o.NoSweep = true
+		case "usage":
+			o.Usage = nil
+		case "publish":
+			o.NoPublish = true
+		}
+	}
+	o.NoBackground = true
+	closeLimiter(t, open(t, pool, o)) // nothing is asked
+}
+
+// TestFiftyProcessesOpenAtOnce: each has a pool of its own. One at a time sweeps, and every row goes once.
+func TestFiftyProcessesOpenAtOnce(t *testing.T) {
+	t.Parallel()
+	url := newMigrated(t)
+	admin := connect(t, url, 2)
+	const rows = 5000
+	mustExec(t, admin, fmt.Sprintf("INSERT INTO rate_limits SELECT 'opened', 'idle ' || i, 0, 1, 100, now() - interval '2 hours' FROM generate_series(1, %d) AS i", rows))
+	// No two sweep at once: a trigger sees who deletes.
+	mustExec(t, admin, `CREATE TABLE sweeping (pid integer, at xid8);
+		CREATE FUNCTION note_sweep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			INSERT INTO sweeping SELECT pg_backend_pid(), pg_current_xact_id();
+			IF NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted) THEN RAISE 'no lock'; END IF;
+			RETURN NULL; END $$;
+		CREATE TRIGGER note_sweep AFTER DELETE ON rate_limits FOR EACH STATEMENT EXECUTE FUNCTION note_sweep()`)
+	const processes = 50
+	var wg sync.WaitGroup
+	for range processes {
+		wg.Go(func() {
+			pool, err := openPool(t.Context(), url, 2, 0)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer pool.Close()
+			o := opening(pool)
+			o.SweepEvery = 300 * time.Millisecond
+			o.OnError = noError(t)
+			limits, err := ratelimit.Open(t.Context(), pool, o)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer closeLimiter(t, limits)
+			if _, err := limits.Consume(t.Context(), pool, openedBucket.Key(rand.Text())); err != nil {
+				t.Error(err)
+			}
+			eventually(t, "all is swept", func() bool {
+				return scan[int](t, pool, "SELECT count(*)::integer FROM rate_limits WHERE key LIKE 'idle%'") == 0
+			})
+		})
+	}
+	wg.Wait()
+	if got := scan[int](t, admin, "SELECT count(*)::integer FROM rate_limit_definitions"); got != 2 {
+		t.Errorf("%d definitions", got)
+	}
+	if got := scan[int](t, admin, "SELECT count(*)::integer FROM sweeping"); got == 0 {
+		t.Error("nobody has swept")
+	}
+	if got := usageOf(t, admin)["opened"].Granted; got != processes {
+		t.Errorf("%d grants are recorded, of %d", got, processes)
+	}
+}
+
+// TestASweepGivesWayToAnother holds the lock of another program.
+func TestASweepGivesWayToAnother(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 6)
+	mustExec(t, pool, "INSERT INTO rate_limits SELECT 'opened', 'idle', 0, 1, 100, now() - interval '2 hours'")
+	other, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := other.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('txlimit: sweep', ('rate_limits'::regclass)::oid::bigint))"); err != nil {
+		t.Fatal(err)
+	}
+	o := opening(pool)
+	o.SweepEvery, o.OnError = 10*time.Millisecond, noError(t)
+	open(t, pool, o)
+	there := func() bool {
+		return scan[int](t, pool, "SELECT count(*)::integer FROM rate_limits WHERE key = 'idle'") == 1
+	}
+	for range 20 {
+		time.Sleep(10 * time.Millisecond)
+		if !there() {
+			t.Fatal("swept beside another program")
+		}
+	}
+	if err := other.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it sweeps", func() bool { return !there() })
+}
+
+func TestCloseEndsEverything(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 8)
+	limits, err := ratelimit.Open(t.Context(), pool, opening(pool))
+	if err != nil {
+		t.Fatal(err)
+	}
+	granted, err := limits.Consume(t.Context(), pool, openedBucket.Key("ann"))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	// A call that waits for a row is under way: Close waits for it, and refuses others.
+	holder, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := holder.Exec(t.Context(), "SELECT FROM rate_limits WHERE key = 'ann' FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	waits := make(chan error, 1)
+	go func() { waits <- second(limits.Consume(t.Context(), pool, openedBucket.Key("ann"))) }()
+	waiting(t, pool, 1)
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	closed := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		closed <- limits.Close(ctx)
+	}()
+	eventually(t, "new calls are refused", func() bool {
+		_, err := limits.Check(t.Context(), pool, openedBucket.Key("bob"))
+		return errors.Is(err, ratelimit.ErrClosed)
+	})
+	if err := limits.Close(short); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "have not ended") {
+		t.Errorf("a second Close, with no time: %v", err)
+	}
+	cancel()
+	for name, err := range map[string]error{
+		"consume": second(limits.Consume(t.Context(), pool, openedBucket.Key("bob"))),
+		"wait":    second(limits.Wait(t.Context(), pool, openedBucket.Key("bob"))),
+		"reserve": second(limits.Reserve(t.Context(), pool, openedBucket.Key("bob"))),
+		"charge":  second(limits.Charge(t.Context(), pool, openedBucket.Key("bob"))),
+		"balance": second(limits.Balance(t.Context(), pool, openedBucket.Key("bob"))),
+		"reset":   limits.Reset(t.Context(), pool, openedBucket.Key("bob")),
+		"move":    limits.Move(t.Context(), pool, openedBucket.Key("bob"), openedBucket.Key("cid")),
+		"queue":   second(limits.QueueConsume(t.Context(), &pgx.Batch{}, openedBucket.Key("bob"))),
+		"in a transaction": limits.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			return second(limits.Consume(ctx, tx, openedBucket.Key("bob")))
+		}),
+	} {
+		if !errors.Is(err, ratelimit.ErrClosed) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	select {
+	case err := <-closed:
+		t.Fatalf("closed, with a call under way: %v", err)
+	default:
+	}
+	if err := holder.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-waits; err != nil {
+		t.Errorf("the call under way: %v", err)
+	}
+	if err := <-closed; err != nil {
+		t.Errorf("close: %v", err)
+	}
+	if err := limits.Close(t.Context()); err != nil {
+		t.Errorf("another Close: %v", err)
+	}
+	if result, err := limits.Refund(t.Context(), pool, granted.Receipt(), openedBucket.Key("ann")); err != nil || result.Requests[0].Refunded == 0 {
+		t.Errorf("refund: %v", err)
+	}
+	if got := usageOf(t, pool)["opened"].Granted; got != 2 {
+		t.Errorf("%d of 2 grants are recorded", got)
+	}
+	eventually(t, "every connection is free", func() bool { return pool.Stat().AcquiredConns() == 0 })
+	if err := new(ratelimit.Limiter).Close(t.Context()); err != nil {
+		t.Errorf("the zero Limiter: %v", err)
+	}
+}
+
+func TestCloseHasItsTimeAndSaysWhatItLost(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	limits, err := ratelimit.Open(t.Context(), pool, opening(pool))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := limits.Close(ended); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "usage may be lost") {
+		t.Errorf("with a context that has ended: %v", err)
+	}
+	closeLimiter(t, limits)
+
+	// The last flush fails.
+	o := opening(pool)
+	o.Usage = &usage.Recorder{DB: pool, OnError: func(error) {}}
+	if limits, err = ratelimit.Open(t.Context(), pool, o); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limits.Consume(t.Context(), pool, openedBucket.Key("ann")); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, pool, "ALTER TABLE rate_limit_usage RENAME TO away")
+	if err := limits.Close(t.Context()); sqlState(err) != "42P01" || !strings.Contains(err.Error(), "ratelimit: close: usage: flush") {
+		t.Errorf("close: %v", err)
+	}
+	if err := limits.Close(t.Context()); err != nil {
+		t.Errorf("a second Close: %v", err)
+	}
+	mustExec(t, pool, "ALTER TABLE away RENAME TO rate_limit_usage")
+}
+
+// openWorker is the environment variable that makes this program a process that lives a second.
+const openWorker = "TXLIMIT_TEST_OPEN_WORKER"
+
+// workASecond is that process. Its first call is for a key that is blocked.
+func workASecond(url string) (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	pool, err := openPool(ctx, url, 2, 0)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{
+		Program: "cron", Limits: []ratelimit.Limit{openedBucket}, Usage: &usage.Recorder{DB: pool}, NoBackground: true,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, limits.Close(ctx)) }()
+	if _, err := limits.Consume(ctx, pool, openedBucket.Key("eve")); !denied(err) {
+		return fmt.Errorf("a blocked key: %w", err)
+	}
+	_, err = limits.Consume(ctx, pool, openedBucket.Key("ann").Count(3))
+	return err
+}
+
+func TestAProcessThatLivesASecond(t *testing.T) {
+	t.Parallel()
+	url := newMigrated(t)
+	pool := connect(t, url, 2)
+	mustExec(t, pool, "SELECT ratelimit_block('opened', 'eve')")
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), openWorker+"="+url)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if got := usageOf(t, pool)["opened"]; got.Granted != 1 || got.Denied != 1 || got.Tokens != 3 {
+		t.Errorf("recorded: %+v", got)
+	}
+	if got := scan[string](t, pool, "SELECT string_agg(program || ' ' || name, ', ') FROM rate_limit_definitions"); got != "cron opened" {
+		t.Errorf("published: %s", got)
+	}
+}
+
+func TestOpenInMemory(t *testing.T) {
+	t.Parallel()
+	db := ratelimittest.New(t)
+	limits := open(t, db, ratelimit.Options{Program: "shop", Limits: []ratelimit.Limit{openedBucket}})
+	if _, err := limits.Consume(t.Context(), db, openedBucket.Key("ann")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestTheDocumentedGrantsAreEnoughToOpen, and to do everything in the background.
+func TestTheDocumentedGrantsAreEnoughToOpen(t *testing.T) {
+	t.Parallel()
+	needsSession(t, "since it sets the role of its sessions")
+	owner := newPool(t, 2)
+	role := createRole(t, owner)
+	mustExec(t, owner, named(docSQL(t, "docs/start-and-stop.md", "GRANT USAGE ON SCHEMA"), schemaOf(t, owner), role))
+	mustExec(t, owner, "INSERT INTO rate_limits VALUES ('opened', 'idle', 0, 1, 100, now() - interval '2 hours')")
+	app := asRole(t, owner, role, 6)
+	o := opening(app)
+	o.SweepEvery, o.OnError = 20*time.Millisecond, noError(t)
+	limits := open(t, app, o)
+	if _, err := limits.Consume(t.Context(), app, openedBucket.Key("ann")); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "it sweeps", func() bool {
+		return scan[int](t, owner, "SELECT count(*)::integer FROM rate_limits WHERE key = 'idle'") == 0
+	})
+	closeLimiter(t, limits)
+	if got := usageOf(t, owner)["opened"].Granted; got != 1 {
+		t.Errorf("%d grants are recorded", got)
+	}
+}

@@ -1,0 +1,243 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// TestTheSchemaHasAVersion: an older schema is refused at the start, a newer one serves, and another hash of the same version is reported.
+func TestTheSchemaHasAVersion(t *testing.T) {
+	t.Parallel()
+	// warned opens a limiter on a database, and returns what it was told.
+	warned := func(t *testing.T, db ratelimit.DB) (told []string, err error) {
+		t.Helper()
+		o := opening(db)
+		o.NoBackground, o.OnError = true, func(err error) { told = append(told, err.Error()) }
+		limits, err := ratelimit.Open(t.Context(), db, o)
+		if err == nil {
+			closeLimiter(t, limits)
+		}
+		return told, err
+	}
+	check := func(t *testing.T, db ratelimit.DB) (s migrations.Schema, err error) {
+		t.Helper()
+		s, err = migrations.Check(t.Context(), db)
+		return s, err
+	}
+
+	t.Run("as generated", func(t *testing.T) {
+		t.Parallel()
+		url := newMigrated(t)
+		pool := connect(t, url, 2)
+		for name, db := range map[string]ratelimit.DB{"pgx": pool, "sql": ratelimit.SQL(openSQL(t, "pgx", url, 1)), "lib/pq": ratelimit.SQL(openSQL(t, "postgres", url, 1))} {
+			if s, err := check(t, db); err != nil || s != (migrations.Schema{Version: migrations.Version, Hash: migrations.Hash}) || s.Differs() != "" {
+				t.Errorf("%s: %+v, %v, want %d and %s", name, s, err, migrations.Version, migrations.Hash)
+			}
+		}
+		var s migrations.Schema
+		if err := pool.QueryRow(t.Context(), docSQL(t, "docs/operations.md", "SELECT version, hash")).Scan(&s.Version, &s.Hash); err != nil || s.Hash != migrations.Hash {
+			t.Errorf("as the page says: %+v, %v", s, err)
+		}
+		// Whatever the session has set.
+		conn := acquire(t, connect(t, url, 1))
+		for _, set := range []string{"SET timezone = 'Asia/Kolkata'", "SET datestyle = 'SQL, DMY'", "SET intervalstyle = 'iso_8601'", "SET extra_float_digits = -3",
+			"SET quote_all_identifiers = on", "SET search_path = " + schemaOf(t, pool) + ", pg_catalog", "SET default_transaction_read_only = on", "SET default_transaction_isolation = 'serializable'"} {
+			if server.Pooled() {
+				break
+			}
+			if _, err := conn.Exec(t.Context(), set); err != nil {
+				t.Fatal(err)
+			}
+			if s, err := check(t, conn); err != nil || s.Hash != migrations.Hash {
+				t.Errorf("%s: %+v, %v", set, s, err)
+			}
+		}
+		path := func() string { return scan[string](t, conn, "SELECT current_setting('search_path')") }
+		before := path()
+		if _, err := check(t, conn); err != nil || path() != before {
+			t.Errorf("the search_path was %s and is %s, %v", before, path(), err)
+		}
+		if told, err := warned(t, pool); err != nil || len(told) > 0 {
+			t.Errorf("open: %v, %v", told, err)
+		}
+	})
+
+	t.Run("none", func(t *testing.T) {
+		t.Parallel()
+		pool := connect(t, newSchema(t), 2)
+		for _, err := range []error{second(check(t, pool)), second(warned(t, pool))} {
+			if !errors.Is(err, migrations.ErrBehind) || sqlState(err) != "42883" || !strings.Contains(err.Error(), "txlimit migrate") || !strings.Contains(err.Error(), "search_path") {
+				t.Errorf("%v", err)
+			}
+		}
+	})
+
+	t.Run("older", func(t *testing.T) {
+		t.Parallel()
+		pool := connect(t, newSchema(t), 2)
+		c := newClone(t)
+		c.older()
+		mustExec(t, pool, c.read("schema.sql"))
+		s, err := check(t, pool)
+		if s.Version != migrations.Version-1 || !errors.Is(err, migrations.ErrBehind) || !strings.Contains(err.Error(), "txlimit migrate") {
+			t.Errorf("%+v, %v", s, err)
+		}
+		if _, err := warned(t, pool); !errors.Is(err, migrations.ErrBehind) || !strings.HasPrefix(err.Error(), "ratelimit: schema: ") {
+			t.Errorf("open: %v", err)
+		}
+		if got := scan[int](t, pool, "SELECT count(*)::integer FROM rate_limit_definitions"); got != 0 {
+			t.Error("it has published all the same")
+		}
+	})
+
+	t.Run("newer", func(t *testing.T) {
+		t.Parallel()
+		pool := connect(t, newSchema(t), 2)
+		c := newClone(t)
+		c.later()
+		mustExec(t, pool, c.read("schema.sql"))
+		if s, err := check(t, pool); err != nil || s.Version != migrations.Version+3 || s.Differs() != "" || s.Hash == migrations.Hash {
+			t.Errorf("%+v, %v", s, err)
+		}
+		if told, err := warned(t, pool); err != nil || len(told) > 0 {
+			t.Errorf("open: %v, %v", told, err)
+		}
+	})
+
+	t.Run("edited", func(t *testing.T) {
+		t.Parallel()
+		for name, edit := range map[string]string{
+			"a body in text":       `SELECT replace(pg_get_functiondef('_ratelimit_consume'::regproc), 'Locks nothing', 'Locks little')`,
+			"a body after RETURN":  `SELECT replace(pg_get_functiondef('_ratelimit_available'::regproc), 'LEAST(capacity', 'LEAST(capacity + ''1''::double precision')`,
+			"another form of body": `SELECT regexp_replace(pg_get_functiondef('_ratelimit_valid'::regproc), 'RETURN (.*)$', 'AS $$ SELECT \1 $$')`,
+			"a function is gone":   `SELECT 'DROP FUNCTION ratelimit_refuse()'`,
+		} {
+			pool := connect(t, newMigrated(t), 2)
+			before, err := check(t, pool)
+			if err != nil {
+				t.Fatal(err)
+			}
+			statement := scan[string](t, pool, edit)
+			if unchanged := scan[bool](t, pool, "SELECT $1 = pg_get_functiondef('_ratelimit_consume'::regproc)", statement); unchanged {
+				t.Errorf("%s: nothing is edited", name)
+			}
+			mustExec(t, pool, statement)
+			s, err := check(t, pool)
+			if err != nil || s.Hash == before.Hash || s.Version != before.Version {
+				t.Errorf("%s: %+v, %v", name, s, err)
+			}
+			told, err := warned(t, pool)
+			if err != nil || len(told) != 1 || !strings.Contains(told[0], "ratelimit: schema: ") || !strings.Contains(told[0], "txlimit migrate status") {
+				t.Errorf("%s: open: %v, %v", name, told, err)
+			}
+		}
+	})
+
+	t.Run("configured, with functions of others beside it", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 2)
+		mustExec(t, pool, `ALTER FUNCTION _ratelimit_consume SECURITY DEFINER SET search_path = pg_catalog, pg_temp;
+			ALTER FUNCTION _ratelimit_wire_consume SET enable_seqscan = off;
+			CREATE FUNCTION ratelimit_of_mine() RETURNS integer LANGUAGE sql RETURN 1;
+			CREATE OR REPLACE FUNCTION _ratelimit_distributed() RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN true`)
+		if s, err := check(t, pool); err != nil || s.Hash != migrations.Hash {
+			t.Errorf("%+v, %v", s, err)
+		}
+	})
+
+	t.Run("another schema name", func(t *testing.T) {
+		t.Parallel()
+		needsSession(t, "since it SETs search_path for the session")
+		text, err := os.ReadFile("../migrations/schema.sql")
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn := acquire(t, connect(t, newSchema(t), 1))
+		// r, o and d are aliases in the functions.
+		for _, name := range []string{"r", "o", "d", "value", "app", "Weird Schema", `quo"te'd`, "select", "100%", "ünïcode"} {
+			quoted := pgx.Identifier{name}.Sanitize()
+			tx, err := conn.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(t.Context(), "CREATE SCHEMA "+quoted+"; SET LOCAL search_path = "+quoted); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Conn().PgConn().Exec(t.Context(), string(text)).ReadAll(); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if s, err := check(t, tx); err != nil || s.Hash != migrations.Hash {
+				t.Errorf("%s: %+v, %v", name, s, err)
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+
+	t.Run("a rolling deploy, both ways", func(t *testing.T) {
+		t.Parallel()
+		c := newClone(t)
+		c.later()
+		url := newSchema(t)
+		pool := connect(t, url, 8)
+		provider := newGoose(t, openSQL(t, "pgx", url, 4), os.DirFS(c.dir), migrations.VersionTable)
+		goTo(t, provider, migrations.Version)
+		var stop atomic.Bool
+		var calls atomic.Int64
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer stop.Store(true)
+		// Each process opens, works for a while and closes, whatever the migrations do meanwhile.
+		for range 4 {
+			wg.Go(func() {
+				for !stop.Load() {
+					o := opening(pool)
+					o.SweepEvery, o.OnError = 20*time.Millisecond, noError(t)
+					limits, err := ratelimit.Open(t.Context(), pool, o)
+					if err != nil {
+						t.Errorf("open: %v", err)
+						return
+					}
+					for range 20 {
+						if _, err := limits.Consume(t.Context(), pool, openedBucket.Key("ann"), openedWindow.Key("ann")); err != nil && !denied(err) {
+							t.Errorf("consume: %v", err)
+						}
+						calls.Add(1)
+					}
+					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+					if err := limits.Close(ctx); err != nil {
+						t.Errorf("close: %v", err)
+					}
+					cancel()
+				}
+			})
+		}
+		for _, version := range []int{4, 1, 2, 3, 2, 1, 4, 1} {
+			before := calls.Load()
+			goTo(t, provider, int64(version))
+			if s, err := check(t, pool); err != nil || s.Version != version {
+				t.Errorf("at %d: %+v, %v", version, s, err)
+			}
+			eventually(t, "traffic goes on", func() bool { return t.Failed() || calls.Load() > before+100 })
+		}
+	})
+}
+
+// older makes the schema of the version before, whose functions are today's.
+func (c clone) older() {
+	c.Helper()
+	c.edit("engine/version.sql", "version := '/* TEMPLATE: version */'", "version := '/* TEMPLATE: version */'::integer - 1")
+	c.generate()
+}

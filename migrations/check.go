@@ -1,0 +1,54 @@
+package migrations
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// ErrBehind is matched by the error of [Check] for a schema that is older than this library needs, or is not there.
+var ErrBehind = errors.New("the schema is behind the library")
+
+// Schema is which schema a database has.
+type Schema struct {
+	Version int    // the number of the newest migration that was run. 0: it has none, or is from before v0.1.0
+	Hash    string // of its functions, as they are now, without the schema's name
+}
+
+// Differs says in what the schema differs from the one that belongs to this library, or is empty. Only functions are compared,
+// and only of the same [Version]. Somebody may have edited one, or the schema is of another build of that version. (A
+// newer schema serves older libraries, and is not compared.)
+func (s Schema) Differs() string {
+	if s.Version != Version || s.Hash == Hash {
+		return ""
+	}
+	return fmt.Sprintf("it has version %d as this library, but other functions (hash %.12s, not %.12s): one was edited, or it is of another build. "+
+		"`txlimit migrate status` compares; docs/operations.md#which-schema-is-this says how to put it right", s.Version, s.Hash, Hash)
+}
+
+// Check says which schema the database has, and returns an error that matches [ErrBehind] if it is older than this library
+// needs: [Version]. A newer one is none: it serves older libraries. To see whether functions differ, call [Schema.Differs].
+//
+// db is a pool, a connection or a transaction of pgx, or ratelimit.SQL of a handle of database/sql. Check only reads. It works on a
+// standby, and needs USAGE on the schema, which must be in the search_path. ratelimit.Open calls it. In a transaction, an older schema
+// than version 1 is a SQL error (42883), after which the transaction is aborted.
+func Check(ctx context.Context, db interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}) (Schema, error) {
+	var s Schema
+	err := db.QueryRow(ctx, "SELECT s.version, s.hash FROM ratelimit_schema() AS s").Scan(&s.Version, &s.Hash)
+	if state := (interface{ SQLState() string })(nil); errors.As(err, &state) && state.SQLState() == "42883" {
+		return Schema{}, fmt.Errorf("%w: there is no function ratelimit_schema: migrate first (`txlimit migrate`, or goose with package migrations); "+
+			"if that was done, is the schema in the search_path, and has this role USAGE on it? %w", ErrBehind, err)
+	}
+	if err != nil {
+		return Schema{}, err
+	}
+	if s.Version < Version {
+		return s, fmt.Errorf("%w: it has version %d, and the library needs %d: migrate first (`txlimit migrate`, or goose with package migrations), then deploy",
+			ErrBehind, s.Version, Version)
+	}
+	return s, nil
+}

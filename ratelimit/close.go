@@ -1,0 +1,93 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+)
+
+// life is what [Open] has started, until [Limiter.Close] ends it. A Limiter that Open did not make has none: all methods
+// work on nil.
+type life struct {
+	calls      atomic.Int64  // under way, plus closing
+	idle       chan struct{} // closed when there are none, and none may begin
+	becameIdle sync.Once
+
+	end        context.CancelFunc // of the background
+	background sync.WaitGroup
+	err        error // of the last flush
+
+	once  sync.Once     // the first Close
+	ended chan struct{} // closed when everything has ended
+	told  atomic.Bool   // err was returned
+}
+
+func newLife() *life { return &life{idle: make(chan struct{}), ended: make(chan struct{})} }
+
+// closing is added to life.calls by Close. There are never so many calls.
+const closing = 1 << 62
+
+// enter reports whether a call may begin. If so, leave ends it.
+func (f *life) enter() bool {
+	if f == nil || f.calls.Add(1) < closing {
+		return true
+	}
+	f.leave()
+	return false
+}
+
+func (f *life) leave() {
+	if f != nil && f.calls.Add(-1) == closing {
+		f.becameIdle.Do(func() { close(f.idle) })
+	}
+}
+
+func (f *life) closed() bool { return f != nil && f.calls.Load() >= closing }
+
+// Close ends what [Open] has started. In this order:
+//
+//  1. New calls are refused: every verb but [Limiter.Refund], and [Limiter.QueueConsume], returns [ErrClosed]. So does a verb
+//     in a transaction that began before, which then rolls back.
+//  2. It waits for the calls that are under way.
+//  3. The background ends. The last flush of the usage is written, which takes 5 seconds at most.
+//
+// All this takes no longer than ctx. So ctx must have time left: one that has ended, as that of a signal, ends the background
+// without waiting for it. The error then says that counts may be lost. Close also returns the error of the last flush. A second
+// Close waits, too, and returns no error if everything has ended.
+//
+// Close it after the last caller: after http.Server.Shutdown or the Stop of a River client, and after the Close of each
+// [Coalescer], whose waiting calls are calls under way. Close the pool last. On a Limiter that Open did not make, Close does
+// nothing.
+func (l *Limiter) Close(ctx context.Context) error {
+	f := l.life
+	if f == nil {
+		return nil
+	}
+	f.once.Do(func() {
+		f.calls.Add(closing + 1)
+		f.leave()
+		go func() {
+			select {
+			case <-f.idle:
+			case <-ctx.Done():
+			}
+			f.end()
+			f.background.Wait()
+			close(f.ended)
+		}()
+	})
+	select {
+	case <-f.ended:
+	default:
+		select {
+		case <-f.ended:
+		case <-ctx.Done():
+			return fmt.Errorf("ratelimit: close: %w: calls or background work have not ended, and the last counts of usage may be lost", over(ctx))
+		}
+	}
+	if f.err != nil && !f.told.Swap(true) {
+		return fmt.Errorf("ratelimit: close: %w", f.err)
+	}
+	return nil
+}

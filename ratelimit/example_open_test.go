@@ -1,0 +1,93 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/usage"
+)
+
+var (
+	signUps     = ratelimit.FixedWindow("signUps", 100, time.Hour)
+	sendMessage = ratelimit.TokenBucket("sendMessage", 10, time.Hour, ratelimit.Capacity(3))
+)
+
+// A server with everything: overrides, usage, sweeps, and a clean shutdown.
+func ExampleOpen() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := runShop(ctx, os.Getenv("DATABASE_URL")); err != nil {
+		panic(err)
+	}
+}
+
+func runShop(ctx context.Context, url string) error {
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		return err
+	}
+	limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{
+		Program: "shop",
+		Limits:  []ratelimit.Limit{signUps, sendMessage},
+		Usage:   &usage.Recorder{DB: pool},
+	})
+	if err != nil {
+		return err
+	}
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	server := &http.Server{Addr: ":8080", Handler: shop(limits, coalescer), ReadHeaderTimeout: time.Minute}
+	workers := newWorkers(pool, limits)
+	go func() { _ = server.ListenAndServe() }()
+
+	<-ctx.Done() // the signal
+	return shutDown(ctx, server, workers, coalescer, limits, pool)
+}
+
+func shutDown(ctx context.Context, server *http.Server, workers jobWorkers, coalescer *ratelimit.Coalescer, limits *ratelimit.Limiter, pool *pgxpool.Pool) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	errs := []error{
+		server.Shutdown(ctx), // no more requests
+		workers.Stop(ctx),    // such as a River client: no more jobs
+	}
+	coalescer.Close()                      // if there is one: its waiting calls are decided
+	errs = append(errs, limits.Close(ctx)) // the last counts are written
+	pool.Close()
+	return errors.Join(errs...)
+}
+
+// A process that lives a second has nothing in the background. Close writes its usage.
+func ExampleOptions_noBackground() {
+	nightly := func(ctx context.Context, pool *pgxpool.Pool) (err error) {
+		limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{
+			Program: "nightly", Limits: []ratelimit.Limit{signUps}, Usage: &usage.Recorder{DB: pool}, NoBackground: true,
+		})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, limits.Close(ctx)) }()
+		_, err = limits.Consume(ctx, pool, signUps.Global())
+		return err
+	}
+	_ = nightly
+}
+
+// jobWorkers stands for the client of a job queue.
+type jobWorkers interface {
+	Stop(ctx context.Context) error
+}
+
+type noWorkers struct{}
+
+func (noWorkers) Stop(context.Context) error { return nil }
+
+func newWorkers(*pgxpool.Pool, *ratelimit.Limiter) jobWorkers { return noWorkers{} }
+
+func shop(*ratelimit.Limiter, ratelimit.DB) http.Handler { return http.NewServeMux() }

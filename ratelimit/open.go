@@ -1,0 +1,313 @@
+package ratelimit
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/txlimit/txlimit/migrations"
+)
+
+// Options say what [Open] does. The zero value of each field is what most programs want, but Program and Limits are required.
+type Options struct {
+	// Program is the name under which the limits are published, 1 to 255 bytes. All processes of a program have the same.
+	// Required, unless NoPublish.
+	Program string
+
+	// Limits are all limits of the program, each name once. Required, unless NoPublish and NoSweep. The Limiter refuses every
+	// call for a limit that is not in the list ([ErrInvalid]): nobody would publish or sweep it. Without a list, it takes any.
+	Limits []Limit
+
+	// Usage records what is granted and denied: a [*usage.Recorder] on the same pool. Open flushes it once, to see that it may
+	// write. nil: nothing is recorded.
+	//
+	// [*usage.Recorder]: https://pkg.go.dev/github.com/txlimit/txlimit/ratelimit/usage#Recorder
+	Usage interface {
+		Decision(ctx context.Context, d Decision)
+		Flush(ctx context.Context) error
+		Run(ctx context.Context) error
+	}
+
+	// Overrides, if not nil, are the Overrides to load and follow, for their fields Every and Listen. Their DB is the pool if
+	// it is nil. nil: new ones.
+	Overrides *Overrides
+
+	// Clock, Observer and OnRetry are those of [Limiter]. Observer is called before Usage.
+	Clock    func() time.Time
+	Observer func(ctx context.Context, d Decision)
+	OnRetry  func(ctx context.Context, failed int, err error)
+
+	// OnError is told what goes wrong in the background, and of a schema that differs from the library's
+	// ([migrations.Schema.Differs]). The error names the part. It is called by several goroutines. nil: slog.Default() logs it;
+	// of the polls of overrides, one a minute.
+	OnError func(err error)
+
+	// SweepEvery is the time from one sweep to the next, more or less. 0: 10 minutes.
+	SweepEvery time.Duration
+
+	// Each switches a part off. docs/start-and-stop.md says when, and which rights each part needs.
+	NoSchemaCheck bool // for a PL/Proxy, which has functions of its own
+	NoOverrides   bool // blocks and other numbers do not hold in this process
+	NoPublish     bool // the limits are published elsewhere, for example when the program migrates
+	NoSweep       bool // another program sweeps
+	NoBackground  bool // for a process that ends soon: nothing is swept, overrides are read once, usage is written by Close
+}
+
+const (
+	defaultSweepEvery = 10 * time.Minute
+	lastFlush         = 5 * time.Second
+)
+
+// Open starts what a program needs, and returns its Limiter:
+//
+//	limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{
+//		Program: "shop",
+//		Limits:  []ratelimit.Limit{signUps, sendMessage},
+//		Usage:   &usage.Recorder{DB: pool},
+//	})
+//	if err != nil {
+//		return err
+//	}
+//	defer func() {
+//		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+//		defer cancel()
+//		_ = limits.Close(ctx)
+//	}()
+//
+// It does the following, in this order. If a part fails, Open returns an error that names the part, and nothing runs:
+//
+//  1. It checks the options ([ErrInvalid]), before anything is sent.
+//  2. It checks the schema: [migrations.ErrBehind] if it is older than the library needs.
+//  3. It loads the overrides ([Overrides]), so that they hold from the first call on.
+//  4. It checks that it may sweep, and write the usage.
+//  5. It publishes the limits ([Publish]).
+//
+// Then, in the background and until [Limiter.Close], it follows the overrides, sweeps the limits ([Limiter.Sweep]) and writes
+// the usage. Of all programs on a schema, one at a time sweeps: each batch takes an advisory lock in its transaction, and a
+// program that does not get it tries again ten minutes later. ctx bounds Open alone, not what runs in the background.
+//
+// Where the role lacks a right (SQLSTATE 42501), or the server is a standby (25006), the error says what to grant or to switch off.
+//
+// db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. A connection or a transaction is
+// [ErrInvalid]. A DB of package ratelimittest is a pool, too: there, nothing is checked, swept or published.
+func Open(ctx context.Context, db DB, options Options) (*Limiter, error) {
+	o := options
+	pool, err := o.check(db)
+	if err != nil {
+		return nil, err
+	}
+	l := &Limiter{Clock: o.Clock, Observer: o.observer(), OnRetry: o.OnRetry, Overrides: o.Overrides, life: newLife()}
+	if len(o.Limits) > 0 {
+		l.definitions.only(o.Limits)
+	}
+	sweeps := !o.NoSweep && !o.NoBackground && !isInMemory(pool)
+	var inTx inReadCommitted
+	if sweeps {
+		if inTx, err = l.readCommitted(pool); err != nil {
+			return nil, err
+		}
+	}
+	if err := o.start(ctx, pool, l, sweeps); err != nil {
+		return nil, err
+	}
+
+	background, end := context.WithCancel(context.WithoutCancel(ctx))
+	l.life.end = end
+	if !o.NoBackground {
+		if l.Overrides != nil {
+			l.life.background.Go(func() { _ = l.Overrides.Run(background) })
+		}
+		if sweeps {
+			l.life.background.Go(func() { l.keepSweeping(background, inTx, &o) })
+		}
+	}
+	if o.Usage != nil {
+		l.life.background.Go(func() {
+			if !o.NoBackground {
+				l.life.err = o.Usage.Run(background)
+				return
+			}
+			<-background.Done()
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(background), lastFlush)
+			defer cancel()
+			l.life.err = o.Usage.Flush(ctx)
+		})
+	}
+	return l, nil
+}
+
+// check checks the options, fills in their defaults, and returns the pool.
+func (o *Options) check(db DB) (pool DB, err error) {
+	if noDatabase(db) {
+		return nil, fmt.Errorf("%w: open: the DB is nil, or is a Coalescer without a Pool", ErrInvalid)
+	}
+	if coalescer, ok := coalescerOf(db); ok {
+		db = coalescer.Pool
+	}
+	onSQL, _ := db.(sqlDB)
+	if _, isConn := onSQL.db.(*sql.Conn); isConn || isTx(db) || connOf(db) != nil {
+		return nil, fmt.Errorf("%w: open: a %T is no pool: several goroutines use it until Close", ErrInvalid, db)
+	}
+	if !o.NoPublish {
+		if err := checkText("Options.Program", o.Program, maxNameLen); err != nil {
+			return nil, fmt.Errorf("%w: open: %w", ErrInvalid, err)
+		}
+	}
+	if len(o.Limits) == 0 && !(o.NoPublish && o.NoSweep) {
+		return nil, fmt.Errorf("%w: open: Options.Limits is empty: list all limits of the program, or set NoPublish and NoSweep", ErrInvalid)
+	}
+	if err := definitionsOnly(o.Limits); err != nil {
+		return nil, fmt.Errorf("open: %w", err)
+	}
+	switch {
+	case o.SweepEvery < 0:
+		return nil, fmt.Errorf("%w: open: Options.SweepEvery is %v: it must be positive, or 0 for %v", ErrInvalid, o.SweepEvery, defaultSweepEvery)
+	case o.SweepEvery == 0:
+		o.SweepEvery = defaultSweepEvery
+	}
+	if isNil(o.Usage) {
+		o.Usage = nil
+	}
+	switch {
+	case o.NoOverrides && o.Overrides != nil:
+		return nil, fmt.Errorf("%w: open: Options has Overrides and NoOverrides", ErrInvalid)
+	case o.NoOverrides:
+		return db, nil
+	case o.Overrides == nil:
+		o.Overrides = &Overrides{OnError: o.OnError}
+	}
+	if o.Overrides.DB == nil {
+		o.Overrides.DB = db
+	}
+	if err := o.Overrides.validate(); err != nil {
+		return nil, fmt.Errorf("open: %w", err)
+	}
+	return db, nil
+}
+
+func (o *Options) observer() func(ctx context.Context, d Decision) {
+	switch {
+	case o.Usage == nil:
+		return o.Observer
+	case o.Observer == nil:
+		return o.Usage.Decision
+	}
+	return func(ctx context.Context, d Decision) {
+		o.Observer(ctx, d)
+		o.Usage.Decision(ctx, d)
+	}
+}
+
+// start does what has to be done before the first call.
+func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) error {
+	if !o.NoSchemaCheck && !isInMemory(db) {
+		schema, err := migrations.Check(ctx, db)
+		if err != nil {
+			return refused("schema", err, "", "NoSchemaCheck")
+		}
+		if text := schema.Differs(); text != "" {
+			o.tell(errors.New("ratelimit: schema: " + text))
+		}
+	}
+	if l.Overrides != nil {
+		if err := l.Overrides.Load(ctx); err != nil {
+			return refused("", err, "SELECT on rate_limit_overrides", "NoOverrides")
+		}
+	}
+	if sweeps {
+		may, err := wire{db: db}.queries().MaySweep(ctx)
+		switch {
+		case err != nil:
+		case may.ReadOnly:
+			err = stateError{"the session is read-only", "25006"}
+		case may.Missing != "":
+			err = stateError{"a right is missing", "42501"}
+		}
+		if err != nil {
+			return refused("sweep", err, may.Missing, "NoSweep")
+		}
+	}
+	if o.Usage != nil {
+		if err := o.Usage.Flush(ctx); err != nil {
+			return refused("", fmt.Errorf("ratelimit: %w", err), "SELECT, INSERT, UPDATE and DELETE on rate_limit_usage and rate_limit_denials", "")
+		}
+	}
+	if !o.NoPublish { // last, so that an Open that fails has published nothing
+		if err := Publish(ctx, db, o.Program, o.Limits...); err != nil {
+			return refused("", err, "SELECT, INSERT, UPDATE and DELETE on rate_limit_definitions", "NoPublish")
+		}
+	}
+	return nil
+}
+
+// refused is the error of a part of Open, with what can be done if the role or the server refuses it.
+func refused(part string, err error, grant, without string) error {
+	if part != "" {
+		err = fmt.Errorf("ratelimit: %s: %w", part, err)
+	}
+	if without == "" {
+		without = "leave Options.Usage nil"
+	} else {
+		without = "set Options." + without
+	}
+	switch sqlState(err) {
+	case "42501":
+		if grant == "" {
+			grant = "what docs/security.md lists"
+		}
+		return fmt.Errorf("%w: grant this role %s, or %s", err, grant, without)
+	case "25006":
+		return fmt.Errorf("%w: this is a standby, or its sessions are read-only: %s here", err, without)
+	}
+	return err
+}
+
+// stateError is what the server would have said.
+type stateError struct{ text, state string }
+
+func (e stateError) Error() string    { return e.text + " (SQLSTATE " + e.state + ")" }
+func (e stateError) SQLState() string { return e.state }
+
+func (o *Options) tell(err error) {
+	if o.OnError != nil {
+		o.OnError(err)
+		return
+	}
+	slog.Warn("rate limits", "error", err)
+}
+
+var errOtherSweep = errors.New("another program sweeps")
+
+// keepSweeping sweeps until ctx ends.
+func (l *Limiter) keepSweeping(ctx context.Context, inTx inReadCommitted, o *Options) {
+	locked := func(ctx context.Context, fn func(ctx context.Context, tx DB) error) error {
+		return inTx(ctx, func(ctx context.Context, tx DB) error {
+			alone, err := wire{db: tx}.queries().SweepAlone(ctx)
+			if err == nil && !alone {
+				err = errOtherSweep
+			}
+			if err != nil {
+				return err
+			}
+			return fn(ctx, tx)
+		})
+	}
+	next := time.NewTimer(rand.N(o.SweepEvery)) // processes that start together do not sweep together
+	defer next.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-next.C:
+		}
+		_, err := l.sweepAll(ctx, locked, o.Limits)
+		if err != nil && ctx.Err() == nil && !errors.Is(err, errOtherSweep) {
+			o.tell(err)
+		}
+		next.Reset(o.SweepEvery - o.SweepEvery/8 + rand.N(o.SweepEvery/4+1))
+	}
+}
