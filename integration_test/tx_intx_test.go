@@ -258,7 +258,7 @@ func TestNestedRetriesDoNotMultiply(t *testing.T) {
 	if err := pool.QueryRow(t.Context(), "SELECT last_value FROM tries").Scan(&tries); err != nil {
 		t.Fatal(err)
 	}
-	if want := "ratelimit: consume: attempts ran out after 30: ERROR: serialization_failure (SQLSTATE 40001): Reason code: none"; calls != 1 || tries != 30 ||
+	if want := `ratelimit: consume: limit "messages": attempts ran out after 30: ERROR: serialization_failure (SQLSTATE 40001): Reason code: none`; calls != 1 || tries != 30 ||
 		!errors.Is(err, ratelimit.ErrAttemptsExhausted) || err.Error() != want {
 		t.Errorf("%d calls, %d tries: %v, want %s", calls, tries, err, want)
 	}

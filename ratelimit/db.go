@@ -59,6 +59,9 @@ func coalescerOf(db DB) (c *Coalescer, ok bool) {
 	return nil, false
 }
 
+// noDatabaseText is for the error if noDatabase.
+const noDatabaseText = "the DB is nil, or is a Coalescer without a Pool"
+
 // noDatabase reports whether a DB is nil, or a Coalescer without a pool.
 func noDatabase(db DB) bool {
 	c, ok := coalescerOf(db)

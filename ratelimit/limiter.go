@@ -14,8 +14,8 @@ import (
 //
 // A denial, by Consume, Wait, Reserve, Take or Check, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
 // [ErrClosed] or [ErrAttemptsExhausted] (both of a [Coalescer]) or [ErrUnknownOutcome], or is the error of the database or
-// the context. Except for ErrUnknownOutcome, errors of Reset and Move and a canceled Wait, an error means that nothing was consumed or
-// given back.
+// the context. Except for ErrUnknownOutcome and errors of Reset and Move, an error means that nothing was consumed or
+// given back. A canceled Wait may not get all tokens back, as its comment says.
 //
 // A Limiter remembers the definition of each name. Another definition of that name is [ErrInvalid], since both would grant, or
 // one would cut what the other has saved up. The numbers of a key, by [Limit.With], and overrides are no other definition. To

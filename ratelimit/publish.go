@@ -27,7 +27,7 @@ import (
 // programs have current definitions of one name, the tool, the page and SQL take the one that was published last.
 func Publish(ctx context.Context, db DB, program string, limits ...Limit) error {
 	if noDatabase(db) {
-		return fmt.Errorf("%w: the DB is nil, or is a Coalescer without a Pool", ErrInvalid)
+		return fmt.Errorf("%w: %s", ErrInvalid, noDatabaseText)
 	}
 	if err := checkText("program", program, maxNameLen); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)

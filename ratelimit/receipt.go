@@ -95,7 +95,7 @@ func (r *receipt) find(limit, key string) *taken {
 // read reads a receipt that may have been altered.
 func (text Receipt) read() (*receipt, error) {
 	if text == "" {
-		return nil, fmt.Errorf("%w: the receipt is empty: nothing was taken, or everything is refunded already", ErrInvalid)
+		return nil, errors.New("the receipt is empty: nothing was taken, or everything is refunded already")
 	}
 	r := &receipt{}
 	decoder := json.NewDecoder(strings.NewReader(string(text)))
@@ -110,7 +110,7 @@ func (text Receipt) read() (*receipt, error) {
 		err = r.validate()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: the receipt cannot be read: %w", ErrInvalid, err)
+		return nil, fmt.Errorf("the receipt cannot be read: %w", err)
 	}
 	return r, nil
 }

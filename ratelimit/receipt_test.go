@@ -36,7 +36,8 @@ func TestReceiptsThatCannotBeAreRefused(t *testing.T) {
 			t.Fatalf("there is no %s", change[0])
 		}
 		altered := Receipt(strings.Replace(receiptText, change[0], change[1], 1))
-		if _, err := altered.read(); !errors.Is(err, ErrInvalid) {
+		_, err := new(Limiter).newCall(VerbRefund, altered, []Request{receiptLimit.Key("ann")}, nil)
+		if _, unread := altered.read(); unread == nil || !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), `limit "bucket": the receipt`) {
 			t.Errorf("%s: %v", altered, err)
 		}
 	}

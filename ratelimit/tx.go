@@ -62,7 +62,7 @@ const rollbackTimeout = 5 * time.Second
 // run again from the start. So fn must not do anything that a rollback does not undo. When the attempts run out, or ctx
 // ends after the first attempt, the error matches [ErrAttemptsExhausted].
 //
-// fn must return the errors of its statements, wrapped or not, such that errors.As finds them (%w, not %v). An error that
+// fn must not end the transaction. It must return the errors of its statements, wrapped or not, such that errors.As finds them (%w, not %v). An error that
 // hides its SQLSTATE is not retried. Any other error of fn, such as a denial, rolls back and is returned as it is. If fn
 // panics, or its goroutine exits, the transaction is rolled back.
 //

@@ -210,14 +210,14 @@ func (l *Limiter) do(ctx context.Context, db DB, v Verb, receipt Receipt, reques
 	began := time.Now()
 	c, err := l.newCall(v, receipt, requests, db)
 	if noDatabase(db) {
-		err = programError{fmt.Errorf("%w: the DB is nil, or is a Coalescer without a Pool", ErrInvalid)}
+		err = invalidCall(requests, noDatabaseText)
 	}
 	if err == nil && v == VerbWait {
-		err = errInTx(ctx, db)
+		err = errInTx(ctx, db, requests)
 		c.bound(ctx)
 	}
 	if err == nil {
-		err = errOutside(ctx, v, db)
+		err = errOutside(ctx, v, db, requests)
 	}
 	if err == nil {
 		result, err = c.decide(ctx, db)

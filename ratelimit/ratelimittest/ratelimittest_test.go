@@ -504,7 +504,7 @@ func TestWaitIsDrivenByTheClock(t *testing.T) {
 			db.Advance(time.Second)
 			synctest.Wait()
 		}
-		want := []string{"first after 0s: <nil>", "third after 0s: ratelimit: wait: context canceled", "second after 1m0s: <nil>", "fourth after 2m0s: <nil>"}
+		want := []string{"first after 0s: <nil>", "third after 0s: ratelimit: wait: limit \"perMinute\": context canceled", "second after 1m0s: <nil>", "fourth after 2m0s: <nil>"}
 		if !slices.Equal(ended, want) {
 			t.Errorf("%q, want %q", ended, want)
 		}
