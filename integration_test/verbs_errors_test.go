@@ -654,7 +654,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			return ratelimit.Publish(ctx, refusing{"40001"}, "p", c.limit)
 		}},
 
-		"New: a kind":                   {by: "New", is: invalid, do: func(c *failing) error { _, err := ratelimit.New(ratelimit.Config{Name: c.limit.Name()}); return err }},
+		"Limit: a kind":                 {by: "Limit", is: invalid, do: func(c *failing) error { _, err := (ratelimit.Config{Name: c.limit.Name()}).Limit(); return err }},
 		"Validate: With without Varies": {by: "Validate", is: invalid, do: func(c *failing) error { return c.limit.With(ratelimit.Rate(1)).Validate() }},
 		"Validate: the zero Limit":      {by: "Validate", is: invalid, bare: true, do: func(*failing) error { return ratelimit.Limit{}.Validate() }},
 		"Validate: With Shards": {by: "Validate", is: invalid, do: func(c *failing) error {

@@ -18,7 +18,7 @@ import (
 //
 //	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, QueueConsume, SendTx
 //	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move,
-//	                      QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, New, Validate, UnmarshalJSON, Load, Run
+//	                      QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Limit, Validate, UnmarshalJSON, Load, Run
 //	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, QueueConsume
 //	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Charge (on a Coalescer)
 //	ErrAttemptsExhausted  nothing was committed: InTx, InSQLTx, SendTx, Retry, Sweep, Publish; Consume, Wait, Reserve, Take,

@@ -24,7 +24,7 @@ var (
 	bucket   = ratelimit.TokenBucket("bucket", 1, time.Minute, ratelimit.Capacity(2))
 	sharded  = ratelimit.TokenBucket("sharded", 6, time.Minute, ratelimit.Shards(3))
 	window   = ratelimit.FixedWindow("window", 2, time.Hour, ratelimit.Start(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)))
-	calendar = ratelimit.CalendarWindow("calendar", 2, ratelimit.Month, ratelimit.In("Europe/Berlin"), ratelimit.Anchor("2030-01-31"))
+	calendar = ratelimit.CalendarWindow("calendar", 2, ratelimit.Month, ratelimit.Zone("Europe/Berlin"), ratelimit.Anchor("2030-01-31"))
 )
 
 // holds checks the balance of a key.
