@@ -225,7 +225,9 @@ func TestNestedRetriesDoNotMultiply(t *testing.T) {
 		return fmt.Errorf("wrapped: %w", err)
 	}
 	outer := map[string]func(once func(ctx context.Context) error) error{
-		"Retry": func(once func(ctx context.Context) error) error { return ratelimit.Retry(t.Context(), once) },
+		"Retry": func(once func(ctx context.Context) error) error {
+			return new(ratelimit.Limiter).Retry(t.Context(), once)
+		},
 		"InTx": func(once func(ctx context.Context) error) error {
 			return limiter.InTx(t.Context(), pool, func(ctx context.Context, _ pgx.Tx) error { return once(ctx) })
 		},
@@ -249,7 +251,7 @@ func TestNestedRetriesDoNotMultiply(t *testing.T) {
 	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	calls := 0
-	err = ratelimit.Retry(t.Context(), func(ctx context.Context) error {
+	err = new(ratelimit.Limiter).Retry(t.Context(), func(ctx context.Context) error {
 		calls++
 		_, err := limiter.Consume(ctx, coalescer, ratelimit.TokenBucket("messages", 10, time.Hour).Key("ann"))
 		return err

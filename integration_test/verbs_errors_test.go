@@ -599,18 +599,15 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			return c.limiter.SendTx(c.ctx, c.cutPool(theCommit), c.batch())
 		}},
 
-		"Retry: no function": {by: "Retry", is: invalid, bare: true, do: func(c *failing) error { return ratelimit.Retry(c.ctx, nil) }},
-		"Retry: Hot": {by: "Retry", is: invalid, bare: true, do: func(c *failing) error {
-			return ratelimit.Retry(c.ctx, func(context.Context) error { return nil }, ratelimit.Hot(c.request()))
-		}},
+		"Retry: no function": {by: "Retry", is: invalid, bare: true, do: func(c *failing) error { return new(ratelimit.Limiter).Retry(c.ctx, nil) }},
 		"Retry: conflicts without end": {by: "Retry", is: exhausted, do: func(c *failing) error {
-			return ratelimit.Retry(c.ctx, func(ctx context.Context) error {
+			return new(ratelimit.Limiter).Retry(c.ctx, func(ctx context.Context) error {
 				_, err := c.limiter.Consume(ctx, conflicting, c.request())
 				return err
 			}, ratelimit.Attempts(2))
 		}},
 		"Retry: an unknown outcome beside a conflict": {by: "its function", is: unknown, gone: 1, do: func(c *failing) error {
-			return ratelimit.Retry(c.ctx, func(ctx context.Context) error {
+			return new(ratelimit.Limiter).Retry(c.ctx, func(ctx context.Context) error {
 				_, err := c.limiter.Consume(ctx, answerLost{c.pool}, c.request())
 				return errors.Join(&pgconn.PgError{Code: "40001"}, err)
 			})

@@ -28,7 +28,7 @@ import (
 //	any other             nothing was committed, except by Reset, Move, Publish and Retry
 //
 // After any other error of Reset, Move and Publish outside a transaction, the work may have been done all the same: call them
-// again. [Retry] returns the error of the caller's own COMMIT as it is, and the outcome of that COMMIT may be unknown too.
+// again. [Limiter.Retry] returns the error of the caller's own COMMIT as it is, and the outcome of that COMMIT may be unknown too.
 var (
 	// ErrDenied is matched by every denial: errors.Is(err, ErrDenied). The error is a [*DeniedError], which says when to retry.
 	ErrDenied = errors.New("ratelimit: denied")

@@ -55,7 +55,7 @@ func Publish(ctx context.Context, db DB, program string, limits ...Limit) error 
 	case isTx(db):
 		err = publish(ctx)
 	default: // its isolation level may be above READ COMMITTED
-		err = Retry(ctx, publish)
+		err = retry(ctx, defaultAttempts, nil, func() (committing bool, err error) { return true, publish(ctx) })
 	}
 	if err != nil {
 		return explain("publish", err)

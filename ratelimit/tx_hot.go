@@ -25,7 +25,7 @@ import (
 // In the database, the turn is a lock on a view, rate_limits_turn_00 to _31 of package migrations. The role needs UPDATE on
 // the views. lock_timeout and statement_timeout end that wait with their own errors. docs/contention.md has the details.
 func Hot(requests ...Request) TxOption {
-	return func(o *txOptions) { o.hot = append(o.hot, requests...) }
+	return txOption(func(o *txOptions) { o.hot = append(o.hot, requests...) })
 }
 
 // turns are the demands that a transaction with these options queues for.

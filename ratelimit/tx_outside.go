@@ -30,7 +30,7 @@ import (
 //   - a pool in another type, such as a *sqlx.DB;
 //   - another pool, or a connection, for the same database;
 //   - a context that does not derive from fn's;
-//   - a transaction begun outside this package, such as an ORM's in [Retry].
+//   - a transaction begun outside this package, such as an ORM's in [Limiter.Retry].
 func OutsideTx(ctx context.Context) context.Context {
 	return context.WithValue(ctx, openTxKey{}, (*openTx)(nil))
 }

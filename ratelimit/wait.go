@@ -114,7 +114,7 @@ func (l *Limiter) sleep(ctx context.Context, db DB, granted Result) error {
 func (l *Limiter) giveBack(ctx context.Context, db DB, granted Result, requests []Request) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
-	return Retry(ctx, func(ctx context.Context) error {
+	return l.Retry(ctx, func(ctx context.Context) error {
 		_, err := l.Refund(ctx, db, granted.Receipt(), requests...)
 		return err
 	})

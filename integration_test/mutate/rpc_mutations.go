@@ -32,7 +32,7 @@ var rpcMutations = []mutation{
 		tests: "TestADecisionHasADeadline",
 	}, {
 		name: "outcome-conflict", file: "internal/outcome/outcome.go", what: "a conflict counts as a failure of the database",
-		old: "err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) {\n		result, err = limiter.Consume(ctx, db, requests...)\n		return err\n	})", new: "result, err = limiter.Consume(ctx, db, requests...)",
+		old: "err = limiter.Retry(ctx, func(ctx context.Context) (err error) {\n		result, err = limiter.Consume(ctx, db, requests...)\n		return err\n	})", new: "result, err = limiter.Consume(ctx, db, requests...)",
 		tests: "TestRPCWhatCouldNotBeSerializedIsRunAgain",
 	}, {
 		name: "rpc-nothing-asked", file: "ratelimit/rpclimit/rpclimit.go", what: "a call that asks for nothing is not limited",

@@ -17,7 +17,7 @@ import (
 func Consume(ctx context.Context, timeout time.Duration, limiter *ratelimit.Limiter, db ratelimit.DB, requests []ratelimit.Request) (result ratelimit.Result, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) {
+	err = limiter.Retry(ctx, func(ctx context.Context) (err error) {
 		result, err = limiter.Consume(ctx, db, requests...)
 		return err
 	})
