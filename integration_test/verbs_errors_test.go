@@ -215,6 +215,19 @@ func (c *failing) cutPool(before func(kind byte, body []byte) bool) *pgxpool.Poo
 func aRow(kind byte, _ []byte) bool      { return kind == 'D' }
 func theCommit(kind byte, b []byte) bool { return kind == 'C' && string(b) == "COMMIT\x00" }
 
+// afterConflict cancels when a statement has failed by a conflict.
+type afterConflict struct{ cancel func() }
+
+func (afterConflict) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (a afterConflict) TraceQueryEnd(_ context.Context, _ *pgx.Conn, end pgx.TraceQueryEndData) {
+	if sqlState(end.Err) == "40001" {
+		a.cancel()
+	}
+}
+
 // beginRefused is a pool on which no transaction begins.
 type beginRefused struct {
 	*pgxpool.Pool
@@ -322,10 +335,11 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 				return coalescer
 			})})
 			add("conflicts without end on a Coalescer", failure{is: exhausted, do: func(c *failing) error {
-				ctx, cancel := context.WithTimeout(c.ctx, 200*time.Millisecond)
+				ctx, cancel := context.WithCancel(c.ctx)
 				defer cancel()
 				c.ctx = ctx
-				return call(c, &ratelimit.Coalescer{Pool: conflicting}, c.request())
+				pool := reconfigured(c.T, conflicting, func(config *pgxpool.Config) { config.ConnConfig.Tracer = afterConflict{cancel} })
+				return call(c, &ratelimit.Coalescer{Pool: pool}, c.request())
 			}})
 		}
 		if by == "QueueConsume" {
@@ -404,9 +418,22 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			_, _, err := c.limiter.Take(c.ctx, c.pool, 2, ratelimit.TokenBucket(c.limit.Name(), 0.5, time.Hour).Key(privateKey))
 			return err
 		}},
-		"Refund: an empty receipt": {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds("") }},
-		"Refund: more text":        {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds(receiptOf(time.Now(), c.request()) + "{}") }},
-		"Refund: another version":  {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds(`{"v": 2}`) }},
+		"Refund: an empty receipt":        {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds("") }},
+		"Refund: all of an empty receipt": {by: "Refund", is: invalid, bare: true, do: func(c *failing) error { return c.refundsAll("") }},
+		"Refund: all of an unknown limit": {by: "Refund", is: invalid, do: func(c *failing) error {
+			return c.refundsAll(receiptOf(time.Now(), c.request()))
+		}},
+		"Refund: all of a limit that varies": {by: "Refund", is: invalid, do: func(c *failing) error {
+			return c.refundsAll(receiptOf(time.Now(), c.request()), ratelimit.Varies(24*time.Hour))
+		}},
+		"Refund: all of a key that cannot be": {by: "Refund", is: invalid, do: func(c *failing) error {
+			return c.refundsAll(ratelimit.Receipt(strings.ReplaceAll(string(receiptOf(time.Now(), c.request())), privateKey, `\u0000`)), nil)
+		}},
+		"Refund: all of nothing": {by: "Refund", is: invalid, bare: true, do: func(c *failing) error {
+			return c.refundsAll(ratelimit.Receipt(strings.ReplaceAll(string(receiptOf(time.Now(), c.request())), `"count":1`, `"count":1e-15,"refunded":9e-16`)), nil)
+		}},
+		"Refund: more text":       {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds(receiptOf(time.Now(), c.request()) + "{}") }},
+		"Refund: another version": {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds(`{"v": 2}`) }},
 		"Refund: an instant": {by: "Refund", is: invalid, do: func(c *failing) error {
 			return c.refunds(receiptOf(time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC), c.request()))
 		}},
@@ -696,6 +723,18 @@ func (c *failing) waits(pool *pgxpool.Pool, gone func()) error {
 
 func (c *failing) refunds(receipt ratelimit.Receipt) error {
 	_, err := c.limiter.Refund(c.ctx, c.pool, receipt, c.request())
+	return err
+}
+
+// refundsAll refunds all of a receipt. With options, the limiter was asked for a limit with these before; nil is none.
+func (c *failing) refundsAll(receipt ratelimit.Receipt, known ...ratelimit.Option) error {
+	if known != nil {
+		options := slices.DeleteFunc(known, func(o ratelimit.Option) bool { return o == nil })
+		if _, err := c.limiter.Check(c.ctx, c.pool, ratelimit.TokenBucket(c.limit.Name(), 100, 24*time.Hour, options...).Key(privateKey)); err != nil {
+			return err
+		}
+	}
+	_, err := c.limiter.Refund(c.ctx, c.pool, receipt)
 	return err
 }
 

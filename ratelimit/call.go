@@ -31,6 +31,12 @@ type call struct {
 // newCall validates a call. db is nil if it is not known.
 func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c call, err error) {
 	c = call{verb: v, does: verbs[v], requests: requests, within: algebra.Forever, overrides: l.Overrides}
+	if c.does.refunds && len(requests) == 0 {
+		if requests, err = l.refundable(from); err != nil {
+			return c, err
+		}
+		c.requests = requests
+	}
 	if l.Clock != nil {
 		if c.now, err = timestamp("the clock's time", l.Clock()); err != nil {
 			return c, invalidCall(requests, err.Error())

@@ -174,8 +174,12 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 	return l.do(ctx, db, VerbCharge, "", requests)
 }
 
-// Refund gives back all or part of the tokens in a receipt ([Result.Receipt]). A request that is not in the receipt, or
-// asks for more than is left in it, is [ErrInvalid]. Refund is always OK. [Status.Refunded] says how many tokens came back.
+// Refund gives back all or part of the tokens in a receipt ([Result.Receipt]). Without requests, it gives back all that is left.
+// With requests, it gives back their counts. A request that is not in the receipt, or asks for more than is left in it, is
+// [ErrInvalid]. Refund is always OK. [Status.Refunded] says how many tokens came back.
+//
+// A receipt names limits, and the Limiter must know their numbers. So without requests, [ErrInvalid] is also a limit that the
+// Limiter has not been asked for before, and one that [Varies]: pass requests then.
 //
 // The result has a receipt for the rest. Store it in place of the old one, in the same transaction: Refund cannot detect an
 // old receipt that is used again. To refund exactly once, refund in the transaction that marks the work as done. A rollback

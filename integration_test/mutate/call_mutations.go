@@ -447,6 +447,22 @@ var callMutations = []mutation{
 		old: "			err = unknown(fmt", new: "			err = error(fmt",
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
+		name: "receipt-optional-lost", file: "ratelimit/receipt.go", what: "the receipt of the rest lacks a newer version's optional fields",
+		old: "	*o = more\n", new: "	_ = more\n",
+		tests: "TestAReceiptKeepsOptionalFields",
+	}, {
+		name: "receipt-optional-any", file: "ratelimit/receipt.go", what: "a receipt with any unknown field is accepted",
+		old: "strings.HasPrefix(name, optionalPrefix)", new: "strings.HasPrefix(name, optionalPrefix) || name == \"more\"",
+		tests: "TestAReceiptKeepsOptionalFields|TestReceiptsThatCannotBeAreRefused",
+	}, {
+		name: "refund-all-of-the-count", file: "ratelimit/receipt.go", what: "a refund without requests asks for what is refunded already",
+		old: "left := t.Count - t.Refunded; countable", new: "left := t.Count; countable",
+		tests: "TestARefundWithoutRequestsIsOfAllThatIsLeft",
+	}, {
+		name: "refund-all-varying", file: "ratelimit/receipt.go", what: "a refund without requests takes the definition for a key's own numbers",
+		old: "		case limit.varies > 0:\n", new: "		case limit.varies > 0 && limit.name == \"\":\n",
+		tests: "TestARefundWithoutRequestsIsOfAllThatIsLeft",
+	}, {
 		name: "sendtx-denial", file: "ratelimit/tx_sendtx.go", what: "a denial without a connection is reported as an error of BEGIN",
 		old: "	case sqlState(err) != \"\" && sqlState(err) == sqlState(failed) ||", new: "	case tx.Conn() != nil && sqlState(err) != \"\" && sqlState(err) == sqlState(failed) || tx.Conn() != nil &&",
 		tests: "TestBatches",
