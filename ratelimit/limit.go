@@ -80,7 +80,7 @@ func FixedWindow(name string, rate float64, period time.Duration, options ...Opt
 }
 
 // Unlimited defines a limit that grants everything, such as a plan without a bound. It has no rows, and nothing is sent for
-// it: in a call for several limits, only the others are asked. Remaining is +Inf, which encoding/json refuses. What is
+// it: in a call for several limits, only the others are asked. Remaining is +Inf, and null in JSON. What is
 // consumed or charged is not recorded, and nothing is left to refund or reset. If nothing is sent for a call, [Result.At] is
 // the time of [Limiter.Clock] or of this process.
 //

@@ -463,6 +463,10 @@ var callMutations = []mutation{
 		old: "		case limit.varies > 0:\n", new: "		case limit.varies > 0 && limit.name == \"\":\n",
 		tests: "TestARefundWithoutRequestsIsOfAllThatIsLeft",
 	}, {
+		name: "json-infinite", file: "ratelimit/result_text.go", what: "a result of an unlimited limit cannot be marshaled",
+		old: "	if math.IsInf(n, 0) || math.IsNaN(n) {\n", new: "	if math.IsNaN(n) {\n",
+		tests: "TestAnswersAsJSON",
+	}, {
 		name: "sendtx-denial", file: "ratelimit/tx_sendtx.go", what: "a denial without a connection is reported as an error of BEGIN",
 		old: "	case sqlState(err) != \"\" && sqlState(err) == sqlState(failed) ||", new: "	case tx.Conn() != nil && sqlState(err) != \"\" && sqlState(err) == sqlState(failed) || tx.Conn() != nil &&",
 		tests: "TestBatches",
