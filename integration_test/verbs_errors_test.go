@@ -11,6 +11,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"maps"
 	"math"
 	"net"
 	"os"
@@ -195,7 +196,8 @@ func (c cutConn) Read(p []byte) (int, error) {
 		if c.before(head[0], body) {
 			return 0, io.ErrUnexpectedEOF
 		}
-		c.rest.Write(append(head, body...))
+		c.rest.Write(head)
+		c.rest.Write(body)
 	}
 	return c.rest.Read(p)
 }
@@ -373,7 +375,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			}})
 		}
 	}
-	for name, f := range map[string]failure{
+	maps.Copy(all, map[string]failure{
 		"Consume: no requests": {by: "Consume", is: invalid, bare: true, do: func(c *failing) error {
 			_, err := c.limiter.Consume(c.ctx, c.pool)
 			return err
@@ -485,7 +487,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			if _, err := conn.Exec(c.ctx, "BEGIN"); err != nil {
 				return err
 			}
-			defer conn.Exec(c.ctx, "ROLLBACK")
+			defer func() { _, _ = conn.Exec(c.ctx, "ROLLBACK") }()
 			return c.limiter.InTx(c.ctx, conn, c.consumed)
 		}},
 		"InTx: Hot inside Hot": {by: "InTx", is: invalid, do: func(c *failing) error {
@@ -573,7 +575,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			if _, err := conn.Exec(c.ctx, "BEGIN"); err != nil {
 				return err
 			}
-			defer conn.Exec(c.ctx, "ROLLBACK")
+			defer func() { _, _ = conn.Exec(c.ctx, "ROLLBACK") }()
 			return c.limiter.SendTx(c.ctx, conn, c.batch())
 		}},
 		"SendTx: Hot": {by: "SendTx", is: invalid, bare: true, do: func(c *failing) error {
@@ -700,9 +702,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Run: the context ends": {by: "Run", is: context.Canceled, bare: true, do: func(c *failing) error {
 			return (&ratelimit.Overrides{DB: c.pool}).Run(ended(c.ctx))
 		}},
-	} {
-		all[name] = f
-	}
+	})
 	return all
 }
 
@@ -789,10 +789,10 @@ func TestEveryErrorMatchesASentinel(t *testing.T) {
 			t.Errorf("%s: it names the key: %s", name, text)
 		}
 		for sentinel, is := range sentinels {
-			if errors.Is(err, is) != (f.is == is) && !(is == ratelimit.ErrAttemptsExhausted && f.is == context.Canceled) {
+			if errors.Is(err, is) != errors.Is(f.is, is) {
 				t.Errorf("%s: %v matches %s: %v", name, err, sentinel, errors.Is(err, is))
 			}
-			if f.is == is && f.by != "its function" && !slices.Contains(seen[sentinel], f.by) {
+			if errors.Is(f.is, is) && f.by != "its function" && !slices.Contains(seen[sentinel], f.by) {
 				seen[sentinel] = append(seen[sentinel], f.by)
 			}
 		}
@@ -830,7 +830,7 @@ func documentedErrors(t *testing.T) map[string][]string {
 	}
 	table := map[string][]string{}
 	sentinel := ""
-	for _, line := range strings.Split(string(source), "\n") {
+	for line := range strings.SplitSeq(string(source), "\n") {
 		cells, in := strings.CutPrefix(line, "//\t")
 		if !in {
 			continue

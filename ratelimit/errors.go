@@ -98,7 +98,7 @@ func (e committedError) Error() string {
 func (e committedError) Unwrap() error { return e.error }
 
 // Is is called by errors.Is.
-func (committedError) Is(target error) bool { return target == ErrUnknownOutcome } //nolint:errorlint // errors.Is unwraps
+func (committedError) Is(target error) bool { return target == ErrUnknownOutcome }
 
 // notCommitted reports whether the error of a commit means that nothing was committed.
 func notCommitted(err error) bool {

@@ -246,7 +246,7 @@ func (a *app) replayLimits(ctx context.Context, r *replayFlags) (limits []rateli
 				}
 				return noSuchLimit(name, list)
 			}
-			limit, err := defs[i].Config.Limit()
+			limit, err := defs[i].Limit()
 			if err != nil {
 				return err
 			}
