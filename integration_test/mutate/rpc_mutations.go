@@ -52,7 +52,7 @@ var rpcMutations = []mutation{
 		tests: "TestAMiddlewareThatCannotWorkIsNotMounted",
 	}, {
 		name: "outcome-no-pool", file: "internal/outcome/outcome.go", what: "a middleware on a Coalescer without a pool is mounted",
-		old: "	case coalesces && coalescer.Pool == nil:\n", new: "	case false:\n",
+		old: "	case coalesces && coalescer.Pool == nil:\n", new: "	case coalesces && coalescer.Pool == nil && limiter == nil:\n",
 		tests: "TestAMiddlewareThatCannotWorkIsNotMounted",
 	}, {
 		name: "http-by-error", file: "ratelimit/httplimit/requests.go", what: "By asks for a key that was not found",
