@@ -295,8 +295,8 @@ func TestAnOldDebtOfACalendarDeniesNobody(t *testing.T) {
 // TestACalendarGrantsAtItsRetryAt: also after more windows than a call lists at first, some of them longer than others.
 func TestACalendarGrantsAtItsRetryAt(t *testing.T) {
 	behaviour(t, func(w world) {
-		reserved := ratelimit.CalendarWindow("reserved", 10, ratelimit.Day, ratelimit.In("Europe/Berlin")).Key("ann")
-		year := ratelimit.CalendarWindow("year", 1, ratelimit.Day, ratelimit.In("Europe/Berlin"), ratelimit.Capacity(365)).Key("ann")
+		reserved := ratelimit.CalendarWindow("reserved", 10, ratelimit.Day, ratelimit.Zone("Europe/Berlin")).Key("ann")
+		year := ratelimit.CalendarWindow("year", 1, ratelimit.Day, ratelimit.Zone("Europe/Berlin"), ratelimit.Capacity(365)).Key("ann")
 		w.reserve(reserved.Count(400))
 		w.grant(year.Count(365))
 		began := w.clock.now
