@@ -116,7 +116,7 @@ func takeEach(ctx context.Context, it *opened, n int) error {
 func coalescedCalendar(ctx context.Context, e *env) (outcome, error) {
 	const goroutines = 64
 	minute := ratelimit.TokenBucket("a minute", 1e9, time.Minute)
-	month := ratelimit.CalendarWindow("a month", 1e9, ratelimit.Month, ratelimit.In("Europe/Berlin"))
+	month := ratelimit.CalendarWindow("a month", 1e9, ratelimit.Month, ratelimit.Zone("Europe/Berlin"))
 	window := ratelimit.FixedWindow("30 days", 1e9, 30*24*time.Hour)
 	open := func(name string, limit ratelimit.Limit, coalesces bool) (*side, error) {
 		pool, err := e.newPool(ctx, plenty(goroutines).conns, nil)

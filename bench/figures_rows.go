@@ -121,7 +121,7 @@ func calendarVsWindow(ctx context.Context, e *env) (outcome, error) {
 			return err
 		}}, fill(ctx, pool, "rate_limits", limit.Name(), n)
 	}
-	month, err := open("month", ratelimit.CalendarWindow("month", 1e9, ratelimit.Month, ratelimit.In("Europe/Berlin")))
+	month, err := open("month", ratelimit.CalendarWindow("month", 1e9, ratelimit.Month, ratelimit.Zone("Europe/Berlin")))
 	if err != nil {
 		return outcome{}, err
 	}

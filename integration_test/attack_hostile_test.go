@@ -267,9 +267,9 @@ func TestEnormousAndTinyNumbersNeverOverflow(t *testing.T) {
 				for _, shards := range []int{1, 3} {
 					for _, kind := range []ratelimit.Kind{ratelimit.KindTokenBucket, ratelimit.KindFixedWindow} {
 						i++
-						limit, err := ratelimit.New(ratelimit.Config{
+						limit, err := ratelimit.Config{
 							Name: fmt.Sprint("limit", i), Kind: kind, Rate: &rate, Period: period.String(), Shards: shards,
-						})
+						}.Limit()
 						if errors.Is(err, ratelimit.ErrInvalid) {
 							continue
 						}
@@ -630,7 +630,7 @@ func TestRandomGarbagePoisonsNothing(t *testing.T) {
 					start := instant()
 					c.Start = &start
 				}
-				limit, err := ratelimit.New(c)
+				limit, err := c.Limit()
 				if err != nil && random.IntN(10) > 0 {
 					continue
 				}

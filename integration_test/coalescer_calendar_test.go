@@ -41,10 +41,10 @@ func TestACoalescerDecidesCalendars(t *testing.T) {
 	month := ratelimit.CalendarWindow("quota", 7, ratelimit.Month, ratelimit.Capacity(10), ratelimit.Varies(64*24*time.Hour)) // two of the longest months
 	for i := range 30 {
 		key := fmt.Sprint(i)
-		quota := month.With(ratelimit.In(oneOf(r, "", "Europe/Berlin", "America/Sao_Paulo", "Asia/Tokyo", "Pacific/Apia")),
+		quota := month.With(ratelimit.Zone(oneOf(r, "", "Europe/Berlin", "America/Sao_Paulo", "Asia/Tokyo", "Pacific/Apia")),
 			ratelimit.Anchor(fmt.Sprintf("2020-%02d-%02d", 1+r.IntN(12), 1+r.IntN(28))))
 		if i%3 == 0 { // many share one calendar
-			quota = ratelimit.CalendarWindow("daily", 3, ratelimit.Day, ratelimit.In("Europe/Berlin"))
+			quota = ratelimit.CalendarWindow("daily", 3, ratelimit.Day, ratelimit.Zone("Europe/Berlin"))
 		}
 		pace := ratelimit.TokenBucket("pace", 20, time.Minute, ratelimit.Capacity(4))
 		if i%5 == 0 {
@@ -124,7 +124,7 @@ func TestCalendarsRolledOverByTraffic(t *testing.T) {
 	calls := ratelimit.CalendarWindow("calls", perDay, ratelimit.Day, ratelimit.Varies(48*time.Hour))
 	limits := make([]ratelimit.Request, len(zones))
 	for i, zone := range zones {
-		limits[i] = calls.With(ratelimit.In(zone)).Key(zone)
+		limits[i] = calls.With(ratelimit.Zone(zone)).Key(zone)
 	}
 	minute := ratelimit.TokenBucket("a minute", 1e6, time.Minute)
 	granted := make([]atomic.Int64, len(zones))

@@ -182,7 +182,7 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 func TestTheConsoleAsksForTheNumbersOfAKey(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
-	month := ratelimit.CalendarWindow("reports", 1000, "month", ratelimit.In("Europe/Berlin"), ratelimit.Varies(32*24*time.Hour))
+	month := ratelimit.CalendarWindow("reports", 1000, "month", ratelimit.Zone("Europe/Berlin"), ratelimit.Varies(32*24*time.Hour))
 	bucket := ratelimit.TokenBucket("crawls", 100, 1000*time.Hour, ratelimit.Varies(1000*time.Hour))
 	if err := ratelimit.Publish(t.Context(), pool, "api", month, bucket); err != nil {
 		t.Fatal(err)

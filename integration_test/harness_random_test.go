@@ -83,7 +83,7 @@ func randomLimit(r *rand.Rand, name string, shards int) ratelimit.Limit {
 			c.Start = &start
 		}
 	}
-	limit, err := ratelimit.New(c)
+	limit, err := c.Limit()
 	if err != nil {
 		panic(err)
 	}

@@ -106,7 +106,7 @@ func (o *office) said(ctx context.Context, words string) error {
 type grpcClient struct{ conn *grpc.ClientConn }
 
 func serveGRPC(o *office) rpcClient {
-	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.ChainUnaryInterceptor(o.limit.UnaryServer), grpc.ChainStreamInterceptor(o.limit.StreamServer))
+	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.ChainUnaryInterceptor(o.limit.UnaryServer()), grpc.ChainStreamInterceptor(o.limit.StreamServer()))
 	server.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "txlimit.test.Echo", HandlerType: (*any)(nil),
 		Methods: []grpc.MethodDesc{{MethodName: "Say", Handler: func(_ any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {

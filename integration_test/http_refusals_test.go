@@ -76,9 +76,6 @@ func TestHTTPTheServersMistakesAre500AndNeverAGrant(t *testing.T) {
 	good := ratelimit.TokenBucket("good", 10, time.Minute)
 	pool := newPool(t, 4)
 	for name, breakIt := range map[string]func(m *httplimit.Middleware){
-		"no limiter":       func(m *httplimit.Middleware) { m.Limiter = nil },
-		"no database":      func(m *httplimit.Middleware) { m.DB = nil },
-		"no requests":      func(m *httplimit.Middleware) { m.Requests = nil },
 		"nothing asked":    func(m *httplimit.Middleware) { m.Requests = always() },
 		"an empty list":    func(m *httplimit.Middleware) { m.Requests = always([]ratelimit.Request{}...) },
 		"the zero limit":   func(m *httplimit.Middleware) { m.Requests = always(ratelimit.Limit{}.Key("ann")) },
@@ -97,7 +94,6 @@ func TestHTTPTheServersMistakesAre500AndNeverAGrant(t *testing.T) {
 				t.Error(err)
 			}
 		},
-		"a Coalescer without a pool": func(m *httplimit.Middleware) { m.DB = &ratelimit.Coalescer{} },
 		"an error": func(m *httplimit.Middleware) {
 			m.Requests = func(*http.Request) ([]ratelimit.Request, error) {
 				return []ratelimit.Request{good.Key("ann")}, errors.New("password of the database: hunter2")

@@ -220,7 +220,7 @@ func TestAClientsClockMintsNoCalendarWindow(t *testing.T) {
 		zone := oneOf(r, "UTC", "Europe/Berlin", "America/Sao_Paulo", "Pacific/Apia", "Asia/Kathmandu", "Australia/Lord_Howe")
 		anchor := randomAnchor(r)
 		capacity := oneOf(r, 5.0, 3, 20)
-		limit := ratelimit.CalendarWindow(fmt.Sprint("calls", round), 5, unit, ratelimit.In(zone), ratelimit.Anchor(anchor), ratelimit.Capacity(capacity))
+		limit := ratelimit.CalendarWindow(fmt.Sprint("calls", round), 5, unit, ratelimit.Zone(zone), ratelimit.Anchor(anchor), ratelimit.Capacity(capacity))
 		cal := calendar.Calendar{Unit: string(unit), Zone: zone, Anchor: anchor}
 		all := cal.Between(cal.Number(algebra.At(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC))), cal.Number(algebra.At(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))+500)
 		demand := inmemory.Demand{ // it has all windows from 2000 on

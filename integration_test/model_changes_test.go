@@ -140,7 +140,7 @@ func randomVersion(r *rand.Rand) version {
 		start := noon.Add(time.Duration(r.IntN(3)) * 17 * time.Second)
 		c.Start = &start
 	}
-	limit, err := ratelimit.New(c)
+	limit, err := c.Limit()
 	if err != nil {
 		panic(err)
 	}

@@ -309,7 +309,7 @@ func randomLimitOfAnyKind(r *rand.Rand, name string, shards int) ratelimit.Limit
 			*numbers = oneOf(r, 0, rate/2, 2*rate, rate*10*r.Float64())
 		}
 	}
-	limit, err := ratelimit.New(c)
+	limit, err := c.Limit()
 	if err != nil {
 		panic(err)
 	}

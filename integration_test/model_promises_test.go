@@ -769,7 +769,7 @@ func testPromisesOfConcurrentCallers(t *testing.T) {
 	caller := func(r *rand.Rand) error {
 		inTx := func(do func(ctx context.Context, db ratelimit.DB) error) error {
 			if r.IntN(3) == 0 {
-				return ratelimit.Retry(t.Context(), func(ctx context.Context) error { return do(ctx, oneOf[ratelimit.DB](r, pool, coalescer)) })
+				return new(ratelimit.Limiter).Retry(t.Context(), func(ctx context.Context) error { return do(ctx, oneOf[ratelimit.DB](r, pool, coalescer)) })
 			}
 			return limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error { return do(ctx, tx) },
 				ratelimit.Isolation(oneOf(r, levels...)), ratelimit.Attempts(1000))

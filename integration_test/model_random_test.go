@@ -495,7 +495,7 @@ func randomMove(r *rand.Rand, limits []ratelimit.Limit) (from, to ask) {
 	if i != j && key != "" && r.IntN(4) > 0 {
 		c, other := limits[i].Config(), randomLimit(r, limits[j].Name(), 1+r.IntN(5)).Config()
 		c.Name, c.Rate, c.Capacity, c.MaxReserved, c.Shards = other.Name, other.Rate, other.Capacity, other.MaxReserved, other.Shards
-		limits[j], _ = ratelimit.New(c)
+		limits[j], _ = c.Limit()
 		return ask{limit: limits[i], key: key, count: 1}, ask{limit: limits[j], key: key, count: 1}
 	}
 	return ask{limit: limits[i], key: key, count: 1}, ask{limit: limits[j], key: oneOf(r, "", "a", "b"), count: 1}

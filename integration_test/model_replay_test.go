@@ -27,7 +27,7 @@ func TestReplayPredictsARun(t *testing.T) {
 		ratelimit.TokenBucket("fractions", 0.3, time.Second, ratelimit.Capacity(1.5)),
 		ratelimit.FixedWindow("window", 5, time.Minute, ratelimit.Capacity(8)),
 		ratelimit.FixedWindow("from", 5, time.Minute, ratelimit.Start(start)),
-		ratelimit.CalendarWindow("calendar", 2, ratelimit.Month, ratelimit.In("Europe/Berlin"), ratelimit.Anchor("2026-01-31 15:00"), ratelimit.Capacity(5)),
+		ratelimit.CalendarWindow("calendar", 2, ratelimit.Month, ratelimit.Zone("Europe/Berlin"), ratelimit.Anchor("2026-01-31 15:00"), ratelimit.Capacity(5)),
 		ratelimit.TokenBucket("nothing", 0, time.Minute),
 		ratelimit.Unlimited("everything"),
 	} {

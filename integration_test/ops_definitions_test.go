@@ -263,7 +263,7 @@ func TestASweepOfALimitThatVaries(t *testing.T) {
 		// A version before has a longer time.
 		longer := limit.Config()
 		longer.Varies = "4d"
-		if err := ratelimit.Publish(t.Context(), pool, "web", must(ratelimit.New(longer))); err != nil {
+		if err := ratelimit.Publish(t.Context(), pool, "web", must(longer.Limit())); err != nil {
 			t.Fatal(err)
 		}
 		if err := ratelimit.Publish(t.Context(), pool, "web", limit); err != nil {

@@ -193,10 +193,9 @@ func TestMetricsOfRetries(t *testing.T) {
 	pool := newPool(t, 2)
 	m := newMeter(t)
 	var failures []int
-	limiter := ratelimit.Limiter{Observer: m.Decision, OnRetry: func(ctx context.Context, failed int, err error) {
-		m.Retry(ctx, failed, err)
-		failures = append(failures, failed)
-	}}
+	limiter := ratelimit.Limiter{Observer: m.Decision, OnRetry: ratelimit.Join(m.Retry, nil, func(_ context.Context, failed ratelimit.Attempt) {
+		failures = append(failures, failed.Number)
+	})}
 	limit := ratelimit.TokenBucket("hot", 1000, time.Hour)
 	attempts := 0
 	conflicts := func(ctx context.Context, tx pgx.Tx) error { // twice with another transaction that commits first
@@ -300,7 +299,7 @@ func TestACallerThatGoesIsNoErrorWhateverTheDriver(t *testing.T) {
 		m := newMeter(t)
 		var out logged
 		log := &observe.Log{Logger: slog.New(slog.NewJSONHandler(&out, nil)), Every: -1}
-		limiter := ratelimit.Limiter{Observer: observe.Join(m.Decision, log.Decision)}
+		limiter := ratelimit.Limiter{Observer: ratelimit.Join(m.Decision, log.Decision)}
 		request := ratelimit.TokenBucket("limit", 5, time.Hour).Key(driver)
 		db := openSQL(t, driver, url, 1)
 		tx, err := connect(t, url, 1).Begin(t.Context())
@@ -389,7 +388,7 @@ func TestTheLogOfDecisions(t *testing.T) {
 		var out logged
 		log := &observe.Log{Logger: slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 		m := newMeter(w.T)
-		w.limiter.Observer = observe.Join(m.Decision, log.Decision)
+		w.limiter.Observer = ratelimit.Join(m.Decision, log.Decision)
 		limit, site := ratelimit.TokenBucket("perUser", 10, time.Minute), ratelimit.TokenBucket("perSite", 100, time.Minute)
 		ann := limit.Key("ann@example.org")
 

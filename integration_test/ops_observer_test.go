@@ -116,7 +116,7 @@ func TestALimitFromAConfigFileWorksLikeOneInGo(t *testing.T) {
 		var config ratelimit.Config
 		w.do(json.Unmarshal([]byte(`{"name": "messages", "kind": "fixed window", "rate": 2, "period": "1h30m",
 			"capacity": 3, "maxReserved": 0, "start": "2026-07-01T12:00:00Z", "shards": 1}`), &config))
-		limit, err := ratelimit.New(config)
+		limit, err := config.Limit()
 		w.do(err)
 		same := ratelimit.FixedWindow("messages", 2, 90*time.Minute, ratelimit.Capacity(3), ratelimit.MaxReserved(0), ratelimit.Start(noon))
 		w.grant(limit.Key("ann"), same.Key("ann").Count(2)) // one definition, written in two ways

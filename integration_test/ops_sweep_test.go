@@ -458,10 +458,10 @@ func TestWhoMeetsASweep(t *testing.T) {
 					t.Fatalf("%d rows deleted", deleted)
 				}
 				retries := 0
-				limiter.OnRetry = func(_ context.Context, _ int, err error) {
+				limiter.OnRetry = func(_ context.Context, failed ratelimit.Attempt) {
 					retries++
-					if sqlState(err) != "40001" {
-						t.Error(err)
+					if sqlState(failed.Err) != "40001" {
+						t.Error(failed.Err)
 					}
 				}
 				done := make(chan error, 1)
@@ -559,9 +559,9 @@ func TestSweepsAmongTraffic(t *testing.T) {
 
 	var limiter ratelimit.Limiter
 	var retries atomic.Int64
-	limiter.OnRetry = func(_ context.Context, _ int, err error) {
-		if retries.Add(1); sqlState(err) != "40001" {
-			t.Errorf("run again after %v", err)
+	limiter.OnRetry = func(_ context.Context, failed ratelimit.Attempt) {
+		if retries.Add(1); sqlState(failed.Err) != "40001" {
+			t.Errorf("run again after %v", failed.Err)
 		}
 	}
 	errRollback := errors.New("changed my mind")

@@ -142,21 +142,6 @@ func TestRPCCallsThatCannotBeCountedAreRefused(t *testing.T) {
 	})
 }
 
-func TestRPCAnIncompleteInterceptorRefuses(t *testing.T) {
-	rpcs(t, func(o *office, serve func() rpcClient) {
-		whole := o.limit
-		for _, take := range []func(i *rpclimit.Interceptor){
-			func(i *rpclimit.Interceptor) { i.Limiter = nil },
-			func(i *rpclimit.Interceptor) { i.DB = nil },
-			func(i *rpclimit.Interceptor) { i.Requests = nil },
-		} {
-			o.limit = whole
-			take(&o.limit)
-			o.wants(serve(), codes.Internal)
-		}
-	}, ratelimit.TokenBucket("limit", 10, time.Hour).Global())
-}
-
 func TestRPCCallsThatAreNotLimitedPass(t *testing.T) {
 	rpcs(t, func(o *office, serve func() rpcClient) {
 		o.limit.Requests = func(context.Context, rpclimit.Call) ([]ratelimit.Request, error) {

@@ -275,7 +275,7 @@ func TestRatelimitAllAnswersLikeConsume(t *testing.T) {
 			limit := randomLimit(r, name, oneOf(r, 1, 1, 1, 3))
 			if r.IntN(2) == 0 {
 				limit = ratelimit.CalendarWindow(name, oneOf(r, 5.0, 20, 100), oneOf(r, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Year),
-					ratelimit.In(oneOf(r, "UTC", "Europe/Berlin")), ratelimit.Anchor(randomAnchor(r)), ratelimit.Capacity(oneOf(r, 5.0, 100)))
+					ratelimit.Zone(oneOf(r, "UTC", "Europe/Berlin")), ratelimit.Anchor(randomAnchor(r)), ratelimit.Capacity(oneOf(r, 5.0, 100)))
 			}
 			key := oneOf(r, "ann", "bob", "")
 			count := min(randomTokens(r, limit.Capacity()), limit.Capacity())
@@ -353,9 +353,9 @@ func TestRatelimitAllUnderContention(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %d shards", level, shards), func(t *testing.T) {
 				t.Parallel()
 				pool := newPool(t, 8)
-				limiter := ratelimit.Limiter{OnRetry: func(_ context.Context, _ int, err error) {
-					if sqlState(err) == "40P01" || level == pgx.ReadCommitted {
-						t.Errorf("%s: run again for %v", level, err)
+				limiter := ratelimit.Limiter{OnRetry: func(_ context.Context, failed ratelimit.Attempt) {
+					if sqlState(failed.Err) == "40P01" || level == pgx.ReadCommitted {
+						t.Errorf("%s: run again for %v", level, failed.Err)
 					}
 				}}
 				one := func(name string, rate int) string {

@@ -762,9 +762,9 @@ func TestByHandATriggerLimitsInserts(t *testing.T) {
 			t.Parallel()
 			pool := newTenants(t, 8)
 			begin := time.Now()
-			limiter := ratelimit.Limiter{OnRetry: func(_ context.Context, _ int, err error) {
-				if sqlState(err) == "40P01" || level == pgx.ReadCommitted {
-					t.Errorf("%s: run again for %v", level, err)
+			limiter := ratelimit.Limiter{OnRetry: func(_ context.Context, failed ratelimit.Attempt) {
+				if sqlState(failed.Err) == "40P01" || level == pgx.ReadCommitted {
+					t.Errorf("%s: run again for %v", level, failed.Err)
 				}
 			}}
 			done := make(chan error, 16)

@@ -28,7 +28,7 @@ func TestThePlansOfTheDocs(t *testing.T) {
 	if err := ratelimit.Publish(t.Context(), pool, "api", pro); err != nil {
 		t.Fatal(err)
 	}
-	acme := pro.With(ratelimit.In("Europe/Berlin"), ratelimit.Anchor(scan[string](t, pool, "SELECT to_char(anchor, 'YYYY-MM-DD HH24:MI:SS') FROM customers"))).Key("acme", "2026-01-15 15:00:00")
+	acme := pro.With(ratelimit.Zone("Europe/Berlin"), ratelimit.Anchor(scan[string](t, pool, "SELECT to_char(anchor, 'YYYY-MM-DD HH24:MI:SS') FROM customers"))).Key("acme", "2026-01-15 15:00:00")
 	if _, err := limiter.Consume(t.Context(), pool, acme.Count(50_000)); err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,7 @@ var published = []ratelimit.Limit{
 	ratelimit.TokenBucket("bucket", 10, time.Minute, ratelimit.Capacity(20), ratelimit.MaxReserved(5)),
 	ratelimit.FixedWindow("window", 7, 36*time.Hour+time.Microsecond, ratelimit.Start(noon)),
 	ratelimit.FixedWindow("sharded", 12, time.Hour, ratelimit.Shards(3)),
-	ratelimit.CalendarWindow("calendar", 5, ratelimit.Month, ratelimit.In("Europe/Berlin"), ratelimit.Anchor("2026-01-31 15:00:05")),
+	ratelimit.CalendarWindow("calendar", 5, ratelimit.Month, ratelimit.Zone("Europe/Berlin"), ratelimit.Anchor("2026-01-31 15:00:05")),
 	ratelimit.Unlimited("open"),
 	ratelimit.TokenBucket("none", 0, time.Hour),
 	ratelimit.TokenBucket("varying", 3, 24*time.Hour, ratelimit.Varies(24*time.Hour)),

@@ -238,14 +238,14 @@ type conflicts struct {
 	real atomic.Int64
 }
 
-func (c *conflicts) onRetry(t *testing.T) func(ctx context.Context, failed int, err error) {
-	return func(_ context.Context, failed int, err error) {
-		if pgErr := pgError(t, err); strings.Contains(pgErr.Detail, "Canceled on commit attempt with conflict in from prepared pivot") {
-			if failed == 1 {
+func (c *conflicts) onRetry(t *testing.T) func(ctx context.Context, failed ratelimit.Attempt) {
+	return func(_ context.Context, failed ratelimit.Attempt) {
+		if pgErr := pgError(t, failed.Err); strings.Contains(pgErr.Detail, "Canceled on commit attempt with conflict in from prepared pivot") {
+			if failed.Number == 1 {
 				c.gap.Add(1)
 			}
 		} else if c.real.Add(1) <= 3 {
-			t.Logf("attempt %d: %v: %s", failed, err, pgErr.Detail)
+			t.Logf("attempt %d: %v: %s", failed.Number, failed.Err, pgErr.Detail)
 		}
 	}
 }

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -477,15 +479,19 @@ func TestRetry(t *testing.T) {
 			return tx.Commit()
 		}
 		attempts := 0
-		err := ratelimit.Retry(t.Context(), func(ctx context.Context) error {
+		var again []string
+		limiter := ratelimit.Limiter{OnRetry: func(_ context.Context, failed ratelimit.Attempt) {
+			again = append(again, fmt.Sprint(failed.Number, " ", sqlState(failed.Err)))
+		}}
+		err := limiter.Retry(t.Context(), func(ctx context.Context) error {
 			attempts++
 			return transaction(ctx, []string{1: "serialization_failure", 2: "deadlock_detected", 3: ""}[attempts])
 		})
-		if n := jobs(t, pool, "sum(done)"); err != nil || attempts != 3 || n != 1 {
-			t.Errorf("%d attempts, done %d times: %v", attempts, n, err)
+		if n := jobs(t, pool, "sum(done)"); err != nil || attempts != 3 || n != 1 || !slices.Equal(again, []string{"1 40001", "2 40P01"}) {
+			t.Errorf("%d attempts, done %d times, run again after %q: %v", attempts, n, again, err)
 		}
 		attempts = 0
-		err = ratelimit.Retry(t.Context(), func(ctx context.Context) error {
+		err = new(ratelimit.Limiter).Retry(t.Context(), func(ctx context.Context) error {
 			attempts++
 			return transaction(ctx, "serialization_failure")
 		}, ratelimit.Attempts(3))
@@ -493,7 +499,7 @@ func TestRetry(t *testing.T) {
 			t.Errorf("%d attempts: %v", attempts, err)
 		}
 		attempts = 0
-		err = ratelimit.Retry(t.Context(), func(ctx context.Context) error {
+		err = new(ratelimit.Limiter).Retry(t.Context(), func(ctx context.Context) error {
 			attempts++
 			return transaction(ctx, "unique_violation")
 		})
@@ -501,14 +507,13 @@ func TestRetry(t *testing.T) {
 			t.Errorf("%d attempts: %v", attempts, err)
 		}
 	})
-	called := func(context.Context) error { t.Error("called"); return nil }
-	for _, err := range []error{
-		ratelimit.Retry(t.Context(), nil),
-		ratelimit.Retry(t.Context(), called, ratelimit.Isolation(pgx.Serializable)),
-		ratelimit.Retry(t.Context(), called, ratelimit.Hot(ratelimit.TokenBucket("hot", 1, time.Hour).Global())),
-	} {
-		if !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("%v", err)
+	if err := new(ratelimit.Limiter).Retry(t.Context(), nil); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("%v", err)
+	}
+	// Retry does not begin the transaction, so their results do not compile with it.
+	for _, option := range []any{ratelimit.Isolation, ratelimit.Hot} {
+		if made := reflect.TypeOf(option).Out(0); made.AssignableTo(reflect.TypeFor[ratelimit.RetryOption]()) {
+			t.Errorf("%v is an option of Retry", made)
 		}
 	}
 }

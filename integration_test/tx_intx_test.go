@@ -225,7 +225,9 @@ func TestNestedRetriesDoNotMultiply(t *testing.T) {
 		return fmt.Errorf("wrapped: %w", err)
 	}
 	outer := map[string]func(once func(ctx context.Context) error) error{
-		"Retry": func(once func(ctx context.Context) error) error { return ratelimit.Retry(t.Context(), once) },
+		"Retry": func(once func(ctx context.Context) error) error {
+			return new(ratelimit.Limiter).Retry(t.Context(), once)
+		},
 		"InTx": func(once func(ctx context.Context) error) error {
 			return limiter.InTx(t.Context(), pool, func(ctx context.Context, _ pgx.Tx) error { return once(ctx) })
 		},
@@ -249,7 +251,7 @@ func TestNestedRetriesDoNotMultiply(t *testing.T) {
 	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	calls := 0
-	err = ratelimit.Retry(t.Context(), func(ctx context.Context) error {
+	err = new(ratelimit.Limiter).Retry(t.Context(), func(ctx context.Context) error {
 		calls++
 		_, err := limiter.Consume(ctx, coalescer, ratelimit.TokenBucket("messages", 10, time.Hour).Key("ann"))
 		return err
@@ -258,7 +260,7 @@ func TestNestedRetriesDoNotMultiply(t *testing.T) {
 	if err := pool.QueryRow(t.Context(), "SELECT last_value FROM tries").Scan(&tries); err != nil {
 		t.Fatal(err)
 	}
-	if want := "ratelimit: consume: attempts ran out after 30: ERROR: serialization_failure (SQLSTATE 40001): Reason code: none"; calls != 1 || tries != 30 ||
+	if want := `ratelimit: consume: limit "messages": attempts ran out after 30: ERROR: serialization_failure (SQLSTATE 40001): Reason code: none`; calls != 1 || tries != 30 ||
 		!errors.Is(err, ratelimit.ErrAttemptsExhausted) || err.Error() != want {
 		t.Errorf("%d calls, %d tries: %v, want %s", calls, tries, err, want)
 	}

@@ -93,7 +93,7 @@ func balanceLimits(shards int) []ratelimit.Limit {
 		ratelimit.FixedWindow(fmt.Sprint("window", shards), 10, time.Hour, sharded, ratelimit.Start(noon.Add(-20*time.Minute))),
 		ratelimit.FixedWindow(fmt.Sprint("hashed", shards), 10, time.Hour, sharded),
 		ratelimit.FixedWindow(fmt.Sprint("saving", shards), 4, time.Hour, sharded, ratelimit.Capacity(10)),
-		ratelimit.CalendarWindow(fmt.Sprint("calendar", shards), 10, ratelimit.Day, sharded, ratelimit.In("Europe/Berlin")),
+		ratelimit.CalendarWindow(fmt.Sprint("calendar", shards), 10, ratelimit.Day, sharded, ratelimit.Zone("Europe/Berlin")),
 		ratelimit.TokenBucket(fmt.Sprint("fraction", shards), 3, time.Minute, sharded, ratelimit.Capacity(10.5)),
 	}
 }
@@ -218,7 +218,7 @@ func TestBalanceOfACustomersMonth(t *testing.T) {
 		}
 
 		// A customer whose month begins on the 31st, in Tokyo: in November, on the 30th.
-		tokyo := ratelimit.CalendarWindow("tokyo", 10, ratelimit.Month, ratelimit.In("Asia/Tokyo"), ratelimit.Anchor("2026-01-31")).Key("acme")
+		tokyo := ratelimit.CalendarWindow("tokyo", 10, ratelimit.Month, ratelimit.Zone("Asia/Tokyo"), ratelimit.Anchor("2026-01-31")).Key("acme")
 		w.grant(tokyo.Count(7))
 		if b, want := w.proves(tokyo), utc("2026-12-30 15:00:00"); !b.NextAt.Equal(want) || !b.ResetAt.Equal(want) || b.Used != 7 {
 			w.Errorf("%+v, want a reset at %v", b, want)

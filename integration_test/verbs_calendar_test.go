@@ -58,7 +58,7 @@ func TestACalendarWindowBeginsByItsZoneAndAnchor(t *testing.T) {
 			{ratelimit.Day, "Europe/Berlin", "2026-03-01 02:30", "2026-10-24 12:00:00", []string{"2026-10-25 01:30:00", "2026-10-26 01:30:00"}}, // two of them
 			{ratelimit.Day, "Pacific/Apia", "2011-12-01 15:00", "2011-12-30 00:00:00", []string{"2011-12-30 01:00:00", "2011-12-31 01:00:00"}},  // no 30 December
 		} {
-			limit := ratelimit.CalendarWindow(fmt.Sprint("calls", i), 2, c.unit, ratelimit.In(c.zone), ratelimit.Anchor(c.anchor)).Key("ann")
+			limit := ratelimit.CalendarWindow(fmt.Sprint("calls", i), 2, c.unit, ratelimit.Zone(c.zone), ratelimit.Anchor(c.anchor)).Key("ann")
 			w.clock.now = utc(c.now)
 			for _, reset := range c.resets {
 				w.grant(limit)
@@ -166,7 +166,7 @@ func TestACalendarWindowDoesWhatAFixedWindowDoes(t *testing.T) {
 // tokens meanwhile.
 func TestTwoLimitsWaitForACalendar(t *testing.T) {
 	behaviour(t, func(w world) {
-		month := ratelimit.CalendarWindow("month", 10, ratelimit.Month, ratelimit.In("Europe/Paris")).Key("ann")
+		month := ratelimit.CalendarWindow("month", 10, ratelimit.Month, ratelimit.Zone("Europe/Paris")).Key("ann")
 		bucket := ratelimit.TokenBucket("bucket", 1, time.Hour, ratelimit.Capacity(5)).Key("ann")
 		w.grant(month.Count(10))
 		result := w.reserve(month, bucket)
@@ -230,7 +230,7 @@ func TestARefundByAClockThatIsYearsOffGivesNothingBack(t *testing.T) {
 // TestReservationsOfACalendarReachAHundredWindows: they are bounded although MaxReserved is unset.
 func TestReservationsOfACalendarReachAHundredWindows(t *testing.T) {
 	behaviour(t, func(w world) {
-		day := ratelimit.CalendarWindow("day", 1, ratelimit.Day, ratelimit.In("Europe/Berlin")).Key("ann")
+		day := ratelimit.CalendarWindow("day", 1, ratelimit.Day, ratelimit.Zone("Europe/Berlin")).Key("ann")
 		for i := range 101 {
 			result := w.reserve(day)
 			if want := time.Date(2026, 7, 1+i, 0, 0, 0, 0, mustLoad("Europe/Berlin")); i > 0 && !result.RetryAt.Equal(want) {
@@ -247,7 +247,7 @@ func TestADebtOfACalendarIsRefilledByEachWindow(t *testing.T) {
 	behaviour(t, func(w world) {
 		began := w.clock.now
 		for name, options := range map[string][]ratelimit.Option{
-			"unbounded": nil, "bounded": {ratelimit.MaxReserved(60)}, "Berlin": {ratelimit.In("Europe/Berlin")},
+			"unbounded": nil, "bounded": {ratelimit.MaxReserved(60)}, "Berlin": {ratelimit.Zone("Europe/Berlin")},
 		} {
 			w.clock.now = began
 			ann := ratelimit.CalendarWindow(name, 1, ratelimit.Day, options...).Key("ann")
@@ -295,8 +295,8 @@ func TestAnOldDebtOfACalendarDeniesNobody(t *testing.T) {
 // TestACalendarGrantsAtItsRetryAt: also after more windows than a call lists at first, some of them longer than others.
 func TestACalendarGrantsAtItsRetryAt(t *testing.T) {
 	behaviour(t, func(w world) {
-		reserved := ratelimit.CalendarWindow("reserved", 10, ratelimit.Day, ratelimit.In("Europe/Berlin")).Key("ann")
-		year := ratelimit.CalendarWindow("year", 1, ratelimit.Day, ratelimit.In("Europe/Berlin"), ratelimit.Capacity(365)).Key("ann")
+		reserved := ratelimit.CalendarWindow("reserved", 10, ratelimit.Day, ratelimit.Zone("Europe/Berlin")).Key("ann")
+		year := ratelimit.CalendarWindow("year", 1, ratelimit.Day, ratelimit.Zone("Europe/Berlin"), ratelimit.Capacity(365)).Key("ann")
 		w.reserve(reserved.Count(400))
 		w.grant(year.Count(365))
 		began := w.clock.now
@@ -322,7 +322,7 @@ func TestByHandCountsTheDaysOfADebt(t *testing.T) {
 	pool := newPool(t, 1)
 	var clock time.Time
 	limiter := ratelimit.Limiter{Clock: func() time.Time { return clock }}
-	day := ratelimit.CalendarWindow("day", 1, ratelimit.Day, ratelimit.In("Europe/Berlin"), ratelimit.MaxReserved(2))
+	day := ratelimit.CalendarWindow("day", 1, ratelimit.Day, ratelimit.Zone("Europe/Berlin"), ratelimit.MaxReserved(2))
 	if err := ratelimit.Publish(t.Context(), pool, "api", day); err != nil {
 		t.Fatal(err)
 	}
@@ -361,16 +361,16 @@ func mustLoad(zone string) *time.Location {
 func TestMistakesOfACalendar(t *testing.T) {
 	for want, limit := range map[string]ratelimit.Limit{
 		`period "1 fortnight" of a cal`: ratelimit.CalendarWindow("l", 1, "fortnight"),
-		`zone "CET" is neither`:         ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.In("CET")),
-		`time/tzdata`:                   ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.In("Europe/Atlantis")),
-		`zone "Local"`:                  ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.In("Local")),
+		`zone "CET" is neither`:         ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.Zone("CET")),
+		`time/tzdata`:                   ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.Zone("Europe/Atlantis")),
+		`zone "Local"`:                  ratelimit.CalendarWindow("l", 1, ratelimit.Day, ratelimit.Zone("Local")),
 		`anchor "15" is not a date`:     ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Anchor("15")),
 		`15:00:05.5" is not a date`:     ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Anchor("2026-01-31 15:00:05.5")),
 		`15:00+02" is not a date`:       ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Anchor("2026-01-31 15:00+02")),
 		`"infinity" is not a date`:      ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Anchor("infinity")),
 		`"10000-01-01" is not a date`:   ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Anchor("10000-01-01")),
 		`only a fixed window has a`:     ratelimit.CalendarWindow("l", 1, ratelimit.Month, ratelimit.Start(noon)),
-		`only a calendar window has`:    ratelimit.FixedWindow("l", 1, time.Hour, ratelimit.In("Europe/Berlin")),
+		`only a calendar window has`:    ratelimit.FixedWindow("l", 1, time.Hour, ratelimit.Zone("Europe/Berlin")),
 		`only a calendar window has a`:  ratelimit.TokenBucket("l", 1, time.Hour, ratelimit.Anchor("2026-01-01")),
 	} {
 		if err := limit.Validate(); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), want) {
@@ -384,14 +384,14 @@ func TestZonesAndAnchorsOfACalendarMayVary(t *testing.T) {
 	behaviour(t, func(w world) {
 		calls := ratelimit.CalendarWindow("calls", 10, ratelimit.Month, ratelimit.Varies(32*24*time.Hour))
 		ann := w.grant(calls.Key("ann").Count(10))
-		bob := w.grant(calls.With(ratelimit.Rate(20), ratelimit.In("Asia/Tokyo"), ratelimit.Anchor("2026-07-15")).Key("bob").Count(20))
+		bob := w.grant(calls.With(ratelimit.Rate(20), ratelimit.Zone("Asia/Tokyo"), ratelimit.Anchor("2026-07-15")).Key("bob").Count(20))
 		if want := time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC); !ann.ResetAt.Equal(want) {
 			w.Errorf("ann's month ends at %v, want %v", ann.ResetAt, want)
 		}
 		if want := time.Date(2026, 7, 14, 15, 0, 0, 0, time.UTC); !bob.ResetAt.Equal(want) {
 			w.Errorf("bob's month ends at %v, want %v", bob.ResetAt, want)
 		}
-		w.refuse(ratelimit.ErrInvalid, ratelimit.CalendarWindow("calls", 10, ratelimit.Month, ratelimit.In("Asia/Tokyo")).Key("cid"))
+		w.refuse(ratelimit.ErrInvalid, ratelimit.CalendarWindow("calls", 10, ratelimit.Month, ratelimit.Zone("Asia/Tokyo")).Key("cid"))
 		w.refuse(ratelimit.ErrInvalid, ratelimit.CalendarWindow("calls", 10, ratelimit.Day).Key("cid"))
 		w.refuse(ratelimit.ErrInvalid, ratelimit.FixedWindow("calls", 10, 32*24*time.Hour).Key("cid"))
 	})
@@ -414,9 +414,9 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 		period := calendar.Calendar{Unit: string(unit)}.Interval()
 		zone, anchor := oneOf(r, "UTC", "Europe/Berlin", "America/Sao_Paulo"), oneOf(r, "2026-01-31", "2020-02-29 02:30", "2031-12-15 23:59:59", randomAnchor(r))
 		capacity := oneOf(r, 5.0, 20)
-		byHand := ratelimit.CalendarWindow(fmt.Sprint("hand", i), 5, unit, ratelimit.In(zone), ratelimit.Anchor(anchor),
+		byHand := ratelimit.CalendarWindow(fmt.Sprint("hand", i), 5, unit, ratelimit.Zone(zone), ratelimit.Anchor(anchor),
 			ratelimit.Capacity(capacity), ratelimit.MaxReserved(10))
-		byGo := ratelimit.CalendarWindow(fmt.Sprint("go", i), 5, unit, ratelimit.In(zone), ratelimit.Anchor(anchor),
+		byGo := ratelimit.CalendarWindow(fmt.Sprint("go", i), 5, unit, ratelimit.Zone(zone), ratelimit.Anchor(anchor),
 			ratelimit.Capacity(capacity), ratelimit.MaxReserved(10))
 		for range 80 {
 			clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(int64(200*24*time.Hour)), r.Int64N(int64(24*time.Hour)))))
@@ -475,7 +475,7 @@ func TestASweepOfACalendarMindsEveryAnchor(t *testing.T) {
 	calls := func(options ...ratelimit.Option) ratelimit.Limit {
 		return ratelimit.CalendarWindow("calls", 10, ratelimit.Month, options...)
 	}
-	fromThe15th := calls(ratelimit.In("America/New_York"), ratelimit.Anchor("2026-01-15"))
+	fromThe15th := calls(ratelimit.Zone("America/New_York"), ratelimit.Anchor("2026-01-15"))
 	clock.now = time.Date(2026, 3, 20, 12, 0, 0, 0, time.UTC)
 	if _, err := limiter.Consume(t.Context(), pool, fromThe15th.Key("bob").Count(10)); err != nil {
 		t.Fatal(err)

@@ -35,7 +35,7 @@ func plans(kind string, small, large int) (a, b ratelimit.Limit) {
 	case "bucket":
 		return ratelimit.TokenBucket(as, 100, month, one...), ratelimit.TokenBucket(bs, 1000, 2*month, two...)
 	case "calendar":
-		zone := []ratelimit.Option{ratelimit.In("Europe/Berlin"), ratelimit.Anchor("2026-01-31")}
+		zone := []ratelimit.Option{ratelimit.Zone("Europe/Berlin"), ratelimit.Anchor("2026-01-31")}
 		return ratelimit.CalendarWindow(as, 100, ratelimit.Month, append(zone, one...)...), ratelimit.CalendarWindow(bs, 1000, ratelimit.Month, append(zone, two...)...)
 	case "started":
 		one, two = append(one, ratelimit.Start(noon.Add(time.Hour))), append(two, ratelimit.Start(noon.Add(time.Hour-month)))
@@ -228,7 +228,7 @@ func TestMoveRefusesWhatDoesNotRefillTogether(t *testing.T) {
 			"another key's windows":         {ann, hour.Key("bob")},
 			"no key's windows":              {hour.Global(), ratelimit.FixedWindow("other", 10, time.Hour).Global()},
 			"another unit":                  {day.Key("ann"), ratelimit.CalendarWindow("week", 10, ratelimit.Week).Key("ann")},
-			"another zone":                  {day.Key("ann"), ratelimit.CalendarWindow("berlin", 10, ratelimit.Day, ratelimit.In("Europe/Berlin")).Key("ann")},
+			"another zone":                  {day.Key("ann"), ratelimit.CalendarWindow("berlin", 10, ratelimit.Day, ratelimit.Zone("Europe/Berlin")).Key("ann")},
 			"another anchor":                {day.Key("ann"), ratelimit.CalendarWindow("anchored", 10, ratelimit.Day, ratelimit.Anchor("2026-01-02")).Key("ann")},
 			"a rate of 0 of another kind":   {ratelimit.TokenBucket("none", 0, time.Hour).Key("ann"), ann},
 			"a count":                       {ann.Count(2), ratelimit.FixedWindow("other", 10, time.Hour).Key("ann")},

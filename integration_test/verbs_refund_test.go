@@ -35,6 +35,29 @@ func (w world) refuseRefund(receipt ratelimit.Receipt, requests ...ratelimit.Req
 	}
 }
 
+// Without requests, all that is left comes back.
+func TestRefundWithoutRequestsGivesBackAllThatIsLeft(t *testing.T) {
+	behaviour(t, func(w world) {
+		bucket, window := ratelimit.TokenBucket("bucket", 10, time.Hour), ratelimit.FixedWindow("window", 10, time.Hour, ratelimit.Shards(2))
+		ann, bob := bucket.Key("ann"), window.Key("bob", "2|")
+		receipt := w.grant(ann.Count(6), bob.Count(3), ann).Receipt()
+		receipt = w.refund(receipt, ann.Count(2)).Receipt()
+		result, err := w.limiter.Refund(w.Context(), w.db, receipt)
+		if err != nil || !result.OK || len(result.Requests) != 2 || !near(result.Requests[0].Refunded, 5) || !near(result.Requests[1].Refunded, 3) || result.Receipt() != "" {
+			w.Fatalf("%+v, %v", result, err)
+		}
+		w.holds(ann, 10)
+		w.holds(bob, 10)
+		redeployed := w.redeployed()
+		redeployed.refuseRefund(receipt) // this Limiter does not know the limits yet
+		redeployed.holds(ann, 10)
+		redeployed.holds(bob, 10)
+		if result, err := redeployed.limiter.Refund(w.Context(), w.db, receipt); err != nil || !result.OK {
+			w.Fatalf("%+v, %v", result, err)
+		}
+	})
+}
+
 func TestRefundToATokenBucketGivesBackWhatIsStillMissing(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := ratelimit.TokenBucket("tokens", 10, time.Minute, ratelimit.Capacity(20))

@@ -117,7 +117,7 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 						continue
 					}
 					var refund ratelimit.Result
-					err := ratelimit.Retry(t.Context(), func(ctx context.Context) (err error) { // it can deadlock with a transaction that calls twice
+					err := new(ratelimit.Limiter).Retry(t.Context(), func(ctx context.Context) (err error) { // it can deadlock with a transaction that calls twice
 						refund, err = limiter.Refund(ctx, pool, result.receipt, requests...)
 						return err
 					})

@@ -252,7 +252,7 @@ func TestChangingTheNumberOfShardsNeitherMintsNorForgets(t *testing.T) {
 						if kind == ratelimit.KindFixedWindow {
 							c.Start = &noon
 						}
-						limit, err := ratelimit.New(c)
+						limit, err := c.Limit()
 						w.do(err)
 						return limit.Key("ann")
 					}

@@ -1586,7 +1586,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, cap
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least(ceil(capacity / rate) + '101', 1000)::integer;
 
--- Raises an error if a limit's definition is invalid. It uses the terms and bounds of the Go library (ratelimit.New).
+-- Raises an error if a limit's definition is invalid. It uses the terms and bounds of the Go library (Config.Limit).
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     max_reserved double precision, shards integer, zone text, anchor timestamp

@@ -20,7 +20,7 @@ type Balance struct {
 	Remaining float64
 
 	// Used is how many tokens are gone: Capacity less the tokens that are there. It is above Capacity if tokens are owed. It is
-	// NaN if the limit is unlimited, since that is not recorded. (encoding/json refuses NaN and +Inf.)
+	// NaN if the limit is unlimited, since that is not recorded. In JSON, NaN and +Inf are null.
 	Used float64
 
 	// Capacity is how many tokens the limit can hold for this key: +Inf if it is unlimited, 0 if the plan grants nothing.

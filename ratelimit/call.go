@@ -31,9 +31,15 @@ type call struct {
 // newCall validates a call. db is nil if it is not known.
 func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c call, err error) {
 	c = call{verb: v, does: verbs[v], requests: requests, within: algebra.Forever, overrides: l.Overrides}
+	if c.does.refunds && len(requests) == 0 {
+		if requests, err = l.refundable(from); err != nil {
+			return c, err
+		}
+		c.requests = requests
+	}
 	if l.Clock != nil {
 		if c.now, err = timestamp("the clock's time", l.Clock()); err != nil {
-			return c, err
+			return c, invalidCall(requests, err.Error())
 		}
 	}
 	c.local = c.now
@@ -41,7 +47,7 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c ca
 		c.local = pgtype.Timestamptz{Time: m.Now(), Valid: true}
 	}
 	if c.requests, c.inForce, err = l.Overrides.applied(c.does, requests, c.local); err != nil {
-		return c, err
+		return c, explainCall(v, requests, err)
 	}
 	if c.demands, c.rowless, err = demands(c.does, c.requests, c.local); err != nil {
 		return c, err
@@ -55,9 +61,10 @@ func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c ca
 		return c, err
 	}
 	if c.does.refunds {
-		if c.receipt, err = from.read(); err == nil {
-			err = c.covered()
+		if c.receipt, err = from.read(); err != nil {
+			return c, fmt.Errorf("%w: %s%w", ErrInvalid, limitsOf(requests), err)
 		}
+		err = c.covered()
 	}
 	return c, err
 }
@@ -94,7 +101,7 @@ func (c *call) goesAlone() bool {
 func timestamp(what string, t time.Time) (pgtype.Timestamptz, error) {
 	t = t.UTC()
 	if t.Year() < 1000 || t.Year() > 9999 {
-		return pgtype.Timestamptz{}, fmt.Errorf("%w: %s, %v, is not between the years 1000 and 9999", ErrInvalid, what, t)
+		return pgtype.Timestamptz{}, fmt.Errorf("%s, %v, is not between the years 1000 and 9999", what, t)
 	}
 	return pgtype.Timestamptz{Time: t, Valid: true}, nil
 }
@@ -166,7 +173,7 @@ func (c *call) fill(result *Result, a *answer) {
 func (c *call) conclude(result Result, err error) (Result, error) {
 	switch {
 	case err != nil: // perhaps at COMMIT, after an answer
-		return unanswered(c.verb, c.requests), explain(string(c.verb), err)
+		return unanswered(c.verb, c.requests), explainCall(c.verb, c.requests, err)
 	case c.does.deniable && !result.OK:
 		reason, _ := c.refusal()
 		return result, &DeniedError{Result: result, Reason: cmp.Or(reason, ReasonQuota)}

@@ -59,8 +59,8 @@ func (b bytesRow) Scan(dest ...any) error {
 	return nil
 }
 
-// If an answer cannot be read, the outcome is unknown. Above all, it is not a grant.
-func TestAnAnswerThatCannotBeReadIsUnknown(t *testing.T) {
+// An answer that cannot be read is no grant. Outside a transaction, the outcome is then unknown: see wire.ask.
+func TestAnAnswerThatCannotBeReadIsNoGrant(t *testing.T) {
 	granted := []byte{0, 0, 0, 16, 0, 0, 0, 1, 1} // a boolean: type, length, value
 	for name, answer := range map[string][]byte{
 		"none":           nil,
@@ -68,11 +68,11 @@ func TestAnAnswerThatCannotBeReadIsUnknown(t *testing.T) {
 		"ends too early": append(binary.BigEndian.AppendUint32(nil, 4), granted...),
 		"another type":   append(append(binary.BigEndian.AppendUint32(nil, 4), granted...), 0, 0, 0, 16, 0, 0, 0, 1, 1),
 	} {
-		if a, err := readOne(bytesRow(answer), 1); !errors.Is(err, ErrUnknownOutcome) {
-			t.Errorf("%s: error %v for one limit, want ErrUnknownOutcome; answer %+v", name, err, a)
+		if a, err := readOne(bytesRow(answer), 1); !errors.Is(err, errRecord) {
+			t.Errorf("%s: error %v for one limit, want errRecord; answer %+v", name, err, a)
 		}
-		if a, err := readSeveral(bytesRow(answer), 1); !errors.Is(err, ErrUnknownOutcome) {
-			t.Errorf("%s: error %v for any limits, want ErrUnknownOutcome; answer %+v", name, err, a)
+		if a, err := readSeveral(bytesRow(answer), 1); !errors.Is(err, errRecord) {
+			t.Errorf("%s: error %v for any limits, want errRecord; answer %+v", name, err, a)
 		}
 	}
 }

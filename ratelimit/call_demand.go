@@ -47,7 +47,7 @@ func demands(does *rules, requests []Request, now pgtype.Timestamptz) (ds, rowle
 // addUp adds up the requests for the same limit and key.
 func addUp(does *rules, requests []Request) ([]demand, error) {
 	if len(requests) == 0 {
-		return nil, fmt.Errorf("%w: the call has no requests", ErrInvalid)
+		return nil, invalidCall(nil, "the call has no requests")
 	}
 	ds := make([]demand, 0, len(requests))
 	var index map[[2]string]int // nil for a single request

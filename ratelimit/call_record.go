@@ -1,7 +1,7 @@
 package ratelimit
 
 import (
-	"fmt"
+	"errors"
 	"math"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -17,8 +17,8 @@ type record struct {
 	failed bool
 }
 
-// errRecord is for an answer that cannot be read. The call may have been committed: the handle is not known here.
-var errRecord = fmt.Errorf("%w: the database's answer cannot be read", ErrUnknownOutcome)
+// errRecord is for an answer that cannot be read.
+var errRecord = errors.New("the database's answer cannot be read")
 
 // ended reports whether everything was read, without failure.
 func (r *record) ended() bool { return !r.failed && len(r.rest) == 0 }

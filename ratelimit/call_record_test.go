@@ -54,12 +54,12 @@ func TestAnswersAreReadAsPgtypeWritesThem(t *testing.T) {
 			t.Fatalf("%x: %+v, %v; want %+v", record, got, err, want)
 		}
 		for n := range record {
-			if got, err := read(bytesRow(record[:n]), demands); !errors.Is(err, ErrUnknownOutcome) {
-				t.Fatalf("%x: %+v, %v, want ErrUnknownOutcome", record[:n], got, err)
+			if got, err := read(bytesRow(record[:n]), demands); !errors.Is(err, errRecord) {
+				t.Fatalf("%x: %+v, %v, want errRecord", record[:n], got, err)
 			}
 		}
-		if got, err := read(append(slices.Clip(bytesRow(record)), 0), demands); !errors.Is(err, ErrUnknownOutcome) {
-			t.Fatalf("%x and a byte more: %+v, %v, want ErrUnknownOutcome", record, got, err)
+		if got, err := read(append(slices.Clip(bytesRow(record)), 0), demands); !errors.Is(err, errRecord) {
+			t.Fatalf("%x and a byte more: %+v, %v, want errRecord", record, got, err)
 		}
 	}
 	for range 1000 {
@@ -112,11 +112,11 @@ func TestAnswersThatSayNothingAreNotRead(t *testing.T) {
 		"two dimensions":         {true, now, nil, [][]float64{{1}}, [][]time.Time{{now}}, nil},
 	} {
 		if len(values) == 4 {
-			if a, err := readOne(bytesRow(written(t, oneOIDs, values...)), 1); !errors.Is(err, ErrUnknownOutcome) {
-				t.Errorf("%s: %+v, %v, want ErrUnknownOutcome", name, a, err)
+			if a, err := readOne(bytesRow(written(t, oneOIDs, values...)), 1); !errors.Is(err, errRecord) {
+				t.Errorf("%s: %+v, %v, want errRecord", name, a, err)
 			}
-		} else if a, err := readSeveral(bytesRow(written(t, severalOIDs, values...)), 1); !errors.Is(err, ErrUnknownOutcome) {
-			t.Errorf("%s: %+v, %v, want ErrUnknownOutcome", name, a, err)
+		} else if a, err := readSeveral(bytesRow(written(t, severalOIDs, values...)), 1); !errors.Is(err, errRecord) {
+			t.Errorf("%s: %+v, %v, want errRecord", name, a, err)
 		}
 	}
 }

@@ -47,15 +47,6 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 // arguments leaves the first place free, for replyTo.
 func arguments(args ...any) []any { return append(make([]any, 1, 1+len(args)), args...) }
 
-// isConsume reports whether a query is a statement of Consume.
-func isConsume(sql string) bool {
-	switch sql {
-	case dbsqlc.Consume, dbsqlc.ConsumeSharded, dbsqlc.ConsumeSeveral, dbsqlc.Apply, dbsqlc.ApplyOne:
-		return true
-	}
-	return false
-}
-
 // consume takes one demand of a limit without shards.
 func consume(d demand, now *time.Time, orRaise bool) statement {
 	numbers := d.numbers

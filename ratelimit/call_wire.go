@@ -14,16 +14,18 @@ import (
 // wire sends statements to a DB, in the form that its connection needs.
 type wire struct {
 	db      DB
-	commits bool // a statement is a transaction of its own, and writes
+	commits bool // a statement writes, and is a transaction of its own unless its connection is in one
 }
 
 // ask runs a statement and reads its answer.
 func (w wire) ask(ctx context.Context, s statement) (*answer, error) {
-	return s.read(w.send(ctx, s.sql, s.args), s.demands)
+	r := w.send(ctx, s.sql, s.args)
+	a, err := s.read(r, s.demands)
+	return a, r.judge(err)
 }
 
 // send sends a query. The first place of its arguments is free.
-func (w wire) send(ctx context.Context, sql string, args []any) pgx.Row {
+func (w wire) send(ctx context.Context, sql string, args []any) *reply {
 	r := replyTo(args, w.commits)
 	if late, ok := w.db.(*lateTx); ok {
 		r.row = late.queryOwn(ctx, sql, args)
@@ -57,7 +59,8 @@ type reply struct {
 	row      pgx.Row
 	portable bool
 	commits  bool
-	sent     bool // there was a connection to send it on
+	sent     bool      // there was a connection to send it on, which was not in a transaction
+	requests []Request // of a call in a batch
 }
 
 // replyTo is the reply to a query with these arguments. It takes their first place, which is free.
@@ -69,7 +72,7 @@ func replyTo(args []any, commits bool) *reply {
 
 // RewriteQuery chooses the form. Without a connection of pgx, it is the portable one.
 func (r *reply) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args []any) (string, []any, error) {
-	r.sent = conn == nil || !conn.IsClosed()
+	r.sent = conn == nil || !conn.IsClosed() && conn.PgConn().TxStatus() == 'I'
 	if r.portable = conn == nil || !inBinary(conn); r.portable {
 		return portable(sql, args)
 	}
@@ -77,9 +80,13 @@ func (r *reply) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args
 }
 
 func (r *reply) Scan(dest ...any) error {
-	err := r.scan(dest)
-	if r.commits && r.sent {
-		err = unknownUnless(err)
+	return r.judge(r.scan(dest))
+}
+
+// judge marks an error as unknown if the query may have been committed.
+func (r *reply) judge(err error) error {
+	if r.commits && r.sent && !errors.Is(err, ErrUnknownOutcome) {
+		return unknownUnless(err)
 	}
 	return err
 }

@@ -3,7 +3,7 @@ package ratelimit
 import (
 	"cmp"
 	"context"
-	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -312,7 +312,7 @@ func (b *batch) undecided() (n int) {
 
 // errDisagree is the error of a batch for which settle derives other decisions than the database's: a defect. The consumed
 // tokens are lost, and no call is granted.
-var errDisagree = errors.New("the database and the library disagree about a decision")
+var errDisagree = fmt.Errorf("%w: the database and the library disagree about a decision", ErrUnknownOutcome)
 
 // settle derives each call's answer from the states before the database's decisions.
 func (b *batch) settle(row *dbsqlc.CoalesceRow) error {

@@ -16,7 +16,7 @@ import (
 // memory for unit tests.
 //
 // On a transaction, a call is part of the transaction. On a connection or a pool, a call is a transaction of its own, at
-// the database's default isolation level. If that level is above READ COMMITTED, put the call in [Retry].
+// the database's default isolation level. If that level is above READ COMMITTED, put the call in [Limiter.Retry].
 //
 // Make such a call before the same goroutine begins a transaction: inside one, it takes a second connection. Inside
 // [Limiter.InTx] or [Limiter.InSQLTx] on the same pool, a call that writes is refused: see [OutsideTx].
@@ -58,6 +58,9 @@ func coalescerOf(db DB) (c *Coalescer, ok bool) {
 	}
 	return nil, false
 }
+
+// noDatabaseText is for the error if noDatabase.
+const noDatabaseText = "the DB is nil, or is a Coalescer without a Pool"
 
 // noDatabase reports whether a DB is nil, or a Coalescer without a pool.
 func noDatabase(db DB) bool {

@@ -46,7 +46,7 @@
 //
 // Every verb is exact at every isolation level. In READ COMMITTED, callers that want the same key wait for each other's
 // commit. In REPEATABLE READ and SERIALIZABLE, one of them fails with SQLSTATE 40001, and its whole transaction must run
-// again. [Limiter.InTx] does that, [Limiter.InSQLTx] does it on database/sql, and [Retry] does it around an ORM's
+// again. [Limiter.InTx] does that, [Limiter.InSQLTx] does it on database/sql, and [Limiter.Retry] does it around an ORM's
 // transactions.
 //
 // A key's row stays locked from Consume to the end of the transaction, so consume late. With [Hot], consume first.

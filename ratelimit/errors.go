@@ -1,10 +1,11 @@
 package ratelimit
 
 import (
-	"database/sql"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -12,10 +13,66 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// ErrInvalid is matched by the error for a limit, a request or an argument that is wrong in itself. [New],
-// [Limit.Validate], every verb, [Limiter.QueueConsume], [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx],
-// [Limiter.Sweep], [Publish] and [Retry] return it. Nothing was sent to the server.
-var ErrInvalid = errors.New("ratelimit: invalid")
+// Every error that this package returns matches one of these, or is the context's, the database's or the connection's,
+// wrapped such that errors.Is and errors.As find it. An error of a call names its limits, and no keys.
+//
+//	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, QueueConsume, SendTx
+//	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move,
+//	                      QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open, Limit, Validate, UnmarshalJSON, Load, Run
+//	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, QueueConsume
+//	ErrNotLoaded          nothing was sent: every verb, QueueConsume
+//	ErrClosed             nothing was sent: every verb but Refund, QueueConsume (after Close); Consume, Wait, Reserve, Take,
+//	                      Charge (on a Coalescer that was closed)
+//	ErrAttemptsExhausted  nothing was committed: InTx, InSQLTx, SendTx, Retry, Sweep, Publish; Consume, Wait, Reserve, Take,
+//	                      Charge (on a Coalescer)
+//	ErrUnknownOutcome     perhaps committed: InTx, InSQLTx, SendTx, Sweep; Consume, Wait, Reserve, Take, Charge, Refund,
+//	                      QueueConsume (outside a transaction)
+//	any other             nothing was committed, except by Reset, Move, Publish and Retry
+//
+// After any other error of Reset, Move and Publish outside a transaction, the work may have been done all the same: call them
+// again. [Limiter.Retry] returns the error of the caller's own COMMIT as it is, and the outcome of that COMMIT may be unknown too.
+var (
+	// ErrDenied is matched by every denial: errors.Is(err, ErrDenied). The error is a [*DeniedError], which says when to retry.
+	ErrDenied = errors.New("ratelimit: denied")
+
+	// ErrInvalid is matched by the error for a limit, a request or an argument that is wrong in itself. Nothing was sent to the
+	// server.
+	ErrInvalid = errors.New("ratelimit: invalid")
+
+	// ErrExceedsCapacity is matched by the error for a count that can never be granted: a count above the capacity or, when
+	// reserving, above capacity + maxReserved. For [Limiter.Take], it is a capacity below one token. Waiting does not help.
+	// Nothing was sent to the server.
+	ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
+
+	// ErrNotLoaded is matched by the error of every call of a [Limiter] whose [Overrides] were never read: a block may be in
+	// force. The text has the error of the last attempt. Nothing was sent. FailOpen of packages httplimit and rpclimit does not
+	// pass it.
+	ErrNotLoaded = errors.New("ratelimit: the overrides are not loaded")
+
+	// ErrClosed is matched by the error of a call after [Limiter.Close] or [Coalescer.Close]. Nothing was sent. FailOpen of
+	// packages httplimit and rpclimit does not pass it.
+	ErrClosed = errors.New("closed")
+
+	// ErrUnknownOutcome is matched by an error that leaves open whether something was committed. A COMMIT, or a call that is a
+	// transaction of its own, was sent. Then the connection broke or ctx ended, and no answer came.
+	//
+	// Tokens may be gone without a grant. A retry may consume twice and store business rows twice, so this package never
+	// retries after it. To find out, look for a business row that the transaction would have stored under a key chosen by the
+	// caller.
+	//
+	// On a transaction of the caller's, no verb returns it, since the caller's COMMIT decides. In doubt, a verb does: for
+	// example, on a *sql.Conn on which the caller has begun a transaction by hand.
+	//
+	// Two functions return it though the outcome is known, since a retry would be wrong: [Limiter.SendTx], if a function that
+	// reads the batch's results fails after COMMIT, and [Limiter.Wait], if ctx ends while it sleeps and the tokens cannot be
+	// given back.
+	ErrUnknownOutcome = errors.New("outcome unknown")
+
+	// ErrAttemptsExhausted is matched by the error of a transaction that could not be serialized in any of its attempts, or
+	// before its context ended. Nothing was committed. The error states the number of attempts, and wraps the errors of the last
+	// attempt and of the context.
+	ErrAttemptsExhausted = errors.New("attempts ran out")
+)
 
 // programError is an [ErrInvalid] caused by the program, not by a key or a count that a client may have chosen.
 type programError struct{ error }
@@ -25,44 +82,34 @@ func (e programError) Unwrap() error { return e.error }
 // ProgramError marks the error for package internal/outcome: it is the server's fault, not the client's.
 func (programError) ProgramError() {}
 
-// ErrExceedsCapacity is matched by the error for a count that can never be granted: a count above the capacity or, when
-// reserving, above capacity + maxReserved. [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Check] and
-// [Limiter.QueueConsume] return it, and [Limiter.Take] for a capacity below one token. Waiting does not help. Nothing was sent to the server.
-var ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
-
-// ErrUnknownOutcome is matched by an error that leaves open whether something was committed. A COMMIT, or a call that is a
-// transaction of its own, was sent. Then the connection broke or ctx ended, and no answer came.
-//
-// Tokens may be gone without a grant. A retry may consume twice and store business rows twice, so this package never
-// retries after it. To find out, look for a business row that the transaction would have stored under a key chosen by the
-// caller. Any other error of this package's functions means that nothing was consumed or committed: a retry is safe.
-//
-// [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Limiter.Sweep] return it. [Limiter.Consume], [Limiter.Wait],
-// [Limiter.Reserve], [Limiter.Take], [Limiter.Charge] and [Limiter.Refund] return it on a connection, a pool or a [Coalescer]. On a transaction of the
-// caller's they do not, since the caller's COMMIT decides.
-//
-// Four functions are exceptions. After an error of [Limiter.Reset], the limits may be full all the same, and after an error of
-// [Limiter.Move], the move may have been made: call them again.
-// [Retry] returns the error of the caller's own COMMIT as it is, and the outcome of that COMMIT may be unknown too. A
-// [Limiter.Wait] whose context ends while it sleeps may not give all tokens back.
-//
-// In doubt, the package returns it: for example, on a connection on which the caller has begun a transaction by hand, or
-// for an answer that cannot be read.
-var ErrUnknownOutcome = errors.New("outcome unknown")
-
-// ErrAttemptsExhausted is matched by the error of a transaction that could not be serialized in any of its attempts, or
-// before its context ended. [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Retry] return it. So do
-// [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve] and [Limiter.Charge] on a [Coalescer]. Nothing was committed. The error states the
-// number of attempts, and wraps the errors of the last attempt and of the context.
-var ErrAttemptsExhausted = errors.New("attempts ran out")
-
 // unknownUnless marks the error of a commit as unknown, unless the error itself means that nothing was committed.
 func unknownUnless(err error) error {
 	if err == nil || notCommitted(err) {
 		return err
 	}
+	return unknown(err)
+}
+
+// unknown marks an error as unknown.
+func unknown(err error) error {
+	if errors.Is(err, ErrUnknownOutcome) {
+		return err
+	}
 	return fmt.Errorf("%w: %w", ErrUnknownOutcome, err)
 }
+
+// committedError is the error of a function that reads the results of a batch, after COMMIT. A retry would consume twice, so
+// it matches [ErrUnknownOutcome].
+type committedError struct{ error }
+
+func (e committedError) Error() string {
+	return "ratelimit: the batch was committed, and then a function that reads its results failed: " + e.error.Error()
+}
+
+func (e committedError) Unwrap() error { return e.error }
+
+// Is is called by errors.Is.
+func (committedError) Is(target error) bool { return target == ErrUnknownOutcome }
 
 // notCommitted reports whether the error of a commit means that nothing was committed.
 func notCommitted(err error) bool {
@@ -73,7 +120,7 @@ func notCommitted(err error) bool {
 		return false
 	case errors.As(err, new(*pgconn.ConnectError)), errors.As(err, new(pgx.ErrPreprocessingBatch)), pgconn.SafeToRetry(err):
 		return true // not sent
-	case errors.Is(err, pgx.ErrTxCommitRollback), errors.Is(err, sql.ErrTxDone):
+	case errors.Is(err, pgx.ErrTxCommitRollback):
 		return true // rolled back
 	case len(state) != 5:
 		return false // no answer came
@@ -87,21 +134,6 @@ func notCommitted(err error) bool {
 		return true // the server answered with an error
 	}
 }
-
-// ErrNotLoaded is matched by the error of every call of a [Limiter] whose [Overrides] were never read: a block may be in
-// force. The text has the error of the last attempt. Nothing was sent. FailOpen of packages httplimit and rpclimit does not
-// pass it.
-var ErrNotLoaded = errors.New("ratelimit: the overrides are not loaded")
-
-// ErrClosed is matched by the error of a call after [Limiter.Close], and of [Limiter.Consume], [Limiter.Wait],
-// [Limiter.Reserve], [Limiter.Take] and [Limiter.Charge] on a [Coalescer] that was closed. Nothing was sent. FailOpen of
-// packages httplimit and rpclimit does not pass it.
-var ErrClosed = errors.New("closed")
-
-var errLimiterClosed = fmt.Errorf("ratelimit: the Limiter is %w", ErrClosed)
-
-// ErrDenied is matched by every denial: errors.Is(err, ErrDenied). The error is a [*DeniedError], which says when to retry.
-var ErrDenied = errors.New("ratelimit: denied")
 
 // DeniedError is the error of a denial, by [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take] and
 // [Limiter.Check]. It matches [ErrDenied]. Nothing was consumed. It is not a SQL error: the transaction stays usable. In a batch ([Limiter.QueueConsume]) it stands
@@ -176,10 +208,11 @@ func (e *DeniedError) Error() string {
 	return fmt.Sprintf("%v: %s; retry in %v", ErrDenied, strings.Join(denied, ", "), wait)
 }
 
-// retryable reports whether the whole transaction should be run again. An error whose attempts ran out should not.
+// retryable reports whether the whole transaction should be run again. An error whose attempts ran out should not, nor one that
+// leaves open whether something was committed, whatever else is joined to it.
 func retryable(err error) bool {
 	state := sqlState(err)
-	return (state == "40001" || state == "40P01") && !errors.Is(err, ErrAttemptsExhausted)
+	return (state == "40001" || state == "40P01") && !errors.Is(err, ErrAttemptsExhausted) && !errors.Is(err, ErrUnknownOutcome)
 }
 
 // sqlState is the SQLSTATE in an error's chain, or empty. Every driver's error has the method.
@@ -196,4 +229,47 @@ func explain(what string, err error) error {
 		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", what, err)
 	}
 	return fmt.Errorf("ratelimit: %s: %w", what, err)
+}
+
+// explainCall is explain for a call: it also names the limits.
+func explainCall(v Verb, requests []Request, err error) error {
+	if names := limitsOf(requests); names != "" {
+		return explain(string(v)+": "+strings.TrimSuffix(names, ": "), err)
+	}
+	return explain(string(v), err)
+}
+
+// invalidCall is the error for a call that the program, not a client, has made wrongly.
+func invalidCall(requests []Request, why string) error {
+	return programError{fmt.Errorf("%w: %s%s", ErrInvalid, limitsOf(requests), why)}
+}
+
+// limiterClosed is the error for a call after Close.
+func limiterClosed(requests []Request) error {
+	return fmt.Errorf("ratelimit: %sthe Limiter is %w", limitsOf(requests), ErrClosed)
+}
+
+// maxNamed bounds how many limits an error names.
+const maxNamed = 10
+
+// limitsOf names the limits of requests, as the beginning of an error's text. It leaves out invalid limits, whose names may be of
+// any length, and all keys, which may be personal data.
+func limitsOf(requests []Request) string {
+	var names []string
+	for i := range requests {
+		l := &requests[i].limit
+		if name := strconv.Quote(l.name); l.Validate() == nil && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	switch n := len(names); {
+	case n == 0:
+		return ""
+	case n == 1:
+		return "limit " + names[0] + ": "
+	case n > maxNamed:
+		return fmt.Sprintf("limits %s and %d more: ", strings.Join(names[:maxNamed], ", "), n-maxNamed)
+	default:
+		return "limits " + strings.Join(names[:n-1], ", ") + " and " + names[n-1] + ": "
+	}
 }

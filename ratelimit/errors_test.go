@@ -42,7 +42,7 @@ func TestAnUnknownOutcome(t *testing.T) {
 		{&pgconn.ConnectError{}, false},
 		{unsentError{context.DeadlineExceeded}, false},
 		{pgx.ErrTxCommitRollback, false},
-		{sql.ErrTxDone, false},
+		{sql.ErrTxDone, true}, // the function ended the transaction, perhaps by a commit
 	} {
 		err := unknownUnless(test.err)
 		if got := errors.Is(err, ErrUnknownOutcome); got != test.unknown || !errors.Is(err, test.err) {

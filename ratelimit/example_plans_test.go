@@ -35,7 +35,7 @@ func (c customer) request() ratelimit.Request {
 	if plan.Config().Kind == ratelimit.KindUnlimited {
 		return plan.Key(c.id)
 	}
-	plan = plan.With(ratelimit.In(c.zone), ratelimit.Anchor(c.anchor))
+	plan = plan.With(ratelimit.Zone(c.zone), ratelimit.Anchor(c.anchor))
 	if c.quota == 0 {
 		return plan.Key(c.id, c.anchor)
 	}

@@ -527,18 +527,18 @@ func ExampleLimiter_Sweep() {
 }
 
 // A limit from a configuration file. Unset and 0 are different things.
-func ExampleNew() {
+func ExampleConfig_Limit() {
 	var config ratelimit.Config
 	err := json.Unmarshal([]byte(`{"name": "calls", "kind": "token bucket", "rate": 10, "period": "1m", "maxReserved": 0}`), &config)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	limit, err := ratelimit.New(config)
+	limit, err := config.Limit()
 	fmt.Println(limit, err)
 
 	config.Rate, config.Period = new(-1.0), "soon"
-	_, err = ratelimit.New(config)
+	_, err = config.Limit()
 	fmt.Println(err)
 	// Output:
 	// calls: token bucket, 10 per 1m, capacity 10, at most 0 reserved <nil>
@@ -691,7 +691,7 @@ func ExampleLimit_With() {
 }
 
 func ExampleCalendarWindow() {
-	apiCalls := ratelimit.CalendarWindow("apiCalls", 10_000, ratelimit.Month, ratelimit.In("Europe/Berlin"), ratelimit.Anchor("2026-01-31"))
+	apiCalls := ratelimit.CalendarWindow("apiCalls", 10_000, ratelimit.Month, ratelimit.Zone("Europe/Berlin"), ratelimit.Anchor("2026-01-31"))
 
 	now := time.Date(2026, 2, 1, 12, 0, 0, 0, time.UTC)
 	limits := ratelimit.Limiter{Clock: func() time.Time { return now }}

@@ -62,7 +62,7 @@ type Limit struct {
 // TokenBucket defines a limit that refills continuously, by rate tokens per period, up to its capacity. Over any time span,
 // it grants at most capacity + span*rate/period tokens. With a rate of 0 it grants nothing: see [DeniedError].
 //
-// A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
+// A definition with a mistake (see [Config.Limit]) is reported by [Limit.Validate] and by every call that uses it.
 func TokenBucket(name string, rate float64, period time.Duration, options ...Option) Limit {
 	return define(Config{Kind: KindTokenBucket, Name: name, Rate: &rate, Period: calendar.PeriodText(period)}, options)
 }
@@ -74,24 +74,24 @@ func TokenBucket(name string, rate float64, period time.Duration, options ...Opt
 // Windows lie on a grid through [Start]. Without Start, the grid's offset is a hash of the key alone, or of the name if the key
 // is empty. So the windows of different keys do not begin together, and those of one key do if their periods are the same.
 //
-// A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
+// A definition with a mistake (see [Config.Limit]) is reported by [Limit.Validate] and by every call that uses it.
 func FixedWindow(name string, rate float64, period time.Duration, options ...Option) Limit {
 	return define(Config{Kind: KindFixedWindow, Name: name, Rate: &rate, Period: calendar.PeriodText(period)}, options)
 }
 
 // Unlimited defines a limit that grants everything, such as a plan without a bound. It has no rows, and nothing is sent for
-// it: in a call for several limits, only the others are asked. Remaining is +Inf, which encoding/json refuses. What is
+// it: in a call for several limits, only the others are asked. Remaining is +Inf, and null in JSON. What is
 // consumed or charged is not recorded, and nothing is left to refund or reset. If nothing is sent for a call, [Result.At] is
 // the time of [Limiter.Clock] or of this process.
 //
-// A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
+// A definition with a mistake (see [Config.Limit]) is reported by [Limit.Validate] and by every call that uses it.
 func Unlimited(name string) Limit { return define(Config{Kind: KindUnlimited, Name: name}, nil) }
 
 func define(c Config, options []Option) Limit {
 	for _, option := range options {
 		option(&c)
 	}
-	l, _ := New(c) // the limit remembers the error
+	l, _ := c.Limit() // the limit remembers the error
 	return l
 }
 
@@ -129,7 +129,7 @@ func Shards(n int) Option { return func(c *Config) { c.Shards = n } }
 // Validate names every mistake in the definition, in an error that matches [ErrInvalid]. Without a mistake it returns nil.
 func (l Limit) Validate() error {
 	if l.err == nil && l.name == "" {
-		return fmt.Errorf("%w: the zero Limit is not a limit: make one with TokenBucket, FixedWindow, CalendarWindow, Unlimited or New", ErrInvalid)
+		return fmt.Errorf("%w: the zero Limit is not a limit: make one with TokenBucket, FixedWindow, CalendarWindow, Unlimited or Config.Limit", ErrInvalid)
 	}
 	return l.err
 }

@@ -27,7 +27,7 @@ const (
 // its capacity. With the default capacity, the limit grants at most rate tokens in each window. With a rate of 0 it grants
 // nothing: see [DeniedError].
 //
-// A window begins at midnight in the zone of [In], which is UTC by default. Weeks begin on Mondays, and the other units on
+// A window begins at midnight in the zone of [Zone], which is UTC by default. Weeks begin on Mondays, and the other units on
 // their first day. [Anchor] sets another day or time of day. Where a zone skips that time, or has it twice, the window begins at
 // the later of the two instants that it could mean, as in Postgres.
 //
@@ -40,18 +40,18 @@ const (
 // the database decides, as for all limits, as long as the clock of the process is less than a window away. If it is further
 // away, too much is denied, and never too much granted. A denial's RetryAt may then be the end of the year 9999.
 //
-// A definition with a mistake (see [New]) is reported by [Limit.Validate] and by every call that uses it.
+// A definition with a mistake (see [Config.Limit]) is reported by [Limit.Validate] and by every call that uses it.
 func CalendarWindow(name string, rate float64, unit Unit, options ...Option) Limit {
 	return define(Config{Kind: KindCalendarWindow, Name: name, Rate: &rate, Period: "1 " + string(unit)}, options)
 }
 
-// In sets the time zone of a calendar window: "UTC", or a name with a slash, such as "Europe/Berlin". The default, and "",
+// Zone sets the time zone of a calendar window: "UTC", or a name with a slash, such as "Europe/Berlin". The default, and "",
 // is UTC. Names without a slash mean other zones in Postgres. If Go cannot load the zone, the definition is [ErrInvalid]: on
 // a machine without zone files, import time/tzdata.
-func In(zone string) Option { return func(c *Config) { c.Zone = zone } }
+func Zone(zone string) Option { return func(c *Config) { c.Zone = zone } }
 
 // Anchor sets when one of a calendar's windows begins: a date, as "2006-01-02", or a date and a time of day, as
-// "2006-01-02 15:04" or "2006-01-02 15:04:05". It is local time in the zone of [In]. It sets the day of the week, of the month,
+// "2006-01-02 15:04" or "2006-01-02 15:04:05". It is local time in the zone of [Zone]. It sets the day of the week, of the month,
 // of the quarter or of the year on which the others begin, and the time of day. In a month with fewer days, that is the last
 // day: with "2026-01-31 15:00", months begin on 31 January, 28 February and 31 March, at 15:00. The default, and "", is
 // "2001-01-01", a Monday. Years before 1 or after 9999, fractions of a second and a zone in the text are mistakes.

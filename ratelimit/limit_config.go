@@ -12,7 +12,7 @@ import (
 	"github.com/txlimit/txlimit/internal/calendar"
 )
 
-// Config is the definition of a limit as data, for [New] and for configuration files. In Rate, Capacity and MaxReserved,
+// Config is the definition of a limit as data, for configuration files; [Config.Limit] makes the limit. In Rate, Capacity and MaxReserved,
 // nil means unset, which is not the same as 0.
 //
 //	{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1m", "capacity": 20}
@@ -22,17 +22,17 @@ type Config struct {
 	Name        string     `json:"name"`                  // required
 	Kind        Kind       `json:"kind"`                  // required
 	Rate        *float64   `json:"rate,omitempty"`        // tokens per period; required; 0: nothing is granted
-	Period      string     `json:"period,omitempty"`      // required: see New
+	Period      string     `json:"period,omitempty"`      // required: see Config.Limit
 	Capacity    *float64   `json:"capacity,omitempty"`    // tokens; nil: the rate
 	MaxReserved *float64   `json:"maxReserved,omitempty"` // tokens; nil: no bound
 	Start       *time.Time `json:"start,omitempty"`       // only for a fixed window; nil: by a hash of the key
 	Shards      int        `json:"shards,omitempty"`      // 0 means 1: not sharded
-	Zone        string     `json:"zone,omitempty"`        // only for a calendar window: see In; "": UTC
+	Zone        string     `json:"zone,omitempty"`        // only for a calendar window: see Zone; "": UTC
 	Anchor      string     `json:"anchor,omitempty"`      // only for a calendar window: see Anchor; "": "2001-01-01"
 	Varies      string     `json:"varies,omitempty"`      // a duration: see Varies; "": no key has numbers of its own
 }
 
-// New makes a limit from a Config. It returns an error that matches [ErrInvalid], and names every mistake, unless all of
+// Limit makes the limit. It returns an error that matches [ErrInvalid], and names every mistake, unless all of
 // this holds:
 //
 //   - The name is valid UTF-8 without NUL, 1 to 255 bytes long.
@@ -42,12 +42,12 @@ type Config struct {
 //   - The period of a token bucket or fixed window is a duration: "250ms", "1m", "1h30m", "1d", "1w" and so on. A day is 24
 //     hours, and a week is 7 days. It is a whole number of microseconds, at least one.
 //   - The period of a calendar window is "1 day", "1 week", "1 month", "1 quarter" or "1 year". Its zone and its anchor are
-//     what [In] and [Anchor] accept.
+//     what [Zone] and [Anchor] accept.
 //   - Capacity and maxReserved are 0, or within the bounds of the rate.
 //   - Start is between the years 1 and 9999, and is only set for a fixed window.
 //   - 0 <= shards <= 100; 0 means 1.
 //   - Varies is a duration, written as the period of a token bucket is. The limit's numbers fill a row from 0 within it.
-func New(c Config) (Limit, error) {
+func (c Config) Limit() (Limit, error) {
 	l := Limit{name: c.Name, maxReserved: math.Inf(1), shards: max(c.Shards, 1)}
 	var mistakes []string
 	badName := checkText("name", c.Name, maxNameLen)

@@ -9,7 +9,7 @@ import (
 )
 
 // UnmarshalJSON implements [json.Unmarshaler]. An unknown field, a field that is there twice and a value of the wrong type are
-// errors that match [ErrInvalid] and name the limit and the field. [New] checks the values.
+// errors that match [ErrInvalid] and name the limit and the field. [Config.Limit] checks the values.
 func (c *Config) UnmarshalJSON(text []byte) error {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	if token, err := decoder.Token(); err != nil || token != json.Delim('{') {

@@ -15,7 +15,7 @@ func readConfig(text string) (Limit, error) {
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
 		return Limit{}, err
 	}
-	return New(c)
+	return c.Limit()
 }
 
 func TestPeriodsOfAConfig(t *testing.T) {
@@ -28,7 +28,7 @@ func TestPeriodsOfAConfig(t *testing.T) {
 		`"kind":"fixed window","rate":0,"period":"1d12h"`:                                    FixedWindow("l", 0, 36*time.Hour),
 		`"kind":"calendar window","rate":10,"period":"1 month","anchor":"2026-01-31"`:        CalendarWindow("l", 10, Month, Anchor("2026-01-31")),
 		`"kind":"calendar window","rate":10,"period":"1 day","anchor":"2026-01-31 15:00:00"`: CalendarWindow("l", 10, Day, Anchor("2026-01-31 15:00")),
-		`"kind":"calendar window","rate":10,"period":"1 day","zone":"Europe/Berlin"`:         CalendarWindow("l", 10, Day, In("Europe/Berlin")),
+		`"kind":"calendar window","rate":10,"period":"1 day","zone":"Europe/Berlin"`:         CalendarWindow("l", 10, Day, Zone("Europe/Berlin")),
 		`"kind":"calendar window","rate":0,"period":"1 year","maxReserved":0,"shards":2`:     CalendarWindow("l", 0, Year, MaxReserved(0), Shards(2)),
 		`"kind":"unlimited"`: Unlimited("l"),
 	} {

@@ -28,6 +28,14 @@ func (d *definitions) only(limits []Limit) {
 	d.listed = true
 }
 
+// of is the definition of a name, if it is known.
+func (d *definitions) of(name string) (Limit, bool) {
+	if m := d.byName.Load(); m != nil && (*m)[name] != nil {
+		return *(*m)[name], true
+	}
+	return Limit{}, false
+}
+
 // check refuses requests whose limit was defined differently before. It takes no lock for known names.
 func (d *definitions) check(requests []Request) error {
 	unknown := false

@@ -48,7 +48,7 @@ func TestAnErrorNamesEveryMistakeOfADefinition(t *testing.T) {
 		{Config{Name: "messages", Capacity: &few, MaxReserved: &many}, []string{`kind ""`, "rate is missing", "capacity 1e-16", "maxReserved NaN"}},
 		{Config{Name: "a\x00b", Kind: KindTokenBucket, Rate: new(1.0), Start: &start}, []string{"NUL", "period is missing", "only a fixed window has a start", "start 0000"}},
 	} {
-		_, err := New(row.config)
+		_, err := row.config.Limit()
 		if !errors.Is(err, ErrInvalid) || strings.Count(err.Error(), ";") < len(row.want)-2 {
 			t.Errorf("%+v: %v", row.config, err)
 			continue
@@ -85,7 +85,7 @@ func TestAConfigTellsUnsetFromZero(t *testing.T) {
 		if err := json.Unmarshal([]byte(row.json), &c); err != nil {
 			t.Fatal(err)
 		}
-		limit, err := New(c)
+		limit, err := c.Limit()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -101,7 +101,7 @@ func TestAConfigTellsUnsetFromZero(t *testing.T) {
 		if err := json.Unmarshal(text, &again); err != nil {
 			t.Fatal(err)
 		}
-		same, err := New(again)
+		same, err := again.Limit()
 		if err != nil || same != limit {
 			t.Errorf("%s became %s: %+v, want %+v, %v", row.json, text, same, limit, err)
 		}
@@ -109,7 +109,7 @@ func TestAConfigTellsUnsetFromZero(t *testing.T) {
 			t.Errorf("%s: configs differ", row.json)
 		}
 	}
-	if _, err := New(Config{Name: "l", Rate: new(1.0), Period: "1s"}); !errors.Is(err, ErrInvalid) {
+	if _, err := (Config{Name: "l", Rate: new(1.0), Period: "1s"}).Limit(); !errors.Is(err, ErrInvalid) {
 		t.Errorf("without a kind: %v", err)
 	}
 }
@@ -144,7 +144,7 @@ func FuzzNew(f *testing.F) {
 			at := time.Unix(start, 0)
 			c.Start = &at
 		}
-		limit, err := New(c)
+		limit, err := c.Limit()
 		if err != nil {
 			if !errors.Is(err, ErrInvalid) || !errors.Is(limit.Validate(), ErrInvalid) || !errors.Is(limit.Key("k").err, ErrInvalid) {
 				t.Fatalf("%v, and the limit says %v", err, limit.Validate())
@@ -183,7 +183,7 @@ func roundTrip(t *testing.T, limit Limit) {
 	if err := json.Unmarshal(text, &c); err != nil {
 		t.Fatal(err)
 	}
-	if same, err := New(c); err != nil || same != limit {
+	if same, err := c.Limit(); err != nil || same != limit {
 		t.Fatalf("%s: %+v, want %+v, %v", text, same, limit, err)
 	}
 }
@@ -194,7 +194,7 @@ func acceptable(s string, maxLen int) bool {
 }
 
 func TestACalendarsDefinitionGoesThroughJSON(t *testing.T) {
-	limit := CalendarWindow("calls", 10_000, Month, In("Europe/Berlin"), Anchor("2026-01-31 15:00"), Capacity(20_000), MaxReserved(5), Shards(2))
+	limit := CalendarWindow("calls", 10_000, Month, Zone("Europe/Berlin"), Anchor("2026-01-31 15:00"), Capacity(20_000), MaxReserved(5), Shards(2))
 	text, err := json.Marshal(limit.Config())
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +211,7 @@ func TestACalendarsDefinitionGoesThroughJSON(t *testing.T) {
 	if err := json.Unmarshal(text, &c); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := New(c); err != nil || again != limit {
+	if again, err := c.Limit(); err != nil || again != limit {
 		t.Errorf("%v, %v, want %v", again, err, limit)
 	}
 }

@@ -25,7 +25,7 @@ func Varies(idle time.Duration) Option {
 //	limit := apiCalls.With(ratelimit.Rate(50_000), ratelimit.Anchor("2026-01-15"))
 //	result, err := limiter.Consume(ctx, tx, limit.Key(customer))
 //
-// The options are [Rate], [Capacity], [In] and [Anchor]. What they do not name stays as in the limit that With is called on. A
+// The options are [Rate], [Capacity], [Zone] and [Anchor]. What they do not name stays as in the limit that With is called on. A
 // capacity that is the rate follows the rate. With a rate of 0, the key is denied everything, and until it has a rate again, nothing is
 // charged, refunded, reset or moved for it.
 //
@@ -68,10 +68,10 @@ func (l Limit) With(options ...Option) Limit {
 		l.err = fmt.Errorf("%w: limit %q: its definition does not say that it varies: With needs Varies there", ErrInvalid, l.name)
 		return l
 	case named != unnamed:
-		l.err = fmt.Errorf("%w: limit %q: With changes only Rate, Capacity, In and Anchor", ErrInvalid, l.name)
+		l.err = fmt.Errorf("%w: limit %q: With changes only Rate, Capacity, Zone and Anchor", ErrInvalid, l.name)
 		return l
 	}
-	own, err := New(c)
+	own, err := c.Limit()
 	if err == nil && own != defined {
 		own.defined = handle(unique.Make(defined))
 	}

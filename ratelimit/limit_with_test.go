@@ -13,7 +13,7 @@ func TestWith(t *testing.T) {
 	start := time.Date(2026, 7, 1, 0, 0, 0, 0, time.UTC)
 	bucket := TokenBucket("api", 10, hour, MaxReserved(5), Shards(2), Varies(day))
 	saving := TokenBucket("api", 10, hour, Capacity(50), Varies(day))
-	month := CalendarWindow("api", 1000, Month, In("Europe/Berlin"), Anchor("2026-01-15"), MaxReserved(5), Varies(64*day))
+	month := CalendarWindow("api", 1000, Month, Zone("Europe/Berlin"), Anchor("2026-01-15"), MaxReserved(5), Varies(64*day))
 	none := CalendarWindow("api", 0, Month, Varies(32*day))
 	for name, row := range map[string]struct {
 		limit Limit
@@ -28,9 +28,9 @@ func TestWith(t *testing.T) {
 		"nothing":                  {bucket.With(), bucket.String()},
 		"the same":                 {bucket.With(Rate(10)), bucket.String()},
 		"back":                     {bucket.With(Rate(20)).With(Rate(10)), bucket.String()},
-		"zone and anchor":          {month.With(In("Asia/Tokyo"), Anchor("2026-02-28")), "api: calendar window, 1000 per month in Asia/Tokyo from 2026-02-28, capacity 1000, at most 5 reserved, varies within 64d"},
+		"zone and anchor":          {month.With(Zone("Asia/Tokyo"), Anchor("2026-02-28")), "api: calendar window, 1000 per month in Asia/Tokyo from 2026-02-28, capacity 1000, at most 5 reserved, varies within 64d"},
 		"anchor":                   {month.With(Anchor("2026-02-28")), "api: calendar window, 1000 per month in Europe/Berlin from 2026-02-28, capacity 1000, at most 5 reserved, varies within 64d"},
-		"the default zone":         {month.With(In(""), Anchor("")), "api: calendar window, 1000 per month in UTC from 2001-01-01, capacity 1000, at most 5 reserved, varies within 64d"},
+		"the default zone":         {month.With(Zone(""), Anchor("")), "api: calendar window, 1000 per month in UTC from 2001-01-01, capacity 1000, at most 5 reserved, varies within 64d"},
 		"two windows":              {month.With(Capacity(2000)), "api: calendar window, 1000 per month in Europe/Berlin from 2026-01-15, capacity 2000, at most 5 reserved, varies within 64d"},
 		"rate 0":                   {saving.With(Rate(0)), "api: token bucket, 0 per 1h, capacity 0, varies within 1d"},
 		"rate 0, bounded":          {month.With(Rate(0)), "api: calendar window, 0 per month in Europe/Berlin from 2026-01-15, capacity 0, varies within 64d"},
@@ -45,17 +45,17 @@ func TestWith(t *testing.T) {
 		"too long, defined":        {CalendarWindow("api", 10, Month, Varies(31*day)), "rate 10 and capacity 10 may need 768 hours to fill a row, but the limit varies within 31d"},
 		"capacity without rate":    {bucket.With(Rate(0), Capacity(3)), "capacity 3 with a rate of 0"},
 		"a wrong rate":             {bucket.With(Rate(-1)), "rate -1 is neither 0 nor between"},
-		"a wrong zone":             {month.With(In("Berlin")), "neither \"UTC\" nor a name with a slash"},
-		"a zone of a bucket":       {bucket.With(In("Europe/Berlin")), "only a calendar window has a zone and an anchor"},
-		"maxReserved":              {bucket.With(MaxReserved(5)), "With changes only Rate, Capacity, In and Anchor"},
-		"shards":                   {bucket.With(Shards(2)), "With changes only Rate, Capacity, In and Anchor"},
-		"no shards":                {bucket.With(Shards(0)), "With changes only Rate, Capacity, In and Anchor"},
-		"no Varies":                {bucket.With(func(c *Config) { c.Varies = "" }), "With changes only Rate, Capacity, In and Anchor"},
+		"a wrong zone":             {month.With(Zone("Berlin")), "neither \"UTC\" nor a name with a slash"},
+		"a zone of a bucket":       {bucket.With(Zone("Europe/Berlin")), "only a calendar window has a zone and an anchor"},
+		"maxReserved":              {bucket.With(MaxReserved(5)), "With changes only Rate, Capacity, Zone and Anchor"},
+		"shards":                   {bucket.With(Shards(2)), "With changes only Rate, Capacity, Zone and Anchor"},
+		"no shards":                {bucket.With(Shards(0)), "With changes only Rate, Capacity, Zone and Anchor"},
+		"no Varies":                {bucket.With(func(c *Config) { c.Varies = "" }), "With changes only Rate, Capacity, Zone and Anchor"},
 		"own capacity, twice":      {saving.With(Rate(50)).With(Rate(5)), "api: token bucket, 5 per 1h, capacity 50, varies within 1d"},
 		"own capacity, and back":   {saving.With(Rate(0)).With(Rate(5)), "api: token bucket, 5 per 1h, capacity 50, varies within 1d"},
-		"start":                    {bucket.With(Start(start)), "With changes only Rate, Capacity, In and Anchor"},
-		"varies":                   {bucket.With(Varies(day)), "With changes only Rate, Capacity, In and Anchor"},
-		"an option of its own":     {bucket.With(func(c *Config) { c.Name = "other" }), "With changes only Rate, Capacity, In and Anchor"},
+		"start":                    {bucket.With(Start(start)), "With changes only Rate, Capacity, Zone and Anchor"},
+		"varies":                   {bucket.With(Varies(day)), "With changes only Rate, Capacity, Zone and Anchor"},
+		"an option of its own":     {bucket.With(func(c *Config) { c.Name = "other" }), "With changes only Rate, Capacity, Zone and Anchor"},
 		"without Varies":           {TokenBucket("api", 10, hour).With(Rate(20)), "With needs Varies there"},
 		"without Varies, nothing":  {TokenBucket("api", 10, hour).With(), "With needs Varies there"},
 		"unlimited":                {Unlimited("api").With(Rate(20)), "With needs Varies there"},
@@ -87,13 +87,13 @@ func TestWith(t *testing.T) {
 // Equal numbers of one definition are equal limits, also if they were made apart.
 func TestALimitWithNumbersOfItsOwnKeepsItsDefinition(t *testing.T) {
 	pro := CalendarWindow("api", 1000, Month, Varies(32*24*time.Hour))
-	own := pro.With(Rate(50), In("Asia/Tokyo"))
-	switch again := pro.With(In("Asia/Tokyo")).With(Rate(50)); {
+	own := pro.With(Rate(50), Zone("Asia/Tokyo"))
+	switch again := pro.With(Zone("Asia/Tokyo")).With(Rate(50)); {
 	case own != again:
 		t.Errorf("%v and %v differ", own, again)
 	case own == pro, own.definition() != pro:
 		t.Errorf("the definition of %v is %v", own, own.definition())
-	case pro.With() != pro, own.With(Rate(1000), In("")) != pro:
+	case pro.With() != pro, own.With(Rate(1000), Zone("")) != pro:
 		t.Error("the definition's own numbers are not the definition")
 	}
 	var l Limiter
@@ -126,7 +126,7 @@ func TestVariesGoesThroughJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
 		t.Fatal(err)
 	}
-	limit, err := New(c)
+	limit, err := c.Limit()
 	if want := TokenBucket("api", 10, time.Minute, Capacity(20), Varies(24*time.Hour)); err != nil || limit != want {
 		t.Errorf("%v, %v, want %v", limit, err, want)
 	}
@@ -134,7 +134,7 @@ func TestVariesGoesThroughJSON(t *testing.T) {
 		t.Errorf("%s, %v", again, err)
 	}
 	roundTrip(t, limit)
-	if _, err := New(Config{Kind: KindUnlimited, Name: "api", Varies: "1d"}); !errors.Is(err, ErrInvalid) {
+	if _, err := (Config{Kind: KindUnlimited, Name: "api", Varies: "1d"}).Limit(); !errors.Is(err, ErrInvalid) {
 		t.Errorf("unlimited: %v", err)
 	}
 }
@@ -143,7 +143,7 @@ func BenchmarkWith(b *testing.B) {
 	pro := CalendarWindow("api", 1000, Month, Varies(32*24*time.Hour))
 	b.ReportAllocs()
 	for b.Loop() {
-		_ = pro.With(Rate(50), In("Asia/Tokyo"))
+		_ = pro.With(Rate(50), Zone("Asia/Tokyo"))
 	}
 }
 

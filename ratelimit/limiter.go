@@ -15,8 +15,8 @@ import (
 //
 // A denial, by Consume, Wait, Reserve, Take or Check, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
 // [ErrClosed], [ErrNotLoaded], [ErrAttemptsExhausted] (of a [Coalescer]) or [ErrUnknownOutcome], or is the error of the database or
-// the context. Except for ErrUnknownOutcome, errors of Reset and Move and a canceled Wait, an error means that nothing was consumed or
-// given back.
+// the context. Except for ErrUnknownOutcome and errors of Reset and Move, an error means that nothing was consumed or
+// given back. A canceled Wait may not get all tokens back, as its comment says.
 //
 // A Limiter remembers the definition of each name. Another definition of that name is [ErrInvalid], since both would grant, or
 // one would cut what the other has saved up. The numbers of a key, by [Limit.With], and overrides are no other definition. To
@@ -28,7 +28,7 @@ type Limiter struct {
 	Clock func() time.Time
 
 	// Observer is called after every call of a verb, before the call returns, with its outcome: for metrics, logs and
-	// alarms. A denial leaves no row that could be looked up later. Check can report a denial too: look at the Verb, and do
+	// alarms. [Join] makes one of several. A denial leaves no row that could be looked up later. Check can report a denial too: look at the Verb, and do
 	// not count it, since a check refuses nothing.
 	//
 	// In a transaction, the decision holds only if the transaction commits. If a transaction is run again, the calls of
@@ -39,10 +39,9 @@ type Limiter struct {
 	// batch, pgx would not give the connection back.
 	Observer func(ctx context.Context, d Decision)
 
-	// OnRetry is called when [Limiter.InTx], [Limiter.InSQLTx] or [Limiter.SendTx] is about to run a transaction again. The
-	// number of failed attempts is failed, and err is the error of the last one. It is called by several goroutines at
-	// once.
-	OnRetry func(ctx context.Context, failed int, err error)
+	// OnRetry is called when [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] or [Limiter.Retry] is about to try again. It is
+	// called by several goroutines at once.
+	OnRetry func(ctx context.Context, failed Attempt)
 
 	// Overrides are other numbers, blocks and exceptions that people decide on while the program runs. If it is nil, there are none.
 	Overrides *Overrides
@@ -64,6 +63,25 @@ type Decision struct {
 	// Took is the time of the call, including the wait for transactions that hold the row. For the first statement in InTx,
 	// it also includes BEGIN and, with Hot, the wait for the turn in the database.
 	Took time.Duration
+}
+
+// Attempt is a failed attempt to run a transaction, for [Limiter.OnRetry].
+type Attempt struct {
+	Number int   // 1 is the first attempt
+	Err    error // its error: a serialization failure or a deadlock
+}
+
+// Join makes one hook of several, for [Limiter.Observer] or [Limiter.OnRetry]. It calls them in order, and passes over nil.
+//
+//	limits := ratelimit.Limiter{Observer: ratelimit.Join(metrics.Decision, recorder.Decision)}
+func Join[T any](hooks ...func(ctx context.Context, event T)) func(ctx context.Context, event T) {
+	return func(ctx context.Context, event T) {
+		for _, hook := range hooks {
+			if hook != nil {
+				hook(ctx, event)
+			}
+		}
+	}
 }
 
 // observe reports a call to the observer.

@@ -39,7 +39,7 @@ type Options struct {
 	// Clock, Observer and OnRetry are those of [Limiter]. Observer is called before Usage.
 	Clock    func() time.Time
 	Observer func(ctx context.Context, d Decision)
-	OnRetry  func(ctx context.Context, failed int, err error)
+	OnRetry  func(ctx context.Context, failed Attempt)
 
 	// OnError is told what goes wrong in the background, and of a schema that differs from the library's
 	// ([migrations.Schema.Differs]). The error names the part. It is called by several goroutines. nil: slog.Default() logs it;
@@ -190,16 +190,10 @@ func (o *Options) check(db DB) (pool DB, err error) {
 }
 
 func (o *Options) observer() func(ctx context.Context, d Decision) {
-	switch {
-	case o.Usage == nil:
+	if o.Usage == nil {
 		return o.Observer
-	case o.Observer == nil:
-		return o.Usage.Decision
 	}
-	return func(ctx context.Context, d Decision) {
-		o.Observer(ctx, d)
-		o.Usage.Decision(ctx, d)
-	}
+	return Join(o.Observer, o.Usage.Decision)
 }
 
 // start does what has to be done before the first call.

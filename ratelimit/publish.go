@@ -27,7 +27,7 @@ import (
 // programs have current definitions of one name, the tool, the page and SQL take the one that was published last.
 func Publish(ctx context.Context, db DB, program string, limits ...Limit) error {
 	if noDatabase(db) {
-		return fmt.Errorf("%w: the DB is nil, or is a Coalescer without a Pool", ErrInvalid)
+		return fmt.Errorf("%w: %s", ErrInvalid, noDatabaseText)
 	}
 	if err := checkText("program", program, maxNameLen); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
@@ -55,7 +55,7 @@ func Publish(ctx context.Context, db DB, program string, limits ...Limit) error 
 	case isTx(db):
 		err = publish(ctx)
 	default: // its isolation level may be above READ COMMITTED
-		err = Retry(ctx, publish)
+		err = retry(ctx, defaultAttempts, nil, func() (committing bool, err error) { return true, publish(ctx) })
 	}
 	if err != nil {
 		return explain("publish", err)

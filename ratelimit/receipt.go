@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,11 +24,16 @@ import (
 type Receipt string
 
 // receipt is the content of a Receipt.
+//
+// A later version of this package may write more. While it is deployed, this version reads its receipts. A field whose name begins
+// with "x-" may be ignored, and is kept for the receipt of the rest. Any other unknown field is refused, since the refund may
+// depend on it.
 type receipt struct {
 	Version int       `json:"v"`
 	At      time.Time `json:"at"`    // of the decision
 	RunAt   time.Time `json:"runAt"` // when the work was told to run
 	Taken   []taken   `json:"taken"`
+	more    optional
 }
 
 // taken is the tokens taken of one limit and key.
@@ -39,6 +45,71 @@ type taken struct {
 	Held     float64 `json:"held"`               // the tokens left in the rows that decided, as if Refunded had not been taken
 	Rows     int     `json:"rows"`               // the number of rows that decided: one or all; 0 if the limit had none
 	Shards   int     `json:"shards"`             // the number of all shards
+	more     optional
+}
+
+// optional are fields of a later version that this one may ignore.
+type optional map[string]json.RawMessage
+
+const optionalPrefix = "x-"
+
+// UnmarshalJSON keeps optional fields, and refuses unknown ones.
+func (r *receipt) UnmarshalJSON(text []byte) error {
+	type known receipt
+	return r.more.read(text, (*known)(r))
+}
+
+// MarshalJSON writes the optional fields too.
+func (r receipt) MarshalJSON() ([]byte, error) {
+	type known receipt
+	return r.more.write(known(r))
+}
+
+// UnmarshalJSON keeps optional fields, and refuses unknown ones.
+func (t *taken) UnmarshalJSON(text []byte) error {
+	type known taken
+	return t.more.read(text, (*known)(t))
+}
+
+// MarshalJSON writes the optional fields too.
+func (t taken) MarshalJSON() ([]byte, error) {
+	type known taken
+	return t.more.write(known(t))
+}
+
+func (o *optional) read(text []byte, known any) error {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(text, &fields); err != nil {
+		return err
+	}
+	var more optional
+	for name, value := range fields {
+		if strings.HasPrefix(name, optionalPrefix) {
+			if more == nil {
+				more = optional{}
+			}
+			more[name] = value
+			delete(fields, name)
+		}
+	}
+	text, err := json.Marshal(fields)
+	if err != nil {
+		return err
+	}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	err = decoder.Decode(known)
+	*o = more
+	return err
+}
+
+func (o optional) write(known any) ([]byte, error) {
+	text, err := json.Marshal(known)
+	if err != nil || o == nil {
+		return text, err
+	}
+	more, err := json.Marshal(map[string]json.RawMessage(o))
+	return append(append(text[:len(text)-1], ','), more[1:]...), err
 }
 
 const (
@@ -95,11 +166,10 @@ func (r *receipt) find(limit, key string) *taken {
 // read reads a receipt that may have been altered.
 func (text Receipt) read() (*receipt, error) {
 	if text == "" {
-		return nil, fmt.Errorf("%w: the receipt is empty: nothing was taken, or everything is refunded already", ErrInvalid)
+		return nil, errors.New("the receipt is empty: nothing was taken, or everything is refunded already")
 	}
 	r := &receipt{}
 	decoder := json.NewDecoder(strings.NewReader(string(text)))
-	decoder.DisallowUnknownFields()
 	err := decoder.Decode(r)
 	if err == nil {
 		if _, more := decoder.Token(); !errors.Is(more, io.EOF) {
@@ -110,7 +180,7 @@ func (text Receipt) read() (*receipt, error) {
 		err = r.validate()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: the receipt cannot be read: %w", ErrInvalid, err)
+		return nil, fmt.Errorf("the receipt cannot be read: %w", err)
 	}
 	return r, nil
 }
@@ -136,6 +206,37 @@ func (r *receipt) validate() error {
 		}
 	}
 	return nil
+}
+
+// refundable are the requests for all that is left in a receipt, of limits that the Limiter has been asked for before.
+func (l *Limiter) refundable(from Receipt) ([]Request, error) {
+	r, err := from.read()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	var requests []Request
+	for i := range r.Taken {
+		t := &r.Taken[i]
+		limit, known := l.definitions.of(t.Limit)
+		switch {
+		case !known:
+			return nil, fmt.Errorf("%w: limit %q: this Limiter has not been asked for it, so it does not know its numbers: refund with requests", ErrInvalid, t.Limit)
+		case limit.varies > 0:
+			return nil, fmt.Errorf("%w: limit %q: its keys have numbers of their own: refund with requests", ErrInvalid, t.Limit)
+		}
+		if t.Key != "" {
+			if err := checkText("key", t.Key, maxKeyLen); err != nil {
+				return nil, fmt.Errorf("%w: limit %q: the receipt cannot be read: %w", ErrInvalid, t.Limit, err)
+			}
+		}
+		if left := t.Count - t.Refunded; countable(left) {
+			requests = append(requests, Request{limit: limit, key: t.Key, tokens: left})
+		}
+	}
+	if requests == nil {
+		return nil, fmt.Errorf("%w: the receipt has nothing left", ErrInvalid)
+	}
+	return requests, nil
 }
 
 // covers checks that the receipt has the tokens that the demands ask for, and trims a rounding excess.

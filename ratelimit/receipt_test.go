@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"errors"
 	"math"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -36,8 +37,76 @@ func TestReceiptsThatCannotBeAreRefused(t *testing.T) {
 			t.Fatalf("there is no %s", change[0])
 		}
 		altered := Receipt(strings.Replace(receiptText, change[0], change[1], 1))
-		if _, err := altered.read(); !errors.Is(err, ErrInvalid) {
+		_, err := new(Limiter).newCall(VerbRefund, altered, []Request{receiptLimit.Key("ann")}, nil)
+		if _, unread := altered.read(); unread == nil || !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), `limit "bucket": the receipt`) {
 			t.Errorf("%s: %v", altered, err)
+		}
+	}
+}
+
+// A newer version's fields that may be ignored are kept, also after a partial refund.
+func TestAReceiptKeepsOptionalFields(t *testing.T) {
+	newer := strings.NewReplacer(`"taken"`, `"x-by":{"v":2},"taken"`, `"held":2`, `"x-a":[1],"held":2,"x-b":null`).Replace(receiptText)
+	r, err := Receipt(newer).read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.refund([]demand{{limit: receiptLimit, key: "ann", numbers: receiptLimit.numbers, count: 1}}, nil, &answer{at: algebra.At(receiptNoon), rows: [][]algebra.Row{nil}})
+	want := strings.NewReplacer(`"refunded":3,"held":2`, `"refunded":4,"held":3`, `"shards":2`, `"shards":2,"x-a":[1],"x-b":null`, `]}`, `],"x-by":{"v":2}}`).Replace(receiptText)
+	if got := string(r.text()); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	for _, refused := range []string{`"X-by":1`, `"x_by":1`, `"xby":1`, `"more":1`} {
+		for _, place := range []string{`"taken"`, `"held"`} {
+			altered := Receipt(strings.Replace(receiptText, place, refused+","+place, 1))
+			if _, err := altered.read(); err == nil || !strings.Contains(err.Error(), "unknown field") {
+				t.Errorf("%s: %v", altered, err)
+			}
+		}
+	}
+}
+
+func TestARefundWithoutRequestsIsOfAllThatIsLeft(t *testing.T) {
+	varying := TokenBucket("varying", 10, time.Hour, Varies(24*time.Hour))
+	entry := `{"limit":"bucket","key":"ann","count":8,"refunded":3,"held":2,"rows":1,"shards":2}`
+	with := func(entries ...string) Receipt {
+		return Receipt(strings.Replace(receiptText, entry, strings.Join(entries, ","), 1))
+	}
+	for name, row := range map[string]struct {
+		receipt Receipt
+		wrong   string
+	}{
+		"of one key":              {with(entry), ""},
+		"of two":                  {with(entry, strings.Replace(entry, "ann", "bob", 1)), ""},
+		"of an unknown limit":     {with(entry, strings.Replace(entry, "bucket", "other", 1)), `limit "other": this Limiter has not been asked`},
+		"of a limit that varies":  {with(strings.Replace(entry, "bucket", "varying", 1)), `limit "varying": its keys`},
+		"of a key that cannot be": {with(strings.Replace(entry, "ann", `\u0000`, 1)), "NUL"},
+		"of too little":           {with(strings.Replace(strings.Replace(entry, `"count":8`, `"count":1e-15`, 1), `"refunded":3`, `"refunded":5e-16`, 1)), "nothing left"},
+		"empty":                   {"", "the receipt is empty"},
+		"of nothing":              {with(strings.Replace(strings.Replace(entry, `"count":8`, `"count":0`, 1), `"refunded":3`, `"refunded":0`, 1)), ""},
+	} {
+		var l Limiter
+		for _, known := range []Limit{receiptLimit, varying} {
+			if err := l.definitions.check([]Request{known.Key("any")}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c, err := l.newCall(VerbRefund, row.receipt, nil, nil)
+		if row.wrong != "" {
+			if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), row.wrong) {
+				t.Errorf("%s: %v, want %s", name, err, row.wrong)
+			}
+			continue
+		}
+		read, _ := row.receipt.read()
+		if err != nil || len(c.requests) != len(read.Taken) || len(c.demands) != len(read.Taken) {
+			t.Errorf("%s: %v, %v", name, c.requests, err)
+			continue
+		}
+		for i, taken := range read.Taken {
+			if r := c.requests[i]; r.limit != receiptLimit || r.key != taken.Key || r.tokens != taken.Count-taken.Refunded {
+				t.Errorf("%s: %+v", name, r)
+			}
 		}
 	}
 }
@@ -91,7 +160,7 @@ func TestAReceiptSaysWhatIsLeft(t *testing.T) {
 		if remaining := result.Requests[0].Remaining; math.Abs(remaining-row.remaining) > 1e-9 {
 			t.Errorf("%s: %v remain, want %v", row.name, remaining, row.remaining)
 		}
-		if row.left == (taken{}) {
+		if reflect.DeepEqual(row.left, taken{}) {
 			if left := result.Receipt(); left != "" {
 				t.Errorf("%s: nothing is left, but the receipt is %s", row.name, left)
 			}
@@ -99,7 +168,7 @@ func TestAReceiptSaysWhatIsLeft(t *testing.T) {
 		}
 		row.left.Limit, row.left.Key = "bucket", "ann"
 		left, err := result.Receipt().read()
-		if err != nil || !left.At.Equal(receiptNoon) || !left.RunAt.Equal(receiptNoon.Add(5*time.Minute)) || len(left.Taken) != 1 || left.Taken[0] != row.left {
+		if err != nil || !left.At.Equal(receiptNoon) || !left.RunAt.Equal(receiptNoon.Add(5*time.Minute)) || len(left.Taken) != 1 || !reflect.DeepEqual(left.Taken[0], row.left) {
 			t.Errorf("%s: left is %+v, %v, want %+v", row.name, left, err, row.left)
 		}
 	}

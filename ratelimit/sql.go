@@ -188,7 +188,7 @@ func (l *Limiter) InSQLTx(
 			commit: func(ctx context.Context) error {
 				err := tx.Commit()
 				if errors.Is(err, sql.ErrTxDone) && ctx.Err() != nil {
-					return fmt.Errorf("%w: %w", ctx.Err(), err) // database/sql has rolled it back
+					return unsentError{fmt.Errorf("%w: %w", ctx.Err(), err)} // database/sql has rolled it back
 				}
 				return err
 			},

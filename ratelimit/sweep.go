@@ -80,7 +80,7 @@ func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) 
 		if l.Clock != nil {
 			now, err := timestamp("the clock's time", l.Clock())
 			if err != nil {
-				return deleted, err
+				return deleted, fmt.Errorf("%w: %w", ErrInvalid, err)
 			}
 			args.Now = nullable(now)
 		}
@@ -111,7 +111,7 @@ type inReadCommitted func(ctx context.Context, fn func(ctx context.Context, tx D
 // readCommitted is how transactions are run on a DB that is not in a transaction.
 func (l *Limiter) readCommitted(db DB) (inReadCommitted, error) {
 	if noDatabase(db) {
-		return nil, fmt.Errorf("%w: the DB is nil, or is a Coalescer without a Pool", ErrInvalid)
+		return nil, fmt.Errorf("%w: %s", ErrInvalid, noDatabaseText)
 	}
 	level := Isolation(pgx.ReadCommitted)
 	if coalescer, ok := coalescerOf(db); ok {

@@ -17,32 +17,42 @@ type txBeginner interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// TxOption changes how [Limiter.InTx], [Limiter.InSQLTx], [Limiter.SendTx] and [Retry] run a transaction.
-type TxOption func(*txOptions)
+// TxOption changes how [Limiter.InTx], [Limiter.InSQLTx] and [Limiter.SendTx] run a transaction. It is [Isolation], [Attempts] or
+// [Hot].
+type TxOption interface{ set(o *txOptions) }
+
+// RetryOption changes how [Limiter.Retry] runs its function: [Attempts]. It is a [TxOption] too.
+type RetryOption func(*txOptions)
+
+func (option RetryOption) set(o *txOptions) { option(o) }
+
+// txOption is a TxOption for transactions that this package begins.
+type txOption func(*txOptions)
+
+func (option txOption) set(o *txOptions) { option(o) }
 
 type txOptions struct {
 	isolation pgx.TxIsoLevel
-	isolated  bool // the caller set isolation
 	attempts  int
 	hot       []Request
 }
 
-func newTxOptions(options []TxOption) txOptions {
+func newTxOptions[T TxOption](options []T) txOptions {
 	o := txOptions{isolation: pgx.Serializable, attempts: defaultAttempts}
 	for _, option := range options {
-		option(&o)
+		option.set(&o)
 	}
 	return o
 }
 
 // Isolation sets the isolation level. The default is pgx.Serializable.
 func Isolation(level pgx.TxIsoLevel) TxOption {
-	return func(o *txOptions) { o.isolation, o.isolated = level, true }
+	return txOption(func(o *txOptions) { o.isolation = level })
 }
 
-// Attempts sets how often the transaction is tried at most. The default is 30, which takes about 5 s with the pauses in
+// Attempts sets how often the transaction, or the function of [Limiter.Retry], is tried at most. The default is 30, which takes about 5 s with the pauses in
 // between. A number below 1 is 1.
-func Attempts(n int) TxOption { return func(o *txOptions) { o.attempts = max(n, 1) } }
+func Attempts(n int) RetryOption { return func(o *txOptions) { o.attempts = max(n, 1) } }
 
 const (
 	defaultAttempts = 30
@@ -62,7 +72,7 @@ const rollbackTimeout = 5 * time.Second
 // run again from the start. So fn must not do anything that a rollback does not undo. When the attempts run out, or ctx
 // ends after the first attempt, the error matches [ErrAttemptsExhausted].
 //
-// fn must return the errors of its statements, wrapped or not, such that errors.As finds them (%w, not %v). An error that
+// fn must not end the transaction. It must return the errors of its statements, wrapped or not, such that errors.As finds them (%w, not %v). An error that
 // hides its SQLSTATE is not retried. Any other error of fn, such as a denial, rolls back and is returned as it is. If fn
 // panics, or its goroutine exits, the transaction is rolled back.
 //
@@ -173,32 +183,30 @@ var errInTransaction = fmt.Errorf("%w: the connection is in a transaction alread
 // [Limiter.InTx]. It is for the transaction function of an ORM, which begins, commits and rolls back, at the isolation
 // level that it is given:
 //
-//	err := ratelimit.Retry(ctx, func(ctx context.Context) error {
+//	err := limits.Retry(ctx, func(ctx context.Context) error {
 //		return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error { ... }, &sql.TxOptions{Isolation: sql.LevelSerializable})
 //	})
 //
+// It is also for calls outside transactions, on a database whose default isolation level is above READ COMMITTED.
+//
 // fn must not do anything that a rollback does not undo. It must return the errors of its statements and of COMMIT such
 // that errors.As finds them (%w, not %v). Its other errors are returned as they are. When the attempts run out, or ctx ends
-// during a pause, the error matches [ErrAttemptsExhausted].
+// during a pause, the error matches [ErrAttemptsExhausted]. Before each further attempt, [Limiter.OnRetry] is called.
 //
 // Retries may be nested. An error that already matches ErrAttemptsExhausted, from an InTx or a [Coalescer] in fn, is
-// returned as it is: attempts do not multiply.
+// returned as it is: attempts do not multiply. So is one that matches [ErrUnknownOutcome].
 //
-// The only option is [Attempts]. [Isolation] and [Hot] are [ErrInvalid], since Retry does not begin the transaction.
-func Retry(ctx context.Context, fn func(ctx context.Context) error, options ...TxOption) error {
-	o := newTxOptions(options)
+// The only option is [Attempts]. [Isolation] and [Hot] are for transactions that this package begins.
+func (l *Limiter) Retry(ctx context.Context, fn func(ctx context.Context) error, options ...RetryOption) error {
 	if fn == nil {
 		return fmt.Errorf("%w: the function is nil", ErrInvalid)
 	}
-	if o.isolated || len(o.hot) > 0 {
-		return fmt.Errorf("%w: Retry does not begin the transaction: Isolation and Hot are for InTx and InSQLTx", ErrInvalid)
-	}
-	return retry(ctx, o.attempts, nil, func() (committing bool, err error) { return true, fn(ctx) })
+	return retry(ctx, newTxOptions(options).attempts, l.OnRetry, func() (committing bool, err error) { return true, fn(ctx) })
 }
 
 // retry runs a transaction until it could be serialized. committing says that its error leaves open whether it was
 // committed.
-func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, failed int, err error), once func() (committing bool, err error)) error {
+func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, failed Attempt), once func() (committing bool, err error)) error {
 	gaveUp := func(attempts int, err error) error { return fmt.Errorf("ratelimit: %w", exhausted(attempts, err)) }
 	var conflict error // of the last attempt that could not be serialized
 	for attempt := 1; ; attempt++ {
@@ -218,7 +226,7 @@ func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, 
 			return gaveUp(attempt, fmt.Errorf("%w; the last attempt: %w", over(ctx), err))
 		}
 		if onRetry != nil {
-			onRetry(ctx, attempt, err)
+			onRetry(ctx, Attempt{attempt, err})
 		}
 	}
 }

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -28,6 +27,9 @@ import (
 // To go on after a denial, call Consume in the transaction instead. Do the same if most calls are denied: as an error, a
 // denial costs more than a grant. The server logs it, with the limits' names and numbers and without keys.
 //
+// If the answer is lost outside a transaction, Close's error matches [ErrUnknownOutcome], since the implicit commit may have been
+// reached. If the answer came and the commit then failed, Close returns pgx's error as it is.
+//
 // Let Close read the results. Code that reads them one by one (Exec, Query, QueryRow) gets the server's *pgconn.PgError for
 // a denial, and the result is not filled in.
 //
@@ -36,13 +38,13 @@ import (
 // moment at which it is the next to be read.
 func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests ...Request) (*Result, error) {
 	if batch == nil {
-		return nil, fmt.Errorf("%w: the batch is nil", ErrInvalid)
+		return nil, invalidCall(requests, "the batch is nil")
 	}
 	began := time.Now()
 	requests = slices.Clone(requests)
 	c, err := l.newCall(VerbConsume, "", requests, nil)
 	if l.life.closed() {
-		err = errLimiterClosed
+		err = limiterClosed(requests)
 	}
 	if err != nil {
 		result := unanswered(VerbConsume, requests)
@@ -61,12 +63,14 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	}
 
 	s := c.statement(ctx, true)
-	r := replyTo(s.args, false)
+	r := replyTo(s.args, true)
+	r.requests = c.requests
 	batch.Queue(s.sql, s.args...).Fn = func(results pgx.BatchResults) (err error) {
 		began := time.Now()
 		r.row = results.QueryRow()
 		result = unanswered(VerbConsume, c.requests) // SendTx may send the batch several times
 		a, err := s.read(r, s.demands)
+		err = r.judge(err)
 		if denial, ok := denialIn(err, s.demands); ok {
 			a, err = denial, nil
 		}

@@ -25,7 +25,7 @@ import (
 // In the database, the turn is a lock on a view, rate_limits_turn_00 to _31 of package migrations. The role needs UPDATE on
 // the views. lock_timeout and statement_timeout end that wait with their own errors. docs/contention.md has the details.
 func Hot(requests ...Request) TxOption {
-	return func(o *txOptions) { o.hot = append(o.hot, requests...) }
+	return txOption(func(o *txOptions) { o.hot = append(o.hot, requests...) })
 }
 
 // turns are the demands that a transaction with these options queues for.
@@ -34,7 +34,7 @@ func (o txOptions) turns(ctx context.Context) ([]demand, error) {
 		return nil, nil
 	}
 	if ctx.Value(turnKey{}) != nil {
-		return nil, fmt.Errorf("%w: a transaction with Hot inside the function of another one with Hot could wait for itself", ErrInvalid)
+		return nil, invalidCall(o.hot, "a transaction with Hot inside the function of another one with Hot could wait for itself")
 	}
 	if err := new(definitions).check(o.hot); err != nil {
 		return nil, err
@@ -146,7 +146,7 @@ func (q *queues) enter(ctx context.Context, hot []demand) (t turn, leave func(),
 		}
 		if err := q.wait(ctx, n); err != nil {
 			leave()
-			return nil, nil, fmt.Errorf("ratelimit: waiting for a turn on %s: %w", n.name, err)
+			return nil, nil, fmt.Errorf("ratelimit: waiting for a turn on limit %q: %w", n.name, err)
 		}
 		entered = append(entered, n)
 	}

@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"context"
 	"database/sql"
-	"fmt"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -31,7 +30,7 @@ import (
 //   - a pool in another type, such as a *sqlx.DB;
 //   - another pool, or a connection, for the same database;
 //   - a context that does not derive from fn's;
-//   - a transaction begun outside this package, such as an ORM's in [Retry].
+//   - a transaction begun outside this package, such as an ORM's in [Limiter.Retry].
 func OutsideTx(ctx context.Context) context.Context {
 	return context.WithValue(ctx, openTxKey{}, (*openTx)(nil))
 }
@@ -59,7 +58,7 @@ func within(ctx context.Context, db any) (_ context.Context, end func()) {
 
 // errOutside is the error of a verb that would write on the pool of ctx's transaction, but outside that transaction; or
 // nil.
-func errOutside(ctx context.Context, v Verb, db DB) error {
+func errOutside(ctx context.Context, v Verb, db DB, requests []Request) error {
 	pool := poolOf(db)
 	if pool == nil || verbs[v].writes == never {
 		return nil
@@ -67,8 +66,8 @@ func errOutside(ctx context.Context, v Verb, db DB) error {
 	open, _ := ctx.Value(openTxKey{}).(*openTx)
 	for ; open != nil; open = open.around {
 		if open.pool == pool && !open.ended.Load() {
-			return programError{fmt.Errorf("%w: %s on the pool inside a transaction of that pool would not be part of it: "+
-				"pass tx instead of the pool, or OutsideTx(ctx) if this is meant", ErrInvalid, v)}
+			return invalidCall(requests, string(v)+" on the pool inside a transaction of that pool would not be part of it: "+
+				"pass tx instead of the pool, or OutsideTx(ctx) if this is meant")
 		}
 	}
 	return nil

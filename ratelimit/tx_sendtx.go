@@ -28,7 +28,7 @@ type batchTxBeginner interface {
 //
 // Functions that read results (set by the methods Query, QueryRow and Exec of pgx.QueuedQuery) are called in each attempt.
 // COMMIT has been sent by then: if no query failed, an error of such a function rolls nothing back. Later functions are not
-// called, and SendTx returns the error after the commit.
+// called. SendTx returns the error after the commit, and it matches [ErrUnknownOutcome]: a retry would consume twice.
 //
 // If the connection breaks or ctx ends after the batch was sent, the error matches [ErrUnknownOutcome], since COMMIT may
 // have reached the server. The batch is not sent again.
@@ -56,8 +56,8 @@ func (l *Limiter) SendTx(
 		failed, err = sendOnce(ctx, db, o.isolation, batch)
 		return errors.Is(err, ErrUnknownOutcome), err
 	})
-	if err == nil {
-		return failed
+	if err == nil && failed != nil {
+		return committedError{failed}
 	}
 	return err
 }
@@ -103,20 +103,37 @@ func sendOnce(ctx context.Context, db batchTxBeginner, isolation pgx.TxIsoLevel,
 		committed = true
 		return failed, nil
 	}
+	open := !notCommitted(err) // failed says nothing about it: it may be about anything
 	var preparing pgx.ErrPreprocessingBatch
 	switch {
 	case sqlState(err) != "" && sqlState(err) == sqlState(failed) || sqlState(err) == denialState && errors.As(failed, new(*DeniedError)):
-		return nil, failed // the same error, with more details
+		err = failed // the same error, with more details
 	case tx.Conn() == nil: // there was no connection to send it on
 		return nil, fmt.Errorf("ratelimit: begin: %w", err)
-	case errors.As(err, &preparing) && isConsume(preparing.SQL()): // our query, whose function may be missing
-		return nil, explain(string(VerbConsume), err)
+	case errors.As(err, &preparing) && queuedBy(batch, preparing.SQL()) != nil: // our query, whose function may be missing
+		err = explainCall(VerbConsume, queuedBy(batch, preparing.SQL()), err)
 	case committing:
 		return nil, fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
 	case failed != nil && sqlState(err) == "": // the function may have left its row unread, an error in pgx's modes without a pipeline
-		return nil, unknownUnless(fmt.Errorf("%w; and then: %w", failed, err))
+		err = fmt.Errorf("%w; and then: %w", failed, err)
 	}
-	return nil, unknownUnless(err)
+	if open {
+		return nil, unknown(err)
+	}
+	return nil, err
+}
+
+// queuedBy are the requests of the calls that QueueConsume has queued by this query.
+func queuedBy(batch *pgx.Batch, sql string) (requests []Request) {
+	for _, q := range batch.QueuedQueries {
+		if len(q.Arguments) == 0 || q.SQL != sql {
+			continue
+		}
+		if r, ours := q.Arguments[0].(*reply); ours {
+			requests = append(requests, r.requests...)
+		}
+	}
+	return requests
 }
 
 // read reads n results, up to the first error.

@@ -174,8 +174,12 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 	return l.do(ctx, db, VerbCharge, "", requests)
 }
 
-// Refund gives back all or part of the tokens in a receipt ([Result.Receipt]). A request that is not in the receipt, or
-// asks for more than is left in it, is [ErrInvalid]. Refund is always OK. [Status.Refunded] says how many tokens came back.
+// Refund gives back all or part of the tokens in a receipt ([Result.Receipt]). Without requests, it gives back all that is left.
+// With requests, it gives back their counts. A request that is not in the receipt, or asks for more than is left in it, is
+// [ErrInvalid]. Refund is always OK. [Status.Refunded] says how many tokens came back.
+//
+// A receipt names limits, and the Limiter must know their numbers. So without requests, [ErrInvalid] is also a limit that the
+// Limiter has not been asked for before, and one that [Varies]: pass requests then.
 //
 // The result has a receipt for the rest. Store it in place of the old one, in the same transaction: Refund cannot detect an
 // old receipt that is used again. To refund exactly once, refund in the transaction that marks the work as done. A rollback
@@ -210,7 +214,7 @@ func (l *Limiter) do(ctx context.Context, db DB, v Verb, receipt Receipt, reques
 	began := time.Now()
 	if v != VerbRefund { // which gives back what was taken before
 		if !l.life.enter() {
-			result, err = unanswered(v, requests), errLimiterClosed
+			result, err = unanswered(v, requests), limiterClosed(requests)
 			l.observe(ctx, v, began, result, err)
 			return result, err
 		}
@@ -218,14 +222,14 @@ func (l *Limiter) do(ctx context.Context, db DB, v Verb, receipt Receipt, reques
 	}
 	c, err := l.newCall(v, receipt, requests, db)
 	if noDatabase(db) {
-		err = programError{fmt.Errorf("%w: the DB is nil, or is a Coalescer without a Pool", ErrInvalid)}
+		err = invalidCall(requests, noDatabaseText)
 	}
 	if err == nil && v == VerbWait {
-		err = errInTx(ctx, db)
+		err = errInTx(ctx, db, requests)
 		c.bound(ctx)
 	}
 	if err == nil {
-		err = errOutside(ctx, v, db)
+		err = errOutside(ctx, v, db, requests)
 	}
 	if err == nil {
 		result, err = c.decide(ctx, db)

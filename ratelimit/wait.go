@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -28,7 +27,7 @@ import (
 //   - the others of Consume.
 //
 // If ctx ends while Wait sleeps, or is about to end before the tokens are there because the call itself took long, Wait gives the tokens
-// back by [Limiter.Refund], within 5 seconds. The error is ctx's, joined with the refund's if that failed. A refund breaks no
+// back by [Limiter.Refund], within 5 seconds. The error is ctx's. If the refund failed, the error wraps its error too, and matches [ErrUnknownOutcome]. A refund breaks no
 // promise to other callers, and nobody who waits already is moved up. So a token bucket gets everything back if all tokens
 // waited for come to at most the capacity, or if nobody waits behind the caller. docs/scheduling.md has the other cases. As
 // with Consume, a ctx that ends during the call of the database may leave [ErrUnknownOutcome].
@@ -44,16 +43,19 @@ func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, err
 		return result, err
 	}
 	if err := l.sleep(ctx, db, result); err != nil {
-		return unanswered(VerbWait, requests), fmt.Errorf("ratelimit: wait: %w", errors.Join(err, l.giveBack(ctx, db, result, requests)))
+		if kept := l.giveBack(ctx, db, result, requests); kept != nil {
+			err = unknown(fmt.Errorf("%w, and the tokens were not given back: %w", err, kept))
+		}
+		return unanswered(VerbWait, requests), explainCall(VerbWait, requests, err)
 	}
 	return result, nil
 }
 
 // errInTx is the error of a Wait on a transaction, or inside one on the same pool; or nil.
-func errInTx(ctx context.Context, db DB) error {
-	if isTx(db) || inTransaction(db) || errOutside(ctx, VerbWait, db) != nil {
-		return programError{fmt.Errorf("%w: Wait in a transaction would sleep while the transaction holds its locks: wait before it "+
-			"begins, or use Reserve", ErrInvalid)}
+func errInTx(ctx context.Context, db DB, requests []Request) error {
+	if isTx(db) || inTransaction(db) || errOutside(ctx, VerbWait, db, requests) != nil {
+		return invalidCall(requests, "Wait in a transaction would sleep while the transaction holds its locks: wait before it "+
+			"begins, or use Reserve")
 	}
 	return nil
 }
@@ -112,7 +114,7 @@ func (l *Limiter) sleep(ctx context.Context, db DB, granted Result) error {
 func (l *Limiter) giveBack(ctx context.Context, db DB, granted Result, requests []Request) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
-	return Retry(ctx, func(ctx context.Context) error {
+	return l.Retry(ctx, func(ctx context.Context) error {
 		_, err := l.Refund(ctx, db, granted.Receipt(), requests...)
 		return err
 	})

@@ -51,7 +51,7 @@ func TestShowSaysWhatCheckSays(t *testing.T) {
 		ratelimit.TokenBucket("small", 0.5, time.Hour),
 		ratelimit.FixedWindow("window", 2, 1000*time.Hour, ratelimit.Capacity(5)),
 		ratelimit.FixedWindow("start", 2, 1000*time.Hour, ratelimit.Capacity(5), ratelimit.Start(start)),
-		ratelimit.CalendarWindow("calendar", 3, "year", ratelimit.In("Europe/Berlin"), ratelimit.Anchor("2026-01-31 15:00:05")),
+		ratelimit.CalendarWindow("calendar", 3, "year", ratelimit.Zone("Europe/Berlin"), ratelimit.Anchor("2026-01-31 15:00:05")),
 	}
 	w := newPublished(t, limits...)
 	var limiter ratelimit.Limiter
@@ -676,11 +676,11 @@ func TestEveryCommandHasHelp(t *testing.T) {
 
 // A key with numbers of its own: nothing is computed with those of the definition, and with its own it is what the program says.
 func TestAKeyWithNumbersOfItsOwn(t *testing.T) {
-	definition := ratelimit.CalendarWindow("exports", 1000, "month", ratelimit.In("Europe/Berlin"), ratelimit.Varies(64*24*time.Hour))
+	definition := ratelimit.CalendarWindow("exports", 1000, "month", ratelimit.Zone("Europe/Berlin"), ratelimit.Varies(64*24*time.Hour))
 	w := newPublished(t, definition)
 	var limiter ratelimit.Limiter
 	anchor := time.Now().UTC().AddDate(0, 0, -10) // the window of the definition began at another instant, except on the 11th
-	own := definition.With(ratelimit.Rate(20), ratelimit.Capacity(30), ratelimit.In("America/New_York"), ratelimit.Anchor(anchor.Format(time.DateOnly)))
+	own := definition.With(ratelimit.Rate(20), ratelimit.Capacity(30), ratelimit.Zone("America/New_York"), ratelimit.Anchor(anchor.Format(time.DateOnly)))
 	request := own.Key("acme")
 	for _, count := range []float64{30, 0} {
 		if _, err := limiter.Consume(t.Context(), w.conn, request.Count(count)); err != nil {

@@ -88,7 +88,7 @@ func intervalOf(period string) pgtype.Interval {
 
 // describe is a Config as text, without its name.
 func describe(c ratelimit.Config) string {
-	limit, err := ratelimit.New(c)
+	limit, err := c.Limit()
 	if err != nil {
 		return fmt.Sprintf("%s, which this program cannot read: %s", printable(string(c.Kind)), oneLine(err.Error()))
 	}
@@ -243,7 +243,7 @@ func (n *numbers) over(c ratelimit.Config) (*ratelimit.Config, error) {
 	if changed("anchor") {
 		c.Anchor = n.anchor
 	}
-	limit, err := ratelimit.New(c)
+	limit, err := c.Limit()
 	if err != nil {
 		return nil, usageError{err}
 	}

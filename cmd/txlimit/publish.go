@@ -32,7 +32,7 @@ func (a *app) publishCommand() *cobra.Command {
 		Long: `Write down all limits that a program defines, in place of those that it published before: for those who look, sweeps and SQL without
 numbers. It decides nothing for the program. A program can do the same at its start (ratelimit.Publish).
 
-FILE is JSON, or - for the standard input: an array of limits as ratelimit.New takes them, or an object with "program" and "limits".
+FILE is JSON, or - for the standard input: an array of limits as ratelimit.Config has them, or an object with "program" and "limits".
 Each limit has a name of its own. --check says what is wrong in the file and writes nothing; it needs no
 database.`,
 		Example: `  txlimit publish limits.json --program api
@@ -128,7 +128,7 @@ func (a *app) readLimits(name string) (program string, limits []ratelimit.Limit,
 		err := json.Unmarshal(raw, &c)
 		var limit ratelimit.Limit
 		if err == nil {
-			limit, err = ratelimit.New(c)
+			limit, err = c.Limit()
 		}
 		if err == nil && slices.ContainsFunc(limits, func(l ratelimit.Limit) bool { return l.Name() == limit.Name() }) {
 			err = fmt.Errorf("limit %q is there twice", c.Name)

@@ -246,7 +246,7 @@ func (a *app) replayLimits(ctx context.Context, r *replayFlags) (limits []rateli
 				}
 				return noSuchLimit(name, list)
 			}
-			limit, err := ratelimit.New(defs[i].Config)
+			limit, err := defs[i].Limit()
 			if err != nil {
 				return err
 			}
@@ -303,7 +303,7 @@ func parseCandidate(text string) (ratelimit.Limit, error) {
 			return ratelimit.Limit{}, fmt.Errorf("%q is not capacity, kind, start, zone, anchor or name", name)
 		}
 	}
-	return ratelimit.New(c)
+	return c.Limit()
 }
 
 // summary is a report for JSON.

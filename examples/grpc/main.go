@@ -51,7 +51,7 @@ func serveGRPC(limit rpclimit.Interceptor) (conn *grpc.ClientConn, stop func(), 
 	if err != nil {
 		return nil, nil, err
 	}
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(limit.UnaryServer), grpc.ChainStreamInterceptor(limit.StreamServer))
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(limit.UnaryServer()), grpc.ChainStreamInterceptor(limit.StreamServer()))
 	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
 	go func() { _ = server.Serve(listener) }()
 	conn, err = grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -40,17 +40,11 @@ func limit(m httplimit.Middleware) echo.MiddlewareFunc {
 
 func app(limiter *ratelimit.Limiter, db ratelimit.DB) *echo.Echo {
 	e := echo.New()
-	e.Use(limit(httplimit.Middleware{Limiter: limiter, DB: db,
-		Requests: func(r *http.Request) ([]ratelimit.Request, error) {
-			return []ratelimit.Request{perClient.Key(httplimit.ClientIP{}.Key(r))}, nil
-		},
-	}))
+	e.Use(limit(httplimit.Middleware{Limiter: limiter, DB: db, Requests: httplimit.By(perClient, httplimit.ClientIP{}.Key)}))
 	// This route allows two guesses at coupons that do not exist, and any number of coupons that do.
 	e.GET("/coupons/:code", coupon, limit(httplimit.Middleware{Limiter: limiter, DB: db,
-		Requests: func(r *http.Request) ([]ratelimit.Request, error) {
-			return []ratelimit.Request{failures.Key(httplimit.ClientIP{}.Key(r))}, nil
-		},
-		Failed: func(status int) bool { return status == http.StatusNotFound },
+		Requests: httplimit.By(failures, httplimit.ClientIP{}.Key),
+		Failed:   func(status int) bool { return status == http.StatusNotFound },
 	}))
 	return e
 }

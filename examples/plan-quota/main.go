@@ -35,7 +35,7 @@ type customer struct {
 
 // quota is the monthly limit of one customer. In a month without a 31st, billing day 31 is the month's last day.
 func (c customer) quota() ratelimit.Limit {
-	return perMonth.With(ratelimit.In(c.zone), ratelimit.Anchor(c.contract))
+	return perMonth.With(ratelimit.Zone(c.zone), ratelimit.Anchor(c.contract))
 }
 
 // call is the customer's work, and the transaction that books it. Both limits grant, or nothing is booked.

@@ -59,7 +59,7 @@ func load(path string) (*app, error) {
 	}
 	a, errs := &app{plans: map[string]ratelimit.Limit{}}, []error(nil)
 	for _, plan := range slices.Sorted(maps.Keys(configs)) {
-		limit, err := ratelimit.New(configs[plan])
+		limit, err := configs[plan].Limit()
 		if err != nil {
 			errs = append(errs, fmt.Errorf("plan %s: %w", plan, err))
 		}

@@ -107,7 +107,7 @@ func coalesceWindows(t *trial) {
 func coalesceCalendars(t *trial) {
 	var years, hours []*place
 	for i, zone := range []string{"UTC", "Europe/Berlin", "Asia/Tokyo", "America/Sao_Paulo"} {
-		years = append(years, t.place(ratelimit.CalendarWindow(t.name(fmt.Sprint("year", i)), 10, ratelimit.Year, ratelimit.In(zone)), t.key(0)))
+		years = append(years, t.place(ratelimit.CalendarWindow(t.name(fmt.Sprint("year", i)), 10, ratelimit.Year, ratelimit.Zone(zone)), t.key(0)))
 		hours = append(hours, t.place(ratelimit.FixedWindow(t.name(fmt.Sprint("hour", i)), 1000, time.Hour), t.key(0)))
 	}
 	for _, step := range []string{"first uses", "later uses"} {

@@ -76,7 +76,7 @@ func severalKinds(t *trial) {
 		t.of(t.bucket("bucket"), t.key(0)),
 		t.of(ratelimit.FixedWindow(t.name("window"), 5, time.Hour, ratelimit.Start(noon)), t.key(1)),
 		t.of(ratelimit.CalendarWindow(t.name("calendar"), 5, ratelimit.Month), t.key(2)),
-		t.of(ratelimit.CalendarWindow(t.name("daily"), 7, ratelimit.Day, ratelimit.In("America/New_York")), t.key(3)),
+		t.of(ratelimit.CalendarWindow(t.name("daily"), 7, ratelimit.Day, ratelimit.Zone("America/New_York")), t.key(3)),
 	}
 	t.grant("the first use", counts(requests, 3)...)
 	t.grant("the second use", counts(requests, 2)...)

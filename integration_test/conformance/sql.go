@@ -66,7 +66,7 @@ func (t *trial) ask(step string, limit ratelimit.Limit, request ratelimit.Reques
 func byHand(t *trial) {
 	bucket := t.bucket("bucket", ratelimit.Capacity(20))
 	window := ratelimit.FixedWindow(t.name("window"), 5, time.Hour)
-	calendar := ratelimit.CalendarWindow(t.name("calendar"), 5, ratelimit.Month, ratelimit.In("Europe/Berlin"))
+	calendar := ratelimit.CalendarWindow(t.name("calendar"), 5, ratelimit.Month, ratelimit.Zone("Europe/Berlin"))
 	for _, limit := range []ratelimit.Limit{bucket, window, calendar} {
 		ann := t.of(limit, t.key(0))
 		kind := string(limit.Config().Kind)
@@ -95,7 +95,7 @@ func reserveByHand(t *trial) {
 	}
 	bucket := t.bucket("bucket", ratelimit.Capacity(20))
 	window := ratelimit.FixedWindow(t.name("window"), 5, time.Hour)
-	calendar := ratelimit.CalendarWindow(t.name("calendar"), 5, ratelimit.Month, ratelimit.In("Europe/Berlin"))
+	calendar := ratelimit.CalendarWindow(t.name("calendar"), 5, ratelimit.Month, ratelimit.Zone("Europe/Berlin"))
 	for _, limit := range []ratelimit.Limit{bucket, window, calendar} {
 		kind := string(limit.Config().Kind)
 		reserve(kind+": the first use", limit, 3)
@@ -120,7 +120,7 @@ func takeByHand(t *trial) {
 	}
 	for _, limit := range []ratelimit.Limit{
 		t.bucket("bucket", ratelimit.Capacity(20)), t.bucket("shards", ratelimit.Capacity(20), ratelimit.Shards(3)),
-		ratelimit.FixedWindow(t.name("window"), 20, time.Hour), ratelimit.CalendarWindow(t.name("calendar"), 20, ratelimit.Month, ratelimit.In("Europe/Berlin")),
+		ratelimit.FixedWindow(t.name("window"), 20, time.Hour), ratelimit.CalendarWindow(t.name("calendar"), 20, ratelimit.Month, ratelimit.Zone("Europe/Berlin")),
 	} {
 		take(limit.Name()+": the first use", limit, 15, 15)
 		take(limit.Name()+": what is left", limit, 15, 5)

@@ -72,7 +72,7 @@ func fixedWindow(t *trial) {
 }
 
 func calendarWindow(t *trial) {
-	monthly := ratelimit.CalendarWindow(t.name("calendar"), 5, ratelimit.Month, ratelimit.In("Europe/Berlin"), ratelimit.Capacity(7))
+	monthly := ratelimit.CalendarWindow(t.name("calendar"), 5, ratelimit.Month, ratelimit.Zone("Europe/Berlin"), ratelimit.Capacity(7))
 	ann := t.of(monthly, t.key(0))
 	t.grant("the first use", ann.Count(6))
 	t.grant("the second use", ann)
@@ -226,7 +226,7 @@ func move(t *trial) {
 }
 
 func moveCalendar(t *trial) {
-	zone := ratelimit.In("Europe/Berlin")
+	zone := ratelimit.Zone("Europe/Berlin")
 	small := t.of(ratelimit.CalendarWindow(t.name("monthly"), 10, ratelimit.Month, zone, ratelimit.Shards(2)), t.key(0))
 	large := t.of(ratelimit.CalendarWindow(t.name("more monthly"), 100, ratelimit.Month, zone, ratelimit.MaxReserved(5)), t.key(0))
 	t.charge("a debt", large.Count(130))

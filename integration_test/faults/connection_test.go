@@ -173,6 +173,14 @@ func TestTheAnswerIsLost(t *testing.T) {
 				return err
 			})
 		},
+		"QueueConsume on a pool": func(ctx context.Context, c *caller, lose func()) error {
+			batch := &pgx.Batch{}
+			if _, err := limiter.QueueConsume(ctx, batch, c.request); err != nil {
+				return err
+			}
+			lose()
+			return c.pool.SendBatch(ctx, batch).Close()
+		},
 		"SendTx": func(ctx context.Context, c *caller, lose func()) error {
 			batch := &pgx.Batch{}
 			if _, err := limiter.QueueConsume(ctx, batch, c.request); err != nil {
@@ -196,6 +204,19 @@ func TestTheAnswerIsLost(t *testing.T) {
 					t.Errorf("in a transaction of the caller's the outcome is not unknown: %v", err)
 				}
 				return err
+			})
+		},
+		"QueueConsume in InTx": func(ctx context.Context, c *caller, lose func()) error {
+			return limiter.InTx(ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error {
+				if _, err := tx.Exec(ctx, "SELECT 1"); err != nil { // begins
+					return err
+				}
+				batch := &pgx.Batch{}
+				if _, err := limiter.QueueConsume(ctx, batch, c.request); err != nil {
+					return err
+				}
+				lose()
+				return tx.SendBatch(ctx, batch).Close()
 			})
 		},
 		"Consume in InSQLTx": func(ctx context.Context, c *caller, lose func()) error {

@@ -177,7 +177,7 @@ var httpMutations = []mutation{
 		tests: "TestCost",
 	}, {
 		name: "http-nothing-asked", file: "ratelimit/httplimit/httplimit.go", what: "a request that asks for nothing is not limited",
-		old:   "err = errors.New(\"httplimit: Requests returned no requests and no error; for a request that is not limited, return ErrNotLimited\")",
+		old:   "err = fmt.Errorf(\"%w: httplimit: Requests returned no requests and no error; for a request that is not limited, return ErrNotLimited\", ratelimit.ErrInvalid)",
 		new:   "err = ErrNotLimited",
 		tests: "TestHTTPTheServersMistakesAre500AndNeverAGrant|TestWithoutAnObserverNoRequestsAreLogged",
 	}, {

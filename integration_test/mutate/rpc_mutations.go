@@ -32,20 +32,32 @@ var rpcMutations = []mutation{
 		tests: "TestADecisionHasADeadline",
 	}, {
 		name: "outcome-conflict", file: "internal/outcome/outcome.go", what: "a conflict counts as a failure of the database",
-		old: "err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) {\n		result, err = limiter.Consume(ctx, db, requests...)\n		return err\n	})", new: "result, err = limiter.Consume(ctx, db, requests...)",
+		old: "err = limiter.Retry(ctx, func(ctx context.Context) (err error) {\n		result, err = limiter.Consume(ctx, db, requests...)\n		return err\n	})", new: "result, err = limiter.Consume(ctx, db, requests...)",
 		tests: "TestRPCWhatCouldNotBeSerializedIsRunAgain",
 	}, {
 		name: "rpc-nothing-asked", file: "ratelimit/rpclimit/rpclimit.go", what: "a call that asks for nothing is not limited",
-		old: "err = errors.New(\"rpclimit: no requests and no error were returned; for a call that is not limited, return ErrNotLimited\")", new: "err = ErrNotLimited",
+		old: "err = fmt.Errorf(\"%w: rpclimit: no requests and no error were returned; for a call that is not limited, return ErrNotLimited\", ratelimit.ErrInvalid)", new: "err = ErrNotLimited",
 		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
 	}, {
 		name: "rpc-not-limited-wrapped", file: "ratelimit/rpclimit/rpclimit.go", what: "ErrNotLimited is an error if it is wrapped",
 		old: "errors.Is(err, ErrNotLimited)", new: "err == ErrNotLimited",
 		tests: "TestRPCCallsThatAreNotLimitedPass",
 	}, {
-		name: "rpc-incomplete", file: "ratelimit/rpclimit/rpclimit.go", what: "an interceptor without a limiter panics",
-		old: "i.Limiter == nil || ", new: "",
-		tests: "TestRPCAnIncompleteInterceptorRefuses",
+		name: "rpc-incomplete", file: "ratelimit/rpclimit/connect.go", what: "an interceptor that cannot work is mounted on Connect",
+		old: "func (i Interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {\n	i.check()\n", new: "func (i Interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {\n",
+		tests: "TestAnInterceptorThatCannotWorkIsNotMounted",
+	}, {
+		name: "http-incomplete", file: "ratelimit/httplimit/httplimit.go", what: "a middleware that cannot work is mounted",
+		old: "	if wrong := m.wrong(next); wrong != \"\" {\n", new: "	if wrong := m.wrong(next); len(wrong) > 999 {\n",
+		tests: "TestAMiddlewareThatCannotWorkIsNotMounted",
+	}, {
+		name: "outcome-no-pool", file: "internal/outcome/outcome.go", what: "a middleware on a Coalescer without a pool is mounted",
+		old: "	case coalesces && coalescer.Pool == nil:\n", new: "	case coalesces && coalescer.Pool == nil && limiter == nil:\n",
+		tests: "TestAMiddlewareThatCannotWorkIsNotMounted",
+	}, {
+		name: "http-by-error", file: "ratelimit/httplimit/requests.go", what: "By asks for a key that was not found",
+		old: "			if of, err = key(r); err != nil {\n				return nil, err\n			}\n", new: "			of, err = key(r)\n			_ = err\n",
+		tests: "TestByAsksForOneTokenOfOneKey",
 	}, {
 		name: "rpc-log-late", file: "ratelimit/rpclimit/rpclimit.go", what: "clients that do not wait for the database are not reported",
 		old: "case d.Code == codes.DeadlineExceeded:", new: "case d.Code == codes.Unknown:",
@@ -92,7 +104,7 @@ var rpcMutations = []mutation{
 		tests: "TestRPCRequestsKnowTheMethodThePeerAndTheMetadata",
 	}, {
 		name: "rpc-stream-open", file: "ratelimit/rpclimit/grpc.go", what: "a gRPC stream opens without a limit",
-		old: "	if refusal := i.decide(stream.Context(), i.Requests, call); refusal != nil {\n		return refusal.Err()\n	}\n", new: "",
+		old: "		if refusal := i.decide(stream.Context(), i.Requests, call); refusal != nil {\n			return refusal.Err()\n		}\n", new: "",
 		tests: "TestRPCAStreamIsLimitedWhenItOpens",
 	}, {
 		name: "rpc-message-again", file: "ratelimit/rpclimit/grpc.go", what: "after a refused gRPC message, the next one is received",

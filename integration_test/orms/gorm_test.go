@@ -46,7 +46,7 @@ var sendMessage = ratelimit.TokenBucket("sendMessage", 2, time.Hour)
 
 // docs/databases.md shows sendGORM.
 func sendGORM(ctx context.Context, db *gorm.DB, userID, text string) error {
-	return ratelimit.Retry(ctx, func(ctx context.Context) error {
+	return limits.Retry(ctx, func(ctx context.Context) error {
 		return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
 			if err := tx.Create(&Message{Body: text}).Error; err != nil {
 				return err

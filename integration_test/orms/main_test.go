@@ -157,7 +157,7 @@ func fits(t *testing.T, db *sql.DB, send send) {
 	for g := range goroutines {
 		wg.Go(func() {
 			for i := range each {
-				err := ratelimit.Retry(ctx, func(ctx context.Context) error {
+				err := limits.Retry(ctx, func(ctx context.Context) error {
 					attempts.Add(1)
 					return send(ctx, fmt.Sprint(g, " ", i), consume(ctx, hot.Global()))
 				}, ratelimit.Attempts(1000))

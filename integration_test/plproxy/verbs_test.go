@@ -72,7 +72,7 @@ func TestEveryVerbAnswersAsOnOneServer(t *testing.T) {
 		ratelimit.TokenBucket("bucket", 7, time.Minute, ratelimit.Capacity(11)),
 		ratelimit.TokenBucket("third", 1.0/3, time.Second, ratelimit.MaxReserved(5)),
 		ratelimit.FixedWindow("window", 5, time.Hour, ratelimit.MaxReserved(1)),
-		ratelimit.CalendarWindow("month", 9, ratelimit.Month, ratelimit.In("Europe/Berlin")),
+		ratelimit.CalendarWindow("month", 9, ratelimit.Month, ratelimit.Zone("Europe/Berlin")),
 	}
 	random := rand.New(rand.NewPCG(1, 2))
 	now := noon

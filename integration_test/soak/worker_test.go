@@ -781,7 +781,7 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 	case "InTx hot":
 		err = w.limiter.InTx(ctx, w.pool, onPgx, ratelimit.Isolation(level), ratelimit.Hot(calls[0].requests()...))
 	case "pgx.Tx":
-		err = ratelimit.Retry(ctx, func(ctx context.Context) error {
+		err = new(ratelimit.Limiter).Retry(ctx, func(ctx context.Context) error {
 			return pgx.BeginTxFunc(ctx, w.pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error { return onPgx(ctx, tx) })
 		})
 	case "SendTx":

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -13,11 +14,26 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
+// Unusable says why a limiter and a DB can decide nothing, or is empty.
+func Unusable(limiter *ratelimit.Limiter, db ratelimit.DB) string {
+	coalescer, coalesces := db.(*ratelimit.Coalescer)
+	v := reflect.ValueOf(db)
+	switch {
+	case limiter == nil:
+		return "Limiter is nil"
+	case !v.IsValid(), v.Kind() == reflect.Pointer && v.IsNil():
+		return "DB is nil"
+	case coalesces && coalescer.Pool == nil:
+		return "the Pool of DB, a Coalescer, is nil"
+	}
+	return ""
+}
+
 // Consume consumes within a time. A conflict is not a failure of the database: it tries again.
 func Consume(ctx context.Context, timeout time.Duration, limiter *ratelimit.Limiter, db ratelimit.DB, requests []ratelimit.Request) (result ratelimit.Result, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) {
+	err = limiter.Retry(ctx, func(ctx context.Context) (err error) {
 		result, err = limiter.Consume(ctx, db, requests...)
 		return err
 	})

@@ -1,4 +1,4 @@
--- Raises an error if a limit's definition is invalid. It uses the terms and bounds of the Go library (ratelimit.New).
+-- Raises an error if a limit's definition is invalid. It uses the terms and bounds of the Go library (Config.Limit).
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     max_reserved double precision, shards integer, zone text, anchor timestamp

@@ -257,7 +257,7 @@ func (g givenNumbers) parse(kind string) (p parsedNumbers, err error) {
 			*to = &n
 		}
 	}
-	if _, err := ratelimit.New(c); err != nil {
+	if _, err := c.Limit(); err != nil {
 		return parsedNumbers{}, wrong(sentence(strings.TrimPrefix(err.Error(), ratelimit.ErrInvalid.Error()+`: limit "given": `)))
 	}
 	p.zone, p.anchor = optional(g.Zone), optional(g.Anchor)

@@ -5,12 +5,16 @@
 //	limit := httplimit.Middleware{
 //		Limiter: &limits,
 //		DB:      coalescer,
-//		Requests: func(r *http.Request) ([]ratelimit.Request, error) {
-//			user := userOf(r)
-//			return []ratelimit.Request{perUser[user.Plan].Key(user.ID), perSite.Global()}, nil
-//		},
+//		Requests: httplimit.By(perAddress, httplimit.ClientIP{}.Key),
 //	}
 //	http.ListenAndServe(":8080", limit.Handler(mux)) // or router.Use(limit.Handler)
+//
+// For several limits, or limits by plan, write the function:
+//
+//	Requests: func(r *http.Request) ([]ratelimit.Request, error) {
+//		user := userOf(r)
+//		return []ratelimit.Request{perUser[user.Plan].Key(user.ID), perSite.Global()}, nil
+//	},
 //
 // # Header fields
 //
@@ -34,8 +38,10 @@
 package httplimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"time"
@@ -62,7 +68,7 @@ var ErrNotLimited = errors.New("httplimit: the request is not limited")
 //     the content;
 //   - 503 if the database could not be asked, unless FailOpen is set;
 //   - the status of a [StatusError], if Requests returns one;
-//   - 500 if Requests returns another error, or no requests, or if the Middleware or a limit is wrong in itself.
+//   - 500 if Requests returns another error, or no requests, or if a limit is wrong in itself.
 //
 // A client that has gone before the decision gets no answer. The Observer sees status 499, nginx's number for it.
 type Middleware struct {
@@ -75,8 +81,8 @@ type Middleware struct {
 
 	// Requests returns the rate limit requests of an HTTP request: the limit (by plan, for example), the key and the count.
 	// Several limits are granted all together or not at all. Required. It is called by many goroutines. For a request that
-	// is not limited, it returns [ErrNotLimited]. No requests and no error is a mistake, answered with 500. [ClientIP],
-	// [APIKey] and [Cost] help to write it.
+	// is not limited, it returns [ErrNotLimited]. No requests and no error is a mistake, answered with 500. [By] makes it for
+	// one limit; [ClientIP], [APIKey] and [Cost] help to write it.
 	Requests func(r *http.Request) ([]ratelimit.Request, error)
 
 	// Failed makes this a limit on failures. It reports whether an answer with this status is a failure; after all other
@@ -163,10 +169,15 @@ type Decision struct {
 // statusClientClosedRequest is nginx's number for its log: the client has gone and cannot read it.
 const statusClientClosedRequest = 499
 
-// Handler returns the middleware: a handler that calls next for requests that pass. next gets the server's own
+// Handler returns the middleware: a handler that calls next for requests that pass. It panics if the Middleware cannot work, so
+// that the mistake is found when the program starts: without Limiter, DB, Requests or next, and if Timeout or Jitter is out of
+// bounds. next gets the server's own
 // ResponseWriter. With Settle, it gets a copy of the request, with the context that [SetCost] needs. With Failed, the
 // ResponseWriter is wrapped: it has Unwrap for http.ResponseController, and Flush, Hijack and ReadFrom of its own.
 func (m Middleware) Handler(next http.Handler) http.Handler {
+	if wrong := m.wrong(next); wrong != "" {
+		panic("httplimit: a Middleware cannot be mounted: " + wrong)
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		requests, d, limited := m.decide(r)
 		if limited {
@@ -185,6 +196,23 @@ func (m Middleware) Handler(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 		}
 	})
+}
+
+// wrong says why the middleware cannot work, or is empty.
+func (m Middleware) wrong(next http.Handler) string {
+	switch unusable := outcome.Unusable(m.Limiter, m.DB); {
+	case unusable != "":
+		return unusable
+	case m.Requests == nil:
+		return "Requests is nil"
+	case m.Timeout < 0:
+		return fmt.Sprintf("Timeout is %v: it must be positive, or 0 for %v", m.Timeout, DefaultTimeout)
+	case !(m.Jitter >= 0 && m.Jitter <= 0.5):
+		return fmt.Sprintf("Jitter is %v, which is not between 0 and 0.5", m.Jitter)
+	case next == nil:
+		return "the handler is nil"
+	}
+	return ""
 }
 
 // decide asks the limiter, unless the request is not limited.
@@ -209,12 +237,9 @@ func (m Middleware) decide(r *http.Request) (requests []ratelimit.Request, d Dec
 }
 
 func (m Middleware) requests(r *http.Request) ([]ratelimit.Request, error) {
-	if m.Limiter == nil || m.DB == nil || m.Requests == nil {
-		return nil, errors.New("httplimit: a Middleware needs a Limiter, a DB and Requests")
-	}
 	requests, err := m.Requests(r)
 	if err == nil && len(requests) == 0 {
-		err = errors.New("httplimit: Requests returned no requests and no error; for a request that is not limited, return ErrNotLimited")
+		err = fmt.Errorf("%w: httplimit: Requests returned no requests and no error; for a request that is not limited, return ErrNotLimited", ratelimit.ErrInvalid)
 	}
 	return requests, err
 }
@@ -231,8 +256,5 @@ func (m Middleware) observe(r *http.Request, d Decision) {
 }
 
 func (m Middleware) timeout() time.Duration {
-	if m.Timeout > 0 {
-		return m.Timeout
-	}
-	return DefaultTimeout
+	return cmp.Or(m.Timeout, DefaultTimeout)
 }

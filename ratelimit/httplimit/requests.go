@@ -12,7 +12,38 @@ import (
 	"strings"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/ratelimit"
 )
+
+// By makes [Middleware.Requests] for the usual case: a request takes one token of one limit, for a key that the function finds in
+// it. The function may return an error too: [ErrNotLimited], a [StatusError] or any other.
+//
+//	httplimit.By(perAddress, httplimit.ClientIP{}.Key)
+//	httplimit.By(perUser, func(r *http.Request) (string, error) { return userID(r) })
+//	httplimit.By(perCredential, func(r *http.Request) (string, error) { return httplimit.APIKey(r, "Authorization") })
+//
+// A request without a key is refused with 400. By panics if the limit is invalid or the function is nil.
+func By[F func(r *http.Request) string | func(r *http.Request) (string, error)](limit ratelimit.Limit, key F) func(r *http.Request) ([]ratelimit.Request, error) {
+	if err := limit.Validate(); err != nil {
+		panic("httplimit: By: " + err.Error())
+	}
+	if key == nil {
+		panic("httplimit: By: the function for limit " + strconv.Quote(limit.Name()) + " is nil")
+	}
+	return func(r *http.Request) ([]ratelimit.Request, error) {
+		var of string
+		var err error
+		switch key := any(key).(type) {
+		case func(r *http.Request) string:
+			of = key(r)
+		case func(r *http.Request) (string, error):
+			if of, err = key(r); err != nil {
+				return nil, err
+			}
+		}
+		return []ratelimit.Request{limit.Key(of)}, nil
+	}
+}
 
 // ClientIP identifies clients by their address. The zero value is for a server to which clients connect directly.
 type ClientIP struct {

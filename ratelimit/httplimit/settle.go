@@ -139,7 +139,7 @@ func (m Middleware) correct(r *http.Request, do func(ctx context.Context) (ratel
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), m.timeout())
 	defer cancel()
 	d := Decision{Passed: true}
-	d.Err = ratelimit.Retry(ctx, func(ctx context.Context) (err error) {
+	d.Err = m.Limiter.Retry(ctx, func(ctx context.Context) (err error) {
 		d.Result, err = do(ctx)
 		return err
 	})

@@ -18,7 +18,7 @@ import (
 //	                                           in InTx with Hot, it includes the wait for the turn in the database
 //	ratelimit.reservation.wait      histogram  seconds that the work of a Reserve or Wait has to wait, for each limit of the
 //	                                           call that owes tokens. One without a wait is not in it
-//	ratelimit.tx.retries            counter    transactions that InTx, InSQLTx and SendTx ran again, by SQLSTATE
+//	ratelimit.tx.retries            counter    transactions that InTx, InSQLTx, SendTx and Retry ran again, by SQLSTATE
 //	ratelimit.coalesced.batch.size  histogram  calls decided by one statement of a Coalescer; 1 is included
 //
 // The attributes:
@@ -88,8 +88,8 @@ func (m *Metrics) Decision(ctx context.Context, d ratelimit.Decision) {
 }
 
 // Retry is for [ratelimit.Limiter.OnRetry].
-func (m *Metrics) Retry(ctx context.Context, _ int, err error) {
-	m.retries.Add(ctx, 1, metric.WithAttributes(errorType(err)))
+func (m *Metrics) Retry(ctx context.Context, failed ratelimit.Attempt) {
+	m.retries.Add(ctx, 1, metric.WithAttributes(errorType(failed.Err)))
 }
 
 // Batch is for OnBatch of a [ratelimit.Coalescer].

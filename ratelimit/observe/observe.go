@@ -6,7 +6,7 @@
 //	}
 //	log := &observe.Log{}
 //	limits := ratelimit.Limiter{
-//		Observer: observe.Join(metrics.Decision, log.Decision),
+//		Observer: ratelimit.Join(metrics.Decision, log.Decision),
 //		OnRetry:  metrics.Retry,
 //	}
 //	coalescer := &ratelimit.Coalescer{Pool: pool, OnBatch: metrics.Batch}
@@ -21,15 +21,6 @@ import (
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
-
-// Join makes one observer of several. It calls them in order.
-func Join(observers ...func(context.Context, ratelimit.Decision)) func(context.Context, ratelimit.Decision) {
-	return func(ctx context.Context, d ratelimit.Decision) {
-		for _, observe := range observers {
-			observe(ctx, d)
-		}
-	}
-}
 
 // Outcomes of a call, or of one request in it.
 const (

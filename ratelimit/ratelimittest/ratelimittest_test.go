@@ -24,7 +24,7 @@ var (
 	bucket   = ratelimit.TokenBucket("bucket", 1, time.Minute, ratelimit.Capacity(2))
 	sharded  = ratelimit.TokenBucket("sharded", 6, time.Minute, ratelimit.Shards(3))
 	window   = ratelimit.FixedWindow("window", 2, time.Hour, ratelimit.Start(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)))
-	calendar = ratelimit.CalendarWindow("calendar", 2, ratelimit.Month, ratelimit.In("Europe/Berlin"), ratelimit.Anchor("2030-01-31"))
+	calendar = ratelimit.CalendarWindow("calendar", 2, ratelimit.Month, ratelimit.Zone("Europe/Berlin"), ratelimit.Anchor("2030-01-31"))
 )
 
 // holds checks the balance of a key.
@@ -504,7 +504,7 @@ func TestWaitIsDrivenByTheClock(t *testing.T) {
 			db.Advance(time.Second)
 			synctest.Wait()
 		}
-		want := []string{"first after 0s: <nil>", "third after 0s: ratelimit: wait: context canceled", "second after 1m0s: <nil>", "fourth after 2m0s: <nil>"}
+		want := []string{"first after 0s: <nil>", "third after 0s: ratelimit: wait: limit \"perMinute\": context canceled", "second after 1m0s: <nil>", "fourth after 2m0s: <nil>"}
 		if !slices.Equal(ended, want) {
 			t.Errorf("%q, want %q", ended, want)
 		}

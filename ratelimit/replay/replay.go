@@ -128,7 +128,7 @@ func newTrack(limit ratelimit.Limit) *track {
 		owed := min(100**c.Rate, algebra.MaxTokens)
 		c.MaxReserved = &owed
 	}
-	t.single, _ = ratelimit.New(c) // what is changed is no mistake
+	t.single, _ = c.Limit() // what is changed is no mistake
 	return t
 }
 

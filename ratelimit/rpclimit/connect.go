@@ -8,8 +8,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// WrapUnary implements [connect.Interceptor].
+// WrapUnary implements [connect.Interceptor]. It panics if the Interceptor cannot work.
 func (i Interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	i.check()
 	return func(ctx context.Context, request connect.AnyRequest) (connect.AnyResponse, error) {
 		if request.Spec().IsClient {
 			return next(ctx, request)
@@ -27,8 +28,9 @@ func (i Interceptor) WrapStreamingClient(next connect.StreamingClientFunc) conne
 	return next
 }
 
-// WrapStreamingHandler implements [connect.Interceptor].
+// WrapStreamingHandler implements [connect.Interceptor]. It panics if the Interceptor cannot work.
 func (i Interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	i.check()
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		call := Call{Method: conn.Spec().Procedure, Peer: conn.Peer().Addr, Header: conn.RequestHeader()}
 		if refusal := i.decide(ctx, i.Requests, call); refusal != nil {

@@ -9,24 +9,30 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// UnaryServer is a [grpc.UnaryServerInterceptor]: grpc.ChainUnaryInterceptor(limit.UnaryServer).
-func (i Interceptor) UnaryServer(ctx context.Context, message any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	if refusal := i.decide(ctx, i.Requests, grpcCall(ctx, info.FullMethod, message)); refusal != nil {
-		return nil, refusal.Err()
+// UnaryServer is for gRPC: grpc.ChainUnaryInterceptor(limit.UnaryServer()). It panics if the Interceptor cannot work.
+func (i Interceptor) UnaryServer() grpc.UnaryServerInterceptor {
+	i.check()
+	return func(ctx context.Context, message any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if refusal := i.decide(ctx, i.Requests, grpcCall(ctx, info.FullMethod, message)); refusal != nil {
+			return nil, refusal.Err()
+		}
+		return handler(ctx, message)
 	}
-	return handler(ctx, message)
 }
 
-// StreamServer is a [grpc.StreamServerInterceptor]: grpc.ChainStreamInterceptor(limit.StreamServer).
-func (i Interceptor) StreamServer(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	call := grpcCall(stream.Context(), info.FullMethod, nil)
-	if refusal := i.decide(stream.Context(), i.Requests, call); refusal != nil {
-		return refusal.Err()
+// StreamServer is for gRPC: grpc.ChainStreamInterceptor(limit.StreamServer()). It panics if the Interceptor cannot work.
+func (i Interceptor) StreamServer() grpc.StreamServerInterceptor {
+	i.check()
+	return func(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		call := grpcCall(stream.Context(), info.FullMethod, nil)
+		if refusal := i.decide(stream.Context(), i.Requests, call); refusal != nil {
+			return refusal.Err()
+		}
+		if i.Messages != nil {
+			stream = &grpcStream{ServerStream: stream, limit: i, call: call}
+		}
+		return handler(server, stream)
 	}
-	if i.Messages != nil {
-		stream = &grpcStream{ServerStream: stream, limit: i, call: call}
-	}
-	return handler(server, stream)
 }
 
 func grpcCall(ctx context.Context, method string, message any) Call {

@@ -9,7 +9,7 @@
 //			return []ratelimit.Request{perUser[user.Plan].Key(user.ID), perSite.Global()}, nil
 //		},
 //	}
-//	grpc.NewServer(grpc.ChainUnaryInterceptor(limit.UnaryServer), grpc.ChainStreamInterceptor(limit.StreamServer))
+//	grpc.NewServer(grpc.ChainUnaryInterceptor(limit.UnaryServer()), grpc.ChainStreamInterceptor(limit.StreamServer()))
 //	connect.WithInterceptors(limit) // an option of each Connect handler
 //
 // # What clients see
@@ -26,8 +26,10 @@
 package rpclimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"time"
@@ -57,7 +59,9 @@ var ErrNotLimited = errors.New("rpclimit: the call is not limited")
 //   - Canceled or DeadlineExceeded if the client was gone, or its deadline over, before the decision;
 //   - the code of the error, if Requests returns an error of gRPC or Connect. An [httplimit.StatusError] is
 //     Unauthenticated (401), PermissionDenied (403) or InvalidArgument (any other 4xx);
-//   - Internal if Requests returns another error, or no requests, or if the Interceptor or a limit is wrong in itself.
+//   - Internal if Requests returns another error, or no requests, or if a limit is wrong in itself.
+//
+// An Interceptor without Limiter, DB or Requests, or with a negative Timeout, panics when it is given to the server.
 //
 // A stream is limited when it opens, and if Messages is set, at each message that the server receives. Calls that a
 // Connect client makes are not limited.
@@ -161,13 +165,25 @@ func (i Interceptor) decide(ctx context.Context, ask requestsFunc, call Call) *s
 	return refusal
 }
 
-func (i Interceptor) requests(ctx context.Context, ask requestsFunc, call Call) ([]ratelimit.Request, error) {
-	if i.Limiter == nil || i.DB == nil || i.Requests == nil {
-		return nil, errors.New("rpclimit: an Interceptor needs a Limiter, a DB and Requests")
+// check panics if the interceptor cannot work, so that the mistake is found when the program starts.
+func (i Interceptor) check() {
+	wrong := outcome.Unusable(i.Limiter, i.DB)
+	switch {
+	case wrong != "":
+	case i.Requests == nil:
+		wrong = "Requests is nil"
+	case i.Timeout < 0:
+		wrong = fmt.Sprintf("Timeout is %v: it must be positive, or 0 for %v", i.Timeout, DefaultTimeout)
 	}
+	if wrong != "" {
+		panic("rpclimit: an Interceptor cannot be mounted: " + wrong)
+	}
+}
+
+func (i Interceptor) requests(ctx context.Context, ask requestsFunc, call Call) ([]ratelimit.Request, error) {
 	requests, err := ask(ctx, call)
 	if err == nil && len(requests) == 0 {
-		err = errors.New("rpclimit: no requests and no error were returned; for a call that is not limited, return ErrNotLimited")
+		err = fmt.Errorf("%w: rpclimit: no requests and no error were returned; for a call that is not limited, return ErrNotLimited", ratelimit.ErrInvalid)
 	}
 	return requests, err
 }
@@ -189,8 +205,5 @@ func (i Interceptor) observe(ctx context.Context, call Call, d Decision) {
 }
 
 func (i Interceptor) timeout() time.Duration {
-	if i.Timeout > 0 {
-		return i.Timeout
-	}
-	return DefaultTimeout
+	return cmp.Or(i.Timeout, DefaultTimeout)
 }

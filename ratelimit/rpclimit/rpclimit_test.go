@@ -56,7 +56,7 @@ func ExampleInterceptor() {
 		},
 	}
 	// gRPC:
-	_ = grpc.NewServer(grpc.ChainUnaryInterceptor(limit.UnaryServer), grpc.ChainStreamInterceptor(limit.StreamServer))
+	_ = grpc.NewServer(grpc.ChainUnaryInterceptor(limit.UnaryServer()), grpc.ChainStreamInterceptor(limit.StreamServer()))
 	// Connect:
 	mux.Handle("/acme.v1.Greeter/Greet", connect.NewUnaryHandler("/acme.v1.Greeter/Greet", greet, connect.WithInterceptors(limit)))
 }
@@ -76,7 +76,7 @@ func ExampleInterceptor_messages() {
 			return []ratelimit.Request{words.Key(clients.Key(call.HTTP())).Count(float64(n))}, nil
 		},
 	}
-	_ = grpc.NewServer(grpc.ChainUnaryInterceptor(limit.UnaryServer), grpc.ChainStreamInterceptor(limit.StreamServer))
+	_ = grpc.NewServer(grpc.ChainUnaryInterceptor(limit.UnaryServer()), grpc.ChainStreamInterceptor(limit.StreamServer()))
 }
 
 func greet(_ context.Context, r *connect.Request[wrapperspb.StringValue]) (*connect.Response[wrapperspb.StringValue], error) {
@@ -124,7 +124,7 @@ func TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged(t *testing.T) {
 		}
 		called := false
 		ctx := metadata.NewIncomingContext(row.ctx, metadata.Pairs("x-user", "ann"))
-		_, err := interceptor.UnaryServer(ctx, nil, &grpc.UnaryServerInfo{FullMethod: "/a.B/C"}, func(context.Context, any) (any, error) {
+		_, err := interceptor.UnaryServer()(ctx, nil, &grpc.UnaryServerInfo{FullMethod: "/a.B/C"}, func(context.Context, any) (any, error) {
 			called = true
 			return nil, nil
 		})
@@ -159,7 +159,7 @@ func TestADecisionHasADeadline(t *testing.T) {
 			Observer: func(context.Context, rpclimit.Call, rpclimit.Decision) {},
 		}
 		begin := time.Now()
-		_, err := interceptor.UnaryServer(t.Context(), nil, &grpc.UnaryServerInfo{}, nil)
+		_, err := interceptor.UnaryServer()(t.Context(), nil, &grpc.UnaryServerInfo{}, nil)
 		end := time.Now()
 		if status.Code(err) != codes.Unavailable || db.deadline.Before(begin.Add(want)) || db.deadline.After(end.Add(want)) {
 			t.Errorf("%v: %v, from %v to %v, until %v", timeout, err, begin, end, db.deadline)
@@ -174,7 +174,7 @@ func TestADenialByPolicyIsPermissionDenied(t *testing.T) {
 			return []ratelimit.Request{ratelimit.TokenBucket("exports", 0, time.Hour).Key("ann"), perUser.Key("ann")}, nil
 		},
 	}
-	_, err := interceptor.UnaryServer(t.Context(), nil, &grpc.UnaryServerInfo{}, nil)
+	_, err := interceptor.UnaryServer()(t.Context(), nil, &grpc.UnaryServerInfo{}, nil)
 	s := status.Convert(err)
 	if s.Code() != codes.PermissionDenied || len(s.Details()) != 1 {
 		t.Fatalf("%v, details %v", err, s.Details())

@@ -13,7 +13,7 @@
 //	SELECT * FROM ratelimit_usage('sendMessage', since => now() - interval '3 hours')   -- minute by minute
 //	SELECT * FROM ratelimit_denials('sendMessage', since => now() - interval '3 hours') -- the most denied keys
 //
-// With Open, Options.Observer is a second observer, such as one of package observe. Otherwise, call both in a function.
+// With Open, Options.Observer is a second observer, such as one of package observe. Without, [ratelimit.Join] joins two.
 //
 // These are statistics. No decision depends on them, and no call waits for them. A process that is killed loses the counts
 // of its last ten seconds.
@@ -239,7 +239,7 @@ func (r *Recorder) record(ctx context.Context, args dbsqlc.RecordUsageParams) er
 		defer conn.Release()
 		db = conn
 	}
-	return ratelimit.Retry(ctx, func(ctx context.Context) error {
+	return new(ratelimit.Limiter).Retry(ctx, func(ctx context.Context) error {
 		var deleted int32
 		return db.QueryRow(ctx, dbsqlc.RecordUsage,
 			args.Names, args.Minutes, args.Granted, args.Denied, args.Failed, args.Tokens, args.Refunded, args.Waited,

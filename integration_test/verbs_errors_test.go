@@ -1,0 +1,929 @@
+package integration_test
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"maps"
+	"math"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// failure is a way to an error of the library.
+type failure struct {
+	by   string                 // the function that returns it; "its function": one that passes on the error of a function
+	is   error                  // what it matches; a *pgconn.PgError has a code
+	gone float64                // tokens of the limit that are gone after it
+	do   func(c *failing) error // returns it
+	bare bool                   // it is about no call, so it names no limit
+}
+
+// privateKey is in no error.
+const privateKey = "private"
+
+// failing is what a failure works on.
+type failing struct {
+	*testing.T
+	ctx     context.Context
+	limiter *ratelimit.Limiter
+	limit   ratelimit.Limit // of its own, with 100 tokens that hardly refill, and at most 10 reserved
+	pool    *pgxpool.Pool
+}
+
+func (c *failing) request() ratelimit.Request { return c.limit.Key(privateKey) }
+
+// verb calls a verb for some requests of one limit.
+type verbCall func(c *failing, db ratelimit.DB, request ratelimit.Request) error
+
+var callVerb = map[string]verbCall{
+	"Consume": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, err := c.limiter.Consume(c.ctx, db, r)
+		return err
+	},
+	"Wait": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, err := c.limiter.Wait(c.ctx, db, r)
+		return err
+	},
+	"Reserve": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, err := c.limiter.Reserve(c.ctx, db, r)
+		return err
+	},
+	"Take": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, _, err := c.limiter.Take(c.ctx, db, 1, r)
+		return err
+	},
+	"Check": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, err := c.limiter.Check(c.ctx, db, r)
+		return err
+	},
+	"Balance": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, err := c.limiter.Balance(c.ctx, db, r)
+		return err
+	},
+	"Charge": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, err := c.limiter.Charge(c.ctx, db, r)
+		return err
+	},
+	"Refund": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, err := c.limiter.Refund(c.ctx, db, receiptOf(time.Now(), c.request()), r)
+		return err
+	},
+	"Reset": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		return c.limiter.Reset(c.ctx, db, r)
+	},
+	"Move": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		return c.limiter.Move(c.ctx, db, r, ratelimit.TokenBucket("another", 1, time.Hour).Key(privateKey))
+	},
+	"QueueConsume": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		return c.queued(db, r)
+	},
+}
+
+// queued sends a batch of a QueueConsume.
+func (c *failing) queued(db ratelimit.DB, r ratelimit.Request) error {
+	batch := &pgx.Batch{}
+	_, err := c.limiter.QueueConsume(c.ctx, batch, r)
+	if sender, ok := db.(interface {
+		SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
+	}); ok && err == nil {
+		err = sender.SendBatch(c.ctx, batch).Close()
+	}
+	return err
+}
+
+// Verbs by what they do.
+var (
+	canDeny    = []string{"Consume", "Wait", "Reserve", "Take", "Check", "QueueConsume"}
+	coalesces  = []string{"Consume", "Wait", "Reserve", "Take", "Charge"} // which a Coalescer decides
+	repeatable = []string{"Reset", "Move"}
+	onlyReads  = []string{"Check", "Balance"}
+)
+
+// answerLost is a pool that loses the answers of statements that have run.
+type answerLost struct{ *pgxpool.Pool }
+
+func (p answerLost) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return unheardRow{p.Pool.QueryRow(ctx, sql, args...)}
+}
+
+type unheardRow struct{ pgx.Row }
+
+func (r unheardRow) Scan(dest ...any) error {
+	if err := r.Row.Scan(dest...); err != nil {
+		return err
+	}
+	return io.ErrUnexpectedEOF
+}
+
+// garbled is a pool whose answers cannot be read.
+type garbled struct{ *pgxpool.Pool }
+
+func (p garbled) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return garbledRow{p.Pool.QueryRow(ctx, sql, args...)}
+}
+
+type garbledRow struct{ pgx.Row }
+
+func (r garbledRow) Scan(dest ...any) error {
+	if err := r.Row.Scan(dest...); err != nil {
+		return err
+	}
+	if answer, ok := dest[0].(*[]byte); ok {
+		*answer = nil
+	}
+	return nil
+}
+
+// refusing is a DB on which every statement fails with this error of the server.
+type refusing struct{ code string }
+
+func (r refusing) QueryRow(context.Context, string, ...any) pgx.Row { return r }
+func (r refusing) Scan(...any) error                                { return &pgconn.PgError{Code: r.code, Message: "no"} }
+
+// commitLost is a pool that loses the answer to COMMIT.
+type commitLost struct{ *pgxpool.Pool }
+
+func (p commitLost) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	tx, err := p.Pool.BeginTx(ctx, options)
+	return unheardTx{tx}, err
+}
+
+type unheardTx struct{ pgx.Tx }
+
+func (t unheardTx) Commit(ctx context.Context) error {
+	return errors.Join(t.Tx.Commit(ctx), io.ErrUnexpectedEOF)
+}
+
+// cutConn breaks before a message of the server's.
+type cutConn struct {
+	net.Conn
+	before func(kind byte, body []byte) bool
+	rest   *bytes.Buffer // of the message that is being read
+}
+
+func (c cutConn) Read(p []byte) (int, error) {
+	if c.rest.Len() == 0 {
+		head := make([]byte, 5)
+		if _, err := io.ReadFull(c.Conn, head); err != nil {
+			return 0, err
+		}
+		body := make([]byte, binary.BigEndian.Uint32(head[1:])-4)
+		if _, err := io.ReadFull(c.Conn, body); err != nil {
+			return 0, err
+		}
+		if c.before(head[0], body) {
+			return 0, io.ErrUnexpectedEOF
+		}
+		c.rest.Write(head)
+		c.rest.Write(body)
+	}
+	return c.rest.Read(p)
+}
+
+// cutPool is a pool whose connections break before such a message.
+func (c *failing) cutPool(before func(kind byte, body []byte) bool) *pgxpool.Pool {
+	return reconfigured(c.T, c.pool, func(config *pgxpool.Config) {
+		dial := config.ConnConfig.DialFunc
+		config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			return cutConn{conn, before, new(bytes.Buffer)}, err
+		}
+	})
+}
+
+// A row, and the end of a COMMIT. The server sends them when the transaction is committed: only then, the batch ends.
+func aRow(kind byte, _ []byte) bool      { return kind == 'D' }
+func theCommit(kind byte, b []byte) bool { return kind == 'C' && string(b) == "COMMIT\x00" }
+
+// afterConflict cancels when a statement has failed by a conflict.
+type afterConflict struct{ cancel func() }
+
+func (afterConflict) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (a afterConflict) TraceQueryEnd(_ context.Context, _ *pgx.Conn, end pgx.TraceQueryEndData) {
+	if sqlState(end.Err) == "40001" {
+		a.cancel()
+	}
+}
+
+// beginRefused is a pool on which no transaction begins.
+type beginRefused struct {
+	*pgxpool.Pool
+	code string
+}
+
+func (p beginRefused) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) {
+	return nil, &pgconn.PgError{Code: p.code, Message: "no"}
+}
+
+// consumed is a transaction's function that consumes.
+func (c *failing) consumed(ctx context.Context, tx pgx.Tx) error {
+	_, err := c.limiter.Consume(ctx, tx, c.request())
+	return err
+}
+
+// batch is a batch that consumes.
+func (c *failing) batch() *pgx.Batch {
+	batch := &pgx.Batch{}
+	if _, err := c.limiter.QueueConsume(c.ctx, batch, c.request()); err != nil {
+		c.Fatal(err)
+	}
+	return batch
+}
+
+func (c *failing) sql() *sql.DB {
+	db := stdlib.OpenDBFromPool(c.pool)
+	c.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+// ended returns a context that has ended.
+func ended(ctx context.Context) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	cancel()
+	return ctx
+}
+
+var longAgo = func() time.Time { return time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC) }
+
+// failures are ways to every error. conflicting is a pool on whose tables every write is a serialization failure.
+func failures(conflicting *pgxpool.Pool) map[string]failure {
+	invalid, exceeds, unknown := ratelimit.ErrInvalid, ratelimit.ErrExceedsCapacity, ratelimit.ErrUnknownOutcome
+	denied, exhausted := ratelimit.ErrDenied, ratelimit.ErrAttemptsExhausted
+	state := func(code string) error { return &pgconn.PgError{Code: code} }
+	all := map[string]failure{}
+	for by, call := range callVerb {
+		add := func(name string, f failure) {
+			f.by = by
+			all[by+": "+name] = f
+		}
+		on := func(db func(c *failing) ratelimit.DB) func(c *failing) error {
+			return func(c *failing) error { return call(c, db(c), c.request()) }
+		}
+		asking := func(r func(c *failing) ratelimit.Request) func(c *failing) error {
+			return func(c *failing) error { return call(c, c.pool, r(c)) }
+		}
+		add("the zero request", failure{is: invalid, bare: true, do: asking(func(*failing) ratelimit.Request { return ratelimit.Request{} })})
+		add("an empty key", failure{is: invalid, do: asking(func(c *failing) ratelimit.Request { return c.limit.Key("a", "") })})
+		add("a key with a NUL byte", failure{is: invalid, do: asking(func(c *failing) ratelimit.Request { return c.limit.Key("\x00") })})
+		add("a count", failure{is: invalid, do: asking(func(c *failing) ratelimit.Request { return c.request().Count(math.NaN()) })})
+		add("a clock", failure{is: invalid, do: func(c *failing) error {
+			c.limiter.Clock = longAgo
+			return call(c, c.pool, c.request())
+		}})
+		add("another definition", failure{is: invalid, do: func(c *failing) error {
+			if _, err := c.limiter.Check(c.ctx, c.pool, ratelimit.TokenBucket(c.limit.Name(), 7, time.Hour).Key(privateKey)); err != nil {
+				return err
+			}
+			return call(c, c.pool, c.request())
+		}})
+		add("overrides that are not loaded", failure{do: func(c *failing) error {
+			c.limiter.Overrides = &ratelimit.Overrides{DB: c.pool}
+			return call(c, c.pool, c.request())
+		}})
+		add("overrides that cannot be loaded", failure{do: func(c *failing) error {
+			c.limiter.Overrides = &ratelimit.Overrides{DB: c.pool}
+			if err := c.limiter.Overrides.Load(ended(c.ctx)); err == nil {
+				c.Error("overrides are loaded by a context that has ended")
+			}
+			return call(c, c.pool, c.request())
+		}})
+		add("a context that has ended", failure{is: context.Canceled, bare: by == "QueueConsume", do: func(c *failing) error {
+			c.ctx = ended(c.ctx)
+			return call(c, c.pool, c.request())
+		}})
+		if slices.Contains(canDeny, by) {
+			add("a denial", failure{is: denied, gone: 100, do: func(c *failing) error {
+				if _, err := c.limiter.Consume(c.ctx, c.pool, c.request().Count(100)); err != nil {
+					return err
+				}
+				if by == "Reserve" || by == "Wait" { // which may owe
+					return call(c, c.pool, c.request().Count(50))
+				}
+				return call(c, c.pool, c.request())
+			}})
+		}
+		if slices.Contains(canDeny, by) && by != "Take" {
+			add("more than the capacity", failure{is: exceeds, do: asking(func(c *failing) ratelimit.Request { return c.request().Count(1000) })})
+		}
+		if slices.Contains(coalesces, by) {
+			add("a closed Coalescer", failure{is: ratelimit.ErrClosed, do: on(func(c *failing) ratelimit.DB {
+				coalescer := &ratelimit.Coalescer{Pool: c.pool}
+				coalescer.Close()
+				return coalescer
+			})})
+			add("conflicts without end on a Coalescer", failure{is: exhausted, do: func(c *failing) error {
+				ctx, cancel := context.WithCancel(c.ctx)
+				defer cancel()
+				c.ctx = ctx
+				pool := reconfigured(c.T, conflicting, func(config *pgxpool.Config) { config.ConnConfig.Tracer = afterConflict{cancel} })
+				return call(c, &ratelimit.Coalescer{Pool: pool}, c.request())
+			}})
+		}
+		if by == "QueueConsume" {
+			continue // it sends nothing
+		}
+		add("no database", failure{is: invalid, do: on(func(*failing) ratelimit.DB { return nil })})
+		add("a Coalescer without a pool", failure{is: invalid, do: on(func(*failing) ratelimit.DB { return &ratelimit.Coalescer{} })})
+		add("an error of the server", failure{is: state("55P03"), do: on(func(*failing) ratelimit.DB { return refusing{"55P03"} })})
+		add("a schema that is not migrated", failure{is: state("42883"), do: on(func(*failing) ratelimit.DB { return refusing{"42883"} })})
+		lost := failure{is: unknown, gone: 1, do: on(func(c *failing) ratelimit.DB { return answerLost{c.pool} })}
+		if slices.Contains(onlyReads, by) || slices.Contains(repeatable, by) {
+			lost.is, lost.gone = io.ErrUnexpectedEOF, 0
+		}
+		if by == "Refund" {
+			lost.gone = 0 // it had nothing to give back
+		}
+		add("a lost answer", lost)
+		if by != "Reset" && by != "Move" { // whose answers say nothing
+			if slices.Contains(onlyReads, by) {
+				lost.is = nil
+			}
+			lost.do = on(func(c *failing) ratelimit.DB { return garbled{c.pool} })
+			add("an answer that cannot be read", lost)
+		}
+		if !slices.Contains(onlyReads, by) {
+			add("the pool inside a transaction of the pool", failure{is: invalid, do: func(c *failing) error {
+				return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, _ pgx.Tx) error {
+					c.ctx = ctx
+					return call(c, c.pool, c.request())
+				})
+			}})
+		}
+	}
+	maps.Copy(all, map[string]failure{
+		"Consume: no requests": {by: "Consume", is: invalid, bare: true, do: func(c *failing) error {
+			_, err := c.limiter.Consume(c.ctx, c.pool)
+			return err
+		}},
+		"Consume: a sum": {by: "Consume", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Consume(c.ctx, c.pool, c.request().Count(9e14), c.request().Count(9e14))
+			return err
+		}},
+		"Consume: one key with two numbers": {by: "Consume", is: invalid, do: func(c *failing) error {
+			limit := ratelimit.TokenBucket(c.limit.Name(), 1, time.Hour, ratelimit.Varies(24*time.Hour))
+			_, err := c.limiter.Consume(c.ctx, c.pool, limit.Key(privateKey), limit.With(ratelimit.Rate(2)).Key(privateKey))
+			return err
+		}},
+		"Wait: more than the capacity": {by: "Wait", is: exceeds, do: func(c *failing) error {
+			_, err := c.limiter.Wait(c.ctx, c.pool, c.request().Count(101))
+			return err
+		}},
+		"Wait: a transaction": {by: "Wait", is: invalid, do: func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := c.limiter.Wait(ctx, tx, c.request())
+				return err
+			})
+		}},
+		"Wait: the context ends meanwhile": {by: "Wait", is: context.Canceled, gone: 100, do: func(c *failing) error { return c.waits(c.pool, func() {}) }},
+		"Wait: the context ends meanwhile, and the database has gone": {by: "Wait", is: unknown, gone: 101, do: func(c *failing) error {
+			pool := reconfigured(c.T, c.pool, func(*pgxpool.Config) {})
+			return c.waits(pool, pool.Close)
+		}},
+		"Take: a count": {by: "Take", is: invalid, do: func(c *failing) error {
+			_, _, err := c.limiter.Take(c.ctx, c.pool, 2, c.request().Count(2))
+			return err
+		}},
+		"Take: nothing": {by: "Take", is: invalid, do: func(c *failing) error {
+			_, _, err := c.limiter.Take(c.ctx, c.pool, 0, c.request())
+			return err
+		}},
+		"Take: twice": {by: "Take", is: invalid, do: func(c *failing) error {
+			_, _, err := c.limiter.Take(c.ctx, c.pool, 2, c.request(), c.request())
+			return err
+		}},
+		"Take: a capacity below one token": {by: "Take", is: exceeds, do: func(c *failing) error {
+			_, _, err := c.limiter.Take(c.ctx, c.pool, 2, ratelimit.TokenBucket(c.limit.Name(), 0.5, time.Hour).Key(privateKey))
+			return err
+		}},
+		"Refund: an empty receipt":        {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds("") }},
+		"Refund: all of an empty receipt": {by: "Refund", is: invalid, bare: true, do: func(c *failing) error { return c.refundsAll("") }},
+		"Refund: all of an unknown limit": {by: "Refund", is: invalid, do: func(c *failing) error {
+			return c.refundsAll(receiptOf(time.Now(), c.request()))
+		}},
+		"Refund: all of a limit that varies": {by: "Refund", is: invalid, do: func(c *failing) error {
+			return c.refundsAll(receiptOf(time.Now(), c.request()), ratelimit.Varies(24*time.Hour))
+		}},
+		"Refund: all of a key that cannot be": {by: "Refund", is: invalid, do: func(c *failing) error {
+			return c.refundsAll(ratelimit.Receipt(strings.ReplaceAll(string(receiptOf(time.Now(), c.request())), privateKey, `\u0000`)), nil)
+		}},
+		"Refund: all of nothing": {by: "Refund", is: invalid, bare: true, do: func(c *failing) error {
+			return c.refundsAll(ratelimit.Receipt(strings.ReplaceAll(string(receiptOf(time.Now(), c.request())), `"count":1`, `"count":1e-15,"refunded":9e-16`)), nil)
+		}},
+		"Refund: more text":       {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds(receiptOf(time.Now(), c.request()) + "{}") }},
+		"Refund: another version": {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds(`{"v": 2}`) }},
+		"Refund: an instant": {by: "Refund", is: invalid, do: func(c *failing) error {
+			return c.refunds(receiptOf(time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC), c.request()))
+		}},
+		"Refund: a key that is there twice": {by: "Refund", is: invalid, do: func(c *failing) error {
+			begin, entry, _ := strings.Cut(string(receiptOf(time.Now(), c.request())), "[")
+			entry, end, _ := strings.Cut(entry, "]")
+			return c.refunds(ratelimit.Receipt(begin + "[" + entry + "," + entry + "]" + end))
+		}},
+		"Refund: an altered receipt": {by: "Refund", is: invalid, do: func(c *failing) error {
+			return c.refunds(ratelimit.Receipt(strings.ReplaceAll(string(receiptOf(time.Now(), c.request())), `"count":1`, `"count":-1`)))
+		}},
+		"Refund: another key": {by: "Refund", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Refund(c.ctx, c.pool, receiptOf(time.Now(), c.request()), c.limit.Key("another"))
+			return err
+		}},
+		"Refund: too much": {by: "Refund", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Refund(c.ctx, c.pool, receiptOf(time.Now(), c.request()), c.request().Count(2))
+			return err
+		}},
+		"Move: a count": {by: "Move", is: invalid, do: func(c *failing) error {
+			return c.limiter.Move(c.ctx, c.pool, c.request().Count(2), slow("another", 1).Key(privateKey))
+		}},
+		"Move: to itself": {by: "Move", is: invalid, do: func(c *failing) error {
+			return c.limiter.Move(c.ctx, c.pool, c.request(), c.request())
+		}},
+		"Move: other instants": {by: "Move", is: invalid, do: func(c *failing) error {
+			return c.limiter.Move(c.ctx, c.pool, c.request(), ratelimit.FixedWindow("another", 1, time.Hour).Key(privateKey))
+		}},
+
+		"QueueConsume: no batch": {by: "QueueConsume", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.QueueConsume(c.ctx, nil, c.request())
+			return err
+		}},
+		"QueueConsume: a lost answer": {by: "QueueConsume", is: unknown, gone: 1, do: func(c *failing) error {
+			return c.queued(c.cutPool(aRow), c.request())
+		}},
+		"QueueConsume: a lost answer in a transaction": {by: "QueueConsume", is: io.ErrUnexpectedEOF, do: func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.cutPool(aRow), func(ctx context.Context, tx pgx.Tx) error {
+				return tx.SendBatch(ctx, c.batch()).Close()
+			})
+		}},
+		"QueueConsume: an error of the server": {by: "QueueConsume", is: state("40001"), do: func(c *failing) error {
+			return c.queued(conflicting, c.request())
+		}},
+
+		"InTx: no function": {by: "InTx", is: invalid, bare: true, do: func(c *failing) error { return c.limiter.InTx(c.ctx, c.pool, nil) }},
+		"InTx: a connection in a transaction": {by: "InTx", is: invalid, bare: true, do: func(c *failing) error {
+			conn := acquire(c.T, c.pool)
+			if _, err := conn.Exec(c.ctx, "BEGIN"); err != nil {
+				return err
+			}
+			defer func() { _, _ = conn.Exec(c.ctx, "ROLLBACK") }()
+			return c.limiter.InTx(c.ctx, conn, c.consumed)
+		}},
+		"InTx: Hot inside Hot": {by: "InTx", is: invalid, do: func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, _ pgx.Tx) error {
+				return c.limiter.InTx(ctx, c.pool, c.consumed, ratelimit.Hot(c.request()))
+			}, ratelimit.Hot(c.request()))
+		}},
+		"InTx: the context ends in the queue": {by: "InTx", is: context.Canceled, do: func(c *failing) error {
+			return c.limiter.InTx(ended(c.ctx), c.pool, c.consumed, ratelimit.Hot(c.request()))
+		}},
+		"InTx: no turns": {by: "InTx", is: state("42501"), do: func(c *failing) error {
+			return c.limiter.InTx(c.ctx, beginRefused{c.pool, "42501"}, c.consumed, ratelimit.Hot(c.request()))
+		}},
+		"InTx: no transaction": {by: "InTx", is: state("53300"), bare: true, do: func(c *failing) error {
+			return c.limiter.InTx(c.ctx, beginRefused{c.pool, "53300"}, c.consumed)
+		}},
+		"InTx: the connection breaks before COMMIT": {by: "InTx", is: pgconn.ErrConnClosed, bare: true, do: func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error {
+				return errors.Join(c.consumed(ctx, tx), tx.Conn().Close(ctx))
+			})
+		}},
+		"InTx: the context ends before COMMIT": {by: "InTx", is: context.Canceled, bare: true, do: func(c *failing) error {
+			ctx, cancel := context.WithCancelCause(c.ctx)
+			return c.limiter.InTx(ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error {
+				defer cancel(errors.New("the caller went home"))
+				return c.consumed(ctx, tx)
+			})
+		}},
+		"InTx: the answer to COMMIT is lost": {by: "InTx", is: unknown, gone: 1, bare: true, do: func(c *failing) error {
+			return c.limiter.InTx(c.ctx, commitLost{c.pool}, c.consumed)
+		}},
+		"InTx: the function commits": {by: "InTx", is: unknown, gone: 1, bare: true, do: func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error {
+				return errors.Join(c.consumed(ctx, tx), tx.Commit(ctx))
+			})
+		}},
+		"InTx: conflicts without end": {by: "InTx", is: exhausted, do: func(c *failing) error {
+			return c.limiter.InTx(c.ctx, conflicting, c.consumed, ratelimit.Attempts(2))
+		}},
+		"InTx: the context ends between conflicts": {by: "InTx", is: exhausted, do: func(c *failing) error {
+			ctx, cancel := context.WithCancel(c.ctx)
+			return c.limiter.InTx(ctx, conflicting, func(ctx context.Context, tx pgx.Tx) error {
+				defer cancel()
+				return c.consumed(ctx, tx)
+			})
+		}},
+
+		"InTx: the context ends in the second attempt": {by: "InTx", is: exhausted, do: func(c *failing) error {
+			ctx, cancel := context.WithCancel(c.ctx)
+			attempts := 0
+			return c.limiter.InTx(ctx, conflicting, func(ctx context.Context, tx pgx.Tx) error {
+				if attempts++; attempts == 2 {
+					cancel()
+					return ctx.Err()
+				}
+				return c.consumed(ctx, tx)
+			})
+		}},
+
+		"InSQLTx: no function": {by: "InSQLTx", is: invalid, bare: true, do: func(c *failing) error { return c.limiter.InSQLTx(c.ctx, c.sql(), nil) }},
+		"InSQLTx: a level": {by: "InSQLTx", is: invalid, bare: true, do: func(c *failing) error {
+			return c.limiter.InSQLTx(c.ctx, c.sql(), c.consumedSQL, ratelimit.Isolation("no level"))
+		}},
+		"InSQLTx: the context ends before COMMIT": {by: "InSQLTx", is: context.Canceled, bare: true, do: func(c *failing) error {
+			ctx, cancel := context.WithCancel(c.ctx)
+			return c.limiter.InSQLTx(ctx, c.sql(), func(ctx context.Context, tx *sql.Tx) error {
+				defer cancel()
+				return c.consumedSQL(ctx, tx)
+			})
+		}},
+		"InSQLTx: the function commits": {by: "InSQLTx", is: unknown, gone: 1, bare: true, do: func(c *failing) error {
+			return c.limiter.InSQLTx(c.ctx, c.sql(), func(ctx context.Context, tx *sql.Tx) error {
+				return errors.Join(c.consumedSQL(ctx, tx), tx.Commit())
+			})
+		}},
+		"InSQLTx: conflicts without end": {by: "InSQLTx", is: exhausted, do: func(c *failing) error {
+			db := stdlib.OpenDBFromPool(conflicting)
+			defer db.Close()
+			return c.limiter.InSQLTx(c.ctx, db, c.consumedSQL, ratelimit.Attempts(2))
+		}},
+
+		"SendTx: no batch": {by: "SendTx", is: invalid, bare: true, do: func(c *failing) error { return c.limiter.SendTx(c.ctx, c.pool, nil) }},
+		"SendTx: a connection in a transaction": {by: "SendTx", is: invalid, bare: true, do: func(c *failing) error {
+			conn := acquire(c.T, c.pool)
+			if _, err := conn.Exec(c.ctx, "BEGIN"); err != nil {
+				return err
+			}
+			defer func() { _, _ = conn.Exec(c.ctx, "ROLLBACK") }()
+			return c.limiter.SendTx(c.ctx, conn, c.batch())
+		}},
+		"SendTx: Hot": {by: "SendTx", is: invalid, bare: true, do: func(c *failing) error {
+			return c.limiter.SendTx(c.ctx, c.pool, c.batch(), ratelimit.Hot(c.request()))
+		}},
+		"SendTx: a denial": {by: "SendTx", is: denied, do: func(c *failing) error {
+			batch := c.batch()
+			if _, err := c.limiter.QueueConsume(c.ctx, batch, c.request().Count(100)); err != nil {
+				return err
+			}
+			return c.limiter.SendTx(c.ctx, c.pool, batch)
+		}},
+		"SendTx: no connection": {by: "SendTx", is: context.Canceled, bare: true, do: func(c *failing) error {
+			return c.limiter.SendTx(ended(c.ctx), c.pool, c.batch())
+		}},
+		"SendTx: a schema that is not migrated": {by: "SendTx", is: state("42883"), do: func(c *failing) error {
+			return c.limiter.SendTx(c.ctx, connect(c.T, newSchema(c.T), 1), c.batch())
+		}},
+		"SendTx: conflicts without end": {by: "SendTx", is: exhausted, do: func(c *failing) error {
+			return c.limiter.SendTx(c.ctx, conflicting, c.batch(), ratelimit.Attempts(2))
+		}},
+		"SendTx: COMMIT is refused": {by: "SendTx", is: state("23505"), bare: true, do: func(c *failing) error {
+			batch := c.batch()
+			batch.Queue("INSERT INTO later VALUES (1)")
+			return c.limiter.SendTx(c.ctx, c.pool, batch)
+		}},
+		"SendTx: a function fails after COMMIT": {by: "SendTx", is: unknown, gone: 1, bare: true, do: func(c *failing) error {
+			batch := c.batch()
+			batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error { return errors.New("mine") })
+			return c.limiter.SendTx(c.ctx, c.pool, batch)
+		}},
+		"SendTx: a function fails as if by a conflict, and the answer to COMMIT is lost": {by: "SendTx", is: unknown, gone: 1, bare: true, do: func(c *failing) error {
+			batch := c.batch()
+			batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error { return &pgconn.PgError{Code: "40001"} })
+			return c.limiter.SendTx(c.ctx, c.cutPool(theCommit), batch)
+		}},
+		"SendTx: a pooler loses its server": {by: "SendTx", is: unknown, bare: true, do: func(c *failing) error {
+			batch := c.batch()
+			batch.Queue("DO $$ BEGIN RAISE 'server conn crashed?' USING ERRCODE = '08P01'; END $$")
+			batch.QueuedQueries[1].Fn = func(results pgx.BatchResults) error {
+				_, err := results.Exec()
+				return fmt.Errorf("mine: %w", err)
+			}
+			return c.limiter.SendTx(c.ctx, c.pool, batch)
+		}},
+		"SendTx: the answer to the call is lost": {by: "SendTx", is: unknown, gone: 1, do: func(c *failing) error {
+			return c.limiter.SendTx(c.ctx, c.cutPool(aRow), c.batch())
+		}},
+		"SendTx: the answer to COMMIT is lost": {by: "SendTx", is: unknown, gone: 1, bare: true, do: func(c *failing) error {
+			return c.limiter.SendTx(c.ctx, c.cutPool(theCommit), c.batch())
+		}},
+
+		"Retry: no function": {by: "Retry", is: invalid, bare: true, do: func(c *failing) error { return new(ratelimit.Limiter).Retry(c.ctx, nil) }},
+		"Retry: conflicts without end": {by: "Retry", is: exhausted, do: func(c *failing) error {
+			return new(ratelimit.Limiter).Retry(c.ctx, func(ctx context.Context) error {
+				_, err := c.limiter.Consume(ctx, conflicting, c.request())
+				return err
+			}, ratelimit.Attempts(2))
+		}},
+		"Retry: an unknown outcome beside a conflict": {by: "its function", is: unknown, gone: 1, do: func(c *failing) error {
+			return new(ratelimit.Limiter).Retry(c.ctx, func(ctx context.Context) error {
+				_, err := c.limiter.Consume(ctx, answerLost{c.pool}, c.request())
+				return errors.Join(&pgconn.PgError{Code: "40001"}, err)
+			})
+		}},
+
+		"Sweep: no limit": {by: "Sweep", is: invalid, bare: true, do: func(c *failing) error { return c.sweeps(c.pool) }},
+		"Sweep: a limit of one key": {by: "Sweep", is: invalid, do: func(c *failing) error {
+			limit := ratelimit.TokenBucket(c.limit.Name(), 1, time.Hour, ratelimit.Varies(24*time.Hour))
+			return c.sweeps(c.pool, limit.With(ratelimit.Rate(2)))
+		}},
+		"Sweep: twice":       {by: "Sweep", is: invalid, do: func(c *failing) error { return c.sweeps(c.pool, c.limit, c.limit) }},
+		"Sweep: no database": {by: "Sweep", is: invalid, bare: true, do: func(c *failing) error { return c.sweeps(nil, c.limit) }},
+		"Sweep: a transaction": {by: "Sweep", is: invalid, bare: true, do: func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, func(_ context.Context, tx pgx.Tx) error { return c.sweeps(tx, c.limit) })
+		}},
+		"Sweep: a clock": {by: "Sweep", is: invalid, do: func(c *failing) error {
+			c.limiter.Clock = longAgo
+			return c.sweeps(c.pool, c.limit)
+		}},
+		"Sweep: a schema that is not migrated": {by: "Sweep", is: state("42883"), do: func(c *failing) error {
+			return c.sweeps(connect(c.T, newSchema(c.T), 1), c.limit)
+		}},
+		"Sweep: the answer to COMMIT is lost": {by: "Sweep", is: unknown, do: func(c *failing) error {
+			return c.sweeps(commitLost{c.pool}, c.limit)
+		}},
+		"Sweep: conflicts without end": {by: "Sweep", is: exhausted, do: func(c *failing) error {
+			ctx, cancel := context.WithTimeout(c.ctx, 100*time.Millisecond)
+			defer cancel()
+			c.ctx = ctx
+			return c.sweeps(beginRefused{c.pool, "40001"}, c.limit)
+		}},
+
+		"Publish: no database": {by: "Publish", is: invalid, bare: true, do: func(c *failing) error { return ratelimit.Publish(c.ctx, nil, "p", c.limit) }},
+		"Publish: no program":  {by: "Publish", is: invalid, bare: true, do: func(c *failing) error { return ratelimit.Publish(c.ctx, c.pool, "", c.limit) }},
+		"Publish: a bad name":  {by: "Publish", is: invalid, bare: true, do: func(c *failing) error { return ratelimit.Publish(c.ctx, c.pool, "\xff", c.limit) }},
+		"Publish: a long name": {by: "Publish", is: invalid, bare: true, do: func(c *failing) error { return ratelimit.Publish(c.ctx, c.pool, strings.Repeat("n", 256), c.limit) }},
+		"Publish: no right":    {by: "Publish", is: state("42501"), bare: true, do: func(c *failing) error { return ratelimit.Publish(c.ctx, refusing{"42501"}, "p", c.limit) }},
+		"Publish: conflicts without end": {by: "Publish", is: exhausted, bare: true, do: func(c *failing) error {
+			ctx, cancel := context.WithTimeout(c.ctx, 100*time.Millisecond)
+			defer cancel()
+			return ratelimit.Publish(ctx, refusing{"40001"}, "p", c.limit)
+		}},
+
+		"Limit: a kind":                 {by: "Limit", is: invalid, do: func(c *failing) error { _, err := (ratelimit.Config{Name: c.limit.Name()}).Limit(); return err }},
+		"Validate: With without Varies": {by: "Validate", is: invalid, do: func(c *failing) error { return c.limit.With(ratelimit.Rate(1)).Validate() }},
+		"Validate: the zero Limit":      {by: "Validate", is: invalid, bare: true, do: func(*failing) error { return ratelimit.Limit{}.Validate() }},
+		"Validate: With Shards": {by: "Validate", is: invalid, do: func(c *failing) error {
+			limit := ratelimit.TokenBucket(c.limit.Name(), 1, time.Hour, ratelimit.Varies(24*time.Hour))
+			return limit.With(ratelimit.Shards(2)).Validate()
+		}},
+		"UnmarshalJSON: no object": {by: "UnmarshalJSON", is: invalid, bare: true, do: func(*failing) error { return new(ratelimit.Config).UnmarshalJSON([]byte("1")) }},
+		"UnmarshalJSON: a field": {by: "UnmarshalJSON", is: invalid, do: func(c *failing) error {
+			return new(ratelimit.Config).UnmarshalJSON([]byte(`{"name": "` + c.limit.Name() + `", "rat": 1}`))
+		}},
+
+		"Load: no database": {by: "Load", is: invalid, bare: true, do: func(c *failing) error { return new(ratelimit.Overrides).Load(c.ctx) }},
+		"Load: Every":       {by: "Load", is: invalid, bare: true, do: func(c *failing) error { return (&ratelimit.Overrides{DB: c.pool, Every: time.Hour}).Load(c.ctx) }},
+		"Load: Listen":      {by: "Load", is: invalid, bare: true, do: func(c *failing) error { return (&ratelimit.Overrides{DB: refusing{}, Listen: true}).Load(c.ctx) }},
+		"Run: no database":  {by: "Run", is: invalid, bare: true, do: func(c *failing) error { return new(ratelimit.Overrides).Run(c.ctx) }},
+		"Run: one connection": {by: "Run", is: invalid, bare: true, do: func(c *failing) error {
+			return (&ratelimit.Overrides{DB: connect(c.T, c.pool.Config().ConnString(), 1), Listen: true}).Run(c.ctx)
+		}},
+		"Run: the context ends": {by: "Run", is: context.Canceled, bare: true, do: func(c *failing) error {
+			return (&ratelimit.Overrides{DB: c.pool}).Run(ended(c.ctx))
+		}},
+	})
+	return all
+}
+
+// waits waits for a token, and its context ends meanwhile, after gone was called.
+func (c *failing) waits(pool *pgxpool.Pool, gone func()) error {
+	if _, err := c.limiter.Consume(c.ctx, pool, c.request().Count(100)); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(c.ctx)
+	c.limiter.Observer = func(_ context.Context, d ratelimit.Decision) {
+		if d.Verb == ratelimit.VerbWait {
+			go func() { gone(); cancel() }()
+		}
+	}
+	_, err := c.limiter.Wait(ctx, pool, c.request())
+	return err
+}
+
+func (c *failing) refunds(receipt ratelimit.Receipt) error {
+	_, err := c.limiter.Refund(c.ctx, c.pool, receipt, c.request())
+	return err
+}
+
+// refundsAll refunds all of a receipt. With options, the limiter was asked for a limit with these before; nil is none.
+func (c *failing) refundsAll(receipt ratelimit.Receipt, known ...ratelimit.Option) error {
+	if known != nil {
+		options := slices.DeleteFunc(known, func(o ratelimit.Option) bool { return o == nil })
+		if _, err := c.limiter.Check(c.ctx, c.pool, ratelimit.TokenBucket(c.limit.Name(), 100, 24*time.Hour, options...).Key(privateKey)); err != nil {
+			return err
+		}
+	}
+	_, err := c.limiter.Refund(c.ctx, c.pool, receipt)
+	return err
+}
+
+func (c *failing) sweeps(db ratelimit.DB, limits ...ratelimit.Limit) error {
+	_, err := c.limiter.Sweep(c.ctx, db, limits...)
+	return err
+}
+
+func (c *failing) consumedSQL(ctx context.Context, tx *sql.Tx) error {
+	_, err := c.limiter.Consume(ctx, ratelimit.SQL(tx), c.request())
+	return err
+}
+
+// TestEveryErrorMatchesASentinel causes every error that package ratelimit can return. Each names its limit and no key, matches what
+// it should, and says that the outcome is unknown if tokens are gone. The table in errors.go says the same, and no constructor of
+// an error in the source is left out.
+func TestEveryErrorMatchesASentinel(t *testing.T) {
+	t.Parallel()
+	pool, conflicting := newPool(t, 4), newPool(t, 2)
+	mustExec(t, pool, "CREATE TABLE later (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+	mustExec(t, pool, "INSERT INTO later VALUES (1)")
+	mustExec(t, conflicting, "CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE serialization_failure; END'")
+	mustExec(t, conflicting, "CREATE TRIGGER conflict BEFORE INSERT OR UPDATE ON rate_limits FOR EACH ROW EXECUTE FUNCTION conflict()")
+	sentinels := map[string]error{
+		"ErrDenied": ratelimit.ErrDenied, "ErrInvalid": ratelimit.ErrInvalid, "ErrExceedsCapacity": ratelimit.ErrExceedsCapacity,
+		"ErrClosed": ratelimit.ErrClosed, "ErrAttemptsExhausted": ratelimit.ErrAttemptsExhausted, "ErrUnknownOutcome": ratelimit.ErrUnknownOutcome,
+	}
+	seen := map[string][]string{}
+	var texts []string
+	for name, f := range failures(conflicting) {
+		c := &failing{t, t.Context(), new(ratelimit.Limiter), ratelimit.TokenBucket("of "+name, 1, 24*time.Hour, ratelimit.Capacity(100), ratelimit.MaxReserved(10)), pool}
+		err := f.do(c)
+		if err == nil {
+			t.Errorf("%s: no error", name)
+			continue
+		}
+		text := err.Error()
+		texts = append(texts, text)
+		var want *pgconn.PgError
+		switch {
+		case errors.As(f.is, &want):
+			if sqlState(err) != want.Code {
+				t.Errorf("%s: %v, want SQLSTATE %s", name, err, want.Code)
+			}
+		case f.is != nil && !errors.Is(err, f.is):
+			t.Errorf("%s: %v, want %v", name, err, f.is)
+		}
+		if names := strings.Contains(text, c.limit.Name()); names == f.bare && (f.bare || f.by != "Validate") {
+			t.Errorf("%s: it names its limit: %v: %s", name, names, text)
+		}
+		if strings.Contains(text, privateKey) {
+			t.Errorf("%s: it names the key: %s", name, text)
+		}
+		for sentinel, is := range sentinels {
+			if errors.Is(err, is) != errors.Is(f.is, is) {
+				t.Errorf("%s: %v matches %s: %v", name, err, sentinel, errors.Is(err, is))
+			}
+			if errors.Is(f.is, is) && f.by != "its function" && !slices.Contains(seen[sentinel], f.by) {
+				seen[sentinel] = append(seen[sentinel], f.by)
+			}
+		}
+		gone := 100 - readBalance(t, new(ratelimit.Limiter), pool, c.request())
+		if math.Abs(gone-f.gone) > 0.01 {
+			t.Errorf("%s: %v tokens are gone, want %v: %v", name, gone, f.gone, err)
+		}
+	}
+	for sentinel, by := range documentedErrors(t) {
+		slices.Sort(by)
+		slices.Sort(seen[sentinel])
+		if !slices.Equal(by, seen[sentinel]) {
+			t.Errorf("%s: the table in errors.go has\n%q, and returned was by\n%q", sentinel, by, seen[sentinel])
+		}
+		delete(sentinels, sentinel)
+	}
+	if len(sentinels) > 0 {
+		t.Errorf("not in the table of errors.go: %v", sentinels)
+	}
+	for at, constructor := range constructors(t) {
+		if reason, never := neverMade[constructor.format]; never {
+			t.Logf("%s: %s", at, reason)
+		} else if !slices.ContainsFunc(texts, constructor.text.MatchString) {
+			t.Errorf("%s: no error was made here: %s", at, constructor.format)
+		}
+	}
+}
+
+// documentedErrors are the functions that the table in errors.go has for each sentinel.
+func documentedErrors(t *testing.T) map[string][]string {
+	t.Helper()
+	source, err := os.ReadFile("../ratelimit/errors.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := map[string][]string{}
+	sentinel := ""
+	for line := range strings.SplitSeq(string(source), "\n") {
+		cells, in := strings.CutPrefix(line, "//\t")
+		if !in {
+			continue
+		}
+		if first, rest, found := strings.Cut(cells, "  "); found && first != "" {
+			if sentinel, cells = first, rest; !strings.HasPrefix(first, "Err") {
+				break
+			}
+			_, cells, _ = strings.Cut(cells, ":")
+		}
+		cells = regexp.MustCompile(`\(.*\)`).ReplaceAllString(cells, "")
+		table[sentinel] = append(table[sentinel], regexp.MustCompile(`[A-Z]\w+`).FindAllString(cells, -1)...)
+	}
+	return table
+}
+
+// constructor is a place in the source that makes an error.
+type constructor struct {
+	format string
+	text   *regexp.Regexp
+}
+
+// neverMade are the errors that no call can cause, or that are not returned.
+var neverMade = map[string]string{
+	"argument %d: %w":                "pgx can encode all arguments of this package",
+	"%d columns for %d destinations": "the queries of this package have the columns that it reads",
+	"%w: the database and the library disagree about a decision":                                                 "a defect",
+	"ratelimit: overrides: the row with id %d, of limit %q, is passed over: its effect or a number is not valid": "it is told to Overrides.OnError",
+}
+
+// constructors are the errors that the source of package ratelimit makes, by place.
+func constructors(t *testing.T) map[string]constructor {
+	t.Helper()
+	files, err := filepath.Glob("../ratelimit/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]constructor{}
+	set := token.NewFileSet()
+	for _, path := range files {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(set, path, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(node ast.Node) bool {
+			call, is := node.(*ast.CallExpr)
+			if !is {
+				return true
+			}
+			var name string
+			switch f := call.Fun.(type) {
+			case *ast.SelectorExpr:
+				name = fmt.Sprint(f.X, ".", f.Sel)
+			case *ast.Ident:
+				name = f.Name
+			}
+			if !slices.Contains([]string{"errors.New", "fmt.Errorf", "invalidCall"}, name) {
+				return true
+			}
+			format := literals(call.Args)
+			if parts := regexp.MustCompile(`%\w|%#\w`).Split(format, -1); strings.Trim(strings.Join(parts, ""), ": ;") != "" {
+				for i := range parts {
+					parts[i] = regexp.QuoteMeta(parts[i])
+				}
+				all[set.Position(call.Pos()).String()] = constructor{format, regexp.MustCompile(`(?s)` + strings.Join(parts, ".*"))}
+			}
+			return true
+		})
+	}
+	if len(all) < 50 {
+		t.Fatalf("only %d constructors of errors found", len(all))
+	}
+	return all
+}
+
+// literals joins the strings among expressions and their sums.
+func literals(args []ast.Expr) string {
+	text := ""
+	for _, arg := range args {
+		ast.Inspect(arg, func(node ast.Node) bool {
+			switch n := node.(type) {
+			case *ast.CallExpr: // another constructor's
+				return false
+			case *ast.BasicLit:
+				if s, err := strconv.Unquote(n.Value); err == nil && n.Kind == token.STRING {
+					text += s
+				}
+			}
+			return true
+		})
+	}
+	return text
+}
