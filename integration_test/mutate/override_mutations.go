@@ -137,7 +137,7 @@ var overrideMutations = []mutation{
 		tests: "TestSteeringRefusesWhatIsWrong",
 	}, {
 		name: "steer-publish-anchor", file: "migrations/engine/definitions.sql", what: "a zone in a published anchor is ignored",
-		old: "!~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$'", new: "!~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}'",
+		old: "!~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$'", new: "!~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}'",
 		tests: "TestSteeringRefusesWhatIsWrong",
 	}, {
 		name: "steer-publish-replaces", file: "migrations/engine/definitions.sql", what: "what a program no longer publishes stays current",

@@ -437,7 +437,7 @@ var sqlMutations = []mutation{
 		tests: "TestByHandReserveAndTakeWithoutNumbers",
 	}, {
 		name: "byhand-debt-of-windows", file: "migrations/engine/calendar.sql", what: "the windows of a long debt are not all refilled",
-		old: "coalesce(max_reserved, 'Infinity')", new: "coalesce(max_reserved, 0)",
+		old: "least(ceil(capacity / rate) + '101', 1000)", new: "least(ceil(capacity / rate) + '1', 1000)",
 		tests: "TestByHandADebtOfManyCalendarWindowsIsRefilled",
 	},
 
