@@ -331,7 +331,11 @@ func TestByHandCountsTheDaysOfADebt(t *testing.T) {
 	if _, err := limiter.Charge(t.Context(), pool, day.Key("ann").Count(50)); err != nil {
 		t.Fatal(err)
 	}
-	for days, want := range map[int]float64{40: -9, 49: 0, 50: 1, 95: 1} {
+	for _, at := range []struct {
+		days int
+		want float64
+	}{{40, -9}, {49, 0}, {50, 1}, {95, 1}} {
+		days, want := at.days, at.want
 		clock = began.AddDate(0, 0, days)
 		balances, err := limiter.Balance(t.Context(), pool, day.Key("ann"))
 		if err != nil {

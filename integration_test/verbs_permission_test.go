@@ -173,7 +173,7 @@ func TestNothingOfARequestChangesTheVerb(t *testing.T) {
 		for method := range of.Methods() {
 			methods = append(methods, method.Name)
 		}
-		if want := []string{"Count"}; !slices.Equal(methods, want) {
+		if want := []string{"Count", "LogValue"}; !slices.Equal(methods, want) {
 			t.Errorf("%v has the methods %v, want %v", of, methods, want)
 		}
 	}

@@ -3,6 +3,7 @@ package ratelimit_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"os/signal"
@@ -23,9 +24,11 @@ var (
 func ExampleOpen() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := runShop(ctx, os.Getenv("DATABASE_URL")); err != nil {
+	if err := runShop(ctx, pool.Config().ConnString()); err != nil {
 		panic(err)
 	}
+	fmt.Println("stopped")
+	// Output: stopped
 }
 
 func runShop(ctx context.Context, url string) error {
@@ -76,7 +79,11 @@ func ExampleOptions_noBackground() {
 		_, err = limits.Consume(ctx, pool, signUps.Global())
 		return err
 	}
-	_ = nightly
+	if err := nightly(ctx, pool); err != nil {
+		panic(err)
+	}
+	fmt.Println("done")
+	// Output: done
 }
 
 // jobWorkers stands for the client of a job queue.
@@ -88,6 +95,16 @@ type noWorkers struct{}
 
 func (noWorkers) Stop(context.Context) error { return nil }
 
-func newWorkers(*pgxpool.Pool, *ratelimit.Limiter) jobWorkers { return noWorkers{} }
+// newWorkers ends the example by pressing Ctrl-C.
+func newWorkers(*pgxpool.Pool, *ratelimit.Limiter) jobWorkers {
+	self, err := os.FindProcess(os.Getpid())
+	if err == nil {
+		err = self.Signal(os.Interrupt)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return noWorkers{}
+}
 
 func shop(*ratelimit.Limiter, ratelimit.DB) http.Handler { return http.NewServeMux() }

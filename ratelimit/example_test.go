@@ -897,7 +897,7 @@ func ExampleIsolation() {
 func ExampleOverrides() {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	sendMessage, signUps := ratelimit.TokenBucket("sendMessage", 10, time.Minute), ratelimit.FixedWindow("signUps", 100, time.Hour)
+	sendMessage, signUps := ratelimit.TokenBucket("sendMessage", 10, time.Hour), ratelimit.FixedWindow("signUps", 100, time.Hour)
 	// start is called once, when the program starts.
 	start := func() (*ratelimit.Limiter, error) {
 		overrides := &ratelimit.Overrides{DB: pool}

@@ -146,7 +146,7 @@ func (l Limit) maxOwed() float64 {
 // with old, a hundred windows: see [call.unsure]. If the work of the call may wait, it reaches ahead so far that a job after its end
 // would forfeit more than may be owed.
 func (l Limit) windows(does *rules, now algebra.Micros, old bool) *[]algebra.Micros {
-	owed, ahead := float64(maxDebt), 2 // windows
+	owed, ahead := float64(maxDebt), 2                              // windows
 	if old || does.owes != noTokens || does.refunds || does.moves { // these verbs read or make debts
 		owed = maxAhead
 	} else if !math.IsInf(l.maxReserved, 1) {
