@@ -91,12 +91,15 @@ type jobWorkers interface {
 	Stop(ctx context.Context) error
 }
 
-type noWorkers struct{}
+type noWorkers struct{ stopped chan struct{} }
 
-func (noWorkers) Stop(context.Context) error { return nil }
+func (w noWorkers) Stop(context.Context) error {
+	close(w.stopped)
+	return nil
+}
 
 // newWorkers ends the example by pressing Ctrl-C.
-func newWorkers(*pgxpool.Pool, *ratelimit.Limiter) jobWorkers {
+func newWorkers(*pgxpool.Pool, *ratelimit.Limiter) noWorkers {
 	self, err := os.FindProcess(os.Getpid())
 	if err == nil {
 		err = self.Signal(os.Interrupt)
@@ -104,7 +107,7 @@ func newWorkers(*pgxpool.Pool, *ratelimit.Limiter) jobWorkers {
 	if err != nil {
 		panic(err)
 	}
-	return noWorkers{}
+	return noWorkers{make(chan struct{})}
 }
 
 func shop(*ratelimit.Limiter, ratelimit.DB) http.Handler { return http.NewServeMux() }
