@@ -173,7 +173,8 @@ func allRequest(limit ratelimit.Limit, key string, count float64) map[string]any
 			request["anchor"] = c.Anchor
 		}
 	} else {
-		request["period"] = fmt.Sprintf("%d microseconds", period(c).Microseconds())
+		seconds := period(c).Microseconds() / 1e6 // PostgreSQL 14 reads no large number of microseconds
+		request["period"] = fmt.Sprintf("%d seconds %d microseconds", seconds, period(c).Microseconds()%1e6)
 	}
 	if c.Start != nil {
 		request["start"] = c.Start.UTC().Truncate(time.Microsecond).Format(time.RFC3339Nano)
