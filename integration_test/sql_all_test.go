@@ -403,7 +403,7 @@ func TestRatelimitAllUnderContention(t *testing.T) {
 				}
 				for name, left := range map[string]int{"a": 60 - of(0, 1, 2), "b": 90 - of(0, 1, 2, 3), "c": 70 - of(2)} {
 					// A thousandth of an hour refills less than a tenth of a token.
-					if got := scan[float64](t, pool, "SELECT coalesce(sum(remaining), 70) FROM ratelimit_keys($1, $2, '1000 hours')", name, map[string]int{"a": 60, "b": 90, "c": 70}[name]); math.Abs(got-float64(left)) > 0.1 {
+					if got := scan[float64](t, pool, "SELECT coalesce(sum(remaining), $2::double precision) FROM ratelimit_keys($1, $2::double precision, '1000 hours')", name, map[string]float64{"a": 60, "b": 90, "c": 70}[name]); math.Abs(got-float64(left)) > 0.1 {
 						t.Errorf("%s has %v left, want %d", name, got, left)
 					}
 				}
