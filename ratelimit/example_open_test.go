@@ -54,15 +54,21 @@ func runShop(ctx context.Context, url string) error {
 }
 
 func shutDown(ctx context.Context, server *http.Server, workers jobWorkers, coalescer *ratelimit.Coalescer, limits *ratelimit.Limiter, pool *pgxpool.Pool) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	ctx = context.WithoutCancel(ctx)
+	stopping, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	errs := []error{
-		server.Shutdown(ctx), // no more requests
-		workers.Stop(ctx),    // such as a River client: no more jobs
+		server.Shutdown(stopping), // no more requests
+		workers.Stop(stopping),    // such as a River client: no more jobs
 	}
-	coalescer.Close()                      // if there is one: its waiting calls are decided
-	errs = append(errs, limits.Close(ctx)) // the last counts are written
-	pool.Close()
+	if errs[0] != nil {
+		_ = server.Close() // a handler that goes on has a context that ends now
+	}
+	coalescer.Close() // if there is one: its waiting calls are decided
+	closing, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	errs = append(errs, limits.Close(closing)) // the last counts are written
+	pool.Close()                               // waits for connections that are in use
 	return errors.Join(errs...)
 }
 
