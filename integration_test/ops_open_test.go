@@ -140,6 +140,11 @@ func TestOpenRefusesWhatItIsGiven(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, limits, err)
 		}
 	}
+	// What only the server refuses: usage that has no tables.
+	elsewhere := &usage.Recorder{DB: connect(t, newSchema(t), 1)}
+	if _, err := ratelimit.Open(t.Context(), pool, ratelimit.Options{Program: "p", Limits: list, Usage: elsewhere}); err == nil || !strings.HasPrefix(err.Error(), "ratelimit: usage: ") {
+		t.Errorf("usage without tables: %v", err)
+	}
 	if after := scan[string](t, pool, "SELECT count(*)::text FROM rate_limit_definitions"); after != before {
 		t.Errorf("%s definitions are published, and were %s", after, before)
 	}
@@ -490,8 +495,27 @@ func TestCloseHasItsTimeAndSaysWhatItLost(t *testing.T) {
 	}
 	closeLimiter(t, limits)
 
-	// The last flush fails.
+	// The background has ended, a call has not.
 	o := opening(pool)
+	o.Usage = nil
+	o.Observer = func(context.Context, ratelimit.Decision) {
+		for range 50 {
+			if err := limits.Close(ended); !errors.Is(err, context.Canceled) {
+				t.Errorf("beside a call: %v", err)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	if limits, err = ratelimit.Open(t.Context(), pool, o); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limits.Consume(t.Context(), pool, openedBucket.Key("ann")); err != nil {
+		t.Fatal(err)
+	}
+	closeLimiter(t, limits)
+
+	// The last flush fails.
+	o = opening(pool)
 	o.Usage = &usage.Recorder{DB: pool, OnError: func(error) {}}
 	if limits, err = ratelimit.Open(t.Context(), pool, o); err != nil {
 		t.Fatal(err)

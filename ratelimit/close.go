@@ -52,6 +52,8 @@ func (f *life) closed() bool { return f != nil && f.calls.Load() >= closing }
 //  2. It waits for the calls that are under way.
 //  3. The background ends. The last flush of the usage is written, which takes 5 seconds at most.
 //
+// A batch of QueueConsume is no call under way until it is sent: send it before, or its usage is not recorded.
+//
 // All this takes no longer than ctx. So ctx must have time left: one that has ended, as that of a signal, ends the background
 // without waiting for it. The error then says that counts may be lost. Close also returns the error of the last flush. A second
 // Close waits, too, and returns no error if everything has ended.
@@ -77,11 +79,14 @@ func (l *Limiter) Close(ctx context.Context) error {
 			close(f.ended)
 		}()
 	})
-	select {
-	case <-f.ended:
-	default:
+	for _, done := range []chan struct{}{f.idle, f.ended} { // a ctx that has ended may have ended the background before the calls
 		select {
-		case <-f.ended:
+		case <-done:
+			continue
+		default:
+		}
+		select {
+		case <-done:
 		case <-ctx.Done():
 			return fmt.Errorf("ratelimit: close: %w: calls or background work have not ended, and the last counts of usage may be lost", over(ctx))
 		}

@@ -27,6 +27,7 @@ type Options struct {
 	//
 	// [*usage.Recorder]: https://pkg.go.dev/github.com/txlimit/txlimit/ratelimit/usage#Recorder
 	Usage interface {
+		Validate() error
 		Decision(ctx context.Context, d Decision)
 		Flush(ctx context.Context) error
 		Run(ctx context.Context) error
@@ -143,7 +144,7 @@ func Open(ctx context.Context, db DB, options Options) (*Limiter, error) {
 // check checks the options, fills in their defaults, and returns the pool.
 func (o *Options) check(db DB) (pool DB, err error) {
 	if noDatabase(db) {
-		return nil, fmt.Errorf("%w: open: the DB is nil, or is a Coalescer without a Pool", ErrInvalid)
+		return nil, fmt.Errorf("%w: open: %s", ErrInvalid, noDatabaseText)
 	}
 	if coalescer, ok := coalescerOf(db); ok {
 		db = coalescer.Pool
@@ -161,7 +162,7 @@ func (o *Options) check(db DB) (pool DB, err error) {
 		return nil, fmt.Errorf("%w: open: Options.Limits is empty: list all limits of the program, or set NoPublish and NoSweep", ErrInvalid)
 	}
 	if err := definitionsOnly(o.Limits); err != nil {
-		return nil, fmt.Errorf("open: %w", err)
+		return nil, err
 	}
 	switch {
 	case o.SweepEvery < 0:
@@ -171,6 +172,8 @@ func (o *Options) check(db DB) (pool DB, err error) {
 	}
 	if isNil(o.Usage) {
 		o.Usage = nil
+	} else if err := o.Usage.Validate(); err != nil {
+		return nil, err
 	}
 	switch {
 	case o.NoOverrides && o.Overrides != nil:
@@ -184,7 +187,7 @@ func (o *Options) check(db DB) (pool DB, err error) {
 		o.Overrides.DB = db
 	}
 	if err := o.Overrides.validate(); err != nil {
-		return nil, fmt.Errorf("open: %w", err)
+		return nil, err
 	}
 	return db, nil
 }

@@ -47,6 +47,14 @@ var openMutations = []mutation{
 		old: "			case <-f.idle:\n			case <-ctx.Done():\n			}\n", new: "			default:\n			}\n",
 		tests: "TestCloseEndsEverything",
 	}, {
+		name: "close-forgets-calls", file: "ratelimit/close.go", what: "if the background has ended, a Close in haste forgets the calls under way",
+		old: "[]chan struct{}{f.idle, f.ended}", new: "[]chan struct{}{f.ended}",
+		tests: "TestCloseHasItsTimeAndSaysWhatItLost",
+	}, {
+		name: "open-recorder-late", file: "ratelimit/open.go", what: "a Recorder's fields are checked after the database was asked",
+		old: "err := o.Usage.Validate(); err != nil", new: "err := error(nil); err != nil",
+		tests: "TestEveryErrorMatchesASentinel",
+	}, {
 		name: "close-no-flush", file: "ratelimit/open.go", what: "without a background, nothing is recorded",
 		old: "			l.life.err = o.Usage.Flush(ctx)\n", new: "			_ = ctx\n",
 		tests: "TestAProcessThatLivesASecond",

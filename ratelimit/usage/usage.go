@@ -119,7 +119,7 @@ type Recorder struct {
 // as does each. Run returns the error of the last flush, or an error that matches [ratelimit.ErrInvalid] at once if a field
 // is invalid. Let the program wait for Run before it closes the pool, and end ctx after the last call of a limiter.
 func (r *Recorder) Run(ctx context.Context) error {
-	if err := r.check(); err != nil {
+	if err := r.Validate(); err != nil {
 		return err
 	}
 	every := r.Every
@@ -161,7 +161,9 @@ func (r *Recorder) tell(err error) {
 	}
 }
 
-func (r *Recorder) check() error {
+// Validate returns an error that matches [ratelimit.ErrInvalid] if a field is invalid, or nil. [ratelimit.Open], [Recorder.Run]
+// and [Recorder.Flush] call it. It sends nothing.
+func (r *Recorder) Validate() error {
 	switch {
 	case r.DB == nil:
 		return fmt.Errorf("%w: the DB of a usage.Recorder is nil: set it to a pool", ratelimit.ErrInvalid)
@@ -176,7 +178,7 @@ func (r *Recorder) check() error {
 // Flush writes what was counted so far. [Recorder.Run] calls it. After an error, the counts are kept for the next flush,
 // unless the outcome is unknown: see [Recorder]. It waits for a flush that is under way.
 func (r *Recorder) Flush(ctx context.Context) error {
-	if err := r.check(); err != nil {
+	if err := r.Validate(); err != nil {
 		return err
 	}
 	r.flushing.Lock()

@@ -389,6 +389,9 @@ func TestOnlyCertainFailuresKeepTheCounts(t *testing.T) {
 func TestFieldsOfARecorderAreChecked(t *testing.T) {
 	db := ratelimittest.New(t)
 	for _, r := range []*Recorder{{}, {DB: db, Every: -1}, {DB: db, Keep: -1}} {
+		if err := r.Validate(); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("%+v: Validate: %v", r, err)
+		}
 		if err := r.Run(t.Context()); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("%+v: Run: %v", r, err)
 		}
