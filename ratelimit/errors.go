@@ -20,17 +20,20 @@ import (
 //	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move,
 //	                      QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open, Limit, Validate, UnmarshalJSON, Load, Run
 //	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, QueueConsume
-//	ErrNotLoaded          nothing was sent: every verb, QueueConsume
-//	ErrClosed             nothing was sent: every verb but Refund, QueueConsume (after Close); Consume, Wait, Reserve, Take,
-//	                      Charge (on a Coalescer that was closed)
-//	ErrAttemptsExhausted  nothing was committed: InTx, InSQLTx, SendTx, Retry, Sweep, Publish; Consume, Wait, Reserve, Take,
+//	ErrNotLoaded          nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, QueueConsume
+//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Reset, Move, QueueConsume
+//	                      (on a closed Coalescer: Consume, Wait, Reserve, Take, Charge)
+//	ErrAttemptsExhausted  nothing was committed: InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open; Consume, Wait, Reserve, Take,
 //	                      Charge (on a Coalescer)
 //	ErrUnknownOutcome     perhaps committed: InTx, InSQLTx, SendTx, Sweep; Consume, Wait, Reserve, Take, Charge, Refund,
 //	                      QueueConsume (outside a transaction)
-//	any other             nothing was committed, except by Reset, Move, Publish and Retry
+//	migrations.ErrBehind  nothing was written: Open
+//	any other             nothing was committed, except by Reset, Move, Publish, Open, Close and Retry
 //
-// After any other error of Reset, Move and Publish outside a transaction, the work may have been done all the same: call them
-// again. [Limiter.Retry] returns the error of the caller's own COMMIT as it is, and the outcome of that COMMIT may be unknown too.
+// After any other error of Reset, Move, Publish and Open outside a transaction, the work may have been done all the same: call
+// them again. What Open may have done is to publish. After an error of [Limiter.Close], the last counts of usage may be lost.
+// [Limiter.Retry] returns the error of the caller's own COMMIT as it is, and the outcome of that COMMIT may be unknown too.
+// [Limiter.Sweep] works in several transactions: those before the error's were committed.
 var (
 	// ErrDenied is matched by every denial: errors.Is(err, ErrDenied). The error is a [*DeniedError], which says when to retry.
 	ErrDenied = errors.New("ratelimit: denied")
@@ -47,10 +50,10 @@ var (
 	// ErrNotLoaded is matched by the error of every call of a [Limiter] whose [Overrides] were never read: a block may be in
 	// force. The text has the error of the last attempt. Nothing was sent. FailOpen of packages httplimit and rpclimit does not
 	// pass it.
-	ErrNotLoaded = errors.New("ratelimit: the overrides are not loaded")
+	ErrNotLoaded = errors.New("the overrides are not loaded")
 
-	// ErrClosed is matched by the error of a call after [Limiter.Close] or [Coalescer.Close]. Nothing was sent. FailOpen of
-	// packages httplimit and rpclimit does not pass it.
+	// ErrClosed is matched by the error of a call after [Limiter.Close] or [Coalescer.Close]. Nothing was sent. [Limiter.Refund]
+	// never returns it. FailOpen of packages httplimit and rpclimit does not pass it.
 	ErrClosed = errors.New("closed")
 
 	// ErrUnknownOutcome is matched by an error that leaves open whether something was committed. A COMMIT, or a call that is a
@@ -245,8 +248,8 @@ func invalidCall(requests []Request, why string) error {
 }
 
 // limiterClosed is the error for a call after Close.
-func limiterClosed(requests []Request) error {
-	return fmt.Errorf("ratelimit: %sthe Limiter is %w", limitsOf(requests), ErrClosed)
+func limiterClosed(v Verb, requests []Request) error {
+	return explainCall(v, requests, fmt.Errorf("the Limiter is %w", ErrClosed))
 }
 
 // maxNamed bounds how many limits an error names.

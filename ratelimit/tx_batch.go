@@ -44,7 +44,7 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	requests = slices.Clone(requests)
 	c, err := l.newCall(VerbConsume, "", requests, nil)
 	if l.life.closed() {
-		err = limiterClosed(requests)
+		err = limiterClosed(VerbConsume, requests)
 	}
 	if err != nil {
 		result := unanswered(VerbConsume, requests)

@@ -214,7 +214,7 @@ func (l *Limiter) do(ctx context.Context, db DB, v Verb, receipt Receipt, reques
 	began := time.Now()
 	if v != VerbRefund { // which gives back what was taken before
 		if !l.life.enter() {
-			result, err = unanswered(v, requests), limiterClosed(requests)
+			result, err = unanswered(v, requests), limiterClosed(v, requests)
 			l.observe(ctx, v, began, result, err)
 			return result, err
 		}
