@@ -16,17 +16,27 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
+// keyList is what `keys` prints, and deniedKeyList what `keys --denied` does.
+type (
+	keyList struct {
+		Keys []keyState `json:"keys"`
+	}
+	deniedKeyList struct {
+		Keys []deniedKey `json:"deniedKeys"`
+	}
+)
+
 // keyState is a key as `keys` prints it.
 type keyState struct {
 	Key       string     `json:"key"`
-	Remaining *float64   `json:"remaining"` // nil: unlimited, or not known
-	Denied    *bool      `json:"denied"`    // one token would be denied; nil: not known
-	RetryAt   *time.Time `json:"retryAt"`   // nil: not denied, a block without an end, or not known
-	Effect    string     `json:"effect"`    // numbers, block or unlimited
-	Override  *int64     `json:"override"`  // the id of the override in force
-	Unknown   *string    `json:"unknown"`   // why the numbers, and what follows from them, are not known; nil: they are
-	Stored    *float64   `json:"stored"`    // if they are not: the tokens that were left at the last use
-	LastUse   *time.Time `json:"lastUse"`   // if they are not
+	Remaining *float64   `json:"remaining"`  // nil: unlimited, or not known
+	Denied    *bool      `json:"deniedNow"`  // one token would be denied; nil: not known
+	RetryAt   *time.Time `json:"retryAt"`    // nil: not denied, a block without an end, or not known
+	Effect    string     `json:"effect"`     // numbers, block or unlimited
+	Override  *int64     `json:"overrideId"` // the id of the override in force
+	Unknown   *string    `json:"unknown"`    // why the numbers, and what follows from them, are not known; nil: they are
+	Stored    *float64   `json:"stored"`     // if they are not: the tokens that were left at the last use
+	LastUse   *time.Time `json:"lastUse"`    // if they are not
 }
 
 // blockedKey is a key under a block.
@@ -148,11 +158,11 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 			everyKey.ID, everyKey.Effect, printable(name), ending(everyKey, at))
 	}
 	if everyKey != nil && everyKey.Effect == effectBlock && len(found) == 0 {
-		return a.nothing([]keyState{}, "Every key of %s is blocked. None has a row.", printable(name))
+		return a.nothing(keyList{[]keyState{}}, "Every key of %s is blocked. None has a row.", printable(name))
 	}
 	c, unknown := d.of(everyKey)
 	if len(found) == 0 && unknown == nil && (c.Kind == ratelimit.KindUnlimited || *c.Rate == 0) {
-		return a.nothing([]keyState{}, "%s has no rows: %s.", printable(name), describe(c))
+		return a.nothing(keyList{[]keyState{}}, "%s has no rows: %s.", printable(name), describe(c))
 	}
 	if len(found) == 0 {
 		what := "No key of %s is limited now."
@@ -162,7 +172,7 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 		case unknown != nil:
 			what = "No key of %s had less than one token left at its last use."
 		}
-		return a.nothing([]keyState{}, what, printable(name))
+		return a.nothing(keyList{[]keyState{}}, what, printable(name))
 	}
 	anyUnknown := slices.ContainsFunc(found, func(k keyState) bool { return k.Unknown != nil })
 	if anyUnknown {
@@ -171,7 +181,7 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 	} else if d.given != nil && d.Varies != "" {
 		fmt.Fprintf(a.stderr, "As if every key had the numbers that were given: %s\n", describe(*d.given))
 	}
-	return a.emit(found, func(w io.Writer) {
+	return a.emit(keyList{found}, func(w io.Writer) {
 		titles := []string{"KEY", ">REMAINING", "DENIED UNTIL", "OVERRIDE"}
 		if anyUnknown {
 			titles = append(titles, ">STORED", "LAST USE")
@@ -370,12 +380,12 @@ func (a *app) deniedKeys(ctx context.Context, name, since string, most int) erro
 			if err := checkKnown(ctx, tx, name); err != nil {
 				return err
 			}
-			return a.nothing([]deniedKey{}, "No denials of %s were counted. Programs count them with a usage.Recorder.", printable(name))
+			return a.nothing(deniedKeyList{[]deniedKey{}}, "No denials of %s were counted. Programs count them with a usage.Recorder.", printable(name))
 		}
 		for i := range list {
 			list[i].LastDenied = list[i].LastDenied.UTC()
 		}
-		return a.emit(list, func(w io.Writer) {
+		return a.emit(deniedKeyList{list}, func(w io.Writer) {
 			t := newTable("KEY", ">DENIED", ">TOKENS ASKED", "LAST DENIED")
 			for _, k := range list {
 				t.row(printable(k.Key), count(k.Denied), number(k.Asked), instant(k.LastDenied))

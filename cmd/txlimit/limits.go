@@ -14,15 +14,19 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// limitSummary is a limit as `limits` prints it.
+// limitList is what `limits` prints.
+type limitList struct {
+	Limits     []limitSummary `json:"limits"`
+	Unreadable bool           `json:"usageUnreadable"` // the role may not read what was counted
+}
+
 type limitSummary struct {
 	Limit       string       `json:"limit"`
 	Definitions []definition `json:"definitions"`
-	Overrides   int64        `json:"overrides"` // in force
-	Keys        int64        `json:"keys"`
-	KeysExact   bool         `json:"keysExact"`                 // false: keys is an estimate
-	LastHour    *lastHour    `json:"lastHour"`                  // nil: no recorder has counted
-	Unreadable  bool         `json:"usageUnreadable,omitempty"` // the role may not read what was counted
+	Overrides   int64        `json:"overrideCount"` // in force
+	Keys        int64        `json:"keyCount"`
+	KeysExact   bool         `json:"keyCountExact"` // false: it is an estimate
+	LastHour    *lastHour    `json:"lastHour"`      // nil: no recorder has counted
 }
 
 // lastHour is what the usage tables say.
@@ -45,7 +49,7 @@ those of other programs, with since when, and those that a program has replaced,
 estimate, with a ~ before it. GRANTED 1H and DENIED 1H are the requests of the last hour, if programs have a usage.Recorder. FAILED
 1H is there if any failed: the database failed, or they were invalid or above the capacity.`,
 		Example: `  txlimit limits
-  txlimit limits --json | jq -r '.[] | select(.lastHour.denied > 100) | .limit'`,
+  txlimit limits --json | jq -r '.limits[] | select(.lastHour.denied > 100) | .limit'`,
 		Args: noArgs,
 	}, lookNeeds, func(ctx context.Context, _ []string) error {
 		return a.reading(ctx, func(tx pgx.Tx) error { return a.limits(ctx, tx, exact) })
@@ -60,7 +64,7 @@ func (a *app) limits(ctx context.Context, tx pgx.Tx, exact bool) error {
 		return err
 	}
 	if len(names) == 0 {
-		return a.nothing([]limitSummary{}, "There are no limits: no program has published any (ratelimit.Publish, `txlimit publish`), and none has rows.")
+		return a.nothing(limitList{Limits: []limitSummary{}}, "There are no limits: no program has published any (ratelimit.Publish, `txlimit publish`), and none has rows.")
 	}
 	list := make([]limitSummary, len(names))
 	for i, name := range names {
@@ -91,11 +95,12 @@ func (a *app) limits(ctx context.Context, tx pgx.Tx, exact bool) error {
 	if err := countKeys(ctx, tx, names, list, exact); err != nil {
 		return err
 	}
-	if err := a.addUsage(ctx, tx, names, list); err != nil {
+	result := limitList{Limits: list}
+	if err := a.addUsage(ctx, tx, names, &result); err != nil {
 		return err
 	}
 	slices.SortStableFunc(list, func(x, y limitSummary) int { return cmp.Compare(y.denied(), x.denied()) }) // then by name
-	return a.emit(list, func(w io.Writer) { printLimits(w, list) })
+	return a.emit(result, func(w io.Writer) { printLimits(w, list) })
 }
 
 // denied is what a limit denied in the last hour, or -1 if that is not known.
@@ -196,12 +201,8 @@ func (a *app) hasUsage(ctx context.Context, db querier, table string, unreadable
 }
 
 // addUsage adds what was counted in the last hour.
-func (a *app) addUsage(ctx context.Context, tx pgx.Tx, names []string, list []limitSummary) error {
-	var unreadable bool
-	has, err := a.hasUsage(ctx, tx, "rate_limit_usage", &unreadable)
-	for i := range list {
-		list[i].Unreadable = unreadable
-	}
+func (a *app) addUsage(ctx context.Context, tx pgx.Tx, names []string, to *limitList) error {
+	has, err := a.hasUsage(ctx, tx, "rate_limit_usage", &to.Unreadable)
 	if err != nil || !has {
 		return err
 	}
@@ -215,7 +216,7 @@ func (a *app) addUsage(ctx context.Context, tx pgx.Tx, names []string, list []li
 	}, "SELECT name, sum(granted)::bigint, sum(denied)::bigint, sum(failed)::bigint FROM ratelimit_usage() GROUP BY name")
 	for _, u := range rows {
 		if i, ok := slices.BinarySearch(names, u.Name); ok {
-			list[i].LastHour = &u.lastHour
+			to.Limits[i].LastHour = &u.lastHour
 		}
 	}
 	return err

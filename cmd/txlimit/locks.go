@@ -26,9 +26,9 @@ type session struct {
 	User        string   `json:"user"`
 	Application string   `json:"application"`
 	Client      string   `json:"client"`
-	State       string   `json:"state"`
-	Seconds     *float64 `json:"seconds"` // since its transaction began; nil: it has none, or may not be seen
-	Query       string   `json:"query"`   // the one that runs, or the last
+	State       string   `json:"sessionState"`
+	Seconds     *float64 `json:"transactionSeconds"` // since its transaction began; nil: it has none, or may not be seen
+	Query       string   `json:"query"`              // the one that runs, or the last
 	BlockedBy   []int32  `json:"blockedBy"`
 	WaitsFor    string   `json:"waitsFor"` // the limit and key, or the turn
 	InTheWay    bool     `json:"inTheWay"` // others wait for it, and it waits for nobody

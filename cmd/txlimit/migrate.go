@@ -17,10 +17,10 @@ import (
 	"github.com/txlimit/txlimit/migrations"
 )
 
-// migrated is what `migrate` and `migrate down` print.
+// migrated is what `migrate`, `migrate status` and `migrate down` print.
 type migrated struct {
 	Schema     string      `json:"schema"`
-	Version    int64       `json:"version"` // that the schema has now
+	Version    int64       `json:"schemaVersion"` // that the schema has now
 	Migrations []migration `json:"migrations"`
 }
 
@@ -28,8 +28,8 @@ type migrated struct {
 type migration struct {
 	Version   int64      `json:"version"`
 	File      string     `json:"file"`
-	Direction string     `json:"direction,omitempty"` // up or down
-	AppliedAt *time.Time `json:"appliedAt,omitempty"`
+	Direction string     `json:"direction"` // up or down; "": it was not run now
+	AppliedAt *time.Time `json:"appliedAt"` // nil: it was not applied, or is not noted
 	Applied   bool       `json:"applied"`
 }
 
@@ -202,6 +202,7 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 	return a.goose(ctx, func(provider *goose.Provider, schema string) error {
 		list := []migration{}
 		pending := false
+		version := int64(0)
 		var noted *string // reading the status would make goose's table
 		var made bool
 		if err := a.conn.QueryRow(ctx, "SELECT to_regclass($1)::text, to_regclass(format('%I.rate_limits', current_schema())) IS NOT NULL", migrations.VersionTable).Scan(&noted, &made); err != nil {
@@ -226,8 +227,7 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 			if err != nil {
 				return err
 			}
-			version, err := provider.GetDBVersion(ctx)
-			if err != nil {
+			if version, err = provider.GetDBVersion(ctx); err != nil {
 				return err
 			}
 			a.newer(provider, version)
@@ -241,7 +241,7 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 				list = append(list, m)
 			}
 		}
-		err := a.emit(list, func(w io.Writer) {
+		err := a.emit(migrated{schema, version, list}, func(w io.Writer) {
 			t := newTable(">VERSION", "FILE", "RUN")
 			for _, m := range list {
 				run := "no"
@@ -283,7 +283,7 @@ func (a *app) madeBySchemaSQL(ctx context.Context, provider *goose.Provider, sch
 	for _, source := range provider.ListSources() {
 		list = append(list, migration{Version: source.Version, File: source.Path, Applied: source.Version <= int64(s.Version)})
 	}
-	err = a.emit(list, func(w io.Writer) {
+	err = a.emit(migrated{schema, int64(s.Version), list}, func(w io.Writer) {
 		t := newTable(">VERSION", "FILE", "RUN")
 		for _, m := range list {
 			run := "not noted"

@@ -108,16 +108,16 @@ type override struct {
 	Limit       string     `json:"limit"`
 	Key         *string    `json:"key"` // nil: every key
 	Effect      string     `json:"effect"`
-	Rate        *float64   `json:"rate,omitempty"`
-	Capacity    *float64   `json:"capacity,omitempty"`
-	MaxReserved *float64   `json:"maxReserved,omitempty"`
+	Rate        *float64   `json:"rate"`
+	Capacity    *float64   `json:"capacity"`
+	MaxReserved *float64   `json:"maxReserved"`
 	Until       *time.Time `json:"until"` // nil: for good
 	Reason      string     `json:"reason"`
 	MadeBy      string     `json:"madeBy"`
 	MadeAt      time.Time  `json:"madeAt"`
-	Added       *float64   `json:"added,omitempty"`
-	RemovedBy   *string    `json:"removedBy,omitempty"`
-	RemovedAt   *time.Time `json:"removedAt,omitempty"`
+	Added       *float64   `json:"added"`
+	RemovedBy   *string    `json:"removedBy"`
+	RemovedAt   *time.Time `json:"removedAt"`
 	State       string     `json:"state"` // in force, expired, removed
 }
 

@@ -12,6 +12,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// overrideList is what `overrides` prints.
+type overrideList struct {
+	Overrides []override `json:"overrides"`
+}
+
 func (a *app) overridesCommand() *cobra.Command {
 	var all bool
 	var most int
@@ -72,11 +77,11 @@ func (a *app) overrides(ctx context.Context, tx pgx.Tx, name *string, all bool, 
 			}
 		}
 		if all {
-			return a.nothing([]override{}, "There are no overrides, and there were none.")
+			return a.nothing(overrideList{[]override{}}, "There are no overrides, and there were none.")
 		}
-		return a.nothing([]override{}, "No overrides are in force.")
+		return a.nothing(overrideList{[]override{}}, "No overrides are in force.")
 	}
-	return a.emit(list, func(w io.Writer) {
+	return a.emit(overrideList{list}, func(w io.Writer) {
 		printOverrides(w, list, at)
 		if most > 0 && len(list) == most {
 			fmt.Fprintf(a.stderr, "These are the newest %d. --limit 0 lists all.\n", most)
@@ -143,9 +148,9 @@ var steerNeeds = slices.Clip(append(lookNeeds, "INSERT rate_limit_overrides")) /
 
 // decided is what the commands that add an override print.
 type decided struct {
-	override
-	AddedNow *float64 `json:"addedNow,omitempty"`
-	KeysWith *int64   `json:"keysWithOverrides,omitempty"` // of one for every key: how many keys have one of their own, and keep it
+	Override override `json:"override"`
+	AddedNow *float64 `json:"addedNow"`          // nil: nothing was to be added
+	KeysWith *int64   `json:"keysWithOverrides"` // of one for every key: how many keys have one of their own, and keep it
 }
 
 // reach says whom an override of every key does not reach, and whom it does although the program knows better.
@@ -250,7 +255,7 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 	if !hasRow {
 		fmt.Fprintf(a.stderr, "%s has no row: is it spelled right? A key that was not used lately has none.\n", whom)
 	}
-	result := &decided{override: *o}
+	result := &decided{Override: *o}
 	if reached != nil {
 		result.KeysWith = &reached.keysWith
 		if text := reached.text(); text != "" {
@@ -328,18 +333,18 @@ Keys with numbers of their own, which the program alone knows (Varies), get thos
 			return err
 		}
 		if add {
-			if result.AddedNow, result.Added, err = a.add(ctx, result.ID, given("capacity-now", &capacityNow)); err != nil {
-				again := fmt.Sprintf("SELECT ratelimit_add(%d)", result.ID)
+			if result.AddedNow, result.Override.Added, err = a.add(ctx, result.Override.ID, given("capacity-now", &capacityNow)); err != nil {
+				again := fmt.Sprintf("SELECT ratelimit_add(%d)", result.Override.ID)
 				if f.Changed("capacity-now") {
-					again = fmt.Sprintf("SELECT ratelimit_add(%d, %s)", result.ID, number(capacityNow))
+					again = fmt.Sprintf("SELECT ratelimit_add(%d, %s)", result.Override.ID, number(capacityNow))
 				}
-				return fmt.Errorf("#%d is in force, but nothing was added: %s. To try again: %s", result.ID, a.explain(ctx, err), again)
+				return fmt.Errorf("#%d is in force, but nothing was added: %s. To try again: %s", result.Override.ID, a.explain(ctx, err), again)
 			}
 			keys := int64(0)
 			if key == nil && *result.AddedNow == 0 {
 				err := a.reading(ctx, func(tx pgx.Tx) (err error) { keys, err = keysOf(ctx, tx, name); return err })
 				if err != nil {
-					return fmt.Errorf("#%d is in force, and nothing was added: %w", result.ID, err)
+					return fmt.Errorf("#%d is in force, and nothing was added: %w", result.Override.ID, err)
 				}
 			}
 			if keys > 0 {

@@ -69,8 +69,8 @@ func TestAProgramFollows(t *testing.T) {
 		return ok && time.Until(d.RetryAt) < time.Hour && time.Until(d.RetryAt) > 30*time.Minute
 	})
 	k := parse[keyDetails](t, w.run("show", "sendMessage", "user-17", "--json"))
-	if d, _ := errors.AsType[*ratelimit.DeniedError](err); *k.Denied != "block" || !k.RetryAt.Equal(d.RetryAt) {
-		t.Errorf("show says %q until %v, and the program denies until %v", *k.Denied, k.RetryAt, d.RetryAt)
+	if d, _ := errors.AsType[*ratelimit.DeniedError](err); k.Reason != ratelimit.ReasonBlock || !k.RetryAt.Equal(d.RetryAt) {
+		t.Errorf("show says %q until %v, and the program denies until %v", k.Reason, k.RetryAt, d.RetryAt)
 	}
 	w.run("unblock", "sendMessage", "user-17").wants(t, exitOK)
 
@@ -97,10 +97,10 @@ func TestAProgramFollows(t *testing.T) {
 	}
 
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		l := parse[[]struct{ LastHour lastHour }](t, w.run("limits", "--json"))[0].LastHour
-		d := parse[[]deniedKey](t, w.run("keys", "sendMessage", "--denied", "--json"))
+		l := parse[limitsRead](t, w.run("limits", "--json")).Limits[0].LastHour
+		d := parse[deniedKeyList](t, w.run("keys", "sendMessage", "--denied", "--json")).Keys
 		s := parse[keyDetails](t, w.run("show", "sendMessage", "user-17", "--json"))
-		if l.Granted >= 18 && len(d) == 1 && d[0].Key == "user-17" && d[0].Denied >= 3 && l.Denied == d[0].Denied && len(s.Denials) > 0 && s.Denials[0].Denied > 0 {
+		if l != nil && l.Granted >= 18 && len(d) == 1 && d[0].Key == "user-17" && d[0].Denied >= 3 && l.Denied == d[0].Denied && len(s.Denials) > 0 && s.Denials[0].Denied > 0 {
 			break
 		}
 		if time.Now().After(deadline) {

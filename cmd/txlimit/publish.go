@@ -19,7 +19,7 @@ import (
 // published is what `publish` prints.
 type published struct {
 	Program string             `json:"program"`
-	Limits  []ratelimit.Config `json:"limits"`
+	Limits  []ratelimit.Config `json:"defined"`
 	Checked bool               `json:"checked"` // only: nothing was written
 }
 
@@ -58,7 +58,7 @@ database.`,
 			if program == "" && !check {
 				return usagef("the name of the program is missing: pass --program, or have it in the file")
 			}
-			result := published{Program: program, Checked: check}
+			result := published{Program: program, Limits: []ratelimit.Config{}, Checked: check}
 			for _, limit := range limits {
 				result.Limits = append(result.Limits, limit.Config())
 			}

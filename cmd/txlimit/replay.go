@@ -23,7 +23,7 @@ import (
 // replayed is what `replay` prints.
 type replayed struct {
 	Events     int               `json:"events"`
-	Keys       int               `json:"keys"`
+	Keys       int               `json:"keyCount"`
 	Skipped    int               `json:"skipped"` // lines or rows with mistakes
 	From       *time.Time        `json:"from"`
 	To         *time.Time        `json:"to"`
@@ -31,7 +31,7 @@ type replayed struct {
 }
 
 type replayCandidate struct {
-	Limit      ratelimit.Config `json:"limit"`
+	Limit      ratelimit.Config `json:"definition"`
 	Granted    int              `json:"granted"`
 	Denied     int              `json:"denied"`
 	KeysDenied int              `json:"keysDenied"`

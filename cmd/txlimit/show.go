@@ -29,15 +29,16 @@ type keyDetails struct {
 	Remaining  *float64          `json:"remaining"`  // nil: unlimited, or not known
 	OwedUntil  *time.Time        `json:"owedUntil"`  // the balance is below zero until then
 	FullAt     *time.Time        `json:"fullAt"`
-	Denied     *string           `json:"denied"`         // why one token is denied now: "", balance, block or policy; nil: not known
-	RetryAt    *time.Time        `json:"retryAt"`        // until when; nil: not denied, for good, or not known
-	Stored     *float64          `json:"stored"`         // the tokens that were left at the last use; nil: the key has no row
-	LastGrant  *time.Time        `json:"lastGrant"`      // the last use
-	Rows       int               `json:"rows"`           // of the key: 0 if it is full
-	Keys       int64             `json:"keys,omitempty"` // with rows, if no key was asked for; bound stands for more. If there are some and rows is 0, the balance is nobody's
+	Denied     *bool             `json:"deniedNow"`    // one token would be denied; nil: not known
+	Reason     ratelimit.Reason  `json:"deniedReason"` // "": it would not be denied, or that is not known
+	RetryAt    *time.Time        `json:"retryAt"`      // until when; nil: not denied, for good, or not known
+	Stored     *float64          `json:"stored"`       // the tokens that were left at the last use; nil: the key has no row
+	LastUse    *time.Time        `json:"lastUse"`
+	Rows       int               `json:"rows"`     // of the key: 0 if it is full
+	Keys       int64             `json:"keyCount"` // with rows, if no key was asked for; bound stands for more. If there are some and rows is 0, the balance is nobody's
 	History    []override        `json:"history"`
-	Denials    []deniedHour      `json:"denials"`                   // of the last hours; nil: there are no usage tables
-	Unreadable bool              `json:"usageUnreadable,omitempty"` // the role may not read the denials
+	Denials    []deniedHour      `json:"denials"`         // of the last hours; nil: there are no usage tables
+	Unreadable bool              `json:"usageUnreadable"` // the role may not read the denials
 
 	how string // to give the numbers
 }
@@ -157,33 +158,37 @@ func (k *keyDetails) read(ctx context.Context, tx pgx.Tx) error {
 	}
 	if last.Valid && last.InfinityModifier == pgtype.Finite {
 		t := last.Time.UTC()
-		k.LastGrant = &t
+		k.LastUse = &t
 	}
 	if k.Numbers != nil {
 		if err := k.compute(ctx, tx, *k.Numbers); err != nil {
 			return err
 		}
 	}
-	granted := ""
 	switch o := k.Override; {
 	case o != nil && o.Effect == effectBlock:
-		block := "block"
-		k.Denied, k.RetryAt = &block, o.Until
+		k.deny(ratelimit.ReasonBlock)
+		k.RetryAt = o.Until
 	case o != nil && o.Effect == effectUnlimited:
-		k.Denied = &granted
+		k.Denied = new(bool)
 	}
 	return nil
 }
 
+func (k *keyDetails) deny(why ratelimit.Reason) {
+	denied := true
+	k.Denied, k.Reason = &denied, why
+}
+
 // compute works out the balance by the numbers in force.
 func (k *keyDetails) compute(ctx context.Context, tx pgx.Tx, c ratelimit.Config) error {
-	denied := ""
-	k.Denied = &denied
+	k.Denied = new(bool)
 	switch {
 	case k.unlimited():
 		return nil
 	case *c.Rate == 0:
-		denied, k.Remaining = "policy", new(float64)
+		k.deny(ratelimit.ReasonPlan)
+		k.Remaining = new(float64)
 		return nil
 	}
 	var balance float64
@@ -203,7 +208,7 @@ func (k *keyDetails) compute(ctx context.Context, tx pgx.Tx, c ratelimit.Config)
 		}
 	}
 	if k.RetryAt != nil {
-		denied = "balance"
+		k.deny(ratelimit.ReasonQuota)
 	}
 	return nil
 }
@@ -269,7 +274,7 @@ func (k *keyDetails) print(w io.Writer) {
 		if k.Stored != nil {
 			line("stored", "%s tokens at the last use", tokens(*k.Stored))
 		}
-	case k.Numbers.Capacity == nil || *k.Numbers.Capacity == 0 && *k.Denied == "policy":
+	case k.Numbers.Capacity == nil || *k.Numbers.Capacity == 0 && k.Reason == ratelimit.ReasonPlan:
 		line("balance", "0")
 	default:
 		line("balance", "%s of %s", tokens(*k.Remaining), number(*k.Numbers.Capacity))
@@ -281,14 +286,10 @@ func (k *keyDetails) print(w io.Writer) {
 		}
 		line("owes", "%s, until %s", debt, until(k.OwedUntil, k.At))
 	}
-	denied := "not known"
-	if k.Denied != nil {
-		denied = *k.Denied
-	}
 	switch {
-	case denied == "block":
+	case k.Reason == ratelimit.ReasonBlock:
 		line("denied", "yes, blocked by override #%d, %s", k.Override.ID, ending(k.Override, k.At))
-	case denied == "policy":
+	case k.Reason == ratelimit.ReasonPlan:
 		line("denied", "yes, by policy: the rate is 0")
 	case keyless:
 	case k.Denied == nil && k.Rows == 0 && k.Definition.Rate != nil && *k.Definition.Rate == 0:
@@ -297,12 +298,12 @@ func (k *keyDetails) print(w io.Writer) {
 		line("denied", "no, unless its rate is 0: a key without a row is full")
 	case k.Denied == nil:
 		line("denied", "not known: it depends on these numbers")
-	case denied == "":
+	case !*k.Denied:
 		line("denied", "no: one token would be granted now")
 	default:
 		why := "less than one token is left"
 		switch {
-		case k.LastGrant != nil && k.LastGrant.After(k.At):
+		case k.LastUse != nil && k.LastUse.After(k.At):
 			why = "the row's time is ahead: it was shut out by hand, or a clock leapt ahead"
 		case k.OwedUntil != nil:
 			why = "tokens are owed, by reservations or charges"
@@ -318,8 +319,8 @@ func (k *keyDetails) print(w io.Writer) {
 	case keyless:
 	case k.Rows == 0:
 		line("last grant", "none is known: the key has no row")
-	case k.LastGrant != nil:
-		line("last grant", "%s", instant(*k.LastGrant))
+	case k.LastUse != nil:
+		line("last grant", "%s", instant(*k.LastUse))
 	}
 	if len(k.Denials) > 0 {
 		fmt.Fprintln(w)

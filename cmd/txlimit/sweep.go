@@ -13,7 +13,11 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// swept is a limit as `sweep` prints it.
+// sweptList is what `sweep` prints.
+type sweptList struct {
+	Swept []swept `json:"swept"`
+}
+
 type swept struct {
 	Limit   string `json:"limit"`
 	Deleted int64  `json:"deleted"` // rows
@@ -84,7 +88,7 @@ func (a *app) sweep(ctx context.Context, n *numbers, names []string) error {
 		return err
 	}
 	if len(names) == 0 {
-		return a.nothing([]swept{}, "There is nothing to sweep: no program has published its limits. Name a LIMIT, with --rate and --period.")
+		return a.nothing(sweptList{[]swept{}}, "There is nothing to sweep: no program has published its limits. Name a LIMIT, with --rate and --period.")
 	}
 	list := make([]swept, 0, len(names))
 	total := int64(0)
@@ -96,7 +100,7 @@ func (a *app) sweep(ctx context.Context, n *numbers, names []string) error {
 			return fmt.Errorf("%s: %w; %s were deleted before", printable(name), err, plural(total, "row"))
 		}
 	}
-	return a.emit(list, func(w io.Writer) {
+	return a.emit(sweptList{list}, func(w io.Writer) {
 		t := newTable("LIMIT", ">DELETED", ">BATCHES")
 		for _, s := range list {
 			t.row(printable(s.Limit), count(s.Deleted), fmt.Sprint(s.Batches))

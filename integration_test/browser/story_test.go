@@ -582,7 +582,7 @@ func (n *night) replay(log string, others ...string) map[string]map[string]int {
 	n.Logf("txlimit %s\n%s", strings.Join(args, " "), table)
 	var report struct {
 		Candidates []struct {
-			Limit      struct{ Name string }
+			Definition struct{ Name string }
 			Granted    int
 			MostDenied []struct { // of ten keys at most, and there are fewer
 				Key            string
@@ -607,9 +607,9 @@ func (n *night) replay(log string, others ...string) map[string]map[string]int {
 			sum += count
 		}
 		if sum != c.Granted {
-			n.Errorf("the replay by %s says %d granted, and %d by key: %v", c.Limit.Name, c.Granted, sum, counts)
+			n.Errorf("the replay by %s says %d granted, and %d by key: %v", c.Definition.Name, c.Granted, sum, counts)
 		}
-		grants[c.Limit.Name] = counts
+		grants[c.Definition.Name] = counts
 	}
 	return grants
 }
