@@ -197,6 +197,7 @@ func under(c ratelimit.Config, o *override) ratelimit.Config {
 type numbers struct {
 	kind, period, start string
 	zone, anchor        string
+	varies              string // only sweep has a flag for it
 	rate, capacity      float64
 	command             *cobra.Command
 }
@@ -254,12 +255,12 @@ func (n *numbers) over(c ratelimit.Config) (*ratelimit.Config, error) {
 // unpublished is the definition that the flags give of a limit that no program has published, or nil.
 func (n *numbers) unpublished(name string) (*ratelimit.Config, error) {
 	if !n.given("rate") || !n.given("period") {
-		if n.given(slices.Concat(ofKey, ofLimit)...) {
+		if n.given(slices.Concat(ofKey, ofLimit)...) || n.given("varies") {
 			return nil, usagef("no program has published the limit %s: its numbers need --rate and --period", printable(name))
 		}
 		return nil, nil
 	}
-	c := ratelimit.Config{Name: name, Kind: ratelimit.Kind(n.kind), Period: n.period}
+	c := ratelimit.Config{Name: name, Kind: ratelimit.Kind(n.kind), Period: n.period, Varies: n.varies}
 	if n.start != "" {
 		start, err := time.Parse(time.RFC3339, n.start)
 		if err != nil {
@@ -329,6 +330,8 @@ func (n *numbers) resolve(ctx context.Context, db querier, name string) (d defin
 		case n.given(ofLimit...):
 			return d, usagef("the kind, the period and the start of %s are those that %s has published: leave out --kind, --period and --start",
 				printable(name), printable(d.programs[0]))
+		case n.given("varies"):
+			return d, usagef("whether keys of %s have numbers of their own is what %s has published: leave out --varies", printable(name), printable(d.programs[0]))
 		case !n.given(ofKey...):
 			return d, nil
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/spf13/cobra"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -34,10 +35,12 @@ sweeps all limits that programs have published.
 
 It looks at 1000 rows in each READ COMMITTED transaction, skips locked rows, and pauses after each for three times as long as it took.
 If it is stopped, deleted rows stay deleted. A key is full if it is by every definition of the limit that was published in the last 7 days, and
-under every override. If these differ in kind, period or start, nothing is deleted. For a limit that no program has published, give the numbers.`,
+under every override. If these differ in kind, period or start, nothing is deleted. For a limit that no program has published, give the numbers. If the program
+uses With for it, --varies is required: without it, rows of keys with larger numbers would be deleted, which fills these keys.`,
 		Example: `  txlimit sweep
   txlimit sweep sendMessage uploads
-  txlimit sweep oldLimit --rate 10 --period 1m --capacity 20`,
+  txlimit sweep oldLimit --rate 10 --period 1m --capacity 20
+  txlimit sweep perCustomer --rate 10 --period 1m --varies 2d    # the program uses With`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if slices.Contains(args, "") {
 				return fmt.Errorf("the name of the limit is empty")
@@ -50,6 +53,7 @@ under every override. If these differ in kind, period or start, nothing is delet
 		},
 	}
 	n.flags(c)
+	c.Flags().StringVar(&n.varies, "varies", "", "the longest `time` in which any numbers that the program gives a key by With fill a row, such as 2d; required if it uses With")
 	_ = c.Flags().MarkHidden("zone") // a key that is full by the longest windows is full in every zone
 	_ = c.Flags().MarkHidden("anchor")
 	return a.do(c, append(lookNeeds, "UPDATE rate_limits", "DELETE rate_limits"), func(ctx context.Context, args []string) error {
@@ -59,7 +63,7 @@ under every override. If these differ in kind, period or start, nothing is delet
 
 func (a *app) sweep(ctx context.Context, n *numbers, names []string) error {
 	var given *ratelimit.Config
-	flags := n.given(slices.Concat(ofKey, ofLimit)...)
+	flags := n.given(slices.Concat(ofKey, ofLimit)...) || n.given("varies")
 	if flags && len(names) != 1 {
 		return usagef("--rate and --period are for one LIMIT")
 	}
@@ -114,8 +118,13 @@ func (a *app) sweepOne(ctx context.Context, name string, c *ratelimit.Config) (s
 	call := "ratelimit_sweep($1, first => $2)"
 	args := []any{name, ""}
 	if c != nil {
-		call = "ratelimit_sweep($1, first => $2, rate => $3, period => $4, kind => $5, capacity => $6, start => $7)"
-		args = append(args, *c.Rate, intervalOf(c.Period), string(c.Kind), *c.Capacity, c.Start)
+		call = "ratelimit_sweep($1, first => $2, rate => $3, period => $4, kind => $5, capacity => $6, start => $7, varies => $8)"
+		var varies *pgtype.Interval
+		if c.Varies != "" {
+			longest := intervalOf(c.Varies)
+			varies = &longest
+		}
+		args = append(args, *c.Rate, intervalOf(c.Period), string(c.Kind), *c.Capacity, c.Start, varies)
 	}
 	for {
 		began := time.Now()
