@@ -176,6 +176,10 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	}
 
 	p.post(http.StatusOK, "key?name=sendMessage&key=user-17", url.Values{"action": {"block"}, "end": {"2h"}, "reason": {"a flood"}}, "Blocked. Every program denies", "a flood", "ann")
+
+	// A block changes no numbers: those of the key's newest other override hold beside it.
+	mustExec(t, pool, "SELECT ratelimit_override('signUps', 'acme', rate => 500), ratelimit_block('signUps', 'acme', until => now() + interval '1 hour')")
+	p.get(http.StatusOK, "key?name=signUps&key=acme", "Blocked", "in forceoverridden500 per")
 }
 
 // A key with numbers of its own has no balance until somebody gives them, and then the one that the program has.

@@ -845,3 +845,23 @@ func TestReplayWritesAPicture(t *testing.T) {
 		t.Error(r)
 	}
 }
+
+// A block changes no numbers: those of the newest override that is none hold beside it, as for Balance.
+func TestABlockOverNumbers(t *testing.T) {
+	limit := ratelimit.TokenBucket("l", 10, 100000*time.Hour)
+	w := newPublished(t, limit)
+	w.sql("SELECT ratelimit_override('l', 'k', rate => 500)")
+	w.sql("INSERT INTO rate_limits VALUES ('l', 'k', 0, 1, 400, now())")
+	w.sql("SELECT ratelimit_block('l', 'k', until => now() + interval '1 hour')")
+	w.run("show", "l", "k").wants(t, exitOK, "override +#2: block", `in force +token bucket, 500 per .*by override #1`, `balance +400(\.\d+)? of 500`, "denied +yes, blocked by override #2")
+	k := parse[keyDetails](t, w.run("show", "l", "k", "--json"))
+	if k.Override.Effect != effectBlock || k.Reason != ratelimit.ReasonBlock || *k.Numbers.Capacity != 500 || math.Floor(*k.Remaining) != 400 {
+		t.Errorf("%+v", k)
+	}
+	// The key's blocks leave the numbers of every key.
+	w.sql("SELECT ratelimit_override('l', NULL, rate => 30), ratelimit_block('l', 'other')")
+	w.run("show", "l", "other").wants(t, exitOK, "balance +30 of 30", "denied +yes, blocked")
+	// And one over no limit leaves that.
+	w.sql("SELECT ratelimit_unlimited('l', 'k'), ratelimit_block('l', 'k')")
+	w.run("show", "l", "k").wants(t, exitOK, "balance +unlimited: nothing is taken", "denied +yes, blocked by override")
+}

@@ -157,6 +157,15 @@ func inForceFor(ctx context.Context, db querier, name string, key *string) (*ove
 	return &list[0], nil
 }
 
+// besideBlock is the override whose numbers hold for a key beside a block: the newest in force that is none, or nil.
+func besideBlock(ctx context.Context, db querier, name string, key *string) (*override, error) {
+	list, err := overrides(ctx, db, "name = $1 AND (key = $2 OR key IS NULL) AND effect <> 'block' AND "+inForce+" ORDER BY key IS NULL, id DESC LIMIT 1", name, key)
+	if len(list) == 0 {
+		return nil, err
+	}
+	return &list[0], nil
+}
+
 // text is what the override does.
 func (o *override) text() string {
 	if o.Effect != effectNumbers {

@@ -40,7 +40,8 @@ type keyDetails struct {
 	Denials    []deniedHour      `json:"denials"`         // of the last hours; nil: there are no usage tables
 	Unreadable bool              `json:"usageUnreadable"` // the role may not read the denials
 
-	how string // to give the numbers
+	how    string    // to give the numbers
+	beside *override // whose numbers hold: Override or, beside a block, an older one
 }
 
 type deniedHour struct {
@@ -94,13 +95,18 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 	if k.Override, err = inForceFor(ctx, tx, name, key); err != nil { // not from the history, which may be longer than what was read
 		return err
 	}
+	if k.beside = k.Override; k.Override != nil && k.Override.Effect == effectBlock {
+		if k.beside, err = besideBlock(ctx, tx, name, key); err != nil {
+			return err
+		}
+	}
 	d, err := n.resolve(ctx, tx, name)
 	if err != nil {
 		return err
 	}
 	k.Definition, k.Given, k.how = d.Config, d.given, d.how()
 	k.Programs, k.Others = append(k.Programs, d.programs...), append(k.Others, d.others...)
-	inForce, unknown := d.of(k.Override)
+	inForce, unknown := d.of(k.beside)
 	if k.Unknown = unknown; unknown == nil {
 		k.Numbers = &inForce
 	}
@@ -215,7 +221,7 @@ func (k *keyDetails) compute(ctx context.Context, tx pgx.Tx, c ratelimit.Config)
 
 // unlimited reports whether nothing is taken.
 func (k *keyDetails) unlimited() bool {
-	return k.Override != nil && k.Override.Effect == effectUnlimited || k.Definition.Kind == ratelimit.KindUnlimited
+	return k.beside != nil && k.beside.Effect == effectUnlimited || k.Definition.Kind == ratelimit.KindUnlimited
 }
 
 func (k *keyDetails) print(w io.Writer) {
@@ -261,9 +267,13 @@ func (k *keyDetails) print(w io.Writer) {
 		if o.Reason != "" {
 			line("", "reason: %s", printable(o.Reason))
 		}
-		if o.Effect == effectNumbers && k.Numbers != nil {
-			line("in force", "%s", describe(*k.Numbers))
+	}
+	if o := k.beside; o != nil && o.Effect == effectNumbers && k.Numbers != nil {
+		by := ""
+		if o.ID != k.Override.ID {
+			by = fmt.Sprintf(" (by override #%d)", o.ID)
 		}
+		line("in force", "%s%s", describe(*k.Numbers), by)
 	}
 	switch {
 	case keyless:

@@ -254,7 +254,7 @@ type balanceRow struct {
 }
 
 // The sums are the engine's own. $1 is the name, $2 the key, $3 to $6 are the numbers that were given. The numbers in force are those, or
-// the defined ones, under an override. A key with numbers of its own that were not given has known ones only if an override leaves nothing out.
+// the defined ones, under the newest override that is no block: a block denies, and changes no numbers. A key with numbers of its own that were not given has known ones only if an override leaves nothing out.
 const keySQL = `
 WITH given AS (
     SELECT d.kind, d.period, d.start, d.shards, d.max_reserved, coalesce($3::float8, d.rate) AS rate, _ratelimit_capacity(d.rate, d.capacity, $3::float8, $4::float8) AS capacity,
@@ -268,7 +268,14 @@ inforce AS (
            coalesce(o.max_reserved, d.max_reserved) AS max_reserved, d.start, d.shards, d.zone, d.anchor, o.id IS NOT NULL AS own,
            NOT d.varies OR o.rate IS NOT NULL AND o.capacity IS NOT NULL AND d.kind <> 'calendar window' AS known
       FROM given AS d
-      LEFT JOIN LATERAL (SELECT o.* FROM _ratelimit_override_of($1, $2, now()) AS o WHERE o.effect = 'numbers') AS o ON d.kind <> 'unlimited'
+      LEFT JOIN (SELECT o.* FROM (
+            (SELECT o.* FROM rate_limit_overrides AS o
+              WHERE o.name = $1 AND o.key = $2 AND o.effect <> 'block' AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.id DESC LIMIT 1)
+            UNION ALL
+            (SELECT o.* FROM rate_limit_overrides AS o
+              WHERE o.name = $1 AND o.key IS NULL AND o.effect <> 'block' AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.id DESC LIMIT 1)
+            ORDER BY key NULLS LAST LIMIT 1
+          ) AS o WHERE o.effect = 'numbers') AS o ON d.kind <> 'unlimited'
 ),
 stored AS (
     SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts, max(r.ts) AS last_use, sum(r.value) AS total,
