@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"maps"
 	"math"
 	"os"
 	"strings"
@@ -52,9 +53,7 @@ func documented(t *testing.T) map[string]map[string]jsonField {
 		}
 		for _, object := range current {
 			if cells[1] == "" { // the fields of another object
-				for name, field := range objects[cells[2]] {
-					objects[object][name] = field
-				}
+				maps.Copy(objects[object], objects[cells[2]])
 				continue
 			}
 			var f jsonField
