@@ -292,6 +292,48 @@ func TestAnOldDebtOfACalendarDeniesNobody(t *testing.T) {
 	})
 }
 
+// TestAnOldDebtOfACalendarLosesNothing: what a grant leaves is what Balance says, less the count.
+func TestAnOldDebtOfACalendarLosesNothing(t *testing.T) {
+	behaviour(t, func(w world) {
+		began := w.clock.now
+		for _, c := range []struct {
+			limit            ratelimit.Limit
+			charged, balance float64
+			days             int
+		}{
+			{ratelimit.CalendarWindow("plain", 100, ratelimit.Day), 1750, 100, 19},
+			{ratelimit.CalendarWindow("saving", 1, ratelimit.Day, ratelimit.Capacity(10)), 39, 9, 38},
+			{ratelimit.CalendarWindow("saving for long", 1, ratelimit.Day, ratelimit.Capacity(10), ratelimit.Zone("Europe/Berlin")), 60, 3, 53},
+		} {
+			for key, use := range map[string]func(request ratelimit.Request) float64{
+				"consume": func(request ratelimit.Request) float64 { return w.grant(request).Remaining },
+				"take": func(request ratelimit.Request) float64 {
+					_, result, err := w.limiter.Take(w.Context(), w.db, 1, request)
+					w.do(err)
+					return result.Remaining
+				},
+				"several": func(request ratelimit.Request) float64 {
+					return w.grant(ratelimit.TokenBucket("other", 1000, time.Minute).Global(), request).Requests[1].Remaining
+				},
+			} {
+				w.clock.now = began
+				request := c.limit.Key(key)
+				w.charge(request.Count(c.charged))
+				w.clock.now = began.AddDate(0, 0, c.days)
+				if checked, err := w.limiter.Check(w.Context(), w.db, request); err != nil || checked.Remaining != c.balance {
+					w.Errorf("%s, %s: Check says %v, %v, want %v", c.limit.Name(), key, checked.Remaining, err, c.balance)
+				}
+				if left := use(request); left != c.balance-1 {
+					w.Errorf("%s, %s: %v left, want %v", c.limit.Name(), key, left, c.balance-1)
+				}
+				if b := w.balances(request)[0]; b.Remaining != c.balance-1 {
+					w.Errorf("%s, %s: then a balance of %v, want %v", c.limit.Name(), key, b.Remaining, c.balance-1)
+				}
+			}
+		}
+	})
+}
+
 // TestACalendarGrantsAtItsRetryAt: also after more windows than a call lists at first, some of them longer than others.
 func TestACalendarGrantsAtItsRetryAt(t *testing.T) {
 	behaviour(t, func(w world) {

@@ -29,7 +29,8 @@ COMMENT ON TABLE /* TEMPLATE: schema */rate_limits IS 'txlimit: one row per limi
 -- IMMUTABLE, so that the planner inlines it.
 --
 -- The windows of a calendar are as long as months are, so their starts are listed. For a row older than the list, the refills
--- before it are counted as if all windows were as long as the longest, which is never too many.
+-- before it are counted as if all windows were as long as the longest, which is never too many. With a period of 0, they are not: such a
+-- row is refilled only if the list fills it. Then nothing is written by an estimate, and the library asks again with a longer list.
 --
 -- ts is the instant of the row's last use, for a fixed window too. If it were the start of the window, a new kind, period or
 -- start would refill tokens for time in which the limit was used under the old numbers.
@@ -44,10 +45,14 @@ RETURN least(capacity, value + CASE
     WHEN windows IS NULL THEN
         greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate
     ELSE
-        greatest((pg_catalog.width_bucket(upto, windows) - pg_catalog.width_bucket(ts, windows))::double precision
-            + CASE WHEN ts < windows[1] THEN
-                greatest(ceil(date_part('epoch', least(windows[1], upto) - ts) / date_part('epoch', period)) - '1', 0)
-              ELSE 0 END, 0) * rate
+        CASE WHEN ts >= windows[1] THEN
+            greatest(pg_catalog.width_bucket(upto, windows) - pg_catalog.width_bucket(ts, windows), 0)::double precision * rate
+        WHEN period > '0' THEN
+            (pg_catalog.width_bucket(upto, windows)::double precision
+                + greatest(ceil(date_part('epoch', least(windows[1], upto) - ts) / date_part('epoch', period)) - '1', 0)) * rate
+        WHEN value + pg_catalog.width_bucket(upto, windows)::double precision * rate >= capacity THEN
+            pg_catalog.width_bucket(upto, windows)::double precision * rate
+        ELSE 0 END
     END);
 
 -- The instant up to which refills count at `at`: `at` itself, or the start of the current window for a fixed window.
@@ -89,7 +94,7 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at t
 --                  Otherwise: a fixed window, which gets `rate` tokens at each instant start + k * period. start must lie
 --                  before every instant that occurs; the library moves it to the first period after 0001-01-01 UTC.
 --   windows        a calendar window: the starts of its windows around the present, in order. It gets `rate` tokens at each.
---                  Then start is the first of them, and period the longest of those before. Refills after the last one
+--                  Then start is the first of them, and period the longest of those before, or 0 (see _ratelimit_available). Refills after the last one
 --                  are not counted. NULL: not a calendar window
 --   count, floor   take `count` if at least `floor` is left: 0 usually, -maxReserved to reserve, -Infinity to charge
 --   now            NULL: clock_timestamp()
@@ -1170,7 +1175,7 @@ BEGIN
     IF /* TEMPLATE: schema */_ratelimit_distributed() THEN -- a transaction on several servers would cost more than it saves
         RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the table is distributed, so each call is decided alone';
     END IF;
-    IF (isfinite(coalesce(now, 'epoch')) AND '0' < ALL (periods) AND '106752 days' > ALL (periods)
+    IF (isfinite(coalesce(now, 'epoch')) AND '0' <= ALL (periods) AND '106752 days' > ALL (periods)
         AND '0' <= ALL (rates) AND '1e15' >= ALL (rates) AND '0' <= ALL (capacities) AND '1e15' >= ALL (capacities)
         AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND '0' >= ALL (floors)
         AND '0' <= ALL (ask_counts) AND '1e15' >= ALL (ask_counts) AND '0' >= ALL (ask_floors)) IS NOT TRUE THEN
@@ -2771,7 +2776,7 @@ BEGIN
      ORDER BY f.field COLLATE "C"
      LIMIT 1;
     -- Postgres reads more than this as a timestamp, and ignores a zone in it.
-    IF wrong IS NULL AND request->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$' THEN
+    IF wrong IS NULL AND request->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$' THEN
         wrong := pg_catalog.format('anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', request->>'anchor'::text);
     END IF;
     IF wrong IS NULL THEN

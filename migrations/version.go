@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "396655e4f6f55c2a56bc19ff0f36b9d661ac872a1970bc3f722fc6c2628191ad"
+const Hash = "b5bb222253fb8d5d99431f5e5f833f7e4cdf803130abd36bafc72145ff9a813a"

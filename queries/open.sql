@@ -7,7 +7,7 @@ SELECT current_setting('transaction_read_only') = 'on' AS read_only,
            CASE WHEN NOT has_table_privilege('rate_limit_definitions', 'SELECT') THEN 'SELECT on rate_limit_definitions' END,
            CASE WHEN NOT has_table_privilege('rate_limit_overrides', 'SELECT') THEN 'SELECT on rate_limit_overrides' END) END::text AS missing
   FROM pg_catalog.pg_proc AS p
- WHERE p.oid = 'ratelimit_sweep'::regproc;
+ WHERE p.oid = '_ratelimit_sweep'::regproc;
 
 -- name: SweepAlone :one
 SELECT pg_try_advisory_xact_lock(hashtextextended('txlimit: sweep', ('rate_limits'::regclass)::oid::bigint)) AS alone;

@@ -136,8 +136,8 @@ func (c *call) ask(ctx context.Context, w wire, result *Result) error {
 	return err
 }
 
-// unsure reports whether the call was denied although a calendar may have refilled enough: a row is older than the list of windows.
-// Windows before the list are counted as if all were as long as the longest.
+// unsure reports whether the call was denied although a calendar may have refilled enough: a row is older than the list of windows,
+// and the list does not fill it.
 func (c *call) unsure(a *answer) bool {
 	if a.granted || c.old || !c.does.deniable {
 		return false

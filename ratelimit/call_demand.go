@@ -104,7 +104,7 @@ func setNumbers(does *rules, ds []demand, now pgtype.Timestamptz, old bool) {
 			if now.Valid {
 				at = now.Time
 			}
-			d.numbers.Windows = d.limit.windows(does, algebra.At(at), old)
+			d.numbers.Windows, d.numbers.Period = d.limit.windows(does, algebra.At(at), old)
 			d.numbers.Start = (*d.numbers.Windows)[0]
 		}
 	}

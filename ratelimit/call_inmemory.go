@@ -28,7 +28,9 @@ func (l *Limiter) consumeInMemory(t inmemory.Table, limit Limit, key string, cou
 		return result, charge.demands[0].numbers, err
 	case err != nil:
 		return result, algebra.Limit{}, err
-	case a != nil:
+	case a == nil:
+		c.lookBack()
+	default:
 		result.fill(&c, a)
 		result, err = c.conclude(result, nil)
 		return result, algebra.Limit{}, err

@@ -76,14 +76,14 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 		}},
 		"one of a calendar": {VerbConsume, []Request{day.Key("dan")}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Consume(ctx, dbsqlc.ConsumeParams{
-				Name: "day", Key: "dan", Rate: 5, Period: 48 * time.Hour, Capacity: 5, Start: &days[0].Time, Count: 1, Now: &noon, Windows: days,
+				Name: "day", Key: "dan", Rate: 5, Period: 0, Capacity: 5, Start: &days[0].Time, Count: 1, Now: &noon, Windows: days,
 			})
 			return err
 		}},
 		"a calendar beside a bucket": {VerbConsume, []Request{day.Key("dan"), bucket.Key("ann")}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.ConsumeSeveral(ctx, dbsqlc.ConsumeSeveralParams{
 				Names: []string{"bucket", "day"}, Keys: []string{"ann", "dan"},
-				Rates: []float64{2, 5}, Periods: []time.Duration{time.Second, 48 * time.Hour}, Capacities: []float64{7, 5},
+				Rates: []float64{2, 5}, Periods: []time.Duration{time.Second, 0}, Capacities: []float64{7, 5},
 				Starts: []pgtype.Timestamptz{{}, days[0]}, Counts: []float64{1, 1}, Floors: []float64{0, 0},
 				Now: &noon, Windows: days, Firsts: []int32{0, 1}, Lasts: []int32{0, int32(len(days))},
 			})
@@ -92,7 +92,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 		"a calendar beside shards": {VerbConsume, []Request{shards.Key("cid"), day.Key("dan")}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
 				Op: "consume", Names: []string{"day", "z shards"}, Keys: []string{"dan", "cid"},
-				Rates: []float64{5, 4}, Periods: []time.Duration{48 * time.Hour, time.Hour}, Capacities: []float64{5, 9},
+				Rates: []float64{5, 4}, Periods: []time.Duration{0, time.Hour}, Capacities: []float64{5, 9},
 				Starts: []pgtype.Timestamptz{days[0], {Time: hour, Valid: true}}, Shards: []int32{1, 6}, Counts: []float64{1, 1}, Floors: []float64{0, 0},
 				ShardA: []int32{0, 3}, ShardB: []int32{0, 1}, Now: &noon, Windows: days, Firsts: []int32{1, 0}, Lasts: []int32{int32(len(days)), 0},
 			})

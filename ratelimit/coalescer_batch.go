@@ -181,7 +181,7 @@ func (b *batch) def(d *demand) int32 {
 	a := &b.args
 	a.Names = append(a.Names, limit.name)
 	a.Rates = append(a.Rates, limit.numbers.Rate)
-	a.Periods = append(a.Periods, limit.numbers.Period)
+	a.Periods = append(a.Periods, numbers.Period)
 	a.Capacities = append(a.Capacities, limit.numbers.Capacity)
 	if numbers.Windows != nil {
 		for len(a.Firsts) < len(b.defs) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/calendar"
@@ -143,12 +144,12 @@ func (l Limit) maxOwed() float64 {
 }
 
 // windows is the list of a calendar's windows for a call. It reaches back so far that a row is full that owes no more than usual or,
-// with old, a hundred windows: see [call.unsure]. If the work of the call may wait, it reaches ahead so far that a job after its end
+// with old, a hundred windows: see [call.unsure]. longest is that of the windows before the list, or 0 if they are not counted. If the work of the call may wait, it reaches ahead so far that a job after its end
 // would forfeit more than may be owed.
-func (l Limit) windows(does *rules, now algebra.Micros, old bool) *[]algebra.Micros {
+func (l Limit) windows(does *rules, now algebra.Micros, old bool) (windows *[]algebra.Micros, longest time.Duration) {
 	owed, ahead := float64(maxDebt), 2                              // windows
 	if old || does.owes != noTokens || does.refunds || does.moves { // these verbs read or make debts
-		owed = maxAhead
+		owed, longest = maxAhead, l.calendar.Longest()
 	} else if !math.IsInf(l.maxReserved, 1) {
 		owed = max(owed, l.maxOwed()/l.numbers.Rate)
 	}
@@ -156,7 +157,7 @@ func (l Limit) windows(does *rules, now algebra.Micros, old bool) *[]algebra.Mic
 	if does.refunds || does.owes == upToMaxReserved {
 		ahead += int(min(math.Ceil((l.numbers.Capacity+l.maxOwed())/l.numbers.Rate), 2*maxAhead))
 	}
-	return listAround(l.calendar, now, back, ahead)
+	return listAround(l.calendar, now, back, ahead), longest
 }
 
 // reaching is the demand's numbers, with a list of windows that reaches to where its tokens will be there.

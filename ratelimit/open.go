@@ -61,6 +61,7 @@ type Options struct {
 const (
 	defaultSweepEvery = 10 * time.Minute
 	lastFlush         = 5 * time.Second
+	otherSweepPause   = 50 * time.Millisecond
 )
 
 // Open starts what a program needs, and returns its Limiter:
@@ -88,8 +89,8 @@ const (
 //  5. It publishes the limits ([Publish]).
 //
 // Then, in the background and until [Limiter.Close], it follows the overrides, sweeps the limits ([Limiter.Sweep]) and writes
-// the usage. Of all programs on a schema, one at a time sweeps: each batch takes an advisory lock in its transaction, and a
-// program that does not get it tries again ten minutes later. ctx bounds Open alone, not what runs in the background.
+// the usage. Of all programs on a schema, one at a time sweeps a batch: it takes an advisory lock in its transaction. A program
+// that does not get it for its first batch tries again ten minutes later. ctx bounds Open alone, not what runs in the background.
 //
 // Where the role lacks a right (SQLSTATE 42501), or the server is a standby (25006), the error says what to grant or to switch off.
 //
@@ -281,17 +282,29 @@ var errOtherSweep = errors.New("another program sweeps")
 
 // keepSweeping sweeps until ctx ends.
 func (l *Limiter) keepSweeping(ctx context.Context, inTx inReadCommitted, o *Options) {
+	begun := false
 	locked := func(ctx context.Context, fn func(ctx context.Context, tx DB) error) error {
-		return inTx(ctx, func(ctx context.Context, tx DB) error {
-			alone, err := wire{db: tx}.queries().SweepAlone(ctx)
-			if err == nil && !alone {
-				err = errOtherSweep
-			}
-			if err != nil {
+		for {
+			err := inTx(ctx, func(ctx context.Context, tx DB) error {
+				alone, err := wire{db: tx}.queries().SweepAlone(ctx)
+				if err == nil && !alone {
+					err = errOtherSweep
+				}
+				if err != nil {
+					return err
+				}
+				return fn(ctx, tx)
+			})
+			begun = begun || err == nil
+			if !begun || !errors.Is(err, errOtherSweep) {
 				return err
 			}
-			return fn(ctx, tx)
-		})
+			select { // another one began between two batches: a sweep that has begun goes on, or none would ever end
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(otherSweepPause):
+			}
+		}
 	}
 	next := time.NewTimer(rand.N(o.SweepEvery)) // processes that start together do not sweep together
 	defer next.Stop()
@@ -301,6 +314,7 @@ func (l *Limiter) keepSweeping(ctx context.Context, inTx inReadCommitted, o *Opt
 			return
 		case <-next.C:
 		}
+		begun = false
 		_, err := l.sweepAll(ctx, locked, o.Limits)
 		if err != nil && ctx.Err() == nil && !errors.Is(err, errOtherSweep) {
 			o.tell(err)

@@ -45,8 +45,8 @@ type Limit struct {
 	Start    Micros // of a fixed window: an instant of its grid, before all other instants that occur
 
 	// Windows is set for a calendar window: the starts of its windows around the present, in order, at least one. Refills
-	// after the last one are not counted. Period is the longest that a window can be. (It is a pointer so that limits can be
-	// compared.)
+	// after the last one are not counted. Period is the longest that a window can be or, if windows before
+	// the first one are not counted, 0. (It is a pointer so that limits can be compared.)
 	Windows *[]Micros
 }
 
@@ -79,6 +79,9 @@ func (l Limit) UpTo(now Micros) Micros {
 func (l Limit) Available(row Row, n int, now Micros) float64 {
 	capacity := l.Capacity / float64(n)
 	refill := l.refill(row.TS, now, float64(n))
+	if l.Windows != nil && l.Period == 0 && row.TS < (*l.Windows)[0] && row.Value+refill < capacity {
+		refill = 0 // what the list does not fill is not known
+	}
 	if available := row.Value + refill; available < capacity {
 		return available
 	}
@@ -115,7 +118,7 @@ func (l Limit) number(at Micros) int {
 // in Windows: as many as if all were as long as the longest.
 func (l Limit) unlisted(from, to Micros) float64 {
 	first := (*l.Windows)[0]
-	if from >= first {
+	if from >= first || l.Period == 0 {
 		return 0
 	}
 	return max(math.Ceil(seconds(min(first, to)-from)/(float64(l.Period.Microseconds())/1e6))-1, 0)

@@ -2,7 +2,8 @@
 -- IMMUTABLE, so that the planner inlines it.
 --
 -- The windows of a calendar are as long as months are, so their starts are listed. For a row older than the list, the refills
--- before it are counted as if all windows were as long as the longest, which is never too many.
+-- before it are counted as if all windows were as long as the longest, which is never too many. With a period of 0, they are not: such a
+-- row is refilled only if the list fills it. Then nothing is written by an estimate, and the library asks again with a longer list.
 --
 -- ts is the instant of the row's last use, for a fixed window too. If it were the start of the window, a new kind, period or
 -- start would refill tokens for time in which the limit was used under the old numbers.
@@ -17,10 +18,14 @@ RETURN least(capacity, value + CASE
     WHEN windows IS NULL THEN
         greatest(round(date_part('epoch', upto - date_bin(period, ts, start)) / date_part('epoch', period)), 0) * rate
     ELSE
-        greatest((pg_catalog.width_bucket(upto, windows) - pg_catalog.width_bucket(ts, windows))::double precision
-            + CASE WHEN ts < windows[1] THEN
-                greatest(ceil(date_part('epoch', least(windows[1], upto) - ts) / date_part('epoch', period)) - '1', 0)
-              ELSE 0 END, 0) * rate
+        CASE WHEN ts >= windows[1] THEN
+            greatest(pg_catalog.width_bucket(upto, windows) - pg_catalog.width_bucket(ts, windows), 0)::double precision * rate
+        WHEN period > '0' THEN
+            (pg_catalog.width_bucket(upto, windows)::double precision
+                + greatest(ceil(date_part('epoch', least(windows[1], upto) - ts) / date_part('epoch', period)) - '1', 0)) * rate
+        WHEN value + pg_catalog.width_bucket(upto, windows)::double precision * rate >= capacity THEN
+            pg_catalog.width_bucket(upto, windows)::double precision * rate
+        ELSE 0 END
     END);
 
 -- The instant up to which refills count at `at`: `at` itself, or the start of the current window for a fixed window.

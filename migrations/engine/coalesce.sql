@@ -77,7 +77,7 @@ BEGIN
     IF /* TEMPLATE: schema */_ratelimit_distributed() THEN -- a transaction on several servers would cost more than it saves
         RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the table is distributed, so each call is decided alone';
     END IF;
-    IF (isfinite(coalesce(now, 'epoch')) AND '0' < ALL (periods) AND '106752 days' > ALL (periods)
+    IF (isfinite(coalesce(now, 'epoch')) AND '0' <= ALL (periods) AND '106752 days' > ALL (periods)
         AND '0' <= ALL (rates) AND '1e15' >= ALL (rates) AND '0' <= ALL (capacities) AND '1e15' >= ALL (capacities)
         AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND '0' >= ALL (floors)
         AND '0' <= ALL (ask_counts) AND '1e15' >= ALL (ask_counts) AND '0' >= ALL (ask_floors)) IS NOT TRUE THEN

@@ -5,7 +5,7 @@
 --                  Otherwise: a fixed window, which gets `rate` tokens at each instant start + k * period. start must lie
 --                  before every instant that occurs; the library moves it to the first period after 0001-01-01 UTC.
 --   windows        a calendar window: the starts of its windows around the present, in order. It gets `rate` tokens at each.
---                  Then start is the first of them, and period the longest of those before. Refills after the last one
+--                  Then start is the first of them, and period the longest of those before, or 0 (see _ratelimit_available). Refills after the last one
 --                  are not counted. NULL: not a calendar window
 --   count, floor   take `count` if at least `floor` is left: 0 usually, -maxReserved to reserve, -Infinity to charge
 --   now            NULL: clock_timestamp()

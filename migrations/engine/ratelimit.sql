@@ -448,7 +448,7 @@ BEGIN
      ORDER BY f.field COLLATE "C"
      LIMIT 1;
     -- Postgres reads more than this as a timestamp, and ignores a zone in it.
-    IF wrong IS NULL AND request->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( [0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$' THEN
+    IF wrong IS NULL AND request->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$' THEN
         wrong := pg_catalog.format('anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', request->>'anchor'::text);
     END IF;
     IF wrong IS NULL THEN
