@@ -76,11 +76,11 @@ var algebraMutations = []mutation{
 		tests: "TestCalendarWindows|TestACalendarWindowBeginsByItsZoneAndAnchor",
 	}, {
 		name: "calendar-time-of-day", file: "internal/calendar/calendar.go", what: "a month begins at the anchor's minute, without its seconds",
-		old: "min(day, last), hour, minute, second, 0", new: "min(day, last), hour, minute, 0, 0",
+		old: "min(day, last), hour, minute, second, 0", new: "min(day, last), hour, minute, 0*second, 0",
 		tests: "TestStart|TestCalendarWindows",
 	}, {
 		name: "calendar-wall", file: "internal/calendar/calendar.go", what: "whether a change of the offset skips a local time is looked up at midnight",
-		old: "time.Date(year, month, day, hour, minute, second, 0, loc)", new: "time.Date(year, month, day, 0, 0, 0, 0, loc)",
+		old: "time.Date(year, month, day, hour, minute, second, 0, loc)", new: "time.Date(year, month, day, 0*hour, 0*minute, 0*second, 0, loc)",
 		tests: "TestStart|TestCalendarWindows",
 	}, {
 		name: "anchor-fraction", file: "internal/calendar/calendar.go", what: "the library ignores a fraction of a second in an anchor",
