@@ -22,7 +22,8 @@ import (
 //
 // Nothing is approximate. [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve] and [Limiter.Charge] are decided in order of
 // arrival, with the result of a call on the pool. A call for several limits is all or nothing. (A call that waits for a locked row, or for a
-// second statement, can be overtaken.) They use at most two connections. A lone call goes straight to the pool. Limiters with a
+// second statement, can be overtaken.) They use at most two connections, but for
+// a denial of a calendar's old debt, which is asked again on the pool. A lone call goes straight to the pool. Limiters with a
 // [Limiter.Clock] gain less.
 //
 // These calls share no statement. They go straight to the pool, in no order with the others, and use as many connections as it

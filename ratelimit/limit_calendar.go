@@ -144,8 +144,8 @@ func (l Limit) maxOwed() float64 {
 }
 
 // windows is the list of a calendar's windows for a call. It reaches back so far that a row is full that owes no more than usual or,
-// with old, a hundred windows: see [call.unsure]. longest is that of the windows before the list, or 0 if they are not counted. If the work of the call may wait, it reaches ahead so far that a job after its end
-// would forfeit more than may be owed.
+// with old, a hundred windows: see [call.unsure]. If the work of the call may wait, it reaches ahead so far that a job after its end
+// would forfeit more than may be owed. longest is the longest window before the list, or 0 if those are not counted.
 func (l Limit) windows(does *rules, now algebra.Micros, old bool) (windows *[]algebra.Micros, longest time.Duration) {
 	owed, ahead := float64(maxDebt), 2                              // windows
 	if old || does.owes != noTokens || does.refunds || does.moves { // these verbs read or make debts
