@@ -198,9 +198,9 @@ func (w *floodWay) flood(ctx context.Context, wg *sync.WaitGroup, from func() ne
 			return []ratelimit.Request{perClient.Key(httplimit.ClientIP{}.Key(r))}, nil
 		},
 	}
-	handler := limit.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	if w.bare {
-		handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) })
+	var handler http.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) })
+	if !w.bare {
+		handler = limit.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	}
 	begin := time.Now()
 	var tickets atomic.Int64

@@ -16,6 +16,10 @@ func TestTheStoryComesOutAsTold(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	if err := start(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	defer demo.Close(t.Context(), limits)
 	if err := run(t.Context(), pool, t.Output()); err != nil {
 		t.Fatal(err)
 	}
