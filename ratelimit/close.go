@@ -47,7 +47,7 @@ func (f *life) closed() bool { return f != nil && f.calls.Load() >= closing }
 
 // Close ends what [Open] has started. In this order:
 //
-//  1. New calls are refused: every verb but [Limiter.Refund], and [Limiter.QueueConsume], returns [ErrClosed]. So does a verb
+//  1. New calls are refused: [Limiter.QueueConsume] and every verb return [ErrClosed]; [Limiter.Refund] goes on. So does a verb
 //     in a transaction that began before, which then rolls back.
 //  2. It waits for the calls that are under way.
 //  3. The background ends. The last flush of the usage is written, which takes 5 seconds at most.

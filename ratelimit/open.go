@@ -44,10 +44,11 @@ type Options struct {
 
 	// OnError is told what goes wrong in the background, and of a schema that differs from the library's
 	// ([migrations.Schema.Differs]). The error names the part. It is called by several goroutines. nil: slog.Default() logs it;
-	// of the polls of overrides, one a minute.
+	// of the polls of overrides, one a minute. What goes wrong with the usage is told to OnError of the Recorder.
 	OnError func(err error)
 
-	// SweepEvery is the time from one sweep to the next, more or less. 0: 10 minutes.
+	// SweepEvery is the time from one sweep to the next, more or less. The first comes within it. 0: 10 minutes. A negative one
+	// is [ErrInvalid].
 	SweepEvery time.Duration
 
 	// Each switches a part off. docs/start-and-stop.md says when, and which rights each part needs.
