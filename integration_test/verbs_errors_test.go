@@ -1,11 +1,8 @@
 package integration_test
 
 import (
-	"bytes"
 	"context"
 	"database/sql"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"go/ast"
@@ -14,7 +11,6 @@ import (
 	"io"
 	"maps"
 	"math"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -31,7 +27,6 @@ import (
 
 	"github.com/txlimit/txlimit/migrations"
 	"github.com/txlimit/txlimit/ratelimit"
-	"github.com/txlimit/txlimit/ratelimit/usage"
 )
 
 // failure is a way to an error of the library.
@@ -123,135 +118,6 @@ var (
 	repeatable = []string{"Reset", "Move"}
 	onlyReads  = []string{"Check", "Balance"}
 )
-
-// answerLost is a pool that loses the answers of statements that have run.
-type answerLost struct{ *pgxpool.Pool }
-
-func (p answerLost) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return unheardRow{p.Pool.QueryRow(ctx, sql, args...)}
-}
-
-type unheardRow struct{ pgx.Row }
-
-func (r unheardRow) Scan(dest ...any) error {
-	if err := r.Row.Scan(dest...); err != nil {
-		return err
-	}
-	return io.ErrUnexpectedEOF
-}
-
-// garbled is a pool whose answers cannot be read.
-type garbled struct{ *pgxpool.Pool }
-
-func (p garbled) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return garbledRow{p.Pool.QueryRow(ctx, sql, args...)}
-}
-
-type garbledRow struct{ pgx.Row }
-
-func (r garbledRow) Scan(dest ...any) error {
-	if err := r.Row.Scan(dest...); err != nil {
-		return err
-	}
-	switch answer := dest[0].(type) {
-	case *[]byte:
-		*answer = nil
-	case *string: // in text: a record of binary columns, of which the first is emptied
-		record, err := hex.DecodeString(*answer)
-		if err != nil {
-			return err
-		}
-		const head = 4 + 4 + 4 // how many columns; the first one's type and length
-		rest := record[head+binary.BigEndian.Uint32(record[head-4:]):]
-		clear(record[head-4 : head])
-		*answer = hex.EncodeToString(append(record[:head:head], rest...))
-	}
-	return nil
-}
-
-// refusing is a DB on which every statement fails with this error of the server.
-type refusing struct{ code string }
-
-func (r refusing) QueryRow(context.Context, string, ...any) pgx.Row { return r }
-func (r refusing) Scan(...any) error                                { return &pgconn.PgError{Code: r.code, Message: "no"} }
-
-// commitLost is a pool that loses the answer to COMMIT.
-type commitLost struct{ *pgxpool.Pool }
-
-func (p commitLost) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
-	tx, err := p.Pool.BeginTx(ctx, options)
-	return unheardTx{tx}, err
-}
-
-type unheardTx struct{ pgx.Tx }
-
-func (t unheardTx) Commit(ctx context.Context) error {
-	return errors.Join(t.Tx.Commit(ctx), io.ErrUnexpectedEOF)
-}
-
-// cutConn breaks before a message of the server's.
-type cutConn struct {
-	net.Conn
-	before func(kind byte, body []byte) bool
-	rest   *bytes.Buffer // of the message that is being read
-}
-
-func (c cutConn) Read(p []byte) (int, error) {
-	if c.rest.Len() == 0 {
-		head := make([]byte, 5)
-		if _, err := io.ReadFull(c.Conn, head); err != nil {
-			return 0, err
-		}
-		body := make([]byte, binary.BigEndian.Uint32(head[1:])-4)
-		if _, err := io.ReadFull(c.Conn, body); err != nil {
-			return 0, err
-		}
-		if c.before(head[0], body) {
-			return 0, io.ErrUnexpectedEOF
-		}
-		c.rest.Write(head)
-		c.rest.Write(body)
-	}
-	return c.rest.Read(p)
-}
-
-// cutPool is a pool whose connections break before such a message.
-func (c *failing) cutPool(before func(kind byte, body []byte) bool) *pgxpool.Pool {
-	return reconfigured(c.T, c.pool, func(config *pgxpool.Config) {
-		dial := config.ConnConfig.DialFunc
-		config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := dial(ctx, network, addr)
-			return cutConn{conn, before, new(bytes.Buffer)}, err
-		}
-	})
-}
-
-// A row, and the end of a COMMIT. The server sends them when the transaction is committed: only then, the batch ends.
-func aRow(kind byte, _ []byte) bool      { return kind == 'D' }
-func theCommit(kind byte, b []byte) bool { return kind == 'C' && string(b) == "COMMIT\x00" }
-
-// afterConflict cancels when a statement has failed by a conflict.
-type afterConflict struct{ cancel func() }
-
-func (afterConflict) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	return ctx
-}
-
-func (a afterConflict) TraceQueryEnd(_ context.Context, _ *pgx.Conn, end pgx.TraceQueryEndData) {
-	if sqlState(end.Err) == "40001" {
-		a.cancel()
-	}
-}
-
-// beginRefused is a pool on which no transaction begins.
-type beginRefused struct {
-	*pgxpool.Pool
-	code string
-}
-
-func (p beginRefused) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) {
-	return nil, &pgconn.PgError{Code: p.code, Message: "no"}
-}
 
 // consumed is a transaction's function that consumes.
 func (c *failing) consumed(ctx context.Context, tx pgx.Tx) error {
@@ -729,160 +595,6 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 	})
 	maps.Copy(all, failuresOfOpen(conflicting))
 	return all
-}
-
-// failuresOfOpen are those of Open and Close.
-func failuresOfOpen(conflicting *pgxpool.Pool) map[string]failure {
-	invalid := ratelimit.ErrInvalid
-	state := func(code string) error { return &pgconn.PgError{Code: code} }
-	// The server refuses everything, so an error that is another one was made before anything was sent.
-	unsent := func(change func(c *failing, o *ratelimit.Options)) func(c *failing) error {
-		return func(c *failing) error {
-			return c.opens(refusing{"55P03"}, func(o *ratelimit.Options) {
-				o.NoSweep = true // which needs a pool, and so hides what is sent
-				change(c, o)
-			})
-		}
-	}
-	noRight := func(change func(db ratelimit.DB, o *ratelimit.Options)) failure {
-		return failure{by: "Open", is: state("42501"), bare: true, do: func(c *failing) error {
-			role := createRole(c.T, c.pool)
-			mustExec(c.T, c.pool, named("GRANT USAGE ON SCHEMA app TO app_user", schemaOf(c.T, c.pool), role))
-			app := asRole(c.T, c.pool, role, 1)
-			return c.opens(app, func(o *ratelimit.Options) { change(app, o) })
-		}}
-	}
-	readOnly := func(change func(db ratelimit.DB, o *ratelimit.Options)) failure {
-		return failure{by: "Open", is: state("25006"), bare: true, do: func(c *failing) error {
-			standby := reconfigured(c.T, c.pool, func(config *pgxpool.Config) {
-				startWith(c.T, config.ConnConfig, map[string]string{"default_transaction_read_only": "on"})
-			})
-			return c.opens(standby, func(o *ratelimit.Options) { change(standby, o) })
-		}}
-	}
-	lastFlush := func(noBackground bool) failure {
-		return failure{by: "Close", is: state("42P01"), gone: 1, bare: true, do: func(c *failing) error {
-			limits := c.opened(func(o *ratelimit.Options) {
-				o.NoBackground = noBackground
-				o.Usage = &usage.Recorder{DB: c.pool, Every: time.Hour, OnError: func(error) {}}
-			})
-			if _, err := limits.Consume(c.ctx, c.pool, c.request()); err != nil {
-				return err
-			}
-			mustExec(c.T, c.pool, "ALTER TABLE rate_limit_usage RENAME TO away")
-			defer mustExec(c.T, c.pool, "ALTER TABLE away RENAME TO rate_limit_usage")
-			return limits.Close(c.ctx)
-		}}
-	}
-	return map[string]failure{
-		"Open: no database":                {by: "Open", is: invalid, bare: true, do: func(c *failing) error { return c.opens(nil, func(*ratelimit.Options) {}) }},
-		"Open: a Coalescer without a pool": {by: "Open", is: invalid, bare: true, do: func(c *failing) error { return c.opens(&ratelimit.Coalescer{}, func(*ratelimit.Options) {}) }},
-		"Open: a connection": {by: "Open", is: invalid, bare: true, do: func(c *failing) error {
-			return c.opens(acquire(c.T, c.pool), func(*ratelimit.Options) {})
-		}},
-		"Open: a transaction": {by: "Open", is: invalid, bare: true, do: func(c *failing) error {
-			return c.limiter.InTx(c.ctx, c.pool, func(_ context.Context, tx pgx.Tx) error { return c.opens(tx, func(*ratelimit.Options) {}) })
-		}},
-		"Open: a DB that begins no transactions": {by: "Open", is: invalid, bare: true, do: func(c *failing) error {
-			return c.opens(refusing{"55P03"}, func(*ratelimit.Options) {})
-		}},
-		"Open: no program":  {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.Program = "" })},
-		"Open: no limits":   {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.Limits = nil })},
-		"Open: SweepEvery":  {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.SweepEvery = -1 })},
-		"Open: a slow poll": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.Overrides = &ratelimit.Overrides{Every: time.Hour} })},
-		"Open: overrides and none": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) {
-			o.Overrides, o.NoOverrides = new(ratelimit.Overrides), true
-		})},
-		"Open: a Recorder without a pool": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.Usage = new(usage.Recorder) })},
-		"Open: a limit twice":             {by: "Open", is: invalid, do: unsent(func(c *failing, o *ratelimit.Options) { o.Limits = []ratelimit.Limit{c.limit, c.limit} })},
-		"Open: a limit that is invalid": {by: "Open", is: invalid, do: unsent(func(c *failing, o *ratelimit.Options) {
-			o.Limits = []ratelimit.Limit{ratelimit.TokenBucket(c.limit.Name(), -1, time.Hour)}
-		})},
-
-		"Open: a schema that is not migrated": {by: "Open", is: migrations.ErrBehind, bare: true, do: func(c *failing) error {
-			return c.opens(connect(c.T, newSchema(c.T), 1), func(*ratelimit.Options) {})
-		}},
-		"Open: an older schema": {by: "Open", is: migrations.ErrBehind, bare: true, do: func(c *failing) error {
-			pool := connect(c.T, newSchema(c.T), 1)
-			mustExec(c.T, pool, "CREATE FUNCTION ratelimit_schema(OUT version integer, OUT hash text) LANGUAGE sql AS $$SELECT 0, ''$$")
-			return c.opens(pool, func(*ratelimit.Options) {})
-		}},
-		"Open: the context has ended": {by: "Open", is: context.Canceled, bare: true, do: func(c *failing) error {
-			c.ctx = ended(c.ctx)
-			return c.opens(c.pool, func(*ratelimit.Options) {})
-		}},
-		"Open: an error of the server":     {by: "Open", is: state("55P03"), bare: true, do: unsent(func(*failing, *ratelimit.Options) {})},
-		"Open: no right to read overrides": noRight(func(ratelimit.DB, *ratelimit.Options) {}),
-		"Open: no right to sweep":          noRight(func(_ ratelimit.DB, o *ratelimit.Options) { o.NoOverrides = true }),
-		"Open: no right to record usage": noRight(func(db ratelimit.DB, o *ratelimit.Options) {
-			o.NoOverrides, o.NoSweep, o.Usage = true, true, &usage.Recorder{DB: db}
-		}),
-		"Open: no right to publish":   noRight(func(_ ratelimit.DB, o *ratelimit.Options) { o.NoOverrides, o.NoSweep = true, true }),
-		"Open: no sweep in a standby": readOnly(func(ratelimit.DB, *ratelimit.Options) {}),
-		"Open: no usage in a standby": readOnly(func(db ratelimit.DB, o *ratelimit.Options) {
-			o.NoSweep, o.Usage = true, &usage.Recorder{DB: db}
-		}),
-		"Open: nothing is published in a standby": readOnly(func(_ ratelimit.DB, o *ratelimit.Options) { o.NoSweep = true }),
-		"Open: a limit of another program": {by: "Open", is: state("22023"), do: func(c *failing) error {
-			if err := ratelimit.Publish(c.ctx, c.pool, "another", ratelimit.FixedWindow(c.limit.Name(), 1, time.Hour)); err != nil {
-				return err
-			}
-			return c.opens(c.pool, func(*ratelimit.Options) {})
-		}},
-		"Open: conflicts without end": {by: "Open", is: ratelimit.ErrAttemptsExhausted, bare: true, do: func(c *failing) error {
-			ctx, cancel := context.WithCancel(c.ctx)
-			defer cancel()
-			c.ctx = ctx
-			return c.opens(reconfigured(c.T, conflicting, func(config *pgxpool.Config) { config.ConnConfig.Tracer = afterConflict{cancel} }),
-				func(*ratelimit.Options) {})
-		}},
-
-		"Close: a call is under way when the context ends": {by: "Close", is: context.Canceled, gone: 1, bare: true, do: func(c *failing) (closed error) {
-			var limits *ratelimit.Limiter
-			limits = c.opened(func(o *ratelimit.Options) {
-				o.Observer = func(ctx context.Context, _ ratelimit.Decision) { closed = limits.Close(ended(ctx)) }
-			})
-			if _, err := limits.Consume(c.ctx, c.pool, c.request()); err != nil {
-				return err
-			}
-			closeLimiter(c, limits)
-			return closed
-		}},
-		"Close: the last flush fails":                       lastFlush(false),
-		"Close: the last flush fails, without a background": lastFlush(true),
-	}
-}
-
-// opening opens a Limiter with a list of one limit, and options that were changed.
-func (c *failing) opening(db ratelimit.DB, change func(o *ratelimit.Options)) (*ratelimit.Limiter, error) {
-	o := ratelimit.Options{Program: "failing", Limits: []ratelimit.Limit{c.limit}, OnError: noError(c)}
-	change(&o)
-	return ratelimit.Open(c.ctx, db, o)
-}
-
-// opens wants no Limiter.
-func (c *failing) opens(db ratelimit.DB, change func(o *ratelimit.Options)) error {
-	limits, err := c.opening(db, change)
-	if (limits == nil) != (err != nil) {
-		c.Errorf("a Limiter, %v, and an error, %v", limits, err)
-	}
-	if limits != nil {
-		closeLimiter(c, limits)
-	}
-	return err
-}
-
-// opened is a Limiter without a background, unless the options are changed.
-func (c *failing) opened(change func(o *ratelimit.Options)) *ratelimit.Limiter {
-	limits, err := c.opening(c.pool, func(o *ratelimit.Options) {
-		o.NoBackground = true
-		change(o)
-	})
-	if err != nil {
-		c.Fatal(err)
-	}
-	c.Cleanup(func() { closeLimiter(c, limits) })
-	return limits
 }
 
 // waits waits for a token, and its context ends meanwhile, after gone was called.
