@@ -44,11 +44,16 @@ func TestRPCWithoutTheDatabaseCallsAreRefusedOrPassByChoice(t *testing.T) {
 
 			on := cut.off(row.hang)
 			o.limit.Timeout = 200 * time.Millisecond
-			s := o.wants(serve(), row.code)
+			broken := serve()
+			if row.open {
+				eventually(o.T, "a call passes", func() bool { _, s := broken.say(o.Context(), "hello"); return s.Code() == codes.OK })
+				o.observed()
+			}
+			s := o.wants(broken, row.code)
 			if row.code != codes.OK && (len(s.Details()) != 0 || s.Message() != "the rate limit cannot be checked at the moment") {
 				o.Errorf("%s: %v", row.name, s)
 			}
-			if d := o.observed(); len(d) != 1 || d[0].Code != codes.Unavailable || d[0].Err == nil || d[0].Passed != (row.code == codes.OK) {
+			if d := o.observed(); len(d) != 1 || d[0].Code != codes.Unavailable || d[0].Err == nil || d[0].Passed != (row.code == codes.OK) || d[0].FailedOpen != row.open {
 				o.Errorf("%s: observed %+v", row.name, d)
 			}
 			on()

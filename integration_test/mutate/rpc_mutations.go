@@ -8,11 +8,11 @@ var rpcMutations = []mutation{
 		tests: "TestRPCWithoutTheDatabaseCallsAreRefusedOrPassByChoice",
 	}, {
 		name: "rpc-stays-closed", file: "ratelimit/rpclimit/rpclimit.go", what: "FailOpen does nothing",
-		old: "open = i.FailOpen && refusal", new: "open = false && refusal",
+		old: "d.FailedOpen = i.FailOpen && refusal", new: "d.FailedOpen = false && refusal",
 		tests: "TestRPCWithoutTheDatabaseCallsAreRefusedOrPassByChoice",
 	}, {
 		name: "rpc-observe-only", file: "ratelimit/rpclimit/rpclimit.go", what: "ObserveOnly refuses",
-		old: "|| open || i.ObserveOnly", new: "|| open",
+		old: "|| d.FailedOpen || i.ObserveOnly", new: "|| d.FailedOpen",
 		tests: "TestRPCObserveOnlyLetsDeniedCallsPass",
 	}, {
 		name: "rpc-client-gone", file: "ratelimit/rpclimit/rpclimit.go", what: "a client that leaves counts as a failure of the database",
@@ -24,8 +24,20 @@ var rpcMutations = []mutation{
 		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
 	}, {
 		name: "rpc-client-gone-passes", file: "ratelimit/rpclimit/rpclimit.go", what: "with FailOpen, the call of a client that left passes",
-		old: "status.FromContextError(ctx.Err()), false", new: "status.FromContextError(ctx.Err()), open",
+		old: "status.FromContextError(ctx.Err()), false", new: "status.FromContextError(ctx.Err()), d.FailedOpen",
 		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
+	}, {
+		name: "outcome-overload", file: "internal/outcome/reach.go", what: "FailOpen passes what took too long",
+		old: "nobodyThere(err) || r != nil && r.silent()", new: "nobodyThere(err) || errors.Is(err, context.DeadlineExceeded)",
+		tests: "TestFailOpenIsNotForOverload",
+	}, {
+		name: "outcome-patience", file: "internal/outcome/reach.go", what: "one probe without an answer opens",
+		old: "patience     = 5 * time.Second", new: "patience     = 1 * time.Millisecond",
+		tests: "TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice",
+	}, {
+		name: "outcome-answers", file: "internal/outcome/reach.go", what: "a server without a free connection counts as unreachable",
+		old: `answer.SQLState() != "57P03"`, new: `answer.SQLState() != "53300"`,
+		tests: "TestFailOpenIsNotForOverload|TestWhatSaysThatTheDatabaseIsUnreachable",
 	}, {
 		name: "outcome-timeout", file: "internal/outcome/outcome.go", what: "a decision takes as long as the client waits",
 		old: "context.WithTimeout(ctx, timeout)", new: "context.WithTimeout(ctx, timeout+time.Hour)",

@@ -59,12 +59,6 @@ func Status(result ratelimit.Result, err error) int {
 	}
 }
 
-// MayPass reports whether FailOpen may let a call pass whose status is 503: if the database was asked, or could not be. A
-// limiter that has not loaded its overrides may have to block the key, and one that is closed decides nothing.
-func MayPass(err error) bool {
-	return !errors.Is(err, ratelimit.ErrNotLoaded) && !errors.Is(err, ratelimit.ErrClosed)
-}
-
 // Uncountable reports whether a key or a count is refused, by the library or by the database.
 func Uncountable(err error) bool { return errors.Is(err, ratelimit.ErrInvalid) || unstorable(err) }
 

@@ -66,7 +66,7 @@ var ErrNotLimited = errors.New("httplimit: the request is not limited")
 //   - 400 if the request can never be granted ([ratelimit.ErrExceedsCapacity]), or if its key or count, which came from the
 //     client, is invalid. There is no Retry-After, since waiting does not help. It is not 413, which is about the size of
 //     the content;
-//   - 503 if the database could not be asked, unless FailOpen is set;
+//   - 503 if the database could not be asked, unless FailOpen lets it pass;
 //   - the status of a [StatusError], if Requests returns one;
 //   - 500 if Requests returns another error, or no requests, or if a limit is wrong in itself.
 //
@@ -107,13 +107,17 @@ type Middleware struct {
 	// enforcing it. It consumes, calls the Observer, and sets the header fields except Retry-After.
 	ObserveOnly bool
 
-	// FailOpen lets requests pass if the database could not be asked. That includes a missing migration or GRANT (SQLSTATE
-	// 42883, 42501), but not a limiter that is closed or has not loaded its overrides ([ratelimit.ErrClosed],
-	// [ratelimit.ErrNotLoaded]): 503. Each such request is reported to the Observer, or logged without one.
+	// FailOpen lets requests pass if the database cannot be reached: nobody listens, or the server starts or stops (SQLSTATE
+	// 57P03). If a call had no answer in time, a connection that each pool keeps for this must have had none for five seconds
+	// either. So an overload, which clients can cause, does not pass: not a timeout, a full pool, a row that is locked, nor
+	// any other SQLSTATE. Nor do a missing migration or GRANT, a call whose connection breaks, [ratelimit.ErrNotLoaded] and
+	// [ratelimit.ErrClosed].
+	// A DB that is no pool of pgx and no Coalescer passes only if nobody listens. Each request that passed so is reported to
+	// the Observer (FailedOpen), or logged without one.
 	FailOpen bool
 
 	// Timeout bounds the decision. A charge or a refund afterwards has as long again. If the time is over before the
-	// decision, the database could not be asked (503, or FailOpen). 0 is [DefaultTimeout].
+	// decision, the database could not be asked: 503. 0 is [DefaultTimeout].
 	Timeout time.Duration
 
 	// Jitter adds up to this part of the wait to Retry-After, so that clients denied together do not come back together.
@@ -164,6 +168,9 @@ type Decision struct {
 
 	// Passed says that the handler is called: after a grant, or by ObserveOnly or FailOpen.
 	Passed bool
+
+	// FailedOpen says that the request passed by FailOpen: nothing was counted.
+	FailedOpen bool
 }
 
 // statusClientClosedRequest is nginx's number for its log: the client has gone and cannot read it.
@@ -177,6 +184,9 @@ const statusClientClosedRequest = 499
 func (m Middleware) Handler(next http.Handler) http.Handler {
 	if wrong := m.wrong(next); wrong != "" {
 		panic("httplimit: a Middleware cannot be mounted: " + wrong)
+	}
+	if m.FailOpen {
+		outcome.Watch(m.DB)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		requests, d, limited := m.decide(r)
@@ -221,18 +231,17 @@ func (m Middleware) decide(r *http.Request) (requests []ratelimit.Request, d Dec
 	if errors.Is(d.Err, ErrNotLimited) {
 		return nil, Decision{}, false
 	}
-	open := false
 	if d.Err != nil {
 		d.Status = statusOf(d.Err)
 	} else {
 		d.Result, d.Err = outcome.Consume(r.Context(), m.timeout(), m.Limiter, m.DB, requests)
 		d.Status = outcome.Status(d.Result, d.Err)
-		open = m.FailOpen && d.Status == http.StatusServiceUnavailable && outcome.MayPass(d.Err)
+		d.FailedOpen = m.FailOpen && d.Status == http.StatusServiceUnavailable && outcome.Unreachable(m.DB, d.Err)
 	}
 	if d.Status >= 500 && errors.Is(r.Context().Err(), context.Canceled) {
-		d.Status, open = statusClientClosedRequest, false // not a failure of the database
+		d.Status, d.FailedOpen = statusClientClosedRequest, false // not a failure of the database
 	}
-	d.Passed = d.Status == 0 || open || m.ObserveOnly
+	d.Passed = d.Status == 0 || d.FailedOpen || m.ObserveOnly
 	return requests, d, true
 }
 
@@ -249,7 +258,7 @@ func (m Middleware) observe(r *http.Request, d Decision) {
 	case m.Observer != nil:
 		m.Observer(r, d)
 	case d.Status >= 500 || d.Status == 0 && d.Err != nil:
-		slog.ErrorContext(r.Context(), "httplimit: the rate limit failed", "status", d.Status, "passed", d.Passed, "error", d.Err)
+		slog.ErrorContext(r.Context(), "httplimit: the rate limit failed", "status", d.Status, "passed", d.Passed, "failed_open", d.FailedOpen, "error", d.Err)
 	case d.Status == http.StatusBadRequest && outcome.Uncountable(d.Err):
 		slog.WarnContext(r.Context(), "httplimit: invalid key or count", "status", d.Status, "passed", d.Passed, "error", d.Err)
 	}

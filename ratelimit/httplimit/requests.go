@@ -95,15 +95,17 @@ type ClientIP struct {
 //   - For TrustedNetworks and ClientHeader, the key is the address of the proxy that should have stated it.
 func (c ClientIP) Key(r *http.Request) string {
 	addr, ok := address(r.RemoteAddr)
-	var entries []string // further left than addr
+	var entries fromRight // left of addr
 	if c.TrustedProxies > 0 || len(c.TrustedNetworks) > 0 {
-		entries = strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
+		entries.lines = r.Header.Values("X-Forwarded-For")
 	}
 	trusted := c.TrustedNetworks
 	if c.TrustedProxies > 0 {
-		i := len(entries) - c.TrustedProxies
-		if stated, isAddress := entry(entries, i); isAddress {
-			addr, ok, entries = stated, true, entries[:i]
+		for n := 1; n < c.TrustedProxies && !entries.read(); n++ {
+			entries.next()
+		}
+		if stated, isAddress := entries.next(); isAddress {
+			addr, ok = stated, true
 		} else {
 			trusted = nil
 		}
@@ -112,13 +114,13 @@ func (c ClientIP) Key(r *http.Request) string {
 		return "unknown"
 	}
 	if c.ClientHeader != "" {
-		entries = r.Header.Values(c.ClientHeader)
-		if len(entries) > 1 {
-			entries = nil
+		entries = fromRight{}
+		if stated := r.Header.Values(c.ClientHeader); len(stated) == 1 && !strings.Contains(stated[0], ",") {
+			entries.lines = stated
 		}
 	}
-	for i := len(entries) - 1; isIn(trusted, addr); i-- {
-		stated, isAddress := entry(entries, i)
+	for isIn(trusted, addr) {
+		stated, isAddress := entries.next()
 		if !isAddress {
 			break
 		}
@@ -127,12 +129,32 @@ func (c ClientIP) Key(r *http.Request) string {
 	return c.mask(addr)
 }
 
-// entry is an address in a list, if there is one at this place.
-func entry(entries []string, i int) (netip.Addr, bool) {
-	if i < 0 {
+// fromRight reads the entries of a header field that is a list, the last one first: a client may have written many at its left.
+type fromRight struct {
+	lines []string // not yet read
+	line  *string  // what is left of the line that is read; nil: nothing
+}
+
+// read reports whether there are no more entries.
+func (f *fromRight) read() bool { return f.line == nil && len(f.lines) == 0 }
+
+// next is the address at the next place, if there is one and it is an address.
+func (f *fromRight) next() (netip.Addr, bool) {
+	if f.read() {
 		return netip.Addr{}, false
 	}
-	return address(strings.Trim(entries[i], " \t"))
+	if f.line == nil {
+		last := len(f.lines) - 1
+		f.line, f.lines = &f.lines[last], f.lines[:last]
+	}
+	entry := *f.line
+	if comma := strings.LastIndexByte(entry, ','); comma >= 0 {
+		rest := entry[:comma]
+		entry, f.line = entry[comma+1:], &rest
+	} else {
+		f.line = nil
+	}
+	return address(strings.Trim(entry, " \t"))
 }
 
 func isIn(networks []netip.Prefix, addr netip.Addr) bool {
@@ -203,8 +225,9 @@ func (c ClientIP) mask(addr netip.Addr) string {
 }
 
 // APIKey is the SHA-256 of the credential in a header field, for [ratelimit.Limit.Key]: keys are stored in the clear, and a
-// secret should not be. A missing credential is a [StatusError] of 401. Several credentials that differ are a [StatusError]
-// of 400.
+// secret should not be. A missing credential is a [StatusError] of 401. A [StatusError] of 400 are several credentials that
+// differ, and one with anything but printable ASCII, spaces and tabs: an application may trim what looks like a space, and
+// take many spellings for one.
 //
 // Different spellings of one credential are one key, as far as RFC 9110 defines them. Spaces around the credential do not
 // count. In Authorization and Proxy-Authorization, these do not count either:
@@ -228,6 +251,8 @@ func APIKey(r *http.Request, header string) (string, error) {
 	var value string
 	for i, line := range r.Header.Values(name) {
 		switch c := credential(name, line); {
+		case strings.ContainsFunc(line, func(r rune) bool { return r != '\t' && (r < ' ' || r > '~') }):
+			return "", &StatusError{http.StatusBadRequest, "The header field " + name + " has characters other than printable ASCII."}
 		case i == 0:
 			value = c
 		case c != value: // the application may read the other one

@@ -291,6 +291,28 @@ func FuzzClientIPCannotBeSpoofed(f *testing.F) {
 	})
 }
 
+// A client that writes a long list makes no more work than one that writes none.
+func TestClientIPReadsNoMoreThanItNeeds(t *testing.T) {
+	long := strings.Repeat("198.51.100.1,", 70_000)
+	for name, r := range map[string]*http.Request{
+		"one line":   from("10.0.0.1:4711", long+" 203.0.113.7, 10.0.0.2"),
+		"many lines": from("10.0.0.1:4711", append(strings.Split(long, ","), "203.0.113.7", "10.0.0.2")...),
+	} {
+		clients := httplimit.ClientIP{TrustedProxies: 1, TrustedNetworks: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
+		if key := clients.Key(r); key != "203.0.113.7" {
+			t.Errorf("%s: %q", name, key)
+		}
+		result := testing.Benchmark(func(b *testing.B) {
+			for range b.N {
+				clients.Key(r)
+			}
+		})
+		if bytes := result.AllocedBytesPerOp(); bytes > 1000 {
+			t.Errorf("%s: %d bytes for a field of %d", name, bytes, len(long))
+		}
+	}
+}
+
 func TestAPIKey(t *testing.T) {
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
 	_, err := httplimit.APIKey(r, "x-api-key")
@@ -299,13 +321,27 @@ func TestAPIKey(t *testing.T) {
 		t.Errorf("a missing key: %v", err)
 	}
 	seen := map[string]bool{}
-	for _, secret := range []string{"s3cret", "S3cret", "s3 cret", "other", strings.Repeat("long", 10_000), "\x00", "\xff"} {
+	for _, secret := range []string{"s3cret", "S3cret", "s3 cret", "other", strings.Repeat("long", 10_000)} {
 		r.Header.Set("X-API-Key", secret)
 		key, err := httplimit.APIKey(r, "x-api-key")
 		if err != nil || seen[key] || len(key) != 43 || strings.Contains(key, secret) {
 			t.Errorf("%.10q: %q, %v", secret, key, err)
 		}
 		seen[key] = true
+	}
+	for _, space := range []string{"\u00a0", "\u0085", "\u2003", "\u3000", "\u200b", "\ufeff", "\xa0", "\x85", "\v", "\f", "\x00", "\x1c", "\x7f"} {
+		for _, spelling := range []string{space + "s3cret", "s3cret" + space, "s3" + space + "cret"} {
+			for _, field := range []string{"X-API-Key", "Authorization"} {
+				r.Header.Set(field, spelling)
+				if key, err := httplimit.APIKey(r, field); key != "" || !errors.As(err, &status) || status.Status != http.StatusBadRequest {
+					t.Errorf("%s: %q: %q, %v", field, spelling, key, err)
+				}
+				r.Header.Set(field, "Bearer "+spelling)
+				if key, err := httplimit.APIKey(r, field); key != "" || err == nil {
+					t.Errorf("%s: Bearer %q: %q, %v", field, spelling, key, err)
+				}
+			}
+		}
 	}
 	r.Header.Set("X-API-Key", " s3cret\t")
 	if key, _ := httplimit.APIKey(r, "X-API-Key"); key != "HsHCa1DV08WNlYMYGvgHZlX-AHVr9yhZQLo2cPmfy6A" {

@@ -55,7 +55,7 @@ var ErrNotLimited = errors.New("rpclimit: the call is not limited")
 //   - ResourceExhausted if the call is denied or can never be granted ([ratelimit.ErrExceedsCapacity]);
 //   - PermissionDenied if it is denied by policy, because the rate of a limit is 0;
 //   - InvalidArgument if its key or count, which came from the client, is invalid;
-//   - Unavailable if the database could not be asked, unless FailOpen is set;
+//   - Unavailable if the database could not be asked, unless FailOpen lets it pass;
 //   - Canceled or DeadlineExceeded if the client was gone, or its deadline over, before the decision;
 //   - the code of the error, if Requests returns an error of gRPC or Connect. An [httplimit.StatusError] is
 //     Unauthenticated (401), PermissionDenied (403) or InvalidArgument (any other 4xx);
@@ -87,12 +87,16 @@ type Interceptor struct {
 	// enforcing it. It consumes, and calls the Observer.
 	ObserveOnly bool
 
-	// FailOpen lets calls pass if the database could not be asked. That includes a missing migration or GRANT (SQLSTATE
-	// 42883, 42501), but not a limiter that is closed or has not loaded its overrides ([ratelimit.ErrClosed],
-	// [ratelimit.ErrNotLoaded]): Unavailable. Each such call is reported to the Observer, or logged without one.
+	// FailOpen lets calls pass if the database cannot be reached: nobody listens, or the server starts or stops (SQLSTATE
+	// 57P03). If one had no answer in time, a connection that each pool keeps for this must have had none for five seconds
+	// either. So an overload, which clients can cause, does not pass: not a timeout, a full pool, a row that is locked, nor
+	// any other SQLSTATE. Nor do a missing migration or GRANT, a call whose connection breaks, [ratelimit.ErrNotLoaded] and
+	// [ratelimit.ErrClosed].
+	// A DB that is no pool of pgx and no Coalescer passes only if nobody listens. Each call that passed so is reported to
+	// the Observer (FailedOpen), or logged without one.
 	FailOpen bool
 
-	// Timeout bounds a decision. If it is over, the database could not be asked (Unavailable, or FailOpen). The client's
+	// Timeout bounds a decision. If it is over, the database could not be asked: Unavailable. The client's
 	// own deadline holds, too. 0 is [DefaultTimeout].
 	Timeout time.Duration
 
@@ -134,6 +138,9 @@ type Decision struct {
 
 	// Passed says that the handler is called, or gets the message: after a grant, or by ObserveOnly or FailOpen.
 	Passed bool
+
+	// FailedOpen says that the call passed by FailOpen: nothing was counted.
+	FailedOpen bool
 }
 
 type requestsFunc = func(ctx context.Context, call Call) ([]ratelimit.Request, error)
@@ -144,20 +151,20 @@ func (i Interceptor) decide(ctx context.Context, ask requestsFunc, call Call) *s
 	if errors.Is(err, ErrNotLimited) {
 		return nil
 	}
-	d, open := Decision{Err: err}, false
+	d := Decision{Err: err}
 	var refusal *status.Status
 	if err != nil {
 		refusal = chosen(err)
 	} else {
 		d.Result, d.Err = outcome.Consume(ctx, i.timeout(), i.Limiter, i.DB, requests)
 		refusal = refusalOf(d.Result, d.Err)
-		open = i.FailOpen && refusal.Code() == codes.Unavailable && outcome.MayPass(d.Err)
+		d.FailedOpen = i.FailOpen && refusal.Code() == codes.Unavailable && outcome.Unreachable(i.DB, d.Err)
 	}
 	if c := refusal.Code(); ctx.Err() != nil && (c == codes.Unavailable || c == codes.Internal) {
-		refusal, open = status.FromContextError(ctx.Err()), false // not a failure of the database
+		refusal, d.FailedOpen = status.FromContextError(ctx.Err()), false // not a failure of the database
 	}
 	d.Code = refusal.Code()
-	d.Passed = d.Code == codes.OK || open || i.ObserveOnly
+	d.Passed = d.Code == codes.OK || d.FailedOpen || i.ObserveOnly
 	i.observe(ctx, call, d)
 	if d.Passed {
 		return nil
@@ -178,6 +185,9 @@ func (i Interceptor) check() {
 	if wrong != "" {
 		panic("rpclimit: an Interceptor cannot be mounted: " + wrong)
 	}
+	if i.FailOpen {
+		outcome.Watch(i.DB)
+	}
 }
 
 func (i Interceptor) requests(ctx context.Context, ask requestsFunc, call Call) ([]ratelimit.Request, error) {
@@ -190,7 +200,7 @@ func (i Interceptor) requests(ctx context.Context, ask requestsFunc, call Call) 
 
 func (i Interceptor) observe(ctx context.Context, call Call, d Decision) {
 	log := func(level slog.Level, text string) {
-		slog.Log(ctx, level, text, "method", call.Method, "code", d.Code, "passed", d.Passed, "error", d.Err)
+		slog.Log(ctx, level, text, "method", call.Method, "code", d.Code, "passed", d.Passed, "failed_open", d.FailedOpen, "error", d.Err)
 	}
 	switch {
 	case i.Observer != nil:
