@@ -404,8 +404,8 @@ func TestSQLJoinsKeysAsGoDoes(t *testing.T) {
 		}
 		var stored string
 		var back, ofText []string
-		any := text(0)
-		err := pool.QueryRow(t.Context(), "SELECT k, ratelimit_key_parts(k), ratelimit_key_parts($2) FROM ratelimit_key(VARIADIC $1) AS k", parts, any).Scan(&stored, &back, &ofText)
+		other := text(0)
+		err := pool.QueryRow(t.Context(), "SELECT k, ratelimit_key_parts(k), ratelimit_key_parts($2) FROM ratelimit_key(VARIADIC $1) AS k", parts, other).Scan(&stored, &back, &ofText)
 		if err != nil || stored != ratelimit.StoredKey(parts...) || len(parts) > 1 && !slices.Equal(back, parts) {
 			t.Fatalf("seed %d: %q: stored as %q in SQL and %q in Go, which is %q, %v", seed, parts, stored, ratelimit.StoredKey(parts...), back, err)
 		}
@@ -413,7 +413,7 @@ func TestSQLJoinsKeysAsGoDoes(t *testing.T) {
 		for _, p := range []struct {
 			key   string
 			parts []string
-		}{{stored, back}, {any, ofText}} {
+		}{{stored, back}, {other, ofText}} {
 			if ratelimit.StoredKey(p.parts...) != p.key || p.key != "" && slices.Contains(p.parts, "") {
 				t.Fatalf("seed %d: %q has the parts %q", seed, p.key, p.parts)
 			}
