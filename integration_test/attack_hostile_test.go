@@ -53,7 +53,7 @@ func TestHostileRequestsAreRefusedAndPoisonNothing(t *testing.T) {
 			"a key of 10 kB":              ten.Key(long),
 			"a key one byte too long":     ten.Key(strings.Repeat("x", maxKeyLen+1)),
 			"parts too long together":     ten.Key(strings.Repeat("x", maxKeyLen/2), strings.Repeat("x", maxKeyLen/2)),
-			"escapes that make it long":   ten.Key(strings.Repeat("|", maxKeyLen/2+1)),
+			"escapes that make it long":   ten.Key("a", strings.Repeat("|", maxKeyLen/2)),
 
 			"empty name":              bucket("", 10, time.Minute),
 			"NUL in a name":           bucket("a\x00", 10, time.Minute),

@@ -145,6 +145,8 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"by hand, all":            `SELECT remaining IS NOT NULL FROM app.ratelimit_all(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('name', 'wide', 'key', $1::pg_catalog.text, 'rate', 30, 'period', '1 hour', 'shards', 3), pg_catalog.jsonb_build_object('name', 'month', 'key', $1::pg_catalog.text, 'rate', 20, 'period', '1 month', 'kind', 'calendar window', 'anchor', '2026-01-31'), pg_catalog.jsonb_build_object('name', 'bucket', 'key', $1::pg_catalog.text))) LIMIT 1`,
 		"by hand, month":          `SELECT retry_at IS NOT NULL FROM app.ratelimit_reserve('month', $1, 20, '1 month', 25, 'calendar window')`,
 		"by hand, sharded":        `SELECT granted FROM app.ratelimit_try('wide', $1, 30, '1 hour', shards => 3)`,
+		"key parts":               `SELECT pg_catalog.cardinality(app.ratelimit_key_parts(app.ratelimit_key($1::pg_catalog.text, E'a|b\\\\c'::pg_catalog.text, 'd'::pg_catalog.text))) OPERATOR(pg_catalog.=) 3`,
+		"one part":                `SELECT app.ratelimit_key($1::pg_catalog.text) OPERATOR(pg_catalog.=) $1`,
 		"keys":                    `SELECT true FROM app.ratelimit_keys('bucket', 20, '1 hour') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
 		"sweep":                   `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('bucket', 20, '1 hour', first => $1)`,
 		"publish":                 `SELECT app.ratelimit_publish($1, '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour"},{"name":"cal","kind":"calendar window","rate":20,"period":"1 month","zone":"UTC"},{"name":"u","kind":"unlimited"}]') IS NOT NULL`,

@@ -29,14 +29,20 @@ func asTenant(t *testing.T, pool *pgxpool.Pool, tenant string, fn func(tx pgx.Tx
 	}
 }
 
+// tenantPolicy is the policy of docs/security.md.
+func tenantPolicy(t *testing.T, schema, role string) string {
+	t.Helper()
+	names := strings.NewReplacer("app.rate", schema+".rate", "app_user", role) // but not app.tenant
+	return names.Replace(docSQL(t, "docs/security.md", "CREATE POLICY"))
+}
+
 // Under a policy, every function works on the rows of its tenant, and no others.
 func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 	t.Parallel()
 	owner := newPool(t, 2)
 	role, schema := createRole(t, owner), schemaOf(t, owner)
 	mustExec(t, owner, named(docSQL(t, "docs/security.md", "GRANT SELECT, INSERT"), schema, role))
-	policy := strings.NewReplacer("app.rate_limits", schema+".rate_limits", "app_user", role).Replace(docSQL(t, "docs/security.md", "CREATE POLICY")) // but not app.tenant
-	mustExec(t, owner, policy)
+	mustExec(t, owner, tenantPolicy(t, schema, role))
 	app := asRole(t, owner, role, 4)
 	var limiter ratelimit.Limiter
 	bucket := ratelimit.TokenBucket("bucket", 4, 1000*time.Hour)

@@ -247,9 +247,8 @@ func TestUsageIsWrittenByEveryDriver(t *testing.T) {
 			}
 			tell(`SELECT concat_ws('|', name, minute = '2026-07-01 12:17Z', granted, denied, failed, tokens, refunded, waited) FROM rate_limit_usage ORDER BY name`,
 				[]string{hostile + "|t|0|4|0|0|0|0", "free|t|2|0|0|0.2|0|0"})
-			key := strings.ReplaceAll(hostile, `\`, `\\`) // as Key makes it of one part
 			tell(`SELECT concat_ws('|', name, hour = '2026-07-01 12:00Z', key, denied, asked, last_denied = '2026-07-01 12:17:03.123456Z') FROM rate_limit_denials`,
-				[]string{hostile + "|t|" + key + "|4|4|t"})
+				[]string{hostile + "|t|" + hostile + "|4|4|t"})
 		})
 	}
 }

@@ -2,8 +2,10 @@ package integration_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,6 +13,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/txlimit/txlimit/migrations"
 	"github.com/txlimit/txlimit/ratelimit"
@@ -240,4 +244,71 @@ func (c clone) older() {
 	c.Helper()
 	c.edit("engine/version.sql", "version := '/* TEMPLATE: version */'", "version := '/* TEMPLATE: version */'::integer - 1")
 	c.generate()
+}
+
+// TestOnlyUTF8: in a database or a session of another encoding, Go's é and psql's é would be two keys.
+func TestOnlyUTF8(t *testing.T) {
+	t.Parallel()
+	admin := newPool(t, 1)
+	name := "latin1_" + strings.ToLower(rand.Text())
+	if _, err := admin.Exec(t.Context(), "CREATE DATABASE "+name+" ENCODING LATIN1 LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := admin.Exec(context.WithoutCancel(t.Context()), "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
+			t.Error(err)
+		}
+	})
+	latin1 := reconfigured(t, admin, func(c *pgxpool.Config) {
+		c.ConnConfig.Database = name
+		startWith(t, c.ConnConfig, map[string]string{"search_path": "public"})
+	})
+	schema, err := os.ReadFile(filepath.Join(migrationsDir(), "schema.sql"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	db := stdlib.OpenDBFromPool(latin1)
+	defer db.Close()
+	_, up := newGoose(t, db, migrationFiles(), migrations.VersionTable).Up(t.Context())
+	run := func(sql string) error {
+		return latin1.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
+			_, err := conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll()
+			return err
+		})
+	}
+	for what, err := range map[string]error{"goose": up, "schema.sql": run(string(schema))} {
+		if sqlState(err) != "0A000" || !strings.Contains(err.Error(), "UTF8") || !strings.Contains(err.Error(), "LATIN1") {
+			t.Errorf("%s in a LATIN1 database: %v", what, err)
+		}
+	}
+	// A dump brings the schema there all the same.
+	if err := run(strings.Replace(string(schema), "<> 'UTF8'", "<> 'LATIN1'", 1)); err != nil {
+		t.Fatal(err)
+	}
+	utf8 := connect(t, newMigrated(t), 2)
+	session := func(pool *pgxpool.Pool, encoding string) *pgxpool.Pool {
+		return reconfigured(t, pool, func(c *pgxpool.Config) {
+			startWith(t, c.ConnConfig, map[string]string{"search_path": schemaOf(t, pool), "client_encoding": encoding})
+		})
+	}
+	for what, row := range map[string]struct {
+		pool *pgxpool.Pool
+		fine bool
+	}{
+		"a LATIN1 database": {latin1, false}, "a LATIN1 database, with a session that converts": {session(latin1, "UTF8"), false},
+		"a session of LATIN1": {session(utf8, "LATIN1"), false}, "a session of UTF8": {session(utf8, "UTF8"), true},
+	} {
+		o := opening(row.pool)
+		o.NoBackground = true
+		limits, opened := ratelimit.Open(t.Context(), row.pool, o)
+		if opened == nil {
+			closeLimiter(t, limits)
+		}
+		_, checked := migrations.Check(t.Context(), row.pool)
+		for call, err := range map[string]error{"Open": opened, "Check": checked} {
+			if (err == nil) != row.fine || err != nil && (!strings.Contains(err.Error(), "LATIN1") || !strings.Contains(err.Error(), "client_encoding") || errors.Is(err, migrations.ErrBehind)) {
+				t.Errorf("%s on %s: %v", call, what, err)
+			}
+		}
+	}
 }

@@ -30,8 +30,10 @@ func TestKeysOfSeveralPartsNeverCollide(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := ratelimit.TokenBucket("messages", 1, time.Minute)
 		keys := [][]string{
-			{"a", "b"}, {"a|b"}, {`a\`, "b"}, {`a\|b`}, {"a", "|b"}, {"a|", "b"}, {`a\\`, "b"}, {`a\\|b`}, {`a`, `\|b`}, {"a||b"},
-			{"a", "b", "c"}, {"a|b", "c"}, {"a", "b|c"}, {"|"}, {"|", "|"}, {`\`}, {`\`, `\`}, {`\|`}, {"A", "b"}, {"a ", "b"}, {"b", "a"},
+			{"a", "b"}, {`a\`, "b"}, {"a", "|b"}, {"a|", "b"}, {`a\\`, "b"}, {`a`, `\|b`}, {"a", "b", "c"}, {"a|b", "c"}, {"a", "b|c"},
+			{"|", "|"}, {`\`, `\`}, {`\|`, "|"}, {"|", `\|`}, {`\|`, `\`}, {"A", "b"}, {"a ", "b"}, {"b", "a"},
+			// One part, which no several parts are stored as.
+			{"a||b"}, {`a\|b`}, {"|"}, {`\`}, {`\|`}, {`C:\a|b`}, {"|a|b"}, {`a|b\`},
 		}
 		for _, parts := range keys {
 			w.grant(limit.Key(parts...))

@@ -31,6 +31,9 @@ func (s Schema) Differs() string {
 // Check says which schema the database has, and returns an error that matches [ErrBehind] if it is older than this library
 // needs: [Version]. A newer one is none: it serves older libraries. To see whether functions differ, call [Schema.Differs].
 //
+// It also returns an error if the database or the session has another encoding than UTF8. There, the same key would be stored as one
+// text by this library, and as another by programs that convert.
+//
 // db is a pool, a connection or a transaction of pgx, or ratelimit.SQL of a handle of database/sql. Check only reads. It works on a
 // standby, and needs USAGE on the schema, which must be in the search_path. ratelimit.Open calls it. In a transaction, an older schema
 // than version 1 is a SQL error (42883), after which the transaction is aborted.
@@ -38,13 +41,19 @@ func Check(ctx context.Context, db interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }) (Schema, error) {
 	var s Schema
-	err := db.QueryRow(ctx, "SELECT s.version, s.hash FROM ratelimit_schema() AS s").Scan(&s.Version, &s.Hash)
+	var server, client string
+	err := db.QueryRow(ctx, "SELECT s.version, s.hash, current_setting('server_encoding'), current_setting('client_encoding') FROM ratelimit_schema() AS s").
+		Scan(&s.Version, &s.Hash, &server, &client)
 	if state := (interface{ SQLState() string })(nil); errors.As(err, &state) && state.SQLState() == "42883" {
 		return Schema{}, fmt.Errorf("%w: there is no function ratelimit_schema: migrate first (`txlimit migrate`, or goose with package migrations); "+
 			"if that was done, is the schema in the search_path, and has this role USAGE on it? %w", ErrBehind, err)
 	}
 	if err != nil {
 		return Schema{}, err
+	}
+	if server != "UTF8" || client != "UTF8" {
+		return s, fmt.Errorf("the database has the encoding %s, and the session has client_encoding %s: both must be UTF8, or a key with letters beyond ASCII is stored as "+
+			"another text than psql stores; see docs/databases.md#encoding", server, client)
 	}
 	if s.Version < Version {
 		return s, fmt.Errorf("%w: it has version %d, and the library needs %d: migrate first (`txlimit migrate`, or goose with package migrations), then deploy",

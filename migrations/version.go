@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "b5bb222253fb8d5d99431f5e5f833f7e4cdf803130abd36bafc72145ff9a813a"
+const Hash = "c10d4dc6d0062c281eba4fb7ef3779d53a9d2be650e88fe5b6a6e0b2aa886e5a"

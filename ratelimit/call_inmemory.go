@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/inmemory"
@@ -14,12 +13,11 @@ func init() { inmemory.Consume = (*Limiter).consumeInMemory }
 // consumeInMemory is Consume for one key, as stored, on a table in memory. The limiter has a Clock, and the limit has no
 // shards. The limit's numbers for the key at that time are there too, unless it has no rows, or the call is invalid.
 func (l *Limiter) consumeInMemory(t inmemory.Table, limit Limit, key string, count float64) (Result, algebra.Limit, error) {
-	r := limit.Global().Count(count)
-	if key != "" && r.err == nil {
-		if r.key = key; checkText("key", key, maxKeyLen) != nil {
-			r.err = fmt.Errorf("%w: limit %q: %w", ErrInvalid, limit.name, checkText("key", key, maxKeyLen))
-		}
+	r := limit.Global()
+	if key != "" {
+		r = limit.Key(key)
 	}
+	r = r.Count(count)
 	c, err := l.newCall(VerbConsume, "", []Request{r}, nil)
 	result, a := unanswered(VerbConsume, c.requests), c.byPolicy()
 	switch {

@@ -41,8 +41,8 @@ func TestJitterIsTheSameForTheSameKeyAndWithinTheSpan(t *testing.T) {
 	if got := Jitter(at, time.Hour, "sendMessage", "user|17").Sub(at); got != 32*time.Minute+13*time.Second+612238*time.Microsecond {
 		t.Errorf("the share of this key has changed: %v", got)
 	}
-	if Jitter(at, time.Hour, "a", "b").Equal(Jitter(at, time.Hour, "a|b")) {
-		t.Error("two parts are the same as one that has the separator in it")
+	if Jitter(at, time.Hour, "a", "b|c").Equal(Jitter(at, time.Hour, "a|b", "c")) {
+		t.Error("a part that has the separator in it is the same as two")
 	}
 }
 

@@ -14,8 +14,11 @@ type Request struct {
 }
 
 // Key makes a request for one token of a key's share of the limit. A key is, for example, a user, a team or an address.
-// Several parts ("eu", userID) are stored as "eu|userID", with a backslash before each "|" and backslash of the parts. So
-// different parts never make the same key.
+// One part is stored exactly as it is, whatever characters it has. Several parts ("eu", userID) are joined: see [StoredKey].
+// So SQL by hand, the tool and the page find a key of one part under the text that the program has.
+//
+// Different keys of several parts are never the same key. But the one part "eu|ann" and the two parts "eu" and "ann" are one
+// text, and so one row of the limit. So give all keys of a limit one part, or all of them several.
 //
 // A key is valid UTF-8 without NUL, at most 1024 bytes long. No part may be empty: a missing user id must not count for all
 // users together. For a limit without keys, use [Limit.Global]. The key is stored in the clear. Hash keys that should not
@@ -34,7 +37,7 @@ func (l Limit) Key(parts ...string) Request {
 			r.err = fmt.Errorf("%w: limit %q: part %d of the key is empty (for a limit without keys, use Global)", ErrInvalid, l.name, i+1)
 		}
 	}
-	r.key = joinKey(parts)
+	r.key = StoredKey(parts...)
 	if r.err == nil {
 		if err := checkText("key", r.key, maxKeyLen); err != nil {
 			r.err = fmt.Errorf("%w: limit %q: %w", ErrInvalid, l.name, err)
@@ -55,13 +58,13 @@ func (r Request) Count(tokens float64) Request {
 	return r
 }
 
-// escape keeps the parts of a key apart.
-var escape = strings.NewReplacer(`\`, `\\`, `|`, `\|`)
-
-// joinKey joins the parts with "|".
-func joinKey(parts []string) string {
+// StoredKey is the text under which [Limit.Key] stores a key of these parts, for SQL by hand and for texts to compare with
+// [Status] and [Decision]. One part is the text itself. Several are joined by "|", with a backslash before each "|" and each
+// backslash of a part: "eu" and "a|b" are stored as eu|a\|b. The SQL function ratelimit_key does the same, and
+// ratelimit_key_parts finds the parts again. It checks nothing: Key refuses a key without parts, and an empty part.
+func StoredKey(parts ...string) string {
 	if len(parts) == 1 {
-		return escape.Replace(parts[0])
+		return parts[0]
 	}
 	escaped := make([]string, len(parts))
 	for i, part := range parts {
@@ -69,3 +72,6 @@ func joinKey(parts []string) string {
 	}
 	return strings.Join(escaped, "|")
 }
+
+// escape keeps the parts of a key apart.
+var escape = strings.NewReplacer(`\`, `\\`, `|`, `\|`)

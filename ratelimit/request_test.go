@@ -13,8 +13,8 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// splitKey is the inverse of joinKey. Since there is an inverse, no two keys collide.
-func splitKey(key string) []string {
+// keyParts is what ratelimit_key_parts does in SQL: the only two or more parts that are stored so, or else the key.
+func keyParts(key string) []string {
 	parts := []string{""}
 	for i := 0; i < len(key); i++ {
 		last := &parts[len(parts)-1]
@@ -22,11 +22,16 @@ func splitKey(key string) []string {
 		case '|':
 			parts = append(parts, "")
 		case '\\':
-			i++
-			*last += key[i : i+1]
+			if i++; i == len(key) {
+				return []string{key}
+			}
+			fallthrough
 		default:
 			*last += key[i : i+1]
 		}
+	}
+	if len(parts) < 2 || slices.Contains(parts, "") || StoredKey(parts...) != key {
+		return []string{key}
 	}
 	return parts
 }
@@ -37,10 +42,12 @@ func TestKeysOfSeveralParts(t *testing.T) {
 		parts []string
 		want  string
 	}{
-		{[]string{"ann"}, "ann"}, {[]string{"eu", "ann"}, "eu|ann"}, {[]string{"eu|ann"}, `eu\|ann`}, {[]string{`eu\`, "ann"}, `eu\\|ann`},
-		{[]string{"a", "b", "c"}, "a|b|c"}, {[]string{"é", "|"}, `é|\|`},
+		{[]string{"ann"}, "ann"}, {[]string{"eu", "ann"}, "eu|ann"}, {[]string{`eu\`, "ann"}, `eu\\|ann`},
+		{[]string{"a", "b", "c"}, "a|b|c"}, {[]string{"é", "|"}, `é|\|`}, {[]string{"eu|ann", "bob"}, `eu\|ann|bob`}, {[]string{"eu", `C:\bob|`}, `eu|C:\\bob\|`},
+		// One part is stored as it is.
+		{[]string{"auth0|ann"}, "auth0|ann"}, {[]string{`CORP\ann`}, `CORP\ann`}, {[]string{`\|`}, `\|`}, {[]string{"|"}, "|"}, {[]string{`a\`}, `a\`},
 	} {
-		if r := limit.Key(row.parts...); r.key != row.want || r.err != nil {
+		if r := limit.Key(row.parts...); r.key != row.want || r.err != nil || StoredKey(row.parts...) != row.want {
 			t.Errorf("%q: %q, %v, want %q", row.parts, r.key, r.err, row.want)
 		}
 	}
@@ -61,14 +68,34 @@ func TestTheErrorForAKeyDoesNotQuoteIt(t *testing.T) {
 	}
 }
 
+// FuzzKey: a part alone is stored as it is. Several parts have one text, and no other parts have it.
 func FuzzKey(f *testing.F) {
-	for _, s := range []string{"a", "a,b", "a|b", `a\,b`, `a\|,b`, `\`, "|", "|,|", "", ",", `\\,|\`} {
-		f.Add(s)
+	for _, s := range []string{"a", "a,b", "a|b", `a\,b`, `a\|,b`, `\`, "|", "|,|", `\\,|\`, "auth0|ann", `CORP\ann,x`, "é,日本,🚦", `a\,\,|`} {
+		f.Add(s, s+"|"+s)
 	}
-	f.Fuzz(func(t *testing.T, s string) {
-		parts := strings.Split(s, ",")
-		if back := splitKey(joinKey(parts)); !slices.Equal(back, parts) {
-			t.Fatalf("%q became %q, which is %q", parts, joinKey(parts), back)
+	f.Fuzz(func(t *testing.T, a, b string) {
+		if StoredKey(a) != a {
+			t.Fatalf("%q is stored as %q", a, StoredKey(a))
+		}
+		of := map[string][]string{}
+		for _, s := range []string{a, b} {
+			parts := strings.Split(s, ",")
+			if len(parts) < 2 {
+				continue
+			}
+			stored := StoredKey(parts...)
+			if other, there := of[stored]; there && !slices.Equal(parts, other) {
+				t.Fatalf("%q and %q are both stored as %q", parts, other, stored)
+			}
+			of[stored] = parts
+			if back := keyParts(stored); !slices.Contains(parts, "") && !slices.Equal(back, parts) {
+				t.Fatalf("%q became %q, which is %q", parts, stored, back)
+			}
+		}
+		for _, s := range []string{a, b} { // any text: its parts are stored so
+			if parts := keyParts(s); StoredKey(parts...) != s {
+				t.Fatalf("%q has the parts %q, which are stored as %q", s, parts, StoredKey(parts...))
+			}
 		}
 	})
 }

@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"io"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/txlimit/txlimit/ratelimit"
 )
 
 // The exit statuses.
@@ -37,6 +40,7 @@ type app struct {
 	// Flags.
 	database, schema string
 	json, yes        bool
+	parts            []string // of the key
 
 	conn    *pgx.Conn
 	needs   []string // the privileges that the command needs: "SELECT rate_limits"
@@ -112,8 +116,8 @@ PGDATABASE, PGPASSWORD, PGSERVICE, PGPASSFILE, PGSSLMODE and so on. Through a po
 
 Which schema: the first of the role's search_path that has the limits, or --schema.
 
-LIMIT is the name of a limit. KEY is a key as it is stored: 'eu|user-17' for a key of two parts. For a limit without keys,
-leave it out.
+LIMIT is the name of a limit. KEY is the key as the program has it, or as it is listed. A key of several parts is given by --part
+eu --part user-17, or as it is stored: 'eu|user-17'. For a limit without keys, leave it out.
 
 Times are in UTC. Names and keys with characters that a terminal does not show are printed in quotes, with escapes.`
 
@@ -271,6 +275,9 @@ func (a *app) do(command *cobra.Command, needs []string, run func(ctx context.Co
 	command.DisableFlagsInUseLine = true
 	command.RunE = func(cmd *cobra.Command, args []string) error {
 		a.running, a.needs = true, needs
+		if len(a.parts) > 0 {
+			args = append(slices.Clone(args), ratelimit.StoredKey(a.parts...)) // the KEY
+		}
 		return run(cmd.Context(), args)
 	}
 	return command

@@ -865,3 +865,18 @@ func TestABlockOverNumbers(t *testing.T) {
 	w.sql("SELECT ratelimit_unlimited('l', 'k'), ratelimit_block('l', 'k')")
 	w.run("show", "l", "k").wants(t, exitOK, "balance +unlimited: nothing is taken", "denied +yes, blocked by override")
 }
+
+// A database or a role may have set another encoding. The arguments are UTF-8 all the same.
+func TestKeysAreUTF8WhateverTheSessionIs(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 1, time.Hour))
+	separator := "?"
+	if strings.Contains(w.url, "?") {
+		separator = "&"
+	}
+	w.url += separator + "client_encoding=LATIN1"
+	w.run("block", "l", "é日").wants(t, exitOK)
+	var key string
+	if err := w.conn.QueryRow(t.Context(), "SELECT key FROM rate_limit_overrides").Scan(&key); err != nil || key != "é日" {
+		t.Errorf("the key é日 is stored as %q, %v", key, err)
+	}
+}

@@ -43,6 +43,9 @@ func (a *app) completeLimitAndKey(cmd *cobra.Command, args []string, begin strin
 	case 0:
 		return a.completeLimits(cmd, args, begin)
 	case 1:
+		if len(a.parts) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
 		return a.complete(cmd, begin, func(ctx context.Context, tx pgx.Tx) ([]string, error) {
 			return collect(ctx, tx, pgx.RowTo[string], `
 				SELECT key FROM (SELECT key FROM rate_limits WHERE name = $1 AND key >= $2 AND key <> '' AND shard = 0 ORDER BY key LIMIT 50) AS k

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,6 +26,8 @@ func (a *app) config() (*pgx.ConnConfig, error) {
 	if config.RuntimeParams["application_name"] == "" {
 		config.RuntimeParams["application_name"] = "txlimit"
 	}
+	// Arguments are UTF-8, whatever a role or a database has set.
+	config.RuntimeParams["client_encoding"] = "UTF8"
 	if a.schema != "" {
 		config.RuntimeParams["search_path"] = pgx.Identifier{a.schema}.Sanitize()
 	}
@@ -100,6 +103,13 @@ func optional(text string) *string {
 	return &text
 }
 
+// takesKey gives a command the arguments LIMIT [KEY], and --part.
+func (a *app) takesKey(c *cobra.Command) {
+	c.Args = func(_ *cobra.Command, args []string) error { return limitAndKey(args, a.parts) }
+	c.ValidArgsFunction = a.completeLimitAndKey
+	c.Flags().StringArrayVar(&a.parts, "part", nil, "a `part` of a key of several parts, instead of KEY: once for each, in their order")
+}
+
 // keyOf is the KEY of the arguments LIMIT [KEY].
 func keyOf(args []string) *string {
 	if len(args) < 2 {
@@ -116,17 +126,21 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// limitAndKey checks the arguments LIMIT [KEY].
-func limitAndKey(args []string) error {
+// limitAndKey checks the arguments LIMIT [KEY], and the parts that may stand for KEY.
+func limitAndKey(args, parts []string) error {
 	switch {
 	case len(args) == 0:
 		return fmt.Errorf("the name of the limit is missing")
 	case len(args) > 2:
-		return fmt.Errorf("too many arguments: %q comes after LIMIT and KEY (a key with blanks needs quotes)", args[2])
+		return fmt.Errorf("too many arguments: %q comes after LIMIT and KEY (a key with blanks needs quotes, and a key of several parts --part)", args[2])
 	case args[0] == "":
 		return fmt.Errorf("the name of the limit is empty")
 	case len(args) == 2 && args[1] == "":
 		return fmt.Errorf("the key is empty: for a limit without keys, and for all keys, leave KEY out")
+	case len(args) == 2 && len(parts) > 0:
+		return fmt.Errorf("there are KEY %q and --part: give one of them", args[1])
+	case slices.Contains(parts, ""):
+		return fmt.Errorf("--part is empty: no part of a key is")
 	}
 	return nil
 }

@@ -115,7 +115,7 @@ than one token left at their last use: they may be denied now. (A key to which t
 }
 
 func onlyLimit(args []string) error {
-	if err := limitAndKey(args); err != nil {
+	if err := limitAndKey(args, nil); err != nil {
 		return err
 	}
 	if len(args) > 1 {

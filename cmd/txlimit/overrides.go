@@ -283,9 +283,8 @@ Keys with numbers of their own, which the program alone knows (Varies), get thos
 --add needs --capacity, and --capacity-now: the capacity that the key has had until now.` + everyKeyHelp,
 		Example: `  txlimit override signUps acme --rate 500 --for 2h --reason 'their conference' --add
   txlimit override sendMessage --rate 5 --capacity 5 --for 30m --reason 'the mail relay is slow' --yes`,
-		Args:              func(_ *cobra.Command, args []string) error { return limitAndKey(args) },
-		ValidArgsFunction: a.completeLimitAndKey,
 	}
+	a.takesKey(c)
 	f := c.Flags()
 	f.Float64Var(&rate, "rate", 0, "tokens per period")
 	f.Float64Var(&capacity, "capacity", 0, "the most tokens that can be saved up (default: as defined or, if that is the rate, the new rate)")
@@ -408,8 +407,7 @@ ends it.` + everyKeyHelp,
 func (a *app) decisionCommand(name, function, question string, c *cobra.Command) *cobra.Command {
 	var d decision
 	c.Use = name + " LIMIT [KEY] [--for 2h | --until WHEN] [--reason TEXT]"
-	c.Args = func(_ *cobra.Command, args []string) error { return limitAndKey(args) }
-	c.ValidArgsFunction = a.completeLimitAndKey
+	a.takesKey(c)
 	d.flags(a, c)
 	return a.do(c, steerNeeds, func(ctx context.Context, args []string) error {
 		key := keyOf(args)
@@ -466,8 +464,7 @@ stay.`,
 func (a *app) removalCommand(name string, effect *string, c *cobra.Command) *cobra.Command {
 	var who string
 	whoFlag(a, c, &who)
-	c.Args = func(_ *cobra.Command, args []string) error { return limitAndKey(args) }
-	c.ValidArgsFunction = a.completeLimitAndKey
+	a.takesKey(c)
 	return a.do(c, append(lookNeeds, "UPDATE rate_limit_overrides"), func(ctx context.Context, args []string) error {
 		switch *effect {
 		case "", effectNumbers, effectBlock, effectUnlimited:
@@ -522,9 +519,8 @@ It waits at most 10 seconds for a transaction that holds a row. A block stays: s
 without keys.`,
 		Example: `  txlimit reset sendMessage user-17
   txlimit reset signUps --yes    # a limit without keys`,
-		Args:              func(_ *cobra.Command, args []string) error { return limitAndKey(args) },
-		ValidArgsFunction: a.completeLimitAndKey,
 	}
+	a.takesKey(c)
 	a.yesFlag(c)
 	return a.do(c, append(lookNeeds, "UPDATE rate_limits", "DELETE rate_limits"), func(ctx context.Context, args []string) error {
 		result := resetDone{Limit: args[0], Key: keyOf(args)}

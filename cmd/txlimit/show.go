@@ -66,11 +66,9 @@ you give them: --rate, --capacity, --zone and --anchor, where they differ from t
 It locks and writes nothing, and reads the rows of this key alone. The answer is for one token: a call for more may be denied for
 longer. If the recorder hashes keys, the denials are under the hash.`,
 		Example: `  txlimit show sendMessage user-17
-  txlimit show perRegion 'eu|user-17'    # a key of two parts
+  txlimit show perRegion --part eu --part user-17    # a key of two parts
   txlimit show signUps                   # a limit without keys
   txlimit show apiCalls acme --rate 50000 --anchor 2026-01-31    # a key with numbers of its own`,
-		Args:              func(_ *cobra.Command, args []string) error { return limitAndKey(args) },
-		ValidArgsFunction: a.completeLimitAndKey,
 	}, append(lookNeeds, "SELECT rate_limit_denials"), func(ctx context.Context, args []string) error {
 		back, err := duration("--since", since)
 		if err != nil {
@@ -78,6 +76,7 @@ longer. If the recorder hashes keys, the denials are under the hash.`,
 		}
 		return a.reading(ctx, func(tx pgx.Tx) error { return a.show(ctx, tx, &n, args[0], keyOf(args), back) })
 	})
+	a.takesKey(c)
 	c.Flags().StringVar(&since, "since", "24h", "how far to look back for denials; whole hours are read")
 	n.flags(c)
 	return c

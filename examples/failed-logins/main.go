@@ -32,6 +32,8 @@ var (
 	passwordsChecked atomic.Int64 // for the output
 )
 
+const ann = "auth0|ann" // an id as a login provider gives it: Go and SQL write the key alike
+
 func login(ctx context.Context, pool *pgxpool.Pool, user, password string) error {
 	// Before the transaction begins: inside, this call would need a second connection.
 	guess, err := limits.Consume(ctx, pool, failedLogins.Key(user))
@@ -80,7 +82,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	if _, err := pool.Exec(ctx, tables); err != nil {
 		return err
 	}
-	for _, user := range []string{"ann", "bob"} {
+	for _, user := range []string{ann, "bob"} {
 		hash, err := bcrypt.GenerateFromPassword([]byte(user+"'s password"), bcrypt.DefaultCost)
 		if err != nil {
 			return err
@@ -108,13 +110,13 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 			return err
 		}
 		// An operator who knows that it is ann ends the lockout.
-		if _, err := pool.Exec(ctx, "SELECT ratelimit_unblock('failedLogins', 'ann')"); err != nil {
+		if _, err := pool.Exec(ctx, "SELECT ratelimit_unblock('failedLogins', $1)", ann); err != nil {
 			return err
 		}
 		if err := limits.Overrides.Load(ctx); err != nil {
 			return err
 		}
-		if err := login(ctx, pool, "ann", "ann's password"); err != nil {
+		if err := login(ctx, pool, ann, ann+"'s password"); err != nil {
 			return err
 		}
 		fmt.Println("an operator ends the lockout, and ann logs in")
@@ -129,7 +131,7 @@ func guessAtOnce(ctx context.Context, pool *pgxpool.Pool, lockout time.Duration)
 	var wg sync.WaitGroup
 	for guess := range 50 {
 		wg.Go(func() {
-			if errors.Is(login(ctx, pool, "ann", fmt.Sprint(guess)), ratelimit.ErrDenied) {
+			if errors.Is(login(ctx, pool, ann, fmt.Sprint(guess)), ratelimit.ErrDenied) {
 				denials.Add(1)
 			}
 		})
@@ -139,13 +141,13 @@ func guessAtOnce(ctx context.Context, pool *pgxpool.Pool, lockout time.Duration)
 	if passwordsChecked.Load() != 5 || denials.Load() != 45 {
 		return errors.New("want 5 and 45")
 	}
-	if err := limits.Reset(ctx, pool, failedLogins.Key("ann")); err != nil { // does not end a lockout
+	if err := limits.Reset(ctx, pool, failedLogins.Key(ann)); err != nil { // does not end a lockout
 		return err
 	}
 	if err := limits.Overrides.Load(ctx); err != nil { // otherwise it is followed within a second
 		return err
 	}
-	denial, denied := errors.AsType[*ratelimit.DeniedError](login(ctx, pool, "ann", "ann's password"))
+	denial, denied := errors.AsType[*ratelimit.DeniedError](login(ctx, pool, ann, ann+"'s password"))
 	if !denied {
 		return errors.New("ann was not denied")
 	}

@@ -27,7 +27,7 @@ var (
 	perUser   = ratelimit.TokenBucket("perUser", 15, 24*time.Hour)
 )
 
-// What each server has, besides the limiter's table and functions. The first part of every key is the tenant.
+// What each server has, besides the limiter's table and functions. Every key has two parts, and the first one is the tenant.
 const schema = `
 	CREATE TABLE tenants (
 		id   text COLLATE "C" PRIMARY KEY, -- as the limiter's keys: otherwise the guard could not use the index
@@ -42,9 +42,15 @@ const schema = `
 	-- A transaction that takes tokens holds two locks of the tenant until it ends, for which a move waits. Later ones queue for the first
 	-- behind the move. The second is an error in a REPEATABLE READ transaction that began before the move.
 	CREATE FUNCTION tenant_is_here(key text) RETURNS boolean LANGUAGE plpgsql AS $$
+	DECLARE
+		parts  text[] := ratelimit_key_parts(key);
+		tenant text   := parts[1];
 	BEGIN
-		PERFORM pg_advisory_xact_lock_shared(hashtextextended(split_part(key, '|', 1), 0));
-		PERFORM FROM tenants WHERE id = split_part(key, '|', 1) AND here FOR SHARE;
+		IF cardinality(parts) < 2 THEN
+			RETURN false; -- nobody's: the one part a|b would be a key of the tenant a
+		END IF;
+		PERFORM pg_advisory_xact_lock_shared(hashtextextended(tenant, 0));
+		PERFORM FROM tenants WHERE id = tenant AND here FOR SHARE;
 		RETURN FOUND;
 	END $$;
 
@@ -81,7 +87,7 @@ func (f *fleet) send(ctx context.Context, tenant, sender string) error {
 
 func sendOn(ctx context.Context, server *pgxpool.Pool, tenant, sender string) error {
 	return limits.InTx(ctx, server, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := limits.Consume(ctx, tx, perTenant.Key(tenant), perUser.Key(tenant, sender)); err != nil {
+		if _, err := limits.Consume(ctx, tx, perTenant.Key(tenant, "all"), perUser.Key(tenant, sender)); err != nil {
 			return err
 		}
 		_, err := tx.Exec(ctx, "INSERT INTO messages (tenant, sender) VALUES ($1, $2)", tenant, sender)
@@ -132,7 +138,7 @@ func (f *fleet) move(ctx context.Context, tenant string, from, to int) error {
 		if _, err := tx.Exec(ctx, "INSERT INTO tenants VALUES ($1, true)", tenant); err != nil {
 			return err
 		}
-		for _, c := range []struct{ table, tenant string }{{"messages", "tenant"}, {"rate_limits", "split_part(key, '|', 1)"}} {
+		for _, c := range []struct{ table, tenant string }{{"messages", "tenant"}, {"rate_limits", "(ratelimit_key_parts(key))[1]"}} {
 			if err := copyRows(ctx, tx, f.servers[from], c.table, "SELECT * FROM "+c.table+" WHERE "+c.tenant+" = $1", tenant); err != nil {
 				return err
 			}
@@ -155,7 +161,7 @@ func (f *fleet) move(ctx context.Context, tenant string, from, to int) error {
 // forget deletes a tenant from a server that has closed it.
 func forget(ctx context.Context, tx pgx.Tx, tenant string) error {
 	for _, statement := range []string{
-		"DELETE FROM rate_limits WHERE split_part(key, '|', 1) = $1",
+		"DELETE FROM rate_limits WHERE (ratelimit_key_parts(key))[1] = $1",
 		"DELETE FROM messages WHERE tenant = $1",
 		"DELETE FROM tenants WHERE id = $1",
 	} {

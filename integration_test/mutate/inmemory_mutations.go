@@ -108,7 +108,7 @@ var inMemoryMutations = []mutation{
 		tests: "TestTheSuggestionCountsAllMonths|TestTheSuggestionIsTheSmallestCapacity",
 	}, {
 		name: "replay-stored-key", file: "ratelimit/call_inmemory.go", what: "a replay escapes a stored key again, so the key has another grid",
-		old: "if r.key = key; checkText", new: "if r.key = joinKey([]string{key}); checkText",
+		old: "r = limit.Key(key)", new: "r = limit.Key(escape.Replace(key))",
 		tests: "TestReplayPredictsARun",
 	},
 }

@@ -63,6 +63,14 @@ var openMutations = []mutation{
 		old: "return !errors.Is(err, ratelimit.ErrNotLoaded) && !errors.Is(err, ratelimit.ErrClosed)", new: "return err != nil",
 		tests: "TestFailOpenPassesNoLimiterThatIsNotReady",
 	}, {
+		name: "encoding-server", file: "migrations/check.go", what: "a database of another encoding is accepted",
+		old: `server != "UTF8" || client != "UTF8"`, new: `client != "UTF8"`,
+		tests: "TestOnlyUTF8",
+	}, {
+		name: "encoding-client", file: "migrations/check.go", what: "a session of another encoding is accepted",
+		old: `server != "UTF8" || client != "UTF8"`, new: `server != "UTF8"`,
+		tests: "TestOnlyUTF8",
+	}, {
 		name: "schema-older", file: "migrations/check.go", what: "an older schema serves",
 		old: "if s.Version < Version {", new: "if s.Version < 0 {",
 		tests: "TestTheSchemaHasAVersion",

@@ -10,6 +10,7 @@ const (
 	consumeSeveral = "migrations/engine/consume_several.sql"
 	consumeSharded = "migrations/engine/consume_sharded.sql"
 	move           = "migrations/engine/move.sql"
+	parts          = "migrations/engine/parts.sql"
 	grid           = "migrations/engine/grid.sql"
 	guard          = "migrations/engine/guard.sql"
 	raise          = "migrations/engine/raise.sql"
@@ -22,6 +23,38 @@ const (
 )
 
 var sqlMutations = []mutation{
+	// ratelimit_key, ratelimit_key_parts
+
+	{
+		name: "parts-bar", file: parts, what: "a part with a bar is joined like two parts",
+		old: "replace(replace(part COLLATE \"C\", E'\\\\', E'\\\\\\\\'), '|', E'\\\\|')", new: "replace(part COLLATE \"C\", E'\\\\', E'\\\\\\\\')",
+		tests: "TestSQLJoinsKeysAsGoDoes|TestKeysAreStoredAsWritten",
+	}, {
+		name: "parts-backslash", file: parts, what: "a part with a backslash at its end swallows the next one",
+		old: "replace(replace(part COLLATE \"C\", E'\\\\', E'\\\\\\\\'), '|', E'\\\\|')", new: "replace(part COLLATE \"C\", '|', E'\\\\|')",
+		tests: "TestSQLJoinsKeysAsGoDoes|TestKeysAreStoredAsWritten",
+	}, {
+		name: "parts-collation", file: parts, what: "a column with a nondeterministic collation cannot be a part",
+		old: "replace(replace(part COLLATE \"C\", E'", new: "replace(replace(part, E'",
+		tests: "TestSQLJoinsKeysAsGoDoes",
+	}, {
+		name: "parts-one", file: parts, what: "a key of one part is escaped in SQL, and not in Go",
+		old: "RETURN CASE n WHEN 1 THEN part ELSE joined END;", new: "RETURN joined;",
+		tests: "TestSQLJoinsKeysAsGoDoes",
+	}, {
+		name: "parts-null", file: parts, what: "a part that is NULL makes no key, and a block of it is one of every key",
+		old: "IF coalesce(octet_length(part), 0) = 0 THEN", new: "IF octet_length(part) = 0 THEN",
+		tests: "TestSQLJoinsKeysAsGoDoes",
+	}, {
+		name: "parts-of-anything", file: parts, what: "a text that several parts cannot make is split",
+		old: " OR key COLLATE \"C\" !~ E'^(?:[^\\\\\\\\|]|\\\\\\\\[\\\\\\\\|])+(?:\\\\|(?:[^\\\\\\\\|]|\\\\\\\\[\\\\\\\\|])+)+$'", new: "",
+		tests: "TestSQLJoinsKeysAsGoDoes",
+	}, {
+		name: "parts-escaped", file: parts, what: "the parts of a key keep their backslashes",
+		old: "regexp_replace(p.part[1] COLLATE \"C\", E'\\\\\\\\([\\\\\\\\|])', E'\\\\1', 'g')", new: "p.part[1]",
+		tests: "TestSQLJoinsKeysAsGoDoes|TestTenantsOfAnyNameAreKeptApart",
+	},
+
 	// _ratelimit_available
 
 	{

@@ -31,6 +31,26 @@ var valueMutations = []mutation{
 		old: "escaped[i] = escape.Replace(part)", new: "escaped[i] = part",
 		tests: "TestKeysOfSeveralParts",
 	}, {
+		name: "keys-one-part", file: "ratelimit/request.go", what: "a key of one part is escaped, so SQL by hand, the tool and the page mean another row",
+		old: "	if len(parts) == 1 {\n		return parts[0]\n	}\n", new: "",
+		tests: "TestKeysOfSeveralParts|TestKeysAreStoredAsWritten",
+	}, {
+		name: "keys-by-part", file: "cmd/txlimit/app.go", what: "the tool joins parts without escaping them",
+		old: "ratelimit.StoredKey(a.parts...)", new: "strings.Join(a.parts, \"|\") + ratelimit.StoredKey(\"\")",
+		tests: "TestKeysAreStoredAsWritten",
+	}, {
+		name: "keys-tenant-of-one-part", file: "docs/security.md", what: "a tenant has the keys of one part that begin with its name",
+		old: "cardinality(app.ratelimit_key_parts(key)) > 1", new: "cardinality(app.ratelimit_key_parts(key)) > 0",
+		tests: "TestTenantsOfAnyNameAreKeptApart",
+	}, {
+		name: "keys-tenant-by-prefix", file: "docs/security.md", what: "a tenant sees the keys of one whose name is its own and more",
+		old: "(app.ratelimit_key_parts(key))[1] = nullif(current_setting('app.tenant', true), '')", new: "starts_with(key, nullif(current_setting('app.tenant', true), '') || '|')",
+		tests: "TestTenantsOfAnyNameAreKeptApart",
+	}, {
+		name: "keys-guard-of-one-part", file: "docs/distributed.md", what: "a guard takes a key of one part for one of a tenant",
+		old: "IF cardinality(parts) < 2 THEN", new: "IF false THEN",
+		tests: "TestAGuardFindsTheTenantOfAnyName",
+	}, {
 		name: "keys-empty", file: "ratelimit/request.go", what: "an empty user id is an ordinary key",
 		old: "if part == \"\" && r.err == nil {", new: "if part == \"\" && len(parts) == 1 && r.err == nil {",
 		tests: "TestKeysOfSeveralParts|TestHostileRequestsAreRefusedAndPoisonNothing",

@@ -26,7 +26,7 @@ import (
 var order = []string{
 	"table.sql", "available.sql", "distributed.sql", "decisions.sql", "consume.sql", "consume_sharded.sql", "consume_several.sql", "apply.sql", "refund.sql", "move.sql", "wire.sql", "reset.sql",
 	"consume_keys.sql", "coalesce.sql", "raise.sql", "turns.sql",
-	"calendar.sql", "validate.sql", "grid.sql", "balance.sql", "definitions.sql", "overrides.sql", "ratelimit.sql", "keys.sql", "sweep.sql",
+	"parts.sql", "calendar.sql", "validate.sql", "grid.sql", "balance.sql", "definitions.sql", "overrides.sql", "ratelimit.sql", "keys.sql", "sweep.sql",
 	"usage.sql", "guard.sql", "version.sql",
 }
 
@@ -64,14 +64,14 @@ func Files(dir fs.FS) (map[string]string, error) {
 		files[name] = ""
 	}
 	if up != "" {
-		files[fmt.Sprintf("%05d_engine.sql", h.next)] = generatedBy + "\n-- +goose Up\n-- +goose StatementBegin\n" + inSchema(up) +
-			"-- +goose StatementEnd\n\n-- +goose Down\n-- +goose StatementBegin\n" + inSchema(down) + "-- +goose StatementEnd\n"
+		files[fmt.Sprintf("%05d_engine.sql", h.next)] = generatedBy + "\n-- +goose Up\n-- +goose StatementBegin\n" + inSchema(onlyUTF8, up) +
+			"-- +goose StatementEnd\n\n-- +goose Down\n-- +goose StatementBegin\n" + inSchema("", down) + "-- +goose StatementEnd\n"
 	}
 	var all strings.Builder
 	for _, s := range engine {
 		all.WriteString(s.lead + s.created())
 	}
-	files[schemaFile] = generatedBy + "--\n-- For psql and other tools: psql -1 -v ON_ERROR_STOP=1 -f schema.sql\n\n" + inSchema(all.String())
+	files[schemaFile] = generatedBy + "--\n-- For psql and other tools: psql -1 -v ON_ERROR_STOP=1 -f schema.sql\n\n" + inSchema(onlyUTF8, all.String())
 	return files, nil
 }
 
@@ -98,13 +98,21 @@ const (
 	functionsMark = "/* TEMPLATE: functions */"
 )
 
-// inSchema returns a statement that runs sql with the schema put in. The schema is the first one of the search_path at that time. So the
+// inSchema returns a statement that runs first, and then sql with the schema put in. The schema is the first one of the search_path at that time. So the
 // bodies of the functions name it, and work whatever the search_path of their callers is. It is always in quotes: so ratelimit_schema can
 // take it out again, and takes no alias of a table for it.
-func inSchema(sql string) string {
-	return "DO $migration$\nBEGIN\nEXECUTE pg_catalog.replace(" + sqlBegin + strings.TrimRight(sql, "\n") + sqlEnd +
+func inSchema(first, sql string) string {
+	return "DO $migration$\nBEGIN\n" + first + "EXECUTE pg_catalog.replace(" + sqlBegin + strings.TrimRight(sql, "\n") + sqlEnd +
 		", '" + schemaMark + "', '\"' || pg_catalog.replace(current_schema::text, '\"', '\"\"') || '\".');\nEND\n$migration$;\n"
 }
+
+// onlyUTF8 refuses a database of another encoding. There, a program whose texts are UTF-8 and one whose texts are not write different bytes
+// for one key, and so have a limit each. The driver does not convert: it leaves the client's encoding as the database has it.
+const onlyUTF8 = `IF current_setting('server_encoding') <> 'UTF8' THEN
+    RAISE feature_not_supported USING MESSAGE = pg_catalog.format('txlimit needs a database with the encoding UTF8, and this one has %s', current_setting('server_encoding')),
+        HINT = 'CREATE DATABASE ... ENCODING ''UTF8'' TEMPLATE template0, and move the data there.';
+END IF;
+`
 
 // inSchema puts sqlBegin and sqlEnd around the SQL, and replaces schemaMark by the schema.
 const (

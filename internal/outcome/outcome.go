@@ -62,8 +62,7 @@ func Status(result ratelimit.Result, err error) int {
 // Uncountable reports whether a key or a count is refused, by the library or by the database.
 func Uncountable(err error) bool { return errors.Is(err, ratelimit.ErrInvalid) || unstorable(err) }
 
-// unstorable reports whether the database is up but refused a key: its encoding may lack a character of the key, or the
-// application may have added a constraint to the table.
+// unstorable reports whether the database is up but refused a key: the application may have added a constraint to the table.
 func unstorable(err error) bool {
 	var sqlErr interface{ SQLState() string }
 	if !errors.As(err, &sqlErr) {

@@ -272,8 +272,7 @@ Pass name and key by position, and the other arguments by name: their positions 
 Arguments:
   name          the name of the limit, 1 to 255 bytes
   key           the user, tenant or other owner of the tokens, 1 to 1024 bytes; NULL or empty is an error, unless global is
-                true. The Go library stores a key of several parts as 'eu|user-17', with a backslash before each | and \ in
-                a part
+                true. It is stored as it is. A key of several parts is ratelimit_key('eu', 'user-17')
   rate          tokens per period, 1e-15 to 1e15; or 0: every token is denied by policy, and nothing is read or written
   period        an interval of 1 microsecond to 106751 days, without months and years; for a calendar window '1 day', '7 days',
                 '1 month', '3 months' or '1 year'
