@@ -265,7 +265,7 @@ func TestEnormousAndTinyNumbersNeverOverflow(t *testing.T) {
 		for _, rate := range []float64{smallest, 1e-15, most} {
 			for _, period := range []time.Duration{time.Microsecond, longest} {
 				for _, shards := range []int{1, 3} {
-					for _, kind := range []ratelimit.Kind{ratelimit.KindTokenBucket, ratelimit.KindFixedWindow} {
+					for _, kind := range []string{"token bucket", "fixed window"} {
 						i++
 						limit, err := ratelimit.Config{
 							Name: fmt.Sprint("limit", i), Kind: kind, Rate: &rate, Period: period.String(), Shards: shards,
@@ -620,7 +620,7 @@ func TestRandomGarbagePoisonsNothing(t *testing.T) {
 			var requests []ratelimit.Request
 			var shown []string
 			for range 1 + random.IntN(2) {
-				c := ratelimit.Config{Name: text(), Kind: oneOf(random, ratelimit.KindFixedWindow, ratelimit.KindTokenBucket), Rate: new(number()),
+				c := ratelimit.Config{Name: text(), Kind: oneOf(random, "fixed window", "token bucket"), Rate: new(number()),
 					Period: (time.Duration(random.Int64()>>random.IntN(60)) / 1000 * 1000).String(), Shards: random.IntN(4)}
 				if random.IntN(2) == 0 {
 					capacity := number()

@@ -207,7 +207,7 @@ func (s *site) readBack(got answer, d httplimit.Decision) {
 		c := status.Limit.Config()
 		wantPolicy := map[string]any{"q": integer(*c.Capacity)}
 		refill := *c.Capacity * period(c).Seconds() / *c.Rate
-		if c.Kind == ratelimit.KindFixedWindow && *c.Capacity < *c.Rate {
+		if c.Kind == "fixed window" && *c.Capacity < *c.Rate {
 			refill = period(c).Seconds()
 		}
 		if refill = math.Round(refill*1e6) / 1e6; refill >= 1 {

@@ -67,7 +67,7 @@ func randomLimit(r *rand.Rand, name string, shards int) ratelimit.Limit {
 	rate := oneOf(r, 1, 3, 10, 0.5, 1.0/3, 100*r.Float64(), 40_000, 1e-3, 1e7, 1e9*r.Float64())
 	period := oneOf(r, time.Second, time.Minute, time.Hour, 7*time.Second, 24*time.Hour, 100*24*time.Hour,
 		time.Duration(1+r.IntN(1e9))*time.Microsecond, time.Microsecond)
-	c := ratelimit.Config{Kind: ratelimit.KindTokenBucket, Name: name, Rate: &rate, Period: period.String(), Shards: shards}
+	c := ratelimit.Config{Kind: "token bucket", Name: name, Rate: &rate, Period: period.String(), Shards: shards}
 	if r.IntN(2) == 0 {
 		capacity := oneOf(r, 0, rate/2, 2*rate, rate*10*r.Float64())
 		c.Capacity = &capacity
@@ -77,7 +77,7 @@ func randomLimit(r *rand.Rand, name string, shards int) ratelimit.Limit {
 		c.MaxReserved = &maxReserved
 	}
 	if r.IntN(2) == 0 {
-		c.Kind = ratelimit.KindFixedWindow
+		c.Kind = "fixed window"
 		if r.IntN(2) == 0 {
 			start := noon.Add(time.Duration(r.Int64N(int64(4e17)) - 2e17))
 			c.Start = &start

@@ -125,7 +125,7 @@ func worst(grants []taken, most func(from, to algebra.Micros) float64) (above fl
 func randomVersion(r *rand.Rand) version {
 	rate := oneOf(r, 1.0, 3, 10, 100)
 	c := ratelimit.Config{
-		Name: "changing", Kind: oneOf(r, ratelimit.KindTokenBucket, ratelimit.KindFixedWindow), Rate: &rate,
+		Name: "changing", Kind: oneOf(r, "token bucket", "fixed window"), Rate: &rate,
 		Period: oneOf(r, "1s", "1m", "1m", "7s", "1h"), Shards: oneOf(r, 1, 1, 2, 5),
 	}
 	if r.IntN(2) == 0 {
@@ -136,7 +136,7 @@ func randomVersion(r *rand.Rand) version {
 		maxReserved := oneOf(r, 0, 5, rate)
 		c.MaxReserved = &maxReserved
 	}
-	if c.Kind == ratelimit.KindFixedWindow && r.IntN(3) == 0 {
+	if c.Kind == "fixed window" && r.IntN(3) == 0 {
 		start := noon.Add(time.Duration(r.IntN(3)) * 17 * time.Second)
 		c.Start = &start
 	}

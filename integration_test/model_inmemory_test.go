@@ -300,7 +300,7 @@ func randomLimitOfAnyKind(r *rand.Rand, name string, shards int) ratelimit.Limit
 	}
 	c := limit.Config()
 	rate := oneOf(r, 1.0, 3, 10, 0.5, 1.0/3, 100*r.Float64())
-	c.Kind, c.Rate, c.Start = ratelimit.KindCalendarWindow, &rate, nil
+	c.Kind, c.Rate, c.Start = "calendar window", &rate, nil
 	c.Period = "1 " + string(oneOf(r, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Quarter, ratelimit.Year))
 	c.Zone = oneOf(r, "", "UTC", "Europe/Berlin", "America/Sao_Paulo", "Pacific/Apia")
 	c.Anchor = oneOf(r, "", "2001-01-31", randomAnchor(r))

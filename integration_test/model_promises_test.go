@@ -694,7 +694,7 @@ func (p *player) play(actions int) {
 			i := p.r.IntN(len(p.limits))
 			c := p.limits[i].Config()
 			window := 0
-			if c.Kind == ratelimit.KindFixedWindow {
+			if c.Kind == "fixed window" {
 				window = 1
 			}
 			p.limits[i] = p.define(i, window, c.Shards)

@@ -55,7 +55,7 @@ func (a ask) id() rowsOf { return rowsOf{Name: a.limit.Name(), Key: a.key} }
 // numbers returns the limit's definition for the algebra, with the key's grid.
 func numbers(limit ratelimit.Limit, key string) algebra.Limit {
 	c := limit.Config()
-	n := algebra.Limit{Rate: *c.Rate, Period: period(c), Capacity: *c.Capacity, Window: c.Kind == ratelimit.KindFixedWindow}
+	n := algebra.Limit{Rate: *c.Rate, Period: period(c), Capacity: *c.Capacity, Window: c.Kind == "fixed window"}
 	if n.Window {
 		sum := sha256.Sum256([]byte(cmp.Or(key, c.Name)))
 		offset := algebra.Micros(binary.BigEndian.Uint64(sum[:]) >> 1)
@@ -315,7 +315,7 @@ func (m model) compareBalances(asks []ask, got []ratelimit.Balance, now algebra.
 		left := n.Total(rows, now)
 		want := ratelimit.Balance{
 			Limit: a.limit, Key: got[i].Key, At: now.Time(), Remaining: left, Used: n.Capacity - left, Capacity: n.Capacity,
-			ResetAt: n.NextWindow(now).Time(), Decides: ratelimit.ByDefinition,
+			ResetAt: n.NextWindow(now).Time(), Decides: "definition",
 		}
 		if !n.Window {
 			want.ResetAt = n.When(rows, shards, n.Capacity, 0, now).Time()

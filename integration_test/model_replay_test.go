@@ -32,7 +32,7 @@ func TestReplayPredictsARun(t *testing.T) {
 		ratelimit.Unlimited("everything"),
 	} {
 		step := 4 * time.Second
-		if limit.Config().Kind == ratelimit.KindCalendarWindow {
+		if limit.Config().Kind == "calendar window" {
 			step = 100 * time.Hour
 		}
 		var events []replay.Event

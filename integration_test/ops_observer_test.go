@@ -23,12 +23,12 @@ func TestTheObserverSeesEveryDecision(t *testing.T) {
 		ctx := w.Context()
 
 		type outcome struct {
-			verb   ratelimit.Verb
+			verb   string
 			result ratelimit.Result
 			err    error
 		}
 		var want []outcome
-		note := func(verb ratelimit.Verb, result ratelimit.Result, err error) {
+		note := func(verb string, result ratelimit.Result, err error) {
 			want = append(want, outcome{verb, result, err})
 		}
 		result, err := w.limiter.Consume(ctx, w.db, ann)

@@ -176,7 +176,7 @@ func TestALimitOfAResultIsTheProgramsOwn(t *testing.T) {
 				w.do(w.limiter.Overrides.Load(w.Context()))
 				for _, limit := range of {
 					for _, request := range []ratelimit.Request{limit.Key(key), limit.With().Key(key)} {
-						if b := w.balances(request)[0]; b.Limit != own || b.Decides != ratelimit.ByDefinition {
+						if b := w.balances(request)[0]; b.Limit != own || b.Decides != "definition" {
 							w.Errorf("%s, %s: %+v after its end, want %v", key, override, b, own)
 						}
 					}

@@ -453,7 +453,7 @@ func TestWhoMeetsASweep(t *testing.T) {
 				defer sweeper.Rollback(context.WithoutCancel(t.Context()))
 				var deleted int
 				w.do(sweeper.QueryRow(t.Context(), "SELECT deleted FROM _ratelimit_sweep($1, 10, '1 minute', $2, NULL, NULL, '', NULL, $3)",
-					limit.Name(), string(limit.Config().Kind), clock.now).Scan(&deleted))
+					limit.Name(), limit.Config().Kind, clock.now).Scan(&deleted))
 				if deleted != limit.Config().Shards {
 					t.Fatalf("%d rows deleted", deleted)
 				}

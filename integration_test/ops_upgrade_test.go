@@ -731,7 +731,7 @@ func recordToday(t *testing.T) record {
 		recordCoalesced(ctx, t, r, clock.now)
 		start, now := noon, clock.now.Add(time.Hour+time.Minute)
 		_, err = dbsqlc.New(sqlcOn{db: ratelimit.SQL(r)}).Sweep(ctx, dbsqlc.SweepParams{ // the library sends this in its own transaction
-			Name: "window", Rate: 4, Period: time.Minute, Kind: string(ratelimit.KindFixedWindow), Capacity: 4,
+			Name: "window", Rate: 4, Period: time.Minute, Kind: "fixed window", Capacity: 4,
 			Start: &start, Now: &now,
 		})
 		must(err)

@@ -158,13 +158,13 @@ func TestThePublicFunctionsOfSQL(t *testing.T) {
 // request is a request of ratelimit_all.
 func allRequest(limit ratelimit.Limit, key string, count float64) map[string]any {
 	c := limit.Config()
-	request := map[string]any{"name": c.Name, "rate": *c.Rate, "kind": string(c.Kind), "capacity": *c.Capacity, "shards": c.Shards, "count": count}
+	request := map[string]any{"name": c.Name, "rate": *c.Rate, "kind": c.Kind, "capacity": *c.Capacity, "shards": c.Shards, "count": count}
 	if key == "" {
 		request["global"] = true
 	} else {
 		request["key"] = key
 	}
-	if c.Kind == ratelimit.KindCalendarWindow {
+	if c.Kind == "calendar window" {
 		request["period"] = strings.Replace(c.Period, "1 week", "7 days", 1)
 		if c.Zone != "" {
 			request["zone"] = c.Zone

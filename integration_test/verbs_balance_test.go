@@ -56,7 +56,7 @@ func (w world) proves(request ratelimit.Request) ratelimit.Balance {
 		}
 	}
 	switch b.Limit.Config().Kind {
-	case ratelimit.KindTokenBucket: // it is full at ResetAt
+	case "token bucket": // it is full at ResetAt
 		w.clock.now = b.ResetAt
 		w.holds(request, b.Capacity)
 		if b.ResetAt.After(now) {
@@ -109,7 +109,7 @@ func TestBalanceSaysWhatIsThere(t *testing.T) {
 					says := func(remaining float64) {
 						w.Helper()
 						if b := w.proves(ann); !near(b.Remaining, remaining) || b.Capacity != limit.Capacity() || b.Limit != limit || b.Key != "ann" ||
-							b.Decides != ratelimit.ByDefinition || !b.Until.IsZero() {
+							b.Decides != "definition" || !b.Until.IsZero() {
 							w.Fatalf("%+v, want %v left", b, remaining)
 						}
 					}
@@ -160,7 +160,7 @@ func TestBalanceOfPlansWithoutRows(t *testing.T) {
 		for i, b := range balances {
 			unlimited := i%2 == 0
 			switch {
-			case !b.At.Equal(noon) || !b.NextAt.IsZero() || !b.ResetAt.IsZero() || b.Decides != ratelimit.ByDefinition || !b.Until.IsZero():
+			case !b.At.Equal(noon) || !b.NextAt.IsZero() || !b.ResetAt.IsZero() || b.Decides != "definition" || !b.Until.IsZero():
 				w.Errorf("%d: %+v", i, b)
 			case unlimited && (!math.IsInf(b.Remaining, 1) || !math.IsNaN(b.Used) || !math.IsInf(b.Capacity, 1)):
 				w.Errorf("unlimited: %+v", b)
@@ -241,7 +241,7 @@ func TestBalanceUnderOverrides(t *testing.T) {
 		end := scan[time.Time](w, pool, "SELECT date_trunc('second', now()) + interval '1 hour'").UTC()
 		w.clock.now = end.Add(-time.Hour)
 		now := w.clock.now
-		decided := func(by ratelimit.Source, until time.Time, request ratelimit.Request) ratelimit.Balance {
+		decided := func(by string, until time.Time, request ratelimit.Request) ratelimit.Balance {
 			w.Helper()
 			w.do(w.limiter.Overrides.Load(w.Context()))
 			b := w.balances(request)[0]
@@ -271,11 +271,11 @@ func TestBalanceUnderOverrides(t *testing.T) {
 			ann, other := limit.Key("ann"), limit.Key("other")
 			name := limit.Name()
 			w.grant(ann.Count(4))
-			decided(ratelimit.ByDefinition, time.Time{}, ann)
+			decided("definition", time.Time{}, ann)
 
 			// A block with an end. What is used is still said.
 			scan[int64](w, pool, "SELECT ratelimit_block($1, 'ann', until => $2)", name, end)
-			b := decided(ratelimit.ByBlock, end, ann)
+			b := decided("block", end, ann)
 			if b.Remaining != 0 || !near(b.Used, 4) || b.Capacity != 10 || !b.NextAt.Equal(end) || b.Limit != limit {
 				w.Fatalf("blocked: %+v", b)
 			}
@@ -283,11 +283,11 @@ func TestBalanceUnderOverrides(t *testing.T) {
 			if got, want := w.balances(ann)[0].ResetAt, b.ResetAt; !got.Equal(want) || got.IsZero() {
 				w.Fatalf("blocked: resets at %v, want %v", got, want)
 			}
-			decided(ratelimit.ByDefinition, time.Time{}, other)
+			decided("definition", time.Time{}, other)
 
 			// In debt, the block may end before the first token is there.
 			w.charge(ann.Count(6 + 1000))
-			if b = decided(ratelimit.ByBlock, end, ann); !near(b.Remaining, -1000) || !b.NextAt.After(end) {
+			if b = decided("block", end, ann); !near(b.Remaining, -1000) || !b.NextAt.After(end) {
 				w.Fatalf("blocked in debt: %+v", b)
 			}
 			granted(b, ann)
@@ -296,62 +296,62 @@ func TestBalanceUnderOverrides(t *testing.T) {
 
 			// Other numbers. They add no tokens to a row.
 			ends(name, "ann")
-			decided(ratelimit.ByDefinition, time.Time{}, ann)
+			decided("definition", time.Time{}, ann)
 			w.grant(ann.Count(0)) // a row
 			scan[int64](w, pool, "SELECT ratelimit_override($1, 'ann', rate => 20)", name)
-			if b = decided(ratelimit.ByOverride, time.Time{}, ann); !near(b.Remaining, 10) || !near(b.Used, 10) || b.Capacity != 20 || b.Limit.Capacity() != 20 {
+			if b = decided("override", time.Time{}, ann); !near(b.Remaining, 10) || !near(b.Used, 10) || b.Capacity != 20 || b.Limit.Capacity() != 20 {
 				w.Fatalf("other numbers: %+v", b)
 			}
 			w.proves(ann)
 			scan[int64](w, pool, "SELECT ratelimit_override($1, 'ann', capacity => 15, until => $2)", name, end)
-			if b = decided(ratelimit.ByOverride, end, ann); !near(b.Remaining, 10) || b.Capacity != 15 {
+			if b = decided("override", end, ann); !near(b.Remaining, 10) || b.Capacity != 15 {
 				w.Fatalf("other numbers with an end: %+v", b)
 			}
 
 			// A block over numbers, with an end and without.
 			scan[int64](w, pool, "SELECT ratelimit_block($1, 'ann', until => $2)", name, end)
-			if b = decided(ratelimit.ByBlock, end, ann); b.Remaining != 0 || !near(b.Used, 5) || b.Capacity != 15 || !b.NextAt.Equal(end) {
+			if b = decided("block", end, ann); b.Remaining != 0 || !near(b.Used, 5) || b.Capacity != 15 || !b.NextAt.Equal(end) {
 				w.Fatalf("a block over numbers: %+v", b)
 			}
 			scan[int64](w, pool, "SELECT ratelimit_block($1, 'ann')", name)
-			if b = decided(ratelimit.ByBlock, time.Time{}, ann); b.Remaining != 0 || b.Capacity != 15 || !b.NextAt.IsZero() || b.ResetAt.IsZero() {
+			if b = decided("block", time.Time{}, ann); b.Remaining != 0 || b.Capacity != 15 || !b.NextAt.IsZero() || b.ResetAt.IsZero() {
 				w.Fatalf("a block without an end: %+v", b)
 			}
 
 			// No limit, and a block over that.
 			ends(name, "ann")
 			scan[int64](w, pool, "SELECT ratelimit_unlimited($1, 'ann', until => $2)", name, end)
-			if b = decided(ratelimit.ByOverride, end, ann); !math.IsInf(b.Remaining, 1) || !math.IsNaN(b.Used) || !math.IsInf(b.Capacity, 1) || !b.NextAt.IsZero() || !b.ResetAt.IsZero() {
+			if b = decided("override", end, ann); !math.IsInf(b.Remaining, 1) || !math.IsNaN(b.Used) || !math.IsInf(b.Capacity, 1) || !b.NextAt.IsZero() || !b.ResetAt.IsZero() {
 				w.Fatalf("unlimited: %+v", b)
 			}
 			scan[int64](w, pool, "SELECT ratelimit_block($1, 'ann', until => $2)", name, end.Add(-time.Minute))
-			if b = decided(ratelimit.ByBlock, end.Add(-time.Minute), ann); b.Remaining != 0 || !math.IsNaN(b.Used) || !math.IsInf(b.Capacity, 1) || !b.NextAt.Equal(end.Add(-time.Minute)) {
+			if b = decided("block", end.Add(-time.Minute), ann); b.Remaining != 0 || !math.IsNaN(b.Used) || !math.IsInf(b.Capacity, 1) || !b.NextAt.Equal(end.Add(-time.Minute)) {
 				w.Fatalf("a block over no limit: %+v", b)
 			}
 			granted(b, ann)
 
 			// All keys, but for those of their own.
 			scan[int64](w, pool, "SELECT ratelimit_block($1, NULL)", name)
-			decided(ratelimit.ByBlock, end.Add(-time.Minute), ann)
-			if b = decided(ratelimit.ByBlock, time.Time{}, other); b.Remaining != 0 || !near(b.Used, 2) || !b.NextAt.IsZero() {
+			decided("block", end.Add(-time.Minute), ann)
+			if b = decided("block", time.Time{}, other); b.Remaining != 0 || !near(b.Used, 2) || !b.NextAt.IsZero() {
 				w.Fatalf("all keys are blocked: %+v", b)
 			}
-			decided(ratelimit.ByBlock, time.Time{}, limit.Global())
+			decided("block", time.Time{}, limit.Global())
 		}
 
 		// A plan that grants nothing is no better after a block.
 		scan[int64](w, pool, "SELECT ratelimit_block('exports.free', 'ann', until => $1)", end)
-		if b := decided(ratelimit.ByBlock, end, free.Key("ann")); b.Remaining != 0 || b.Capacity != 0 || !b.NextAt.IsZero() {
+		if b := decided("block", end, free.Key("ann")); b.Remaining != 0 || b.Capacity != 0 || !b.NextAt.IsZero() {
 			w.Fatalf("a blocked plan: %+v", b)
 		}
 		// An override that has no effect decides nothing.
 		scan[int64](w, pool, "SELECT ratelimit_override('exports.free', 'bob', capacity => 5, until => $1)", end)
-		if b := decided(ratelimit.ByDefinition, time.Time{}, free.Key("bob")); b.Capacity != 0 {
+		if b := decided("definition", time.Time{}, free.Key("bob")); b.Capacity != 0 {
 			w.Fatalf("a plan with a capacity: %+v", b)
 		}
 		half := ratelimit.TokenBucket("half", 10, time.Minute, ratelimit.Capacity(0.5))
 		scan[int64](w, pool, "SELECT ratelimit_block('half', 'ann', until => $1)", end)
-		if b := decided(ratelimit.ByBlock, end, half.Key("ann")); !b.NextAt.IsZero() {
+		if b := decided("block", end, half.Key("ann")); !b.NextAt.IsZero() {
 			w.Fatalf("a block of what never has a token: %+v", b)
 		}
 	})
@@ -478,7 +478,7 @@ func TestAnObserverSeesBalances(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := limiter.Balance(t.Context(), pool)
-	if verbs := []ratelimit.Verb{seen[0].Verb, seen[1].Verb, seen[2].Verb}; !slices.Equal(verbs, []ratelimit.Verb{ratelimit.VerbCharge, ratelimit.VerbBalance, ratelimit.VerbBalance}) {
+	if verbs := []string{seen[0].Verb, seen[1].Verb, seen[2].Verb}; !slices.Equal(verbs, []string{"charge", "balance", "balance"}) {
 		t.Errorf("saw %v", verbs)
 	}
 	if d := seen[1]; d.Err != nil || !d.Result.OK || d.Result.Requests[0].Taken != 0 || d.Result.Requests[0].Delay != 0 || d.Result.Remaining > -4.9 {

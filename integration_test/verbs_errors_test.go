@@ -604,7 +604,7 @@ func (c *failing) waits(pool *pgxpool.Pool, gone func()) error {
 	}
 	ctx, cancel := context.WithCancel(c.ctx)
 	c.limiter.Observer = func(_ context.Context, d ratelimit.Decision) {
-		if d.Verb == ratelimit.VerbWait {
+		if d.Verb == "wait" {
 			go func() { gone(); cancel() }()
 		}
 	}

@@ -331,8 +331,8 @@ func TestMoveOnOtherHandles(t *testing.T) {
 		if err := w.limiter.Move(t.Context(), db, a, a); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if len(seen) != 4 || seen[1].Verb != ratelimit.VerbMove || seen[1].Err != nil || !seen[1].Result.OK || len(seen[1].Result.Requests) != 2 ||
-			seen[1].Result.Requests[1].Limit.Name() != large.Name() || seen[3].Verb != ratelimit.VerbMove || !errors.Is(seen[3].Err, ratelimit.ErrInvalid) {
+		if len(seen) != 4 || seen[1].Verb != "move" || seen[1].Err != nil || !seen[1].Result.OK || len(seen[1].Result.Requests) != 2 ||
+			seen[1].Result.Requests[1].Limit.Name() != large.Name() || seen[3].Verb != "move" || !errors.Is(seen[3].Err, ratelimit.ErrInvalid) {
 			t.Fatalf("%s: observed %+v", name, seen)
 		}
 	}

@@ -242,14 +242,14 @@ func TestChangingTheNumberOfShardsNeitherMintsNorForgets(t *testing.T) {
 	behaviour(t, func(w world) {
 		orders := [][]int{{1, 3, 5, 2, 1}, {5, 1, 2, 3, 4}, {2, 4, 2, 4, 1}}
 		for o, order := range orders {
-			for _, kind := range []ratelimit.Kind{ratelimit.KindTokenBucket, ratelimit.KindFixedWindow} {
+			for _, kind := range []string{"token bucket", "fixed window"} {
 				for _, owed := range []float64{0, 3, 10, 31} { // 10 tokens, 7, none, and a debt
 					w := w
 					w.clock.now = noon
 					name := fmt.Sprint(kind, o, owed)
 					with := func(n int) ratelimit.Request {
 						c := ratelimit.Config{Kind: kind, Name: name, Rate: new(10.0), Period: "1m", Shards: n}
-						if kind == ratelimit.KindFixedWindow {
+						if kind == "fixed window" {
 							c.Start = &noon
 						}
 						limit, err := c.Limit()

@@ -68,7 +68,7 @@ func (r *waitingRoom) enterWith(ctx context.Context, db ratelimit.DB, request ra
 	decided := make(chan ratelimit.Decision, 1)
 	g := &guest{waitingRoom: r, done: make(chan struct{})}
 	limiter := &ratelimit.Limiter{Clock: func() time.Time { return r.tell(g) }, Observer: func(_ context.Context, d ratelimit.Decision) {
-		if d.Verb == ratelimit.VerbWait {
+		if d.Verb == "wait" {
 			decided <- d
 		}
 	}}
@@ -454,7 +454,7 @@ func TestWaitDoesNotSleepBeyondTheDeadline(t *testing.T) {
 	limit := ratelimit.TokenBucket("third party", 1, time.Hour)
 	inVain, cancel := context.WithCancel(t.Context())
 	ctx := &lasting{inVain, 2 * time.Hour}
-	var verbs []ratelimit.Verb
+	var verbs []string
 	asked := 0
 	limiter := ratelimit.Limiter{Clock: func() time.Time {
 		if asked++; asked == 4 { // by each call, by the refund, and by a sleep
@@ -475,7 +475,7 @@ func TestWaitDoesNotSleepBeyondTheDeadline(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) || result.OK || result.Requests[0].Limit.Name() != limit.Name() {
 		t.Fatalf("%+v, %v", result, err)
 	}
-	if want := []ratelimit.Verb{ratelimit.VerbWait, ratelimit.VerbWait, ratelimit.VerbRefund}; !slices.Equal(verbs, want) {
+	if want := []string{"wait", "wait", "refund"}; !slices.Equal(verbs, want) {
 		t.Errorf("observed %v, want %v", verbs, want)
 	}
 	if left := readBalance(t, &ratelimit.Limiter{Clock: func() time.Time { return noon }}, pool, limit.Global()); left != 0 {

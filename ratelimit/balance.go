@@ -10,6 +10,8 @@ import (
 
 // Balance is how a limit stands for one key, by [Limiter.Balance]. All instants are by the clock that decides, in UTC, to the
 // microsecond. A zero instant is none.
+//
+// encoding/json refuses the infinite numbers of an unlimited limit: see [Result].
 type Balance struct {
 	Limit Limit  // with the numbers in force
 	Key   string // as stored: see [Limit.Key]; empty for a limit without keys
@@ -20,7 +22,7 @@ type Balance struct {
 	Remaining float64
 
 	// Used is how many tokens are gone: Capacity less the tokens that are there. It is above Capacity if tokens are owed. It is
-	// NaN if the limit is unlimited, since that is not recorded. In JSON, NaN and +Inf are null.
+	// NaN if the limit is unlimited, since that is not recorded.
 	Used float64
 
 	// Capacity is how many tokens the limit can hold for this key: +Inf if it is unlimited, 0 if the plan grants nothing.
@@ -34,19 +36,17 @@ type Balance struct {
 	// is unlimited or its rate is 0.
 	ResetAt time.Time
 
-	// Decides is what the numbers come from. Until is the end of that override or block; zero if it has none.
-	Decides Source
+	// Decides is what the numbers come from: "definition", "override" (other numbers, or no limit: see [Overrides]) or "block"
+	// (nothing is granted until its end, whatever is there). Until is the end of that override or block; zero if it has none.
+	Decides string
 	Until   time.Time
 }
 
-// Source is what decides about a limit and key.
-type Source string
-
-// The sources of a [Balance].
+// The values of [Balance.Decides].
 const (
-	ByDefinition Source = "definition"
-	ByOverride   Source = "override" // other numbers, or no limit: see [Overrides]
-	ByBlock      Source = "block"    // nothing is granted until its end, whatever is there
+	byDefinition = "definition"
+	byOverride   = "override"
+	byBlock      = "block"
 )
 
 // Balance reads how limits stand: one [Balance] for each request, in order. It is never a denial, and writes nothing. Counts
@@ -62,7 +62,7 @@ const (
 // In a transaction, the balance is that of the transaction's snapshot, with its own calls. In SERIALIZABLE, a read can conflict
 // with transactions that write the same key.
 func (l *Limiter) Balance(ctx context.Context, db DB, requests ...Request) ([]Balance, error) {
-	result, err := l.do(ctx, db, VerbBalance, "", requests)
+	result, err := l.do(ctx, db, verbBalance, "", requests)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (c *call) balances(a *answer) []Balance {
 
 // balance is the balance of a demand with these rows.
 func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance {
-	b := Balance{Limit: d.limit.unblocked(), Key: d.key, At: at.Time(), Capacity: d.limit.numbers.Capacity, Decides: ByDefinition}
+	b := Balance{Limit: d.limit.unblocked(), Key: d.key, At: at.Time(), Capacity: d.limit.numbers.Capacity, Decides: byDefinition}
 	switch {
 	case d.limit.unlimited():
 		b.Remaining, b.Used = math.Inf(1), math.NaN()

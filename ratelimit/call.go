@@ -14,7 +14,7 @@ import (
 
 // call is one use of a verb, validated by newCall.
 type call struct {
-	verb      Verb
+	verb      verb
 	does      *rules
 	requests  []Request
 	demands   []demand
@@ -29,7 +29,7 @@ type call struct {
 }
 
 // newCall validates a call. db is nil if it is not known.
-func (l *Limiter) newCall(v Verb, from Receipt, requests []Request, db DB) (c call, err error) {
+func (l *Limiter) newCall(v verb, from Receipt, requests []Request, db DB) (c call, err error) {
 	c = call{verb: v, does: verbs[v], requests: requests, within: algebra.Forever, overrides: l.Overrides}
 	if c.does.refunds && len(requests) == 0 {
 		if requests, err = l.refundable(from); err != nil {
@@ -182,10 +182,10 @@ func (c *call) conclude(result Result, err error) (Result, error) {
 }
 
 // unanswered is the result of a call that has no answer.
-func unanswered(v Verb, requests []Request) Result {
+func unanswered(v verb, requests []Request) Result {
 	result := Result{Requests: make([]Status, len(requests))}
 	for i, r := range requests {
-		result.Requests[i] = Status{Limit: r.limit, Key: r.key, Count: r.tokens, upTo: v == VerbTake}
+		result.Requests[i] = Status{Limit: r.limit, Key: r.key, Count: r.tokens, upTo: v == verbTake}
 	}
 	return result
 }

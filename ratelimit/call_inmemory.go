@@ -18,11 +18,11 @@ func (l *Limiter) consumeInMemory(t inmemory.Table, limit Limit, key string, cou
 		r = limit.Key(key)
 	}
 	r = r.Count(count)
-	c, err := l.newCall(VerbConsume, "", []Request{r}, nil)
-	result, a := unanswered(VerbConsume, c.requests), c.byPolicy()
+	c, err := l.newCall(verbConsume, "", []Request{r}, nil)
+	result, a := unanswered(verbConsume, c.requests), c.byPolicy()
 	switch {
 	case errors.Is(err, ErrExceedsCapacity):
-		charge, _ := l.newCall(VerbCharge, "", []Request{r}, nil) // which may
+		charge, _ := l.newCall(verbCharge, "", []Request{r}, nil) // which may
 		return result, charge.demands[0].numbers, err
 	case err != nil:
 		return result, algebra.Limit{}, err

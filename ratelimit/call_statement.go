@@ -28,7 +28,7 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 	}
 	plain, now := c.does.takes && !c.reserves() && !c.does.upTo, nullable(c.now)
 	switch {
-	case c.verb == VerbReset:
+	case c.verb == verbReset:
 		return reset(c.demands)
 	case c.does.moves:
 		return c.move(now)

@@ -57,30 +57,30 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 		`{"limit":"window","key":"bob","count":7,"held":1,"rows":1,"shards":1},{"limit":"bucket","key":"ann","count":3,"refunded":1,"held":-2,"rows":1,"shards":4}]}`)
 
 	for name, tt := range map[string]struct {
-		verb     Verb
+		verb     verb
 		requests []Request
 		orRaise  bool
 		sqlc     func(q *dbsqlc.Queries) error
 	}{
-		"one": {VerbReserve, []Request{bucket.Key("ann").Count(1.5)}, true, func(q *dbsqlc.Queries) error {
+		"one": {verbReserve, []Request{bucket.Key("ann").Count(1.5)}, true, func(q *dbsqlc.Queries) error {
 			_, err := q.Consume(ctx, dbsqlc.ConsumeParams{
 				Name: "bucket", Key: "ann", Rate: 2, Period: time.Second, Capacity: 7, Count: 1.5, Floor: -5, Now: &noon, OrRaise: true,
 			})
 			return err
 		}},
-		"one of a window": {VerbConsume, []Request{window.Key("bob")}, false, func(q *dbsqlc.Queries) error {
+		"one of a window": {verbConsume, []Request{window.Key("bob")}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Consume(ctx, dbsqlc.ConsumeParams{
 				Name: "window", Key: "bob", Rate: 3, Period: time.Minute, Capacity: 8, Start: &begun.Time, Count: 1, Now: &noon,
 			})
 			return err
 		}},
-		"one of a calendar": {VerbConsume, []Request{day.Key("dan")}, false, func(q *dbsqlc.Queries) error {
+		"one of a calendar": {verbConsume, []Request{day.Key("dan")}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Consume(ctx, dbsqlc.ConsumeParams{
 				Name: "day", Key: "dan", Rate: 5, Period: 0, Capacity: 5, Start: &days[0].Time, Count: 1, Now: &noon, Windows: days,
 			})
 			return err
 		}},
-		"a calendar beside a bucket": {VerbConsume, []Request{day.Key("dan"), bucket.Key("ann")}, false, func(q *dbsqlc.Queries) error {
+		"a calendar beside a bucket": {verbConsume, []Request{day.Key("dan"), bucket.Key("ann")}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.ConsumeSeveral(ctx, dbsqlc.ConsumeSeveralParams{
 				Names: []string{"bucket", "day"}, Keys: []string{"ann", "dan"},
 				Rates: []float64{2, 5}, Periods: []time.Duration{time.Second, 0}, Capacities: []float64{7, 5},
@@ -89,7 +89,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			})
 			return err
 		}},
-		"a calendar beside shards": {VerbConsume, []Request{shards.Key("cid"), day.Key("dan")}, false, func(q *dbsqlc.Queries) error {
+		"a calendar beside shards": {verbConsume, []Request{shards.Key("cid"), day.Key("dan")}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
 				Op: "consume", Names: []string{"day", "z shards"}, Keys: []string{"dan", "cid"},
 				Rates: []float64{5, 4}, Periods: []time.Duration{0, time.Hour}, Capacities: []float64{5, 9},
@@ -98,14 +98,14 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			})
 			return err
 		}},
-		"one with shards": {VerbConsume, []Request{shards.Key("cid").Count(2)}, true, func(q *dbsqlc.Queries) error {
+		"one with shards": {verbConsume, []Request{shards.Key("cid").Count(2)}, true, func(q *dbsqlc.Queries) error {
 			_, err := q.ConsumeSharded(ctx, dbsqlc.ConsumeShardedParams{
 				Name: "z shards", Key: "cid", Rate: 4, Period: time.Hour, Capacity: 9, Start: &hour, Shards: 6, Count: 2,
 				ShardA: 3, ShardB: 1, Now: &noon, OrRaise: true,
 			})
 			return err
 		}},
-		"several": {VerbConsume, bucketAndWindow, true, func(q *dbsqlc.Queries) error {
+		"several": {verbConsume, bucketAndWindow, true, func(q *dbsqlc.Queries) error {
 			_, err := q.ConsumeSeveral(ctx, dbsqlc.ConsumeSeveralParams{
 				Names: []string{"bucket", "window"}, Keys: []string{"ann", "bob"},
 				Rates: []float64{2, 3}, Periods: []time.Duration{time.Second, time.Minute}, Capacities: []float64{7, 8},
@@ -113,7 +113,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			})
 			return err
 		}},
-		"several that reserve": {VerbReserve, all, true, func(q *dbsqlc.Queries) error {
+		"several that reserve": {verbReserve, all, true, func(q *dbsqlc.Queries) error {
 			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
 				Op: "consume", Names: []string{"bucket", "window", "z shards"}, Keys: []string{"ann", "bob", "cid"},
 				Rates: []float64{2, 3, 4}, Periods: []time.Duration{time.Second, time.Minute, time.Hour}, Capacities: []float64{7, 8, 9},
@@ -123,7 +123,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			})
 			return err
 		}},
-		"take": {VerbTake, []Request{window.Key("bob").Count(9), shards.Key("cid").Count(9)}, true, func(q *dbsqlc.Queries) error {
+		"take": {verbTake, []Request{window.Key("bob").Count(9), shards.Key("cid").Count(9)}, true, func(q *dbsqlc.Queries) error {
 			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
 				Op: "take", Names: []string{"window", "z shards"}, Keys: []string{"bob", "cid"},
 				Rates: []float64{3, 4}, Periods: []time.Duration{time.Minute, time.Hour}, Capacities: []float64{8, 9},
@@ -133,7 +133,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			})
 			return err
 		}},
-		"refund": {VerbRefund, bucketAndWindow, false, func(q *dbsqlc.Queries) error {
+		"refund": {verbRefund, bucketAndWindow, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Refund(ctx, dbsqlc.RefundParams{
 				Names: []string{"bucket", "window"}, Keys: []string{"ann", "bob"},
 				Rates: []float64{2, 3}, Periods: []time.Duration{time.Second, time.Minute}, Capacities: []float64{7, 8},
@@ -142,7 +142,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			})
 			return err
 		}},
-		"one that reserves": {VerbReserve, []Request{shards.Key("cid").Count(2)}, false, func(q *dbsqlc.Queries) error {
+		"one that reserves": {verbReserve, []Request{shards.Key("cid").Count(2)}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.ApplyOne(ctx, dbsqlc.ApplyOneParams{
 				Op: "consume", Name: "z shards", Key: "cid", Rates: []float64{4}, Periods: []time.Duration{time.Hour}, Capacities: []float64{9},
 				Starts: []pgtype.Timestamptz{{Time: hour, Valid: true}}, Shards: []int32{6}, Counts: []float64{2}, Floors: []float64{math.Inf(-1)},
@@ -150,7 +150,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			})
 			return err
 		}},
-		"refund of one": {VerbRefund, bucketAndWindow[1:], false, func(q *dbsqlc.Queries) error {
+		"refund of one": {verbRefund, bucketAndWindow[1:], false, func(q *dbsqlc.Queries) error {
 			_, err := q.RefundOne(ctx, dbsqlc.RefundOneParams{
 				Name: "bucket", Key: "ann", Rates: []float64{2}, Periods: []time.Duration{time.Second}, Capacities: []float64{7},
 				Starts: []pgtype.Timestamptz{{}}, Counts: []float64{1.5}, Taken: []float64{3}, Held: []float64{-2}, Parts: []float64{0.25},
@@ -158,7 +158,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			})
 			return err
 		}},
-		"move": {VerbMove, []Request{shards.Key("cid"), FixedWindow("hours", 3, time.Hour, Capacity(8), MaxReserved(7), Shards(2), Start(morning)).Key("cid")}, false, func(q *dbsqlc.Queries) error {
+		"move": {verbMove, []Request{shards.Key("cid"), FixedWindow("hours", 3, time.Hour, Capacity(8), MaxReserved(7), Shards(2), Start(morning)).Key("cid")}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Move(ctx, dbsqlc.MoveParams{
 				Names: []string{"z shards", "hours"}, Keys: []string{"cid", "cid"},
 				Rates: []float64{4, 3}, Periods: []time.Duration{time.Hour, time.Hour}, Capacities: []float64{9, 8},
@@ -166,7 +166,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			})
 			return err
 		}},
-		"move of calendars": {VerbMove, []Request{day.Key("dan"), CalendarWindow("days", 500, Day, MaxReserved(50_001)).Key("dan")}, false, func(q *dbsqlc.Queries) error {
+		"move of calendars": {verbMove, []Request{day.Key("dan"), CalendarWindow("days", 500, Day, MaxReserved(50_001)).Key("dan")}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Move(ctx, dbsqlc.MoveParams{
 				Names: []string{"day", "days"}, Keys: []string{"dan", "dan"},
 				Rates: []float64{5, 500}, Periods: []time.Duration{48 * time.Hour, 48 * time.Hour}, Capacities: []float64{5, 500},
@@ -175,7 +175,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			})
 			return err
 		}},
-		"reset": {VerbReset, bucketAndWindow, false, func(q *dbsqlc.Queries) error {
+		"reset": {verbReset, bucketAndWindow, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Reset(ctx, dbsqlc.ResetParams{Names: []string{"bucket", "window"}, Keys: []string{"ann", "bob"}})
 			return err
 		}},

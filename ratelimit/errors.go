@@ -145,7 +145,7 @@ func notCommitted(err error) bool {
 // A limit with a rate of 0 denies every token ([ReasonPlan]): for example, a plan that does not include the feature. A block
 // by [Overrides] denies every token until its end ([ReasonBlock]). For both, nothing is sent to the server, not even for the
 // other limits of the call, and At is the time of [Limiter.Clock] or of this process. If waiting does not help (see Permanent),
-// an HTTP server should answer 403, not 429.
+// an HTTP server should answer 403, not 429. As JSON, see [Result].
 type DeniedError struct {
 	// Result says when to retry, and has the status of every request of the call. The requests that caused the denial have
 	// OK false.
@@ -235,7 +235,7 @@ func explain(what string, err error) error {
 }
 
 // explainCall is explain for a call: it also names the limits.
-func explainCall(v Verb, requests []Request, err error) error {
+func explainCall(v verb, requests []Request, err error) error {
 	if names := limitsOf(requests); names != "" {
 		return explain(string(v)+": "+strings.TrimSuffix(names, ": "), err)
 	}
@@ -248,7 +248,7 @@ func invalidCall(requests []Request, why string) error {
 }
 
 // limiterClosed is the error for a call after Close.
-func limiterClosed(v Verb, requests []Request) error {
+func limiterClosed(v verb, requests []Request) error {
 	return explainCall(v, requests, fmt.Errorf("the Limiter is %w", ErrClosed))
 }
 

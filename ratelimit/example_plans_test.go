@@ -32,7 +32,7 @@ type customer struct {
 // request is one call of the customer: the plan's limit, with the customer's own numbers.
 func (c customer) request() ratelimit.Request {
 	plan := plans[c.plan] // of a plan that is not there: the zero Limit, which is an error
-	if plan.Config().Kind == ratelimit.KindUnlimited {
+	if plan.Config().Kind == "unlimited" {
 		return plan.Key(c.id)
 	}
 	plan = plan.With(ratelimit.Zone(c.zone), ratelimit.Anchor(c.anchor))
@@ -88,7 +88,7 @@ func restart(ctx context.Context, tx pgx.Tx, id string) error {
 // used is a balance as the customer sees it.
 func used(b ratelimit.Balance) string {
 	switch {
-	case b.Decides == ratelimit.ByBlock:
+	case b.Decides == "block":
 		return "blocked"
 	case math.IsInf(b.Capacity, 1):
 		return "unlimited"

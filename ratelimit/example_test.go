@@ -925,7 +925,7 @@ func ExampleOverrides() {
 			fmt.Println(err)
 			return
 		}
-		if balances[0].Decides == ratelimit.ByOverride {
+		if balances[0].Decides == "override" {
 			fmt.Println("acme:", balances[0].Limit)
 			return
 		}

@@ -21,15 +21,12 @@ const (
 	maxShards  = 100
 )
 
-// Kind is how a limit refills.
-type Kind string
-
-// The kinds of limit.
+// The kinds of limit: see [Config.Kind].
 const (
-	KindTokenBucket    Kind = "token bucket"
-	KindFixedWindow    Kind = "fixed window"
-	KindCalendarWindow Kind = "calendar window"
-	KindUnlimited      Kind = "unlimited"
+	kindTokenBucket    = "token bucket"
+	kindFixedWindow    = "fixed window"
+	kindCalendarWindow = "calendar window"
+	kindUnlimited      = "unlimited"
 )
 
 // Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Its rows are stored
@@ -64,7 +61,7 @@ type Limit struct {
 //
 // A definition with a mistake (see [Config.Limit]) is reported by [Limit.Validate] and by every call that uses it.
 func TokenBucket(name string, rate float64, period time.Duration, options ...Option) Limit {
-	return define(Config{Kind: KindTokenBucket, Name: name, Rate: &rate, Period: calendar.PeriodText(period)}, options)
+	return define(Config{Kind: kindTokenBucket, Name: name, Rate: &rate, Period: calendar.PeriodText(period)}, options)
 }
 
 // FixedWindow defines a limit that refills by rate tokens at the start of each window, up to its capacity. A window is one
@@ -76,16 +73,16 @@ func TokenBucket(name string, rate float64, period time.Duration, options ...Opt
 //
 // A definition with a mistake (see [Config.Limit]) is reported by [Limit.Validate] and by every call that uses it.
 func FixedWindow(name string, rate float64, period time.Duration, options ...Option) Limit {
-	return define(Config{Kind: KindFixedWindow, Name: name, Rate: &rate, Period: calendar.PeriodText(period)}, options)
+	return define(Config{Kind: kindFixedWindow, Name: name, Rate: &rate, Period: calendar.PeriodText(period)}, options)
 }
 
 // Unlimited defines a limit that grants everything, such as a plan without a bound. It has no rows, and nothing is sent for
-// it: in a call for several limits, only the others are asked. Remaining is +Inf, and null in JSON. What is
+// it: in a call for several limits, only the others are asked. Remaining is +Inf. What is
 // consumed or charged is not recorded, and nothing is left to refund or reset. If nothing is sent for a call, [Result.At] is
 // the time of [Limiter.Clock] or of this process.
 //
 // A definition with a mistake (see [Config.Limit]) is reported by [Limit.Validate] and by every call that uses it.
-func Unlimited(name string) Limit { return define(Config{Kind: KindUnlimited, Name: name}, nil) }
+func Unlimited(name string) Limit { return define(Config{Kind: kindUnlimited, Name: name}, nil) }
 
 func define(c Config, options []Option) Limit {
 	for _, option := range options {
@@ -137,14 +134,14 @@ func (l Limit) Validate() error {
 // String describes the limit for logs.
 func (l Limit) String() string {
 	c := l.Config()
-	if c.Kind == KindUnlimited {
+	if c.Kind == kindUnlimited {
 		return fmt.Sprintf("%s: %s", c.Name, c.Kind)
 	}
 	if l.blocked {
 		return l.name + ": " + l.blockedText()
 	}
 	period := c.Period
-	if c.Kind == KindCalendarWindow {
+	if c.Kind == kindCalendarWindow {
 		period = fmt.Sprintf("%s in %s from %s", l.calendar.Unit, c.Zone, c.Anchor)
 	}
 	text := fmt.Sprintf("%s: %s, %v per %s, capacity %v%s", c.Name, c.Kind, *c.Rate, period, l.Capacity(), l.reservable())
@@ -178,17 +175,17 @@ func (l Limit) Capacity() float64 { return l.numbers.Capacity }
 // only a name and a kind. Of a limit made by [Limit.With], it has the numbers of the key.
 func (l Limit) Config() Config {
 	if l.unlimited() {
-		return Config{Kind: KindUnlimited, Name: l.name}
+		return Config{Kind: kindUnlimited, Name: l.name}
 	}
 	c := Config{
-		Kind: KindTokenBucket, Name: l.name, Rate: &l.numbers.Rate, Period: calendar.PeriodText(l.numbers.Period),
+		Kind: kindTokenBucket, Name: l.name, Rate: &l.numbers.Rate, Period: calendar.PeriodText(l.numbers.Period),
 		Capacity: &l.numbers.Capacity, Shards: l.shards,
 	}
 	switch {
 	case l.onCalendar():
-		c.Kind, c.Period, c.Zone, c.Anchor = KindCalendarWindow, "1 "+l.calendar.Unit, l.calendar.Zone, l.calendar.Anchor
+		c.Kind, c.Period, c.Zone, c.Anchor = kindCalendarWindow, "1 "+l.calendar.Unit, l.calendar.Zone, l.calendar.Anchor
 	case l.numbers.Window:
-		c.Kind = KindFixedWindow
+		c.Kind = kindFixedWindow
 	}
 	if !math.IsInf(l.maxReserved, 1) {
 		c.MaxReserved = &l.maxReserved

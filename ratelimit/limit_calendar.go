@@ -43,7 +43,7 @@ const (
 //
 // A definition with a mistake (see [Config.Limit]) is reported by [Limit.Validate] and by every call that uses it.
 func CalendarWindow(name string, rate float64, unit Unit, options ...Option) Limit {
-	return define(Config{Kind: KindCalendarWindow, Name: name, Rate: &rate, Period: "1 " + string(unit)}, options)
+	return define(Config{Kind: kindCalendarWindow, Name: name, Rate: &rate, Period: "1 " + string(unit)}, options)
 }
 
 // Zone sets the time zone of a calendar window: "UTC", or a name with a slash, such as "Europe/Berlin". The default, and "",

@@ -20,7 +20,7 @@ import (
 //	{"name": "apiCalls.enterprise", "kind": "unlimited"}
 type Config struct {
 	Name        string     `json:"name"`                  // required
-	Kind        Kind       `json:"kind"`                  // required
+	Kind        string     `json:"kind"`                  // required: "token bucket", "fixed window", "calendar window" or "unlimited"
 	Rate        *float64   `json:"rate,omitempty"`        // tokens per period; required; 0: nothing is granted
 	Period      string     `json:"period,omitempty"`      // required: see Config.Limit
 	Capacity    *float64   `json:"capacity,omitempty"`    // tokens; nil: the rate
@@ -36,7 +36,7 @@ type Config struct {
 // this holds:
 //
 //   - The name is valid UTF-8 without NUL, 1 to 255 bytes long.
-//   - The kind is one of the four kinds. [KindUnlimited] goes with a name alone.
+//   - The kind is "token bucket", "fixed window", "calendar window" or "unlimited", which goes with a name alone.
 //   - The rate is 0 or 1e-15 <= rate <= 1e15. With a rate of 0, capacity and maxReserved are unset or 0: the limit grants
 //     nothing, by policy (see [DeniedError]).
 //   - The period of a token bucket or fixed window is a duration: "250ms", "1m", "1h30m", "1d", "1w" and so on. A day is 24
@@ -55,15 +55,15 @@ func (c Config) Limit() (Limit, error) {
 		mistakes = append(mistakes, badName.Error())
 	}
 	switch c.Kind {
-	case KindUnlimited:
+	case kindUnlimited:
 		l.numbers.Rate, l.numbers.Capacity = math.Inf(1), math.Inf(1)
 		mistakes = append(mistakes, c.notUnlimited()...)
-	case KindTokenBucket, KindFixedWindow, KindCalendarWindow:
+	case kindTokenBucket, kindFixedWindow, kindCalendarWindow:
 		mistakes = append(mistakes, l.setClock(c)...)
 		mistakes = append(mistakes, l.setNumbers(c)...)
 		mistakes = append(mistakes, l.setVaries(c, mistakes == nil)...)
 	default:
-		kinds := []Kind{KindTokenBucket, KindFixedWindow, KindCalendarWindow, KindUnlimited}
+		kinds := []string{kindTokenBucket, kindFixedWindow, kindCalendarWindow, kindUnlimited}
 		mistakes = append(mistakes, fmt.Sprintf("kind %q is not one of %q", c.Kind, kinds))
 		mistakes = append(mistakes, l.setNumbers(c)...)
 	}
@@ -80,22 +80,22 @@ func (c Config) Limit() (Limit, error) {
 // setClock sets when the limit refills, and returns what is wrong in it.
 func (l *Limit) setClock(c Config) (mistakes []string) {
 	mistake := func(format string, args ...any) { mistakes = append(mistakes, fmt.Sprintf(format, args...)) }
-	l.numbers.Window = c.Kind != KindTokenBucket
+	l.numbers.Window = c.Kind != kindTokenBucket
 	fixed, unit, err := calendar.ParsePeriod(c.Period)
-	switch onCalendar := c.Kind == KindCalendarWindow; {
+	switch onCalendar := c.Kind == kindCalendarWindow; {
 	case c.Period == "":
 		mistake("period is missing")
 	case err != nil && onCalendar, unit == "" && onCalendar:
-		mistake("period %q of a %s is not one of %q (for a fixed length of time, the kind is %q)", c.Period, c.Kind, units(), KindFixedWindow)
+		mistake("period %q of a %s is not one of %q (for a fixed length of time, the kind is %q)", c.Period, c.Kind, units(), kindFixedWindow)
 	case err != nil:
 		mistake("period %q is not a duration, such as \"1h30m\", \"1d\" or \"1w\"", c.Period)
 	case unit != "" && !onCalendar:
-		mistake("period %q of a %s is not a duration, such as \"1d\" for 24 hours (for a %s, the kind is %q)", c.Period, c.Kind, unit, KindCalendarWindow)
+		mistake("period %q of a %s is not a duration, such as \"1d\" for 24 hours (for a %s, the kind is %q)", c.Period, c.Kind, unit, kindCalendarWindow)
 	case !onCalendar && (fixed < time.Microsecond || fixed%time.Microsecond != 0):
 		mistake("period %v is not a positive whole number of microseconds", fixed)
 	}
 	l.numbers.Period = fixed
-	if c.Kind == KindCalendarWindow {
+	if c.Kind == kindCalendarWindow {
 		l.calendar = calendar.Calendar{Unit: unit, Zone: cmp.Or(c.Zone, defaultZone), Anchor: cmp.Or(c.Anchor, defaultAnchor)}
 		l.numbers.Period = l.calendar.Longest()
 		mistakes = append(mistakes, zoneMistakes(l.calendar)...)
@@ -105,14 +105,14 @@ func (l *Limit) setClock(c Config) (mistakes []string) {
 			l.calendar.Anchor = calendar.AnchorText(anchor) // equal anchors have equal texts
 		}
 	} else if c.Zone != "" || c.Anchor != "" {
-		mistake("only a %s has a zone and an anchor", KindCalendarWindow)
+		mistake("only a %s has a zone and an anchor", kindCalendarWindow)
 	}
 	if c.Start == nil {
 		return mistakes
 	}
 	l.hasStart, l.start = true, c.Start.UTC().Round(0) // without a monotonic clock reading, which would be compared
-	if c.Kind != KindFixedWindow {
-		mistake("only a %s has a start", KindFixedWindow)
+	if c.Kind != kindFixedWindow {
+		mistake("only a %s has a start", kindFixedWindow)
 	}
 	if year := l.start.Year(); year < 1 || year > 9999 {
 		mistake("start %v is not between the years 1 and 9999", c.Start)

@@ -97,11 +97,11 @@ func TestALimitWithoutRowsDescribesItself(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	if c := Unlimited("api").Config(); c != (Config{Name: "api", Kind: KindUnlimited}) || !math.IsInf(Unlimited("api").Capacity(), 1) {
+	if c := Unlimited("api").Config(); c != (Config{Name: "api", Kind: kindUnlimited}) || !math.IsInf(Unlimited("api").Capacity(), 1) {
 		t.Errorf("%+v", c)
 	}
 	// Infinity is a mistake, and not the same as unlimited.
-	if limit := TokenBucket("api", math.Inf(1), time.Hour); !errors.Is(limit.Validate(), ErrInvalid) || limit.Config().Kind != KindTokenBucket {
+	if limit := TokenBucket("api", math.Inf(1), time.Hour); !errors.Is(limit.Validate(), ErrInvalid) || limit.Config().Kind != kindTokenBucket {
 		t.Errorf("%v, %v", limit.Validate(), limit)
 	}
 }

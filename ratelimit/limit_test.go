@@ -20,12 +20,12 @@ func TestDefinitions(t *testing.T) {
 	if err := limit.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	if limit.Name() != "signUps" || limit.Capacity() != 0 || c.Kind != KindFixedWindow || *c.Rate != 100 || c.Period != "1h" ||
+	if limit.Name() != "signUps" || limit.Capacity() != 0 || c.Kind != kindFixedWindow || *c.Rate != 100 || c.Period != "1h" ||
 		*c.Capacity != 0 || *c.MaxReserved != 7 || !c.Start.Equal(start) || c.Shards != 3 {
 		t.Errorf("%+v", c)
 	}
 	c = TokenBucket("messages", 10, time.Minute).Config()
-	if c.Kind != KindTokenBucket || *c.Capacity != 10 || c.MaxReserved != nil || c.Start != nil || c.Shards != 1 {
+	if c.Kind != kindTokenBucket || *c.Capacity != 10 || c.MaxReserved != nil || c.Start != nil || c.Shards != 1 {
 		t.Errorf("defaults: %+v", c)
 	}
 	if limit := TokenBucket("messages", -1, time.Minute); limit.Name() != "messages" || !errors.Is(limit.Validate(), ErrInvalid) ||
@@ -44,9 +44,9 @@ func TestAnErrorNamesEveryMistakeOfADefinition(t *testing.T) {
 		config Config
 		want   []string
 	}{
-		{Config{Name: "messages", Kind: KindTokenBucket, Shards: 101}, []string{`limit "messages"`, "rate is missing", "period is missing", "101 shards"}},
+		{Config{Name: "messages", Kind: kindTokenBucket, Shards: 101}, []string{`limit "messages"`, "rate is missing", "period is missing", "101 shards"}},
 		{Config{Name: "messages", Capacity: &few, MaxReserved: &many}, []string{`kind ""`, "rate is missing", "capacity 1e-16", "maxReserved NaN"}},
-		{Config{Name: "a\x00b", Kind: KindTokenBucket, Rate: new(1.0), Start: &start}, []string{"NUL", "period is missing", "only a fixed window has a start", "start 0000"}},
+		{Config{Name: "a\x00b", Kind: kindTokenBucket, Rate: new(1.0), Start: &start}, []string{"NUL", "period is missing", "only a fixed window has a start", "start 0000"}},
 	} {
 		_, err := row.config.Limit()
 		if !errors.Is(err, ErrInvalid) || strings.Count(err.Error(), ";") < len(row.want)-2 {
@@ -130,9 +130,9 @@ func FuzzNew(f *testing.F) {
 	f.Add("a\x00\xff", true, 1e15, int64(999), 1e16, true, 0.0, false, int64(253402300800), true, 1001)
 	f.Add("tiny", true, math.SmallestNonzeroFloat64, int64(time.Second), 1.0, false, 0.0, false, int64(0), false, 3)
 	f.Fuzz(func(t *testing.T, name string, bucket bool, rate float64, period int64, capacity float64, hasCapacity bool, reserved float64, hasReserved bool, start int64, hasStart bool, shards int) {
-		c := Config{Name: name, Kind: KindFixedWindow, Rate: &rate, Period: time.Duration(period).String(), Shards: shards}
+		c := Config{Name: name, Kind: kindFixedWindow, Rate: &rate, Period: time.Duration(period).String(), Shards: shards}
 		if bucket {
-			c.Kind = KindTokenBucket
+			c.Kind = kindTokenBucket
 		}
 		if hasCapacity {
 			c.Capacity = &capacity

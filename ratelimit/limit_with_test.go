@@ -62,7 +62,7 @@ func TestWith(t *testing.T) {
 		"of a mistake":             {TokenBucket("api", -1, hour, Varies(day)).With(Rate(20)), "rate -1 is neither 0 nor between"},
 		"of a With with a mistake": {bucket.With(Rate(-1)).With(Rate(20)), "rate -1 is neither 0 nor between"},
 		"of nothing":               {Limit{}.With(Rate(20)), "the zero Limit is not a limit"},
-		"no duration":              {define(Config{Kind: KindTokenBucket, Name: "api", Period: "1h", Varies: "1 month"}, []Option{Rate(1)}), "varies \"1 month\" is not a duration"},
+		"no duration":              {define(Config{Kind: kindTokenBucket, Name: "api", Period: "1h", Varies: "1 month"}, []Option{Rate(1)}), "varies \"1 month\" is not a duration"},
 		"no time":                  {TokenBucket("api", 10, hour, Varies(0)), "varies \"0s\" is not a duration"},
 		"negative":                 {TokenBucket("api", 10, hour, Varies(-day)), "is not a duration of whole microseconds"},
 		"a part of a microsecond":  {TokenBucket("api", 10, hour, Varies(day+1)), "is not a duration of whole microseconds"},
@@ -100,11 +100,11 @@ func TestALimitWithNumbersOfItsOwnKeepsItsDefinition(t *testing.T) {
 	for _, requests := range [][]Request{
 		{own.Key("ann")}, {pro.Key("ann")}, {pro.With(Rate(0)).Key("ann").Count(0)}, {pro.Key("bob"), own.Key("ann"), own.Key("ann")},
 	} {
-		if _, err := l.newCall(VerbConsume, "", requests, nil); err != nil {
+		if _, err := l.newCall(verbConsume, "", requests, nil); err != nil {
 			t.Errorf("%v: %v", requests, err)
 		}
 	}
-	if _, err := l.newCall(VerbConsume, "", []Request{pro.Key("ann"), own.Key("ann")}, nil); !errors.Is(err, ErrInvalid) ||
+	if _, err := l.newCall(verbConsume, "", []Request{pro.Key("ann"), own.Key("ann")}, nil); !errors.Is(err, ErrInvalid) ||
 		!strings.Contains(err.Error(), "one call asks for one key with two numbers") {
 		t.Errorf("two numbers for one key: %v", err)
 	}
@@ -134,7 +134,7 @@ func TestVariesGoesThroughJSON(t *testing.T) {
 		t.Errorf("%s, %v", again, err)
 	}
 	roundTrip(t, limit)
-	if _, err := (Config{Kind: KindUnlimited, Name: "api", Varies: "1d"}).Limit(); !errors.Is(err, ErrInvalid) {
+	if _, err := (Config{Kind: kindUnlimited, Name: "api", Varies: "1d"}).Limit(); !errors.Is(err, ErrInvalid) {
 		t.Errorf("unlimited: %v", err)
 	}
 }
@@ -152,7 +152,7 @@ func BenchmarkNewCall(b *testing.B) {
 	requests := []Request{TokenBucket("api", 10, time.Minute).Key("ann")}
 	b.ReportAllocs()
 	for b.Loop() {
-		_, _ = l.newCall(VerbConsume, "", requests, nil)
+		_, _ = l.newCall(verbConsume, "", requests, nil)
 	}
 }
 
@@ -162,6 +162,6 @@ func BenchmarkNewCallWith(b *testing.B) {
 	requests := []Request{pro.With(Rate(20)).Key("ann")}
 	b.ReportAllocs()
 	for b.Loop() {
-		_, _ = l.newCall(VerbConsume, "", requests, nil)
+		_, _ = l.newCall(verbConsume, "", requests, nil)
 	}
 }

@@ -53,7 +53,9 @@ type Limiter struct {
 
 // Decision describes one call of a verb, for [Limiter.Observer].
 type Decision struct {
-	Verb Verb
+	// Verb is the verb that was called: "consume" (QueueConsume too), "wait", "reserve", "take", "check", "balance", "charge",
+	// "refund", "reset" or "move". A Wait whose ctx ends is followed by its "refund".
+	Verb string
 
 	// Result is the caller's result. For Reset and Move, and if Err is set and is not a *DeniedError, its requests hold only Limit,
 	// Key and Count.
@@ -85,8 +87,8 @@ func Join[T any](hooks ...func(ctx context.Context, event T)) func(ctx context.C
 }
 
 // observe reports a call to the observer.
-func (l *Limiter) observe(ctx context.Context, v Verb, began time.Time, result Result, err error) {
+func (l *Limiter) observe(ctx context.Context, v verb, began time.Time, result Result, err error) {
 	if l.Observer != nil {
-		l.Observer(ctx, Decision{Verb: v, Result: result, Err: err, Took: time.Since(began)})
+		l.Observer(ctx, Decision{Verb: string(v), Result: result, Err: err, Took: time.Since(began)})
 	}
 }

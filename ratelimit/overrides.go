@@ -442,7 +442,7 @@ func (o *Overrides) applied(does *rules, requests []Request, at pgtype.Timestamp
 
 // inForce is the override that decides a request. The zero value is none.
 type inForce struct {
-	by    Source
+	by    string
 	until algebra.Micros
 }
 
@@ -471,14 +471,14 @@ search:
 			case in.until <= now:
 			case in.effect == newNumbers:
 				if under := limit.withNumbers(in, o.lapsed()); under != limit { // else the definition goes on to decide
-					limit, other = under, inForce{ByOverride, in.until}
+					limit, other = under, inForce{byOverride, in.until}
 				}
 				break search
 			case in.effect == noLimit && does.liftable() && !o.lapsed():
-				limit, other = limit.without(), inForce{ByOverride, in.until}
+				limit, other = limit.without(), inForce{byOverride, in.until}
 				break search
 			case in.effect == block && (does.deniable || does.answers == balances && blocked.by == ""):
-				blocked = inForce{ByBlock, in.until}
+				blocked = inForce{byBlock, in.until}
 				if does.deniable {
 					break search
 				}

@@ -34,7 +34,7 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 	for name, tt := range map[string]struct {
 		limit    Limit
 		own, all []override
-		verb     Verb
+		verb     verb
 		lapsed   bool
 		want     string // of the limit; "": as defined
 	}{
@@ -49,16 +49,16 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 		"one that has ended":                  {limit: burst, own: []override{row(2, newNumbers, ended)}},
 		"one that has ended before another":   {limit: burst, own: []override{row(2, newNumbers, ended)}, all: []override{row(1, block, nil)}, want: "api: blocked"},
 		"a block with an end":                 {limit: burst, own: []override{row(1, block, func(o *override) { o.until = now + 1e6 })}, want: "api: blocked until 2026-01-01T12:00:01Z"},
-		"a block of a wait":                   {limit: burst, own: []override{row(1, block, nil)}, verb: VerbWait, want: "api: blocked"},
-		"a block of a check":                  {limit: burst, own: []override{row(1, block, nil)}, verb: VerbCheck, want: "api: blocked"},
-		"a block does not keep charges out":   {limit: burst, own: []override{row(1, block, nil)}, verb: VerbCharge},
-		"nor refunds, by older numbers":       {limit: burst, own: []override{row(2, block, nil), row(1, newNumbers, rate(20))}, verb: VerbRefund, want: "api: token bucket, 20 per 1m, capacity 30"},
-		"nor resets":                          {limit: burst, own: []override{row(1, block, nil)}, verb: VerbReset},
+		"a block of a wait":                   {limit: burst, own: []override{row(1, block, nil)}, verb: verbWait, want: "api: blocked"},
+		"a block of a check":                  {limit: burst, own: []override{row(1, block, nil)}, verb: verbCheck, want: "api: blocked"},
+		"a block does not keep charges out":   {limit: burst, own: []override{row(1, block, nil)}, verb: verbCharge},
+		"nor refunds, by older numbers":       {limit: burst, own: []override{row(2, block, nil), row(1, newNumbers, rate(20))}, verb: verbRefund, want: "api: token bucket, 20 per 1m, capacity 30"},
+		"nor resets":                          {limit: burst, own: []override{row(1, block, nil)}, verb: verbReset},
 		"unlimited":                           {limit: burst, own: []override{row(1, noLimit, nil)}, want: "api: unlimited"},
-		"unlimited charges":                   {limit: burst, own: []override{row(1, noLimit, nil)}, verb: VerbCharge, want: "api: unlimited"},
-		"tokens from before come back":        {limit: burst, own: []override{row(1, noLimit, nil)}, verb: VerbRefund},
-		"a move, by older numbers":            {limit: burst, own: []override{row(3, block, nil), row(2, noLimit, nil), row(1, newNumbers, rate(20))}, verb: VerbMove, want: "api: token bucket, 20 per 1m, capacity 30"},
-		"unlimited resets":                    {limit: burst, own: []override{row(1, noLimit, nil)}, verb: VerbReset},
+		"unlimited charges":                   {limit: burst, own: []override{row(1, noLimit, nil)}, verb: verbCharge, want: "api: unlimited"},
+		"tokens from before come back":        {limit: burst, own: []override{row(1, noLimit, nil)}, verb: verbRefund},
+		"a move, by older numbers":            {limit: burst, own: []override{row(3, block, nil), row(2, noLimit, nil), row(1, newNumbers, rate(20))}, verb: verbMove, want: "api: token bucket, 20 per 1m, capacity 30"},
+		"unlimited resets":                    {limit: burst, own: []override{row(1, noLimit, nil)}, verb: verbReset},
 		"a plan without a bound stays so":     {limit: Unlimited("api"), own: []override{row(1, newNumbers, rate(3))}},
 		"a plan that has nothing gets some":   {limit: TokenBucket("api", 0, time.Minute), own: []override{row(1, newNumbers, rate(3))}, want: "api: token bucket, 3 per 1m, capacity 3"},
 		"a key that has nothing gets the definition's bound": {
@@ -78,7 +78,7 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 				o.seen.Store(int64(time.Since(epoch) - lapseAfter - time.Second))
 			}
 			if tt.verb == "" {
-				tt.verb = VerbConsume
+				tt.verb = verbConsume
 			}
 			table := new(overrideTable)
 			for key, list := range map[string][]override{"ann": tt.own, "": tt.all} {
@@ -169,7 +169,7 @@ func TestOneLimitForACall(t *testing.T) {
 	requests := slices.Repeat([]Request{TokenBucket("api", 10, time.Minute).Key("ann")}, 100)
 	blocked := 0
 	for calls, begin := 0, time.Now(); time.Since(begin) < 100*time.Millisecond || blocked == 0 && time.Since(begin) < 10*time.Second; calls++ {
-		applied, _, err := o.applied(verbs[VerbConsume], requests, pgtype.Timestamptz{})
+		applied, _, err := o.applied(verbs[verbConsume], requests, pgtype.Timestamptz{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -201,7 +201,7 @@ func TestAnOverrideIsNoOtherDefinition(t *testing.T) {
 		o.seen.Store(int64(time.Since(epoch)))
 		for _, limit := range []Limit{pro, pro.With(Rate(20))} {
 			l := Limiter{Overrides: o}
-			c, err := l.newCall(VerbConsume, "", []Request{limit.Key("ann"), pro.Key("bob")}, nil)
+			c, err := l.newCall(verbConsume, "", []Request{limit.Key("ann"), pro.Key("bob")}, nil)
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
@@ -209,7 +209,7 @@ func TestAnOverrideIsNoOtherDefinition(t *testing.T) {
 			if in.String() != tt.want || in.definition() != pro {
 				t.Errorf("%s: %v, defined as %v", name, in, in.definition())
 			}
-			if _, err := l.newCall(VerbConsume, "", []Request{in.Key("dan")}, nil); err != nil {
+			if _, err := l.newCall(verbConsume, "", []Request{in.Key("dan")}, nil); err != nil {
 				t.Errorf("%s: again: %v", name, err)
 			}
 			if err := definitionsOnly([]Limit{in}); !errors.Is(err, ErrInvalid) {
@@ -222,13 +222,13 @@ func TestAnOverrideIsNoOtherDefinition(t *testing.T) {
 func TestWithoutLoadedOverridesNothingIsGranted(t *testing.T) {
 	l := Limiter{Overrides: &Overrides{}}
 	request := TokenBucket("api", 10, time.Minute).Key("ann")
-	if _, err := l.newCall(VerbConsume, "", []Request{request}, nil); err == nil || !strings.Contains(err.Error(), "the overrides are not loaded") {
+	if _, err := l.newCall(verbConsume, "", []Request{request}, nil); err == nil || !strings.Contains(err.Error(), "the overrides are not loaded") {
 		t.Errorf("before: %v", err)
 	}
 	if err := l.Overrides.Load(t.Context()); !errors.Is(err, ErrInvalid) {
 		t.Errorf("without a DB: %v", err)
 	}
-	if _, err := l.newCall(VerbCheck, "", []Request{request}, nil); err == nil || !strings.Contains(err.Error(), "need a pool as their DB") {
+	if _, err := l.newCall(verbCheck, "", []Request{request}, nil); err == nil || !strings.Contains(err.Error(), "need a pool as their DB") {
 		t.Errorf("after a load that failed: %v", err)
 	}
 }
@@ -240,7 +240,7 @@ func TestAnOverrideCostsNoMemoryUntilItIsFound(t *testing.T) {
 	o.table.Store(table)
 	requests := []Request{TokenBucket("api", 10, time.Minute).Key("ann")}
 	if n := testing.AllocsPerRun(100, func() {
-		if _, _, err := o.applied(verbs[VerbConsume], requests, pgtype.Timestamptz{}); err != nil {
+		if _, _, err := o.applied(verbs[verbConsume], requests, pgtype.Timestamptz{}); err != nil {
 			t.Fatal(err)
 		}
 	}); n != 0 {
@@ -266,7 +266,7 @@ func BenchmarkOverridesOfOtherKeys(b *testing.B) {
 	requests := []Request{TokenBucket("api", 10, time.Minute).Key("ann")}
 	b.ReportAllocs()
 	for b.Loop() {
-		_, _, _ = o.applied(verbs[VerbConsume], requests, pgtype.Timestamptz{})
+		_, _, _ = o.applied(verbs[verbConsume], requests, pgtype.Timestamptz{})
 	}
 }
 

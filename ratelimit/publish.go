@@ -66,7 +66,7 @@ func Publish(ctx context.Context, db DB, program string, limits ...Limit) error 
 // definition is a limit in the form of the SQL function ratelimit_publish.
 type definition struct {
 	Name        string     `json:"name"`
-	Kind        Kind       `json:"kind"`
+	Kind        string     `json:"kind"`
 	Rate        *float64   `json:"rate,omitempty"`
 	Period      string     `json:"period,omitempty"`
 	Capacity    *float64   `json:"capacity,omitempty"`

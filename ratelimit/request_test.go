@@ -147,9 +147,9 @@ func TestRequestsForOneKeyAreGrantedAsOneAfterAnother(t *testing.T) {
 		for range 1 + r.IntN(5) {
 			requests = append(requests, limit.Key("ann").Count(eighths(32)))
 		}
-		does, floor := verbs[VerbConsume], 0.0
+		does, floor := verbs[verbConsume], 0.0
 		if r.IntN(2) == 0 {
-			does, floor = verbs[VerbReserve], -maxReserved
+			does, floor = verbs[verbReserve], -maxReserved
 		}
 		inTurn := func(balance float64) bool {
 			for _, request := range requests {
@@ -188,7 +188,7 @@ func TestDemandsAreInTheOrderOfLocks(t *testing.T) {
 			requests = append(requests, TokenBucket(name, 10, time.Minute).Key(key))
 		}
 	}
-	ds, _, err := demands(verbs[VerbConsume], requests, pgtype.Timestamptz{})
+	ds, _, err := demands(verbs[verbConsume], requests, pgtype.Timestamptz{})
 	if err != nil || len(ds) != len(requests) {
 		t.Fatal(len(ds), err)
 	}
@@ -215,7 +215,7 @@ func TestMergedRequestsAreNotRefusedForARoundingError(t *testing.T) {
 	for i := range 100 {
 		count := float64(i) / 10
 		limit := TokenBucket("limit", 1, time.Hour, MaxReserved(count))
-		ds, _, err := demands(verbs[VerbReserve], []Request{limit.Global(), limit.Global().Count(count)}, pgtype.Timestamptz{})
+		ds, _, err := demands(verbs[verbReserve], []Request{limit.Global(), limit.Global().Count(count)}, pgtype.Timestamptz{})
 		if err != nil {
 			t.Errorf("1 and %v reserved: %v", count, err)
 		} else if limit.Capacity()-ds[0].count < ds[0].floor {
@@ -228,7 +228,7 @@ func TestMergedRequestsAreNotRefusedForARoundingError(t *testing.T) {
 func TestACountJustAboveTheCapacityIsRefused(t *testing.T) {
 	for _, capacity := range []float64{1e-9, 0.1, 1, 10, 1e6, 1e15 - 1} {
 		limit := TokenBucket("limit", capacity, time.Hour)
-		for _, v := range []Verb{VerbConsume, VerbCheck} {
+		for _, v := range []verb{verbConsume, verbCheck} {
 			if _, _, err := demands(verbs[v], []Request{limit.Global().Count(math.Nextafter(capacity, math.Inf(1)))}, pgtype.Timestamptz{}); !errors.Is(err, ErrExceedsCapacity) {
 				t.Errorf("%s of just above %v: %v", v, capacity, err)
 			}

@@ -3,7 +3,8 @@ package ratelimit
 import "time"
 
 // Reservation is what [Limiter.Reserve] has taken: tokens of which some may not be there yet. All instants are by the clock
-// that decided, which is the database's unless [Limiter.Clock] is set. They are in UTC, to the microsecond.
+// that decided, which is the database's unless [Limiter.Clock] is set. They are in UTC, to the microsecond. As JSON,
+// see [Result].
 type Reservation struct {
 	// At is the instant of the decision: see [Result.At].
 	At time.Time

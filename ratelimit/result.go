@@ -9,6 +9,9 @@ import (
 
 // Result is the answer to one call. All instants are by the clock that decided, which is the database's unless
 // [Limiter.Clock] is set. They are in UTC, to the microsecond.
+//
+// A Result is no answer to send to a client as it is. It has the keys, and encoding/json refuses the infinite numbers of an
+// [Unlimited] limit. A program makes a value of its own for its answer. To log it, pass it to slog: LogValue has no keys.
 type Result struct {
 	// OK reports whether the call was granted. Several requests are granted all together or not at all.
 	OK bool
@@ -49,7 +52,7 @@ func (r *Result) delay() time.Duration {
 }
 
 // Status is the answer to one request, as of the end of the call. Requests of one call for the same limit and key share
-// their numbers.
+// their numbers. As JSON, see [Result].
 type Status struct {
 	Limit Limit
 	Key   string  // as stored: see [Limit.Key]; empty for a limit without keys

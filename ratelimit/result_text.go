@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// How requests and answers are logged and marshaled. Logs have no keys, since a key may be personal data.
+// How requests and answers are logged, and a limit marshaled. Logs have no keys, since a key may be personal data.
 
 // LogValue implements [slog.LogValuer]: the limit's name and the count, without the key.
 func (r Request) LogValue() slog.Value {
@@ -44,7 +44,7 @@ func (r Reservation) LogValue() slog.Value {
 func (b Balance) LogValue() slog.Value {
 	attrs := []slog.Attr{
 		slog.String("limit", b.Limit.logName()), tokens("remaining", b.Remaining), tokens("used", b.Used), tokens("capacity", b.Capacity),
-		slog.String("decides", string(b.Decides)),
+		slog.String("decides", b.Decides),
 	}
 	if !b.Until.IsZero() {
 		attrs = append(attrs, slog.Time("until", b.Until))
@@ -65,7 +65,7 @@ func (l *Limit) logName() string {
 
 // tokens is a number of tokens. slog's JSON cannot have an infinite number or NaN.
 func tokens(name string, n float64) slog.Attr {
-	if finite(n) == nil {
+	if math.IsInf(n, 0) || math.IsNaN(n) {
 		return slog.String(name, strconv.FormatFloat(n, 'g', -1, 64))
 	}
 	return slog.Float64(name, n)
@@ -87,58 +87,4 @@ func (l Limit) MarshalJSON() ([]byte, error) {
 		return json.Marshal(map[string]string{"name": l.name})
 	}
 	return json.Marshal(l.Config())
-}
-
-// MarshalJSON implements [json.Marshaler]. It has the key in the clear. Numbers that are infinite or NaN are null.
-func (s Status) MarshalJSON() ([]byte, error) {
-	type plain Status
-	return json.Marshal(struct {
-		plain
-		Count, Remaining *float64
-	}{plain(s), finite(s.Count), finite(s.Remaining)})
-}
-
-// MarshalJSON implements [json.Marshaler]. It has the keys in the clear. Numbers that are infinite are null.
-func (r Result) MarshalJSON() ([]byte, error) {
-	type plain Result
-	return json.Marshal(struct {
-		plain
-		Remaining *float64
-	}{plain(r), finite(r.Remaining)})
-}
-
-// MarshalJSON implements [json.Marshaler]: the result and the reason.
-func (e *DeniedError) MarshalJSON() ([]byte, error) {
-	type plain Result
-	return json.Marshal(struct {
-		plain
-		Remaining *float64
-		Reason    Reason
-	}{plain(e.Result), finite(e.Remaining), e.Reason})
-}
-
-// MarshalJSON implements [json.Marshaler]. It has the keys in the clear, and no receipt. Numbers that are infinite are null.
-func (r Reservation) MarshalJSON() ([]byte, error) {
-	type plain Reservation
-	return json.Marshal(struct {
-		plain
-		Remaining *float64
-	}{plain(r), finite(r.Remaining)})
-}
-
-// MarshalJSON implements [json.Marshaler]. It has the key in the clear. Numbers that are infinite or NaN are null.
-func (b Balance) MarshalJSON() ([]byte, error) {
-	type plain Balance
-	return json.Marshal(struct {
-		plain
-		Remaining, Used, Capacity *float64
-	}{plain(b), finite(b.Remaining), finite(b.Used), finite(b.Capacity)})
-}
-
-// finite is nil for what JSON cannot have.
-func finite(n float64) *float64 {
-	if math.IsInf(n, 0) || math.IsNaN(n) {
-		return nil
-	}
-	return &n
 }

@@ -66,7 +66,7 @@ func (l *Limiter) sweepAll(ctx context.Context, inTx inReadCommitted, limits []L
 // sweep deletes the rows of one limit that mean the same as no row.
 func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) (deleted int64, err error) {
 	args := dbsqlc.SweepParams{
-		Name: limit.name, Rate: limit.numbers.Rate, Period: limit.numbers.Period, Kind: string(limit.Config().Kind),
+		Name: limit.name, Rate: limit.numbers.Rate, Period: limit.numbers.Period, Kind: limit.Config().Kind,
 		Capacity: limit.numbers.Capacity, Start: nullable(pgtype.Timestamptz{Time: limit.start, Valid: limit.hasStart}),
 	}
 	if limit.varies > 0 {

@@ -42,20 +42,20 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	}
 	began := time.Now()
 	requests = slices.Clone(requests)
-	c, err := l.newCall(VerbConsume, "", requests, nil)
+	c, err := l.newCall(verbConsume, "", requests, nil)
 	if l.life.closed() {
-		err = limiterClosed(VerbConsume, requests)
+		err = limiterClosed(verbConsume, requests)
 	}
 	if err != nil {
-		result := unanswered(VerbConsume, requests)
-		l.observe(ctx, VerbConsume, began, result, err)
+		result := unanswered(verbConsume, requests)
+		l.observe(ctx, verbConsume, began, result, err)
 		return nil, err
 	}
-	result := unanswered(VerbConsume, c.requests)
+	result := unanswered(verbConsume, c.requests)
 	if a := c.byPolicy(); a != nil {
 		c.fill(&result, a)
 		result, err = c.conclude(result, nil)
-		l.observe(ctx, VerbConsume, began, result, err)
+		l.observe(ctx, verbConsume, began, result, err)
 		if err != nil {
 			return nil, err
 		}
@@ -68,7 +68,7 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	batch.Queue(s.sql, s.args...).Fn = func(results pgx.BatchResults) (err error) {
 		began := time.Now()
 		r.row = results.QueryRow()
-		result = unanswered(VerbConsume, c.requests) // SendTx may send the batch several times
+		result = unanswered(verbConsume, c.requests) // SendTx may send the batch several times
 		a, err := s.read(r, s.demands)
 		err = r.judge(err)
 		if denial, ok := denialIn(err, s.demands); ok {
@@ -78,7 +78,7 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 			c.fill(&result, a)
 		}
 		result, err = c.conclude(result, err)
-		l.observe(ctx, VerbConsume, began, result, err)
+		l.observe(ctx, verbConsume, began, result, err)
 		return err
 	}
 	return &result, nil

@@ -39,7 +39,7 @@ func (o txOptions) turns(ctx context.Context) ([]demand, error) {
 	if err := new(definitions).check(o.hot); err != nil {
 		return nil, err
 	}
-	ds, _, err := demands(verbs[VerbReset], o.hot, pgtype.Timestamptz{}) // Reset ignores counts, too
+	ds, _, err := demands(verbs[verbReset], o.hot, pgtype.Timestamptz{}) // Reset ignores counts, too
 	return ds, err
 }
 

@@ -25,7 +25,7 @@ var (
 // demanded is the demands that Hot makes from requests.
 func demanded(t *testing.T, requests ...Request) []demand {
 	t.Helper()
-	ds, _, err := demands(verbs[VerbReset], requests, pgtype.Timestamptz{})
+	ds, _, err := demands(verbs[verbReset], requests, pgtype.Timestamptz{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -58,7 +58,7 @@ func within(ctx context.Context, db any) (_ context.Context, end func()) {
 
 // errOutside is the error of a verb that would write on the pool of ctx's transaction, but outside that transaction; or
 // nil.
-func errOutside(ctx context.Context, v Verb, db DB, requests []Request) error {
+func errOutside(ctx context.Context, v verb, db DB, requests []Request) error {
 	pool := poolOf(db)
 	if pool == nil || verbs[v].writes == never {
 		return nil

@@ -111,7 +111,7 @@ func sendOnce(ctx context.Context, db batchTxBeginner, isolation pgx.TxIsoLevel,
 	case tx.Conn() == nil: // there was no connection to send it on
 		return nil, fmt.Errorf("ratelimit: begin: %w", err)
 	case errors.As(err, &preparing) && queuedBy(batch, preparing.SQL()) != nil: // our query, whose function may be missing
-		err = explainCall(VerbConsume, queuedBy(batch, preparing.SQL()), err)
+		err = explainCall(verbConsume, queuedBy(batch, preparing.SQL()), err)
 	case committing:
 		return nil, fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
 	case failed != nil && sqlState(err) == "": // the function may have left its row unread, an error in pgx's modes without a pipeline

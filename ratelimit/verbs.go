@@ -8,21 +8,20 @@ import (
 	"time"
 )
 
-// Verb names one of the verbs of [Limiter], in [Decision.Verb].
-type Verb string
+// verb is one of the verbs of [Limiter]; [Decision.Verb] has its name.
+type verb string
 
-// The verbs.
 const (
-	VerbConsume Verb = "consume"
-	VerbWait    Verb = "wait"
-	VerbReserve Verb = "reserve"
-	VerbTake    Verb = "take"
-	VerbCheck   Verb = "check"
-	VerbBalance Verb = "balance"
-	VerbCharge  Verb = "charge"
-	VerbRefund  Verb = "refund"
-	VerbReset   Verb = "reset"
-	VerbMove    Verb = "move"
+	verbConsume verb = "consume"
+	verbWait    verb = "wait"
+	verbReserve verb = "reserve"
+	verbTake    verb = "take"
+	verbCheck   verb = "check"
+	verbBalance verb = "balance"
+	verbCharge  verb = "charge"
+	verbRefund  verb = "refund"
+	verbReset   verb = "reset"
+	verbMove    verb = "move"
 )
 
 // rules are what a verb does.
@@ -41,17 +40,17 @@ type rules struct {
 }
 
 // verbs has a row for each verb.
-var verbs = map[Verb]*rules{
-	VerbConsume: {takes: true, deniable: true, writes: onceOnly, op: "consume"},
-	VerbWait:    {takes: true, deniable: true, writes: onceOnly, op: "consume", owes: upToMaxReserved, atMostFull: true},
-	VerbReserve: {takes: true, deniable: true, writes: onceOnly, op: "consume", owes: upToMaxReserved},
-	VerbTake:    {takes: true, deniable: true, writes: onceOnly, op: "take", upTo: true},
-	VerbCheck:   {deniable: true, op: "check"},
-	VerbBalance: {op: "check", owes: anything, ignoresCount: true, answers: balances},
-	VerbCharge:  {takes: true, writes: onceOnly, op: "consume", owes: anything},
-	VerbRefund:  {refunds: true, writes: onceOnly},
-	VerbReset:   {writes: repeatable, ignoresCount: true, answers: nothing},
-	VerbMove:    {moves: true, writes: repeatable, ignoresCount: true, answers: nothing},
+var verbs = map[verb]*rules{
+	verbConsume: {takes: true, deniable: true, writes: onceOnly, op: "consume"},
+	verbWait:    {takes: true, deniable: true, writes: onceOnly, op: "consume", owes: upToMaxReserved, atMostFull: true},
+	verbReserve: {takes: true, deniable: true, writes: onceOnly, op: "consume", owes: upToMaxReserved},
+	verbTake:    {takes: true, deniable: true, writes: onceOnly, op: "take", upTo: true},
+	verbCheck:   {deniable: true, op: "check"},
+	verbBalance: {op: "check", owes: anything, ignoresCount: true, answers: balances},
+	verbCharge:  {takes: true, writes: onceOnly, op: "consume", owes: anything},
+	verbRefund:  {refunds: true, writes: onceOnly},
+	verbReset:   {writes: repeatable, ignoresCount: true, answers: nothing},
+	verbMove:    {moves: true, writes: repeatable, ignoresCount: true, answers: nothing},
 }
 
 // owes is how far below zero a verb may leave a balance.
@@ -109,7 +108,7 @@ func (r *rules) rowless(d *demand) bool {
 // After a denial in a transaction, nothing was consumed and the transaction is usable: return the error to roll back, or go
 // on. If the transaction rolls back, consumed tokens come back.
 func (l *Limiter) Consume(ctx context.Context, db DB, requests ...Request) (Result, error) {
-	return l.do(ctx, db, VerbConsume, "", requests)
+	return l.do(ctx, db, verbConsume, "", requests)
 }
 
 // Reserve takes tokens that may not be there yet: the balance may fall to -maxReserved ([MaxReserved]). A reservation is no
@@ -123,7 +122,7 @@ func (l *Limiter) Consume(ctx context.Context, db DB, requests ...Request) (Resu
 // capacity. docs/scheduling.md says more. If the transaction rolls back, reserved tokens come back. To cancel a reservation
 // later, [Limiter.Refund] its receipt.
 func (l *Limiter) Reserve(ctx context.Context, db DB, requests ...Request) (Reservation, error) {
-	result, err := l.do(ctx, db, VerbReserve, "", requests)
+	result, err := l.do(ctx, db, verbReserve, "", requests)
 	if err != nil {
 		return Reservation{}, err
 	}
@@ -153,7 +152,7 @@ func (l *Limiter) Take(ctx context.Context, db DB, most int, requests ...Request
 		}
 		r.tokens = float64(most)
 	}
-	result, err = l.do(ctx, db, VerbTake, "", requests)
+	result, err = l.do(ctx, db, verbTake, "", requests)
 	if err == nil {
 		n = int(result.Requests[0].Taken)
 	}
@@ -165,13 +164,13 @@ func (l *Limiter) Take(ctx context.Context, db DB, most int, requests ...Request
 //
 // Do not check before Consume: other calls may consume in between, and Consume checks anyway.
 func (l *Limiter) Check(ctx context.Context, db DB, requests ...Request) (Result, error) {
-	return l.do(ctx, db, VerbCheck, "", requests)
+	return l.do(ctx, db, verbCheck, "", requests)
 }
 
 // Charge takes the tokens unconditionally, even below -maxReserved. Use it for a cost that has already been incurred, such
 // as the excess over an estimate. It is always OK. [Limiter.Balance] says when the debt will have been refilled.
 func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Result, error) {
-	return l.do(ctx, db, VerbCharge, "", requests)
+	return l.do(ctx, db, verbCharge, "", requests)
 }
 
 // Refund gives back all or part of the tokens in a receipt ([Result.Receipt]). Without requests, it gives back all that is left.
@@ -199,20 +198,20 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 // In REPEATABLE READ and SERIALIZABLE, Refund, like every statement, does not see commits after the transaction's snapshot.
 // If the first use of the key is among them, nothing is given back.
 func (l *Limiter) Refund(ctx context.Context, db DB, receipt Receipt, requests ...Request) (Result, error) {
-	return l.do(ctx, db, VerbRefund, receipt, requests)
+	return l.do(ctx, db, verbRefund, receipt, requests)
 }
 
 // Reset makes the limits full again for these keys, and forgets debts. Counts are ignored. In REPEATABLE READ and
 // SERIALIZABLE, rows committed after the transaction's snapshot are not seen, and stay. So the tokens to forget must have
 // been consumed before the transaction began.
 func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
-	_, err := l.do(ctx, db, VerbReset, "", requests)
+	_, err := l.do(ctx, db, verbReset, "", requests)
 	return err
 }
 
-func (l *Limiter) do(ctx context.Context, db DB, v Verb, receipt Receipt, requests []Request) (result Result, err error) {
+func (l *Limiter) do(ctx context.Context, db DB, v verb, receipt Receipt, requests []Request) (result Result, err error) {
 	began := time.Now()
-	if v != VerbRefund { // which gives back what was taken before
+	if v != verbRefund { // which gives back what was taken before
 		if !l.life.enter() {
 			result, err = unanswered(v, requests), limiterClosed(v, requests)
 			l.observe(ctx, v, began, result, err)
@@ -224,7 +223,7 @@ func (l *Limiter) do(ctx context.Context, db DB, v Verb, receipt Receipt, reques
 	if noDatabase(db) {
 		err = invalidCall(requests, noDatabaseText)
 	}
-	if err == nil && v == VerbWait {
+	if err == nil && v == verbWait {
 		err = errInTx(ctx, db, requests)
 		c.bound(ctx)
 	}

@@ -32,13 +32,14 @@ import (
 // waited for come to at most the capacity, or if nobody waits behind the caller. docs/scheduling.md has the other cases. As
 // with Consume, a ctx that ends during the call of the database may leave [ErrUnknownOutcome].
 //
-// The result is that of the reservation, as of its decision. Its receipt can be refunded. [Limiter.Observer] is called with [VerbWait] before the sleep, and with [VerbRefund] if ctx ends.
+// The result is that of the reservation, as of its decision. Its receipt can be refunded. [Limiter.Observer] is called with "wait" before the
+// sleep, and with "refund" if ctx ends.
 //
 // Wait sleeps for a time that the database measured, so the process's clock need not agree with the database's. With a [Limiter.Clock], it sleeps
 // until that clock has reached the instant, and asks it every 10 ms.
 func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, error) {
 	requests := []Request{request}
-	result, err := l.do(ctx, db, VerbWait, "", requests)
+	result, err := l.do(ctx, db, verbWait, "", requests)
 	if err != nil {
 		return result, err
 	}
@@ -46,14 +47,14 @@ func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, err
 		if kept := l.giveBack(ctx, db, result, requests); kept != nil {
 			err = unknown(fmt.Errorf("%w, and the tokens were not given back: %w", err, kept))
 		}
-		return unanswered(VerbWait, requests), explainCall(VerbWait, requests, err)
+		return unanswered(verbWait, requests), explainCall(verbWait, requests, err)
 	}
 	return result, nil
 }
 
 // errInTx is the error of a Wait on a transaction, or inside one on the same pool; or nil.
 func errInTx(ctx context.Context, db DB, requests []Request) error {
-	if isTx(db) || inTransaction(db) || errOutside(ctx, VerbWait, db, requests) != nil {
+	if isTx(db) || inTransaction(db) || errOutside(ctx, verbWait, db, requests) != nil {
 		return invalidCall(requests, "Wait in a transaction would sleep while the transaction holds its locks: wait before it "+
 			"begins, or use Reserve")
 	}

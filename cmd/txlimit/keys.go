@@ -161,7 +161,7 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 		return a.nothing(keyList{[]keyState{}}, "Every key of %s is blocked. None has a row.", printable(name))
 	}
 	c, unknown := d.of(everyKey)
-	if len(found) == 0 && unknown == nil && (c.Kind == ratelimit.KindUnlimited || *c.Rate == 0) {
+	if len(found) == 0 && unknown == nil && (c.Kind == "unlimited" || *c.Rate == 0) {
 		return a.nothing(keyList{[]keyState{}}, "%s has no rows: %s.", printable(name), describe(c))
 	}
 	if len(found) == 0 {
@@ -336,7 +336,7 @@ func keysWithRows(ctx context.Context, db querier, name string, without []string
 
 // readKeys asks _ratelimit_keys, for some keys or for all without some.
 func readKeys(ctx context.Context, db querier, c ratelimit.Config, at time.Time, only, without []string, all bool, most int) ([]keyState, error) {
-	if c.Kind == ratelimit.KindUnlimited || *c.Rate == 0 {
+	if c.Kind == "unlimited" || *c.Rate == 0 {
 		return nil, nil // such a limit uses no rows
 	}
 	var limit *int
@@ -357,7 +357,7 @@ func readKeys(ctx context.Context, db querier, c ratelimit.Config, at time.Time,
 	      FROM _ratelimit_keys($1, $2, $3, $4, $5, $6, $8, $9::text::timestamp, $10::text[], $7) AS k
 	     WHERE ($11 OR k.retry_at IS NOT NULL) AND k.key <> ALL ($12::text[])
 	     ORDER BY k.remaining, k.key LIMIT $13`,
-		c.Name, *c.Rate, intervalOf(c.Period), string(c.Kind), c.Capacity, c.Start, at, optional(c.Zone), optional(c.Anchor), only, all, without, limit)
+		c.Name, *c.Rate, intervalOf(c.Period), c.Kind, c.Capacity, c.Start, at, optional(c.Zone), optional(c.Anchor), only, all, without, limit)
 }
 
 func (a *app) deniedKeys(ctx context.Context, name, since string, most int) error {

@@ -45,7 +45,7 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 			d.Anchor = calendar.AnchorText(anchor.Time)
 		}
 		if varies.Valid {
-			d.Varies = periodOf(varies, ratelimit.KindTokenBucket)
+			d.Varies = periodOf(varies, "token bucket")
 		}
 		if d.Start != nil {
 			*d.Start = d.Start.UTC()
@@ -66,8 +66,8 @@ var unitIntervals = map[string]pgtype.Interval{
 }
 
 // periodOf is an interval as Config.Period has it.
-func periodOf(p pgtype.Interval, kind ratelimit.Kind) string {
-	if kind == ratelimit.KindCalendarWindow {
+func periodOf(p pgtype.Interval, kind string) string {
+	if kind == "calendar window" {
 		for unit, interval := range unitIntervals {
 			if p == interval {
 				return "1 " + unit
@@ -90,7 +90,7 @@ func intervalOf(period string) pgtype.Interval {
 func describe(c ratelimit.Config) string {
 	limit, err := c.Limit()
 	if err != nil {
-		return fmt.Sprintf("%s, which this program cannot read: %s", printable(string(c.Kind)), oneLine(err.Error()))
+		return fmt.Sprintf("%s, which this program cannot read: %s", printable(c.Kind), oneLine(err.Error()))
 	}
 	return strings.TrimPrefix(limit.String(), c.Name+": ")
 }
@@ -185,7 +185,7 @@ func (o *override) text() string {
 
 // under is a definition under an override: a capacity that is the rate follows the rate. A rate of 0 has no capacity.
 func under(c ratelimit.Config, o *override) ratelimit.Config {
-	if o == nil || o.Effect != effectNumbers || c.Kind == ratelimit.KindUnlimited || o.Rate == nil && c.Rate != nil && *c.Rate == 0 {
+	if o == nil || o.Effect != effectNumbers || c.Kind == "unlimited" || o.Rate == nil && c.Rate != nil && *c.Rate == 0 {
 		return c
 	}
 	if o.Capacity != nil {
@@ -219,9 +219,9 @@ func (n *numbers) flags(command *cobra.Command) {
 	f.StringVar(&n.zone, "zone", "", "the zone of a calendar window (default: as defined, or UTC)")
 	f.StringVar(&n.anchor, "anchor", "", "the anchor of a calendar window, such as \"2026-01-31\" or \"2026-01-31 15:00\" (default: as defined, or 2001-01-01)")
 	f.StringVar(&n.period, "period", "", "the period, such as 1m, 1h30m, 1d, \"1 month\", of a limit that no program has published")
-	f.StringVar(&n.kind, "kind", string(ratelimit.KindTokenBucket), "its kind: \"token bucket\", \"fixed window\", \"calendar window\"")
+	f.StringVar(&n.kind, "kind", "token bucket", "its kind: \"token bucket\", \"fixed window\", \"calendar window\"")
 	f.StringVar(&n.start, "start", "", "the start of a fixed window, in RFC 3339")
-	choices(command, "kind", string(ratelimit.KindTokenBucket), string(ratelimit.KindFixedWindow), string(ratelimit.KindCalendarWindow))
+	choices(command, "kind", "token bucket", "fixed window", "calendar window")
 }
 
 // given reports whether any of these flags was given.
@@ -269,7 +269,7 @@ func (n *numbers) unpublished(name string) (*ratelimit.Config, error) {
 		}
 		return nil, nil
 	}
-	c := ratelimit.Config{Name: name, Kind: ratelimit.Kind(n.kind), Period: n.period, Varies: n.varies}
+	c := ratelimit.Config{Name: name, Kind: n.kind, Period: n.period, Varies: n.varies}
 	if n.start != "" {
 		start, err := time.Parse(time.RFC3339, n.start)
 		if err != nil {
@@ -298,7 +298,7 @@ func (d *defined) of(o *override) (c ratelimit.Config, unknown *string) {
 	}
 	c = under(d.Config, o)
 	// An override with a rate and a capacity leaves nothing to the program but zone and anchor.
-	whole := o != nil && o.Effect == effectNumbers && o.Rate != nil && o.Capacity != nil && c.Kind != ratelimit.KindCalendarWindow
+	whole := o != nil && o.Effect == effectNumbers && o.Rate != nil && o.Capacity != nil && c.Kind != "calendar window"
 	if c.Varies != "" && !whole {
 		unknown = new(string)
 		*unknown = programsNumbers
@@ -370,7 +370,7 @@ func (n *numbers) resolve(ctx context.Context, db querier, name string) (d defin
 // how names the flags that give the numbers of a key.
 func (d *defined) how() string {
 	flags := "--rate and --capacity"
-	if d.Kind == ratelimit.KindCalendarWindow {
+	if d.Kind == "calendar window" {
 		flags = "--rate, --capacity, --zone and --anchor"
 	}
 	as := ""

@@ -268,9 +268,9 @@ func parseCandidate(text string) (ratelimit.Limit, error) {
 	if !ok || err != nil {
 		return ratelimit.Limit{}, errors.New("begins with a rate and a period, such as 10/1h")
 	}
-	c := ratelimit.Config{Name: "candidate", Kind: ratelimit.KindTokenBucket, Rate: &tokens, Period: strings.TrimSpace(period)}
+	c := ratelimit.Config{Name: "candidate", Kind: "token bucket", Rate: &tokens, Period: strings.TrimSpace(period)}
 	if strings.HasPrefix(c.Period, "1 ") {
-		c.Kind = ratelimit.KindCalendarWindow
+		c.Kind = "calendar window"
 	}
 	for option := range strings.SplitSeq(options, ",") {
 		if option == "" {
@@ -280,7 +280,7 @@ func parseCandidate(text string) (ratelimit.Limit, error) {
 		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
 		switch name {
 		case "kind":
-			c.Kind = ratelimit.Kind(value)
+			c.Kind = value
 		case "name":
 			c.Name = value
 		case "zone":

@@ -198,7 +198,7 @@ func (k *keyDetails) compute(ctx context.Context, tx pgx.Tx, c ratelimit.Config)
 	}
 	var balance float64
 	var owed, enough, full time.Time
-	err := tx.QueryRow(ctx, balanceSQL, k.Limit, k.Key, *c.Rate, intervalOf(c.Period), string(c.Kind), *c.Capacity, c.Start, k.At, optional(c.Zone), optional(c.Anchor)).
+	err := tx.QueryRow(ctx, balanceSQL, k.Limit, k.Key, *c.Rate, intervalOf(c.Period), c.Kind, *c.Capacity, c.Start, k.At, optional(c.Zone), optional(c.Anchor)).
 		Scan(&balance, &owed, &enough, &full)
 	if err != nil {
 		return err
@@ -220,7 +220,7 @@ func (k *keyDetails) compute(ctx context.Context, tx pgx.Tx, c ratelimit.Config)
 
 // unlimited reports whether nothing is taken.
 func (k *keyDetails) unlimited() bool {
-	return k.beside != nil && k.beside.Effect == effectUnlimited || k.Definition.Kind == ratelimit.KindUnlimited
+	return k.beside != nil && k.beside.Effect == effectUnlimited || k.Definition.Kind == "unlimited"
 }
 
 func (k *keyDetails) print(w io.Writer) {

@@ -124,7 +124,7 @@ func (a *app) sweepOne(ctx context.Context, name string, c *ratelimit.Config) (s
 			longest := intervalOf(c.Varies)
 			varies = &longest
 		}
-		args = append(args, *c.Rate, intervalOf(c.Period), string(c.Kind), *c.Capacity, c.Start, varies)
+		args = append(args, *c.Rate, intervalOf(c.Period), c.Kind, *c.Capacity, c.Start, varies)
 	}
 	for {
 		began := time.Now()

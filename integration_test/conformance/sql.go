@@ -69,7 +69,7 @@ func byHand(t *trial) {
 	calendar := ratelimit.CalendarWindow(t.name("calendar"), 5, ratelimit.Month, ratelimit.Zone("Europe/Berlin"))
 	for _, limit := range []ratelimit.Limit{bucket, window, calendar} {
 		ann := t.of(limit, t.key(0))
-		kind := string(limit.Config().Kind)
+		kind := limit.Config().Kind
 		t.ask(kind+": the first use", limit, ann.Count(3), ", count => 3", true)
 		t.ask(kind+": the second use", limit, ann, "", true)
 	}
@@ -97,7 +97,7 @@ func reserveByHand(t *trial) {
 	window := ratelimit.FixedWindow(t.name("window"), 5, time.Hour)
 	calendar := ratelimit.CalendarWindow(t.name("calendar"), 5, ratelimit.Month, ratelimit.Zone("Europe/Berlin"))
 	for _, limit := range []ratelimit.Limit{bucket, window, calendar} {
-		kind := string(limit.Config().Kind)
+		kind := limit.Config().Kind
 		reserve(kind+": the first use", limit, 3)
 		reserve(kind+": tokens of which some are not there yet", limit, 5)
 	}

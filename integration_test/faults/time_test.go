@@ -66,7 +66,7 @@ func (c *stepped) bound(limit ratelimit.Limit) float64 {
 		switch {
 		case !to.After(from):
 			return 0
-		case config.Kind == ratelimit.KindFixedWindow:
+		case config.Kind == "fixed window":
 			return rate * float64(windowOf(to, period)-windowOf(from, period))
 		default:
 			return rate * to.Sub(from).Seconds() / period.Seconds()
@@ -166,11 +166,11 @@ func consumers(t *testing.T, limiter *ratelimit.Limiter, pool *pgxpool.Pool) []*
 	coalescer := &ratelimit.Coalescer{Pool: pool}
 	t.Cleanup(coalescer.Close)
 	var all []*consumer
-	for _, kind := range []ratelimit.Kind{ratelimit.KindTokenBucket, ratelimit.KindFixedWindow} {
+	for _, kind := range []string{"token bucket", "fixed window"} {
 		add := func(name string, consume func(ctx context.Context, request ratelimit.Request) (ratelimit.Result, error)) {
 			name = fmt.Sprintf("%s, %s", kind, name)
 			limit := ratelimit.TokenBucket(name, 60, time.Minute, ratelimit.Capacity(5))
-			if kind == ratelimit.KindFixedWindow {
+			if kind == "fixed window" {
 				limit = ratelimit.FixedWindow(name, 5, 5*time.Second, ratelimit.Start(epoch))
 			}
 			all = append(all, &consumer{name: name, limit: limit, consume: consume})
@@ -434,7 +434,7 @@ func TestAStatementWaitsLongForALock(t *testing.T) {
 	try := func(c *consumer, commit bool) error {
 		// A tenth of the capacity is refilled while the row is held.
 		limit := ratelimit.TokenBucket(fmt.Sprint(c.name, commit), 2, held, ratelimit.Capacity(20))
-		if c.limit.Config().Kind == ratelimit.KindFixedWindow {
+		if c.limit.Config().Kind == "fixed window" {
 			limit = ratelimit.FixedWindow(fmt.Sprint(c.name, commit), 2, held, ratelimit.Capacity(20), ratelimit.Start(epoch))
 		}
 		c.limit = limit

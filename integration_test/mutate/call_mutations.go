@@ -36,7 +36,7 @@ var callMutations = []mutation{
 		tests: "TestMoveRefusesWhatDoesNotRefillTogether",
 	}, {
 		name: "move-capacity-below-one", file: "ratelimit/verbs.go", what: "no move to a limit that holds less than one token",
-		old: "VerbMove:    {moves: true, writes: repeatable, ignoresCount: true,", new: "VerbMove:    {moves: true, writes: repeatable,",
+		old: "verbMove:    {moves: true, writes: repeatable, ignoresCount: true,", new: "verbMove:    {moves: true, writes: repeatable,",
 		tests: "TestMoveOfDebts",
 	}, {
 		name: "calendar-several", file: "ratelimit/call_statement.go", what: "a calendar window beside another limit is sent without its windows",
@@ -100,7 +100,7 @@ var callMutations = []mutation{
 		tests: "TestClocksFarInThePastAndFuture|TestHostileRequestsAreRefusedAndPoisonNothing",
 	}, {
 		name: "check-no-error", file: "ratelimit/verbs.go", what: "a check that denies returns no error",
-		old: "VerbCheck:   {deniable: true, op: \"check\"}", new: "VerbCheck:   {op: \"check\"}",
+		old: "verbCheck:   {deniable: true, op: \"check\"}", new: "verbCheck:   {op: \"check\"}",
 		tests: "TestCheckAnswersAndWritesNothing",
 	}, {
 		name: "record-order", file: "ratelimit/call_answer.go", what: "the rows of several limits have each other's ts",
@@ -128,7 +128,7 @@ var callMutations = []mutation{
 		tests: "TestWaitIsRefusedInATransaction",
 	}, {
 		name: "wait-beside-tx", file: "ratelimit/wait.go", what: "a Wait on the pool of a transaction gets the advice to use the transaction",
-		old: " || errOutside(ctx, VerbWait, db, requests) != nil {", new: " {",
+		old: " || errOutside(ctx, verbWait, db, requests) != nil {", new: " {",
 		tests: "TestWaitIsRefusedInATransaction",
 	}, {
 		name: "wait-no-floor", file: "ratelimit/wait.go", what: "a Wait for a bucket's tokens lasts beyond the deadline",
@@ -172,7 +172,7 @@ var callMutations = []mutation{
 		tests: "TestFourWhoGiveUpCostTheNextOneNothing",
 	}, {
 		name: "wait-canceled-result", file: "ratelimit/wait.go", what: "a canceled Wait reports a grant",
-		old: "return unanswered(VerbWait, requests), explainCall", new: "return result, explainCall",
+		old: "return unanswered(verbWait, requests), explainCall", new: "return result, explainCall",
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
 		name: "wait-canceled-refund", file: "ratelimit/wait.go", what: "tokens are refunded on the context that has ended",
@@ -463,9 +463,9 @@ var callMutations = []mutation{
 		old: "		case limit.varies > 0:\n", new: "		case limit.varies > 0 && limit.name == \"\":\n",
 		tests: "TestARefundWithoutRequestsIsOfAllThatIsLeft",
 	}, {
-		name: "json-infinite", file: "ratelimit/result_text.go", what: "a result of an unlimited limit cannot be marshaled",
+		name: "log-infinite", file: "ratelimit/result_text.go", what: "a result of an unlimited limit cannot be logged as JSON",
 		old: "	if math.IsInf(n, 0) || math.IsNaN(n) {\n", new: "	if math.IsNaN(n) {\n",
-		tests: "TestAnswersAsJSON",
+		tests: "TestLogsHaveNoKeys",
 	}, {
 		name: "sendtx-denial", file: "ratelimit/tx_sendtx.go", what: "a denial without a connection is reported as an error of BEGIN",
 		old: "	case sqlState(err) != \"\" && sqlState(err) == sqlState(failed) ||", new: "	case tx.Conn() != nil && sqlState(err) != \"\" && sqlState(err) == sqlState(failed) || tx.Conn() != nil &&",

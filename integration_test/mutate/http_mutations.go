@@ -8,7 +8,7 @@ var httpMutations = []mutation{
 		tests: "TestHTTPTheServersMistakesAre500AndNeverAGrant",
 	}, {
 		name: "check-observed", file: "ratelimit/observe/observe.go", what: "a check that denies is counted as a denial",
-		old: `case errors.Is(d.Err, ratelimit.ErrDenied) && d.Verb == ratelimit.VerbCheck:`, new: "case false:",
+		old: `case errors.Is(d.Err, ratelimit.ErrDenied) && d.Verb == "check":`, new: "case false:",
 		tests: "TestMetricsOfDecisions",
 	}, {
 		name: "wait-unmeasured", file: "ratelimit/observe/metrics.go", what: "the metrics do not include the time of a Wait",

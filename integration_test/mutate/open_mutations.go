@@ -40,7 +40,7 @@ var openMutations = []mutation{
 		tests: "TestCloseEndsEverything",
 	}, {
 		name: "close-refuses-refunds", file: "ratelimit/verbs.go", what: "a closed Limiter gives nothing back",
-		old: "	if v != VerbRefund { // which", new: "	if true { // which",
+		old: "	if v != verbRefund { // which", new: "	if true { // which",
 		tests: "TestCloseEndsEverything",
 	}, {
 		name: "close-waits-not", file: "ratelimit/close.go", what: "Close does not wait for calls under way",

@@ -232,7 +232,7 @@ var valueMutations = []mutation{
 		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "up-to-error", file: "ratelimit/call.go", what: "the error of a denial does not say that the count is a maximum",
-		old: "upTo: v == VerbTake}", new: "upTo: false}",
+		old: "upTo: v == verbTake}", new: "upTo: false}",
 		tests: "TestTakeTakesTheSameFromSeveralLimits",
 	}, {
 		name: "up-to-receipt", file: "ratelimit/receipt.go", what: "a receipt has the requested count, not the taken one",
@@ -244,7 +244,7 @@ var valueMutations = []mutation{
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
 		name: "plans-check", file: "ratelimit/verbs.go", what: "a check grants what a rate of 0 would deny",
-		old: "VerbCheck:   {deniable: true, op: \"check\"}", new: "VerbCheck:   {op: \"check\"}",
+		old: "verbCheck:   {deniable: true, op: \"check\"}", new: "verbCheck:   {op: \"check\"}",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
 		name: "plans-charge", file: "ratelimit/call_policy.go", what: "a rate of 0 denies a charge, which is always granted",

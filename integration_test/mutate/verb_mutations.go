@@ -4,11 +4,11 @@ package main
 var verbMutations = []mutation{
 	{
 		name: "verb-consume-owes", file: "ratelimit/verbs.go", what: "a Consume takes tokens that are not there",
-		old: "VerbConsume: {takes: true, deniable: true, writes: onceOnly, op: \"consume\"}", new: "VerbConsume: {takes: true, deniable: true, writes: onceOnly, op: \"consume\", owes: upToMaxReserved}",
+		old: "verbConsume: {takes: true, deniable: true, writes: onceOnly, op: \"consume\"}", new: "verbConsume: {takes: true, deniable: true, writes: onceOnly, op: \"consume\", owes: upToMaxReserved}",
 		tests: "TestAReservationIsNoPermission|TestMaxReservedUnsetZeroAndPositiveAreThreeThings",
 	}, {
 		name: "verb-reserve-owes", file: "ratelimit/verbs.go", what: "a Reserve is denied if the tokens are not there yet",
-		old: "op: \"consume\", owes: upToMaxReserved},\n	VerbTake", new: "op: \"consume\"},\n	VerbTake",
+		old: "op: \"consume\", owes: upToMaxReserved},\n	verbTake", new: "op: \"consume\"},\n	verbTake",
 		tests: "TestMaxReservedUnsetZeroAndPositiveAreThreeThings",
 	}, {
 		name: "verb-take-all", file: "ratelimit/verbs.go", what: "a Take takes its most or nothing",
@@ -16,7 +16,7 @@ var verbMutations = []mutation{
 		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "verb-balance-denied", file: "ratelimit/verbs.go", what: "a Balance of a plan that grants nothing is denied",
-		old: "VerbBalance: {op: \"check\",", new: "VerbBalance: {deniable: true, op: \"check\",",
+		old: "verbBalance: {op: \"check\",", new: "verbBalance: {deniable: true, op: \"check\",",
 		tests: "TestBalanceOfPlansWithoutRows|TestBalanceUnderOverrides",
 	}, {
 		name: "verb-balance-debt", file: "ratelimit/verbs.go", what: "an observer sees a Balance in debt as one that was denied",
@@ -24,7 +24,7 @@ var verbMutations = []mutation{
 		tests: "TestAnObserverSeesBalances",
 	}, {
 		name: "verb-refund-outside", file: "ratelimit/verbs.go", what: "a refund on the pool inside its transaction is not refused",
-		old: "VerbRefund:  {refunds: true, writes: onceOnly}", new: "VerbRefund:  {refunds: true}",
+		old: "verbRefund:  {refunds: true, writes: onceOnly}", new: "verbRefund:  {refunds: true}",
 		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
 	}, {
 		name: "reserve-at-once", file: "ratelimit/verbs.go", what: "the work of a reservation may run at once",

@@ -17,7 +17,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/txlimit/txlimit/internal/algebra"
-	"github.com/txlimit/txlimit/ratelimit"
 )
 
 // The records must satisfy this:
@@ -202,8 +201,8 @@ func (c *checker) readFile(file string) error {
 // told records a call outside of a transaction.
 func (c *checker) told(process string, l line) {
 	verb, sure := l.Call.Verb, l.Outcome == committed
-	c.counts["calls outside of transactions: "+string(verb)]++
-	if l.Outcome == denied || l.Outcome == failed || verb == ratelimit.VerbCheck || verb == ratelimit.VerbBalance || verb == ratelimit.VerbReset {
+	c.counts["calls outside of transactions: "+verb]++
+	if l.Outcome == denied || l.Outcome == failed || verb == "check" || verb == "balance" || verb == "reset" {
 		return
 	}
 	pool := map[string]string{coalesced: coalesced, "sql.DB pgx": "pgx", "sql.DB postgres": "postgres"}[l.Handle]
@@ -212,9 +211,9 @@ func (c *checker) told(process string, l line) {
 	}
 	app := appName(c.seed, pool+" "+process)
 	o := &outsider{newTracked(*l.Call), grantID{l.Op, 0}}
-	together := l.Handle == coalesced && verb != ratelimit.VerbRefund && verb != ratelimit.VerbTake && !l.Call.waits() &&
+	together := l.Handle == coalesced && verb != "refund" && verb != "take" && !l.Call.waits() &&
 		!slices.ContainsFunc(l.Call.places(), place.sharded)
-	if !together && verb != ratelimit.VerbRefund {
+	if !together && verb != "refund" {
 		of := c.doubtful
 		if sure {
 			of = c.alone
@@ -226,9 +225,9 @@ func (c *checker) told(process string, l line) {
 	for i, a := range l.Call.Asks {
 		s, p, who := sharer{o, a, i}, a.place(), owner(app, []place{a.place()})
 		switch {
-		case verb == ratelimit.VerbRefund && sure:
+		case verb == "refund" && sure:
 			c.refunds[p] = append(c.refunds[p], s)
-		case verb == ratelimit.VerbRefund:
+		case verb == "refund":
 			c.perhaps[who] = append(c.perhaps[who], s)
 			c.doubt(l.Call.Of, a)
 		case sure:
@@ -266,7 +265,7 @@ func (c *checker) sort() {
 // waits reports whether the call's work may have to wait in a way that forfeits tokens: a reservation of a window, or of
 // several limits.
 func (c call) waits() bool {
-	return c.Verb == ratelimit.VerbReserve && (len(c.Asks) > 1 || numbersOf(c.Asks[0].place()).Window)
+	return c.Verb == "reserve" && (len(c.Asks) > 1 || numbersOf(c.Asks[0].place()).Window)
 }
 
 func (p place) sharded() bool { return p.shards() > 1 }
@@ -308,7 +307,7 @@ func (c *checker) replay(s *soak) {
 				return err
 			}
 			c.inLog[op] = true
-			c.counts["calls in transactions: "+string(made.Verb)]++
+			c.counts["calls in transactions: "+made.Verb]++
 			if !made.Granted {
 				c.counts["calls in transactions: denied"]++
 			}
@@ -466,10 +465,10 @@ func (c *checker) explains(made call, did map[place]history, changes []change) b
 	switch {
 	case made.Granted && made.waits() && !oneShard:
 		return explainsWaiting(made, did, at)
-	case made.Granted && made.Verb == ratelimit.VerbTake && !tookAll(made, did, at):
+	case made.Granted && made.Verb == "take" && !tookAll(made, did, at):
 		return false
 	case made.waits(): // one row of each limit had enough, so it did not forfeit
-		made.Verb = ratelimit.VerbConsume
+		made.Verb = "consume"
 	}
 	for _, a := range made.Asks {
 		p, explained := a.place(), false
@@ -558,13 +557,13 @@ func (c *checker) explainsOne(made call, a ask, at algebra.Micros, h history) bo
 	}
 	numbers, shards := numbersOf(p), p.shards()
 	switch {
-	case made.Verb == ratelimit.VerbCheck || made.Verb == ratelimit.VerbBalance || !made.Granted:
+	case made.Verb == "check" || made.Verb == "balance" || !made.Granted:
 		return len(changes) == 0
 	case made.Snapshot != "" && (len(before) == 0 || len(changes) == 0 && !visible(c.inserted[p], made.Snapshot)):
 		return len(changes) == 0
-	case made.Verb == ratelimit.VerbReset:
+	case made.Verb == "reset":
 		return len(after) == 0
-	case made.Verb == ratelimit.VerbRefund:
+	case made.Verb == "refund":
 		back := newTracked(made).back(a, before, at)
 		if back == 0 || len(changes) == 0 {
 			return back == 0 && len(changes) == 0
@@ -572,7 +571,7 @@ func (c *checker) explainsOne(made call, a ask, at algebra.Micros, h history) bo
 		return same(numbers.Take(before, len(before), -back, at), after)
 	}
 	floor := subjects[p.subject].lowest(made.Verb)
-	if len(changes) == 1 && shards > 1 && made.Verb != ratelimit.VerbTake { // one shard gave tokens that it had
+	if len(changes) == 1 && shards > 1 && made.Verb != "take" { // one shard gave tokens that it had
 		i := changes[0].shard
 		left := numbers.Available(*h.before()[i], shards, at) - a.Count
 		return left >= 0 && left == h.after()[i].Value && h.after()[i].TS == max(h.before()[i].TS, at)
@@ -667,7 +666,7 @@ func (c *checker) explained(did map[place]history, changes []change) bool {
 	}
 	for i, o := range c.doubtful[who] {
 		o.Granted = true
-		if o.Verb == ratelimit.VerbTake {
+		if o.Verb == "take" {
 			o.call = o.took(mostOf(o.call, did, o.at(changes)))
 		}
 		if c.explains(o.call, did, changes) {
@@ -728,7 +727,7 @@ func (c *checker) together(app string, did map[place]history, unknown bool) bool
 	for p, h := range did {
 		s, left, taken := subjects[p.subject], h.after()[0], h.taken(p)
 		c.sum(p).taken += taken
-		lowest := s.lowest(ratelimit.VerbReserve)
+		lowest := s.lowest("reserve")
 		if s.strict {
 			lowest = 0
 		}
@@ -788,13 +787,13 @@ func (h history) taken(p place) float64 {
 // follow records the result of an explained call: its grants and refunds.
 func (c *checker) follow(id grantID, r *tracked, did map[place]history, changes []change) {
 	switch {
-	case r.Verb == ratelimit.VerbReset:
+	case r.Verb == "reset":
 		for p, h := range did {
 			if len(h.changes) > 0 {
 				c.wasReset(p)
 			}
 		}
-	case r.Verb == ratelimit.VerbRefund:
+	case r.Verb == "refund":
 		for _, a := range r.Asks {
 			h, back := did[a.place()], 0.0
 			before, _ := whole(h.before())
@@ -822,9 +821,9 @@ func (c *checker) compareRunAt(id grantID, made call, runAt algebra.Micros) {
 	switch {
 	case made.At.IsZero(): // its answer is not known
 		return
-	case made.Verb != ratelimit.VerbReserve && told.IsZero():
+	case made.Verb != "reserve" && told.IsZero():
 		told = made.At
-	case made.Verb != ratelimit.VerbReserve:
+	case made.Verb != "reserve":
 		c.fail("operation %x: %+v was granted, and has a RetryAt", id.Op, made)
 	}
 	if algebra.At(told) != runAt {
@@ -1053,11 +1052,11 @@ func (c *checker) wasASoak(s *soak) {
 	if denials == 0 || c.counts["calls in transactions: denied"] == 0 {
 		c.Error("almost nothing was denied")
 	}
-	for _, verb := range []ratelimit.Verb{
-		ratelimit.VerbConsume, ratelimit.VerbReserve, ratelimit.VerbTake, ratelimit.VerbCheck, ratelimit.VerbBalance, ratelimit.VerbCharge,
-		ratelimit.VerbRefund, ratelimit.VerbReset,
+	for _, verb := range []string{
+		"consume", "reserve", "take", "check", "balance", "charge",
+		"refund", "reset",
 	} {
-		if c.counts["calls in transactions: "+string(verb)] == 0 || c.counts["calls outside of transactions: "+string(verb)] == 0 {
+		if c.counts["calls in transactions: "+verb] == 0 || c.counts["calls outside of transactions: "+verb] == 0 {
 			c.Errorf("it never happened: %s", verb)
 		}
 	}

@@ -71,7 +71,7 @@ func keyName(i int) string { return fmt.Sprint("user-", i) }
 
 // call is a recorded call of a verb.
 type call struct {
-	Verb     ratelimit.Verb
+	Verb     string
 	Asks     []ask
 	Most     float64           `json:",omitempty"` // of a take. Then each ask has what was taken or, if that is not known, 0
 	N        int               // its place in its transaction
@@ -106,7 +106,7 @@ func (c call) requests() []ratelimit.Request {
 	var requests []ratelimit.Request
 	for _, a := range c.Asks {
 		request := subjects[a.Subject].Key(a.Key)
-		if c.Verb != ratelimit.VerbTake {
+		if c.Verb != "take" {
 			request = request.Count(a.Count)
 		}
 		requests = append(requests, request)
@@ -116,7 +116,7 @@ func (c call) requests() []ratelimit.Request {
 
 // takes reports whether a grant of the call has a receipt.
 func (c call) takes() bool {
-	return c.Verb == ratelimit.VerbConsume || c.Verb == ratelimit.VerbReserve || c.Verb == ratelimit.VerbTake
+	return c.Verb == "consume" || c.Verb == "reserve" || c.Verb == "take"
 }
 
 // took is the call after n tokens of each ask were taken.
@@ -443,38 +443,38 @@ func (g *source) call(inTx bool) call {
 	c := call{}
 	switch n := g.IntN(20); {
 	case n < 1:
-		c.Verb = ratelimit.VerbCheck
+		c.Verb = "check"
 	case n < 2:
-		c.Verb = ratelimit.VerbBalance
+		c.Verb = "balance"
 	case n < 4:
-		c.Verb = ratelimit.VerbCharge
+		c.Verb = "charge"
 	case n < 5:
-		c.Verb = ratelimit.VerbReset
+		c.Verb = "reset"
 	case n < 10:
 		if c, ok := g.refund(inTx); ok {
 			return c
 		}
-		c.Verb = ratelimit.VerbConsume
+		c.Verb = "consume"
 	case n < 14:
-		c.Verb = ratelimit.VerbReserve
+		c.Verb = "reserve"
 	case n < 16:
-		c.Verb, c.Most = ratelimit.VerbTake, float64(1+g.IntN(4))
+		c.Verb, c.Most = "take", float64(1+g.IntN(4))
 	default:
-		c.Verb = ratelimit.VerbConsume
+		c.Verb = "consume"
 	}
 	for range []int{1, 1, 1, 2, 3}[g.IntN(5)] {
 		i := g.IntN(len(subjects))
 		s := subjects[i]
 		switch {
-		case c.Verb == ratelimit.VerbReserve && s.strict:
+		case c.Verb == "reserve" && s.strict:
 			i = 0
-		case c.Verb == ratelimit.VerbCharge && (s.strict || !inTx && !s.charged):
+		case c.Verb == "charge" && (s.strict || !inTx && !s.charged):
 			i = 4
-		case c.Verb == ratelimit.VerbReset && !s.reset:
+		case c.Verb == "reset" && !s.reset:
 			i = 5
 		}
 		a := ask{Subject: i, Key: g.key(), Count: float64(1 + g.IntN(3))}
-		if c.Verb == ratelimit.VerbTake {
+		if c.Verb == "take" {
 			a.Count = 0
 		}
 		if !slices.ContainsFunc(c.Asks, func(b ask) bool { return a.Subject == b.Subject && a.Key == b.Key }) {
@@ -498,7 +498,7 @@ func (g *source) refund(inTx bool) (call, bool) {
 		i = max(0, slices.IndexFunc(g.grants, func(of grant) bool { r := read(of.receipt); return r.RunAt.After(r.At) }))
 	}
 	from := g.grants[i]
-	back := call{Verb: ratelimit.VerbRefund, Of: from.grantID, Receipt: from.receipt}
+	back := call{Verb: "refund", Of: from.grantID, Receipt: from.receipt}
 	for _, t := range read(from.receipt).Taken {
 		subject := subjectNamed(t.Limit)
 		single := t.Key == keyName(singleFile)
@@ -544,21 +544,21 @@ func (w *worker) do(ctx context.Context, db ratelimit.DB, c *call) error {
 	var result ratelimit.Result
 	var err error
 	switch c.Verb {
-	case ratelimit.VerbConsume:
+	case "consume":
 		result, err = w.limiter.Consume(ctx, db, requests...)
-	case ratelimit.VerbReserve:
+	case "reserve":
 		var reserved ratelimit.Reservation
 		reserved, err = w.limiter.Reserve(ctx, db, requests...)
 		c.answer = answer{At: reserved.At, Granted: err == nil, RetryAt: reserved.RetryAt, Left: reserved.Receipt()}
 		return ignoreDenial(err)
-	case ratelimit.VerbTake:
+	case "take":
 		var n int
 		if n, result, err = w.limiter.Take(ctx, db, int(c.Most), requests...); err == nil {
 			*c = c.took(float64(n))
 		}
-	case ratelimit.VerbCheck:
+	case "check":
 		result, err = w.limiter.Check(ctx, db, requests...)
-	case ratelimit.VerbBalance:
+	case "balance":
 		var balances []ratelimit.Balance
 		balances, err = w.limiter.Balance(ctx, db, requests...)
 		c.answer = answer{Granted: err == nil}
@@ -566,11 +566,11 @@ func (w *worker) do(ctx context.Context, db ratelimit.DB, c *call) error {
 			c.At, c.Balance = b.At, append(c.Balance, b.Remaining)
 		}
 		return err
-	case ratelimit.VerbCharge:
+	case "charge":
 		result, err = w.limiter.Charge(ctx, db, requests...)
-	case ratelimit.VerbRefund:
+	case "refund":
 		result, err = w.limiter.Refund(ctx, db, c.Receipt, requests...)
-	case ratelimit.VerbReset:
+	case "reset":
 		err = w.limiter.Reset(ctx, db, requests...)
 		result.OK = err == nil
 	}
@@ -614,15 +614,15 @@ func byHand(ctx context.Context, db ratelimit.DB, c *call) error {
 	a := c.Asks[0]
 	config := subjects[a.Subject].Config()
 	const numbers = "rate => $3, period => $4, kind => $5, capacity => $6, shards => $7"
-	args := []any{config.Name, a.Key, config.Rate, period(config), string(config.Kind), *config.Capacity, config.Shards}
+	args := []any{config.Name, a.Key, config.Rate, period(config), config.Kind, *config.Capacity, config.Shards}
 	c.answer = answer{}
 	switch c.Verb {
-	case ratelimit.VerbReserve:
+	case "reserve":
 		err := db.QueryRow(ctx, "SELECT at, retry_at FROM ratelimit_reserve($1, $2, "+numbers+", count => $8, max_reserved => $9)",
 			append(args, a.Count, config.MaxReserved)...).Scan(&c.At, &c.RetryAt)
 		c.Granted = err == nil
 		return err
-	case ratelimit.VerbTake:
+	case "take":
 		var n float64
 		err := db.QueryRow(ctx, "SELECT at, taken FROM ratelimit_take($1, $2, most => $8, "+numbers+")",
 			append(args, int64(c.Most))...).Scan(&c.At, &n)
@@ -656,7 +656,7 @@ func (w *worker) single(ctx context.Context, g *source, op int64, handle string)
 	case "sql.DB postgres":
 		db = ratelimit.SQL(w.db["postgres"])
 	case "by hand":
-		if c.takes() || c.Verb == ratelimit.VerbReset {
+		if c.takes() || c.Verb == "reset" {
 			c.Asks = c.Asks[:1]
 		}
 	}
@@ -665,7 +665,7 @@ func (w *worker) single(ctx context.Context, g *source, op int64, handle string)
 	switch {
 	case handle == "by hand" && c.takes():
 		err = byHand(ctx, db, &c)
-	case handle == "by hand" && c.Verb == ratelimit.VerbReset:
+	case handle == "by hand" && c.Verb == "reset":
 		err = w.resetByHand(ctx, &c)
 	default:
 		err = w.do(ctx, db, &c)
@@ -701,7 +701,7 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 		slices.SortFunc(calls, func(a, b call) int { return a.Asks[0].Subject - b.Asks[0].Subject })
 	}
 	if g.IntN(3) == 0 { // it reads what the last call has left, which the check can compare
-		read := call{Verb: ratelimit.VerbBalance}
+		read := call{Verb: "balance"}
 		for _, a := range calls[len(calls)-1].Asks {
 			read.Asks = append(read.Asks, ask{Subject: a.Subject, Key: a.Key, Count: 1})
 		}
@@ -719,7 +719,7 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 		for i := range calls {
 			c := calls[i]
 			var err error
-			if c.Verb == ratelimit.VerbRefund || c.Verb == ratelimit.VerbReset {
+			if c.Verb == "refund" || c.Verb == "reset" {
 				if err := db.QueryRow(ctx, "SELECT pg_current_snapshot()::text").Scan(&c.Snapshot); err != nil {
 					return err
 				}
@@ -786,10 +786,10 @@ func (w *worker) transaction(ctx context.Context, g *source, op int64, handle st
 		})
 	case "SendTx":
 		calls = slices.DeleteFunc(calls, func(c call) bool {
-			if c.Verb != ratelimit.VerbConsume {
+			if c.Verb != "consume" {
 				g.ended(c, op, abandoned)
 			}
-			return c.Verb != ratelimit.VerbConsume
+			return c.Verb != "consume"
 		})
 		if len(calls) == 0 {
 			return
@@ -854,11 +854,11 @@ func sqlState(err error) string {
 }
 
 // lowest returns the lowest balance that a verb may leave.
-func (s subject) lowest(verb ratelimit.Verb) float64 {
+func (s subject) lowest(verb string) float64 {
 	switch c := s.Config(); {
-	case verb == ratelimit.VerbCharge, verb == ratelimit.VerbReserve && c.MaxReserved == nil:
+	case verb == "charge", verb == "reserve" && c.MaxReserved == nil:
 		return math.Inf(-1)
-	case verb == ratelimit.VerbReserve:
+	case verb == "reserve":
 		return -*c.MaxReserved
 	}
 	return 0

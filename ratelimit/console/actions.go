@@ -237,9 +237,9 @@ func optional(s string) *string {
 
 // parse reads the numbers of a key of a kind of limit.
 func (g givenNumbers) parse(kind string) (p parsedNumbers, err error) {
-	c := ratelimit.Config{Name: "given", Kind: ratelimit.Kind(kind), Rate: new(float64), Period: "1s", Zone: g.Zone, Anchor: g.Anchor}
+	c := ratelimit.Config{Name: "given", Kind: kind, Rate: new(float64), Period: "1s", Zone: g.Zone, Anchor: g.Anchor}
 	*c.Rate = 1
-	if c.Kind == ratelimit.KindCalendarWindow {
+	if c.Kind == "calendar window" {
 		c.Period = "1 month"
 	}
 	for _, field := range []struct {

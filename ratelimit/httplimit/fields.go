@@ -131,7 +131,7 @@ func window(limit ratelimit.Limit) (w int64, ok bool) {
 		return 0, false
 	}
 	periods := limit.Capacity() / *c.Rate
-	if c.Kind != ratelimit.KindTokenBucket {
+	if c.Kind != "token bucket" {
 		periods = max(periods, 1) // it refills at the next window, not before
 	}
 	period, unit, _ := calendar.ParsePeriod(c.Period)

@@ -174,7 +174,7 @@ func TestThePolicyStatesTheLimitsRate(t *testing.T) {
 			continue
 		}
 		granted := rate / period.Seconds()
-		if limit.Config().Kind == ratelimit.KindFixedWindow {
+		if limit.Config().Kind == "fixed window" {
 			granted = min(rate, limit.Capacity()) / period.Seconds()
 		}
 		m := policy.FindStringSubmatch(policyItem(limit))

@@ -64,7 +64,7 @@ func NewMetrics(provider metric.MeterProvider) (*Metrics, error) {
 // Decision is for [ratelimit.Limiter.Observer].
 func (m *Metrics) Decision(ctx context.Context, d ratelimit.Decision) {
 	result := outcome(ctx, d)
-	call := []attribute.KeyValue{attribute.String("ratelimit.verb", string(d.Verb))}
+	call := []attribute.KeyValue{attribute.String("ratelimit.verb", d.Verb)}
 	if result == failed {
 		call = append(call, errorType(d.Err))
 	}

@@ -41,7 +41,7 @@ func outcome(ctx context.Context, d ratelimit.Decision) string {
 	switch {
 	case d.Err == nil:
 		return granted
-	case errors.Is(d.Err, ratelimit.ErrDenied) && d.Verb == ratelimit.VerbCheck:
+	case errors.Is(d.Err, ratelimit.ErrDenied) && d.Verb == "check":
 		return wouldDeny
 	case errors.Is(d.Err, ratelimit.ErrDenied):
 		return denied

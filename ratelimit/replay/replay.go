@@ -119,12 +119,12 @@ func newTrack(limit ratelimit.Limit) *track {
 	t := &track{limit: limit, single: limit, table: inmemory.Table{}}
 	t.limiter.Clock = func() time.Time { return t.now }
 	c := limit.Config()
-	if c.Kind == ratelimit.KindUnlimited || *c.Rate == 0 {
+	if c.Kind == "unlimited" || *c.Rate == 0 {
 		return t
 	}
 	t.suggest = true
 	c.Shards = 1
-	if c.Kind == ratelimit.KindCalendarWindow { // so many windows are looked back
+	if c.Kind == "calendar window" { // so many windows are looked back
 		owed := min(100**c.Rate, algebra.MaxTokens)
 		c.MaxReserved = &owed
 	}

@@ -128,7 +128,7 @@ func TestSomeErrorsAreNoFailures(t *testing.T) {
 	} {
 		r := &Recorder{}
 		status := ratelimit.Status{Limit: ratelimit.TokenBucket("limit", 1, time.Minute), Key: "ann", Count: 1}
-		r.Decision(test.ctx, ratelimit.Decision{Verb: ratelimit.VerbConsume, Err: test.err, Result: ratelimit.Result{Requests: []ratelimit.Status{status}}})
+		r.Decision(test.ctx, ratelimit.Decision{Verb: "consume", Err: test.err, Result: ratelimit.Result{Requests: []ratelimit.Status{status}}})
 		var failed int64
 		for _, c := range sums(r) {
 			failed += c.failed
@@ -141,7 +141,7 @@ func TestSomeErrorsAreNoFailures(t *testing.T) {
 
 // grant and deny are decisions on a limit and key.
 func grant(limit ratelimit.Limit, key string, at time.Time) ratelimit.Decision {
-	return ratelimit.Decision{Verb: ratelimit.VerbConsume, Result: ratelimit.Result{OK: true, At: at, Requests: []ratelimit.Status{
+	return ratelimit.Decision{Verb: "consume", Result: ratelimit.Result{OK: true, At: at, Requests: []ratelimit.Status{
 		{Limit: limit, Key: key, Count: 1, Taken: 1, OK: true},
 	}}}
 }
@@ -150,7 +150,7 @@ func deny(limit ratelimit.Limit, key string, at time.Time) ratelimit.Decision {
 	result := ratelimit.Result{At: at, RetryAt: at.Add(time.Second), Requests: []ratelimit.Status{
 		{Limit: limit, Key: key, Count: 1, RetryAt: at.Add(time.Second)},
 	}}
-	return ratelimit.Decision{Verb: ratelimit.VerbConsume, Result: result, Err: &ratelimit.DeniedError{Result: result}}
+	return ratelimit.Decision{Verb: "consume", Result: result, Err: &ratelimit.DeniedError{Result: result}}
 }
 
 // Goroutines whose calls come from two minutes in turns, with a collection at any time, lose no count.
