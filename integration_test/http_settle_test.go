@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -112,6 +113,45 @@ func TestHTTPTheCostIsWhatTheHandlerSays(t *testing.T) {
 			s.world().holds(calls.Key(key), row.calls)
 			if d := s.observed(); len(d) != 1 || d[0].Err != nil {
 				t.Errorf("%s: observed %+v", key, d)
+			}
+		}
+	}
+}
+
+// A program closes its limits although a request still runs: the server's Shutdown had not enough time.
+func TestHTTPTheCostIsSettledAfterClose(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	for name, row := range map[string]struct{ cost, left float64 }{"more": {130, -30}, "less": {4, 96}} {
+		for _, coalesced := range []bool{false, true} {
+			o := opening(pool)
+			o.NoSweep = true
+			limits, err := ratelimit.Open(t.Context(), pool, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			request := openedBucket.Key(fmt.Sprint(name, coalesced))
+			coalescer := &ratelimit.Coalescer{Pool: pool}
+			var settled []httplimit.Decision
+			limit := httplimit.Middleware{Limiter: limits, DB: pool, Requests: always(request.Count(10)), Settle: true,
+				Observer: func(_ *http.Request, d httplimit.Decision) { settled = append(settled, d) },
+			}
+			if coalesced {
+				limit.DB = coalescer
+			}
+			handler := limit.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+				coalescer.Close()
+				closeLimiter(t, limits)
+				if err := httplimit.SetCost(r.Context(), openedBucket, row.cost); err != nil {
+					t.Error(err)
+				}
+			}))
+			handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
+			if left := readBalance(t, new(ratelimit.Limiter), pool, request); left < row.left || left > row.left+1 {
+				t.Errorf("%s, coalesced %v: %v left, want %v", name, coalesced, left, row.left)
+			}
+			if len(settled) != 1 || settled[0].Err != nil {
+				t.Errorf("%s, coalesced %v: observed %+v", name, coalesced, settled)
 			}
 		}
 	}

@@ -439,7 +439,6 @@ func TestCloseEndsEverything(t *testing.T) {
 		"consume": second(limits.Consume(t.Context(), pool, openedBucket.Key("bob"))),
 		"wait":    second(limits.Wait(t.Context(), pool, openedBucket.Key("bob"))),
 		"reserve": second(limits.Reserve(t.Context(), pool, openedBucket.Key("bob"))),
-		"charge":  second(limits.Charge(t.Context(), pool, openedBucket.Key("bob"))),
 		"balance": second(limits.Balance(t.Context(), pool, openedBucket.Key("bob"))),
 		"reset":   limits.Reset(t.Context(), pool, openedBucket.Key("bob")),
 		"move":    limits.Move(t.Context(), pool, openedBucket.Key("bob"), openedBucket.Key("cid")),
@@ -471,6 +470,12 @@ func TestCloseEndsEverything(t *testing.T) {
 	}
 	if result, err := limits.Refund(t.Context(), pool, granted.Receipt(), openedBucket.Key("ann")); err != nil || result.Requests[0].Refunded == 0 {
 		t.Errorf("refund: %v", err)
+	}
+	if _, err := limits.Charge(t.Context(), pool, openedBucket.Key("cid").Count(130)); err != nil {
+		t.Errorf("charge: %v", err)
+	}
+	if left := readBalance(t, new(ratelimit.Limiter), pool, openedBucket.Key("cid")); left > -29 {
+		t.Errorf("%v left after a charge of 130 of 100", left)
 	}
 	if got := usageOf(t, pool)["opened"].Granted; got != 2 {
 		t.Errorf("%d of 2 grants are recorded", got)

@@ -195,7 +195,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			c.limiter = c.opened(func(o *ratelimit.Options) { o.Limits = []ratelimit.Limit{slow("listed", 1)} })
 			return call(c, c.pool, c.request())
 		}})
-		if by != "Refund" { // which a closed Limiter takes
+		if by != "Charge" && by != "Refund" { // which a closed Limiter takes
 			add("a closed Limiter", failure{is: ratelimit.ErrClosed, do: func(c *failing) error {
 				c.limiter = c.opened(func(*ratelimit.Options) {})
 				closeLimiter(c, c.limiter)
@@ -220,12 +220,14 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		if slices.Contains(canDeny, by) && by != "Take" {
 			add("more than the capacity", failure{is: exceeds, do: asking(func(c *failing) ratelimit.Request { return c.request().Count(1000) })})
 		}
-		if slices.Contains(coalesces, by) {
+		if slices.Contains(coalesces, by) && by != "Charge" { // which goes on
 			add("a closed Coalescer", failure{is: ratelimit.ErrClosed, do: on(func(c *failing) ratelimit.DB {
 				coalescer := &ratelimit.Coalescer{Pool: c.pool}
 				coalescer.Close()
 				return coalescer
 			})})
+		}
+		if slices.Contains(coalesces, by) {
 			add("conflicts without end on a Coalescer", failure{is: exhausted, do: func(c *failing) error {
 				ctx, cancel := context.WithCancel(c.ctx)
 				defer cancel()

@@ -19,8 +19,9 @@ type life struct {
 	err        error // of the last flush
 
 	once  sync.Once     // the first Close
-	ended chan struct{} // closed when everything has ended
+	ended chan struct{} // closed when the background and all calls have ended
 	told  atomic.Bool   // err was returned
+	early atomic.Bool   // a Close in haste ended the background before the calls
 }
 
 func newLife() *life { return &life{idle: make(chan struct{}), ended: make(chan struct{})} }
@@ -47,16 +48,18 @@ func (f *life) closed() bool { return f != nil && f.calls.Load() >= closing }
 
 // Close ends what [Open] has started. In this order:
 //
-//  1. New calls are refused: [Limiter.QueueConsume] and every verb return [ErrClosed]; [Limiter.Refund] goes on. So does a verb
-//     in a transaction that began before, which then rolls back.
+//  1. New calls are refused: [Limiter.QueueConsume] and the verbs return [ErrClosed], also in a transaction that began before, which
+//     then rolls back. [Limiter.Charge] and [Limiter.Refund] go on, since they settle what was granted.
 //  2. It waits for the calls that are under way.
 //  3. The background ends. The last flush of the usage is written, which takes 5 seconds at most.
 //
 // A batch of QueueConsume is no call under way until it is sent: send it before, or its usage is not recorded.
 //
 // All this takes no longer than ctx. So ctx must have time left: one that has ended, as that of a signal, ends the background
-// without waiting for it. The error then says that counts may be lost. Close also returns the error of the last flush. A second
-// Close waits, too, and returns no error if everything has ended.
+// without waiting for it. The error then says that counts may be lost. Close also returns the error of the last flush.
+//
+// A second Close waits for the same, by its own ctx: it can be longer or in more haste. It returns no error if everything has
+// ended.
 //
 // Close it after the last caller: after http.Server.Shutdown or the Stop of a River client, and after the Close of each
 // [Coalescer], whose waiting calls are calls under way. Close the pool last. On a Limiter that Open did not make, Close does
@@ -70,23 +73,22 @@ func (l *Limiter) Close(ctx context.Context) error {
 		f.calls.Add(closing + 1)
 		f.leave()
 		go func() {
-			select {
-			case <-f.idle:
-			case <-ctx.Done():
-			}
-			f.end()
-			f.background.Wait()
+			f.background.Wait() // not before end
+			<-f.idle
 			close(f.ended)
 		}()
 	})
-	for _, done := range []chan struct{}{f.idle, f.ended} { // a ctx that has ended may have ended the background before the calls
+	select {
+	case <-f.idle:
+	case <-ctx.Done():
+		f.early.Store(true)
+	}
+	f.end()
+	select {
+	case <-f.ended:
+	default:
 		select {
-		case <-done:
-			continue
-		default:
-		}
-		select {
-		case <-done:
+		case <-f.ended:
 		case <-ctx.Done():
 			return fmt.Errorf("ratelimit: close: %w: calls or background work have not ended, and the last counts of usage may be lost", over(ctx))
 		}

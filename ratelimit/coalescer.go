@@ -88,8 +88,8 @@ type Coalescer struct {
 func (c *Coalescer) coalescer() *Coalescer { return c }
 
 // Close waits until every call that has arrived is decided, however long the database takes, but not for a Wait that
-// sleeps. Later calls of Consume, Wait, Reserve, Take and Charge return [ErrClosed]. So close it after the last caller has returned, for
-// example after http.Server.Shutdown, and before the pool.
+// sleeps. Later calls of Consume, Wait, Reserve and Take return [ErrClosed]; a Charge goes straight to the pool. So close it after
+// the last caller has returned, for example after http.Server.Shutdown, and before the pool.
 func (c *Coalescer) Close() {
 	c.mu.Lock()
 	c.closed = true
@@ -170,6 +170,9 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
+		if asked.does.settles {
+			return c.send(ctx, asked, result)
+		}
 		return fmt.Errorf("the Coalescer is %w", ErrClosed)
 	}
 	c.calls.Add(1)

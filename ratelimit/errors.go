@@ -11,6 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/txlimit/txlimit/migrations"
 )
 
 // Every error that this package returns matches one of these, or is the context's, the database's or the connection's,
@@ -21,8 +23,8 @@ import (
 //	                      QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open, Limit, Validate, UnmarshalJSON, Load, Run
 //	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, QueueConsume
 //	ErrNotLoaded          nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, QueueConsume
-//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Reset, Move, QueueConsume
-//	                      (on a closed Coalescer: Consume, Wait, Reserve, Take, Charge)
+//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Reset, Move, QueueConsume
+//	                      (on a closed Coalescer: Consume, Wait, Reserve, Take)
 //	ErrAttemptsExhausted  nothing was committed: InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open; Consume, Wait, Reserve, Take,
 //	                      Charge (on a Coalescer)
 //	ErrUnknownOutcome     perhaps committed: InTx, InSQLTx, SendTx, Sweep; Consume, Wait, Reserve, Take, Charge, Refund,
@@ -52,8 +54,8 @@ var (
 	// pass it.
 	ErrNotLoaded = errors.New("the overrides are not loaded")
 
-	// ErrClosed is matched by the error of a call after [Limiter.Close] or [Coalescer.Close]. Nothing was sent. [Limiter.Refund]
-	// never returns it. FailOpen of packages httplimit and rpclimit does not pass it.
+	// ErrClosed is matched by the error of a call after [Limiter.Close] or [Coalescer.Close]. Nothing was sent. [Limiter.Charge]
+	// and [Limiter.Refund] never return it: they settle what was granted before. FailOpen of packages httplimit and rpclimit does not pass it.
 	ErrClosed = errors.New("closed")
 
 	// ErrUnknownOutcome is matched by an error that leaves open whether something was committed. A COMMIT, or a call that is a
@@ -102,17 +104,27 @@ func unknown(err error) error {
 }
 
 // committedError is the error of a function that reads the results of a batch, after COMMIT. A retry would consume twice, so
-// it matches [ErrUnknownOutcome].
+// it matches [ErrUnknownOutcome]. The function may have got its error from another call of this package. Then it does not match what
+// says that nothing was consumed, since this batch has consumed.
 type committedError struct{ error }
 
 func (e committedError) Error() string {
 	return "ratelimit: the batch was committed, and then a function that reads its results failed: " + e.error.Error()
 }
 
-func (e committedError) Unwrap() error { return e.error }
+// nothingDone are the sentinels of errors after which nothing was consumed or committed.
+var nothingDone = []error{ErrDenied, ErrInvalid, ErrExceedsCapacity, ErrNotLoaded, ErrClosed, ErrAttemptsExhausted, migrations.ErrBehind}
 
-// Is is called by errors.Is.
-func (committedError) Is(target error) bool { return target == ErrUnknownOutcome }
+// Is is called by errors.Is. There is no Unwrap: it would show every error inside.
+func (e committedError) Is(target error) bool {
+	return target == ErrUnknownOutcome || !slices.Contains(nothingDone, target) && errors.Is(e.error, target)
+}
+
+// As is called by errors.As.
+func (e committedError) As(target any) bool {
+	_, denial := target.(**DeniedError)
+	return !denial && errors.As(e.error, target)
+}
 
 // notCommitted reports whether the error of a commit means that nothing was committed.
 func notCommitted(err error) bool {

@@ -129,18 +129,29 @@ func Open(ctx context.Context, db DB, options Options) (*Limiter, error) {
 		}
 	}
 	if o.Usage != nil {
-		l.life.background.Go(func() {
-			if !o.NoBackground {
-				l.life.err = o.Usage.Run(background)
-				return
-			}
-			<-background.Done()
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(background), lastFlush)
-			defer cancel()
-			l.life.err = o.Usage.Flush(ctx)
-		})
+		l.life.background.Go(func() { l.life.err = l.life.record(background, &o) })
 	}
 	return l, nil
+}
+
+// record writes the usage until ctx ends, and then for the last time.
+func (f *life) record(ctx context.Context, o *Options) (err error) {
+	flush := func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastFlush)
+		defer cancel()
+		return o.Usage.Flush(ctx)
+	}
+	if o.NoBackground {
+		<-ctx.Done()
+		err = flush()
+	} else {
+		err = o.Usage.Run(ctx)
+	}
+	if f.early.Load() { // what the calls under way use is written when they have ended
+		<-f.idle
+		err = flush()
+	}
+	return err
 }
 
 // check checks the options, fills in their defaults, and returns the pool.
@@ -316,9 +327,11 @@ func (l *Limiter) keepSweeping(ctx context.Context, inTx inReadCommitted, o *Opt
 		case <-next.C:
 		}
 		begun = false
-		_, err := l.sweepAll(ctx, locked, o.Limits)
-		if err != nil && ctx.Err() == nil && !errors.Is(err, errOtherSweep) {
-			o.tell(err)
+		_, errs := l.sweepAll(ctx, locked, o.Limits)
+		for _, err := range errs {
+			if ctx.Err() == nil && !errors.Is(err, errOtherSweep) {
+				o.tell(err)
+			}
 		}
 		next.Reset(o.SweepEvery - o.SweepEvery/8 + rand.N(o.SweepEvery/4+1))
 	}

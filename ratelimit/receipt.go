@@ -208,7 +208,7 @@ func (r *receipt) validate() error {
 	return nil
 }
 
-// refundable are the requests for all that is left in a receipt, of limits that the Limiter has been asked for before.
+// refundable are the requests for all that is left in a receipt, of limits that the Limiter knows.
 func (l *Limiter) refundable(from Receipt) ([]Request, error) {
 	r, err := from.read()
 	if err != nil {
@@ -220,7 +220,7 @@ func (l *Limiter) refundable(from Receipt) ([]Request, error) {
 		limit, known := l.definitions.of(t.Limit)
 		switch {
 		case !known:
-			return nil, fmt.Errorf("%w: limit %q: this Limiter has not been asked for it, so it does not know its numbers: refund with requests", ErrInvalid, t.Limit)
+			return nil, fmt.Errorf("%w: limit %q: this Limiter does not know its numbers, from the list of Open or an earlier call: refund with requests", ErrInvalid, t.Limit)
 		case limit.varies > 0:
 			return nil, fmt.Errorf("%w: limit %q: its keys have numbers of their own: refund with requests", ErrInvalid, t.Limit)
 		}

@@ -78,7 +78,7 @@ func TestARefundWithoutRequestsIsOfAllThatIsLeft(t *testing.T) {
 	}{
 		"of one key":              {with(entry), ""},
 		"of two":                  {with(entry, strings.Replace(entry, "ann", "bob", 1)), ""},
-		"of an unknown limit":     {with(entry, strings.Replace(entry, "bucket", "other", 1)), `limit "other": this Limiter has not been asked`},
+		"of an unknown limit":     {with(entry, strings.Replace(entry, "bucket", "other", 1)), `limit "other": this Limiter does not know its numbers`},
 		"of a limit that varies":  {with(strings.Replace(entry, "bucket", "varying", 1)), `limit "varying": its keys`},
 		"of a key that cannot be": {with(strings.Replace(entry, "ann", `\u0000`, 1)), "NUL"},
 		"of too little":           {with(strings.Replace(strings.Replace(entry, `"count":8`, `"count":1e-15`, 1), `"refunded":3`, `"refunded":5e-16`, 1)), "nothing left"},

@@ -60,6 +60,9 @@ func unwrapped(db sqlQuerier) sqlQuerier {
 // sqlDB is a DB on database/sql.
 type sqlDB struct{ db sqlQuerier }
 
+// Handle is for package internal/outcome, which tells pools from connections.
+func (d sqlDB) Handle() any { return d.db }
+
 // QueryRow sends the query when the row is scanned. As in pgx, a pgx.QueryRewriter as the first argument rewrites the
 // query. Without one, the arguments are sent as text.
 func (d sqlDB) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {

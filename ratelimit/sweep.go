@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"time"
 
@@ -31,7 +32,8 @@ import (
 //
 // Sweep reads the limits' rows in short READ COMMITTED transactions of 1000 rows, and pauses three times as long after
 // each. It skips locked rows. A call for a row that is being deleted waits; above READ COMMITTED it conflicts (SQLSTATE
-// 40001). If ctx ends or the database fails, deleted rows stay deleted, and are counted unless their COMMIT had no answer.
+// 40001). If ctx ends or the database fails, deleted rows stay deleted, and are counted unless their COMMIT had no answer. If the
+// server refuses to sweep a limit, the others are swept all the same. Then the error joins one for each limit.
 //
 // Rows of a limit that no longer exists in the program stay: delete them by name. If programs do not publish their limits, leave a
 // limit out while a deployment changes it. See docs/operations.md.
@@ -46,10 +48,12 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 	if err != nil {
 		return 0, err
 	}
-	return l.sweepAll(ctx, inTx, limits)
+	deleted, errs := l.sweepAll(ctx, inTx, limits)
+	return deleted, errors.Join(errs...)
 }
 
-func (l *Limiter) sweepAll(ctx context.Context, inTx inReadCommitted, limits []Limit) (deleted int64, err error) {
+// sweepAll sweeps the limits in order. If the server refuses one, for example by a timeout, the others are swept all the same.
+func (l *Limiter) sweepAll(ctx context.Context, inTx inReadCommitted, limits []Limit) (deleted int64, errs []error) {
 	for _, limit := range limits {
 		if limit.rowless() && limit.varies == 0 {
 			continue
@@ -57,10 +61,13 @@ func (l *Limiter) sweepAll(ctx context.Context, inTx inReadCommitted, limits []L
 		n, err := l.sweep(ctx, inTx, limit)
 		deleted += n
 		if err != nil {
-			return deleted, explain("sweep", fmt.Errorf("limit %q: %w", limit.name, err))
+			errs = append(errs, explain("sweep", fmt.Errorf("limit %q: %w", limit.name, err)))
+			if ctx.Err() != nil || sqlState(err) == "" { // the others would fail alike
+				break
+			}
 		}
 	}
-	return deleted, nil
+	return deleted, errs
 }
 
 // sweep deletes the rows of one limit that mean the same as no row.

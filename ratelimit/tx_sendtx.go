@@ -28,7 +28,8 @@ type batchTxBeginner interface {
 //
 // Functions that read results (set by the methods Query, QueryRow and Exec of pgx.QueuedQuery) are called in each attempt.
 // COMMIT has been sent by then: if no query failed, an error of such a function rolls nothing back. Later functions are not
-// called. SendTx returns the error after the commit, and it matches [ErrUnknownOutcome]: a retry would consume twice.
+// called. SendTx returns the error after the commit, and it matches [ErrUnknownOutcome]: a retry would consume twice. It matches no
+// error of this package after which nothing was consumed, such as [ErrDenied], even if the function returns one from another call.
 //
 // If the connection breaks or ctx ends after the batch was sent, the error matches [ErrUnknownOutcome], since COMMIT may
 // have reached the server. The batch is not sent again.
@@ -68,6 +69,7 @@ func sendOnce(ctx context.Context, db batchTxBeginner, isolation pgx.TxIsoLevel,
 	// BEGIN, copies of the queries (pgx sends no query twice), and COMMIT.
 	sent := pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(batch.QueuedQueries)+2)}
 	sent.BeginTx(pgx.TxOptions{IsoLevel: isolation})
+	refused := false // failed is the denial of a call that QueueConsume has queued
 	for i, q := range batch.QueuedQueries {
 		sent.Queue(q.SQL, q.Arguments...).Fn = func(results pgx.BatchResults) error {
 			if q.Fn == nil {
@@ -76,6 +78,7 @@ func sendOnce(ctx context.Context, db batchTxBeginner, isolation pgx.TxIsoLevel,
 			if failed = q.Fn(results); failed == nil {
 				return nil
 			}
+			refused = replyOf(q) != nil && errors.Is(failed, ErrDenied)
 			// The function or the batch may have failed: read on to COMMIT, without calling functions.
 			return read(results, &sent, len(batch.QueuedQueries)-i)
 		}
@@ -106,7 +109,7 @@ func sendOnce(ctx context.Context, db batchTxBeginner, isolation pgx.TxIsoLevel,
 	open := !notCommitted(err) // failed says nothing about it: it may be about anything
 	var preparing pgx.ErrPreprocessingBatch
 	switch {
-	case sqlState(err) != "" && sqlState(err) == sqlState(failed) || sqlState(err) == denialState && errors.As(failed, new(*DeniedError)):
+	case sqlState(err) != "" && sqlState(err) == sqlState(failed) || sqlState(err) == denialState && refused:
 		err = failed // the same error, with more details
 	case tx.Conn() == nil: // there was no connection to send it on
 		return nil, fmt.Errorf("ratelimit: begin: %w", err)
@@ -126,14 +129,20 @@ func sendOnce(ctx context.Context, db batchTxBeginner, isolation pgx.TxIsoLevel,
 // queuedBy are the requests of the calls that QueueConsume has queued by this query.
 func queuedBy(batch *pgx.Batch, sql string) (requests []Request) {
 	for _, q := range batch.QueuedQueries {
-		if len(q.Arguments) == 0 || q.SQL != sql {
-			continue
-		}
-		if r, ours := q.Arguments[0].(*reply); ours {
+		if r := replyOf(q); r != nil && q.SQL == sql {
 			requests = append(requests, r.requests...)
 		}
 	}
 	return requests
+}
+
+// replyOf is the reply to a query that QueueConsume has queued; of another query, it is nil.
+func replyOf(q *pgx.QueuedQuery) *reply {
+	if len(q.Arguments) == 0 {
+		return nil
+	}
+	r, _ := q.Arguments[0].(*reply)
+	return r
 }
 
 // read reads n results, up to the first error.

@@ -29,6 +29,7 @@ type rules struct {
 	takes        bool   // it takes tokens; a Coalescer decides it together with other calls
 	deniable     bool   // it may be denied, by a block too
 	refunds      bool   // it gives back what a receipt says
+	settles      bool   // it is about work that was granted before: it is served after Close
 	moves        bool   // it has two requests: from and to
 	upTo         bool   // it takes what is there, up to the count
 	atMostFull   bool   // a count above the capacity is refused
@@ -47,8 +48,8 @@ var verbs = map[verb]*rules{
 	verbTake:    {takes: true, deniable: true, writes: onceOnly, op: "take", upTo: true},
 	verbCheck:   {deniable: true, op: "check"},
 	verbBalance: {op: "check", owes: anything, ignoresCount: true, answers: balances},
-	verbCharge:  {takes: true, writes: onceOnly, op: "consume", owes: anything},
-	verbRefund:  {refunds: true, writes: onceOnly},
+	verbCharge:  {takes: true, settles: true, writes: onceOnly, op: "consume", owes: anything},
+	verbRefund:  {refunds: true, settles: true, writes: onceOnly},
 	verbReset:   {writes: repeatable, ignoresCount: true, answers: nothing},
 	verbMove:    {moves: true, writes: repeatable, ignoresCount: true, answers: nothing},
 }
@@ -169,6 +170,9 @@ func (l *Limiter) Check(ctx context.Context, db DB, requests ...Request) (Result
 
 // Charge takes the tokens unconditionally, even below -maxReserved. Use it for a cost that has already been incurred, such
 // as the excess over an estimate. It is always OK. [Limiter.Balance] says when the debt will have been refilled.
+//
+// Charge and Refund settle work that was granted before. So they go on after [Limiter.Close] and [Coalescer.Close], while db
+// answers. Then nobody records their usage.
 func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Result, error) {
 	return l.do(ctx, db, verbCharge, "", requests)
 }
@@ -177,8 +181,8 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 // With requests, it gives back their counts. A request that is not in the receipt, or asks for more than is left in it, is
 // [ErrInvalid]. Refund is always OK. [Status.Refunded] says how many tokens came back.
 //
-// A receipt names limits, and the Limiter must know their numbers. So without requests, [ErrInvalid] is also a limit that the
-// Limiter has not been asked for before, and one that [Varies]: pass requests then.
+// A receipt names limits, and the Limiter must know their numbers: from the list of [Open], or from an earlier call. So without
+// requests, [ErrInvalid] is also a limit that the Limiter does not know, and one that [Varies]: pass requests then.
 //
 // The result has a receipt for the rest. Store it in place of the old one, in the same transaction: Refund cannot detect an
 // old receipt that is used again. To refund exactly once, refund in the transaction that marks the work as done. A rollback
@@ -211,13 +215,12 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 
 func (l *Limiter) do(ctx context.Context, db DB, v verb, receipt Receipt, requests []Request) (result Result, err error) {
 	began := time.Now()
-	if v != verbRefund { // which gives back what was taken before
-		if !l.life.enter() {
-			result, err = unanswered(v, requests), limiterClosed(v, requests)
-			l.observe(ctx, v, began, result, err)
-			return result, err
-		}
+	if l.life.enter() {
 		defer l.life.leave()
+	} else if !verbs[v].settles {
+		result, err = unanswered(v, requests), limiterClosed(v, requests)
+		l.observe(ctx, v, began, result, err)
+		return result, err
 	}
 	c, err := l.newCall(v, receipt, requests, db)
 	if noDatabase(db) {

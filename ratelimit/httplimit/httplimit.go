@@ -75,7 +75,7 @@ type Middleware struct {
 	// Limiter decides. Required.
 	Limiter *ratelimit.Limiter
 
-	// DB is where the Limiter works. Required. A [ratelimit.Coalescer] is best: requests that arrive together share a
+	// DB is where the Limiter works, a pool. Required. A [ratelimit.Coalescer] is best: requests that arrive together share a
 	// statement and a commit, and a crowd of requests takes two connections, not all of the pool's.
 	DB ratelimit.DB
 
@@ -177,8 +177,8 @@ type Decision struct {
 const statusClientClosedRequest = 499
 
 // Handler returns the middleware: a handler that calls next for requests that pass. It panics if the Middleware cannot work, so
-// that the mistake is found when the program starts: without Limiter, DB, Requests or next, and if Timeout or Jitter is out of
-// bounds. next gets the server's own
+// that the mistake is found when the program starts: without Limiter, DB, Requests or next, if DB is a connection or a transaction,
+// and if Timeout or Jitter is out of bounds. Of a type that wraps a connection, it cannot know. next gets the server's own
 // ResponseWriter. With Settle, it gets a copy of the request, with the context that [SetCost] needs. With Failed, the
 // ResponseWriter is wrapped: it has Unwrap for http.ResponseController, and Flush, Hijack and ReadFrom of its own.
 func (m Middleware) Handler(next http.Handler) http.Handler {

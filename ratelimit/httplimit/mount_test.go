@@ -2,6 +2,7 @@ package httplimit_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"math"
@@ -43,6 +44,11 @@ func TestAMiddlewareThatCannotWorkIsNotMounted(t *testing.T) {
 		"cannot be mounted: DB is nil": func(m *httplimit.Middleware) { m.DB = (*pgxpool.Pool)(nil) },
 		"a Coalescer, is nil":          func(m *httplimit.Middleware) { m.DB = new(ratelimit.Coalescer) },
 		"Requests is nil":              func(m *httplimit.Middleware) { m.Requests = nil },
+		"(*pgx.Conn)":                  func(m *httplimit.Middleware) { m.DB = new(pgx.Conn) },
+		"(*pgxpool.Conn)":              func(m *httplimit.Middleware) { m.DB = new(pgxpool.Conn) },
+		"transaction (*pgxpool.Tx)":    func(m *httplimit.Middleware) { m.DB = new(pgxpool.Tx) },
+		"(*sql.Conn)":                  func(m *httplimit.Middleware) { m.DB = ratelimit.SQL(new(sql.Conn)) },
+		"transaction (*sql.Tx)":        func(m *httplimit.Middleware) { m.DB = ratelimit.SQL(new(sql.Tx)) },
 		"Timeout is -1s":               func(m *httplimit.Middleware) { m.Timeout = -time.Second },
 		"Jitter is 0.6":                func(m *httplimit.Middleware) { m.Jitter = 0.6 },
 		"Jitter is NaN":                func(m *httplimit.Middleware) { m.Jitter = math.NaN() },

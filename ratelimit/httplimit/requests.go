@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
+	"fmt"
 	"math"
 	"net/http"
 	"net/netip"
@@ -93,7 +94,10 @@ type ClientIP struct {
 //   - For TrustedProxies, the key is the address that the request came from: the last proxy's, on which all such requests
 //     are counted together. If that is not an address either (a Unix socket), the key is "unknown".
 //   - For TrustedNetworks and ClientHeader, the key is the address of the proxy that should have stated it.
+//
+// Key panics if TrustedProxies is negative, or a prefix is out of its bounds.
 func (c ClientIP) Key(r *http.Request) string {
+	c.check()
 	addr, ok := address(r.RemoteAddr)
 	var entries fromRight // left of addr
 	if c.TrustedProxies > 0 || len(c.TrustedNetworks) > 0 {
@@ -212,16 +216,28 @@ func canonical(addr netip.Addr) netip.Addr {
 // mask is the network that counts as one client.
 func (c ClientIP) mask(addr netip.Addr) string {
 	addr = canonical(addr)
-	bits := cmp.Or(max(c.IPv6Prefix, 0), 64)
+	bits := cmp.Or(c.IPv6Prefix, 64)
 	switch {
 	case addr.Is4():
-		if bits = cmp.Or(max(c.IPv4Prefix, 0), 32); bits >= 32 {
+		if bits = cmp.Or(c.IPv4Prefix, 32); bits == 32 {
 			return addr.String()
 		}
 	case localNAT64.Contains(addr):
 		bits = 128
 	}
-	return netip.PrefixFrom(addr, min(bits, 128)).Masked().String()
+	return netip.PrefixFrom(addr, bits).Masked().String()
+}
+
+// check panics if a number is out of bounds. Taken for its default, it would count clients together, or let them choose.
+func (c ClientIP) check() {
+	switch {
+	case c.TrustedProxies < 0:
+		panic(fmt.Sprintf("httplimit: ClientIP.TrustedProxies is %d: it must not be negative", c.TrustedProxies))
+	case c.IPv4Prefix < 0 || c.IPv4Prefix > 32:
+		panic(fmt.Sprintf("httplimit: ClientIP.IPv4Prefix is %d, which is not between 0 and 32", c.IPv4Prefix))
+	case c.IPv6Prefix < 0 || c.IPv6Prefix > 128:
+		panic(fmt.Sprintf("httplimit: ClientIP.IPv6Prefix is %d, which is not between 0 and 128", c.IPv6Prefix))
+	}
 }
 
 // APIKey is the SHA-256 of the credential in a header field, for [ratelimit.Limit.Key]: keys are stored in the clear, and a

@@ -2,11 +2,13 @@ package rpclimit_test
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -24,6 +26,11 @@ func TestAnInterceptorThatCannotWorkIsNotMounted(t *testing.T) {
 		"cannot be mounted: DB is nil": func(i *rpclimit.Interceptor) { i.DB = (*pgxpool.Pool)(nil) },
 		"a Coalescer, is nil":          func(i *rpclimit.Interceptor) { i.DB = new(ratelimit.Coalescer) },
 		"Requests is nil":              func(i *rpclimit.Interceptor) { i.Requests = nil },
+		"(*pgx.Conn)":                  func(i *rpclimit.Interceptor) { i.DB = new(pgx.Conn) },
+		"(*pgxpool.Conn)":              func(i *rpclimit.Interceptor) { i.DB = new(pgxpool.Conn) },
+		"transaction (*pgxpool.Tx)":    func(i *rpclimit.Interceptor) { i.DB = new(pgxpool.Tx) },
+		"(*sql.Conn)":                  func(i *rpclimit.Interceptor) { i.DB = ratelimit.SQL(new(sql.Conn)) },
+		"transaction (*sql.Tx)":        func(i *rpclimit.Interceptor) { i.DB = ratelimit.SQL(new(sql.Tx)) },
 		"Timeout is -1s":               func(i *rpclimit.Interceptor) { i.Timeout = -time.Second },
 	} {
 		i := whole
