@@ -94,6 +94,15 @@ func failuresOfOpen(conflicting *pgxpool.Pool) map[string]failure {
 			return c.opens(c.pool, func(*ratelimit.Options) {})
 		}},
 		"Open: an error of the server":     {by: "Open", is: state("55P03"), bare: true, do: unsent(func(*failing, *ratelimit.Options) {})},
+		"Open: no database of this name": {by: "Open", is: state("3D000"), bare: true, do: func(c *failing) error {
+			return c.opens(refusing{"3D000"}, func(o *ratelimit.Options) { o.NoSweep = true })
+		}},
+		"Open: the login is refused": {by: "Open", is: state("28P01"), bare: true, do: func(c *failing) error {
+			return c.opens(refusing{"28P01"}, func(o *ratelimit.Options) { o.NoSweep = true })
+		}},
+		"Open: no tables": {by: "Open", is: state("42P01"), bare: true, do: func(c *failing) error {
+			return c.opens(refusing{"42P01"}, func(o *ratelimit.Options) { o.NoSweep = true })
+		}},
 		"Open: no right to read overrides": noRight(func(ratelimit.DB, *ratelimit.Options) {}),
 		"Open: no right to sweep":          noRight(func(_ ratelimit.DB, o *ratelimit.Options) { o.NoOverrides = true }),
 		"Open: no right to record usage": noRight(func(db ratelimit.DB, o *ratelimit.Options) {

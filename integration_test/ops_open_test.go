@@ -313,6 +313,60 @@ func TestOpenWithTheDatabaseDown(t *testing.T) {
 	closeLimiter(t, open(t, pool, o)) // nothing is asked
 }
 
+// TestOpenSaysWhatIsWrongWithTheConnection: no such error passes by itself, so it does not read as one that does.
+func TestOpenSaysWhatIsWrongWithTheConnection(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	refused := func(code string) ratelimit.DB { return refusing{code} }
+	wrong := func(change func(c *pgxpool.Config)) ratelimit.DB {
+		config := pool.Config()
+		change(config)
+		other, err := pgxpool.NewWithConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(other.Close)
+		return other
+	}
+	rows := map[string]struct {
+		db    ratelimit.DB
+		state string
+		wants string
+	}{
+		"no table":          {refused("42P01"), "42P01", "migrate first"},
+		"no schema":         {refused("3F000"), "3F000", "migrate first"},
+		"no right":          {refused("42501"), "42501", "grant this role"},
+		"no database":       {refused("3D000"), "3D000", "no such database"},
+		"a wrong password":  {refused("28P01"), "28P01", "refused the login"},
+		"not in pg_hba":     {refused("28000"), "28000", "refused the login"},
+		"another's failure": {refused("57P03"), "57P03", "SQLSTATE 57P03)"},
+	}
+	if !server.Pooled() { // PgBouncer answers in its own way
+		for name, change := range map[string]func(c *pgxpool.Config){
+			"3D000": func(c *pgxpool.Config) { c.ConnConfig.Database = "no such database" },
+			"28000": func(c *pgxpool.Config) { c.ConnConfig.User = "nobody_by_this_name" },
+		} {
+			rows["really "+name] = rows[map[string]string{"3D000": "no database", "28000": "not in pg_hba"}[name]]
+			row := rows["really "+name]
+			row.db = wrong(change)
+			rows["really "+name] = row
+		}
+	}
+	for name, row := range rows {
+		for _, schema := range []bool{true, false} {
+			o := opening(row.db)
+			o.NoSweep, o.NoSchemaCheck = true, schema
+			_, err := ratelimit.Open(t.Context(), row.db, o)
+			if sqlState(err) != row.state || !strings.Contains(err.Error(), row.wants) || strings.Count(err.Error(), "ratelimit: ") != 1 {
+				t.Errorf("%s: %v", name, err)
+			}
+			if strings.Contains(err.Error(), "try again") {
+				t.Errorf("%s: it says to try again: %v", name, err)
+			}
+		}
+	}
+}
+
 // TestFiftyProcessesOpenAtOnce: each has a pool of its own. One at a time sweeps, and every row goes once.
 func TestFiftyProcessesOpenAtOnce(t *testing.T) {
 	t.Parallel()

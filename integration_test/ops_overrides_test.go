@@ -310,7 +310,7 @@ func TestTheTableOfOverridesInTrouble(t *testing.T) {
 	if err := fresh.Overrides.Load(t.Context()); sqlState(err) != "42P01" {
 		t.Errorf("a first load without the table: %v", err)
 	}
-	if _, err := fresh.Consume(t.Context(), pool, api.Key("ann")); err == nil || sqlState(err) != "" || !strings.Contains(err.Error(), "the overrides are not loaded: ratelimit: overrides: ERROR: relation") {
+	if _, err := fresh.Consume(t.Context(), pool, api.Key("ann")); err == nil || sqlState(err) != "" || !strings.Contains(err.Error(), "the overrides are not loaded: overrides: ERROR: relation") {
 		t.Errorf("before the first load: %v", err)
 	}
 	mustExec(t, pool, "ALTER TABLE away RENAME TO rate_limit_overrides")

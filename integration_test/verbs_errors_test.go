@@ -679,6 +679,9 @@ func TestEveryErrorMatchesASentinel(t *testing.T) {
 		if names := strings.Contains(text, c.limit.Name()); names == f.bare && (f.bare || f.by != "Validate") {
 			t.Errorf("%s: it names its limit: %v: %s", name, names, text)
 		}
+		if strings.Count(text, "ratelimit: ") > 1 {
+			t.Errorf("%s: a prefix is there twice: %s", name, text)
+		}
 		if strings.Contains(text, privateKey) {
 			t.Errorf("%s: it names the key: %s", name, text)
 		}

@@ -94,7 +94,7 @@ func (l *Limiter) Close(ctx context.Context) error {
 		}
 	}
 	if f.err != nil && !f.told.Swap(true) {
-		return fmt.Errorf("ratelimit: close: %w", f.err)
+		return fmt.Errorf("ratelimit: close: %w", inner{f.err})
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/txlimit/txlimit/migrations"
@@ -243,7 +244,7 @@ func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) err
 	}
 	if o.Usage != nil {
 		if err := o.Usage.Flush(ctx); err != nil {
-			return refused("", fmt.Errorf("ratelimit: %w", err), "SELECT, INSERT, UPDATE and DELETE on rate_limit_usage and rate_limit_denials", "")
+			return refused("", fmt.Errorf("ratelimit: %w", inner{err}), "SELECT, INSERT, UPDATE and DELETE on rate_limit_usage and rate_limit_denials", "")
 		}
 	}
 	if !o.NoPublish { // last, so that an Open that fails has published nothing
@@ -257,20 +258,26 @@ func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) err
 // refused is the error of a part of Open, with what can be done if the role or the server refuses it.
 func refused(part string, err error, grant, without string) error {
 	if part != "" {
-		err = fmt.Errorf("ratelimit: %s: %w", part, err)
+		err = fmt.Errorf("ratelimit: %s: %w", part, inner{err})
 	}
 	if without == "" {
 		without = "leave Options.Usage nil"
 	} else {
 		without = "set Options." + without
 	}
-	switch sqlState(err) {
-	case "42501":
+	switch state := sqlState(err); {
+	case state == "3D000":
+		return fmt.Errorf("%w: the server has no such database: correct the connection string", err)
+	case strings.HasPrefix(state, "28"):
+		return fmt.Errorf("%w: the server refused the login: correct the role, its password, or pg_hba.conf", err)
+	case state == "42P01", state == "3F000":
+		return fmt.Errorf("%w: migrate first (`txlimit migrate`); if that was done, is the schema in the search_path, and has this role USAGE on it?", err)
+	case state == "42501":
 		if grant == "" {
-			grant = "what docs/security.md lists"
+			grant = "CONNECT on the database, USAGE on the schema and what else docs/security.md lists"
 		}
 		return fmt.Errorf("%w: grant this role %s, or %s", err, grant, without)
-	case "25006":
+	case state == "25006":
 		return fmt.Errorf("%w: this is a standby, or its sessions are read-only: %s here", err, without)
 	}
 	return err

@@ -392,7 +392,7 @@ func (o *Overrides) listen(ctx context.Context, wake chan<- struct{}) {
 // errNotLoaded is why calls fail before the first load. It hides the error of the load, which says nothing about the call.
 func (o *Overrides) errNotLoaded() error {
 	if failed := o.failed.Load(); failed != nil {
-		return fmt.Errorf("%w: %v", ErrNotLoaded, *failed) //nolint:errorlint // its SQLSTATE is not the call's
+		return fmt.Errorf("%w: %v", ErrNotLoaded, inner{*failed}) //nolint:errorlint // its SQLSTATE is not the call's
 	}
 	return fmt.Errorf("%w: Open loads them, as do Overrides.Load and Run", ErrNotLoaded)
 }

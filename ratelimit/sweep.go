@@ -61,7 +61,7 @@ func (l *Limiter) sweepAll(ctx context.Context, inTx inReadCommitted, limits []L
 		n, err := l.sweep(ctx, inTx, limit)
 		deleted += n
 		if err != nil {
-			errs = append(errs, explain("sweep", fmt.Errorf("limit %q: %w", limit.name, err)))
+			errs = append(errs, explain("sweep", fmt.Errorf("limit %q: %w", limit.name, inner{err})))
 			if ctx.Err() != nil || sqlState(err) == "" { // the others would fail alike
 				break
 			}

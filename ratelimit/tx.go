@@ -215,7 +215,7 @@ func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, 
 		case err != nil && retryable(err):
 			conflict = err
 		case conflict != nil && !committing && ctx.Err() != nil && errors.Is(err, ctx.Err()):
-			return gaveUp(attempt, fmt.Errorf("%w; the attempt before: %w", err, conflict))
+			return gaveUp(attempt, fmt.Errorf("%w; the attempt before: %w", inner{err}, inner{conflict}))
 		default:
 			return err
 		}
@@ -223,7 +223,7 @@ func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, 
 			return gaveUp(attempt, err)
 		}
 		if !pause(ctx, attempt) {
-			return gaveUp(attempt, fmt.Errorf("%w; the last attempt: %w", over(ctx), err))
+			return gaveUp(attempt, fmt.Errorf("%w; the last attempt: %w", over(ctx), inner{err}))
 		}
 		if onRetry != nil {
 			onRetry(ctx, Attempt{attempt, err})
@@ -237,7 +237,7 @@ func exhausted(attempts int, err error) error {
 	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) && pgErr.Code == "40001" && pgErr.Detail != "" {
 		reason = ": " + pgErr.Detail
 	}
-	return fmt.Errorf("%w after %d: %w%s", ErrAttemptsExhausted, attempts, err, reason)
+	return fmt.Errorf("%w after %d: %w%s", ErrAttemptsExhausted, attempts, inner{err}, reason)
 }
 
 // pause waits before the next attempt. It returns false if ctx ends first.
@@ -323,7 +323,7 @@ func beginFailed(t turn, err error) error {
 	state := sqlState(err) // undefined_table, insufficient_privilege; the latter also if the role may not connect
 	if (state == "42P01" || state == "42501") && !errors.As(err, new(*pgconn.ConnectError)) {
 		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, "+
-			"and has this role UPDATE on the views rate_limits_turn_00 to _31?)", what, err)
+			"and has this role UPDATE on the views rate_limits_turn_00 to _31?)", what, inner{err})
 	}
-	return fmt.Errorf("ratelimit: %s: %w", what, err)
+	return fmt.Errorf("ratelimit: %s: %w", what, inner{err})
 }
