@@ -93,7 +93,7 @@ func failuresOfOpen(conflicting *pgxpool.Pool) map[string]failure {
 			c.ctx = ended(c.ctx)
 			return c.opens(c.pool, func(*ratelimit.Options) {})
 		}},
-		"Open: an error of the server":     {by: "Open", is: state("55P03"), bare: true, do: unsent(func(*failing, *ratelimit.Options) {})},
+		"Open: an error of the server": {by: "Open", is: state("55P03"), bare: true, do: unsent(func(*failing, *ratelimit.Options) {})},
 		"Open: no database of this name": {by: "Open", is: state("3D000"), bare: true, do: func(c *failing) error {
 			return c.opens(refusing{"3D000"}, func(o *ratelimit.Options) { o.NoSweep = true })
 		}},
