@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"crypto/rand"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -146,7 +147,7 @@ func failuresOfOpen(conflicting *pgxpool.Pool) map[string]failure {
 
 // opening opens a Limiter with a list of one limit, and options that were changed.
 func (c *failing) opening(db ratelimit.DB, change func(o *ratelimit.Options)) (*ratelimit.Limiter, error) {
-	o := ratelimit.Options{Program: "failing", Limits: []ratelimit.Limit{c.limit}, OnError: noError(c)}
+	o := ratelimit.Options{Program: "failing " + rand.Text(), Limits: []ratelimit.Limit{c.limit}, OnError: noError(c)}
 	change(&o)
 	return ratelimit.Open(c.ctx, db, o)
 }

@@ -1869,8 +1869,10 @@ $body$;
 -- The limits that programs define, as each program publishes them. Without numbers, SQL by hand takes them from here, and so do the
 -- tool and the page. A sweep minds all of them. No other decision of a program depends on this table.
 --
--- A program has one definition of a name. Those that it had before stay for 7 days, since older processes may still use them. Of the
--- definitions that several programs have of a name, the newest is taken.
+-- A program has one definition of a name: its list that counts. Lists are ordered by when each was first published. The newest one that
+-- a process has lately said it uses (alive_until) counts; if there is none, the newest. So a process of an older version that starts
+-- again changes nothing, and if only older ones are left, theirs counts: a rollback. What does not count stays for 7 days after it was last used, since
+-- sweeps mind it. Of the definitions that several programs have of a name, the one published last is taken.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     program      text COLLATE "C" NOT NULL,
     name         text COLLATE "C" NOT NULL,
@@ -1885,9 +1887,12 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     zone         text,
     anchor       timestamp,                 -- local time in the zone
     varies       interval,                  -- a key may have numbers of its own, which fill a row within this time; NULL: none has
-    current      boolean          NOT NULL, -- the program published it last
-    published_at timestamptz      NOT NULL, -- of one that is not current: when the program replaced it
-    PRIMARY KEY (name, program, definition)
+    current      boolean          NOT NULL, -- it is in the program's list that counts
+    published_at timestamptz      NOT NULL, -- of one that is not current: when it was replaced or, if later, last used
+    list         text COLLATE "C" NOT NULL DEFAULT '', -- a hash of all the definitions that the program published together
+    first_at     timestamptz      NOT NULL DEFAULT clock_timestamp(), -- when the list was first published
+    alive_until  timestamptz,               -- five minutes after a process has last said that it uses the list; NULL: none has
+    PRIMARY KEY (name, program, list)
 );
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_definitions IS 'txlimit: the limits that programs define, as they publish them';
@@ -1918,7 +1923,23 @@ BEGIN
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb) RETURNS void
+-- The list of a program that counts: the newest that is in use or, if none is, the newest.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_list(program text, OUT list text)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    SELECT o.list INTO list FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+     WHERE o.program = program
+     GROUP BY o.list
+     ORDER BY coalesce(max(o.alive_until) > clock_timestamp(), false) DESC, max(o.first_at) DESC, o.list
+     LIMIT 1;
+END
+$body$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_publish(
+    program text, definitions jsonb, heartbeat boolean DEFAULT NULL, OUT counts boolean, OUT others text[]
+)
 LANGUAGE plpgsql
 SET extra_float_digits = 1 SET intervalstyle = 'postgres' SET datestyle = 'ISO' SET timezone = 'UTC' -- definitions are texts
 AS $body$
@@ -1928,7 +1949,11 @@ DECLARE
     other record;
     definition text;
     names text[] := '{}';
-    list text[] := '{}'; -- the definitions of these names
+    texts text[] := '{}'; -- the definitions of these names
+    whole jsonb[] := '{}';
+    hash text;
+    known boolean;
+    winner text; -- the list that counts
 BEGIN
     IF program IS NULL OR program = '' OR octet_length(program) > 255 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'the name of the program is empty or longer than 255 bytes';
@@ -1949,8 +1974,6 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
             'anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
     END IF;
-    -- One at a time: processes of one program start together.
-    LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE ROW EXCLUSIVE MODE;
     FOR d IN
         SELECT r.* FROM jsonb_to_recordset(definitions) AS r (name text, kind text, rate double precision, period interval,
             capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp, varies interval)
@@ -1978,6 +2001,47 @@ BEGIN
             IF d.varies IS NOT NULL THEN
                 PERFORM /* TEMPLATE: schema */_ratelimit_validate_varies(d.name, d.rate, d.period, d.kind, d.capacity, d.varies);
             END IF;
+        END IF;
+        definition := pg_catalog.concat_ws(', ', d.kind, d.rate::text || ' per ' || d.period::text, 'capacity ' || d.capacity::text,
+            'at most ' || d.max_reserved::text || ' reserved', 'start ' || d.start::text,
+            CASE WHEN d.shards > 1 THEN d.shards::text || ' shards' END, 'in ' || d.zone || ' from '
+                || CASE WHEN d.anchor = d.anchor::date::timestamp THEN d.anchor::date::text ELSE d.anchor::text END,
+            'varies within ' || d.varies::text);
+        names := pg_catalog.array_append(names, d.name);
+        texts := pg_catalog.array_append(texts, definition);
+        whole := pg_catalog.array_append(whole, pg_catalog.to_jsonb(d));
+    END LOOP;
+    SELECT encode(sha256(pg_catalog.convert_to(pg_catalog.string_agg(pg_catalog.format('%L: %s', n.name, n.text), E'\n' ORDER BY n.name COLLATE "C"), 'UTF8')), 'hex') INTO hash
+      FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(texts)) AS n (name, text);
+
+    -- A process that starts or runs says that it uses the list. If this was said within the last minute, nothing is written. Rows that
+    -- are locked are passed over: another process says the same. No lock conflicts with that of a process that publishes.
+    known := hash IS NOT NULL AND pg_catalog.cardinality(names)
+        = (SELECT count(*) FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program AND o.list = hash);
+    IF heartbeat IS NOT NULL AND known THEN
+        UPDATE /* TEMPLATE: schema */rate_limit_definitions AS o
+           SET alive_until = CASE WHEN heartbeat THEN clock_timestamp() + interval '5 minutes' ELSE o.alive_until END,
+               published_at = CASE WHEN o.current THEN o.published_at ELSE clock_timestamp() END
+          FROM (
+            SELECT o.name FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+             WHERE o.program = program AND o.list = hash
+               AND (heartbeat AND coalesce(o.alive_until < clock_timestamp() + interval '4 minutes', true)
+                    OR NOT o.current AND o.published_at < clock_timestamp() - interval '1 hour')
+             ORDER BY o.name
+               FOR UPDATE SKIP LOCKED
+          ) AS due
+         WHERE o.program = program AND o.list = hash AND o.name = due.name;
+    END IF;
+    winner := CASE WHEN heartbeat IS NOT NULL AND known THEN /* TEMPLATE: schema */_ratelimit_list(program) END;
+    IF winner IS NULL
+       OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program AND o.current <> (o.list = winner)) THEN
+        -- One at a time: processes of one program start together. Reads and heartbeats go on.
+        LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE UPDATE EXCLUSIVE MODE;
+        FOR d IN
+            SELECT r.*, n.text FROM ROWS FROM (pg_catalog.unnest(whole), pg_catalog.unnest(texts)) AS n (one, text),
+                pg_catalog.jsonb_to_record(n.one) AS r (name text, kind text, rate double precision, period interval,
+                    capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp, varies interval)
+        LOOP
             IF d.rate > '0' OR d.varies IS NOT NULL THEN -- it has rows
                 SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
                  WHERE o.name = d.name AND o.program <> program AND o.current AND (o.rate > '0' OR o.varies IS NOT NULL)
@@ -1991,28 +2055,31 @@ BEGIN
                             other.program, other.program);
                 END IF;
             END IF;
-        END IF;
-        definition := pg_catalog.concat_ws(', ', d.kind, d.rate::text || ' per ' || d.period::text, 'capacity ' || d.capacity::text,
-            'at most ' || d.max_reserved::text || ' reserved', 'start ' || d.start::text,
-            CASE WHEN d.shards > 1 THEN d.shards::text || ' shards' END, 'in ' || d.zone || ' from '
-                || CASE WHEN d.anchor = d.anchor::date::timestamp THEN d.anchor::date::text ELSE d.anchor::text END,
-            'varies within ' || d.varies::text);
-        INSERT INTO /* TEMPLATE: schema */rate_limit_definitions AS old
-        VALUES (program, d.name, definition, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies, true, clock_timestamp())
-        ON CONFLICT ON CONSTRAINT rate_limit_definitions_pkey DO UPDATE SET current = true, published_at = clock_timestamp();
-        names := pg_catalog.array_append(names, d.name);
-        list := pg_catalog.array_append(list, definition);
-    END LOOP;
-    UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old SET current = false, published_at = clock_timestamp()
-     WHERE old.program = program AND old.current
-       AND old.definition IS DISTINCT FROM list[pg_catalog.array_position(names, old.name)];
-    DELETE FROM /* TEMPLATE: schema */rate_limit_definitions AS old
-     WHERE old.program = program AND NOT old.current AND old.published_at < clock_timestamp() - interval '7 days';
+            INSERT INTO /* TEMPLATE: schema */rate_limit_definitions AS old
+            VALUES (program, d.name, d.text, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies,
+                false, clock_timestamp(), hash, clock_timestamp(), CASE WHEN heartbeat THEN clock_timestamp() + interval '5 minutes' END)
+            ON CONFLICT ON CONSTRAINT rate_limit_definitions_pkey DO UPDATE
+               SET published_at = CASE WHEN heartbeat IS NULL OR NOT old.current THEN clock_timestamp() ELSE old.published_at END,
+                   first_at = CASE WHEN heartbeat IS NULL THEN clock_timestamp() ELSE old.first_at END;
+        END LOOP;
+        winner := CASE WHEN hash IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_list(program) END;
+        UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old SET current = NOT old.current, published_at = clock_timestamp()
+         WHERE old.program = program AND old.current <> coalesce(old.list = winner, false);
+        DELETE FROM /* TEMPLATE: schema */rate_limit_definitions AS old
+         WHERE old.program = program AND NOT old.current AND old.published_at < clock_timestamp() - interval '7 days';
+    END IF;
+    counts := hash IS NULL OR hash = winner;
+    others := ARRAY(
+        SELECT pg_catalog.format('%L: %s, and program %L has published %s', o.name, n.text, o.program, o.definition)
+          FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(texts)) AS n (name, text)
+          JOIN /* TEMPLATE: schema */rate_limit_definitions AS o ON o.name = n.name AND o.program <> program AND o.current AND o.definition <> n.text
+         ORDER BY o.name, o.program
+         LIMIT 10);
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_publish(text, jsonb) IS $text$
-Writes down all limits that a program defines, in place of those that it published before. Publish of the Go library calls it.
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_publish(text, jsonb, boolean) IS $text$
+Writes down all limits that a program defines, in place of those that it published before. Open and Publish of the Go library call it.
 
     SELECT ratelimit_publish('api', '[{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20}]')
 
@@ -2022,8 +2089,16 @@ Arguments:
                for ratelimit; or with name and the kind 'unlimited'. Each name is there once. The field varies, an interval, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
                fills a row from 0
+  heartbeat    NULL: the list is the program's newest from now on. true: a process uses it, and repeats the call every minute while it
+               runs. false: a process uses it, and does not repeat the call. For both, a list that was published before is no newer now
 
-What the program has published before and is not among them counts for sweeps for another 7 days.
+Of the lists that a program has published, the newest one counts that a process has said it uses within five minutes. If there is none,
+the newest one does. The tool, the page and SQL without numbers use it. The others count for sweeps for another 7 days. A list that is
+known and counts takes no lock.
+
+Returns:
+  counts       whether this list counts
+  others       names of the list for which another program has published other numbers, each with these numbers, 10 at most
 
 Errors:
   22023        an argument is invalid, a name is there twice, or another program defines a limit of that name with another kind, period or
@@ -2106,11 +2181,11 @@ BEGIN
     override := o.id;
     until := CASE WHEN o.until < '10000-01-01 00:00+00' THEN o.until END; -- a row by hand may say infinity
     effect := coalesce(o.effect, 'numbers');
-    SELECT d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, max(d.varies) OVER ()
+    SELECT d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, max(d.varies) OVER (PARTITION BY d.current)
       INTO kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, varies
       FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-     WHERE d.name = name AND d.current
-     ORDER BY d.published_at DESC, d.program
+     WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp()) -- an older process still uses what is not current
+     ORDER BY d.current DESC, d.published_at DESC, d.program
      LIMIT 1;
     published := FOUND;
     -- Other numbers say nothing of an unlimited limit, and without a rate nothing of one that has none.
@@ -3662,7 +3737,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_numbers,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_reset,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_list,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_numbers,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_reset,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> '_ratelimit_distributed' -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -3728,7 +3803,8 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(name text, key text, at t
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_capacity(rate double precision, capacity double precision, new_rate double precision, new_capacity double precision);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, at timestamptz, before bigint);
 DROP TABLE /* TEMPLATE: schema */rate_limit_overrides;
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb);
+DROP FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb, heartbeat boolean);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_list(program text);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate_varies(name text, rate double precision, period interval, kind text, capacity double precision, varies interval);
 DROP TABLE /* TEMPLATE: schema */rate_limit_definitions;
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_left(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, reserve boolean, windows timestamptz[]);

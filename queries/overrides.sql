@@ -3,4 +3,4 @@ SELECT o.ids, o.names, o.keys, o.effects, o.rates, o.capacities, o.max_reserveds
   FROM _ratelimit_overrides((sqlc.narg('since')::text)::pg_snapshot, @after::bigint) AS o;
 
 -- name: Publish :one
-SELECT true AS published FROM ratelimit_publish(@program::text, (@definitions::text)::jsonb);
+SELECT p.counts, p.others FROM ratelimit_publish(@program::text, (@definitions::text)::jsonb, sqlc.narg('heartbeat')::boolean) AS p;

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/txlimit/txlimit/migrations"
 )
 
@@ -43,8 +45,8 @@ type Options struct {
 	Observer func(ctx context.Context, d Decision)
 	OnRetry  func(ctx context.Context, failed Attempt)
 
-	// OnError is told what goes wrong in the background, and of a schema that differs from the library's
-	// ([migrations.Schema.Differs]). The error names the part. It is called by several goroutines. nil: slog.Default() logs it;
+	// OnError is told what goes wrong in the background, of a schema that differs from the library's
+	// ([migrations.Schema.Differs]), and of other numbers that are published ([ErrNotCurrent]). The error names the part. It is called by several goroutines. nil: slog.Default() logs it;
 	// of the polls of overrides, one a minute. What goes wrong with the usage is told to OnError of the Recorder.
 	OnError func(err error)
 
@@ -58,12 +60,15 @@ type Options struct {
 	NoPublish     bool // the limits are published elsewhere, for example when the program migrates
 	NoSweep       bool // another program sweeps
 	NoBackground  bool // for a process that ends soon: nothing is swept, overrides are read once, usage is written by Close
+
+	told string // what differs from what is published
 }
 
 const (
 	defaultSweepEvery = 10 * time.Minute
 	lastFlush         = 5 * time.Second
 	otherSweepPause   = 50 * time.Millisecond
+	heartbeatEvery    = time.Minute
 )
 
 // Open starts what a program needs, and returns its Limiter:
@@ -88,9 +93,10 @@ const (
 //  2. It checks the schema: [migrations.ErrBehind] if it is older than the library needs.
 //  3. It loads the overrides ([Overrides]), so that they hold from the first call on.
 //  4. It checks that it may sweep, and write the usage.
-//  5. It publishes the limits ([Publish]).
+//  5. It publishes the limits. An unchanged list takes no lock. If another program has other numbers of a name, or a newer
+//     version of this program runs, OnError is told ([ErrNotCurrent]).
 //
-// Then, in the background and until [Limiter.Close], it follows the overrides, sweeps the limits ([Limiter.Sweep]) and writes
+// Then, in the background and until [Limiter.Close], it says every minute that it uses its limits, follows the overrides, sweeps the limits ([Limiter.Sweep]) and writes
 // the usage. Of all programs on a schema, one at a time sweeps a batch: it takes an advisory lock in its transaction. A program
 // that does not get it for its first batch tries again ten minutes later. ctx bounds Open alone, not what runs in the background.
 //
@@ -122,6 +128,9 @@ func Open(ctx context.Context, db DB, options Options) (*Limiter, error) {
 	background, end := context.WithCancel(context.WithoutCancel(ctx))
 	l.life.end = end
 	if !o.NoBackground {
+		if !o.NoPublish && !isInMemory(pool) {
+			l.life.background.Go(func() { o.keepPublished(background, pool) })
+		}
 		if l.Overrides != nil {
 			l.life.background.Go(func() { _ = l.Overrides.Run(background) })
 		}
@@ -248,11 +257,50 @@ func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) err
 		}
 	}
 	if !o.NoPublish { // last, so that an Open that fails has published nothing
-		if err := Publish(ctx, db, o.Program, o.Limits...); err != nil {
+		if err := o.publish(ctx, db); err != nil {
 			return refused("", err, "SELECT, INSERT, UPDATE and DELETE on rate_limit_definitions", "NoPublish")
 		}
 	}
 	return nil
+}
+
+// publish publishes the list, or says that this process still uses it. It tells what is not as published, unless that was told before.
+func (o *Options) publish(ctx context.Context, db DB) error {
+	row, err := publish(ctx, db, o.Program, pgtype.Bool{Bool: !o.NoBackground, Valid: true}, o.Limits)
+	if err != nil {
+		return err
+	}
+	var differ []error
+	if !row.Counts.Bool {
+		differ = append(differ, fmt.Errorf("ratelimit: publish: %w: another version of program %q is in use, and this one defines other limits", ErrNotCurrent, o.Program))
+	}
+	for _, other := range row.Others {
+		differ = append(differ, fmt.Errorf("ratelimit: publish: %w: limit %s", ErrNotCurrent, other))
+	}
+	if text := fmt.Sprint(differ); text != o.told {
+		o.told = text
+		for _, err := range differ {
+			o.tell(err)
+		}
+	}
+	return nil
+}
+
+// keepPublished says every minute, until ctx ends, that this process uses its list. One that has not for five minutes is taken for dead.
+func (o *Options) keepPublished(ctx context.Context, db DB) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(heartbeatEvery - heartbeatEvery/8 + rand.N(heartbeatEvery/4)):
+		}
+		bounded, cancel := context.WithTimeout(ctx, heartbeatEvery/2)
+		err := o.publish(bounded, db)
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			o.tell(err)
+		}
+	}
 }
 
 // refused is the error of a part of Open, with what can be done if the role or the server refuses it.

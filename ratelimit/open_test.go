@@ -66,6 +66,46 @@ func sweeping(t *testing.T, db *sweepable) (told []string) {
 	return told
 }
 
+func TestAProcessSaysEveryMinuteThatItUsesItsLimits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := &published{others: []string{"'a': x", "'a': x", "'b': y"}, fails: 7}
+		var told []error
+		o := Options{Program: "web", Limits: []Limit{TokenBucket("a", 1, time.Hour)}, OnError: func(err error) { told = append(told, err) }}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
+		defer cancel()
+		o.keepPublished(ctx, db)
+		if db.beats < 17 || db.beats > 23 { // an eighth more or less than a minute
+			t.Errorf("%d times in 20 minutes", db.beats)
+		}
+		if len(told) != 3 || !errors.Is(told[0], ErrNotCurrent) || !errors.Is(told[1], ErrNotCurrent) || errors.Is(told[2], ErrNotCurrent) {
+			t.Errorf("told %q: want each change once, and the failure", told)
+		}
+	})
+}
+
+// published answers heartbeats: the first ones with the others, then with the last of them.
+type published struct {
+	others []string
+	fails  int // the heartbeat that does
+	beats  int
+}
+
+func (p *published) QueryRow(_ context.Context, sql string, args ...any) pgx.Row {
+	return sqlRow(func(dest []any) error {
+		p.beats++
+		switch beat, is := args[3].(pgtype.Bool); {
+		case sql != dbsqlc.Publish || !is || !beat.Bool:
+			return errors.ErrUnsupported
+		case p.beats == p.fails:
+			return errors.New("EOF")
+		}
+		dest[0].(*pgtype.Bool).Bool = true
+		*dest[1].(*[]string) = p.others[min(p.beats, len(p.others))-1:][:1]
+		return nil
+	})
+}
+
 func TestASweepThatHasBegunGoesOn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -6,16 +6,20 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
 // Publish writes down the limits that a program defines, in place of those that it published before, in the table
 // rate_limit_definitions. Then the tool, the page and SQL by hand know the numbers, and a sweep minds them. No other decision depends
-// on it.
-// [Open] calls it. Otherwise, call it when the program starts or when it migrates, with all its limits, each name once. program is its name, 1 to 255
-// bytes. Without limits, everything that the program published is withdrawn.
+// on it. Pass all limits of the program, each name once. program is its name, 1 to 255 bytes. Without limits, everything that the
+// program published is withdrawn.
 //
-// db is a pool, a connection, a transaction, or [SQL] of one. Publish waits for other programs that publish. In a
+// Call it when a program migrates. A program that starts uses [Open]: Publish makes its list the newest, and a process of an older
+// version that starts again must not. While processes from Open of another list run, theirs counts.
+//
+// db is a pool, a connection, a transaction, or [SQL] of one. Publish waits for others that publish. In a
 // transaction, they wait until it ends; outside, a serialization failure is tried again. The role needs SELECT, INSERT,
 // UPDATE and DELETE on the table.
 //
@@ -23,20 +27,26 @@ import (
 // [Limit.With]. If another program has published a limit of the same
 // name with another kind, period or [Start], the error names both: SQLSTATE 22023. Then nothing is written.
 //
-// What the program has published before counts for sweeps for another 7 days, since older processes may still use it. If several
+// What the program has published before counts for sweeps for another 7 days after it was last used. If several
 // programs have current definitions of one name, the tool, the page and SQL take the one that was published last.
 func Publish(ctx context.Context, db DB, program string, limits ...Limit) error {
+	_, err := publish(ctx, db, program, pgtype.Bool{}, limits)
+	return err
+}
+
+// publish publishes. heartbeat is that of the SQL function ratelimit_publish.
+func publish(ctx context.Context, db DB, program string, heartbeat pgtype.Bool, limits []Limit) (row dbsqlc.PublishRow, err error) {
 	if noDatabase(db) {
-		return fmt.Errorf("%w: %s", ErrInvalid, noDatabaseText)
+		return row, fmt.Errorf("%w: %s", ErrInvalid, noDatabaseText)
 	}
 	if err := checkText("program", program, maxNameLen); err != nil {
-		return fmt.Errorf("%w: %w", ErrInvalid, err)
+		return row, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	if coalescer, ok := coalescerOf(db); ok {
 		db = coalescer.Pool
 	}
 	if err := definitionsOnly(limits); err != nil {
-		return err
+		return row, err
 	}
 	definitions := make([]definition, 0, len(limits))
 	for _, l := range limits {
@@ -44,23 +54,24 @@ func Publish(ctx context.Context, db DB, program string, limits ...Limit) error 
 	}
 	text, err := json.Marshal(definitions)
 	if err != nil {
-		return err
+		return row, err
 	}
-	publish := func(ctx context.Context) error {
-		_, err := wire{db: db}.queries().Publish(ctx, dbsqlc.PublishParams{Program: program, Definitions: string(text)})
+	send := func() (err error) {
+		row, err = wire{db: db}.queries().Publish(ctx, dbsqlc.PublishParams{Program: program, Definitions: string(text), Heartbeat: heartbeat})
 		return err
 	}
 	switch {
 	case isInMemory(db): // which has no such table
+		row.Counts.Bool = true
 	case isTx(db):
-		err = publish(ctx)
+		err = send()
 	default: // its isolation level may be above READ COMMITTED
-		err = retry(ctx, defaultAttempts, nil, func() (committing bool, err error) { return true, publish(ctx) })
+		err = retry(ctx, defaultAttempts, nil, func() (committing bool, err error) { return true, send() })
 	}
 	if err != nil {
-		return explain("publish", err)
+		return row, explain("publish", err)
 	}
-	return nil
+	return row, nil
 }
 
 // definition is a limit in the form of the SQL function ratelimit_publish.

@@ -56,7 +56,10 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 		return d, err
 	}, `SELECT program, name, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, varies, current, published_at,
 	           current AND definition = first_value(definition) OVER (PARTITION BY name ORDER BY current DESC, published_at DESC, program) AS counts
-	      FROM rate_limit_definitions WHERE name = $1 OR $1 IS NULL ORDER BY name, counts DESC, current DESC, published_at DESC, program`, name)
+	      FROM (SELECT DISTINCT ON (d.name, d.program, d.definition) d.* -- several lists of a program may have it
+	              FROM rate_limit_definitions AS d WHERE d.name = $1 OR $1 IS NULL
+	             ORDER BY d.name, d.program, d.definition, d.current DESC, d.published_at DESC) AS d
+	     ORDER BY name, counts DESC, current DESC, published_at DESC, program`, name)
 }
 
 // unitIntervals are the units of the calendar as intervals.

@@ -55,17 +55,23 @@ func (q *Queries) Overrides(ctx context.Context, arg OverridesParams) (Overrides
 }
 
 const Publish = `-- name: Publish :one
-SELECT true AS published FROM ratelimit_publish($1::text, ($2::text)::jsonb)
+SELECT p.counts, p.others FROM ratelimit_publish($1::text, ($2::text)::jsonb, $3::boolean) AS p
 `
 
 type PublishParams struct {
 	Program     string
 	Definitions string
+	Heartbeat   pgtype.Bool
 }
 
-func (q *Queries) Publish(ctx context.Context, arg PublishParams) (bool, error) {
-	row := q.db.QueryRow(ctx, Publish, arg.Program, arg.Definitions)
-	var published bool
-	err := row.Scan(&published)
-	return published, err
+type PublishRow struct {
+	Counts pgtype.Bool
+	Others []string
+}
+
+func (q *Queries) Publish(ctx context.Context, arg PublishParams) (PublishRow, error) {
+	row := q.db.QueryRow(ctx, Publish, arg.Program, arg.Definitions, arg.Heartbeat)
+	var i PublishRow
+	err := row.Scan(&i.Counts, &i.Others)
+	return i, err
 }

@@ -74,11 +74,11 @@ BEGIN
     override := o.id;
     until := CASE WHEN o.until < '10000-01-01 00:00+00' THEN o.until END; -- a row by hand may say infinity
     effect := coalesce(o.effect, 'numbers');
-    SELECT d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, max(d.varies) OVER ()
+    SELECT d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, max(d.varies) OVER (PARTITION BY d.current)
       INTO kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, varies
       FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-     WHERE d.name = name AND d.current
-     ORDER BY d.published_at DESC, d.program
+     WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp()) -- an older process still uses what is not current
+     ORDER BY d.current DESC, d.published_at DESC, d.program
      LIMIT 1;
     published := FOUND;
     -- Other numbers say nothing of an unlimited limit, and without a rate nothing of one that has none.

@@ -135,7 +135,10 @@ func queryDefinitions(ctx context.Context, tx pgx.Tx, name string) ([]definition
 		SELECT d.program, d.kind, d.rate, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, d.max_reserved, d.period::text AS period,
 		       d.start, d.shards, d.zone, `+anchorText+` AS anchor, d.varies IS NOT NULL AS varies, d.current, d.published_at,
 		       d.current AND d.definition = first_value(d.definition) OVER (ORDER BY d.current DESC, d.published_at DESC, d.program) AS counts
-		  FROM rate_limit_definitions AS d WHERE d.name = $1 ORDER BY counts DESC, d.current DESC, d.published_at DESC, d.program LIMIT $2`, name, maxDefinitions))
+		  FROM (SELECT DISTINCT ON (d.program, d.definition) d.* -- several lists of a program may have it
+		          FROM rate_limit_definitions AS d WHERE d.name = $1
+		         ORDER BY d.program, d.definition, d.current DESC, d.published_at DESC) AS d
+		 ORDER BY counts DESC, d.current DESC, d.published_at DESC, d.program LIMIT $2`, name, maxDefinitions))
 }
 
 // overrideRow is an override, in force or not.

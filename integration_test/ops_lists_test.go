@@ -1,0 +1,225 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// versionOf opens a process of a program whose version has this rate.
+func versionOf(t *testing.T, pool *pgxpool.Pool, rate float64, change func(o *ratelimit.Options)) *ratelimit.Limiter {
+	t.Helper()
+	o := ratelimit.Options{Program: "web", Limits: []ratelimit.Limit{ratelimit.TokenBucket("api", rate, time.Hour)}, NoSweep: true, OnError: func(error) {}}
+	if change != nil {
+		change(&o)
+	}
+	return open(t, pool, o)
+}
+
+// publishedRate is what SQL without numbers uses.
+func publishedRate(t *testing.T, pool *pgxpool.Pool) float64 {
+	t.Helper()
+	rate := scan[float64](t, pool, "SELECT rate FROM _ratelimit_numbers('api', 'ann', now())")
+	if shown := scan[float64](t, pool, "SELECT rate FROM rate_limit_definitions WHERE name = 'api' AND current"); shown != rate {
+		t.Errorf("SQL uses a rate of %v, and the tool shows %v", rate, shown)
+	}
+	return rate
+}
+
+// die lets the processes of a version be silent for longer than the bound.
+func die(t *testing.T, pool *pgxpool.Pool, rate float64) {
+	t.Helper()
+	mustExec(t, pool, fmt.Sprintf(`UPDATE rate_limit_definitions SET alive_until = now() - interval '1 second'
+		WHERE list IN (SELECT list FROM rate_limit_definitions WHERE name = 'api' AND rate = %v)`, rate))
+}
+
+// TestTheNewestVersionInUseCounts: whoever starts again, of the versions of a program that are in use, the one published last has its numbers
+// in SQL, tool and page.
+func TestTheNewestVersionInUseCounts(t *testing.T) {
+	t.Parallel()
+	t.Run("a rolling deploy, and a rollback", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 4)
+		wants := func(when string, rate float64) {
+			t.Helper()
+			if got := publishedRate(t, pool); got != rate {
+				t.Errorf("%s: a rate of %v, want %v", when, got, rate)
+			}
+		}
+		versionOf(t, pool, 9, nil)
+		wants("the first version", 9)
+		versionOf(t, pool, 70, nil)
+		wants("the second version", 70)
+		versionOf(t, pool, 9, nil)
+		wants("a process of the first version starts again", 70)
+		if _, err := pool.Exec(t.Context(), "SELECT ratelimit('api', 'ann', count => 60)"); err != nil {
+			t.Error(err)
+		}
+		die(t, pool, 70)
+		versionOf(t, pool, 9, nil)
+		wants("the second version has gone", 9)
+		versionOf(t, pool, 70, nil)
+		wants("the second version comes back", 70)
+		die(t, pool, 9)
+		die(t, pool, 70)
+		wants("nobody runs", 70)
+	})
+	t.Run("processes without background", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 4)
+		short := func(rate float64) {
+			t.Helper()
+			closeLimiter(t, versionOf(t, pool, rate, func(o *ratelimit.Options) { o.NoBackground = true }))
+		}
+		short(9)
+		if got := publishedRate(t, pool); got != 9 {
+			t.Errorf("the first process: a rate of %v", got)
+		}
+		for _, rate := range []float64{70, 9, 70, 9} {
+			short(rate)
+			if got := publishedRate(t, pool); got != 70 {
+				t.Errorf("after a process of rate %v: a rate of %v", rate, got)
+			}
+		}
+		versionOf(t, pool, 9, nil) // one that stays: its version is in use, and no other
+		if got := publishedRate(t, pool); got != 9 {
+			t.Errorf("beside a process that runs: a rate of %v", got)
+		}
+		short(70)
+		if got := publishedRate(t, pool); got != 9 {
+			t.Errorf("a short process beside one that runs: a rate of %v", got)
+		}
+	})
+	t.Run("an operator publishes an older list again", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 2)
+		for _, rate := range []float64{9, 70, 9} {
+			if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour)); err != nil {
+				t.Fatal(err)
+			}
+			if got := publishedRate(t, pool); got != rate {
+				t.Errorf("published %v: a rate of %v", rate, got)
+			}
+		}
+	})
+	t.Run("SQL of an older version that has a limit more", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 4)
+		more := ratelimit.TokenBucket("old", 5, time.Hour)
+		versionOf(t, pool, 9, func(o *ratelimit.Options) { o.Limits = append(o.Limits, more) })
+		versionOf(t, pool, 70, nil)
+		mustExec(t, pool, "SELECT ratelimit('old', 'ann')")
+		mustExec(t, pool, "UPDATE rate_limit_definitions SET alive_until = now() WHERE name = 'old'")
+		if _, err := pool.Exec(t.Context(), "SELECT ratelimit('old', 'ann')"); sqlState(err) != "22023" {
+			t.Errorf("of a version that nobody uses: %v", err)
+		}
+	})
+	t.Run("what is in use stays", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 4)
+		versionOf(t, pool, 9, nil)
+		versionOf(t, pool, 70, nil)
+		mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '8 days' WHERE NOT current")
+		versionOf(t, pool, 9, nil) // or a heartbeat
+		versionOf(t, pool, 71, nil)
+		if n := scan[int](t, pool, "SELECT count(*)::integer FROM rate_limit_definitions WHERE rate = 9 AND published_at > now() - interval '1 minute'"); n != 1 {
+			t.Error("a version in use was forgotten")
+		}
+	})
+}
+
+// TestAnUnchangedListTakesNoLock opens while another session publishes, and holds its lock and every row.
+func TestAnUnchangedListTakesNoLock(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 6)
+	versionOf(t, pool, 9, nil)
+	versionOf(t, pool, 70, nil)
+	holder, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }()
+	if err := ratelimit.Publish(t.Context(), holder, "other", ratelimit.TokenBucket("elsewhere", 1, time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]string{
+		"just alive":              "SELECT 1",
+		"to be marked":            "UPDATE rate_limit_definitions SET alive_until = now() + interval '3 minutes' WHERE program = 'web'",
+		"to be marked, and older": "UPDATE rate_limit_definitions SET alive_until = now() + interval '3 minutes', published_at = published_at - interval '2 hours' WHERE program = 'web'",
+	} {
+		mustExec(t, pool, change)
+		for _, rate := range []float64{9, 70} {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{
+				Program: "web", Limits: []ratelimit.Limit{ratelimit.TokenBucket("api", rate, time.Hour)}, NoSweep: true, OnError: func(error) {},
+			})
+			cancel()
+			if err != nil {
+				t.Fatalf("%s, rate %v: %v", name, rate, err)
+			}
+			closeLimiter(t, limits)
+		}
+		if n := scan[int](t, pool, "SELECT count(*)::integer FROM rate_limit_definitions WHERE program = 'web' AND alive_until < now() + interval '3 minutes 30 seconds'"); n != 0 {
+			t.Errorf("%s: %d definitions are not marked as in use", name, n)
+		}
+	}
+	if _, err := holder.Exec(t.Context(), "SELECT FROM rate_limit_definitions FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{
+		Program: "web", Limits: []ratelimit.Limit{ratelimit.TokenBucket("api", 70, time.Hour)}, NoSweep: true, OnError: func(error) {},
+	})
+	if err != nil {
+		t.Fatalf("rows are locked: %v", err)
+	}
+	closeLimiter(t, limits)
+}
+
+// TestOpenTellsOfOtherNumbers: of another program, and of another version in use.
+func TestOpenTellsOfOtherNumbers(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	var mu sync.Mutex
+	var told []error
+	telling := func(o *ratelimit.Options) {
+		o.OnError = func(err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, err)
+		}
+	}
+	wants := func(when string, texts ...string) {
+		t.Helper()
+		mu.Lock()
+		defer mu.Unlock()
+		if len(told) != len(texts) {
+			t.Fatalf("%s: told %q, want %q", when, told, texts)
+		}
+		for i, text := range texts {
+			if !errors.Is(told[i], ratelimit.ErrNotCurrent) || !strings.Contains(told[i].Error(), text) {
+				t.Errorf("%s: %v, want %q", when, told[i], text)
+			}
+		}
+		told = nil
+	}
+	versionOf(t, pool, 9, telling)
+	wants("alone")
+	versionOf(t, pool, 70, telling)
+	wants("a newer version")
+	versionOf(t, pool, 9, telling)
+	wants("an older version", `another version of program "web" is in use`)
+	versionOf(t, pool, 70, func(o *ratelimit.Options) { telling(o); o.Program = "worker" })
+	wants("the same numbers")
+	versionOf(t, pool, 50, func(o *ratelimit.Options) { telling(o); o.Program = "cron" })
+	wants("other numbers", "limit 'api': token bucket, 50 per 01:00:00, capacity 50, and program 'web' has published token bucket, 70 per 01:00:00, capacity 70", "program 'worker'")
+}
