@@ -171,6 +171,7 @@ func TestAnUnchangedListTakesNoLock(t *testing.T) {
 			t.Errorf("%s: %d definitions are not marked as in use", name, n)
 		}
 	}
+	mustExec(t, pool, "UPDATE rate_limit_definitions SET alive_until = now() + interval '3 minutes' WHERE program = 'web'")
 	if _, err := holder.Exec(t.Context(), "SELECT FROM rate_limit_definitions FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}

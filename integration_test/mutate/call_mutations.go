@@ -467,6 +467,14 @@ var callMutations = []mutation{
 		old: "	if math.IsInf(n, 0) || math.IsNaN(n) {\n", new: "	if math.IsNaN(n) {\n",
 		tests: "TestLogsHaveNoKeys",
 	}, {
+		name: "sendtx-foreign-refusal", file: "ratelimit/errors.go", what: "a batch that was committed matches the refusal of another call",
+		old: "!slices.Contains(nothingDone, target) && errors.Is(e.error, target)", new: "errors.Is(e.error, target)",
+		tests: "TestSendTxReturnsOtherErrorsAsTheyAre",
+	}, {
+		name: "sendtx-foreign-denial", file: "ratelimit/tx_sendtx.go", what: "a refused batch returns the denial of another call",
+		old: "replyOf(q) != nil && errors.Is(failed, ErrDenied)", new: "errors.Is(failed, ErrDenied)",
+		tests: "TestSendTxReturnsOtherErrorsAsTheyAre",
+	}, {
 		name: "sendtx-denial", file: "ratelimit/tx_sendtx.go", what: "a denial without a connection is reported as an error of BEGIN",
 		old: "	case sqlState(err) != \"\" && sqlState(err) == sqlState(failed) ||", new: "	case tx.Conn() != nil && sqlState(err) != \"\" && sqlState(err) == sqlState(failed) || tx.Conn() != nil &&",
 		tests: "TestBatches",

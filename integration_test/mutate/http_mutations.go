@@ -230,8 +230,16 @@ var httpMutations = []mutation{
 		tests: "TestClientIPInTransitionAddresses",
 	}, {
 		name: "http-address-prefixes", file: "ratelimit/httplimit/requests.go", what: "IPv4 addresses get the prefix of IPv6",
-		old: "cmp.Or(max(c.IPv4Prefix, 0), 32)", new: "cmp.Or(max(c.IPv6Prefix, 0), 32)",
+		old: "cmp.Or(c.IPv4Prefix, 32)", new: "cmp.Or(c.IPv6Prefix, 32)",
 		tests: "TestClientIP",
+	}, {
+		name: "http-address-bounds", file: "ratelimit/httplimit/requests.go", what: "a negative number of proxies is taken for none",
+		old: "	c.check()\n", new: "",
+		tests: "TestAClientIPThatIsWrongPanics",
+	}, {
+		name: "http-mount-connection", file: "internal/outcome/outcome.go", what: "a middleware is mounted on a connection",
+		old: "	case isOne(db):\n", new: "	case false:\n",
+		tests: "TestAMiddlewareThatCannotWorkIsNotMounted|TestAnInterceptorThatCannotWorkIsNotMounted",
 	}, {
 		name: "http-key-spaces", file: "ratelimit/httplimit/credential.go", what: "spaces around a credential make another key",
 		old: "	value = strings.Trim(value, \" \\t\")\n", new: "",

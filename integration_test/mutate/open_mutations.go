@@ -40,15 +40,15 @@ var openMutations = []mutation{
 		tests: "TestCloseEndsEverything",
 	}, {
 		name: "close-refuses-refunds", file: "ratelimit/verbs.go", what: "a closed Limiter gives nothing back",
-		old: "	if v != verbRefund { // which", new: "	if true { // which",
+		old: "} else if !verbs[v].settles {", new: "} else {",
 		tests: "TestCloseEndsEverything",
 	}, {
 		name: "close-waits-not", file: "ratelimit/close.go", what: "Close does not wait for calls under way",
-		old: "			case <-f.idle:\n			case <-ctx.Done():\n			}\n", new: "			default:\n			}\n",
+		old: "	select {\n	case <-f.idle:\n	case <-ctx.Done():\n		f.early.Store(true)\n	}\n", new: "",
 		tests: "TestCloseEndsEverything",
 	}, {
 		name: "close-forgets-calls", file: "ratelimit/close.go", what: "if the background has ended, a Close in haste forgets the calls under way",
-		old: "[]chan struct{}{f.idle, f.ended}", new: "[]chan struct{}{f.ended}",
+		old: "			<-f.idle\n", new: "",
 		tests: "TestCloseHasItsTimeAndSaysWhatItLost",
 	}, {
 		name: "open-recorder-late", file: "ratelimit/open.go", what: "a Recorder's fields are checked after the database was asked",
@@ -56,8 +56,36 @@ var openMutations = []mutation{
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
 		name: "close-no-flush", file: "ratelimit/open.go", what: "without a background, nothing is recorded",
-		old: "			l.life.err = o.Usage.Flush(ctx)\n", new: "			_ = ctx\n",
+		old: "		<-ctx.Done()\n		err = flush()\n", new: "		<-ctx.Done()\n",
 		tests: "TestAProcessThatLivesASecond",
+	}, {
+		name: "close-in-haste", file: "ratelimit/open.go", what: "a Close in haste loses the counts of the calls that another one waits for",
+		old: "	if f.early.Load() {", new: "	if false {",
+		tests: "TestCloseEndsEverything",
+	}, {
+		name: "close-refuses-charges", file: "ratelimit/verbs.go", what: "a closed Limiter charges nothing",
+		old: "verbCharge:  {takes: true, settles: true,", new: "verbCharge:  {takes: true,",
+		tests: "TestCloseEndsEverything|TestHTTPTheCostIsSettledAfterClose",
+	}, {
+		name: "coalescer-refuses-charges", file: "ratelimit/coalescer.go", what: "a closed Coalescer charges nothing",
+		old: "		if asked.does.settles {\n", new: "		if false {\n",
+		tests: "TestHTTPTheCostIsSettledAfterClose",
+	}, {
+		name: "open-sweep-starves", file: "ratelimit/open.go", what: "a sweep that has begun gives way to another",
+		old: "begun = begun || err == nil", new: "begun = false",
+		tests: "TestASweepThatHasBegunGoesOn",
+	}, {
+		name: "open-sweep-stuck", file: "ratelimit/sweep.go", what: "a limit that cannot be swept stops those after it",
+		old: "if ctx.Err() != nil || sqlState(err) == \"\" {", new: "if true {",
+		tests: "TestALimitThatCannotBeSweptStopsNoOther",
+	}, {
+		name: "open-heartbeat", file: "ratelimit/open.go", what: "a process does not say that it uses its limits",
+		old: "Bool: !o.NoBackground,", new: "Bool: false,",
+		tests: "TestTheNewestVersionInUseCounts|TestAProcessSaysEveryMinuteThatItUsesItsLimits",
+	}, {
+		name: "open-tells-once", file: "ratelimit/open.go", what: "what differs is told every minute",
+		old: "text != o.told {", new: "text != \"\" {",
+		tests: "TestAProcessSaysEveryMinuteThatItUsesItsLimits",
 	}, {
 		name: "fail-open-not-ready", file: "internal/outcome/outcome.go", what: "FailOpen passes what is not loaded or closed",
 		old: "return !errors.Is(err, ratelimit.ErrNotLoaded) && !errors.Is(err, ratelimit.ErrClosed)", new: "return err != nil",

@@ -141,8 +141,40 @@ var overrideMutations = []mutation{
 		tests: "TestSteeringRefusesWhatIsWrong",
 	}, {
 		name: "steer-publish-replaces", file: "migrations/engine/definitions.sql", what: "what a program no longer publishes stays current",
-		old: "old.definition IS DISTINCT FROM list[pg_catalog.array_position(names, old.name)]", new: "false",
-		tests: "TestPublish",
+		old: "old.current <> coalesce(old.list = winner, false)", new: "NOT old.current AND old.list = winner",
+		tests: "TestPublish|TestTheNewestVersionInUseCounts",
+	}, {
+		name: "publish-in-use", file: "migrations/engine/definitions.sql", what: "the newest list counts, though only an older one is in use",
+		old: "coalesce(max(o.alive_until) > clock_timestamp(), false) DESC, ", new: "",
+		tests: "TestTheNewestVersionInUseCounts",
+	}, {
+		name: "publish-first", file: "migrations/engine/definitions.sql", what: "an older version that starts again is the newest",
+		old: "CASE WHEN heartbeat IS NULL THEN clock_timestamp() ELSE old.first_at END", new: "clock_timestamp()",
+		tests: "TestTheNewestVersionInUseCounts",
+	}, {
+		name: "publish-again", file: "migrations/engine/definitions.sql", what: "an operator cannot make an older list the newest",
+		old: "CASE WHEN heartbeat IS NULL THEN clock_timestamp() ELSE old.first_at END", new: "old.first_at",
+		tests: "TestTheNewestVersionInUseCounts",
+	}, {
+		name: "publish-lock", file: "migrations/engine/definitions.sql", what: "a program that publishes blocks the heartbeats of others",
+		old: "IN SHARE UPDATE EXCLUSIVE MODE", new: "IN SHARE ROW EXCLUSIVE MODE",
+		tests: "TestAnUnchangedListTakesNoLock",
+	}, {
+		name: "publish-waits", file: "migrations/engine/definitions.sql", what: "a heartbeat waits for locked rows",
+		old: "FOR UPDATE SKIP LOCKED", new: "FOR UPDATE",
+		tests: "TestAnUnchangedListTakesNoLock",
+	}, {
+		name: "publish-always", file: "migrations/engine/definitions.sql", what: "an unchanged list is published anew",
+		old: "winner := CASE WHEN heartbeat IS NOT NULL AND known THEN", new: "winner := CASE WHEN false THEN",
+		tests: "TestAnUnchangedListTakesNoLock",
+	}, {
+		name: "publish-forgets", file: "migrations/engine/definitions.sql", what: "an older list in use is forgotten after 7 days",
+		old: "OR NOT o.current AND o.published_at < clock_timestamp() - interval '1 hour'", new: "",
+		tests: "TestTheNewestVersionInUseCounts",
+	}, {
+		name: "publish-older-sql", file: "migrations/engine/overrides.sql", what: "SQL of an older version that runs finds no numbers",
+		old: "(d.current OR d.alive_until > clock_timestamp())", new: "d.current",
+		tests: "TestTheNewestVersionInUseCounts",
 	}, {
 		name: "page-own-numbers", file: "ratelimit/console/queries.go", what: "the page computes a key with numbers of its own by those of the definition",
 		old: "NOT d.varies OR o.rate IS NOT NULL", new: "true OR o.rate IS NOT NULL",
@@ -185,7 +217,7 @@ var overrideMutations = []mutation{
 		tests: "TestPublish",
 	}, {
 		name: "steer-publish-old", file: "migrations/engine/definitions.sql", what: "what a program published long ago counts for no sweep once it publishes anew",
-		old: "SET current = false, published_at = clock_timestamp()", new: "SET current = false",
+		old: "SET current = NOT old.current, published_at = clock_timestamp()", new: "SET current = NOT old.current",
 		tests: "TestPublish",
 	},
 }

@@ -24,7 +24,7 @@ var verbMutations = []mutation{
 		tests: "TestAnObserverSeesBalances",
 	}, {
 		name: "verb-refund-outside", file: "ratelimit/verbs.go", what: "a refund on the pool inside its transaction is not refused",
-		old: "verbRefund:  {refunds: true, writes: onceOnly}", new: "verbRefund:  {refunds: true}",
+		old: "verbRefund:  {refunds: true, settles: true, writes: onceOnly}", new: "verbRefund:  {refunds: true, settles: true}",
 		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
 	}, {
 		name: "reserve-at-once", file: "ratelimit/verbs.go", what: "the work of a reservation may run at once",
