@@ -122,6 +122,21 @@ func TestTheNewestVersionInUseCounts(t *testing.T) {
 			t.Errorf("of a version that nobody uses: %v", err)
 		}
 	})
+	t.Run("what was replaced just now stays", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 2)
+		for _, rate := range []float64{9, 70} {
+			if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour)); err != nil {
+				t.Fatal(err)
+			}
+			if rate == 9 {
+				mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '30 days'")
+			}
+		}
+		if n := scan[int](t, pool, "SELECT count(*)::integer FROM rate_limit_definitions WHERE published_at > now() - interval '1 minute'"); n != 2 {
+			t.Errorf("%d of 2 lists are known", n)
+		}
+	})
 	t.Run("what is in use stays", func(t *testing.T) {
 		t.Parallel()
 		pool := newPool(t, 4)

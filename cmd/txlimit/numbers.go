@@ -20,8 +20,9 @@ type definition struct {
 	Program string `json:"program"`
 	ratelimit.Config
 	Counts      bool      `json:"counts"`      // for this command, the page and SQL: no current one was published later
-	Current     bool      `json:"current"`     // the program published it last
-	PublishedAt time.Time `json:"publishedAt"` // of one that is not current: when the program withdrew it
+	Current     bool      `json:"current"`     // it is in the program's list that counts
+	InUse       bool      `json:"inUse"`       // a process has said within five minutes that it uses it
+	PublishedAt time.Time `json:"publishedAt"` // of one that is not current: when it was replaced or, if later, last used
 }
 
 // definitions reads the definitions of a limit or, without a name, of all, by name: first those that count, which are alike.
@@ -33,7 +34,7 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 		var anchor pgtype.Timestamp
 		var varies pgtype.Interval
 		err = row.Scan(&d.Program, &d.Name, &d.Kind, &d.Rate, &period, &d.Capacity, &d.MaxReserved, &d.Start, &shards, &zone, &anchor, &varies,
-			&d.Current, &d.PublishedAt, &d.Counts)
+			&d.Current, &d.InUse, &d.PublishedAt, &d.Counts)
 		d.PublishedAt = d.PublishedAt.UTC()
 		if shards != nil {
 			d.Shards = *shards
@@ -54,11 +55,11 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 			d.Period = periodOf(period, d.Kind)
 		}
 		return d, err
-	}, `SELECT program, name, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, varies, current, published_at,
+	}, `SELECT program, name, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, varies, current, in_use, published_at,
 	           current AND definition = first_value(definition) OVER (PARTITION BY name ORDER BY current DESC, published_at DESC, program) AS counts
-	      FROM (SELECT DISTINCT ON (d.name, d.program, d.definition) d.* -- several lists of a program may have it
+	      FROM (SELECT DISTINCT ON (d.name, d.program, d.definition) d.*, coalesce(d.alive_until > clock_timestamp(), false) AS in_use -- several lists of a program may have it
 	              FROM rate_limit_definitions AS d WHERE d.name = $1 OR $1 IS NULL
-	             ORDER BY d.name, d.program, d.definition, d.current DESC, d.published_at DESC) AS d
+	             ORDER BY d.name, d.program, d.definition, d.current DESC, in_use DESC, d.published_at DESC) AS d
 	     ORDER BY name, counts DESC, current DESC, published_at DESC, program`, name)
 }
 

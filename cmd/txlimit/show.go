@@ -345,10 +345,13 @@ func (k *keyDetails) print(w io.Writer) {
 	}
 }
 
-// since says since or until when a program has a definition.
+// since says since or until when a program has a definition, or that older processes still have it.
 func since(d *definition) string {
 	if d.Current {
 		return "since " + instant(d.PublishedAt)
+	}
+	if d.InUse {
+		return "of another version in use"
 	}
 	return "until " + instant(d.PublishedAt)
 }

@@ -218,6 +218,6 @@ var overrideMutations = []mutation{
 	}, {
 		name: "steer-publish-old", file: "migrations/engine/definitions.sql", what: "what a program published long ago counts for no sweep once it publishes anew",
 		old: "SET current = NOT old.current, published_at = clock_timestamp()", new: "SET current = NOT old.current",
-		tests: "TestPublish",
+		tests: "TestTheNewestVersionInUseCounts",
 	},
 }

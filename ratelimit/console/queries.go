@@ -109,6 +109,7 @@ type definitionRow struct {
 	numbers
 	Varies      bool
 	Current     bool
+	InUse       bool // a process has said within five minutes that it uses it
 	Counts      bool // for this page, the tool and SQL: no current one was published later
 	PublishedAt time.Time
 }
@@ -133,11 +134,11 @@ const anchorText = `to_char(d.anchor, CASE WHEN d.anchor::time = '00:00' THEN 'Y
 func queryDefinitions(ctx context.Context, tx pgx.Tx, name string) ([]definitionRow, error) {
 	return collect[definitionRow](tx.Query(ctx, `
 		SELECT d.program, d.kind, d.rate, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, d.max_reserved, d.period::text AS period,
-		       d.start, d.shards, d.zone, `+anchorText+` AS anchor, d.varies IS NOT NULL AS varies, d.current, d.published_at,
+		       d.start, d.shards, d.zone, `+anchorText+` AS anchor, d.varies IS NOT NULL AS varies, d.current, d.in_use, d.published_at,
 		       d.current AND d.definition = first_value(d.definition) OVER (ORDER BY d.current DESC, d.published_at DESC, d.program) AS counts
-		  FROM (SELECT DISTINCT ON (d.program, d.definition) d.* -- several lists of a program may have it
+		  FROM (SELECT DISTINCT ON (d.program, d.definition) d.*, coalesce(d.alive_until > clock_timestamp(), false) AS in_use -- several lists of a program may have it
 		          FROM rate_limit_definitions AS d WHERE d.name = $1
-		         ORDER BY d.program, d.definition, d.current DESC, d.published_at DESC) AS d
+		         ORDER BY d.program, d.definition, d.current DESC, in_use DESC, d.published_at DESC) AS d
 		 ORDER BY counts DESC, d.current DESC, d.published_at DESC, d.program LIMIT $2`, name, maxDefinitions))
 }
 
