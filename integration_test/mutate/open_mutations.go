@@ -87,8 +87,8 @@ var openMutations = []mutation{
 		old: "text != o.told {", new: "text != \"\" {",
 		tests: "TestAProcessSaysEveryMinuteThatItUsesItsLimits",
 	}, {
-		name: "fail-open-not-ready", file: "internal/outcome/outcome.go", what: "FailOpen passes what is not loaded or closed",
-		old: "return !errors.Is(err, ratelimit.ErrNotLoaded) && !errors.Is(err, ratelimit.ErrClosed)", new: "return err != nil",
+		name: "fail-open-not-ready", file: "internal/outcome/reach.go", what: "FailOpen passes what is not loaded or closed",
+		old: "errors.Is(err, ratelimit.ErrNotLoaded) || errors.Is(err, ratelimit.ErrClosed) || answered(err)", new: "answered(err)",
 		tests: "TestFailOpenPassesNoLimiterThatIsNotReady",
 	}, {
 		name: "encoding-server", file: "migrations/check.go", what: "a database of another encoding is accepted",
