@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "c10d4dc6d0062c281eba4fb7ef3779d53a9d2be650e88fe5b6a6e0b2aa886e5a"
+const Hash = "4cadffd9afe68d6f736e6935eb6b190f451ebd24a568bfd3e34953bb88ad6e81"

@@ -88,7 +88,7 @@ func (s statement) uncomment() string {
 func (s statement) isUncomment() bool { return s.comments != "" && s.text+"\n" == s.uncomment() }
 
 // known matches the statements that the engine may have. Each name must have the mark of the schema.
-var known = regexp.MustCompile(`^(COMMENT ON|CREATE OR REPLACE|CREATE) (FUNCTION|TABLE|TYPE|VIEW) ` + regexp.QuoteMeta(schemaMark) + `(\w+)`)
+var known = regexp.MustCompile(`^(COMMENT ON|CREATE OR REPLACE|CREATE) (FUNCTION|TABLE|TYPE|VIEW|COLUMN) ` + regexp.QuoteMeta(schemaMark) + `(\w+(?:\.\w+)?)`)
 
 // split splits SQL into statements.
 func split(sql string) (statements []statement, err error) {
