@@ -3,7 +3,6 @@ package examples_test
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"net"
 	"net/http"
 	"net/url"
@@ -134,7 +133,7 @@ func TestTheService(t *testing.T) {
 	err = pool.QueryRow(t.Context(), `
 		SELECT (SELECT count(*) FROM messages WHERE sender = 'ann') || ' sent, ' || (SELECT string_agg(name, ', ' ORDER BY name) FROM rate_limit_definitions WHERE program = 'messages') || ' published, '
 		       || (SELECT sum(denied) > 1 AND sum(granted) > 2 FROM rate_limit_usage WHERE name = 'sendMessage') || ' of the usage'`).Scan(&got)
-	if want := fmt.Sprint("3 sent, requests, sendMessage published, true of the usage"); err != nil || got != want {
+	if want := "3 sent, requests, sendMessage published, true of the usage"; err != nil || got != want {
 		t.Errorf("%q, %v, want %q", got, err, want)
 	}
 }

@@ -472,6 +472,33 @@ func TestRatelimitAllMindsOverrides(t *testing.T) {
 	}
 }
 
+// TestADenialByPolicyLocksNothing: ratelimit_all reads the other keys of a call with a blocked one, and does not wait for their rows.
+func TestADenialByPolicyLocksNothing(t *testing.T) {
+	t.Parallel()
+	pool := publishedPool(t)
+	mustExec(t, pool, "SELECT ratelimit_block('bucket', 'blocked'), ratelimit('window', 'ann')")
+	other, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Rollback(context.Background()) }()
+	if _, err := other.Exec(t.Context(), "SELECT ratelimit('window', 'ann')"); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), "SET LOCAL lock_timeout = '1s'"); err != nil {
+		t.Fatal(err)
+	}
+	_, err = tx.Exec(t.Context(), `SELECT ratelimit_all('[{"name": "window", "key": "ann"}, {"name": "bucket", "key": "blocked"}]')`)
+	if sqlState(err) != "PT429" || !strings.Contains(err.Error(), "rate limit exceeded: bucket") {
+		t.Errorf("%v, want a denial by bucket alone", err)
+	}
+}
+
 // TestRatelimitAllRefusesWhatIsWrong: 22023, a text that says what is wrong, and nothing is written.
 func TestRatelimitAllRefusesWhatIsWrong(t *testing.T) {
 	t.Parallel()

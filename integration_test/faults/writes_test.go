@@ -51,7 +51,7 @@ func TestWhatACallWrites(t *testing.T) {
 		{"grant with 4 shards", 2, 192, func(i int) error { return consume(ctx, sharded.Key(key(i))) }},
 		{"denial", 0, 0, func(i int) error {
 			if err := consume(ctx, empty.Key("used")); i > 0 && !errors.Is(err, ratelimit.ErrDenied) {
-				return fmt.Errorf("%v, want a denial", err)
+				return fmt.Errorf("want a denial: %w", err)
 			}
 			return nil
 		}},

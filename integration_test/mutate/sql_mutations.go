@@ -979,9 +979,9 @@ var sqlMutations = []mutation{
 		old: "            policy := policy AND (q.effect = 'unlimited' OR q.count = '0');\n", new: "",
 		tests: "TestRatelimitAllMindsOverrides",
 	}, {
-		name: "all-policy-takes", file: ratelimit, what: "ratelimit_all takes what the rows have before it denies by policy",
+		name: "all-policy-takes", file: ratelimit, what: "ratelimit_all locks rows before it denies by policy",
 		old: "CASE WHEN policy THEN 'consume' ELSE 'check' END", new: "'consume'",
-		tests: "TestRatelimitAllMindsOverrides",
+		tests: "TestADenialByPolicyLocksNothing",
 	}, {
 		name: "all-policy-only", file: ratelimit, what: "a denial by policy does not name the keys that are empty",
 		old: "    IF pg_catalog.cardinality(names) > 0 THEN -- if it", new: "    IF policy AND pg_catalog.cardinality(names) > 0 THEN -- if it",
