@@ -4,6 +4,10 @@
 
 DO $migration$
 BEGIN
+IF current_setting('server_encoding') <> 'UTF8' THEN
+    RAISE feature_not_supported USING MESSAGE = pg_catalog.format('txlimit needs a database with the encoding UTF8, and this one has %s', current_setting('server_encoding')),
+        HINT = 'CREATE DATABASE ... ENCODING ''UTF8'' TEMPLATE template0, and move the data there.';
+END IF;
 EXECUTE pg_catalog.replace($engine$
 -- One row per (limit, key), or per shard of it. A missing row is a full one.
 --
@@ -1556,6 +1560,71 @@ CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_31 AS SELECT NULL AS nothing;
 
 COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_31 IS 'txlimit: locked by transactions that queue for a hot limit';
 
+-- A key of several parts is stored as one text. These are the two directions. The Go library has the first one: StoredKey.
+--
+-- E'' is the same under any standard_conforming_strings. The collation is given, since a caller's may be one that Postgres neither
+-- replaces nor matches by.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_key(VARIADIC parts text[]) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n      integer := 0;
+    part   text;
+    joined text;
+BEGIN
+    IF coalesce(pg_catalog.cardinality(parts), 0) = 0 THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: a key needs a part at least', HINT = 'A limit without keys has global => true, and stores the key ''''.';
+    END IF;
+    FOREACH part IN ARRAY parts LOOP
+        n := n + 1;
+        IF coalesce(octet_length(part), 0) = 0 THEN -- a NULL key is every key of a block
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits: part %s of the key is empty or NULL', n);
+        END IF;
+        joined := CASE n WHEN 1 THEN '' ELSE joined || '|' END || replace(replace(part COLLATE "C", E'\\', E'\\\\'), '|', E'\\|');
+    END LOOP;
+    RETURN CASE n WHEN 1 THEN part ELSE joined END;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_key(text[]) IS $text$
+The stored text of a key, from its parts. The Go library's limit.Key("eu", "user-17") stores the same.
+
+    SELECT * FROM ratelimit('sendMessage', ratelimit_key('eu', 'user-17'), rate => 10, period => '1 minute')
+
+One part is the text itself, whatever characters it has. Several are joined by |, with a backslash before each | and each backslash of a
+part. So different parts make different keys. Only the one part 'eu|ann' is the same text as the two parts 'eu' and 'ann': give all keys
+of a limit one part, or all of them several.
+
+A part that is empty or NULL is an error, SQLSTATE 22023, and so are no parts at all.
+$text$;
+
+-- A text that several parts cannot make is a key of one part. No text is an error: a policy or a guard meets every row.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_key_parts(key text) RETURNS text[]
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF strpos(key COLLATE "C", '|') = 0 OR key COLLATE "C" !~ E'^(?:[^\\\\|]|\\\\[\\\\|])+(?:\\|(?:[^\\\\|]|\\\\[\\\\|])+)+$' THEN
+        RETURN ARRAY[key];
+    ELSIF strpos(key COLLATE "C", E'\\') = 0 THEN
+        RETURN pg_catalog.string_to_array(key COLLATE "C", '|');
+    END IF;
+    RETURN (SELECT pg_catalog.array_agg(regexp_replace(p.part[1] COLLATE "C", E'\\\\([\\\\|])', E'\\1', 'g') ORDER BY p.n)
+              FROM regexp_matches(key COLLATE "C", E'(?:[^\\\\|]|\\\\[\\\\|])+', 'g') WITH ORDINALITY AS p (part, n));
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_key_parts(text) IS $text$
+The parts of a stored key, for policies, guards and searches. It undoes ratelimit_key: of all keys of two parts or more, it returns the
+parts that made them. The keys of a tenant, if the tenant is the first of several parts:
+
+    SELECT * FROM rate_limits WHERE cardinality(ratelimit_key_parts(key)) > 1 AND (ratelimit_key_parts(key))[1] = 'acme'
+
+A text that several parts cannot make, such as 'ann', 'a||b' or '|', is one part: the text itself. The text 'eu|ann' is two parts, though a
+key of one part may have it, too. The empty key of a limit without keys is one empty part. NULL is NULL. No text is an error.
+$text$;
+
 -- The calendar windows of SQL by hand. The Go library makes the same lists of windows itself, since it can keep them
 -- (ratelimit/limit_calendar.go).
 
@@ -2733,8 +2802,7 @@ Pass name and key by position, and the other arguments by name: their positions 
 Arguments:
   name          the name of the limit, 1 to 255 bytes
   key           the user, tenant or other owner of the tokens, 1 to 1024 bytes; NULL or empty is an error, unless global is
-                true. The Go library stores a key of several parts as 'eu|user-17', with a backslash before each | and \ in
-                a part
+                true. It is stored as it is. A key of several parts is ratelimit_key('eu', 'user-17')
   rate          tokens per period, 1e-15 to 1e15; or 0: every token is denied by policy, and nothing is read or written
   period        an interval of 1 microsecond to 106751 days, without months and years; for a calendar window '1 day', '7 days',
                 '1 month', '3 months' or '1 year'
@@ -3754,7 +3822,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_numbers,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_reset,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_numbers,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_reset,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> '_ratelimit_distributed' -- which citus.sql changes
       ) AS f;
     version := '1';

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "4cadffd9afe68d6f736e6935eb6b190f451ebd24a568bfd3e34953bb88ad6e81"
+const Hash = "1224aae636ad3b52a67ec8a1194ff4e69c053d23eb0acf6a2795c3a5a6f4b536"
