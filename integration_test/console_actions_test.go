@@ -167,7 +167,7 @@ func TestTheConsoleRefusesBadForms(t *testing.T) {
 		{numbers("action", ""), "another version of the page"},
 		{url.Values{"action": {"add"}, "id": {"1; DROP TABLE rate_limits"}}, "The number of the override is missing"},
 		{url.Values{"action": {"add"}, "id": {"12345"}}, "There is no such override"},
-		{url.Values{"action": {"restore"}, "effect": {"everything"}}, "is not numbers, block or unlimited"},
+		{url.Values{"action": {"restore"}, "effect": {"everything"}}, "Effect must be 'numbers', 'block', 'unlimited' or NULL"},
 	} {
 		p.post(http.StatusBadRequest, acme, test.form, "Nothing was changed.", test.want)
 	}

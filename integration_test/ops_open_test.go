@@ -592,6 +592,32 @@ func TestCloseHasItsTimeAndSaysWhatItLost(t *testing.T) {
 	mustExec(t, pool, "ALTER TABLE away RENAME TO rate_limit_usage")
 }
 
+// TestAPoolThatIsClosedFirst: Close says that it has lost the last counts. It is a row of the table in docs/start-and-stop.md, of which the
+// tests above have the others.
+func TestAPoolThatIsClosedFirst(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	own, err := pgxpool.NewWithConfig(t.Context(), pool.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lost error
+	o := opening(own)
+	o.NoBackground = true // so that the last counts are still there
+	o.Usage = &usage.Recorder{DB: own, OnError: func(err error) { lost = err }}
+	limits, err := ratelimit.Open(t.Context(), own, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limits.Consume(t.Context(), own, openedBucket.Key("ann")); err != nil {
+		t.Fatal(err)
+	}
+	own.Close()
+	if err := limits.Close(t.Context()); err == nil || !strings.Contains(err.Error(), "ratelimit: close: usage") || !strings.Contains(err.Error(), "closed pool") {
+		t.Errorf("close: %v, and the Recorder was told %v", err, lost)
+	}
+}
+
 // openWorker is the environment variable that makes this program a process that lives a second.
 const openWorker = "TXLIMIT_TEST_OPEN_WORKER"
 

@@ -545,6 +545,72 @@ func TestWhatIsAddedToARaisedLimit(t *testing.T) {
 	}
 }
 
+// TestWhatIsAddedAfterAnOlderOverride: the override before decides the capacity until now, also where only the program knows a key's numbers.
+func TestWhatIsAddedAfterAnOlderOverride(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	day := 24 * time.Hour
+	if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.FixedWindow("fixed", 10, day),
+		ratelimit.FixedWindow("varying", 10, day, ratelimit.Varies(3*day))); err != nil {
+		t.Fatal(err)
+	}
+	for i, test := range []struct {
+		limit, before, now string // arguments of ratelimit_override; before is empty: there is none
+		capacity           string
+		added              float64
+		refused            string
+	}{
+		{"varying", "capacity => 20", "capacity => 30", "NULL", 10, ""},
+		{"varying", "capacity => 20", "capacity => 30", "20", 10, ""},
+		{"varying", "capacity => 20", "capacity => 30", "25", 0, "capacity must be NULL or 20, which holds under override"},
+		{"varying", "rate => 20", "capacity => 30", "NULL", 0, "capacity must be given, not NULL: only the program knows that of this key"},
+		{"varying", "rate => 20", "capacity => 30", "12", 18, ""},
+		{"varying", "rate => 20, capacity => 20", "capacity => 30", "NULL", 10, ""},
+		{"varying", "rate => 20, capacity => 20", "rate => 30", "NULL", 0, "gives no capacity"},
+		{"varying", "", "capacity => 30", "NULL", 0, "capacity must be given, not NULL"},
+		{"varying", "", "capacity => 30", "12", 18, ""},
+		{"varying", "", "rate => 30", "12", 0, "gives no capacity"},
+		{"varying", "block", "capacity => 30", "NULL", 0, "the key had the effect 'block' before override"},
+		{"varying", "block", "capacity => 30", "12", 18, ""},
+		{"fixed", "capacity => 20", "capacity => 30", "NULL", 10, ""},
+		{"fixed", "capacity => 20", "capacity => 30", "10", 0, "capacity must be NULL or 20, which holds under override"},
+		{"fixed", "rate => 20", "rate => 30", "20", 10, ""},
+		{"fixed", "capacity => 20", "rate => 30", "NULL", 10, ""}, // which replaces the one before as a whole
+		{"fixed", "", "capacity => 30", "12", 18, ""},
+		{"fixed", "", "rate => 30", "NULL", 20, ""},
+		{"fixed", "", "rate => 30", "-1", 0, "capacity must be 0 or between 1e-15 and 1e15, not -1"},
+		{"fixed", "block", "rate => 30", "NULL", 0, "the key had the effect 'block' before override"},
+		{"fixed", "block", "rate => 30", "10", 20, ""},
+	} {
+		key := fmt.Sprintf("key %d", i)
+		mustExec(t, pool, fmt.Sprintf("INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('%s', '%s', 0, 1, 0, now())", test.limit, key))
+		switch test.before {
+		case "":
+		case "block":
+			mustExec(t, pool, fmt.Sprintf("SELECT ratelimit_block('%s', '%s')", test.limit, key))
+		default:
+			mustExec(t, pool, fmt.Sprintf("SELECT ratelimit_override('%s', '%s', %s)", test.limit, key, test.before))
+		}
+		id := scan[int64](t, pool, fmt.Sprintf("SELECT ratelimit_override('%s', '%s', %s)", test.limit, key, test.now))
+		mustExec(t, pool, fmt.Sprintf("UPDATE rate_limit_overrides SET made_at = made_at - interval '1 minute' WHERE id = %d", id)) // programs know
+		var added float64
+		err := pool.QueryRow(t.Context(), fmt.Sprintf("SELECT ratelimit_add($1, %s)", test.capacity), id).Scan(&added)
+		if test.refused == "" && (err != nil || added != test.added) || test.refused != "" && (sqlState(err) != "22023" || !strings.Contains(err.Error(), test.refused)) {
+			t.Errorf("%+v: %v added, %v", test, added, err)
+		}
+		if value := scan[float64](t, pool, "SELECT value FROM rate_limits WHERE key = $1", key); value != test.added {
+			t.Errorf("%+v: the row has %v", test, value)
+		}
+	}
+	// Where no program publishes, the capacity is passed.
+	mustExec(t, pool, "DELETE FROM rate_limit_definitions; INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('unpublished', 'ann', 0, 1, 0, now())")
+	id := scan[int64](t, pool, "SELECT ratelimit_override('unpublished', 'ann', capacity => 30)")
+	mustExec(t, pool, fmt.Sprintf("UPDATE rate_limit_overrides SET made_at = made_at - interval '1 minute' WHERE id = %d", id))
+	if added := scan[float64](t, pool, "SELECT ratelimit_add($1, 12)", id); added != 18 {
+		t.Errorf("unpublished: %v added, want 18", added)
+	}
+}
+
 // TestASweepMindsOverrides: a row stays if it is full by the limit's own numbers, but not by an override's.
 func TestASweepMindsOverrides(t *testing.T) {
 	t.Parallel()

@@ -62,6 +62,26 @@ func schemaOf(t *testing.T, db ratelimit.DB) (name string) {
 	return name
 }
 
+// TestWhatPeopleSeeIsCommented: every table, view and column, and every function that is not the engine's own. (goose makes its
+// table itself.)
+func TestWhatPeopleSeeIsCommented(t *testing.T) {
+	t.Parallel()
+	const objects = `
+		SELECT p.proname AS object, obj_description(p.oid, 'pg_proc') AS comment FROM pg_proc AS p WHERE p.pronamespace = current_schema()::regnamespace AND p.proname NOT LIKE '\_%'
+		UNION ALL
+		SELECT c.relname, obj_description(c.oid, 'pg_class') FROM pg_class AS c WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'v') AND c.relname NOT LIKE '%goose%'
+		UNION ALL
+		SELECT c.relname || '.' || a.attname, col_description(c.oid, a.attnum) FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+		 WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'r' AND c.relname NOT LIKE '%goose%' AND a.attnum > 0 AND NOT a.attisdropped`
+	pool := newPool(t, 1)
+	if bare := lines(t, pool, "SELECT object FROM ("+objects+") AS o WHERE coalesce(comment, '') = '' ORDER BY 1"); bare != "" {
+		t.Errorf("without a comment:\n%s", bare)
+	}
+	if n := scan[int](t, pool, "SELECT count(*) FROM ("+objects+") AS o"); n < 100 {
+		t.Errorf("only %d objects were looked at", n)
+	}
+}
+
 // works wants the limiter to work.
 func works(t *testing.T, db ratelimit.DB) {
 	t.Helper()

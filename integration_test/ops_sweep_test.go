@@ -778,22 +778,22 @@ func TestTheSweepFunctionRefusesWhatIsWrong(t *testing.T) {
 	pool := newPool(t, 1)
 	idle(t, pool, 10)
 	for arguments, text := range map[string]string{
-		`'', 10, '1 minute'`:                              `the name is empty`,
-		`NULL, 10, '1 minute'`:                            `the name is empty`,
-		`'l', 'NaN', '1 minute'`:                          `rate NaN`,
-		`'l', 10, '0'`:                                    `period 00:00:00`,
-		`'l', 10, '1 minute', 'window'`:                   `kind 'window'`,
-		`'l', 10, '1 minute', capacity => '-1'`:           `capacity -1`,
-		`'l', 10, '1 minute', start => '2026-07-01'`:      `a token bucket has no start`,
-		`'l', 10, '1 minute', first => NULL`:              `first is NULL`,
+		`'', 10, '1 minute'`:                              `name must have 1 to 255 bytes, not`,
+		`NULL, 10, '1 minute'`:                            `name must have 1 to 255 bytes, not`,
+		`'l', 'NaN', '1 minute'`:                          `1e15, not NaN`,
+		`'l', 10, '0'`:                                    `years, not 00:00:00`,
+		`'l', 10, '1 minute', 'window'`:                   `not 'window'`,
+		`'l', 10, '1 minute', capacity => '-1'`:           `1e15, not -1`,
+		`'l', 10, '1 minute', start => '2026-07-01'`:      `start must be NULL for a token bucket, not 20`,
+		`'l', 10, '1 minute', first => NULL`:              `first must be a key or '', not NULL`,
 		`'l', 10, '1 month', kind => 'fixed window'`:      `without months`,
-		`'l', 10, '1 minute', 'fixed window', 'Infinity'`: `capacity Infinity`,
-		`'l', 10, '1 minute', first => '', kind => NULL`:  `kind NULL`,
-		`'l', NULL, '1 minute'`:                           `rate NULL`,
-		`'l', varies => '1 hour'`:                         `rate NULL`,
-		`'l', 10, '1 minute', varies => '0'`:              `varies 00:00:00`,
-		`'l', 10, '1 minute', varies => '59 seconds'`:     `need 60 s to fill a row`,
-		`'l', 0, '1 minute'`:                              `rate 0`,
+		`'l', 10, '1 minute', 'fixed window', 'Infinity'`: `1e15, not Infinity`,
+		`'l', 10, '1 minute', first => '', kind => NULL`:  `'calendar window', not NULL`,
+		`'l', NULL, '1 minute'`:                           `rate must be between 1e-15 and 1e15, not NULL`,
+		`'l', varies => '1 hour'`:                         `rate must be 0 or between 1e-15 and 1e15, not NULL`,
+		`'l', 10, '1 minute', varies => '0'`:              `years, not 00:00:00`,
+		`'l', 10, '1 minute', varies => '59 seconds'`:     `varies must be at least 60 s`,
+		`'l', 0, '1 minute'`:                              `rate must be between 1e-15 and 1e15, not 0`,
 		`'m'`:                                             `no program has published it`,
 	} {
 		if _, err := pool.Exec(t.Context(), "SELECT * FROM ratelimit_sweep("+arguments+")"); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
@@ -802,7 +802,7 @@ func TestTheSweepFunctionRefusesWhatIsWrong(t *testing.T) {
 	}
 	for _, now := range []string{"infinity", "-infinity"} {
 		_, err := pool.Exec(t.Context(), "SELECT * FROM _ratelimit_sweep('l', 10, '1 minute', 'token bucket', NULL, NULL, '', NULL, $1)", now)
-		if sqlState(err) != "22023" || !strings.Contains(err.Error(), "now is "+now) {
+		if sqlState(err) != "22023" || !strings.Contains(err.Error(), "now must be finite, not "+now) {
 			t.Errorf("a sweep at %s: %v", now, err)
 		}
 	}

@@ -418,7 +418,8 @@ func TestRatelimitAllMindsOverrides(t *testing.T) {
 	pool := publishedPool(t)
 	mustExec(t, pool, `
 		SELECT ratelimit_override('bucket', 'raised', rate => 100, capacity => 100), ratelimit_block('bucket', 'blocked', until => '9000-01-01 00:00+00'),
-		       ratelimit_block('bucket', 'for good'), ratelimit_unlimited('bucket', 'free'), ratelimit_override('none', NULL, capacity => 7, until => '8000-01-01 00:00+00')`)
+		       ratelimit_block('bucket', 'for good'), ratelimit_unlimited('bucket', 'free'), ratelimit_override('none', NULL, capacity => 7, until => '8000-01-01 00:00+00');
+		SELECT ratelimit('window', 'empty', count => 7), ratelimit('sharded', 'half', count => 6)`)
 	for list, want := range map[string]string{
 		`[{"name": "bucket", "key": "ann", "count": 20}, {"name": "sharded", "key": "ann", "count": 4}]`:                     "bucket 0, sharded 8",
 		`[{"name": "bucket", "key": "raised", "count": 60}, {"name": "open", "key": "ann", "count": 1e6}]`:                   "bucket 40, open Infinity",
@@ -428,6 +429,9 @@ func TestRatelimitAllMindsOverrides(t *testing.T) {
 		`[{"name": "bucket", "key": "for good"}, {"name": "bucket", "key": "blocked"}]`:                                      "PT429 bucket never",
 		`[{"name": "bucket", "key": "blocked"}, {"name": "none", "key": "ann"}]`:                                             "PT429 bucket, none never",
 		`[{"name": "window", "key": "bob"}, {"name": "none", "key": "ann"}]`:                                                 "PT429 none never",
+		`[{"name": "window", "key": "empty"}, {"name": "bucket", "key": "blocked"}]`:                                         "PT429 window, bucket 9000-01-01",
+		`[{"name": "bucket", "key": "blocked"}, {"name": "window", "key": "empty"}, {"name": "sharded", "key": "half"}]`:     "PT429 bucket, window 9000-01-01",
+		`[{"name": "sharded", "key": "half", "count": 9}, {"name": "none", "key": "ann"}]`:                                   "PT429 sharded, none never",
 		`[{"name": "varying", "key": "ann", "rate": 3, "period": "1 day"}, {"name": "calendar", "key": "bob"}]`:              "varying 2, calendar 4",
 		`[{"name": "bucket", "key": "blocked", "rate": 10, "period": "1 minute"}]`:                                           "bucket 9", // with numbers, nobody looks for a block
 		`[{"name": "window", "global": true}]`:                                                                               "window 6",
@@ -468,31 +472,58 @@ func TestRatelimitAllMindsOverrides(t *testing.T) {
 	}
 }
 
+// TestADenialByPolicyLocksNothing: ratelimit_all reads the other keys of a call with a blocked one, and does not wait for their rows.
+func TestADenialByPolicyLocksNothing(t *testing.T) {
+	t.Parallel()
+	pool := publishedPool(t)
+	mustExec(t, pool, "SELECT ratelimit_block('bucket', 'blocked'), ratelimit('window', 'ann')")
+	other, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Rollback(context.Background()) }()
+	if _, err := other.Exec(t.Context(), "SELECT ratelimit('window', 'ann')"); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), "SET LOCAL lock_timeout = '1s'"); err != nil {
+		t.Fatal(err)
+	}
+	_, err = tx.Exec(t.Context(), `SELECT ratelimit_all('[{"name": "window", "key": "ann"}, {"name": "bucket", "key": "blocked"}]')`)
+	if sqlState(err) != "PT429" || !strings.Contains(err.Error(), "rate limit exceeded: bucket") {
+		t.Errorf("%v, want a denial by bucket alone", err)
+	}
+}
+
 // TestRatelimitAllRefusesWhatIsWrong: 22023, a text that says what is wrong, and nothing is written.
 func TestRatelimitAllRefusesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	pool := publishedPool(t)
 	const good = `{"name": "bucket", "key": "secret"}, `
 	for list, text := range map[string]string{
-		`[]`:                 "there are no requests",
-		`{}`:                 "the requests are not a JSON array",
-		`null`:               "the requests are not a JSON array",
-		`"bucket"`:           "the requests are not a JSON array",
-		`[` + good + `7]`:    "request 2 is not a JSON object, but of the type number",
-		`[` + good + `null]`: "request 2 is not a JSON object, but of the type null",
-		`[[` + good + `7]]`:  "request 1 is not a JSON object, but of the type array",
+		`[]`:                 "requests must have at least one request",
+		`{}`:                 "requests must be a JSON array, not",
+		`null`:               "requests must be a JSON array, not",
+		`"bucket"`:           "requests must be a JSON array, not",
+		`[` + good + `7]`:    "request 2 must be a JSON object, not number",
+		`[` + good + `null]`: "request 2 must be a JSON object, not null",
+		`[[` + good + `7]]`:  "request 1 must be a JSON object, not array",
 		`[` + good + `{}]`:   "rate limit NULL: no program has published it",
-		`[{"key": "secret", "rate": 1, "period": "1 hour"}]`:                                                                    "rate limit NULL: the name is empty",
-		`[{"name": "bucket"}]`:                                                                                                  "rate limit 'bucket': the key is NULL or empty",
-		`[{"name": "bucket", "key": ""}]`:                                                                                       "the key is NULL or empty",
-		`[{"name": "bucket", "key": "secret", "global": true}]`:                                                                 "a global limit has no key",
+		`[{"key": "secret", "rate": 1, "period": "1 hour"}]`:                                                                    "rate limit NULL: name must have 1 to 255 bytes, not",
+		`[{"name": "bucket"}]`:                                                                                                  "rate limit 'bucket': key must have 1 to 1024 bytes, not",
+		`[{"name": "bucket", "key": ""}]`:                                                                                       "key must have 1 to 1024 bytes, not",
+		`[{"name": "bucket", "key": "secret", "global": true}]`:                                                                 "key must be NULL with global => true",
 		`[` + good + `{"name": "bucket", "key": null}]`:                                                                         "request 2: key is null: leave it out",
 		`[{"name": "bucket", "key": "secret", "rate": null}]`:                                                                   "request 1: rate is null: leave it out",
 		`[{"name": "bucket", "key": "secret", "count": null}]`:                                                                  "count is null",
-		`[{"name": "bucket", "key": 17}]`:                                                                                       "key is not of the type string, but of the type number",
-		`[{"name": ["bucket"], "key": "secret"}]`:                                                                               "name is not of the type string, but of the type array",
-		`[{"name": "bucket", "key": "secret", "count": "2"}]`:                                                                   "count is not of the type number, but of the type string",
-		`[{"name": "bucket", "key": "secret", "global": "false"}]`:                                                              "global is not of the type boolean, but of the type string",
+		`[{"name": "bucket", "key": 17}]`:                                                                                       "key must be a JSON string, not number",
+		`[{"name": ["bucket"], "key": "secret"}]`:                                                                               "name must be a JSON string, not array",
+		`[{"name": "bucket", "key": "secret", "count": "2"}]`:                                                                   "count must be a JSON number, not string",
+		`[{"name": "bucket", "key": "secret", "global": "false"}]`:                                                              "global must be a JSON boolean, not string",
 		`[{"name": "bucket", "key": "secret", "cost": 2}]`:                                                                      "request 1: there is no field 'cost'",
 		`[{"name": "bucket", "key": "secret", "cost": null}]`:                                                                   "there is no field 'cost'",
 		`[{"name": "bucket", "key": "secret", "now": "2026-07-01"}]`:                                                            "there is no field 'now'",
@@ -500,23 +531,23 @@ func TestRatelimitAllRefusesWhatIsWrong(t *testing.T) {
 		`[{"name": "bucket", "key": "secret", "Key": "x"}]`:                                                                     "there is no field 'Key'",
 		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 minutte"}]`:                                                    `request 1: invalid input syntax for type interval: "1 minutte"`,
 		`[{"name": "x", "key": "secret", "rate": 1, "period": "999999999999 years"}]`:                                           `request 1: interval`,
-		`[{"name": "x", "key": "secret", "rate": 1, "period": 60}]`:                                                             `period is not of the type string, but of the type number`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": 60}]`:                                                             `period must be a JSON string, not number`,
 		`[{"name": "x", "key": "secret", "rate": 1e400, "period": "1 hour"}]`:                                                   `request 1: "1`,
 		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "count": 1e-400}]`:                                      `request 1: "0.`,
-		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "count": -1}]`:                                          `count -1 is neither`,
-		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "count": 2}]`:                                           `2 tokens can never be granted`,
-		`[{"name": "x", "key": "secret", "rate": 1}]`:                                                                           `period NULL is not between`,
-		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "shards": 2.5}]`:                                        `2.5 shards are not a whole number`,
-		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "shards": 101}]`:                                        `101 shards are not`,
-		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "shards": 1e300}]`:                                      `shards are not a whole number between 1 and 100`,
-		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "kind": "sliding"}]`:                                    `kind 'sliding' is not`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "count": -1}]`:                                          `count must be 0 or between 1e-15 and 1e15, not -1`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "count": 2}]`:                                           `count must be at most 1, not 2: more can never be granted`,
+		`[{"name": "x", "key": "secret", "rate": 1}]`:                                                                           `without months and years, not NULL`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "shards": 2.5}]`:                                        `shards must be a whole number between 1 and 100, not 2.5`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "shards": 101}]`:                                        `shards must be a whole number between 1 and 100, not 101`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "shards": 1e300}]`:                                      `shards must be a whole number between 1 and 100, not`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "kind": "sliding"}]`:                                    `kind must be 'token bucket', 'fixed window' or 'calendar window', not 'sliding'`,
 		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "kind": "fixed window", "start": "tomorrows"}]`:         `invalid input syntax for type timestamp with time zone`,
 		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "kind": "fixed window", "start": "2026-13-01 00:00Z"}]`: `date/time field value out of range`,
-		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "start": "2026-07-01 00:00Z"}]`:                         `a token bucket has no start`,
-		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 month", "kind": "calendar window", "anchor": "01/02/2026"}]`:   `anchor '01/02/2026' is neither a date`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "start": "2026-07-01 00:00Z"}]`:                         `start must be NULL for a token bucket, not 20`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 month", "kind": "calendar window", "anchor": "01/02/2026"}]`:   `2026-01-31 15:00, not '01/02/2026'`,
 		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 month", "kind": "calendar window", "anchor": "2026-02-31"}]`:   `date/time field value out of range`,
 		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 month", "kind": "calendar window", "zone": "Moon/Base"}]`:      `time zone`,
-		`[{"name": "x", "key": "secret", "rate": 0, "period": "1 hour", "max_reserved": 1}]`:                                    `capacity and max_reserved are NULL or 0 if the rate is 0`,
+		`[{"name": "x", "key": "secret", "rate": 0, "period": "1 hour", "max_reserved": 1}]`:                                    `capacity and max_reserved must be NULL or 0 with a rate of 0, not`,
 		`[{"name": "varying", "key": "secret"}]`:                                                                                `the numbers of this key are the program's`,
 		`[` + good + `{"name": "typo", "key": "secret"}]`:                                                                       `rate limit 'typo': no program has published it`,
 		`[` + good + `{"name": "bucket", "key": "secret", "count": 2}]`:                                                         `rate limit 'bucket': two requests have the same key`,
@@ -553,8 +584,8 @@ func TestRatelimitReset(t *testing.T) {
 		}
 	}
 	for call, text := range map[string]string{
-		"'l'": "global => true", "'l', NULL": "global => true", "'l', ''": "global => true", "'', 'ann'": "the name is empty", "NULL, 'ann'": "the name is empty",
-		"'l', 'ann', global => true": "a global limit has no key",
+		"'l'": "global => true", "'l', NULL": "global => true", "'l', ''": "global => true", "'', 'ann'": "name must have 1 to 255 bytes, not", "NULL, 'ann'": "name must have 1 to 255 bytes, not",
+		"'l', 'ann', global => true": "key must be NULL with global => true",
 	} {
 		if _, err := pool.Exec(t.Context(), "SELECT ratelimit_reset("+call+")"); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
 			t.Errorf("ratelimit_reset(%s): %v, want %q", call, err, text)

@@ -99,6 +99,12 @@ func TestTheDocumentedOverrides(t *testing.T) {
 		t.Errorf("added %s, want 20", added)
 	}
 
+	operator(docSQL(t, "docs/overrides.md", "the provider is down"))
+	is(nightSignUps.Key("nobody"), "signUps: blocked")
+	if who := scan[string](t, pool, "SELECT made_by FROM rate_limit_overrides WHERE effect = 'block' AND key IS NULL"); who != "bea" {
+		t.Errorf("it was blocked by %s", who)
+	}
+
 	mustExec(t, pool, "UPDATE rate_limit_overrides SET removed_at = now() - interval '2 years' WHERE effect = 'block'")
 	mustExec(t, pool, docSQL(t, "docs/overrides.md", "DELETE FROM rate_limit_overrides"))
 	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides"); n != 3 {

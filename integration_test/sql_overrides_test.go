@@ -161,49 +161,52 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 		"ratelimit('typo', 'ann')":                                           "rate limit 'typo': no program has published it",
 		"ratelimit_keys('typo')":                                             "no program has published it",
 		"ratelimit_sweep('typo')":                                            "no program has published it",
-		"ratelimit('bucket', '')":                                            "the key is NULL or empty",
-		"ratelimit('bucket', 'ann', count => 21)":                            "21 tokens can never be granted, since at most 20 can be had at once",
-		"ratelimit_override('typo', 'ann', rate => 1)":                       "no program has published a limit of this name; those that are: bucket, calendar, none, open, sharded, varying, varying month, window",
-		"ratelimit_override('bucket', 'ann')":                                "an override changes the rate, the capacity or max_reserved",
-		"ratelimit_override('bucket', '', rate => 1)":                        "the key is empty; NULL is for every key",
-		"ratelimit_override('bucket', repeat('k', 1025), rate => 1)":         "the key is longer than 1024 bytes",
-		"ratelimit_override('bucket', 'ann', rate => 0)":                     "rate 0 is not between 1e-15 and 1e15",
-		"ratelimit_override('bucket', 'ann', rate => 'NaN')":                 "rate NaN is not between",
-		"ratelimit_override('bucket', 'ann', capacity => -1)":                "capacity -1 is neither 0 nor between",
-		"ratelimit_override('bucket', 'ann', max_reserved => 'Infinity')":    "max_reserved Infinity is neither 0 nor",
-		"ratelimit_override(NULL, 'ann', rate => 1)":                         "the name is empty",
-		"ratelimit_block('bucket', 'ann', until => now())":                   "has passed",
-		"ratelimit_unlimited('bucket', 'ann', until => '2000-01-01 00:00Z')": "has passed",
-		"ratelimit_restore('bucket', 'ann', 'nonsense')":                     "effect 'nonsense' is not numbers, block or unlimited",
-		"ratelimit_publish('p', NULL)":                                       "the definitions are not a JSON array",
-		`ratelimit_publish('p', '{"name": "x"}')`:                            "the definitions are not a JSON array",
+		"ratelimit('bucket', '')":                                            "key must have 1 to 1024 bytes, not",
+		"ratelimit('bucket', 'ann', count => 21)":                            "count must be at most 20, not 21: more can never be granted",
+		"ratelimit_override('typo', 'ann', rate => 1)":                       "no program has published a limit of this name, but 'none', 'open', 'bucket', 'window', 'sharded', 'varying', 'calendar', 'varying month'",
+		"ratelimit_override('bucket', 'ann')":                                "rate, capacity or max_reserved must be given, not NULL",
+		"ratelimit_override('bucket', '', rate => 1)":                        "key must have 1 to 1024 bytes, not 0; NULL is for every key",
+		"ratelimit_override('bucket', repeat('k', 1025), rate => 1)":         "key must have 1 to 1024 bytes, not 1025",
+		"ratelimit_override('bucket', 'ann', rate => 0)":                     "rate must be between 1e-15 and 1e15, not 0",
+		"ratelimit_override('bucket', 'ann', rate => 'NaN')":                 "between 1e-15 and 1e15, not NaN",
+		"ratelimit_override('bucket', 'ann', capacity => -1)":                "capacity must be 0 or between 1e-15 and 1e15, not -1",
+		"ratelimit_override('bucket', 'ann', max_reserved => 'Infinity')":    "max_reserved must be 0 or between 1e-15 and 1e15, not Infinity",
+		"ratelimit_override(NULL, 'ann', rate => 1)":                         "name must have 1 to 255 bytes, not",
+		"ratelimit_block('bucket', 'ann', until => now())":                   "until must be in the future, not 20",
+		"ratelimit_unlimited('bucket', 'ann', until => '2000-01-01 00:00Z')": "until must be in the future, not 20",
+		"ratelimit_restore('bucket', 'ann', 'nonsense')":                     "effect must be 'numbers', 'block', 'unlimited' or NULL, which is all of them, not 'nonsense'",
+		"ratelimit_publish('p', NULL)":                                       "definitions must be a JSON array, not",
+		`ratelimit_publish('p', '{"name": "x"}')`:                            "definitions must be a JSON array, not",
 		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "maxReserved": 5}]')`: "a definition has no field maxReserved",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "unlimited", "rate": 1}]')`:                                            "an unlimited limit has only a name",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 0, "period": "1 minute", "capacity": 3}]')`:    "with a rate of 0, capacity and max_reserved are 0",
-		"ratelimit_add(NULL)": "NULL is not the id of an override in force",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00Z"}]')`:              "anchor '2026-01-31 15:00Z' is neither a date",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31T15:00"}]')`:               "anchor '2026-01-31T15:00' is neither a date",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00+02"}]')`:            "anchor '2026-01-31 15:00+02' is neither a date",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00:05.5"}]')`:          "anchor '2026-01-31 15:00:05.5' is neither a date",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 3 PM"}]')`:                "anchor '2026-01-31 3 PM' is neither a date",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 24:00"}]')`:               "anchor '2026-01-31 24:00' is neither a date",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 23:59:60"}]')`:            "anchor '2026-01-31 23:59:60' is neither a date",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "zone": "CET-1CEST,M3.5.0/2,M10.5.0/3"}]')`:     "neither 'UTC' nor a name with a slash",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "31.1.2026"}]')`:                      "anchor '31.1.2026' is neither a date",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "infinity"}]')`:                       "anchor 'infinity' is neither a date",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "now"}]')`:                            "anchor 'now' is neither a date",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "10000-01-01"}]')`:                    "anchor '10000-01-01' is neither a date",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00 Europe/Berlin"}]')`: "anchor '2026-01-31 15:00 Europe/Berlin' is neither a date",
-		"ratelimit_publish('', '[]')":                                                                                                             "the name of the program is empty",
-		`ratelimit_publish('p', '[{"kind": "unlimited"}]')`:                                                                                       "the name is empty",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1}]')`:                                                            "period NULL is not between",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "unlimited"}, {"name": "x", "kind": "unlimited"}]')`:                                      "rate limit 'x': it is in the list twice, and a name has one definition",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "unlimited", "varies": "1 day"}]')`:                                                       "an unlimited limit has only a name",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "varies": "0"}]')`:                       "varies 00:00:00 is not between",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "varies": "1 month"}]')`:                 "varies 1 mon is not between",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "capacity": 61, "varies": "1 hour"}]')`:  "its numbers need 3660 s to fill a row, and it varies within 3600 s",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "fixed window", "rate": 2, "period": "1 minute", "capacity": 3, "varies": "1 minute"}]')`: "its numbers need 120 s",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 2, "period": "1 month", "varies": "31 days"}]')`:               "its numbers need 2764800 s",
+		`ratelimit_publish('p', '[{"name": "x", "rate": 1, "period": "1 hour"}]')`:                                             "rate limit 'x': kind must be 'token bucket', 'fixed window', 'calendar window' or 'unlimited', not NULL",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": -1, "period": "1 hour"}]')`:                    "rate must be 0 or between 1e-15 and 1e15, not -1",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "unlimited"}, 7]')`:                                                    "definition 2 must be a JSON object, not number",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "unlimited", "rate": 1}]')`:                                            "an unlimited limit must have no field but name and kind",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 0, "period": "1 minute", "capacity": 3}]')`:    "capacity and max_reserved must be NULL or 0 with a rate of 0, not 3 and NULL",
+		"ratelimit_add(NULL)": "id must be of an override in force that changes numbers, not NULL: there is no override of this id",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00Z"}]')`:              "2026-01-31 15:00, not '2026-01-31 15:00Z'",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31T15:00"}]')`:               "2026-01-31 15:00, not '2026-01-31T15:00'",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00+02"}]')`:            "2026-01-31 15:00, not '2026-01-31 15:00+02'",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00:05.5"}]')`:          "2026-01-31 15:00, not '2026-01-31 15:00:05.5'",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 3 PM"}]')`:                "2026-01-31 15:00, not '2026-01-31 3 PM'",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 24:00"}]')`:               "2026-01-31 15:00, not '2026-01-31 24:00'",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 23:59:60"}]')`:            "2026-01-31 15:00, not '2026-01-31 23:59:60'",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "zone": "CET-1CEST,M3.5.0/2,M10.5.0/3"}]')`:     "zone must be 'UTC' or a name with a slash",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "31.1.2026"}]')`:                      "2026-01-31 15:00, not '31.1.2026'",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "infinity"}]')`:                       "2026-01-31 15:00, not 'infinity'",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "now"}]')`:                            "2026-01-31 15:00, not 'now'",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "10000-01-01"}]')`:                    "2026-01-31 15:00, not '10000-01-01'",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00 Europe/Berlin"}]')`: "2026-01-31 15:00, not '2026-01-31 15:00 Europe/Berlin'",
+		"ratelimit_publish('', '[]')":                                                                                                             "program must have 1 to 255 bytes, not 0",
+		`ratelimit_publish('p', '[{"kind": "unlimited"}]')`:                                                                                       "name must have 1 to 255 bytes, not",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1}]')`:                                                            "without months and years, not NULL",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "unlimited"}, {"name": "x", "kind": "unlimited"}]')`:                                      "rate limit 'x': name is in the list twice, but a name has one definition",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "unlimited", "varies": "1 day"}]')`:                                                       "an unlimited limit must have no field but name and kind",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "varies": "0"}]')`:                       "without months and years, not 00:00:00",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "varies": "1 month"}]')`:                 "without months and years, not 1 mon",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "capacity": 61, "varies": "1 hour"}]')`:  "varies must be at least 3660 s, which its numbers need to fill a row, not 3600 s",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "fixed window", "rate": 2, "period": "1 minute", "capacity": 3, "varies": "1 minute"}]')`: "varies must be at least 120 s, which its numbers need",
+		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 2, "period": "1 month", "varies": "31 days"}]')`:               "varies must be at least 2764800 s, which its numbers need",
 		`ratelimit_publish('p', '[{"name": "bucket", "kind": "fixed window", "rate": 1, "period": "1 minute"}]')`:                                 "rate limit 'bucket': program 'p' defines a fixed window of 00:01:00, and program 'web' a token bucket of 00:01:00: both would grant",
 		`ratelimit_publish('p', '[{"name": "bucket", "kind": "token bucket", "rate": 1, "period": "2 minutes"}]')`:                                "program 'p' defines a token bucket of 00:02:00",
 		`ratelimit_publish('p', '[{"name": "window", "kind": "fixed window", "rate": 1, "period": "36:00:00.000001"}]')`:                          "both would grant",
@@ -215,6 +218,28 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 	}
 	if rows := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides"); rows != 0 {
 		t.Errorf("%d overrides", rows)
+	}
+}
+
+// TestAMistypedNameIsToldTheNearest of those that are published, and not all of them.
+func TestAMistypedNameIsToldTheNearest(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	limits := []ratelimit.Limit{ratelimit.TokenBucket("sendMessage", 1, time.Hour), ratelimit.TokenBucket("signUps", 1, time.Hour)}
+	for i := range 488 {
+		limits = append(limits, ratelimit.TokenBucket(fmt.Sprintf("plan %d", i), 1, time.Hour))
+	}
+	if err := ratelimit.Publish(t.Context(), pool, "web", limits...); err != nil {
+		t.Fatal(err)
+	}
+	for name, nearest := range map[string]string{
+		"sendmessage": "'sendMessage'", "sendMesage": "'sendMessage'", "SIGNUPS": "'signUps'", "singUps": "'signUps'", "messages": "'sendMessage'", "plan 4711": "'plan 471'", "x": "'plan 0'",
+	} {
+		_, err := pool.Exec(t.Context(), "SELECT ratelimit_block($1, 'ann')", name)
+		want := "no program has published a limit of this name, but " + nearest + ", "
+		if sqlState(err) != "22023" || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), " and 480 others") || strings.Count(err.Error(), "', '") != 9 {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
 	}
 }
 

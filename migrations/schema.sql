@@ -19,15 +19,27 @@ EXECUTE pg_catalog.replace($engine$
 -- The table has no CHECK constraints (G1).
 CREATE TABLE /* TEMPLATE: schema */rate_limits (
     name   text COLLATE "C" NOT NULL,
-    key    text COLLATE "C" NOT NULL, -- '' if the limit has no keys
-    shard  smallint         NOT NULL, -- 0 to shards - 1
-    shards smallint         NOT NULL, -- the number of rows that the limit has for this key
+    key    text COLLATE "C" NOT NULL,
+    shard  smallint         NOT NULL,
+    shards smallint         NOT NULL,
     value  double precision NOT NULL,
     ts     timestamptz      NOT NULL,
     PRIMARY KEY (name, key, shard)
 ) WITH (fillfactor = 90);
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limits IS 'txlimit: one row per limit and key, or per shard of it; a missing row is a full limit';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.name IS 'the name of the limit';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.key IS 'whose tokens they are, such as a user; '''' if the limit has no keys';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.shard IS 'the number of the row among those of the key, 0 to shards - 1';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.shards IS 'the number of rows that the limit has for this key';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.value IS 'the balance in tokens at the instant ts, without what was refilled since; below zero, tokens are owed';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.ts IS 'the instant of the balance';
 
 -- The tokens in a row at `upto` (see _ratelimit_upto). Time that runs backwards refills nothing. All functions in it are
 -- IMMUTABLE, so that the planner inlines it.
@@ -1004,10 +1016,8 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     wrong text := CASE
-        WHEN name IS NULL OR name = '' THEN 'the name is empty'
-        WHEN global AND key IS NOT NULL THEN 'a global limit has no key'
-        WHEN global THEN NULL
-        WHEN key IS NULL OR key = '' THEN 'the key is NULL or empty; global => true is for a limit without keys' END;
+        WHEN name IS NULL OR name = '' THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
+        ELSE /* TEMPLATE: schema */_ratelimit_wrong_key(key, global) END;
 BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
@@ -1660,41 +1670,47 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, cap
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least(ceil(capacity / rate) + '101', 1000)::integer;
 
--- Raises an error if a limit's definition is invalid. It uses the terms and bounds of the Go library (Config.Limit).
+-- Raises an error if a limit's definition is invalid. It has the bounds of the Go library (Config.Limit). zero: a rate of 0 is valid,
+-- which denies every token by policy. For a sweep and for ratelimit_keys, such a limit has no rows.
+--
+-- An error says which argument is wrong, what it must be, and what it is. Every 22023 of the SQL functions is written so.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
-    max_reserved double precision, shards integer, zone text, anchor timestamp
+    max_reserved double precision, shards integer, zone text, anchor timestamp, zero boolean DEFAULT false
 ) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
     wrong text := CASE
-        WHEN name IS NULL OR name = '' THEN 'the name is empty'
-        WHEN octet_length(name) > 255 THEN 'the name is longer than 255 bytes'
-        WHEN rate IS NULL OR NOT rate BETWEEN '1e-15' AND '1e15' THEN
-            pg_catalog.format('rate %s is not between 1e-15 and 1e15', coalesce(rate::text, 'NULL'))
+        WHEN (octet_length(name) BETWEEN 1 AND 255) IS NOT TRUE THEN
+            pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
+        WHEN (rate BETWEEN '1e-15' AND '1e15' OR zero AND rate = '0') IS NOT TRUE THEN
+            pg_catalog.format('rate must be %sbetween 1e-15 and 1e15, not %s', CASE WHEN zero THEN '0 or ' END, coalesce(rate::text, 'NULL'))
         WHEN kind IS NULL OR kind NOT IN ('token bucket', 'fixed window', 'calendar window') THEN
-            pg_catalog.format('kind %s is not ''token bucket'', ''fixed window'' or ''calendar window''', quote_nullable(kind))
+            pg_catalog.format('kind must be ''token bucket'', ''fixed window'' or ''calendar window'', not %s', quote_nullable(kind))
         WHEN kind = 'calendar window' AND /* TEMPLATE: schema */_ratelimit_longest(period) IS NULL THEN
-            pg_catalog.format('period %s is not 1 day, 7 days, 1 month, 3 months or 1 year, as for a calendar window', coalesce(period::text, 'NULL'))
-        WHEN kind <> 'calendar window' AND coalesce(zone, anchor::text) IS NOT NULL THEN 'only a calendar window has a zone and an anchor'
+            pg_catalog.format('period of a calendar window must be 1 day, 7 days, 1 month, 3 months or 1 year, not %s', coalesce(period::text, 'NULL'))
+        WHEN kind <> 'calendar window' AND zone IS NOT NULL THEN pg_catalog.format('zone must be NULL for a %s, not %L', kind, zone)
+        WHEN kind <> 'calendar window' AND anchor IS NOT NULL THEN pg_catalog.format('anchor must be NULL for a %s, not %s', kind, anchor)
         WHEN zone <> 'UTC' AND zone !~ '^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)+$' THEN -- no rule, such as 'CET-1CEST,M3.5.0/2,M10.5.0/3'
-            pg_catalog.format('zone %L is neither ''UTC'' nor a name with a slash, such as ''Europe/Berlin''', zone)
-        WHEN NOT anchor BETWEEN '0001-01-01' AND '9999-12-31 23:59:59.999999' THEN pg_catalog.format('anchor %s is not between the years 1 and 9999', anchor)
-        WHEN anchor <> date_trunc('second', anchor) THEN pg_catalog.format('anchor %s has a fraction of a second', anchor)
+            pg_catalog.format('zone must be ''UTC'' or a name with a slash, such as ''Europe/Berlin'', not %L', zone)
+        WHEN NOT anchor BETWEEN '0001-01-01' AND '9999-12-31 23:59:59.999999' THEN pg_catalog.format('anchor must be between the years 1 and 9999, not %s', anchor)
+        WHEN anchor <> date_trunc('second', anchor) THEN pg_catalog.format('anchor must have no fraction of a second, not %s', anchor)
         WHEN kind <> 'calendar window' AND (period IS NULL OR NOT (period > '0' AND period <= '106751 days 23:47:16.854775'
             AND date_part('year', period) = '0' AND date_part('month', period) = '0')) THEN
-            pg_catalog.format('period %s is not between a microsecond and 106751 days, written without months and years', coalesce(period::text, 'NULL'))
+            pg_catalog.format('period must be between 1 microsecond and 106751 days, written without months and years, not %s', coalesce(period::text, 'NULL'))
         WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN
-            pg_catalog.format('capacity %s is neither 0 nor between 1e-15 and 1e15', capacity)
+            pg_catalog.format('capacity must be 0 or between 1e-15 and 1e15, not %s', capacity)
         WHEN NOT (max_reserved = '0' OR max_reserved BETWEEN '1e-15' AND '1e15') THEN
-            pg_catalog.format('max_reserved %s is neither 0 nor between 1e-15 and 1e15', max_reserved)
-        WHEN start IS NOT NULL AND kind <> 'fixed window' THEN pg_catalog.format('a %s has no start', kind)
+            pg_catalog.format('max_reserved must be 0 or between 1e-15 and 1e15, not %s', max_reserved)
+        WHEN rate = '0' AND (capacity > '0' OR max_reserved > '0') THEN
+            pg_catalog.format('capacity and max_reserved must be NULL or 0 with a rate of 0, not %s and %s', coalesce(capacity::text, 'NULL'), coalesce(max_reserved::text, 'NULL'))
+        WHEN start IS NOT NULL AND kind <> 'fixed window' THEN pg_catalog.format('start must be NULL for a %s, not %s', kind, start)
         WHEN NOT (isfinite(start) AND extract(epoch FROM start) * '1000000' BETWEEN '-62135596800000000' AND '253402300799999999') THEN
-            pg_catalog.format('start %s is not between the years 1 and 9999', start)
+            pg_catalog.format('start must be between the years 1 and 9999, not %s', start)
         WHEN shards IS NULL OR NOT shards BETWEEN 1 AND 100 THEN
-            pg_catalog.format('%s shards are not between 1 and 100', coalesce(shards::text, 'NULL'))
+            pg_catalog.format('shards must be a whole number between 1 and 100, not %s', coalesce(shards::text, 'NULL'))
     END;
 BEGIN
     IF wrong IS NOT NULL THEN
@@ -1702,6 +1718,16 @@ BEGIN
     END IF;
 END
 $body$;
+
+-- Says what is wrong with a key, or returns NULL. It does not say the key: keys may be personal data, and errors are logged.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wrong_key(key text, global boolean) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN global AND key IS NOT NULL THEN 'key must be NULL with global => true: such a limit has no keys'
+    WHEN global THEN NULL
+    WHEN key IS NULL OR key = '' THEN pg_catalog.format('key must have 1 to 1024 bytes, not %s; global => true is for a limit without keys',
+        coalesce(octet_length(key)::text, 'NULL'))
+    WHEN octet_length(key) > 1024 THEN pg_catalog.format('key must have 1 to 1024 bytes, not %s', octet_length(key)) END;
 
 -- These convert an instant to microseconds since 1970, and back. The interval has hours and no days, since Postgres adds days in
 -- the session's time zone.
@@ -1876,26 +1902,62 @@ $body$;
 CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     program      text COLLATE "C" NOT NULL,
     name         text COLLATE "C" NOT NULL,
-    definition   text COLLATE "C" NOT NULL, -- all the numbers as text
+    definition   text COLLATE "C" NOT NULL,
     kind         text             NOT NULL,
-    rate         double precision,          -- NULL, as all that follow: an unlimited limit
+    rate         double precision,
     period       interval,
     capacity     double precision,
-    max_reserved double precision,          -- NULL: no bound
-    start        timestamptz,               -- NULL: by a hash of the key
+    max_reserved double precision,
+    start        timestamptz,
     shards       integer,
     zone         text,
-    anchor       timestamp,                 -- local time in the zone
-    varies       interval,                  -- a key may have numbers of its own, which fill a row within this time; NULL: none has
-    current      boolean          NOT NULL, -- it is in the program's list that counts
-    published_at timestamptz      NOT NULL, -- of one that is not current: when it was replaced or, if later, last used
-    list         text COLLATE "C" NOT NULL DEFAULT '', -- a hash of all the definitions that the program published together
-    first_at     timestamptz      NOT NULL DEFAULT clock_timestamp(), -- when the list was first published
-    alive_until  timestamptz,               -- five minutes after a process has last said that it uses the list; NULL: none has
+    anchor       timestamp,
+    varies       interval,
+    current      boolean          NOT NULL,
+    published_at timestamptz      NOT NULL,
+    list         text COLLATE "C" NOT NULL DEFAULT '',
+    first_at     timestamptz      NOT NULL DEFAULT clock_timestamp(),
+    alive_until  timestamptz,
     PRIMARY KEY (name, program, list)
 );
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_definitions IS 'txlimit: the limits that programs define, as they publish them';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.program IS 'the program that has published it';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.name IS 'the name of the limit';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.definition IS 'all the numbers as text';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.kind IS 'token bucket, fixed window, calendar window or unlimited';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.rate IS 'tokens per period; 0: every token is denied by policy; NULL, as all numbers: an unlimited limit';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.period IS 'the interval in which the rate is refilled';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.capacity IS 'the most tokens that can be saved up';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.max_reserved IS 'the most tokens that may be owed; NULL: no bound';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.start IS 'an instant at which a fixed window begins; NULL: by a hash of the key';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.shards IS 'over how many rows a key is spread';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.zone IS 'the time zone of a calendar window';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.anchor IS 'a local time in the zone, at which a calendar window begins';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.varies IS 'a key may have numbers of its own, which fill a row within this time; NULL: none has';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.current IS 'true: it is in the program''s list that counts';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.published_at IS 'when it was published; of one that is not current, when it was replaced or, if later, last used';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.list IS 'a hash of all the definitions that the program published together';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.first_at IS 'when the list was first published';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.alive_until IS 'five minutes after a process has last said that it uses the list; NULL: none has';
 
 -- Raises an error unless numbers of a limit fill a row from 0 within the time that its definition names.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate_varies(
@@ -1910,7 +1972,7 @@ BEGIN
     IF NOT (isfinite(varies) AND varies > '0' AND varies <= '106751 days 23:47:16.854775'
             AND date_part('year', varies) = '0' AND date_part('month', varies) = '0') THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
-            'rate limit %L: varies %s is not between a microsecond and 106751 days, written without months and years', name, varies);
+            'rate limit %L: varies must be between 1 microsecond and 106751 days, written without months and years, not %s', name, varies);
     END IF;
     needed := CASE WHEN rate = '0' THEN 0
         WHEN kind = 'token bucket' THEN capacity / rate * date_part('epoch', period)
@@ -1918,7 +1980,7 @@ BEGIN
         ELSE ceil(capacity / rate) * date_part('epoch', /* TEMPLATE: schema */_ratelimit_longest(period)) END;
     IF needed > date_part('epoch', varies) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
-            'rate limit %L: its numbers need %s s to fill a row, and it varies within %s s', name, needed, date_part('epoch', varies));
+            'rate limit %L: varies must be at least %s s, which its numbers need to fill a row, not %s s', name, needed, date_part('epoch', varies));
     END IF;
 END
 $body$;
@@ -1955,45 +2017,55 @@ DECLARE
     known boolean;
     winner text; -- the list that counts
 BEGIN
-    IF program IS NULL OR program = '' OR octet_length(program) > 255 THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'the name of the program is empty or longer than 255 bytes';
+    IF (octet_length(program) BETWEEN 1 AND 255) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('program must have 1 to 255 bytes, not %s', coalesce(octet_length(program)::text, 'NULL'));
     END IF;
     IF definitions IS NULL OR jsonb_typeof(definitions) <> 'array' THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'the definitions are not a JSON array';
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('definitions must be a JSON array, not %s', coalesce(jsonb_typeof(definitions), 'NULL'));
+    END IF;
+    SELECT pg_catalog.format('definition %s must be a JSON object, not %s', min(e.number), min(jsonb_typeof(e.value))) INTO definition
+      FROM jsonb_array_elements(definitions) WITH ORDINALITY AS e (value, number)
+     WHERE jsonb_typeof(e.value) <> 'object'
+     GROUP BY e.number ORDER BY e.number LIMIT 1;
+    IF definition IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = definition;
     END IF;
     SELECT pg_catalog.string_agg(DISTINCT k, ', ') INTO definition
       FROM jsonb_array_elements(definitions) AS e, jsonb_object_keys(e) AS k
      WHERE k NOT IN ('name', 'kind', 'rate', 'period', 'capacity', 'max_reserved', 'start', 'shards', 'zone', 'anchor', 'varies');
     IF definition IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || definition;
+        RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || definition,
+            HINT = 'Its fields are name, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor and varies.';
     END IF;
     -- Postgres reads more than the Go library as a timestamp, and ignores a zone in it.
     SELECT min(e->>'anchor'::text) INTO definition FROM jsonb_array_elements(definitions) AS e
      WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$';
     IF definition IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
-            'anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
+            'anchor must be a date, such as 2026-01-31, or a date and a time of day, such as 2026-01-31 15:00, not %L', definition);
     END IF;
     FOR d IN
         SELECT r.* FROM jsonb_to_recordset(definitions) AS r (name text, kind text, rate double precision, period interval,
             capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp, varies interval)
     LOOP
         IF d.name = ANY (names) THEN
-            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: it is in the list twice, and a name has one definition', d.name);
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: name is in the list twice, but a name has one definition', d.name);
         END IF;
         IF d.kind = 'unlimited' THEN
             PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
             IF pg_catalog.num_nonnulls(d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies) > 0 THEN
-                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: an unlimited limit has only a name', d.name);
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: an unlimited limit must have no field but name and kind', d.name);
             END IF;
         ELSE
-            d.shards := coalesce(d.shards, 1);
-            PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, CASE WHEN d.rate = '0' THEN '1' ELSE d.rate END, d.period, d.kind,
-                d.capacity, d.start, d.max_reserved, d.shards, d.zone, d.anchor);
-            d.capacity := coalesce(d.capacity, d.rate);
-            IF d.rate = '0' AND (d.capacity > '0' OR d.max_reserved > '0') THEN
-                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: with a rate of 0, capacity and max_reserved are 0', d.name);
+            IF d.kind IS NULL OR d.kind NOT IN ('token bucket', 'fixed window', 'calendar window') THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+                    'rate limit %s: kind must be ''token bucket'', ''fixed window'', ''calendar window'' or ''unlimited'', not %s',
+                    quote_nullable(left(d.name, 255)), quote_nullable(d.kind));
             END IF;
+            d.shards := coalesce(d.shards, 1);
+            PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, d.rate, d.period, d.kind, d.capacity, d.start, d.max_reserved, d.shards, d.zone,
+                d.anchor, zero => true);
+            d.capacity := coalesce(d.capacity, d.rate);
             IF d.kind = 'calendar window' THEN
                 d.zone := coalesce(d.zone, 'UTC');
                 d.anchor := coalesce(d.anchor, '2001-01-01');
@@ -2113,25 +2185,55 @@ $text$;
 CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     id           bigint           GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name         text COLLATE "C" NOT NULL,
-    key          text COLLATE "C" CHECK (key <> ''), -- NULL: every key of the limit
+    key          text COLLATE "C" CHECK (key <> ''),
     effect       text             NOT NULL CHECK (effect IN ('numbers', 'block', 'unlimited')),
-    rate         double precision,          -- NULL, as for the next two: as defined
+    rate         double precision,
     capacity     double precision,
     max_reserved double precision,
-    until        timestamptz,               -- NULL: for good
+    until        timestamptz,
     reason       text             NOT NULL DEFAULT '',
     made_by      text             NOT NULL DEFAULT SESSION_USER,
     made_at      timestamptz      NOT NULL DEFAULT clock_timestamp(),
-    added        double precision,          -- the tokens that ratelimit_add has added; NULL: it was not called
+    added        double precision,
     removed_by   text,
-    removed_at   timestamptz,               -- NULL: it was not removed
-    changed_in   xid8             NOT NULL DEFAULT pg_current_xact_id(), -- the transaction that changed the row last
+    removed_at   timestamptz,
+    changed_in   xid8             NOT NULL DEFAULT pg_current_xact_id(),
     UNIQUE (name, key, id),
     UNIQUE (name, id), -- the newest of a limit, for its history
     UNIQUE (changed_in, id)
 );
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_overrides IS 'txlimit: what people decide about limits: other numbers, a block, or no limit';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.id IS 'the number of the override: of those in force, the highest wins';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.name IS 'the name of the limit';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.key IS 'the key; NULL: every key that has no override of its own, and the limit without keys';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.effect IS 'numbers, block or unlimited';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.rate IS 'tokens per period; NULL: as defined';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.capacity IS 'the most tokens that can be saved up; NULL: as defined or, if that is the defined rate, the new rate';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.max_reserved IS 'the most tokens that may be owed; NULL: as defined';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.until IS 'when it ends; NULL: never';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.reason IS 'why, for those who look later';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_by IS 'who decided';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_at IS 'when';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.added IS 'the tokens that ratelimit_add has added; NULL: it was not called';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_by IS 'who ended it early';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_at IS 'when it was ended early; NULL: it was not';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.changed_in IS 'the transaction that changed the row last, by which programs find what is new';
 
 -- Returns the newest override in force for a key. before: only older ones count.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, at timestamptz, before bigint DEFAULT NULL)
@@ -2219,6 +2321,28 @@ BEGIN
 END
 $body$;
 
+-- Lists the names that programs have published, at most ten, the nearest first: those that have most pairs of letters of the name.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_nearest(name text) RETURNS text
+LANGUAGE plpgsql STABLE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    list text;
+    all_ bigint;
+BEGIN
+    SELECT pg_catalog.string_agg(quote_literal(n.name), ', ' ORDER BY n.place) FILTER (WHERE n.place <= '10'), count(*) INTO list, all_
+      FROM (
+        SELECT d.name, row_number() OVER (ORDER BY (
+                SELECT 2 * count(*) FILTER (WHERE strpos(lower(d.name), p.pair) > 0) FROM (
+                    SELECT lower(substr(name, i, 2)) AS pair FROM pg_catalog.generate_series(1, greatest(length(name) - 1, 1)) AS i
+                ) AS p
+            ) - length(d.name)::bigint DESC, d.name) AS place
+          FROM (SELECT DISTINCT f.name FROM /* TEMPLATE: schema */rate_limit_definitions AS f) AS d
+      ) AS n;
+    RETURN list || CASE WHEN all_ > '10' THEN pg_catalog.format(' and %s others', all_ - '10') ELSE '' END;
+END
+$body$;
+
 -- Adds a row. It refuses what a program could not use, and the name of no limit.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_decide(
     name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision,
@@ -2234,14 +2358,13 @@ BEGIN
     until := CASE WHEN until < '10000-01-01 00:00+00' THEN until END;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, coalesce(rate, '1'), '1 second', 'token bucket', capacity, NULL, max_reserved, 1, NULL, NULL);
     wrong := CASE
-        WHEN key = '' THEN 'the key is empty; NULL is for every key, and for a limit without keys'
-        WHEN octet_length(key) > 1024 THEN 'the key is longer than 1024 bytes'
-        WHEN until <= clock_timestamp() THEN pg_catalog.format('until, %s, has passed', until)
-        WHEN effect = 'numbers' AND coalesce(rate, capacity, max_reserved) IS NULL THEN 'an override changes the rate, the capacity or max_reserved'
+        WHEN NOT octet_length(key) BETWEEN 1 AND 1024 THEN
+            pg_catalog.format('key must have 1 to 1024 bytes, not %s; NULL is for every key, and for a limit without keys', octet_length(key))
+        WHEN until <= clock_timestamp() THEN pg_catalog.format('until must be in the future, not %s', until)
+        WHEN effect = 'numbers' AND coalesce(rate, capacity, max_reserved) IS NULL THEN 'rate, capacity or max_reserved must be given, not NULL'
         WHEN NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name)
              AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d) THEN
-            'no program has published a limit of this name; those that are: '
-                || (SELECT pg_catalog.string_agg(DISTINCT d.name, ', ') FROM /* TEMPLATE: schema */rate_limit_definitions AS d)
+            'no program has published a limit of this name, but ' || /* TEMPLATE: schema */_ratelimit_nearest(name)
     END;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
@@ -2273,7 +2396,8 @@ seconds of the commit.
 
 Arguments:
   name          the name of the limit
-  key           the key; NULL: every key that has no override of its own, and the limit without keys
+  key           the key; NULL: every key that has no override of its own, and the limit without keys. It has no default: a key that
+                is forgotten must not mean all of them
   rate          tokens per period; default NULL: as defined. ratelimit_block is for a rate of 0
   capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate
   max_reserved  the most tokens that may be owed with reserve; default NULL: as defined
@@ -2300,6 +2424,9 @@ were reserved before change nothing. Charges are still recorded. Arguments and r
 
     SELECT ratelimit_block('logins', 'user-17', until => now() + interval '1 hour', reason => 'password guessing')
 
+    -- a limit without keys, or every key
+    SELECT ratelimit_block('provider', NULL, until => now() + interval '1 hour', reason => 'their outage')
+
 A denial by a block has its end as retry_at. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
 $text$;
 
@@ -2324,7 +2451,7 @@ DECLARE
     removed integer;
 BEGIN
     IF effect NOT IN ('numbers', 'block', 'unlimited') THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('effect %L is not numbers, block or unlimited', effect);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('effect must be ''numbers'', ''block'', ''unlimited'' or NULL, which is all of them, not %L', effect);
     END IF;
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS o
        SET removed_at = clock_timestamp(), removed_by = coalesce(who, SESSION_USER), changed_in = pg_current_xact_id()
@@ -2380,29 +2507,46 @@ DECLARE
     o /* TEMPLATE: schema */rate_limit_overrides;
     was record;
     more double precision;
+    wrong text;
 BEGIN
     SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = id FOR UPDATE;
     IF o.added IS NOT NULL THEN
         RETURN o.added;
     END IF;
-    IF o.id IS NULL OR o.effect <> 'numbers' OR o.removed_at IS NOT NULL OR o.until <= clock_timestamp() THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('%s is not the id of an override in force that changes numbers', coalesce(id::text, 'NULL'));
+    wrong := CASE
+        WHEN o.id IS NULL THEN 'there is no override of this id'
+        WHEN o.effect <> 'numbers' THEN pg_catalog.format('it has no numbers, but the effect %L', o.effect)
+        WHEN o.removed_at IS NOT NULL THEN pg_catalog.format('it was removed at %s', o.removed_at)
+        WHEN o.until <= clock_timestamp() THEN pg_catalog.format('it ended at %s', o.until)
+    END;
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('id must be of an override in force that changes numbers, not %s: %s', coalesce(id::text, 'NULL'), wrong);
     END IF;
     IF o.changed_in = pg_current_xact_id() THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('override %s is not committed yet: a program that does not know it would cut the tokens again', id);
     END IF;
     PERFORM pg_sleep(greatest(extract(epoch FROM o.made_at - clock_timestamp())::double precision + '2', '0')); -- until programs know
-    IF capacity IS NULL THEN
-        SELECT n.* INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id) AS n;
-        IF was.effect <> 'numbers' THEN
-            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: the key was blocked or unlimited before override %s', o.name, id);
-        END IF;
-        more := /* TEMPLATE: schema */_ratelimit_capacity(was.rate, was.capacity, o.rate, o.capacity) - was.capacity;
-    ELSIF capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15' THEN
-        more := o.capacity - capacity;
+    -- The capacity before is that of the override in force before or, without one, as passed or as published. Where only the program
+    -- knows the numbers, an override has to give its capacity.
+    SELECT CASE WHEN f.effect IN ('block', 'unlimited') THEN f.effect ELSE 'varies' END AS effect, f.capacity, f.id AS override
+      INTO was FROM (VALUES (1)) AS one LEFT JOIN /* TEMPLATE: schema */_ratelimit_override_of(o.name, coalesce(o.key, ''), clock_timestamp(), o.id) AS f ON true;
+    IF capacity IS NULL OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current) THEN
+        SELECT n.effect, n.capacity, n.override INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS n;
+        SELECT n.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id + '1', varying => true) AS n;
     END IF;
-    IF more IS NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: override %s gives no capacity, or %s is not one', o.name, id, capacity);
+    was.capacity := CASE WHEN was.effect IN ('numbers', 'varies') THEN was.capacity END;
+    more := o.capacity - coalesce(capacity, was.capacity);
+    wrong := CASE
+        WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN pg_catalog.format('capacity must be 0 or between 1e-15 and 1e15, not %s', capacity)
+        WHEN was.override IS NOT NULL AND capacity <> was.capacity THEN
+            pg_catalog.format('capacity must be NULL or %s, which holds under override %s, not %s', was.capacity, was.override, capacity)
+        WHEN o.capacity IS NULL THEN pg_catalog.format('override %s gives no capacity, and only the program knows that of this key', id)
+        WHEN more IS NULL AND was.effect <> 'varies' THEN
+            pg_catalog.format('capacity must be given, not NULL: the key had the effect %L before override %s', was.effect, id)
+        WHEN more IS NULL THEN 'capacity must be given, not NULL: only the program knows that of this key'
+    END;
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', o.name, wrong);
     END IF;
     more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more, '0'));
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more WHERE f.id = id;
@@ -2422,11 +2566,12 @@ is full: nothing is added to it. For an override of all keys, only the row of a 
 
 Arguments:
   id        the id of the override
-  capacity  the capacity before; default NULL: as published, under older overrides. Of a limit whose keys have numbers of their own, it
-            is the key's, and the override has to give a capacity
+  capacity  the capacity before; default NULL: that of the override in force before or, without one, as published. Another one than
+            that of the override before is refused. Of a limit whose keys have numbers of their own, it has to be given, unless the override
+            before has it; and the override itself has to give a capacity
 
 Errors:
-  22023  there is no such override in force, it is of this transaction, or the numbers before it are not known
+  22023  there is no such override in force, it is of this transaction, or the capacity before it is not known, or is another
 $text$;
 
 -- Returns a page of the overrides that a program does not know yet, in the order of their ids, with at most 10000 of them. since: the snapshot of
@@ -2532,23 +2677,15 @@ BEGIN
             anchor := NULL;
         END IF;
     END IF;
-    -- A rate of 0 is a denial by policy. It is valid here only: for a sweep and for ratelimit_keys, such a limit has no rows.
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, CASE WHEN rate = '0' THEN '1' ELSE rate END, period, kind, capacity, start, max_reserved, shards, zone, anchor);
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
     capacity := coalesce(capacity, rate);
-    wrong := CASE
-        WHEN rate = '0' AND (capacity > '0' OR max_reserved > '0') THEN 'capacity and max_reserved are NULL or 0 if the rate is 0'
-        WHEN global AND key IS NOT NULL THEN 'a global limit has no key'
-        WHEN global THEN NULL
-        WHEN key IS NULL OR key = '' THEN 'the key is NULL or empty; global => true is for a limit without keys'
-        WHEN octet_length(key) > 1024 THEN 'the key is longer than 1024 bytes'
-    END;
-    wrong := coalesce(wrong, CASE
+    wrong := coalesce(/* TEMPLATE: schema */_ratelimit_wrong_key(key, global), CASE
         WHEN verb = 'take' AND (most BETWEEN '1' AND '1e15') IS NOT TRUE THEN
-            pg_catalog.format('most %s is not between 1 and 1e15', coalesce(most::text, 'NULL'))
+            pg_catalog.format('most must be a whole number between 1 and 1e15, not %s', coalesce(most::text, 'NULL'))
         WHEN count IS NULL OR NOT (count = '0' OR count BETWEEN '1e-15' AND '1e15') THEN
-            pg_catalog.format('count %s is neither 0 nor between 1e-15 and 1e15', coalesce(count::text, 'NULL'))
+            pg_catalog.format('count must be 0 or between 1e-15 and 1e15, not %s', coalesce(count::text, 'NULL'))
         WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
-            pg_catalog.format('now, %s, is not between the years 1000 and 9999', now)
+            pg_catalog.format('now must be between the years 1000 and 9999, not %s', now)
     END);
     IF wrong IS NULL AND effect = 'numbers' AND rate = '0' THEN
         effect := 'block';
@@ -2568,7 +2705,9 @@ BEGIN
         IF count <= capacity - floor THEN -- only rounding makes it too little
             floor := capacity - count;
         ELSE
-            wrong := coalesce(wrong, pg_catalog.format('%s tokens can never be granted, since at most %s can be had at once', count, capacity - floor));
+            wrong := coalesce(wrong, CASE WHEN verb = 'take' THEN
+                    pg_catalog.format('capacity must be at least 1 to take whole tokens, not %s', capacity)
+                ELSE pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity - floor, count) END);
         END IF;
     END IF;
     IF wrong IS NOT NULL THEN
@@ -2903,11 +3042,11 @@ DECLARE
     anchor timestamp; max_reserved double precision;
 BEGIN
     IF jsonb_typeof(request) <> 'object' THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('request %s is not a JSON object, but of the type %s', number, jsonb_typeof(request));
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('request %s must be a JSON object, not %s', number, jsonb_typeof(request));
     END IF;
     SELECT CASE WHEN f.expected IS NULL THEN pg_catalog.format('there is no field %L', f.field)
                 WHEN f.type = 'null' THEN pg_catalog.format('%s is null: leave it out', f.field)
-                ELSE pg_catalog.format('%s is not of the type %s, but of the type %s', f.field, f.expected, f.type) END INTO wrong
+                ELSE pg_catalog.format('%s must be a JSON %s, not %s', f.field, f.expected, f.type) END INTO wrong
       FROM (
         SELECT e.key AS field, jsonb_typeof(e.value) AS type,
                CASE WHEN e.key IN ('name', 'key', 'period', 'kind', 'start', 'zone', 'anchor') THEN 'string'
@@ -2920,7 +3059,7 @@ BEGIN
      LIMIT 1;
     -- Postgres reads more than this as a timestamp, and ignores a zone in it.
     IF wrong IS NULL AND request->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$' THEN
-        wrong := pg_catalog.format('anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', request->>'anchor'::text);
+        wrong := pg_catalog.format('anchor must be a date, such as 2026-01-31, or a date and a time of day, such as 2026-01-31 15:00, not %L', request->>'anchor'::text);
     END IF;
     IF wrong IS NULL THEN
         BEGIN
@@ -2936,7 +3075,7 @@ BEGIN
             wrong := SQLERRM;
         END;
         IF NOT (shards BETWEEN '1' AND '100' AND shards = trunc(shards)) THEN
-            wrong := pg_catalog.format('%s shards are not a whole number between 1 and 100', shards);
+            wrong := pg_catalog.format('shards must be a whole number between 1 and 100, not %s', shards);
         END IF;
     END IF;
     IF wrong IS NOT NULL THEN
@@ -2966,19 +3105,19 @@ DECLARE
     i     integer := 0; -- a position in them
     own   record;       -- the rows of a request
     said  record;       -- the answer to a request
+    policy boolean := true; -- no block and no rate of 0 denies
     denied text[] := '{}';  -- the limits that deny
     waits timestamptz;      -- until the request of slowest would be granted
     slowest record;
 BEGIN
     IF (jsonb_typeof(requests) = 'array') IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'the requests are not a JSON array';
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('requests must be a JSON array, not %s', coalesce(jsonb_typeof(requests), 'NULL'));
     END IF;
-    d.granted := true;
     FOR e IN SELECT r.value, r.number FROM jsonb_array_elements(requests) WITH ORDINALITY AS r (value, number) LOOP
         q := /* TEMPLATE: schema */_ratelimit_read(e.value, e.number, now);
         list := pg_catalog.array_append(list, q);
         IF q.effect <> 'numbers' THEN
-            d.granted := d.granted AND (q.effect = 'unlimited' OR q.count = '0');
+            policy := policy AND (q.effect = 'unlimited' OR q.count = '0');
             CONTINUE;
         END IF;
         names := pg_catalog.array_append(names, q.name); keys := pg_catalog.array_append(keys, q.key);
@@ -2993,7 +3132,7 @@ BEGIN
         lasts := pg_catalog.array_append(lasts, CASE WHEN q.windows IS NOT NULL THEN pg_catalog.cardinality(windows) END);
     END LOOP;
     IF pg_catalog.cardinality(list) = 0 THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'there are no requests';
+        RAISE invalid_parameter_value USING MESSAGE = 'requests must have at least one request, not 0';
     END IF;
     SELECT l.name COLLATE "C" AS name INTO own FROM pg_catalog.unnest(list) AS l GROUP BY 1, l.key COLLATE "C" HAVING count(*) > 1 ORDER BY 1 LIMIT 1;
     IF FOUND THEN
@@ -3002,17 +3141,15 @@ BEGIN
     END IF;
 
     d.at := coalesce(now, clock_timestamp());
-    IF d.granted AND pg_catalog.cardinality(names) > 0 THEN
-        d := /* TEMPLATE: schema */_ratelimit_apply('consume', names, keys, rates, periods, capacities, starts, shards, counts, floors, a, b,
-            now => now, windows => windows, firsts => firsts, lasts => lasts);
-    ELSIF NOT d.granted THEN -- by policy: the rows are not asked
-        names := NULL;
+    IF pg_catalog.cardinality(names) > 0 THEN -- if it is denied already, the rows are read alone: they may deny, too
+        d := /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN policy THEN 'consume' ELSE 'check' END, names, keys, rates, periods, capacities, starts,
+            shards, counts, floors, a, b, now => now, windows => windows, firsts => firsts, lasts => lasts);
     END IF;
+    d.granted := policy AND coalesce(d.granted, true);
     at := d.at;
     i := 0;
     FOREACH q IN ARRAY list LOOP
         IF q.effect = 'numbers' THEN
-            CONTINUE WHEN names IS NULL;
             i := i + 1;
         END IF;
         SELECT coalesce(pg_catalog.array_agg(u.value ORDER BY u.n), '{}') AS value, coalesce(pg_catalog.array_agg(u.ts ORDER BY u.n), '{}') AS ts INTO own
@@ -3070,7 +3207,7 @@ Result, one row for each object, in the order of the list:
 
 Errors, besides those of ratelimit:
   PT429  denied: nothing was taken from any of them. MESSAGE names the limits that deny. limit in the DETAIL is the one to wait for,
-         and retry_at is the first instant at which the same call would be granted
+         and retry_at is the first instant at which the same call would be granted; null if one of them waits for nothing
   22023  also for an empty list, an unknown field, a null, a value of the wrong type, and a limit and key that are there twice
 $text$;
 
@@ -3142,7 +3279,7 @@ BEGIN
     END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, zone, anchor);
     IF NOT isfinite(at) THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s, which is not finite', name, at);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now must be finite, not %s', name, at);
     END IF;
     capacity := coalesce(capacity, rate);
     IF kind = 'calendar window' THEN
@@ -3257,8 +3394,8 @@ DECLARE
     given boolean := pg_catalog.num_nonnulls(rate, period, capacity, start, varies) > 0 OR kind IS DISTINCT FROM 'token bucket';
 BEGIN
     IF given THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, CASE WHEN rate = '0' AND varies IS NOT NULL THEN '1' ELSE rate END, period, kind,
-            capacity, start, NULL, 1, NULL, NULL);
+        PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, NULL, NULL,
+            zero => varies IS NOT NULL);
         capacity := coalesce(capacity, rate);
         IF varies IS NOT NULL THEN
             PERFORM /* TEMPLATE: schema */_ratelimit_validate_varies(name, rate, period, kind, capacity, varies);
@@ -3324,7 +3461,8 @@ BEGIN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
     IF first IS NULL OR NOT isfinite(at) THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s; first must not be NULL, and now must be finite', name, quote_nullable(first), now);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name,
+            CASE WHEN first IS NULL THEN 'first must be a key or '''', not NULL' ELSE pg_catalog.format('now must be finite, not %s', now) END);
     END IF;
     deleted := 0;
     -- Each key may have a zone and an anchor of its own. By any of them, as many windows have begun since ts as the longest
@@ -3478,33 +3616,61 @@ $text$;
 -- Both tables are read by limit and by time, and rows go by time: hence the two indexes. Counts are in no index, so that updates are
 -- heap-only. ON CONFLICT takes both indexes, whatever the order of their columns.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_usage (
-    name     text COLLATE "C" NOT NULL, -- of the limit
-    minute   timestamptz      NOT NULL, -- its begin
-    granted  bigint           NOT NULL, -- requests of Consume and Wait
+    name     text COLLATE "C" NOT NULL,
+    minute   timestamptz      NOT NULL,
+    granted  bigint           NOT NULL,
     denied   bigint           NOT NULL,
-    failed   bigint           NOT NULL, -- requests that were neither: the database failed, or they were invalid or above the capacity
-    tokens   double precision NOT NULL, -- taken, by Charge as well
-    refunded double precision NOT NULL, -- tokens given back
-    waited   double precision NOT NULL, -- seconds from the grants to the instants at which their work may run, added up
+    failed   bigint           NOT NULL,
+    tokens   double precision NOT NULL,
+    refunded double precision NOT NULL,
+    waited   double precision NOT NULL,
     PRIMARY KEY (name, minute),
     UNIQUE (minute, name)
 ) WITH (fillfactor = 90);
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_usage IS 'txlimit: what was granted and denied, by limit and minute; see ratelimit_usage';
 
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.name IS 'the name of the limit';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.minute IS 'the begin of the minute';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.granted IS 'requests of Consume and Wait that were granted';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.denied IS 'requests that were denied';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.failed IS 'requests that were neither: the database failed, or they were invalid or above the capacity';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.tokens IS 'tokens that were taken, by Charge as well';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.refunded IS 'tokens that were given back';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.waited IS 'seconds from the grants to the instants at which their work may run, added up';
+
 -- The most denied keys of each limit and hour, 100 at most.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_denials (
-    name        text COLLATE "C" NOT NULL, -- of the limit
-    hour        timestamptz      NOT NULL, -- its begin, in UTC
-    key         text COLLATE "C" NOT NULL, -- or its hash
-    denied      bigint           NOT NULL, -- at least so many requests
-    asked       double precision NOT NULL, -- the tokens that they asked for
+    name        text COLLATE "C" NOT NULL,
+    hour        timestamptz      NOT NULL,
+    key         text COLLATE "C" NOT NULL,
+    denied      bigint           NOT NULL,
+    asked       double precision NOT NULL,
     last_denied timestamptz      NOT NULL,
     PRIMARY KEY (name, hour, key),
     UNIQUE (hour, name, key)
 ) WITH (fillfactor = 90);
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_denials IS 'txlimit: the most denied keys, by limit and hour; see ratelimit_denials';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.name IS 'the name of the limit';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.hour IS 'the begin of the hour, in UTC';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.key IS 'the key, or its hash';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.denied IS 'at least so many requests';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.asked IS 'the tokens that they asked for';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.last_denied IS 'the instant of the last denial';
 
 -- Adds to the tables what a recorder has counted, and returns the number of rows that were deleted.
 --
@@ -3737,7 +3903,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_list,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_numbers,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_reset,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_list,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_numbers,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_reset,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> '_ratelimit_distributed' -- which citus.sql changes
       ) AS f;
     version := '1';

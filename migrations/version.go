@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "904d74a01be7854a591f40ee90ead5be063f7efadd7173a31d93e46859c8c142"
+const Hash = "0afd0b393b33765d03cefe160617f4c77adec8351d174f5046fe777544045993"

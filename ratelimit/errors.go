@@ -202,20 +202,17 @@ func (e *DeniedError) Error() string {
 		id := bucket{s.Limit.name, s.Key}
 		if count, first := asked[id]; first && !s.OK {
 			delete(asked, id)
-			upTo := ""
+			upTo, why := "", fmt.Sprintf("%v of %v remaining%s", math.Floor(s.Remaining*1000)/1000, s.Limit.Capacity(), s.Limit.reservable())
 			if s.upTo {
 				upTo = "up to "
 			}
-			if s.Limit.numbers.Rate == 0 {
-				denied = append(denied, fmt.Sprintf("%s (%s%v asked, the rate is 0)", s.Limit.name, upTo, count))
-				continue
+			switch {
+			case s.Limit.numbers.Rate == 0:
+				why = "the rate is 0"
+			case s.Limit.blocked:
+				why = s.Limit.blockedText()
 			}
-			if s.Limit.blocked {
-				denied = append(denied, fmt.Sprintf("%s (%s%v asked, %s)", s.Limit.name, upTo, count, s.Limit.blockedText()))
-				continue
-			}
-			denied = append(denied, fmt.Sprintf("%s (%s%v asked, %v of %v remaining%s)", s.Limit.name, upTo, count,
-				math.Floor(s.Remaining*1000)/1000, s.Limit.Capacity(), s.Limit.reservable()))
+			denied = append(denied, fmt.Sprintf("%s (%s%v asked, %s)", s.Limit.name, upTo, count, why))
 		}
 	}
 	if e.Permanent() {

@@ -804,6 +804,14 @@ func TestAnOverrideOfEveryKeySaysWhomItReaches(t *testing.T) {
 		t.Errorf("it was overridden nevertheless: %s", r)
 	}
 	w.run("override", "v", "d", "--rate", "20", "--capacity", "20", "--capacity-now", "9", "--add").wants(t, exitOK, "added 11 tokens")
+	// An override in force knows it, unless it has no capacity.
+	w.run("override", "v", "e", "--rate", "3").wants(t, exitOK)
+	w.run("override", "v", "e", "--rate", "20", "--capacity", "20", "--add").wants(t, exitUsage, "--add needs --capacity-now")
+	w.run("override", "v", "e", "--rate", "20", "--capacity", "20", "--capacity-now", "9", "--add").wants(t, exitOK, "added nothing")
+	w.run("override", "v", "e", "--rate", "25", "--add").wants(t, exitUsage, "--add needs --capacity\n")
+	w.run("override", "v", "e", "--capacity", "25", "--capacity-now", "19", "--add").wants(t, exitUsage, "--capacity-now 19 is not the capacity in force: override #[0-9]+ has 20")
+	w.run("override", "l", "b", "--capacity", "25", "--capacity-now", "19", "--add").wants(t, exitUsage, "--capacity-now 19 is not the capacity in force: override #[0-9]+ has 4")
+	w.run("override", "v", "e", "--capacity", "25", "--add").wants(t, exitOK, "added nothing")
 	w.run("show", "v", "d").wants(t, exitOK, "balance +11(\\.[0-9]+)? of 20") // rate and capacity are the override's
 
 	// One program that says so is enough, if another one published later.

@@ -298,10 +298,6 @@ func statesOf(
 func storedKeys(
 	ctx context.Context, db querier, c *ratelimit.Config, o *override, unknown *string, at time.Time, only, without []string, all bool, most int,
 ) ([]keyState, error) {
-	var limit *int
-	if most > 0 {
-		limit = &most
-	}
 	var idle *pgtype.Interval // within which all keys fill up, unless by an override
 	if o == nil {
 		varies := intervalOf(c.Varies)
@@ -321,27 +317,19 @@ func storedKeys(
 	     WHERE r.name = $1 AND ($2::text[] IS NULL OR r.key = ANY ($2)) AND r.key <> ALL ($3::text[])
 	     GROUP BY r.key
 	    HAVING $4 OR sum(r.value) < 1 AND NOT coalesce(min(r.value) >= 0 AND max(r.ts) < $5::timestamptz - $6::interval, false)
-	     ORDER BY 2, 1 LIMIT $7`, c.Name, only, without, all, at, idle, limit)
+	     ORDER BY 2, 1 LIMIT nullif($7::bigint, 0)`, c.Name, only, without, all, at, idle, most)
 }
 
 // keysWithRows are the keys of a limit that have rows, without some.
 func keysWithRows(ctx context.Context, db querier, name string, without []string, most int) ([]string, error) {
-	var limit *int
-	if most > 0 {
-		limit = &most
-	}
 	return collect(ctx, db, pgx.RowTo[string],
-		"SELECT DISTINCT key FROM rate_limits WHERE name = $1 AND key <> ALL ($2::text[]) ORDER BY key LIMIT $3", name, without, limit)
+		"SELECT DISTINCT key FROM rate_limits WHERE name = $1 AND key <> ALL ($2::text[]) ORDER BY key LIMIT nullif($3::bigint, 0)", name, without, most)
 }
 
 // readKeys asks _ratelimit_keys, for some keys or for all without some.
 func readKeys(ctx context.Context, db querier, c ratelimit.Config, at time.Time, only, without []string, all bool, most int) ([]keyState, error) {
 	if c.Kind == "unlimited" || *c.Rate == 0 {
 		return nil, nil // such a limit uses no rows
-	}
-	var limit *int
-	if most > 0 {
-		limit = &most
 	}
 	return collect(ctx, db, func(row pgx.CollectableRow) (k keyState, err error) {
 		var retryAt pgtype.Timestamptz
@@ -356,8 +344,8 @@ func readKeys(ctx context.Context, db querier, c ratelimit.Config, at time.Time,
 	}, `SELECT k.key, k.remaining, k.retry_at
 	      FROM _ratelimit_keys($1, $2, $3, $4, $5, $6, $8, $9::text::timestamp, $10::text[], $7) AS k
 	     WHERE ($11 OR k.retry_at IS NOT NULL) AND k.key <> ALL ($12::text[])
-	     ORDER BY k.remaining, k.key LIMIT $13`,
-		c.Name, *c.Rate, intervalOf(c.Period), c.Kind, c.Capacity, c.Start, at, optional(c.Zone), optional(c.Anchor), only, all, without, limit)
+	     ORDER BY k.remaining, k.key LIMIT nullif($13::bigint, 0)`,
+		c.Name, *c.Rate, intervalOf(c.Period), c.Kind, c.Capacity, c.Start, at, optional(c.Zone), optional(c.Anchor), only, all, without, most)
 }
 
 func (a *app) deniedKeys(ctx context.Context, name, since string, most int) error {
@@ -367,12 +355,8 @@ func (a *app) deniedKeys(ctx context.Context, name, since string, most int) erro
 	}
 	a.needs = append(lookNeeds, "SELECT rate_limit_denials")
 	return a.reading(ctx, func(tx pgx.Tx) error {
-		var limit *int
-		if most > 0 {
-			limit = &most
-		}
 		list, err := collect(ctx, tx, pgx.RowToStructByPos[deniedKey],
-			"SELECT d.key, d.denied, d.asked, d.last_denied FROM ratelimit_denials($1, clock_timestamp() - $2::interval) AS d LIMIT $3", name, back, limit)
+			"SELECT d.key, d.denied, d.asked, d.last_denied FROM ratelimit_denials($1, clock_timestamp() - $2::interval) AS d LIMIT nullif($3::bigint, 0)", name, back, most)
 		if err != nil {
 			return err
 		}

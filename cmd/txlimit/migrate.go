@@ -137,6 +137,13 @@ func (a *app) migrateUp(ctx context.Context, create bool) error {
 		}
 	}
 	return a.goose(ctx, func(provider *goose.Provider, schema string) error {
+		noted, made, err := a.bySchemaSQL(ctx, provider)
+		if err != nil {
+			return err
+		}
+		if made {
+			return a.madeBySchemaSQL(ctx, provider, schema, noted)
+		}
 		results, err := provider.Up(ctx)
 		if err != nil {
 			return err
@@ -179,16 +186,43 @@ func (a *app) sayMigrated(ctx context.Context, provider *goose.Provider, schema 
 		m.Migrations = append(m.Migrations, migration{Version: r.Source.Version, File: r.Source.Path, Direction: r.Direction, Applied: r.Direction == "up"})
 	}
 	a.newer(provider, version)
-	return a.emit(m, func(w io.Writer) {
+	var s migrations.Schema
+	sources := provider.ListSources()
+	last := version >= sources[len(sources)-1].Version // not after `migrate down`
+	var checked error
+	if last {
+		s, checked = migrations.Check(ctx, a.conn)
+	}
+	err = a.emit(m, func(w io.Writer) {
 		for _, r := range m.Migrations {
 			fmt.Fprintf(w, "%s %s\n", r.Direction, r.File)
 		}
-		if len(m.Migrations) == 0 {
+		switch {
+		case len(m.Migrations) > 0:
+			fmt.Fprintf(w, "the schema %s has version %d now\n", printable(schema), version)
+		case checked == nil && s.Differs() == "":
 			fmt.Fprintf(w, "nothing to do: the schema %s has version %d\n", printable(schema), version)
-			return
+		default:
+			fmt.Fprintf(w, "no migration is left to run: goose has noted version %d of the schema %s\n", version, printable(schema))
 		}
-		fmt.Fprintf(w, "the schema %s has version %d now\n", printable(schema), version)
 	})
+	if err != nil || !last {
+		return err
+	}
+	return a.sayChecked(schema, s, checked)
+}
+
+// sayChecked says so if the schema is not what its migrations make, although goose has noted all of them.
+func (a *app) sayChecked(schema string, s migrations.Schema, err error) error {
+	if errors.Is(err, migrations.ErrBehind) {
+		fmt.Fprintf(a.stderr, "The schema %s is behind this program, although goose has noted all migrations: it was made by an unreleased build. Run `txlimit migrate down`, which "+
+			"drops the tables at version 1, and `txlimit migrate`; or see docs/operations.md#which-schema-is-this.\n", printable(schema))
+		return errNothing
+	}
+	if err == nil {
+		a.differs(schema, s)
+	}
+	return err
 }
 
 // newer says so if the schema is of a newer version than this program.
@@ -203,22 +237,14 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 		list := []migration{}
 		pending := false
 		version := int64(0)
-		var noted *string // reading the status would make goose's table
-		var made bool
-		if err := a.conn.QueryRow(ctx, "SELECT to_regclass($1)::text, to_regclass(format('%I.rate_limits', current_schema())) IS NOT NULL", migrations.VersionTable).Scan(&noted, &made); err != nil {
+		noted, made, err := a.bySchemaSQL(ctx, provider)
+		if err != nil {
 			return err
 		}
-		if made && noted != nil { // a migration that failed leaves the table without a version
-			version, err := provider.GetDBVersion(ctx)
-			if err != nil {
-				return err
-			}
-			made = version == 0
-		}
 		if made {
-			return a.madeBySchemaSQL(ctx, provider, schema, noted != nil)
+			return a.madeBySchemaSQL(ctx, provider, schema, noted)
 		}
-		if noted == nil {
+		if !noted {
 			for _, source := range provider.ListSources() {
 				list, pending = append(list, migration{Version: source.Version, File: source.Path}), true
 			}
@@ -241,7 +267,7 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 				list = append(list, m)
 			}
 		}
-		err := a.emit(migrated{schema, version, list}, func(w io.Writer) {
+		err = a.emit(migrated{schema, version, list}, func(w io.Writer) {
 			t := newTable(">VERSION", "FILE", "RUN")
 			for _, m := range list {
 				run := "no"
@@ -260,19 +286,23 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 			return errNothing
 		}
 		s, err := migrations.Check(ctx, a.conn)
-		if errors.Is(err, migrations.ErrBehind) {
-			fmt.Fprintf(a.stderr, "The schema %s is behind this program, although goose has noted all migrations: it was made by an unreleased build. Run `txlimit migrate down`, which "+
-				"drops the tables at version 1, and `txlimit migrate`; or see docs/operations.md#which-schema-is-this.\n", printable(schema))
-			return errNothing
-		}
-		if err == nil {
-			a.differs(schema, s)
-		}
-		return err
+		return a.sayChecked(schema, s, err)
 	})
 }
 
-// madeBySchemaSQL is the status of a schema of which goose has noted no version.
+// bySchemaSQL reports whether there is goose's table, which reading the status would make, and whether the schema is there although
+// goose has noted no version of it. A migration that failed leaves the table without a version.
+func (a *app) bySchemaSQL(ctx context.Context, provider *goose.Provider) (noted, made bool, err error) {
+	// Of a migration that runs meanwhile, goose's table comes first: so it is looked up last.
+	err = a.conn.QueryRow(ctx, "SELECT to_regclass(format('%I.rate_limits', current_schema())) IS NOT NULL, to_regclass($1) IS NOT NULL", migrations.VersionTable).Scan(&made, &noted)
+	if err != nil || !made || !noted {
+		return noted, made, err
+	}
+	version, err := provider.GetDBVersion(ctx)
+	return true, version == 0, err
+}
+
+// madeBySchemaSQL is the status of a schema of which goose has noted no version, and what `migrate` says of it.
 func (a *app) madeBySchemaSQL(ctx context.Context, provider *goose.Provider, schema string, table bool) error {
 	s, err := migrations.Check(ctx, a.conn)
 	behind := errors.Is(err, migrations.ErrBehind)

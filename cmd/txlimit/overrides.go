@@ -62,11 +62,7 @@ func (a *app) overrides(ctx context.Context, tx pgx.Tx, name *string, all bool, 
 	if all {
 		where = "true"
 	}
-	var limit *int
-	if most > 0 {
-		limit = &most
-	}
-	list, err := overrides(ctx, tx, "(name = $1 OR $1 IS NULL) AND "+where+" ORDER BY id DESC LIMIT $2", name, limit)
+	list, err := overrides(ctx, tx, "(name = $1 OR $1 IS NULL) AND "+where+" ORDER BY id DESC LIMIT nullif($2::bigint, 0)", name, most)
 	if err != nil {
 		return err
 	}
@@ -280,7 +276,7 @@ the difference of the capacities as well, once. It waits two seconds after the o
 A key without a row is full, and gets nothing. Without KEY, only a limit without keys gets something.
 
 Keys with numbers of their own, which the program alone knows (Varies), get those of the override instead, and keep the others. Then
---add needs --capacity, and --capacity-now: the capacity that the key has had until now.` + everyKeyHelp,
+--add needs --capacity and, unless an override in force has it, --capacity-now: the capacity that the key has had until now.` + everyKeyHelp,
 		Example: `  txlimit override signUps acme --rate 500 --for 2h --reason 'their conference' --add
   txlimit override sendMessage --rate 5 --capacity 5 --for 30m --reason 'the mail relay is slow' --yes`,
 	}
@@ -291,7 +287,7 @@ Keys with numbers of their own, which the program alone knows (Varies), get thos
 	f.Float64Var(&maxReserved, "max-reserved", 0, "the most tokens that may be owed by reservations")
 	d.flags(a, c)
 	f.BoolVar(&add, "add", false, "add the difference of the capacities to what the key has")
-	f.Float64Var(&capacityNow, "capacity-now", 0, "with --add: the capacity that the key has had until now, if the program alone knows it")
+	f.Float64Var(&capacityNow, "capacity-now", 0, "with --add: the capacity that the key has had until now, if no override in force has it and the program alone knows it")
 	given := func(flag string, n *float64) *float64 {
 		if f.Changed(flag) {
 			return n
@@ -309,15 +305,8 @@ Keys with numbers of their own, which the program alone knows (Varies), get thos
 		if f.Changed("rate") && rate == 0 {
 			return usagef("--rate 0 grants nothing: use `txlimit block`, which also says until when")
 		}
-		if add && (!f.Changed("capacity") || !f.Changed("capacity-now")) {
-			err := a.reading(ctx, func(tx pgx.Tx) error {
-				list, err := definitions(ctx, tx, &name)
-				if varies(list) != "" {
-					return usagef("%s: --add needs --capacity, and --capacity-now, the capacity that the key has had until now", programsNumbers)
-				}
-				return err
-			})
-			if err != nil {
+		if add {
+			if err := a.canAdd(ctx, name, key, given("capacity", &capacity), given("capacity-now", &capacityNow)); err != nil {
 				return err
 			}
 		}
@@ -356,6 +345,39 @@ Keys with numbers of their own, which the program alone knows (Varies), get thos
 		}
 		if a.json {
 			return a.emit(result, nil)
+		}
+		return nil
+	})
+}
+
+// canAdd checks that the capacity of a new override is known, and that of the key until now, before anything is written. The override in
+// force knows it, and may contradict the flag.
+func (a *app) canAdd(ctx context.Context, name string, key *string, capacity, capacityNow *float64) error {
+	return a.reading(ctx, func(tx pgx.Tx) error {
+		list, err := definitions(ctx, tx, &name)
+		if err != nil {
+			return err
+		}
+		before, err := inForceFor(ctx, tx, name, key)
+		if err != nil {
+			return err
+		}
+		varying := varies(list) != ""
+		var known *float64
+		switch {
+		case before == nil || before.Effect != effectNumbers:
+		case varying:
+			known = before.Capacity
+		case len(list) > 0 && list[0].Counts:
+			known = under(list[0].Config, before).Capacity
+		}
+		switch {
+		case known != nil && capacityNow != nil && *known != *capacityNow:
+			return usagef("--capacity-now %s is not the capacity in force: override #%d has %s. Leave the flag out", number(*capacityNow), before.ID, number(*known))
+		case varying && capacity == nil:
+			return usagef("%s: --add needs --capacity%s", programsNumbers, map[bool]string{true: ", and --capacity-now, the capacity that the key has had until now"}[known == nil])
+		case varying && capacityNow == nil && known == nil:
+			return usagef("%s: --add needs --capacity-now, the capacity that the key has had until now", programsNumbers)
 		}
 		return nil
 	})

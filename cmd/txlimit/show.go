@@ -41,6 +41,7 @@ type keyDetails struct {
 	Unreadable bool              `json:"usageUnreadable"` // the role may not read the denials
 
 	how    string    // to give the numbers
+	near   []string  // keys with rows that begin with the one that has none
 	beside *override // whose numbers hold: Override or, beside a block, an older one
 }
 
@@ -117,6 +118,11 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 			return err
 		}
 	}
+	if key != nil && k.Rows == 0 {
+		if k.near, err = keysFrom(ctx, tx, name, *key, nearKeys+1); err != nil {
+			return err
+		}
+	}
 	has, err := a.hasUsage(ctx, tx, "rate_limit_denials", &k.Unreadable)
 	if err != nil {
 		return err
@@ -132,7 +138,32 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 	for i := range k.Denials {
 		k.Denials[i].Hour, k.Denials[i].LastDenied = k.Denials[i].Hour.UTC(), k.Denials[i].LastDenied.UTC()
 	}
-	return a.emit(k, k.print)
+	if err := a.emit(k, k.print); err != nil || len(k.near) == 0 {
+		return err
+	}
+	names, more := k.near, ""
+	if len(names) > nearKeys {
+		names, more = names[:nearKeys], " and others"
+	}
+	for i := range names {
+		names[i] = printable(names[i])
+	}
+	fmt.Fprintf(a.stderr, "Keys with rows begin with this text: %s%s.\n", strings.Join(names, ", "), more)
+	return nil
+}
+
+// nearKeys is how many keys are named that begin with one that has no row.
+const nearKeys = 5
+
+// keysFrom finds the keys with rows that begin with a prefix, each by one look-up in the primary key.
+func keysFrom(ctx context.Context, db querier, name, prefix string, most int) ([]string, error) {
+	return collect(ctx, db, pgx.RowTo[string], `
+		WITH RECURSIVE found AS (
+			(SELECT r.key FROM rate_limits AS r WHERE r.name = $1 AND r.key > $2 ORDER BY r.key LIMIT 1)
+			UNION ALL
+			SELECT (SELECT r.key FROM rate_limits AS r WHERE r.name = $1 AND r.key > f.key ORDER BY r.key LIMIT 1) FROM found AS f WHERE starts_with(f.key, $2)
+		)
+		SELECT f.key FROM found AS f WHERE starts_with(f.key, $2) LIMIT $3`, name, prefix, most)
 }
 
 // balanceSQL works out a key's balance as ratelimit and ratelimit_keys do, and when it will have enough for what.

@@ -137,17 +137,10 @@ func (l *lab) mutated(m mutation) (before, after string, err error) {
 	}
 	before = string(text)
 	found := strings.Count(before, m.old)
-	if m.old == m.new || m.nth == 0 && found != 1 || m.nth > found {
+	if m.old == m.new || found != 1 {
 		return "", "", fmt.Errorf("%s: the text to replace occurs %d times in %s", m.name, found, m.file)
 	}
-	at := 0
-	for n := 1; ; n++ {
-		at += strings.Index(before[at:], m.old)
-		if n >= m.nth {
-			return before, before[:at] + m.new + before[at+len(m.old):], nil
-		}
-		at += len(m.old)
-	}
+	return before, strings.Replace(before, m.old, m.new, 1), nil
 }
 
 // try makes a mutation and runs tests: first those that should notice it, then, unless named is set, all.

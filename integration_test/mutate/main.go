@@ -39,8 +39,7 @@ type mutation struct {
 	name  string // for -only
 	file  string
 	what  string // what is broken
-	old   string // the text to replace; without nth, it occurs once
-	nth   int    // if it occurs more than once: which of them to replace, from 1
+	old   string // the text to replace, which occurs once
 	new   string
 	tests string // the tests that should notice it, separated by bars
 }

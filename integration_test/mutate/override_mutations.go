@@ -96,6 +96,22 @@ var overrideMutations = []mutation{
 		old: "IF o.added IS NOT NULL THEN", new: "IF false THEN",
 		tests: "TestWhatIsAddedToARaisedLimit",
 	}, {
+		name: "steer-add-before", file: "migrations/engine/overrides.sql", what: "the capacity that is passed counts against that of the override before",
+		old: "WHEN was.override IS NOT NULL AND capacity <> was.capacity THEN", new: "WHEN false THEN",
+		tests: "TestWhatIsAddedAfterAnOlderOverride",
+	}, {
+		name: "steer-add-known", file: "migrations/engine/overrides.sql", what: "what the override before has is not used",
+		old: "was.capacity := CASE WHEN was.effect IN ('numbers', 'varies') THEN was.capacity END;", new: "was.capacity := CASE WHEN was.effect = 'numbers' THEN was.capacity END;",
+		tests: "TestWhatIsAddedAfterAnOlderOverride",
+	}, {
+		name: "steer-add-whole", file: "migrations/engine/overrides.sql", what: "the new capacity is that of the override before",
+		old: "clock_timestamp(), o.id + '1', varying", new: "clock_timestamp(), o.id, varying",
+		tests: "TestWhatIsAddedAfterAnOlderOverride",
+	}, {
+		name: "steer-names", file: "migrations/engine/overrides.sql", what: "a refusal lists names by the alphabet",
+		old: "SELECT 2 * count(*) FILTER (WHERE strpos(lower(d.name), p.pair) > 0)", new: "SELECT 0 * count(*)",
+		tests: "TestAMistypedNameIsToldTheNearest",
+	}, {
 		name: "steer-add-shards", file: "migrations/engine/overrides.sql", what: "each shard gets the whole difference",
 		old: "SET value = r.value + more / r.shards::double precision\n", new: "SET value = r.value + more\n",
 		tests: "TestWhatIsAddedToARaisedLimit",

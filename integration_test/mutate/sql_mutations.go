@@ -108,12 +108,16 @@ var sqlMutations = []mutation{
 		tests: "TestTwoVersionsWithDifferentShardsAtOnceAreExact|TestOverGrant",
 	}, {
 		name: "consume-ts-back", file: consume, what: "a bucket's ts moves back with the clock",
-		old: "ts = greatest(r.ts, at)\n", nth: 1, new: "ts = at\n",
+		old: "period, capacity, NULL) - count,\n                       ts = greatest(r.ts, at)\n", new: "period, capacity, NULL) - count,\n                       ts = at\n",
 		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens",
 	}, {
 		name: "consume-window-ts-back", file: consume, what: "a window's ts moves back with the clock",
-		old: "ts = greatest(r.ts, at)\n", nth: 2, new: "ts = at\n",
+		old: "period, capacity, start) - count,\n                       ts = greatest(r.ts, at)\n", new: "period, capacity, start) - count,\n                       ts = at\n",
 		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens",
+	}, {
+		name: "consume-calendar-ts-back", file: consume, what: "the ts of a calendar window moves back with the clock",
+		old: "period, capacity, start, windows) - count,\n                       ts = greatest(r.ts, at)\n", new: "period, capacity, start, windows) - count,\n                       ts = at\n",
+		tests: "TestInMemoryAnswersAsPostgresDoes",
 	}, {
 		name: "consume-now", file: consume, what: "the instant is the start of the transaction: now(), not clock_timestamp()",
 		old:   "            at := coalesce(now, clock_timestamp());\n            IF start IS NULL THEN\n                UPDATE",
@@ -722,7 +726,7 @@ var sqlMutations = []mutation{
 		tests: "TestNothingIsWrittenOnDenial",
 	}, {
 		name: "several-ts-back", file: consumeSeveral, what: "a bucket's ts moves back with the clock",
-		old: "ts = greatest(r.ts, at)\n                 WHERE", nth: 1, new: "ts = at\n                 WHERE",
+		old: "period, capacity, NULL) - count,\n                       ts = greatest(r.ts, at)\n", new: "period, capacity, NULL) - count,\n                       ts = at\n",
 		tests: "TestModel",
 	},
 
@@ -947,8 +951,8 @@ var sqlMutations = []mutation{
 		old: "    RETURN /* TEMPLATE: schema */_ratelimit_instant(late);", new: "    RETURN /* TEMPLATE: schema */_ratelimit_instant(late - 1);",
 		tests: "TestByHandInstantsAreExact|TestByHandAnswersLikeTheLibrary",
 	}, {
-		name: "byhand-empty-key", file: ratelimit, what: "an empty key is the key of a global limit",
-		old: "WHEN key IS NULL OR key = '' THEN 'the key", new: "WHEN key IS NULL THEN 'the key",
+		name: "byhand-empty-key", file: "migrations/engine/validate.sql", what: "an empty key is the key of a global limit",
+		old: "WHEN key IS NULL OR key = '' THEN", new: "WHEN key IS NULL THEN",
 		tests: "TestByHandRefusesWhatIsWrong",
 	}, {
 		name: "byhand-raises-nothing", file: ratelimit, what: "ratelimit lets a denial pass",
@@ -972,7 +976,15 @@ var sqlMutations = []mutation{
 		tests: "TestRatelimitAllRefusesWhatIsWrong",
 	}, {
 		name: "all-policy", file: ratelimit, what: "ratelimit_all takes tokens of the others although one key is blocked",
-		old: "            d.granted := d.granted AND (q.effect = 'unlimited' OR q.count = '0');\n", new: "",
+		old: "            policy := policy AND (q.effect = 'unlimited' OR q.count = '0');\n", new: "",
+		tests: "TestRatelimitAllMindsOverrides",
+	}, {
+		name: "all-policy-takes", file: ratelimit, what: "ratelimit_all locks rows before it denies by policy",
+		old: "CASE WHEN policy THEN 'consume' ELSE 'check' END", new: "'consume'",
+		tests: "TestADenialByPolicyLocksNothing",
+	}, {
+		name: "all-policy-only", file: ratelimit, what: "a denial by policy does not name the keys that are empty",
+		old: "    IF pg_catalog.cardinality(names) > 0 THEN -- if it", new: "    IF policy AND pg_catalog.cardinality(names) > 0 THEN -- if it",
 		tests: "TestRatelimitAllMindsOverrides",
 	}, {
 		name: "all-first-wait", file: ratelimit, what: "a denial of ratelimit_all says when the first of the limits has enough",
@@ -1043,7 +1055,7 @@ var sqlMutations = []mutation{
 		old: "granted := q.effect = 'unlimited' OR q.count = '0';", new: "granted := q.effect = 'unlimited';",
 		tests: "TestByHandARateOfZeroDeniesByPolicy",
 	}, {
-		name: "byhand-policy-capacity", file: ratelimit, what: "a rate of 0 may have a capacity",
+		name: "byhand-policy-capacity", file: "migrations/engine/validate.sql", what: "a rate of 0 may have a capacity",
 		old: "rate = '0' AND (capacity > '0' OR max_reserved > '0')", new: "rate = '0' AND max_reserved > '0'",
 		tests: "TestByHandRefusesWhatIsWrong",
 	}, {

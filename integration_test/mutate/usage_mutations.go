@@ -36,7 +36,7 @@ var usageMutations = []mutation{
 		tests: "TestOldUsageGoesLittleByLittle",
 	}, {
 		name: "usage-delete-waits", file: "migrations/engine/usage.sql", what: "a flush waits for a row that it deletes",
-		old: "FOR UPDATE SKIP LOCKED", nth: 2, new: "FOR UPDATE",
+		old: "cardinality(names), 0)\n           FOR UPDATE SKIP LOCKED", new: "cardinality(names), 0)\n           FOR UPDATE",
 		tests: "TestOldUsageGoesLittleByLittle",
 	}, {
 		name: "usage-waits", file: "migrations/engine/usage.sql", what: "a flush waits for a locked row until its caller gives up, and its outcome is unknown",

@@ -132,7 +132,7 @@ var verbMutations = []mutation{
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-text", file: "ratelimit/errors.go", what: "the text of a denial by a plan tells of the block that will end",
-		old: "			if s.Limit.numbers.Rate == 0 {", new: "			if s.Limit.numbers.Rate == 0 && !s.Limit.blocked {",
+		old: "			case s.Limit.numbers.Rate == 0:", new: "			case s.Limit.numbers.Rate == 0 && !s.Limit.blocked:",
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-none", file: "ratelimit/call.go", what: "a denial has no reason",

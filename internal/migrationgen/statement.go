@@ -19,11 +19,16 @@ type statement struct {
 
 const commentOn = "comment on "
 
-// object returns the object that the statement makes or comments on. Names are not overloaded.
-func (s statement) object() string { return strings.ToLower(s.kind) + " " + s.name }
+// object returns the object that the statement makes or comments on. Names are not overloaded. A column belongs to its table.
+func (s statement) object() string {
+	if table, _, ok := strings.Cut(s.name, "."); ok {
+		return "table " + table
+	}
+	return strings.ToLower(s.kind) + " " + s.name
+}
 
 // key identifies the statement.
-func (s statement) key() string { return s.comments + s.object() }
+func (s statement) key() string { return s.comments + strings.ToLower(s.kind) + " " + s.name }
 
 // mark identifies the statement's text.
 func (s statement) mark() string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s.text)))[:16] }
@@ -88,7 +93,7 @@ func (s statement) uncomment() string {
 func (s statement) isUncomment() bool { return s.comments != "" && s.text+"\n" == s.uncomment() }
 
 // known matches the statements that the engine may have. Each name must have the mark of the schema.
-var known = regexp.MustCompile(`^(COMMENT ON|CREATE OR REPLACE|CREATE) (FUNCTION|TABLE|TYPE|VIEW) ` + regexp.QuoteMeta(schemaMark) + `(\w+)`)
+var known = regexp.MustCompile(`^(COMMENT ON|CREATE OR REPLACE|CREATE) (FUNCTION|TABLE|TYPE|VIEW|COLUMN) ` + regexp.QuoteMeta(schemaMark) + `(\w+(?:\.\w+)?)`)
 
 // split splits SQL into statements.
 func split(sql string) (statements []statement, err error) {

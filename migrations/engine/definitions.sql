@@ -8,26 +8,44 @@
 CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     program      text COLLATE "C" NOT NULL,
     name         text COLLATE "C" NOT NULL,
-    definition   text COLLATE "C" NOT NULL, -- all the numbers as text
+    definition   text COLLATE "C" NOT NULL,
     kind         text             NOT NULL,
-    rate         double precision,          -- NULL, as all that follow: an unlimited limit
+    rate         double precision,
     period       interval,
     capacity     double precision,
-    max_reserved double precision,          -- NULL: no bound
-    start        timestamptz,               -- NULL: by a hash of the key
+    max_reserved double precision,
+    start        timestamptz,
     shards       integer,
     zone         text,
-    anchor       timestamp,                 -- local time in the zone
-    varies       interval,                  -- a key may have numbers of its own, which fill a row within this time; NULL: none has
-    current      boolean          NOT NULL, -- it is in the program's list that counts
-    published_at timestamptz      NOT NULL, -- of one that is not current: when it was replaced or, if later, last used
-    list         text COLLATE "C" NOT NULL DEFAULT '', -- a hash of all the definitions that the program published together
-    first_at     timestamptz      NOT NULL DEFAULT clock_timestamp(), -- when the list was first published
-    alive_until  timestamptz,               -- five minutes after a process has last said that it uses the list; NULL: none has
+    anchor       timestamp,
+    varies       interval,
+    current      boolean          NOT NULL,
+    published_at timestamptz      NOT NULL,
+    list         text COLLATE "C" NOT NULL DEFAULT '',
+    first_at     timestamptz      NOT NULL DEFAULT clock_timestamp(),
+    alive_until  timestamptz,
     PRIMARY KEY (name, program, list)
 );
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_definitions IS 'txlimit: the limits that programs define, as they publish them';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.program IS 'the program that has published it';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.name IS 'the name of the limit';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.definition IS 'all the numbers as text';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.kind IS 'token bucket, fixed window, calendar window or unlimited';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.rate IS 'tokens per period; 0: every token is denied by policy; NULL, as all numbers: an unlimited limit';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.period IS 'the interval in which the rate is refilled';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.capacity IS 'the most tokens that can be saved up';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.max_reserved IS 'the most tokens that may be owed; NULL: no bound';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.start IS 'an instant at which a fixed window begins; NULL: by a hash of the key';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.shards IS 'over how many rows a key is spread';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.zone IS 'the time zone of a calendar window';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.anchor IS 'a local time in the zone, at which a calendar window begins';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.varies IS 'a key may have numbers of its own, which fill a row within this time; NULL: none has';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.current IS 'true: it is in the program''s list that counts';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.published_at IS 'when it was published; of one that is not current, when it was replaced or, if later, last used';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.list IS 'a hash of all the definitions that the program published together';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.first_at IS 'when the list was first published';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.alive_until IS 'five minutes after a process has last said that it uses the list; NULL: none has';
 
 -- Raises an error unless numbers of a limit fill a row from 0 within the time that its definition names.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_validate_varies(
@@ -42,7 +60,7 @@ BEGIN
     IF NOT (isfinite(varies) AND varies > '0' AND varies <= '106751 days 23:47:16.854775'
             AND date_part('year', varies) = '0' AND date_part('month', varies) = '0') THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
-            'rate limit %L: varies %s is not between a microsecond and 106751 days, written without months and years', name, varies);
+            'rate limit %L: varies must be between 1 microsecond and 106751 days, written without months and years, not %s', name, varies);
     END IF;
     needed := CASE WHEN rate = '0' THEN 0
         WHEN kind = 'token bucket' THEN capacity / rate * date_part('epoch', period)
@@ -50,7 +68,7 @@ BEGIN
         ELSE ceil(capacity / rate) * date_part('epoch', /* TEMPLATE: schema */_ratelimit_longest(period)) END;
     IF needed > date_part('epoch', varies) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
-            'rate limit %L: its numbers need %s s to fill a row, and it varies within %s s', name, needed, date_part('epoch', varies));
+            'rate limit %L: varies must be at least %s s, which its numbers need to fill a row, not %s s', name, needed, date_part('epoch', varies));
     END IF;
 END
 $body$;
@@ -87,45 +105,55 @@ DECLARE
     known boolean;
     winner text; -- the list that counts
 BEGIN
-    IF program IS NULL OR program = '' OR octet_length(program) > 255 THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'the name of the program is empty or longer than 255 bytes';
+    IF (octet_length(program) BETWEEN 1 AND 255) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('program must have 1 to 255 bytes, not %s', coalesce(octet_length(program)::text, 'NULL'));
     END IF;
     IF definitions IS NULL OR jsonb_typeof(definitions) <> 'array' THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'the definitions are not a JSON array';
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('definitions must be a JSON array, not %s', coalesce(jsonb_typeof(definitions), 'NULL'));
+    END IF;
+    SELECT pg_catalog.format('definition %s must be a JSON object, not %s', min(e.number), min(jsonb_typeof(e.value))) INTO definition
+      FROM jsonb_array_elements(definitions) WITH ORDINALITY AS e (value, number)
+     WHERE jsonb_typeof(e.value) <> 'object'
+     GROUP BY e.number ORDER BY e.number LIMIT 1;
+    IF definition IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = definition;
     END IF;
     SELECT pg_catalog.string_agg(DISTINCT k, ', ') INTO definition
       FROM jsonb_array_elements(definitions) AS e, jsonb_object_keys(e) AS k
      WHERE k NOT IN ('name', 'kind', 'rate', 'period', 'capacity', 'max_reserved', 'start', 'shards', 'zone', 'anchor', 'varies');
     IF definition IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || definition;
+        RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || definition,
+            HINT = 'Its fields are name, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor and varies.';
     END IF;
     -- Postgres reads more than the Go library as a timestamp, and ignores a zone in it.
     SELECT min(e->>'anchor'::text) INTO definition FROM jsonb_array_elements(definitions) AS e
      WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$';
     IF definition IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
-            'anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', definition);
+            'anchor must be a date, such as 2026-01-31, or a date and a time of day, such as 2026-01-31 15:00, not %L', definition);
     END IF;
     FOR d IN
         SELECT r.* FROM jsonb_to_recordset(definitions) AS r (name text, kind text, rate double precision, period interval,
             capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp, varies interval)
     LOOP
         IF d.name = ANY (names) THEN
-            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: it is in the list twice, and a name has one definition', d.name);
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: name is in the list twice, but a name has one definition', d.name);
         END IF;
         IF d.kind = 'unlimited' THEN
             PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
             IF pg_catalog.num_nonnulls(d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies) > 0 THEN
-                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: an unlimited limit has only a name', d.name);
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: an unlimited limit must have no field but name and kind', d.name);
             END IF;
         ELSE
-            d.shards := coalesce(d.shards, 1);
-            PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, CASE WHEN d.rate = '0' THEN '1' ELSE d.rate END, d.period, d.kind,
-                d.capacity, d.start, d.max_reserved, d.shards, d.zone, d.anchor);
-            d.capacity := coalesce(d.capacity, d.rate);
-            IF d.rate = '0' AND (d.capacity > '0' OR d.max_reserved > '0') THEN
-                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: with a rate of 0, capacity and max_reserved are 0', d.name);
+            IF d.kind IS NULL OR d.kind NOT IN ('token bucket', 'fixed window', 'calendar window') THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+                    'rate limit %s: kind must be ''token bucket'', ''fixed window'', ''calendar window'' or ''unlimited'', not %s',
+                    quote_nullable(left(d.name, 255)), quote_nullable(d.kind));
             END IF;
+            d.shards := coalesce(d.shards, 1);
+            PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, d.rate, d.period, d.kind, d.capacity, d.start, d.max_reserved, d.shards, d.zone,
+                d.anchor, zero => true);
+            d.capacity := coalesce(d.capacity, d.rate);
             IF d.kind = 'calendar window' THEN
                 d.zone := coalesce(d.zone, 'UTC');
                 d.anchor := coalesce(d.anchor, '2001-01-01');

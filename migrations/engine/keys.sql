@@ -66,7 +66,7 @@ BEGIN
     END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, zone, anchor);
     IF NOT isfinite(at) THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now is %s, which is not finite', name, at);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now must be finite, not %s', name, at);
     END IF;
     capacity := coalesce(capacity, rate);
     IF kind = 'calendar window' THEN

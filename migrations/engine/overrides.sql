@@ -6,25 +6,40 @@
 CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     id           bigint           GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name         text COLLATE "C" NOT NULL,
-    key          text COLLATE "C" CHECK (key <> ''), -- NULL: every key of the limit
+    key          text COLLATE "C" CHECK (key <> ''),
     effect       text             NOT NULL CHECK (effect IN ('numbers', 'block', 'unlimited')),
-    rate         double precision,          -- NULL, as for the next two: as defined
+    rate         double precision,
     capacity     double precision,
     max_reserved double precision,
-    until        timestamptz,               -- NULL: for good
+    until        timestamptz,
     reason       text             NOT NULL DEFAULT '',
     made_by      text             NOT NULL DEFAULT SESSION_USER,
     made_at      timestamptz      NOT NULL DEFAULT clock_timestamp(),
-    added        double precision,          -- the tokens that ratelimit_add has added; NULL: it was not called
+    added        double precision,
     removed_by   text,
-    removed_at   timestamptz,               -- NULL: it was not removed
-    changed_in   xid8             NOT NULL DEFAULT pg_current_xact_id(), -- the transaction that changed the row last
+    removed_at   timestamptz,
+    changed_in   xid8             NOT NULL DEFAULT pg_current_xact_id(),
     UNIQUE (name, key, id),
     UNIQUE (name, id), -- the newest of a limit, for its history
     UNIQUE (changed_in, id)
 );
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_overrides IS 'txlimit: what people decide about limits: other numbers, a block, or no limit';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.id IS 'the number of the override: of those in force, the highest wins';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.name IS 'the name of the limit';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.key IS 'the key; NULL: every key that has no override of its own, and the limit without keys';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.effect IS 'numbers, block or unlimited';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.rate IS 'tokens per period; NULL: as defined';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.capacity IS 'the most tokens that can be saved up; NULL: as defined or, if that is the defined rate, the new rate';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.max_reserved IS 'the most tokens that may be owed; NULL: as defined';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.until IS 'when it ends; NULL: never';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.reason IS 'why, for those who look later';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_by IS 'who decided';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_at IS 'when';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.added IS 'the tokens that ratelimit_add has added; NULL: it was not called';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_by IS 'who ended it early';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_at IS 'when it was ended early; NULL: it was not';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.changed_in IS 'the transaction that changed the row last, by which programs find what is new';
 
 -- Returns the newest override in force for a key. before: only older ones count.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, at timestamptz, before bigint DEFAULT NULL)
@@ -112,6 +127,28 @@ BEGIN
 END
 $body$;
 
+-- Lists the names that programs have published, at most ten, the nearest first: those that have most pairs of letters of the name.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_nearest(name text) RETURNS text
+LANGUAGE plpgsql STABLE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    list text;
+    all_ bigint;
+BEGIN
+    SELECT pg_catalog.string_agg(quote_literal(n.name), ', ' ORDER BY n.place) FILTER (WHERE n.place <= '10'), count(*) INTO list, all_
+      FROM (
+        SELECT d.name, row_number() OVER (ORDER BY (
+                SELECT 2 * count(*) FILTER (WHERE strpos(lower(d.name), p.pair) > 0) FROM (
+                    SELECT lower(substr(name, i, 2)) AS pair FROM pg_catalog.generate_series(1, greatest(length(name) - 1, 1)) AS i
+                ) AS p
+            ) - length(d.name)::bigint DESC, d.name) AS place
+          FROM (SELECT DISTINCT f.name FROM /* TEMPLATE: schema */rate_limit_definitions AS f) AS d
+      ) AS n;
+    RETURN list || CASE WHEN all_ > '10' THEN pg_catalog.format(' and %s others', all_ - '10') ELSE '' END;
+END
+$body$;
+
 -- Adds a row. It refuses what a program could not use, and the name of no limit.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_decide(
     name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision,
@@ -127,14 +164,13 @@ BEGIN
     until := CASE WHEN until < '10000-01-01 00:00+00' THEN until END;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, coalesce(rate, '1'), '1 second', 'token bucket', capacity, NULL, max_reserved, 1, NULL, NULL);
     wrong := CASE
-        WHEN key = '' THEN 'the key is empty; NULL is for every key, and for a limit without keys'
-        WHEN octet_length(key) > 1024 THEN 'the key is longer than 1024 bytes'
-        WHEN until <= clock_timestamp() THEN pg_catalog.format('until, %s, has passed', until)
-        WHEN effect = 'numbers' AND coalesce(rate, capacity, max_reserved) IS NULL THEN 'an override changes the rate, the capacity or max_reserved'
+        WHEN NOT octet_length(key) BETWEEN 1 AND 1024 THEN
+            pg_catalog.format('key must have 1 to 1024 bytes, not %s; NULL is for every key, and for a limit without keys', octet_length(key))
+        WHEN until <= clock_timestamp() THEN pg_catalog.format('until must be in the future, not %s', until)
+        WHEN effect = 'numbers' AND coalesce(rate, capacity, max_reserved) IS NULL THEN 'rate, capacity or max_reserved must be given, not NULL'
         WHEN NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name)
              AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d) THEN
-            'no program has published a limit of this name; those that are: '
-                || (SELECT pg_catalog.string_agg(DISTINCT d.name, ', ') FROM /* TEMPLATE: schema */rate_limit_definitions AS d)
+            'no program has published a limit of this name, but ' || /* TEMPLATE: schema */_ratelimit_nearest(name)
     END;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
@@ -166,7 +202,8 @@ seconds of the commit.
 
 Arguments:
   name          the name of the limit
-  key           the key; NULL: every key that has no override of its own, and the limit without keys
+  key           the key; NULL: every key that has no override of its own, and the limit without keys. It has no default: a key that
+                is forgotten must not mean all of them
   rate          tokens per period; default NULL: as defined. ratelimit_block is for a rate of 0
   capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate
   max_reserved  the most tokens that may be owed with reserve; default NULL: as defined
@@ -193,6 +230,9 @@ were reserved before change nothing. Charges are still recorded. Arguments and r
 
     SELECT ratelimit_block('logins', 'user-17', until => now() + interval '1 hour', reason => 'password guessing')
 
+    -- a limit without keys, or every key
+    SELECT ratelimit_block('provider', NULL, until => now() + interval '1 hour', reason => 'their outage')
+
 A denial by a block has its end as retry_at. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
 $text$;
 
@@ -217,7 +257,7 @@ DECLARE
     removed integer;
 BEGIN
     IF effect NOT IN ('numbers', 'block', 'unlimited') THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('effect %L is not numbers, block or unlimited', effect);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('effect must be ''numbers'', ''block'', ''unlimited'' or NULL, which is all of them, not %L', effect);
     END IF;
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS o
        SET removed_at = clock_timestamp(), removed_by = coalesce(who, SESSION_USER), changed_in = pg_current_xact_id()
@@ -273,29 +313,46 @@ DECLARE
     o /* TEMPLATE: schema */rate_limit_overrides;
     was record;
     more double precision;
+    wrong text;
 BEGIN
     SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = id FOR UPDATE;
     IF o.added IS NOT NULL THEN
         RETURN o.added;
     END IF;
-    IF o.id IS NULL OR o.effect <> 'numbers' OR o.removed_at IS NOT NULL OR o.until <= clock_timestamp() THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('%s is not the id of an override in force that changes numbers', coalesce(id::text, 'NULL'));
+    wrong := CASE
+        WHEN o.id IS NULL THEN 'there is no override of this id'
+        WHEN o.effect <> 'numbers' THEN pg_catalog.format('it has no numbers, but the effect %L', o.effect)
+        WHEN o.removed_at IS NOT NULL THEN pg_catalog.format('it was removed at %s', o.removed_at)
+        WHEN o.until <= clock_timestamp() THEN pg_catalog.format('it ended at %s', o.until)
+    END;
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('id must be of an override in force that changes numbers, not %s: %s', coalesce(id::text, 'NULL'), wrong);
     END IF;
     IF o.changed_in = pg_current_xact_id() THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('override %s is not committed yet: a program that does not know it would cut the tokens again', id);
     END IF;
     PERFORM pg_sleep(greatest(extract(epoch FROM o.made_at - clock_timestamp())::double precision + '2', '0')); -- until programs know
-    IF capacity IS NULL THEN
-        SELECT n.* INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id) AS n;
-        IF was.effect <> 'numbers' THEN
-            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: the key was blocked or unlimited before override %s', o.name, id);
-        END IF;
-        more := /* TEMPLATE: schema */_ratelimit_capacity(was.rate, was.capacity, o.rate, o.capacity) - was.capacity;
-    ELSIF capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15' THEN
-        more := o.capacity - capacity;
+    -- The capacity before is that of the override in force before or, without one, as passed or as published. Where only the program
+    -- knows the numbers, an override has to give its capacity.
+    SELECT CASE WHEN f.effect IN ('block', 'unlimited') THEN f.effect ELSE 'varies' END AS effect, f.capacity, f.id AS override
+      INTO was FROM (VALUES (1)) AS one LEFT JOIN /* TEMPLATE: schema */_ratelimit_override_of(o.name, coalesce(o.key, ''), clock_timestamp(), o.id) AS f ON true;
+    IF capacity IS NULL OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current) THEN
+        SELECT n.effect, n.capacity, n.override INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS n;
+        SELECT n.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id + '1', varying => true) AS n;
     END IF;
-    IF more IS NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: override %s gives no capacity, or %s is not one', o.name, id, capacity);
+    was.capacity := CASE WHEN was.effect IN ('numbers', 'varies') THEN was.capacity END;
+    more := o.capacity - coalesce(capacity, was.capacity);
+    wrong := CASE
+        WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN pg_catalog.format('capacity must be 0 or between 1e-15 and 1e15, not %s', capacity)
+        WHEN was.override IS NOT NULL AND capacity <> was.capacity THEN
+            pg_catalog.format('capacity must be NULL or %s, which holds under override %s, not %s', was.capacity, was.override, capacity)
+        WHEN o.capacity IS NULL THEN pg_catalog.format('override %s gives no capacity, and only the program knows that of this key', id)
+        WHEN more IS NULL AND was.effect <> 'varies' THEN
+            pg_catalog.format('capacity must be given, not NULL: the key had the effect %L before override %s', was.effect, id)
+        WHEN more IS NULL THEN 'capacity must be given, not NULL: only the program knows that of this key'
+    END;
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', o.name, wrong);
     END IF;
     more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more, '0'));
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more WHERE f.id = id;
@@ -315,11 +372,12 @@ is full: nothing is added to it. For an override of all keys, only the row of a 
 
 Arguments:
   id        the id of the override
-  capacity  the capacity before; default NULL: as published, under older overrides. Of a limit whose keys have numbers of their own, it
-            is the key's, and the override has to give a capacity
+  capacity  the capacity before; default NULL: that of the override in force before or, without one, as published. Another one than
+            that of the override before is refused. Of a limit whose keys have numbers of their own, it has to be given, unless the override
+            before has it; and the override itself has to give a capacity
 
 Errors:
-  22023  there is no such override in force, it is of this transaction, or the numbers before it are not known
+  22023  there is no such override in force, it is of this transaction, or the capacity before it is not known, or is another
 $text$;
 
 -- Returns a page of the overrides that a program does not know yet, in the order of their ids, with at most 10000 of them. since: the snapshot of

@@ -60,23 +60,15 @@ BEGIN
             anchor := NULL;
         END IF;
     END IF;
-    -- A rate of 0 is a denial by policy. It is valid here only: for a sweep and for ratelimit_keys, such a limit has no rows.
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, CASE WHEN rate = '0' THEN '1' ELSE rate END, period, kind, capacity, start, max_reserved, shards, zone, anchor);
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
     capacity := coalesce(capacity, rate);
-    wrong := CASE
-        WHEN rate = '0' AND (capacity > '0' OR max_reserved > '0') THEN 'capacity and max_reserved are NULL or 0 if the rate is 0'
-        WHEN global AND key IS NOT NULL THEN 'a global limit has no key'
-        WHEN global THEN NULL
-        WHEN key IS NULL OR key = '' THEN 'the key is NULL or empty; global => true is for a limit without keys'
-        WHEN octet_length(key) > 1024 THEN 'the key is longer than 1024 bytes'
-    END;
-    wrong := coalesce(wrong, CASE
+    wrong := coalesce(/* TEMPLATE: schema */_ratelimit_wrong_key(key, global), CASE
         WHEN verb = 'take' AND (most BETWEEN '1' AND '1e15') IS NOT TRUE THEN
-            pg_catalog.format('most %s is not between 1 and 1e15', coalesce(most::text, 'NULL'))
+            pg_catalog.format('most must be a whole number between 1 and 1e15, not %s', coalesce(most::text, 'NULL'))
         WHEN count IS NULL OR NOT (count = '0' OR count BETWEEN '1e-15' AND '1e15') THEN
-            pg_catalog.format('count %s is neither 0 nor between 1e-15 and 1e15', coalesce(count::text, 'NULL'))
+            pg_catalog.format('count must be 0 or between 1e-15 and 1e15, not %s', coalesce(count::text, 'NULL'))
         WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
-            pg_catalog.format('now, %s, is not between the years 1000 and 9999', now)
+            pg_catalog.format('now must be between the years 1000 and 9999, not %s', now)
     END);
     IF wrong IS NULL AND effect = 'numbers' AND rate = '0' THEN
         effect := 'block';
@@ -96,7 +88,9 @@ BEGIN
         IF count <= capacity - floor THEN -- only rounding makes it too little
             floor := capacity - count;
         ELSE
-            wrong := coalesce(wrong, pg_catalog.format('%s tokens can never be granted, since at most %s can be had at once', count, capacity - floor));
+            wrong := coalesce(wrong, CASE WHEN verb = 'take' THEN
+                    pg_catalog.format('capacity must be at least 1 to take whole tokens, not %s', capacity)
+                ELSE pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity - floor, count) END);
         END IF;
     END IF;
     IF wrong IS NOT NULL THEN
@@ -431,11 +425,11 @@ DECLARE
     anchor timestamp; max_reserved double precision;
 BEGIN
     IF jsonb_typeof(request) <> 'object' THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('request %s is not a JSON object, but of the type %s', number, jsonb_typeof(request));
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('request %s must be a JSON object, not %s', number, jsonb_typeof(request));
     END IF;
     SELECT CASE WHEN f.expected IS NULL THEN pg_catalog.format('there is no field %L', f.field)
                 WHEN f.type = 'null' THEN pg_catalog.format('%s is null: leave it out', f.field)
-                ELSE pg_catalog.format('%s is not of the type %s, but of the type %s', f.field, f.expected, f.type) END INTO wrong
+                ELSE pg_catalog.format('%s must be a JSON %s, not %s', f.field, f.expected, f.type) END INTO wrong
       FROM (
         SELECT e.key AS field, jsonb_typeof(e.value) AS type,
                CASE WHEN e.key IN ('name', 'key', 'period', 'kind', 'start', 'zone', 'anchor') THEN 'string'
@@ -448,7 +442,7 @@ BEGIN
      LIMIT 1;
     -- Postgres reads more than this as a timestamp, and ignores a zone in it.
     IF wrong IS NULL AND request->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$' THEN
-        wrong := pg_catalog.format('anchor %L is neither a date, such as 2026-01-31, nor a date and a time of day, such as 2026-01-31 15:00', request->>'anchor'::text);
+        wrong := pg_catalog.format('anchor must be a date, such as 2026-01-31, or a date and a time of day, such as 2026-01-31 15:00, not %L', request->>'anchor'::text);
     END IF;
     IF wrong IS NULL THEN
         BEGIN
@@ -464,7 +458,7 @@ BEGIN
             wrong := SQLERRM;
         END;
         IF NOT (shards BETWEEN '1' AND '100' AND shards = trunc(shards)) THEN
-            wrong := pg_catalog.format('%s shards are not a whole number between 1 and 100', shards);
+            wrong := pg_catalog.format('shards must be a whole number between 1 and 100, not %s', shards);
         END IF;
     END IF;
     IF wrong IS NOT NULL THEN
@@ -494,19 +488,19 @@ DECLARE
     i     integer := 0; -- a position in them
     own   record;       -- the rows of a request
     said  record;       -- the answer to a request
+    policy boolean := true; -- no block and no rate of 0 denies
     denied text[] := '{}';  -- the limits that deny
     waits timestamptz;      -- until the request of slowest would be granted
     slowest record;
 BEGIN
     IF (jsonb_typeof(requests) = 'array') IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'the requests are not a JSON array';
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('requests must be a JSON array, not %s', coalesce(jsonb_typeof(requests), 'NULL'));
     END IF;
-    d.granted := true;
     FOR e IN SELECT r.value, r.number FROM jsonb_array_elements(requests) WITH ORDINALITY AS r (value, number) LOOP
         q := /* TEMPLATE: schema */_ratelimit_read(e.value, e.number, now);
         list := pg_catalog.array_append(list, q);
         IF q.effect <> 'numbers' THEN
-            d.granted := d.granted AND (q.effect = 'unlimited' OR q.count = '0');
+            policy := policy AND (q.effect = 'unlimited' OR q.count = '0');
             CONTINUE;
         END IF;
         names := pg_catalog.array_append(names, q.name); keys := pg_catalog.array_append(keys, q.key);
@@ -521,7 +515,7 @@ BEGIN
         lasts := pg_catalog.array_append(lasts, CASE WHEN q.windows IS NOT NULL THEN pg_catalog.cardinality(windows) END);
     END LOOP;
     IF pg_catalog.cardinality(list) = 0 THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'there are no requests';
+        RAISE invalid_parameter_value USING MESSAGE = 'requests must have at least one request, not 0';
     END IF;
     SELECT l.name COLLATE "C" AS name INTO own FROM pg_catalog.unnest(list) AS l GROUP BY 1, l.key COLLATE "C" HAVING count(*) > 1 ORDER BY 1 LIMIT 1;
     IF FOUND THEN
@@ -530,17 +524,15 @@ BEGIN
     END IF;
 
     d.at := coalesce(now, clock_timestamp());
-    IF d.granted AND pg_catalog.cardinality(names) > 0 THEN
-        d := /* TEMPLATE: schema */_ratelimit_apply('consume', names, keys, rates, periods, capacities, starts, shards, counts, floors, a, b,
-            now => now, windows => windows, firsts => firsts, lasts => lasts);
-    ELSIF NOT d.granted THEN -- by policy: the rows are not asked
-        names := NULL;
+    IF pg_catalog.cardinality(names) > 0 THEN -- if it is denied already, the rows are read alone: they may deny, too
+        d := /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN policy THEN 'consume' ELSE 'check' END, names, keys, rates, periods, capacities, starts,
+            shards, counts, floors, a, b, now => now, windows => windows, firsts => firsts, lasts => lasts);
     END IF;
+    d.granted := policy AND coalesce(d.granted, true);
     at := d.at;
     i := 0;
     FOREACH q IN ARRAY list LOOP
         IF q.effect = 'numbers' THEN
-            CONTINUE WHEN names IS NULL;
             i := i + 1;
         END IF;
         SELECT coalesce(pg_catalog.array_agg(u.value ORDER BY u.n), '{}') AS value, coalesce(pg_catalog.array_agg(u.ts ORDER BY u.n), '{}') AS ts INTO own
@@ -598,6 +590,6 @@ Result, one row for each object, in the order of the list:
 
 Errors, besides those of ratelimit:
   PT429  denied: nothing was taken from any of them. MESSAGE names the limits that deny. limit in the DETAIL is the one to wait for,
-         and retry_at is the first instant at which the same call would be granted
+         and retry_at is the first instant at which the same call would be granted; null if one of them waits for nothing
   22023  also for an empty list, an unknown field, a null, a value of the wrong type, and a limit and key that are there twice
 $text$;

@@ -27,10 +27,8 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     wrong text := CASE
-        WHEN name IS NULL OR name = '' THEN 'the name is empty'
-        WHEN global AND key IS NOT NULL THEN 'a global limit has no key'
-        WHEN global THEN NULL
-        WHEN key IS NULL OR key = '' THEN 'the key is NULL or empty; global => true is for a limit without keys' END;
+        WHEN name IS NULL OR name = '' THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
+        ELSE /* TEMPLATE: schema */_ratelimit_wrong_key(key, global) END;
 BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);

@@ -39,8 +39,8 @@ DECLARE
     given boolean := pg_catalog.num_nonnulls(rate, period, capacity, start, varies) > 0 OR kind IS DISTINCT FROM 'token bucket';
 BEGIN
     IF given THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, CASE WHEN rate = '0' AND varies IS NOT NULL THEN '1' ELSE rate END, period, kind,
-            capacity, start, NULL, 1, NULL, NULL);
+        PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, NULL, NULL,
+            zero => varies IS NOT NULL);
         capacity := coalesce(capacity, rate);
         IF varies IS NOT NULL THEN
             PERFORM /* TEMPLATE: schema */_ratelimit_validate_varies(name, rate, period, kind, capacity, varies);
@@ -106,7 +106,8 @@ BEGIN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
     END IF;
     IF first IS NULL OR NOT isfinite(at) THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: first is %s, now is %s; first must not be NULL, and now must be finite', name, quote_nullable(first), now);
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name,
+            CASE WHEN first IS NULL THEN 'first must be a key or '''', not NULL' ELSE pg_catalog.format('now must be finite, not %s', now) END);
     END IF;
     deleted := 0;
     -- Each key may have a zone and an anchor of its own. By any of them, as many windows have begun since ts as the longest

@@ -8,12 +8,18 @@
 -- The table has no CHECK constraints (G1).
 CREATE TABLE /* TEMPLATE: schema */rate_limits (
     name   text COLLATE "C" NOT NULL,
-    key    text COLLATE "C" NOT NULL, -- '' if the limit has no keys
-    shard  smallint         NOT NULL, -- 0 to shards - 1
-    shards smallint         NOT NULL, -- the number of rows that the limit has for this key
+    key    text COLLATE "C" NOT NULL,
+    shard  smallint         NOT NULL,
+    shards smallint         NOT NULL,
     value  double precision NOT NULL,
     ts     timestamptz      NOT NULL,
     PRIMARY KEY (name, key, shard)
 ) WITH (fillfactor = 90);
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limits IS 'txlimit: one row per limit and key, or per shard of it; a missing row is a full limit';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.name IS 'the name of the limit';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.key IS 'whose tokens they are, such as a user; '''' if the limit has no keys';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.shard IS 'the number of the row among those of the key, 0 to shards - 1';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.shards IS 'the number of rows that the limit has for this key';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.value IS 'the balance in tokens at the instant ts, without what was refilled since; below zero, tokens are owed';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.ts IS 'the instant of the balance';

@@ -3,33 +3,47 @@
 -- Both tables are read by limit and by time, and rows go by time: hence the two indexes. Counts are in no index, so that updates are
 -- heap-only. ON CONFLICT takes both indexes, whatever the order of their columns.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_usage (
-    name     text COLLATE "C" NOT NULL, -- of the limit
-    minute   timestamptz      NOT NULL, -- its begin
-    granted  bigint           NOT NULL, -- requests of Consume and Wait
+    name     text COLLATE "C" NOT NULL,
+    minute   timestamptz      NOT NULL,
+    granted  bigint           NOT NULL,
     denied   bigint           NOT NULL,
-    failed   bigint           NOT NULL, -- requests that were neither: the database failed, or they were invalid or above the capacity
-    tokens   double precision NOT NULL, -- taken, by Charge as well
-    refunded double precision NOT NULL, -- tokens given back
-    waited   double precision NOT NULL, -- seconds from the grants to the instants at which their work may run, added up
+    failed   bigint           NOT NULL,
+    tokens   double precision NOT NULL,
+    refunded double precision NOT NULL,
+    waited   double precision NOT NULL,
     PRIMARY KEY (name, minute),
     UNIQUE (minute, name)
 ) WITH (fillfactor = 90);
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_usage IS 'txlimit: what was granted and denied, by limit and minute; see ratelimit_usage';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.name IS 'the name of the limit';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.minute IS 'the begin of the minute';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.granted IS 'requests of Consume and Wait that were granted';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.denied IS 'requests that were denied';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.failed IS 'requests that were neither: the database failed, or they were invalid or above the capacity';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.tokens IS 'tokens that were taken, by Charge as well';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.refunded IS 'tokens that were given back';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.waited IS 'seconds from the grants to the instants at which their work may run, added up';
 
 -- The most denied keys of each limit and hour, 100 at most.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_denials (
-    name        text COLLATE "C" NOT NULL, -- of the limit
-    hour        timestamptz      NOT NULL, -- its begin, in UTC
-    key         text COLLATE "C" NOT NULL, -- or its hash
-    denied      bigint           NOT NULL, -- at least so many requests
-    asked       double precision NOT NULL, -- the tokens that they asked for
+    name        text COLLATE "C" NOT NULL,
+    hour        timestamptz      NOT NULL,
+    key         text COLLATE "C" NOT NULL,
+    denied      bigint           NOT NULL,
+    asked       double precision NOT NULL,
     last_denied timestamptz      NOT NULL,
     PRIMARY KEY (name, hour, key),
     UNIQUE (hour, name, key)
 ) WITH (fillfactor = 90);
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_denials IS 'txlimit: the most denied keys, by limit and hour; see ratelimit_denials';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.name IS 'the name of the limit';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.hour IS 'the begin of the hour, in UTC';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.key IS 'the key, or its hash';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.denied IS 'at least so many requests';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.asked IS 'the tokens that they asked for';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.last_denied IS 'the instant of the last denial';
 
 -- Adds to the tables what a recorder has counted, and returns the number of rows that were deleted.
 --

@@ -113,13 +113,9 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 		if err != nil {
 			return "", wrong("The number of the override is missing.")
 		}
-		var before *float64
-		if f.CapacityNow != "" {
-			n, ok := parseNumber(f.CapacityNow)
-			if !ok {
-				return "", wrong("The capacity until now is not a number. Write 2.5, 1000 or 1,000.")
-			}
-			before = &n
+		before, err := optionalNumber("capacity until now", f.CapacityNow)
+		if err != nil {
+			return "", err
 		}
 		return "add", c.add(id, name, before)
 	case "numbers", "block", "unlimited":
@@ -128,9 +124,13 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 	}
 	var now time.Time // of the database, whose clock decides when it ends
 	var definitions []definitionRow
+	var inForce *overrideRow // until now
 	if err := c.read(func(ctx context.Context, tx pgx.Tx) (err error) {
 		if now, err = queryNow(ctx, tx); err == nil {
 			definitions, err = queryDefinitions(ctx, tx, name)
+		}
+		if err == nil {
+			inForce, err = queryOverride(ctx, tx, name, key)
 		}
 		return err
 	}); err != nil {
@@ -153,21 +153,18 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 	for i, field := range []struct{ what, text string }{
 		{"rate", f.Rate}, {"capacity", f.Capacity}, {"most that may be owed", f.MaxReserved}, {"capacity until now", f.CapacityNow},
 	} {
-		if field.text == "" {
-			continue
+		if numbers[i], err = optionalNumber(field.what, field.text); err != nil {
+			return "", err
 		}
-		n, ok := parseNumber(field.text)
-		if !ok {
-			return "", wrong("The " + field.what + " is not a number. Write 2.5, 1000 or 1,000.")
-		}
-		numbers[i] = &n
 	}
 	before := numbers[3]
 	if numbers == [4]*float64{3: before} {
 		return "", wrong("Give a rate, a capacity, or the most that may be owed.")
 	}
-	if f.Add && varies(definitions) && (numbers[1] == nil || before == nil) {
-		return "", wrong("The numbers of this key are the program's. To add the difference, give the new capacity and the capacity until now.")
+	if f.Add {
+		if err := canAdd(varies(definitions), inForce, numbers[1], before); err != nil {
+			return "", err
+		}
 	}
 	var id int64
 	err = c.writing(func(ctx context.Context, tx pgx.Tx) error {
@@ -183,6 +180,22 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 		return "", c.notAdded(id, err)
 	}
 	return "added", nil
+}
+
+// canAdd checks that the new capacity is known, and that until now, before anything is written. The override in force knows it, and may
+// contradict the form.
+func canAdd(varies bool, inForce *overrideRow, capacity, before *float64) error {
+	var known *float64
+	if inForce != nil && inForce.Effect == "numbers" {
+		known = inForce.Capacity
+	}
+	switch {
+	case known != nil && before != nil && *known != *before:
+		return wrong(fmt.Sprintf("The capacity until now is %s by override %d, and not %s. Leave the field empty.", number(*known), inForce.ID, number(*before)))
+	case varies && (capacity == nil || known == nil && before == nil):
+		return wrong("The numbers of this key are the program's. To add the difference, give the new capacity and, unless an override has it, the capacity until now.")
+	}
+	return nil
 }
 
 // notAdded says that an override is in force although add failed, so that nobody overrides again.
@@ -246,15 +259,15 @@ func (g givenNumbers) parse(kind string) (p parsedNumbers, err error) {
 		what, text string
 		to         []**float64
 	}{{"rate", g.Rate, []**float64{&p.rate, &c.Rate}}, {"capacity", g.Capacity, []**float64{&p.capacity, &c.Capacity}}} {
-		if field.text == "" {
+		n, err := optionalNumber(field.what, strings.TrimSpace(field.text))
+		if err != nil {
+			return parsedNumbers{}, err
+		}
+		if n == nil {
 			continue
 		}
-		n, ok := parseNumber(strings.TrimSpace(field.text))
-		if !ok {
-			return parsedNumbers{}, wrong("The " + field.what + " is not a number. Write 2.5, 1000 or 1,000.")
-		}
 		for _, to := range field.to {
-			*to = &n
+			*to = n
 		}
 	}
 	if _, err := c.Limit(); err != nil {
@@ -274,6 +287,18 @@ func parseNumber(text string) (n float64, ok bool) {
 	}
 	n, err := strconv.ParseFloat(text, 64)
 	return n, err == nil && !math.IsNaN(n) && !math.IsInf(n, 0)
+}
+
+// optionalNumber reads what a field of a form has. It is nil if the field is empty.
+func optionalNumber(what, text string) (*float64, error) {
+	if text == "" {
+		return nil, nil
+	}
+	n, ok := parseNumber(text)
+	if !ok {
+		return nil, wrong("The " + what + " is not a number. Write 2.5, 1000 or 1,000.")
+	}
+	return &n, nil
 }
 
 // parseEnd reads the end of an override: "90s", "15m", "2h", "3d", "1w", an instant in UTC such as "2026-07-01 18:00", or "never", which is nil.
