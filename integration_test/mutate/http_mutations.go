@@ -16,7 +16,7 @@ var httpMutations = []mutation{
 		tests: "TestMetricsOfWaits",
 	}, {
 		name: "http-fails-open", file: "ratelimit/httplimit/httplimit.go", what: "requests pass while the database is down",
-		old: "open = m.FailOpen && d.Status", new: "open = d.Status",
+		old: "d.FailedOpen = m.FailOpen && d.Status", new: "d.FailedOpen = d.Status",
 		tests: "TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice",
 	}, {
 		name: "http-unknown-passes", file: "internal/outcome/outcome.go", what: "a request passes on an unknown error",
@@ -141,11 +141,11 @@ var httpMutations = []mutation{
 		tests: "TestFields",
 	}, {
 		name: "http-forwarded-first", file: "ratelimit/httplimit/requests.go", what: "a client behind a proxy chooses its address",
-		old: "i := len(entries) - c.TrustedProxies\n", new: "i := min(0, len(entries)-c.TrustedProxies)\n",
+		old: "n := 1; n < c.TrustedProxies", new: "n := 0; n < c.TrustedProxies",
 		tests: "TestClientIP",
 	}, {
 		name: "http-networks-any", file: "ratelimit/httplimit/requests.go", what: "every client is a trusted proxy",
-		old: "isIn(trusted, addr); i--", new: "trusted != nil; i--",
+		old: "for isIn(trusted, addr) {", new: "for trusted != nil {",
 		tests: "TestClientIPOfTrustedNetworks|TestClientIPOfACDNsHeader",
 	}, {
 		name: "http-networks-garbage", file: "ratelimit/httplimit/requests.go", what: "an invalid address is skipped",
@@ -157,7 +157,7 @@ var httpMutations = []mutation{
 		tests: "TestClientIPOfACDNsHeader",
 	}, {
 		name: "http-networks-counted", file: "ratelimit/httplimit/requests.go", what: "the entries of the counted proxies are used again",
-		old: "stated, true, entries[:i]", new: "stated, true, entries",
+		old: "addr, ok = stated, true", new: "addr, ok, entries = stated, true, fromRight{lines: r.Header.Values(\"X-Forwarded-For\")}",
 		tests: "TestClientIPOfTrustedNetworks",
 	}, {
 		name: "http-networks-embedded", file: "ratelimit/httplimit/requests.go", what: "a client that embeds a trusted proxy's address in its own is trusted",
@@ -165,7 +165,7 @@ var httpMutations = []mutation{
 		tests: "TestClientIPOfTrustedNetworks",
 	}, {
 		name: "http-client-header-twice", file: "ratelimit/httplimit/requests.go", what: "of two header fields, one is trusted",
-		old: "		if len(entries) > 1 {\n", new: "		if false {\n",
+		old: "len(stated) == 1 && ", new: "len(stated) > 0 && ",
 		tests: "TestClientIPOfACDNsHeader",
 	}, {
 		name: "http-client-header-missing", file: "ratelimit/httplimit/requests.go", what: "if a CDN's header field is missing, what a client forwards is trusted",

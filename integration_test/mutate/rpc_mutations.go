@@ -4,7 +4,7 @@ package main
 var rpcMutations = []mutation{
 	{
 		name: "rpc-fails-open", file: "ratelimit/rpclimit/rpclimit.go", what: "calls pass while the database is down",
-		old: "open = i.FailOpen && refusal", new: "open = refusal",
+		old: "d.FailedOpen = i.FailOpen && refusal", new: "d.FailedOpen = refusal",
 		tests: "TestRPCWithoutTheDatabaseCallsAreRefusedOrPassByChoice",
 	}, {
 		name: "rpc-stays-closed", file: "ratelimit/rpclimit/rpclimit.go", what: "FailOpen does nothing",
