@@ -456,6 +456,10 @@ func TestTheLogKeepsKeysToItself(t *testing.T) {
 	if record := logOf(observe.PlainKey); record["key"] != "ann@example.org" {
 		t.Errorf("plain: %v", record)
 	}
+	hostile := logOf(func(string) string { return "a\x7f\u009b31m\u202e" })
+	if record := hostile; record["key"] != `a\u007f\u009b31m\u202e` { // escaped before the logger, which leaves these as they are
+		t.Errorf("hostile: %q", record["key"])
+	}
 	one, again, other := logOf(observe.HashKey([]byte("secret"))), logOf(observe.HashKey([]byte("secret"))), logOf(observe.HashKey([]byte("another")))
 	if key, _ := one["key"].(string); len(key) != 16 || one["key"] != again["key"] || one["key"] == other["key"] || strings.Contains(fmt.Sprint(one), "example.org") {
 		t.Errorf("hashed: %v, %v, %v", one, again, other)

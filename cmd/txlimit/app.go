@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -57,25 +59,26 @@ func usagef(format string, args ...any) error { return usageError{fmt.Errorf(for
 // errNothing says that there was nothing to show or to do. What there was to say about it is said already.
 var errNothing = errors.New("nothing found")
 
-// output keeps the first error of a writer, since nobody looks at what fmt.Fprintf returns. It has no buffer, so that lines come
-// in the order in which they are printed, between those on stderr.
+// output escapes what a terminal does not show, and keeps the first error of a writer, since nobody looks at what fmt.Fprintf returns. It
+// has no buffer, so that lines come in the order in which they are printed, between those on stderr.
 type output struct {
 	to  io.Writer
 	err error
 }
 
 func (o *output) Write(p []byte) (int, error) {
-	n, err := o.to.Write(p)
-	if o.err == nil {
-		o.err = err
+	_, err := io.WriteString(o.to, visible.Escape(string(p)))
+	if err != nil {
+		o.err = cmp.Or(o.err, err)
+		return 0, err
 	}
-	return n, err
+	return len(p), nil
 }
 
 // run runs a command line and returns the exit status.
 func (a *app) run(ctx context.Context, args []string) int {
 	out := &output{to: a.stdout}
-	a.stdout = out
+	a.stdout, a.stderr = out, &output{to: a.stderr}
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(a.stdin)

@@ -176,7 +176,7 @@ func TestManyKeysAreEstimated(t *testing.T) {
 }
 
 // evil is a key that would clear the screen.
-const evil = "\x1b[2J\x07|\u202eevil\n\u009b31m"
+const evil = "\x1b[2J\x07|\u202eevil\n\u009b31m\x7f\u2066\u200b\ufeff\U000e0041"
 
 func TestNoEscapeReachesTheTerminal(t *testing.T) {
 	limit := ratelimit.TokenBucket("name\x1b[31m", 1, 100000*time.Hour)
@@ -187,9 +187,10 @@ func TestNoEscapeReachesTheTerminal(t *testing.T) {
 	name := limit.Name()
 	w.sql("SELECT ratelimit($1, $2, rate => 1, period => '100000 hours')", name, evil)
 	w.sql("INSERT INTO rate_limit_denials VALUES ($1, date_trunc('hour', now(), 'UTC'), $2, 1, 1, now())", name, evil)
-	bad := regexp.MustCompile(`[\x00-\x09\x0b-\x1f\x7f\x{80}-\x{9f}\x{202e}]`)
+	bad := regexp.MustCompile(`[\x00-\x09\x0b-\x1f\x7f\x{80}-\x{9f}\p{Cf}]`)
 	for _, args := range [][]string{
 		{"limits"},
+		{"locks"},
 		{"override", name, evil, "--rate", "3", "--reason", evil, "--who", evil, "--for", "1h"},
 		{"block", name, evil, "--reason", evil},
 		{"keys", name},
@@ -218,10 +219,16 @@ func TestNoEscapeReachesTheTerminal(t *testing.T) {
 		{"replay", "--query", evil, "-c", "1/1h"},
 		{"migrate", evil},
 	} {
-		r := w.run(args...)
-		if s := bad.FindString(r.out + r.errOut); s != "" {
-			t.Errorf("%q prints %q: %q", args, s, r.out+r.errOut)
+		for _, args := range [][]string{args, append([]string{"--json"}, args...)} {
+			r := w.run(args...)
+			if s := bad.FindString(r.out + r.errOut); s != "" {
+				t.Errorf("%q prints %q: %q", args, s, r.out+r.errOut)
+			}
 		}
+	}
+	// JSON says the same all the same.
+	if list := parse[overrideList](t, w.run("overrides", "--all", "--json")); len(list.Overrides) == 0 || *list.Overrides[0].Key != evil || list.Overrides[0].Reason != evil {
+		t.Errorf("%+v", list)
 	}
 }
 

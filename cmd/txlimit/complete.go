@@ -6,9 +6,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
+
+	"github.com/txlimit/txlimit/internal/visible"
 )
 
-// complete returns those words of fn that begin so. It asks the database in silence, and not for long.
+// complete returns those words of fn that begin so and need no quotes. It asks the database in silence, and not for long.
 func (a *app) complete(cmd *cobra.Command, begin string, fn func(ctx context.Context, tx pgx.Tx) ([]string, error)) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), a.completing)
 	defer cancel()
@@ -22,7 +24,7 @@ func (a *app) complete(cmd *cobra.Command, begin string, fn func(ctx context.Con
 	}
 	var plain []cobra.Completion
 	for _, word := range words {
-		if strings.HasPrefix(word, begin) && printable(word) == word { // others would be typed on the terminal
+		if strings.HasPrefix(word, begin) && visible.Word(word) { // a shell types it as it is, and would run what is in others
 			plain = append(plain, word)
 		}
 	}

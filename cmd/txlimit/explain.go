@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -190,16 +191,7 @@ func distance(a, b string) int {
 
 // oneLine is a message of several lines on one, without what a terminal does not show.
 func oneLine(s string) string {
-	s = strings.Join(strings.Fields(s), " ")
-	var b strings.Builder
-	for _, r := range s {
-		if p := printable(string(r)); r != ' ' && r != '"' && r != '\\' && p != string(r) {
-			b.WriteString(strings.Trim(p, `"`))
-		} else {
-			b.WriteRune(r)
-		}
-	}
-	return strings.ReplaceAll(b.String(), ratelimit.ErrInvalid.Error()+": ", "")
+	return strings.ReplaceAll(visible.Line(s), ratelimit.ErrInvalid.Error()+": ", "")
 }
 
 // identifier is a name in SQL, in quotes only where it must be.
@@ -214,10 +206,7 @@ func identifier(name string) string {
 
 // shellQuote is a word for a shell.
 func shellQuote(word string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-.,:/@%+=", r)
-	}
-	if word != "" && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0 {
+	if visible.Word(word) {
 		return word
 	}
 	if !utf8.ValidString(word) || strings.ContainsFunc(word, func(r rune) bool { return !strconv.IsPrint(r) }) {

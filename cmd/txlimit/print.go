@@ -9,9 +9,11 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/txlimit/txlimit/internal/visible"
 )
 
-// emit prints v as JSON, or what human prints.
+// emit prints v as JSON, or what human prints. a.stdout escapes what a terminal does not show, in JSON as well.
 func (a *app) emit(v any, human func(w io.Writer)) error {
 	if !a.json {
 		human(a.stdout)
@@ -79,12 +81,7 @@ func (t *table) print(w io.Writer) {
 }
 
 // printable is a text for a terminal: in quotes, with escapes, if it is empty or has characters that a terminal does not show.
-func printable(s string) string {
-	if quoted := strconv.Quote(s); s == "" || len(quoted) > len(s)+2 || strings.TrimSpace(s) != s {
-		return quoted
-	}
-	return s
-}
+func printable(s string) string { return visible.Text(s) }
 
 // short is printable, of at most so many characters.
 func short(s string, most int) string {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math"
 	"net/http"
 	"net/url"
@@ -202,7 +201,7 @@ func canAdd(varies bool, inForce *overrideRow, capacity, before *float64) error 
 func (c *call) notAdded(id int64, err error) error {
 	why := explain(err)
 	if why.status >= 500 {
-		slog.ErrorContext(c.r.Context(), "txlimit console", "path", c.r.URL.Path, "error", err)
+		c.log(err)
 	}
 	text := fmt.Sprintf("The override is in force. It is number %d. ", id)
 	if why.partly {

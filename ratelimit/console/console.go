@@ -35,6 +35,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/txlimit/txlimit/internal/visible"
 )
 
 // DefaultTimeout is the default of [Handler.Timeout].
@@ -214,11 +216,16 @@ func (c *call) show(status int, name string, data any) error {
 	return nil
 }
 
+// log writes an error to the log, with nothing in it that a terminal obeys, whatever the logger.
+func (c *call) log(err error) {
+	slog.ErrorContext(c.r.Context(), "txlimit console", "path", visible.Escape(c.r.URL.Path), "error", visible.Line(err.Error()))
+}
+
 // fail answers with a page that says what went wrong.
 func (c *call) fail(err error) {
 	refused := explain(err)
 	if refused.status >= 500 && c.r.Context().Err() == nil {
-		slog.ErrorContext(c.r.Context(), "txlimit console", "path", c.r.URL.Path, "error", err)
+		c.log(err)
 	}
 	if err := c.show(refused.status, "error", errorPage{layout: c.layout(refused.title), Status: refused.status, Text: refused.text}); err != nil {
 		http.Error(c.w, refused.title, refused.status)

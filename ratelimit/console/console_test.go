@@ -2,8 +2,11 @@ package console
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -11,6 +14,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // What others have written is here as they published it: uPlot 1.6.32 from npm. assets/README.md says how to renew it.
@@ -219,5 +224,25 @@ func TestAHandlerWithItsPrefix(t *testing.T) {
 	mux.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/admin/limits/", nil))
 	if w.Code != http.StatusNotFound || !strings.Contains(w.Body.String(), "mount it with http.StripPrefix") {
 		t.Errorf("%d: %s", w.Code, w.Body)
+	}
+}
+
+// hostileError is the error of a database that has a key in it.
+type hostileError struct{}
+
+func (hostileError) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) {
+	return nil, errors.New("no \x1b[2J\u009b31m\x7f\u202e\n connection")
+}
+
+// Not parallel: the log is every test's.
+func TestTheLogHasNothingThatATerminalObeys(t *testing.T) {
+	var logged bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewJSONHandler(&logged, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	h := &Handler{DB: hostileError{}}
+	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/limit?name=%C2%9B31m", nil))
+	if text := logged.String(); !strings.Contains(text, "connection") || strings.ContainsAny(text, "\x1b\u009b\x7f\u202e") {
+		t.Errorf("%q", text)
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/txlimit/txlimit/internal/visible"
 )
 
 var functions = template.FuncMap{
@@ -21,7 +23,7 @@ var functions = template.FuncMap{
 	"percent": percent,
 	"numbers": describe,
 	"shown":   shown,
-	"visible": visible,
+	"visible": visibly,
 	"deref":   func(p any) any { return reflect.Indirect(reflect.ValueOf(p)).Interface() },
 	"dict":    dict,
 }
@@ -157,7 +159,7 @@ func describe(kind string, n numbers) string {
 	case kind == "unlimited":
 		return "unlimited"
 	case n.Rate == nil:
-		return visible(kind)
+		return visibly(kind)
 	case *n.Rate == 0:
 		return "denies everything"
 	}
@@ -173,12 +175,12 @@ func shown(key string) string {
 	if key == "" {
 		return "(no key)"
 	}
-	return visible(key)
+	return visibly(key)
 }
 
-// visible is a text in quotes, with escapes, if it has characters that would not be seen, or would turn the rest around.
-func visible(text string) string {
-	if strings.TrimSpace(text) != text || strings.ContainsFunc(text, func(r rune) bool { return !strconv.IsPrint(r) }) {
+// visibly is a text in quotes, with escapes, if it has characters that would not be seen, or would turn the rest around.
+func visibly(text string) string {
+	if strings.TrimSpace(text) != text || strings.ContainsAny(text, "\t\n") || visible.Escape(text) != text {
 		return strconv.Quote(text)
 	}
 	return text

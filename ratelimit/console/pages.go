@@ -28,7 +28,7 @@ type layout struct {
 
 func (c *call) layout(title string) layout {
 	root := "./" + strings.Repeat("../", max(strings.Count(c.r.URL.Path, "/")-1, 0))
-	return layout{Title: title, Root: root, Who: visible(c.who), Writable: c.who != "", Now: time.Now().UTC()}
+	return layout{Title: title, Root: root, Who: visibly(c.who), Writable: c.who != "", Now: time.Now().UTC()}
 }
 
 type errorPage struct {
@@ -170,7 +170,7 @@ func (c *call) limit(a asked) error {
 }
 
 func (c *call) showLimit(status int, a asked, f form, problem string) error {
-	p := limitPage{layout: c.layout(visible(a.name)), Name: a.name, Search: a.search, Spans: limitSpans, Span: pick(limitSpans, a.span, 0), Every: true}
+	p := limitPage{layout: c.layout(visibly(a.name)), Name: a.name, Search: a.search, Spans: limitSpans, Span: pick(limitSpans, a.span, 0), Every: true}
 	p.Refresh, p.Form, p.Problem, p.Done = 5, f, problem, done[a.done]
 	err := c.read(func(ctx context.Context, tx pgx.Tx) (err error) {
 		if p.Now, err = queryNow(ctx, tx); err != nil {
@@ -340,7 +340,7 @@ func (c *call) key(a asked) error {
 }
 
 func (c *call) showKey(status int, a asked, f form, problem string) error {
-	p := keyPage{layout: c.layout(shown(a.key) + " – " + visible(a.name)), Name: a.name, Key: a.key, Every: a.key == "", Given: a.given}
+	p := keyPage{layout: c.layout(shown(a.key) + " – " + visibly(a.name)), Name: a.name, Key: a.key, Every: a.key == "", Given: a.given}
 	p.Refresh, p.Form, p.Problem, p.Done = 2, f, problem, done[a.done]
 	err := c.read(func(ctx context.Context, tx pgx.Tx) (err error) {
 		if p.Now, err = queryNow(ctx, tx); err != nil {

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -118,7 +119,7 @@ func (l *Log) write(ctx context.Context, level slog.Level, message string, about
 		for _, s := range requests {
 			keys = append(keys, l.Key(s.Key))
 		}
-		attrs = append(attrs, slog.String("key", strings.Join(keys, ", ")))
+		attrs = append(attrs, slog.String("key", visible.Escape(strings.Join(keys, ", "))))
 	}
 	if suppressed > 0 {
 		attrs = append(attrs, slog.Int("suppressed", suppressed))

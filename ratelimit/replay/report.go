@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/txlimit/txlimit/internal/calendar"
+	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -205,9 +206,7 @@ func duration(d time.Duration) string {
 
 // printable is a text for one line of a terminal, of at most so many characters.
 func printable(s string, most int) string {
-	if quoted := strconv.Quote(s); len(quoted) > len(s)+2 || s == "" {
-		s = quoted
-	}
+	s = visible.Text(s)
 	if utf8.RuneCountInString(s) > most {
 		s = string([]rune(s)[:most-1]) + "…"
 	}

@@ -1,0 +1,76 @@
+package visible
+
+import (
+	"encoding/json"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode"
+)
+
+// bad is what must not reach a terminal or a log.
+var bad = regexp.MustCompile(`[\x00-\x08\x0b-\x1f\x7f\x{80}-\x{9f}\p{Cf}\p{Co}\p{Zl}\p{Zp}]`)
+
+// hostile is every character that must not reach a terminal, with others around it.
+func hostile() string {
+	var b strings.Builder
+	for r := range rune(unicode.MaxRune + 1) {
+		if text := string(r); bad.MatchString(text) && !unicode.Is(unicode.Co, r) {
+			b.WriteString("a" + text)
+		}
+	}
+	return b.String() + "é漢😀\u00a0\U000f0000"
+}
+
+func TestNothingHiddenIsLeft(t *testing.T) {
+	t.Parallel()
+	text := hostile()
+	for name, got := range map[string]string{
+		"Text": Text(text), "Escape": Escape(text), "Line": Line(text), "bytes": Escape("\x9b31m\xff"), "Text of bytes": Text("\x9b31m"),
+	} {
+		if at := bad.FindStringIndex(got); at != nil {
+			t.Errorf("%s leaves %q", name, got[at[0]:at[1]])
+		}
+	}
+	encoded, err := json.Marshal(map[string]string{text: text})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back map[string]string
+	if err := json.Unmarshal([]byte(Escape(string(encoded))), &back); err != nil || back[text] != text {
+		t.Errorf("escaped JSON means something else: %v", err)
+	}
+	for _, text := range []string{"", "plain|é 漢😀", "two\n\tlines"} {
+		if got := Escape(text); got != text {
+			t.Errorf("%q becomes %q", text, got)
+		}
+	}
+	if got := Line(" two\r\n\x1b lines\x9b "); got != `two \u001b lines\x9b` {
+		t.Errorf("%q", got)
+	}
+	for text, want := range map[string]string{"plain|é": "plain|é", "": `""`, " a": `" a"`, `a"b`: `"a\"b"`, "\u202e": `"\u202e"`} {
+		if got := Text(text); got != want {
+			t.Errorf("%q becomes %s, want %s", text, got, want)
+		}
+	}
+}
+
+func TestWordsMeanThemselves(t *testing.T) {
+	t.Parallel()
+	for _, word := range []string{"user-17", "a", "10.1.2.3", "ann@example.com", "org/7:a,b", "k=v", "_x", "/a", "50%", "a+b"} {
+		if !Word(word) {
+			t.Errorf("%q is a word", word)
+		}
+	}
+	for _, text := range []string{"", "-x", "--yes", "=ls", "%1", "+x", "@x", ":x", ",x", "~", "~root", "a~", "é", "a\u00a0b"} {
+		if Word(text) {
+			t.Errorf("%q is no word", text)
+		}
+	}
+	const plain = "_./-,:@%+="
+	for r := range rune(0x180) {
+		if !strings.ContainsRune(plain, r) && !(r < 0x80 && (unicode.IsLetter(r) || unicode.IsDigit(r))) && Word("a"+string(r)) {
+			t.Errorf("%q is no word", "a"+string(r))
+		}
+	}
+}
