@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
+
+	"github.com/txlimit/txlimit/internal/pin"
 )
 
 // config is how to connect.
@@ -52,14 +54,15 @@ func (a *app) connect(ctx context.Context) error {
 	return err
 }
 
-// inTx runs fn in a transaction and commits it. It gives up waiting for a lock when a.patience has passed.
+// inTx runs fn in a transaction in which only the limiter's names count, and commits it. It gives up waiting for a lock when a.patience has
+// passed.
 func (a *app) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
-	return a.within(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, fmt.Sprintf("SET LOCAL lock_timeout = %d", a.patience.Milliseconds()), fn)
+	return a.within(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, fmt.Sprintf("SET LOCAL lock_timeout = %d; %s", a.patience.Milliseconds(), pin.SQL), fn)
 }
 
-// reading runs fn in a transaction that reads, along indexes where it can.
+// reading runs fn in a transaction that reads, along indexes where it can, and in which only the limiter's names count.
 func (a *app) reading(ctx context.Context, fn func(tx pgx.Tx) error) error {
-	return a.within(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, "SET LOCAL enable_seqscan = off", fn)
+	return a.within(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, "SET LOCAL enable_seqscan = off; "+pin.SQL, fn)
 }
 
 func (a *app) within(ctx context.Context, options pgx.TxOptions, set string, fn func(tx pgx.Tx) error) error {

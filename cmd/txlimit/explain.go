@@ -78,16 +78,20 @@ func other(places []place) string {
 func (a *app) notThere(ctx context.Context, text string) string {
 	var here bool
 	var path, role string
-	err := a.conn.QueryRow(ctx, "SELECT to_regclass('rate_limits') IS NOT NULL, concat_ws(', ', VARIADIC current_schemas(false)), current_user").Scan(&here, &path, &role)
+	err := a.conn.QueryRow(ctx, "SELECT pg_catalog.to_regclass('rate_limits') IS NOT NULL, pg_catalog.array_to_string(pg_catalog.current_schemas(false), ', '), current_user").Scan(&here, &path, &role)
 	if err != nil {
 		return text
 	}
 	if here {
 		return text + ". The schema is older than this program: run `txlimit migrate`"
 	}
-	places, err := collect(ctx, a.conn, pgx.RowToStructByPos[place], `
-		SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE') FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-		 WHERE c.relname = 'rate_limits' AND c.relkind = 'r' ORDER BY 1`)
+	var places []place
+	err = a.reading(ctx, func(tx pgx.Tx) (err error) {
+		places, err = collect(ctx, tx, pgx.RowToStructByPos[place], `
+			SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE') FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+			 WHERE c.relname = 'rate_limits' AND c.relkind = 'r' ORDER BY 1`)
+		return err
+	})
 	if err != nil {
 		return text
 	}
@@ -122,9 +126,11 @@ func (a *app) notGranted(ctx context.Context, text string) string {
 	for _, need := range a.needs {
 		privilege, relation, _ := strings.Cut(need, " ")
 		var grant *string
-		err := a.conn.QueryRow(ctx, `
-			SELECT format('GRANT %s ON %s TO %I', $1::text, c.oid::regclass, current_user)
-			  FROM pg_class AS c WHERE c.oid = to_regclass($2) AND NOT has_table_privilege(c.oid, $1)`, privilege, relation).Scan(&grant)
+		err := a.reading(ctx, func(tx pgx.Tx) error {
+			return tx.QueryRow(ctx, `
+				SELECT format('GRANT %s ON %s TO %I', $1::text, c.oid::regclass, current_user)
+				  FROM pg_class AS c WHERE c.oid = to_regclass($2::text) AND NOT has_table_privilege(c.oid, $1::text)`, privilege, relation).Scan(&grant)
+		})
 		if err == nil && grant != nil {
 			missing = append(missing, *grant)
 		}

@@ -342,7 +342,7 @@ func readKeys(ctx context.Context, db querier, c ratelimit.Config, at time.Time,
 		}
 		return k, err
 	}, `SELECT k.key, k.remaining, k.retry_at
-	      FROM _ratelimit_keys($1, $2, $3, $4, $5, $6, $8, $9::text::timestamp, $10::text[], $7) AS k
+	      FROM _ratelimit_keys($1::text, $2::float8, $3::interval, $4::text, $5::float8, $6::timestamptz, $8::text, $9::text::timestamp, $10::text[], $7::timestamptz) AS k
 	     WHERE ($11 OR k.retry_at IS NOT NULL) AND k.key <> ALL ($12::text[])
 	     ORDER BY k.remaining, k.key LIMIT nullif($13::bigint, 0)`,
 		c.Name, *c.Rate, intervalOf(c.Period), c.Kind, c.Capacity, c.Start, at, optional(c.Zone), optional(c.Anchor), only, all, without, most)
@@ -356,7 +356,7 @@ func (a *app) deniedKeys(ctx context.Context, name, since string, most int) erro
 	a.needs = append(lookNeeds, "SELECT rate_limit_denials")
 	return a.reading(ctx, func(tx pgx.Tx) error {
 		list, err := collect(ctx, tx, pgx.RowToStructByPos[deniedKey],
-			"SELECT d.key, d.denied, d.asked, d.last_denied FROM ratelimit_denials($1, clock_timestamp() - $2::interval) AS d LIMIT nullif($3::bigint, 0)", name, back, most)
+			"SELECT d.key, d.denied, d.asked, d.last_denied FROM ratelimit_denials($1::text, clock_timestamp() - $2::interval) AS d LIMIT nullif($3::bigint, 0)", name, back, most)
 		if err != nil {
 			return err
 		}

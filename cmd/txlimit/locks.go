@@ -71,7 +71,9 @@ const sessionColumns = `a.pid, coalesce(a.datname, ''), coalesce(a.usename, ''),
 func (a *app) locks(ctx context.Context, old pgtype.Interval) error {
 	var here, sees bool
 	var role string
-	err := a.conn.QueryRow(ctx, "SELECT 'rate_limits'::regclass IS NOT NULL, pg_has_role('pg_read_all_stats', 'USAGE'), current_user").Scan(&here, &sees, &role)
+	err := a.reading(ctx, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, "SELECT 'rate_limits'::regclass IS NOT NULL, pg_has_role('pg_read_all_stats', 'USAGE'), current_user").Scan(&here, &sees, &role)
+	})
 	if err != nil {
 		return err
 	}
@@ -84,7 +86,7 @@ func (a *app) locks(ctx context.Context, old pgtype.Interval) error {
 		Relation string
 		Row      *string
 	}
-	locks, err := collect(ctx, a.conn, pgx.RowToStructByPos[lock], `
+	locks, err := alone(ctx, a, pgx.RowToStructByPos[lock], `
 		SELECT l.pid, c.relname::text, CASE WHEN l.locktype = 'tuple' THEN format('(%s,%s)', l.page, l.tuple) END
 		  FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
 		 WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -117,7 +119,7 @@ func (a *app) locks(ctx context.Context, old pgtype.Interval) error {
 		for _, pid := range next {
 			seen[pid] = true
 		}
-		found, err := collect(ctx, a.conn, pgx.RowToStructByPos[session], "SELECT "+sessionColumns+" FROM pg_stat_activity AS a WHERE a.pid = ANY ($1::int[])", next)
+		found, err := alone(ctx, a, pgx.RowToStructByPos[session], "SELECT "+sessionColumns+" FROM pg_stat_activity AS a WHERE a.pid = ANY ($1::int[])", next)
 		if err != nil {
 			return err
 		}
@@ -145,7 +147,7 @@ func (a *app) locks(ctx context.Context, old pgtype.Interval) error {
 		}
 		return int(x.PID - y.PID)
 	})
-	report.Old, err = collect(ctx, a.conn, pgx.RowToStructByPos[session], "SELECT "+sessionColumns+`
+	report.Old, err = alone(ctx, a, pgx.RowToStructByPos[session], "SELECT "+sessionColumns+`
 		  FROM pg_stat_activity AS a WHERE a.backend_xid IS NOT NULL AND a.xact_start < clock_timestamp() - $1::interval ORDER BY a.xact_start LIMIT 10`, old)
 	if err != nil {
 		return err
@@ -157,10 +159,22 @@ func (a *app) locks(ctx context.Context, old pgtype.Interval) error {
 	return a.emit(report, report.print)
 }
 
+// alone reads all rows of a query in a transaction of its own: in a longer one, pg_stat_activity would not change.
+func alone[T any](ctx context.Context, a *app, row pgx.RowToFunc[T], sql string, args ...any) (list []T, err error) {
+	err = a.reading(ctx, func(tx pgx.Tx) (err error) {
+		list, err = collect(ctx, tx, row, sql, args...)
+		return err
+	})
+	return list, err
+}
+
 // rowAt is the limit and key of a row version. The one that sessions wait for is visible until the transaction in the way ends.
 func (a *app) rowAt(ctx context.Context, ctid string) string {
 	var name, key string
-	if err := a.conn.QueryRow(ctx, "SELECT name, key FROM rate_limits WHERE ctid = $1::text::tid", ctid).Scan(&name, &key); err != nil {
+	err := a.reading(ctx, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, "SELECT name, key FROM rate_limits WHERE ctid = $1::text::tid", ctid).Scan(&name, &key)
+	})
+	if err != nil {
 		return "a row" // it is gone, or may not be read
 	}
 	if key == "" {

@@ -86,12 +86,12 @@ func (a *app) goose(ctx context.Context, fn func(provider *goose.Provider, schem
 		return err
 	}
 	var schema *string
-	if err := a.conn.QueryRow(ctx, "SELECT current_schema()").Scan(&schema); err != nil {
+	if err := a.conn.QueryRow(ctx, "SELECT pg_catalog.current_schema()").Scan(&schema); err != nil {
 		return err
 	}
 	if schema == nil && a.schema != "" {
 		var there bool
-		if err := a.conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", a.schema).Scan(&there); err != nil {
+		if err := a.conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace AS n WHERE n.nspname OPERATOR(pg_catalog.=) $1::pg_catalog.name)", a.schema).Scan(&there); err != nil {
 			return err
 		}
 		if there {
@@ -107,6 +107,7 @@ func (a *app) goose(ctx context.Context, fn func(provider *goose.Provider, schem
 	if err != nil {
 		return err
 	}
+	config.RuntimeParams["search_path"] = pgx.Identifier{*schema}.Sanitize() // nothing of another schema is taken for Postgres' own
 	db := stdlib.OpenDB(*config)
 	defer db.Close()
 	locker, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 300)) // tries each second, for five minutes

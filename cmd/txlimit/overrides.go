@@ -212,7 +212,7 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 	err = a.inTx(ctx, func(tx pgx.Tx) error {
 		all := append([]any{name, key, d.reason, optional(d.who), length, end}, args...)
 		var id int64
-		err := tx.QueryRow(ctx, "SELECT "+function+`($1, $2, `+call+`until => coalesce(clock_timestamp() + $5::interval, $6), reason => $3, who => $4)`, all...).Scan(&id)
+		err := tx.QueryRow(ctx, "SELECT "+function+`($1::text, $2::text, `+call+`until => coalesce(clock_timestamp() + $5::interval, $6::timestamptz), reason => $3::text, who => $4::text)`, all...).Scan(&id)
 		if err != nil {
 			return err
 		}
@@ -315,7 +315,7 @@ Keys with numbers of their own, which the program alone knows (Varies), get thos
 				return err
 			}
 		}
-		result, err := a.decide(ctx, &d, name, key, "ratelimit_override", "rate => $7, capacity => $8, max_reserved => $9, ",
+		result, err := a.decide(ctx, &d, name, key, "ratelimit_override", "rate => $7::float8, capacity => $8::float8, max_reserved => $9::float8, ",
 			given("rate", &rate), given("capacity", &capacity), given("max-reserved", &maxReserved))
 		if err != nil {
 			return err
@@ -398,7 +398,7 @@ func (a *app) add(ctx context.Context, id int64, before *float64) (added, record
 		if err != nil {
 			return err
 		}
-		err = tx.QueryRow(ctx, "SELECT ratelimit_add($1, $2)", id, before).Scan(&recorded)
+		err = tx.QueryRow(ctx, "SELECT ratelimit_add($1::bigint, $2::float8)", id, before).Scan(&recorded)
 		if added = recorded; !row {
 			added = new(float64)
 		}
@@ -503,7 +503,7 @@ func (a *app) removalCommand(name string, effect *string, c *cobra.Command) *cob
 			}
 		}
 		err := a.inTx(ctx, func(tx pgx.Tx) error {
-			return tx.QueryRow(ctx, "SELECT ratelimit_restore($1, $2, $3, $4)", result.Limit, result.Key, optional(*effect), optional(who)).Scan(&result.Removed)
+			return tx.QueryRow(ctx, "SELECT ratelimit_restore($1::text, $2::text, $3::text, $4::text)", result.Limit, result.Key, optional(*effect), optional(who)).Scan(&result.Removed)
 		})
 		if err != nil {
 			return err

@@ -115,10 +115,10 @@ func (a *app) sweep(ctx context.Context, n *numbers, names []string) error {
 
 func (a *app) sweepOne(ctx context.Context, name string, c *ratelimit.Config) (s swept, err error) {
 	s.Limit = name
-	call := "ratelimit_sweep($1, first => $2)"
+	call := "ratelimit_sweep($1::text, first => $2::text)"
 	args := []any{name, ""}
 	if c != nil {
-		call = "ratelimit_sweep($1, first => $2, rate => $3, period => $4, kind => $5, capacity => $6, start => $7, varies => $8)"
+		call = "ratelimit_sweep($1::text, first => $2::text, rate => $3::float8, period => $4::interval, kind => $5::text, capacity => $6::float8, start => $7::timestamptz, varies => $8::interval)"
 		var varies *pgtype.Interval
 		if c.Varies != "" {
 			longest := intervalOf(c.Varies)

@@ -97,11 +97,11 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 		if everyKey {
 			return "", wrong("A limit goes on key by key.")
 		}
-		return "reset", c.write("SELECT _ratelimit_reset(ARRAY[$1], ARRAY[$2])", name, key)
+		return "reset", c.write("SELECT _ratelimit_reset(ARRAY[$1::text], ARRAY[$2::text])", name, key)
 	case "restore":
 		var removed int
 		err := c.writing(func(ctx context.Context, tx pgx.Tx) error {
-			return tx.QueryRow(ctx, "SELECT ratelimit_restore($1, $2, $3, $4)", name, scope, optional(f.Effect), c.who).Scan(&removed)
+			return tx.QueryRow(ctx, "SELECT ratelimit_restore($1::text, $2::text, $3::text, $4::text)", name, scope, optional(f.Effect), c.who).Scan(&removed)
 		})
 		if removed == 0 {
 			return "nothing", err
@@ -146,7 +146,7 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 		return "", wrong("The reason is not valid UTF-8.")
 	}
 	if f.Action != "numbers" {
-		return f.Action, c.write("SELECT ratelimit_"+f.Action+"($1, $2, $3, $4, $5)", name, scope, until, f.Reason, c.who)
+		return f.Action, c.write("SELECT ratelimit_"+f.Action+"($1::text, $2::text, $3::timestamptz, $4::text, $5::text)", name, scope, until, f.Reason, c.who)
 	}
 	var numbers [4]*float64
 	for i, field := range []struct{ what, text string }{
@@ -167,7 +167,7 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 	}
 	var id int64
 	err = c.writing(func(ctx context.Context, tx pgx.Tx) error {
-		return tx.QueryRow(ctx, "SELECT ratelimit_override($1, $2, $3, $4, $5, $6, $7, $8)", name, scope, numbers[0], numbers[1], numbers[2], until, f.Reason, c.who).Scan(&id)
+		return tx.QueryRow(ctx, "SELECT ratelimit_override($1::text, $2::text, $3::float8, $4::float8, $5::float8, $6::timestamptz, $7::text, $8::text)", name, scope, numbers[0], numbers[1], numbers[2], until, f.Reason, c.who).Scan(&id)
 	})
 	if err != nil || !f.Add {
 		return "numbers", err
@@ -216,7 +216,7 @@ func (c *call) notAdded(id int64, err error) error {
 func (c *call) add(id int64, name string, before *float64) error {
 	return c.writing(func(ctx context.Context, tx pgx.Tx) error {
 		var added float64
-		err := tx.QueryRow(ctx, "SELECT ratelimit_add(o.id, $3::float8) FROM rate_limit_overrides AS o WHERE o.id = $1 AND o.name = $2", id, name, before).Scan(&added)
+		err := tx.QueryRow(ctx, "SELECT ratelimit_add(o.id, $3::float8) FROM rate_limit_overrides AS o WHERE o.id = $1::bigint AND o.name = $2", id, name, before).Scan(&added)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return wrong("There is no such override.")
 		}

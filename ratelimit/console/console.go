@@ -36,6 +36,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/txlimit/txlimit/internal/pin"
 	"github.com/txlimit/txlimit/internal/visible"
 )
 
@@ -196,6 +197,9 @@ func (c *call) inTx(options pgx.TxOptions, statements func(ctx context.Context, 
 		return err
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx))
+	if _, err := tx.Exec(ctx, pin.SQL); err != nil {
+		return err
+	}
 	if err := statements(ctx, tx); err != nil {
 		return err
 	}
