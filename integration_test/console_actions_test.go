@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -253,6 +255,59 @@ func TestWhoMayWriteOnTheConsole(t *testing.T) {
 	}
 }
 
+// forbiddenDB is a database that nothing may ask.
+type forbiddenDB struct{ t *testing.T }
+
+func (db forbiddenDB) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) {
+	db.t.Error("a page of another site has reached the database")
+	return nil, errors.New("forbidden")
+}
+
+// Pages of other sites can neither read what the console knows, nor keep its database busy.
+func TestOtherSitesGetNothingFromTheConsole(t *testing.T) {
+	t.Parallel()
+	fetch := func(site, mode, dest string) http.Header {
+		return http.Header{"Sec-Fetch-Site": {site}, "Sec-Fetch-Mode": {mode}, "Sec-Fetch-Dest": {dest}}
+	}
+	asked := false
+	h := &console.Handler{DB: forbiddenDB{t}, Who: func(*http.Request) string { asked = true; return "ann" }}
+	status := func(h http.Handler, method, path string, header http.Header) int {
+		r := httptest.NewRequest(method, path, nil)
+		r.Header = header
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w.Code
+	}
+	for _, site := range []string{"cross-site", "same-site"} {
+		for _, header := range []http.Header{
+			fetch(site, "no-cors", "image"), fetch(site, "no-cors", "script"), fetch(site, "no-cors", "style"), fetch(site, "cors", "empty"), fetch(site, "no-cors", "empty"), fetch(site, "navigate", "iframe"),
+			fetch(site, "navigate", "frame"), fetch(site, "navigate", "object"), fetch(site, "navigate", "embed"), fetch(site, "websocket", "websocket"), {"Sec-Fetch-Site": {site}}, {"Origin": {"https://evil.example"}}, {"Origin": {"null"}},
+		} {
+			for _, method := range []string{http.MethodGet, http.MethodHead} {
+				for _, path := range []string{"/", "/limit?name=signUps", "/key?name=signUps&key=a", "/usage.json?name=signUps", "/assets/console.js"} {
+					if got := status(h, method, path, header); got != http.StatusForbidden {
+						t.Errorf("%s %s with %v: %d", method, path, header, got)
+					}
+				}
+			}
+		}
+		if got := status(h, http.MethodHead, "/", fetch(site, "navigate", "document")); got != http.StatusForbidden {
+			t.Errorf("a HEAD that says it navigates: %d", got)
+		}
+	}
+	if asked {
+		t.Error("the application was asked who a page of another site is")
+	}
+	pool := newPool(t, 2)
+	for _, header := range []http.Header{
+		{}, fetch("none", "navigate", "document"), fetch("same-origin", "navigate", "document"), fetch("same-origin", "cors", "empty"), fetch("cross-site", "navigate", "document"), fetch("same-site", "navigate", "document"),
+	} {
+		if got := status(&console.Handler{DB: pool}, http.MethodGet, "/", header); got != http.StatusOK {
+			t.Errorf("with %v: %d", header, got)
+		}
+	}
+}
+
 // Names, keys, reasons and people are text, wherever they stand.
 func TestMarkupOnTheConsoleIsText(t *testing.T) {
 	t.Parallel()
@@ -306,7 +361,8 @@ func TestHeadersOfTheConsole(t *testing.T) {
 		if strings.Contains(policy, "unsafe") {
 			t.Errorf("%s: %q", path, policy)
 		}
-		for field, want := range map[string]string{"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "same-origin", "Cache-Control": "no-store"} {
+		for field, want := range map[string]string{"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "same-origin", "Cache-Control": "no-store",
+			"Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin"} {
 			if got := answer.Header.Get(field); got != want {
 				t.Errorf("%s: %s: %s, want %s", path, field, got, want)
 			}

@@ -23,7 +23,7 @@ const defaultListen = "127.0.0.1:8484"
 
 // served is what `console` prints.
 type served struct {
-	URL string `json:"url"`
+	URL string `json:"url"` // with the token
 	Who string `json:"who"` // empty: read-only
 }
 
@@ -31,6 +31,7 @@ type consoleFlags struct {
 	listen, who string
 	hosts       []string
 	write       bool
+	noToken     bool
 }
 
 func (a *app) consoleCommand() *cobra.Command {
@@ -41,21 +42,23 @@ func (a *app) consoleCommand() *cobra.Command {
 		Long: `Serve the page for operators (package ratelimit/console) until Ctrl-C: all limits, charts, the most denied keys, balances, overrides
 and their history. Without --write, it only reads.
 
-The page has no login. It listens on a loopback address, where all users of this machine can open it, and with --write change limits
-as you. It answers only to the hosts 127.0.0.1, localhost and [::1] with its port, so that no page of the web can reach it by a
-name of its own (DNS rebinding).
+The page has no login. It listens on a loopback address, and lets in the browser in which the printed address is opened: the token in
+it is good for once, and becomes a cookie. Press Enter for another address. It answers only to the hosts 127.0.0.1, localhost and
+[::1] with its port, so that no page of the web can reach it by a name of its own (DNS rebinding), and refuses what other sites ask of it.
 
-From another machine, use a tunnel such as ssh -L 8484:127.0.0.1:8484, or a proxy with a login: --allow-host says by which name browsers know it.
-An address that is not loopback needs --allow-host, too. Applications can mount the page behind a login of their own: docs/console.md.`,
+From another machine, use a tunnel such as ssh -L 8484:127.0.0.1:8484, or a proxy with a login: --allow-host says by which name browsers know it,
+and --no-token lets in all whom the proxy lets in. An address that is not loopback needs --allow-host, too. Applications can mount the page
+behind a login of their own: docs/console.md.`,
 		Example: `  txlimit console
   txlimit console --write --who ann
   txlimit console --listen 127.0.0.1:9000
-  txlimit console --listen 10.1.2.3:8484 --allow-host limits.example.com   # behind a proxy with a login`,
+  txlimit console --listen 10.1.2.3:8484 --allow-host limits.example.com --no-token   # behind a proxy with a login`,
 		Args: noArgs,
 	}
 	c.Flags().StringVar(&f.listen, "listen", defaultListen, "the `address` to listen on; port 0 is any free one")
 	c.Flags().BoolVar(&f.write, "write", false, "offer to change limits: override, block, reset and so on")
 	c.Flags().StringArrayVar(&f.hosts, "allow-host", nil, "a `host` that the page answers to besides, such as limits.example.com or localhost:9000; may be repeated")
+	c.Flags().BoolVar(&f.noToken, "no-token", false, "with --allow-host: let in everybody who can reach the page, since a proxy with a login is in front of it")
 	whoFlag(a, c, &f.who)
 	needs := append(lookNeeds, "SELECT rate_limit_usage", "SELECT rate_limit_denials")
 	return a.do(c, needs, func(ctx context.Context, _ []string) error { return a.console(ctx, &f) })
@@ -91,7 +94,12 @@ func (a *app) console(ctx context.Context, f *consoleFlags) error {
 		return err
 	}
 	page := &console.Handler{DB: pool}
-	result := served{URL: "http://" + listener.Addr().String() + "/"}
+	address := "http://" + listener.Addr().String() + "/"
+	handler, entrance := http.Handler(page), newDoor(address, port)
+	result := served{URL: address}
+	if !f.noToken {
+		handler, result.URL = entrance.before(page), entrance.address()
+	}
 	what := "shows the limits, and changes nothing (see --write)"
 	if f.write {
 		if result.Who = f.who; result.Who == "" {
@@ -104,8 +112,11 @@ func (a *app) console(ctx context.Context, f *consoleFlags) error {
 	if err != nil {
 		return err
 	}
+	if a.terminal && !f.noToken {
+		go a.offer(ctx, entrance)
+	}
 	server := &http.Server{
-		Handler:           onlyHosts(hosts(listener.Addr().String(), port, f.hosts), result.URL, page),
+		Handler:           onlyHosts(hosts(listener.Addr().String(), port, f.hosts), address, handler),
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 	}
@@ -151,6 +162,9 @@ func checkListen(f *consoleFlags) error {
 		if h == "" || strings.ContainsAny(h, "/*@ ") {
 			return usagef("--allow-host %q is not a host, such as limits.example.com or localhost:9000", h)
 		}
+	}
+	if f.noToken && len(f.hosts) == 0 {
+		return usagef("--no-token is for a proxy with a login in front of the page: pass --allow-host with the name that browsers use")
 	}
 	address, err := netip.ParseAddr(host)
 	if host == "localhost" || err == nil && address.IsLoopback() || len(f.hosts) > 0 {

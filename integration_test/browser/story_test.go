@@ -187,8 +187,9 @@ func TestTheNightOfTheFlood(t *testing.T) {
 
 	// The operator finds the limit and the key.
 	p := open(t, n.pool, "nobody", desktop)
-	p.url = n.startConsole()
-	p.see("")
+	entrance := n.startConsole()
+	p.url, _, _ = strings.Cut(entrance, "?")
+	p.do(chromedp.Navigate(entrance), chromedp.WaitVisible(chromedp.CSS("main")))
 	p.reads("tbody tr:first-child", "signUps", "20 per minute", "web")
 	p.picture("night-1-limits")
 	p.follow("signUps")

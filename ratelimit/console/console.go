@@ -51,7 +51,7 @@ const settled = 2 * time.Second
 // It authenticates nobody: mount it behind a login, and limit it to staff. It can be mounted under any path that ends with a slash, by
 // [http.StripPrefix]. All its links are relative.
 //
-// It refuses cross-origin writes ([http.CrossOriginProtection]), and cannot be framed. Its Content-Security-Policy allows scripts and
+// It refuses what pages of other sites ask of it, unless somebody follows a link, and cannot be framed. Its Content-Security-Policy allows scripts and
 // styles from the same origin only, none of them inline.
 type Handler struct {
 	// DB is a pool, such as *pgxpool.Pool, whose search_path leads to the limiter's schema. Required. Each page takes one connection.
@@ -76,9 +76,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("Referrer-Policy", "same-origin") // names and keys stay here
 	header.Set("Cross-Origin-Opener-Policy", "same-origin")
+	header.Set("Cross-Origin-Resource-Policy", "same-origin")
 	header.Set("Cache-Control", "no-store")
 
 	c := &call{h: h, w: w, r: r}
+	if fromAnotherSite(r) { // nothing of the application's is asked either
+		c.fail(&refusal{status: http.StatusForbidden, title: "Another site sent this", text: "The browser says that a page of another site asked for this. Nothing was changed."})
+		return
+	}
 	if h.Who != nil {
 		c.who = h.Who(r)
 	}
@@ -103,9 +108,6 @@ func (c *call) serve() error {
 			return c.asset(name)
 		}
 	case http.MethodPost:
-		if err := crossOrigin.Check(c.r); err != nil {
-			return &refusal{status: http.StatusForbidden, title: "Another site sent this", text: "The browser says that this form was sent by a page of another site. Nothing was changed."}
-		}
 		if c.who == "" {
 			return &refusal{status: http.StatusForbidden, title: "Read-only", text: "You can look at this page, but not change anything. Nothing was changed."}
 		}
@@ -154,6 +156,13 @@ func notFound() error {
 
 // crossOrigin is never changed.
 var crossOrigin = http.NewCrossOriginProtection()
+
+// fromAnotherSite reports whether a page of another site sent a request, unless somebody follows a link there to look at a page.
+func fromAnotherSite(r *http.Request) bool {
+	asWrite := &http.Request{Method: http.MethodPost, URL: r.URL, Host: r.Host, Header: r.Header} // others are not checked
+	looks := r.Method == http.MethodGet && r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
+	return !looks && crossOrigin.Check(asWrite) != nil
+}
 
 func notAllowed(w http.ResponseWriter, allow string) error {
 	w.Header().Set("Allow", allow)
