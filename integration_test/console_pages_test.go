@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"html"
@@ -10,9 +11,12 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -271,4 +275,108 @@ func TestTheConsoleAsksForTheNumbersOfAKey(t *testing.T) {
 	form.Set("capacity_now", "")
 	p.post(http.StatusOK, crawler, form, "the difference of the capacities is added", "5 added", "21 of 25 tokens")
 	p.post(http.StatusOK, "key?name=crawls&key=acme", url.Values{"action": {"restore"}}, "Not known", "21 tokens were left")
+}
+
+// countedDB notes how many transactions of a pool are open at most.
+type countedDB struct {
+	*pgxpool.Pool
+	mu         sync.Mutex
+	open, most int
+}
+
+type countedTx struct {
+	pgx.Tx
+	end func()
+}
+
+func (db *countedDB) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	add := func(n int) {
+		db.mu.Lock()
+		defer db.mu.Unlock()
+		db.open += n
+		db.most = max(db.most, db.open)
+	}
+	add(1)
+	tx, err := db.Pool.BeginTx(ctx, options)
+	if err != nil {
+		add(-1)
+		return nil, err
+	}
+	return countedTx{tx, sync.OnceFunc(func() { add(-1) })}, nil
+}
+
+func (tx countedTx) Commit(ctx context.Context) error {
+	defer tx.end()
+	return tx.Tx.Commit(ctx)
+}
+
+func (tx countedTx) Rollback(ctx context.Context) error {
+	defer tx.end()
+	return tx.Tx.Rollback(ctx)
+}
+
+// Many readers of the page leave the application connections of its pool, and statements end by themselves.
+func TestTheConsoleLeavesThePoolToTheApplication(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	publish(t, pool, `[{"name": "signUps", "kind": "fixed window", "rate": 10, "period": "1 hour"}]`)
+	db := &countedDB{Pool: pool}
+	h := &console.Handler{DB: db}
+	ctx, cancel := context.WithCancel(t.Context())
+	var readers sync.WaitGroup
+	for i := range 40 {
+		readers.Go(func() {
+			for n := 0; ctx.Err() == nil || n < 2; n++ {
+				w := httptest.NewRecorder()
+				h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, []string{"/", "/limit?name=signUps", "/key?name=signUps&key=a", "/usage.json?name=signUps"}[i%4], nil))
+				if w.Code != http.StatusOK && w.Header().Get("Retry-After") == "" {
+					t.Errorf("%d: %s", w.Code, w.Body)
+				}
+			}
+		})
+	}
+	for range 20 { // while they read
+		if _, err := pool.Exec(t.Context(), "SELECT 1"); err != nil {
+			t.Error(err)
+		}
+	}
+	cancel()
+	readers.Wait()
+	if db.most > 2 || db.most == 0 || db.open != 0 {
+		t.Errorf("the page had %d of 4 connections at once, and has %d", db.most, db.open)
+	}
+
+	// A statement that waits is ended by the server.
+	holder := acquire(t, pool)
+	if _, err := holder.Exec(t.Context(), "BEGIN; LOCK TABLE rate_limit_definitions"); err != nil {
+		t.Fatal(err)
+	}
+	h = &console.Handler{DB: deafDB{pool}, Timeout: 200 * time.Millisecond}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "took too long") {
+		t.Errorf("%d: %s", w.Code, w.Body)
+	}
+}
+
+// deafDB is a pool whose transactions do not know of a deadline of their client.
+type deafDB struct{ pool *pgxpool.Pool }
+
+func (db deafDB) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	tx, err := db.pool.BeginTx(context.WithoutCancel(ctx), options)
+	return deafTx{tx}, err
+}
+
+type deafTx struct{ pgx.Tx }
+
+func (tx deafTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return tx.Tx.Exec(context.WithoutCancel(ctx), sql, args...)
+}
+
+func (tx deafTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return tx.Tx.Query(context.WithoutCancel(ctx), sql, args...)
+}
+
+func (tx deafTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return tx.Tx.QueryRow(context.WithoutCancel(ctx), sql, args...)
 }

@@ -148,7 +148,7 @@ func (a *app) pool(ctx context.Context) (*pgxpool.Pool, error) {
 	}
 	// The page's queries need the types of their parameters. Each of its transactions stays on one server, behind a pooler, too.
 	one.DefaultQueryExecMode = pgx.QueryExecModeDescribeExec
-	config.ConnConfig, config.MaxConns = one, 4
+	config.ConnConfig, config.MaxConns = one, 2 // as many as the page takes at once
 	return pgxpool.NewWithConfig(ctx, config)
 }
 

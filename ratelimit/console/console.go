@@ -26,11 +26,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/url"
 	"path"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -43,10 +45,17 @@ import (
 // DefaultTimeout is the default of [Handler.Timeout].
 const DefaultTimeout = 10 * time.Second
 
+// The page is for a few people, and its database is the application's: it takes at most connections of the pool at once. Who waits for one
+// of them longer than patience is told to come back.
+const (
+	connections = 2
+	patience    = 3 * time.Second
+)
+
 // settled is the time after which every program knows of an override: only then may its difference be added.
 const settled = 2 * time.Second
 
-// Handler serves the page. DB is required. It is safe for concurrent use, and must not be changed while it is in use.
+// Handler serves the page. DB is required. It is safe for concurrent use, and must neither be changed nor copied while it is in use.
 //
 // It authenticates nobody: mount it behind a login, and limit it to staff. It can be mounted under any path that ends with a slash, by
 // [http.StripPrefix]. All its links are relative.
@@ -54,7 +63,8 @@ const settled = 2 * time.Second
 // It refuses what pages of other sites ask of it, unless somebody follows a link, and cannot be framed. Its Content-Security-Policy allows scripts and
 // styles from the same origin only, none of them inline.
 type Handler struct {
-	// DB is a pool, such as *pgxpool.Pool, whose search_path leads to the limiter's schema. Required. Each page takes one connection.
+	// DB is a pool, such as *pgxpool.Pool, whose search_path leads to the limiter's schema. Required. A page takes one
+	// connection, and all pages together at most two at once: more readers wait, and after three seconds are answered with 503.
 	DB interface {
 		BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 	}
@@ -65,6 +75,9 @@ type Handler struct {
 
 	// Timeout bounds the queries of a page, and each statement of a write. 0 is [DefaultTimeout].
 	Timeout time.Duration
+
+	once sync.Once
+	busy chan struct{} // has an element for each connection in use
 }
 
 // ServeHTTP serves the page.
@@ -198,6 +211,11 @@ func (c *call) inTx(options pgx.TxOptions, statements func(ctx context.Context, 
 	if c.h.DB == nil {
 		return errors.New("console: Handler.DB is nil")
 	}
+	leave, err := c.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	tx, err := c.h.DB.BeginTx(ctx, options)
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "0A000" { // READ WRITE during recovery
 		return isReplica()
@@ -206,13 +224,30 @@ func (c *call) inTx(options pgx.TxOptions, statements func(ctx context.Context, 
 		return err
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx))
-	if _, err := tx.Exec(ctx, pin.SQL); err != nil {
+	// The server ends a statement by itself, even if it hears no more of its client.
+	if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL statement_timeout = %d; %s", max(timeout.Milliseconds(), 1), pin.SQL)); err != nil {
 		return err
 	}
 	if err := statements(ctx, tx); err != nil {
 		return err
 	}
 	return tx.Commit(ctx)
+}
+
+// enter waits until a connection may be taken. leave gives it back.
+func (c *call) enter(ctx context.Context) (leave func(), err error) {
+	c.h.once.Do(func() { c.h.busy = make(chan struct{}, connections) })
+	waiting := time.NewTimer(patience)
+	defer waiting.Stop()
+	select {
+	case c.h.busy <- struct{}{}:
+		return func() { <-c.h.busy }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-waiting.C:
+		c.w.Header().Set("Retry-After", "5")
+		return nil, &refusal{status: http.StatusServiceUnavailable, title: "Too many people look at this page", text: "Nothing was read or changed. Try again in a moment."}
+	}
 }
 
 // show writes a page. Nothing is written before the template has run, so that an error is a page of its own.

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -244,5 +245,52 @@ func TestTheLogHasNothingThatATerminalObeys(t *testing.T) {
 	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/limit?name=%C2%9B31m", nil))
 	if text := logged.String(); !strings.Contains(text, "connection") || strings.ContainsAny(text, "\x1b\u009b\x7f\u202e") {
 		t.Errorf("%q", text)
+	}
+}
+
+// stuckDB has a connection for nobody, and counts who waits for one.
+type stuckDB struct {
+	waiting atomic.Int32
+	end     chan struct{}
+}
+
+func (db *stuckDB) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) {
+	db.waiting.Add(1)
+	<-db.end
+	return nil, errors.New("stuck")
+}
+
+// A page that cannot be read soon is refused, and leaves the pool alone.
+func TestThePageTakesTwoConnections(t *testing.T) {
+	t.Parallel()
+	db := &stuckDB{end: make(chan struct{})}
+	h := &Handler{DB: db, Who: func(*http.Request) string { return "ann" }}
+	const readers = 40
+	answers := make(chan *httptest.ResponseRecorder, readers)
+	for i := range readers {
+		go func() {
+			w := httptest.NewRecorder()
+			r := httptest.NewRequest(http.MethodGet, []string{"/", "/limit?name=a", "/key?name=a&key=b", "/usage.json?name=a"}[i%4], nil)
+			if i%8 == 7 {
+				r = httptest.NewRequest(http.MethodPost, "/key?name=a&key=b", strings.NewReader("action=reset"))
+				r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			}
+			h.ServeHTTP(w, r)
+			answers <- w
+		}()
+	}
+	for range readers - connections {
+		if w := <-answers; w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" || !strings.Contains(w.Body.String(), "Too many people") {
+			t.Errorf("%d, Retry-After %q", w.Code, w.Header().Get("Retry-After"))
+		}
+	}
+	if n := db.waiting.Load(); n != connections {
+		t.Errorf("%d connections were asked for at once", n)
+	}
+	close(db.end)
+	for range connections {
+		if w := <-answers; w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "" {
+			t.Errorf("%d", w.Code)
+		}
 	}
 }
