@@ -32,7 +32,7 @@ var replayMutations = []mutation{
 		tests: "TestListsAreBoundedAndSorted",
 	}, {
 		name: "replay-terminal", file: "ratelimit/replay/report.go", what: "a key can move the cursor of a terminal",
-		old: "len(quoted) > len(s)+2 || s ==", new: "s ==",
+		old: "s = visible.Text(s)\n", new: "",
 		tests: "TestThePictureEscapesNamesAndKeys",
 	}, {
 		name: "replay-markup", file: "ratelimit/replay/picture.go", what: "a name or a key can be markup of the picture",
@@ -54,6 +54,14 @@ var replayMutations = []mutation{
 		name: "replay-empty-key", file: "ratelimit/replay/log.go", what: "lines without a key count together",
 		old: `err == nil && e.Key == "" {`, new: `err == nil && e.Key == "\x00" {`,
 		tests: "TestCSV|TestJSONLines",
+	}, {
+		name: "replay-long-key", file: "ratelimit/replay/replay.go", what: "a long key ends a replay whose mistakes are left out",
+		old: "case len(e.Key) > longest:", new: "case len(e.Key) > 1e6*longest:",
+		tests: "TestOneLineIsOneMistake",
+	}, {
+		name: "replay-whole-lines", file: "ratelimit/replay/log.go", what: "each event that waits keeps its whole line",
+		old: "e.Key = strings.Clone(e.Key) //", new: "//",
+		tests: "TestReorderKeepsKeysOnly",
 	}, {
 		name: "replay-null-key", file: "ratelimit/replay/query.go", what: "rows without a key count together",
 		old: `columns > 1 && key.String == ""`, new: `columns > 3 && key.String == ""`,

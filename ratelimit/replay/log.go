@@ -332,6 +332,10 @@ func (f Fields) event(value func(name string) (string, error)) (e Event, err err
 			return e, fmt.Errorf("the count %q %w", f.Count, err)
 		}
 	}
+	if err := e.check(); err != nil {
+		return e, err
+	}
+	e.Key = strings.Clone(e.Key) // it is part of a whole line, which is kept no longer
 	return e, nil
 }
 
@@ -351,15 +355,27 @@ func (f Fields) time(text string) (time.Time, error) {
 		return time.Time{}, fmt.Errorf("is not a Unix time in %s: %.40q", f.Layout, text)
 	}
 	if f.Layout != "" {
-		if t, err := time.Parse(f.Layout, text); err == nil {
+		if t, err := parseTime(f.Layout, text); err == nil {
 			return t, nil
 		}
 		return time.Time{}, fmt.Errorf("is not of the layout %q: %.40q", f.Layout, text)
 	}
 	for _, layout := range layouts {
-		if t, err := time.Parse(layout, text); err == nil {
+		if t, err := parseTime(layout, text); err == nil {
 			return t, nil
 		}
 	}
 	return time.Time{}, fmt.Errorf("is neither RFC 3339 nor a timestamp of Postgres (set Fields.Layout): %.40q", text)
+}
+
+// parseTime is time.Parse, but takes the second 60, a leap second, for the instant at which it ends.
+func parseTime(layout, text string) (time.Time, error) {
+	t, err := time.Parse(layout, text)
+	if wrong, ok := errors.AsType[*time.ParseError](err); ok && wrong.Message == ": second out of range" {
+		if i := strings.LastIndex(text, ":60"); i >= 0 {
+			t, err = time.Parse(layout, text[:i]+":59"+text[i+len(":60"):])
+			return t.Truncate(time.Second).Add(time.Second), err
+		}
+	}
+	return t, err
 }

@@ -1,11 +1,13 @@
 package replay_test
 
 import (
+	"cmp"
 	"encoding/xml"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -255,3 +257,80 @@ func FuzzLogs(f *testing.F) {
 		}
 	})
 }
+
+// What no call can have is a mistake of its line: it does not end a replay whose mistakes are left out.
+func TestOneLineIsOneMistake(t *testing.T) {
+	t.Parallel()
+	at := func(key, count, time string) string {
+		return fmt.Sprintf("%s,%s,%s\n", cmp.Or(time, "2026-07-01T12:00:00Z"), key, count)
+	}
+	text := at("ann", "1", "") + at(strings.Repeat("/long", 400), "1", "") + at("a\x00b", "1", "") + at("a\xffb", "1", "") + at("ann", "-1", "") + at("ann", "NaN", "") + at("ann", "1e16", "") + at("ann", "Inf", "") +
+		at("ann", "1e-300", "") + at("ann", "0", "") + at("ann", "1", "2026-12-31T23:59:60Z") + at("ann", "1", "2026-12-31T12:60:59Z") + at("ann", "1", "2026-12-31T23:59:61Z") + at("ann", "1", "2027-01-01T00:00:00Z")
+	mistakes := 0
+	events := func(yield func(replay.Event, error) bool) {
+		for event, err := range replay.CSV(strings.NewReader(text), replay.Fields{Time: "1", Key: "2", Count: "3"}) {
+			if errors.Is(err, ratelimit.ErrInvalid) {
+				mistakes++
+			} else if !yield(event, err) {
+				return
+			}
+		}
+	}
+	report, err := replay.Run(events, ratelimit.TokenBucket("x", 100, time.Hour))
+	if err != nil || report.Events != 4 || mistakes != 10 {
+		t.Fatalf("%d mistakes, %+v, %v", mistakes, report, err)
+	}
+	if want := time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC); !report.To.Equal(want) {
+		t.Errorf("the last at %s", report.To)
+	}
+	leap := read(replay.Combined(strings.NewReader(`10.0.0.1 - - [31/Dec/2026:23:59:60 +0000] "GET / HTTP/1.1" 200 5`+"\n"), replay.Fields{Key: "host"}))
+	if len(leap) != 1 || strings.Contains(leap[0], "invalid") {
+		t.Errorf("a leap second in a web server's log: %q", leap)
+	}
+}
+
+// Events that wait for their turn keep no lines. Not parallel: it looks at the heap.
+func TestReorderKeepsKeysOnly(t *testing.T) {
+	const lines, length = 2000, 30_000
+	text := func(yield func(string) bool) {
+		for i := range lines {
+			if !yield(fmt.Sprintf(`10.0.0.%d - - [01/Jul/2026:12:00:00 +0000] "GET /%s HTTP/1.1" 200 5`, i%200, strings.Repeat("x", length)) + "\n") {
+				return
+			}
+		}
+	}
+	next, stop := iter.Pull(text)
+	defer stop()
+	var rest string
+	reader := readerFunc(func(p []byte) (int, error) {
+		if rest == "" {
+			var ok bool
+			if rest, ok = next(); !ok {
+				// All lines have been read, and no event has been passed on.
+				runtime.GC()
+				var m runtime.MemStats
+				runtime.ReadMemStats(&m)
+				if m.HeapAlloc > lines*length/2 {
+					t.Errorf("%d MB for %d waiting events", m.HeapAlloc>>20, lines)
+				}
+				return 0, io.EOF
+			}
+		}
+		n := copy(p, rest)
+		rest = rest[n:]
+		return n, nil
+	})
+	n := 0
+	for _, err := range replay.Reorder(replay.Combined(reader, replay.Fields{Key: "host"}), time.Minute) {
+		if n++; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n != lines {
+		t.Errorf("%d events", n)
+	}
+}
+
+type readerFunc func(p []byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }

@@ -70,5 +70,5 @@ func scan(rows pgx.Rows, columns int) (e Event, err error) {
 			return e, fmt.Errorf("the count is not a number: %.40q", count.String)
 		}
 	}
-	return e, nil
+	return e, e.check()
 }

@@ -21,6 +21,7 @@ import (
 	"math"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/inmemory"
@@ -132,6 +133,22 @@ func newTrack(limit ratelimit.Limit) *track {
 	return t
 }
 
+// check refuses what no call can have, so that it is a mistake of its line and not the end of the replay.
+func (e Event) check() error {
+	const longest = 1024 // bytes of a key
+	switch {
+	case e.Time.Year() < 1 || e.Time.Year() > 9999:
+		return errors.New("the time is not in the years 1 to 9999")
+	case len(e.Key) > longest:
+		return fmt.Errorf("the key has %d bytes, and %d are allowed", len(e.Key), longest)
+	case !utf8.ValidString(e.Key) || strings.IndexByte(e.Key, 0) >= 0:
+		return errors.New("the key is not valid UTF-8, or has a NUL byte")
+	case e.Count != 0 && !(e.Count >= 1e-15 && e.Count <= algebra.MaxTokens):
+		return fmt.Errorf("the count %v is neither 0 nor between 1e-15 and 1e15", e.Count)
+	}
+	return nil
+}
+
 // add decides one event by all candidates.
 func (r *run) add(e Event) error {
 	place := func(err error) error { return fmt.Errorf("replay: %s: %w", e.place(r.count+1), err) }
@@ -142,7 +159,6 @@ func (r *run) add(e Event) error {
 	e.Time = e.Time.UTC().Round(0) // without a monotonic reading
 	key, found := r.keys[e.Key]
 	if !found {
-		e.Key = strings.Clone(e.Key) // which may be part of a whole line
 		key = len(r.names)
 	} else {
 		e.Key = r.names[key]
