@@ -610,6 +610,31 @@ func TestLocks(t *testing.T) {
 	w.runWith(interrupted, "", "reset", "sendMessage", "user-17", "--yes").wants(t, exitError, "interrupted")
 }
 
+func TestNoErrorHasAPassword(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{
+		"postgres://u:s3cr3t@host:port/db", "host=h password = s3cr3t port=x", "host=h passwd=s3cr3t port=x", "PASSWORD=s3cr3t port=x", "host=h password='s3cr3t", "u:s3cr3t@h/db", "postgres//u:s3cr3t@h/db",
+		"postgres://u:a@s3cr3t@h:x/db", "postgres://u:a/s3cr3t@h:x/db", "postgres://u:s3 cr3t@h/db", "postgres://u:%zzs3cr3t@h/db", "mysql://u:s3cr3t@h/db", "postgres://u:x`: s3cr3t@h:x/db", "postgres://u:x (s3cr3t@h:x/db",
+		"host=h port=s3cr3t", "postgres://u@h:s3cr3t/db", "postgres://h/db?sslmode=s3cr3t", "host=h connect_timeout=s3cr3t", "host=h sslrootcert=s3cr3t sslmode=verify-ca", "host=h service=s3cr3t", "s3cr3t", "postgres://u:s3cr3t@127.0.0.1:1/db", "\x00s3cr3t",
+	} {
+		for _, inEnvironment := range []bool{false, true} {
+			for _, command := range []string{"limits", "console", "migrate"} {
+				w := &world{t: t, schema: "x", url: text}
+				args := []string{command, "-d", text}
+				if inEnvironment {
+					args = args[:1]
+				}
+				r := w.run(args...)
+				if r.code == exitOK || regexp.MustCompile(`s3 ?cr3t`).MatchString(r.out+r.errOut) {
+					t.Errorf("%s", r)
+				}
+			}
+		}
+	}
+	w := &world{t: t, schema: "x"}
+	w.run("limits", "-d", "postgres://u:s3cr3t@host:port/db").wants(t, exitUsage, "--database is not a way to a database: invalid port. Write postgres://user@host:5432/db")
+}
+
 func TestCompletion(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("sendMessage", 1, time.Hour), ratelimit.TokenBucket("signUps", 1, time.Hour), ratelimit.TokenBucket("other", 1, time.Hour))
 	w.sql("SELECT ratelimit('sendMessage', k, rate => 1, period => '1 hour') FROM unnest(ARRAY['user-1', 'user-2', 'admin', $1]) AS k", "user-"+evil)

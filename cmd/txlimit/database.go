@@ -2,11 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"github.com/txlimit/txlimit/internal/pin"
@@ -23,7 +26,7 @@ func (a *app) config() (*pgx.ConnConfig, error) {
 		if text == "" {
 			from = "the environment (PGHOST, PGPORT, PGSERVICE and so on)"
 		}
-		return nil, usagef("%s is not a way to a database: %w", from, err) // pgx hides the password
+		return nil, usagef("%s is not a way to a database: %s. Write postgres://user@host:5432/db, or words as in \"host=db user=app\". It is not shown, since it may have a password", from, unparsed(err))
 	}
 	if config.RuntimeParams["application_name"] == "" {
 		config.RuntimeParams["application_name"] = "txlimit"
@@ -39,6 +42,17 @@ func (a *app) config() (*pgx.ConnConfig, error) {
 	// Without prepared statements, which poolers may not know.
 	config.DefaultQueryExecMode = pgx.QueryExecModeExec
 	return config, nil
+}
+
+// unparsed is why a connection string cannot be parsed, without any of its text: pgx hides only the passwords that it recognizes.
+func unparsed(err error) string {
+	text := err.Error()
+	i := strings.LastIndex(text, "`: ")
+	if _, ok := errors.AsType[*pgconn.ParseConfigError](err); !ok || i < 0 {
+		return "it is malformed"
+	}
+	why, _, _ := strings.Cut(text[i+len("`: "):], " (") // in parentheses is the cause, which may have some of it
+	return why
 }
 
 // connect makes a.conn.

@@ -295,7 +295,7 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 // goose has noted no version of it. A migration that failed leaves the table without a version.
 func (a *app) bySchemaSQL(ctx context.Context, provider *goose.Provider) (noted, made bool, err error) {
 	// Of a migration that runs meanwhile, goose's table comes first: so it is looked up last.
-	err = a.conn.QueryRow(ctx, "SELECT to_regclass(format('%I.rate_limits', current_schema())) IS NOT NULL, to_regclass($1) IS NOT NULL", migrations.VersionTable).Scan(&made, &noted)
+	err = a.conn.QueryRow(ctx, "SELECT pg_catalog.to_regclass(pg_catalog.quote_ident(pg_catalog.current_schema()::pg_catalog.text) OPERATOR(pg_catalog.||) '.rate_limits') IS NOT NULL, pg_catalog.to_regclass($1::pg_catalog.text) IS NOT NULL", migrations.VersionTable).Scan(&made, &noted)
 	if err != nil || !made || !noted {
 		return noted, made, err
 	}
