@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "0afd0b393b33765d03cefe160617f4c77adec8351d174f5046fe777544045993"
+const Hash = "de677e3fef9a36611186687255167514b04a416650346638e39938d11460069c"

@@ -213,7 +213,7 @@ func (a *app) addUsage(ctx context.Context, tx pgx.Tx, names []string, to *limit
 	rows, err := collect(ctx, tx, func(row pgx.CollectableRow) (u used, err error) {
 		err = row.Scan(&u.Name, &u.Granted, &u.Denied, &u.Failed)
 		return u, err
-	}, "SELECT name, sum(granted)::bigint, sum(denied)::bigint, sum(failed)::bigint FROM ratelimit_usage() GROUP BY name")
+	}, "SELECT name, least(sum(granted), 9223372036854775807)::bigint, least(sum(denied), 9223372036854775807)::bigint, least(sum(failed), 9223372036854775807)::bigint FROM ratelimit_usage() GROUP BY name")
 	for _, u := range rows {
 		if i, ok := slices.BinarySearch(names, u.Name); ok {
 			to.Limits[i].LastHour = &u.lastHour

@@ -55,7 +55,7 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 			d.Period = periodOf(period, d.Kind)
 		}
 		return d, err
-	}, `SELECT program, name, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, varies, current, in_use, published_at,
+	}, `SELECT program, name, kind, rate, period, capacity, max_reserved, CASE WHEN isfinite(start) THEN start END, shards, zone, anchor, varies, current, in_use, least(greatest(published_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00'),
 	           current AND definition = first_value(definition) OVER (PARTITION BY name ORDER BY current DESC, published_at DESC, program) AS counts
 	      FROM (SELECT DISTINCT ON (d.name, d.program, d.definition) d.*, coalesce(d.alive_until > clock_timestamp(), false) AS in_use -- several lists of a program may have it
 	              FROM rate_limit_definitions AS d WHERE d.name = $1 OR $1 IS NULL
@@ -132,7 +132,8 @@ const (
 	stateRemoved = "removed"
 )
 
-const overrideColumns = `id, name, key, effect, rate, capacity, max_reserved, CASE WHEN isfinite(until) THEN until END, reason, made_by, made_at, added, removed_by, removed_at,
+const overrideColumns = `id, name, key, effect, rate, capacity, max_reserved, CASE WHEN isfinite(until) THEN least(greatest(until, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END, reason, made_by, least(greatest(made_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00'), added, removed_by,
+	CASE WHEN removed_at IS NOT NULL THEN least(greatest(removed_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END,
 	CASE WHEN removed_at IS NOT NULL THEN 'removed' WHEN until <= clock_timestamp() THEN 'expired' ELSE 'in force' END`
 
 // What holds of an override in force.

@@ -14,16 +14,16 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     period       interval,
     capacity     double precision,
     max_reserved double precision,
-    start        timestamptz,
+    start        timestamptz CHECK (isfinite(start)),
     shards       integer,
     zone         text,
-    anchor       timestamp,
+    anchor       timestamp CHECK (isfinite(anchor)),
     varies       interval,
     current      boolean          NOT NULL,
-    published_at timestamptz      NOT NULL,
+    published_at timestamptz      NOT NULL CHECK (isfinite(published_at)),
     list         text COLLATE "C" NOT NULL DEFAULT '',
-    first_at     timestamptz      NOT NULL DEFAULT clock_timestamp(),
-    alive_until  timestamptz,
+    first_at     timestamptz      NOT NULL DEFAULT clock_timestamp() CHECK (isfinite(first_at)),
+    alive_until  timestamptz CHECK (isfinite(alive_until)),
     PRIMARY KEY (name, program, list)
 );
 

@@ -12,13 +12,15 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     capacity     double precision,
     max_reserved double precision,
     until        timestamptz,
-    reason       text             NOT NULL DEFAULT '',
-    made_by      text             NOT NULL DEFAULT SESSION_USER,
-    made_at      timestamptz      NOT NULL DEFAULT clock_timestamp(),
+    reason       text             NOT NULL DEFAULT '' CHECK (octet_length(reason) <= 4096),
+    made_by      text             NOT NULL DEFAULT SESSION_USER CHECK (octet_length(made_by) <= 255),
+    made_at      timestamptz      NOT NULL DEFAULT clock_timestamp() CHECK (isfinite(made_at)),
     added        double precision,
-    removed_by   text,
-    removed_at   timestamptz,
+    removed_by   text CHECK (octet_length(removed_by) <= 255),
+    removed_at   timestamptz CHECK (isfinite(removed_at)),
     changed_in   xid8             NOT NULL DEFAULT pg_current_xact_id(),
+    made_as      text             NOT NULL DEFAULT SESSION_USER,
+    removed_as   text,
     UNIQUE (name, key, id),
     UNIQUE (name, id), -- the newest of a limit, for its history
     UNIQUE (changed_in, id)
@@ -40,6 +42,8 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.added IS 'the token
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_by IS 'who ended it early';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_at IS 'when it was ended early; NULL: it was not';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.changed_in IS 'the transaction that changed the row last, by which programs find what is new';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_as IS 'the role that was logged in; nobody is granted to write it';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_as IS 'the role that was logged in when it was ended early';
 
 -- Returns the newest override in force for a key. before: only older ones count.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, at timestamptz, before bigint DEFAULT NULL)
@@ -166,6 +170,8 @@ BEGIN
     wrong := CASE
         WHEN NOT octet_length(key) BETWEEN 1 AND 1024 THEN
             pg_catalog.format('key must have 1 to 1024 bytes, not %s; NULL is for every key, and for a limit without keys', octet_length(key))
+        WHEN octet_length(reason) > 4096 THEN 'the reason is longer than 4096 bytes'
+        WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         WHEN until <= clock_timestamp() THEN pg_catalog.format('until must be in the future, not %s', until)
         WHEN effect = 'numbers' AND coalesce(rate, capacity, max_reserved) IS NULL THEN 'rate, capacity or max_reserved must be given, not NULL'
         WHEN NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name)
@@ -259,8 +265,11 @@ BEGIN
     IF effect NOT IN ('numbers', 'block', 'unlimited') THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('effect must be ''numbers'', ''block'', ''unlimited'' or NULL, which is all of them, not %L', effect);
     END IF;
+    IF octet_length(who) > 255 THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'who is longer than 255 bytes';
+    END IF;
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS o
-       SET removed_at = clock_timestamp(), removed_by = coalesce(who, SESSION_USER), changed_in = pg_current_xact_id()
+       SET removed_at = clock_timestamp(), removed_by = coalesce(who, SESSION_USER), removed_as = SESSION_USER, changed_in = pg_current_xact_id()
      WHERE o.name = name AND (o.key = key OR key IS NULL AND o.key IS NULL) AND o.removed_at IS NULL
        AND (o.until IS NULL OR o.until > clock_timestamp()) AND (effect IS NULL OR o.effect = effect);
     GET DIAGNOSTICS removed = ROW_COUNT;

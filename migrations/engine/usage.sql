@@ -4,13 +4,14 @@
 -- heap-only. ON CONFLICT takes both indexes, whatever the order of their columns.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_usage (
     name     text COLLATE "C" NOT NULL,
-    minute   timestamptz      NOT NULL,
+    minute   timestamptz      NOT NULL CHECK (isfinite(minute)),
     granted  bigint           NOT NULL,
     denied   bigint           NOT NULL,
     failed   bigint           NOT NULL,
     tokens   double precision NOT NULL,
     refunded double precision NOT NULL,
     waited   double precision NOT NULL,
+    CHECK (granted BETWEEN 0 AND 1000000000000000 AND denied BETWEEN 0 AND 1000000000000000 AND failed BETWEEN 0 AND 1000000000000000), -- so that sums are bigint
     PRIMARY KEY (name, minute),
     UNIQUE (minute, name)
 ) WITH (fillfactor = 90);
@@ -28,11 +29,12 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.waited IS 'seconds from
 -- The most denied keys of each limit and hour, 100 at most.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_denials (
     name        text COLLATE "C" NOT NULL,
-    hour        timestamptz      NOT NULL,
+    hour        timestamptz      NOT NULL CHECK (isfinite(hour)),
     key         text COLLATE "C" NOT NULL,
     denied      bigint           NOT NULL,
     asked       double precision NOT NULL,
-    last_denied timestamptz      NOT NULL,
+    last_denied timestamptz      NOT NULL CHECK (isfinite(last_denied)),
+    CHECK (denied BETWEEN 0 AND 1000000000000000),
     PRIMARY KEY (name, hour, key),
     UNIQUE (hour, name, key)
 ) WITH (fillfactor = 90);
@@ -187,7 +189,7 @@ BEGIN
     RETURN QUERY
         SELECT k.key, k.denied, k.asked, k.last_denied
           FROM (
-            SELECT r.key, sum(r.denied)::bigint AS denied, sum(r.asked) AS asked, max(r.last_denied) AS last_denied
+            SELECT r.key, least(sum(r.denied), 9223372036854775807::numeric)::bigint AS denied, sum(r.asked) AS asked, max(r.last_denied) AS last_denied
               FROM /* TEMPLATE: schema */rate_limit_denials AS r
              WHERE r.name = name AND r.hour > first
              GROUP BY r.key

@@ -51,7 +51,7 @@ stored AS (
     SELECT (SELECT r.name FROM rate_limits AS r WHERE r.name > s.name ORDER BY r.name LIMIT 1) FROM stored AS s WHERE s.name IS NOT NULL
 ),
 used AS (
-    SELECT u.name, sum(u.granted)::bigint AS granted, sum(u.denied)::bigint AS denied, sum(u.failed)::bigint AS failed FROM rate_limit_usage AS u WHERE u.minute > now() - $1::interval GROUP BY u.name
+    SELECT u.name, least(sum(u.granted), 9223372036854775807)::bigint AS granted, least(sum(u.denied), 9223372036854775807)::bigint AS denied, least(sum(u.failed), 9223372036854775807)::bigint AS failed FROM rate_limit_usage AS u WHERE u.minute > now() - $1::interval AND u.minute < now() + interval '1 day' GROUP BY u.name
 ),
 named AS (
     SELECT u.name FROM used AS u
@@ -60,7 +60,7 @@ named AS (
 ),
 listed AS (
     SELECT n.name, coalesce(u.granted, 0) AS granted, coalesce(u.denied, 0) AS denied, coalesce(u.failed, 0) AS failed,
-           count(*) OVER () AS total, sum(coalesce(u.granted, 0)) OVER ()::bigint AS all_grants, sum(coalesce(u.denied, 0)) OVER ()::bigint AS all_denied
+           count(*) OVER () AS total, least(sum(coalesce(u.granted, 0)) OVER (), 9223372036854775807)::bigint AS all_grants, least(sum(coalesce(u.denied, 0)) OVER (), 9223372036854775807)::bigint AS all_denied
       FROM named AS n LEFT JOIN used AS u ON u.name = n.name
      WHERE strpos(lower(n.name), lower($2)) > 0 OR $2 = ''
      ORDER BY denied DESC, granted DESC, n.name
@@ -93,10 +93,10 @@ type binRow struct {
 }
 
 const binsSQL = `
-SELECT u.name, date_bin($3::interval, u.minute, timestamptz 'epoch') AS at, sum(u.granted)::bigint AS granted, sum(u.denied)::bigint AS denied, sum(u.failed)::bigint AS failed,
+SELECT u.name, date_bin($3::interval, u.minute, timestamptz 'epoch') AS at, least(sum(u.granted), 9223372036854775807)::bigint AS granted, least(sum(u.denied), 9223372036854775807)::bigint AS denied, least(sum(u.failed), 9223372036854775807)::bigint AS failed,
        sum(u.tokens) AS tokens, sum(u.refunded) AS refunded, sum(u.waited) AS waited
   FROM unnest($1::text[]) AS n (name)
- CROSS JOIN LATERAL (SELECT u.* FROM rate_limit_usage AS u WHERE u.name = n.name COLLATE "C" AND u.minute >= $2) AS u
+ CROSS JOIN LATERAL (SELECT u.* FROM rate_limit_usage AS u WHERE u.name = n.name COLLATE "C" AND u.minute >= $2 AND u.minute < now() + interval '1 day') AS u
  GROUP BY 1, 2 ORDER BY 1, 2`
 
 func queryBins(ctx context.Context, tx pgx.Tx, since time.Time, bin time.Duration, names ...string) ([]binRow, error) {
@@ -134,7 +134,7 @@ const anchorText = `to_char(d.anchor, CASE WHEN d.anchor::time = '00:00' THEN 'Y
 func queryDefinitions(ctx context.Context, tx pgx.Tx, name string) ([]definitionRow, error) {
 	return collect[definitionRow](tx.Query(ctx, `
 		SELECT d.program, d.kind, d.rate, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, d.max_reserved, d.period::text AS period,
-		       d.start, d.shards, d.zone, `+anchorText+` AS anchor, d.varies IS NOT NULL AS varies, d.current, d.in_use, d.published_at,
+		       CASE WHEN isfinite(d.start) THEN d.start END AS start, d.shards, d.zone, `+anchorText+` AS anchor, d.varies IS NOT NULL AS varies, d.current, d.in_use, `+shownTime("d.published_at")+` AS published_at,
 		       d.current AND d.definition = first_value(d.definition) OVER (ORDER BY d.current DESC, d.published_at DESC, d.program) AS counts
 		  FROM (SELECT DISTINCT ON (d.program, d.definition) d.*, coalesce(d.alive_until > clock_timestamp(), false) AS in_use -- several lists of a program may have it
 		          FROM rate_limit_definitions AS d WHERE d.name = $1
@@ -159,7 +159,14 @@ type overrideRow struct {
 	Now time.Time `db:"-"`
 }
 
-const overrideColumns = `o.id, o.key, o.effect, o.rate, o.capacity, o.max_reserved, CASE WHEN isfinite(o.until) THEN o.until END AS until, o.reason, o.made_by, o.made_at, o.added, o.removed_by, o.removed_at,
+// shownTime is an instant of a column that a page can show: one of the years 1 to 9999, whatever a row by hand says.
+func shownTime(column string) string {
+	return "least(greatest(" + column + ", '0001-01-01 00:00+00'), '9999-12-31 00:00+00')"
+}
+
+var shownMadeAt, shownRemovedAt, shownLastUse = shownTime("o.made_at"), "CASE WHEN o.removed_at IS NOT NULL THEN " + shownTime("o.removed_at") + " END", "CASE WHEN count(*) > 0 THEN " + shownTime("max(r.ts)") + " END"
+
+var overrideColumns = `o.id, o.key, o.effect, o.rate, o.capacity, o.max_reserved, CASE WHEN isfinite(o.until) THEN ` + shownTime("o.until") + ` END AS until, o.reason, o.made_by, ` + shownMadeAt + ` AS made_at, o.added, o.removed_by, ` + shownRemovedAt + ` AS removed_at,
 	o.removed_at IS NOT NULL OR coalesce(o.until <= now(), false) AS over`
 
 // queryOverridesInForce reads those of a limit, by key: first those for every key.
@@ -201,7 +208,7 @@ type keyRow struct {
 }
 
 func queryDenied(ctx context.Context, tx pgx.Tx, name string, since time.Time, search string) ([]keyRow, error) {
-	return collect[keyRow](tx.Query(ctx, `SELECT d.key, d.denied, d.last_denied FROM ratelimit_denials($1, $2) AS d
+	return collect[keyRow](tx.Query(ctx, `SELECT d.key, d.denied, `+shownTime("d.last_denied")+` AS last_denied FROM ratelimit_denials($1, $2) AS d
 		WHERE strpos(lower(d.key), lower($3)) > 0 OR $3 = '' LIMIT $4`, name, since, search, maxDeniedKeys))
 }
 
@@ -259,7 +266,7 @@ type balanceRow struct {
 
 // The sums are the engine's own. $1 is the name, $2 the key, $3 to $6 are the numbers that were given. The numbers in force are those, or
 // the defined ones, under the newest override that is no block: a block denies, and changes no numbers. A key with numbers of its own that were not given has known ones only if an override leaves nothing out.
-const keySQL = `
+var keySQL = `
 WITH given AS (
     SELECT d.kind, d.period, d.start, d.shards, d.max_reserved, coalesce($3::float8, d.rate) AS rate, _ratelimit_capacity(d.rate, d.capacity, $3::float8, $4::float8) AS capacity,
            coalesce($5::text, d.zone) AS zone, coalesce($6::text::timestamp, d.anchor) AS anchor,
@@ -282,7 +289,7 @@ inforce AS (
           ) AS o WHERE o.effect = 'numbers') AS o ON d.kind <> 'unlimited'
 ),
 stored AS (
-    SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts, max(r.ts) AS last_use, sum(r.value) AS total,
+    SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts, ` + shownLastUse + ` AS last_use, sum(r.value) AS total,
            count(*) AS rows
       FROM rate_limits AS r WHERE r.name = $1 AND r.key = $2
 ),
@@ -347,7 +354,7 @@ type hourRow struct {
 
 func queryKeyDenials(ctx context.Context, tx pgx.Tx, name, key string) ([]hourRow, error) {
 	return collect[hourRow](tx.Query(ctx, `
-		SELECT d.hour, d.denied, d.last_denied
+		SELECT d.hour, d.denied, `+shownTime("d.last_denied")+` AS last_denied
 		  FROM generate_series(date_trunc('hour', now(), 'UTC') - interval '47 hours', now(), interval '1 hour') AS h
 		 CROSS JOIN LATERAL (SELECT d.* FROM rate_limit_denials AS d WHERE d.name = $1 AND d.hour = h AND d.key = $2) AS d
 		 ORDER BY d.hour`, name, key))

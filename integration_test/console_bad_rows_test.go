@@ -1,0 +1,61 @@
+package integration_test
+
+import (
+	"net/http"
+	"testing"
+)
+
+// badRows are rows by hand that no program writes.
+var badRows = []string{
+	"INSERT INTO rate_limit_usage VALUES ('signUps', 'infinity', 1, 1, 1, 1, 1, 1)",
+	"INSERT INTO rate_limit_usage VALUES ('signUps', '-infinity', 1, 1, 1, 1, 1, 1)",
+	"INSERT INTO rate_limit_usage VALUES ('signUps', date_trunc('minute', now()), 9223372036854775807, 9223372036854775807, 9223372036854775807, 1, 1, 1)",
+	"INSERT INTO rate_limit_usage VALUES ('other', date_trunc('minute', now()), 9223372036854775807, 9223372036854775807, 9223372036854775807, 1, 1, 1)",
+	"INSERT INTO rate_limit_usage VALUES ('signUps', date_trunc('minute', now()) - interval '1 minute', 9223372036854775807, 9223372036854775807, 1, 1, 1, 1)",
+	"INSERT INTO rate_limit_denials VALUES ('signUps', 'infinity', 'acme', 1, 1, now())",
+	"INSERT INTO rate_limit_denials VALUES ('signUps', date_trunc('hour', now(), 'UTC'), 'acme', 9223372036854775807, 1, 'infinity')",
+	"INSERT INTO rate_limit_denials VALUES ('signUps', date_trunc('hour', now(), 'UTC') - interval '1 hour', 'acme', 9223372036854775807, 1, '-infinity')",
+	"INSERT INTO rate_limit_overrides (name, key, effect, rate, made_at) VALUES ('signUps', 'acme', 'numbers', 5, 'infinity')",
+	"INSERT INTO rate_limit_overrides (name, effect, rate, made_at) VALUES ('signUps', 'numbers', 5, '-infinity')",
+	"INSERT INTO rate_limit_overrides (name, effect, rate, removed_at, removed_by) VALUES ('signUps', 'numbers', 5, 'infinity', 'x')",
+	"INSERT INTO rate_limit_overrides (name, key, effect, reason) VALUES ('signUps', 'x', 'block', repeat('x', 5000))",
+	"INSERT INTO rate_limit_overrides (name, key, effect, made_by) VALUES ('signUps', 'x', 'block', repeat('x', 256))",
+	"INSERT INTO rate_limit_overrides (name, key, effect, removed_by) VALUES ('signUps', 'x', 'block', repeat('x', 256))",
+	"UPDATE rate_limit_definitions SET published_at = 'infinity'",
+	"UPDATE rate_limit_definitions SET start = 'infinity' WHERE name = 'window'",
+}
+
+// finiteRows are allowed, and no year that JSON can write.
+var finiteRows = []string{
+	"INSERT INTO rate_limit_overrides (name, key, effect, made_at, until) VALUES ('signUps', 'acme', 'block', '290000-01-01', '290000-01-01')",
+	"INSERT INTO rate_limit_overrides (name, key, effect, until) VALUES ('signUps', 'acme', 'block', 'infinity')",
+	"INSERT INTO rate_limit_usage VALUES ('signUps', '290000-01-01', 1, 1, 1, 1, 1, 1)",
+	"INSERT INTO rate_limit_denials VALUES ('signUps', '290000-01-01', 'acme', 1, 1, '290000-01-01')",
+}
+
+// One bad row neither gets into the tables nor, if it is there all the same, keeps an operator from the page.
+func TestOneBadRowBlindsNobody(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	publish(t, pool, `[{"name": "signUps", "kind": "token bucket", "rate": 10, "period": "1 hour"}, {"name": "window", "kind": "fixed window", "rate": 10, "period": "1 hour"}]`)
+	mustExec(t, pool, "SELECT ratelimit('signUps', 'acme')")
+	for _, sql := range badRows {
+		if _, err := pool.Exec(t.Context(), sql); sqlState(err) != "23514" {
+			t.Errorf("%s: %v, want a check that fails", sql, err)
+		}
+	}
+	// As in a table of an older version, or one that was restored without checks.
+	mustExec(t, pool, `DO $$ DECLARE c record; BEGIN
+		FOR c IN SELECT conrelid::regclass AS t, conname FROM pg_constraint WHERE contype = 'c' AND connamespace = current_schema()::regnamespace AND conrelid::regclass::text ~ '(usage|denials|overrides|definitions)$'
+		LOOP EXECUTE format('ALTER TABLE %s DROP CONSTRAINT %I', c.t, c.conname); END LOOP; END $$`)
+	p := newConsole(t, pool, "ann")
+	for _, sql := range append(badRows, finiteRows...) {
+		if sql == badRows[3] || sql == badRows[2] {
+			mustExec(t, pool, "DELETE FROM rate_limit_usage WHERE minute = date_trunc('minute', now())")
+		}
+		mustExec(t, pool, sql)
+		for _, page := range []string{"", "?span=6h", "limit?name=signUps", "limit?name=signUps&q=a", "limit?name=signUps&span=month", "key?name=signUps&key=acme", "key?name=signUps", "usage.json?name=signUps", "limit?name=window"} {
+			p.get(http.StatusOK, page)
+		}
+	}
+}
