@@ -1,7 +1,9 @@
 package integration_test
 
 import (
+	"context"
 	"net/http"
+	"strings"
 	"testing"
 )
 
@@ -57,5 +59,41 @@ func TestOneBadRowBlindsNobody(t *testing.T) {
 		for _, page := range []string{"", "?span=6h", "limit?name=signUps", "limit?name=signUps&q=a", "limit?name=signUps&span=month", "key?name=signUps&key=acme", "key?name=signUps", "usage.json?name=signUps", "limit?name=window"} {
 			p.get(http.StatusOK, page)
 		}
+	}
+}
+
+// A role with the documented grants decides, and cannot rewrite who decided what.
+func TestNobodyRewritesTheHistory(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	role := "history_" + schemaOf(t, pool)
+	mustExec(t, pool, "CREATE ROLE "+role)
+	t.Cleanup(func() {
+		if _, err := pool.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
+			t.Error(err)
+		}
+	})
+	mustExec(t, pool, strings.ReplaceAll(named(docSQL(t, "docs/overrides.md", "removed_as"), schemaOf(t, pool), ""), "TO operator", "TO "+role))
+	conn := acquire(t, pool)
+	if _, err := conn.Exec(t.Context(), "SELECT ratelimit_block('x', 'before'); SET ROLE "+role+"; SELECT ratelimit_block('x', 'k', reason => 'r', who => 'somebody'); SELECT ratelimit_restore('x', 'k', who => 'somebody')"); err != nil {
+		t.Fatal(err)
+	}
+	var by, as, removedBy, removedAs, session string
+	err := conn.QueryRow(t.Context(), "SELECT made_by, made_as, removed_by, removed_as, session_user FROM rate_limit_overrides WHERE key = 'k'").Scan(&by, &as, &removedBy, &removedAs, &session)
+	if err != nil || by != "somebody" || as != session || removedBy != "somebody" || removedAs != session {
+		t.Errorf("made by %q as %q, removed by %q as %q, %v", by, as, removedBy, removedAs, err)
+	}
+	for _, sql := range []string{
+		"UPDATE rate_limit_overrides SET reason = 'x'", "UPDATE rate_limit_overrides SET made_by = 'x'", "UPDATE rate_limit_overrides SET made_as = 'x'", "UPDATE rate_limit_overrides SET made_at = now()",
+		"UPDATE rate_limit_overrides SET until = now()", "UPDATE rate_limit_overrides SET effect = 'unlimited'", "DELETE FROM rate_limit_overrides", "TRUNCATE rate_limit_overrides",
+		"INSERT INTO rate_limit_overrides (name, key, effect, made_as) VALUES ('x', 'k', 'unlimited', 'x')", "INSERT INTO rate_limit_overrides (name, key, effect, made_at) VALUES ('x', 'k', 'unlimited', '2000-01-01')",
+		"INSERT INTO rate_limit_overrides (id, name, key, effect) OVERRIDING SYSTEM VALUE VALUES (9223372036854775807, 'x', 'k', 'unlimited')",
+	} {
+		if _, err := conn.Exec(t.Context(), sql); sqlState(err) != "42501" {
+			t.Errorf("%s: %v", sql, err)
+		}
+	}
+	if _, err := conn.Exec(t.Context(), "RESET ROLE"); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -129,7 +129,7 @@ func (a *app) notGranted(ctx context.Context, text string) string {
 		err := a.reading(ctx, func(tx pgx.Tx) error {
 			return tx.QueryRow(ctx, `
 				SELECT format('GRANT %s ON %s TO %I', $1::text, c.oid::regclass, current_user)
-				  FROM pg_class AS c WHERE c.oid = to_regclass($2::text) AND NOT has_table_privilege(c.oid, $1::text)`, privilege, relation).Scan(&grant)
+				  FROM pg_class AS c WHERE c.oid = to_regclass($2::text) AND NOT CASE WHEN $1::text = 'DELETE' THEN has_table_privilege(c.oid, 'DELETE') ELSE has_any_column_privilege(c.oid, $1::text) END`, privilege, relation).Scan(&grant)
 		})
 		if err == nil && grant != nil {
 			missing = append(missing, *grant)
