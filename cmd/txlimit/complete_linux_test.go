@@ -112,7 +112,7 @@ printf '%%s\0' "$@" END >>%[3]s/args
 			}
 			calls := strings.Split(strings.TrimSuffix(string(args), "\x00END\x00"), "\x00END\x00")
 			for _, call := range calls {
-				for _, word := range strings.Split(call, "\x00") {
+				for word := range strings.SplitSeq(call, "\x00") {
 					if slices.Contains(hostileWords, word) {
 						t.Errorf("%s has inserted %q: %q", shell.name, word, call)
 					}

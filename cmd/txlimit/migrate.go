@@ -192,7 +192,7 @@ func (a *app) sayMigrated(ctx context.Context, provider *goose.Provider, schema 
 	last := version >= sources[len(sources)-1].Version // not after `migrate down`
 	var checked error
 	if last {
-		s, checked = migrations.Check(ctx, a.conn)
+		s, checked = a.checkSchema(ctx)
 	}
 	err = a.emit(m, func(w io.Writer) {
 		for _, r := range m.Migrations {
@@ -286,7 +286,7 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 			fmt.Fprintf(a.stderr, "Run `txlimit migrate`: the schema %s is behind this program.\n", printable(schema))
 			return errNothing
 		}
-		s, err := migrations.Check(ctx, a.conn)
+		s, err := a.checkSchema(ctx)
 		return a.sayChecked(schema, s, err)
 	})
 }
@@ -305,7 +305,7 @@ func (a *app) bySchemaSQL(ctx context.Context, provider *goose.Provider) (noted,
 
 // madeBySchemaSQL is the status of a schema of which goose has noted no version, and what `migrate` says of it.
 func (a *app) madeBySchemaSQL(ctx context.Context, provider *goose.Provider, schema string, table bool) error {
-	s, err := migrations.Check(ctx, a.conn)
+	s, err := a.checkSchema(ctx)
 	behind := errors.Is(err, migrations.ErrBehind)
 	if err != nil && !behind {
 		return err
@@ -356,4 +356,13 @@ func (a *app) differs(schema string, s migrations.Schema) {
 		fmt.Fprintf(a.stderr, "The schema %s has version %d as this program, but other functions (hash %.12s, not %.12s): one was edited, or it is of another build. "+
 			"docs/operations.md#which-schema-is-this says how to put it right.\n", printable(schema), s.Version, s.Hash, migrations.Hash)
 	}
+}
+
+// checkSchema is migrations.Check, without what other schemas of the search_path have.
+func (a *app) checkSchema(ctx context.Context) (s migrations.Schema, err error) {
+	err = a.reading(ctx, func(tx pgx.Tx) (err error) {
+		s, err = migrations.Check(ctx, tx)
+		return err
+	})
+	return s, err
 }
