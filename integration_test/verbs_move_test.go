@@ -506,13 +506,13 @@ func TestMovesDoNotDeadlock(t *testing.T) {
 	}
 	var limiter ratelimit.Limiter
 	seed := newRand(t).Uint64()
-	until := time.Now().Add(sized(4*time.Second, time.Second))
+	begin, d := time.Now(), sized(4*time.Second, time.Second)
 	var moves atomic.Int64
 	var wg sync.WaitGroup
 	for g := range 16 {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(seed, uint64(g)))
-			for time.Now().Before(until) {
+			for time.Since(begin) < d || moves.Load() < 50 && time.Since(begin) < time.Minute {
 				i := r.IntN(3)
 				a, b := limits[i].Key("ann"), limits[(i+1+r.IntN(2))%3].Key("ann")
 				var err error
