@@ -225,7 +225,7 @@ func TestInTxWhoseTransactionDoesNotBegin(t *testing.T) {
 						}
 						return returned(err)
 					}, ratelimit.Isolation("no level"))
-					if sqlState(err) != "42601" || !strings.Contains(err.Error(), "ratelimit: begin: ") {
+					if sqlState(err) != "42601" || !strings.HasPrefix(err.Error(), "ratelimit: ") || !strings.Contains(err.Error(), "begin: ") {
 						t.Errorf("%s: %v, want the server's syntax error", name, err)
 					}
 				}

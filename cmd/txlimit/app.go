@@ -67,7 +67,7 @@ type output struct {
 }
 
 func (o *output) Write(p []byte) (int, error) {
-	_, err := io.WriteString(o.to, visible.Escape(string(p)))
+	_, err := o.to.Write([]byte(visible.Escape(string(p))))
 	if err != nil {
 		o.err = cmp.Or(o.err, err)
 		return 0, err
