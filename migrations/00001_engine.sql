@@ -2123,7 +2123,7 @@ BEGIN
                     RAISE invalid_parameter_value USING
                         MESSAGE = pg_catalog.format('rate limit %L: program %L defines a %s of %s%s, and program %L a %s of %s%s: both would grant',
                             d.name, program, d.kind, d.period, ' from ' || d.start::text, other.program, other.kind, other.period, ' from ' || other.start::text),
-                        HINT = pg_catalog.format('Give one of them another name. If %L no longer runs: DELETE FROM rate_limit_definitions WHERE program = %L',
+                        HINT = pg_catalog.format('Give one of them another name. If %L no longer runs: SELECT ratelimit_publish(%L, ''[]'')',
                             other.program, other.program);
                 END IF;
             END IF;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "de677e3fef9a36611186687255167514b04a416650346638e39938d11460069c"
+const Hash = "468c91a5837d14e18c6c09f513067b1c5989523a6818af0ccca1a4ab999d929f"

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/migrations"
@@ -272,7 +273,7 @@ func (o *Options) publish(ctx context.Context, db DB) error {
 	}
 	var differ []error
 	if !row.Counts.Bool {
-		differ = append(differ, fmt.Errorf("ratelimit: publish: %w: another version of program %q is in use, and this one defines other limits", ErrNotCurrent, o.Program))
+		differ = append(differ, fmt.Errorf("ratelimit: publish: %w: another version of program %q is in use, or was within five minutes, and this one defines other limits", ErrNotCurrent, o.Program))
 	}
 	for _, other := range row.Others {
 		differ = append(differ, fmt.Errorf("ratelimit: publish: %w: limit %s", ErrNotCurrent, other))
@@ -312,6 +313,9 @@ func refused(part string, err error, grant, without string) error {
 		without = "leave Options.Usage nil"
 	} else {
 		without = "set Options." + without
+	}
+	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) && pgErr.Hint != "" && pgErr.Code == "22023" {
+		return fmt.Errorf("%w: %s", err, pgErr.Hint)
 	}
 	switch state := sqlState(err); {
 	case state == "3D000":

@@ -44,7 +44,10 @@ func (a *app) explain(ctx context.Context, err error) string {
 		return a.notGranted(ctx, text)
 	case "55P03":
 		return text + ". Another transaction holds the row. `txlimit locks` shows which"
-	case "25006":
+	case "25006", "0A000":
+		if pgErr.Code == "0A000" && !strings.Contains(pgErr.Message, "recovery") {
+			break
+		}
 		return text + ". This server is a replica, or the role is read-only: connect to the primary"
 	}
 	if pgErr.Hint != "" {
