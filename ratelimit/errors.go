@@ -117,16 +117,25 @@ func (e committedError) Error() string {
 	return "ratelimit: the batch was committed, and then a function that reads its results failed: " + e.error.Error()
 }
 
-// nothingDone are the sentinels of errors after which nothing was consumed or committed.
-var nothingDone = []error{ErrDenied, ErrInvalid, ErrExceedsCapacity, ErrNotLoaded, ErrClosed, ErrAttemptsExhausted, migrations.ErrBehind}
-
 // Is is called by errors.Is. There is no Unwrap: it would show every error inside.
 func (e committedError) Is(target error) bool {
-	return target == ErrUnknownOutcome || !slices.Contains(nothingDone, target) && errors.Is(e.error, target)
+	return target == ErrUnknownOutcome || beside(e).Is(target)
 }
 
 // As is called by errors.As.
-func (e committedError) As(target any) bool {
+func (e committedError) As(target any) bool { return beside(e).As(target) }
+
+// nothingDone are the sentinels of errors after which nothing was consumed or committed.
+var nothingDone = []error{ErrDenied, ErrInvalid, ErrExceedsCapacity, ErrNotLoaded, ErrClosed, ErrAttemptsExhausted, migrations.ErrBehind}
+
+// beside is an error beside one that leaves the outcome open: it matches nothing that would say that nothing was consumed.
+type beside struct{ error }
+
+func (e beside) Is(target error) bool {
+	return !slices.Contains(nothingDone, target) && errors.Is(e.error, target)
+}
+
+func (e beside) As(target any) bool {
 	_, denial := target.(**DeniedError)
 	return !denial && errors.As(e.error, target)
 }

@@ -118,6 +118,9 @@ func sendOnce(ctx context.Context, db batchTxBeginner, isolation pgx.TxIsoLevel,
 	case committing:
 		return nil, fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
 	case failed != nil && sqlState(err) == "": // the function may have left its row unread, an error in pgx's modes without a pipeline
+		if open {
+			failed = beside{failed}
+		}
 		err = fmt.Errorf("%w; and then: %w", failed, err)
 	}
 	if open {

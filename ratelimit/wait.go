@@ -45,7 +45,7 @@ func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, err
 	}
 	if err := l.sleep(ctx, db, result); err != nil {
 		if kept := l.giveBack(ctx, db, result, requests); kept != nil {
-			err = unknown(fmt.Errorf("%w, and the tokens were not given back: %w", err, inner{kept}))
+			err = unknown(fmt.Errorf("%w, and the tokens were not given back: %w", err, inner{beside{kept}}))
 		}
 		return unanswered(verbWait, requests), explainCall(verbWait, requests, err)
 	}

@@ -408,7 +408,7 @@ var callMutations = []mutation{
 		tests: "TestThePoolInsideATransactionIsRefused",
 	}, {
 		name: "sendtx-pooler", file: "ratelimit/tx_sendtx.go", what: "a batch whose pooler lost its server counts as not committed",
-		old: "	if open {\n", new: "	if open && failed == nil {\n",
+		old: "	if open {\n\t\treturn nil, unknown", new: "	if open && failed == nil {\n\t\treturn nil, unknown",
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
 		name: "sendtx-function", file: "ratelimit/tx_sendtx.go", what: "the error of a function decides whether COMMIT was reached",

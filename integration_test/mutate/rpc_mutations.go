@@ -28,7 +28,7 @@ var rpcMutations = []mutation{
 		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
 	}, {
 		name: "outcome-overload", file: "internal/outcome/reach.go", what: "FailOpen passes what took too long",
-		old: "nobodyThere(err) || r != nil && r.silent()", new: "nobodyThere(err) || r != nil && (r.silent() || errors.Is(err, context.DeadlineExceeded))",
+		old: "return r.silentFor(patience)\n\t}\n}", new: "return true\n\t}\n}",
 		tests: "TestFailOpenIsNotForOverload",
 	}, {
 		name: "outcome-patience", file: "internal/outcome/reach.go", what: "one probe without an answer opens",
@@ -36,7 +36,7 @@ var rpcMutations = []mutation{
 		tests: "TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice",
 	}, {
 		name: "outcome-answers", file: "internal/outcome/reach.go", what: "a server without a free connection counts as unreachable",
-		old: `answer.SQLState() != "57P03"`, new: `answer.SQLState() != "53300"`,
+		old: `return e.SQLState() != "57P03", e.SQLState() == "57P03"`, new: `return e.SQLState() != "53300", e.SQLState() == "53300"`,
 		tests: "TestFailOpenIsNotForOverload",
 	}, {
 		name: "outcome-timeout", file: "internal/outcome/outcome.go", what: "a decision takes as long as the client waits",

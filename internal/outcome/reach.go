@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime"
 	"slices"
 	"sync"
 	"syscall"
 	"time"
+	"weak"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -26,9 +29,11 @@ const (
 // who can slow the database down must not lift the limits by that. A call that took too long looks the same in both cases. So a
 // connection of its own asks. It is opened while all is well, and stays open, since a busy server refuses new ones.
 type reach struct {
-	pool  *pgxpool.Pool
-	conn  *pgx.Conn // only for the probe that runs
-	watch sync.Once
+	config *pgxpool.Config
+
+	asking    sync.Mutex // held while the connection is used
+	conn      *pgx.Conn
+	forgotten bool // the pool is gone
 
 	mu      sync.Mutex
 	probing bool
@@ -37,15 +42,12 @@ type reach struct {
 	failing time.Time // when the first of the probes that have failed since began; zero: the last one was answered
 }
 
-var reaches sync.Map // *reach by *pgxpool.Pool, since a middleware may be mounted anew for each request
+// reaches has a *reach by weak.Pointer[pgxpool.Pool], while the pool is in use: a middleware may be mounted anew for each request.
+var reaches sync.Map
 
 // Watch opens the connection that Unreachable needs, in the background. db is a pool, or a Coalescer's. Of others nothing is known
 // but what their errors say.
-func Watch(db ratelimit.DB) {
-	if r := reachOf(db); r != nil {
-		r.watch.Do(func() { r.silent() })
-	}
-}
+func Watch(db ratelimit.DB) { reachOf(db) }
 
 func reachOf(db ratelimit.DB) *reach {
 	pool, _ := db.(*pgxpool.Pool)
@@ -55,49 +57,76 @@ func reachOf(db ratelimit.DB) *reach {
 	if pool == nil {
 		return nil
 	}
-	r, _ := reaches.LoadOrStore(pool, &reach{pool: pool})
-	return r.(*reach)
+	key := weak.Make(pool)
+	if r, ok := reaches.Load(key); ok {
+		return r.(*reach)
+	}
+	r, known := reaches.LoadOrStore(key, &reach{config: pool.Config()})
+	one := r.(*reach)
+	if !known {
+		runtime.AddCleanup(pool, func(one *reach) {
+			reaches.Delete(key)
+			go one.forget()
+		}, one)
+		one.silentFor(patience) // opens the connection
+	}
+	return one
 }
 
 // Unreachable reports whether a call failed because the database of db cannot be reached. What the server or a pooler has answered
-// says that it can, but for 57P03: it starts or stops. A limiter that has not loaded its overrides may have to block the key, and
-// one that is closed decides nothing.
+// says that it can, but for 57P03: it starts or stops. If nobody listens at any address, one probe must have failed, too: a load
+// balancer may take a busy server away from new connections. If the call took too long, all probes of some seconds must have.
+// A limiter that has not loaded its overrides may have to block the key, and one that is closed decides nothing.
 func Unreachable(db ratelimit.DB, err error) bool {
-	if errors.Is(err, ratelimit.ErrNotLoaded) || errors.Is(err, ratelimit.ErrClosed) || answered(err) {
+	if errors.Is(err, ratelimit.ErrNotLoaded) || errors.Is(err, ratelimit.ErrClosed) {
 		return false
 	}
-	r := reachOf(db)
-	return nobodyThere(err) || r != nil && r.silent()
-}
-
-func answered(err error) bool {
-	var answer interface{ SQLState() string }
-	return errors.As(err, &answer) && answer.SQLState() != "57P03"
-}
-
-// nobodyThere reports whether dialing failed for a reason that no load can have, here or there. A timeout is none, nor is a lack
-// of ports or file descriptors.
-func nobodyThere(err error) bool {
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		return false // one of several addresses may be busy
+	answered, gone := inspect(err)
+	switch r := reachOf(db); {
+	case answered:
+		return false
+	case r == nil:
+		return gone
+	case gone:
+		return r.silentFor(0)
+	default:
+		return r.silentFor(patience)
 	}
-	var dial *net.OpError
-	var name *net.DNSError
-	var errno syscall.Errno
-	var answer interface{ SQLState() string }
-	switch {
-	case errors.As(err, &answer):
-		return true // 57P03
-	case errors.As(err, &name):
-		return name.IsNotFound
-	case errors.As(err, &dial) && dial.Op == "dial" && errors.As(err, &errno):
-		return slices.Contains([]syscall.Errno{syscall.ECONNREFUSED, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.ENOENT}, errno)
-	}
-	return false
 }
 
-// silent reports whether the database has answered no probe for some seconds. It begins to probe if nobody does.
-func (r *reach) silent() bool {
+// inspect says of an error, which may be of several addresses, whether a server has answered at one, and whether nobody is at any of
+// them. Nobody is there if dialing failed for a reason that no load can have, here or there. A timeout is none, nor is a lack of ports
+// or file descriptors.
+func inspect(err error) (answered, gone bool) {
+	switch e := err.(type) { //nolint:errorlint // it walks the tree: one match says nothing about the others
+	case interface{ SQLState() string }:
+		return e.SQLState() != "57P03", e.SQLState() == "57P03"
+	case *net.DNSError:
+		return false, e.IsNotFound
+	case *net.OpError:
+		var errno syscall.Errno
+		if _, name := e.Err.(*net.DNSError); name { //nolint:errorlint // as above
+			return inspect(e.Err)
+		}
+		return false, e.Op == "dial" && errors.As(e.Err, &errno) &&
+			slices.Contains([]syscall.Errno{syscall.ECONNREFUSED, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.ENOENT}, errno)
+	case interface{ Unwrap() []error }:
+		gone = true
+		for _, one := range e.Unwrap() {
+			a, g := inspect(one)
+			answered, gone = answered || a, gone && g
+		}
+		return answered, gone
+	case interface{ Unwrap() error }:
+		if inside := e.Unwrap(); inside != nil {
+			return inspect(inside)
+		}
+	}
+	return false, false
+}
+
+// silentFor reports whether the database has answered no probe for so long. It begins to probe if nobody does.
+func (r *reach) silentFor(d time.Duration) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.asked = time.Now()
@@ -105,21 +134,21 @@ func (r *reach) silent() bool {
 		r.probing = true
 		go r.probe()
 	}
-	return !r.failing.IsZero() && r.asked.Sub(r.failing) >= patience
+	return !r.failing.IsZero() && r.asked.Sub(r.failing) >= d
 }
 
 // probe goes on until it is answered, or nobody asks any more.
 func (r *reach) probe() {
-	for began := time.Now(); !r.done(began, r.ask()); began = time.Now() {
+	for began := time.Now(); !r.done(began, r.answers()); began = time.Now() {
 		time.Sleep(probeEvery)
 	}
 }
 
-func (r *reach) done(began time.Time, err error) bool {
+func (r *reach) done(began time.Time, answers bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
-	if err != nil && !answered(err) && now.Sub(r.asked) < probeFor {
+	if !answers && now.Sub(r.asked) < probeFor {
 		if r.failing.IsZero() {
 			r.failing = began
 		}
@@ -129,27 +158,64 @@ func (r *reach) done(began time.Time, err error) bool {
 	return true
 }
 
-// ask asks on the open connection, and on a new one if that fails: a pooler may be there while all its servers are taken.
-func (r *reach) ask() error {
+// answers asks on the open connection, and on a new one if that fails: a pooler may be there while all its servers are taken. For the
+// same reason a login that cannot be validated in time (target_session_attrs) is an answer.
+func (r *reach) answers() bool {
+	r.asking.Lock()
+	defer r.asking.Unlock()
+	if r.forgotten {
+		return true // nobody asks any more
+	}
 	if r.conn != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
-		defer cancel()
-		err := r.conn.Ping(ctx)
-		if err == nil {
-			return nil
+		if r.ping() {
+			return true
 		}
-		_ = r.conn.Close(ctx)
 		r.conn = nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
-	config := r.pool.Config()
-	if config.BeforeConnect != nil {
-		if err := config.BeforeConnect(ctx, config.ConnConfig); err != nil {
+	config, loggedIn := r.config.ConnConfig.Copy(), false
+	if r.config.BeforeConnect != nil {
+		if r.config.BeforeConnect(ctx, config) != nil {
+			return false
+		}
+	}
+	if validate := config.ValidateConnect; validate != nil {
+		config.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+			err := validate(ctx, conn)
+			loggedIn = loggedIn || err != nil && (ctx.Err() != nil || pgconn.Timeout(err))
 			return err
 		}
 	}
-	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
+	config.AfterConnect = nil // it may ask the server for more than a login
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err != nil {
+		answered, _ := inspect(err)
+		return answered || loggedIn
+	}
 	r.conn = conn
-	return err
+	return true
+}
+
+// ping closes a connection that does not answer.
+func (r *reach) ping() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+	defer cancel()
+	err := r.conn.Ping(ctx)
+	if err != nil {
+		_ = r.conn.Close(ctx)
+	}
+	return err == nil
+}
+
+// forget closes the connection.
+func (r *reach) forget() {
+	r.asking.Lock()
+	defer r.asking.Unlock()
+	r.forgotten = true
+	if r.conn != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+		defer cancel()
+		_ = r.conn.Close(ctx)
+	}
 }

@@ -49,8 +49,13 @@ func TestFailOpenPassesNoLimiterThatIsNotReady(t *testing.T) {
 			Observer: func(_ *http.Request, d httplimit.Decision) { got = d },
 		}
 		called := false
-		w := httptest.NewRecorder()
-		limit.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true })).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		handler := limit.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true }))
+		for until := time.Now().Add(20 * time.Second); !called && time.Now().Before(until); time.Sleep(10 * time.Millisecond) { // until a probe has failed
+			handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil))
+			if test.want != nil {
+				break
+			}
+		}
 		if called != (test.want == nil) || got.Status != http.StatusServiceUnavailable || test.want != nil && !errors.Is(got.Err, test.want) {
 			t.Errorf("%s: called %v, %d, %v", name, called, got.Status, got.Err)
 		}
