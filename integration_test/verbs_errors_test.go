@@ -759,8 +759,8 @@ var neverMade = map[string]string{
 	"ratelimit: schema: ":                                        "it is told to Options.OnError",
 	"other numbers are published":                                "it is told to Options.OnError",
 	"ratelimit: publish: %w: limit %s":                           "it is told to Options.OnError",
-	"ratelimit: publish: %w: another version of program %q is in use, or was within five minutes, and this one defines other limits":         "it is told to Options.OnError",
-	"ratelimit: overrides: the row with id %d, of limit %q, is passed over: its effect or a number is not valid": "it is told to Overrides.OnError",
+	"ratelimit: publish: %w: another version of program %q is in use, or was within five minutes, and this one defines other limits": "it is told to Options.OnError",
+	"ratelimit: overrides: the row with id %d, of limit %q, is passed over: its effect or a number is not valid":                     "it is told to Overrides.OnError",
 }
 
 // constructors are the errors that the source of package ratelimit makes, by place.

@@ -42,7 +42,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer pool.Close() // last: it waits for connections that are in use
+	defer pool.Close()                                                // last: it waits for connections that are in use
 	limits, err := ratelimit.Open(signalled, pool, ratelimit.Options{ // a signal ends the wait for the database, too
 		Program: "messages",
 		Limits:  []ratelimit.Limit{requests, sendMessage},
