@@ -42,8 +42,9 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer pool.Close()                                                // last: it waits for connections that are in use
-	limits, err := ratelimit.Open(signalled, pool, ratelimit.Options{ // a signal ends the wait for the database, too
+	defer pool.Close() // last: it waits for connections that are in use
+	// A signal ends the wait for the database, too.
+	limits, err := ratelimit.Open(signalled, pool, ratelimit.Options{
 		Program: "messages",
 		Limits:  []ratelimit.Limit{requests, sendMessage},
 		Usage:   &usage.Recorder{DB: pool},
