@@ -111,24 +111,19 @@ func unknown(err error) error {
 // committedError is the error of a function that reads the results of a batch, after COMMIT. A retry would consume twice, so
 // it matches [ErrUnknownOutcome]. The function may have got its error from another call of this package. Then it does not match what
 // says that nothing was consumed, since this batch has consumed.
-type committedError struct{ error }
+type committedError struct{ beside }
 
 func (e committedError) Error() string {
 	return "ratelimit: the batch was committed, and then a function that reads its results failed: " + e.error.Error()
 }
 
-// Is is called by errors.Is. There is no Unwrap: it would show every error inside.
-func (e committedError) Is(target error) bool {
-	return target == ErrUnknownOutcome || beside(e).Is(target)
-}
-
-// As is called by errors.As.
-func (e committedError) As(target any) bool { return beside(e).As(target) }
+func (e committedError) Is(target error) bool { return target == ErrUnknownOutcome || e.beside.Is(target) }
 
 // nothingDone are the sentinels of errors after which nothing was consumed or committed.
 var nothingDone = []error{ErrDenied, ErrInvalid, ErrExceedsCapacity, ErrNotLoaded, ErrClosed, ErrAttemptsExhausted, migrations.ErrBehind}
 
-// beside is an error beside one that leaves the outcome open: it matches nothing that would say that nothing was consumed.
+// beside is an error beside one that leaves the outcome open: it matches nothing that would say that nothing was consumed. There is
+// no Unwrap: it would show every error inside.
 type beside struct{ error }
 
 func (e beside) Is(target error) bool {

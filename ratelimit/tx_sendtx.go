@@ -58,7 +58,7 @@ func (l *Limiter) SendTx(
 		return errors.Is(err, ErrUnknownOutcome), err
 	})
 	if err == nil && failed != nil {
-		return committedError{failed}
+		return committedError{beside{failed}}
 	}
 	return err
 }

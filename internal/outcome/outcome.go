@@ -44,7 +44,7 @@ func handleOf(db any) any {
 	return db
 }
 
-// isOne reports whether db is one connection or one transaction. Of a type that wraps one, nobody knows.
+// isOne reports whether db is one connection or one transaction. A wrapper type is not recognized.
 func isOne(db any) bool {
 	switch handleOf(db).(type) {
 	case *pgx.Conn, *pgxpool.Conn, *sql.Conn, interface{ Commit() error }, interface {

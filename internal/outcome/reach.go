@@ -45,8 +45,8 @@ type reach struct {
 // reaches has a *reach by weak.Pointer[pgxpool.Pool], while the pool is in use: a middleware may be mounted anew for each request.
 var reaches sync.Map
 
-// Watch opens the connection that Unreachable needs, in the background. db is a pool, or a Coalescer's. Of others nothing is known
-// but what their errors say.
+// Watch opens the connection that Unreachable needs, in the background. db is a pool, or a Coalescer's. For other
+// DBs, only the error counts.
 func Watch(db ratelimit.DB) { reachOf(db) }
 
 func reachOf(db ratelimit.DB) *reach {

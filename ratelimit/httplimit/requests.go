@@ -105,7 +105,7 @@ func (c ClientIP) Key(r *http.Request) string {
 	}
 	trusted := c.TrustedNetworks
 	if c.TrustedProxies > 0 {
-		for n := 1; n < c.TrustedProxies && !entries.read(); n++ {
+		for n := 1; n < c.TrustedProxies && !entries.ended(); n++ {
 			entries.next()
 		}
 		if stated, isAddress := entries.next(); isAddress {
@@ -139,12 +139,12 @@ type fromRight struct {
 	line  *string  // what is left of the line that is read; nil: nothing
 }
 
-// read reports whether there are no more entries.
-func (f *fromRight) read() bool { return f.line == nil && len(f.lines) == 0 }
+// ended reports whether there are no more entries.
+func (f *fromRight) ended() bool { return f.line == nil && len(f.lines) == 0 }
 
 // next is the address at the next place, if there is one and it is an address.
 func (f *fromRight) next() (netip.Addr, bool) {
-	if f.read() {
+	if f.ended() {
 		return netip.Addr{}, false
 	}
 	if f.line == nil {
@@ -241,9 +241,9 @@ func (c ClientIP) check() {
 }
 
 // APIKey is the SHA-256 of the credential in a header field, for [ratelimit.Limit.Key]: keys are stored in the clear, and a
-// secret should not be. A missing credential is a [StatusError] of 401. A [StatusError] of 400 are several credentials that
-// differ, and one with anything but printable ASCII, spaces and tabs: an application may trim what looks like a space, and
-// take many spellings for one.
+// secret should not be. A missing credential is a [StatusError] of 401. Credentials that differ, and one with anything but
+// printable ASCII, spaces and tabs, are a [StatusError] of 400: an application may trim what looks like a space, and take many
+// spellings for one.
 //
 // Different spellings of one credential are one key, as far as RFC 9110 defines them. Spaces around the credential do not
 // count. In Authorization and Proxy-Authorization, these do not count either:

@@ -87,13 +87,8 @@ type Interceptor struct {
 	// enforcing it. It consumes, and calls the Observer.
 	ObserveOnly bool
 
-	// FailOpen lets calls pass if the database cannot be reached: nobody listens, or the server starts or stops (SQLSTATE
-	// 57P03). If one had no answer in time, a connection that each pool keeps for this must have had none for five seconds
-	// either. So an overload, which clients can cause, does not pass: not a timeout, a full pool, a row that is locked, nor
-	// any other SQLSTATE. Nor do a missing migration or GRANT, a call whose connection breaks, [ratelimit.ErrNotLoaded] and
-	// [ratelimit.ErrClosed].
-	// A DB that is no pool of pgx and no Coalescer passes only if nobody listens. Each call that passed so is reported to
-	// the Observer (FailedOpen), or logged without one.
+	// FailOpen lets calls pass if the database cannot be reached, as [httplimit.Middleware.FailOpen] does. Each such call is
+	// reported to the Observer (FailedOpen), or logged without one.
 	FailOpen bool
 
 	// Timeout bounds a decision. If it is over, the database could not be asked: Unavailable. The client's
