@@ -416,7 +416,7 @@ var callMutations = []mutation{
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
 		name: "sendtx-committed", file: "ratelimit/tx_sendtx.go", what: "a function's error after COMMIT looks as if a retry were safe",
-		old: "		return committedError{failed}\n", new: "		return failed\n",
+		old: "		return committedError{beside{failed}}\n", new: "		return failed\n",
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
 		name: "batch-lost-answer", file: "ratelimit/tx_batch.go", what: "the lost answer of a batch outside a transaction looks as if a retry were safe",

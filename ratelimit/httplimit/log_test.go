@@ -34,8 +34,13 @@ func TestWithoutAnObserverFailuresAreLogged(t *testing.T) {
 			},
 		}
 		called := false
-		w := httptest.NewRecorder()
-		limit.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true })).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		handler := limit.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true }))
+		for until := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) { // until a probe has failed
+			handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil))
+			if called == open || time.Now().After(until) {
+				break
+			}
+		}
 		if called != open || !strings.Contains(log.String(), "level=ERROR") || !strings.Contains(log.String(), "connection refused") || strings.Contains(log.String(), "ann@") {
 			t.Errorf("FailOpen %v: called %v, logged %q", open, called, log.String())
 		}
