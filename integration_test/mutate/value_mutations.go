@@ -39,6 +39,22 @@ var valueMutations = []mutation{
 		old: "ratelimit.StoredKey(a.parts...)", new: "strings.Join(a.parts, \"|\") + ratelimit.StoredKey(\"\")",
 		tests: "TestKeysAreStoredAsWritten",
 	}, {
+		name: "confined-count", file: "docs/security.md", what: "a role that only consumes may ask for 0 tokens, which costs nothing",
+		old: "app.ratelimit(name, key, count => CASE WHEN count > 0 THEN count END)", new: "app.ratelimit(name, key, count => count)",
+		tests: "TestARoleThatOnlyConsumes",
+	}, {
+		name: "confined-execute", file: "docs/security.md", what: "everybody may call the functions of the role that only consumes",
+		old: "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA limits FROM PUBLIC;", new: "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA limits FROM app_user;",
+		tests: "TestARoleThatOnlyConsumes",
+	}, {
+		name: "confined-path", file: "docs/security.md", what: "the functions of the role that only consumes take the caller's search_path",
+		old: "LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$\n    SELECT remaining", new: "LANGUAGE sql SECURITY DEFINER AS $$\n    SELECT remaining",
+		tests: "TestAHostileSearchPath",
+	}, {
+		name: "grants-execute", file: "docs/security.md", what: "the grants to consume say nothing of EXECUTE",
+		old: "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA app TO app_user;\n-- Only for Hot", new: "-- Only for Hot",
+		tests: "TestTheDocumentedGrantsWithoutPublicExecute",
+	}, {
 		name: "keys-tenant-of-one-part", file: "docs/security.md", what: "a tenant has the keys of one part that begin with its name",
 		old: "cardinality(app.ratelimit_key_parts(key)) > 1", new: "cardinality(app.ratelimit_key_parts(key)) > 0",
 		tests: "TestTenantsOfAnyNameAreKeptApart",
