@@ -55,6 +55,14 @@ var valueMutations = []mutation{
 		old: "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA app TO app_user;\n-- Only for Hot", new: "-- Only for Hot",
 		tests: "TestTheDocumentedGrantsWithoutPublicExecute",
 	}, {
+		name: "collation-by-hand", file: "migrations/engine/ratelimit.sql", what: "SQL by hand compares keys by the collation of the caller's column",
+		old: "_ratelimit_by_hand('consume', name COLLATE \"C\", key COLLATE \"C\",", new: "_ratelimit_by_hand('consume', name, key,",
+		tests: "TestKeysOfEveryCollation",
+	}, {
+		name: "collation-restore", file: "migrations/engine/overrides.sql", what: "a block made from a column of another collation cannot be ended from it",
+		old: "(o.key = key COLLATE \"C\" OR", new: "(o.key = key OR",
+		tests: "TestKeysOfEveryCollation",
+	}, {
 		name: "keys-tenant-of-one-part", file: "docs/security.md", what: "a tenant has the keys of one part that begin with its name",
 		old: "cardinality(app.ratelimit_key_parts(key)) > 1", new: "cardinality(app.ratelimit_key_parts(key)) > 0",
 		tests: "TestTenantsOfAnyNameAreKeptApart",
