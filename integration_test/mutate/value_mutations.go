@@ -116,7 +116,7 @@ var valueMutations = []mutation{
 		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
 		name: "receipt-merged", file: "ratelimit/receipt.go", what: "for several requests for one key, the receipt has only the first",
-		old: "			t.Count += s.Taken\n", new: "",
+		old: "			made.Taken[i].Count += s.Taken\n", new: "",
 		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
 		name: "receipt-of-a-refund", file: "ratelimit/receipt.go", what: "a refund returns no receipt for the rest",
@@ -124,11 +124,11 @@ var valueMutations = []mutation{
 		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
 		name: "receipt-any-key", file: "ratelimit/receipt.go", what: "a receipt is accepted for another key",
-		old: "t.Limit == limit && t.Key == key", new: "t.Limit == limit",
+		old: "r.index[groupID{r.Taken[i].Limit, r.Taken[i].Key}] = i\n		}\n	}\n	if i, ok := r.index[groupID{limit, key}]", new: "r.index[groupID{r.Taken[i].Limit, \"\"}] = i\n		}\n	}\n	if i, ok := r.index[groupID{limit, \"\"}]",
 		tests: "TestAReceiptIsForWhatItNames",
 	}, {
 		name: "receipt-any-limit", file: "ratelimit/receipt.go", what: "a receipt is accepted for another limit",
-		old: "t.Limit == limit && t.Key == key", new: "t.Key == key",
+		old: "r.index[groupID{r.Taken[i].Limit, r.Taken[i].Key}] = i\n		}\n	}\n	if i, ok := r.index[groupID{limit, key}]", new: "r.index[groupID{\"\", r.Taken[i].Key}] = i\n		}\n	}\n	if i, ok := r.index[groupID{\"\", key}]",
 		tests: "TestAReceiptIsForWhatItNames",
 	}, {
 		name: "receipt-unknown-fields", file: "ratelimit/receipt.go", what: "unknown data of another version in a receipt is ignored",
@@ -146,6 +146,10 @@ var valueMutations = []mutation{
 		name: "receipt-instants", file: "ratelimit/receipt.go", what: "an instant that the database cannot store is sent, and aborts the transaction",
 		old: "		if err != nil {\n			return err\n		}\n		*t = at.Time", new: "		if err == nil {\n			*t = at.Time\n		}",
 		tests: "TestReceiptsThatCannotBeAreRefused",
+	}, {
+		name: "receipt-length", file: "ratelimit/receipt.go", what: "a receipt of any length is parsed",
+		old: "len(text) > maxReceiptLen", new: "len(text) > maxReceiptLen<<10",
+		tests: "TestLongReceipts",
 	}, {
 		name: "receipt-twice", file: "ratelimit/receipt.go", what: "a receipt may have a limit and key twice",
 		old: "r.find(t.Limit, t.Key) != &r.Taken[i]", new: "i < 0",
