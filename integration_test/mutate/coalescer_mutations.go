@@ -4,7 +4,7 @@ package main
 var coalescerMutations = []mutation{
 	{
 		name: "coalescer-foreign", file: "ratelimit/coalescer.go", what: "a key of another server fails all calls of its batch",
-		old: "state == stateSharded || state == stateForeign ||", new: "state == stateSharded ||",
+		old: "state == \"55P03\" ||", new: "state == stateForeign || state == \"55P03\" ||",
 		tests: "TestAGuardRefusesOnlyTheForeignCallsOfABatch",
 	}, {
 		name: "coalescer-order", file: "ratelimit/coalescer.go", what: "the last call is decided first",
