@@ -116,7 +116,7 @@ func (o optional) write(known any) ([]byte, error) {
 const (
 	receiptVersion = 1
 	maxReceiptLen  = 1 << 20 // bytes: of thousands of limits and keys
-	maxHeld        = 1e300 // so that no sum overflows
+	maxHeld        = 1e300   // so that no sum overflows
 )
 
 // Receipt is the text to store for a later [Limiter.Refund]. After a refund, it is the receipt for the rest. It is empty if

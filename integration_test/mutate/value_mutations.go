@@ -116,7 +116,7 @@ var valueMutations = []mutation{
 		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
 		name: "receipt-merged", file: "ratelimit/receipt.go", what: "for several requests for one key, the receipt has only the first",
-		old: "			made.Taken[i].Count += s.Taken\n", new: "",
+		old: "made.Taken[i].Count += s.Taken", new: "made.Taken[i].Count += 0",
 		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
 		name: "receipt-of-a-refund", file: "ratelimit/receipt.go", what: "a refund returns no receipt for the rest",
