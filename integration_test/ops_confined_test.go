@@ -275,12 +275,20 @@ func TestTheConsumerRoleIsConfined(t *testing.T) {
 					"DELETE": "DELETE FROM %s", "TRUNCATE": "TRUNCATE %s", "TRIGGER": "CREATE TRIGGER t AFTER INSERT ON %s EXECUTE FUNCTION pg_catalog.suppress_redundant_updates_trigger()",
 				} {
 					want := slices.Contains(documented.tables[table], privilege)
+					// With a star, some columns: the first one, which says whose row it is, is not among those that may be changed.
+					columns := slices.Contains(documented.tables[table], privilege+"*")
 					if privilege != "SELECT" && !slices.Contains(documented.tables[table], "SELECT") {
 						sql = strings.ReplaceAll(sql, column+" = "+column, column+" = DEFAULT")
 					}
 					err := exec("BEGIN; " + fmt.Sprintf(sql, schema+"."+table) + "; ROLLBACK")
-					if granted := sqlState(err) != "42501"; granted != want {
+					if granted := sqlState(err) != "42501"; granted != want && !(columns && privilege == "INSERT") {
 						t.Errorf("%s on %s: %v, and the page says %v", privilege, table, err, want)
+					}
+					if privilege == "SELECT" || privilege == "INSERT" || privilege == "UPDATE" {
+						any := scan[bool](t, owner, fmt.Sprintf("SELECT has_any_column_privilege('%s', '%s', '%s')", role, table, privilege))
+						if any != (want || columns) {
+							t.Errorf("%s on columns of %s: granted is %v, and the page says %v", privilege, table, any, want || columns)
+						}
 					}
 					has := scan[bool](t, owner, fmt.Sprintf("SELECT has_table_privilege('%s', '%s', '%s')", role, table, privilege))
 					if has != want {
