@@ -141,6 +141,47 @@ func TestCoalescerTextThatTheServerCannotStore(t *testing.T) {
 	}
 }
 
+// One call's error is not that of the calls that share its statement, whatever SQLSTATE a trigger or a policy gives it.
+func TestCoalescerOneCallsErrorIsItsOwn(t *testing.T) {
+	t.Parallel()
+	for state, sql := range map[string]string{
+		"P0001": `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.key = 'bad' THEN RAISE 'no'; END IF; RETURN NEW; END $$;
+			CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON rate_limits FOR EACH ROW EXECUTE FUNCTION refuse()`,
+		"AB123": `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.key = 'bad' THEN RAISE SQLSTATE 'AB123'; END IF; RETURN NEW; END $$;
+			CREATE TRIGGER refuse AFTER INSERT OR UPDATE ON rate_limits FOR EACH ROW EXECUTE FUNCTION refuse()`,
+		"40P01": `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.key = 'bad' THEN RAISE SQLSTATE '40P01'; END IF; RETURN NEW; END $$;
+			CREATE TRIGGER refuse AFTER INSERT OR UPDATE ON rate_limits FOR EACH ROW EXECUTE FUNCTION refuse()`,
+		"0A000": `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.key = 'bad' THEN RAISE SQLSTATE '0A000'; END IF; RETURN NEW; END $$;
+			CREATE CONSTRAINT TRIGGER refuse AFTER INSERT OR UPDATE ON rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`,
+		"42501": `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.key = 'bad' THEN RAISE SQLSTATE '42501'; END IF; RETURN NEW; END $$;
+			CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON rate_limits FOR EACH ROW EXECUTE FUNCTION refuse()`,
+		"23514": `ALTER TABLE rate_limits ADD CHECK (key <> 'bad')`,
+	} {
+		t.Run(state, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 4)
+			mustExec(t, pool, sql)
+			coalescer := &ratelimit.Coalescer{Pool: pool}
+			defer coalescer.Close()
+			limit := slow("limit", 5)
+			keys := []string{"a", "bad", "b", "a", "c", "bad", "d"}
+			var requests []ratelimit.Request
+			for _, key := range keys {
+				requests = append(requests, limit.Key(key))
+			}
+			release := holdFlights(t, coalescer, pool)
+			f := enqueue(t, coalescer, nil, requests...)
+			release()
+			f.wg.Wait()
+			for i, err := range f.errs {
+				if want := map[bool]string{true: state}[keys[i] == "bad"]; sqlState(err) != want || (err == nil) != (want == "") {
+					t.Errorf("call %d, for %q: %v, want %q", i, keys[i], err, want)
+				}
+			}
+		})
+	}
+}
+
 func TestCoalescerWhenTheDatabaseFails(t *testing.T) {
 	t.Parallel()
 	t.Run("batch", func(t *testing.T) { failWhileWaiting(t, 5) })

@@ -741,3 +741,26 @@ func TestOverridesThatCannotBe(t *testing.T) {
 		}
 	}
 }
+
+// TestAddThatIsCancelledAddsNothing: ratelimit_add waits for the programs, so a short statement_timeout cancels it. The next call adds all.
+func TestAddThatIsCancelledAddsNothing(t *testing.T) {
+	t.Parallel()
+	needsSession(t, "since it sets a timeout")
+	pool := newPool(t, 1)
+	if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("limit", 10, time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, pool, "INSERT INTO rate_limits VALUES ('limit', 'ann', 0, 1, 0, now())")
+	id := scan[int64](t, pool, "SELECT ratelimit_override('limit', 'ann', rate => 30)")
+	mustExec(t, pool, "UPDATE rate_limit_overrides SET made_at = now() + interval '1 hour'; SET statement_timeout = '50ms'") // it waits for long
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_add($1)", id); sqlState(err) != "57014" {
+		t.Errorf("with a short timeout: %v, want 57014", err)
+	}
+	mustExec(t, pool, "RESET statement_timeout; UPDATE rate_limit_overrides SET made_at = now() - interval '1 hour'")
+	if value := scan[float64](t, pool, "SELECT value FROM rate_limits"); value != 0 {
+		t.Errorf("the cancelled call added %v", value)
+	}
+	if added := scan[float64](t, pool, "SELECT ratelimit_add(max(id)) FROM rate_limit_overrides"); added != 20 {
+		t.Errorf("added %v, want 20", added)
+	}
+}

@@ -302,44 +302,6 @@ func TestAReaderLooksAndCanConsumeNothing(t *testing.T) {
 	}
 }
 
-// newDefiner makes a schema whose owner has only an owner's rights, and an application's role that consumes with those
-// rights.
-func newDefiner(t *testing.T, conns int) (admin, owner, app *pgxpool.Pool) {
-	t.Helper()
-	admin = connect(t, newSchema(t), 2)
-	schema, ownerRole, appRole := schemaOf(t, admin), createRole(t, admin), createRole(t, admin)
-	mustExec(t, admin, "GRANT USAGE, CREATE ON SCHEMA "+schema+" TO "+ownerRole)
-	owner = asRole(t, admin, ownerRole, 2)
-	text, err := os.ReadFile("../migrations/schema.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	mustExec(t, owner, string(text))
-	mustExec(t, admin, named(docSQL(t, "docs/security.md", "SECURITY DEFINER"), schema, appRole))
-	return admin, owner, asRole(t, admin, appRole, conns)
-}
-
-func TestWithTheOwnersRightsTheAppConsumesAndTouchesNoRow(t *testing.T) {
-	t.Parallel()
-	admin, owner, app := newDefiner(t, 4)
-	seed(t, owner)
-	wantWays(t, everyWay(t, app), "reset", "keys", "sweep")
-	wantRefused(t, app, ownersOnly...)
-	wantRefused(t, app, rowsByHand...)
-	wantRefused(t, app, "CREATE TABLE more (x text)", "SELECT ratelimit_reset('bucket', 'seeded')")
-	wantWays(t, everyWay(t, owner))
-
-	// Another role that may use the schema cannot use the owner's rights.
-	role := createRole(t, admin)
-	mustExec(t, admin, "GRANT USAGE ON SCHEMA "+schemaOf(t, admin)+" TO "+role)
-	other := asRole(t, admin, role, 1)
-	for verb, err := range everyVerb(t, other) {
-		if sqlState(err) != "42501" {
-			t.Errorf("another role, %s: %v, want 42501", verb, err)
-		}
-	}
-}
-
 // In some schemas, new tables are granted to an API's roles, as in Supabase's schema public. These roles can reset and
 // delete until the rights are revoked.
 func TestInAnExposedSchemaAClientCanReset(t *testing.T) {

@@ -120,6 +120,42 @@ func (n *night) whileOneWaits(do func(blocker int)) {
 	}
 }
 
+// locksInOrder runs a recipe for a sharded key whose rows lie in the table in the other order than that of the locks, while a transaction takes
+// from all of them. Locked in another order, the two deadlock.
+func (n *night) locksInOrder(name, sql string) {
+	n.Helper()
+	for _, shard := range []int{2, 1, 0} {
+		n.exec(fmt.Sprintf(`INSERT INTO rate_limits VALUES ('%s', 'sharded', %d, 3, 5, now() + interval '1 year')`, name, shard))
+	}
+	tx, err := n.pool.Begin(n.Context())
+	if err != nil {
+		n.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(n.Context()))
+	lock := func(shard int) error {
+		_, err := tx.Exec(n.Context(), `SELECT FROM rate_limits WHERE name = $1 AND key = 'sharded' AND shard = $2 FOR UPDATE`, name, shard)
+		return err
+	}
+	if err := lock(0); err != nil {
+		n.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { _, err := n.pool.Exec(n.Context(), sql); done <- err }()
+	waitingFor(n.T, n.pool, tx)
+	if err := lock(2); err != nil {
+		n.Errorf("a call beside the recipe: %v", err)
+	}
+	if err := tx.Rollback(n.Context()); err != nil {
+		n.Error(err)
+	}
+	if err := <-done; err != nil {
+		n.Errorf("the recipe beside a call: %v", err)
+	}
+	if rows := scan[int](n.T, n.pool, `SELECT count(*) FROM rate_limits WHERE key = 'sharded'`); rows != 0 {
+		n.Errorf("%d rows are left", rows)
+	}
+}
+
 // first returns the first column of a query's result.
 func (n *night) first(sql string) (column []string) {
 	n.Helper()
@@ -201,11 +237,12 @@ func TestOperationsAt3AM(t *testing.T) {
 				n.Error("the query shows a waiting session, but none waits any more")
 			}
 		},
-		"DELETE FROM rate_limits WHERE name = 'signUps'": func(n *night, sql string) {
+		"sum(ratelimit_reset('signUps'": func(n *night, sql string) {
+			n.locksInOrder("signUps", sql)
 			n.consume(n.pool, nightSignUps.Key("another").Count(100))
 			for n.consume(n.pool, nightSignUps.Global().Count(100)) { // twice, if a new hour begins
 			}
-			if rows := n.exec(sql); rows != 2 {
+			if rows := scan[int](n.T, n.pool, sql); rows != 2 {
 				n.Errorf("%d rows deleted", rows)
 			}
 			if !n.consume(n.pool, nightSignUps.Global().Count(100)) || !n.consume(n.pool, nightSignUps.Key("another").Count(100)) {
@@ -321,12 +358,13 @@ func TestOperationsInProduction(t *testing.T) {
 			if n.consume(n.pool, user) {
 				n.Error("it is refilled before the clock is back at that time")
 			}
-			if rows := n.exec(sql); rows != 1 {
-				n.Errorf("%d rows deleted", rows)
+			if keys := scan[int](n.T, n.pool, sql); keys != 1 {
+				n.Errorf("%d keys reset", keys)
 			}
 			if !n.consume(n.pool, user.Count(20)) {
 				n.Error("it is not full")
 			}
+			n.locksInOrder("sendMessage", sql)
 		},
 		"DISABLE TRIGGER limit_messages": func(n *night, sql string) {
 			schema := schemaOf(n.T, n.pool)

@@ -1992,7 +1992,7 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT o.list INTO list FROM /* TEMPLATE: schema */rate_limit_definitions AS o
-     WHERE o.program = program
+     WHERE o.program = program COLLATE "C"
      GROUP BY o.list
      ORDER BY coalesce(max(o.alive_until) > clock_timestamp(), false) DESC, max(o.first_at) DESC, o.list
      LIMIT 1;
@@ -2010,12 +2010,12 @@ DECLARE
     d record;
     other record;
     definition text;
-    names text[] := '{}';
-    texts text[] := '{}'; -- the definitions of these names
+    names text[] COLLATE "C" := '{}';
+    texts text[] COLLATE "C" := '{}'; -- the definitions of these names
     whole jsonb[] := '{}';
-    hash text;
+    hash text COLLATE "C";
     known boolean;
-    winner text; -- the list that counts
+    winner text COLLATE "C"; -- the list that counts
 BEGIN
     IF (octet_length(program) BETWEEN 1 AND 255) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('program must have 1 to 255 bytes, not %s', coalesce(octet_length(program)::text, 'NULL'));
@@ -2089,24 +2089,24 @@ BEGIN
     -- A process that starts or runs says that it uses the list. If this was said within the last minute, nothing is written. Rows that
     -- are locked are passed over: another process says the same. No lock conflicts with that of a process that publishes.
     known := hash IS NOT NULL AND pg_catalog.cardinality(names)
-        = (SELECT count(*) FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program AND o.list = hash);
+        = (SELECT count(*) FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.list = hash);
     IF heartbeat IS NOT NULL AND known THEN
         UPDATE /* TEMPLATE: schema */rate_limit_definitions AS o
            SET alive_until = CASE WHEN heartbeat THEN clock_timestamp() + interval '5 minutes' ELSE o.alive_until END,
                published_at = CASE WHEN o.current THEN o.published_at ELSE clock_timestamp() END
           FROM (
             SELECT o.name FROM /* TEMPLATE: schema */rate_limit_definitions AS o
-             WHERE o.program = program AND o.list = hash
+             WHERE o.program = program COLLATE "C" AND o.list = hash
                AND (heartbeat AND coalesce(o.alive_until < clock_timestamp() + interval '4 minutes', true)
                     OR NOT o.current AND o.published_at < clock_timestamp() - interval '1 hour')
              ORDER BY o.name
                FOR UPDATE SKIP LOCKED
           ) AS due
-         WHERE o.program = program AND o.list = hash AND o.name = due.name;
+         WHERE o.program = program COLLATE "C" AND o.list = hash AND o.name = due.name;
     END IF;
     winner := CASE WHEN heartbeat IS NOT NULL AND known THEN /* TEMPLATE: schema */_ratelimit_list(program) END;
     IF winner IS NULL
-       OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program AND o.current <> (o.list = winner)) THEN
+       OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.current <> (o.list = winner)) THEN
         -- One at a time: processes of one program start together. Reads and heartbeats go on.
         LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE UPDATE EXCLUSIVE MODE;
         FOR d IN
@@ -2116,7 +2116,7 @@ BEGIN
         LOOP
             IF d.rate > '0' OR d.varies IS NOT NULL THEN -- it has rows
                 SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
-                 WHERE o.name = d.name AND o.program <> program AND o.current AND (o.rate > '0' OR o.varies IS NOT NULL)
+                 WHERE o.name = d.name AND o.program <> program COLLATE "C" AND o.current AND (o.rate > '0' OR o.varies IS NOT NULL)
                    AND (o.kind <> d.kind OR o.period <> d.period OR (o.start IS NULL) <> (d.start IS NULL) OR date_bin(d.period, d.start, o.start) <> d.start)
                  LIMIT 1;
                 IF FOUND THEN
@@ -2136,15 +2136,15 @@ BEGIN
         END LOOP;
         winner := CASE WHEN hash IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_list(program) END;
         UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old SET current = NOT old.current, published_at = clock_timestamp()
-         WHERE old.program = program AND old.current <> coalesce(old.list = winner, false);
+         WHERE old.program = program COLLATE "C" AND old.current <> coalesce(old.list = winner, false);
         DELETE FROM /* TEMPLATE: schema */rate_limit_definitions AS old
-         WHERE old.program = program AND NOT old.current AND old.published_at < clock_timestamp() - interval '7 days';
+         WHERE old.program = program COLLATE "C" AND NOT old.current AND old.published_at < clock_timestamp() - interval '7 days';
     END IF;
     counts := hash IS NULL OR hash = winner;
     others := ARRAY(
         SELECT pg_catalog.format('%L: %s, and program %L has published %s', o.name, n.text, o.program, o.definition)
           FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(texts)) AS n (name, text)
-          JOIN /* TEMPLATE: schema */rate_limit_definitions AS o ON o.name = n.name AND o.program <> program AND o.current AND o.definition <> n.text
+          JOIN /* TEMPLATE: schema */rate_limit_definitions AS o ON o.name = n.name AND o.program <> program COLLATE "C" AND o.current AND o.definition <> n.text
          ORDER BY o.name, o.program
          LIMIT 10);
 END
@@ -2394,7 +2394,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_override(
     until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_decide(name, key, 'numbers', rate, capacity, max_reserved, until, reason, who);
+RETURN /* TEMPLATE: schema */_ratelimit_decide(name COLLATE "C", key COLLATE "C", 'numbers', rate, capacity, max_reserved, until, reason, who);
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_override(text, text, double precision, double precision, double precision, timestamptz, text, text) IS $text$
 Gives a rate limit other numbers, for one key or for all, until an instant or for good. Programs with Limiter.Overrides follow within two
@@ -2424,7 +2424,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_block(
     name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_decide(name, key, 'block', NULL, NULL, NULL, until, reason, who);
+RETURN /* TEMPLATE: schema */_ratelimit_decide(name COLLATE "C", key COLLATE "C", 'block', NULL, NULL, NULL, until, reason, who);
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_block(text, text, timestamptz, text, text) IS $text$
 Denies a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Refunds, resets and tokens that
@@ -2442,7 +2442,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(
     name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_decide(name, key, 'unlimited', NULL, NULL, NULL, until, reason, who);
+RETURN /* TEMPLATE: schema */_ratelimit_decide(name COLLATE "C", key COLLATE "C", 'unlimited', NULL, NULL, NULL, until, reason, who);
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(text, text, timestamptz, text, text) IS $text$
 Grants a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Nothing is taken meanwhile. Arguments
@@ -2466,7 +2466,7 @@ BEGIN
     END IF;
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS o
        SET removed_at = clock_timestamp(), removed_by = coalesce(who, SESSION_USER), removed_as = SESSION_USER, changed_in = pg_current_xact_id()
-     WHERE o.name = name AND (o.key = key OR key IS NULL AND o.key IS NULL) AND o.removed_at IS NULL
+     WHERE o.name = name COLLATE "C" AND (o.key = key COLLATE "C" OR key IS NULL AND o.key IS NULL) AND o.removed_at IS NULL
        AND (o.until IS NULL OR o.until > clock_timestamp()) AND (effect IS NULL OR o.effect = effect);
     GET DIAGNOSTICS removed = ROW_COUNT;
     PERFORM pg_notify('rate_limit_overrides', '');
@@ -2486,7 +2486,7 @@ $text$;
 
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_unblock(name text, key text, who text DEFAULT NULL) RETURNS integer
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */ratelimit_restore(name, key, 'block', who);
+RETURN /* TEMPLATE: schema */ratelimit_restore(name COLLATE "C", key COLLATE "C", 'block', who);
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_unblock(text, text, text) IS $text$
 Ends the blocks of a key of a rate limit, or with a NULL key the block of all keys, and returns how many. Other overrides stay.
@@ -2806,7 +2806,8 @@ BEGIN
 END
 $body$;
 
--- Decides for the functions below that ask one limit. verb is that of _ratelimit_prepare, or try: consume, but return a denial. The
+-- Decides for the functions below that ask one limit. They pass name and key with COLLATE "C", as every function for SQL by hand does: a
+-- column of another collation could not be compared with the tables' (42P22). verb is that of _ratelimit_prepare, or try: consume, but return a denial. The
 -- others raise it. Those functions have no `now`: a program must not choose the time. Tests call this one.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_by_hand(
     verb text, name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
@@ -2868,7 +2869,7 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.remaining, r.reset_at, r.at INTO remaining, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('consume', name, key, rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
+      FROM /* TEMPLATE: schema */_ratelimit_by_hand('consume', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
 END
 $body$;
 
@@ -2946,7 +2947,7 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.granted, r.remaining, r.retry_after, r.retry_at, r.reset_at, r.at INTO granted, remaining, retry_after, retry_at, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('try', name, key, rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
+      FROM /* TEMPLATE: schema */_ratelimit_by_hand('try', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
 END
 $body$;
 
@@ -2980,7 +2981,7 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.retry_at, r.retry_after, r.remaining, r.reset_at, r.at INTO retry_at, delay, remaining, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('reserve', name, key, rate, period, count, kind, capacity, start, shards, global, zone, anchor, max_reserved) AS r;
+      FROM /* TEMPLATE: schema */_ratelimit_by_hand('reserve', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor, max_reserved) AS r;
 END
 $body$;
 
@@ -3020,7 +3021,7 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.taken::bigint, r.remaining, r.reset_at, r.at INTO taken, remaining, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('take', name, key, rate, period, NULL, kind, capacity, start, shards, global, zone, anchor, most => most::double precision) AS r;
+      FROM /* TEMPLATE: schema */_ratelimit_by_hand('take', name COLLATE "C", key COLLATE "C", rate, period, NULL, kind, capacity, start, shards, global, zone, anchor, most => most::double precision) AS r;
 END
 $body$;
 
@@ -3338,7 +3339,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
 LANGUAGE sql STABLE
 AS $body$
     SELECT k.key, k.remaining, k.retry_at
-      FROM /* TEMPLATE: schema */_ratelimit_keys(name, rate, period, kind, capacity, start, zone, anchor, keys, NULL) AS k
+      FROM /* TEMPLATE: schema */_ratelimit_keys(name COLLATE "C", rate, period, kind, capacity, start, zone, anchor, keys, NULL) AS k
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, text, timestamp, text[]) IS $text$
@@ -3592,7 +3593,7 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    SELECT s.deleted, s.next INTO deleted, next FROM /* TEMPLATE: schema */_ratelimit_sweep(name, rate, period, kind, capacity, start, first, varies, NULL) AS s;
+    SELECT s.deleted, s.next INTO deleted, next FROM /* TEMPLATE: schema */_ratelimit_sweep(name COLLATE "C", rate, period, kind, capacity, start, first, varies, NULL) AS s;
 END
 $body$;
 
@@ -3787,7 +3788,7 @@ LANGUAGE sql STABLE
 AS $body$
     SELECT r.*
       FROM /* TEMPLATE: schema */rate_limit_usage AS r
-     WHERE ($1 IS NULL OR r.name = $1) AND r.minute > coalesce($2, now() - interval '1 hour') - interval '1 minute'
+     WHERE ($1 IS NULL OR r.name = $1 COLLATE "C") AND r.minute > coalesce($2, now() - interval '1 hour') - interval '1 minute'
      ORDER BY r.minute, r.name
 $body$;
 
@@ -3829,7 +3830,7 @@ BEGIN
           FROM (
             SELECT r.key, least(sum(r.denied), 9223372036854775807::numeric)::bigint AS denied, sum(r.asked) AS asked, max(r.last_denied) AS last_denied
               FROM /* TEMPLATE: schema */rate_limit_denials AS r
-             WHERE r.name = name AND r.hour > first
+             WHERE r.name = name COLLATE "C" AND r.hour > first
              GROUP BY r.key
           ) AS k
          ORDER BY k.denied DESC, k.last_denied DESC, k.key;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "468c91a5837d14e18c6c09f513067b1c5989523a6818af0ccca1a4ab999d929f"
+const Hash = "faf33e4f6362f0d7af77999daaaa85bfd10baf37c403b704bb55291a8867a7e3"

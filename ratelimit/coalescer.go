@@ -292,8 +292,7 @@ func (c *Coalescer) flush() {
 		b.group()
 		err := c.coalesce(b)
 		switch state := sqlState(err); {
-		case state == stateSharded || state == stateForeign || len(state) == 5 && (state[:2] == "22" || state[:2] == "23"):
-			// Rows to combine first, a key of another server, or text that the server cannot store: only some of the calls are affected.
+		case ofSomeCalls(state):
 			c.separate(b, nil)
 		case timedOut(err) && b.shared() && b.flight.ctx.Err() == nil:
 			c.separate(b, err)
@@ -304,6 +303,22 @@ func (c *Coalescer) flush() {
 		b.clear()
 	}
 	batches.Put(b)
+}
+
+// ofSomeCalls reports whether an error may be due to some of a statement's calls, and the others would be decided without them: rows to
+// combine first, a key of another server, a text that the server cannot store, or what a trigger or a policy of the application raises, with
+// whatever SQLSTATE. Nothing was decided. Errors of the connection, the server, the schema or the isolation level are those of every call.
+func ofSomeCalls(state string) bool {
+	if len(state) != 5 || state == "55P03" || state == stateIsolation || state == "40003" { // see timedOut; statement_completion_unknown
+		return false
+	}
+	switch state[:2] {
+	case "42":
+		return state == "42501" // a policy may refuse a key
+	case "08", "25", "28", "3D", "3F", "53", "57", "58", "F0", "XX":
+		return false
+	}
+	return true
 }
 
 // decided gives the waiters of a batch their answers. Waiters that have left do not read them.

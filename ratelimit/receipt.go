@@ -20,7 +20,7 @@ import (
 //
 // A receipt is trusted, so do not send it to clients. Even if it was altered, a refund gives back no more than the count
 // asked for, and fills no limit above its capacity. The receipt names the limit and the key. Nothing else in it is of use
-// to a program.
+// to a program. Of a text above 1 MiB, which thousands of limits and keys in one call would need, a refund is ErrInvalid.
 type Receipt string
 
 // receipt is the content of a Receipt.
@@ -34,6 +34,7 @@ type receipt struct {
 	RunAt   time.Time `json:"runAt"` // when the work was told to run
 	Taken   []taken   `json:"taken"`
 	more    optional
+	index   map[groupID]int // positions in Taken; see find
 }
 
 // taken is the tokens taken of one limit and key.
@@ -114,7 +115,8 @@ func (o optional) write(known any) ([]byte, error) {
 
 const (
 	receiptVersion = 1
-	maxHeld        = 1e300 // so that no sum overflows
+	maxReceiptLen  = 1 << 20 // bytes: of thousands of limits and keys
+	maxHeld        = 1e300   // so that no sum overflows
 )
 
 // Receipt is the text to store for a later [Limiter.Refund]. After a refund, it is the receipt for the rest. It is empty if
@@ -125,14 +127,17 @@ func (r Result) Receipt() Receipt {
 		return r.receipt.text()
 	}
 	made := receipt{Version: receiptVersion, At: r.At, RunAt: r.runAt.Time()}
+	places := map[groupID]int{}
 	for _, s := range r.Requests {
 		if s.took.rows == 0 && !s.took.rowless {
 			continue
 		}
-		if t := made.find(s.Limit.name, s.Key); t != nil {
-			t.Count += s.Taken
+		id := groupID{s.Limit.name, s.Key}
+		if i, ok := places[id]; ok {
+			made.Taken[i].Count += s.Taken
 			continue
 		}
+		places[id] = len(made.Taken)
 		made.Taken = append(made.Taken, taken{
 			Limit: s.Limit.name, Key: s.Key, Count: s.Taken,
 			Held: s.took.held, Rows: s.took.rows, Shards: s.Limit.shards,
@@ -155,10 +160,14 @@ func (r *receipt) text() Receipt {
 
 // find is the entry of a limit and key, or nil.
 func (r *receipt) find(limit, key string) *taken {
-	for i := range r.Taken {
-		if t := &r.Taken[i]; t.Limit == limit && t.Key == key {
-			return t
+	if r.index == nil {
+		r.index = make(map[groupID]int, len(r.Taken))
+		for i := range r.Taken {
+			r.index[groupID{r.Taken[i].Limit, r.Taken[i].Key}] = i
 		}
+	}
+	if i, ok := r.index[groupID{limit, key}]; ok {
+		return &r.Taken[i]
 	}
 	return nil
 }
@@ -167,6 +176,9 @@ func (r *receipt) find(limit, key string) *taken {
 func (text Receipt) read() (*receipt, error) {
 	if text == "" {
 		return nil, errors.New("the receipt is empty: nothing was taken, or everything is refunded already")
+	}
+	if len(text) > maxReceiptLen {
+		return nil, fmt.Errorf("the receipt cannot be read: it has %d bytes, more than %d", len(text), maxReceiptLen)
 	}
 	r := &receipt{}
 	decoder := json.NewDecoder(strings.NewReader(string(text)))
@@ -291,6 +303,7 @@ func (r *receipt) refund(ds, rowless []demand, a *answer) []float64 {
 	for _, d := range rowless {
 		r.find(d.limit.name, d.key).Refunded += d.count
 	}
+	r.index = nil
 	r.Taken = slices.DeleteFunc(r.Taken, func(t taken) bool { return t.Count > 0 && t.Count-t.Refunded <= t.rounding() })
 	return refunded
 }

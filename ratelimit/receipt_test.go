@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"reflect"
 	"strings"
@@ -41,6 +42,36 @@ func TestReceiptsThatCannotBeAreRefused(t *testing.T) {
 		if _, unread := altered.read(); unread == nil || !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), `limit "bucket": the receipt`) {
 			t.Errorf("%s: %v", altered, err)
 		}
+	}
+}
+
+// A receipt that is too long is not parsed. One of the greatest length is read in a time that grows with its length, not with the square
+// of the number of its keys: 14,000 keys are a hundred million comparisons otherwise.
+func TestLongReceipts(t *testing.T) {
+	entry := func(i int) string {
+		return fmt.Sprintf(`{"limit":"b","key":"%d","count":1,"held":0,"rows":1,"shards":1}`, i)
+	}
+	text := strings.Builder{}
+	text.WriteString(`{"v":1,"at":"2026-07-01T12:00:00Z","runAt":"2026-07-01T12:00:00Z","taken":[` + entry(0))
+	for i := 1; text.Len() < maxReceiptLen-100; i++ {
+		text.WriteString("," + entry(i))
+	}
+	text.WriteString("]}")
+	r, err := Receipt(text.String()).read()
+	if err != nil || len(r.Taken) < 14000 {
+		t.Fatal(err)
+	}
+	if r.find("b", "13000") != &r.Taken[13000] || r.find("b", "x") != nil {
+		t.Error("an entry is not found")
+	}
+	text.Reset()
+	fmt.Fprintf(&text, `{"v":1,"at":"2026-07-01T12:00:00Z","runAt":"2026-07-01T12:00:00Z","taken":[%s,%s]}`, entry(1), entry(1))
+	if _, err := Receipt(text.String()).read(); err == nil {
+		t.Error("a key twice")
+	}
+	long := Receipt(strings.Repeat(" ", maxReceiptLen) + receiptText) // which would be read
+	if _, err := new(Limiter).newCall(verbRefund, long, []Request{receiptLimit.Key("ann")}, nil); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "bytes") {
+		t.Errorf("a longer one: %v", err)
 	}
 }
 

@@ -4,7 +4,7 @@ package main
 var coalescerMutations = []mutation{
 	{
 		name: "coalescer-foreign", file: "ratelimit/coalescer.go", what: "a key of another server fails all calls of its batch",
-		old: "state == stateSharded || state == stateForeign ||", new: "state == stateSharded ||",
+		old: "state == \"55P03\" ||", new: "state == stateForeign || state == \"55P03\" ||",
 		tests: "TestAGuardRefusesOnlyTheForeignCallsOfABatch",
 	}, {
 		name: "coalescer-order", file: "ratelimit/coalescer.go", what: "the last call is decided first",
@@ -176,7 +176,11 @@ var coalescerMutations = []mutation{
 		tests: "TestKeysThatAreDecidedDoNotWaitForTheOthers",
 	}, {
 		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer.go", what: "a key that the server cannot store is an error for all calls of the statement",
-		old: "(state[:2] == \"22\" || state[:2] == \"23\")", new: "state[:2] == \"23\"",
+		old: "\"57\", \"58\", \"F0\", \"XX\"", new: "\"57\", \"58\", \"F0\", \"XX\", \"22\"",
 		tests: "TestCoalescerTextThatTheServerCannotStore",
+	}, {
+		name: "coalescer-raised-for-all", file: "ratelimit/coalescer.go", what: "what a trigger raises for one key is an error for all calls of the statement",
+		old: "case \"08\", \"25\",", new: "case \"P0\", \"08\", \"25\",",
+		tests: "TestCoalescerOneCallsErrorIsItsOwn",
 	},
 }

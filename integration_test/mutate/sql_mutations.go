@@ -964,7 +964,7 @@ var sqlMutations = []mutation{
 		tests: "TestByHandDefaults",
 	}, {
 		name: "byhand-wiring", file: ratelimit, what: "ratelimit_try passes no anchor on",
-		old: "'try', name, key, rate, period, count, kind, capacity, start, shards, global, zone, anchor)", new: "'try', name, key, rate, period, count, kind, capacity, start, shards, global, zone)",
+		old: "'try', name COLLATE \"C\", key COLLATE \"C\", rate, period, count, kind, capacity, start, shards, global, zone, anchor)", new: "'try', name COLLATE \"C\", key COLLATE \"C\", rate, period, count, kind, capacity, start, shards, global, zone)",
 		tests: "TestThePublicFunctionsPassTheirArgumentsOn",
 	}, {
 		name: "byhand-plan-until", file: ratelimit, what: "a plan that grants nothing ends with an override of other numbers",

@@ -39,6 +39,30 @@ var valueMutations = []mutation{
 		old: "ratelimit.StoredKey(a.parts...)", new: "strings.Join(a.parts, \"|\") + ratelimit.StoredKey(\"\")",
 		tests: "TestKeysAreStoredAsWritten",
 	}, {
+		name: "confined-count", file: "docs/security.md", what: "a role that only consumes may ask for 0 tokens, which costs nothing",
+		old: "app.ratelimit(name, key, count => CASE WHEN count > 0 THEN count END)", new: "app.ratelimit(name, key, count => count)",
+		tests: "TestARoleThatOnlyConsumes",
+	}, {
+		name: "confined-execute", file: "docs/security.md", what: "everybody may call the functions of the role that only consumes",
+		old: "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA limits FROM PUBLIC;", new: "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA limits FROM app_user;",
+		tests: "TestARoleThatOnlyConsumes",
+	}, {
+		name: "confined-path", file: "docs/security.md", what: "the functions of the role that only consumes take the caller's search_path",
+		old: "LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$\n    SELECT remaining", new: "LANGUAGE sql SECURITY DEFINER AS $$\n    SELECT remaining",
+		tests: "TestAHostileSearchPath",
+	}, {
+		name: "grants-execute", file: "docs/security.md", what: "the grants to consume say nothing of EXECUTE",
+		old: "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA app TO app_user;\n-- Only for Hot", new: "-- Only for Hot",
+		tests: "TestTheDocumentedGrantsWithoutPublicExecute",
+	}, {
+		name: "collation-by-hand", file: "migrations/engine/ratelimit.sql", what: "SQL by hand compares keys by the collation of the caller's column",
+		old: "_ratelimit_by_hand('consume', name COLLATE \"C\", key COLLATE \"C\",", new: "_ratelimit_by_hand('consume', name, key,",
+		tests: "TestKeysOfEveryCollation",
+	}, {
+		name: "collation-restore", file: "migrations/engine/overrides.sql", what: "a block made from a column of another collation cannot be ended from it",
+		old: "(o.key = key COLLATE \"C\" OR", new: "(o.key = key OR",
+		tests: "TestKeysOfEveryCollation",
+	}, {
 		name: "keys-tenant-of-one-part", file: "docs/security.md", what: "a tenant has the keys of one part that begin with its name",
 		old: "cardinality(app.ratelimit_key_parts(key)) > 1", new: "cardinality(app.ratelimit_key_parts(key)) > 0",
 		tests: "TestTenantsOfAnyNameAreKeptApart",
@@ -92,7 +116,7 @@ var valueMutations = []mutation{
 		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
 		name: "receipt-merged", file: "ratelimit/receipt.go", what: "for several requests for one key, the receipt has only the first",
-		old: "			t.Count += s.Taken\n", new: "",
+		old: "made.Taken[i].Count += s.Taken", new: "made.Taken[i].Count += 0",
 		tests: "TestAReceiptSaysWhatWasTaken",
 	}, {
 		name: "receipt-of-a-refund", file: "ratelimit/receipt.go", what: "a refund returns no receipt for the rest",
@@ -100,11 +124,11 @@ var valueMutations = []mutation{
 		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
 		name: "receipt-any-key", file: "ratelimit/receipt.go", what: "a receipt is accepted for another key",
-		old: "t.Limit == limit && t.Key == key", new: "t.Limit == limit",
+		old: "r.index[groupID{r.Taken[i].Limit, r.Taken[i].Key}] = i\n		}\n	}\n	if i, ok := r.index[groupID{limit, key}]", new: "r.index[groupID{r.Taken[i].Limit, \"\"}] = i\n		}\n	}\n	if i, ok := r.index[groupID{limit, \"\"}]",
 		tests: "TestAReceiptIsForWhatItNames",
 	}, {
 		name: "receipt-any-limit", file: "ratelimit/receipt.go", what: "a receipt is accepted for another limit",
-		old: "t.Limit == limit && t.Key == key", new: "t.Key == key",
+		old: "r.index[groupID{r.Taken[i].Limit, r.Taken[i].Key}] = i\n		}\n	}\n	if i, ok := r.index[groupID{limit, key}]", new: "r.index[groupID{\"\", r.Taken[i].Key}] = i\n		}\n	}\n	if i, ok := r.index[groupID{\"\", key}]",
 		tests: "TestAReceiptIsForWhatItNames",
 	}, {
 		name: "receipt-unknown-fields", file: "ratelimit/receipt.go", what: "unknown data of another version in a receipt is ignored",
@@ -122,6 +146,10 @@ var valueMutations = []mutation{
 		name: "receipt-instants", file: "ratelimit/receipt.go", what: "an instant that the database cannot store is sent, and aborts the transaction",
 		old: "		if err != nil {\n			return err\n		}\n		*t = at.Time", new: "		if err == nil {\n			*t = at.Time\n		}",
 		tests: "TestReceiptsThatCannotBeAreRefused",
+	}, {
+		name: "receipt-length", file: "ratelimit/receipt.go", what: "a receipt of any length is parsed",
+		old: "len(text) > maxReceiptLen", new: "len(text) > maxReceiptLen<<10",
+		tests: "TestLongReceipts",
 	}, {
 		name: "receipt-twice", file: "ratelimit/receipt.go", what: "a receipt may have a limit and key twice",
 		old: "r.find(t.Limit, t.Key) != &r.Taken[i]", new: "i < 0",

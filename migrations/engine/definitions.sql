@@ -80,7 +80,7 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT o.list INTO list FROM /* TEMPLATE: schema */rate_limit_definitions AS o
-     WHERE o.program = program
+     WHERE o.program = program COLLATE "C"
      GROUP BY o.list
      ORDER BY coalesce(max(o.alive_until) > clock_timestamp(), false) DESC, max(o.first_at) DESC, o.list
      LIMIT 1;
@@ -98,12 +98,12 @@ DECLARE
     d record;
     other record;
     definition text;
-    names text[] := '{}';
-    texts text[] := '{}'; -- the definitions of these names
+    names text[] COLLATE "C" := '{}';
+    texts text[] COLLATE "C" := '{}'; -- the definitions of these names
     whole jsonb[] := '{}';
-    hash text;
+    hash text COLLATE "C";
     known boolean;
-    winner text; -- the list that counts
+    winner text COLLATE "C"; -- the list that counts
 BEGIN
     IF (octet_length(program) BETWEEN 1 AND 255) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('program must have 1 to 255 bytes, not %s', coalesce(octet_length(program)::text, 'NULL'));
@@ -177,24 +177,24 @@ BEGIN
     -- A process that starts or runs says that it uses the list. If this was said within the last minute, nothing is written. Rows that
     -- are locked are passed over: another process says the same. No lock conflicts with that of a process that publishes.
     known := hash IS NOT NULL AND pg_catalog.cardinality(names)
-        = (SELECT count(*) FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program AND o.list = hash);
+        = (SELECT count(*) FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.list = hash);
     IF heartbeat IS NOT NULL AND known THEN
         UPDATE /* TEMPLATE: schema */rate_limit_definitions AS o
            SET alive_until = CASE WHEN heartbeat THEN clock_timestamp() + interval '5 minutes' ELSE o.alive_until END,
                published_at = CASE WHEN o.current THEN o.published_at ELSE clock_timestamp() END
           FROM (
             SELECT o.name FROM /* TEMPLATE: schema */rate_limit_definitions AS o
-             WHERE o.program = program AND o.list = hash
+             WHERE o.program = program COLLATE "C" AND o.list = hash
                AND (heartbeat AND coalesce(o.alive_until < clock_timestamp() + interval '4 minutes', true)
                     OR NOT o.current AND o.published_at < clock_timestamp() - interval '1 hour')
              ORDER BY o.name
                FOR UPDATE SKIP LOCKED
           ) AS due
-         WHERE o.program = program AND o.list = hash AND o.name = due.name;
+         WHERE o.program = program COLLATE "C" AND o.list = hash AND o.name = due.name;
     END IF;
     winner := CASE WHEN heartbeat IS NOT NULL AND known THEN /* TEMPLATE: schema */_ratelimit_list(program) END;
     IF winner IS NULL
-       OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program AND o.current <> (o.list = winner)) THEN
+       OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.current <> (o.list = winner)) THEN
         -- One at a time: processes of one program start together. Reads and heartbeats go on.
         LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE UPDATE EXCLUSIVE MODE;
         FOR d IN
@@ -204,7 +204,7 @@ BEGIN
         LOOP
             IF d.rate > '0' OR d.varies IS NOT NULL THEN -- it has rows
                 SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
-                 WHERE o.name = d.name AND o.program <> program AND o.current AND (o.rate > '0' OR o.varies IS NOT NULL)
+                 WHERE o.name = d.name AND o.program <> program COLLATE "C" AND o.current AND (o.rate > '0' OR o.varies IS NOT NULL)
                    AND (o.kind <> d.kind OR o.period <> d.period OR (o.start IS NULL) <> (d.start IS NULL) OR date_bin(d.period, d.start, o.start) <> d.start)
                  LIMIT 1;
                 IF FOUND THEN
@@ -224,15 +224,15 @@ BEGIN
         END LOOP;
         winner := CASE WHEN hash IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_list(program) END;
         UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old SET current = NOT old.current, published_at = clock_timestamp()
-         WHERE old.program = program AND old.current <> coalesce(old.list = winner, false);
+         WHERE old.program = program COLLATE "C" AND old.current <> coalesce(old.list = winner, false);
         DELETE FROM /* TEMPLATE: schema */rate_limit_definitions AS old
-         WHERE old.program = program AND NOT old.current AND old.published_at < clock_timestamp() - interval '7 days';
+         WHERE old.program = program COLLATE "C" AND NOT old.current AND old.published_at < clock_timestamp() - interval '7 days';
     END IF;
     counts := hash IS NULL OR hash = winner;
     others := ARRAY(
         SELECT pg_catalog.format('%L: %s, and program %L has published %s', o.name, n.text, o.program, o.definition)
           FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(texts)) AS n (name, text)
-          JOIN /* TEMPLATE: schema */rate_limit_definitions AS o ON o.name = n.name AND o.program <> program AND o.current AND o.definition <> n.text
+          JOIN /* TEMPLATE: schema */rate_limit_definitions AS o ON o.name = n.name AND o.program <> program COLLATE "C" AND o.current AND o.definition <> n.text
          ORDER BY o.name, o.program
          LIMIT 10);
 END

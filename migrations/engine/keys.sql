@@ -114,7 +114,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
 LANGUAGE sql STABLE
 AS $body$
     SELECT k.key, k.remaining, k.retry_at
-      FROM /* TEMPLATE: schema */_ratelimit_keys(name, rate, period, kind, capacity, start, zone, anchor, keys, NULL) AS k
+      FROM /* TEMPLATE: schema */_ratelimit_keys(name COLLATE "C", rate, period, kind, capacity, start, zone, anchor, keys, NULL) AS k
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, text, timestamp, text[]) IS $text$

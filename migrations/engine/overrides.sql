@@ -198,7 +198,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_override(
     until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_decide(name, key, 'numbers', rate, capacity, max_reserved, until, reason, who);
+RETURN /* TEMPLATE: schema */_ratelimit_decide(name COLLATE "C", key COLLATE "C", 'numbers', rate, capacity, max_reserved, until, reason, who);
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_override(text, text, double precision, double precision, double precision, timestamptz, text, text) IS $text$
 Gives a rate limit other numbers, for one key or for all, until an instant or for good. Programs with Limiter.Overrides follow within two
@@ -228,7 +228,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_block(
     name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_decide(name, key, 'block', NULL, NULL, NULL, until, reason, who);
+RETURN /* TEMPLATE: schema */_ratelimit_decide(name COLLATE "C", key COLLATE "C", 'block', NULL, NULL, NULL, until, reason, who);
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_block(text, text, timestamptz, text, text) IS $text$
 Denies a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Refunds, resets and tokens that
@@ -246,7 +246,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(
     name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_decide(name, key, 'unlimited', NULL, NULL, NULL, until, reason, who);
+RETURN /* TEMPLATE: schema */_ratelimit_decide(name COLLATE "C", key COLLATE "C", 'unlimited', NULL, NULL, NULL, until, reason, who);
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(text, text, timestamptz, text, text) IS $text$
 Grants a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Nothing is taken meanwhile. Arguments
@@ -270,7 +270,7 @@ BEGIN
     END IF;
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS o
        SET removed_at = clock_timestamp(), removed_by = coalesce(who, SESSION_USER), removed_as = SESSION_USER, changed_in = pg_current_xact_id()
-     WHERE o.name = name AND (o.key = key OR key IS NULL AND o.key IS NULL) AND o.removed_at IS NULL
+     WHERE o.name = name COLLATE "C" AND (o.key = key COLLATE "C" OR key IS NULL AND o.key IS NULL) AND o.removed_at IS NULL
        AND (o.until IS NULL OR o.until > clock_timestamp()) AND (effect IS NULL OR o.effect = effect);
     GET DIAGNOSTICS removed = ROW_COUNT;
     PERFORM pg_notify('rate_limit_overrides', '');
@@ -290,7 +290,7 @@ $text$;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_unblock(name text, key text, who text DEFAULT NULL) RETURNS integer
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */ratelimit_restore(name, key, 'block', who);
+RETURN /* TEMPLATE: schema */ratelimit_restore(name COLLATE "C", key COLLATE "C", 'block', who);
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_unblock(text, text, text) IS $text$
 Ends the blocks of a key of a rate limit, or with a NULL key the block of all keys, and returns how many. Other overrides stay.

@@ -178,7 +178,8 @@ BEGIN
 END
 $body$;
 
--- Decides for the functions below that ask one limit. verb is that of _ratelimit_prepare, or try: consume, but return a denial. The
+-- Decides for the functions below that ask one limit. They pass name and key with COLLATE "C", as every function for SQL by hand does: a
+-- column of another collation could not be compared with the tables' (42P22). verb is that of _ratelimit_prepare, or try: consume, but return a denial. The
 -- others raise it. Those functions have no `now`: a program must not choose the time. Tests call this one.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_by_hand(
     verb text, name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
@@ -240,7 +241,7 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.remaining, r.reset_at, r.at INTO remaining, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('consume', name, key, rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
+      FROM /* TEMPLATE: schema */_ratelimit_by_hand('consume', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
 END
 $body$;
 
@@ -318,7 +319,7 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.granted, r.remaining, r.retry_after, r.retry_at, r.reset_at, r.at INTO granted, remaining, retry_after, retry_at, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('try', name, key, rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
+      FROM /* TEMPLATE: schema */_ratelimit_by_hand('try', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
 END
 $body$;
 
@@ -352,7 +353,7 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.retry_at, r.retry_after, r.remaining, r.reset_at, r.at INTO retry_at, delay, remaining, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('reserve', name, key, rate, period, count, kind, capacity, start, shards, global, zone, anchor, max_reserved) AS r;
+      FROM /* TEMPLATE: schema */_ratelimit_by_hand('reserve', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor, max_reserved) AS r;
 END
 $body$;
 
@@ -392,7 +393,7 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.taken::bigint, r.remaining, r.reset_at, r.at INTO taken, remaining, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('take', name, key, rate, period, NULL, kind, capacity, start, shards, global, zone, anchor, most => most::double precision) AS r;
+      FROM /* TEMPLATE: schema */_ratelimit_by_hand('take', name COLLATE "C", key COLLATE "C", rate, period, NULL, kind, capacity, start, shards, global, zone, anchor, most => most::double precision) AS r;
 END
 $body$;
 

@@ -226,7 +226,7 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    SELECT s.deleted, s.next INTO deleted, next FROM /* TEMPLATE: schema */_ratelimit_sweep(name, rate, period, kind, capacity, start, first, varies, NULL) AS s;
+    SELECT s.deleted, s.next INTO deleted, next FROM /* TEMPLATE: schema */_ratelimit_sweep(name COLLATE "C", rate, period, kind, capacity, start, first, varies, NULL) AS s;
 END
 $body$;
 

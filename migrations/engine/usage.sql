@@ -149,7 +149,7 @@ LANGUAGE sql STABLE
 AS $body$
     SELECT r.*
       FROM /* TEMPLATE: schema */rate_limit_usage AS r
-     WHERE ($1 IS NULL OR r.name = $1) AND r.minute > coalesce($2, now() - interval '1 hour') - interval '1 minute'
+     WHERE ($1 IS NULL OR r.name = $1 COLLATE "C") AND r.minute > coalesce($2, now() - interval '1 hour') - interval '1 minute'
      ORDER BY r.minute, r.name
 $body$;
 
@@ -191,7 +191,7 @@ BEGIN
           FROM (
             SELECT r.key, least(sum(r.denied), 9223372036854775807::numeric)::bigint AS denied, sum(r.asked) AS asked, max(r.last_denied) AS last_denied
               FROM /* TEMPLATE: schema */rate_limit_denials AS r
-             WHERE r.name = name AND r.hour > first
+             WHERE r.name = name COLLATE "C" AND r.hour > first
              GROUP BY r.key
           ) AS k
          ORDER BY k.denied DESC, k.last_denied DESC, k.key;

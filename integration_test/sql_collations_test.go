@@ -1,0 +1,109 @@
+package integration_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// TestKeysOfEveryCollation calls every function for SQL by hand, and the trigger of docs/sql.md, with names and keys from columns that have a
+// collation of their own. They mean what literals mean.
+func TestKeysOfEveryCollation(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	schema := schemaOf(t, pool)
+	mustExec(t, pool, `CREATE COLLATION folding (provider = icu, locale = 'und-u-ks-level2', deterministic = false)`)
+	calls := map[string]string{ // {n}: a name, {k}: a key
+		"ratelimit":           `SELECT remaining = 8 FROM ratelimit({n}, {k}, rate => 9, period => '1 hour')`,
+		"ratelimit_try":       `SELECT granted FROM ratelimit_try({n}, {k}, rate => 10, period => '1 hour')`,
+		"ratelimit_reserve":   `SELECT retry_at >= at FROM ratelimit_reserve({n}, {k}, rate => 10, period => '1 hour')`,
+		"ratelimit_take":      `SELECT taken = 2 FROM ratelimit_take({n}, {k}, most => 2, rate => 10, period => '1 hour')`,
+		"ratelimit_all":       `SELECT remaining = 8 FROM ratelimit_all(jsonb_build_array(jsonb_build_object('name', {n}, 'key', {k}, 'rate', 9, 'period', '1 hour')))`,
+		"ratelimit_key":       `SELECT ratelimit_key({n}, {k}) = {n} || '|' || {k} COLLATE "C"`,
+		"ratelimit_key_parts": `SELECT (ratelimit_key_parts({k}))[1] = {k}`,
+		"ratelimit_keys":      `SELECT count(*) = 0 FROM ratelimit_keys({n}, rate => 10, period => '1 hour', keys => ARRAY[{k}])`,
+		"ratelimit_reset":     `SELECT ratelimit_reset({n}, {k}) = 0`,
+		"ratelimit_sweep":     `SELECT deleted = 0 FROM ratelimit_sweep({n}, rate => 10, period => '1 hour', first => {k})`,
+		"ratelimit_override":  `SELECT ratelimit_override({n}, {k}, rate => 5, reason => {k}, who => {n}) > 0`,
+		"ratelimit_block":     `SELECT ratelimit_block({n}, {k}, reason => {k}, who => {n}) > 0`,
+		"ratelimit_unlimited": `SELECT ratelimit_unlimited({n}, {k}, reason => {k}, who => {n}) > 0`,
+		"ratelimit_unblock":   `SELECT ratelimit_unblock({n}, {k}, who => {n}) = 0`,
+		"ratelimit_restore":   `SELECT ratelimit_restore({n}, {k}, who => {n}) = 0`,
+		"ratelimit_usage":     `SELECT count(*) = 0 FROM ratelimit_usage({n})`,
+		"ratelimit_denials":   `SELECT count(*) = 0 FROM ratelimit_denials({n})`,
+		"ratelimit_publish":   `SELECT count(*) > 0 FROM ratelimit_publish({k}, '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 hour"}]')`,
+		"ratelimit_add":       `SELECT 1 > 0`, // takes no text
+		"ratelimit_schema":    `SELECT 1 > 0`,
+		"ratelimit_refuse":    `SELECT 1 > 0`, // a trigger, below
+		// The same by what was published, by shards, windows and calendars, and several at once.
+		"ratelimit, published":         `SELECT remaining = 9 FROM ratelimit({n}, {k})`,
+		"ratelimit_try, published":     `SELECT granted FROM ratelimit_try({n}, {k})`,
+		"ratelimit_keys, published":    `SELECT count(*) = 0 FROM ratelimit_keys({n}) WHERE {k} <> ''`,
+		"ratelimit_keys, those":        `SELECT count(*) = 0 FROM ratelimit_keys({n}, keys => ARRAY[{k}])`,
+		"ratelimit_sweep, published":   `SELECT deleted = 0 FROM ratelimit_sweep({n}, first => {k})`,
+		"ratelimit, sharded":           `SELECT remaining = 8 FROM ratelimit({n}, {k}, rate => 9, period => '1 hour', shards => 3)`,
+		"ratelimit, window":            `SELECT remaining = 8 FROM ratelimit({n}, {k}, rate => 9, period => '1 hour', kind => {w})`,
+		"ratelimit, calendar":          `SELECT remaining = 8 FROM ratelimit({n}, {k}, rate => 9, period => '1 month', kind => {c}, zone => {z})`,
+		"ratelimit_reserve, calendar":  `SELECT retry_at >= at FROM ratelimit_reserve({n}, {k}, count => 20, rate => 9, period => '1 month', kind => {c}, zone => {z})`,
+		"ratelimit_restore, an effect": `SELECT ratelimit_restore({n}, {k}, {e}) = 0`,
+	}
+	public := scan[[]string](t, pool, `SELECT array_agg(DISTINCT proname::text) FROM pg_proc WHERE pronamespace = current_schema()::regnamespace AND proname LIKE 'ratelimit%'`)
+	for _, name := range public {
+		if calls[name] == "" {
+			t.Errorf("%s is not called", name)
+		}
+	}
+	text := map[string]string{"{n}": "l", "{k}": "User-17", "{w}": "fixed window", "{c}": "calendar window", "{z}": "Europe/Berlin", "{e}": "block"}
+	for _, collation := range []string{`"en-x-icu"`, "folding", `"POSIX"`} {
+		// Each text is a literal or a column: all, or one of them alone.
+		for _, columns := range [][]string{{"{n}", "{k}", "{w}", "{c}", "{z}", "{e}"}, {"{n}"}, {"{k}"}, {"{w}", "{c}", "{z}", "{e}"}} {
+			for name, sql := range calls {
+				from := ""
+				for placeholder, value := range text {
+					value = "'" + value + "'"
+					if slices.Contains(columns, placeholder) {
+						column := "column_" + strings.Trim(placeholder, "{}")
+						from += fmt.Sprintf(", %s::text COLLATE %s AS %s", value, collation, column)
+						value = column
+					}
+					sql = strings.ReplaceAll(sql, placeholder, value)
+				}
+				tx, err := pool.Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := tx.Exec(t.Context(), `SELECT ratelimit_publish('p', '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 hour"}]');
+					CREATE TEMP TABLE texts ON COMMIT DROP AS SELECT 1 AS one`+from); err != nil {
+					t.Fatal(err)
+				}
+				// A column of a table has its collation implicitly.
+				var ok bool
+				err = tx.QueryRow(t.Context(), "SELECT ok FROM texts CROSS JOIN LATERAL ("+sql+") AS c (ok)", pgx.QueryExecModeExec).Scan(&ok)
+				if err != nil || !ok {
+					t.Errorf("%s, columns %v COLLATE %s: %v, %v", name, columns, collation, ok, err)
+				}
+				if err := tx.Rollback(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+
+		// The trigger of the docs, and a guard.
+		mustExec(t, pool, strings.NewReplacer("tenant text NOT NULL", "tenant text COLLATE "+collation+" NOT NULL", "CREATE TABLE", "DROP TABLE IF EXISTS messages; CREATE TABLE",
+			"CREATE FUNCTION", "CREATE OR REPLACE FUNCTION").Replace(docSQL(t, "docs/sql.md", "CREATE TRIGGER limit_messages")))
+		mustExec(t, pool, "DELETE FROM rate_limits; INSERT INTO messages SELECT 'acme', 'x' FROM generate_series(1, 150); INSERT INTO messages VALUES ('b', 'x')")
+		if _, err := pool.Exec(t.Context(), "INSERT INTO messages SELECT 'acme', 'x' FROM generate_series(1, 60)"); sqlState(err) != "PT429" {
+			t.Errorf("the trigger, COLLATE %s: %v, want PT429", collation, err)
+		}
+		mustExec(t, pool, strings.NewReplacer("ratelimit('messages', tenant, count => n, rate => 100, period => '1 minute', capacity => 200)", "ratelimit('published', tenant)").Replace(
+			strings.NewReplacer("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION").Replace(strings.Split(docSQL(t, "docs/sql.md", "CREATE TRIGGER limit_messages"), "\n\n")[1])))
+		mustExec(t, pool, `SELECT ratelimit_publish('p', '[{"name": "published", "kind": "token bucket", "rate": 10, "period": "1 hour"}]'); INSERT INTO messages VALUES ('acme', 'x')`)
+		// Keys stay distinct, byte by byte.
+		if n := scan[int](t, pool, "WITH t (k) AS (VALUES ('Ann' COLLATE "+collation+"), ('ann'), ('ANN')) SELECT count(*) FROM t, "+schema+".ratelimit('own', k, rate => 1, period => '1 hour')"); n != 3 {
+			t.Errorf("%d of 3 keys", n)
+		}
+	}
+}
