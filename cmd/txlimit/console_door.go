@@ -58,6 +58,9 @@ func (d *door) opensFor(r *http.Request) bool {
 // before is next for those who are let in.
 func (d *door) before(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// A browser that only looks ahead uses no token up. One that is in already does.
+		asks := r.Method == http.MethodGet && r.URL.Path == "/" && r.Header.Get("Sec-Purpose") == ""
+		taken := asks && d.takes(r.URL.Query().Get("token"))
 		if d.opensFor(r) {
 			next.ServeHTTP(w, r)
 			return
@@ -69,9 +72,7 @@ func (d *door) before(next http.Handler) http.Handler {
 		} {
 			w.Header().Set(field, value)
 		}
-		// A browser that only looks ahead uses no token up.
-		asks := r.Method == http.MethodGet && r.URL.Path == "/" && r.Header.Get("Sec-Purpose") == ""
-		if !asks || !d.takes(r.URL.Query().Get("token")) {
+		if !taken {
 			w.WriteHeader(http.StatusUnauthorized)
 			fmt.Fprint(w, "<!doctype html><title>txlimit</title><p>Open the address that <code>txlimit console</code> has printed. It is good for once: press Enter in its terminal for another.")
 			return

@@ -319,7 +319,8 @@ func TestEnterPrintsAnotherAddress(t *testing.T) {
 	if _, err := master.WriteString("\n"); err != nil {
 		t.Fatal(err)
 	}
-	second, err := bufio.NewReader(errOut).ReadString('\n')
+	lines := bufio.NewReader(errOut)
+	second, err := lines.ReadString('\n')
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -331,6 +332,22 @@ func TestEnterPrintsAnotherAddress(t *testing.T) {
 		t.Errorf("the address before: %d", status)
 	}
 	p.enter()
+	// A browser that is in already uses a token up, too.
+	if _, err := master.WriteString("\n"); err != nil {
+		t.Fatal(err)
+	}
+	third, err := lines.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := strings.TrimPrefix(strings.TrimSpace(third), p.url)
+	if status, _ := p.ask("", path, nil); status != http.StatusOK {
+		t.Errorf("%s with the cookie: %d", path, status)
+	}
+	p.cookie = nil
+	if answer, _ := p.answer(http.MethodGet, "", path, nil); answer.StatusCode != http.StatusUnauthorized || len(answer.Cookies()) > 0 {
+		t.Errorf("%s again, without the cookie: %s", path, answer.Status)
+	}
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
