@@ -12,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/migrations"
 )
 
 // everyFunctionSQL adds to a schema functions with the names of all of the limiter's, and of those of Postgres that take texts, for arguments
@@ -78,7 +80,8 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 	attack(everyFunctionSQL)
 	attack(operatorsSQL)
 	attack(functionsSQL)
-	mustExec(t, admin, "DROP TABLE "+evil+".rate_limits") // or it would be the limiter, in front
+	mustExec(t, admin, "DROP TABLE "+evil+".rate_limits") // with it, all is refused
+	attack("CREATE TABLE evil." + migrations.VersionTable + " (id integer, version_id bigint, is_applied boolean, tstamp timestamp)")
 
 	tool := filepath.Join(t.TempDir(), "txlimit")
 	if out, err := exec.Command("go", "build", "-C", "../cmd/txlimit", "-o", tool, ".").CombinedOutput(); err != nil {
@@ -130,11 +133,55 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 			if code := cmd.ProcessState.ExitCode(); code != 0 && code != 3 || strings.Contains(string(out), "hijacked") {
 				t.Errorf("search_path %s: txlimit %s: %v\n%s", path, line, err, out)
 			}
+			if line == "migrate status" && !strings.Contains(string(out), "1  00001_engine.sql  20") {
+				t.Errorf("search_path %s: txlimit %s: %s", path, line, out)
+			}
 		}
 	}
 	var n int
 	if err := admin.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides").Scan(&n); err != nil || n != 4*7 {
 		t.Errorf("%d overrides in the history, %v", n, err)
+	}
+
+	// With a table of that name, the other schema could be the limiter's as well. Nothing of either is run.
+	for _, table := range []string{"rate_limits", "rate_limit_definitions", "rate_limit_overrides", "rate_limit_usage", "rate_limit_denials"} {
+		attack("CREATE TABLE evil." + table + " (LIKE app." + table + " INCLUDING ALL)")
+	}
+	attack("INSERT INTO evil.rate_limit_definitions SELECT * FROM app.rate_limit_definitions")
+	attack("CREATE FUNCTION evil.planted() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM evil.hijacked(); END'")
+	for _, table := range []string{"rate_limits", "rate_limit_definitions", "rate_limit_overrides", migrations.VersionTable} {
+		attack("CREATE TRIGGER planted BEFORE INSERT OR UPDATE OR DELETE ON evil." + table + " FOR EACH STATEMENT EXECUTE FUNCTION evil.planted()")
+	}
+	for _, path := range []string{schema + ", " + evil, evil + ", " + schema, evil + ", " + schema + ", pg_catalog"} {
+		p := newConsole(t, reconfigured(t, admin, func(config *pgxpool.Config) { config.ConnConfig.RuntimeParams["search_path"] = path }), "ann")
+		for _, page := range []string{"", "limit?name=signUps", "key?name=signUps&key=acme"} {
+			p.get(http.StatusServiceUnavailable, page, "Several schemas have rate limits", "pass --schema")
+		}
+		p.get(http.StatusServiceUnavailable, "usage.json?name=signUps")
+		for _, action := range []string{"block", "reset", "restore"} {
+			p.post(http.StatusServiceUnavailable, "key?name=signUps&key=acme", url.Values{"action": {action}, "end": {"1h"}, "reason": {"r"}}, "Several schemas have rate limits")
+		}
+		for _, line := range []string{
+			"limits", "keys signUps --all", "show signUps acme", "override signUps acme --rate 40 --for 1h --reason r --add", "overrides", "block signUps acme --reason r", "block signUps --yes", "unblock signUps acme",
+			"unlimited signUps acme --for 1h", "restore signUps acme", "reset signUps acme --yes", "sweep", "publish " + limits, "locks", "console --listen 127.0.0.1:0", "migrate", "migrate status", "migrate down --yes",
+		} {
+			cmd := exec.Command(tool, strings.Fields(line)...)
+			cmd.Env = append(os.Environ(), "DATABASE_URL="+withPath(t, admin.Config().ConnString(), path))
+			out, err := cmd.CombinedOutput()
+			if cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(string(out), "txlimit: several schemas of the search_path have rate limits: pass --schema") ||
+				!strings.Contains(string(out), "--schema "+schema) || strings.Contains(string(out), "hijacked") {
+				t.Errorf("search_path %s: txlimit %s: %v\n%s", path, line, err, out)
+			}
+		}
+		cmd := exec.Command(tool, "--schema", schema, "block", "signUps", "acme", "--for", "1h", "--reason", "r")
+		cmd.Env = append(os.Environ(), "DATABASE_URL="+withPath(t, admin.Config().ConnString(), path))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("search_path %s, with --schema: %v\n%s", path, err, out)
+		}
+	}
+	var after int
+	if err := admin.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides").Scan(&after); err != nil || after != n+3 {
+		t.Errorf("%d overrides in the history after %d, %v", after, n, err)
 	}
 }
 

@@ -117,7 +117,7 @@ Where the database is: --database, or else the environment variable DATABASE_URL
 or words as in "host=db user=app". What they leave out comes from the environment as with psql: PGHOST, PGPORT, PGUSER,
 PGDATABASE, PGPASSWORD, PGSERVICE, PGPASSFILE, PGSSLMODE and so on. Through a pooler, all works but migrate and --schema.
 
-Which schema: the first of the role's search_path that has the limits, or --schema.
+Which schema: the one of the role's search_path that has the limits, or --schema. If several have, pass --schema.
 
 LIMIT is the name of a limit. KEY is the key as the program has it, or as it is listed. A key of several parts is given by --part
 eu --part user-17, or as it is stored: 'eu|user-17'. For a limit without keys, leave it out.

@@ -330,6 +330,14 @@ func (w *world) as(role string, args ...string) result {
 	return w.run(args...)
 }
 
+// A trigger of the application's can undo an override in its own transaction.
+func TestAnOverrideThatCannotBeReadBack(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("signUps", 5, time.Hour))
+	w.sql("CREATE FUNCTION undo() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM " + w.schema + ".rate_limit_overrides WHERE id = NEW.id; RETURN NULL; END'")
+	w.sql("CREATE TRIGGER undo AFTER INSERT ON rate_limit_overrides FOR EACH ROW EXECUTE FUNCTION undo()")
+	w.run("block", "signUps", "acme", "--reason", "r").wants(t, exitError, `the override #\d+ cannot be read back, so it was not made`)
+}
+
 func TestReasonsWhyNothingIsThere(t *testing.T) {
 	w := newMigrated(t)
 	schema := w.schema

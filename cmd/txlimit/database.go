@@ -71,12 +71,12 @@ func (a *app) connect(ctx context.Context) error {
 // inTx runs fn in a transaction in which only the limiter's names count, and commits it. It gives up waiting for a lock when a.patience has
 // passed.
 func (a *app) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
-	return a.within(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, fmt.Sprintf("SET LOCAL lock_timeout = %d; %s", a.patience.Milliseconds(), pin.SQL), fn)
+	return a.within(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, fmt.Sprintf("SET LOCAL lock_timeout = %d", a.patience.Milliseconds()), fn)
 }
 
 // reading runs fn in a transaction that reads, along indexes where it can, and in which only the limiter's names count.
 func (a *app) reading(ctx context.Context, fn func(tx pgx.Tx) error) error {
-	return a.within(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, "SET LOCAL enable_seqscan = off; "+pin.SQL, fn)
+	return a.within(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, "SET LOCAL enable_seqscan = off", fn)
 }
 
 func (a *app) within(ctx context.Context, options pgx.TxOptions, set string, fn func(tx pgx.Tx) error) error {
@@ -85,6 +85,9 @@ func (a *app) within(ctx context.Context, options pgx.TxOptions, set string, fn 
 	}
 	return pgx.BeginTxFunc(ctx, a.conn, options, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, set); err != nil {
+			return err
+		}
+		if err := pin.To(ctx, tx); err != nil {
 			return err
 		}
 		return fn(tx)

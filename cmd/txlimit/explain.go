@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/txlimit/txlimit/internal/pin"
 	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -29,6 +30,10 @@ func (a *app) explain(ctx context.Context, err error) string {
 			return text + ". A pooler is in between: connect to the server itself, or give the role the search_path and leave out --schema"
 		}
 		return text + ". Say where the database is with --database, DATABASE_URL, or PGHOST and so on, as for psql"
+	}
+	if several, ok := errors.AsType[*pin.SeveralError](err); ok {
+		return fmt.Sprintf("several schemas of the search_path have rate limits: pass --schema with the application's (%s). Nothing was run of any. "+
+			"If one is not yours, somebody else may create objects in it: see docs/security.md#search_path", options(several.Schemas))
 	}
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
 	if !ok {
@@ -67,14 +72,23 @@ type place struct {
 
 // other names the schemas to choose instead, five at most.
 func other(places []place) string {
-	var options []string
-	for _, p := range places[:min(len(places), 5)] {
-		options = append(options, "--schema "+shellQuote(p.Name))
-	}
-	if options == nil {
+	if len(places) == 0 {
 		return ""
 	}
-	return ". Other schemas have it: " + strings.Join(options, ", ")
+	names := make([]string, len(places))
+	for i, p := range places {
+		names[i] = p.Name
+	}
+	return ". Other schemas have it: " + options(names)
+}
+
+// options are the flags that choose the first five schemas.
+func options(schemas []string) string {
+	var flags []string
+	for _, name := range schemas[:min(len(schemas), 5)] {
+		flags = append(flags, "--schema "+shellQuote(name))
+	}
+	return strings.Join(flags, ", ")
 }
 
 // notThere explains that a table or a function is not there.

@@ -40,8 +40,8 @@ func (a *app) migrateCommand() *cobra.Command {
 		Short: "Make or upgrade the tables and functions",
 		Long: `Make the tables and functions of the limits, or upgrade them to this program's version. It says what it did. Migrate first, then deploy. To go back: deploy first, then txlimit migrate down.
 
-They are made in the first schema of the role's search_path that exists, or in --schema. The migrations are those of package
-migrations, run by goose; which have been run is noted in ` + migrations.VersionTable + `. Two that run at once wait for each other.
+They are made in --schema. Without it, they are upgraded in the only schema of the role's search_path that has them or, if none has, made
+in the first that exists. Let nobody else create objects in that schema. The migrations are those of package migrations, run by goose; which have been run is noted in ` + migrations.VersionTable + `. Two that run at once wait for each other.
 Rows of limits are not locked, so traffic can go on.`,
 		Example: `  txlimit migrate
   txlimit migrate --schema app --create-schema
@@ -85,8 +85,14 @@ func (a *app) goose(ctx context.Context, fn func(provider *goose.Provider, schem
 	if err := a.connect(ctx); err != nil { // for explanations, too
 		return err
 	}
-	var schema *string
-	if err := a.conn.QueryRow(ctx, "SELECT pg_catalog.current_schema()").Scan(&schema); err != nil {
+	var schema *string // that has the limits
+	err := a.reading(ctx, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, "SELECT nullif(current_schema(), 'pg_catalog')").Scan(&schema)
+	})
+	if err == nil && schema == nil {
+		err = a.conn.QueryRow(ctx, "SELECT pg_catalog.current_schema()").Scan(&schema)
+	}
+	if err != nil {
 		return err
 	}
 	if schema == nil && a.schema != "" {
@@ -138,7 +144,7 @@ func (a *app) migrateUp(ctx context.Context, create bool) error {
 		}
 	}
 	return a.goose(ctx, func(provider *goose.Provider, schema string) error {
-		noted, made, err := a.bySchemaSQL(ctx, provider)
+		noted, made, err := a.bySchemaSQL(ctx, provider, schema)
 		if err != nil {
 			return err
 		}
@@ -238,7 +244,7 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 		list := []migration{}
 		pending := false
 		version := int64(0)
-		noted, made, err := a.bySchemaSQL(ctx, provider)
+		noted, made, err := a.bySchemaSQL(ctx, provider, schema)
 		if err != nil {
 			return err
 		}
@@ -293,9 +299,10 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 
 // bySchemaSQL reports whether there is goose's table, which reading the status would make, and whether the schema is there although
 // goose has noted no version of it. A migration that failed leaves the table without a version.
-func (a *app) bySchemaSQL(ctx context.Context, provider *goose.Provider) (noted, made bool, err error) {
+func (a *app) bySchemaSQL(ctx context.Context, provider *goose.Provider, schema string) (noted, made bool, err error) {
 	// Of a migration that runs meanwhile, goose's table comes first: so it is looked up last.
-	err = a.conn.QueryRow(ctx, "SELECT pg_catalog.to_regclass(pg_catalog.quote_ident(pg_catalog.current_schema()::pg_catalog.text) OPERATOR(pg_catalog.||) '.rate_limits') IS NOT NULL, pg_catalog.to_regclass($1::pg_catalog.text) IS NOT NULL", migrations.VersionTable).Scan(&made, &noted)
+	err = a.conn.QueryRow(ctx, "SELECT pg_catalog.to_regclass($1::pg_catalog.text) IS NOT NULL, pg_catalog.to_regclass($2::pg_catalog.text) IS NOT NULL",
+		pgx.Identifier{schema, "rate_limits"}.Sanitize(), pgx.Identifier{schema, migrations.VersionTable}.Sanitize()).Scan(&made, &noted)
 	if err != nil || !made || !noted {
 		return noted, made, err
 	}

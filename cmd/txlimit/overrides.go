@@ -220,6 +220,9 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 		if err != nil {
 			return err
 		}
+		if len(list) == 0 { // a trigger or a policy of the application's
+			return fmt.Errorf("the override #%d cannot be read back, so it was not made", id)
+		}
 		o = &list[0]
 		before, err = overrides(ctx, tx, "name = $1 AND key IS NOT DISTINCT FROM $2 AND id < $3 AND "+inForce+" ORDER BY id DESC LIMIT 1", name, key, id)
 		if err != nil {

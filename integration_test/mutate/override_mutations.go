@@ -196,6 +196,10 @@ var overrideMutations = []mutation{
 		old: "NOT d.varies OR o.rate IS NOT NULL", new: "true OR o.rate IS NOT NULL",
 		tests: "TestTheConsoleAsksForTheNumbersOfAKey",
 	}, {
+		name: "page-several-schemas", file: "internal/pin/pin.go", what: "the page and the tool run what the first schema with rate limits has, also if there are several",
+		old: "OPERATOR(pg_catalog.=) 1 THEN pg_catalog.quote_ident(f.schemas[1]) ELSE 'pg_catalog' END OPERATOR(pg_catalog.||) ', pg_temp',\n    true)\n  FROM found AS f`", new: "OPERATOR(pg_catalog.>=) 1 THEN pg_catalog.quote_ident(f.schemas[1]) ELSE 'pg_catalog' END OPERATOR(pg_catalog.||) ', pg_temp',\n    true)\n  FROM (SELECT schemas[1:1] AS schemas FROM found) AS f`",
+		tests: "TestAHostileSearchPathOfPageAndTool",
+	}, {
 		name: "page-own-calendar", file: "ratelimit/console/queries.go", what: "an override says all numbers of a calendar window, zone and anchor included",
 		old: " AND d.kind <> 'calendar window' AS known", new: " AS known",
 		tests: "TestTheConsoleAsksForTheNumbersOfAKey",

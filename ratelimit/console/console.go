@@ -63,7 +63,8 @@ const settled = 2 * time.Second
 // It refuses what pages of other sites ask of it, unless somebody follows a link, and cannot be framed. Its Content-Security-Policy allows scripts and
 // styles from the same origin only, none of them inline.
 type Handler struct {
-	// DB is a pool, such as *pgxpool.Pool, whose search_path leads to the limiter's schema. Required. A page takes one
+	// DB is a pool, such as *pgxpool.Pool, whose search_path leads to the limiter's schema. Required. If several schemas of the path
+	// have a table rate_limits, pages are answered with 503: let the path name the limiter's schema alone. A page takes one
 	// connection, and all pages together at most two at once: more readers wait, and after three seconds are answered with 503.
 	DB interface {
 		BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
@@ -225,7 +226,10 @@ func (c *call) inTx(options pgx.TxOptions, statements func(ctx context.Context, 
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx))
 	// The server ends a statement by itself, even if it hears no more of its client.
-	if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL statement_timeout = %d; %s", max(timeout.Milliseconds(), 1), pin.SQL)); err != nil {
+	if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL statement_timeout = %d", max(timeout.Milliseconds(), 1))); err != nil {
+		return err
+	}
+	if err := pin.To(ctx, tx); err != nil {
 		return err
 	}
 	if err := statements(ctx, tx); err != nil {

@@ -8,6 +8,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/txlimit/txlimit/internal/pin"
 )
 
 // refusal is an error that is the reader's to understand. Nothing in text is markup.
@@ -23,6 +25,10 @@ func (r *refusal) Error() string { return r.title + ": " + r.text }
 func explain(err error) *refusal {
 	if refused, ok := errors.AsType[*refusal](err); ok {
 		return refused
+	}
+	if _, ok := errors.AsType[*pin.SeveralError](err); ok {
+		return &refusal{status: http.StatusServiceUnavailable, title: "Several schemas have rate limits", text: "The search_path of this page's connections names several schemas with a table rate_limits, and one may be somebody else's. " +
+			"Nothing was read or changed. Give the pool of the page a search_path that names the application's schema alone (txlimit console: pass --schema). The log of this program names the schemas."}
 	}
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
 		switch pgErr.Code {
