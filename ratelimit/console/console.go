@@ -224,7 +224,11 @@ func (c *call) inTx(options pgx.TxOptions, statements func(ctx context.Context, 
 	if err != nil {
 		return err
 	}
-	defer tx.Rollback(context.WithoutCancel(ctx))
+	defer func() { // with a deadline of its own: a server that answers no more holds no place among connections
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+		defer cancel()
+		_ = tx.Rollback(ctx) // after a commit, there is nothing to roll back
+	}()
 	// The server ends a statement by itself, even if it hears no more of its client.
 	if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL statement_timeout = %d", max(timeout.Milliseconds(), 1))); err != nil {
 		return err

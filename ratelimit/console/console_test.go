@@ -13,10 +13,12 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // What others have written is here as they published it: uPlot 1.6.32 from npm. assets/README.md says how to renew it.
@@ -258,6 +260,42 @@ func (db *stuckDB) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) {
 	db.waiting.Add(1)
 	<-db.end
 	return nil, errors.New("stuck")
+}
+
+// silentDB has connections whose server answers no more after the first statement has failed.
+type silentDB struct{}
+
+func (silentDB) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) { return silentTx{}, nil }
+
+type silentTx struct{ pgx.Tx }
+
+func (silentTx) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
+	return pgconn.CommandTag{}, errors.New("refused")
+}
+
+func (silentTx) Rollback(ctx context.Context) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// A server that does not answer to ROLLBACK keeps a page, and its place among the connections, for a few seconds.
+func TestARollbackHasADeadline(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := &Handler{DB: silentDB{}, Who: func(*http.Request) string { return "ann" }}
+		for i := range 3 * connections {
+			r := httptest.NewRequest(http.MethodGet, "/", nil)
+			if i%2 == 1 {
+				r = httptest.NewRequest(http.MethodPost, "/key?name=a&key=b", strings.NewReader("action=reset"))
+				r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			}
+			w, start := httptest.NewRecorder(), time.Now()
+			h.ServeHTTP(w, r)
+			if took := time.Since(start); took > patience || !strings.Contains(w.Body.String(), "The database cannot be reached") {
+				t.Errorf("%d after %v: %s", w.Code, took, w.Body)
+			}
+		}
+	})
 }
 
 // A page that cannot be read soon is refused, and leaves the pool alone.
