@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "468c91a5837d14e18c6c09f513067b1c5989523a6818af0ccca1a4ab999d929f"
+const Hash = "06c4e4431f6a215ef94baa0c4b1f41894b14142807a5f743921593183b533088"
