@@ -141,8 +141,13 @@ func TestOneDefinitionPerName(t *testing.T) {
 			t.Error("a sweep minds what was replaced long ago")
 		}
 		publish(t, pool, "web", after)
+		if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_definitions"); n != 2 {
+			t.Errorf("%d lists are known", n)
+		}
+		mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '367 days'")
+		publish(t, pool, "web", after)
 		if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_definitions"); n != 1 {
-			t.Errorf("%d definitions are kept", n)
+			t.Errorf("%d definitions are kept for over a year", n)
 		}
 	})
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -238,4 +239,241 @@ func TestOpenTellsOfOtherNumbers(t *testing.T) {
 	wants("the same numbers")
 	versionOf(t, pool, 50, func(o *ratelimit.Options) { telling(o); o.Program = "cron" })
 	wants("other numbers", "limit 'api': token bucket, 50 per 01:00:00, capacity 50, and program 'web' has published token bucket, 70 per 01:00:00, capacity 70", "program 'worker'")
+}
+
+// Lists as JSON, for ratelimit_publish.
+const (
+	bucketList = `[{"name": "api", "kind": "token bucket", "rate": 9, "period": "1 hour"}]`
+	windowList = `[{"name": "api", "kind": "fixed window", "rate": 9, "period": "1 hour"}]`
+	bothList   = `[{"name": "api", "kind": "token bucket", "rate": 9, "period": "1 hour"}, {"name": "also", "kind": "unlimited"}]`
+)
+
+// beats says that a process of a program uses a list, as Open does and then every minute.
+func beats(t *testing.T, pool *pgxpool.Pool, program, list string) (counts bool, others []string, err error) {
+	t.Helper()
+	err = pool.QueryRow(t.Context(), "SELECT counts, others FROM ratelimit_publish($1, $2, true)", program, list).Scan(&counts, &others)
+	return counts, others, err
+}
+
+// mustBeat wants it to succeed.
+func mustBeat(t *testing.T, pool *pgxpool.Pool, program, list string) (counts bool) {
+	t.Helper()
+	counts, _, err := beats(t, pool, program, list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return counts
+}
+
+// lateLists are those whose processes are silent.
+const lateLists = "UPDATE rate_limit_definitions SET alive_until = now() - interval '1 second' WHERE program = 'web' AND "
+
+// TestAConflictStopsNoHeartbeat: a list that was published stays in use, whatever another program has published meanwhile.
+func TestAConflictStopsNoHeartbeat(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	mustBeat(t, pool, "web", bucketList)
+	mustBeat(t, pool, "web", windowList)
+	mustExec(t, pool, lateLists+"kind = 'token bucket'")
+	mustBeat(t, pool, "worker", windowList)
+	mustExec(t, pool, lateLists+"kind = 'fixed window'") // the newer version dies, and one of the older version is there again
+	for range 2 {
+		counts, others, err := beats(t, pool, "web", bucketList)
+		if err != nil || !counts || len(others) != 1 || !strings.Contains(others[0], "token bucket, 9 per 01:00:00, capacity 9, and program 'worker' has published fixed window") {
+			t.Errorf("counts: %t, others: %q, %v", counts, others, err)
+		}
+	}
+	if got := lines(t, pool, "SELECT kind, alive_until > now() + interval '4 minutes' FROM rate_limit_definitions WHERE program = 'web' AND current"); got != `("token bucket",t)` {
+		t.Errorf("current: %s", got)
+	}
+	if _, _, err := beats(t, pool, "cron", bucketList); sqlState(err) != "22023" || !strings.Contains(err.Error(), "both would grant") {
+		t.Errorf("a list that is new: %v", err)
+	}
+}
+
+// TestAKindInUseIsRefused: of a list that does not count, too.
+func TestAKindInUseIsRefused(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	versionOf(t, pool, 9, nil)
+	versionOf(t, pool, 9, func(o *ratelimit.Options) { o.Limits = []ratelimit.Limit{ratelimit.Unlimited("elsewhere")} })
+	opens := func() error {
+		limits, err := ratelimit.Open(t.Context(), pool, ratelimit.Options{
+			Program: "worker", Limits: []ratelimit.Limit{ratelimit.FixedWindow("api", 9, time.Hour)}, NoSweep: true, NoBackground: true, OnError: func(error) {},
+		})
+		if err == nil {
+			closeLimiter(t, limits)
+		}
+		return err
+	}
+	if err := opens(); sqlState(err) != "22023" || !strings.Contains(err.Error(), "no older version of 'web' has run for five minutes") {
+		t.Errorf("an older version runs: %v", err)
+	}
+	mustExec(t, pool, "BEGIN; SELECT ratelimit_publish('web', '[]'); SELECT ratelimit_publish('worker', '"+windowList+"'); ROLLBACK") // withdrawn
+	if err := opens(); sqlState(err) != "22023" {
+		t.Errorf("not withdrawn after all: %v", err)
+	}
+	mustExec(t, pool, lateLists+"kind = 'token bucket'")
+	if err := opens(); err != nil {
+		t.Errorf("it no longer runs: %v", err)
+	}
+}
+
+// TestAListIsAsOldAsItWas: whoever uses it again, and whatever is left of it.
+func TestAListIsAsOldAsItWas(t *testing.T) {
+	t.Parallel()
+	for name, left := range map[string]struct {
+		change string
+		rows   int
+		known  bool
+	}{
+		"in use lately":              {"SELECT 1", 2, true},
+		"a row is gone":              {"DELETE FROM rate_limit_definitions WHERE name = 'also' AND NOT current", 1, true},
+		"8 days ago":                 {"UPDATE rate_limit_definitions SET published_at = now() - interval '8 days' WHERE NOT current", 1, true},
+		"8 days ago, and 6 days ago": {"UPDATE rate_limit_definitions SET published_at = now() - interval '6 days 12 hours' - CASE name WHEN 'also' THEN interval '1 day' ELSE interval '0' END WHERE NOT current", 2, true},
+		"11 months ago":              {"UPDATE rate_limit_definitions SET published_at = now() - interval '11 months' WHERE NOT current", 1, true},
+		"13 months ago":              {"UPDATE rate_limit_definitions SET published_at = now() - interval '13 months' WHERE NOT current", 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 2)
+			mustBeat(t, pool, "web", bothList)
+			list := scan[string](t, pool, "SELECT DISTINCT list FROM rate_limit_definitions")
+			mustBeat(t, pool, "web", bucketList)
+			mustExec(t, pool, lateLists+"true; UPDATE rate_limit_definitions SET first_at = first_at - interval '14 months'; "+left.change)
+			mustBeat(t, pool, "web", windowList)
+			if n := scan[int](t, pool, "SELECT count(*)::integer FROM rate_limit_definitions WHERE list = '"+list+"'"); n != left.rows {
+				t.Errorf("%d rows of the list are left, want %d", n, left.rows)
+			}
+			if left.rows == 1 && name != "a row is gone" {
+				if _, err := pool.Exec(t.Context(), "SELECT ratelimit_block('also', 'ann')"); sqlState(err) != "22023" {
+					t.Errorf("a name of long ago is known: %v", err)
+				}
+				if _, err := pool.Exec(t.Context(), "SELECT ratelimit_sweep('also')"); sqlState(err) != "22023" {
+					t.Errorf("a name of long ago is swept: %v", err)
+				}
+			}
+			if counts := mustBeat(t, pool, "web", bothList); counts == left.known {
+				t.Errorf("an old version comes back: it counts is %t", counts)
+			}
+			if n := scan[int](t, pool, "SELECT count(DISTINCT (first_at, published_at, alive_until))::integer FROM rate_limit_definitions WHERE list = '"+list+"'"); n != 1 {
+				t.Errorf("the rows of one list have %d different instants", n)
+			}
+		})
+	}
+}
+
+// TestPublishersSeeEachOther: on a database whose level is higher, too.
+func TestPublishersSeeEachOther(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			main := newPool(t, 2)
+			pool, _ := traced(t, main, 4, map[string]string{"default_transaction_isolation": string(level)})
+			rates := []float64{9, 70, 71, 72}
+			failures := make(chan error, len(rates))
+			for _, rate := range rates {
+				go func() {
+					failures <- ratelimit.Publish(context.WithoutCancel(t.Context()), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour))
+				}()
+			}
+			for range rates {
+				if err := <-failures; err != nil {
+					t.Error(err)
+				}
+			}
+			if n := scan[int](t, main, "SELECT count(*)::integer FROM rate_limit_definitions WHERE current"); n != 1 {
+				t.Errorf("%d lists of one program are current", n)
+			}
+			versionOf(t, pool, 9, nil)
+			tx, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+			if _, err := tx.Exec(t.Context(), "SELECT ratelimit_publish('web', $1, true)", bucketList); err != nil {
+				t.Errorf("a heartbeat: %v", err)
+			}
+			if err, want := ratelimit.Publish(t.Context(), tx, "web", ratelimit.TokenBucket("api", 73, time.Hour)), map[bool]string{true: "RL003"}[level != pgx.ReadCommitted]; sqlState(err) != want {
+				t.Errorf("in a transaction: %v, want %q", err, want)
+			}
+		})
+	}
+}
+
+// TestOpenWaitsForItsOwnPublish, which a program does when it migrates: then its list is in use, and counts.
+func TestOpenWaitsForItsOwnPublish(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	versionOf(t, pool, 9, nil)
+	holder, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }()
+	if err := ratelimit.Publish(t.Context(), holder, "web", ratelimit.TokenBucket("api", 70, time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	opened := make(chan error, 1)
+	told := make(chan error, 8)
+	go func() {
+		limits, err := ratelimit.Open(t.Context(), pool, ratelimit.Options{
+			Program: "web", Limits: []ratelimit.Limit{ratelimit.TokenBucket("api", 70, time.Hour)}, NoSweep: true, OnError: func(err error) { told <- err },
+		})
+		if err == nil {
+			err = limits.Close(context.WithoutCancel(t.Context()))
+		}
+		opened <- err
+	}()
+	waitingFor(t, pool, holder)
+	if err := holder.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-opened; err != nil {
+		t.Fatal(err)
+	}
+	if got := publishedRate(t, pool); got != 70 {
+		t.Errorf("a rate of %v", got)
+	}
+	if len(told) > 0 {
+		t.Errorf("told: %v", <-told)
+	}
+}
+
+// TestAHeartbeatLocksNoRowBeforeTheTable: who publishes has the table, and then wants the rows.
+func TestAHeartbeatLocksNoRowBeforeTheTable(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	mustBeat(t, pool, "web", bucketList)
+	mustBeat(t, pool, "web", windowList)
+	mustExec(t, pool, lateLists+"true")
+	holder, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }()
+	if err := ratelimit.Publish(t.Context(), holder, "other", ratelimit.Unlimited("elsewhere")); err != nil {
+		t.Fatal(err)
+	}
+	type answer struct {
+		counts bool
+		err    error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		var a answer
+		a.err = pool.QueryRow(t.Context(), "SELECT counts FROM ratelimit_publish('web', $1, true)", bucketList).Scan(&a.counts)
+		answered <- a
+	}()
+	waitingFor(t, pool, holder)
+	if _, err := holder.Exec(t.Context(), "SELECT FROM rate_limit_definitions WHERE program = 'web' FOR UPDATE NOWAIT"); err != nil {
+		t.Errorf("a heartbeat that waits for the table holds rows: %v", err)
+	}
+	if err := holder.Commit(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if a := <-answered; a.err != nil || !a.counts {
+		t.Errorf("counts: %t, %v", a.counts, a.err)
+	}
 }

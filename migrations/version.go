@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "faf33e4f6362f0d7af77999daaaa85bfd10baf37c403b704bb55291a8867a7e3"
+const Hash = "53ccde6dae5db041b05bdfc99a16a13108c031205ec92f0c7a37588c73c61b34"

@@ -19,13 +19,14 @@ import (
 // Call it when a program migrates. A program that starts uses [Open]: Publish makes its list the newest, and a process of an older
 // version that starts again must not. While processes from Open of another list run, theirs counts.
 //
-// db is a pool, a connection, a transaction, or [SQL] of one. Publish waits for others that publish. In a
-// transaction, they wait until it ends; outside, a serialization failure is tried again. The role needs SELECT, INSERT,
-// UPDATE and DELETE on the table.
+// db is a pool, a connection, a READ COMMITTED transaction, or [SQL] of one. Publish waits for others that publish. In a
+// transaction, they wait until it ends. A transaction above READ COMMITTED is refused (SQLSTATE RL003), since it would not see what
+// they wrote. The role needs SELECT, INSERT, UPDATE and DELETE on the table.
 //
 // An invalid limit or program is [ErrInvalid], before anything is sent. So are two limits of one name, and a limit made by
 // [Limit.With]. If another program has published a limit of the same
-// name with another kind, period or [Start], the error names both: SQLSTATE 22023. Then nothing is written.
+// name with another kind, period or [Start], or an older version of it that runs defines it so, the error names both: SQLSTATE 22023.
+// Then nothing is written.
 //
 // What the program has published before counts for sweeps for another 7 days after it was last used. If several
 // programs have current definitions of one name, the tool, the page and SQL take the one that was published last.
@@ -56,7 +57,7 @@ func publish(ctx context.Context, db DB, program string, heartbeat pgtype.Bool, 
 	if err != nil {
 		return row, err
 	}
-	send := func() (err error) {
+	send := func(db DB) (err error) {
 		row, err = wire{db: db}.queries().Publish(ctx, dbsqlc.PublishParams{Program: program, Definitions: string(text), Heartbeat: heartbeat})
 		return err
 	}
@@ -64,9 +65,14 @@ func publish(ctx context.Context, db DB, program string, heartbeat pgtype.Bool, 
 	case isInMemory(db): // which has no such table
 		row.Counts.Bool = true
 	case isTx(db):
-		err = send()
-	default: // its isolation level may be above READ COMMITTED
-		err = retry(ctx, defaultAttempts, nil, func() (committing bool, err error) { return true, send() })
+		err = send(db)
+	default:
+		err = retry(ctx, defaultAttempts, nil, func() (committing bool, err error) { return true, send(db) })
+		if sqlState(err) == stateIsolation { // the database's default level is higher, and the lists have to be changed
+			if inTx, no := new(Limiter).readCommitted(db); no == nil {
+				err = inTx(ctx, func(_ context.Context, tx DB) error { return send(tx) })
+			}
+		}
 	}
 	if err != nil {
 		return row, explain("publish", err)

@@ -58,10 +58,13 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 	}, `SELECT program, name, kind, rate, period, capacity, max_reserved, CASE WHEN isfinite(start) THEN start END, shards, zone, anchor, varies, current, in_use, least(greatest(published_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00'),
 	           current AND definition = first_value(definition) OVER (PARTITION BY name ORDER BY current DESC, published_at DESC, program) AS counts
 	      FROM (SELECT DISTINCT ON (d.name, d.program, d.definition) d.*, coalesce(d.alive_until > clock_timestamp(), false) AS in_use -- several lists of a program may have it
-	              FROM rate_limit_definitions AS d WHERE d.name = $1 OR $1 IS NULL
+	              FROM rate_limit_definitions AS d WHERE (d.name = $1 OR $1 IS NULL) AND `+counting+`
 	             ORDER BY d.name, d.program, d.definition, d.current DESC, in_use DESC, d.published_at DESC) AS d
 	     ORDER BY name, counts DESC, current DESC, published_at DESC, program`, name)
 }
+
+// counting is what sweeps mind. Older rows say only since when a program has a list.
+const counting = "(current OR published_at > clock_timestamp() - interval '7 days')"
 
 // unitIntervals are the units of the calendar as intervals.
 var unitIntervals = map[string]pgtype.Interval{
@@ -394,7 +397,7 @@ func knownLimits(ctx context.Context, db querier) ([]string, error) {
 			SELECT (SELECT r.name FROM rate_limits AS r WHERE r.name > u.name ORDER BY r.name LIMIT 1) FROM used AS u WHERE u.name IS NOT NULL
 		)
 		SELECT name FROM used WHERE name IS NOT NULL
-		UNION SELECT name FROM rate_limit_definitions
+		UNION SELECT name FROM rate_limit_definitions WHERE `+counting+`
 		UNION SELECT name FROM rate_limit_overrides WHERE `+inForce+`
 		ORDER BY 1`)
 }
@@ -403,9 +406,9 @@ func knownLimits(ctx context.Context, db querier) ([]string, error) {
 func checkKnown(ctx context.Context, db querier, name string) error {
 	var known, others bool
 	err := db.QueryRow(ctx, `
-		SELECT EXISTS (SELECT FROM rate_limit_definitions WHERE name = $1) OR EXISTS (SELECT FROM rate_limits WHERE name = $1)
+		SELECT EXISTS (SELECT FROM rate_limit_definitions WHERE name = $1 AND `+counting+`) OR EXISTS (SELECT FROM rate_limits WHERE name = $1)
 		       OR EXISTS (SELECT FROM rate_limit_overrides WHERE name = $1),
-		       EXISTS (SELECT FROM rate_limit_definitions) OR EXISTS (SELECT FROM rate_limits)`, name).Scan(&known, &others)
+		       EXISTS (SELECT FROM rate_limit_definitions WHERE `+counting+`) OR EXISTS (SELECT FROM rate_limits)`, name).Scan(&known, &others)
 	if err != nil || known {
 		return err
 	}

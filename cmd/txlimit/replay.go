@@ -240,7 +240,7 @@ func (a *app) replayLimits(ctx context.Context, r *replayFlags) (limits []rateli
 			}
 			i := slices.IndexFunc(defs, func(d definition) bool { return d.Counts })
 			if i < 0 {
-				list, err := collect(ctx, tx, pgx.RowTo[string], "SELECT DISTINCT name FROM rate_limit_definitions ORDER BY 1")
+				list, err := collect(ctx, tx, pgx.RowTo[string], "SELECT DISTINCT name FROM rate_limit_definitions WHERE "+counting+" ORDER BY 1")
 				if err != nil {
 					return err
 				}

@@ -68,7 +68,7 @@ func (a *app) sweep(ctx context.Context, n *numbers, names []string) error {
 		return usagef("--rate and --period are for one LIMIT")
 	}
 	err := a.reading(ctx, func(tx pgx.Tx) error {
-		published, err := collect(ctx, tx, pgx.RowTo[string], "SELECT DISTINCT name FROM rate_limit_definitions ORDER BY 1")
+		published, err := collect(ctx, tx, pgx.RowTo[string], "SELECT DISTINCT name FROM rate_limit_definitions WHERE "+counting+" ORDER BY 1")
 		if err != nil {
 			return err
 		}
@@ -98,6 +98,9 @@ func (a *app) sweep(ctx context.Context, n *numbers, names []string) error {
 	total := int64(0)
 	for _, name := range names {
 		s, err := a.sweepOne(ctx, name, given)
+		if err == nil && s.Deleted == 0 {
+			err = a.whyNothing(ctx, name, given)
+		}
 		list = append(list, s)
 		total += s.Deleted
 		if err != nil {
@@ -113,25 +116,50 @@ func (a *app) sweep(ctx context.Context, n *numbers, names []string) error {
 	})
 }
 
+// sweepNumbers are the arguments rate, period, kind, capacity, start and varies of a sweep. nil: those that are published.
+func sweepNumbers(c *ratelimit.Config) []any {
+	if c == nil {
+		return []any{nil, nil, "token bucket", nil, nil, nil}
+	}
+	var varies *pgtype.Interval
+	if c.Varies != "" {
+		longest := intervalOf(c.Varies)
+		varies = &longest
+	}
+	return []any{*c.Rate, intervalOf(c.Period), c.Kind, *c.Capacity, c.Start, varies}
+}
+
+// whyNothing says why no row of a limit can be swept, if none can.
+func (a *app) whyNothing(ctx context.Context, name string, c *ratelimit.Config) error {
+	var nothing, varies, overridden bool
+	err := a.reading(ctx, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, `
+			SELECT coalesce(s.nothing, false) AND s.kind IS NOT NULL, s.varies IS NOT NULL,
+			       EXISTS (SELECT 1 FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key IS NULL
+			               AND coalesce(least(o.until, o.removed_at), 'infinity') > now() - interval '1 day')
+			  FROM _ratelimit_sweep_numbers($1::text, $2::float8, $3::interval, $4::text, $5::float8, $6::timestamptz, $7::interval) AS s`,
+			append([]any{name}, sweepNumbers(c)...)...).Scan(&nothing, &varies, &overridden)
+	})
+	switch {
+	case err != nil || !nothing: // or it has no rows
+	case varies && overridden:
+		fmt.Fprintf(a.stderr, "Nothing of %s can be swept: within a day, an override of all keys changed numbers that only the program knows\n", printable(name))
+	default:
+		fmt.Fprintf(a.stderr, "Nothing of %s can be swept: its definitions of the last 7 days differ in kind, period or start. `txlimit limits` shows them\n", printable(name))
+	}
+	return err
+}
+
 func (a *app) sweepOne(ctx context.Context, name string, c *ratelimit.Config) (s swept, err error) {
 	s.Limit = name
-	call := "ratelimit_sweep($1::text, first => $2::text)"
-	args := []any{name, ""}
-	if c != nil {
-		call = "ratelimit_sweep($1::text, first => $2::text, rate => $3::float8, period => $4::interval, kind => $5::text, capacity => $6::float8, start => $7::timestamptz, varies => $8::interval)"
-		var varies *pgtype.Interval
-		if c.Varies != "" {
-			longest := intervalOf(c.Varies)
-			varies = &longest
-		}
-		args = append(args, *c.Rate, intervalOf(c.Period), c.Kind, *c.Capacity, c.Start, varies)
-	}
+	args := append([]any{name, ""}, sweepNumbers(c)...)
 	for {
 		began := time.Now()
 		var deleted int64
 		var next *string
 		err := a.inTx(ctx, func(tx pgx.Tx) error {
-			return tx.QueryRow(ctx, "SELECT deleted, next FROM "+call, args...).Scan(&deleted, &next)
+			return tx.QueryRow(ctx, `SELECT deleted, next FROM ratelimit_sweep($1::text, first => $2::text, rate => $3::float8, period => $4::interval, kind => $5::text,
+				capacity => $6::float8, start => $7::timestamptz, varies => $8::interval)`, args...).Scan(&deleted, &next)
 		})
 		if err != nil {
 			return s, err

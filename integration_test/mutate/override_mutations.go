@@ -121,7 +121,7 @@ var overrideMutations = []mutation{
 		tests: "TestAnOverrideIsFollowed",
 	}, {
 		name: "steer-typo", file: "migrations/engine/overrides.sql", what: "an override may name a limit that nobody has",
-		old: "AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d) THEN", new: "AND false THEN",
+		old: "AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d\n                 WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days') THEN", new: "AND false THEN",
 		tests: "TestSteeringRefusesWhatIsWrong",
 	}, {
 		name: "steer-past", file: "migrations/engine/overrides.sql", what: "an override may end before it begins",
@@ -133,7 +133,7 @@ var overrideMutations = []mutation{
 		tests: "TestASweepMindsOverrides",
 	}, {
 		name: "steer-sweep-old-plans", file: "migrations/engine/sweep.sql", what: "a sweep knows only the current definitions",
-		old: "(d.current OR d.published_at > clock_timestamp() - interval '7 days')", new: "d.current",
+		old: "d.kind <> 'unlimited' AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')", new: "d.current",
 		tests: "TestASweepMindsAllDefinitionsAndOverrides|TestOneDefinitionPerName",
 	}, {
 		name: "steer-byhand-block", file: "migrations/engine/ratelimit.sql", what: "SQL without numbers knows no block",
@@ -157,19 +157,19 @@ var overrideMutations = []mutation{
 		tests: "TestSteeringRefusesWhatIsWrong",
 	}, {
 		name: "steer-publish-replaces", file: "migrations/engine/definitions.sql", what: "what a program no longer publishes stays current",
-		old: "old.current <> coalesce(old.list = winner, false)", new: "NOT old.current AND old.list = winner",
+		old: "(old.current <> coalesce(old.list = winner, false) OR hash IS NULL AND old.alive_until > at)", new: "NOT old.current AND old.list = winner",
 		tests: "TestPublish|TestTheNewestVersionInUseCounts",
 	}, {
 		name: "publish-in-use", file: "migrations/engine/definitions.sql", what: "the newest list counts, though only an older one is in use",
-		old: "coalesce(max(o.alive_until) > clock_timestamp(), false) DESC, ", new: "",
+		old: "coalesce(o.list = own OR max(o.alive_until) > clock_timestamp(), false) DESC, ", new: "",
 		tests: "TestTheNewestVersionInUseCounts",
 	}, {
 		name: "publish-first", file: "migrations/engine/definitions.sql", what: "an older version that starts again is the newest",
-		old: "CASE WHEN heartbeat IS NULL THEN clock_timestamp() ELSE old.first_at END", new: "clock_timestamp()",
+		old: "first := coalesce(first, at);", new: "first := at;",
 		tests: "TestTheNewestVersionInUseCounts",
 	}, {
 		name: "publish-again", file: "migrations/engine/definitions.sql", what: "an operator cannot make an older list the newest",
-		old: "CASE WHEN heartbeat IS NULL THEN clock_timestamp() ELSE old.first_at END", new: "old.first_at",
+		old: "first := CASE WHEN heartbeat IS NOT NULL THEN", new: "first := CASE WHEN true THEN",
 		tests: "TestTheNewestVersionInUseCounts",
 	}, {
 		name: "publish-lock", file: "migrations/engine/definitions.sql", what: "a program that publishes blocks the heartbeats of others",
@@ -181,12 +181,44 @@ var overrideMutations = []mutation{
 		tests: "TestAnUnchangedListTakesNoLock",
 	}, {
 		name: "publish-always", file: "migrations/engine/definitions.sql", what: "an unchanged list is published anew",
-		old: "winner := CASE WHEN heartbeat IS NOT NULL AND known THEN", new: "winner := CASE WHEN false THEN",
+		old: "winner := CASE WHEN known THEN", new: "winner := CASE WHEN false THEN",
 		tests: "TestAnUnchangedListTakesNoLock",
 	}, {
 		name: "publish-forgets", file: "migrations/engine/definitions.sql", what: "an older list in use is forgotten after 7 days",
-		old: "OR NOT o.current AND o.published_at < clock_timestamp() - interval '1 hour'", new: "",
+		old: "OR NOT o.current AND o.published_at < at - interval '1 hour'", new: "",
 		tests: "TestTheNewestVersionInUseCounts",
+	}, {
+		name: "publish-conflict", file: "migrations/engine/definitions.sql", what: "a conflict with another program stops the heartbeats of a list in use",
+		old: "IF NOT known AND (d.rate > '0'", new: "IF (d.rate > '0'",
+		tests: "TestAConflictStopsNoHeartbeat",
+	}, {
+		name: "publish-conflict-in-use", file: "migrations/engine/definitions.sql", what: "a kind is not refused where only an older version defines it otherwise",
+		old: "AND (o.current OR o.alive_until > at) AND", new: "AND o.current AND",
+		tests: "TestAKindInUseIsRefused",
+	}, {
+		name: "publish-withdraws", file: "migrations/engine/definitions.sql", what: "a list that is withdrawn stays in use",
+		old: "alive_until = CASE WHEN hash IS NOT NULL THEN old.alive_until END", new: "alive_until = old.alive_until",
+		tests: "TestAKindInUseIsRefused",
+	}, {
+		name: "publish-age", file: "migrations/engine/definitions.sql", what: "a list that was not used for 7 days is new when it comes back",
+		old: "AND (old.published_at < at - interval '1 year' OR EXISTS", new: "AND (true OR EXISTS",
+		tests: "TestAListIsAsOldAsItWas",
+	}, {
+		name: "publish-any-level", file: "migrations/engine/definitions.sql", what: "lists are changed above READ COMMITTED, unseen by each other",
+		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN -- it would", new: "IF false THEN -- it would",
+		tests: "TestPublishersSeeEachOther",
+	}, {
+		name: "publish-level", file: "ratelimit/publish.go", what: "nothing can be published where the default level is above READ COMMITTED",
+		old: "if sqlState(err) == stateIsolation {", new: "if false {",
+		tests: "TestPublishersSeeEachOther",
+	}, {
+		name: "publish-waited", file: "migrations/engine/definitions.sql", what: "a list is not in use if Open waited for its Publish",
+		old: "alive_until = CASE WHEN heartbeat THEN at + interval '5 minutes' ELSE old.alive_until END;", new: "alive_until = old.alive_until;",
+		tests: "TestOpenWaitsForItsOwnPublish",
+	}, {
+		name: "publish-rows-first", file: "migrations/engine/definitions.sql", what: "a heartbeat that changes what counts locks rows before the table",
+		old: "        LOCK TABLE", new: "        PERFORM FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program FOR UPDATE;\n        LOCK TABLE",
+		tests: "TestAHeartbeatLocksNoRowBeforeTheTable",
 	}, {
 		name: "publish-older-sql", file: "migrations/engine/overrides.sql", what: "SQL of an older version that runs finds no numbers",
 		old: "(d.current OR d.alive_until > clock_timestamp())", new: "d.current",
@@ -237,7 +269,7 @@ var overrideMutations = []mutation{
 		tests: "TestPublish",
 	}, {
 		name: "steer-publish-old", file: "migrations/engine/definitions.sql", what: "what a program published long ago counts for no sweep once it publishes anew",
-		old: "SET current = NOT old.current, published_at = clock_timestamp()", new: "SET current = NOT old.current",
+		old: "SET current = coalesce(old.list = winner, false), published_at = at,", new: "SET current = coalesce(old.list = winner, false),",
 		tests: "TestTheNewestVersionInUseCounts",
 	},
 }

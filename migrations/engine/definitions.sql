@@ -3,8 +3,9 @@
 --
 -- A program has one definition of a name: its list that counts. Lists are ordered by when each was first published. The newest one that
 -- a process has lately said it uses (alive_until) counts; if there is none, the newest. So a process of an older version that starts
--- again changes nothing, and if only older ones are left, theirs counts: a rollback. What does not count stays for 7 days after it was last used, since
--- sweeps mind it. Of the definitions that several programs have of a name, the one published last is taken.
+-- again changes nothing, and if only older ones are left, theirs counts: a rollback. What does not count stays for 7 days after it was
+-- last used, since sweeps mind it. Then one row of its list stays, for a year: if a process of it comes back, the list is as old as before.
+-- Readers pass over such rows. Of the definitions that several programs have of a name, the one published last is taken.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     program      text COLLATE "C" NOT NULL,
     name         text COLLATE "C" NOT NULL,
@@ -73,8 +74,8 @@ BEGIN
 END
 $body$;
 
--- The list of a program that counts: the newest that is in use or, if none is, the newest.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_list(program text, OUT list text)
+-- The list of a program that counts: the newest that is in use or, if none is, the newest. own: a list that is in use from now on.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_list(program text, own text, OUT list text)
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -82,7 +83,7 @@ BEGIN
     SELECT o.list INTO list FROM /* TEMPLATE: schema */rate_limit_definitions AS o
      WHERE o.program = program COLLATE "C"
      GROUP BY o.list
-     ORDER BY coalesce(max(o.alive_until) > clock_timestamp(), false) DESC, max(o.first_at) DESC, o.list
+     ORDER BY coalesce(o.list = own OR max(o.alive_until) > clock_timestamp(), false) DESC, max(o.first_at) DESC, o.list
      LIMIT 1;
 END
 $body$;
@@ -102,7 +103,9 @@ DECLARE
     texts text[] COLLATE "C" := '{}'; -- the definitions of these names
     whole jsonb[] := '{}';
     hash text COLLATE "C";
-    known boolean;
+    at timestamptz; -- of the whole list
+    first timestamptz; -- when the list was first published
+    known boolean; -- a process uses a list that is published already
     winner text COLLATE "C"; -- the list that counts
 BEGIN
     IF (octet_length(program) BETWEEN 1 AND 255) IS NOT TRUE THEN
@@ -174,65 +177,83 @@ BEGIN
     SELECT encode(sha256(pg_catalog.convert_to(pg_catalog.string_agg(pg_catalog.format('%L: %s', n.name, n.text), E'\n' ORDER BY n.name COLLATE "C"), 'UTF8')), 'hex') INTO hash
       FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(texts)) AS n (name, text);
 
-    -- A process that starts or runs says that it uses the list. If this was said within the last minute, nothing is written. Rows that
-    -- are locked are passed over: another process says the same. No lock conflicts with that of a process that publishes.
-    known := hash IS NOT NULL AND pg_catalog.cardinality(names)
-        = (SELECT count(*) FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.list = hash);
-    IF heartbeat IS NOT NULL AND known THEN
+    at := clock_timestamp();
+    known := heartbeat IS NOT NULL AND hash IS NOT NULL AND pg_catalog.cardinality(names)
+        = (SELECT count(*) FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+            WHERE o.program = program COLLATE "C" AND o.list = hash AND (o.current OR o.published_at > at - interval '7 days'));
+    winner := CASE WHEN known THEN /* TEMPLATE: schema */_ratelimit_list(program, CASE WHEN heartbeat THEN hash END) END;
+    IF winner IS NOT NULL
+       AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.current <> (o.list = winner)) THEN
+        -- A process that starts or runs says that it uses the list. If this was said within the last minute, nothing is written. Rows
+        -- that are locked are passed over: another process says the same. No lock conflicts with that of a process that publishes.
         UPDATE /* TEMPLATE: schema */rate_limit_definitions AS o
-           SET alive_until = CASE WHEN heartbeat THEN clock_timestamp() + interval '5 minutes' ELSE o.alive_until END,
-               published_at = CASE WHEN o.current THEN o.published_at ELSE clock_timestamp() END
+           SET alive_until = CASE WHEN heartbeat THEN at + interval '5 minutes' ELSE o.alive_until END,
+               published_at = CASE WHEN o.current THEN o.published_at ELSE at END
           FROM (
             SELECT o.name FROM /* TEMPLATE: schema */rate_limit_definitions AS o
              WHERE o.program = program COLLATE "C" AND o.list = hash
-               AND (heartbeat AND coalesce(o.alive_until < clock_timestamp() + interval '4 minutes', true)
-                    OR NOT o.current AND o.published_at < clock_timestamp() - interval '1 hour')
+               AND (heartbeat AND coalesce(o.alive_until < at + interval '4 minutes', true)
+                    OR NOT o.current AND o.published_at < at - interval '1 hour')
              ORDER BY o.name
                FOR UPDATE SKIP LOCKED
           ) AS due
          WHERE o.program = program COLLATE "C" AND o.list = hash AND o.name = due.name;
-    END IF;
-    winner := CASE WHEN heartbeat IS NOT NULL AND known THEN /* TEMPLATE: schema */_ratelimit_list(program) END;
-    IF winner IS NULL
-       OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.current <> (o.list = winner)) THEN
-        -- One at a time: processes of one program start together. Reads and heartbeats go on.
+    ELSE
+        IF current_setting('transaction_isolation') <> 'read committed' THEN -- it would not see what others publish meanwhile
+            RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: to publish needs a READ COMMITTED transaction';
+        END IF;
+        -- One at a time: processes of one program start together. Reads and heartbeats go on. Rows are locked after the table, never
+        -- before: who publishes has the table, and may want the rows.
         LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE UPDATE EXCLUSIVE MODE;
+        at := clock_timestamp();
+        first := CASE WHEN heartbeat IS NOT NULL THEN
+            (SELECT max(o.first_at) FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.list = hash) END;
+        first := coalesce(first, at);
         FOR d IN
             SELECT r.*, n.text FROM ROWS FROM (pg_catalog.unnest(whole), pg_catalog.unnest(texts)) AS n (one, text),
                 pg_catalog.jsonb_to_record(n.one) AS r (name text, kind text, rate double precision, period interval,
                     capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp, varies interval)
         LOOP
-            IF d.rate > '0' OR d.varies IS NOT NULL THEN -- it has rows
+            -- It has rows. What runs already is not refused: it would be taken for dead, and sweeps would no longer mind it.
+            IF NOT known AND (d.rate > '0' OR d.varies IS NOT NULL) THEN
                 SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
-                 WHERE o.name = d.name AND o.program <> program COLLATE "C" AND o.current AND (o.rate > '0' OR o.varies IS NOT NULL)
+                 WHERE o.name = d.name AND o.program <> program COLLATE "C" AND (o.current OR o.alive_until > at) AND (o.rate > '0' OR o.varies IS NOT NULL)
                    AND (o.kind <> d.kind OR o.period <> d.period OR (o.start IS NULL) <> (d.start IS NULL) OR date_bin(d.period, d.start, o.start) <> d.start)
+                 ORDER BY o.current DESC, o.program
                  LIMIT 1;
                 IF FOUND THEN
                     RAISE invalid_parameter_value USING
                         MESSAGE = pg_catalog.format('rate limit %L: program %L defines a %s of %s%s, and program %L a %s of %s%s: both would grant',
                             d.name, program, d.kind, d.period, ' from ' || d.start::text, other.program, other.kind, other.period, ' from ' || other.start::text),
-                        HINT = pg_catalog.format('Give one of them another name. If %L no longer runs: SELECT ratelimit_publish(%L, ''[]'')',
-                            other.program, other.program);
+                        HINT = pg_catalog.format(CASE WHEN other.current THEN
+                            'Give one of them another name. If %1$L no longer runs: SELECT ratelimit_publish(%1$L, ''[]'')' ELSE
+                            'Give one of them another name, or wait until no older version of %1$L has run for five minutes' END, other.program);
                 END IF;
             END IF;
             INSERT INTO /* TEMPLATE: schema */rate_limit_definitions AS old
             VALUES (program, d.name, d.text, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies,
-                false, clock_timestamp(), hash, clock_timestamp(), CASE WHEN heartbeat THEN clock_timestamp() + interval '5 minutes' END)
+                false, at, hash, first, CASE WHEN heartbeat THEN at + interval '5 minutes' END)
             ON CONFLICT ON CONSTRAINT rate_limit_definitions_pkey DO UPDATE
-               SET published_at = CASE WHEN heartbeat IS NULL OR NOT old.current THEN clock_timestamp() ELSE old.published_at END,
-                   first_at = CASE WHEN heartbeat IS NULL THEN clock_timestamp() ELSE old.first_at END;
+               SET published_at = CASE WHEN heartbeat IS NULL OR NOT old.current THEN at ELSE old.published_at END,
+                   first_at = first,
+                   alive_until = CASE WHEN heartbeat THEN at + interval '5 minutes' ELSE old.alive_until END;
         END LOOP;
-        winner := CASE WHEN hash IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_list(program) END;
-        UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old SET current = NOT old.current, published_at = clock_timestamp()
-         WHERE old.program = program COLLATE "C" AND old.current <> coalesce(old.list = winner, false);
+        winner := CASE WHEN hash IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_list(program, CASE WHEN heartbeat THEN hash END) END;
+        UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old
+           SET current = coalesce(old.list = winner, false), published_at = at,
+               alive_until = CASE WHEN hash IS NOT NULL THEN old.alive_until END -- what is withdrawn is not in use
+         WHERE old.program = program COLLATE "C" AND (old.current <> coalesce(old.list = winner, false) OR hash IS NULL AND old.alive_until > at);
         DELETE FROM /* TEMPLATE: schema */rate_limit_definitions AS old
-         WHERE old.program = program COLLATE "C" AND NOT old.current AND old.published_at < clock_timestamp() - interval '7 days';
+         WHERE old.program = program COLLATE "C" AND NOT old.current AND old.published_at < at - interval '7 days'
+           AND (old.published_at < at - interval '1 year' OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+                    WHERE o.program = program COLLATE "C" AND o.list = old.list AND o.name < old.name));
     END IF;
     counts := hash IS NULL OR hash = winner;
     others := ARRAY(
         SELECT pg_catalog.format('%L: %s, and program %L has published %s', o.name, n.text, o.program, o.definition)
-          FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(texts)) AS n (name, text)
-          JOIN /* TEMPLATE: schema */rate_limit_definitions AS o ON o.name = n.name AND o.program <> program COLLATE "C" AND o.current AND o.definition <> n.text
+          FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(texts), pg_catalog.unnest(whole)) AS n (name, text, one)
+          JOIN /* TEMPLATE: schema */rate_limit_definitions AS o ON o.name = n.name AND o.program <> program COLLATE "C" AND o.definition <> n.text
+           AND (o.current OR o.alive_until > at AND (o.kind <> n.one->>'kind'::text OR o.period <> (n.one->>'period'::text)::interval))
          ORDER BY o.name, o.program
          LIMIT 10);
 END
@@ -250,17 +271,21 @@ Arguments:
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
                fills a row from 0
   heartbeat    NULL: the list is the program's newest from now on. true: a process uses it, and repeats the call every minute while it
-               runs. false: a process uses it, and does not repeat the call. For both, a list that was published before is no newer now
+               runs. false: a process uses it, and does not repeat the call. For both, a list that was published before is no newer now,
+               unless that was over a year ago
 
 Of the lists that a program has published, the newest one counts that a process has said it uses within five minutes. If there is none,
-the newest one does. The tool, the page and SQL without numbers use it. The others count for sweeps for another 7 days. A list that is
-known and counts takes no lock.
+the newest one does. The tool, the page and SQL without numbers use it. The others count for sweeps for another 7 days. With heartbeat,
+a list that was used within 7 days is written without a lock of the table, unless another one counts from now on. An empty list
+withdraws all lists of the program.
 
 Returns:
   counts       whether this list counts
-  others       names of the list for which another program has published other numbers, each with these numbers, 10 at most
+  others       names of the list for which another program has published other numbers, each with these numbers, 10 at most. So is
+               another kind or period, if the list was published already and a process uses it
 
 Errors:
   22023        an argument is invalid, a name is there twice, or another program defines a limit of that name with another kind, period or
-               start
+               start. So does a list of it that is in use, whether it counts or not
+  RL003        the transaction is not READ COMMITTED, and the lists have to be changed
 $text$;

@@ -147,7 +147,8 @@ BEGIN
                     SELECT lower(substr(name, i, 2)) AS pair FROM pg_catalog.generate_series(1, greatest(length(name) - 1, 1)) AS i
                 ) AS p
             ) - length(d.name)::bigint DESC, d.name) AS place
-          FROM (SELECT DISTINCT f.name FROM /* TEMPLATE: schema */rate_limit_definitions AS f) AS d
+          FROM (SELECT DISTINCT f.name FROM /* TEMPLATE: schema */rate_limit_definitions AS f
+                 WHERE f.current OR f.published_at > clock_timestamp() - interval '7 days') AS d
       ) AS n;
     RETURN list || CASE WHEN all_ > '10' THEN pg_catalog.format(' and %s others', all_ - '10') ELSE '' END;
 END
@@ -174,8 +175,10 @@ BEGIN
         WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         WHEN until <= clock_timestamp() THEN pg_catalog.format('until must be in the future, not %s', until)
         WHEN effect = 'numbers' AND coalesce(rate, capacity, max_reserved) IS NULL THEN 'rate, capacity or max_reserved must be given, not NULL'
-        WHEN NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name)
-             AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d) THEN
+        WHEN NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+                 WHERE d.name = name AND (d.current OR d.published_at > clock_timestamp() - interval '7 days'))
+             AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+                 WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days') THEN
             'no program has published a limit of this name, but ' || /* TEMPLATE: schema */_ratelimit_nearest(name)
     END;
     IF wrong IS NOT NULL THEN

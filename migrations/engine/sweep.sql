@@ -45,7 +45,8 @@ BEGIN
         IF varies IS NOT NULL THEN
             PERFORM /* TEMPLATE: schema */_ratelimit_validate_varies(name, rate, period, kind, capacity, varies);
         END IF;
-    ELSIF NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name) THEN
+    ELSIF NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+            WHERE d.name = name AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')) THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, since, '0'); -- which is an error
     END IF;
     SELECT count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)

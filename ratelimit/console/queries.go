@@ -137,7 +137,7 @@ func queryDefinitions(ctx context.Context, tx pgx.Tx, name string) ([]definition
 		       CASE WHEN isfinite(d.start) THEN d.start END AS start, d.shards, d.zone, `+anchorText+` AS anchor, d.varies IS NOT NULL AS varies, d.current, d.in_use, `+shownTime("d.published_at")+` AS published_at,
 		       d.current AND d.definition = first_value(d.definition) OVER (ORDER BY d.current DESC, d.published_at DESC, d.program) AS counts
 		  FROM (SELECT DISTINCT ON (d.program, d.definition) d.*, coalesce(d.alive_until > clock_timestamp(), false) AS in_use -- several lists of a program may have it
-		          FROM rate_limit_definitions AS d WHERE d.name = $1
+		          FROM rate_limit_definitions AS d WHERE d.name = $1 AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')
 		         ORDER BY d.program, d.definition, d.current DESC, in_use DESC, d.published_at DESC) AS d
 		 ORDER BY counts DESC, d.current DESC, d.published_at DESC, d.program LIMIT $2`, name, maxDefinitions))
 }
