@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -285,9 +286,9 @@ func TestTheConsumerRoleIsConfined(t *testing.T) {
 						t.Errorf("%s on %s: %v, and the page says %v", privilege, table, err, want)
 					}
 					if privilege == "SELECT" || privilege == "INSERT" || privilege == "UPDATE" {
-						any := scan[bool](t, owner, fmt.Sprintf("SELECT has_any_column_privilege('%s', '%s', '%s')", role, table, privilege))
-						if any != (want || columns) {
-							t.Errorf("%s on columns of %s: granted is %v, and the page says %v", privilege, table, any, want || columns)
+						some := scan[bool](t, owner, fmt.Sprintf("SELECT has_any_column_privilege('%s', '%s', '%s')", role, table, privilege))
+						if some != (want || columns) {
+							t.Errorf("%s on columns of %s: granted is %v, and the page says %v", privilege, table, some, want || columns)
 						}
 					}
 					has := scan[bool](t, owner, fmt.Sprintf("SELECT has_table_privilege('%s', '%s', '%s')", role, table, privilege))
@@ -307,7 +308,7 @@ func TestTheConsumerRoleIsConfined(t *testing.T) {
 				for round := range 7 {
 					sql := f.call(schema, round)
 					err := exec("SET statement_timeout = '10s'; " + sql)
-					pgErr, _ := err.(*pgconn.PgError)
+					pgErr, _ := errors.AsType[*pgconn.PgError](err)
 					denied := pgErr != nil && pgErr.Code == "42501"
 					switch documented.functions {
 					case "none":
