@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "faf33e4f6362f0d7af77999daaaa85bfd10baf37c403b704bb55291a8867a7e3"
+const Hash = "8634749073ce295646650e873c0fab8d050b5961d5f032ec049f469eb0ab8850"
