@@ -117,7 +117,9 @@ func (e committedError) Error() string {
 	return "ratelimit: the batch was committed, and then a function that reads its results failed: " + e.error.Error()
 }
 
-func (e committedError) Is(target error) bool { return target == ErrUnknownOutcome || e.beside.Is(target) }
+func (e committedError) Is(target error) bool {
+	return target == ErrUnknownOutcome || e.beside.Is(target)
+}
 
 // nothingDone are the sentinels of errors after which nothing was consumed or committed.
 var nothingDone = []error{ErrDenied, ErrInvalid, ErrExceedsCapacity, ErrNotLoaded, ErrClosed, ErrAttemptsExhausted, migrations.ErrBehind}
