@@ -125,14 +125,16 @@ func onlyLimit(args []string) error {
 }
 
 func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all bool, most int) error {
-	list, err := overrides(ctx, tx, "name = $1 AND "+inForce+" ORDER BY id", name)
+	list, err := overrides(ctx, tx, "name = $1 AND "+inForce+" ORDER BY effect = 'block', made_at, id", name)
 	if err != nil {
 		return err
 	}
 	var everyKey *override
 	own := map[string]*override{}
 	for i := range list { // a later one wins
-		if o := &list[i]; o.Key == nil {
+		if o := &list[i]; !o.usable() {
+			continue
+		} else if o.Key == nil {
 			everyKey = o
 		} else {
 			own[*o.Key] = o

@@ -1,7 +1,11 @@
 package visible
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
 	"regexp"
 	"strings"
 	"testing"
@@ -48,10 +52,37 @@ func TestNothingHiddenIsLeft(t *testing.T) {
 	if got := Line(" two\r\n\x1b lines\x9b "); got != `two \u001b lines\x9b` {
 		t.Errorf("%q", got)
 	}
-	for text, want := range map[string]string{"plain|é": "plain|é", "": `""`, " a": `" a"`, `a"b`: `"a\"b"`, "\u202e": `"\u202e"`} {
+	for text, want := range map[string]string{"plain|é": "plain|é", "": `""`, " a": `" a"`, `a"b`: `a"b`, `CORP\ann`: `CORP\ann`, `\u001b`: `\u001b`,
+		`"a`: `"\"a"`, "a\nb": `"a\nb"`, "a\tb": `"a\tb"`, "\u202e": `"\u202e"`} {
 		if got := Text(text); got != want {
 			t.Errorf("%q becomes %s, want %s", text, got, want)
 		}
+	}
+}
+
+// Whatever handler writes it, an error with hostile text in it puts nothing into a log that a terminal obeys.
+func TestErrorsInLogs(t *testing.T) {
+	t.Parallel()
+	cause := errors.New(hostile() + "\n\x9b31m\xff")
+	err := Error(fmt.Errorf("ratelimit: %w", cause))
+	if !errors.Is(err, cause) {
+		t.Error("it does not wrap the error")
+	}
+	if plain := errors.New("plain|é"); Error(plain) != plain || Error(nil) != nil {
+		t.Error("an error without such characters is another")
+	}
+	var out bytes.Buffer
+	for name, logger := range map[string]*slog.Logger{"JSON": slog.New(slog.NewJSONHandler(&out, nil)), "text": slog.New(slog.NewTextHandler(&out, nil))} {
+		out.Reset()
+		logger.Error("failed", "error", err)
+		if text := strings.TrimSuffix(out.String(), "\n"); bad.MatchString(text) || strings.Contains(text, "\n") || !strings.Contains(text, "ratelimit: ") {
+			t.Errorf("%s: %q", name, text)
+		}
+	}
+	out.Reset()
+	slog.New(slog.NewJSONHandler(&out, nil)).Error("failed", "error", cause)
+	if !bad.MatchString(out.String()) {
+		t.Error("slog's JSON handler escapes by itself: Error has no use")
 	}
 }
 
