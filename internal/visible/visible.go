@@ -10,11 +10,11 @@ import (
 	"unicode/utf8"
 )
 
-// Text returns a text for one line: in quotes, with escapes, if it is empty, begins or ends with a blank, or has quotes, backslashes or
-// characters that are not shown.
+// Text returns a text for one line. It is the text itself, which can be copied and means the same again, or a Go string in quotes: if it is
+// empty, begins or ends with a blank, begins with a quote, or has characters that are not shown.
 func Text(s string) string {
-	if quoted := strconv.Quote(s); s == "" || len(quoted) > len(s)+2 || strings.TrimSpace(s) != s {
-		return quoted
+	if s == "" || s[0] == '"' || strings.TrimSpace(s) != s || strings.ContainsAny(s, "\n\t") || Escape(s) != s {
+		return strconv.Quote(s)
 	}
 	return s
 }

@@ -48,7 +48,8 @@ func TestNothingHiddenIsLeft(t *testing.T) {
 	if got := Line(" two\r\n\x1b lines\x9b "); got != `two \u001b lines\x9b` {
 		t.Errorf("%q", got)
 	}
-	for text, want := range map[string]string{"plain|é": "plain|é", "": `""`, " a": `" a"`, `a"b`: `"a\"b"`, "\u202e": `"\u202e"`} {
+	for text, want := range map[string]string{"plain|é": "plain|é", "": `""`, " a": `" a"`, `a"b`: `a"b`, `CORP\ann`: `CORP\ann`, `\u001b`: `\u001b`,
+		`"a`: `"\"a"`, "a\nb": `"a\nb"`, "a\tb": `"a\tb"`, "\u202e": `"\u202e"`} {
 		if got := Text(text); got != want {
 			t.Errorf("%q becomes %s, want %s", text, got, want)
 		}

@@ -180,10 +180,10 @@ func shown(key string) string {
 
 // visibly is a text in quotes, with escapes, if it has characters that would not be seen, or would turn the rest around.
 func visibly(text string) string {
-	if strings.TrimSpace(text) != text || strings.ContainsAny(text, "\t\n") || visible.Escape(text) != text {
-		return strconv.Quote(text)
+	if text == "" {
+		return ""
 	}
-	return text
+	return visible.Text(text)
 }
 
 func dict(pairs ...any) (map[string]any, error) {
