@@ -592,7 +592,7 @@ func TestWhatIsAddedAfterAnOlderOverride(t *testing.T) {
 			mustExec(t, pool, fmt.Sprintf("SELECT ratelimit_override('%s', '%s', %s)", test.limit, key, test.before))
 		}
 		id := scan[int64](t, pool, fmt.Sprintf("SELECT ratelimit_override('%s', '%s', %s)", test.limit, key, test.now))
-		mustExec(t, pool, fmt.Sprintf("UPDATE rate_limit_overrides SET made_at = made_at - interval '1 minute' WHERE id = %d", id)) // programs know
+		mustExec(t, pool, "UPDATE rate_limit_overrides SET made_at = made_at - interval '1 minute'") // programs know
 		var added float64
 		err := pool.QueryRow(t.Context(), fmt.Sprintf("SELECT ratelimit_add($1, %s)", test.capacity), id).Scan(&added)
 		if test.refused == "" && (err != nil || added != test.added) || test.refused != "" && (sqlState(err) != "22023" || !strings.Contains(err.Error(), test.refused)) {
@@ -605,7 +605,7 @@ func TestWhatIsAddedAfterAnOlderOverride(t *testing.T) {
 	// Where no program publishes, the capacity is passed.
 	mustExec(t, pool, "DELETE FROM rate_limit_definitions; INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('unpublished', 'ann', 0, 1, 0, now())")
 	id := scan[int64](t, pool, "SELECT ratelimit_override('unpublished', 'ann', capacity => 30)")
-	mustExec(t, pool, fmt.Sprintf("UPDATE rate_limit_overrides SET made_at = made_at - interval '1 minute' WHERE id = %d", id))
+	mustExec(t, pool, "UPDATE rate_limit_overrides SET made_at = made_at - interval '1 minute'")
 	if added := scan[float64](t, pool, "SELECT ratelimit_add($1, 12)", id); added != 18 {
 		t.Errorf("unpublished: %v added, want 18", added)
 	}

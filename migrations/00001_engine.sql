@@ -2205,8 +2205,8 @@ $text$;
 -- What people decide about limits: other numbers, a block, or no limit, for one key or for all. Programs that have
 -- Limiter.Overrides follow this table. SQL by hand looks here if it is called without numbers.
 --
--- Rows are only added and marked as removed, so that the history stays. The newest row in force wins. A row for the key goes before one
--- for all keys.
+-- Rows are only added and marked as removed, so that the history stays. A row for the key goes before one for all keys. Among those of one
+-- level, a block in force goes before all others, and else the newest wins: by made_at, since ids begin anew where the rows were copied to.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     id           bigint           GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name         text COLLATE "C" NOT NULL,
@@ -2225,14 +2225,14 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     changed_in   xid8             NOT NULL DEFAULT pg_current_xact_id(),
     made_as      text             NOT NULL DEFAULT SESSION_USER,
     removed_as   text,
-    UNIQUE (name, key, id),
-    UNIQUE (name, id), -- the newest of a limit, for its history
+    UNIQUE (name, key, made_at, id),
+    UNIQUE (name, made_at, id), -- the newest of a limit, for its history
     UNIQUE (changed_in, id)
 );
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_overrides IS 'txlimit: what people decide about limits: other numbers, a block, or no limit';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.id IS 'the number of the override: of those in force, the highest wins';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.id IS 'the number of the override';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.name IS 'the name of the limit';
 
@@ -2250,9 +2250,9 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.until IS 'when it e
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.reason IS 'why, for those who look later';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_by IS 'who decided';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_by IS 'who decided, as the caller says';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_at IS 'when';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_at IS 'when: of those in force, a block wins, and else the newest';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.added IS 'the tokens that ratelimit_add has added; NULL: it was not called';
 
@@ -2266,20 +2266,24 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_as IS 'the rol
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_as IS 'the role that was logged in when it was ended early';
 
--- Returns the newest override in force for a key. before: only older ones count.
+-- Returns the override in force for a key. before: only those count that are older than this one, and none if there is none of this id.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, at timestamptz, before bigint DEFAULT NULL)
 RETURNS SETOF /* TEMPLATE: schema */rate_limit_overrides
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    made timestamptz := (SELECT b.made_at FROM /* TEMPLATE: schema */rate_limit_overrides AS b WHERE b.id = before);
 BEGIN
     RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-     WHERE o.name = name AND o.key = key AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at) AND (before IS NULL OR o.id < before)
-     ORDER BY o.id DESC LIMIT 1;
+     WHERE o.name = name AND o.key = key AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
+       AND (before IS NULL OR o.made_at < made OR o.made_at = made AND o.id < before)
+     ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT 1;
     IF NOT FOUND THEN
         RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-         WHERE o.name = name AND o.key IS NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at) AND (before IS NULL OR o.id < before)
-         ORDER BY o.id DESC LIMIT 1;
+         WHERE o.name = name AND o.key IS NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
+       AND (before IS NULL OR o.made_at < made OR o.made_at = made AND o.id < before)
+         ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT 1;
     END IF;
 END
 $body$;
@@ -2291,14 +2295,14 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_capacity(
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity);
 
--- Returns the numbers in force for a key: those of the newest definition, under the newest override. effect is 'numbers', 'block' or
+-- Returns the numbers in force for a key: those of the newest definition, under the override in force or, if its id is given, another one. effect is 'numbers', 'block' or
 -- 'unlimited'. Of a blocked key, only the effect and its end are sure to be there.
 --
 -- If the limit varies, only the program knows the numbers of a key, unless an override gives rate and capacity (and there is no zone or
 -- anchor). That is an error or, with varying, the effect 'varies': then rate and capacity are those of the override or NULL, and zone and
 -- anchor are NULL.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(
-    name text, key text, at timestamptz, before bigint DEFAULT NULL, varying boolean DEFAULT false,
+    name text, key text, at timestamptz, before bigint DEFAULT NULL, varying boolean DEFAULT false, under bigint DEFAULT NULL,
     OUT effect text, OUT until timestamptz, OUT kind text, OUT rate double precision, OUT period interval, OUT capacity double precision,
     OUT max_reserved double precision, OUT start timestamptz, OUT shards integer, OUT zone text, OUT anchor timestamp, OUT override bigint,
     OUT varies interval
@@ -2310,7 +2314,11 @@ DECLARE
     o /* TEMPLATE: schema */rate_limit_overrides;
     published boolean;
 BEGIN
-    SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_override_of(name, coalesce(key, ''), at, before) AS f;
+    IF under IS NULL THEN
+        SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_override_of(name, coalesce(key, ''), at, before) AS f;
+    ELSE
+        SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = under;
+    END IF;
     override := o.id;
     until := CASE WHEN o.until < '10000-01-01 00:00+00' THEN o.until END; -- a row by hand may say infinity
     effect := coalesce(o.effect, 'numbers');
@@ -2386,6 +2394,7 @@ AS $body$
 DECLARE
     wrong text;
     id bigint;
+    blocked bigint;
 BEGIN
     until := CASE WHEN until < '10000-01-01 00:00+00' THEN until END;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, coalesce(rate, '1'), '1 second', 'token bucket', capacity, NULL, max_reserved, 1, NULL, NULL);
@@ -2405,10 +2414,20 @@ BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
     END IF;
-    INSERT INTO /* TEMPLATE: schema */rate_limit_overrides AS o (name, key, effect, rate, capacity, max_reserved, until, reason, made_by)
-    VALUES (name, key, effect, rate, capacity, max_reserved, until, coalesce(reason, ''), coalesce(who, SESSION_USER))
-    RETURNING o.id INTO id;
+    LOOP
+        INSERT INTO /* TEMPLATE: schema */rate_limit_overrides AS o (name, key, effect, rate, capacity, max_reserved, until, reason, made_by)
+        VALUES (name, key, effect, rate, capacity, max_reserved, until, coalesce(reason, ''), coalesce(who, SESSION_USER))
+        ON CONFLICT DO NOTHING RETURNING o.id INTO id;
+        EXIT WHEN id IS NOT NULL; -- rows that were copied here may have the next ids already
+    END LOOP;
     PERFORM pg_notify('rate_limit_overrides', '');
+    SELECT o.id INTO blocked FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+     WHERE o.name = name AND (o.key = key OR key IS NULL AND o.key IS NULL) AND o.effect = 'block' AND effect <> 'block'
+       AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > clock_timestamp())
+     ORDER BY o.made_at DESC, o.id DESC LIMIT 1;
+    IF blocked IS NOT NULL THEN
+        RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: block %s stays in force, and denies all the same: see ratelimit_unblock', name, blocked);
+    END IF;
     IF effect = 'numbers' AND key IS NULL AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d
             WHERE d.name = name AND d.current AND d.varies IS NOT NULL) THEN
         RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: keys with numbers of their own get the numbers of this override, too', name);
@@ -2438,11 +2457,11 @@ Arguments:
   capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate
   max_reserved  the most tokens that may be owed with reserve; default NULL: as defined
   until         when it ends; default NULL: never
-  reason        why, for those who look later
-  who           who decides; default NULL: SESSION_USER
+  reason        why, for those who look later: at most 4096 bytes
+  who           who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
 
 It returns the id of its row in rate_limit_overrides. New numbers add no tokens to what a key has: see ratelimit_add. The newest
-override wins. ratelimit_restore ends it. Keys to which the program gives numbers of their own have those of the override instead.
+override wins, but a block in force stays (a notice says so): see ratelimit_unblock. ratelimit_restore ends it. Keys to which the program gives numbers of their own have those of the override instead.
 
 Errors:
   22023         an argument is invalid, or programs publish their limits and none has this name
@@ -2509,7 +2528,7 @@ Ends the overrides in force for a key of a rate limit, or with a NULL key those 
 
 Arguments:
   effect  'numbers', 'block' or 'unlimited': only those; default NULL: all of them
-  who     who decides; default NULL: SESSION_USER
+  who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (removed_as)
 $text$;
 
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_unblock(name text, key text, who text DEFAULT NULL) RETURNS integer
@@ -2571,7 +2590,7 @@ BEGIN
       INTO was FROM (VALUES (1)) AS one LEFT JOIN /* TEMPLATE: schema */_ratelimit_override_of(o.name, coalesce(o.key, ''), clock_timestamp(), o.id) AS f ON true;
     IF capacity IS NULL OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current) THEN
         SELECT n.effect, n.capacity, n.override INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS n;
-        SELECT n.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id + '1', varying => true) AS n;
+        SELECT n.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS n;
     END IF;
     was.capacity := CASE WHEN was.effect IN ('numbers', 'varies') THEN was.capacity END;
     more := o.capacity - coalesce(capacity, was.capacity);
@@ -2614,12 +2633,12 @@ Errors:
 $text$;
 
 -- Returns a page of the overrides that a program does not know yet, in the order of their ids, with at most 10000 of them. since: the snapshot of
--- the poll before; NULL: all that are in force, and the numbers that were until a day ago. after: the last id of the page before. The Go library asks every
+-- the poll before; NULL: all that are in force, and the numbers that were until a day ago. mades: made_at, in microseconds since 1970. after: the last id of the page before. The Go library asks every
 -- second. A transaction that commits late is in no snapshot before, so its rows are not missed, whatever their ids.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(
     since pg_snapshot, after bigint,
     OUT ids bigint[], OUT names text[], OUT keys text[], OUT effects text[], OUT rates double precision[], OUT capacities double precision[],
-    OUT max_reserveds double precision[], OUT untils bigint[], OUT more boolean, OUT snapshot text, OUT at timestamptz
+    OUT max_reserveds double precision[], OUT untils bigint[], OUT mades bigint[], OUT more boolean, OUT snapshot text, OUT at timestamptz
 )
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
@@ -2632,8 +2651,9 @@ BEGIN
            pg_catalog.array_agg(coalesce(p.capacity, '-1') ORDER BY p.id), pg_catalog.array_agg(coalesce(p.max_reserved, '-1') ORDER BY p.id),
            pg_catalog.array_agg(CASE WHEN p.ends = '-infinity' THEN 0 WHEN p.ends < '10000-01-01 00:00+00' THEN (extract(epoch FROM p.ends) * '1000000')::bigint
                ELSE 9223372036854775807 END ORDER BY p.id),
+           pg_catalog.array_agg((extract(epoch FROM least(greatest(p.made_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00')) * '1000000')::bigint ORDER BY p.id),
            count(*) = '10000', pg_current_snapshot()::text
-      INTO ids, names, keys, effects, rates, capacities, max_reserveds, untils, more, snapshot
+      INTO ids, names, keys, effects, rates, capacities, max_reserveds, untils, mades, more, snapshot
       FROM (
         (SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
           WHERE since IS NULL AND o.id > after
@@ -3283,7 +3303,7 @@ BEGIN
                     SELECT e.* FROM /* TEMPLATE: schema */rate_limit_overrides AS e WHERE e.name = name AND e.key IS NULL AND keys IS NOT NULL
                   ) AS x
                  WHERE x.removed_at IS NULL AND (x.until IS NULL OR x.until > at)
-                 ORDER BY x.key, x.id DESC
+                 ORDER BY x.key, x.effect = 'block' DESC, x.made_at DESC, x.id DESC
               ) AS x
              GROUP BY 1, 2, 3, 4, x.key IS NULL
             UNION ALL
@@ -4009,7 +4029,7 @@ DROP FUNCTION /* TEMPLATE: schema */ratelimit_block(name text, key text, until t
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_override(name text, key text, rate double precision, capacity double precision, max_reserved double precision, until timestamptz, reason text, who text);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_decide(name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision, until timestamptz, reason text, who text);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_nearest(name text);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(name text, key text, at timestamptz, before bigint, varying boolean);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(name text, key text, at timestamptz, before bigint, varying boolean, under bigint);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_capacity(rate double precision, capacity double precision, new_rate double precision, new_capacity double precision);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, at timestamptz, before bigint);
 DROP TABLE /* TEMPLATE: schema */rate_limit_overrides;

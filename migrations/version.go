@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "53ccde6dae5db041b05bdfc99a16a13108c031205ec92f0c7a37588c73c61b34"
+const Hash = "06df8b86d8460f7c3cae9dd8b86f6bb79df177ebe66a5e4a22d66c911622d441"

@@ -35,7 +35,7 @@ import (
 //	go func() { _ = overrides.Run(ctx) }()
 //	limits := ratelimit.Limiter{Overrides: overrides}
 //
-// The newest override in force wins, and one for the key goes before one for all keys. A block denies [Limiter.Consume],
+// An override for the key goes before one for all keys. Of several for the same, a block in force wins, and else the newest. A block denies [Limiter.Consume],
 // [Limiter.Wait], [Limiter.Reserve], [Limiter.Take] and [Limiter.Check] without asking the database, whatever is refunded, reset or
 // reserved meanwhile. RetryAt is its end, or zero if it has none. Charges are still recorded, and [Limiter.Balance] says what is used. An unlimited key is granted everything, and nothing is taken. Kind,
 // period and start cannot be overridden. New numbers add no tokens (the SQL function ratelimit_add does).
@@ -91,6 +91,7 @@ const (
 // override is a row of the table that is in force, or was until less than a day ago: a sweep minds it for so long.
 type override struct {
 	id     int64
+	made   algebra.Micros
 	effect effect
 	// Each is NaN if it is as defined.
 	rate, capacity, maxReserved float64
@@ -107,7 +108,7 @@ const (
 
 var effects = map[string]effect{"numbers": newNumbers, "block": block, "unlimited": noLimit}
 
-// overrideTable holds the overrides of each limit and key, the newest first. The empty key is every key. A part of it is replaced as a
+// overrideTable holds the overrides of each limit and key, blocks first, and then the newest first. The empty key is every key. A part of it is replaced as a
 // whole, so that readers need no lock.
 type overrideTable struct {
 	parts [256]atomic.Pointer[map[groupID][]override]
@@ -131,6 +132,17 @@ type change struct {
 	override
 }
 
+// compare says which of two overrides that are in force for the same goes first: a block, and else the newest.
+func (o override) compare(other override) int {
+	kind := func(o override) int {
+		if o.effect == block {
+			return 0
+		}
+		return 1
+	}
+	return cmp.Or(cmp.Compare(kind(o), kind(other)), cmp.Compare(other.made, o.made), cmp.Compare(other.id, o.id))
+}
+
 // apply puts changes into the table. fresh: nobody reads it yet.
 func (t *overrideTable) apply(changes []change, fresh bool) {
 	byPart := map[*atomic.Pointer[map[groupID][]override]][]change{}
@@ -146,14 +158,14 @@ func (t *overrideTable) apply(changes []change, fresh bool) {
 		}
 		for _, c := range changes {
 			list := m[c.groupID]
-			at, known := slices.BinarySearchFunc(list, c.id, func(o override, id int64) int { return int(id - o.id) })
-			if list = slices.Clone(list); known {
-				list[at] = c.override
+			at := slices.IndexFunc(list, func(o override) bool { return o.id == c.id })
+			if list = slices.Clone(list); at >= 0 {
+				list = slices.Delete(list, at, at+1)
 			} else {
-				list = slices.Insert(list, at, c.override)
 				t.count.Add(1)
 			}
-			m[c.groupID] = list
+			at, _ = slices.BinarySearchFunc(list, c.override, override.compare)
+			m[c.groupID] = slices.Insert(list, at, c.override)
 		}
 		part.Store(&m)
 	}
@@ -331,7 +343,7 @@ func (o *Overrides) changes(page dbsqlc.OverridesRow) []change {
 		e, known := effects[page.Effects[i]]
 		c := change{groupID{name, page.Keys[i]}, override{
 			id: id, effect: e, rate: orNaN(page.Rates[i]), capacity: orNaN(page.Capacities[i]), maxReserved: orNaN(page.MaxReserveds[i]),
-			until: algebra.Micros(page.Untils[i]),
+			made: algebra.Micros(page.Mades[i]), until: algebra.Micros(page.Untils[i]),
 		}}
 		if page.Untils[i] == math.MaxInt64 {
 			c.until = algebra.Forever
@@ -460,7 +472,7 @@ func (o *Overrides) now(at pgtype.Timestamptz) algebra.Micros {
 // lapsed reports whether the table was last read too long ago to trust what it grants.
 func (o *Overrides) lapsed() bool { return time.Since(epoch)-time.Duration(o.seen.Load()) > lapseAfter }
 
-// decide returns a limit under the newest override in force for a verb, if there is any: the key's own before that of all keys. A
+// decide returns a limit under the override in force for a verb, if there is any: the key's own before that of all keys. A
 // verb that a block does not deny gets the numbers that hold beside it.
 func (o *Overrides) decide(does *rules, limit Limit, lists [2][]override, now algebra.Micros) (Limit, inForce) {
 	var blocked, other inForce

@@ -44,6 +44,9 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 		"a capacity":                          {limit: defined, own: []override{row(1, newNumbers, func(o *override) { o.capacity = 0 })}, want: "api: token bucket, 10 per 1m, capacity 0, at most 5 reserved"},
 		"maxReserved":                         {limit: defined, own: []override{row(1, newNumbers, func(o *override) { o.maxReserved = 1 })}, want: "api: token bucket, 10 per 1m, capacity 10, at most 1 reserved"},
 		"the newest":                          {limit: burst, own: []override{row(2, newNumbers, rate(20)), row(1, newNumbers, rate(30))}, want: "api: token bucket, 20 per 1m, capacity 30"},
+		"the newest, whatever its id":         {limit: burst, own: []override{row(2, newNumbers, rate(30)), row(1, newNumbers, func(o *override) { o.rate, o.made = 20, 1 })}, want: "api: token bucket, 20 per 1m, capacity 30"},
+		"a block before what is newer":        {limit: burst, own: []override{row(3, noLimit, nil), row(2, newNumbers, rate(20)), row(1, block, nil)}, want: "api: blocked"},
+		"one of all keys, too":                {limit: burst, all: []override{row(3, noLimit, nil), row(1, block, nil)}, want: "api: blocked"},
 		"the key's before that of all keys":   {limit: burst, own: []override{row(1, newNumbers, rate(20))}, all: []override{row(2, block, nil)}, want: "api: token bucket, 20 per 1m, capacity 30"},
 		"that of all keys":                    {limit: burst, all: []override{row(2, newNumbers, rate(5))}, want: "api: token bucket, 5 per 1m, capacity 30"},
 		"one that has ended":                  {limit: burst, own: []override{row(2, newNumbers, ended)}},
@@ -114,11 +117,11 @@ func TestOverridesComeAndGo(t *testing.T) {
 		changes []change
 		want    string
 	}{
-		{[]change{{ann, row(5, block, nil)}, {ann, row(9, noLimit, nil)}}, "9 5"},
-		{[]change{{ann, row(7, block, nil)}, {bob, row(8, block, nil)}}, "9 7 5"},
-		{[]change{{ann, row(9, noLimit, ended)}, {ann, row(7, block, nil)}}, "(9) 7 5"}, // one ends, one comes again
-		{[]change{{ann, row(6, block, ended)}}, "(9) 7 (6) 5"},
-		{[]change{{ann, row(7, block, ended)}, {ann, row(5, block, ended)}}, "(9) (7) (6) (5)"},
+		{[]change{{ann, row(5, block, nil)}, {ann, row(9, noLimit, nil)}}, "5 9"}, // a block before what was made under it
+		{[]change{{ann, row(7, block, nil)}, {bob, row(8, block, nil)}}, "7 5 9"},
+		{[]change{{ann, row(9, noLimit, ended)}, {ann, row(7, block, nil)}}, "7 5 (9)"}, // one ends, one comes again
+		{[]change{{ann, row(6, block, ended)}}, "7 (6) 5 (9)"},
+		{[]change{{ann, row(7, block, ended)}, {ann, row(5, block, ended)}}, "(7) (6) (5) (9)"},
 	} {
 		before := slices.Clone(table.of(ann))
 		held := table.of(ann)

@@ -8,8 +8,32 @@ var overrideMutations = []mutation{
 		tests: "TestMoveUnderOverrides",
 	}, {
 		name: "override-oldest", file: "ratelimit/overrides.go", what: "a newer override comes after an older one",
-		old: "func(o override, id int64) int { return int(id - o.id) }", new: "func(o override, id int64) int { return int(o.id - id) }",
+		old: "cmp.Compare(other.made, o.made), cmp.Compare(other.id, o.id)", new: "cmp.Compare(o.made, other.made), cmp.Compare(o.id, other.id)",
 		tests: "TestWhichOverrideIsInForce|TestOverridesComeAndGo",
+	}, {
+		name: "override-under-block", file: "ratelimit/overrides.go", what: "what is made under a block lifts it",
+		old: "cmp.Compare(kind(o), kind(other)), ", new: "",
+		tests: "TestWhichOverrideIsInForce|TestOverridesComeAndGo",
+	}, {
+		name: "override-made", file: "ratelimit/overrides.go", what: "the highest id is the newest",
+		old: "made: algebra.Micros(page.Mades[i]), ", new: "",
+		tests: "TestOverridesThatWereCopied",
+	}, {
+		name: "steer-under-block", file: "migrations/engine/overrides.sql", what: "what is made under a block lifts it in SQL",
+		old: "     ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT 1;\n    IF NOT", new: "     ORDER BY o.made_at DESC, o.id DESC LIMIT 1;\n    IF NOT",
+		tests: "TestABlockGoesBeforeWhatIsMadeUnderIt",
+	}, {
+		name: "steer-under-block-keys", file: "migrations/engine/keys.sql", what: "ratelimit_keys takes what was made under a block for what holds",
+		old: "x.effect = 'block' DESC, ", new: "",
+		tests: "TestABlockGoesBeforeWhatIsMadeUnderIt",
+	}, {
+		name: "steer-made", file: "migrations/engine/overrides.sql", what: "the highest id is the newest in SQL",
+		old: "     ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT 1;\n    IF NOT", new: "     ORDER BY o.effect = 'block' DESC, o.id DESC LIMIT 1;\n    IF NOT",
+		tests: "TestOverridesThatWereCopied",
+	}, {
+		name: "steer-silent", file: "migrations/engine/overrides.sql", what: "SQL does not say that a block stays",
+		old: "IF blocked IS NOT NULL THEN", new: "IF false THEN",
+		tests: "TestABlockGoesBeforeWhatIsMadeUnderIt",
 	}, {
 		name: "override-all-first", file: "ratelimit/overrides.go", what: "an override for all keys comes before the key's own",
 		old: "	for _, list := range lists {\n", new: "	for _, list := range [][]override{lists[1], lists[0]} {\n",
@@ -52,11 +76,11 @@ var overrideMutations = []mutation{
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-count", file: "ratelimit/overrides.go", what: "a changed row is counted again",
-		old: "				list = slices.Insert(list, at, c.override)\n				t.count.Add(1)\n			}\n", new: "				list = slices.Insert(list, at, c.override)\n			}\n			t.count.Add(1)\n",
+		old: "			} else {\n				t.count.Add(1)\n			}\n", new: "			}\n			t.count.Add(1)\n",
 		tests: "TestOverridesComeAndGo",
 	}, {
 		name: "override-removed", file: "ratelimit/overrides.go", what: "a removed override stays",
-		old: "				list[at] = c.override\n", new: "				_ = at\n",
+		old: "				list = slices.Delete(list, at, at+1)\n", new: "				_ = at\n",
 		tests: "TestOverridesComeAndGo|TestAnOverrideIsFollowed",
 	}, {
 		name: "override-pages", file: "ratelimit/overrides.go", what: "only the first page is read",
@@ -105,7 +129,7 @@ var overrideMutations = []mutation{
 		tests: "TestWhatIsAddedAfterAnOlderOverride",
 	}, {
 		name: "steer-add-whole", file: "migrations/engine/overrides.sql", what: "the new capacity is that of the override before",
-		old: "clock_timestamp(), o.id + '1', varying", new: "clock_timestamp(), o.id, varying",
+		old: "clock_timestamp(), varying => true, under => o.id)", new: "clock_timestamp(), o.id, varying => true)",
 		tests: "TestWhatIsAddedAfterAnOlderOverride",
 	}, {
 		name: "steer-names", file: "migrations/engine/overrides.sql", what: "a refusal lists names by the alphabet",
@@ -245,7 +269,7 @@ var overrideMutations = []mutation{
 		tests: "TestOneLimitForACall",
 	}, {
 		name: "override-clone", file: "ratelimit/overrides.go", what: "a change changes what readers hold",
-		old: "if list = slices.Clone(list); known {", new: "if known {",
+		old: "if list = slices.Clone(list); at >= 0 {", new: "if at >= 0 {",
 		tests: "TestOverridesComeAndGo",
 	}, {
 		name: "override-sweep-ended", file: "migrations/engine/sweep.sql", what: "a sweep does not mind an override that has just ended",

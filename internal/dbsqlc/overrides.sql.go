@@ -12,7 +12,7 @@ import (
 )
 
 const Overrides = `-- name: Overrides :one
-SELECT o.ids, o.names, o.keys, o.effects, o.rates, o.capacities, o.max_reserveds, o.untils, o.more, o.snapshot, o.at
+SELECT o.ids, o.names, o.keys, o.effects, o.rates, o.capacities, o.max_reserveds, o.untils, o.mades, o.more, o.snapshot, o.at
   FROM _ratelimit_overrides(($1::text)::pg_snapshot, $2::bigint) AS o
 `
 
@@ -30,6 +30,7 @@ type OverridesRow struct {
 	Capacities   []float64
 	MaxReserveds []float64
 	Untils       []int64
+	Mades        []int64
 	More         pgtype.Bool
 	Snapshot     pgtype.Text
 	At           pgtype.Timestamptz
@@ -47,6 +48,7 @@ func (q *Queries) Overrides(ctx context.Context, arg OverridesParams) (Overrides
 		&i.Capacities,
 		&i.MaxReserveds,
 		&i.Untils,
+		&i.Mades,
 		&i.More,
 		&i.Snapshot,
 		&i.At,

@@ -30,7 +30,7 @@ BEGIN
                     SELECT e.* FROM /* TEMPLATE: schema */rate_limit_overrides AS e WHERE e.name = name AND e.key IS NULL AND keys IS NOT NULL
                   ) AS x
                  WHERE x.removed_at IS NULL AND (x.until IS NULL OR x.until > at)
-                 ORDER BY x.key, x.id DESC
+                 ORDER BY x.key, x.effect = 'block' DESC, x.made_at DESC, x.id DESC
               ) AS x
              GROUP BY 1, 2, 3, 4, x.key IS NULL
             UNION ALL

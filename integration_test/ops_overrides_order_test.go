@@ -1,0 +1,157 @@
+package integration_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// What is made under a block does not lift it, whatever the order, for the library and for SQL; and SQL says so.
+func TestABlockGoesBeforeWhatIsMadeUnderIt(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	api := ratelimit.TokenBucket("api", 10, time.Hour)
+	if err := ratelimit.Publish(t.Context(), pool, "web", api); err != nil {
+		t.Fatal(err)
+	}
+	var notices []string
+	config := pool.Config().ConnConfig.Copy()
+	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { notices = append(notices, n.Message) }
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	load := func() {
+		t.Helper()
+		if err := limits.Overrides.Load(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	calls := map[string]string{
+		"unlimited": "ratelimit_unlimited('api', %[1]s)", "numbers": "ratelimit_override('api', %[1]s, rate => 20)", "block": "ratelimit_block('api', %[1]s)",
+	}
+	for _, order := range [][]string{{"block", "unlimited"}, {"unlimited", "block"}, {"block", "numbers"}, {"numbers", "block"}, {"block", "unlimited", "numbers"}} {
+		for _, key := range []string{"'ann'", "NULL"} {
+			mustExec(t, pool, "DELETE FROM rate_limit_overrides; DELETE FROM rate_limits; SELECT ratelimit('api', 'ann')")
+			notices = nil
+			id := int64(0)
+			for i, effect := range order {
+				is := scan[int64](t, conn, "SELECT "+fmt.Sprintf(calls[effect], key))
+				if effect == "block" {
+					id = is
+				}
+				said := len(notices) > 0 && strings.Contains(notices[len(notices)-1], fmt.Sprintf("block %d stays in force", id))
+				if under := i > 0 && effect != "block"; said != under {
+					t.Errorf("%v for %s: after %s the server says %q", order, key, effect, notices)
+				}
+				notices = nil
+			}
+			load()
+			if got := limitInForce(t, &limits, pool, api.Key("ann")); got != "api: blocked" {
+				t.Errorf("%v for %s: %s", order, key, got)
+			}
+			if scan[bool](t, pool, "SELECT granted FROM ratelimit_try('api', 'ann')") {
+				t.Errorf("%v for %s: SQL grants", order, key)
+			}
+			if !scan[bool](t, pool, "SELECT remaining = 0 AND retry_at = 'infinity' FROM ratelimit_keys('api') WHERE key = 'ann'") {
+				t.Errorf("%v for %s: ratelimit_keys does not know of the block", order, key)
+			}
+			scan[int](t, pool, "SELECT ratelimit_unblock('api', "+key+")")
+			load()
+			want := map[string]string{"unlimited": "api: unlimited", "numbers": "api: token bucket, 20 per 1h, capacity 20"}[last(order)]
+			if got := limitInForce(t, &limits, pool, api.Key("ann")); got != want {
+				t.Errorf("%v for %s: %s after the block, want %s", order, key, got, want)
+			}
+		}
+	}
+	// A key's own goes before a block of every key.
+	mustExec(t, pool, "DELETE FROM rate_limit_overrides; SELECT ratelimit_unlimited('api', 'ann'); SELECT ratelimit_block('api', NULL)")
+	load()
+	if got := limitInForce(t, &limits, pool, api.Key("ann")); got != "api: unlimited" || !scan[bool](t, pool, "SELECT granted FROM ratelimit_try('api', 'ann')") {
+		t.Errorf("%s under a block of every key", got)
+	}
+}
+
+// last is the last of some effects that is no block.
+func last(effects []string) (effect string) {
+	for _, e := range effects {
+		if e != "block" {
+			effect = e
+		}
+	}
+	return effect
+}
+
+// Rows that came from another server, by logical replication, have ids that the sequence here gives again. What is made here has its
+// own id, and is newer.
+func TestOverridesThatWereCopied(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	api := ratelimit.TokenBucket("api", 10, time.Hour)
+	if err := ratelimit.Publish(t.Context(), pool, "web", api); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, pool, `INSERT INTO rate_limit_overrides (id, name, key, effect, made_at) OVERRIDING SYSTEM VALUE
+		SELECT n, 'api', CASE WHEN n % 2 = 0 THEN 'ann' END, 'unlimited', now() - interval '1 hour' FROM generate_series(1, 6) AS n
+		UNION ALL VALUES (1000, 'api', 'ann', 'unlimited', now() - interval '1 hour'), (9223372036854775807, 'api', NULL, 'unlimited', now() - interval '1 hour')`)
+	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	is := func(key, want string) {
+		t.Helper()
+		for range 2 { // also what has changed alone
+			if err := limits.Overrides.Load(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := limitInForce(t, &limits, pool, api.Key(key)); got != want {
+			t.Errorf("%s: %s, want %s", key, got, want)
+		}
+	}
+	is("ann", "api: unlimited")
+	id := scan[int64](t, pool, "SELECT ratelimit_override('api', 'ann', rate => 20)")
+	is("ann", "api: token bucket, 20 per 1h, capacity 20")
+	if rate := scan[float64](t, pool, "SELECT rate FROM _ratelimit_numbers('api', 'ann', now())"); id != 7 || rate != 20 {
+		t.Errorf("override %d, SQL says rate %v", id, rate)
+	}
+	scan[int64](t, pool, "SELECT ratelimit_override('api', NULL, rate => 30)")
+	is("bob", "api: token bucket, 30 per 1h, capacity 30")
+	scan[int64](t, pool, "SELECT ratelimit_block('api', 'ann')")
+	is("ann", "api: blocked")
+	// The capacity before is that of the newest that is older, whatever its id.
+	mustExec(t, pool, "DELETE FROM rate_limit_overrides; INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now())")
+	mustExec(t, pool, "INSERT INTO rate_limit_overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE VALUES (1000, 'api', 'ann', 'numbers', 25, now() - interval '1 hour')")
+	id = scan[int64](t, pool, "SELECT ratelimit_override('api', 'ann', capacity => 40)")
+	mustExec(t, pool, "UPDATE rate_limit_overrides SET made_at = made_at - interval '1 minute'")
+	if added := scan[float64](t, pool, "SELECT ratelimit_add($1)", id); added != 15 {
+		t.Errorf("%v added, want 15", added)
+	}
+}
+
+// Texts that are too long are refused before they are written.
+func TestLongReasonsAndNames(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	for sql, want := range map[string]string{
+		"SELECT ratelimit_block('x', 'k', reason => repeat('é', 2048) || 'x')":       "reason is longer than 4096 bytes",
+		"SELECT ratelimit_unlimited('x', 'k', who => repeat('é', 128))":              "who is longer than 255 bytes",
+		"SELECT ratelimit_override('x', 'k', rate => 1, who => repeat('x', 256))":    "who is longer than 255 bytes",
+		"SELECT ratelimit_restore('x', 'k', who => repeat('x', 256))":                "who is longer than 255 bytes",
+		"SELECT ratelimit_unblock('x', 'k', who => repeat('x', 256))":                "who is longer than 255 bytes",
+		"SELECT ratelimit_block('x', 'k', reason => repeat('x', 100 * 1024 * 1024))": "reason is longer than 4096 bytes",
+	} {
+		if _, err := pool.Exec(t.Context(), sql); sqlState(err) != "22023" || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", sql, err)
+		}
+	}
+	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides"); n != 0 {
+		t.Errorf("%d rows", n)
+	}
+	mustExec(t, pool, "SELECT ratelimit_block('x', 'k', reason => repeat('é', 2048), who => repeat('x', 255)); SELECT ratelimit_restore('x', 'k', who => repeat('x', 255))")
+}
