@@ -114,7 +114,7 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 		_, id, _ := strings.Cut(offered, `name="id" value="`)
 		id, _, _ = strings.Cut(id, `"`)
 		p.post(http.StatusOK, acme, url.Values{"action": {"add"}, "id": {id}}, "is added")
-		for _, action := range []string{"block", "unlimited"} {
+		for _, action := range []string{"unlimited", "block"} {
 			p.post(http.StatusOK, acme, url.Values{"action": {action}, "end": {"1h"}, "reason": {"r"}}, "within two seconds")
 		}
 		p.post(http.StatusOK, acme, url.Values{"action": {"restore"}}, "Restored")

@@ -44,9 +44,10 @@ func TestEveryActionOfTheConsole(t *testing.T) {
 	p.get(http.StatusOK, acme, "0 of 10 tokens", "Denied now")
 
 	// Other numbers, for two hours, and the difference at once.
+	session := scan[string](t, pool, "SELECT SESSION_USER")
 	begin := time.Now()
 	p.post(http.StatusOK, acme, url.Values{"action": {"numbers"}, "rate": {"25"}, "end": {"2h"}, "reason": {"their conference"}, "add": {"1"}},
-		"the difference of the capacities is added", "15 of 25 tokens", "their conference", "by ann, for this key, 1 h 5", "15 added")
+		"the difference of the capacities is added", "15 of 25 tokens", "their conference", "by ann (as "+session+"), for this key, 1 h 5", "15 added", "annas "+session+", 2 s ago")
 	if took := time.Since(begin); took < 2*time.Second {
 		t.Errorf("the difference was added after %v, when programs may not know of the override", took)
 	}

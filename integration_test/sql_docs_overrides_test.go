@@ -30,6 +30,7 @@ func TestTheDocumentedOverrides(t *testing.T) {
 		for _, grant := range grants {
 			grant = strings.ReplaceAll(grant, "app.", schema+".")
 			grant = strings.ReplaceAll(grant, "SCHEMA app ", "SCHEMA "+schema+" ")
+			grant = strings.ReplaceAll(grant, "'app'", "'"+schema+"'")
 			mustExec(t, pool, strings.ReplaceAll(grant, " TO "+name, " TO "+own))
 		}
 		return func(sql string) (first string) {
@@ -87,7 +88,7 @@ func TestTheDocumentedOverrides(t *testing.T) {
 	if list := operator(docSQL(t, "docs/overrides.md", "SELECT id, name, key, effect")); strings.Count(list, "\n") != 2 || !strings.Contains(list, "their conference") {
 		t.Errorf("in force:\n%s", list)
 	}
-	if history := operator(docSQL(t, "docs/overrides.md", "removed_by, removed_at")); strings.Count(history, "\n") != 1 || !strings.Contains(history, "their conference") {
+	if history := operator(docSQL(t, "docs/overrides.md", "removed_by, removed_as, removed_at")); strings.Count(history, "\n") != 1 || !strings.Contains(history, "their conference") {
 		t.Errorf("history:\n%s", history)
 	}
 	operator(docSQL(t, "docs/overrides.md", "SELECT ratelimit_restore"))

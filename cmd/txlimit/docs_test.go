@@ -115,6 +115,7 @@ func (w *world) hang() {
 func likeDocs(text string) string {
 	for _, a := range []struct{ pattern, with string }{
 		{`\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?Z`, "<time>"},
+		{`\(as [^()]+\)`, "(as <role>)"},
 		{`\b(\d+(\.\d+)?(ms|s)|\d+m\d\ds|\d+h\d\dm|\d+d\d\dh)\b`, "<span>"},
 	} {
 		text = regexp.MustCompile(a.pattern).ReplaceAllString(text, a.with)

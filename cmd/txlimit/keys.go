@@ -125,7 +125,7 @@ func onlyLimit(args []string) error {
 }
 
 func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all bool, most int) error {
-	list, err := overrides(ctx, tx, "name = $1 AND "+inForce+" ORDER BY id", name)
+	list, err := overrides(ctx, tx, "name = $1 AND "+inForce+" ORDER BY effect = 'block', made_at, id", name)
 	if err != nil {
 		return err
 	}

@@ -121,9 +121,11 @@ type override struct {
 	Until       *time.Time `json:"until"` // nil: for good
 	Reason      string     `json:"reason"`
 	MadeBy      string     `json:"madeBy"`
+	MadeAs      string     `json:"madeAs"` // the role that was logged in
 	MadeAt      time.Time  `json:"madeAt"`
 	Added       *float64   `json:"added"`
 	RemovedBy   *string    `json:"removedBy"`
+	RemovedAs   *string    `json:"removedAs"`
 	RemovedAt   *time.Time `json:"removedAt"`
 	State       string     `json:"state"` // in force, expired, removed
 }
@@ -135,7 +137,7 @@ const (
 	stateRemoved = "removed"
 )
 
-const overrideColumns = `id, name, key, effect, rate, capacity, max_reserved, CASE WHEN isfinite(until) THEN least(greatest(until, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END, reason, made_by, least(greatest(made_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00'), added, removed_by,
+const overrideColumns = `id, name, key, effect, rate, capacity, max_reserved, CASE WHEN isfinite(until) THEN least(greatest(until, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END, reason, made_by, made_as, least(greatest(made_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00'), added, removed_by, removed_as,
 	CASE WHEN removed_at IS NOT NULL THEN least(greatest(removed_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END,
 	CASE WHEN removed_at IS NOT NULL THEN 'removed' WHEN until <= clock_timestamp() THEN 'expired' ELSE 'in force' END`
 
@@ -156,9 +158,15 @@ func overrides(ctx context.Context, db querier, where string, args ...any) ([]ov
 	return list, err
 }
 
-// inForceFor reads the override in force for a key, or nil: the newest, and the key's own before that of every key.
+// Of several for the same, a block in force wins, and else the newest. Ids begin anew where rows were copied to.
+const (
+	newestFirst = "made_at DESC, id DESC"
+	inOrder     = "effect = 'block' DESC, " + newestFirst
+)
+
+// inForceFor reads the override in force for a key, or nil: the key's own before that of every key.
 func inForceFor(ctx context.Context, db querier, name string, key *string) (*override, error) {
-	list, err := overrides(ctx, db, "name = $1 AND (key = $2 OR key IS NULL) AND "+inForce+" ORDER BY key IS NULL, id DESC LIMIT 1", name, key)
+	list, err := overrides(ctx, db, "name = $1 AND (key = $2 OR key IS NULL) AND "+inForce+" ORDER BY key IS NULL, "+inOrder+" LIMIT 1", name, key)
 	if len(list) == 0 {
 		return nil, err
 	}
@@ -167,7 +175,7 @@ func inForceFor(ctx context.Context, db querier, name string, key *string) (*ove
 
 // besideBlock is the override whose numbers hold for a key beside a block: the newest in force that is none, or nil.
 func besideBlock(ctx context.Context, db querier, name string, key *string) (*override, error) {
-	list, err := overrides(ctx, db, "name = $1 AND (key = $2 OR key IS NULL) AND effect <> 'block' AND "+inForce+" ORDER BY key IS NULL, id DESC LIMIT 1", name, key)
+	list, err := overrides(ctx, db, "name = $1 AND (key = $2 OR key IS NULL) AND effect <> 'block' AND "+inForce+" ORDER BY key IS NULL, "+newestFirst+" LIMIT 1", name, key)
 	if len(list) == 0 {
 		return nil, err
 	}

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
@@ -26,7 +28,7 @@ func (a *app) overridesCommand() *cobra.Command {
 		Long: `List the overrides in force, the newest first: other numbers, blocks, and keys without a limit, with who decided, why, since when
 and until when. --all lists those that were removed or have expired, too: the history.
 
-Of several in force for a key, the newest wins. One for the key goes before one for every key.`,
+One for the key goes before one for every key. Of several in force for the same, a block wins, and else the newest.`,
 		Example: `  txlimit overrides
   txlimit overrides sendMessage --all`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -62,7 +64,7 @@ func (a *app) overrides(ctx context.Context, tx pgx.Tx, name *string, all bool, 
 	if all {
 		where = "true"
 	}
-	list, err := overrides(ctx, tx, "(name = $1 OR $1 IS NULL) AND "+where+" ORDER BY id DESC LIMIT nullif($2::bigint, 0)", name, most)
+	list, err := overrides(ctx, tx, "(name = $1 OR $1 IS NULL) AND "+where+" ORDER BY "+newestFirst+" LIMIT nullif($2::bigint, 0)", name, most)
 	if err != nil {
 		return err
 	}
@@ -89,9 +91,11 @@ func printOverrides(w io.Writer, list []override, at time.Time) {
 	t := newTable("ID", "LIMIT", "KEY", "EFFECT", "UNTIL", "BY", "SINCE", "REASON")
 	for i := range list {
 		o := &list[i]
-		key, end, reason := "(every key)", until(o.Until, at), "-"
+		key, end, reason := everyKey, until(o.Until, at), "-"
 		if o.Key != nil {
-			key = printable(*o.Key)
+			if key = printable(*o.Key); *o.Key == everyKey {
+				key = strconv.Quote(*o.Key)
+			}
 		}
 		if o.Reason != "" {
 			reason = short(o.Reason, 60)
@@ -107,11 +111,38 @@ func printOverrides(w io.Writer, list []override, at time.Time) {
 				end += " " + instant(*o.Until)
 			}
 		case stateRemoved:
-			end = fmt.Sprintf("removed %s by %s", instant(*o.RemovedAt), short(*o.RemovedBy, 30))
+			end = fmt.Sprintf("removed %s by %s", instant(*o.RemovedAt), by(short(text(o.RemovedBy), 30), text(o.RemovedBy), text(o.RemovedAs)))
 		}
-		t.row(fmt.Sprintf("#%d", o.ID), short(o.Limit, 40), key, effect, end, short(o.MadeBy, 30), instant(o.MadeAt), reason)
+		t.row(fmt.Sprintf("#%d", o.ID), short(o.Limit, 40), key, effect, end, by(short(o.MadeBy, 30), o.MadeBy, o.MadeAs), instant(o.MadeAt), reason)
 	}
 	t.print(w)
+}
+
+// everyKey stands for the key of an override for every key.
+const everyKey = "(every key)"
+
+// by is who did something, as shown, and the role that was logged in if that is another name.
+func by(shown, who, as string) string {
+	if as == "" || as == who {
+		return shown
+	}
+	return shown + " (as " + short(as, 30) + ")"
+}
+
+func text(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+// unblock is the command that ends the blocks beside an override.
+func unblock(o *override) string {
+	command := "txlimit unblock " + shellQuote(o.Limit)
+	if o.Key != nil {
+		command += " " + shellQuote(*o.Key)
+	}
+	return command
 }
 
 const everyKeyHelp = `
@@ -132,6 +163,32 @@ func (d *decision) flags(a *app, command *cobra.Command) {
 	command.Flags().StringVarP(&d.reason, "reason", "r", "", "why, for those who look later")
 	whoFlag(a, command, &d.who)
 	a.yesFlag(command)
+}
+
+// The bounds of the columns, in bytes.
+const (
+	maxReason = 4096
+	maxWho    = 255
+)
+
+func (d *decision) check() error {
+	if !utf8.ValidString(d.reason) || strings.Contains(d.reason, "\x00") {
+		return usagef("--reason is not valid UTF-8 without NUL")
+	}
+	if len(d.reason) > maxReason {
+		return usagef("--reason has %d bytes, more than %d", len(d.reason), maxReason)
+	}
+	return checkWho(d.who)
+}
+
+func checkWho(who string) error {
+	if !utf8.ValidString(who) || strings.Contains(who, "\x00") {
+		return usagef("--who is not valid UTF-8 without NUL")
+	}
+	if len(who) > maxWho {
+		return usagef("--who has %d bytes, more than %d", len(who), maxWho)
+	}
+	return nil
 }
 
 func whoFlag(a *app, command *cobra.Command, who *string) {
@@ -201,6 +258,9 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 	if err != nil {
 		return nil, err
 	}
+	if err := d.check(); err != nil {
+		return nil, err
+	}
 	if err := a.reading(ctx, func(tx pgx.Tx) error { return checkKnown(ctx, tx, name) }); err != nil {
 		return nil, err
 	}
@@ -224,7 +284,7 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 			return fmt.Errorf("the override #%d cannot be read back, so it was not made", id)
 		}
 		o = &list[0]
-		before, err = overrides(ctx, tx, "name = $1 AND key IS NOT DISTINCT FROM $2 AND id < $3 AND "+inForce+" ORDER BY id DESC LIMIT 1", name, key, id)
+		before, err = overrides(ctx, tx, "name = $1 AND key IS NOT DISTINCT FROM $2 AND id <> $3 AND "+inForce+" ORDER BY "+inOrder+" LIMIT 1", name, key, id)
 		if err != nil {
 			return err
 		}
@@ -249,7 +309,11 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 	}
 	a.say("#%d: %s for %s, %s", o.ID, o.text(), whom, ending(o, at))
 	for i := range before {
-		a.say("in place of #%d: %s, %s", before[i].ID, before[i].text(), ending(&before[i], at))
+		if b := &before[i]; b.Effect == effectBlock && o.Effect != effectBlock {
+			fmt.Fprintf(a.stderr, "#%d still blocks it, %s: #%d holds only afterwards. To end the block: %s\n", b.ID, ending(b, at), o.ID, unblock(o))
+		} else {
+			a.say("in place of #%d: %s, %s", b.ID, b.text(), ending(b, at))
+		}
 	}
 	if !hasRow {
 		fmt.Fprintf(a.stderr, "%s has no row: is it spelled right? A key that was not used lately has none.\n", whom)
@@ -272,7 +336,7 @@ func (a *app) overrideCommand() *cobra.Command {
 		Use:   "override LIMIT [KEY] [--rate N] [--capacity N] [--max-reserved N] [--for 2h | --until WHEN] [--add]",
 		Short: "Give a key, or every key, other numbers",
 		Long: `Give a key of a limit other numbers, for a while or for good. A number without a flag stays as defined. A capacity that equals
-the rate follows the new rate. The newest override wins, and replaces older ones as a whole while it is in force. txlimit restore ends it.
+the rate follows the new rate. The newest override replaces older ones as a whole while it is in force, but a block stays. txlimit restore ends it.
 
 New numbers add no tokens to what a key has: a key that is denied now goes on when it is refilled, by the new rate. --add gives it
 the difference of the capacities as well, once. It waits two seconds after the override is committed, until all programs know of it.
@@ -297,7 +361,7 @@ Keys with numbers of their own, which the program alone knows (Varies), get thos
 		}
 		return nil
 	}
-	return a.do(c, append(steerNeeds, "UPDATE rate_limit_overrides", "UPDATE rate_limits"), func(ctx context.Context, args []string) error {
+	return a.do(c, append(steerNeeds, "EXECUTE ratelimit_add"), func(ctx context.Context, args []string) error {
 		name, key := args[0], keyOf(args)
 		if !f.Changed("rate") && !f.Changed("capacity") && !f.Changed("max-reserved") {
 			return usagef("say what changes: --rate, --capacity or --max-reserved")
@@ -490,11 +554,14 @@ func (a *app) removalCommand(name string, effect *string, c *cobra.Command) *cob
 	var who string
 	whoFlag(a, c, &who)
 	a.takesKey(c)
-	return a.do(c, append(lookNeeds, "UPDATE rate_limit_overrides"), func(ctx context.Context, args []string) error {
+	return a.do(c, append(lookNeeds, "EXECUTE ratelimit_restore"), func(ctx context.Context, args []string) error {
 		switch *effect {
 		case "", effectNumbers, effectBlock, effectUnlimited:
 		default:
 			return usagef("--effect %q is not numbers, block or unlimited", *effect)
+		}
+		if err := checkWho(who); err != nil {
+			return err
 		}
 		result := removed{Limit: args[0], Key: keyOf(args)}
 		if err := a.reading(ctx, func(tx pgx.Tx) error { return checkKnown(ctx, tx, args[0]) }); err != nil {

@@ -89,7 +89,7 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 		return err
 	}
 	k := keyDetails{Limit: name, Key: key, At: at, Programs: []string{}, Others: []definition{}}
-	if k.History, err = overrides(ctx, tx, "name = $1 AND (key = $2 OR key IS NULL) ORDER BY id DESC LIMIT 100", name, key); err != nil {
+	if k.History, err = overrides(ctx, tx, "name = $1 AND (key = $2 OR key IS NULL) ORDER BY "+newestFirst+" LIMIT 100", name, key); err != nil {
 		return err
 	}
 	if k.Override, err = inForceFor(ctx, tx, name, key); err != nil { // not from the history, which may be longer than what was read
@@ -293,7 +293,7 @@ func (k *keyDetails) print(w io.Writer) {
 		if o.Key == nil {
 			target = "every key"
 		}
-		line("override", "#%d: %s, for %s, by %s, %s", o.ID, o.text(), target, printable(o.MadeBy), ending(o, k.At))
+		line("override", "#%d: %s, for %s, by %s, %s", o.ID, o.text(), target, by(printable(o.MadeBy), o.MadeBy, o.MadeAs), ending(o, k.At))
 		if o.Reason != "" {
 			line("", "reason: %s", printable(o.Reason))
 		}

@@ -26,9 +26,16 @@ var done = map[string]string{
 	"block":     "Blocked. Every program denies within two seconds.",
 	"unlimited": "Unlimited. Every program grants within two seconds.",
 	"restore":   "Restored. Every program follows within two seconds.",
+	"beside":    "It is in the history. But a block is in force, which denies everything until it ends, or until somebody ends it.",
 	"nothing":   "There was nothing in force to end.",
 	"add":       "The difference of the capacities is added.",
 }
+
+// The bounds of the columns, in bytes.
+const (
+	maxReason = 4096
+	maxWho    = 255
+)
 
 // form is what a person has filled in. It comes back with the page if it cannot be done.
 type form struct {
@@ -46,6 +53,7 @@ func (c *call) change(a asked, key string) error {
 		Add: v.Get("add") != "", Sure: v.Get("sure") != "",
 	}
 	did, err := c.do(a.name, key, f)
+	c.audit(a.name, key, f, did, err)
 	if err == nil {
 		target := url.Values{"name": {a.name}, "done": {did}}
 		if c.r.URL.Path == "/key" {
@@ -87,6 +95,9 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 	var scope *string
 	if key != "" {
 		scope = &key
+	}
+	if !valid(c.who) || len(c.who) > maxWho {
+		return "", wrong(fmt.Sprintf("Your name, by which the page knows you, is not valid UTF-8 of at most %d bytes.", maxWho))
 	}
 	everyKey := c.r.URL.Path == "/limit"
 	if scope == nil && (f.Action == "numbers" || f.Action == "block" || f.Action == "unlimited") && !f.Sure {
@@ -145,8 +156,22 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 	if !valid(f.Reason) {
 		return "", wrong("The reason is not valid UTF-8.")
 	}
+	if len(f.Reason) > maxReason {
+		return "", wrong(fmt.Sprintf("The reason has %d bytes, more than %d.", len(f.Reason), maxReason))
+	}
 	if f.Action != "numbers" {
-		return f.Action, c.write("SELECT ratelimit_"+f.Action+"($1::text, $2::text, $3::timestamptz, $4::text, $5::text)", name, scope, until, f.Reason, c.who)
+		var beside bool
+		err := c.writing(func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "SELECT ratelimit_"+f.Action+"($1::text, $2::text, $3::timestamptz, $4::text, $5::text)", name, scope, until, f.Reason, c.who)
+			if err == nil && f.Action != "block" {
+				beside, err = blocked(ctx, tx, name, key)
+			}
+			return err
+		})
+		if beside {
+			return "beside", err
+		}
+		return f.Action, err
 	}
 	var numbers [4]*float64
 	for i, field := range []struct{ what, text string }{
@@ -166,10 +191,18 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 		}
 	}
 	var id int64
+	var beside bool
 	err = c.writing(func(ctx context.Context, tx pgx.Tx) error {
-		return tx.QueryRow(ctx, "SELECT ratelimit_override($1::text, $2::text, $3::float8, $4::float8, $5::float8, $6::timestamptz, $7::text, $8::text)", name, scope, numbers[0], numbers[1], numbers[2], until, f.Reason, c.who).Scan(&id)
+		err := tx.QueryRow(ctx, "SELECT ratelimit_override($1::text, $2::text, $3::float8, $4::float8, $5::float8, $6::timestamptz, $7::text, $8::text)", name, scope, numbers[0], numbers[1], numbers[2], until, f.Reason, c.who).Scan(&id)
+		if err == nil {
+			beside, err = blocked(ctx, tx, name, key)
+		}
+		return err
 	})
 	if err != nil || !f.Add {
+		if beside {
+			return "beside", err
+		}
 		return "numbers", err
 	}
 	// A program that does not know the override yet would cut the balance to the old capacity again. Should the reader go meanwhile, the
@@ -178,7 +211,16 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 	if err := c.add(id, name, before); err != nil {
 		return "", c.notAdded(id, err)
 	}
+	if beside {
+		return "beside", nil
+	}
 	return "added", nil
+}
+
+// blocked reports whether a block decides for a key, or for every key, that has an override of its own.
+func blocked(ctx context.Context, tx pgx.Tx, name, key string) (is bool, err error) {
+	err = tx.QueryRow(ctx, "SELECT o.effect = 'block' FROM _ratelimit_override_of($1::text, $2::text, clock_timestamp()) AS o", name, key).Scan(&is)
+	return is, err
 }
 
 // canAdd checks that the new capacity is known, and that until now, before anything is written. The override in force knows it, and may

@@ -112,6 +112,8 @@ type call struct {
 	w   http.ResponseWriter
 	r   *http.Request
 	who string
+
+	session string // the role that is logged in to the database, of a write
 }
 
 func (c *call) serve() error {
@@ -195,7 +197,12 @@ func (c *call) read(queries func(ctx context.Context, tx pgx.Tx) error) error {
 
 // writing runs statements in one transaction, whatever the defaults of the role are: only READ COMMITTED needs no retries.
 func (c *call) writing(statements func(ctx context.Context, tx pgx.Tx) error) error {
-	return c.inTx(pgx.TxOptions{AccessMode: pgx.ReadWrite, IsoLevel: pgx.ReadCommitted}, statements)
+	return c.inTx(pgx.TxOptions{AccessMode: pgx.ReadWrite, IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, "SELECT SESSION_USER").Scan(&c.session); err != nil {
+			return err
+		}
+		return statements(ctx, tx)
+	})
 }
 
 func (c *call) inTx(options pgx.TxOptions, statements func(ctx context.Context, tx pgx.Tx) error) error {
@@ -275,6 +282,24 @@ func (c *call) show(status int, name string, data any) error {
 // log writes an error to the log, with nothing in it that a terminal obeys, whatever the logger.
 func (c *call) log(err error) {
 	slog.ErrorContext(c.r.Context(), "txlimit console", "path", visible.Escape(c.r.URL.Path), "error", visible.Line(err.Error()))
+}
+
+// audit writes to the log what somebody has changed, or tried to, with nothing in it that a terminal obeys. Forms that did not reach
+// the database are not written.
+func (c *call) audit(name, key string, f form, did string, err error) {
+	if c.session == "" {
+		return
+	}
+	attrs := []slog.Attr{
+		slog.String("action", visible.Escape(f.Action)), slog.String("limit", visible.Escape(name)), slog.String("key", visible.Escape(key)), slog.Bool("every_key", key == ""),
+		slog.String("who", visible.Escape(c.who)), slog.String("session_user", visible.Escape(c.session)), slog.String("remote", visible.Escape(c.r.RemoteAddr)),
+	}
+	if err != nil {
+		attrs = append(attrs, slog.String("error", visible.Line(err.Error())))
+	} else {
+		attrs = append(attrs, slog.String("done", did))
+	}
+	slog.LogAttrs(c.r.Context(), slog.LevelInfo, "txlimit console: write", attrs...)
 }
 
 // fail answers with a page that says what went wrong.

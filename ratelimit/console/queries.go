@@ -69,8 +69,8 @@ listed AS (
 SELECT l.name, l.granted, l.denied, l.failed, EXISTS (SELECT FROM rate_limit_usage AS u WHERE u.name = l.name) AS counted, d.kind, d.rate, d.period::text AS period, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, p.programs, p.versions, p.varies,
        (SELECT count(*) FROM (SELECT FROM rate_limit_overrides AS o
          WHERE o.name = l.name AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) LIMIT 100) AS o) AS overrides,
-       coalesce((SELECT o.effect = 'block' FROM rate_limit_overrides AS o
-         WHERE o.name = l.name AND o.key IS NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.id DESC LIMIT 1), false) AS blocked,
+       coalesce((SELECT true FROM rate_limit_overrides AS o
+         WHERE o.name = l.name AND o.key IS NULL AND o.effect = 'block' AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) LIMIT 1), false) AS blocked,
        l.total, l.all_grants, l.all_denied
   FROM listed AS l
   LEFT JOIN LATERAL (SELECT d.* FROM rate_limit_definitions AS d WHERE d.name = l.name AND d.current ORDER BY d.published_at DESC, d.program LIMIT 1) AS d ON true
@@ -149,14 +149,27 @@ type overrideRow struct {
 	Effect                      string
 	Rate, Capacity, MaxReserved *float64
 	Until                       *time.Time
-	Reason, MadeBy              string
+	Reason, MadeBy, MadeAs      string
 	MadeAt                      time.Time
 	Added                       *float64
-	RemovedBy                   *string
+	RemovedBy, RemovedAs        *string
 	RemovedAt                   *time.Time
 	Over                        bool // it has been removed, or its end has come
 
 	Now time.Time `db:"-"`
+}
+
+// OtherMaker is the role that was logged in when the override was made, if that is another name than who made it.
+func (o *overrideRow) OtherMaker() string { return otherRole(&o.MadeBy, &o.MadeAs) }
+
+// OtherRemover is the role that was logged in when it was ended, if that is another name than who ended it.
+func (o *overrideRow) OtherRemover() string { return otherRole(o.RemovedBy, o.RemovedAs) }
+
+func otherRole(who, as *string) string {
+	if as == nil || who != nil && *who == *as {
+		return ""
+	}
+	return *as
 }
 
 // shownTime is an instant of a column that a page can show: one of the years 1 to 9999, whatever a row by hand says.
@@ -166,7 +179,7 @@ func shownTime(column string) string {
 
 var shownMadeAt, shownRemovedAt, shownLastUse = shownTime("o.made_at"), "CASE WHEN o.removed_at IS NOT NULL THEN " + shownTime("o.removed_at") + " END", "CASE WHEN count(*) > 0 THEN " + shownTime("max(r.ts)") + " END"
 
-var overrideColumns = `o.id, o.key, o.effect, o.rate, o.capacity, o.max_reserved, CASE WHEN isfinite(o.until) THEN ` + shownTime("o.until") + ` END AS until, o.reason, o.made_by, ` + shownMadeAt + ` AS made_at, o.added, o.removed_by, ` + shownRemovedAt + ` AS removed_at,
+var overrideColumns = `o.id, o.key, o.effect, o.rate, o.capacity, o.max_reserved, CASE WHEN isfinite(o.until) THEN ` + shownTime("o.until") + ` END AS until, o.reason, o.made_by, o.made_as, ` + shownMadeAt + ` AS made_at, o.added, o.removed_by, o.removed_as, ` + shownRemovedAt + ` AS removed_at,
 	o.removed_at IS NOT NULL OR coalesce(o.until <= now(), false) AS over`
 
 // queryOverridesInForce reads those of a limit, by key: first those for every key.
@@ -174,26 +187,26 @@ func queryOverridesInForce(ctx context.Context, tx pgx.Tx, name string) ([]overr
 	return collect[overrideRow](tx.Query(ctx, `
 		SELECT * FROM (
 			(SELECT `+overrideColumns+` FROM rate_limit_overrides AS o
-			  WHERE o.name = $1 AND o.key IS NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.id DESC LIMIT $2)
+			  WHERE o.name = $1 AND o.key IS NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.made_at DESC, o.id DESC LIMIT $2)
 			UNION ALL
 			(SELECT `+overrideColumns+` FROM rate_limit_overrides AS o
-			  WHERE o.name = $1 AND o.key IS NOT NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.key, o.id LIMIT $2)
-		) AS o ORDER BY o.key NULLS FIRST, o.id DESC LIMIT $2`, name, maxOverrides))
+			  WHERE o.name = $1 AND o.key IS NOT NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.key, o.made_at, o.id LIMIT $2)
+		) AS o ORDER BY o.key NULLS FIRST, o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT $2`, name, maxOverrides))
 }
 
 // queryHistory reads the newest overrides of a limit, whatever their key.
 func queryHistory(ctx context.Context, tx pgx.Tx, name string) ([]overrideRow, error) {
-	return collect[overrideRow](tx.Query(ctx, `SELECT `+overrideColumns+` FROM rate_limit_overrides AS o WHERE o.name = $1 ORDER BY o.id DESC LIMIT $2`, name, maxOverrides))
+	return collect[overrideRow](tx.Query(ctx, `SELECT `+overrideColumns+` FROM rate_limit_overrides AS o WHERE o.name = $1 ORDER BY o.made_at DESC, o.id DESC LIMIT $2`, name, maxOverrides))
 }
 
 // queryKeyHistory reads the newest overrides that were for a key, or for every key.
 func queryKeyHistory(ctx context.Context, tx pgx.Tx, name, key string) ([]overrideRow, error) {
 	return collect[overrideRow](tx.Query(ctx, `
 		SELECT * FROM (
-			(SELECT `+overrideColumns+` FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key = $2 ORDER BY o.id DESC LIMIT $3)
+			(SELECT `+overrideColumns+` FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key = $2 ORDER BY o.made_at DESC, o.id DESC LIMIT $3)
 			UNION ALL
-			(SELECT `+overrideColumns+` FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key IS NULL ORDER BY o.id DESC LIMIT $3)
-		) AS o ORDER BY o.id DESC LIMIT $3`, name, key, maxOverrides))
+			(SELECT `+overrideColumns+` FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key IS NULL ORDER BY o.made_at DESC, o.id DESC LIMIT $3)
+		) AS o ORDER BY o.made_at DESC, o.id DESC LIMIT $3`, name, key, maxOverrides))
 }
 
 // keyRow is a key in a list.
@@ -281,10 +294,10 @@ inforce AS (
       FROM given AS d
       LEFT JOIN (SELECT o.* FROM (
             (SELECT o.* FROM rate_limit_overrides AS o
-              WHERE o.name = $1 AND o.key = $2 AND o.effect <> 'block' AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.id DESC LIMIT 1)
+              WHERE o.name = $1 AND o.key = $2 AND o.effect <> 'block' AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.made_at DESC, o.id DESC LIMIT 1)
             UNION ALL
             (SELECT o.* FROM rate_limit_overrides AS o
-              WHERE o.name = $1 AND o.key IS NULL AND o.effect <> 'block' AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.id DESC LIMIT 1)
+              WHERE o.name = $1 AND o.key IS NULL AND o.effect <> 'block' AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.made_at DESC, o.id DESC LIMIT 1)
             ORDER BY key NULLS LAST LIMIT 1
           ) AS o WHERE o.effect = 'numbers') AS o ON d.kind <> 'unlimited'
 ),

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// One bad row keeps an operator from no command: what cannot be shown as it is is bounded or left out. Checks refuse such rows, but those
+// of a table that was restored or copied may be missing.
+func TestOneBadRowBlindsNoCommand(t *testing.T) {
+	midnight := ratelimit.Start(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
+	w := newPublished(t, ratelimit.TokenBucket("signUps", 10, time.Hour), ratelimit.FixedWindow("window", 10, time.Hour, midnight))
+	w.sql("SELECT ratelimit('signUps', 'acme'), ratelimit('window', 'acme')")
+	w.sql(`DO $$ DECLARE c record; BEGIN
+		FOR c IN SELECT conrelid::regclass AS t, conname FROM pg_constraint WHERE contype = 'c' AND connamespace = current_schema()::regnamespace
+		LOOP EXECUTE format('ALTER TABLE %s DROP CONSTRAINT %I', c.t, c.conname); END LOOP; END $$`)
+	const maxInt = "9223372036854775807"
+	for _, row := range []string{
+		"INSERT INTO rate_limits VALUES ('signUps', 'infinity', 0, 1, 1, 'infinity'), ('signUps', '-infinity', 0, 1, 1, '-infinity'), ('window', 'infinity', 0, 1, 1, 'infinity')",
+		"INSERT INTO rate_limits VALUES ('signUps', 'far', 0, 1, 1, '290000-01-01'), ('signUps', 'NaN', 0, 1, 'NaN', now()), ('signUps', 'Infinity', 0, 1, 'Infinity', now()), ('signUps', '-Infinity', 0, 1, '-Infinity', now())",
+		"INSERT INTO rate_limit_usage VALUES ('signUps', 'infinity', 1, 1, 1, 1, 1, 1), ('signUps', '-infinity', 1, 1, 1, 1, 1, 1), ('signUps', '290000-01-01', 1, 1, 1, 1, 1, 1)",
+		"INSERT INTO rate_limit_usage VALUES ('signUps', date_trunc('minute', now()), " + maxInt + ", " + maxInt + ", " + maxInt + ", 'NaN', 'Infinity', 1), ('signUps', date_trunc('minute', now()) - interval '1 minute', " + maxInt + ", " + maxInt + ", 1, 1, 1, 1)",
+		"INSERT INTO rate_limit_denials VALUES ('signUps', 'infinity', 'acme', 1, 1, now()), ('signUps', '290000-01-01', 'acme', 1, 1, '290000-01-01')",
+		"INSERT INTO rate_limit_denials VALUES ('signUps', date_trunc('hour', now(), 'UTC'), 'acme', " + maxInt + ", 'NaN', 'infinity'), ('signUps', date_trunc('hour', now(), 'UTC') - interval '1 hour', 'acme', " + maxInt + ", 'Infinity', '-infinity')",
+		"INSERT INTO rate_limit_overrides (name, key, effect, rate, made_at) VALUES ('signUps', 'acme', 'numbers', 5, 'infinity'), ('signUps', NULL, 'numbers', 5, '-infinity'), ('window', 'acme', 'block', NULL, '290000-01-01')",
+		"INSERT INTO rate_limit_overrides (name, key, effect, removed_at, removed_by, removed_as) VALUES ('signUps', 'acme', 'block', 'infinity', 'x', NULL), ('signUps', 'acme', 'block', '-infinity', NULL, 'x'), ('signUps', 'acme', 'block', '290000-01-01', NULL, NULL)",
+		"INSERT INTO rate_limit_overrides (name, key, effect, until) VALUES ('signUps', 'b', 'block', 'infinity'), ('signUps', 'c', 'block', '-infinity'), ('signUps', 'd', 'block', '290000-01-01')",
+		"INSERT INTO rate_limit_overrides (name, key, effect, reason, made_by) VALUES ('signUps', 'e', 'nonsense', repeat('x', 5000), repeat('x', 5000))",
+		"INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity, max_reserved, added) VALUES ('signUps', 'f', 'numbers', 'NaN', 'Infinity', '-Infinity', 'NaN')",
+		"INSERT INTO rate_limit_definitions SELECT 'other', name, 'x', 'nonsense', 'NaN', '-1 hour', 'Infinity', 'NaN', 'infinity', -1, 'Nowhere', '-infinity', NULL, false, 'infinity' FROM rate_limit_definitions WHERE name = 'signUps'",
+		"UPDATE rate_limit_definitions SET published_at = 'infinity' WHERE program <> 'other'",
+		"UPDATE rate_limit_definitions SET published_at = '290000-01-01', first_at = '-infinity', alive_until = 'infinity'",
+		"UPDATE rate_limit_definitions SET start = 'infinity' WHERE name = 'window'",
+	} {
+		w.sql(row)
+		for _, command := range []string{
+			"limits", "limits --count", "keys signUps", "keys signUps --all", "keys signUps --denied", "keys window --all", "show signUps acme", "show signUps", "show signUps infinity", "show signUps far",
+			"show signUps NaN", "show signUps f", "show window acme", "show window infinity", "overrides", "overrides --all", "overrides signUps --all", "locks", "migrate status",
+		} {
+			for _, format := range [][]string{nil, {"--json"}} {
+				if r := w.run(append(strings.Fields(command), format...)...); r.code != exitOK && r.code != exitNothing {
+					t.Errorf("with %.150s\n%s", row, r)
+				}
+			}
+		}
+	}
+}
+
+// What a command prints as a key without quotes is the key: it can be copied into another command, or into SQL.
+func TestPrintedKeysAreTheKeys(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 10, 1000*time.Hour))
+	keys := []string{
+		`CORP\ann`, `a"b`, `a\"b`, `a\\b`, `\`, `\x1b`, `\u001b[31m`, `\n`, `'`, `a'b`, "`a`", `auth0|ann`, `$(x)`, `é漢😀`, `a b`, `a,b`, `--json`, `-`, `(every key)`, `#1`,
+		`"`, `""`, `"quoted"`, ` a`, "a ", "a\tb", "a\nb", "a\x1b[31m", "a\u202eb", "a\u009bb", "\u00a0", "a\u200b", "\u00e9",
+	}
+	for _, key := range keys {
+		w.sql("SELECT ratelimit('l', $1, count => 2), ratelimit_override('l', $1, capacity => 20)", key)
+		w.sql("INSERT INTO rate_limit_denials VALUES ('l', date_trunc('hour', now(), 'UTC'), $1, 1, 1, now())", key)
+	}
+	cell := regexp.MustCompile(`  +`)
+	for _, list := range []struct {
+		args   []string
+		column int
+	}{{[]string{"keys", "l", "--all", "--limit", "0"}, 0}, {[]string{"keys", "l", "--denied", "--limit", "0"}, 0}, {[]string{"overrides", "l", "--limit", "0"}, 2}} {
+		var printed []string
+		for line := range strings.Lines(w.run(list.args...).out) {
+			if cells := cell.Split(strings.TrimRight(line, "\n"), -1); len(cells) > list.column+1 {
+				printed = append(printed, cells[list.column])
+			}
+		}
+		for _, key := range keys {
+			quoted := key == `(every key)` && list.column == 2 || strings.HasPrefix(key, `"`) || strings.TrimSpace(key) != key || strings.ContainsFunc(key, func(r rune) bool { return !strconv.IsPrint(r) })
+			want := key
+			if quoted {
+				want = strconv.Quote(key)
+			}
+			if !slices.Contains(printed, want) {
+				t.Errorf("txlimit %q prints no %s in\n%s", list.args, want, strings.Join(printed, "\n"))
+			}
+		}
+	}
+	for _, key := range keys {
+		r := w.run("show", "l", "--", key)
+		r.wants(t, exitOK, "balance +8(\\.0*[1-9]*)? of 20")
+		line, _, _ := strings.Cut(r.out[strings.Index(r.out, "\nkey ")+len("\nkey "):], "\n")
+		shown := strings.TrimLeft(line, " ")
+		if strings.HasPrefix(shown, `"`) {
+			if text, err := strconv.Unquote(shown); err != nil || text != key {
+				t.Errorf("%q is shown as %s", key, shown)
+			}
+			continue
+		}
+		w.run("show", "l", "--", shown).wants(t, exitOK, "balance +8(\\.0*[1-9]*)? of 20")
+		if shown != key {
+			t.Errorf("%q is shown as %s", key, shown)
+		}
+	}
+}
+
+// Texts that the columns do not take are mistakes of the command line: nothing is sent.
+func TestLongReasonsAndNames(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 10, time.Hour))
+	for _, command := range []string{"block l k", "unlimited l k", "override l k --rate 2", "override l --rate 2 --yes"} {
+		for flag, text := range map[string]string{"reason": strings.Repeat("é", 2048) + "x", "who": strings.Repeat("é", 128)} {
+			w.run(append(strings.Fields(command), "--"+flag, text)...).wants(t, exitUsage, fmt.Sprintf("--%s has %d bytes, more than (4096|255)", flag, len(text)))
+			w.run(append(strings.Fields(command), "--"+flag, "a\xff")...).wants(t, exitUsage, "--"+flag+" is not valid UTF-8")
+		}
+	}
+	for _, command := range []string{"restore l k", "unblock l k", "restore l --yes"} {
+		w.run(append(strings.Fields(command), "--who", strings.Repeat("x", 256))...).wants(t, exitUsage, "--who has 256 bytes, more than 255")
+	}
+	w.run("overrides", "--all").wants(t, exitNothing, "there were none")
+	w.run("block", "l", "k", "--reason", strings.Repeat("é", 2048), "--who", strings.Repeat("x", 255)).wants(t, exitOK, "block for l k")
+	w.run("unblock", "l", "k", "--who", strings.Repeat("x", 255)).wants(t, exitOK, "ended 1 override")
+}
