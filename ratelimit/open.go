@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/migrations"
 )
 
@@ -346,7 +347,7 @@ func (o *Options) tell(err error) {
 		o.OnError(err)
 		return
 	}
-	slog.Warn("rate limits", "error", err)
+	slog.Warn("rate limits", "error", visible.Error(err))
 }
 
 var errOtherSweep = errors.New("another program sweeps")

@@ -21,6 +21,7 @@ import (
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/visible"
 )
 
 // Overrides are what people decide about limits while the program runs: other numbers, a block, or no limit, for one key
@@ -271,7 +272,7 @@ func (o *Overrides) tell(err error) {
 	}
 	now := int64(time.Since(epoch)) + int64(wholeEvery) // 0: never
 	if last := o.logged.Load(); last <= now-int64(wholeEvery) && o.logged.CompareAndSwap(last, now) {
-		slog.Error("the overrides of rate limits cannot be followed", "error", err)
+		slog.Error("the overrides of rate limits cannot be followed", "error", visible.Error(err))
 	}
 }
 

@@ -43,6 +43,19 @@ func Escape(s string) string {
 	return b.String()
 }
 
+// Error returns an error for a log: its text is escaped. slog's JSON handler writes C1 and bidirectional characters as they are.
+func Error(err error) error {
+	if err == nil || Escape(err.Error()) == err.Error() {
+		return err
+	}
+	return shown{err}
+}
+
+type shown struct{ error }
+
+func (e shown) Error() string { return Escape(e.error.Error()) }
+func (e shown) Unwrap() error { return e.error }
+
 func hidden(r rune) bool { return r != '\n' && r != '\t' && !strconv.IsPrint(r) }
 
 // Line returns a text as Escape does, with one space in place of blanks and ends of lines.

@@ -1,7 +1,11 @@
 package visible
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
 	"regexp"
 	"strings"
 	"testing"
@@ -53,6 +57,32 @@ func TestNothingHiddenIsLeft(t *testing.T) {
 		if got := Text(text); got != want {
 			t.Errorf("%q becomes %s, want %s", text, got, want)
 		}
+	}
+}
+
+// Whatever handler writes it, an error with hostile text in it puts nothing into a log that a terminal obeys.
+func TestErrorsInLogs(t *testing.T) {
+	t.Parallel()
+	cause := errors.New(hostile() + "\n\x9b31m\xff")
+	err := Error(fmt.Errorf("ratelimit: %w", cause))
+	if !errors.Is(err, cause) {
+		t.Error("it does not wrap the error")
+	}
+	if plain := errors.New("plain|é"); Error(plain) != plain || Error(nil) != nil {
+		t.Error("an error without such characters is another")
+	}
+	var out bytes.Buffer
+	for name, logger := range map[string]*slog.Logger{"JSON": slog.New(slog.NewJSONHandler(&out, nil)), "text": slog.New(slog.NewTextHandler(&out, nil))} {
+		out.Reset()
+		logger.Error("failed", "error", err)
+		if text := strings.TrimSuffix(out.String(), "\n"); bad.MatchString(text) || strings.Contains(text, "\n") || !strings.Contains(text, "ratelimit: ") {
+			t.Errorf("%s: %q", name, text)
+		}
+	}
+	out.Reset()
+	slog.New(slog.NewJSONHandler(&out, nil)).Error("failed", "error", cause)
+	if !bad.MatchString(out.String()) {
+		t.Error("slog's JSON handler escapes by itself: Error has no use")
 	}
 }
 

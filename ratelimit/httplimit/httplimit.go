@@ -47,6 +47,7 @@ import (
 	"time"
 
 	"github.com/txlimit/txlimit/internal/outcome"
+	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -257,9 +258,9 @@ func (m Middleware) observe(r *http.Request, d Decision) {
 	case m.Observer != nil:
 		m.Observer(r, d)
 	case d.Status >= 500 || d.Status == 0 && d.Err != nil:
-		slog.ErrorContext(r.Context(), "httplimit: the rate limit failed", "status", d.Status, "passed", d.Passed, "failed_open", d.FailedOpen, "error", d.Err)
+		slog.ErrorContext(r.Context(), "httplimit: the rate limit failed", "status", d.Status, "passed", d.Passed, "failed_open", d.FailedOpen, "error", visible.Error(d.Err))
 	case d.Status == http.StatusBadRequest && outcome.Uncountable(d.Err):
-		slog.WarnContext(r.Context(), "httplimit: invalid key or count", "status", d.Status, "passed", d.Passed, "error", d.Err)
+		slog.WarnContext(r.Context(), "httplimit: invalid key or count", "status", d.Status, "passed", d.Passed, "error", visible.Error(d.Err))
 	}
 }
 

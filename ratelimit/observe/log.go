@@ -97,7 +97,7 @@ func (l *Log) failure(ctx context.Context, level slog.Level, message, of string,
 		}
 	}
 	l.write(ctx, level, message, subject{of, strings.Join(names, ", ")}, d.Result.Requests,
-		slog.String("verb", d.Verb), slog.Any("error", d.Err), slog.Duration("took", d.Took))
+		slog.String("verb", d.Verb), slog.Any("error", visible.Error(d.Err)), slog.Duration("took", d.Took))
 }
 
 // write writes a record, unless one about the same subject was written just now.

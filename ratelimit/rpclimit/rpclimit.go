@@ -38,6 +38,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/txlimit/txlimit/internal/outcome"
+	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -195,7 +196,7 @@ func (i Interceptor) requests(ctx context.Context, ask requestsFunc, call Call) 
 
 func (i Interceptor) observe(ctx context.Context, call Call, d Decision) {
 	log := func(level slog.Level, text string) {
-		slog.Log(ctx, level, text, "method", call.Method, "code", d.Code, "passed", d.Passed, "failed_open", d.FailedOpen, "error", d.Err)
+		slog.Log(ctx, level, text, "method", call.Method, "code", d.Code, "passed", d.Passed, "failed_open", d.FailedOpen, "error", visible.Error(d.Err))
 	}
 	switch {
 	case i.Observer != nil:

@@ -34,6 +34,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -157,7 +158,7 @@ func (r *Recorder) tell(err error) {
 	case r.OnError != nil:
 		r.OnError(err)
 	default:
-		slog.Warn("rate limits: usage was not recorded", slog.Any("error", err))
+		slog.Warn("rate limits: usage was not recorded", slog.Any("error", visible.Error(err)))
 	}
 }
 
