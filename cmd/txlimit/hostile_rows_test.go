@@ -22,31 +22,42 @@ func TestOneBadRowBlindsNoCommand(t *testing.T) {
 		FOR c IN SELECT conrelid::regclass AS t, conname FROM pg_constraint WHERE contype = 'c' AND connamespace = current_schema()::regnamespace
 		LOOP EXECUTE format('ALTER TABLE %s DROP CONSTRAINT %I', c.t, c.conname); END LOOP; END $$`)
 	const maxInt = "9223372036854775807"
-	for _, row := range []string{
-		"INSERT INTO rate_limits VALUES ('signUps', 'infinity', 0, 1, 1, 'infinity'), ('signUps', '-infinity', 0, 1, 1, '-infinity'), ('window', 'infinity', 0, 1, 1, 'infinity')",
-		"INSERT INTO rate_limits VALUES ('signUps', 'far', 0, 1, 1, '290000-01-01'), ('signUps', 'NaN', 0, 1, 'NaN', now()), ('signUps', 'Infinity', 0, 1, 'Infinity', now()), ('signUps', '-Infinity', 0, 1, '-Infinity', now())",
-		"INSERT INTO rate_limit_usage VALUES ('signUps', 'infinity', 1, 1, 1, 1, 1, 1), ('signUps', '-infinity', 1, 1, 1, 1, 1, 1), ('signUps', '290000-01-01', 1, 1, 1, 1, 1, 1)",
-		"INSERT INTO rate_limit_usage VALUES ('signUps', date_trunc('minute', now()), " + maxInt + ", " + maxInt + ", " + maxInt + ", 'NaN', 'Infinity', 1), ('signUps', date_trunc('minute', now()) - interval '1 minute', " + maxInt + ", " + maxInt + ", 1, 1, 1, 1)",
-		"INSERT INTO rate_limit_denials VALUES ('signUps', 'infinity', 'acme', 1, 1, now()), ('signUps', '290000-01-01', 'acme', 1, 1, '290000-01-01')",
-		"INSERT INTO rate_limit_denials VALUES ('signUps', date_trunc('hour', now(), 'UTC'), 'acme', " + maxInt + ", 'NaN', 'infinity'), ('signUps', date_trunc('hour', now(), 'UTC') - interval '1 hour', 'acme', " + maxInt + ", 'Infinity', '-infinity')",
-		"INSERT INTO rate_limit_overrides (name, key, effect, rate, made_at) VALUES ('signUps', 'acme', 'numbers', 5, 'infinity'), ('signUps', NULL, 'numbers', 5, '-infinity'), ('window', 'acme', 'block', NULL, '290000-01-01')",
-		"INSERT INTO rate_limit_overrides (name, key, effect, removed_at, removed_by, removed_as) VALUES ('signUps', 'acme', 'block', 'infinity', 'x', NULL), ('signUps', 'acme', 'block', '-infinity', NULL, 'x'), ('signUps', 'acme', 'block', '290000-01-01', NULL, NULL)",
-		"INSERT INTO rate_limit_overrides (name, key, effect, until) VALUES ('signUps', 'b', 'block', 'infinity'), ('signUps', 'c', 'block', '-infinity'), ('signUps', 'd', 'block', '290000-01-01')",
-		"INSERT INTO rate_limit_overrides (name, key, effect, reason, made_by) VALUES ('signUps', 'e', 'nonsense', repeat('x', 5000), repeat('x', 5000))",
-		"INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity, max_reserved, added) VALUES ('signUps', 'f', 'numbers', 'NaN', 'Infinity', '-Infinity', 'NaN')",
-		"INSERT INTO rate_limit_definitions SELECT 'other', name, 'x', 'nonsense', 'NaN', '-1 hour', 'Infinity', 'NaN', 'infinity', -1, 'Nowhere', '-infinity', NULL, false, 'infinity' FROM rate_limit_definitions WHERE name = 'signUps'",
-		"UPDATE rate_limit_definitions SET published_at = 'infinity' WHERE program <> 'other'",
-		"UPDATE rate_limit_definitions SET published_at = '290000-01-01', first_at = '-infinity', alive_until = 'infinity'",
-		"UPDATE rate_limit_definitions SET start = 'infinity' WHERE name = 'window'",
+	for _, rows := range [][]string{
+		{
+			"INSERT INTO rate_limits VALUES ('signUps', 'far', 0, 1, 1, '290000-01-01'), ('signUps', 'NaN', 0, 1, 'NaN', now()), ('signUps', 'Infinity', 0, 1, 'Infinity', now()), ('signUps', '-Infinity', 0, 1, '-Infinity', now())",
+		},
+		{
+			"INSERT INTO rate_limit_usage VALUES ('signUps', 'infinity', 1, 1, 1, 1, 1, 1), ('signUps', '-infinity', 1, 1, 1, 1, 1, 1), ('signUps', '290000-01-01', 1, 1, 1, 1, 1, 1)",
+			"INSERT INTO rate_limit_usage VALUES ('signUps', date_trunc('minute', now()), " + maxInt + ", " + maxInt + ", " + maxInt + ", 'NaN', 'Infinity', 1), ('signUps', date_trunc('minute', now()) - interval '1 minute', " + maxInt + ", " + maxInt + ", 1, 1, 1, 1)",
+		},
+		{
+			"INSERT INTO rate_limit_denials VALUES ('signUps', 'infinity', 'acme', 1, 1, now()), ('signUps', '290000-01-01', 'acme', 1, 1, '290000-01-01')",
+			"INSERT INTO rate_limit_denials VALUES ('signUps', date_trunc('hour', now(), 'UTC'), 'acme', " + maxInt + ", 'NaN', 'infinity'), ('signUps', date_trunc('hour', now(), 'UTC') - interval '1 hour', 'acme', " + maxInt + ", 'Infinity', '-infinity')",
+		},
+		{
+			"INSERT INTO rate_limit_overrides (name, key, effect, rate, made_at) VALUES ('signUps', 'acme', 'numbers', 5, 'infinity'), ('signUps', NULL, 'numbers', 5, '-infinity'), ('window', 'acme', 'block', NULL, '290000-01-01')",
+			"INSERT INTO rate_limit_overrides (name, key, effect, removed_at, removed_by, removed_as) VALUES ('signUps', 'acme', 'block', 'infinity', 'x', NULL), ('signUps', 'acme', 'block', '-infinity', NULL, 'x'), ('signUps', 'acme', 'block', '290000-01-01', NULL, NULL)",
+			"INSERT INTO rate_limit_overrides (name, key, effect, until) VALUES ('signUps', 'b', 'block', 'infinity'), ('signUps', 'c', 'block', '-infinity'), ('signUps', 'd', 'block', '290000-01-01')",
+			"INSERT INTO rate_limit_overrides (name, key, effect, reason, made_by) VALUES ('signUps', 'e', 'nonsense', repeat('x', 5000), repeat('x', 5000))",
+			"INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity, max_reserved, added) VALUES ('signUps', 'f', 'numbers', 'NaN', 'Infinity', '-Infinity', 'NaN')",
+		},
+		{
+			"INSERT INTO rate_limit_definitions SELECT 'other', name, 'x', 'nonsense', 'NaN', '-1 hour', 'Infinity', 'NaN', 'infinity', -1, 'Nowhere', '-infinity', NULL, false, 'infinity' FROM rate_limit_definitions WHERE name = 'signUps'",
+			"UPDATE rate_limit_definitions SET published_at = 'infinity' WHERE program <> 'other'",
+			"UPDATE rate_limit_definitions SET published_at = '290000-01-01', first_at = '-infinity', alive_until = 'infinity'",
+			"UPDATE rate_limit_definitions SET start = 'infinity' WHERE name = 'window'",
+		},
 	} {
-		w.sql(row)
+		for _, row := range rows {
+			w.sql(row)
+		}
 		for _, command := range []string{
-			"limits", "limits --count", "keys signUps", "keys signUps --all", "keys signUps --denied", "keys window --all", "show signUps acme", "show signUps", "show signUps infinity", "show signUps far",
-			"show signUps NaN", "show signUps f", "show window acme", "show window infinity", "overrides", "overrides --all", "overrides signUps --all", "locks", "migrate status",
+			"limits", "limits --count", "keys signUps", "keys signUps --all", "keys signUps --denied", "keys window --all", "show signUps acme", "show signUps", "show signUps far",
+			"show signUps NaN", "show signUps f", "show window acme", "overrides", "overrides --all", "overrides signUps --all", "locks", "migrate status",
 		} {
 			for _, format := range [][]string{nil, {"--json"}} {
 				if r := w.run(append(strings.Fields(command), format...)...); r.code != exitOK && r.code != exitNothing {
-					t.Errorf("with %.150s\n%s", row, r)
+					t.Errorf("with %.150q\n%s", rows, r)
 				}
 			}
 		}

@@ -132,7 +132,9 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 	var everyKey *override
 	own := map[string]*override{}
 	for i := range list { // a later one wins
-		if o := &list[i]; o.Key == nil {
+		if o := &list[i]; !o.usable() {
+			continue
+		} else if o.Key == nil {
 			everyKey = o
 		} else {
 			own[*o.Key] = o

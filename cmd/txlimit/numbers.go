@@ -182,6 +182,16 @@ func besideBlock(ctx context.Context, db querier, name string, key *string) (*ov
 	return &list[0], nil
 }
 
+// usable reports whether programs follow it: they pass over one whose numbers are none that a limit can have.
+func (o *override) usable() bool {
+	for _, n := range []*float64{o.Rate, o.Capacity, o.MaxReserved} {
+		if n != nil && !(*n == 0 || *n >= 1e-15 && *n <= 1e15) {
+			return false
+		}
+	}
+	return o.Rate == nil || *o.Rate != 0
+}
+
 // text is what the override does.
 func (o *override) text() string {
 	if o.Effect != effectNumbers {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -22,7 +23,48 @@ func (a *app) emit(v any, human func(w io.Writer)) error {
 	encoder := json.NewEncoder(a.stdout)
 	encoder.SetEscapeHTML(false)
 	encoder.SetIndent("", "  ")
-	return encoder.Encode(v)
+	copied := reflect.New(reflect.TypeOf(v)).Elem()
+	copied.Set(reflect.ValueOf(v))
+	writable(copied)
+	return encoder.Encode(copied.Interface())
+}
+
+// writable changes what JSON cannot write, of rows that no program writes: numbers that are not finite become null, or 0 where null is not
+// allowed, and instants one of the years 1 to 9999.
+func writable(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if v.IsNil() {
+			return
+		}
+		if n, ok := v.Interface().(*float64); ok && (math.IsNaN(*n) || math.IsInf(*n, 0)) && v.CanSet() {
+			v.SetZero()
+			return
+		}
+		writable(v.Elem())
+	case reflect.Slice:
+		for i := range v.Len() {
+			writable(v.Index(i))
+		}
+	case reflect.Float64:
+		if n := v.Float(); (math.IsNaN(n) || math.IsInf(n, 0)) && v.CanSet() {
+			v.SetFloat(0)
+		}
+	case reflect.Struct:
+		if t, ok := v.Interface().(time.Time); ok {
+			if v.CanSet() && t.Year() > 9999 {
+				v.Set(reflect.ValueOf(time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)))
+			} else if v.CanSet() && t.Year() < 1 {
+				v.Set(reflect.ValueOf(time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)))
+			}
+			return
+		}
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				writable(v.Field(i))
+			}
+		}
+	}
 }
 
 // say prints a line about what was done, unless JSON is asked for.
