@@ -316,6 +316,14 @@ func TestTheConsumerRoleIsConfined(t *testing.T) {
 							t.Errorf("%s: %v, want 42501", sql, err)
 						}
 					case "all":
+						text := ""
+						if pgErr != nil {
+							text = pgErr.Message
+						}
+						// Only an operator ends overrides: these functions run with the rights of their owner.
+						if regexp.MustCompile(`permission denied for function ratelimit_(restore|add)$`).MatchString(text) && !slices.Contains(documented.tables["rate_limit_overrides"], "INSERT*") {
+							continue
+						}
 						if denied && !strings.Contains(pgErr.Message, "permission denied for table ") && !strings.Contains(pgErr.Message, "permission denied for sequence") {
 							t.Errorf("%s: %v", sql, err)
 						}

@@ -31,6 +31,7 @@ func TestTheDocumentedOverrides(t *testing.T) {
 			grant = strings.ReplaceAll(grant, "app.", schema+".")
 			grant = strings.ReplaceAll(grant, "SCHEMA app ", "SCHEMA "+schema+" ")
 			grant = strings.ReplaceAll(grant, "'app'", "'"+schema+"'")
+			grant = strings.ReplaceAll(grant, " FROM "+name, " FROM "+own)
 			mustExec(t, pool, strings.ReplaceAll(grant, " TO "+name, " TO "+own))
 		}
 		return func(sql string) (first string) {
