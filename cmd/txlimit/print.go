@@ -37,7 +37,7 @@ func writable(v reflect.Value) {
 		if v.IsNil() {
 			return
 		}
-		if n, ok := v.Interface().(*float64); ok && (math.IsNaN(*n) || math.IsInf(*n, 0)) && v.CanSet() {
+		if n, ok := reflect.TypeAssert[*float64](v); ok && (math.IsNaN(*n) || math.IsInf(*n, 0)) && v.CanSet() {
 			v.SetZero()
 			return
 		}
@@ -51,7 +51,7 @@ func writable(v reflect.Value) {
 			v.SetFloat(0)
 		}
 	case reflect.Struct:
-		if t, ok := v.Interface().(time.Time); ok {
+		if t, ok := reflect.TypeAssert[time.Time](v); ok {
 			if v.CanSet() && t.Year() > 9999 {
 				v.Set(reflect.ValueOf(time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)))
 			} else if v.CanSet() && t.Year() < 1 {
