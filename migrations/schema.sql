@@ -1995,7 +1995,7 @@ BEGIN
     SELECT o.list INTO list FROM /* TEMPLATE: schema */rate_limit_definitions AS o
      WHERE o.program = program COLLATE "C"
      GROUP BY o.list
-     ORDER BY coalesce(o.list = own OR max(o.alive_until) > clock_timestamp(), false) DESC, max(o.first_at) DESC, o.list
+     ORDER BY coalesce(o.list = own COLLATE "C" OR max(o.alive_until) > clock_timestamp(), false) DESC, max(o.first_at) DESC, o.list
      LIMIT 1;
 END
 $body$;
@@ -2166,7 +2166,8 @@ BEGIN
           FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(texts), pg_catalog.unnest(whole)) AS n (name, text, one)
           JOIN /* TEMPLATE: schema */rate_limit_definitions AS o ON o.name = n.name AND o.program <> program COLLATE "C" AND o.definition <> n.text
            AND (o.current OR o.alive_until > at AND (o.kind <> n.one->>'kind'::text OR o.period <> (n.one->>'period'::text)::interval))
-         ORDER BY o.name, o.program
+         GROUP BY o.name, n.text, o.program, o.definition
+         ORDER BY o.name, o.program, o.definition
          LIMIT 10);
 END
 $body$;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "06df8b86d8460f7c3cae9dd8b86f6bb79df177ebe66a5e4a22d66c911622d441"
+const Hash = "e9269ae96ffbd758342af87c648898c814d51d020c57d8820245f54920559b86"

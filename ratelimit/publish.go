@@ -25,8 +25,8 @@ import (
 //
 // An invalid limit or program is [ErrInvalid], before anything is sent. So are two limits of one name, and a limit made by
 // [Limit.With]. If another program has published a limit of the same
-// name with another kind, period or [Start], or an older version of it that runs defines it so, the error names both: SQLSTATE 22023.
-// Then nothing is written.
+// name with another kind, period or [Start], the error names both: SQLSTATE 22023. So it is if only an older version of that program,
+// which still runs, has it. Then nothing is written.
 //
 // What the program has published before counts for sweeps for another 7 days after it was last used. If several
 // programs have current definitions of one name, the tool, the page and SQL take the one that was published last.

@@ -35,7 +35,7 @@ sweeps all limits that programs have published.
 
 It looks at 1000 rows in each READ COMMITTED transaction, skips locked rows, and pauses after each for three times as long as it took.
 If it is stopped, deleted rows stay deleted. A key is full if it is by every definition of the limit that was published in the last 7 days, and
-under every override. If these differ in kind, period or start, nothing is deleted. For a limit that no program has published, give the numbers. If the program
+under every override. If these differ in kind, period or start, nothing is deleted, and a message says so. For a limit that no program has published, give the numbers. If the program
 uses With for it, --varies is required: without it, rows of keys with larger numbers would be deleted, which fills these keys.`,
 		Example: `  txlimit sweep
   txlimit sweep sendMessage uploads

@@ -185,7 +185,7 @@ var overrideMutations = []mutation{
 		tests: "TestPublish|TestTheNewestVersionInUseCounts",
 	}, {
 		name: "publish-in-use", file: "migrations/engine/definitions.sql", what: "the newest list counts, though only an older one is in use",
-		old: "coalesce(o.list = own OR max(o.alive_until) > clock_timestamp(), false) DESC, ", new: "",
+		old: "coalesce(o.list = own COLLATE \"C\" OR max(o.alive_until) > clock_timestamp(), false) DESC, ", new: "",
 		tests: "TestTheNewestVersionInUseCounts",
 	}, {
 		name: "publish-first", file: "migrations/engine/definitions.sql", what: "an older version that starts again is the newest",
