@@ -326,8 +326,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Refund: all of nothing": {by: "Refund", is: invalid, bare: true, do: func(c *failing) error {
 			return c.refundsAll(ratelimit.Receipt(strings.ReplaceAll(string(receiptOf(time.Now(), c.request())), `"count":1`, `"count":1e-15,"refunded":9e-16`)), nil)
 		}},
-		"Refund: more text":       {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds(receiptOf(time.Now(), c.request()) + "{}") }},
-		"Refund: another version": {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds(`{"v": 2}`) }},
+		"Refund: a receipt that is too long": {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds(ratelimit.Receipt(strings.Repeat(" ", 1<<20+1))) }},
+		"Refund: more text":                  {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds(receiptOf(time.Now(), c.request()) + "{}") }},
+		"Refund: another version":            {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds(`{"v": 2}`) }},
 		"Refund: an instant": {by: "Refund", is: invalid, do: func(c *failing) error {
 			return c.refunds(receiptOf(time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC), c.request()))
 		}},
