@@ -142,9 +142,12 @@ func (c *call) unsure(a *answer) bool {
 	if a.granted || c.old || !c.does.deniable {
 		return false
 	}
-	for i := range a.rows {
-		windows := c.demands[i].numbers.Windows
-		if windows != nil && slices.ContainsFunc(a.rows[i], func(row algebra.Row) bool { return row.TS < (*windows)[0] }) {
+	for i, rows := range a.rows {
+		l := c.demands[i].numbers
+		n := len(rows)
+		if l.Windows != nil && slices.ContainsFunc(rows, func(row algebra.Row) bool {
+			return row.TS < (*l.Windows)[0] && l.Available(row, n, a.at) < l.Capacity/float64(n)
+		}) {
 			return true
 		}
 	}
