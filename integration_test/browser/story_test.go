@@ -237,7 +237,7 @@ func TestTheNightOfTheFlood(t *testing.T) {
 
 	show := n.run("show", "signUps", "acme")
 	t.Log("txlimit show signUps acme\n" + show)
-	for _, want := range []string{"balance     ", " of 20\n", "rate 120, added 100", "expired ", "  ann  ", "their conference, ticket 4711", "LAST DENIED"} {
+	for _, want := range []string{"balance     ", " of 20\n", "rate 120, added 100", "expired ", "  ann (as ", "their conference, ticket 4711", "LAST DENIED"} {
 		if !strings.Contains(show, want) {
 			t.Errorf("txlimit show has no %q:\n%s", want, show)
 		}
