@@ -606,6 +606,7 @@ func TestLocks(t *testing.T) {
 	}
 
 	// What has to wait gives up, and says where to look.
+	w.change = func(a *app) { a.patience = 500 * time.Millisecond }
 	w.run("reset", "sendMessage", "user-17", "--yes").wants(t, exitError, "`txlimit locks` shows which")
 	// An override is in force, although the addition has to wait.
 	w.run("override", "sendMessage", "user-17", "--capacity", "20", "--add").wants(t, exitError, `#\d+ is in force, but nothing was added: .*To try again: SELECT ratelimit_add\(\d+\)`)

@@ -141,7 +141,7 @@ func (w *world) runWith(ctx context.Context, answer string, args ...string) resu
 	a := &app{
 		stdin: strings.NewReader(answer), stdout: &out, stderr: &errOut, terminal: answer != "",
 		getenv: func(name string) string { return map[string]string{"DATABASE_URL": w.url}[name] },
-		who:    "ann", settle: time.Millisecond, patience: 500 * time.Millisecond, completing: time.Minute,
+		who:    "ann", settle: time.Millisecond, patience: 10 * time.Second, completing: time.Minute,
 	}
 	if w.change != nil {
 		w.change(a)
