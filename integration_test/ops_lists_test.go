@@ -444,6 +444,9 @@ func TestOpenWaitsForItsOwnPublish(t *testing.T) {
 	if len(told) > 0 {
 		t.Errorf("told: %v", <-told)
 	}
+	if !scan[bool](t, pool, "SELECT bool_and(alive_until > clock_timestamp()) FROM rate_limit_definitions WHERE program = 'web' AND current") {
+		t.Error("the list is not said to be in use")
+	}
 }
 
 // TestAHeartbeatLocksNoRowBeforeTheTable: who publishes has the table, and then wants the rows.

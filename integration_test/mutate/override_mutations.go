@@ -12,7 +12,7 @@ var overrideMutations = []mutation{
 		tests: "TestWhichOverrideIsInForce|TestOverridesComeAndGo",
 	}, {
 		name: "override-under-block", file: "ratelimit/overrides.go", what: "what is made under a block lifts it",
-		old: "cmp.Compare(kind(o), kind(other)), ", new: "",
+		old: "if o.effect == block {", new: "if false {",
 		tests: "TestWhichOverrideIsInForce|TestOverridesComeAndGo",
 	}, {
 		name: "override-made", file: "ratelimit/overrides.go", what: "the highest id is the newest",

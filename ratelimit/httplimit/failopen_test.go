@@ -38,10 +38,11 @@ func TestFailOpenPassesNoLimiterThatIsNotReady(t *testing.T) {
 		db      ratelimit.DB
 		want    error // nil: it passes
 	}{
-		"the database is down":         {new(ratelimit.Limiter), down, nil},
-		"the overrides are not loaded": {&ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: down}}, db, ratelimit.ErrNotLoaded},
-		"the limiter is closed":        {closed, db, ratelimit.ErrClosed},
-		"the Coalescer is closed":      {new(ratelimit.Limiter), coalescer, ratelimit.ErrClosed},
+		"the database is down":                          {new(ratelimit.Limiter), down, nil},
+		"the overrides are not loaded":                  {&ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: down}}, db, ratelimit.ErrNotLoaded},
+		"they are not loaded, and the database is down": {&ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: down}}, down, ratelimit.ErrNotLoaded},
+		"the limiter is closed":                         {closed, db, ratelimit.ErrClosed},
+		"the Coalescer is closed":                       {new(ratelimit.Limiter), coalescer, ratelimit.ErrClosed},
 	} {
 		var got httplimit.Decision
 		limit := httplimit.Middleware{Limiter: test.limiter, DB: test.db, FailOpen: true,
@@ -50,9 +51,15 @@ func TestFailOpenPassesNoLimiterThatIsNotReady(t *testing.T) {
 		}
 		called := false
 		handler := limit.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true }))
-		for until := time.Now().Add(20 * time.Second); !called && time.Now().Before(until); time.Sleep(10 * time.Millisecond) { // until a probe has failed
+		wait := 20 * time.Second // until a probe has failed
+		if test.want != nil && test.db == ratelimit.DB(down) {
+			wait = 6 * time.Second // until probes have failed for long enough
+		} else if test.want != nil {
+			wait = 0
+		}
+		for until := time.Now().Add(wait); ; time.Sleep(10 * time.Millisecond) {
 			handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil))
-			if test.want != nil {
+			if called || time.Now().After(until) {
 				break
 			}
 		}
