@@ -102,7 +102,7 @@ func TestNobodyRewritesTheHistory(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), "RESET ROLE"); err != nil {
 		t.Fatal(err)
 	}
-	// The functions that write with the rights of their owner are for this role alone, and nobody takes them over by names of his own.
+	// The functions that write with the rights of their owner are for this role alone, and no other schema takes their names over.
 	other := createRole(t, pool)
 	mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+other)
 	for _, sql := range []string{"SELECT ratelimit_restore('x', 'before')", "SELECT ratelimit_unblock('x', 'before')", "SELECT ratelimit_add(1)"} {

@@ -21,9 +21,9 @@ import (
 // by different limiters. A struct that embeds a *Coalescer coalesces too.
 //
 // Nothing is approximate. [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve] and [Limiter.Charge] are decided in order of
-// arrival, with the result of a call on the pool. A call for several limits is all or nothing. (A call that waits for a locked row, or for a
-// second statement, can be overtaken.) They use at most two connections, but for
-// a denial of a calendar's old debt, which is asked again on the pool. A lone call goes straight to the pool. Limiters with a
+// arrival, with the result of a call on the pool. A call for several limits is all or nothing. (A call that waits for a
+// locked row, or for a second statement, can be overtaken.) They use at most two connections, but for a denial of a
+// calendar's old debt, which is asked again on the pool. A lone call goes straight to the pool. Limiters with a
 // [Limiter.Clock] gain less.
 //
 // These calls share no statement. They go straight to the pool, in no order with the others, and use as many connections as it
@@ -305,9 +305,10 @@ func (c *Coalescer) flush() {
 	batches.Put(b)
 }
 
-// ofSomeCalls reports whether an error may be due to some of a statement's calls, and the others would be decided without them: rows to
-// combine first, a key of another server, a text that the server cannot store, or what a trigger or a policy of the application raises, with
-// whatever SQLSTATE. Nothing was decided. Errors of the connection, the server, the schema or the isolation level are those of every call.
+// ofSomeCalls reports whether an error may be due to some of a statement's calls, and the others would be decided without
+// them: rows to combine first, a key of another server, a text that the server cannot store, or what a trigger or a policy
+// of the application raises, with whatever SQLSTATE. Nothing was decided. Errors of the connection, the server, the schema
+// or the isolation level are those of every call.
 func ofSomeCalls(state string) bool {
 	if len(state) != 5 || state == "55P03" || state == stateIsolation || state == "40003" { // see timedOut; statement_completion_unknown
 		return false

@@ -54,8 +54,9 @@ var (
 	// pass it.
 	ErrNotLoaded = errors.New("the overrides are not loaded")
 
-	// ErrClosed is matched by the error of a call after [Limiter.Close] or [Coalescer.Close]. Nothing was sent. [Limiter.Charge]
-	// and [Limiter.Refund] never return it: they settle what was granted before. FailOpen of packages httplimit and rpclimit does not pass it.
+	// ErrClosed is matched by the error of a call after [Limiter.Close] or [Coalescer.Close]. Nothing was sent.
+	// [Limiter.Charge] and [Limiter.Refund] never return it: they settle what was granted before. FailOpen of packages
+	// httplimit and rpclimit does not pass it.
 	ErrClosed = errors.New("closed")
 
 	// ErrNotCurrent is matched by errors that [Open] and its background tell to OnError, and never return: the tool, the page and SQL
@@ -162,8 +163,8 @@ func notCommitted(err error) bool {
 }
 
 // DeniedError is the error of a denial, by [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take] and
-// [Limiter.Check]. It matches [ErrDenied]. Nothing was consumed. It is not a SQL error: the transaction stays usable. In a batch ([Limiter.QueueConsume]) it stands
-// for a SQL error, and the transaction is aborted.
+// [Limiter.Check]. It matches [ErrDenied]. Nothing was consumed. It is not a SQL error: the transaction stays usable. In a
+// batch ([Limiter.QueueConsume]) it stands for a SQL error, and the transaction is aborted.
 //
 // A limit with a rate of 0 denies every token ([ReasonPlan]): for example, a plan that does not include the feature. A block
 // by [Overrides] denies every token until its end ([ReasonBlock]). For both, nothing is sent to the server, not even for the

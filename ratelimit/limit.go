@@ -102,8 +102,8 @@ func Rate(tokens float64) Option { return func(c *Config) { c.Rate = &tokens } }
 // must reserve.
 func Capacity(tokens float64) Option { return func(c *Config) { c.Capacity = &tokens } }
 
-// MaxReserved bounds how many tokens reservations ([Limiter.Reserve], [Limiter.Wait]) may owe at any time. The default is no bound or, for a
-// calendar window, the tokens of 100 windows, which is also the most. With 0, nothing can be reserved.
+// MaxReserved bounds how many tokens reservations ([Limiter.Reserve], [Limiter.Wait]) may owe at any time. The default is
+// no bound or, for a calendar window, the tokens of 100 windows, which is also the most. With 0, nothing can be reserved.
 func MaxReserved(tokens float64) Option { return func(c *Config) { c.MaxReserved = &tokens } }
 
 // Start puts a fixed window's grid through an instant, past or future: windows begin at t plus or minus whole periods. For

@@ -28,8 +28,8 @@ type Limiter struct {
 	Clock func() time.Time
 
 	// Observer is called after every call of a verb, before the call returns, with its outcome: for metrics, logs and
-	// alarms. [Join] makes one of several. A denial leaves no row that could be looked up later. Check can report a denial too: look at the Verb, and do
-	// not count it, since a check refuses nothing.
+	// alarms. [Join] makes one of several. A denial leaves no row that could be looked up later. Check can report a denial
+	// too: look at the Verb, and do not count it, since a check refuses nothing.
 	//
 	// In a transaction, the decision holds only if the transaction commits. If a transaction is run again, the calls of
 	// each attempt are reported. Package observe, a module of its own, has metrics and logs for this field.

@@ -41,9 +41,9 @@ import (
 // Numbers that [Overrides] set count as the limits' own. Blocks and overrides that lift a limit are ignored: the limits are moved
 // as if there were none, so that they are right when these end.
 //
-// In a transaction, both keys are locked until it ends. Above READ COMMITTED, a use of either that the transaction's snapshot lacks
-// is 40001, also the first one: [Limiter.InTx] and [Limiter.Retry] run the transaction again. Outside a transaction, after an error, the move
-// may have been made all the same: call it again.
+// In a transaction, both keys are locked until it ends. Above READ COMMITTED, a use of either that the transaction's
+// snapshot lacks is 40001, also the first one: [Limiter.InTx] and [Limiter.Retry] run the transaction again. Outside a
+// transaction, after an error, the move may have been made all the same: call it again.
 func (l *Limiter) Move(ctx context.Context, db DB, from, to Request) error {
 	_, err := l.do(ctx, db, verbMove, "", []Request{from, to})
 	return err

@@ -48,8 +48,9 @@ type Options struct {
 	OnRetry  func(ctx context.Context, failed Attempt)
 
 	// OnError is told what goes wrong in the background, of a schema that differs from the library's
-	// ([migrations.Schema.Differs]), and of other numbers that are published ([ErrNotCurrent]). The error names the part. It is called by several goroutines. nil: slog.Default() logs it;
-	// of the polls of overrides, one a minute. What goes wrong with the usage is told to OnError of the Recorder.
+	// ([migrations.Schema.Differs]), and of other numbers that are published ([ErrNotCurrent]). The error names the part.
+	// It is called by several goroutines. nil: slog.Default() logs it; of the polls of overrides, one a minute. What goes
+	// wrong with the usage is told to OnError of the Recorder.
 	OnError func(err error)
 
 	// SweepEvery is the time from one sweep to the next, more or less. The first comes within it. 0: 10 minutes. A negative one
@@ -98,9 +99,10 @@ const (
 //  5. It publishes the limits. An unchanged list takes no lock. If another program has other numbers of a name, or a newer
 //     version of this program runs, OnError is told ([ErrNotCurrent]).
 //
-// Then, in the background and until [Limiter.Close], it says every minute that it uses its limits, follows the overrides, sweeps the limits ([Limiter.Sweep]) and writes
-// the usage. Of all programs on a schema, one at a time sweeps a batch: it takes an advisory lock in its transaction. A program
-// that does not get it for its first batch tries again ten minutes later. ctx bounds Open alone, not what runs in the background.
+// Then, in the background and until [Limiter.Close], it says every minute that it uses its limits, follows the overrides,
+// sweeps the limits ([Limiter.Sweep]) and writes the usage. Of all programs on a schema, one at a time sweeps a batch: it
+// takes an advisory lock in its transaction. A program that does not get it for its first batch tries again ten minutes
+// later. ctx bounds Open alone, not what runs in the background.
 //
 // Where the role lacks a right (SQLSTATE 42501), or the server is a standby (25006), the error says what to grant or to switch off.
 //

@@ -36,10 +36,11 @@ import (
 //	go func() { _ = overrides.Run(ctx) }()
 //	limits := ratelimit.Limiter{Overrides: overrides}
 //
-// An override for the key goes before one for all keys. Of several for the same, a block in force wins, and else the newest. A block denies [Limiter.Consume],
-// [Limiter.Wait], [Limiter.Reserve], [Limiter.Take] and [Limiter.Check] without asking the database, whatever is refunded, reset or
-// reserved meanwhile. RetryAt is its end, or zero if it has none. Charges are still recorded, and [Limiter.Balance] says what is used. An unlimited key is granted everything, and nothing is taken. Kind,
-// period and start cannot be overridden. New numbers add no tokens (the SQL function ratelimit_add does).
+// An override for the key goes before one for all keys. Of several for the same, a block in force wins, and else the
+// newest. A block denies [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take] and [Limiter.Check] without
+// asking the database, whatever is refunded, reset or reserved meanwhile. RetryAt is its end, or zero if it has none.
+// Charges are still recorded, and [Limiter.Balance] says what is used. An unlimited key is granted everything, and nothing
+// is taken. Kind, period and start cannot be overridden. New numbers add no tokens (the SQL function ratelimit_add does).
 //
 // It fails closed. Until the first load has succeeded, every call returns [ErrNotLoaded]. If the table cannot be read later, blocks
 // and lower numbers stay, and raised numbers and unlimited keys count as defined after 5 minutes. An override ends at its
@@ -109,8 +110,8 @@ const (
 
 var effects = map[string]effect{"numbers": newNumbers, "block": block, "unlimited": noLimit}
 
-// overrideTable holds the overrides of each limit and key, blocks first, and then the newest first. The empty key is every key. A part of it is replaced as a
-// whole, so that readers need no lock.
+// overrideTable holds the overrides of each limit and key, blocks first, and then the newest first. The empty key is every
+// key. A part of it is replaced as a whole, so that readers need no lock.
 type overrideTable struct {
 	parts [256]atomic.Pointer[map[groupID][]override]
 	count atomic.Int64

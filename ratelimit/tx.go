@@ -50,8 +50,8 @@ func Isolation(level pgx.TxIsoLevel) TxOption {
 	return txOption(func(o *txOptions) { o.isolation = level })
 }
 
-// Attempts sets how often the transaction, or the function of [Limiter.Retry], is tried at most. The default is 30, which takes about 5 s with the pauses in
-// between. A number below 1 is 1.
+// Attempts sets how often the transaction, or the function of [Limiter.Retry], is tried at most. The default is 30, which
+// takes about 5 s with the pauses in between. A number below 1 is 1.
 func Attempts(n int) RetryOption { return func(o *txOptions) { o.attempts = max(n, 1) } }
 
 const (
@@ -72,9 +72,9 @@ const rollbackTimeout = 5 * time.Second
 // run again from the start. So fn must not do anything that a rollback does not undo. When the attempts run out, or ctx
 // ends after the first attempt, the error matches [ErrAttemptsExhausted].
 //
-// fn must not end the transaction. It must return the errors of its statements, wrapped or not, such that errors.As finds them (%w, not %v). An error that
-// hides its SQLSTATE is not retried. Any other error of fn, such as a denial, rolls back and is returned as it is. If fn
-// panics, or its goroutine exits, the transaction is rolled back.
+// fn must not end the transaction. It must return the errors of its statements, wrapped or not, such that errors.As finds
+// them (%w, not %v). An error that hides its SQLSTATE is not retried. Any other error of fn, such as a denial, rolls back
+// and is returned as it is. If fn panics, or its goroutine exits, the transaction is rolled back.
 //
 // In fn, consume on tx. A verb that writes on db itself, if db is a pool, is [ErrInvalid], unless its context is from
 // [OutsideTx]. With [Hot], transactions that want the same limits wait their turn instead of conflicting.

@@ -26,17 +26,18 @@ import (
 //   - [ErrExceedsCapacity]: a count above the capacity. A limit of capacity 0, which spaces out all calls, has no such bound.
 //   - the others of Consume.
 //
-// If ctx ends while Wait sleeps, or is about to end before the tokens are there because the call itself took long, Wait gives the tokens
-// back by [Limiter.Refund], within 5 seconds. The error is ctx's. If the refund failed, the error wraps its error too, and matches [ErrUnknownOutcome]. A refund breaks no
-// promise to other callers, and nobody who waits already is moved up. So a token bucket gets everything back if all tokens
-// waited for come to at most the capacity, or if nobody waits behind the caller. docs/scheduling.md has the other cases. As
-// with Consume, a ctx that ends during the call of the database may leave [ErrUnknownOutcome].
+// If ctx ends while Wait sleeps, or is about to end before the tokens are there because the call itself took long, Wait
+// gives the tokens back by [Limiter.Refund], within 5 seconds. The error is ctx's. If the refund failed, the error wraps
+// its error too, and matches [ErrUnknownOutcome]. A refund breaks no promise to other callers, and nobody who waits already
+// is moved up. So a token bucket gets everything back if all tokens waited for come to at most the capacity, or if nobody
+// waits behind the caller. docs/scheduling.md has the other cases. As with Consume, a ctx that ends during the call of the
+// database may leave [ErrUnknownOutcome].
 //
-// The result is that of the reservation, as of its decision. Its receipt can be refunded. [Limiter.Observer] is called with "wait" before the
-// sleep, and with "refund" if ctx ends.
+// The result is that of the reservation, as of its decision. Its receipt can be refunded. [Limiter.Observer] is called with
+// "wait" before the sleep, and with "refund" if ctx ends.
 //
-// Wait sleeps for a time that the database measured, so the process's clock need not agree with the database's. With a [Limiter.Clock], it sleeps
-// until that clock has reached the instant, and asks it every 10 ms.
+// Wait sleeps for a time that the database measured, so the process's clock need not agree with the database's. With a
+// [Limiter.Clock], it sleeps until that clock has reached the instant, and asks it every 10 ms.
 func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, error) {
 	requests := []Request{request}
 	result, err := l.do(ctx, db, verbWait, "", requests)
