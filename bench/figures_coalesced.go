@@ -10,8 +10,18 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// coalescedVsRedis compares the coalescer with go-redis. rueidis runs beside them and, for more than one key, so does the floor.
+// coalescedVsRedis compares the coalescer with go-redis.
 func coalescedVsRedis(goroutines int, pick func(worker int) string, fillKeys int) func(ctx context.Context, e *env) (outcome, error) {
+	return coalescedAndRedis(goroutines, pick, fillKeys, 1)
+}
+
+// coalescedVsFloor compares the coalescer with one that calls a minimal function.
+func coalescedVsFloor(goroutines int, pick func(worker int) string) func(ctx context.Context, e *env) (outcome, error) {
+	return coalescedAndRedis(goroutines, pick, 0, 3)
+}
+
+// coalescedAndRedis runs the coalescer, go-redis, rueidis and, for more than one key, the floor. The outcome is a share of one of them.
+func coalescedAndRedis(goroutines int, pick func(worker int) string, fillKeys, of int) func(ctx context.Context, e *env) (outcome, error) {
 	return func(ctx context.Context, e *env) (outcome, error) {
 		ways := []contender{
 			{name: "txlimit, coalesced", open: openCoalesced},
@@ -40,11 +50,11 @@ func coalescedVsRedis(goroutines int, pick func(worker int) string, fillKeys int
 		if err != nil {
 			return outcome{}, err
 		}
-		result := c.outcome()
-		result.note += fmt.Sprintf("; p99 %s : %s; rueidis %s/s (coalesced / rueidis: %.3g)", short(c.totals[0].latencies.quantile(0.99)),
-			short(c.totals[1].latencies.quantile(0.99)), thousands(c.totals[2].perSecond()), c.ratio(0, 2))
+		result := c.share(of)
+		result.note += fmt.Sprintf("; coalesced / go-redis %.3g, p99 %s : %s; coalesced / rueidis %.3g", c.ratio(0, 1),
+			short(c.totals[0].latencies.quantile(0.99)), short(c.totals[1].latencies.quantile(0.99)), c.ratio(0, 2))
 		if len(sides) > 3 {
-			result.note += fmt.Sprintf("; a minimal function that decides several keys: %.3g (library / minimal: %.3g)", c.ratio(3, 1), c.ratio(0, 3))
+			result.note += fmt.Sprintf("; a minimal function that decides several keys / go-redis %.3g (library / minimal: %.3g)", c.ratio(3, 1), c.ratio(0, 3))
 		}
 		return result, nil
 	}

@@ -2,7 +2,7 @@
 //
 //	go run ./bench list          print the figures, one per line, each with its bound
 //	go run ./bench FIGURE...     measure these figures; each ends with a line FIGURE VALUE
-//	go run ./bench -quick        run every figure for a moment, or those named: it shows that they work, and measures nothing
+//	go run ./bench -quick all    run every figure for a moment, or those named: it shows that they work, and measures nothing
 //	go run ./bench contenders    measure every contender
 //	go run ./bench refunds       simulate the use of a limit whose estimates are refunded; needs no server
 //	go run ./bench growth [PAGE] measure what a decision costs, and print the tables of docs/growth.md; or write them into a page, too
@@ -37,12 +37,13 @@ func run(ctx context.Context, out io.Writer, args []string) (err error) {
 	if quick {
 		args = args[1:]
 	}
-	switch {
-	case quick && len(args) == 0:
+	if quick && (len(args) == 0 || len(args) == 1 && args[0] == "all") {
+		args = nil
 		for _, f := range figures {
 			args = append(args, f.name)
 		}
-	case len(args) == 0, args[0] == "list":
+	}
+	if len(args) == 0 || args[0] == "list" {
 		return list(out)
 	}
 	if args[0] == "refunds" {

@@ -156,11 +156,14 @@ func (c *comparison) ratios(i, j int) []float64 {
 func (c *comparison) ratio(i, j int) float64 { return median(c.ratios(i, j)) }
 
 // outcome makes the ratio of the first two sides the outcome of a figure.
-func (c *comparison) outcome() outcome {
-	ratios := c.ratios(0, 1)
+func (c *comparison) outcome() outcome { return c.share(1) }
+
+// share makes the share of a floor that the first side reaches the outcome of a figure: no more than the floor can be asked for.
+func (c *comparison) share(floor int) outcome {
+	ratios := c.ratios(0, floor)
 	return outcome{
 		value: median(ratios),
-		note: fmt.Sprintf("%s/s : %s/s, %d pairs of %v: %.3g to %.3g", thousands(c.totals[0].perSecond()), thousands(c.totals[1].perSecond()),
+		note: fmt.Sprintf("%s/s : %s/s, %d pairs of %v: %.3g to %.3g", thousands(c.totals[0].perSecond()), thousands(c.totals[floor].perSecond()),
 			len(ratios), c.slice, slices.Min(ratios), slices.Max(ratios)),
 	}
 }

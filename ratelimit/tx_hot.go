@@ -15,7 +15,7 @@ import (
 
 // Hot makes [Limiter.InTx] and [Limiter.InSQLTx] queue: transactions on the same hot limit and key wait their turn in order
 // of arrival, before they take a connection. The queue belongs to the [Limiter], so use one in the process. Name only
-// limits that many transactions want at once. `go run ./bench hot_queue_vs_retry` prints the gain.
+// limits that many transactions want at once. `go run ./bench hot_queue_vs_mutex` prints the gain.
 //
 // You hold the turn for the whole transaction: keep it short, and consume first, with fn's ctx, which names the chosen
 // shard. Hot itself consumes nothing and ignores counts. Transactions that use the limit without Hot are not in the queue,
