@@ -650,14 +650,18 @@ func (c *checker) deleted(did map[place]history, app string) bool {
 func (c *checker) explained(did map[place]history, changes []change) bool {
 	app := changes[0].app
 	who := owner(app, slices.Collect(maps.Keys(did)))
-	for i, o := range c.alone[who] {
-		if algebra.At(o.At) > changes[len(changes)-1].at {
-			break // it was later
-		}
-		if c.explains(o.call, did, changes) && o.held(did, changes) {
-			c.alone[who] = slices.Delete(c.alone[who], i, i+1)
-			c.follow(o.id, o.tracked, did, changes)
-			return true
+	// A call without a receipt may explain changes of several calls, when these left the instant in the row as it was. So it
+	// comes after those whose receipts fit.
+	for _, receipt := range []bool{true, false} {
+		for i, o := range c.alone[who] {
+			if algebra.At(o.At) > changes[len(changes)-1].at {
+				break // it was later
+			}
+			if (o.Left != "") == receipt && c.explains(o.call, did, changes) && o.told(did, changes) {
+				c.alone[who] = slices.Delete(c.alone[who], i, i+1)
+				c.follow(o.id, o.tracked, did, changes)
+				return true
+			}
 		}
 	}
 	mayBeTogether := strings.HasPrefix(app, appName(c.seed, coalesced)) && !slices.ContainsFunc(slices.Collect(maps.Keys(did)), place.sharded)
@@ -681,14 +685,14 @@ func (c *checker) explained(did map[place]history, changes []change) bool {
 	return mayBeTogether && c.together(app, did, true)
 }
 
-// held reports whether a call's receipt, if it has one, agrees with its changes. Another call may have taken the same
-// tokens.
-func (o *outsider) held(did map[place]history, changes []change) bool {
-	if o.Left == "" {
+// told reports whether what a call's caller was told agrees with its changes: the receipt, if it has one, and when a reservation may
+// run. Another call may have taken the same tokens.
+func (o *outsider) told(did map[place]history, changes []change) bool {
+	if !o.takes() || o.Left == "" && o.Verb != "reserve" {
 		return true
 	}
 	want, _ := granting(o.call, did, changes)
-	return read(o.Left).equal(want)
+	return (o.Left == "" || read(o.Left).equal(want)) && (o.Verb != "reserve" || o.RetryAt.Equal(want.RunAt))
 }
 
 func (c *checker) mayHaveGivenBack(app string, did map[place]history) bool {
