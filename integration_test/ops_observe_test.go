@@ -158,20 +158,24 @@ func TestMetricsOfDecisions(t *testing.T) {
 	})
 }
 
-// A Wait is measured when it is decided, before it sleeps.
+// A Wait is measured when it ends. One that was given up has not waited for its tokens.
 func TestMetricsOfWaits(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
 	m := newMeter(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }, Observer: func(ctx context.Context, d ratelimit.Decision) {
-		m.Decision(ctx, d)
-		if d.Result.Requests[0].Delay > 0 {
+	asked, now := 0, noon
+	limiter := ratelimit.Limiter{Observer: m.Decision, Clock: func() time.Time {
+		switch asked++; asked {
+		case 3: // by the first call, by the second, and by its sleep
+			now = now.Add(6 * time.Second)
+		case 5: // by the third call, and by its sleep
 			cancel()
 		}
+		return now
 	}}
 	limit := ratelimit.TokenBucket("third party", 10, time.Minute, ratelimit.Capacity(1))
-	for range 2 {
+	for range 3 {
 		if _, err := limiter.Wait(ctx, pool, limit.Global()); err != nil && !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
@@ -181,6 +185,7 @@ func TestMetricsOfWaits(t *testing.T) {
 	}
 	want := map[string]float64{
 		"ratelimit.limit=third party,ratelimit.outcome=granted,ratelimit.verb=wait":   2,
+		"ratelimit.limit=third party,ratelimit.outcome=canceled,ratelimit.verb=wait":  1,
 		"ratelimit.limit=third party,ratelimit.outcome=granted,ratelimit.verb=refund": 1,
 	}
 	if got := m.points("ratelimit.decisions"); !maps.Equal(got, want) {

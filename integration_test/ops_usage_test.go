@@ -193,6 +193,42 @@ func TestUsageSaysWhatCallersCounted(t *testing.T) {
 	}
 }
 
+// Five of six callers leave while they wait. They were granted nothing, and what they took shows beside what came back.
+func TestUsageOfWaitsThatWereGivenUp(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	recorder := &usage.Recorder{DB: pool}
+	limit := ratelimit.TokenBucket("third party", 1, time.Hour, ratelimit.Capacity(1))
+	now := time.Now().Truncate(time.Microsecond)
+	asked := 0
+	var leave context.CancelFunc
+	limiter := &ratelimit.Limiter{Observer: recorder.Decision, Clock: func() time.Time {
+		if asked++; asked == 2 { // by the call, and by its sleep
+			leave()
+		}
+		return now
+	}}
+	for i := range 6 {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Hour)
+		asked, leave = 0, func() {
+			if i == 3 { // a caller behind this one, whose wait is not counted here: what it took cannot come back
+				if _, err := (&ratelimit.Limiter{Clock: func() time.Time { return now }}).Reserve(t.Context(), pool, limit.Global()); err != nil {
+					t.Error(err)
+				}
+			}
+			cancel()
+		}
+		_, err := limiter.Wait(ctx, pool, limit.Global())
+		if cancel(); (i == 0) != (err == nil) || i > 0 && !errors.Is(err, context.Canceled) {
+			t.Errorf("call %d: %v", i, err)
+		}
+	}
+	flush(t, recorder)
+	if got, want := usageOf(t, pool)["third party"], (used{Granted: 1, Tokens: 6, Refunded: 4}); got != want {
+		t.Errorf("recorded %+v, want %+v", got, want)
+	}
+}
+
 // Whatever the pool, the rows are the same, to the microsecond.
 func TestUsageIsWrittenByEveryDriver(t *testing.T) {
 	t.Parallel()

@@ -606,10 +606,13 @@ func (c *failing) waits(pool *pgxpool.Pool, gone func()) error {
 		return err
 	}
 	ctx, cancel := context.WithCancel(c.ctx)
-	c.limiter.Observer = func(_ context.Context, d ratelimit.Decision) {
-		if d.Verb == "wait" {
-			go func() { gone(); cancel() }()
+	asked := 0
+	c.limiter.Clock = func() time.Time {
+		if asked++; asked == 2 { // by the call, and by the sleep
+			gone()
+			cancel()
 		}
+		return time.Now()
 	}
 	_, err := c.limiter.Wait(ctx, pool, c.request())
 	return err

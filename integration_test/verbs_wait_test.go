@@ -51,7 +51,8 @@ func (r *waitingRoom) advance(d time.Duration) {
 // guest is a caller of Wait, whose call has been decided.
 type guest struct {
 	*waitingRoom
-	decision ratelimit.Decision
+	wait     time.Duration      // that the test wants; negative: any
+	decision ratelimit.Decision // known once it is done
 	cancel   context.CancelFunc
 	done     chan struct{} // closed when Wait has returned
 	result   ratelimit.Result
@@ -65,11 +66,10 @@ func (r *waitingRoom) enter(db ratelimit.DB, request ratelimit.Request) *guest {
 
 func (r *waitingRoom) enterWith(ctx context.Context, db ratelimit.DB, request ratelimit.Request) *guest {
 	r.Helper()
-	decided := make(chan ratelimit.Decision, 1)
-	g := &guest{waitingRoom: r, done: make(chan struct{})}
+	g := &guest{waitingRoom: r, wait: -1, done: make(chan struct{})}
 	limiter := &ratelimit.Limiter{Clock: func() time.Time { return r.tell(g) }, Observer: func(_ context.Context, d ratelimit.Decision) {
 		if d.Verb == "wait" {
-			decided <- d
+			g.decision = d
 		}
 	}}
 	ctx, g.cancel = context.WithCancel(ctx)
@@ -78,20 +78,39 @@ func (r *waitingRoom) enterWith(ctx context.Context, db ratelimit.DB, request ra
 		defer close(g.done)
 		g.result, g.err = limiter.Wait(ctx, db, request)
 	}()
-	g.decision = <-decided
-	return g
-}
-
-// waits wants a grant for d from now on.
-func (g *guest) waits(d time.Duration) *guest {
-	g.Helper()
-	if g.decision.Err != nil || !g.decision.Result.OK || !g.decision.Result.RetryAt.IsZero() || (g.decision.Result.Requests[0].Delay-d).Abs() > time.Microsecond { // rounding
-		g.Fatalf("%+v, want a wait of %v", g.decision, d)
+	for decided := false; !decided; time.Sleep(time.Millisecond) { // a call looks at the clock once, a sleep again
+		r.mu.Lock()
+		decided = r.asked[g] >= 2
+		r.mu.Unlock()
+		select {
+		case <-g.done:
+			decided = true
+		default:
+		}
 	}
 	return g
 }
 
-// runAt is when a granted call has its tokens.
+// waits wants a grant for d from now on, which is known when the guest is gone.
+func (g *guest) waits(d time.Duration) *guest {
+	g.wait = d
+	select {
+	case <-g.done:
+		g.waited()
+	default:
+	}
+	return g
+}
+
+// waited wants that the guest, who is gone, was to wait as long as the test wanted.
+func (g *guest) waited() {
+	g.Helper()
+	if d := g.decision; g.wait >= 0 && (!d.Result.RetryAt.IsZero() || (d.Result.Requests[0].Delay-g.wait).Abs() > time.Microsecond) { // rounding
+		g.Fatalf("%+v, want a wait of %v", d, g.wait)
+	}
+}
+
+// runAt is when a call, whose guest is gone, has its tokens.
 func (g *guest) runAt() time.Time {
 	return g.decision.Result.At.Add(g.decision.Result.Requests[0].Delay)
 }
@@ -122,6 +141,7 @@ func (g *guest) returns() ratelimit.Result {
 	if g.err != nil || !g.result.OK || g.result.Receipt() == "" {
 		g.Fatalf("%+v, %v, want a grant", g.result, g.err)
 	}
+	g.waited()
 	return g.result
 }
 
@@ -146,6 +166,7 @@ func (g *guest) leaves() {
 	if !errors.Is(g.err, context.Canceled) || g.result.OK {
 		g.Fatalf("%+v, %v, want canceled", g.result, g.err)
 	}
+	g.waited()
 }
 
 // holds wants a balance now.
@@ -296,9 +317,47 @@ func TestFourWhoGiveUpCostTheNextOneNothing(t *testing.T) {
 			for _, i := range c.leave {
 				guests[i].leaves()
 			}
-			if g := r.enter(db, request); g.decision.Err != nil || !g.runAt().Equal(alone.runAt()) {
+			g := r.enter(db, request)
+			if g.leaves(); !g.runAt().Equal(alone.runAt()) {
 				t.Errorf("%s, %s, %v: the next one waits until %v, want %v", on, name, c.leave, g.runAt(), alone.runAt())
 			}
+		}
+	}
+}
+
+// A queue that fills by callers who come and leave is bounded, unless a deadline says how long a caller would wait.
+func TestAQueueOfThoseWhoLeftIsBounded(t *testing.T) {
+	t.Parallel()
+	for on, db := range waitHandles(t, newPool(t, 2)) {
+		for name, c := range map[string]struct {
+			limit ratelimit.Limit
+			each  time.Duration // that one who left costs
+			bound time.Duration // without a deadline
+		}{
+			"a bucket":      {ratelimit.TokenBucket("bucket", 1, time.Minute, ratelimit.Capacity(1)), time.Minute, 10 * time.Minute},
+			"a slow bucket": {ratelimit.TokenBucket("slow", 1, time.Hour, ratelimit.Capacity(1)), time.Hour, time.Hour},
+			"a window":      {ratelimit.FixedWindow("window", 1, time.Minute, ratelimit.Start(noon)), time.Minute, 10 * time.Minute},
+			"no capacity":   {ratelimit.TokenBucket("spaced", 1, time.Minute, ratelimit.Capacity(0)), time.Minute, 10 * time.Minute},
+		} {
+			r := newWaitingRoom(t)
+			request := c.limit.Key(on)
+			if name != "no capacity" {
+				r.enter(db, request).waits(0).returns()
+			}
+			patient := lasting{t.Context(), 1000 * time.Hour}
+			for left := c.each; left <= c.bound; left += c.each {
+				r.enterWith(patient, db, request).waits(left)
+			}
+			if g := r.enter(db, request); !denied(g.decision.Err) || g.decision.Result.RetryAfter > c.each {
+				t.Errorf("%s, %s: %+v, want a denial", on, name, g.decision)
+			}
+			r.enterWith(patient, db, request).waits(c.bound + c.each).leaves()
+			back := c.each
+			if name == "no capacity" { // which gets nothing back
+				back *= 2
+			}
+			r.advance(back)
+			r.enter(db, request).waits(c.bound).leaves()
 		}
 	}
 }
@@ -461,26 +520,33 @@ func TestWaitDoesNotSleepBeyondTheDeadline(t *testing.T) {
 			cancel()
 		}
 		return noon
-	}, Observer: func(_ context.Context, d ratelimit.Decision) {
-		if verbs = append(verbs, d.Verb); d.Result.Requests[0].Delay > 0 {
-			ctx.left = time.Hour / 2
-		}
-	}}
+	}, Observer: func(_ context.Context, d ratelimit.Decision) { verbs = append(verbs, d.Verb) }}
 	if _, err := limiter.Wait(ctx, pool, limit.Global()); err != nil {
 		t.Fatal(err)
 	}
 	ctx.left = 2 * time.Hour
-	result, err := limiter.Wait(ctx, pool, limit.Global())
+	result, err := limiter.Wait(ctx, sentTo{pool, func() { ctx.left = time.Hour / 2 }}, limit.Global())
 	cancel()
 	if !errors.Is(err, context.DeadlineExceeded) || result.OK || result.Requests[0].Limit.Name() != limit.Name() {
 		t.Fatalf("%+v, %v", result, err)
 	}
-	if want := []string{"wait", "wait", "refund"}; !slices.Equal(verbs, want) {
+	if want := []string{"wait", "refund", "wait"}; !slices.Equal(verbs, want) {
 		t.Errorf("observed %v, want %v", verbs, want)
 	}
 	if left := readBalance(t, &ratelimit.Limiter{Clock: func() time.Time { return noon }}, pool, limit.Global()); left != 0 {
 		t.Errorf("%v are left, want 0", left)
 	}
+}
+
+// sentTo is a handle that calls a function when a statement was sent.
+type sentTo struct {
+	ratelimit.DB
+	sent func()
+}
+
+func (s sentTo) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	defer s.sent()
+	return s.DB.QueryRow(ctx, sql, args...)
 }
 
 // The bound of a reservation does not limit the wait of these calls, so they are not decided together with others.
@@ -491,9 +557,10 @@ func TestWaitBoundsItsWaitInACoalescersQueue(t *testing.T) {
 	defer coalescer.Close()
 	spaced := ratelimit.TokenBucket("spaced", 1, time.Hour, ratelimit.Capacity(0))
 	release := holdFlights(t, coalescer, pool)
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // or a call that is not denied would sleep
+	defer cancel()
 	a := newArrival(lasting{ctx, time.Minute})
-	limiter := ratelimit.Limiter{Observer: func(context.Context, ratelimit.Decision) { cancel() }} // without it, the call would sleep
+	var limiter ratelimit.Limiter
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if _, err := limiter.Wait(a, coalescer, spaced.Global()); !denied(err) {
@@ -511,10 +578,12 @@ func TestWaitTellsWhyItWasCanceled(t *testing.T) {
 	limit := ratelimit.TokenBucket("third party", 1, time.Hour)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("the cause")
-	limiter := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) {
-		if d.Result.Requests[0].Delay > 0 {
+	asked := 0
+	limiter := ratelimit.Limiter{Clock: func() time.Time {
+		if asked++; asked == 3 { // by each call, and by the second one's sleep
 			cancel(cause)
 		}
+		return noon
 	}}
 	for range 2 {
 		_, err := limiter.Wait(ctx, pool, limit.Global())

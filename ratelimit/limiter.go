@@ -54,16 +54,16 @@ type Limiter struct {
 // Decision describes one call of a verb, for [Limiter.Observer].
 type Decision struct {
 	// Verb is the verb that was called: "consume" (QueueConsume too), "wait", "reserve", "take", "check", "balance", "charge",
-	// "refund", "reset" or "move". A Wait whose ctx ends is followed by its "refund".
+	// "refund", "reset" or "move". A Wait is reported when it ends. If its ctx ended, its "refund" is reported before.
 	Verb string
 
 	// Result is the caller's result. For Reset and Move, and if Err is set and is not a *DeniedError, its requests hold only Limit,
-	// Key and Count.
+	// Key and Count. That of a Wait whose ctx ended has Taken and Delay, too.
 	Result Result
 	Err    error // the caller's error
 
 	// Took is the time of the call, including the wait for transactions that hold the row. For the first statement in InTx,
-	// it also includes BEGIN and, with Hot, the wait for the turn in the database.
+	// it also includes BEGIN and, with Hot, the wait for the turn in the database. A Wait's sleep is not in it.
 	Took time.Duration
 }
 
@@ -87,8 +87,8 @@ func Join[T any](hooks ...func(ctx context.Context, event T)) func(ctx context.C
 }
 
 // observe reports a call to the observer.
-func (l *Limiter) observe(ctx context.Context, v verb, began time.Time, result Result, err error) {
+func (l *Limiter) observe(ctx context.Context, v verb, took time.Duration, result Result, err error) {
 	if l.Observer != nil {
-		l.Observer(ctx, Decision{Verb: string(v), Result: result, Err: err, Took: time.Since(began)})
+		l.Observer(ctx, Decision{Verb: string(v), Result: result, Err: err, Took: took})
 	}
 }

@@ -48,14 +48,14 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	}
 	if err != nil {
 		result := unanswered(verbConsume, requests)
-		l.observe(ctx, verbConsume, began, result, err)
+		l.observe(ctx, verbConsume, time.Since(began), result, err)
 		return nil, err
 	}
 	result := unanswered(verbConsume, c.requests)
 	if a := c.byPolicy(); a != nil {
 		c.fill(&result, a)
 		result, err = c.conclude(result, nil)
-		l.observe(ctx, verbConsume, began, result, err)
+		l.observe(ctx, verbConsume, time.Since(began), result, err)
 		if err != nil {
 			return nil, err
 		}
@@ -78,7 +78,7 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 			c.fill(&result, a)
 		}
 		result, err = c.conclude(result, err)
-		l.observe(ctx, verbConsume, began, result, err)
+		l.observe(ctx, verbConsume, time.Since(began), result, err)
 		return err
 	}
 	return &result, nil

@@ -213,14 +213,18 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 	return err
 }
 
-func (l *Limiter) do(ctx context.Context, db DB, v verb, receipt Receipt, requests []Request) (result Result, err error) {
+func (l *Limiter) do(ctx context.Context, db DB, v verb, receipt Receipt, requests []Request) (Result, error) {
 	began := time.Now()
+	result, err := l.decide(ctx, db, v, receipt, requests)
+	l.observe(ctx, v, time.Since(began), result, err)
+	return result, err
+}
+
+func (l *Limiter) decide(ctx context.Context, db DB, v verb, receipt Receipt, requests []Request) (Result, error) {
 	if l.life.enter() {
 		defer l.life.leave()
 	} else if !verbs[v].settles {
-		result, err = unanswered(v, requests), limiterClosed(v, requests)
-		l.observe(ctx, v, began, result, err)
-		return result, err
+		return unanswered(v, requests), limiterClosed(v, requests)
 	}
 	c, err := l.newCall(v, receipt, requests, db)
 	if noDatabase(db) {
@@ -233,11 +237,8 @@ func (l *Limiter) do(ctx context.Context, db DB, v verb, receipt Receipt, reques
 	if err == nil {
 		err = errOutside(ctx, v, db, requests)
 	}
-	if err == nil {
-		result, err = c.decide(ctx, db)
-	} else {
-		result = unanswered(v, c.requests)
+	if err != nil {
+		return unanswered(v, c.requests), err
 	}
-	l.observe(ctx, v, began, result, err)
-	return result, err
+	return c.decide(ctx, db)
 }

@@ -22,7 +22,8 @@ import (
 // These errors come at once, and nothing was taken:
 //
 //   - [*DeniedError]: the tokens will not be there before ctx's deadline, or more would be reserved than maxReserved allows.
-//     RetryAt is when a Wait with as much time left would be granted.
+//     RetryAt is when a Wait with as much time left would be granted. Without a deadline, the bound is 10 minutes or, if that
+//     is longer, one period of the limit: callers that come and leave must not make the queue ever longer.
 //   - [ErrExceedsCapacity]: a count above the capacity. A limit of capacity 0, which spaces out all calls, has no such bound.
 //   - the others of Consume.
 //
@@ -33,24 +34,28 @@ import (
 // waits behind the caller. docs/scheduling.md has the other cases. As with Consume, a ctx that ends during the call of the
 // database may leave [ErrUnknownOutcome].
 //
-// The result is that of the reservation, as of its decision. Its receipt can be refunded. [Limiter.Observer] is called with
-// "wait" before the sleep, and with "refund" if ctx ends.
+// The result is that of the reservation, as of its decision. Its receipt can be refunded. If ctx ended, the result is no grant, and its
+// request has only Taken and Delay: what was taken, and how long it would have waited. [Limiter.Observer] is called with "wait" when Wait ends and, if ctx ended, with "refund" before.
 //
 // Wait sleeps for a time that the database measured, so the process's clock need not agree with the database's. With a
 // [Limiter.Clock], it sleeps until that clock has reached the instant, and asks it every 10 ms.
 func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, error) {
 	requests := []Request{request}
-	result, err := l.do(ctx, db, verbWait, "", requests)
-	if err != nil {
-		return result, err
-	}
-	if err := l.sleep(ctx, db, result); err != nil {
-		if kept := l.giveBack(ctx, db, result, requests); kept != nil {
-			err = unknown(fmt.Errorf("%w, and the tokens were not given back: %w", err, inner{beside{kept}}))
+	began := time.Now()
+	result, err := l.decide(ctx, db, verbWait, "", requests)
+	took := time.Since(began)
+	if err == nil {
+		if err = l.sleep(ctx, db, result); err != nil {
+			if kept := l.giveBack(ctx, db, result, requests); kept != nil {
+				err = unknown(fmt.Errorf("%w, and the tokens were not given back: %w", err, inner{beside{kept}}))
+			}
+			granted := result
+			result, err = unanswered(verbWait, requests), explainCall(verbWait, requests, err)
+			result.At, result.Requests[0].Taken, result.Requests[0].Delay = granted.At, granted.Requests[0].Taken, granted.Requests[0].Delay
 		}
-		return unanswered(verbWait, requests), explainCall(verbWait, requests, err)
 	}
-	return result, nil
+	l.observe(ctx, verbWait, took, result, err)
+	return result, err
 }
 
 // errInTx is the error of a Wait on a transaction, or inside one on the same pool; or nil.
@@ -62,14 +67,19 @@ func errInTx(ctx context.Context, db DB, requests []Request) error {
 	return nil
 }
 
+// longWait is how long a Wait without a deadline may wait at most, if the limit's period is not longer.
+const longWait = 10 * time.Minute
+
 // bound makes the database deny the call if its work would have to wait beyond ctx's deadline. For one token bucket, a floor
 // says so, by the shorter statement. That one fails for a floor which a full bucket would break.
 func (c *call) bound(ctx context.Context) {
-	deadline, ok := ctx.Deadline()
-	if !ok || len(c.demands) == 0 {
+	if len(c.demands) == 0 {
 		return
 	}
-	left := max(time.Until(deadline), 0)
+	left := max(longWait, c.demands[0].limit.numbers.Period)
+	if deadline, ok := ctx.Deadline(); ok {
+		left = max(time.Until(deadline), 0)
+	}
 	if d := &c.demands[0]; !c.forfeits() {
 		floor := -(d.numbers.Rate * left.Seconds() / d.numbers.Period.Seconds())
 		if floor <= d.numbers.Capacity-d.count {

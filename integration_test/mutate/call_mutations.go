@@ -172,8 +172,20 @@ var callMutations = []mutation{
 		tests: "TestFourWhoGiveUpCostTheNextOneNothing",
 	}, {
 		name: "wait-canceled-result", file: "ratelimit/wait.go", what: "a canceled Wait reports a grant",
-		old: "return unanswered(verbWait, requests), explainCall", new: "return result, explainCall",
+		old: "result, err = unanswered(verbWait, requests), explainCall", new: "err = explainCall",
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
+	}, {
+		name: "wait-unbounded", file: "ratelimit/wait.go", what: "without a deadline, a Wait may wait for ever",
+		old: "left := max(longWait, c.demands[0].limit.numbers.Period)", new: "left := time.Duration(1<<62)",
+		tests: "TestAQueueOfThoseWhoLeftIsBounded",
+	}, {
+		name: "wait-bound-of-minutes", file: "ratelimit/wait.go", what: "without a deadline, a Wait for a slow limit is denied",
+		old: "left := max(longWait, c.demands[0].limit.numbers.Period)", new: "left := longWait",
+		tests: "TestAQueueOfThoseWhoLeftIsBounded",
+	}, {
+		name: "wait-observed-as-granted", file: "ratelimit/usage/count.go", what: "the tokens of a Wait that was given up are not counted",
+		old: "given.tokens = s.Taken; given", new: "given",
+		tests: "TestUsageOfWaitsThatWereGivenUp",
 	}, {
 		name: "wait-canceled-refund", file: "ratelimit/wait.go", what: "tokens are refunded on the context that has ended",
 		old: "context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)", new: "context.WithTimeout(ctx, rollbackTimeout)",

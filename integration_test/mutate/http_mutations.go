@@ -12,7 +12,11 @@ var httpMutations = []mutation{
 		tests: "TestMetricsOfDecisions",
 	}, {
 		name: "wait-unmeasured", file: "ratelimit/observe/metrics.go", what: "the metrics do not include the time of a Wait",
-		old: "if s.Delay > 0 {", new: "if false {",
+		old: "if s.Delay > 0 && d.Err == nil {", new: "if false {",
+		tests: "TestMetricsOfWaits",
+	}, {
+		name: "wait-measured-whole", file: "ratelimit/observe/metrics.go", what: "a Wait that was given up counts as waited to its end",
+		old: "if s.Delay > 0 && d.Err == nil {", new: "if s.Delay > 0 {",
 		tests: "TestMetricsOfWaits",
 	}, {
 		name: "http-fails-open", file: "ratelimit/httplimit/httplimit.go", what: "requests pass while the database is down",

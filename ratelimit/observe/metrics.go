@@ -76,7 +76,7 @@ func (m *Metrics) Decision(ctx context.Context, d ratelimit.Decision) {
 		}
 		limits[name.Value.AsString()] = true
 		m.decisions.Add(ctx, 1, metric.WithAttributes(call...), metric.WithAttributes(name, attribute.String("ratelimit.outcome", of)))
-		if s.Delay > 0 {
+		if s.Delay > 0 && d.Err == nil {
 			m.wait.Record(ctx, s.Delay.Seconds(), metric.WithAttributes(name))
 		}
 	}

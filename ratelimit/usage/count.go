@@ -67,9 +67,16 @@ func (r *Recorder) Decision(ctx context.Context, d ratelimit.Decision) {
 					r.count(s, d.Result.At, counts{denied: 1})
 				}
 			}
-		case failed(ctx, d.Err):
+		default:
+			given := counts{}
+			if failed(ctx, d.Err) {
+				given.failed = 1
+			}
 			for i := range d.Result.Requests {
-				r.count(&d.Result.Requests[i], time.Now(), counts{failed: 1})
+				s := &d.Result.Requests[i]
+				if given.tokens = s.Taken; given != (counts{}) { // tokens of a Wait that was given up
+					r.count(s, time.Now(), given)
+				}
 			}
 		}
 	case "charge", "refund":
