@@ -579,12 +579,17 @@ BEGIN
                           WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                         GET DIAGNOSTICS m = ROW_COUNT;
                         IF m = 0 AND pg_catalog.cardinality(names) > 1 THEN
-                            -- A limit without rows is full. Insert its rows, and so lock them, before the next limit's.
-                            INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
-                            SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
-                              FROM generate_series(0, shards[i] - 1) AS s
-                            ON CONFLICT DO NOTHING;
-                            GET DIAGNOSTICS m = ROW_COUNT;
+                            -- A limit without rows is full. Insert its rows, and so lock them, before the next limit's. Only what
+                            -- is returned was inserted: Citus counts rows that existed, too.
+                            FOR rec IN
+                                INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
+                                SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
+                                  FROM generate_series(0, shards[i] - 1) AS s
+                                ON CONFLICT DO NOTHING
+                                RETURNING r.shard
+                            LOOP
+                                m := m + 1;
+                            END LOOP;
                             IF m <> shards[i] THEN
                                 RAISE SQLSTATE 'RL001';
                             END IF;
@@ -1370,8 +1375,9 @@ BEGIN
     IF since IS NOT NULL THEN
         FOR k IN pg_catalog.cardinality(repeats) + 1..pg_catalog.cardinality(keys) LOOP
             IF taken[k] THEN
+                -- Citus cannot send an element of an array that stands alone in SET.
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = held[k], ts = since[k]
+                   SET value = coalesce(held[k]), ts = coalesce(since[k])
                  WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0;
                 ord := pg_catalog.array_append(ord, k);
                 value := pg_catalog.array_append(value, before_value[k]);

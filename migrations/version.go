@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "e9269ae96ffbd758342af87c648898c814d51d020c57d8820245f54920559b86"
+const Hash = "7ae64084dc4fdd0d94952a4956afc9ab7d816edca3903729619f0d96530c1a1e"

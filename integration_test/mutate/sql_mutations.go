@@ -206,6 +206,16 @@ var sqlMutations = []mutation{
 		old: "ORDER BY names[p] COLLATE \"C\", keys[p] COLLATE \"C\"\n                    LOOP", new: "ORDER BY names[p] COLLATE \"C\" DESC, keys[p] COLLATE \"C\" DESC\n                    LOOP",
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
+		name: "apply-count-of-insert", file: apply, what: "on Citus, rows that exist count as inserted, and so as locked",
+		old: "ON CONFLICT DO NOTHING\n                                RETURNING r.shard\n                            LOOP\n                                m := m + 1;\n                            END LOOP;",
+		new: "ON CONFLICT DO NOTHING\n                                RETURNING r.shard\n                            LOOP\n                                NULL;\n                            END LOOP;\n" +
+			"INSERT INTO rate_limits SELECT r.* FROM rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] ON CONFLICT DO NOTHING; GET DIAGNOSTICS m = ROW_COUNT; m := shards[i];",
+		tests: "TestTheEngineReadsAlikeOnEveryServer",
+	}, {
+		name: "coalesce-element-alone", file: coalesce, what: "a session of Citus crashes on an element of an array that stands alone in SET",
+		old: "SET value = coalesce(held[k]), ts = coalesce(since[k])", new: "SET value = held[k], ts = since[k]",
+		tests: "TestTheEngineReadsAlikeOnEveryServer",
+	}, {
 		name: "apply-places-order", file: apply, what: "all rows of several limits are locked in another order than the common one",
 		old: "SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE \"C\", keys[p] COLLATE \"C\")", new: "SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE \"C\" DESC, keys[p] COLLATE \"C\" DESC)",
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",

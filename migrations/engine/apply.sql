@@ -174,12 +174,17 @@ BEGIN
                           WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                         GET DIAGNOSTICS m = ROW_COUNT;
                         IF m = 0 AND pg_catalog.cardinality(names) > 1 THEN
-                            -- A limit without rows is full. Insert its rows, and so lock them, before the next limit's.
-                            INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
-                            SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
-                              FROM generate_series(0, shards[i] - 1) AS s
-                            ON CONFLICT DO NOTHING;
-                            GET DIAGNOSTICS m = ROW_COUNT;
+                            -- A limit without rows is full. Insert its rows, and so lock them, before the next limit's. Only what
+                            -- is returned was inserted: Citus counts rows that existed, too.
+                            FOR rec IN
+                                INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
+                                SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
+                                  FROM generate_series(0, shards[i] - 1) AS s
+                                ON CONFLICT DO NOTHING
+                                RETURNING r.shard
+                            LOOP
+                                m := m + 1;
+                            END LOOP;
                             IF m <> shards[i] THEN
                                 RAISE SQLSTATE 'RL001';
                             END IF;

@@ -258,8 +258,9 @@ BEGIN
     IF since IS NOT NULL THEN
         FOR k IN pg_catalog.cardinality(repeats) + 1..pg_catalog.cardinality(keys) LOOP
             IF taken[k] THEN
+                -- Citus cannot send an element of an array that stands alone in SET.
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = held[k], ts = since[k]
+                   SET value = coalesce(held[k]), ts = coalesce(since[k])
                  WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0;
                 ord := pg_catalog.array_append(ord, k);
                 value := pg_catalog.array_append(value, before_value[k]);
