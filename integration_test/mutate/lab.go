@@ -143,8 +143,8 @@ func (l *lab) mutated(m mutation) (before, after string, err error) {
 	return before, strings.Replace(before, m.old, m.new, 1), nil
 }
 
-// try makes a mutation and runs tests: first those that should notice it, then, unless named is set, all.
-func (l *lab) try(ctx context.Context, m mutation, named bool) (failed *failure, err error) {
+// try makes a mutation and runs the tests that should notice it.
+func (l *lab) try(ctx context.Context, m mutation) (failed *failure, err error) {
 	before, after, err := l.mutated(m)
 	if err != nil {
 		return nil, err
@@ -153,19 +153,7 @@ func (l *lab) try(ctx context.Context, m mutation, named bool) (failed *failure,
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, l.write(m.file, before)) }()
-	if failed, err := l.testNamed(ctx, []mutation{m}, l.patience(m)); failed != nil || err != nil || named {
-		return failed, err
-	}
-	for _, pkg := range packages {
-		failed, err := l.test(ctx, pkg, "-test.run=.", allPatience)
-		if failed != nil && failed.how == hung { // all tests take long on a busy machine, which is no notice
-			return nil, fmt.Errorf("all tests of %s took longer than %v: run it again on a quiet machine", pkg, allPatience)
-		}
-		if failed != nil || err != nil {
-			return failed, err
-		}
-	}
-	return nil, nil
+	return l.testNamed(ctx, []mutation{m}, l.patience(m))
 }
 
 // patience returns how long the tests that a mutation names may take together.

@@ -3,13 +3,12 @@
 //
 //	go run ./integration_test/mutate             # all of them
 //	go run ./integration_test/mutate -only NAME  # edits whose names match the regular expression
-//	go run ./integration_test/mutate -named      # quickly: only the tests that the edits name, and not first without an edit
-//	go run ./integration_test/mutate -table FILE # write the results into docs/mutations.md, beside those of other runs
 //
-// The edits are in the files *_mutations.go. Each names the tests that should notice it. These run first. If they do not
-// notice, all tests of the library run. Each processor tries one edit at a time. If no test notices an edit, it is printed
-// as a survivor, and the exit status is 1. If an edit does not compile, or its SQL cannot run, that does not count as
-// noticed: it is an error of the edit.
+// The edits are in the files *_mutations.go. Each names the tests that should notice it. Each processor tries one edit at a
+// time. If none of its tests notices an edit, it is printed as a survivor, and the exit status is 1. If an edit does not
+// compile, or its SQL cannot run, that does not count as noticed: it is an error of the edit.
+//
+// equivalents.go has the edits that were left out.
 package main
 
 import (
@@ -44,17 +43,12 @@ type mutation struct {
 	tests string // the tests that should notice it, separated by bars
 }
 
-// equivalent is an edit that changes no decision. It is not in the table: no test could notice it, nor should one.
-type equivalent struct{ file, what, why string }
-
 func main() {
 	only := flag.String("only", "", "run the mutations whose name matches this regular expression")
-	named := flag.Bool("named", false, "run only the tests that the mutations name, and not without a mutation first")
-	table := flag.String("table", "", "write the results into this file, beside those of other mutations that it has")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	survivors, err := run(ctx, *only, *named, *table)
+	survivors, err := run(ctx, *only)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutate:", err)
 	}
@@ -63,7 +57,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, only string, named bool, table string) (survivors int, err error) {
+func run(ctx context.Context, only string) (survivors int, err error) {
 	pattern, err := regexp.Compile(only)
 	if err != nil {
 		return 0, err
@@ -95,20 +89,18 @@ func run(ctx context.Context, only string, named bool, table string) (survivors 
 	if problems != nil {
 		return 0, fmt.Errorf("the table of mutations is out of date:\n%s", strings.Join(problems, "\n"))
 	}
-	if !named {
-		if failed, err := labs[0].testNamed(ctx, chosen, allPatience); err != nil {
-			return 0, err
-		} else if failed != nil {
-			return 0, fmt.Errorf("%v fails without a mutation, too:\n%s", failed, failed.out)
-		}
+	if failed, err := labs[0].testNamed(ctx, chosen, allPatience); err != nil {
+		return 0, err
+	} else if failed != nil {
+		return 0, fmt.Errorf("%v fails without a mutation, too:\n%s", failed, failed.out)
 	}
 
 	begin := time.Now()
-	results := tryAll(ctx, labs, chosen, named)
+	results := tryAll(ctx, labs, chosen)
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
-	rows, broken := map[string]string{}, 0
+	broken := 0
 	for i, m := range chosen {
 		switch {
 		case results[i].err != nil:
@@ -116,15 +108,9 @@ func run(ctx context.Context, only string, named bool, table string) (survivors 
 		case results[i].failed == nil:
 			survivors++
 		}
-		rows[m.name] = fmt.Sprintf("| %s | `%s`: %s | %s | %v |", m.name, m.file, m.what, results[i], results[i].after)
-		fmt.Println(rows[m.name])
+		fmt.Printf("%s: %s, in %s: noticed by %s after %v\n", m.name, m.what, m.file, results[i], results[i].after)
 	}
 	fmt.Printf("\n%d mutations, %d survivors, in %v.\n", len(chosen), survivors, time.Since(begin).Round(time.Second))
-	if table != "" {
-		if err := updateTable(table, rows); err != nil {
-			return survivors, err
-		}
-	}
 	if broken > 0 {
 		return survivors, fmt.Errorf("%d edits are wrong in themselves, or the machine is too busy", broken)
 	}
@@ -141,15 +127,15 @@ type result struct {
 func (r result) String() string {
 	switch {
 	case r.err != nil:
-		return "**the edit is wrong**"
+		return "NO TEST: THE EDIT IS WRONG"
 	case r.failed == nil:
-		return "**nothing**"
+		return "NO TEST"
 	}
 	return r.failed.String()
 }
 
 // tryAll tries the mutations, one at a time in each lab, and returns their results.
-func tryAll(ctx context.Context, labs []*lab, mutations []mutation, named bool) []result {
+func tryAll(ctx context.Context, labs []*lab, mutations []mutation) []result {
 	results := make([]result, len(mutations))
 	var next atomic.Int64
 	var wg sync.WaitGroup
@@ -164,7 +150,7 @@ func tryAll(ctx context.Context, labs []*lab, mutations []mutation, named bool) 
 					return
 				}
 				begin := time.Now()
-				failed, err := l.try(ctx, mutations[i], named)
+				failed, err := l.try(ctx, mutations[i])
 				r := result{failed, err, time.Since(begin).Round(time.Second)}
 				if err != nil && ctx.Err() == nil {
 					fmt.Fprintf(os.Stderr, "%s: %v\n", mutations[i].name, err)
