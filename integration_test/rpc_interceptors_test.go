@@ -84,6 +84,64 @@ func TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied(t *testing.T) {
 	}, perUser.Key("secret user"), perTeam.Key("secret team"), perTeam.Key("secret team").Count(0.5), perSite.Global())
 }
 
+// Of a hidden limit, a client learns that it has denied the call, and until when, but no name and no number.
+func TestRPCNothingTellsOfAHiddenLimit(t *testing.T) {
+	perUser := ratelimit.TokenBucket("perUser", 3, time.Minute)
+	perSite := ratelimit.TokenBucket("perSite", 2, time.Minute)
+	rpcs(t, func(o *office, serve func() rpcClient) {
+		o.limit.Hidden = []ratelimit.Limit{perSite}
+		client := serve()
+		for range 2 {
+			o.wants(client, codes.OK)
+		}
+		silent := func(s *status.Status) {
+			o.Helper()
+			if text := s.String() + fmt.Sprint(s.Proto()); strings.Contains(text, "perSite") || strings.Contains(s.Message(), "remaining") {
+				o.Errorf("%s", text)
+			}
+		}
+		s := o.wants(client, codes.ResourceExhausted)
+		if delay, violations := o.denial(s); delay != 30*time.Second || violations != "" {
+			o.Errorf("by the hidden limit: %v, %q", delay, violations)
+		}
+		silent(s)
+		if _, err := o.limit.Limiter.Consume(o.Context(), o.pool, perUser.Key("ann")); err != nil {
+			o.Fatal(err)
+		}
+		s = o.wants(client, codes.ResourceExhausted)
+		if delay, violations := o.denial(s); delay != 30*time.Second || violations != "perUser 3" {
+			o.Errorf("by both: %v, %q", delay, violations)
+		}
+		silent(s)
+		if err := o.limit.Limiter.Reset(o.Context(), o.pool, perSite.Global()); err != nil {
+			o.Fatal(err)
+		}
+		s = o.wants(client, codes.ResourceExhausted)
+		if _, violations := o.denial(s); violations != "perUser 3" || !strings.Contains(s.Message(), "perUser (1 asked, 0 of 3 remaining") {
+			o.Errorf("by the other one: %v", s)
+		}
+		mustExec(o.T, o.pool, "SELECT ratelimit_block('perSite', NULL)")
+		if err := o.limit.Limiter.Reset(o.Context(), o.pool, perUser.Key("ann")); err != nil {
+			o.Fatal(err)
+		}
+		o.limit.Limiter.Overrides = &ratelimit.Overrides{DB: o.pool}
+		if err := o.limit.Limiter.Overrides.Load(o.Context()); err != nil {
+			o.Fatal(err)
+		}
+		silent(o.wants(client, codes.PermissionDenied))
+	}, perUser.Key("ann"), perSite.Global())
+}
+
+func TestRPCACallThatAHiddenLimitCanNeverGrant(t *testing.T) {
+	perSite := ratelimit.TokenBucket("perSite", 2, time.Minute)
+	rpcs(t, func(o *office, serve func() rpcClient) {
+		o.limit.Hidden = []ratelimit.Limit{perSite}
+		if s := o.wants(serve(), codes.ResourceExhausted); len(s.Details()) > 0 || strings.Contains(s.Message(), "perSite") || strings.Contains(s.Message(), "2") {
+			o.Errorf("more than it can hold: %v", s)
+		}
+	}, perSite.Global().Count(3))
+}
+
 // wants makes a call, and compares its code and the number of the handler's calls with those wanted.
 func (o *office) wants(client rpcClient, code codes.Code, header ...string) *status.Status {
 	o.Helper()

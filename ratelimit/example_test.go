@@ -152,29 +152,31 @@ func ExampleLimiter_Refund() {
 }
 
 // Failed logins: each try is consumed on the pool, before the login's transaction begins, so that it outlives its rollback
-// and needs no second connection. A success makes the limit full again.
+// and needs no second connection. A success makes the limit full again. The key has two parts, so that guesses from one address
+// do not lock the account for its owner.
 func ExampleLimiter_Reset() {
 	failedLogins := ratelimit.TokenBucket("failedLogins", 3, 15*time.Minute)
 
-	login := func(userID, password string) error {
-		if _, err := limits.Consume(ctx, pool, failedLogins.Key(userID)); err != nil {
+	login := func(userID, address, password string) error {
+		if _, err := limits.Consume(ctx, pool, failedLogins.Key(userID, address)); err != nil {
 			return err
 		}
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			if password != "correct horse" {
 				return errors.New("wrong password")
 			}
-			return limits.Reset(ctx, tx, failedLogins.Key(userID))
+			return limits.Reset(ctx, tx, failedLogins.Key(userID, address))
 		})
 	}
 
 	for _, password := range []string{"123456", "qwerty", "correct horse", "correct", "horse", "horse horse", "correct horse"} {
-		err := login("ann", password)
+		err := login("ann", "203.0.113.9", password)
 		if errors.Is(err, ratelimit.ErrDenied) {
 			err = errors.New("denied")
 		}
 		fmt.Printf("%s: %v\n", password, err)
 	}
+	fmt.Println("from home:", login("ann", "192.0.2.7", "correct horse"))
 	// Output:
 	// 123456: wrong password
 	// qwerty: wrong password
@@ -183,6 +185,7 @@ func ExampleLimiter_Reset() {
 	// horse: wrong password
 	// horse horse: wrong password
 	// correct horse: denied
+	// from home: <nil>
 }
 
 // A count that outlives the rollback of the transaction in which it turns out to be due. Most often, such a count can be made

@@ -1,9 +1,13 @@
-// Failed-logins allows five guesses of a user's password, and one more every three minutes. It counts a guess before it
-// looks at the password, so concurrent guesses count, too. It counts on the pool, so the count stays when a failed login
-// rolls back. A successful login makes the limit full again.
+// Failed-logins bounds the guesses of passwords three ways at once: at an account from one address, at an account from
+// everywhere, and from one address at all accounts. The first bound is the strict one. So guesses from one address do not lock
+// the account for its owner.
 //
-// Who uses up the five guesses is locked out: for 15 minutes at first, and four times as long each time within a day. A
-// lockout is a block, which no refund and no reset undoes. An operator can end it.
+// A login takes a token of each limit before it looks at the password, so concurrent guesses count, too. It takes them on the
+// pool, so they stay taken when a failed login rolls back. A successful login gives its own tokens back. It gives back no others:
+// or else a login to an account of one's own would make up for guesses at others.
+//
+// A login cannot be told from a guess before the password is known. So Capacity is the number of logins that can run at once,
+// and of guesses.
 //
 //	go run ./examples/failed-logins
 package main
@@ -26,152 +30,147 @@ import (
 )
 
 var (
-	limits       *ratelimit.Limiter // of Open
-	failedLogins = ratelimit.TokenBucket("failedLogins", 5, 15*time.Minute)
+	limits *ratelimit.Limiter // of Open
+
+	failedLogins    = ratelimit.TokenBucket("failedLogins", 5, 15*time.Minute, ratelimit.Capacity(20)) // of an account and an address
+	failedByAccount = ratelimit.TokenBucket("failedByAccount", 100, 24*time.Hour)
+	failedByAddress = ratelimit.TokenBucket("failedByAddress", 100, time.Hour)
 
 	passwordsChecked atomic.Int64 // for the output
 )
 
-const ann = "auth0|ann" // an id as a login provider gives it: Go and SQL write the key alike
+// guess returns what a try of a password takes. account is the user's id, or the name as the application compares it. address is
+// that of httplimit.ClientIP.
+func guess(account, address string) []ratelimit.Request {
+	return []ratelimit.Request{failedLogins.Key(account, address), failedByAccount.Key(account), failedByAddress.Key(address)}
+}
 
-func login(ctx context.Context, pool *pgxpool.Pool, user, password string) error {
+func login(ctx context.Context, pool *pgxpool.Pool, account, address, password string) error {
 	// Before the transaction begins: inside, this call would need a second connection.
-	guess, err := limits.Consume(ctx, pool, failedLogins.Key(user))
+	taken, err := limits.Consume(ctx, pool, guess(account, address)...)
 	if err != nil {
 		return err
 	}
-	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "INSERT INTO sessions (user_name) VALUES ($1)", user); err != nil {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "INSERT INTO sessions (user_name) VALUES ($1)", account); err != nil {
 			return err
 		}
 		var hash []byte
-		if err := tx.QueryRow(ctx, "SELECT hash FROM users WHERE name = $1", user).Scan(&hash); err != nil {
+		if err := tx.QueryRow(ctx, "SELECT hash FROM users WHERE name = $1", account).Scan(&hash); err != nil {
 			return err
 		}
 		passwordsChecked.Add(1)
 		if err := bcrypt.CompareHashAndPassword(hash, []byte(password)); err != nil {
 			return err // rolls back the session, but not the count
 		}
-		return limits.Reset(ctx, tx, failedLogins.Key(user)) // removes the past guesses: commits with the session
+		_, err := limits.Refund(ctx, tx, taken.Receipt()) // last, since it locks the keys: commits with the session
+		return err
 	})
-	if err != nil && guess.Remaining < 1 { // the last guess, which only one of concurrent calls has
-		return errors.Join(err, lockOut(ctx, pool, user))
-	}
-	return err
-}
-
-// lockOut blocks a user, each time for longer.
-func lockOut(ctx context.Context, pool *pgxpool.Pool, user string) error {
-	_, err := pool.Exec(ctx, `
-		SELECT ratelimit_block('failedLogins', $1, until => now() + interval '15 minutes' * 4 ^ least(count(*), 5), reason => 'wrong passwords')
-		  FROM rate_limit_overrides
-		 WHERE name = 'failedLogins' AND key = $1 AND effect = 'block' AND made_at > now() - interval '1 day'`, user)
-	return err
 }
 
 func main() { demo.Main(story) }
 
+const (
+	ann, bob       = "auth0|ann", "auth0|bob" // ids as a login provider gives them: Go and SQL write the keys alike
+	home, attacker = "192.0.2.7", "203.0.113.9"
+)
+
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	opened, err := ratelimit.Open(ctx, pool, ratelimit.Options{Program: "failed-logins", Limits: []ratelimit.Limit{failedLogins}})
+	// The clock stands still, so that the numbers are always the same. An application has no Clock: it uses the database's.
+	noon := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	opened, err := ratelimit.Open(ctx, pool, ratelimit.Options{
+		Program: "failed-logins", Limits: []ratelimit.Limit{failedLogins, failedByAccount, failedByAddress},
+		Clock: func() time.Time { return noon },
+	})
 	if err != nil {
 		return err
 	}
 	defer demo.Close(ctx, opened)
 	limits = opened
-	const tables = "CREATE TABLE users (name text, hash bytea); CREATE TABLE sessions (user_name text)"
-	if _, err := pool.Exec(ctx, tables); err != nil {
-		return err
-	}
-	for _, user := range []string{ann, "bob"} {
-		hash, err := bcrypt.GenerateFromPassword([]byte(user+"'s password"), bcrypt.DefaultCost)
-		if err != nil {
-			return err
-		}
-		if _, err := pool.Exec(ctx, "INSERT INTO users VALUES ($1, $2)", user, hash); err != nil {
-			return err
-		}
-	}
-
-	if err := login(ctx, pool, "bob", "bobby"); !errors.Is(err, bcrypt.ErrMismatchedHashAndPassword) {
-		return fmt.Errorf("bob's wrong password: %w", err)
-	}
-	if err := expect(ctx, pool, "bob mistypes his password", "bob", 0, 4); err != nil {
-		return err
-	}
-	if err := login(ctx, pool, "bob", "bob's password"); err != nil {
-		return err
-	}
-	if err := expect(ctx, pool, "bob logs in", "bob", 1, 5); err != nil {
-		return err
-	}
-
-	for _, lockout := range []time.Duration{15 * time.Minute, time.Hour, 4 * time.Hour} {
-		if err := guessAtOnce(ctx, pool, lockout); err != nil {
-			return err
-		}
-		// An operator who knows that it is ann ends the lockout.
-		if _, err := pool.Exec(ctx, "SELECT ratelimit_unblock('failedLogins', $1)", ann); err != nil {
-			return err
-		}
-		if err := limits.Overrides.Load(ctx); err != nil {
-			return err
-		}
-		if err := login(ctx, pool, ann, ann+"'s password"); err != nil {
-			return err
-		}
-		fmt.Println("an operator ends the lockout, and ann logs in")
-	}
-	return nil
-}
-
-// guessAtOnce has somebody guess ann's password, who then is locked out.
-func guessAtOnce(ctx context.Context, pool *pgxpool.Pool, lockout time.Duration) error {
-	passwordsChecked.Store(0)
-	var denials atomic.Int64
-	var wg sync.WaitGroup
-	for guess := range 50 {
-		wg.Go(func() {
-			if errors.Is(login(ctx, pool, ann, fmt.Sprint(guess)), ratelimit.ErrDenied) {
-				denials.Add(1)
-			}
-		})
-	}
-	wg.Wait()
-	fmt.Printf("50 guesses of ann's at once: %d were compared with the password, %d were denied\n", passwordsChecked.Load(), denials.Load())
-	if passwordsChecked.Load() != 5 || denials.Load() != 45 {
-		return errors.New("want 5 and 45")
-	}
-	if err := limits.Reset(ctx, pool, failedLogins.Key(ann)); err != nil { // does not end a lockout
-		return err
-	}
-	if err := limits.Overrides.Load(ctx); err != nil { // otherwise it is followed within a second
-		return err
-	}
-	denial, denied := errors.AsType[*ratelimit.DeniedError](login(ctx, pool, ann, ann+"'s password"))
-	if !denied {
-		return errors.New("ann was not denied")
-	}
-	fmt.Printf("ann is locked out, whether right or wrong, for %v\n", denial.RetryAfter.Round(time.Minute))
-	if denial.RetryAfter.Round(time.Minute) != lockout {
-		return fmt.Errorf("want %v", lockout)
-	}
-	return nil
-}
-
-// expect prints the balance and the number of sessions in the database, and checks them.
-func expect(ctx context.Context, pool *pgxpool.Pool, what, user string, wantSessions int, wantGuesses float64) error {
-	var sessions int
-	if err := pool.QueryRow(ctx, "SELECT count(*) FROM sessions WHERE user_name = $1", user).Scan(&sessions); err != nil {
-		return err
-	}
-	balances, err := limits.Balance(ctx, pool, failedLogins.Key(user))
+	hash, err := bcrypt.GenerateFromPassword([]byte("secret"), bcrypt.MinCost) // an application takes a higher cost
 	if err != nil {
 		return err
 	}
-	guesses := math.Floor(balances[0].Remaining)
-	fmt.Printf("%-28s %d sessions, %v guesses left\n", what+":", sessions, guesses)
-	if sessions != wantSessions || guesses != wantGuesses {
-		return fmt.Errorf("want %d sessions and %v guesses", wantSessions, wantGuesses)
+	if _, err := pool.Exec(ctx, "CREATE TABLE users (name text PRIMARY KEY, hash bytea); CREATE TABLE sessions (user_name text)"); err != nil {
+		return err
 	}
+	if _, err := pool.Exec(ctx, "INSERT INTO users SELECT unnest($1 || ARRAY(SELECT 'user-' || n FROM generate_series(0, 199) AS n)), $2", []string{ann, bob}, hash); err != nil {
+		return err
+	}
+
+	always := func(text string) func(int) string { return func(int) string { return text } }
+	for _, crowd := range []struct {
+		who              string
+		logins           int
+		account, address func(i int) string
+		password         string
+		in, wrong        int64 // the rest is denied
+	}{
+		{"20 programs of bob's log in at once", 20, always(bob), always(home), "secret", 20, 0},
+		{"bob mistypes his password", 1, always(bob), always(home), "secert", 0, 1},
+		{"bob logs in", 1, always(bob), always(home), "secret", 1, 0},
+		{"somebody guesses ann's, at once", 50, always(ann), always(attacker), "guess", 0, 20},
+		{"then knows it", 1, always(ann), always(attacker), "secret", 0, 0},
+		{"ann, at home", 1, always(ann), always(home), "secret", 1, 0},
+		{"200 addresses guess ann's", 200, always(ann), func(i int) string { return fmt.Sprint("198.51.100.", i) }, "guess", 0, 80},
+		{"one address tries a password at 200 accounts", 200, func(i int) string { return fmt.Sprint("user-", i) }, always("203.0.113.10"), "123456", 0, 100},
+	} {
+		passwordsChecked.Store(0)
+		var in, denied atomic.Int64
+		var wg sync.WaitGroup
+		for i := range crowd.logins {
+			wg.Go(func() {
+				switch err := login(ctx, pool, crowd.account(i), crowd.address(i), crowd.password); {
+				case err == nil:
+					in.Add(1)
+				case errors.Is(err, ratelimit.ErrDenied):
+					denied.Add(1)
+				case !errors.Is(err, bcrypt.ErrMismatchedHashAndPassword):
+					fmt.Println(err)
+				}
+			})
+		}
+		wg.Wait()
+		wrong := passwordsChecked.Load() - in.Load()
+		fmt.Printf("%-45s %3d in, %3d wrong, %3d denied\n", crowd.who+":", in.Load(), wrong, denied.Load())
+		if in.Load() != crowd.in || wrong != crowd.wrong || in.Load()+wrong+denied.Load() != int64(crowd.logins) {
+			return fmt.Errorf("want %d in, %d wrong", crowd.in, crowd.wrong)
+		}
+	}
+	if err := left(ctx, pool, bob, home, 19, 99, 99); err != nil { // of all these logins, one has failed
+		return err
+	}
+
+	// Too many addresses lock the account even for its owner. That is the price of a bound from everywhere.
+	denial, denied := errors.AsType[*ratelimit.DeniedError](login(ctx, pool, ann, home, "secret"))
+	if !denied {
+		return errors.New("ann was not denied")
+	}
+	fmt.Printf("ann must wait for %v: %v\n", denial.RetryAfter, denial)
+	if err := limits.Reset(ctx, pool, failedByAccount.Key(ann)); err != nil {
+		return err
+	}
+	if err := login(ctx, pool, ann, home, "secret"); err != nil {
+		return err
+	}
+	fmt.Println("an operator resets the account's limit, and ann logs in")
+	return left(ctx, pool, ann, attacker, 0, 100, 80)
+}
+
+// left prints how many guesses are left, and checks them.
+func left(ctx context.Context, pool *pgxpool.Pool, account, address string, want ...float64) error {
+	balances, err := limits.Balance(ctx, pool, guess(account, address)...)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%s from %s:", account, address)
+	for i, balance := range balances {
+		guesses := math.Floor(balance.Remaining)
+		fmt.Printf(" %v of %s", guesses, balance.Limit.Name())
+		if guesses != want[i] {
+			return fmt.Errorf("want %v", want[i])
+		}
+	}
+	fmt.Println()
 	return nil
 }

@@ -28,15 +28,39 @@ var httpMutations = []mutation{
 		tests: "TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice",
 	}, {
 		name: "http-failure-refunded", file: "ratelimit/httplimit/settle.go", what: "failures are refunded, too",
-		old: "free = !m.failed(", new: "free = m.failed(recorder.status, r) || !m.failed(",
+		old: "free = !m.failed(", new: "free = m.failed(recorder.status, panicked, r) || !m.failed(",
 		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
 	}, {
-		name: "http-panic-refunded", file: "ratelimit/httplimit/settle.go", what: "a handler that panics does not count as failed",
-		old: "	free := false\n", new: "	free := m.Failed != nil\n",
-		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
+		name: "http-panic-refunded", file: "ratelimit/httplimit/settle.go", what: "a handler that panics has answered 200",
+		old: "&statusRecorder{ResponseWriter: w}, true", new: "&statusRecorder{ResponseWriter: w}, false",
+		tests: "TestHTTPAPanicIsA500UnlessAnAnswerHasBegun",
+	}, {
+		name: "http-hidden-told", file: "ratelimit/httplimit/fields.go", what: "a hidden limit is in the header fields",
+		old: "limited = true; m.hides(s.Limit)", new: "limited = true; false",
+		tests: "TestNothingTellsOfAHiddenLimit",
+	}, {
+		name: "http-hidden-named", file: "ratelimit/httplimit/refuse.go", what: "a refusal names a hidden limit",
+		old: "!s.OK && !m.hides(s.Limit) &&", new: "!s.OK &&",
+		tests: "TestNothingTellsOfAHiddenLimit",
+	}, {
+		name: "http-hidden-exposed", file: "ratelimit/httplimit/fields.go", what: "scripts cannot read the Retry-After of a hidden limit",
+		old: "if m.ExposeFields && limited", new: "if limited = limited && len(policies) > 0; m.ExposeFields && limited",
+		tests: "TestNothingTellsOfAHiddenLimit",
+	}, {
+		name: "rpc-hidden-told", file: "ratelimit/rpclimit/refusal.go", what: "a hidden limit is among the violations",
+		old: "			message = ratelimit.ErrDenied.Error()\n			continue\n", new: "			message = ratelimit.ErrDenied.Error()\n",
+		tests: "TestRPCNothingTellsOfAHiddenLimit",
+	}, {
+		name: "rpc-hidden-counted", file: "ratelimit/rpclimit/refusal.go", what: "the message states what remains of a hidden limit",
+		old: "			message = ratelimit.ErrDenied.Error()\n", new: "",
+		tests: "TestRPCNothingTellsOfAHiddenLimit",
+	}, {
+		name: "rpc-hidden-capacity", file: "ratelimit/rpclimit/refusal.go", what: "the message states the capacity of a hidden limit",
+		old: "slices.ContainsFunc(result.Requests, i.hides):", new: "false:",
+		tests: "TestRPCACallThatAHiddenLimitCanNeverGrant",
 	}, {
 		name: "http-gave-up-refunded", file: "ratelimit/httplimit/settle.go", what: "a handler that returned because its client left does not count as failed",
-		old: "r.Context().Err() != nil || m.Failed(http.StatusOK)", new: "m.Failed(http.StatusOK)",
+		old: "case r.Context().Err() != nil:", new: "case false:",
 		tests: "TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed",
 	}, {
 		name: "http-refund-cancelled", file: "ratelimit/httplimit/settle.go", what: "a client that disconnects before the refund pays for a success",
@@ -125,11 +149,11 @@ var httpMutations = []mutation{
 		tests: "TestFieldsThatScriptsMayRead",
 	}, {
 		name: "http-exposed-unset", file: "ratelimit/httplimit/fields.go", what: "fields that do not exist are exposed",
-		old: "m.ExposeFields && len(policies) > 0", new: "m.ExposeFields",
+		old: "limited := false", new: "limited := true",
 		tests: "TestFieldsThatScriptsMayRead",
 	}, {
 		name: "http-exposed-unasked", file: "ratelimit/httplimit/fields.go", what: "fields are exposed without ExposeFields",
-		old: "m.ExposeFields && len(policies) > 0", new: "len(policies) > 0",
+		old: "m.ExposeFields && limited", new: "limited",
 		tests: "TestFieldsThatScriptsMayRead",
 	}, {
 		name: "http-rounded-down", file: "ratelimit/httplimit/fields.go", what: "Retry-After is rounded down, so it is too early",

@@ -24,9 +24,12 @@ var (
 		"free": ratelimit.TokenBucket("free", 60, time.Minute),
 		"pro":  ratelimit.TokenBucket("pro", 6000, time.Minute),
 	}
-	perSite      = ratelimit.TokenBucket("perSite", 10_000, time.Second, ratelimit.Shards(4))
-	failedLogins = ratelimit.FixedWindow("failedLogins", 5, 15*time.Minute)
-	llmTokens    = ratelimit.TokenBucket("llmTokens", 100_000, time.Minute)
+	perSite   = ratelimit.TokenBucket("perSite", 10_000, time.Second, ratelimit.Shards(4))
+	llmTokens = ratelimit.TokenBucket("llmTokens", 100_000, time.Minute)
+
+	failedLogins    = ratelimit.TokenBucket("failedLogins", 5, 15*time.Minute, ratelimit.Capacity(20))
+	failedByAccount = ratelimit.TokenBucket("failedByAccount", 100, 24*time.Hour)
+	failedByAddress = ratelimit.TokenBucket("failedByAddress", 100, time.Hour)
 
 	askModel func(r *http.Request) (answer string, used float64)
 )
@@ -50,25 +53,29 @@ func ExampleMiddleware() {
 	_ = http.ListenAndServe(":8080", limit.Handler(&mux))
 }
 
-// This allows five failed logins for an account. It also limits each address behind one proxy, against clients that try many
-// accounts.
+// This limits failed logins: strictly at an account from one address, loosely at an account from everywhere, and from one address
+// at all accounts. The address comes first, before a byte of the form is read.
 func ExampleMiddleware_failed() {
 	clients := httplimit.ClientIP{TrustedProxies: 1}
-	logins := httplimit.Middleware{
-		Limiter: &limits,
-		DB:      pool,
-		Requests: func(r *http.Request) ([]ratelimit.Request, error) {
-			account := strings.ToLower(strings.TrimSpace(r.FormValue("account"))) // as the application compares them
-			return []ratelimit.Request{
-				failedLogins.Key("account", account),
-				failedLogins.Key("address", clients.Key(r)),
-			}, nil
-		},
-		Failed: func(status int) bool { return status == http.StatusUnauthorized },
+	wrong := func(status int) bool { return status == http.StatusUnauthorized }
+	addresses := httplimit.Middleware{
+		Limiter: &limits, DB: coalescer, Failed: wrong,
+		Requests: httplimit.By(failedByAddress, clients.Key),
 	}
-	mux.Handle("POST /login", logins.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	accounts := httplimit.Middleware{
+		Limiter: &limits, DB: coalescer, Failed: wrong,
+		Requests: func(r *http.Request) ([]ratelimit.Request, error) {
+			if err := r.ParseForm(); err != nil {
+				return nil, &httplimit.StatusError{Status: http.StatusBadRequest}
+			}
+			account := strings.ToLower(strings.TrimSpace(r.PostForm.Get("account"))) // as the application compares them
+			return []ratelimit.Request{failedLogins.Key(account, clients.Key(r)), failedByAccount.Key(account)}, nil
+		},
+	}
+	login := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "wrong password", http.StatusUnauthorized)
-	})))
+	})
+	mux.Handle("POST /login", addresses.Handler(http.MaxBytesHandler(accounts.Handler(login), 64<<10)))
 }
 
 // The model says in its response how many tokens it has used. The estimate is corrected then.

@@ -54,13 +54,17 @@ func (m Middleware) announce(header http.Header, d Decision) {
 }
 
 // setFields adds the policy of each limit that was asked and, if known, its remaining tokens. It adds to existing fields:
-// several lines are one list, and middleware may be nested. An unlimited limit has no policy.
+// several lines are one list, and middleware may be nested. An unlimited limit has no policy, and a hidden one is left out.
 func (m Middleware) setFields(header http.Header, result ratelimit.Result) {
 	var policies, limits []string
 	var asked []ratelimit.Status
+	limited := false
 	for _, s := range result.Requests {
 		if s.Limit.Validate() != nil || math.IsInf(s.Limit.Capacity(), 1) {
 			continue
+		}
+		if limited = true; m.hides(s.Limit) {
+			continue // but Retry-After may be because of it
 		}
 		pk := m.partition(s)
 		policies = append(policies, policyItem(s.Limit)+pk)
@@ -74,7 +78,7 @@ func (m Middleware) setFields(header http.Header, result ratelimit.Result) {
 	if m.LegacyFields && len(limits) > 0 {
 		setLegacyFields(header, result, asked)
 	}
-	if m.ExposeFields && len(policies) > 0 {
+	if m.ExposeFields && limited {
 		m.expose(header)
 	}
 }

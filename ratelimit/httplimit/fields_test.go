@@ -3,6 +3,7 @@ package httplimit
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -391,9 +392,39 @@ func FuzzFields(f *testing.F) {
 func TestTheNamesInAProblemAreThoseInTheFields(t *testing.T) {
 	odd, user := ratelimit.TokenBucket("café \"1\"", 10, time.Minute), ratelimit.TokenBucket("user", 10, time.Minute)
 	result := answered(false, denial(odd, "ann", 0, time.Minute, time.Second), denial(odd, "bob", 0, time.Minute, time.Second), left(user, "ann", 1, time.Minute))
-	p := problemOf(Decision{Status: 429, Err: &ratelimit.DeniedError{Result: result}})
+	p := Middleware{}.problemOf(Decision{Status: 429, Err: &ratelimit.DeniedError{Result: result}})
 	if !slices.Equal(p.ViolatedPolicies, []string{`caf%C3%A9 "1"`}) {
 		t.Errorf("%q", p.ViolatedPolicies)
+	}
+}
+
+// A hidden limit is told apart by its name, whatever numbers an override gave it.
+func TestNothingTellsOfAHiddenLimit(t *testing.T) {
+	site, user := ratelimit.TokenBucket("perSite", 1000, time.Second), ratelimit.TokenBucket("perUser", 10, time.Minute)
+	overridden := ratelimit.TokenBucket("perSite", 5, time.Second)
+	m := Middleware{Hidden: []ratelimit.Limit{site}, LegacyFields: true, ExposeFields: true, PartitionSecret: []byte("secret")}
+	for _, row := range []struct {
+		name           string
+		result         ratelimit.Result
+		limit, policy  string
+		legacy, expose string // X-RateLimit-Remaining, and whether fields are exposed
+	}{
+		{"granted", answered(true, left(overridden, "", 3, time.Second), left(user, "", 7, time.Minute)), `"perUser";r=7;t=60`, `"perUser";q=10;w=60`, "7", "RateLimit"},
+		{"denied by the hidden one", answered(false, denial(site, "", 0, time.Minute, time.Second), left(user, "", 7, time.Minute)), `"perUser";r=7`, `"perUser";q=10;w=60`, "7", "RateLimit"},
+		{"denied by both", answered(false, denial(site, "", 0, time.Minute, time.Second), denial(user, "", 0, time.Minute, 6*time.Second)), `"perUser";r=0;t=6`, `"perUser";q=10;w=60`, "0", "RateLimit"},
+		{"alone", answered(false, denial(site, "acme", 0, time.Minute, time.Second)), "", "", "", "RateLimit"}, // scripts must read Retry-After
+	} {
+		d := Decision{Status: 429, Result: row.result, Err: &ratelimit.DeniedError{Result: row.result}}
+		header := http.Header{}
+		m.announce(header, d)
+		if header.Get("RateLimit") != row.limit || header.Get("RateLimit-Policy") != row.policy || header.Get("X-RateLimit-Remaining") != row.legacy ||
+			!strings.Contains(header.Get("Access-Control-Expose-Headers"), row.expose) {
+			t.Errorf("%s: %v", row.name, header)
+		}
+		body, err := json.Marshal(m.problemOf(d))
+		if text := fmt.Sprint(header, string(body)); err != nil || strings.Contains(text, "perSite") || strings.Contains(text, "1000") {
+			t.Errorf("%s: %s, %v", row.name, text, err)
+		}
 	}
 }
 

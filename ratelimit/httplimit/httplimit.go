@@ -35,6 +35,9 @@
 // rate is 0: the others were not asked.
 //
 // Clients see a limit's name, so it should be no secret. Bytes that are not printable ASCII, and "%", are percent-encoded.
+//
+// The tokens of a limit that clients share tell each client how much the others use. [Middleware.Hidden] leaves such a limit
+// out.
 package httplimit
 
 import (
@@ -44,6 +47,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/txlimit/txlimit/internal/outcome"
@@ -88,8 +92,11 @@ type Middleware struct {
 
 	// Failed makes this a limit on failures. It reports whether an answer with this status is a failure; after all other
 	// answers, the tokens are given back. Tokens are taken before the handler runs, so that concurrent guesses cannot
-	// exceed the limit. A handler that panics has failed. So has a handler that wrote nothing, if the client had gone. nil:
-	// every request counts.
+	// exceed the limit. So the limit's [ratelimit.Capacity] is also the number of good requests that can run at once: one more
+	// is denied. nil: every request counts.
+	//
+	// A handler that panics, also with [http.ErrAbortHandler], has answered 500, unless it has begun another answer: then that
+	// one's status counts. A handler that wrote nothing has failed if the client had gone, and has answered 200 if not.
 	//
 	// The refund comes when the handler returns. A client may have its flushed answer a moment before.
 	Failed func(status int) bool
@@ -142,6 +149,12 @@ type Middleware struct {
 	// it: one that replaces the field afterwards removes them.
 	ExposeFields bool
 
+	// Hidden are limits that clients are not told about: those that clients share, for example. They are in no header field
+	// that describes limits, and their names are not in the problem details. They are told apart by name. Retry-After still
+	// says when a denied request would be granted, so a client can tell that a hidden limit has denied it, and when that
+	// limit will have enough. Empty: none.
+	Hidden []ratelimit.Limit
+
 	// Observer is called with every decision, before the handler is called or the refusal is written, and with failed
 	// refunds and charges. It is called by many goroutines. nil: [slog.Default] logs a status of 5xx, and failed refunds and
 	// charges, as errors. It logs invalid keys and counts as warnings, one for each request: status 400, often from a user
@@ -179,7 +192,7 @@ const statusClientClosedRequest = 499
 
 // Handler returns the middleware: a handler that calls next for requests that pass. It panics if the Middleware cannot work, so
 // that the mistake is found when the program starts: without Limiter, DB, Requests or next, if DB is a connection or a transaction,
-// and if Timeout or Jitter is out of bounds. Of a type that wraps a connection, it cannot know. next gets the server's own
+// if Timeout or Jitter is out of bounds, and if a limit of Hidden is invalid. Of a type that wraps a connection, it cannot know. next gets the server's own
 // ResponseWriter. With Settle, it gets a copy of the request, with the context that [SetCost] needs. With Failed, the
 // ResponseWriter is wrapped: it has Unwrap for http.ResponseController, and Flush, Hijack and ReadFrom of its own.
 func (m Middleware) Handler(next http.Handler) http.Handler {
@@ -223,7 +236,17 @@ func (m Middleware) wrong(next http.Handler) string {
 	case next == nil:
 		return "the handler is nil"
 	}
+	for _, limit := range m.Hidden {
+		if err := limit.Validate(); err != nil {
+			return "Hidden: " + err.Error()
+		}
+	}
 	return ""
+}
+
+// hides reports whether clients are not told about a limit.
+func (m Middleware) hides(limit ratelimit.Limit) bool {
+	return slices.ContainsFunc(m.Hidden, func(hidden ratelimit.Limit) bool { return hidden.Name() == limit.Name() })
 }
 
 // decide asks the limiter, unless the request is not limited.

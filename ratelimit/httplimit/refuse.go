@@ -48,7 +48,7 @@ func (m Middleware) refuse(w http.ResponseWriter, r *http.Request, d Decision) {
 		m.Refused(w, r, d)
 		return
 	}
-	body, err := json.Marshal(problemOf(d))
+	body, err := json.Marshal(m.problemOf(d))
 	if err != nil {
 		panic(err) // never: only strings and numbers
 	}
@@ -58,7 +58,7 @@ func (m Middleware) refuse(w http.ResponseWriter, r *http.Request, d Decision) {
 }
 
 // problemOf describes a refusal, without details of the database or the keys.
-func problemOf(d Decision) problem {
+func (m Middleware) problemOf(d Decision) problem {
 	p := problem{Type: "about:blank", Title: http.StatusText(d.Status), Status: d.Status}
 	var exceeded *ratelimit.DeniedError
 	var chosen *StatusError
@@ -68,7 +68,7 @@ func problemOf(d Decision) problem {
 			p.Type, p.Title, p.Detail = "about:blank", http.StatusText(d.Status), "The quota is 0, or the client is blocked."
 		}
 		for _, s := range exceeded.Requests {
-			if name := wireName(s.Limit); !s.OK && !slices.Contains(p.ViolatedPolicies, name) {
+			if name := wireName(s.Limit); !s.OK && !m.hides(s.Limit) && !slices.Contains(p.ViolatedPolicies, name) {
 				p.ViolatedPolicies = append(p.ViolatedPolicies, name)
 			}
 		}

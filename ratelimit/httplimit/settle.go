@@ -121,17 +121,24 @@ func (m Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Hand
 		next.ServeHTTP(w, r)
 		return
 	}
-	recorder := &statusRecorder{ResponseWriter: w}
+	recorder, panicked := &statusRecorder{ResponseWriter: w}, true
+	defer func() { free = !m.failed(recorder.status, panicked, r) }()
 	next.ServeHTTP(recorder, r)
-	free = !m.failed(recorder.status, r)
+	panicked = false
 }
 
 // failed reports whether the answer is a failure. An answer that is unknown, since the client gave up, is one.
-func (m Middleware) failed(status int, r *http.Request) bool {
-	if status != 0 {
+func (m Middleware) failed(status int, panicked bool, r *http.Request) bool {
+	switch {
+	case status != 0:
 		return m.Failed(status)
+	case r.Context().Err() != nil:
+		return true
+	case panicked:
+		return m.Failed(http.StatusInternalServerError) // what a handler that recovers would write
+	default:
+		return m.Failed(http.StatusOK) // net/http's status for a handler that writes nothing
 	}
-	return r.Context().Err() != nil || m.Failed(http.StatusOK) // net/http's status for a handler that writes nothing
 }
 
 // correct charges or refunds, even if the client has gone. A failure is observed.

@@ -31,6 +31,7 @@ func TestAnInterceptorThatCannotWorkIsNotMounted(t *testing.T) {
 		"transaction (*pgxpool.Tx)":    func(i *rpclimit.Interceptor) { i.DB = new(pgxpool.Tx) },
 		"(*sql.Conn)":                  func(i *rpclimit.Interceptor) { i.DB = ratelimit.SQL(new(sql.Conn)) },
 		"transaction (*sql.Tx)":        func(i *rpclimit.Interceptor) { i.DB = ratelimit.SQL(new(sql.Tx)) },
+		"Hidden: ":                     func(i *rpclimit.Interceptor) { i.Hidden = []ratelimit.Limit{{}} },
 		"Timeout is -1s":               func(i *rpclimit.Interceptor) { i.Timeout = -time.Second },
 	} {
 		i := whole

@@ -10,6 +10,7 @@ import (
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -18,17 +19,19 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
 )
 
-// refusalOf is the refusal for Consume's result and error, without details of the database or the keys. It is OK for a
-// grant.
-func refusalOf(result ratelimit.Result, err error) *status.Status {
+// refusalOf is the refusal for Consume's result and error, without details of the database, the keys or the hidden limits. It
+// is OK for a grant.
+func (i Interceptor) refusalOf(result ratelimit.Result, err error) *status.Status {
 	var denied *ratelimit.DeniedError
 	switch s := outcome.Status(result, err); {
 	case s == 0:
 		return status.New(codes.OK, "")
+	case errors.Is(err, ratelimit.ErrExceedsCapacity) && slices.ContainsFunc(result.Requests, i.hides):
+		return status.New(codes.ResourceExhausted, "the call asks for more than a rate limit can ever hold")
 	case errors.Is(err, ratelimit.ErrExceedsCapacity):
 		return status.New(codes.ResourceExhausted, err.Error())
 	case errors.As(err, &denied):
-		return denial(denied)
+		return i.denial(denied)
 	case s == http.StatusBadRequest:
 		return status.New(codes.InvalidArgument, "the key or the count of the call is invalid")
 	case s == http.StatusInternalServerError:
@@ -40,11 +43,21 @@ func refusalOf(result ratelimit.Result, err error) *status.Status {
 
 var internal = status.New(codes.Internal, "the rate limit is not set up as it should be")
 
+// hides reports whether clients are not told about a request's limit.
+func (i Interceptor) hides(s ratelimit.Status) bool {
+	return slices.ContainsFunc(i.Hidden, func(hidden ratelimit.Limit) bool { return hidden.Name() == s.Limit.Name() })
+}
+
 // denial is the refusal of a denied call.
-func denial(denied *ratelimit.DeniedError) *status.Status {
+func (i Interceptor) denial(denied *ratelimit.DeniedError) *status.Status {
 	var quota errdetails.QuotaFailure
+	message := denied.Error() // of all limits that denied
 	for _, s := range denied.Requests {
 		name := s.Limit.Name()
+		if !s.OK && i.hides(s) {
+			message = ratelimit.ErrDenied.Error()
+			continue
+		}
 		if s.OK || slices.ContainsFunc(quota.Violations, func(v *errdetails.QuotaFailure_Violation) bool { return v.QuotaId == name }) {
 			continue
 		}
@@ -52,19 +65,18 @@ func denial(denied *ratelimit.DeniedError) *status.Status {
 			QuotaId: name, QuotaValue: int64(s.Limit.Capacity()), Description: "The rate limit " + name + " has too few tokens left.",
 		})
 	}
-	if denied.Permanent() {
-		refusal, err := status.New(codes.PermissionDenied, denied.Error()).WithDetails(&quota)
-		if err != nil {
-			panic(err) // never: names are UTF-8
-		}
-		return refusal
+	code, details := codes.PermissionDenied, []protoadapt.MessageV1(nil)
+	if !denied.Permanent() {
+		code, details = codes.ResourceExhausted, append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(denied.RetryAfter)})
 	}
-	refusal := status.New(codes.ResourceExhausted, denied.Error())
-	detailed, err := refusal.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(denied.RetryAfter)}, &quota)
+	if len(quota.Violations) > 0 {
+		details = append(details, &quota)
+	}
+	refusal, err := status.New(code, message).WithDetails(details...)
 	if err != nil {
 		panic(err) // never: names are UTF-8
 	}
-	return detailed
+	return refusal
 }
 
 // chosen is the refusal for an error of Requests.

@@ -22,7 +22,8 @@
 // A call that can never be granted fails with ResourceExhausted, too, but has no details: waiting does not help. A call that
 // is denied by policy ([ratelimit.DeniedError]) fails with PermissionDenied, with a QuotaFailure.
 //
-// Clients see a limit's name, so it should be no secret.
+// Clients see a limit's name, so it should be no secret. The remaining tokens of a limit that clients share tell each client
+// how much the others use. [Interceptor.Hidden] leaves such a limit out.
 package rpclimit
 
 import (
@@ -62,7 +63,8 @@ var ErrNotLimited = errors.New("rpclimit: the call is not limited")
 //     Unauthenticated (401), PermissionDenied (403) or InvalidArgument (any other 4xx);
 //   - Internal if Requests returns another error, or no requests, or if a limit is wrong in itself.
 //
-// An Interceptor without Limiter, DB or Requests, or with a negative Timeout, panics when it is given to the server.
+// An Interceptor without Limiter, DB or Requests, with a negative Timeout or with an invalid limit in Hidden panics when it is
+// given to the server.
 //
 // A stream is limited when it opens, and if Messages is set, at each message that the server receives. Calls that a
 // Connect client makes are not limited.
@@ -95,6 +97,12 @@ type Interceptor struct {
 	// Timeout bounds a decision. If it is over, the database could not be asked: Unavailable. The client's
 	// own deadline holds, too. 0 is [DefaultTimeout].
 	Timeout time.Duration
+
+	// Hidden are limits that clients are not told about: those that clients share, for example. They are not in QuotaFailure,
+	// and if one of them has denied the call, the message states no numbers. They are told apart by name. RetryInfo still says
+	// when the call would be granted, so a client can tell that a hidden limit has denied it, and when that limit will have
+	// enough. Empty: none.
+	Hidden []ratelimit.Limit
 
 	// Observer is called with every decision, before the handler is called or the refusal is sent. It is called by many
 	// goroutines. nil: [slog.Default] logs Unavailable and Internal as errors. It logs DeadlineExceeded, and invalid keys
@@ -153,7 +161,7 @@ func (i Interceptor) decide(ctx context.Context, ask requestsFunc, call Call) *s
 		refusal = chosen(err)
 	} else {
 		d.Result, d.Err = outcome.Consume(ctx, i.timeout(), i.Limiter, i.DB, requests)
-		refusal = refusalOf(d.Result, d.Err)
+		refusal = i.refusalOf(d.Result, d.Err)
 		d.FailedOpen = i.FailOpen && refusal.Code() == codes.Unavailable && outcome.Unreachable(i.DB, d.Err)
 	}
 	if c := refusal.Code(); ctx.Err() != nil && (c == codes.Unavailable || c == codes.Internal) {
@@ -177,6 +185,11 @@ func (i Interceptor) check() {
 		wrong = "Requests is nil"
 	case i.Timeout < 0:
 		wrong = fmt.Sprintf("Timeout is %v: it must be positive, or 0 for %v", i.Timeout, DefaultTimeout)
+	}
+	for _, limit := range i.Hidden {
+		if err := limit.Validate(); err != nil && wrong == "" {
+			wrong = "Hidden: " + err.Error()
+		}
 	}
 	if wrong != "" {
 		panic("rpclimit: an Interceptor cannot be mounted: " + wrong)
