@@ -30,6 +30,9 @@ const (
 	methodChat = "/txlimit.test.Echo/Chat"
 )
 
+// maxMessage is the largest message that a server reads.
+const maxMessage = 64 << 10
+
 // office is a service behind the interceptor, on a real Postgres and a real port. Its clock stands at noon.
 type office struct {
 	*site                       // the database, and helpers to read it
@@ -106,7 +109,7 @@ func (o *office) said(ctx context.Context, words string) error {
 type grpcClient struct{ conn *grpc.ClientConn }
 
 func serveGRPC(o *office) rpcClient {
-	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.ChainUnaryInterceptor(o.limit.UnaryServer()), grpc.ChainStreamInterceptor(o.limit.StreamServer()))
+	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(maxMessage), grpc.ChainUnaryInterceptor(o.limit.UnaryServer()), grpc.ChainStreamInterceptor(o.limit.StreamServer()))
 	server.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "txlimit.test.Echo", HandlerType: (*any)(nil),
 		Methods: []grpc.MethodDesc{{MethodName: "Say", Handler: func(_ any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
@@ -196,7 +199,7 @@ type connectClient struct {
 }
 
 func serveConnect(o *office, protocol ...connectrpc.ClientOption) rpcClient {
-	limited := connectrpc.WithInterceptors(o.limit)
+	limited := connectrpc.WithHandlerOptions(connectrpc.WithInterceptors(o.limit), connectrpc.WithReadMaxBytes(maxMessage))
 	mux := http.NewServeMux()
 	mux.Handle(methodSay, connectrpc.NewUnaryHandler(methodSay, func(ctx context.Context, request *connectrpc.Request[wrapperspb.StringValue]) (*connectrpc.Response[wrapperspb.StringValue], error) {
 		return connectrpc.NewResponse(request.Msg), o.said(ctx, request.Msg.Value)

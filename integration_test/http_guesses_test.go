@@ -37,7 +37,9 @@ func TestHTTPAsManyGuessesRunAtOnceAsLoginsCan(t *testing.T) {
 			return []ratelimit.Request{logins.Key(account, "192.0.2.7"), strict.Key(account, "192.0.2.7").Count(0)}
 		}, true, 20, 6, "2700", "180"},
 	} {
-		s := newSiteOn(t, pool, func(r *http.Request) ([]ratelimit.Request, error) { return row.requests(name + r.URL.Query().Get("account")), nil })
+		s := newSiteOn(t, pool, func(r *http.Request) ([]ratelimit.Request, error) {
+			return row.requests(name + r.URL.Query().Get("account")), nil
+		})
 		coalescer := &ratelimit.Coalescer{Pool: pool}
 		t.Cleanup(coalescer.Close)
 		s.limit.DB = coalescer
@@ -169,7 +171,9 @@ func TestHTTPTheBodyOfADeniedClientIsNotRead(t *testing.T) {
 			return response.StatusCode
 		}
 		const form = "application/x-www-form-urlencoded"
-		large := func() io.Reader { return io.MultiReader(strings.NewReader("account=ann&x="), io.LimitReader(letters{}, 300e6)) }
+		large := func() io.Reader {
+			return io.MultiReader(strings.NewReader("account=ann&x="), io.LimitReader(letters{}, 300e6))
+		}
 
 		// Not denied by its address: no more is read of it than MaxBytesHandler allows, and what the server discards.
 		for _, contentType := range []string{form, "multipart/form-data; boundary=x"} {

@@ -200,6 +200,25 @@ func TestRPCCallsThatCannotBeCountedAreRefused(t *testing.T) {
 	})
 }
 
+// The message of a unary call is read before an interceptor is asked. So the bound on its size is the server's.
+func TestRPCAMessageThatIsTooLargeIsRefusedByTheServer(t *testing.T) {
+	limit := ratelimit.TokenBucket("limit", 1, time.Hour)
+	rpcs(t, func(o *office, serve func() rpcClient) {
+		client := serve()
+		if _, s := client.say(o.Context(), strings.Repeat("x", 2*maxMessage)); s.Code() != codes.ResourceExhausted || len(s.Details()) > 0 {
+			o.Errorf("%v", s)
+		}
+		if d := o.observed(); d != nil || o.called.Load() != 0 {
+			o.Errorf("observed %+v, called %d times", d, o.called.Load())
+		}
+		o.wants(client, codes.OK)
+		// A stream is refused when it opens, before a message is read.
+		if _, s := client.chat(o.Context()).tell(strings.Repeat("x", 2*maxMessage)); s.Code() != codes.ResourceExhausted || len(s.Details()) != 2 {
+			o.Errorf("%v", s)
+		}
+	}, limit.Key("ann"))
+}
+
 func TestRPCCallsThatAreNotLimitedPass(t *testing.T) {
 	rpcs(t, func(o *office, serve func() rpcClient) {
 		o.limit.Requests = func(context.Context, rpclimit.Call) ([]ratelimit.Request, error) {

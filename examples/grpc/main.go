@@ -33,6 +33,9 @@ var (
 	perSite = ratelimit.TokenBucket("perSite", 1000, time.Second)
 )
 
+// maxMessage is the largest message that the servers read: they read a unary call's before the limit is asked.
+const maxMessage = 64 << 10
+
 // users are the users by API key.
 var users = map[string]string{"key-of-ann": "ann", "key-of-bob": "bob"}
 
@@ -51,7 +54,7 @@ func serveGRPC(limit rpclimit.Interceptor) (conn *grpc.ClientConn, stop func(), 
 	if err != nil {
 		return nil, nil, err
 	}
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(limit.UnaryServer()), grpc.ChainStreamInterceptor(limit.StreamServer()))
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.ChainUnaryInterceptor(limit.UnaryServer()), grpc.ChainStreamInterceptor(limit.StreamServer()))
 	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
 	go func() { _ = server.Serve(listener) }()
 	conn, err = grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -66,7 +69,7 @@ func serveConnect(limit rpclimit.Interceptor) *httptest.Server {
 		func(ctx context.Context, r *connect.Request[grpc_health_v1.HealthCheckRequest]) (*connect.Response[grpc_health_v1.HealthCheckResponse], error) {
 			answer, err := service.Check(ctx, r.Msg)
 			return connect.NewResponse(answer), err
-		}, connect.WithInterceptors(limit)))
+		}, connect.WithInterceptors(limit), connect.WithReadMaxBytes(maxMessage)))
 	return httptest.NewServer(mux)
 }
 

@@ -1,11 +1,12 @@
-// Http is an API with limits for each user (by plan), each team and the whole site. Its logins are limited by failures
-// only. Its clients print the responses.
+// Http is an API with limits for each user (by plan), each team and the whole site. Its logins are limited by failures only,
+// by address before their form is read. Its clients print the responses.
 //
 //	go run ./examples/http
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -30,9 +31,13 @@ var (
 		"free": ratelimit.TokenBucket("free", 3, time.Minute),
 		"pro":  ratelimit.TokenBucket("pro", 30, time.Minute),
 	}
-	perTeam      = ratelimit.FixedWindow("perTeam", 12, time.Hour, ratelimit.Start(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))
-	perSite      = ratelimit.TokenBucket("perSite", 1000, time.Second)
-	failedLogins = ratelimit.TokenBucket("failedLogins", 3, 15*time.Minute)
+	perTeam = ratelimit.FixedWindow("perTeam", 12, time.Hour, ratelimit.Start(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))
+	perSite = ratelimit.TokenBucket("perSite", 1000, time.Second)
+
+	// Capacity is the number of logins that can run at once, and of guesses.
+	failedLogins    = ratelimit.TokenBucket("failedLogins", 3, 15*time.Minute, ratelimit.Capacity(10)) // of an account and an address
+	failedByAccount = ratelimit.TokenBucket("failedByAccount", 100, 24*time.Hour)
+	failedByAddress = ratelimit.TokenBucket("failedByAddress", 100, time.Hour)
 )
 
 type user struct{ name, team, plan string }
@@ -54,30 +59,37 @@ func apiRequests(r *http.Request) ([]ratelimit.Request, error) {
 	return []ratelimit.Request{perUser[u.plan].Key(u.name).Count(cost), perTeam.Key(u.team).Count(cost), perSite.Global().Count(cost)}, nil
 }
 
-// loginRequests returns one token for a login attempt at an account, whoever makes it, and however the account is spelled.
+// clientAddress is the client's address. Behind a proxy, set TrustedProxies.
+var clientAddress = httplimit.ClientIP{}.Key
+
+// loginRequests returns one token for a login attempt at an account from an address, and one for the account, however it is spelled.
 func loginRequests(r *http.Request) ([]ratelimit.Request, error) {
-	account := strings.ToLower(strings.TrimSpace(r.FormValue("account")))
-	return []ratelimit.Request{failedLogins.Key(account)}, nil
+	if err := r.ParseForm(); err != nil { // it is too large, for example
+		return nil, &httplimit.StatusError{Status: http.StatusBadRequest}
+	}
+	account := strings.ToLower(strings.TrimSpace(r.PostForm.Get("account")))
+	return []ratelimit.Request{failedLogins.Key(account, clientAddress(r)), failedByAccount.Key(account)}, nil
 }
 
 // server is the application. tried counts the checked passwords.
 func server(limiter *ratelimit.Limiter, db ratelimit.DB, tried *atomic.Int64) http.Handler {
 	api := httplimit.Middleware{Limiter: limiter, DB: db, Requests: apiRequests}
-	logins := httplimit.Middleware{Limiter: limiter, DB: db, Requests: loginRequests,
-		Failed: func(status int) bool { return status == http.StatusUnauthorized }, // other statuses are refunded
-	}
+	wrong := func(status int) bool { return status == http.StatusUnauthorized } // other statuses are refunded
+	addresses := httplimit.Middleware{Limiter: limiter, DB: db, Failed: wrong, Requests: httplimit.By(failedByAddress, clientAddress)}
+	accounts := httplimit.Middleware{Limiter: limiter, DB: db, Failed: wrong, Requests: loginRequests}
 	mux := http.NewServeMux()
 	mux.Handle("GET /messages", api.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintln(w, "hello")
 	})))
-	mux.Handle("POST /login", logins.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	login := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		tried.Add(1)
-		if r.FormValue("password") != "secret" {
+		if r.PostForm.Get("password") != "secret" {
 			http.Error(w, "wrong password", http.StatusUnauthorized)
 			return
 		}
 		fmt.Fprintln(w, "welcome")
-	})))
+	})
+	mux.Handle("POST /login", addresses.Handler(http.MaxBytesHandler(accounts.Handler(login), 64<<10)))
 	return mux
 }
 
@@ -89,7 +101,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	var now atomic.Int64
 	now.Store(time.Date(2026, 7, 1, 12, 30, 0, 0, time.UTC).Unix())
 	limiter, err := ratelimit.Open(ctx, pool, ratelimit.Options{
-		Program: "http", Limits: []ratelimit.Limit{perUser["free"], perUser["pro"], perTeam, perSite, failedLogins},
+		Program: "http", Limits: []ratelimit.Limit{perUser["free"], perUser["pro"], perTeam, perSite, failedLogins, failedByAccount, failedByAddress},
 		Usage: &usage.Recorder{DB: pool},
 		Clock: func() time.Time { return time.Unix(now.Load(), 0) },
 	})
@@ -133,8 +145,8 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		}
 	}
 
-	fmt.Println("\nLogins: only failures count. After 10 successes, Ann still has 3 tries")
-	for range 10 {
+	fmt.Println("\nLogins: only failures count. Ann logs in 20 times")
+	for range 20 {
 		status, err := c.login(ctx, "ann", "secret")
 		if err != nil {
 			return err
@@ -163,10 +175,15 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	fmt.Printf("   %d are tried and wrong, %d are refused\n", wrong.Load(), refused.Load())
-	if wrong.Load() != 3 || refused.Load() != 17 || tried.Load() != 3 {
+	if wrong.Load() != 10 || refused.Load() != 10 || tried.Load() != 10 {
 		return fmt.Errorf("%d passwords were tried", tried.Load())
 	}
-	return nil
+	status, err := c.login(ctx, strings.Repeat("a", 100_000), "guess")
+	fmt.Printf("a form of 100 kB: %d\n", status)
+	if err == nil && status != http.StatusBadRequest {
+		err = errors.New("want 400")
+	}
+	return err
 }
 
 // client is a client of the API. It prints the responses.

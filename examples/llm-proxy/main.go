@@ -1,5 +1,6 @@
 // Llm-proxy stands between teams and a language model. The model's response has the number of tokens used. The proxy takes
-// an estimate before it passes a prompt on. Afterwards, the middleware charges or refunds the difference.
+// an estimate before it passes a prompt on. Afterwards, the middleware charges or refunds the difference. Calls are limited
+// before the prompt is read.
 //
 //	go run ./examples/llm-proxy
 package main
@@ -43,10 +44,12 @@ type completion struct {
 	} `json:"usage"`
 }
 
-// requests returns what a prompt takes: one call, and an estimate of its tokens: the text, by a rule of thumb, and the
-// longest answer.
-func requests(r *http.Request) ([]ratelimit.Request, error) {
-	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, 1<<20))
+// team is who sends a prompt. The application has authenticated it.
+func team(r *http.Request) string { return r.Header.Get("X-Team") }
+
+// estimate returns what a prompt takes: an estimate of its tokens: the text, by a rule of thumb, and the longest answer.
+func estimate(r *http.Request) ([]ratelimit.Request, error) {
+	body, err := io.ReadAll(r.Body)
 	var p prompt
 	if err == nil {
 		err = json.Unmarshal(body, &p)
@@ -55,9 +58,8 @@ func requests(r *http.Request) ([]ratelimit.Request, error) {
 		return nil, &httplimit.StatusError{Status: http.StatusBadRequest, Detail: "Send a text and max_tokens."}
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body)) // for the handler
-	team := r.Header.Get("X-Team")               // the application has authenticated it
-	estimate := math.Ceil(float64(len(p.Text))/4) + float64(p.MaxTokens)
-	return []ratelimit.Request{llmCalls.Key(team), llmTokens.Key(team).Count(estimate)}, nil
+	tokens := math.Ceil(float64(len(p.Text))/4) + float64(p.MaxTokens)
+	return []ratelimit.Request{llmTokens.Key(team(r)).Count(tokens)}, nil
 }
 
 // proxy passes prompts on to the model at a URL, and sets the cost that the model reports.
@@ -137,8 +139,9 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	defer demo.Close(ctx, limiter)                // after the server and the Coalescer
 	coalescer := &ratelimit.Coalescer{Pool: pool} // one for the process
 	defer coalescer.Close()
-	limit := httplimit.Middleware{Limiter: limiter, DB: coalescer, Requests: requests, Settle: true}
-	server := httptest.NewServer(limit.Handler(proxy(model.URL)))
+	calls := httplimit.Middleware{Limiter: limiter, DB: coalescer, Requests: httplimit.By(llmCalls, team)}
+	tokens := httplimit.Middleware{Limiter: limiter, DB: coalescer, Requests: estimate, Settle: true}
+	server := httptest.NewServer(calls.Handler(http.MaxBytesHandler(tokens.Handler(proxy(model.URL)), 1<<20)))
 	defer server.Close()
 	s := scene{limiter, pool, server.URL}
 

@@ -53,12 +53,12 @@ func run(ctx context.Context) error {
 		return err
 	}
 
-	// Every request takes one token of its client, before the handler runs.
+	// Every request takes one token of its client, before the handler runs and before its body is read.
 	middleware := httplimit.Middleware{Limiter: limits, DB: pool, Requests: httplimit.By(requests, httplimit.ClientIP{}.Key)}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /messages", send(pool, limits))
 	server := &http.Server{
-		Addr: cmp.Or(os.Getenv("LISTEN"), "127.0.0.1:8080"), Handler: middleware.Handler(mux), ReadHeaderTimeout: 10 * time.Second,
+		Addr: cmp.Or(os.Getenv("LISTEN"), "127.0.0.1:8080"), Handler: middleware.Handler(http.MaxBytesHandler(mux, 64<<10)), ReadHeaderTimeout: 10 * time.Second,
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- server.ListenAndServe() }()
