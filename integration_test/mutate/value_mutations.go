@@ -44,15 +44,19 @@ var valueMutations = []mutation{
 		tests: "TestARoleThatOnlyConsumes",
 	}, {
 		name: "confined-execute", file: "docs/security.md", what: "everybody may call the functions of the role that only consumes",
-		old: "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA limits FROM PUBLIC;", new: "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA limits FROM app_user;",
+		old: "REVOKE EXECUTE ON FUNCTION limits.consume, limits.try FROM PUBLIC;", new: "REVOKE EXECUTE ON FUNCTION limits.consume FROM PUBLIC;",
 		tests: "TestARoleThatOnlyConsumes",
 	}, {
 		name: "confined-path", file: "docs/security.md", what: "the functions of the role that only consumes take the caller's search_path",
 		old: "LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$\n    SELECT remaining", new: "LANGUAGE sql SECURITY DEFINER AS $$\n    SELECT remaining",
 		tests: "TestAHostileSearchPath",
 	}, {
+		name: "grants-all-functions", file: "docs/security.md", what: "the grants to consume are for all functions of the schema",
+		old: " AND proname ~ '^_?ratelimit' AND proname NOT IN ('ratelimit_restore', 'ratelimit_add') LOOP\n        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO app_user', f);\n    END LOOP;\nEND $$;\n-- Only for Hot", new: " LOOP\n        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO app_user', f);\n    END LOOP;\nEND $$;\n-- Only for Hot",
+		tests: "TestTheConsumerRoleIsConfined",
+	}, {
 		name: "grants-execute", file: "docs/security.md", what: "the grants to consume say nothing of EXECUTE",
-		old: "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA app TO app_user;\nREVOKE EXECUTE ON FUNCTION app.ratelimit_restore, app.ratelimit_add FROM app_user; -- an operator's: they may run with their owner's rights\n-- Only for Hot", new: "-- Only for Hot",
+		old: "EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO app_user', f);\n    END LOOP;\nEND $$;\n-- Only for Hot", new: "END LOOP;\nEND $$;\n-- Only for Hot",
 		tests: "TestTheDocumentedGrantsWithoutPublicExecute",
 	}, {
 		name: "collation-by-hand", file: "migrations/engine/ratelimit.sql", what: "SQL by hand compares keys by the collation of the caller's column",
