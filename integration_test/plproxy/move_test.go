@@ -212,8 +212,12 @@ func TestMovesAndServersThatCannotBeMeant(t *testing.T) {
 		"CALL ratelimit_move_slots('{256}', 0)", "CALL ratelimit_move_slots('{-1}', 0)", "CALL ratelimit_move_slots('{}', 0)", "CALL ratelimit_move_slots(NULL, 0)",
 		"CALL ratelimit_move_slots('{1,NULL}', 0)", "CALL ratelimit_move_slots('{1}', 99)", "CALL ratelimit_move_slots('{1}', NULL)",
 		"SELECT ratelimit_add_servers('{}')", "SELECT ratelimit_add_servers(NULL)", "SELECT ratelimit_add_servers('{NULL}')",
+		// Every role can read the options of a foreign server, in which these would be.
+		"SELECT ratelimit_add_servers(ARRAY['host=10.0.0.1 password=secret'])", "SELECT ratelimit_add_servers(ARRAY['host=10.0.0.1', 'password = ''secret'' host=10.0.0.2'])",
+		"SELECT ratelimit_add_servers(ARRAY['host=''10.0.0.1''password=secret'])", "SELECT ratelimit_add_servers(ARRAY['host=10.0.0.1 sslpassword=secret'])",
+		"SELECT ratelimit_add_servers(ARRAY['scram_client_key=secret'])", "SELECT ratelimit_add_servers(ARRAY['postgres://u:secret@10.0.0.1/limits'])",
 	} {
-		if _, err := db.Exec(t.Context(), statement); state(err) != "22023" {
+		if _, err := db.Exec(t.Context(), statement); state(err) != "22023" || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v, want 22023", statement, err)
 		}
 	}

@@ -498,7 +498,7 @@ $body$;
 
 -- 4. The rows of ratelimit_add are on a partition.
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_add(v_slot integer, v_id bigint, v_made_at timestamptz, v_name text, v_key text, v_more double precision)
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_add(v_slot integer, v_id bigint, v_made_at timestamptz, v_name text, v_key text, v_more double precision)
 RETURNS double precision
 LANGUAGE plproxy SET datestyle = 'ISO' SET extra_float_digits = 1
 AS $body$ CLUSTER 'txlimit'; RUN ON v_slot;
@@ -506,33 +506,34 @@ AS $body$ CLUSTER 'txlimit'; RUN ON v_slot;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_add_tokens(o /* TEMPLATE: schema */rate_limit_overrides, more double precision) RETURNS double precision
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_proxy_add(/* TEMPLATE: schema */_ratelimit_settled(/* TEMPLATE: schema */_ratelimit_slot(coalesce(o.key, ''))), o.id, o.made_at, o.name, coalesce(o.key, ''), more);
+RETURN /* TEMPLATE: schema */_plproxy_add(/* TEMPLATE: schema */_ratelimit_settled(/* TEMPLATE: schema */_ratelimit_slot(coalesce(o.key, ''))), o.id, o.made_at, o.name, coalesce(o.key, ''), more);
 
--- 5. Partitions, and the slots that move between them. These run as who calls them, and connect so: give them to nobody.
+-- 5. Partitions, and the slots that move between them. These run as who calls them, and connect so: give them to nobody. Their names and
+-- that of _plproxy_add do not begin with _ratelimit, so that a loop that grants the limiter's functions leaves them out.
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_enter(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_enter(
     v_connection text, v_begins boolean, v_slots integer[], v_names text[], v_keys text[], v_shard smallint[], v_shards smallint[], v_values double precision[], v_ts timestamptz[]
 ) RETURNS integer
 LANGUAGE plproxy SET datestyle = 'ISO' SET extra_float_digits = 1
 AS $body$ CONNECT v_connection;
     SELECT /* TEMPLATE: schema */_ratelimit_slots_enter($2::boolean, $3::integer[], $4::text[], $5::text[], $6::smallint[], $7::smallint[], $8::double precision[], $9::timestamptz[]); $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_leave(v_connection text, v_slots integer[]) RETURNS integer
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_leave(v_connection text, v_slots integer[]) RETURNS integer
 LANGUAGE plproxy
 AS $body$ CONNECT v_connection; SELECT /* TEMPLATE: schema */_ratelimit_slots_leave($2::integer[]); $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_left(v_connection text, v_slots integer[])
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_left(v_connection text, v_slots integer[])
 RETURNS TABLE (name text, key text, shard smallint, shards smallint, value double precision, ts timestamptz)
 LANGUAGE plproxy SET datestyle = 'ISO' SET extra_float_digits = 1
 AS $body$ CONNECT v_connection;
     SELECT l.name, l.key, l.shard, l.shards, l.value, l.ts FROM /* TEMPLATE: schema */rate_limits_left AS l WHERE l.slot = ANY ($2::integer[]); $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_forget(v_connection text, v_slots integer[]) RETURNS integer
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_forget(v_connection text, v_slots integer[]) RETURNS integer
 LANGUAGE plproxy
 AS $body$ CONNECT v_connection; SELECT /* TEMPLATE: schema */_ratelimit_slots_forget($2::integer[]); $body$;
 
-REVOKE EXECUTE ON FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_enter, /* TEMPLATE: schema */_ratelimit_proxy_leave,
-    /* TEMPLATE: schema */_ratelimit_proxy_left, /* TEMPLATE: schema */_ratelimit_proxy_forget FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION /* TEMPLATE: schema */_plproxy_enter, /* TEMPLATE: schema */_plproxy_leave, /* TEMPLATE: schema */_plproxy_left,
+    /* TEMPLATE: schema */_plproxy_forget, /* TEMPLATE: schema */_plproxy_add FROM PUBLIC;
 
 -- Begins a cluster: the slots are spread evenly over these partitions. Later it adds partitions, without slots. To begin with a server that has
 -- rows, begin with it alone.
@@ -551,6 +552,11 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'there are no connections, or one is NULL';
     ELSIF NOT begun AND n > 256 THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('%s servers are more than the 256 slots', n);
+    ELSIF EXISTS (SELECT FROM pg_catalog.unnest(connections) AS c WHERE c ~* '(password|_key)\s*=') THEN -- of which the message says nothing
+        RAISE invalid_parameter_value USING MESSAGE = 'a connection has a password, and every role can read it in pg_foreign_server',
+            HINT = 'Write it into the user mapping: ALTER USER MAPPING FOR PUBLIC SERVER txlimit OPTIONS (ADD password ...).';
+    ELSIF EXISTS (SELECT FROM pg_catalog.unnest(connections) AS c WHERE c ~ '://') THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'a connection is a URL', HINT = 'Write it as host=10.0.0.1 dbname=limits connect_timeout=2.';
     END IF;
     INSERT INTO /* TEMPLATE: schema */rate_limit_servers (no, connection)
     SELECT coalesce((SELECT max(s.no) + 1 FROM /* TEMPLATE: schema */rate_limit_servers AS s), 0) + u.i - 1, u.connection
@@ -563,7 +569,7 @@ BEGIN
     EXECUTE 'CREATE SERVER txlimit FOREIGN DATA WRAPPER plproxy OPTIONS (' || (
         SELECT pg_catalog.string_agg(pg_catalog.format('p%s %L', slot, connections[slot % n + 1]), ', ' ORDER BY slot) FROM generate_series(0, 255) AS slot) || ')';
     CREATE USER MAPPING FOR PUBLIC SERVER txlimit;
-    PERFORM /* TEMPLATE: schema */_ratelimit_proxy_enter(connections[server + 1], true, ARRAY(SELECT slot FROM generate_series(0, 255) AS slot WHERE slot % n = server),
+    PERFORM /* TEMPLATE: schema */_plproxy_enter(connections[server + 1], true, ARRAY(SELECT slot FROM generate_series(0, 255) AS slot WHERE slot % n = server),
             '{}', '{}', '{}', '{}', '{}', '{}')
        FROM generate_series(0, n - 1) AS server;
 END
@@ -625,11 +631,11 @@ BEGIN
             WHERE m.slot = ANY (slots) AND m.source = source.no AND m.target = server AND NOT m.arrived ORDER BY m.slot);
         IF pg_catalog.cardinality(these) > 0 THEN
             -- 2. The source refuses them and keeps their rows aside.
-            PERFORM /* TEMPLATE: schema */_ratelimit_proxy_leave(source.connection, these);
+            PERFORM /* TEMPLATE: schema */_plproxy_leave(source.connection, these);
             -- 3. The target gets them with their rows, at once.
-            PERFORM /* TEMPLATE: schema */_ratelimit_proxy_enter(target, false, these, pg_catalog.array_agg(l.name), pg_catalog.array_agg(l.key),
+            PERFORM /* TEMPLATE: schema */_plproxy_enter(target, false, these, pg_catalog.array_agg(l.name), pg_catalog.array_agg(l.key),
                     pg_catalog.array_agg(l.shard), pg_catalog.array_agg(l.shards), pg_catalog.array_agg(l.value), pg_catalog.array_agg(l.ts))
-               FROM /* TEMPLATE: schema */_ratelimit_proxy_left(source.connection, these) AS l;
+               FROM /* TEMPLATE: schema */_plproxy_left(source.connection, these) AS l;
             -- 4. Calls go to the target.
             FOREACH s IN ARRAY these LOOP
                 EXECUTE pg_catalog.format('ALTER SERVER txlimit OPTIONS (SET p%s %L)', s, target);
@@ -644,13 +650,15 @@ BEGIN
         these := ARRAY(SELECT m.slot FROM /* TEMPLATE: schema */rate_limit_moves AS m
             WHERE m.slot = ANY (slots) AND m.source = source.no AND m.target = server AND m.arrived ORDER BY m.slot);
         IF pg_catalog.cardinality(these) > 0 THEN
-            PERFORM /* TEMPLATE: schema */_ratelimit_proxy_forget(source.connection, these);
+            PERFORM /* TEMPLATE: schema */_plproxy_forget(source.connection, these);
             DELETE FROM /* TEMPLATE: schema */rate_limit_moves AS m WHERE m.slot = ANY (these);
         END IF;
         COMMIT;
     END LOOP;
 END
 $body$;
+
+REVOKE EXECUTE ON ROUTINE /* TEMPLATE: schema */ratelimit_add_servers, /* TEMPLATE: schema */ratelimit_move_slots FROM PUBLIC;
 
 $sql$, '/* TEMPLATE: schema */', pg_catalog.format('%I.', current_schema));
 
