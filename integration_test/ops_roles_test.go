@@ -309,7 +309,8 @@ func TestInAnExposedSchemaAClientCanReset(t *testing.T) {
 	owner := connect(t, newSchema(t), 2)
 	schema, anon, user := schemaOf(t, owner), createRole(t, owner), createRole(t, owner)
 	for _, role := range []string{anon, user} {
-		mustExec(t, owner, named("GRANT USAGE ON SCHEMA app TO app_user; ALTER DEFAULT PRIVILEGES IN SCHEMA app GRANT ALL ON TABLES TO app_user", schema, role))
+		mustExec(t, owner, named("GRANT USAGE ON SCHEMA app TO app_user; ALTER DEFAULT PRIVILEGES IN SCHEMA app GRANT ALL ON TABLES TO app_user; "+
+			"ALTER DEFAULT PRIVILEGES IN SCHEMA app GRANT ALL ON FUNCTIONS TO app_user; ALTER DEFAULT PRIVILEGES IN SCHEMA app GRANT ALL ON SEQUENCES TO app_user", schema, role))
 	}
 	text, err := os.ReadFile("../migrations/schema.sql")
 	if err != nil {
@@ -324,10 +325,23 @@ func TestInAnExposedSchemaAClientCanReset(t *testing.T) {
 			t.Errorf("a client resets %d rows, %v", rows, err)
 		}
 	}
-	revoke := docSQL(t, "docs/security.md", "REVOKE ALL ON public.rate_limits")
-	mustExec(t, owner, strings.NewReplacer("public.", schema+".", "anon", anon, "authenticated", user).Replace(revoke))
+	// An operator's grants take from such roles what then runs with the rights of the owner.
+	mustExec(t, owner, "SELECT ratelimit_block('window', 'blocked')")
+	operator := createRole(t, owner)
+	mustExec(t, owner, named(strings.ReplaceAll(docSQL(t, "docs/overrides.md", "GRANT USAGE ON SCHEMA app TO operator"), "operator", "app_user"), schema, operator))
+	for _, client := range clients {
+		wantRefused(t, client, "SELECT ratelimit_restore('window', 'blocked')", "SELECT ratelimit_add(1)", "SELECT ratelimit_unblock('window', 'blocked')")
+	}
+	mustExec(t, owner, "GRANT EXECUTE ON FUNCTION ratelimit_restore, ratelimit_add TO "+anon) // as before the operator's grants
+	revoke := docSQL(t, "docs/security.md", "REVOKE ALL ON %s FROM PUBLIC, anon")
+	mustExec(t, owner, strings.NewReplacer("public.", schema+".", "'public'", "'"+schema+"'", "anon", anon, "authenticated", user).Replace(revoke))
+	var left int
+	if err := owner.QueryRow(t.Context(), "SELECT count(*) FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p', 'v', 'm') AND has_table_privilege($1, oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE')", anon).Scan(&left); err != nil || left != 0 {
+		t.Errorf("%d tables and views are left to a client, %v", left, err)
+	}
 	for _, client := range clients {
 		wantRefused(t, client, rowsByHand...)
+		wantRefused(t, client, "SELECT ratelimit_restore('window', 'blocked')", "SELECT ratelimit_add(1)", "BEGIN; LOCK TABLE rate_limits_turn_00 IN ACCESS EXCLUSIVE MODE; ROLLBACK")
 		wantRefused(t, client, "SELECT ratelimit_reset('bucket', 'seeded')", "SELECT FROM ratelimit('bucket', 'seeded', 10, '1 minute')")
 	}
 	wantWays(t, everyVerb(t, owner))
