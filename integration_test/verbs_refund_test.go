@@ -429,6 +429,12 @@ func TestAnAlteredReceiptMintsNothing(t *testing.T) {
 		}
 		w.refund(alter(`"count":8`, `"count":1e15`), bucket.Count(1e15))
 		w.holds(bucket, 10)
+		// Without requests, the receipt says what is given back, as docs/security.md warns.
+		victim := ratelimit.TokenBucket("victim", 10, time.Hour).Global()
+		w.grant(victim.Count(8))
+		_, err := w.limiter.Refund(w.Context(), w.db, alter(`"limit":"bucket"`, `"limit":"victim"`))
+		w.do(err)
+		w.holds(victim, 10)
 	})
 }
 
