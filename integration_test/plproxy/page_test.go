@@ -110,7 +110,7 @@ func confined(t *testing.T, proxy, app string) {
 	if _, err := admin.Exec(t.Context(), "CREATE USER MAPPING FOR app SERVER txlimit OPTIONS (user 'limits', password 'secret')"); err != nil {
 		t.Fatal(err)
 	}
-	if err := db.QueryRow(t.Context(), "SELECT array_agg(m::text) FROM pg_user_mappings AS m").Scan(&readable); err != nil || !strings.Contains(readable, "secret") {
+	if err := db.QueryRow(t.Context(), "SELECT array_agg(m::text)::text FROM pg_user_mappings AS m").Scan(&readable); err != nil || !strings.Contains(readable, "secret") {
 		t.Errorf("the role app reads %s of its own mapping, %v", readable, err)
 	}
 	if _, err := admin.Exec(t.Context(), "DROP USER MAPPING FOR app SERVER txlimit"); err != nil {

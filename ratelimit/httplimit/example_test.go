@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
 )
@@ -17,7 +15,6 @@ import (
 var (
 	limits    ratelimit.Limiter
 	coalescer *ratelimit.Coalescer
-	pool      *pgxpool.Pool
 	mux       http.ServeMux
 
 	plans = map[string]ratelimit.Limit{
