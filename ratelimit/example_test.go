@@ -558,9 +558,9 @@ func ExampleLimit_Key_personalData() {
 		mac.Write([]byte(strings.ToLower(personal))) // the same person, the same key
 		return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 	}
-	failedLogins := ratelimit.TokenBucket("loginsByEmail", 5, time.Hour)
+	resetMails := ratelimit.TokenBucket("resetMails", 5, time.Hour)
 
-	result, err := limits.Consume(ctx, pool, failedLogins.Key(hashed("Ann@example.org")))
+	result, err := limits.Consume(ctx, pool, resetMails.Key(hashed("Ann@example.org")))
 	if err != nil {
 		fmt.Println(err)
 		return

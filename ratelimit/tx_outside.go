@@ -15,7 +15,7 @@ import (
 //
 // Use it for a count that must outlive a rollback and cannot be made before the transaction begins:
 //
-//	_, err := limits.Consume(ratelimit.OutsideTx(ctx), pool, failedLogins.Key(user))
+//	_, err := limits.Consume(ratelimit.OutsideTx(ctx), pool, failedLogins.Key(user, address))
 //
 // Such a call is a transaction of its own, and each attempt of InTx makes it again. It takes a second connection of the
 // pool. If every connection is held by a caller that wants another, none is free.
