@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "7ae64084dc4fdd0d94952a4956afc9ab7d816edca3903729619f0d96530c1a1e"
+const Hash = "fab8b7422acf502c445a6c1cda9da01858caa26d6a6c7781a87cb0bdb1fd9558"
