@@ -1015,31 +1015,62 @@ BEGIN
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_reset(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
+-- Writes into the history of overrides that a key was reset. Such a row has never been in force.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_note_reset(name text, key text, reason text, who text) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    id bigint;
+BEGIN
+    LOOP
+        INSERT INTO /* TEMPLATE: schema */rate_limit_overrides AS o (name, key, effect, until, reason, made_by)
+        VALUES (name, nullif(key, ''), 'reset', '-infinity', coalesce(reason, ''), coalesce(who, SESSION_USER))
+        ON CONFLICT DO NOTHING RETURNING o.id INTO id;
+        EXIT WHEN id IS NOT NULL; -- rows that were copied here may have the next ids already
+    END LOOP;
+END
+$body$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_reset(
+    name text, key text DEFAULT NULL, global boolean DEFAULT false, reason text DEFAULT NULL, who text DEFAULT NULL
+) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
     wrong text := CASE
-        WHEN name IS NULL OR name = '' THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
+        WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
+        WHEN octet_length(reason) > 4096 THEN 'the reason is longer than 4096 bytes'
+        WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         ELSE /* TEMPLATE: schema */_ratelimit_wrong_key(key, global) END;
+    deleted integer;
 BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
-    RETURN /* TEMPLATE: schema */_ratelimit_reset(ARRAY[name], ARRAY[coalesce(key, '')]);
+    deleted := /* TEMPLATE: schema */_ratelimit_reset(ARRAY[name], ARRAY[coalesce(key, '')]);
+    IF deleted > 0 AND coalesce(reason, who) IS NOT NULL THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_note_reset(name, key, reason, who);
+    END IF;
+    RETURN deleted;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reset(text, text, boolean) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reset(text, text, boolean, text, text) IS $text$
 Makes a key of a rate limit full again, and forgets its debts. It deletes the key's rows, and returns how many.
 
-    SELECT ratelimit_reset('sendMessage', 'user-17')
+    SELECT ratelimit_reset('sendMessage', 'user-17', reason => 'their retry loop is mended')
 
 Arguments:
   name    the name of the limit
   key     the key as it is stored; NULL or empty is an error, unless global is true
   global  true: the limit has no keys, and key must be NULL. Default false
+  reason  why, for those who look later: at most 4096 bytes; default NULL
+  who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
+
+With a reason or with who, it adds a row to rate_limit_overrides if it deletes rows: the history says who has reset the key, and when. The
+effect of such a row is reset. Without both, nothing is written down: a program that resets keys as it works fills no history.
 
 Errors:
   22023   an argument is invalid
@@ -2212,13 +2243,14 @@ $text$;
 -- What people decide about limits: other numbers, a block, or no limit, for one key or for all. Programs that have
 -- Limiter.Overrides follow this table. SQL by hand looks here if it is called without numbers.
 --
--- Rows are only added and marked as removed, so that the history stays. A row for the key goes before one for all keys. Among those of one
+-- Rows are only added and marked as removed, so that the history stays. The effect reset is that of ratelimit_reset: it is history from the
+-- beginning, and no predicate finds it in force. A row for the key goes before one for all keys. Among those of one
 -- level, a block in force goes before all others, and else the newest wins: by made_at, since ids begin anew where the rows were copied to.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     id           bigint           GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name         text COLLATE "C" NOT NULL,
     key          text COLLATE "C" CHECK (key <> ''),
-    effect       text             NOT NULL CHECK (effect IN ('numbers', 'block', 'unlimited')),
+    effect       text             NOT NULL CHECK (effect IN ('numbers', 'block', 'unlimited', 'reset')),
     rate         double precision,
     capacity     double precision,
     max_reserved double precision,
@@ -2232,6 +2264,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     changed_in   xid8             NOT NULL DEFAULT pg_current_xact_id(),
     made_as      text             NOT NULL DEFAULT SESSION_USER,
     removed_as   text,
+    CHECK (effect <> 'reset' OR coalesce(until, 'infinity') = '-infinity'),
     UNIQUE (name, key, made_at, id),
     UNIQUE (name, made_at, id), -- the newest of a limit, for its history
     UNIQUE (changed_in, id)
@@ -2245,7 +2278,7 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.name IS 'the name o
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.key IS 'the key; NULL: every key that has no override of its own, and the limit without keys';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.effect IS 'numbers, block or unlimited';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.effect IS 'numbers, block or unlimited; reset: the key was made full again, and nothing is in force';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.rate IS 'tokens per period; NULL: as defined';
 
@@ -2675,7 +2708,7 @@ BEGIN
                AND (pg_is_in_recovery() OR NOT pg_visible_in_snapshot(o.changed_in, since))
             OFFSET 0
           ) AS c
-          WHERE c.id > after
+          WHERE c.id > after AND c.effect <> 'reset'
           ORDER BY c.id LIMIT 10000)
       ) AS p;
 END
@@ -3977,7 +4010,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_list,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_numbers,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_reset,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_list,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_reset,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> '_ratelimit_distributed' -- which citus.sql changes
       ) AS f;
     version := '1';

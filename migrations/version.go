@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "fab8b7422acf502c445a6c1cda9da01858caa26d6a6c7781a87cb0bdb1fd9558"
+const Hash = "5ab6e8786d8c29dba6aaa705cae1fd63a77b331150994a45a0568863605e4de3"

@@ -227,7 +227,7 @@ func TestNoEscapeReachesTheTerminal(t *testing.T) {
 		}
 	}
 	// JSON says the same all the same.
-	if list := parse[overrideList](t, w.run("overrides", "--all", "--json")); len(list.Overrides) == 0 || *list.Overrides[0].Key != evil || list.Overrides[0].Reason != evil {
+	if list := parse[overrideList](t, w.run("overrides", "--all", "--json")); len(list.Overrides) < 2 || list.Overrides[0].Effect != effectReset || *list.Overrides[0].Key != evil || list.Overrides[1].Reason != evil {
 		t.Errorf("%+v", list)
 	}
 }

@@ -135,6 +135,24 @@ func TestPrintedKeysAreTheKeys(t *testing.T) {
 	}
 }
 
+// A reset is in the history of its key, with who did it and why, and in force nowhere.
+func TestAResetIsInTheHistory(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 10, 1000*time.Hour))
+	w.sql("SELECT ratelimit('l', 'k', count => 9), ratelimit('l', global => true)")
+	w.run("reset", "l", "k", "--yes", "--reason", "their loop is mended", "--who", "bea").wants(t, exitOK, "l k is full again")
+	w.run("reset", "l", "k", "--yes").wants(t, exitNothing, "it was full already")
+	w.run("reset", "l", "--yes").wants(t, exitOK, "full again")
+	w.run("overrides").wants(t, exitNothing, "No overrides are in force")
+	w.run("overrides", "--all").wants(t, exitOK, `l +k +reset +- +bea \(as \S+\) +\S+ \S+ +their loop is mended`, `l +\(no key\) +reset +- +ann`)
+	list := parse[overrideList](t, w.run("overrides", "l", "--all", "--json")).Overrides
+	if len(list) != 2 || list[1].Effect != "reset" || list[1].State != "done" || list[1].MadeBy != "bea" || list[1].Until != nil || list[0].Key != nil {
+		t.Errorf("%+v", list)
+	}
+	w.run("show", "l", "k").wants(t, exitOK, "balance +10 of 10", "reset +- +bea")
+	w.run("limits").wants(t, exitOK, "l +\\S+ +token bucket.* 0 +0 +-")
+	w.run("restore", "l", "k").wants(t, exitNothing, "no such override is in force")
+}
+
 // Texts that the columns do not take are mistakes of the command line: nothing is sent.
 func TestLongReasonsAndNames(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 10, time.Hour))
@@ -144,6 +162,7 @@ func TestLongReasonsAndNames(t *testing.T) {
 			w.run(append(strings.Fields(command), "--"+flag, "a\xff")...).wants(t, exitUsage, "--"+flag+" is not valid UTF-8")
 		}
 	}
+	w.run("reset", "l", "k", "--yes", "--reason", strings.Repeat("x", 4097)).wants(t, exitUsage, "--reason has 4097 bytes, more than 4096")
 	for _, command := range []string{"restore l k", "unblock l k", "restore l --yes"} {
 		w.run(append(strings.Fields(command), "--who", strings.Repeat("x", 256))...).wants(t, exitUsage, "--who has 256 bytes, more than 255")
 	}
