@@ -2606,6 +2606,8 @@ DECLARE
     was record;
     more double precision;
     wrong text;
+    unknown double precision; -- for how many seconds programs may not know of the override
+    timeout double precision; -- of a statement, in seconds; 0: none
 BEGIN
     SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = id FOR UPDATE;
     IF o.added IS NOT NULL THEN
@@ -2623,7 +2625,14 @@ BEGIN
     IF o.changed_in = pg_current_xact_id() THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('override %s is not committed yet: a program that does not know it would cut the tokens again', id);
     END IF;
-    PERFORM pg_sleep(greatest(extract(epoch FROM o.made_at - clock_timestamp())::double precision + '2', '0')); -- until programs know
+    unknown := greatest(extract(epoch FROM o.made_at - clock_timestamp())::double precision + '2', '0');
+    timeout := extract(epoch FROM current_setting('statement_timeout')::interval)::double precision;
+    IF timeout > '0' AND timeout < unknown + '0.1' THEN -- a statement that is cancelled does not say why
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = pg_catalog.format('override %s: nothing was added: programs may not know of it for another %s s, and statement_timeout is %s', id, round(unknown::numeric, 1), current_setting('statement_timeout')),
+            HINT = 'Call it again then. Or call it after SET LOCAL statement_timeout = ''10s'', in one transaction.';
+    END IF;
+    PERFORM pg_sleep(unknown);
     -- The capacity before is that of the override in force before or, without one, as passed or as published. Where only the program
     -- knows the numbers, an override has to give its capacity.
     SELECT CASE WHEN f.effect IN ('block', 'unlimited') THEN f.effect ELSE 'varies' END AS effect, f.capacity, f.id AS override
@@ -2669,6 +2678,7 @@ Arguments:
             before has it; and the override itself has to give a capacity
 
 Errors:
+  55000  statement_timeout is shorter than what is left of the two seconds. Call it again then
   22023  there is no such override in force, it is of this transaction, or the capacity before it is not known, or is another
 $text$;
 

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "5ab6e8786d8c29dba6aaa705cae1fd63a77b331150994a45a0568863605e4de3"
+const Hash = "3d0b4f79a5e192ced5270ef86c8028ed26a034834beb66570b69d2e6b38a4e70"
