@@ -8,6 +8,10 @@ IF current_setting('server_encoding') <> 'UTF8' THEN
     RAISE feature_not_supported USING MESSAGE = pg_catalog.format('txlimit needs a database with the encoding UTF8, and this one has %s', current_setting('server_encoding')),
         HINT = 'CREATE DATABASE ... ENCODING ''UTF8'' TEMPLATE template0, and move the data there.';
 END IF;
+IF EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = current_schema() AND tablename = 'rate_limits') THEN
+    RAISE duplicate_table USING MESSAGE = pg_catalog.format('relation "rate_limits" already exists in schema %I: txlimit is there already, or another table has its name', current_schema()),
+        HINT = 'docs/operations.md#upgrade says how to upgrade it, and #which-schema-is-this which version it is.';
+END IF;
 EXECUTE pg_catalog.replace($engine$
 -- One row per (limit, key), or per shard of it. A missing row is a full one.
 --

@@ -133,10 +133,4 @@ func unsendable(conn *pgx.Conn) bool {
 		(conn.PgConn().ParameterStatus("standard_conforming_strings") != "on" || conn.PgConn().ParameterStatus("client_encoding") != "UTF8")
 }
 
-// unsentQuery is an error of a query that was not sent, as pgconn.SafeToRetry knows it.
-type unsentQuery string
-
-func (e unsentQuery) Error() string     { return string(e) }
-func (e unsentQuery) SafeToRetry() bool { return true }
-
-const errUnsendable = unsentQuery("pgx sends nothing by the simple protocol unless standard_conforming_strings is on and client_encoding is UTF8: set them, or choose another QueryExecMode")
+var errUnsendable = unsentError{errors.New("pgx sends nothing by the simple protocol unless standard_conforming_strings is on and client_encoding is UTF8: set them, or choose another QueryExecMode")}
