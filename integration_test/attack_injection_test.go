@@ -125,10 +125,12 @@ func TestInjectionsAreNamesAndKeysAndNothingElse(t *testing.T) {
 				if way.name == pgx.QueryExecModeSimpleProtocol.String() && conforming == "off" {
 					// pgx writes literals for the other setting, so it refuses to send any.
 					for _, text := range injections {
-						if result, err := limiter.Consume(t.Context(), db, injected(text)); err == nil || result.OK || denied(err) {
+						result, err := limiter.Consume(t.Context(), db, injected(text))
+						if err == nil || result.OK || denied(err) || errors.Is(err, ratelimit.ErrUnknownOutcome) || !strings.Contains(err.Error(), "choose another QueryExecMode") {
 							t.Errorf("%q: %+v, %v", text, result, err)
 						}
 					}
+					nothingIsSent(t, db.(*pgxpool.Pool))
 					unharmed(t, 0)
 					return
 				}
@@ -356,4 +358,36 @@ func (s *site) raw(path string) (head string) {
 		b.Write(line)
 	}
 	return strings.TrimSuffix(b.String(), "\r\n\r\n")
+}
+
+// nothingIsSent: pgx refuses to write literals, so nothing is consumed, and no call leaves that open.
+func nothingIsSent(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	var limiter ratelimit.Limiter
+	request := ratelimit.TokenBucket("unsent", 10, time.Hour).Key("k")
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	batch := &pgx.Batch{}
+	batch.Queue("SELECT 1")
+	if _, err := limiter.QueueConsume(t.Context(), batch, request); err != nil {
+		t.Fatal(err)
+	}
+	sharded := ratelimit.TokenBucket("unsent", 10, time.Hour, ratelimit.Shards(2)).Key("k")
+	for way, err := range map[string]error{
+		"pool":      func() error { _, err := limiter.Consume(t.Context(), pool, request); return err }(),
+		"several":   func() error { _, err := (&ratelimit.Limiter{}).Charge(t.Context(), pool, sharded); return err }(),
+		"Coalescer": func() error { _, err := limiter.Consume(t.Context(), coalescer, request); return err }(),
+		"SendTx":    limiter.SendTx(t.Context(), pool, batch),
+		"InTx": limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := limiter.Consume(ctx, tx, request)
+			return err
+		}),
+	} {
+		if err == nil || errors.Is(err, ratelimit.ErrUnknownOutcome) {
+			t.Errorf("%s: %v, want an error after which nothing is open", way, err)
+		}
+	}
+	if err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, "SELECT 1"); return err }); errors.Is(err, ratelimit.ErrUnknownOutcome) {
+		t.Errorf("a transaction without arguments: %v", err)
+	}
 }

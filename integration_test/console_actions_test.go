@@ -65,7 +65,12 @@ func TestEveryActionOfTheConsole(t *testing.T) {
 	p.post(http.StatusOK, acme, url.Values{"action": {"restore"}}, "nothing in force to end")
 
 	p.post(http.StatusOK, acme, url.Values{"action": {"block"}, "end": {"15m"}, "reason": {"abuse"}}, "Blocked", "14 min")
-	p.post(http.StatusOK, acme, url.Values{"action": {"reset"}}, "It goes on", "Blocked")
+	p.post(http.StatusBadRequest, acme, url.Values{"action": {"reset"}, "reason": {strings.Repeat("x", 4097)}}, "The reason has 4097 bytes")
+	p.post(http.StatusOK, acme, url.Values{"action": {"reset"}, "reason": {"their loop is mended"}}, "It goes on", "Blocked", "reset", "their loop is mended", "done")
+	p.post(http.StatusOK, acme, url.Values{"action": {"reset"}}, "It goes on", "Blocked") // it is full, so nothing is written down
+	if got := scan[string](t, pool, "SELECT string_agg(concat_ws(' ', key, reason, made_by, made_as = session_user), ', ') FROM rate_limit_overrides WHERE effect = 'reset'"); got != "acme their loop is mended ann t" {
+		t.Errorf("the trace of the reset: %s", got)
+	}
 	if takes(t, pool, "signUps", "acme", 1) {
 		t.Error("a blocked key was granted")
 	}

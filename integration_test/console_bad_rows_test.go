@@ -64,6 +64,46 @@ func TestOneBadRowBlindsNobody(t *testing.T) {
 	}
 }
 
+// A row whose ts is infinite is shown as broken, and all others as they are, on the page and in SQL.
+func TestARowWithAnInfiniteTime(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	publish(t, pool, `[{"name": "bucket", "kind": "token bucket", "rate": 10, "period": "1000 hours"}, {"name": "window", "kind": "fixed window", "rate": 10, "period": "1000 hours"},
+		{"name": "calendar", "kind": "calendar window", "rate": 10, "period": "1 year"}]`)
+	p := newConsole(t, pool, "ann")
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+	for _, limit := range []string{"bucket", "window", "calendar"} {
+		exec("SELECT ratelimit($1, 'sound', count => 10)", limit)
+		for key, ts := range map[string][2]string{"ahead": {"infinity", "now"}, "past": {"now", "-infinity"}, "both": {"infinity", "-infinity"}} {
+			exec("INSERT INTO rate_limits SELECT $1, $2, n - 1, 2, 1, ($3::text[])[n]::timestamptz FROM generate_series(1, 2) AS n", limit, key, []string{ts[0], ts[1]})
+		}
+		const sql = "SELECT string_agg(key || ' ' || coalesce(remaining::text, 'NULL') || ' ' || (retry_at = 'infinity'), ', ' ORDER BY key) FROM ratelimit_keys($1) WHERE retry_at IS NOT NULL"
+		want := "ahead NULL true, both NULL true, past NULL true, sound 0 false"
+		if got := scan[string](t, pool, strings.Replace(sql, "remaining::text", "round(remaining::numeric)::text", 1), limit); got != want {
+			t.Errorf("%s: %s, want %s", limit, got, want)
+		}
+		for _, key := range []string{"ahead", "past", "both"} {
+			if text := p.get(http.StatusOK, "key?name="+limit+"&key="+key); !strings.Contains(text, "Broken row") {
+				t.Errorf("%s, %s: the page does not say that the row is broken", limit, key)
+			}
+		}
+		if text := p.get(http.StatusOK, "limit?name="+limit+"&q=s"); !strings.Contains(text, "sound") {
+			t.Errorf("%s: the other key is not listed", limit)
+		}
+		p.get(http.StatusOK, "limit?name="+limit+"&q=a")
+		if swept := scan[int](t, pool, "SELECT deleted FROM ratelimit_sweep($1)", limit); swept != 0 {
+			t.Errorf("%s: %d rows are swept", limit, swept)
+		}
+		exec("SELECT ratelimit_reset($1, 'past')", limit)
+		exec("SELECT ratelimit($1, 'past')", limit)
+	}
+}
+
 // A role with the documented grants decides, and cannot rewrite who decided what.
 func TestNobodyRewritesTheHistory(t *testing.T) {
 	t.Parallel()

@@ -742,8 +742,8 @@ func TestOverridesThatCannotBe(t *testing.T) {
 	}
 }
 
-// TestAddThatIsCancelledAddsNothing: ratelimit_add waits for the programs, so a short statement_timeout cancels it. The next call adds all.
-func TestAddThatIsCancelledAddsNothing(t *testing.T) {
+// TestAddRefusesAShortTimeout: ratelimit_add waits for the programs, and a short statement_timeout would cancel it. The next call adds all.
+func TestAddRefusesAShortTimeout(t *testing.T) {
 	t.Parallel()
 	needsSession(t, "since it sets a timeout")
 	pool := newPool(t, 1)
@@ -752,9 +752,18 @@ func TestAddThatIsCancelledAddsNothing(t *testing.T) {
 	}
 	mustExec(t, pool, "INSERT INTO rate_limits VALUES ('limit', 'ann', 0, 1, 0, now())")
 	id := scan[int64](t, pool, "SELECT ratelimit_override('limit', 'ann', rate => 30)")
-	mustExec(t, pool, "UPDATE rate_limit_overrides SET made_at = now() + interval '1 hour'; SET statement_timeout = '50ms'") // it waits for long
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_add($1)", id); sqlState(err) != "57014" {
-		t.Errorf("with a short timeout: %v, want 57014", err)
+	mustExec(t, pool, "UPDATE rate_limit_overrides SET made_at = now() + interval '1 hour'; SET statement_timeout = '1s'") // it waits for long
+	for _, timeout := range []string{"50ms", "1s", "2min", "3601s"} {
+		_, err := pool.Exec(t.Context(), fmt.Sprintf("SET statement_timeout = '%s'; SELECT ratelimit_add(%d)", timeout, id))
+		if sqlState(err) != "55000" || !strings.Contains(err.Error(), "nothing was added: programs may not know of it for another 360") {
+			t.Errorf("with a timeout of %s: %v, want 55000", timeout, err)
+		}
+	}
+	mustExec(t, pool, "RESET statement_timeout")
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := pool.Exec(ctx, fmt.Sprintf("SET statement_timeout = '2h'; SELECT ratelimit_add(%d)", id)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("with a long timeout: %v, want that it waits", err)
 	}
 	mustExec(t, pool, "RESET statement_timeout; UPDATE rate_limit_overrides SET made_at = now() - interval '1 hour'")
 	if value := scan[float64](t, pool, "SELECT value FROM rate_limits"); value != 0 {

@@ -216,6 +216,11 @@ func TestSchemaSQLMakesWhatTheMigrationsMake(t *testing.T) {
 			if err != nil || len(out) > 0 {
 				t.Fatalf("psql: %v\n%s", err, out)
 			}
+			// Again, it says what is wrong in a few lines.
+			out, err = exec.CommandContext(t.Context(), psql, "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", "-f", "../migrations/schema.sql", forAll(t, url)).CombinedOutput()
+			if err == nil || strings.Count(string(out), "\n") > 5 || !strings.Contains(string(out), `relation "rate_limits" already exists in schema`) || !strings.Contains(string(out), "#upgrade") {
+				t.Errorf("psql, again: %v\n%.1000s", err, out)
+			}
 		}
 	}
 	for name, way := range ways {

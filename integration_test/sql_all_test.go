@@ -127,7 +127,7 @@ func TestThePublicFunctionsOfSQL(t *testing.T) {
 		"ratelimit_all":     "requests jsonb, TABLE(name text, key text, remaining double precision, reset_at timestamp with time zone, at timestamp with time zone)",
 		"ratelimit_keys":    "name text, " + numbers + kind + calendar + ", keys text[] DEFAULT NULL::text[], TABLE(key text, remaining double precision, retry_at timestamp with time zone)",
 		"ratelimit_sweep":   "name text, " + numbers + kind + "first text DEFAULT ''::text, varies interval DEFAULT NULL::interval, OUT deleted integer, OUT next text",
-		"ratelimit_reset":   "name text, key text DEFAULT NULL::text, global boolean DEFAULT false",
+		"ratelimit_reset":   "name text, key text DEFAULT NULL::text, global boolean DEFAULT false, reason text DEFAULT NULL::text, who text DEFAULT NULL::text",
 	}
 	rows, err := pool.Query(t.Context(), `SELECT p.proname, pg_get_function_arguments(p.oid) || CASE WHEN p.proretset THEN ', ' || pg_get_function_result(p.oid) ELSE '' END, obj_description(p.oid) IS NOT NULL
 		  FROM pg_proc AS p WHERE p.pronamespace = current_schema::regnamespace AND p.proname LIKE 'ratelimit%'`)
@@ -585,7 +585,8 @@ func TestRatelimitReset(t *testing.T) {
 	}
 	for call, text := range map[string]string{
 		"'l'": "global => true", "'l', NULL": "global => true", "'l', ''": "global => true", "'', 'ann'": "name must have 1 to 255 bytes, not", "NULL, 'ann'": "name must have 1 to 255 bytes, not",
-		"'l', 'ann', global => true": "key must be NULL with global => true",
+		"'l', 'ann', global => true": "key must be NULL with global => true", "repeat('x', 256), 'ann'": "name must have 1 to 255 bytes, not 256",
+		"'l', 'ann', reason => repeat('x', 4097)": "the reason is longer than 4096 bytes", "'l', 'ann', who => repeat('x', 256)": "who is longer than 255 bytes",
 	} {
 		if _, err := pool.Exec(t.Context(), "SELECT ratelimit_reset("+call+")"); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
 			t.Errorf("ratelimit_reset(%s): %v, want %q", call, err, text)
@@ -599,5 +600,54 @@ func TestRatelimitReset(t *testing.T) {
 	}
 	if rows := tableOf(t, pool); !strings.HasPrefix(rows, "(l,bob,") || strings.Contains(rows, "\n") {
 		t.Errorf("the table has\n%s", rows)
+	}
+	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides"); n != 0 {
+		t.Errorf("%d rows of history without a reason or a name", n)
+	}
+}
+
+// TestAResetLeavesATrace in the history, if it says who or why and deletes rows. No program takes the trace for an override.
+func TestAResetLeavesATrace(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	limit := ratelimit.TokenBucket("l", 10, 1000*time.Hour, ratelimit.Varies(2000*time.Hour))
+	var problems []error
+	limiter := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool, OnError: func(err error) { problems = append(problems, err) }}}
+	load := func() {
+		t.Helper()
+		if err := limiter.Overrides.Load(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	load()
+	for _, key := range []string{"ann", "bob", "cid"} {
+		if _, err := limiter.Consume(t.Context(), pool, limit.Key(key).Count(10)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustExec(t, pool, "SELECT ratelimit_reset('l', 'ann', who => 'an operator')")
+	mustExec(t, pool, "SELECT ratelimit_reset('l', 'bob', reason => 'why not')")
+	mustExec(t, pool, "SELECT ratelimit_reset('l', 'nobody', who => 'an operator')")
+	mustExec(t, pool, "SELECT ratelimit_reset('l', 'cid')")
+	mustExec(t, pool, "SELECT ratelimit('other', rate => 1, period => '1 hour', global => true), ratelimit_reset('other', global => true, who => 'an operator')")
+	const trace = "SELECT string_agg(concat_ws(' ', name, coalesce(key, '-'), effect, until, reason, made_by = session_user, made_by = 'an operator', made_as = session_user, made_at > now() - interval '1 minute', removed_at IS NULL), ', ' ORDER BY id) FROM rate_limit_overrides"
+	const want = "l ann reset -infinity  f t t t t, l bob reset -infinity why not t f t t t, other - reset -infinity  f t t t t"
+	if got := scan[string](t, pool, trace); got != want {
+		t.Errorf("the history has %s\nwant %s", got, want)
+	}
+	load() // what has changed
+	limiter.Overrides = &ratelimit.Overrides{DB: pool, OnError: limiter.Overrides.OnError}
+	load() // all
+	if _, err := limiter.Consume(t.Context(), pool, limit.Key("ann").Count(10)); err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", err, problems)
+	}
+	if n := scan[int](t, pool, "SELECT count(*) FROM (VALUES ('l', 'ann'), ('l', 'new'), ('other', '')) AS k (name, key), _ratelimit_override_of(k.name, k.key, clock_timestamp() - interval '10 years')"); n != 0 {
+		t.Errorf("%d are in force", n)
+	}
+	if _, err := pool.Exec(t.Context(), "INSERT INTO rate_limit_overrides (name, key, effect) VALUES ('l', 'ann', 'reset')"); sqlState(err) != "23514" {
+		t.Errorf("a reset that is in force: %v", err)
+	}
+	if _, err := pool.Exec(t.Context(), "UPDATE rate_limit_overrides SET until = 'infinity'"); sqlState(err) != "23514" {
+		t.Errorf("a reset that is in force: %v", err)
 	}
 }

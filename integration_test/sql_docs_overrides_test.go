@@ -107,10 +107,10 @@ func TestTheDocumentedOverrides(t *testing.T) {
 		t.Errorf("it was blocked by %s", who)
 	}
 
-	mustExec(t, pool, "UPDATE rate_limit_overrides SET removed_at = now() - interval '2 years' WHERE effect = 'block'")
+	mustExec(t, pool, "UPDATE rate_limit_overrides SET made_at = now() - interval '3 years', removed_at = now() - interval '2 years' WHERE effect = 'block'; SELECT _ratelimit_note_reset('signUps', 'acme', NULL, 'bea')")
 	mustExec(t, pool, docSQL(t, "docs/overrides.md", "DELETE FROM rate_limit_overrides"))
-	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides"); n != 3 {
-		t.Errorf("%d overrides are left, want 3", n)
+	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides"); n != 4 {
+		t.Errorf("%d overrides are left, want 3 and a reset", n)
 	}
 
 	app := role("app_user", "GRANT USAGE ON SCHEMA app TO app_user", docSQL(t, "docs/start-and-stop.md", "ON app.rate_limit_definitions TO app_user"))

@@ -274,7 +274,7 @@ func TestOperationsAt3AM(t *testing.T) {
 				n.Error(err)
 			}
 		},
-		"ratelimit_reset('sendMessage', 'user-17')": func(n *night, sql string) {
+		"ratelimit_reset('sendMessage', 'user-17'": func(n *night, sql string) {
 			user, other := nightMessages.Key("user-17"), nightMessages.Key("user-18")
 			for range 3 { // again and again
 				n.consume(n.pool, user.Count(20))

@@ -378,8 +378,48 @@ func TestInTxOfAFunctionThatRollsBackItself(t *testing.T) {
 		}
 	}
 	err = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) })
-	if err == nil {
-		t.Error("a rolled back transaction is reported as committed")
+	if !errors.Is(err, pgx.ErrTxCommitRollback) || errors.Is(err, ratelimit.ErrUnknownOutcome) {
+		t.Errorf("a transaction that was rolled back by hand: %v, want that nothing is committed", err)
+	}
+	// So it is after a statement, and on a connection; the row of a commit by hand is there.
+	attempts := 0
+	ended := func(db interface {
+		BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
+	}, end func(ctx context.Context, tx pgx.Tx) error,
+	) error {
+		return limiter.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+			attempts++
+			if _, err := limiter.Consume(ctx, tx, firstLimit.Key("by hand")); err != nil {
+				return err
+			}
+			return end(ctx, tx)
+		})
+	}
+	rollBack := func(ctx context.Context, tx pgx.Tx) error { defer tx.Rollback(ctx); return tx.Rollback(ctx) }
+	commit := func(ctx context.Context, tx pgx.Tx) error { defer tx.Rollback(ctx); return tx.Commit(ctx) }
+	onConn := func(end func(ctx context.Context, tx pgx.Tx) error) (err error) {
+		conn, acquireErr := pool.Acquire(t.Context())
+		if acquireErr != nil {
+			t.Fatal(acquireErr)
+		}
+		defer conn.Release()
+		return ended(conn, end)
+	}
+	for what, err := range map[string]error{"pool": ended(pool, rollBack), "connection": onConn(rollBack)} {
+		if !errors.Is(err, pgx.ErrTxCommitRollback) || errors.Is(err, ratelimit.ErrUnknownOutcome) {
+			t.Errorf("%s, rolled back by hand: %v, want that nothing is committed", what, err)
+		}
+	}
+	if rows := scan[int](t, pool, "SELECT count(*) FROM rate_limits WHERE key = 'by hand'"); rows != 0 {
+		t.Errorf("%d rows after rollbacks", rows)
+	}
+	for what, err := range map[string]error{"pool": ended(pool, commit), "connection": onConn(commit)} {
+		if !errors.Is(err, ratelimit.ErrUnknownOutcome) || errors.Is(err, pgx.ErrTxCommitRollback) {
+			t.Errorf("%s, committed by hand: %v, want an unknown outcome", what, err)
+		}
+	}
+	if rows := scan[int](t, pool, "SELECT count(*) FROM rate_limits WHERE key = 'by hand'"); rows != 1 || attempts != 4 {
+		t.Errorf("%d rows after commits, %d attempts", rows, attempts)
 	}
 	if n := pool.Stat().NewConnsCount(); n != 1 {
 		t.Errorf("%d connections were made, want one", n)

@@ -8,6 +8,10 @@ IF current_setting('server_encoding') <> 'UTF8' THEN
     RAISE feature_not_supported USING MESSAGE = pg_catalog.format('txlimit needs a database with the encoding UTF8, and this one has %s', current_setting('server_encoding')),
         HINT = 'CREATE DATABASE ... ENCODING ''UTF8'' TEMPLATE template0, and move the data there.';
 END IF;
+IF EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = current_schema() AND tablename = 'rate_limits') THEN
+    RAISE duplicate_table USING MESSAGE = pg_catalog.format('relation "rate_limits" already exists in schema %I: txlimit is there already, or another table has its name', current_schema()),
+        HINT = 'docs/operations.md#upgrade says how to upgrade it, and #which-schema-is-this which version it is.';
+END IF;
 EXECUTE pg_catalog.replace($engine$
 -- One row per (limit, key), or per shard of it. A missing row is a full one.
 --
@@ -1015,31 +1019,62 @@ BEGIN
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_reset(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
+-- Writes into the history of overrides that a key was reset. Such a row has never been in force.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_note_reset(name text, key text, reason text, who text) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    id bigint;
+BEGIN
+    LOOP
+        INSERT INTO /* TEMPLATE: schema */rate_limit_overrides AS o (name, key, effect, until, reason, made_by)
+        VALUES (name, nullif(key, ''), 'reset', '-infinity', coalesce(reason, ''), coalesce(who, SESSION_USER))
+        ON CONFLICT DO NOTHING RETURNING o.id INTO id;
+        EXIT WHEN id IS NOT NULL; -- rows that were copied here may have the next ids already
+    END LOOP;
+END
+$body$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_reset(
+    name text, key text DEFAULT NULL, global boolean DEFAULT false, reason text DEFAULT NULL, who text DEFAULT NULL
+) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
     wrong text := CASE
-        WHEN name IS NULL OR name = '' THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
+        WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
+        WHEN octet_length(reason) > 4096 THEN 'the reason is longer than 4096 bytes'
+        WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         ELSE /* TEMPLATE: schema */_ratelimit_wrong_key(key, global) END;
+    deleted integer;
 BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
-    RETURN /* TEMPLATE: schema */_ratelimit_reset(ARRAY[name], ARRAY[coalesce(key, '')]);
+    deleted := /* TEMPLATE: schema */_ratelimit_reset(ARRAY[name], ARRAY[coalesce(key, '')]);
+    IF deleted > 0 AND coalesce(reason, who) IS NOT NULL THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_note_reset(name, key, reason, who);
+    END IF;
+    RETURN deleted;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reset(text, text, boolean) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reset(text, text, boolean, text, text) IS $text$
 Makes a key of a rate limit full again, and forgets its debts. It deletes the key's rows, and returns how many.
 
-    SELECT ratelimit_reset('sendMessage', 'user-17')
+    SELECT ratelimit_reset('sendMessage', 'user-17', reason => 'their retry loop is mended')
 
 Arguments:
   name    the name of the limit
   key     the key as it is stored; NULL or empty is an error, unless global is true
   global  true: the limit has no keys, and key must be NULL. Default false
+  reason  why, for those who look later: at most 4096 bytes; default NULL
+  who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
+
+With a reason or with who, it adds a row to rate_limit_overrides if it deletes rows: the history says who has reset the key, and when. The
+effect of such a row is reset. Without both, nothing is written down: a program that resets keys as it works fills no history.
 
 Errors:
   22023   an argument is invalid
@@ -2212,13 +2247,14 @@ $text$;
 -- What people decide about limits: other numbers, a block, or no limit, for one key or for all. Programs that have
 -- Limiter.Overrides follow this table. SQL by hand looks here if it is called without numbers.
 --
--- Rows are only added and marked as removed, so that the history stays. A row for the key goes before one for all keys. Among those of one
+-- Rows are only added and marked as removed, so that the history stays. The effect reset is that of ratelimit_reset: it is history from the
+-- beginning, and no predicate finds it in force. A row for the key goes before one for all keys. Among those of one
 -- level, a block in force goes before all others, and else the newest wins: by made_at, since ids begin anew where the rows were copied to.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     id           bigint           GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name         text COLLATE "C" NOT NULL,
     key          text COLLATE "C" CHECK (key <> ''),
-    effect       text             NOT NULL CHECK (effect IN ('numbers', 'block', 'unlimited')),
+    effect       text             NOT NULL CHECK (effect IN ('numbers', 'block', 'unlimited', 'reset')),
     rate         double precision,
     capacity     double precision,
     max_reserved double precision,
@@ -2232,6 +2268,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     changed_in   xid8             NOT NULL DEFAULT pg_current_xact_id(),
     made_as      text             NOT NULL DEFAULT SESSION_USER,
     removed_as   text,
+    CHECK (effect <> 'reset' OR coalesce(until, 'infinity') = '-infinity'),
     UNIQUE (name, key, made_at, id),
     UNIQUE (name, made_at, id), -- the newest of a limit, for its history
     UNIQUE (changed_in, id)
@@ -2245,7 +2282,7 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.name IS 'the name o
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.key IS 'the key; NULL: every key that has no override of its own, and the limit without keys';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.effect IS 'numbers, block or unlimited';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.effect IS 'numbers, block or unlimited; reset: the key was made full again, and nothing is in force';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.rate IS 'tokens per period; NULL: as defined';
 
@@ -2573,6 +2610,8 @@ DECLARE
     was record;
     more double precision;
     wrong text;
+    unknown double precision; -- for how many seconds programs may not know of the override
+    timeout double precision; -- of a statement, in seconds; 0: none
 BEGIN
     SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = id FOR UPDATE;
     IF o.added IS NOT NULL THEN
@@ -2590,7 +2629,14 @@ BEGIN
     IF o.changed_in = pg_current_xact_id() THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('override %s is not committed yet: a program that does not know it would cut the tokens again', id);
     END IF;
-    PERFORM pg_sleep(greatest(extract(epoch FROM o.made_at - clock_timestamp())::double precision + '2', '0')); -- until programs know
+    unknown := greatest(extract(epoch FROM o.made_at - clock_timestamp())::double precision + '2', '0');
+    timeout := extract(epoch FROM current_setting('statement_timeout')::interval)::double precision;
+    IF timeout > '0' AND timeout < unknown + '0.1' THEN -- a statement that is cancelled does not say why
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = pg_catalog.format('override %s: nothing was added: programs may not know of it for another %s s, and statement_timeout is %s', id, round(unknown::numeric, 1), current_setting('statement_timeout')),
+            HINT = 'Call it again then. Or call it after SET LOCAL statement_timeout = ''10s'', in one transaction.';
+    END IF;
+    PERFORM pg_sleep(unknown);
     -- The capacity before is that of the override in force before or, without one, as passed or as published. Where only the program
     -- knows the numbers, an override has to give its capacity.
     SELECT CASE WHEN f.effect IN ('block', 'unlimited') THEN f.effect ELSE 'varies' END AS effect, f.capacity, f.id AS override
@@ -2636,6 +2682,7 @@ Arguments:
             before has it; and the override itself has to give a capacity
 
 Errors:
+  55000  statement_timeout is shorter than what is left of the two seconds. Call it again then
   22023  there is no such override in force, it is of this transaction, or the capacity before it is not known, or is another
 $text$;
 
@@ -2675,7 +2722,7 @@ BEGIN
                AND (pg_is_in_recovery() OR NOT pg_visible_in_snapshot(o.changed_in, since))
             OFFSET 0
           ) AS c
-          WHERE c.id > after
+          WHERE c.id > after AND c.effect <> 'reset'
           ORDER BY c.id LIMIT 10000)
       ) AS p;
 END
@@ -3355,10 +3402,10 @@ BEGIN
         period := /* TEMPLATE: schema */_ratelimit_longest(period);
     END IF;
     RETURN QUERY
-        SELECT t.key, t.total, CASE WHEN t.total < least(capacity, 1) THEN
+        SELECT t.key, t.total, CASE WHEN NOT t.sound THEN 'infinity' WHEN t.total < least(capacity, 1) THEN
                nullif(/* TEMPLATE: schema */_ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0, false, windows), at) END
           FROM (
-            SELECT s.*, CASE WHEN pg_catalog.cardinality(s.value) > 1 THEN
+            SELECT s.*, CASE WHEN NOT s.sound THEN NULL WHEN pg_catalog.cardinality(s.value) > 1 THEN
                    /* TEMPLATE: schema */_ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid, windows)
                    ELSE -- the same sum, which the planner inlines: there may be millions of keys
                    /* TEMPLATE: schema */_ratelimit_available(s.value[1], s.ts[1], /* TEMPLATE: schema */_ratelimit_upto(at, period, s.grid, windows),
@@ -3367,14 +3414,16 @@ BEGIN
               FROM (
                 SELECT r.key, CASE kind WHEN 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start)
                        WHEN 'calendar window' THEN windows[1] END AS grid,
-                       pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
+                       pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts,
+                       bool_and(isfinite(r.ts)) AS sound -- another row is of no program, and every call for its key fails
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = name AND keys IS NULL
                  GROUP BY r.key
                 UNION ALL
                 SELECT r.key, CASE kind WHEN 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start)
                        WHEN 'calendar window' THEN windows[1] END AS grid,
-                       pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
+                       pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts,
+                       bool_and(isfinite(r.ts)) AS sound -- another row is of no program, and every call for its key fails
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = name AND r.key = ANY (keys)
                  GROUP BY r.key
@@ -3417,7 +3466,8 @@ Without any numbers, they are those that a program has published, each key's und
 
 A blocked key has retry_at infinity if the block has no end, and an unlimited one has remaining Infinity. Numbers other than the program's
 give another answer. If the program gives some keys numbers of their own, remaining and retry_at are NULL without numbers: they are not
-known. An invalid argument is an error, SQLSTATE 22023.
+known. remaining NULL with retry_at infinity is a key whose row no program has written: its ts is infinite. Every call for it fails until
+ratelimit_reset. An invalid argument is an error, SQLSTATE 22023.
 $text$;
 
 -- Deletes idle rows, so that the table does not grow with every key ever used. An idle row has exactly the tokens of a
@@ -3974,7 +4024,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_list,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_numbers,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_reset,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_list,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_reset,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> '_ratelimit_distributed' -- which citus.sql changes
       ) AS f;
     version := '1';

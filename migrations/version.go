@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "7ae64084dc4fdd0d94952a4956afc9ab7d816edca3903729619f0d96530c1a1e"
+const Hash = "3d0b4f79a5e192ced5270ef86c8028ed26a034834beb66570b69d2e6b38a4e70"

@@ -72,6 +72,9 @@ func replyTo(args []any, commits bool) *reply {
 
 // RewriteQuery chooses the form. Without a connection of pgx, it is the portable one.
 func (r *reply) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args []any) (string, []any, error) {
+	if conn != nil && unsendable(conn) {
+		return "", nil, errUnsendable
+	}
 	r.sent = conn == nil || !conn.IsClosed() && conn.PgConn().TxStatus() == 'I'
 	if r.portable = conn == nil || !inBinary(conn); r.portable {
 		return portable(sql, args)
@@ -106,16 +109,28 @@ func (r *reply) scan(dest []any) error {
 	return scanRecord(record, dest...)
 }
 
-// inBinary reports whether a connection's query mode has binary answers. It notes the result on the connection, since
-// asking pgx copies the whole configuration.
+// inBinary reports whether a connection's query mode has binary answers.
 func inBinary(conn *pgx.Conn) bool {
-	const key = "txlimit: binary"
-	notes := conn.PgConn().CustomData()
-	is, known := notes[key].(bool)
-	if !known {
-		mode := conn.Config().DefaultQueryExecMode
-		is = mode != pgx.QueryExecModeExec && mode != pgx.QueryExecModeSimpleProtocol
-		notes[key] = is
-	}
-	return is
+	mode := modeOf(conn)
+	return mode != pgx.QueryExecModeExec && mode != pgx.QueryExecModeSimpleProtocol
 }
+
+// modeOf is a connection's query mode. It is noted on the connection, since asking pgx copies the whole configuration.
+func modeOf(conn *pgx.Conn) pgx.QueryExecMode {
+	const key = "txlimit: mode"
+	notes := conn.PgConn().CustomData()
+	mode, known := notes[key].(pgx.QueryExecMode)
+	if !known {
+		mode = conn.Config().DefaultQueryExecMode
+		notes[key] = mode
+	}
+	return mode
+}
+
+// unsendable reports whether pgx would send no query with arguments on a connection. Its own error does not say that nothing was sent.
+func unsendable(conn *pgx.Conn) bool {
+	return modeOf(conn) == pgx.QueryExecModeSimpleProtocol &&
+		(conn.PgConn().ParameterStatus("standard_conforming_strings") != "on" || conn.PgConn().ParameterStatus("client_encoding") != "UTF8")
+}
+
+var errUnsendable = unsentError{errors.New("pgx sends nothing by the simple protocol unless standard_conforming_strings is on and client_encoding is UTF8: set them, or choose another QueryExecMode")}

@@ -130,7 +130,9 @@ func definitionsOnly(limits []Limit) error {
 		if *l != l.definition() {
 			return programError{fmt.Errorf("%w: limit %q is in the list with the numbers of one key, %q: list its definition", ErrInvalid, l.name, l)}
 		}
-		if first := byName[l.name]; first != nil {
+		if first := byName[l.name]; first != nil && *first == *l {
+			return programError{fmt.Errorf("%w: limit %q is in the list twice: list it once", ErrInvalid, l.name)}
+		} else if first != nil {
 			return programError{fmt.Errorf("%w: limit %q is in the list twice, as %q and %q: a name has one definition", ErrInvalid, l.name, first, l)}
 		}
 		byName[l.name] = l

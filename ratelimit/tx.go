@@ -72,7 +72,8 @@ const rollbackTimeout = 5 * time.Second
 // run again from the start. So fn must not do anything that a rollback does not undo. When the attempts run out, or ctx
 // ends after the first attempt, the error matches [ErrAttemptsExhausted].
 //
-// fn must not end the transaction. It must return the errors of its statements, wrapped or not, such that errors.As finds
+// fn must not end the transaction: return an error to roll back. (After tx.Rollback in fn, InTx returns an error, which matches
+// pgx.ErrTxCommitRollback. After tx.Commit in fn, the error matches [ErrUnknownOutcome].) It must return the errors of its statements, wrapped or not, such that errors.As finds
 // them (%w, not %v). An error that hides its SQLSTATE is not retried. Any other error of fn, such as a denial, rolls back
 // and is returned as it is. If fn panics, or its goroutine exits, the transaction is rolled back.
 //
@@ -133,6 +134,9 @@ func (l *Limiter) InTx(
 			},
 			commit: func(ctx context.Context) error {
 				defer release()
+				if tx.rolledBack {
+					return fmt.Errorf("%w: the function has rolled it back, which it must not do", pgx.ErrTxCommitRollback)
+				}
 				return tx.Commit(ctx)
 			},
 			rollback: func(ctx context.Context) error {

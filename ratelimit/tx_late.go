@@ -20,6 +20,9 @@ type lateTx struct {
 	tx     pgx.Tx // nil: no statement yet
 	failed error  // why it did not begin: later statements fail with it, and tx is closed or aborted
 	ended  bool   // the connection may have another owner by now
+
+	committing bool // COMMIT was sent, or may have been
+	rolledBack bool // before any COMMIT: nothing is committed
 }
 
 // beginning begins the transaction, and locks the views of the turn before anything takes a snapshot.
@@ -163,13 +166,14 @@ func (t *lateTx) Commit(ctx context.Context) error {
 	if err := t.begin(ctx); err != nil {
 		return err
 	}
-	t.ended = true
+	t.ended, t.committing = true, true
 	return t.tx.Commit(ctx)
 }
 
 // Rollback also keeps a transaction that has not begun from beginning later.
 func (t *lateTx) Rollback(ctx context.Context) error {
 	t.ended = true
+	t.rolledBack = t.rolledBack || !t.committing
 	if t.tx == nil {
 		t.tx = pgx.FailedBatchResults(t.beginning(), pgx.ErrTxClosed).Tx()
 		return nil

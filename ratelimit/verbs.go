@@ -208,6 +208,9 @@ func (l *Limiter) Refund(ctx context.Context, db DB, receipt Receipt, requests .
 // Reset makes the limits full again for these keys, and forgets debts. Counts are ignored. In REPEATABLE READ and
 // SERIALIZABLE, rows committed after the transaction's snapshot are not seen, and stay. So the tokens to forget must have
 // been consumed before the transaction began.
+//
+// It writes nothing into the history of overrides, as the tool and the page do: it is the application's own doing. To say who has decided it,
+// call the SQL function ratelimit_reset with reason and who instead, in the same transaction.
 func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 	_, err := l.do(ctx, db, verbReset, "", requests)
 	return err

@@ -227,7 +227,7 @@ func TestNoEscapeReachesTheTerminal(t *testing.T) {
 		}
 	}
 	// JSON says the same all the same.
-	if list := parse[overrideList](t, w.run("overrides", "--all", "--json")); len(list.Overrides) == 0 || *list.Overrides[0].Key != evil || list.Overrides[0].Reason != evil {
+	if list := parse[overrideList](t, w.run("overrides", "--all", "--json")); len(list.Overrides) < 2 || list.Overrides[0].Effect != effectReset || *list.Overrides[0].Key != evil || list.Overrides[1].Reason != evil {
 		t.Errorf("%+v", list)
 	}
 }
@@ -586,10 +586,33 @@ func TestLocks(t *testing.T) {
 			t.Errorf("waiting for %s: %+v", want, s)
 		}
 	}
-	if !slices.ContainsFunc(report.Old, func(s session) bool { return uint32(s.PID) == held }) {
+	if !slices.ContainsFunc(report.Old, func(o oldTransaction) bool { return uint32(o.PID) == held && o.Written && o.Holder == "session" }) {
 		t.Errorf("the old transaction is not listed: %s", r)
 	}
-	w.run("locks", "--old", "1ms").wants(t, exitOK, "WAITS FOR", "in the way", fmt.Sprintf(`SELECT pg_terminate_backend\(%d\)`, held), "sendMessage user-17", "stay open")
+	w.run("locks", "--old", "1ms").wants(t, exitOK, "WAITS FOR", "in the way", fmt.Sprintf(`SELECT pg_terminate_backend\(%d\)`, held), "sendMessage user-17", "Old, and in the way", fmt.Sprintf("To end %d: ", held))
+
+	// A report reads on one snapshot, and has written nothing.
+	reader := w.connect()
+	reportPID := begin(reader, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM rate_limits")
+	r = w.run("locks", "--old", "1ms", "--json")
+	i := slices.IndexFunc(parse[lockReport](t, r).Old, func(o oldTransaction) bool { return uint32(o.PID) == reportPID })
+	if i < 0 {
+		t.Fatalf("the old snapshot is not listed: %s", r)
+	}
+	if o := parse[lockReport](t, r).Old[i]; o.Written || !o.Snapshot || o.Since == nil || o.QueryStart == nil || o.State != "idle in transaction" || !strings.Contains(o.Query, "REPEATABLE READ") {
+		t.Errorf("%+v", o)
+	}
+	w.run("locks", "--old", "1ms").wants(t, exitOK, fmt.Sprintf(`%d +\S+ +\S+ +\S+ +idle in transaction +\S+ +snapshot `, reportPID), fmt.Sprintf(`To end %d: SELECT pg_terminate_backend\(%[1]d\)`, reportPID))
+	if r := w.run("locks", "--old", "1h", "--json"); slices.ContainsFunc(parse[lockReport](t, r).Old, func(o oldTransaction) bool { return uint32(o.PID) == reportPID }) {
+		t.Errorf("it is not old yet: %s", r)
+	}
+	// Between its statements a READ COMMITTED transaction that has not written holds nothing back.
+	if _, err := reader.Exec(t.Context(), "ROLLBACK; BEGIN; SELECT count(*) FROM rate_limits"); err != nil {
+		t.Fatal(err)
+	}
+	if r := w.run("locks", "--old", "1ms", "--json"); slices.ContainsFunc(parse[lockReport](t, r).Old, func(o oldTransaction) bool { return uint32(o.PID) == reportPID }) {
+		t.Errorf("READ COMMITTED holds no snapshot: %s", r)
+	}
 
 	// A role that may see less is told so, and still sees who is in the way.
 	role := w.schema + "_watcher"

@@ -25,6 +25,7 @@ func TestOneBadRowBlindsNoCommand(t *testing.T) {
 	for _, rows := range [][]string{
 		{
 			"INSERT INTO rate_limits VALUES ('signUps', 'far', 0, 1, 1, '290000-01-01'), ('signUps', 'NaN', 0, 1, 'NaN', now()), ('signUps', 'Infinity', 0, 1, 'Infinity', now()), ('signUps', '-Infinity', 0, 1, '-Infinity', now())",
+			"INSERT INTO rate_limits VALUES ('signUps', 'ahead', 0, 1, 1, 'infinity'), ('signUps', 'past', 0, 2, 1, '-infinity'), ('signUps', 'past', 1, 2, 1, now()), ('window', 'ahead', 0, 1, 1, 'infinity'), ('window', '', 0, 1, 1, '-infinity')",
 		},
 		{
 			"INSERT INTO rate_limit_usage VALUES ('signUps', 'infinity', 1, 1, 1, 1, 1, 1), ('signUps', '-infinity', 1, 1, 1, 1, 1, 1), ('signUps', '290000-01-01', 1, 1, 1, 1, 1, 1)",
@@ -53,7 +54,7 @@ func TestOneBadRowBlindsNoCommand(t *testing.T) {
 		}
 		for _, command := range []string{
 			"limits", "limits --count", "keys signUps", "keys signUps --all", "keys signUps --denied", "keys window --all", "show signUps acme", "show signUps", "show signUps far",
-			"show signUps NaN", "show signUps f", "show window acme", "overrides", "overrides --all", "overrides signUps --all", "locks", "migrate status",
+			"show signUps NaN", "show signUps ahead", "show signUps past", "show window ahead", "show window", "show signUps f", "show window acme", "overrides", "overrides --all", "overrides signUps --all", "locks", "migrate status",
 		} {
 			for _, format := range [][]string{nil, {"--json"}} {
 				if r := w.run(append(strings.Fields(command), format...)...); r.code != exitOK && r.code != exitNothing {
@@ -62,6 +63,25 @@ func TestOneBadRowBlindsNoCommand(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A row whose ts is infinite is listed first, with what to do. The others are listed as ever.
+func TestABrokenRowIsShown(t *testing.T) {
+	w := newPublished(t, ratelimit.FixedWindow("window", 10, 1000*time.Hour))
+	w.sql("SELECT ratelimit('window', 'acme', count => 10)")
+	w.sql("INSERT INTO rate_limits VALUES ('window', 'bad key', 0, 1, 3, 'infinity')")
+	w.run("keys", "window").wants(t, exitOK, "bad key +not known +it is reset", "acme +0 ", "by txlimit reset window 'bad key'\n")
+	list := parse[keyList](t, w.run("keys", "window", "--json")).Keys
+	if len(list) != 2 || list[0].Key != "bad key" || list[0].Remaining != nil || list[0].Unknown == nil || !*list[0].Denied || list[0].RetryAt != nil {
+		t.Errorf("%+v", list)
+	}
+	w.run("show", "window", "bad key").wants(t, exitOK, "balance +not known: its row is broken", "denied +yes, until it is reset")
+	if k := parse[keyDetails](t, w.run("show", "window", "bad key", "--json")); k.Unknown == nil || k.Remaining != nil || !*k.Denied {
+		t.Errorf("%+v", k)
+	}
+	w.run("sweep").wants(t, exitOK, "window +0")
+	w.run("reset", "window", "bad key", "--yes").wants(t, exitOK, "full again")
+	w.sql("SELECT ratelimit('window', 'bad key')")
 }
 
 // What a command prints as a key without quotes is the key: it can be copied into another command, or into SQL.
@@ -115,6 +135,24 @@ func TestPrintedKeysAreTheKeys(t *testing.T) {
 	}
 }
 
+// A reset is in the history of its key, with who did it and why, and in force nowhere.
+func TestAResetIsInTheHistory(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 10, 1000*time.Hour))
+	w.sql("SELECT ratelimit('l', 'k', count => 9), ratelimit('l', global => true)")
+	w.run("reset", "l", "k", "--yes", "--reason", "their loop is mended", "--who", "bea").wants(t, exitOK, "l k is full again")
+	w.run("reset", "l", "k", "--yes").wants(t, exitNothing, "it was full already")
+	w.run("reset", "l", "--yes").wants(t, exitOK, "full again")
+	w.run("overrides").wants(t, exitNothing, "No overrides are in force")
+	w.run("overrides", "--all").wants(t, exitOK, `l +k +reset +- +bea \(as \S+\) +\S+ \S+ +their loop is mended`, `l +\(no key\) +reset +- +ann`)
+	list := parse[overrideList](t, w.run("overrides", "l", "--all", "--json")).Overrides
+	if len(list) != 2 || list[1].Effect != "reset" || list[1].State != "done" || list[1].MadeBy != "bea" || list[1].Until != nil || list[0].Key != nil {
+		t.Errorf("%+v", list)
+	}
+	w.run("show", "l", "k").wants(t, exitOK, "balance +10 of 10", "reset +- +bea")
+	w.run("limits").wants(t, exitOK, "l +\\S+ +token bucket.* 0 +0 +-")
+	w.run("restore", "l", "k").wants(t, exitNothing, "no such override is in force")
+}
+
 // Texts that the columns do not take are mistakes of the command line: nothing is sent.
 func TestLongReasonsAndNames(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 10, time.Hour))
@@ -124,6 +162,7 @@ func TestLongReasonsAndNames(t *testing.T) {
 			w.run(append(strings.Fields(command), "--"+flag, "a\xff")...).wants(t, exitUsage, "--"+flag+" is not valid UTF-8")
 		}
 	}
+	w.run("reset", "l", "k", "--yes", "--reason", strings.Repeat("x", 4097)).wants(t, exitUsage, "--reason has 4097 bytes, more than 4096")
 	for _, command := range []string{"restore l k", "unblock l k", "restore l --yes"} {
 		w.run(append(strings.Fields(command), "--who", strings.Repeat("x", 256))...).wants(t, exitUsage, "--who has 256 bytes, more than 255")
 	}

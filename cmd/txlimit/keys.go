@@ -57,6 +57,8 @@ func (k *keyState) left() float64 {
 		return *k.Remaining
 	case k.Stored != nil:
 		return *k.Stored
+	case k.Unknown != nil: // its row is broken
+		return math.Inf(-1)
 	}
 	return math.Inf(1)
 }
@@ -176,7 +178,12 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 		}
 		return a.nothing(keyList{[]keyState{}}, what, printable(name))
 	}
-	anyUnknown := slices.ContainsFunc(found, func(k keyState) bool { return k.Unknown != nil })
+	anyUnknown := slices.ContainsFunc(found, func(k keyState) bool { return k.Unknown != nil && *k.Unknown != brokenRow })
+	for _, k := range found {
+		if k.Unknown != nil && *k.Unknown == brokenRow {
+			fmt.Fprintf(a.stderr, "%s: %s, by txlimit reset %s %s\n", printable(k.Key), brokenRow, shellQuote(name), shellQuote(k.Key))
+		}
+	}
 	if anyUnknown {
 		fmt.Fprintf(a.stderr, "The numbers of keys of %s are the program's, so it is not known who is denied now. STORED is what a key had left at its last use. To `txlimit show %s KEY`, give the key's numbers: %s\n",
 			printable(name), shellQuote(name), d.how())
@@ -197,8 +204,10 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 			case k.Unknown != nil:
 				remaining, denied = "not known", "not known"
 			}
-			if k.Denied != nil && *k.Denied {
+			if k.Denied != nil && *k.Denied && k.Remaining != nil {
 				denied = until(k.RetryAt, at)
+			} else if k.Denied != nil && *k.Denied {
+				denied = "it is reset"
 			}
 			if k.Override != nil {
 				which = fmt.Sprintf("#%d", *k.Override)
@@ -328,6 +337,9 @@ func keysWithRows(ctx context.Context, db querier, name string, without []string
 		"SELECT DISTINCT key FROM rate_limits WHERE name = $1 AND key <> ALL ($2::text[]) ORDER BY key LIMIT nullif($3::bigint, 0)", name, without, most)
 }
 
+// brokenRow is why nothing is known of a key whose row was written by hand.
+const brokenRow = "its row is broken (ts is infinite), and every call for it fails: reset it"
+
 // readKeys asks _ratelimit_keys, for some keys or for all without some.
 func readKeys(ctx context.Context, db querier, c ratelimit.Config, at time.Time, only, without []string, all bool, most int) ([]keyState, error) {
 	if c.Kind == "unlimited" || *c.Rate == 0 {
@@ -335,9 +347,14 @@ func readKeys(ctx context.Context, db querier, c ratelimit.Config, at time.Time,
 	}
 	return collect(ctx, db, func(row pgx.CollectableRow) (k keyState, err error) {
 		var retryAt pgtype.Timestamptz
-		k.Effect, k.Remaining = effectNumbers, new(float64)
-		err = row.Scan(&k.Key, k.Remaining, &retryAt)
-		k.Denied = &retryAt.Valid
+		k.Effect = effectNumbers
+		if err = row.Scan(&k.Key, &k.Remaining, &retryAt); err != nil {
+			return k, err
+		}
+		if k.Denied = &retryAt.Valid; k.Remaining == nil {
+			why := brokenRow
+			k.Unknown = &why
+		}
 		if retryAt.Valid && retryAt.InfinityModifier == pgtype.Finite {
 			t := retryAt.Time.UTC()
 			k.RetryAt = &t
@@ -346,7 +363,7 @@ func readKeys(ctx context.Context, db querier, c ratelimit.Config, at time.Time,
 	}, `SELECT k.key, k.remaining, k.retry_at
 	      FROM _ratelimit_keys($1::text, $2::float8, $3::interval, $4::text, $5::float8, $6::timestamptz, $8::text, $9::text::timestamp, $10::text[], $7::timestamptz) AS k
 	     WHERE ($11 OR k.retry_at IS NOT NULL) AND k.key <> ALL ($12::text[])
-	     ORDER BY k.remaining, k.key LIMIT nullif($13::bigint, 0)`,
+	     ORDER BY k.remaining NULLS FIRST, k.key LIMIT nullif($13::bigint, 0)`,
 		c.Name, *c.Rate, intervalOf(c.Period), c.Kind, c.Capacity, c.Start, at, optional(c.Zone), optional(c.Anchor), only, all, without, most)
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -15,9 +16,26 @@ import (
 
 // lockReport is what `locks` prints.
 type lockReport struct {
-	Sessions []session `json:"sessions"` // that wait for limits, and those in their way
-	Old      []session `json:"old"`      // transactions that have written and stay open
+	Sessions []session        `json:"sessions"` // that wait for limits, and those in their way
+	Old      []oldTransaction `json:"old"`      // what has written or holds a snapshot, and stays open
 }
+
+// oldTransaction is what keeps the server from removing old row versions: each change of a row then leaves one that later calls have to step
+// over. What has written can also stop SERIALIZABLE.
+type oldTransaction struct {
+	session
+	Holder     string     `json:"holder"`     // session, prepared transaction, replication slot or standby
+	HolderName string     `json:"holderName"` // the gid, the slot, or the standby's application_name
+	Since      *time.Time `json:"since"`      // nil for slots and standbys
+	QueryStart *time.Time `json:"queryStart"`
+	Written    bool       `json:"hasWritten"`
+	Snapshot   bool       `json:"holdsSnapshot"`
+	Behind     int64      `json:"behind"` // transaction ids that were given out since
+	active     bool       // of a slot: somebody uses it
+}
+
+// farBehind is from when on slots and standbys in use are listed: they are always a little behind.
+const farBehind = 100_000
 
 // session is a session of the server.
 type session struct {
@@ -43,8 +61,11 @@ func (a *app) locksCommand() *cobra.Command {
 consumed holds the row until it ends. Most often the one in the way is "idle in transaction": its program forgot to commit, or does
 something slow. The last line has the SQL that ends it; its tokens come back.
 
-Then it lists the transactions that have written and have been open for longer than --old. Under load, one of them can make Postgres
-refuse every SERIALIZABLE transaction.
+Then it lists what has been open for longer than --old, of all that keeps Postgres from removing old row versions: transactions that have
+written, in any database of the server, and those here that hold a snapshot, such as a report in REPEATABLE READ. Each makes hot keys slower and
+slower. Under load, one that has written can make Postgres refuse every SERIALIZABLE transaction. BEHIND is how many transaction ids were given out
+since. Prepared transactions are listed as well. Replication slots and standbys (hot_standby_feedback) are if nobody uses the slot, or if
+they are 100,000 transaction ids behind.
 
 To see what sessions of other roles do, the role must be a member of pg_monitor; to end them, of pg_signal_backend. BLOCKED BY
 "prepared" is a prepared transaction (pg_prepared_xacts).`,
@@ -61,7 +82,7 @@ To see what sessions of other roles do, the role must be a member of pg_monitor;
 		}
 		return a.locks(ctx, length)
 	})
-	c.Flags().StringVar(&old, "old", "1m", "list transactions that have written and are older than this")
+	c.Flags().StringVar(&old, "old", "1m", "list transactions that have written or hold a snapshot, and are older than this")
 	return c
 }
 
@@ -108,7 +129,7 @@ func (a *app) locks(ctx context.Context, old pgtype.Interval) error {
 			waits[l.PID] = "a row"
 		}
 	}
-	report := lockReport{Sessions: []session{}, Old: []session{}}
+	report := lockReport{Sessions: []session{}}
 	// The waiting ones, then those in their way, and so on.
 	seen := map[int32]bool{}
 	next := make([]int32, 0, len(waits))
@@ -147,16 +168,52 @@ func (a *app) locks(ctx context.Context, old pgtype.Interval) error {
 		}
 		return int(x.PID - y.PID)
 	})
-	report.Old, err = alone(ctx, a, pgx.RowToStructByPos[session], "SELECT "+sessionColumns+`
-		  FROM pg_stat_activity AS a WHERE a.backend_xid IS NOT NULL AND a.xact_start < clock_timestamp() - $1::interval ORDER BY a.xact_start LIMIT 10`, old)
-	if err != nil {
+	if report.Old, err = a.old(ctx, old); err != nil {
 		return err
 	}
 	if len(report.Sessions)+len(report.Old) == 0 {
-		report.Old = []session{}
-		return a.nothing(report, "Nobody waits for a limit, and no transaction that has written is old.")
+		return a.nothing(report, "Nobody waits for a limit, and no old transaction has written or holds a snapshot.")
 	}
 	return a.emit(report, report.print)
+}
+
+// old reads what has been open for longer than that. The first columns are those of a session.
+//
+// A session that has written counts in whatever database it is, since it is in the snapshots of all; one that only reads counts in its own. Vacuums
+// hold nothing back, and workers of a parallel query no more than their leader.
+func (a *app) old(ctx context.Context, than pgtype.Interval) ([]oldTransaction, error) {
+	list, err := alone(ctx, a, func(row pgx.CollectableRow) (o oldTransaction, err error) {
+		err = row.Scan(&o.PID, &o.Database, &o.User, &o.Application, &o.Client, &o.State, &o.Seconds, &o.Query, &o.BlockedBy, &o.WaitsFor, &o.InTheWay,
+			&o.Holder, &o.HolderName, &o.Since, &o.QueryStart, &o.Written, &o.Snapshot, &o.Behind, &o.active)
+		for _, t := range []*time.Time{o.Since, o.QueryStart} {
+			if t != nil {
+				*t = t.UTC()
+			}
+		}
+		return o, err
+	}, "SELECT "+sessionColumns+`, 'session', '', a.xact_start, a.query_start, a.backend_xid IS NOT NULL, a.backend_xmin IS NOT NULL,
+		       greatest(age(a.backend_xid), age(a.backend_xmin))::bigint AS behind, true
+		  FROM pg_stat_activity AS a
+		 WHERE a.xact_start < clock_timestamp() - $1::interval AND a.pid <> pg_backend_pid() AND a.leader_pid IS NULL
+		   AND (a.backend_xid IS NOT NULL OR a.backend_xmin IS NOT NULL AND a.datname = current_database())
+		   AND NOT EXISTS (SELECT 1 FROM pg_stat_progress_vacuum AS v WHERE v.pid = a.pid)
+		UNION ALL
+		SELECT 0, database, owner, '', '', '', extract(epoch FROM clock_timestamp() - prepared)::double precision, '', '{}', '', false,
+		       'prepared transaction', gid, prepared, NULL, true, true, age(transaction), true
+		  FROM pg_prepared_xacts WHERE prepared < clock_timestamp() - $1::interval
+		UNION ALL
+		SELECT coalesce(active_pid, 0), coalesce(database, ''), '', '', '', CASE WHEN active THEN 'active' ELSE 'inactive' END, NULL, '', '{}', '', false,
+		       'replication slot', slot_name, NULL, NULL, false, true, age(xmin), active
+		  FROM pg_replication_slots WHERE xmin IS NOT NULL AND (NOT active OR age(xmin) >= $2)
+		UNION ALL
+		SELECT pid, '', coalesce(usename, ''), coalesce(application_name, ''), coalesce(host(client_addr), 'local'), coalesce(state, ''), NULL, '', '{}', '', false,
+		       'standby', coalesce(application_name, ''), NULL, NULL, false, true, age(backend_xmin), true
+		  FROM pg_stat_replication WHERE age(backend_xmin) >= $2
+		 ORDER BY behind DESC, 14 LIMIT 100`, than, farBehind)
+	if err == nil && list == nil {
+		list = []oldTransaction{}
+	}
+	return list, err
 }
 
 // alone reads all rows of a query in a transaction of its own: in a longer one, pg_stat_activity would not change.
@@ -212,17 +269,59 @@ func (r lockReport) print(w io.Writer) {
 		if len(r.Sessions) > 0 {
 			fmt.Fprintln(w)
 		}
-		fmt.Fprintln(w, "Transactions that have written and stay open:")
-		t := newTable("PID", "DATABASE", "USER", "APPLICATION", "STATE", "TRANSACTION", "BLOCKED BY", "QUERY")
-		for _, s := range r.Old {
+		fmt.Fprintln(w, "Old, and in the way of removing old row versions, which makes hot keys slower:")
+		t := newTable("HOLDER", "DATABASE", "USER", "APPLICATION", "STATE", "TRANSACTION", "HAS", ">BEHIND", "BLOCKED BY", "QUERY")
+		for _, o := range r.Old {
 			by := "-"
-			if len(s.BlockedBy) > 0 {
-				by = pids(s.BlockedBy)
+			if len(o.BlockedBy) > 0 {
+				by = pids(o.BlockedBy)
 			}
-			t.row(fmt.Sprint(s.PID), short(s.Database, 20), short(s.User, 20), short(s.Application, 20), printable(s.State), s.age(), by, short(oneLine(s.Query), 60))
+			t.row(o.holder(), short(cmp.Or(o.Database, "-"), 20), short(cmp.Or(o.User, "-"), 20), short(cmp.Or(o.Application, "-"), 20), printable(cmp.Or(o.State, "-")), o.age(), o.has(),
+				count(o.Behind), by, short(cmp.Or(oneLine(o.Query), "-"), 60))
 		}
 		t.print(w)
+		fmt.Fprintln(w)
+		for _, o := range r.Old {
+			fmt.Fprintln(w, o.end())
+		}
 	}
+}
+
+// holder names the transaction.
+func (o *oldTransaction) holder() string {
+	switch o.Holder {
+	case "session":
+		return fmt.Sprint(o.PID)
+	case "prepared transaction":
+		return "prepared " + printable(o.HolderName)
+	case "replication slot":
+		return "slot " + printable(o.HolderName)
+	}
+	return "standby " + printable(o.HolderName)
+}
+
+func (o *oldTransaction) has() string {
+	switch {
+	case o.Written && o.Snapshot && o.Holder == "session":
+		return "written, snapshot"
+	case o.Written:
+		return "written"
+	}
+	return "snapshot"
+}
+
+// end says how to end it.
+func (o *oldTransaction) end() string {
+	literal := "'" + strings.ReplaceAll(o.HolderName, "'", "''") + "'"
+	switch {
+	case o.Holder == "session":
+		return fmt.Sprintf("To end %d: SELECT pg_terminate_backend(%[1]d)", o.PID)
+	case o.Holder == "prepared transaction":
+		return fmt.Sprintf("To end %s, in its database, if its coordinator has forgotten it: ROLLBACK PREPARED %s", o.holder(), literal)
+	case o.Holder == "replication slot" && !o.active:
+		return fmt.Sprintf("To end %s, if its standby is gone for good: SELECT pg_drop_replication_slot(%s)", o.holder(), literal)
+	}
+	return fmt.Sprintf("To let %s go on: end the old transaction on the standby, or set hot_standby_feedback = off there", o.holder())
 }
 
 // age is how long the transaction has been open.

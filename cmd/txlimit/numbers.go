@@ -107,6 +107,7 @@ const (
 	effectNumbers   = "numbers"
 	effectBlock     = "block"
 	effectUnlimited = "unlimited"
+	effectReset     = "reset" // only in the history
 )
 
 // override is a row of rate_limit_overrides.
@@ -127,7 +128,7 @@ type override struct {
 	RemovedBy   *string    `json:"removedBy"`
 	RemovedAs   *string    `json:"removedAs"`
 	RemovedAt   *time.Time `json:"removedAt"`
-	State       string     `json:"state"` // in force, expired, removed
+	State       string     `json:"state"` // in force, expired, removed, done
 }
 
 // The states of an override.
@@ -135,11 +136,12 @@ const (
 	stateInForce = "in force"
 	stateExpired = "expired"
 	stateRemoved = "removed"
+	stateDone    = "done" // of a reset
 )
 
 const overrideColumns = `id, name, key, effect, rate, capacity, max_reserved, CASE WHEN isfinite(until) THEN least(greatest(until, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END, reason, made_by, made_as, least(greatest(made_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00'), added, removed_by, removed_as,
 	CASE WHEN removed_at IS NOT NULL THEN least(greatest(removed_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END,
-	CASE WHEN removed_at IS NOT NULL THEN 'removed' WHEN until <= clock_timestamp() THEN 'expired' ELSE 'in force' END`
+	CASE WHEN removed_at IS NOT NULL THEN 'removed' WHEN effect = 'reset' THEN 'done' WHEN until <= clock_timestamp() THEN 'expired' ELSE 'in force' END`
 
 // What holds of an override in force.
 const inForce = `removed_at IS NULL AND (until IS NULL OR until > clock_timestamp())`

@@ -26,7 +26,7 @@ func (a *app) overridesCommand() *cobra.Command {
 		Use:   "overrides [LIMIT] [--all]",
 		Short: "List the overrides and blocks in force, or all there were",
 		Long: `List the overrides in force, the newest first: other numbers, blocks, and keys without a limit, with who decided, why, since when
-and until when. --all lists those that were removed or have expired, too: the history.
+and until when. --all lists those that were removed or have expired, and the keys that were reset, too: the history.
 
 One for the key goes before one for every key. Of several in force for the same, a block wins, and else the newest.`,
 		Example: `  txlimit overrides
@@ -104,7 +104,12 @@ func printOverrides(w io.Writer, list []override, at time.Time) {
 		if o.Added != nil {
 			effect += ", added " + number(*o.Added)
 		}
+		if o.Effect == effectReset && o.Key == nil {
+			key = "(no key)"
+		}
 		switch o.State {
+		case stateDone:
+			end = "-"
 		case stateExpired:
 			end = "expired"
 			if o.Until != nil { // nil: -infinity
@@ -160,6 +165,10 @@ type decision struct {
 
 func (d *decision) flags(a *app, command *cobra.Command) {
 	d.end.flags(command)
+	d.whyFlags(a, command)
+}
+
+func (d *decision) whyFlags(a *app, command *cobra.Command) {
 	command.Flags().StringVarP(&d.reason, "reason", "r", "", "why, for those who look later")
 	whoFlag(a, command, &d.who)
 	a.yesFlag(command)
@@ -602,19 +611,23 @@ type resetDone struct {
 }
 
 func (a *app) resetCommand() *cobra.Command {
+	var d decision
 	c := &cobra.Command{
 		Use:   "reset LIMIT [KEY]",
 		Short: "Make a key full again: let it go on",
 		Long: `Make a key of a limit full again, by deleting its rows. Its debts are forgotten. The command asks first, unless --yes is given.
 
 It waits at most 10 seconds for a transaction that holds a row. A block stays: see txlimit unblock. Without KEY it is for a limit
-without keys.`,
-		Example: `  txlimit reset sendMessage user-17
+without keys. Who did it, when and why is in the history: txlimit overrides --all, and txlimit show.`,
+		Example: `  txlimit reset sendMessage user-17 --reason 'their retry loop is mended'
   txlimit reset signUps --yes    # a limit without keys`,
 	}
 	a.takesKey(c)
-	a.yesFlag(c)
-	return a.do(c, append(lookNeeds, "UPDATE rate_limits", "DELETE rate_limits"), func(ctx context.Context, args []string) error {
+	d.whyFlags(a, c)
+	return a.do(c, append(steerNeeds, "UPDATE rate_limits", "DELETE rate_limits"), func(ctx context.Context, args []string) error {
+		if err := d.check(); err != nil {
+			return err
+		}
 		result := resetDone{Limit: args[0], Key: keyOf(args)}
 		var key string
 		if result.Key != nil {
@@ -628,6 +641,9 @@ without keys.`,
 		}
 		err := a.inTx(ctx, func(tx pgx.Tx) error {
 			err := tx.QueryRow(ctx, "SELECT deleted FROM _ratelimit_reset(ARRAY[$1::text], ARRAY[$2::text])", result.Limit, key).Scan(&result.Deleted)
+			if err == nil && result.Deleted > 0 {
+				_, err = tx.Exec(ctx, "SELECT _ratelimit_note_reset($1::text, $2::text, $3::text, $4::text)", result.Limit, key, d.reason, optional(d.who))
+			}
 			if err != nil {
 				return err
 			}

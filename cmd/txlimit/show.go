@@ -41,6 +41,7 @@ type keyDetails struct {
 	Unreadable bool              `json:"usageUnreadable"` // the role may not read the denials
 
 	how    string    // to give the numbers
+	broken bool      // a row of the key is
 	near   []string  // keys with rows that begin with the one that has none
 	beside *override // whose numbers hold: Override or, beside a block, an older one
 }
@@ -187,8 +188,9 @@ const balanceSQL = `
 // read reads the balance.
 func (k *keyDetails) read(ctx context.Context, tx pgx.Tx) error {
 	var last pgtype.Timestamptz
-	err := tx.QueryRow(ctx, "SELECT count(*), sum(value), max(ts) FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')", k.Limit, k.Key).
-		Scan(&k.Rows, &k.Stored, &last)
+	var sound bool
+	err := tx.QueryRow(ctx, "SELECT count(*), sum(value), max(ts), coalesce(bool_and(isfinite(ts)), true) FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')", k.Limit, k.Key).
+		Scan(&k.Rows, &k.Stored, &last, &sound)
 	if err != nil {
 		return err
 	}
@@ -196,7 +198,10 @@ func (k *keyDetails) read(ctx context.Context, tx pgx.Tx) error {
 		t := last.Time.UTC()
 		k.LastUse = &t
 	}
-	if k.Numbers != nil {
+	if k.broken = !sound && !k.unlimited(); k.broken {
+		why, denied := brokenRow, true
+		k.Unknown, k.Denied = &why, &denied
+	} else if k.Numbers != nil {
 		if err := k.compute(ctx, tx, *k.Numbers); err != nil {
 			return err
 		}
@@ -309,6 +314,8 @@ func (k *keyDetails) print(w io.Writer) {
 	case keyless:
 	case k.unlimited():
 		line("balance", "unlimited: nothing is taken")
+	case k.broken:
+		line("balance", "not known: %s, by txlimit reset", *k.Unknown)
 	case k.Unknown != nil:
 		line("balance", "not known: %s. Give them: %s", *k.Unknown, k.how)
 		if k.Stored != nil {
@@ -329,6 +336,8 @@ func (k *keyDetails) print(w io.Writer) {
 	switch {
 	case k.Reason == ratelimit.ReasonBlock:
 		line("denied", "yes, blocked by override #%d, %s", k.Override.ID, ending(k.Override, k.At))
+	case k.broken:
+		line("denied", "yes, until it is reset: every call fails")
 	case k.Reason == ratelimit.ReasonPlan:
 		line("denied", "yes, by policy: the rate is 0")
 	case keyless:

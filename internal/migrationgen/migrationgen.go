@@ -64,14 +64,18 @@ func Files(dir fs.FS) (map[string]string, error) {
 		files[name] = ""
 	}
 	if up != "" {
-		files[fmt.Sprintf("%05d_engine.sql", h.next)] = generatedBy + "\n-- +goose Up\n-- +goose StatementBegin\n" + inSchema(onlyUTF8, up) +
+		first := onlyUTF8
+		if h.next == 1 {
+			first += notTwice
+		}
+		files[fmt.Sprintf("%05d_engine.sql", h.next)] = generatedBy + "\n-- +goose Up\n-- +goose StatementBegin\n" + inSchema(first, up) +
 			"-- +goose StatementEnd\n\n-- +goose Down\n-- +goose StatementBegin\n" + inSchema("", down) + "-- +goose StatementEnd\n"
 	}
 	var all strings.Builder
 	for _, s := range engine {
 		all.WriteString(s.lead + s.created())
 	}
-	files[schemaFile] = generatedBy + "--\n-- For psql and other tools: psql -1 -v ON_ERROR_STOP=1 -f schema.sql\n\n" + inSchema(onlyUTF8, all.String())
+	files[schemaFile] = generatedBy + "--\n-- For psql and other tools: psql -1 -v ON_ERROR_STOP=1 -f schema.sql\n\n" + inSchema(onlyUTF8+notTwice, all.String())
 	return files, nil
 }
 
@@ -111,6 +115,13 @@ func inSchema(first, sql string) string {
 const onlyUTF8 = `IF current_setting('server_encoding') <> 'UTF8' THEN
     RAISE feature_not_supported USING MESSAGE = pg_catalog.format('txlimit needs a database with the encoding UTF8, and this one has %s', current_setting('server_encoding')),
         HINT = 'CREATE DATABASE ... ENCODING ''UTF8'' TEMPLATE template0, and move the data there.';
+END IF;
+`
+
+// notTwice refuses a schema that has the tables. The error of CREATE TABLE would have all of the SQL as its context, which psql prints.
+const notTwice = `IF EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = current_schema() AND tablename = 'rate_limits') THEN
+    RAISE duplicate_table USING MESSAGE = pg_catalog.format('relation "rate_limits" already exists in schema %I: txlimit is there already, or another table has its name', current_schema()),
+        HINT = 'docs/operations.md#upgrade says how to upgrade it, and #which-schema-is-this which version it is.';
 END IF;
 `
 

@@ -75,10 +75,10 @@ BEGIN
         period := /* TEMPLATE: schema */_ratelimit_longest(period);
     END IF;
     RETURN QUERY
-        SELECT t.key, t.total, CASE WHEN t.total < least(capacity, 1) THEN
+        SELECT t.key, t.total, CASE WHEN NOT t.sound THEN 'infinity' WHEN t.total < least(capacity, 1) THEN
                nullif(/* TEMPLATE: schema */_ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0, false, windows), at) END
           FROM (
-            SELECT s.*, CASE WHEN pg_catalog.cardinality(s.value) > 1 THEN
+            SELECT s.*, CASE WHEN NOT s.sound THEN NULL WHEN pg_catalog.cardinality(s.value) > 1 THEN
                    /* TEMPLATE: schema */_ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid, windows)
                    ELSE -- the same sum, which the planner inlines: there may be millions of keys
                    /* TEMPLATE: schema */_ratelimit_available(s.value[1], s.ts[1], /* TEMPLATE: schema */_ratelimit_upto(at, period, s.grid, windows),
@@ -87,14 +87,16 @@ BEGIN
               FROM (
                 SELECT r.key, CASE kind WHEN 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start)
                        WHEN 'calendar window' THEN windows[1] END AS grid,
-                       pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
+                       pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts,
+                       bool_and(isfinite(r.ts)) AS sound -- another row is of no program, and every call for its key fails
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = name AND keys IS NULL
                  GROUP BY r.key
                 UNION ALL
                 SELECT r.key, CASE kind WHEN 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start)
                        WHEN 'calendar window' THEN windows[1] END AS grid,
-                       pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts
+                       pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts,
+                       bool_and(isfinite(r.ts)) AS sound -- another row is of no program, and every call for its key fails
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = name AND r.key = ANY (keys)
                  GROUP BY r.key
@@ -137,5 +139,6 @@ Without any numbers, they are those that a program has published, each key's und
 
 A blocked key has retry_at infinity if the block has no end, and an unlimited one has remaining Infinity. Numbers other than the program's
 give another answer. If the program gives some keys numbers of their own, remaining and retry_at are NULL without numbers: they are not
-known. An invalid argument is an error, SQLSTATE 22023.
+known. remaining NULL with retry_at infinity is a key whose row no program has written: its ts is infinite. Every call for it fails until
+ratelimit_reset. An invalid argument is an error, SQLSTATE 22023.
 $text$;

@@ -1,13 +1,14 @@
 -- What people decide about limits: other numbers, a block, or no limit, for one key or for all. Programs that have
 -- Limiter.Overrides follow this table. SQL by hand looks here if it is called without numbers.
 --
--- Rows are only added and marked as removed, so that the history stays. A row for the key goes before one for all keys. Among those of one
+-- Rows are only added and marked as removed, so that the history stays. The effect reset is that of ratelimit_reset: it is history from the
+-- beginning, and no predicate finds it in force. A row for the key goes before one for all keys. Among those of one
 -- level, a block in force goes before all others, and else the newest wins: by made_at, since ids begin anew where the rows were copied to.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     id           bigint           GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name         text COLLATE "C" NOT NULL,
     key          text COLLATE "C" CHECK (key <> ''),
-    effect       text             NOT NULL CHECK (effect IN ('numbers', 'block', 'unlimited')),
+    effect       text             NOT NULL CHECK (effect IN ('numbers', 'block', 'unlimited', 'reset')),
     rate         double precision,
     capacity     double precision,
     max_reserved double precision,
@@ -21,6 +22,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     changed_in   xid8             NOT NULL DEFAULT pg_current_xact_id(),
     made_as      text             NOT NULL DEFAULT SESSION_USER,
     removed_as   text,
+    CHECK (effect <> 'reset' OR coalesce(until, 'infinity') = '-infinity'),
     UNIQUE (name, key, made_at, id),
     UNIQUE (name, made_at, id), -- the newest of a limit, for its history
     UNIQUE (changed_in, id)
@@ -30,7 +32,7 @@ COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_overrides IS 'txlimit: what pe
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.id IS 'the number of the override';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.name IS 'the name of the limit';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.key IS 'the key; NULL: every key that has no override of its own, and the limit without keys';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.effect IS 'numbers, block or unlimited';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.effect IS 'numbers, block or unlimited; reset: the key was made full again, and nothing is in force';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.rate IS 'tokens per period; NULL: as defined';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.capacity IS 'the most tokens that can be saved up; NULL: as defined or, if that is the defined rate, the new rate';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.max_reserved IS 'the most tokens that may be owed; NULL: as defined';
@@ -345,6 +347,8 @@ DECLARE
     was record;
     more double precision;
     wrong text;
+    unknown double precision; -- for how many seconds programs may not know of the override
+    timeout double precision; -- of a statement, in seconds; 0: none
 BEGIN
     SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = id FOR UPDATE;
     IF o.added IS NOT NULL THEN
@@ -362,7 +366,14 @@ BEGIN
     IF o.changed_in = pg_current_xact_id() THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('override %s is not committed yet: a program that does not know it would cut the tokens again', id);
     END IF;
-    PERFORM pg_sleep(greatest(extract(epoch FROM o.made_at - clock_timestamp())::double precision + '2', '0')); -- until programs know
+    unknown := greatest(extract(epoch FROM o.made_at - clock_timestamp())::double precision + '2', '0');
+    timeout := extract(epoch FROM current_setting('statement_timeout')::interval)::double precision;
+    IF timeout > '0' AND timeout < unknown + '0.1' THEN -- a statement that is cancelled does not say why
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = pg_catalog.format('override %s: nothing was added: programs may not know of it for another %s s, and statement_timeout is %s', id, round(unknown::numeric, 1), current_setting('statement_timeout')),
+            HINT = 'Call it again then. Or call it after SET LOCAL statement_timeout = ''10s'', in one transaction.';
+    END IF;
+    PERFORM pg_sleep(unknown);
     -- The capacity before is that of the override in force before or, without one, as passed or as published. Where only the program
     -- knows the numbers, an override has to give its capacity.
     SELECT CASE WHEN f.effect IN ('block', 'unlimited') THEN f.effect ELSE 'varies' END AS effect, f.capacity, f.id AS override
@@ -408,6 +419,7 @@ Arguments:
             before has it; and the override itself has to give a capacity
 
 Errors:
+  55000  statement_timeout is shorter than what is left of the two seconds. Call it again then
   22023  there is no such override in force, it is of this transaction, or the capacity before it is not known, or is another
 $text$;
 
@@ -447,7 +459,7 @@ BEGIN
                AND (pg_is_in_recovery() OR NOT pg_visible_in_snapshot(o.changed_in, since))
             OFFSET 0
           ) AS c
-          WHERE c.id > after
+          WHERE c.id > after AND c.effect <> 'reset'
           ORDER BY c.id LIMIT 10000)
       ) AS p;
 END

@@ -21,31 +21,62 @@ BEGIN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_reset(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
+-- Writes into the history of overrides that a key was reset. Such a row has never been in force.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_note_reset(name text, key text, reason text, who text) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    id bigint;
+BEGIN
+    LOOP
+        INSERT INTO /* TEMPLATE: schema */rate_limit_overrides AS o (name, key, effect, until, reason, made_by)
+        VALUES (name, nullif(key, ''), 'reset', '-infinity', coalesce(reason, ''), coalesce(who, SESSION_USER))
+        ON CONFLICT DO NOTHING RETURNING o.id INTO id;
+        EXIT WHEN id IS NOT NULL; -- rows that were copied here may have the next ids already
+    END LOOP;
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_reset(
+    name text, key text DEFAULT NULL, global boolean DEFAULT false, reason text DEFAULT NULL, who text DEFAULT NULL
+) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
     wrong text := CASE
-        WHEN name IS NULL OR name = '' THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
+        WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
+        WHEN octet_length(reason) > 4096 THEN 'the reason is longer than 4096 bytes'
+        WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         ELSE /* TEMPLATE: schema */_ratelimit_wrong_key(key, global) END;
+    deleted integer;
 BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
-    RETURN /* TEMPLATE: schema */_ratelimit_reset(ARRAY[name], ARRAY[coalesce(key, '')]);
+    deleted := /* TEMPLATE: schema */_ratelimit_reset(ARRAY[name], ARRAY[coalesce(key, '')]);
+    IF deleted > 0 AND coalesce(reason, who) IS NOT NULL THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_note_reset(name, key, reason, who);
+    END IF;
+    RETURN deleted;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reset(text, text, boolean) IS $text$
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reset(text, text, boolean, text, text) IS $text$
 Makes a key of a rate limit full again, and forgets its debts. It deletes the key's rows, and returns how many.
 
-    SELECT ratelimit_reset('sendMessage', 'user-17')
+    SELECT ratelimit_reset('sendMessage', 'user-17', reason => 'their retry loop is mended')
 
 Arguments:
   name    the name of the limit
   key     the key as it is stored; NULL or empty is an error, unless global is true
   global  true: the limit has no keys, and key must be NULL. Default false
+  reason  why, for those who look later: at most 4096 bytes; default NULL
+  who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
+
+With a reason or with who, it adds a row to rate_limit_overrides if it deletes rows: the history says who has reset the key, and when. The
+effect of such a row is reset. Without both, nothing is written down: a program that resets keys as it works fills no history.
 
 Errors:
   22023   an argument is invalid

@@ -99,6 +99,12 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 	if !valid(c.who) || len(c.who) > maxWho {
 		return "", wrong(fmt.Sprintf("Your name, by which the page knows you, is not valid UTF-8 of at most %d bytes.", maxWho))
 	}
+	if !valid(f.Reason) {
+		return "", wrong("The reason is not valid UTF-8.")
+	}
+	if len(f.Reason) > maxReason {
+		return "", wrong(fmt.Sprintf("The reason has %d bytes, more than %d.", len(f.Reason), maxReason))
+	}
 	everyKey := c.r.URL.Path == "/limit"
 	if scope == nil && (f.Action == "numbers" || f.Action == "block" || f.Action == "unlimited") && !f.Sure {
 		return "", wrong("Say that you mean every key of this limit.")
@@ -108,7 +114,14 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 		if everyKey {
 			return "", wrong("A limit goes on key by key.")
 		}
-		return "reset", c.write("SELECT _ratelimit_reset(ARRAY[$1::text], ARRAY[$2::text])", name, key)
+		return "reset", c.writing(func(ctx context.Context, tx pgx.Tx) error {
+			var deleted int
+			err := tx.QueryRow(ctx, "SELECT _ratelimit_reset(ARRAY[$1::text], ARRAY[$2::text])", name, key).Scan(&deleted)
+			if err == nil && deleted > 0 {
+				_, err = tx.Exec(ctx, "SELECT _ratelimit_note_reset($1::text, $2::text, $3::text, $4::text)", name, key, f.Reason, c.who)
+			}
+			return err
+		})
 	case "restore":
 		var removed int
 		err := c.writing(func(ctx context.Context, tx pgx.Tx) error {
@@ -152,12 +165,6 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 	}
 	if f.Reason == "" {
 		return "", wrong("Give a reason, for those who look at this later.")
-	}
-	if !valid(f.Reason) {
-		return "", wrong("The reason is not valid UTF-8.")
-	}
-	if len(f.Reason) > maxReason {
-		return "", wrong(fmt.Sprintf("The reason has %d bytes, more than %d.", len(f.Reason), maxReason))
 	}
 	if f.Action != "numbers" {
 		var beside bool
@@ -267,13 +274,6 @@ func (c *call) add(id int64, name string, before *float64) error {
 			refused.partly = true
 			return refused
 		}
-		return err
-	})
-}
-
-func (c *call) write(sql string, args ...any) error {
-	return c.writing(func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, sql, args...)
 		return err
 	})
 }

@@ -267,6 +267,7 @@ type balanceRow struct {
 	Kind string
 	numbers
 	Known     bool // the numbers, and what follows from them
+	Broken    bool // a row of the key is of no program: its ts is infinite
 	Own       bool // its numbers are those of the override
 	Rows      int64
 	LastUse   *time.Time
@@ -303,7 +304,7 @@ inforce AS (
 ),
 stored AS (
     SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts, ` + shownLastUse + ` AS last_use, sum(r.value) AS total,
-           count(*) AS rows
+           count(*) AS rows, coalesce(bool_and(isfinite(r.ts)), true) AS sound
       FROM rate_limits AS r WHERE r.name = $1 AND r.key = $2
 ),
 windowed AS (
@@ -321,11 +322,11 @@ grids AS (
 func queryBalance(ctx context.Context, tx pgx.Tx, name, key string, given parsedNumbers) (*balanceRow, error) {
 	rows, err := collect[balanceRow](tx.Query(ctx, keySQL+`
 		SELECT d.kind, CASE WHEN d.known THEN d.rate END AS rate, extract(epoch FROM d.period)::float8 AS seconds, CASE WHEN d.known THEN d.capacity END AS capacity,
-		       d.max_reserved, d.period::text AS period, d.start, d.shards, CASE WHEN d.known THEN d.zone END AS zone, CASE WHEN d.known THEN `+anchorText+` END AS anchor, d.known, d.own, s.rows, s.last_use, s.total AS stored, now() AS at,
-		       CASE WHEN d.known AND d.rate > 0 THEN _ratelimit_total(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, d.windows) END AS remaining,
-		       CASE WHEN d.known AND d.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, s.rows::integer,
+		       d.max_reserved, d.period::text AS period, d.start, d.shards, CASE WHEN d.known THEN d.zone END AS zone, CASE WHEN d.known THEN `+anchorText+` END AS anchor, d.known, NOT s.sound AS broken, d.own, s.rows, s.last_use, s.total AS stored, now() AS at,
+		       CASE WHEN d.known AND s.sound AND d.rate > 0 THEN _ratelimit_total(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, d.windows) END AS remaining,
+		       CASE WHEN d.known AND s.sound AND d.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, s.rows::integer,
 		           least(d.capacity, 1), 0, false, d.windows), now()) END AS next_at,
-		       CASE WHEN d.known AND d.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, s.rows::integer,
+		       CASE WHEN d.known AND s.sound AND d.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, s.rows::integer,
 		           d.capacity, 0, false, d.windows), now()) END AS full_at
 		  FROM grids AS d CROSS JOIN stored AS s`, name, key, given.rate, given.capacity, given.zone, given.anchor))
 	if len(rows) == 0 {
@@ -346,7 +347,7 @@ func queryCurve(ctx context.Context, tx pgx.Tx, name, key string, given parsedNu
 		SELECT t.at, _ratelimit_total(s.value, s.ts, t.at, d.rate, d.longest, d.capacity, d.grid, d.windows) AS remaining
 		  FROM grids AS d CROSS JOIN stored AS s
 		 CROSS JOIN LATERAL (SELECT $7::timestamptz + ($8::timestamptz - $7::timestamptz) * (n / 120.0::float8) AS at FROM generate_series(0, 120) AS n) AS t
-		 ORDER BY t.at`, name, key, given.rate, given.capacity, given.zone, given.anchor, from, to))
+		 WHERE s.sound ORDER BY t.at`, name, key, given.rate, given.capacity, given.zone, given.anchor, from, to))
 }
 
 // queryOverride reads the override in force for a key.
@@ -384,7 +385,7 @@ type leftRow struct {
 func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[string]leftRow, error) {
 	rows, err := collect[leftRow](tx.Query(ctx, `
 		SELECT k.key, s.total AS stored, CASE
-		       WHEN n.effect = 'varies' THEN NULL
+		       WHEN n.effect = 'varies' OR n.effect = 'numbers' AND NOT s.sound THEN NULL
 		       WHEN n.effect = 'block' OR n.effect = 'numbers' AND n.rate <= 0 THEN 0
 		       WHEN n.effect = 'unlimited' THEN 'Infinity'
 		       ELSE _ratelimit_total(s.value, s.ts, now(), n.rate, CASE n.kind WHEN 'calendar window' THEN _ratelimit_longest(n.period) ELSE n.period END, n.capacity,
@@ -393,7 +394,8 @@ func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[
 		 CROSS JOIN LATERAL _ratelimit_numbers($1, k.key, now(), varying => true) AS n
 		 CROSS JOIN LATERAL (SELECT CASE WHEN n.effect = 'numbers' AND n.kind = 'calendar window' AND n.rate > 0 THEN
 		           _ratelimit_windows(n.period, n.zone, n.anchor, now(), _ratelimit_back(n.rate, n.capacity), 100) END AS windows OFFSET 0) AS w
-		 CROSS JOIN LATERAL (SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts, sum(r.value) AS total
+		 CROSS JOIN LATERAL (SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts, sum(r.value) AS total,
+		           coalesce(bool_and(isfinite(r.ts)), true) AS sound
 		      FROM rate_limits AS r WHERE r.name = $1 AND r.key = k.key) AS s`, name, keys))
 	left := make(map[string]leftRow)
 	for _, row := range rows {

@@ -368,13 +368,19 @@ func (f Fields) time(text string) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("is neither RFC 3339 nor a timestamp of Postgres (set Fields.Layout): %.40q", text)
 }
 
-// parseTime is time.Parse, but takes the second 60, a leap second, for the instant at which it ends.
+// parseTime is time.Parse, but takes the second 60, a leap second, for the instant at which it ends, and 24:00:00 for the midnight after it.
 func parseTime(layout, text string) (time.Time, error) {
 	t, err := time.Parse(layout, text)
 	if wrong, ok := errors.AsType[*time.ParseError](err); ok && wrong.Message == ": second out of range" {
 		if i := strings.LastIndex(text, ":60"); i >= 0 {
 			t, err = time.Parse(layout, text[:i]+":59"+text[i+len(":60"):])
 			return t.Truncate(time.Second).Add(time.Second), err
+		}
+	} else if ok && wrong.Message == ": hour out of range" {
+		if before, after, there := strings.Cut(text, "24:00:00"); there {
+			if midnight, second := time.Parse(layout, before+"00:00:00"+after); second == nil && midnight.Nanosecond() == 0 {
+				return midnight.AddDate(0, 0, 1), nil
+			}
 		}
 	}
 	return t, err

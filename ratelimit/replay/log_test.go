@@ -265,7 +265,8 @@ func TestOneLineIsOneMistake(t *testing.T) {
 		return fmt.Sprintf("%s,%s,%s\n", cmp.Or(time, "2026-07-01T12:00:00Z"), key, count)
 	}
 	text := at("ann", "1", "") + at(strings.Repeat("/long", 400), "1", "") + at("a\x00b", "1", "") + at("a\xffb", "1", "") + at("ann", "-1", "") + at("ann", "NaN", "") + at("ann", "1e16", "") + at("ann", "Inf", "") +
-		at("ann", "1e-300", "") + at("ann", "0", "") + at("ann", "1", "2026-12-31T23:59:60Z") + at("ann", "1", "2026-12-31T12:60:59Z") + at("ann", "1", "2026-12-31T23:59:61Z") + at("ann", "1", "2027-01-01T00:00:00Z")
+		at("ann", "1e-300", "") + at("ann", "0", "") + at("ann", "1", "2026-12-31T23:59:60Z") + at("ann", "1", "2026-12-31T12:60:59Z") + at("ann", "1", "2026-12-31T23:59:61Z") + at("ann", "1", "2027-01-01T00:00:00Z") +
+		at("ann", "1", "2026-12-31 24:00:00") + at("ann", "1", "2026-12-31T24:00:00.000Z") + at("ann", "1", "2026-12-31T24:00:01Z") + at("ann", "1", "2026-12-31T24:00:00.5Z") + at("ann", "1", "2026-12-31T25:00:00Z")
 	mistakes := 0
 	events := func(yield func(replay.Event, error) bool) {
 		for event, err := range replay.CSV(strings.NewReader(text), replay.Fields{Time: "1", Key: "2", Count: "3"}) {
@@ -277,11 +278,14 @@ func TestOneLineIsOneMistake(t *testing.T) {
 		}
 	}
 	report, err := replay.Run(events, ratelimit.TokenBucket("x", 100, time.Hour))
-	if err != nil || report.Events != 4 || mistakes != 10 {
+	if err != nil || report.Events != 6 || mistakes != 13 {
 		t.Fatalf("%d mistakes, %+v, %v", mistakes, report, err)
 	}
 	if want := time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC); !report.To.Equal(want) {
 		t.Errorf("the last at %s", report.To)
+	}
+	if day := read(replay.Combined(strings.NewReader(`10.0.0.1 - - [31/Dec/2026:24:00:00 +0000] "GET / HTTP/1.1" 200 5`+"\n"), replay.Fields{Key: "host"})); len(day) != 1 || strings.Contains(day[0], "invalid") {
+		t.Errorf("24:00:00 in a web server's log: %q", day)
 	}
 	leap := read(replay.Combined(strings.NewReader(`10.0.0.1 - - [31/Dec/2026:23:59:60 +0000] "GET / HTTP/1.1" 200 5`+"\n"), replay.Fields{Key: "host"}))
 	if len(leap) != 1 || strings.Contains(leap[0], "invalid") {

@@ -1,0 +1,107 @@
+package integration_test
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/txlimit/txlimit/migrations"
+)
+
+// TestTheDocumentedDataOnlyRestore runs the commands of docs/operations.md: pg_dump --data-only of one database, and pg_restore into another that
+// is migrated. Every row of txlimit is there, with its overrides in force, and a trigger has counted nothing.
+func TestTheDocumentedDataOnlyRestore(t *testing.T) {
+	t.Parallel()
+	needsSession(t, "since pg_dump needs one")
+	admin := newPool(t, 1)
+	version, err := exec.CommandContext(t.Context(), "pg_dump", "--version").Output()
+	if err != nil {
+		t.Skip("there is no pg_dump")
+	}
+	var major int
+	if _, err := fmt.Sscanf(regexp.MustCompile(`[0-9]+`).FindString(string(version)), "%d", &major); err != nil {
+		t.Fatal(err)
+	}
+	if serves := scan[int](t, admin, "SELECT current_setting('server_version_num')::integer / 10000"); major < serves {
+		t.Skipf("pg_dump %d does not dump PostgreSQL %d", major, serves)
+	}
+	page, err := os.ReadFile("../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(page), "\n## Dump and restore\n")
+	blocks := regexp.MustCompile("(?s)\n```sh\n(.*?)\n```\n").FindAllStringSubmatch(section, 2)
+	if len(blocks) != 2 || !strings.Contains(blocks[0][1], "pg_dump") || !strings.Contains(blocks[1][1], "--use-list") {
+		t.Fatalf("the commands are %q", blocks)
+	}
+
+	migrated := func() (pool *pgxpool.Pool) {
+		name := "restore_" + strings.ToLower(rand.Text())
+		mustExec(t, admin, "CREATE DATABASE "+name)
+		t.Cleanup(func() {
+			if _, err := admin.Exec(context.WithoutCancel(t.Context()), "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
+				t.Error(err)
+			}
+		})
+		pool = reconfigured(t, admin, func(c *pgxpool.Config) {
+			c.ConnConfig.Database = name
+			startWith(t, c.ConnConfig, map[string]string{"search_path": "app"})
+		})
+		mustExec(t, pool, "CREATE SCHEMA app")
+		db := stdlib.OpenDBFromPool(pool)
+		defer db.Close()
+		if _, err := newGoose(t, db, migrationFiles(), migrations.VersionTable).Up(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		mustExec(t, pool, docSQL(t, "docs/sql.md", "CREATE TRIGGER"))
+		return pool
+	}
+	const tables = "SELECT (SELECT string_agg(r::text, '; ' ORDER BY r::text) FROM rate_limits AS r) || (SELECT string_agg(o::text, '; ' ORDER BY id) FROM rate_limit_overrides AS o) || (SELECT string_agg(d::text, '; ' ORDER BY d::text) FROM rate_limit_definitions AS d) || (SELECT count(*) FROM messages)"
+	source := migrated()
+	publish(t, source, `[{"name": "signUps", "kind": "token bucket", "rate": 10, "period": "1000 hours"}]`)
+	mustExec(t, source, "SELECT ratelimit('signUps', 'ann', count => 7), ratelimit_block('signUps', 'bob'); INSERT INTO messages SELECT 'acme', 'x' FROM generate_series(1, 3)")
+	want := scan[string](t, source, tables)
+	dir := t.TempDir()
+	run := func(target *pgxpool.Pool, commands string) (string, error) {
+		cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", commands)
+		cmd.Dir = dir
+		url := func(pool *pgxpool.Pool) string {
+			c := pool.Config().ConnConfig
+			return fmt.Sprintf("postgres://%s@%s:%d/%s", c.User, c.Host, c.Port, c.Database)
+		}
+		cmd.Env = append(os.Environ(), "DATABASE_URL="+url(source), "NEW_DATABASE_URL="+url(target), "PGPASSWORD="+source.Config().ConnConfig.Password)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	dump, restore, _ := strings.Cut(blocks[0][1], "\n")
+	withGoose := regexp.MustCompile(` --exclude-table-data='[^']*'`).ReplaceAllString(dump, "")
+	for what, commands := range map[string]string{"as documented": blocks[0][1], "from a dump that has the table": withGoose + "\n" + blocks[1][1]} {
+		target := migrated()
+		if out, err := run(target, commands); err != nil {
+			t.Errorf("%s: %v\n%s", what, err, out)
+			continue
+		}
+		if got := scan[string](t, target, tables); got != want {
+			t.Errorf("%s: restored are\n%s\nof\n%s", what, got, want)
+		}
+		if effect := scan[string](t, target, "SELECT effect FROM _ratelimit_override_of('signUps', 'bob', now())"); effect != "block" {
+			t.Errorf("%s: in force for bob is %s", what, effect)
+		}
+		if !takes(t, target, "signUps", "ann", 3) || takes(t, target, "signUps", "ann", 1) {
+			t.Errorf("%s: ann does not have 3 left", what)
+		}
+		mustExec(t, target, "SELECT ratelimit_block('signUps', 'cid')") // an id that is free
+	}
+	// What the page warns of.
+	if out, err := run(migrated(), withGoose+"\n"+restore); err == nil || !strings.Contains(out, "rate_limits_goose_version") || !strings.Contains(out, "duplicate key") {
+		t.Errorf("with the version table: %v\n%s", err, out)
+	}
+}
