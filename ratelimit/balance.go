@@ -102,24 +102,19 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 	case d.limit.numbers.Rate == 0:
 		b.Capacity = 0
 	default:
-		left, more := d.numbers.Total(rows, at), *d
-		more.count = 1
-		if !d.limit.blocked {
-			more.count += max(d.numbers.Whole(rows, d.limit.shards, d.numbers.Capacity, at), 0)
-		}
-		numbers, shards := more.reaching(rows, at), d.limit.shards
+		left, more := d.numbers.Total(rows, at), 1.0
 		b.Remaining, b.Used = left, d.numbers.Capacity-left
-		if numbers.Window {
-			b.ResetAt = numbers.NextWindow(at).Time()
+		if d.limit.blocked {
+			b.Remaining = min(left, 0)
 		} else {
-			b.ResetAt = numbers.When(rows, shards, numbers.Capacity, 0, at).Time()
+			more += max(d.numbers.Whole(rows, d.limit.shards, d.numbers.Capacity, at), 0)
 		}
-		if more.count <= d.numbers.Capacity {
-			b.NextAt = numbers.When(rows, shards, more.count, 0, at).Time()
+		if d.numbers.Window {
+			b.ResetAt = d.reaching(rows, at).NextWindow(at).Time()
+		} else {
+			b.ResetAt = instant(c.fullAt(d, rows, d.limit.shards, at))
 		}
-	}
-	if d.limit.blocked {
-		b.block(d.limit.until)
+		b.NextAt = instant(c.nextAt(d, rows, more, at))
 	}
 	return b
 }
@@ -128,15 +123,4 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 func (l Limit) unblocked() Limit {
 	l.blocked, l.until = false, 0
 	return l
-}
-
-// block takes a block into account: nothing can be taken before its end.
-func (b *Balance) block(until algebra.Micros) {
-	b.Remaining = min(b.Remaining, 0)
-	switch end := until.Time(); {
-	case until == algebra.Forever || b.Capacity < 1:
-		b.NextAt = time.Time{}
-	case b.NextAt.Before(end):
-		b.NextAt = end
-	}
 }

@@ -446,6 +446,7 @@ func (o *Overrides) applied(does *rules, requests []Request, at pgtype.Timestamp
 			applied[i].limit, in[i] = applied[before].limit, in[before]
 		} else {
 			applied[i].limit, in[i] = o.decide(does, r.limit, lists, now)
+			in[i].lists, in[i].ends = lists, endsOf(lists, now)
 		}
 	}
 	if applied == nil {
@@ -458,6 +459,22 @@ func (o *Overrides) applied(does *rules, requests []Request, at pgtype.Timestamp
 type inForce struct {
 	by    string
 	until algebra.Micros
+
+	lists [2][]override    // all that are known for the key, and for all keys
+	ends  []algebra.Micros // of those that have not ended, in order: something else may decide from then on
+}
+
+// endsOf is when overrides end that have not, in order, each instant once.
+func endsOf(lists [2][]override, now algebra.Micros) (ends []algebra.Micros) {
+	for _, list := range lists {
+		for i := range list {
+			if until := list[i].until; until > now && until < algebra.Forever {
+				ends = append(ends, until)
+			}
+		}
+	}
+	slices.Sort(ends)
+	return slices.Compact(ends)
 }
 
 // now is the database's time, as far as it is known here, unless the call has a time of its own.
@@ -485,14 +502,14 @@ search:
 			case in.until <= now:
 			case in.effect == newNumbers:
 				if under := limit.withNumbers(in, o.lapsed()); under != limit { // else the definition goes on to decide
-					limit, other = under, inForce{byOverride, in.until}
+					limit, other = under, inForce{by: byOverride, until: in.until}
 				}
 				break search
 			case in.effect == noLimit && does.liftable() && !o.lapsed():
-				limit, other = limit.without(), inForce{byOverride, in.until}
+				limit, other = limit.without(), inForce{by: byOverride, until: in.until}
 				break search
 			case in.effect == block && (does.deniable || does.answers == balances && blocked.by == ""):
-				blocked = inForce{byBlock, in.until}
+				blocked = inForce{by: byBlock, until: in.until}
 				if does.deniable {
 					break search
 				}

@@ -80,8 +80,14 @@ func (c *call) bound(ctx context.Context) {
 	if deadline, ok := ctx.Deadline(); ok {
 		left = max(time.Until(deadline), 0)
 	}
-	if d := &c.demands[0]; !c.forfeits() {
+	d := &c.demands[0]
+	if changes := c.changes(d); changes || !c.forfeits() {
 		floor := -(d.numbers.Rate * left.Seconds() / d.numbers.Period.Seconds())
+		if changes {
+			c.patience = algebra.Micros(left.Microseconds())
+			now := c.overrides.now(c.local)
+			floor = -leastRefill(c.spans(standing, d), now, now+c.patience)
+		}
 		if floor <= d.numbers.Capacity-d.count {
 			d.floor = max(d.floor, floor)
 			return
