@@ -2,14 +2,17 @@ package integration_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -26,6 +29,7 @@ type endingWorld struct {
 	limits *ratelimit.Limiter
 	all    []ratelimit.Limit
 	ends   [][]time.Time // by limit
+	asked  []string      // the limits of the last call
 }
 
 func newEnding(t testing.TB, n int) *endingWorld {
@@ -142,6 +146,16 @@ func (e *endingWorld) at(now time.Time, call func(db ratelimit.DB) error) (*rate
 	return exceeded, nil
 }
 
+// chains are the overrides of the limits of the last call, for a failure.
+func (e *endingWorld) chains() string {
+	text := ""
+	for _, name := range e.asked {
+		text += scan[string](e, e.pool, "SELECT coalesce(string_agg(concat_ws(' ', name, key, effect, 'rate', rate, 'capacity', capacity, 'reserved', max_reserved, 'until', until), E'\n' ORDER BY made_at, id), '') || E'\n' FROM rate_limit_overrides WHERE name = $1", name) +
+			scan[string](e, e.pool, "SELECT string_agg(concat_ws(' ', value, ts, shards), E'\n') || E'\n' FROM rate_limits WHERE name = $1", name)
+	}
+	return text
+}
+
 var errRollBack = errors.New("roll back")
 
 // proves wants an answer to be true: the call is granted at RetryAt, and not before. It returns the denial, or nil.
@@ -166,7 +180,7 @@ func (e *endingWorld) proves(what string, ends []time.Time, call func(db ratelim
 		}
 		if first.RetryAt.Year() < 9999 {
 			if then, never := e.at(first.RetryAt, call); asked && then != nil || never != nil || then != nil && then.Reason != ratelimit.ReasonQuota {
-				e.Fatalf("%s: denied at %v until %v: then %v, %v", what, e.base, first.RetryAt, then, never)
+				e.Fatalf("%s: denied at %v until %v: then %v, %v\n%s", what, e.base, first.RetryAt, then, never, e.chains())
 			}
 		}
 		before = append(before, first.RetryAt.Add(-time.Microsecond), e.base.Add(first.RetryAfter/2).Truncate(time.Microsecond))
@@ -176,7 +190,7 @@ func (e *endingWorld) proves(what string, ends []time.Time, call func(db ratelim
 			continue
 		}
 		if granted(now) {
-			e.Fatalf("%s: at %v the answer was %v, %v; but it is granted at %v", what, e.base, first, never, now)
+			e.Fatalf("%s: at %v the answer was %v, %v; but it is granted at %v\n%s", what, e.base, first, never, now, e.chains())
 		}
 	}
 	return first
@@ -192,6 +206,7 @@ func TestAnOverrideThatEnds(t *testing.T) {
 			e := newEnding(t, sized(300, 60))
 			chained := 0
 			for i, limit := range e.all {
+				e.asked = []string{limit.Name()}
 				c := limit.Config()
 				count := oneOf(e.r, 1, 1, float64(1+e.r.IntN(int(*c.Capacity)+5)), *c.Capacity, *c.Capacity+1)
 				request := limit.Key("k").Count(count)
@@ -217,10 +232,105 @@ func TestAnOverrideThatEnds(t *testing.T) {
 				if denied != nil && len(e.ends[i]) > 0 {
 					chained++
 				}
+				e.agrees(i, count)
 			}
 			t.Logf("%d denials under overrides that end", chained)
 		})
 	}
+}
+
+// agrees wants the answers of SQL by hand to be those of the library.
+func (e *endingWorld) agrees(i int, count float64) {
+	e.Helper()
+	limit := e.all[i]
+	for verb, call := range map[string]func(db ratelimit.DB) error{
+		"try": func(db ratelimit.DB) error {
+			_, err := e.limits.Consume(e.Context(), db, limit.Key("k").Count(count))
+			return err
+		},
+		"reserve": func(db ratelimit.DB) error {
+			_, err := e.limits.Reserve(e.Context(), db, limit.Key("k").Count(count))
+			return err
+		},
+		"take": func(db ratelimit.DB) error {
+			_, _, err := e.limits.Take(e.Context(), db, int(count), limit.Key("k"))
+			return err
+		},
+	} {
+		denied, never := e.at(e.base, call)
+		want := "granted"
+		switch {
+		case never != nil:
+			want = "never"
+		case denied != nil && denied.Permanent():
+			want = "for good"
+		case denied != nil:
+			want = denied.RetryAt.Format(time.RFC3339Nano)
+		}
+		got := ""
+		_, _ = e.at(e.base, func(db ratelimit.DB) error {
+			got = whenByHand(e, db, verb, limit.Name(), count, e.base)
+			return nil
+		})
+		if got != want {
+			e.Fatalf("%s of %v tokens of %v: SQL says %s, the library %s, %v\n%s", verb, count, limit, got, want, denied, e.chains())
+		}
+	}
+	// The list of keys is for one token, or for all of a capacity below one.
+	if scan[bool](e, e.pool, "SELECT coalesce(min(least(rate, capacity)), 1) >= 1 FROM rate_limit_overrides WHERE name = $1", limit.Name()) {
+		retryAt := scan[string](e, e.pool, "SELECT coalesce((SELECT retry_at::text FROM _ratelimit_keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, '{k}', $2)), '')", limit.Name(), e.base)
+		call := func(db ratelimit.DB) error {
+			_, err := e.limits.Consume(e.Context(), db, limit.Key("k"))
+			return err
+		}
+		granted := func(at time.Time) bool {
+			denied, never := e.at(at, call)
+			return denied == nil && never == nil
+		}
+		at := scan[*time.Time](e, e.pool, "SELECT CASE WHEN isfinite(nullif($1, '')::timestamptz) THEN $1::timestamptz END", retryAt)
+		switch {
+		case retryAt == "":
+			if !granted(e.base) {
+				e.Fatalf("%v: ratelimit_keys says that there is a token\n%s", limit, e.chains())
+			}
+		case at != nil && at.Year() < 9999:
+			if granted(e.base) || granted(at.Add(-time.Microsecond)) || !granted(*at) {
+				e.Fatalf("%v: ratelimit_keys says %s, which is not when a token is granted\n%s", limit, retryAt, e.chains())
+			}
+		}
+	}
+}
+
+// whenByHand asks SQL without numbers: when it would be granted, in the words of agrees.
+func whenByHand(t testing.TB, db ratelimit.DB, verb, name string, count float64, now time.Time) string {
+	t.Helper()
+	var granted bool
+	var retryAt *time.Time
+	err := db.QueryRow(t.Context(), "SELECT granted, retry_at FROM _ratelimit_by_hand($1, $2, 'k', count => $3, most => $3, now => $4)", verb, name, count, now).Scan(&granted, &retryAt)
+	switch sqlState(err) {
+	case "22023":
+		return "never"
+	case "PT429":
+		pgErr, _ := errors.AsType[*pgconn.PgError](err)
+		var detail struct {
+			RetryAt *time.Time `json:"retry_at"`
+		}
+		if err := json.Unmarshal([]byte(pgErr.Detail), &detail); err != nil {
+			t.Fatal(err)
+		}
+		retryAt = detail.RetryAt
+	default:
+		if err != nil {
+			t.Fatal(err)
+		}
+		if granted {
+			return "granted"
+		}
+	}
+	if retryAt == nil {
+		return "for good"
+	}
+	return retryAt.UTC().Format(time.RFC3339Nano)
 }
 
 // TestOverridesThatEndForSeveralLimits: what one limit gets, another may lose meanwhile.
@@ -228,6 +338,7 @@ func TestOverridesThatEndForSeveralLimits(t *testing.T) {
 	t.Parallel()
 	e := newEnding(t, sized(300, 60))
 	for i := 0; i+1 < len(e.all); i += 2 {
+		e.asked = []string{e.all[i].Name(), e.all[i+1].Name()}
 		a, b := e.all[i].Key("k").Count(float64(1+e.r.IntN(3))), e.all[i+1].Key("k")
 		unasked := false
 		call := func(db ratelimit.DB) error {
@@ -240,7 +351,24 @@ func TestOverridesThatEndForSeveralLimits(t *testing.T) {
 		if _, err := e.at(e.base, call); unasked || err != nil {
 			continue // what is unlimited now counts as full
 		}
-		e.proves(fmt.Sprintf("%v and %v", e.all[i], e.all[i+1]), append(e.ends[i], e.ends[i+1]...), call)
+		first := e.proves(fmt.Sprintf("%v and %v", e.all[i], e.all[i+1]), append(e.ends[i], e.ends[i+1]...), call)
+		if first == nil || first.Reason != ratelimit.ReasonQuota {
+			continue // SQL reads the other rows after a block, too
+		}
+		_, _ = e.at(e.base, func(db ratelimit.DB) error {
+			requests := fmt.Sprintf(`[{"name": %q, "key": "k", "count": %v}, {"name": %q, "key": "k"}]`, e.all[i].Name(), first.Requests[0].Count, e.all[i+1].Name())
+			var name string
+			err := db.QueryRow(t.Context(), "SELECT name FROM _ratelimit_all($1::text::jsonb, $2)", requests, e.base).Scan(&name)
+			want := "null"
+			if !first.Permanent() {
+				want = scan[string](t, e.pool, "SELECT to_jsonb($1::timestamptz)::text", first.RetryAt)
+			}
+			pgErr, ok := errors.AsType[*pgconn.PgError](err)
+			if !ok || !strings.Contains(pgErr.Detail, `"retry_at" : `+want) {
+				t.Errorf("%v and %v: %v, %+v, want %s\n%s", e.all[i], e.all[i+1], err, pgErr, want, e.chains())
+			}
+			return nil
+		})
 	}
 }
 

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "7ae64084dc4fdd0d94952a4956afc9ab7d816edca3903729619f0d96530c1a1e"
+const Hash = "64d405a73268e4d90925c202599bdea83672f5967ea3e752fdd0bf59974a95d4"

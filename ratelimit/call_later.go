@@ -165,12 +165,13 @@ func (c *call) grantedInTime(d *demand, a *answer, from algebra.Micros) algebra.
 	})
 }
 
-// reserved are demands for algebra.Reserve.
+// reserved are demands for algebra.Reserve. Lists of windows reach to where the limit is full, and what is then owed is refilled.
 func (c *call) reserved(ds []*demand, a *answer, now algebra.Micros) []algebra.Demand {
 	asked := make([]algebra.Demand, 0, len(ds))
 	for _, d := range ds {
-		rows := c.rowsOf(d, a)
-		asked = append(asked, algebra.Demand{Limit: d.reaching(rows, now), Rows: rows, Shards: d.limit.shards, Count: d.count, Floor: d.floor})
+		rows, far := c.rowsOf(d, a), *d
+		far.count = max(d.count, d.limit.numbers.Capacity) - d.floor
+		asked = append(asked, algebra.Demand{Limit: far.reaching(rows, now), Rows: rows, Shards: d.limit.shards, Count: d.count, Floor: d.floor})
 	}
 	return asked
 }
