@@ -712,6 +712,7 @@ BEGIN
                 "then" := coalesce(/* TEMPLATE: schema */_ratelimit_retry_at('consume', q, CASE WHEN q.effect IN ('numbers', 'never') THEN own.value END, own.ts, waits), 'infinity');
                 together := together OR "then" > waits;
                 waits := greatest(waits, "then");
+                EXIT WHEN waits = 'infinity';
             END LOOP;
         END LOOP;
         PERFORM /* TEMPLATE: schema */_ratelimit_denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at);
