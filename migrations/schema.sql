@@ -2648,13 +2648,14 @@ $text$;
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(
     since pg_snapshot, after bigint,
     OUT ids bigint[], OUT names text[], OUT keys text[], OUT effects text[], OUT rates double precision[], OUT capacities double precision[],
-    OUT max_reserveds double precision[], OUT untils bigint[], OUT mades bigint[], OUT more boolean, OUT snapshot text, OUT at timestamptz
+    OUT max_reserveds double precision[], OUT untils bigint[], OUT mades bigint[], OUT more boolean, OUT snapshot text, OUT at timestamptz, OUT server timestamptz
 )
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 BEGIN
     at := clock_timestamp();
+    server := pg_postmaster_start_time(); -- of another server, or of this one after a restart, snapshots say nothing about those before
     -- '' is every key, -1 is as defined, and an end is in microseconds since 1970, or the largest number.
     SELECT pg_catalog.array_agg(p.id ORDER BY p.id), pg_catalog.array_agg(p.name ORDER BY p.id), pg_catalog.array_agg(coalesce(p.key, '') ORDER BY p.id),
            pg_catalog.array_agg(p.effect ORDER BY p.id), pg_catalog.array_agg(coalesce(p.rate, '-1') ORDER BY p.id),
@@ -3398,6 +3399,7 @@ BEGIN
                 "then" := coalesce(/* TEMPLATE: schema */_ratelimit_retry_at('consume', q, CASE WHEN q.effect IN ('numbers', 'never') THEN own.value END, own.ts, waits), 'infinity');
                 together := together OR "then" > waits;
                 waits := greatest(waits, "then");
+                EXIT WHEN waits = 'infinity';
             END LOOP;
         END LOOP;
         PERFORM /* TEMPLATE: schema */_ratelimit_denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at);

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "64d405a73268e4d90925c202599bdea83672f5967ea3e752fdd0bf59974a95d4"
+const Hash = "aec8f2d69b834da726809eba3872608fe2e77ce9647ee8afaf454262f54f0b50"

@@ -42,7 +42,7 @@ func (c *call) spans(does *rules, d *demand) []span {
 		requests := make([]Request, len(d.requests))
 		for i, place := range d.requests {
 			requests[i] = c.asked[place]
-			requests[i].limit, _ = c.overrides.decide(does, requests[i].limit, in.lists, end)
+			requests[i].limit, _ = c.overrides.decide(does, requests[i].limit, in.lists, moment{end, end})
 		}
 		ds, rowless, err := demands(does, requests, pgtype.Timestamptz{Time: end.Time(), Valid: true})
 		if err != nil && !errors.Is(err, ErrExceedsCapacity) {

@@ -70,6 +70,7 @@ type Overrides struct {
 
 	mu       sync.Mutex // one poll at a time
 	snapshot string     // of the last poll
+	server   time.Time  // that it is of: when it started
 	wholeAt  time.Time  // when all were read
 	wholeFor time.Duration
 	names    map[string]string // one copy of each name
@@ -79,7 +80,7 @@ type Overrides struct {
 	failed atomic.Pointer[error]         // why not
 	seen   atomic.Int64                  // when the last poll succeeded: nanoseconds since epoch
 	logged atomic.Int64                  // when an error was logged
-	ahead  atomic.Int64                  // the database's clock less the process's, in nanoseconds
+	clocks atomic.Pointer[clocks]        // the database's clock; nil: as the process's
 }
 
 const (
@@ -297,9 +298,10 @@ func (o *Overrides) read(ctx context.Context, whole bool) error {
 		if snapshot == "" { // what commits between two pages is not in it, and so comes with the next poll
 			snapshot = page.Snapshot.String
 		}
-		if !whole && newest(snapshot) < newest(o.snapshot) { // another server, whose transactions have other numbers
+		if !whole && (!page.Server.Time.Equal(o.server) || newest(snapshot) < newest(o.snapshot)) { // another server, whose transactions have other numbers
 			return o.read(ctx, true)
 		}
+		o.server = page.Server.Time
 		table.apply(o.changes(page), whole)
 		if more = page.More.Bool; more {
 			args.After = page.Ids[len(page.Ids)-1]
@@ -322,13 +324,39 @@ func newest(snapshot string) uint64 {
 	return n
 }
 
-// page reads one page. The offset of the clocks errs by up to a round trip, such that an override ends late, not early.
+// clocks is how far the database's clock is ahead of this process's: between low and high, as of an instant of the latter. A poll that
+// waited says little, so what earlier polls said counts, too.
+type clocks struct {
+	low, high, at time.Duration
+}
+
+// drift bounds how fast the clocks may drift apart: a millisecond in a second.
+const drift = 1000
+
+// polled takes in what a poll says that was sent and answered at instants of the process's clock.
+func (o *Overrides) polled(sent, answered time.Duration, at time.Time) {
+	said := clocks{low: at.Sub(epoch.Add(answered)), high: at.Sub(epoch.Add(sent)), at: answered}
+	if before := o.clocks.Load(); before != nil {
+		since := max(answered-before.at, 0) / drift
+		low, high := max(said.low, before.low-since), min(said.high, before.high+since)
+		if low <= high { // otherwise a clock was set
+			said.low, said.high = low, high
+		}
+	}
+	o.clocks.Store(&said)
+}
+
+// moment is an instant of the database's clock, as far as it is known here.
+type moment struct{ low, high algebra.Micros }
+
+// page reads one page.
 func (o *Overrides) page(ctx context.Context, args dbsqlc.OverridesParams) (dbsqlc.OverridesRow, error) {
 	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()
+	sent := time.Since(epoch)
 	page, err := wire{db: o.DB}.queries().Overrides(ctx, args)
 	if err == nil {
-		o.ahead.Store(int64(time.Until(page.At.Time)))
+		o.polled(sent, time.Since(epoch), page.At.Time)
 	}
 	return page, err
 }
@@ -425,7 +453,7 @@ func (o *Overrides) applied(does *rules, requests []Request, at pgtype.Timestamp
 	}
 	var applied []Request // with the limits in force; nil: they are as defined
 	var in []inForce
-	var now algebra.Micros
+	var now moment
 	for i := range requests {
 		r := &requests[i]
 		if r.err != nil {
@@ -439,14 +467,14 @@ func (o *Overrides) applied(does *rules, requests []Request, at pgtype.Timestamp
 			continue
 		}
 		if applied == nil {
-			applied, in, now = slices.Clone(requests), make([]inForce, len(requests)), o.now(at)
+			applied, in, now = slices.Clone(requests), make([]inForce, len(requests)), o.moment(at)
 		}
 		same := func(other Request) bool { return other.key == r.key && other.limit == r.limit }
 		if before := slices.IndexFunc(requests[:i], same); before >= 0 { // one limit for a call, whatever comes meanwhile
 			applied[i].limit, in[i] = applied[before].limit, in[before]
 		} else {
 			applied[i].limit, in[i] = o.decide(does, r.limit, lists, now)
-			in[i].lists, in[i].ends = lists, endsOf(lists, now)
+			in[i].lists, in[i].ends = lists, endsOf(lists, now.low)
 		}
 	}
 	if applied == nil {
@@ -477,35 +505,42 @@ func endsOf(lists [2][]override, now algebra.Micros) (ends []algebra.Micros) {
 	return slices.Compact(ends)
 }
 
-// now is the database's time, as far as it is known here, unless the call has a time of its own.
-func (o *Overrides) now(at pgtype.Timestamptz) algebra.Micros {
-	switch {
-	case at.Valid:
-		return algebra.At(at.Time)
-	case o == nil:
-		return algebra.At(time.Now())
+// moment is the database's time, unless the call has a time of its own.
+func (o *Overrides) moment(at pgtype.Timestamptz) moment {
+	if at.Valid {
+		return moment{algebra.At(at.Time), algebra.At(at.Time)}
 	}
-	return algebra.At(time.Now().Add(time.Duration(o.ahead.Load())))
+	now := epoch.Add(time.Since(epoch)) // whatever is set meanwhile
+	if o == nil {
+		return moment{algebra.At(time.Now()), algebra.At(time.Now())}
+	} else if c := o.clocks.Load(); c != nil {
+		return moment{algebra.At(now.Add(c.low)), algebra.At(now.Add(c.high))}
+	}
+	return moment{algebra.At(now), algebra.At(now)}
 }
+
+// now is the earliest that the time can be: a block that is over by it is over.
+func (o *Overrides) now(at pgtype.Timestamptz) algebra.Micros { return o.moment(at).low }
 
 // lapsed reports whether the table was last read too long ago to trust what it grants.
 func (o *Overrides) lapsed() bool { return time.Since(epoch)-time.Duration(o.seen.Load()) > lapseAfter }
 
 // decide returns a limit under the override in force for a verb, if there is any: the key's own before that of all keys. A
-// verb that a block does not deny gets the numbers that hold beside it.
-func (o *Overrides) decide(does *rules, limit Limit, lists [2][]override, now algebra.Micros) (Limit, inForce) {
+// verb that a block does not deny gets the numbers that hold beside it. What may have ended already grants nothing more, and denies.
+func (o *Overrides) decide(does *rules, limit Limit, lists [2][]override, now moment) (Limit, inForce) {
 	var blocked, other inForce
 search:
 	for _, list := range lists {
 		for _, in := range list {
+			doubtful := o.lapsed() || in.until <= now.high
 			switch {
-			case in.until <= now:
+			case in.until <= now.low:
 			case in.effect == newNumbers:
-				if under := limit.withNumbers(in, o.lapsed()); under != limit { // else the definition goes on to decide
+				if under := limit.withNumbers(in, doubtful); under != limit { // else the definition goes on to decide
 					limit, other = under, inForce{by: byOverride, until: in.until}
 				}
 				break search
-			case in.effect == noLimit && does.liftable() && !o.lapsed():
+			case in.effect == noLimit && does.liftable() && !doubtful:
 				limit, other = limit.without(), inForce{by: byOverride, until: in.until}
 				break search
 			case in.effect == block && (does.deniable || does.answers == balances && blocked.by == ""):
