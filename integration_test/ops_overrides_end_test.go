@@ -179,7 +179,7 @@ func (e *endingWorld) proves(what string, ends []time.Time, call func(db ratelim
 			e.Fatalf("%s: denied at %v until %v, after %v", what, e.base, first.RetryAt, first.RetryAfter)
 		}
 		if first.RetryAt.Year() < 9999 {
-			if then, never := e.at(first.RetryAt, call); asked && then != nil || never != nil || then != nil && then.Reason != ratelimit.ReasonQuota {
+			if then, never := e.at(first.RetryAt, call); asked && (then != nil || never != nil) || then != nil && then.Reason != ratelimit.ReasonQuota {
 				e.Fatalf("%s: denied at %v until %v: then %v, %v\n%s", what, e.base, first.RetryAt, then, never, e.chains())
 			}
 		}

@@ -2230,6 +2230,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     made_by      text             NOT NULL DEFAULT SESSION_USER CHECK (octet_length(made_by) <= 255),
     made_at      timestamptz      NOT NULL DEFAULT clock_timestamp() CHECK (isfinite(made_at)),
     added        double precision,
+    added_at     timestamptz CHECK (isfinite(added_at)),
     removed_by   text CHECK (octet_length(removed_by) <= 255),
     removed_at   timestamptz CHECK (isfinite(removed_at)),
     changed_in   xid8             NOT NULL DEFAULT pg_current_xact_id(),
@@ -2265,6 +2266,8 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_by IS 'who dec
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_at IS 'when: of those in force, a block wins, and else the newest';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.added IS 'the tokens that ratelimit_add has added; NULL: it was not called';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.added_at IS 'when';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_by IS 'who ended it early';
 
@@ -2574,7 +2577,9 @@ AS $body$
 DECLARE
     o /* TEMPLATE: schema */rate_limit_overrides;
     was record;
+    fills interval;         -- within this time, the limit fills up; NULL: not known
     more double precision;
+    spent double precision; -- what ended overrides have added, as far as it may not have been refilled since
     wrong text;
 BEGIN
     SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = id FOR UPDATE;
@@ -2593,14 +2598,20 @@ BEGIN
     IF o.changed_in = pg_current_xact_id() THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('override %s is not committed yet: a program that does not know it would cut the tokens again', id);
     END IF;
-    PERFORM pg_sleep(greatest(extract(epoch FROM o.made_at - clock_timestamp())::double precision + '2', '0')); -- until programs know
+    PERFORM pg_sleep('2'); -- until programs know: made_at says nothing about the commit
     -- The capacity before is that of the override in force before or, without one, as passed or as published. Where only the program
     -- knows the numbers, an override has to give its capacity.
     SELECT CASE WHEN f.effect IN ('block', 'unlimited') THEN f.effect ELSE 'varies' END AS effect, f.capacity, f.id AS override
       INTO was FROM (VALUES (1)) AS one LEFT JOIN /* TEMPLATE: schema */_ratelimit_override_of(o.name, coalesce(o.key, ''), clock_timestamp(), o.id) AS f ON true;
     IF capacity IS NULL OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current) THEN
-        SELECT n.effect, n.capacity, n.override INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS n;
-        SELECT n.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS n;
+        SELECT f.effect, f.capacity, f.override INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS f;
+        SELECT f.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS f;
+        -- A limit that is empty fills up within this time, by the numbers as defined and by those of the override.
+        SELECT make_interval(secs => max(least('3e9', CASE WHEN f.varies IS NOT NULL THEN date_part('epoch', f.varies) ELSE ceil(f.capacity / nullif(f.rate, '0'))
+                   * date_part('epoch', CASE f.kind WHEN 'calendar window' THEN /* TEMPLATE: schema */_ratelimit_longest(f.period) ELSE f.period END) END)))
+          INTO fills
+          FROM (SELECT * FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id)
+                UNION ALL SELECT * FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), '0', varying => true)) AS f;
     END IF;
     was.capacity := CASE WHEN was.effect IN ('numbers', 'varies') THEN was.capacity END;
     more := o.capacity - coalesce(capacity, was.capacity);
@@ -2612,12 +2623,17 @@ BEGIN
         WHEN more IS NULL AND was.effect <> 'varies' THEN
             pg_catalog.format('capacity must be given, not NULL: the key had the effect %L before override %s', was.effect, id)
         WHEN more IS NULL THEN 'capacity must be given, not NULL: only the program knows that of this key'
+        WHEN o.until <= clock_timestamp() THEN pg_catalog.format('id must be of an override in force, not %s: it ended at %s', id, o.until)
     END;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', o.name, wrong);
     END IF;
-    more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more, '0'));
-    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more WHERE f.id = id;
+    -- What an ended override has added is gone, and would be granted once more. Where nobody knows when the limit fills up, it always counts.
+    SELECT coalesce(sum(f.added), '0') INTO spent FROM /* TEMPLATE: schema */rate_limit_overrides AS f
+     WHERE f.name = o.name AND (f.key = o.key OR f.key IS NULL AND o.key IS NULL) AND f.added > '0' AND f.id <> o.id
+       AND (f.removed_at IS NOT NULL OR f.until <= clock_timestamp()) AND (fills IS NULL OR f.added_at > clock_timestamp() - fills);
+    more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more - spent, '0'));
+    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more, added_at = clock_timestamp() WHERE f.id = id;
     RETURN more;
 END
 $body$;
@@ -2628,8 +2644,9 @@ Adds the difference of the capacities to what the key of an override has, once f
     SELECT ratelimit_override('signUps', 'acme', rate => 500); -- returns 17. Once that is committed:
     SELECT ratelimit_add(17);
 
-A program that does not yet know of the override cuts what it finds to the old capacity. So the function waits until the override is two
-seconds old. A key without a row
+A program that does not yet know of the override cuts what it finds to the old capacity. So the function waits for two seconds before it
+adds: an override that is committed is known by then. What an override that has ended added is subtracted, until the limit would have filled
+up since: so override, add and restore, again and again, grant at most the larger capacity and the refill. A key without a row
 is full: nothing is added to it. For an override of all keys, only the row of a limit without keys gets something.
 
 Arguments:
@@ -2965,6 +2982,10 @@ BEGIN
     END IF;
     IF q.effect NOT IN ('numbers', 'never') THEN
         retry_at := CASE WHEN NOT granted THEN /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, NULL, NULL, at) WHEN verb = 'reserve' THEN at END;
+        IF NOT granted AND retry_at IS NULL THEN -- a block ends, also for a count that is never granted
+            q.count := '1e-15';
+            retry_at := /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, NULL, NULL, at);
+        END IF;
         RETURN;
     END IF;
     IF granted AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which stands for all

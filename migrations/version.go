@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "aec8f2d69b834da726809eba3872608fe2e77ce9647ee8afaf454262f54f0b50"
+const Hash = "6d39bb84ec84b0f2e440502bc665ae1c355b59fb7eb47a37985c6e5a08371c54"

@@ -98,7 +98,9 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 	b := Balance{Limit: d.limit.unblocked(), Key: d.key, At: at.Time(), Capacity: d.limit.numbers.Capacity, Decides: byDefinition}
 	switch {
 	case d.limit.unlimited():
-		b.Remaining, b.Used = math.Inf(1), math.NaN()
+		if b.Remaining, b.Used = math.Inf(1), math.NaN(); d.limit.blocked {
+			b.Remaining, b.NextAt = 0, instant(c.nextAt(d, nil, 1, at))
+		}
 	case d.limit.numbers.Rate == 0:
 		b.Capacity = 0
 	default:

@@ -116,8 +116,25 @@ func (c *call) allowedLater(err error) bool {
 // allowedAt is when neither a block nor a rate of 0 denies the demands, and the numbers can grant their counts. Whether the tokens are
 // there is another question.
 func (c *call) allowedAt(now algebra.Micros, ds ...[]demand) algebra.Micros {
-	return when(now, c.allSpans(ds...), func(_ []*demand, from, _ algebra.Micros) algebra.Micros { return from })
+	return when(now, c.allSpans(ds...), atOnce)
 }
+
+// blockedUntil is the RetryAt of a block: what allowedAt is or, if the numbers can never grant the counts, when it ends all the same.
+func (c *call) blockedUntil(now algebra.Micros, ds ...[]demand) algebra.Micros {
+	spans := c.allSpans(ds...)
+	at := when(now, spans, atOnce)
+	if at < algebra.Forever {
+		return at
+	}
+	for _, spans := range spans {
+		for i := range spans {
+			spans[i].denied = spans[i].denied && !spans[i].demand.tooMuch
+		}
+	}
+	return when(now, spans, atOnce)
+}
+
+func atOnce(_ []*demand, from, _ algebra.Micros) algebra.Micros { return from }
 
 // grantedAt is when demands of the denied call, c.demands[i:j], would be granted together if nothing else is taken. A limit that is
 // unlimited now was not asked, and counts as full.
@@ -203,11 +220,12 @@ func (c *call) fullAt(d *demand, rows []algebra.Row, shards int, now algebra.Mic
 
 // nextAt is when count tokens can be taken, for a Balance: not while the key is blocked.
 func (c *call) nextAt(d *demand, rows []algebra.Row, count float64, now algebra.Micros) algebra.Micros {
-	return when(now, [][]span{c.spans(c.does, d)}, func(present []*demand, from, _ algebra.Micros) algebra.Micros {
+	spans := c.spans(c.does, d)
+	for i := range spans {
+		spans[i].denied = spans[i].denied || spans[i].demand.limit.blocked || count > spans[i].demand.limit.numbers.Capacity
+	}
+	return when(now, [][]span{spans}, func(present []*demand, from, _ algebra.Micros) algebra.Micros {
 		for _, d := range present {
-			if d.limit.blocked || count > d.limit.numbers.Capacity {
-				return algebra.Forever
-			}
 			more := *d
 			more.count = count
 			return more.reaching(rows, from).When(rows, d.limit.shards, count, 0, from)

@@ -78,7 +78,7 @@ func (r *Result) fillRowless(c *call, a *answer) {
 			r.Requests[i].OK = true // unless it is the one that denies
 		}
 		if reason == ReasonBlock { // what comes after it may deny, too
-			until = c.allowedAt(a.at, c.asides, c.rowless)
+			until = c.blockedUntil(a.at, c.asides, c.rowless)
 		}
 		r.retry(until)
 	}
@@ -98,7 +98,7 @@ func (r *Result) fillRowless(c *call, a *answer) {
 			if denied && left == 0 && d.count > 0 {
 				s.OK = false
 				if d.limit.numbers.Rate > 0 {
-					s.RetryAt = instant(c.allowedAt(a.at, c.rowless[i:i+1]))
+					s.RetryAt = instant(c.blockedUntil(a.at, c.rowless[i:i+1]))
 				}
 			}
 			s.Taken = c.taken(a, s)

@@ -278,6 +278,10 @@ BEGIN
     END IF;
     IF q.effect NOT IN ('numbers', 'never') THEN
         retry_at := CASE WHEN NOT granted THEN /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, NULL, NULL, at) WHEN verb = 'reserve' THEN at END;
+        IF NOT granted AND retry_at IS NULL THEN -- a block ends, also for a count that is never granted
+            q.count := '1e-15';
+            retry_at := /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, NULL, NULL, at);
+        END IF;
         RETURN;
     END IF;
     IF granted AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which stands for all
