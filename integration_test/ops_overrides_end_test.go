@@ -510,3 +510,52 @@ func TestAWaitUnderAnOverrideThatEnds(t *testing.T) {
 		}
 	}
 }
+
+// TestAChangeWakesWaiters: a Wait that sleeps asks again when overrides change. What was raised or lifted lets it go on.
+func TestAChangeWakesWaiters(t *testing.T) {
+	t.Parallel()
+	for name, kind := range map[string]ratelimit.Limit{
+		"bucket": ratelimit.TokenBucket("api", 1, time.Hour), "window": ratelimit.FixedWindow("api", 1, time.Hour), "shards": ratelimit.TokenBucket("api", 2, time.Hour, ratelimit.Shards(2)),
+	} {
+		for change, sql := range map[string]string{
+			"unlimited": "SELECT ratelimit_unlimited('api', 'k')", "raised": "SELECT ratelimit_override('api', NULL, rate => 1000000000)", "lifted": "SELECT ratelimit_restore('api', 'k')",
+		} {
+			if name == "window" && change != "unlimited" {
+				continue // it refills at the next window, whatever the rate
+			}
+			t.Run(name+", "+change, func(t *testing.T) {
+				t.Parallel()
+				pool, limit := newPool(t, 4), kind
+				if change == "lifted" {
+					scan[int64](t, pool, "SELECT ratelimit_override('api', 'k', rate => 0.001, capacity => 1)")
+					limit = ratelimit.TokenBucket("api", 1e9, time.Hour)
+				}
+				limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon})}
+				if _, err := limits.Charge(t.Context(), pool, limit.Key("k").Count(3)); err != nil {
+					t.Fatal(err)
+				}
+				ended := make(chan error)
+				go func() {
+					_, err := limits.Wait(t.Context(), pool, limit.Key("k"))
+					ended <- err
+				}()
+				eventually(t, "the wait has begun", func() bool { return scan[float64](t, pool, "SELECT sum(value) FROM rate_limits") < -1.5 })
+				mustExec(t, pool, "SELECT ratelimit_block('api', 'other')") // which changes nothing for it
+				select {
+				case err := <-ended:
+					t.Fatalf("it ended at once: %v", err)
+				case <-time.After(300 * time.Millisecond):
+				}
+				mustExec(t, pool, sql)
+				select {
+				case err := <-ended:
+					if err != nil {
+						t.Error(err)
+					}
+				case <-time.After(20 * time.Second):
+					t.Error("it sleeps on")
+				}
+			})
+		}
+	}
+}

@@ -240,8 +240,12 @@ func (c *call) repaidAt(d *demand, rows []algebra.Row, shards int, now algebra.M
 	if !c.changes(d) {
 		return d.reaching(rows, now).When(rows, shards, 0, 0, now)
 	}
+	return repaid(c.spans(standing, d), rows, shards, now)
+}
+
+func repaid(spans []span, rows []algebra.Row, shards int, now algebra.Micros) algebra.Micros {
 	possible := [][]algebra.Row{rows} // by whether others have taken something at the end of an override
-	at := when(now, [][]span{c.spans(standing, d)}, func(present []*demand, from, until algebra.Micros) algebra.Micros {
+	at := when(now, [][]span{spans}, func(present []*demand, from, until algebra.Micros) algebra.Micros {
 		at := from
 		for _, d := range present {
 			for _, rows := range possible {
@@ -257,6 +261,35 @@ func (c *call) repaidAt(d *demand, rows []algebra.Row, shards int, now algebra.M
 		return at
 	})
 	return min(at, algebra.Max)
+}
+
+// sooner is the runAt of a granted Wait by the overrides that are known when it is called: others than at the grant may be in force since
+// then. What was owed at the grant is repaid by the old numbers until now, and by the new ones from now on.
+func (c *call) sooner(a *answer) func() algebra.Micros {
+	d, at, shards := c.demands[0], a.at, c.demands[0].limit.shards
+	rows := slices.Clone(a.rows[0])
+	for len(rows) < shards { // it took from one shard, which stands for all
+		rows = append(rows, rows[0])
+	}
+	then := call{does: standing, asked: c.asked, overrides: c.overrides, local: c.local, inForce: c.inForce}
+	before := then.spans(standing, &d)
+	return func() algebra.Micros {
+		now := then.overrides.moment(then.local)
+		requests, in, err := then.overrides.applied(standing, then.asked, pgtype.Timestamptz{Time: now.low.Time(), Valid: true})
+		if err != nil {
+			return algebra.Max
+		}
+		ds, rowless, err := demands(standing, requests, pgtype.Timestamptz{Time: now.low.Time(), Valid: true})
+		if err != nil || now.low <= at {
+			return algebra.Max
+		}
+		since := then
+		since.inForce = in
+		after := since.spans(standing, &append(ds, rowless...)[0])
+		after[0].from = now.low
+		spans := slices.DeleteFunc(slices.Clone(before), func(s span) bool { return s.from >= now.low })
+		return repaid(append(spans, after...), rows, shards, at)
+	}
 }
 
 // leastRefill is how many tokens a limit gets between two instants, whatever other calls take meanwhile, as for repaidAt. It is +Inf if

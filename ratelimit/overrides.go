@@ -80,6 +80,7 @@ type Overrides struct {
 	failed atomic.Pointer[error]         // why not
 	seen   atomic.Int64                  // when the last poll succeeded: nanoseconds since epoch
 	logged atomic.Int64                  // when an error was logged
+	waking atomic.Pointer[chan struct{}] // is closed by the next change; nil: nobody waits
 	clocks atomic.Pointer[clocks]        // the database's clock; nil: as the process's
 }
 
@@ -289,7 +290,7 @@ func (o *Overrides) read(ctx context.Context, whole bool) error {
 	if whole {
 		table, args.Since.Valid, o.names = new(overrideTable), false, map[string]string{}
 	}
-	snapshot := ""
+	snapshot, changed := "", whole
 	for more := true; more; {
 		page, err := o.page(ctx, args)
 		if err != nil {
@@ -302,6 +303,7 @@ func (o *Overrides) read(ctx context.Context, whole bool) error {
 			return o.read(ctx, true)
 		}
 		o.server = page.Server.Time
+		changed = changed || len(page.Ids) > 0
 		table.apply(o.changes(page), whole)
 		if more = page.More.Bool; more {
 			args.After = page.Ids[len(page.Ids)-1]
@@ -313,7 +315,23 @@ func (o *Overrides) read(ctx context.Context, whole bool) error {
 	o.snapshot = snapshot
 	o.seen.Store(int64(time.Since(epoch)))
 	o.table.Store(table)
+	if changed {
+		if waking := o.waking.Swap(nil); waking != nil {
+			close(*waking)
+		}
+	}
 	return nil
+}
+
+// changed is closed when overrides have changed.
+func (o *Overrides) changed() <-chan struct{} {
+	for {
+		if waking := o.waking.Load(); waking != nil {
+			return *waking
+		}
+		waking := make(chan struct{})
+		o.waking.CompareAndSwap(nil, &waking)
+	}
 }
 
 // newest is the xmax of a snapshot, whose text is xmin:xmax:...

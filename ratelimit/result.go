@@ -41,6 +41,8 @@ type Result struct {
 	receipt  *receipt       // after a refund: the rest
 	balances []Balance      // of Balance
 	runAt    algebra.Micros // of a grant: when the work may run
+
+	sooner func() algebra.Micros // of a Wait: what runAt would be by the overrides of now; nil: as it is
 }
 
 // delay is how long the work of a granted call has to wait.
@@ -135,6 +137,9 @@ func (r *Result) fill(c *call, a *answer) {
 			retryAt = c.grantedAt(a, 0, len(c.demands))
 		}
 		r.retry(retryAt)
+	}
+	if c.verb == verbWait && a.granted && c.overrides != nil && runAt > a.at {
+		r.sooner = c.sooner(a)
 	}
 	r.Remaining, r.ResetAt = remaining, instant(resetAt)
 	if c.rowless != nil {

@@ -110,19 +110,29 @@ func (l *Limiter) sleep(ctx context.Context, db DB, granted Result) error {
 	}); ok && l.Clock == nil {
 		return m.SleepUntil(ctx, granted.runAt.Time())
 	}
+	began, runAt := time.Now(), granted.runAt
+	var changed <-chan struct{}
 	for wait := granted.delay(); wait > 0; {
-		step := wait
+		if granted.sooner != nil {
+			if next := l.Overrides.changed(); next != changed { // also at first: something may have changed since the grant
+				changed, runAt = next, min(runAt, granted.sooner())
+			}
+		}
+		wait = runAt.Time().Sub(granted.At) - time.Since(began)
+		step := max(wait, 0)
 		if l.Clock != nil {
 			step = min(step, clockStep)
 		}
 		select {
 		case <-time.After(step):
+		case <-changed:
+			continue
 		case <-ctx.Done():
 			return over(ctx)
 		}
-		wait -= step
+		wait = runAt.Time().Sub(granted.At) - time.Since(began)
 		if l.Clock != nil {
-			wait = granted.runAt.Time().Sub(l.Clock())
+			wait = runAt.Time().Sub(l.Clock())
 		}
 	}
 	return nil
