@@ -527,11 +527,11 @@ func TestAChangeWakesWaiters(t *testing.T) {
 				t.Parallel()
 				pool, limit := newPool(t, 4), kind
 				if change == "lifted" {
-					scan[int64](t, pool, "SELECT ratelimit_override('api', 'k', rate => 0.001, capacity => 1)")
+					scan[int64](t, pool, "SELECT ratelimit_override('api', 'k', rate => 1, capacity => 1)")
 					limit = ratelimit.TokenBucket("api", 1e9, time.Hour)
 				}
 				limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon})}
-				if _, err := limits.Charge(t.Context(), pool, limit.Key("k").Count(3)); err != nil {
+				if _, err := limits.Charge(t.Context(), pool, limit.Key("k").Count(min(limit.Capacity(), 2))); err != nil {
 					t.Fatal(err)
 				}
 				ended := make(chan error)
@@ -539,7 +539,7 @@ func TestAChangeWakesWaiters(t *testing.T) {
 					_, err := limits.Wait(t.Context(), pool, limit.Key("k"))
 					ended <- err
 				}()
-				eventually(t, "the wait has begun", func() bool { return scan[float64](t, pool, "SELECT sum(value) FROM rate_limits") < -1.5 })
+				eventually(t, "the wait has begun", func() bool { return scan[float64](t, pool, "SELECT sum(value) FROM rate_limits") < -0.5 })
 				mustExec(t, pool, "SELECT ratelimit_block('api', 'other')") // which changes nothing for it
 				select {
 				case err := <-ended:

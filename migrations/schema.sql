@@ -2495,7 +2495,8 @@ were reserved before change nothing. Charges are still recorded. Arguments and r
     -- a limit without keys, or every key
     SELECT ratelimit_block('provider', NULL, until => now() + interval '1 hour', reason => 'their outage')
 
-A denial by a block has its end as retry_at. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
+A denial by a block has its end as retry_at, unless another block follows. Calls that were sent before the block was known are decided as they
+were then. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
 $text$;
 
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(
@@ -3154,8 +3155,9 @@ Errors:
 The error of a denial has
   MESSAGE       'rate limit exceeded: ' and the name of the limit. It has no key: keys may be personal data, and errors are logged
   DETAIL        JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ...}. retry_at is the
-                first instant at which the same call would be granted, if no other call takes tokens. It is null, as retry_after,
-                if waiting does not help: the rate is 0, or the key is blocked without an end
+                first instant at which the same call would be granted, if no other call takes tokens: by the numbers in force
+                or, if an override ends before, by what follows; after a block, when no block denies any more. It is null, as
+                retry_after, if waiting does not help: the rate is 0, or the key is blocked without an end
   HINT          'Retry in ... s.', in whole seconds, rounded up; or 'The limit grants nothing: waiting does not help.'
 $text$;
 
@@ -3218,7 +3220,7 @@ Takes tokens that may not be there yet, in the caller's transaction. A rollback 
 
 A reservation is no permission to work now: the work may run at retry_at, when its tokens will have been refilled. A caller that
 ignores retry_at exceeds the limit. A denial is an error, the same as of ratelimit: more would be owed than max_reserved.
-Its retry_at is when the same reservation would be made.
+Its retry_at is when the same reservation would be made. If an override ends before the work may run, the slower of the two rates counts.
 
 The arguments are the same as for ratelimit, also without any numbers, and
   max_reserved  the most tokens that may be owed: 0, or 1e-15 to 1e15; default NULL, no bound but, of a calendar window, the
@@ -3608,7 +3610,7 @@ Without any numbers, they are those that a program has published, each key's und
 
     SELECT * FROM ratelimit_keys('sendMessage') WHERE retry_at IS NOT NULL ORDER BY remaining
 
-A blocked key has retry_at infinity if the block has no end, and an unlimited one has remaining Infinity. Numbers other than the program's
+If an override ends before, retry_at is by what follows. A blocked key has retry_at infinity if the block has no end, and an unlimited one has remaining Infinity. Numbers other than the program's
 give another answer. If the program gives some keys numbers of their own, remaining and retry_at are NULL without numbers: they are not
 known. An invalid argument is an error, SQLSTATE 22023.
 $text$;

@@ -28,7 +28,8 @@ type Balance struct {
 	// Capacity is how many tokens the limit can hold for this key: +Inf if it is unlimited, 0 if the plan grants nothing.
 	Capacity float64
 
-	// NextAt is the first instant at which one more whole token can be taken than now, if nothing else is taken. It is zero
+	// NextAt is the first instant at which one more whole token can be taken than now, if nothing else is taken: by the numbers in
+	// force or, where an override ends before, by what comes after it. It is zero
 	// if there is none: the limit has all whole tokens that it can hold, its rate is 0, or the key is blocked for good.
 	NextAt time.Time
 

@@ -38,13 +38,16 @@ import (
 //
 // An override for the key goes before one for all keys. Of several for the same, a block in force wins, and else the
 // newest. A block denies [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take] and [Limiter.Check] without
-// asking the database, whatever is refunded, reset or reserved meanwhile. RetryAt is its end, or zero if it has none.
+// asking the database, whatever is refunded, reset or reserved meanwhile. RetryAt is its end, or zero if it has none. A call
+// that was sent before the block was known is decided as it was then, even if it waits for a locked row.
 // Charges are still recorded, and [Limiter.Balance] says what is used. An unlimited key is granted everything, and nothing
 // is taken. Kind, period and start cannot be overridden. New numbers add no tokens (the SQL function ratelimit_add does).
 //
 // It fails closed. Until the first load has succeeded, every call returns [ErrNotLoaded]. If the table cannot be read later, blocks
 // and lower numbers stay, and raised numbers and unlimited keys count as defined after 5 minutes. An override ends at its
-// time in any case, by the database's clock or by [Limiter.Clock].
+// time in any case, by the database's clock or by [Limiter.Clock]. As far as that clock is not known, by the time that a poll
+// takes, what may have ended grants nothing more, and a block still denies. Another server, after a failover, is recognized
+// by the next poll.
 //
 // Processes without Overrides, and SQL with numbers of its own, know nothing of them.
 //

@@ -21,9 +21,12 @@ type Result struct {
 	At time.Time
 
 	// RetryAt of a denied call is the first instant at which the same call would be granted if nothing else consumed in
-	// between. For several requests, it is the latest RetryAt among them; a [Limiter.Reserve] of several may be granted
-	// earlier. It is never later than the year 9999. It is zero if waiting does not help ([DeniedError.Permanent]), and
-	// always if the call was granted.
+	// between. For several requests, it is the latest RetryAt among them, or later if overrides end meanwhile; a
+	// [Limiter.Reserve] of several may be granted earlier. Of a block it is when no block denies any more. It is never later
+	// than the year 9999. It is zero if waiting does not help ([DeniedError.Permanent]), and always if the call was granted.
+	//
+	// Where [Overrides] end, what comes after them counts, as far as it is known. A limit that is unlimited until then was not
+	// asked, and counts as full.
 	RetryAt time.Time
 
 	// RetryAfter of a denied call is the time from At to RetryAt, by the clock that decided. A timer set to it works even if

@@ -142,7 +142,7 @@ Without any numbers, they are those that a program has published, each key's und
 
     SELECT * FROM ratelimit_keys('sendMessage') WHERE retry_at IS NOT NULL ORDER BY remaining
 
-A blocked key has retry_at infinity if the block has no end, and an unlimited one has remaining Infinity. Numbers other than the program's
+If an override ends before, retry_at is by what follows. A blocked key has retry_at infinity if the block has no end, and an unlimited one has remaining Infinity. Numbers other than the program's
 give another answer. If the program gives some keys numbers of their own, remaining and retry_at are NULL without numbers: they are not
 known. An invalid argument is an error, SQLSTATE 22023.
 $text$;

@@ -263,7 +263,8 @@ were reserved before change nothing. Charges are still recorded. Arguments and r
     -- a limit without keys, or every key
     SELECT ratelimit_block('provider', NULL, until => now() + interval '1 hour', reason => 'their outage')
 
-A denial by a block has its end as retry_at. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
+A denial by a block has its end as retry_at, unless another block follows. Calls that were sent before the block was known are decided as they
+were then. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
 $text$;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(
