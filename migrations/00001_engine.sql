@@ -1847,12 +1847,15 @@ DECLARE
     enough  double precision := floor - CASE WHEN greatest(pg_catalog.cardinality(value), shards) > 1 THEN 1e-9::double precision ELSE 0 END;
     missing double precision := floor + count - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
     too_early bigint := /* TEMPLATE: schema */_ratelimit_micros(at);
-    late      bigint := 253402300799999999;
+    -- Reservations after the last window of a list are denied, since its refills are not known: nothing is to be found there.
+    never     CONSTANT bigint := CASE WHEN reserve AND windows IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_micros(windows[pg_catalog.cardinality(windows)]) + 1
+                  ELSE 253402300799999999 END;
+    late      bigint := never;
     guess     bigint := too_early + 1;
     step      bigint := 1;
     wait      double precision;
 BEGIN
-    IF too_early >= late OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve, windows) >= enough THEN
+    IF too_early >= 253402300799999999 OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve, windows) >= enough THEN
         RETURN at;
     END IF;
     wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds prevent an overflow from rows written by hand
@@ -1879,7 +1882,7 @@ BEGIN
         END IF;
         step := least(step, 100000000000000000) * 8;
     END LOOP;
-    RETURN /* TEMPLATE: schema */_ratelimit_instant(late);
+    RETURN /* TEMPLATE: schema */_ratelimit_instant(CASE WHEN late < never THEN late ELSE 253402300799999999 END);
 END
 $body$;
 
@@ -2263,6 +2266,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     made_by      text             NOT NULL DEFAULT SESSION_USER CHECK (octet_length(made_by) <= 255),
     made_at      timestamptz      NOT NULL DEFAULT clock_timestamp() CHECK (isfinite(made_at)),
     added        double precision,
+    added_at     timestamptz CHECK (isfinite(added_at)),
     removed_by   text CHECK (octet_length(removed_by) <= 255),
     removed_at   timestamptz CHECK (isfinite(removed_at)),
     changed_in   xid8             NOT NULL DEFAULT pg_current_xact_id(),
@@ -2299,6 +2303,8 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_by IS 'who dec
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_at IS 'when: of those in force, a block wins, and else the newest';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.added IS 'the tokens that ratelimit_add has added; NULL: it was not called';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.added_at IS 'when';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_by IS 'who ended it early';
 
@@ -2526,7 +2532,8 @@ were reserved before change nothing. Charges are still recorded. Arguments and r
     -- a limit without keys, or every key
     SELECT ratelimit_block('provider', NULL, until => now() + interval '1 hour', reason => 'their outage')
 
-A denial by a block has its end as retry_at. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
+A denial by a block has its end as retry_at, unless another block follows. Calls that were sent before the block was known are decided as they
+were then. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
 $text$;
 
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(
@@ -2608,9 +2615,10 @@ AS $body$
 DECLARE
     o /* TEMPLATE: schema */rate_limit_overrides;
     was record;
+    fills interval;         -- within this time, the limit fills up; NULL: not known
     more double precision;
+    spent double precision; -- what ended overrides have added, as far as it may not have been refilled since
     wrong text;
-    unknown double precision; -- for how many seconds programs may not know of the override
     timeout double precision; -- of a statement, in seconds; 0: none
 BEGIN
     SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = id FOR UPDATE;
@@ -2629,21 +2637,26 @@ BEGIN
     IF o.changed_in = pg_current_xact_id() THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('override %s is not committed yet: a program that does not know it would cut the tokens again', id);
     END IF;
-    unknown := greatest(extract(epoch FROM o.made_at - clock_timestamp())::double precision + '2', '0');
     timeout := extract(epoch FROM current_setting('statement_timeout')::interval)::double precision;
-    IF timeout > '0' AND timeout < unknown + '0.1' THEN -- a statement that is cancelled does not say why
+    IF timeout > '0' AND timeout < '2.1' THEN -- a statement that is cancelled does not say why
         RAISE object_not_in_prerequisite_state USING
-            MESSAGE = pg_catalog.format('override %s: nothing was added: programs may not know of it for another %s s, and statement_timeout is %s', id, round(unknown::numeric, 1), current_setting('statement_timeout')),
-            HINT = 'Call it again then. Or call it after SET LOCAL statement_timeout = ''10s'', in one transaction.';
+            MESSAGE = pg_catalog.format('override %s: nothing was added: the call waits for 2 seconds, until programs know of the override, and statement_timeout is %s', id, current_setting('statement_timeout')),
+            HINT = 'Call it after SET LOCAL statement_timeout = ''10s'', in one transaction.';
     END IF;
-    PERFORM pg_sleep(unknown);
+    PERFORM pg_sleep('2'); -- until programs know: made_at says nothing about the commit
     -- The capacity before is that of the override in force before or, without one, as passed or as published. Where only the program
     -- knows the numbers, an override has to give its capacity.
     SELECT CASE WHEN f.effect IN ('block', 'unlimited') THEN f.effect ELSE 'varies' END AS effect, f.capacity, f.id AS override
       INTO was FROM (VALUES (1)) AS one LEFT JOIN /* TEMPLATE: schema */_ratelimit_override_of(o.name, coalesce(o.key, ''), clock_timestamp(), o.id) AS f ON true;
     IF capacity IS NULL OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current) THEN
-        SELECT n.effect, n.capacity, n.override INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS n;
-        SELECT n.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS n;
+        SELECT f.effect, f.capacity, f.override INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS f;
+        SELECT f.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS f;
+        -- A limit that is empty fills up within this time, by the numbers as defined and by those of the override.
+        SELECT make_interval(secs => max(least('3e9', CASE WHEN f.varies IS NOT NULL THEN date_part('epoch', f.varies) ELSE ceil(f.capacity / nullif(f.rate, '0'))
+                   * date_part('epoch', CASE f.kind WHEN 'calendar window' THEN /* TEMPLATE: schema */_ratelimit_longest(f.period) ELSE f.period END) END)))
+          INTO fills
+          FROM (SELECT * FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id)
+                UNION ALL SELECT * FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), '0', varying => true)) AS f;
     END IF;
     was.capacity := CASE WHEN was.effect IN ('numbers', 'varies') THEN was.capacity END;
     more := o.capacity - coalesce(capacity, was.capacity);
@@ -2655,12 +2668,17 @@ BEGIN
         WHEN more IS NULL AND was.effect <> 'varies' THEN
             pg_catalog.format('capacity must be given, not NULL: the key had the effect %L before override %s', was.effect, id)
         WHEN more IS NULL THEN 'capacity must be given, not NULL: only the program knows that of this key'
+        WHEN o.until <= clock_timestamp() THEN pg_catalog.format('id must be of an override in force, not %s: it ended at %s', id, o.until)
     END;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', o.name, wrong);
     END IF;
-    more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more, '0'));
-    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more WHERE f.id = id;
+    -- What an ended override has added is gone, and would be granted once more. Where nobody knows when the limit fills up, it always counts.
+    SELECT coalesce(sum(f.added), '0') INTO spent FROM /* TEMPLATE: schema */rate_limit_overrides AS f
+     WHERE f.name = o.name AND (f.key = o.key OR f.key IS NULL AND o.key IS NULL) AND f.added > '0' AND f.id <> o.id
+       AND (f.removed_at IS NOT NULL OR f.until <= clock_timestamp()) AND (fills IS NULL OR f.added_at > clock_timestamp() - fills);
+    more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more - spent, '0'));
+    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more, added_at = clock_timestamp() WHERE f.id = id;
     RETURN more;
 END
 $body$;
@@ -2671,8 +2689,9 @@ Adds the difference of the capacities to what the key of an override has, once f
     SELECT ratelimit_override('signUps', 'acme', rate => 500); -- returns 17. Once that is committed:
     SELECT ratelimit_add(17);
 
-A program that does not yet know of the override cuts what it finds to the old capacity. So the function waits until the override is two
-seconds old. A key without a row
+A program that does not yet know of the override cuts what it finds to the old capacity. So the function waits for two seconds before it
+adds: an override that is committed is known by then. What an override that has ended added is subtracted, until the limit would have filled
+up since: so override, add and restore, again and again, grant at most the larger capacity and the refill. A key without a row
 is full: nothing is added to it. For an override of all keys, only the row of a limit without keys gets something.
 
 Arguments:
@@ -2682,7 +2701,7 @@ Arguments:
             before has it; and the override itself has to give a capacity
 
 Errors:
-  55000  statement_timeout is shorter than what is left of the two seconds. Call it again then
+  55000  statement_timeout ends the call before it has waited for two seconds
   22023  there is no such override in force, it is of this transaction, or the capacity before it is not known, or is another
 $text$;
 
@@ -2692,13 +2711,14 @@ $text$;
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(
     since pg_snapshot, after bigint,
     OUT ids bigint[], OUT names text[], OUT keys text[], OUT effects text[], OUT rates double precision[], OUT capacities double precision[],
-    OUT max_reserveds double precision[], OUT untils bigint[], OUT mades bigint[], OUT more boolean, OUT snapshot text, OUT at timestamptz
+    OUT max_reserveds double precision[], OUT untils bigint[], OUT mades bigint[], OUT more boolean, OUT snapshot text, OUT at timestamptz, OUT server timestamptz
 )
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 BEGIN
     at := clock_timestamp();
+    server := pg_postmaster_start_time(); -- of another server, or of this one after a restart, snapshots say nothing about those before
     -- '' is every key, -1 is as defined, and an end is in microseconds since 1970, or the largest number.
     SELECT pg_catalog.array_agg(p.id ORDER BY p.id), pg_catalog.array_agg(p.name ORDER BY p.id), pg_catalog.array_agg(coalesce(p.key, '') ORDER BY p.id),
            pg_catalog.array_agg(p.effect ORDER BY p.id), pg_catalog.array_agg(coalesce(p.rate, '-1') ORDER BY p.id),
@@ -2745,8 +2765,9 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
     zone text, anchor timestamp,
     ahead integer,          -- how many windows the list reaches ahead
     max_reserved double precision,
-    effect text,            -- 'numbers': the rows decide. 'block' (or a rate of 0) and 'unlimited': nothing is read or written
-    until timestamptz       -- the end of a block; NULL: it has none
+    effect text,            -- 'numbers': the rows decide. 'block' (or a rate of 0) and 'unlimited': nothing is read or written. 'never': the
+                            -- count is more than the numbers can grant, but not what comes after them. 'varies': only the program knows
+    until timestamptz       -- the end of the override in force; NULL: there is none, or it has no end
 );
 
 -- Validates a request and finds its numbers: those of the arguments or, without any, those that a program has published, under
@@ -2754,10 +2775,11 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
 --   consume  take count
 --   reserve  take count, even before it is refilled: down to -max_reserved
 --   take     take as many whole tokens as there are, at least 1 and at most `most`
+-- later: the request is valid now, and the question is what will be in force at `now`. Then no numbers are an error.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_prepare(
     verb text, name text, key text, rate double precision, period interval, count double precision, kind text,
     capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp,
-    max_reserved double precision, most double precision, now timestamptz
+    max_reserved double precision, most double precision, now timestamptz, later boolean DEFAULT false
 ) RETURNS /* TEMPLATE: schema */_ratelimit_request
 LANGUAGE plpgsql
 AS $body$
@@ -2771,13 +2793,17 @@ DECLARE
     ahead integer := 2;
     effect text := 'numbers';
     until timestamptz;
+    after /* TEMPLATE: schema */_ratelimit_request;
 BEGIN
+    IF later AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
+        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL)::/* TEMPLATE: schema */_ratelimit_request;
+    END IF;
     IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
        AND kind = 'token bucket' AND shards = 1 THEN
         SELECT n.effect, CASE WHEN n.effect = 'block' AND n.rate = '0' AND n.varies IS NULL THEN NULL ELSE n.until END, -- a plan has no end
                n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
           INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
-          FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp())) AS n;
+          FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp()), varying => later) AS n;
         IF effect <> 'numbers' THEN -- which needs no numbers, and may have none
             kind := 'token bucket';
             rate := 1;
@@ -2817,6 +2843,8 @@ BEGIN
     IF capacity - count < floor THEN
         IF count <= capacity - floor THEN -- only rounding makes it too little
             floor := capacity - count;
+        ELSIF later OR wrong IS NULL AND until IS NOT NULL THEN
+            effect := 'never';
         ELSE
             wrong := coalesce(wrong, CASE WHEN verb = 'take' THEN
                     pg_catalog.format('capacity must be at least 1 to take whole tokens, not %s', capacity)
@@ -2838,7 +2866,146 @@ BEGIN
     ELSE
         grid := /* TEMPLATE: schema */_ratelimit_grid(name, key, period, kind, start);
     END IF;
-    RETURN ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until)::/* TEMPLATE: schema */_ratelimit_request;
+    after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until)::/* TEMPLATE: schema */_ratelimit_request;
+    IF effect = 'never' AND NOT later AND /* TEMPLATE: schema */_ratelimit_retry_at(verb, after, NULL, NULL, coalesce(now, clock_timestamp())) IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: count must be at most %s, not %s: more can never be granted', name, capacity - floor, count);
+    END IF;
+    RETURN after;
+END
+$body$;
+
+-- The same request once the override that is in force for it has ended.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_after(verb text, q /* TEMPLATE: schema */_ratelimit_request) RETURNS /* TEMPLATE: schema */_ratelimit_request
+LANGUAGE sql
+RETURN /* TEMPLATE: schema */_ratelimit_prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true);
+
+-- The windows of a request, in a list that reaches to where the tokens will be there.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_reaching(
+    q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, count double precision, floor double precision
+) RETURNS timestamptz[]
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    reach integer; -- how many windows ahead the list needs
+BEGIN
+    IF q.windows IS NOT NULL THEN
+        reach := least(greatest(ceil((count + floor
+            - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows)) / q.rate), '0') + '2', 40000)::integer;
+        IF reach > q.ahead OR at > q.windows[pg_catalog.cardinality(q.windows)] THEN
+            RETURN /* TEMPLATE: schema */_ratelimit_windows(q.unit, q.zone, q.anchor, at, /* TEMPLATE: schema */_ratelimit_back(q.rate, q.capacity), reach);
+        END IF;
+    END IF;
+    RETURN q.windows;
+END
+$body$;
+
+-- Returns when a request will be granted alone: the first instant from `at` on at which the numbers in force then grant it, or NULL if
+-- there is none. Overrides that end make room for what comes after them; the rows stay as they are. value is NULL if nobody has read the
+-- rows: then it is when no policy denies it.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_retry_at(
+    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
+) RETURNS timestamptz
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    retry_at timestamptz;
+BEGIN
+    LOOP
+        IF q.until <= at THEN
+            q := /* TEMPLATE: schema */_ratelimit_after(verb, q);
+            CONTINUE;
+        END IF;
+        retry_at := CASE
+            WHEN q.effect = 'numbers' AND value IS NOT NULL THEN
+                /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, verb = 'reserve',
+                    /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, greatest(q.count, CASE WHEN verb = 'reserve' THEN q.capacity END), abs(q.floor)))
+            WHEN q.effect = 'never' OR q.effect = 'block' AND q.count > '0' THEN NULL
+            ELSE at END;
+        IF q.until IS NULL OR retry_at < q.until THEN
+            RETURN retry_at;
+        END IF;
+        at := q.until;
+    END LOOP;
+END
+$body$;
+
+-- Returns when a token bucket will be full, if nothing is taken.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_full_at(
+    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
+) RETURNS timestamptz
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    full_at timestamptz;
+BEGIN
+    LOOP
+        IF q.effect IN ('numbers', 'never') THEN
+            full_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.capacity, 0, false,
+                /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, q.capacity, 0));
+        ELSIF q.effect = 'unlimited' THEN
+            RETURN at;
+        END IF;
+        IF q.until IS NULL OR q.effect <> 'block' AND full_at < q.until THEN
+            RETURN full_at;
+        END IF;
+        at := greatest(at, q.until);
+        q := /* TEMPLATE: schema */_ratelimit_after(verb, q);
+    END LOOP;
+END
+$body$;
+
+-- Returns when nothing is owed any more, whatever other calls take meanwhile: call.repaidAt of the Go library has the rule. After a call,
+-- the tokens of all rows are owed together.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_repaid_at(
+    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
+) RETURNS timestamptz
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    windows timestamptz[];
+    run_at  timestamptz;
+    least_  double precision;
+    n       integer;
+    -- What one row would have, by whether others have taken something at the end of an override.
+    tokens  double precision[];
+    since   timestamptz[];
+BEGIN
+    IF q.until IS NULL THEN
+        RETURN /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, 0, 0, false, /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, 0, 0));
+    END IF;
+    SELECT ARRAY[sum(u.v)], ARRAY[max(u.t)] INTO tokens, since FROM unnest(value, ts) AS u (v, t);
+    LOOP
+        IF q.effect = 'unlimited' THEN
+            RETURN at;
+        ELSIF q.effect = 'varies' THEN -- nothing is known but that it is not earlier
+            RETURN at;
+        ELSIF q.effect IN ('numbers', 'never') THEN
+            run_at := at;
+            n := pg_catalog.cardinality(tokens);
+            FOR i IN 1..n LOOP
+                windows := /* TEMPLATE: schema */_ratelimit_reaching(q, tokens[i:i], since[i:i], at, 0, 0);
+                run_at := greatest(run_at, /* TEMPLATE: schema */_ratelimit_when(tokens[i:i], since[i:i], at, q.rate, q.period, q.capacity, q.start, 1, 0, 0, false, windows));
+            END LOOP;
+            IF q.until IS NULL OR run_at < q.until THEN
+                RETURN run_at;
+            END IF;
+            least_ := NULL;
+            FOR i IN 1..n LOOP
+                windows := /* TEMPLATE: schema */_ratelimit_reaching(q, tokens[i:i], since[i:i], at, 0, 0);
+                least_ := least(least_, /* TEMPLATE: schema */_ratelimit_total(tokens[i:i], since[i:i], q.until, q.rate, q.period, q.capacity, q.start, windows));
+            END LOOP;
+            tokens := pg_catalog.array_append(tokens, least_);
+            since := pg_catalog.array_append(since, q.until);
+        ELSIF q.until IS NULL THEN -- a block without an end, or a rate of 0
+            RETURN /* TEMPLATE: schema */_ratelimit_instant(253402300799999999);
+        END IF;
+        at := q.until;
+        q := /* TEMPLATE: schema */_ratelimit_after(verb, q);
+    END LOOP;
 END
 $body$;
 
@@ -2852,9 +3019,6 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_answer(
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
-DECLARE
-    windows timestamptz[] := q.windows;
-    reach integer; -- how many windows ahead the list needs
 BEGIN
     IF q.effect = 'unlimited' THEN
         remaining := 'Infinity';
@@ -2862,27 +3026,28 @@ BEGIN
     ELSIF q.effect = 'block' THEN
         remaining := 0;
     END IF;
-    IF q.effect <> 'numbers' THEN
-        retry_at := CASE WHEN NOT granted THEN CASE WHEN q.effect = 'block' AND q.count > '0' THEN q.until ELSE at END WHEN verb = 'reserve' THEN at END;
+    IF q.effect NOT IN ('numbers', 'never') THEN
+        retry_at := CASE WHEN NOT granted THEN /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, NULL, NULL, at) WHEN verb = 'reserve' THEN at END;
+        IF NOT granted AND retry_at IS NULL THEN -- a block ends, also for a count that is never granted
+            q.count := '1e-15';
+            retry_at := /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, NULL, NULL, at);
+        END IF;
         RETURN;
     END IF;
     IF granted AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which stands for all
         value := pg_catalog.array_fill(value[1], ARRAY[q.shards]);
         ts := pg_catalog.array_fill(ts[1], ARRAY[q.shards]);
     END IF;
-    remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, windows);
-    IF NOT granted OR verb = 'reserve' THEN
-        reach := least(greatest(ceil((CASE WHEN granted THEN '0' ELSE q.count + q.floor END - remaining) / q.rate), '0') + '2', 40000)::integer;
-        IF windows IS NOT NULL AND reach > q.ahead THEN -- the list has to reach to where the tokens will be there
-            windows := /* TEMPLATE: schema */_ratelimit_windows(q.unit, q.zone, q.anchor, at, /* TEMPLATE: schema */_ratelimit_back(q.rate, q.capacity), reach);
-        END IF;
-        retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards,
-            CASE WHEN granted THEN 0 ELSE q.count END, CASE WHEN granted THEN 0 ELSE q.floor END, verb = 'reserve' AND NOT granted, windows);
+    remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows);
+    IF NOT granted THEN
+        retry_at := /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, value, ts, at);
+    ELSIF verb = 'reserve' THEN
+        retry_at := /* TEMPLATE: schema */_ratelimit_repaid_at(verb, q, value, ts, at);
     END IF;
-    IF windows IS NOT NULL THEN
-        reset_at := windows[pg_catalog.width_bucket(at, windows) + 1];
+    IF q.windows IS NOT NULL THEN
+        reset_at := q.windows[pg_catalog.width_bucket(at, q.windows) + 1];
     ELSIF q.start IS NULL THEN
-        reset_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, NULL, q.shards, q.capacity, 0);
+        reset_at := /* TEMPLATE: schema */_ratelimit_full_at(verb, q, value, ts, at);
     ELSE
         reset_at := /* TEMPLATE: schema */_ratelimit_instant(least(253402300799999999,
             /* TEMPLATE: schema */_ratelimit_micros(date_bin(q.period, at, q.start)) + (extract(epoch FROM q.period) * '1000000')::bigint));
@@ -2935,7 +3100,11 @@ BEGIN
         a := trunc(random() * q.shards::double precision);
         b := (a + 1 + trunc(random() * (q.shards - 1)::double precision)::integer) % q.shards; -- a shard other than a
     END IF;
-    IF q.effect <> 'numbers' THEN
+    IF q.effect = 'never' THEN -- the rows say when
+        SELECT false, r.at, r.value, r.ts INTO granted, at, value, ts
+          FROM /* TEMPLATE: schema */_ratelimit_apply('check', ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards],
+              ARRAY[q.count], ARRAY[q.floor], ARRAY[a], ARRAY[b], now => now, windows => q.windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(q.windows)]) AS r;
+    ELSIF q.effect <> 'numbers' THEN
         granted := q.effect = 'unlimited' OR q.count = '0';
         at := coalesce(now, clock_timestamp());
         taken := CASE WHEN granted THEN q.most END;
@@ -3031,8 +3200,9 @@ Errors:
 The error of a denial has
   MESSAGE       'rate limit exceeded: ' and the name of the limit. It has no key: keys may be personal data, and errors are logged
   DETAIL        JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ...}. retry_at is the
-                first instant at which the same call would be granted, if no other call takes tokens. It is null, as retry_after,
-                if waiting does not help: the rate is 0, or the key is blocked without an end
+                first instant at which the same call would be granted, if no other call takes tokens: by the numbers in force
+                or, if an override ends before, by what follows; after a block, when no block denies any more. It is null, as
+                retry_after, if waiting does not help: the rate is 0, or the key is blocked without an end
   HINT          'Retry in ... s.', in whole seconds, rounded up; or 'The limit grants nothing: waiting does not help.'
 $text$;
 
@@ -3095,7 +3265,7 @@ Takes tokens that may not be there yet, in the caller's transaction. A rollback 
 
 A reservation is no permission to work now: the work may run at retry_at, when its tokens will have been refilled. A caller that
 ignores retry_at exceeds the limit. A denial is an error, the same as of ratelimit: more would be owed than max_reserved.
-Its retry_at is when the same reservation would be made.
+Its retry_at is when the same reservation would be made. If an override ends before the work may run, the slower of the two rates counts.
 
 The arguments are the same as for ratelimit, also without any numbers, and
   max_reserved  the most tokens that may be owed: 0, or 1e-15 to 1e15; default NULL, no bound but, of a calendar window, the
@@ -3222,6 +3392,8 @@ DECLARE
     policy boolean := true; -- no block and no rate of 0 denies
     denied text[] := '{}';  -- the limits that deny
     waits timestamptz;      -- until the request of slowest would be granted
+    together boolean := false; -- overrides end that change what is granted
+    "then" timestamptz;
     slowest record;
 BEGIN
     IF (jsonb_typeof(requests) = 'array') IS NOT TRUE THEN
@@ -3230,10 +3402,9 @@ BEGIN
     FOR e IN SELECT r.value, r.number FROM jsonb_array_elements(requests) WITH ORDINALITY AS r (value, number) LOOP
         q := /* TEMPLATE: schema */_ratelimit_read(e.value, e.number, now);
         list := pg_catalog.array_append(list, q);
-        IF q.effect <> 'numbers' THEN
-            policy := policy AND (q.effect = 'unlimited' OR q.count = '0');
-            CONTINUE;
-        END IF;
+        together := together OR q.until IS NOT NULL AND q.effect <> 'block';
+        policy := policy AND (q.effect IN ('unlimited', 'numbers') OR q.effect = 'block' AND q.count = '0');
+        CONTINUE WHEN q.effect NOT IN ('numbers', 'never');
         names := pg_catalog.array_append(names, q.name); keys := pg_catalog.array_append(keys, q.key);
         rates := pg_catalog.array_append(rates, q.rate); periods := pg_catalog.array_append(periods, q.period);
         capacities := pg_catalog.array_append(capacities, q.capacity); starts := pg_catalog.array_append(starts, q.start);
@@ -3263,12 +3434,12 @@ BEGIN
     at := d.at;
     i := 0;
     FOREACH q IN ARRAY list LOOP
-        IF q.effect = 'numbers' THEN
+        IF q.effect IN ('numbers', 'never') THEN
             i := i + 1;
         END IF;
         SELECT coalesce(pg_catalog.array_agg(u.value ORDER BY u.n), '{}') AS value, coalesce(pg_catalog.array_agg(u.ts ORDER BY u.n), '{}') AS ts INTO own
           FROM unnest(d.ord, d.value, d.ts) WITH ORDINALITY AS u (ord, value, ts, n)
-         WHERE u.ord = i AND q.effect = 'numbers';
+         WHERE u.ord = i AND q.effect IN ('numbers', 'never');
         SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM /* TEMPLATE: schema */_ratelimit_answer('consume', q, d.granted, at, own.value, own.ts) AS r;
         IF d.granted THEN
             name := q.name; key := q.key; remaining := said.remaining; reset_at := said.reset_at;
@@ -3284,7 +3455,22 @@ BEGIN
         END IF;
     END LOOP;
     IF NOT d.granted THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(denied, slowest.name, slowest.remaining, slowest.retry_at, slowest.reset_at, at);
+        -- What one request gets when an override ends, another may lose: all must be granted at one instant.
+        WHILE together AND waits < 'infinity' LOOP
+            together := false;
+            i := 0;
+            FOREACH q IN ARRAY list LOOP
+                i := i + CASE WHEN q.effect IN ('numbers', 'never') THEN 1 ELSE 0 END;
+                SELECT coalesce(pg_catalog.array_agg(u.value ORDER BY u.n), '{}') AS value, coalesce(pg_catalog.array_agg(u.ts ORDER BY u.n), '{}') AS ts INTO own
+                  FROM unnest(d.ord, d.value, d.ts) WITH ORDINALITY AS u (ord, value, ts, n)
+                 WHERE u.ord = i;
+                "then" := coalesce(/* TEMPLATE: schema */_ratelimit_retry_at('consume', q, CASE WHEN q.effect IN ('numbers', 'never') THEN own.value END, own.ts, waits), 'infinity');
+                together := together OR "then" > waits;
+                waits := greatest(waits, "then");
+                EXIT WHEN waits = 'infinity';
+            END LOOP;
+        END LOOP;
+        PERFORM /* TEMPLATE: schema */_ratelimit_denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at);
     END IF;
 END
 $body$;
@@ -3365,29 +3551,36 @@ BEGIN
              WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
                      WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
         LOOP
-            IF o.own[1] IS NULL THEN -- the keys that have none of their own
-                RETURN QUERY
+            -- One of the parts runs. Once the override has ended, something else decides: the same question, at that instant.
+            RETURN QUERY
+                WITH k AS MATERIALIZED (
+                    -- the keys that have none of their own
                     SELECT k.key, CASE WHEN o.effect = 'varies' THEN NULL WHEN o.effect = 'unlimited' THEN 'Infinity'
-                               WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END,
-                           CASE WHEN o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0' THEN coalesce(o.until, 'infinity') WHEN o.effect = 'numbers' THEN k.retry_at END
+                               WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END AS remaining,
+                           CASE WHEN o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0' THEN coalesce(o.until, 'infinity') WHEN o.effect = 'numbers' THEN k.retry_at END AS retry_at
                       FROM /* TEMPLATE: schema */_ratelimit_keys(name, CASE WHEN o.rate > '0' THEN o.rate ELSE '1' END, coalesce(d.period, '1 second'),
                            CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, d.zone, d.anchor, keys, at) AS k
-                     WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
-                             WHERE x.name = name AND x.key = k.key AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at));
-            ELSIF o.effect = 'numbers' AND o.rate > '0' THEN
-                RETURN QUERY
-                    SELECT k.* FROM /* TEMPLATE: schema */_ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, d.zone, d.anchor, o.own, at) AS k;
-            ELSIF o.effect = 'varies' THEN
-                RETURN QUERY
+                     WHERE o.own[1] IS NULL AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
+                             WHERE x.name = name AND x.key = k.key AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
+                    UNION ALL
+                    SELECT k.* FROM /* TEMPLATE: schema */_ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, d.zone, d.anchor, o.own, at) AS k
+                     WHERE o.own[1] IS NOT NULL AND o.effect = 'numbers' AND o.rate > '0'
+                    UNION ALL
                     SELECT DISTINCT r.key, NULL::double precision, NULL::timestamptz
                       FROM /* TEMPLATE: schema */rate_limits AS r
-                     WHERE r.name = name AND r.key = ANY (o.own);
-            ELSE
-                RETURN QUERY
+                     WHERE r.name = name AND r.key = ANY (o.own) AND o.own[1] IS NOT NULL AND o.effect = 'varies'
+                    UNION ALL
                     SELECT u.key, CASE o.effect WHEN 'unlimited' THEN 'Infinity' ELSE '0'::double precision END,
                            CASE WHEN o.effect <> 'unlimited' THEN coalesce(o.until, 'infinity') END
-                      FROM pg_catalog.unnest(o.own) AS u (key);
-            END IF;
+                      FROM pg_catalog.unnest(o.own) AS u (key)
+                     WHERE o.own[1] IS NOT NULL AND o.effect <> 'varies' AND (o.effect <> 'numbers' OR o.rate = '0')
+                ), late AS (
+                    SELECT coalesce(pg_catalog.array_agg(k.key), '{}') AS keys FROM k WHERE k.retry_at >= o.until AND o.until < '10000-01-01 00:00+00'
+                )
+                SELECT k.key, k.remaining, CASE WHEN k.key = ANY (late.keys) THEN coalesce(l.retry_at, o.until) ELSE k.retry_at END
+                  FROM k CROSS JOIN late
+                  LEFT JOIN LATERAL (SELECT f.* FROM /* TEMPLATE: schema */_ratelimit_keys(name, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, late.keys, o.until) AS f
+                      WHERE pg_catalog.cardinality(late.keys) > 0 OFFSET 0) AS l ON l.key = k.key;
         END LOOP;
         RETURN;
     END IF;
@@ -3464,7 +3657,7 @@ Without any numbers, they are those that a program has published, each key's und
 
     SELECT * FROM ratelimit_keys('sendMessage') WHERE retry_at IS NOT NULL ORDER BY remaining
 
-A blocked key has retry_at infinity if the block has no end, and an unlimited one has remaining Infinity. Numbers other than the program's
+If an override ends before, retry_at is by what follows. A blocked key has retry_at infinity if the block has no end, and an unlimited one has remaining Infinity. Numbers other than the program's
 give another answer. If the program gives some keys numbers of their own, remaining and retry_at are NULL without numbers: they are not
 known. remaining NULL with retry_at infinity is a key whose row no program has written: its ts is infinite. Every call for it fails until
 ratelimit_reset. An invalid argument is an error, SQLSTATE 22023.
@@ -4024,7 +4217,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_list,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_reset,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_full_at,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_list,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_retry_at,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> '_ratelimit_distributed' -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -4075,7 +4268,12 @@ DROP FUNCTION /* TEMPLATE: schema */ratelimit(name text, key text, rate double p
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_by_hand(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_denied(names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_answer(verb text, q /* TEMPLATE: schema */_ratelimit_request, granted boolean, at timestamptz, value double precision[], ts timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_prepare(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_repaid_at(verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_full_at(verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_retry_at(verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_reaching(q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, count double precision, floor double precision);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_after(verb text, q /* TEMPLATE: schema */_ratelimit_request);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_prepare(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz, later boolean);
 DROP TYPE /* TEMPLATE: schema */_ratelimit_request;
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(since pg_snapshot, after bigint);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision);

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "3d0b4f79a5e192ced5270ef86c8028ed26a034834beb66570b69d2e6b38a4e70"
+const Hash = "a41695ef202e3a5868f8c4ea339cee76306c2db48f8351080645d169097b5fb6"

@@ -28,7 +28,8 @@ type Balance struct {
 	// Capacity is how many tokens the limit can hold for this key: +Inf if it is unlimited, 0 if the plan grants nothing.
 	Capacity float64
 
-	// NextAt is the first instant at which one more whole token can be taken than now, if nothing else is taken. It is zero
+	// NextAt is the first instant at which one more whole token can be taken than now, if nothing else is taken: by the numbers in
+	// force or, where an override ends before, by what comes after it. It is zero
 	// if there is none: the limit has all whole tokens that it can hold, its rate is 0, or the key is blocked for good.
 	NextAt time.Time
 
@@ -98,28 +99,25 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 	b := Balance{Limit: d.limit.unblocked(), Key: d.key, At: at.Time(), Capacity: d.limit.numbers.Capacity, Decides: byDefinition}
 	switch {
 	case d.limit.unlimited():
-		b.Remaining, b.Used = math.Inf(1), math.NaN()
+		if b.Remaining, b.Used = math.Inf(1), math.NaN(); d.limit.blocked {
+			b.Remaining, b.NextAt = 0, instant(c.nextAt(d, nil, 1, at))
+		}
 	case d.limit.numbers.Rate == 0:
 		b.Capacity = 0
 	default:
-		left, more := d.numbers.Total(rows, at), *d
-		more.count = 1
-		if !d.limit.blocked {
-			more.count += max(d.numbers.Whole(rows, d.limit.shards, d.numbers.Capacity, at), 0)
-		}
-		numbers, shards := more.reaching(rows, at), d.limit.shards
+		left, more := d.numbers.Total(rows, at), 1.0
 		b.Remaining, b.Used = left, d.numbers.Capacity-left
-		if numbers.Window {
-			b.ResetAt = numbers.NextWindow(at).Time()
+		if d.limit.blocked {
+			b.Remaining = min(left, 0)
 		} else {
-			b.ResetAt = numbers.When(rows, shards, numbers.Capacity, 0, at).Time()
+			more += max(d.numbers.Whole(rows, d.limit.shards, d.numbers.Capacity, at), 0)
 		}
-		if more.count <= d.numbers.Capacity {
-			b.NextAt = numbers.When(rows, shards, more.count, 0, at).Time()
+		if d.numbers.Window {
+			b.ResetAt = d.reaching(rows, at).NextWindow(at).Time()
+		} else {
+			b.ResetAt = instant(c.fullAt(d, rows, d.limit.shards, at))
 		}
-	}
-	if d.limit.blocked {
-		b.block(d.limit.until)
+		b.NextAt = instant(c.nextAt(d, rows, more, at))
 	}
 	return b
 }
@@ -128,15 +126,4 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 func (l Limit) unblocked() Limit {
 	l.blocked, l.until = false, 0
 	return l
-}
-
-// block takes a block into account: nothing can be taken before its end.
-func (b *Balance) block(until algebra.Micros) {
-	b.Remaining = min(b.Remaining, 0)
-	switch end := until.Time(); {
-	case until == algebra.Forever || b.Capacity < 1:
-		b.NextAt = time.Time{}
-	case b.NextAt.Before(end):
-		b.NextAt = end
-	}
 }

@@ -16,9 +16,11 @@ import (
 type call struct {
 	verb      verb
 	does      *rules
-	requests  []Request
+	asked     []Request // with the limits of the program
+	requests  []Request // with the limits in force
 	demands   []demand
 	rowless   []demand           // for which nothing is sent
+	asides    []demand           // that others deny already
 	receipt   *receipt           // for a refund
 	now       pgtype.Timestamptz // NULL: the database's clock
 	local     pgtype.Timestamptz // now, or the clock of a database in memory; NULL: the process's clock
@@ -26,11 +28,12 @@ type call struct {
 	inForce   []inForce      // by request; nil: no overrides
 	old       bool           // the lists of windows reach back far
 	within    algebra.Micros // how long the work may wait, if the statement bounds it; algebra.Forever: no bound
+	patience  algebra.Micros // how long the work may wait, if a floor bounds it that overrides change later; algebra.Forever: no bound
 }
 
 // newCall validates a call. db is nil if it is not known.
 func (l *Limiter) newCall(v verb, from Receipt, requests []Request, db DB) (c call, err error) {
-	c = call{verb: v, does: verbs[v], requests: requests, within: algebra.Forever, overrides: l.Overrides}
+	c = call{verb: v, does: verbs[v], requests: requests, within: algebra.Forever, patience: algebra.Forever, overrides: l.Overrides}
 	if c.does.refunds && len(requests) == 0 {
 		if requests, err = l.refundable(from); err != nil {
 			return c, err
@@ -46,10 +49,11 @@ func (l *Limiter) newCall(v verb, from Receipt, requests []Request, db DB) (c ca
 	if m, ok := db.(inMemory); ok && l.Clock == nil && !isNil(db) {
 		c.local = pgtype.Timestamptz{Time: m.Now(), Valid: true}
 	}
+	c.asked = requests
 	if c.requests, c.inForce, err = l.Overrides.applied(c.does, requests, c.local); err != nil {
 		return c, explainCall(v, requests, err)
 	}
-	if c.demands, c.rowless, err = demands(c.does, c.requests, c.local); err != nil {
+	if c.demands, c.rowless, err = demands(c.does, c.requests, c.local); err != nil && !c.allowedLater(err) {
 		return c, err
 	}
 	if c.does.moves {
@@ -93,7 +97,7 @@ func (c *call) reserves() bool { return c.forfeits() || c.within != algebra.Fore
 
 // goesAlone reports whether the call can share no statement with others.
 func (c *call) goesAlone() bool {
-	return sharded(c.demands) || c.reserves() || c.does.upTo
+	return sharded(c.demands) || c.reserves() || c.does.upTo || c.tooMuch()
 }
 
 // timestamp checks an instant given by the caller. The lower bound leaves room for the grids of fixed windows, which begin
@@ -166,6 +170,7 @@ func (c *call) fill(result *Result, a *answer) {
 		result.OK = true
 		return
 	}
+	a.granted = a.granted && !c.tooMuch() // it was only checked
 	result.fill(c, a)
 	if c.does.takes && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
 		denied.remember(c.demands[0], result.RetryAfter)

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,20 +21,25 @@ type demand struct {
 	count    float64
 	floor    float64 // the lowest balance that may be left
 	most     float64 // of a Take: the most tokens to take. Then count is 1. Otherwise 0
+	tooMuch  bool    // the numbers can never grant it
 	requests []int
 }
 
 func (d *demand) id() groupID { return groupID{d.limit.name, d.key} }
 
 // demands validates the requests and adds up the requests for the same limit and key. The result is in the order in which
-// the database locks. Demands of limits without rows are apart.
+// the database locks. Demands of limits without rows are apart. With [ErrExceedsCapacity], it returns the demands too.
 func demands(does *rules, requests []Request, now pgtype.Timestamptz) (ds, rowless []demand, err error) {
 	if ds, err = addUp(does, requests); err != nil {
 		return nil, nil, err
 	}
 	for i := range ds {
-		if err := ds[i].validate(does); err != nil {
-			return nil, nil, err
+		switch wrong := ds[i].validate(does); {
+		case errors.Is(wrong, ErrExceedsCapacity):
+			ds[i].tooMuch = true
+			err = cmp.Or(err, wrong)
+		case wrong != nil:
+			return nil, nil, wrong
 		}
 	}
 	ds, rowless = withoutRows(ds, does.rowless)
@@ -41,7 +47,7 @@ func demands(does *rules, requests []Request, now pgtype.Timestamptz) (ds, rowle
 	slices.SortFunc(ds, func(a, b demand) int {
 		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
 	})
-	return ds, rowless, nil
+	return ds, rowless, err
 }
 
 // addUp adds up the requests for the same limit and key.

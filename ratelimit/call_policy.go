@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"math"
 	"slices"
 	"time"
 
@@ -62,7 +61,7 @@ func (c *call) byPolicy() *answer {
 	if reason == "" && (len(c.demands) > 0 || c.rowless == nil) {
 		return nil
 	}
-	c.demands = nil // after a denial, they are not asked
+	c.asides, c.demands = c.demands, nil // after a denial, they are not asked
 	a := &answer{granted: reason == "", at: c.overrides.now(c.local)}
 	if len(c.rowless) > 0 {
 		a.taken = c.rowless[0].most // nothing bounds it
@@ -78,13 +77,13 @@ func (r *Result) fillRowless(c *call, a *answer) {
 		for i := range r.Requests {
 			r.Requests[i].OK = true // unless it is the one that denies
 		}
-		r.RetryAt, r.RetryAfter = time.Time{}, math.MaxInt64
-		if until < algebra.Forever {
-			r.RetryAt = until.Time()
-			r.RetryAfter = r.RetryAt.Sub(r.At)
+		if reason == ReasonBlock { // what comes after it may deny, too
+			until = c.blockedUntil(a.at, c.asides, c.rowless)
 		}
+		r.retry(until)
 	}
-	for _, d := range c.rowless {
+	for i := range c.rowless {
+		d := &c.rowless[i]
 		left := d.limit.numbers.Capacity
 		if d.limit.blocked {
 			left = 0
@@ -98,8 +97,8 @@ func (r *Result) fillRowless(c *call, a *answer) {
 			}
 			if denied && left == 0 && d.count > 0 {
 				s.OK = false
-				if d.limit.numbers.Rate > 0 && d.limit.until < algebra.Forever {
-					s.RetryAt = d.limit.until.Time()
+				if d.limit.numbers.Rate > 0 {
+					s.RetryAt = instant(c.blockedUntil(a.at, c.rowless[i:i+1]))
 				}
 			}
 			s.Taken = c.taken(a, s)

@@ -26,7 +26,7 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 	if orRaise { // a statement in a batch cannot be asked again
 		c.lookBack()
 	}
-	plain, now := c.does.takes && !c.reserves() && !c.does.upTo, nullable(c.now)
+	plain, now := c.does.takes && !c.reserves() && !c.does.upTo && !c.tooMuch(), nullable(c.now)
 	switch {
 	case c.verb == verbReset:
 		return reset(c.demands)
@@ -91,7 +91,10 @@ func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statemen
 	if c.within != algebra.Forever {
 		within = pgtype.Interval{Microseconds: int64(c.within), Valid: true}
 	}
-	n := len(c.demands)
+	op, n := c.does.op, len(c.demands)
+	if c.tooMuch() { // the rows say when it will be granted
+		op = verbs[verbCheck].op
+	}
 	shards, a, b := make([]int32, n), make([]int32, n), make([]int32, n)
 	for i, d := range c.demands {
 		shards[i] = int32(d.limit.shards)
@@ -100,7 +103,7 @@ func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statemen
 	columns := columnsOf(c.demands)
 	sql, names, keys := columns.choose(dbsqlc.ApplyOne, dbsqlc.Apply)
 	return statement{sql: sql, demands: n, read: readSeveral, args: arguments(
-		c.does.op, names, keys,
+		op, names, keys,
 		columns.rates, columns.periods, columns.capacities, columns.starts,
 		shards, columns.counts, columns.floors,
 		a, b,

@@ -45,7 +45,8 @@ var (
 	ErrInvalid = errors.New("ratelimit: invalid")
 
 	// ErrExceedsCapacity is matched by the error for a count that can never be granted: a count above the capacity or, when
-	// reserving, above capacity + maxReserved. For [Limiter.Take], it is a capacity below one token. Waiting does not help.
+	// reserving, above capacity + maxReserved. For [Limiter.Take], it is a capacity below one token. Waiting does not help:
+	// what only an override with an end never grants is a denial.
 	// Nothing was sent to the server.
 	ErrExceedsCapacity = errors.New("ratelimit: count exceeds capacity")
 
@@ -186,11 +187,11 @@ type Reason string
 const (
 	ReasonQuota Reason = "quota" // the tokens are not there; RetryAt says when
 	ReasonPlan  Reason = "plan"  // the limit's rate is 0
-	ReasonBlock Reason = "block" // a block by Overrides; RetryAt is its end, if it has one
+	ReasonBlock Reason = "block" // a block by Overrides; RetryAt is its end, if it has one and no other block follows
 )
 
-// Permanent reports whether waiting does not help: a plan that grants nothing, or a block without an end. Then RetryAt is
-// zero.
+// Permanent reports whether waiting does not help: a plan that grants nothing, a block without an end, or one that will be in
+// force before the tokens are there. Then RetryAt is zero.
 func (e *DeniedError) Permanent() bool { return e.RetryAt.IsZero() }
 
 // Unwrap returns [ErrDenied].

@@ -38,13 +38,16 @@ import (
 //
 // An override for the key goes before one for all keys. Of several for the same, a block in force wins, and else the
 // newest. A block denies [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take] and [Limiter.Check] without
-// asking the database, whatever is refunded, reset or reserved meanwhile. RetryAt is its end, or zero if it has none.
+// asking the database, whatever is refunded, reset or reserved meanwhile. RetryAt is its end, or zero if it has none. A call
+// that was sent before the block was known is decided as it was then, even if it waits for a locked row.
 // Charges are still recorded, and [Limiter.Balance] says what is used. An unlimited key is granted everything, and nothing
 // is taken. Kind, period and start cannot be overridden. New numbers add no tokens (the SQL function ratelimit_add does).
 //
 // It fails closed. Until the first load has succeeded, every call returns [ErrNotLoaded]. If the table cannot be read later, blocks
 // and lower numbers stay, and raised numbers and unlimited keys count as defined after 5 minutes. An override ends at its
-// time in any case, by the database's clock or by [Limiter.Clock].
+// time in any case, by the database's clock or by [Limiter.Clock]. As far as that clock is not known, by the time that a poll
+// takes, what may have ended grants nothing more, and a block still denies. Another server, after a failover, is recognized
+// by the next poll.
 //
 // Processes without Overrides, and SQL with numbers of its own, know nothing of them.
 //
@@ -70,6 +73,7 @@ type Overrides struct {
 
 	mu       sync.Mutex // one poll at a time
 	snapshot string     // of the last poll
+	server   time.Time  // that it is of: when it started
 	wholeAt  time.Time  // when all were read
 	wholeFor time.Duration
 	names    map[string]string // one copy of each name
@@ -79,7 +83,8 @@ type Overrides struct {
 	failed atomic.Pointer[error]         // why not
 	seen   atomic.Int64                  // when the last poll succeeded: nanoseconds since epoch
 	logged atomic.Int64                  // when an error was logged
-	ahead  atomic.Int64                  // the database's clock less the process's, in nanoseconds
+	waking atomic.Pointer[chan struct{}] // is closed by the next change; nil: nobody waits
+	clocks atomic.Pointer[clocks]        // the database's clock; nil: as the process's
 }
 
 const (
@@ -288,7 +293,7 @@ func (o *Overrides) read(ctx context.Context, whole bool) error {
 	if whole {
 		table, args.Since.Valid, o.names = new(overrideTable), false, map[string]string{}
 	}
-	snapshot := ""
+	snapshot, changed := "", whole
 	for more := true; more; {
 		page, err := o.page(ctx, args)
 		if err != nil {
@@ -297,9 +302,11 @@ func (o *Overrides) read(ctx context.Context, whole bool) error {
 		if snapshot == "" { // what commits between two pages is not in it, and so comes with the next poll
 			snapshot = page.Snapshot.String
 		}
-		if !whole && newest(snapshot) < newest(o.snapshot) { // another server, whose transactions have other numbers
+		if !whole && (!page.Server.Time.Equal(o.server) || newest(snapshot) < newest(o.snapshot)) { // another server, whose transactions have other numbers
 			return o.read(ctx, true)
 		}
+		o.server = page.Server.Time
+		changed = changed || len(page.Ids) > 0
 		table.apply(o.changes(page), whole)
 		if more = page.More.Bool; more {
 			args.After = page.Ids[len(page.Ids)-1]
@@ -311,7 +318,23 @@ func (o *Overrides) read(ctx context.Context, whole bool) error {
 	o.snapshot = snapshot
 	o.seen.Store(int64(time.Since(epoch)))
 	o.table.Store(table)
+	if changed {
+		if waking := o.waking.Swap(nil); waking != nil {
+			close(*waking)
+		}
+	}
 	return nil
+}
+
+// changed is closed when overrides have changed.
+func (o *Overrides) changed() <-chan struct{} {
+	for {
+		if waking := o.waking.Load(); waking != nil {
+			return *waking
+		}
+		waking := make(chan struct{})
+		o.waking.CompareAndSwap(nil, &waking)
+	}
 }
 
 // newest is the xmax of a snapshot, whose text is xmin:xmax:...
@@ -322,13 +345,39 @@ func newest(snapshot string) uint64 {
 	return n
 }
 
-// page reads one page. The offset of the clocks errs by up to a round trip, such that an override ends late, not early.
+// clocks is how far the database's clock is ahead of this process's: between low and high, as of an instant of the latter. A poll that
+// waited says little, so what earlier polls said counts, too.
+type clocks struct {
+	low, high, at time.Duration
+}
+
+// drift bounds how fast the clocks may drift apart: a millisecond in a second.
+const drift = 1000
+
+// polled takes in what a poll says that was sent and answered at instants of the process's clock.
+func (o *Overrides) polled(sent, answered time.Duration, at time.Time) {
+	said := clocks{low: at.Sub(epoch.Add(answered)), high: at.Sub(epoch.Add(sent)), at: answered}
+	if before := o.clocks.Load(); before != nil {
+		since := max(answered-before.at, 0) / drift
+		low, high := max(said.low, before.low-since), min(said.high, before.high+since)
+		if low <= high { // otherwise a clock was set
+			said.low, said.high = low, high
+		}
+	}
+	o.clocks.Store(&said)
+}
+
+// moment is an instant of the database's clock, as far as it is known here.
+type moment struct{ low, high algebra.Micros }
+
+// page reads one page.
 func (o *Overrides) page(ctx context.Context, args dbsqlc.OverridesParams) (dbsqlc.OverridesRow, error) {
 	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()
+	sent := time.Since(epoch)
 	page, err := wire{db: o.DB}.queries().Overrides(ctx, args)
 	if err == nil {
-		o.ahead.Store(int64(time.Until(page.At.Time)))
+		o.polled(sent, time.Since(epoch), page.At.Time)
 	}
 	return page, err
 }
@@ -425,7 +474,7 @@ func (o *Overrides) applied(does *rules, requests []Request, at pgtype.Timestamp
 	}
 	var applied []Request // with the limits in force; nil: they are as defined
 	var in []inForce
-	var now algebra.Micros
+	var now moment
 	for i := range requests {
 		r := &requests[i]
 		if r.err != nil {
@@ -439,13 +488,14 @@ func (o *Overrides) applied(does *rules, requests []Request, at pgtype.Timestamp
 			continue
 		}
 		if applied == nil {
-			applied, in, now = slices.Clone(requests), make([]inForce, len(requests)), o.now(at)
+			applied, in, now = slices.Clone(requests), make([]inForce, len(requests)), o.moment(at)
 		}
 		same := func(other Request) bool { return other.key == r.key && other.limit == r.limit }
 		if before := slices.IndexFunc(requests[:i], same); before >= 0 { // one limit for a call, whatever comes meanwhile
 			applied[i].limit, in[i] = applied[before].limit, in[before]
 		} else {
 			applied[i].limit, in[i] = o.decide(does, r.limit, lists, now)
+			in[i].lists, in[i].ends = lists, endsOf(lists, now.low)
 		}
 	}
 	if applied == nil {
@@ -458,41 +508,64 @@ func (o *Overrides) applied(does *rules, requests []Request, at pgtype.Timestamp
 type inForce struct {
 	by    string
 	until algebra.Micros
+
+	lists [2][]override    // all that are known for the key, and for all keys
+	ends  []algebra.Micros // of those that have not ended, in order: something else may decide from then on
 }
 
-// now is the database's time, as far as it is known here, unless the call has a time of its own.
-func (o *Overrides) now(at pgtype.Timestamptz) algebra.Micros {
-	switch {
-	case at.Valid:
-		return algebra.At(at.Time)
-	case o == nil:
-		return algebra.At(time.Now())
+// endsOf is when overrides end that have not, in order, each instant once.
+func endsOf(lists [2][]override, now algebra.Micros) (ends []algebra.Micros) {
+	for _, list := range lists {
+		for i := range list {
+			if until := list[i].until; until > now && until < algebra.Forever {
+				ends = append(ends, until)
+			}
+		}
 	}
-	return algebra.At(time.Now().Add(time.Duration(o.ahead.Load())))
+	slices.Sort(ends)
+	return slices.Compact(ends)
 }
+
+// moment is the database's time, unless the call has a time of its own.
+func (o *Overrides) moment(at pgtype.Timestamptz) moment {
+	if at.Valid {
+		return moment{algebra.At(at.Time), algebra.At(at.Time)}
+	}
+	now := epoch.Add(time.Since(epoch)) // whatever is set meanwhile
+	if o == nil {
+		return moment{algebra.At(time.Now()), algebra.At(time.Now())}
+	} else if c := o.clocks.Load(); c != nil {
+		return moment{algebra.At(now.Add(c.low)), algebra.At(now.Add(c.high))}
+	}
+	return moment{algebra.At(now), algebra.At(now)}
+}
+
+// now is the earliest that the time can be: a block that is over by it is over.
+func (o *Overrides) now(at pgtype.Timestamptz) algebra.Micros { return o.moment(at).low }
 
 // lapsed reports whether the table was last read too long ago to trust what it grants.
 func (o *Overrides) lapsed() bool { return time.Since(epoch)-time.Duration(o.seen.Load()) > lapseAfter }
 
 // decide returns a limit under the override in force for a verb, if there is any: the key's own before that of all keys. A
-// verb that a block does not deny gets the numbers that hold beside it.
-func (o *Overrides) decide(does *rules, limit Limit, lists [2][]override, now algebra.Micros) (Limit, inForce) {
+// verb that a block does not deny gets the numbers that hold beside it. What may have ended already grants nothing more, and denies.
+func (o *Overrides) decide(does *rules, limit Limit, lists [2][]override, now moment) (Limit, inForce) {
 	var blocked, other inForce
 search:
 	for _, list := range lists {
 		for _, in := range list {
+			doubtful := o.lapsed() || in.until <= now.high
 			switch {
-			case in.until <= now:
+			case in.until <= now.low:
 			case in.effect == newNumbers:
-				if under := limit.withNumbers(in, o.lapsed()); under != limit { // else the definition goes on to decide
-					limit, other = under, inForce{byOverride, in.until}
+				if under := limit.withNumbers(in, doubtful); under != limit { // else the definition goes on to decide
+					limit, other = under, inForce{by: byOverride, until: in.until}
 				}
 				break search
-			case in.effect == noLimit && does.liftable() && !o.lapsed():
-				limit, other = limit.without(), inForce{byOverride, in.until}
+			case in.effect == noLimit && does.liftable() && !doubtful:
+				limit, other = limit.without(), inForce{by: byOverride, until: in.until}
 				break search
 			case in.effect == block && (does.deniable || does.answers == balances && blocked.by == ""):
-				blocked = inForce{byBlock, in.until}
+				blocked = inForce{by: byBlock, until: in.until}
 				if does.deniable {
 					break search
 				}

@@ -280,3 +280,27 @@ func TestTheNewestTransactionOfASnapshot(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatPollsSayOfTheClock: the database's clock lies between what was before a poll was sent and after it was answered. A slow poll says
+// little, and does not make forgotten what quick ones said.
+func TestWhatPollsSayOfTheClock(t *testing.T) {
+	o := new(Overrides)
+	for i, step := range []struct {
+		sent, answered, at time.Duration // at: of the database's clock, since the epoch of the process's
+		low, high          time.Duration // of the difference
+	}{
+		{0, 10 * time.Millisecond, 5 * time.Millisecond, -5 * time.Millisecond, 5 * time.Millisecond},
+		{time.Second, 1002 * time.Millisecond, 1001 * time.Millisecond, -time.Millisecond, time.Millisecond},
+		{2 * time.Second, 10 * time.Second, 2 * time.Second, -10 * time.Millisecond, 0},          // it waited after the clock was read
+		{11 * time.Second, 19 * time.Second, 19 * time.Second, 0, 9 * time.Millisecond},          // and before; clocks may drift a little
+		{20 * time.Second, 20 * time.Second, 25 * time.Second, 5 * time.Second, 5 * time.Second}, // the clock was set
+		{21 * time.Second, 21 * time.Second, 20 * time.Second, -time.Second, -time.Second},       // and back
+		{22 * time.Second, 23 * time.Second, 22*time.Second - 1, -time.Second - 2*time.Millisecond, -998 * time.Millisecond},
+	} {
+		o.polled(step.sent, step.answered, epoch.Add(step.at))
+		got := o.clocks.Load()
+		if (got.low-step.low).Abs() > 5*time.Millisecond || (got.high-step.high).Abs() > 5*time.Millisecond {
+			t.Errorf("step %d: from %v to %v, want %v to %v", i, got.low, got.high, step.low, step.high)
+		}
+	}
+}

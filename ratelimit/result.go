@@ -21,9 +21,12 @@ type Result struct {
 	At time.Time
 
 	// RetryAt of a denied call is the first instant at which the same call would be granted if nothing else consumed in
-	// between. For several requests, it is the latest RetryAt among them; a [Limiter.Reserve] of several may be granted
-	// earlier. It is never later than the year 9999. It is zero if waiting does not help ([DeniedError.Permanent]), and
-	// always if the call was granted.
+	// between. For several requests, it is the latest RetryAt among them, or later if overrides end meanwhile; a
+	// [Limiter.Reserve] of several may be granted earlier. Of a block it is when no block denies any more. It is never later
+	// than the year 9999. It is zero if waiting does not help ([DeniedError.Permanent]), and always if the call was granted.
+	//
+	// Where [Overrides] end, what comes after them counts, as far as it is known. A limit that is unlimited until then was not
+	// asked, and counts as full.
 	RetryAt time.Time
 
 	// RetryAfter of a denied call is the time from At to RetryAt, by the clock that decided. A timer set to it works even if
@@ -41,6 +44,8 @@ type Result struct {
 	receipt  *receipt       // after a refund: the rest
 	balances []Balance      // of Balance
 	runAt    algebra.Micros // of a grant: when the work may run
+
+	sooner func() algebra.Micros // of a Wait: what runAt would be by the overrides of now; nil: as it is
 }
 
 // delay is how long the work of a granted call has to wait.
@@ -108,7 +113,7 @@ func (r *Result) fill(c *call, a *answer) {
 		refunded, r.receipt = c.receipt.refund(c.demands, c.rowless, a), c.receipt
 	}
 	w := c.waiting(a)
-	retryAt, runAt, remaining, resetAt := w.retryAt, a.at, math.Inf(1), algebra.Min
+	retryAt, runAt, remaining, resetAt := max(a.at, w.retryAt), a.at, math.Inf(1), algebra.Min
 	for i := range c.demands {
 		requests := c.demands[i].requests
 		s := &r.Requests[requests[0]]
@@ -117,7 +122,7 @@ func (r *Result) fill(c *call, a *answer) {
 			s.Delay = at.Time().Sub(a.at.Time())
 			runAt = max(runAt, at)
 		} else if retryAt = max(retryAt, at); !s.OK {
-			s.RetryAt = at.Time()
+			s.RetryAt = instant(at)
 		}
 		if refunded != nil {
 			s.Refunded = refunded[i]
@@ -131,12 +136,25 @@ func (r *Result) fill(c *call, a *answer) {
 	r.OK = a.granted
 	r.At = a.at.Time()
 	if r.runAt = runAt; !r.OK {
-		r.RetryAt = retryAt.Time()
-		r.RetryAfter = r.RetryAt.Sub(r.At) // saturates at 292 years
+		if len(c.demands) > 1 && (anyOf(c.demands, c.changes) || anyOf(c.rowless, c.changes)) { // what one gets, another may lose meanwhile
+			retryAt = c.grantedAt(a, 0, len(c.demands))
+		}
+		r.retry(retryAt)
 	}
-	r.Remaining, r.ResetAt = remaining, resetAt.Time()
+	if c.verb == verbWait && a.granted && c.overrides != nil && runAt > a.at {
+		r.sooner = c.sooner(a)
+	}
+	r.Remaining, r.ResetAt = remaining, instant(resetAt)
 	if c.rowless != nil {
 		r.fillRowless(c, a)
+	}
+}
+
+// retry sets when a denied call should be tried again: algebra.Forever is never.
+func (r *Result) retry(at algebra.Micros) {
+	r.RetryAt, r.RetryAfter = instant(at), math.MaxInt64
+	if at < algebra.Forever {
+		r.RetryAfter = r.RetryAt.Sub(r.At) // saturates at 292 years
 	}
 }
 
@@ -155,27 +173,25 @@ func (c *call) taken(a *answer, s *Status) float64 {
 type waiting struct {
 	asked   []algebra.Demand // empty: there are none
 	lefts   []float64        // the balance that each limit would have left
-	retryAt algebra.Micros   // when all of them would be granted, or else now
+	retryAt algebra.Micros   // when all of them would be granted
 }
 
 func (c *call) waiting(a *answer) (w waiting) {
-	w.retryAt = a.at
 	if !c.reserves() || a.granted {
 		return w
 	}
+	all := make([]*demand, len(c.demands))
 	for i := range c.demands {
-		d := &c.demands[i]
-		w.asked = append(w.asked, algebra.Demand{
-			Limit: d.reaching(a.rows[i], a.at), Rows: a.rows[i], Shards: d.limit.shards, Count: d.count, Floor: d.floor,
-		})
+		all[i] = &c.demands[i]
 	}
+	w.asked = c.reserved(all, a, a.at)
 	_, w.lefts, _ = algebra.Reserve(w.asked, a.at, c.within)
-	w.retryAt = algebra.WhenReserved(w.asked, a.at, c.within)
+	w.retryAt = c.grantedAt(a, 0, len(c.demands))
 	return w
 }
 
 // status works out the status of a demand's requests from its rows. at is when the work may run or, after a denial, when the
-// demand alone would be granted. reset is the ResetAt.
+// demand alone would be granted: algebra.Forever if never. reset is the ResetAt.
 func (c *call) status(s *Status, i int, a *answer, w waiting) (at, reset algebra.Micros) {
 	d, rows, taken := &c.demands[i], a.rows[i], a.granted && c.does.writes != never
 	s.took = took{}
@@ -192,26 +208,34 @@ func (c *call) status(s *Status, i int, a *answer, w waiting) (at, reset algebra
 		}
 	}
 	numbers := d.reaching(rows, now)
-	s.OK = taken || numbers.Enough(rows, shards, d.count, d.floor, now)
+	s.OK = taken || !d.tooMuch && numbers.Enough(rows, shards, d.count, d.floor, now)
 	s.Remaining = numbers.Total(rows, now)
 	if numbers.Window {
 		reset = numbers.NextWindow(now)
 	} else {
-		reset = numbers.When(rows, shards, numbers.Capacity, 0, now)
+		reset = c.fullAt(d, rows, shards, now)
 	}
 	switch at = now; {
 	case a.granted && c.does.owes == upToMaxReserved:
-		at = numbers.When(rows, shards, 0, 0, now)
+		at = c.repaidAt(d, rows, shards, now)
 	case a.granted:
 	case w.asked != nil:
-		if s.OK = w.asked[i].Enough(w.lefts[i]); s.OK {
+		if s.OK = !d.tooMuch && w.asked[i].Enough(w.lefts[i]); s.OK {
 			at = now
-		} else if at = algebra.WhenReserved(w.asked[i:i+1], now, c.within); at == now { // alone, it would wait less and forfeit less
+		} else if at = c.grantedAt(a, i, i+1); at == now { // alone, it would wait less and forfeit less
 			at = w.retryAt
 		}
 	case !s.OK:
-		at = numbers.When(rows, shards, d.count, d.floor, now)
+		at = c.grantedAt(a, i, i+1)
 	}
-	s.ResetAt = reset.Time()
+	s.ResetAt = instant(reset)
 	return at, reset
+}
+
+// instant is a time of the answer; the zero time stands for algebra.Forever.
+func instant(at algebra.Micros) time.Time {
+	if at >= algebra.Forever {
+		return time.Time{}
+	}
+	return at.Time()
 }

@@ -116,6 +116,9 @@ func (l *Limiter) Consume(ctx context.Context, db DB, requests ...Request) (Resu
 // permission to work now: the work may run at [Reservation.RetryAt], when the tokens will have been refilled. Schedule it
 // then, in the same transaction. If the tokens are there, that is at once.
 //
+// Where an override ends before, RetryAt is when nothing is owed any more by the numbers of both times, whatever other calls take
+// meanwhile. If nothing is refilled then, it is the end of the year 9999.
+//
 // All requests are reserved, or none. A denial is a [*DeniedError], with a zero Reservation: more would be owed than
 // maxReserved allows. RetryAt of the denial is when the same reservation would be made.
 //

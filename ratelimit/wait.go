@@ -34,8 +34,13 @@ import (
 // waits behind the caller. docs/scheduling.md has the other cases. As with Consume, a ctx that ends during the call of the
 // database may leave [ErrUnknownOutcome].
 //
+// A change of the limit's [Overrides] wakes it: it goes on as soon as nothing is owed by the new numbers, or at once if the key
+// is unlimited. It does not see what else is given back meanwhile, by a Reset, a Refund or the SQL function ratelimit_add: a
+// newcomer may then be granted while it sleeps on. Nor does a block end it.
+//
 // The result is that of the reservation, as of its decision. Its receipt can be refunded. If ctx ended, the result is no grant, and its
-// request has only Taken and Delay: what was taken, and how long it would have waited. [Limiter.Observer] is called with "wait" when Wait ends and, if ctx ended, with "refund" before.
+// request has only Taken and Delay: what was taken, and how long it would have waited. [Limiter.Observer] is called with "wait" when
+// Wait ends and, if ctx ended, with "refund" before.
 //
 // Wait sleeps for a time that the database measured, so the process's clock need not agree with the database's. With a
 // [Limiter.Clock], it sleeps until that clock has reached the instant, and asks it every 10 ms.
@@ -54,6 +59,7 @@ func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, err
 			result.At, result.Requests[0].Taken, result.Requests[0].Delay = granted.At, granted.Requests[0].Taken, granted.Requests[0].Delay
 		}
 	}
+	result.sooner = nil
 	l.observe(ctx, verbWait, took, result, err)
 	return result, err
 }
@@ -80,8 +86,14 @@ func (c *call) bound(ctx context.Context) {
 	if deadline, ok := ctx.Deadline(); ok {
 		left = max(time.Until(deadline), 0)
 	}
-	if d := &c.demands[0]; !c.forfeits() {
+	d := &c.demands[0]
+	if changes := c.changes(d); changes || !c.forfeits() {
 		floor := -(d.numbers.Rate * left.Seconds() / d.numbers.Period.Seconds())
+		if changes {
+			c.patience = algebra.Micros(left.Microseconds())
+			now := c.overrides.now(c.local)
+			floor = -leastRefill(c.spans(standing, d), now, now+c.patience)
+		}
 		if floor <= d.numbers.Capacity-d.count {
 			d.floor = max(d.floor, floor)
 			return
@@ -104,19 +116,29 @@ func (l *Limiter) sleep(ctx context.Context, db DB, granted Result) error {
 	}); ok && l.Clock == nil {
 		return m.SleepUntil(ctx, granted.runAt.Time())
 	}
+	began, runAt := time.Now(), granted.runAt
+	var changed <-chan struct{}
 	for wait := granted.delay(); wait > 0; {
-		step := wait
+		if granted.sooner != nil {
+			if next := l.Overrides.changed(); next != changed { // also at first: something may have changed since the grant
+				changed, runAt = next, min(runAt, granted.sooner())
+			}
+		}
+		wait = runAt.Time().Sub(granted.At) - time.Since(began)
+		step := max(wait, 0)
 		if l.Clock != nil {
 			step = min(step, clockStep)
 		}
 		select {
 		case <-time.After(step):
+		case <-changed:
+			continue
 		case <-ctx.Done():
 			return over(ctx)
 		}
-		wait -= step
+		wait = runAt.Time().Sub(granted.At) - time.Since(began)
 		if l.Clock != nil {
-			wait = granted.runAt.Time().Sub(l.Clock())
+			wait = runAt.Time().Sub(l.Clock())
 		}
 	}
 	return nil

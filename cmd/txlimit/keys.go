@@ -50,6 +50,19 @@ func unlimitedKey(key string, o *override) keyState {
 	return keyState{Key: key, Denied: new(bool), Effect: o.Effect, Override: &o.ID}
 }
 
+// later works out RetryAt by what follows the override in force, if that ends before.
+func (k *keyState) later(ctx context.Context, tx pgx.Tx, d *defined, chains chains, at time.Time) error {
+	chain := chains.of(&k.Key)
+	if len(chain) == 0 || k.Denied == nil || !*k.Denied || !slices.ContainsFunc(chain, func(o override) bool { return o.Until != nil && (k.RetryAt == nil || !o.Until.After(*k.RetryAt)) }) {
+		return nil
+	}
+	m, err := d.moments(ctx, tx, &k.Key, chain, at)
+	if k.RetryAt = m.enough; k.Effect == effectBlock {
+		k.RetryAt = m.allowed
+	}
+	return err
+}
+
 // left orders keys: those with the fewest tokens come first, now or at their last use.
 func (k *keyState) left() float64 {
 	switch {
@@ -156,6 +169,14 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 	found, err := statesOf(ctx, tx, &d, everyKey, own, at, all, most)
 	if err != nil {
 		return err
+	}
+	reversed := slices.Clone(list)
+	slices.Reverse(reversed)
+	chains := chainsOf(reversed)
+	for i := range found {
+		if err := found[i].later(ctx, tx, &d, chains, at); err != nil {
+			return err
+		}
 	}
 	if everyKey != nil && everyKey.Effect != effectNumbers {
 		fmt.Fprintf(a.stderr, "override #%d: %s for every key of %s without an override of its own, %s\n",

@@ -175,15 +175,6 @@ func inForceFor(ctx context.Context, db querier, name string, key *string) (*ove
 	return &list[0], nil
 }
 
-// besideBlock is the override whose numbers hold for a key beside a block: the newest in force that is none, or nil.
-func besideBlock(ctx context.Context, db querier, name string, key *string) (*override, error) {
-	list, err := overrides(ctx, db, "name = $1 AND (key = $2 OR key IS NULL) AND effect <> 'block' AND "+inForce+" ORDER BY key IS NULL, "+newestFirst+" LIMIT 1", name, key)
-	if len(list) == 0 {
-		return nil, err
-	}
-	return &list[0], nil
-}
-
 // usable reports whether programs follow it: they pass over one whose numbers are none that a limit can have.
 func (o *override) usable() bool {
 	for _, n := range []*float64{o.Rate, o.Capacity, o.MaxReserved} {

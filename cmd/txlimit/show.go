@@ -93,12 +93,18 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 	if k.History, err = overrides(ctx, tx, "name = $1 AND (key = $2 OR key IS NULL) ORDER BY "+newestFirst+" LIMIT 100", name, key); err != nil {
 		return err
 	}
-	if k.Override, err = inForceFor(ctx, tx, name, key); err != nil { // not from the history, which may be longer than what was read
+	// Not from the history, which may be longer than what was read.
+	list, err := overrides(ctx, tx, "name = $1 AND (key = $2 OR key IS NULL) AND "+inForce+" ORDER BY "+inOrder, name, key)
+	if err != nil {
 		return err
 	}
-	if k.beside = k.Override; k.Override != nil && k.Override.Effect == effectBlock {
-		if k.beside, err = besideBlock(ctx, tx, name, key); err != nil {
-			return err
+	chain := chainsOf(list).of(key)
+	for i := range chain {
+		if k.Override == nil {
+			k.Override = &chain[i]
+		}
+		if k.beside == nil && chain[i].Effect != effectBlock {
+			k.beside = &chain[i]
 		}
 	}
 	d, err := n.resolve(ctx, tx, name)
@@ -111,7 +117,7 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 	if k.Unknown = unknown; unknown == nil {
 		k.Numbers = &inForce
 	}
-	if err := k.read(ctx, tx); err != nil {
+	if err := k.read(ctx, tx, &d, chain); err != nil {
 		return err
 	}
 	if key == nil {
@@ -186,7 +192,7 @@ const balanceSQL = `
 	  FROM r, g`
 
 // read reads the balance.
-func (k *keyDetails) read(ctx context.Context, tx pgx.Tx) error {
+func (k *keyDetails) read(ctx context.Context, tx pgx.Tx, d *defined, chain []override) error {
 	var last pgtype.Timestamptz
 	var sound bool
 	err := tx.QueryRow(ctx, "SELECT count(*), sum(value), max(ts), coalesce(bool_and(isfinite(ts)), true) FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')", k.Limit, k.Key).
@@ -198,18 +204,19 @@ func (k *keyDetails) read(ctx context.Context, tx pgx.Tx) error {
 		t := last.Time.UTC()
 		k.LastUse = &t
 	}
+	var m moments
 	if k.broken = !sound && !k.unlimited(); k.broken {
 		why, denied := brokenRow, true
 		k.Unknown, k.Denied = &why, &denied
+	} else if m, err = d.moments(ctx, tx, k.Key, chain, k.At); err != nil {
+		return err
 	} else if k.Numbers != nil {
-		if err := k.compute(ctx, tx, *k.Numbers); err != nil {
-			return err
-		}
+		k.compute(m, *k.Numbers)
 	}
 	switch o := k.Override; {
 	case o != nil && o.Effect == effectBlock:
 		k.deny(ratelimit.ReasonBlock)
-		k.RetryAt = o.Until
+		k.RetryAt = m.allowed
 	case o != nil && o.Effect == effectUnlimited:
 		k.Denied = new(bool)
 	}
@@ -222,36 +229,28 @@ func (k *keyDetails) deny(why ratelimit.Reason) {
 }
 
 // compute works out the balance by the numbers in force.
-func (k *keyDetails) compute(ctx context.Context, tx pgx.Tx, c ratelimit.Config) error {
+func (k *keyDetails) compute(m moments, c ratelimit.Config) {
 	k.Denied = new(bool)
 	switch {
 	case k.unlimited():
-		return nil
+		return
 	case *c.Rate == 0:
 		k.deny(ratelimit.ReasonPlan)
 		k.Remaining = new(float64)
-		return nil
+		return
 	}
-	var balance float64
-	var owed, enough, full time.Time
-	err := tx.QueryRow(ctx, balanceSQL, k.Limit, k.Key, *c.Rate, intervalOf(c.Period), c.Kind, *c.Capacity, c.Start, k.At, optional(c.Zone), optional(c.Anchor)).
-		Scan(&balance, &owed, &enough, &full)
-	if err != nil {
-		return err
-	}
-	k.Remaining = &balance
+	k.Remaining = m.balance
 	for _, when := range []struct {
 		at *time.Time
 		to **time.Time
-	}{{&owed, &k.OwedUntil}, {&enough, &k.RetryAt}, {&full, &k.FullAt}} {
-		if t := when.at.UTC(); t.After(k.At) {
-			*when.to = &t
+	}{{m.owed, &k.OwedUntil}, {m.enough, &k.RetryAt}, {m.full, &k.FullAt}} {
+		if when.at != nil && when.at.After(k.At) {
+			*when.to = when.at
 		}
 	}
-	if k.RetryAt != nil {
+	if m.enough == nil || k.RetryAt != nil {
 		k.deny(ratelimit.ReasonQuota)
 	}
-	return nil
 }
 
 // unlimited reports whether nothing is taken.

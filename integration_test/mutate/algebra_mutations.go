@@ -100,7 +100,7 @@ var algebraMutations = []mutation{
 		tests: "TestReserve",
 	}, {
 		name: "promise-retry-early", file: "internal/algebra/promise.go", what: "a denied reservation gets the RetryAt of one that forfeits nothing",
-		old: "	return firstAfter(now, guess, enough)\n", new: "	return guess\n",
+		old: "if at := firstAfter(now, guess, enough); !unknown(ds, at) {", new: "if at := guess; !unknown(ds, at) {",
 		tests: "TestReserve",
 	}, {
 		name: "promise-refilled", file: "internal/algebra/promise.go", what: "a bucket gets back tokens that were refilled since",

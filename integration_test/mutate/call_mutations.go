@@ -144,7 +144,7 @@ var callMutations = []mutation{
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
 		name: "wait-floor-of-window", file: "ratelimit/wait.go", what: "up to the deadline, a window is expected to refill continuously",
-		old: "if d := &c.demands[0]; !c.forfeits() {", new: "if d := &c.demands[0]; true {",
+		old: "if changes := c.changes(d); changes || !c.forfeits() {", new: "if changes := c.changes(d); true {",
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
 		name: "wait-in-vain", file: "ratelimit/wait.go", what: "a Wait sleeps although the call took so long that the deadline comes first",
@@ -160,7 +160,7 @@ var callMutations = []mutation{
 		tests: "TestWaitTellsWhyItWasCanceled",
 	}, {
 		name: "wait-real-time", file: "ratelimit/wait.go", what: "a Wait sleeps by the process's clock, although the limiter has one",
-		old: "			wait = granted.runAt.Time().Sub(l.Clock())\n", new: "",
+		old: "			wait = runAt.Time().Sub(l.Clock())\n", new: "",
 		tests: "TestWaitServesInOrderOfArrival",
 	}, {
 		name: "wait-no-sleep", file: "ratelimit/wait.go", what: "a Wait does not sleep",
@@ -216,7 +216,7 @@ var callMutations = []mutation{
 		tests: "TestWaitBoundsItsWaitInACoalescersQueue",
 	}, {
 		name: "up-to-plain", file: "ratelimit/call_statement.go", what: "UpTo takes one token",
-		old: "plain, now := c.does.takes && !c.reserves() && !c.does.upTo, nullable(c.now)", new: "plain, now := c.does.takes && !c.reserves(), nullable(c.now)",
+		old: "!c.reserves() && !c.does.upTo && !c.tooMuch(), nullable(c.now)", new: "!c.reserves() && !c.tooMuch(), nullable(c.now)",
 		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "up-to-coalesced", file: "ratelimit/call.go", what: "a Coalescer decides UpTo together with other calls, as if it asked for one token",

@@ -4,7 +4,7 @@ package main
 var overrideMutations = []mutation{
 	{
 		name: "move-lifted", file: "ratelimit/overrides.go", what: "nothing is moved while an override lifts the limit",
-		old: "does.liftable() && !o.lapsed()", new: "(does.liftable() || does.moves) && !o.lapsed()",
+		old: "does.liftable() && !doubtful", new: "(does.liftable() || does.moves) && !doubtful",
 		tests: "TestMoveUnderOverrides",
 	}, {
 		name: "override-oldest", file: "ratelimit/overrides.go", what: "a newer override comes after an older one",
@@ -36,11 +36,11 @@ var overrideMutations = []mutation{
 		tests: "TestABlockGoesBeforeWhatIsMadeUnderIt",
 	}, {
 		name: "override-all-first", file: "ratelimit/overrides.go", what: "an override for all keys comes before the key's own",
-		old: "	for _, list := range lists {\n", new: "	for _, list := range [][]override{lists[1], lists[0]} {\n",
+		old: "search:\n	for _, list := range lists {\n", new: "search:\n	for _, list := range [][]override{lists[1], lists[0]} {\n",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-for-ever", file: "ratelimit/overrides.go", what: "an override does not end",
-		old: "			case in.until <= now:\n", new: "			case false:\n",
+		old: "			case in.until <= now.low:\n", new: "			case false:\n",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-block-wait", file: "ratelimit/overrides.go", what: "a block lets Wait pass",
@@ -52,7 +52,7 @@ var overrideMutations = []mutation{
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-lapse-unlimited", file: "ratelimit/overrides.go", what: "without the table, unlimited keys stay so",
-		old: "does.liftable() && !o.lapsed():", new: "does.liftable():",
+		old: "does.liftable() && !doubtful:", new: "does.liftable():",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "override-lapse-numbers", file: "ratelimit/overrides.go", what: "without the table, raised numbers stay",
@@ -96,11 +96,11 @@ var overrideMutations = []mutation{
 		tests: "TestASweepMindsAllDefinitionsAndOverrides|TestASweepMindsOverrides",
 	}, {
 		name: "override-retry-at", file: "ratelimit/call_policy.go", what: "a denial by a block does not say when the block ends",
-		old: "		if until < algebra.Forever {", new: "		if until < algebra.Min {",
+		old: "until = c.blockedUntil(a.at, c.asides, c.rowless)", new: "until = algebra.Forever",
 		tests: "TestABlockHolds",
 	}, {
 		name: "override-database-clock", file: "ratelimit/overrides.go", what: "an override ends by the time of the process, whatever Limiter.Clock says",
-		old: "	case at.Valid:\n		return algebra.At(at.Time)\n", new: "",
+		old: "	if at.Valid {\n		return moment{algebra.At(at.Time), algebra.At(at.Time)}\n	}\n", new: "",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
 		name: "publish-period", file: "ratelimit/publish.go", what: "days are left out of a period",
@@ -129,7 +129,7 @@ var overrideMutations = []mutation{
 		tests: "TestWhatIsAddedAfterAnOlderOverride",
 	}, {
 		name: "steer-add-whole", file: "migrations/engine/overrides.sql", what: "the new capacity is that of the override before",
-		old: "clock_timestamp(), varying => true, under => o.id)", new: "clock_timestamp(), o.id, varying => true)",
+		old: "SELECT f.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id)", new: "SELECT f.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true)",
 		tests: "TestWhatIsAddedAfterAnOlderOverride",
 	}, {
 		name: "steer-names", file: "migrations/engine/overrides.sql", what: "a refusal lists names by the alphabet",
@@ -169,7 +169,7 @@ var overrideMutations = []mutation{
 		tests: "TestByHandUnderOverrides",
 	}, {
 		name: "steer-keys-own", file: "migrations/engine/keys.sql", what: "the list of keys has those with an override of their own twice",
-		old: "                     WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x\n                             WHERE x.name = name AND x.key = k.key AND", new: "                     WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x\n                             WHERE x.name = name AND false AND",
+		old: "                     WHERE o.own[1] IS NULL AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x\n                             WHERE x.name = name AND x.key = k.key AND", new: "                     WHERE o.own[1] IS NULL AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x\n                             WHERE x.name = name AND false AND",
 		tests: "TestByHandUnderOverrides",
 	}, {
 		name: "steer-publish-both", file: "migrations/engine/definitions.sql", what: "two programs may define one name by different clocks",
@@ -277,7 +277,7 @@ var overrideMutations = []mutation{
 		tests: "TestASweepMindsAllDefinitionsAndOverrides|TestASweepMindsOverrides",
 	}, {
 		name: "override-early", file: "ratelimit/overrides.go", what: "the time that a poll takes counts as a difference of the clocks",
-		old: "o.ahead.Store(int64(time.Until(page.At.Time)))", new: "o.ahead.Store(int64(time.Until(page.At.Time) + 2*time.Second))",
+		old: "low: at.Sub(epoch.Add(answered))", new: "low: at.Sub(epoch.Add(sent))",
 		tests: "TestASlowPollEndsNoBlockEarly",
 	}, {
 		name: "override-tell-locked", file: "ratelimit/overrides.go", what: "somebody is told of a wrong row while the lock is held",
@@ -295,5 +295,62 @@ var overrideMutations = []mutation{
 		name: "steer-publish-old", file: "migrations/engine/definitions.sql", what: "what a program published long ago counts for no sweep once it publishes anew",
 		old: "SET current = coalesce(old.list = winner, false), published_at = at,", new: "SET current = coalesce(old.list = winner, false),",
 		tests: "TestTheNewestVersionInUseCounts",
+	},
+	{
+		name: "later-ends", file: "ratelimit/overrides.go", what: "the numbers in force are taken to hold for good",
+		old: "if until := list[i].until; until > now && until < algebra.Forever {", new: "if until := list[i].until; false && until > now {",
+		tests: "TestAnOverrideThatEnds|TestTheWorkedExamplesOfOverridesThatEnd",
+	}, {
+		name: "later-too-much", file: "ratelimit/call.go", what: "what an override with an end never grants is an error",
+		old: "err != nil && !c.allowedLater(err) {", new: "err != nil {",
+		tests: "TestAnOverrideThatEnds|TestTheWorkedExamplesOfOverridesThatEnd",
+	}, {
+		name: "later-checked", file: "ratelimit/call_statement.go", what: "a call for too much takes tokens",
+		old: "		op = verbs[verbCheck].op\n", new: "",
+		tests: "TestAnOverrideThatEnds|TestTheWorkedExamplesOfOverridesThatEnd",
+	}, {
+		name: "later-together", file: "ratelimit/result.go", what: "several limits are granted when each was, though one has lost it since",
+		old: "			retryAt = c.grantedAt(a, 0, len(c.demands))\n", new: "",
+		tests: "TestOverridesThatEndForSeveralLimits",
+	}, {
+		name: "later-repaid", file: "ratelimit/call_later.go", what: "reserved work counts on the faster rate before an override ends",
+		old: "possible = append(possible, d.numbers.Take(least, shards, 0, until))", new: "_ = least",
+		tests: "TestTheWorkedExamplesOfOverridesThatEnd",
+	}, {
+		name: "later-wait", file: "ratelimit/wait.go", what: "a Wait takes the numbers in force to hold until its deadline",
+		old: "floor = -leastRefill(c.spans(standing, d), now, now+c.patience)", new: "_ = now",
+		tests: "TestAWaitUnderAnOverrideThatEnds",
+	}, {
+		name: "later-keys", file: "migrations/engine/keys.sql", what: "ratelimit_keys takes the numbers in force to hold for good",
+		old: "CASE WHEN k.key = ANY (late.keys) THEN coalesce(l.retry_at, o.until) ELSE k.retry_at END", new: "k.retry_at",
+		tests: "TestAnOverrideThatEnds",
+	}, {
+		name: "later-byhand", file: "migrations/engine/ratelimit.sql", what: "SQL by hand takes the numbers in force to hold for good",
+		old: "        IF q.until IS NULL OR retry_at < q.until THEN\n            RETURN retry_at;", new: "        IF true THEN\n            RETURN retry_at;",
+		tests: "TestAnOverrideThatEnds",
+	}, {
+		name: "later-all", file: "migrations/engine/ratelimit.sql", what: "ratelimit_all is granted when each request was, though one has lost it since",
+		old: "WHILE together AND waits < 'infinity' LOOP", new: "WHILE false LOOP",
+		tests: "TestOverridesThatEndForSeveralLimits",
+	}, {
+		name: "override-clock-late", file: "ratelimit/overrides.go", what: "a poll that waited puts off the end of what grants more",
+		old: "high: at.Sub(epoch.Add(sent))", new: "high: at.Sub(epoch.Add(answered))",
+		tests: "TestASlowPollBringsNoOverrideBack|TestWhatPollsSayOfTheClock",
+	}, {
+		name: "override-clock-memory", file: "ratelimit/overrides.go", what: "only the last poll says what the database's clock is",
+		old: "if low <= high { // otherwise", new: "if false { // otherwise",
+		tests: "TestWhatPollsSayOfTheClock",
+	}, {
+		name: "override-wakes", file: "ratelimit/overrides.go", what: "a change of overrides wakes nobody",
+		old: "			close(*waking)\n", new: "			_ = waking\n",
+		tests: "TestAChangeWakesWaiters",
+	}, {
+		name: "steer-add-waits", file: "migrations/engine/overrides.sql", what: "tokens are added before programs know of the override",
+		old: "PERFORM pg_sleep('2');", new: "PERFORM pg_sleep('0');",
+		tests: "TestWhatIsAddedStays",
+	}, {
+		name: "steer-add-again", file: "migrations/engine/overrides.sql", what: "override, add and restore, again and again, add each time",
+		old: "greatest(more - spent, '0')", new: "greatest(more, '0')",
+		tests: "TestWhatIsAddedAgainAndAgain",
 	},
 }

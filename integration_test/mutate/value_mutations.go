@@ -236,7 +236,7 @@ var valueMutations = []mutation{
 		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
 		name: "denial-forfeits", file: "ratelimit/result.go", what: "a request is reported OK although another one's wait denies it",
-		old: "		if s.OK = w.asked[i].Enough(w.lefts[i]); s.OK {\n", new: "		if s.OK {\n",
+		old: "		if s.OK = !d.tooMuch && w.asked[i].Enough(w.lefts[i]); s.OK {\n", new: "		if s.OK {\n",
 		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
 		name: "denial-retry-alone", file: "ratelimit/result.go", what: "a request that alone would be granted has no wait, although another one's wait denies it",
@@ -244,7 +244,7 @@ var valueMutations = []mutation{
 		tests: "TestModel|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
 		name: "denial-retry", file: "ratelimit/result.go", what: "a denial reports when it would be granted if it forfeited nothing",
-		old: "	w.retryAt = algebra.WhenReserved(w.asked, a.at, c.within)\n", new: "",
+		old: "	w.retryAt = c.grantedAt(a, 0, len(c.demands))\n", new: "",
 		tests: "TestModel",
 	}, {
 		name: "wait-no-receipt", file: "ratelimit/verbs.go", what: "a Wait has no receipt",
@@ -295,12 +295,12 @@ var valueMutations = []mutation{
 		old: "r.Requests[i].OK = true //", new: "r.Requests[i].OK = false //",
 		tests: "TestARateOfZeroDeniesTheOthers",
 	}, {
-		name: "plans-retry-at", file: "ratelimit/call_policy.go", what: "a denial by policy says to retry at once",
-		old: "r.RetryAt, r.RetryAfter = time.Time{}, math.MaxInt64", new: "r.RetryAfter = math.MaxInt64",
+		name: "plans-retry-at", file: "ratelimit/result.go", what: "a denial by policy says to retry at once",
+		old: "r.RetryAt, r.RetryAfter = instant(at), math.MaxInt64", new: "r.RetryAfter = math.MaxInt64",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
-		name: "plans-retry-after", file: "ratelimit/call_policy.go", what: "a caller that waits as long as a denial by policy says asks again at once",
-		old: "r.RetryAt, r.RetryAfter = time.Time{}, math.MaxInt64", new: "r.RetryAt, r.RetryAfter = time.Time{}, 0*math.MaxInt64",
+		name: "plans-retry-after", file: "ratelimit/result.go", what: "a caller that waits as long as a denial by policy says asks again at once",
+		old: "r.RetryAt, r.RetryAfter = instant(at), math.MaxInt64", new: "r.RetryAt, r.RetryAfter = instant(at), 0*math.MaxInt64",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
 		name: "plans-remaining", file: "ratelimit/call_policy.go", what: "0 tokens remain of an unlimited limit",

@@ -71,40 +71,28 @@ var verbMutations = []mutation{
 		old: "b.Remaining, b.Used = math.Inf(1), math.NaN()", new: "b.Remaining, b.Used = math.Inf(1), 0",
 		tests: "TestBalanceOfPlansWithoutRows",
 	}, {
-		name: "balance-next-fraction", file: "ratelimit/balance.go", what: "one more whole token is announced that the capacity has no room for",
-		old: "if more.count <= d.numbers.Capacity {", new: "if more.count > left {",
+		name: "balance-next-fraction", file: "ratelimit/call_later.go", what: "one more whole token is announced that the capacity has no room for",
+		old: " || count > spans[i].demand.limit.numbers.Capacity", new: "",
 		tests: "TestBalanceOfALimitThatNeverHasAWholeToken|TestBalanceSaysWhatIsThere",
 	}, {
 		name: "balance-next-blocked", file: "ratelimit/balance.go", what: "the next token of a blocked key is one more than those that a block withholds",
-		old: "if !d.limit.blocked {", new: "if true {",
+		old: "		} else {\n			more += max(", new: "		}\n		{\n			more += max(",
 		tests: "TestBalanceUnderOverrides",
 	}, {
 		name: "balance-window-reset", file: "ratelimit/balance.go", what: "a window resets now",
-		old: "b.ResetAt = numbers.NextWindow(at).Time()", new: "b.ResetAt = at.Time()",
+		old: "b.ResetAt = d.reaching(rows, at).NextWindow(at).Time()", new: "b.ResetAt = at.Time()",
 		tests: "TestBalanceSaysWhatIsThere",
 	}, {
-		name: "balance-calendar-ahead", file: "ratelimit/balance.go", what: "the next token of a calendar in debt is looked for in the windows around now",
-		old: "numbers, shards := more.reaching(rows, at), d.limit.shards", new: "numbers, shards := d.numbers, d.limit.shards",
+		name: "balance-calendar-ahead", file: "ratelimit/call_later.go", what: "the next token of a calendar in debt is looked for in the windows around now",
+		old: "return more.reaching(rows, from).When(", new: "return more.numbers.When(",
 		tests: "TestBalanceOfACustomersMonth",
 	}, {
 		name: "balance-blocked-remaining", file: "ratelimit/balance.go", what: "the tokens of a blocked key can be taken",
-		old: "	b.Remaining = min(b.Remaining, 0)\n", new: "",
+		old: "			b.Remaining = min(left, 0)\n", new: "",
 		tests: "TestBalanceUnderOverrides",
 	}, {
-		name: "balance-blocked-next", file: "ratelimit/balance.go", what: "a blocked key has its next token before the block ends",
-		old: "	case b.NextAt.Before(end):", new: "	case false:",
-		tests: "TestBalanceUnderOverrides",
-	}, {
-		name: "balance-blocked-debt", file: "ratelimit/balance.go", what: "at the end of its block, a key in debt has a token",
-		old: "	case b.NextAt.Before(end):", new: "	default:",
-		tests: "TestBalanceUnderOverrides",
-	}, {
-		name: "balance-blocked-for-good", file: "ratelimit/balance.go", what: "a block without an end has one",
-		old: "case until == algebra.Forever || b.Capacity < 1:", new: "case b.Capacity < 1:",
-		tests: "TestBalanceUnderOverrides",
-	}, {
-		name: "balance-blocked-plan", file: "ratelimit/balance.go", what: "a plan that grants nothing has a token after a block",
-		old: "case until == algebra.Forever || b.Capacity < 1:", new: "case until == algebra.Forever:",
+		name: "balance-blocked-next", file: "ratelimit/call_later.go", what: "a blocked key has its next token before the block ends",
+		old: "spans[i].denied || spans[i].demand.limit.blocked ||", new: "spans[i].denied ||",
 		tests: "TestBalanceUnderOverrides",
 	}, {
 		name: "reason-quota", file: "ratelimit/call.go", what: "a denial for want of tokens looks like a block",

@@ -244,6 +244,14 @@ func (l Limit) When(rows []Row, shards int, count, floor float64, now Micros) Mi
 	return firstAfter(now, guess, enough)
 }
 
+// First is the first instant, from now on, that satisfies holds, or [Max] if there is none. Once holds is true, it must stay true.
+func First(now Micros, holds func(Micros) bool) Micros {
+	if now >= Max || holds(now) {
+		return now
+	}
+	return firstAfter(now, now+1, holds)
+}
+
 // firstAfter is the first instant, after before, that satisfies holds, or Max if there is none. Once holds is true, it must
 // stay true. The search begins at guess.
 func firstAfter(before, guess Micros, holds func(Micros) bool) Micros {

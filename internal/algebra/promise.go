@@ -1,6 +1,9 @@
 package algebra
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // This file has the two rules that keep the promises to reservations. Over any span, jobs that run when they were told to
 // take at most the capacity and the refill of the span. Jobs of a fixed window fit into each window.
@@ -65,13 +68,14 @@ func (d Demand) Enough(left float64) bool {
 }
 
 // WhenReserved is the first instant from now on at which Reserve grants if nothing else is taken or given back. Beyond
-// [Max] it is Max.
+// [Max], and beyond the last of a calendar's Windows, it is Max.
 func WhenReserved(ds []Demand, now, within Micros) Micros {
-	enough := func(at Micros) bool {
+	granted := func(at Micros) bool {
 		_, _, granted := Reserve(ds, at, within)
 		return granted
 	}
-	if now >= Max || enough(now) {
+	enough := func(at Micros) bool { return unknown(ds, at) || granted(at) } // once it is true, it stays true
+	if now >= Max || granted(now) {
 		return now
 	}
 	guess := now + 1
@@ -80,7 +84,15 @@ func WhenReserved(ds []Demand, now, within Micros) Micros {
 	}
 	runAt, _, _ := Reserve(ds, guess, within)
 	guess = max(guess, runAt-within)
-	return firstAfter(now, guess, enough)
+	if at := firstAfter(now, guess, enough); !unknown(ds, at) {
+		return at
+	}
+	return Max
+}
+
+// unknown reports whether an instant lies after the last window of a calendar.
+func unknown(ds []Demand, at Micros) bool {
+	return slices.ContainsFunc(ds, func(d Demand) bool { return d.Limit.Unknown(at) })
 }
 
 // Taken describes a consumption, for a refund.

@@ -12,7 +12,7 @@ import (
 )
 
 const Overrides = `-- name: Overrides :one
-SELECT o.ids, o.names, o.keys, o.effects, o.rates, o.capacities, o.max_reserveds, o.untils, o.mades, o.more, o.snapshot, o.at
+SELECT o.ids, o.names, o.keys, o.effects, o.rates, o.capacities, o.max_reserveds, o.untils, o.mades, o.more, o.snapshot, o.at, o.server
   FROM _ratelimit_overrides(($1::text)::pg_snapshot, $2::bigint) AS o
 `
 
@@ -34,6 +34,7 @@ type OverridesRow struct {
 	More         pgtype.Bool
 	Snapshot     pgtype.Text
 	At           pgtype.Timestamptz
+	Server       pgtype.Timestamptz
 }
 
 func (q *Queries) Overrides(ctx context.Context, arg OverridesParams) (OverridesRow, error) {
@@ -52,6 +53,7 @@ func (q *Queries) Overrides(ctx context.Context, arg OverridesParams) (Overrides
 		&i.More,
 		&i.Snapshot,
 		&i.At,
+		&i.Server,
 	)
 	return i, err
 }

@@ -44,12 +44,15 @@ DECLARE
     enough  double precision := floor - CASE WHEN greatest(pg_catalog.cardinality(value), shards) > 1 THEN 1e-9::double precision ELSE 0 END;
     missing double precision := floor + count - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
     too_early bigint := /* TEMPLATE: schema */_ratelimit_micros(at);
-    late      bigint := 253402300799999999;
+    -- Reservations after the last window of a list are denied, since its refills are not known: nothing is to be found there.
+    never     CONSTANT bigint := CASE WHEN reserve AND windows IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_micros(windows[pg_catalog.cardinality(windows)]) + 1
+                  ELSE 253402300799999999 END;
+    late      bigint := never;
     guess     bigint := too_early + 1;
     step      bigint := 1;
     wait      double precision;
 BEGIN
-    IF too_early >= late OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve, windows) >= enough THEN
+    IF too_early >= 253402300799999999 OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve, windows) >= enough THEN
         RETURN at;
     END IF;
     wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds prevent an overflow from rows written by hand
@@ -76,7 +79,7 @@ BEGIN
         END IF;
         step := least(step, 100000000000000000) * 8;
     END LOOP;
-    RETURN /* TEMPLATE: schema */_ratelimit_instant(late);
+    RETURN /* TEMPLATE: schema */_ratelimit_instant(CASE WHEN late < never THEN late ELSE 253402300799999999 END);
 END
 $body$;
 

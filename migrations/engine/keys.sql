@@ -38,29 +38,36 @@ BEGIN
              WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
                      WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
         LOOP
-            IF o.own[1] IS NULL THEN -- the keys that have none of their own
-                RETURN QUERY
+            -- One of the parts runs. Once the override has ended, something else decides: the same question, at that instant.
+            RETURN QUERY
+                WITH k AS MATERIALIZED (
+                    -- the keys that have none of their own
                     SELECT k.key, CASE WHEN o.effect = 'varies' THEN NULL WHEN o.effect = 'unlimited' THEN 'Infinity'
-                               WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END,
-                           CASE WHEN o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0' THEN coalesce(o.until, 'infinity') WHEN o.effect = 'numbers' THEN k.retry_at END
+                               WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END AS remaining,
+                           CASE WHEN o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0' THEN coalesce(o.until, 'infinity') WHEN o.effect = 'numbers' THEN k.retry_at END AS retry_at
                       FROM /* TEMPLATE: schema */_ratelimit_keys(name, CASE WHEN o.rate > '0' THEN o.rate ELSE '1' END, coalesce(d.period, '1 second'),
                            CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, d.zone, d.anchor, keys, at) AS k
-                     WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
-                             WHERE x.name = name AND x.key = k.key AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at));
-            ELSIF o.effect = 'numbers' AND o.rate > '0' THEN
-                RETURN QUERY
-                    SELECT k.* FROM /* TEMPLATE: schema */_ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, d.zone, d.anchor, o.own, at) AS k;
-            ELSIF o.effect = 'varies' THEN
-                RETURN QUERY
+                     WHERE o.own[1] IS NULL AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
+                             WHERE x.name = name AND x.key = k.key AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
+                    UNION ALL
+                    SELECT k.* FROM /* TEMPLATE: schema */_ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, d.zone, d.anchor, o.own, at) AS k
+                     WHERE o.own[1] IS NOT NULL AND o.effect = 'numbers' AND o.rate > '0'
+                    UNION ALL
                     SELECT DISTINCT r.key, NULL::double precision, NULL::timestamptz
                       FROM /* TEMPLATE: schema */rate_limits AS r
-                     WHERE r.name = name AND r.key = ANY (o.own);
-            ELSE
-                RETURN QUERY
+                     WHERE r.name = name AND r.key = ANY (o.own) AND o.own[1] IS NOT NULL AND o.effect = 'varies'
+                    UNION ALL
                     SELECT u.key, CASE o.effect WHEN 'unlimited' THEN 'Infinity' ELSE '0'::double precision END,
                            CASE WHEN o.effect <> 'unlimited' THEN coalesce(o.until, 'infinity') END
-                      FROM pg_catalog.unnest(o.own) AS u (key);
-            END IF;
+                      FROM pg_catalog.unnest(o.own) AS u (key)
+                     WHERE o.own[1] IS NOT NULL AND o.effect <> 'varies' AND (o.effect <> 'numbers' OR o.rate = '0')
+                ), late AS (
+                    SELECT coalesce(pg_catalog.array_agg(k.key), '{}') AS keys FROM k WHERE k.retry_at >= o.until AND o.until < '10000-01-01 00:00+00'
+                )
+                SELECT k.key, k.remaining, CASE WHEN k.key = ANY (late.keys) THEN coalesce(l.retry_at, o.until) ELSE k.retry_at END
+                  FROM k CROSS JOIN late
+                  LEFT JOIN LATERAL (SELECT f.* FROM /* TEMPLATE: schema */_ratelimit_keys(name, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, late.keys, o.until) AS f
+                      WHERE pg_catalog.cardinality(late.keys) > 0 OFFSET 0) AS l ON l.key = k.key;
         END LOOP;
         RETURN;
     END IF;
@@ -137,7 +144,7 @@ Without any numbers, they are those that a program has published, each key's und
 
     SELECT * FROM ratelimit_keys('sendMessage') WHERE retry_at IS NOT NULL ORDER BY remaining
 
-A blocked key has retry_at infinity if the block has no end, and an unlimited one has remaining Infinity. Numbers other than the program's
+If an override ends before, retry_at is by what follows. A blocked key has retry_at infinity if the block has no end, and an unlimited one has remaining Infinity. Numbers other than the program's
 give another answer. If the program gives some keys numbers of their own, remaining and retry_at are NULL without numbers: they are not
 known. remaining NULL with retry_at infinity is a key whose row no program has written: its ts is infinite. Every call for it fails until
 ratelimit_reset. An invalid argument is an error, SQLSTATE 22023.

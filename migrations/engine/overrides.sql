@@ -17,6 +17,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     made_by      text             NOT NULL DEFAULT SESSION_USER CHECK (octet_length(made_by) <= 255),
     made_at      timestamptz      NOT NULL DEFAULT clock_timestamp() CHECK (isfinite(made_at)),
     added        double precision,
+    added_at     timestamptz CHECK (isfinite(added_at)),
     removed_by   text CHECK (octet_length(removed_by) <= 255),
     removed_at   timestamptz CHECK (isfinite(removed_at)),
     changed_in   xid8             NOT NULL DEFAULT pg_current_xact_id(),
@@ -41,6 +42,7 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.reason IS 'why, for
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_by IS 'who decided, as the caller says';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_at IS 'when: of those in force, a block wins, and else the newest';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.added IS 'the tokens that ratelimit_add has added; NULL: it was not called';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.added_at IS 'when';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_by IS 'who ended it early';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_at IS 'when it was ended early; NULL: it was not';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.changed_in IS 'the transaction that changed the row last, by which programs find what is new';
@@ -263,7 +265,8 @@ were reserved before change nothing. Charges are still recorded. Arguments and r
     -- a limit without keys, or every key
     SELECT ratelimit_block('provider', NULL, until => now() + interval '1 hour', reason => 'their outage')
 
-A denial by a block has its end as retry_at. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
+A denial by a block has its end as retry_at, unless another block follows. Calls that were sent before the block was known are decided as they
+were then. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
 $text$;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(
@@ -345,9 +348,10 @@ AS $body$
 DECLARE
     o /* TEMPLATE: schema */rate_limit_overrides;
     was record;
+    fills interval;         -- within this time, the limit fills up; NULL: not known
     more double precision;
+    spent double precision; -- what ended overrides have added, as far as it may not have been refilled since
     wrong text;
-    unknown double precision; -- for how many seconds programs may not know of the override
     timeout double precision; -- of a statement, in seconds; 0: none
 BEGIN
     SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = id FOR UPDATE;
@@ -366,21 +370,26 @@ BEGIN
     IF o.changed_in = pg_current_xact_id() THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('override %s is not committed yet: a program that does not know it would cut the tokens again', id);
     END IF;
-    unknown := greatest(extract(epoch FROM o.made_at - clock_timestamp())::double precision + '2', '0');
     timeout := extract(epoch FROM current_setting('statement_timeout')::interval)::double precision;
-    IF timeout > '0' AND timeout < unknown + '0.1' THEN -- a statement that is cancelled does not say why
+    IF timeout > '0' AND timeout < '2.1' THEN -- a statement that is cancelled does not say why
         RAISE object_not_in_prerequisite_state USING
-            MESSAGE = pg_catalog.format('override %s: nothing was added: programs may not know of it for another %s s, and statement_timeout is %s', id, round(unknown::numeric, 1), current_setting('statement_timeout')),
-            HINT = 'Call it again then. Or call it after SET LOCAL statement_timeout = ''10s'', in one transaction.';
+            MESSAGE = pg_catalog.format('override %s: nothing was added: the call waits for 2 seconds, until programs know of the override, and statement_timeout is %s', id, current_setting('statement_timeout')),
+            HINT = 'Call it after SET LOCAL statement_timeout = ''10s'', in one transaction.';
     END IF;
-    PERFORM pg_sleep(unknown);
+    PERFORM pg_sleep('2'); -- until programs know: made_at says nothing about the commit
     -- The capacity before is that of the override in force before or, without one, as passed or as published. Where only the program
     -- knows the numbers, an override has to give its capacity.
     SELECT CASE WHEN f.effect IN ('block', 'unlimited') THEN f.effect ELSE 'varies' END AS effect, f.capacity, f.id AS override
       INTO was FROM (VALUES (1)) AS one LEFT JOIN /* TEMPLATE: schema */_ratelimit_override_of(o.name, coalesce(o.key, ''), clock_timestamp(), o.id) AS f ON true;
     IF capacity IS NULL OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current) THEN
-        SELECT n.effect, n.capacity, n.override INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS n;
-        SELECT n.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS n;
+        SELECT f.effect, f.capacity, f.override INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS f;
+        SELECT f.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS f;
+        -- A limit that is empty fills up within this time, by the numbers as defined and by those of the override.
+        SELECT make_interval(secs => max(least('3e9', CASE WHEN f.varies IS NOT NULL THEN date_part('epoch', f.varies) ELSE ceil(f.capacity / nullif(f.rate, '0'))
+                   * date_part('epoch', CASE f.kind WHEN 'calendar window' THEN /* TEMPLATE: schema */_ratelimit_longest(f.period) ELSE f.period END) END)))
+          INTO fills
+          FROM (SELECT * FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id)
+                UNION ALL SELECT * FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), '0', varying => true)) AS f;
     END IF;
     was.capacity := CASE WHEN was.effect IN ('numbers', 'varies') THEN was.capacity END;
     more := o.capacity - coalesce(capacity, was.capacity);
@@ -392,12 +401,17 @@ BEGIN
         WHEN more IS NULL AND was.effect <> 'varies' THEN
             pg_catalog.format('capacity must be given, not NULL: the key had the effect %L before override %s', was.effect, id)
         WHEN more IS NULL THEN 'capacity must be given, not NULL: only the program knows that of this key'
+        WHEN o.until <= clock_timestamp() THEN pg_catalog.format('id must be of an override in force, not %s: it ended at %s', id, o.until)
     END;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', o.name, wrong);
     END IF;
-    more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more, '0'));
-    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more WHERE f.id = id;
+    -- What an ended override has added is gone, and would be granted once more. Where nobody knows when the limit fills up, it always counts.
+    SELECT coalesce(sum(f.added), '0') INTO spent FROM /* TEMPLATE: schema */rate_limit_overrides AS f
+     WHERE f.name = o.name AND (f.key = o.key OR f.key IS NULL AND o.key IS NULL) AND f.added > '0' AND f.id <> o.id
+       AND (f.removed_at IS NOT NULL OR f.until <= clock_timestamp()) AND (fills IS NULL OR f.added_at > clock_timestamp() - fills);
+    more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more - spent, '0'));
+    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more, added_at = clock_timestamp() WHERE f.id = id;
     RETURN more;
 END
 $body$;
@@ -408,8 +422,9 @@ Adds the difference of the capacities to what the key of an override has, once f
     SELECT ratelimit_override('signUps', 'acme', rate => 500); -- returns 17. Once that is committed:
     SELECT ratelimit_add(17);
 
-A program that does not yet know of the override cuts what it finds to the old capacity. So the function waits until the override is two
-seconds old. A key without a row
+A program that does not yet know of the override cuts what it finds to the old capacity. So the function waits for two seconds before it
+adds: an override that is committed is known by then. What an override that has ended added is subtracted, until the limit would have filled
+up since: so override, add and restore, again and again, grant at most the larger capacity and the refill. A key without a row
 is full: nothing is added to it. For an override of all keys, only the row of a limit without keys gets something.
 
 Arguments:
@@ -419,7 +434,7 @@ Arguments:
             before has it; and the override itself has to give a capacity
 
 Errors:
-  55000  statement_timeout is shorter than what is left of the two seconds. Call it again then
+  55000  statement_timeout ends the call before it has waited for two seconds
   22023  there is no such override in force, it is of this transaction, or the capacity before it is not known, or is another
 $text$;
 
@@ -429,13 +444,14 @@ $text$;
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(
     since pg_snapshot, after bigint,
     OUT ids bigint[], OUT names text[], OUT keys text[], OUT effects text[], OUT rates double precision[], OUT capacities double precision[],
-    OUT max_reserveds double precision[], OUT untils bigint[], OUT mades bigint[], OUT more boolean, OUT snapshot text, OUT at timestamptz
+    OUT max_reserveds double precision[], OUT untils bigint[], OUT mades bigint[], OUT more boolean, OUT snapshot text, OUT at timestamptz, OUT server timestamptz
 )
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 BEGIN
     at := clock_timestamp();
+    server := pg_postmaster_start_time(); -- of another server, or of this one after a restart, snapshots say nothing about those before
     -- '' is every key, -1 is as defined, and an end is in microseconds since 1970, or the largest number.
     SELECT pg_catalog.array_agg(p.id ORDER BY p.id), pg_catalog.array_agg(p.name ORDER BY p.id), pg_catalog.array_agg(coalesce(p.key, '') ORDER BY p.id),
            pg_catalog.array_agg(p.effect ORDER BY p.id), pg_catalog.array_agg(coalesce(p.rate, '-1') ORDER BY p.id),

@@ -15,8 +15,9 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
     zone text, anchor timestamp,
     ahead integer,          -- how many windows the list reaches ahead
     max_reserved double precision,
-    effect text,            -- 'numbers': the rows decide. 'block' (or a rate of 0) and 'unlimited': nothing is read or written
-    until timestamptz       -- the end of a block; NULL: it has none
+    effect text,            -- 'numbers': the rows decide. 'block' (or a rate of 0) and 'unlimited': nothing is read or written. 'never': the
+                            -- count is more than the numbers can grant, but not what comes after them. 'varies': only the program knows
+    until timestamptz       -- the end of the override in force; NULL: there is none, or it has no end
 );
 
 -- Validates a request and finds its numbers: those of the arguments or, without any, those that a program has published, under
@@ -24,10 +25,11 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
 --   consume  take count
 --   reserve  take count, even before it is refilled: down to -max_reserved
 --   take     take as many whole tokens as there are, at least 1 and at most `most`
+-- later: the request is valid now, and the question is what will be in force at `now`. Then no numbers are an error.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_prepare(
     verb text, name text, key text, rate double precision, period interval, count double precision, kind text,
     capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp,
-    max_reserved double precision, most double precision, now timestamptz
+    max_reserved double precision, most double precision, now timestamptz, later boolean DEFAULT false
 ) RETURNS /* TEMPLATE: schema */_ratelimit_request
 LANGUAGE plpgsql
 AS $body$
@@ -41,13 +43,17 @@ DECLARE
     ahead integer := 2;
     effect text := 'numbers';
     until timestamptz;
+    after /* TEMPLATE: schema */_ratelimit_request;
 BEGIN
+    IF later AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
+        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL)::/* TEMPLATE: schema */_ratelimit_request;
+    END IF;
     IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
        AND kind = 'token bucket' AND shards = 1 THEN
         SELECT n.effect, CASE WHEN n.effect = 'block' AND n.rate = '0' AND n.varies IS NULL THEN NULL ELSE n.until END, -- a plan has no end
                n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
           INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
-          FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp())) AS n;
+          FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp()), varying => later) AS n;
         IF effect <> 'numbers' THEN -- which needs no numbers, and may have none
             kind := 'token bucket';
             rate := 1;
@@ -87,6 +93,8 @@ BEGIN
     IF capacity - count < floor THEN
         IF count <= capacity - floor THEN -- only rounding makes it too little
             floor := capacity - count;
+        ELSIF later OR wrong IS NULL AND until IS NOT NULL THEN
+            effect := 'never';
         ELSE
             wrong := coalesce(wrong, CASE WHEN verb = 'take' THEN
                     pg_catalog.format('capacity must be at least 1 to take whole tokens, not %s', capacity)
@@ -108,7 +116,146 @@ BEGIN
     ELSE
         grid := /* TEMPLATE: schema */_ratelimit_grid(name, key, period, kind, start);
     END IF;
-    RETURN ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until)::/* TEMPLATE: schema */_ratelimit_request;
+    after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until)::/* TEMPLATE: schema */_ratelimit_request;
+    IF effect = 'never' AND NOT later AND /* TEMPLATE: schema */_ratelimit_retry_at(verb, after, NULL, NULL, coalesce(now, clock_timestamp())) IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: count must be at most %s, not %s: more can never be granted', name, capacity - floor, count);
+    END IF;
+    RETURN after;
+END
+$body$;
+
+-- The same request once the override that is in force for it has ended.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_after(verb text, q /* TEMPLATE: schema */_ratelimit_request) RETURNS /* TEMPLATE: schema */_ratelimit_request
+LANGUAGE sql
+RETURN /* TEMPLATE: schema */_ratelimit_prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true);
+
+-- The windows of a request, in a list that reaches to where the tokens will be there.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_reaching(
+    q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, count double precision, floor double precision
+) RETURNS timestamptz[]
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    reach integer; -- how many windows ahead the list needs
+BEGIN
+    IF q.windows IS NOT NULL THEN
+        reach := least(greatest(ceil((count + floor
+            - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows)) / q.rate), '0') + '2', 40000)::integer;
+        IF reach > q.ahead OR at > q.windows[pg_catalog.cardinality(q.windows)] THEN
+            RETURN /* TEMPLATE: schema */_ratelimit_windows(q.unit, q.zone, q.anchor, at, /* TEMPLATE: schema */_ratelimit_back(q.rate, q.capacity), reach);
+        END IF;
+    END IF;
+    RETURN q.windows;
+END
+$body$;
+
+-- Returns when a request will be granted alone: the first instant from `at` on at which the numbers in force then grant it, or NULL if
+-- there is none. Overrides that end make room for what comes after them; the rows stay as they are. value is NULL if nobody has read the
+-- rows: then it is when no policy denies it.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_retry_at(
+    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
+) RETURNS timestamptz
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    retry_at timestamptz;
+BEGIN
+    LOOP
+        IF q.until <= at THEN
+            q := /* TEMPLATE: schema */_ratelimit_after(verb, q);
+            CONTINUE;
+        END IF;
+        retry_at := CASE
+            WHEN q.effect = 'numbers' AND value IS NOT NULL THEN
+                /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, verb = 'reserve',
+                    /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, greatest(q.count, CASE WHEN verb = 'reserve' THEN q.capacity END), abs(q.floor)))
+            WHEN q.effect = 'never' OR q.effect = 'block' AND q.count > '0' THEN NULL
+            ELSE at END;
+        IF q.until IS NULL OR retry_at < q.until THEN
+            RETURN retry_at;
+        END IF;
+        at := q.until;
+    END LOOP;
+END
+$body$;
+
+-- Returns when a token bucket will be full, if nothing is taken.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_full_at(
+    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
+) RETURNS timestamptz
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    full_at timestamptz;
+BEGIN
+    LOOP
+        IF q.effect IN ('numbers', 'never') THEN
+            full_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.capacity, 0, false,
+                /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, q.capacity, 0));
+        ELSIF q.effect = 'unlimited' THEN
+            RETURN at;
+        END IF;
+        IF q.until IS NULL OR q.effect <> 'block' AND full_at < q.until THEN
+            RETURN full_at;
+        END IF;
+        at := greatest(at, q.until);
+        q := /* TEMPLATE: schema */_ratelimit_after(verb, q);
+    END LOOP;
+END
+$body$;
+
+-- Returns when nothing is owed any more, whatever other calls take meanwhile: call.repaidAt of the Go library has the rule. After a call,
+-- the tokens of all rows are owed together.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_repaid_at(
+    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
+) RETURNS timestamptz
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    windows timestamptz[];
+    run_at  timestamptz;
+    least_  double precision;
+    n       integer;
+    -- What one row would have, by whether others have taken something at the end of an override.
+    tokens  double precision[];
+    since   timestamptz[];
+BEGIN
+    IF q.until IS NULL THEN
+        RETURN /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, 0, 0, false, /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, 0, 0));
+    END IF;
+    SELECT ARRAY[sum(u.v)], ARRAY[max(u.t)] INTO tokens, since FROM unnest(value, ts) AS u (v, t);
+    LOOP
+        IF q.effect = 'unlimited' THEN
+            RETURN at;
+        ELSIF q.effect = 'varies' THEN -- nothing is known but that it is not earlier
+            RETURN at;
+        ELSIF q.effect IN ('numbers', 'never') THEN
+            run_at := at;
+            n := pg_catalog.cardinality(tokens);
+            FOR i IN 1..n LOOP
+                windows := /* TEMPLATE: schema */_ratelimit_reaching(q, tokens[i:i], since[i:i], at, 0, 0);
+                run_at := greatest(run_at, /* TEMPLATE: schema */_ratelimit_when(tokens[i:i], since[i:i], at, q.rate, q.period, q.capacity, q.start, 1, 0, 0, false, windows));
+            END LOOP;
+            IF q.until IS NULL OR run_at < q.until THEN
+                RETURN run_at;
+            END IF;
+            least_ := NULL;
+            FOR i IN 1..n LOOP
+                windows := /* TEMPLATE: schema */_ratelimit_reaching(q, tokens[i:i], since[i:i], at, 0, 0);
+                least_ := least(least_, /* TEMPLATE: schema */_ratelimit_total(tokens[i:i], since[i:i], q.until, q.rate, q.period, q.capacity, q.start, windows));
+            END LOOP;
+            tokens := pg_catalog.array_append(tokens, least_);
+            since := pg_catalog.array_append(since, q.until);
+        ELSIF q.until IS NULL THEN -- a block without an end, or a rate of 0
+            RETURN /* TEMPLATE: schema */_ratelimit_instant(253402300799999999);
+        END IF;
+        at := q.until;
+        q := /* TEMPLATE: schema */_ratelimit_after(verb, q);
+    END LOOP;
 END
 $body$;
 
@@ -122,9 +269,6 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_answer(
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
-DECLARE
-    windows timestamptz[] := q.windows;
-    reach integer; -- how many windows ahead the list needs
 BEGIN
     IF q.effect = 'unlimited' THEN
         remaining := 'Infinity';
@@ -132,27 +276,28 @@ BEGIN
     ELSIF q.effect = 'block' THEN
         remaining := 0;
     END IF;
-    IF q.effect <> 'numbers' THEN
-        retry_at := CASE WHEN NOT granted THEN CASE WHEN q.effect = 'block' AND q.count > '0' THEN q.until ELSE at END WHEN verb = 'reserve' THEN at END;
+    IF q.effect NOT IN ('numbers', 'never') THEN
+        retry_at := CASE WHEN NOT granted THEN /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, NULL, NULL, at) WHEN verb = 'reserve' THEN at END;
+        IF NOT granted AND retry_at IS NULL THEN -- a block ends, also for a count that is never granted
+            q.count := '1e-15';
+            retry_at := /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, NULL, NULL, at);
+        END IF;
         RETURN;
     END IF;
     IF granted AND pg_catalog.cardinality(value) = 1 THEN -- it took from one shard, which stands for all
         value := pg_catalog.array_fill(value[1], ARRAY[q.shards]);
         ts := pg_catalog.array_fill(ts[1], ARRAY[q.shards]);
     END IF;
-    remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, windows);
-    IF NOT granted OR verb = 'reserve' THEN
-        reach := least(greatest(ceil((CASE WHEN granted THEN '0' ELSE q.count + q.floor END - remaining) / q.rate), '0') + '2', 40000)::integer;
-        IF windows IS NOT NULL AND reach > q.ahead THEN -- the list has to reach to where the tokens will be there
-            windows := /* TEMPLATE: schema */_ratelimit_windows(q.unit, q.zone, q.anchor, at, /* TEMPLATE: schema */_ratelimit_back(q.rate, q.capacity), reach);
-        END IF;
-        retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards,
-            CASE WHEN granted THEN 0 ELSE q.count END, CASE WHEN granted THEN 0 ELSE q.floor END, verb = 'reserve' AND NOT granted, windows);
+    remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows);
+    IF NOT granted THEN
+        retry_at := /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, value, ts, at);
+    ELSIF verb = 'reserve' THEN
+        retry_at := /* TEMPLATE: schema */_ratelimit_repaid_at(verb, q, value, ts, at);
     END IF;
-    IF windows IS NOT NULL THEN
-        reset_at := windows[pg_catalog.width_bucket(at, windows) + 1];
+    IF q.windows IS NOT NULL THEN
+        reset_at := q.windows[pg_catalog.width_bucket(at, q.windows) + 1];
     ELSIF q.start IS NULL THEN
-        reset_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, NULL, q.shards, q.capacity, 0);
+        reset_at := /* TEMPLATE: schema */_ratelimit_full_at(verb, q, value, ts, at);
     ELSE
         reset_at := /* TEMPLATE: schema */_ratelimit_instant(least(253402300799999999,
             /* TEMPLATE: schema */_ratelimit_micros(date_bin(q.period, at, q.start)) + (extract(epoch FROM q.period) * '1000000')::bigint));
@@ -205,7 +350,11 @@ BEGIN
         a := trunc(random() * q.shards::double precision);
         b := (a + 1 + trunc(random() * (q.shards - 1)::double precision)::integer) % q.shards; -- a shard other than a
     END IF;
-    IF q.effect <> 'numbers' THEN
+    IF q.effect = 'never' THEN -- the rows say when
+        SELECT false, r.at, r.value, r.ts INTO granted, at, value, ts
+          FROM /* TEMPLATE: schema */_ratelimit_apply('check', ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards],
+              ARRAY[q.count], ARRAY[q.floor], ARRAY[a], ARRAY[b], now => now, windows => q.windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(q.windows)]) AS r;
+    ELSIF q.effect <> 'numbers' THEN
         granted := q.effect = 'unlimited' OR q.count = '0';
         at := coalesce(now, clock_timestamp());
         taken := CASE WHEN granted THEN q.most END;
@@ -301,8 +450,9 @@ Errors:
 The error of a denial has
   MESSAGE       'rate limit exceeded: ' and the name of the limit. It has no key: keys may be personal data, and errors are logged
   DETAIL        JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ...}. retry_at is the
-                first instant at which the same call would be granted, if no other call takes tokens. It is null, as retry_after,
-                if waiting does not help: the rate is 0, or the key is blocked without an end
+                first instant at which the same call would be granted, if no other call takes tokens: by the numbers in force
+                or, if an override ends before, by what follows; after a block, when no block denies any more. It is null, as
+                retry_after, if waiting does not help: the rate is 0, or the key is blocked without an end
   HINT          'Retry in ... s.', in whole seconds, rounded up; or 'The limit grants nothing: waiting does not help.'
 $text$;
 
@@ -365,7 +515,7 @@ Takes tokens that may not be there yet, in the caller's transaction. A rollback 
 
 A reservation is no permission to work now: the work may run at retry_at, when its tokens will have been refilled. A caller that
 ignores retry_at exceeds the limit. A denial is an error, the same as of ratelimit: more would be owed than max_reserved.
-Its retry_at is when the same reservation would be made.
+Its retry_at is when the same reservation would be made. If an override ends before the work may run, the slower of the two rates counts.
 
 The arguments are the same as for ratelimit, also without any numbers, and
   max_reserved  the most tokens that may be owed: 0, or 1e-15 to 1e15; default NULL, no bound but, of a calendar window, the
@@ -492,6 +642,8 @@ DECLARE
     policy boolean := true; -- no block and no rate of 0 denies
     denied text[] := '{}';  -- the limits that deny
     waits timestamptz;      -- until the request of slowest would be granted
+    together boolean := false; -- overrides end that change what is granted
+    "then" timestamptz;
     slowest record;
 BEGIN
     IF (jsonb_typeof(requests) = 'array') IS NOT TRUE THEN
@@ -500,10 +652,9 @@ BEGIN
     FOR e IN SELECT r.value, r.number FROM jsonb_array_elements(requests) WITH ORDINALITY AS r (value, number) LOOP
         q := /* TEMPLATE: schema */_ratelimit_read(e.value, e.number, now);
         list := pg_catalog.array_append(list, q);
-        IF q.effect <> 'numbers' THEN
-            policy := policy AND (q.effect = 'unlimited' OR q.count = '0');
-            CONTINUE;
-        END IF;
+        together := together OR q.until IS NOT NULL AND q.effect <> 'block';
+        policy := policy AND (q.effect IN ('unlimited', 'numbers') OR q.effect = 'block' AND q.count = '0');
+        CONTINUE WHEN q.effect NOT IN ('numbers', 'never');
         names := pg_catalog.array_append(names, q.name); keys := pg_catalog.array_append(keys, q.key);
         rates := pg_catalog.array_append(rates, q.rate); periods := pg_catalog.array_append(periods, q.period);
         capacities := pg_catalog.array_append(capacities, q.capacity); starts := pg_catalog.array_append(starts, q.start);
@@ -533,12 +684,12 @@ BEGIN
     at := d.at;
     i := 0;
     FOREACH q IN ARRAY list LOOP
-        IF q.effect = 'numbers' THEN
+        IF q.effect IN ('numbers', 'never') THEN
             i := i + 1;
         END IF;
         SELECT coalesce(pg_catalog.array_agg(u.value ORDER BY u.n), '{}') AS value, coalesce(pg_catalog.array_agg(u.ts ORDER BY u.n), '{}') AS ts INTO own
           FROM unnest(d.ord, d.value, d.ts) WITH ORDINALITY AS u (ord, value, ts, n)
-         WHERE u.ord = i AND q.effect = 'numbers';
+         WHERE u.ord = i AND q.effect IN ('numbers', 'never');
         SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM /* TEMPLATE: schema */_ratelimit_answer('consume', q, d.granted, at, own.value, own.ts) AS r;
         IF d.granted THEN
             name := q.name; key := q.key; remaining := said.remaining; reset_at := said.reset_at;
@@ -554,7 +705,22 @@ BEGIN
         END IF;
     END LOOP;
     IF NOT d.granted THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(denied, slowest.name, slowest.remaining, slowest.retry_at, slowest.reset_at, at);
+        -- What one request gets when an override ends, another may lose: all must be granted at one instant.
+        WHILE together AND waits < 'infinity' LOOP
+            together := false;
+            i := 0;
+            FOREACH q IN ARRAY list LOOP
+                i := i + CASE WHEN q.effect IN ('numbers', 'never') THEN 1 ELSE 0 END;
+                SELECT coalesce(pg_catalog.array_agg(u.value ORDER BY u.n), '{}') AS value, coalesce(pg_catalog.array_agg(u.ts ORDER BY u.n), '{}') AS ts INTO own
+                  FROM unnest(d.ord, d.value, d.ts) WITH ORDINALITY AS u (ord, value, ts, n)
+                 WHERE u.ord = i;
+                "then" := coalesce(/* TEMPLATE: schema */_ratelimit_retry_at('consume', q, CASE WHEN q.effect IN ('numbers', 'never') THEN own.value END, own.ts, waits), 'infinity');
+                together := together OR "then" > waits;
+                waits := greatest(waits, "then");
+                EXIT WHEN waits = 'infinity';
+            END LOOP;
+        END LOOP;
+        PERFORM /* TEMPLATE: schema */_ratelimit_denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at);
     END IF;
 END
 $body$;

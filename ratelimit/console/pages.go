@@ -362,7 +362,7 @@ func (c *call) showKey(status int, a asked, f form, problem string) error {
 			}
 			p.IsGiven = given != parsedNumbers{}
 		}
-		if p.Balance, err = queryBalance(ctx, tx, a.name, a.key, given); err != nil {
+		if p.Balance, err = queryBalance(ctx, tx, a.name, a.key, given, p.Now); err != nil {
 			return err
 		}
 		if p.Override, err = queryOverride(ctx, tx, a.name, a.key); err != nil {
@@ -435,13 +435,16 @@ func (p *keyPage) drawBalance(ctx context.Context, tx pgx.Tx, given parsedNumber
 	if b.FullAt != nil {
 		to = b.FullAt.Add(b.FullAt.Sub(from) / 12)
 	}
+	if o := p.Override; o != nil && o.Until != nil && o.Until.Before(to) {
+		to = *o.Until // then other numbers are in force
+	}
 	if earliest := p.Now.Add(-whole); from.Before(earliest) {
 		from = earliest
 	}
 	if !to.After(from) || to.Sub(from) > longest || to.Year() > 9000 {
 		return nil
 	}
-	points, err := queryCurve(ctx, tx, p.Name, p.Key, given, from, to)
+	points, err := queryCurve(ctx, tx, p.Name, p.Key, given, p.Now, from, to)
 	if err != nil || len(points) == 0 {
 		return err
 	}

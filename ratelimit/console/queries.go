@@ -278,7 +278,7 @@ type balanceRow struct {
 	At        time.Time
 }
 
-// The sums are the engine's own. $1 is the name, $2 the key, $3 to $6 are the numbers that were given. The numbers in force are those, or
+// The sums are the engine's own. $1 is the name, $2 the key, $3 to $6 are the numbers that were given, $7 is the instant. The numbers in force are those, or
 // the defined ones, under the newest override that is no block: a block denies, and changes no numbers. A key with numbers of its own that were not given has known ones only if an override leaves nothing out.
 var keySQL = `
 WITH given AS (
@@ -295,10 +295,10 @@ inforce AS (
       FROM given AS d
       LEFT JOIN (SELECT o.* FROM (
             (SELECT o.* FROM rate_limit_overrides AS o
-              WHERE o.name = $1 AND o.key = $2 AND o.effect <> 'block' AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.made_at DESC, o.id DESC LIMIT 1)
+              WHERE o.name = $1 AND o.key = $2 AND o.effect <> 'block' AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > $7::timestamptz) ORDER BY o.made_at DESC, o.id DESC LIMIT 1)
             UNION ALL
             (SELECT o.* FROM rate_limit_overrides AS o
-              WHERE o.name = $1 AND o.key IS NULL AND o.effect <> 'block' AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.made_at DESC, o.id DESC LIMIT 1)
+              WHERE o.name = $1 AND o.key IS NULL AND o.effect <> 'block' AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > $7::timestamptz) ORDER BY o.made_at DESC, o.id DESC LIMIT 1)
             ORDER BY key NULLS LAST LIMIT 1
           ) AS o WHERE o.effect = 'numbers') AS o ON d.kind <> 'unlimited'
 ),
@@ -309,7 +309,7 @@ stored AS (
 ),
 windowed AS (
     SELECT f.*, CASE WHEN f.kind = 'calendar window' AND f.rate > 0 THEN
-                _ratelimit_windows(f.period, f.zone, f.anchor, now(), _ratelimit_back(f.rate, f.capacity), 100) END AS windows
+                _ratelimit_windows(f.period, f.zone, f.anchor, $7::timestamptz, _ratelimit_back(f.rate, f.capacity), 100) END AS windows
       FROM inforce AS f
 ),
 grids AS (
@@ -318,17 +318,66 @@ grids AS (
       FROM windowed AS w
 )`
 
-// queryBalance reads what a key has, or nil if no program defines the limit.
-func queryBalance(ctx context.Context, tx pgx.Tx, name, key string, given parsedNumbers) (*balanceRow, error) {
+// queryBalance reads what a key has, or nil if no program defines the limit. NextAt and FullAt are by the override in force or, once it has
+// ended, by what follows.
+func queryBalance(ctx context.Context, tx pgx.Tx, name, key string, given parsedNumbers, now time.Time) (*balanceRow, error) {
+	ends, err := collect[endRow](tx.Query(ctx, `
+		SELECT e.until, (SELECT o.effect FROM _ratelimit_override_of($1::text, $2::text, e.until) AS o) AS effect
+		  FROM (SELECT DISTINCT o.until FROM rate_limit_overrides AS o WHERE o.name = $1 AND (o.key = $2 OR o.key IS NULL) AND o.removed_at IS NULL
+		           AND o.until > $3 AND o.until < '9999-12-31 00:00+00') AS e
+		 ORDER BY e.until`, name, key, now))
+	if err != nil {
+		return nil, err
+	}
+	b, err := queryBalanceAt(ctx, tx, name, key, given, now)
+	if err != nil || b == nil {
+		return b, err
+	}
+	for _, end := range ends {
+		late := func(t *time.Time) bool { return t != nil && !t.Before(end.Until) }
+		if !late(b.NextAt) && !late(b.FullAt) {
+			break
+		}
+		then, err := queryBalanceAt(ctx, tx, name, key, given, end.Until)
+		if err != nil {
+			return nil, err
+		}
+		next, never := end.Until, time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
+		free := end.Effect != nil && *end.Effect == "unlimited" || !then.Known
+		switch {
+		case !late(b.NextAt):
+		case end.Effect != nil && *end.Effect == "block", !free && then.Remaining == nil:
+			b.NextAt = &never // unless that ends, too
+		default:
+			if b.NextAt = then.NextAt; free || b.NextAt == nil {
+				b.NextAt = &next
+			}
+		}
+		if late(b.FullAt) && (free || then.Remaining != nil) {
+			if b.FullAt = then.FullAt; free || b.FullAt == nil {
+				b.FullAt = &next
+			}
+		}
+	}
+	return b, nil
+}
+
+// endRow is the end of an override, and the effect of the one that follows it.
+type endRow struct {
+	Until  time.Time
+	Effect *string // nil: the definition follows
+}
+
+func queryBalanceAt(ctx context.Context, tx pgx.Tx, name, key string, given parsedNumbers, at time.Time) (*balanceRow, error) {
 	rows, err := collect[balanceRow](tx.Query(ctx, keySQL+`
 		SELECT d.kind, CASE WHEN d.known THEN d.rate END AS rate, extract(epoch FROM d.period)::float8 AS seconds, CASE WHEN d.known THEN d.capacity END AS capacity,
-		       d.max_reserved, d.period::text AS period, d.start, d.shards, CASE WHEN d.known THEN d.zone END AS zone, CASE WHEN d.known THEN `+anchorText+` END AS anchor, d.known, NOT s.sound AS broken, d.own, s.rows, s.last_use, s.total AS stored, now() AS at,
-		       CASE WHEN d.known AND s.sound AND d.rate > 0 THEN _ratelimit_total(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, d.windows) END AS remaining,
-		       CASE WHEN d.known AND s.sound AND d.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, s.rows::integer,
-		           least(d.capacity, 1), 0, false, d.windows), now()) END AS next_at,
-		       CASE WHEN d.known AND s.sound AND d.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, s.rows::integer,
-		           d.capacity, 0, false, d.windows), now()) END AS full_at
-		  FROM grids AS d CROSS JOIN stored AS s`, name, key, given.rate, given.capacity, given.zone, given.anchor))
+		       d.max_reserved, d.period::text AS period, d.start, d.shards, CASE WHEN d.known THEN d.zone END AS zone, CASE WHEN d.known THEN `+anchorText+` END AS anchor, d.known, NOT s.sound AS broken, d.own, s.rows, s.last_use, s.total AS stored, $7::timestamptz AS at,
+		       CASE WHEN d.known AND s.sound AND d.rate > 0 THEN _ratelimit_total(s.value, s.ts, $7::timestamptz, d.rate, d.longest, d.capacity, d.grid, d.windows) END AS remaining,
+		       CASE WHEN d.known AND s.sound AND d.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, $7::timestamptz, d.rate, d.longest, d.capacity, d.grid, s.rows::integer,
+		           least(d.capacity, 1), 0, false, d.windows), $7::timestamptz) END AS next_at,
+		       CASE WHEN d.known AND s.sound AND d.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, $7::timestamptz, d.rate, d.longest, d.capacity, d.grid, s.rows::integer,
+		           d.capacity, 0, false, d.windows), $7::timestamptz) END AS full_at
+		  FROM grids AS d CROSS JOIN stored AS s`, name, key, given.rate, given.capacity, given.zone, given.anchor, at))
 	if len(rows) == 0 {
 		return nil, err
 	}
@@ -342,12 +391,12 @@ type pointRow struct {
 }
 
 // queryCurve computes what a key has between two instants if nothing more is taken.
-func queryCurve(ctx context.Context, tx pgx.Tx, name, key string, given parsedNumbers, from, to time.Time) ([]pointRow, error) {
+func queryCurve(ctx context.Context, tx pgx.Tx, name, key string, given parsedNumbers, now, from, to time.Time) ([]pointRow, error) {
 	return collect[pointRow](tx.Query(ctx, keySQL+`
 		SELECT t.at, _ratelimit_total(s.value, s.ts, t.at, d.rate, d.longest, d.capacity, d.grid, d.windows) AS remaining
 		  FROM grids AS d CROSS JOIN stored AS s
-		 CROSS JOIN LATERAL (SELECT $7::timestamptz + ($8::timestamptz - $7::timestamptz) * (n / 120.0::float8) AS at FROM generate_series(0, 120) AS n) AS t
-		 WHERE s.sound ORDER BY t.at`, name, key, given.rate, given.capacity, given.zone, given.anchor, from, to))
+		 CROSS JOIN LATERAL (SELECT $8::timestamptz + ($9::timestamptz - $8::timestamptz) * (n / 120.0::float8) AS at FROM generate_series(0, 120) AS n) AS t
+		 WHERE s.sound ORDER BY t.at`, name, key, given.rate, given.capacity, given.zone, given.anchor, now, from, to))
 }
 
 // queryOverride reads the override in force for a key.
