@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "a41695ef202e3a5868f8c4ea339cee76306c2db48f8351080645d169097b5fb6"
+const Hash = "be5da3b9a2491949f26378f248ac2280564dcc07e0be86add6404a21af557ea2"

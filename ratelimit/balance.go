@@ -105,17 +105,18 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 	case d.limit.numbers.Rate == 0:
 		b.Capacity = 0
 	default:
-		left, more := d.numbers.Total(rows, at), 1.0
-		b.Remaining, b.Used = left, d.numbers.Capacity-left
+		b.Remaining = d.numbers.Shown(d.numbers.Total(rows, at))
+		b.Used = d.numbers.Capacity - b.Remaining
+		more := 1.0
 		if d.limit.blocked {
-			b.Remaining = min(left, 0)
+			b.Remaining = min(b.Remaining, 0)
 		} else {
-			more += max(d.numbers.Whole(rows, d.limit.shards, d.numbers.Capacity, at), 0)
+			more += max(d.numbers.Whole(rows, math.Inf(1), at), 0)
 		}
 		if d.numbers.Window {
 			b.ResetAt = d.reaching(rows, at).NextWindow(at).Time()
 		} else {
-			b.ResetAt = instant(c.fullAt(d, rows, d.limit.shards, at))
+			b.ResetAt = instant(c.fullAt(d, rows, at))
 		}
 		b.NextAt = instant(c.nextAt(d, rows, more, at))
 	}

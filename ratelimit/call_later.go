@@ -164,7 +164,7 @@ func (c *call) grants(ds []*demand, a *answer, from algebra.Micros) algebra.Micr
 	at := from
 	for _, d := range ds {
 		rows := c.rowsOf(d, a)
-		at = max(at, d.reaching(rows, from).When(rows, d.limit.shards, d.count, d.floor, from))
+		at = max(at, d.reaching(rows, from).When(rows, d.count, d.floor, from))
 	}
 	return at
 }
@@ -188,7 +188,7 @@ func (c *call) reserved(ds []*demand, a *answer, now algebra.Micros) []algebra.D
 	for _, d := range ds {
 		rows, far := c.rowsOf(d, a), *d
 		far.count = max(d.count, d.limit.numbers.Capacity) - d.floor
-		asked = append(asked, algebra.Demand{Limit: far.reaching(rows, now), Rows: rows, Shards: d.limit.shards, Count: d.count, Floor: d.floor})
+		asked = append(asked, algebra.Demand{Limit: far.reaching(rows, now), Rows: rows, Shards: d.limit.shards, Count: d.count, Lowest: d.lowest(), Floor: d.floor})
 	}
 	return asked
 }
@@ -204,15 +204,15 @@ func (c *call) rowsOf(d *demand, a *answer) []algebra.Row {
 }
 
 // fullAt is when a token bucket will be full if nothing is taken.
-func (c *call) fullAt(d *demand, rows []algebra.Row, shards int, now algebra.Micros) algebra.Micros {
+func (c *call) fullAt(d *demand, rows []algebra.Row, now algebra.Micros) algebra.Micros {
 	if !c.changes(d) {
 		numbers := d.reaching(rows, now)
-		return numbers.When(rows, shards, numbers.Capacity, 0, now)
+		return numbers.When(rows, numbers.Capacity, 0, now)
 	}
 	return when(now, [][]span{c.spans(standing, d)}, func(present []*demand, from, _ algebra.Micros) algebra.Micros {
 		for _, d := range present {
 			numbers := d.reaching(rows, from)
-			return numbers.When(rows, shards, numbers.Capacity, 0, from)
+			return numbers.When(rows, numbers.Capacity, 0, from)
 		}
 		return from
 	})
@@ -222,13 +222,13 @@ func (c *call) fullAt(d *demand, rows []algebra.Row, shards int, now algebra.Mic
 func (c *call) nextAt(d *demand, rows []algebra.Row, count float64, now algebra.Micros) algebra.Micros {
 	spans := c.spans(c.does, d)
 	for i := range spans {
-		spans[i].denied = spans[i].denied || spans[i].demand.limit.blocked || count > spans[i].demand.limit.numbers.Capacity
+		spans[i].denied = spans[i].denied || spans[i].demand.limit.blocked || !spans[i].demand.limit.numbers.Holds(count)
 	}
 	return when(now, [][]span{spans}, func(present []*demand, from, _ algebra.Micros) algebra.Micros {
 		for _, d := range present {
 			more := *d
 			more.count = count
-			return more.reaching(rows, from).When(rows, d.limit.shards, count, 0, from)
+			return more.reaching(rows, from).When(rows, count, 0, from)
 		}
 		return from
 	})
@@ -236,11 +236,11 @@ func (c *call) nextAt(d *demand, rows []algebra.Row, count float64, now algebra.
 
 // repaidAt is when nothing is owed: the work of a reservation may run, whatever other calls take meanwhile. Each of them makes the
 // numbers of its time count for the time before it, so the slowest of both counts until an override ends.
-func (c *call) repaidAt(d *demand, rows []algebra.Row, shards int, now algebra.Micros) algebra.Micros {
+func (c *call) repaidAt(d *demand, rows []algebra.Row, now algebra.Micros) algebra.Micros {
 	if !c.changes(d) {
-		return d.reaching(rows, now).When(rows, shards, 0, 0, now)
+		return d.reaching(rows, now).Repaid(rows, now)
 	}
-	return repaid(c.spans(standing, d), rows, shards, now)
+	return repaid(c.spans(standing, d), rows, d.limit.shards, now)
 }
 
 func repaid(spans []span, rows []algebra.Row, shards int, now algebra.Micros) algebra.Micros {
@@ -249,7 +249,7 @@ func repaid(spans []span, rows []algebra.Row, shards int, now algebra.Micros) al
 		at := from
 		for _, d := range present {
 			for _, rows := range possible {
-				at = max(at, d.reaching(rows, from).When(rows, shards, 0, 0, from))
+				at = max(at, d.reaching(rows, from).Repaid(rows, from))
 			}
 			if at >= until {
 				least := slices.MinFunc(possible, func(a, b []algebra.Row) int {

@@ -24,6 +24,7 @@ type Result struct {
 	// between. For several requests, it is the latest RetryAt among them, or later if overrides end meanwhile; a
 	// [Limiter.Reserve] of several may be granted earlier. Of a block it is when no block denies any more. It is never later
 	// than the year 9999. It is zero if waiting does not help ([DeniedError.Permanent]), and always if the call was granted.
+	// (A token bucket forgives rounding, so it may grant the call earlier by a billionth of the time in which it fills.)
 	//
 	// Where [Overrides] end, what comes after them counts, as far as it is known. A limit that is unlimited until then was not
 	// asked, and counts as full.
@@ -76,7 +77,8 @@ type Status struct {
 	// Remaining and ResetAt are zero.
 	OK bool
 
-	// Remaining is the balance in tokens. It is below zero if reservations or charges owe tokens. If a sharded limit took
+	// Remaining is the balance in tokens. It is below zero if reservations or charges owe tokens. A balance that rounding alone
+	// makes less than a whole number is that number, so it may be cut to whole tokens. If a sharded limit took
 	// from one shard, it is an estimate: that shard's balance times the number of shards. Of an [Unlimited] limit, it is +Inf.
 	Remaining float64
 
@@ -208,16 +210,16 @@ func (c *call) status(s *Status, i int, a *answer, w waiting) (at, reset algebra
 		}
 	}
 	numbers := d.reaching(rows, now)
-	s.OK = taken || !d.tooMuch && numbers.Enough(rows, shards, d.count, d.floor, now)
-	s.Remaining = numbers.Total(rows, now)
+	s.OK = taken || !d.tooMuch && numbers.Enough(rows, d.count, d.floor, now)
+	s.Remaining = numbers.Shown(numbers.Total(rows, now))
 	if numbers.Window {
 		reset = numbers.NextWindow(now)
 	} else {
-		reset = c.fullAt(d, rows, shards, now)
+		reset = c.fullAt(d, rows, now)
 	}
 	switch at = now; {
 	case a.granted && c.does.owes == upToMaxReserved:
-		at = c.repaidAt(d, rows, shards, now)
+		at = c.repaidAt(d, rows, now)
 	case a.granted:
 	case w.asked != nil:
 		if s.OK = !d.tooMuch && w.asked[i].Enough(w.lefts[i]); s.OK {

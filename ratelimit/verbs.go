@@ -221,17 +221,20 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 
 func (l *Limiter) do(ctx context.Context, db DB, v verb, receipt Receipt, requests []Request) (Result, error) {
 	began := time.Now()
-	result, err := l.decide(ctx, db, v, receipt, requests)
+	result, err := unanswered(v, requests), error(nil)
+	if l.life.enter() {
+		defer l.life.leave() // once it was observed: Close writes what was counted
+	} else if !verbs[v].settles {
+		err = limiterClosed(v, requests)
+	}
+	if err == nil {
+		result, err = l.decide(ctx, db, v, receipt, requests)
+	}
 	l.observe(ctx, v, time.Since(began), result, err)
 	return result, err
 }
 
 func (l *Limiter) decide(ctx context.Context, db DB, v verb, receipt Receipt, requests []Request) (Result, error) {
-	if l.life.enter() {
-		defer l.life.leave()
-	} else if !verbs[v].settles {
-		return unanswered(v, requests), limiterClosed(v, requests)
-	}
 	c, err := l.newCall(v, receipt, requests, db)
 	if noDatabase(db) {
 		err = invalidCall(requests, noDatabaseText)

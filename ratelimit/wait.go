@@ -47,7 +47,7 @@ import (
 func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, error) {
 	requests := []Request{request}
 	began := time.Now()
-	result, err := l.decide(ctx, db, verbWait, "", requests)
+	result, err := l.reserve(ctx, db, requests)
 	took := time.Since(began)
 	if err == nil {
 		if err = l.sleep(ctx, db, result); err != nil {
@@ -62,6 +62,15 @@ func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, err
 	result.sooner = nil
 	l.observe(ctx, verbWait, took, result, err)
 	return result, err
+}
+
+// reserve is the call of the database. A [Limiter.Close] waits for it, and not for the sleep.
+func (l *Limiter) reserve(ctx context.Context, db DB, requests []Request) (Result, error) {
+	if !l.life.enter() {
+		return unanswered(verbWait, requests), limiterClosed(verbWait, requests)
+	}
+	defer l.life.leave()
+	return l.decide(ctx, db, verbWait, "", requests)
 }
 
 // errInTx is the error of a Wait on a transaction, or inside one on the same pool; or nil.

@@ -64,7 +64,7 @@ var verbMutations = []mutation{
 		tests: "TestBalanceUnderOverrides",
 	}, {
 		name: "balance-used", file: "ratelimit/balance.go", what: "what is used is counted from 0, not from the capacity",
-		old: "left, d.numbers.Capacity-left\n", new: "left, -left\n",
+		old: "b.Used = numbers.Capacity - b.Remaining", new: "b.Used = -b.Remaining",
 		tests: "TestBalanceSaysWhatIsThere",
 	}, {
 		name: "balance-unlimited-used", file: "ratelimit/balance.go", what: "nothing of an unlimited limit is used, although nobody knows",
@@ -72,7 +72,7 @@ var verbMutations = []mutation{
 		tests: "TestBalanceOfPlansWithoutRows",
 	}, {
 		name: "balance-next-fraction", file: "ratelimit/call_later.go", what: "one more whole token is announced that the capacity has no room for",
-		old: " || count > spans[i].demand.limit.numbers.Capacity", new: "",
+		old: " || !spans[i].demand.limit.numbers.Holds(count)", new: "",
 		tests: "TestBalanceOfALimitThatNeverHasAWholeToken|TestBalanceSaysWhatIsThere",
 	}, {
 		name: "balance-next-blocked", file: "ratelimit/balance.go", what: "the next token of a blocked key is one more than those that a block withholds",

@@ -68,6 +68,9 @@ BEGIN
     END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
     capacity := coalesce(capacity, rate);
+    IF abs(count) < '1e-15' THEN -- what rounding leaves of a difference
+        count := 0;
+    END IF;
     wrong := coalesce(/* TEMPLATE: schema */_ratelimit_wrong_key(key, global), CASE
         WHEN verb = 'take' AND (most BETWEEN '1' AND '1e15') IS NOT TRUE THEN
             pg_catalog.format('most must be a whole number between 1 and 1e15, not %s', coalesce(most::text, 'NULL'))
@@ -90,10 +93,8 @@ BEGIN
             ahead := ceil(-floor / rate)::integer + 2;
         END IF;
     END IF;
-    IF capacity - count < floor THEN
-        IF count <= capacity - floor THEN -- only rounding makes it too little
-            floor := capacity - count;
-        ELSIF later OR wrong IS NULL AND until IS NOT NULL THEN
+    IF capacity - count < floor - /* TEMPLATE: schema */_ratelimit_tolerance(capacity, floor) THEN
+        IF later OR wrong IS NULL AND until IS NOT NULL THEN
             effect := 'never';
         ELSE
             wrong := coalesce(wrong, CASE WHEN verb = 'take' THEN
@@ -225,7 +226,7 @@ DECLARE
     since   timestamptz[];
 BEGIN
     IF q.until IS NULL THEN
-        RETURN /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, 0, 0, false, /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, 0, 0));
+        RETURN /* TEMPLATE: schema */_ratelimit_repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, 0, 0));
     END IF;
     SELECT ARRAY[sum(u.v)], ARRAY[max(u.t)] INTO tokens, since FROM unnest(value, ts) AS u (v, t);
     LOOP
@@ -238,7 +239,7 @@ BEGIN
             n := pg_catalog.cardinality(tokens);
             FOR i IN 1..n LOOP
                 windows := /* TEMPLATE: schema */_ratelimit_reaching(q, tokens[i:i], since[i:i], at, 0, 0);
-                run_at := greatest(run_at, /* TEMPLATE: schema */_ratelimit_when(tokens[i:i], since[i:i], at, q.rate, q.period, q.capacity, q.start, 1, 0, 0, false, windows));
+                run_at := greatest(run_at, /* TEMPLATE: schema */_ratelimit_repaid(tokens[i:i], since[i:i], at, q.rate, q.period, q.capacity, q.start, 1, windows));
             END LOOP;
             IF q.until IS NULL OR run_at < q.until THEN
                 RETURN run_at;
@@ -288,7 +289,7 @@ BEGIN
         value := pg_catalog.array_fill(value[1], ARRAY[q.shards]);
         ts := pg_catalog.array_fill(ts[1], ARRAY[q.shards]);
     END IF;
-    remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows);
+    remaining := /* TEMPLATE: schema */_ratelimit_shown(/* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows), q.rate, q.capacity);
     IF NOT granted THEN
         retry_at := /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, value, ts, at);
     ELSIF verb = 'reserve' THEN
@@ -341,6 +342,7 @@ AS $body$
 DECLARE
     q /* TEMPLATE: schema */_ratelimit_request := /* TEMPLATE: schema */_ratelimit_prepare(verb, name, key, rate, period,
         CASE WHEN verb = 'take' THEN 1 ELSE count END, kind, capacity, start, shards, global, zone, anchor, max_reserved, most, now);
+    lowest double precision := q.floor - /* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, q.floor);
     value double precision[];
     ts    timestamptz[];
     a     integer := 0;
@@ -361,14 +363,14 @@ BEGIN
     ELSIF verb = 'take' OR verb = 'reserve' AND q.start IS NOT NULL THEN
         SELECT r.granted, r.at, r.value, r.ts, r.taken INTO granted, at, value, ts, taken
           FROM /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN verb = 'take' THEN 'take' ELSE 'consume' END, ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards],
-              ARRAY[q.count], ARRAY[q.floor], ARRAY[a], ARRAY[b], reserve => verb = 'reserve', now => now,
+              ARRAY[q.count], ARRAY[lowest], ARRAY[a], ARRAY[b], reserve => verb = 'reserve', now => now,
               windows => q.windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(q.windows)], mosts => ARRAY[q.most]) AS r;
     ELSIF q.shards = 1 THEN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO granted, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.count, q.floor, now, windows => q.windows) AS r;
+          FROM /* TEMPLATE: schema */_ratelimit_consume(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.count, lowest, now, windows => q.windows) AS r;
     ELSE
         SELECT r.granted, r.at, r.value, r.ts INTO granted, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, a, b, now, windows => q.windows) AS r;
+          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.shards, q.count, lowest, a, b, now, windows => q.windows) AS r;
     END IF;
     SELECT r.remaining, r.retry_at, r.retry_at - at, r.reset_at INTO remaining, retry_at, retry_after, reset_at
       FROM /* TEMPLATE: schema */_ratelimit_answer(verb, q, granted, at, value, ts) AS r;
@@ -420,7 +422,8 @@ Arguments:
   rate          tokens per period, 1e-15 to 1e15; or 0: every token is denied by policy, and nothing is read or written
   period        an interval of 1 microsecond to 106751 days, without months and years; for a calendar window '1 day', '7 days',
                 '1 month', '3 months' or '1 year'
-  count         the tokens to take: 0, or 1e-15 to 1e15; default 1
+  count         the tokens to take, at most 1e15; less than 1e-15 is 0, such as what rounding leaves of a difference; default 1.
+                Rounding alone never denies: a call may lack a billionth of the capacity, and at most 0.001 tokens
   kind          'token bucket' (the default), refilled continuously; 'fixed window', refilled at the start of each period; or
                 'calendar window', refilled at the start of each day, week, month, quarter or year
   capacity      the most tokens that can be saved up: 0, or 1e-15 to 1e15; default NULL, the rate. With 0, tokens can only be
@@ -658,7 +661,7 @@ BEGIN
         names := pg_catalog.array_append(names, q.name); keys := pg_catalog.array_append(keys, q.key);
         rates := pg_catalog.array_append(rates, q.rate); periods := pg_catalog.array_append(periods, q.period);
         capacities := pg_catalog.array_append(capacities, q.capacity); starts := pg_catalog.array_append(starts, q.start);
-        shards := pg_catalog.array_append(shards, q.shards); counts := pg_catalog.array_append(counts, q.count); floors := pg_catalog.array_append(floors, q.floor);
+        shards := pg_catalog.array_append(shards, q.shards); counts := pg_catalog.array_append(counts, q.count); floors := pg_catalog.array_append(floors, q.floor - /* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, q.floor));
         i := trunc(random() * q.shards::double precision);
         a := pg_catalog.array_append(a, i);
         b := pg_catalog.array_append(b, CASE WHEN q.shards = 1 THEN i ELSE (i + 1 + trunc(random() * (q.shards - 1)::double precision)::integer) % q.shards END); -- a shard other than a
