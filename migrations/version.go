@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "6d39bb84ec84b0f2e440502bc665ae1c355b59fb7eb47a37985c6e5a08371c54"
+const Hash = "9b6b0284cf1fd8ea0f7462104165a67d82a5d0a9339dc99cdb97e90860d38e67"
