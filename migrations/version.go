@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "9b6b0284cf1fd8ea0f7462104165a67d82a5d0a9339dc99cdb97e90860d38e67"
+const Hash = "02c9b3af8ee69c5d59fac26bc2ead373a743ddab2b04a0f22aed04990db9653c"
