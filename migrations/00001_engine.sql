@@ -2944,9 +2944,9 @@ $body$;
 
 -- Returns when a request will be granted alone: the first instant from `at` on at which the numbers in force then grant it, or NULL if
 -- there is none. Overrides that end make room for what comes after them; the rows stay as they are. value is NULL if nobody has read the
--- rows: then it is when no policy denies it.
+-- rows: then it is when no policy denies it. anyhow: also for a count that is never granted.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_retry_at(
-    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
+    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, anyhow boolean DEFAULT false
 ) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
@@ -2963,7 +2963,7 @@ BEGIN
             WHEN q.effect = 'numbers' AND value IS NOT NULL THEN
                 /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, verb = 'reserve',
                     /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, greatest(q.count, CASE WHEN verb = 'reserve' THEN q.capacity END), abs(q.floor)))
-            WHEN q.effect = 'never' OR q.effect = 'block' AND q.count > '0' THEN NULL
+            WHEN q.effect = 'never' AND NOT anyhow OR q.effect = 'block' AND q.count > '0' THEN NULL
             ELSE at END;
         IF q.until IS NULL OR retry_at < q.until THEN
             RETURN retry_at;
@@ -3071,8 +3071,7 @@ BEGIN
     IF q.effect NOT IN ('numbers', 'never') THEN
         retry_at := CASE WHEN NOT granted THEN /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, NULL, NULL, at) WHEN verb = 'reserve' THEN at END;
         IF NOT granted AND retry_at IS NULL THEN -- a block ends, also for a count that is never granted
-            q.count := '1e-15';
-            retry_at := /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, NULL, NULL, at);
+            retry_at := /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, NULL, NULL, at, anyhow => true);
         END IF;
         RETURN;
     END IF;
@@ -4314,7 +4313,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_denied(names text[], name text, r
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_answer(verb text, q /* TEMPLATE: schema */_ratelimit_request, granted boolean, at timestamptz, value double precision[], ts timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_repaid_at(verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_full_at(verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_retry_at(verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_retry_at(verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, anyhow boolean);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_reaching(q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, count double precision, floor double precision);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_after(verb text, q /* TEMPLATE: schema */_ratelimit_request);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_prepare(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz, later boolean);

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "be5da3b9a2491949f26378f248ac2280564dcc07e0be86add6404a21af557ea2"
+const Hash = "d8a84f39d78eefef28fa46ea8f87ed661d3f1d0fbe0a9065a3e00906eccc5a55"

@@ -64,7 +64,7 @@ var verbMutations = []mutation{
 		tests: "TestBalanceUnderOverrides",
 	}, {
 		name: "balance-used", file: "ratelimit/balance.go", what: "what is used is counted from 0, not from the capacity",
-		old: "b.Used = numbers.Capacity - b.Remaining", new: "b.Used = -b.Remaining",
+		old: "b.Used = d.numbers.Capacity - b.Remaining", new: "b.Used = -b.Remaining",
 		tests: "TestBalanceSaysWhatIsThere",
 	}, {
 		name: "balance-unlimited-used", file: "ratelimit/balance.go", what: "nothing of an unlimited limit is used, although nobody knows",
@@ -88,7 +88,7 @@ var verbMutations = []mutation{
 		tests: "TestBalanceOfACustomersMonth",
 	}, {
 		name: "balance-blocked-remaining", file: "ratelimit/balance.go", what: "the tokens of a blocked key can be taken",
-		old: "			b.Remaining = min(left, 0)\n", new: "",
+		old: "			b.Remaining = min(b.Remaining, 0)\n", new: "",
 		tests: "TestBalanceUnderOverrides",
 	}, {
 		name: "balance-blocked-next", file: "ratelimit/call_later.go", what: "a blocked key has its next token before the block ends",
