@@ -113,11 +113,11 @@ func simulateRefunds(limit algebra.Limit, rule refundRule, burst int, maxReserve
 			rows = limit.Take(rows, 1, -back, job.settled)
 		}
 		estimate := llmEstimate * takesTokens
-		if estimate > limit.Capacity || !limit.Enough(rows, 1, estimate, -maxReserved, now) {
+		if estimate > limit.Capacity || !limit.Enough(rows, estimate, -maxReserved, now) {
 			continue
 		}
 		rows = limit.Take(rows, 1, estimate, now)
-		at := limit.When(rows, 1, 0, 0, now)
+		at := limit.Repaid(rows, now)
 		job := llmJob{at, at + algebra.Micros(takes.Microseconds()), estimate, takesTokens,
 			algebra.Taken{At: now, RunAt: at, Count: estimate, Held: rows[0].Value, Part: 1}}
 		heap.Push(&running, job)

@@ -49,6 +49,19 @@ func newRand(t testing.TB) *rand.Rand {
 
 func oneOf[T any](r *rand.Rand, values ...T) T { return values[r.IntN(len(values))] }
 
+// before is an instant before at, at which a limit that has just enough at that instant lacks more than the tolerance.
+func before(limit ratelimit.Limit, at time.Time) time.Time {
+	c, back := limit.Config(), time.Microsecond
+	if c.Kind == "token bucket" {
+		most := *c.Capacity + *c.Rate // a debt has the rate in its tolerance
+		if c.MaxReserved != nil {
+			most += *c.MaxReserved
+		}
+		back += time.Duration(float64(c.Shards)*min(1e-9*most, 1e-3) / *c.Rate * float64(period(c))).Truncate(time.Microsecond) + time.Microsecond // one shard may be the last
+	}
+	return at.Add(-back)
+}
+
 // randomTokens returns a number of tokens about as large as limit, whole or not.
 func randomTokens(r *rand.Rand, limit float64) float64 {
 	return oneOf(r, 0, 1, 1, 2, 0.1, float64(r.IntN(int(limit)+2)), limit*r.Float64(), limit, limit/3)

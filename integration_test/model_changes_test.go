@@ -54,7 +54,7 @@ func (v version) reserved() float64 {
 func (v version) all(balance float64) float64 {
 	const less = 1 - 1e-12 // leaves room for rounding
 	most := balance + v.reserved()
-	if !v.numbers.Window || most*less > v.Capacity() {
+	if !v.numbers.Window || !v.numbers.Holds(most*less) {
 		return most * less
 	}
 	all := balance
@@ -66,7 +66,7 @@ func (v version) all(balance float64) float64 {
 
 // grants reports whether a count is granted for a key with a balance.
 func (v version) grants(balance, count float64, now algebra.Micros) bool {
-	d := algebra.Demand{Limit: v.numbers, Rows: []algebra.Row{{Value: balance, TS: now}}, Shards: 1, Count: count, Floor: -v.reserved()}
+	d := algebra.Demand{Limit: v.numbers, Rows: []algebra.Row{{Value: balance, TS: now}}, Shards: 1, Count: count, Lowest: v.numbers.Lowest(-v.reserved())}
 	_, _, granted := algebra.Reserve([]algebra.Demand{d}, now, algebra.Forever)
 	return granted
 }

@@ -188,7 +188,7 @@ func (w smallWorld) take(s smallState, a smallAction) (smallState, bool) {
 		if count > 0 && w.shards > 1 {
 			atOnce = atOnce && len(rows[i]) > 0 && w.numbers[i].Available(rows[i][w.pick], w.shards, s.now) >= count
 		} else if count > 0 {
-			atOnce = atOnce && w.numbers[i].Enough(rows[i], 1, count, 0, s.now)
+			atOnce = atOnce && w.numbers[i].Enough(rows[i], count, 0, s.now)
 		}
 	}
 	var ds []algebra.Demand
@@ -205,9 +205,9 @@ func (w smallWorld) take(s smallState, a smallAction) (smallState, bool) {
 			taken := algebra.Taken{At: s.now, RunAt: s.now, Count: count, Held: row.Value, Part: 1 / float64(w.shards)}
 			job.parts = append(job.parts, smallPart{i, s.now, count, taken})
 		default:
-			d := algebra.Demand{Limit: l, Rows: rows[i], Shards: w.shards, Count: count}
+			d := algebra.Demand{Limit: l, Rows: rows[i], Shards: w.shards, Count: count, Lowest: l.Lowest(0)}
 			if a.reserve {
-				d.Floor = math.Inf(-1)
+				d.Lowest = math.Inf(-1)
 			}
 			ds = append(ds, d)
 			places = append(places, i)
@@ -227,7 +227,7 @@ func (w smallWorld) take(s smallState, a smallAction) (smallState, bool) {
 				held += row.Value
 			}
 			taken := algebra.Taken{At: s.now, RunAt: runAt, Count: d.Count, Held: held, Part: 1}
-			job.parts = append(job.parts, smallPart{i, d.Limit.When(rows[i], w.shards, 0, 0, s.now), d.Count, taken})
+			job.parts = append(job.parts, smallPart{i, d.Limit.Repaid(rows[i], s.now), d.Count, taken})
 		}
 	}
 	s.rows = rows
@@ -827,7 +827,7 @@ func testPromisesOfConcurrentCallers(t *testing.T) {
 			mine = &job{result.receipt, map[string]*promised{}}
 			for _, s := range result.Requests {
 				now := algebra.At(result.At) // the rows' ts, too, since the clock stands
-				own := numbers(s.Limit, "").When([]algebra.Row{{Value: s.Remaining, TS: now}}, 1, 0, 0, now)
+				own := numbers(s.Limit, "").Repaid([]algebra.Row{{Value: s.Remaining, TS: now}}, now)
 				mine.parts[s.Limit.Name()] = &promised{own, s.Count}
 			}
 			mu.Lock()

@@ -77,7 +77,7 @@ type sum struct {
 }
 
 func (d sum) demand(rows []algebra.Row) algebra.Demand {
-	return algebra.Demand{Limit: d.numbers, Rows: rows, Shards: d.shards, Count: d.count, Floor: d.floor}
+	return algebra.Demand{Limit: d.numbers, Rows: rows, Shards: d.shards, Count: d.count, Lowest: d.numbers.Lowest(d.floor), Floor: d.floor}
 }
 
 // forfeits reports whether a grant may forfeit tokens until its work runs.
@@ -151,18 +151,13 @@ func sums(verb string, asks []ask) []sum {
 		}
 		ds[i].count += a.count
 	}
-	for i, d := range ds {
-		if left := d.numbers.Capacity - d.count; left < d.floor && d.count <= d.numbers.Capacity-d.floor {
-			ds[i].floor = left
-		}
-	}
 	slices.SortFunc(ds, func(a, b sum) int { return compareRowsOf(a.rowsOf, b.rowsOf) })
 	return ds
 }
 
 // possible reports whether the asks can ever be granted.
 func possible(ds []sum) bool {
-	return !slices.ContainsFunc(ds, func(d sum) bool { return d.numbers.Capacity-d.count < d.floor })
+	return !slices.ContainsFunc(ds, func(d sum) bool { return d.numbers.Capacity-d.count < d.numbers.Lowest(d.floor) })
 }
 
 // do carries out a call at now. pick is the two shards to look at. A refund is of g, which then has what is left.
@@ -171,7 +166,7 @@ func (m model) do(verb string, ds []sum, pick shardpick.Func, g *grant, now alge
 	ids := make([]rowsOf, len(ds))
 	taken := make([]algebra.Taken, len(ds))
 	for i, d := range ds {
-		demands[i] = inmemory.Demand{ID: d.rowsOf, Limit: d.numbers, Shards: d.shards, Count: d.count, Floor: d.floor}
+		demands[i] = inmemory.Demand{ID: d.rowsOf, Limit: d.numbers, Shards: d.shards, Count: d.count, Lowest: d.numbers.Lowest(d.floor)}
 		if d.shards > 1 {
 			a, b := pick(d.shards)
 			demands[i].Pick = [2]int{a, b}
@@ -239,7 +234,7 @@ func (m model) retryAt(verb string, ds []sum, now algebra.Micros) algebra.Micros
 	var demands []algebra.Demand
 	for _, d := range ds {
 		demands = append(demands, d.demand(m.rows(d.rowsOf)))
-		at = max(at, d.numbers.When(m.rows(d.rowsOf), d.shards, d.count, d.floor, now))
+		at = max(at, d.numbers.When(m.rows(d.rowsOf), d.count, d.floor, now))
 	}
 	if forfeits(verb, ds) {
 		return algebra.WhenReserved(demands, now, algebra.Forever)
@@ -253,7 +248,7 @@ func (m model) owns(verb string, ds []sum, answer inmemory.Answer, now algebra.M
 	for i, d := range ds {
 		// If one shard had enough, the work runs at once, whatever the others owe since the clock stepped back.
 		if own[d.rowsOf] = now; verb == "reserve" && (d.shards == 1 || len(answer.Rows[i]) > 1) {
-			own[d.rowsOf] = d.numbers.When(m.rows(d.rowsOf), d.shards, 0, 0, now)
+			own[d.rowsOf] = d.numbers.Repaid(m.rows(d.rowsOf), now)
 		}
 	}
 	return own
@@ -311,17 +306,17 @@ func (m model) compareBalances(asks []ask, got []ratelimit.Balance, now algebra.
 		return fmt.Errorf("%d balances of %d requests", len(got), len(asks))
 	}
 	for i, a := range asks {
-		rows, n, shards := m.rows(a.id()), numbers(a.limit, a.key), a.limit.Config().Shards
-		left := n.Total(rows, now)
+		rows, n := m.rows(a.id()), numbers(a.limit, a.key)
+		left := n.Shown(n.Total(rows, now))
 		want := ratelimit.Balance{
 			Limit: a.limit, Key: got[i].Key, At: now.Time(), Remaining: left, Used: n.Capacity - left, Capacity: n.Capacity,
 			ResetAt: n.NextWindow(now).Time(), Decides: "definition",
 		}
 		if !n.Window {
-			want.ResetAt = n.When(rows, shards, n.Capacity, 0, now).Time()
+			want.ResetAt = n.When(rows, n.Capacity, 0, now).Time()
 		}
-		if one := max(n.Whole(rows, shards, n.Capacity, now), 0) + 1; one <= n.Capacity { // otherwise there is never one more
-			want.NextAt = n.When(rows, shards, one, 0, now).Time()
+		if one := max(n.Whole(rows, math.Inf(1), now), 0) + 1; n.Holds(one) { // otherwise there is never one more
+			want.NextAt = n.When(rows, one, 0, now).Time()
 		}
 		if got[i] != want {
 			return fmt.Errorf("balance %d: %+v, by the model %+v", i, got[i], want)

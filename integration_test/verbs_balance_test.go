@@ -46,7 +46,10 @@ func (w world) proves(request ratelimit.Request) ratelimit.Balance {
 		if !b.NextAt.After(now) {
 			w.Fatalf("at %v: %+v", now, b)
 		}
-		w.clock.now = b.NextAt.Add(-time.Microsecond)
+		w.clock.now = before(b.Limit, b.NextAt)
+		if w.clock.now.Before(now) {
+			w.clock.now = now
+		}
 		if n := w.couldTake(request); n != had {
 			w.Fatalf("%d could be taken at %v, and %d just before NextAt: %+v", had, now, n, b)
 		}
@@ -60,8 +63,8 @@ func (w world) proves(request ratelimit.Request) ratelimit.Balance {
 		w.clock.now = b.ResetAt
 		w.holds(request, b.Capacity)
 		if b.ResetAt.After(now) {
-			w.clock.now = b.ResetAt.Add(-time.Microsecond)
-			if early := w.balance(request); early >= b.Capacity {
+			w.clock.now = before(b.Limit, b.ResetAt)
+			if early := w.balance(request); early >= b.Capacity && w.clock.now.After(now) {
 				w.Fatalf("full before ResetAt: %+v", b)
 			}
 		} else if b.Remaining != b.Capacity {

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -83,7 +84,11 @@ func TestEveryQueryExecModeIsExact(t *testing.T) {
 		if !denied.At.Equal(clock.now) {
 			t.Errorf("decided at %v, want %v", denied.At, clock.now)
 		}
-		clock.now = denied.RetryAt.Add(-time.Microsecond)
+		at := algebra.At(clock.now)
+		if want := numbers(limit, "single").When([]algebra.Row{{Value: denied.Remaining, TS: at}}, 1, 0, at).Time(); !denied.RetryAt.Equal(want) {
+			t.Errorf("denied until %v, want %v", denied.RetryAt, want)
+		}
+		clock.now = before(limit, denied.RetryAt)
 		w.deny(single)
 		clock.now = denied.RetryAt
 		w.grant(single)

@@ -454,7 +454,7 @@ func TestSettlingInAFixedWindowGivesNothingBackToALaterOne(t *testing.T) {
 		for range r.IntN(4) {
 			estimate := float64(1 + r.IntN(rate/2))
 			id := q.enqueue(estimate, r.IntN(4) == 0)
-			runAt, lefts, _ := algebra.Reserve([]algebra.Demand{{Limit: model, Rows: rows, Shards: 1, Count: estimate, Floor: math.Inf(-1)}}, now, algebra.Forever)
+			runAt, lefts, _ := algebra.Reserve([]algebra.Demand{{Limit: model, Rows: rows, Shards: 1, Count: estimate, Lowest: math.Inf(-1)}}, now, algebra.Forever)
 			rows = model.Spread(rows, 1, lefts[0], now)
 			waiting = append(waiting, id)
 			jobs[id] = &pending{estimate: estimate, taken: algebra.Taken{At: now, RunAt: runAt, Count: estimate, Held: rows[0].Value, Part: 1}}

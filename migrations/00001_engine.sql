@@ -76,6 +76,34 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_upto(at timestamptz, period int
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN start IS NULL OR windows IS NOT NULL THEN at ELSE date_bin(period, at, start) END;
 
+-- How many tokens a call may lack because of rounding, if it may leave a balance of `lowest`: rounding alone denies nothing. It is at
+-- most a thousandth of a token, so whole tokens stay exact at every capacity. No call leaves less than its floor less this, so that of
+-- several calls does not add up. internal/algebra has the same. The callers of the functions that decide take it from the floor.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_tolerance(capacity double precision, lowest double precision) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN least((capacity - lowest) * '1e-9', '1e-3');
+
+-- The largest whole number of tokens that can be taken from total and leaves at least `lowest`. The difference may have been rounded up
+-- to a whole number.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_whole(total double precision, lowest double precision) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN floor(total - lowest) - CASE WHEN total - floor(total - lowest) < lowest THEN '1'::double precision ELSE 0 END;
+
+-- The balance from which on nothing is owed, for a limit whose balance is total now. A refill that repays a debt is rounded, too, also
+-- where the capacity is 0.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_even(total double precision, rate double precision, capacity double precision) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, least(total, '0') - rate);
+
+-- A balance as callers see it. If it lacks only the tolerance of a whole number, it is that number: so many tokens can be taken. What is
+-- less than the smallest count is 0, as is a debt that rounding alone makes.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_shown(total double precision, rate double precision, capacity double precision) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN total >= '1e-15' THEN greatest(total, /* TEMPLATE: schema */_ratelimit_whole(total, -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0)))
+    WHEN total >= /* TEMPLATE: schema */_ratelimit_even(total, rate, capacity) THEN 0
+    ELSE total END;
+
 -- Reports whether a decision can be made with these numbers. Callers validate their arguments; this check stops NaN and NULL,
 -- which would be granted or fill a bucket (CONCURRENCY.md, G2).
 --
@@ -112,7 +140,8 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at t
 --   windows        a calendar window: the starts of its windows around the present, in order. It gets `rate` tokens at each.
 --                  Then start is the first of them, and period the longest of those before, or 0 (see _ratelimit_available). Refills after the last one
 --                  are not counted. NULL: not a calendar window
---   count, floor   take `count` if at least `floor` is left: 0 usually, -maxReserved to reserve, -Infinity to charge
+--   count, floor   take `count` if at least `floor` is left: 0 usually, -maxReserved to reserve, -Infinity to charge; always less the
+--                  tolerance (_ratelimit_tolerance), which the caller subtracts
 --   now            NULL: clock_timestamp()
 --   or_raise       true: a denial is raised as an error (_ratelimit_raise) instead of being returned
 -- Package ratelimit and the SQL function ratelimit validate them before the call. See _ratelimit_valid.
@@ -417,7 +446,7 @@ $body$;
 -- capacity/shards. It takes no more than it holds, since a limit's debt is spread evenly over all its shards.
 --
 -- `mosts` is for take. All limits give the same number of tokens: the largest whole number that each of them has, and at most the
--- smallest `most`. Their counts are 1 and their floors 0: with less than 1, the call is denied.
+-- smallest `most`. Their counts are 1 and their floors 0, less the tolerance: with less than 1, the call is denied.
 --
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
 -- rows is full and returns none. A sharded limit that took from one shard returns that shard alone.
@@ -441,8 +470,6 @@ DECLARE
     value   double precision[];
     ts      timestamptz[];
 
-    -- A sum over shards may lack this many tokens because of rounding: a third of 10 is not exact.
-    slack  CONSTANT double precision := 1e-9;
     -- Arrays by position. `places` has the positions in lock order.
     places integer[];
     picks  smallint[];                 -- the shard to take from
@@ -626,7 +653,7 @@ BEGIN
                     END IF;
                     lefts[i] := least(totals[i] - counts[i], capacities[i]);
                     IF NOT reserve THEN
-                        granted := granted AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                        granted := granted AND lefts[i] >= floors[i];
                     END IF;
                 END LOOP;
                 IF reserve THEN
@@ -637,18 +664,18 @@ BEGIN
                         run_at := greatest(run_at, owns[i]);
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
-                        IF run_at > at AND counts[i] <= capacities[i] AND (starts[i] IS NOT NULL OR run_at > owns[i]) THEN
+                        IF run_at > at AND capacities[i] - counts[i] >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacities[i], 0) AND (starts[i] IS NOT NULL OR run_at > owns[i]) THEN
                             lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */_ratelimit_available(0, coalesce(first_ts[i], at),
                                 /* TEMPLATE: schema */_ratelimit_upto(run_at, periods[i], starts[i], windows[firsts[i]:lasts[i]]),
                                 rates[i], periods[i], 'Infinity', starts[i], windows[firsts[i]:lasts[i]]));
                         END IF;
                         -- Refills after the last window are not known, so no promise can be made for that time.
-                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i];
                     END LOOP;
                 ELSIF op = 'take' AND granted THEN
                     taken := 'Infinity';
                     FOREACH i IN ARRAY places LOOP
-                        taken := least(taken, mosts[i], floor(totals[i] + CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END));
+                        taken := least(taken, mosts[i], /* TEMPLATE: schema */_ratelimit_whole(totals[i], floors[i]));
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
                         lefts[i] := totals[i] - taken;
@@ -787,9 +814,9 @@ BEGIN
                         WHEN w IS NOT NULL THEN pg_catalog.width_bucket(run_at, w) - pg_catalog.width_bucket(latest, w)
                         ELSE round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
                         / date_part('epoch', periods[i])) END;
-                    owing := CASE WHEN m > 1 THEN '-1e-9'::double precision ELSE 0 END;
+                    owing := /* TEMPLATE: schema */_ratelimit_even(total, rates[i], capacities[i]);
                     back := CASE
-                        WHEN taken[i] > capacities[i] OR wait < '0' OR total + wait * rates[i] < owing THEN 0
+                        WHEN capacities[i] - taken[i] < -/* TEMPLATE: schema */_ratelimit_tolerance(capacities[i], 0) OR wait < '0' OR total + wait * rates[i] < owing THEN 0
                         WHEN wait > '0' AND total + (wait - '1') * rates[i] >= owing THEN 0
                         WHEN wait > '0' AND capacities[i] > rates[i] AND total + counts[i] + (wait - '1') * rates[i] >= owing THEN 0
                         ELSE counts[i] END;
@@ -1122,7 +1149,7 @@ $body$;
 --                                       starts may be empty if all limits are token buckets
 --   repeats, counts, floors             the requests for the first cardinality(repeats) keys: take `counts` tokens and
 --                                       leave at least `floors`, `repeats` times over. A repeat above 1 needs a whole count
---                                       and a floor of 0: then no subtraction rounds, and one subtraction of the
+--                                       and a floor of 0, less the tolerance: then no subtraction rounds, and one subtraction of the
 --                                       sum equals all of them.
 --                                       The caller sorts these keys by name and key (COLLATE "C"), which saves a sort
 --                                       here; in any other order, calls could deadlock
@@ -1264,8 +1291,9 @@ BEGIN
                        CASE WHEN b.available - b.count < b.floor THEN 0
                             WHEN b.repeats = 1 OR b.count = '0' THEN 1
                             -- The quotient may have been rounded up to a whole number.
-                            WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - '1')
-                            ELSE least(b.repeats, floor(b.available / b.count)) END AS n
+                            WHEN b.available - floor((b.available - b.floor) / b.count) * b.count < b.floor THEN
+                                least(b.repeats, floor((b.available - b.floor) / b.count) - '1')
+                            ELSE least(b.repeats, floor((b.available - b.floor) / b.count)) END AS n
                   FROM (
                     SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
                            /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available
@@ -1794,8 +1822,9 @@ BEGIN
 END
 $body$;
 
--- Returns the first instant, not before `at`, at which count can be taken and at least floor is left, if no other call takes or
--- gives back tokens. Beyond the year 9999 it returns the end of that year.
+-- Returns `at` if count can be taken and at least floor is left, but for the tolerance. Otherwise it returns the first instant at which the
+-- tokens for it have been refilled, if no other call takes or gives back tokens: Due in internal/algebra has the rule. Beyond the
+-- year 9999 it returns the end of that year.
 --
 -- A quotient gives a first guess, which is a little wrong because of rounding. Growing steps from there, and then a bisection,
 -- find the answer. It is right to the microsecond, since each step asks the predicate that decides. With `reserve`, the predicate
@@ -1809,7 +1838,10 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    enough  double precision := floor - CASE WHEN greatest(pg_catalog.cardinality(value), shards) > 1 THEN 1e-9::double precision ELSE 0 END;
+    -- `due` is left when the tokens have been refilled. A token bucket refills a rest in a moment, so there it is without the tolerance,
+    -- but for the rounding of a sum over shards.
+    lowest  double precision := floor - /* TEMPLATE: schema */_ratelimit_tolerance(capacity, floor);
+    due     double precision := CASE WHEN start IS NULL THEN greatest(lowest, least(floor - CASE WHEN pg_catalog.cardinality(value) > 1 THEN '1e-9'::double precision ELSE 0 END, capacity - count)) ELSE lowest END;
     missing double precision := floor + count - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
     too_early bigint := /* TEMPLATE: schema */_ratelimit_micros(at);
     late      bigint := 253402300799999999;
@@ -1817,7 +1849,7 @@ DECLARE
     step      bigint := 1;
     wait      double precision;
 BEGIN
-    IF too_early >= late OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve, windows) >= enough THEN
+    IF too_early >= late OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve, windows) >= lowest THEN
         RETURN at;
     END IF;
     wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds prevent an overflow from rows written by hand
@@ -1835,7 +1867,7 @@ BEGIN
             guess := too_early + (late - too_early) / 2;
             step := 0;
         END IF;
-        IF /* TEMPLATE: schema */_ratelimit_left(value, ts, /* TEMPLATE: schema */_ratelimit_instant(guess), rate, period, capacity, start, shards, count, reserve, windows) >= enough THEN
+        IF /* TEMPLATE: schema */_ratelimit_left(value, ts, /* TEMPLATE: schema */_ratelimit_instant(guess), rate, period, capacity, start, shards, count, reserve, windows) >= due THEN
             late := guess;
             guess := guess - least(step, late - too_early);
         ELSE
@@ -1847,6 +1879,15 @@ BEGIN
     RETURN /* TEMPLATE: schema */_ratelimit_instant(late);
 END
 $body$;
+
+-- Returns the first instant, not before `at`, at which nothing is owed, if no other call takes or gives back tokens.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_repaid(
+    value double precision[], ts timestamptz[], at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz, shards integer, windows timestamptz[] DEFAULT NULL
+) RETURNS timestamptz
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, start, shards, '0', CASE WHEN start IS NULL THEN '0' ELSE
+    /* TEMPLATE: schema */_ratelimit_even(/* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows), rate, capacity) END, false, windows);
 
 -- Returns the instant at which work may run if its call leaves `left` tokens: the first at which nothing is owed. `ts` has
 -- the ts of the rows before the call.
@@ -1865,8 +1906,8 @@ BEGIN
     ELSE
         after := pg_catalog.array_fill((SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)), ARRAY[shards]);
     END IF;
-    RETURN /* TEMPLATE: schema */_ratelimit_when(pg_catalog.array_fill("left" / shards::double precision, ARRAY[shards]), after, at,
-        rate, period, capacity, start, shards, 0, 0, false, windows);
+    RETURN /* TEMPLATE: schema */_ratelimit_repaid(pg_catalog.array_fill("left" / shards::double precision, ARRAY[shards]), after, at,
+        rate, period, capacity, start, shards, windows);
 END
 $body$;
 
@@ -1888,7 +1929,7 @@ BEGIN
         run_at := /* TEMPLATE: schema */_ratelimit_run_at(remaining, ts, at, rate, period, capacity, start, shards, windows);
         IF run_at > windows[pg_catalog.cardinality(windows)] THEN
             remaining := '-Infinity';
-        ELSIF run_at > at AND count <= capacity THEN
+        ELSIF run_at > at AND capacity - count >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN
             remaining := least(remaining, capacity - count - /* TEMPLATE: schema */_ratelimit_available(0,
                 (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t)),
                 /* TEMPLATE: schema */_ratelimit_upto(run_at, period, start, windows), rate, period, 'Infinity', start, windows));
@@ -2745,6 +2786,9 @@ BEGIN
     END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
     capacity := coalesce(capacity, rate);
+    IF abs(count) < '1e-15' THEN -- what rounding leaves of a difference
+        count := 0;
+    END IF;
     wrong := coalesce(/* TEMPLATE: schema */_ratelimit_wrong_key(key, global), CASE
         WHEN verb = 'take' AND (most BETWEEN '1' AND '1e15') IS NOT TRUE THEN
             pg_catalog.format('most must be a whole number between 1 and 1e15, not %s', coalesce(most::text, 'NULL'))
@@ -2767,14 +2811,10 @@ BEGIN
             ahead := ceil(-floor / rate)::integer + 2;
         END IF;
     END IF;
-    IF capacity - count < floor THEN
-        IF count <= capacity - floor THEN -- only rounding makes it too little
-            floor := capacity - count;
-        ELSE
-            wrong := coalesce(wrong, CASE WHEN verb = 'take' THEN
-                    pg_catalog.format('capacity must be at least 1 to take whole tokens, not %s', capacity)
-                ELSE pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity - floor, count) END);
-        END IF;
+    IF capacity - count < floor - /* TEMPLATE: schema */_ratelimit_tolerance(capacity, floor) THEN
+        wrong := coalesce(wrong, CASE WHEN verb = 'take' THEN
+                pg_catalog.format('capacity must be at least 1 to take whole tokens, not %s', capacity)
+            ELSE pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity - floor, count) END);
     END IF;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
@@ -2823,14 +2863,15 @@ BEGIN
         value := pg_catalog.array_fill(value[1], ARRAY[q.shards]);
         ts := pg_catalog.array_fill(ts[1], ARRAY[q.shards]);
     END IF;
-    remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, windows);
+    remaining := /* TEMPLATE: schema */_ratelimit_shown(/* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, windows), q.rate, q.capacity);
     IF NOT granted OR verb = 'reserve' THEN
         reach := least(greatest(ceil((CASE WHEN granted THEN '0' ELSE q.count + q.floor END - remaining) / q.rate), '0') + '2', 40000)::integer;
         IF windows IS NOT NULL AND reach > q.ahead THEN -- the list has to reach to where the tokens will be there
             windows := /* TEMPLATE: schema */_ratelimit_windows(q.unit, q.zone, q.anchor, at, /* TEMPLATE: schema */_ratelimit_back(q.rate, q.capacity), reach);
         END IF;
-        retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards,
-            CASE WHEN granted THEN 0 ELSE q.count END, CASE WHEN granted THEN 0 ELSE q.floor END, verb = 'reserve' AND NOT granted, windows);
+        retry_at := CASE WHEN granted THEN
+                /* TEMPLATE: schema */_ratelimit_repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, windows)
+            ELSE /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, verb = 'reserve', windows) END;
     END IF;
     IF windows IS NOT NULL THEN
         reset_at := windows[pg_catalog.width_bucket(at, windows) + 1];
@@ -2879,6 +2920,7 @@ AS $body$
 DECLARE
     q /* TEMPLATE: schema */_ratelimit_request := /* TEMPLATE: schema */_ratelimit_prepare(verb, name, key, rate, period,
         CASE WHEN verb = 'take' THEN 1 ELSE count END, kind, capacity, start, shards, global, zone, anchor, max_reserved, most, now);
+    lowest double precision := q.floor - /* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, q.floor);
     value double precision[];
     ts    timestamptz[];
     a     integer := 0;
@@ -2895,14 +2937,14 @@ BEGIN
     ELSIF verb = 'take' OR verb = 'reserve' AND q.start IS NOT NULL THEN
         SELECT r.granted, r.at, r.value, r.ts, r.taken INTO granted, at, value, ts, taken
           FROM /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN verb = 'take' THEN 'take' ELSE 'consume' END, ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards],
-              ARRAY[q.count], ARRAY[q.floor], ARRAY[a], ARRAY[b], reserve => verb = 'reserve', now => now,
+              ARRAY[q.count], ARRAY[lowest], ARRAY[a], ARRAY[b], reserve => verb = 'reserve', now => now,
               windows => q.windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(q.windows)], mosts => ARRAY[q.most]) AS r;
     ELSIF q.shards = 1 THEN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO granted, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.count, q.floor, now, windows => q.windows) AS r;
+          FROM /* TEMPLATE: schema */_ratelimit_consume(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.count, lowest, now, windows => q.windows) AS r;
     ELSE
         SELECT r.granted, r.at, r.value, r.ts INTO granted, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, a, b, now, windows => q.windows) AS r;
+          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.shards, q.count, lowest, a, b, now, windows => q.windows) AS r;
     END IF;
     SELECT r.remaining, r.retry_at, r.retry_at - at, r.reset_at INTO remaining, retry_at, retry_after, reset_at
       FROM /* TEMPLATE: schema */_ratelimit_answer(verb, q, granted, at, value, ts) AS r;
@@ -2954,7 +2996,8 @@ Arguments:
   rate          tokens per period, 1e-15 to 1e15; or 0: every token is denied by policy, and nothing is read or written
   period        an interval of 1 microsecond to 106751 days, without months and years; for a calendar window '1 day', '7 days',
                 '1 month', '3 months' or '1 year'
-  count         the tokens to take: 0, or 1e-15 to 1e15; default 1
+  count         the tokens to take, at most 1e15; less than 1e-15 is 0, such as what rounding leaves of a difference; default 1.
+                Rounding alone never denies: a call may lack a billionth of the capacity, and at most 0.001 tokens
   kind          'token bucket' (the default), refilled continuously; 'fixed window', refilled at the start of each period; or
                 'calendar window', refilled at the start of each day, week, month, quarter or year
   capacity      the most tokens that can be saved up: 0, or 1e-15 to 1e15; default NULL, the rate. With 0, tokens can only be
@@ -3190,7 +3233,7 @@ BEGIN
         names := pg_catalog.array_append(names, q.name); keys := pg_catalog.array_append(keys, q.key);
         rates := pg_catalog.array_append(rates, q.rate); periods := pg_catalog.array_append(periods, q.period);
         capacities := pg_catalog.array_append(capacities, q.capacity); starts := pg_catalog.array_append(starts, q.start);
-        shards := pg_catalog.array_append(shards, q.shards); counts := pg_catalog.array_append(counts, q.count); floors := pg_catalog.array_append(floors, q.floor);
+        shards := pg_catalog.array_append(shards, q.shards); counts := pg_catalog.array_append(counts, q.count); floors := pg_catalog.array_append(floors, q.floor - /* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, q.floor));
         i := trunc(random() * q.shards::double precision);
         a := pg_catalog.array_append(a, i);
         b := pg_catalog.array_append(b, CASE WHEN q.shards = 1 THEN i ELSE (i + 1 + trunc(random() * (q.shards - 1)::double precision)::integer) % q.shards END); -- a shard other than a
@@ -3355,7 +3398,7 @@ BEGIN
         period := /* TEMPLATE: schema */_ratelimit_longest(period);
     END IF;
     RETURN QUERY
-        SELECT t.key, t.total, CASE WHEN t.total < least(capacity, 1) THEN
+        SELECT t.key, /* TEMPLATE: schema */_ratelimit_shown(t.total, rate, capacity), CASE WHEN t.total < least(capacity, 1) THEN
                nullif(/* TEMPLATE: schema */_ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0, false, windows), at) END
           FROM (
             SELECT s.*, CASE WHEN pg_catalog.cardinality(s.value) > 1 THEN
@@ -3432,7 +3475,7 @@ $text$;
 -- Rows written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
 --
 -- rate: NULL if all definitions vary. varies: a key has numbers that are not known here, but within this time they fill a row from 0. A
--- row in debt may need longer, and stays.
+-- row in debt may need longer, and stays. Less than the smallest count is no debt.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(
     value double precision, ts timestamptz, shards smallint, at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz, varies interval
@@ -3441,7 +3484,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN isfinite(ts) AND ts <= /* TEMPLATE: schema */_ratelimit_upto(at, period, start) AND shards > 0 THEN
     (rate IS NULL OR /* TEMPLATE: schema */_ratelimit_available(value, ts, /* TEMPLATE: schema */_ratelimit_upto(at, period, start),
             rate / shards::double precision, period, capacity / shards::double precision, start) = capacity / shards::double precision)
-    AND (varies IS NULL OR value >= '0' AND date_part('epoch', at - ts) > date_part('epoch', varies))
+    AND (varies IS NULL OR value > '-1e-15' AND date_part('epoch', at - ts) > date_part('epoch', varies))
     ELSE false END;
 
 -- Returns the numbers of a sweep. A row is deleted if it is full by every definition that counts, of any program or version: the one
@@ -3974,7 +4017,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_list,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_numbers,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_reset,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_even,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_list,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_numbers,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_repaid,_ratelimit_reset,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_shown,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_tolerance,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> '_ratelimit_distributed' -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -4047,6 +4090,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate_varies(name text, rate d
 DROP TABLE /* TEMPLATE: schema */rate_limit_definitions;
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_left(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, reserve boolean, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_run_at("left" double precision, ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, windows timestamptz[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_repaid(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_when(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, reserve boolean, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_total(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_grid(name text, key text, period interval, kind text, start timestamptz);
@@ -4114,6 +4158,10 @@ DROP TYPE /* TEMPLATE: schema */_ratelimit_decisions;
 DROP TYPE /* TEMPLATE: schema */_ratelimit_decision;
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_distributed();
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_valid(rate double precision, period interval, capacity double precision, count double precision, now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_shown(total double precision, rate double precision, capacity double precision);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_even(total double precision, rate double precision, capacity double precision);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_whole(total double precision, lowest double precision);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_tolerance(capacity double precision, lowest double precision);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_upto(at timestamptz, period interval, start timestamptz, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_available(value double precision, ts timestamptz, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[]);
 DROP TABLE /* TEMPLATE: schema */rate_limits;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "7ae64084dc4fdd0d94952a4956afc9ab7d816edca3903729619f0d96530c1a1e"
+const Hash = "44d747ff83dd8e242fc6391e65b42ad666e95fa6c94580520f8b464cefeb6ac9"

@@ -105,17 +105,18 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 		left, more := d.numbers.Total(rows, at), *d
 		more.count = 1
 		if !d.limit.blocked {
-			more.count += max(d.numbers.Whole(rows, d.limit.shards, d.numbers.Capacity, at), 0)
+			more.count += max(d.numbers.Whole(rows, math.Inf(1), at), 0)
 		}
-		numbers, shards := more.reaching(rows, at), d.limit.shards
-		b.Remaining, b.Used = left, d.numbers.Capacity-left
+		numbers := more.reaching(rows, at)
+		b.Remaining = numbers.Shown(left)
+		b.Used = numbers.Capacity - b.Remaining
 		if numbers.Window {
 			b.ResetAt = numbers.NextWindow(at).Time()
 		} else {
-			b.ResetAt = numbers.When(rows, shards, numbers.Capacity, 0, at).Time()
+			b.ResetAt = numbers.When(rows, numbers.Capacity, 0, at).Time()
 		}
-		if more.count <= d.numbers.Capacity {
-			b.NextAt = numbers.When(rows, shards, more.count, 0, at).Time()
+		if numbers.Holds(more.count) {
+			b.NextAt = numbers.When(rows, more.count, 0, at).Time()
 		}
 	}
 	if d.limit.blocked {

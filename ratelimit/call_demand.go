@@ -18,10 +18,13 @@ type demand struct {
 	key      string
 	numbers  algebra.Limit // the limit's numbers for the key and, of a calendar, the time of the call
 	count    float64
-	floor    float64 // the lowest balance that may be left
+	floor    float64 // the lowest balance that may be left, but for the tolerance: see lowest
 	most     float64 // of a Take: the most tokens to take. Then count is 1. Otherwise 0
 	requests []int
 }
+
+// lowest is the lowest balance that may be left. The database gets it as the floor.
+func (d *demand) lowest() float64 { return d.limit.numbers.Lowest(d.floor) }
 
 func (d *demand) id() groupID { return groupID{d.limit.name, d.key} }
 
@@ -122,14 +125,10 @@ func (d *demand) validate(does *rules) error {
 		return nil
 	}
 	capacity := d.limit.numbers.Capacity
-	if does.atMostFull && d.count > capacity && capacity > 0 {
+	if does.atMostFull && capacity > 0 && !d.limit.numbers.Holds(d.count) {
 		return fmt.Errorf("%w: limit %q: no wait for %v tokens, since at most %v can be had at once", ErrExceedsCapacity, d.limit.name, d.count, capacity)
 	}
-	if left := capacity - d.count; left < d.floor {
-		if d.count <= capacity-d.floor { // too much only by rounding, of a floor below 0
-			d.floor = left
-			return nil
-		}
+	if capacity-d.count < d.lowest() {
 		return fmt.Errorf("%w: limit %q: %v tokens can never be granted, since at most %v can be had at once",
 			ErrExceedsCapacity, d.limit.name, d.count, capacity-d.floor)
 	}

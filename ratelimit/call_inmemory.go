@@ -35,7 +35,7 @@ func (l *Limiter) consumeInMemory(t inmemory.Table, limit Limit, key string, cou
 	}
 	d, at := &c.demands[0], algebra.At(c.now.Time)
 	decided := t.Consume([]inmemory.Demand{{
-		ID: inmemory.ID{Name: limit.name, Key: key}, Limit: d.numbers, Shards: 1, Count: d.count, Floor: d.floor,
+		ID: inmemory.ID{Name: limit.name, Key: key}, Limit: d.numbers, Shards: 1, Count: d.count, Lowest: d.lowest(),
 	}}, false, c.within, inmemory.Higher, at)
 	result.fill(&c, &answer{granted: decided.Granted, at: at, rows: decided.Rows})
 	result, err = c.conclude(result, nil)

@@ -53,7 +53,7 @@ func consume(d demand, now *time.Time, orRaise bool) statement {
 	return statement{sql: dbsqlc.Consume, demands: 1, read: readOne, args: arguments(
 		d.limit.name, d.key,
 		numbers.Rate, numbers.Period, numbers.Capacity, nullable(start(numbers)),
-		d.count, d.floor, now, denied.expect(d), orRaise,
+		d.count, d.lowest(), now, denied.expect(d), orRaise,
 		windows(numbers),
 	)}
 }
@@ -65,7 +65,7 @@ func consumeSharded(ctx context.Context, d demand, now *time.Time, orRaise bool)
 	return statement{sql: dbsqlc.ConsumeSharded, demands: 1, read: readSeveral, args: arguments(
 		d.limit.name, d.key,
 		numbers.Rate, numbers.Period, numbers.Capacity, nullable(start(numbers)),
-		int32(d.limit.shards), d.count, d.floor,
+		int32(d.limit.shards), d.count, d.lowest(),
 		a, b, now, orRaise,
 		windows(numbers),
 	)}
@@ -164,7 +164,7 @@ func columnsOf(ds []demand) columns {
 		numbers := d.numbers
 		c.names[i], c.keys[i] = d.limit.name, d.key
 		c.rates[i], c.periods[i], c.capacities[i], c.starts[i] = numbers.Rate, numbers.Period, numbers.Capacity, start(numbers)
-		c.counts[i], c.floors[i] = d.count, d.floor
+		c.counts[i], c.floors[i] = d.count, d.lowest()
 		if d.most > 0 {
 			if c.mosts == nil {
 				c.mosts = make([]float64, n)

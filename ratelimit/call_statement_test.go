@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 	"github.com/txlimit/txlimit/internal/shardpick"
 )
@@ -51,6 +52,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 	n := int32(len(longDays))
 	begun := start(window.forKey("bob"))
 	hour := start(shards.forKey("cid")).Time
+	lowest := func(capacity, floor float64) float64 { return algebra.Limit{Capacity: capacity}.Lowest(floor) }
 	bucketAndWindow := []Request{window.Key("bob").Count(6), bucket.Key("ann").Count(1.5)}
 	all := []Request{shards.Key("cid"), bucketAndWindow[0], bucketAndWindow[1]}
 	receipt := Receipt(`{"v":1,"at":"2026-01-02T08:00:00Z","runAt":"2026-01-02T12:00:00Z","taken":[` +
@@ -64,19 +66,19 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 	}{
 		"one": {verbReserve, []Request{bucket.Key("ann").Count(1.5)}, true, func(q *dbsqlc.Queries) error {
 			_, err := q.Consume(ctx, dbsqlc.ConsumeParams{
-				Name: "bucket", Key: "ann", Rate: 2, Period: time.Second, Capacity: 7, Count: 1.5, Floor: -5, Now: &noon, OrRaise: true,
+				Name: "bucket", Key: "ann", Rate: 2, Period: time.Second, Capacity: 7, Count: 1.5, Floor: lowest(7, -5), Now: &noon, OrRaise: true,
 			})
 			return err
 		}},
 		"one of a window": {verbConsume, []Request{window.Key("bob")}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Consume(ctx, dbsqlc.ConsumeParams{
-				Name: "window", Key: "bob", Rate: 3, Period: time.Minute, Capacity: 8, Start: &begun.Time, Count: 1, Now: &noon,
+				Name: "window", Key: "bob", Rate: 3, Period: time.Minute, Capacity: 8, Start: &begun.Time, Count: 1, Floor: lowest(8, 0), Now: &noon,
 			})
 			return err
 		}},
 		"one of a calendar": {verbConsume, []Request{day.Key("dan")}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Consume(ctx, dbsqlc.ConsumeParams{
-				Name: "day", Key: "dan", Rate: 5, Period: 0, Capacity: 5, Start: &days[0].Time, Count: 1, Now: &noon, Windows: days,
+				Name: "day", Key: "dan", Rate: 5, Period: 0, Capacity: 5, Start: &days[0].Time, Count: 1, Floor: lowest(5, 0), Now: &noon, Windows: days,
 			})
 			return err
 		}},
@@ -84,7 +86,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			_, err := q.ConsumeSeveral(ctx, dbsqlc.ConsumeSeveralParams{
 				Names: []string{"bucket", "day"}, Keys: []string{"ann", "dan"},
 				Rates: []float64{2, 5}, Periods: []time.Duration{time.Second, 0}, Capacities: []float64{7, 5},
-				Starts: []pgtype.Timestamptz{{}, days[0]}, Counts: []float64{1, 1}, Floors: []float64{0, 0},
+				Starts: []pgtype.Timestamptz{{}, days[0]}, Counts: []float64{1, 1}, Floors: []float64{lowest(7, 0), lowest(5, 0)},
 				Now: &noon, Windows: days, Firsts: []int32{0, 1}, Lasts: []int32{0, int32(len(days))},
 			})
 			return err
@@ -93,14 +95,14 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			_, err := q.Apply(ctx, dbsqlc.ApplyParams{
 				Op: "consume", Names: []string{"day", "z shards"}, Keys: []string{"dan", "cid"},
 				Rates: []float64{5, 4}, Periods: []time.Duration{0, time.Hour}, Capacities: []float64{5, 9},
-				Starts: []pgtype.Timestamptz{days[0], {Time: hour, Valid: true}}, Shards: []int32{1, 6}, Counts: []float64{1, 1}, Floors: []float64{0, 0},
+				Starts: []pgtype.Timestamptz{days[0], {Time: hour, Valid: true}}, Shards: []int32{1, 6}, Counts: []float64{1, 1}, Floors: []float64{lowest(5, 0), lowest(9, 0)},
 				ShardA: []int32{0, 3}, ShardB: []int32{0, 1}, Now: &noon, Windows: days, Firsts: []int32{1, 0}, Lasts: []int32{int32(len(days)), 0},
 			})
 			return err
 		}},
 		"one with shards": {verbConsume, []Request{shards.Key("cid").Count(2)}, true, func(q *dbsqlc.Queries) error {
 			_, err := q.ConsumeSharded(ctx, dbsqlc.ConsumeShardedParams{
-				Name: "z shards", Key: "cid", Rate: 4, Period: time.Hour, Capacity: 9, Start: &hour, Shards: 6, Count: 2,
+				Name: "z shards", Key: "cid", Rate: 4, Period: time.Hour, Capacity: 9, Start: &hour, Shards: 6, Count: 2, Floor: lowest(9, 0),
 				ShardA: 3, ShardB: 1, Now: &noon, OrRaise: true,
 			})
 			return err
@@ -109,7 +111,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			_, err := q.ConsumeSeveral(ctx, dbsqlc.ConsumeSeveralParams{
 				Names: []string{"bucket", "window"}, Keys: []string{"ann", "bob"},
 				Rates: []float64{2, 3}, Periods: []time.Duration{time.Second, time.Minute}, Capacities: []float64{7, 8},
-				Starts: []pgtype.Timestamptz{{}, begun}, Counts: []float64{1.5, 6}, Floors: []float64{0, 0}, Now: &noon, OrRaise: true,
+				Starts: []pgtype.Timestamptz{{}, begun}, Counts: []float64{1.5, 6}, Floors: []float64{lowest(7, 0), lowest(8, 0)}, Now: &noon, OrRaise: true,
 			})
 			return err
 		}},
@@ -118,7 +120,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 				Op: "consume", Names: []string{"bucket", "window", "z shards"}, Keys: []string{"ann", "bob", "cid"},
 				Rates: []float64{2, 3, 4}, Periods: []time.Duration{time.Second, time.Minute, time.Hour}, Capacities: []float64{7, 8, 9},
 				Starts: []pgtype.Timestamptz{{}, begun, {Time: hour, Valid: true}}, Shards: []int32{1, 1, 6},
-				Counts: []float64{1.5, 6, 1}, Floors: []float64{-5, math.Inf(-1), math.Inf(-1)}, ShardA: []int32{0, 0, 3}, ShardB: []int32{0, 0, 1},
+				Counts: []float64{1.5, 6, 1}, Floors: []float64{lowest(7, -5), math.Inf(-1), math.Inf(-1)}, ShardA: []int32{0, 0, 3}, ShardB: []int32{0, 0, 1},
 				Reserve: true, Now: &noon, OrRaise: true,
 			})
 			return err
@@ -128,7 +130,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 				Op: "take", Names: []string{"window", "z shards"}, Keys: []string{"bob", "cid"},
 				Rates: []float64{3, 4}, Periods: []time.Duration{time.Minute, time.Hour}, Capacities: []float64{8, 9},
 				Starts: []pgtype.Timestamptz{begun, {Time: hour, Valid: true}}, Shards: []int32{1, 6},
-				Counts: []float64{1, 1}, Floors: []float64{0, 0}, ShardA: []int32{0, 3}, ShardB: []int32{0, 1},
+				Counts: []float64{1, 1}, Floors: []float64{lowest(8, 0), lowest(9, 0)}, ShardA: []int32{0, 3}, ShardB: []int32{0, 1},
 				Now: &noon, OrRaise: true, Mosts: []float64{9, 9},
 			})
 			return err

@@ -133,7 +133,7 @@ func (b *batch) group() {
 			if !mixed {
 				a.Repeats = append(a.Repeats, int32(g.repeats))
 				a.Counts = append(a.Counts, g.first.count)
-				a.Floors = append(a.Floors, g.first.floor)
+				a.Floors = append(a.Floors, g.first.lowest())
 			}
 			b.byOrd = append(b.byOrd, i)
 		}
@@ -157,7 +157,7 @@ func (b *batch) group() {
 			a.AskDefs = append(a.AskDefs, b.def(d))
 			a.AskStarts = append(a.AskStarts, start(d.numbers))
 			a.AskCounts = append(a.AskCounts, d.count)
-			a.AskFloors = append(a.AskFloors, d.floor)
+			a.AskFloors = append(a.AskFloors, d.lowest())
 		}
 		of = of[len(w.ds):]
 	}
@@ -243,7 +243,7 @@ func (b *batch) consumeSums(ctx context.Context, db wire) (answer dbsqlc.Coalesc
 		before, after := row.Value[i], row.Value[i]
 		if i < int(row.Early.Int32) {
 			before += g.sum() // exact, since all counts are whole
-		} else if rows := []algebra.Row{{Value: before, TS: algebra.At(row.Ts[i].Time)}}; g.numbers.Enough(rows, 1, g.first.count, 0, algebra.At(row.At.Time)) {
+		} else if rows := []algebra.Row{{Value: before, TS: algebra.At(row.Ts[i].Time)}}; g.numbers.Enough(rows, g.first.count, g.first.floor, algebra.At(row.At.Time)) {
 			continue // enough for some of the calls
 		}
 		answer.Ord = append(answer.Ord, ord)
@@ -267,7 +267,7 @@ func (b *batch) consumeSum(ctx context.Context, db wire) (dbsqlc.ConsumeKeysRow,
 	row, granted := a.row[0], int32(1)
 	if !a.granted {
 		granted = 0
-		if retryAt := g.numbers.When(a.rows[0], 1, g.first.count, 0, a.at); retryAt > a.at {
+		if retryAt := g.numbers.When(a.rows[0], g.first.count, g.first.floor, a.at); retryAt > a.at {
 			denied.remember(sum, retryAt.Time().Sub(a.at.Time()))
 		}
 	}
@@ -355,7 +355,7 @@ func (b *batch) decide(w *waiter, of []int) {
 		d := &w.ds[i]
 		g := &b.groups[of[i]]
 		a.at = g.at
-		a.granted = a.granted && b.numbers(g, d).Enough(g.rows, 1, d.count, d.floor, g.at)
+		a.granted = a.granted && b.numbers(g, d).Enough(g.rows, d.count, d.floor, g.at)
 	}
 	a.rows = a.single[:]
 	if len(w.ds) > 1 {

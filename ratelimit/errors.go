@@ -209,7 +209,7 @@ func (e *DeniedError) Error() string {
 		id := bucket{s.Limit.name, s.Key}
 		if count, first := asked[id]; first && !s.OK {
 			delete(asked, id)
-			upTo, why := "", fmt.Sprintf("%v of %v remaining%s", math.Floor(s.Remaining*1000)/1000, s.Limit.Capacity(), s.Limit.reservable())
+			upTo, why := "", fmt.Sprintf("%v of %v remaining%s", math.Floor(s.Remaining*1000+1e-6)/1000, s.Limit.Capacity(), s.Limit.reservable())
 			if s.upTo {
 				upTo = "up to "
 			}

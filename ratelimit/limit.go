@@ -119,8 +119,7 @@ func Start(t time.Time) Option { return func(c *Config) { c.Start = &t } }
 //
 // If that shard is short, all shards are added up and, if together they have enough, locked and charged. The rest is spread
 // evenly. A full shard does not refill, so a sharded limit never grants more than an unsharded one, and sometimes a little
-// less. The sum is exact to within 1e-9 tokens or the rounding of double precision (below 1e-14 of the sum each time),
-// whichever is more.
+// less. The sum is rounded, which alone denies nothing: see docs/concepts.md, Decimals.
 func Shards(n int) Option { return func(c *Config) { c.Shards = n } }
 
 // Validate names every mistake in the definition, in an error that matches [ErrInvalid]. Without a mistake it returns nil.

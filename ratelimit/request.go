@@ -2,7 +2,10 @@ package ratelimit
 
 import (
 	"fmt"
+	"math"
 	"strings"
+
+	"github.com/txlimit/txlimit/internal/algebra"
 )
 
 // Request asks for tokens of a limit. It is a value: its methods return changed copies.
@@ -51,10 +54,15 @@ func (l Limit) Global() Request {
 	return Request{limit: l.program(), tokens: 1, err: l.Validate()}
 }
 
-// Count sets how many tokens are asked for: 0, or 1e-15 to 1e15, fractions included. The default is 1. A [Limiter.Consume] of
-// 0 is denied while the limit is in debt.
+// Count sets how many tokens are asked for: at most 1e15, fractions included. The default is 1. Less than 1e-15 is 0, such as what
+// rounding leaves of a difference. A [Limiter.Consume] of 0 is denied while the limit is in debt.
+//
+// Rounding alone never denies: a call may lack a billionth of the capacity, and at most 0.001 tokens. docs/concepts.md, Decimals,
+// says more.
 func (r Request) Count(tokens float64) Request {
-	r.tokens = tokens
+	if r.tokens = tokens; math.Abs(tokens) < algebra.MinTokens {
+		r.tokens = 0
+	}
 	return r
 }
 

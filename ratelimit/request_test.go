@@ -124,7 +124,7 @@ func FuzzRequest(f *testing.F) {
 			if !acceptable(d.key, maxKeyLen) || !(d.count >= 0 && d.count <= algebra.MaxTokens) || !(d.floor <= 0) {
 				t.Fatalf("%s: accepted %+v", v, d)
 			}
-			if does.deniable && 10-d.count < d.floor {
+			if does.deniable && 10-d.count < d.lowest() {
 				t.Fatalf("%s: accepted what can never be granted: %+v", v, d)
 			}
 		}
@@ -218,19 +218,22 @@ func TestMergedRequestsAreNotRefusedForARoundingError(t *testing.T) {
 		ds, _, err := demands(verbs[verbReserve], []Request{limit.Global(), limit.Global().Count(count)}, pgtype.Timestamptz{})
 		if err != nil {
 			t.Errorf("1 and %v reserved: %v", count, err)
-		} else if limit.Capacity()-ds[0].count < ds[0].floor {
-			t.Errorf("1 and %v reserved: the database would refuse a floor of %v", count, ds[0].floor)
+		} else if limit.Capacity()-ds[0].count < ds[0].lowest() {
+			t.Errorf("1 and %v reserved: the database would refuse a floor of %v", count, ds[0].lowest())
 		}
 	}
 }
 
-// TestACountJustAboveTheCapacityIsRefused: rounding is forgiven only where tokens may be owed.
-func TestACountJustAboveTheCapacityIsRefused(t *testing.T) {
-	for _, capacity := range []float64{1e-9, 0.1, 1, 10, 1e6, 1e15 - 1} {
+// TestACountAboveTheCapacityIsRefused: only what rounding may have added is forgiven.
+func TestACountAboveTheCapacityIsRefused(t *testing.T) {
+	for _, capacity := range []float64{1e-9, 0.1, 1, 10, 1e6, 1e9, 1e15 - 1} {
 		limit := TokenBucket("limit", capacity, time.Hour)
-		for _, v := range []verb{verbConsume, verbCheck} {
-			if _, _, err := demands(verbs[v], []Request{limit.Global().Count(math.Nextafter(capacity, math.Inf(1)))}, pgtype.Timestamptz{}); !errors.Is(err, ErrExceedsCapacity) {
-				t.Errorf("%s of just above %v: %v", v, capacity, err)
+		for _, v := range []verb{verbConsume, verbCheck, verbWait} {
+			if _, _, err := demands(verbs[v], []Request{limit.Global().Count(capacity), limit.Global().Count(min(capacity*1e-16, 1e-4))}, pgtype.Timestamptz{}); err != nil {
+				t.Errorf("%s of %v, as rounding makes it: %v", v, capacity, err)
+			}
+			if _, _, err := demands(verbs[v], []Request{limit.Global().Count(capacity + min(capacity*2e-9, 0.2))}, pgtype.Timestamptz{}); !errors.Is(err, ErrExceedsCapacity) {
+				t.Errorf("%s of more than %v: %v", v, capacity, err)
 			}
 		}
 	}

@@ -21,7 +21,7 @@ type Result struct {
 	At time.Time
 
 	// RetryAt of a denied call is the first instant at which the same call would be granted if nothing else consumed in
-	// between. For several requests, it is the latest RetryAt among them; a [Limiter.Reserve] of several may be granted
+	// between. (A token bucket forgives rounding, so it may grant the call a billionth of the time in which it fills earlier.) For several requests, it is the latest RetryAt among them; a [Limiter.Reserve] of several may be granted
 	// earlier. It is never later than the year 9999. It is zero if waiting does not help ([DeniedError.Permanent]), and
 	// always if the call was granted.
 	RetryAt time.Time
@@ -71,7 +71,8 @@ type Status struct {
 	// Remaining and ResetAt are zero.
 	OK bool
 
-	// Remaining is the balance in tokens. It is below zero if reservations or charges owe tokens. If a sharded limit took
+	// Remaining is the balance in tokens. It is below zero if reservations or charges owe tokens. A balance that rounding alone
+	// makes less than a whole number is that number, so it may be cut to whole tokens. If a sharded limit took
 	// from one shard, it is an estimate: that shard's balance times the number of shards. Of an [Unlimited] limit, it is +Inf.
 	Remaining float64
 
@@ -166,7 +167,7 @@ func (c *call) waiting(a *answer) (w waiting) {
 	for i := range c.demands {
 		d := &c.demands[i]
 		w.asked = append(w.asked, algebra.Demand{
-			Limit: d.reaching(a.rows[i], a.at), Rows: a.rows[i], Shards: d.limit.shards, Count: d.count, Floor: d.floor,
+			Limit: d.reaching(a.rows[i], a.at), Rows: a.rows[i], Shards: d.limit.shards, Count: d.count, Lowest: d.lowest(), Floor: d.floor,
 		})
 	}
 	_, w.lefts, _ = algebra.Reserve(w.asked, a.at, c.within)
@@ -192,16 +193,16 @@ func (c *call) status(s *Status, i int, a *answer, w waiting) (at, reset algebra
 		}
 	}
 	numbers := d.reaching(rows, now)
-	s.OK = taken || numbers.Enough(rows, shards, d.count, d.floor, now)
-	s.Remaining = numbers.Total(rows, now)
+	s.OK = taken || numbers.Enough(rows, d.count, d.floor, now)
+	s.Remaining = numbers.Shown(numbers.Total(rows, now))
 	if numbers.Window {
 		reset = numbers.NextWindow(now)
 	} else {
-		reset = numbers.When(rows, shards, numbers.Capacity, 0, now)
+		reset = numbers.When(rows, numbers.Capacity, 0, now)
 	}
 	switch at = now; {
 	case a.granted && c.does.owes == upToMaxReserved:
-		at = numbers.When(rows, shards, 0, 0, now)
+		at = numbers.Repaid(rows, now)
 	case a.granted:
 	case w.asked != nil:
 		if s.OK = w.asked[i].Enough(w.lefts[i]); s.OK {
@@ -210,7 +211,7 @@ func (c *call) status(s *Status, i int, a *answer, w waiting) (at, reset algebra
 			at = w.retryAt
 		}
 	case !s.OK:
-		at = numbers.When(rows, shards, d.count, d.floor, now)
+		at = numbers.When(rows, d.count, d.floor, now)
 	}
 	s.ResetAt = reset.Time()
 	return at, reset

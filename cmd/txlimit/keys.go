@@ -318,7 +318,7 @@ func storedKeys(
 	      FROM rate_limits AS r
 	     WHERE r.name = $1 AND ($2::text[] IS NULL OR r.key = ANY ($2)) AND r.key <> ALL ($3::text[])
 	     GROUP BY r.key
-	    HAVING $4 OR sum(r.value) < 1 AND NOT coalesce(min(r.value) >= 0 AND max(r.ts) < $5::timestamptz - $6::interval, false)
+	    HAVING $4 OR sum(r.value) < 1 AND NOT coalesce(min(r.value) > -1e-15 AND max(r.ts) < $5::timestamptz - $6::interval, false)
 	     ORDER BY 2, 1 LIMIT nullif($7::bigint, 0)`, c.Name, only, without, all, at, idle, most)
 }
 

@@ -147,7 +147,7 @@ func tokens(n float64) string {
 		return "unlimited"
 	}
 	if math.Abs(n) < 1e15 {
-		n = math.Floor(n*1000) / 1000
+		n = math.Floor(n*1000+1e-6) / 1000 // 0.57*1000 is less than 570
 	}
 	return strconv.FormatFloat(n, 'f', -1, 64)
 }

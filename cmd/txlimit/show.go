@@ -178,8 +178,8 @@ const balanceSQL = `
 		       CASE WHEN $5 = 'calendar window' THEN _ratelimit_longest($4) ELSE $4 END AS period
 		  FROM w
 	)
-	SELECT _ratelimit_total(r.value, r.ts, $8, $3, g.period, $6, g.grid, g.windows),
-	       _ratelimit_when(r.value, r.ts, $8, $3, g.period, $6, g.grid, greatest(r.n, 1), 0, 0, false, g.windows),
+	SELECT _ratelimit_shown(_ratelimit_total(r.value, r.ts, $8, $3, g.period, $6, g.grid, g.windows), $3, $6),
+	       _ratelimit_repaid(r.value, r.ts, $8, $3, g.period, $6, g.grid, greatest(r.n, 1), g.windows),
 	       _ratelimit_when(r.value, r.ts, $8, $3, g.period, $6, g.grid, greatest(r.n, 1), least($6, 1), 0, false, g.windows),
 	       _ratelimit_when(r.value, r.ts, $8, $3, g.period, $6, g.grid, greatest(r.n, 1), $6, 0, false, g.windows)
 	  FROM r, g`

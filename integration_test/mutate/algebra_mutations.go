@@ -28,11 +28,11 @@ var algebraMutations = []mutation{
 		tests: "TestAvailable",
 	}, {
 		name: "algebra-last-token", file: "internal/algebra/algebra.go", what: "the library expects that the last token is denied (>= to >)",
-		old: "return l.Total(rows, now)-count >= floor", new: "return l.Total(rows, now)-count > floor",
-		tests: "TestALimitWithoutRowsIsFull",
+		old: "return l.Total(rows, now)-count >= l.Lowest(floor)", new: "return l.Total(rows, now)-count > floor",
+		tests: "TestALimitWithoutRowsIsFull|TestASumThatRoundingMakesTooLittleIsEnough",
 	}, {
-		name: "algebra-no-slack", file: "internal/algebra/algebra.go", what: "the library expects that sums over shards are denied for their rounding",
-		old: "const Slack = 1e-9", new: "const Slack = 0",
+		name: "algebra-tolerance", file: "internal/algebra/algebra.go", what: "the library expects that sums are denied for their rounding",
+		old: "toleranceShare  = 1e-9", new: "toleranceShare  = 0",
 		tests: "TestASumThatRoundingMakesTooLittleIsEnough",
 	}, {
 		name: "algebra-full-shards", file: "internal/algebra/algebra.go", what: "the library adds up full shards to a little more or less than the capacity",
@@ -52,11 +52,11 @@ var algebraMutations = []mutation{
 		tests: "TestWhenIsExact",
 	}, {
 		name: "promise-forfeits-nothing", file: "internal/algebra/promise.go", what: "a reservation that waits forfeits nothing",
-		old: "if runAt > now && d.Count <= l.Capacity &&", new: "if false &&",
+		old: "if runAt > now && l.Holds(d.Count) &&", new: "if false &&",
 		tests: "TestReserve",
 	}, {
 		name: "promise-above-capacity", file: "internal/algebra/promise.go", what: "a reservation of more than the capacity forfeits tokens, although it has no promise",
-		old: "if runAt > now && d.Count <= l.Capacity &&", new: "if runAt > now &&",
+		old: "if runAt > now && l.Holds(d.Count) &&", new: "if runAt > now &&",
 		tests: "TestReserve",
 	}, {
 		name: "promise-others-wait", file: "internal/algebra/promise.go", what: "a token bucket that another limit makes wait forfeits nothing",
@@ -100,7 +100,7 @@ var algebraMutations = []mutation{
 		tests: "TestReserve",
 	}, {
 		name: "promise-retry-early", file: "internal/algebra/promise.go", what: "a denied reservation gets the RetryAt of one that forfeits nothing",
-		old: "	return firstAfter(now, guess, enough)\n", new: "	return guess\n",
+		old: "	return firstAfter(now, guess, granted)\n", new: "	return guess\n",
 		tests: "TestReserve",
 	}, {
 		name: "promise-refilled", file: "internal/algebra/promise.go", what: "a bucket gets back tokens that were refilled since",
@@ -128,15 +128,15 @@ var algebraMutations = []mutation{
 		tests: "TestRefund",
 	}, {
 		name: "promise-refund-above-capacity", file: "internal/algebra/promise.go", what: "a job of more than the capacity is refunded, although it has no promise",
-		old: "case taken.Count > l.Capacity, wait", new: "case wait",
+		old: "case !l.Holds(taken.Count), wait", new: "case wait",
 		tests: "TestRefund",
 	}, {
 		name: "promise-saved-up-always", file: "internal/algebra/promise.go", what: "a window that saves nothing up is also refunded only if no debt moves",
 		old: "case wait > 0 && l.Capacity > l.Rate && ", new: "case wait > 0 && ",
 		tests: "TestRefund",
 	}, {
-		name: "promise-refund-no-slack", file: "internal/algebra/promise.go", what: "the shards of a window owe what was lost by rounding",
-		old: "< -slack(len(rows))", new: "< 0",
+		name: "promise-refund-tolerance", file: "internal/algebra/promise.go", what: "the shards of a window owe what was lost by rounding",
+		old: "even := l.even(total)", new: "even := 0.0",
 		tests: "TestRefund",
 	}, {
 		name: "promise-part-refilled", file: "internal/algebra/promise.go", what: "missing tokens of one shard are refilled at its rate alone, although the balance is spread over all",
@@ -172,15 +172,15 @@ var algebraMutations = []mutation{
 		tests: "TestReserveWithin",
 	}, {
 		name: "whole-above-the-most", file: "internal/algebra/algebra.go", what: "a check reports more than the count",
-		old: "return min(most, math.Floor(", new: "return min(math.Inf(1), math.Floor(",
+		old: "return min(most, l.whole(", new: "return min(math.Inf(1), l.whole(",
 		tests: "TestWholeIsWhatIsThereUpToTheMost",
 	}, {
 		name: "whole-parts", file: "internal/algebra/algebra.go", what: "a check reports that a fraction of a token would be taken",
-		old: "math.Floor(l.Total(rows, now)+slack(", new: "(l.Total(rows, now)+slack(",
+		old: "	n := math.Floor(total - lowest)\n", new: "	n := total - lowest\n",
 		tests: "TestWholeIsWhatIsThereUpToTheMost",
 	}, {
-		name: "whole-no-slack", file: "internal/algebra/algebra.go", what: "a check leaves out a token that only rounding makes too small",
-		old: "math.Floor(l.Total(rows, now)+slack(max(len(rows), shards)))", new: "math.Floor(l.Total(rows, now))",
+		name: "whole-tolerance", file: "internal/algebra/algebra.go", what: "a check leaves out a token that only rounding makes too small",
+		old: "l.whole(l.Total(rows, now), l.Lowest(0))", new: "l.whole(l.Total(rows, now), 0)",
 		tests: "TestWholeIsWhatIsThereUpToTheMost",
 	}, {
 		name: "period-overflow", file: "internal/calendar/period.go", what: "a period of too many days becomes a short period",
@@ -198,5 +198,45 @@ var algebraMutations = []mutation{
 		name: "period-week", file: "internal/calendar/period.go", what: "a week has 6 days",
 		old: "{\"w\", 7 * 24}", new: "{\"w\", 6 * 24}",
 		tests: "TestParsePeriod",
+	}, {
+		name: "algebra-tolerance-a-token", file: "internal/algebra/algebra.go", what: "a whole token that is not there is granted, of a large limit",
+		old: "toleranceTokens = 1e-3", new: "toleranceTokens = 1e3",
+		tests: "TestWholeTokensAreExactAtEveryCapacity",
+	}, {
+		name: "algebra-repaid", file: "internal/algebra/algebra.go", what: "the library says that work waits for another window because of rounding",
+		old: "		return l.When(rows, 0, l.even(l.Total(rows, now)), now)\n", new: "		return l.When(rows, 0, 0, now)\n",
+		tests: "TestRoundingNeverDenies",
+	}, {
+		name: "algebra-even-rate", file: "internal/algebra/algebra.go", what: "a debt that only rounding leaves of a limit without a capacity stays",
+		old: "return -l.tolerance(min(total, 0) - l.Rate)", new: "return -l.tolerance(min(total, 0))",
+		tests: "TestRoundingNeverDenies",
+	}, {
+		name: "algebra-holds", file: "internal/algebra/algebra.go", what: "a count of the capacity has no promise, since rounding made it more",
+		old: "return l.Capacity-count >= l.Lowest(0)", new: "return l.Capacity >= count",
+		tests: "TestACountAboveTheCapacityIsRefused",
+	}, {
+		name: "algebra-whole-rounded-up", file: "internal/algebra/algebra.go", what: "a whole number that only the rounding of a difference makes is taken",
+		old: "	if total-n < lowest {", new: "	if false {",
+		tests: "TestWholeLeavesNoLessThanTheLowest",
+	}, {
+		name: "algebra-shown", file: "internal/algebra/algebra.go", what: "a debt that only rounding makes is shown",
+		old: "	case total >= l.even(total):\n		return 0\n", new: "",
+		tests: "TestRoundingNeverDenies",
+	}, {
+		name: "algebra-shown-rest", file: "internal/algebra/algebra.go", what: "less than the smallest count is shown",
+		old: "case total >= MinTokens:", new: "case total > 0:",
+		tests: "TestTheToleranceIsOneNumber",
+	}, {
+		name: "demand-lowest", file: "ratelimit/call_demand.go", what: "the library asks for more than rounding leaves",
+		old: "return d.limit.numbers.Lowest(d.floor)", new: "return d.floor",
+		tests: "TestRoundingNeverDenies",
+	}, {
+		name: "request-rest", file: "ratelimit/request.go", what: "what rounding leaves of a difference is no valid count",
+		old: "math.Abs(tokens) < algebra.MinTokens", new: "math.Abs(tokens) < 0*algebra.MinTokens",
+		tests: "TestARestBelowTheSmallestCountIsNothing",
+	}, {
+		name: "coalescer-tolerance", file: "ratelimit/coalescer_batch.go", what: "the library expects other decisions of a batch than the database",
+		old: "b.numbers(g, d).Enough(g.rows, d.count, d.floor, g.at)", new: "(b.numbers(g, d).Total(g.rows, g.at)-d.count >= d.floor)",
+		tests: "TestRoundingNeverDeniesInABatch",
 	},
 }

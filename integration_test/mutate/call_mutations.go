@@ -76,7 +76,7 @@ var callMutations = []mutation{
 		tests: "TestRequestsForOneKeyAreGrantedAsOneAfterAnother",
 	}, {
 		name: "demands-rounding", file: "ratelimit/call_demand.go", what: "requests for the whole capacity together are refused because of rounding",
-		old: "if d.count <= capacity-d.floor {", new: "if false {",
+		old: "if capacity-d.count < d.lowest() {", new: "if capacity-d.count < d.floor {",
 		tests: "TestMergedRequestsAreNotRefusedForARoundingError",
 	}, {
 		name: "demands-two-definitions", file: "ratelimit/call_demand.go", what: "one limit with two definitions in one call is granted by one of them",
@@ -200,11 +200,11 @@ var callMutations = []mutation{
 		tests: "TestWaitGivesBackOnAContextOfItsOwn",
 	}, {
 		name: "wait-above-capacity", file: "ratelimit/call_demand.go", what: "a Wait for more than the capacity waits",
-		old: "if does.atMostFull && d.count > capacity && capacity > 0 {", new: "if false {",
+		old: "if does.atMostFull && capacity > 0 && !d.limit.numbers.Holds(d.count) {", new: "if false {",
 		tests: "TestWaitKeepsTheLimitsBounds",
 	}, {
 		name: "wait-without-capacity", file: "ratelimit/call_demand.go", what: "no call can wait for a limit that saves nothing up",
-		old: "if does.atMostFull && d.count > capacity && capacity > 0 {", new: "if does.atMostFull && d.count > capacity {",
+		old: "if does.atMostFull && capacity > 0 && !d.limit.numbers.Holds(d.count) {", new: "if does.atMostFull && !d.limit.numbers.Holds(d.count) {",
 		tests: "TestWaitKeepsTheLimitsBounds",
 	}, {
 		name: "wait-denied", file: "ratelimit/verbs.go", what: "a Wait is denied if the tokens are not there yet",

@@ -9,6 +9,7 @@ const (
 	consumeKeys    = "migrations/engine/consume_keys.sql"
 	consumeSeveral = "migrations/engine/consume_several.sql"
 	consumeSharded = "migrations/engine/consume_sharded.sql"
+	keysSQL        = "migrations/engine/keys.sql"
 	move           = "migrations/engine/move.sql"
 	parts          = "migrations/engine/parts.sql"
 	grid           = "migrations/engine/grid.sql"
@@ -250,8 +251,8 @@ var sqlMutations = []mutation{
 		new:   "                END IF;\n            END LOOP;\n            RETURN ROW(",
 		tests: "TestShardedLimitsAreExactForConcurrentCallers|TestFirstUsesDoNotDeadlock",
 	}, {
-		name: "apply-no-slack", file: apply, what: "a sum over shards is denied because of its rounding",
-		old: "slack  CONSTANT double precision := 1e-9;", new: "slack  CONSTANT double precision := 0;",
+		name: "apply-tolerance", file: apply, what: "a sum over shards is denied because of its rounding",
+		old: "                        granted := granted AND lefts[i] >= floors[i];\n                    END IF;", new: "                        granted := granted AND lefts[i] >= least(floors[i] + '1e-3', '0');\n                    END IF;",
 		tests: "TestWhatShardsHoldIsNotDeniedForARoundingError",
 	}, {
 		name: "apply-shard-owes", file: apply, what: "a shard that was waited for may alone owe as much as all shards together",
@@ -316,11 +317,11 @@ var sqlMutations = []mutation{
 
 	{
 		name: "reserve-forfeits-nothing", file: apply, what: "a reservation that waits forfeits nothing",
-		old: "IF run_at > at AND counts[i] <= capacities[i] AND", new: "IF false AND",
+		old: "IF run_at > at AND capacities[i] - counts[i] >=", new: "IF false AND capacities[i] - counts[i] >=",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
 	}, {
 		name: "reserve-above-capacity", file: apply, what: "a reservation of more than the capacity forfeits tokens, although it has no promise",
-		old: "AND counts[i] <= capacities[i] AND (starts", new: "AND (starts",
+		old: "AND capacities[i] - counts[i] >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacities[i], 0) AND (starts", new: "AND (starts",
 		tests: "TestModel",
 	}, {
 		name: "reserve-others-wait", file: apply, what: "a token bucket that another limit makes wait forfeits nothing",
@@ -384,12 +385,8 @@ var sqlMutations = []mutation{
 		tests: "TestAWaitThatEndsAtTheDeadlineIsGranted",
 	}, {
 		name: "reserve-no-floor", file: apply, what: "forfeited tokens may take the balance below the floor",
-		old: "                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                    END LOOP;\n                ELSIF",
+		old: "                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i];\n                    END LOOP;\n                ELSIF", new: "                    END LOOP;\n                ELSIF",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
-	}, {
-		name: "reserve-no-slack", file: apply, what: "a reservation is denied because of the rounding of a sum over shards",
-		old: "                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;\n                    END LOOP;\n                ELSIF", new: "                        granted := granted AND lefts[i] >= floors[i];\n                    END LOOP;\n                ELSIF",
-		tests: "TestWhatShardsHoldIsNotDeniedForARoundingError",
 	}, {
 		name: "reserve-latest", file: apply, what: "the refill that a limit would get counts from now, although its rows were refilled later",
 		old: "_ratelimit_available(0, coalesce(first_ts[i], at),\n", new: "_ratelimit_available(0, at,\n",
@@ -408,7 +405,7 @@ var sqlMutations = []mutation{
 		tests: "TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "left-above-capacity", file: balance, what: "by hand, a reservation of more than the capacity forfeits",
-		old: "ELSIF run_at > at AND count <= capacity THEN", new: "ELSIF run_at > at THEN",
+		old: "ELSIF run_at > at AND capacity - count >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN", new: "ELSIF run_at > at THEN",
 		tests: "TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "run-at-latest", file: balance, what: "work may run at a refill that does not come before the clock catches up",
@@ -420,16 +417,16 @@ var sqlMutations = []mutation{
 
 	{
 		name: "take-above-the-most", file: apply, what: "a call takes more than its count",
-		old: "taken := least(taken, mosts[i], floor(", new: "taken := least(taken, floor(",
+		old: "taken := least(taken, mosts[i], /* TEMPLATE: schema */_", new: "taken := least(taken, /* TEMPLATE: schema */_",
 		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "take-parts", file: apply, what: "a call takes a fraction of a token",
-		old: "floor(totals[i] + CASE", new: "(totals[i] + CASE",
+		old: "/* TEMPLATE: schema */_ratelimit_whole(totals[i], floors[i])", new: "totals[i]",
 		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
-		name: "take-no-slack", file: apply, what: "a sharded limit keeps a token that only rounding makes too small",
-		old: "floor(totals[i] + CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END)", new: "floor(totals[i])",
-		tests: "TestTakeTakesATokenThatIsThereButForRounding",
+		name: "take-tolerance", file: apply, what: "a call leaves a token that only rounding makes too small",
+		old: "/* TEMPLATE: schema */_ratelimit_whole(totals[i], floors[i])", new: "floor(totals[i])",
+		tests: "TestTakeTakesATokenThatIsThereButForRounding|TestTakeFindsWholeTokensAfterFractions",
 	}, {
 		name: "take-the-last-limits", file: apply, what: "all of several limits give the tokens that the last one has",
 		old: "taken := least(taken, mosts[i], ", new: "taken := least(mosts[i], ",
@@ -475,9 +472,9 @@ var sqlMutations = []mutation{
 		old: "verb = 'reserve' AND q.start IS NOT NULL", new: "false",
 		tests: "TestByHandReserveOfWindows|TestByHandAnswersLikeTheLibrary",
 	}, {
-		name: "byhand-reserve-rounding", file: ratelimit, what: "by hand, a reservation is refused because of rounding",
-		old: "IF count <= capacity - floor THEN", new: "IF false THEN",
-		tests: "TestByHandReserve",
+		name: "byhand-tolerance", file: ratelimit, what: "by hand, a call is denied because of rounding",
+		old: "    lowest double precision := q.floor - /* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, q.floor);\n", new: "    lowest double precision := q.floor;\n",
+		tests: "TestRoundingNeverDeniesByHand",
 	}, {
 		name: "byhand-reserve-unlimited", file: ratelimit, what: "a reservation of an unlimited limit has no time to run",
 		old: "ELSE at END WHEN verb = 'reserve' THEN at END;", new: "ELSE at END END;",
@@ -638,7 +635,7 @@ var sqlMutations = []mutation{
 		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
 	}, {
 		name: "refund-above-capacity", file: refund, what: "a job of more than the capacity is refunded, although it has no promise",
-		old: "WHEN taken[i] > capacities[i] OR wait", new: "WHEN wait",
+		old: "WHEN capacities[i] - taken[i] < -/* TEMPLATE: schema */_ratelimit_tolerance(capacities[i], 0) OR wait", new: "WHEN wait",
 		tests: "TestModel",
 	}, {
 		name: "refund-late", file: refund, what: "a later window gets a refund",
@@ -661,9 +658,9 @@ var sqlMutations = []mutation{
 		old: "WHEN wait > '0' AND capacities[i] > rates[i] AND total", new: "WHEN wait > '0' AND total",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
 	}, {
-		name: "refund-no-slack", file: refund, what: "the shards of a window owe what was lost by rounding",
-		old: "owing := CASE WHEN m > 1 THEN '-1e-9'::double precision ELSE 0 END;", new: "owing := 0;",
-		tests: "TestWhatRoundingTakesIsNoDebt",
+		name: "refund-tolerance", file: refund, what: "a window owes what was lost by rounding",
+		old: "owing := /* TEMPLATE: schema */_ratelimit_even(total, rates[i], capacities[i]);", new: "owing := 0;",
+		tests: "TestWhatRoundingTakesIsNoDebt|TestRoundingNeverDenies",
 	}, {
 		name: "refund-windows-rounded-down", file: refund, what: "a quotient of doubles is rounded down to too few windows",
 		old: "ELSE round(date_part", new: "ELSE floor(date_part",
@@ -1072,5 +1069,41 @@ var sqlMutations = []mutation{
 		name: "byhand-policy-hint", file: ratelimit, what: "the hint of a denial by policy is to retry in no seconds",
 		old: "CASE WHEN retry_at IS NULL THEN", new: "CASE WHEN false THEN",
 		tests: "TestByHandARateOfZeroDeniesByPolicy",
+	}, {
+		name: "tolerance-none", file: available, what: "a call is denied because of rounding",
+		old: "RETURN least((capacity - lowest) * '1e-9', '1e-3');", new: "RETURN '0'::double precision;",
+		tests: "TestTheToleranceIsOneNumber",
+	}, {
+		name: "tolerance-a-token", file: available, what: "SQL grants a whole token that is not there, of a large limit",
+		old: "RETURN least((capacity - lowest) * '1e-9', '1e-3');", new: "RETURN (capacity - lowest) * '1e-9';",
+		tests: "TestTheToleranceIsOneNumber",
+	}, {
+		name: "whole-rounded-up", file: available, what: "a whole number that only the rounding of a difference makes is taken",
+		old: "- CASE WHEN total - floor(total - lowest) < lowest THEN '1'::double precision ELSE 0 END", new: "",
+		tests: "TestSQLTakesNoWholeNumberThatRoundingMakes",
+	}, {
+		name: "shown-debt", file: available, what: "a debt that only rounding makes is shown",
+		old: "WHEN total >= /* TEMPLATE: schema */_ratelimit_even(total, rate, capacity) THEN 0", new: "WHEN false THEN 0",
+		tests: "TestTheToleranceIsOneNumber",
+	}, {
+		name: "shown-rest", file: available, what: "less than the smallest count is shown",
+		old: "WHEN total >= '1e-15' THEN greatest", new: "WHEN total > '0' THEN greatest",
+		tests: "TestTheToleranceIsOneNumber",
+	}, {
+		name: "repaid-rounding", file: balance, what: "work waits for another window because of rounding",
+		old: "    /* TEMPLATE: schema */_ratelimit_even(/* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows), rate, capacity) END, false, windows);", new: "    '0' END, false, windows);",
+		tests: "TestRoundingNeverDeniesByHand",
+	}, {
+		name: "keys-shown", file: keysSQL, what: "a listed key owes what was lost by rounding",
+		old: "/* TEMPLATE: schema */_ratelimit_shown(t.total, rate, capacity)", new: "t.total",
+		tests: "TestRoundingNeverDeniesByHand",
+	}, {
+		name: "coalesce-rounding", file: coalesce, what: "the last of several calls in a statement is denied because of rounding",
+		old: "ELSE least(b.repeats, floor((b.available - b.floor) / b.count)) END AS n", new: "ELSE least(b.repeats, floor(b.available / b.count)) END AS n",
+		tests: "TestRoundingNeverDeniesInABatch",
+	}, {
+		name: "byhand-rest", file: ratelimit, what: "by hand, what rounding leaves of a difference is no valid count",
+		old: "IF abs(count) < '1e-15' THEN", new: "IF false THEN",
+		tests: "TestARestBelowTheSmallestCountIsNothingByHand",
 	},
 }

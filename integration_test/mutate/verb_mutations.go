@@ -64,7 +64,7 @@ var verbMutations = []mutation{
 		tests: "TestBalanceUnderOverrides",
 	}, {
 		name: "balance-used", file: "ratelimit/balance.go", what: "what is used is counted from 0, not from the capacity",
-		old: "left, d.numbers.Capacity-left\n", new: "left, -left\n",
+		old: "b.Used = numbers.Capacity - b.Remaining", new: "b.Used = -b.Remaining",
 		tests: "TestBalanceSaysWhatIsThere",
 	}, {
 		name: "balance-unlimited-used", file: "ratelimit/balance.go", what: "nothing of an unlimited limit is used, although nobody knows",
@@ -72,7 +72,7 @@ var verbMutations = []mutation{
 		tests: "TestBalanceOfPlansWithoutRows",
 	}, {
 		name: "balance-next-fraction", file: "ratelimit/balance.go", what: "one more whole token is announced that the capacity has no room for",
-		old: "if more.count <= d.numbers.Capacity {", new: "if more.count > left {",
+		old: "if numbers.Holds(more.count) {", new: "if more.count > left {",
 		tests: "TestBalanceOfALimitThatNeverHasAWholeToken|TestBalanceSaysWhatIsThere",
 	}, {
 		name: "balance-next-blocked", file: "ratelimit/balance.go", what: "the next token of a blocked key is one more than those that a block withholds",
@@ -84,7 +84,7 @@ var verbMutations = []mutation{
 		tests: "TestBalanceSaysWhatIsThere",
 	}, {
 		name: "balance-calendar-ahead", file: "ratelimit/balance.go", what: "the next token of a calendar in debt is looked for in the windows around now",
-		old: "numbers, shards := more.reaching(rows, at), d.limit.shards", new: "numbers, shards := d.numbers, d.limit.shards",
+		old: "numbers := more.reaching(rows, at)", new: "numbers := d.numbers",
 		tests: "TestBalanceOfACustomersMonth",
 	}, {
 		name: "balance-blocked-remaining", file: "ratelimit/balance.go", what: "the tokens of a blocked key can be taken",

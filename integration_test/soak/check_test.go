@@ -495,7 +495,7 @@ func mostOf(made call, did map[place]history, at algebra.Micros) float64 {
 	most := made.Most
 	for _, p := range made.places() {
 		before, _ := whole(did[p].before())
-		most = min(most, numbersOf(p).Whole(before, p.shards(), made.Most, at))
+		most = min(most, numbersOf(p).Whole(before, made.Most, at))
 	}
 	return most
 }
@@ -510,7 +510,7 @@ func explainsWaiting(made call, did map[place]history, at algebra.Micros) bool {
 			return false
 		}
 		ds = append(ds, algebra.Demand{
-			Limit: numbersOf(p), Rows: before, Shards: p.shards(), Count: a.Count, Floor: subjects[p.subject].lowest(made.Verb),
+			Limit: numbersOf(p), Rows: before, Shards: p.shards(), Count: a.Count, Lowest: numbersOf(p).Lowest(subjects[p.subject].lowest(made.Verb)),
 		})
 	}
 	_, left, granted := algebra.Reserve(ds, at, algebra.Forever)
@@ -576,7 +576,7 @@ func (c *checker) explainsOne(made call, a ask, at algebra.Micros, h history) bo
 		left := numbers.Available(*h.before()[i], shards, at) - a.Count
 		return left >= 0 && left == h.after()[i].Value && h.after()[i].TS == max(h.before()[i].TS, at)
 	}
-	return len(changes) > 0 && numbers.Enough(before, shards, a.Count, floor, at) && same(numbers.Take(before, shards, a.Count, at), after)
+	return len(changes) > 0 && numbers.Enough(before, a.Count, floor, at) && same(numbers.Take(before, shards, a.Count, at), after)
 }
 
 // visible reports whether a snapshot sees the rows that a transaction wrote. A snapshot is written as xmin:xmax:running
@@ -741,7 +741,7 @@ func (c *checker) together(app string, did map[place]history, unknown bool) bool
 		who := owner(app, []place{p})
 		c.shared[who] = slices.DeleteFunc(c.shared[who], func(s sharer) bool { return slices.Contains(known[p], s) })
 		for _, s := range known[p] {
-			runAt := numbersOf(p).When([]algebra.Row{{Value: s.held(), TS: left.TS}}, 1, 0, 0, algebra.At(s.At))
+			runAt := numbersOf(p).Repaid([]algebra.Row{{Value: s.held(), TS: left.TS}}, algebra.At(s.At))
 			c.compareRunAt(s.id, s.call, runAt)
 			c.grants(s.id, s.ask, left.TS, runAt)
 		}
@@ -856,7 +856,7 @@ func granting(made call, did map[place]history, changes []change) (want receipt,
 		for len(rows) < p.shards() {
 			rows = append(rows, rows[0])
 		}
-		part.runAt = numbersOf(p).When(rows, p.shards(), 0, 0, at)
+		part.runAt = numbersOf(p).Repaid(rows, at)
 		runAt = max(runAt, part.runAt)
 		want.Taken, parts = append(want.Taken, took), append(parts, part)
 	}

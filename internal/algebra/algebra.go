@@ -11,8 +11,16 @@ import (
 	"time"
 )
 
-// Slack is how many tokens a sum over shards may lack because of rounding. A single row is exact.
-const Slack = 1e-9
+// The tolerance: rounding alone denies nothing. A call is granted if what is missing is at most this share of the range in which
+// balances may lie, and at most this many tokens. So whole tokens stay exact at every capacity. _ratelimit_tolerance has the
+// same numbers.
+const (
+	toleranceShare  = 1e-9
+	toleranceTokens = 1e-3
+)
+
+// sumTokens is how much of that a refill over several shards needs, to be due at the very microsecond.
+const sumTokens = 1e-9
 
 // Bounds of rates. They also bound capacities, counts and reservations other than 0. Tokens are doubles, which are exact
 // for whole numbers far beyond MaxTokens.
@@ -166,23 +174,65 @@ func (l Limit) Total(rows []Row, now Micros) float64 {
 	return total
 }
 
-// Enough reports whether count can be taken at now, leaving at least floor, from a limit with that many shards.
-func (l Limit) Enough(rows []Row, shards int, count, floor float64, now Micros) bool {
-	return l.Total(rows, now)-count >= floor-slack(max(len(rows), shards))
+// tolerance is how many tokens a call may lack because of rounding, if it may leave a balance of lowest.
+func (l Limit) tolerance(lowest float64) float64 {
+	return min(float64((l.Capacity-lowest)*toleranceShare), toleranceTokens)
 }
 
-// Whole is the largest whole number of tokens, up to most, that can be taken at now from a limit with that many shards. It
-// is below 1 if there is not one token.
-func (l Limit) Whole(rows []Row, shards int, most float64, now Micros) float64 {
-	return min(most, math.Floor(l.Total(rows, now)+slack(max(len(rows), shards))))
-}
+// Lowest is the lowest balance that a call may leave if rounding alone must not deny it: floor, less the tolerance. No call leaves
+// less, so the tolerance of several calls does not add up. The database gets it as the floor.
+func (l Limit) Lowest(floor float64) float64 { return floor - l.tolerance(floor) }
 
-// slack is how many tokens the sum over that many rows may lack.
-func slack(rows int) float64 {
-	if rows > 1 {
-		return Slack
+// even is the balance from which on nothing is owed, for a limit whose balance is total now. A refill that repays a debt is rounded,
+// too, also where the capacity is 0.
+func (l Limit) even(total float64) float64 { return -l.tolerance(min(total, 0) - l.Rate) }
+
+// Holds reports whether a full limit has count tokens.
+func (l Limit) Holds(count float64) bool { return l.Capacity-count >= l.Lowest(0) }
+
+// Due is the balance that a call leaves when its tokens have been refilled, in that many rows. A token bucket refills a rest in a
+// moment, so there it is floor, without the tolerance: one token an hour is due in an hour, not a billionth earlier. (Or what is left
+// of all that it can hold.) A window would refill a rest a window later.
+func (l Limit) Due(rows int, count, floor float64) float64 {
+	lowest := l.Lowest(floor)
+	switch {
+	case l.Window:
+		return lowest
+	case rows > 1:
+		floor -= sumTokens
 	}
-	return 0
+	return max(lowest, min(floor, l.Capacity-count))
+}
+
+// Enough reports whether count can be taken at now, leaving at least floor, but for the tolerance.
+func (l Limit) Enough(rows []Row, count, floor float64, now Micros) bool {
+	return l.Total(rows, now)-count >= l.Lowest(floor)
+}
+
+// Whole is the largest whole number of tokens, up to most, that can be taken at now. It is below 1 if there is not one token.
+func (l Limit) Whole(rows []Row, most float64, now Micros) float64 {
+	return min(most, l.whole(l.Total(rows, now), l.Lowest(0)))
+}
+
+// whole is the largest whole number of tokens that can be taken from total and leaves at least lowest.
+func (l Limit) whole(total, lowest float64) float64 {
+	n := math.Floor(total - lowest)
+	if total-n < lowest { // the difference was rounded up to a whole number
+		n--
+	}
+	return n
+}
+
+// Shown is a balance as callers see it. If it lacks only the tolerance of a whole number, it is that number: so many tokens can be
+// taken. What is less than the smallest count is 0, as is a debt that rounding alone makes.
+func (l Limit) Shown(total float64) float64 {
+	switch {
+	case total >= MinTokens:
+		return max(total, l.whole(total, l.Lowest(0)))
+	case total >= l.even(total):
+		return 0
+	}
+	return total
 }
 
 // Take returns the rows after count was taken at now, or given back if it is negative. The rest, at most the capacity, is
@@ -220,14 +270,23 @@ func latest(rows []Row, now Micros) Micros {
 	return now
 }
 
-// When is the first instant from now on at which count can be taken, leaving at least floor. Nothing else is taken or given
-// back meanwhile. It is the first instant that satisfies Enough, which stays true once it is true, except for rounding.
-// Beyond [Max] it is Max.
-func (l Limit) When(rows []Row, shards int, count, floor float64, now Micros) Micros {
-	enough := func(at Micros) bool { return l.Enough(rows, shards, count, floor, at) }
-	if now >= Max || enough(now) {
+// Repaid is the first instant from now on at which nothing is owed, if nothing else is taken or given back meanwhile.
+func (l Limit) Repaid(rows []Row, now Micros) Micros {
+	if l.Window {
+		return l.When(rows, 0, l.even(l.Total(rows, now)), now)
+	}
+	return l.When(rows, 0, 0, now)
+}
+
+// When is now if count can be taken, leaving at least floor, or else the first instant at which the tokens for it have been refilled
+// (see [Limit.Due]). Nothing else is taken or given back meanwhile. Enough is true from then on, except for rounding. Beyond [Max]
+// it is Max.
+func (l Limit) When(rows []Row, count, floor float64, now Micros) Micros {
+	if now >= Max || l.Enough(rows, count, floor, now) {
 		return now
 	}
+	due := l.Due(len(rows), count, floor)
+	refilled := func(at Micros) bool { return l.Total(rows, at)-count >= due }
 	// A quotient gives an estimate, which rounding makes a little wrong.
 	guess := now + 1
 	periods := (floor + count - l.Total(rows, now)) / l.Rate
@@ -241,7 +300,7 @@ func (l Limit) When(rows []Row, shards int, count, floor float64, now Micros) Mi
 	} else if wait := float64(periods * float64(l.Period.Microseconds())); wait < float64(Max-now) {
 		guess = max(guess, l.UpTo(now)+Micros(wait))
 	}
-	return firstAfter(now, guess, enough)
+	return firstAfter(now, guess, refilled)
 }
 
 // firstAfter is the first instant, after before, that satisfies holds, or Max if there is none. Once holds is true, it must

@@ -87,7 +87,7 @@ func TestAtTruncatesToMicroseconds(t *testing.T) {
 
 func TestALimitWithoutRowsIsFull(t *testing.T) {
 	limit := Limit{Rate: 10, Period: time.Minute, Capacity: 20}
-	if !limit.Enough(nil, 1, 20, 0, noon) || limit.Enough(nil, 1, 20.001, 0, noon) || !limit.Enough(nil, 1, 25, -5, noon) || !limit.Enough(nil, 1, 1e9, math.Inf(-1), noon) {
+	if !limit.Enough(nil, 20, 0, noon) || limit.Enough(nil, 20.001, 0, noon) || !limit.Enough(nil, 25, -5, noon) || !limit.Enough(nil, 1e9, math.Inf(-1), noon) {
 		t.Error("a full limit grants its capacity, and what may be owed")
 	}
 }
@@ -122,7 +122,7 @@ func TestASumThatRoundingMakesTooLittleIsEnough(t *testing.T) {
 	if total := limit.Total(rows, noon); total >= 8 {
 		t.Fatalf("%v is no test", total)
 	}
-	if !limit.Enough(rows, 49, 8, 0, noon) || limit.Enough(rows, 49, 8.001, 0, noon) {
+	if !limit.Enough(rows, 8, 0, noon) || limit.Enough(rows, 8.001, 0, noon) {
 		t.Error("8 are there, to within rounding")
 	}
 }
@@ -133,29 +133,54 @@ func TestWholeIsWhatIsThereUpToTheMost(t *testing.T) {
 	third := []Row{{1.1, 0}, {1.2, 0}, {0.7 - 1e-15, 0}} // 3, except for rounding
 	for _, row := range []struct {
 		rows       []Row
-		shards     int
 		most, want float64
 		now        Micros
 	}{
-		{nil, 1, 100, 10, 0},
-		{nil, 1, 3, 3, 0},
-		{[]Row{{2.5, 0}}, 1, 100, 2, 0},
-		{[]Row{{2.5, 0}}, 1, 100, 2, 499_999},
-		{[]Row{{2.5, 0}}, 1, 100, 3, 500_000},
-		{[]Row{{3 - 1e-10, 0}}, 1, 100, 2, 0}, // one row is exact
-		{[]Row{{3 - 1e-10, 0}}, 2, 100, 3, 0}, // one row becomes two
-		{third, 3, 100, 3, 0},
-		{third, 1, 2, 2, 0},
-		{[]Row{{1.5, 0}, {1.4, 0}, {1.5, 0}}, 3, 100, 4, 0}, // no shard has two of the four
+		{nil, 100, 10, 0},
+		{nil, 3, 3, 0},
+		{[]Row{{2.5, 0}}, 100, 2, 0},
+		{[]Row{{2.5, 0}}, 100, 2, 499_999},
+		{[]Row{{2.5, 0}}, 100, 3, 500_000},
+		{[]Row{{3 - 1e-8, 0}}, 100, 3, 0}, // the tolerance is 1.05e-8
+		{[]Row{{3 - 2e-8, 0}}, 100, 2, 0},
+		{third, 100, 3, 0},
+		{third, 2, 2, 0},
+		{[]Row{{1.5, 0}, {1.4, 0}, {1.5, 0}}, 100, 4, 0}, // no shard has two of the four
 	} {
-		if got := bucket.Whole(row.rows, row.shards, row.most, row.now); got != row.want {
+		if got := bucket.Whole(row.rows, row.most, row.now); got != row.want {
 			t.Errorf("%+v: %v", row, got)
 		}
 	}
 	for _, empty := range [][]Row{{{0.5, 0}}, {{-3, 0}}, {{0.2, 0}, {0.3, 0}}} {
-		if got := bucket.Whole(empty, len(empty), 5, 0); got >= 1 {
+		if got := bucket.Whole(empty, 5, 0); got >= 1 {
 			t.Errorf("%v of %v", got, empty)
 		}
+	}
+}
+
+// TestWholeLeavesNoLessThanTheLowest looks at balances that lack as much as the tolerance, or one bit more or less.
+func TestWholeLeavesNoLessThanTheLowest(t *testing.T) {
+	roundedUp := 0
+	for _, capacity := range []float64{1, 3, 10, 1000, 1e5, 1e6, 1e9} {
+		limit := Limit{Rate: 1, Period: time.Hour, Capacity: capacity}
+		for n := 1.0; n <= min(capacity, 100); n++ {
+			balance := n + limit.Lowest(0)
+			for range 5 {
+				balance = math.Nextafter(balance, 0)
+			}
+			for range 10 {
+				whole := limit.Whole([]Row{{balance, noon}}, math.Inf(1), noon)
+				if granted := limit.Enough([]Row{{balance, noon}}, n, 0, noon); granted != (whole == n) || !granted && whole != n-1 {
+					t.Fatalf("%v of %v: %v whole tokens, but %v are granted: %v", balance, capacity, whole, n, granted)
+				} else if !granted && math.Floor(balance-limit.Lowest(0)) == n {
+					roundedUp++
+				}
+				balance = math.Nextafter(balance, capacity)
+			}
+		}
+	}
+	if roundedUp < 10 {
+		t.Errorf("a difference was rounded up %d times: this tested too little", roundedUp)
 	}
 }
 
@@ -238,13 +263,13 @@ func (w world) holds(t *testing.T) {
 			}
 		}
 	}
-	at := w.limit.When(w.rows, w.shards, w.count, w.floor, w.now)
+	at := w.limit.When(w.rows, w.count, w.floor, w.now)
 	switch {
 	case at < w.now || at > Max:
 		t.Fatalf("%+v: when %v", w, at)
-	case at < Max && !w.limit.Enough(w.rows, w.shards, w.count, w.floor, at):
+	case at < Max && !w.limit.Enough(w.rows, w.count, w.floor, at):
 		t.Fatalf("%+v: not enough at %v", w, at.Time())
-	case at > w.now && w.limit.Enough(w.rows, w.shards, w.count, w.floor, at-1):
+	case at > w.now && w.limit.Total(w.rows, at-1)-w.count >= w.limit.Due(len(w.rows), w.count, w.floor):
 		t.Fatalf("%+v: enough a microsecond before %v", w, at.Time())
 	}
 	// Taking and giving back creates no tokens and, except for the cap, loses none.

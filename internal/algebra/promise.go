@@ -1,6 +1,9 @@
 package algebra
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // This file has the two rules that keep the promises to reservations. Over any span, jobs that run when they were told to
 // take at most the capacity and the refill of the span. Jobs of a fixed window fit into each window.
@@ -11,7 +14,8 @@ type Demand struct {
 	Rows   []Row
 	Shards int
 	Count  float64
-	Floor  float64 // the lowest balance that may be left
+	Lowest float64 // the balance that may be left: see Limit.Lowest
+	Floor  float64 // for WhenReserved: the same without the tolerance
 }
 
 // Forever is no bound on a wait: longer than from Min to Max.
@@ -30,7 +34,7 @@ func Reserve(ds []Demand, now, within Micros) (runAt Micros, left []float64, gra
 	own := make([]Micros, len(ds)) // when each limit alone would let the job run
 	runAt = now
 	for i, d := range ds {
-		own[i] = d.Limit.When(d.Limit.Take(d.Rows, d.Shards, d.Count, now), d.Shards, 0, 0, now)
+		own[i] = d.Limit.Repaid(d.Limit.Take(d.Rows, d.Shards, d.Count, now), now)
 		runAt = max(runAt, own[i])
 	}
 	left = make([]float64, len(ds))
@@ -38,7 +42,7 @@ func Reserve(ds []Demand, now, within Micros) (runAt Micros, left []float64, gra
 	for i, d := range ds {
 		l := d.Limit
 		left[i] = min(l.Total(d.Rows, now)-d.Count, l.Capacity)
-		if runAt > now && d.Count <= l.Capacity && (l.Window || runAt > own[i]) {
+		if runAt > now && l.Holds(d.Count) && (l.Window || runAt > own[i]) {
 			// In this order, rounding cannot make the balance and the refill together negative when the job runs.
 			left[i] = min(left[i], l.Capacity-d.Count-l.refill(earliest(d.Rows, now), runAt, 1))
 		}
@@ -59,28 +63,29 @@ func earliest(rows []Row, now Micros) Micros {
 	return first
 }
 
-// Enough reports whether the balance may be left, up to the rounding of a sum over shards. -Inf may never be left.
-func (d Demand) Enough(left float64) bool {
-	return !math.IsInf(left, -1) && left >= d.Floor-slack(max(len(d.Rows), d.Shards))
-}
+// Enough reports whether the balance may be left. -Inf may never be left.
+func (d Demand) Enough(left float64) bool { return !math.IsInf(left, -1) && left >= d.Lowest }
 
-// WhenReserved is the first instant from now on at which Reserve grants if nothing else is taken or given back. Beyond
-// [Max] it is Max.
+// WhenReserved is now if Reserve grants, or else the first instant at which it grants what is due (see [Limit.Due]), if nothing else
+// is taken or given back. Beyond [Max] it is Max.
 func WhenReserved(ds []Demand, now, within Micros) Micros {
-	enough := func(at Micros) bool {
+	granted := func(at Micros) bool {
 		_, _, granted := Reserve(ds, at, within)
 		return granted
 	}
-	if now >= Max || enough(now) {
+	if now >= Max || granted(now) {
 		return now
 	}
+	ds = slices.Clone(ds)
 	guess := now + 1
-	for _, d := range ds {
-		guess = max(guess, d.Limit.When(d.Rows, d.Shards, d.Count, d.Floor, now)) // without forfeits
+	for i := range ds {
+		d := &ds[i]
+		guess = max(guess, d.Limit.When(d.Rows, d.Count, d.Floor, now)) // without forfeits
+		d.Lowest = d.Limit.Due(len(d.Rows), d.Count, d.Floor)
 	}
 	runAt, _, _ := Reserve(ds, guess, within)
 	guess = max(guess, runAt-within)
-	return firstAfter(now, guess, enough)
+	return firstAfter(now, guess, granted)
 }
 
 // Taken describes a consumption, for a refund.
@@ -115,13 +120,14 @@ func (l Limit) Refund(rows []Row, taken Taken, count float64, now Micros) float6
 		return min(max(missing+min(total, 0), 0), count)
 	}
 	// owes reports whether the limit still owes tokens that many windows from now.
-	owes := func(total, windows float64) bool { return total+float64(windows*l.Rate) < -slack(len(rows)) }
+	even := l.even(total)
+	owes := func(total, windows float64) bool { return total+float64(windows*l.Rate) < even }
 	wait := l.begun(now, taken.RunAt)
 	if l.Windows != nil && (now < (*l.Windows)[0] || l.Unknown(taken.RunAt)) {
 		wait = -1 // not all windows are known
 	}
 	switch {
-	case taken.Count > l.Capacity, wait < 0, owes(total, wait), wait > 0 && !owes(total, wait-1):
+	case !l.Holds(taken.Count), wait < 0, owes(total, wait), wait > 0 && !owes(total, wait-1):
 		return 0
 	case wait > 0 && l.Capacity > l.Rate && !owes(total+count, wait-1):
 		return 0

@@ -13,7 +13,7 @@ func TestReserve(t *testing.T) {
 	small := Limit{Rate: 10, Period: time.Minute, Capacity: 10, Window: true, Start: noon}
 	inf := math.Inf(1)
 	demand := func(l Limit, value float64, ts Micros, count, owed float64) Demand {
-		return Demand{Limit: l, Rows: []Row{{value, ts}}, Shards: 1, Count: count, Floor: -owed}
+		return Demand{Limit: l, Rows: []Row{{value, ts}}, Shards: 1, Count: count, Lowest: l.Lowest(-owed), Floor: -owed}
 	}
 	for _, row := range []struct {
 		name    string
@@ -61,7 +61,7 @@ func TestReserveWithin(t *testing.T) {
 	spaced := Limit{Rate: 6, Period: time.Minute}
 	none := Limit{Rate: 10, Period: time.Minute, Window: true, Start: noon}
 	demand := func(l Limit, value, count float64) Demand {
-		return Demand{Limit: l, Rows: []Row{{value, noon}}, Shards: 1, Count: count, Floor: math.Inf(-1)}
+		return Demand{Limit: l, Rows: []Row{{value, noon}}, Shards: 1, Count: count, Lowest: math.Inf(-1), Floor: math.Inf(-1)}
 	}
 	for _, row := range []struct {
 		name    string

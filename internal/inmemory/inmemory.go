@@ -32,7 +32,7 @@ type Demand struct {
 	Limit  algebra.Limit
 	Shards int
 	Count  float64
-	Floor  float64 // the lowest balance that may be left
+	Lowest float64 // the balance that may be left: see algebra.Limit.Lowest
 	Pick   [2]int  // the shards to look at first
 }
 
@@ -81,7 +81,7 @@ func (t Table) Take(ds []Demand, most float64, now algebra.Micros) Answer {
 	demands := t.asked(ds)
 	a.Taken = most
 	for _, d := range demands {
-		a.Taken = min(a.Taken, d.Limit.Whole(d.Rows, d.Shards, most, now))
+		a.Taken = min(a.Taken, d.Limit.Whole(d.Rows, most, now))
 	}
 	for i := range demands {
 		demands[i].Count = a.Taken
@@ -103,11 +103,11 @@ func (t Table) Check(ds []Demand, now algebra.Micros) Answer {
 func (t Table) fromOneRowEach(ds []Demand, reserve bool, level Isolation, now algebra.Micros) (a Answer, ok bool) {
 	picked := make([]int, len(ds))
 	for i, d := range ds {
-		floor := d.Floor
+		lowest := d.Lowest
 		if d.Shards > 1 || reserve {
-			floor = 0
+			lowest = 0
 		}
-		if picked[i] = t.pick(d, level, now); picked[i] < 0 || d.available(t[d.ID][picked[i]], now)-d.Count < floor {
+		if picked[i] = t.pick(d, level, now); picked[i] < 0 || d.available(t[d.ID][picked[i]], now)-d.Count < lowest {
 			return Answer{}, false
 		}
 	}
@@ -148,7 +148,7 @@ func (d Demand) available(row Row, now algebra.Micros) float64 {
 func (t Table) asked(ds []Demand) []algebra.Demand {
 	demands := make([]algebra.Demand, len(ds))
 	for i, d := range ds {
-		demands[i] = algebra.Demand{Limit: d.Limit, Rows: t.rows(d.ID), Shards: d.Shards, Count: d.Count, Floor: d.Floor}
+		demands[i] = algebra.Demand{Limit: d.Limit, Rows: t.rows(d.ID), Shards: d.Shards, Count: d.Count, Lowest: d.Lowest}
 	}
 	return demands
 }

@@ -12,7 +12,7 @@
 -- capacity/shards. It takes no more than it holds, since a limit's debt is spread evenly over all its shards.
 --
 -- `mosts` is for take. All limits give the same number of tokens: the largest whole number that each of them has, and at most the
--- smallest `most`. Their counts are 1 and their floors 0: with less than 1, the call is denied.
+-- smallest `most`. Their counts are 1 and their floors 0, less the tolerance: with less than 1, the call is denied.
 --
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
 -- rows is full and returns none. A sharded limit that took from one shard returns that shard alone.
@@ -36,8 +36,6 @@ DECLARE
     value   double precision[];
     ts      timestamptz[];
 
-    -- A sum over shards may lack this many tokens because of rounding: a third of 10 is not exact.
-    slack  CONSTANT double precision := 1e-9;
     -- Arrays by position. `places` has the positions in lock order.
     places integer[];
     picks  smallint[];                 -- the shard to take from
@@ -221,7 +219,7 @@ BEGIN
                     END IF;
                     lefts[i] := least(totals[i] - counts[i], capacities[i]);
                     IF NOT reserve THEN
-                        granted := granted AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                        granted := granted AND lefts[i] >= floors[i];
                     END IF;
                 END LOOP;
                 IF reserve THEN
@@ -232,18 +230,18 @@ BEGIN
                         run_at := greatest(run_at, owns[i]);
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
-                        IF run_at > at AND counts[i] <= capacities[i] AND (starts[i] IS NOT NULL OR run_at > owns[i]) THEN
+                        IF run_at > at AND capacities[i] - counts[i] >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacities[i], 0) AND (starts[i] IS NOT NULL OR run_at > owns[i]) THEN
                             lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */_ratelimit_available(0, coalesce(first_ts[i], at),
                                 /* TEMPLATE: schema */_ratelimit_upto(run_at, periods[i], starts[i], windows[firsts[i]:lasts[i]]),
                                 rates[i], periods[i], 'Infinity', starts[i], windows[firsts[i]:lasts[i]]));
                         END IF;
                         -- Refills after the last window are not known, so no promise can be made for that time.
-                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i] - CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END;
+                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i];
                     END LOOP;
                 ELSIF op = 'take' AND granted THEN
                     taken := 'Infinity';
                     FOREACH i IN ARRAY places LOOP
-                        taken := least(taken, mosts[i], floor(totals[i] + CASE WHEN greatest(rows[i], shards[i]) > 1 THEN slack ELSE 0 END));
+                        taken := least(taken, mosts[i], /* TEMPLATE: schema */_ratelimit_whole(totals[i], floors[i]));
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
                         lefts[i] := totals[i] - taken;

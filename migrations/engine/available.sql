@@ -33,6 +33,34 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_upto(at timestamptz,
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN start IS NULL OR windows IS NOT NULL THEN at ELSE date_bin(period, at, start) END;
 
+-- How many tokens a call may lack because of rounding, if it may leave a balance of `lowest`: rounding alone denies nothing. It is at
+-- most a thousandth of a token, so whole tokens stay exact at every capacity. No call leaves less than its floor less this, so that of
+-- several calls does not add up. internal/algebra has the same. The callers of the functions that decide take it from the floor.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_tolerance(capacity double precision, lowest double precision) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN least((capacity - lowest) * '1e-9', '1e-3');
+
+-- The largest whole number of tokens that can be taken from total and leaves at least `lowest`. The difference may have been rounded up
+-- to a whole number.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_whole(total double precision, lowest double precision) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN floor(total - lowest) - CASE WHEN total - floor(total - lowest) < lowest THEN '1'::double precision ELSE 0 END;
+
+-- The balance from which on nothing is owed, for a limit whose balance is total now. A refill that repays a debt is rounded, too, also
+-- where the capacity is 0.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_even(total double precision, rate double precision, capacity double precision) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, least(total, '0') - rate);
+
+-- A balance as callers see it. If it lacks only the tolerance of a whole number, it is that number: so many tokens can be taken. What is
+-- less than the smallest count is 0, as is a debt that rounding alone makes.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_shown(total double precision, rate double precision, capacity double precision) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN total >= '1e-15' THEN greatest(total, /* TEMPLATE: schema */_ratelimit_whole(total, -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0)))
+    WHEN total >= /* TEMPLATE: schema */_ratelimit_even(total, rate, capacity) THEN 0
+    ELSE total END;
+
 -- Reports whether a decision can be made with these numbers. Callers validate their arguments; this check stops NaN and NULL,
 -- which would be granted or fill a bucket (CONCURRENCY.md, G2).
 --

@@ -26,8 +26,9 @@ BEGIN
 END
 $body$;
 
--- Returns the first instant, not before `at`, at which count can be taken and at least floor is left, if no other call takes or
--- gives back tokens. Beyond the year 9999 it returns the end of that year.
+-- Returns `at` if count can be taken and at least floor is left, but for the tolerance. Otherwise it returns the first instant at which the
+-- tokens for it have been refilled, if no other call takes or gives back tokens: Due in internal/algebra has the rule. Beyond the
+-- year 9999 it returns the end of that year.
 --
 -- A quotient gives a first guess, which is a little wrong because of rounding. Growing steps from there, and then a bisection,
 -- find the answer. It is right to the microsecond, since each step asks the predicate that decides. With `reserve`, the predicate
@@ -41,7 +42,10 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    enough  double precision := floor - CASE WHEN greatest(pg_catalog.cardinality(value), shards) > 1 THEN 1e-9::double precision ELSE 0 END;
+    -- `due` is left when the tokens have been refilled. A token bucket refills a rest in a moment, so there it is without the tolerance,
+    -- but for the rounding of a sum over shards.
+    lowest  double precision := floor - /* TEMPLATE: schema */_ratelimit_tolerance(capacity, floor);
+    due     double precision := CASE WHEN start IS NULL THEN greatest(lowest, least(floor - CASE WHEN pg_catalog.cardinality(value) > 1 THEN '1e-9'::double precision ELSE 0 END, capacity - count)) ELSE lowest END;
     missing double precision := floor + count - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
     too_early bigint := /* TEMPLATE: schema */_ratelimit_micros(at);
     late      bigint := 253402300799999999;
@@ -49,7 +53,7 @@ DECLARE
     step      bigint := 1;
     wait      double precision;
 BEGIN
-    IF too_early >= late OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve, windows) >= enough THEN
+    IF too_early >= late OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve, windows) >= lowest THEN
         RETURN at;
     END IF;
     wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds prevent an overflow from rows written by hand
@@ -67,7 +71,7 @@ BEGIN
             guess := too_early + (late - too_early) / 2;
             step := 0;
         END IF;
-        IF /* TEMPLATE: schema */_ratelimit_left(value, ts, /* TEMPLATE: schema */_ratelimit_instant(guess), rate, period, capacity, start, shards, count, reserve, windows) >= enough THEN
+        IF /* TEMPLATE: schema */_ratelimit_left(value, ts, /* TEMPLATE: schema */_ratelimit_instant(guess), rate, period, capacity, start, shards, count, reserve, windows) >= due THEN
             late := guess;
             guess := guess - least(step, late - too_early);
         ELSE
@@ -79,6 +83,15 @@ BEGIN
     RETURN /* TEMPLATE: schema */_ratelimit_instant(late);
 END
 $body$;
+
+-- Returns the first instant, not before `at`, at which nothing is owed, if no other call takes or gives back tokens.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_repaid(
+    value double precision[], ts timestamptz[], at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz, shards integer, windows timestamptz[] DEFAULT NULL
+) RETURNS timestamptz
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, start, shards, '0', CASE WHEN start IS NULL THEN '0' ELSE
+    /* TEMPLATE: schema */_ratelimit_even(/* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows), rate, capacity) END, false, windows);
 
 -- Returns the instant at which work may run if its call leaves `left` tokens: the first at which nothing is owed. `ts` has
 -- the ts of the rows before the call.
@@ -97,8 +110,8 @@ BEGIN
     ELSE
         after := pg_catalog.array_fill((SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)), ARRAY[shards]);
     END IF;
-    RETURN /* TEMPLATE: schema */_ratelimit_when(pg_catalog.array_fill("left" / shards::double precision, ARRAY[shards]), after, at,
-        rate, period, capacity, start, shards, 0, 0, false, windows);
+    RETURN /* TEMPLATE: schema */_ratelimit_repaid(pg_catalog.array_fill("left" / shards::double precision, ARRAY[shards]), after, at,
+        rate, period, capacity, start, shards, windows);
 END
 $body$;
 
@@ -120,7 +133,7 @@ BEGIN
         run_at := /* TEMPLATE: schema */_ratelimit_run_at(remaining, ts, at, rate, period, capacity, start, shards, windows);
         IF run_at > windows[pg_catalog.cardinality(windows)] THEN
             remaining := '-Infinity';
-        ELSIF run_at > at AND count <= capacity THEN
+        ELSIF run_at > at AND capacity - count >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN
             remaining := least(remaining, capacity - count - /* TEMPLATE: schema */_ratelimit_available(0,
                 (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t)),
                 /* TEMPLATE: schema */_ratelimit_upto(run_at, period, start, windows), rate, period, 'Infinity', start, windows));

@@ -5,7 +5,7 @@
 --                                       starts may be empty if all limits are token buckets
 --   repeats, counts, floors             the requests for the first cardinality(repeats) keys: take `counts` tokens and
 --                                       leave at least `floors`, `repeats` times over. A repeat above 1 needs a whole count
---                                       and a floor of 0: then no subtraction rounds, and one subtraction of the
+--                                       and a floor of 0, less the tolerance: then no subtraction rounds, and one subtraction of the
 --                                       sum equals all of them.
 --                                       The caller sorts these keys by name and key (COLLATE "C"), which saves a sort
 --                                       here; in any other order, calls could deadlock
@@ -147,8 +147,9 @@ BEGIN
                        CASE WHEN b.available - b.count < b.floor THEN 0
                             WHEN b.repeats = 1 OR b.count = '0' THEN 1
                             -- The quotient may have been rounded up to a whole number.
-                            WHEN floor(b.available / b.count) * b.count > b.available THEN least(b.repeats, floor(b.available / b.count) - '1')
-                            ELSE least(b.repeats, floor(b.available / b.count)) END AS n
+                            WHEN b.available - floor((b.available - b.floor) / b.count) * b.count < b.floor THEN
+                                least(b.repeats, floor((b.available - b.floor) / b.count) - '1')
+                            ELSE least(b.repeats, floor((b.available - b.floor) / b.count)) END AS n
                   FROM (
                     SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
                            /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available

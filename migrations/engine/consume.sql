@@ -7,7 +7,8 @@
 --   windows        a calendar window: the starts of its windows around the present, in order. It gets `rate` tokens at each.
 --                  Then start is the first of them, and period the longest of those before, or 0 (see _ratelimit_available). Refills after the last one
 --                  are not counted. NULL: not a calendar window
---   count, floor   take `count` if at least `floor` is left: 0 usually, -maxReserved to reserve, -Infinity to charge
+--   count, floor   take `count` if at least `floor` is left: 0 usually, -maxReserved to reserve, -Infinity to charge; always less the
+--                  tolerance (_ratelimit_tolerance), which the caller subtracts
 --   now            NULL: clock_timestamp()
 --   or_raise       true: a denial is raised as an error (_ratelimit_raise) instead of being returned
 -- Package ratelimit and the SQL function ratelimit validate them before the call. See _ratelimit_valid.

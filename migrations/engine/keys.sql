@@ -75,7 +75,7 @@ BEGIN
         period := /* TEMPLATE: schema */_ratelimit_longest(period);
     END IF;
     RETURN QUERY
-        SELECT t.key, t.total, CASE WHEN t.total < least(capacity, 1) THEN
+        SELECT t.key, /* TEMPLATE: schema */_ratelimit_shown(t.total, rate, capacity), CASE WHEN t.total < least(capacity, 1) THEN
                nullif(/* TEMPLATE: schema */_ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0, false, windows), at) END
           FROM (
             SELECT s.*, CASE WHEN pg_catalog.cardinality(s.value) > 1 THEN

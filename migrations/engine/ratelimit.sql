@@ -62,6 +62,9 @@ BEGIN
     END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
     capacity := coalesce(capacity, rate);
+    IF abs(count) < '1e-15' THEN -- what rounding leaves of a difference
+        count := 0;
+    END IF;
     wrong := coalesce(/* TEMPLATE: schema */_ratelimit_wrong_key(key, global), CASE
         WHEN verb = 'take' AND (most BETWEEN '1' AND '1e15') IS NOT TRUE THEN
             pg_catalog.format('most must be a whole number between 1 and 1e15, not %s', coalesce(most::text, 'NULL'))
@@ -84,14 +87,10 @@ BEGIN
             ahead := ceil(-floor / rate)::integer + 2;
         END IF;
     END IF;
-    IF capacity - count < floor THEN
-        IF count <= capacity - floor THEN -- only rounding makes it too little
-            floor := capacity - count;
-        ELSE
-            wrong := coalesce(wrong, CASE WHEN verb = 'take' THEN
-                    pg_catalog.format('capacity must be at least 1 to take whole tokens, not %s', capacity)
-                ELSE pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity - floor, count) END);
-        END IF;
+    IF capacity - count < floor - /* TEMPLATE: schema */_ratelimit_tolerance(capacity, floor) THEN
+        wrong := coalesce(wrong, CASE WHEN verb = 'take' THEN
+                pg_catalog.format('capacity must be at least 1 to take whole tokens, not %s', capacity)
+            ELSE pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity - floor, count) END);
     END IF;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
@@ -140,14 +139,15 @@ BEGIN
         value := pg_catalog.array_fill(value[1], ARRAY[q.shards]);
         ts := pg_catalog.array_fill(ts[1], ARRAY[q.shards]);
     END IF;
-    remaining := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, windows);
+    remaining := /* TEMPLATE: schema */_ratelimit_shown(/* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, windows), q.rate, q.capacity);
     IF NOT granted OR verb = 'reserve' THEN
         reach := least(greatest(ceil((CASE WHEN granted THEN '0' ELSE q.count + q.floor END - remaining) / q.rate), '0') + '2', 40000)::integer;
         IF windows IS NOT NULL AND reach > q.ahead THEN -- the list has to reach to where the tokens will be there
             windows := /* TEMPLATE: schema */_ratelimit_windows(q.unit, q.zone, q.anchor, at, /* TEMPLATE: schema */_ratelimit_back(q.rate, q.capacity), reach);
         END IF;
-        retry_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards,
-            CASE WHEN granted THEN 0 ELSE q.count END, CASE WHEN granted THEN 0 ELSE q.floor END, verb = 'reserve' AND NOT granted, windows);
+        retry_at := CASE WHEN granted THEN
+                /* TEMPLATE: schema */_ratelimit_repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, windows)
+            ELSE /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, verb = 'reserve', windows) END;
     END IF;
     IF windows IS NOT NULL THEN
         reset_at := windows[pg_catalog.width_bucket(at, windows) + 1];
@@ -196,6 +196,7 @@ AS $body$
 DECLARE
     q /* TEMPLATE: schema */_ratelimit_request := /* TEMPLATE: schema */_ratelimit_prepare(verb, name, key, rate, period,
         CASE WHEN verb = 'take' THEN 1 ELSE count END, kind, capacity, start, shards, global, zone, anchor, max_reserved, most, now);
+    lowest double precision := q.floor - /* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, q.floor);
     value double precision[];
     ts    timestamptz[];
     a     integer := 0;
@@ -212,14 +213,14 @@ BEGIN
     ELSIF verb = 'take' OR verb = 'reserve' AND q.start IS NOT NULL THEN
         SELECT r.granted, r.at, r.value, r.ts, r.taken INTO granted, at, value, ts, taken
           FROM /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN verb = 'take' THEN 'take' ELSE 'consume' END, ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards],
-              ARRAY[q.count], ARRAY[q.floor], ARRAY[a], ARRAY[b], reserve => verb = 'reserve', now => now,
+              ARRAY[q.count], ARRAY[lowest], ARRAY[a], ARRAY[b], reserve => verb = 'reserve', now => now,
               windows => q.windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(q.windows)], mosts => ARRAY[q.most]) AS r;
     ELSIF q.shards = 1 THEN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO granted, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.count, q.floor, now, windows => q.windows) AS r;
+          FROM /* TEMPLATE: schema */_ratelimit_consume(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.count, lowest, now, windows => q.windows) AS r;
     ELSE
         SELECT r.granted, r.at, r.value, r.ts INTO granted, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, a, b, now, windows => q.windows) AS r;
+          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.shards, q.count, lowest, a, b, now, windows => q.windows) AS r;
     END IF;
     SELECT r.remaining, r.retry_at, r.retry_at - at, r.reset_at INTO remaining, retry_at, retry_after, reset_at
       FROM /* TEMPLATE: schema */_ratelimit_answer(verb, q, granted, at, value, ts) AS r;
@@ -271,7 +272,8 @@ Arguments:
   rate          tokens per period, 1e-15 to 1e15; or 0: every token is denied by policy, and nothing is read or written
   period        an interval of 1 microsecond to 106751 days, without months and years; for a calendar window '1 day', '7 days',
                 '1 month', '3 months' or '1 year'
-  count         the tokens to take: 0, or 1e-15 to 1e15; default 1
+  count         the tokens to take, at most 1e15; less than 1e-15 is 0, such as what rounding leaves of a difference; default 1.
+                Rounding alone never denies: a call may lack a billionth of the capacity, and at most 0.001 tokens
   kind          'token bucket' (the default), refilled continuously; 'fixed window', refilled at the start of each period; or
                 'calendar window', refilled at the start of each day, week, month, quarter or year
   capacity      the most tokens that can be saved up: 0, or 1e-15 to 1e15; default NULL, the rate. With 0, tokens can only be
@@ -507,7 +509,7 @@ BEGIN
         names := pg_catalog.array_append(names, q.name); keys := pg_catalog.array_append(keys, q.key);
         rates := pg_catalog.array_append(rates, q.rate); periods := pg_catalog.array_append(periods, q.period);
         capacities := pg_catalog.array_append(capacities, q.capacity); starts := pg_catalog.array_append(starts, q.start);
-        shards := pg_catalog.array_append(shards, q.shards); counts := pg_catalog.array_append(counts, q.count); floors := pg_catalog.array_append(floors, q.floor);
+        shards := pg_catalog.array_append(shards, q.shards); counts := pg_catalog.array_append(counts, q.count); floors := pg_catalog.array_append(floors, q.floor - /* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, q.floor));
         i := trunc(random() * q.shards::double precision);
         a := pg_catalog.array_append(a, i);
         b := pg_catalog.array_append(b, CASE WHEN q.shards = 1 THEN i ELSE (i + 1 + trunc(random() * (q.shards - 1)::double precision)::integer) % q.shards END); -- a shard other than a

@@ -77,9 +77,9 @@ BEGIN
                         WHEN w IS NOT NULL THEN pg_catalog.width_bucket(run_at, w) - pg_catalog.width_bucket(latest, w)
                         ELSE round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
                         / date_part('epoch', periods[i])) END;
-                    owing := CASE WHEN m > 1 THEN '-1e-9'::double precision ELSE 0 END;
+                    owing := /* TEMPLATE: schema */_ratelimit_even(total, rates[i], capacities[i]);
                     back := CASE
-                        WHEN taken[i] > capacities[i] OR wait < '0' OR total + wait * rates[i] < owing THEN 0
+                        WHEN capacities[i] - taken[i] < -/* TEMPLATE: schema */_ratelimit_tolerance(capacities[i], 0) OR wait < '0' OR total + wait * rates[i] < owing THEN 0
                         WHEN wait > '0' AND total + (wait - '1') * rates[i] >= owing THEN 0
                         WHEN wait > '0' AND capacities[i] > rates[i] AND total + counts[i] + (wait - '1') * rates[i] >= owing THEN 0
                         ELSE counts[i] END;

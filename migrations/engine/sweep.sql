@@ -10,7 +10,7 @@
 -- Rows written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
 --
 -- rate: NULL if all definitions vary. varies: a key has numbers that are not known here, but within this time they fill a row from 0. A
--- row in debt may need longer, and stays.
+-- row in debt may need longer, and stays. Less than the smallest count is no debt.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(
     value double precision, ts timestamptz, shards smallint, at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz, varies interval
@@ -19,7 +19,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN isfinite(ts) AND ts <= /* TEMPLATE: schema */_ratelimit_upto(at, period, start) AND shards > 0 THEN
     (rate IS NULL OR /* TEMPLATE: schema */_ratelimit_available(value, ts, /* TEMPLATE: schema */_ratelimit_upto(at, period, start),
             rate / shards::double precision, period, capacity / shards::double precision, start) = capacity / shards::double precision)
-    AND (varies IS NULL OR value >= '0' AND date_part('epoch', at - ts) > date_part('epoch', varies))
+    AND (varies IS NULL OR value > '-1e-15' AND date_part('epoch', at - ts) > date_part('epoch', varies))
     ELSE false END;
 
 -- Returns the numbers of a sweep. A row is deleted if it is full by every definition that counts, of any program or version: the one

@@ -35,19 +35,21 @@ func number(f float64) string {
 		return "∞"
 	case math.IsNaN(f) || math.IsInf(f, -1):
 		return "not a number"
+	case math.Abs(f) < 1e-15: // the smallest count
+		return "0"
 	case f == math.Trunc(f) && math.Abs(f) < 1e15:
 		return count(int64(f))
 	case math.Abs(f) >= 1e15, math.Abs(f) < 1e-3:
 		return strconv.FormatFloat(f, 'g', 3, 64)
 	case math.Abs(f) >= 100:
-		return count(int64(math.Floor(f))) // what is not there yet is not rounded up
+		return count(int64(math.Floor(f + 1e-6))) // what is not there yet is not rounded up, but rounding takes nothing
 	}
 	digits := 2
 	if math.Abs(f) < 1 {
 		digits = 3
 	}
 	p := math.Pow10(digits)
-	return strings.Replace(strconv.FormatFloat(math.Floor(f*p)/p, 'f', -1, 64), "-", "−", 1)
+	return strings.Replace(strconv.FormatFloat(math.Floor(f*p+1e-6)/p, 'f', -1, 64), "-", "−", 1)
 }
 
 // count writes a whole number in groups of three.

@@ -322,7 +322,7 @@ func queryBalance(ctx context.Context, tx pgx.Tx, name, key string, given parsed
 	rows, err := collect[balanceRow](tx.Query(ctx, keySQL+`
 		SELECT d.kind, CASE WHEN d.known THEN d.rate END AS rate, extract(epoch FROM d.period)::float8 AS seconds, CASE WHEN d.known THEN d.capacity END AS capacity,
 		       d.max_reserved, d.period::text AS period, d.start, d.shards, CASE WHEN d.known THEN d.zone END AS zone, CASE WHEN d.known THEN `+anchorText+` END AS anchor, d.known, d.own, s.rows, s.last_use, s.total AS stored, now() AS at,
-		       CASE WHEN d.known AND d.rate > 0 THEN _ratelimit_total(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, d.windows) END AS remaining,
+		       CASE WHEN d.known AND d.rate > 0 THEN _ratelimit_shown(_ratelimit_total(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, d.windows), d.rate, d.capacity) END AS remaining,
 		       CASE WHEN d.known AND d.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, s.rows::integer,
 		           least(d.capacity, 1), 0, false, d.windows), now()) END AS next_at,
 		       CASE WHEN d.known AND d.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, now(), d.rate, d.longest, d.capacity, d.grid, s.rows::integer,
@@ -387,8 +387,8 @@ func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[
 		       WHEN n.effect = 'varies' THEN NULL
 		       WHEN n.effect = 'block' OR n.effect = 'numbers' AND n.rate <= 0 THEN 0
 		       WHEN n.effect = 'unlimited' THEN 'Infinity'
-		       ELSE _ratelimit_total(s.value, s.ts, now(), n.rate, CASE n.kind WHEN 'calendar window' THEN _ratelimit_longest(n.period) ELSE n.period END, n.capacity,
-		           CASE n.kind WHEN 'fixed window' THEN _ratelimit_grid($1, k.key, n.period, n.kind, n.start) WHEN 'calendar window' THEN w.windows[1] END, w.windows) END AS remaining
+		       ELSE _ratelimit_shown(_ratelimit_total(s.value, s.ts, now(), n.rate, CASE n.kind WHEN 'calendar window' THEN _ratelimit_longest(n.period) ELSE n.period END, n.capacity,
+		           CASE n.kind WHEN 'fixed window' THEN _ratelimit_grid($1, k.key, n.period, n.kind, n.start) WHEN 'calendar window' THEN w.windows[1] END, w.windows), n.rate, n.capacity) END AS remaining
 		  FROM unnest($2::text[]) AS k (key)
 		 CROSS JOIN LATERAL _ratelimit_numbers($1, k.key, now(), varying => true) AS n
 		 CROSS JOIN LATERAL (SELECT CASE WHEN n.effect = 'numbers' AND n.kind = 'calendar window' AND n.rate > 0 THEN

@@ -41,7 +41,7 @@ func read(query string, args []any) (s statement, ok bool) {
 	case dbsqlc.Consume:
 		name, key := take[string](&a), take[string](&a)
 		d := inmemory.Demand{ID: inmemory.ID{Name: name, Key: key}, Limit: a.limit(), Shards: 1}
-		d.Count, d.Floor = take[float64](&a), take[float64](&a)
+		d.Count, d.Lowest = take[float64](&a), take[float64](&a)
 		s.now = take[*time.Time](&a)
 		take[bool](&a) // expect_denial changes no decision
 		s.orRaise = take[bool](&a)
@@ -49,7 +49,7 @@ func read(query string, args []any) (s statement, ok bool) {
 	case dbsqlc.ConsumeSharded:
 		name, key := take[string](&a), take[string](&a)
 		d := inmemory.Demand{ID: inmemory.ID{Name: name, Key: key}, Limit: a.limit(), Shards: int(take[int32](&a))}
-		d.Count, d.Floor = take[float64](&a), take[float64](&a)
+		d.Count, d.Lowest = take[float64](&a), take[float64](&a)
 		d.Pick = [2]int{int(take[int32](&a)), int(take[int32](&a))}
 		s.now, s.orRaise = take[*time.Time](&a), take[bool](&a)
 		s.demands = withWindows(&a, d)
@@ -95,7 +95,7 @@ func read(query string, args []any) (s statement, ok bool) {
 		for i, n := range take[[]int32](&a) {
 			s.demands[i].Shards = int(n)
 		}
-		s.demands[1].Floor = take[float64](&a)
+		s.demands[1].Lowest = take[float64](&a)
 		s.now = take[*time.Time](&a)
 		a.windows(s.demands)
 	case dbsqlc.Reset:
@@ -167,7 +167,7 @@ func (a *arguments) counts(ds []inmemory.Demand) {
 
 func (a *arguments) floors(ds []inmemory.Demand) {
 	for i, floor := range take[[]float64](a) {
-		ds[i].Floor = floor
+		ds[i].Lowest = floor
 	}
 }
 
@@ -213,7 +213,7 @@ func (s statement) run(t inmemory.Table, level inmemory.Isolation, now algebra.M
 		}
 		return row{value: int32(t.Reset(ids))}
 	case s.query == dbsqlc.Move:
-		t.Move(s.demands[0], s.demands[1], s.demands[1].Floor, now)
+		t.Move(s.demands[0], s.demands[1], s.demands[1].Lowest, now)
 		return row{value: 0.0} // the balance, which nobody reads
 	case s.query == dbsqlc.Refund, s.query == dbsqlc.RefundOne:
 		a = t.Refund(s.demands, s.taken, now)
