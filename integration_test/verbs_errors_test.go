@@ -191,6 +191,15 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			}
 			return call(c, c.pool, c.request())
 		}})
+		if by != "QueueConsume" { // SendTx returns it, as it comes from pgx
+			add("literals that pgx does not write", failure{do: func(c *failing) error {
+				db := reconfigured(c.T, c.pool, func(config *pgxpool.Config) {
+					config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+					startWith(c.T, config.ConnConfig, map[string]string{"standard_conforming_strings": "off"})
+				})
+				return call(c, db, c.request())
+			}})
+		}
 		add("a limit that is not in the list", failure{is: invalid, do: func(c *failing) error {
 			c.limiter = c.opened(func(o *ratelimit.Options) { o.Limits = []ratelimit.Limit{slow("listed", 1)} })
 			return call(c, c.pool, c.request())
@@ -374,6 +383,14 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			return c.queued(conflicting, c.request())
 		}},
 
+		"InTx: rolled back by hand": {by: "InTx", is: pgx.ErrTxCommitRollback, bare: true, do: func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error {
+				if _, err := c.limiter.Consume(ctx, tx, c.request()); err != nil {
+					return err
+				}
+				return tx.Rollback(ctx)
+			})
+		}},
 		"InTx: no function": {by: "InTx", is: invalid, bare: true, do: func(c *failing) error { return c.limiter.InTx(c.ctx, c.pool, nil) }},
 		"InTx: a connection in a transaction": {by: "InTx", is: invalid, bare: true, do: func(c *failing) error {
 			conn := acquire(c.T, c.pool)
@@ -540,7 +557,10 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			limit := ratelimit.TokenBucket(c.limit.Name(), 1, time.Hour, ratelimit.Varies(24*time.Hour))
 			return c.sweeps(c.pool, limit.With(ratelimit.Rate(2)))
 		}},
-		"Sweep: twice":       {by: "Sweep", is: invalid, do: func(c *failing) error { return c.sweeps(c.pool, c.limit, c.limit) }},
+		"Sweep: twice": {by: "Sweep", is: invalid, do: func(c *failing) error { return c.sweeps(c.pool, c.limit, c.limit) }},
+		"Sweep: two definitions": {by: "Sweep", is: invalid, do: func(c *failing) error {
+			return c.sweeps(c.pool, c.limit, ratelimit.TokenBucket(c.limit.Name(), 2, 24*time.Hour))
+		}},
 		"Sweep: no database": {by: "Sweep", is: invalid, bare: true, do: func(c *failing) error { return c.sweeps(nil, c.limit) }},
 		"Sweep: a transaction": {by: "Sweep", is: invalid, bare: true, do: func(c *failing) error {
 			return c.limiter.InTx(c.ctx, c.pool, func(_ context.Context, tx pgx.Tx) error { return c.sweeps(tx, c.limit) })

@@ -747,6 +747,17 @@ var sqlMutations = []mutation{
 		name: "reset-order", file: reset, what: "limits are reset in another order than the common one",
 		old: "FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2", new: "FROM unnest(names, keys) AS u (name, key) ORDER BY 1 DESC, 2 DESC",
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
+	}, {
+		name: "reset-no-trace", file: reset, what: "a reset with a reason or an author leaves no trace",
+		old: "IF deleted > 0 AND coalesce(reason, who) IS NOT NULL THEN", new: "IF deleted > 0 AND false THEN",
+		tests: "TestAResetLeavesATrace",
+	}, {
+		name: "reset-trace-polled", file: "migrations/engine/overrides.sql", what: "programs read the trace of a reset as an override",
+		old: "WHERE c.id > after AND c.effect <> 'reset'", new: "WHERE c.id > after",
+		tests: "TestAResetLeavesATrace",
+	}, {
+		name: "keys-broken-row", file: "migrations/engine/keys.sql", what: "a row of an infinite time ends the list of all keys",
+		old: "CASE WHEN NOT s.sound THEN NULL WHEN", new: "CASE WHEN", tests: "TestARowWithAnInfiniteTime",
 	},
 
 	// _ratelimit_consume_keys
