@@ -534,7 +534,7 @@ func TestAChangeWakesWaiters(t *testing.T) {
 				if _, err := limits.Charge(t.Context(), pool, limit.Key("k").Count(used)); err != nil {
 					t.Fatal(err)
 				}
-				ended := make(chan error)
+				ended := make(chan error, 1)
 				go func() {
 					_, err := limits.Wait(t.Context(), pool, limit.Key("k"))
 					ended <- err

@@ -115,7 +115,7 @@ func (r *Result) fill(c *call, a *answer) {
 		refunded, r.receipt = c.receipt.refund(c.demands, c.rowless, a), c.receipt
 	}
 	w := c.waiting(a)
-	retryAt, runAt, remaining, resetAt := max(a.at, w.retryAt), a.at, math.Inf(1), algebra.Min
+	retryAt, runAt, remaining, resetAt := w.retryAt, a.at, math.Inf(1), algebra.Min
 	for i := range c.demands {
 		requests := c.demands[i].requests
 		s := &r.Requests[requests[0]]
@@ -175,10 +175,11 @@ func (c *call) taken(a *answer, s *Status) float64 {
 type waiting struct {
 	asked   []algebra.Demand // empty: there are none
 	lefts   []float64        // the balance that each limit would have left
-	retryAt algebra.Micros   // when all of them would be granted
+	retryAt algebra.Micros   // when all of them would be granted, or else now
 }
 
 func (c *call) waiting(a *answer) (w waiting) {
+	w.retryAt = a.at
 	if !c.reserves() || a.granted {
 		return w
 	}
