@@ -323,9 +323,9 @@ grids AS (
 func queryBalance(ctx context.Context, tx pgx.Tx, name, key string, given parsedNumbers, now time.Time) (*balanceRow, error) {
 	ends, err := collect[endRow](tx.Query(ctx, `
 		SELECT e.until, (SELECT o.effect FROM _ratelimit_override_of($1::text, $2::text, e.until) AS o) AS effect
-		  FROM (SELECT DISTINCT o.until FROM rate_limit_overrides AS o WHERE o.name = $1 AND (o.key = $2 OR o.key IS NULL) AND o.removed_at IS NULL
-		           AND o.until > $3 AND o.until < '9999-12-31 00:00+00') AS e
-		 ORDER BY e.until`, name, key, now))
+		  FROM (SELECT o.until FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key = $2 AND o.removed_at IS NULL AND o.until > $3
+		        UNION SELECT o.until FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key IS NULL AND o.removed_at IS NULL AND o.until > $3) AS e
+		 WHERE e.until < '9999-12-31 00:00+00' ORDER BY e.until`, name, key, now))
 	if err != nil {
 		return nil, err
 	}
