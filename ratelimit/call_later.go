@@ -48,7 +48,11 @@ func (c *call) spans(does *rules, d *demand) []span {
 		if err != nil && !errors.Is(err, ErrExceedsCapacity) {
 			continue // which no numbers of an override can cause
 		}
-		spans = append(spans, spanOf(does, end, append(ds, rowless...)[0]))
+		then := append(ds, rowless...)[0]
+		if before := &spans[len(spans)-1].demand; before.limit == then.limit && before.tooMuch == then.tooMuch {
+			continue // an override ends that has not decided: see repaid
+		}
+		spans = append(spans, spanOf(does, end, then))
 	}
 	return spans
 }
@@ -78,7 +82,7 @@ func when(now algebra.Micros, demands [][]span, find find) algebra.Micros {
 				until = min(until, spans[i].from)
 			}
 			if denied = denied || spans[i].denied; !spans[i].free {
-				present = append(present, &spans[i].demand)
+				present = append(present, spans[i].demand.known(now, from))
 			}
 		}
 		if !denied {
@@ -91,6 +95,16 @@ func when(now algebra.Micros, demands [][]span, find find) algebra.Micros {
 		}
 		from = until
 	}
+}
+
+// known is the demand itself or, if its calendar's list ends before a later instant, with the windows around that one.
+func (d *demand) known(now, later algebra.Micros) *demand {
+	if later <= now || !d.numbers.Unknown(later) {
+		return d
+	}
+	around := []demand{*d}
+	setNumbers(standing, around, pgtype.Timestamptz{Time: later.Time(), Valid: true}, false)
+	return &around[0]
 }
 
 // allSpans are the spans of each of the demands.
@@ -169,17 +183,25 @@ func (c *call) grants(ds []*demand, a *answer, from algebra.Micros) algebra.Micr
 	return at
 }
 
-// grantedInTime is when a Wait would be granted whose work may wait for c.patience, by numbers that change meanwhile.
+// grantedInTime is when a Wait would be granted whose work may wait for c.patience, by numbers that change meanwhile. Once a slower
+// refill comes into reach, what was granted before may be denied.
 func (c *call) grantedInTime(d *demand, a *answer, from algebra.Micros) algebra.Micros {
 	in, spans := *d, c.spans(standing, d)
-	in.floor = c.does.floor(&in.limit)
-	_ = in.validate(c.does) // it is valid; this rounds the floor
-	lowest := in.floor
-	return algebra.First(from, func(at algebra.Micros) bool {
+	lowest := c.does.floor(&in.limit)
+	granted := func(at algebra.Micros) bool {
 		in.floor = max(lowest, -leastRefill(spans, at, at+c.patience))
 		_, _, granted := algebra.Reserve(c.reserved([]*demand{&in}, a, at), at, algebra.Forever)
 		return granted
-	})
+	}
+	for i := range spans {
+		if until := spans[i].from - c.patience; until > from { // from then on, it reaches into that span
+			if granted(until) {
+				return algebra.First(from, func(at algebra.Micros) bool { return at >= until || granted(at) })
+			}
+			from = until + 1
+		}
+	}
+	return algebra.First(from, granted)
 }
 
 // reserved are demands for algebra.Reserve. Lists of windows reach to where the limit is full, and what is then owed is refilled.
@@ -265,7 +287,7 @@ func repaid(spans []span, rows []algebra.Row, shards int, now algebra.Micros) al
 
 // sooner is the runAt of a granted Wait by the overrides that are known when it is called: others than at the grant may be in force since
 // then. What was owed at the grant is repaid by the old numbers until now, and by the new ones from now on.
-func (c *call) sooner(a *answer) func() algebra.Micros {
+func (c *call) sooner(a *answer) func(local pgtype.Timestamptz) algebra.Micros {
 	d, at, shards := c.demands[0], a.at, c.demands[0].limit.shards
 	rows := slices.Clone(a.rows[0])
 	for len(rows) < shards { // it took from one shard, which stands for all
@@ -273,8 +295,8 @@ func (c *call) sooner(a *answer) func() algebra.Micros {
 	}
 	then := call{does: standing, asked: c.asked, overrides: c.overrides, local: c.local, inForce: c.inForce}
 	before := then.spans(standing, &d)
-	return func() algebra.Micros {
-		now := then.overrides.moment(then.local)
+	return func(local pgtype.Timestamptz) algebra.Micros {
+		now := then.overrides.moment(local)
 		requests, in, err := then.overrides.applied(standing, then.asked, pgtype.Timestamptz{Time: now.low.Time(), Valid: true})
 		if err != nil {
 			return algebra.Max
@@ -304,6 +326,8 @@ func leastRefill(spans []span, from, to algebra.Micros) float64 {
 		}
 		switch s := &spans[i]; {
 		case until <= from:
+		case s.from >= to:
+			return least
 		case s.free:
 			return math.Inf(1)
 		case s.demand.limit.numbers.Rate > 0:

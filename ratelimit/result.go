@@ -4,6 +4,8 @@ import (
 	"math"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
@@ -46,7 +48,7 @@ type Result struct {
 	balances []Balance      // of Balance
 	runAt    algebra.Micros // of a grant: when the work may run
 
-	sooner func() algebra.Micros // of a Wait: what runAt would be by the overrides of now; nil: as it is
+	sooner func(local pgtype.Timestamptz) algebra.Micros // of a Wait: what runAt would be by the overrides of now; nil: as it is
 }
 
 // delay is how long the work of a granted call has to wait.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
@@ -126,31 +128,41 @@ func (l *Limiter) sleep(ctx context.Context, db DB, granted Result) error {
 		return m.SleepUntil(ctx, granted.runAt.Time())
 	}
 	began, runAt := time.Now(), granted.runAt
+	left := func() time.Duration {
+		if l.Clock != nil {
+			return runAt.Time().Sub(l.Clock())
+		}
+		return runAt.Time().Sub(granted.At) - time.Since(began)
+	}
 	var changed <-chan struct{}
-	for wait := granted.delay(); wait > 0; {
+	for wait := granted.delay(); wait > 0; wait = left() {
 		if granted.sooner != nil {
 			if next := l.Overrides.changed(); next != changed { // also at first: something may have changed since the grant
-				changed, runAt = next, min(runAt, granted.sooner())
+				if changed, runAt = next, min(runAt, granted.sooner(l.local())); left() <= 0 {
+					return nil
+				}
 			}
 		}
-		wait = runAt.Time().Sub(granted.At) - time.Since(began)
-		step := max(wait, 0)
+		step := left()
 		if l.Clock != nil {
-			step = min(step, clockStep)
+			step = clockStep
 		}
 		select {
 		case <-time.After(step):
 		case <-changed:
-			continue
 		case <-ctx.Done():
 			return over(ctx)
 		}
-		wait = runAt.Time().Sub(granted.At) - time.Since(began)
-		if l.Clock != nil {
-			wait = runAt.Time().Sub(l.Clock())
-		}
 	}
 	return nil
+}
+
+// local is the time of [Limiter.Clock]; NULL: there is none, or it has no valid time.
+func (l *Limiter) local() (now pgtype.Timestamptz) {
+	if l.Clock != nil {
+		now, _ = timestamp("the clock's time", l.Clock())
+	}
+	return now
 }
 
 // giveBack refunds a granted call whose ctx has ended.

@@ -160,12 +160,16 @@ var callMutations = []mutation{
 		tests: "TestWaitTellsWhyItWasCanceled",
 	}, {
 		name: "wait-real-time", file: "ratelimit/wait.go", what: "a Wait sleeps by the process's clock, although the limiter has one",
-		old: "			wait = runAt.Time().Sub(l.Clock())\n", new: "",
+		old: "			return runAt.Time().Sub(l.Clock())\n", new: "",
 		tests: "TestWaitServesInOrderOfArrival",
 	}, {
 		name: "wait-no-sleep", file: "ratelimit/wait.go", what: "a Wait does not sleep",
-		old: "for wait := granted.delay(); wait > 0; {", new: "for wait := time.Duration(0); wait > 0; {",
+		old: "for wait := granted.delay(); wait > 0;", new: "for wait := time.Duration(0); wait > 0;",
 		tests: "TestTwentyWaitAtTwentyPerSecond|TestWaitServesInOrderOfArrival",
+	}, {
+		name: "wait-spins", file: "ratelimit/wait.go", what: "a Wait asks a clock without a pause that goes slower than time",
+		old: "			step = clockStep\n", new: "			step = min(clockStep, runAt.Time().Sub(granted.At)-time.Since(began))\n",
+		tests: "TestAClockThatStandsStillIsAskedEvery10ms",
 	}, {
 		name: "wait-kept", file: "ratelimit/wait.go", what: "a canceled Wait keeps its tokens",
 		old: "kept := l.giveBack(ctx, db, result, requests); kept != nil", new: "kept := error(nil); kept != nil",

@@ -321,6 +321,22 @@ var overrideMutations = []mutation{
 		old: "floor = -leastRefill(c.spans(standing, d), now, now+c.patience)", new: "_ = now",
 		tests: "TestAWaitUnderAnOverrideThatEnds",
 	}, {
+		name: "later-wait-beyond", file: "ratelimit/call_later.go", what: "numbers count for a Wait that come into force after its deadline",
+		old: "		case s.from >= to:\n			return least\n", new: "",
+		tests: "TestAWaitThatEndsBeforeAnOverrideDoes",
+	}, {
+		name: "later-wait-segments", file: "ratelimit/call_later.go", what: "the RetryAt of a Wait is not the first",
+		old: "until > from { // from then on", new: "false && until > from { // from then on",
+		tests: "TestTheFirstWaitBesideAnOverrideThatEnds",
+	}, {
+		name: "later-windows", file: "ratelimit/call_later.go", what: "the windows of a calendar are not known where another limit's override ends late",
+		old: "later <= now || !d.numbers.Unknown(later)", new: "true || later <= now",
+		tests: "TestACalendarBesideAnOverrideThatEndsLate",
+	}, {
+		name: "later-wakes-clock", file: "ratelimit/wait.go", what: "a change of overrides wakes no Wait of a Limiter with a Clock",
+		old: "	if l.Clock != nil {\n		now, _ = timestamp(", new: "	if false {\n		now, _ = timestamp(",
+		tests: "TestAWaitIsWokenByItsClock",
+	}, {
 		name: "later-keys", file: "migrations/engine/keys.sql", what: "ratelimit_keys takes the numbers in force to hold for good",
 		old: "CASE WHEN k.key = ANY (late.keys) THEN coalesce(l.retry_at, o.until) ELSE k.retry_at END", new: "k.retry_at",
 		tests: "TestAnOverrideThatEnds",

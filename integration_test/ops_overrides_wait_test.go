@@ -1,0 +1,168 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// TestAWaitThatEndsBeforeAnOverrideDoes: what comes after the deadline says nothing about the wait.
+func TestAWaitThatEndsBeforeAnOverrideDoes(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	wait := func(limit ratelimit.Limit, within time.Duration) (ratelimit.Result, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		return limits.Wait(ctx, pool, limit.Key("k"))
+	}
+	for name, limit := range map[string]ratelimit.Limit{
+		"slow after":   ratelimit.TokenBucket("slow", 1, time.Hour, ratelimit.Capacity(1)),
+		"lifted after": ratelimit.TokenBucket("lifted", 1, time.Hour, ratelimit.Capacity(1)),
+	} {
+		if name == "lifted after" {
+			scan[int64](t, pool, "SELECT ratelimit_unlimited($1, NULL)", limit.Name())
+			scan[int64](t, pool, "SELECT ratelimit_override($1, 'k', rate => 1, capacity => 1, until => clock_timestamp() + $2)", limit.Name(), pgtype.Interval{Microseconds: 3600e6, Valid: true})
+		} else {
+			scan[int64](t, pool, "SELECT ratelimit_override($1, 'k', rate => 3600, capacity => 1, until => clock_timestamp() + $2)", limit.Name(), pgtype.Interval{Microseconds: 3600e6, Valid: true})
+		}
+		if err := limits.Overrides.Load(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 2 {
+			result, err := wait(limit, 5*time.Second)
+			if name == "lifted after" && i == 1 {
+				if !denied(err) {
+					t.Errorf("%s: %v, %+v", name, err, result)
+				}
+			} else if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
+// TestACalendarBesideAnOverrideThatEndsLate: its windows are known then, too.
+func TestACalendarBesideAnOverrideThatEndsLate(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	c := &clock{now: scan[time.Time](t, pool, "SELECT date_trunc('day', now())").UTC()}
+	limits := ratelimit.Limiter{Clock: c.Now, Overrides: &ratelimit.Overrides{DB: pool}}
+	daily, slow := ratelimit.CalendarWindow("daily", 1, ratelimit.Day, ratelimit.MaxReserved(0)), ratelimit.TokenBucket("slow", 60, time.Minute, ratelimit.MaxReserved(0))
+	end := c.now.Add(20 * 24 * time.Hour)
+	scan[int64](t, pool, "SELECT ratelimit_override('slow', 'k', rate => 0.0000001, capacity => 1, until => $1)", end)
+	if err := limits.Overrides.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limits.Consume(t.Context(), pool, slow.Key("k")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limits.Consume(t.Context(), pool, daily.Key("k")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := limits.Reserve(t.Context(), pool, daily.Key("k"), slow.Key("k"))
+	if d, ok := errors.AsType[*ratelimit.DeniedError](err); !ok || !d.RetryAt.Equal(end) {
+		t.Errorf("Reserve: %v, want %v", err, end)
+	}
+	_, err = limits.Consume(t.Context(), pool, daily.Key("k"), slow.Key("k"))
+	if d, ok := errors.AsType[*ratelimit.DeniedError](err); !ok || !d.RetryAt.Equal(end) {
+		t.Errorf("Consume: %v, want %v", err, end)
+	}
+}
+
+// TestAWaitIsWokenByItsClock: with a Clock, too, a change of overrides wakes a Wait.
+func TestAWaitIsWokenByItsClock(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	began := time.Now()
+	start := scan[time.Time](t, pool, "SELECT now() + interval '2 days'").UTC() // not the database's time
+	limits := ratelimit.Limiter{
+		Clock:     func() time.Time { return start.Add(time.Since(began)) },
+		Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon}),
+	}
+	limit := ratelimit.TokenBucket("api", 1, time.Hour)
+	if _, err := limits.Consume(t.Context(), pool, limit.Key("k")); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	go func() {
+		_, err := limits.Wait(t.Context(), pool, limit.Key("k"))
+		ended <- err
+	}()
+	eventually(t, "the wait has begun", func() bool { return scan[float64](t, pool, "SELECT sum(value) FROM rate_limits") < -0.5 })
+	mustExec(t, pool, "SELECT ratelimit_unlimited('api', 'k')")
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("it sleeps on")
+	}
+}
+
+// TestAClockThatStandsStillIsAskedEvery10ms: a Wait that is longer than it should be, by real time, does not spin.
+func TestAClockThatStandsStillIsAskedEvery10ms(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	var asked atomic.Int64
+	start := time.Now().UTC()
+	limits := ratelimit.Limiter{Clock: func() time.Time { asked.Add(1); return start }}
+	limit := ratelimit.TokenBucket("api", 10, time.Second, ratelimit.Capacity(1))
+	if _, err := limits.Consume(t.Context(), pool, limit.Key("k")); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := limits.Wait(ctx, pool, limit.Key("k")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	if n := asked.Load(); n > 200 {
+		t.Errorf("the clock was asked %d times in a second", n)
+	}
+}
+
+// TestTheFirstWaitBesideAnOverrideThatEnds: RetryAt of a denied Wait is the first instant at which it is granted, although it is denied
+// again later: once the slower refill after an override comes into reach.
+func TestTheFirstWaitBesideAnOverrideThatEnds(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	c := &clock{now: time.Now().UTC().Truncate(time.Second)}
+	limits := ratelimit.Limiter{Clock: c.Now, Overrides: &ratelimit.Overrides{DB: pool}}
+	limit := ratelimit.TokenBucket("api", 1, time.Second, ratelimit.Capacity(1000))
+	scan[int64](t, pool, "SELECT ratelimit_override('api', 'k', rate => 10, until => $1)", c.now.Add(2000*time.Second))
+	if err := limits.Overrides.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limits.Charge(t.Context(), pool, limit.Key("k").Count(1000+15000)); err != nil {
+		t.Fatal(err)
+	}
+	// By 10 a second for about 1000 s, a Wait may owe about 10,000. By 1 a second afterwards, it may owe 1000.
+	wait := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 1000*time.Second)
+		defer cancel()
+		_, err := limits.Wait(ctx, pool, limit.Key("k").Count(0))
+		return err
+	}
+	d, ok := errors.AsType[*ratelimit.DeniedError](wait())
+	if !ok || d.RetryAfter < 499*time.Second || d.RetryAfter > 502*time.Second {
+		t.Fatalf("%v, want 500 s", d)
+	}
+	for _, after := range []time.Duration{-time.Second, time.Second, 800 * time.Second} {
+		grants := after == time.Second
+		ctx, cancel := context.WithTimeout(t.Context(), 1000*time.Second)
+		c.now = d.RetryAt.Add(after)
+		go func() { time.Sleep(300 * time.Millisecond); cancel() }() // it is granted, and sleeps
+		_, err := limits.Wait(ctx, pool, limit.Key("k").Count(0))
+		if granted := errors.Is(err, context.Canceled); granted != grants || !granted && !denied(err) {
+			t.Errorf("%v later: %v", after, err)
+		}
+		cancel()
+	}
+}
