@@ -2358,7 +2358,8 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_as IS 'the rol
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_as IS 'the role that was logged in when it was ended early';
 
 -- Returns the override in force for a key. before: only those count that are older than this one, and none if there is none of this id.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, at timestamptz, before bigint DEFAULT NULL)
+-- standing: what holds beside a block, which changes no numbers.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, at timestamptz, before bigint DEFAULT NULL, standing boolean DEFAULT false)
 RETURNS SETOF /* TEMPLATE: schema */rate_limit_overrides
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
@@ -2368,12 +2369,12 @@ DECLARE
 BEGIN
     RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
      WHERE o.name = name AND o.key = key AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
-       AND (before IS NULL OR o.made_at < made OR o.made_at = made AND o.id < before)
+       AND (before IS NULL OR o.made_at < made OR o.made_at = made AND o.id < before) AND (NOT standing OR o.effect <> 'block')
      ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT 1;
     IF NOT FOUND THEN
         RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
          WHERE o.name = name AND o.key IS NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
-       AND (before IS NULL OR o.made_at < made OR o.made_at = made AND o.id < before)
+       AND (before IS NULL OR o.made_at < made OR o.made_at = made AND o.id < before) AND (NOT standing OR o.effect <> 'block')
          ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT 1;
     END IF;
 END
@@ -2387,13 +2388,14 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity);
 
 -- Returns the numbers in force for a key: those of the newest definition, under the override in force or, if its id is given, another one. effect is 'numbers', 'block' or
--- 'unlimited'. Of a blocked key, only the effect and its end are sure to be there.
+-- 'unlimited'. Of a blocked key, only the effect and its end are sure to be there. standing: as if nothing were blocked.
 --
 -- If the limit varies, only the program knows the numbers of a key, unless an override gives rate and capacity (and there is no zone or
 -- anchor). That is an error or, with varying, the effect 'varies': then rate and capacity are those of the override or NULL, and zone and
 -- anchor are NULL.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(
     name text, key text, at timestamptz, before bigint DEFAULT NULL, varying boolean DEFAULT false, under bigint DEFAULT NULL,
+    standing boolean DEFAULT false,
     OUT effect text, OUT until timestamptz, OUT kind text, OUT rate double precision, OUT period interval, OUT capacity double precision,
     OUT max_reserved double precision, OUT start timestamptz, OUT shards integer, OUT zone text, OUT anchor timestamp, OUT override bigint,
     OUT varies interval
@@ -2406,7 +2408,7 @@ DECLARE
     published boolean;
 BEGIN
     IF under IS NULL THEN
-        SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_override_of(name, coalesce(key, ''), at, before) AS f;
+        SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_override_of(name, coalesce(key, ''), at, before, standing) AS f;
     ELSE
         SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = under;
     END IF;
@@ -2816,11 +2818,13 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
 --   consume  take count
 --   reserve  take count, even before it is refilled: down to -max_reserved
 --   take     take as many whole tokens as there are, at least 1 and at most `most`
--- later: the request is valid now, and the question is what will be in force at `now`. Then no numbers are an error.
+-- later: the request is valid now, and the question is what will be in force at `now`. Then no numbers are an error. standing: as if
+-- nothing were blocked.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_prepare(
     verb text, name text, key text, rate double precision, period interval, count double precision, kind text,
     capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp,
-    max_reserved double precision, most double precision, now timestamptz, later boolean DEFAULT false
+    max_reserved double precision, most double precision, now timestamptz, later boolean DEFAULT false,
+    standing boolean DEFAULT false
 ) RETURNS /* TEMPLATE: schema */_ratelimit_request
 LANGUAGE plpgsql
 AS $body$
@@ -2844,7 +2848,7 @@ BEGIN
         SELECT n.effect, CASE WHEN n.effect = 'block' AND n.rate = '0' AND n.varies IS NULL THEN NULL ELSE n.until END, -- a plan has no end
                n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
           INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
-          FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp()), varying => later) AS n;
+          FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp()), varying => later, standing => standing) AS n;
         IF effect <> 'numbers' THEN -- which needs no numbers, and may have none
             kind := 'token bucket';
             rate := 1;
@@ -2916,10 +2920,11 @@ BEGIN
 END
 $body$;
 
--- The same request once the override that is in force for it has ended.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_after(verb text, q /* TEMPLATE: schema */_ratelimit_request) RETURNS /* TEMPLATE: schema */_ratelimit_request
+-- The same request once the override that is in force for it has ended. standing: as if nothing were blocked.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_after(verb text, q /* TEMPLATE: schema */_ratelimit_request, standing boolean DEFAULT false)
+RETURNS /* TEMPLATE: schema */_ratelimit_request
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true);
+RETURN /* TEMPLATE: schema */_ratelimit_prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing);
 
 -- The windows of a request, in a list that reaches to where the tokens will be there.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_reaching(
@@ -2973,7 +2978,7 @@ BEGIN
 END
 $body$;
 
--- Returns when a token bucket will be full, if nothing is taken.
+-- Returns when a token bucket will be full, if nothing is taken, or NULL if that is never. A block changes nothing.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_full_at(
     verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
 ) RETURNS timestamptz
@@ -2984,23 +2989,22 @@ DECLARE
     full_at timestamptz;
 BEGIN
     LOOP
-        IF q.effect IN ('numbers', 'never') THEN
-            full_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.capacity, 0, false,
-                /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, q.capacity, 0));
-        ELSIF q.effect = 'unlimited' THEN
-            RETURN at;
-        END IF;
-        IF q.until IS NULL OR q.effect <> 'block' AND full_at < q.until THEN
+        full_at := CASE
+            WHEN q.effect IN ('numbers', 'never') THEN
+                /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.capacity, 0, false,
+                    /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, q.capacity, 0))
+            WHEN q.effect <> 'block' THEN at END; -- of 'varies', nothing is known but that it is not earlier
+        IF q.until IS NULL OR full_at < q.until THEN
             RETURN full_at;
         END IF;
         at := greatest(at, q.until);
-        q := /* TEMPLATE: schema */_ratelimit_after(verb, q);
+        q := /* TEMPLATE: schema */_ratelimit_after(verb, q, standing => true);
     END LOOP;
 END
 $body$;
 
--- Returns when nothing is owed any more, whatever other calls take meanwhile: call.repaidAt of the Go library has the rule. After a call,
--- the tokens of all rows are owed together.
+-- Returns when nothing is owed any more, whatever other calls take meanwhile: call.repaidAt of the Go library has the rule. A block changes
+-- nothing.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_repaid_at(
     verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
 ) RETURNS timestamptz
@@ -3008,45 +3012,50 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
+    after   /* TEMPLATE: schema */_ratelimit_request;
     windows timestamptz[];
     run_at  timestamptz;
     least_  double precision;
-    n       integer;
-    -- What one row would have, by whether others have taken something at the end of an override.
-    tokens  double precision[];
-    since   timestamptz[];
+    m       integer := pg_catalog.cardinality(value);
+    -- The rows, by whether others have taken something at the end of an override: each m elements are the rows in one case.
+    tokens  double precision[] := value;
+    since   timestamptz[] := ts;
 BEGIN
-    IF q.until IS NULL THEN
-        RETURN /* TEMPLATE: schema */_ratelimit_repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, 0, 0));
+    IF m = 0 THEN -- without rows, a limit is full
+        RETURN at;
     END IF;
-    SELECT ARRAY[sum(u.v)], ARRAY[max(u.t)] INTO tokens, since FROM unnest(value, ts) AS u (v, t);
     LOOP
-        IF q.effect = 'unlimited' THEN
-            RETURN at;
-        ELSIF q.effect = 'varies' THEN -- nothing is known but that it is not earlier
-            RETURN at;
-        ELSIF q.effect IN ('numbers', 'never') THEN
+        IF q.effect IN ('numbers', 'never') THEN
             run_at := at;
-            n := pg_catalog.cardinality(tokens);
-            FOR i IN 1..n LOOP
-                windows := /* TEMPLATE: schema */_ratelimit_reaching(q, tokens[i:i], since[i:i], at, 0, 0);
-                run_at := greatest(run_at, /* TEMPLATE: schema */_ratelimit_repaid(tokens[i:i], since[i:i], at, q.rate, q.period, q.capacity, q.start, 1, windows));
+            least_ := NULL;
+            FOR i IN 0..pg_catalog.cardinality(tokens) / m - 1 LOOP
+                value := tokens[i * m + 1:i * m + m];
+                ts := since[i * m + 1:i * m + m];
+                windows := /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, 0, 0);
+                run_at := greatest(run_at, /* TEMPLATE: schema */_ratelimit_repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, m, windows));
+                IF q.until IS NOT NULL THEN
+                    least_ := least(least_, /* TEMPLATE: schema */_ratelimit_total(value, ts, q.until, q.rate, q.period, q.capacity, q.start, windows));
+                END IF;
             END LOOP;
             IF q.until IS NULL OR run_at < q.until THEN
                 RETURN run_at;
             END IF;
-            least_ := NULL;
-            FOR i IN 1..n LOOP
-                windows := /* TEMPLATE: schema */_ratelimit_reaching(q, tokens[i:i], since[i:i], at, 0, 0);
-                least_ := least(least_, /* TEMPLATE: schema */_ratelimit_total(tokens[i:i], since[i:i], q.until, q.rate, q.period, q.capacity, q.start, windows));
-            END LOOP;
-            tokens := pg_catalog.array_append(tokens, least_);
-            since := pg_catalog.array_append(since, q.until);
-        ELSIF q.until IS NULL THEN -- a block without an end, or a rate of 0
+        ELSIF q.effect <> 'block' THEN -- unlimited; of 'varies', nothing is known but that it is not earlier
+            RETURN at;
+        ELSIF q.until IS NULL THEN -- a rate of 0
             RETURN /* TEMPLATE: schema */_ratelimit_instant(253402300799999999);
         END IF;
+        after := /* TEMPLATE: schema */_ratelimit_after(verb, q, standing => true);
+        IF after.effect IN ('numbers', 'never') AND (after.rate, after.capacity) = (q.rate, q.capacity) THEN
+            q.until := after.until; -- the same numbers go on
+            CONTINUE;
+        END IF;
+        IF q.effect IN ('numbers', 'never') THEN
+            tokens := pg_catalog.array_cat(tokens, pg_catalog.array_fill(least_ / m::double precision, ARRAY[m]));
+            since := pg_catalog.array_cat(since, pg_catalog.array_fill(q.until, ARRAY[m]));
+        END IF;
         at := q.until;
-        q := /* TEMPLATE: schema */_ratelimit_after(verb, q);
+        q := after;
     END LOOP;
 END
 $body$;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "d8a84f39d78eefef28fa46ea8f87ed661d3f1d0fbe0a9065a3e00906eccc5a55"
+const Hash = "434c2ee81fce668e31f86348644ee3f1a00525cd88681bd20a52eb9da8f3dfca"

@@ -50,7 +50,8 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_as IS 'the rol
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_as IS 'the role that was logged in when it was ended early';
 
 -- Returns the override in force for a key. before: only those count that are older than this one, and none if there is none of this id.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, at timestamptz, before bigint DEFAULT NULL)
+-- standing: what holds beside a block, which changes no numbers.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, at timestamptz, before bigint DEFAULT NULL, standing boolean DEFAULT false)
 RETURNS SETOF /* TEMPLATE: schema */rate_limit_overrides
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
@@ -60,12 +61,12 @@ DECLARE
 BEGIN
     RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
      WHERE o.name = name AND o.key = key AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
-       AND (before IS NULL OR o.made_at < made OR o.made_at = made AND o.id < before)
+       AND (before IS NULL OR o.made_at < made OR o.made_at = made AND o.id < before) AND (NOT standing OR o.effect <> 'block')
      ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT 1;
     IF NOT FOUND THEN
         RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
          WHERE o.name = name AND o.key IS NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
-       AND (before IS NULL OR o.made_at < made OR o.made_at = made AND o.id < before)
+       AND (before IS NULL OR o.made_at < made OR o.made_at = made AND o.id < before) AND (NOT standing OR o.effect <> 'block')
          ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT 1;
     END IF;
 END
@@ -79,13 +80,14 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity);
 
 -- Returns the numbers in force for a key: those of the newest definition, under the override in force or, if its id is given, another one. effect is 'numbers', 'block' or
--- 'unlimited'. Of a blocked key, only the effect and its end are sure to be there.
+-- 'unlimited'. Of a blocked key, only the effect and its end are sure to be there. standing: as if nothing were blocked.
 --
 -- If the limit varies, only the program knows the numbers of a key, unless an override gives rate and capacity (and there is no zone or
 -- anchor). That is an error or, with varying, the effect 'varies': then rate and capacity are those of the override or NULL, and zone and
 -- anchor are NULL.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(
     name text, key text, at timestamptz, before bigint DEFAULT NULL, varying boolean DEFAULT false, under bigint DEFAULT NULL,
+    standing boolean DEFAULT false,
     OUT effect text, OUT until timestamptz, OUT kind text, OUT rate double precision, OUT period interval, OUT capacity double precision,
     OUT max_reserved double precision, OUT start timestamptz, OUT shards integer, OUT zone text, OUT anchor timestamp, OUT override bigint,
     OUT varies interval
@@ -98,7 +100,7 @@ DECLARE
     published boolean;
 BEGIN
     IF under IS NULL THEN
-        SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_override_of(name, coalesce(key, ''), at, before) AS f;
+        SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_override_of(name, coalesce(key, ''), at, before, standing) AS f;
     ELSE
         SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = under;
     END IF;

@@ -25,11 +25,13 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
 --   consume  take count
 --   reserve  take count, even before it is refilled: down to -max_reserved
 --   take     take as many whole tokens as there are, at least 1 and at most `most`
--- later: the request is valid now, and the question is what will be in force at `now`. Then no numbers are an error.
+-- later: the request is valid now, and the question is what will be in force at `now`. Then no numbers are an error. standing: as if
+-- nothing were blocked.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_prepare(
     verb text, name text, key text, rate double precision, period interval, count double precision, kind text,
     capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp,
-    max_reserved double precision, most double precision, now timestamptz, later boolean DEFAULT false
+    max_reserved double precision, most double precision, now timestamptz, later boolean DEFAULT false,
+    standing boolean DEFAULT false
 ) RETURNS /* TEMPLATE: schema */_ratelimit_request
 LANGUAGE plpgsql
 AS $body$
@@ -53,7 +55,7 @@ BEGIN
         SELECT n.effect, CASE WHEN n.effect = 'block' AND n.rate = '0' AND n.varies IS NULL THEN NULL ELSE n.until END, -- a plan has no end
                n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
           INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
-          FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp()), varying => later) AS n;
+          FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp()), varying => later, standing => standing) AS n;
         IF effect <> 'numbers' THEN -- which needs no numbers, and may have none
             kind := 'token bucket';
             rate := 1;
@@ -125,10 +127,11 @@ BEGIN
 END
 $body$;
 
--- The same request once the override that is in force for it has ended.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_after(verb text, q /* TEMPLATE: schema */_ratelimit_request) RETURNS /* TEMPLATE: schema */_ratelimit_request
+-- The same request once the override that is in force for it has ended. standing: as if nothing were blocked.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_after(verb text, q /* TEMPLATE: schema */_ratelimit_request, standing boolean DEFAULT false)
+RETURNS /* TEMPLATE: schema */_ratelimit_request
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true);
+RETURN /* TEMPLATE: schema */_ratelimit_prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing);
 
 -- The windows of a request, in a list that reaches to where the tokens will be there.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_reaching(
@@ -182,7 +185,7 @@ BEGIN
 END
 $body$;
 
--- Returns when a token bucket will be full, if nothing is taken.
+-- Returns when a token bucket will be full, if nothing is taken, or NULL if that is never. A block changes nothing.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_full_at(
     verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
 ) RETURNS timestamptz
@@ -193,23 +196,22 @@ DECLARE
     full_at timestamptz;
 BEGIN
     LOOP
-        IF q.effect IN ('numbers', 'never') THEN
-            full_at := /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.capacity, 0, false,
-                /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, q.capacity, 0));
-        ELSIF q.effect = 'unlimited' THEN
-            RETURN at;
-        END IF;
-        IF q.until IS NULL OR q.effect <> 'block' AND full_at < q.until THEN
+        full_at := CASE
+            WHEN q.effect IN ('numbers', 'never') THEN
+                /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.capacity, 0, false,
+                    /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, q.capacity, 0))
+            WHEN q.effect <> 'block' THEN at END; -- of 'varies', nothing is known but that it is not earlier
+        IF q.until IS NULL OR full_at < q.until THEN
             RETURN full_at;
         END IF;
         at := greatest(at, q.until);
-        q := /* TEMPLATE: schema */_ratelimit_after(verb, q);
+        q := /* TEMPLATE: schema */_ratelimit_after(verb, q, standing => true);
     END LOOP;
 END
 $body$;
 
--- Returns when nothing is owed any more, whatever other calls take meanwhile: call.repaidAt of the Go library has the rule. After a call,
--- the tokens of all rows are owed together.
+-- Returns when nothing is owed any more, whatever other calls take meanwhile: call.repaidAt of the Go library has the rule. A block changes
+-- nothing.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_repaid_at(
     verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
 ) RETURNS timestamptz
@@ -217,45 +219,50 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
+    after   /* TEMPLATE: schema */_ratelimit_request;
     windows timestamptz[];
     run_at  timestamptz;
     least_  double precision;
-    n       integer;
-    -- What one row would have, by whether others have taken something at the end of an override.
-    tokens  double precision[];
-    since   timestamptz[];
+    m       integer := pg_catalog.cardinality(value);
+    -- The rows, by whether others have taken something at the end of an override: each m elements are the rows in one case.
+    tokens  double precision[] := value;
+    since   timestamptz[] := ts;
 BEGIN
-    IF q.until IS NULL THEN
-        RETURN /* TEMPLATE: schema */_ratelimit_repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, 0, 0));
+    IF m = 0 THEN -- without rows, a limit is full
+        RETURN at;
     END IF;
-    SELECT ARRAY[sum(u.v)], ARRAY[max(u.t)] INTO tokens, since FROM unnest(value, ts) AS u (v, t);
     LOOP
-        IF q.effect = 'unlimited' THEN
-            RETURN at;
-        ELSIF q.effect = 'varies' THEN -- nothing is known but that it is not earlier
-            RETURN at;
-        ELSIF q.effect IN ('numbers', 'never') THEN
+        IF q.effect IN ('numbers', 'never') THEN
             run_at := at;
-            n := pg_catalog.cardinality(tokens);
-            FOR i IN 1..n LOOP
-                windows := /* TEMPLATE: schema */_ratelimit_reaching(q, tokens[i:i], since[i:i], at, 0, 0);
-                run_at := greatest(run_at, /* TEMPLATE: schema */_ratelimit_repaid(tokens[i:i], since[i:i], at, q.rate, q.period, q.capacity, q.start, 1, windows));
+            least_ := NULL;
+            FOR i IN 0..pg_catalog.cardinality(tokens) / m - 1 LOOP
+                value := tokens[i * m + 1:i * m + m];
+                ts := since[i * m + 1:i * m + m];
+                windows := /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, 0, 0);
+                run_at := greatest(run_at, /* TEMPLATE: schema */_ratelimit_repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, m, windows));
+                IF q.until IS NOT NULL THEN
+                    least_ := least(least_, /* TEMPLATE: schema */_ratelimit_total(value, ts, q.until, q.rate, q.period, q.capacity, q.start, windows));
+                END IF;
             END LOOP;
             IF q.until IS NULL OR run_at < q.until THEN
                 RETURN run_at;
             END IF;
-            least_ := NULL;
-            FOR i IN 1..n LOOP
-                windows := /* TEMPLATE: schema */_ratelimit_reaching(q, tokens[i:i], since[i:i], at, 0, 0);
-                least_ := least(least_, /* TEMPLATE: schema */_ratelimit_total(tokens[i:i], since[i:i], q.until, q.rate, q.period, q.capacity, q.start, windows));
-            END LOOP;
-            tokens := pg_catalog.array_append(tokens, least_);
-            since := pg_catalog.array_append(since, q.until);
-        ELSIF q.until IS NULL THEN -- a block without an end, or a rate of 0
+        ELSIF q.effect <> 'block' THEN -- unlimited; of 'varies', nothing is known but that it is not earlier
+            RETURN at;
+        ELSIF q.until IS NULL THEN -- a rate of 0
             RETURN /* TEMPLATE: schema */_ratelimit_instant(253402300799999999);
         END IF;
+        after := /* TEMPLATE: schema */_ratelimit_after(verb, q, standing => true);
+        IF after.effect IN ('numbers', 'never') AND (after.rate, after.capacity) = (q.rate, q.capacity) THEN
+            q.until := after.until; -- the same numbers go on
+            CONTINUE;
+        END IF;
+        IF q.effect IN ('numbers', 'never') THEN
+            tokens := pg_catalog.array_cat(tokens, pg_catalog.array_fill(least_ / m::double precision, ARRAY[m]));
+            since := pg_catalog.array_cat(since, pg_catalog.array_fill(q.until, ARRAY[m]));
+        END IF;
         at := q.until;
-        q := /* TEMPLATE: schema */_ratelimit_after(verb, q);
+        q := after;
     END LOOP;
 END
 $body$;
