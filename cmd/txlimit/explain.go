@@ -232,10 +232,41 @@ func oneLine(s string) string {
 func identifier(name string) string {
 	for i, r := range name {
 		if !(r >= 'a' && r <= 'z' || r == '_' || i > 0 && r >= '0' && r <= '9') {
+			if text, escaped := escapes(name); escaped {
+				return `U&"` + strings.ReplaceAll(text, `"`, `""`) + `"`
+			}
 			return pgx.Identifier{name}.Sanitize()
 		}
 	}
 	return name
+}
+
+// literal is a string of SQL, on one line: psql obeys a line that begins with a backslash, even one that is pasted.
+func literal(s string) string {
+	prefix := ""
+	if text, escaped := escapes(s); escaped {
+		prefix, s = "U&", text
+	}
+	return prefix + "'" + strings.ReplaceAll(s, "'", "''") + "'"
+}
+
+// escapes writes characters that are not shown, ends of lines and backslashes as SQL does after U&.
+func escapes(s string) (text string, escaped bool) {
+	if !strings.ContainsAny(s, "\n\t\\") && visible.Escape(s) == s {
+		return s, false
+	}
+	var b strings.Builder
+	for _, r := range s {
+		switch {
+		case r == '\\':
+			b.WriteString(`\\`)
+		case r == '\n', r == '\t', visible.Escape(string(r)) != string(r):
+			fmt.Fprintf(&b, `\+%06x`, r)
+		default:
+			b.WriteRune(r)
+		}
+	}
+	return b.String(), true
 }
 
 // shellQuote is a word for a shell.
@@ -245,7 +276,7 @@ func shellQuote(word string) string {
 	}
 	if !utf8.ValidString(word) || strings.ContainsFunc(word, func(r rune) bool { return !strconv.IsPrint(r) }) {
 		quoted := strconv.Quote(word)
-		return "$'" + strings.ReplaceAll(quoted[1:len(quoted)-1], "'", `\'`) + "'" // bash and zsh
+		return "$'" + strings.ReplaceAll(quoted[1:len(quoted)-1], "'", `\x27`) + "'" // bash and zsh; others see no end of the quotes in it
 	}
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }

@@ -312,14 +312,13 @@ func (o *oldTransaction) has() string {
 
 // end says how to end it.
 func (o *oldTransaction) end() string {
-	literal := "'" + strings.ReplaceAll(o.HolderName, "'", "''") + "'"
 	switch {
 	case o.Holder == "session":
 		return fmt.Sprintf("To end %d: SELECT pg_terminate_backend(%[1]d)", o.PID)
 	case o.Holder == "prepared transaction":
-		return fmt.Sprintf("To end %s, in its database, if its coordinator has forgotten it: ROLLBACK PREPARED %s", o.holder(), literal)
+		return fmt.Sprintf("To end %s, in its database, if its coordinator has forgotten it: ROLLBACK PREPARED %s", o.holder(), literal(o.HolderName))
 	case o.Holder == "replication slot" && !o.active:
-		return fmt.Sprintf("To end %s, if its standby is gone for good: SELECT pg_drop_replication_slot(%s)", o.holder(), literal)
+		return fmt.Sprintf("To end %s, if its standby is gone for good: SELECT pg_drop_replication_slot(%s)", o.holder(), literal(o.HolderName))
 	}
 	return fmt.Sprintf("To let %s go on: end the old transaction on the standby, or set hot_standby_feedback = off there", o.holder())
 }

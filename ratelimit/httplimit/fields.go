@@ -185,7 +185,7 @@ func setLegacyFields(header http.Header, result ratelimit.Result, asked []rateli
 		return cmp.Compare(a.Remaining, b.Remaining)
 	})
 	values := map[string]int64{legacyLimit: tokens(tightest.Limit.Capacity()), legacyRemaining: tokens(tightest.Remaining)}
-	if t, ok := reset(result, tightest); ok || result.OK || !result.RetryAt.IsZero() {
+	if t, ok := reset(result, tightest); ok || result.OK { // else it never has more, or a hidden limit has denied the request: 0 would say now
 		values[legacyReset] = seconds(t)
 	}
 	for name, value := range values {

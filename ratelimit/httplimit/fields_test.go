@@ -404,20 +404,20 @@ func TestNothingTellsOfAHiddenLimit(t *testing.T) {
 	overridden := ratelimit.TokenBucket("perSite", 5, time.Second)
 	m := Middleware{Hidden: []ratelimit.Limit{site}, LegacyFields: true, ExposeFields: true, PartitionSecret: []byte("secret")}
 	for _, row := range []struct {
-		name           string
-		result         ratelimit.Result
-		limit, policy  string
-		legacy, expose string // X-RateLimit-Remaining, and whether fields are exposed
+		name                  string
+		result                ratelimit.Result
+		limit, policy         string
+		legacy, reset, expose string // X-RateLimit-Remaining and -Reset, and whether fields are exposed
 	}{
-		{"granted", answered(true, left(overridden, "", 3, time.Second), left(user, "", 7, time.Minute)), `"perUser";r=7;t=60`, `"perUser";q=10;w=60`, "7", "RateLimit"},
-		{"denied by the hidden one", answered(false, denial(site, "", 0, time.Minute, time.Second), left(user, "", 7, time.Minute)), `"perUser";r=7`, `"perUser";q=10;w=60`, "7", "RateLimit"},
-		{"denied by both", answered(false, denial(site, "", 0, time.Minute, time.Second), denial(user, "", 0, time.Minute, 6*time.Second)), `"perUser";r=0;t=6`, `"perUser";q=10;w=60`, "0", "RateLimit"},
-		{"alone", answered(false, denial(site, "acme", 0, time.Minute, time.Second)), "", "", "", "RateLimit"}, // scripts must read Retry-After
+		{"granted", answered(true, left(overridden, "", 3, time.Second), left(user, "", 7, time.Minute)), `"perUser";r=7;t=60`, `"perUser";q=10;w=60`, "7", "60", "RateLimit"},
+		{"denied by the hidden one", answered(false, denial(site, "", 0, time.Minute, time.Second), left(user, "", 7, time.Minute)), `"perUser";r=7`, `"perUser";q=10;w=60`, "7", "", "RateLimit"}, // 0 would say: now
+		{"denied by both", answered(false, denial(site, "", 0, time.Minute, time.Second), denial(user, "", 0, time.Minute, 6*time.Second)), `"perUser";r=0;t=6`, `"perUser";q=10;w=60`, "0", "6", "RateLimit"},
+		{"alone", answered(false, denial(site, "acme", 0, time.Minute, time.Second)), "", "", "", "", "RateLimit"}, // scripts must read Retry-After
 	} {
 		d := Decision{Status: 429, Result: row.result, Err: &ratelimit.DeniedError{Result: row.result}}
 		header := http.Header{}
 		m.announce(header, d)
-		if header.Get("RateLimit") != row.limit || header.Get("RateLimit-Policy") != row.policy || header.Get("X-RateLimit-Remaining") != row.legacy ||
+		if header.Get("RateLimit") != row.limit || header.Get("RateLimit-Policy") != row.policy || header.Get("X-RateLimit-Remaining") != row.legacy || header.Get("X-RateLimit-Reset") != row.reset ||
 			!strings.Contains(header.Get("Access-Control-Expose-Headers"), row.expose) {
 			t.Errorf("%s: %v", row.name, header)
 		}
