@@ -165,17 +165,16 @@ func TestMetricsOfWaits(t *testing.T) {
 	m := newMeter(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	asked, now := 0, noon
+	var asleep func()
 	limiter := ratelimit.Limiter{Observer: m.Decision, Clock: func() time.Time {
-		switch asked++; asked {
-		case 3: // by the first call, by the second, and by its sleep
-			now = now.Add(6 * time.Second)
-		case 5: // by the third call, and by its sleep
-			cancel()
+		if asked++; asked == 2 { // by the call, and by its sleep
+			asleep()
 		}
 		return now
 	}}
 	limit := ratelimit.TokenBucket("third party", 10, time.Minute, ratelimit.Capacity(1))
-	for range 3 {
+	for _, asleep = range []func(){func() {}, func() { now = now.Add(6 * time.Second) }, cancel} {
+		asked = 0
 		if _, err := limiter.Wait(ctx, pool, limit.Global()); err != nil && !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
