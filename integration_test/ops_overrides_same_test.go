@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -60,4 +61,35 @@ func TestOverridesThatEndReadAlikeInSQL(t *testing.T) {
 		}
 	}
 	t.Logf("%d waits, %d resets", waits, resets)
+}
+
+// TestTheEndOfAnOverrideThatDoesNotDecideChangesNothing: an override of every key ends beside one of the key, while reserved work waits.
+func TestTheEndOfAnOverrideThatDoesNotDecideChangesNothing(t *testing.T) {
+	t.Parallel()
+	e := newEnding(t, 0)
+	for n := range 60 {
+		limit := ratelimit.TokenBucket(fmt.Sprint("bare ", n), 7, time.Hour, ratelimit.Capacity(3), ratelimit.MaxReserved(100))
+		if err := ratelimit.Publish(t.Context(), e.pool, "web", limit); err != nil {
+			t.Fatal(err)
+		}
+		e.exec("INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ($1, 'k', 0, 1, $2, $3)", limit.Name(), -5-15*e.r.Float64(),
+			e.base.Add(-time.Duration(e.r.Int64N(1e9))*time.Microsecond))
+		runAt := func() (at time.Time) {
+			if err := e.limits.Overrides.Load(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			_, _ = e.at(e.base, func(db ratelimit.DB) error {
+				r, err := e.limits.Reserve(t.Context(), db, limit.Key("k").Count(0.3))
+				at = r.RetryAt
+				return err
+			})
+			return at
+		}
+		e.exec("INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity, until) VALUES ($1, 'k', 'numbers', 6.1, 3, $2)", limit.Name(), e.base.Add(100*time.Hour))
+		want := runAt()
+		e.exec("INSERT INTO rate_limit_overrides (name, key, effect, rate, until) VALUES ($1, NULL, 'numbers', 0.7, $2)", limit.Name(), e.base.Add(time.Duration(1+e.r.Int64N(1e9))*time.Microsecond))
+		if got := runAt(); !got.Equal(want) || !want.After(e.base) {
+			t.Errorf("%v: may run at %v, beside another override at %v", limit, want, got)
+		}
+	}
 }

@@ -345,14 +345,6 @@ var overrideMutations = []mutation{
 		old: "        IF q.until IS NULL OR retry_at < q.until THEN\n            RETURN retry_at;", new: "        IF true THEN\n            RETURN retry_at;",
 		tests: "TestAnOverrideThatEnds",
 	}, {
-		name: "later-standing", file: "migrations/engine/overrides.sql", what: "in SQL by hand, nothing is refilled while a block follows an override",
-		old: "AND (NOT standing OR o.effect <> 'block')\n     ORDER", new: "\n     ORDER",
-		tests: "TestOverridesThatEndReadAlikeInSQL",
-	}, {
-		name: "later-same-numbers", file: "ratelimit/call_later.go", what: "the end of an override that does not decide makes work run later",
-		old: "before.limit == then.limit && before.tooMuch == then.tooMuch", new: "false && before.limit == then.limit",
-		tests: "TestOverridesThatEndReadAlikeInSQL",
-	}, {
 		name: "later-all", file: "migrations/engine/ratelimit.sql", what: "ratelimit_all is granted when each request was, though one has lost it since",
 		old: "WHILE together AND waits < 'infinity' LOOP", new: "WHILE false LOOP",
 		tests: "TestOverridesThatEndForSeveralLimits",
