@@ -179,7 +179,7 @@ var callMutations = []mutation{
 		old: "result, err = unanswered(verbWait, requests), explainCall", new: "err = explainCall",
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
-		name: "wait-unbounded", file: "ratelimit/wait.go", what: "without a deadline, a Wait may wait for ever",
+		name: "wait-unbounded", file: "ratelimit/wait.go", what: "without a deadline, a Wait may wait without end",
 		old: "left := max(longWait, c.demands[0].limit.numbers.Period)", new: "left := time.Duration(1<<62)",
 		tests: "TestAQueueOfThoseWhoLeftIsBounded",
 	}, {

@@ -427,7 +427,8 @@ Adds the difference of the capacities to what the key of an override has, once f
 A program that does not yet know of the override cuts what it finds to the old capacity. So the function waits for two seconds before it
 adds: an override that is committed is known by then. What an override that has ended added is subtracted, until the limit would have filled
 up since: so override, add and restore, again and again, grant at most the larger capacity and the refill. A key without a row
-is full: nothing is added to it. For an override of all keys, only the row of a limit without keys gets something.
+is full: nothing is added to it. Nor add to a key that is first used under the override, or whose window has turned or which was reset since:
+it was full by the larger capacity, and the difference comes on top, once. For an override of all keys, only the row of a limit without keys gets something.
 
 Arguments:
   id        the id of the override
