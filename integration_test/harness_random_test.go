@@ -49,7 +49,8 @@ func newRand(t testing.TB) *rand.Rand {
 
 func oneOf[T any](r *rand.Rand, values ...T) T { return values[r.IntN(len(values))] }
 
-// before is an instant before at, at which a limit that has just enough at that instant lacks more than the tolerance.
+// before is an instant before at, at which a limit that has just enough at that instant lacks more than the tolerance: twice as much,
+// since a large debt is rounded by more than a microsecond refills.
 func before(limit ratelimit.Limit, at time.Time) time.Time {
 	c, back := limit.Config(), time.Microsecond
 	if c.Kind == "token bucket" {
@@ -57,7 +58,7 @@ func before(limit ratelimit.Limit, at time.Time) time.Time {
 		if c.MaxReserved != nil {
 			most += *c.MaxReserved
 		}
-		back += time.Duration(float64(c.Shards)*min(1e-9*most, 1e-3) / *c.Rate * float64(period(c))).Truncate(time.Microsecond) + time.Microsecond // one shard may be the last
+		back += time.Duration(2*float64(c.Shards)*min(1e-9*most, 1e-3) / *c.Rate * float64(period(c))).Truncate(time.Microsecond) + time.Microsecond // one shard may be the last
 	}
 	return at.Add(-back)
 }

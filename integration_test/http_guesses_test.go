@@ -146,20 +146,20 @@ func TestHTTPTheBodyOfADeniedClientIsNotRead(t *testing.T) {
 	handler := addresses.Handler(http.MaxBytesHandler(accounts.Handler(s), 64<<10))
 
 	for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
-		var read atomic.Int64
-		server := httptest.NewUnstartedServer(handler)
-		server.Listener = countingListener{server.Listener, &read}
-		server.EnableHTTP2 = true
 		const bound = 1300 << 10 // 1 MiB, and headers and TLS
-		if protocol == "HTTP/1.1" {
-			server.Start()
-		} else {
-			server.StartTLS()
-		}
-		t.Cleanup(server.Close)
+		var read *atomic.Int64   // by the connection of the last request
 		send := func(contentType string, body io.Reader) (status int) {
 			t.Helper()
-			read.Store(0)
+			read = new(atomic.Int64)
+			server := httptest.NewUnstartedServer(handler)
+			server.Listener = countingListener{server.Listener, read}
+			server.EnableHTTP2 = true
+			if protocol == "HTTP/1.1" {
+				server.Start()
+			} else {
+				server.StartTLS()
+			}
+			defer server.Close()
 			response, err := server.Client().Post(server.URL, contentType, io.NopCloser(body)) // of no stated length
 			if err != nil {
 				return 0 // the server closed the connection before the client had read the answer
