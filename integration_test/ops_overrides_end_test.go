@@ -36,7 +36,7 @@ type endingWorld struct {
 func newEnding(t testing.TB, n int) *endingWorld {
 	t.Helper()
 	r := newRand(t)
-	e := &endingWorld{TB: t, r: r, pool: newPool(t, 2), clock: &clock{}, ends: make([][]time.Time, n)}
+	e := &endingWorld{TB: t, r: r, pool: newPool(t, 2), clock: &clock{}, ends: make([][]time.Time, n+1)}
 	e.base = scan[time.Time](t, e.pool, "SELECT date_trunc('hour', now()) + interval '2 hours'").UTC()
 	e.limits = &ratelimit.Limiter{Clock: e.clock.Now, Overrides: &ratelimit.Overrides{DB: e.pool}}
 	for i := range n {
@@ -49,6 +49,13 @@ func newEnding(t testing.TB, n int) *endingWorld {
 		e.override(i)
 		e.use(i)
 	}
+	e.all = append(e.all, ratelimit.TokenBucket("plan", 0, time.Hour)) // it grants nothing until the newer override ends, which has no rate
+	if err := ratelimit.Publish(t.Context(), e.pool, "plans", e.all[n]); err != nil {
+		t.Fatal(err)
+	}
+	e.ends[n] = []time.Time{e.base.Add(time.Hour)}
+	e.exec(`INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity, until, made_at)
+		VALUES ('plan', 'k', 'numbers', 5, NULL, NULL, now()), ('plan', 'k', 'numbers', NULL, 9, $1, now() + interval '1 ms')`, e.ends[n][0])
 	if err := e.limits.Overrides.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -69,6 +76,9 @@ func (e *endingWorld) limit(name string) ratelimit.Limit {
 		options = append(options, ratelimit.Capacity(float64(1+r.IntN(30))))
 	}
 	rate, period := float64(1+r.IntN(20)), oneOf(r, time.Second, time.Minute, time.Hour)
+	if r.IntN(8) == 0 { // it grants nothing, but for an override
+		return oneOf(r, ratelimit.TokenBucket, ratelimit.FixedWindow)(name, 0, period)
+	}
 	switch r.IntN(6) {
 	case 0:
 		return ratelimit.FixedWindow(name, rate, period, options...)
@@ -222,7 +232,7 @@ func TestAnOverrideThatEnds(t *testing.T) {
 			for i, limit := range e.all {
 				e.asked = []string{limit.Name()}
 				c := limit.Config()
-				count := oneOf(e.r, 1, 1, float64(1+e.r.IntN(int(*c.Capacity)+5)), *c.Capacity, *c.Capacity+1)
+				count := oneOf(e.r, 1, 1, float64(1+e.r.IntN(int(*c.Capacity)+5)), max(*c.Capacity, 1), *c.Capacity+1) // no limit is asked for nothing
 				request := limit.Key("k").Count(count)
 				var denied *ratelimit.DeniedError
 				what := fmt.Sprintf("%v, %v tokens", limit, count)

@@ -2846,8 +2846,7 @@ BEGIN
     END IF;
     IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
        AND kind = 'token bucket' AND shards = 1 THEN
-        SELECT n.effect, CASE WHEN n.effect = 'block' AND n.rate = '0' AND n.varies IS NULL THEN NULL ELSE n.until END, -- a plan has no end
-               n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
+        SELECT n.effect, n.until, n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
           INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
           FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp()), varying => later, standing => standing) AS n;
         IF effect <> 'numbers' THEN -- which needs no numbers, and may have none
@@ -2877,7 +2876,6 @@ BEGIN
     END);
     IF wrong IS NULL AND effect = 'numbers' AND rate = '0' THEN
         effect := 'block';
-        until := NULL; -- an override of other numbers ends then, but not the plan
     END IF;
     IF wrong IS NULL AND effect <> 'numbers' THEN
         RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until)::/* TEMPLATE: schema */_ratelimit_request;
@@ -3583,7 +3581,7 @@ BEGIN
         FOR o IN
             SELECT CASE WHEN x.effect <> 'numbers' THEN x.effect WHEN d.kind = 'unlimited' THEN 'unlimited'
                    WHEN d.effect = 'varies' AND (x.rate IS NULL OR x.capacity IS NULL OR d.kind = 'calendar window') THEN 'varies' ELSE 'numbers' END AS effect,
-                   CASE WHEN d.rate > '0' OR x.rate > '0' OR d.varies IS NOT NULL THEN nullif(x.until, 'infinity') END AS until, -- a plan that grants nothing has no end
+                   nullif(x.until, 'infinity') AS until,
                    coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
                    pg_catalog.array_agg(x.key) AS own
               FROM (

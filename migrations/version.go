@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "434c2ee81fce668e31f86348644ee3f1a00525cd88681bd20a52eb9da8f3dfca"
+const Hash = "0f6b8dfca32a29c755bd81db31cc4fbaead8ea15d337b5345237b17f83d852bf"

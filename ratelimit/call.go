@@ -183,7 +183,7 @@ func (c *call) conclude(result Result, err error) (Result, error) {
 	case err != nil: // perhaps at COMMIT, after an answer
 		return unanswered(c.verb, c.requests), explainCall(c.verb, c.requests, err)
 	case c.does.deniable && !result.OK:
-		reason, _ := c.refusal()
+		reason := c.refusal()
 		return result, &DeniedError{Result: result, Reason: cmp.Or(reason, ReasonQuota)}
 	}
 	return result, nil

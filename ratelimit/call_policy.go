@@ -31,20 +31,19 @@ func withoutRows(all []demand, rowless func(d *demand) bool) (others, taken []de
 	return slices.DeleteFunc(all, func(d demand) bool { return rowless(&d) }), taken
 }
 
-// refusal is why the call is denied without asking, and until when. reason is empty if it is not.
-func (c *call) refusal() (reason Reason, until algebra.Micros) {
-	until = algebra.Min
+// refusal is why the call is denied without asking. It is empty if it is not.
+func (c *call) refusal() (reason Reason) {
 	for i := range c.rowless {
 		d := &c.rowless[i]
 		switch {
 		case !c.does.deniable || !d.limit.grantsNothing() || d.count == 0:
-		case d.limit.numbers.Rate == 0: // whatever block ends
-			return ReasonPlan, algebra.Forever
+		case d.limit.numbers.Rate == 0:
+			return ReasonPlan
 		default:
-			reason, until = ReasonBlock, max(until, d.limit.until)
+			reason = ReasonBlock
 		}
 	}
-	return reason, until
+	return reason
 }
 
 // blockedText describes a block.
@@ -57,7 +56,7 @@ func (l Limit) blockedText() string {
 
 // byPolicy is the answer to a call that is decided without the database, or nil.
 func (c *call) byPolicy() *answer {
-	reason, _ := c.refusal()
+	reason := c.refusal()
 	if reason == "" && (len(c.demands) > 0 || c.rowless == nil) {
 		return nil
 	}
@@ -71,16 +70,12 @@ func (c *call) byPolicy() *answer {
 
 // fillRowless fills in the results of requests for limits without rows, and takes them into account in the call's.
 func (r *Result) fillRowless(c *call, a *answer) {
-	reason, until := c.refusal()
-	denied := reason != ""
+	denied := c.refusal() != ""
 	if denied {
 		for i := range r.Requests {
 			r.Requests[i].OK = true // unless it is the one that denies
 		}
-		if reason == ReasonBlock { // what comes after it may deny, too
-			until = c.blockedUntil(a.at, c.asides, c.rowless)
-		}
-		r.retry(until)
+		r.retry(c.blockedUntil(a.at, c.asides, c.rowless)) // what comes after it may deny, too
 	}
 	for i := range c.rowless {
 		d := &c.rowless[i]
@@ -97,9 +92,7 @@ func (r *Result) fillRowless(c *call, a *answer) {
 			}
 			if denied && left == 0 && d.count > 0 {
 				s.OK = false
-				if d.limit.numbers.Rate > 0 {
-					s.RetryAt = instant(c.blockedUntil(a.at, c.rowless[i:i+1]))
-				}
+				s.RetryAt = instant(c.blockedUntil(a.at, c.rowless[i:i+1]))
 			}
 			s.Taken = c.taken(a, s)
 			s.took.rowless = c.does.receipt() && r.OK

@@ -96,8 +96,12 @@ var overrideMutations = []mutation{
 		tests: "TestASweepMindsAllDefinitionsAndOverrides|TestASweepMindsOverrides",
 	}, {
 		name: "override-retry-at", file: "ratelimit/call_policy.go", what: "a denial by a block does not say when the block ends",
-		old: "until = c.blockedUntil(a.at, c.asides, c.rowless)", new: "until = algebra.Forever",
+		old: "r.retry(c.blockedUntil(a.at, c.asides, c.rowless))", new: "r.retry(algebra.Forever)",
 		tests: "TestABlockHolds",
+	}, {
+		name: "override-after-plan", file: "ratelimit/call_policy.go", what: "a plan that grants nothing is for good, although another override follows",
+		old: "r.retry(c.blockedUntil(a.at, c.asides, c.rowless))", new: "r.retry(map[bool]algebra.Micros{true: algebra.Forever, false: c.blockedUntil(a.at, c.asides, c.rowless)}[c.refusal() == ReasonPlan])",
+		tests: "TestAnOverrideThatEnds",
 	}, {
 		name: "override-database-clock", file: "ratelimit/overrides.go", what: "an override ends by the time of the process, whatever Limiter.Clock says",
 		old: "	if at.Valid {\n		return moment{algebra.At(at.Time), algebra.At(at.Time)}\n	}\n", new: "",

@@ -985,9 +985,13 @@ var sqlMutations = []mutation{
 		old: "'try', name COLLATE \"C\", key COLLATE \"C\", rate, period, count, kind, capacity, start, shards, global, zone, anchor)", new: "'try', name COLLATE \"C\", key COLLATE \"C\", rate, period, count, kind, capacity, start, shards, global, zone)",
 		tests: "TestThePublicFunctionsPassTheirArgumentsOn",
 	}, {
-		name: "byhand-plan-until", file: ratelimit, what: "a plan that grants nothing ends with an override of other numbers",
-		old: "        until := NULL; -- an override", new: "        -- an override",
-		tests: "TestRatelimitAllMindsOverrides",
+		name: "byhand-plan-until", file: ratelimit, what: "a plan that grants nothing is for good, although another override follows",
+		old: "        effect := 'block';\n", new: "        effect := 'block';\n        until := NULL;\n",
+		tests: "TestAnOverrideThatEnds",
+	}, {
+		name: "keys-plan-until", file: "migrations/engine/keys.sql", what: "the same in the list of keys",
+		old: "nullif(x.until, 'infinity') AS until,", new: "CASE WHEN d.rate > '0' THEN nullif(x.until, 'infinity') END AS until,",
+		tests: "TestAnOverrideThatEnds",
 	}, {
 		name: "all-twice", file: ratelimit, what: "ratelimit_all leaves a key that is there twice to the engine, whose error does not say what is wrong",
 		old: "HAVING count(*) > 1 ORDER BY 1", new: "HAVING count(*) > 9 ORDER BY 1",

@@ -100,19 +100,19 @@ var verbMutations = []mutation{
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-plan", file: "ratelimit/call_policy.go", what: "a plan that grants nothing looks like a block",
-		old: "			return ReasonPlan, algebra.Forever\n", new: "			return ReasonBlock, algebra.Forever\n",
+		old: "			return ReasonPlan\n", new: "			return ReasonBlock\n",
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-block", file: "ratelimit/call_policy.go", what: "a block looks like a plan that grants nothing",
-		old: "reason, until = ReasonBlock, ", new: "reason, until = ReasonPlan, ",
+		old: "reason = ReasonBlock", new: "reason = ReasonPlan",
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-nothing-wanted", file: "ratelimit/call_policy.go", what: "0 tokens of a plan that grants nothing are the reason of a denial by a block",
 		old: "!d.limit.grantsNothing() || d.count == 0:", new: "!d.limit.grantsNothing() || d.count == 0 && d.limit.blocked:",
 		tests: "TestADenialTellsWhy",
 	}, {
-		name: "reason-blocked-plan", file: "ratelimit/call_policy.go", what: "a plan that grants nothing says to retry when its key's block ends",
-		old: "		case d.limit.numbers.Rate == 0: // whatever block ends", new: "		case d.limit.numbers.Rate == 0 && !d.limit.blocked: // whatever block ends",
+		name: "reason-blocked-plan", file: "ratelimit/call_policy.go", what: "a plan that grants nothing is denied by its key's block",
+		old: "		case d.limit.numbers.Rate == 0:\n			return", new: "		case d.limit.numbers.Rate == 0 && !d.limit.blocked:\n			return",
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-permanent", file: "ratelimit/errors.go", what: "waiting never helps against a block",

@@ -17,7 +17,7 @@ BEGIN
         FOR o IN
             SELECT CASE WHEN x.effect <> 'numbers' THEN x.effect WHEN d.kind = 'unlimited' THEN 'unlimited'
                    WHEN d.effect = 'varies' AND (x.rate IS NULL OR x.capacity IS NULL OR d.kind = 'calendar window') THEN 'varies' ELSE 'numbers' END AS effect,
-                   CASE WHEN d.rate > '0' OR x.rate > '0' OR d.varies IS NOT NULL THEN nullif(x.until, 'infinity') END AS until, -- a plan that grants nothing has no end
+                   nullif(x.until, 'infinity') AS until,
                    coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
                    pg_catalog.array_agg(x.key) AS own
               FROM (

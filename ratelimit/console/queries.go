@@ -322,7 +322,8 @@ grids AS (
 // ended, by what follows.
 func queryBalance(ctx context.Context, tx pgx.Tx, name, key string, given parsedNumbers, now time.Time) (*balanceRow, error) {
 	ends, err := collect[endRow](tx.Query(ctx, `
-		SELECT e.until, (SELECT o.effect FROM _ratelimit_override_of($1::text, $2::text, e.until) AS o) AS effect
+		SELECT e.until, (SELECT o.effect FROM _ratelimit_override_of($1::text, $2::text, e.until) AS o) AS effect,
+		       (SELECT o.effect FROM _ratelimit_override_of($1::text, $2::text, e.until, standing => true) AS o) AS standing
 		  FROM (SELECT o.until FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key = $2 AND o.removed_at IS NULL AND o.until > $3
 		        UNION SELECT o.until FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key IS NULL AND o.removed_at IS NULL AND o.until > $3) AS e
 		 WHERE e.until < '9999-12-31 00:00+00' ORDER BY e.until`, name, key, now))
@@ -353,6 +354,7 @@ func queryBalance(ctx context.Context, tx pgx.Tx, name, key string, given parsed
 				b.NextAt = &next
 			}
 		}
+		free = end.Standing != nil && *end.Standing == "unlimited" || !then.Known
 		if late(b.FullAt) && (free || then.Remaining != nil) {
 			if b.FullAt = then.FullAt; free || b.FullAt == nil {
 				b.FullAt = &next
@@ -364,8 +366,9 @@ func queryBalance(ctx context.Context, tx pgx.Tx, name, key string, given parsed
 
 // endRow is the end of an override, and the effect of the one that follows it.
 type endRow struct {
-	Until  time.Time
-	Effect *string // nil: the definition follows
+	Until    time.Time
+	Effect   *string // nil: the definition follows
+	Standing *string // the same beside a block
 }
 
 func queryBalanceAt(ctx context.Context, tx pgx.Tx, name, key string, given parsedNumbers, at time.Time) (*balanceRow, error) {
