@@ -30,7 +30,8 @@ type Balance struct {
 
 	// NextAt is the first instant at which one more whole token can be taken than now, if nothing else is taken: by the numbers in
 	// force or, where an override ends before, by what comes after it. It is zero
-	// if there is none: the limit has all whole tokens that it can hold, its rate is 0, or the key is blocked for good.
+	// if there is none: the limit has all whole tokens that it can hold, or the key is blocked for good. It is not known, and zero, while
+	// the rate is 0: then no rows are read.
 	NextAt time.Time
 
 	// ResetAt is when a token bucket will be full if nothing is taken, or when the next window begins. It is zero if the limit
