@@ -497,8 +497,26 @@ func TestUsageIsReadByIndex(t *testing.T) {
 		t.Errorf("%q, %v, want %q", keys, err, want)
 	}
 	for sql, index := range map[string]string{
-		`SELECT * FROM ratelimit_usage('limit 7', '2026-07-01 20:00Z')`:                                                                      "rate_limit_usage_pkey",
-		`SELECT name, sum(denied) FROM ratelimit_usage(since => '2026-07-01 21:50Z') GROUP BY name`:                                          "rate_limit_usage_minute_name_key",
+		`SELECT count(*) FROM ratelimit_usage('limit 7', '2026-07-01 20:00Z')`: "rate_limit_usage_pkey",
+		`SELECT count(*) FROM ratelimit_usage(since => '2026-07-01 21:50Z')`:   "rate_limit_usage_minute_name_key",
+	} {
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		const counters = `SELECT pg_stat_get_xact_tuples_returned($1::regclass), pg_stat_get_xact_numscans('rate_limit_usage'::regclass)`
+		var rows, entries, scans, entriesBefore, scansBefore int // the planner looks up a few entries, too
+		if err = tx.QueryRow(t.Context(), counters, index).Scan(&entriesBefore, &scansBefore); err == nil {
+			if err = tx.QueryRow(t.Context(), sql).Scan(&rows); err == nil {
+				err = tx.QueryRow(t.Context(), counters, index).Scan(&entries, &scans)
+			}
+		}
+		entries, scans = entries-entriesBefore, scans-scansBefore
+		if _ = tx.Rollback(t.Context()); err != nil || rows < 100 || entries < rows || entries > rows+20 || scans != 0 {
+			t.Errorf("%s: %d rows, %d entries of the index, %d scans of the table, %v", sql, rows, entries, scans, err)
+		}
+	}
+	for sql, index := range map[string]string{
 		`SELECT * FROM rate_limit_usage WHERE name = 'limit 7' AND minute > timestamptz '2026-07-01 20:00Z'`:                                 "rate_limit_usage_pkey",
 		`SELECT * FROM rate_limit_usage WHERE minute > timestamptz '2026-07-01 21:50Z' ORDER BY minute, name`:                                "rate_limit_usage_minute_name_key",
 		`SELECT * FROM rate_limit_denials WHERE name = 'limit 7' AND hour > timestamptz '2026-07-01 20:00Z'`:                                 "(name = 'limit 7'::text)", // by either index, from PostgreSQL 18 on

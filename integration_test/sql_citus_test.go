@@ -1,14 +1,20 @@
 package integration_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/ratelimit"
 )
 
 // The rows of pg_dist_partition for both ways of sharding.
@@ -21,7 +27,22 @@ const (
 // the arguments, with the rules of Citus 14: the argument must have the given name, and there must be one exactly if the table is
 // distributed by a column.
 const citusStub = `
-	CREATE TABLE pg_dist_partition (logicalrelid regclass, partmethod "char", colocationid int, repmodel "char");
+	CREATE TABLE pg_dist_partition (logicalrelid regclass, partmethod "char", colocationid int, repmodel "char", partkey text DEFAULT 'key');
+	CREATE FUNCTION column_to_column_name(table_name regclass, column_var_text text) RETURNS text LANGUAGE sql RETURN column_var_text;
+	CREATE TABLE pg_dist_schema (schemaid oid, colocationid int);
+	CREATE TABLE pg_dist_local_group (groupid int);
+	INSERT INTO pg_dist_local_group VALUES (0);
+	CREATE TABLE pg_dist_node (groupid int, nodename text, nodeport int, noderole text, isactive bool, hasmetadata bool, metadatasynced bool);
+	INSERT INTO pg_dist_node VALUES (0, 'c', 5432, 'primary', true, true, true), (1, 'w1', 5432, 'primary', true, true, true), (2, 'w2', 5432, 'secondary', false, false, false);
+	CREATE TABLE missing (n int);
+	INSERT INTO missing VALUES (0);
+	CREATE FUNCTION run_command_on_workers(command text, parallel bool DEFAULT true, OUT nodename text, OUT nodeport int, OUT success bool, OUT result text)
+	RETURNS SETOF record LANGUAGE plpgsql AS $$ BEGIN
+		nodename := 'w1'; nodeport := 5432; success := true;
+		EXECUTE command INTO result;
+		result := result::int - (SELECT n FROM missing);
+		RETURN NEXT;
+	END $$;
 	CREATE FUNCTION citus_version() RETURNS text LANGUAGE sql RETURN 'Citus 13.2.0 on x86_64-pc-linux-gnu';
 	CREATE TABLE distributed (f regprocedure, argument text);
 	CREATE FUNCTION create_distributed_function(function_name regprocedure, distribution_arg_name text DEFAULT NULL,
@@ -50,10 +71,18 @@ func runCitusFile(t *testing.T, pool *pgxpool.Pool) error {
 	return err
 }
 
-// distribute notes that rate_limits is distributed.
+// distribute notes that rate_limits is distributed and, for a whole schema, the other tables.
 func distribute(t *testing.T, pool *pgxpool.Pool, how string) {
 	t.Helper()
-	mustExec(t, pool, `TRUNCATE pg_dist_partition; INSERT INTO pg_dist_partition VALUES ('rate_limits', `+how+`)`)
+	mustExec(t, pool, `TRUNCATE pg_dist_partition, pg_dist_schema; INSERT INTO pg_dist_partition VALUES ('rate_limits', `+how+`)`)
+}
+
+// distributeSchema notes what citus_schema_distribute does.
+func distributeSchema(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	distribute(t, pool, citusBySchema)
+	mustExec(t, pool, `INSERT INTO pg_dist_schema VALUES (current_schema()::regnamespace, 7);
+		INSERT INTO pg_dist_partition SELECT c.oid, `+citusBySchema+` FROM pg_class AS c WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'r' AND c.relname ~ '^rate_limit_'`)
 }
 
 // Without Citus, or before the table is distributed, the file changes nothing and says what is missing.
@@ -79,6 +108,22 @@ func TestTheFileForCitusSaysWhatIsMissing(t *testing.T) {
 	mustExec(t, pool, `CREATE FUNCTION _ratelimit_consume_old() RETURNS bigint LANGUAGE plpgsql AS $$BEGIN RETURN (SELECT count(*) FROM rate_limits AS r WHERE r.ctid = '(0,1)'); END$$`)
 	wants("0A000", "_ratelimit_consume_old")
 	mustExec(t, pool, `DROP FUNCTION _ratelimit_consume_old`)
+
+	for _, wrong := range []struct{ sql, undo, code, words string }{
+		{"UPDATE pg_dist_local_group SET groupid = 1", "UPDATE pg_dist_local_group SET groupid = 0", "55000", "this node is a worker"},
+		{"UPDATE pg_dist_node SET metadatasynced = false", "UPDATE pg_dist_node SET metadatasynced = true", "55000", "do not have the metadata: w1:5432"},
+		{"UPDATE pg_dist_partition SET partkey = 'name'", "UPDATE pg_dist_partition SET partkey = 'key'", "55000", "by another column"},
+		{"UPDATE missing SET n = 3", "UPDATE missing SET n = 0", "55000", "do not have all"},
+		{"INSERT INTO pg_dist_schema VALUES (current_schema()::regnamespace, 7); TRUNCATE pg_dist_partition", "", "55000", "is distributed, but its table"},
+	} {
+		mustExec(t, pool, wrong.sql)
+		wants(wrong.code, wrong.words)
+		mustExec(t, pool, wrong.undo)
+	}
+	distributeSchema(t, pool)
+	mustExec(t, pool, `DELETE FROM pg_dist_partition WHERE logicalrelid = 'rate_limit_usage'::regclass`)
+	wants("55000", "are not distributed: rate_limit_usage")
+	distribute(t, pool, citusByKey)
 	mustExec(t, pool, `ALTER FUNCTION _ratelimit_refund RENAME TO _ratelimit_refund_old`)
 	wants("42883", "17 of 18 functions")
 	mustExec(t, pool, `DROP TABLE rate_limits CASCADE`)
@@ -88,10 +133,17 @@ func TestTheFileForCitusSaysWhatIsMissing(t *testing.T) {
 // What the file does besides calling Citus is the same on any Postgres.
 func TestTheFileForCitusRunsTwice(t *testing.T) {
 	t.Parallel()
-	for how, want := range map[string]int{citusBySchema: 11, citusByKey: 4} {
+	for _, way := range []struct {
+		how    string
+		schema bool
+		want   int // distributed functions
+	}{{citusBySchema, true, 11}, {citusBySchema, false, 10}, {citusByKey, false, 4}} {
+		how, want := way.how, way.want
 		pool := newPool(t, 4)
 		mustExec(t, pool, citusStub)
-		distribute(t, pool, how)
+		if distribute(t, pool, how); way.schema {
+			distributeSchema(t, pool)
+		}
 		settings := func(pattern string) (values []string) {
 			t.Helper()
 			rows, err := pool.Query(t.Context(), `SELECT s FROM pg_proc, unnest(proconfig) AS s WHERE pronamespace = current_schema()::regnamespace AND s LIKE $1`, pattern)
@@ -106,7 +158,7 @@ func TestTheFileForCitusRunsTwice(t *testing.T) {
 		for _, version := range []string{"13.2.0", "13.2.2", "14.0.1", "14.0.10"} {
 			mustExec(t, pool, `CREATE OR REPLACE FUNCTION citus_version() RETURNS text LANGUAGE sql RETURN 'Citus `+version+` on x86_64-pc-linux-gnu'`)
 			custom := 0
-			if version == "13.2.2" || version == "14.0.1" {
+			if how == citusByKey && (version == "13.2.2" || version == "14.0.1") {
 				custom = 10
 			}
 			for range 2 {
@@ -122,12 +174,15 @@ func TestTheFileForCitusRunsTwice(t *testing.T) {
 			}
 		}
 		var functions int
-		var byKey bool
-		if err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT f), _ratelimit_distributed() FROM distributed`).Scan(&functions, &byKey); err != nil {
+		var byKey, oneServer bool
+		if err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT f), _ratelimit_distributed(), _ratelimit_one_server() FROM distributed`).Scan(&functions, &byKey, &oneServer); err != nil {
 			t.Fatal(err)
 		}
-		if functions != want || byKey != (how == citusByKey) {
-			t.Errorf("%s: %d functions are distributed, want %d; statements for one key each: %v", how, functions, want, byKey)
+		if functions != want || byKey != (how == citusByKey) || oneServer == way.schema {
+			t.Errorf("%s: %d functions are distributed, want %d; statements for one key each: %v; one server: %v", how, functions, want, byKey, oneServer)
+		}
+		if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit_schema() WHERE hash = '"+migrations.Hash+"'"); n != 1 {
+			t.Errorf("%s: the file has changed the engine", how)
 		}
 		works(t, pool)
 
@@ -139,5 +194,56 @@ func TestTheFileForCitusRunsTwice(t *testing.T) {
 		if plan, err := pgx.CollectRows(rows, pgx.RowTo[string]); err != nil || !strings.Contains(strings.Join(plan, " "), "_wire_consume(") {
 			t.Errorf("%s: the planner inlines what is to be delegated: %q, %v", how, plan, err)
 		}
+	}
+}
+
+// The nodes of a distributed schema number their transactions each by itself, so what is new is found by the time. Here, the other nodes'
+// numbers are put in by hand: far behind those of the node that is asked, and far ahead of them.
+func TestOverridesOfADistributedSchemaAreFollowedByTime(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	mustExec(t, pool, citusStub)
+	distributeSchema(t, pool)
+	if err := runCitusFile(t, pool); err != nil {
+		t.Fatal(err)
+	}
+	api := ratelimit.TokenBucket("api", 1000, time.Hour)
+	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	if err := limits.Overrides.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var following sync.WaitGroup
+	following.Go(func() { _ = limits.Overrides.Run(ctx) })
+	defer following.Wait()
+	defer stop()
+	for i, xid := range []string{"3", "4000000000"} {
+		key := "key " + xid
+		for _, step := range []struct {
+			sql    string
+			denied bool
+		}{
+			{"SELECT ratelimit_block('api', '" + key + "')", true},
+			{"SELECT ratelimit_unblock('api', '" + key + "')", false},
+		} {
+			mustExec(t, pool, "BEGIN; "+step.sql+"; UPDATE rate_limit_overrides SET changed_in = '"+xid+"' WHERE key = '"+key+"'; COMMIT")
+			for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+				_, err := limits.Consume(t.Context(), pool, api.Key(key))
+				if denied := errors.Is(err, ratelimit.ErrDenied); denied == step.denied {
+					break
+				}
+				if time.Since(began) > 20*time.Second { // two seconds, on a machine that is not busy; without, the next minute
+					t.Fatalf("%d: %s is not followed: %v", i, step.sql, err)
+				}
+			}
+		}
+	}
+	// For five minutes, a change is reported again.
+	if n := scan[int](t, pool, "SELECT cardinality(ids) FROM _ratelimit_overrides(pg_current_snapshot(), 0)"); n != 2 {
+		t.Errorf("%d rows are reported again, want 2", n)
+	}
+	mustExec(t, pool, "UPDATE rate_limit_overrides SET made_at = now() - interval '6 minutes', removed_at = now() - interval '6 minutes'")
+	if n := scan[int](t, pool, "SELECT coalesce(cardinality(ids), 0) FROM _ratelimit_overrides(pg_current_snapshot(), 0)"); n != 0 {
+		t.Errorf("%d rows of long ago are reported", n)
 	}
 }

@@ -125,6 +125,12 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_distributed() RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN false;
 
+-- Reports whether one server numbers the transactions of all that write overrides. migrations/citus.sql replaces it, too: of a
+-- distributed schema, each node that is called gives its own numbers.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_one_server() RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN true;
+
 -- The decision on one limit. value and ts are the row's new state if it was granted, or the state that led to the denial.
 -- A named type saves time: Postgres assembles the row type of OUT parameters again for every call, and a ROW that is cast to
 -- this type needs no conversion on return.
@@ -229,7 +235,7 @@ BEGIN
                 RETURN ROW(false, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
             END IF;
             -- The row has enough by now: try again.
-        ELSIF EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
+        ELSIF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
             -- The limit was sharded before. Merge its rows into one, take nothing, and try again.
             PERFORM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
                 ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now, false,
@@ -532,7 +538,7 @@ BEGIN
             SELECT count(*) INTO m
               FROM pg_catalog.generate_subscripts(names, 1) AS p,
                    LATERAL (
-                    SELECT FROM /* TEMPLATE: schema */rate_limits AS r
+                    SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
                        AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, /* TEMPLATE: schema */_ratelimit_upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]),
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
@@ -1395,8 +1401,8 @@ BEGIN
                 RETURNING name, key
             )
             SELECT pg_catalog.array_agg(n.name), pg_catalog.array_agg(n.key) INTO new_names, new_keys FROM n;
-            IF EXISTS (SELECT FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
-                    WHERE EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r
+            IF EXISTS (SELECT 1 FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
+                    WHERE EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r
                         WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shards > 1 OFFSET 0)) THEN
                 RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit';
             END IF;
@@ -2101,6 +2107,12 @@ DECLARE
     whole jsonb[] := '{}';
     hash text COLLATE "C";
     at timestamptz; -- of the whole list
+    -- In variables, since Citus takes nothing in a write that is not immutable.
+    alive timestamptz; -- a process of the list is alive until then; NULL: no process uses it
+    fresh timestamptz; -- an earlier alive_until is due
+    hour timestamptz;  -- an hour ago, and so on
+    week timestamptz;
+    year timestamptz;
     first timestamptz; -- when the list was first published
     known boolean; -- a process uses a list that is published already
     winner text COLLATE "C"; -- the list that counts
@@ -2175,22 +2187,25 @@ BEGIN
       FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(texts)) AS n (name, text);
 
     at := clock_timestamp();
+    alive := CASE WHEN heartbeat THEN at + interval '5 minutes' END;
+    fresh := at + interval '4 minutes';
+    hour := at - interval '1 hour';
     known := heartbeat IS NOT NULL AND hash IS NOT NULL AND pg_catalog.cardinality(names)
         = (SELECT count(*) FROM /* TEMPLATE: schema */rate_limit_definitions AS o
             WHERE o.program = program COLLATE "C" AND o.list = hash AND (o.current OR o.published_at > at - interval '7 days'));
     winner := CASE WHEN known THEN /* TEMPLATE: schema */_ratelimit_list(program, CASE WHEN heartbeat THEN hash END) END;
     IF winner IS NOT NULL
-       AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.current <> (o.list = winner)) THEN
+       AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.current <> (o.list = winner)) THEN
         -- A process that starts or runs says that it uses the list. If this was said within the last minute, nothing is written. Rows
         -- that are locked are passed over: another process says the same. No lock conflicts with that of a process that publishes.
         UPDATE /* TEMPLATE: schema */rate_limit_definitions AS o
-           SET alive_until = CASE WHEN heartbeat THEN at + interval '5 minutes' ELSE o.alive_until END,
+           SET alive_until = coalesce(alive, o.alive_until),
                published_at = CASE WHEN o.current THEN o.published_at ELSE at END
           FROM (
             SELECT o.name FROM /* TEMPLATE: schema */rate_limit_definitions AS o
              WHERE o.program = program COLLATE "C" AND o.list = hash
-               AND (heartbeat AND coalesce(o.alive_until < at + interval '4 minutes', true)
-                    OR NOT o.current AND o.published_at < at - interval '1 hour')
+               AND (heartbeat AND coalesce(o.alive_until < fresh, true)
+                    OR NOT o.current AND o.published_at < hour)
              ORDER BY o.name
                FOR UPDATE SKIP LOCKED
           ) AS due
@@ -2203,6 +2218,9 @@ BEGIN
         -- before: who publishes has the table, and may want the rows.
         LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE UPDATE EXCLUSIVE MODE;
         at := clock_timestamp();
+        alive := CASE WHEN heartbeat THEN at + interval '5 minutes' END;
+        week := at - interval '7 days';
+        year := at - interval '1 year';
         first := CASE WHEN heartbeat IS NOT NULL THEN
             (SELECT max(o.first_at) FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.list = hash) END;
         first := coalesce(first, at);
@@ -2229,11 +2247,11 @@ BEGIN
             END IF;
             INSERT INTO /* TEMPLATE: schema */rate_limit_definitions AS old
             VALUES (program, d.name, d.text, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies,
-                false, at, hash, first, CASE WHEN heartbeat THEN at + interval '5 minutes' END)
+                false, at, hash, first, alive)
             ON CONFLICT ON CONSTRAINT rate_limit_definitions_pkey DO UPDATE
                SET published_at = CASE WHEN heartbeat IS NULL OR NOT old.current THEN at ELSE old.published_at END,
                    first_at = first,
-                   alive_until = CASE WHEN heartbeat THEN at + interval '5 minutes' ELSE old.alive_until END;
+                   alive_until = coalesce(alive, old.alive_until);
         END LOOP;
         winner := CASE WHEN hash IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_list(program, CASE WHEN heartbeat THEN hash END) END;
         UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old
@@ -2241,8 +2259,8 @@ BEGIN
                alive_until = CASE WHEN hash IS NOT NULL THEN old.alive_until END -- what is withdrawn is not in use
          WHERE old.program = program COLLATE "C" AND (old.current <> coalesce(old.list = winner, false) OR hash IS NULL AND old.alive_until > at);
         DELETE FROM /* TEMPLATE: schema */rate_limit_definitions AS old
-         WHERE old.program = program COLLATE "C" AND NOT old.current AND old.published_at < at - interval '7 days'
-           AND (old.published_at < at - interval '1 year' OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+         WHERE old.program = program COLLATE "C" AND NOT old.current AND old.published_at < week
+           AND (old.published_at < year OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS o
                     WHERE o.program = program COLLATE "C" AND o.list = old.list AND o.name < old.name));
     END IF;
     counts := hash IS NULL OR hash = winner;
@@ -2486,11 +2504,16 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     wrong text;
+    unknown boolean; -- programs publish limits, but none of this name
     id bigint;
     blocked bigint;
 BEGIN
     until := CASE WHEN until < '10000-01-01 00:00+00' THEN until END;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, coalesce(rate, '1'), '1 second', 'token bucket', capacity, NULL, max_reserved, 1, NULL, NULL);
+    unknown := NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+                 WHERE d.name = name AND (d.current OR d.published_at > clock_timestamp() - interval '7 days'))
+             AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+                 WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days');
     wrong := CASE
         WHEN NOT octet_length(key) BETWEEN 1 AND 1024 THEN
             pg_catalog.format('key must have 1 to 1024 bytes, not %s; NULL is for every key, and for a limit without keys', octet_length(key))
@@ -2498,11 +2521,7 @@ BEGIN
         WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         WHEN until <= clock_timestamp() THEN pg_catalog.format('until must be in the future, not %s', until)
         WHEN effect = 'numbers' AND coalesce(rate, capacity, max_reserved) IS NULL THEN 'rate, capacity or max_reserved must be given, not NULL'
-        WHEN NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-                 WHERE d.name = name AND (d.current OR d.published_at > clock_timestamp() - interval '7 days'))
-             AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-                 WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days') THEN
-            'no program has published a limit of this name, but ' || /* TEMPLATE: schema */_ratelimit_nearest(name)
+        WHEN unknown THEN 'no program has published a limit of this name, but ' || /* TEMPLATE: schema */_ratelimit_nearest(name)
     END;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
@@ -2521,7 +2540,7 @@ BEGIN
     IF blocked IS NOT NULL THEN
         RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: block %s stays in force, and denies all the same: see ratelimit_unblock', name, blocked);
     END IF;
-    IF effect = 'numbers' AND key IS NULL AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+    IF effect = 'numbers' AND key IS NULL AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d
             WHERE d.name = name AND d.current AND d.varies IS NOT NULL) THEN
         RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: keys with numbers of their own get the numbers of this override, too', name);
     END IF;
@@ -2598,6 +2617,10 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     removed integer;
+    -- In variables, since Citus takes nothing in a write that is not immutable.
+    at   timestamptz := clock_timestamp();
+    xid  xid8        := pg_current_xact_id();
+    role text        := SESSION_USER;
 BEGIN
     IF effect NOT IN ('numbers', 'block', 'unlimited') THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('effect must be ''numbers'', ''block'', ''unlimited'' or NULL, which is all of them, not %L', effect);
@@ -2606,9 +2629,9 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'who is longer than 255 bytes';
     END IF;
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS o
-       SET removed_at = clock_timestamp(), removed_by = coalesce(who, SESSION_USER), removed_as = SESSION_USER, changed_in = pg_current_xact_id()
+       SET removed_at = at, removed_by = coalesce(who, role), removed_as = role, changed_in = xid
      WHERE o.name = name COLLATE "C" AND (o.key = key COLLATE "C" OR key IS NULL AND o.key IS NULL) AND o.removed_at IS NULL
-       AND (o.until IS NULL OR o.until > clock_timestamp()) AND (effect IS NULL OR o.effect = effect);
+       AND (o.until IS NULL OR o.until > at) AND (effect IS NULL OR o.effect = effect);
     GET DIAGNOSTICS removed = ROW_COUNT;
     PERFORM pg_notify('rate_limit_overrides', '');
     RETURN removed;
@@ -2660,6 +2683,7 @@ DECLARE
     was record;
     fills interval;         -- within this time, the limit fills up; NULL: not known
     more double precision;
+    at timestamptz;         -- of the adding
     spent double precision; -- what ended overrides have added, as far as it may not have been refilled since
     wrong text;
     timeout double precision; -- of a statement, in seconds; 0: none
@@ -2691,7 +2715,7 @@ BEGIN
     -- knows the numbers, an override has to give its capacity.
     SELECT CASE WHEN f.effect IN ('block', 'unlimited') THEN f.effect ELSE 'varies' END AS effect, f.capacity, f.id AS override
       INTO was FROM (VALUES (1)) AS one LEFT JOIN /* TEMPLATE: schema */_ratelimit_override_of(o.name, coalesce(o.key, ''), clock_timestamp(), o.id) AS f ON true;
-    IF capacity IS NULL OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current) THEN
+    IF capacity IS NULL OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current) THEN
         SELECT f.effect, f.capacity, f.override INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS f;
         SELECT f.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS f;
         -- A limit that is empty fills up within this time, by the numbers as defined and by those of the override.
@@ -2721,7 +2745,8 @@ BEGIN
      WHERE f.name = o.name AND (f.key = o.key OR f.key IS NULL AND o.key IS NULL) AND f.added > '0' AND f.id <> o.id
        AND (f.removed_at IS NOT NULL OR f.until <= clock_timestamp()) AND (fills IS NULL OR f.added_at > clock_timestamp() - fills);
     more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more - spent, '0'));
-    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more, added_at = clock_timestamp() WHERE f.id = id;
+    at := clock_timestamp();
+    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more, added_at = at WHERE f.id = id;
     RETURN more;
 END
 $body$;
@@ -2751,7 +2776,8 @@ $text$;
 
 -- Returns a page of the overrides that a program does not know yet, in the order of their ids, with at most 10000 of them. since: the snapshot of
 -- the poll before; NULL: all that are in force, and the numbers that were until a day ago. mades: made_at, in microseconds since 1970. after: the last id of the page before. The Go library asks every
--- second. A transaction that commits late is in no snapshot before, so its rows are not missed, whatever their ids.
+-- second. A transaction that commits late is in no snapshot before, so its rows are not missed, whatever their ids. With several servers, it is
+-- missed after 5 minutes, until the next poll that reads all.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(
     since pg_snapshot, after bigint,
     OUT ids bigint[], OUT names text[], OUT keys text[], OUT effects text[], OUT rates double precision[], OUT capacities double precision[],
@@ -2760,6 +2786,8 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    present pg_snapshot := pg_current_snapshot(); -- of the server that is asked, wherever the table is
 BEGIN
     at := clock_timestamp();
     server := pg_postmaster_start_time(); -- of another server, or of this one after a restart, snapshots say nothing about those before
@@ -2770,7 +2798,7 @@ BEGIN
            pg_catalog.array_agg(CASE WHEN p.ends = '-infinity' THEN 0 WHEN p.ends < '10000-01-01 00:00+00' THEN (extract(epoch FROM p.ends) * '1000000')::bigint
                ELSE 9223372036854775807 END ORDER BY p.id),
            pg_catalog.array_agg((extract(epoch FROM least(greatest(p.made_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00')) * '1000000')::bigint ORDER BY p.id),
-           count(*) = '10000', pg_current_snapshot()::text
+           count(*) = '10000', present::text
       INTO ids, names, keys, effects, rates, capacities, max_reserveds, untils, mades, more, snapshot
       FROM (
         (SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
@@ -2782,12 +2810,18 @@ BEGIN
         -- all others only. A standby does not know which transactions are running.
         (SELECT c.* FROM (
             SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-             WHERE o.changed_in >= pg_snapshot_xmin(since) AND o.changed_in < pg_snapshot_xmax(pg_current_snapshot())
-               AND (pg_is_in_recovery() OR NOT pg_visible_in_snapshot(o.changed_in, since))
+             WHERE o.changed_in >= pg_snapshot_xmin(since) AND o.changed_in < pg_snapshot_xmax(present)
+               AND /* TEMPLATE: schema */_ratelimit_one_server() AND (pg_is_in_recovery() OR NOT pg_visible_in_snapshot(o.changed_in, since))
             OFFSET 0
           ) AS c
           WHERE c.id > after AND c.effect <> 'reset'
           ORDER BY c.id LIMIT 10000)
+        UNION ALL
+        -- Several servers number their transactions each by itself: then what was changed lately, by their clocks.
+        (SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+          WHERE since IS NOT NULL AND NOT /* TEMPLATE: schema */_ratelimit_one_server() AND o.id > after AND o.effect <> 'reset'
+            AND greatest(o.made_at, o.removed_at) > at - interval '5 minutes'
+          ORDER BY o.id LIMIT 10000)
       ) AS p;
 END
 $body$;
@@ -2841,7 +2875,7 @@ DECLARE
     until timestamptz;
     after /* TEMPLATE: schema */_ratelimit_request;
 BEGIN
-    IF later AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
+    IF later AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
         RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL)::/* TEMPLATE: schema */_ratelimit_request;
     END IF;
     IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
@@ -3562,6 +3596,44 @@ Errors, besides those of ratelimit:
   22023  also for an empty list, an unknown field, a null, a value of the wrong type, and a limit and key that are there twice
 $text$;
 
+-- The names that rows have, in order, at most so many of them; NULL: all. Each is one look-up in the primary key. A recursive query would do
+-- the same, but Citus has none over a table that is distributed by key.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_stored_names(most integer) RETURNS SETOF text
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    last text := '';
+    n    integer := 0;
+BEGIN
+    LOOP
+        last := (SELECT r.name FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name > last ORDER BY r.name LIMIT 1);
+        EXIT WHEN last IS NULL;
+        RETURN NEXT last;
+        n := n + 1;
+        EXIT WHEN n >= most;
+    END LOOP;
+END
+$body$;
+
+-- The keys of a limit that have rows, from `first` on and below `below` (NULL: to the last), in order, at most so many of them. Each is one
+-- look-up, however many shards it has.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_stored_keys(name text, first text, below text, most integer) RETURNS SETOF text
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    last text := (SELECT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key >= first ORDER BY r.key LIMIT 1);
+    n    integer := 0;
+BEGIN
+    WHILE n < most AND (last COLLATE "C" < below OR below IS NULL AND last IS NOT NULL) LOOP
+        RETURN NEXT last;
+        n := n + 1;
+        last := (SELECT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key > last ORDER BY r.key LIMIT 1);
+    END LOOP;
+END
+$body$;
+
 -- The same as ratelimit_keys, at an instant that tests and the tool choose.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
@@ -3575,6 +3647,8 @@ DECLARE
     windows timestamptz[]; -- of a calendar window
     d record;              -- a limit's definition
     o record;              -- an override, and the keys that have it
+    others text[] := '{}'; -- the keys that have an override of their own
+    used text[];           -- those of o that have a row
 BEGIN
     IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL AND kind = 'token bucket' THEN
         SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0', varying => true) AS n; -- under no override
@@ -3583,7 +3657,7 @@ BEGIN
                    WHEN d.effect = 'varies' AND (x.rate IS NULL OR x.capacity IS NULL OR d.kind = 'calendar window') THEN 'varies' ELSE 'numbers' END AS effect,
                    nullif(x.until, 'infinity') AS until,
                    coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
-                   pg_catalog.array_agg(x.key) AS own
+                   pg_catalog.array_agg(x.key) AS own, x.key IS NULL AS rest
               FROM (
                 SELECT DISTINCT ON (x.key) x.*
                   FROM ( -- each part by its index: there may be a million
@@ -3598,11 +3672,20 @@ BEGIN
               ) AS x
              GROUP BY 1, 2, 3, 4, x.key IS NULL
             UNION ALL
-            SELECT d.effect, NULL, d.rate, d.capacity, '{NULL}'
-             WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
+            SELECT d.effect, NULL, d.rate, d.capacity, '{NULL}', true
+             WHERE NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS x
                      WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
+             ORDER BY rest
         LOOP
-            -- One of the parts runs. Once the override has ended, something else decides: the same question, at that instant.
+            IF NOT o.rest THEN
+                others := pg_catalog.array_cat(others, o.own);
+            END IF;
+            used := NULL;
+            IF NOT o.rest AND o.effect = 'varies' THEN
+                used := ARRAY(SELECT DISTINCT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = ANY (o.own));
+            END IF;
+            -- One of the parts runs. Once the override has ended, something else decides: the same question, at that instant. No table is
+            -- read beside a function that reads one: Citus would run it where it runs the statement, and refuses.
             RETURN QUERY
                 WITH k AS MATERIALIZED (
                     -- the keys that have none of their own
@@ -3611,20 +3694,17 @@ BEGIN
                            CASE WHEN o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0' THEN coalesce(o.until, 'infinity') WHEN o.effect = 'numbers' THEN k.retry_at END AS retry_at
                       FROM /* TEMPLATE: schema */_ratelimit_keys(name, CASE WHEN o.rate > '0' THEN o.rate ELSE '1' END, coalesce(d.period, '1 second'),
                            CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, d.zone, d.anchor, keys, at) AS k
-                     WHERE o.own[1] IS NULL AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
-                             WHERE x.name = name AND x.key = k.key AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
+                     WHERE o.rest AND NOT EXISTS (SELECT 1 FROM pg_catalog.unnest(others) AS x (key) WHERE x.key = k.key)
                     UNION ALL
                     SELECT k.* FROM /* TEMPLATE: schema */_ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, d.zone, d.anchor, o.own, at) AS k
-                     WHERE o.own[1] IS NOT NULL AND o.effect = 'numbers' AND o.rate > '0'
+                     WHERE NOT o.rest AND o.effect = 'numbers' AND o.rate > '0'
                     UNION ALL
-                    SELECT DISTINCT r.key, NULL::double precision, NULL::timestamptz
-                      FROM /* TEMPLATE: schema */rate_limits AS r
-                     WHERE r.name = name AND r.key = ANY (o.own) AND o.own[1] IS NOT NULL AND o.effect = 'varies'
+                    SELECT u.key, NULL::double precision, NULL::timestamptz FROM pg_catalog.unnest(used) AS u (key)
                     UNION ALL
                     SELECT u.key, CASE o.effect WHEN 'unlimited' THEN 'Infinity' ELSE '0'::double precision END,
                            CASE WHEN o.effect <> 'unlimited' THEN coalesce(o.until, 'infinity') END
                       FROM pg_catalog.unnest(o.own) AS u (key)
-                     WHERE o.own[1] IS NOT NULL AND o.effect <> 'varies' AND (o.effect <> 'numbers' OR o.rate = '0')
+                     WHERE NOT o.rest AND o.effect <> 'varies' AND (o.effect <> 'numbers' OR o.rate = '0')
                 ), late AS (
                     SELECT coalesce(pg_catalog.array_agg(k.key), '{}') AS keys FROM k WHERE k.retry_at >= o.until AND o.until < '10000-01-01 00:00+00'
                 )
@@ -3761,7 +3841,7 @@ BEGIN
         IF varies IS NOT NULL THEN
             PERFORM /* TEMPLATE: schema */_ratelimit_validate_varies(name, rate, period, kind, capacity, varies);
         END IF;
-    ELSIF NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+    ELSIF NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d
             WHERE d.name = name AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')) THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, since, '0'); -- which is an error
     END IF;
@@ -3787,7 +3867,7 @@ BEGIN
          WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > since
      ) AS n ON d.varies IS NULL
      WHERE n.rate > '0' OR d.varies IS NOT NULL;
-    nothing := nothing OR varies IS NOT NULL AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+    nothing := nothing OR varies IS NOT NULL AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
          WHERE o.name = name AND o.key IS NULL AND coalesce(least(o.until, o.removed_at), 'infinity') > since);
 END
 $body$;
@@ -3854,7 +3934,7 @@ BEGIN
     IF varies IS NOT NULL THEN
         keys := ARRAY(SELECT u.key
             FROM pg_catalog.unnest(keys) AS u (key)
-           WHERE u.key <> ALL (coalesce(spared, '{}')) AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+           WHERE u.key <> ALL (coalesce(spared, '{}')) AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
                  WHERE o.name = name AND o.key = u.key AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'));
     END IF;
     IF coalesce(pg_catalog.cardinality(keys), 0) = 0 THEN
@@ -4058,7 +4138,9 @@ SET lock_timeout = '2s'
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    upto    timestamptz := clock_timestamp() - keep;
+    -- In variables, since Citus takes nothing in a write that is not immutable.
+    minutes_before timestamptz := clock_timestamp() - keep - interval '1 minute';
+    hours_before   timestamptz := clock_timestamp() - keep - interval '1 hour';
     n       integer;
     deleted integer := 0;
 BEGIN
@@ -4109,7 +4191,7 @@ BEGIN
      WHERE r.ctid = ANY (ARRAY(
         SELECT d.ctid
           FROM /* TEMPLATE: schema */rate_limit_usage AS d
-         WHERE d.minute < upto - interval '1 minute'
+         WHERE d.minute < minutes_before
          ORDER BY d.minute
          LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(names), 0)
            FOR UPDATE SKIP LOCKED
@@ -4121,7 +4203,7 @@ BEGIN
      WHERE r.ctid = ANY (ARRAY(
         SELECT d.ctid
           FROM /* TEMPLATE: schema */rate_limit_denials AS d
-         WHERE d.hour < upto - interval '1 hour'
+         WHERE d.hour < hours_before
          ORDER BY d.hour
          LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(denial_names), 0)
            FOR UPDATE SKIP LOCKED
@@ -4131,15 +4213,22 @@ BEGIN
 END
 $body$;
 
--- Postgres inlines this function, so that a query of all limits takes the index by minute, and one of a limit the primary key.
+-- A query of all limits takes the index by minute, and one of a limit the primary key. It is PL/pgSQL, since Citus refuses a function of
+-- SQL that reads a distributed table by its arguments.
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_usage(name text DEFAULT NULL, since timestamptz DEFAULT NULL)
 RETURNS SETOF /* TEMPLATE: schema */rate_limit_usage
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
-    SELECT r.*
-      FROM /* TEMPLATE: schema */rate_limit_usage AS r
-     WHERE ($1 IS NULL OR r.name = $1 COLLATE "C") AND r.minute > coalesce($2, now() - interval '1 hour') - interval '1 minute'
-     ORDER BY r.minute, r.name
+#variable_conflict use_variable
+DECLARE
+    first timestamptz := coalesce(since, now() - interval '1 hour') - interval '1 minute';
+BEGIN
+    IF name IS NULL THEN
+        RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */rate_limit_usage AS r WHERE r.minute > first ORDER BY r.minute, r.name;
+    ELSE
+        RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */rate_limit_usage AS r WHERE r.name = name COLLATE "C" AND r.minute > first ORDER BY r.minute;
+    END IF;
+END
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_usage(text, timestamptz) IS $text$
@@ -4268,8 +4357,8 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_even,_ratelimit_full_at,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_list,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_retry_at,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_shown,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_tolerance,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
-           AND p.proname::text <> '_ratelimit_distributed' -- which citus.sql changes
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_even,_ratelimit_full_at,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_list,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_retry_at,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_shown,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_tolerance,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
 END
@@ -4309,6 +4398,8 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_numbers(name text, INOUT ra
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(value double precision, ts timestamptz, shards smallint, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, varies interval);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_stored_keys(name text, first text, below text, most integer);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_stored_names(most integer);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_all(requests jsonb);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_all(requests jsonb, now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_read(request jsonb, number bigint, now timestamptz);
@@ -4413,6 +4504,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(name text, key te
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]);
 DROP TYPE /* TEMPLATE: schema */_ratelimit_decisions;
 DROP TYPE /* TEMPLATE: schema */_ratelimit_decision;
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_one_server();
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_distributed();
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_valid(rate double precision, period interval, capacity double precision, count double precision, now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_shown(total double precision, rate double precision, capacity double precision);

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "0f6b8dfca32a29c755bd81db31cc4fbaead8ea15d337b5345237b17f83d852bf"
+const Hash = "cfc18d72d2bf1bece34ffad87919398119fddf2d44a6610ea92eb0b051f8feb6"

@@ -150,11 +150,21 @@ func (o override) compare(other override) int {
 	return cmp.Or(cmp.Compare(kind(o), kind(other)), cmp.Compare(other.made, o.made), cmp.Compare(other.id, o.id))
 }
 
-// apply puts changes into the table. fresh: nobody reads it yet.
-func (t *overrideTable) apply(changes []change, fresh bool) {
+// same reports whether two rows say the same. NaN is as defined.
+func (o override) same(other override) bool {
+	return o.id == other.id && o.made == other.made && o.effect == other.effect && o.until == other.until &&
+		math.Float64bits(o.rate) == math.Float64bits(other.rate) && math.Float64bits(o.capacity) == math.Float64bits(other.capacity) &&
+		math.Float64bits(o.maxReserved) == math.Float64bits(other.maxReserved)
+}
+
+// apply puts changes into the table, and reports whether there were any: a distributed schema reports changes again for 5 minutes. fresh:
+// nobody reads it yet.
+func (t *overrideTable) apply(changes []change, fresh bool) (changed bool) {
 	byPart := map[*atomic.Pointer[map[groupID][]override]][]change{}
 	for _, c := range changes {
-		byPart[t.part(c.groupID)] = append(byPart[t.part(c.groupID)], c)
+		if !slices.ContainsFunc(t.of(c.groupID), c.same) {
+			byPart[t.part(c.groupID)] = append(byPart[t.part(c.groupID)], c)
+		}
 	}
 	for part, changes := range byPart {
 		m := map[groupID][]override{}
@@ -176,6 +186,7 @@ func (t *overrideTable) apply(changes []change, fresh bool) {
 		}
 		part.Store(&m)
 	}
+	return len(byPart) > 0
 }
 
 // Load reads all overrides, in pages of 10,000. Call it before the first call of a [Limiter] that has them. If it fails, what was
@@ -306,8 +317,7 @@ func (o *Overrides) read(ctx context.Context, whole bool) error {
 			return o.read(ctx, true)
 		}
 		o.server = page.Server.Time
-		changed = changed || len(page.Ids) > 0
-		table.apply(o.changes(page), whole)
+		changed = table.apply(o.changes(page), whole) || changed
 		if more = page.More.Bool; more {
 			args.After = page.Ids[len(page.Ids)-1]
 		}

@@ -125,7 +125,12 @@ func TestOverridesComeAndGo(t *testing.T) {
 	} {
 		before := slices.Clone(table.of(ann))
 		held := table.of(ann)
-		table.apply(step.changes, i == 0)
+		if !table.apply(step.changes, i == 0) {
+			t.Errorf("step %d changes nothing", i)
+		}
+		if table.apply(step.changes, false) {
+			t.Errorf("step %d changes something again", i)
+		}
 		if !slices.EqualFunc(before, held, func(a, b override) bool { return a.id == b.id && a.until == b.until }) {
 			t.Fatalf("step %d changes what a reader holds: %v, which was %v", i, held, before)
 		}

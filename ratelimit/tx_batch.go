@@ -20,7 +20,8 @@ import (
 // Close returns the [*DeniedError]. The effect on the statements before it depends on where the batch is sent:
 //
 //   - With [Limiter.SendTx], the transaction is rolled back.
-//   - On a connection or a pool, a batch without BEGIN is a transaction of its own, and is rolled back.
+//   - On a connection or a pool, a batch without BEGIN is a transaction of its own, and is rolled back. On a distributed table of Citus
+//     it is none: each statement commits by itself. Use SendTx there.
 //   - On a transaction of the caller's, the transaction is aborted, as by any SQL error, and must be rolled back. If the
 //     batch was sent on a nested transaction (pgx's Begin), a rollback to its savepoint is enough.
 //

@@ -401,25 +401,24 @@ func (d *defined) how() string {
 
 // knownLimits are the names that are published, have rows or have an override in force.
 func knownLimits(ctx context.Context, db querier) ([]string, error) {
+	stored, err := collect(ctx, db, pgx.RowTo[string], "SELECT n.name FROM _ratelimit_stored_names(NULL::integer) AS n (name)")
+	if err != nil {
+		return nil, err
+	}
 	return collect(ctx, db, pgx.RowTo[string], `
-		WITH RECURSIVE used AS (
-			(SELECT name FROM rate_limits ORDER BY name LIMIT 1)
-			UNION ALL
-			SELECT (SELECT r.name FROM rate_limits AS r WHERE r.name > u.name ORDER BY r.name LIMIT 1) FROM used AS u WHERE u.name IS NOT NULL
-		)
-		SELECT name FROM used WHERE name IS NOT NULL
+		SELECT name COLLATE "C" FROM unnest($1::text[]) AS n (name)
 		UNION SELECT name FROM rate_limit_definitions WHERE `+counting+`
 		UNION SELECT name FROM rate_limit_overrides WHERE `+inForce+`
-		ORDER BY 1`)
+		ORDER BY 1`, stored)
 }
 
 // checkKnown refuses the name of no limit, if programs publish theirs.
 func checkKnown(ctx context.Context, db querier, name string) error {
 	var known, others bool
 	err := db.QueryRow(ctx, `
-		SELECT EXISTS (SELECT FROM rate_limit_definitions WHERE name = $1 AND `+counting+`) OR EXISTS (SELECT FROM rate_limits WHERE name = $1)
-		       OR EXISTS (SELECT FROM rate_limit_overrides WHERE name = $1),
-		       EXISTS (SELECT FROM rate_limit_definitions WHERE `+counting+`) OR EXISTS (SELECT FROM rate_limits)`, name).Scan(&known, &others)
+		SELECT EXISTS (SELECT 1 FROM rate_limit_definitions WHERE name = $1 AND `+counting+`) OR EXISTS (SELECT 1 FROM rate_limits WHERE name = $1)
+		       OR EXISTS (SELECT 1 FROM rate_limit_overrides WHERE name = $1),
+		       EXISTS (SELECT 1 FROM rate_limit_definitions WHERE `+counting+`) OR EXISTS (SELECT 1 FROM rate_limits)`, name).Scan(&known, &others)
 	if err != nil || known {
 		return err
 	}

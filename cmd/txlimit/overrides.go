@@ -298,7 +298,7 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 			return err
 		}
 		if key != nil {
-			if err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM rate_limits WHERE name = $1 AND key = $2)", name, key).Scan(&hasRow); err != nil {
+			if err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM rate_limits WHERE name = $1 AND key = $2)", name, key).Scan(&hasRow); err != nil {
 				return err
 			}
 		} else if r, err := reachOf(ctx, tx, name, o.Effect); err != nil {
@@ -469,7 +469,7 @@ func (a *app) add(ctx context.Context, id int64, before *float64) (added, record
 	}
 	err = a.inTx(ctx, func(tx pgx.Tx) error {
 		var row bool
-		err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM rate_limits AS r JOIN rate_limit_overrides AS o ON o.name = r.name AND coalesce(o.key, '') = r.key
+		err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM rate_limits AS r JOIN rate_limit_overrides AS o ON o.name = r.name AND coalesce(o.key, '') = r.key
 			WHERE o.id = $1)`, id).Scan(&row)
 		if err != nil {
 			return err

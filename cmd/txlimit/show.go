@@ -165,12 +165,7 @@ const nearKeys = 5
 // keysFrom finds the keys with rows that begin with a prefix, each by one look-up in the primary key.
 func keysFrom(ctx context.Context, db querier, name, prefix string, most int) ([]string, error) {
 	return collect(ctx, db, pgx.RowTo[string], `
-		WITH RECURSIVE found AS (
-			(SELECT r.key FROM rate_limits AS r WHERE r.name = $1 AND r.key > $2 ORDER BY r.key LIMIT 1)
-			UNION ALL
-			SELECT (SELECT r.key FROM rate_limits AS r WHERE r.name = $1 AND r.key > f.key ORDER BY r.key LIMIT 1) FROM found AS f WHERE starts_with(f.key, $2)
-		)
-		SELECT f.key FROM found AS f WHERE starts_with(f.key, $2) LIMIT $3`, name, prefix, most)
+		SELECT f.key FROM _ratelimit_stored_keys($1::text, $2::text || E'\x01', NULL::text, $3::integer) AS f (key) WHERE starts_with(f.key, $2)`, name, prefix, most)
 }
 
 // balanceSQL works out a key's balance as ratelimit and ratelimit_keys do, and when it will have enough for what.

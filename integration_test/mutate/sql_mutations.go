@@ -10,7 +10,9 @@ const (
 	consumeSeveral = "migrations/engine/consume_several.sql"
 	consumeSharded = "migrations/engine/consume_sharded.sql"
 	keysSQL        = "migrations/engine/keys.sql"
+	definitions    = "migrations/engine/definitions.sql"
 	move           = "migrations/engine/move.sql"
+	overrides      = "migrations/engine/overrides.sql"
 	parts          = "migrations/engine/parts.sql"
 	grid           = "migrations/engine/grid.sql"
 	guard          = "migrations/engine/guard.sql"
@@ -104,7 +106,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "consume-no-recheck", file: consume, what: "after a wait, the UPDATE does not check again whether the row has enough: it trusts a plain read",
 		old: "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor\n                RETURNING",
-		new: "AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS s WHERE s.name = name AND s.key = key AND s.shard = 0 AND s.shards = 1\n" +
+		new: "AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS s WHERE s.name = name AND s.key = key AND s.shard = 0 AND s.shards = 1\n" +
 			"                       AND /* TEMPLATE: schema */_ratelimit_available(s.value, s.ts, at, rate, period, capacity, NULL) - count >= floor)\n                RETURNING",
 		tests: "TestTwoVersionsWithDifferentShardsAtOnceAreExact|TestOverGrant",
 	}, {
@@ -192,7 +194,7 @@ var sqlMutations = []mutation{
 		tests: "TestExpectingADenialDecidesTheSame",
 	}, {
 		name: "consume-denies-sharded", file: consume, what: "rows that were sharded are not merged",
-		old: "ELSIF EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN", new: "ELSIF false THEN",
+		old: "ELSIF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN", new: "ELSIF false THEN",
 		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets",
 	},
 
@@ -216,6 +218,44 @@ var sqlMutations = []mutation{
 		name: "coalesce-element-alone", file: coalesce, what: "a session of Citus crashes on an element of an array that stands alone in SET",
 		old: "SET value = coalesce(held[k]), ts = coalesce(since[k])", new: "SET value = held[k], ts = since[k]",
 		tests: "TestTheEngineReadsAlikeOnEveryServer",
+	}, {
+		name: "move-found-of-insert", file: move, what: "on Citus, rows that exist are found by an INSERT ... SELECT that inserts none",
+		old: "                    END LOOP;\n                    IF m <> shards[i] THEN",
+		new: "                    END LOOP;\n                    INSERT INTO /* TEMPLATE: schema */rate_limits SELECT r.* FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] ON CONFLICT DO NOTHING;\n" +
+			"                    IF NOT FOUND AND m <> shards[i] THEN",
+		tests: "TestTheEngineReadsAlikeOnEveryServer",
+	}, {
+		name: "reset-system-column", file: reset, what: "rows are told apart by their transaction, which is another one on each server",
+		old: "DELETE FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = r.name", new: "DELETE FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.xmin IS NOT NULL AND t.name = r.name",
+		tests: "TestTheEngineReadsAlikeOnEveryServer",
+	}, {
+		name: "restore-volatile", file: overrides, what: "on Citus, no override can be ended: its time is volatile",
+		old: "SET removed_at = at, removed_by", new: "SET removed_at = clock_timestamp(), removed_by",
+		tests: "TestTheEngineReadsAlikeOnEveryServer",
+	}, {
+		name: "publish-interval", file: definitions, what: "on Citus, nothing can be published: to add an interval to an instant is not immutable",
+		old: "alive_until = coalesce(alive, old.alive_until);", new: "alive_until = CASE WHEN heartbeat THEN at + interval '5 minutes' ELSE old.alive_until END;",
+		tests: "TestTheEngineReadsAlikeOnEveryServer",
+	}, {
+		name: "keys-beside-table", file: keysSQL, what: "on Citus, a function that reads a table runs where another table is read, and is refused",
+		old: "SELECT 1 FROM pg_catalog.unnest(others) AS x (key) WHERE x.key = k.key", new: "SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS x WHERE x.name = name AND x.key = k.key",
+		tests: "TestTheEngineReadsAlikeOnEveryServer",
+	}, {
+		name: "consume-no-columns", file: consume, what: "on Citus, a subquery without columns is a syntax error",
+		old: "ELSIF EXISTS (SELECT 1 FROM", new: "ELSIF EXISTS (SELECT FROM",
+		tests: "TestTheEngineReadsAlikeOnEveryServer",
+	}, {
+		name: "capacity-reads-a-table", file: overrides, what: "on Citus, a function of SQL that reads a table by its arguments is refused",
+		old: "RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity);", new: "RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity, (SELECT d.capacity FROM /* TEMPLATE: schema */rate_limit_definitions AS d LIMIT 1));",
+		tests: "TestTheEngineReadsAlikeOnEveryServer",
+	}, {
+		name: "poll-by-xid", file: overrides, what: "on several servers, overrides are followed by the numbers of one server's transactions",
+		old: "AND NOT /* TEMPLATE: schema */_ratelimit_one_server() AND o.id > after", new: "AND false AND o.id > after",
+		tests: "TestOverridesOfADistributedSchemaAreFollowedByTime",
+	}, {
+		name: "poll-twice", file: "ratelimit/overrides.go", what: "an override that is reported again wakes all who wait",
+		old: "if !slices.ContainsFunc(t.of(c.groupID), c.same) {", new: "{",
+		tests: "TestOverridesComeAndGo",
 	}, {
 		name: "apply-places-order", file: apply, what: "all rows of several limits are locked in another order than the common one",
 		old: "SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE \"C\", keys[p] COLLATE \"C\")", new: "SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE \"C\" DESC, keys[p] COLLATE \"C\" DESC)",

@@ -32,7 +32,7 @@ var usageMutations = []mutation{
 		tests: "TestOldUsageGoesLittleByLittle",
 	}, {
 		name: "usage-deletes-early", file: "migrations/engine/usage.sql", what: "rows of keys go an hour early",
-		old: "d.hour < upto - interval '1 hour'", new: "d.hour < upto + interval '4 hours'",
+		old: "d.hour < hours_before", new: "d.hour < hours_before + interval '5 hours'",
 		tests: "TestOldUsageGoesLittleByLittle",
 	}, {
 		name: "usage-delete-waits", file: "migrations/engine/usage.sql", what: "a flush waits for a row that it deletes",

@@ -94,7 +94,7 @@ BEGIN
             SELECT count(*) INTO m
               FROM pg_catalog.generate_subscripts(names, 1) AS p,
                    LATERAL (
-                    SELECT FROM /* TEMPLATE: schema */rate_limits AS r
+                    SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
                        AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, /* TEMPLATE: schema */_ratelimit_upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]),
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,

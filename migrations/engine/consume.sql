@@ -92,7 +92,7 @@ BEGIN
                 RETURN ROW(false, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
             END IF;
             -- The row has enough by now: try again.
-        ELSIF EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
+        ELSIF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
             -- The limit was sharded before. Merge its rows into one, take nothing, and try again.
             PERFORM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
                 ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now, false,

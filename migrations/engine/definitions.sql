@@ -104,6 +104,12 @@ DECLARE
     whole jsonb[] := '{}';
     hash text COLLATE "C";
     at timestamptz; -- of the whole list
+    -- In variables, since Citus takes nothing in a write that is not immutable.
+    alive timestamptz; -- a process of the list is alive until then; NULL: no process uses it
+    fresh timestamptz; -- an earlier alive_until is due
+    hour timestamptz;  -- an hour ago, and so on
+    week timestamptz;
+    year timestamptz;
     first timestamptz; -- when the list was first published
     known boolean; -- a process uses a list that is published already
     winner text COLLATE "C"; -- the list that counts
@@ -178,22 +184,25 @@ BEGIN
       FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(texts)) AS n (name, text);
 
     at := clock_timestamp();
+    alive := CASE WHEN heartbeat THEN at + interval '5 minutes' END;
+    fresh := at + interval '4 minutes';
+    hour := at - interval '1 hour';
     known := heartbeat IS NOT NULL AND hash IS NOT NULL AND pg_catalog.cardinality(names)
         = (SELECT count(*) FROM /* TEMPLATE: schema */rate_limit_definitions AS o
             WHERE o.program = program COLLATE "C" AND o.list = hash AND (o.current OR o.published_at > at - interval '7 days'));
     winner := CASE WHEN known THEN /* TEMPLATE: schema */_ratelimit_list(program, CASE WHEN heartbeat THEN hash END) END;
     IF winner IS NOT NULL
-       AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.current <> (o.list = winner)) THEN
+       AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.current <> (o.list = winner)) THEN
         -- A process that starts or runs says that it uses the list. If this was said within the last minute, nothing is written. Rows
         -- that are locked are passed over: another process says the same. No lock conflicts with that of a process that publishes.
         UPDATE /* TEMPLATE: schema */rate_limit_definitions AS o
-           SET alive_until = CASE WHEN heartbeat THEN at + interval '5 minutes' ELSE o.alive_until END,
+           SET alive_until = coalesce(alive, o.alive_until),
                published_at = CASE WHEN o.current THEN o.published_at ELSE at END
           FROM (
             SELECT o.name FROM /* TEMPLATE: schema */rate_limit_definitions AS o
              WHERE o.program = program COLLATE "C" AND o.list = hash
-               AND (heartbeat AND coalesce(o.alive_until < at + interval '4 minutes', true)
-                    OR NOT o.current AND o.published_at < at - interval '1 hour')
+               AND (heartbeat AND coalesce(o.alive_until < fresh, true)
+                    OR NOT o.current AND o.published_at < hour)
              ORDER BY o.name
                FOR UPDATE SKIP LOCKED
           ) AS due
@@ -206,6 +215,9 @@ BEGIN
         -- before: who publishes has the table, and may want the rows.
         LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE UPDATE EXCLUSIVE MODE;
         at := clock_timestamp();
+        alive := CASE WHEN heartbeat THEN at + interval '5 minutes' END;
+        week := at - interval '7 days';
+        year := at - interval '1 year';
         first := CASE WHEN heartbeat IS NOT NULL THEN
             (SELECT max(o.first_at) FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.list = hash) END;
         first := coalesce(first, at);
@@ -232,11 +244,11 @@ BEGIN
             END IF;
             INSERT INTO /* TEMPLATE: schema */rate_limit_definitions AS old
             VALUES (program, d.name, d.text, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies,
-                false, at, hash, first, CASE WHEN heartbeat THEN at + interval '5 minutes' END)
+                false, at, hash, first, alive)
             ON CONFLICT ON CONSTRAINT rate_limit_definitions_pkey DO UPDATE
                SET published_at = CASE WHEN heartbeat IS NULL OR NOT old.current THEN at ELSE old.published_at END,
                    first_at = first,
-                   alive_until = CASE WHEN heartbeat THEN at + interval '5 minutes' ELSE old.alive_until END;
+                   alive_until = coalesce(alive, old.alive_until);
         END LOOP;
         winner := CASE WHEN hash IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_list(program, CASE WHEN heartbeat THEN hash END) END;
         UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old
@@ -244,8 +256,8 @@ BEGIN
                alive_until = CASE WHEN hash IS NOT NULL THEN old.alive_until END -- what is withdrawn is not in use
          WHERE old.program = program COLLATE "C" AND (old.current <> coalesce(old.list = winner, false) OR hash IS NULL AND old.alive_until > at);
         DELETE FROM /* TEMPLATE: schema */rate_limit_definitions AS old
-         WHERE old.program = program COLLATE "C" AND NOT old.current AND old.published_at < at - interval '7 days'
-           AND (old.published_at < at - interval '1 year' OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+         WHERE old.program = program COLLATE "C" AND NOT old.current AND old.published_at < week
+           AND (old.published_at < year OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS o
                     WHERE o.program = program COLLATE "C" AND o.list = old.list AND o.name < old.name));
     END IF;
     counts := hash IS NULL OR hash = winner;

@@ -1,3 +1,41 @@
+-- The names that rows have, in order, at most so many of them; NULL: all. Each is one look-up in the primary key. A recursive query would do
+-- the same, but Citus has none over a table that is distributed by key.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_stored_names(most integer) RETURNS SETOF text
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    last text := '';
+    n    integer := 0;
+BEGIN
+    LOOP
+        last := (SELECT r.name FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name > last ORDER BY r.name LIMIT 1);
+        EXIT WHEN last IS NULL;
+        RETURN NEXT last;
+        n := n + 1;
+        EXIT WHEN n >= most;
+    END LOOP;
+END
+$body$;
+
+-- The keys of a limit that have rows, from `first` on and below `below` (NULL: to the last), in order, at most so many of them. Each is one
+-- look-up, however many shards it has.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_stored_keys(name text, first text, below text, most integer) RETURNS SETOF text
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    last text := (SELECT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key >= first ORDER BY r.key LIMIT 1);
+    n    integer := 0;
+BEGIN
+    WHILE n < most AND (last COLLATE "C" < below OR below IS NULL AND last IS NOT NULL) LOOP
+        RETURN NEXT last;
+        n := n + 1;
+        last := (SELECT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key > last ORDER BY r.key LIMIT 1);
+    END LOOP;
+END
+$body$;
+
 -- The same as ratelimit_keys, at an instant that tests and the tool choose.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_keys(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
@@ -11,6 +49,8 @@ DECLARE
     windows timestamptz[]; -- of a calendar window
     d record;              -- a limit's definition
     o record;              -- an override, and the keys that have it
+    others text[] := '{}'; -- the keys that have an override of their own
+    used text[];           -- those of o that have a row
 BEGIN
     IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL AND kind = 'token bucket' THEN
         SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0', varying => true) AS n; -- under no override
@@ -19,7 +59,7 @@ BEGIN
                    WHEN d.effect = 'varies' AND (x.rate IS NULL OR x.capacity IS NULL OR d.kind = 'calendar window') THEN 'varies' ELSE 'numbers' END AS effect,
                    nullif(x.until, 'infinity') AS until,
                    coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
-                   pg_catalog.array_agg(x.key) AS own
+                   pg_catalog.array_agg(x.key) AS own, x.key IS NULL AS rest
               FROM (
                 SELECT DISTINCT ON (x.key) x.*
                   FROM ( -- each part by its index: there may be a million
@@ -34,11 +74,20 @@ BEGIN
               ) AS x
              GROUP BY 1, 2, 3, 4, x.key IS NULL
             UNION ALL
-            SELECT d.effect, NULL, d.rate, d.capacity, '{NULL}'
-             WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
+            SELECT d.effect, NULL, d.rate, d.capacity, '{NULL}', true
+             WHERE NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS x
                      WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
+             ORDER BY rest
         LOOP
-            -- One of the parts runs. Once the override has ended, something else decides: the same question, at that instant.
+            IF NOT o.rest THEN
+                others := pg_catalog.array_cat(others, o.own);
+            END IF;
+            used := NULL;
+            IF NOT o.rest AND o.effect = 'varies' THEN
+                used := ARRAY(SELECT DISTINCT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = ANY (o.own));
+            END IF;
+            -- One of the parts runs. Once the override has ended, something else decides: the same question, at that instant. No table is
+            -- read beside a function that reads one: Citus would run it where it runs the statement, and refuses.
             RETURN QUERY
                 WITH k AS MATERIALIZED (
                     -- the keys that have none of their own
@@ -47,20 +96,17 @@ BEGIN
                            CASE WHEN o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0' THEN coalesce(o.until, 'infinity') WHEN o.effect = 'numbers' THEN k.retry_at END AS retry_at
                       FROM /* TEMPLATE: schema */_ratelimit_keys(name, CASE WHEN o.rate > '0' THEN o.rate ELSE '1' END, coalesce(d.period, '1 second'),
                            CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, d.zone, d.anchor, keys, at) AS k
-                     WHERE o.own[1] IS NULL AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS x
-                             WHERE x.name = name AND x.key = k.key AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
+                     WHERE o.rest AND NOT EXISTS (SELECT 1 FROM pg_catalog.unnest(others) AS x (key) WHERE x.key = k.key)
                     UNION ALL
                     SELECT k.* FROM /* TEMPLATE: schema */_ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, d.zone, d.anchor, o.own, at) AS k
-                     WHERE o.own[1] IS NOT NULL AND o.effect = 'numbers' AND o.rate > '0'
+                     WHERE NOT o.rest AND o.effect = 'numbers' AND o.rate > '0'
                     UNION ALL
-                    SELECT DISTINCT r.key, NULL::double precision, NULL::timestamptz
-                      FROM /* TEMPLATE: schema */rate_limits AS r
-                     WHERE r.name = name AND r.key = ANY (o.own) AND o.own[1] IS NOT NULL AND o.effect = 'varies'
+                    SELECT u.key, NULL::double precision, NULL::timestamptz FROM pg_catalog.unnest(used) AS u (key)
                     UNION ALL
                     SELECT u.key, CASE o.effect WHEN 'unlimited' THEN 'Infinity' ELSE '0'::double precision END,
                            CASE WHEN o.effect <> 'unlimited' THEN coalesce(o.until, 'infinity') END
                       FROM pg_catalog.unnest(o.own) AS u (key)
-                     WHERE o.own[1] IS NOT NULL AND o.effect <> 'varies' AND (o.effect <> 'numbers' OR o.rate = '0')
+                     WHERE NOT o.rest AND o.effect <> 'varies' AND (o.effect <> 'numbers' OR o.rate = '0')
                 ), late AS (
                     SELECT coalesce(pg_catalog.array_agg(k.key), '{}') AS keys FROM k WHERE k.retry_at >= o.until AND o.until < '10000-01-01 00:00+00'
                 )

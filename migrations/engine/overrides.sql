@@ -178,11 +178,16 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     wrong text;
+    unknown boolean; -- programs publish limits, but none of this name
     id bigint;
     blocked bigint;
 BEGIN
     until := CASE WHEN until < '10000-01-01 00:00+00' THEN until END;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, coalesce(rate, '1'), '1 second', 'token bucket', capacity, NULL, max_reserved, 1, NULL, NULL);
+    unknown := NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+                 WHERE d.name = name AND (d.current OR d.published_at > clock_timestamp() - interval '7 days'))
+             AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+                 WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days');
     wrong := CASE
         WHEN NOT octet_length(key) BETWEEN 1 AND 1024 THEN
             pg_catalog.format('key must have 1 to 1024 bytes, not %s; NULL is for every key, and for a limit without keys', octet_length(key))
@@ -190,11 +195,7 @@ BEGIN
         WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         WHEN until <= clock_timestamp() THEN pg_catalog.format('until must be in the future, not %s', until)
         WHEN effect = 'numbers' AND coalesce(rate, capacity, max_reserved) IS NULL THEN 'rate, capacity or max_reserved must be given, not NULL'
-        WHEN NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-                 WHERE d.name = name AND (d.current OR d.published_at > clock_timestamp() - interval '7 days'))
-             AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-                 WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days') THEN
-            'no program has published a limit of this name, but ' || /* TEMPLATE: schema */_ratelimit_nearest(name)
+        WHEN unknown THEN 'no program has published a limit of this name, but ' || /* TEMPLATE: schema */_ratelimit_nearest(name)
     END;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
@@ -213,7 +214,7 @@ BEGIN
     IF blocked IS NOT NULL THEN
         RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: block %s stays in force, and denies all the same: see ratelimit_unblock', name, blocked);
     END IF;
-    IF effect = 'numbers' AND key IS NULL AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+    IF effect = 'numbers' AND key IS NULL AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d
             WHERE d.name = name AND d.current AND d.varies IS NOT NULL) THEN
         RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: keys with numbers of their own get the numbers of this override, too', name);
     END IF;
@@ -290,6 +291,10 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     removed integer;
+    -- In variables, since Citus takes nothing in a write that is not immutable.
+    at   timestamptz := clock_timestamp();
+    xid  xid8        := pg_current_xact_id();
+    role text        := SESSION_USER;
 BEGIN
     IF effect NOT IN ('numbers', 'block', 'unlimited') THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('effect must be ''numbers'', ''block'', ''unlimited'' or NULL, which is all of them, not %L', effect);
@@ -298,9 +303,9 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'who is longer than 255 bytes';
     END IF;
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS o
-       SET removed_at = clock_timestamp(), removed_by = coalesce(who, SESSION_USER), removed_as = SESSION_USER, changed_in = pg_current_xact_id()
+       SET removed_at = at, removed_by = coalesce(who, role), removed_as = role, changed_in = xid
      WHERE o.name = name COLLATE "C" AND (o.key = key COLLATE "C" OR key IS NULL AND o.key IS NULL) AND o.removed_at IS NULL
-       AND (o.until IS NULL OR o.until > clock_timestamp()) AND (effect IS NULL OR o.effect = effect);
+       AND (o.until IS NULL OR o.until > at) AND (effect IS NULL OR o.effect = effect);
     GET DIAGNOSTICS removed = ROW_COUNT;
     PERFORM pg_notify('rate_limit_overrides', '');
     RETURN removed;
@@ -352,6 +357,7 @@ DECLARE
     was record;
     fills interval;         -- within this time, the limit fills up; NULL: not known
     more double precision;
+    at timestamptz;         -- of the adding
     spent double precision; -- what ended overrides have added, as far as it may not have been refilled since
     wrong text;
     timeout double precision; -- of a statement, in seconds; 0: none
@@ -383,7 +389,7 @@ BEGIN
     -- knows the numbers, an override has to give its capacity.
     SELECT CASE WHEN f.effect IN ('block', 'unlimited') THEN f.effect ELSE 'varies' END AS effect, f.capacity, f.id AS override
       INTO was FROM (VALUES (1)) AS one LEFT JOIN /* TEMPLATE: schema */_ratelimit_override_of(o.name, coalesce(o.key, ''), clock_timestamp(), o.id) AS f ON true;
-    IF capacity IS NULL OR EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current) THEN
+    IF capacity IS NULL OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current) THEN
         SELECT f.effect, f.capacity, f.override INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS f;
         SELECT f.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS f;
         -- A limit that is empty fills up within this time, by the numbers as defined and by those of the override.
@@ -413,7 +419,8 @@ BEGIN
      WHERE f.name = o.name AND (f.key = o.key OR f.key IS NULL AND o.key IS NULL) AND f.added > '0' AND f.id <> o.id
        AND (f.removed_at IS NOT NULL OR f.until <= clock_timestamp()) AND (fills IS NULL OR f.added_at > clock_timestamp() - fills);
     more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more - spent, '0'));
-    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more, added_at = clock_timestamp() WHERE f.id = id;
+    at := clock_timestamp();
+    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more, added_at = at WHERE f.id = id;
     RETURN more;
 END
 $body$;
@@ -443,7 +450,8 @@ $text$;
 
 -- Returns a page of the overrides that a program does not know yet, in the order of their ids, with at most 10000 of them. since: the snapshot of
 -- the poll before; NULL: all that are in force, and the numbers that were until a day ago. mades: made_at, in microseconds since 1970. after: the last id of the page before. The Go library asks every
--- second. A transaction that commits late is in no snapshot before, so its rows are not missed, whatever their ids.
+-- second. A transaction that commits late is in no snapshot before, so its rows are not missed, whatever their ids. With several servers, it is
+-- missed after 5 minutes, until the next poll that reads all.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(
     since pg_snapshot, after bigint,
     OUT ids bigint[], OUT names text[], OUT keys text[], OUT effects text[], OUT rates double precision[], OUT capacities double precision[],
@@ -452,6 +460,8 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    present pg_snapshot := pg_current_snapshot(); -- of the server that is asked, wherever the table is
 BEGIN
     at := clock_timestamp();
     server := pg_postmaster_start_time(); -- of another server, or of this one after a restart, snapshots say nothing about those before
@@ -462,7 +472,7 @@ BEGIN
            pg_catalog.array_agg(CASE WHEN p.ends = '-infinity' THEN 0 WHEN p.ends < '10000-01-01 00:00+00' THEN (extract(epoch FROM p.ends) * '1000000')::bigint
                ELSE 9223372036854775807 END ORDER BY p.id),
            pg_catalog.array_agg((extract(epoch FROM least(greatest(p.made_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00')) * '1000000')::bigint ORDER BY p.id),
-           count(*) = '10000', pg_current_snapshot()::text
+           count(*) = '10000', present::text
       INTO ids, names, keys, effects, rates, capacities, max_reserveds, untils, mades, more, snapshot
       FROM (
         (SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
@@ -474,12 +484,18 @@ BEGIN
         -- all others only. A standby does not know which transactions are running.
         (SELECT c.* FROM (
             SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-             WHERE o.changed_in >= pg_snapshot_xmin(since) AND o.changed_in < pg_snapshot_xmax(pg_current_snapshot())
-               AND (pg_is_in_recovery() OR NOT pg_visible_in_snapshot(o.changed_in, since))
+             WHERE o.changed_in >= pg_snapshot_xmin(since) AND o.changed_in < pg_snapshot_xmax(present)
+               AND /* TEMPLATE: schema */_ratelimit_one_server() AND (pg_is_in_recovery() OR NOT pg_visible_in_snapshot(o.changed_in, since))
             OFFSET 0
           ) AS c
           WHERE c.id > after AND c.effect <> 'reset'
           ORDER BY c.id LIMIT 10000)
+        UNION ALL
+        -- Several servers number their transactions each by itself: then what was changed lately, by their clocks.
+        (SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+          WHERE since IS NOT NULL AND NOT /* TEMPLATE: schema */_ratelimit_one_server() AND o.id > after AND o.effect <> 'reset'
+            AND greatest(o.made_at, o.removed_at) > at - interval '5 minutes'
+          ORDER BY o.id LIMIT 10000)
       ) AS p;
 END
 $body$;

@@ -45,7 +45,7 @@ BEGIN
         IF varies IS NOT NULL THEN
             PERFORM /* TEMPLATE: schema */_ratelimit_validate_varies(name, rate, period, kind, capacity, varies);
         END IF;
-    ELSIF NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+    ELSIF NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d
             WHERE d.name = name AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')) THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, since, '0'); -- which is an error
     END IF;
@@ -71,7 +71,7 @@ BEGIN
          WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > since
      ) AS n ON d.varies IS NULL
      WHERE n.rate > '0' OR d.varies IS NOT NULL;
-    nothing := nothing OR varies IS NOT NULL AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+    nothing := nothing OR varies IS NOT NULL AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
          WHERE o.name = name AND o.key IS NULL AND coalesce(least(o.until, o.removed_at), 'infinity') > since);
 END
 $body$;
@@ -138,7 +138,7 @@ BEGIN
     IF varies IS NOT NULL THEN
         keys := ARRAY(SELECT u.key
             FROM pg_catalog.unnest(keys) AS u (key)
-           WHERE u.key <> ALL (coalesce(spared, '{}')) AND NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+           WHERE u.key <> ALL (coalesce(spared, '{}')) AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
                  WHERE o.name = name AND o.key = u.key AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'));
     END IF;
     IF coalesce(pg_catalog.cardinality(keys), 0) = 0 THEN

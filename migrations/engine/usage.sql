@@ -69,7 +69,9 @@ SET lock_timeout = '2s'
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    upto    timestamptz := clock_timestamp() - keep;
+    -- In variables, since Citus takes nothing in a write that is not immutable.
+    minutes_before timestamptz := clock_timestamp() - keep - interval '1 minute';
+    hours_before   timestamptz := clock_timestamp() - keep - interval '1 hour';
     n       integer;
     deleted integer := 0;
 BEGIN
@@ -120,7 +122,7 @@ BEGIN
      WHERE r.ctid = ANY (ARRAY(
         SELECT d.ctid
           FROM /* TEMPLATE: schema */rate_limit_usage AS d
-         WHERE d.minute < upto - interval '1 minute'
+         WHERE d.minute < minutes_before
          ORDER BY d.minute
          LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(names), 0)
            FOR UPDATE SKIP LOCKED
@@ -132,7 +134,7 @@ BEGIN
      WHERE r.ctid = ANY (ARRAY(
         SELECT d.ctid
           FROM /* TEMPLATE: schema */rate_limit_denials AS d
-         WHERE d.hour < upto - interval '1 hour'
+         WHERE d.hour < hours_before
          ORDER BY d.hour
          LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(denial_names), 0)
            FOR UPDATE SKIP LOCKED
@@ -142,15 +144,22 @@ BEGIN
 END
 $body$;
 
--- Postgres inlines this function, so that a query of all limits takes the index by minute, and one of a limit the primary key.
+-- A query of all limits takes the index by minute, and one of a limit the primary key. It is PL/pgSQL, since Citus refuses a function of
+-- SQL that reads a distributed table by its arguments.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_usage(name text DEFAULT NULL, since timestamptz DEFAULT NULL)
 RETURNS SETOF /* TEMPLATE: schema */rate_limit_usage
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
-    SELECT r.*
-      FROM /* TEMPLATE: schema */rate_limit_usage AS r
-     WHERE ($1 IS NULL OR r.name = $1 COLLATE "C") AND r.minute > coalesce($2, now() - interval '1 hour') - interval '1 minute'
-     ORDER BY r.minute, r.name
+#variable_conflict use_variable
+DECLARE
+    first timestamptz := coalesce(since, now() - interval '1 hour') - interval '1 minute';
+BEGIN
+    IF name IS NULL THEN
+        RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */rate_limit_usage AS r WHERE r.minute > first ORDER BY r.minute, r.name;
+    ELSE
+        RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */rate_limit_usage AS r WHERE r.name = name COLLATE "C" AND r.minute > first ORDER BY r.minute;
+    END IF;
+END
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_usage(text, timestamptz) IS $text$

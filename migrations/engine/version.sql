@@ -27,7 +27,7 @@ BEGIN
           FROM pg_proc AS p
          WHERE p.pronamespace = own
            AND p.proname::text = ANY ('{/* TEMPLATE: functions */}'::text[])
-           AND p.proname::text <> '_ratelimit_distributed' -- which citus.sql changes
+           AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '/* TEMPLATE: version */';
 END

@@ -44,19 +44,13 @@ type limitRow struct {
 
 // Names are found by index look-ups, one for each: nothing reads the rows of all keys.
 const limitsSQL = `
-WITH RECURSIVE
-stored AS (
-    (SELECT r.name FROM rate_limits AS r ORDER BY r.name LIMIT 1)
-    UNION ALL
-    SELECT (SELECT r.name FROM rate_limits AS r WHERE r.name > s.name ORDER BY r.name LIMIT 1) FROM stored AS s WHERE s.name IS NOT NULL
-),
-used AS (
+WITH used AS (
     SELECT u.name, least(sum(u.granted), 9223372036854775807)::bigint AS granted, least(sum(u.denied), 9223372036854775807)::bigint AS denied, least(sum(u.failed), 9223372036854775807)::bigint AS failed FROM rate_limit_usage AS u WHERE u.minute > now() - $1::interval AND u.minute < now() + interval '1 day' GROUP BY u.name
 ),
 named AS (
     SELECT u.name FROM used AS u
     UNION SELECT d.name FROM rate_limit_definitions AS d WHERE d.current
-    UNION SELECT n.name FROM (SELECT s.name FROM stored AS s WHERE s.name IS NOT NULL LIMIT $4) AS n
+    UNION SELECT n.name FROM unnest($4::text[]) AS n (name)
 ),
 listed AS (
     SELECT n.name, coalesce(u.granted, 0) AS granted, coalesce(u.denied, 0) AS denied, coalesce(u.failed, 0) AS failed,
@@ -66,8 +60,8 @@ listed AS (
      ORDER BY denied DESC, granted DESC, n.name
     OFFSET $3 LIMIT $5
 )
-SELECT l.name, l.granted, l.denied, l.failed, EXISTS (SELECT FROM rate_limit_usage AS u WHERE u.name = l.name) AS counted, d.kind, d.rate, d.period::text AS period, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, p.programs, p.versions, p.varies,
-       (SELECT count(*) FROM (SELECT FROM rate_limit_overrides AS o
+SELECT l.name, l.granted, l.denied, l.failed, EXISTS (SELECT 1 FROM rate_limit_usage AS u WHERE u.name = l.name) AS counted, d.kind, d.rate, d.period::text AS period, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, p.programs, p.versions, p.varies,
+       (SELECT count(*) FROM (SELECT 1 FROM rate_limit_overrides AS o
          WHERE o.name = l.name AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) LIMIT 100) AS o) AS overrides,
        coalesce((SELECT true FROM rate_limit_overrides AS o
          WHERE o.name = l.name AND o.key IS NULL AND o.effect = 'block' AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) LIMIT 1), false) AS blocked,
@@ -81,7 +75,11 @@ SELECT l.name, l.granted, l.denied, l.failed, EXISTS (SELECT FROM rate_limit_usa
  ORDER BY l.denied DESC, l.granted DESC, l.name`
 
 func queryLimits(ctx context.Context, tx pgx.Tx, s span, search string, offset int) ([]limitRow, error) {
-	return collect[limitRow](tx.Query(ctx, limitsSQL, s.Length, search, offset, maxNames, limitsPerPage))
+	stored, err := column[string](tx.Query(ctx, "SELECT n.name FROM _ratelimit_stored_names($1::integer) AS n (name)", maxNames))
+	if err != nil {
+		return nil, err
+	}
+	return collect[limitRow](tx.Query(ctx, limitsSQL, s.Length, search, offset, stored, limitsPerPage))
 }
 
 // binRow is what a limit granted and denied in one bin of a chart.
@@ -228,13 +226,7 @@ func queryDenied(ctx context.Context, tx pgx.Tx, name string, since time.Time, s
 // queryKeys finds the keys that begin with a prefix. Each key is one look-up in the primary key, however many shards it has.
 func queryKeys(ctx context.Context, tx pgx.Tx, name, prefix string) ([]keyRow, error) {
 	return collect[keyRow](tx.Query(ctx, `
-		WITH RECURSIVE found AS (
-			(SELECT r.key FROM rate_limits AS r WHERE r.name = $1 AND r.key >= $2 AND ($3::text IS NULL OR r.key < $3) ORDER BY r.key LIMIT 1)
-			UNION ALL
-			SELECT (SELECT r.key FROM rate_limits AS r WHERE r.name = $1 AND r.key > f.key AND ($3::text IS NULL OR r.key < $3) ORDER BY r.key LIMIT 1)
-			  FROM found AS f WHERE f.key IS NOT NULL
-		)
-		SELECT f.key, NULL::bigint AS denied, NULL::timestamptz AS last_denied FROM found AS f WHERE f.key IS NOT NULL LIMIT $4`, name, prefix, above(prefix), maxKeys))
+		SELECT f.key, NULL::bigint AS denied, NULL::timestamptz AS last_denied FROM _ratelimit_stored_keys($1::text, $2::text, $3::text, $4::integer) AS f (key)`, name, prefix, above(prefix), maxKeys))
 }
 
 // above is the first text that does not begin with a prefix, in the order of the bytes, or nil if there is none.
@@ -285,7 +277,7 @@ WITH given AS (
     SELECT d.kind, d.period, d.start, d.shards, d.max_reserved, coalesce($3::float8, d.rate) AS rate, _ratelimit_capacity(d.rate, d.capacity, $3::float8, $4::float8) AS capacity,
            coalesce($5::text, d.zone) AS zone, coalesce($6::text::timestamp, d.anchor) AS anchor,
            num_nonnulls($3::float8, $4::float8, $5::text, $6::text) = 0
-               AND EXISTS (SELECT FROM rate_limit_definitions AS v WHERE v.name = $1 AND v.current AND v.varies IS NOT NULL) AS varies
+               AND EXISTS (SELECT 1 FROM rate_limit_definitions AS v WHERE v.name = $1 AND v.current AND v.varies IS NOT NULL) AS varies
       FROM rate_limit_definitions AS d WHERE d.name = $1 AND d.current ORDER BY d.published_at DESC, d.program LIMIT 1
 ),
 inforce AS (
@@ -321,12 +313,18 @@ grids AS (
 // queryBalance reads what a key has, or nil if no program defines the limit. NextAt and FullAt are by the override in force or, once it has
 // ended, by what follows.
 func queryBalance(ctx context.Context, tx pgx.Tx, name, key string, given parsedNumbers, now time.Time) (*balanceRow, error) {
-	ends, err := collect[endRow](tx.Query(ctx, `
-		SELECT e.until, (SELECT o.effect FROM _ratelimit_override_of($1::text, $2::text, e.until) AS o) AS effect,
-		       (SELECT o.effect FROM _ratelimit_override_of($1::text, $2::text, e.until, standing => true) AS o) AS standing
+	untils, err := column[time.Time](tx.Query(ctx, `
+		SELECT e.until
 		  FROM (SELECT o.until FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key = $2 AND o.removed_at IS NULL AND o.until > $3
 		        UNION SELECT o.until FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key IS NULL AND o.removed_at IS NULL AND o.until > $3) AS e
-		 WHERE e.until < '9999-12-31 00:00+00' ORDER BY e.until`, name, key, now))
+		 WHERE e.until < '9999-12-31 00:00+00'`, name, key, now))
+	var ends []endRow
+	if err == nil && len(untils) > 0 {
+		ends, err = collect[endRow](tx.Query(ctx, `
+			SELECT e.until, (SELECT o.effect FROM _ratelimit_override_of($1::text, $2::text, e.until) AS o) AS effect,
+			       (SELECT o.effect FROM _ratelimit_override_of($1::text, $2::text, e.until, standing => true) AS o) AS standing
+			  FROM unnest($3::timestamptz[]) AS e (until) ORDER BY e.until`, name, key, untils))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -435,6 +433,23 @@ type leftRow struct {
 
 // queryLeft reads what some keys have. A program must define the limit. It does not use ratelimit_keys, which reads all overrides of the limit.
 func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[string]leftRow, error) {
+	// Two statements: Citus runs no function that reads a table beside a table of a distributed schema.
+	found, err := collect[struct {
+		Key, Value, Ts string
+		Total          float64
+		Sound          bool
+	}](tx.Query(ctx, `
+		SELECT r.key, array_agg(r.value ORDER BY r.shard)::text AS value, array_agg(r.ts ORDER BY r.shard)::text AS ts, sum(r.value) AS total, bool_and(isfinite(r.ts)) AS sound
+		  FROM rate_limits AS r WHERE r.name = $1 AND r.key = ANY ($2) GROUP BY r.key`, name, keys))
+	if err != nil {
+		return nil, err
+	}
+	var stored, value, ts []string
+	var total []float64
+	var sound []bool
+	for _, f := range found {
+		stored, value, ts, total, sound = append(stored, f.Key), append(value, f.Value), append(ts, f.Ts), append(total, f.Total), append(sound, f.Sound)
+	}
 	rows, err := collect[leftRow](tx.Query(ctx, `
 		SELECT k.key, s.total AS stored, CASE
 		       WHEN n.effect = 'varies' OR n.effect = 'numbers' AND NOT s.sound THEN NULL
@@ -446,9 +461,9 @@ func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[
 		 CROSS JOIN LATERAL _ratelimit_numbers($1, k.key, now(), varying => true) AS n
 		 CROSS JOIN LATERAL (SELECT CASE WHEN n.effect = 'numbers' AND n.kind = 'calendar window' AND n.rate > 0 THEN
 		           _ratelimit_windows(n.period, n.zone, n.anchor, now(), _ratelimit_back(n.rate, n.capacity), 100) END AS windows OFFSET 0) AS w
-		 CROSS JOIN LATERAL (SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts, sum(r.value) AS total,
-		           coalesce(bool_and(isfinite(r.ts)), true) AS sound
-		      FROM rate_limits AS r WHERE r.name = $1 AND r.key = k.key) AS s`, name, keys))
+		  LEFT JOIN unnest($3::text[], $4::text[], $5::text[], $6::float8[], $7::boolean[]) AS f (key, value, ts, total, sound) ON f.key = k.key
+		 CROSS JOIN LATERAL (SELECT coalesce(f.value::float8[], '{}') AS value, coalesce(f.ts::timestamptz[], '{}') AS ts, f.total, coalesce(f.sound, true) AS sound) AS s`,
+		name, keys, stored, value, ts, total, sound))
 	left := make(map[string]leftRow)
 	for _, row := range rows {
 		left[row.Key] = row
@@ -459,6 +474,14 @@ func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[
 func queryNow(ctx context.Context, tx pgx.Tx) (now time.Time, err error) {
 	err = tx.QueryRow(ctx, "SELECT now()").Scan(&now)
 	return now.UTC(), err
+}
+
+// column reads rows of one column.
+func column[T any](rows pgx.Rows, err error) ([]T, error) {
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[T])
 }
 
 // collect reads rows into structs, by the names of their columns.
