@@ -247,3 +247,50 @@ func TestOverridesOfADistributedSchemaAreFollowedByTime(t *testing.T) {
 		t.Errorf("%d rows of long ago are reported", n)
 	}
 }
+
+// On Citus, a conflict at another node's COMMIT is XX000, "could not commit transaction for shard ...", and what the other nodes did is open.
+// Here, a deferred trigger fails with it at COMMIT.
+func TestAnInternalErrorAtCommitIsAnUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	mustExec(t, pool, `
+		CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE internal_error USING MESSAGE = 'could not commit transaction for shard 102008 on at least one active node'; END$$;
+		CREATE CONSTRAINT TRIGGER fails AFTER INSERT OR UPDATE ON rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fails()`)
+	request := ratelimit.TokenBucket("api", 1000, time.Hour).Key("ann")
+	limits := ratelimit.Limiter{}
+	runs := 0
+	count := func() { runs++ }
+	for name, call := range map[string]func() error{
+		"Consume on the pool": func() error { count(); _, err := limits.Consume(t.Context(), pool, request); return err },
+		"InTx": func() error {
+			return limits.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				count()
+				_, err := limits.Consume(ctx, tx, request)
+				return err
+			})
+		},
+		"SendTx": func() error {
+			count()
+			var batch pgx.Batch
+			if _, err := limits.QueueConsume(t.Context(), &batch, request); err != nil {
+				return err
+			}
+			return limits.SendTx(t.Context(), pool, &batch)
+		},
+		"Retry": func() error {
+			return limits.Retry(t.Context(), func(ctx context.Context) error {
+				count()
+				return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+					_, err := limits.Consume(ctx, tx, request)
+					return err
+				})
+			})
+		},
+	} {
+		runs = 0
+		err := call()
+		if sqlState(err) != "XX000" || runs != 1 || errors.Is(err, ratelimit.ErrUnknownOutcome) != (name != "Retry") {
+			t.Errorf("%s: %d runs, %v", name, runs, err)
+		}
+	}
+}
