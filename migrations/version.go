@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "cfc18d72d2bf1bece34ffad87919398119fddf2d44a6610ea92eb0b051f8feb6"
+const Hash = "bbafb9e61237e62daabf3cec6a5501c64615f75a347c241bf0be248447985886"

@@ -77,10 +77,14 @@ BEGIN
             SELECT d.effect, NULL, d.rate, d.capacity, '{NULL}', true
              WHERE NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS x
                      WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
-             ORDER BY rest
         LOOP
-            IF NOT o.rest THEN
-                others := pg_catalog.array_cat(others, o.own);
+            IF o.rest THEN
+                others := ARRAY(
+                    SELECT a.key FROM /* TEMPLATE: schema */rate_limit_overrides AS a
+                     WHERE a.name = name AND keys IS NULL AND a.key IS NOT NULL AND a.removed_at IS NULL AND (a.until IS NULL OR a.until > at)
+                    UNION ALL
+                    SELECT s.key FROM /* TEMPLATE: schema */rate_limit_overrides AS s
+                     WHERE s.name = name AND s.key = ANY (keys) AND s.removed_at IS NULL AND (s.until IS NULL OR s.until > at));
             END IF;
             used := NULL;
             IF NOT o.rest AND o.effect = 'varies' THEN
