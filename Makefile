@@ -11,7 +11,7 @@ SQLC := $(WITH_SCHEMA) go run github.com/sqlc-dev/sqlc/cmd/sqlc@v1.31.1
 
 FUZZTIME ?= 10s
 
-.PHONY: help docs oldest release prerelease demo examples orms console test test-integration test-others race check lint generated tidied bench container conformance matrix partitioned pgbouncer plproxy faults soak mutate fuzz generate tidy
+.PHONY: help docs oldest release prerelease demo examples orms console test test-integration test-others race check lint generated tidied bench container conformance matrix partitioned pgbouncer plproxy faults soak mutate world fuzz generate tidy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -73,8 +73,12 @@ TIME ?= 20m
 soak: ## mixed traffic from four processes, with faults, checked afterwards against the exact model (TIME=20m)
 	cd integration_test && go test -count=1 -v -timeout 3h ./soak -time $(TIME)
 
-mutate: ## break the engine on purpose, one edit at a time, and print which test notices (ONLY=regular expression)
-	go run ./integration_test/mutate $(if $(ONLY),-only '$(ONLY)')
+world: TIME = 1h
+world: ## play random worlds in which everything happens, and try every number that is shown (TIME=1h SEED=4711)
+	cd integration_test && go test -count=1 -v -timeout 24h -run '^TestWorld$$' . -worldtime $(TIME) $(if $(SEED),-seed $(SEED))
+
+mutate: ## break the engine on purpose, one edit at a time, and print which test notices (ONLY=regular expression WORLD=5m: does TestWorld?)
+	go run ./integration_test/mutate $(if $(ONLY),-only '$(ONLY)') $(if $(WORLD),-world $(WORLD))
 
 check: lint generated tidied docs oldest ## formatting, linters, vet, generated code up to date, go.mod files tidy, no dead link
 
@@ -111,7 +115,7 @@ generate: ## write the migrations and their version from migrations/engine, and 
 	$(WITH_SCHEMA) go run -C migrations generate.go -hash
 	$(SQLC) generate
 
-prerelease: check race container conformance matrix partitioned pgbouncer plproxy faults soak fuzz mutate bench ## everything, which takes hours: before a release
+prerelease: check race container conformance matrix partitioned pgbouncer plproxy faults soak world fuzz mutate bench ## everything, which takes hours: before a release
 	.ci/release -try v0.0.0-prerelease
 
 release: ## tag all modules for VERSION=v0.1.0, and build a program with each, from a proxy (TRY=-try: tag nothing)

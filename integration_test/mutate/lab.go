@@ -39,6 +39,7 @@ type lab struct {
 	dir    string
 	server *postgres.Server
 	home   map[string]string // by test: its package
+	world  time.Duration     // how long TestWorld plays; 0: as usual
 
 	compiled map[string]bool          // packages whose tests are compiled from the present Go files
 	took     map[string]time.Duration // durations of passed tests
@@ -159,6 +160,9 @@ func (l *lab) try(ctx context.Context, m mutation) (failed *failure, err error) 
 // patience returns how long the tests that a mutation names may take together.
 func (l *lab) patience(m mutation) time.Duration {
 	all := patience
+	if l.world > 0 {
+		return l.world + longPatience // it shrinks what has failed
+	}
 	for test := range strings.SplitSeq(m.tests, "|") {
 		took, known := l.took[test]
 		if !known {
@@ -234,7 +238,11 @@ func (l *lab) test(ctx context.Context, pkg, which string, patience time.Duratio
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.failfast", "-test.timeout="+patience.String(), which)
+	args := []string{"-test.v", "-test.failfast", "-test.timeout=" + patience.String(), which}
+	if l.world > 0 {
+		args = append(args, "-worldtime="+l.world.String())
+	}
+	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Dir = filepath.Join(l.dir, pkg)
 	cmd.Env = append(os.Environ(), "TXLIMIT_TEST_DATABASE_URL="+l.server.URL(), "TXLIMIT_TEST_MIGRATIONS="+filepath.Join(l.dir, "migrations"))
 	cmd.WaitDelay = 10 * time.Second

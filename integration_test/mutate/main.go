@@ -3,6 +3,7 @@
 //
 //	go run ./integration_test/mutate             # all of them
 //	go run ./integration_test/mutate -only NAME  # edits whose names match the regular expression
+//	go run ./integration_test/mutate -world 5m   # does TestWorld notice, within five minutes?
 //
 // The edits are in the files *_mutations.go. Each names the tests that should notice it. Each processor tries one edit at a
 // time. If none of its tests notices an edit, it is printed as a survivor, and the exit status is 1. If an edit does not
@@ -45,10 +46,11 @@ type mutation struct {
 
 func main() {
 	only := flag.String("only", "", "run the mutations whose name matches this regular expression")
+	world := flag.Duration("world", 0, "run TestWorld for so long, in place of the tests that each mutation names")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	survivors, err := run(ctx, *only)
+	survivors, err := run(ctx, *only, *world)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutate:", err)
 	}
@@ -57,7 +59,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, only string) (survivors int, err error) {
+func run(ctx context.Context, only string, world time.Duration) (survivors int, err error) {
 	pattern, err := regexp.Compile(only)
 	if err != nil {
 		return 0, err
@@ -65,6 +67,11 @@ func run(ctx context.Context, only string) (survivors int, err error) {
 	chosen := slices.DeleteFunc(slices.Clone(allMutations), func(m mutation) bool { return !pattern.MatchString(m.name) })
 	if len(chosen) == 0 {
 		return 0, fmt.Errorf("no mutation's name matches %q", only)
+	}
+	if world > 0 {
+		for i := range chosen {
+			chosen[i].tests = "TestWorld"
+		}
 	}
 	labs := make([]*lab, min(runtime.NumCPU(), len(chosen)))
 	for i := range labs {
@@ -77,6 +84,7 @@ func run(ctx context.Context, only string) (survivors int, err error) {
 			return 0, err
 		}
 		defer labs[i].remove()
+		labs[i].world = world
 		fmt.Fprintln(os.Stderr, "on", server)
 	}
 
@@ -89,7 +97,7 @@ func run(ctx context.Context, only string) (survivors int, err error) {
 	if problems != nil {
 		return 0, fmt.Errorf("the table of mutations is out of date:\n%s", strings.Join(problems, "\n"))
 	}
-	if failed, err := labs[0].testNamed(ctx, chosen, allPatience); err != nil {
+	if failed, err := labs[0].testNamed(ctx, chosen, max(allPatience, world+longPatience)); err != nil {
 		return 0, err
 	} else if failed != nil {
 		return 0, fmt.Errorf("%v fails without a mutation, too:\n%s", failed, failed.out)

@@ -1,0 +1,682 @@
+package integration_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/internal/shardpick"
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// everything is a world in which everything happens. It plays scripts, and tries what the library says without the library's code.
+type everything struct {
+	testing.TB
+	pool  *pgxpool.Pool
+	sqlDB *sql.DB
+	pairs *worldPairs
+
+	worldNumbers
+	clock      *clock
+	programs   []*worldProgram
+	running    sync.WaitGroup
+	made       []*worldOverride
+	late       []*worldOverride // not committed
+	lateTx     pgx.Tx
+	receipts   []worldReceipt
+	log        map[worldKey]*worldLog
+	storedKeys map[int]string
+	touched    map[worldKey]int // how often a step has written
+	features   map[worldKey]map[string]bool
+	shards     int // added to those of the limits
+	resharded  bool
+	latest     time.Time // that the clock has shown
+	step       int
+}
+
+// worldProgram is a process of the application.
+type worldProgram struct {
+	limits    *ratelimit.Limiter
+	coalescer *ratelimit.Coalescer
+	stop      context.CancelFunc
+}
+
+type worldKey struct{ limit, key int }
+
+// worldOverride is what an operator has decided.
+type worldOverride struct {
+	id       int64
+	limit    int
+	key      *int // nil: all keys
+	effect   string
+	rate     *float64
+	capacity *float64
+	until    time.Time // zero: none
+	removed  bool
+	added    bool
+	madeIn   int // the step
+}
+
+// worldReceipt is a grant that can be refunded.
+type worldReceipt struct {
+	of      worldKey
+	receipt ratelimit.Receipt
+	count   float64
+	at      time.Time
+	before  float64 // the balance before the grant
+	touched int
+	reserve bool
+	shards  int
+	window  time.Time // see worldGrant
+}
+
+// worldFailure is how a world fails.
+type worldFailure struct{ text string }
+
+func (w *everything) failf(format string, args ...any) {
+	panic(worldFailure{fmt.Sprintf("step %d: ", w.step) + fmt.Sprintf(format, args...)})
+}
+
+func (w *everything) must(err error) {
+	if err != nil {
+		w.failf("%v", err)
+	}
+}
+
+// play plays a script from the beginning, and returns what failed.
+func (w *everything) play(script worldScript) (failed string) {
+	w.worldNumbers = newWorldNumbers(script.Seed)
+	w.clock, w.latest = &clock{now: w.start}, w.start
+	w.made, w.late, w.receipts, w.shards, w.resharded, w.step = nil, nil, nil, 0, false, -1
+	w.storedKeys = map[int]string{}
+	w.log, w.touched, w.features = map[worldKey]*worldLog{}, map[worldKey]int{}, map[worldKey]map[string]bool{}
+	defer func() {
+		if p := recover(); p != nil {
+			f, ok := p.(worldFailure)
+			if !ok {
+				panic(p)
+			}
+			failed = f.text
+		}
+		w.end()
+	}()
+	_, err := w.pool.Exec(w.Context(), `TRUNCATE rate_limits, rate_limit_definitions, rate_limit_overrides, rate_limit_usage, rate_limit_denials RESTART IDENTITY`)
+	w.must(err)
+	ctx := w.Context()
+	w.programs = make([]*worldProgram, w.worldNumbers.programs)
+	for i := range w.programs {
+		w.restart(ctx, i)
+	}
+	w.publish()
+	for i, s := range script.Steps {
+		w.step = i
+		w.do(ctx, s)
+	}
+	w.step = len(script.Steps)
+	w.bounds()
+	w.pairs.met(w.features)
+	return ""
+}
+
+// end ends what a script has begun.
+func (w *everything) end() {
+	if w.lateTx != nil {
+		_ = w.lateTx.Rollback(context.WithoutCancel(w.Context()))
+		w.lateTx = nil
+	}
+	for _, p := range w.programs {
+		if p != nil {
+			p.coalescer.Close()
+			p.stop()
+		}
+	}
+	w.running.Wait()
+	w.programs = nil
+}
+
+// restart starts a program anew. The first one follows overrides; the others read them whenever something has changed.
+func (w *everything) restart(ctx context.Context, i int) {
+	if p := w.programs[i]; p != nil {
+		p.coalescer.Close()
+		p.stop()
+	}
+	ctx, stop := context.WithCancel(ctx)
+	o := &ratelimit.Overrides{DB: &polledPool{Pool: w.pool}, Every: 2 * time.Millisecond}
+	p := &worldProgram{&ratelimit.Limiter{Clock: w.clock.Now, Overrides: o}, &ratelimit.Coalescer{Pool: w.pool}, stop}
+	w.programs[i] = p
+	w.must(o.Load(ctx))
+	if i == 0 {
+		w.running.Go(func() { _ = o.Run(ctx) })
+	}
+}
+
+// limit is a limit as defined now.
+func (w *everything) limit(i int) ratelimit.Limit { return w.sharded(w.limits[i]) }
+
+func (w *everything) sharded(l ratelimit.Limit) ratelimit.Limit {
+	if w.shards == 0 {
+		return l
+	}
+	c := l.Config()
+	c.Shards = 1 + (c.Shards-1+w.shards)%4
+	l, err := c.Limit()
+	w.must(err)
+	return l
+}
+
+// own is the limit with the numbers of a key.
+func (w *everything) own(i, k int) ratelimit.Limit {
+	own, ok := w.worldNumbers.own[i][k]
+	if !ok {
+		return w.limit(i)
+	}
+	c := own.Config()
+	options := []ratelimit.Option{ratelimit.Rate(*c.Rate)}
+	if c.Kind == "calendar window" {
+		options = append(options, ratelimit.Zone(c.Zone), ratelimit.Anchor(c.Anchor))
+	}
+	return w.limit(i).With(options...)
+}
+
+func (w *everything) request(i, k int) ratelimit.Request {
+	if w.keys[k] == nil {
+		return w.own(i, k).Global()
+	}
+	return w.own(i, k).Key(w.keys[k]...)
+}
+
+// stored is a key as people write it in SQL: one part as it is, several by ratelimit_key; NULL for a limit without keys.
+func (w *everything) stored(k int) *string {
+	parts := w.keys[k]
+	if parts == nil {
+		return nil
+	}
+	if w.storedKeys[k] == "" {
+		var key string
+		var again []string
+		w.must(w.pool.QueryRow(w.Context(), "SELECT ratelimit_key(VARIADIC $1), ratelimit_key_parts(ratelimit_key(VARIADIC $1))", parts).Scan(&key, &again))
+		if len(parts) == 1 && key != parts[0] || len(parts) > 1 && !slices.Equal(again, parts) {
+			w.failf("the key of %q is %q, of %q", parts, key, again)
+		}
+		w.storedKeys[k] = key
+	}
+	return new(w.storedKeys[k])
+}
+
+func (w *everything) publish() {
+	var all []ratelimit.Limit
+	for i := range w.limits {
+		all = append(all, w.limit(i))
+	}
+	w.must(ratelimit.Publish(w.Context(), w.pool, "web", all...))
+}
+
+// rows are the rows of the limits, as far as anybody can see.
+func (w *everything) rows() (text string) {
+	w.must(w.pool.QueryRow(w.Context(), `SELECT coalesce(string_agg(concat_ws(' ', name, key, shard, shards, float8send(value), ts), E'\n' ORDER BY name, key, shard), '') FROM rate_limits`).Scan(&text))
+	return text
+}
+
+// meets notes that a feature has met a key.
+func (w *everything) meets(k worldKey, features ...string) {
+	if w.features[k] == nil {
+		w.features[k] = map[string]bool{}
+		c := w.limits[k.limit].Config()
+		w.features[k][strings.ReplaceAll(c.Kind, " ", "-")] = true
+		for feature, has := range map[string]bool{
+			"sharded": c.Shards > 1, "varies": c.Varies != "", "own-numbers": w.own(k.limit, k.key) != w.limit(k.limit), "bounded-debt": c.MaxReserved != nil, "global": w.keys[k.key] == nil,
+			"many-parts": len(w.keys[k.key]) > 1, "decimals": *c.Rate != math.Floor(*c.Rate) || *c.Capacity != math.Floor(*c.Capacity), "billion": *c.Rate >= 1e9,
+		} {
+			if has {
+				w.features[k][feature] = true
+			}
+		}
+	}
+	for _, feature := range features {
+		w.features[k][feature] = true
+	}
+}
+
+// meetsAll notes a feature of all keys of a limit; -1: of all limits.
+func (w *everything) meetsAll(limit int, feature string) {
+	for i := range w.limits {
+		for k := range w.keys {
+			if limit < 0 || i == limit {
+				w.meets(worldKey{i, k}, feature)
+			}
+		}
+	}
+}
+
+func (w *everything) do(ctx context.Context, s worldStep) {
+	p, r := w.programs[s.Program], rand.New(rand.NewPCG(s.N, 0))
+	ctx = shardpick.With(ctx, randomPick(r).again())
+	k := worldKey{s.Limit, s.Key}
+	switch s.Do {
+	case "clock":
+		w.bounds()
+		if s.For < 0 {
+			w.meetsAll(-1, "clock-back")
+			w.log = map[worldKey]*worldLog{} // what is granted at an earlier instant was refilled later
+		}
+		w.clock.Advance(s.For)
+		w.latest = maxTime(w.latest, w.clock.now)
+		for k := range w.features {
+			for _, o := range w.made {
+				if o.limit == k.limit && (o.key == nil || *o.key == k.key) && !o.until.IsZero() && !o.removed && !o.until.After(w.clock.now) {
+					w.meets(k, "override-ended")
+				}
+			}
+		}
+	case "override", "block", "unlimited", "late":
+		w.override(s, r)
+	case "commit":
+		w.commitLate()
+	case "restore", "unblock":
+		w.restore(s, r)
+	case "sweep":
+		w.unchanged("a sweep", func() {
+			before := w.countRows()
+			var all []ratelimit.Limit
+			for i := range w.limits {
+				all = append(all, w.limit(i))
+			}
+			deleted, err := p.limits.Sweep(ctx, w.pool, all...)
+			w.must(err)
+			if after := w.countRows(); before-after != int(deleted) {
+				w.failf("a sweep says that it deleted %d rows: there were %d, and are %d", deleted, before, after)
+			}
+		})
+		w.meetsAll(-1, "sweep")
+	case "publish":
+		w.unchanged("publishing", w.publish)
+		w.meetsAll(-1, "publish")
+	case "restart":
+		w.unchanged("a restart", func() { w.restart(ctx, s.Program) })
+		w.meetsAll(-1, "restart")
+	case "reshard":
+		w.reshard(ctx, r)
+	case "add":
+		w.add(s)
+	case "move":
+		w.move(p, s)
+	case "reset":
+		w.reset(p, s, r)
+	case "refund":
+		w.refund(p, r)
+	case "charge":
+		w.charge(p, s)
+	case "crowd":
+		w.crowd(ctx, p, s)
+	default:
+		w.call(ctx, p, s)
+	}
+	w.says(w.programs[s.Program], k) // it may have been restarted
+}
+
+func (w *everything) countRows() (n int) {
+	w.must(w.pool.QueryRow(w.Context(), "SELECT count(*) FROM rate_limits").Scan(&n))
+	return n
+}
+
+// goes is the way that a step can go: not every way has every verb, and SQL does not know a key's own numbers.
+func (w *everything) goes(s worldStep) worldStep {
+	varies := w.limits[s.Limit].Config().Varies != ""
+	switch {
+	case s.Do != "consume" && (s.Way == "batch" || s.Way == "middleware" || s.Way == "rpc"),
+		s.Do == "wait" && (s.Way == "tx" || s.Way == "intx" || s.Way == "insqltx" || s.Way == "by hand"),
+		s.Way == "by hand" && (varies || s.Other >= 0):
+		s.Way = "pool"
+	}
+	if s.Do == "wait" {
+		s.Other = -1
+	}
+	return s
+}
+
+// call is a step that calls a verb which may be denied.
+func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
+	s = w.goes(s)
+	ids := []worldKey{{s.Limit, s.Key}}
+	if s.Other >= 0 {
+		ids = append(ids, worldKey{s.Other, s.Key})
+	}
+	count := s.Count
+	balances := w.balances(p, ids...)
+	if count == worldAll {
+		if count = max(balances[0].Remaining, 0); math.IsInf(count, 1) || count < 1e-15 {
+			count = 1
+		}
+	}
+	if s.Do == "take" {
+		count = max(1, math.Floor(count))
+	}
+	var requests []ratelimit.Request
+	for _, id := range ids {
+		requests = append(requests, w.request(id.limit, id.key))
+		w.meets(id, "do-"+s.Do, "way-"+strings.ReplaceAll(s.Way, " ", "-"))
+		if s.Other >= 0 {
+			w.meets(id, "several")
+		}
+		if s.Rollback {
+			w.meets(id, "rollback")
+		}
+	}
+	before := w.rows()
+	what := fmt.Sprintf("%s of %v of %v by %s", s.Do, count, ids, s.Way)
+
+	// First on a copy of the state.
+	verb := s.Do
+	if verb == "wait" {
+		verb = "consume"
+	}
+	want := w.try(p, w.clock.now, verb, count, requests...)
+	if rows := w.rows(); rows != before {
+		w.failf("%s: a rollback changed the rows:\n%s\nto\n%s", what, before, rows)
+	}
+	if len(ids) == 1 && w.limits[s.Limit].Config().Varies == "" {
+		hand := w.tryByHand(verb, ids[0], count)
+		if !w.agrees(p, ids, hand, want) {
+			w.failf("%s: SQL says %v (%v), the library %v", what, hand, hand.failed, want)
+		}
+	}
+	if len(ids) > 1 && verb == "consume" {
+		w.allByHand(ids, count, want, what)
+	}
+	if verb == "consume" {
+		if check := w.try(p, w.clock.now, "check", count, requests...); !w.agrees(p, ids, check, want) {
+			w.failf("%s: Check says %v, Consume %v", what, check, want)
+		}
+	}
+
+	if s.Do == "wait" && !want.granted && !want.never && !want.permanent && want.retryAt.Before(w.clock.now.Add(2*worldPatience)) {
+		return // it would sleep, and the clock stands
+	}
+	got, committed := w.way(ctx, p, s, count, requests...)
+	switch {
+	case got.failed != nil && s.Way == "canceled":
+	case got.failed != nil:
+		w.failf("%s: %v", what, got.failed)
+	case s.Do == "wait" && got.granted != want.granted && !got.granted:
+		w.failf("%s: %v, but there are the tokens", what, got)
+	case s.Do != "wait" && !w.agrees(p, ids, got, want):
+		w.failf("%s: %v, but on a copy %v", what, got, want)
+	}
+	after := w.balances(p, ids...)
+	if !got.granted || !committed {
+		rows := w.rows()
+		merged := committed && w.resharded // a call merges the rows of another number of shards, and takes nothing
+		for i := range ids {
+			merged = merged && math.Abs(balances[i].Remaining-after[i].Remaining) <= w.slack(balances[i])
+		}
+		if rows != before && !merged {
+			w.failf("%s: %v, committed %t, and the rows changed:\n%s\nto\n%s", what, got, committed, before, rows)
+		}
+	} else {
+		if match := shownTokens.FindStringSubmatch(got.shown); match != nil && len(ids) == 1 && after[0].Limit.Config().Shards == 1 {
+			if shown, err := strconv.ParseFloat(match[1], 64); err != nil || shown != min(max(0, math.Floor(after[0].Remaining)), 999_999_999_999_999) {
+				w.failf("%s: RateLimit: %s, and %v remain", what, got.shown, after[0].Remaining)
+			}
+		}
+		for i, id := range ids {
+			took, slack := balances[i].Remaining-after[i].Remaining, w.slack(balances[i])+w.slack(after[i])
+			forfeits := s.Do == "reserve" && got.runAt.After(w.clock.now) // what is refilled or left until then
+			if !math.IsInf(took, 0) && !math.IsNaN(took) && balances[i].Decides != "block" && (took < got.taken-slack || took > got.taken+slack && !forfeits) {
+				w.failf("%s: took %v of %v, and %v were there and %v are left", what, got.taken, id, balances[i].Remaining, after[i].Remaining)
+			}
+			w.touched[id]++
+			w.grants(id, got, balances[i], count)
+		}
+		window := time.Time{}
+		if l := w.log[ids[0]]; l != nil {
+			window = l.grants[len(l.grants)-1].window
+		}
+		if got.receipt != "" && len(ids) == 1 {
+			w.receipts = append(w.receipts, worldReceipt{ids[0], got.receipt, got.taken, w.clock.now, balances[0].Remaining, w.touched[ids[0]], got.runAt.After(w.clock.now), w.shards, window})
+		}
+		if s.Do == "reserve" && len(ids) == 1 {
+			w.runs(p, ids[0], got, what)
+		}
+	}
+	if !want.granted {
+		w.retries(p, ids, verb, count, want, what, requests...)
+	}
+}
+
+// crowd makes calls at once in a Coalescer. What is there is granted, and no more.
+func (w *everything) crowd(ctx context.Context, p *worldProgram, s worldStep) {
+	id := worldKey{s.Limit, s.Key}
+	count := s.Count
+	if count <= 0 {
+		count = 1
+	}
+	before := w.balances(p, id)[0]
+	want := w.try(p, w.clock.now, "consume", count, w.request(id.limit, id.key))
+	const callers = 12
+	var mu sync.Mutex
+	var answers []worldAnswer
+	var wg sync.WaitGroup
+	for range callers {
+		wg.Go(func() {
+			t := answerOf(p.limits.Consume(ctx, p.coalescer, w.request(id.limit, id.key).Count(count)))
+			mu.Lock()
+			defer mu.Unlock()
+			answers = append(answers, t)
+		})
+	}
+	wg.Wait()
+	after := w.balances(p, id)[0]
+	granted := 0
+	for _, t := range answers {
+		if t.failed != nil {
+			w.failf("a crowd: %v", t.failed)
+		}
+		if t.granted {
+			granted++
+			w.grants(id, t, before, count)
+		}
+	}
+	w.meets(id, "do-crowd", "way-coalescer")
+	if granted > 0 {
+		w.touched[id]++
+	}
+	what := fmt.Sprintf("a crowd of %d for %v each of %v: %d granted, of %v %v are left", callers, count, id, granted, before.Remaining, after.Remaining)
+	if want.granted != (granted > 0) {
+		w.failf("%s; one call: %v", what, want)
+	}
+	if math.IsInf(before.Remaining, 1) || before.Decides == "block" {
+		return
+	}
+	if math.Abs(before.Remaining-after.Remaining-float64(granted)*count) > w.slack(before)+callers*1e-9*count {
+		w.failf("%s", what)
+	}
+	if granted < callers && !want.never {
+		if next := w.try(p, w.clock.now, "consume", count, w.request(id.limit, id.key)); next.granted {
+			w.failf("%s, and one more is granted", what)
+		}
+	}
+}
+
+func (w *everything) charge(p *worldProgram, s worldStep) {
+	id := worldKey{s.Limit, s.Key}
+	w.meets(id, "do-charge")
+	before := w.balances(p, id)[0]
+	if _, err := p.limits.Charge(w.Context(), w.pool, w.request(id.limit, id.key).Count(s.Count)); err != nil {
+		w.failf("charge: %v", err)
+	}
+	w.touched[id]++
+	if after := w.balances(p, id)[0]; !math.IsInf(before.Remaining, 1) && before.Decides != "block" && math.Abs(before.Remaining-s.Count-after.Remaining) > w.slack(before)+1e-9*s.Count {
+		w.failf("a charge of %v of %v: %v were there, and %v are left", s.Count, id, before.Remaining, after.Remaining)
+	}
+}
+
+// refund refunds one of the latest grants, or a part of it.
+func (w *everything) refund(p *worldProgram, r *rand.Rand) {
+	if len(w.receipts) == 0 {
+		return
+	}
+	n := len(w.receipts) - 1 - r.IntN(min(len(w.receipts), 3))
+	from := w.receipts[n]
+	count := from.count * oneOf(r, 1, 1, 0.5)
+	if count < 1e-15 {
+		return
+	}
+	w.receipts = slices.Delete(w.receipts, n, n+1)
+	id := from.of
+	w.meets(id, "do-refund")
+	before, rows := w.balances(p, id)[0], w.rows()
+	result, err := p.limits.Refund(w.Context(), w.pool, from.receipt, w.request(id.limit, id.key).Count(count))
+	w.must(err)
+	after, back := w.balances(p, id)[0], result.Requests[0].Refunded
+	w.touched[id]++
+	what := fmt.Sprintf("a refund of %v of %v to %v: %v came back, %v were there and are %v", count, from.count, id, back, before.Remaining, after.Remaining)
+	slack := w.slack(before) + 1e-9*count
+	switch {
+	case back < 0, back > count+slack:
+		w.failf("%s", what)
+	case back == 0 && w.rows() != rows && before.Decides == "definition" && math.Abs(after.Remaining-before.Remaining) > slack:
+		w.failf("%s, and the rows changed", what)
+	case math.IsInf(before.Remaining, 1), before.Decides == "block":
+	case math.Abs(before.Remaining+back-after.Remaining) > slack:
+		w.failf("%s", what)
+	case after.Remaining > max(after.Capacity, before.Remaining)+slack:
+		w.failf("%s: above the capacity %v", what, after.Capacity)
+	case from.touched+1 == w.touched[id] && from.at.Equal(w.clock.now) && !w.clock.now.Before(w.latest) && from.shards == w.shards && before.Decides == "definition" && !from.reserve && math.Abs(back-count) > slack && from.before <= before.Capacity:
+		w.failf("%s, and nothing else has happened since", what)
+	}
+	w.gaveBack(id, back, from.window)
+}
+
+func (w *everything) reset(p *worldProgram, s worldStep, r *rand.Rand) {
+	id := worldKey{s.Limit, s.Key}
+	w.meets(id, "do-reset")
+	if r.IntN(2) == 0 {
+		w.must(p.limits.Reset(w.Context(), w.pool, w.request(id.limit, id.key)))
+	} else {
+		var had, deleted int
+		key := ""
+		if stored := w.stored(id.key); stored != nil {
+			key = *stored
+		}
+		w.must(w.pool.QueryRow(w.Context(), "SELECT count(*) FROM rate_limits WHERE name = $1 AND key = $2", w.limits[id.limit].Name(), key).Scan(&had))
+		w.must(w.pool.QueryRow(w.Context(), "SELECT ratelimit_reset($1, $2, global => $3, who => 'ann')", w.limits[id.limit].Name(), w.stored(id.key), w.stored(id.key) == nil).Scan(&deleted))
+		if had != deleted {
+			w.failf("a reset of %v says that it deleted %d of %d rows", id, deleted, had)
+		}
+	}
+	w.touched[id]++
+	delete(w.log, id)
+	if b := w.balances(p, id)[0]; b.Decides != "block" && b.Remaining != b.Capacity {
+		w.failf("%v was reset: %v of %v", id, b.Remaining, b.Capacity)
+	}
+}
+
+// move moves what is used of a limit to another one.
+func (w *everything) move(p *worldProgram, s worldStep) {
+	from, to := worldKey{s.Limit, s.Key}, worldKey{s.Other, s.Key}
+	before, rows := w.balances(p, from, to), w.rows()
+	err := p.limits.Move(w.Context(), w.pool, w.request(from.limit, from.key), w.request(to.limit, to.key))
+	after := w.balances(p, from, to)
+	a, b := w.own(from.limit, from.key).Config(), w.own(to.limit, to.key).Config()
+	buckets := a.Kind == "token bucket" && b.Kind == "token bucket"
+	alike := a.Kind == b.Kind && a.Period == b.Period && a.Zone == b.Zone && a.Anchor == b.Anchor
+	switch {
+	case errors.Is(err, ratelimit.ErrInvalid):
+		if buckets || alike && a.Kind == "calendar window" || w.rows() != rows {
+			w.failf("move from %v to %v: %v", from, to, err)
+		}
+		return
+	case err != nil:
+		w.failf("move from %v to %v: %v", from, to, err)
+	case !buckets && !alike:
+		w.failf("move from %v to %v, which refill at other instants", from, to)
+	}
+	w.meets(from, "do-move")
+	w.meets(to, "do-move")
+	w.touched[to]++
+	delete(w.log, to) // it only has less, but receipts of before count for more
+	for _, b := range before {
+		if b.Decides == "block" || math.IsInf(b.Capacity, 1) {
+			return
+		}
+	}
+	floor := 0.0
+	if b.MaxReserved != nil {
+		floor = -*b.MaxReserved
+	}
+	if before[1].Decides == "definition" { // an override may change what can be owed
+		if want := min(before[1].Remaining, max(floor, before[1].Capacity-before[0].Used)); math.Abs(after[1].Remaining-want) > w.slack(before[0])+w.slack(before[1]) {
+			w.failf("move from %+v to %+v: %v are left, want %v", before[0], before[1], after[1].Remaining, want)
+		}
+	}
+	if after[1].Remaining > before[1].Remaining+w.slack(before[1]) || math.Abs(after[0].Remaining-before[0].Remaining) > w.slack(before[0]) {
+		w.failf("move from %+v to %+v: %v and %v are left", before[0], before[1], after[0].Remaining, after[1].Remaining)
+	}
+}
+
+// reshard changes the number of shards of all limits, in all programs.
+func (w *everything) reshard(ctx context.Context, r *rand.Rand) {
+	ids := w.ids()
+	before := w.balances(w.programs[0], ids...)
+	w.shards, w.resharded = (w.shards+1+r.IntN(3))%4, true
+	for i := range w.programs {
+		w.restart(ctx, i)
+	}
+	w.publish()
+	w.meetsAll(-1, "reshard")
+	for i, b := range w.balances(w.programs[0], ids...) {
+		if b.Remaining > before[i].Remaining+w.slack(b) {
+			w.failf("other shards: %+v had %v", b, before[i].Remaining)
+		}
+	}
+}
+
+// add adds the tokens of the newest override, and its report is what it has added.
+func (w *everything) add(s worldStep) {
+	for _, o := range slices.Backward(w.made) {
+		if o.limit != s.Limit || o.effect != "numbers" || o.removed {
+			continue
+		}
+		key := ""
+		if o.key != nil {
+			key = *w.stored(*o.key)
+		}
+		sum := func() (sum float64) {
+			w.must(w.pool.QueryRow(w.Context(), "SELECT coalesce(sum(value), 0) FROM rate_limits WHERE name = $1 AND key = $2", w.limits[o.limit].Name(), key).Scan(&sum))
+			return sum
+		}
+		var added float64
+		before := sum()
+		err := w.pool.QueryRow(w.Context(), "SELECT ratelimit_add($1)", o.id).Scan(&added)
+		if o.added {
+			before -= added // it was added before
+		}
+		after := sum()
+		switch {
+		case sqlState(err) == "22023": // the capacity before is not known, or it is added to
+			added, before = 0, after
+		case err != nil:
+			w.failf("ratelimit_add: %v", err)
+		default:
+			o.added = true
+		}
+		if added < 0 || math.Abs(after-before-added) > 1e-9*(math.Abs(after)+math.Abs(before)+added) {
+			w.failf("ratelimit_add(%d) says that it added %v: there were %v, and are %v", o.id, added, before, after)
+		}
+		w.changed(o.limit)
+		w.meetsAll(o.limit, "add")
+		return
+	}
+}

@@ -1,0 +1,247 @@
+package integration_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// worldScript is a world and what happens in it: plain values, so that it can be played again, shrunk and printed. The seed makes the limits
+// and the keys.
+type worldScript struct {
+	Seed  uint64
+	Steps []worldStep
+}
+
+// worldStep is one thing that happens. A step uses the fields that its kind needs.
+type worldStep struct {
+	Do         string // a verb, or what an operator does
+	Way        string // how the call is made
+	Program    int
+	Limit, Key int
+	Other      int     // of a call for several limits, or a move: the other limit; -1: none
+	Count      float64 // worldAll: all that is there
+	Level      int     // of a transaction
+	Rollback   bool
+	For        time.Duration // how far the clock goes, or how long an override lasts; 0: without end
+	N          uint64        // the seed of what else the step chooses
+}
+
+// worldAll is the count of a step that asks for all that is there.
+const worldAll = -1
+
+// String is the step as Go, without what is zero.
+func (s worldStep) String() string {
+	var fields []string
+	add := func(name string, zero bool, value any) {
+		if !zero {
+			fields = append(fields, fmt.Sprintf("%s: %#v", name, value))
+		}
+	}
+	add("Do", s.Do == "", s.Do)
+	add("Way", s.Way == "", s.Way)
+	add("Program", s.Program == 0, s.Program)
+	add("Limit", s.Limit == 0, s.Limit)
+	add("Key", s.Key == 0, s.Key)
+	add("Other", s.Other == 0, s.Other)
+	add("Count", s.Count == 0, s.Count)
+	add("Level", s.Level == 0, s.Level)
+	add("Rollback", !s.Rollback, s.Rollback)
+	add("For", s.For == 0, int64(s.For))
+	add("N", s.N == 0, s.N)
+	return "{" + strings.Join(fields, ", ") + "}"
+}
+
+// String is the script as a test.
+func (s worldScript) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "func TestWorldFound(t *testing.T) {\n\treplayWorld(t, worldScript{Seed: %d, Steps: []worldStep{\n", s.Seed)
+	for _, step := range s.Steps {
+		fmt.Fprintf(&b, "\t\t%v,\n", step)
+	}
+	return b.String() + "\t}})\n}"
+}
+
+// worldNumbers are the limits and keys of a world, by its seed.
+type worldNumbers struct {
+	limits   []ratelimit.Limit
+	keys     [][]string // the parts; none: a limit without keys
+	own      []map[int]ratelimit.Limit
+	start    time.Time
+	programs int
+}
+
+// worldKeys are keys as login providers, paths and addresses make them.
+var worldKeys = [][]string{
+	{"auth0|ann"},
+	{"eu", `a|b\c`},
+	{"Ann+tag@example.com"},
+	{"/api/v1/users/7?q=%20x&y"},
+	{"user:7", "/x/y", "z"},
+	{`CORP\ann`},
+	{"é 日本 '; --"},
+	{"google-oauth2|1234", "ann@example.com"},
+	{"%s$1?"},
+	nil,
+}
+
+func newWorldNumbers(seed uint64) worldNumbers {
+	r := rand.New(rand.NewPCG(seed, 1))
+	n := worldNumbers{start: time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC).Add(time.Duration(r.Int64N(4*366*24*3600)) * time.Second), programs: 1 + r.IntN(3)}
+	for _, k := range r.Perm(len(worldKeys))[:2] {
+		n.keys = append(n.keys, worldKeys[k])
+	}
+	kind := r.IntN(3)
+	for i := range 2 + r.IntN(2) {
+		if i > 0 && r.IntN(2) == 0 {
+			kind = r.IntN(3) // else of the first kind, so that a move is possible
+		}
+		limit := worldLimit(r, fmt.Sprintf("limit.%d", i), kind)
+		own := map[int]ratelimit.Limit{}
+		if limit.Config().Varies != "" {
+			options := []ratelimit.Option{ratelimit.Rate(oneOf(r, 1, 2.5, 40, 0.3))}
+			if limit.Config().Kind == "calendar window" {
+				options = append(options, ratelimit.Zone(oneOf(r, worldZones...)), ratelimit.Anchor(oneOf(r, worldAnchors...)))
+			}
+			if with := limit.With(options...); with.Validate() == nil {
+				own[r.IntN(2)] = with
+			}
+		}
+		n.limits, n.own = append(n.limits, limit), append(n.own, own)
+	}
+	return n
+}
+
+var (
+	worldZones   = []string{"UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe"}
+	worldAnchors = []string{"2001-01-01", "2026-01-31", "2024-02-29", "2026-01-31 15:00", "2026-03-28 02:30"}
+)
+
+func worldLimit(r *rand.Rand, name string, kind int) ratelimit.Limit {
+	rate := oneOf(r, 1, 1, 3, 10, 5, 100, 2.5, 0.3, 0.3, 0.7, 1.0/3, 7, 1e9)
+	period := oneOf(r, time.Second, time.Minute, time.Hour, 24*time.Hour, 365*24*time.Hour, 90*time.Second)
+	var options []ratelimit.Option
+	if r.IntN(2) == 0 {
+		options = append(options, ratelimit.Capacity(oneOf(r, 1, 0.3, 10, rate*2, rate/2, rate*10)))
+	}
+	if r.IntN(2) == 0 {
+		options = append(options, ratelimit.MaxReserved(oneOf(r, 0, 5, rate, 0.6)))
+	}
+	if r.IntN(3) == 0 {
+		options = append(options, ratelimit.Shards(2+r.IntN(2)))
+	}
+	if r.IntN(4) == 0 {
+		options = append(options, ratelimit.Varies(100*365*24*time.Hour))
+	}
+	switch kind {
+	case 0:
+		return ratelimit.TokenBucket(name, rate, period, options...)
+	case 1:
+		if r.IntN(2) == 0 {
+			options = append(options, ratelimit.Start(noon.Add(time.Duration(r.Int64N(4e9))*time.Second-2e9*time.Second)))
+		}
+		return ratelimit.FixedWindow(name, rate, period, options...)
+	}
+	options = append(options, ratelimit.Zone(oneOf(r, worldZones...)), ratelimit.Anchor(oneOf(r, worldAnchors...)))
+	return ratelimit.CalendarWindow(name, rate, oneOf(r, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Quarter, ratelimit.Year), options...)
+}
+
+// The steps, and the ways of a call, in their proportions. A way that a verb does not have is the pool.
+var (
+	worldVerbs = []string{"consume", "consume", "consume", "consume", "consume", "reserve", "reserve", "take", "take", "wait", "charge", "refund", "refund", "move", "reset", "crowd"}
+	worldDoes  = []string{"override", "override", "override", "block", "unlimited", "restore", "unblock", "late", "commit", "sweep", "publish", "restart", "reshard", "add"}
+	worldWays  = []string{"pool", "tx", "tx", "coalescer", "batch", "intx", "sql", "insqltx", "by hand", "by hand", "middleware", "rpc", "canceled"}
+)
+
+// newWorldScript makes a random script. Few limits and keys make many things meet.
+func newWorldScript(seed uint64) worldScript {
+	n, r := newWorldNumbers(seed), rand.New(rand.NewPCG(seed, 2))
+	script := worldScript{Seed: seed}
+	for range 40 {
+		s := worldStep{Do: oneOf(r, worldVerbs...), Program: r.IntN(n.programs), Limit: r.IntN(len(n.limits)), Key: r.IntN(len(n.keys)), Other: -1, N: r.Uint64()}
+		if r.IntN(2) == 0 {
+			s.Limit, s.Key = 0, 0 // where most things meet
+		}
+		c := n.limits[s.Limit].Config()
+		capacity := *c.Capacity
+		switch k := r.IntN(10); {
+		case k < 3:
+			s.Do, s.For = "clock", worldSpan(r, c)
+		case k < 5:
+			if s.Do = oneOf(r, worldDoes...); s.Do == "add" && r.IntN(6) > 0 {
+				s.Do = "publish" // it takes two seconds
+			}
+			if r.IntN(3) > 0 {
+				s.For = worldSpan(r, c)
+			}
+		default:
+			s.Way, s.Level, s.Rollback = oneOf(r, worldWays...), r.IntN(len(levels)), r.IntN(4) == 0
+			s.Count = oneOf(r, 1, 1, 1, 2, 0.1, 0.1, 1.0/3, 0, capacity, capacity/2, capacity/3, capacity*1.5, worldAll, worldAll)
+			if s.Do == "move" || r.IntN(5) == 0 {
+				s.Other = (s.Limit + 1 + r.IntN(len(n.limits)-1)) % len(n.limits)
+			}
+			if s.Do == "charge" {
+				s.Count = min(math.Abs(s.Count), capacity) + capacity*float64(r.IntN(3)/2)
+			}
+		}
+		if s.Do == "override" || s.Do == "block" || s.Do == "unlimited" || s.Do == "late" {
+			s.For = max(s.For, 0)
+		}
+		script.Steps = append(script.Steps, s)
+	}
+	return script
+}
+
+// worldSpan is a time that matters to a limit: less than a token's, about a period, much more; rarely back.
+func worldSpan(r *rand.Rand, c ratelimit.Config) time.Duration {
+	p := 24 * time.Hour
+	switch c.Period {
+	case "1 week":
+		p *= 7
+	case "1 month":
+		p *= 31
+	case "1 quarter":
+		p *= 92
+	case "1 year":
+		p *= 366
+	default:
+		if c.Kind != "calendar window" {
+			p = period(c)
+		}
+	}
+	token := time.Duration(float64(p) / max(*c.Rate, 1))
+	span := oneOf(r, time.Microsecond, token, token/3, p, p/2, p/3, 2*p, 3*time.Hour, time.Duration(r.Int64N(int64(p))))
+	if r.IntN(12) == 0 {
+		span = -time.Duration(r.Int64N(int64(time.Second)))
+	}
+	return span.Truncate(time.Microsecond)
+}
+
+// shrunk removes steps as long as the world still fails, until the deadline.
+func (s worldScript) shrunk(fails func(worldScript) bool, until time.Time) worldScript {
+	for size := len(s.Steps) / 2; size >= 1; {
+		removed := false
+		for at := len(s.Steps) - size; at >= 0 && time.Now().Before(until); at -= size {
+			shorter := worldScript{s.Seed, slices.Delete(slices.Clone(s.Steps), at, min(at+size, len(s.Steps)))}
+			if fails(shorter) {
+				s, removed = shorter, true
+				at = min(at, len(s.Steps))
+			}
+		}
+		if !removed || size > 1 {
+			if size == 1 {
+				break
+			}
+			size /= 2
+		}
+		if time.Now().After(until) {
+			break
+		}
+	}
+	return s
+}

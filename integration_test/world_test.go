@@ -1,0 +1,203 @@
+package integration_test
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+var worldTime = flag.Duration("worldtime", 0, "how long TestWorld plays; from 10 minutes on, every pair of features must meet (0: it is skipped)")
+
+// TestWorld plays random worlds in which everything happens to a few keys, and tries what the library says when it says it. A world that
+// fails is shrunk, and printed as a test.
+func TestWorld(t *testing.T) {
+	if *worldTime == 0 {
+		t.Skip("make world plays it, or -worldtime")
+	}
+	t.Parallel()
+	seed := *seedFlag
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	long := *worldTime
+	t.Logf("the first world has -seed %d", seed)
+	pairs := &worldPairs{met2: map[[2]string]int{}}
+	const players = 2
+	until := time.Now().Add(long)
+	t.Run("worlds", func(t *testing.T) {
+		for i := range players {
+			t.Run(fmt.Sprint(i), func(t *testing.T) {
+				t.Parallel()
+				w := newEverything(t, pairs)
+				for n := uint64(i); time.Now().Before(until) && !pairs.failed.Load(); n += players {
+					w.plays(newWorldScript(seed + n))
+				}
+			})
+		}
+	})
+	pairs.report(t, long >= 10*time.Minute && !pairs.failed.Load())
+}
+
+func newEverything(t *testing.T, pairs *worldPairs) *everything {
+	t.Helper()
+	url := newMigrated(t)
+	return &everything{TB: t, pool: connect(t, url, 12), sqlDB: openSQL(t, "pgx", url, 2), pairs: pairs}
+}
+
+// plays plays a script. If it fails, the test fails with the shortest script that still does.
+func (w *everything) plays(script worldScript) {
+	w.Helper()
+	failed := w.play(script)
+	if failed == "" {
+		return
+	}
+	w.pairs.failed.Store(true)
+	shortest := script.shrunk(func(s worldScript) bool { return w.play(s) != "" }, time.Now().Add(30*time.Second))
+	again := w.play(shortest)
+	w.Fatalf("a world of seed %d failed: %s\n\nIts shortest script fails (\"\": not again) with %q:\n\n%v", script.Seed, failed, again, shortest)
+}
+
+// replayWorld plays a script that a failure has printed.
+func replayWorld(t *testing.T, script worldScript) {
+	t.Helper()
+	newEverything(t, &worldPairs{met2: map[[2]string]int{}}).plays(script)
+}
+
+// TestAWorldOfEveryStep plays every step, and every verb in every way, once.
+func TestAWorldOfEveryStep(t *testing.T) {
+	t.Parallel()
+	script := worldScript{Seed: 41}
+	n := newWorldNumbers(script.Seed)
+	for _, do := range slices.Compact(slices.Sorted(slices.Values(worldVerbs))) {
+		for i, way := range slices.Compact(slices.Sorted(slices.Values(worldWays))) {
+			other := -1
+			if do == "move" {
+				other = 1
+			}
+			script.Steps = append(script.Steps, worldStep{Do: do, Way: way, Key: i % len(n.keys), Other: other, Count: 1, Level: i % len(levels), Program: i % n.programs},
+				worldStep{Do: "clock", For: time.Second})
+		}
+	}
+	for _, do := range slices.Compact(slices.Sorted(slices.Values(worldDoes))) {
+		script.Steps = append(script.Steps, worldStep{Do: do, For: time.Hour}, worldStep{Do: "consume", Way: "pool", Other: -1, Count: 1}, worldStep{Do: "clock", For: 2 * time.Hour})
+	}
+	replayWorld(t, script)
+}
+
+// TestAWorldIsShrunk: what remains of a script is what it needs to fail.
+func TestAWorldIsShrunk(t *testing.T) {
+	t.Parallel()
+	script := newWorldScript(7)
+	script.Steps[13].Do, script.Steps[29].Do = "first", "second"
+	fails := func(s worldScript) bool {
+		is := func(do string) func(worldStep) bool { return func(s worldStep) bool { return s.Do == do } }
+		first := slices.IndexFunc(s.Steps, is("first"))
+		return first >= 0 && slices.IndexFunc(s.Steps, is("second")) > first
+	}
+	shortest := script.shrunk(fails, time.Now().Add(time.Minute))
+	if len(shortest.Steps) != 2 || !fails(shortest) || !strings.Contains(shortest.String(), `{Do: "first"`) {
+		t.Errorf("%v", shortest)
+	}
+}
+
+// worldPairs counts how often two features have met on one key.
+type worldPairs struct {
+	failed atomic.Bool // a world: the others end
+	mu     sync.Mutex
+	worlds int
+	met2   map[[2]string]int
+}
+
+func (p *worldPairs) met(features map[worldKey]map[string]bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.worlds++
+	for _, met := range features {
+		for a := range met {
+			for b := range met {
+				if a < b {
+					p.met2[[2]string{a, b}]++
+				}
+			}
+		}
+	}
+}
+
+// worldFeatures are all features. A new one is added here, and where a step says that it has met a key.
+var worldFeatures = []string{
+	"token-bucket", "fixed-window", "calendar-window", "sharded", "varies", "own-numbers", "bounded-debt", "global", "many-parts", "decimals", "billion",
+	"do-consume", "do-reserve", "do-take", "do-wait", "do-charge", "do-refund", "do-move", "do-reset", "do-crowd",
+	"way-pool", "way-tx", "way-coalescer", "way-batch", "way-intx", "way-sql", "way-insqltx", "way-by-hand", "way-middleware", "way-rpc", "way-canceled",
+	"several", "rollback",
+	"override-numbers", "override-block", "override-unlimited", "override-with-end", "override-of-all-keys", "override-late", "override-removed", "override-ended",
+	"sweep", "publish", "restart", "reshard", "add", "clock-back",
+}
+
+// worldApart are the pairs that cannot meet, with the reason.
+var worldApart = map[[2]string]string{
+	{"fixed-window", "token-bucket"}:    "a limit has one kind",
+	{"calendar-window", "token-bucket"}: "a limit has one kind",
+	{"calendar-window", "fixed-window"}: "a limit has one kind",
+	{"global", "many-parts"}:            "a limit without keys has no parts",
+	{"global", "override-of-all-keys"}:  "of a limit without keys, an override of all keys is its own",
+	{"varies", "way-by-hand"}:           "SQL without numbers does not know a key's own ones",
+	{"own-numbers", "way-by-hand"}:      "SQL without numbers does not know a key's own ones",
+}
+
+// report logs the table, and wants all pairs that can meet to have met.
+func (p *worldPairs) report(t *testing.T, all bool) {
+	t.Helper()
+	var missing, rare []string
+	pairs := 0
+	for i, a := range worldFeatures {
+		for _, b := range worldFeatures[i+1:] {
+			pair := [2]string{min(a, b), max(a, b)}
+			n := p.met2[pair]
+			reason, apart := worldApart[pair]
+			switch {
+			case apart && n > 0:
+				t.Errorf("%s and %s have met %d times, though %s", a, b, n, reason)
+			case apart:
+			case n == 0:
+				missing = append(missing, a+" × "+b)
+			case n < 3:
+				rare = append(rare, fmt.Sprintf("%s × %s: %d", a, b, n))
+			}
+			pairs++
+		}
+	}
+	for pair := range p.met2 {
+		for _, feature := range pair {
+			if !slices.Contains(worldFeatures, feature) {
+				t.Errorf("feature %q is not listed", feature)
+			}
+		}
+	}
+	t.Logf("%d worlds; of %d pairs of features, %d cannot meet, and %d have not met", p.worlds, pairs, len(worldApart), len(missing))
+	if testing.Verbose() && !t.Failed() {
+		t.Logf("%s\nnot met: %s", p.table(), strings.Join(missing, ", "))
+	}
+	if all && len(missing) > 0 {
+		t.Errorf("%d pairs have not met: %s; rarely met: %s", len(missing), strings.Join(missing, ", "), strings.Join(rare, ", "))
+	}
+}
+
+// table is how often each feature has met each of those after it.
+func (p *worldPairs) table() string {
+	var b strings.Builder
+	b.WriteString("how often a feature has met the others, in their order:\n")
+	for i, f := range worldFeatures {
+		fmt.Fprintf(&b, "%2d %-20s", i, f)
+		for _, other := range worldFeatures[:i] {
+			fmt.Fprintf(&b, " %d", p.met2[[2]string{min(f, other), max(f, other)}])
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}

@@ -1,0 +1,635 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// polledPool counts the polls of Overrides.
+type polledPool struct {
+	*pgxpool.Pool
+	begun, ended atomic.Int64
+}
+
+func (p *polledPool) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	p.begun.Add(1)
+	return polledRow{p.Pool.QueryRow(ctx, sql, args...), p}
+}
+
+type polledRow struct {
+	pgx.Row
+	pool *polledPool
+}
+
+func (r polledRow) Scan(dest ...any) error {
+	defer r.pool.ended.Add(1)
+	return r.Row.Scan(dest...)
+}
+
+// followed waits until all programs know the overrides: the first one has polled, and what it read is in force when it polls again.
+func (w *everything) followed() {
+	for i, p := range w.programs {
+		if i > 0 {
+			w.must(p.limits.Overrides.Load(w.Context()))
+			continue
+		}
+		polls := p.limits.Overrides.DB.(*polledPool)
+		for n, until := polls.begun.Load(), time.Now().Add(20*time.Second); polls.ended.Load() < n+2; time.Sleep(time.Millisecond) {
+			if time.Now().After(until) {
+				w.failf("a program that follows overrides polls no more")
+			}
+		}
+	}
+}
+
+func (w *everything) ids() (ids []worldKey) {
+	for i := range w.limits {
+		for k := range w.keys {
+			ids = append(ids, worldKey{i, k})
+		}
+	}
+	return ids
+}
+
+func (w *everything) balances(p *worldProgram, ids ...worldKey) []ratelimit.Balance {
+	var requests []ratelimit.Request
+	for _, id := range ids {
+		requests = append(requests, w.request(id.limit, id.key))
+	}
+	balances, err := p.limits.Balance(w.Context(), w.pool, requests...)
+	w.must(err)
+	return balances
+}
+
+// balanceAt is a balance at another instant.
+func (w *everything) balanceAt(p *worldProgram, now time.Time, id worldKey) ratelimit.Balance {
+	before := w.clock.now
+	w.clock.now = now
+	defer func() { w.clock.now = before }()
+	return w.balances(p, id)[0]
+}
+
+// worldShards is the most shards of a limit.
+const worldShards = 4
+
+// tolerance is what rounding may lack of a limit, in all shards.
+func tolerance(l ratelimit.Limit) float64 {
+	c := l.Config()
+	if c.Capacity == nil {
+		return 0
+	}
+	most := *c.Capacity + *c.Rate
+	if c.MaxReserved != nil {
+		most += *c.MaxReserved
+	}
+	return float64(c.Shards) * min(1e-9*most, 1e-3)
+}
+
+// slack is what a sum of a balance may be rounded by.
+func (w *everything) slack(b ratelimit.Balance) float64 {
+	if math.IsInf(b.Capacity, 1) {
+		return 0
+	}
+	rows := 1.0
+	if w.resharded {
+		rows = worldShards
+	}
+	return 2*rows*tolerance(b.Limit) + 1e-9*math.Abs(b.Remaining) + 1e-12
+}
+
+// same says how two balances differ; "": not at all.
+func (w *everything) same(a, b ratelimit.Balance) string {
+	if (a.Remaining != b.Remaining && !near(a.Remaining, b.Remaining)) || a.Capacity != b.Capacity || !a.NextAt.Equal(b.NextAt) || !a.ResetAt.Equal(b.ResetAt) ||
+		a.Decides != b.Decides || !a.Until.Equal(b.Until) || a.Key != b.Key {
+		return fmt.Sprintf("%v\nand %v", balanceText(a), balanceText(b))
+	}
+	return ""
+}
+
+func balanceText(b ratelimit.Balance) string {
+	return fmt.Sprintf("%v of %v, %v used, at %v, next at %v, resets at %v, by %s until %v, %v", b.Remaining, b.Capacity, b.Used, b.At, b.NextAt, b.ResetAt, b.Decides, b.Until, b.Limit)
+}
+
+// unchanged wants nothing that anybody can see to change.
+func (w *everything) unchanged(what string, f func()) {
+	ids := w.ids()
+	before := w.balances(w.programs[0], ids...)
+	f()
+	for n, p := range w.programs {
+		for i, b := range w.balances(p, ids...) {
+			if differ := w.same(before[i], b); differ != "" {
+				w.failf("%s changed what program %d says of %v:\n%s", what, n, ids[i], differ)
+			}
+		}
+	}
+}
+
+// inForce is the override that decides about a key at an instant, or nil.
+func (w *everything) inForce(id worldKey, at time.Time) (decides *worldOverride) {
+	own := false
+	for _, o := range w.made { // the newest last
+		if o.limit != id.limit || o.removed || !o.until.IsZero() && !o.until.After(at) || o.key != nil && *o.key != id.key {
+			continue
+		}
+		mine := o.key != nil || w.keys[id.key] == nil
+		switch {
+		case decides == nil, mine && !own:
+			decides, own = o, mine
+		case mine == own && (decides.effect != "block" || o.effect == "block"):
+			decides = o
+		}
+	}
+	return decides
+}
+
+// pending are the ends of overrides that may change a key's numbers.
+func (w *everything) pending(ids ...worldKey) (ends []time.Time) {
+	for _, o := range w.made {
+		if !o.removed && o.until.After(w.clock.now) && slices.ContainsFunc(ids, func(id worldKey) bool { return o.limit == id.limit && (o.key == nil || *o.key == id.key) }) {
+			ends = append(ends, o.until)
+		}
+	}
+	return ends
+}
+
+// override is the step of an operator that decides something.
+func (w *everything) override(s worldStep, r *rand.Rand) {
+	o := &worldOverride{limit: s.Limit, effect: s.Do, madeIn: w.step}
+	var key *string
+	if w.keys[s.Key] != nil && r.IntN(3) > 0 {
+		o.key, key = new(s.Key), w.stored(s.Key)
+	}
+	if s.For > 0 {
+		o.until = w.clock.now.Add(s.For)
+	}
+	late := s.Do == "late"
+	if late {
+		o.effect = oneOf(r, "override", "block", "unlimited")
+	}
+	if o.effect == "override" {
+		o.effect = "numbers"
+		c := w.limits[s.Limit].Config()
+		if r.IntN(3) > 0 {
+			o.rate = new(oneOf(r, *c.Rate*2, *c.Rate/4, 0.5, 1, 60))
+		}
+		if o.rate == nil || r.IntN(2) == 0 {
+			o.capacity = new(oneOf(r, *c.Capacity*3, *c.Capacity/2, 0.5, 1, 17))
+		}
+	}
+	var until *time.Time
+	if !o.until.IsZero() {
+		until = &o.until
+	}
+	for k := range w.keys {
+		if id := (worldKey{s.Limit, k}); o.key == nil || *o.key == k {
+			w.meets(id, "override-"+o.effect)
+			if until != nil {
+				w.meets(id, "override-with-end")
+			}
+			if o.key == nil && w.keys[k] != nil {
+				w.meets(id, "override-of-all-keys")
+			}
+			if late {
+				w.meets(id, "override-late")
+			}
+		}
+	}
+	var on ratelimit.DB = w.pool
+	if late {
+		if w.lateTx == nil {
+			tx, err := w.pool.Begin(w.Context())
+			w.must(err)
+			w.lateTx = tx
+		}
+		on = w.lateTx
+	}
+	name := w.limits[s.Limit].Name()
+	if o.effect == "numbers" {
+		w.must(on.QueryRow(w.Context(), "SELECT ratelimit_override($1, $2, rate => $3, capacity => $4, until => $5)", name, key, o.rate, o.capacity, until).Scan(&o.id))
+	} else {
+		w.must(on.QueryRow(w.Context(), "SELECT ratelimit_"+o.effect+"($1, $2, until => $3)", name, key, until).Scan(&o.id))
+	}
+	if late {
+		w.late = append(w.late, o)
+		return
+	}
+	w.made = append(w.made, o)
+	w.changed(o.limit)
+}
+
+// commitLate commits the overrides of a transaction that was open for some time. They were made before others that were committed earlier.
+func (w *everything) commitLate() {
+	if w.lateTx == nil {
+		return
+	}
+	w.must(w.lateTx.Commit(w.Context()))
+	w.lateTx = nil
+	w.made = append(w.made, w.late...)
+	slices.SortStableFunc(w.made, func(a, b *worldOverride) int { return a.madeIn - b.madeIn })
+	for _, o := range w.late {
+		w.changed(o.limit)
+	}
+	w.late = nil
+}
+
+// changed tells the programs that overrides of a limit have changed.
+func (w *everything) changed(limit int) {
+	for id := range w.log {
+		if id.limit == limit {
+			delete(w.log, id)
+		}
+	}
+	w.followed()
+}
+
+// restore ends overrides, and its report is how many.
+func (w *everything) restore(s worldStep, r *rand.Rand) {
+	var key *string
+	if w.keys[s.Key] != nil && r.IntN(3) > 0 {
+		key = w.stored(s.Key)
+	}
+	sql := "SELECT ratelimit_restore($1, $2)"
+	if s.Do == "unblock" {
+		sql = "SELECT ratelimit_unblock($1, $2)"
+	}
+	var n, want int
+	w.must(w.pool.QueryRow(w.Context(), sql, w.limits[s.Limit].Name(), key).Scan(&n))
+	for _, o := range w.made { // by the database's clock, none has ended
+		if o.limit == s.Limit && !o.removed && (o.key == nil) == (key == nil) && (key == nil || *o.key == s.Key) && (s.Do == "restore" || o.effect == "block") {
+			o.removed = true
+			want++
+			for k := range w.keys {
+				if o.key == nil || *o.key == k {
+					w.meets(worldKey{s.Limit, k}, "override-removed")
+				}
+			}
+		}
+	}
+	if n != want {
+		w.failf("%s of %v, %v: %d ended, want %d", s.Do, s.Limit, key, n, want)
+	}
+	w.changed(s.Limit)
+}
+
+// before is the harness's before. The rows of a limit may still be of another number of shards: each has its rounding.
+func (w *everything) before(l ratelimit.Limit, at time.Time) time.Time {
+	if w.resharded {
+		c := l.Config()
+		c.Shards = worldShards
+		l, _ = c.Limit()
+	}
+	return before(l, at)
+}
+
+// early is an instant before at, at which a call that is granted at that instant lacks more than rounding forgives.
+func (w *everything) early(p *worldProgram, at time.Time, ids ...worldKey) time.Time {
+	earliest := at.Add(-time.Microsecond)
+	for _, id := range ids {
+		for _, now := range []time.Time{w.clock.now, at.Add(-time.Microsecond), at} {
+			l := w.balanceAt(p, now, id).Limit
+			if l.Config().Kind == "unlimited" || *l.Config().Rate == 0 {
+				continue
+			}
+			if e := w.before(l, at); e.Before(earliest) {
+				earliest = e
+			}
+		}
+	}
+	return earliest
+}
+
+// far reports whether an instant is further away than a calendar's list of windows.
+func (w *everything) far(at time.Time, ids ...worldKey) bool {
+	for _, id := range ids {
+		c := w.limits[id.limit].Config()
+		if c.Kind == "calendar window" && at.Sub(w.clock.now) > 90*map[string]time.Duration{"1 day": 24 * time.Hour, "1 week": 7 * 24 * time.Hour, "1 month": 28 * 24 * time.Hour,
+			"1 quarter": 90 * 24 * time.Hour, "1 year": 365 * 24 * time.Hour}[c.Period] {
+			return true
+		}
+	}
+	return at.Year() >= 9990
+}
+
+// retries proves a denial: the same call is granted at RetryAt, and not before; or never.
+func (w *everything) retries(p *worldProgram, ids []worldKey, verb string, count float64, denial worldAnswer, what string, requests ...ratelimit.Request) {
+	now, r := w.clock.now, rand.New(rand.NewPCG(uint64(w.step), 3))
+	if len(ids) > 1 {
+		for _, b := range w.balances(p, ids...) {
+			if math.IsInf(b.Capacity, 1) || b.Decides == "block" {
+				return // what is unlimited until then was not asked
+			}
+		}
+	}
+	ends := w.pending(ids...)
+	instants := []time.Time{now.Add(time.Microsecond), now.Add(time.Second), now.Add(time.Duration(r.Int64N(int64(100 * time.Hour)))).Truncate(time.Microsecond), now.Add(400 * 24 * time.Hour)}
+	for _, end := range ends {
+		instants = append(instants, end.Add(-time.Microsecond), end, end.Add(time.Second))
+	}
+	until := time.Date(9990, 1, 1, 0, 0, 0, 0, time.UTC)
+	switch {
+	case denial.never, denial.permanent:
+		instants = append(instants, now.Add(20*365*24*time.Hour))
+	default:
+		if after := denial.result.RetryAfter; !denial.retryAt.After(now) || after != denial.retryAt.Sub(now) {
+			w.failf("%s: denied at %v until %v, after %v", what, now, denial.retryAt, after)
+		}
+		if until = denial.retryAt; w.far(denial.retryAt, ids...) {
+			return
+		}
+		then := w.try(p, denial.retryAt, verb, count, requests...)
+		if quota := denial.reason == ratelimit.ReasonQuota; !then.granted && (quota || then.reason == ratelimit.ReasonBlock) {
+			w.failf("%s: denied at %v until %v, and then %v", what, now, denial.retryAt, then)
+		}
+		until = w.early(p, until, ids...)
+		instants = append(instants, until, now.Add(denial.retryAt.Sub(now)/2).Truncate(time.Microsecond))
+		if verb == "reserve" && len(ids) > 1 {
+			return // it may be granted earlier
+		}
+	}
+	for _, at := range instants {
+		if !at.After(now) || at.After(until) {
+			continue
+		}
+		if t := w.try(p, at, verb, count, requests...); t.granted {
+			w.failf("%s: at %v %v, but it is granted at %v", what, now, denial, at)
+		}
+	}
+}
+
+// runs proves when the work of a reservation may run: when nothing is owed any more.
+func (w *everything) runs(p *worldProgram, id worldKey, t worldAnswer, what string) {
+	b := w.balances(p, id)[0]
+	if b.Decides != "definition" || len(w.pending(id)) > 0 || w.far(t.runAt, id) {
+		return
+	}
+	then := w.balanceAt(p, t.runAt, id)
+	if then.Remaining < -w.slack(then) {
+		w.failf("%s: runs at %v, and then %v are owed", what, t.runAt, -then.Remaining)
+	}
+	if early := w.early(p, t.runAt, id); early.After(w.clock.now) {
+		if b := w.balanceAt(p, early, id); b.Remaining >= 0 {
+			w.failf("%s: runs at %v, and before, at %v: %v", what, t.runAt, early, balanceText(b))
+		}
+	}
+}
+
+// says proves what a balance says, and that all ways to ask say it.
+func (w *everything) says(p *worldProgram, id worldKey) {
+	b, now := w.balances(p, id)[0], w.clock.now
+	what := fmt.Sprintf("%v: %s", id, balanceText(b))
+	for n, other := range w.programs {
+		if differ := w.same(b, w.balances(other, id)[0]); differ != "" {
+			w.failf("program %d says\n%s", n, differ)
+		}
+	}
+	decides, until := "definition", time.Time{}
+	if o := w.inForce(id, now); o != nil {
+		if decides, until = "override", o.until; o.effect == "block" {
+			decides = "block"
+		}
+		switch c := b.Limit.Config(); {
+		case o.effect == "unlimited" && !math.IsInf(b.Remaining, 1), o.effect == "numbers" && (o.rate != nil && *c.Rate != *o.rate || o.capacity != nil && b.Capacity != *o.capacity):
+			w.failf("%s, but %+v is in force", what, *o)
+		}
+	}
+	if b.Decides != decides || !b.Until.Equal(until) || !b.At.Equal(now) {
+		w.failf("%s, want it by %s until %v", what, decides, until)
+	}
+	request, varies := w.request(id.limit, id.key), w.limits[id.limit].Config().Varies != ""
+	switch {
+	case decides == "block":
+		if one := w.try(p, now, "consume", 1, request); one.granted || b.Remaining > 0 || one.reason != ratelimit.ReasonBlock && !one.never {
+			w.failf("%s, and a call: %v, %s", what, one, one.reason)
+		} else if !varies {
+			if hand := w.tryByHand("consume", id, 1); !w.agrees(p, []worldKey{id}, hand, one) {
+				w.failf("%s, and a call: %v, and by hand: %v, %v", what, one, hand, hand.failed)
+			}
+		}
+		return
+	case math.IsInf(b.Capacity, 1):
+		if many := w.try(p, now, "consume", 1e12, request); !many.granted {
+			w.failf("%s, and a call: %v", what, many)
+		}
+		if !varies {
+			if hand := w.tryByHand("consume", id, 1e12); !hand.granted {
+				w.failf("%s, and a call by hand: %v, %v", what, hand, hand.failed)
+			}
+		}
+		return
+	}
+	if math.Abs(b.Used-(b.Capacity-b.Remaining)) > w.slack(b) || b.Remaining > b.Capacity {
+		w.failf("%s", what)
+	}
+
+	// What remains can be taken, and a hair more cannot.
+	if r := b.Remaining; r >= 1e-12 {
+		if t := w.try(p, now, "consume", r, request); !t.granted {
+			w.failf("%s, and a call for that: %v", what, t)
+		}
+		if !varies {
+			if t := w.tryByHand("consume", id, r); !t.granted {
+				w.failf("%s, and SQL for that: %v, %v", what, t, t.failed)
+			}
+		}
+	}
+	hair := 2*w.slack(b) + 1e-9
+	if t := w.try(p, now, "consume", max(b.Remaining, 0)+hair, request); t.granted {
+		w.failf("%s, and a call for %v more is granted", what, hair)
+	}
+	could := func(now time.Time) float64 { return w.try(p, now, "take", 1e15, request).taken }
+	had := could(now)
+	if had < max(0, math.Floor(b.Remaining)) || had > max(0, math.Floor(b.Remaining+w.slack(b))) {
+		w.failf("%s, and %v can be taken", what, had)
+	}
+	switch ends := w.pending(id); {
+	case b.NextAt.IsZero():
+		if had+1 <= b.Capacity && len(ends) == 0 {
+			w.failf("%s, never more than %v", what, had)
+		}
+	case !b.NextAt.After(now):
+		w.failf("%s", what)
+	case !w.far(b.NextAt, id):
+		if n := could(b.NextAt); n <= had {
+			w.failf("%s, but at NextAt %v can be taken, and %v now", what, n, had)
+		}
+		if early := w.early(p, b.NextAt, id); early.After(now) {
+			if n := could(early); n > had {
+				w.failf("%s, but %v can be taken at %v, and %v now", what, n, early, had)
+			}
+		}
+	}
+	w.resets(p, id, b, what)
+	w.listed(p, id, b, what)
+}
+
+// resets proves ResetAt: full then, or the next window; and not before. A clock behind the row begins windows that refill nothing.
+func (w *everything) resets(p *worldProgram, id worldKey, b ratelimit.Balance, what string) {
+	if len(w.pending(id)) > 0 || w.far(b.ResetAt, id) || w.clock.now.Before(w.latest) {
+		return
+	}
+	then := w.balanceAt(p, b.ResetAt, id)
+	if b.Limit.Config().Kind == "token bucket" {
+		if then.Remaining < then.Capacity-w.slack(then) || b.ResetAt.Before(b.At) {
+			w.failf("%s, and at ResetAt %v", what, balanceText(then))
+		}
+		if early := w.before(b.Limit, b.ResetAt); early.After(b.At) {
+			if e := w.balanceAt(p, early, id); e.Remaining >= e.Capacity {
+				w.failf("%s, and before ResetAt %v", what, balanceText(e))
+			}
+		}
+		return
+	}
+	last := w.balanceAt(p, b.ResetAt.Add(-time.Microsecond), id)
+	want := min(b.Remaining+*b.Limit.Config().Rate, b.Capacity)
+	full := (b.Limit.Config().Shards > 1 || w.resharded) && then.Remaining >= b.Remaining-w.slack(b) && then.Remaining < want // a shard holds its part at most
+	if math.Abs(last.Remaining-b.Remaining) > w.slack(b) || !last.ResetAt.Equal(b.ResetAt) || !then.ResetAt.After(b.ResetAt) || math.Abs(then.Remaining-want) > w.slack(then) && !full {
+		w.failf("%s, just before ResetAt\n%s, and at ResetAt, want %v,\n%s", what, balanceText(last), want, balanceText(then))
+	}
+}
+
+// listed wants ratelimit_keys to say what the library says.
+func (w *everything) listed(p *worldProgram, id worldKey, b ratelimit.Balance, what string) {
+	if w.limits[id.limit].Config().Varies != "" {
+		return
+	}
+	key := ""
+	if stored := w.stored(id.key); stored != nil {
+		key = *stored
+	}
+	var remaining float64
+	var retryAt *time.Time
+	err := w.pool.QueryRow(w.Context(), "SELECT remaining, CASE retry_at WHEN 'infinity' THEN '9999-12-31' ELSE retry_at END FROM _ratelimit_keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, $2, $3)",
+		w.limits[id.limit].Name(), []string{key}, w.clock.now).Scan(&remaining, &retryAt)
+	if errors.Is(err, pgx.ErrNoRows) {
+		if b.Remaining != b.Capacity {
+			w.failf("%s, and ratelimit_keys has no such key", what)
+		}
+		return
+	}
+	w.must(err)
+	if math.Abs(remaining-b.Remaining) > w.slack(b) {
+		w.failf("%s, and ratelimit_keys says that %v remain", what, remaining)
+	}
+	for _, o := range w.made {
+		if c := w.limits[id.limit].Config(); o.limit == id.limit && !o.removed && (*c.Capacity < 1 || o.capacity != nil && *o.capacity < 1 || o.rate != nil && *o.rate < 1) {
+			return // where a capacity is below one token, the list says when it is full
+		}
+	}
+	if b.Capacity < 1 {
+		return
+	}
+	one := w.try(p, w.clock.now, "consume", 1, w.request(id.limit, id.key))
+	if one.granted != (retryAt == nil) || retryAt != nil && !one.retryAt.IsZero() && !w.far(one.retryAt, id) && !w.agrees(p, []worldKey{id}, worldAnswer{retryAt: *retryAt}, worldAnswer{retryAt: one.retryAt}) {
+		w.failf("%s: one token %v; ratelimit_keys says %v", what, one, retryAt)
+	}
+}
+
+// worldLog is what was granted of a key by the definition, and given back.
+type worldLog struct {
+	limit  ratelimit.Limit
+	grants []worldGrant
+}
+
+type worldGrant struct {
+	at    time.Time
+	reset time.Time // of a window: when the next one begins
+	count float64   // below zero: given back
+	owed  float64   // afterwards
+	// window is the end of the window in which the work runs, of a fixed or calendar window that saves nothing up.
+	window time.Time
+}
+
+// grants notes a grant. The log has no engine: it has sums.
+func (w *everything) grants(id worldKey, t worldAnswer, before ratelimit.Balance, count float64) {
+	if before.Decides != "definition" {
+		delete(w.log, id)
+		return
+	}
+	if w.log[id] == nil {
+		w.log[id] = &worldLog{limit: w.own(id.limit, id.key)}
+	}
+	l := w.log[id]
+	if t.taken > 0 {
+		count = t.taken
+	}
+	after := w.balances(w.programs[0], id)[0]
+	g := worldGrant{at: w.clock.now, reset: before.ResetAt, count: count, owed: max(0, -after.Remaining)}
+	if c := l.limit.Config(); c.Kind != "token bucket" && *c.Capacity == *c.Rate && count <= *c.Capacity && c.Shards == 1 && !w.resharded && !w.clock.now.Before(w.latest) && len(w.pending(id)) == 0 {
+		if g.window = before.ResetAt; t.runAt.After(w.clock.now) {
+			g.window = w.balanceAt(w.programs[0], t.runAt, id).ResetAt
+		}
+	}
+	l.grants = append(l.grants, g)
+}
+
+func (w *everything) gaveBack(id worldKey, count float64, window time.Time) {
+	if l := w.log[id]; l != nil {
+		l.grants = append(l.grants, worldGrant{at: w.clock.now, count: -count, window: window})
+	}
+}
+
+// bounds wants no span and no window to have more than the definition allows.
+func (w *everything) bounds() {
+	for id, l := range w.log {
+		c := l.limit.Config()
+		inWindow := map[time.Time]float64{}
+		for _, g := range l.grants {
+			if inWindow[g.window] += g.count; !g.window.IsZero() && inWindow[g.window] > *c.Capacity+worldShards*tolerance(l.limit) {
+				w.failf("%v: %v run in the window until %v, of %v", id, inWindow[g.window], g.window, l.limit)
+			}
+		}
+		for i, first := range l.grants {
+			sum := 0.0
+			for _, last := range l.grants[i:] {
+				sum += last.count
+				if first.count <= 0 || last.count <= 0 {
+					continue
+				}
+				var periods float64
+				switch c.Kind {
+				case "token bucket":
+					periods = float64(last.at.Sub(first.at)) / float64(period(c))
+				case "fixed window":
+					periods = math.Round(float64(last.reset.Sub(first.reset)) / float64(period(c)))
+				default:
+					periods = calendarWindows(c, first.reset, last.reset)
+				}
+				if bound := *c.Capacity + periods**c.Rate + last.owed; sum > bound+worldShards*tolerance(l.limit)+1e-9*bound {
+					w.failf("%v: %v granted from %v to %v, and %v are the most: %v\n%v", id, sum, first.at, last.at, bound, l.limit, l.grants)
+				}
+			}
+		}
+	}
+}
+
+// calendarWindows is how many windows lie between the ends of two.
+func calendarWindows(c ratelimit.Config, from, to time.Time) float64 {
+	zone, err := time.LoadLocation(c.Zone)
+	if err != nil {
+		panic(err)
+	}
+	from, to = from.In(zone), to.In(zone)
+	months := float64(12*(to.Year()-from.Year()) + int(to.Month()-from.Month()))
+	switch c.Period {
+	case "1 day":
+		return math.Round(to.Sub(from).Hours() / 24)
+	case "1 week":
+		return math.Round(to.Sub(from).Hours() / 24 / 7)
+	case "1 quarter":
+		return math.Round(months / 3)
+	case "1 year":
+		return math.Round(months / 12)
+	}
+	return months
+}
