@@ -2970,8 +2970,10 @@ DECLARE
     reach integer; -- how many windows ahead the list needs
 BEGIN
     IF q.windows IS NOT NULL THEN
+        -- All shards but one may be full.
         reach := least(greatest(ceil((count + floor
-            - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows)) / q.rate), '0') + '2', 40000)::integer;
+            - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows))
+            / q.rate * greatest(pg_catalog.cardinality(value), 1)::double precision), '0') + '2', 40000)::integer;
         IF reach > q.ahead OR at > q.windows[pg_catalog.cardinality(q.windows)] THEN
             RETURN /* TEMPLATE: schema */_ratelimit_windows(q.unit, q.zone, q.anchor, at, /* TEMPLATE: schema */_ratelimit_back(q.rate, q.capacity), reach);
         END IF;

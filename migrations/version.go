@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "bbafb9e61237e62daabf3cec6a5501c64615f75a347c241bf0be248447985886"
+const Hash = "5e5f7327d98a641239c7facbfceb4743be42ce6f2d8080d32bfc20527014643f"

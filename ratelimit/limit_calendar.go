@@ -167,7 +167,8 @@ func (d *demand) reaching(rows []algebra.Row, now algebra.Micros) algebra.Limit 
 		return numbers
 	}
 	windows := *numbers.Windows
-	missing := int(min(max(math.Ceil((d.count-numbers.Total(rows, now))/numbers.Rate), 0)+1, maxWait))
+	slowest := numbers.Rate / float64(max(len(rows), 1)) // all shards but one may be full
+	missing := int(min(max(math.Ceil((d.count-numbers.Total(rows, now))/slowest), 0)+1, maxWait))
 	if ahead := numbers.Listed(now); missing > ahead {
 		last := d.limit.calendar.Number(windows[len(windows)-1])
 		longer := slices.Concat(windows, d.limit.calendar.Between(last+1, last+missing-ahead))

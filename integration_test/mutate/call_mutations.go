@@ -51,6 +51,14 @@ var callMutations = []mutation{
 		old: "if does.refunds || does.owes == upToMaxReserved {", new: "if does.refunds {",
 		tests: "TestTwoLimitsWaitForACalendar",
 	}, {
+		name: "calendar-full-shards", file: "ratelimit/limit_calendar.go", what: "the list of windows ends before an empty shard among full ones is refilled",
+		old: "float64(max(len(rows), 1))", new: "1",
+		tests: "TestACalendarGrantsAtItsRetryAtWhateverItsShardsHave",
+	}, {
+		name: "byhand-full-shards", file: "migrations/engine/ratelimit.sql", what: "the same in SQL",
+		old: "            / q.rate * greatest(pg_catalog.cardinality(value), 1)::double precision)", new: "            / q.rate)",
+		tests: "TestACalendarGrantsAtItsRetryAtWhateverItsShardsHave",
+	}, {
 		name: "calendar-debts", file: "ratelimit/limit_calendar.go", what: "the list of windows of a verb that makes debts does not reach further back",
 		old: "if old || does.owes != noTokens || does.refunds || does.moves {", new: "if old {",
 		tests: "TestADebtOfACalendarIsRefilledByEachWindow",
