@@ -90,6 +90,28 @@ func (p consolePage) send(r *http.Request, status int, contains ...string) strin
 	return string(body)
 }
 
+// TestNoNumberOfAPageDependsOnTheSession: a role may have settings that change how values are written.
+func TestNoNumberOfAPageDependsOnTheSession(t *testing.T) {
+	t.Parallel()
+	url := newMigrated(t)
+	pool := connect(t, url, 2)
+	publish(t, pool, `[{"name": "slow", "kind": "token bucket", "rate": 1, "period": "1000 days", "capacity": 1000}]`)
+	mustExec(t, pool, "INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('slow', 'acme', 0, 2, 218.5, now()), ('slow', 'acme', 1, 2, 219, now())")
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	startWith(t, config.ConnConfig, strange)
+	db, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(db.Close)
+	p := newConsole(t, db, "ann")
+	p.get(http.StatusOK, "limit?name=slow&q=a", "acme", "437")
+	p.get(http.StatusOK, "key?name=slow&key=acme", "437")
+}
+
 // publish has the program "api" publish limits, by SQL.
 func publish(t *testing.T, pool *pgxpool.Pool, definitions string) {
 	t.Helper()

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // The most rows that the pages show, and read.
@@ -431,24 +432,24 @@ type leftRow struct {
 	Stored    *float64
 }
 
+// storedRow is a row of rate_limits.
+type storedRow struct {
+	Key   string
+	Shard int32
+	Value float64
+	Ts    pgtype.Timestamptz // which may be infinite
+}
+
 // queryLeft reads what some keys have. A program must define the limit. It does not use ratelimit_keys, which reads all overrides of the limit.
 func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[string]leftRow, error) {
 	// Two statements: Citus runs no function that reads a table beside a table of a distributed schema.
-	found, err := collect[struct {
-		Key, Value, Ts string
-		Total          float64
-		Sound          bool
-	}](tx.Query(ctx, `
-		SELECT r.key, array_agg(r.value ORDER BY r.shard)::text AS value, array_agg(r.ts ORDER BY r.shard)::text AS ts, sum(r.value) AS total, bool_and(isfinite(r.ts)) AS sound
-		  FROM rate_limits AS r WHERE r.name = $1 AND r.key = ANY ($2) GROUP BY r.key`, name, keys))
+	stored, err := collect[storedRow](tx.Query(ctx, "SELECT r.key, r.shard, r.value, r.ts FROM rate_limits AS r WHERE r.name = $1 AND r.key = ANY ($2)", name, keys))
 	if err != nil {
 		return nil, err
 	}
-	var stored, value, ts []string
-	var total []float64
-	var sound []bool
-	for _, f := range found {
-		stored, value, ts, total, sound = append(stored, f.Key), append(value, f.Value), append(ts, f.Ts), append(total, f.Total), append(sound, f.Sound)
+	ofKeys, shards, values, times := make([]string, len(stored)), make([]int32, len(stored)), make([]float64, len(stored)), make([]pgtype.Timestamptz, len(stored))
+	for i, r := range stored {
+		ofKeys[i], shards[i], values[i], times[i] = r.Key, r.Shard, r.Value, r.Ts
 	}
 	rows, err := collect[leftRow](tx.Query(ctx, `
 		SELECT k.key, s.total AS stored, CASE
@@ -461,9 +462,10 @@ func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[
 		 CROSS JOIN LATERAL _ratelimit_numbers($1, k.key, now(), varying => true) AS n
 		 CROSS JOIN LATERAL (SELECT CASE WHEN n.effect = 'numbers' AND n.kind = 'calendar window' AND n.rate > 0 THEN
 		           _ratelimit_windows(n.period, n.zone, n.anchor, now(), _ratelimit_back(n.rate, n.capacity), 100) END AS windows OFFSET 0) AS w
-		  LEFT JOIN unnest($3::text[], $4::text[], $5::text[], $6::float8[], $7::boolean[]) AS f (key, value, ts, total, sound) ON f.key = k.key
-		 CROSS JOIN LATERAL (SELECT coalesce(f.value::float8[], '{}') AS value, coalesce(f.ts::timestamptz[], '{}') AS ts, f.total, coalesce(f.sound, true) AS sound) AS s`,
-		name, keys, stored, value, ts, total, sound))
+		 CROSS JOIN LATERAL (SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts, sum(r.value) AS total,
+		           coalesce(bool_and(isfinite(r.ts)), true) AS sound
+		      FROM unnest($3::text[], $4::integer[], $5::float8[], $6::timestamptz[]) AS r (key, shard, value, ts) WHERE r.key = k.key) AS s`,
+		name, keys, ofKeys, shards, values, times))
 	left := make(map[string]leftRow)
 	for _, row := range rows {
 		left[row.Key] = row
