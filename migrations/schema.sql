@@ -3649,11 +3649,17 @@ DECLARE
     windows timestamptz[]; -- of a calendar window
     d record;              -- a limit's definition
     o record;              -- an override, and the keys that have it
-    others text[] := '{}'; -- the keys that have an override of their own
+    others text[];         -- the keys that have an override of their own
     used text[];           -- those of o that have a row
 BEGIN
     IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL AND kind = 'token bucket' THEN
         SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0', varying => true) AS n; -- under no override
+        others := ARRAY(
+            SELECT a.key FROM /* TEMPLATE: schema */rate_limit_overrides AS a
+             WHERE a.name = name AND keys IS NULL AND a.key IS NOT NULL AND a.removed_at IS NULL AND (a.until IS NULL OR a.until > at)
+            UNION ALL
+            SELECT s.key FROM /* TEMPLATE: schema */rate_limit_overrides AS s
+             WHERE s.name = name AND s.key = ANY (keys) AND s.removed_at IS NULL AND (s.until IS NULL OR s.until > at));
         FOR o IN
             SELECT CASE WHEN x.effect <> 'numbers' THEN x.effect WHEN d.kind = 'unlimited' THEN 'unlimited'
                    WHEN d.effect = 'varies' AND (x.rate IS NULL OR x.capacity IS NULL OR d.kind = 'calendar window') THEN 'varies' ELSE 'numbers' END AS effect,
@@ -3678,14 +3684,6 @@ BEGIN
              WHERE NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS x
                      WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
         LOOP
-            IF o.rest THEN
-                others := ARRAY(
-                    SELECT a.key FROM /* TEMPLATE: schema */rate_limit_overrides AS a
-                     WHERE a.name = name AND keys IS NULL AND a.key IS NOT NULL AND a.removed_at IS NULL AND (a.until IS NULL OR a.until > at)
-                    UNION ALL
-                    SELECT s.key FROM /* TEMPLATE: schema */rate_limit_overrides AS s
-                     WHERE s.name = name AND s.key = ANY (keys) AND s.removed_at IS NULL AND (s.until IS NULL OR s.until > at));
-            END IF;
             used := NULL;
             IF NOT o.rest AND o.effect = 'varies' THEN
                 used := ARRAY(SELECT DISTINCT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = ANY (o.own));

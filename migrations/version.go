@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "5e5f7327d98a641239c7facbfceb4743be42ce6f2d8080d32bfc20527014643f"
+const Hash = "1886cd8a9e19ec9e63273fb317d341b0a5ee60fe9ff5cace55a7c8a8de79f719"
