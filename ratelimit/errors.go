@@ -186,7 +186,7 @@ type Reason string
 // The reasons of a denial.
 const (
 	ReasonQuota Reason = "quota" // the tokens are not there; RetryAt says when
-	ReasonPlan  Reason = "plan"  // the limit's rate is 0; RetryAt is zero, unless an override of other numbers follows a block
+	ReasonPlan  Reason = "plan"  // the limit's rate is 0; RetryAt is zero, unless an override with a rate comes into force when others end
 	ReasonBlock Reason = "block" // a block by Overrides; RetryAt is its end, if it has one and no other block follows
 )
 

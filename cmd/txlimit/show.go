@@ -162,7 +162,7 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 // nearKeys is how many keys are named that begin with one that has no row.
 const nearKeys = 5
 
-// keysFrom finds the keys with rows that begin with a prefix, each by one look-up in the primary key.
+// keysFrom finds the keys with rows that begin with a prefix and go on, each by one look-up in the primary key.
 func keysFrom(ctx context.Context, db querier, name, prefix string, most int) ([]string, error) {
 	return collect(ctx, db, pgx.RowTo[string], `
 		SELECT f.key FROM _ratelimit_stored_keys($1::text, $2::text || E'\x01', NULL::text, $3::integer) AS f (key) WHERE starts_with(f.key, $2)`, name, prefix, most)
