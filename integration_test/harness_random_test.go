@@ -54,13 +54,22 @@ func oneOf[T any](r *rand.Rand, values ...T) T { return values[r.IntN(len(values
 func before(limit ratelimit.Limit, at time.Time) time.Time {
 	c, back := limit.Config(), time.Microsecond
 	if c.Kind == "token bucket" {
-		most := *c.Capacity + *c.Rate // a debt has the rate in its tolerance
-		if c.MaxReserved != nil {
-			most += *c.MaxReserved
-		}
-		back += time.Duration(2*float64(c.Shards)*min(1e-9*most, 1e-3) / *c.Rate * float64(period(c))).Truncate(time.Microsecond) + time.Microsecond // one shard may be the last
+		back += time.Duration(2*tolerance(limit) / *c.Rate * float64(period(c))).Truncate(time.Microsecond) + time.Microsecond
 	}
 	return at.Add(-back)
+}
+
+// tolerance is what rounding may lack of a limit: one shard may be the last to be refilled, so it is as much as all of them.
+func tolerance(limit ratelimit.Limit) float64 {
+	c := limit.Config()
+	if c.Capacity == nil {
+		return 0
+	}
+	most := *c.Capacity + *c.Rate // a debt has the rate in its tolerance
+	if c.MaxReserved != nil {
+		most += *c.MaxReserved
+	}
+	return float64(c.Shards) * min(1e-9*most, 1e-3)
 }
 
 // randomTokens returns a number of tokens about as large as limit, whole or not.

@@ -199,27 +199,22 @@ func newWorldScript(seed uint64) worldScript {
 
 // worldSpan is a time that matters to a limit: less than a token's, about a period, much more; rarely back.
 func worldSpan(r *rand.Rand, c ratelimit.Config) time.Duration {
-	p := 24 * time.Hour
-	switch c.Period {
-	case "1 week":
-		p *= 7
-	case "1 month":
-		p *= 31
-	case "1 quarter":
-		p *= 92
-	case "1 year":
-		p *= 366
-	default:
-		if c.Kind != "calendar window" {
-			p = period(c)
-		}
-	}
+	p := worldPeriod(c)
 	token := time.Duration(float64(p) / max(*c.Rate, 1))
 	span := oneOf(r, time.Microsecond, token, token/3, p, p/2, p/3, 2*p, 3*time.Hour, time.Duration(r.Int64N(int64(p))))
 	if r.IntN(12) == 0 {
 		span = -time.Duration(r.Int64N(int64(time.Second)))
 	}
 	return span.Truncate(time.Microsecond)
+}
+
+// worldPeriod is the period of a limit; of a calendar window, its shortest.
+func worldPeriod(c ratelimit.Config) time.Duration {
+	days := map[string]time.Duration{"1 day": 1, "1 week": 7, "1 month": 28, "1 quarter": 90, "1 year": 365}
+	if c.Kind == "calendar window" {
+		return days[c.Period] * 24 * time.Hour
+	}
+	return period(c)
 }
 
 // shrunk removes steps as long as the world still fails, until the deadline.

@@ -25,11 +25,10 @@ func TestWorld(t *testing.T) {
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	long := *worldTime
 	t.Logf("the first world has -seed %d", seed)
 	pairs := &worldPairs{met2: map[[2]string]int{}}
 	const players = 2
-	until := time.Now().Add(long)
+	until := time.Now().Add(*worldTime)
 	t.Run("worlds", func(t *testing.T) {
 		for i := range players {
 			t.Run(fmt.Sprint(i), func(t *testing.T) {
@@ -41,7 +40,7 @@ func TestWorld(t *testing.T) {
 			})
 		}
 	})
-	pairs.report(t, long >= 10*time.Minute && !pairs.failed.Load())
+	pairs.report(t, *worldTime >= 10*time.Minute && !pairs.failed.Load())
 }
 
 func newEverything(t *testing.T, pairs *worldPairs) *everything {

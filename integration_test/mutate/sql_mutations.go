@@ -1029,7 +1029,7 @@ var sqlMutations = []mutation{
 		old: "        effect := 'block';\n", new: "        effect := 'block';\n        until := NULL;\n",
 		tests: "TestAnOverrideThatEnds",
 	}, {
-		name: "keys-plan-until", file: "migrations/engine/keys.sql", what: "the same in the list of keys",
+		name: "keys-plan-until", file: keysSQL, what: "the same in the list of keys",
 		old: "nullif(x.until, 'infinity') AS until,", new: "CASE WHEN d.rate > '0' THEN nullif(x.until, 'infinity') END AS until,",
 		tests: "TestAnOverrideThatEnds",
 	}, {
