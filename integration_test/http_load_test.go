@@ -158,8 +158,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// What the middleware adds to a request, beside the commit of one row. Slices of 10 requests take turns. The fastest slice says most on a machine
-// that does other work, too. Each commit waits for the disk.
+// What the middleware adds to a request, beside the commit of one row. Slices of 10 requests take turns. On a machine that does other work,
+// the fastest slice says more than the median. Each commit waits for the disk.
 //
 //	go test ./integration_test -run '^$' -bench Middleware -benchtime 300x
 func BenchmarkMiddleware(b *testing.B) {
