@@ -89,6 +89,17 @@ func TestAWorldOfEveryStep(t *testing.T) {
 	replayWorld(t, script)
 }
 
+// TestAWorldOfABlockBesideTooMuch: a call for two keys, one blocked for good, and one with too little until an override ends, is denied by
+// the block. It is no mistake of the caller.
+func TestAWorldOfABlockBesideTooMuch(t *testing.T) {
+	t.Parallel()
+	replayWorld(t, worldScript{Seed: 16653782637672134966, Steps: []worldStep{
+		{Do: "block", Other: -1, N: 0x779a31f9fef1f6eb},
+		{Do: "override", Limit: 1, Other: -1, For: 39676915055000, N: 0x2e2321d9958c5545},
+		{Do: "consume", Way: "pool", Other: 1, Count: 2, N: 0xe49c23af05423ac7},
+	}})
+}
+
 // TestAWorldIsShrunk: what remains of a script is what it needs to fail.
 func TestAWorldIsShrunk(t *testing.T) {
 	t.Parallel()

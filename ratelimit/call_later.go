@@ -122,9 +122,12 @@ func (c *call) tooMuch() bool {
 	return anyOf(c.demands, func(d *demand) bool { return d.tooMuch })
 }
 
-// allowedLater reports whether the call asks for too much only until overrides end.
+// allowedLater reports whether each demand that asks for too much does so only until an override ends, whatever denies the others.
 func (c *call) allowedLater(err error) bool {
-	return errors.Is(err, ErrExceedsCapacity) && anyOf(c.demands, c.changes) && c.allowedAt(c.overrides.now(c.local), c.demands, c.rowless) < algebra.Forever
+	now := c.overrides.now(c.local)
+	return errors.Is(err, ErrExceedsCapacity) && !anyOf(c.demands, func(d *demand) bool {
+		return d.tooMuch && c.allowedAt(now, []demand{*d}) == algebra.Forever
+	})
 }
 
 // allowedAt is when neither a block nor a rate of 0 denies the demands, and the numbers can grant their counts. Whether the tokens are

@@ -309,6 +309,10 @@ var overrideMutations = []mutation{
 		old: "err != nil && !c.allowedLater(err) {", new: "err != nil {",
 		tests: "TestAnOverrideThatEnds|TestTheWorkedExamplesOfOverridesThatEnd",
 	}, {
+		name: "later-too-much-alone", file: "ratelimit/call_later.go", what: "a call for too much until an override ends is a mistake if another key of it is blocked",
+		old: "return d.tooMuch && c.allowedAt(now, []demand{*d}) == algebra.Forever", new: "return d.tooMuch && c.allowedAt(now, c.demands, c.rowless) == algebra.Forever",
+		tests: "TestAWorldOfABlockBesideTooMuch",
+	}, {
 		name: "later-checked", file: "ratelimit/call_statement.go", what: "a call for too much takes tokens",
 		old: "		op = verbs[verbCheck].op\n", new: "",
 		tests: "TestAnOverrideThatEnds|TestTheWorkedExamplesOfOverridesThatEnd",
