@@ -402,7 +402,8 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 		}
 	}
 
-	if s.Do == "wait" && !want.granted && !want.never && !want.permanent && want.retryAt.Before(w.clock.now.Add(2*worldPatience)) {
+	soon := func(at time.Time) bool { return at.Before(w.clock.now.Add(2 * worldPatience)) }
+	if s.Do == "wait" && !want.granted && !want.never && !want.permanent && (soon(want.retryAt) || slices.ContainsFunc(w.pending(ids...), soon)) {
 		return // it would sleep, and the clock stands
 	}
 	got, committed := w.way(ctx, p, s, count, requests...)
@@ -420,7 +421,7 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 		rows := w.rows()
 		merged := committed && w.resharded // a call merges the rows of another number of shards, and takes nothing
 		for i := range ids {
-			merged = merged && math.Abs(balances[i].Remaining-after[i].Remaining) <= w.slack(balances[i])
+			merged = merged && (balances[i].Remaining == after[i].Remaining || math.Abs(balances[i].Remaining-after[i].Remaining) <= w.slack(balances[i])) // both may be infinite
 		}
 		if rows != before && !merged {
 			w.failf("%s: %v, committed %t, and the rows changed:\n%s\nto\n%s", what, got, committed, before, rows)
