@@ -210,9 +210,9 @@ func worldSpan(r *rand.Rand, c ratelimit.Config) time.Duration {
 
 // worldPeriod is the period of a limit; of a calendar window, its shortest.
 func worldPeriod(c ratelimit.Config) time.Duration {
-	days := map[string]time.Duration{"1 day": 1, "1 week": 7, "1 month": 28, "1 quarter": 90, "1 year": 365}
+	days := map[string]int{"1 day": 1, "1 week": 7, "1 month": 28, "1 quarter": 90, "1 year": 365}
 	if c.Kind == "calendar window" {
-		return days[c.Period] * 24 * time.Hour
+		return time.Duration(days[c.Period]) * 24 * time.Hour
 	}
 	return period(c)
 }
