@@ -39,7 +39,7 @@ type subject struct {
 // subjects are the limits, by their numbers in the records.
 var subjects = []subject{
 	{Limit: ratelimit.TokenBucket("bucket", 1, time.Second, ratelimit.Capacity(4), ratelimit.MaxReserved(10)), refunded: true},
-	{Limit: ratelimit.TokenBucket("sharded bucket", 2, time.Second, ratelimit.Capacity(6), ratelimit.MaxReserved(20), ratelimit.Shards(4)), refunded: true},
+	{Limit: ratelimit.TokenBucket("sharded bucket", 0.5, time.Second, ratelimit.Capacity(4), ratelimit.MaxReserved(20), ratelimit.Shards(4)), refunded: true},
 	{Limit: ratelimit.FixedWindow("window", 3, time.Second, ratelimit.MaxReserved(9)), refunded: true},
 	{Limit: ratelimit.FixedWindow("sharded window", 4, 2*time.Second, ratelimit.Capacity(6), ratelimit.MaxReserved(20), ratelimit.Shards(3)), refunded: true},
 	// This limit is never full again, so that refunds can be counted.
