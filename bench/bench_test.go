@@ -26,6 +26,7 @@ func TestEveryFigureIsListed(t *testing.T) {
 	}
 	want := map[string]string{
 		"tx_own_keys":                  "at least 0.9",
+		"pool_own_keys":                "at least 0.86",
 		"tx_serializable_small_table":  "at least 4",
 		"hot_queue_vs_mutex":           "at least 0.9",
 		"hot_queue_vs_update":          "at least 1",

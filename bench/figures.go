@@ -28,6 +28,7 @@ type outcome struct {
 // figures are all figures, in the order in which they run.
 var figures = []figure{
 	{"tx_own_keys", "transactions/s: consume + insert, READ COMMITTED, own keys, 16 goroutines / with a minimal function that decides", 0.9, false, txOwnKeys},
+	{"pool_own_keys", "calls/s on a pool, own keys, 64 goroutines: Consume / a bare UPDATE", 0.86, false, poolOwnKeys},
 	{"tx_serializable_small_table", "the same in SERIALIZABLE, on a table of 100 rows, rewritten and analyzed before each slice", 4, false, txSerializableSmallTable},
 	{"hot_queue_vs_mutex", "commits/s, SERIALIZABLE, one hot key, 64 goroutines: InTx with the queue / no more than a mutex after BEGIN", 0.9, false, hotQueueVsMutex},
 	{"hot_queue_vs_update", "the same, queue / READ COMMITTED with a bare UPDATE instead of the limiter", 1.0, false, hotQueueVsUpdate},
