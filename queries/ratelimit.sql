@@ -5,6 +5,33 @@ SELECT _ratelimit_wire_consume(
       @count::double precision, @floor::double precision, sqlc.narg('now')::timestamptz, @expect_denial::boolean, @or_raise::boolean,
       @windows::timestamptz[]) AS answer;
 
+-- name: UpdateBucket :one
+UPDATE rate_limits AS r
+   SET value = _ratelimit_available(r.value, r.ts, statement_timestamp(), @rate::double precision, @period::interval, @capacity::double precision, NULL) - @count::double precision,
+       ts = greatest(r.ts, statement_timestamp())
+ WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND r.shards = 1
+   AND _ratelimit_available(r.value, r.ts, statement_timestamp(), @rate::double precision, @period::interval, @capacity::double precision, NULL) - @count::double precision >= @floor::double precision
+   AND current_setting('transaction_isolation') = 'read committed'
+RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer;
+
+-- name: UpdateWindow :one
+UPDATE rate_limits AS r
+   SET value = _ratelimit_available(r.value, r.ts, date_bin(@period::interval, statement_timestamp(), @start::timestamptz), @rate::double precision, @period::interval, @capacity::double precision, @start::timestamptz) - @count::double precision,
+       ts = greatest(r.ts, statement_timestamp())
+ WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND r.shards = 1
+   AND _ratelimit_available(r.value, r.ts, date_bin(@period::interval, statement_timestamp(), @start::timestamptz), @rate::double precision, @period::interval, @capacity::double precision, @start::timestamptz) - @count::double precision >= @floor::double precision
+   AND current_setting('transaction_isolation') = 'read committed'
+RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer;
+
+-- name: UpdateCalendar :one
+UPDATE rate_limits AS r
+   SET value = _ratelimit_available(r.value, r.ts, statement_timestamp(), @rate::double precision, @period::interval, @capacity::double precision, @start::timestamptz, @windows::timestamptz[]) - @count::double precision,
+       ts = greatest(r.ts, statement_timestamp())
+ WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND r.shards = 1
+   AND _ratelimit_available(r.value, r.ts, statement_timestamp(), @rate::double precision, @period::interval, @capacity::double precision, @start::timestamptz, @windows::timestamptz[]) - @count::double precision >= @floor::double precision
+   AND current_setting('transaction_isolation') = 'read committed'
+RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer;
+
 -- name: ConsumeSharded :one
 SELECT _ratelimit_wire_consume_sharded(
       @name::text, @key::text,

@@ -129,7 +129,11 @@ func (c *call) decide(ctx context.Context, db DB) (Result, error) {
 
 // ask decides the call by a statement of its own, or two.
 func (c *call) ask(ctx context.Context, w wire, result *Result) error {
-	a, err := w.ask(ctx, c.statement(ctx, false))
+	s := c.statement(ctx, false)
+	if w.commits {
+		s.update = c.mayUpdate()
+	}
+	a, err := w.ask(ctx, s)
 	if err == nil && c.unsure(a) {
 		c.lookBack()
 		a, err = w.ask(ctx, c.statement(ctx, false))

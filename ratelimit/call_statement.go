@@ -19,6 +19,7 @@ type statement struct {
 	args    []any // the first place is free: see replyTo
 	demands int   // number of demands
 	read    func(reply pgx.Row, demands int) (*answer, error)
+	update  *demand // for which a plain UPDATE may be sent first; or nil
 }
 
 // statement is the shortest statement that decides the call. With orRaise, a denial is a SQL error, which stops a batch.
@@ -26,7 +27,7 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 	if orRaise { // a statement in a batch cannot be asked again
 		c.lookBack()
 	}
-	plain, now := c.does.takes && !c.reserves() && !c.does.upTo && !c.tooMuch(), nullable(c.now)
+	plain, now := c.plain(), nullable(c.now)
 	switch {
 	case c.verb == verbReset:
 		return reset(c.demands)
@@ -43,6 +44,9 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 	}
 	return c.apply(ctx, now, orRaise)
 }
+
+// plain reports whether the call takes its counts, all or none.
+func (c *call) plain() bool { return c.does.takes && !c.reserves() && !c.does.upTo && !c.tooMuch() }
 
 // arguments leaves the first place free, for replyTo.
 func arguments(args ...any) []any { return append(make([]any, 1, 1+len(args)), args...) }

@@ -19,14 +19,23 @@ type wire struct {
 
 // ask runs a statement and reads its answer.
 func (w wire) ask(ctx context.Context, s statement) (*answer, error) {
-	r := w.send(ctx, s.sql, s.args)
-	a, err := s.read(r, s.demands)
+	r := replyTo(s.args, w.commits)
+	r.update = s.update
+	a, err := s.read(w.sendFor(ctx, r, s.sql, s.args), s.demands)
+	if r.updates != nil && r.updates.missed(err) {
+		s.update = nil
+		return w.ask(ctx, s)
+	}
 	return a, r.judge(err)
 }
 
 // send sends a query. The first place of its arguments is free.
 func (w wire) send(ctx context.Context, sql string, args []any) *reply {
-	r := replyTo(args, w.commits)
+	return w.sendFor(ctx, replyTo(args, w.commits), sql, args)
+}
+
+// sendFor sends a query for a reply, which is its first argument.
+func (w wire) sendFor(ctx context.Context, r *reply, sql string, args []any) *reply {
 	if late, ok := w.db.(*lateTx); ok {
 		r.row = late.queryOwn(ctx, sql, args)
 	} else {
@@ -61,6 +70,8 @@ type reply struct {
 	commits  bool
 	sent     bool      // there was a connection to send it on, which was not in a transaction
 	requests []Request // of a call in a batch
+	update   *demand   // for which a plain UPDATE may be sent instead
+	updates  *updates  // of the connection on which it was sent
 }
 
 // replyTo is the reply to a query with these arguments. It takes their first place, which is free.
@@ -78,6 +89,11 @@ func (r *reply) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args
 	r.sent = conn == nil || !conn.IsClosed() && conn.PgConn().TxStatus() == 'I'
 	if r.portable = conn == nil || !inBinary(conn); r.portable {
 		return portable(sql, args)
+	}
+	if r.update != nil {
+		if r.updates = updatesOf(conn); r.updates != nil {
+			sql, args = r.update.update()
+		}
 	}
 	return sql, args, nil
 }

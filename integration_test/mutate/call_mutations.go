@@ -228,7 +228,7 @@ var callMutations = []mutation{
 		tests: "TestWaitBoundsItsWaitInACoalescersQueue",
 	}, {
 		name: "up-to-plain", file: "ratelimit/call_statement.go", what: "UpTo takes one token",
-		old: "!c.reserves() && !c.does.upTo && !c.tooMuch(), nullable(c.now)", new: "!c.reserves() && !c.tooMuch(), nullable(c.now)",
+		old: "!c.reserves() && !c.does.upTo && !c.tooMuch() }", new: "!c.reserves() && !c.tooMuch() }",
 		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "up-to-coalesced", file: "ratelimit/call.go", what: "a Coalescer decides UpTo together with other calls, as if it asked for one token",
@@ -518,5 +518,85 @@ var callMutations = []mutation{
 		name: "plans-batch", file: "ratelimit/tx_batch.go", what: "a denial by policy is queued",
 		old: "if a := c.byPolicy(); a != nil {", new: "if a := c.byPolicy(); a != nil && a.granted {",
 		tests: "TestPlansWithoutRowsInABatch",
+	}, {
+		name: "update-bucket-unconditionally", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a bucket does not check whether there is enough",
+		old: "NULL) - $4::double precision >= $7::double precision", new: "NULL) - $4::double precision IS NOT NULL",
+		tests: "TestAnUpdateDecidesAsTheFunction",
+	}, {
+		name: "update-bucket-shards", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a bucket takes from a shard",
+		old: "r.key = $6::text AND r.shard = 0 AND r.shards = 1", new: "r.key = $6::text AND r.shard = 0",
+		tests: "TestAGrantOnAPoolIsOneUpdate",
+	}, {
+		name: "update-bucket-ts-back", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a bucket moves ts back with the clock",
+		old: "NULL) - $4::double precision,\n       ts = greatest(r.ts, statement_timestamp())", new: "NULL) - $4::double precision,\n       ts = statement_timestamp()",
+		tests: "TestAnUpdateDecidesAsTheFunction",
+	}, {
+		name: "update-window-unconditionally", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a window does not check whether there is enough",
+		old: "$2::timestamptz) - $5::double precision >= $8::double precision", new: "$2::timestamptz) - $5::double precision IS NOT NULL",
+		tests: "TestAnUpdateDecidesAsTheFunction",
+	}, {
+		name: "update-window-shards", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a window takes from a shard",
+		old: "r.key = $7::text AND r.shard = 0 AND r.shards = 1\n   AND _ratelimit_available(r.value, r.ts, date_bin", new: "r.key = $7::text AND r.shard = 0\n   AND _ratelimit_available(r.value, r.ts, date_bin",
+		tests: "TestAGrantOnAPoolIsOneUpdate",
+	}, {
+		name: "update-window-ts-back", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a window moves ts back with the clock",
+		old: "$2::timestamptz) - $5::double precision,\n       ts = greatest(r.ts, statement_timestamp())", new: "$2::timestamptz) - $5::double precision,\n       ts = statement_timestamp()",
+		tests: "TestAnUpdateDecidesAsTheFunction",
+	}, {
+		name: "update-calendar-unconditionally", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a calendar does not check whether there is enough",
+		old: "$5::timestamptz[]) - $6::double precision >= $9::double precision", new: "$5::timestamptz[]) - $6::double precision IS NOT NULL",
+		tests: "TestAnUpdateDecidesAsTheFunction",
+	}, {
+		name: "update-calendar-shards", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a calendar takes from a shard",
+		old: "r.key = $8::text AND r.shard = 0 AND r.shards = 1", new: "r.key = $8::text AND r.shard = 0",
+		tests: "TestAGrantOnAPoolIsOneUpdate",
+	}, {
+		name: "update-calendar-ts-back", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a calendar moves ts back with the clock",
+		old: "$5::timestamptz[]) - $6::double precision,\n       ts = greatest(r.ts, statement_timestamp())", new: "$5::timestamptz[]) - $6::double precision,\n       ts = statement_timestamp()",
+		tests: "TestAnUpdateDecidesAsTheFunction",
+	}, {
+		name: "update-level", file: "internal/dbsqlc/ratelimit.sql.go", what: "above READ COMMITTED, the plain UPDATE takes",
+		old: "$7::double precision\n   AND current_setting('transaction_isolation') = 'read committed'", new: "$7::double precision",
+		tests: "TestTheUpdateReadsNothingAboveReadCommitted",
+	}, {
+		name: "update-reserves", file: "ratelimit/call_update.go", what: "a reservation sends a plain UPDATE",
+		old: " || c.does.owes == upToMaxReserved", new: "",
+		tests: "TestTwentyWaitAtTwentyPerSecond",
+	}, {
+		name: "update-by-a-clock", file: "ratelimit/call_update.go", what: "a call with a clock sends a plain UPDATE",
+		old: " || c.now.Valid", new: "",
+		tests: "TestAGrantOnAPoolIsOneUpdate",
+	}, {
+		name: "update-expected", file: "ratelimit/call_update.go", what: "a call that will be denied sends a plain UPDATE",
+		old: " || denied.expect(c.demands[0])", new: "",
+		tests: "TestAGrantOnAPoolIsOneUpdate",
+	}, {
+		name: "update-in-a-transaction", file: "ratelimit/call_update.go", what: "on a connection that is in a transaction, a plain UPDATE is sent",
+		old: "conn.PgConn().TxStatus() != 'I'", new: "false",
+		tests: "TestAGrantOnAPoolIsOneUpdate",
+	}, {
+		name: "update-in-vain", file: "ratelimit/call_update.go", what: "an UPDATE that takes nothing is tried by every call",
+		old: "u.wait.Store(1<<misses - 2)", new: "u.wait.Store(0)",
+		tests: "TestAnUpdateIsNotTriedInVain|TestTheUpdateReadsNothingAboveReadCommitted",
+	}, {
+		name: "update-never-again", file: "ratelimit/call_update.go", what: "after some UPDATEs that took nothing, a connection sends none again",
+		old: "u.wait.Add(-1)", new: "u.wait.Add(0)",
+		tests: "TestAnUpdateIsNotTriedInVain",
+	}, {
+		name: "update-misses", file: "ratelimit/call_update.go", what: "one UPDATE in vain among grants counts as if all had been",
+		old: "u.misses.Store(0)", new: "",
+		tests: "TestAnUpdateIsNotTriedInVain",
+	}, {
+		name: "update-refused", file: "ratelimit/call_update.go", what: "where only the functions may be used, a call fails",
+		old: "errors.As(err, &pgErr) && (strings.HasPrefix(pgErr.Code, \"42\") ||", new: "errors.As(err, &pgErr) && (strings.HasPrefix(pgErr.Code, \"none\") ||",
+		tests: "TestWhereOnlyTheFunctionsMayBeUsed",
+	}, {
+		name: "update-refused-again", file: "ratelimit/call_update.go", what: "where only the functions may be used, each call is refused first",
+		old: "u.wait.Store(math.MaxInt32)", new: "u.wait.Store(math.MaxInt32 - math.MaxInt32)",
+		tests: "TestWhereOnlyTheFunctionsMayBeUsed",
+	}, {
+		name: "update-twice", file: "ratelimit/call_wire.go", what: "a denial sends its UPDATE twice",
+		old: "		s.update = nil\n		return w.ask(ctx, s)", new: "		return w.ask(ctx, s)",
+		tests: "TestAGrantOnAPoolIsOneUpdate",
 	},
 }

@@ -475,3 +475,114 @@ func (q *Queries) Sweep(ctx context.Context, arg SweepParams) (SweepRow, error) 
 	err := row.Scan(&i.Deleted, &i.Next)
 	return i, err
 }
+
+const UpdateBucket = `-- name: UpdateBucket :one
+UPDATE rate_limits AS r
+   SET value = _ratelimit_available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, NULL) - $4::double precision,
+       ts = greatest(r.ts, statement_timestamp())
+ WHERE r.name = $5::text AND r.key = $6::text AND r.shard = 0 AND r.shards = 1
+   AND _ratelimit_available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, NULL) - $4::double precision >= $7::double precision
+   AND current_setting('transaction_isolation') = 'read committed'
+RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer
+`
+
+type UpdateBucketParams struct {
+	Rate     pgtype.Float8
+	Period   pgtype.Interval
+	Capacity pgtype.Float8
+	Count    pgtype.Float8
+	Name     pgtype.Text
+	Key      pgtype.Text
+	Floor    pgtype.Float8
+}
+
+func (q *Queries) UpdateBucket(ctx context.Context, arg UpdateBucketParams) ([]byte, error) {
+	row := q.db.QueryRow(ctx, UpdateBucket,
+		arg.Rate,
+		arg.Period,
+		arg.Capacity,
+		arg.Count,
+		arg.Name,
+		arg.Key,
+		arg.Floor,
+	)
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
+}
+
+const UpdateCalendar = `-- name: UpdateCalendar :one
+UPDATE rate_limits AS r
+   SET value = _ratelimit_available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, $4::timestamptz, $5::timestamptz[]) - $6::double precision,
+       ts = greatest(r.ts, statement_timestamp())
+ WHERE r.name = $7::text AND r.key = $8::text AND r.shard = 0 AND r.shards = 1
+   AND _ratelimit_available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, $4::timestamptz, $5::timestamptz[]) - $6::double precision >= $9::double precision
+   AND current_setting('transaction_isolation') = 'read committed'
+RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer
+`
+
+type UpdateCalendarParams struct {
+	Rate     pgtype.Float8
+	Period   pgtype.Interval
+	Capacity pgtype.Float8
+	Start    pgtype.Timestamptz
+	Windows  []pgtype.Timestamptz
+	Count    pgtype.Float8
+	Name     pgtype.Text
+	Key      pgtype.Text
+	Floor    pgtype.Float8
+}
+
+func (q *Queries) UpdateCalendar(ctx context.Context, arg UpdateCalendarParams) ([]byte, error) {
+	row := q.db.QueryRow(ctx, UpdateCalendar,
+		arg.Rate,
+		arg.Period,
+		arg.Capacity,
+		arg.Start,
+		arg.Windows,
+		arg.Count,
+		arg.Name,
+		arg.Key,
+		arg.Floor,
+	)
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
+}
+
+const UpdateWindow = `-- name: UpdateWindow :one
+UPDATE rate_limits AS r
+   SET value = _ratelimit_available(r.value, r.ts, date_bin($1::interval, statement_timestamp(), $2::timestamptz), $3::double precision, $1::interval, $4::double precision, $2::timestamptz) - $5::double precision,
+       ts = greatest(r.ts, statement_timestamp())
+ WHERE r.name = $6::text AND r.key = $7::text AND r.shard = 0 AND r.shards = 1
+   AND _ratelimit_available(r.value, r.ts, date_bin($1::interval, statement_timestamp(), $2::timestamptz), $3::double precision, $1::interval, $4::double precision, $2::timestamptz) - $5::double precision >= $8::double precision
+   AND current_setting('transaction_isolation') = 'read committed'
+RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer
+`
+
+type UpdateWindowParams struct {
+	Period   pgtype.Interval
+	Start    pgtype.Timestamptz
+	Rate     pgtype.Float8
+	Capacity pgtype.Float8
+	Count    pgtype.Float8
+	Name     pgtype.Text
+	Key      pgtype.Text
+	Floor    pgtype.Float8
+}
+
+func (q *Queries) UpdateWindow(ctx context.Context, arg UpdateWindowParams) ([]byte, error) {
+	row := q.db.QueryRow(ctx, UpdateWindow,
+		arg.Period,
+		arg.Start,
+		arg.Rate,
+		arg.Capacity,
+		arg.Count,
+		arg.Name,
+		arg.Key,
+		arg.Floor,
+	)
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
+}
