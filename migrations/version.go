@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "1886cd8a9e19ec9e63273fb317d341b0a5ee60fe9ff5cace55a7c8a8de79f719"
+const Hash = "5b41536dd2678a1db1de966fe1f5ffe1ebae4e5aef544ee7d587f16dc9a98ff9"

@@ -38,7 +38,7 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 	case plain && len(c.demands) == 1 && sharded(c.demands):
 		return consumeSharded(ctx, c.demands[0], now, orRaise)
 	case plain && len(c.demands) == 1:
-		return consume(c.demands[0], now, orRaise)
+		return consume(c.demands[0], now, denied.expect(c.demands[0]), orRaise)
 	case plain && !sharded(c.demands):
 		return consumeSeveral(c.demands, now, orRaise)
 	}
@@ -52,12 +52,12 @@ func (c *call) plain() bool { return c.does.takes && !c.reserves() && !c.does.up
 func arguments(args ...any) []any { return append(make([]any, 1, 1+len(args)), args...) }
 
 // consume takes one demand of a limit without shards.
-func consume(d demand, now *time.Time, orRaise bool) statement {
+func consume(d demand, now *time.Time, expectDenial, orRaise bool) statement {
 	numbers := d.numbers
 	return statement{sql: dbsqlc.Consume, demands: 1, read: readOne, args: arguments(
 		d.limit.name, d.key,
 		numbers.Rate, numbers.Period, numbers.Capacity, nullable(start(numbers)),
-		d.count, d.lowest(), now, denied.expect(d), orRaise,
+		d.count, d.lowest(), now, expectDenial, orRaise,
 		windows(numbers),
 	)}
 }

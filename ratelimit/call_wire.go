@@ -23,8 +23,7 @@ func (w wire) ask(ctx context.Context, s statement) (*answer, error) {
 	r.update = s.update
 	a, err := s.read(w.sendFor(ctx, r, s.sql, s.args), s.demands)
 	if r.updates != nil && r.updates.missed(err) {
-		s.update = nil
-		return w.ask(ctx, s)
+		return w.ask(ctx, consume(*s.update, nil, true, false))
 	}
 	return a, r.judge(err)
 }
@@ -90,7 +89,7 @@ func (r *reply) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args
 	if r.portable = conn == nil || !inBinary(conn); r.portable {
 		return portable(sql, args)
 	}
-	if r.update != nil {
+	if r.update != nil && r.sent && sql == dbsqlc.Consume { // else a DB has added something to it
 		if r.updates = updatesOf(conn); r.updates != nil {
 			sql, args = r.update.update()
 		}

@@ -260,7 +260,7 @@ func (b *batch) consumeSum(ctx context.Context, db wire) (dbsqlc.ConsumeKeysRow,
 	g := &b.groups[0]
 	sum := *g.first
 	sum.count = g.sum()
-	a, err := db.ask(ctx, consume(sum, b.args.Now, false))
+	a, err := db.ask(ctx, consume(sum, b.args.Now, denied.expect(sum), false))
 	if err != nil {
 		return dbsqlc.ConsumeKeysRow{}, err
 	}

@@ -27,7 +27,7 @@
 //     handle of database/sql, such as the transactions of GORM, sqlx, bun and ent.
 //
 // The database has one row (name, key, value, ts) for each limit and key, or one for each shard. A missing row is a full
-// limit. A call of a verb is one statement. Package migrations has the schema, which must be installed first.
+// limit. A call of a verb is one statement, or two. Package migrations has the schema, which must be installed first.
 //
 // # Denials and errors
 //
@@ -71,7 +71,7 @@
 //
 // # Time
 //
-// The clock is the database's clock_timestamp(), unless [Limiter.Clock] is set. A clock that steps back neither adds nor
+// The clock is the database's, unless [Limiter.Clock] is set. A clock that steps back neither adds nor
 // takes tokens: the refill waits until the clock has caught up.
 //
 // # Storage

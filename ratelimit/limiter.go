@@ -11,7 +11,8 @@ import (
 //
 // The verbs are [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take], [Limiter.Check], [Limiter.Balance],
 // [Limiter.Charge], [Limiter.Refund], [Limiter.Reset] and [Limiter.Move]. Each takes one request or several, but Wait takes one,
-// and Move two. It is one statement, and one round trip unless the driver needs more.
+// and Move two. It is one statement, and one round trip unless the driver needs more. Outside a transaction, Consume and Charge of one
+// limit are a plain UPDATE, and a second statement if that takes nothing: at a denial or a first use.
 //
 // A denial, by Consume, Wait, Reserve, Take or Check, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
 // [ErrClosed], [ErrNotLoaded], [ErrAttemptsExhausted] (of a [Coalescer]) or [ErrUnknownOutcome], or is the error of the database or
@@ -23,7 +24,7 @@ import (
 // change a definition while the process runs, make a new Limiter. Only the first 1,000 names are remembered.
 type Limiter struct {
 	// Clock tells the time, for tests and replays. It is called by several goroutines at once. Its time must stay between
-	// the years 1000 and 9999. If Clock is nil, the time is the database's clock_timestamp(), the one clock that all
+	// the years 1000 and 9999. If Clock is nil, the time is that of the database, the one clock that all
 	// processes share.
 	Clock func() time.Time
 

@@ -524,7 +524,7 @@ var callMutations = []mutation{
 		tests: "TestAnUpdateDecidesAsTheFunction",
 	}, {
 		name: "update-bucket-shards", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a bucket takes from a shard",
-		old: "r.key = $6::text AND r.shard = 0 AND r.shards = 1", new: "r.key = $6::text AND r.shard = 0",
+		old: "r.key = $6::text AND r.shard = 0 AND _ratelimit_alone(r.shards, 'rate_limits'::regclass)", new: "r.key = $6::text AND r.shard = 0",
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	}, {
 		name: "update-bucket-ts-back", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a bucket moves ts back with the clock",
@@ -536,7 +536,7 @@ var callMutations = []mutation{
 		tests: "TestAnUpdateDecidesAsTheFunction",
 	}, {
 		name: "update-window-shards", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a window takes from a shard",
-		old: "r.key = $7::text AND r.shard = 0 AND r.shards = 1\n   AND _ratelimit_available(r.value, r.ts, date_bin", new: "r.key = $7::text AND r.shard = 0\n   AND _ratelimit_available(r.value, r.ts, date_bin",
+		old: "r.key = $7::text AND r.shard = 0 AND _ratelimit_alone(r.shards, 'rate_limits'::regclass)\n   AND _ratelimit_available(r.value, r.ts, date_bin", new: "r.key = $7::text AND r.shard = 0\n   AND _ratelimit_available(r.value, r.ts, date_bin",
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	}, {
 		name: "update-window-ts-back", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a window moves ts back with the clock",
@@ -548,7 +548,7 @@ var callMutations = []mutation{
 		tests: "TestAnUpdateDecidesAsTheFunction",
 	}, {
 		name: "update-calendar-shards", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a calendar takes from a shard",
-		old: "r.key = $8::text AND r.shard = 0 AND r.shards = 1", new: "r.key = $8::text AND r.shard = 0",
+		old: "r.key = $8::text AND r.shard = 0 AND _ratelimit_alone(r.shards, 'rate_limits'::regclass)", new: "r.key = $8::text AND r.shard = 0",
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	}, {
 		name: "update-calendar-ts-back", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a calendar moves ts back with the clock",
@@ -558,6 +558,18 @@ var callMutations = []mutation{
 		name: "update-level", file: "internal/dbsqlc/ratelimit.sql.go", what: "above READ COMMITTED, the plain UPDATE takes",
 		old: "$7::double precision\n   AND current_setting('transaction_isolation') = 'read committed'", new: "$7::double precision",
 		tests: "TestTheUpdateReadsNothingAboveReadCommitted",
+	}, {
+		name: "update-scans", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE scans a small table, and goes on when it is large",
+		old: "r.key = $6::text AND r.shard = 0 AND _ratelimit_alone(r.shards, 'rate_limits'::regclass)", new: "r.key = $6::text AND r.shard = 0 AND r.shards = 1",
+		tests: "TestTheUpdateUsesTheIndexOfASmallTable",
+	}, {
+		name: "update-another-table", file: "migrations/engine/consume.sql", what: "the plain UPDATE takes from any table that the path finds",
+		old: " AND place = '/* TEMPLATE: schema */rate_limits'::regclass", new: "",
+		tests: "TestATableOfTheSameNameGrantsNothing",
+	}, {
+		name: "update-of-a-wrapper", file: "ratelimit/call_wire.go", what: "what a DB adds to the statement is lost",
+		old: " && sql == dbsqlc.Consume {", new: " {",
+		tests: "TestAHintThatADBAddsIsSent",
 	}, {
 		name: "update-reserves", file: "ratelimit/call_update.go", what: "a reservation sends a plain UPDATE",
 		old: " || c.does.owes == upToMaxReserved", new: "",
@@ -571,20 +583,20 @@ var callMutations = []mutation{
 		old: " || denied.expect(c.demands[0])", new: "",
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	}, {
-		name: "update-in-a-transaction", file: "ratelimit/call_update.go", what: "on a connection that is in a transaction, a plain UPDATE is sent",
-		old: "conn.PgConn().TxStatus() != 'I'", new: "false",
+		name: "update-in-a-transaction", file: "ratelimit/call_wire.go", what: "on a connection that is in a transaction, a plain UPDATE is sent",
+		old: "r.update != nil && r.sent && ", new: "r.update != nil && ",
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	}, {
 		name: "update-in-vain", file: "ratelimit/call_update.go", what: "an UPDATE that takes nothing is tried by every call",
-		old: "u.wait.Store(1<<misses - 2)", new: "u.wait.Store(0)",
+		old: "u.wait.Store(1<<(score/4) - 2)", new: "u.wait.Store(0)",
 		tests: "TestAnUpdateIsNotTriedInVain|TestTheUpdateReadsNothingAboveReadCommitted",
 	}, {
 		name: "update-never-again", file: "ratelimit/call_update.go", what: "after some UPDATEs that took nothing, a connection sends none again",
 		old: "u.wait.Add(-1)", new: "u.wait.Add(0)",
 		tests: "TestAnUpdateIsNotTriedInVain",
 	}, {
-		name: "update-misses", file: "ratelimit/call_update.go", what: "one UPDATE in vain among grants counts as if all had been",
-		old: "u.misses.Store(0)", new: "",
+		name: "update-misses", file: "ratelimit/call_update.go", what: "UPDATEs in vain among many grants add up",
+		old: "u.score.Store(max(u.score.Load()-1, 0))", new: "",
 		tests: "TestAnUpdateIsNotTriedInVain",
 	}, {
 		name: "update-refused", file: "ratelimit/call_update.go", what: "where only the functions may be used, a call fails",
@@ -592,11 +604,11 @@ var callMutations = []mutation{
 		tests: "TestWhereOnlyTheFunctionsMayBeUsed",
 	}, {
 		name: "update-refused-again", file: "ratelimit/call_update.go", what: "where only the functions may be used, each call is refused first",
-		old: "u.wait.Store(math.MaxInt32)", new: "u.wait.Store(math.MaxInt32 - math.MaxInt32)",
+		old: "u.wait.Store(1_000_000)", new: "u.wait.Store(0)",
 		tests: "TestWhereOnlyTheFunctionsMayBeUsed",
 	}, {
 		name: "update-twice", file: "ratelimit/call_wire.go", what: "a denial sends its UPDATE twice",
-		old: "		s.update = nil\n		return w.ask(ctx, s)", new: "		return w.ask(ctx, s)",
+		old: "return w.ask(ctx, consume(*s.update, nil, true, false))", new: "return w.ask(ctx, s)",
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	},
 }
