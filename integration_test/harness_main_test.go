@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -51,7 +52,7 @@ func run(m *testing.M) int {
 	fmt.Println("tests run on", server)
 	code := m.Run()
 	printNotPooled()
-	if err := server.Close(); err != nil {
+	if err := errors.Join(removeTool(), server.Close()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/url"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -55,10 +54,11 @@ type byKey struct {
 
 func newByKey(t *testing.T) *byKey {
 	url := newMigrated(t)
-	w := &byKey{T: t, pool: connect(t, url, 4), binary: filepath.Join(t.TempDir(), "txlimit"), url: url}
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", w.binary, "../cmd/txlimit").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	binary, err := builtTool()
+	if err != nil {
+		t.Fatal(err)
 	}
+	w := &byKey{T: t, pool: connect(t, url, 4), binary: binary, url: url}
 	w.limits.Overrides = &ratelimit.Overrides{DB: w.pool}
 	w.page = newConsole(t, w.pool, "ann")
 	return w

@@ -19,14 +19,18 @@ import (
 
 	"github.com/txlimit/txlimit/internal/shardpick"
 	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/usage"
 )
 
 // everything is a world in which everything happens. It plays scripts, and tries what the library says without the library's code.
 type everything struct {
 	testing.TB
-	pool  *pgxpool.Pool
-	sqlDB *sql.DB
-	pairs *worldPairs
+	url      string
+	pool     *pgxpool.Pool
+	sqlDB    *sql.DB
+	hasClock bool   // the database's clock can be the world's
+	home     string // of the tool
+	pairs    *worldPairs
 
 	worldNumbers
 	clock      *clock
@@ -37,6 +41,7 @@ type everything struct {
 	lateTx     pgx.Tx
 	receipts   []worldReceipt
 	log        map[worldKey]*worldLog
+	counted    []worldCount
 	storedKeys map[int]string
 	touched    map[worldKey]int // how often a step has written
 	features   map[worldKey]map[string]bool
@@ -49,6 +54,8 @@ type everything struct {
 // worldProgram is a process of the application.
 type worldProgram struct {
 	limits    *ratelimit.Limiter
+	asks      *ratelimit.Limiter // for questions and tries, which are not counted
+	recorder  *usage.Recorder
 	coalescer *ratelimit.Coalescer
 	stop      context.CancelFunc
 }
@@ -99,7 +106,7 @@ func (w *everything) must(err error) {
 func (w *everything) play(script worldScript) (failed string) {
 	w.worldNumbers = newWorldNumbers(script.Seed)
 	w.clock, w.latest = &clock{now: w.start}, w.start
-	w.made, w.late, w.receipts, w.shards, w.resharded, w.step = nil, nil, nil, 0, false, -1
+	w.made, w.late, w.receipts, w.counted, w.shards, w.resharded, w.step = nil, nil, nil, nil, 0, false, -1
 	w.storedKeys = map[int]string{}
 	w.log, w.touched, w.features = map[worldKey]*worldLog{}, map[worldKey]int{}, map[worldKey]map[string]bool{}
 	defer func() {
@@ -126,6 +133,7 @@ func (w *everything) play(script worldScript) (failed string) {
 	}
 	w.step = len(script.Steps)
 	w.bounds()
+	w.usage()
 	w.pairs.met(w.features)
 	return ""
 }
@@ -150,11 +158,16 @@ func (w *everything) end() {
 func (w *everything) restart(ctx context.Context, i int) {
 	if p := w.programs[i]; p != nil {
 		p.coalescer.Close()
+		w.must(p.recorder.Flush(ctx))
 		p.stop()
 	}
 	ctx, stop := context.WithCancel(ctx)
 	o := &ratelimit.Overrides{DB: &polledPool{Pool: w.pool}, Every: 2 * time.Millisecond}
-	p := &worldProgram{&ratelimit.Limiter{Clock: w.clock.Now, Overrides: o}, &ratelimit.Coalescer{Pool: w.pool}, stop}
+	recorder := &usage.Recorder{DB: w.pool, Keep: 100 * 365 * 24 * time.Hour}
+	p := &worldProgram{
+		limits: &ratelimit.Limiter{Clock: w.clock.Now, Overrides: o, Observer: recorder.Decision}, asks: &ratelimit.Limiter{Clock: w.clock.Now, Overrides: o},
+		recorder: recorder, coalescer: &ratelimit.Coalescer{Pool: w.pool}, stop: stop,
+	}
 	w.programs[i] = p
 	w.must(o.Load(ctx))
 	if i == 0 {
@@ -238,6 +251,7 @@ func (w *everything) meets(k worldKey, features ...string) {
 		for feature, has := range map[string]bool{
 			"sharded": c.Shards > 1, "varies": c.Varies != "", "own-numbers": w.own(k.limit, k.key) != w.limit(k.limit), "bounded-debt": c.MaxReserved != nil, "global": w.keys[k.key] == nil,
 			"many-parts": len(w.keys[k.key]) > 1, "decimals": *c.Rate != math.Floor(*c.Rate) || *c.Capacity != math.Floor(*c.Capacity), "billion": *c.Rate >= 1e9,
+			"no-rate": *w.own(k.limit, k.key).Config().Rate == 0,
 		} {
 			if has {
 				w.features[k][feature] = true
@@ -267,6 +281,7 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 	switch s.Do {
 	case "clock":
 		w.bounds()
+		w.flush()
 		if s.For < 0 {
 			w.meetsAll(-1, "clock-back")
 			w.log = map[worldKey]*worldLog{} // what is granted at an earlier instant was refilled later
@@ -319,7 +334,13 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 	case "charge":
 		w.charge(p, s)
 	case "crowd":
-		w.crowd(ctx, p, s)
+		w.crowd(ctx, p, s, r)
+	case "tool":
+		w.asksTool(p, k)
+	case "page":
+		w.asksPage(p, k)
+	case "usage":
+		w.asksUsage(k)
 	default:
 		w.call(ctx, p, s)
 	}
@@ -407,6 +428,9 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 		return // it would sleep, and the clock stands
 	}
 	got, committed := w.way(ctx, p, s, count, requests...)
+	if s.Way != "by hand" && s.Way != "canceled" {
+		w.counts(w.clock.now, ids, count, got, want)
+	}
 	switch {
 	case got.failed != nil && s.Way == "canceled":
 	case got.failed != nil:
@@ -457,55 +481,90 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 	}
 }
 
-// crowd makes calls at once in a Coalescer. What is there is granted, and no more.
-func (w *everything) crowd(ctx context.Context, p *worldProgram, s worldStep) {
+// worldCallers is how many calls come at once.
+const worldCallers = 12
+
+// crowd makes calls at once in a Coalescer. What is there is granted, and no more. Half of them may be by a clock that is ahead.
+func (w *everything) crowd(ctx context.Context, p *worldProgram, s worldStep, r *rand.Rand) {
 	id := worldKey{s.Limit, s.Key}
 	count := s.Count
 	if count <= 0 {
 		count = 1
 	}
 	before := w.balances(p, id)[0]
-	want := w.try(p, w.clock.now, "consume", count, w.request(id.limit, id.key))
-	const callers = 12
+	if before.Decides != "block" && before.Capacity >= 2*worldCallers && before.Capacity < 1e15 && r.IntN(3) > 0 { // enough for some of them
+		if count = max(1, math.Floor(before.Capacity/(2*worldCallers))); before.Remaining > 5*count {
+			w.charge(p, worldStep{Limit: s.Limit, Key: s.Key, Count: before.Remaining - math.Floor(2+4*r.Float64())*count})
+			before = w.balances(p, id)[0]
+		}
+	}
+	ahead := max(0, s.For)
+	callers := []*ratelimit.Limiter{p.limits}
+	if ahead > 0 {
+		callers = append(callers, &ratelimit.Limiter{Clock: func() time.Time { return w.clock.Now().Add(ahead) }, Overrides: p.limits.Overrides, Observer: p.recorder.Decision})
+		w.meets(id, "clocks-differ")
+	}
+	now, then := w.clock.now, w.clock.now.Add(ahead)
+	changes := slices.ContainsFunc(w.pending(id), func(end time.Time) bool { return !end.After(then) }) // other numbers may show what was refilled before
+	want := w.try(p, now, "consume", count, w.request(id.limit, id.key))
+	late := w.try(p, then, "consume", count, w.request(id.limit, id.key))
 	var mu sync.Mutex
-	var answers []worldAnswer
+	answers := make([][]worldAnswer, len(callers))
 	var wg sync.WaitGroup
-	for range callers {
+	for i := range worldCallers {
+		of := i % len(callers)
 		wg.Go(func() {
-			t := answerOf(p.limits.Consume(ctx, p.coalescer, w.request(id.limit, id.key).Count(count)))
+			t := answerOf(callers[of].Consume(ctx, p.coalescer, w.request(id.limit, id.key).Count(count)))
 			mu.Lock()
 			defer mu.Unlock()
-			answers = append(answers, t)
+			answers[of] = append(answers[of], t)
 		})
 	}
 	wg.Wait()
-	after := w.balances(p, id)[0]
+	w.meets(id, "do-crowd", "way-coalescer")
 	granted := 0
-	for _, t := range answers {
-		if t.failed != nil {
-			w.failf("a crowd: %v", t.failed)
-		}
-		if t.granted {
-			granted++
-			w.grants(id, t, before, count)
+	for i, of := range answers {
+		at := []time.Time{now, then}[i]
+		for _, t := range of {
+			w.counts(at, []worldKey{id}, count, t, t)
+			switch {
+			case t.failed != nil:
+				w.failf("a crowd: %v", t.failed)
+			case t.granted:
+				granted++
+			case !t.never && !t.permanent && !t.retryAt.After(at):
+				w.failf("a crowd: denied at %v until %v", at, t.retryAt)
+			}
 		}
 	}
-	w.meets(id, "do-crowd", "way-coalescer")
 	if granted > 0 {
 		w.touched[id]++
 	}
-	what := fmt.Sprintf("a crowd of %d for %v each of %v: %d granted, of %v %v are left", callers, count, id, granted, before.Remaining, after.Remaining)
-	if want.granted != (granted > 0) {
-		w.failf("%s; one call: %v", what, want)
+	if ahead > 0 {
+		delete(w.log, id) // of those by an earlier clock, nobody knows whether they were before or after the others
+		w.flush()
+		w.clock.now, w.latest = then, maxTime(w.latest, then)
+	} else {
+		for _, t := range answers[0] {
+			if t.granted {
+				w.grants(id, t, before, count)
+			}
+		}
 	}
-	if math.IsInf(before.Remaining, 1) || before.Decides == "block" {
+	after := w.balances(p, id)[0]
+	what := fmt.Sprintf("a crowd of %d for %v each of %v, half of it %v ahead: %d granted, of %v %v are left", worldCallers, count, id, ahead, granted, before.Remaining, after.Remaining)
+	if (want.granted || late.granted) != (granted > 0) {
+		w.failf("%s; one call: %v, and ahead %v", what, want, late)
+	}
+	if math.IsInf(before.Capacity, 1) || before.Decides == "block" || math.IsInf(after.Capacity, 1) || after.Decides == "block" {
 		return
 	}
-	if math.Abs(before.Remaining-after.Remaining-float64(granted)*count) > w.slack(before)+callers*1e-9*count {
+	if ahead == 0 && math.Abs(before.Remaining-after.Remaining-float64(granted)*count) > w.slack(before)+worldCallers*1e-9*count {
 		w.failf("%s", what)
 	}
-	if granted < callers && !want.never {
-		if next := w.try(p, w.clock.now, "consume", count, w.request(id.limit, id.key)); next.granted {
+	last := answers[len(answers)-1] // one of them was denied when there was no more than now
+	if denied := slices.ContainsFunc(last, func(t worldAnswer) bool { return !t.granted && !t.never }); denied && !changes {
+		if next := w.try(p, then, "consume", count, w.request(id.limit, id.key)); next.granted {
 			w.failf("%s, and one more is granted", what)
 		}
 	}
@@ -515,10 +574,15 @@ func (w *everything) charge(p *worldProgram, s worldStep) {
 	id := worldKey{s.Limit, s.Key}
 	w.meets(id, "do-charge")
 	before := w.balances(p, id)[0]
-	if _, err := p.limits.Charge(w.Context(), w.pool, w.request(id.limit, id.key).Count(s.Count)); err != nil {
+	result, err := p.limits.Charge(w.Context(), w.pool, w.request(id.limit, id.key).Count(s.Count))
+	if err != nil {
 		w.failf("charge: %v", err)
 	}
+	w.counted = append(w.counted, worldCount{of: id, at: w.clock.now, tokens: result.Requests[0].Taken})
 	w.touched[id]++
+	if noRate(before) {
+		return
+	}
 	if after := w.balances(p, id)[0]; !math.IsInf(before.Remaining, 1) && before.Decides != "block" && math.Abs(before.Remaining-s.Count-after.Remaining) > w.slack(before)+1e-9*s.Count {
 		w.failf("a charge of %v of %v: %v were there, and %v are left", s.Count, id, before.Remaining, after.Remaining)
 	}
@@ -542,6 +606,7 @@ func (w *everything) refund(p *worldProgram, r *rand.Rand) {
 	result, err := p.limits.Refund(w.Context(), w.pool, from.receipt, w.request(id.limit, id.key).Count(count))
 	w.must(err)
 	after, back := w.balances(p, id)[0], result.Requests[0].Refunded
+	w.counted = append(w.counted, worldCount{of: id, at: w.clock.now, refunded: back})
 	w.touched[id]++
 	what := fmt.Sprintf("a refund of %v of %v to %v: %v came back, %v were there and are %v", count, from.count, id, back, before.Remaining, after.Remaining)
 	slack := w.slack(before) + 1e-9*count
@@ -610,7 +675,7 @@ func (w *everything) move(p *worldProgram, s worldStep) {
 	w.touched[to]++
 	delete(w.log, to) // it only has less, but receipts of before count for more
 	for _, b := range before {
-		if b.Decides == "block" || math.IsInf(b.Capacity, 1) {
+		if b.Decides == "block" || math.IsInf(b.Capacity, 1) || noRate(b) {
 			return
 		}
 	}
@@ -661,7 +726,12 @@ func (w *everything) add(s worldStep) {
 		}
 		var added float64
 		before := sum()
-		err := w.pool.QueryRow(w.Context(), "SELECT ratelimit_add($1)", o.id).Scan(&added)
+		var err error
+		if w.hasClock {
+			w.session(func(conn *pgx.Conn) { err = conn.QueryRow(w.Context(), "SELECT ratelimit_add($1)", o.id).Scan(&added) })
+		} else {
+			err = w.pool.QueryRow(w.Context(), "SELECT ratelimit_add($1)", o.id).Scan(&added)
+		}
 		if o.added {
 			before -= added // it was added before
 		}

@@ -104,7 +104,7 @@ func newWorldNumbers(seed uint64) worldNumbers {
 		limit := worldLimit(r, fmt.Sprintf("limit.%d", i), kind)
 		own := map[int]ratelimit.Limit{}
 		if limit.Config().Varies != "" {
-			options := []ratelimit.Option{ratelimit.Rate(oneOf(r, 1, 2.5, 40, 0.3))}
+			options := []ratelimit.Option{ratelimit.Rate(oneOf(r, 1, 2.5, 40, 0.3, 1, 40, 0))}
 			if limit.Config().Kind == "calendar window" {
 				options = append(options, ratelimit.Zone(oneOf(r, worldZones...)), ratelimit.Anchor(oneOf(r, worldAnchors...)))
 			}
@@ -126,10 +126,13 @@ func worldLimit(r *rand.Rand, name string, kind int) ratelimit.Limit {
 	rate := oneOf(r, 1, 1, 3, 10, 5, 100, 2.5, 0.3, 0.3, 0.7, 1.0/3, 7, 1e9)
 	period := oneOf(r, time.Second, time.Minute, time.Hour, 24*time.Hour, 365*24*time.Hour, 90*time.Second)
 	var options []ratelimit.Option
-	if r.IntN(2) == 0 {
+	if r.IntN(10) == 0 {
+		rate = 0 // a plan that grants nothing
+	}
+	if r.IntN(2) == 0 && rate > 0 {
 		options = append(options, ratelimit.Capacity(oneOf(r, 1, 0.3, 10, rate*2, rate/2, rate*10)))
 	}
-	if r.IntN(2) == 0 {
+	if r.IntN(2) == 0 && rate > 0 {
 		options = append(options, ratelimit.MaxReserved(oneOf(r, 0, 5, rate, 0.6)))
 	}
 	if r.IntN(3) == 0 {
@@ -153,8 +156,8 @@ func worldLimit(r *rand.Rand, name string, kind int) ratelimit.Limit {
 
 // The steps, and the ways of a call, in their proportions. A way that a verb does not have is the pool.
 var (
-	worldVerbs = []string{"consume", "consume", "consume", "consume", "consume", "reserve", "reserve", "take", "take", "wait", "charge", "refund", "refund", "move", "reset", "crowd"}
-	worldDoes  = []string{"override", "override", "override", "block", "unlimited", "restore", "unblock", "late", "commit", "sweep", "publish", "restart", "reshard", "add"}
+	worldVerbs = []string{"consume", "consume", "consume", "consume", "consume", "reserve", "reserve", "take", "take", "wait", "charge", "refund", "refund", "move", "reset", "crowd", "crowd"}
+	worldDoes  = []string{"override", "override", "override", "block", "unlimited", "restore", "unblock", "late", "commit", "sweep", "publish", "restart", "reshard", "add", "tool", "page", "page", "usage"}
 	worldWays  = []string{"pool", "tx", "tx", "coalescer", "batch", "intx", "sql", "insqltx", "by hand", "by hand", "middleware", "rpc", "canceled"}
 )
 
@@ -173,10 +176,7 @@ func newWorldScript(seed uint64) worldScript {
 		case k < 3:
 			s.Do, s.For = "clock", worldSpan(r, c)
 		case k < 5:
-			if s.Do = oneOf(r, worldDoes...); s.Do == "add" && r.IntN(6) > 0 {
-				s.Do = "publish" // it takes two seconds
-			}
-			if r.IntN(3) > 0 {
+			if s.Do = oneOf(r, worldDoes...); r.IntN(3) > 0 {
 				s.For = worldSpan(r, c)
 			}
 		default:
@@ -184,6 +184,9 @@ func newWorldScript(seed uint64) worldScript {
 			s.Count = oneOf(r, 1, 1, 1, 2, 0.1, 0.1, 1.0/3, 0, capacity, capacity/2, capacity/3, capacity*1.5, worldAll, worldAll)
 			if s.Do == "move" || r.IntN(5) == 0 {
 				s.Other = (s.Limit + 1 + r.IntN(len(n.limits)-1)) % len(n.limits)
+			}
+			if s.Do == "crowd" && r.IntN(3) == 0 {
+				s.For = worldSpan(r, c) // of the clock that is ahead
 			}
 			if s.Do == "charge" {
 				s.Count = min(math.Abs(s.Count), capacity) + capacity*float64(r.IntN(3)/2)

@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-var worldTime = flag.Duration("worldtime", 0, "how long TestWorld plays; from 10 minutes on, every pair of features must meet (0: it is skipped)")
+var worldTime = flag.Duration("worldtime", time.Minute, "how long TestWorld plays; from 10 minutes on, every pair of features must meet")
 
 // TestWorld plays random worlds in which everything happens to a few keys, and tries what the library says when it says it. A world that
 // fails is shrunk, and printed as a test.
 func TestWorld(t *testing.T) {
-	if *worldTime == 0 {
-		t.Skip("make world plays it, or -worldtime")
+	if testing.Short() {
+		t.Skip("it plays for -worldtime, a minute or more")
 	}
 	t.Parallel()
 	seed := *seedFlag
@@ -45,8 +45,9 @@ func TestWorld(t *testing.T) {
 
 func newEverything(t *testing.T, pairs *worldPairs) *everything {
 	t.Helper()
-	url := newMigrated(t)
-	return &everything{TB: t, pool: connect(t, url, 12), sqlDB: openSQL(t, "pgx", url, 2), pairs: pairs}
+	w := &everything{TB: t, pairs: pairs}
+	w.openWorld()
+	return w
 }
 
 // plays plays a script. If it fails, the test fails with the shortest script that still does.
@@ -141,12 +142,13 @@ func (p *worldPairs) met(features map[worldKey]map[string]bool) {
 
 // worldFeatures are all features. A new one is added here, and where a step says that it has met a key.
 var worldFeatures = []string{
-	"token-bucket", "fixed-window", "calendar-window", "sharded", "varies", "own-numbers", "bounded-debt", "global", "many-parts", "decimals", "billion",
+	"token-bucket", "fixed-window", "calendar-window", "sharded", "varies", "own-numbers", "bounded-debt", "global", "many-parts", "decimals", "billion", "no-rate",
 	"do-consume", "do-reserve", "do-take", "do-wait", "do-charge", "do-refund", "do-move", "do-reset", "do-crowd",
 	"way-pool", "way-tx", "way-coalescer", "way-batch", "way-intx", "way-sql", "way-insqltx", "way-by-hand", "way-middleware", "way-rpc", "way-canceled",
+	"ask-tool", "ask-page", "ask-usage",
 	"several", "rollback",
 	"override-numbers", "override-block", "override-unlimited", "override-with-end", "override-of-all-keys", "override-late", "override-removed", "override-ended",
-	"sweep", "publish", "restart", "reshard", "add", "clock-back",
+	"sweep", "publish", "restart", "reshard", "add", "clock-back", "clocks-differ",
 }
 
 // worldApart are the pairs that cannot meet, with the reason.

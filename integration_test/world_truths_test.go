@@ -173,6 +173,9 @@ func (w *everything) override(s worldStep, r *rand.Rand) {
 		if o.rate == nil || r.IntN(2) == 0 {
 			o.capacity = new(oneOf(r, *c.Capacity*3, *c.Capacity/2, 0.5, 1, 17))
 		}
+		if *c.Rate == 0 { // multiples of it are nothing to override with
+			o.rate, o.capacity = new(oneOf(r, 0.5, 1, 60)), new(oneOf(r, 0.5, 1, 17))
+		}
 	}
 	var until *time.Time
 	if !o.until.IsZero() {
@@ -393,6 +396,9 @@ func (w *everything) says(p *worldProgram, id worldKey) {
 	}
 	request, varies := w.request(id.limit, id.key), w.limits[id.limit].Config().Varies != ""
 	switch {
+	case noRate(b):
+		w.grantsNothing(p, id, b, what)
+		return
 	case decides == "block":
 		if one := w.try(p, now, "consume", 1, request); one.granted || b.Remaining > 0 || one.reason != ratelimit.ReasonBlock && !one.never {
 			w.failf("%s, and a call: %v, %s", what, one, one.reason)
@@ -459,6 +465,24 @@ func (w *everything) says(p *worldProgram, id worldKey) {
 		}
 	}
 	w.resets(p, id, b, what)
+	w.listed(p, id, b, what)
+}
+
+// noRate reports whether a key has a rate of 0.
+func noRate(b ratelimit.Balance) bool { return !math.IsInf(b.Capacity, 1) && *b.Limit.Config().Rate == 0 }
+
+// grantsNothing wants a key without a rate to be denied everything, however it asks, as long as nothing else is decided.
+func (w *everything) grantsNothing(p *worldProgram, id worldKey, b ratelimit.Balance, what string) {
+	one := w.try(p, w.clock.now, "consume", 1, w.request(id.limit, id.key))
+	if one.granted || b.Remaining != 0 || b.Capacity != 0 || !b.NextAt.IsZero() || !b.ResetAt.IsZero() || one.reason != ratelimit.ReasonPlan && b.Decides != "block" {
+		w.failf("%s, and a call: %v, %s", what, one, one.reason)
+	}
+	if w.limits[id.limit].Config().Varies == "" {
+		if hand := w.tryByHand("consume", id, 1); !w.agrees(p, []worldKey{id}, hand, one) {
+			w.failf("%s, and a call: %v, and by hand: %v, %v", what, one, hand, hand.failed)
+		}
+	}
+	w.retries(p, []worldKey{id}, "consume", 1, one, what, w.request(id.limit, id.key))
 	w.listed(p, id, b, what)
 }
 
