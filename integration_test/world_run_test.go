@@ -126,6 +126,13 @@ func (w *everything) play(script worldScript) (failed string) {
 	for i := range w.programs {
 		w.restart(ctx, i)
 	}
+	if w.older != "" { // what counts is the newest
+		var all []ratelimit.Limit
+		for _, limit := range w.limits {
+			all = append(all, withRate(limit, 5))
+		}
+		w.must(ratelimit.Publish(ctx, w.pool, w.older, all...))
+	}
 	w.publish()
 	for i, s := range script.Steps {
 		w.step = i
@@ -251,7 +258,7 @@ func (w *everything) meets(k worldKey, features ...string) {
 		for feature, has := range map[string]bool{
 			"sharded": c.Shards > 1, "varies": c.Varies != "", "own-numbers": w.own(k.limit, k.key) != w.limit(k.limit), "bounded-debt": c.MaxReserved != nil, "global": w.keys[k.key] == nil,
 			"many-parts": len(w.keys[k.key]) > 1, "decimals": *c.Rate != math.Floor(*c.Rate) || *c.Capacity != math.Floor(*c.Capacity), "billion": *c.Rate >= 1e9,
-			"no-rate": *w.own(k.limit, k.key).Config().Rate == 0,
+			"other-version": w.older != "", "no-rate": *w.own(k.limit, k.key).Config().Rate == 0,
 		} {
 			if has {
 				w.features[k][feature] = true

@@ -74,6 +74,7 @@ type worldNumbers struct {
 	own      []map[int]ratelimit.Limit
 	start    time.Time
 	programs int
+	older    string // the program that has published other numbers before; "": none
 }
 
 // worldKeys are keys as login providers, paths and addresses make them.
@@ -91,7 +92,7 @@ var worldKeys = [][]string{
 }
 
 func newWorldNumbers(seed uint64) worldNumbers {
-	r := rand.New(rand.NewPCG(seed, 1))
+	r, more := rand.New(rand.NewPCG(seed, 1)), rand.New(rand.NewPCG(seed, 4)) // the worlds of before stay as they are
 	n := worldNumbers{start: time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC).Add(time.Duration(r.Int64N(4*366*24*3600)) * time.Second), programs: 1 + r.IntN(3)}
 	for _, k := range r.Perm(len(worldKeys))[:2] {
 		n.keys = append(n.keys, worldKeys[k])
@@ -102,11 +103,17 @@ func newWorldNumbers(seed uint64) worldNumbers {
 			kind = r.IntN(3) // else of the first kind, so that a move is possible
 		}
 		limit := worldLimit(r, fmt.Sprintf("limit.%d", i), kind)
+		if more.IntN(10) == 0 {
+			limit = withRate(limit, 0) // a plan that grants nothing
+		}
 		own := map[int]ratelimit.Limit{}
 		if limit.Config().Varies != "" {
-			options := []ratelimit.Option{ratelimit.Rate(oneOf(r, 1, 2.5, 40, 0.3, 1, 40, 0))}
+			options := []ratelimit.Option{ratelimit.Rate(oneOf(r, 1, 2.5, 40, 0.3))}
 			if limit.Config().Kind == "calendar window" {
 				options = append(options, ratelimit.Zone(oneOf(r, worldZones...)), ratelimit.Anchor(oneOf(r, worldAnchors...)))
+			}
+			if more.IntN(6) == 0 {
+				options[0] = ratelimit.Rate(0)
 			}
 			if with := limit.With(options...); with.Validate() == nil {
 				own[r.IntN(2)] = with
@@ -114,7 +121,19 @@ func newWorldNumbers(seed uint64) worldNumbers {
 		}
 		n.limits, n.own = append(n.limits, limit), append(n.own, own)
 	}
+	n.older = oneOf(more, "", "jobs", "web")
 	return n
+}
+
+// withRate is a limit with another rate, and a capacity of as much.
+func withRate(limit ratelimit.Limit, rate float64) ratelimit.Limit {
+	c := limit.Config()
+	c.Rate, c.Capacity, c.MaxReserved = &rate, nil, nil
+	other, err := c.Limit()
+	if err != nil {
+		panic(err)
+	}
+	return other
 }
 
 var (
@@ -126,13 +145,10 @@ func worldLimit(r *rand.Rand, name string, kind int) ratelimit.Limit {
 	rate := oneOf(r, 1, 1, 3, 10, 5, 100, 2.5, 0.3, 0.3, 0.7, 1.0/3, 7, 1e9)
 	period := oneOf(r, time.Second, time.Minute, time.Hour, 24*time.Hour, 365*24*time.Hour, 90*time.Second)
 	var options []ratelimit.Option
-	if r.IntN(10) == 0 {
-		rate = 0 // a plan that grants nothing
-	}
-	if r.IntN(2) == 0 && rate > 0 {
+	if r.IntN(2) == 0 {
 		options = append(options, ratelimit.Capacity(oneOf(r, 1, 0.3, 10, rate*2, rate/2, rate*10)))
 	}
-	if r.IntN(2) == 0 && rate > 0 {
+	if r.IntN(2) == 0 {
 		options = append(options, ratelimit.MaxReserved(oneOf(r, 0, 5, rate, 0.6)))
 	}
 	if r.IntN(3) == 0 {

@@ -142,7 +142,7 @@ func (p *worldPairs) met(features map[worldKey]map[string]bool) {
 
 // worldFeatures are all features. A new one is added here, and where a step says that it has met a key.
 var worldFeatures = []string{
-	"token-bucket", "fixed-window", "calendar-window", "sharded", "varies", "own-numbers", "bounded-debt", "global", "many-parts", "decimals", "billion", "no-rate",
+	"token-bucket", "fixed-window", "calendar-window", "sharded", "varies", "own-numbers", "bounded-debt", "global", "many-parts", "decimals", "billion", "no-rate", "other-version",
 	"do-consume", "do-reserve", "do-take", "do-wait", "do-charge", "do-refund", "do-move", "do-reset", "do-crowd",
 	"way-pool", "way-tx", "way-coalescer", "way-batch", "way-intx", "way-sql", "way-insqltx", "way-by-hand", "way-middleware", "way-rpc", "way-canceled",
 	"ask-tool", "ask-page", "ask-usage",
