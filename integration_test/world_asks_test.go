@@ -22,7 +22,8 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/console"
 )
 
-// This file has the ways to ask that take the database's clock: the tool, the page, what was counted. In a world, it is years later.
+// This file has the ways of an operator to ask and to steer: the tool, the page, what was counted. Answers are by the database's clock, and in a
+// world it is years later.
 
 // worldClockSQL gives a database functions in place of Postgres' own, for sessions that begin with the setting world.now: there, it is that
 // instant, and nobody sleeps. In others, nothing is changed. A program that is migrated afterwards uses them.
@@ -90,12 +91,28 @@ func (w *everything) session(do func(conn *pgx.Conn)) {
 	do(conn)
 }
 
-// tool runs txlimit, and reads the JSON that it prints.
-func (w *everything) tool(into any, args ...string) {
+// named are the arguments of the tool that name a limit and a key, as a person would write them. No key: every key.
+func (w *everything) named(limit int, key *int) (args []string) {
+	name := w.limits[limit].Name()
+	var parts []string
+	if key != nil {
+		parts = w.keys[*key]
+	}
+	if len(parts) < 2 {
+		return append([]string{"--", name}, parts...)
+	}
+	for _, part := range parts {
+		args = append(args, "--part="+part)
+	}
+	return append(args, "--", name)
+}
+
+// tool runs txlimit on a database, and reads the JSON that it prints.
+func (w *everything) tool(databaseURL string, into any, args ...string) {
 	binary, err := builtTool()
 	w.must(err)
 	cmd := exec.CommandContext(w.Context(), binary, args...)
-	cmd.Env = []string{"DATABASE_URL=" + w.present(), "HOME=" + w.home}
+	cmd.Env = []string{"DATABASE_URL=" + databaseURL, "HOME=" + w.home}
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -153,20 +170,9 @@ func (w *everything) asksTool(p *worldProgram, id worldKey) {
 	w.meets(id, "ask-tool")
 	b, name := w.balances(p, id)[0], w.limits[id.limit].Name()
 	flags, _ := w.numbersOf(id)
-	args := append([]string{"show", "--json"}, flags...)
-	switch parts := w.keys[id.key]; len(parts) {
-	case 0:
-		args = append(args, "--", name)
-	case 1:
-		args = append(args, "--", name, parts[0])
-	default:
-		for _, part := range parts {
-			args = append(args, "--part="+part)
-		}
-		args = append(args, "--", name)
-	}
+	args := append(append([]string{"show", "--json"}, flags...), w.named(id.limit, &id.key)...)
 	var s worldShown
-	w.tool(&s, args...)
+	w.tool(w.present(), &s, args...)
 	what := fmt.Sprintf("%v: %s, and txlimit %q says %s", id, balanceText(b), args, asText(s))
 	o := w.inForce(id, w.clock.now)
 	if !s.At.Equal(w.clock.now) || s.Unknown != nil || (o == nil) != (s.Override == nil) || o != nil && s.Override.ID != o.id {
@@ -184,7 +190,7 @@ func (w *everything) asksTool(p *worldProgram, id worldKey) {
 	}
 
 	var list struct{ Keys []worldShown }
-	w.tool(&list, append(append([]string{"keys", "--json", "--all", "--limit=0"}, flags...), "--", name)...)
+	w.tool(w.present(), &list, append(append([]string{"keys", "--json", "--all", "--limit=0"}, flags...), "--", name)...)
 	stored := ""
 	if key := w.stored(id.key); key != nil {
 		stored = *key
@@ -239,6 +245,72 @@ func (w *everything) shown(p *worldProgram, id worldKey, b ratelimit.Balance, s 
 	} else if known && s.RetryAt != nil && !w.far(one.retryAt, id) && !w.agrees(p, []worldKey{id}, worldAnswer{retryAt: *s.RetryAt}, worldAnswer{retryAt: one.retryAt}) {
 		w.failf("%s, and a call for one token: %v", what, one)
 	}
+}
+
+// steers makes an override in a way, and returns its id. By the tool and the page, it is made now by the real clock: the newest wins.
+func (w *everything) steers(on ratelimit.DB, way string, o *worldOverride, key *string) (id int64) {
+	function := map[string]string{"numbers": "override", "block": "block", "unlimited": "unlimited"}[o.effect]
+	number := func(f *float64) string { return strconv.FormatFloat(*f, 'g', -1, 64) }
+	switch way {
+	case "tool":
+		args := []string{function, "--json", "--yes", "--reason=a world"}
+		if o.rate != nil {
+			args = append(args, "--rate="+number(o.rate))
+		}
+		if o.capacity != nil {
+			args = append(args, "--capacity="+number(o.capacity))
+		}
+		if !o.until.IsZero() {
+			args = append(args, "--until="+o.until.Format(time.RFC3339Nano))
+		}
+		var made struct{ Override struct{ ID int64 } }
+		w.tool(w.url, &made, append(args, w.named(o.limit, o.key)...)...)
+		return made.Override.ID
+	case "page":
+		form := url.Values{"action": {o.effect}, "reason": {"a world"}, "end": {"never"}, "sure": {"1"}}
+		if o.rate != nil {
+			form.Set("rate", number(o.rate))
+		}
+		if o.capacity != nil {
+			form.Set("capacity", number(o.capacity))
+		}
+		if !o.until.IsZero() {
+			form.Set("end", o.until.Format(time.RFC3339Nano))
+		}
+		w.post(o.limit, key, form)
+		w.must(w.pool.QueryRow(w.Context(), "SELECT max(id) FROM rate_limit_overrides").Scan(&id))
+		return id
+	}
+	var until *time.Time
+	if !o.until.IsZero() {
+		until = &o.until
+	}
+	name := w.limits[o.limit].Name()
+	if o.effect == "numbers" {
+		w.must(on.QueryRow(w.Context(), "SELECT ratelimit_override($1, $2, rate => $3, capacity => $4, until => $5)", name, key, o.rate, o.capacity, until).Scan(&id))
+	} else {
+		w.must(on.QueryRow(w.Context(), "SELECT ratelimit_"+function+"($1, $2, until => $3)", name, key, until).Scan(&id))
+	}
+	return id
+}
+
+// post sends a form of the page of a key, or of a limit without one, and returns what was done.
+func (w *everything) post(limit int, key *string, form url.Values) (done string) {
+	path, values := "/limit", url.Values{"name": {w.limits[limit].Name()}}
+	if key != nil {
+		path = "/key"
+		values.Set("key", *key)
+	}
+	request := httptest.NewRequestWithContext(w.Context(), http.MethodPost, path+"?"+values.Encode(), strings.NewReader(form.Encode()))
+	request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	request.Header.Set("Sec-Fetch-Site", "same-origin")
+	recorder := httptest.NewRecorder()
+	(&console.Handler{DB: w.pool, Who: func(*http.Request) string { return "ann" }}).ServeHTTP(recorder, request)
+	to, err := url.Parse(recorder.Header().Get("Location"))
+	if err != nil || recorder.Code != http.StatusSeeOther {
+		w.failf("POST %s?%s %v: %d: %s", path, values.Encode(), form, recorder.Code, shownText(recorder.Body.String()))
+	}
+	return to.Query().Get("done")
 }
 
 // page fetches a page of the console.
@@ -428,7 +500,7 @@ func (w *everything) asksUsage(id worldKey) {
 	}
 	name, now := w.limits[id.limit].Name(), w.clock.now
 	var list struct{ Limits []worldListed }
-	w.tool(&list, "limits", "--json")
+	w.tool(w.present(), &list, "limits", "--json")
 	want := w.since(id.limit, now.Add(-time.Hour-time.Minute+1))
 	for _, l := range list.Limits {
 		if l.Limit != name {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -359,6 +360,16 @@ func (w *everything) countRows() (n int) {
 	return n
 }
 
+// rowsOf is how many rows a key has.
+func (w *everything) rowsOf(id worldKey) (n int) {
+	key := ""
+	if stored := w.stored(id.key); stored != nil {
+		key = *stored
+	}
+	w.must(w.pool.QueryRow(w.Context(), "SELECT count(*) FROM rate_limits WHERE name = $1 AND key = $2", w.limits[id.limit].Name(), key).Scan(&n))
+	return n
+}
+
 // goes is the way that a step can go: not every way has every verb, and SQL does not know a key's own numbers.
 func (w *everything) goes(s worldStep) worldStep {
 	varies := w.limits[s.Limit].Config().Varies != ""
@@ -636,15 +647,23 @@ func (w *everything) refund(p *worldProgram, r *rand.Rand) {
 func (w *everything) reset(p *worldProgram, s worldStep, r *rand.Rand) {
 	id := worldKey{s.Limit, s.Key}
 	w.meets(id, "do-reset")
-	if r.IntN(2) == 0 {
-		w.must(p.limits.Reset(w.Context(), w.pool, w.request(id.limit, id.key)))
-	} else {
-		var had, deleted int
-		key := ""
-		if stored := w.stored(id.key); stored != nil {
-			key = *stored
+	switch {
+	case s.Way == "tool":
+		w.steered(id, s.Way)
+		had := w.rowsOf(id)
+		var reset struct{ Deleted int }
+		w.tool(w.url, &reset, append([]string{"reset", "--json", "--yes"}, w.named(id.limit, &id.key)...)...)
+		if had != reset.Deleted {
+			w.failf("txlimit reset of %v says that it deleted %d of %d rows", id, reset.Deleted, had)
 		}
-		w.must(w.pool.QueryRow(w.Context(), "SELECT count(*) FROM rate_limits WHERE name = $1 AND key = $2", w.limits[id.limit].Name(), key).Scan(&had))
+	case s.Way == "page" && w.stored(id.key) != nil:
+		w.steered(id, s.Way)
+		w.post(id.limit, w.stored(id.key), url.Values{"action": {"reset"}})
+	case r.IntN(2) == 0:
+		w.must(p.limits.Reset(w.Context(), w.pool, w.request(id.limit, id.key)))
+	default:
+		var deleted int
+		had := w.rowsOf(id)
 		w.must(w.pool.QueryRow(w.Context(), "SELECT ratelimit_reset($1, $2, global => $3, who => 'ann')", w.limits[id.limit].Name(), w.stored(id.key), w.stored(id.key) == nil).Scan(&deleted))
 		if had != deleted {
 			w.failf("a reset of %v says that it deleted %d of %d rows", id, deleted, had)

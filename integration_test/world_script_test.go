@@ -195,6 +195,7 @@ func newWorldScript(seed uint64) worldScript {
 			if s.Do = oneOf(r, worldDoes...); r.IntN(3) > 0 {
 				s.For = worldSpan(r, c)
 			}
+			s.Way = oneOf(r, "", "", "", "", "", "page", "page", "tool") // of what is decided
 		default:
 			s.Way, s.Level, s.Rollback = oneOf(r, worldWays...), r.IntN(len(levels)), r.IntN(4) == 0
 			s.Count = oneOf(r, 1, 1, 1, 2, 0.1, 0.1, 1.0/3, 0, capacity, capacity/2, capacity/3, capacity*1.5, worldAll, worldAll)
@@ -203,6 +204,9 @@ func newWorldScript(seed uint64) worldScript {
 			}
 			if s.Do == "crowd" && r.IntN(3) == 0 {
 				s.For = worldSpan(r, c) // of the clock that is ahead
+			}
+			if s.Do == "reset" {
+				s.Way = oneOf(r, "", "", "page", "tool")
 			}
 			if s.Do == "charge" {
 				s.Count = min(math.Abs(s.Count), capacity) + capacity*float64(r.IntN(3)/2)

@@ -145,7 +145,7 @@ var worldFeatures = []string{
 	"token-bucket", "fixed-window", "calendar-window", "sharded", "varies", "own-numbers", "bounded-debt", "global", "many-parts", "decimals", "billion", "no-rate", "other-version",
 	"do-consume", "do-reserve", "do-take", "do-wait", "do-charge", "do-refund", "do-move", "do-reset", "do-crowd",
 	"way-pool", "way-tx", "way-coalescer", "way-batch", "way-intx", "way-sql", "way-insqltx", "way-by-hand", "way-middleware", "way-rpc", "way-canceled",
-	"ask-tool", "ask-page", "ask-usage",
+	"ask-tool", "ask-page", "ask-usage", "steer-tool", "steer-page",
 	"several", "rollback",
 	"override-numbers", "override-block", "override-unlimited", "override-with-end", "override-of-all-keys", "override-late", "override-removed", "override-ended",
 	"sweep", "publish", "restart", "reshard", "add", "clock-back", "clocks-differ",

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"net/url"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -177,14 +178,11 @@ func (w *everything) override(s worldStep, r *rand.Rand) {
 			o.rate, o.capacity = new(oneOf(r, 0.5, 1, 60)), new(oneOf(r, 0.5, 1, 17))
 		}
 	}
-	var until *time.Time
-	if !o.until.IsZero() {
-		until = &o.until
-	}
 	for k := range w.keys {
 		if id := (worldKey{s.Limit, k}); o.key == nil || *o.key == k {
 			w.meets(id, "override-"+o.effect)
-			if until != nil {
+			w.steered(id, s.Way)
+			if !o.until.IsZero() {
 				w.meets(id, "override-with-end")
 			}
 			if o.key == nil && w.keys[k] != nil {
@@ -204,18 +202,23 @@ func (w *everything) override(s worldStep, r *rand.Rand) {
 		}
 		on = w.lateTx
 	}
-	name := w.limits[s.Limit].Name()
-	if o.effect == "numbers" {
-		w.must(on.QueryRow(w.Context(), "SELECT ratelimit_override($1, $2, rate => $3, capacity => $4, until => $5)", name, key, o.rate, o.capacity, until).Scan(&o.id))
-	} else {
-		w.must(on.QueryRow(w.Context(), "SELECT ratelimit_"+o.effect+"($1, $2, until => $3)", name, key, until).Scan(&o.id))
+	if late {
+		s.Way = ""
 	}
+	o.id = w.steers(on, s.Way, o, key)
 	if late {
 		w.late = append(w.late, o)
 		return
 	}
 	w.made = append(w.made, o)
 	w.changed(o.limit)
+}
+
+// steered notes in which way a decision about a key was made.
+func (w *everything) steered(id worldKey, way string) {
+	if way != "" {
+		w.meets(id, "steer-"+way)
+	}
 }
 
 // commitLate commits the overrides of a transaction that was open for some time. They were made before others that were committed earlier.
@@ -254,7 +257,27 @@ func (w *everything) restore(s worldStep, r *rand.Rand) {
 		sql = "SELECT ratelimit_unblock($1, $2)"
 	}
 	var n, want int
-	w.must(w.pool.QueryRow(w.Context(), sql, w.limits[s.Limit].Name(), key).Scan(&n))
+	switch s.Way {
+	case "tool":
+		args := []string{s.Do, "--json", "--yes"}
+		var of *int
+		if key != nil {
+			of = &s.Key
+		}
+		var ended struct{ Removed int }
+		w.tool(w.url, &ended, append(args, w.named(s.Limit, of)...)...)
+		n = ended.Removed
+	case "page":
+		form := url.Values{"action": {"restore"}}
+		if s.Do == "unblock" {
+			form.Set("effect", "block")
+		}
+		if w.post(s.Limit, key, form) == "restore" {
+			n = 1
+		}
+	default:
+		w.must(w.pool.QueryRow(w.Context(), sql, w.limits[s.Limit].Name(), key).Scan(&n))
+	}
 	for _, o := range w.made { // by the database's clock, none has ended
 		if o.limit == s.Limit && !o.removed && (o.key == nil) == (key == nil) && (key == nil || *o.key == s.Key) && (s.Do == "restore" || o.effect == "block") {
 			o.removed = true
@@ -262,9 +285,13 @@ func (w *everything) restore(s worldStep, r *rand.Rand) {
 			for k := range w.keys {
 				if o.key == nil || *o.key == k {
 					w.meets(worldKey{s.Limit, k}, "override-removed")
+					w.steered(worldKey{s.Limit, k}, s.Way)
 				}
 			}
 		}
+	}
+	if s.Way == "page" {
+		want = min(want, 1) // it does not say how many
 	}
 	if n != want {
 		w.failf("%s of %v, %v: %d ended, want %d", s.Do, s.Limit, key, n, want)
