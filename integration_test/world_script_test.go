@@ -177,6 +177,9 @@ var (
 	worldWays  = []string{"pool", "tx", "tx", "coalescer", "batch", "intx", "sql", "insqltx", "by hand", "by hand", "middleware", "rpc", "canceled"}
 )
 
+// worldSteers are the ways of an operator's step, in their proportions. "" is SQL.
+var worldSteers = []string{"", "", "", "", "", "page", "page", "tool"}
+
 // newWorldScript makes a random script. Few limits and keys make many things meet.
 func newWorldScript(seed uint64) worldScript {
 	n, r := newWorldNumbers(seed), rand.New(rand.NewPCG(seed, 2))
@@ -195,7 +198,7 @@ func newWorldScript(seed uint64) worldScript {
 			if s.Do = oneOf(r, worldDoes...); r.IntN(3) > 0 {
 				s.For = worldSpan(r, c)
 			}
-			s.Way = oneOf(r, "", "", "", "", "", "page", "page", "tool") // of what is decided
+			s.Way = oneOf(r, worldSteers...)
 		default:
 			s.Way, s.Level, s.Rollback = oneOf(r, worldWays...), r.IntN(len(levels)), r.IntN(4) == 0
 			s.Count = oneOf(r, 1, 1, 1, 2, 0.1, 0.1, 1.0/3, 0, capacity, capacity/2, capacity/3, capacity*1.5, worldAll, worldAll)
@@ -206,7 +209,7 @@ func newWorldScript(seed uint64) worldScript {
 				s.For = worldSpan(r, c) // of the clock that is ahead
 			}
 			if s.Do == "reset" {
-				s.Way = oneOf(r, "", "", "page", "tool")
+				s.Way = oneOf(r, worldSteers...)
 			}
 			if s.Do == "charge" {
 				s.Count = min(math.Abs(s.Count), capacity) + capacity*float64(r.IntN(3)/2)

@@ -84,8 +84,11 @@ func TestAWorldOfEveryStep(t *testing.T) {
 				worldStep{Do: "clock", For: time.Second})
 		}
 	}
-	for _, do := range slices.Compact(slices.Sorted(slices.Values(worldDoes))) {
-		script.Steps = append(script.Steps, worldStep{Do: do, For: time.Hour}, worldStep{Do: "consume", Way: "pool", Other: -1, Count: 1}, worldStep{Do: "clock", For: 2 * time.Hour})
+	for _, way := range slices.Compact(slices.Sorted(slices.Values(worldSteers))) {
+		script.Steps = append(script.Steps, worldStep{Do: "reset", Way: way})
+		for _, do := range slices.Compact(slices.Sorted(slices.Values(worldDoes))) {
+			script.Steps = append(script.Steps, worldStep{Do: do, Way: way, For: time.Hour}, worldStep{Do: "consume", Way: "pool", Other: -1, Count: 1}, worldStep{Do: "clock", For: 2 * time.Hour})
+		}
 	}
 	replayWorld(t, script)
 }

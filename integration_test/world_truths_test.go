@@ -163,6 +163,7 @@ func (w *everything) override(s worldStep, r *rand.Rand) {
 	}
 	late := s.Do == "late"
 	if late {
+		s.Way = ""
 		o.effect = oneOf(r, "override", "block", "unlimited")
 	}
 	if o.effect == "override" {
@@ -201,9 +202,6 @@ func (w *everything) override(s worldStep, r *rand.Rand) {
 			w.lateTx = tx
 		}
 		on = w.lateTx
-	}
-	if late {
-		s.Way = ""
 	}
 	o.id = w.steers(on, s.Way, o, key)
 	if late {
