@@ -446,7 +446,7 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 		return // it would sleep, and the clock stands
 	}
 	got, committed := w.way(ctx, p, s, count, requests...)
-	if s.Way != "by hand" && s.Way != "canceled" {
+	if s.Way != "by hand" && got.failed == nil {
 		w.counts(w.clock.now, ids, count, got, want)
 	}
 	switch {

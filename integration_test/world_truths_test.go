@@ -257,7 +257,10 @@ func (w *everything) restore(s worldStep, r *rand.Rand) {
 	var n, want int
 	switch s.Way {
 	case "tool":
-		args := []string{s.Do, "--json", "--yes"}
+		args := []string{s.Do, "--json"}
+		if s.Do == "restore" {
+			args = append(args, "--yes") // it asks, of every key
+		}
 		var of *int
 		if key != nil {
 			of = &s.Key
@@ -407,7 +410,8 @@ func (w *everything) says(p *worldProgram, id worldKey) {
 		}
 	}
 	decides, until := "definition", time.Time{}
-	if o := w.inForce(id, now); o != nil {
+	o := w.inForce(id, now)
+	if nothing := o != nil && o.effect == "numbers" && o.rate == nil && noRate(b); o != nil && !nothing { // a capacity gives no rate
 		if decides, until = "override", o.until; o.effect == "block" {
 			decides = "block"
 		}
@@ -494,7 +498,9 @@ func (w *everything) says(p *worldProgram, id worldKey) {
 }
 
 // noRate reports whether a key has a rate of 0.
-func noRate(b ratelimit.Balance) bool { return !math.IsInf(b.Capacity, 1) && *b.Limit.Config().Rate == 0 }
+func noRate(b ratelimit.Balance) bool {
+	return !math.IsInf(b.Capacity, 1) && *b.Limit.Config().Rate == 0
+}
 
 // grantsNothing wants a key without a rate to be denied everything, however it asks, as long as nothing else is decided.
 func (w *everything) grantsNothing(p *worldProgram, id worldKey, b ratelimit.Balance, what string) {
