@@ -27,6 +27,10 @@ func TestADenialTellsWhy(t *testing.T) {
 		scan[int64](w, pool, "SELECT ratelimit_block('api', 'banned')")
 		scan[int64](w, pool, "SELECT ratelimit_block('exports.free', 'blocked', until => $1)", until)
 		scan[int64](w, pool, "SELECT ratelimit_block($1, 'blocked', until => $2)", enterprise.Name(), until)
+		for key, sql := range map[string]string{"trial": "ratelimit_override('exports.free', 'trial', rate => 5)", "friend": "ratelimit_unlimited('exports.free', 'friend')"} {
+			scan[int64](w, pool, "SELECT "+sql)
+			scan[int64](w, pool, "SELECT ratelimit_block('exports.free', $1, until => $2)", key, until)
+		}
 		w.do(w.limiter.Overrides.Load(w.Context()))
 		w.clock.now = until.Add(-time.Hour)
 		w.grant(api.Key("used").Count(10), month.Key("used").Count(10))
@@ -53,6 +57,8 @@ func TestADenialTellsWhy(t *testing.T) {
 			"plan over block over quota":   {[]ratelimit.Request{used, month.Key("used"), blocked, free.Key("ann")}, ratelimit.ReasonPlan, never},
 			"plan over block without end":  {[]ratelimit.Request{free.Key("ann"), banned}, ratelimit.ReasonPlan, never},
 			"a plan that is blocked":       {[]ratelimit.Request{free.Key("blocked")}, ratelimit.ReasonPlan, never},
+			"a trial that is blocked":      {[]ratelimit.Request{free.Key("trial")}, ratelimit.ReasonBlock, end},
+			"a lifted plan, blocked":       {[]ratelimit.Request{free.Key("friend")}, ratelimit.ReasonBlock, end},
 			"no limit, but for a quota":    {[]ratelimit.Request{enterprise.Key("ann"), used}, ratelimit.ReasonQuota, w.clock.now.Add(6 * time.Second)},
 			"unlimited, but for a block":   {[]ratelimit.Request{enterprise.Key("blocked")}, ratelimit.ReasonBlock, end},
 			"a granted one and a block":    {[]ratelimit.Request{api.Key("ann"), blocked}, ratelimit.ReasonBlock, end},

@@ -151,6 +151,7 @@ type worldShown struct {
 	Remaining       *float64
 	FullAt, RetryAt *time.Time
 	DeniedNow       *bool
+	DeniedReason    ratelimit.Reason // of show
 	Unknown         *string
 	Override        *struct{ ID int64 } // of show
 	Effect          string              // of keys
@@ -179,6 +180,9 @@ func (w *everything) asksTool(p *worldProgram, id worldKey) {
 		w.failf("%s, want it at %v by %+v", what, w.clock.now, o)
 	}
 	w.shown(p, id, b, s, what)
+	if one := w.try(p, w.clock.now, "consume", 1, w.request(id.limit, id.key)); !one.never && s.DeniedReason != one.reason && (b.Capacity >= 1 || one.reason != "" && one.reason != ratelimit.ReasonQuota) {
+		w.failf("%s, and a call for one token: %v, %s", what, one, one.reason)
+	}
 	if b.Limit.Config().Kind == "token bucket" && b.Capacity > 0 && b.Decides != "block" && len(w.pending(id)) == 0 && !w.far(b.ResetAt, id) && !w.clock.now.Before(w.latest) {
 		full := w.clock.now
 		if s.FullAt != nil {

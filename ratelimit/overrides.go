@@ -574,9 +574,9 @@ search:
 			case in.effect == noLimit && does.liftable() && !doubtful:
 				limit, other = limit.without(), inForce{by: byOverride, until: in.until}
 				break search
-			case in.effect == block && (does.deniable || does.answers == balances && blocked.by == ""):
+			case in.effect == block && (does.deniable || does.answers == balances) && blocked.by == "":
 				blocked = inForce{by: byBlock, until: in.until}
-				if does.deniable {
+				if does.deniable && limit.numbers.Rate > 0 { // else other numbers may say that it is no plan that denies
 					break search
 				}
 			}

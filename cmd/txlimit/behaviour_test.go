@@ -358,6 +358,17 @@ func TestReasonsWhyNothingIsThere(t *testing.T) {
 	w.run("keys", "sendMessage").wants(t, exitError, "The schema is older than this program: run `txlimit migrate`")
 }
 
+// A plan of rate 0 is the reason before a block, as in programs, unless other numbers hold beside the block.
+func TestShowSaysThatAPlanDenies(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 0, time.Hour))
+	w.sql("SELECT ratelimit_block('l', 'k'), ratelimit_block('l', 'trial'), ratelimit_override('l', 'trial', rate => 5)")
+	for key, want := range map[string]ratelimit.Reason{"k": ratelimit.ReasonPlan, "trial": ratelimit.ReasonBlock} {
+		if k := parse[keyDetails](t, w.run("show", "l", key, "--json")); k.Reason != want || k.RetryAt != nil {
+			t.Errorf("%s is denied by %q until %v, want %q", key, k.Reason, k.RetryAt, want)
+		}
+	}
+}
+
 // The override in force is found although a hundred newer ones have ended, and one without an end in the calendar is no error.
 func TestShowFindsTheOverrideInForce(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 1, time.Hour))

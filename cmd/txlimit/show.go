@@ -210,7 +210,9 @@ func (k *keyDetails) read(ctx context.Context, tx pgx.Tx, d *defined, chain []ov
 	}
 	switch o := k.Override; {
 	case o != nil && o.Effect == effectBlock:
-		k.deny(ratelimit.ReasonBlock)
+		if k.Reason != ratelimit.ReasonPlan { // which lasts longer, as in programs
+			k.deny(ratelimit.ReasonBlock)
+		}
 		k.RetryAt = m.allowed
 	case o != nil && o.Effect == effectUnlimited:
 		k.Denied = new(bool)

@@ -43,6 +43,10 @@ var overrideMutations = []mutation{
 		old: "			case in.until <= now.low:\n", new: "			case false:\n",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
+		name: "block-plan", file: "ratelimit/overrides.go", what: "a plan of rate 0 is the reason of a denial, although other numbers hold beside the block",
+		old: "if does.deniable && limit.numbers.Rate > 0 { // else", new: "if does.deniable { // else",
+		tests: "TestADenialTellsWhy",
+	}, {
 		name: "override-block-wait", file: "ratelimit/overrides.go", what: "a block lets Wait pass",
 		old: "in.effect == block && (does.deniable ||", new: "in.effect == block && (does.deniable && !does.atMostFull ||",
 		tests: "TestWhichOverrideIsInForce|TestABlockHoldsForEveryWayIn",
