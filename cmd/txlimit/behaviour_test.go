@@ -358,6 +358,18 @@ func TestReasonsWhyNothingIsThere(t *testing.T) {
 	w.run("keys", "sendMessage").wants(t, exitError, "The schema is older than this program: run `txlimit migrate`")
 }
 
+// A key to which the program gives a rate of 0 has no capacity, and may owe nothing, whatever is defined.
+func TestARateOf0OfAKeyIsGiven(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 10, time.Hour, ratelimit.Capacity(20), ratelimit.MaxReserved(5), ratelimit.Varies(24*time.Hour)))
+	for _, args := range [][]string{{"--rate=0"}, {"--rate=0", "--capacity=0"}} {
+		k := parse[keyDetails](t, w.run(append([]string{"show", "l", "k", "--json"}, args...)...))
+		if k.Reason != ratelimit.ReasonPlan || k.Remaining == nil || *k.Remaining != 0 {
+			t.Errorf("%q: denied by %q, %v remain", args, k.Reason, k.Remaining)
+		}
+		w.run(append([]string{"keys", "l", "--all"}, args...)...).wants(t, exitNothing)
+	}
+}
+
 // A plan of rate 0 is the reason before a block, as in programs, unless other numbers hold beside the block.
 func TestShowSaysThatAPlanDenies(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 0, time.Hour))

@@ -261,7 +261,9 @@ func (n *numbers) over(c ratelimit.Config) (*ratelimit.Config, error) {
 		if c.Capacity == nil || c.Rate != nil && *c.Capacity == *c.Rate {
 			c.Capacity = &n.rate
 		}
-		c.Rate = &n.rate
+		if c.Rate = &n.rate; n.rate == 0 { // as With
+			c.Capacity, c.MaxReserved = nil, nil
+		}
 	}
 	if changed("capacity") {
 		c.Capacity = &n.capacity
