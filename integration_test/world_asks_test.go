@@ -241,7 +241,7 @@ func (w *everything) shown(p *worldProgram, id worldKey, b ratelimit.Balance, s 
 	case s.Remaining == nil, math.Abs(*s.Remaining-b.Remaining) > w.slack(b):
 		w.failf("%s", what)
 	}
-	if !holds || one.granted || one.never {
+	if !holds || one.granted || one.never || w.holdsLess(id) {
 		return
 	}
 	if known := !one.permanent; known != (s.RetryAt != nil) && !(known && w.far(one.retryAt, id)) {

@@ -565,18 +565,21 @@ func (w *everything) listed(p *worldProgram, id worldKey, b ratelimit.Balance, w
 	if math.Abs(remaining-b.Remaining) > w.slack(b) {
 		w.failf("%s, and ratelimit_keys says that %v remain", what, remaining)
 	}
-	for _, o := range w.made {
-		if c := w.limits[id.limit].Config(); o.limit == id.limit && !o.removed && (*c.Capacity < 1 || o.capacity != nil && *o.capacity < 1 || o.rate != nil && *o.rate < 1) {
-			return // where a capacity is below one token, the list says when it is full
-		}
-	}
-	if b.Capacity < 1 {
+	if b.Capacity < 1 || w.holdsLess(id) {
 		return
 	}
 	one := w.try(p, w.clock.now, "consume", 1, w.request(id.limit, id.key))
 	if one.granted != (retryAt == nil) || retryAt != nil && !one.retryAt.IsZero() && !w.far(one.retryAt, id) && !w.resharded && !w.agrees(p, []worldKey{id}, worldAnswer{retryAt: *retryAt}, worldAnswer{retryAt: one.retryAt}) {
 		w.failf("%s: one token %v; ratelimit_keys says %v", what, one, retryAt)
 	}
+}
+
+// holdsLess reports whether a capacity may be below one token before or after an override ends: then, what is listed is when it is full.
+func (w *everything) holdsLess(id worldKey) bool {
+	c := w.own(id.limit, id.key).Config()
+	return slices.ContainsFunc(w.made, func(o *worldOverride) bool {
+		return o.limit == id.limit && !o.removed && (*c.Capacity < 1 || o.capacity != nil && *o.capacity < 1 || o.rate != nil && *o.rate < 1)
+	})
 }
 
 // worldLog is what was granted of a key by the definition, and given back.
