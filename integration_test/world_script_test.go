@@ -198,7 +198,11 @@ func newWorldScript(seed uint64) worldScript {
 			if s.Do = oneOf(r, worldDoes...); r.IntN(3) > 0 {
 				s.For = worldSpan(r, c)
 			}
-			s.Way = oneOf(r, worldSteers...)
+			if s.Way = oneOf(r, worldSteers...); s.Do == "add" { // to something
+				before := s
+				before.Do, before.For = "override", max(s.For, 0)
+				script.Steps = append(script.Steps, before)
+			}
 		default:
 			s.Way, s.Level, s.Rollback = oneOf(r, worldWays...), r.IntN(len(levels)), r.IntN(4) == 0
 			s.Count = oneOf(r, 1, 1, 1, 2, 0.1, 0.1, 1.0/3, 0, capacity, capacity/2, capacity/3, capacity*1.5, worldAll, worldAll)
