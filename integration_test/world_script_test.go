@@ -103,8 +103,15 @@ func newWorldNumbers(seed uint64) worldNumbers {
 			kind = r.IntN(3) // else of the first kind, so that a move is possible
 		}
 		limit := worldLimit(r, fmt.Sprintf("limit.%d", i), kind)
-		if more.IntN(10) == 0 {
+		switch more.IntN(10) {
+		case 0:
 			limit = withRate(limit, 0) // a plan that grants nothing
+		case 1:
+			limit = withRate(limit, 1e9)
+		case 2, 3, 4:
+			if i > 0 && limit.Config().Kind == "calendar window" && n.limits[0].Config().Kind == "calendar window" {
+				limit = withClock(limit, n.limits[0]) // so that a move is possible
+			}
 		}
 		own := map[int]ratelimit.Limit{}
 		if limit.Config().Varies != "" {
@@ -112,7 +119,7 @@ func newWorldNumbers(seed uint64) worldNumbers {
 			if limit.Config().Kind == "calendar window" {
 				options = append(options, ratelimit.Zone(oneOf(r, worldZones...)), ratelimit.Anchor(oneOf(r, worldAnchors...)))
 			}
-			if more.IntN(6) == 0 {
+			if more.IntN(4) == 0 {
 				options[0] = ratelimit.Rate(0)
 			}
 			if with := limit.With(options...); with.Validate() == nil {
@@ -123,6 +130,17 @@ func newWorldNumbers(seed uint64) worldNumbers {
 	}
 	n.older = oneOf(more, "", "jobs", "web")
 	return n
+}
+
+// withClock is a calendar's limit with the windows of another one.
+func withClock(limit, other ratelimit.Limit) ratelimit.Limit {
+	c, of := limit.Config(), other.Config()
+	c.Period, c.Zone, c.Anchor = of.Period, of.Zone, of.Anchor
+	limit, err := c.Limit()
+	if err != nil {
+		panic(err)
+	}
+	return limit
 }
 
 // withRate is a limit with another rate, and a capacity of as much.
@@ -173,7 +191,7 @@ func worldLimit(r *rand.Rand, name string, kind int) ratelimit.Limit {
 // The steps, and the ways of a call, in their proportions. A way that a verb does not have is the pool.
 var (
 	worldVerbs = []string{"consume", "consume", "consume", "consume", "consume", "reserve", "reserve", "take", "take", "wait", "charge", "refund", "refund", "move", "reset", "crowd", "crowd"}
-	worldDoes  = []string{"override", "override", "override", "block", "unlimited", "restore", "unblock", "late", "commit", "sweep", "publish", "restart", "reshard", "add", "tool", "page", "page", "usage"}
+	worldDoes  = []string{"override", "override", "override", "block", "unlimited", "restore", "unblock", "late", "commit", "sweep", "publish", "restart", "reshard", "add", "add", "tool", "page", "page", "usage"}
 	worldWays  = []string{"pool", "tx", "tx", "coalescer", "batch", "intx", "sql", "insqltx", "by hand", "by hand", "middleware", "rpc", "canceled"}
 )
 
