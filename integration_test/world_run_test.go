@@ -55,7 +55,7 @@ type everything struct {
 // worldProgram is a process of the application.
 type worldProgram struct {
 	limits    *ratelimit.Limiter
-	asks      *ratelimit.Limiter // for questions and tries, which are not counted
+	asks      *ratelimit.Limiter // for what is rolled back, and not to be counted
 	recorder  *usage.Recorder
 	coalescer *ratelimit.Coalescer
 	stop      context.CancelFunc
