@@ -3648,89 +3648,27 @@ BEGIN
 END
 $body$;
 
--- The same as ratelimit_keys, at an instant that tests and the tool choose.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys(
+-- Those of some keys that have rows.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_used_keys(name text, keys text[]) RETURNS SETOF text
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    RETURN QUERY SELECT DISTINCT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = ANY (keys);
+END
+$body$;
+
+-- The keys of a limit with the given numbers, at an instant. Of what lists keys, this and the functions before it read their rows.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys_of(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
-    zone text, anchor timestamp, keys text[], now timestamptz
+    zone text, anchor timestamp, keys text[], at timestamptz
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    at timestamptz := coalesce(now, clock_timestamp());
     windows timestamptz[]; -- of a calendar window
-    d record;              -- a limit's definition
-    o record;              -- an override, and the keys that have it
-    others text[];         -- the keys that have an override of their own
-    used text[];           -- those of o that have a row
 BEGIN
-    IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL AND kind = 'token bucket' THEN
-        SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0', varying => true) AS n; -- under no override
-        others := ARRAY(
-            SELECT a.key FROM /* TEMPLATE: schema */rate_limit_overrides AS a
-             WHERE a.name = name AND keys IS NULL AND a.key IS NOT NULL AND a.removed_at IS NULL AND (a.until IS NULL OR a.until > at)
-            UNION ALL
-            SELECT s.key FROM /* TEMPLATE: schema */rate_limit_overrides AS s
-             WHERE s.name = name AND s.key = ANY (keys) AND s.removed_at IS NULL AND (s.until IS NULL OR s.until > at));
-        FOR o IN
-            SELECT CASE WHEN x.effect <> 'numbers' THEN x.effect WHEN d.kind = 'unlimited' THEN 'unlimited'
-                   WHEN d.effect = 'varies' AND (x.rate IS NULL OR x.capacity IS NULL OR d.kind = 'calendar window') THEN 'varies' ELSE 'numbers' END AS effect,
-                   nullif(x.until, 'infinity') AS until,
-                   coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
-                   pg_catalog.array_agg(x.key) AS own, x.key IS NULL AS rest
-              FROM (
-                SELECT DISTINCT ON (x.key) x.*
-                  FROM ( -- each part by its index: there may be a million
-                    SELECT a.* FROM /* TEMPLATE: schema */rate_limit_overrides AS a WHERE a.name = name AND keys IS NULL
-                    UNION ALL
-                    SELECT s.* FROM /* TEMPLATE: schema */rate_limit_overrides AS s WHERE s.name = name AND s.key = ANY (keys)
-                    UNION ALL
-                    SELECT e.* FROM /* TEMPLATE: schema */rate_limit_overrides AS e WHERE e.name = name AND e.key IS NULL AND keys IS NOT NULL
-                  ) AS x
-                 WHERE x.removed_at IS NULL AND (x.until IS NULL OR x.until > at)
-                 ORDER BY x.key, x.effect = 'block' DESC, x.made_at DESC, x.id DESC
-              ) AS x
-             GROUP BY 1, 2, 3, 4, x.key IS NULL
-            UNION ALL
-            SELECT d.effect, NULL, d.rate, d.capacity, '{NULL}', true
-             WHERE NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS x
-                     WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
-        LOOP
-            used := NULL;
-            IF NOT o.rest AND o.effect = 'varies' THEN
-                used := ARRAY(SELECT DISTINCT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = ANY (o.own));
-            END IF;
-            -- One of the parts runs. Once the override has ended, something else decides: the same question, at that instant. No table is
-            -- read beside a function that reads one: Citus would run it where it runs the statement, and refuses.
-            RETURN QUERY
-                WITH k AS MATERIALIZED (
-                    -- the keys that have none of their own
-                    SELECT k.key, CASE WHEN o.effect = 'varies' THEN NULL WHEN o.effect = 'unlimited' THEN 'Infinity'
-                               WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END AS remaining,
-                           CASE WHEN o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0' THEN coalesce(o.until, 'infinity') WHEN o.effect = 'numbers' THEN k.retry_at END AS retry_at
-                      FROM /* TEMPLATE: schema */_ratelimit_keys(name, CASE WHEN o.rate > '0' THEN o.rate ELSE '1' END, coalesce(d.period, '1 second'),
-                           CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, d.zone, d.anchor, keys, at) AS k
-                     WHERE o.rest AND NOT EXISTS (SELECT 1 FROM pg_catalog.unnest(others) AS x (key) WHERE x.key = k.key)
-                    UNION ALL
-                    SELECT k.* FROM /* TEMPLATE: schema */_ratelimit_keys(name, o.rate, d.period, d.kind, o.capacity, d.start, d.zone, d.anchor, o.own, at) AS k
-                     WHERE NOT o.rest AND o.effect = 'numbers' AND o.rate > '0'
-                    UNION ALL
-                    SELECT u.key, NULL::double precision, NULL::timestamptz FROM pg_catalog.unnest(used) AS u (key)
-                    UNION ALL
-                    SELECT u.key, CASE o.effect WHEN 'unlimited' THEN 'Infinity' ELSE '0'::double precision END,
-                           CASE WHEN o.effect <> 'unlimited' THEN coalesce(o.until, 'infinity') END
-                      FROM pg_catalog.unnest(o.own) AS u (key)
-                     WHERE NOT o.rest AND o.effect <> 'varies' AND (o.effect <> 'numbers' OR o.rate = '0')
-                ), late AS (
-                    SELECT coalesce(pg_catalog.array_agg(k.key), '{}') AS keys FROM k WHERE k.retry_at >= o.until AND o.until < '10000-01-01 00:00+00'
-                )
-                SELECT k.key, k.remaining, CASE WHEN k.key = ANY (late.keys) THEN coalesce(l.retry_at, o.until) ELSE k.retry_at END
-                  FROM k CROSS JOIN late
-                  LEFT JOIN LATERAL (SELECT f.* FROM /* TEMPLATE: schema */_ratelimit_keys(name, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, late.keys, o.until) AS f
-                      WHERE pg_catalog.cardinality(late.keys) > 0 OFFSET 0) AS l ON l.key = k.key;
-        END LOOP;
-        RETURN;
-    END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, zone, anchor);
     IF NOT isfinite(at) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now must be finite, not %s', name, at);
@@ -3774,7 +3712,101 @@ BEGIN
 END
 $body$;
 
--- The planner inlines it: there may be millions of keys. Its body is a text, so that it finds a _ratelimit_keys that takes the other's place.
+-- The keys of a limit with the numbers that are in force for each, at an instant.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys_named(name text, keys text[], at timestamptz)
+RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    d record;              -- a limit's definition
+    o record;              -- an override, and the keys that have it
+    others text[];         -- the keys that have an override of their own
+    used text[];           -- those of o that have a row
+BEGIN
+    SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0', varying => true) AS n; -- under no override
+    others := ARRAY(
+        SELECT a.key FROM /* TEMPLATE: schema */rate_limit_overrides AS a
+         WHERE a.name = name AND keys IS NULL AND a.key IS NOT NULL AND a.removed_at IS NULL AND (a.until IS NULL OR a.until > at)
+        UNION ALL
+        SELECT s.key FROM /* TEMPLATE: schema */rate_limit_overrides AS s
+         WHERE s.name = name AND s.key = ANY (keys) AND s.removed_at IS NULL AND (s.until IS NULL OR s.until > at));
+    FOR o IN
+        SELECT CASE WHEN x.effect <> 'numbers' THEN x.effect WHEN d.kind = 'unlimited' THEN 'unlimited'
+               WHEN d.effect = 'varies' AND (x.rate IS NULL OR x.capacity IS NULL OR d.kind = 'calendar window') THEN 'varies' ELSE 'numbers' END AS effect,
+               nullif(x.until, 'infinity') AS until,
+               coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
+               pg_catalog.array_agg(x.key) AS own, x.key IS NULL AS rest
+          FROM (
+            SELECT DISTINCT ON (x.key) x.*
+              FROM ( -- each part by its index: there may be a million
+                SELECT a.* FROM /* TEMPLATE: schema */rate_limit_overrides AS a WHERE a.name = name AND keys IS NULL
+                UNION ALL
+                SELECT s.* FROM /* TEMPLATE: schema */rate_limit_overrides AS s WHERE s.name = name AND s.key = ANY (keys)
+                UNION ALL
+                SELECT e.* FROM /* TEMPLATE: schema */rate_limit_overrides AS e WHERE e.name = name AND e.key IS NULL AND keys IS NOT NULL
+              ) AS x
+             WHERE x.removed_at IS NULL AND (x.until IS NULL OR x.until > at)
+             ORDER BY x.key, x.effect = 'block' DESC, x.made_at DESC, x.id DESC
+          ) AS x
+         GROUP BY 1, 2, 3, 4, x.key IS NULL
+        UNION ALL
+        SELECT d.effect, NULL, d.rate, d.capacity, '{NULL}', true
+         WHERE NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS x
+                 WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
+    LOOP
+        used := NULL;
+        IF NOT o.rest AND o.effect = 'varies' THEN
+            used := ARRAY(SELECT f.key FROM /* TEMPLATE: schema */_ratelimit_used_keys(name, o.own) AS f (key));
+        END IF;
+        -- One of the parts runs. Once the override has ended, something else decides: the same question, at that instant. No table is
+        -- read beside a function that reads one: Citus would run it where it runs the statement, and refuses.
+        RETURN QUERY
+            WITH k AS MATERIALIZED (
+                -- the keys that have none of their own
+                SELECT k.key, CASE WHEN o.effect = 'varies' THEN NULL WHEN o.effect = 'unlimited' THEN 'Infinity'
+                           WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END AS remaining,
+                       CASE WHEN o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0' THEN coalesce(o.until, 'infinity') WHEN o.effect = 'numbers' THEN k.retry_at END AS retry_at
+                  FROM /* TEMPLATE: schema */_ratelimit_keys_of(name, CASE WHEN o.rate > '0' THEN o.rate ELSE '1' END, coalesce(d.period, '1 second'),
+                       CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, d.zone, d.anchor, keys, at) AS k
+                 WHERE o.rest AND NOT EXISTS (SELECT 1 FROM pg_catalog.unnest(others) AS x (key) WHERE x.key = k.key)
+                UNION ALL
+                SELECT k.* FROM /* TEMPLATE: schema */_ratelimit_keys_of(name, o.rate, d.period, d.kind, o.capacity, d.start, d.zone, d.anchor, o.own, at) AS k
+                 WHERE NOT o.rest AND o.effect = 'numbers' AND o.rate > '0'
+                UNION ALL
+                SELECT u.key, NULL::double precision, NULL::timestamptz FROM pg_catalog.unnest(used) AS u (key)
+                UNION ALL
+                SELECT u.key, CASE o.effect WHEN 'unlimited' THEN 'Infinity' ELSE '0'::double precision END,
+                       CASE WHEN o.effect <> 'unlimited' THEN coalesce(o.until, 'infinity') END
+                  FROM pg_catalog.unnest(o.own) AS u (key)
+                 WHERE NOT o.rest AND o.effect <> 'varies' AND (o.effect <> 'numbers' OR o.rate = '0')
+            ), late AS (
+                SELECT coalesce(pg_catalog.array_agg(k.key), '{}') AS keys FROM k WHERE k.retry_at >= o.until AND o.until < '10000-01-01 00:00+00'
+            )
+            SELECT k.key, k.remaining, CASE WHEN k.key = ANY (late.keys) THEN coalesce(l.retry_at, o.until) ELSE k.retry_at END
+              FROM k CROSS JOIN late
+              LEFT JOIN LATERAL (SELECT f.* FROM /* TEMPLATE: schema */_ratelimit_keys_named(name, late.keys, o.until) AS f
+                  WHERE pg_catalog.cardinality(late.keys) > 0 OFFSET 0) AS l ON l.key = k.key;
+    END LOOP;
+END
+$body$;
+
+-- The same as ratelimit_keys, at an instant that tests and the tool choose. The planner inlines both, and one of the parts runs.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys(
+    name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
+    zone text, anchor timestamp, keys text[], now timestamptz
+) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
+LANGUAGE sql STABLE
+AS $body$
+    SELECT k.key, k.remaining, k.retry_at FROM /* TEMPLATE: schema */_ratelimit_keys_named(name, keys, coalesce(now, clock_timestamp())) AS k
+     WHERE pg_catalog.num_nonnulls(rate, capacity, period, start, zone, anchor) = 0 AND kind = 'token bucket'
+    UNION ALL
+    SELECT k.key, k.remaining, k.retry_at
+      FROM /* TEMPLATE: schema */_ratelimit_keys_of(name, rate, period, kind, capacity, start, zone, anchor, keys, coalesce(now, clock_timestamp())) AS k
+     WHERE (pg_catalog.num_nonnulls(rate, capacity, period, start, zone, anchor) = 0 AND kind = 'token bucket') IS NOT TRUE
+$body$;
+
+-- The planner inlines it: there may be millions of keys.
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
@@ -4373,7 +4405,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_alone,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_even,_ratelimit_full_at,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_left,_ratelimit_list,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_retry_at,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_shown,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_tolerance,_ratelimit_total,_ratelimit_upto,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_alone,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_even,_ratelimit_full_at,_ratelimit_grid,_ratelimit_instant,_ratelimit_keys,_ratelimit_keys_named,_ratelimit_keys_of,_ratelimit_left,_ratelimit_list,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_retry_at,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_shown,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_tolerance,_ratelimit_total,_ratelimit_upto,_ratelimit_used_keys,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -4414,6 +4446,9 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_numbers(name text, INOUT ra
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(value double precision, ts timestamptz, shards smallint, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, varies interval);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys_named(name text, keys text[], at timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys_of(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], at timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_used_keys(name text, keys text[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_stored_keys(name text, first text, below text, most integer);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_stored_names(most integer);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_all(requests jsonb);

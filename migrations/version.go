@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "5b41536dd2678a1db1de966fe1f5ffe1ebae4e5aef544ee7d587f16dc9a98ff9"
+const Hash = "58d680572f0a948097ab8502e7f9da89156981ea615d7b9f135f5fa108ac5e8f"

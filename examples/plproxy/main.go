@@ -111,7 +111,7 @@ func printServers(ctx context.Context, proxy *pgxpool.Pool) error {
 	rows, err := proxy.Query(ctx, `
 		SELECT format('partition %s: %s slots, %s', s.server, s.slots, coalesce(string_agg(k.key, ', ' ORDER BY k.key), 'no user'))
 		  FROM (SELECT server, count(*) AS slots, array_agg(slot) AS these FROM rate_limit_slots GROUP BY server) AS s
-		  LEFT JOIN ratelimit_keys('sendMessage', 3, '1 hour') AS k ON _ratelimit_slot(k.key) = ANY (s.these)
+		  LEFT JOIN ratelimit_keys('sendMessage', 3, '1 hour') AS k ON _plproxy_slot(k.key) = ANY (s.these)
 		 GROUP BY s.server, s.slots ORDER BY s.server`)
 	if err != nil {
 		return err

@@ -341,7 +341,7 @@ func TestAPartitionIsAdded(t *testing.T) {
 func strays(t *testing.T, p *postgres.Breakable) (strays, left int) {
 	t.Helper()
 	if err := pool(t, p.URL(), 1).QueryRow(t.Context(), `
-		SELECT (SELECT count(*) FROM rate_limits WHERE _ratelimit_slot(key) NOT IN (SELECT slot FROM rate_limit_slots)),
+		SELECT (SELECT count(*) FROM rate_limits WHERE _plproxy_slot(key) NOT IN (SELECT slot FROM rate_limit_slots)),
 		       (SELECT count(*) FROM rate_limits_left)`).Scan(&strays, &left); err != nil {
 		t.Fatal(err)
 	}

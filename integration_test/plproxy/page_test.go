@@ -95,9 +95,9 @@ func confined(t *testing.T, proxy, app string) {
 		t.Errorf("the role app reads %s, %v", readable, err)
 	}
 	for _, statement := range []string{
-		"TABLE pg_user_mapping", "TABLE rate_limit_servers", "TABLE rate_limit_moves", "SELECT _plproxy_add(1, 1, now(), 'page', '1', 1e15)",
-		"SELECT _plproxy_enter('host=127.0.0.1', true, '{1}', '{}', '{}', '{}', '{}', '{}', '{}')", "SELECT _plproxy_leave('host=127.0.0.1', '{1}')",
-		"SELECT * FROM _plproxy_left('host=127.0.0.1', '{1}')", "SELECT _plproxy_forget('host=127.0.0.1', '{1}')",
+		"TABLE pg_user_mapping", "TABLE rate_limit_servers", "TABLE rate_limit_moves", "SELECT _plproxy_add_once(1, 1, now(), 'page', '1', 1e15)",
+		"SELECT _plproxy_slots_enter('host=127.0.0.1', true, '{1}', '{}', '{}', '{}', '{}', '{}', '{}')", "SELECT _plproxy_slots_leave('host=127.0.0.1', '{1}')",
+		"SELECT * FROM _plproxy_slots_left('host=127.0.0.1', '{1}')", "SELECT _plproxy_slots_forget('host=127.0.0.1', '{1}')",
 		"SELECT ratelimit_add_servers(ARRAY['host=127.0.0.1'])", "CALL ratelimit_move_slots('{1}', 0)", "SELECT ratelimit_restore('page', '1')", "SELECT ratelimit_add(1)",
 		"CREATE FUNCTION pg_temp.any() RETURNS integer LANGUAGE plproxy AS $$ CLUSTER 'txlimit'; RUN ON ANY; SELECT 1; $$",
 		"ALTER SERVER txlimit OPTIONS (SET p0 'host=127.0.0.1')", "ALTER USER MAPPING FOR PUBLIC SERVER txlimit OPTIONS (DROP password)",

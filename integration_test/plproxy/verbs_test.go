@@ -59,7 +59,7 @@ func scan(t testing.TB, db *pgxpool.Pool, sql string, args ...any) (n int) {
 // slotOf returns the slot of a key and the number of its server.
 func slotOf(t testing.TB, db *pgxpool.Pool, key string) (slot, server int) {
 	t.Helper()
-	if err := db.QueryRow(t.Context(), "SELECT slot, server FROM rate_limit_slots WHERE slot = _ratelimit_slot($1)", key).Scan(&slot, &server); err != nil {
+	if err := db.QueryRow(t.Context(), "SELECT slot, server FROM rate_limit_slots WHERE slot = _plproxy_slot($1)", key).Scan(&slot, &server); err != nil {
 		t.Fatal(err)
 	}
 	return slot, server

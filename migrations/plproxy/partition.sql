@@ -9,7 +9,7 @@ EXECUTE pg_catalog.replace($sql$
 
 -- The slot of a key. proxy.sql has the same function. Hash partitioning depends on hashtextextended, so its values stay the same from release
 -- to release; hashtext's need not. Only the part of a key in braces is hashed, if there is one, so that keys can share a slot.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_slot(key text) RETURNS integer
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_slot(key text) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (hashtextextended(CASE WHEN strpos(key, '{') > 0 THEN coalesce(substring(key from '{([^{}]+)}'), key) ELSE key END COLLATE "C", 0::bigint) & 255::bigint)::integer;
 
@@ -30,14 +30,14 @@ CREATE TABLE IF NOT EXISTS /* TEMPLATE: schema */rate_limit_added (
 
 -- Every first use inserts a row, and a call of a key whose row has left inserts one, too. So an INSERT is all that has to be guarded.
 --
--- _ratelimit_slots_leave waits for every guard that has seen the slot, and every later guard sees that it has left. In READ COMMITTED this
+-- _plproxy_slots_leave waits for every guard that has seen the slot, and every later guard sees that it has left. In READ COMMITTED this
 -- takes an advisory lock; above it, where a guard may see an older state, a lock of the slot's row, which then fails (40001).
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_guard() RETURNS trigger
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_guard() RETURNS trigger
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    own integer := /* TEMPLATE: schema */_ratelimit_slot(NEW.key);
+    own integer := /* TEMPLATE: schema */_plproxy_slot(NEW.key);
 BEGIN
     IF current_setting('transaction_isolation') = 'read committed' THEN
         PERFORM pg_advisory_xact_lock_shared(1920757612, own);
@@ -55,10 +55,10 @@ END
 $body$;
 
 CREATE OR REPLACE TRIGGER rate_limits_guard BEFORE INSERT ON /* TEMPLATE: schema */rate_limits
-    FOR EACH ROW EXECUTE FUNCTION /* TEMPLATE: schema */_ratelimit_guard();
+    FOR EACH ROW EXECUTE FUNCTION /* TEMPLATE: schema */_plproxy_guard();
 
 -- Takes slots in, with their rows, unless they are here already. begins: the partition has no slots yet, and may have rows of these.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_slots_enter(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_slots_enter(
     begins boolean, slots integer[], names text[], keys text[], shard smallint[], shards smallint[], val double precision[], ts timestamptz[]
 ) RETURNS integer
 LANGUAGE plpgsql
@@ -80,7 +80,7 @@ BEGIN
             HINT = 'Repeat each unfinished move with the slots that it had.';
     END IF;
     IF begins AND EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limits AS r
-            WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_slots AS s WHERE s.slot = /* TEMPLATE: schema */_ratelimit_slot(r.key))) THEN
+            WHERE NOT EXISTS (SELECT FROM /* TEMPLATE: schema */rate_limit_slots AS s WHERE s.slot = /* TEMPLATE: schema */_plproxy_slot(r.key))) THEN
         RAISE object_not_in_prerequisite_state USING MESSAGE = 'the partition has rows of slots that are not its own',
             HINT = 'Begin the cluster with this partition alone, then add the others and move slots to them.';
     END IF;
@@ -92,7 +92,7 @@ END
 $body$;
 
 -- Gives slots up. Their calls are refused from then on, or wait for that until this commits.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_slots_leave(slots integer[]) RETURNS integer
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_slots_leave(slots integer[]) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -111,42 +111,41 @@ BEGIN
         DELETE FROM /* TEMPLATE: schema */rate_limit_slots AS s WHERE s.slot = ANY (slots) RETURNING s.slot
     )
     DELETE FROM /* TEMPLATE: schema */rate_limits_left AS l WHERE l.slot IN (SELECT d.slot FROM d); -- of an earlier move, which was not finished
-    PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE /* TEMPLATE: schema */_ratelimit_slot(r.key) = ANY (slots)
+    PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE /* TEMPLATE: schema */_plproxy_slot(r.key) = ANY (slots)
       ORDER BY r.name, r.key, r.shard FOR UPDATE; -- in the order in which calls lock them
     WITH d AS (
-        DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE /* TEMPLATE: schema */_ratelimit_slot(r.key) = ANY (slots) RETURNING r.*
+        DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE /* TEMPLATE: schema */_plproxy_slot(r.key) = ANY (slots) RETURNING r.*
     )
     INSERT INTO /* TEMPLATE: schema */rate_limits_left
-    SELECT /* TEMPLATE: schema */_ratelimit_slot(d.key), d.name, d.key, d.shard, d.shards, d.value, d.ts FROM d;
+    SELECT /* TEMPLATE: schema */_plproxy_slot(d.key), d.name, d.key, d.shard, d.shards, d.value, d.ts FROM d;
     GET DIAGNOSTICS n = ROW_COUNT;
     RETURN n;
 END
 $body$;
 
 -- Forgets the rows of slots that have arrived.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_slots_forget(slots integer[]) RETURNS integer
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_slots_forget(slots integer[]) RETURNS integer
 LANGUAGE sql
 BEGIN ATOMIC
     WITH d AS (DELETE FROM /* TEMPLATE: schema */rate_limits_left AS l WHERE l.slot = ANY (slots) RETURNING 1)
     SELECT count(*)::integer FROM d;
 END;
 
--- Adds tokens to a key for an override, once.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_add_once(id bigint, made_at timestamptz, name text, key text, more double precision) RETURNS double precision
-LANGUAGE plpgsql SET enable_seqscan = off
+-- Adds tokens to a key for an override, once. Another call of the same waits for the row of rate_limit_added.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_add_once(id bigint, made_at timestamptz, name text, key text, more double precision) RETURNS double precision
+LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    o /* TEMPLATE: schema */rate_limit_overrides;
 BEGIN
-    PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key ORDER BY r.shard FOR UPDATE;
     INSERT INTO /* TEMPLATE: schema */rate_limit_added AS a VALUES (id, made_at, 0) ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
         RETURN (SELECT a.added FROM /* TEMPLATE: schema */rate_limit_added AS a WHERE a.id = id AND a.made_at = made_at);
     END IF;
-    WITH u AS (
-        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + more / r.shards::double precision
-         WHERE r.name = name AND r.key = key RETURNING more / r.shards::double precision AS added
-    )
-    SELECT coalesce(sum(u.added), 0) INTO more FROM u;
+    o.name := name;
+    o.key := key;
+    more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, more);
     UPDATE /* TEMPLATE: schema */rate_limit_added AS a SET added = more WHERE a.id = id AND a.made_at = made_at;
     RETURN more;
 END

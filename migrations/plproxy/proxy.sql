@@ -8,6 +8,7 @@ CREATE EXTENSION IF NOT EXISTS plproxy;
 DO $plproxy$
 DECLARE
     f record;
+    settings CONSTANT text := 'SET datestyle = ''ISO'' SET intervalstyle = ''postgres'' SET extra_float_digits = 1';
 BEGIN
 IF quote_ident(current_schema) <> current_schema OR current_schema LIKE '%$%' THEN
     RAISE EXCEPTION 'PL/Proxy cannot call functions in schema %', quote_ident(current_schema) USING HINT = 'Use a schema of lower-case letters, digits and underscores.';
@@ -20,17 +21,10 @@ END IF;
 IF to_regclass('rate_limits_unused') IS NULL THEN
     ALTER TABLE rate_limits RENAME TO rate_limits_unused;
 END IF;
--- _ratelimit_keys without numbers looks them up, and then calls itself with numbers. That function stays, under another name.
-IF (SELECT prosrc NOT LIKE '%\_ratelimit\_keys\_named%' FROM pg_proc WHERE oid = '_ratelimit_keys'::regproc) THEN
-    FOR f IN SELECT oid::regprocedure AS name FROM pg_proc WHERE proname = '_ratelimit_keys_named' AND pronamespace = current_schema::regnamespace LOOP
-        EXECUTE format('DROP FUNCTION %s', f.name);
-    END LOOP;
-    ALTER FUNCTION _ratelimit_keys RENAME TO _ratelimit_keys_named;
-END IF;
 
 EXECUTE pg_catalog.replace($sql$
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_no_table() RETURNS SETOF /* TEMPLATE: schema */rate_limits_unused
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_no_table() RETURNS SETOF /* TEMPLATE: schema */rate_limits_unused
 LANGUAGE plpgsql
 AS $body$
 BEGIN
@@ -39,20 +33,20 @@ BEGIN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_no_writes() RETURNS trigger
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_no_writes() RETURNS trigger
 LANGUAGE plpgsql
 AS $body$
 BEGIN
-    PERFORM /* TEMPLATE: schema */_ratelimit_no_table();
+    PERFORM /* TEMPLATE: schema */_plproxy_no_table();
 END
 $body$;
 
-CREATE OR REPLACE VIEW /* TEMPLATE: schema */rate_limits AS SELECT * FROM /* TEMPLATE: schema */_ratelimit_no_table();
+CREATE OR REPLACE VIEW /* TEMPLATE: schema */rate_limits AS SELECT * FROM /* TEMPLATE: schema */_plproxy_no_table();
 COMMENT ON VIEW /* TEMPLATE: schema */rate_limits IS 'txlimit: stands for the table, whose rows are on the partitions; reading it is an error';
 CREATE OR REPLACE TRIGGER rate_limits_proxy INSTEAD OF INSERT OR UPDATE OR DELETE ON /* TEMPLATE: schema */rate_limits
-    FOR EACH ROW EXECUTE FUNCTION /* TEMPLATE: schema */_ratelimit_no_writes();
+    FOR EACH ROW EXECUTE FUNCTION /* TEMPLATE: schema */_plproxy_no_writes();
 CREATE OR REPLACE TRIGGER rate_limits_proxy BEFORE INSERT OR UPDATE OR DELETE ON /* TEMPLATE: schema */rate_limits_unused
-    FOR EACH STATEMENT EXECUTE FUNCTION /* TEMPLATE: schema */_ratelimit_no_writes();
+    FOR EACH STATEMENT EXECUTE FUNCTION /* TEMPLATE: schema */_plproxy_no_writes();
 
 -- 1. Where keys are.
 
@@ -74,11 +68,11 @@ SELECT u.slot::integer - 1 AS slot, u.server FROM /* TEMPLATE: schema */rate_lim
 COMMENT ON VIEW /* TEMPLATE: schema */rate_limit_slots IS 'txlimit: the server of each slot; -1 while the slot moves';
 
 -- The slot of a key. partition.sql has the same function.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_slot(key text) RETURNS integer
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_slot(key text) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (hashtextextended(CASE WHEN strpos(key, '{') > 0 THEN coalesce(substring(key from '{([^{}]+)}'), key) ELSE key END COLLATE "C", 0::bigint) & 255::bigint)::integer;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_refuse(several boolean) RETURNS integer
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_refuse(several boolean) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
 BEGIN
@@ -93,18 +87,18 @@ $body$;
 
 -- Routes a call, or refuses one in a transaction that has written or that has a snapshot for longer than a statement. SQL cannot see
 -- other transactions: their calls are decided at once, and a rollback gives nothing back.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_route(key text) RETURNS integer
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_route(key text) RETURNS integer
 LANGUAGE sql STABLE
 RETURN CASE WHEN pg_current_xact_id_if_assigned() IS NULL AND current_setting('transaction_isolation') = 'read committed'
-    THEN /* TEMPLATE: schema */_ratelimit_slot(coalesce(key, '')) ELSE /* TEMPLATE: schema */_ratelimit_refuse(false) END;
+    THEN /* TEMPLATE: schema */_plproxy_slot(coalesce(key, '')) ELSE /* TEMPLATE: schema */_plproxy_refuse(false) END;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_route(keys text[]) RETURNS integer
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_route(keys text[]) RETURNS integer
 LANGUAGE sql STABLE
-RETURN (SELECT CASE WHEN min(s.slot) = max(s.slot) THEN min(s.slot) WHEN count(*) = '0' THEN 0 ELSE /* TEMPLATE: schema */_ratelimit_refuse(true) END
-          FROM (SELECT /* TEMPLATE: schema */_ratelimit_route(k) AS slot FROM pg_catalog.unnest(keys) AS k) AS s);
+RETURN (SELECT CASE WHEN min(s.slot) = max(s.slot) THEN min(s.slot) WHEN count(*) = '0' THEN 0 ELSE /* TEMPLATE: schema */_plproxy_refuse(true) END
+          FROM (SELECT /* TEMPLATE: schema */_plproxy_route(k) AS slot FROM pg_catalog.unnest(keys) AS k) AS s);
 
 -- Refuses a slot that moves. What inserts no row is not stopped by the guard of a partition: it would find no row there, and change nothing.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_settled(slot integer) RETURNS integer
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_settled(slot integer) RETURNS integer
 LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
@@ -116,9 +110,9 @@ BEGIN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_route_settled(keys text[]) RETURNS integer
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_route_settled(keys text[]) RETURNS integer
 LANGUAGE sql STABLE
-RETURN /* TEMPLATE: schema */_ratelimit_settled(/* TEMPLATE: schema */_ratelimit_route(keys));
+RETURN /* TEMPLATE: schema */_plproxy_settled(/* TEMPLATE: schema */_plproxy_route(keys));
 
 -- 2. Batches of the Go library's Coalescer. A batch for one partition goes there as it is. Otherwise each partition gets its part, all at
 -- once, and all decide as of one instant, the earliest of their clocks: the answer has room for one. A partition never decides as of
@@ -131,12 +125,12 @@ RETURN /* TEMPLATE: schema */_ratelimit_settled(/* TEMPLATE: schema */_ratelimit
 -- does not try again. That holds for RL002 of a partition too, whose rows belong to a limit that was sharded: other partitions may have
 -- decided. So the rows are merged at once, or batches with such a key would fail again and again.
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_clocks(v_slots integer[]) RETURNS SETOF timestamptz
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_clocks(v_slots integer[]) RETURNS SETOF timestamptz
 LANGUAGE plproxy SET datestyle = 'ISO'
 AS $body$ CLUSTER 'txlimit'; RUN ON pg_catalog.unnest(v_slots); SELECT clock_timestamp(); $body$;
 
 -- The instant for a batch for several partitions. servers has the server of each key.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_now(slots integer[], servers integer[], now timestamptz) RETURNS timestamptz
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_now(slots integer[], servers integer[], now timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -147,26 +141,26 @@ BEGIN
         RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: a slot is moving';
     END IF;
     SELECT min(c) INTO earliest
-      FROM /* TEMPLATE: schema */_ratelimit_proxy_clocks(ARRAY(SELECT DISTINCT ON (u.server) u.slot FROM unnest(slots, servers) AS u (slot, server))) AS c;
+      FROM /* TEMPLATE: schema */_plproxy_clocks(ARRAY(SELECT DISTINCT ON (u.server) u.slot FROM unnest(slots, servers) AS u (slot, server))) AS c;
     RETURN coalesce(now, earliest);
 EXCEPTION WHEN OTHERS THEN
     RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: ' || SQLERRM;
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_check() RETURNS void
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_check() RETURNS void
 LANGUAGE plpgsql
 AS $body$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_route('');
+    PERFORM /* TEMPLATE: schema */_plproxy_route('');
 END
 $body$;
 
 -- Raises the error of a batch for several partitions again.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_raise(state text, message text) RETURNS void
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_raise(state text, message text) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 BEGIN
@@ -178,19 +172,8 @@ BEGIN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_consume_keys(
-    v_slot integer, v_name text, v_keys text[], v_rate double precision, v_period interval, v_capacity double precision,
-    v_counts double precision[], v_now timestamptz,
-    OUT seen timestamptz, OUT at timestamptz, OUT early integer, OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
-)
-LANGUAGE plproxy
-AS $body$ CLUSTER 'txlimit'; RUN ON v_slot;
-    SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts
-      FROM /* TEMPLATE: schema */_ratelimit_consume_keys($2::text, $3::text[], $4::double precision, $5::interval, $6::double precision,
-          $7::double precision[], $8::timestamptz) AS r; $body$;
-
 -- Arrays of each partition's arrays, as text.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_consume_keys(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_consume_keys(
     v_slots integer[], v_parts integer[], v_name text, v_keys text[], v_rate double precision, v_period interval, v_capacity double precision,
     v_counts text[], v_now timestamptz
 ) RETURNS TABLE (part integer, early integer, ord integer[], value double precision[], ts timestamptz[])
@@ -201,88 +184,9 @@ AS $body$ CLUSTER 'txlimit'; SPLIT v_slots, v_parts, v_keys, v_counts; RUN ON v_
      CROSS JOIN LATERAL /* TEMPLATE: schema */_ratelimit_consume_keys($3::text, p.k::text[], $5::double precision, $6::interval, $7::double precision,
           p.c::double precision[], $9::timestamptz) AS r; $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(
-    name text, keys text[],
-    rate double precision, period interval, capacity double precision,
-    counts double precision[], now timestamptz DEFAULT NULL,
-    OUT seen timestamptz, OUT at timestamptz, OUT early integer,
-    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
-)
-LANGUAGE plpgsql
-SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    slots   integer[]; -- of each key
-    servers integer[];
-    ords    integer[]; -- the keys of the first part, then of the second ...
-    packs   record;
-    parts   integer;
-BEGIN
-    PERFORM /* TEMPLATE: schema */_ratelimit_proxy_check();
-    SELECT pg_catalog.array_agg(s.slot ORDER BY s.i), pg_catalog.array_agg(m.servers[s.slot + 1] ORDER BY s.i) INTO slots, servers
-      FROM (SELECT u.i, /* TEMPLATE: schema */_ratelimit_slot(u.key) AS slot FROM pg_catalog.unnest(keys) WITH ORDINALITY AS u (key, i)) AS s
-     CROSS JOIN /* TEMPLATE: schema */rate_limit_slot_map AS m;
-    IF servers[1] <> -1 AND servers[1] = ALL (servers) THEN
-        SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts INTO seen, at, early, ord, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_proxy_consume_keys(slots[1], name, keys, rate, period, capacity, counts, now) AS r;
-        RETURN;
-    END IF;
-    seen := /* TEMPLATE: schema */_ratelimit_proxy_now(slots, servers, now);
-    at := seen;
-    BEGIN
-        SELECT pg_catalog.array_agg(g.slot ORDER BY g.server) AS slots, pg_catalog.array_agg(g.begins ORDER BY g.server)::integer[] AS begins,
-               pg_catalog.array_agg(g.keys::text ORDER BY g.server) AS keys, pg_catalog.array_agg(g.counts::text ORDER BY g.server) AS counts,
-               count(*)::integer AS n
-          INTO packs
-          FROM (
-            SELECT u.server, min(u.slot) AS slot, (sum(count(*)) OVER (ORDER BY u.server))::bigint - count(*) AS begins,
-                   pg_catalog.array_agg(u.key ORDER BY u.i) AS keys, pg_catalog.array_agg(u.count ORDER BY u.i) AS counts
-              FROM unnest(keys, counts, slots, servers) WITH ORDINALITY AS u (key, count, slot, server, i)
-             GROUP BY u.server
-          ) AS g;
-        ords := ARRAY(SELECT u.i::integer FROM pg_catalog.unnest(servers) WITH ORDINALITY AS u (server, i) ORDER BY u.server, u.i);
-        SELECT sum(CASE WHEN d.j = 1 THEN d.early ELSE 0 END), pg_catalog.count(DISTINCT d.part),
-               coalesce(pg_catalog.array_agg(ords[packs.begins[d.part] + d.ord] ORDER BY d.j > d.early, d.part, d.j) FILTER (WHERE d.ord IS NOT NULL), '{}'),
-               pg_catalog.array_agg(d.value ORDER BY d.j > d.early, d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
-               pg_catalog.array_agg(d.ts ORDER BY d.j > d.early, d.part, d.j) FILTER (WHERE d.ord IS NOT NULL)
-          INTO early, parts, ord, value, ts
-          FROM (
-            SELECT r.part, r.early, u.ord, u.value, u.ts, coalesce(u.j, 1) AS j
-              FROM /* TEMPLATE: schema */_ratelimit_proxy_consume_keys(packs.slots, ARRAY(SELECT generate_series(1, packs.n)), name, packs.keys,
-                      rate, period, capacity, packs.counts, at) AS r
-              LEFT JOIN LATERAL unnest(r.ord, r.value, r.ts) WITH ORDINALITY AS u (ord, value, ts, j) ON true
-          ) AS d;
-        IF parts IS DISTINCT FROM packs.n THEN
-            RAISE SQLSTATE '08007' USING MESSAGE = 'rate limits: a partition gave no answer';
-        END IF;
-    EXCEPTION WHEN OTHERS THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_proxy_raise(SQLSTATE, SQLERRM);
-    END;
-END
-$body$;
-
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_coalesce(
-    v_slot integer,
-    v_names text[], v_rates double precision[], v_periods interval[], v_capacities double precision[],
-    v_keys text[], v_defs integer[], v_starts timestamptz[],
-    v_repeats integer[], v_counts double precision[], v_floors double precision[],
-    v_calls integer[], v_asks integer[], v_ask_defs integer[], v_ask_starts timestamptz[],
-    v_ask_counts double precision[], v_ask_floors double precision[], v_now timestamptz,
-    v_windows timestamptz[], v_firsts integer[], v_lasts integer[],
-    OUT seen timestamptz, OUT at timestamptz, OUT early integer,
-    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[], OUT after double precision[]
-)
-LANGUAGE plproxy
-AS $body$ CLUSTER 'txlimit'; RUN ON v_slot;
-    SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts, r.after
-      FROM /* TEMPLATE: schema */_ratelimit_coalesce($2::text[], $3::double precision[], $4::interval[], $5::double precision[],
-          $6::text[], $7::integer[], $8::timestamptz[], $9::integer[], $10::double precision[], $11::double precision[],
-          $12::integer[], $13::integer[], $14::integer[], $15::timestamptz[], $16::double precision[], $17::double precision[], $18::timestamptz,
-          $19::timestamptz[], $20::integer[], $21::integer[]) AS r; $body$;
 
 -- Arrays of each partition's arrays, as text. The definitions go to all.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_coalesce(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_coalesce(
     v_slots integer[], v_parts integer[],
     v_names text[], v_rates double precision[], v_periods interval[], v_capacities double precision[],
     v_keys text[], v_defs text[], v_starts text[], v_repeats text[], v_counts text[], v_floors text[],
@@ -302,7 +206,7 @@ AS $body$ CLUSTER 'txlimit';
           $20::timestamptz[], $21::integer[], $22::integer[]) AS r; $body$;
 
 -- Merges the rows of keys whose limits were sharded, and takes nothing. Each partition commits that, though the batch then fails.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_merge(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_merge(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS void
@@ -317,223 +221,45 @@ EXCEPTION WHEN OTHERS THEN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
-    names text[], rates double precision[], periods interval[], capacities double precision[],
-    keys text[], defs integer[], starts timestamptz[],
-    repeats integer[], counts double precision[], floors double precision[],
-    calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[],
-    ask_counts double precision[], ask_floors double precision[],
-    now timestamptz DEFAULT NULL, windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL,
-    OUT seen timestamptz, OUT at timestamptz, OUT early integer,
-    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[], OUT after double precision[]
-)
-LANGUAGE plpgsql
-SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    slots   integer[]; -- of each key
-    servers integer[];
-    ords    integer[]; -- the keys of the first part, then of the second ...
-    places  integer[]; -- of each key in its part
-    packs   record;
-    parts   integer;
-BEGIN
-    PERFORM /* TEMPLATE: schema */_ratelimit_proxy_check();
-    SELECT pg_catalog.array_agg(s.slot ORDER BY s.i), pg_catalog.array_agg(m.servers[s.slot + 1] ORDER BY s.i) INTO slots, servers
-      FROM (SELECT u.i, /* TEMPLATE: schema */_ratelimit_slot(u.key) AS slot FROM pg_catalog.unnest(keys) WITH ORDINALITY AS u (key, i)) AS s
-     CROSS JOIN /* TEMPLATE: schema */rate_limit_slot_map AS m;
-    IF EXISTS (SELECT FROM unnest(calls, asks) AS a (call, ask) GROUP BY a.call HAVING min(slots[a.ask]) <> max(slots[a.ask])) THEN
-        RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the keys of one call are in different slots';
-    END IF;
-    IF servers[1] <> -1 AND servers[1] = ALL (servers) THEN
-        SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts, r.after INTO seen, at, early, ord, value, ts, after
-          FROM /* TEMPLATE: schema */_ratelimit_proxy_coalesce(slots[1], names, rates, periods, capacities, keys, defs, starts, repeats, counts, floors,
-              calls, asks, ask_defs, ask_starts, ask_counts, ask_floors, now, windows, firsts, lasts) AS r;
-        RETURN;
-    END IF;
-    seen := /* TEMPLATE: schema */_ratelimit_proxy_now(slots, servers, now);
-    at := seen;
-    early := 0; -- which makes no difference, since seen is at
-    BEGIN
-        ords := ARRAY(SELECT u.i::integer FROM pg_catalog.unnest(servers) WITH ORDINALITY AS u (server, i) ORDER BY u.server, u.i);
-        places := ARRAY(SELECT row_number() OVER (PARTITION BY u.server ORDER BY u.i)::integer
-                          FROM pg_catalog.unnest(servers) WITH ORDINALITY AS u (server, i) ORDER BY u.i);
-        -- The keys with repeats come first, in each part too.
-        SELECT pg_catalog.array_agg(g.slot ORDER BY g.server) AS slots, pg_catalog.array_agg(g.begins ORDER BY g.server)::integer[] AS begins,
-               pg_catalog.array_agg(g.keys::text ORDER BY g.server) AS keys, pg_catalog.array_agg(g.defs::text ORDER BY g.server) AS defs,
-               pg_catalog.array_agg(CASE WHEN pg_catalog.cardinality(starts) > 0 THEN g.starts::text ELSE '{}' END ORDER BY g.server) AS starts,
-               pg_catalog.array_agg(coalesce(g.repeats::text, '{}') ORDER BY g.server) AS repeats,
-               pg_catalog.array_agg(coalesce(g.counts::text, '{}') ORDER BY g.server) AS counts,
-               pg_catalog.array_agg(coalesce(g.floors::text, '{}') ORDER BY g.server) AS floors,
-               pg_catalog.array_agg(coalesce(b.calls::text, '{}') ORDER BY g.server) AS calls,
-               pg_catalog.array_agg(coalesce(b.asks::text, '{}') ORDER BY g.server) AS asks,
-               pg_catalog.array_agg(coalesce(b.defs::text, '{}') ORDER BY g.server) AS ask_defs,
-               pg_catalog.array_agg(coalesce(b.starts::text, '{}') ORDER BY g.server) AS ask_starts,
-               pg_catalog.array_agg(coalesce(b.counts::text, '{}') ORDER BY g.server) AS ask_counts,
-               pg_catalog.array_agg(coalesce(b.floors::text, '{}') ORDER BY g.server) AS ask_floors,
-               count(*)::integer AS n
-          INTO packs
-          FROM (
-            SELECT u.server, min(u.slot) AS slot, (sum(count(*)) OVER (ORDER BY u.server))::bigint - count(*) AS begins,
-                   pg_catalog.array_agg(u.key ORDER BY u.i) AS keys, pg_catalog.array_agg(u.def ORDER BY u.i) AS defs,
-                   pg_catalog.array_agg(u.start ORDER BY u.i) AS starts,
-                   pg_catalog.array_agg(u.repeats ORDER BY u.i) FILTER (WHERE u.i <= pg_catalog.cardinality(repeats)) AS repeats,
-                   pg_catalog.array_agg(u.count ORDER BY u.i) FILTER (WHERE u.i <= pg_catalog.cardinality(repeats)) AS counts,
-                   pg_catalog.array_agg(u.floor ORDER BY u.i) FILTER (WHERE u.i <= pg_catalog.cardinality(repeats)) AS floors
-              FROM unnest(keys, defs, starts, repeats, counts, floors, slots, servers) WITH ORDINALITY
-                AS u (key, def, start, repeats, count, floor, slot, server, i)
-             GROUP BY u.server
-          ) AS g
-          LEFT JOIN (
-            SELECT servers[u.ask] AS server, pg_catalog.array_agg(u.call ORDER BY u.i) AS calls, pg_catalog.array_agg(places[u.ask] ORDER BY u.i) AS asks,
-                   pg_catalog.array_agg(u.def ORDER BY u.i) AS defs, pg_catalog.array_agg(u.start ORDER BY u.i) AS starts,
-                   pg_catalog.array_agg(u.count ORDER BY u.i) AS counts, pg_catalog.array_agg(u.floor ORDER BY u.i) AS floors
-              FROM unnest(calls, asks, ask_defs, ask_starts, ask_counts, ask_floors) WITH ORDINALITY AS u (call, ask, def, start, count, floor, i)
-             GROUP BY 1
-          ) AS b USING (server);
-        SELECT pg_catalog.count(DISTINCT d.part), pg_catalog.array_agg(ords[packs.begins[d.part] + d.ord] ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
-               pg_catalog.array_agg(d.value ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
-               pg_catalog.array_agg(d.ts ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
-               pg_catalog.array_agg(d.after ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL)
-          INTO parts, ord, value, ts, after
-          FROM (
-            SELECT r.part, u.*
-              FROM /* TEMPLATE: schema */_ratelimit_proxy_coalesce(packs.slots, ARRAY(SELECT generate_series(1, packs.n)), names, rates, periods, capacities,
-                      packs.keys, packs.defs, packs.starts, packs.repeats, packs.counts, packs.floors, packs.calls, packs.asks, packs.ask_defs,
-                      packs.ask_starts, packs.ask_counts, packs.ask_floors, at, windows, firsts, lasts) AS r
-              LEFT JOIN LATERAL unnest(r.ord, r.value, r.ts, r.after) WITH ORDINALITY AS u (ord, value, ts, after, j) ON true
-          ) AS d;
-        IF parts IS DISTINCT FROM packs.n THEN -- a key without an answer would count as full
-            RAISE SQLSTATE '08007' USING MESSAGE = 'rate limits: a partition gave no answer';
-        END IF;
-    EXCEPTION WHEN OTHERS THEN
-        IF SQLSTATE = 'RL002' THEN
-            PERFORM /* TEMPLATE: schema */_ratelimit_proxy_merge(names, rates, periods, capacities, keys, defs, starts, now, windows, firsts, lasts);
-        END IF;
-        PERFORM /* TEMPLATE: schema */_ratelimit_proxy_raise(SQLSTATE, SQLERRM);
-    END;
-END
-$body$;
 
 -- 3. All partitions at once.
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_reset(v_slots integer[], v_names text[], v_keys text[]) RETURNS SETOF integer
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_reset(v_slots integer[], v_names text[], v_keys text[]) RETURNS SETOF integer
 LANGUAGE plproxy
 AS $body$ CLUSTER 'txlimit'; SPLIT v_slots, v_names, v_keys; RUN ON v_slots; SELECT /* TEMPLATE: schema */_ratelimit_reset($2::text[], $3::text[]); $body$;
 
--- Each partition resets its keys in a transaction of its own. After an error, some may be reset: reset them again.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_reset(names text[], keys text[], OUT deleted integer)
-LANGUAGE sql
-BEGIN ATOMIC
-    SELECT coalesce(sum(r), 0)::integer
-      FROM /* TEMPLATE: schema */_ratelimit_proxy_reset(ARRAY(SELECT /* TEMPLATE: schema */_ratelimit_settled(/* TEMPLATE: schema */_ratelimit_route(u.key)) FROM unnest(names, keys) AS u (name, key)), names, keys) AS r;
-END;
+-- 4. Partitions, and the slots that move between them. These run as who calls them, and connect so: give them to nobody. Each of _plproxy_slots_...
+-- calls the function of the same name, or reads a table, on a partition.
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_sweep(
-    v_name text, v_rate double precision, v_period interval, v_kind text, v_capacity double precision, v_start timestamptz, v_varies interval,
-    v_spared text[], v_first text, v_now timestamptz
-) RETURNS TABLE (deleted integer, next text)
-LANGUAGE plproxy SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1
-AS $body$ CLUSTER 'txlimit'; RUN ON ALL;
-    SELECT r.deleted, r.next
-      FROM /* TEMPLATE: schema */_ratelimit_sweep_rows($1::text, $2::double precision, $3::interval, $4::text, $5::double precision, $6::timestamptz,
-          $7::interval, $8::text[], $9::text, $10::timestamptz) AS r; $body$;
-
--- Sweeps one batch of each partition, from the same key on. The next begins at the first key that some partition has not looked at.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep(
-    name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
-    first text, varies interval, now timestamptz,
-    OUT deleted integer, OUT next text
-)
-LANGUAGE plpgsql
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    n record;
-    spared text[]; -- if the numbers vary, the keys with an override
-BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
-    END IF;
-    SELECT f.* INTO n FROM /* TEMPLATE: schema */_ratelimit_sweep_numbers(name, rate, period, kind, capacity, start, varies) AS f; -- in the tables of the proxy
-    IF n.nothing THEN
-        deleted := 0;
-        RETURN;
-    END IF;
-    IF n.varies IS NOT NULL THEN
-        spared := ARRAY(SELECT o.key FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-            WHERE o.name = name AND o.key >= first AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day');
-    END IF;
-    SELECT coalesce(sum(r.deleted), 0)::integer, min(r.next COLLATE "C") INTO deleted, next
-      FROM /* TEMPLATE: schema */_ratelimit_proxy_sweep(name, n.rate, n.period, n.kind, n.capacity, n.start, n.varies, spared, first, now) AS r;
-END
-$body$;
-
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_proxy_keys(
-    v_name text, v_rate double precision, v_period interval, v_kind text, v_capacity double precision, v_start timestamptz, v_now timestamptz,
-    v_zone text, v_anchor timestamp, v_keys text[]
-) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
-LANGUAGE plproxy SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1
-AS $body$ CLUSTER 'txlimit'; RUN ON ALL;
-    SELECT r.key, r.remaining, r.retry_at
-      FROM /* TEMPLATE: schema */_ratelimit_keys($1::text, $2::double precision, $3::interval, $4::text, $5::double precision, $6::timestamptz,
-          $8::text, $9::timestamp, $10::text[], $7::timestamptz) AS r; $body$;
-
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_keys(
-    name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
-    zone text, anchor timestamp, keys text[], now timestamptz
-) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
-LANGUAGE plpgsql
-AS $body$
-#variable_conflict use_variable
-BEGIN
-    IF coalesce(rate, capacity) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL AND kind = 'token bucket' THEN
-        RETURN QUERY SELECT k.* FROM /* TEMPLATE: schema */_ratelimit_keys_named(name, NULL, NULL, kind, NULL, NULL, NULL, NULL, keys, now) AS k;
-    ELSE
-        RETURN QUERY SELECT k.* FROM /* TEMPLATE: schema */_ratelimit_proxy_keys(name, rate, period, kind, capacity, start, coalesce(now, clock_timestamp()), zone, anchor, keys) AS k;
-    END IF;
-END
-$body$;
-
--- 4. The rows of ratelimit_add are on a partition.
-
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_add(v_slot integer, v_id bigint, v_made_at timestamptz, v_name text, v_key text, v_more double precision)
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_add_once(v_slot integer, v_id bigint, v_made_at timestamptz, v_name text, v_key text, v_more double precision)
 RETURNS double precision
 LANGUAGE plproxy SET datestyle = 'ISO' SET extra_float_digits = 1
 AS $body$ CLUSTER 'txlimit'; RUN ON v_slot;
-    SELECT /* TEMPLATE: schema */_ratelimit_add_once($2::bigint, $3::timestamptz, $4::text, $5::text, $6::double precision); $body$;
+    SELECT /* TEMPLATE: schema */_plproxy_add_once($2::bigint, $3::timestamptz, $4::text, $5::text, $6::double precision); $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_add_tokens(o /* TEMPLATE: schema */rate_limit_overrides, more double precision) RETURNS double precision
-LANGUAGE sql
-RETURN /* TEMPLATE: schema */_plproxy_add(/* TEMPLATE: schema */_ratelimit_settled(/* TEMPLATE: schema */_ratelimit_slot(coalesce(o.key, ''))), o.id, o.made_at, o.name, coalesce(o.key, ''), more);
-
--- 5. Partitions, and the slots that move between them. These run as who calls them, and connect so: give them to nobody. Their names and
--- that of _plproxy_add do not begin with _ratelimit, so that a loop that grants the limiter's functions leaves them out.
-
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_enter(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_slots_enter(
     v_connection text, v_begins boolean, v_slots integer[], v_names text[], v_keys text[], v_shard smallint[], v_shards smallint[], v_values double precision[], v_ts timestamptz[]
 ) RETURNS integer
 LANGUAGE plproxy SET datestyle = 'ISO' SET extra_float_digits = 1
 AS $body$ CONNECT v_connection;
-    SELECT /* TEMPLATE: schema */_ratelimit_slots_enter($2::boolean, $3::integer[], $4::text[], $5::text[], $6::smallint[], $7::smallint[], $8::double precision[], $9::timestamptz[]); $body$;
+    SELECT /* TEMPLATE: schema */_plproxy_slots_enter($2::boolean, $3::integer[], $4::text[], $5::text[], $6::smallint[], $7::smallint[], $8::double precision[], $9::timestamptz[]); $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_leave(v_connection text, v_slots integer[]) RETURNS integer
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_slots_leave(v_connection text, v_slots integer[]) RETURNS integer
 LANGUAGE plproxy
-AS $body$ CONNECT v_connection; SELECT /* TEMPLATE: schema */_ratelimit_slots_leave($2::integer[]); $body$;
+AS $body$ CONNECT v_connection; SELECT /* TEMPLATE: schema */_plproxy_slots_leave($2::integer[]); $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_left(v_connection text, v_slots integer[])
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_slots_left(v_connection text, v_slots integer[])
 RETURNS TABLE (name text, key text, shard smallint, shards smallint, value double precision, ts timestamptz)
 LANGUAGE plproxy SET datestyle = 'ISO' SET extra_float_digits = 1
 AS $body$ CONNECT v_connection;
     SELECT l.name, l.key, l.shard, l.shards, l.value, l.ts FROM /* TEMPLATE: schema */rate_limits_left AS l WHERE l.slot = ANY ($2::integer[]); $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_forget(v_connection text, v_slots integer[]) RETURNS integer
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_slots_forget(v_connection text, v_slots integer[]) RETURNS integer
 LANGUAGE plproxy
-AS $body$ CONNECT v_connection; SELECT /* TEMPLATE: schema */_ratelimit_slots_forget($2::integer[]); $body$;
+AS $body$ CONNECT v_connection; SELECT /* TEMPLATE: schema */_plproxy_slots_forget($2::integer[]); $body$;
 
-REVOKE EXECUTE ON FUNCTION /* TEMPLATE: schema */_plproxy_enter, /* TEMPLATE: schema */_plproxy_leave, /* TEMPLATE: schema */_plproxy_left,
-    /* TEMPLATE: schema */_plproxy_forget, /* TEMPLATE: schema */_plproxy_add FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION /* TEMPLATE: schema */_plproxy_slots_enter, /* TEMPLATE: schema */_plproxy_slots_leave, /* TEMPLATE: schema */_plproxy_slots_left,
+    /* TEMPLATE: schema */_plproxy_slots_forget, /* TEMPLATE: schema */_plproxy_add_once FROM PUBLIC;
 
 -- Begins a cluster: the slots are spread evenly over these partitions. Later it adds partitions, without slots. To begin with a server that has
 -- rows, begin with it alone.
@@ -569,7 +295,7 @@ BEGIN
     EXECUTE 'CREATE SERVER txlimit FOREIGN DATA WRAPPER plproxy OPTIONS (' || (
         SELECT pg_catalog.string_agg(pg_catalog.format('p%s %L', slot, connections[slot % n + 1]), ', ' ORDER BY slot) FROM generate_series(0, 255) AS slot) || ')';
     CREATE USER MAPPING FOR PUBLIC SERVER txlimit;
-    PERFORM /* TEMPLATE: schema */_plproxy_enter(connections[server + 1], true, ARRAY(SELECT slot FROM generate_series(0, 255) AS slot WHERE slot % n = server),
+    PERFORM /* TEMPLATE: schema */_plproxy_slots_enter(connections[server + 1], true, ARRAY(SELECT slot FROM generate_series(0, 255) AS slot WHERE slot % n = server),
             '{}', '{}', '{}', '{}', '{}', '{}')
        FROM generate_series(0, n - 1) AS server;
 END
@@ -631,11 +357,11 @@ BEGIN
             WHERE m.slot = ANY (slots) AND m.source = source.no AND m.target = server AND NOT m.arrived ORDER BY m.slot);
         IF pg_catalog.cardinality(these) > 0 THEN
             -- 2. The source refuses them and keeps their rows aside.
-            PERFORM /* TEMPLATE: schema */_plproxy_leave(source.connection, these);
+            PERFORM /* TEMPLATE: schema */_plproxy_slots_leave(source.connection, these);
             -- 3. The target gets them with their rows, at once.
-            PERFORM /* TEMPLATE: schema */_plproxy_enter(target, false, these, pg_catalog.array_agg(l.name), pg_catalog.array_agg(l.key),
+            PERFORM /* TEMPLATE: schema */_plproxy_slots_enter(target, false, these, pg_catalog.array_agg(l.name), pg_catalog.array_agg(l.key),
                     pg_catalog.array_agg(l.shard), pg_catalog.array_agg(l.shards), pg_catalog.array_agg(l.value), pg_catalog.array_agg(l.ts))
-               FROM /* TEMPLATE: schema */_plproxy_left(source.connection, these) AS l;
+               FROM /* TEMPLATE: schema */_plproxy_slots_left(source.connection, these) AS l;
             -- 4. Calls go to the target.
             FOREACH s IN ARRAY these LOOP
                 EXECUTE pg_catalog.format('ALTER SERVER txlimit OPTIONS (SET p%s %L)', s, target);
@@ -650,7 +376,7 @@ BEGIN
         these := ARRAY(SELECT m.slot FROM /* TEMPLATE: schema */rate_limit_moves AS m
             WHERE m.slot = ANY (slots) AND m.source = source.no AND m.target = server AND m.arrived ORDER BY m.slot);
         IF pg_catalog.cardinality(these) > 0 THEN
-            PERFORM /* TEMPLATE: schema */_plproxy_forget(source.connection, these);
+            PERFORM /* TEMPLATE: schema */_plproxy_slots_forget(source.connection, these);
             DELETE FROM /* TEMPLATE: schema */rate_limit_moves AS m WHERE m.slot = ANY (these);
         END IF;
         COMMIT;
@@ -662,17 +388,213 @@ REVOKE EXECUTE ON ROUTINE /* TEMPLATE: schema */ratelimit_add_servers, /* TEMPLA
 
 $sql$, '/* TEMPLATE: schema */', pg_catalog.format('%I.', current_schema));
 
--- 6. The functions that decide for one key, or for several of one slot. PL/Proxy sends values as text, so it must write them alike
--- whatever the session's settings.
+-- 5. The functions of the engine that read or write rate_limits take these bodies. All else of them (names, arguments, defaults, results) is
+-- the engine's. PL/Proxy sends values as text, so it must write them alike whatever the session's settings.
 FOR f IN
-    SELECT p.proname, pg_get_function_arguments(p.oid) AS arguments, pg_get_function_result(p.oid) AS result, d.route
-      FROM (VALUES ('_ratelimit_consume', '_ratelimit_route(key)'), ('_ratelimit_consume_sharded', '_ratelimit_route(key)'),
-                   ('_ratelimit_consume_several', '_ratelimit_route(keys)'), ('_ratelimit_apply', '_ratelimit_route(keys)'),
-                   ('_ratelimit_refund', '_ratelimit_route_settled(keys)'), ('_ratelimit_move', '_ratelimit_route(keys)')) AS d (name, route)
-      JOIN pg_proc AS p ON p.proname = d.name AND p.pronamespace = current_schema::regnamespace
+    SELECT p.proname, pg_get_function_arguments(p.oid) AS arguments, pg_get_function_result(p.oid) AS result, d.language, d.body,
+           (SELECT string_agg(format('$%s::%s', u.i + CASE WHEN d.name = '_ratelimit_sweep_rows' THEN 0 ELSE 1 END, format_type(u.type, NULL)), ', ' ORDER BY u.i)
+              FROM unnest(p.proargtypes) WITH ORDINALITY AS u (type, i)) AS passed,
+           (SELECT string_agg(format('r.%I', p.proargnames[u.i]), ', ' ORDER BY u.i) FROM unnest(p.proargmodes) WITH ORDINALITY AS u (mode, i) WHERE u.mode = 'o') AS results
+      FROM (VALUES
+        -- For one key, or for several of one slot.
+        ('_ratelimit_consume', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route(key);$$),
+        ('_ratelimit_consume_sharded', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route(key);$$),
+        ('_ratelimit_consume_several', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route(keys);$$),
+        ('_ratelimit_apply', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route(keys);$$),
+        ('_ratelimit_refund', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route_settled(keys);$$),
+        ('_ratelimit_move', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route(keys);$$),
+
+        -- On all partitions.
+        ('_ratelimit_keys_of', 'plproxy', $$CLUSTER 'txlimit'; RUN ON ALL;$$),
+        ('_ratelimit_used_keys', 'plproxy', $$CLUSTER 'txlimit'; RUN ON ALL;$$),
+        -- Each partition resets its keys in a transaction of its own. After an error, some may be reset: reset them again.
+        ('_ratelimit_reset', 'plpgsql', $$
+#variable_conflict use_variable
+BEGIN
+    SELECT coalesce(sum(r), 0)::integer INTO deleted
+      FROM /* TEMPLATE: schema */_plproxy_reset(ARRAY(SELECT /* TEMPLATE: schema */_plproxy_settled(/* TEMPLATE: schema */_plproxy_route(u.key)) FROM unnest(names, keys) AS u (name, key)), names, keys) AS r;
+END
+$$),
+        -- One batch of each partition, from the same key on. The next begins at the first key that some partition has not looked at. The
+        -- partitions know of no overrides: the keys that have one are spared.
+        ('_ratelimit_sweep_rows', 'plpgsql', $$
+#variable_conflict use_variable
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
+    END IF;
+    IF varies IS NOT NULL THEN
+        spared := ARRAY(SELECT o.key FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+            WHERE o.name = name AND o.key >= first AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day');
+    END IF;
+    SELECT coalesce(sum(r.deleted), 0)::integer, min(r.next COLLATE "C") INTO deleted, next
+      FROM /* TEMPLATE: schema */_plproxy_sweep_rows(name, rate, period, kind, capacity, start, varies, spared, first, now) AS r;
+END
+$$),
+
+        -- Tokens are added on the partition of the key.
+        ('_ratelimit_add_tokens', 'plpgsql', $$
+#variable_conflict use_variable
+BEGIN
+    RETURN /* TEMPLATE: schema */_plproxy_add_once(/* TEMPLATE: schema */_plproxy_settled(/* TEMPLATE: schema */_plproxy_slot(coalesce(o.key, ''))), o.id, o.made_at,
+        o.name, coalesce(o.key, ''), more);
+END
+$$),
+
+        -- Batches: see 2.
+        ('_ratelimit_consume_keys', 'plpgsql', $$
+#variable_conflict use_variable
+DECLARE
+    slots   integer[]; -- of each key
+    servers integer[];
+    ords    integer[]; -- the keys of the first part, then of the second ...
+    packs   record;
+    parts   integer;
+BEGIN
+    PERFORM /* TEMPLATE: schema */_plproxy_check();
+    SELECT pg_catalog.array_agg(s.slot ORDER BY s.i), pg_catalog.array_agg(m.servers[s.slot + 1] ORDER BY s.i) INTO slots, servers
+      FROM (SELECT u.i, /* TEMPLATE: schema */_plproxy_slot(u.key) AS slot FROM pg_catalog.unnest(keys) WITH ORDINALITY AS u (key, i)) AS s
+     CROSS JOIN /* TEMPLATE: schema */rate_limit_slot_map AS m;
+    IF servers[1] <> -1 AND servers[1] = ALL (servers) THEN
+        SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts INTO seen, at, early, ord, value, ts
+          FROM /* TEMPLATE: schema */_plproxy_consume_keys(slots[1], name, keys, rate, period, capacity, counts, now) AS r;
+        RETURN;
+    END IF;
+    seen := /* TEMPLATE: schema */_plproxy_now(slots, servers, now);
+    at := seen;
+    BEGIN
+        SELECT pg_catalog.array_agg(g.slot ORDER BY g.server) AS slots, pg_catalog.array_agg(g.begins ORDER BY g.server)::integer[] AS begins,
+               pg_catalog.array_agg(g.keys::text ORDER BY g.server) AS keys, pg_catalog.array_agg(g.counts::text ORDER BY g.server) AS counts,
+               count(*)::integer AS n
+          INTO packs
+          FROM (
+            SELECT u.server, min(u.slot) AS slot, (sum(count(*)) OVER (ORDER BY u.server))::bigint - count(*) AS begins,
+                   pg_catalog.array_agg(u.key ORDER BY u.i) AS keys, pg_catalog.array_agg(u.count ORDER BY u.i) AS counts
+              FROM unnest(keys, counts, slots, servers) WITH ORDINALITY AS u (key, count, slot, server, i)
+             GROUP BY u.server
+          ) AS g;
+        ords := ARRAY(SELECT u.i::integer FROM pg_catalog.unnest(servers) WITH ORDINALITY AS u (server, i) ORDER BY u.server, u.i);
+        SELECT sum(CASE WHEN d.j = 1 THEN d.early ELSE 0 END), pg_catalog.count(DISTINCT d.part),
+               coalesce(pg_catalog.array_agg(ords[packs.begins[d.part] + d.ord] ORDER BY d.j > d.early, d.part, d.j) FILTER (WHERE d.ord IS NOT NULL), '{}'),
+               pg_catalog.array_agg(d.value ORDER BY d.j > d.early, d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
+               pg_catalog.array_agg(d.ts ORDER BY d.j > d.early, d.part, d.j) FILTER (WHERE d.ord IS NOT NULL)
+          INTO early, parts, ord, value, ts
+          FROM (
+            SELECT r.part, r.early, u.ord, u.value, u.ts, coalesce(u.j, 1) AS j
+              FROM /* TEMPLATE: schema */_plproxy_consume_keys(packs.slots, ARRAY(SELECT generate_series(1, packs.n)), name, packs.keys,
+                      rate, period, capacity, packs.counts, at) AS r
+              LEFT JOIN LATERAL unnest(r.ord, r.value, r.ts) WITH ORDINALITY AS u (ord, value, ts, j) ON true
+          ) AS d;
+        IF parts IS DISTINCT FROM packs.n THEN
+            RAISE SQLSTATE '08007' USING MESSAGE = 'rate limits: a partition gave no answer';
+        END IF;
+    EXCEPTION WHEN OTHERS THEN
+        PERFORM /* TEMPLATE: schema */_plproxy_raise(SQLSTATE, SQLERRM);
+    END;
+END
+$$),
+        ('_ratelimit_coalesce', 'plpgsql', $$
+#variable_conflict use_variable
+DECLARE
+    slots   integer[]; -- of each key
+    servers integer[];
+    ords    integer[]; -- the keys of the first part, then of the second ...
+    places  integer[]; -- of each key in its part
+    packs   record;
+    parts   integer;
+BEGIN
+    PERFORM /* TEMPLATE: schema */_plproxy_check();
+    SELECT pg_catalog.array_agg(s.slot ORDER BY s.i), pg_catalog.array_agg(m.servers[s.slot + 1] ORDER BY s.i) INTO slots, servers
+      FROM (SELECT u.i, /* TEMPLATE: schema */_plproxy_slot(u.key) AS slot FROM pg_catalog.unnest(keys) WITH ORDINALITY AS u (key, i)) AS s
+     CROSS JOIN /* TEMPLATE: schema */rate_limit_slot_map AS m;
+    IF EXISTS (SELECT FROM unnest(calls, asks) AS a (call, ask) GROUP BY a.call HAVING min(slots[a.ask]) <> max(slots[a.ask])) THEN
+        RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the keys of one call are in different slots';
+    END IF;
+    IF servers[1] <> -1 AND servers[1] = ALL (servers) THEN
+        SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts, r.after INTO seen, at, early, ord, value, ts, after
+          FROM /* TEMPLATE: schema */_plproxy_coalesce(slots[1], names, rates, periods, capacities, keys, defs, starts, repeats, counts, floors,
+              calls, asks, ask_defs, ask_starts, ask_counts, ask_floors, now, windows, firsts, lasts) AS r;
+        RETURN;
+    END IF;
+    seen := /* TEMPLATE: schema */_plproxy_now(slots, servers, now);
+    at := seen;
+    early := 0; -- which makes no difference, since seen is at
+    BEGIN
+        ords := ARRAY(SELECT u.i::integer FROM pg_catalog.unnest(servers) WITH ORDINALITY AS u (server, i) ORDER BY u.server, u.i);
+        places := ARRAY(SELECT row_number() OVER (PARTITION BY u.server ORDER BY u.i)::integer
+                          FROM pg_catalog.unnest(servers) WITH ORDINALITY AS u (server, i) ORDER BY u.i);
+        -- The keys with repeats come first, in each part too.
+        SELECT pg_catalog.array_agg(g.slot ORDER BY g.server) AS slots, pg_catalog.array_agg(g.begins ORDER BY g.server)::integer[] AS begins,
+               pg_catalog.array_agg(g.keys::text ORDER BY g.server) AS keys, pg_catalog.array_agg(g.defs::text ORDER BY g.server) AS defs,
+               pg_catalog.array_agg(CASE WHEN pg_catalog.cardinality(starts) > 0 THEN g.starts::text ELSE '{}' END ORDER BY g.server) AS starts,
+               pg_catalog.array_agg(coalesce(g.repeats::text, '{}') ORDER BY g.server) AS repeats,
+               pg_catalog.array_agg(coalesce(g.counts::text, '{}') ORDER BY g.server) AS counts,
+               pg_catalog.array_agg(coalesce(g.floors::text, '{}') ORDER BY g.server) AS floors,
+               pg_catalog.array_agg(coalesce(b.calls::text, '{}') ORDER BY g.server) AS calls,
+               pg_catalog.array_agg(coalesce(b.asks::text, '{}') ORDER BY g.server) AS asks,
+               pg_catalog.array_agg(coalesce(b.defs::text, '{}') ORDER BY g.server) AS ask_defs,
+               pg_catalog.array_agg(coalesce(b.starts::text, '{}') ORDER BY g.server) AS ask_starts,
+               pg_catalog.array_agg(coalesce(b.counts::text, '{}') ORDER BY g.server) AS ask_counts,
+               pg_catalog.array_agg(coalesce(b.floors::text, '{}') ORDER BY g.server) AS ask_floors,
+               count(*)::integer AS n
+          INTO packs
+          FROM (
+            SELECT u.server, min(u.slot) AS slot, (sum(count(*)) OVER (ORDER BY u.server))::bigint - count(*) AS begins,
+                   pg_catalog.array_agg(u.key ORDER BY u.i) AS keys, pg_catalog.array_agg(u.def ORDER BY u.i) AS defs,
+                   pg_catalog.array_agg(u.start ORDER BY u.i) AS starts,
+                   pg_catalog.array_agg(u.repeats ORDER BY u.i) FILTER (WHERE u.i <= pg_catalog.cardinality(repeats)) AS repeats,
+                   pg_catalog.array_agg(u.count ORDER BY u.i) FILTER (WHERE u.i <= pg_catalog.cardinality(repeats)) AS counts,
+                   pg_catalog.array_agg(u.floor ORDER BY u.i) FILTER (WHERE u.i <= pg_catalog.cardinality(repeats)) AS floors
+              FROM unnest(keys, defs, starts, repeats, counts, floors, slots, servers) WITH ORDINALITY
+                AS u (key, def, start, repeats, count, floor, slot, server, i)
+             GROUP BY u.server
+          ) AS g
+          LEFT JOIN (
+            SELECT servers[u.ask] AS server, pg_catalog.array_agg(u.call ORDER BY u.i) AS calls, pg_catalog.array_agg(places[u.ask] ORDER BY u.i) AS asks,
+                   pg_catalog.array_agg(u.def ORDER BY u.i) AS defs, pg_catalog.array_agg(u.start ORDER BY u.i) AS starts,
+                   pg_catalog.array_agg(u.count ORDER BY u.i) AS counts, pg_catalog.array_agg(u.floor ORDER BY u.i) AS floors
+              FROM unnest(calls, asks, ask_defs, ask_starts, ask_counts, ask_floors) WITH ORDINALITY AS u (call, ask, def, start, count, floor, i)
+             GROUP BY 1
+          ) AS b USING (server);
+        SELECT pg_catalog.count(DISTINCT d.part), pg_catalog.array_agg(ords[packs.begins[d.part] + d.ord] ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
+               pg_catalog.array_agg(d.value ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
+               pg_catalog.array_agg(d.ts ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL),
+               pg_catalog.array_agg(d.after ORDER BY d.part, d.j) FILTER (WHERE d.ord IS NOT NULL)
+          INTO parts, ord, value, ts, after
+          FROM (
+            SELECT r.part, u.*
+              FROM /* TEMPLATE: schema */_plproxy_coalesce(packs.slots, ARRAY(SELECT generate_series(1, packs.n)), names, rates, periods, capacities,
+                      packs.keys, packs.defs, packs.starts, packs.repeats, packs.counts, packs.floors, packs.calls, packs.asks, packs.ask_defs,
+                      packs.ask_starts, packs.ask_counts, packs.ask_floors, at, windows, firsts, lasts) AS r
+              LEFT JOIN LATERAL unnest(r.ord, r.value, r.ts, r.after) WITH ORDINALITY AS u (ord, value, ts, after, j) ON true
+          ) AS d;
+        IF parts IS DISTINCT FROM packs.n THEN -- a key without an answer would count as full
+            RAISE SQLSTATE '08007' USING MESSAGE = 'rate limits: a partition gave no answer';
+        END IF;
+    EXCEPTION WHEN OTHERS THEN
+        IF SQLSTATE = 'RL002' THEN
+            PERFORM /* TEMPLATE: schema */_plproxy_merge(names, rates, periods, capacities, keys, defs, starts, now, windows, firsts, lasts);
+        END IF;
+        PERFORM /* TEMPLATE: schema */_plproxy_raise(SQLSTATE, SQLERRM);
+    END;
+END
+$$)
+      ) AS d (name, language, body)
+      LEFT JOIN pg_proc AS p ON p.proname = d.name AND p.pronamespace = current_schema::regnamespace
 LOOP
-    EXECUTE format('CREATE OR REPLACE FUNCTION %I(%s) RETURNS %s LANGUAGE plproxy SET datestyle = ''ISO'' SET intervalstyle = ''postgres'' SET extra_float_digits = 1 AS %L',
-        f.proname, f.arguments, f.result, format('CLUSTER ''txlimit''; RUN ON %I.%s;', current_schema, f.route));
+    IF f.proname IS NULL THEN
+        RAISE EXCEPTION 'schema % lacks a function of the engine', quote_ident(current_schema) USING HINT = 'Run the migrations of this release first.';
+    END IF;
+    EXECUTE replace(format('CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */%I(%s) RETURNS %s LANGUAGE %s %s AS %L', f.proname, f.arguments, f.result, f.language,
+        settings, f.body), '/* TEMPLATE: schema */', format('%I.', current_schema));
+    -- How these call the engine: on the partition of a slot, and on all.
+    IF f.proname IN ('_ratelimit_consume_keys', '_ratelimit_coalesce') THEN
+        EXECUTE format('CREATE OR REPLACE FUNCTION %I.%I(v_slot integer, %s) RETURNS %s LANGUAGE plproxy AS %L', current_schema, replace(f.proname, '_ratelimit', '_plproxy'),
+            f.arguments, f.result, format('CLUSTER ''txlimit''; RUN ON v_slot; SELECT %s FROM %I.%I(%s) AS r;', f.results, current_schema, f.proname, f.passed));
+    ELSIF f.proname = '_ratelimit_sweep_rows' THEN
+        EXECUTE format('CREATE OR REPLACE FUNCTION %I._plproxy_sweep_rows(%s) RETURNS SETOF %s LANGUAGE plproxy %s AS %L', current_schema, f.arguments, f.result, settings,
+            format('CLUSTER ''txlimit''; RUN ON ALL; SELECT %s FROM %I.%I(%s) AS r;', f.results, current_schema, f.proname, f.passed));
+    END IF;
 END LOOP;
 END
 $plproxy$;
