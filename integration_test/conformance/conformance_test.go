@@ -9,7 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -56,7 +59,11 @@ func migrated(t *testing.T, changes ...string) string {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
+	var files fs.FS = migrations.FS
+	if dir := os.Getenv("TXLIMIT_TEST_MIGRATIONS"); dir != "" { // of command mutate, which edits SQL and compiles nothing
+		files = os.DirFS(dir)
+	}
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, files, goose.WithTableName(migrations.VersionTable))
 	if err == nil {
 		_, err = provider.Up(t.Context())
 	}
@@ -328,5 +335,74 @@ func TestTheReportIsComplete(t *testing.T) {
 	}
 	if n := len(slices.Collect(strings.Lines(progress.String()))); n != 2 {
 		t.Errorf("progress:\n%s", &progress)
+	}
+}
+
+// TestContentionConforms has the cases in which a write without a lock shows.
+func TestContentionConforms(t *testing.T) {
+	t.Parallel()
+	r, _ := conformance(t, config{url: migrated(t), only: "Contention: (first uses of several|calls of every kind)"})
+	if len(r.Cases) != 2 {
+		t.Errorf("%d cases", len(r.Cases))
+	}
+	for _, c := range r.Cases {
+		if c.Verdict != works {
+			t.Errorf("%s: %s: %s", c.Name, c.Verdict, c.Condition)
+		}
+	}
+}
+
+// TestARowThatWasNotInsertedIsNoticed puts back what was wrong on Citus, whose INSERT ... SELECT ... ON CONFLICT DO NOTHING counts rows that
+// existed: _ratelimit_apply took them for inserted, and so for locked.
+func TestARowThatWasNotInsertedIsNoticed(t *testing.T) {
+	t.Parallel()
+	url := migrated(t, `DO $do$
+		DECLARE
+			body text := pg_get_functiondef('_ratelimit_apply'::regproc);
+			changed text := regexp_replace(body, '(RETURNING r.shard\s+LOOP\s+m := m \+ 1;\s+END LOOP;)', '\1 m := shards[i];');
+		BEGIN
+			IF changed = body THEN RAISE 'there is no such loop'; END IF;
+			EXECUTE changed;
+		END $do$`)
+	for _, only := range []string{"Contention: first uses of several", "Contention: calls of every kind"} {
+		noticed := false
+		for began := time.Now(); !noticed && time.Since(began) < time.Minute; {
+			r, _ := conformance(t, config{url: url, only: only})
+			if c := r.Cases[0]; c.Verdict == wrong && strings.Contains(c.Condition, "granted") {
+				t.Logf("%s: %s", c.Name, c.Condition)
+				noticed = true
+			}
+		}
+		if !noticed {
+			t.Errorf("%s does not notice it", only)
+		}
+	}
+}
+
+// TestEveryStatementIsListed: the statements that are to be sent in each query mode are all that sqlc has generated.
+func TestEveryStatementIsListed(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../../internal/dbsqlc/*.sql.go")
+	if err != nil || len(files) < 4 {
+		t.Fatal(files, err)
+	}
+	var want []string
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range regexp.MustCompile("(?m)^const (\\w+) = `-- name: (\\w+) :").FindAllStringSubmatch(string(text), -1) {
+			want = append(want, match[2])
+		}
+	}
+	var got []string
+	for _, sql := range statements {
+		got = append(got, statementName(sql))
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("listed %v, want %v", got, want)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,12 +19,17 @@ import (
 func contentionCases() []testCase {
 	ways := calledWays()
 	few := only(ways, func(w way) bool { return w.level != pgx.RepeatableRead && !w.sql })
+	plain := only(ways, func(w way) bool {
+		return !w.sql && !strings.Contains(w.name, "Hot") && !strings.Contains(w.name, "SendTx")
+	})
 	return []testCase{
 		{name: "Contention: one key gives exactly its capacity", ways: ways, script: func(t *trial) { exhaust(t, 1, 100) }},
 		{name: "Contention: four keys give exactly their capacity", ways: ways, script: func(t *trial) { exhaust(t, 4, 40) }},
 		{name: "Contention: a sharded limit gives exactly its capacity", ways: few, script: func(t *trial) { exhaust(t, 1, 100, ratelimit.Shards(4)) }},
 		{name: "Contention: several limits in any order", ways: few, spread: true, script: anyOrder},
 		{name: "Contention: first uses of keys are raced", ways: few, script: firstUses},
+		{name: "Contention: first uses of several limits are raced", ways: ways, spread: true, script: firstUsesOfSeveral},
+		{name: "Contention: calls of every kind lose nothing of each other", ways: plain, script: everyKind},
 		{name: "Contention: one key keeps its rate", ways: ways, script: func(t *trial) { keepRate(t, 1) }},
 		{name: "Contention: four keys keep their rates", ways: few, script: func(t *trial) { keepRate(t, 4) }},
 	}
@@ -70,6 +77,21 @@ func (t *trial) race(step string, calls int, places []*place, asks func(i int) [
 }
 
 func (t *trial) raceFor(step string, calls int, places []*place, asks func(i int) []int, count func(i int) int) {
+	t.raceCalls(step, calls, places, func(i int) (asked []asking, err error) {
+		var requests []ratelimit.Request
+		for _, p := range asks(i) {
+			asked = append(asked, asking{p, count(i)})
+			requests = append(requests, places[p].request.Count(float64(count(i))))
+		}
+		return asked, t.way.call(t.ctx, t, requests...)
+	})
+}
+
+// asking is how many tokens a call asks a place for. A refund asks for less than none.
+type asking struct{ place, tokens int }
+
+// raceCalls makes calls from many goroutines. call makes call i, again after a conflict, and says what it asks for.
+func (t *trial) raceCalls(step string, calls int, places []*place, call func(i int) ([]asking, error)) {
 	t.unmodelled, t.step = true, step
 	y := &t.tally
 	if y.places == nil {
@@ -85,20 +107,19 @@ func (t *trial) raceFor(step string, calls int, places []*place, asks func(i int
 	for range goroutines {
 		wg.Go(func() {
 			for i := int(next.next()); i < calls && y.failed() == nil; i = int(next.next()) {
-				tokens := int64(count(i))
-				var requests []ratelimit.Request
-				for _, p := range asks(i) {
-					requests = append(requests, places[p].request.Count(float64(tokens)))
-				}
-				granted, err := t.contend(y, requests)
+				var asked []asking
+				granted, err := t.contend(y, func() (err error) {
+					asked, err = call(i)
+					return err
+				})
 				if err != nil {
 					y.note(&y.failure, err)
 					return
 				}
-				for _, p := range asks(i) {
-					places[p].asked.Add(tokens)
+				for _, a := range asked {
+					places[a.place].asked.Add(int64(a.tokens))
 					if granted {
-						places[p].granted.Add(tokens)
+						places[a.place].granted.Add(int64(a.tokens))
 					}
 				}
 			}
@@ -117,11 +138,11 @@ func (y *tally) failed() error {
 }
 
 // contend makes one call, again after a conflict or a refusal. A call that is refused to the end is not granted.
-func (t *trial) contend(y *tally, requests []ratelimit.Request) (granted bool, err error) {
+func (t *trial) contend(y *tally, call func() error) (granted bool, err error) {
 	y.calls.Add(1)
 	refusals := 0
 	for {
-		err := t.way.call(t.ctx, t, requests...)
+		err := call()
 		switch {
 		case err == nil:
 			return true, nil
@@ -237,6 +258,106 @@ func firstUses(t *trial) {
 	t.settle(exactly)
 }
 
+// crowds is how many crowds of callers race, one after another.
+func (t *trial) crowds() int {
+	if t.s.short {
+		return 3
+	}
+	return 30
+}
+
+// firstUsesOfSeveral lets crowds of callers race for the first use of two limits in one call: one that all ask for, and one of three others. Who
+// takes the row of the first for inserted and locked, though another has just inserted it, grants more than there is. (If all asked for
+// the same limits, the lock of the second would hide it.)
+func firstUsesOfSeveral(t *trial) {
+	const limits, capacity, crowd = 4, 10, 16
+	var places []*place
+	for g := range t.crowds() {
+		for i := range limits {
+			var options []ratelimit.Option
+			if i > 0 && g%2 == 1 { // a Coalescer sends these calls one by one
+				options = append(options, ratelimit.Shards(2))
+			}
+			places = append(places, t.place(t.still(fmt.Sprintf("limit%d of %d", i, g%2), capacity, options...), fmt.Sprintf("%s-%d", t.key(i), g)))
+		}
+	}
+	t.race("first uses of two limits", crowd*t.crowds(), places, func(i int) []int {
+		first := i / crowd * limits
+		asked := []int{first, first + 1 + i%(limits-1)}
+		if i%2 == 1 {
+			asked[0], asked[1] = asked[1], asked[0]
+		}
+		return asked
+	})
+	t.settle(func(p *place) (least, most int64) {
+		if slices.Index(places, p)%limits == 0 {
+			return exactly(p)
+		}
+		return 0, capacity
+	})
+}
+
+// everyKind makes calls of every kind that writes, for two limits of one key: some add to what a row says, and some write what they have worked
+// out. Each key is first used in the race. What was granted must be gone: a row that is written without a lock loses what others took.
+func everyKind(t *trial) {
+	const crowd = 15
+	var places []*place
+	for g := range t.crowds() {
+		key := fmt.Sprintf("%s-%d", t.key(0), g)
+		places = append(places, t.place(t.still("plain", 10_000), key), t.place(t.still("shards", 10_000, ratelimit.Shards(2)), key))
+	}
+	receipts := make([]ratelimit.Receipt, crowd*t.crowds())
+	for round, step := range []string{"first uses", "later uses"} {
+		t.raceCalls(step, crowd*t.crowds(), places, func(i int) (asked []asking, err error) {
+			plain := 2 * (i / crowd)
+			a, b := places[plain].request, places[plain+1].request
+			took := func(ofPlain, ofShards int) { asked = []asking{{plain, ofPlain}, {plain + 1, ofShards}} }
+			err = t.transact(func(ctx context.Context, db ratelimit.DB) error {
+				switch {
+				case i%5 == 0 && round == 1:
+					took(-2, -2)
+					_, err := t.limiter.Refund(ctx, db, receipts[i], a.Count(2), b.Count(2))
+					return err
+				case i%5 == 0:
+					took(3, 3)
+					r, err := t.limiter.Consume(ctx, db, b.Count(3), a.Count(3))
+					receipts[i] = r.Receipt()
+					return err
+				case i%5 == 1:
+					took(1, 0)
+					_, err := t.limiter.Consume(ctx, db, a)
+					return err
+				case i%5 == 2:
+					took(2, 2)
+					_, err := t.limiter.Charge(ctx, db, a.Count(2), b.Count(2))
+					return err
+				case i%5 == 3:
+					n, _, err := t.limiter.Take(ctx, db, 4, b)
+					took(0, n)
+					return err
+				default:
+					took(1, 0)
+					_, err := t.limiter.Reserve(ctx, db, a)
+					return err
+				}
+			})
+			return asked, err
+		})
+	}
+	t.settle(func(p *place) (least, most int64) { n := p.asked.Load(); return n, n })
+}
+
+// transact makes calls that commit, in the trial's way.
+func (t *trial) transact(calls func(ctx context.Context, db ratelimit.DB) error) error {
+	switch {
+	case t.way.coalesced:
+		return calls(t.ctx, t.coalescer)
+	case t.way.inTx():
+		return t.limiter.InTx(t.ctx, t.s.pool, func(ctx context.Context, tx pgx.Tx) error { return calls(ctx, tx) }, ratelimit.Isolation(t.way.level))
+	}
+	return calls(t.ctx, t.s.pool)
+}
+
 // keepRate lets callers contend for tokens that refill by the server's clock. They go on until they have had half of what
 // there was, or until the trial's time is over.
 func keepRate(t *trial, keys int) {
@@ -269,7 +390,7 @@ func keepRate(t *trial, keys int) {
 					return
 				}
 				p := places[int(next.next())%keys]
-				granted, err := t.contend(y, []ratelimit.Request{p.request})
+				granted, err := t.contend(y, func() error { return t.way.call(t.ctx, t, p.request) })
 				switch {
 				case err != nil:
 					y.note(&y.failure, err)

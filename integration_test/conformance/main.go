@@ -9,6 +9,8 @@
 // random prefix, and their rows are deleted afterwards. A business table is used if it can be made, or if -table names one.
 // Use a schema without limits of value: if the engine is wrong on this server, it may take or delete other rows too.
 //
+// -tool names the program txlimit, whose commands are run on the server, too. make conformance builds it.
+//
 // Each case is tried in several ways: on pools, in transactions of each level, with one key and with several. If it works
 // in some ways and is refused in others, it works with a condition. The exit status is 1 if something is wrong.
 package main
@@ -31,6 +33,7 @@ type config struct {
 	json    bool
 	only    string
 	table   string
+	tool    string
 	short   bool
 	timeout time.Duration
 }
@@ -57,6 +60,7 @@ func main() {
 	flag.BoolVar(&c.json, "json", false, "print JSON")
 	flag.StringVar(&c.only, "only", "", "run the cases whose names match this regular expression")
 	flag.StringVar(&c.table, "table", "", "a table with a text column id, for business rows; without it, "+defaultTable+" is made")
+	flag.StringVar(&c.tool, "tool", "", "the program txlimit, to run its commands on the server; without it, they are not tried")
 	flag.BoolVar(&c.short, "short", false, "let 16 callers contend for a short time, instead of 32")
 	flag.DurationVar(&c.timeout, "timeout", time.Minute, "after this, a trial hangs")
 	flag.Parse()
@@ -88,7 +92,7 @@ func run(ctx context.Context, c config, out, progress io.Writer) error {
 	r := report{Server: s.describe(ctx), Commit: commit(ctx), Arguments: c.arguments()}
 	began := time.Now()
 	for _, tried := range allCases() {
-		if !only.MatchString(tried.name) {
+		if !only.MatchString(tried.name) || tried.tool && c.tool == "" || tried.long && c.short {
 			continue
 		}
 		result := s.try(ctx, tried)
@@ -97,6 +101,9 @@ func run(ctx context.Context, c config, out, progress io.Writer) error {
 		}
 		r.add(result)
 		fmt.Fprintf(progress, "%6.1fs  %s: %s\n", time.Since(began).Seconds(), result.Name, result.Verdict)
+	}
+	if c.only == "" {
+		r.add(s.sent.conclude(s.pool.Config().ConnConfig.DefaultQueryExecMode))
 	}
 	r.Leftover = s.leftover
 	if c.json {
@@ -112,6 +119,9 @@ func run(ctx context.Context, c config, out, progress io.Writer) error {
 
 func (c config) arguments() string {
 	text := fmt.Sprintf("-short=%t -timeout %v", c.short, c.timeout)
+	if c.tool == "" {
+		text += " (without -tool, which names the program txlimit)"
+	}
 	if c.only != "" {
 		text += fmt.Sprintf(" -only %q", c.only)
 	}

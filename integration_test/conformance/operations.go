@@ -11,11 +11,11 @@ import (
 
 // operationsCases are what operators and background jobs do.
 func operationsCases() []testCase {
-	handles := []way{{name: "pool", on: onPool}, {name: "sql.DB", sql: true, on: onSQL}}
-	pool := handles[:1]
+	handles := poolWays()
+	pool, few := handles[:1], only(handles, func(w way) bool { return w.name == "pool" || w.sql })
 	return []testCase{
-		{name: "Sweep: idle rows of many keys", ways: append(handles, coalescerWays()[0]), script: sweepIdle},
-		{name: "Sweep: nothing is idle", ways: handles, script: sweepNothing},
+		{name: "Sweep: idle rows of many keys", ways: append(few[:len(few):len(few)], coalescerWays()[0]), script: sweepIdle},
+		{name: "Sweep: nothing is idle", ways: few, script: sweepNothing},
 		{name: "Sweep: shards, windows and calendars", ways: handles, script: sweepKinds},
 		{name: "Publish, and SQL by hand without numbers", ways: handles, clear: absent, script: publish},
 		{name: "Overrides: other numbers, a block, no limit", ways: handles, clear: absent, script: overrides},

@@ -29,6 +29,7 @@ type suite struct {
 	sql     *sql.DB
 	prefix  string // of the names of limits
 	trials  int
+	sent    sent         // of the library's statements
 	largest atomic.Int64 // batch of a trial's Coalescer
 
 	mu       sync.Mutex
@@ -99,6 +100,7 @@ func (s *suite) connect(ctx context.Context, conns int, mode pgx.QueryExecMode) 
 	if mode != 0 {
 		config.ConnConfig.DefaultQueryExecMode = mode
 	}
+	config.ConnConfig.Tracer = tracer{&s.sent, config.ConnConfig.DefaultQueryExecMode}
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
@@ -112,6 +114,8 @@ type testCase struct {
 	ways   []way
 	spread bool     // it asks for several limits in one call: try it with one key and with several
 	clear  []string // SQLSTATEs that are clear errors here
+	tool   bool     // it runs the program txlimit
+	long   bool     // it takes seconds: not in a short run
 	script func(t *trial)
 }
 
@@ -228,7 +232,7 @@ func (o *outcome) again(w way, told string) {
 
 // allCases are the lines of the table.
 func allCases() []testCase {
-	return slices.Concat(verbCases(), severalCases(), transactionCases(), batchCases(), sqlCases(), operationsCases(), coalescerCases(), contentionCases())
+	return slices.Concat(verbCases(), severalCases(), transactionCases(), batchCases(), sqlCases(), modeCases(), operationsCases(), fleetCases(), toolCases(), coalescerCases(), contentionCases())
 }
 
 // counter gives numbers to goroutines.

@@ -47,7 +47,7 @@ func onSQL(ctx context.Context, s *suite, do func(ctx context.Context, db rateli
 // poolWays are pools, in each query mode, and database/sql.
 func poolWays() []way {
 	ways := []way{{name: "pool", on: onPool}}
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+	for _, mode := range modes[1:] {
 		ways = append(ways, way{
 			name: "pool in mode " + mode.String(), simple: mode == pgx.QueryExecModeSimpleProtocol,
 			unprepared: mode == pgx.QueryExecModeExec || mode == pgx.QueryExecModeSimpleProtocol,

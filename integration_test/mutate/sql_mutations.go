@@ -291,6 +291,11 @@ var sqlMutations = []mutation{
 		new:   "                END IF;\n            END LOOP;\n            RETURN ROW(",
 		tests: "TestShardedLimitsAreExactForConcurrentCallers|TestFirstUsesDoNotDeadlock",
 	}, {
+		name: "apply-existing-counts", file: apply, what: "a row that another transaction has just inserted counts as inserted and locked, as Citus counts it",
+		old:   "                                m := m + 1;\n                            END LOOP;\n                            IF m <> shards[i] THEN",
+		new:   "                                m := m + 1;\n                            END LOOP;\n                            m := shards[i];\n                            IF m <> shards[i] THEN",
+		tests: "TestContentionConforms",
+	}, {
 		name: "apply-tolerance", file: apply, what: "a sum over shards is denied because of its rounding",
 		old: "                        granted := granted AND lefts[i] >= floors[i];\n                    END IF;", new: "                        granted := granted AND lefts[i] >= least(floors[i] + '1e-3', '0');\n                    END IF;",
 		tests: "TestWhatShardsHoldIsNotDeniedForARoundingError",

@@ -14,11 +14,14 @@ var wrongTrial = regexp.MustCompile(`(?m)^- (.+): wrong, at .*$`)
 // The command conformance finds one thing wrong on a proxy, which docs/plproxy.md says, too: a READ COMMITTED transaction that has not
 // written cannot be told from a call outside, so its decisions do not join it.
 func TestConformance(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "conformance")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../conformance").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	dir := t.TempDir()
+	program, tool := filepath.Join(dir, "conformance"), filepath.Join(dir, "txlimit")
+	for file, source := range map[string]string{program: "../conformance", tool: "../../cmd/txlimit"} {
+		if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", file, source).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
 	}
-	command := exec.CommandContext(t.Context(), program, "-short", "-url", shared.proxy.URL())
+	command := exec.CommandContext(t.Context(), program, "-short", "-tool", tool, "-url", shared.proxy.URL())
 	var progress strings.Builder
 	command.Stderr = &progress
 	out, err := command.Output()

@@ -7,9 +7,10 @@ cd "$(dirname "$0")/../.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 go build -o "$work/conformance" ./integration_test/conformance
+go build -o "$work/txlimit" ./cmd/txlimit
 if [ -n "${URL-}" ]; then
 	# shellcheck disable=SC2086
-	"$work/conformance" ${ARGS-} -url "$URL"
+	"$work/conformance" -tool "$work/txlimit" ${ARGS-} -url "$URL"
 	exit
 fi
 
@@ -21,7 +22,7 @@ on() { # NAME FILE...
 	cat migrations/schema.sql "$@" >"$work/schema.sql"
 	printf '\n== %s\n\n' "$name"
 	# shellcheck disable=SC2016,SC2086
-	"$work/withpostgres" -f "$work/schema.sql" -- sh -c '"$0" "$@" -url "$TXLIMIT_DATABASE_URL"' "$work/conformance" ${ARGS--short} 2>"$work/progress" || {
+	"$work/withpostgres" -f "$work/schema.sql" -- sh -c '"$0" "$@" -url "$TXLIMIT_DATABASE_URL"' "$work/conformance" -tool "$work/txlimit" ${ARGS--short} 2>"$work/progress" || {
 		failed+=("$name")
 		tail -n 5 "$work/progress" >&2
 	}
