@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -14,7 +15,7 @@ func operationsCases() []testCase {
 	handles := poolWays()
 	pool, few := handles[:1], only(handles, func(w way) bool { return w.name == "pool" || w.sql })
 	return []testCase{
-		{name: "Sweep: idle rows of many keys", ways: append(few[:len(few):len(few)], coalescerWays()[0]), script: sweepIdle},
+		{name: "Sweep: idle rows of many keys", ways: append(slices.Clip(few), coalescerWays()[0]), script: sweepIdle},
 		{name: "Sweep: nothing is idle", ways: few, script: sweepNothing},
 		{name: "Sweep: shards, windows and calendars", ways: handles, script: sweepKinds},
 		{name: "Publish, and SQL by hand without numbers", ways: handles, clear: absent, script: publish},

@@ -804,3 +804,57 @@ func TestAMigrationOfTheProxyGrantsNothing(t *testing.T) {
 		t.Errorf("%d keys, %v", keys, err)
 	}
 }
+
+// TestTheProxyHasTheEnginesFunctions: each has the arguments, defaults and result of the engine. Only those that read rate_limits have another
+// body.
+func TestTheProxyHasTheEnginesFunctions(t *testing.T) {
+	read := func(url string) (map[string][2]string, []string) {
+		rows, err := pool(t, url, 1).Query(t.Context(), `
+			SELECT format('%s(%s) %s', p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid)), p.proname::text,
+			       md5(pg_get_functiondef(p.oid)), p.prosrc ~ '(FROM|JOIN|UPDATE|INTO) "public"\.rate_limits\M'
+			  FROM pg_proc AS p WHERE p.pronamespace = 'public'::regnamespace AND p.proname ~ '^_?ratelimit' AND p.prokind = 'f'`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		functions := map[string][2]string{}
+		var reading []string
+		for rows.Next() {
+			var signature, name, body string
+			var reads bool
+			if err := rows.Scan(&signature, &name, &body, &reads); err != nil {
+				t.Fatal(err)
+			}
+			if functions[signature] = [2]string{name, body}; reads {
+				reading = append(reading, name)
+			}
+		}
+		if err := rows.Err(); err != nil {
+			t.Fatal(err)
+		}
+		return functions, reading
+	}
+	engine, reading := read(plainURL(shared.proxy))
+	proxy, still := read(shared.proxy.URL())
+	if len(engine) < 80 || len(reading) < 14 || len(still) != 2 { // _ratelimit_stored_keys and _ratelimit_stored_names, which are refused
+		t.Errorf("%d functions, of which these read the table: %v; on the proxy: %v", len(engine), reading, still)
+	}
+	for signature, f := range engine {
+		other, found := proxy[signature]
+		replaced := slices.Contains(reading, f[0]) && !slices.Contains(still, f[0])
+		if !found || (other[1] != f[1]) != replaced {
+			t.Errorf("%s: on the proxy: %v, with another body: %v, want %v", signature, found, other[1] != f[1], replaced)
+		}
+	}
+	for signature, f := range proxy {
+		if _, found := engine[signature]; !found && f[0] != "ratelimit_add_servers" {
+			t.Errorf("only the proxy has %s", signature)
+		}
+	}
+	// These call the engine with its arguments one by one: on one partition after the slot, on several after slots and parts.
+	calling := scan(t, pool(t, shared.proxy.URL(), 1), `
+		SELECT count(*) FROM pg_proc AS p JOIN pg_proc AS e ON e.pronamespace = p.pronamespace AND e.proname = replace(p.proname, '_plproxy', '_ratelimit')
+		 WHERE p.proname IN ('_plproxy_consume_keys', '_plproxy_coalesce') AND p.pronargs = e.pronargs + CASE p.proargtypes[0] WHEN 'integer'::regtype THEN 1 ELSE 2 END`)
+	if calling != 4 {
+		t.Errorf("%d of 4 functions pass on all arguments of the engine", calling)
+	}
+}
