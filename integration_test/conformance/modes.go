@@ -28,7 +28,7 @@ var statements = []string{
 	dbsqlc.Move, dbsqlc.Overrides, dbsqlc.Publish, dbsqlc.RecordUsage, dbsqlc.Refund, dbsqlc.RefundOne, dbsqlc.Reset, dbsqlc.Sweep, dbsqlc.SweepAlone,
 }
 
-var sqlcName = regexp.MustCompile(`^-- name: (\w+) :`)
+var sqlcName = regexp.MustCompile(`-- name: (\w+) :`)
 
 // statementName is the name of a statement of the library; empty: it is not one.
 func statementName(sql string) string {
@@ -187,7 +187,7 @@ func batchInMode(t *trial) {
 // coalesceInMode has calls for one limit, for several, and for several in one call.
 func coalesceInMode(t *trial) {
 	c := t.s.coalescer(t.modePool(), false)
-	defer c.Close()
+	defer func() { c.Close() }()
 	var places []*place
 	for i := range 4 {
 		places = append(places, t.place(t.still(fmt.Sprint("limit", i/2), 60), fmt.Sprintf("%s-%d", t.key(0), i%2)))
@@ -207,18 +207,46 @@ func coalesceInMode(t *trial) {
 	consume("calls for several limits", 60, func(i int) []int { return []int{i % 4} })
 	consume("calls for one limit, partly denied", 100, func(i int) []int { return []int{i % 2} })
 	t.settle(exactly)
-	// Keys of one limit share a statement of their own if it could have decided the last batch. Of a clock that stands still, a Coalescer thinks
-	// that each row is new.
+	// Keys of one limit share a statement of their own, unless it would have decided too little of the last batch. Of a clock that stands still, a
+	// Coalescer thinks that each row is new.
+	c.Close()
+	c = t.s.coalescer(t.modePool(), false)
 	limit := t.still("many keys", 5000)
 	places, t.tally, l = nil, tally{}, new(ratelimit.Limiter)
 	for i := range 16 {
 		places = append(places, t.place(limit, fmt.Sprintf("%s-%d", t.key(0), i)))
 	}
 	mode := t.modePool().Config().ConnConfig.DefaultQueryExecMode
-	for round := 0; round < 20 && (round < 2 || !t.s.sent.has(mode, dbsqlc.ConsumeKeys)); round++ {
-		consume("calls for many keys of one limit", 160, func(i int) []int { return []int{i % 16} })
+	asks := func(i int) []int { return []int{i % len(places)} }
+	consume("first uses of many keys of one limit", 160, asks)
+	consume("calls for many keys of one limit", 160, asks)
+	for wait := 20 * time.Millisecond; wait < t.s.timeout/4 && !t.s.sent.has(mode, dbsqlc.ConsumeKeys); wait *= 2 { // the machine may be busy
+		release := t.hold(places[0].request, places[1].request)
+		time.AfterFunc(3*wait, release)
+		consume("calls that wait for others, and so share a statement", len(places), func(i int) []int {
+			if i > 1 {
+				time.Sleep(wait)
+			}
+			return asks(i)
+		})
+		release()
 	}
+	t.want(t.s.sent.has(mode, dbsqlc.ConsumeKeys), "calls for many keys that share a statement, came none")
 	t.settle(exactly)
+}
+
+// hold locks rows in a transaction that is rolled back by release, which may be called twice.
+func (t *trial) hold(requests ...ratelimit.Request) (release func()) {
+	tx, err := t.s.pool.Begin(t.ctx)
+	t.must("BEGIN", err)
+	release = sync.OnceFunc(func() { _ = tx.Rollback(context.WithoutCancel(t.ctx)) })
+	for _, r := range requests {
+		if _, err := new(ratelimit.Limiter).Consume(t.ctx, tx, r.Count(0)); err != nil {
+			release()
+			t.failed(err)
+		}
+	}
+	return release
 }
 
 func waitInMode(t *trial) {
