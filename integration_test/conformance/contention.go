@@ -301,6 +301,7 @@ func firstUsesOfSeveral(t *trial) {
 // out. Each key is first used in the race. What was granted must be gone: a row that is written without a lock loses what others took.
 func everyKind(t *trial) {
 	const crowd = 15
+	l := new(ratelimit.Limiter) // by the database's clock: then a pool begins with a statement of its own
 	var places []*place
 	for g := range t.crowds() {
 		key := fmt.Sprintf("%s-%d", t.key(0), g)
@@ -316,28 +317,28 @@ func everyKind(t *trial) {
 				switch {
 				case i%5 == 0 && round == 1:
 					took(-2, -2)
-					_, err := t.limiter.Refund(ctx, db, receipts[i], a.Count(2), b.Count(2))
+					_, err := l.Refund(ctx, db, receipts[i], a.Count(2), b.Count(2))
 					return err
 				case i%5 == 0:
 					took(3, 3)
-					r, err := t.limiter.Consume(ctx, db, b.Count(3), a.Count(3))
+					r, err := l.Consume(ctx, db, b.Count(3), a.Count(3))
 					receipts[i] = r.Receipt()
 					return err
 				case i%5 == 1:
 					took(1, 0)
-					_, err := t.limiter.Consume(ctx, db, a)
+					_, err := l.Consume(ctx, db, a)
 					return err
 				case i%5 == 2:
 					took(2, 2)
-					_, err := t.limiter.Charge(ctx, db, a.Count(2), b.Count(2))
+					_, err := l.Charge(ctx, db, a.Count(2), b.Count(2))
 					return err
 				case i%5 == 3:
-					n, _, err := t.limiter.Take(ctx, db, 4, b)
+					n, _, err := l.Take(ctx, db, 4, b)
 					took(0, n)
 					return err
 				default:
 					took(1, 0)
-					_, err := t.limiter.Reserve(ctx, db, a)
+					_, err := l.Reserve(ctx, db, a)
 					return err
 				}
 			})

@@ -107,6 +107,9 @@ func calledWays() []way {
 	ways := []way{{name: "pool", on: onPool, call: func(ctx context.Context, t *trial, requests ...ratelimit.Request) error {
 		_, err := t.limiter.Consume(ctx, t.s.pool, requests...)
 		return err
+	}}, {name: "pool, by the database's clock", on: onPool, call: func(ctx context.Context, t *trial, requests ...ratelimit.Request) error {
+		_, err := new(ratelimit.Limiter).Consume(ctx, t.s.pool, requests...)
+		return err
 	}}}
 	for _, level := range levels {
 		for _, hot := range []bool{false, true} {
