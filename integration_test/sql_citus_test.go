@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -111,6 +112,7 @@ func TestTheFileForCitusSaysWhatIsMissing(t *testing.T) {
 
 	for _, wrong := range []struct{ sql, undo, code, words string }{
 		{"UPDATE pg_dist_local_group SET groupid = 1", "UPDATE pg_dist_local_group SET groupid = 0", "55000", "this node is a worker"},
+		{"UPDATE pg_dist_node SET groupid = 3 WHERE groupid = 0", "UPDATE pg_dist_node SET groupid = 0 WHERE groupid = 3", "55000", "do not know the coordinator"},
 		{"UPDATE pg_dist_node SET metadatasynced = false", "UPDATE pg_dist_node SET metadatasynced = true", "55000", "do not have the metadata: w1:5432"},
 		{"UPDATE pg_dist_partition SET partkey = 'name'", "UPDATE pg_dist_partition SET partkey = 'key'", "55000", "by another column"},
 		{"UPDATE missing SET n = 3", "UPDATE missing SET n = 0", "55000", "do not have all"},
@@ -155,10 +157,10 @@ func TestTheFileForCitusRunsTwice(t *testing.T) {
 			}
 			return values
 		}
-		for _, version := range []string{"13.2.0", "13.2.2", "14.0.1", "14.0.10"} {
+		for _, version := range []string{"12.1.10", "12.1.12", "13.2.0", "13.2.2", "13.4.0", "13.5.0", "14.0.1", "14.0.10"} {
 			mustExec(t, pool, `CREATE OR REPLACE FUNCTION citus_version() RETURNS text LANGUAGE sql RETURN 'Citus `+version+` on x86_64-pc-linux-gnu'`)
 			custom := 0
-			if how == citusByKey && (version == "13.2.2" || version == "14.0.1") {
+			if how == citusByKey && slices.Contains([]string{"12.1.12", "13.2.2", "13.4.0", "14.0.1"}, version) {
 				custom = 10
 			}
 			for range 2 {

@@ -3,7 +3,8 @@
 --
 --   PGOPTIONS='-c search_path=app' psql -v ON_ERROR_STOP=1 -f citus.sql
 --
--- It may run again at any time. The hint of an error is what to do.
+-- Not in one transaction (psql -1): it asks the workers by connections of their own. It may run again at any time. The hint of an error is
+-- what to do.
 
 DO $$
 DECLARE
@@ -29,6 +30,11 @@ BEGIN
     IF found IS NOT NULL THEN
         RAISE object_not_in_prerequisite_state USING MESSAGE = format('these workers are not active, or do not have the metadata: %s', found),
             HINT = 'As a superuser: SELECT start_metadata_sync_to_all_nodes(). Or take the node out: SELECT citus_remove_node(...).';
+    END IF;
+
+    IF NOT EXISTS (SELECT 1 FROM pg_dist_node AS d WHERE d.groupid = 0) AND EXISTS (SELECT 1 FROM pg_dist_node AS d WHERE d.groupid <> 0) THEN
+        RAISE object_not_in_prerequisite_state USING MESSAGE = 'the workers do not know the coordinator, so Hot fails there',
+            HINT = 'As a superuser: SELECT citus_set_coordinator_host(...), with the name under which the workers reach it.';
     END IF;
 
     -- 2. The migration.
@@ -61,7 +67,7 @@ BEGIN
             HINT = 'The schema was distributed before the migration, and Citus does not convert tables that a migration makes. Migrate into a schema that is not distributed, and distribute it then.';
     ELSIF by_key IS NULL THEN
         RAISE object_not_in_prerequisite_state USING MESSAGE = 'rate_limits is not distributed',
-            HINT = format('For a schema of its own: SELECT citus_schema_distribute(%L). For keys on all nodes: SELECT create_distributed_table(''rate_limits'', ''key'', colocate_with => ''none''). For one node: the same with NULL instead of ''key''.', own);
+            HINT = format('For a schema of its own (not public): SELECT citus_schema_distribute(%L). For keys on all nodes: SELECT create_distributed_table(''rate_limits'', ''key'', colocate_with => ''none''). For one node: the same with NULL instead of ''key''.', own);
     ELSIF (spread OR found IS NOT NULL) AND plain IS NOT NULL THEN
         RAISE object_not_in_prerequisite_state USING MESSAGE = format('of the schema %s, these tables are not distributed: %s', own, plain),
             HINT = 'Make each of them again in the distributed schema, by a CREATE TABLE statement of its own: Citus does not convert tables that a block makes.';
@@ -95,8 +101,9 @@ BEGIN
     END IF;
 
     -- Generic plans of a distributed table fail in some of these functions. The releases that leak keep a new plan with each execution of a
-    -- generic one (Citus pull request 8824); there, no plan is kept. A table without a distribution column does not leak.
-    leaks := by_key AND citus_version() ~ '^Citus (13\.2\.[12]|14\.0\.[01])\M';
+    -- generic one (Citus pull request 8824); there, no plan is kept. Without a distribution column, only
+    -- INSERT ... VALUES leaks.
+    leaks := by_key AND citus_version() ~ '^Citus (12\.1\.1[1-9]|13\.0\.[6-9]|13\.1\.[2-9]|13\.2\.[1-9]|13\.[34]\.\d+|14\.0\.[01]|14\.[12]\.\d+)\M';
     FOR f IN
         SELECT p.oid::regprocedure AS signature
           FROM pg_proc AS p
@@ -170,7 +177,7 @@ BEGIN
      WHERE NOT w.success OR w.result <> wanted::text;
     IF found IS NOT NULL THEN
         RAISE object_not_in_prerequisite_state USING MESSAGE = format('these workers do not have all %s functions: %s', wanted, found),
-            HINT = 'As a superuser: SELECT start_metadata_sync_to_all_nodes(), and run this file again.';
+            HINT = 'If the migration is older than CREATE EXTENSION citus: SELECT create_distributed_function(oid::regprocedure) FROM pg_proc WHERE pronamespace = ''the schema''::regnamespace, and CREATE OR REPLACE each view rate_limits_turn_... as it is. Otherwise, as a superuser: SELECT start_metadata_sync_to_all_nodes(). Then run this file again.';
     END IF;
     RAISE NOTICE 'All workers have the % functions. Done. Next: make conformance URL=..., as docs/citus.md says.', wanted;
 END
