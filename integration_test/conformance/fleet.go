@@ -83,16 +83,17 @@ func follow(t *trial) {
 		return all[0].Capacity
 	}
 	slowest := time.Duration(0)
-	follows := func(step string, request ratelimit.Request, want float64, from, ends time.Time) {
+	// follows reports whether the other process saw it before it ended.
+	follows := func(step string, request ratelimit.Request, want float64, from, ends time.Time) bool {
 		t.step = step
 		for {
 			got, took := knows(request), time.Since(from)
 			if got == want {
 				slowest = max(slowest, took)
-				return
+				return true
 			}
 			if !ends.IsZero() && time.Now().After(ends) {
-				return // this process was too slow to see it
+				return false
 			}
 			t.want(took < t.s.followed(), "%v within %v, came %v still after %v", want, t.s.followed(), got, took.Round(time.Millisecond))
 			time.Sleep(pause)
@@ -102,12 +103,16 @@ func follow(t *trial) {
 		t.value(step, fmt.Sprintf(sql, limit.Name(), t.key(0)))
 		follows(step, request, want, time.Now(), time.Time{})
 	}
-	// while makes an override that ends soon.
+	// while makes an override that ends soon. If it ended before the other process saw it, the next one is longer.
 	while := func(step, sql string, want float64) (ends time.Time) {
-		t.value(step, fmt.Sprintf(sql, limit.Name(), t.key(0), soon))
-		ends = time.Now().Add(soon) // it has ended by then
-		follows(step, ann, want, time.Now(), ends)
-		return ends
+		for lasts := soon; ; lasts *= 2 {
+			t.value(step, fmt.Sprintf(sql, limit.Name(), t.key(0), lasts))
+			ends = time.Now().Add(lasts) // it has ended by then
+			if follows(step, ann, want, time.Now(), ends) {
+				return ends
+			}
+			t.want(lasts < t.s.followed(), "%v within %v, came nothing", want, lasts)
+		}
 	}
 	t.step = "before any override"
 	t.want(knows(ann) == 1000, "1000, as defined, came %v", knows(ann))
@@ -196,6 +201,11 @@ func openAll(t *trial) {
 		return l
 	}
 	l, beside := open(), open()
+	defer func() { // after a failure; a second Close does nothing
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), t.s.timeout/2)
+		defer cancel()
+		_ = errors.Join(l.Close(ctx), beside.Close(ctx))
+	}()
 	for i := range 12 {
 		_, err := []*ratelimit.Limiter{l, beside}[i%2].Consume(t.ctx, t.db, ann)
 		t.step = fmt.Sprintf("use %d of 10", i+1)

@@ -35,6 +35,7 @@ type config struct {
 	table   string
 	tool    string
 	short   bool
+	strict  bool
 	timeout time.Duration
 }
 
@@ -52,7 +53,7 @@ func (c config) load() load {
 	return load{goroutines: 32, time: 3 * time.Second, calls: 4000}
 }
 
-var errWrong = errors.New("something is wrong on this server: see the table")
+var errWrong = errors.New("something is wrong or, with -strict, refused on this server: see the table")
 
 func main() {
 	var c config
@@ -62,6 +63,7 @@ func main() {
 	flag.StringVar(&c.table, "table", "", "a table with a text column id, for business rows; without it, "+defaultTable+" is made")
 	flag.StringVar(&c.tool, "tool", "", "the program txlimit, to run its commands on the server; without it, they are not tried")
 	flag.BoolVar(&c.short, "short", false, "let 16 callers contend for a short time, instead of 32")
+	flag.BoolVar(&c.strict, "strict", false, "fail if anything is refused, too: a server of one's own refuses nothing")
 	flag.DurationVar(&c.timeout, "timeout", time.Minute, "after this, a trial hangs")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -111,7 +113,7 @@ func run(ctx context.Context, c config, out, progress io.Writer) error {
 	} else {
 		err = r.printMarkdown(out)
 	}
-	if err == nil && r.Summary[wrong] > 0 {
+	if err == nil && (r.Summary[wrong] > 0 || c.strict && r.Summary[refused] > 0) {
 		err = errWrong
 	}
 	return err

@@ -259,7 +259,7 @@ func coalesceInMode(t *trial) {
 	asks := func(i int) []int { return []int{i % len(places)} }
 	consume("first uses of many keys of one limit", 160, asks)
 	consume("calls for many keys of one limit", 160, asks)
-	for wait := 20 * time.Millisecond; wait < t.s.timeout/4 && !t.s.sent.has(mode, dbsqlc.ConsumeKeys); wait *= 2 { // the machine may be busy
+	for wait := 20 * time.Millisecond; wait < t.s.timeout/8 && !t.s.sent.has(mode, dbsqlc.ConsumeKeys); wait *= 2 { // the machine may be busy
 		release := t.hold(places[0].request, places[1].request)
 		time.AfterFunc(3*wait, release)
 		consume("calls that wait for others, and so share a statement", len(places), func(i int) []int {

@@ -202,7 +202,7 @@ func toolOverride(t *trial) {
 			Capacity float64
 		}
 	}
-	t.ran(&made, "override", limit.Name(), key, "--rate", "1000", "--capacity", "1000", "--for", "1h", "--reason", "conformance")
+	t.ran(&made, "override", limit.Name(), key, "--rate", "1", "--capacity", "1000", "--for", "1h", "--reason", "conformance")
 	t.want(made.Override.Capacity == 1000, "a capacity of 1000, came %v", made.Override.Capacity)
 	t.decides(limit, key, 7, false) // new numbers add no tokens
 	t.decides(limit, key, 6, true)

@@ -22,7 +22,7 @@ on() { # NAME FILE...
 	cat migrations/schema.sql "$@" >"$work/schema.sql"
 	printf '\n== %s\n\n' "$name"
 	# shellcheck disable=SC2016,SC2086
-	"$work/withpostgres" -f "$work/schema.sql" -- sh -c '"$0" "$@" -url "$TXLIMIT_DATABASE_URL"' "$work/conformance" -tool "$work/txlimit" ${ARGS--short} 2>"$work/progress" || {
+	"$work/withpostgres" -f "$work/schema.sql" -- sh -c '"$0" "$@" -url "$TXLIMIT_DATABASE_URL"' "$work/conformance" -strict -tool "$work/txlimit" ${ARGS--short} 2>"$work/progress" || {
 		failed+=("$name")
 		tail -n 5 "$work/progress" >&2
 	}
