@@ -229,7 +229,7 @@ func TestOperationsAt3AM(t *testing.T) {
 			var blocked func() bool
 			n.whileOneWaits(func(blocker int) {
 				blocked = func() bool {
-					return n.is(`SELECT EXISTS (SELECT FROM (`+strings.TrimSuffix(sql, ";")+`) AS q WHERE blocked_by = ARRAY[$1::integer] AND query LIKE '%-- name: Consume %')`, blocker)
+					return n.is(`SELECT EXISTS (SELECT FROM (`+strings.TrimSuffix(sql, ";")+`) AS q WHERE blocked_by = ARRAY[$1::integer] AND query ~ '-- name: (Consume|Update[A-Z][a-z]+) ')`, blocker)
 				}
 				eventually(n.T, "the query shows which session waits for which", blocked)
 			})

@@ -309,7 +309,7 @@ func (w *everything) post(limit int, key *string, form url.Values) (done string)
 	request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	request.Header.Set("Sec-Fetch-Site", "same-origin")
 	recorder := httptest.NewRecorder()
-	(&console.Handler{DB: w.pool, Who: func(*http.Request) string { return "ann" }}).ServeHTTP(recorder, request)
+	(&console.Handler{DB: w.pool, Timeout: patience, Who: func(*http.Request) string { return "ann" }}).ServeHTTP(recorder, request)
 	to, err := url.Parse(recorder.Header().Get("Location"))
 	if err != nil || recorder.Code != http.StatusSeeOther {
 		w.failf("POST %s?%s %v: %d: %s", path, values.Encode(), form, recorder.Code, shownText(recorder.Body.String()))
@@ -321,7 +321,7 @@ func (w *everything) post(limit int, key *string, form url.Values) (done string)
 func (w *everything) page(path string, values url.Values) (body string) {
 	w.session(func(conn *pgx.Conn) {
 		recorder := httptest.NewRecorder()
-		(&console.Handler{DB: conn}).ServeHTTP(recorder, httptest.NewRequestWithContext(w.Context(), http.MethodGet, path+"?"+values.Encode(), nil))
+		(&console.Handler{DB: conn, Timeout: patience}).ServeHTTP(recorder, httptest.NewRequestWithContext(w.Context(), http.MethodGet, path+"?"+values.Encode(), nil))
 		if body = recorder.Body.String(); recorder.Code != http.StatusOK {
 			w.failf("GET %s?%s: %d: %s", path, values.Encode(), recorder.Code, shownText(body))
 		}
@@ -536,3 +536,6 @@ func (w *everything) openWorld() {
 	}
 	w.pool, w.sqlDB, w.home = connect(w, w.url, 12), openSQL(w, "pgx", w.url, 2), w.TempDir()
 }
+
+// patience is the page's with a database on a busy machine.
+const patience = 5 * time.Minute

@@ -265,12 +265,12 @@ $body$;
 -- Whether a row is its key's only one, in this schema's table: the path of a caller may find another table of that name, such as a
 -- temporary one. The library's plain UPDATEs ask it of each row. The cost keeps the planner from reading a whole table because that has
 -- a few rows: a plan that was made then is kept while the table grows.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_alone(shards smallint, place regclass) RETURNS boolean
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_alone(shards smallint, place regtype) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE COST 1000000
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    RETURN shards = 1 AND place = '/* TEMPLATE: schema */rate_limits'::regclass;
+    RETURN shards = 1 AND place = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limits);
 END
 $body$;
 
@@ -4552,7 +4552,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_refund(names text[], keys text[],
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_alone(shards smallint, place regclass);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_alone(shards smallint, place regtype);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]);
 DROP TYPE /* TEMPLATE: schema */_ratelimit_decisions;
 DROP TYPE /* TEMPLATE: schema */_ratelimit_decision;

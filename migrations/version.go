@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "58d680572f0a948097ab8502e7f9da89156981ea615d7b9f135f5fa108ac5e8f"
+const Hash = "b91fe1b794ccc730b985a76c2ddd0d25146790d4e5581261d1845ed132a71955"

@@ -122,11 +122,11 @@ $body$;
 -- Whether a row is its key's only one, in this schema's table: the path of a caller may find another table of that name, such as a
 -- temporary one. The library's plain UPDATEs ask it of each row. The cost keeps the planner from reading a whole table because that has
 -- a few rows: a plan that was made then is kept while the table grows.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_alone(shards smallint, place regclass) RETURNS boolean
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_alone(shards smallint, place regtype) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE COST 1000000
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    RETURN shards = 1 AND place = '/* TEMPLATE: schema */rate_limits'::regclass;
+    RETURN shards = 1 AND place = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limits);
 END
 $body$;
