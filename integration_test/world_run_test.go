@@ -394,6 +394,9 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 	}
 	count := s.Count
 	balances := w.balances(p, ids...)
+	if slices.ContainsFunc(balances, w.uneven) {
+		return // one row may grant it, and another deny it
+	}
 	if count == worldAll {
 		if count = max(balances[0].Remaining, 0); math.IsInf(count, 1) || count < 1e-15 {
 			count = 1

@@ -463,8 +463,7 @@ func (w *everything) says(p *worldProgram, id worldKey) {
 			}
 		}
 	}
-	// Other numbers count for the time before them, too. Of a sharded limit, one row may have tokens of before, while the rows together owe some.
-	if b.Remaining < 0 && b.Limit.Config().Shards > 1 && slices.ContainsFunc(w.made, func(o *worldOverride) bool { return o.limit == id.limit }) {
+	if w.uneven(b) {
 		return
 	}
 	hair := 2*w.slack(b) + 1e-9
@@ -495,6 +494,12 @@ func (w *everything) says(p *worldProgram, id worldKey) {
 	}
 	w.resets(p, id, b, what)
 	w.listed(p, id, b, what)
+}
+
+// uneven reports whether a row of a sharded limit may have tokens while the rows together owe some: other numbers count for the time before
+// them, too. What is granted then depends on the row that a call meets.
+func (w *everything) uneven(b ratelimit.Balance) bool {
+	return b.Remaining < 0 && b.Limit.Config().Shards > 1 && slices.ContainsFunc(w.made, func(o *worldOverride) bool { return w.limits[o.limit].Name() == b.Limit.Name() })
 }
 
 // noRate reports whether a key has a rate of 0.
