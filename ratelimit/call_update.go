@@ -13,7 +13,7 @@ import (
 )
 
 // A call that is a transaction of its own, for one limit without shards, begins with a plain UPDATE: the first step of
-// _ratelimit_consume without the function, which costs a tenth to a fifth of it. If that returns no row, it took nothing, and the
+// _ratelimit_consume without the function, which costs about a tenth of it. If that returns no row, it took nothing, and the
 // function decides: it denies, inserts, or merges shards. Above READ COMMITTED the UPDATE reads nothing: on a small table it would scan,
 // and conflict with all keys.
 
