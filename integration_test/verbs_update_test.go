@@ -189,7 +189,7 @@ func TestAnUpdateIsNotTriedInVain(t *testing.T) {
 		}
 	}
 	before := sentOn(t, pool)
-	for i := range 50 { // what is tried in vain in every third call is worth nothing
+	for i := range 50 { // an UPDATE that misses in every third call is worth nothing
 		if _, err := limits.Consume(t.Context(), pool, limit.Key("new "+strconv.Itoa(i))); err != nil {
 			t.Fatal(err)
 		}

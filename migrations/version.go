@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "b91fe1b794ccc730b985a76c2ddd0d25146790d4e5581261d1845ed132a71955"
+const Hash = "5ff33430ccde83068a62f830c114a9186252532a871a56fdf1bda26be63437a3"

@@ -9,27 +9,27 @@ SELECT _ratelimit_wire_consume(
 UPDATE rate_limits AS r
    SET value = _ratelimit_available(r.value, r.ts, statement_timestamp(), @rate::double precision, @period::interval, @capacity::double precision, NULL) - @count::double precision,
        ts = greatest(r.ts, statement_timestamp())
- WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND _ratelimit_alone(r.shards, 'rate_limits'::regtype)
+ WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
    AND _ratelimit_available(r.value, r.ts, statement_timestamp(), @rate::double precision, @period::interval, @capacity::double precision, NULL) - @count::double precision >= @floor::double precision
-   AND current_setting('transaction_isolation') = 'read committed'
+   AND current_setting('transaction_isolation') = 'read committed' AND _ratelimit_here('rate_limits')
 RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer;
 
 -- name: UpdateWindow :one
 UPDATE rate_limits AS r
    SET value = _ratelimit_available(r.value, r.ts, date_bin(@period::interval, statement_timestamp(), @start::timestamptz), @rate::double precision, @period::interval, @capacity::double precision, @start::timestamptz) - @count::double precision,
        ts = greatest(r.ts, statement_timestamp())
- WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND _ratelimit_alone(r.shards, 'rate_limits'::regtype)
+ WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
    AND _ratelimit_available(r.value, r.ts, date_bin(@period::interval, statement_timestamp(), @start::timestamptz), @rate::double precision, @period::interval, @capacity::double precision, @start::timestamptz) - @count::double precision >= @floor::double precision
-   AND current_setting('transaction_isolation') = 'read committed'
+   AND current_setting('transaction_isolation') = 'read committed' AND _ratelimit_here('rate_limits')
 RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer;
 
 -- name: UpdateCalendar :one
 UPDATE rate_limits AS r
    SET value = _ratelimit_available(r.value, r.ts, statement_timestamp(), @rate::double precision, @period::interval, @capacity::double precision, @start::timestamptz, @windows::timestamptz[]) - @count::double precision,
        ts = greatest(r.ts, statement_timestamp())
- WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND _ratelimit_alone(r.shards, 'rate_limits'::regtype)
+ WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
    AND _ratelimit_available(r.value, r.ts, statement_timestamp(), @rate::double precision, @period::interval, @capacity::double precision, @start::timestamptz, @windows::timestamptz[]) - @count::double precision >= @floor::double precision
-   AND current_setting('transaction_isolation') = 'read committed'
+   AND current_setting('transaction_isolation') = 'read committed' AND _ratelimit_here('rate_limits')
 RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer;
 
 -- name: ConsumeSharded :one

@@ -480,9 +480,9 @@ const UpdateBucket = `-- name: UpdateBucket :one
 UPDATE rate_limits AS r
    SET value = _ratelimit_available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, NULL) - $4::double precision,
        ts = greatest(r.ts, statement_timestamp())
- WHERE r.name = $5::text AND r.key = $6::text AND r.shard = 0 AND _ratelimit_alone(r.shards, 'rate_limits'::regtype)
+ WHERE r.name = $5::text AND r.key = $6::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
    AND _ratelimit_available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, NULL) - $4::double precision >= $7::double precision
-   AND current_setting('transaction_isolation') = 'read committed'
+   AND current_setting('transaction_isolation') = 'read committed' AND _ratelimit_here('rate_limits')
 RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer
 `
 
@@ -515,9 +515,9 @@ const UpdateCalendar = `-- name: UpdateCalendar :one
 UPDATE rate_limits AS r
    SET value = _ratelimit_available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, $4::timestamptz, $5::timestamptz[]) - $6::double precision,
        ts = greatest(r.ts, statement_timestamp())
- WHERE r.name = $7::text AND r.key = $8::text AND r.shard = 0 AND _ratelimit_alone(r.shards, 'rate_limits'::regtype)
+ WHERE r.name = $7::text AND r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
    AND _ratelimit_available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, $4::timestamptz, $5::timestamptz[]) - $6::double precision >= $9::double precision
-   AND current_setting('transaction_isolation') = 'read committed'
+   AND current_setting('transaction_isolation') = 'read committed' AND _ratelimit_here('rate_limits')
 RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer
 `
 
@@ -554,9 +554,9 @@ const UpdateWindow = `-- name: UpdateWindow :one
 UPDATE rate_limits AS r
    SET value = _ratelimit_available(r.value, r.ts, date_bin($1::interval, statement_timestamp(), $2::timestamptz), $3::double precision, $1::interval, $4::double precision, $2::timestamptz) - $5::double precision,
        ts = greatest(r.ts, statement_timestamp())
- WHERE r.name = $6::text AND r.key = $7::text AND r.shard = 0 AND _ratelimit_alone(r.shards, 'rate_limits'::regtype)
+ WHERE r.name = $6::text AND r.key = $7::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
    AND _ratelimit_available(r.value, r.ts, date_bin($1::interval, statement_timestamp(), $2::timestamptz), $3::double precision, $1::interval, $4::double precision, $2::timestamptz) - $5::double precision >= $8::double precision
-   AND current_setting('transaction_isolation') = 'read committed'
+   AND current_setting('transaction_isolation') = 'read committed' AND _ratelimit_here('rate_limits')
 RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer
 `
 

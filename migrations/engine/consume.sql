@@ -119,14 +119,19 @@ BEGIN
 END
 $body$;
 
--- Whether a row is its key's only one, in this schema's table: the path of a caller may find another table of that name, such as a
--- temporary one. The library's plain UPDATEs ask it of each row. The cost keeps the planner from reading a whole table because that has
--- a few rows: a plan that was made then is kept while the table grows.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_alone(shards smallint, place regtype) RETURNS boolean
+-- Whether a table is this schema's: the path of a caller may find another of that name, such as a temporary one. Inlined.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_here(place regtype) RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $body$
+    SELECT place = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limits)
+$body$;
+
+-- False, asked only of a row that is not its key's only one. Its cost keeps the planner from reading a whole table because that has a few rows: a plan that was made then
+-- is kept while the table grows.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_costly(shards smallint) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE COST 1000000
 AS $body$
-#variable_conflict use_variable
 BEGIN
-    RETURN shards = 1 AND place = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limits);
+    RETURN false;
 END
 $body$;
