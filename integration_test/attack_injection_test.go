@@ -244,7 +244,7 @@ func TestInjectionsBreakNoLineOfTheLog(t *testing.T) {
 		{Logger: slog.New(slog.NewJSONHandler(&asJSON, nil)), Every: -1, Key: observe.PlainKey},
 		{Logger: slog.New(slog.NewTextHandler(&asText, nil)), Every: -1, Key: observe.PlainKey},
 	}
-	limiter := ratelimit.Limiter{Observer: ratelimit.Join(logs[0].Decision, logs[1].Decision)}
+	limiter := ratelimit.Limiter{Observer: ratelimit.Join(logs[0].Observe, logs[1].Observe)}
 	for _, text := range injections {
 		for range 2 {
 			if _, err := limiter.Consume(t.Context(), pool, injected(text)); err != nil && !denied(err) {

@@ -81,7 +81,7 @@ func (m meter) points(name string) map[string]float64 {
 func TestMetricsOfDecisions(t *testing.T) {
 	behaviour(t, func(w world) {
 		m := newMeter(w.T)
-		w.limiter.Observer = m.Decision
+		w.limiter.Observer = m.Observe
 		ctx := w.Context()
 		perUser, perSite := ratelimit.TokenBucket("perUser", 10, time.Minute), ratelimit.FixedWindow("perSite", 100, time.Minute, ratelimit.Start(noon))
 		user, site := perUser.Key("ann@example.org"), perSite.Global()
@@ -166,7 +166,7 @@ func TestMetricsOfWaits(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	asked, now := 0, noon
 	var asleep func()
-	limiter := ratelimit.Limiter{Observer: m.Decision, Clock: func() time.Time {
+	limiter := ratelimit.Limiter{Observer: m.Observe, Clock: func() time.Time {
 		if asked++; asked == 2 { // by the call, and by its sleep
 			asleep()
 		}
@@ -197,7 +197,7 @@ func TestMetricsOfRetries(t *testing.T) {
 	pool := newPool(t, 2)
 	m := newMeter(t)
 	var failures []int
-	limiter := ratelimit.Limiter{Observer: m.Decision, OnRetry: ratelimit.Join(m.Retry, nil, func(_ context.Context, failed ratelimit.Attempt) {
+	limiter := ratelimit.Limiter{Observer: m.Observe, OnRetry: ratelimit.Join(m.Retry, nil, func(_ context.Context, failed ratelimit.Attempt) {
 		failures = append(failures, failed.Number)
 	})}
 	limit := ratelimit.TokenBucket("hot", 1000, time.Hour)
@@ -303,7 +303,7 @@ func TestACallerThatGoesIsNoErrorWhateverTheDriver(t *testing.T) {
 		m := newMeter(t)
 		var out logged
 		log := &observe.Log{Logger: slog.New(slog.NewJSONHandler(&out, nil)), Every: -1}
-		limiter := ratelimit.Limiter{Observer: ratelimit.Join(m.Decision, log.Decision)}
+		limiter := ratelimit.Limiter{Observer: ratelimit.Join(m.Observe, log.Observe)}
 		request := ratelimit.TokenBucket("limit", 5, time.Hour).Key(driver)
 		db := openSQL(t, driver, url, 1)
 		tx, err := connect(t, url, 1).Begin(t.Context())
@@ -392,7 +392,7 @@ func TestTheLogOfDecisions(t *testing.T) {
 		var out logged
 		log := &observe.Log{Logger: slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 		m := newMeter(w.T)
-		w.limiter.Observer = ratelimit.Join(m.Decision, log.Decision)
+		w.limiter.Observer = ratelimit.Join(m.Observe, log.Observe)
 		limit, site := ratelimit.TokenBucket("perUser", 10, time.Minute), ratelimit.TokenBucket("perSite", 100, time.Minute)
 		ann := limit.Key("ann@example.org")
 
@@ -441,7 +441,7 @@ func TestTheLogKeepsKeysToItself(t *testing.T) {
 		t.Helper()
 		var out logged
 		log := &observe.Log{Logger: slog.New(slog.NewJSONHandler(&out, nil)), Key: key}
-		limiter := ratelimit.Limiter{Observer: log.Decision}
+		limiter := ratelimit.Limiter{Observer: log.Observe}
 		for range 3 {
 			_, err := limiter.Consume(t.Context(), pool, limit.Key("ann@example.org"))
 			if err != nil && !denied(err) {
@@ -477,7 +477,7 @@ func TestAFloodOfDenialsDoesNotFloodTheLog(t *testing.T) {
 	var out logged
 	const every = 500 * time.Millisecond
 	log := &observe.Log{Logger: slog.New(slog.NewJSONHandler(&out, nil)), Every: every}
-	limiter := ratelimit.Limiter{Observer: log.Decision}
+	limiter := ratelimit.Limiter{Observer: log.Observe}
 	flooded, quiet := ratelimit.TokenBucket("flooded", 1, 1000*time.Hour), ratelimit.TokenBucket("quiet", 1, 1000*time.Hour)
 	deny := func(request ratelimit.Request) {
 		t.Helper()

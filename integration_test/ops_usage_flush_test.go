@@ -42,7 +42,7 @@ func TestProcessesFlushAtOnce(t *testing.T) {
 				running.Go(func() {
 					recorder := &usage.Recorder{DB: dbs[p], Keep: 1e6 * time.Hour}
 					now := noon
-					limiter := &ratelimit.Limiter{Observer: recorder.Decision, Clock: func() time.Time { return now }}
+					limiter := &ratelimit.Limiter{Observer: recorder.Observe, Clock: func() time.Time { return now }}
 					for f := range flushes {
 						// Two hours, and minutes of its own: or else the first row of usage would let one process in at a time.
 						now = noon.Add(time.Duration(f*7%3)*45*time.Minute + time.Duration(p)*time.Minute)
@@ -88,7 +88,7 @@ func TestProcessesFlushAtOnce(t *testing.T) {
 			// Once nobody else writes, there are 100 keys of each hour.
 			recorder := &usage.Recorder{DB: pool, Keep: 1e6 * time.Hour}
 			for _, at := range []time.Time{noon, noon.Add(time.Hour)} {
-				limiter := &ratelimit.Limiter{Observer: recorder.Decision, Clock: func() time.Time { return at }}
+				limiter := &ratelimit.Limiter{Observer: recorder.Observe, Clock: func() time.Time { return at }}
 				for i := range limits {
 					deny(t, limiter, fmt.Sprint("limit ", i), "all", 1)
 				}
@@ -108,7 +108,7 @@ func TestTheMostDeniedKeysStay(t *testing.T) {
 	pool := newPool(t, 1)
 	recorder := &usage.Recorder{DB: pool, Keep: 1e6 * time.Hour}
 	now := noon
-	limiter := &ratelimit.Limiter{Observer: recorder.Decision, Clock: func() time.Time { return now }}
+	limiter := &ratelimit.Limiter{Observer: recorder.Observe, Clock: func() time.Time { return now }}
 	for i := range 90 {
 		deny(t, limiter, "limit", fmt.Sprint("worse ", i), 2)
 	}
@@ -138,7 +138,7 @@ func TestTheLastDenialIsTheLast(t *testing.T) {
 	pool := newPool(t, 1)
 	for _, later := range []time.Duration{20 * time.Second, 30 * time.Second, 10 * time.Second} {
 		recorder := &usage.Recorder{DB: pool, Keep: 1e6 * time.Hour}
-		limiter := &ratelimit.Limiter{Observer: recorder.Decision, Clock: func() time.Time { return noon.Add(later) }}
+		limiter := &ratelimit.Limiter{Observer: recorder.Observe, Clock: func() time.Time { return noon.Add(later) }}
 		deny(t, limiter, "limit", "ann", 1)
 		flush(t, recorder)
 	}
@@ -157,7 +157,7 @@ func TestOldUsageGoesLittleByLittle(t *testing.T) {
 		INSERT INTO rate_limit_denials SELECT 'old', date_trunc('hour', now(), 'UTC') - interval '50 hours', 'key ' || n, 1, 1, now() FROM generate_series(1, 2500) AS n;
 		INSERT INTO rate_limit_denials SELECT 'new', date_trunc('hour', now(), 'UTC') - interval '46 hours', 'key ' || n, 1, 1, now() FROM generate_series(1, 30) AS n`)
 	recorder := &usage.Recorder{DB: pool, Keep: 48 * time.Hour}
-	limiter := &ratelimit.Limiter{Observer: recorder.Decision}
+	limiter := &ratelimit.Limiter{Observer: recorder.Observe}
 	left := func(want string) {
 		t.Helper()
 		var got string
@@ -242,7 +242,7 @@ func TestUsageWaitsForTheDatabase(t *testing.T) {
 		}
 		told.Add(1)
 	}
-	limiter := &ratelimit.Limiter{Observer: recorder.Decision}
+	limiter := &ratelimit.Limiter{Observer: recorder.Observe}
 	for range 3 {
 		deny(t, limiter, "limit", "ann", 10)
 		flush(t, recorder)
@@ -290,7 +290,7 @@ func TestALockedRowOfUsageLosesNothing(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 3)
 	recorder := &usage.Recorder{DB: pool}
-	limiter := &ratelimit.Limiter{Observer: recorder.Decision, Clock: func() time.Time { return noon }}
+	limiter := &ratelimit.Limiter{Observer: recorder.Observe, Clock: func() time.Time { return noon }}
 	recorder.Keep = 1e6 * time.Hour
 	deny(t, limiter, "limit", "ann", 1)
 	flush(t, recorder)
@@ -349,7 +349,7 @@ func TestAnUnknownFlushIsNotCountedTwice(t *testing.T) {
 	db := &deaf{Pool: pool}
 	var told []string
 	recorder := &usage.Recorder{DB: db, OnError: func(err error) { told = append(told, err.Error()) }}
-	limiter := &ratelimit.Limiter{Observer: recorder.Decision}
+	limiter := &ratelimit.Limiter{Observer: recorder.Observe}
 	for _, step := range []struct {
 		before, after bool
 		want          int64
@@ -381,7 +381,7 @@ func TestAKeyThatCannotBeStoredStopsNoFlush(t *testing.T) {
 		}
 		return key
 	}}
-	limiter := &ratelimit.Limiter{Observer: recorder.Decision}
+	limiter := &ratelimit.Limiter{Observer: recorder.Observe}
 	deny(t, limiter, "limit", "ann", 3)
 	if err := recorder.Flush(t.Context()); sqlState(err) != "22021" || !strings.Contains(err.Error(), "the denied keys were left out") {
 		t.Error(err)
@@ -400,7 +400,7 @@ func TestUsageWaitsForResources(t *testing.T) {
 	pool := newPool(t, 1)
 	key := "ann"
 	recorder := &usage.Recorder{DB: pool, HashKey: func(string) string { return key }}
-	limiter := &ratelimit.Limiter{Observer: recorder.Decision}
+	limiter := &ratelimit.Limiter{Observer: recorder.Observe}
 	flushes := func(state, part string) {
 		t.Helper()
 		deny(t, limiter, "limit", "ann", 1)
@@ -434,7 +434,7 @@ func TestUsageNeedsTheDocumentedGrants(t *testing.T) {
 	role := createRole(t, owner)
 	mustExec(t, owner, "GRANT USAGE ON SCHEMA "+schemaOf(t, owner)+" TO "+role)
 	recorder := &usage.Recorder{DB: asRole(t, owner, role, 1)}
-	limiter := &ratelimit.Limiter{Observer: recorder.Decision}
+	limiter := &ratelimit.Limiter{Observer: recorder.Observe}
 	deny(t, limiter, "sendMessage", "ann", 3)
 	if err := recorder.Flush(t.Context()); sqlState(err) != "42501" {
 		t.Errorf("%v, want 42501", err)
@@ -554,7 +554,7 @@ func BenchmarkUsageFlush(b *testing.B) {
 			pool := newPool(b, 1)
 			recorder := &usage.Recorder{DB: pool, Keep: 1e6 * time.Hour}
 			now := noon
-			limiter := &ratelimit.Limiter{Observer: recorder.Decision, Clock: func() time.Time { return now }}
+			limiter := &ratelimit.Limiter{Observer: recorder.Observe, Clock: func() time.Time { return now }}
 			free := make([]ratelimit.Request, bench.limits)
 			for i := range free {
 				free[i] = ratelimit.Unlimited(fmt.Sprint("limit ", i)).Key("ann")

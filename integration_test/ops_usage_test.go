@@ -107,7 +107,7 @@ func TestUsageSaysWhatCallersCounted(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
 	recorder := &usage.Recorder{DB: pool, Every: 20 * time.Millisecond, OnError: noError(t)}
-	limiter := &ratelimit.Limiter{Observer: recorder.Decision}
+	limiter := &ratelimit.Limiter{Observer: recorder.Observe}
 	running, end := context.WithCancel(t.Context())
 	ran := make(chan error)
 	go func() { ran <- recorder.Run(running) }()
@@ -202,7 +202,7 @@ func TestUsageOfWaitsThatWereGivenUp(t *testing.T) {
 	now := time.Now().Truncate(time.Microsecond)
 	asked := 0
 	var leave context.CancelFunc
-	limiter := &ratelimit.Limiter{Observer: recorder.Decision, Clock: func() time.Time {
+	limiter := &ratelimit.Limiter{Observer: recorder.Observe, Clock: func() time.Time {
 		if asked++; asked == 2 { // by the call, and by its sleep
 			leave()
 		}
@@ -260,7 +260,7 @@ func TestUsageIsWrittenByEveryDriver(t *testing.T) {
 			url := newMigrated(t)
 			recorder := &usage.Recorder{DB: open(t, url), Keep: 1e6 * time.Hour}
 			now := noon.Add(17*time.Minute + 3*time.Second + 123456*time.Microsecond)
-			limiter := &ratelimit.Limiter{Observer: recorder.Decision, Clock: func() time.Time { return now }}
+			limiter := &ratelimit.Limiter{Observer: recorder.Observe, Clock: func() time.Time { return now }}
 			hostile := `a "b" \c, {d} 'é' NULL` + "\n"
 			for range 2 {
 				deny(t, limiter, hostile, hostile, 2)
@@ -315,7 +315,7 @@ func workOnUsage(url string) int {
 		default:
 			fmt.Fprintln(os.Stderr, d.Err)
 		}
-		recorder.Decision(ctx, d)
+		recorder.Observe(ctx, d)
 	}}
 	flush := func() {
 		mu.Lock()
@@ -486,7 +486,7 @@ func TestAFloodOfDeniedKeys(t *testing.T) {
 	pool := newPool(t, 1)
 	recorder := &usage.Recorder{DB: pool}
 	now := noon
-	limiter := &ratelimit.Limiter{Observer: recorder.Decision, Clock: func() time.Time { return now }}
+	limiter := &ratelimit.Limiter{Observer: recorder.Observe, Clock: func() time.Time { return now }}
 	recorder.Keep = 1e6 * time.Hour
 	heap := func() int64 {
 		runtime.GC()

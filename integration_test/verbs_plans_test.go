@@ -432,7 +432,7 @@ func TestADenialByPolicyIsLoggedWithoutATimeToRetry(t *testing.T) {
 	t.Parallel()
 	var out logged
 	log := &observe.Log{Logger: slog.New(slog.NewJSONHandler(&out, nil))}
-	limiter := &ratelimit.Limiter{Observer: log.Decision}
+	limiter := &ratelimit.Limiter{Observer: log.Observe}
 	if _, err := limiter.Consume(t.Context(), unasked{t}, free.Key("ann"), ratelimit.TokenBucket("api", 1, time.Hour).Key("ann")); !denied(err) {
 		t.Fatal(err)
 	}

@@ -173,7 +173,7 @@ func (w *everything) restart(ctx context.Context, i int) {
 	o := &ratelimit.Overrides{DB: &polledPool{Pool: w.pool}, Every: 2 * time.Millisecond}
 	recorder := &usage.Recorder{DB: w.pool, Keep: 100 * 365 * 24 * time.Hour}
 	p := &worldProgram{
-		limits: &ratelimit.Limiter{Clock: w.clock.Now, Overrides: o, Observer: recorder.Decision}, asks: &ratelimit.Limiter{Clock: w.clock.Now, Overrides: o},
+		limits: &ratelimit.Limiter{Clock: w.clock.Now, Overrides: o, Observer: recorder.Observe}, asks: &ratelimit.Limiter{Clock: w.clock.Now, Overrides: o},
 		recorder: recorder, coalescer: &ratelimit.Coalescer{Pool: w.pool}, stop: stop,
 	}
 	w.programs[i] = p
@@ -522,7 +522,7 @@ func (w *everything) crowd(ctx context.Context, p *worldProgram, s worldStep, r 
 	ahead := max(0, s.For)
 	callers := []*ratelimit.Limiter{p.limits}
 	if ahead > 0 {
-		callers = append(callers, &ratelimit.Limiter{Clock: func() time.Time { return w.clock.Now().Add(ahead) }, Overrides: p.limits.Overrides, Observer: p.recorder.Decision})
+		callers = append(callers, &ratelimit.Limiter{Clock: func() time.Time { return w.clock.Now().Add(ahead) }, Overrides: p.limits.Overrides, Observer: p.recorder.Observe})
 		w.meets(id, "clocks-differ")
 	}
 	now, then := w.clock.now, w.clock.now.Add(ahead)

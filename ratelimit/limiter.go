@@ -76,7 +76,7 @@ type Attempt struct {
 
 // Join makes one hook of several, for [Limiter.Observer] or [Limiter.OnRetry]. It calls them in order, and passes over nil.
 //
-//	limits := ratelimit.Limiter{Observer: ratelimit.Join(metrics.Decision, recorder.Decision)}
+//	limits := ratelimit.Limiter{Observer: ratelimit.Join(metrics.Observe, recorder.Observe)}
 func Join[T any](hooks ...func(ctx context.Context, event T)) func(ctx context.Context, event T) {
 	return func(ctx context.Context, event T) {
 		for _, hook := range hooks {

@@ -33,7 +33,7 @@ type Options struct {
 	// [*usage.Recorder]: https://pkg.go.dev/github.com/txlimit/txlimit/ratelimit/usage#Recorder
 	Usage interface {
 		Validate() error
-		Decision(ctx context.Context, d Decision)
+		Observe(ctx context.Context, d Decision)
 		Flush(ctx context.Context) error
 		Run(ctx context.Context) error
 	}
@@ -223,7 +223,7 @@ func (o *Options) observer() func(ctx context.Context, d Decision) {
 	if o.Usage == nil {
 		return o.Observer
 	}
-	return Join(o.Observer, o.Usage.Decision)
+	return Join(o.Observer, o.Usage.Observe)
 }
 
 // start does what has to be done before the first call.

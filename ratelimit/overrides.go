@@ -583,7 +583,7 @@ search:
 		}
 	}
 	if blocked.by != "" {
-		return limit.blockedUntil(blocked.until), blocked
+		return limit.emptyUntil(blocked.until), blocked
 	}
 	return limit, other
 }
@@ -627,8 +627,8 @@ func (l Limit) without() Limit {
 	return u
 }
 
-// blockedUntil is the limit without any tokens to have before an instant.
-func (l Limit) blockedUntil(until algebra.Micros) Limit {
+// emptyUntil is the limit without any tokens to have before an instant.
+func (l Limit) emptyUntil(until algebra.Micros) Limit {
 	l.blocked, l.until = true, until
 	return l
 }

@@ -30,7 +30,7 @@ func TestAProgramFollows(t *testing.T) {
 	if err := overrides.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	limits := ratelimit.Limiter{Overrides: overrides, Observer: recorder.Decision}
+	limits := ratelimit.Limiter{Overrides: overrides, Observer: recorder.Observe}
 	go func() { _ = overrides.Run(t.Context()) }() // until the test ends
 	go func() { _ = recorder.Run(t.Context()) }()
 

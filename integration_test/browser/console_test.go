@@ -141,7 +141,7 @@ func TestADenialAppearsOnTheLiveChart(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	limiter := &ratelimit.Limiter{Observer: recorder.Decision}
+	limiter := &ratelimit.Limiter{Observer: recorder.Observe}
 	limit := ratelimit.TokenBucket("signUps", 3, time.Hour)
 	execute(t, pool, `SELECT ratelimit_publish('api', '[{"name": "signUps", "kind": "token bucket", "rate": 3, "period": "1 hour"}]')`)
 	p := open(t, pool, "ann", desktop)

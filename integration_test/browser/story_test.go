@@ -106,7 +106,7 @@ func signUp() error {
 	var once sync.Once
 	fail := func(err error) { once.Do(func() { failed = err; stop() }) }
 	limits := &ratelimit.Limiter{Overrides: overrides, Observer: func(ctx context.Context, d ratelimit.Decision) {
-		recorder.Decision(ctx, d)
+		recorder.Observe(ctx, d)
 		of := d.Result.Requests[0]
 		if of.Limit.Name() != nightly.Name() {
 			return

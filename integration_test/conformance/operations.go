@@ -173,7 +173,7 @@ func recordUsage(t *trial) {
 		"DELETE FROM rate_limit_usage WHERE name = '"+limit.Name()+"'",
 		"DELETE FROM rate_limit_denials WHERE name = '"+limit.Name()+"'")
 	recorder := &usage.Recorder{DB: t.db, Keep: centuries}
-	l := &ratelimit.Limiter{Observer: recorder.Decision}
+	l := &ratelimit.Limiter{Observer: recorder.Observe}
 	ann := t.of(limit, t.key(0))
 	for range 2 {
 		for range 5 {

@@ -143,7 +143,7 @@ func toolDenied(t *trial) {
 	limit, key := t.publishedAndUsed()
 	t.cleanups = append(t.cleanups, "DELETE FROM rate_limit_usage WHERE name = '"+limit.Name()+"'", "DELETE FROM rate_limit_denials WHERE name = '"+limit.Name()+"'")
 	recorder := &usage.Recorder{DB: t.s.pool, Keep: centuries}
-	l := &ratelimit.Limiter{Observer: recorder.Decision}
+	l := &ratelimit.Limiter{Observer: recorder.Observe}
 	for range 3 {
 		_, err := l.Consume(t.ctx, t.s.pool, limit.Key(key).Count(9))
 		t.step = "a use"

@@ -165,7 +165,7 @@ func TestNumbersAreReadable(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		0: "under 1 s", time.Second: "1 s", 61 * time.Second: "1 min 1 s", time.Hour: "1 h", 25*time.Hour + 59*time.Second: "1 d 1 h", 24*time.Hour + time.Minute: "1 d", 1000 * 24 * time.Hour: "1,000 d",
 	} {
-		if got := span2(d); got != want {
+		if got := inTwoUnits(d); got != want {
 			t.Errorf("%v: %s, want %s", d, got, want)
 		}
 	}

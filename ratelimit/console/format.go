@@ -19,7 +19,7 @@ var functions = template.FuncMap{
 	"instant": instant,
 	"machine": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 	"ago":     ago,
-	"in":      func(now, t time.Time) string { return span2(t.Sub(now)) },
+	"in":      func(now, t time.Time) string { return inTwoUnits(t.Sub(now)) },
 	"percent": percent,
 	"numbers": describe,
 	"shown":   shown,
@@ -96,15 +96,15 @@ func ago(now, t time.Time) string {
 	d := now.Sub(t)
 	switch {
 	case d < -time.Second:
-		return "in " + span2(-d)
+		return "in " + inTwoUnits(-d)
 	case d < time.Second:
 		return "now"
 	}
-	return span2(d) + " ago"
+	return inTwoUnits(d) + " ago"
 }
 
-// span2 writes a duration in its two largest units.
-func span2(d time.Duration) string {
+// inTwoUnits writes a duration in its two largest units.
+func inTwoUnits(d time.Duration) string {
 	if d < time.Second {
 		return "under 1 s"
 	}

@@ -66,8 +66,8 @@ func HashKey(secret []byte) func(key string) string {
 	}
 }
 
-// Decision is for [ratelimit.Limiter.Observer].
-func (l *Log) Decision(ctx context.Context, d ratelimit.Decision) {
+// Observe is for [ratelimit.Limiter.Observer].
+func (l *Log) Observe(ctx context.Context, d ratelimit.Decision) {
 	switch of := outcome(ctx, d); of {
 	case denied:
 		if exceeded, ok := errors.AsType[*ratelimit.DeniedError](d.Err); ok {

@@ -61,8 +61,8 @@ func NewMetrics(provider metric.MeterProvider) (*Metrics, error) {
 	return &m, errors.Join(errs[:]...)
 }
 
-// Decision is for [ratelimit.Limiter.Observer].
-func (m *Metrics) Decision(ctx context.Context, d ratelimit.Decision) {
+// Observe is for [ratelimit.Limiter.Observer].
+func (m *Metrics) Observe(ctx context.Context, d ratelimit.Decision) {
 	result := outcome(ctx, d)
 	call := []attribute.KeyValue{attribute.String("ratelimit.verb", d.Verb)}
 	if result == failed {

@@ -6,7 +6,7 @@
 //	}
 //	log := &observe.Log{}
 //	limits := ratelimit.Limiter{
-//		Observer: ratelimit.Join(metrics.Decision, log.Decision),
+//		Observer: ratelimit.Join(metrics.Observe, log.Observe),
 //		OnRetry:  metrics.Retry,
 //	}
 //	coalescer := &ratelimit.Coalescer{Pool: pool, OnBatch: metrics.Batch}

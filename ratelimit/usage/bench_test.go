@@ -28,7 +28,7 @@ func BenchmarkDecision(b *testing.B) {
 		b.Run(bench.name, func(b *testing.B) {
 			b.ReportAllocs()
 			for i := range b.N {
-				r.Decision(b.Context(), bench.of[i%len(bench.of)])
+				r.Observe(b.Context(), bench.of[i%len(bench.of)])
 			}
 		})
 		b.Run(bench.name+", on all processors", func(b *testing.B) {
@@ -36,7 +36,7 @@ func BenchmarkDecision(b *testing.B) {
 			var n atomic.Int64
 			b.RunParallel(func(pb *testing.PB) {
 				for i := int(n.Add(1)) * 1000; pb.Next(); i++ {
-					r.Decision(b.Context(), bench.of[i%len(bench.of)])
+					r.Observe(b.Context(), bench.of[i%len(bench.of)])
 				}
 			})
 		})

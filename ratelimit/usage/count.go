@@ -50,9 +50,9 @@ type cell struct {
 	_ [8]byte
 }
 
-// Decision is for [ratelimit.Limiter.Observer]. It does not use the database. For limits and denied keys that it knows, it
+// Observe is for [ratelimit.Limiter.Observer]. It does not use the database. For limits and denied keys that it knows, it
 // allocates nothing, and takes less than 0.1 µs (see docs/operations.md).
-func (r *Recorder) Decision(ctx context.Context, d ratelimit.Decision) {
+func (r *Recorder) Observe(ctx context.Context, d ratelimit.Decision) {
 	switch d.Verb {
 	case "consume", "wait", "reserve", "take":
 		switch {

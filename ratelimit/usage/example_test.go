@@ -23,7 +23,7 @@ func Example() {
 	defer pool.Close()
 
 	recorder := &usage.Recorder{DB: pool}
-	limits := &ratelimit.Limiter{Observer: recorder.Decision}
+	limits := &ratelimit.Limiter{Observer: recorder.Observe}
 
 	recording, end := context.WithCancel(context.Background())
 	var done sync.WaitGroup
@@ -38,11 +38,11 @@ func Example() {
 }
 
 // A limiter has one observer, which may call several.
-func ExampleRecorder_Decision() {
+func ExampleRecorder_Observe() {
 	recorder := &usage.Recorder{}
 	limits := &ratelimit.Limiter{
 		Observer: func(ctx context.Context, d ratelimit.Decision) {
-			recorder.Decision(ctx, d)
+			recorder.Observe(ctx, d)
 			slowCalls(ctx, d)
 		},
 	}

@@ -5,7 +5,7 @@
 //		Program: "shop", Limits: []ratelimit.Limit{signUps}, Usage: &usage.Recorder{DB: pool},
 //	})
 //
-// Without [ratelimit.Open], set the Observer of a Limiter to [Recorder.Decision], and call [Recorder.Run] in the background.
+// Without [ratelimit.Open], set the Observer of a Limiter to [Recorder.Observe], and call [Recorder.Run] in the background.
 //
 // A [Recorder] adds up, in the process, and writes the sums every ten seconds, to two tables of package migrations. Two
 // functions read them:

@@ -36,7 +36,7 @@ func sums(r *Recorder) map[string]counts {
 func TestDecisionCountsWhatTheResultSays(t *testing.T) {
 	db, now := ratelimittest.New(t), noon
 	recorder := &Recorder{}
-	limiter := &ratelimit.Limiter{Clock: func() time.Time { return now }, Observer: recorder.Decision}
+	limiter := &ratelimit.Limiter{Clock: func() time.Time { return now }, Observer: recorder.Observe}
 	ctx := t.Context()
 	perUser, perSite := ratelimit.TokenBucket("perUser", 10, time.Minute), ratelimit.FixedWindow("perSite", 100, time.Minute)
 	user, site := perUser.Key("ann"), perSite.Global()
@@ -128,7 +128,7 @@ func TestSomeErrorsAreNoFailures(t *testing.T) {
 	} {
 		r := &Recorder{}
 		status := ratelimit.Status{Limit: ratelimit.TokenBucket("limit", 1, time.Minute), Key: "ann", Count: 1}
-		r.Decision(test.ctx, ratelimit.Decision{Verb: "consume", Err: test.err, Result: ratelimit.Result{Requests: []ratelimit.Status{status}}})
+		r.Observe(test.ctx, ratelimit.Decision{Verb: "consume", Err: test.err, Result: ratelimit.Result{Requests: []ratelimit.Status{status}}})
 		var failed int64
 		for _, c := range sums(r) {
 			failed += c.failed
@@ -164,9 +164,9 @@ func TestNoCountIsLostOrCountedTwice(t *testing.T) {
 			for i := range calls {
 				at := noon.Add(time.Duration(i%3) * time.Minute) // the third minute displaces the first
 				if i%4 == 0 {
-					r.Decision(t.Context(), deny(limits[i/2%2], fmt.Sprint("key ", g), at))
+					r.Observe(t.Context(), deny(limits[i/2%2], fmt.Sprint("key ", g), at))
 				} else {
-					r.Decision(t.Context(), grant(limits[i/2%2], "ann", at))
+					r.Observe(t.Context(), grant(limits[i/2%2], "ann", at))
 				}
 			}
 		})
@@ -224,7 +224,7 @@ func TestNoCountIsLostOrCountedTwice(t *testing.T) {
 func TestADeniedKeyMayBeCountedAfterItsMinute(t *testing.T) {
 	r := &Recorder{}
 	limit := ratelimit.TokenBucket("limit", 1, time.Minute)
-	r.Decision(t.Context(), deny(limit, "ann", noon))
+	r.Observe(t.Context(), deny(limit, "ann", noon))
 	l := (*r.limits.Load())["limit"]
 	hours := l.hours
 	l.hours = nil
@@ -241,8 +241,8 @@ func TestLimitsBeyondTheBoundAreCountedTogether(t *testing.T) {
 	r := &Recorder{}
 	for i := range 2 * maxLimits {
 		limit := ratelimit.TokenBucket(fmt.Sprint("limit ", i), 1, time.Minute)
-		r.Decision(t.Context(), grant(limit, "ann", noon))
-		r.Decision(t.Context(), deny(limit, "ann", noon))
+		r.Observe(t.Context(), grant(limit, "ann", noon))
+		r.Observe(t.Context(), deny(limit, "ann", noon))
 	}
 	parts := r.collect()
 	if len(parts) != maxLimits+1 || parts[0].of.name != others {
@@ -273,8 +273,8 @@ func TestWhatCannotBeWrittenIsKeptForAnHour(t *testing.T) {
 	limit := ratelimit.TokenBucket("limit", 1, time.Minute)
 	for i := range maxMinutes + 10 {
 		at := noon.Add(time.Duration(i) * time.Minute)
-		r.Decision(t.Context(), grant(limit, "ann", at))
-		r.Decision(t.Context(), deny(limit, "bob", at))
+		r.Observe(t.Context(), grant(limit, "ann", at))
+		r.Observe(t.Context(), deny(limit, "bob", at))
 		r.putBack(r.collect())
 	}
 	parts := r.collect()
@@ -406,7 +406,7 @@ func TestDecisionAllocatesNothing(t *testing.T) {
 	r := &Recorder{}
 	limit := ratelimit.TokenBucket("limit", 1, time.Minute)
 	for what, d := range map[string]ratelimit.Decision{"a grant": grant(limit, "ann", noon), "a denial": deny(limit, "ann", noon)} {
-		if n := testing.AllocsPerRun(1000, func() { r.Decision(t.Context(), d) }); n != 0 {
+		if n := testing.AllocsPerRun(1000, func() { r.Observe(t.Context(), d) }); n != 0 {
 			t.Errorf("%s: %v allocations", what, n)
 		}
 	}
