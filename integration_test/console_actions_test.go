@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -485,15 +484,11 @@ func TestTheConsoleUnderOtherDefaults(t *testing.T) {
 	for _, table := range []string{"rate_limits", "rate_limit_overrides"} {
 		mustExec(t, owner, "CREATE TRIGGER level AFTER INSERT OR UPDATE OR DELETE ON "+table+" EXECUTE FUNCTION level()")
 	}
-	config := owner.Config()
-	maps.Copy(config.ConnConfig.RuntimeParams, map[string]string{
-		"default_transaction_isolation": "serializable", "default_transaction_read_only": "on", "IntervalStyle": "iso_8601", "TimeZone": "Asia/Tokyo",
+	pool := reconfigured(t, owner, func(c *pgxpool.Config) {
+		startWith(t, c.ConnConfig, map[string]string{
+			"default_transaction_isolation": "serializable", "default_transaction_read_only": "on", "IntervalStyle": "iso_8601", "TimeZone": "Asia/Tokyo",
+		})
 	})
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
 	p := newConsole(t, pool, "ann")
 	p.get(http.StatusOK, "", "10 per month")
 	p.get(http.StatusOK, "limit?name=signUps", "10 per month")

@@ -59,6 +59,14 @@ func needsMode(t testing.TB, mode pgx.QueryExecMode) {
 	}
 }
 
+// needsToPrepareAgain skips a test that sends a statement again that could not be prepared, such as in an aborted transaction.
+func needsToPrepareAgain(t testing.TB) {
+	t.Helper()
+	if defaultMode(t) == pgx.QueryExecModeCacheStatement {
+		needsSession(t, "since it closes the connection when what could not be prepared is prepared again (pgbouncer/pgbouncer#1118)")
+	}
+}
+
 // defaultMode is the query mode of this run.
 func defaultMode(t testing.TB) pgx.QueryExecMode {
 	t.Helper()

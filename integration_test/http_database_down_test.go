@@ -330,6 +330,7 @@ func TestFailOpenIsNotForOverload(t *testing.T) {
 	})
 	t.Run("a server that takes no more connections", func(t *testing.T) {
 		t.Parallel()
+		needsSession(t, "since the pooler has one to lend")
 		pool := newPool(t, 4)
 		const role = "txlimit_few"
 		for _, sql := range []string{

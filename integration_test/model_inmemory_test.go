@@ -26,6 +26,7 @@ import (
 // after each transaction, the table must be equal, to the last bit.
 func TestInMemoryAnswersAsPostgresDoes(t *testing.T) {
 	t.Parallel()
+	needsToPrepareAgain(t)
 	for i := range 2 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()

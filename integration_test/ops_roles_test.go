@@ -235,8 +235,8 @@ func TestOnePrivilegeLessIsAnErrorAndNeverAGrant(t *testing.T) {
 	} {
 		t.Run(missing, func(t *testing.T) {
 			t.Parallel()
-			if missing == "USAGE" && defaultMode(t) == pgx.QueryExecModeCacheStatement {
-				needsSession(t, "since it closes the connection when what could not be prepared is prepared again (pgbouncer/pgbouncer#1118)")
+			if missing == "USAGE" {
+				needsToPrepareAgain(t)
 			}
 			pool := newPool(t, 2)
 			seed(t, pool)

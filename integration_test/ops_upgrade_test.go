@@ -132,8 +132,8 @@ func TestTheLibraryOnOlderSchemas(t *testing.T) {
 	for version := range newest + 1 {
 		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
 			t.Parallel()
-			if version < 5 && defaultMode(t) == pgx.QueryExecModeCacheStatement {
-				needsSession(t, "since it closes the connection when what could not be prepared is prepared again (pgbouncer/pgbouncer#1118)")
+			if version < 5 {
+				needsToPrepareAgain(t)
 			}
 			url := newSchema(t)
 			if version > 0 {

@@ -32,7 +32,7 @@ func TestTheDocumentedUninstall(t *testing.T) {
 	pool := newPool(t, 1)
 	mustExec(t, pool, "CREATE TABLE of_the_application (id int); SELECT ratelimit('l', 'k', rate => 1, period => '1 hour'), ratelimit_block('l', NULL, who => 'bea')")
 	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", strings.Replace(block[1], `$(go list -m -f '{{.Dir}}' github.com/txlimit/txlimit)`, root, 1))
-	cmd.Env = append(os.Environ(), "DATABASE_URL="+pool.Config().ConnString(), "PSQLRC=/dev/null", "PATH="+filepath.Dir(psql)+":"+os.Getenv("PATH"))
+	cmd.Env = append(os.Environ(), "DATABASE_URL="+forAll(t, pool.Config().ConnString()), "PSQLRC=/dev/null", "PATH="+filepath.Dir(psql)+":"+os.Getenv("PATH"))
 	if output, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, output)
 	}
