@@ -79,6 +79,7 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 
 	t.Run("none", func(t *testing.T) {
 		t.Parallel()
+		needsToPrepareAgain(t)
 		pool := connect(t, newSchema(t), 2)
 		for _, err := range []error{second(check(t, pool)), second(warned(t, pool))} {
 			if !errors.Is(err, migrations.ErrBehind) || sqlState(err) != "42883" || !strings.Contains(err.Error(), "txlimit migrate") || !strings.Contains(err.Error(), "search_path") {

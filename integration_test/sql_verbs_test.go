@@ -28,11 +28,10 @@ func (w world) reserveByHand(arguments string, delay time.Duration, remaining fl
 // takeByHand decides as ratelimit_take does, and wants it to take n.
 func (w world) takeByHand(arguments string, n int, remaining float64) {
 	w.Helper()
-	var taken int
-	var left float64
+	var taken, left float64
 	err := w.db.QueryRow(w.Context(), fmt.Sprintf("SELECT taken, remaining FROM _ratelimit_by_hand('take', %s, now => '%s')", arguments, w.clock.now.Format(time.RFC3339Nano))).Scan(&taken, &left)
-	if err != nil || taken != n || left != remaining && !near(left, remaining) {
-		w.Fatalf("ratelimit_take(%s): took %d, %v left, %v, want %d and %v", arguments, taken, left, err, n, remaining)
+	if err != nil || taken != float64(n) || left != remaining && !near(left, remaining) {
+		w.Fatalf("ratelimit_take(%s): took %v, %v left, %v, want %d and %v", arguments, taken, left, err, n, remaining)
 	}
 }
 
