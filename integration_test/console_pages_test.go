@@ -102,14 +102,22 @@ func TestNoNumberOfAPageDependsOnTheSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	startWith(t, config.ConnConfig, strange)
-	db, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
+	for _, mode := range execModes {
+		t.Run(mode.String(), func(t *testing.T) {
+			needsMode(t, mode)
+			config := config.Copy()
+			config.ConnConfig.DefaultQueryExecMode = mode
+			db, err := pgxpool.NewWithConfig(t.Context(), config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(db.Close)
+			p := newConsole(t, db, "ann")
+			p.get(http.StatusOK, "", "slow")
+			p.get(http.StatusOK, "limit?name=slow&q=a", "acme", "437")
+			p.get(http.StatusOK, "key?name=slow&key=acme", "437")
+		})
 	}
-	t.Cleanup(db.Close)
-	p := newConsole(t, db, "ann")
-	p.get(http.StatusOK, "limit?name=slow&q=a", "acme", "437")
-	p.get(http.StatusOK, "key?name=slow&key=acme", "437")
 }
 
 // publish has the program "api" publish limits, by SQL.

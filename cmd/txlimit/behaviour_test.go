@@ -976,3 +976,30 @@ func TestKeysAreUTF8WhateverTheSessionIs(t *testing.T) {
 		t.Errorf("the key é日 is stored as %q, %v", key, err)
 	}
 }
+
+// TestNoNumberDependsOnTheSession: a role or a URL may have settings that change how values are written.
+func TestNoNumberDependsOnTheSession(t *testing.T) {
+	w := newMigrated(t)
+	w.sql(`SELECT ratelimit_publish('api', '[{"name": "slow", "kind": "token bucket", "rate": 1, "period": "1000 days", "capacity": 1000},
+		{"name": "monthly", "kind": "calendar window", "rate": 10.125, "period": "1 month", "zone": "Europe/Berlin"}]')`)
+	w.sql(`INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('slow', 'acme', 0, 2, 218.5, now()), ('slow', 'acme', 1, 2, 219.123456789, now())`)
+	w.sql(`SELECT ratelimit_override('slow', 'acme', capacity => 2000.125, until => '9000-01-02 03:04Z'), ratelimit_block('slow', 'bob', until => '2950-12-04 03:00Z')`)
+	w.sql(`CREATE TABLE calls AS SELECT 'acme' AS key, '2026-11-27 18:00Z'::timestamptz + n * interval '1 second' AS at, 1.125::float8 AS tokens FROM generate_series(1, 20) AS n`)
+	since := regexp.MustCompile(`\(in [^)]*\)|20\d\d-\S+ \d\d:\d\d:\d\dZ`)
+	plain, query := w.url, "SELECT at, key, tokens FROM "+w.schema+".calls ORDER BY at"
+	strange := "&DateStyle=German&IntervalStyle=sql_standard&extra_float_digits=-15&bytea_output=escape&TimeZone=Europe/Dublin"
+	for _, args := range [][]string{
+		{"limits"}, {"keys", "slow", "--all"}, {"show", "slow", "acme"}, {"show", "slow", "bob"}, {"show", "monthly", "acme"}, {"overrides"}, {"locks"},
+		{"migrate", "status"}, {"replay", "--query", query, "--candidate", "5/10s"},
+	} {
+		w.url = plain
+		want := w.run(args...)
+		w.url = plain + strange
+		got := w.run(args...)
+		if want.code != 0 && want.code != 3 || since.ReplaceAllString(got.String(), "") != since.ReplaceAllString(want.String(), "") {
+			t.Errorf("%s\nin a session with other settings, %s", want, got)
+		}
+	}
+	w.url = plain + strange
+	w.run("show", "slow", "bob").wants(t, 0, `2950-12-04 03:00:00Z \(in more than 292 years\)`)
+}

@@ -190,6 +190,8 @@ func span(d time.Duration) string {
 	const day = 24 * time.Hour
 	d = max(d, 0)
 	switch {
+	case d == math.MaxInt64: // what the difference of two times is at most
+		return "more than 292 years"
 	case d < time.Second:
 		return d.Round(time.Millisecond).String()
 	case d < time.Minute:

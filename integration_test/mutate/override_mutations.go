@@ -261,8 +261,16 @@ var overrideMutations = []mutation{
 		tests: "TestTheConsoleAsksForTheNumbersOfAKey",
 	}, {
 		name: "page-several-schemas", file: "internal/pin/pin.go", what: "the page and the tool run what the first schema with rate limits has, also if there are several",
-		old: "OPERATOR(pg_catalog.=) 1 THEN pg_catalog.quote_ident(f.schemas[1]) ELSE 'pg_catalog' END OPERATOR(pg_catalog.||) ', pg_temp',\n    true)\n  FROM found AS f`", new: "OPERATOR(pg_catalog.>=) 1 THEN pg_catalog.quote_ident(f.schemas[1]) ELSE 'pg_catalog' END OPERATOR(pg_catalog.||) ', pg_temp',\n    true)\n  FROM (SELECT schemas[1:1] AS schemas FROM found) AS f`",
+		old: "USING OPERATOR(pg_catalog.<)) AS schemas", new: "USING OPERATOR(pg_catalog.<) LIMIT 1) AS schemas",
 		tests: "TestAHostileSearchPathOfPageAndTool",
+	}, {
+		name: "page-dates", file: "internal/pin/pin.go", what: "the page reads times as the session writes them",
+		old: "pg_catalog.set_config('DateStyle', 'ISO', true)", new: "pg_catalog.current_setting('DateStyle')",
+		tests: "TestNoNumberOfAPageDependsOnTheSession",
+	}, {
+		name: "page-digits", file: "internal/pin/pin.go", what: "the page shows numbers with as few digits as the session writes",
+		old: "pg_catalog.set_config('extra_float_digits', '1', true)", new: "pg_catalog.current_setting('extra_float_digits')",
+		tests: "TestNoNumberOfAPageDependsOnTheSession",
 	}, {
 		name: "page-own-calendar", file: "ratelimit/console/queries.go", what: "an override says all numbers of a calendar window, zone and anchor included",
 		old: " AND d.kind <> 'calendar window' AS known", new: " AS known",

@@ -1,4 +1,5 @@
-// Package pin leaves nothing but the limiter in the search_path of a transaction.
+// Package pin has a transaction of the tool or the page read what the limiter says, whatever its session is set to: nothing but the
+// limiter is in its search_path, and texts are as pgx reads them.
 package pin
 
 import (
@@ -19,7 +20,8 @@ const sql = `WITH found AS MATERIALIZED (
 )
 SELECT f.schemas, pg_catalog.set_config('search_path',
     CASE WHEN pg_catalog.cardinality(f.schemas) OPERATOR(pg_catalog.=) 1 THEN pg_catalog.quote_ident(f.schemas[1]) ELSE 'pg_catalog' END OPERATOR(pg_catalog.||) ', pg_temp',
-    true)
+    true), pg_catalog.set_config('DateStyle', 'ISO', true), pg_catalog.set_config('IntervalStyle', 'postgres', true),
+    pg_catalog.set_config('extra_float_digits', '1', true), pg_catalog.set_config('bytea_output', 'hex', true)
   FROM found AS f`
 
 // SeveralError says that several schemas of a search_path have rate limits. Whoever may create objects in one of them could have put
@@ -34,12 +36,12 @@ func (e *SeveralError) Error() string {
 
 // To sets the search_path of a transaction to the schema of the limiter: the only one of the path with a table rate_limits. Then no
 // object of another schema, in front of it or behind, can be taken for one of the limiter's or of Postgres' (CVE-2018-1058), whatever the
-// types of the parameters. If several schemas have the table, it returns a *SeveralError. Then, and without a limiter, only
+// types of the parameters. Without binary results, a DateStyle would make times unreadable, and extra_float_digits would round numbers. If several schemas have the table, it returns a *SeveralError. Then, and without a limiter, only
 // pg_catalog is left. A schema that has only functions of the limiter's names is never used, so it does not count.
 func To(ctx context.Context, tx pgx.Tx) error {
 	var schemas []string
-	var path string
-	if err := tx.QueryRow(ctx, sql).Scan(&schemas, &path); err != nil {
+	var path, dates, intervals, digits, bytes string
+	if err := tx.QueryRow(ctx, sql).Scan(&schemas, &path, &dates, &intervals, &digits, &bytes); err != nil {
 		return err
 	}
 	if len(schemas) > 1 {

@@ -188,7 +188,7 @@ func notAllowed(w http.ResponseWriter, allow string) error {
 // read runs queries in one READ ONLY transaction, in which the planner has to take an index where there is one.
 func (c *call) read(queries func(ctx context.Context, tx pgx.Tx) error) error {
 	return c.inTx(pgx.TxOptions{AccessMode: pgx.ReadOnly, IsoLevel: pgx.RepeatableRead}, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off; SET LOCAL TimeZone = 'UTC'; SET LOCAL IntervalStyle = 'postgres'"); err != nil {
+		if _, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off; SET LOCAL TimeZone = 'UTC'"); err != nil {
 			return err
 		}
 		return queries(ctx, tx)

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"log/slog"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -163,7 +164,7 @@ func TestNumbersAreReadable(t *testing.T) {
 		}
 	}
 	for d, want := range map[time.Duration]string{
-		0: "under 1 s", time.Second: "1 s", 61 * time.Second: "1 min 1 s", time.Hour: "1 h", 25*time.Hour + 59*time.Second: "1 d 1 h", 24*time.Hour + time.Minute: "1 d", 1000 * 24 * time.Hour: "1,000 d",
+		0: "under 1 s", time.Second: "1 s", 61 * time.Second: "1 min 1 s", time.Hour: "1 h", 25*time.Hour + 59*time.Second: "1 d 1 h", 24*time.Hour + time.Minute: "1 d", 1000 * 24 * time.Hour: "1,000 d", math.MaxInt64: "more than 292 years",
 	} {
 		if got := inTwoUnits(d); got != want {
 			t.Errorf("%v: %s, want %s", d, got, want)

@@ -105,8 +105,11 @@ func ago(now, t time.Time) string {
 
 // inTwoUnits writes a duration in its two largest units.
 func inTwoUnits(d time.Duration) string {
-	if d < time.Second {
+	switch {
+	case d < time.Second:
 		return "under 1 s"
+	case d == math.MaxInt64: // what the difference of two times is at most
+		return "more than 292 years"
 	}
 	var parts []string
 	for _, unit := range []struct {
