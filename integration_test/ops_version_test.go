@@ -250,6 +250,9 @@ func (c clone) older() {
 // TestOnlyUTF8: in a database or a session of another encoding, Go's é and psql's é would be two keys.
 func TestOnlyUTF8(t *testing.T) {
 	t.Parallel()
+	if defaultMode(t) == pgx.QueryExecModeSimpleProtocol {
+		needsSession(t, "since pgx sends nothing by the simple protocol with client_encoding=LATIN1")
+	}
 	admin := newPool(t, 1)
 	name := "latin1_" + strings.ToLower(rand.Text())
 	if _, err := admin.Exec(t.Context(), "CREATE DATABASE "+name+" ENCODING LATIN1 LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"); err != nil {
