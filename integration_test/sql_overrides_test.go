@@ -2,11 +2,13 @@ package integration_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -148,6 +150,57 @@ func TestByHandUnderOverrides(t *testing.T) {
 	}
 	if open := lines(t, pool, "SELECT * FROM ratelimit_keys('open')"); open != "" {
 		t.Errorf("the keys of an unlimited limit: %s", open)
+	}
+}
+
+// TestByHandKeysSaysWhatFollowsABlock: ratelimit_keys and ratelimit_try say when a blocked key is granted again, whether it has a row or not.
+func TestByHandKeysSaysWhatFollowsABlock(t *testing.T) {
+	t.Parallel()
+	pool := publishedPool(t)
+	const x, y = "9000-01-01 00:00:00+00", "9001-01-01 00:00:00+00"
+	for _, c := range []struct {
+		name, all string // the limit, and what is decided of every key
+		want      string
+	}{
+		{"bucket", "", x},
+		{"bucket", "block('bucket', NULL, until => '" + y + "')", y},
+		{"bucket", "block('bucket', NULL)", "infinity"},
+		{"bucket", "block('bucket', NULL, until => '8000-01-01')", x},
+		{"bucket", "unlimited('bucket', NULL, until => '" + y + "')", x},
+		{"bucket", "override('bucket', NULL, rate => 1, until => '" + y + "')", x},
+		{"none", "", "infinity"},
+		{"none", "block('none', NULL, until => '" + y + "')", "infinity"},
+		{"none", "override('none', NULL, rate => 1, until => '" + y + "')", x},
+		{"none", "override('none', NULL, rate => 1, until => '8000-01-01')", "infinity"},
+		{"none", "override('none', 'ann', rate => 1)", x},
+		{"none", "unlimited('none', NULL, until => '" + y + "')", x},
+		{"open", "", x},
+		{"open", "block('open', NULL, until => '" + y + "')", y},
+		{"varying", "", x},
+		{"varying", "block('varying', NULL, until => '" + y + "')", y},
+	} {
+		for _, row := range []string{"", "INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('" + c.name + "', 'ann', 0, 1, 1, now())"} {
+			err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				sql := row + "; SELECT ratelimit_block('" + c.name + "', 'ann', until => '" + x + "')"
+				if c.all != "" {
+					sql += ", ratelimit_" + c.all
+				}
+				if _, err := tx.Exec(t.Context(), "SET LOCAL TimeZone = 'UTC'; "+sql); err != nil {
+					return err
+				}
+				var listed, tried string
+				if err := tx.QueryRow(t.Context(), `SELECT (SELECT retry_at::text FROM ratelimit_keys($1) WHERE key = 'ann'), (SELECT coalesce(retry_at, 'infinity')::text FROM ratelimit_try($1, 'ann'))`, c.name).Scan(&listed, &tried); err != nil {
+					return err
+				}
+				if listed != c.want || tried != c.want {
+					t.Errorf("%s, blocked until %s, and then %q, row %t: ratelimit_keys says %s, ratelimit_try %s, want %s", c.name, x, c.all, row != "", listed, tried, c.want)
+				}
+				return errRollBack
+			})
+			if !errors.Is(err, errRollBack) {
+				t.Errorf("%s, %q: %v", c.name, c.all, err)
+			}
+		}
 	}
 }
 

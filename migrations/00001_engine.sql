@@ -3717,8 +3717,9 @@ BEGIN
 END
 $body$;
 
--- The keys of a limit with the numbers that are in force for each, at an instant.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys_named(name text, keys text[], at timestamptz)
+-- The keys of a limit with the numbers that are in force for each, at an instant. denied: of those that an override of every key or the
+-- definition denies everything, also the keys without a row.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys_named(name text, keys text[], at timestamptz, denied boolean)
 RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
 LANGUAGE plpgsql
 AS $body$
@@ -3760,6 +3761,10 @@ BEGIN
          WHERE NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS x
                  WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
     LOOP
+        IF denied AND o.rest AND (o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0') THEN
+            o.own := ARRAY(SELECT k.key FROM pg_catalog.unnest(keys) AS k (key) EXCEPT SELECT x.key FROM pg_catalog.unnest(others) AS x (key));
+            o.rest := false;
+        END IF;
         used := NULL;
         IF NOT o.rest AND o.effect = 'varies' THEN
             used := ARRAY(SELECT f.key FROM /* TEMPLATE: schema */_ratelimit_used_keys(name, o.own) AS f (key));
@@ -3790,7 +3795,7 @@ BEGIN
             )
             SELECT k.key, k.remaining, CASE WHEN k.key = ANY (late.keys) THEN coalesce(l.retry_at, o.until) ELSE k.retry_at END
               FROM k CROSS JOIN late
-              LEFT JOIN LATERAL (SELECT f.* FROM /* TEMPLATE: schema */_ratelimit_keys_named(name, late.keys, o.until) AS f
+              LEFT JOIN LATERAL (SELECT f.* FROM /* TEMPLATE: schema */_ratelimit_keys_named(name, late.keys, o.until, true) AS f
                   WHERE pg_catalog.cardinality(late.keys) > 0 OFFSET 0) AS l ON l.key = k.key;
     END LOOP;
 END
@@ -3803,7 +3808,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys(
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
 LANGUAGE sql STABLE
 AS $body$
-    SELECT k.key, k.remaining, k.retry_at FROM /* TEMPLATE: schema */_ratelimit_keys_named(name, keys, coalesce(now, clock_timestamp())) AS k
+    SELECT k.key, k.remaining, k.retry_at FROM /* TEMPLATE: schema */_ratelimit_keys_named(name, keys, coalesce(now, clock_timestamp()), false) AS k
      WHERE pg_catalog.num_nonnulls(rate, capacity, period, start, zone, anchor) = 0 AND kind = 'token bucket'
     UNION ALL
     SELECT k.key, k.remaining, k.retry_at
@@ -4451,7 +4456,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_numbers(name text, INOUT ra
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(value double precision, ts timestamptz, shards smallint, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, varies interval);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys_named(name text, keys text[], at timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys_named(name text, keys text[], at timestamptz, denied boolean);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys_of(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], at timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_used_keys(name text, keys text[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_stored_keys(name text, first text, below text, most integer);

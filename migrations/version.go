@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "5ff33430ccde83068a62f830c114a9186252532a871a56fdf1bda26be63437a3"
+const Hash = "40142eae64310e6f284da104568a5e254b81d49b082a886759af530f9f74565a"

@@ -361,6 +361,14 @@ var overrideMutations = []mutation{
 		old: "CASE WHEN k.key = ANY (late.keys) THEN coalesce(l.retry_at, o.until) ELSE k.retry_at END", new: "k.retry_at",
 		tests: "TestAnOverrideThatEnds",
 	}, {
+		name: "later-keys-no-row", file: "migrations/engine/keys.sql", what: "after a block, ratelimit_keys takes a key without a row to be full, whatever follows",
+		old: "_ratelimit_keys_named(name, late.keys, o.until, true) AS f", new: "_ratelimit_keys_named(name, late.keys, o.until, false) AS f",
+		tests: "TestByHandKeysSaysWhatFollowsABlock",
+	}, {
+		name: "later-keys-own", file: "migrations/engine/keys.sql", what: "after a block, what is decided of every key counts for a key with an override of its own, too",
+		old: " EXCEPT SELECT x.key FROM pg_catalog.unnest(others) AS x (key));", new: ");",
+		tests: "TestByHandKeysSaysWhatFollowsABlock",
+	}, {
 		name: "later-byhand", file: "migrations/engine/ratelimit.sql", what: "SQL by hand takes the numbers in force to hold for good",
 		old: "        IF q.until IS NULL OR retry_at < q.until THEN\n            RETURN retry_at;", new: "        IF true THEN\n            RETURN retry_at;",
 		tests: "TestAnOverrideThatEnds",
