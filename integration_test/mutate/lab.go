@@ -238,13 +238,17 @@ func (l *lab) test(ctx context.Context, pkg, which string, patience time.Duratio
 	if err != nil {
 		return nil, err
 	}
+	temporary := filepath.Join(l.dir, ".tmp") // what a test leaves there is removed with the lab
+	if err := os.MkdirAll(temporary, 0o700); err != nil {
+		return nil, err
+	}
 	args := []string{"-test.v", "-test.failfast", "-test.timeout=" + patience.String(), which}
 	if l.world > 0 {
-		args = append(args, "-worldtime="+l.world.String())
+		args = append(args, "-worldtime="+l.world.String(), "-worldpairs=false") // a pair that has not met is nothing that the edit did
 	}
 	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Dir = filepath.Join(l.dir, pkg)
-	cmd.Env = append(os.Environ(), "TXLIMIT_TEST_DATABASE_URL="+l.server.URL(), "TXLIMIT_TEST_MIGRATIONS="+filepath.Join(l.dir, "migrations"))
+	cmd.Env = append(os.Environ(), "TXLIMIT_TEST_DATABASE_URL="+l.server.URL(), "TXLIMIT_TEST_MIGRATIONS="+filepath.Join(l.dir, "migrations"), "TMPDIR="+temporary)
 	cmd.WaitDelay = 10 * time.Second
 	read, write := io.Pipe()
 	cmd.Stdout, cmd.Stderr = write, write
