@@ -17,7 +17,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// polledPool counts the polls of Overrides.
+// polledPool counts the polls of Overrides, and those that have read something.
 type polledPool struct {
 	*pgxpool.Pool
 	begun, ended atomic.Int64
@@ -34,8 +34,11 @@ type polledRow struct {
 }
 
 func (r polledRow) Scan(dest ...any) error {
-	defer r.pool.ended.Add(1)
-	return r.Row.Scan(dest...)
+	err := r.Row.Scan(dest...)
+	if err == nil {
+		r.pool.ended.Add(1)
+	}
+	return err
 }
 
 // followed waits until all programs know the overrides: the first one has polled, and what it read is in force when it polls again.
@@ -46,7 +49,7 @@ func (w *everything) followed() {
 			continue
 		}
 		polls := p.limits.Overrides.DB.(*polledPool)
-		for n, until := polls.begun.Load(), time.Now().Add(20*time.Second); polls.ended.Load() < n+2; time.Sleep(time.Millisecond) {
+		for n, until := polls.begun.Load(), time.Now().Add(patience); polls.ended.Load() < n+2; time.Sleep(time.Millisecond) {
 			if time.Now().After(until) {
 				w.failf("a program that follows overrides polls no more")
 			}
@@ -364,7 +367,7 @@ func (w *everything) retries(p *worldProgram, ids []worldKey, verb string, count
 			return
 		}
 		then := w.try(p, denial.retryAt, verb, count, requests...)
-		if quota := denial.reason == ratelimit.ReasonQuota; !then.granted && (quota || then.reason == ratelimit.ReasonBlock) {
+		if quota := denial.reason == ratelimit.ReasonQuota; !then.granted && (quota || then.reason == ratelimit.ReasonBlock || then.reason == ratelimit.ReasonPlan) {
 			w.failf("%s: denied at %v until %v, and then %v", what, now, denial.retryAt, then)
 		}
 		until = w.early(p, until, ids...)
@@ -436,6 +439,7 @@ func (w *everything) says(p *worldProgram, id worldKey) {
 				w.failf("%s, and a call: %v, and by hand: %v, %v", what, one, hand, hand.failed)
 			}
 		}
+		w.listed(p, id, b, what)
 		return
 	case math.IsInf(b.Capacity, 1):
 		if many := w.try(p, now, "consume", 1e12, request); !many.granted {
@@ -510,7 +514,7 @@ func noRate(b ratelimit.Balance) bool {
 // grantsNothing wants a key without a rate to be denied everything, however it asks, as long as nothing else is decided.
 func (w *everything) grantsNothing(p *worldProgram, id worldKey, b ratelimit.Balance, what string) {
 	one := w.try(p, w.clock.now, "consume", 1, w.request(id.limit, id.key))
-	if one.granted || b.Remaining != 0 || b.Capacity != 0 || !b.NextAt.IsZero() || !b.ResetAt.IsZero() || one.reason != ratelimit.ReasonPlan && b.Decides != "block" {
+	if one.granted || b.Remaining != 0 || b.Capacity != 0 || !b.NextAt.IsZero() || !b.ResetAt.IsZero() || one.reason != ratelimit.ReasonPlan {
 		w.failf("%s, and a call: %v, %s", what, one, one.reason)
 	}
 	if w.limits[id.limit].Config().Varies == "" {
@@ -560,30 +564,43 @@ func (w *everything) listed(p *worldProgram, id worldKey, b ratelimit.Balance, w
 	var retryAt *time.Time
 	err := w.pool.QueryRow(w.Context(), "SELECT remaining, CASE retry_at WHEN 'infinity' THEN '9999-12-31' ELSE retry_at END FROM _ratelimit_keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, $2, $3)",
 		w.limits[id.limit].Name(), []string{key}, w.clock.now).Scan(&remaining, &retryAt)
+	blocked := b.Decides == "block"
 	if errors.Is(err, pgx.ErrNoRows) {
-		if b.Remaining != b.Capacity {
+		if blocked && w.ownBlock(id) || !blocked && b.Remaining != b.Capacity {
 			w.failf("%s, and ratelimit_keys has no such key", what)
 		}
 		return
 	}
 	w.must(err)
-	if math.Abs(remaining-b.Remaining) > w.slack(b) {
+	if blocked && remaining > 0 || !blocked && math.Abs(remaining-b.Remaining) > w.slack(b) {
 		w.failf("%s, and ratelimit_keys says that %v remain", what, remaining)
 	}
-	if b.Capacity < 1 || w.holdsLess(id) {
+	if b.Capacity > 0 && b.Capacity < 1 || w.holdsLess(id) {
 		return
 	}
 	one := w.try(p, w.clock.now, "consume", 1, w.request(id.limit, id.key))
+	if blocked && !one.permanent {
+		one.retryAt = b.NextAt // a call that is denied by a block does not ask for the tokens
+	}
 	if one.granted != (retryAt == nil) || retryAt != nil && !one.retryAt.IsZero() && !w.far(one.retryAt, id) && !w.resharded && !w.agrees(p, []worldKey{id}, worldAnswer{retryAt: *retryAt}, worldAnswer{retryAt: one.retryAt}) {
 		w.failf("%s: one token %v; ratelimit_keys says %v", what, one, retryAt)
 	}
+	if one.permanent && retryAt.Year() < 9999 {
+		w.failf("%s: one token %v; ratelimit_keys says %v", what, one, retryAt)
+	}
+}
+
+// ownBlock reports whether a block of this one key decides about it.
+func (w *everything) ownBlock(id worldKey) bool {
+	o := w.inForce(id, w.clock.now)
+	return o != nil && o.effect == "block" && o.key != nil
 }
 
 // holdsLess reports whether a capacity may be below one token before or after an override ends: then, what is listed is when it is full.
 func (w *everything) holdsLess(id worldKey) bool {
 	c := w.own(id.limit, id.key).Config()
 	return slices.ContainsFunc(w.made, func(o *worldOverride) bool {
-		return o.limit == id.limit && !o.removed && (*c.Capacity < 1 || o.capacity != nil && *o.capacity < 1 || o.rate != nil && *o.rate < 1)
+		return o.limit == id.limit && !o.removed && (*c.Capacity > 0 && *c.Capacity < 1 || o.capacity != nil && *o.capacity < 1 || o.rate != nil && *o.rate < 1)
 	})
 }
 

@@ -114,7 +114,7 @@ func answerOf(result ratelimit.Result, err error) worldAnswer {
 var shownTokens = regexp.MustCompile(`;r=([0-9]+)`)
 
 // worldPatience is the deadline of a Wait. Nothing of a world sleeps: what could be there before is not waited for.
-const worldPatience = 20 * time.Second
+const worldPatience = patience
 
 // counted are requests for a count each.
 func counted(count float64, requests []ratelimit.Request) (all []ratelimit.Request) {
