@@ -183,15 +183,16 @@ type DeniedError struct {
 // Reason is why a call was denied.
 type Reason string
 
-// The reasons of a denial.
+// The reasons of a denial. For a plan or a block, RetryAt is the first instant at which the key has a rate and no block, since
+// overrides have ended. It is zero if there is none. Whether the tokens are there then was not asked.
 const (
 	ReasonQuota Reason = "quota" // the tokens are not there; RetryAt says when
-	ReasonPlan  Reason = "plan"  // the limit's rate is 0; RetryAt is zero, unless an override with a rate comes into force when others end
-	ReasonBlock Reason = "block" // a block by Overrides; RetryAt is its end, if it has one and no other block follows
+	ReasonPlan  Reason = "plan"  // the limit's rate is 0
+	ReasonBlock Reason = "block" // a block by Overrides
 )
 
-// Permanent reports whether waiting does not help: a plan that grants nothing, a block without an end, or one that will be in
-// force before the tokens are there. Then RetryAt is zero.
+// Permanent reports whether waiting does not help: the plan grants nothing, a block has no end, or one of them will be in force
+// before the tokens are there. Then RetryAt is zero.
 func (e *DeniedError) Permanent() bool { return e.RetryAt.IsZero() }
 
 // Unwrap returns [ErrDenied].
