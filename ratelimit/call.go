@@ -120,7 +120,7 @@ func (c *call) decide(ctx context.Context, db DB) (Result, error) {
 	}
 	var err error
 	if coalescer, ok := coalescerOf(db); ok && c.does.takes {
-		err = coalescer.decide(ctx, c, &result)
+		err = coalescer.join(ctx, c, &result)
 	} else {
 		err = c.ask(ctx, wire{db, c.does.writes == onceOnly && !isTx(db)}, &result)
 	}

@@ -3,13 +3,11 @@ package ratelimit
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
@@ -67,21 +65,11 @@ type Coalescer struct {
 	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED: use BEGIN
 	skipSums atomic.Bool // sums would have decided too few keys of the last batch: send the next one to _ratelimit_coalesce at once
 
-	calls sync.WaitGroup // calls, and places in use
+	calls sync.WaitGroup // calls, and goroutines that send batches
 
-	mu     sync.Mutex
-	queue  []*waiter // in order of arrival, calls to be decided again first; empty if flying is 0
-	flying int       // places in use: calls or batches at the database, or about to be sent
-	due    time.Time // with a Pace: when the next one may begin
-	closed bool      // no further calls are accepted
-
-	busy keySet // keys at the database. Each is in one statement there: a second one would only wait for the row
-	held keySet // keys of queued calls that must not be overtaken, as of the last scan of the queue
-
-	// A call is apart if it is decided again, or asks for a blamed key. It shares no statement with other calls.
-	blamed      keySet // the last statement for this key alone timed out: its row may be locked
-	apartFlying bool   // a statement of calls that are apart is at the database; there is at most one
-	failures    int    // of such statements in a row, each for a key that was not blamed yet
+	mu       sync.Mutex
+	closed   bool // no further calls are accepted
+	schedule schedule
 }
 
 // coalescer lets coalescerOf find a Coalescer in a DB.
@@ -102,13 +90,6 @@ func (c *Coalescer) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 	return c.Pool.QueryRow(ctx, sql, args...)
 }
 
-const (
-	// maxInFlight is how many calls or batches are at the database at once: while one commits, the next is on its way.
-	maxInFlight = 2
-	// maxBatch bounds the calls of a statement.
-	maxBatch = 1024
-)
-
 // SQLSTATEs with which the database refuses a batch.
 const (
 	stateSharded   = "RL002" // rows of shards have to be combined first
@@ -116,57 +97,9 @@ const (
 	stateForeign   = "RL004" // a guard (ratelimit_refuse) refused a key
 )
 
-// waiter is a call that waits for its decision.
-type waiter struct {
-	ds  []demand
-	now pgtype.Timestamptz
-	// done receives once the call is decided or, if direct is set, once it may be sent by itself.
-	done chan struct{}
-
-	// Guarded by Coalescer.mu.
-	lone   bool    // its statement failed for a reason that other calls may not share: it is sent by itself
-	again  bool    // its statement timed out: it is decided apart, or returns err
-	alone  bool    // that timed out too, with calls for one blamed key: it is decided by itself
-	direct bool    // it may be sent by itself
-	apart  bool    // it is sent in the place for calls that are apart
-	left   bool    // its caller no longer waits
-	flight *flight // its statement; nil: none yet
-
-	// The answer.
-	err    error
-	answer answer
-}
-
-// flight is one statement on its way to the database and back.
-type flight struct {
-	ctx     context.Context
-	cancel  context.CancelFunc
-	waiting int            // callers that wait for it; guarded by Coalescer.mu
-	decided bool           // guarded by Coalescer.mu
-	told    sync.WaitGroup // once it is decided: callers that do not have their answer yet
-}
-
-// newFlight puts waiters on a flight, including waiters that have left. Coalescer.mu is held.
-func newFlight(waiters []*waiter) *flight {
-	f := &flight{}
-	f.ctx, f.cancel = context.WithCancel(context.Background())
-	for _, w := range waiters {
-		w.flight = f
-		if !w.left {
-			f.waiting++
-		}
-	}
-	if f.waiting == 0 {
-		f.cancel()
-	}
-	return f
-}
-
-var waiters = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
-
-// decide decides a call: at once if a place at the database is free, or else together with other calls in the queue. A call
+// join decides a call: at once if a place at the database is free, or else together with other calls in the queue. A call
 // that shares no statement needs no place.
-func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) error {
+func (c *Coalescer) join(ctx context.Context, asked *call, result *Result) error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
@@ -181,28 +114,18 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 		c.mu.Unlock()
 		return c.send(ctx, asked, result)
 	}
-	blamed := c.blamed.has(asked.demands)
-	if len(c.queue) == 0 {
-		clear(c.held)
+	w := c.schedule.arrive(asked.demands, asked.now, time.Now(), c.Pace)
+	c.unlock()
+	if w == nil {
+		return c.direct(ctx, asked, result, false)
 	}
-	if c.flying < maxInFlight && !c.waits(asked.demands, blamed) && !c.held.has(asked.demands) {
-		c.takePlace()
-		if len(c.queue) == 0 && !blamed && c.takeTurn() == 0 {
-			c.busy.add(asked.demands)
-			c.mu.Unlock()
-			return c.direct(ctx, asked, result, false)
-		}
-		go c.flush()
-	}
-	w := waiters.Get().(*waiter)
-	w.ds, w.now = asked.demands, asked.now
-	c.queue = append(c.queue, w)
-	c.mu.Unlock()
 
 	select {
 	case <-w.done:
 	case <-ctx.Done():
-		left, sent := c.leave(w)
+		c.mu.Lock()
+		left, sent := c.schedule.leave(w)
+		c.unlock()
 		switch {
 		case sent:
 			return unknownUnless(ctx.Err())
@@ -233,56 +156,13 @@ func (c *Coalescer) decide(ctx context.Context, asked *call, result *Result) err
 	return err
 }
 
-// leave takes a waiter out, unless it is decided or has a place. sent says that its statement is at the database. When the
-// last waiter of a statement leaves, the statement is canceled.
-func (c *Coalescer) leave(w *waiter) (left, sent bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch f := w.flight; {
-	case w.direct || f != nil && f.decided:
-		return false, false
-	case f == nil:
-		c.queue = slices.DeleteFunc(c.queue, func(other *waiter) bool { return other == w })
-		if len(w.ds) > 1 || w.again { // others may have waited for this one alone
-			c.fill()
-		}
-	default:
-		w.left = true
-		if f.waiting--; f.waiting == 0 {
-			f.cancel()
-		}
-		return true, true
+// unlock starts the place that the schedule has taken, if any, and unlocks.
+func (c *Coalescer) unlock() {
+	if c.schedule.start {
+		c.schedule.start = false
+		c.calls.Go(c.flush)
 	}
-	return true, false
-}
-
-// landed gives the place of a call that was sent by itself to the queue.
-func (c *Coalescer) landed(ctx context.Context, ds []demand, apart bool, err error) {
-	over := ctx.Err() != nil // then an error says nothing about the keys
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.busy.remove(ds)
-	c.apartFlying = c.apartFlying && !apart
-	if err == nil || !over {
-		c.judge(ds, apart, err)
-	}
-	if len(c.queue) > 0 {
-		go c.flush()
-		return
-	}
-	c.release()
-}
-
-// takePlace takes a place. c.mu is held, and c is not closed or has calls.
-func (c *Coalescer) takePlace() {
-	c.flying++
-	c.calls.Add(1)
-}
-
-// release gives up a place. c.mu is held.
-func (c *Coalescer) release() {
-	c.flying--
-	c.calls.Done()
+	c.mu.Unlock()
 }
 
 // flush decides queued calls until none is ready.
@@ -290,13 +170,7 @@ func (c *Coalescer) flush() {
 	b := batches.Get().(*batch)
 	for c.next(b) {
 		b.group()
-		err := c.coalesce(b)
-		switch state := sqlState(err); {
-		case ofSomeCalls(state):
-			c.separate(b, nil)
-		case timedOut(err) && b.shared() && b.flight.ctx.Err() == nil:
-			c.separate(b, err)
-		default:
+		if err := c.coalesce(b); err == nil || !c.separate(b, err) {
 			c.decided(b, err)
 			b.flight.told.Wait() // so that callers that ask again at once share the next statement
 		}
@@ -305,35 +179,32 @@ func (c *Coalescer) flush() {
 	batches.Put(b)
 }
 
-// ofSomeCalls reports whether an error may be due to some of a statement's calls, and the others would be decided without
-// them: rows to combine first, a key of another server, a text that the server cannot store, or what a trigger or a policy
-// of the application raises, with whatever SQLSTATE. Nothing was decided. Errors of the connection, the server, the schema
-// or the isolation level are those of every call.
-func ofSomeCalls(state string) bool {
-	if len(state) != 5 || state == "55P03" || state == stateIsolation || state == "40003" { // see timedOut; statement_completion_unknown
-		return false
+// next asks the schedule for the next batch, and waits for its turn.
+func (c *Coalescer) next(b *batch) bool {
+	for {
+		c.mu.Lock()
+		send, wait := c.schedule.next(b, time.Now(), c.Pace)
+		c.unlock()
+		if wait == 0 {
+			return send
+		}
+		time.Sleep(wait)
 	}
-	switch state[:2] {
-	case "42":
-		return state == "42501" // a policy may refuse a key
-	case "08", "25", "28", "3D", "3F", "53", "57", "58", "F0", "XX":
-		return false
-	}
-	return true
+}
+
+// separate puts the calls of a batch back into the queue if its error may be due to some of them.
+func (c *Coalescer) separate(b *batch, err error) bool {
+	c.mu.Lock()
+	defer c.unlock()
+	return c.schedule.separate(b, err)
 }
 
 // decided gives the waiters of a batch their answers. Waiters that have left do not read them.
 func (c *Coalescer) decided(b *batch, err error) {
 	c.observe(len(b.waiters), err)
 	c.mu.Lock()
-	if err == nil || !b.shared() && b.flight.ctx.Err() == nil { // else it was canceled, and nothing is known
-		for _, w := range b.waiters {
-			c.judge(w.ds, b.apart, err)
-		}
-	}
-	b.flight.decided = true
-	b.flight.told.Add(b.flight.waiting)
-	c.mu.Unlock()
+	c.schedule.decided(b, err)
+	c.unlock()
 	b.flight.cancel()
 	for _, w := range b.waiters {
 		w.err = err
@@ -346,28 +217,29 @@ func (c *Coalescer) decided(b *batch, err error) {
 func (c *Coalescer) split(b *batch, err error, others []*waiter) {
 	c.mu.Lock()
 	flight := newFlight(others)
-	b.flight.waiting -= flight.waiting
 	c.mu.Unlock()
 	c.decided(b, err)
 	b.clear()
 	b.waiters, b.flight = append(b.waiters, others...), flight
 	b.group()
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.vacate(b)
-	c.occupy(b)
-	c.fill()
+	defer c.unlock()
+	c.schedule.narrow(b)
 }
 
 // direct sends one call by itself, in the place that it has.
 func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result, apart bool) (err error) {
-	defer func() { c.landed(ctx, asked.demands, apart, err) }()
+	defer func() {
+		c.mu.Lock()
+		c.schedule.landed(ctx, asked.demands, apart, err)
+		c.unlock()
+	}()
 	return c.send(ctx, asked, result)
 }
 
 // send sends one call as a statement of its own.
 func (c *Coalescer) send(ctx context.Context, asked *call, result *Result) error {
-	err := c.retry(ctx, func(db wire) error {
+	err := c.commit(ctx, func(db wire) error {
 		return asked.ask(ctx, db, result)
 	})
 	c.observe(1, err)
@@ -381,8 +253,8 @@ func (c *Coalescer) observe(calls int, err error) {
 	}
 }
 
-// retry runs a statement in a transaction of its own, again after a serialization failure or a deadlock.
-func (c *Coalescer) retry(ctx context.Context, statement func(db wire) error) error {
+// commit runs a statement in a transaction of its own, again after a serialization failure or a deadlock.
+func (c *Coalescer) commit(ctx context.Context, statement func(db wire) error) error {
 	for attempt := 1; ; attempt++ {
 		begin := c.begin.Load()
 		err := c.once(ctx, begin, statement)
@@ -483,7 +355,7 @@ func (c *Coalescer) coalesce(b *batch) error {
 		}
 	}
 	var row dbsqlc.CoalesceRow
-	err := c.retry(b.flight.ctx, func(db wire) (err error) {
+	err := c.commit(b.flight.ctx, func(db wire) (err error) {
 		row, err = db.queries().Coalesce(b.flight.ctx, b.args)
 		return err
 	})

@@ -18,7 +18,7 @@ import (
 // batch is the calls that one statement decides.
 type batch struct {
 	waiters []*waiter
-	busy    []groupID // its keys in Coalescer.busy
+	busy    []groupID // its keys in schedule.busy, each once
 	apart   bool      // its calls are apart
 	flight  *flight
 	of      []int // the group of each demand of the waiters, in order
@@ -62,7 +62,7 @@ type group struct {
 
 // shared reports whether some calls of the batch ask for keys that others do not ask for.
 func (b *batch) shared() bool {
-	return slices.ContainsFunc(b.waiters, func(w *waiter) bool { return len(w.ds) < len(b.groups) })
+	return slices.ContainsFunc(b.waiters, func(w *waiter) bool { return len(w.ds) < len(b.busy) })
 }
 
 // clear forgets the contents of the batch, but keeps the memory.
@@ -336,7 +336,7 @@ func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
 	}
 	of := b.of
 	for _, w := range b.waiters {
-		b.decide(w, of)
+		b.answer(w, of)
 		of = of[len(w.ds):]
 	}
 	for i := range b.groups {
@@ -347,8 +347,8 @@ func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
 	return nil
 }
 
-// decide repeats the database's decision for one call. of has the groups of the call's demands.
-func (b *batch) decide(w *waiter, of []int) {
+// answer repeats the database's decision for one call. of has the groups of the call's demands.
+func (b *batch) answer(w *waiter, of []int) {
 	a := &w.answer
 	a.granted = true
 	for i := range w.ds {

@@ -3,24 +3,24 @@ package main
 // coalescerMutations are edits of the Coalescer.
 var coalescerMutations = []mutation{
 	{
-		name: "coalescer-foreign", file: "ratelimit/coalescer.go", what: "a key of another server fails all calls of its batch",
-		old: "state == \"55P03\" ||", new: "state == stateForeign || state == \"55P03\" ||",
+		name: "coalescer-foreign", file: "ratelimit/coalescer_schedule.go", what: "a key of another server fails all calls of its batch",
+		old: "len(state) != 5 || state == ", new: "len(state) != 5 || state == stateForeign || state == ",
 		tests: "TestAGuardRefusesOnlyTheForeignCallsOfABatch",
 	}, {
-		name: "coalescer-order", file: "ratelimit/coalescer.go", what: "the last call is decided first",
-		old: "	c.queue = append(c.queue, w)\n", new: "	c.queue = slices.Insert(c.queue, 0, w)\n",
+		name: "coalescer-order", file: "ratelimit/coalescer_schedule.go", what: "the last call is decided first",
+		old: "	s.queue = append(s.queue, w)\n", new: "	s.queue = slices.Insert(s.queue, 0, w)\n",
 		tests: "TestCoalescerIsExact|TestCoalescerDecidesWhatWaitsTogether",
 	}, {
-		name: "coalescer-cancelled-takes", file: "ratelimit/coalescer.go", what: "a caller that left before its call was sent consumes",
-		old: "		c.queue = slices.DeleteFunc(c.queue, func(other *waiter) bool { return other == w })\n", new: "		_ = slices.Contains(c.queue, w)\n",
+		name: "coalescer-cancelled-takes", file: "ratelimit/coalescer_schedule.go", what: "a caller that left before its call was sent consumes",
+		old: "		s.queue = slices.DeleteFunc(s.queue, func(other *waiter) bool { return other == w })\n", new: "		_ = slices.Contains(s.queue, w)\n",
 		tests: "TestCoalescerCancelledCallersHarmNobody",
 	}, {
-		name: "coalescer-one-cancels-all", file: "ratelimit/coalescer.go", what: "the first caller that leaves cancels the statement of all",
+		name: "coalescer-one-cancels-all", file: "ratelimit/coalescer_schedule.go", what: "the first caller that leaves cancels the statement of all",
 		old: "if f.waiting--; f.waiting == 0 {", new: "if f.waiting--; f.waiting >= 0 {",
 		tests: "TestCoalescerCancelledCallersHarmNobody",
 	}, {
-		name: "coalescer-nobody-waits", file: "ratelimit/coalescer.go", what: "a statement goes on although all its callers have left",
-		old: "			f.cancel()\n", new: "			_ = f.cancel\n",
+		name: "coalescer-nobody-waits", file: "ratelimit/coalescer_schedule.go", what: "a statement goes on although all its callers have left",
+		old: "			f.cancel()\n		}\n		return", new: "			_ = f.cancel\n		}\n		return",
 		tests: "TestCoalescerGivesUpAStatementThatNobodyWaitsFor",
 	}, {
 		name: "coalescer-error-to-one", file: "ratelimit/coalescer.go", what: "an error reaches only the first call of a statement",
@@ -51,12 +51,12 @@ var coalescerMutations = []mutation{
 		old: "	if c.closed {\n", new: "	if c.closed && c.Pool == nil {\n",
 		tests: "TestCoalescerCloseDrains",
 	}, {
-		name: "coalescer-place-lost", file: "ratelimit/coalescer.go", what: "a call that went alone does not pass its place on",
-		old: "	if len(c.queue) > 0 {\n		go c.flush()\n		return\n	}\n	c.release()\n", new: "	c.release()\n",
+		name: "coalescer-place-lost", file: "ratelimit/coalescer_schedule.go", what: "a call that went alone does not pass its place on",
+		old: "	s.places--\n	s.fill()\n", new: "	s.places--\n",
 		tests: "TestCoalescerShardedRows|TestCoalescerRefusesBadRequestsAlone|TestCoalescerCloseDrains",
 	}, {
-		name: "coalescer-clocks-mixed", file: "ratelimit/coalescer_queue.go", what: "calls with different clocks are decided at the instant of one of them",
-		old: "(w.lone || w.now != leader.now)", new: "w.lone",
+		name: "coalescer-clocks-mixed", file: "ratelimit/coalescer_schedule.go", what: "calls with different clocks are decided at the instant of one of them",
+		old: "(w.past == afterRefusal || w.now != leader.now)", new: "w.past == afterRefusal",
 		tests: "TestCoalescerDecidesEachCallByItsOwnClock",
 	}, {
 		name: "coalescer-counts-mixed", file: "ratelimit/coalescer_batch.go", what: "calls with different counts are decided by the count of the first",
@@ -119,67 +119,67 @@ var coalescerMutations = []mutation{
 		old: "		err = closeErr // of the commit\n", new: "		_ = closeErr // of the commit\n",
 		tests: "TestACommitThatFailsGrantsNothing",
 	}, {
-		name: "coalescer-no-pace", file: "ratelimit/coalescer_queue.go", what: "later statements do not keep the pace",
-		old: "	c.due = now.Add(c.Pace)\n", new: "	c.due = now\n",
+		name: "coalescer-no-pace", file: "ratelimit/coalescer_schedule.go", what: "later statements do not keep the pace",
+		old: "	s.due = now.Add(pace)\n", new: "	s.due = now\n",
 		tests: "TestCoalescerPace",
 	}, {
-		name: "coalescer-pace-for-ever", file: "ratelimit/coalescer.go", what: "a call before the pace allows it is never sent",
-		old: "		go c.flush()\n	}\n	w := waiters", new: "		c.flying--\n	}\n	w := waiters",
+		name: "coalescer-pace-for-ever", file: "ratelimit/coalescer_schedule.go", what: "a call before the pace allows it is never sent",
+		old: "		s.start = true\n	}\n	w := waiters", new: "		s.places--\n	}\n	w := waiters",
 		tests: "TestCoalescerPace",
 	}, {
-		name: "coalescer-one-place", file: "ratelimit/coalescer_queue.go", what: "a call that could use the second place waits for the first",
-		old: "	if len(c.queue) > 0 && c.flying < maxInFlight {\n", new: "	if len(c.queue) > 0 && c.flying < 0 {\n",
+		name: "coalescer-one-place", file: "ratelimit/coalescer_schedule.go", what: "a call that could use the second place waits for the first",
+		old: "	if len(s.queue) > 0 && s.places < maxPlaces {\n", new: "	if len(s.queue) > 0 && s.places == 0 {\n",
 		tests: "TestCoalescerPaceKeepsBothPlaces|TestACallThatLeavesHoldsNobodyUp",
 	}, {
-		name: "coalescer-locked-for-all", file: "ratelimit/coalescer.go", what: "one locked key fails all calls of the statement",
-		old: "		case timedOut(err) && b.shared() && ", new: "		case timedOut(err) && b.apart && ",
+		name: "coalescer-locked-for-all", file: "ratelimit/coalescer_schedule.go", what: "one locked key fails all calls of the statement",
+		old: "	case !timedOut(err) || !b.shared() ||", new: "	case !timedOut(err) || !b.apart ||",
 		tests: "TestALockedKeyFailsOnlyItsOwnCalls",
 	}, {
-		name: "coalescer-key-twice", file: "ratelimit/coalescer_queue.go", what: "calls for a key that is at the database are sent, too, and wait for the row in the second place",
-		old: "	return c.busy.has(ds) || apart", new: "	return apart",
+		name: "coalescer-key-twice", file: "ratelimit/coalescer_schedule.go", what: "calls for a key that is at the database are sent, too, and wait for the row in the second place",
+		old: "	return s.busy.has(ds) || apart", new: "	return apart",
 		tests: "TestALockedKeyTakesOnePlace",
 	}, {
-		name: "coalescer-apart-twice", file: "ratelimit/coalescer_queue.go", what: "calls for keys that may be locked take both places",
-		old: "	return c.busy.has(ds) || apart && c.apartFlying\n", new: "	return c.busy.has(ds)\n",
+		name: "coalescer-apart-twice", file: "ratelimit/coalescer_schedule.go", what: "calls for keys that may be locked take both places",
+		old: "	return s.busy.has(ds) || apart && s.apartFlying\n", new: "	return s.busy.has(ds)\n",
 		tests: "TestLockedKeysLeaveOthersTheirThroughput",
 	}, {
-		name: "coalescer-blamed-forgotten", file: "ratelimit/coalescer_queue.go", what: "each statement finds out again that a key is locked",
-		old: "		c.blamed.add(ds)\n", new: "",
+		name: "coalescer-blamed-forgotten", file: "ratelimit/coalescer_schedule.go", what: "each statement finds out again that a key is locked",
+		old: "		s.blamed.add(ds)\n", new: "",
 		tests: "TestLockedKeysLeaveOthersTheirThroughput|TestALockedKeyFailsOnlyItsOwnCalls",
 	}, {
-		name: "coalescer-blamed-for-ever", file: "ratelimit/coalescer_queue.go", what: "a key that was locked once never shares a statement again",
-		old: "		c.blamed.remove(ds)\n", new: "",
+		name: "coalescer-blamed-for-ever", file: "ratelimit/coalescer_schedule.go", what: "a key that was locked once never shares a statement again",
+		old: "		s.blamed.remove(ds)\n", new: "",
 		tests: "TestAKeyThatWasLockedSharesStatementsAgain",
 	}, {
-		name: "coalescer-apart-endless", file: "ratelimit/coalescer_queue.go", what: "if every key fails, each is tried alone",
-		old: "			c.failures++\n", new: "",
+		name: "coalescer-apart-endless", file: "ratelimit/coalescer_schedule.go", what: "if every key fails, each is tried alone",
+		old: "			s.failures++\n", new: "",
 		tests: "TestALockedTableIsFewStatements",
 	}, {
-		name: "coalescer-same-key-endless", file: "ratelimit/coalescer_queue.go", what: "calls for several limits fail one after another if one of the limits is locked",
-		old: "				return w.alone && anyOf", new: "				return false && anyOf",
+		name: "coalescer-same-key-endless", file: "ratelimit/coalescer_schedule.go", what: "calls for several limits fail one after another if one of the limits is locked",
+		old: "				return w.past == afterApart && anyOf", new: "				return false && anyOf",
 		tests: "TestALockedKeyFailsOnlyItsOwnCalls",
 	}, {
-		name: "coalescer-team-blamed", file: "ratelimit/coalescer_queue.go", what: "calls that share a limit with a failing call are decided with it again",
-		old: "	case leader.alone || w.alone:\n", new: "	case leader == nil:\n",
+		name: "coalescer-team-blamed", file: "ratelimit/coalescer_schedule.go", what: "calls that share a limit with a failing call are decided with it again",
+		old: "	case leader.past == afterApart || w.past == afterApart:\n", new: "	case leader == nil:\n",
 		tests: "TestALockedKeyFailsOnlyItsOwnCalls|TestALockedUserFailsNobodyElseOfHisTeam",
 	}, {
-		name: "coalescer-old-failures", file: "ratelimit/coalescer_queue.go", what: "a key that fails alone again and again makes others fail",
-		old: "		if len(guilty) < len(ds) {\n			c.failures++\n", new: "		if len(ds) > 0 {\n			c.failures++\n",
+		name: "coalescer-old-failures", file: "ratelimit/coalescer_schedule.go", what: "a key that fails alone again and again makes others fail",
+		old: "		if len(guilty) < len(ds) {\n			s.failures++\n", new: "		if len(ds) > 0 {\n			s.failures++\n",
 		tests: "TestFailuresOfBeforeFailNobody",
 	}, {
-		name: "coalescer-left-holds", file: "ratelimit/coalescer.go", what: "a call that waited behind a call that has left waits on",
-		old: "		if len(w.ds) > 1 || w.again { // others", new: "		if len(w.ds) < 0 { // others",
+		name: "coalescer-left-holds", file: "ratelimit/coalescer_schedule.go", what: "a call that waited behind a call that has left waits on",
+		old: "		if len(w.ds) > 1 || w.past >= afterTimeout { // others", new: "		if len(w.ds) < 0 { // others",
 		tests: "TestACallThatLeavesHoldsNobodyUp",
 	}, {
-		name: "coalescer-decided-busy", file: "ratelimit/coalescer.go", what: "decided keys wait for the second statement of the others",
-		old: "	c.vacate(b)\n	c.occupy(b)\n", new: "",
+		name: "coalescer-decided-busy", file: "ratelimit/coalescer_schedule.go", what: "decided keys wait for the second statement of the others",
+		old: "	s.vacate(b)\n	s.occupy(b)\n", new: "",
 		tests: "TestKeysThatAreDecidedDoNotWaitForTheOthers",
 	}, {
-		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer.go", what: "a key that the server cannot store is an error for all calls of the statement",
+		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer_schedule.go", what: "a key that the server cannot store is an error for all calls of the statement",
 		old: "\"57\", \"58\", \"F0\", \"XX\"", new: "\"57\", \"58\", \"F0\", \"XX\", \"22\"",
 		tests: "TestCoalescerTextThatTheServerCannotStore",
 	}, {
-		name: "coalescer-raised-for-all", file: "ratelimit/coalescer.go", what: "what a trigger raises for one key is an error for all calls of the statement",
+		name: "coalescer-raised-for-all", file: "ratelimit/coalescer_schedule.go", what: "what a trigger raises for one key is an error for all calls of the statement",
 		old: "case \"08\", \"25\",", new: "case \"P0\", \"08\", \"25\",",
 		tests: "TestCoalescerOneCallsErrorIsItsOwn",
 	},
