@@ -170,10 +170,8 @@ func (c *Coalescer) flush() {
 	b := batches.Get().(*batch)
 	for c.next(b) {
 		b.group()
-		if err := c.coalesce(b); err == nil || !c.separate(b, err) {
-			c.decided(b, err)
-			b.flight.told.Wait() // so that callers that ask again at once share the next statement
-		}
+		c.landed(b, c.coalesce(b), nil)
+		b.flight.told.Wait() // so that callers that ask again at once share the next statement
 		b.clear()
 	}
 	batches.Put(b)
@@ -192,33 +190,24 @@ func (c *Coalescer) next(b *batch) bool {
 	}
 }
 
-// separate puts the calls of a batch back into the queue if its error may be due to some of them.
-func (c *Coalescer) separate(b *batch, err error) bool {
-	c.mu.Lock()
-	defer c.unlock()
-	return c.schedule.separate(b, err)
-}
-
-// decided gives the waiters of a batch their answers. Waiters that have left do not read them.
-func (c *Coalescer) decided(b *batch, err error) {
+// landed gives the waiters of a batch their answers, unless the schedule has put them back. Waiters that have left do not
+// read them.
+func (c *Coalescer) landed(b *batch, err error, others []*waiter) (flightOfOthers *flight) {
 	c.observe(len(b.waiters), err)
 	c.mu.Lock()
-	c.schedule.decided(b, err)
+	flightOfOthers = c.schedule.landed(b, err, others)
 	c.unlock()
 	b.flight.cancel()
 	for _, w := range b.waiters {
 		w.err = err
 		w.done <- struct{}{}
 	}
+	return flightOfOthers
 }
 
-// split answers the waiters of a batch, and makes a batch of the others, which the statement did not decide. The others
-// change flights first: they could not leave a flight that counts as decided.
+// split answers the waiters of a batch, and makes a batch of the others, which the statement did not decide.
 func (c *Coalescer) split(b *batch, err error, others []*waiter) {
-	c.mu.Lock()
-	flight := newFlight(others)
-	c.mu.Unlock()
-	c.decided(b, err)
+	flight := c.landed(b, err, others)
 	b.clear()
 	b.waiters, b.flight = append(b.waiters, others...), flight
 	b.group()
@@ -231,7 +220,7 @@ func (c *Coalescer) split(b *batch, err error, others []*waiter) {
 func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result, apart bool) (err error) {
 	defer func() {
 		c.mu.Lock()
-		c.schedule.landed(ctx, asked.demands, apart, err)
+		c.schedule.landedAlone(ctx, asked.demands, apart, err)
 		c.unlock()
 	}()
 	return c.send(ctx, asked, result)

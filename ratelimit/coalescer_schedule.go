@@ -23,22 +23,44 @@ const (
 	maxSharedFailures = 4
 )
 
-// schedule says which calls a Coalescer sends, when, and which of them share a statement. It is a value: it reads no clock,
-// sends no statement and starts no goroutine, so coalescer_schedule_test.go tells its stories in rows. The zero value is
-// ready. Coalescer.mu guards it and what its waiters and flights say so of.
+// schedule says which calls a Coalescer sends, when, and which of them share a statement. It reads no clock, sends nothing
+// and starts no goroutine: its methods are events, and time is an argument. So coalescer_schedule_test.go tests it in rows.
+// Coalescer.mu guards it, with its waiters and flights. The zero value is ready.
+//
+// A call is at the database by itself, or in the flight of a batch; or it is queued. These are its moves:
+//
+//	arrive       by itself if a place is free, the queue is empty and nothing stands against it; or else queued
+//	next         queued: into a flight, with the calls that can share the statement, or by itself after a refusal
+//	landed       in flight: answered, or queued again if the error may be due to some of the calls. Calls that the statement
+//	             left undecided change to a flight of their own (narrow frees the keys of the others)
+//	landedAlone  by itself: answered
+//	leave        queued or in flight: gone. A flight whose callers have all left is canceled
+//
+// A call has a place, one of two, while it is at the database. After a batch, the place asks next for another one. It is
+// given up when no call is ready. When a call may be ready and a place is free, fill takes the place and sets start: the
+// Coalescer makes a goroutine of it. A call by itself has the place of its caller's goroutine.
+//
+// A queued call is ready if none of its keys is busy (at the database) or held (asked for by an earlier call that is not
+// ready). A second statement for a key would only wait for its row.
+//
+// A statement that times out has probably waited for a locked row, and the error does not say for which. So its calls are
+// decided again apart: one key, or one call for several keys, at a time. A key whose own statement has timed out is blamed.
+// Its calls are apart until one is decided. All statements that are apart use one place, so locked rows leave the other one
+// to the other calls. If one key after another fails, more than rows is locked, a table for example: then the calls that
+// would be decided again return their errors.
 type schedule struct {
 	queue  []*waiter // in order of arrival, calls to be decided again first; empty if places is 0
 	places int       // in use, each by a call or batch that is at the database or about to be sent
 	due    time.Time // with a pace: when the next statement may begin
 
-	busy keySet // keys at the database. Each is in one statement there: a second one would only wait for the row
+	busy keySet // keys at the database, each in one statement
 	held keySet // keys of queued calls that must not be overtaken, as of the last scan of the queue
 
 	blamed      keySet // the last statement for this key alone timed out: its row may be locked
 	apartFlying bool   // a statement of calls that are apart is at the database; there is at most one
 	failures    int    // of such statements in a row, each for a key that was not blamed yet
 
-	start bool // an answer: a place was taken for queued calls. The Coalescer makes it ask for its next statement
+	start bool // an answer: a place was taken for queued calls, and is to ask for its first batch
 }
 
 // waiter is a call that waits for its decision.
@@ -48,7 +70,6 @@ type waiter struct {
 	// done receives once the call is decided or, if direct is set, once it may be sent by itself.
 	done chan struct{}
 
-	// Guarded by Coalescer.mu.
 	past   past
 	direct bool    // it may be sent by itself
 	apart  bool    // it is sent by itself in the place for calls that are apart
@@ -74,8 +95,8 @@ const (
 type flight struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
-	waiting int            // callers that wait for it; guarded by Coalescer.mu
-	decided bool           // guarded by Coalescer.mu
+	waiting int            // callers that wait for it
+	decided bool           // its callers can no longer leave
 	told    sync.WaitGroup // once it is decided: callers that do not have their answer yet
 }
 
@@ -100,8 +121,7 @@ func newFlight(waiters []*waiter) *flight {
 
 var waiters = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
 
-// arrive takes a call in: at once if a place is free, or else into the queue. Without a waiter, the call has a place, and is
-// sent by itself.
+// arrive takes a call in. Without a waiter in return, the call has a place, and is sent by itself.
 func (s *schedule) arrive(ds []demand, at pgtype.Timestamptz, now time.Time, pace time.Duration) *waiter {
 	blamed := s.blamed.has(ds)
 	if len(s.queue) == 0 {
@@ -176,8 +196,15 @@ func (s *schedule) next(b *batch, now time.Time, pace time.Duration) (send bool,
 	return !lone, 0
 }
 
-// decided learns from the end of a batch's statement. Its waiters can no longer leave: they are told.
-func (s *schedule) decided(b *batch, err error) {
+// landed ends the statement of a batch: its waiters are answered, unless separate puts them back. Then the batch has none. The
+// statement did not decide the others: they get a flight of their own, before they could no longer leave.
+func (s *schedule) landed(b *batch, err error, others []*waiter) (flightOfOthers *flight) {
+	if s.separate(b, err) {
+		return nil
+	}
+	if len(others) > 0 {
+		flightOfOthers = newFlight(others)
+	}
 	if err == nil || !b.shared() && b.flight.ctx.Err() == nil { // else it was canceled, and nothing is known
 		for _, w := range b.waiters {
 			s.judge(w.ds, b.apart, err)
@@ -185,6 +212,7 @@ func (s *schedule) decided(b *batch, err error) {
 	}
 	b.flight.decided = true
 	b.flight.told.Add(b.flight.waiting)
+	return flightOfOthers
 }
 
 // separate puts the calls of a batch back at the front of the queue if its error may be due to some of them: to be sent by
@@ -201,16 +229,17 @@ func (s *schedule) separate(b *batch, err error) bool {
 	default:
 		past = afterTimeout
 	}
-	b.flight.cancel()
-	b.waiters = slices.DeleteFunc(b.waiters, func(w *waiter) bool { return w.left })
-	slices.SortStableFunc(b.waiters, func(v, w *waiter) int { return cmp.Compare(len(v.ds), len(w.ds)) }) // single keys are decided sooner
+	again := slices.DeleteFunc(b.waiters, func(w *waiter) bool { return w.left })
+	slices.SortStableFunc(again, func(v, w *waiter) int { return cmp.Compare(len(v.ds), len(w.ds)) }) // single keys are decided sooner
 	if !s.apartFlying && !slices.ContainsFunc(s.queue, func(w *waiter) bool { return w.past >= afterTimeout }) {
 		s.failures = 0 // all earlier calls are decided
 	}
-	for _, w := range b.waiters {
+	for _, w := range again {
 		w.flight, w.past, w.err = nil, past, err
 	}
-	s.queue = slices.Insert(s.queue, 0, b.waiters...)
+	s.queue = slices.Insert(s.queue, 0, again...)
+	clear(again)
+	b.waiters = again[:0]
 	return true
 }
 
@@ -221,8 +250,8 @@ func (s *schedule) narrow(b *batch) {
 	s.fill()
 }
 
-// landed gives the place of a call that was sent by itself to the queue.
-func (s *schedule) landed(ctx context.Context, ds []demand, apart bool, err error) {
+// landedAlone gives the place of a call that was sent by itself to the queue.
+func (s *schedule) landedAlone(ctx context.Context, ds []demand, apart bool, err error) {
 	s.busy.remove(ds)
 	s.apartFlying = s.apartFlying && !apart
 	if err == nil || ctx.Err() == nil { // else the error says nothing about the keys

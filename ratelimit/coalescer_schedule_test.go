@@ -294,7 +294,7 @@ func TestTheScheduleSendsWhatItShould(t *testing.T) {
 		},
 		"a key that fails again and again fails no other": slices.Concat(
 			[]step{{0, "x: x", "x"}, {0, "a: a", "a"}, {0, "a timed out", ""}},
-			slices.Repeat([]step{{0, "a: a", "[a] apart"}, {0, "a timed out", "fail a"}}, 8),
+			slices.Repeat([]step{{0, "a: a", "[a] apart"}, {0, "a timed out", "fail a"}}, 7),
 			[]step{
 				{0, "a: a", "[a] apart"},
 				{0, "1..2:", ""},
@@ -423,6 +423,20 @@ func TestTheScheduleBoundsAStatement(t *testing.T) {
 	p.play([]step{{0, "x: x", "x"}, {0, "y: y", "y"}, {0, "1..1100:", ""}})
 	if sent := p.event(step{0, "x back", ""}); len(strings.Fields(sent)) != maxBatch {
 		t.Errorf("%s, want %d calls", sent, maxBatch)
+	}
+}
+
+func TestTheScheduleForgetsBlamedKeys(t *testing.T) {
+	t.Parallel()
+	p := &play{t: t, calls: map[string]*played{}}
+	for i := range maxBlamed + 2 {
+		key := fmt.Sprint(i)
+		p.arrive(key, []string{key})
+		p.back(p.calls[key], "timed out")
+		p.places = nil
+	}
+	if len(p.s.blamed) != 1 {
+		t.Errorf("%d keys are blamed, want only the last", len(p.s.blamed))
 	}
 }
 
@@ -608,22 +622,18 @@ func (p *play) back(c *played, what string) {
 		}
 		pl.alone = nil
 		p.answer(c)
-		p.s.landed(ctx, c.ds, c.waiter != nil && c.waiter.apart, err)
+		p.s.landedAlone(ctx, c.ds, c.waiter != nil && c.waiter.apart, err)
 	case others != "": // as Coalescer.split does it
 		var left []*waiter
 		for name := range strings.FieldsSeq(others) {
 			left = append(left, p.calls[name].waiter)
 		}
 		pl.b.waiters = slices.DeleteFunc(pl.b.waiters, func(w *waiter) bool { return slices.Contains(left, w) })
-		flight := newFlight(left)
-		p.decided(pl.b, err)
+		flight := p.landed(pl.b, err, left)
 		pl.b.waiters, pl.b.flight, pl.over = append(pl.b.waiters, left...), flight, false
 		p.s.narrow(pl.b)
 	default: // as Coalescer.flush does it
-		if err == nil || !p.s.separate(pl.b, err) {
-			p.decided(pl.b, err)
-		}
-		pl.b.clear()
+		p.landed(pl.b, err, nil)
 		pl.flying, pl.asks = false, p.now
 	}
 }
@@ -639,8 +649,11 @@ func (p *play) open(which func(c *played) bool) (names []string) {
 	return names
 }
 
-func (p *play) decided(b *batch, err error) {
-	p.s.decided(b, err)
+func (p *play) landed(b *batch, err error, others []*waiter) *flight {
+	flight := p.s.landed(b, err, others)
+	if len(b.waiters) > 0 && b.flight.waiting != callersOf(b) {
+		p.t.Errorf("%d callers are told, want %d", b.flight.waiting, callersOf(b))
+	}
 	for _, w := range b.waiters {
 		if c := p.of(w); !w.left {
 			p.answer(c)
@@ -650,6 +663,7 @@ func (p *play) decided(b *batch, err error) {
 		}
 	}
 	b.clear()
+	return flight
 }
 
 func (p *play) answer(c *played) {
@@ -729,6 +743,16 @@ func (p *play) ask(pl *place) {
 	p.sent = append(p.sent, "["+strings.Join(names, " ")+"]"+apartly(pl.b.apart))
 }
 
+// callersOf is how many callers wait for a statement.
+func callersOf(b *batch) (n int) {
+	for _, w := range b.waiters {
+		if !w.left {
+			n++
+		}
+	}
+	return n
+}
+
 // check checks what is always true.
 func (p *play) check() {
 	p.t.Helper()
@@ -742,15 +766,11 @@ func (p *play) check() {
 				aparts++
 			}
 		case pl.flying:
-			waiting := 0
 			for _, w := range pl.b.waiters {
 				keys.add(w.ds)
-				if !w.left {
-					waiting++
-				}
 			}
-			if waiting != pl.b.flight.waiting {
-				p.t.Errorf("a statement counts %d callers, and %d wait for it", pl.b.flight.waiting, waiting)
+			if pl.b.flight.waiting != callersOf(pl.b) {
+				p.t.Errorf("a statement counts %d callers, want %d", pl.b.flight.waiting, callersOf(pl.b))
 			}
 			if pl.b.apart {
 				aparts++

@@ -5,23 +5,23 @@ var coalescerMutations = []mutation{
 	{
 		name: "coalescer-foreign", file: "ratelimit/coalescer_schedule.go", what: "a key of another server fails all calls of its batch",
 		old: "len(state) != 5 || state == ", new: "len(state) != 5 || state == stateForeign || state == ",
-		tests: "TestAGuardRefusesOnlyTheForeignCallsOfABatch",
+		tests: "TestTheScheduleTellsTheErrorsOfSomeCallsFromThoseOfAll",
 	}, {
 		name: "coalescer-order", file: "ratelimit/coalescer_schedule.go", what: "the last call is decided first",
 		old: "	s.queue = append(s.queue, w)\n", new: "	s.queue = slices.Insert(s.queue, 0, w)\n",
-		tests: "TestCoalescerIsExact|TestCoalescerDecidesWhatWaitsTogether",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-cancelled-takes", file: "ratelimit/coalescer_schedule.go", what: "a caller that left before its call was sent consumes",
 		old: "		s.queue = slices.DeleteFunc(s.queue, func(other *waiter) bool { return other == w })\n", new: "		_ = slices.Contains(s.queue, w)\n",
-		tests: "TestCoalescerCancelledCallersHarmNobody",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-one-cancels-all", file: "ratelimit/coalescer_schedule.go", what: "the first caller that leaves cancels the statement of all",
 		old: "if f.waiting--; f.waiting == 0 {", new: "if f.waiting--; f.waiting >= 0 {",
-		tests: "TestCoalescerCancelledCallersHarmNobody",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-nobody-waits", file: "ratelimit/coalescer_schedule.go", what: "a statement goes on although all its callers have left",
 		old: "			f.cancel()\n		}\n		return", new: "			_ = f.cancel\n		}\n		return",
-		tests: "TestCoalescerGivesUpAStatementThatNobodyWaitsFor",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-error-to-one", file: "ratelimit/coalescer.go", what: "an error reaches only the first call of a statement",
 		old: "	for _, w := range b.waiters {\n		w.err = err\n", new: "	for i, w := range b.waiters {\n		if i == 0 {\n			w.err = err\n		}\n",
@@ -53,11 +53,11 @@ var coalescerMutations = []mutation{
 	}, {
 		name: "coalescer-place-lost", file: "ratelimit/coalescer_schedule.go", what: "a call that went alone does not pass its place on",
 		old: "	s.places--\n	s.fill()\n", new: "	s.places--\n",
-		tests: "TestCoalescerShardedRows|TestCoalescerRefusesBadRequestsAlone|TestCoalescerCloseDrains",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-clocks-mixed", file: "ratelimit/coalescer_schedule.go", what: "calls with different clocks are decided at the instant of one of them",
 		old: "(w.past == afterRefusal || w.now != leader.now)", new: "w.past == afterRefusal",
-		tests: "TestCoalescerDecidesEachCallByItsOwnClock",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-counts-mixed", file: "ratelimit/coalescer_batch.go", what: "calls with different counts are decided by the count of the first",
 		old: "(d.count != g.first.count || d.count != math.Trunc(d.count) ||", new: "(d.count != math.Trunc(d.count) ||",
@@ -121,66 +121,126 @@ var coalescerMutations = []mutation{
 	}, {
 		name: "coalescer-no-pace", file: "ratelimit/coalescer_schedule.go", what: "later statements do not keep the pace",
 		old: "	s.due = now.Add(pace)\n", new: "	s.due = now\n",
-		tests: "TestCoalescerPace",
+		tests: "TestTheScheduleKeepsThePace",
 	}, {
 		name: "coalescer-pace-for-ever", file: "ratelimit/coalescer_schedule.go", what: "a call before the pace allows it is never sent",
 		old: "		s.start = true\n	}\n	w := waiters", new: "		s.places--\n	}\n	w := waiters",
-		tests: "TestCoalescerPace",
+		tests: "TestTheScheduleKeepsThePace",
 	}, {
 		name: "coalescer-one-place", file: "ratelimit/coalescer_schedule.go", what: "a call that could use the second place waits for the first",
 		old: "	if len(s.queue) > 0 && s.places < maxPlaces {\n", new: "	if len(s.queue) > 0 && s.places == 0 {\n",
-		tests: "TestCoalescerPaceKeepsBothPlaces|TestACallThatLeavesHoldsNobodyUp",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-locked-for-all", file: "ratelimit/coalescer_schedule.go", what: "one locked key fails all calls of the statement",
 		old: "	case !timedOut(err) || !b.shared() ||", new: "	case !timedOut(err) || !b.apart ||",
-		tests: "TestALockedKeyFailsOnlyItsOwnCalls",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-key-twice", file: "ratelimit/coalescer_schedule.go", what: "calls for a key that is at the database are sent, too, and wait for the row in the second place",
 		old: "	return s.busy.has(ds) || apart", new: "	return apart",
-		tests: "TestALockedKeyTakesOnePlace",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-apart-twice", file: "ratelimit/coalescer_schedule.go", what: "calls for keys that may be locked take both places",
 		old: "	return s.busy.has(ds) || apart && s.apartFlying\n", new: "	return s.busy.has(ds)\n",
-		tests: "TestLockedKeysLeaveOthersTheirThroughput",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-blamed-forgotten", file: "ratelimit/coalescer_schedule.go", what: "each statement finds out again that a key is locked",
 		old: "		s.blamed.add(ds)\n", new: "",
-		tests: "TestLockedKeysLeaveOthersTheirThroughput|TestALockedKeyFailsOnlyItsOwnCalls",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-blamed-for-ever", file: "ratelimit/coalescer_schedule.go", what: "a key that was locked once never shares a statement again",
 		old: "		s.blamed.remove(ds)\n", new: "",
-		tests: "TestAKeyThatWasLockedSharesStatementsAgain",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-apart-endless", file: "ratelimit/coalescer_schedule.go", what: "if every key fails, each is tried alone",
 		old: "			s.failures++\n", new: "",
-		tests: "TestALockedTableIsFewStatements",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-same-key-endless", file: "ratelimit/coalescer_schedule.go", what: "calls for several limits fail one after another if one of the limits is locked",
 		old: "				return w.past == afterApart && anyOf", new: "				return false && anyOf",
-		tests: "TestALockedKeyFailsOnlyItsOwnCalls",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-team-blamed", file: "ratelimit/coalescer_schedule.go", what: "calls that share a limit with a failing call are decided with it again",
 		old: "	case leader.past == afterApart || w.past == afterApart:\n", new: "	case leader == nil:\n",
-		tests: "TestALockedKeyFailsOnlyItsOwnCalls|TestALockedUserFailsNobodyElseOfHisTeam",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-old-failures", file: "ratelimit/coalescer_schedule.go", what: "a key that fails alone again and again makes others fail",
 		old: "		if len(guilty) < len(ds) {\n			s.failures++\n", new: "		if len(ds) > 0 {\n			s.failures++\n",
-		tests: "TestFailuresOfBeforeFailNobody",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-left-holds", file: "ratelimit/coalescer_schedule.go", what: "a call that waited behind a call that has left waits on",
 		old: "		if len(w.ds) > 1 || w.past >= afterTimeout { // others", new: "		if len(w.ds) < 0 { // others",
-		tests: "TestACallThatLeavesHoldsNobodyUp",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-decided-busy", file: "ratelimit/coalescer_schedule.go", what: "decided keys wait for the second statement of the others",
 		old: "	s.vacate(b)\n	s.occupy(b)\n", new: "",
-		tests: "TestKeysThatAreDecidedDoNotWaitForTheOthers",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer_schedule.go", what: "a key that the server cannot store is an error for all calls of the statement",
 		old: "\"57\", \"58\", \"F0\", \"XX\"", new: "\"57\", \"58\", \"F0\", \"XX\", \"22\"",
-		tests: "TestCoalescerTextThatTheServerCannotStore",
+		tests: "TestTheScheduleTellsTheErrorsOfSomeCallsFromThoseOfAll",
 	}, {
 		name: "coalescer-raised-for-all", file: "ratelimit/coalescer_schedule.go", what: "what a trigger raises for one key is an error for all calls of the statement",
 		old: "case \"08\", \"25\",", new: "case \"P0\", \"08\", \"25\",",
-		tests: "TestCoalescerOneCallsErrorIsItsOwn",
+		tests: "TestTheScheduleTellsTheErrorsOfSomeCallsFromThoseOfAll",
+	}, {
+		name: "coalescer-split-busy", file: "ratelimit/coalescer.go", what: "decided keys are freed only with the others",
+		old: "	c.schedule.narrow(b)\n", new: "",
+		tests: "TestKeysThatAreDecidedDoNotWaitForTheOthers",
+	}, {
+		name: "coalescer-not-started", file: "ratelimit/coalescer.go", what: "nothing makes use of a place that was taken for queued calls",
+		old: "		c.calls.Go(c.flush)\n", new: "",
+		tests: "TestCoalescerDecidesWhatWaitsTogether",
+	}, {
+		name: "coalescer-split-told", file: "ratelimit/coalescer_schedule.go", what: "the callers that a split statement tells include the others",
+		old: "			if w.flight != nil {\n				w.flight.waiting--\n			}\n", new: "",
+		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "coalescer-kept-failures", file: "ratelimit/coalescer_schedule.go", what: "failures of earlier calls make later calls fail",
+		old: "		s.failures = 0 // all earlier calls are decided\n", new: "		_ = 0 // all earlier calls are decided\n",
+		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "coalescer-guilty-late", file: "ratelimit/coalescer_schedule.go", what: "a key that times out for the first time counts as one that did before",
+		old: "		guilty := s.blamedOf(ds)", new: "		s.blamed.add(ds)\n		guilty := s.blamedOf(ds)",
+		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "coalescer-held-for-ever", file: "ratelimit/coalescer_schedule.go", what: "calls wait behind a call that is no longer there",
+		old: "	clear(s.held)\n	first", new: "	first",
+		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "coalescer-second-try", file: "ratelimit/coalescer_schedule.go", what: "a call that is decided again is overtaken",
+		old: "	if len(w.ds) > 1 || w.past >= afterTimeout {\n		s.held", new: "	if len(w.ds) > 1 {\n		s.held",
+		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "coalescer-caller-blames", file: "ratelimit/coalescer_schedule.go", what: "a caller that gives up by itself blames its key",
+		old: "	if err == nil || ctx.Err() == nil {", new: "	if true {",
+		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "coalescer-canceled-blames", file: "ratelimit/coalescer_schedule.go", what: "a canceled statement blames its key",
+		old: "!b.shared() && b.flight.ctx.Err() == nil {", new: "!b.shared() {",
+		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "coalescer-left-again", file: "ratelimit/coalescer_schedule.go", what: "a call whose caller has left is sent again",
+		old: "func(w *waiter) bool { return w.left })\n	slices.Sort", new: "func(w *waiter) bool { return false })\n	slices.Sort",
+		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "coalescer-direct-leaves", file: "ratelimit/coalescer_schedule.go", what: "a call that may be sent by itself leaves, and takes its place along",
+		old: "	case w.direct || f != nil", new: "	case f != nil",
+		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "coalescer-singles-last", file: "ratelimit/coalescer_schedule.go", what: "calls for several keys are tried again before those for one",
+		old: "cmp.Compare(len(v.ds), len(w.ds))", new: "cmp.Compare(len(w.ds), len(v.ds))",
+		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "coalescer-unreachable", file: "ratelimit/coalescer_schedule.go", what: "without a connection, each call is tried again",
+		old: "		s.failures = maxFailures\n", new: "",
+		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "coalescer-blamed-bound", file: "ratelimit/coalescer_schedule.go", what: "blamed keys are never forgotten",
+		old: "			clear(s.blamed)\n", new: "",
+		tests: "TestTheScheduleForgetsBlamedKeys",
+	}, {
+		name: "coalescer-batch-bound", file: "ratelimit/coalescer_schedule.go", what: "a statement has any number of calls",
+		old: " || len(b.waiters) == maxBatch {", new: " {",
+		tests: "TestTheScheduleBoundsAStatement",
 	},
 }
