@@ -49,21 +49,6 @@ func newCoalescer(t *testing.T, conns int) (*pgxpool.Pool, *ratelimit.Coalescer)
 	return pool, coalescer
 }
 
-// cancelBlocked makes the server cancel the statements that now wait for a backend.
-func cancelBlocked(t *testing.T, pool *pgxpool.Pool, pid int) {
-	t.Helper()
-	if _, err := pool.Exec(t.Context(), "SELECT pg_cancel_backend(pid) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))", pid); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// cancelWaiting makes the server cancel the statement that waits for a transaction (57014), as a timeout would.
-func cancelWaiting(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
-	t.Helper()
-	waitingFor(t, pool, tx)
-	cancelBlocked(t, pool, serverPID(t, tx))
-}
-
 // together makes calls on a Coalescer at the same time, and returns their errors.
 func together(ctx context.Context, coalescer *ratelimit.Coalescer, calls [][]ratelimit.Request) []error {
 	var limiter ratelimit.Limiter
@@ -286,93 +271,6 @@ func TestALockedTableIsFewStatements(t *testing.T) {
 	expectGone(t, admin, calls, errs)
 }
 
-// A key that is no longer locked shares statements with others again.
-func TestAKeyThatWasLockedSharesStatementsAgain(t *testing.T) {
-	t.Parallel()
-	admin := newPool(t, 6)
-	pool, s := traced(t, admin, 4, nil)
-	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
-	limit := slow("limit", 1000)
-	requests := []ratelimit.Request{limit.Key("a"), limit.Key("b"), limit.Key("c").Count(0.5)} // a fraction, so no sums
-	var limiter ratelimit.Limiter
-	tx := lock(t, admin, requests[0])
-	f := enqueue(t, coalescer, nil, requests[0])
-	cancelWaiting(t, admin, tx)
-	f.wg.Wait()
-	if err := f.err(0); sqlState(err) != "57014" {
-		t.Errorf("%v", err)
-	}
-	unlock(t, tx)
-	if _, err := limiter.Consume(t.Context(), coalescer, requests[0]); err != nil {
-		t.Error(err)
-	}
-	expectStatements(t, 0, coalescer, admin, s, requests, 0, func(int) bool { return true }, map[string]int{"ratelimit_coalesce(": 1, "ratelimit_consume(": 0})
-}
-
-// cancelUntil makes the server cancel each statement that waits for a transaction, until all calls have returned.
-func (f *flight) cancelUntil(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() { defer close(done); f.wg.Wait() }()
-	for pid := serverPID(t, tx); ; {
-		select {
-		case <-done:
-			return
-		case <-time.After(30 * time.Millisecond):
-			cancelBlocked(t, pool, pid)
-		}
-	}
-}
-
-// Many calls share a limit, and some of them also ask for a locked one. Calls for the shared limit must not fail with them.
-func TestALockedUserFailsNobodyElseOfHisTeam(t *testing.T) {
-	t.Parallel()
-	pool, coalescer := newCoalescer(t, 8)
-	team, user := slow("a team", 1000).Global(), slow("user", 1000) // the team's row is locked first
-	tx := lock(t, pool, user.Key("0"), user.Key("1"))
-	release := holdFlights(t, coalescer, pool)
-	var calls [][]ratelimit.Request
-	for i := range 24 {
-		calls = append(calls, []ratelimit.Request{team, user.Key(fmt.Sprint(max(i/3, i-4)))}) // first, three for each locked key
-	}
-	f := enqueueSeveral(t.Context(), t, coalescer, calls...)
-	release()
-	f.cancelUntil(t, pool, tx)
-	for i, err := range f.errs {
-		if locked := i < 6; locked && sqlState(err) != "57014" || !locked && err != nil {
-			t.Errorf("call %d: %v", i, err)
-		}
-	}
-	unlock(t, tx)
-	expectGone(t, pool, calls, f.errs)
-}
-
-// A key that has failed alone for a long time does not make other keys fail.
-func TestFailuresOfBeforeFailNobody(t *testing.T) {
-	t.Parallel()
-	pool, coalescer := newCoalescer(t, 8)
-	limit := slow("limit", 1000)
-	old := lock(t, pool, limit.Key("old"))
-	for range 8 {
-		enqueue(t, coalescer, nil, limit.Key("old")).cancelUntil(t, pool, old)
-	}
-	tx := lock(t, pool, limit.Key("0"))
-	release := holdFlights(t, coalescer, pool)
-	var requests []ratelimit.Request
-	for i := range 20 {
-		requests = append(requests, limit.Key(fmt.Sprint(i)))
-	}
-	f := enqueue(t, coalescer, nil, requests...)
-	release()
-	f.cancelUntil(t, pool, tx)
-	for i, err := range f.errs {
-		if i == 0 && sqlState(err) != "57014" || i > 0 && err != nil {
-			t.Errorf("call %d: %v", i, err)
-		}
-	}
-}
-
 // A call for two keys is not overtaken by calls for the second while the first is at the database. If it leaves, they go
 // on.
 func TestACallThatLeavesHoldsNobodyUp(t *testing.T) {
@@ -464,40 +362,5 @@ func TestAStallIsForgotten(t *testing.T) {
 	}
 	if n := s.count("ratelimit") - before; n > 100 {
 		t.Errorf("%d statements for %d keys", n, len(calls))
-	}
-}
-
-// Callers leave while their locked key is tried alone. That must not make other keys fail.
-func TestWhoGivesUpALockedKeyFailsNobodyElse(t *testing.T) {
-	t.Parallel()
-	pool, coalescer := newCoalescer(t, 8)
-	limit := slow("limit", 1000)
-	tx := lock(t, pool, limit.Key("0"))
-	release := holdFlights(t, coalescer, pool)
-	ctx, cancel := context.WithCancel(t.Context())
-	var requests []ratelimit.Request
-	for i := range 10 {
-		requests = append(requests, limit.Key(fmt.Sprint(i)))
-	}
-	f := enqueue(t, coalescer, []context.Context{ctx}, requests...)
-	release()
-	waitingFor(t, pool, tx)
-	var before time.Time
-	if err := pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&before); err != nil {
-		t.Fatal(err)
-	}
-	cancelWaiting(t, pool, tx)
-	eventually(t, "the locked key is tried apart", func() bool {
-		var n int
-		err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND $1 = ANY (pg_blocking_pids(pid)) AND query_start > $2",
-			serverPID(t, tx), before).Scan(&n)
-		return err == nil && n > 0
-	})
-	cancel()
-	f.wg.Wait()
-	for i, err := range f.errs {
-		if i == 0 && !errors.Is(err, context.Canceled) || i > 0 && err != nil {
-			t.Errorf("call %d: %v", i, err)
-		}
 	}
 }
