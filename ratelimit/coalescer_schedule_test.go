@@ -20,15 +20,15 @@ import (
 // step is an event at an instant, and what is sent then.
 //
 //	x: a b                a call x for the keys a and b arrives; x@1 has another clock; 1..9 are nine calls, each for a key of its own
-//	x leaves              its caller no longer waits
+//	x leaves              its caller no longer waits: "was sent" if its statement is at the database, "stays" if it is too late
 //	x back                its statement has decided x, and so all its calls
 //	x back but y z        its statement has not decided y and z: they get a second one
 //	x timed out, x fails 23514, x is unreachable, x is given up (by a canceled context)
 //	ask                   time goes by
 //
-// "x" is a call that is sent by itself, and "[y z]" is a statement of queued calls. "apart" is the one place for such calls. A
-// place asks for its next statement at once or, after an event with "...", at the next event. "fail y z" returns the errors
-// of their statements, "cancel" ends a statement that nobody waits for, and with "wait 2ms", a place asks again then.
+// What is sent: "x" is a call by itself, and "[y z]" a statement of queued calls; both may be apart. "fail y z" returns to these
+// calls the error of their statement. "cancel" ends a statement that nobody waits for. "wait 2ms" makes a place ask again
+// then. A place asks for its next statement at once or, after an event with "...", at the next event.
 type step struct {
 	at    time.Duration
 	event string
