@@ -82,6 +82,20 @@ func TestCoalescerAsksSeveralKeysForTheirSums(t *testing.T) {
 	}
 }
 
+// A sum that conflicts has decided nothing. One statement decides all its calls again, not one for each.
+func TestCoalescerSendsASumThatConflictsAsABatch(t *testing.T) {
+	t.Parallel()
+	schema := newPool(t, 2)
+	mustExec(t, schema, `CREATE SEQUENCE written;
+		CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF nextval('written') = 1 THEN RAISE SQLSTATE '40001'; END IF; RETURN NEW; END $$;
+		CREATE TRIGGER conflict BEFORE INSERT OR UPDATE ON rate_limits FOR EACH ROW WHEN (NEW.name = 'limit') EXECUTE FUNCTION conflict()`)
+	pool, s := traced(t, schema, 4, nil)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	expectStatements(t, 0, coalescer, pool, s, slices.Repeat([]ratelimit.Request{slow("limit", 100).Key("k")}, 20), 0, func(int) bool { return true },
+		map[string]int{"_ratelimit_wire_consume(": 1, "_ratelimit_coalesce(": 1})
+}
+
 // expectStatements lets calls arrive together. The last of them reserve. It compares which of them are granted, and the number of statements of each
 // kind.
 func expectStatements(t *testing.T, batch int, coalescer *ratelimit.Coalescer, pool *pgxpool.Pool, s *statements, requests []ratelimit.Request, reserved int,

@@ -83,9 +83,9 @@ var coalescerMutations = []mutation{
 		old: "		case err != nil:\n			return err\n		default:\n			c.skip", new: "		case err != nil:\n		default:\n			c.skip",
 		tests: "TestCoalescerWhenTheDatabaseFails",
 	}, {
-		name: "coalescer-sum-conflicts", file: "ratelimit/coalescer.go", what: "a sum that could not be serialized is an error for all calls",
+		name: "coalescer-sum-conflicts", file: "ratelimit/coalescer.go", what: "after a sum that conflicts, each of its calls is a statement",
 		old: "		case retryable(err) || sqlState(err) == stateIsolation: //", new: "		case sqlState(err) == stateIsolation: //",
-		tests: "TestCoalescerOnASerializableDatabase",
+		tests: "TestCoalescerSendsASumThatConflictsAsABatch",
 	}, {
 		name: "coalescer-keys-level", file: "ratelimit/coalescer.go", what: "another default isolation level of the database is an error for all calls for several keys",
 		old: "		case retryable(err) || sqlState(err) == stateIsolation: //", new: "		case retryable(err): //",
