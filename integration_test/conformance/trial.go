@@ -7,18 +7,17 @@ import (
 	"math"
 	"reflect"
 	"sync"
-	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/txlimit/txlimit/internal/inmemory"
 	"github.com/txlimit/txlimit/internal/shardpick"
 	"github.com/txlimit/txlimit/ratelimit"
-	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 )
 
-// trial is one run of a case in one way. Each call is also made on the database in memory of package ratelimittest, by the
-// same clock: the two answers must be equal, to the last bit.
+// trial is one run of a case in one way. Each call is also made on a database in memory, by the same clock: the two answers
+// must be equal, to the last bit.
 type trial struct {
 	s    *suite
 	c    testCase
@@ -30,7 +29,7 @@ type trial struct {
 	limiter   *ratelimit.Limiter
 	coalescer *ratelimit.Coalescer // of the way, or one on the pool, for callers that contend
 
-	memory *ratelimittest.DB
+	memory *inmemory.DB
 	batch  *pgx.Batch // not sent yet
 
 	model      ratelimit.DB // memory, or a transaction on it
@@ -60,14 +59,8 @@ type use struct {
 
 var noon = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
-// noTest is what ratelimittest needs of a test.
-type noTest struct{ testing.TB }
-
-func (noTest) Helper()        {}
-func (noTest) Cleanup(func()) {}
-
 func newTrial(s *suite, c testCase, w way, keys string) *trial {
-	t := &trial{s: s, c: c, way: w, keys: keys, memory: ratelimittest.New(noTest{})}
+	t := &trial{s: s, c: c, way: w, keys: keys, memory: inmemory.New()}
 	t.memory.Set(noon)
 	t.limiter = &ratelimit.Limiter{Clock: t.memory.Now}
 	return t

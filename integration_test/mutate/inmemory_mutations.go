@@ -55,51 +55,51 @@ var inMemoryMutations = []mutation{
 		old: "d.Limit.Take(rows, len(rows), -back, now)", new: "d.Limit.Take(rows, len(rows), -d.Count, now)",
 		tests: "TestModel",
 	}, {
-		name: "memory-conflict", file: "ratelimit/ratelimittest/tx.go", what: "in memory, a transaction overwrites what others have committed meanwhile",
+		name: "memory-conflict", file: "internal/inmemory/tx.go", what: "in memory, a transaction overwrites what others have committed meanwhile",
 		old: "if !slices.Equal(s.db.table[id], rows) {", new: "if false && !slices.Equal(s.db.table[id], rows) {",
 		tests: "TestConflictsAreRetried",
 	}, {
-		name: "memory-aborted", file: "ratelimit/ratelimittest/tx.go", what: "in memory, a transaction goes on after an error",
+		name: "memory-aborted", file: "internal/inmemory/tx.go", what: "in memory, a transaction goes on after an error",
 		old: "	s.aborted = answer.err != nil\n", new: "",
 		tests: "TestOtherSQLIsAnError",
 	}, {
-		name: "memory-aborted-commit", file: "ratelimit/ratelimittest/tx.go", what: "in memory, an aborted transaction commits",
+		name: "memory-aborted-commit", file: "internal/inmemory/tx.go", what: "in memory, an aborted transaction commits",
 		old: "	if s.aborted {\n		return pgx.ErrTxCommitRollback\n	}\n", new: "",
 		tests: "TestOtherSQLIsAnError",
 	}, {
-		name: "memory-savepoint", file: "ratelimit/ratelimittest/tx.go", what: "in memory, a rollback to a savepoint undoes nothing",
+		name: "memory-savepoint", file: "internal/inmemory/tx.go", what: "in memory, a rollback to a savepoint undoes nothing",
 		old: "t.session.table, t.aborted = t.table, false", new: "t.aborted = false",
 		tests: "TestNestedTransactions",
 	}, {
-		name: "memory-savepoint-base", file: "ratelimit/ratelimittest/tx.go", what: "in memory, a key first used after a savepoint has no rows after its rollback",
+		name: "memory-savepoint-base", file: "internal/inmemory/tx.go", what: "in memory, a key first used after a savepoint has no rows after its rollback",
 		old: "			if _, used := t.before[id]; !used {\n				t.table[id] = rows\n			}\n", new: "			_, _ = id, rows\n",
 		tests: "TestNestedTransactions",
 	}, {
-		name: "memory-savepoint-aborted", file: "ratelimit/ratelimittest/tx.go", what: "in memory, a transaction stays aborted after a rollback to a savepoint",
+		name: "memory-savepoint-aborted", file: "internal/inmemory/tx.go", what: "in memory, a transaction stays aborted after a rollback to a savepoint",
 		old: "t.session.table, t.aborted = t.table, false", new: "t.session.table = t.table",
 		tests: "TestNestedTransactions",
 	}, {
-		name: "memory-delete", file: "ratelimit/ratelimittest/tx.go", what: "in memory, a reset is not committed",
+		name: "memory-delete", file: "internal/inmemory/tx.go", what: "in memory, a reset is not committed",
 		old: "			delete(s.db.table, id)\n", new: "			_ = id\n",
 		tests: "TestEveryVerb",
 	}, {
-		name: "memory-batch-commit", file: "ratelimit/ratelimittest/batch.go", what: "in memory, a batch without BEGIN is not committed",
+		name: "memory-batch-commit", file: "internal/inmemory/batch.go", what: "in memory, a batch without BEGIN is not committed",
 		old: "		r.commit = s.commit()\n", new: "		s.end()\n",
 		tests: "TestBatches",
 	}, {
-		name: "memory-raise", file: "ratelimit/ratelimittest/statement.go", what: "in memory, a denial in a batch is not an error",
+		name: "memory-raise", file: "internal/inmemory/statement.go", what: "in memory, a denial in a batch is not an error",
 		old: "case s.orRaise && !a.Granted:", new: "case false:",
 		tests: "TestBatches",
 	}, {
-		name: "memory-calendar-clock", file: "ratelimit/ratelimittest/statement.go", what: "in memory, a calendar window is decided by the windows of another time",
+		name: "memory-calendar-clock", file: "internal/inmemory/statement.go", what: "in memory, a calendar window is decided by the windows of another time",
 		old: "l.Unknown(now) || now < (*l.Windows)[0]", new: "false",
 		tests: "TestBatches",
 	}, {
-		name: "memory-open", file: "ratelimit/ratelimittest/tx.go", what: "a transaction that is left open is not found",
+		name: "memory-open", file: "internal/inmemory/tx.go", what: "a transaction that is left open is not found",
 		old: "		db.open++\n", new: "",
 		tests: "TestTheEndOfATest",
 	}, {
-		name: "memory-sleep", file: "ratelimit/ratelimittest/clock.go", what: "the clock wakes no sleeper",
+		name: "memory-sleep", file: "internal/inmemory/clock.go", what: "the clock wakes no sleeper",
 		old: "		close(s.done)\n		return true\n", new: "		return true\n",
 		tests: "TestSleepEndsByTheClock",
 	}, {

@@ -1,6 +1,5 @@
-// Package inmemory decides calls on a table in memory, as the functions of migrations/engine do, to the same bit. It is the
-// database of package ratelimittest, the decision of package replay, and the model that the library's own tests compare
-// Postgres with.
+// Package inmemory is a database in memory. It decides calls as the functions of migrations/engine do, to the same bit. Package
+// ratelimittest wraps it for tests of users, package replay plays on it, and the library's own tests compare Postgres with it.
 package inmemory
 
 import "github.com/txlimit/txlimit/internal/algebra"

@@ -17,14 +17,11 @@ package ratelimittest
 
 import (
 	"context"
-	"errors"
-	"maps"
-	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/inmemory"
 )
 
@@ -36,64 +33,51 @@ import (
 // transaction again. Code that begins transactions by itself sees the error, as it would in SERIALIZABLE.
 //
 // A transaction has no connection: its Conn is nil.
-type DB struct {
-	mu       sync.Mutex
-	table    inmemory.Table // what is committed
-	now      algebra.Micros
-	sleepers []sleeper
-	open     int // transactions that have not ended
-	over     bool
-}
-
-var errOver = errors.New("ratelimittest: the test of this database has ended")
+type DB struct{ memory *inmemory.DB }
 
 // New makes a database for one test. A transaction that is still open when the test ends is an error of the test.
 func New(t testing.TB) *DB {
 	t.Helper()
-	db := &DB{table: inmemory.Table{}, now: algebra.At(start)}
+	db := &DB{inmemory.New()}
 	t.Cleanup(func() {
-		db.mu.Lock()
-		defer db.mu.Unlock()
-		db.over = true
-		if db.open > 0 {
-			t.Errorf("ratelimittest: at the end of the test, %d transactions are neither committed nor rolled back", db.open)
+		if open := db.memory.End(); open > 0 {
+			t.Errorf("ratelimittest: at the end of the test, %d transactions are neither committed nor rolled back", open)
 		}
 	})
 	return db
 }
 
+// Now is the database's clock, to the microsecond, in UTC. It stands still unless the test moves it. At first it is noon on
+// 1 January 2030. A Limiter needs no Clock: its calls on this database are decided by this one. (Only for
+// [ratelimit.Limiter.QueueConsume] of a calendar window, set [ratelimit.Limiter.Clock] to Now.)
+//
+// In a bubble of testing/synctest, set [ratelimit.Limiter.Clock] to time.Now instead: then time.Sleep moves the clock.
+func (db *DB) Now() time.Time { return db.memory.Now() }
+
+// Advance moves the clock by d, which may be negative.
+func (db *DB) Advance(d time.Duration) { db.memory.Advance(d) }
+
+// Set sets the clock. It panics if t is not between the years 1000 and 9999.
+func (db *DB) Set(t time.Time) { db.memory.Set(t) }
+
+// SleepUntil waits until another goroutine has moved the clock to t, or until ctx ends, and returns the error of ctx.
+// [ratelimit.Limiter.Wait] sleeps by it. It can take the place of a timer in code under test that waits for a RetryAt.
+func (db *DB) SleepUntil(ctx context.Context, t time.Time) error { return db.memory.SleepUntil(ctx, t) }
+
 // InMemory is for package ratelimit, which knows the type by it.
-func (db *DB) InMemory(inmemory.Mark) inmemory.Table {
-	db.mu.Lock()
-	defer db.mu.Unlock()
-	return maps.Clone(db.table)
-}
+func (db *DB) InMemory(mark inmemory.Mark) inmemory.Table { return db.memory.InMemory(mark) }
 
 // QueryRow runs a statement of package ratelimit. Any other statement is an error.
 func (db *DB) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	db.mu.Lock()
-	defer db.mu.Unlock()
-	s := db.begin(inmemory.ReadCommitted, false)
-	answer := s.run(ctx, sql, args)
-	if answer.err == nil {
-		answer.err = s.commit()
-	}
-	return answer
+	return db.memory.QueryRow(ctx, sql, args...)
 }
 
 // BeginTx begins a transaction. Of the options, only the isolation level can be set.
 func (db *DB) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	level, known := levels[options.IsoLevel]
-	if options.IsoLevel = ""; !known || options != (pgx.TxOptions{}) {
-		return nil, errors.New("ratelimittest: an option of the transaction is not known")
-	}
-	db.mu.Lock()
-	defer db.mu.Unlock()
-	if db.over {
-		return nil, errOver
-	}
-	return &tx{session: db.begin(level, true)}, nil
+	return db.memory.BeginTx(ctx, options)
+}
+
+// SendBatch runs the statements of a batch in one transaction, which the batch may begin and commit itself.
+func (db *DB) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	return db.memory.SendBatch(ctx, batch)
 }

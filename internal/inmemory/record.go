@@ -1,4 +1,4 @@
-package ratelimittest
+package inmemory
 
 import (
 	"encoding/binary"
@@ -7,7 +7,6 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/algebra"
-	"github.com/txlimit/txlimit/internal/inmemory"
 )
 
 // The answers are in the form of Postgres' record_send: the number of columns, and each column's type, length and value.
@@ -25,7 +24,7 @@ func decision(granted bool, at algebra.Micros, r algebra.Row) []byte {
 }
 
 // decisions is a _ratelimit_decisions.
-func decisions(a inmemory.Answer, at algebra.Micros) []byte {
+func decisions(a Answer, at algebra.Micros) []byte {
 	var places, values, ts [][]byte
 	for i, rows := range a.Rows {
 		for _, r := range rows {

@@ -1,4 +1,4 @@
-package ratelimittest
+package inmemory
 
 import (
 	"context"
@@ -19,11 +19,7 @@ type sleeper struct {
 	done  chan struct{}
 }
 
-// Now is the database's clock, to the microsecond, in UTC. It stands still unless the test moves it. At first it is noon on
-// 1 January 2030. A Limiter needs no Clock: its calls on this database are decided by this one. (Only for
-// [ratelimit.Limiter.QueueConsume] of a calendar window, set [ratelimit.Limiter.Clock] to Now.)
-//
-// In a bubble of testing/synctest, set [ratelimit.Limiter.Clock] to time.Now instead: then time.Sleep moves the clock.
+// Now is the database's clock, to the microsecond, in UTC.
 func (db *DB) Now() time.Time {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -60,7 +56,6 @@ func (db *DB) set(t time.Time) {
 }
 
 // SleepUntil waits until another goroutine has moved the clock to t, or until ctx ends, and returns the error of ctx.
-// [ratelimit.Limiter.Wait] sleeps by it. It can take the place of a timer in code under test that waits for a RetryAt.
 func (db *DB) SleepUntil(ctx context.Context, t time.Time) error {
 	db.mu.Lock()
 	s := sleeper{algebra.At(t), make(chan struct{})}

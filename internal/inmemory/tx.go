@@ -1,4 +1,4 @@
-package ratelimittest
+package inmemory
 
 import (
 	"context"
@@ -10,36 +10,34 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/txlimit/txlimit/internal/inmemory"
 )
 
-var levels = map[pgx.TxIsoLevel]inmemory.Isolation{
-	"":                  inmemory.ReadCommitted,
-	pgx.ReadUncommitted: inmemory.ReadCommitted,
-	pgx.ReadCommitted:   inmemory.ReadCommitted,
-	pgx.RepeatableRead:  inmemory.Higher,
-	pgx.Serializable:    inmemory.Higher,
+var levels = map[pgx.TxIsoLevel]Isolation{
+	"":                  ReadCommitted,
+	pgx.ReadUncommitted: ReadCommitted,
+	pgx.ReadCommitted:   ReadCommitted,
+	pgx.RepeatableRead:  Higher,
+	pgx.Serializable:    Higher,
 }
 
 // session is a transaction. It works on copies of the rows that it uses, and COMMIT fails if another transaction has changed
 // one of them meanwhile. DB.mu guards it.
 type session struct {
 	db      *DB
-	level   inmemory.Isolation
-	before  inmemory.Table // the rows that it uses, as they were committed when it first used them
-	table   inmemory.Table // and as it sees them
-	aborted bool           // by an error of a statement
+	level   Isolation
+	before  Table // the rows that it uses, as they were committed when it first used them
+	table   Table // and as it sees them
+	aborted bool  // by an error of a statement
 	ended   bool
 
 	explicit bool // the caller has to end it
 }
 
-func (db *DB) begin(level inmemory.Isolation, explicit bool) *session {
+func (db *DB) begin(level Isolation, explicit bool) *session {
 	if explicit {
 		db.open++
 	}
-	return &session{db: db, level: level, before: inmemory.Table{}, table: inmemory.Table{}, explicit: explicit}
+	return &session{db: db, level: level, before: Table{}, table: Table{}, explicit: explicit}
 }
 
 // usable is the error of a statement that cannot be sent, or does not run.
@@ -92,7 +90,7 @@ func (s *session) commit() error {
 	if s.aborted {
 		return pgx.ErrTxCommitRollback
 	}
-	maps.DeleteFunc(s.before, func(id inmemory.ID, rows []inmemory.Row) bool { return slices.Equal(s.table[id], rows) }) // only read
+	maps.DeleteFunc(s.before, func(id ID, rows []Row) bool { return slices.Equal(s.table[id], rows) }) // only read
 	for id, rows := range s.before {
 		if !slices.Equal(s.db.table[id], rows) {
 			return &pgconn.PgError{Severity: "ERROR", Code: "40001", Message: "could not serialize access due to concurrent update"}
@@ -112,12 +110,12 @@ func (s *session) commit() error {
 type tx struct {
 	*session
 	nested        bool
-	before, table inmemory.Table // the session's at the savepoint
+	before, table Table // the session's at the savepoint
 	closed        bool
 }
 
 // InMemory is for package ratelimit, which knows the type by it.
-func (t *tx) InMemory(mark inmemory.Mark) inmemory.Table { return t.db.InMemory(mark) }
+func (t *tx) InMemory(mark Mark) Table { return t.db.InMemory(mark) }
 
 // Now is the clock by which the calls of the transaction are decided.
 func (t *tx) Now() time.Time { return t.db.Now() }

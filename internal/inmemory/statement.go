@@ -1,4 +1,4 @@
-package ratelimittest
+package inmemory
 
 import (
 	"encoding/json"
@@ -13,14 +13,13 @@ import (
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/dbsqlc"
-	"github.com/txlimit/txlimit/internal/inmemory"
 )
 
 // statement is a statement of package ratelimit, read from its arguments.
 type statement struct {
 	query   string // of dbsqlc
 	op      string // of dbsqlc.Apply
-	demands []inmemory.Demand
+	demands []Demand
 	taken   []algebra.Taken // for a refund
 	most    float64         // for a take
 	reserve bool
@@ -40,7 +39,7 @@ func read(query string, args []any) (s statement, ok bool) {
 	switch query {
 	case dbsqlc.Consume:
 		name, key := take[string](&a), take[string](&a)
-		d := inmemory.Demand{ID: inmemory.ID{Name: name, Key: key}, Limit: a.limit(), Shards: 1}
+		d := Demand{ID: ID{Name: name, Key: key}, Limit: a.limit(), Shards: 1}
 		d.Count, d.Lowest = take[float64](&a), take[float64](&a)
 		s.now = take[*time.Time](&a)
 		take[bool](&a) // expect_denial changes no decision
@@ -48,7 +47,7 @@ func read(query string, args []any) (s statement, ok bool) {
 		s.demands = withWindows(&a, d)
 	case dbsqlc.ConsumeSharded:
 		name, key := take[string](&a), take[string](&a)
-		d := inmemory.Demand{ID: inmemory.ID{Name: name, Key: key}, Limit: a.limit(), Shards: int(take[int32](&a))}
+		d := Demand{ID: ID{Name: name, Key: key}, Limit: a.limit(), Shards: int(take[int32](&a))}
 		d.Count, d.Lowest = take[float64](&a), take[float64](&a)
 		d.Pick = [2]int{int(take[int32](&a)), int(take[int32](&a))}
 		s.now, s.orRaise = take[*time.Time](&a), take[bool](&a)
@@ -101,7 +100,7 @@ func read(query string, args []any) (s statement, ok bool) {
 	case dbsqlc.Reset:
 		names, keys := take[[]string](&a), take[[]string](&a)
 		for i := range names {
-			s.demands = append(s.demands, inmemory.Demand{ID: inmemory.ID{Name: names[i], Key: keys[i]}})
+			s.demands = append(s.demands, Demand{ID: ID{Name: names[i], Key: keys[i]}})
 		}
 	default:
 		return s, false
@@ -128,9 +127,9 @@ func (a *arguments) limit() algebra.Limit {
 }
 
 // withWindows reads the windows of one limit, the last argument.
-func withWindows(a *arguments, d inmemory.Demand) []inmemory.Demand {
+func withWindows(a *arguments, d Demand) []Demand {
 	d.Limit.Windows = list(take[[]pgtype.Timestamptz](a))
-	return []inmemory.Demand{d}
+	return []Demand{d}
 }
 
 // texts reads names or keys. A query for one limit has them as texts, not as arrays.
@@ -142,14 +141,14 @@ func (a *arguments) texts() []string {
 }
 
 // demands reads the names, keys and numbers of several limits.
-func (a *arguments) demands() []inmemory.Demand {
+func (a *arguments) demands() []Demand {
 	names, keys := a.texts(), a.texts()
 	rates, periods, capacities := take[[]float64](a), take[[]time.Duration](a), take[[]float64](a)
 	starts := take[[]pgtype.Timestamptz](a)
-	ds := make([]inmemory.Demand, len(names))
+	ds := make([]Demand, len(names))
 	for i := range ds {
-		ds[i] = inmemory.Demand{
-			ID: inmemory.ID{Name: names[i], Key: keys[i]}, Shards: 1,
+		ds[i] = Demand{
+			ID: ID{Name: names[i], Key: keys[i]}, Shards: 1,
 			Limit: algebra.Limit{Rate: rates[i], Period: periods[i], Capacity: capacities[i]},
 		}
 		if starts[i].Valid {
@@ -159,20 +158,20 @@ func (a *arguments) demands() []inmemory.Demand {
 	return ds
 }
 
-func (a *arguments) counts(ds []inmemory.Demand) {
+func (a *arguments) counts(ds []Demand) {
 	for i, count := range take[[]float64](a) {
 		ds[i].Count = count
 	}
 }
 
-func (a *arguments) floors(ds []inmemory.Demand) {
+func (a *arguments) floors(ds []Demand) {
 	for i, floor := range take[[]float64](a) {
 		ds[i].Lowest = floor
 	}
 }
 
 // windows reads the windows of all calendars.
-func (a *arguments) windows(ds []inmemory.Demand) {
+func (a *arguments) windows(ds []Demand) {
 	all := take[[]pgtype.Timestamptz](a)
 	firsts, lasts := take[[]pgtype.Int4](a), take[[]pgtype.Int4](a)
 	for i := range firsts {
@@ -194,7 +193,7 @@ func list(windows []pgtype.Timestamptz) *[]algebra.Micros {
 }
 
 // run decides a statement, and answers in the form of its query.
-func (s statement) run(t inmemory.Table, level inmemory.Isolation, now algebra.Micros) row {
+func (s statement) run(t Table, level Isolation, now algebra.Micros) row {
 	if s.now != nil {
 		now = algebra.At(*s.now)
 	}
@@ -204,10 +203,10 @@ func (s statement) run(t inmemory.Table, level inmemory.Isolation, now algebra.M
 				"set Limiter.Clock to the Now of the DB", d.Name)}
 		}
 	}
-	var a inmemory.Answer
+	var a Answer
 	switch {
 	case s.query == dbsqlc.Reset:
-		ids := make([]inmemory.ID, len(s.demands))
+		ids := make([]ID, len(s.demands))
 		for i, d := range s.demands {
 			ids[i] = d.ID
 		}
@@ -234,7 +233,7 @@ func (s statement) run(t inmemory.Table, level inmemory.Isolation, now algebra.M
 }
 
 // denial is the error of _ratelimit_raise.
-func (s statement) denial(a inmemory.Answer, now algebra.Micros) error {
+func (s statement) denial(a Answer, now algebra.Micros) error {
 	detail := struct {
 		At    algebra.Micros   `json:"at"`
 		Ord   []int            `json:"ord"`

@@ -1,4 +1,4 @@
-package ratelimittest
+package inmemory
 
 import (
 	"context"
@@ -7,8 +7,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/txlimit/txlimit/internal/inmemory"
 )
 
 // SendBatch runs the statements of a batch in one transaction, which the batch may begin and commit itself.
@@ -45,7 +43,7 @@ func (db *DB) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults 
 }
 
 // beginning reports whether a batch begins a transaction, by pgx's Batch.BeginTx, and its level.
-func beginning(batch *pgx.Batch) (level inmemory.Isolation, begins bool) {
+func beginning(batch *pgx.Batch) (level Isolation, begins bool) {
 	if len(batch.QueuedQueries) == 0 {
 		return level, false
 	}
