@@ -24,8 +24,8 @@ type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// inMemory is a DB of package ratelimittest, or a transaction on one. Its clock, which the test moves, is taken for the clock
-// of the process too: the windows of calendars are listed around it.
+// inMemory is a database in memory, or a transaction on one: see package ratelimittest. Its clock, which the test moves, is taken for
+// the clock of the process too: the windows of calendars are listed around it.
 type inMemory interface {
 	InMemory(mark inmemory.Mark) inmemory.Table
 	Now() time.Time

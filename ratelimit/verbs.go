@@ -221,11 +221,12 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 
 func (l *Limiter) do(ctx context.Context, db DB, v verb, receipt Receipt, requests []Request) (Result, error) {
 	began := time.Now()
-	result, err := unanswered(v, requests), error(nil)
+	var result Result
+	var err error
 	if l.life.enter() {
 		defer l.life.leave() // once it was observed: Close writes what was counted
 	} else if !verbs[v].settles {
-		err = limiterClosed(v, requests)
+		result, err = unanswered(v, requests), limiterClosed(v, requests)
 	}
 	if err == nil {
 		result, err = l.decide(ctx, db, v, receipt, requests)

@@ -102,13 +102,5 @@ var inMemoryMutations = []mutation{
 		name: "memory-sleep", file: "internal/inmemory/clock.go", what: "the clock wakes no sleeper",
 		old: "		close(s.done)\n		return true\n", new: "		return true\n",
 		tests: "TestSleepEndsByTheClock",
-	}, {
-		name: "replay-exceeds", file: "ratelimit/call_inmemory.go", what: "the suggestion forgets the part above the capacity",
-		old: "return result, charge.demands[0].numbers, err", new: "return result, algebra.Limit{Period: 1 + charge.demands[0].numbers.Period}, err",
-		tests: "TestTheSuggestionCountsAllMonths|TestTheSuggestionIsTheSmallestCapacity",
-	}, {
-		name: "replay-stored-key", file: "ratelimit/call_inmemory.go", what: "a replay escapes a stored key again, so the key has another grid",
-		old: "r = limit.Key(key)", new: "r = limit.Key(escape.Replace(key))",
-		tests: "TestReplayPredictsARun",
 	},
 }

@@ -19,6 +19,14 @@ var replayMutations = []mutation{
 		old: "min(100**c.Rate, algebra.MaxTokens)", new: "min(1**c.Rate, algebra.MaxTokens)",
 		tests: "TestTheSuggestionCountsAllMonths",
 	}, {
+		name: "replay-exceeds", file: "ratelimit/replay/replay.go", what: "the suggestion counts what is above the capacity by the numbers of another call",
+		old: "wait, decided = math.MaxInt64, t.beyond", new: "wait = math.MaxInt64",
+		tests: "TestTheSuggestionCountsAllMonths|TestTheSuggestionIsTheSmallestCapacity",
+	}, {
+		name: "replay-stored-key", file: "ratelimit/replay/replay.go", what: "a replay escapes a stored key again, so the key has another grid",
+		old: "request = t.single.Key(e.Key)", new: "request = t.single.Key(strings.ReplaceAll(e.Key, \"|\", \"\\\\|\"))",
+		tests: "TestReplayPredictsARun",
+	}, {
 		name: "replay-share", file: "ratelimit/replay/report.go", what: "more keys are denied than the share allows",
 		old: "math.Floor(share*n)", new: "math.Ceil(share*n)",
 		tests: "TestNoCapacityIsSuggestedWhereNoneHelps",

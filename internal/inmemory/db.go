@@ -17,14 +17,18 @@ type DB struct {
 	table    Table // what is committed
 	now      algebra.Micros
 	sleepers []sleeper
-	open     int // transactions that have not ended
+	alone    session       // of a statement that is a transaction by itself: its memory is used again
+	numbers  algebra.Limit // of the first limit of the last statement
+	open     int           // transactions that have not ended
 	over     bool
 }
 
 var errOver = errors.New("ratelimittest: the test of this database has ended")
 
 // New makes an empty database.
-func New() *DB { return &DB{table: Table{}, now: algebra.At(start)} }
+func New() *DB {
+	return &DB{table: Table{}, now: algebra.At(start), alone: session{before: Table{}, table: Table{}}}
+}
 
 // End makes later calls errors. It returns how many transactions are open.
 func (db *DB) End() (open int) {
@@ -41,11 +45,21 @@ func (db *DB) InMemory(Mark) Table {
 	return maps.Clone(db.table)
 }
 
+// Numbers are those of the first limit of the last call, for replays.
+func (db *DB) Numbers() algebra.Limit {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	return db.numbers
+}
+
 // QueryRow runs a statement of package ratelimit. Any other statement is an error.
 func (db *DB) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	db.mu.Lock()
 	defer db.mu.Unlock()
-	s := db.begin(ReadCommitted, false)
+	s := &db.alone
+	clear(s.before)
+	clear(s.table)
+	*s = session{db: db, before: s.before, table: s.table}
 	answer := s.run(ctx, sql, args)
 	if answer.err == nil {
 		answer.err = s.commit()

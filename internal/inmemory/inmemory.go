@@ -4,12 +4,7 @@ package inmemory
 
 import "github.com/txlimit/txlimit/internal/algebra"
 
-// Consume lets package replay make package ratelimit decide on a [Table]. Package ratelimit sets it. Its type is
-// func(*Limiter, Table, Limit, key string, count float64) (Result, algebra.Limit, error); this package cannot import those
-// types.
-var Consume any
-
-// Mark is the argument of a method that only package ratelimittest can have. Package ratelimit recognizes its handles by
+// Mark is the argument of a method that only databases in memory can have. Package ratelimit recognizes their handles by
 // that method.
 type Mark struct{}
 

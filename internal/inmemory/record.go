@@ -16,7 +16,7 @@ const y2k = algebra.Micros(946_684_800_000_000)
 
 // decision is a _ratelimit_decision.
 func decision(granted bool, at algebra.Micros, r algebra.Row) []byte {
-	b := binary.BigEndian.AppendUint32(nil, 4)
+	b := binary.BigEndian.AppendUint32(make([]byte, 0, 64), 4)
 	b = column(b, pgtype.BoolOID, boolean(granted))
 	b = column(b, pgtype.TimestamptzOID, instant(at))
 	b = column(b, pgtype.Float8OID, double(r.Value))

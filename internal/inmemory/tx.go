@@ -63,14 +63,18 @@ func (s *session) run(ctx context.Context, sql string, args []any) row {
 	if strings.HasPrefix(sql, "lock table rate_limits_turn_") { // by Hot: nothing ever waits here
 		return row{}
 	}
-	answer := row{err: refused(sql)}
+	var answer row
 	if statement, ok := read(sql, args); ok {
 		for _, d := range statement.demands {
 			if _, used := s.before[d.ID]; !used {
-				s.before[d.ID], s.table[d.ID] = s.db.table[d.ID], s.db.table[d.ID]
+				rows := s.db.table[d.ID]
+				s.before[d.ID], s.table[d.ID] = rows, rows
 			}
 		}
+		s.db.numbers = statement.demands[0].Limit
 		answer = statement.run(s.table, s.level, s.db.now)
+	} else {
+		answer.err = refused(sql)
 	}
 	s.aborted = answer.err != nil
 	return answer

@@ -15,6 +15,7 @@
 package replay
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"iter"
@@ -98,7 +99,8 @@ type track struct {
 	suggest bool            // some capacity would be enough
 	limiter ratelimit.Limiter
 	now     time.Time
-	table   inmemory.Table
+	db      *inmemory.DB
+	beyond  *inmemory.DB // where calls above the capacity are charged
 	granted int
 	denied  int
 	keys    []fate // by a key's number
@@ -114,10 +116,8 @@ type fate struct {
 	need float64     // the most that it would have owed
 }
 
-var consume = inmemory.Consume.(func(*ratelimit.Limiter, inmemory.Table, ratelimit.Limit, string, float64) (ratelimit.Result, algebra.Limit, error))
-
 func newTrack(limit ratelimit.Limit) *track {
-	t := &track{limit: limit, single: limit, table: inmemory.Table{}}
+	t := &track{limit: limit, single: limit, db: inmemory.New(), beyond: inmemory.New()}
 	t.limiter.Clock = func() time.Time { return t.now }
 	c := limit.Config()
 	if c.Kind == "unlimited" || *c.Rate == 0 {
@@ -189,14 +189,22 @@ func (r *run) add(e Event) error {
 
 // add decides one event by the candidate.
 func (t *track) add(e Event, key *fate) (denied bool, err error) {
+	ctx, request := context.Background(), t.single.Global()
+	if e.Key != "" {
+		request = t.single.Key(e.Key)
+	}
+	request = request.Count(e.Count)
 	t.now = e.Time
-	result, numbers, err := consume(&t.limiter, t.table, t.single, e.Key, e.Count)
-	wait := result.RetryAfter
+	result, err := t.limiter.Consume(ctx, t.db, request)
+	wait, decided := result.RetryAfter, t.db
 	switch {
 	case err == nil:
 		t.granted++
 	case errors.Is(err, ratelimit.ErrExceedsCapacity):
-		wait = math.MaxInt64
+		wait, decided = math.MaxInt64, t.beyond
+		if _, err := t.limiter.Charge(ctx, t.beyond, request); err != nil { // for its numbers: the other call was not sent
+			return false, err
+		}
 		fallthrough
 	case errors.Is(err, ratelimit.ErrDenied):
 		denied = true
@@ -209,7 +217,7 @@ func (t *track) add(e Event, key *fate) (denied bool, err error) {
 		return false, err
 	}
 	if t.suggest {
-		now := algebra.At(e.Time)
+		now, numbers := algebra.At(e.Time), decided.Numbers()
 		numbers.Capacity = 0
 		key.owed = algebra.Row{Value: numbers.Available(key.owed, 1, now) - e.Count, TS: now}
 		key.need = max(key.need, -key.owed.Value)
