@@ -2,8 +2,6 @@ package ratelimit
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 	"math"
 	"strings"
@@ -202,15 +200,9 @@ func (l Limit) Config() Config {
 func (l Limit) forKey(key string) algebra.Limit {
 	n := l.numbers
 	if n.Window && !l.hasStart && !l.onCalendar() {
-		h := sha256.Sum256([]byte(cmp.Or(key, l.name)))
-		n.Start = l.gridStart(algebra.Micros(binary.BigEndian.Uint64(h[:]) >> 1))
+		n.Start = algebra.Grid(cmp.Or(key, l.name), n.Period)
 	}
 	return n
-}
-
-// gridStart is the first instant, from the year 1 on, of the grid with this offset.
-func (l Limit) gridStart(offset algebra.Micros) algebra.Micros {
-	return algebra.Min + offset%algebra.Micros(l.numbers.Period.Microseconds())
 }
 
 // countable reports whether tokens is a valid number of tokens. NaN is not.

@@ -118,7 +118,7 @@ func (l *Limit) setClock(c Config) (mistakes []string) {
 		mistake("start %v is not between the years 1 and 9999", c.Start)
 	}
 	if mistakes == nil {
-		l.numbers.Start = l.gridStart(algebra.At(l.start) - algebra.Min)
+		l.numbers.Start = algebra.Min + (algebra.At(l.start)-algebra.Min)%algebra.Micros(l.numbers.Period.Microseconds())
 	}
 	return mistakes
 }

@@ -29,7 +29,7 @@ var inMemoryMutations = []mutation{
 	}, {
 		name: "inmemory-fuller-shard", file: "internal/inmemory/inmemory.go", what: "in memory, the fuller shard is taken from at every level",
 		old: "	case level == Higher:\n", new: "	case false:\n",
-		tests: "TestInMemoryAnswersAsPostgresDoes",
+		tests: "TestModel",
 	}, {
 		name: "inmemory-all-or-nothing", file: "internal/inmemory/inmemory.go", what: "in memory, several limits are granted if the last one is",
 		old: "granted = granted && d.Enough(", new: "granted = d.Enough(",
@@ -94,6 +94,26 @@ var inMemoryMutations = []mutation{
 		name: "memory-calendar-clock", file: "internal/inmemory/statement.go", what: "in memory, a calendar window is decided by the windows of another time",
 		old: "l.Unknown(now) || now < (*l.Windows)[0]", new: "false",
 		tests: "TestBatches",
+	}, {
+		name: "memory-sweep-hour", file: "internal/inmemory/sweep.go", what: "in memory, a sweep deletes what has just become full",
+		old: "s.at = now - algebra.Micros(time.Hour.Microseconds())", new: "s.at = now",
+		tests: "TestSweep|TestASweepChangesNoDecision",
+	}, {
+		name: "memory-sweep-future", file: "internal/inmemory/sweep.go", what: "in memory, a sweep deletes a full row that is refilled from a later instant on",
+		old: "case row.TS > l.UpTo(s.at):", new: "case false:",
+		tests: "TestASweepChangesNoDecision",
+	}, {
+		name: "memory-sweep-grid", file: "internal/inmemory/sweep.go", what: "in memory, a sweep takes the windows of another key",
+		old: "algebra.Grid(cmp.Or(key, s.name), ", new: "algebra.Grid(cmp.Or(s.name, key), ",
+		tests: "TestASweepChangesNoDecision",
+	}, {
+		name: "memory-sweep-month", file: "internal/inmemory/sweep.go", what: "in memory, a sweep takes each month for the shortest",
+		old: "s.limit.Period = c.Longest()", new: "s.limit.Period = c.Longest() - 4*24*time.Hour",
+		tests: "TestSweep",
+	}, {
+		name: "memory-sweep-debt", file: "internal/inmemory/sweep.go", what: "in memory, a sweep forgets the debt of a key whose numbers it does not know",
+		old: "row.Value <= -algebra.MinTokens || ", new: "",
+		tests: "TestSweep",
 	}, {
 		name: "memory-open", file: "internal/inmemory/tx.go", what: "a transaction that is left open is not found",
 		old: "		db.open++\n", new: "",

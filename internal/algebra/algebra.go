@@ -6,6 +6,8 @@
 package algebra
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"math"
 	"sort"
 	"time"
@@ -56,6 +58,13 @@ type Limit struct {
 	// after the last one are not counted. Period is the longest that a window can be or, if windows before
 	// the first one are not counted, 0. (It is a pointer so that limits can be compared.)
 	Windows *[]Micros
+}
+
+// Grid is the start of a fixed window that has none of its own: the first instant, from the year 1 on, of the grid that belongs to
+// a key or, if the limit has no keys, to its name.
+func Grid(owner string, period time.Duration) Micros {
+	h := sha256.Sum256([]byte(owner))
+	return Min + Micros(binary.BigEndian.Uint64(h[:])>>1)%Micros(period.Microseconds())
 }
 
 // Row is the state of one row: the tokens left at its last use, and the instant of that use.

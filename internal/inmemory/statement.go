@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -256,9 +257,9 @@ func (s statement) denial(a Answer, now algebra.Micros) error {
 	return &pgconn.PgError{Severity: "ERROR", Code: "PT429", Message: "rate limit exceeded: " + strings.Join(names, ", "), Detail: string(text)}
 }
 
-// row is the answer to a statement of package ratelimit: one value, or an error.
+// row is the answer to a statement of package ratelimit, or an error.
 type row struct {
-	value any
+	value any // the columns, as []any, if there are several
 	err   error
 }
 
@@ -266,18 +267,16 @@ func (r row) Scan(dest ...any) error {
 	if r.err != nil {
 		return r.err
 	}
-	if len(dest) == 1 {
-		switch d := dest[0].(type) {
-		case *[]byte:
-			*d, _ = r.value.([]byte)
-			return nil
-		case *float64:
-			*d, _ = r.value.(float64)
-			return nil
-		case *int32:
-			*d, _ = r.value.(int32)
-			return nil
-		}
+	columns, several := r.value.([]any)
+	if !several {
+		columns = []any{r.value}
 	}
-	return errors.New("ratelimittest: the answer is for package ratelimit only")
+	for i := range dest {
+		to, column := reflect.ValueOf(dest[i]), reflect.ValueOf(columns[min(i, len(columns)-1)])
+		if len(dest) != len(columns) || to.Kind() != reflect.Pointer || to.Type().Elem() != column.Type() {
+			return errors.New("ratelimittest: the answer is for package ratelimit only")
+		}
+		to.Elem().Set(column)
+	}
+	return nil
 }

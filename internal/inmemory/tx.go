@@ -10,6 +10,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
 var levels = map[pgx.TxIsoLevel]Isolation{
@@ -61,23 +64,34 @@ func (s *session) run(ctx context.Context, sql string, args []any) row {
 		return row{err: err}
 	}
 	if strings.HasPrefix(sql, "lock table rate_limits_turn_") { // by Hot: nothing ever waits here
-		return row{}
+		return row{value: struct{}{}}
 	}
-	var answer row
-	if statement, ok := read(sql, args); ok {
-		for _, d := range statement.demands {
-			if _, used := s.before[d.ID]; !used {
-				rows := s.db.table[d.ID]
-				s.before[d.ID], s.table[d.ID] = rows, rows
-			}
-		}
-		s.db.numbers = statement.demands[0].Limit
-		answer = statement.run(s.table, s.level, s.db.now)
-	} else {
-		answer.err = refused(sql)
-	}
+	answer := s.answer(sql, args)
 	s.aborted = answer.err != nil
 	return answer
+}
+
+func (s *session) answer(sql string, args []any) row {
+	if sql == dbsqlc.Sweep {
+		return row{value: []any{pgtype.Int4{Int32: int32(s.sweep(readSweep(args[1:], s.db.now))), Valid: true}, pgtype.Text{}}}
+	}
+	statement, ok := read(sql, args)
+	if !ok {
+		return row{err: refused(sql)}
+	}
+	for _, d := range statement.demands {
+		s.touch(d.ID)
+	}
+	s.db.numbers = statement.demands[0].Limit
+	return statement.run(s.table, s.level, s.db.now)
+}
+
+// touch copies the rows of a limit and key into the transaction, unless they are there.
+func (s *session) touch(id ID) {
+	if _, used := s.before[id]; !used {
+		rows := s.db.table[id]
+		s.before[id], s.table[id] = rows, rows
+	}
 }
 
 // end ends the transaction. Without a commit before, it is rolled back.

@@ -9,10 +9,17 @@
 //		// the third is sent
 //	}
 //
-// It has rate limits and nothing else: any other SQL is an error. Test SQL of your own on a Postgres. Everything that takes
-// a [ratelimit.DB] works on it, and so do [ratelimit.Limiter.InTx], with nested transactions, and
-// [ratelimit.Limiter.SendTx]. A [ratelimit.Coalescer], [ratelimit.SQL] and [ratelimit.Limiter.InSQLTx] need a handle of
-// Postgres, and [ratelimit.Limiter.Sweep] is an error. In a test, use a [*DB] in their place.
+// Everything that takes a [ratelimit.DB] works on it, and so do [ratelimit.Limiter.InTx], with nested transactions,
+// [ratelimit.Limiter.SendTx] and [ratelimit.Limiter.Sweep].
+//
+// What it cannot do, test on a Postgres:
+//
+//   - It has rate limits and nothing else: any other SQL is an error, the SQL functions of txlimit too.
+//   - There are no locks: nothing waits. Transactions that change the same key conflict instead.
+//   - There are no isolation levels: a transaction sees each key as it was when the transaction first used it.
+//   - Nothing is published: a sweep minds no other program's definitions.
+//   - A [ratelimit.Coalescer], [ratelimit.SQL] and [ratelimit.Limiter.InSQLTx] need a handle of Postgres. In a test, use a [*DB] in
+//     their place.
 package ratelimittest
 
 import (

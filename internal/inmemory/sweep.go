@@ -1,0 +1,106 @@
+package inmemory
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/calendar"
+)
+
+// sweeping is a statement that deletes idle rows. Nothing is published here, so the numbers are those of the caller.
+type sweeping struct {
+	name   string
+	limit  algebra.Limit // without the start of a window
+	start  func(key string, row Row) algebra.Micros
+	varies algebra.Micros // within it, any numbers fill a row from 0; 0: they are those of limit
+	at     algebra.Micros // since when a row must have been full
+}
+
+func readSweep(a arguments, now algebra.Micros) sweeping {
+	s := sweeping{name: take[string](&a)}
+	s.limit.Rate = take[float64](&a)
+	unit := take[pgtype.Text](&a)
+	s.limit.Period = take[time.Duration](&a)
+	kind := take[string](&a)
+	s.limit.Capacity = take[float64](&a)
+	start := take[*time.Time](&a)
+	take[string](&a) // the key to begin with: here, a sweep is one batch
+	s.varies = interval(take[pgtype.Text](&a).String)
+	if at := take[*time.Time](&a); at != nil {
+		now = algebra.At(*at)
+	}
+	s.at = now - algebra.Micros(time.Hour.Microseconds())
+	s.limit.Window = kind == "fixed window" || kind == "calendar window"
+	s.start = func(key string, row Row) algebra.Micros {
+		switch {
+		case unit.Valid: // each key may have a zone of its own
+			return row.TS
+		case start != nil:
+			return algebra.At(*start)
+		}
+		return algebra.Grid(cmp.Or(key, s.name), s.limit.Period)
+	}
+	for _, u := range calendar.Units {
+		if c := (calendar.Calendar{Unit: u}); unit.Valid && c.Interval() == unit.String {
+			s.limit.Period = c.Longest()
+		}
+	}
+	return s
+}
+
+// interval reads the text of an interval, as package ratelimit writes it.
+func interval(text string) algebra.Micros {
+	var days, hours, minutes int64
+	var seconds float64
+	for _, part := range strings.SplitAfter(text, " days") {
+		switch {
+		case strings.HasSuffix(part, " days"):
+			_, _ = fmt.Sscan(part, &days)
+		case part != "":
+			_, _ = fmt.Sscanf(strings.TrimSpace(part), "%d:%d:%f", &hours, &minutes, &seconds)
+		}
+	}
+	return algebra.Micros(((days*24+hours)*60+minutes)*60_000_000) + algebra.Micros(math.Round(seconds*1e6))
+}
+
+// idle reports whether no call can tell a key's rows from missing ones: they were full at an instant, and at every later one.
+func (s sweeping) idle(key string, rows []Row) bool {
+	n := len(rows)
+	return n > 0 && !slices.ContainsFunc(rows, func(row Row) bool {
+		l := s.limit
+		if l.Window {
+			l.Start = s.start(key, row)
+		}
+		switch {
+		case row.TS > l.UpTo(s.at):
+			return true
+		case s.varies > 0:
+			return row.Value <= -algebra.MinTokens || s.at-row.TS <= s.varies
+		}
+		return l.Available(row.Row, n, s.at) != l.Capacity/float64(n)
+	})
+}
+
+// sweep deletes idle rows, and returns how many.
+func (s *session) sweep(sweep sweeping) (deleted int) {
+	for _, table := range []Table{s.db.table, s.table} {
+		for id := range table {
+			if id.Name != sweep.name {
+				continue
+			}
+			s.touch(id)
+			if rows := s.table[id]; sweep.idle(id.Key, rows) {
+				deleted += len(rows)
+				delete(s.table, id)
+			}
+		}
+	}
+	return deleted
+}
