@@ -21,16 +21,16 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 )
 
-// TestInMemoryAnswersAsPostgresDoes plays random calls on a Postgres and on the database of package ratelimittest: single
-// calls, batches, and transactions of every level with savepoints that are rolled back. Every answer, every error and,
-// after each transaction, the table must be equal, to the last bit.
-func TestInMemoryAnswersAsPostgresDoes(t *testing.T) {
+// TestModel plays random calls on a Postgres and on the database in memory: single calls, batches, and transactions of every
+// level with savepoints that are rolled back. Limits change, shards come and go, and the clock steps back and forth. Every
+// answer, every error and, after each transaction, the table must be equal, to the last bit.
+func TestModel(t *testing.T) {
 	t.Parallel()
 	needsToPrepareAgain(t)
-	for i := range 2 {
+	for i := range 4 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
-			playInMemory(t, sized(1500, 500))
+			playModel(t, sized(2000, 1000))
 		})
 	}
 }
@@ -74,7 +74,7 @@ func textOf(err error) string {
 	return err.Error()
 }
 
-func playInMemory(t *testing.T, rounds int) {
+func playModel(t *testing.T, rounds int) {
 	s := &sides{T: t, r: newRand(t), pool: newPool(t, 1), memory: ratelimittest.New(t), limits: make([]ratelimit.Limit, 4), told: map[string]int{}}
 	if _, err := s.pool.Exec(t.Context(), "SET synchronous_commit = off"); err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func playInMemory(t *testing.T, rounds int) {
 		default:
 			s.both(n, s.call())
 		}
-		if table, memory := readTable(t, s.pool), model(s.memory.InMemory(inmemory.Mark{})); !maps.EqualFunc(table, memory, slices.Equal) {
+		if table, memory := readTable(t, s.pool), s.memory.InMemory(inmemory.Mark{}); !maps.EqualFunc(table, memory, slices.Equal) {
 			t.Fatalf("round %d at %v\nPostgres:  %v\nin memory: %v", n, s.memory.Now(), table, memory)
 		}
 	}

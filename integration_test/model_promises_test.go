@@ -10,6 +10,7 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +20,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/inmemory"
 	"github.com/txlimit/txlimit/internal/shardpick"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -433,15 +435,15 @@ func (w smallWorld) replay(t *testing.T, db ratelimit.DB, actions []smallAction)
 		if err != nil {
 			t.Fatalf("%v\n%v: %v", actions, a, err)
 		}
-		table, want := tableModel(t, db), model{}
+		got, want := jsonTable(t, db), inmemory.Table{}
 		for i, rows := range next.rows {
-			for _, row := range rows {
+			for _, r := range rows {
 				id := rowsOf{Name: w.limits[i].Name(), Key: "k"}
-				want[id] = append(want[id], modelRow{Row: row, Shards: w.shards})
+				want[id] = append(want[id], inmemory.Row{Row: r, Shards: w.shards})
 			}
 		}
-		if !maps.EqualFunc(table, want, slices.Equal) {
-			t.Fatalf("%v\n%v: the table %v, the model %v", actions, a, table, want)
+		if !maps.EqualFunc(got, want, slices.Equal) {
+			t.Fatalf("%v\n%v: the table %v, the model %v", actions, a, got, want)
 		}
 		s = next
 	}
@@ -454,8 +456,8 @@ func (w smallWorld) replay(t *testing.T, db ratelimit.DB, actions []smallAction)
 	}
 }
 
-// tableModel is readTable for any handle.
-func tableModel(t *testing.T, db ratelimit.DB) model {
+// jsonTable is readTable for any handle.
+func jsonTable(t *testing.T, db ratelimit.DB) inmemory.Table {
 	t.Helper()
 	var text string
 	err := db.QueryRow(t.Context(), `SELECT coalesce(json_agg(json_build_array(name, key, shards, value::text, (extract(epoch FROM ts) * 1000000)::bigint)
@@ -464,19 +466,19 @@ func tableModel(t *testing.T, db ratelimit.DB) model {
 	if err == nil {
 		err = json.Unmarshal([]byte(text), &rows)
 	}
-	m := model{}
-	for _, row := range rows {
+	m := inmemory.Table{}
+	for _, columns := range rows {
 		var id rowsOf
 		var shards int
 		var value string
 		var ts int64
 		var v float64
 		for i, into := range []any{&id.Name, &id.Key, &shards, &value, &ts} {
-			err = errors.Join(err, json.Unmarshal(row[i], into))
+			err = errors.Join(err, json.Unmarshal(columns[i], into))
 		}
 		_, scanErr := fmt.Sscan(value, &v)
 		err = errors.Join(err, scanErr)
-		m[id] = append(m[id], modelRow{Row: algebra.Row{Value: v, TS: algebra.Micros(ts)}, Shards: shards})
+		m[id] = append(m[id], inmemory.Row{Row: algebra.Row{Value: v, TS: algebra.Micros(ts)}, Shards: shards})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -491,7 +493,7 @@ type ledger struct {
 	refunds []span
 }
 
-// player runs random sequences on a database and in the model, and keeps the ledgers.
+// player runs random sequences on a Postgres and in memory, and keeps the ledgers.
 type player struct {
 	*testing.T
 	r       *rand.Rand
@@ -499,7 +501,7 @@ type player struct {
 	limiter *ratelimit.Limiter
 	clock   *clock
 	limits  []ratelimit.Limit
-	model   model
+	memory  *inmemory.DB
 	ledgers map[rowsOf]*ledger
 	jobs    []*playedJob
 	actions int
@@ -545,45 +547,35 @@ func (p *player) fail(format string, args ...any) {
 	p.Fatalf("%s\n%s", strings.Join(p.told, "\n"), fmt.Sprintf(format, args...))
 }
 
-// call calls a verb on the database and in the model. Both must agree. It returns the receipt and the model's, and of a grant when
-// each limit alone lets the work run.
-func (p *player) call(verb string, receipt ratelimit.Receipt, from grant, asks []ask) (consumption, map[rowsOf]algebra.Micros) {
+// call calls a verb on both sides, which must agree. It returns the receipt and, of a grant, when each limit alone lets the work
+// run.
+func (p *player) call(verb string, receipt ratelimit.Receipt, asks []ask) (consumption, map[rowsOf]algebra.Micros) {
 	p.Helper()
 	picks := randomPick(p.r)
 	pick := func() shardpick.Func { // one shard: above READ COMMITTED, a call looks at only one
 		two := picks.again()
 		return func(n int) (int, int) { a, _ := two(n); return a, a }
 	}
-	now := algebra.At(p.clock.now)
 	p.told = append(p.told, fmt.Sprintf("%d at %v: %s %+v %s", p.actions, p.clock.now.Sub(noon), verb, asks, receipt))
-	ds := sums(verb, asks)
 	result, err := call(shardpick.With(p.Context(), pick()), p.limiter, p.db, verb, receipt, asks)
-	if errors.Is(err, ratelimit.ErrExceedsCapacity) {
-		return consumption{}, nil
+	want, wantErr := call(shardpick.With(p.Context(), pick()), p.limiter, p.memory, verb, receipt, asks)
+	if !reflect.DeepEqual(result, want) || textOf(err) != textOf(wantErr) {
+		p.fail("%+v, %v\nin memory %+v, %v", result, err, want, wantErr)
 	}
-	if err != nil && !denied(err) {
+	if err != nil && !denied(err) && !errors.Is(err, ratelimit.ErrExceedsCapacity) {
 		p.fail("%v", err)
 	}
-	answer := p.model.do(verb, ds, pick(), &from, now)
-	want := answer.Granted
-	if granted := err == nil && (result.OK || verb == "reset" || verb == "balance"); granted != want {
-		p.fail("granted: %v, by the model %v", granted, want)
-	}
-	if err := p.model.compare(verb, asks, ds, result, answer, now); err != nil {
-		p.fail("%v", err)
+	if table, memory := jsonTable(p.T, p.db), p.memory.InMemory(inmemory.Mark{}); !maps.EqualFunc(table, memory, slices.Equal) {
+		p.fail("the table %v\nin memory %v", table, memory)
 	}
 	var own map[rowsOf]algebra.Micros
-	takes := verb == "consume" || verb == "reserve" || verb == "take"
-	if takes && want {
-		from, own = grantOf(ds, answer, now, p.model.runAt(verb, ds, answer, now)), p.model.owns(verb, ds, answer, now)
+	if err == nil && (verb == "consume" || verb == "reserve" || verb == "take") {
+		own = map[rowsOf]algebra.Micros{}
+		for i, a := range asks {
+			own[a.id()] = algebra.At(result.At.Add(result.Requests[i].Delay))
+		}
 	}
-	if table := tableModel(p.T, p.db); !maps.EqualFunc(table, p.model, slices.Equal) {
-		p.fail("the table %v\nthe model %v", table, p.model)
-	}
-	if told := readReceipt(p.T, result.receipt); (takes || verb == "refund") && want && !told.equal(from) {
-		p.fail("the receipt %s, the model %+v", result.receipt, from)
-	}
-	return consumption{result.receipt, from}, own
+	return consumption{result.receipt, readReceipt(p.T, result.receipt)}, own
 }
 
 // ask makes a random request that the promise covers: for at most the capacity.
@@ -606,7 +598,7 @@ func (p *player) consume() {
 	if verb == "take" {
 		asks = randomTake(p.r, asks)
 	}
-	made, own := p.call(verb, "", grant{}, asks)
+	made, own := p.call(verb, "", asks)
 	if own == nil {
 		return // denied
 	}
@@ -648,10 +640,10 @@ func (p *player) refund() {
 	if len(asks) == 0 {
 		return
 	}
-	left, _ := p.call("refund", job.receipt, job.grant, asks)
+	left, _ := p.call("refund", job.receipt, asks)
 	twice := p.r.IntN(8) == 0
 	if twice {
-		p.call("refund", job.receipt, job.grant, asks) // the old receipt, which is not detected
+		p.call("refund", job.receipt, asks) // the old receipt, which is not detected
 	}
 	for _, a := range asks {
 		id := rowsOf{Name: a.limit.Name(), Key: a.key}
@@ -661,7 +653,7 @@ func (p *player) refund() {
 		}
 		own, ours := l.jobs[job.n]
 		if !ours || twice { // an older ledger had the tokens that it gave back
-			p.call("reset", "", grant{}, []ask{a})
+			p.call("reset", "", []ask{a})
 			p.forget(id)
 			continue
 		}
@@ -683,10 +675,10 @@ func (p *player) play(actions int) {
 		case verb < 34:
 			p.refund()
 		case verb < 37:
-			p.call("charge", "", grant{}, p.ask())
+			p.call("charge", "", p.ask())
 		case verb < 38:
 			asks := p.ask()
-			p.call("reset", "", grant{}, asks)
+			p.call("reset", "", asks)
 			for _, a := range asks {
 				p.forget(rowsOf{Name: a.limit.Name(), Key: a.key})
 			}
@@ -703,7 +695,7 @@ func (p *player) play(actions int) {
 				p.forget(rowsOf{Name: c.Name, Key: key})
 			}
 		default:
-			p.call(oneOf(p.r, "check", "balance"), "", grant{}, p.ask())
+			p.call(oneOf(p.r, "check", "balance"), "", p.ask())
 		}
 	}
 }
@@ -722,16 +714,16 @@ func testPromisesOnEveryHandle(t *testing.T) {
 			n++
 			mu.Unlock()
 			limiter, clock := newLimiter()
-			p := &player{T: t, r: r, db: db, limiter: limiter, clock: clock, model: model{}, ledgers: map[rowsOf]*ledger{}, alone: turn/8%2 == 0}
+			p := &player{T: t, r: r, db: db, limiter: limiter, clock: clock, memory: inmemory.New(), ledgers: map[rowsOf]*ledger{}, alone: turn/8%2 == 0}
 			p.limits = []ratelimit.Limit{p.define(0, turn%2, 1+turn/2%4), p.define(1, turn/2%2, 1+turn%4)}
 			p.play(sized(120, 40))
 			var all []ask
-			for id := range p.model {
+			for id := range p.memory.InMemory(inmemory.Mark{}) {
 				i := slices.IndexFunc(p.limits, func(l ratelimit.Limit) bool { return l.Name() == id.Name })
 				all = append(all, ask{limit: p.limits[i], key: id.Key})
 			}
 			if len(all) > 0 {
-				p.call("reset", "", grant{}, all)
+				p.call("reset", "", all)
 			}
 			mu.Lock()
 			worst = max(worst, p.worst)

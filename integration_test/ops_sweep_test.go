@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/inmemory"
 	"github.com/txlimit/txlimit/internal/shardpick"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -144,28 +146,8 @@ func TestASweepKnowsTheGridOfEveryKey(t *testing.T) {
 	}
 }
 
-// sweep deletes from the model the rows that a sweep must delete: those of limits that have been full for an hour.
-func (m model) sweep(limits []ratelimit.Limit, now algebra.Micros) (deleted int64) {
-	for id, rows := range m {
-		i := slices.IndexFunc(limits, func(l ratelimit.Limit) bool { return l.Name() == id.Name })
-		if i < 0 {
-			continue
-		}
-		n, then, idle := numbers(limits[i], id.Key), now-algebra.Micros(time.Hour.Microseconds()), true
-		for _, row := range rows {
-			full := n.Available(row.Row, len(rows), then) == n.Capacity/float64(len(rows))
-			idle = idle && full && row.TS <= n.UpTo(then)
-		}
-		if idle {
-			deleted += int64(len(rows))
-			delete(m, id)
-		}
-	}
-	return deleted
-}
-
-// TestASweepChangesNoDecision plays random sequences of every verb at random instants, with some sweeps, on the database,
-// on a model that is swept, too, and on one that never is. All must agree on each grant, on RetryAt and on what is left.
+// TestASweepChangesNoDecision plays random sequences of every verb at random instants, with some sweeps, on Postgres,
+// on a database in memory that is swept, too, and on one that never is. All must agree on each answer and on what is left.
 // The clock steps back and forth, by up to an hour.
 func TestASweepChangesNoDecision(t *testing.T) {
 	t.Parallel()
@@ -177,8 +159,8 @@ func TestASweepChangesNoDecision(t *testing.T) {
 	}
 }
 
-// TestASweepOfLimitsThatChangeAndAreSharded does the same with limits whose numbers and shards change, on the database and
-// on the swept model. (A sharded limit without rows first takes from all shards, so more of them are refilled.)
+// TestASweepOfLimitsThatChangeAndAreSharded does the same with limits whose numbers and shards change, on Postgres and on
+// the swept database in memory. (A sharded limit without rows first takes from all shards, so more of them are refilled.)
 func TestASweepOfLimitsThatChangeAndAreSharded(t *testing.T) {
 	t.Parallel()
 	for i := range 2 {
@@ -196,7 +178,7 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 		t.Fatal(err)
 	}
 	_, clock := newLimiter()
-	swept, never := model{}, model{}
+	swept, never := inmemory.New(), inmemory.New()
 	limits := make([]ratelimit.Limit, 4)
 	latest := clock.now
 	granted, denied := 0, 0
@@ -219,7 +201,6 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 			back++
 		}
 		latest = maxTime(latest, clock.now)
-		now := algebra.At(clock.now)
 
 		if r.IntN(4) == 0 {
 			some := slices.DeleteFunc(slices.Clone(limits), func(ratelimit.Limit) bool { return r.IntN(4) == 0 })
@@ -229,8 +210,8 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 			// The sweep is as of the latest instant that the clock has shown: a clock that stepped back may reach it again.
 			sweeper := ratelimit.Limiter{Clock: func() time.Time { return latest }}
 			got, err := sweeper.Sweep(t.Context(), pool, some...)
-			if want := swept.sweep(some, algebra.At(latest)); err != nil || got != want {
-				t.Fatalf("call %d at %v: swept %v: %d rows, %v; by the model %d", n, clock.now, some, got, err, want)
+			if want, wrong := sweeper.Sweep(t.Context(), swept, some...); err != nil || wrong != nil || got != want {
+				t.Fatalf("call %d at %v: swept %v: %d rows, %v; in memory %d, %v", n, clock.now, some, got, err, want, wrong)
 			}
 			deleted += got
 		} else {
@@ -245,62 +226,62 @@ func playSweeps(t *testing.T, calls int, changing bool) {
 			if verb == "take" {
 				asks = randomTake(r, asks)
 			}
-			var from consumption
+			var receipt ratelimit.Receipt
 			if verb == "refund" {
-				from.receipt = receiptOf(clock.now.Add(-time.Duration(r.Int64N(1e13))), requests...)
-				from.grant = readReceipt(t, from.receipt)
+				receipt = receiptOf(clock.now.Add(-time.Duration(r.Int64N(1e13))), requests...)
 			}
 			pick := randomPick(rand.New(rand.NewPCG(r.Uint64(), 0)))
 
-			ds := sums(verb, asks)
-			ctx, limiter := shardpick.With(t.Context(), pick.again()), &ratelimit.Limiter{Clock: clock.Now}
-			result, err := call(ctx, limiter, pool, verb, from.receipt, asks)
-			story := fmt.Sprintf("call %d at %v: %s %+v -> %+v, %v", n, clock.now, verb, asks, result, err)
-			if errors.Is(err, ratelimit.ErrExceedsCapacity) {
-				continue
+			do := func(db ratelimit.DB) (answered, error) {
+				return call(shardpick.With(t.Context(), pick.again()), &ratelimit.Limiter{Clock: clock.Now}, db, verb, receipt, asks)
 			}
-			if err != nil && !errors.As(err, new(*ratelimit.DeniedError)) {
+			result, err := do(pool)
+			story := fmt.Sprintf("call %d at %v: %s %+v -> %+v, %v", n, clock.now, verb, asks, result, err)
+			if err != nil && !errors.Is(err, ratelimit.ErrExceedsCapacity) && !errors.As(err, new(*ratelimit.DeniedError)) {
 				t.Fatal(story)
 			}
-			models := map[string]model{"swept": swept}
+			memories := map[string]*inmemory.DB{"swept": swept}
 			if !changing {
-				models["never swept"] = never
+				memories["never swept"] = never
 			}
-			for name, m := range models {
-				left := from.grant
-				ds := slices.Clone(ds)
-				answer := m.do(verb, ds, pick.again(), &left, now)
-				want := answer.Granted
-				if got := err == nil && (result.OK || verb == "reset" || verb == "balance"); got != want {
-					t.Fatalf("%s\nthe model that is %s: %v", story, name, want)
-				}
-				if err := m.compare(verb, asks, ds, result, answer, now); err != nil {
-					t.Fatalf("%s\nthe model that is %s: %v", story, name, err)
+			for name, memory := range memories {
+				if want, wantErr := do(memory); !reflect.DeepEqual(result, want) || textOf(err) != textOf(wantErr) {
+					t.Fatalf("%s\nin memory, %s: %+v, %v", story, name, want, wantErr)
 				}
 			}
-			if err == nil {
+			switch {
+			case err == nil:
 				granted++
-			} else {
+			case errors.As(err, new(*ratelimit.DeniedError)):
 				denied++
 			}
 		}
-		if table := readTable(t, pool); !maps.EqualFunc(table, swept, slices.Equal) {
-			t.Fatalf("call %d at %v\nthe table:  %v\nthe model: %v", n, clock.now, table, swept)
+		table, memory := readTable(t, pool), swept.InMemory(inmemory.Mark{})
+		if !maps.EqualFunc(table, memory, slices.Equal) {
+			t.Fatalf("call %d at %v\nthe table: %v\nin memory: %v", n, clock.now, table, memory)
 		}
-		for id, rows := range never {
+		for id, rows := range never.InMemory(inmemory.Mark{}) {
 			i := slices.IndexFunc(limits, func(l ratelimit.Limit) bool { return l.Name() == id.Name })
 			if i < 0 {
 				continue // an older limit
 			}
 			for _, then := range []time.Time{clock.now, latest.Add(-time.Hour)} {
 				full := numbers(limits[i], id.Key)
-				if a, b := full.Total(swept.rows(id), algebra.At(then)), full.Total([]algebra.Row{rows[0].Row}, algebra.At(then)); a != b {
-					t.Fatalf("call %d at %v: %v, of %v, holds %v, without sweeps %v: %v and %v", n, then, id, limits[i], a, b, swept[id], rows)
+				if a, b := full.Total(values(memory[id]), algebra.At(then)), full.Total(values(rows), algebra.At(then)); a != b {
+					t.Fatalf("call %d at %v: %v, of %v, holds %v, without sweeps %v: %v and %v", n, then, id, limits[i], a, b, memory[id], rows)
 				}
 			}
 		}
 	}
 	t.Logf("%d grants, %d denials, %d rows swept, %d calls before an instant that the clock had shown", granted, denied, deleted, back)
+}
+
+// values are rows for the algebra.
+func values(rows []inmemory.Row) (all []algebra.Row) {
+	for _, row := range rows {
+		all = append(all, row.Row)
+	}
+	return all
 }
 
 // idle writes rows of the limit l for keys "0", "1", ... that have been full for a long time.

@@ -120,7 +120,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "consume-calendar-ts-back", file: consume, what: "the ts of a calendar window moves back with the clock",
 		old: "period, capacity, start, windows) - count,\n                       ts = greatest(r.ts, at)\n", new: "period, capacity, start, windows) - count,\n                       ts = at\n",
-		tests: "TestInMemoryAnswersAsPostgresDoes",
+		tests: "TestModel",
 	}, {
 		name: "consume-now", file: consume, what: "the instant is the start of the transaction: now(), not clock_timestamp()",
 		old:   "            at := coalesce(now, clock_timestamp());\n            IF start IS NULL THEN\n                UPDATE",
