@@ -241,11 +241,11 @@ var valueMutations = []mutation{
 	}, {
 		name: "denial-retry-alone", file: "ratelimit/result.go", what: "a request that alone would be granted has no wait, although another one's wait denies it",
 		old: "at == now { // alone", new: "false { // alone",
-		tests: "TestModel|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
+		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
 		name: "denial-retry", file: "ratelimit/result.go", what: "a denial reports when it would be granted if it forfeited nothing",
 		old: "	w.retryAt = c.grantedAt(a, 0, len(c.demands))\n", new: "",
-		tests: "TestModel",
+		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
 		name: "wait-no-receipt", file: "ratelimit/verbs.go", what: "a Wait has no receipt",
 		old: "func (r *rules) receipt() bool { return r.takes && r.deniable }", new: "func (r *rules) receipt() bool { return r.takes && r.deniable && !r.atMostFull }",
