@@ -199,6 +199,35 @@ func TestTwoLimitsWaitForACalendar(t *testing.T) {
 	})
 }
 
+// TestAJobAfterTheListOfACalendar: a job is denied that another limit lets run only after the windows that a call lists. The denial names
+// the calendar, also where many windows are missing until it is full, and is until the call's list reaches to the job.
+func TestAJobAfterTheListOfACalendar(t *testing.T) {
+	behaviour(t, func(w world) {
+		for i, shards := range []int{1, 3} {
+			saved := ratelimit.CalendarWindow(fmt.Sprint("saved", i), 10, ratelimit.Month, ratelimit.Capacity(5000), ratelimit.Shards(shards)).Key("ann")
+			slow := ratelimit.TokenBucket(fmt.Sprint("slow", i), 1, 10*365*24*time.Hour).Key("ann")
+			w.grant(saved.Count(5000))
+			w.grant(slow)
+			w.reserve(slow.Count(3))
+			runs := w.clock.now.Add(40 * 365 * 24 * time.Hour)
+			denied := w.denyReserve(slow, saved)
+			until := denied.RetryAt
+			if by := deniedBy(denied); len(by) != 1 || by[0].Limit.Name() != fmt.Sprint("saved", i) || !until.After(w.clock.now) || until.After(w.clock.now.AddDate(25, 0, 0)) {
+				w.Fatalf("at %v: denied until %v: %+v", w.clock.now, until, denied.Requests)
+			}
+			for _, early := range []time.Time{until.AddDate(-1, 0, 0), until.Add(-time.Microsecond)} {
+				if w.clock.now = early; !w.denyReserve(slow, saved).RetryAt.Equal(until) {
+					w.Fatalf("at %v: denied until another instant than %v", early, until)
+				}
+			}
+			w.clock.now = until
+			if at := w.reserve(slow, saved).RetryAt; at.Sub(runs).Abs() > time.Millisecond {
+				w.Fatalf("it runs at %v, want %v", at, runs)
+			}
+		}
+	})
+}
+
 // TestARefundByAClockThatIsYearsOffGivesNothingBack: the client's list does not have the windows around the job. So the
 // client cannot know whether the job's window is over.
 func TestARefundByAClockThatIsYearsOffGivesNothingBack(t *testing.T) {

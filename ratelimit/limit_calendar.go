@@ -144,20 +144,25 @@ func (l Limit) maxOwed() float64 {
 }
 
 // windows is the list of a calendar's windows for a call. It reaches back so far that a row is full that owes no more than usual or,
-// with old, a hundred windows: see [call.unsure]. If the work of the call may wait, it reaches ahead so far that a job after its end
-// would forfeit more than may be owed. longest is the longest window before the list, or 0 if those are not counted.
+// with old, a hundred windows: see [call.unsure]. longest is the longest window before the list, or 0 if those are not counted.
 func (l Limit) windows(does *rules, now algebra.Micros, old bool) (windows *[]algebra.Micros, longest time.Duration) {
-	owed, ahead := float64(maxDebt), 2                              // windows
+	owed := float64(maxDebt)                                        // windows
 	if old || does.owes != noTokens || does.refunds || does.moves { // these verbs read or make debts
 		owed, longest = maxAhead, l.calendar.Longest()
 	} else if !math.IsInf(l.maxReserved, 1) {
 		owed = max(owed, l.maxOwed()/l.numbers.Rate)
 	}
 	back := int(min(math.Ceil(l.numbers.Capacity/l.numbers.Rate+owed)+1, maxBack))
+	return listAround(l.calendar, now, back, l.ahead(does)), longest
+}
+
+// ahead is how many windows after the present one a call lists at least. If its work may wait, a job after the end of the list would
+// forfeit more than may be owed, unless the capacity is that of more windows, or the count is above it. Those jobs are denied.
+func (l Limit) ahead(does *rules) int {
 	if does.refunds || does.owes == upToMaxReserved {
-		ahead += int(min(math.Ceil((l.numbers.Capacity+l.maxOwed())/l.numbers.Rate), 2*maxAhead))
+		return 2 + int(min(math.Ceil((l.numbers.Capacity+l.maxOwed())/l.numbers.Rate), 2*maxAhead))
 	}
-	return listAround(l.calendar, now, back, ahead), longest
+	return 2
 }
 
 // reaching is the demand's numbers, with a list of windows that reaches to where its tokens will be there.

@@ -103,6 +103,18 @@ var algebraMutations = []mutation{
 		old: "if at := firstAfter(now, guess, enough); !unknown(ds, at) {", new: "if at := guess; !unknown(ds, at) {",
 		tests: "TestReserve",
 	}, {
+		name: "promise-listed", file: "internal/algebra/promise.go", what: "a list of windows that is longer than the call's tells of a denied reservation that it would be granted",
+		old: "if d.unknown(now, runAt) ||", new: "if l.Unknown(runAt) ||",
+		tests: "TestReserveListed",
+	}, {
+		name: "promise-listed-later", file: "internal/algebra/promise.go", what: "the lists of later calls reach no further than the first one's",
+		old: "l.number(runAt-1)-l.number(now) >= d.Listed-1", new: "l.number(runAt-1) >= d.Listed",
+		tests: "TestReserveListed",
+	}, {
+		name: "promise-listed-last", file: "internal/algebra/promise.go", what: "work that runs as the last window of a list begins is denied",
+		old: "l.number(runAt-1)-l.number(now) >= d.Listed-1", new: "l.number(runAt)-l.number(now) >= d.Listed-1",
+		tests: "TestReserveListed",
+	}, {
 		name: "promise-refilled", file: "internal/algebra/promise.go", what: "a bucket gets back tokens that were refilled since",
 		old: "- taken.Held - refilled", new: "- taken.Held - 0*refilled",
 		tests: "TestRefund",

@@ -16,6 +16,7 @@ type Demand struct {
 	Count  float64
 	Lowest float64 // the balance that may be left: see Limit.Lowest
 	Floor  float64 // for WhenReserved: the same without the tolerance
+	Listed int     // of a calendar: how many windows a call lists, from the present one on; 0: all of Limit.Windows
 }
 
 // Forever is no bound on a wait: longer than from Min to Max.
@@ -28,8 +29,8 @@ const Forever Micros = math.MaxInt64 / 2
 // While the job waits, its tokens are there or come in, and the limit goes on refilling. Refill above the capacity until
 // the job runs is forfeited: together with the job's tokens, it would be more than the capacity at once. (In a window,
 // that is the rest of the present window, if the job runs in a later one.) A count above the capacity forfeits nothing,
-// since no promise can hold for it. After the last of a calendar's Windows nothing is granted, since its refills are
-// unknown.
+// since no promise can hold for it. After the last of a calendar's Windows, or of those that a call lists, nothing is
+// granted, since its refills are unknown.
 func Reserve(ds []Demand, now, within Micros) (runAt Micros, left []float64, granted bool) {
 	own := make([]Micros, len(ds)) // when each limit alone would let the job run
 	runAt = now
@@ -46,7 +47,7 @@ func Reserve(ds []Demand, now, within Micros) (runAt Micros, left []float64, gra
 			// In this order, rounding cannot make the balance and the refill together negative when the job runs.
 			left[i] = min(left[i], l.Capacity-d.Count-l.refill(earliest(d.Rows, now), runAt, 1))
 		}
-		if l.Unknown(runAt) || own[i]-now > within {
+		if d.unknown(now, runAt) || own[i]-now > within {
 			left[i] = math.Inf(-1)
 		}
 		granted = granted && d.Enough(left[i])
@@ -90,6 +91,12 @@ func WhenReserved(ds []Demand, now, within Micros) Micros {
 		return at
 	}
 	return Max
+}
+
+// unknown reports whether a call at now cannot know the refills until runAt: its list of windows ends before.
+func (d Demand) unknown(now, runAt Micros) bool {
+	l := d.Limit
+	return l.Unknown(runAt) || d.Listed > 0 && l.number(runAt-1)-l.number(now) >= d.Listed-1
 }
 
 // unknown reports whether an instant lies after the last window of a calendar.

@@ -93,6 +93,39 @@ func TestReserveWithin(t *testing.T) {
 	}
 }
 
+// A job is denied that would run after the windows that a call lists, however long the list is with which that is worked out. The
+// lists of later calls reach further.
+func TestReserveListed(t *testing.T) {
+	var windows []Micros
+	for i := range Micros(20) {
+		windows = append(windows, noon+i*minute)
+	}
+	calendar := Limit{Rate: 1, Period: time.Minute, Capacity: 100, Window: true, Windows: &windows}
+	bucket := Limit{Rate: 1, Period: time.Minute, Capacity: 1}
+	for _, row := range []struct {
+		listed int
+		late   Micros // than in five minutes, of the job
+		when   Micros
+	}{
+		{0, 0, noon}, // all
+		{6, 0, noon}, // the job runs as the last one begins
+		{6, second, noon + minute},
+		{5, -second, noon + minute},
+		{3, -second, noon + 3*minute},
+		{3, second, noon + 4*minute},
+		{30, 0, noon},
+	} {
+		ds := []Demand{
+			{Limit: calendar, Rows: []Row{{50, noon}}, Shards: 1, Count: 1, Lowest: -1, Floor: -1, Listed: row.listed},
+			{Limit: bucket, Rows: []Row{{-4, noon + row.late}}, Shards: 1, Count: 1, Lowest: math.Inf(-1), Floor: math.Inf(-1)},
+		}
+		_, left, granted := Reserve(ds, noon, Forever)
+		if when := WhenReserved(ds, noon, Forever); granted != (row.when == noon) || ds[0].Enough(left[0]) != granted || when != row.when {
+			t.Errorf("%d windows, %d µs late: granted %v, %v are left, when %v, want %v", row.listed, row.late, granted, left, when.Time(), row.when.Time())
+		}
+	}
+}
+
 func TestRefund(t *testing.T) {
 	bucket := Limit{Rate: 1, Period: time.Second, Capacity: 10}
 	window := Limit{Rate: 2, Period: time.Minute, Capacity: 2, Window: true, Start: noon}
