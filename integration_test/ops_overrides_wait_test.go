@@ -76,6 +76,50 @@ func TestACalendarBesideAnOverrideThatEndsLate(t *testing.T) {
 	}
 }
 
+// TestAJobAfterTheListBesideAnOverride: after an override ends, a call lists no more windows than others.
+func TestAJobAfterTheListBesideAnOverride(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	c := &clock{now: scan[time.Time](t, pool, "SELECT date_trunc('day', now())").UTC().Add(time.Hour)}
+	limits := ratelimit.Limiter{Clock: c.Now, Overrides: &ratelimit.Overrides{DB: pool}}
+	saved := ratelimit.CalendarWindow("saved", 10, ratelimit.Month, ratelimit.Capacity(5000), ratelimit.Shards(3)).Key("k")
+	slow := ratelimit.TokenBucket("slow", 1, 10*365*24*time.Hour).Key("k")
+	scan[int64](t, pool, "SELECT ratelimit_override('saved', 'k', rate => 20, capacity => 5000, until => $1)", c.now.AddDate(5, 0, 0))
+	if err := limits.Overrides.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limits.Consume(t.Context(), pool, saved.Count(5000), slow); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limits.Reserve(t.Context(), pool, slow.Count(3)); err != nil { // its work runs after 30 years, and that of the next after 40
+		t.Fatal(err)
+	}
+	retryAt := func() time.Time {
+		_, err := limits.Reserve(t.Context(), pool, saved, slow)
+		if err == nil {
+			return time.Time{}
+		}
+		d, ok := errors.AsType[*ratelimit.DeniedError](err)
+		if !ok {
+			t.Fatal(err)
+		}
+		return d.RetryAt
+	}
+	until := retryAt()
+	if until.Before(c.now.AddDate(5, 0, 0)) || until.After(c.now.AddDate(25, 0, 0)) {
+		t.Fatalf("at %v: denied until %v", c.now, until)
+	}
+	for _, early := range []time.Time{c.now.AddDate(6, 0, 0), until.Add(-time.Microsecond)} {
+		if c.now = early; !retryAt().Equal(until) {
+			t.Errorf("at %v: not denied until %v, but %v", early, until, retryAt())
+		}
+	}
+	c.now = until
+	if again := retryAt(); !again.IsZero() {
+		t.Errorf("at %v: denied until %v", until, again)
+	}
+}
+
 // TestAWaitIsWokenByItsClock: with a Clock, too, a change of overrides wakes a Wait.
 func TestAWaitIsWokenByItsClock(t *testing.T) {
 	t.Parallel()

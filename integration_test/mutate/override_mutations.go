@@ -353,6 +353,14 @@ var overrideMutations = []mutation{
 		old: "later <= now || !d.numbers.Unknown(later)", new: "true || later <= now",
 		tests: "TestACalendarBesideAnOverrideThatEndsLate",
 	}, {
+		name: "later-listed", file: "ratelimit/call_later.go", what: "a denial beyond a call's list of windows is until now",
+		old: "if d.numbers.Windows != nil { // as many", new: "if false { // as many",
+		tests: "TestAJobAfterTheListOfACalendar",
+	}, {
+		name: "later-listed-ahead", file: "ratelimit/call_later.go", what: "the list of a call after an override reaches as far as if it had been made before",
+		old: "1 + min(d.numbers.Listed(a.at), d.limit.ahead(c.does)+1)", new: "1 + d.numbers.Listed(a.at)",
+		tests: "TestAJobAfterTheListBesideAnOverride",
+	}, {
 		name: "later-wakes-clock", file: "ratelimit/wait.go", what: "a change of overrides wakes no Wait of a Limiter with a Clock",
 		old: "	if l.Clock != nil {\n		now, _ = timestamp(", new: "	if false {\n		now, _ = timestamp(",
 		tests: "TestAWaitIsWokenByItsClock",
