@@ -14,6 +14,8 @@ import (
 // and Move two. It is one statement, and one round trip unless the driver needs more. Outside a transaction, Consume and Charge of one
 // limit are a plain UPDATE, and a second statement if that takes nothing: at a denial or a first use.
 //
+// [Limiter.Override], [Limiter.Block], [Limiter.Restore] and [Limiter.Unblock] write down what people decide about a limit: see [Overrides].
+//
 // A denial, by Consume, Wait, Reserve, Take or Check, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
 // [ErrClosed], [ErrNotLoaded], [ErrAttemptsExhausted] (of a [Coalescer]) or [ErrUnknownOutcome], or is the error of the database or
 // the context. Except for ErrUnknownOutcome and errors of Reset and Move, an error means that nothing was consumed or

@@ -280,7 +280,7 @@ var callMutations = []mutation{
 		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
 	}, {
 		name: "outside-check", file: "ratelimit/tx_outside.go", what: "a check on the pool inside its transaction is refused",
-		old: "verbs[v].writes == never {", new: "false {",
+		old: "does.writes == never {", new: "false {",
 		tests: "TestReadingOnThePoolInsideItsTransactionIsAllowed",
 	}, {
 		name: "outside-inherited", file: "ratelimit/tx_outside.go", what: "OutsideTx changes nothing",
