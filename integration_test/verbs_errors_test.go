@@ -95,6 +95,10 @@ var callVerb = map[string]verbCall{
 	"Move": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
 		return c.limiter.Move(c.ctx, db, r, ratelimit.TokenBucket("another", 1, time.Hour).Key(privateKey))
 	},
+	"Each": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, err := c.limiter.Each(c.ctx, db, r)
+		return err
+	},
 	"Override": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
 		_, err := c.limiter.Override(c.ctx, db, r, time.Time{}, "", "", ratelimit.Rate(2))
 		return err

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "40142eae64310e6f284da104568a5e254b81d49b082a886759af530f9f74565a"
+const Hash = "8a5d1a725806eafbf0f4d76c0798f2f18ac763e2e8bdc609bed8bb90e66a4cb1"

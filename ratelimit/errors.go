@@ -19,15 +19,17 @@ import (
 // wrapped such that errors.Is and errors.As find it. An error of a call names its limits, and no keys.
 //
 //	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, QueueConsume, SendTx
-//	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move,
-//	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open, Limit, Validate, UnmarshalJSON, Load, Run
+//	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Each,
+//	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open,
+//	                      Limit, Validate, UnmarshalJSON, Load, Run
 //	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, QueueConsume
-//	ErrNotLoaded          nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, QueueConsume
-//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Reset, Move, Override, Block,
+//	ErrNotLoaded          nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Each,
+//	                      QueueConsume
+//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Reset, Move, Each, Override, Block,
 //	                      Restore, Unblock, QueueConsume (on a closed Coalescer: Consume, Wait, Reserve, Take)
 //	ErrAttemptsExhausted  nothing was committed: InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open; Consume, Wait, Reserve, Take,
 //	                      Charge (on a Coalescer)
-//	ErrUnknownOutcome     perhaps committed: InTx, InSQLTx, SendTx, Sweep; Consume, Wait, Reserve, Take, Charge, Refund,
+//	ErrUnknownOutcome     perhaps committed: InTx, InSQLTx, SendTx, Sweep; Consume, Wait, Reserve, Take, Charge, Refund, Each,
 //	                      QueueConsume (outside a transaction)
 //	migrations.ErrBehind  nothing was written: Open
 //	any other             nothing was committed, except by Reset, Move, Override, Block, Restore, Unblock, Publish, Open, Close

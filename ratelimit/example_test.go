@@ -397,6 +397,36 @@ func ExampleLimiter_Take() {
 	// fetched 10
 }
 
+// A worker fetches jobs of many customers. What is denied is fetched later, and delays nobody else.
+func ExampleLimiter_Each() {
+	perCustomer := ratelimit.TokenBucket("webhooks", 2, time.Hour)
+	jobs := []string{"acme 1", "acme 2", "acme 3", "globex 1"} // in an application, of a SELECT ... FOR UPDATE SKIP LOCKED
+	var granted, later []string
+	err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		granted, later = nil, nil // it may run again
+		requests := make([]ratelimit.Request, len(jobs))
+		for i, job := range jobs {
+			customer, _, _ := strings.Cut(job, " ")
+			requests[i] = perCustomer.Key(customer)
+		}
+		results, err := limits.Each(ctx, tx, requests...) // one for each job
+		if err != nil {
+			return err
+		}
+		for i, result := range results {
+			if result.OK {
+				granted = append(granted, jobs[i])
+			} else {
+				later = append(later, jobs[i])
+			}
+		}
+		return nil
+	})
+	fmt.Println(granted, later, err)
+	// Output:
+	// [acme 1 acme 2 globex 1] [acme 3] <nil>
+}
+
 // One limit that many transactions want at once: they wait their turn before they take a connection, and none runs in vain.
 func ExampleHot() {
 	signUps := ratelimit.TokenBucket("signUps", 10, 24*time.Hour)

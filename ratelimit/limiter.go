@@ -10,8 +10,8 @@ import (
 // After its first use, it must not be copied, nor its fields changed.
 //
 // The verbs are [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take], [Limiter.Check], [Limiter.Balance],
-// [Limiter.Charge], [Limiter.Refund], [Limiter.Reset] and [Limiter.Move]. Each takes one request or several, but Wait takes one,
-// and Move two. It is one statement, and one round trip unless the driver needs more. Outside a transaction, Consume and Charge of one
+// [Limiter.Charge], [Limiter.Refund], [Limiter.Reset], [Limiter.Move] and [Limiter.Each]. They take one request or several, but Wait takes
+// one, and Move two. It is one statement, and one round trip unless the driver needs more. Outside a transaction, Consume and Charge of one
 // limit are a plain UPDATE, and a second statement if that takes nothing: at a denial or a first use.
 //
 // [Limiter.Override], [Limiter.Block], [Limiter.Restore] and [Limiter.Unblock] write down what people decide about a limit: see [Overrides].
@@ -56,7 +56,7 @@ type Limiter struct {
 
 // Decision describes one call of a verb, for [Limiter.Observer].
 type Decision struct {
-	// Verb is the verb that was called: "consume" (QueueConsume too), "wait", "reserve", "take", "check", "balance", "charge",
+	// Verb is the verb that was called: "consume" (QueueConsume and Each too), "wait", "reserve", "take", "check", "balance", "charge",
 	// "refund", "reset" or "move". A Wait is reported when it ends. If its ctx ended, its "refund" is reported before.
 	Verb string
 

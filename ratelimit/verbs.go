@@ -22,6 +22,7 @@ const (
 	verbRefund  verb = "refund"
 	verbReset   verb = "reset"
 	verbMove    verb = "move"
+	verbEach    verb = "each" // which observers see as several of consume
 )
 
 // rules are what a verb does.
@@ -32,6 +33,7 @@ type rules struct {
 	settles      bool   // it is about work that was granted before: it is served after Close
 	moves        bool   // it has two requests: from and to
 	upTo         bool   // it takes what is there, up to the count
+	alone        bool   // each request is decided by itself
 	atMostFull   bool   // a count above the capacity is refused
 	ignoresCount bool   // it is about keys, not tokens
 	owes         owes   // how far below zero it may leave a balance
@@ -52,6 +54,7 @@ var verbs = map[verb]*rules{
 	verbRefund:  {refunds: true, settles: true, writes: onceOnly},
 	verbReset:   {writes: repeatable, ignoresCount: true, answers: nothing},
 	verbMove:    {moves: true, writes: repeatable, ignoresCount: true, answers: nothing},
+	verbEach:    {takes: true, deniable: true, writes: onceOnly, alone: true},
 }
 
 // owes is how far below zero a verb may leave a balance.
