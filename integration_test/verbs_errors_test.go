@@ -27,7 +27,6 @@ import (
 
 	"github.com/txlimit/txlimit/migrations"
 	"github.com/txlimit/txlimit/ratelimit"
-	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 )
 
 // failure is a way to an error of the library.
@@ -431,10 +430,6 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			coalescer := &ratelimit.Coalescer{Pool: c.pool}
 			defer coalescer.Close()
 			_, err := c.limiter.Block(c.ctx, coalescer, c.request(), time.Time{}, "", "")
-			return err
-		}},
-		"Block: a database in memory": {by: "Block", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Block(c.ctx, ratelimittest.New(c.T), c.request(), time.Time{}, "", "")
 			return err
 		}},
 		"Unblock: a count": {by: "Unblock", is: invalid, do: func(c *failing) error {

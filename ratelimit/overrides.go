@@ -295,10 +295,6 @@ func (o *Overrides) tell(err error) {
 
 // read reads what has changed since the last poll, or everything.
 func (o *Overrides) read(ctx context.Context, whole bool) error {
-	if isInMemory(o.DB) { // which has no such table
-		o.table.Store(new(overrideTable))
-		return nil
-	}
 	began := time.Now()
 	table, args := o.table.Load(), dbsqlc.OverridesParams{Since: pgtype.Text{String: o.snapshot, Valid: true}}
 	if whole {

@@ -139,8 +139,6 @@ func (d *decree) validate(l *Limiter, db DB) (args dbsqlc.OverrideParams, err er
 		return args, invalidCall(asked, noDatabaseText)
 	case coalesces:
 		return args, invalidCall(asked, d.what+" on a Coalescer: pass its Pool, or a transaction")
-	case isInMemory(db):
-		return args, invalidCall(asked, d.what+" on a database in memory, which has no overrides: test it on a Postgres")
 	case r.tokens != 1:
 		return args, invalidCall(asked, d.what+" has no Count: it is about the key")
 	}
@@ -153,7 +151,7 @@ func (d *decree) validate(l *Limiter, db DB) (args dbsqlc.OverrideParams, err er
 	}
 	if !d.until.IsZero() {
 		until, err := timestamp("the end", d.until)
-		if err == nil && algebra.At(until.Time) <= l.Overrides.moment(pgtype.Timestamptz{}).high {
+		if err == nil && algebra.At(until.Time) <= l.Overrides.moment(clockOf(db)).high {
 			err = fmt.Errorf("the end, %v, is not in the future", until.Time)
 		}
 		if err != nil {
