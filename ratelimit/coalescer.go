@@ -199,7 +199,8 @@ func (c *Coalescer) next(b *batch) bool {
 	}
 }
 
-// landed gives the waiters of a batch their answers, unless they are queued again. Waiters that have left do not read them.
+// landed gives the waiters of a batch their answers, unless they are queued again, and returns the flight of the others, if any.
+// Waiters that have left do not read their answers.
 func (c *Coalescer) landed(b *batch, err error, others []*waiter) *flight {
 	c.observe(len(b.waiters), err)
 	c.mu.Lock()
