@@ -327,7 +327,7 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 // of Each, and in 100 calls.
 func each100(ctx context.Context, e *env) (outcome, error) {
 	n := e.few(10_000)
-	all, limit := keys(n), ratelimit.TokenBucket("limit", 1e9, time.Second)
+	all, limit := keys(n), plenty(0).limit(1)
 	open := func(name string, work func(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request) error) (*side, error) {
 		pool, err := e.newPool(ctx, 2, nil)
 		if err != nil {
