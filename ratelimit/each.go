@@ -31,7 +31,8 @@ import (
 // is used.
 //
 // Keys of one token bucket without shards, all of them used before, cost least together. Other requests are decided one after another within
-// the statement. After an error, nothing was taken, except after [ErrUnknownOutcome]. The Observer is told of each request, as of a Consume.
+// the statement. No requests, a mistake in one of them, or other numbers for a key twice are [ErrInvalid], before anything is sent. After an
+// error, there are no results, and nothing was taken, except after [ErrUnknownOutcome]. The Observer is told of each request, as of a Consume.
 func (l *Limiter) Each(ctx context.Context, db DB, requests ...Request) ([]Result, error) {
 	began := time.Now()
 	if coalescer, ok := coalescerOf(db); ok && !noDatabase(db) {

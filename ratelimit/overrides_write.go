@@ -11,8 +11,8 @@ import (
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
-// Override gives a limit other numbers, for one key or for all, and returns the id of the override. The numbers are [Rate], [Capacity] and
-// [MaxReserved]; one that is not given stays as defined, and a capacity that is the rate follows the rate. The override ends at until; the
+// Override gives a limit other numbers, for one key or for all, and returns the id of the override. The numbers are [Rate], in tokens for each
+// of the limit's periods, [Capacity] and [MaxReserved], in tokens; one that is not given stays as defined, and a capacity that is the rate follows the rate. The override ends at until; the
 // zero time is no end. reason and who, which may be empty, are for those who look later: at most 4096 and 255 bytes. Beside who, the
 // database writes down the role that is logged in. It is the SQL function ratelimit_override, with its rules:
 //

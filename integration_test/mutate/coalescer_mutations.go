@@ -239,7 +239,7 @@ var coalescerMutations = []mutation{
 		old: "landedAlone(asked.demands, apart, ended, err)", new: "landedAlone(asked.demands, apart, ended || ctx.Err() != nil, err)",
 		tests: "TestACoalescerAsksNoContextUnderItsLock",
 	}, {
-		name: "coalescer-context-panics", file: "ratelimit/coalescer.go", what: "a Context of the caller's own that panics keeps a place for ever",
+		name: "coalescer-context-panics", file: "ratelimit/coalescer.go", what: "a Context whose Err panics keeps a place, which no call gets again",
 		old: "	ended := false\n	defer func() { // also", new: "	ended := ctx.Err() != nil\n	defer func() { // also",
 		tests: "TestACoalescerAsksNoContextUnderItsLock",
 	}, {
