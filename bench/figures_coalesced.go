@@ -74,6 +74,7 @@ func openCoalescedFloor(ctx context.Context, e *env, o setting, keys int) (*open
 	_, err = pool.Exec(ctx, `
 		CREATE OR REPLACE FUNCTION _ratelimit_consume_keys(
 			name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz DEFAULT NULL,
+			floor double precision DEFAULT 0, coalesced boolean DEFAULT true,
 			OUT seen timestamptz, OUT at timestamptz, OUT early integer, OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
 		)
 		LANGUAGE plpgsql

@@ -24,9 +24,9 @@ var modes = []pgx.QueryExecMode{
 
 // statements are those of the library, as sqlc names them.
 var statements = []string{
-	dbsqlc.Apply, dbsqlc.ApplyOne, dbsqlc.Coalesce, dbsqlc.Consume, dbsqlc.ConsumeKeys, dbsqlc.ConsumeSeveral, dbsqlc.ConsumeSharded, dbsqlc.MaySweep,
-	dbsqlc.Move, dbsqlc.Overrides, dbsqlc.Publish, dbsqlc.RecordUsage, dbsqlc.Refund, dbsqlc.RefundOne, dbsqlc.Reset, dbsqlc.Sweep, dbsqlc.SweepAlone,
-	dbsqlc.UpdateBucket, dbsqlc.UpdateCalendar, dbsqlc.UpdateWindow,
+	dbsqlc.Apply, dbsqlc.ApplyOne, dbsqlc.Block, dbsqlc.Coalesce, dbsqlc.Consume, dbsqlc.ConsumeKeys, dbsqlc.ConsumeSeveral, dbsqlc.ConsumeSharded,
+	dbsqlc.Each, dbsqlc.MaySweep, dbsqlc.Move, dbsqlc.Override, dbsqlc.Overrides, dbsqlc.Publish, dbsqlc.RecordUsage, dbsqlc.Refund, dbsqlc.RefundOne,
+	dbsqlc.Reset, dbsqlc.Restore, dbsqlc.Sweep, dbsqlc.SweepAlone, dbsqlc.Unblock, dbsqlc.UpdateBucket, dbsqlc.UpdateCalendar, dbsqlc.UpdateWindow,
 }
 
 // binary are those that the library sends only where answers come in binary: not in the modes exec and simple_protocol.

@@ -119,11 +119,14 @@ func overrides(t *trial) {
 	for _, key := range []string{"raised", "blocked", "free", "other"} {
 		t.of(limit, key)
 	}
-	t.value("ratelimit_override", "SELECT ratelimit_override('"+limit.Name()+"', 'raised', capacity => 50)")
-	t.value("ratelimit_block", "SELECT ratelimit_block('"+limit.Name()+"', 'blocked')")
-	t.value("ratelimit_unlimited", "SELECT ratelimit_unlimited('"+limit.Name()+"', 'free')")
 	t.must("Overrides.Load", o.Load(t.ctx))
 	l := &ratelimit.Limiter{Overrides: o}
+	_, err := l.Override(t.ctx, t.db, limit.Key("raised"), time.Time{}, "more", "conformance", ratelimit.Capacity(50))
+	t.must("Override", err)
+	_, err = l.Block(t.ctx, t.db, limit.Key("blocked"), time.Time{}, "", "")
+	t.must("Block", err)
+	t.value("ratelimit_unlimited", "SELECT ratelimit_unlimited('"+limit.Name()+"', 'free')")
+	t.must("Overrides.Load again", o.Load(t.ctx))
 	consume := func(step, key string, count float64, want error) {
 		_, err := l.Consume(t.ctx, t.db, limit.Key(key).Count(count))
 		t.step = step
@@ -139,9 +142,14 @@ func overrides(t *trial) {
 	if got := t.value("ratelimit_try of a blocked key", "SELECT granted::text FROM ratelimit_try('"+limit.Name()+"', 'blocked')"); got != "false" {
 		t.wrong("want a denial, came ok %s", got)
 	}
-	t.value("ratelimit_unblock", "SELECT ratelimit_unblock('"+limit.Name()+"', 'blocked')")
-	t.must("Overrides.Load again", o.Load(t.ctx))
+	ended, err := l.Unblock(t.ctx, t.db, limit.Key("blocked"), "conformance")
+	t.must("Unblock", err)
+	restored, err := l.Restore(t.ctx, t.db, limit.Key("raised"), "conformance")
+	t.must("Restore", err)
+	t.want(ended == 1 && restored == 1, "a block and an override to end, came %d and %d", ended, restored)
+	t.must("Overrides.Load once more", o.Load(t.ctx))
 	consume("a key that is no longer blocked", "blocked", 10, nil)
+	consume("a key that is as defined again", "raised", 11, ratelimit.ErrExceedsCapacity)
 }
 
 func add(t *trial) {

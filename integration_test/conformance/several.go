@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -24,6 +25,8 @@ func severalCases() []testCase {
 		c("Several limits: Check", severalCheck),
 		c("Several limits: Balance", severalBalance),
 		c("Several limits: Reset", severalReset),
+		c("Each: keys of one bucket", eachKeys),
+		c("Each: shards, windows and calendars", eachKinds),
 	}
 }
 
@@ -131,4 +134,53 @@ func severalReset(t *trial) {
 		t.charge(fmt.Sprintf("a debt of limit %d", i+1), r.Count(50))
 	}
 	t.reset("the reset", eight...)
+}
+
+// each has every request decided by itself, and wants a + for each grant and a - for each denial.
+func (t *trial) each(step, want string, requests ...ratelimit.Request) {
+	results, _ := answers(t, step, func(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB) ([]ratelimit.Result, error) {
+		return l.Each(ctx, db, requests...)
+	}, func(results []ratelimit.Result) (text string) {
+		for i, r := range results {
+			text += fmt.Sprintf("%d: %s; ", i+1, show(r))
+		}
+		return text
+	})
+	var got string
+	for _, r := range results {
+		if r.OK {
+			got += "+"
+		} else {
+			got += "-"
+		}
+	}
+	t.want(got == want, "%s, came %s", want, got)
+}
+
+func eachKeys(t *trial) {
+	var requests []ratelimit.Request
+	for i := range 6 {
+		requests = append(requests, t.of(t.bucket("bucket"), t.key(i)).Count(3))
+	}
+	if t.keys == oneKey {
+		t.each("a key six times", "+++---", requests...)
+		t.each("the same", "------", requests...)
+		return
+	}
+	t.each("the first use of all", "++++++", requests...)
+	t.grant("a use of one", requests[2].Count(7))
+	t.each("a use of all", "++-+++", requests...)
+	t.each("more than one can hold", "++--++", append(append(requests[:3:3], requests[3].Count(11)), requests[4:]...)...)
+	t.each("a denial of all", "------", requests...)
+}
+
+func eachKinds(t *trial) {
+	requests := []ratelimit.Request{
+		t.of(t.bucket("shards", ratelimit.Shards(3)), t.key(0)).Count(2), t.of(t.bucket("bucket"), t.key(1)).Count(6),
+		t.of(ratelimit.FixedWindow(t.name("window"), 5, time.Hour, ratelimit.Start(noon)), t.key(2)).Count(2),
+		t.of(ratelimit.CalendarWindow(t.name("calendar"), 5, ratelimit.Month), t.key(3)).Count(2),
+	}
+	t.each("the first use", "++++", requests...)
+	t.each("the second use", "+-++", requests...)
+	t.each("the third use", "+---", requests...)
 }
