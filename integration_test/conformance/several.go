@@ -171,7 +171,7 @@ func eachKeys(t *trial) {
 	t.grant("a use of one", requests[2].Count(7))
 	t.each("a use of all", "++-+++", requests...)
 	t.each("more than one can hold", "++--++", append(append(requests[:3:3], requests[3].Count(11)), requests[4:]...)...)
-	t.each("a denial of all", "------", requests...)
+	t.each("a use of what only one has", "---+--", requests...)
 }
 
 func eachKinds(t *trial) {
