@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"time"
@@ -146,15 +147,13 @@ func (t *trial) each(step, want string, requests ...ratelimit.Request) {
 		}
 		return text
 	})
-	var got string
-	for _, r := range results {
+	got := bytes.Repeat([]byte("-"), len(results))
+	for i, r := range results {
 		if r.OK {
-			got += "+"
-		} else {
-			got += "-"
+			got[i] = '+'
 		}
 	}
-	t.want(got == want, "%s, came %s", want, got)
+	t.want(string(got) == want, "%s, came %s", want, got)
 }
 
 func eachKeys(t *trial) {
