@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "40142eae64310e6f284da104568a5e254b81d49b082a886759af530f9f74565a"
+const Hash = "0df6dd6f5a497a08c4799ad9a8c5439f39f992e487e975adcd7757eeabd9f484"

@@ -88,6 +88,28 @@ SELECT _ratelimit_wire_move(
       @floor::double precision, sqlc.narg('now')::timestamptz,
       @windows::timestamptz[], @firsts::integer[], @lasts::integer[])::double precision AS balance;
 
+-- name: Hold :one
+SELECT _ratelimit_wire_hold(
+      @id::text, (sqlc.narg('ttl')::text)::interval, @taking::integer, @units::text[], @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
+      @shards::integer[], @counts::double precision[], @floors::double precision[],
+      @shard_a::integer[], @shard_b::integer[], sqlc.narg('now')::timestamptz,
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
+
+-- name: Settle :one
+SELECT _ratelimit_wire_settle(
+      @release::boolean, @id::text, (sqlc.narg('token')::text)::uuid, @taking::integer, @lifted::boolean[], @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
+      @shards::integer[], @used::double precision[], sqlc.narg('now')::timestamptz,
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
+
+-- name: Look :one
+SELECT _ratelimit_wire_look(
+      @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
+      @shards::integer[], @counts::double precision[], @floors::double precision[], sqlc.narg('now')::timestamptz,
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
+
 -- name: Reset :one
 SELECT _ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;
 

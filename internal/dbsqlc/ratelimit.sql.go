@@ -270,6 +270,109 @@ func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) 
 	return answer, err
 }
 
+const Hold = `-- name: Hold :one
+SELECT _ratelimit_wire_hold(
+      $1::text, ($2::text)::interval, $3::integer, $4::text[], $5::text[], $6::text[],
+      $7::double precision[], $8::interval[], $9::double precision[], $10::timestamptz[],
+      $11::integer[], $12::double precision[], $13::double precision[],
+      $14::integer[], $15::integer[], $16::timestamptz,
+      $17::timestamptz[], $18::integer[], $19::integer[]) AS answer
+`
+
+type HoldParams struct {
+	ID         string
+	Ttl        pgtype.Text
+	Taking     int32
+	Units      []string
+	Names      []string
+	Keys       []string
+	Rates      []float64
+	Periods    []time.Duration
+	Capacities []float64
+	Starts     []pgtype.Timestamptz
+	Shards     []int32
+	Counts     []float64
+	Floors     []float64
+	ShardA     []int32
+	ShardB     []int32
+	Now        *time.Time
+	Windows    []pgtype.Timestamptz
+	Firsts     []int32
+	Lasts      []int32
+}
+
+func (q *Queries) Hold(ctx context.Context, arg HoldParams) ([]byte, error) {
+	row := q.db.QueryRow(ctx, Hold,
+		arg.ID,
+		arg.Ttl,
+		arg.Taking,
+		arg.Units,
+		arg.Names,
+		arg.Keys,
+		arg.Rates,
+		arg.Periods,
+		arg.Capacities,
+		arg.Starts,
+		arg.Shards,
+		arg.Counts,
+		arg.Floors,
+		arg.ShardA,
+		arg.ShardB,
+		arg.Now,
+		arg.Windows,
+		arg.Firsts,
+		arg.Lasts,
+	)
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
+}
+
+const Look = `-- name: Look :one
+SELECT _ratelimit_wire_look(
+      $1::text[], $2::text[],
+      $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
+      $7::integer[], $8::double precision[], $9::double precision[], $10::timestamptz,
+      $11::timestamptz[], $12::integer[], $13::integer[]) AS answer
+`
+
+type LookParams struct {
+	Names      []string
+	Keys       []string
+	Rates      []float64
+	Periods    []time.Duration
+	Capacities []float64
+	Starts     []pgtype.Timestamptz
+	Shards     []int32
+	Counts     []float64
+	Floors     []float64
+	Now        *time.Time
+	Windows    []pgtype.Timestamptz
+	Firsts     []int32
+	Lasts      []int32
+}
+
+func (q *Queries) Look(ctx context.Context, arg LookParams) ([]byte, error) {
+	row := q.db.QueryRow(ctx, Look,
+		arg.Names,
+		arg.Keys,
+		arg.Rates,
+		arg.Periods,
+		arg.Capacities,
+		arg.Starts,
+		arg.Shards,
+		arg.Counts,
+		arg.Floors,
+		arg.Now,
+		arg.Windows,
+		arg.Firsts,
+		arg.Lasts,
+	)
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
+}
+
 const Move = `-- name: Move :one
 SELECT _ratelimit_wire_move(
       $1::text[], $2::text[],
@@ -431,6 +534,59 @@ func (q *Queries) Reset(ctx context.Context, arg ResetParams) (int32, error) {
 	var deleted int32
 	err := row.Scan(&deleted)
 	return deleted, err
+}
+
+const Settle = `-- name: Settle :one
+SELECT _ratelimit_wire_settle(
+      $1::boolean, $2::text, ($3::text)::uuid, $4::integer, $5::boolean[], $6::text[], $7::text[],
+      $8::double precision[], $9::interval[], $10::double precision[], $11::timestamptz[],
+      $12::integer[], $13::double precision[], $14::timestamptz,
+      $15::timestamptz[], $16::integer[], $17::integer[]) AS answer
+`
+
+type SettleParams struct {
+	Release    bool
+	ID         string
+	Token      pgtype.Text
+	Taking     int32
+	Lifted     []bool
+	Names      []string
+	Keys       []string
+	Rates      []float64
+	Periods    []time.Duration
+	Capacities []float64
+	Starts     []pgtype.Timestamptz
+	Shards     []int32
+	Used       []float64
+	Now        *time.Time
+	Windows    []pgtype.Timestamptz
+	Firsts     []int32
+	Lasts      []int32
+}
+
+func (q *Queries) Settle(ctx context.Context, arg SettleParams) ([]byte, error) {
+	row := q.db.QueryRow(ctx, Settle,
+		arg.Release,
+		arg.ID,
+		arg.Token,
+		arg.Taking,
+		arg.Lifted,
+		arg.Names,
+		arg.Keys,
+		arg.Rates,
+		arg.Periods,
+		arg.Capacities,
+		arg.Starts,
+		arg.Shards,
+		arg.Used,
+		arg.Now,
+		arg.Windows,
+		arg.Firsts,
+		arg.Lasts,
+	)
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
 }
 
 const Sweep = `-- name: Sweep :one
