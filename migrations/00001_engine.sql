@@ -45,54 +45,6 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.value IS 'the balance in tok
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.ts IS 'the instant of the balance';
 
--- Tokens and slots that come back: one row per limit, key and id. Limits without holds have no rows here, and no call of theirs reads it.
---
--- A row is written after the row of rate_limits, in one transaction (CONCURRENCY.md, I). For slots, value in rate_limits is minus the sum of the
--- counts of the held rows here. Like rate_limits, the table has no CHECK constraints (G1).
--- The fillfactor leaves room for the next version: an extension changes only until, which no index has, so it is heap-only.
-CREATE TABLE /* TEMPLATE: schema */rate_limit_holds (
-    name     text COLLATE "C" NOT NULL,
-    key      text COLLATE "C" NOT NULL,
-    id       text COLLATE "C" NOT NULL,
-    state    text             NOT NULL,
-    unit     text             NOT NULL,
-    token    uuid,
-    count    double precision NOT NULL,
-    taken_at timestamptz      NOT NULL,
-    rest     double precision NOT NULL,
-    part     double precision NOT NULL,
-    until    timestamptz      NOT NULL,
-    PRIMARY KEY (name, key, id)
-) WITH (fillfactor = 90);
-
--- For a denial: which holds of this key can expire? Without it, a denial walks over the settled rows of a day.
-CREATE INDEX rate_limit_holds_expiring ON /* TEMPLATE: schema */rate_limit_holds (name, key)
-    WHERE state = 'held' AND token IS NOT NULL;
-
-COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_holds IS 'txlimit: tokens and slots that are held under an id, and come back';
-
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.name IS 'the name of the limit';
-
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.key IS 'whose tokens they are; '''' if the limit has no keys';
-
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.id IS 'the id that the caller chose: a job, an event, a project';
-
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.state IS 'held; lapsed: it expired or was reset, and is lost; settled: the work is over';
-
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.unit IS 'tokens; slots; none: the key was unlimited, so no tokens ever move';
-
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.token IS 'whose hold it is; NULL: of everybody who knows the id, since it does not expire';
-
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.count IS 'the tokens or slots that were taken; of a lapsed one, those that did not come back';
-
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.taken_at IS 'the instant of the decision';
-
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.rest IS 'the tokens that were left in the rows of rate_limits that they were taken from';
-
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.part IS 'the part of the limit in those rows: 1, or 1/shards for one shard';
-
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.until IS 'held: from then on it may be given back; else: from then on it counts as absent; infinity: never';
-
 -- The tokens in a row at `upto` (see _ratelimit_upto). Time that runs backwards refills nothing. All functions in it are
 -- IMMUTABLE, so that the planner inlines it.
 --
@@ -3689,10 +3641,60 @@ $text$;
 --   taking  the first so many positions are tokens and slots, in the common order (name, key); the others are none, in that order too
 -- Slots are a row of one shard with a rate and a capacity of 0: its value is minus the sum of the counts that are held, and the floor is
 -- minus how many there may be.
+--
+-- _ratelimit_hold, _ratelimit_settle and the sweep set how the planner looks rows up, for the functions that they call, too.
+
+-- Tokens and slots that come back: one row per limit, key and id. Limits without holds have no rows here, and no call of theirs reads it.
+--
+-- A row is written after the row of rate_limits, in one transaction (CONCURRENCY.md, I). For slots, value in rate_limits is minus the sum of the
+-- counts of the held rows here. Like rate_limits, the table has no CHECK constraints (G1).
+-- The fillfactor leaves room for the next version: an extension changes only until, which no index has, so it is heap-only.
+CREATE TABLE /* TEMPLATE: schema */rate_limit_holds (
+    name     text COLLATE "C" NOT NULL,
+    key      text COLLATE "C" NOT NULL,
+    id       text COLLATE "C" NOT NULL,
+    state    text             NOT NULL,
+    unit     text             NOT NULL,
+    token    uuid,
+    count    double precision NOT NULL,
+    taken_at timestamptz      NOT NULL,
+    rest     double precision NOT NULL,
+    part     double precision NOT NULL,
+    until    timestamptz      NOT NULL,
+    PRIMARY KEY (name, key, id)
+) WITH (fillfactor = 90);
+
+-- For a denial: which holds of this key can expire? Without it, a denial walks over the settled rows of a day.
+CREATE INDEX rate_limit_holds_expiring ON /* TEMPLATE: schema */rate_limit_holds (name, key)
+    WHERE state = 'held' AND token IS NOT NULL;
+
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_holds IS 'txlimit: tokens and slots that are held under an id, and come back';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.name IS 'the name of the limit';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.key IS 'whose tokens they are; '''' if the limit has no keys';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.id IS 'the id that the caller chose: a job, an event, a project';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.state IS 'held; lapsed: it expired or was reset, and is lost; settled: the work is over';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.unit IS 'tokens; slots; none: the key was unlimited, so no tokens ever move';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.token IS 'whose hold it is; NULL: of everybody who knows the id, since it does not expire';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.count IS 'the tokens or slots that were taken; of a lapsed one, those that did not come back';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.taken_at IS 'the instant of the decision';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.rest IS 'the tokens that were left in the rows of rate_limits that they were taken from';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.part IS 'the part of the limit in those rows: 1, or 1/shards for one shard';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.until IS 'held: from then on it may be given back; else: from then on it counts as absent; infinity: never';
 
 -- state: taken; repeated: all is held under the id already, without an end; denied; held: by somebody, in time; settled: within a day. until: the end of the hold, or of the one that is held. free_at: of a denial, by
 -- limit, when expiries alone make room for slots; NULL: never, or not known.
-CREATE TYPE /* TEMPLATE: schema */_ratelimit_held AS (state text, token uuid, until timestamptz, at timestamptz, ord integer[], value double precision[],
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
     ts timestamptz[], free_at timestamptz[]);
 
 -- state: done; repeated; lost. The rows are those of after. moved: by limit, the tokens that came back; below zero: that were charged. lost: the positions of the lost.
@@ -3701,7 +3703,7 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_settled AS (state text, at timestam
 
 -- Locks all rows of the limits, in order. It inserts rows that are missing, full, and so locks them too (CONCURRENCY.md, H2).
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_lock(names text[], keys text[], capacities double precision[], shards integer[], now timestamptz) RETURNS void
-LANGUAGE plpgsql SET enable_seqscan = off
+LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -3755,7 +3757,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_reclaim(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS integer
-LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -3785,7 +3787,7 @@ BEGIN
         LOOP
             ended := ended + 1;
             back := 0; -- also if the name was of another kind before
-            IF rec.unit = 'slots' AND rates[i] = '0' THEN
+            IF rec.unit = 'slots' AND m = 1 THEN
                 total := v[1];
                 back := least(rec.count, -total);
             ELSIF rec.unit = 'tokens' AND rates[i] > '0' THEN
@@ -3817,7 +3819,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_known(
     own text, taking integer, names text[], keys text[], at timestamptz,
     OUT state text, OUT until timestamptz, OUT endless boolean
 )
-LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -3851,7 +3853,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_claim(
     own text, own_token uuid, taking integer, units text[], names text[], keys text[], shards integer[], counts double precision[],
     d /* TEMPLATE: schema */_ratelimit_decisions, at timestamptz, INOUT until timestamptz, OUT state text
 )
-LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -3902,7 +3904,7 @@ $body$;
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_free_at(
     name text, key text, value double precision, count double precision, floor double precision, at timestamptz
 ) RETURNS timestamptz
-LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -3924,12 +3926,13 @@ BEGIN
 END
 $body$;
 
--- Takes tokens and slots under an id, as _ratelimit_apply takes, all or nothing. ttl: NULL is a hold that does not expire.
+-- Takes tokens and slots under an id, as _ratelimit_apply takes, all or nothing. ttl: NULL is a hold that does not expire, and has no token. The
+-- token is a random one, of the caller, who so can end the hold whose answer was lost.
 --
 -- A taking is undone by its subtransaction if the id is known: it may be from any shard, and its rows may be new. A call that is
 -- denied first gives back expired holds of its limits, and tries again.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_hold(
-    own text, ttl interval, taking integer, units text[], names text[], keys text[],
+    own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz DEFAULT NULL,
     windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
@@ -3939,22 +3942,26 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     n       CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
-    token   CONSTANT uuid := CASE WHEN ttl IS NOT NULL THEN gen_random_uuid() END;
     d       /* TEMPLATE: schema */_ratelimit_decisions;
     at      timestamptz;
     state   text;
     until   timestamptz;
-    due     boolean;
+    due     boolean; -- holds have expired
+    locked  boolean := false; -- all rows of the limits are
     free_at timestamptz[];
 BEGIN
     IF (octet_length(own) BETWEEN 1 AND 255 AND own COLLATE "C" !~ '^~|[[:cntrl:]]' AND n > 0 AND taking BETWEEN 0 AND n AND n = pg_catalog.cardinality(keys)
         AND n = pg_catalog.cardinality(units) AND n = pg_catalog.cardinality(shards) AND n = pg_catalog.cardinality(counts)
-        AND (ttl IS NULL OR isfinite(ttl) AND ttl >= '100 milliseconds' AND ttl <= '366 days')) IS NOT TRUE
+        AND (ttl IS NULL) = (own_token IS NULL) AND (ttl IS NULL OR isfinite(ttl) AND ttl >= '100 milliseconds' AND ttl <= '366 days')) IS NOT TRUE
        OR EXISTS (SELECT 1 FROM pg_catalog.generate_subscripts(names, 1) AS p
            WHERE (CASE WHEN p > taking THEN units[p] = 'none' WHEN units[p] = 'slots' THEN rates[p] = '0' AND shards[p] = 1 AND counts[p] >= '1' AND counts[p] = trunc(counts[p])
                   ELSE units[p] = 'tokens' AND rates[p] > '0' END
                AND (p IN (1, taking + 1) OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C"))) IS NOT TRUE) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
+    END IF;
+    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN
+        RAISE feature_not_supported USING MESSAGE = 'rate limits: there are no holds where the table is distributed by key',
+            HINT = 'Distribute the schema, or put limits with holds into a schema that is not distributed.';
     END IF;
     FOR attempt IN 1..100 LOOP
         state := NULL;
@@ -3969,7 +3976,7 @@ BEGIN
             at := coalesce(now, clock_timestamp()); -- taking may have waited: that is not of the work's time
             IF d.granted THEN
                 SELECT c.state, c.until INTO state, until
-                  FROM /* TEMPLATE: schema */_ratelimit_claim(own, token, taking, units, names, keys, shards, counts, d, at, coalesce(at + ttl, 'infinity')) AS c;
+                  FROM /* TEMPLATE: schema */_ratelimit_claim(own, own_token, taking, units, names, keys, shards, counts, d, at, coalesce(at + ttl, 'infinity')) AS c;
                 IF state <> 'taken' THEN
                     RAISE SQLSTATE 'RL001';
                 END IF;
@@ -3978,13 +3985,13 @@ BEGIN
             NULL;
         END;
         IF state = 'taken' THEN
-            RETURN ROW(state, token, until, d.at, d.ord, d.value, d.ts, NULL)::/* TEMPLATE: schema */_ratelimit_held;
+            RETURN ROW(state, until, d.at, d.ord, d.value, d.ts, NULL)::/* TEMPLATE: schema */_ratelimit_held;
         ELSIF state IS NULL THEN -- denied: the id may be the one that has the last slot
             SELECT CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until
               FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;
         END IF;
         IF state IN ('repeated', 'held', 'settled') THEN
-            RETURN ROW(state, NULL, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
+            RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
         END IF;
 
         due := false;
@@ -3994,8 +4001,10 @@ BEGIN
         END LOOP;
         IF due THEN
             PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
+            due := NOT locked; -- meanwhile, others may have given back
+            locked := true;
             due := 0 < /* TEMPLATE: schema */_ratelimit_reclaim(names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
-                starts[1:taking], now, windows, firsts[1:taking], lasts[1:taking]);
+                starts[1:taking], now, windows, firsts[1:taking], lasts[1:taking]) OR due;
         END IF;
         IF NOT due AND NOT d.granted THEN
             FOR i IN 1..taking LOOP
@@ -4007,7 +4016,7 @@ BEGIN
                     free_at[i] := NULL;
                 END IF;
             END LOOP;
-            RETURN ROW('denied', NULL, NULL, d.at, d.ord, d.value, d.ts, free_at)::/* TEMPLATE: schema */_ratelimit_held;
+            RETURN ROW('denied', NULL, d.at, d.ord, d.value, d.ts, free_at)::/* TEMPLATE: schema */_ratelimit_held;
         END IF;
     END LOOP;
     RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
@@ -4015,7 +4024,7 @@ END
 $body$;
 
 -- Ends a hold. used: by limit, the tokens that were used; less comes back, by the rule of refunds, and more is charged. Slots come back in any case. release:
--- nothing was used, and the id is free again; a hold that has ended is no error. lifted: by limit, it is unlimited by an override, so nothing is charged.
+-- the id is free again; a hold that has ended is no error. lifted: by limit, it is unlimited by an override, so nothing is charged.
 --
 -- The rows of the limits are locked first, missing ones inserted: whoever took under this id has changed one of them. So above READ
 -- COMMITTED, a hold that is newer than the snapshot is 40001, and never lost. One that has no rows, of a limit that was unlimited, is found by an
@@ -4059,6 +4068,17 @@ BEGIN
               OR (p IN (1, taking + 1) OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C")) IS NOT TRUE) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
     END IF;
+    IF release AND own_token IS NOT NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
+        -- A row that is not held under this token never will be again: nothing is locked for a Release after a Settle.
+        there := false;
+        FOR i IN 1..n LOOP
+            there := there OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
+                AND h.token = own_token AND h.state IN ('held', 'lapsed'));
+        END LOOP;
+        IF NOT there THEN
+            RETURN ROW('done', coalesce(now, clock_timestamp()), '{}', '{}', '{}', moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+        END IF;
+    END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     kept := at + interval '1 day';
@@ -4068,7 +4088,9 @@ BEGIN
         IF NOT there AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN -- 40001 if it is newer than the snapshot
             INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, count, taken_at, rest, part, until)
             VALUES (names[i], keys[i], own, 'lapsed', 'none', 0, at, 0, 1, at) ON CONFLICT DO NOTHING;
-            DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+            IF FOUND THEN
+                DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+            END IF;
         END IF;
         list[i] := rec;
         states[i] := CASE WHEN NOT there OR rec.token IS DISTINCT FROM own_token OR rec.state = 'once' OR rec.state <> 'held' AND rec.until <= at
@@ -4093,14 +4115,14 @@ BEGIN
         w := windows[firsts[i]:lasts[i]];
         IF i > taking OR states[i] NOT IN ('held', 'lapsed') THEN
             NULL;
-        ELSIF rates[i] = '0' AND rec.unit = 'slots' THEN
+        ELSIF rec.unit = 'slots' AND m = 1 THEN
             total := v[1];
-            x := CASE WHEN states[i] = 'held' THEN least(rec.count, -total) ELSE 0 END;
+            x := CASE WHEN states[i] = 'held' THEN greatest(least(rec.count, -total), '0') ELSE 0 END;
         ELSIF rates[i] > '0' AND rec.unit = 'tokens' THEN
             total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], w);
             IF states[i] = 'held' THEN
-                x := rec.count - CASE WHEN release THEN '0' ELSE used[i] END;
-            ELSIF NOT release AND (starts[i] IS NULL OR w IS NULL AND date_bin(periods[i], rec.taken_at, starts[i]) = date_bin(periods[i], latest, starts[i])
+                x := rec.count - used[i];
+            ELSIF (starts[i] IS NULL OR w IS NULL AND date_bin(periods[i], rec.taken_at, starts[i]) = date_bin(periods[i], latest, starts[i])
                 OR rec.taken_at >= w[1] AND pg_catalog.width_bucket(rec.taken_at, w) = pg_catalog.width_bucket(latest, w)) THEN
                 x := least('0', rec.count - used[i]); -- what it kept is paid
             END IF;
@@ -4180,13 +4202,13 @@ $body$;
 
 -- What the Go library calls: see wire.sql.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_hold(
-    own text, ttl interval, taking integer, units text[], names text[], keys text[],
+    own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz,
     windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_hold(own, ttl, taking, units, names, keys, rates, periods, capacities, starts, shards, counts, floors,
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_hold(own, own_token, ttl, taking, units, names, keys, rates, periods, capacities, starts, shards, counts, floors,
     shard_a, shard_b, now, windows, firsts, lasts));
 
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_settle(
@@ -5142,11 +5164,11 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_holds(after_name text, afte
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_key(name text, key text, now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_look(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_settle(release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], used double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_hold(own text, ttl interval, taking integer, units text[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_hold(own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_look(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_slots(name text, key text, at timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_settle(release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], used double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_hold(own text, ttl interval, taking integer, units text[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_hold(own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_free_at(name text, key text, value double precision, count double precision, floor double precision, at timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_claim(own text, own_token uuid, taking integer, units text[], names text[], keys text[], shards integer[], counts double precision[], d /* TEMPLATE: schema */_ratelimit_decisions, at timestamptz, INOUT until timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_known(own text, taking integer, names text[], keys text[], at timestamptz);
@@ -5154,6 +5176,8 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_reclaim(names text[], keys text[]
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_lock(names text[], keys text[], capacities double precision[], shards integer[], now timestamptz);
 DROP TYPE /* TEMPLATE: schema */_ratelimit_settled;
 DROP TYPE /* TEMPLATE: schema */_ratelimit_held;
+DROP INDEX /* TEMPLATE: schema */rate_limit_holds_expiring;
+DROP TABLE /* TEMPLATE: schema */rate_limit_holds;
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_all(requests jsonb);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_all(requests jsonb, now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_read(request jsonb, number bigint, now timestamptz);
@@ -5270,8 +5294,6 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_whole(total double precision, low
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_tolerance(capacity double precision, lowest double precision);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_upto(at timestamptz, period interval, start timestamptz, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_available(value double precision, ts timestamptz, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[]);
-DROP INDEX /* TEMPLATE: schema */rate_limit_holds_expiring;
-DROP TABLE /* TEMPLATE: schema */rate_limit_holds;
 DROP TABLE /* TEMPLATE: schema */rate_limits;
 $engine$, '/* TEMPLATE: schema */', '"' || pg_catalog.replace(current_schema::text, '"', '""') || '".');
 END

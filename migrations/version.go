@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "0df6dd6f5a497a08c4799ad9a8c5439f39f992e487e975adcd7757eeabd9f484"
+const Hash = "47f55ec390f529a24d26757701041a085145af70c8c0036c26ecdf26d081ac5f"

@@ -90,7 +90,7 @@ SELECT _ratelimit_wire_move(
 
 -- name: Hold :one
 SELECT _ratelimit_wire_hold(
-      @id::text, (sqlc.narg('ttl')::text)::interval, @taking::integer, @units::text[], @names::text[], @keys::text[],
+      @id::text, (sqlc.narg('token')::text)::uuid, (sqlc.narg('ttl')::text)::interval, @taking::integer, @units::text[], @names::text[], @keys::text[],
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
       @shards::integer[], @counts::double precision[], @floors::double precision[],
       @shard_a::integer[], @shard_b::integer[], sqlc.narg('now')::timestamptz,

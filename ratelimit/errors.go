@@ -80,6 +80,11 @@ var (
 	// given back.
 	ErrUnknownOutcome = errors.New("outcome unknown")
 
+	// ErrHoldLost is matched by the error of a [Limiter.Settle] whose hold is not there any more: it expired, and its slots may
+	// be another's, or it was released or reset. Nothing was changed. The result beside the error says which limits have lost it.
+	// It is no SQL error: return it, to roll the transaction back.
+	ErrHoldLost = errors.New("ratelimit: the hold was lost")
+
 	// ErrAttemptsExhausted is matched by the error of a transaction that could not be serialized in any of its attempts, or
 	// before its context ended. Nothing was committed. The error states the number of attempts, and wraps the errors of the last
 	// attempt and of the context.
@@ -124,7 +129,7 @@ func (e committedError) Is(target error) bool {
 }
 
 // nothingDone are the sentinels of errors after which nothing was consumed or committed.
-var nothingDone = []error{ErrDenied, ErrInvalid, ErrExceedsCapacity, ErrNotLoaded, ErrClosed, ErrAttemptsExhausted, migrations.ErrBehind}
+var nothingDone = []error{ErrDenied, ErrInvalid, ErrExceedsCapacity, ErrNotLoaded, ErrClosed, ErrHoldLost, ErrAttemptsExhausted, migrations.ErrBehind}
 
 // beside is an error beside one that leaves the outcome open: it matches nothing that would say that nothing was consumed. There is
 // no Unwrap: it would show every error inside.
@@ -186,9 +191,11 @@ type Reason string
 // The reasons of a denial. For a plan or a block, RetryAt is the first instant at which the key has a rate and no block, since
 // overrides have ended. It is zero if there is none. Whether the tokens are there then was not asked.
 const (
-	ReasonQuota Reason = "quota" // the tokens are not there; RetryAt says when
-	ReasonPlan  Reason = "plan"  // the limit's rate is 0
-	ReasonBlock Reason = "block" // a block by Overrides
+	ReasonQuota   Reason = "quota"   // the tokens are not there; RetryAt says when
+	ReasonPlan    Reason = "plan"    // the limit's rate is 0, or it has no slots
+	ReasonBlock   Reason = "block"   // a block by Overrides
+	ReasonHeld    Reason = "held"    // of a [Limiter.Hold]: its id is held, by another delivery of the work; RetryAt is when that hold ends, if it has an end
+	ReasonSettled Reason = "settled" // of a Hold: the work of its id was settled within a day; RetryAt is zero
 )
 
 // Permanent reports whether waiting does not help: the plan grants nothing, a block has no end, or one of them will be in force
@@ -201,6 +208,14 @@ func (e *DeniedError) Unwrap() error { return ErrDenied }
 // Error names every limit that denied, but no keys, since they may be personal data. The Result has the keys. The remaining
 // tokens are rounded down, the wait is rounded up.
 func (e *DeniedError) Error() string {
+	switch {
+	case e.Reason == ReasonSettled:
+		return fmt.Sprintf("%v: %sthe work of this id was settled", ErrDenied, limitsIn(e.Requests))
+	case e.Reason == ReasonHeld && e.Permanent():
+		return fmt.Sprintf("%v: %sthis id is held, without an end", ErrDenied, limitsIn(e.Requests))
+	case e.Reason == ReasonHeld:
+		return fmt.Sprintf("%v: %sthis id is held; retry in %v", ErrDenied, limitsIn(e.Requests), e.RetryAfter.Round(time.Millisecond))
+	}
 	type bucket struct{ name, key string }
 	asked := map[bucket]float64{}
 	for _, s := range e.Requests {
@@ -216,7 +231,9 @@ func (e *DeniedError) Error() string {
 				upTo = "up to "
 			}
 			switch {
-			case s.Limit.numbers.Rate == 0:
+			case s.Limit.slots && s.Limit.empty():
+				why = "there are no slots"
+			case s.Limit.empty():
 				why = "the rate is 0"
 			case s.Limit.blocked:
 				why = s.Limit.blockedText()

@@ -108,7 +108,7 @@ func (l Limit) published() definition {
 	default:
 		d.Period = intervalText(l.numbers.Period)
 	}
-	if l.varies > 0 {
+	if l.doesVary() {
 		d.Varies = intervalText(l.varies)
 	}
 	return d

@@ -272,15 +272,16 @@ func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) 
 
 const Hold = `-- name: Hold :one
 SELECT _ratelimit_wire_hold(
-      $1::text, ($2::text)::interval, $3::integer, $4::text[], $5::text[], $6::text[],
-      $7::double precision[], $8::interval[], $9::double precision[], $10::timestamptz[],
-      $11::integer[], $12::double precision[], $13::double precision[],
-      $14::integer[], $15::integer[], $16::timestamptz,
-      $17::timestamptz[], $18::integer[], $19::integer[]) AS answer
+      $1::text, ($2::text)::uuid, ($3::text)::interval, $4::integer, $5::text[], $6::text[], $7::text[],
+      $8::double precision[], $9::interval[], $10::double precision[], $11::timestamptz[],
+      $12::integer[], $13::double precision[], $14::double precision[],
+      $15::integer[], $16::integer[], $17::timestamptz,
+      $18::timestamptz[], $19::integer[], $20::integer[]) AS answer
 `
 
 type HoldParams struct {
 	ID         string
+	Token      pgtype.Text
 	Ttl        pgtype.Text
 	Taking     int32
 	Units      []string
@@ -304,6 +305,7 @@ type HoldParams struct {
 func (q *Queries) Hold(ctx context.Context, arg HoldParams) ([]byte, error) {
 	row := q.db.QueryRow(ctx, Hold,
 		arg.ID,
+		arg.Token,
 		arg.Ttl,
 		arg.Taking,
 		arg.Units,
