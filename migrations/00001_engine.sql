@@ -3929,8 +3929,9 @@ $body$;
 -- Takes tokens and slots under an id, as _ratelimit_apply takes, all or nothing. ttl: NULL is a hold that does not expire, and has no token. The
 -- token is a random one, of the caller, who so can end the hold whose answer was lost.
 --
--- A taking is undone by its subtransaction if the id is known: it may be from any shard, and its rows may be new. A call that is
--- denied first gives back expired holds of its limits, and tries again.
+-- A taking is undone by its subtransaction if the id is known by then: it may be from any shard, and its rows may be new. A call that is
+-- denied first gives back expired holds of its limits, and tries again. Who has waited for their locks asks once more: meanwhile, others may
+-- have given back.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_hold(
     own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
@@ -3964,8 +3965,24 @@ BEGIN
             HINT = 'Distribute the schema, or put limits with holds into a schema that is not distributed.';
     END IF;
     FOR attempt IN 1..100 LOOP
+        -- Look the id up first: a duplicate takes nothing, and locks nothing. It would not do to take, and to roll back to here: whoever waits
+        -- for a row that a subtransaction inside this one has written waits for the end of the whole transaction. SERIALIZABLE cannot look:
+        -- an id that is not there would conflict with the holds of other ids.
         state := NULL;
+        d := NULL;
+        IF current_setting('transaction_isolation') <> 'serializable' THEN
+            at := coalesce(now, clock_timestamp());
+            SELECT CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until
+              FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;
+            IF state IN ('repeated', 'held', 'settled') THEN
+                RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
+            END IF;
+        END IF;
         BEGIN
+            IF state = 'expired' AND NOT locked THEN
+                RAISE SQLSTATE 'RL001'; -- give it back first
+            END IF;
+            state := NULL;
             IF taking > 0 THEN
                 d := /* TEMPLATE: schema */_ratelimit_apply('consume', names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
                     starts[1:taking], shards[1:taking], counts[1:taking], floors[1:taking], shard_a[1:taking], shard_b[1:taking], false, now, false,
@@ -3990,6 +4007,11 @@ BEGIN
             SELECT CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until
               FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;
         END IF;
+        IF state = 'expired' AND NOT locked AND d.granted IS TRUE AND current_setting('transaction_isolation') <> 'serializable' THEN
+            -- While this call waited, another one held the id, and its time is over: nothing may be waited for after what was rolled back.
+            state := 'held';
+            until := at + interval '1 second';
+        END IF;
         IF state IN ('repeated', 'held', 'settled') THEN
             RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
         END IF;
@@ -4006,7 +4028,7 @@ BEGIN
             due := 0 < /* TEMPLATE: schema */_ratelimit_reclaim(names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
                 starts[1:taking], now, windows, firsts[1:taking], lasts[1:taking]) OR due;
         END IF;
-        IF NOT due AND NOT d.granted THEN
+        IF NOT due AND d.granted IS FALSE THEN
             FOR i IN 1..taking LOOP
                 IF units[i] = 'slots' THEN
                     free_at[i] := /* TEMPLATE: schema */_ratelimit_free_at(names[i], keys[i],

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "47f55ec390f529a24d26757701041a085145af70c8c0036c26ecdf26d081ac5f"
+const Hash = "3697f8574f5a6d49cb0d53b4f098ccc7f3ab1a5ebec5b0534e3137700081e397"
