@@ -392,3 +392,67 @@ func TestHoldsNeverDeadlock(t *testing.T) {
 	slotsAreTheirHolds(t, pool)
 	t.Logf("%d calls", done.Load())
 }
+
+// TestHoldsADuplicateTakesNothing: it writes no row, not even one that is rolled back. SERIALIZABLE may not look first.
+func TestHoldsADuplicateTakesNothing(t *testing.T) {
+	pool := newPool(t, 2)
+	slots := ratelimit.Slots("slots", 5).Global()
+	var limits ratelimit.Limiter
+	if _, err := limits.Hold(t.Context(), pool, "a", time.Minute, slots); err != nil {
+		t.Fatal(err)
+	}
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead} {
+		tx := beginAt(t, pool, level)
+		if _, err := limits.Hold(t.Context(), tx, "a", time.Minute, slots); !denied(err) {
+			t.Fatal(err)
+		}
+		var xid *string
+		if err := tx.QueryRow(t.Context(), "SELECT pg_current_xact_id_if_assigned()::text").Scan(&xid); err != nil || xid != nil {
+			t.Errorf("%s: it has written: %v", level, err)
+		}
+	}
+}
+
+// TestHoldsReclaimPassesOverALockedHold: an expired hold that is being extended or settled is not waited for.
+func TestHoldsReclaimPassesOverALockedHold(t *testing.T) {
+	pool := newPool(t, 3)
+	slots := ratelimit.Slots("slots", 1).Global()
+	var limits ratelimit.Limiter
+	if _, err := limits.Hold(t.Context(), pool, "a", 100*time.Millisecond, slots); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(110 * time.Millisecond)
+	tx := beginAt(t, pool, pgx.ReadCommitted)
+	if _, err := tx.Exec(t.Context(), "SELECT FROM rate_limit_holds FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	held, err := limits.Hold(ctx, pool, "b", time.Minute, slots)
+	if !denied(err) || held.RetryAfter < time.Second || held.RetryAfter > 3*time.Second {
+		t.Errorf("%v, retry after %v", err, held.RetryAfter)
+	}
+}
+
+// TestHoldsAReleaseAfterASettleWaitsForNothing: a deferred Release costs no lock of a limit that others have.
+func TestHoldsAReleaseAfterASettleWaitsForNothing(t *testing.T) {
+	pool := newPool(t, 3)
+	slots := ratelimit.Slots("slots", 1).Global()
+	var limits ratelimit.Limiter
+	held, err := limits.Hold(t.Context(), pool, "a", time.Minute, slots)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limits.Settle(t.Context(), pool, held.Token); err != nil {
+		t.Fatal(err)
+	}
+	tx := beginAt(t, pool, pgx.ReadCommitted)
+	if _, err := tx.Exec(t.Context(), "SELECT FROM rate_limits FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := limits.Release(ctx, pool, held.Token); err != nil {
+		t.Error(err)
+	}
+}

@@ -373,3 +373,51 @@ func TestHoldsRefuse(t *testing.T) {
 	check("QueueConsume", err, ratelimit.ErrInvalid, "which only Hold takes")
 	h.has(slots, 1)
 }
+
+// TestHoldsRetryAt: when enough of the holds have ended that a request wants.
+func TestHoldsRetryAt(t *testing.T) {
+	h := newHolder(t, reusedPool(t, 2, 0))
+	slots := ratelimit.Slots("slots", 3).Global()
+	for i := range 3 {
+		h.hold(string(rune('c'-i)), time.Duration(3-i)*time.Minute, slots)
+	}
+	start := h.clock.now
+	for want := range 3 {
+		if at := h.refused(ratelimit.ReasonQuota, "x", time.Minute, slots.Count(float64(want+1))); !at.Equal(start.Add(time.Duration(want+1) * time.Minute)) {
+			t.Errorf("%d slots: %v", want+1, at)
+		}
+	}
+}
+
+// TestHoldsLateInTheNextWindow: what lapsed in a window is not charged to the next one.
+func TestHoldsLateInTheNextWindow(t *testing.T) {
+	h := newHolder(t, reusedPool(t, 2, 0))
+	r := ratelimit.FixedWindow("budget", 100, time.Hour, ratelimit.Start(noon)).Global()
+	token := h.hold("late", time.Minute, r.Count(100)).Token
+	h.clock.Advance(time.Minute)
+	h.hold("next", time.Minute, r.Count(100))
+	h.clock.Advance(time.Hour)
+	h.settle(token, []float64{0}, r.Count(70))
+	h.has(r, 100)
+}
+
+// TestHoldsReleaseOfWhatWasUsed: work that failed pays for what it used, and its id is free.
+func TestHoldsReleaseOfWhatWasUsed(t *testing.T) {
+	h := newHolder(t, reusedPool(t, 2, 0))
+	r, slots := ratelimit.FixedWindow("budget", 100, time.Hour, ratelimit.Start(noon)).Global(), ratelimit.Slots("slots", 1).Global()
+	h.release(h.hold("job", time.Minute, r.Count(60), slots).Token, r.Count(25), slots)
+	h.has(r, 75)
+	h.release(h.hold("job", time.Minute, r.Count(60), slots).Token, r, slots)
+	h.has(r, 75)
+	h.hold("job", time.Minute, slots)
+}
+
+// TestHoldsOfACalendarComeBack: also those that nobody settled.
+func TestHoldsOfACalendarComeBack(t *testing.T) {
+	h := newHolder(t, reusedPool(t, 2, 0))
+	r := ratelimit.CalendarWindow("monthly", 100, ratelimit.Month, ratelimit.Zone("Europe/Berlin")).Global()
+	h.hold("dead", time.Minute, r.Count(80))
+	h.clock.Advance(time.Minute)
+	h.release(h.hold("next", time.Minute, r.Count(80)).Token)
+	h.has(r, 100)
+}
