@@ -18,17 +18,19 @@ import (
 // Every error that this package returns matches one of these, or is the context's, the database's or the connection's,
 // wrapped such that errors.Is and errors.As find it. An error of a call names its limits, and no keys.
 //
-//	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, QueueConsume, SendTx
-//	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move,
+//	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, Hold, QueueConsume, SendTx
+//	ErrHoldLost           nothing was changed: Settle
+//	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Hold, Settle, Release,
 //	                      QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open, Limit, Validate, UnmarshalJSON, Load, Run
-//	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, QueueConsume
-//	ErrNotLoaded          nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, QueueConsume
-//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Reset, Move, QueueConsume
+//	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, Hold, QueueConsume
+//	ErrNotLoaded          nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Hold, Settle, Release,
+//	                      QueueConsume
+//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Reset, Move, Hold, QueueConsume
 //	                      (on a closed Coalescer: Consume, Wait, Reserve, Take)
 //	ErrAttemptsExhausted  nothing was committed: InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open; Consume, Wait, Reserve, Take,
 //	                      Charge (on a Coalescer)
-//	ErrUnknownOutcome     perhaps committed: InTx, InSQLTx, SendTx, Sweep; Consume, Wait, Reserve, Take, Charge, Refund,
-//	                      QueueConsume (outside a transaction)
+//	ErrUnknownOutcome     perhaps committed: InTx, InSQLTx, SendTx, Sweep; Consume, Wait, Reserve, Take, Charge, Refund, Hold, Settle,
+//	                      Release, QueueConsume (outside a transaction)
 //	migrations.ErrBehind  nothing was written: Open
 //	any other             nothing was committed, except by Reset, Move, Publish, Open, Close and Retry
 //
@@ -56,7 +58,7 @@ var (
 	ErrNotLoaded = errors.New("the overrides are not loaded")
 
 	// ErrClosed is matched by the error of a call after [Limiter.Close] or [Coalescer.Close]. Nothing was sent.
-	// [Limiter.Charge] and [Limiter.Refund] never return it: they settle what was granted before. FailOpen of packages
+	// [Limiter.Charge], [Limiter.Refund], [Limiter.Settle] and [Limiter.Release] never return it: they settle what was granted before. FailOpen of packages
 	// httplimit and rpclimit does not pass it.
 	ErrClosed = errors.New("closed")
 
@@ -168,8 +170,8 @@ func notCommitted(err error) bool {
 	}
 }
 
-// DeniedError is the error of a denial, by [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take] and
-// [Limiter.Check]. It matches [ErrDenied]. Nothing was consumed. It is not a SQL error: the transaction stays usable. In a
+// DeniedError is the error of a denial, by [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take],
+// [Limiter.Check] and [Limiter.Hold]. It matches [ErrDenied]. Nothing was consumed. It is not a SQL error: the transaction stays usable. In a
 // batch ([Limiter.QueueConsume]) it stands for a SQL error, and the transaction is aborted.
 //
 // A limit with a rate of 0 denies every token ([ReasonPlan]): for example, a plan that does not include the feature. A block
