@@ -293,6 +293,10 @@ func TestHoldsOfUnlimited(t *testing.T) {
 		h := newHolder(t, db)
 		token := h.hold("a", time.Minute, ratelimit.Unlimited("calls").Key("ann")).Token
 		h.refused(ratelimit.ReasonHeld, "a", time.Minute, ratelimit.Unlimited("calls").Key("ann"))
+		var count float64
+		if err := db.QueryRow(t.Context(), "SELECT count FROM rate_limit_holds WHERE name = 'calls' AND id = 'a'").Scan(&count); err != nil || count != 0 {
+			t.Fatalf("the row says that %v are held, %v", count, err)
+		}
 		h.limits = &ratelimit.Limiter{Clock: h.clock.Now}
 		calls := ratelimit.TokenBucket("calls", 10, time.Hour).Key("ann")
 		h.hold("b", time.Minute, calls.Count(10))
