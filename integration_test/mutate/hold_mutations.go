@@ -56,8 +56,8 @@ var holdMutations = []mutation{
 		old: "             LIMIT 1000\n               FOR UPDATE SKIP LOCKED\n        LOOP\n            ended", new: "             LIMIT 1000\n               FOR UPDATE\n        LOOP\n            ended",
 		tests: "TestHoldsReclaimPassesOverALockedHold",
 	}, {
-		name: "reclaim-in-a-row", file: holds, what: "of several expired holds, the last one alone comes back",
-		old: "                v := pg_catalog.array_fill((total + back) / m::double precision, ARRAY[m]);\n                t := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(t) WITH ORDINALITY AS u (t, n) ORDER BY u.n);\n            END IF;\n            UPDATE", new: "                v := pg_catalog.array_fill((v[1] * m::double precision + back) / m::double precision, ARRAY[m]);\n            END IF;\n            IF back > '1e300' THEN v := NULL; END IF;\n            UPDATE",
+		name: "reclaim-in-a-row", file: holds, what: "of several expired holds, the first one alone comes back",
+		old: "                freed := freed + back;\n                v := pg_catalog.array_fill((total + back) / m::double precision, ARRAY[m]);", new: "                freed := freed + back;\n                v := CASE WHEN freed = back THEN pg_catalog.array_fill((total + back) / m::double precision, ARRAY[m]) ELSE v END;",
 		tests: "TestHoldsOnShards|TestHoldsGiveBackOnce",
 	}, {
 		name: "reclaim-kept", file: holds, what: "a lapsed hold is taken to have kept what came back",
