@@ -1065,14 +1065,17 @@ LANGUAGE sql
 RETURN /* TEMPLATE: schema */_ratelimit_move(names, keys, rates, periods, capacities, starts, shards, floor, now, windows, firsts, lasts);
 
 -- Makes limits full again by deleting the rows of all their shards, which it locks in the common order (CONCURRENCY.md, D1).
--- Returns the number of deleted rows.
+-- Returns the number of deleted rows. Holds of the limits lapse: what they hold is forgotten, too, and does not come back. Slots in use cannot be reset.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_reset(names text[], keys text[], OUT deleted integer)
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
     r record;
+    h record;
     n integer;
+    -- In variables, since Citus takes nothing in a write that is not immutable.
+    kept timestamptz := clock_timestamp() + interval '7 days';
 BEGIN
     deleted := 0;
     FOR r IN
@@ -1083,6 +1086,20 @@ BEGIN
         DELETE FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = r.name AND t.key = r.key;
         GET DIAGNOSTICS n = ROW_COUNT;
         deleted := deleted + n;
+    END LOOP;
+    FOR r IN
+        SELECT DISTINCT u.name COLLATE "C" AS name, u.key COLLATE "C" AS key
+          FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2
+    LOOP
+        FOR h IN
+            SELECT l.id, l.unit FROM /* TEMPLATE: schema */rate_limit_holds AS l WHERE l.name = r.name AND l.key = r.key AND l.state = 'held' ORDER BY l.id FOR UPDATE
+        LOOP
+            IF h.unit = 'slots' THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: slots in use cannot be reset', r.name),
+                    HINT = 'See ratelimit_holds for who has them, and ratelimit_release.';
+            END IF;
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS l SET state = 'lapsed', until = kept WHERE l.name = r.name AND l.key = r.key AND l.id = h.id;
+        END LOOP;
     END LOOP;
 END
 $body$;
@@ -1130,7 +1147,8 @@ END
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reset(text, text, boolean, text, text) IS $text$
-Makes a key of a rate limit full again, and forgets its debts. It deletes the key's rows, and returns how many.
+Makes a key of a rate limit full again, and forgets its debts. It deletes the key's rows, and returns how many. What is held of it lapses: it
+is forgotten, too, and does not come back.
 
     SELECT ratelimit_reset('sendMessage', 'user-17', reason => 'their retry loop is mended')
 
@@ -1145,7 +1163,7 @@ With a reason or with who, it adds a row to rate_limit_overrides if it deletes r
 effect of such a row is reset. Without both, nothing is written down: a program that resets keys as it works fills no history.
 
 Errors:
-  22023   an argument is invalid
+  22023   an argument is invalid, or the key has slots that are in use
 $text$;
 
 -- The Go library's Coalescer calls the functions of this file and of coalesce.sql. One statement decides many calls that are in
@@ -2056,13 +2074,13 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.name IS 'the name
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.definition IS 'all the numbers as text';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.kind IS 'token bucket, fixed window, calendar window or unlimited';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.kind IS 'token bucket, fixed window, calendar window, slots or unlimited';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.rate IS 'tokens per period; 0: every token is denied by policy; NULL, as all numbers: an unlimited limit';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.rate IS 'tokens per period; 0: every token is denied by policy; NULL: slots, and an unlimited limit, which has no numbers at all';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.period IS 'the interval in which the rate is refilled';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.capacity IS 'the most tokens that can be saved up';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.capacity IS 'the most tokens that can be saved up; of slots, how many there are';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.max_reserved IS 'the most tokens that may be owed; NULL: no bound';
 
@@ -2074,7 +2092,7 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.zone IS 'the time
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.anchor IS 'a local time in the zone, at which a calendar window begins';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.varies IS 'a key may have numbers of its own, which fill a row within this time; NULL: none has';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.varies IS 'a key may have numbers of its own, which fill a row within this time, 0 for slots; NULL: none has';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.current IS 'true: it is in the program''s list that counts';
 
@@ -2108,6 +2126,20 @@ BEGIN
     IF needed > date_part('epoch', varies) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
             'rate limit %L: varies must be at least %s s, which its numbers need to fill a row, not %s s', name, needed, date_part('epoch', varies));
+    END IF;
+END
+$body$;
+
+-- Raises an error unless so many slots are valid.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate_slots(name text, capacity double precision) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
+    IF (capacity BETWEEN '0' AND '1e9' AND capacity = trunc(capacity)) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+            'rate limit %L: capacity of slots must be a whole number between 0 and 1e9, not %s', name, coalesce(capacity::text, 'NULL'));
     END IF;
 END
 $body$;
@@ -2191,10 +2223,19 @@ BEGIN
             IF pg_catalog.num_nonnulls(d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies) > 0 THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: an unlimited limit must have no field but name and kind', d.name);
             END IF;
+        ELSIF d.kind = 'slots' THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_validate_slots(d.name, d.capacity);
+            IF pg_catalog.num_nonnulls(d.rate, d.period, d.max_reserved, d.start, d.shards, d.zone, d.anchor) > 0 THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: slots must have no field but name, kind, capacity and varies', d.name);
+            END IF;
+            IF d.varies <> '0' THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: varies of slots must be 0, since nothing is refilled, not %s', d.name, d.varies);
+            END IF;
+            d.shards := 1;
         ELSE
             IF d.kind IS NULL OR d.kind NOT IN ('token bucket', 'fixed window', 'calendar window') THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
-                    'rate limit %s: kind must be ''token bucket'', ''fixed window'', ''calendar window'' or ''unlimited'', not %s',
+                    'rate limit %s: kind must be ''token bucket'', ''fixed window'', ''calendar window'', ''slots'' or ''unlimited'', not %s',
                     quote_nullable(left(d.name, 255)), quote_nullable(d.kind));
             END IF;
             d.shards := coalesce(d.shards, 1);
@@ -2213,7 +2254,7 @@ BEGIN
             'at most ' || d.max_reserved::text || ' reserved', 'start ' || d.start::text,
             CASE WHEN d.shards > 1 THEN d.shards::text || ' shards' END, 'in ' || d.zone || ' from '
                 || CASE WHEN d.anchor = d.anchor::date::timestamp THEN d.anchor::date::text ELSE d.anchor::text END,
-            'varies within ' || d.varies::text);
+            CASE d.varies WHEN '0' THEN 'varies' ELSE 'varies within ' || d.varies::text END);
         names := pg_catalog.array_append(names, d.name);
         texts := pg_catalog.array_append(texts, definition);
         whole := pg_catalog.array_append(whole, pg_catalog.to_jsonb(d));
@@ -2265,16 +2306,17 @@ BEGIN
                     capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp, varies interval)
         LOOP
             -- It has rows. What runs already is not refused: it would be taken for dead, and sweeps would no longer mind it.
-            IF NOT known AND (d.rate > '0' OR d.varies IS NOT NULL) THEN
+            IF NOT known AND (d.rate > '0' OR d.varies IS NOT NULL OR d.kind = 'slots') THEN
                 SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
-                 WHERE o.name = d.name AND o.program <> program COLLATE "C" AND (o.current OR o.alive_until > at) AND (o.rate > '0' OR o.varies IS NOT NULL)
+                 WHERE o.name = d.name AND o.program <> program COLLATE "C" AND (o.current OR o.alive_until > at) AND (o.rate > '0' OR o.varies IS NOT NULL OR o.kind = 'slots')
                    AND (o.kind <> d.kind OR o.period <> d.period OR (o.start IS NULL) <> (d.start IS NULL) OR date_bin(d.period, d.start, o.start) <> d.start)
                  ORDER BY o.current DESC, o.program
                  LIMIT 1;
                 IF FOUND THEN
                     RAISE invalid_parameter_value USING
-                        MESSAGE = pg_catalog.format('rate limit %L: program %L defines a %s of %s%s, and program %L a %s of %s%s: both would grant',
-                            d.name, program, d.kind, d.period, ' from ' || d.start::text, other.program, other.kind, other.period, ' from ' || other.start::text),
+                        MESSAGE = pg_catalog.format('rate limit %L: program %L defines %s%s, and program %L %s%s: both would grant', d.name,
+                            program, CASE d.kind WHEN 'slots' THEN d.kind ELSE pg_catalog.format('a %s of %s', d.kind, d.period) END, ' from ' || d.start::text,
+                            other.program, CASE other.kind WHEN 'slots' THEN other.kind ELSE pg_catalog.format('a %s of %s', other.kind, other.period) END, ' from ' || other.start::text),
                         HINT = pg_catalog.format(CASE WHEN other.current THEN
                             'Give one of them another name. If %1$L no longer runs: SELECT ratelimit_publish(%1$L, ''[]'')' ELSE
                             'Give one of them another name, or wait until no older version of %1$L has run for five minutes' END, other.program);
@@ -2318,7 +2360,8 @@ Writes down all limits that a program defines, in place of those that it publish
 Arguments:
   program      the name of the program, 1 to 255 bytes. All processes of a program publish the same limits
   definitions  a JSON array of objects with the fields name, kind, rate, period, capacity, max_reserved, start, shards, zone and anchor, as
-               for ratelimit; or with name and the kind 'unlimited'. Each name is there once. The field varies, an interval, says that
+               for ratelimit; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
+               slots there are. Each name is there once. The field varies, an interval, 0 for slots, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
                fills a row from 0
   heartbeat    NULL: the list is the program's newest from now on. true: a process uses it, and repeats the call every minute while it
@@ -2476,7 +2519,9 @@ BEGIN
      LIMIT 1;
     published := FOUND;
     -- Other numbers say nothing of an unlimited limit, and without a rate nothing of one that has none.
-    IF o.effect = 'numbers' AND (coalesce(o.rate, rate) > '0' OR varies IS NOT NULL) THEN
+    IF o.effect = 'numbers' AND kind = 'slots' THEN
+        capacity := coalesce(floor(o.capacity), capacity);
+    ELSIF o.effect = 'numbers' AND (coalesce(o.rate, rate) > '0' OR varies IS NOT NULL) THEN
         capacity := /* TEMPLATE: schema */_ratelimit_capacity(rate, capacity, o.rate, o.capacity);
         rate := coalesce(o.rate, rate);
         max_reserved := coalesce(o.max_reserved, max_reserved);
@@ -2491,9 +2536,9 @@ BEGIN
     END IF;
     IF kind = 'unlimited' THEN
         effect := 'unlimited';
-    ELSIF varies IS NOT NULL AND (o.rate IS NULL OR o.capacity IS NULL OR kind = 'calendar window') THEN
+    ELSIF varies IS NOT NULL AND (o.rate IS NULL AND kind <> 'slots' OR o.capacity IS NULL OR kind = 'calendar window') THEN
         effect := 'varies';
-        rate := o.rate;
+        rate := CASE WHEN kind <> 'slots' THEN o.rate END;
         capacity := o.capacity;
         zone := NULL;
         anchor := NULL;
@@ -2556,6 +2601,10 @@ BEGIN
         WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         WHEN until <= clock_timestamp() THEN pg_catalog.format('until must be in the future, not %s', until)
         WHEN effect = 'numbers' AND coalesce(rate, capacity, max_reserved) IS NULL THEN 'rate, capacity or max_reserved must be given, not NULL'
+        WHEN effect = 'numbers' AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND d.current AND d.kind = 'slots') THEN
+            CASE WHEN coalesce(rate, max_reserved) IS NOT NULL THEN 'rate and max_reserved must be NULL for slots'
+                 WHEN (capacity <= '1e9' AND capacity = trunc(capacity)) IS NOT TRUE THEN
+                     pg_catalog.format('capacity of slots must be a whole number between 0 and 1e9, not %s', capacity) END
         WHEN unknown THEN 'no program has published a limit of this name, but ' || /* TEMPLATE: schema */_ratelimit_nearest(name)
     END;
     IF wrong IS NOT NULL THEN
@@ -2601,7 +2650,8 @@ Arguments:
   key           the key; NULL: every key that has no override of its own, and the limit without keys. It has no default: a key that
                 is forgotten must not mean all of them
   rate          tokens per period; default NULL: as defined. ratelimit_block is for a rate of 0
-  capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate
+  capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate. Of slots,
+                how many there are: they have no other number
   max_reserved  the most tokens that may be owed with reserve; default NULL: as defined
   until         when it ends; default NULL: never
   reason        why, for those who look later: at most 4096 bytes
@@ -2763,6 +2813,8 @@ BEGIN
     was.capacity := CASE WHEN was.effect IN ('numbers', 'varies') THEN was.capacity END;
     more := o.capacity - coalesce(capacity, was.capacity);
     wrong := CASE
+        WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current AND d.kind = 'slots') THEN
+            'it has slots, and nothing is added to them: another capacity counts at once'
         WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN pg_catalog.format('capacity must be 0 or between 1e-15 and 1e15, not %s', capacity)
         WHEN was.override IS NOT NULL AND capacity <> was.capacity THEN
             pg_catalog.format('capacity must be NULL or %s, which holds under override %s, not %s', was.capacity, was.override, capacity)
@@ -2806,7 +2858,7 @@ Arguments:
 
 Errors:
   55000  statement_timeout ends the call before it has waited for two seconds
-  22023  there is no such override in force, it is of this transaction, or the capacity before it is not known, or is another
+  22023  there is no such override in force, it is of this transaction or of slots, or the capacity before it is not known, or is another
 $text$;
 
 -- Returns a page of the overrides that a program does not know yet, in the order of their ids, with at most 10000 of them. since: the snapshot of
@@ -2883,12 +2935,44 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
     until timestamptz       -- the end of the override in force; NULL: there is none, or it has no end
 );
 
+-- The request of _ratelimit_prepare for slots: a row of one shard with a rate and a capacity of 0, whose floor is minus how many there are.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_prepare_slots(
+    verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz
+) RETURNS /* TEMPLATE: schema */_ratelimit_request
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text := CASE WHEN verb NOT IN ('hold', 'settle') THEN 'it has slots, which only ratelimit_hold takes' ELSE coalesce(
+        /* TEMPLATE: schema */_ratelimit_wrong_key(key, global), CASE
+        WHEN verb = 'hold' AND (count BETWEEN '1' AND '1e9' AND count = trunc(count)) IS NOT TRUE THEN
+            pg_catalog.format('count of slots must be a whole number between 1 and 1e9, not %s', coalesce(count::text, 'NULL'))
+        WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
+            pg_catalog.format('now must be between the years 1000 and 9999, not %s', now)
+    END) END;
+BEGIN
+    IF wrong IS NULL AND effect = 'numbers' THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_validate_slots(name, capacity);
+        wrong := CASE WHEN verb = 'hold' AND count > capacity AND capacity > '0' AND until IS NULL THEN
+            pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity, count) END;
+    END IF;
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
+    END IF;
+    RETURN ROW(name, coalesce(key, ''), 0, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
+        NULL, NULL, NULL, 0, NULL, CASE WHEN effect = 'numbers' AND capacity = '0' THEN 'block' WHEN effect IN ('numbers', 'unlimited') THEN 'slots' ELSE effect END,
+        until)::/* TEMPLATE: schema */_ratelimit_request;
+END
+$body$;
+
 -- Validates a request and finds its numbers: those of the arguments or, without any, those that a program has published, under
 -- the override in force. verb is
 --   consume  take count
 --   reserve  take count, even before it is refilled: down to -max_reserved
 --   take     take as many whole tokens as there are, at least 1 and at most `most`
--- later: the request is valid now, and the question is what will be in force at `now`. Then no numbers are an error. standing: as if
+--   hold     take count, and give it back at the end of a hold
+--   settle   end a hold
+-- Only the last two know slots, whose effect is 'slots', or what decides beside it. later: the request is valid now, and the question is what will be in force at `now`. Then no numbers are an error. standing: as if
 -- nothing were blocked.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_prepare(
     verb text, name text, key text, rate double precision, period interval, count double precision, kind text,
@@ -2918,7 +3002,7 @@ BEGIN
         SELECT n.effect, n.until, n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
           INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
           FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp()), varying => later, standing => standing) AS n;
-        IF effect <> 'numbers' THEN -- which needs no numbers, and may have none
+        IF effect <> 'numbers' AND kind IS DISTINCT FROM 'slots' THEN -- which needs no numbers, and may have none
             kind := 'token bucket';
             rate := 1;
             period := '1 second';
@@ -2929,6 +3013,9 @@ BEGIN
             zone := NULL;
             anchor := NULL;
         END IF;
+    END IF;
+    IF kind = 'slots' THEN
+        RETURN /* TEMPLATE: schema */_ratelimit_prepare_slots(verb, name, key, count, capacity, global, effect, until, now);
     END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
     capacity := coalesce(capacity, rate);
@@ -3316,7 +3403,7 @@ Result:
 Errors:
   PT429         denied: the tokens are not there. Nothing was taken. PostgREST turns it into the HTTP status 429
   22023         an argument is invalid, or the count can never be granted; without numbers, also if no program has published
-                the limit, or if only the program knows the numbers of the key
+                the limit, if it has slots, or if only the program knows the numbers of the key
   40001, 40P01  another transaction was in the way: run the transaction again
 
 The error of a denial has
@@ -4438,6 +4525,59 @@ BEGIN
 END
 $body$;
 
+-- The slots of a key, if there are so many: those in use, without those whose holds have expired; those that are free, below zero if fewer are
+-- granted than are in use; and, if none is free, when one is at the latest, if nobody extends. infinity: no expiry frees one.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_free_slots(
+    name text, key text, capacity double precision, at timestamptz, OUT used double precision, OUT free double precision, OUT retry_at timestamptz
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    s record;
+BEGIN
+    SELECT f.* INTO s FROM /* TEMPLATE: schema */_ratelimit_slots(name, key, at) AS f;
+    used := s.used - s.expired;
+    free := capacity - used;
+    retry_at := CASE WHEN free < '1' THEN coalesce(CASE WHEN capacity >= '1' THEN
+        /* TEMPLATE: schema */_ratelimit_free_at(name, key, -s.used, 1, -capacity, at) END, 'infinity') END;
+END
+$body$;
+
+-- The keys of slots, with the numbers that are in force for each, at an instant.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys_of_slots(name text, keys text[], at timestamptz)
+RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    used text[] := ARRAY(SELECT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND (keys IS NULL OR r.key = ANY (keys)));
+    own  text[] := ARRAY(SELECT o.key FROM /* TEMPLATE: schema */rate_limit_overrides AS o -- keys that may have no row
+         WHERE o.name = name AND o.key IS NOT NULL AND (keys IS NULL OR o.key = ANY (keys)) AND o.effect IN ('block', 'unlimited')
+           AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at));
+    k    record;
+    n    record; -- the numbers of the key
+    s    record; -- its slots
+    t    timestamptz;
+BEGIN
+    FOR k IN SELECT u.key FROM pg_catalog.unnest(used) AS u (key) UNION SELECT u.key FROM pg_catalog.unnest(own) AS u (key) LOOP
+        key := k.key;
+        t := at;
+        LOOP
+            SELECT f.* INTO n FROM /* TEMPLATE: schema */_ratelimit_numbers(name, nullif(key, ''), t, varying => true) AS f;
+            SELECT f.* INTO s FROM /* TEMPLATE: schema */_ratelimit_free_slots(name, key, CASE n.effect WHEN 'numbers' THEN n.capacity WHEN 'unlimited' THEN 'Infinity' END, t) AS f;
+            IF t = at THEN
+                remaining := CASE WHEN n.effect = 'block' THEN 0 ELSE s.free END;
+            END IF;
+            retry_at := CASE WHEN n.effect = 'block' THEN 'infinity' ELSE coalesce(s.retry_at, nullif(t, at)) END;
+            EXIT WHEN retry_at IS NULL OR n.until IS NULL OR retry_at < n.until;
+            t := n.until; -- then something else decides
+        END LOOP;
+        RETURN NEXT;
+    END LOOP;
+END
+$body$;
+
 -- The keys of a limit with the numbers that are in force for each, at an instant. denied: of those that an override of every key or the
 -- definition denies everything, also the keys without a row.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys_named(name text, keys text[], at timestamptz, denied boolean)
@@ -4452,6 +4592,10 @@ DECLARE
     used text[];           -- those of o that have a row
 BEGIN
     SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0', varying => true) AS n; -- under no override
+    IF d.kind = 'slots' THEN
+        RETURN QUERY SELECT f.* FROM /* TEMPLATE: schema */_ratelimit_keys_of_slots(name, keys, at) AS f;
+        RETURN;
+    END IF;
     others := ARRAY(
         SELECT a.key FROM /* TEMPLATE: schema */rate_limit_overrides AS a
          WHERE a.name = name AND keys IS NULL AND a.key IS NOT NULL AND a.removed_at IS NULL AND (a.until IS NULL OR a.until > at)
@@ -4556,9 +4700,10 @@ The keys of a rate limit that have been used, and their tokens now. It writes an
 
 Result, one row for each key:
   key        the key as it is stored; '' for a limit without keys
-  remaining  the balance in tokens; below zero if tokens are owed
+  remaining  the balance in tokens; below zero if tokens are owed. Of slots, how many are free; below zero if fewer are granted than
+             are in use. Holds that have expired are free
   retry_at   the instant at which there will be one token, or at which a limit with a capacity below 1 will be full. NULL: there
-             are enough tokens now
+             are enough tokens now. Of slots, when one is free at the latest; infinity: no expiry frees one
 
 The arguments and their defaults are the same as for ratelimit, and
   keys       only these keys; default NULL: all that have a row
@@ -4584,7 +4729,7 @@ $text$;
 -- row whose ts lies after the last refill before that instant (see _ratelimit_upto) differs from a missing one: its refills begin at its ts.
 -- Rows written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
 --
--- rate: NULL if all definitions vary. varies: a key has numbers that are not known here, but within this time they fill a row from 0. A
+-- rate: NULL if all definitions vary, and for slots, whose varies is 0: such a row says nothing if no slot is in use. varies: a key has numbers that are not known here, but within this time they fill a row from 0. A
 -- row in debt may need longer, and stays. Less than the smallest count is no debt.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(
     value double precision, ts timestamptz, shards smallint, at timestamptz,
@@ -4613,7 +4758,12 @@ DECLARE
     since timestamptz := clock_timestamp() - interval '1 day';
     given boolean := pg_catalog.num_nonnulls(rate, period, capacity, start, varies) > 0 OR kind IS DISTINCT FROM 'token bucket';
 BEGIN
-    IF given THEN
+    IF kind = 'slots' THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_validate_slots(name, capacity);
+        IF pg_catalog.num_nonnulls(rate, period, start) > 0 OR varies <> '0' THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: rate, period, start and varies must be NULL for slots', name);
+        END IF;
+    ELSIF given THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, NULL, NULL,
             zero => varies IS NOT NULL);
         capacity := coalesce(capacity, rate);
@@ -4624,8 +4774,8 @@ BEGIN
             WHERE d.name = name AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')) THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, since, '0'); -- which is an error
     END IF;
-    SELECT count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
-               OR min(d.grid) <> max(d.grid) OR count(d.grid) NOT IN ('0', count(*)),
+    SELECT coalesce(count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
+               OR min(d.grid) <> max(d.grid) OR count(d.grid) NOT IN ('0', count(*)), false), -- slots have no period
            min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity), max(d.varies)
       INTO nothing, kind, period, start, rate, capacity, varies
       FROM (
@@ -4645,7 +4795,12 @@ BEGIN
           FROM /* TEMPLATE: schema */rate_limit_overrides AS o
          WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > since
      ) AS n ON d.varies IS NULL
-     WHERE n.rate > '0' OR d.varies IS NOT NULL;
+     WHERE n.rate > '0' OR d.varies IS NOT NULL OR d.kind = 'slots';
+    IF kind = 'slots' THEN -- a row says nothing once no slot is in use, whatever the numbers
+        rate := NULL;
+        varies := '0';
+        RETURN;
+    END IF;
     nothing := nothing OR varies IS NOT NULL AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
          WHERE o.name = name AND o.key IS NULL AND coalesce(least(o.until, o.removed_at), 'infinity') > since);
 END
@@ -4710,7 +4865,7 @@ BEGIN
     IF next = first THEN -- the next batch begins with the last key, which may have more rows, but only once
         next := first || E'\x01'; -- the next possible key
     END IF;
-    IF varies IS NOT NULL THEN
+    IF varies IS NOT NULL AND kind <> 'slots' THEN
         keys := ARRAY(SELECT u.key
             FROM pg_catalog.unnest(keys) AS u (key)
            WHERE u.key <> ALL (coalesce(spared, '{}')) AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
@@ -4812,7 +4967,7 @@ of their keys, and never waits for a lock. It holds the locks of the deleted row
 
     SELECT * FROM ratelimit_sweep('sendMessage')
 
-A row is deleted if it is full by every definition of this name that a program has published or replaced within 7 days, and by every
+A row is deleted if it is full (of slots: if none is in use) by every definition of this name that a program has published or replaced within 7 days, and by every
 override of it within a day. Where their kinds, periods or starts differ, nothing is deleted. If programs do not publish their limits, pass
 the numbers that they use. They count in addition to those that are published:
 
@@ -5136,7 +5291,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_even,_ratelimit_free_at,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_instant,_ratelimit_keys,_ratelimit_keys_named,_ratelimit_keys_of,_ratelimit_known,_ratelimit_left,_ratelimit_list,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_retry_at,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_tolerance,_ratelimit_total,_ratelimit_upto,_ratelimit_used_keys,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_even,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_instant,_ratelimit_keys,_ratelimit_keys_named,_ratelimit_keys_of,_ratelimit_keys_of_slots,_ratelimit_known,_ratelimit_left,_ratelimit_list,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_retry_at,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_tolerance,_ratelimit_total,_ratelimit_upto,_ratelimit_used_keys,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -5178,6 +5333,8 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(value double precisi
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys_named(name text, keys text[], at timestamptz, denied boolean);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys_of_slots(name text, keys text[], at timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_free_slots(name text, key text, capacity double precision, at timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys_of(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], at timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_used_keys(name text, keys text[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_stored_keys(name text, first text, below text, most integer);
@@ -5216,6 +5373,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_retry_at(verb text, q /* TEMPLATE
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_reaching(q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, count double precision, floor double precision);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_after(verb text, q /* TEMPLATE: schema */_ratelimit_request, standing boolean);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_prepare(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz, later boolean, standing boolean);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_prepare_slots(verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz);
 DROP TYPE /* TEMPLATE: schema */_ratelimit_request;
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(since pg_snapshot, after bigint);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision);
@@ -5233,6 +5391,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, 
 DROP TABLE /* TEMPLATE: schema */rate_limit_overrides;
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb, heartbeat boolean);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_list(program text, own text);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate_slots(name text, capacity double precision);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate_varies(name text, rate double precision, period interval, kind text, capacity double precision, varies interval);
 DROP TABLE /* TEMPLATE: schema */rate_limit_definitions;
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_left(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, reserve boolean, windows timestamptz[]);

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "3697f8574f5a6d49cb0d53b4f098ccc7f3ab1a5ebec5b0534e3137700081e397"
+const Hash = "d0e0c7df224880978e78c5ab2f89d54fe549f9cf588d0ae8511dd7c3a8cd176a"

@@ -113,8 +113,13 @@ SELECT _ratelimit_wire_look(
 -- name: Reset :one
 SELECT _ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;
 
+-- name: SweepHolds :one
+SELECT s.next_name, s.next_key, s.next_id
+  FROM _ratelimit_sweep_holds(@after_name::text, @after_key::text, @after_id::text, sqlc.narg('now')::timestamptz) AS s;
+
 -- name: Sweep :one
 SELECT s.deleted, s.next
   FROM _ratelimit_sweep(
-      @name::text, @rate::double precision, coalesce((sqlc.narg('unit')::text)::interval, @period::interval), @kind::text, @capacity::double precision,
+      @name::text, CASE WHEN @kind::text <> 'slots' THEN @rate::double precision END,
+      CASE WHEN @kind::text <> 'slots' THEN coalesce((sqlc.narg('unit')::text)::interval, @period::interval) END, @kind::text, @capacity::double precision,
       sqlc.narg('start')::timestamptz, @first::text, (sqlc.narg('varies')::text)::interval, sqlc.narg('now')::timestamptz) AS s;

@@ -102,7 +102,7 @@ func (l Limit) published() definition {
 		Zone: c.Zone, Anchor: c.Anchor,
 	}
 	switch {
-	case l.unlimited():
+	case l.unlimited(), l.slots:
 	case l.onCalendar():
 		d.Period = l.calendar.Interval()
 	default:

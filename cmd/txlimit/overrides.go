@@ -438,6 +438,9 @@ func (a *app) canAdd(ctx context.Context, name string, key *string, capacity, ca
 		if err != nil {
 			return err
 		}
+		if len(list) > 0 && list[0].Counts && list[0].Kind == kindSlots {
+			return usagef("%s has slots, and nothing is added to them: another --capacity counts at once. Leave out --add", printable(name))
+		}
 		varying := varies(list) != ""
 		var known *float64
 		switch {

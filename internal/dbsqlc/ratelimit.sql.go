@@ -594,16 +594,17 @@ func (q *Queries) Settle(ctx context.Context, arg SettleParams) ([]byte, error) 
 const Sweep = `-- name: Sweep :one
 SELECT s.deleted, s.next
   FROM _ratelimit_sweep(
-      $1::text, $2::double precision, coalesce(($3::text)::interval, $4::interval), $5::text, $6::double precision,
+      $1::text, CASE WHEN $2::text <> 'slots' THEN $3::double precision END,
+      CASE WHEN $2::text <> 'slots' THEN coalesce(($4::text)::interval, $5::interval) END, $2::text, $6::double precision,
       $7::timestamptz, $8::text, ($9::text)::interval, $10::timestamptz) AS s
 `
 
 type SweepParams struct {
 	Name     string
+	Kind     string
 	Rate     float64
 	Unit     pgtype.Text
 	Period   time.Duration
-	Kind     string
 	Capacity float64
 	Start    *time.Time
 	First    string
@@ -619,10 +620,10 @@ type SweepRow struct {
 func (q *Queries) Sweep(ctx context.Context, arg SweepParams) (SweepRow, error) {
 	row := q.db.QueryRow(ctx, Sweep,
 		arg.Name,
+		arg.Kind,
 		arg.Rate,
 		arg.Unit,
 		arg.Period,
-		arg.Kind,
 		arg.Capacity,
 		arg.Start,
 		arg.First,
@@ -631,6 +632,36 @@ func (q *Queries) Sweep(ctx context.Context, arg SweepParams) (SweepRow, error) 
 	)
 	var i SweepRow
 	err := row.Scan(&i.Deleted, &i.Next)
+	return i, err
+}
+
+const SweepHolds = `-- name: SweepHolds :one
+SELECT s.next_name, s.next_key, s.next_id
+  FROM _ratelimit_sweep_holds($1::text, $2::text, $3::text, $4::timestamptz) AS s
+`
+
+type SweepHoldsParams struct {
+	AfterName string
+	AfterKey  string
+	AfterID   string
+	Now       *time.Time
+}
+
+type SweepHoldsRow struct {
+	NextName pgtype.Text
+	NextKey  pgtype.Text
+	NextID   pgtype.Text
+}
+
+func (q *Queries) SweepHolds(ctx context.Context, arg SweepHoldsParams) (SweepHoldsRow, error) {
+	row := q.db.QueryRow(ctx, SweepHolds,
+		arg.AfterName,
+		arg.AfterKey,
+		arg.AfterID,
+		arg.Now,
+	)
+	var i SweepHoldsRow
+	err := row.Scan(&i.NextName, &i.NextKey, &i.NextID)
 	return i, err
 }
 
