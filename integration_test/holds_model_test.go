@@ -101,9 +101,8 @@ func TestHoldsGiveBackOnce(t *testing.T) {
 					id := fmt.Sprint("id ", r.IntN(5))
 					k, count, ttl := 1+r.IntN(2), float64(r.IntN(40)), time.Duration(1+r.IntN(6))*10*time.Second
 					held, err := h.limits.Hold(t.Context(), db, id, ttl, slots.Count(float64(k)), budget.Count(count))
-					var denial *ratelimit.DeniedError
 					reason := ratelimit.Reason("")
-					if errors.As(err, &denial) {
+					if denial, is := errors.AsType[*ratelimit.DeniedError](err); is {
 						reason = denial.Reason
 					} else if err != nil {
 						t.Fatal(err)

@@ -77,10 +77,10 @@ func TestHoldsAtMostNLive(t *testing.T) {
 							return
 						}
 						fate := r.IntN(10)
-						switch {
-						case fate == 0: // dies
+						switch fate {
+						case 0: // dies
 							continue
-						case fate == 1: // comes late
+						case 1: // comes late
 							time.Sleep(ttl + time.Duration(r.IntN(100))*time.Millisecond)
 						default:
 							time.Sleep(time.Duration(r.IntN(50)) * time.Millisecond)

@@ -1096,7 +1096,7 @@ BEGIN
         LOOP
             IF h.unit = 'slots' THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: slots in use cannot be reset', r.name),
-                    HINT = 'See ratelimit_holds for who has them, and ratelimit_release.';
+                    HINT = 'The table rate_limit_holds says which work has them. Release of the Go library frees them.';
             END IF;
             UPDATE /* TEMPLATE: schema */rate_limit_holds AS l SET state = 'lapsed', until = kept WHERE l.name = r.name AND l.key = r.key AND l.id = h.id;
         END LOOP;
@@ -2231,7 +2231,6 @@ BEGIN
             IF d.varies <> '0' THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: varies of slots must be 0, since nothing is refilled, not %s', d.name, d.varies);
             END IF;
-            d.shards := 1;
         ELSE
             IF d.kind IS NULL OR d.kind NOT IN ('token bucket', 'fixed window', 'calendar window') THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
@@ -2943,7 +2942,7 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    wrong text := CASE WHEN verb NOT IN ('hold', 'settle') THEN 'it has slots, which only ratelimit_hold takes' ELSE coalesce(
+    wrong text := CASE WHEN verb NOT IN ('hold', 'settle') THEN 'it has slots, which only Hold of the Go library takes' ELSE coalesce(
         /* TEMPLATE: schema */_ratelimit_wrong_key(key, global), CASE
         WHEN verb = 'hold' AND (count BETWEEN '1' AND '1e9' AND count = trunc(count)) IS NOT TRUE THEN
             pg_catalog.format('count of slots must be a whole number between 1 and 1e9, not %s', coalesce(count::text, 'NULL'))

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "d0e0c7df224880978e78c5ab2f89d54fe549f9cf588d0ae8511dd7c3a8cd176a"
+const Hash = "dcdf017a24681f23b46043f6765e7504500018c8c11122ca972d36d68bc64f32"

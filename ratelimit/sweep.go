@@ -63,7 +63,7 @@ func (l *Limiter) sweepAll(ctx context.Context, inTx inReadCommitted, limits []L
 		deleted += n
 		if err != nil {
 			errs = append(errs, explain("sweep", fmt.Errorf("limit %q: %w", limit.name, inner{err})))
-			if ctx.Err() != nil || sqlState(err) == "" { // the others would fail alike
+			if state := sqlState(err); ctx.Err() != nil || state == "" || state == "42883" { // the others would fail alike
 				return deleted, errs
 			}
 		}

@@ -175,7 +175,6 @@ BEGIN
             IF d.varies <> '0' THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: varies of slots must be 0, since nothing is refilled, not %s', d.name, d.varies);
             END IF;
-            d.shards := 1;
         ELSE
             IF d.kind IS NULL OR d.kind NOT IN ('token bucket', 'fixed window', 'calendar window') THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(

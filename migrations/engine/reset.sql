@@ -30,7 +30,7 @@ BEGIN
         LOOP
             IF h.unit = 'slots' THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: slots in use cannot be reset', r.name),
-                    HINT = 'See ratelimit_holds for who has them, and ratelimit_release.';
+                    HINT = 'The table rate_limit_holds says which work has them. Release of the Go library frees them.';
             END IF;
             UPDATE /* TEMPLATE: schema */rate_limit_holds AS l SET state = 'lapsed', until = kept WHERE l.name = r.name AND l.key = r.key AND l.id = h.id;
         END LOOP;

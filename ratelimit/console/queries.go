@@ -265,12 +265,12 @@ type balanceRow struct {
 	Own       bool // its numbers are those of the override
 	Rows      int64
 	LastUse   *time.Time
-	Stored    *float64 // the tokens that were left at the last use
+	Stored    *float64   // the tokens that were left at the last use
 	Remaining *float64   // tokens, or free slots
 	NextAt    *time.Time // for one token, or for all that the limit holds
 	FullAt    *time.Time
 	At        time.Time
-	InUse     *float64   `db:"-"` // of slots: those that are held, without those whose holds have expired
+	InUse     *float64 `db:"-"` // of slots: those that are held, without those whose holds have expired
 }
 
 // Free is how many slots are free.
