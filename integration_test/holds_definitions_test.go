@@ -210,7 +210,7 @@ func TestTheToolAndThePageShowSlots(t *testing.T) {
 	}
 	tool([]string{"KEY FREE IN USE DENIED UNTIL OVERRIDE", "full 0 3 20", "stuck 0 3 one is released -"}, "keys", "renders")
 	tool([]string{"acme 1 2 - -"}, "keys", "renders", "--all")
-	tool([]string{`"remaining": 1`, `"inUse": 2`}, "keys", "renders", "--all", "--json")
+	tool([]string{`"remaining": 1`, `"used": 2`}, "keys", "renders", "--all", "--json")
 	tool([]string{"slots 1 of 3 free, 2 in use", "denied no: a slot would be granted now"}, "show", "renders", "acme")
 	tool([]string{"slots 0 of 3 free, 3 in use", "denied yes, until 20", "at the latest, unless a hold is extended: all are in use"}, "show", "renders", "full")
 	tool([]string{"slots 0 of 3 free, 3 in use", "denied yes, until a slot is released: all are in use"}, "show", "renders", "stuck")
@@ -248,6 +248,30 @@ func TestTheToolAndThePageShowSlots(t *testing.T) {
 	tool([]string{"slots 0 of 4 free, 4 in use"}, "show", "projects", "acme")
 	page.get(200, "key?name=renders&key=acme", "0 of 2 slots free", "2 in use.")
 	page.get(200, "key?name=projects&key=acme", "0 of 4 slots free", "Denied until one is released.")
+}
+
+// TestDocsCountSlotsAgain runs the SQL of docs/holds.md.
+func TestDocsCountSlotsAgain(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	renders := ratelimit.Slots("renders", 3)
+	h := holder{t, new(ratelimit.Limiter), pool, nil}
+	h.holds("1", time.Hour, renders.Key("acme").Count(2))
+	h.holds("2", time.Hour, renders.Key("other"))
+	h.holds("1", time.Hour, slow("budget", 100).Key("acme").Count(10))
+	who := docSQL(t, "docs/holds.md", "ORDER BY taken_at")
+	if got := lines(t, pool, "SELECT id, state, count FROM ("+strings.TrimSuffix(who, ";")+") AS w"); got != "(1,held,2)" {
+		t.Error(got)
+	}
+	mustExec(t, pool, "DELETE FROM rate_limits WHERE key = 'acme' AND name = 'renders'")
+	mustExec(t, pool, "UPDATE rate_limits SET value = -3 WHERE key = 'other'")
+	mustExec(t, pool, docSQL(t, "docs/holds.md", "LOCK TABLE"))
+	h.has(renders.Key("acme"), 1)
+	h.has(renders.Key("other"), 2)
+	mustExec(t, pool, "TRUNCATE rate_limit_holds")
+	h.has(renders.Key("acme"), 1)
+	mustExec(t, pool, "SELECT ratelimit_reset('renders', 'acme')")
+	h.has(renders.Key("acme"), 3)
 }
 
 // wantsTool runs txlimit, and wants that it prints some texts, of one space between words.

@@ -27,6 +27,7 @@ import (
 
 	"github.com/txlimit/txlimit/migrations"
 	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 )
 
 // failure is a way to an error of the library.
@@ -376,6 +377,14 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Hold: a ttl":                       {by: "Hold", is: invalid, do: func(c *failing) error { return c.holds("work", -time.Minute, c.request()) }},
 		"Hold: half a slot":                 {by: "Hold", is: invalid, do: func(c *failing) error { return c.holds("work", time.Minute, c.slots(2).Count(1.5)) }},
 		"Hold: more slots than there are":   {by: "Hold", is: exceeds, do: func(c *failing) error { return c.holds("work", time.Minute, c.slots(2).Count(3)) }},
+		"Hold: in memory": {by: "Hold", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Hold(c.ctx, ratelimittest.New(c), "work", time.Minute, c.request())
+			return err
+		}},
+		"Balance: slots in memory": {by: "Balance", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Balance(c.ctx, ratelimittest.New(c), c.slots(2))
+			return err
+		}},
 		"Consume: slots": {by: "Consume", is: invalid, do: func(c *failing) error {
 			_, err := c.limiter.Consume(c.ctx, c.pool, c.slots(2))
 			return err

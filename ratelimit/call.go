@@ -65,6 +65,9 @@ func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, 
 	if c.demands, c.rowless, err = demands(c.does, c.requests, c.local); err != nil && !c.allowedLater(err) {
 		return c, err
 	}
+	if c.does.slots && isInMemory(db) && (c.does.holds || anyOf(c.demands, func(d *demand) bool { return d.limit.slots })) {
+		return c, invalidCall(requests, "the database in memory of package ratelimittest has no holds: test them with Postgres")
+	}
 	if v == verbSettle {
 		if err = c.lift(); err != nil {
 			return c, err

@@ -30,7 +30,7 @@ type (
 type keyState struct {
 	Key       string     `json:"key"`
 	Remaining *float64   `json:"remaining"`  // tokens, or free slots; nil: unlimited, or not known
-	InUse     *float64   `json:"inUse"`      // of slots: those that are held, without those whose holds have expired; nil: it has tokens
+	InUse     *float64   `json:"used"`       // of slots: those that are held, without those whose holds have expired; nil: it has tokens
 	Denied    *bool      `json:"deniedNow"`  // one token or slot would be denied; nil: not known
 	RetryAt   *time.Time `json:"retryAt"`    // nil: not denied, a block without an end, or not known
 	Effect    string     `json:"effect"`     // numbers, block or unlimited

@@ -627,7 +627,7 @@ without keys. Who did it, when and why is in the history: txlimit overrides --al
 	}
 	a.takesKey(c)
 	d.whyFlags(a, c)
-	return a.do(c, append(steerNeeds, "UPDATE rate_limits", "DELETE rate_limits"), func(ctx context.Context, args []string) error {
+	return a.do(c, append(steerNeeds, "UPDATE rate_limits", "DELETE rate_limits", "UPDATE rate_limit_holds"), func(ctx context.Context, args []string) error {
 		if err := d.check(); err != nil {
 			return err
 		}

@@ -32,7 +32,7 @@ type keyDetails struct {
 	Denied     *bool             `json:"deniedNow"`    // one token or slot would be denied; nil: not known
 	Reason     ratelimit.Reason  `json:"deniedReason"` // "": it would not be denied, or that is not known
 	RetryAt    *time.Time        `json:"retryAt"`      // until when; nil: not denied, for good, or not known
-	InUse      *float64          `json:"inUse"`        // of slots: those that are held, without those whose holds have expired; nil: it has tokens
+	InUse      *float64          `json:"used"`         // of slots: those that are held, without those whose holds have expired; nil: it has tokens
 	Stored     *float64          `json:"stored"`       // the tokens that were left at the last use; nil: the key has no row, or it has slots
 	LastUse    *time.Time        `json:"lastUse"`
 	Rows       int               `json:"rows"`     // of the key: 0 if it is full

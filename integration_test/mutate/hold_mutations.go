@@ -134,4 +134,39 @@ var holdMutations = []mutation{
 		old: "		if r.limit.slots && !does.slots {", new: "		if false {",
 		tests: "TestHoldsRefuse",
 	},
+
+	// What else knows them
+	{
+		name: "hold-reset-stays", file: "migrations/engine/reset.sql", what: "what a reset forgot comes back",
+		old: "AND l.state = 'held' ORDER BY l.id FOR UPDATE", new: "AND l.state = 'none' ORDER BY l.id FOR UPDATE",
+		tests: "TestHoldsAreResetAndSwept",
+	}, {
+		name: "slots-reset", file: "migrations/engine/reset.sql", what: "a reset frees slots that are in use",
+		old: "            IF h.unit = 'slots' THEN", new: "            IF false THEN",
+		tests: "TestSlotsAreDefined",
+	}, {
+		name: "hold-sweep-none", file: "ratelimit/sweep.go", what: "no sweep gives back what expired holds hold",
+		old: "	if err := l.sweepHolds(ctx, inTx); err != nil {", new: "	if err := error(nil); err != nil {",
+		tests: "TestHoldsAreResetAndSwept",
+	}, {
+		name: "slots-swept-in-use", file: "migrations/engine/sweep.sql", what: "the row of slots in use is deleted",
+		old: "        varies := '0';\n        RETURN;", new: "        RETURN;",
+		tests: "TestSlotsAreDefined",
+	}, {
+		name: "slots-expired-in-use", file: "migrations/engine/keys.sql", what: "tool and page show an expired hold as in use",
+		old: "    used := s.used - s.expired;", new: "    used := s.used;",
+		tests: "TestTheToolAndThePageShowSlots",
+	}, {
+		name: "slots-another-kind", file: "migrations/engine/definitions.sql", what: "two programs have slots and a bucket of one name",
+		old: "AND (o.rate > '0' OR o.varies IS NOT NULL OR o.kind = 'slots')\n", new: "AND (o.rate > '0' OR o.varies IS NOT NULL)\n",
+		tests: "TestSlotsAreDefined",
+	}, {
+		name: "slots-by-hand", file: "migrations/engine/ratelimit.sql", what: "ratelimit takes slots that never come back",
+		old: "CASE WHEN verb NOT IN ('hold', 'settle') THEN 'it has slots", new: "CASE WHEN false THEN 'it has slots",
+		tests: "TestSlotsAreDefined",
+	}, {
+		name: "slots-override-rate", file: "migrations/engine/overrides.sql", what: "an override of slots has a rate, which does nothing",
+		old: "CASE WHEN coalesce(rate, max_reserved) IS NOT NULL THEN 'rate and", new: "CASE WHEN false THEN 'rate and",
+		tests: "TestSlotsAreDefined|TestTheToolAndThePageShowSlots",
+	},
 }

@@ -790,7 +790,7 @@ var sqlMutations = []mutation{
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "reset-order", file: reset, what: "limits are reset in another order than the common one",
-		old: "FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2", new: "FROM unnest(names, keys) AS u (name, key) ORDER BY 1 DESC, 2 DESC",
+		old: "ORDER BY 1, 2\n    LOOP\n        PERFORM", new: "ORDER BY 1 DESC, 2 DESC\n    LOOP\n        PERFORM",
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "reset-no-trace", file: reset, what: "a reset with a reason or an author leaves no trace",
