@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "dcdf017a24681f23b46043f6765e7504500018c8c11122ca972d36d68bc64f32"
+const Hash = "555825ba27ecf37c0b770bb7d86eb021e9bfa05021ac7094746af5ddd4e077ba"
