@@ -478,6 +478,31 @@ func TestTheProxysTableIsRefused(t *testing.T) {
 	}
 }
 
+// TestHoldsAreRefused: before they take anything.
+func TestHoldsAreRefused(t *testing.T) {
+	db := pool(t, shared.proxy.URL(), 1)
+	l := &ratelimit.Limiter{}
+	limit := ratelimit.TokenBucket("held", 10, time.Hour)
+	for what, call := range map[string]func() error{
+		"Hold": func() error {
+			_, err := l.Hold(t.Context(), db, "job", time.Minute, limit.Key("k"))
+			return err
+		},
+		"Settle": func() error {
+			_, err := l.Settle(t.Context(), db, "job", limit.Key("k").Count(1))
+			return err
+		},
+		"Release": func() error { return l.Release(t.Context(), db, "job", limit.Key("k")) },
+	} {
+		if err := call(); state(err) != "0A000" {
+			t.Errorf("%s: %v, want 0A000", what, err)
+		}
+	}
+	if left := balance(t, l, db, limit.Key("k")).Remaining; left != 10 {
+		t.Errorf("%v are left of 10", left)
+	}
+}
+
 // TestAWrongPartitionRefuses calls a partition without the proxy, for a key that is not its own.
 func TestAWrongPartitionRefuses(t *testing.T) {
 	db := pool(t, shared.proxy.URL(), 1)
