@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -320,4 +321,52 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 	result.note += fmt.Sprintf("; of three calls: one call %.3g, the minimal function %.3g, the same if a denial may write %.3g, three calls in one statement, but not all or nothing, %.3g, one call on the pool, without BEGIN and COMMIT, %.3g",
 		c.ratio(0, 1), c.ratio(3, 1), c.ratio(4, 1), c.ratio(2, 1), c.ratio(5, 1))
 	return result, nil
+}
+
+// each100 compares in a transaction of one worker, as one that fetches jobs of many customers has it: 100 keys of one token bucket in one call
+// of Each, and in 100 calls.
+func each100(ctx context.Context, e *env) (outcome, error) {
+	n := e.few(10_000)
+	all, limit := keys(n), ratelimit.TokenBucket("limit", 1e9, time.Second)
+	open := func(name string, work func(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request) error) (*side, error) {
+		pool, err := e.newPool(ctx, 2, nil)
+		if err != nil {
+			return nil, err
+		}
+		return &side{name: name, goroutines: 1, call: func(ctx context.Context, _ int) error {
+			requests := make([]ratelimit.Request, 100)
+			for i, place := range rand.Perm(n)[:len(requests)] {
+				requests[i] = limit.Key(all[place])
+			}
+			return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error { return work(ctx, tx, requests) })
+		}}, fill(ctx, pool, "rate_limits", limit.Name(), n)
+	}
+	one, err := open("one call", func(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request) error {
+		results, err := limits.Each(ctx, tx, requests...)
+		for i := range results {
+			if !results[i].OK {
+				return fmt.Errorf("denied: %+v", results[i])
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return outcome{}, err
+	}
+	calls, err := open("100 calls", func(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request) error {
+		for _, request := range requests {
+			if _, err := limits.Consume(ctx, tx, request); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return outcome{}, err
+	}
+	c, err := e.compare(ctx, 2*pairs, slice, one, calls)
+	if err != nil {
+		return outcome{}, err
+	}
+	return c.outcome(), nil
 }

@@ -83,6 +83,16 @@ func TestSlotsAreDefined(t *testing.T) {
 		t.Error(err)
 	}
 
+	for what, number := range map[string]ratelimit.Option{"a rate": ratelimit.Rate(1), "half a slot": ratelimit.Capacity(1.5), "a debt": ratelimit.MaxReserved(1)} {
+		if _, err := limits.Override(t.Context(), pool, renders.Key("new"), time.Time{}, "", "", number); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("Override of %s: %v", what, err)
+		}
+	}
+	if _, err := limits.Override(t.Context(), pool, renders.Key("new"), time.Time{}, "", "", ratelimit.Capacity(9)); err != nil {
+		t.Error(err)
+	}
+	wants("renders", row{"new", "(numbers,slots,,,9,,)"})
+
 	// Slots in use are not reset. The row of those that are not is swept.
 	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_reset('renders', 'acme')"); sqlState(err) != "22023" || !strings.Contains(err.Error(), "slots in use cannot be reset") {
 		t.Error(err)

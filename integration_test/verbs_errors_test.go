@@ -109,6 +109,26 @@ var callVerb = map[string]verbCall{
 	"Release": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
 		return c.limiter.Release(c.ctx, db, holdToken, r)
 	},
+	"Each": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, err := c.limiter.Each(c.ctx, db, r)
+		return err
+	},
+	"Override": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, err := c.limiter.Override(c.ctx, db, r, time.Time{}, "", "", ratelimit.Rate(2))
+		return err
+	},
+	"Block": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, err := c.limiter.Block(c.ctx, db, r, time.Time{}, "", "")
+		return err
+	},
+	"Restore": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, err := c.limiter.Restore(c.ctx, db, r, "")
+		return err
+	},
+	"Unblock": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, err := c.limiter.Unblock(c.ctx, db, r, "")
+		return err
+	},
 	"QueueConsume": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
 		return c.queued(db, r)
 	},
@@ -130,7 +150,8 @@ func (c *failing) queued(db ratelimit.DB, r ratelimit.Request) error {
 var (
 	canDeny    = []string{"Consume", "Wait", "Reserve", "Take", "Check", "Hold", "QueueConsume"}
 	coalesces  = []string{"Consume", "Wait", "Reserve", "Take", "Charge"} // which a Coalescer decides
-	repeatable = []string{"Reset", "Move"}
+	repeatable = []string{"Reset", "Move", "Override", "Block", "Restore", "Unblock"}
+	steers     = []string{"Override", "Block", "Restore", "Unblock"} // by the database's clock, whatever is in force
 	onlyReads  = []string{"Check", "Balance"}
 )
 
@@ -185,24 +206,26 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		add("an empty key", failure{is: invalid, do: asking(func(c *failing) ratelimit.Request { return c.limit.Key("a", "") })})
 		add("a key with a NUL byte", failure{is: invalid, do: asking(func(c *failing) ratelimit.Request { return c.limit.Key("\x00") })})
 		add("a count", failure{is: invalid, do: asking(func(c *failing) ratelimit.Request { return c.request().Count(math.NaN()) })})
-		add("a clock", failure{is: invalid, do: func(c *failing) error {
-			c.limiter.Clock = longAgo
-			return call(c, c.pool, c.request())
-		}})
+		if !slices.Contains(steers, by) {
+			add("a clock", failure{is: invalid, do: func(c *failing) error {
+				c.limiter.Clock = longAgo
+				return call(c, c.pool, c.request())
+			}})
+			add("overrides that are not loaded", failure{is: ratelimit.ErrNotLoaded, do: func(c *failing) error {
+				c.limiter.Overrides = &ratelimit.Overrides{DB: c.pool}
+				return call(c, c.pool, c.request())
+			}})
+			add("overrides that cannot be loaded", failure{is: ratelimit.ErrNotLoaded, do: func(c *failing) error {
+				c.limiter.Overrides = &ratelimit.Overrides{DB: c.pool}
+				if err := c.limiter.Overrides.Load(ended(c.ctx)); err == nil {
+					c.Error("overrides are loaded by a context that has ended")
+				}
+				return call(c, c.pool, c.request())
+			}})
+		}
 		add("another definition", failure{is: invalid, do: func(c *failing) error {
 			if _, err := c.limiter.Check(c.ctx, c.pool, ratelimit.TokenBucket(c.limit.Name(), 7, time.Hour).Key(privateKey)); err != nil {
 				return err
-			}
-			return call(c, c.pool, c.request())
-		}})
-		add("overrides that are not loaded", failure{is: ratelimit.ErrNotLoaded, do: func(c *failing) error {
-			c.limiter.Overrides = &ratelimit.Overrides{DB: c.pool}
-			return call(c, c.pool, c.request())
-		}})
-		add("overrides that cannot be loaded", failure{is: ratelimit.ErrNotLoaded, do: func(c *failing) error {
-			c.limiter.Overrides = &ratelimit.Overrides{DB: c.pool}
-			if err := c.limiter.Overrides.Load(ended(c.ctx)); err == nil {
-				c.Error("overrides are loaded by a context that has ended")
 			}
 			return call(c, c.pool, c.request())
 		}})
@@ -274,8 +297,16 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		if by == "Refund" || by == "Settle" || by == "Release" {
 			lost.gone = 0 // it had nothing to give back
 		}
+		if by == "Override" || by == "Block" { // which take only names that are published, if any is
+			lost.do = func(c *failing) error {
+				if err := ratelimit.Publish(c.ctx, c.pool, c.limit.Name(), c.limit); err != nil {
+					return err
+				}
+				return call(c, answerLost{c.pool}, c.request())
+			}
+		}
 		add("a lost answer", lost)
-		if by != "Reset" && by != "Move" { // whose answers say nothing
+		if !slices.Contains(repeatable, by) { // whose answers say nothing about tokens
 			if slices.Contains(onlyReads, by) {
 				lost.is = nil
 			}
@@ -420,6 +451,45 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		}},
 		"Move: other instants": {by: "Move", is: invalid, do: func(c *failing) error {
 			return c.limiter.Move(c.ctx, c.pool, c.request(), ratelimit.FixedWindow("another", 1, time.Hour).Key(privateKey))
+		}},
+
+		"Override: no numbers": {by: "Override", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Override(c.ctx, c.pool, c.request(), time.Time{}, "", "")
+			return err
+		}},
+		"Override: a rate of 0": {by: "Override", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Override(c.ctx, c.pool, c.request(), time.Time{}, "", "", ratelimit.Rate(0))
+			return err
+		}},
+		"Override: a number": {by: "Override", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Override(c.ctx, c.pool, c.request(), time.Time{}, "", "", ratelimit.Capacity(-1))
+			return err
+		}},
+		"Override: another option": {by: "Override", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Override(c.ctx, c.pool, c.request(), time.Time{}, "", "", ratelimit.Shards(2))
+			return err
+		}},
+		"Block: an end in the past": {by: "Block", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Block(c.ctx, c.pool, c.request(), time.Now().Add(-time.Hour), "", "")
+			return err
+		}},
+		"Block: an end that is too late": {by: "Block", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Block(c.ctx, c.pool, c.request(), time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC), "", "")
+			return err
+		}},
+		"Block: a reason": {by: "Block", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Block(c.ctx, c.pool, c.request(), time.Time{}, strings.Repeat("r", 4097), "")
+			return err
+		}},
+		"Block: a Coalescer": {by: "Block", is: invalid, do: func(c *failing) error {
+			coalescer := &ratelimit.Coalescer{Pool: c.pool}
+			defer coalescer.Close()
+			_, err := c.limiter.Block(c.ctx, coalescer, c.request(), time.Time{}, "", "")
+			return err
+		}},
+		"Unblock: a count": {by: "Unblock", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Unblock(c.ctx, c.pool, c.request().Count(2), "")
+			return err
 		}},
 
 		"QueueConsume: no batch": {by: "QueueConsume", is: invalid, do: func(c *failing) error {

@@ -353,7 +353,7 @@ func (w *everything) retries(p *worldProgram, ids []worldKey, verb string, count
 	ends := w.pending(ids...)
 	instants := []time.Time{now.Add(time.Microsecond), now.Add(time.Second), now.Add(time.Duration(r.Int64N(int64(100 * time.Hour)))).Truncate(time.Microsecond), now.Add(400 * 24 * time.Hour)}
 	for _, end := range ends {
-		instants = append(instants, end.Add(-time.Microsecond), end, end.Add(time.Second))
+		instants = append(instants, w.early(p, end, ids...), end, end.Add(time.Second))
 	}
 	until := time.Date(9990, 1, 1, 0, 0, 0, 0, time.UTC)
 	switch {

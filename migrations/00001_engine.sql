@@ -984,6 +984,172 @@ BEGIN
 END
 $body$;
 
+-- The Go library's Coalescer calls the functions of this file and of coalesce.sql. One statement decides many calls that are in
+-- no transaction of their own. _ratelimit_each calls this one, too.
+
+-- Takes counts[i] from each of several keys of one token bucket. Each key is granted if it has enough, whatever the others
+-- have. Where it can decide, it is faster than _ratelimit_coalesce.
+--
+--   keys, counts   each key once, in the order of COLLATE "C"; in any other order, calls could deadlock
+--   now            NULL: clock_timestamp()
+--   floor          the balance that each may leave: 0, or less by the tolerance
+--   coalesced      the calls are of several callers
+--
+-- Returns the keys that it decided (ord, their positions in keys), each with its row after the decision. The first `early` keys
+-- were granted at `seen`, the others denied at `at`. It leaves some keys to _ratelimit_coalesce: keys without a row, since an
+-- INSERT would lock out of order; rows of a limit that was sharded; and keys that had too little at `seen` but enough at `at`.
+--
+-- For coalesced calls, the transaction must be READ COMMITTED, as for _ratelimit_coalesce. Otherwise it raises SQLSTATE RL003. At any other
+-- level, a row that was changed since the snapshot is 40001, as for one call.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(
+    name text, keys text[],
+    rate double precision, period interval, capacity double precision,
+    counts double precision[], now timestamptz DEFAULT NULL, floor double precision DEFAULT 0, coalesced boolean DEFAULT true,
+    OUT seen timestamptz, OUT at timestamptz, OUT early integer,
+    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
+)
+LANGUAGE plpgsql
+-- The same settings as in _ratelimit_coalesce.
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF coalesced AND current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
+    END IF;
+    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN -- a transaction on several servers would cost more than it saves
+        RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the table is distributed, so each call is decided alone';
+    END IF;
+    IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, 0, now) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND floor <= '0') IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments are not valid';
+    END IF;
+
+    -- This UPDATE decides as the one in _ratelimit_consume does. It locks rows in the order of keys only if the plan looks up one key
+    -- after another. The expressions of i and = ANY rule out plans that walk the index instead (CONCURRENCY.md, E6).
+    seen := coalesce(now, clock_timestamp());
+    WITH u AS (
+        UPDATE /* TEMPLATE: schema */rate_limits AS r
+           SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i],
+               ts = greatest(r.ts, seen)
+          FROM generate_series(1, pg_catalog.cardinality(keys)) AS i
+         WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1 + 0 * i
+           AND (least(r.value, capacity) >= counts[i] -- most rows have: this saves calculating their refill twice
+                OR /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= floor)
+        RETURNING i, r.value, r.ts
+    )
+    SELECT coalesce(pg_catalog.array_agg(u.i), '{}'), pg_catalog.array_agg(u.value), pg_catalog.array_agg(u.ts)
+      INTO ord, value, ts
+      FROM u;
+    early := pg_catalog.cardinality(ord);
+
+    -- A plain read finds the denials.
+    at := coalesce(now, clock_timestamp()); -- the UPDATE may have waited
+    IF early < pg_catalog.cardinality(keys) THEN
+        SELECT pg_catalog.array_cat(ord, pg_catalog.array_agg(i)), pg_catalog.array_cat(value, pg_catalog.array_agg(r.value)),
+               pg_catalog.array_cat(ts, pg_catalog.array_agg(r.ts))
+          INTO ord, value, ts
+          FROM (SELECT generate_series(1, pg_catalog.cardinality(keys)) EXCEPT SELECT pg_catalog.unnest(ord)) AS rest (i)
+         CROSS JOIN LATERAL (
+            SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
+          ) AS r
+         WHERE /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < floor;
+    END IF;
+END
+$body$;
+
+-- Decides several requests, each by itself, in the caller's transaction: see Limiter.Each. The arguments are those of _ratelimit_apply,
+-- with one position for each request. They are sorted by name and key (COLLATE "C"): rows are locked in that order. Requests for the same name and
+-- key are decided one after another.
+--
+-- Returns the rows of each request, with ord, its position, and whether it was granted (1, or 0) at `at`: the new rows, or those that led to
+-- the denial. A sharded limit that took from one shard returns that shard alone.
+--
+-- A run of requests for different keys of one token bucket is one UPDATE, if a plain read finds all their rows. Otherwise, or if that leaves
+-- a key undecided, the run is decided request by request, since an INSERT of a missing row must come before later keys are locked. The subtransaction releases the
+-- locks of the UPDATE before that (CONCURRENCY.md, I1).
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_each(
+    names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz DEFAULT NULL,
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL,
+    OUT ord integer[], OUT granted integer[], OUT at timestamptz[], OUT value double precision[], OUT ts timestamptz[]
+)
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n     CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
+    alone CONSTANT boolean := /* TEMPLATE: schema */_ratelimit_distributed(); -- each key is on a server of its own
+    first integer := 1; -- the run
+    last  integer;
+    m     integer;
+    run   record;
+    one   /* TEMPLATE: schema */_ratelimit_decision;
+    many  /* TEMPLATE: schema */_ratelimit_decisions;
+BEGIN
+    ord := '{}'; granted := '{}'; at := '{}'; value := '{}'; ts := '{}';
+    WHILE first <= n LOOP
+        IF first > 1 AND ((names[first - 1] COLLATE "C", keys[first - 1] COLLATE "C") <= (names[first], keys[first])) IS NOT TRUE THEN
+            RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments are not in the order of locks';
+        END IF;
+        last := first;
+        WHILE last < n AND starts[first] IS NULL AND shards[first] = 1 AND starts[last + 1] IS NULL AND shards[last + 1] = 1
+                AND names[last + 1] = names[first] AND keys[last] COLLATE "C" < keys[last + 1] AND rates[last + 1] = rates[first]
+                AND periods[last + 1] = periods[first] AND capacities[last + 1] = capacities[first] AND floors[last + 1] = floors[first] LOOP
+            last := last + 1;
+        END LOOP;
+        IF last >= first + 3 AND NOT alone THEN -- for fewer, it saves nothing
+            SELECT count(*) INTO m
+              FROM generate_series(first, last) AS i,
+                   LATERAL (
+                    SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r
+                     WHERE r.name = names[first] AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1
+                    OFFSET 0
+                   ) AS r;
+            IF m = last - first + 1 THEN
+                BEGIN
+                    SELECT k.* INTO run
+                      FROM /* TEMPLATE: schema */_ratelimit_consume_keys(names[first], keys[first:last], rates[first], periods[first], capacities[first],
+                          counts[first:last], now, floors[first], false) AS k;
+                    IF pg_catalog.cardinality(run.ord) <> m THEN
+                        RAISE SQLSTATE 'RL001';
+                    END IF;
+                    ord := pg_catalog.array_cat(ord, ARRAY(SELECT first - 1 + o.ord FROM pg_catalog.unnest(run.ord) WITH ORDINALITY AS o (ord, i) ORDER BY o.i));
+                    granted := pg_catalog.array_cat(granted, pg_catalog.array_cat(pg_catalog.array_fill(1, ARRAY[run.early]), pg_catalog.array_fill(0, ARRAY[m - run.early])));
+                    at := pg_catalog.array_cat(at, pg_catalog.array_cat(pg_catalog.array_fill(run.seen, ARRAY[run.early]), pg_catalog.array_fill(run.at, ARRAY[m - run.early])));
+                    value := pg_catalog.array_cat(value, run.value);
+                    ts := pg_catalog.array_cat(ts, run.ts);
+                    first := last + 1;
+                EXCEPTION WHEN SQLSTATE 'RL001' THEN
+                    NULL;
+                END;
+            END IF;
+        END IF;
+        WHILE first <= last LOOP
+            IF shards[first] = 1 THEN
+                one := /* TEMPLATE: schema */_ratelimit_consume(names[first], keys[first], rates[first], periods[first], capacities[first], starts[first],
+                    counts[first], floors[first], now, false, false, windows[firsts[first]:lasts[first]]);
+                ord := pg_catalog.array_append(ord, first);
+                granted := pg_catalog.array_append(granted, CASE WHEN one.granted THEN 1 ELSE 0 END);
+                at := pg_catalog.array_append(at, one.at);
+                value := pg_catalog.array_append(value, one.value);
+                ts := pg_catalog.array_append(ts, one.ts);
+            ELSE
+                many := /* TEMPLATE: schema */_ratelimit_consume_sharded(names[first], keys[first], rates[first], periods[first], capacities[first], starts[first],
+                    shards[first], counts[first], floors[first], shard_a[first], shard_b[first], now, false, windows[firsts[first]:lasts[first]]);
+                m := pg_catalog.cardinality(many.value);
+                ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(first, ARRAY[m]));
+                granted := pg_catalog.array_cat(granted, pg_catalog.array_fill(CASE WHEN many.granted THEN 1 ELSE 0 END, ARRAY[m]));
+                at := pg_catalog.array_cat(at, pg_catalog.array_fill(many.at, ARRAY[m]));
+                value := pg_catalog.array_cat(value, many.value);
+                ts := pg_catalog.array_cat(ts, many.ts);
+            END IF;
+            first := first + 1;
+        END LOOP;
+    END LOOP;
+END
+$body$;
+
 -- What the Go library calls for one decision. The answer is a bytea with the decision in the binary format of its type, since a composite
 -- result would be text in some query modes.
 --
@@ -1063,6 +1229,16 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_move(
 ) RETURNS double precision
 LANGUAGE sql
 RETURN /* TEMPLATE: schema */_ratelimit_move(names, keys, rates, periods, capacities, starts, shards, floor, now, windows, firsts, lasts);
+
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_each(
+    names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz,
+    windows timestamptz[], firsts integer[], lasts integer[]
+) RETURNS bytea
+LANGUAGE sql
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_each(names, keys, rates, periods, capacities, starts, shards, counts, floors, shard_a, shard_b, now,
+    windows, firsts, lasts));
 
 -- Makes limits full again by deleting the rows of all their shards, which it locks in the common order (CONCURRENCY.md, D1).
 -- Returns the number of deleted rows. Holds of the limits lapse: what they hold is forgotten, too, and does not come back. Slots in use cannot be reset.
@@ -1165,76 +1341,6 @@ effect of such a row is reset. Without both, nothing is written down: a program 
 Errors:
   22023   an argument is invalid, or the key has slots that are in use
 $text$;
-
--- The Go library's Coalescer calls the functions of this file and of coalesce.sql. One statement decides many calls that are in
--- no transaction of their own.
-
--- Takes counts[i] from each of several keys of one token bucket. Each key is granted if it has enough, whatever the others
--- have. Where it can decide, it is faster than _ratelimit_coalesce.
---
---   keys, counts   each key once, in the order of COLLATE "C"; in any other order, calls could deadlock
---   now            NULL: clock_timestamp()
---
--- Returns the keys that it decided (ord, their positions in keys), each with its row after the decision. The first `early` keys
--- were granted at `seen`, the others denied at `at`. It leaves some keys to _ratelimit_coalesce: keys without a row, since an
--- INSERT would lock out of order; rows of a limit that was sharded; and keys that had too little at `seen` but enough at `at`.
---
--- The transaction must be READ COMMITTED, as for _ratelimit_coalesce. Otherwise it raises SQLSTATE RL003.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(
-    name text, keys text[],
-    rate double precision, period interval, capacity double precision,
-    counts double precision[], now timestamptz DEFAULT NULL,
-    OUT seen timestamptz, OUT at timestamptz, OUT early integer,
-    OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
-)
-LANGUAGE plpgsql
--- The same settings as in _ratelimit_coalesce.
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
-AS $body$
-#variable_conflict use_variable
-BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
-    END IF;
-    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN -- a transaction on several servers would cost more than it saves
-        RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the table is distributed, so each call is decided alone';
-    END IF;
-    IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, 0, now) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts)) IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments are not valid';
-    END IF;
-
-    -- This UPDATE decides as the one in _ratelimit_consume does. It locks rows in the order of keys only if the plan looks up one key
-    -- after another. The expressions of i and = ANY rule out plans that walk the index instead (CONCURRENCY.md, E6).
-    seen := coalesce(now, clock_timestamp());
-    WITH u AS (
-        UPDATE /* TEMPLATE: schema */rate_limits AS r
-           SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i],
-               ts = greatest(r.ts, seen)
-          FROM generate_series(1, pg_catalog.cardinality(keys)) AS i
-         WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1 + 0 * i
-           AND (least(r.value, capacity) >= counts[i] -- most rows have: this saves calculating their refill twice
-                OR /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= '0')
-        RETURNING i, r.value, r.ts
-    )
-    SELECT coalesce(pg_catalog.array_agg(u.i), '{}'), pg_catalog.array_agg(u.value), pg_catalog.array_agg(u.ts)
-      INTO ord, value, ts
-      FROM u;
-    early := pg_catalog.cardinality(ord);
-
-    -- A plain read finds the denials.
-    at := coalesce(now, clock_timestamp()); -- the UPDATE may have waited
-    IF early < pg_catalog.cardinality(keys) THEN
-        SELECT pg_catalog.array_cat(ord, pg_catalog.array_agg(i)), pg_catalog.array_cat(value, pg_catalog.array_agg(r.value)),
-               pg_catalog.array_cat(ts, pg_catalog.array_agg(r.ts))
-          INTO ord, value, ts
-          FROM (SELECT generate_series(1, pg_catalog.cardinality(keys)) EXCEPT SELECT pg_catalog.unnest(ord)) AS rest (i)
-         CROSS JOIN LATERAL (
-            SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
-          ) AS r
-         WHERE /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < '0';
-    END IF;
-END
-$body$;
 
 -- Decides many calls for one or several limits without shards. Each call is decided as if it had been made alone, in order.
 --
@@ -3721,7 +3827,7 @@ Errors, besides those of ratelimit:
 $text$;
 
 -- Holds: tokens and slots that are taken under an id, and come back when the work is settled or released, or its time is over. CONCURRENCY.md,
--- I, has the order of the locks, and why it holds.
+-- J, has the order of the locks, and why it holds.
 --
 -- The arguments are arrays of one length, with one position for each limit: those of _ratelimit_apply, and
 --   units   tokens; slots; none: the limit has no rows now (it is unlimited, or grants nothing), so no token moves
@@ -3733,7 +3839,7 @@ $text$;
 
 -- Tokens and slots that come back: one row per limit, key and id. Limits without holds have no rows here, and no call of theirs reads it.
 --
--- A row is written after the row of rate_limits, in one transaction (CONCURRENCY.md, I). For slots, value in rate_limits is minus the sum of the
+-- A row is written after the row of rate_limits, in one transaction (CONCURRENCY.md, J). For slots, value in rate_limits is minus the sum of the
 -- counts of the held rows here. Like rate_limits, the table has no CHECK constraints (G1).
 -- The fillfactor leaves room for the next version: an extension changes only until, which no index has, so it is heap-only.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_holds (
@@ -5291,7 +5397,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_even,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_instant,_ratelimit_keys,_ratelimit_keys_named,_ratelimit_keys_of,_ratelimit_keys_of_slots,_ratelimit_known,_ratelimit_left,_ratelimit_list,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_retry_at,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_tolerance,_ratelimit_total,_ratelimit_upto,_ratelimit_used_keys,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_instant,_ratelimit_keys,_ratelimit_keys_named,_ratelimit_keys_of,_ratelimit_keys_of_slots,_ratelimit_known,_ratelimit_left,_ratelimit_list,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_retry_at,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_tolerance,_ratelimit_total,_ratelimit_upto,_ratelimit_used_keys,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -5443,10 +5549,10 @@ DROP VIEW /* TEMPLATE: schema */rate_limits_turn_01;
 DROP VIEW /* TEMPLATE: schema */rate_limits_turn_00;
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_raise(names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(names text[], rates double precision[], periods interval[], capacities double precision[], keys text[], defs integer[], starts timestamptz[], repeats integer[], counts double precision[], floors double precision[], calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[], ask_counts double precision[], ask_floors double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_reset(name text, key text, global boolean, reason text, who text);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_note_reset(name text, key text, reason text, who text);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_reset(names text[], keys text[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_each(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_move(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floor double precision, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_refund_one(name text, key text, rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
@@ -5455,6 +5561,8 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply(op text, names text[],
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_each(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz, floor double precision, coalesced boolean);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_move(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floor double precision, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_give_back(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, taken double precision, held double precision, part double precision, taken_at timestamptz, run_at timestamptz, windows timestamptz[]);

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "555825ba27ecf37c0b770bb7d86eb021e9bfa05021ac7094746af5ddd4e077ba"
+const Hash = "64eb1fa987fd7ffe310e7cc89a061b8e5969588c7706b3c0e7aaa4a0d6124f6c"

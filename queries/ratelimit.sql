@@ -47,6 +47,13 @@ SELECT _ratelimit_wire_consume_several(
       @counts::double precision[], @floors::double precision[], sqlc.narg('now')::timestamptz, @or_raise::boolean,
       @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
 
+-- name: Each :one
+SELECT _ratelimit_wire_each(
+      @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[], @shards::integer[],
+      @counts::double precision[], @floors::double precision[], @shard_a::integer[], @shard_b::integer[], sqlc.narg('now')::timestamptz,
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
+
 -- name: Apply :one
 SELECT _ratelimit_wire_apply(
       @op::text, @names::text[], @keys::text[],

@@ -54,9 +54,8 @@ func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, 
 			return c, invalidCall(requests, err.Error())
 		}
 	}
-	c.local = c.now
-	if m, ok := db.(inMemory); ok && l.Clock == nil && !isNil(db) {
-		c.local = pgtype.Timestamptz{Time: m.Now(), Valid: true}
+	if c.local = c.now; !c.now.Valid {
+		c.local = clockOf(db)
 	}
 	c.asked = requests
 	if c.requests, c.inForce, err = l.Overrides.applied(c.does, requests, c.local); err != nil {

@@ -53,7 +53,7 @@ func demands(does *rules, requests []Request, now pgtype.Timestamptz) (ds, rowle
 	}
 	ds, rowless = withoutRows(ds, does.rowless)
 	setNumbers(does, ds, now, false)
-	slices.SortFunc(ds, func(a, b demand) int {
+	slices.SortStableFunc(ds, func(a, b demand) int { // those for one key stay in the order of the requests
 		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
 	})
 	return ds, rowless, err
@@ -85,6 +85,9 @@ func addUp(does *rules, requests []Request) ([]demand, error) {
 		}
 		id := [2]string{r.limit.name, r.key}
 		at, found := index[id]
+		if found && does.alone && ds[at].limit == r.limit {
+			found = false
+		}
 		if !found {
 			at = len(ds)
 			if index != nil {

@@ -122,12 +122,13 @@ func (c *call) tooMuch() bool {
 	return anyOf(c.demands, func(d *demand) bool { return d.tooMuch })
 }
 
-// allowedLater reports whether each demand that asks for too much does so only until an override ends, whatever denies the others.
+// allowedLater reports whether each demand that asks for too much does so only until an override ends, whatever denies the others. One that is
+// decided by itself is just denied.
 func (c *call) allowedLater(err error) bool {
 	now := c.overrides.now(c.local)
-	return errors.Is(err, ErrExceedsCapacity) && !anyOf(c.demands, func(d *demand) bool {
+	return errors.Is(err, ErrExceedsCapacity) && (c.does.alone || !anyOf(c.demands, func(d *demand) bool {
 		return d.tooMuch && c.allowedAt(now, []demand{*d}) == algebra.Forever
-	})
+	}))
 }
 
 // allowedAt is when neither a block nor a rate of 0 denies the demands, and the numbers can grant their counts. Whether the tokens are

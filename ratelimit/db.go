@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/inmemory"
@@ -34,6 +35,14 @@ type inMemory interface {
 func isInMemory(db DB) bool {
 	_, is := db.(inMemory)
 	return is
+}
+
+// clockOf is the clock of a database in memory; of another, NULL.
+func clockOf(db DB) pgtype.Timestamptz {
+	if m, ok := db.(inMemory); ok && !isNil(db) {
+		return pgtype.Timestamptz{Time: m.Now(), Valid: true}
+	}
+	return pgtype.Timestamptz{}
 }
 
 // isTx reports whether a handle is a transaction of the caller's: one that can be committed.

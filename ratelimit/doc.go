@@ -22,7 +22,7 @@
 //     or limit.Global().
 //   - A [Limiter] decides requests. [Open] makes a program's, with overrides, usage and sweeps, and [Limiter.Close] ends it.
 //     The zero value is ready, too, without these. The verbs are Consume, Wait, Reserve, Take, Check, Balance,
-//     Charge, Refund, Reset and Move.
+//     Charge, Refund, Reset, Move and Each.
 //   - A [DB] is where the limiter works: a pgx transaction, connection or pool, or a [Coalescer]. [SQL] makes a DB from a
 //     handle of database/sql, such as the transactions of GORM, sqlx, bun and ent.
 //

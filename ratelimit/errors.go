@@ -20,22 +20,24 @@ import (
 //
 //	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, Hold, QueueConsume, SendTx
 //	ErrHoldLost           nothing was changed: Settle
-//	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Hold, Settle, Release,
-//	                      QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open, Limit, Validate, UnmarshalJSON, Load, Run
+//	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Each, Hold, Settle,
+//	                      Release, Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open,
+//	                      Limit, Validate, UnmarshalJSON, Load, Run
 //	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, Hold, QueueConsume
-//	ErrNotLoaded          nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Hold, Settle, Release,
-//	                      QueueConsume
-//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Reset, Move, Hold, QueueConsume
-//	                      (on a closed Coalescer: Consume, Wait, Reserve, Take)
+//	ErrNotLoaded          nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Each, Hold, Settle,
+//	                      Release, QueueConsume
+//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Reset, Move, Each, Hold, Override, Block,
+//	                      Restore, Unblock, QueueConsume (on a closed Coalescer: Consume, Wait, Reserve, Take)
 //	ErrAttemptsExhausted  nothing was committed: InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open; Consume, Wait, Reserve, Take,
 //	                      Charge (on a Coalescer)
-//	ErrUnknownOutcome     perhaps committed: InTx, InSQLTx, SendTx, Sweep; Consume, Wait, Reserve, Take, Charge, Refund, Hold, Settle,
-//	                      Release, QueueConsume (outside a transaction)
+//	ErrUnknownOutcome     perhaps committed: InTx, InSQLTx, SendTx, Sweep; Consume, Wait, Reserve, Take, Charge, Refund, Each, Hold,
+//	                      Settle, Release, QueueConsume (outside a transaction)
 //	migrations.ErrBehind  nothing was written: Open
-//	any other             nothing was committed, except by Reset, Move, Publish, Open, Close and Retry
+//	any other             nothing was committed, except by Reset, Move, Override, Block, Restore, Unblock, Publish, Open, Close
+//	                      and Retry
 //
-// After any other error of Reset, Move, Publish and Open outside a transaction, the work may have been done all the same: call
-// them again. What Open may have done is to publish. After an error of [Limiter.Close], the last counts of usage may be lost.
+// After any other error of Reset, Move, Override, Block, Restore, Unblock, Publish and Open outside a transaction, the work may
+// have been done all the same: call them again. What Open may have done is to publish. After an error of [Limiter.Close], the last counts of usage may be lost.
 // [Limiter.Retry] returns the error of the caller's own COMMIT as it is, and the outcome of that COMMIT may be unknown too.
 // [Limiter.Sweep] works in several transactions: those before the error's were committed.
 var (

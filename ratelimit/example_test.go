@@ -447,6 +447,36 @@ func ExampleLimiter_Take() {
 	// fetched 10
 }
 
+// A worker fetches jobs of many customers. What is denied is fetched later, and delays nobody else.
+func ExampleLimiter_Each() {
+	perCustomer := ratelimit.TokenBucket("webhooks", 2, time.Hour)
+	jobs := []string{"acme 1", "acme 2", "acme 3", "globex 1"} // in an application, of a SELECT ... FOR UPDATE SKIP LOCKED
+	var granted, later []string
+	err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		granted, later = nil, nil // it may run again
+		requests := make([]ratelimit.Request, len(jobs))
+		for i, job := range jobs {
+			customer, _, _ := strings.Cut(job, " ")
+			requests[i] = perCustomer.Key(customer)
+		}
+		results, err := limits.Each(ctx, tx, requests...) // one for each job
+		if err != nil {
+			return err
+		}
+		for i, result := range results {
+			if result.OK {
+				granted = append(granted, jobs[i])
+			} else {
+				later = append(later, jobs[i])
+			}
+		}
+		return nil
+	})
+	fmt.Println(granted, later, err)
+	// Output:
+	// [acme 1 acme 2 globex 1] [acme 3] <nil>
+}
+
 // One limit that many transactions want at once: they wait their turn before they take a connection, and none runs in vain.
 func ExampleHot() {
 	signUps := ratelimit.TokenBucket("signUps", 10, 24*time.Hour)
@@ -968,21 +998,58 @@ func ExampleOverrides() {
 		return
 	}
 
-	if _, err := pool.Exec(ctx, "SELECT ratelimit_override('signUps', 'acme', rate => 500, until => now() + interval '2 hours', reason => 'their conference')"); err != nil {
+	// The business row and the numbers are committed together.
+	err = limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := limits.Override(ctx, tx, signUps.Key("acme"), time.Now().Add(2*time.Hour), "their conference", "bea", ratelimit.Rate(500))
+		return err
+	})
+	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	for range 100 {
-		balances, err := limits.Balance(ctx, pool, signUps.Key("acme"))
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
-		if balances[0].Decides == "override" {
-			fmt.Println("acme:", balances[0].Limit)
-			return
-		}
-		time.Sleep(100 * time.Millisecond)
+	balances, err := limits.Balance(ctx, pool, signUps.Key("acme")) // this process knows at once, others within two seconds
+	if err != nil {
+		fmt.Println(err)
+		return
 	}
+	fmt.Println("acme:", balances[0].Limit)
 	// Output: acme: signUps: fixed window, 500 per 1h, capacity 500
+}
+
+// A lockout that grows: an address that guesses on while it is denied is blocked for a day.
+func ExampleLimiter_Block() {
+	failedByAddress := ratelimit.TokenBucket("failedByAddress", 5, time.Hour)
+	deniedGuesses := ratelimit.TokenBucket("deniedGuesses", 3, 24*time.Hour)
+	limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{Program: "logins", Limits: []ratelimit.Limit{failedByAddress, deniedGuesses}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer func() { _ = limits.Close(ctx) }()
+	guess := func(address string) error {
+		_, err := limits.Consume(ctx, pool, failedByAddress.Key(address))
+		if denial, denied := errors.AsType[*ratelimit.DeniedError](err); !denied || denial.Reason == ratelimit.ReasonBlock {
+			return err
+		}
+		_, again := limits.Consume(ctx, pool, deniedGuesses.Key(address))
+		if errors.Is(again, ratelimit.ErrDenied) {
+			_, again = limits.Block(ctx, pool, failedByAddress.Key(address), time.Now().Add(24*time.Hour), "guesses passwords", "login")
+		}
+		return errors.Join(err, again)
+	}
+
+	for n := 1; n <= 10; n++ {
+		if denial, denied := errors.AsType[*ratelimit.DeniedError](guess("203.0.113.9")); denied {
+			fmt.Println("guess", n, "is denied:", denial.Reason)
+		}
+	}
+	ended, err := limits.Unblock(ctx, pool, failedByAddress.Key("203.0.113.9"), "bea")
+	fmt.Println(ended, "block ended,", err)
+	// Output:
+	// guess 6 is denied: quota
+	// guess 7 is denied: quota
+	// guess 8 is denied: quota
+	// guess 9 is denied: quota
+	// guess 10 is denied: block
+	// 1 block ended, <nil>
 }

@@ -320,7 +320,6 @@ func (c *call) fillHeld(r *Result, a *answer) {
 	for i := range c.demands {
 		for _, request := range c.demands[i].requests {
 			s := &r.Requests[request]
-			s.took = took{}
 			if a.held.moved != nil {
 				s.Refunded, s.Taken = max(a.held.moved[i], 0), max(-a.held.moved[i], 0)
 			}

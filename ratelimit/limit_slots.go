@@ -36,7 +36,7 @@ func (l *Limit) setSlots(c Config) (mistakes []string) {
 	switch {
 	case c.Capacity == nil:
 		mistakes = append(mistakes, "capacity is missing")
-	case !(*c.Capacity >= 0 && *c.Capacity <= maxSlots && *c.Capacity == math.Trunc(*c.Capacity)):
+	case !wholeSlots(*c.Capacity):
 		mistakes = append(mistakes, fmt.Sprintf("capacity %v is not a whole number between 0 and %v", *c.Capacity, maxSlots))
 	default:
 		l.numbers.Capacity = *c.Capacity
@@ -58,6 +58,9 @@ func (l *Limit) setSlots(c Config) (mistakes []string) {
 	}
 	return mistakes
 }
+
+// wholeSlots reports whether there can be so many slots.
+func wholeSlots(n float64) bool { return n >= 0 && n <= maxSlots && n == math.Trunc(n) }
 
 // doesVary reports whether keys may have numbers of their own.
 func (l *Limit) doesVary() bool { return l.varies > 0 || l.slotsVary }

@@ -10,9 +10,12 @@ import (
 // After its first use, it must not be copied, nor its fields changed.
 //
 // The verbs are [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take], [Limiter.Check], [Limiter.Balance],
-// [Limiter.Charge], [Limiter.Refund], [Limiter.Reset], [Limiter.Move], [Limiter.Hold], [Limiter.Settle] and [Limiter.Release]. Each takes
-// one request or several, but Wait takes one, and Move two. It is one statement, and one round trip unless the driver needs more. Outside
-// a transaction, Consume and Charge of one limit are a plain UPDATE, and a second statement if that takes nothing: at a denial or a first use.
+// [Limiter.Charge], [Limiter.Refund], [Limiter.Reset], [Limiter.Move], [Limiter.Each], [Limiter.Hold], [Limiter.Settle] and
+// [Limiter.Release]. They take one request or several, but Wait takes
+// one, and Move two. It is one statement, and one round trip unless the driver needs more. Outside a transaction, Consume and Charge of one
+// limit are a plain UPDATE, and a second statement if that takes nothing: at a denial or a first use.
+//
+// [Limiter.Override], [Limiter.Block], [Limiter.Restore] and [Limiter.Unblock] write down what people decide about a limit: see [Overrides].
 //
 // A denial, by Consume, Wait, Reserve, Take, Check or Hold, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
 // [ErrClosed], [ErrNotLoaded], [ErrAttemptsExhausted] (of a [Coalescer]) or [ErrUnknownOutcome], or is the error of the database or
@@ -54,7 +57,7 @@ type Limiter struct {
 
 // Decision describes one call of a verb, for [Limiter.Observer].
 type Decision struct {
-	// Verb is the verb that was called: "consume" (QueueConsume too), "wait", "reserve", "take", "check", "balance", "charge",
+	// Verb is the verb that was called: "consume" (QueueConsume and Each too), "wait", "reserve", "take", "check", "balance", "charge",
 	// "refund", "reset", "move", "hold", "settle" or "release". A Wait is reported when it ends. If its ctx ended, its "refund" is reported before.
 	Verb string
 

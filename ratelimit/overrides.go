@@ -25,9 +25,9 @@ import (
 )
 
 // Overrides are what people decide about limits while the program runs: other numbers, a block, or no limit, for one key
-// or for all keys of a limit, until an instant or for good. They are rows of the table rate_limit_overrides, which SQL
-// functions (ratelimit_override, ratelimit_block, ...), the tool txlimit and the page of package console write. A [Limiter]
-// applies them in the process, before anything is sent. So they cost no round trip, and hold on every handle.
+// or for all keys of a limit, until an instant or for good. They are rows of the table rate_limit_overrides, which
+// [Limiter.Override], [Limiter.Block], [Limiter.Restore] and [Limiter.Unblock], SQL functions of the same names, the tool txlimit
+// and the page of package console write. A [Limiter] applies them in the process, before anything is sent. So they cost no round trip, and hold on every handle.
 //
 // [Open] loads and follows them. Without it, call Load before the first call of the Limiter, and Run in the background:
 //
@@ -295,10 +295,6 @@ func (o *Overrides) tell(err error) {
 
 // read reads what has changed since the last poll, or everything.
 func (o *Overrides) read(ctx context.Context, whole bool) error {
-	if isInMemory(o.DB) { // which has no such table
-		o.table.Store(new(overrideTable))
-		return nil
-	}
 	began := time.Now()
 	table, args := o.table.Load(), dbsqlc.OverridesParams{Since: pgtype.Text{String: o.snapshot, Valid: true}}
 	if whole {

@@ -293,7 +293,8 @@ func (l *Limiter) once(ctx context.Context, db any, isolation pgx.TxIsoLevel, ho
 		ctx = context.WithValue(ctx, turnKey{}, t)
 	}
 	ctx, end := within(ctx, db)
-	defer end()
+	committed := false
+	defer func() { end(committed) }()
 	tx, err := begin(ctx, isolation, t)
 	if err != nil {
 		return false, beginFailed(t, err)
@@ -315,6 +316,7 @@ func (l *Limiter) once(ctx context.Context, db any, isolation pgx.TxIsoLevel, ho
 	if err := tx.commit(ctx); err != nil {
 		return true, fmt.Errorf("ratelimit: commit: %w", unknownUnless(err))
 	}
+	committed = true
 	return true, nil
 }
 

@@ -40,27 +40,42 @@ type openTx struct {
 	pool   any     // the result of poolOf
 	around *openTx // the transaction around it; nil: none
 	ended  atomic.Bool
+	follow atomic.Pointer[Overrides] // that the transaction has changed; nil: it has not
 }
 
 type openTxKey struct{}
 
 // within returns a context that says that a transaction is open on db, until end is called. If db is not a pool, it returns
 // ctx.
-func within(ctx context.Context, db any) (_ context.Context, end func()) {
+//
+// After a commit, end reads the overrides that the transaction has changed.
+func within(ctx context.Context, db any) (_ context.Context, end func(committed bool)) {
 	pool := poolOf(db)
 	if pool == nil {
-		return ctx, func() {}
+		return ctx, func(bool) {}
 	}
 	around, _ := ctx.Value(openTxKey{}).(*openTx)
 	open := &openTx{pool: pool, around: around}
-	return context.WithValue(ctx, openTxKey{}, open), func() { open.ended.Store(true) }
+	return context.WithValue(ctx, openTxKey{}, open), func(committed bool) {
+		open.ended.Store(true)
+		if changed := open.follow.Load(); committed && changed != nil {
+			changed.follow(ctx)
+		}
+	}
+}
+
+// whenCommitted has overrides read when ctx's transaction is committed.
+func whenCommitted(ctx context.Context, changed *Overrides) {
+	if open, _ := ctx.Value(openTxKey{}).(*openTx); open != nil {
+		open.follow.Store(changed)
+	}
 }
 
 // errOutside is the error of a verb that would write on the pool of ctx's transaction, but outside that transaction; or
 // nil.
 func errOutside(ctx context.Context, v verb, db DB, requests []Request) error {
 	pool := poolOf(db)
-	if pool == nil || verbs[v].writes == never {
+	if does := verbs[v]; pool == nil || does != nil && does.writes == never { // nil: it is about overrides
 		return nil
 	}
 	open, _ := ctx.Value(openTxKey{}).(*openTx)

@@ -25,6 +25,7 @@ const (
 	verbHold    verb = "hold"
 	verbSettle  verb = "settle"
 	verbRelease verb = "release"
+	verbEach    verb = "each" // which observers see as several of consume
 )
 
 // rules are what a verb does.
@@ -37,6 +38,7 @@ type rules struct {
 	holds        bool   // it is about tokens that are held under an id: see holding
 	slots        bool   // it is for slots, too
 	upTo         bool   // it takes what is there, up to the count
+	alone        bool   // each request is decided by itself
 	atMostFull   bool   // a count above the capacity is refused
 	ignoresCount bool   // it is about keys, not tokens
 	owes         owes   // how far below zero it may leave a balance
@@ -60,6 +62,7 @@ var verbs = map[verb]*rules{
 	verbHold:    {holds: true, slots: true, deniable: true, writes: onceOnly},
 	verbSettle:  {holds: true, slots: true, settles: true, writes: onceOnly, owes: anything},
 	verbRelease: {holds: true, slots: true, settles: true, writes: onceOnly, owes: anything},
+	verbEach:    {takes: true, deniable: true, writes: onceOnly, alone: true},
 }
 
 // owes is how far below zero a verb may leave a balance.

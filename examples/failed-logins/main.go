@@ -4,7 +4,8 @@
 //
 // A login takes a token of each limit before it looks at the password, so concurrent guesses count, too. It takes them on the
 // pool, so they stay taken when a failed login rolls back. A successful login gives its own tokens back. It gives back no others:
-// or else a login to an account of one's own would make up for guesses at others.
+// or else a login to an account of one's own would make up for guesses at others. An address that tries one password at all accounts is
+// blocked for a day.
 //
 // A login cannot be told from a guess before the password is known. So Capacity is the number of logins that can run at once,
 // and of guesses.
@@ -141,9 +142,19 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 
+	// The address that tries all accounts gets no more guesses for a day, whatever is refilled meanwhile. This program knows at once.
+	const spray = "203.0.113.10"
+	if _, err := limits.Block(ctx, pool, failedByAddress.Key(spray), time.Now().Add(24*time.Hour), "one password at 200 accounts", "login"); err != nil {
+		return err
+	}
+	denial, denied := errors.AsType[*ratelimit.DeniedError](login(ctx, pool, bob, spray, "secret"))
+	if !denied || denial.Reason != ratelimit.ReasonBlock {
+		return errors.New("the address was not blocked")
+	}
+	fmt.Println("the address is blocked for a day, even with bob's password")
+
 	// Too many addresses lock the account even for its owner. That is the price of a bound from everywhere.
-	denial, denied := errors.AsType[*ratelimit.DeniedError](login(ctx, pool, ann, home, "secret"))
-	if !denied {
+	if denial, denied = errors.AsType[*ratelimit.DeniedError](login(ctx, pool, ann, home, "secret")); !denied {
 		return errors.New("ann was not denied")
 	}
 	fmt.Printf("ann must wait for %v: %v\n", denial.RetryAfter, denial)

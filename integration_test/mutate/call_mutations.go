@@ -280,7 +280,7 @@ var callMutations = []mutation{
 		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
 	}, {
 		name: "outside-check", file: "ratelimit/tx_outside.go", what: "a check on the pool inside its transaction is refused",
-		old: "verbs[v].writes == never {", new: "false {",
+		old: "does.writes == never {", new: "false {",
 		tests: "TestReadingOnThePoolInsideItsTransactionIsAllowed",
 	}, {
 		name: "outside-inherited", file: "ratelimit/tx_outside.go", what: "OutsideTx changes nothing",
@@ -423,8 +423,8 @@ var callMutations = []mutation{
 		old: "at.Add(time.Duration(micros) * time.Microsecond)", new: "at.Add(-time.Duration(micros) * time.Microsecond)",
 		tests: "TestJitterIsTheSameForTheSameKeyAndWithinTheSpan",
 	}, {
-		name: "memory-clock", file: "ratelimit/call.go", what: "a calendar's windows follow the process's clock, not that of the database in memory",
-		old: "ok && l.Clock == nil && !isNil(db) {", new: "ok && false {",
+		name: "memory-clock", file: "ratelimit/db.go", what: "a calendar's windows follow the process's clock, not that of the database in memory",
+		old: "ok && !isNil(db) {", new: "ok && false {",
 		tests: "TestCalendarsFollowTheClock",
 	}, {
 		name: "memory-pool", file: "ratelimit/tx_outside.go", what: "a call on the database in memory inside its transaction is not refused",

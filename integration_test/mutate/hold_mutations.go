@@ -127,7 +127,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsOfACalendarComeBack",
 	}, {
 		name: "slots-fraction", file: "ratelimit/call_demand.go", what: "half a slot is held",
-		old: "d.count >= 1 && d.count == math.Trunc(d.count)", new: "d.count > 0",
+		old: "d.count >= 1 && d.count == math.Trunc(d.count)", new: "d.count > math.Trunc(0.5)",
 		tests: "TestHoldsRefuse",
 	}, {
 		name: "slots-other-verbs", file: "ratelimit/call_demand.go", what: "Consume takes slots that never come back",

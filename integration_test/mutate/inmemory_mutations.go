@@ -68,7 +68,7 @@ var inMemoryMutations = []mutation{
 		tests: "TestOtherSQLIsAnError",
 	}, {
 		name: "memory-savepoint", file: "internal/inmemory/tx.go", what: "in memory, a rollback to a savepoint undoes nothing",
-		old: "t.session.table, t.aborted = t.table, false", new: "t.aborted = false",
+		old: "t.session.table, t.session.changes, t.aborted = t.table, t.changes, false", new: "t.session.changes, t.aborted = t.changes, false",
 		tests: "TestNestedTransactions",
 	}, {
 		name: "memory-savepoint-base", file: "internal/inmemory/tx.go", what: "in memory, a key first used after a savepoint has no rows after its rollback",
@@ -76,7 +76,7 @@ var inMemoryMutations = []mutation{
 		tests: "TestNestedTransactions",
 	}, {
 		name: "memory-savepoint-aborted", file: "internal/inmemory/tx.go", what: "in memory, a transaction stays aborted after a rollback to a savepoint",
-		old: "t.session.table, t.aborted = t.table, false", new: "t.session.table = t.table",
+		old: "t.session.table, t.session.changes, t.aborted = t.table, t.changes, false", new: "t.session.table, t.session.changes = t.table, t.changes",
 		tests: "TestNestedTransactions",
 	}, {
 		name: "memory-delete", file: "internal/inmemory/tx.go", what: "in memory, a reset is not committed",
@@ -114,6 +114,30 @@ var inMemoryMutations = []mutation{
 		name: "memory-sweep-debt", file: "internal/inmemory/sweep.go", what: "in memory, a sweep forgets the debt of a key whose numbers it does not know",
 		old: "row.Value <= -algebra.MinTokens || ", new: "",
 		tests: "TestSweep",
+	}, {
+		name: "memory-override-savepoint", file: "internal/inmemory/tx.go", what: "in memory, a rollback to a savepoint keeps a block",
+		old: "t.session.table, t.session.changes, t.aborted = t.table, t.changes, false", new: "t.session.table, t.aborted = t.table, false",
+		tests: "TestOverridesAndBlocks",
+	}, {
+		name: "memory-override-commit", file: "internal/inmemory/tx.go", what: "in memory, an override is not committed",
+		old: "	s.db.overrides = changed(s.db.overrides, s.changes)\n", new: "",
+		tests: "TestOverridesAndBlocks",
+	}, {
+		name: "memory-unblock", file: "internal/inmemory/overrides.go", what: "in memory, Unblock ends other overrides, too",
+		old: "(sql == dbsqlc.Restore || o.effect == \"block\")", new: "(sql == dbsqlc.Restore || o.effect != \"\")",
+		tests: "TestOverridesAndBlocks",
+	}, {
+		name: "memory-sweep-override", file: "internal/inmemory/overrides.go", what: "in memory, a sweep deletes what is not full under an override",
+		old: "max(sweep.limit.Capacity, capacity)", new: "sweep.limit.Capacity+0*capacity",
+		tests: "TestASweepMindsOverrides",
+	}, {
+		name: "memory-sweep-day", file: "internal/inmemory/overrides.go", what: "in memory, a sweep forgets an override as soon as it has ended",
+		old: "s.db.now-algebra.Micros((24*time.Hour).Microseconds())", new: "s.db.now",
+		tests: "TestASweepMindsOverrides",
+	}, {
+		name: "memory-sweep-spared", file: "internal/inmemory/sweep.go", what: "in memory, a sweep deletes a key that varies and has an override",
+		old: " || spared[id.Key]", new: "",
+		tests: "TestASweepMindsOverrides",
 	}, {
 		name: "memory-open", file: "internal/inmemory/tx.go", what: "a transaction that is left open is not found",
 		old: "		db.open++\n", new: "",

@@ -3,6 +3,30 @@ package main
 // overrideMutations are edits of overrides and definitions: in Go, and in the engine.
 var overrideMutations = []mutation{
 	{
+		name: "decree-not-followed", file: "ratelimit/overrides_write.go", what: "a program does not know at once what it has decided on a pool",
+		old: "		l.Overrides.follow(ctx)\n", new: "",
+		tests: "TestABlockByGoHoldsAtOnce",
+	}, {
+		name: "decree-in-tx-not-followed", file: "ratelimit/tx_outside.go", what: "a program does not know at once what it has committed",
+		old: "		open.follow.Store(changed)\n", new: "		_ = open\n",
+		tests: "TestABlockByGoHoldsAtOnce",
+	}, {
+		name: "decree-late", file: "ratelimit/overrides_write.go", what: "an end in the past reaches the server",
+		old: "algebra.At(until.Time) <= l.Overrides.moment(clockOf(db)).high", new: "false",
+		tests: "TestWhatGoRefusesToOverrideIsNotSent",
+	}, {
+		name: "decree-every-key", file: "ratelimit/overrides_write.go", what: "an override of all keys is for the empty key",
+		old: "Valid: s != \"\"}", new: "Valid: true}",
+		tests: "TestGoOverridesAsSQLDoes",
+	}, {
+		name: "decree-unblock-all", file: "ratelimit/overrides_write.go", what: "Unblock ends other overrides, too",
+		old: "ends: true, effect: block}", new: "ends: true}",
+		tests: "TestGoOverridesAsSQLDoes",
+	}, {
+		name: "decree-options", file: "ratelimit/overrides_write.go", what: "Override passes over options that it cannot follow",
+		old: "case named != unnamed:\n		return d.invalid(\"Override", new: "case false:\n		return d.invalid(\"Override",
+		tests: "TestWhatGoRefusesToOverrideIsNotSent",
+	}, {
 		name: "move-lifted", file: "ratelimit/overrides.go", what: "nothing is moved while an override lifts the limit",
 		old: "does.liftable() && !doubtful", new: "(does.liftable() || does.moves) && !doubtful",
 		tests: "TestMoveUnderOverrides",

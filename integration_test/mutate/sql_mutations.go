@@ -821,11 +821,35 @@ var sqlMutations = []mutation{
 		tests: "TestCoalescerReadsTheClockAfterWaiting",
 	}, {
 		name: "keys-any-level", file: consumeKeys, what: "keys are decided on a snapshot that misses committed rows",
-		old: "    IF current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';\n    END IF;\n", new: "",
+		old: "    IF coalesced AND current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';\n    END IF;\n", new: "",
 		tests: "TestCoalescedCallsAreDecidedInReadCommittedAlone",
 	}, {
+		name: "each-any-level", file: consumeKeys, what: "Each is refused above READ COMMITTED",
+		old: "IF coalesced AND current_setting('transaction_isolation') <>", new: "IF current_setting('transaction_isolation') <>",
+		tests: "TestEachUnderContention",
+	}, {
+		name: "each-floor", file: "migrations/engine/each.sql", what: "rounding denies one of several keys",
+		old: "now, floors[first], false)", new: "now, 0, false)",
+		tests: "TestEachForgivesRounding",
+	}, {
+		name: "each-undecided", file: "migrations/engine/each.sql", what: "keys that the UPDATE leaves undecided have no answer",
+		old: "IF pg_catalog.cardinality(run.ord) <> m THEN", new: "IF false THEN",
+		tests: "TestEachDecidesAnewWhatTheUpdateLeft",
+	}, {
+		name: "each-order", file: "migrations/engine/each.sql", what: "requests are decided in any order",
+		old: "keys[first - 1] COLLATE \"C\") <= (names[first], keys[first])) IS NOT TRUE THEN", new: "keys[first - 1] COLLATE \"C\") <= (names[first], keys[first])) IS NULL AND false THEN",
+		tests: "TestEachIsInOrder",
+	}, {
+		name: "each-twice", file: "migrations/engine/each.sql", what: "two requests for one key are one row of an UPDATE",
+		old: "keys[last] COLLATE \"C\" < keys[last + 1]", new: "keys[last] COLLATE \"C\" <= keys[last + 1]",
+		tests: "TestEachIsInOrder|TestEachAgreesWithConsume",
+	}, {
+		name: "each-one-capacity", file: "migrations/engine/each.sql", what: "a key with other numbers is decided by those of the key before",
+		old: " AND capacities[last + 1] = capacities[first]", new: "",
+		tests: "TestEachWithOtherNumbers",
+	}, {
 		name: "keys-last-token", file: consumeKeys, what: "the last token is not granted at once (>= to >)",
-		old: "NULL) - counts[i] >= '0'", new: "NULL) - counts[i] > '0'",
+		old: "NULL) - counts[i] >= floor", new: "NULL) - counts[i] > floor",
 		tests: "TestConsumeKeysDecidesEachKeyByItself",
 	}, {
 		name: "keys-saved", file: consumeKeys, what: "a row from a time of a larger capacity gives more than the present capacity",
@@ -845,7 +869,7 @@ var sqlMutations = []mutation{
 		tests: "TestCoalescerShardedRows",
 	}, {
 		name: "keys-unchecked", file: consumeKeys, what: "invalid numbers are granted",
-		old: "capacity, 0, now) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts)) IS NOT TRUE", new: "capacity, 0, now)) IS NOT TRUE",
+		old: "capacity, 0, now) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND floor <= '0') IS NOT TRUE", new: "capacity, 0, now)) IS NOT TRUE",
 		tests: "TestConsumeKeysRefusesHostileArguments|TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "keys-trusts", file: consumeKeys, what: "invalid numbers pass the check",

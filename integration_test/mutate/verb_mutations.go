@@ -3,6 +3,22 @@ package main
 // verbMutations are edits of what the verbs do, of balances, and of the reasons of a denial.
 var verbMutations = []mutation{
 	{
+		name: "each-added-up", file: "ratelimit/call_demand.go", what: "requests of an Each for one key are decided together",
+		old: "if found && does.alone && ds[at].limit == r.limit {", new: "if false {",
+		tests: "TestEachIsDecidedByItselfAndInOrder",
+	}, {
+		name: "each-too-much", file: "ratelimit/call_later.go", what: "a count above the capacity fails all requests of an Each",
+		old: "(c.does.alone || !anyOf", new: "(!anyOf",
+		tests: "TestEachAgreesWithConsume",
+	}, {
+		name: "each-result-order", file: "ratelimit/each.go", what: "the results are in the order of locks",
+		old: "		p := &parts[d.requests[0]]\n		p.fill", new: "		p := &parts[0*d.requests[0]+i]\n		p.fill",
+		tests: "TestEachIsDecidedByItselfAndInOrder",
+	}, {
+		name: "each-outside", file: "ratelimit/each.go", what: "Each on the pool inside a transaction of the pool is let through",
+		old: "		err = errOutside(ctx, verbEach, db, requests)\n", new: "",
+		tests: "TestEveryErrorMatchesASentinel",
+	}, {
 		name: "verb-consume-owes", file: "ratelimit/verbs.go", what: "a Consume takes tokens that are not there",
 		old: "verbConsume: {takes: true, deniable: true, writes: onceOnly, op: \"consume\"}", new: "verbConsume: {takes: true, deniable: true, writes: onceOnly, op: \"consume\", owes: upToMaxReserved}",
 		tests: "TestAReservationIsNoPermission|TestMaxReservedUnsetZeroAndPositiveAreThreeThings",

@@ -7,9 +7,67 @@ package dbsqlc
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
 )
+
+const Block = `-- name: Block :one
+SELECT ratelimit_block($1::text, $2::text, $3::timestamptz, $4::text, $5::text)::bigint AS id
+`
+
+type BlockParams struct {
+	Name   string
+	Key    pgtype.Text
+	Until  *time.Time
+	Reason string
+	Who    pgtype.Text
+}
+
+func (q *Queries) Block(ctx context.Context, arg BlockParams) (int64, error) {
+	row := q.db.QueryRow(ctx, Block,
+		arg.Name,
+		arg.Key,
+		arg.Until,
+		arg.Reason,
+		arg.Who,
+	)
+	var id int64
+	err := row.Scan(&id)
+	return id, err
+}
+
+const Override = `-- name: Override :one
+SELECT ratelimit_override($1::text, $2::text, $3::double precision, $4::double precision,
+      $5::double precision, $6::timestamptz, $7::text, $8::text)::bigint AS id
+`
+
+type OverrideParams struct {
+	Name        string
+	Key         pgtype.Text
+	Rate        pgtype.Float8
+	Capacity    pgtype.Float8
+	MaxReserved pgtype.Float8
+	Until       *time.Time
+	Reason      string
+	Who         pgtype.Text
+}
+
+func (q *Queries) Override(ctx context.Context, arg OverrideParams) (int64, error) {
+	row := q.db.QueryRow(ctx, Override,
+		arg.Name,
+		arg.Key,
+		arg.Rate,
+		arg.Capacity,
+		arg.MaxReserved,
+		arg.Until,
+		arg.Reason,
+		arg.Who,
+	)
+	var id int64
+	err := row.Scan(&id)
+	return id, err
+}
 
 const Overrides = `-- name: Overrides :one
 SELECT o.ids, o.names, o.keys, o.effects, o.rates, o.capacities, o.max_reserveds, o.untils, o.mades, o.more, o.snapshot, o.at, o.server
@@ -78,4 +136,38 @@ func (q *Queries) Publish(ctx context.Context, arg PublishParams) (PublishRow, e
 	var i PublishRow
 	err := row.Scan(&i.Counts, &i.Others)
 	return i, err
+}
+
+const Restore = `-- name: Restore :one
+SELECT ratelimit_restore($1::text, $2::text, NULL, $3::text)::integer AS ended
+`
+
+type RestoreParams struct {
+	Name string
+	Key  pgtype.Text
+	Who  pgtype.Text
+}
+
+func (q *Queries) Restore(ctx context.Context, arg RestoreParams) (int32, error) {
+	row := q.db.QueryRow(ctx, Restore, arg.Name, arg.Key, arg.Who)
+	var ended int32
+	err := row.Scan(&ended)
+	return ended, err
+}
+
+const Unblock = `-- name: Unblock :one
+SELECT ratelimit_unblock($1::text, $2::text, $3::text)::integer AS ended
+`
+
+type UnblockParams struct {
+	Name string
+	Key  pgtype.Text
+	Who  pgtype.Text
+}
+
+func (q *Queries) Unblock(ctx context.Context, arg UnblockParams) (int32, error) {
+	row := q.db.QueryRow(ctx, Unblock, arg.Name, arg.Key, arg.Who)
+	var ended int32
+	err := row.Scan(&ended)
+	return ended, err
 }

@@ -270,6 +270,55 @@ func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) 
 	return answer, err
 }
 
+const Each = `-- name: Each :one
+SELECT _ratelimit_wire_each(
+      $1::text[], $2::text[],
+      $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[], $7::integer[],
+      $8::double precision[], $9::double precision[], $10::integer[], $11::integer[], $12::timestamptz,
+      $13::timestamptz[], $14::integer[], $15::integer[]) AS answer
+`
+
+type EachParams struct {
+	Names      []string
+	Keys       []string
+	Rates      []float64
+	Periods    []time.Duration
+	Capacities []float64
+	Starts     []pgtype.Timestamptz
+	Shards     []int32
+	Counts     []float64
+	Floors     []float64
+	ShardA     []int32
+	ShardB     []int32
+	Now        *time.Time
+	Windows    []pgtype.Timestamptz
+	Firsts     []int32
+	Lasts      []int32
+}
+
+func (q *Queries) Each(ctx context.Context, arg EachParams) ([]byte, error) {
+	row := q.db.QueryRow(ctx, Each,
+		arg.Names,
+		arg.Keys,
+		arg.Rates,
+		arg.Periods,
+		arg.Capacities,
+		arg.Starts,
+		arg.Shards,
+		arg.Counts,
+		arg.Floors,
+		arg.ShardA,
+		arg.ShardB,
+		arg.Now,
+		arg.Windows,
+		arg.Firsts,
+		arg.Lasts,
+	)
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
+}
+
 const Hold = `-- name: Hold :one
 SELECT _ratelimit_wire_hold(
       $1::text, ($2::text)::uuid, ($3::text)::interval, $4::integer, $5::text[], $6::text[], $7::text[],

@@ -13,14 +13,16 @@ import (
 
 // DB is a database that answers the statements of package ratelimit, and no others. Package ratelimittest documents it.
 type DB struct {
-	mu       sync.Mutex
-	table    Table // what is committed
-	now      algebra.Micros
-	sleepers []sleeper
-	alone    session       // of a statement that is a transaction by itself: its memory is used again
-	numbers  algebra.Limit // of the first limit of the last statement
-	open     int           // transactions that have not ended
-	over     bool
+	mu        sync.Mutex
+	table     Table      // what is committed
+	overrides []override // committed, in the order of their ids
+	lastID    int64
+	now       algebra.Micros
+	sleepers  []sleeper
+	alone     session       // of a statement that is a transaction by itself: its memory is used again
+	numbers   algebra.Limit // of the first limit of the last statement
+	open      int           // transactions that have not ended
+	over      bool
 }
 
 var errOver = errors.New("ratelimittest: the test of this database has ended")

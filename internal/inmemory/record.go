@@ -42,6 +42,26 @@ func decisions(a Answer, at algebra.Micros) []byte {
 	return column(b, pgtype.Float8OID, double(a.Taken))
 }
 
+// each is a record of _ratelimit_each.
+func each(answers []Answer, at algebra.Micros) []byte {
+	var places, granted, ats, values, ts [][]byte
+	for i, a := range answers {
+		for _, r := range a.Rows[0] {
+			places = append(places, binary.BigEndian.AppendUint32(nil, uint32(i+1)))
+			granted = append(granted, append([]byte{0, 0, 0}, boolean(a.Granted)...))
+			ats = append(ats, instant(at))
+			values = append(values, double(r.Value))
+			ts = append(ts, instant(r.TS))
+		}
+	}
+	b := binary.BigEndian.AppendUint32(nil, 5)
+	b = column(b, pgtype.Int4ArrayOID, array(pgtype.Int4OID, places))
+	b = column(b, pgtype.Int4ArrayOID, array(pgtype.Int4OID, granted))
+	b = column(b, pgtype.TimestamptzArrayOID, array(pgtype.TimestamptzOID, ats))
+	b = column(b, pgtype.Float8ArrayOID, array(pgtype.Float8OID, values))
+	return column(b, pgtype.TimestamptzArrayOID, array(pgtype.TimestamptzOID, ts))
+}
+
 func column(b []byte, oid uint32, value []byte) []byte {
 	b = binary.BigEndian.AppendUint32(b, oid)
 	return sized(b, value)

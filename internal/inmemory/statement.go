@@ -62,16 +62,10 @@ func read(query string, args []any) (s statement, ok bool) {
 	case dbsqlc.Apply, dbsqlc.ApplyOne:
 		s.op = take[string](&a)
 		s.demands = a.demands()
-		for i, n := range take[[]int32](&a) {
-			s.demands[i].Shards = int(n)
-		}
+		a.shards(s.demands)
 		a.counts(s.demands)
 		a.floors(s.demands)
-		for place := range 2 {
-			for i, shard := range take[[]int32](&a) {
-				s.demands[i].Pick[place] = int(shard)
-			}
-		}
+		a.picks(s.demands)
 		s.reserve, s.now, s.orRaise = take[bool](&a), take[*time.Time](&a), take[bool](&a)
 		a.windows(s.demands)
 		if mosts := take[[]float64](&a); mosts != nil {
@@ -80,6 +74,14 @@ func read(query string, args []any) (s statement, ok bool) {
 		if within := take[pgtype.Interval](&a); within.Valid {
 			s.within = algebra.Micros(within.Microseconds)
 		}
+	case dbsqlc.Each:
+		s.demands = a.demands()
+		a.shards(s.demands)
+		a.counts(s.demands)
+		a.floors(s.demands)
+		a.picks(s.demands)
+		s.now = take[*time.Time](&a)
+		a.windows(s.demands)
 	case dbsqlc.Refund, dbsqlc.RefundOne:
 		s.demands = a.demands()
 		a.counts(s.demands)
@@ -92,9 +94,7 @@ func read(query string, args []any) (s statement, ok bool) {
 		a.windows(s.demands)
 	case dbsqlc.Move:
 		s.demands = a.demands()
-		for i, n := range take[[]int32](&a) {
-			s.demands[i].Shards = int(n)
-		}
+		a.shards(s.demands)
 		s.demands[1].Lowest = take[float64](&a)
 		s.now = take[*time.Time](&a)
 		a.windows(s.demands)
@@ -159,6 +159,21 @@ func (a *arguments) demands() []Demand {
 	return ds
 }
 
+func (a *arguments) shards(ds []Demand) {
+	for i, n := range take[[]int32](a) {
+		ds[i].Shards = int(n)
+	}
+}
+
+// picks reads the two shards to look at first.
+func (a *arguments) picks(ds []Demand) {
+	for place := range 2 {
+		for i, shard := range take[[]int32](a) {
+			ds[i].Pick[place] = int(shard)
+		}
+	}
+}
+
 func (a *arguments) counts(ds []Demand) {
 	for i, count := range take[[]float64](a) {
 		ds[i].Count = count
@@ -212,6 +227,12 @@ func (s statement) run(t Table, level Isolation, now algebra.Micros) row {
 			ids[i] = d.ID
 		}
 		return row{value: int32(t.Reset(ids))}
+	case s.query == dbsqlc.Each:
+		answers := make([]Answer, len(s.demands))
+		for i := range s.demands {
+			answers[i] = t.Consume(s.demands[i:i+1], false, s.within, level, now)
+		}
+		return row{value: each(answers, now)}
 	case s.query == dbsqlc.Move:
 		t.Move(s.demands[0], s.demands[1], s.demands[1].Lowest, now)
 		return row{value: 0.0} // the balance, which nobody reads

@@ -90,9 +90,13 @@ func (s sweeping) idle(key string, rows []Row) bool {
 
 // sweep deletes idle rows, and returns how many.
 func (s *session) sweep(sweep sweeping) (deleted int) {
+	spared, nothing := s.under(&sweep)
+	if nothing {
+		return 0
+	}
 	for _, table := range []Table{s.db.table, s.table} {
 		for id := range table {
-			if id.Name != sweep.name {
+			if id.Name != sweep.name || spared[id.Key] {
 				continue
 			}
 			s.touch(id)

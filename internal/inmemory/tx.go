@@ -28,9 +28,10 @@ var levels = map[pgx.TxIsoLevel]Isolation{
 type session struct {
 	db      *DB
 	level   Isolation
-	before  Table // the rows that it uses, as they were committed when it first used them
-	table   Table // and as it sees them
-	aborted bool  // by an error of a statement
+	before  Table      // the rows that it uses, as they were committed when it first used them
+	table   Table      // and as it sees them
+	changes []override // of overrides
+	aborted bool       // by an error of a statement
 	ended   bool
 
 	explicit bool // the caller has to end it
@@ -75,6 +76,11 @@ func (s *session) answer(sql string, args []any) row {
 	if sql == dbsqlc.Sweep {
 		return row{value: []any{pgtype.Int4{Int32: int32(s.sweep(readSweep(args[1:], s.db.now))), Valid: true}, pgtype.Text{}}}
 	}
+	if len(args) > 0 {
+		if answer, ok := s.decree(sql, args[1:]); ok {
+			return answer
+		}
+	}
 	statement, ok := read(sql, args)
 	if !ok {
 		return row{err: refused(sql)}
@@ -114,6 +120,7 @@ func (s *session) commit() error {
 			return &pgconn.PgError{Severity: "ERROR", Code: "40001", Message: "could not serialize access due to concurrent update"}
 		}
 	}
+	s.db.overrides = changed(s.db.overrides, s.changes)
 	for id := range s.before {
 		if rows := s.table[id]; len(rows) > 0 {
 			s.db.table[id] = rows
@@ -129,6 +136,7 @@ type tx struct {
 	*session
 	nested        bool
 	before, table Table // the session's at the savepoint
+	changes       []override
 	closed        bool
 }
 
@@ -150,7 +158,7 @@ func (t *tx) use(f func() error) error {
 
 func (t *tx) Begin(ctx context.Context) (nested pgx.Tx, err error) {
 	err = t.use(func() error {
-		nested = &tx{session: t.session, nested: true, before: maps.Clone(t.session.before), table: maps.Clone(t.session.table)}
+		nested = &tx{session: t.session, nested: true, before: maps.Clone(t.session.before), table: maps.Clone(t.session.table), changes: t.session.changes}
 		return t.usable(ctx)
 	})
 	if err != nil {
@@ -185,7 +193,7 @@ func (t *tx) Rollback(context.Context) error {
 				t.table[id] = rows
 			}
 		}
-		t.session.table, t.aborted = t.table, false
+		t.session.table, t.session.changes, t.aborted = t.table, t.changes, false
 		return nil
 	})
 }

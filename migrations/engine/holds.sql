@@ -1,5 +1,5 @@
 -- Holds: tokens and slots that are taken under an id, and come back when the work is settled or released, or its time is over. CONCURRENCY.md,
--- I, has the order of the locks, and why it holds.
+-- J, has the order of the locks, and why it holds.
 --
 -- The arguments are arrays of one length, with one position for each limit: those of _ratelimit_apply, and
 --   units   tokens; slots; none: the limit has no rows now (it is unlimited, or grants nothing), so no token moves
@@ -11,7 +11,7 @@
 
 -- Tokens and slots that come back: one row per limit, key and id. Limits without holds have no rows here, and no call of theirs reads it.
 --
--- A row is written after the row of rate_limits, in one transaction (CONCURRENCY.md, I). For slots, value in rate_limits is minus the sum of the
+-- A row is written after the row of rate_limits, in one transaction (CONCURRENCY.md, J). For slots, value in rate_limits is minus the sum of the
 -- counts of the held rows here. Like rate_limits, the table has no CHECK constraints (G1).
 -- The fillfactor leaves room for the next version: an extension changes only until, which no index has, so it is heap-only.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_holds (

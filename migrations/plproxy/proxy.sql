@@ -401,6 +401,7 @@ FOR f IN
         ('_ratelimit_consume_sharded', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route(key);$$),
         ('_ratelimit_consume_several', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route(keys);$$),
         ('_ratelimit_apply', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route(keys);$$),
+        ('_ratelimit_each', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route(keys);$$),
         ('_ratelimit_refund', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route_settled(keys);$$),
         ('_ratelimit_move', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route(keys);$$),
 

@@ -10,7 +10,8 @@
 //	}
 //
 // Everything that takes a [ratelimit.DB] works on it, and so do [ratelimit.Limiter.InTx], with nested transactions,
-// [ratelimit.Limiter.SendTx] and [ratelimit.Limiter.Sweep].
+// [ratelimit.Limiter.SendTx] and [ratelimit.Limiter.Sweep]. [ratelimit.Overrides] follow what [ratelimit.Limiter.Override],
+// [ratelimit.Limiter.Block], [ratelimit.Limiter.Restore] and [ratelimit.Limiter.Unblock] write there.
 //
 // What it cannot do, test on a Postgres:
 //

@@ -421,6 +421,115 @@ func TestSweep(t *testing.T) {
 	sweep(1, calendar)
 }
 
+// What is decided about a key holds at once on the pool, at COMMIT in a transaction, and until its end by the database's clock.
+func TestOverridesAndBlocks(t *testing.T) {
+	db := ratelimittest.New(t)
+	overrides := &ratelimit.Overrides{DB: db}
+	if err := overrides.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	limits, ann, all := &ratelimit.Limiter{Overrides: overrides}, bucket.Key("ann"), bucket.Global()
+	decides := func(want string, capacity float64) {
+		t.Helper()
+		balances, err := limits.Balance(t.Context(), db, ann)
+		if err != nil || balances[0].Decides != want || balances[0].Capacity != capacity {
+			t.Errorf("at %v: %+v, %v; want %s, %v", db.Now(), balances, err, want, capacity)
+		}
+	}
+	must := func(_ int64, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(limits.Override(t.Context(), db, all, time.Time{}, "a holiday", "bea", ratelimit.Capacity(7)))
+	decides("override", 7)
+	changedMyMind := errors.New("changed my mind")
+	block := func(end func(tx, nested pgx.Tx) error) error {
+		return limits.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+			nested, err := tx.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			if _, err := limits.Block(ctx, nested, ann, db.Now().Add(time.Hour), "", ""); err != nil {
+				return err
+			}
+			decides("override", 7)
+			return end(tx, nested)
+		})
+	}
+	if err := block(func(_, _ pgx.Tx) error { return changedMyMind }); !errors.Is(err, changedMyMind) {
+		t.Error(err)
+	}
+	decides("override", 7)
+	if err := block(func(_, nested pgx.Tx) error { return nested.Rollback(t.Context()) }); err != nil {
+		t.Error(err)
+	}
+	decides("override", 7)
+	if err := block(func(_, nested pgx.Tx) error { return nested.Commit(t.Context()) }); err != nil {
+		t.Error(err)
+	}
+	decides("block", 7)
+	_, err := limits.Consume(t.Context(), db, ann)
+	if denial, _ := errors.AsType[*ratelimit.DeniedError](err); denial == nil || denial.Reason != ratelimit.ReasonBlock || denial.RetryAfter != time.Hour {
+		t.Errorf("of a blocked key: %v", err)
+	}
+	db.Advance(time.Hour)
+	decides("override", 7)
+	must(limits.Block(t.Context(), db, ann, time.Time{}, "", ""))
+	must(limits.Override(t.Context(), db, ann, time.Time{}, "", "", ratelimit.Rate(3)))
+	if n, err := limits.Unblock(t.Context(), db, ann, ""); err != nil || n != 1 {
+		t.Errorf("unblocked %d, %v", n, err)
+	}
+	decides("override", 2)
+	for _, request := range []ratelimit.Request{ann, all} {
+		if n, err := limits.Restore(t.Context(), db, request, ""); err != nil || n != 1 {
+			t.Errorf("restored %d, %v", n, err)
+		}
+	}
+	decides("definition", 2)
+	if n, err := limits.Restore(t.Context(), db, all, ""); err != nil || n != 0 {
+		t.Errorf("restored %d, %v", n, err)
+	}
+	if _, err := limits.Block(t.Context(), db, ann, db.Now(), "", ""); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("an end that is not in the future: %v", err)
+	}
+}
+
+// A sweep leaves what is not full under an override that was in force within a day.
+func TestASweepMindsOverrides(t *testing.T) {
+	db, limits := ratelimittest.New(t), new(ratelimit.Limiter)
+	varies := ratelimit.TokenBucket("varies", 1, time.Minute, ratelimit.Varies(time.Hour))
+	sweep := func(want int64, limit ratelimit.Limit) {
+		t.Helper()
+		if deleted, err := limits.Sweep(t.Context(), db, limit); err != nil || deleted != want {
+			t.Errorf("at %v: %d rows deleted, %v; want %d", db.Now(), deleted, err, want)
+		}
+	}
+	if _, err := limits.Consume(t.Context(), db, bucket.Key("ann"), varies.Key("ann"), varies.Key("bob")); err != nil {
+		t.Fatal(err)
+	}
+	for _, limit := range []ratelimit.Limit{bucket, varies} {
+		if _, err := limits.Override(t.Context(), db, limit.Key("ann"), time.Time{}, "", "", ratelimit.Capacity(1e6)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	db.Advance(3 * time.Hour)
+	sweep(0, bucket)
+	sweep(1, varies) // bob's
+	for _, limit := range []ratelimit.Limit{bucket, varies} {
+		if _, err := limits.Restore(t.Context(), db, limit.Key("ann"), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	db.Advance(24*time.Hour - time.Microsecond)
+	sweep(0, bucket)
+	sweep(0, varies)
+	db.Advance(time.Microsecond)
+	sweep(1, bucket)
+	sweep(1, varies)
+}
+
 // A sweep conflicts as any other writer does.
 func TestASweepTakesNoRowThatIsInUse(t *testing.T) {
 	db, limits := ratelimittest.New(t), new(ratelimit.Limiter)

@@ -1,0 +1,242 @@
+package integration_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// history is the overrides of a limit, in order, as they were written.
+func history(w testing.TB, db ratelimit.DB, name string) string {
+	w.Helper()
+	return scan[string](w, db, `SELECT coalesce(string_agg(concat_ws(' ', coalesce(key, 'NULL'), effect, rate, capacity, max_reserved,
+		date_part('epoch', until)::bigint, quote_literal(reason), made_by = 'ann', removed_by), '; ' ORDER BY id), '') FROM rate_limit_overrides WHERE name = '`+name+"'")
+}
+
+// TestGoOverridesAsSQLDoes: on every handle, and at each isolation level, the rows are those that the SQL functions write.
+func TestGoOverridesAsSQLDoes(t *testing.T) {
+	behaviour(t, func(w world) {
+		names := [2]string{"go " + w.Name(), "sql " + w.Name()}
+		api, until := ratelimit.TokenBucket(names[0], 10, time.Minute), time.Now().Add(time.Hour).Truncate(time.Second)
+		sql := func(call string) {
+			w.Helper()
+			scan[int64](w, w.db, "SELECT "+strings.ReplaceAll(strings.ReplaceAll(call, "UNTIL", fmt.Sprintf("to_timestamp(%d)", until.Unix())), "'api'", "'"+names[1]+"'"))
+		}
+		same := func() {
+			w.Helper()
+			if got, want := history(w, w.db, names[0]), history(w, w.db, names[1]); got != want || got == "" {
+				w.Fatalf("Go wrote\n%s\nand SQL\n%s", got, want)
+			}
+		}
+		id, err := w.limiter.Override(w.Context(), w.db, api.Key("eu", "a|b"), until, "their 'conference'", "ann", ratelimit.Rate(500), ratelimit.Capacity(700), ratelimit.MaxReserved(0))
+		w.do(err)
+		if newest := scan[int64](w, w.db, "SELECT max(id) FROM rate_limit_overrides WHERE name = '"+names[0]+"'"); id != newest {
+			w.Fatalf("the id is %d, want %d", id, newest)
+		}
+		sql(`ratelimit_override('api', ratelimit_key('eu', 'a|b'), 500, 700, 0, UNTIL, 'their ''conference''', 'ann')`)
+		same()
+		_, err = w.limiter.Override(w.Context(), w.db, api.Global(), time.Time{}, "", "", ratelimit.Capacity(0))
+		w.do(err)
+		sql(`ratelimit_override('api', NULL, capacity => 0)`)
+		same()
+		_, err = w.limiter.Block(w.Context(), w.db, api.Key("ann"), until, "guesses", "ann")
+		w.do(err)
+		sql(`ratelimit_block('api', 'ann', UNTIL, 'guesses', 'ann')`)
+		same()
+		_, err = w.limiter.Block(w.Context(), w.db, api.Global(), time.Time{}, "", "")
+		w.do(err)
+		sql(`ratelimit_block('api', NULL)`)
+		same()
+		_, err = w.limiter.Override(w.Context(), w.db, api.Key("ann"), time.Time{}, "", "bob", ratelimit.Rate(1))
+		w.do(err)
+		sql(`ratelimit_override('api', 'ann', rate => 1, who => 'bob')`)
+		ended := func(n int, err error, want int) {
+			w.Helper()
+			if w.do(err); n != want {
+				w.Fatalf("%d ended, want %d", n, want)
+			}
+			same()
+		}
+		n, err := w.limiter.Unblock(w.Context(), w.db, api.Key("ann"), "eve")
+		sql(`ratelimit_unblock('api', 'ann', 'eve')`)
+		ended(n, err, 1)
+		n, err = w.limiter.Unblock(w.Context(), w.db, api.Key("ann"), "eve")
+		ended(n, err, 0)
+		n, err = w.limiter.Restore(w.Context(), w.db, api.Key("ann"), "")
+		sql(`ratelimit_restore('api', 'ann')`)
+		ended(n, err, 1)
+		n, err = w.limiter.Restore(w.Context(), w.db, api.Global(), "dan")
+		sql(`ratelimit_restore('api', NULL, who => 'dan')`)
+		ended(n, err, 2)
+	})
+}
+
+// TestABlockByGoHoldsAtOnce in its own program, once it is committed, and within two seconds in others. Nothing polls here.
+func TestABlockByGoHoldsAtOnce(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	api := ratelimit.TokenBucket("api", 10, time.Minute)
+	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	if err := limits.Overrides.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	other := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool})}
+	is := func(when, key string, blocked bool) {
+		t.Helper()
+		if _, err := limits.Consume(t.Context(), pool, api.Key(key)); denied(err) != blocked || err != nil && !denied(err) {
+			t.Fatalf("%s: %v, want blocked: %v", when, err, blocked)
+		}
+	}
+	block := func(ctx context.Context, db ratelimit.DB, key string) error {
+		_, err := limits.Block(ctx, db, api.Key(key), time.Now().Add(time.Hour), "spam", "ann")
+		return err
+	}
+	if err := block(t.Context(), pool, "pool"); err != nil {
+		t.Fatal(err)
+	}
+	is("on a pool", "pool", true)
+	eventually(t, "another program follows", func() bool {
+		_, err := other.Check(t.Context(), pool, api.Key("pool"))
+		return denied(err)
+	})
+	if n, err := limits.Unblock(t.Context(), pool, api.Key("pool"), "ann"); n != 1 || err != nil {
+		t.Fatalf("%d, %v", n, err)
+	}
+	is("unblocked", "pool", false)
+
+	on := stdlib.OpenDBFromPool(pool)
+	defer on.Close()
+	mine := errors.New("mine")
+	for _, level := range levels {
+		for _, rollback := range []error{nil, mine} {
+			key := fmt.Sprint("pgx ", level, rollback)
+			err := limits.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				if err := block(ctx, tx, key); err != nil {
+					return err
+				}
+				if _, err := limits.Check(ctx, tx, api.Key(key)); err != nil {
+					t.Errorf("%s: in the transaction, what is not committed holds: %v", key, err)
+				}
+				return rollback
+			}, ratelimit.Isolation(level))
+			if !errors.Is(err, rollback) {
+				t.Fatal(err)
+			}
+			is("in a transaction "+key, key, rollback == nil)
+			key = "sql " + key
+			err = limits.InSQLTx(t.Context(), on, func(ctx context.Context, tx *sql.Tx) error {
+				if err := block(ctx, ratelimit.SQL(tx), key); err != nil {
+					return err
+				}
+				return rollback
+			}, ratelimit.Isolation(level))
+			if !errors.Is(err, rollback) {
+				t.Fatal(err)
+			}
+			is("in a transaction "+key, key, rollback == nil)
+		}
+	}
+	// Of a transaction of another's, nobody tells the commit: the next poll does.
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := block(t.Context(), tx, "tx"); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	is("before the poll", "tx", false)
+	eventually(t, "another program follows", func() bool {
+		_, err := other.Check(t.Context(), pool, api.Key("tx"))
+		return denied(err)
+	})
+}
+
+// TestWhatGoRefusesToOverrideIsNotSent: a SQL error would abort the caller's transaction. What SQL refuses, Go does, and no more.
+func TestWhatGoRefusesToOverrideIsNotSent(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	api := ratelimit.TokenBucket("api", 10, time.Minute)
+	var limits ratelimit.Limiter
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	type number = ratelimit.Option
+	for name, c := range map[string]struct {
+		until       time.Time
+		reason, who string
+		numbers     []number
+		sql         string // NULL: only Go can say it
+		refused     bool
+	}{
+		"no numbers":          {refused: true, sql: "ratelimit_override('api', 'k')"},
+		"a rate of 0":         {refused: true, numbers: []number{ratelimit.Rate(0)}, sql: "ratelimit_override('api', 'k', rate => 0)"},
+		"a rate below 0":      {refused: true, numbers: []number{ratelimit.Rate(-1)}, sql: "ratelimit_override('api', 'k', rate => -1)"},
+		"the smallest rate":   {numbers: []number{ratelimit.Rate(1e-15)}, sql: "ratelimit_override('api', 'k', rate => 1e-15)"},
+		"the largest rate":    {numbers: []number{ratelimit.Rate(1e15)}, sql: "ratelimit_override('api', 'k', rate => 1e15)"},
+		"a rate too small":    {refused: true, numbers: []number{ratelimit.Rate(9e-16)}, sql: "ratelimit_override('api', 'k', rate => 9e-16)"},
+		"a rate too large":    {refused: true, numbers: []number{ratelimit.Rate(1.1e15)}, sql: "ratelimit_override('api', 'k', rate => 1.1e15)"},
+		"a rate of NaN":       {refused: true, numbers: []number{ratelimit.Rate(math.NaN())}, sql: "ratelimit_override('api', 'k', rate => 'NaN')"},
+		"a capacity of 0":     {numbers: []number{ratelimit.Capacity(0)}, sql: "ratelimit_override('api', 'k', capacity => 0)"},
+		"a capacity of NaN":   {refused: true, numbers: []number{ratelimit.Capacity(math.NaN())}, sql: "ratelimit_override('api', 'k', capacity => 'NaN')"},
+		"an infinite debt":    {refused: true, numbers: []number{ratelimit.MaxReserved(math.Inf(1))}, sql: "ratelimit_override('api', 'k', max_reserved => 'infinity')"},
+		"another option":      {refused: true, numbers: []number{ratelimit.Rate(1), ratelimit.Shards(2)}},
+		"a zone":              {refused: true, numbers: []number{ratelimit.Rate(1), ratelimit.Zone("UTC")}},
+		"a long reason":       {reason: strings.Repeat("ä", 2048), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit_override('api', 'k', rate => 1, reason => repeat('ä', 2048))"},
+		"a longer reason":     {refused: true, reason: strings.Repeat("ä", 2049), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit_override('api', 'k', rate => 1, reason => repeat('ä', 2049))"},
+		"a reason with NUL":   {refused: true, reason: "a\x00b", numbers: []number{ratelimit.Rate(1)}},
+		"a long who":          {who: strings.Repeat("w", 255), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit_override('api', 'k', rate => 1, who => repeat('w', 255))"},
+		"a longer who":        {refused: true, who: strings.Repeat("w", 256), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit_override('api', 'k', rate => 1, who => repeat('w', 256))"},
+		"a who without UTF-8": {refused: true, who: "\xff", numbers: []number{ratelimit.Rate(1)}},
+		"an end in the past":  {refused: true, until: time.Now().Add(-time.Second), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit_override('api', 'k', rate => 1, until => now() - interval '1 second')"},
+		"an end after 9999":   {refused: true, until: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC), numbers: []number{ratelimit.Rate(1)}},
+	} {
+		_, err := limits.Override(t.Context(), tx, api.Key("k"), c.until, c.reason, c.who, c.numbers...)
+		if errors.Is(err, ratelimit.ErrInvalid) != c.refused || err != nil && !c.refused || c.refused && !strings.Contains(err.Error(), `"api"`) {
+			t.Errorf("%s: %v, want it refused: %v", name, err, c.refused)
+		}
+		if c.sql != "" {
+			if _, err := pool.Exec(t.Context(), "SELECT "+c.sql); (sqlState(err) == "22023") != c.refused || err != nil && !c.refused {
+				t.Errorf("%s, in SQL: %v, want it refused: %v", name, err, c.refused)
+			}
+		}
+	}
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	for name, err := range map[string]error{
+		"a Coalescer":         second(limits.Block(t.Context(), coalescer, api.Key("k"), time.Time{}, "", "")),
+		"a count":             second(limits.Block(t.Context(), tx, api.Key("k").Count(2), time.Time{}, "", "")),
+		"a count to restore":  second(limits.Restore(t.Context(), tx, api.Key("k").Count(2), "")),
+		"an empty key":        second(limits.Unblock(t.Context(), tx, api.Key(""), "")),
+		"a long who, restore": second(limits.Restore(t.Context(), tx, api.Key("k"), strings.Repeat("w", 256))),
+		"a block in the past": second(limits.Block(t.Context(), tx, api.Key("k"), time.Now().Add(-time.Minute), "", "")),
+	} {
+		if !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if n := scan[int](t, tx, "SELECT count(*) FROM rate_limit_overrides WHERE effect = 'block'"); n != 0 { // and the transaction is usable
+		t.Errorf("%d blocks were written", n)
+	}
+	// A name that no program has published, only the server knows.
+	if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("others", 1, time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limits.Block(t.Context(), pool, api.Key("k"), time.Time{}, "", ""); sqlState(err) != "22023" || !strings.Contains(err.Error(), "others") {
+		t.Errorf("a name that is not published: %v", err)
+	}
+}

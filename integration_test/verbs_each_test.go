@@ -1,0 +1,435 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
+)
+
+// each calls Each, and wants no error.
+func (w world) each(requests ...ratelimit.Request) []ratelimit.Result {
+	w.Helper()
+	results, err := w.limiter.Each(w.Context(), w.db, requests...)
+	if err != nil || len(results) != len(requests) {
+		w.Fatalf("%d results of %d requests: %v", len(results), len(requests), err)
+	}
+	return results
+}
+
+// oks says which are granted: "+" and "-".
+func oks(results []ratelimit.Result) string {
+	var text strings.Builder
+	for i := range results {
+		if results[i].OK {
+			text.WriteByte('+')
+		} else {
+			text.WriteByte('-')
+		}
+	}
+	return text.String()
+}
+
+func TestEachIsDecidedByItselfAndInOrder(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.TokenBucket("each", 10, time.Minute)
+		ann, bob, cid := limit.Key("ann"), limit.Key("bob"), limit.Key("cid")
+		// The second ask for ann does not fit, the third does.
+		results := w.each(cid.Count(10), ann.Count(8), bob, ann.Count(3), ann.Count(2))
+		if got := oks(results); got != "+++-+" {
+			w.Fatal(got)
+		}
+		for i, left := range []float64{0, 2, 9, 2, 0} {
+			if r := results[i]; r.Remaining != left || len(r.Requests) != 1 || r.OK == (r.Receipt() == "") || r.OK != r.RetryAt.IsZero() {
+				w.Fatalf("%d: %+v, want %v left", i, r, left)
+			}
+		}
+		if denial := results[3]; !denial.RetryAt.Equal(w.clock.now.Add(6*time.Second)) || denial.RetryAfter != 6*time.Second {
+			w.Fatalf("%+v", denial)
+		}
+		w.holds(ann, 0)
+		w.holds(bob, 9)
+		_, err := w.limiter.Refund(w.Context(), w.db, results[1].Receipt(), ann.Count(8))
+		w.do(err)
+		w.holds(ann, 8)
+		w.do(w.limiter.Reset(w.Context(), w.db, ann, bob, cid))
+	})
+}
+
+// TestEachAgreesWithConsume: random requests of every kind of limit, used and unused, twice, sharded and not, are decided as one Consume
+// after another, on every handle and in memory, to the last bit.
+func TestEachAgreesWithConsume(t *testing.T) {
+	behaviour(t, func(w world) {
+		r := newRand(w.T)
+		memory, together := ratelimittest.New(w.T), ratelimittest.New(w.T)
+		limits := []ratelimit.Limit{
+			ratelimit.TokenBucket("bucket", 7, time.Minute), ratelimit.TokenBucket("another", 0.3, time.Second, ratelimit.Capacity(4)),
+			ratelimit.FixedWindow("window", 5, time.Minute), ratelimit.CalendarWindow("month", 6, ratelimit.Month, ratelimit.Zone("Europe/Berlin")),
+			ratelimit.TokenBucket("sharded", 12, time.Minute, ratelimit.Shards(2)), ratelimit.FixedWindow("windows", 8, time.Minute, ratelimit.Shards(2)),
+			ratelimit.Unlimited("free"), ratelimit.TokenBucket("never", 0, time.Minute),
+		}
+		seen := map[string]int{}
+		for round := range sized(40, 8) {
+			w.clock.Advance(time.Duration(r.IntN(100)) * 100 * time.Millisecond)
+			requests := make([]ratelimit.Request, 1+r.IntN(30))
+			for i := range requests {
+				limit := limits[r.IntN(len(limits))]
+				if r.IntN(2) == 0 {
+					limit = limits[0] // a run
+				}
+				requests[i] = limit.Key(fmt.Sprint("k", r.IntN(20))).Count(float64(r.IntN(4)))
+				if r.IntN(20) == 0 {
+					requests[i] = requests[i].Count(1000)
+				}
+			}
+			want := make([]ratelimit.Result, len(requests))
+			for i, request := range requests {
+				var err error
+				if want[i], err = w.limiter.Consume(w.Context(), memory, request); err != nil && !denied(err) && !errors.Is(err, ratelimit.ErrExceedsCapacity) {
+					w.Fatal(err)
+				}
+			}
+			inMemory, err := w.limiter.Each(w.Context(), together, requests...)
+			w.do(err)
+			for side, got := range map[string][]ratelimit.Result{"Postgres": w.each(requests...), "in memory": inMemory} {
+				for i := range want {
+					seen[fmt.Sprint(want[i].OK)]++
+					switch limit := want[i].Requests[0].Limit.Name(); {
+					case want[i].At.IsZero(): // more than the capacity
+						if got[i].OK || !got[i].RetryAt.IsZero() || got[i].At.IsZero() {
+							w.Fatalf("%s, round %d, request %d: %+v", side, round, i, got[i])
+						}
+					case limit == "sharded" || limit == "windows": // which shard gives, chance says
+						if got[i].OK != want[i].OK {
+							w.Fatalf("%s, round %d, request %d: %+v, want\n%+v", side, round, i, got[i], want[i])
+						}
+					case !reflect.DeepEqual(public(got[i]), public(want[i])):
+						w.Fatalf("%s, round %d, request %d:\n%+v, want\n%+v", side, round, i, got[i], want[i])
+					}
+				}
+			}
+		}
+		if seen["true"] == 0 || seen["false"] == 0 {
+			w.Fatalf("%v", seen)
+		}
+	})
+}
+
+// public is what a caller sees of a result.
+func public(r ratelimit.Result) []any {
+	s := r.Requests[0]
+	return []any{r.OK, r.At, r.RetryAt, r.RetryAfter, r.Remaining, r.ResetAt, s.Limit, s.Key, s.Count, s.Taken, s.OK, s.Remaining, s.RetryAt, string(r.Receipt())}
+}
+
+// TestEachUnderContention: transactions at every level use the same keys, in any order, some for the first time. None deadlocks, and what was granted is what is gone.
+func TestEachUnderContention(t *testing.T) {
+	t.Parallel()
+	for _, level := range levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 8)
+			const capacity, keys = 50, 12
+			bucket := ratelimit.TokenBucket("each", capacity, 100_000*time.Hour)
+			window := ratelimit.FixedWindow("of each", capacity, 100_000*time.Hour)
+			var deadlocks []error
+			var mu sync.Mutex
+			granted := map[string]int{}
+			limits := ratelimit.Limiter{OnRetry: func(_ context.Context, failed ratelimit.Attempt) {
+				if sqlState(failed.Err) == "40P01" {
+					mu.Lock()
+					defer mu.Unlock()
+					deadlocks = append(deadlocks, failed.Err)
+				}
+			}}
+			var wg sync.WaitGroup
+			for range 8 {
+				wg.Go(func() {
+					for n := range sized(40, 8) {
+						var requests []ratelimit.Request
+						for key := range keys {
+							limit := bucket
+							if key%4 == 3 {
+								limit = window
+							}
+							requests = append(requests, limit.Key(fmt.Sprint(min(key, n+rand.IntN(4))))) // new keys come one after another
+						}
+						rand.Shuffle(len(requests), func(i, j int) { requests[i], requests[j] = requests[j], requests[i] })
+						var results []ratelimit.Result
+						err := limits.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {
+							results, err = limits.Each(ctx, tx, requests...)
+							return err
+						}, ratelimit.Isolation(level), ratelimit.Attempts(1000))
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						mu.Lock()
+						for _, r := range results {
+							if r.OK {
+								granted[r.Requests[0].Limit.Name()+r.Requests[0].Key]++
+							}
+						}
+						mu.Unlock()
+					}
+				})
+			}
+			wg.Wait()
+			if len(deadlocks) > 0 {
+				t.Errorf("%d deadlocks: %v", len(deadlocks), deadlocks[0])
+			}
+			for key := range keys {
+				for _, limit := range []ratelimit.Limit{bucket, window} {
+					request := limit.Key(fmt.Sprint(key))
+					left := readBalance(t, &limits, pool, request)
+					n := granted[limit.Name()+fmt.Sprint(key)]
+					if gone := capacity - left; gone < float64(n)-0.01 || gone > float64(n)+0.01 {
+						t.Errorf("%v %d: %v are gone, %d were granted", limit, key, gone, n)
+					}
+					if n > capacity {
+						t.Errorf("%v %d: %d were granted of %d", limit, key, n, capacity)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestEachWaitsHoldingNothingThatComesLater: while it waits for a row, rows of later keys are free, also if an earlier key has no row.
+func TestEachWaitsHoldingNothingThatComesLater(t *testing.T) {
+	t.Parallel()
+	for _, first := range []bool{false, true} {
+		pool := newPool(t, 4)
+		limit := ratelimit.TokenBucket("each", 10, time.Hour)
+		var limits ratelimit.Limiter
+		var requests []ratelimit.Request
+		for _, key := range []string{"a", "b", "c", "d", "e"} {
+			requests = append(requests, limit.Key(key))
+		}
+		if _, err := limits.Each(t.Context(), pool, requests...); err != nil {
+			t.Fatal(err)
+		}
+		if first {
+			if err := limits.Reset(t.Context(), pool, limit.Key("a")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		holder, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := holder.Exec(t.Context(), "SELECT FROM rate_limits WHERE key = 'c' FOR UPDATE"); err != nil {
+			t.Fatal(err)
+		}
+		slices.Reverse(requests)
+		done := make(chan error, 1)
+		go func() { done <- second(limits.Each(t.Context(), pool, requests...)) }()
+		waiting(t, pool, 1)
+		if n := scan[int](t, holder, "SELECT count(*) FROM (SELECT FROM rate_limits WHERE key > 'c' FOR UPDATE NOWAIT) AS free"); n != 2 {
+			t.Errorf("%d rows are free", n)
+		}
+		if err := holder.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestEachUnderOverrides: a block, an exception and other numbers decide about their key alone.
+func TestEachUnderOverrides(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	limit := ratelimit.TokenBucket("each", 10, time.Hour)
+	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	until := time.Now().Add(time.Hour).Truncate(time.Second).UTC()
+	for _, err := range []error{
+		second(limits.Block(t.Context(), pool, limit.Key("blocked"), until, "", "")),
+		second(limits.Block(t.Context(), pool, limit.Key("banned"), time.Time{}, "", "")),
+		second(limits.Override(t.Context(), pool, limit.Key("small"), until, "", "", ratelimit.Rate(2))),
+		second(limits.Override(t.Context(), pool, limit.Key("smaller"), time.Time{}, "", "", ratelimit.Rate(2))),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	scan[int64](t, pool, "SELECT ratelimit_unlimited('each', 'free')")
+	if err := limits.Overrides.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	results, err := limits.Each(t.Context(), pool,
+		limit.Key("blocked"), limit.Key("banned"), limit.Key("small").Count(5), limit.Key("smaller").Count(5), limit.Key("free").Count(1000), limit.Key("ann").Count(5),
+		limit.Key("small").Count(2), limit.Key("bob").Count(11))
+	if err != nil || oks(results) != "----+++-" {
+		t.Fatalf("%s, %v", oks(results), err)
+	}
+	for i, want := range []time.Time{until, {}, until, {}, {}, {}, {}, {}} {
+		if !results[i].RetryAt.Equal(want) {
+			t.Errorf("%d: RetryAt is %v, want %v", i, results[i].RetryAt, want)
+		}
+	}
+	if left := readBalance(t, &limits, pool, limit.Key("ann")); left < 5 || left > 5.1 {
+		t.Errorf("ann has %v", left)
+	}
+}
+
+// TestAnObserverSeesEachAsConsumes, so that usage and metrics need to know no more.
+func TestAnObserverSeesEachAsConsumes(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	limit := ratelimit.TokenBucket("each", 1, time.Hour)
+	var seen []string
+	limits := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) {
+		seen = append(seen, fmt.Sprint(d.Verb, " ", len(d.Result.Requests), " ", d.Result.OK, " ", denied(d.Err), d.Err == nil))
+	}}
+	if _, err := limits.Each(t.Context(), pool, limit.Key("a"), limit.Key("b"), limit.Key("a")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limits.Each(t.Context(), pool, limit.Key("a"), limit.Key("")); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Fatal(err)
+	}
+	want := []string{"consume 1 true false true", "consume 1 true false true", "consume 1 false true false", "consume 2 false false false"}
+	if !slices.Equal(seen, want) {
+		t.Errorf("%q", seen)
+	}
+}
+
+// TestEachOnACoalescer uses its pool.
+func TestEachOnACoalescer(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	limit := ratelimit.TokenBucket("each", 1, time.Hour)
+	var limits ratelimit.Limiter
+	for _, db := range []ratelimit.DB{coalescer, pool} {
+		if _, err := limits.Each(t.Context(), db, limit.Key("a"), limit.Key("b")); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// eachByHand is a call of the function for keys of one token bucket of 10 a hour.
+func eachByHand(name, keys, counts string) string {
+	fill := func(value string) string { return "array_fill(" + value + ", ARRAY[cardinality(k)])" }
+	return "SELECT ord::text || granted::text FROM (VALUES ('" + keys + "'::text[])) AS v (k), LATERAL _ratelimit_each(" + strings.Join([]string{
+		fill("'" + name + "'::text"), "k", fill("10::float8"), fill("interval '1 hour'"), fill("10::float8"), fill("NULL::timestamptz"), fill("1"),
+		"'" + counts + "'", fill("-0.000000001::float8"), fill("0"), fill("0"),
+	}, ", ") + ")"
+}
+
+// TestEachIsInOrder refuses requests by hand that are not in the order of locks.
+func TestEachIsInOrder(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	for _, keys := range []string{"{b,a}", "{a,b,c,d,e,a}", "{a,NULL}"} {
+		if _, err := pool.Exec(t.Context(), eachByHand("l", keys, "{1,1,1,1,1,1}")); sqlState(err) != "22023" {
+			t.Errorf("%s: %v", keys, err)
+		}
+	}
+	if got := scan[string](t, pool, eachByHand("l", "{a,a,b,c,d,e}", "{1,10,1,1,1,1}")); got != "{1,2,3,4,5,6}{1,0,1,1,1,1}" {
+		t.Error(got)
+	}
+	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limits WHERE value = 9"); n != 5 {
+		t.Errorf("%d keys have given one token", n)
+	}
+}
+
+// TestEachForgivesRounding: a key that lacks only the tolerance is granted, also where one UPDATE decides several.
+func TestEachForgivesRounding(t *testing.T) {
+	behaviour(t, func(w world) {
+		limit := ratelimit.TokenBucket("each", 0.3, time.Hour)
+		var requests []ratelimit.Request
+		for range 6 {
+			requests = append(requests, limit.Key(fmt.Sprint(len(requests))).Count(0.1))
+		}
+		for n := range 3 { // the last finds 0.1 less the rounding of two subtractions
+			if got := oks(w.each(requests...)); got != "++++++" {
+				w.Fatalf("call %d: %s", n, got)
+			}
+		}
+		if got := oks(w.each(requests...)); got != "------" {
+			w.Fatal(got)
+		}
+		for _, request := range requests {
+			w.do(w.limiter.Reset(w.Context(), w.db, request))
+		}
+	})
+}
+
+// TestEachDecidesAnewWhatTheUpdateLeft: a row that is deleted while the UPDATE waits is inserted in its place, before later keys are locked.
+func TestEachDecidesAnewWhatTheUpdateLeft(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	limit := ratelimit.TokenBucket("each", 10, time.Hour)
+	var limits ratelimit.Limiter
+	var requests []ratelimit.Request
+	for _, key := range []string{"a", "b", "c", "d", "e"} {
+		requests = append(requests, limit.Key(key))
+	}
+	if _, err := limits.Each(t.Context(), pool, requests...); err != nil {
+		t.Fatal(err)
+	}
+	holder, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sql := range []string{"DELETE FROM rate_limits WHERE key = 'b'", "SELECT FROM rate_limits WHERE key = 'd' FOR UPDATE"} {
+		if _, err := holder.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	results, done := []ratelimit.Result(nil), make(chan error, 1)
+	go func() {
+		var err error
+		results, err = limits.Each(t.Context(), pool, requests...)
+		done <- err
+	}()
+	waiting(t, pool, 1)
+	if err := holder.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil || oks(results) != "+++++" {
+		t.Fatalf("%s, %v", oks(results), err)
+	}
+	for i, want := range []float64{8, 9, 8, 8, 8} { // b was full again
+		if left := results[i].Remaining; left < want || left > want+0.1 {
+			t.Errorf("%d: %v left, want %v", i, left, want)
+		}
+	}
+}
+
+// TestEachWithOtherNumbers: keys with numbers of their own are decided by these.
+func TestEachWithOtherNumbers(t *testing.T) {
+	behaviour(t, func(w world) {
+		const m = 1e6 // the tolerance of so large a capacity is the same for all
+		limit := ratelimit.TokenBucket("each", m, time.Hour, ratelimit.Capacity(3*m), ratelimit.Varies(24*time.Hour))
+		small, large := limit.With(ratelimit.Capacity(2*m)), limit.With(ratelimit.Capacity(4*m))
+		requests := []ratelimit.Request{limit.Key("a"), limit.Key("b"), limit.Key("c"), small.Key("d"), large.Key("e"), limit.Key("f")}
+		for i := range requests {
+			requests[i] = requests[i].Count(m)
+		}
+		for _, left := range [][]float64{{2, 2, 2, 1, 3, 2}, {1, 1, 1, 0, 2, 1}, {0, 0, 0, 0, 1, 0}} {
+			for i, r := range w.each(requests...) {
+				if r.Remaining != left[i]*m || r.OK != (i != 3 || left[0] > 0) {
+					w.Fatalf("%d: %+v, want %v left", i, r, left[i]*m)
+				}
+			}
+		}
+		if _, err := w.limiter.Each(w.Context(), w.db, small.Key("x"), large.Key("x")); !errors.Is(err, ratelimit.ErrInvalid) {
+			w.Fatalf("one key with two numbers: %v", err)
+		}
+		w.do(w.limiter.Reset(w.Context(), w.db, requests...))
+	})
+}

@@ -1,0 +1,232 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+)
+
+// Override gives a limit other numbers, for one key or for all, and returns the id of the override. The numbers are [Rate], [Capacity] and
+// [MaxReserved]; one that is not given stays as defined, and a capacity that is the rate follows the rate. The override ends at until; the
+// zero time is no end. Of [Slots], only the Capacity is a number. reason and who, which may be empty, are for those who look later: at most 4096 and 255 bytes. Beside who, the
+// database writes down the role that is logged in. It is the SQL function ratelimit_override, with its rules:
+//
+//	id, err := limits.Override(ctx, tx, signUps.Key("acme"), time.Now().Add(2*time.Hour), "their conference", "bea", ratelimit.Rate(500))
+//
+// [Limit.Key] is that key. [Limit.Global] is a limit without keys, or else every key that has no override of its own. A Count is [ErrInvalid].
+//
+// db is a transaction, a connection or a pool, or [SQL] of one, but no [Coalescer]. In a transaction, the override holds once that is
+// committed, and a rollback undoes it. Every program with [Overrides] follows within two seconds of the commit. This Limiter does at once:
+// when the call returns on a pool, or when [Limiter.InTx] or [Limiter.InSQLTx] returns that was given the pool. The transaction itself is
+// still decided by what is known from before. A Limiter without Overrides knows of none.
+//
+// New numbers add no tokens: the SQL function ratelimit_add does, with the id. A block in force stays, and denies all the same. Numbers
+// change nothing of an [Unlimited] limit.
+//
+// A mistake is [ErrInvalid], before anything is sent. If programs publish their limits, and none has this name, the error is the database's:
+// SQLSTATE 22023. docs/overrides.md says which rights the role needs. Outside a transaction, after any other error, the override may have
+// been made all the same: call it again.
+func (l *Limiter) Override(ctx context.Context, db DB, request Request, until time.Time, reason, who string, numbers ...Option) (id int64, err error) {
+	d := decree{what: "override", request: request, until: until, reason: reason, who: who, effect: newNumbers, numbers: numbers}
+	return d.send(ctx, l, db)
+}
+
+// Block denies a key everything, or with [Limit.Global] a limit without keys or all keys, until an instant, or for good if until is the
+// zero time. It returns the id of the block. Refunds, resets and what was reserved change nothing of it. Charges are still recorded.
+//
+//	_, err := limits.Block(ctx, tx, failedLogins.Key(account), time.Now().Add(24*time.Hour), "guesses from 80 addresses", "login")
+//
+// What [Limiter.Override] says of the arguments, of transactions and of errors holds here, too. It is the SQL function ratelimit_block.
+func (l *Limiter) Block(ctx context.Context, db DB, request Request, until time.Time, reason, who string) (id int64, err error) {
+	d := decree{what: "block", request: request, until: until, reason: reason, who: who, effect: block}
+	return d.send(ctx, l, db)
+}
+
+// Restore ends all overrides in force for a key, blocks too, or with [Limit.Global] those that are for all keys, and returns how many. who
+// is as for [Limiter.Override], and so are transactions and errors. It is the SQL function ratelimit_restore.
+//
+// In REPEATABLE READ and SERIALIZABLE, an override that was committed after the transaction's snapshot is not seen, and stays.
+func (l *Limiter) Restore(ctx context.Context, db DB, request Request, who string) (ended int, err error) {
+	d := decree{what: "restore", request: request, who: who, ends: true}
+	n, err := d.send(ctx, l, db)
+	return int(n), err
+}
+
+// Unblock ends the blocks of a key, or with [Limit.Global] the block of all keys, and returns how many. Other overrides stay. For the rest,
+// it is as [Limiter.Restore].
+func (l *Limiter) Unblock(ctx context.Context, db DB, request Request, who string) (ended int, err error) {
+	d := decree{what: "unblock", request: request, who: who, ends: true, effect: block}
+	n, err := d.send(ctx, l, db)
+	return int(n), err
+}
+
+// The bounds of the columns, in bytes.
+const (
+	maxReasonLen = 4096
+	maxWhoLen    = 255
+)
+
+// decree is what somebody decides about a limit: a new override, or the end of those in force.
+type decree struct {
+	what        string
+	request     Request
+	until       time.Time
+	reason, who string
+	effect      effect
+	ends        bool // it ends what has the effect or, if that is newNumbers, everything
+	numbers     []Option
+}
+
+// send validates a decree, and has the database write it down.
+func (d *decree) send(ctx context.Context, l *Limiter, db DB) (n int64, err error) {
+	asked := []Request{d.request}
+	if !l.life.enter() {
+		return 0, limiterClosed(verb(d.what), asked)
+	}
+	defer l.life.leave()
+	args, err := d.validate(l, db)
+	if err == nil {
+		err = errOutside(ctx, verb(d.what), db, asked)
+	}
+	if err != nil {
+		return 0, err
+	}
+	if n, err = d.ask(ctx, wire{db: db}.queries(), args); err != nil {
+		return 0, explainCall(verb(d.what), asked, err)
+	}
+	switch {
+	case l.Overrides == nil:
+	case poolOf(db) != nil:
+		l.Overrides.follow(ctx)
+	default:
+		whenCommitted(ctx, l.Overrides)
+	}
+	return n, nil
+}
+
+// ask sends the statement.
+func (d *decree) ask(ctx context.Context, q *dbsqlc.Queries, args dbsqlc.OverrideParams) (int64, error) {
+	switch {
+	case d.ends && d.effect == block:
+		n, err := q.Unblock(ctx, dbsqlc.UnblockParams{Name: args.Name, Key: args.Key, Who: args.Who})
+		return int64(n), err
+	case d.ends:
+		n, err := q.Restore(ctx, dbsqlc.RestoreParams{Name: args.Name, Key: args.Key, Who: args.Who})
+		return int64(n), err
+	case d.effect == block:
+		return q.Block(ctx, dbsqlc.BlockParams{Name: args.Name, Key: args.Key, Until: args.Until, Reason: args.Reason, Who: args.Who})
+	}
+	return q.Override(ctx, args)
+}
+
+// validate refuses what the database would, as far as that can be known here: a SQL error aborts the caller's transaction.
+func (d *decree) validate(l *Limiter, db DB) (args dbsqlc.OverrideParams, err error) {
+	r := &d.request
+	asked := []Request{d.request}
+	if r.err == nil && r.limit.name == "" {
+		r.err = r.limit.Validate()
+	}
+	_, coalesces := coalescerOf(db)
+	switch {
+	case r.err != nil:
+		return args, r.err
+	case noDatabase(db):
+		return args, invalidCall(asked, noDatabaseText)
+	case coalesces:
+		return args, invalidCall(asked, d.what+" on a Coalescer: pass its Pool, or a transaction")
+	case r.tokens != 1:
+		return args, invalidCall(asked, d.what+" has no Count: it is about the key")
+	}
+	if err := l.definitions.check(asked); err != nil {
+		return args, err
+	}
+	args = dbsqlc.OverrideParams{Name: r.limit.name, Key: textOrNull(r.key), Reason: d.reason, Who: textOrNull(d.who)}
+	if err := d.texts(); err != nil {
+		return args, fmt.Errorf("%w: %s%w", ErrInvalid, limitsOf(asked), err)
+	}
+	if !d.until.IsZero() {
+		until, err := timestamp("the end", d.until)
+		if err == nil && algebra.At(until.Time) <= l.Overrides.moment(clockOf(db)).high {
+			err = fmt.Errorf("the end, %v, is not in the future", until.Time)
+		}
+		if err != nil {
+			return args, fmt.Errorf("%w: %s%w", ErrInvalid, limitsOf(asked), err)
+		}
+		args.Until = &until.Time
+	}
+	if d.effect == newNumbers && !d.ends {
+		err = d.setNumbers(&args)
+	}
+	return args, err
+}
+
+func (d *decree) texts() error {
+	if d.reason != "" {
+		if err := checkText("reason", d.reason, maxReasonLen); err != nil {
+			return err
+		}
+	}
+	if d.who != "" {
+		return checkText("who", d.who, maxWhoLen)
+	}
+	return nil
+}
+
+// setNumbers sets the numbers of an override.
+func (d *decree) setNumbers(args *dbsqlc.OverrideParams) error {
+	// unnamed is a Config in which no option sets what it already is, but for the three that are allowed.
+	unnamed := Config{Name: "?", Kind: "?", Period: "?", Start: new(time.Time), Shards: -1, Zone: "?", Anchor: "?", Varies: "?"}
+	named := unnamed
+	for _, option := range d.numbers {
+		option(&named)
+	}
+	var given int
+	for _, number := range []struct {
+		what string
+		from **float64
+		to   *pgtype.Float8
+	}{{"rate", &named.Rate, &args.Rate}, {"capacity", &named.Capacity, &args.Capacity}, {"maxReserved", &named.MaxReserved, &args.MaxReserved}} {
+		n := *number.from
+		if *number.from = nil; n == nil {
+			continue
+		}
+		given++
+		switch {
+		case !countable(*n):
+			return d.invalid(fmt.Sprintf("%s %v is neither 0 nor between %v and %v", number.what, *n, algebra.MinTokens, algebra.MaxTokens))
+		case d.request.limit.slots && number.what != "capacity":
+			return d.invalid("slots have only a Capacity: how many there are")
+		case d.request.limit.slots && !wholeSlots(*n):
+			return d.invalid(fmt.Sprintf("capacity %v of slots is not a whole number between 0 and %v", *n, maxSlots))
+		case number.what == "rate" && *n == 0:
+			return d.invalid("a rate of 0 grants nothing: use Block")
+		}
+		*number.to = pgtype.Float8{Float64: *n, Valid: true}
+	}
+	switch {
+	case named != unnamed:
+		return d.invalid("Override changes only Rate, Capacity and MaxReserved")
+	case given == 0:
+		return d.invalid("Override needs a Rate, a Capacity or a MaxReserved")
+	}
+	return nil
+}
+
+func (d *decree) invalid(why string) error {
+	return fmt.Errorf("%w: %s%s", ErrInvalid, limitsOf([]Request{d.request}), why)
+}
+
+// textOrNull is NULL for the empty text.
+func textOrNull(s string) pgtype.Text { return pgtype.Text{String: s, Valid: s != ""} }
+
+// follow reads what has changed, for the program that has changed it. If that fails, the next poll reads it.
+func (o *Overrides) follow(ctx context.Context) {
+	if err := o.poll(func() error { return o.next(ctx) }); err != nil && ctx.Err() == nil {
+		o.tell(err)
+	}
+}
