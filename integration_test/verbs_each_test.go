@@ -418,11 +418,12 @@ func TestEachWithOtherNumbers(t *testing.T) {
 		small, large := limit.With(ratelimit.Capacity(2*m)), limit.With(ratelimit.Capacity(4*m))
 		requests := []ratelimit.Request{limit.Key("a"), limit.Key("b"), limit.Key("c"), small.Key("d"), large.Key("e"), limit.Key("f")}
 		for i := range requests {
-			requests[i] = requests[i].Count(m)
+			requests[i] = requests[i].Count(m / 2)
 		}
-		for _, left := range [][]float64{{2, 2, 2, 1, 3, 2}, {1, 1, 1, 0, 2, 1}, {0, 0, 0, 0, 1, 0}} {
+		// After the first round, e has more than the others can hold.
+		for _, left := range [][]float64{{2.5, 2.5, 2.5, 1.5, 3.5, 2.5}, {2, 2, 2, 1, 3, 2}, {1.5, 1.5, 1.5, 0.5, 2.5, 1.5}, {1, 1, 1, 0, 2, 1}, {0.5, 0.5, 0.5, 0, 1.5, 0.5}} {
 			for i, r := range w.each(requests...) {
-				if r.Remaining != left[i]*m || r.OK != (i != 3 || left[0] > 0) {
+				if r.Remaining != left[i]*m || r.OK != (i != 3 || left[0] > 0.5) {
 					w.Fatalf("%d: %+v, want %v left", i, r, left[i]*m)
 				}
 			}

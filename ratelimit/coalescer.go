@@ -114,8 +114,8 @@ func (c *Coalescer) join(ctx context.Context, asked *call, result *Result) error
 		c.mu.Unlock()
 		return c.send(ctx, asked, result)
 	}
-	w := c.schedule.arrive(asked.demands, asked.now, time.Now(), c.Pace)
-	c.unlock()
+	w := c.schedule.arrive(asked.demands, asked.now, c.now(), c.Pace)
+	c.startAndUnlock()
 	if w == nil {
 		return c.direct(ctx, asked, result, false)
 	}
@@ -125,7 +125,7 @@ func (c *Coalescer) join(ctx context.Context, asked *call, result *Result) error
 	case <-ctx.Done():
 		c.mu.Lock()
 		left, sent := c.schedule.leave(w)
-		c.unlock()
+		c.startAndUnlock()
 		switch {
 		case sent:
 			return unknownUnless(ctx.Err())
@@ -156,13 +156,22 @@ func (c *Coalescer) join(ctx context.Context, asked *call, result *Result) error
 	return err
 }
 
-// unlock starts the place that the schedule has taken, if any, and unlocks.
-func (c *Coalescer) unlock() {
+// startAndUnlock starts the place that the schedule has taken, if any, and unlocks. Every event of the schedule ends with it: a
+// plain Unlock would leave that place unused.
+func (c *Coalescer) startAndUnlock() {
 	if c.schedule.start {
 		c.schedule.start = false
 		c.calls.Go(c.flush)
 	}
 	c.mu.Unlock()
+}
+
+// now is the present time, which only a pace needs.
+func (c *Coalescer) now() (now time.Time) {
+	if c.Pace > 0 {
+		now = time.Now()
+	}
+	return now
 }
 
 // flush decides queued calls until none is ready.
@@ -181,8 +190,8 @@ func (c *Coalescer) flush() {
 func (c *Coalescer) next(b *batch) bool {
 	for {
 		c.mu.Lock()
-		send, wait := c.schedule.next(b, time.Now(), c.Pace)
-		c.unlock()
+		send, wait := c.schedule.next(b, c.now(), c.Pace)
+		c.startAndUnlock()
 		if wait == 0 {
 			return send
 		}
@@ -190,14 +199,17 @@ func (c *Coalescer) next(b *batch) bool {
 	}
 }
 
-// landed gives the waiters of a batch their answers, unless the schedule has put them back. Waiters that have left do not
-// read them.
-func (c *Coalescer) landed(b *batch, err error, others []*waiter) (flightOfOthers *flight) {
+// landed gives the waiters of a batch their answers, unless they are queued again, and returns the flight of the others, if any.
+// Waiters that have left do not read their answers.
+func (c *Coalescer) landed(b *batch, err error, others []*waiter) *flight {
 	c.observe(len(b.waiters), err)
 	c.mu.Lock()
-	flightOfOthers = c.schedule.landed(b, err, others)
-	c.unlock()
+	again, flightOfOthers := c.schedule.landed(b, err, others)
+	c.startAndUnlock()
 	b.flight.cancel()
+	if again {
+		return nil
+	}
 	for _, w := range b.waiters {
 		w.err = err
 		w.done <- struct{}{}
@@ -211,19 +223,19 @@ func (c *Coalescer) split(b *batch, err error, others []*waiter) {
 	b.clear()
 	b.waiters, b.flight = append(b.waiters, others...), flight
 	b.group()
-	c.mu.Lock()
-	defer c.unlock()
-	c.schedule.narrow(b)
 }
 
 // direct sends one call by itself, in the place that it has.
 func (c *Coalescer) direct(ctx context.Context, asked *call, result *Result, apart bool) (err error) {
-	defer func() {
+	ended := false
+	defer func() { // also if the context is the caller's own and panics
 		c.mu.Lock()
-		c.schedule.landedAlone(ctx, asked.demands, apart, err)
-		c.unlock()
+		c.schedule.landedAlone(asked.demands, apart, ended, err)
+		c.startAndUnlock()
 	}()
-	return c.send(ctx, asked, result)
+	err = c.send(ctx, asked, result)
+	ended = ctx.Err() != nil // not later: it may need the Coalescer, and it may end while this waits for the lock
+	return err
 }
 
 // send sends one call as a statement of its own.

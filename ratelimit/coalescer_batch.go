@@ -105,7 +105,7 @@ func (b *batch) group() {
 		Calls: empty(a.Calls), Asks: empty(a.Asks), AskDefs: empty(a.AskDefs), AskStarts: empty(a.AskStarts),
 		AskCounts: empty(a.AskCounts), AskFloors: empty(a.AskFloors),
 		Firsts: empty(a.Firsts), Lasts: empty(a.Lasts),
-		Now: nullable(b.waiters[0].now),
+		Now: nullable(b.waiters[0].clock),
 	}
 	b.windows = b.windows[:0]
 	for i := range b.groups {
@@ -336,7 +336,7 @@ func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
 	}
 	of := b.of
 	for _, w := range b.waiters {
-		b.answer(w, of)
+		b.settleCall(w, of)
 		of = of[len(w.ds):]
 	}
 	for i := range b.groups {
@@ -347,8 +347,8 @@ func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
 	return nil
 }
 
-// answer repeats the database's decision for one call. of has the groups of the call's demands.
-func (b *batch) answer(w *waiter, of []int) {
+// settleCall repeats the database's decision for one call. of has the groups of the call's demands.
+func (b *batch) settleCall(w *waiter, of []int) {
 	a := &w.answer
 	a.granted = true
 	for i := range w.ds {

@@ -23,8 +23,9 @@ const (
 	maxSharedFailures = 4
 )
 
-// schedule says which calls a Coalescer sends, when, and which of them share a statement. It reads no clock, sends nothing
-// and starts no goroutine: its methods are events, and time is an argument. So coalescer_schedule_test.go tests it in rows.
+// schedule says which calls a Coalescer sends, when, and which of them share a statement. It reads no clock, sends no
+// statement and starts no goroutine: its methods are events, and time is an argument. So coalescer_schedule_test.go tests it
+// in rows.
 // Coalescer.mu guards it, with its waiters and flights. The zero value is ready.
 //
 // A call is at the database by itself, or in the flight of a batch; or it is queued. These are its moves:
@@ -32,13 +33,13 @@ const (
 //	arrive       by itself if a place is free, the queue is empty and nothing stands against it; or else queued
 //	next         queued: into a flight, with the calls that can share the statement, or by itself after a refusal
 //	landed       in flight: answered, or queued again if the error may be due to some of the calls. Calls that the statement
-//	             left undecided change to a flight of their own (narrow frees the keys of the others)
+//	             left undecided change to a flight of their own, and only their keys stay busy
 //	landedAlone  by itself: answered
 //	leave        queued or in flight: gone. A flight whose callers have all left is canceled
 //
 // A call has a place, one of two, while it is at the database. After a batch, the place asks next for another one. It is
-// given up when no call is ready. When a call may be ready and a place is free, fill takes the place and sets start: the
-// Coalescer makes a goroutine of it. A call by itself has the place of its caller's goroutine.
+// given up when no call is ready. When a call may be ready and a place is free, arrive or fill takes the place and sets
+// start: the Coalescer makes a goroutine of it. A call by itself has the place of its caller's goroutine.
 //
 // A queued call is ready if none of its keys is busy (at the database) or held (asked for by an earlier call that is not
 // ready). A second statement for a key would only wait for its row.
@@ -65,12 +66,12 @@ type schedule struct {
 
 // waiter is a call that waits for its decision.
 type waiter struct {
-	ds  []demand
-	now pgtype.Timestamptz
+	ds    []demand
+	clock pgtype.Timestamptz // the instant of its Limiter.Clock; calls of another instant share no statement
 	// done receives once the call is decided or, if direct is set, once it may be sent by itself.
 	done chan struct{}
 
-	past   past
+	past   fate
 	direct bool    // it may be sent by itself
 	apart  bool    // it is sent by itself in the place for calls that are apart
 	left   bool    // its caller no longer waits
@@ -81,11 +82,11 @@ type waiter struct {
 	answer answer
 }
 
-// past is what became of the statements that a queued call was in.
-type past int
+// fate is what became of the statements that a queued call was in.
+type fate int
 
 const (
-	unsent       past = iota // there was none
+	unsent       fate = iota // there was none
 	afterRefusal             // it failed for a reason that other calls may not share: the call is sent by itself
 	afterTimeout             // it timed out: the call is decided apart, or returns waiter.err
 	afterApart               // that timed out too, with calls for one blamed key: no other call shares its statement
@@ -122,7 +123,7 @@ func newFlight(waiters []*waiter) *flight {
 var waiters = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
 
 // arrive takes a call in. Without a waiter in return, the call has a place, and is sent by itself.
-func (s *schedule) arrive(ds []demand, at pgtype.Timestamptz, now time.Time, pace time.Duration) *waiter {
+func (s *schedule) arrive(ds []demand, clock pgtype.Timestamptz, now time.Time, pace time.Duration) *waiter {
 	blamed := s.blamed.has(ds)
 	if len(s.queue) == 0 {
 		clear(s.held)
@@ -136,7 +137,7 @@ func (s *schedule) arrive(ds []demand, at pgtype.Timestamptz, now time.Time, pac
 		s.start = true
 	}
 	w := waiters.Get().(*waiter)
-	w.ds, w.now = ds, at
+	w.ds, w.clock = ds, clock
 	s.queue = append(s.queue, w)
 	return w
 }
@@ -196,28 +197,32 @@ func (s *schedule) next(b *batch, now time.Time, pace time.Duration) (send bool,
 	return !lone, 0
 }
 
-// landed ends the statement of a batch: its waiters are answered, unless separate puts them back. Then the batch has none. The
-// statement did not decide the others: they get a flight of their own, before they could no longer leave.
-func (s *schedule) landed(b *batch, err error, others []*waiter) (flightOfOthers *flight) {
+// landed ends the statement of a batch: its waiters are answered, unless separate queues them again. The statement did not
+// decide the others, which are no longer in the batch: they get a flight of their own, before they could no longer leave, and
+// only their keys stay at the database.
+func (s *schedule) landed(b *batch, err error, others []*waiter) (again bool, flightOfOthers *flight) {
 	if s.separate(b, err) {
-		return nil
-	}
-	if len(others) > 0 {
-		flightOfOthers = newFlight(others)
+		return true, nil
 	}
 	if err == nil || !b.shared() && b.flight.ctx.Err() == nil { // else it was canceled, and nothing is known
 		for _, w := range b.waiters {
 			s.judge(w.ds, b.apart, err)
 		}
 	}
+	if len(others) > 0 {
+		flightOfOthers = newFlight(others)
+		s.vacate(b)
+		s.occupy(b, others)
+		s.fill()
+	}
 	b.flight.decided = true
 	b.flight.told.Add(b.flight.waiting)
-	return flightOfOthers
+	return false, flightOfOthers
 }
 
 // separate puts the calls of a batch back at the front of the queue if its error may be due to some of them: to be sent by
-// themselves or, after a timeout, apart.
-func (s *schedule) separate(b *batch, err error) bool {
+// themselves or, after a timeout, apart. It reports whether it has done so.
+func (s *schedule) separate(b *batch, err error) (again bool) {
 	past := afterRefusal
 	switch {
 	case ofSomeCalls(sqlState(err)):
@@ -229,32 +234,23 @@ func (s *schedule) separate(b *batch, err error) bool {
 	default:
 		past = afterTimeout
 	}
-	again := slices.DeleteFunc(b.waiters, func(w *waiter) bool { return w.left })
-	slices.SortStableFunc(again, func(v, w *waiter) int { return cmp.Compare(len(v.ds), len(w.ds)) }) // single keys are decided sooner
+	b.waiters = slices.DeleteFunc(b.waiters, func(w *waiter) bool { return w.left })
+	slices.SortStableFunc(b.waiters, func(v, w *waiter) int { return cmp.Compare(len(v.ds), len(w.ds)) }) // single keys are decided sooner
 	if !s.apartFlying && !slices.ContainsFunc(s.queue, func(w *waiter) bool { return w.past >= afterTimeout }) {
 		s.failures = 0 // all earlier calls are decided
 	}
-	for _, w := range again {
+	for _, w := range b.waiters {
 		w.flight, w.past, w.err = nil, past, err
 	}
-	s.queue = slices.Insert(s.queue, 0, again...)
-	clear(again)
-	b.waiters = again[:0]
+	s.queue = slices.Insert(s.queue, 0, b.waiters...)
 	return true
 }
 
-// narrow frees the keys of a batch that has kept some of its calls only.
-func (s *schedule) narrow(b *batch) {
-	s.vacate(b)
-	s.occupy(b)
-	s.fill()
-}
-
-// landedAlone gives the place of a call that was sent by itself to the queue.
-func (s *schedule) landedAlone(ctx context.Context, ds []demand, apart bool, err error) {
+// landedAlone gives the place of a call that was sent by itself to the queue. ended says that its context has ended.
+func (s *schedule) landedAlone(ds []demand, apart, ended bool, err error) {
 	s.busy.remove(ds)
 	s.apartFlying = s.apartFlying && !apart
-	if err == nil || ctx.Err() == nil { // else the error says nothing about the keys
+	if err == nil || !ended { // else the error says nothing about the keys
 		s.judge(ds, apart, err)
 	}
 	s.places--
@@ -294,7 +290,7 @@ func (s *schedule) take(b *batch, first int) {
 	leader, rest := s.queue[first], s.queue[:first]
 	for i, w := range s.queue[first:] {
 		together := w == leader || s.ready(w) && s.together(leader, w, b.apart)
-		if together && (w.past == afterRefusal || w.now != leader.now) || len(b.waiters) == maxBatch {
+		if together && (w.past == afterRefusal || w.clock != leader.clock) || len(b.waiters) == maxBatch {
 			rest = append(rest, s.queue[first+i:]...)
 			break
 		}
@@ -306,7 +302,7 @@ func (s *schedule) take(b *batch, first int) {
 	}
 	clear(s.queue[len(rest):])
 	s.queue = rest
-	s.occupy(b)
+	s.occupy(b, b.waiters)
 	b.flight = newFlight(b.waiters)
 }
 
@@ -335,9 +331,9 @@ func (s *schedule) blamedOf(ds []demand) (ids []groupID) {
 	return ids
 }
 
-// occupy notes that the keys of a batch are at the database.
-func (s *schedule) occupy(b *batch) {
-	for _, w := range b.waiters {
+// occupy notes that the keys of these calls of a batch are at the database.
+func (s *schedule) occupy(b *batch, waiters []*waiter) {
+	for _, w := range waiters {
 		for i := range w.ds {
 			if one := w.ds[i : i+1]; !s.busy.has(one) {
 				s.busy.add(one)

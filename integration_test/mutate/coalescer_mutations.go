@@ -56,7 +56,7 @@ var coalescerMutations = []mutation{
 		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-clocks-mixed", file: "ratelimit/coalescer_schedule.go", what: "calls with different clocks are decided at the instant of one of them",
-		old: "(w.past == afterRefusal || w.now != leader.now)", new: "w.past == afterRefusal",
+		old: "(w.past == afterRefusal || w.clock != leader.clock)", new: "w.past == afterRefusal",
 		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-counts-mixed", file: "ratelimit/coalescer_batch.go", what: "calls with different counts are decided by the count of the first",
@@ -172,7 +172,7 @@ var coalescerMutations = []mutation{
 		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-decided-busy", file: "ratelimit/coalescer_schedule.go", what: "decided keys wait for the second statement of the others",
-		old: "	s.vacate(b)\n	s.occupy(b)\n", new: "",
+		old: "		s.vacate(b)\n		s.occupy(b, others)\n", new: "",
 		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-bad-text-for-all", file: "ratelimit/coalescer_schedule.go", what: "a key that the server cannot store is an error for all calls of the statement",
@@ -183,9 +183,9 @@ var coalescerMutations = []mutation{
 		old: "case \"08\", \"25\",", new: "case \"P0\", \"08\", \"25\",",
 		tests: "TestTheScheduleTellsTheErrorsOfSomeCallsFromThoseOfAll",
 	}, {
-		name: "coalescer-split-busy", file: "ratelimit/coalescer.go", what: "decided keys are freed only with the others",
-		old: "	c.schedule.narrow(b)\n", new: "",
-		tests: "TestKeysThatAreDecidedDoNotWaitForTheOthers",
+		name: "coalescer-split-fill", file: "ratelimit/coalescer_schedule.go", what: "calls for decided keys wait for the end of another statement, although a place is free",
+		old: "		s.occupy(b, others)\n		s.fill()\n", new: "		s.occupy(b, others)\n",
+		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-not-started", file: "ratelimit/coalescer.go", what: "nothing makes use of a place that was taken for queued calls",
 		old: "		c.calls.Go(c.flush)\n", new: "",
@@ -212,12 +212,36 @@ var coalescerMutations = []mutation{
 		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-caller-blames", file: "ratelimit/coalescer_schedule.go", what: "a caller that gives up by itself blames its key",
-		old: "	if err == nil || ctx.Err() == nil {", new: "	if true {",
+		old: "	if err == nil || !ended {", new: "	if true {",
 		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-canceled-blames", file: "ratelimit/coalescer_schedule.go", what: "a canceled statement blames its key",
 		old: "!b.shared() && b.flight.ctx.Err() == nil {", new: "!b.shared() {",
 		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "coalescer-team-decided", file: "ratelimit/coalescer_schedule.go", what: "a key that was locked once stays blamed, although a statement with other keys has decided it",
+		old: "	if err == nil || !b.shared() && ", new: "	if !b.shared() && ",
+		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "coalescer-team-untried", file: "ratelimit/coalescer_schedule.go", what: "calls for a locked key fail without a try apart with it",
+		old: "				return w.past == afterApart && anyOf", new: "				return w.past >= afterTimeout && anyOf",
+		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "coalescer-no-error", file: "ratelimit/coalescer_schedule.go", what: "calls that fail without another try return no error",
+		old: "w.flight, w.past, w.err = nil, past, err", new: "w.flight, w.past, w.err = nil, past, nil",
+		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "coalescer-canceled-by-server", file: "ratelimit/coalescer_schedule.go", what: "the end of a statement by the server's statement_timeout blames no key",
+		old: "state == \"55P03\" || state == \"57014\" //", new: "state == \"55P03\" //",
+		tests: "TestTheScheduleSendsWhatItShould",
+	}, {
+		name: "coalescer-context-locks", file: "ratelimit/coalescer.go", what: "a Context of the caller's own that uses the Coalescer hangs all its calls",
+		old: "landedAlone(asked.demands, apart, ended, err)", new: "landedAlone(asked.demands, apart, ended || ctx.Err() != nil, err)",
+		tests: "TestACoalescerAsksNoContextUnderItsLock",
+	}, {
+		name: "coalescer-context-panics", file: "ratelimit/coalescer.go", what: "a Context of the caller's own that panics keeps a place for ever",
+		old: "	ended := false\n	defer func() { // also", new: "	ended := ctx.Err() != nil\n	defer func() { // also",
+		tests: "TestACoalescerAsksNoContextUnderItsLock",
 	}, {
 		name: "coalescer-left-again", file: "ratelimit/coalescer_schedule.go", what: "a call whose caller has left is sent again",
 		old: "func(w *waiter) bool { return w.left })\n	slices.Sort", new: "func(w *waiter) bool { return false })\n	slices.Sort",

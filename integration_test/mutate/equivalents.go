@@ -17,8 +17,8 @@ package main
 //     a whole number (2 million tried)
 //   - coalesce.sql: without the SET enable_... other than seqscan, or without MATERIALIZED (the CTE is read more than once):
 //     only the plans change: bench measures that
-//   - coalescer.go: maxBatch, and flush without told.Wait: the number of calls in a statement changes no decision: bench
-//     measures it
+//   - coalescer_schedule.go: another maxBatch; coalescer.go: flush without told.Wait: the number of calls in a statement
+//     changes no decision: bench measures it
 //   - coalescer_batch.go: consumeSum remembers no denial: it only makes the next call faster: bench measures it
 //   - coalescer.go: tooMany uses another share, for several keys: it changes only which statement decides: bench measures it
 //     (for one key, TestCoalescerAsksForTheSum counts)
