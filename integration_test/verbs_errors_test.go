@@ -406,18 +406,18 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Hold: an id that could be a token": {by: "Hold", is: invalid, do: func(c *failing) error { return c.holds("~work", time.Minute, c.request()) }},
 		"Hold: an empty id":                 {by: "Hold", is: invalid, do: func(c *failing) error { return c.holds("", time.Minute, c.request()) }},
 		"Hold: a ttl":                       {by: "Hold", is: invalid, do: func(c *failing) error { return c.holds("work", -time.Minute, c.request()) }},
-		"Hold: half a slot":                 {by: "Hold", is: invalid, do: func(c *failing) error { return c.holds("work", time.Minute, c.slots(2).Count(1.5)) }},
-		"Hold: more slots than there are":   {by: "Hold", is: exceeds, do: func(c *failing) error { return c.holds("work", time.Minute, c.slots(2).Count(3)) }},
+		"Hold: half a slot":                 {by: "Hold", is: invalid, do: func(c *failing) error { return c.holds("work", time.Minute, c.slots().Count(1.5)) }},
+		"Hold: more slots than there are":   {by: "Hold", is: exceeds, do: func(c *failing) error { return c.holds("work", time.Minute, c.slots().Count(3)) }},
 		"Hold: in memory": {by: "Hold", is: invalid, do: func(c *failing) error {
 			_, err := c.limiter.Hold(c.ctx, ratelimittest.New(c), "work", time.Minute, c.request())
 			return err
 		}},
 		"Balance: slots in memory": {by: "Balance", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Balance(c.ctx, ratelimittest.New(c), c.slots(2))
+			_, err := c.limiter.Balance(c.ctx, ratelimittest.New(c), c.slots())
 			return err
 		}},
 		"Consume: slots": {by: "Consume", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Consume(c.ctx, c.pool, c.slots(2))
+			_, err := c.limiter.Consume(c.ctx, c.pool, c.slots())
 			return err
 		}},
 		"Settle: no hold":             {by: "Settle", is: ratelimit.ErrHoldLost, do: func(c *failing) error { return c.settles(holdToken, c.request()) }},
@@ -773,9 +773,9 @@ func (c *failing) refunds(receipt ratelimit.Receipt) error {
 	return err
 }
 
-// slots is a request for slots of a limit of the same name.
-func (c *failing) slots(n int) ratelimit.Request {
-	return ratelimit.Slots(c.limit.Name(), n).Key(privateKey)
+// slots is a request for one of two slots of a limit of the same name.
+func (c *failing) slots() ratelimit.Request {
+	return ratelimit.Slots(c.limit.Name(), 2).Key(privateKey)
 }
 
 func (c *failing) holds(id string, ttl time.Duration, requests ...ratelimit.Request) error {
