@@ -175,14 +175,14 @@ $body$;
 -- Arrays of each partition's arrays, as text.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_plproxy_consume_keys(
     v_slots integer[], v_parts integer[], v_name text, v_keys text[], v_rate double precision, v_period interval, v_capacity double precision,
-    v_counts text[], v_now timestamptz
+    v_counts text[], v_now timestamptz, v_floor double precision, v_coalesced boolean
 ) RETURNS TABLE (part integer, early integer, ord integer[], value double precision[], ts timestamptz[])
 LANGUAGE plproxy
 AS $body$ CLUSTER 'txlimit'; SPLIT v_slots, v_parts, v_keys, v_counts; RUN ON v_slots;
     SELECT p.n AS part, r.early, r.ord, r.value, r.ts
       FROM unnest($2::integer[], $4::text[], $8::text[]) AS p (n, k, c)
      CROSS JOIN LATERAL /* TEMPLATE: schema */_ratelimit_consume_keys($3::text, p.k::text[], $5::double precision, $6::interval, $7::double precision,
-          p.c::double precision[], $9::timestamptz) AS r; $body$;
+          p.c::double precision[], $9::timestamptz, $10::double precision, $11::boolean) AS r; $body$;
 
 
 -- Arrays of each partition's arrays, as text. The definitions go to all.
@@ -472,7 +472,7 @@ BEGIN
      CROSS JOIN /* TEMPLATE: schema */rate_limit_slot_map AS m;
     IF servers[1] <> -1 AND servers[1] = ALL (servers) THEN
         SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts INTO seen, at, early, ord, value, ts
-          FROM /* TEMPLATE: schema */_plproxy_consume_keys(slots[1], name, keys, rate, period, capacity, counts, now) AS r;
+          FROM /* TEMPLATE: schema */_plproxy_consume_keys(slots[1], name, keys, rate, period, capacity, counts, now, floor, coalesced) AS r;
         RETURN;
     END IF;
     seen := /* TEMPLATE: schema */_plproxy_now(slots, servers, now);
@@ -497,7 +497,7 @@ BEGIN
           FROM (
             SELECT r.part, r.early, u.ord, u.value, u.ts, coalesce(u.j, 1) AS j
               FROM /* TEMPLATE: schema */_plproxy_consume_keys(packs.slots, ARRAY(SELECT generate_series(1, packs.n)), name, packs.keys,
-                      rate, period, capacity, packs.counts, at) AS r
+                      rate, period, capacity, packs.counts, at, floor, coalesced) AS r
               LEFT JOIN LATERAL unnest(r.ord, r.value, r.ts) WITH ORDINALITY AS u (ord, value, ts, j) ON true
           ) AS d;
         IF parts IS DISTINCT FROM packs.n THEN
