@@ -205,7 +205,7 @@ func TestOneDefinitionPerName(t *testing.T) {
 		t.Parallel()
 		pool := newPool(t, 2)
 		role := createRole(t, pool)
-		mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+role+"; GRANT ALL ON rate_limits TO "+role)
+		mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+role+"; GRANT ALL ON rate_limits, rate_limit_holds TO "+role)
 		sweeper := asRole(t, pool, role, 1)
 		for _, table := range []string{"rate_limit_definitions", "rate_limit_overrides", ""} {
 			_, err := new(ratelimit.Limiter).Sweep(t.Context(), sweeper, hourly)

@@ -62,7 +62,7 @@ func newRole(t *testing.T, pool *pgxpool.Pool, usage bool, privileges ...string)
 		mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+role)
 	}
 	if len(privileges) > 0 {
-		mustExec(t, pool, "GRANT "+strings.Join(privileges, ", ")+" ON rate_limits TO "+role+"; GRANT SELECT ON rate_limit_definitions, rate_limit_overrides TO "+role) // the last for Sweep
+		mustExec(t, pool, "GRANT "+strings.Join(privileges, ", ")+" ON rate_limits, rate_limit_holds TO "+role+"; GRANT SELECT ON rate_limit_definitions, rate_limit_overrides TO "+role) // the last for Sweep
 	}
 	return acquire(t, asRole(t, pool, role, 1))
 }
@@ -265,7 +265,7 @@ func TestAReaderLooksAndCanConsumeNothing(t *testing.T) {
 	owner := newPool(t, 2)
 	seed(t, owner)
 	role := createRole(t, owner)
-	mustExec(t, owner, named(docSQL(t, "docs/security.md", "GRANT SELECT ON app.rate_limits TO"), schemaOf(t, owner), role))
+	mustExec(t, owner, named(docSQL(t, "docs/security.md", "GRANT SELECT ON app.rate_limits, app.rate_limit_holds TO"), schemaOf(t, owner), role))
 	reader := asRole(t, owner, role, 2)
 	before := tableOf(t, owner)
 

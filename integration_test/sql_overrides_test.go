@@ -231,7 +231,7 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 		"ratelimit_publish('p', NULL)":                                       "definitions must be a JSON array, not",
 		`ratelimit_publish('p', '{"name": "x"}')`:                            "definitions must be a JSON array, not",
 		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "maxReserved": 5}]')`: "a definition has no field maxReserved",
-		`ratelimit_publish('p', '[{"name": "x", "rate": 1, "period": "1 hour"}]')`:                                             "rate limit 'x': kind must be 'token bucket', 'fixed window', 'calendar window' or 'unlimited', not NULL",
+		`ratelimit_publish('p', '[{"name": "x", "rate": 1, "period": "1 hour"}]')`:                                             "rate limit 'x': kind must be 'token bucket', 'fixed window', 'calendar window', 'slots' or 'unlimited', not NULL",
 		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": -1, "period": "1 hour"}]')`:                    "rate must be 0 or between 1e-15 and 1e15, not -1",
 		`ratelimit_publish('p', '[{"name": "x", "kind": "unlimited"}, 7]')`:                                                    "definition 2 must be a JSON object, not number",
 		`ratelimit_publish('p', '[{"name": "x", "kind": "unlimited", "rate": 1}]')`:                                            "an unlimited limit must have no field but name and kind",

@@ -27,6 +27,7 @@ import (
 
 	"github.com/txlimit/txlimit/migrations"
 	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 )
 
 // failure is a way to an error of the library.
@@ -50,7 +51,10 @@ type failing struct {
 	pool    *pgxpool.Pool
 }
 
-func (c *failing) request() ratelimit.Request { return c.limit.Key(privateKey) }
+func (c *failing) request() ratelimit.Request { return c.limit.Key(privateKey).Count(1) }
+
+// holdToken is the token of a hold that nobody has.
+const holdToken = "~0123456789abcdef0123456789abcdef4:work"
 
 // verb calls a verb for some requests of one limit.
 type verbCall func(c *failing, db ratelimit.DB, request ratelimit.Request) error
@@ -94,6 +98,17 @@ var callVerb = map[string]verbCall{
 	"Move": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
 		return c.limiter.Move(c.ctx, db, r, ratelimit.TokenBucket("another", 1, time.Hour).Key(privateKey))
 	},
+	"Hold": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, err := c.limiter.Hold(c.ctx, db, "work", time.Minute, r)
+		return err
+	},
+	"Settle": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, err := c.limiter.Settle(c.ctx, db, holdToken, r)
+		return err
+	},
+	"Release": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		return c.limiter.Release(c.ctx, db, holdToken, r)
+	},
 	"Each": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
 		_, err := c.limiter.Each(c.ctx, db, r)
 		return err
@@ -133,7 +148,7 @@ func (c *failing) queued(db ratelimit.DB, r ratelimit.Request) error {
 
 // Verbs by what they do.
 var (
-	canDeny    = []string{"Consume", "Wait", "Reserve", "Take", "Check", "QueueConsume"}
+	canDeny    = []string{"Consume", "Wait", "Reserve", "Take", "Check", "Hold", "QueueConsume"}
 	coalesces  = []string{"Consume", "Wait", "Reserve", "Take", "Charge"} // which a Coalescer decides
 	repeatable = []string{"Reset", "Move", "Override", "Block", "Restore", "Unblock"}
 	steers     = []string{"Override", "Block", "Restore", "Unblock"} // by the database's clock, whatever is in force
@@ -227,7 +242,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			c.limiter = c.opened(func(o *ratelimit.Options) { o.Limits = []ratelimit.Limit{slow("listed", 1)} })
 			return call(c, c.pool, c.request())
 		}})
-		if by != "Charge" && by != "Refund" { // which a closed Limiter takes
+		if !slices.Contains([]string{"Charge", "Refund", "Settle", "Release"}, by) { // which a closed Limiter takes
 			add("a closed Limiter", failure{is: ratelimit.ErrClosed, do: func(c *failing) error {
 				c.limiter = c.opened(func(*ratelimit.Options) {})
 				closeLimiter(c, c.limiter)
@@ -279,7 +294,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		if slices.Contains(onlyReads, by) || slices.Contains(repeatable, by) {
 			lost.is, lost.gone = io.ErrUnexpectedEOF, 0
 		}
-		if by == "Refund" {
+		if by == "Refund" || by == "Settle" || by == "Release" {
 			lost.gone = 0 // it had nothing to give back
 		}
 		if by == "Override" || by == "Block" { // which take only names that are published, if any is
@@ -388,6 +403,46 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			_, err := c.limiter.Refund(c.ctx, c.pool, receiptOf(time.Now(), c.request()), c.request().Count(2))
 			return err
 		}},
+		"Hold: an id that could be a token": {by: "Hold", is: invalid, do: func(c *failing) error { return c.holds("~work", time.Minute, c.request()) }},
+		"Hold: an empty id":                 {by: "Hold", is: invalid, do: func(c *failing) error { return c.holds("", time.Minute, c.request()) }},
+		"Hold: a ttl":                       {by: "Hold", is: invalid, do: func(c *failing) error { return c.holds("work", -time.Minute, c.request()) }},
+		"Hold: half a slot":                 {by: "Hold", is: invalid, do: func(c *failing) error { return c.holds("work", time.Minute, c.slots().Count(1.5)) }},
+		"Hold: more slots than there are":   {by: "Hold", is: exceeds, do: func(c *failing) error { return c.holds("work", time.Minute, c.slots().Count(3)) }},
+		"Hold: in memory": {by: "Hold", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Hold(c.ctx, ratelimittest.New(c), "work", time.Minute, c.request())
+			return err
+		}},
+		"Balance: slots in memory": {by: "Balance", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Balance(c.ctx, ratelimittest.New(c), c.slots())
+			return err
+		}},
+		"Consume: slots": {by: "Consume", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Consume(c.ctx, c.pool, c.slots())
+			return err
+		}},
+		"Settle: no hold":             {by: "Settle", is: ratelimit.ErrHoldLost, do: func(c *failing) error { return c.settles(holdToken, c.request()) }},
+		"Settle: no count":            {by: "Settle", is: invalid, do: func(c *failing) error { return c.settles(holdToken, c.limit.Key(privateKey)) }},
+		"Settle: an altered token":    {by: "Settle", is: invalid, do: func(c *failing) error { return c.settles(holdToken[1:]+"~\n", c.request()) }},
+		"Settle: a token of no id":    {by: "Settle", is: invalid, do: func(c *failing) error { return c.settles(holdToken[:30], c.request()) }},
+		"Settle: a token of no limit": {by: "Settle", is: invalid, bare: true, do: func(c *failing) error { return c.settles(holdToken) }},
+		"Settle: all of no token":     {by: "Settle", is: invalid, bare: true, do: func(c *failing) error { return c.settles("~") }},
+		"Settle: all of an unknown limit": {by: "Settle", is: invalid, do: func(c *failing) error {
+			return c.settles(holdToken + `[["` + c.limit.Name() + `", "` + privateKey + `", 1]]`)
+		}},
+		"Settle: all of a limit that varies": {by: "Settle", is: invalid, do: func(c *failing) error {
+			limit := ratelimit.TokenBucket(c.limit.Name(), 1, time.Hour, ratelimit.Varies(24*time.Hour))
+			if _, err := c.limiter.Check(c.ctx, c.pool, limit.Key(privateKey)); err != nil {
+				return err
+			}
+			return c.settles(holdToken + `[["` + c.limit.Name() + `", "` + privateKey + `", 1]]`)
+		}},
+		"Settle: two fields": {by: "Settle", is: invalid, bare: true, do: func(c *failing) error { return c.settles(holdToken + `[["of", "` + privateKey + `"]]`) }},
+		"Limit: slots with a rate": {by: "Limit", is: invalid, do: func(c *failing) error {
+			half, one := 0.5, 1.0
+			_, err := (ratelimit.Config{Name: c.limit.Name(), Kind: "slots", Capacity: &half, Rate: &one, Varies: "1h"}).Limit()
+			return err
+		}},
+
 		"Move: a count": {by: "Move", is: invalid, do: func(c *failing) error {
 			return c.limiter.Move(c.ctx, c.pool, c.request().Count(2), slow("another", 1).Key(privateKey))
 		}},
@@ -642,6 +697,11 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Sweep: a schema that is not migrated": {by: "Sweep", is: state("42883"), do: func(c *failing) error {
 			return c.sweeps(connect(c.T, newSchema(c.T), 1), c.limit)
 		}},
+		"Sweep: holds": {by: "Sweep", is: state("42883"), bare: true, do: func(c *failing) error {
+			pool := newPool(c.T, 1)
+			mustExec(c.T, pool, "DROP FUNCTION _ratelimit_sweep_holds")
+			return c.sweeps(pool, c.limit)
+		}},
 		"Sweep: the answer to COMMIT is lost": {by: "Sweep", is: unknown, do: func(c *failing) error {
 			return c.sweeps(commitLost{c.pool}, c.limit)
 		}},
@@ -713,6 +773,21 @@ func (c *failing) refunds(receipt ratelimit.Receipt) error {
 	return err
 }
 
+// slots is a request for one of two slots of a limit of the same name.
+func (c *failing) slots() ratelimit.Request {
+	return ratelimit.Slots(c.limit.Name(), 2).Key(privateKey)
+}
+
+func (c *failing) holds(id string, ttl time.Duration, requests ...ratelimit.Request) error {
+	_, err := c.limiter.Hold(c.ctx, c.pool, id, ttl, requests...)
+	return err
+}
+
+func (c *failing) settles(token string, requests ...ratelimit.Request) error {
+	_, err := c.limiter.Settle(c.ctx, c.pool, token, requests...)
+	return err
+}
+
 // refundsAll refunds all of a receipt. With options, the limiter was asked for a limit with these before; nil is none.
 func (c *failing) refundsAll(receipt ratelimit.Receipt, known ...ratelimit.Option) error {
 	if known != nil {
@@ -748,7 +823,7 @@ func TestEveryErrorMatchesASentinel(t *testing.T) {
 	mustExec(t, conflicting, "CREATE TRIGGER conflict BEFORE INSERT OR UPDATE ON rate_limit_definitions FOR EACH ROW EXECUTE FUNCTION conflict()")
 	sentinels := map[string]error{
 		"ErrDenied": ratelimit.ErrDenied, "ErrInvalid": ratelimit.ErrInvalid, "ErrExceedsCapacity": ratelimit.ErrExceedsCapacity,
-		"ErrNotLoaded": ratelimit.ErrNotLoaded, "migrations.ErrBehind": migrations.ErrBehind, "ErrClosed": ratelimit.ErrClosed, "ErrAttemptsExhausted": ratelimit.ErrAttemptsExhausted, "ErrUnknownOutcome": ratelimit.ErrUnknownOutcome,
+		"ErrNotLoaded": ratelimit.ErrNotLoaded, "ErrHoldLost": ratelimit.ErrHoldLost, "migrations.ErrBehind": migrations.ErrBehind, "ErrClosed": ratelimit.ErrClosed, "ErrAttemptsExhausted": ratelimit.ErrAttemptsExhausted, "ErrUnknownOutcome": ratelimit.ErrUnknownOutcome,
 	}
 	seen := map[string][]string{}
 	var texts []string
@@ -849,6 +924,7 @@ var neverMade = map[string]string{
 	"argument %d: %w":                "pgx can encode all arguments of this package",
 	"%d columns for %d destinations": "the queries of this package have the columns that it reads",
 	"%w: the database and the library disagree about a decision": "a defect",
+	"an entry has three fields":                                  "it is replaced by the error of the token",
 	"another program sweeps":                                     "it ends a sweep of the background, and is not returned",
 	"ratelimit: schema: ":                                        "it is told to Options.OnError",
 	"other numbers are published":                                "it is told to Options.OnError",

@@ -762,8 +762,52 @@ BEGIN
 END
 $body$;
 
--- Gives tokens back to several limits, as many as break no promise made to a reservation. Limit.Refund in
--- internal/algebra/promise.go has the rule, docs/refunds.md the reasons.
+-- What may come back of a call's tokens at an instant, to a limit with these rows: `back`, which may be more than fits. `total` is what is
+-- there. Limit.Refund in internal/algebra/promise.go has the rule, docs/refunds.md the reasons. The arguments are those of
+-- _ratelimit_refund, of one limit.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_give_back(
+    value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz,
+    count double precision, taken double precision, held double precision, part double precision,
+    taken_at timestamptz, run_at timestamptz, windows timestamptz[], OUT total double precision, OUT back double precision
+)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    latest timestamptz := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)); -- the latest ts, or now if that is later
+    wait   double precision; -- the number of windows from now until the work was to run
+    owing  double precision; -- a balance below this is a debt
+BEGIN
+    back := 0;
+    -- Give nothing back for an argument that is not a number (NaN is above all numbers), or if the rows and the clock
+    -- are older than taken_at.
+    IF (least(count, rate, capacity, taken, part) >= '0'
+        AND count + rate + capacity + taken + abs(held) + part < 'Infinity'
+        AND period > '0' AND isfinite(period) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE THEN
+        RETURN;
+    END IF;
+    total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
+    IF start IS NULL THEN
+        back := capacity * part - held
+            - date_part('epoch', latest - taken_at) * rate / date_part('epoch', period);
+        back := least(greatest(back + least(total, 0), 0), count);
+    ELSE
+        -- The windows that have begun before the first of the list or begin after its last are not known.
+        wait := CASE WHEN latest < windows[1] OR run_at > windows[pg_catalog.cardinality(windows)] THEN '-1'
+            WHEN windows IS NOT NULL THEN pg_catalog.width_bucket(run_at, windows) - pg_catalog.width_bucket(latest, windows)
+            ELSE round(date_part('epoch', date_bin(period, run_at, start) - date_bin(period, latest, start))
+            / date_part('epoch', period)) END;
+        owing := /* TEMPLATE: schema */_ratelimit_even(total, rate, capacity);
+        back := CASE
+            WHEN capacity - taken < -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) OR wait < '0' OR total + wait * rate < owing THEN 0
+            WHEN wait > '0' AND total + (wait - '1') * rate >= owing THEN 0
+            WHEN wait > '0' AND capacity > rate AND total + count + (wait - '1') * rate >= owing THEN 0
+            ELSE count END;
+    END IF;
+END
+$body$;
+
+-- Gives tokens back to several limits, as many as break no promise made to a reservation: _ratelimit_give_back.
 --
 --   counts       the tokens to give back
 --   taken        the tokens that the refunded call took at taken_at; its work was to run at run_at
@@ -793,12 +837,8 @@ DECLARE
     v      double precision[]; -- the values of one limit's rows
     t      timestamptz[];      -- their ts
     m      integer;            -- their number
-    latest timestamptz;        -- the latest ts, or now if that is later
     total  double precision;   -- the tokens in all of them together
     back   double precision;   -- the tokens that are given back
-    w      timestamptz[];      -- the windows of a calendar window
-    wait   double precision;   -- the number of windows from now until the work was to run
-    owing  double precision;   -- a balance below this is a debt
 BEGIN
     FOR attempt IN 1..100 LOOP
         BEGIN
@@ -812,8 +852,8 @@ BEGIN
             ord := '{}'; value := '{}'; ts := '{}';
             FOR i IN 1..pg_catalog.cardinality(names) LOOP
                 SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
-                       count(*), greatest(max(r.ts), at)
-                  INTO v, t, m, latest
+                       count(*)
+                  INTO v, t, m
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = names[i] AND r.key = keys[i];
                 IF m <> locked[i] THEN
@@ -823,31 +863,9 @@ BEGIN
                 ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
                 value := pg_catalog.array_cat(value, v);
                 ts := pg_catalog.array_cat(ts, t);
-                -- Give nothing back for an argument that is not a number (NaN is above all numbers), or if the rows and the clock
-                -- are older than taken_at.
-                CONTINUE WHEN (least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'
-                    AND counts[i] + rates[i] + capacities[i] + taken[i] + abs(held[i]) + parts[i] < 'Infinity'
-                    AND periods[i] > '0' AND isfinite(periods[i]) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE;
-                w := windows[firsts[i]:lasts[i]];
-                total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], w);
-
-                IF starts[i] IS NULL THEN
-                    back := capacities[i] * parts[i] - held[i]
-                        - date_part('epoch', latest - taken_at) * rates[i] / date_part('epoch', periods[i]);
-                    back := least(greatest(back + least(total, 0), 0), counts[i]);
-                ELSE
-                    -- The windows that have begun before the first of the list or begin after its last are not known.
-                    wait := CASE WHEN latest < w[1] OR run_at > w[pg_catalog.cardinality(w)] THEN '-1'
-                        WHEN w IS NOT NULL THEN pg_catalog.width_bucket(run_at, w) - pg_catalog.width_bucket(latest, w)
-                        ELSE round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
-                        / date_part('epoch', periods[i])) END;
-                    owing := /* TEMPLATE: schema */_ratelimit_even(total, rates[i], capacities[i]);
-                    back := CASE
-                        WHEN capacities[i] - taken[i] < -/* TEMPLATE: schema */_ratelimit_tolerance(capacities[i], 0) OR wait < '0' OR total + wait * rates[i] < owing THEN 0
-                        WHEN wait > '0' AND total + (wait - '1') * rates[i] >= owing THEN 0
-                        WHEN wait > '0' AND capacities[i] > rates[i] AND total + counts[i] + (wait - '1') * rates[i] >= owing THEN 0
-                        ELSE counts[i] END;
-                END IF;
+                SELECT g.total, g.back INTO total, back
+                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, at, rates[i], periods[i], capacities[i], starts[i], counts[i], taken[i], held[i], parts[i],
+                       taken_at, run_at, windows[firsts[i]:lasts[i]]) AS g;
                 IF back > '0' AND total < capacities[i] THEN -- a later ts in a full row would cost refills if the clock steps back
                     UPDATE /* TEMPLATE: schema */rate_limits AS r
                        SET value = least(total + back, capacities[i]) / m::double precision, ts = greatest(r.ts, at)
@@ -1223,14 +1241,17 @@ RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_each(names, keys,
     windows, firsts, lasts));
 
 -- Makes limits full again by deleting the rows of all their shards, which it locks in the common order (CONCURRENCY.md, D1).
--- Returns the number of deleted rows.
+-- Returns the number of deleted rows. Holds of the limits lapse: what they hold is forgotten, too, and does not come back. Slots in use cannot be reset.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_reset(names text[], keys text[], OUT deleted integer)
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
     r record;
+    h record;
     n integer;
+    -- In variables, since Citus takes nothing in a write that is not immutable.
+    kept timestamptz := clock_timestamp() + interval '7 days';
 BEGIN
     deleted := 0;
     FOR r IN
@@ -1241,6 +1262,20 @@ BEGIN
         DELETE FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = r.name AND t.key = r.key;
         GET DIAGNOSTICS n = ROW_COUNT;
         deleted := deleted + n;
+    END LOOP;
+    FOR r IN
+        SELECT DISTINCT u.name COLLATE "C" AS name, u.key COLLATE "C" AS key
+          FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2
+    LOOP
+        FOR h IN
+            SELECT l.id, l.unit FROM /* TEMPLATE: schema */rate_limit_holds AS l WHERE l.name = r.name AND l.key = r.key AND l.state = 'held' ORDER BY l.id FOR UPDATE
+        LOOP
+            IF h.unit = 'slots' THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: slots in use cannot be reset', r.name),
+                    HINT = 'The table rate_limit_holds says which work has them. Release of the Go library frees them.';
+            END IF;
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS l SET state = 'lapsed', until = kept WHERE l.name = r.name AND l.key = r.key AND l.id = h.id;
+        END LOOP;
     END LOOP;
 END
 $body$;
@@ -1288,7 +1323,8 @@ END
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reset(text, text, boolean, text, text) IS $text$
-Makes a key of a rate limit full again, and forgets its debts. It deletes the key's rows, and returns how many.
+Makes a key of a rate limit full again, and forgets its debts. It deletes the key's rows, and returns how many. What is held of it lapses: it
+is forgotten, too, and does not come back.
 
     SELECT ratelimit_reset('sendMessage', 'user-17', reason => 'their retry loop is mended')
 
@@ -1303,7 +1339,7 @@ With a reason or with who, it adds a row to rate_limit_overrides if it deletes r
 effect of such a row is reset. Without both, nothing is written down: a program that resets keys as it works fills no history.
 
 Errors:
-  22023   an argument is invalid
+  22023   an argument is invalid, or the key has slots that are in use
 $text$;
 
 -- Decides many calls for one or several limits without shards. Each call is decided as if it had been made alone, in order.
@@ -2144,13 +2180,13 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.name IS 'the name
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.definition IS 'all the numbers as text';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.kind IS 'token bucket, fixed window, calendar window or unlimited';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.kind IS 'token bucket, fixed window, calendar window, slots or unlimited';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.rate IS 'tokens per period; 0: every token is denied by policy; NULL, as all numbers: an unlimited limit';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.rate IS 'tokens per period; 0: every token is denied by policy; NULL: slots, and an unlimited limit, which has no numbers at all';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.period IS 'the interval in which the rate is refilled';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.capacity IS 'the most tokens that can be saved up';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.capacity IS 'the most tokens that can be saved up; of slots, how many there are';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.max_reserved IS 'the most tokens that may be owed; NULL: no bound';
 
@@ -2162,7 +2198,7 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.zone IS 'the time
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.anchor IS 'a local time in the zone, at which a calendar window begins';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.varies IS 'a key may have numbers of its own, which fill a row within this time; NULL: none has';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.varies IS 'a key may have numbers of its own, which fill a row within this time, 0 for slots; NULL: none has';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.current IS 'true: it is in the program''s list that counts';
 
@@ -2196,6 +2232,20 @@ BEGIN
     IF needed > date_part('epoch', varies) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
             'rate limit %L: varies must be at least %s s, which its numbers need to fill a row, not %s s', name, needed, date_part('epoch', varies));
+    END IF;
+END
+$body$;
+
+-- Raises an error unless so many slots are valid.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate_slots(name text, capacity double precision) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
+    IF (capacity BETWEEN '0' AND '1e9' AND capacity = trunc(capacity)) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+            'rate limit %L: capacity of slots must be a whole number between 0 and 1e9, not %s', name, coalesce(capacity::text, 'NULL'));
     END IF;
 END
 $body$;
@@ -2279,10 +2329,18 @@ BEGIN
             IF pg_catalog.num_nonnulls(d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies) > 0 THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: an unlimited limit must have no field but name and kind', d.name);
             END IF;
+        ELSIF d.kind = 'slots' THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_validate_slots(d.name, d.capacity);
+            IF pg_catalog.num_nonnulls(d.rate, d.period, d.max_reserved, d.start, d.shards, d.zone, d.anchor) > 0 THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: slots must have no field but name, kind, capacity and varies', d.name);
+            END IF;
+            IF d.varies <> '0' THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: varies of slots must be 0, since nothing is refilled, not %s', d.name, d.varies);
+            END IF;
         ELSE
             IF d.kind IS NULL OR d.kind NOT IN ('token bucket', 'fixed window', 'calendar window') THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
-                    'rate limit %s: kind must be ''token bucket'', ''fixed window'', ''calendar window'' or ''unlimited'', not %s',
+                    'rate limit %s: kind must be ''token bucket'', ''fixed window'', ''calendar window'', ''slots'' or ''unlimited'', not %s',
                     quote_nullable(left(d.name, 255)), quote_nullable(d.kind));
             END IF;
             d.shards := coalesce(d.shards, 1);
@@ -2301,7 +2359,7 @@ BEGIN
             'at most ' || d.max_reserved::text || ' reserved', 'start ' || d.start::text,
             CASE WHEN d.shards > 1 THEN d.shards::text || ' shards' END, 'in ' || d.zone || ' from '
                 || CASE WHEN d.anchor = d.anchor::date::timestamp THEN d.anchor::date::text ELSE d.anchor::text END,
-            'varies within ' || d.varies::text);
+            CASE d.varies WHEN '0' THEN 'varies' ELSE 'varies within ' || d.varies::text END);
         names := pg_catalog.array_append(names, d.name);
         texts := pg_catalog.array_append(texts, definition);
         whole := pg_catalog.array_append(whole, pg_catalog.to_jsonb(d));
@@ -2353,16 +2411,17 @@ BEGIN
                     capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp, varies interval)
         LOOP
             -- It has rows. What runs already is not refused: it would be taken for dead, and sweeps would no longer mind it.
-            IF NOT known AND (d.rate > '0' OR d.varies IS NOT NULL) THEN
+            IF NOT known AND (d.rate > '0' OR d.varies IS NOT NULL OR d.kind = 'slots') THEN
                 SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
-                 WHERE o.name = d.name AND o.program <> program COLLATE "C" AND (o.current OR o.alive_until > at) AND (o.rate > '0' OR o.varies IS NOT NULL)
+                 WHERE o.name = d.name AND o.program <> program COLLATE "C" AND (o.current OR o.alive_until > at) AND (o.rate > '0' OR o.varies IS NOT NULL OR o.kind = 'slots')
                    AND (o.kind <> d.kind OR o.period <> d.period OR (o.start IS NULL) <> (d.start IS NULL) OR date_bin(d.period, d.start, o.start) <> d.start)
                  ORDER BY o.current DESC, o.program
                  LIMIT 1;
                 IF FOUND THEN
                     RAISE invalid_parameter_value USING
-                        MESSAGE = pg_catalog.format('rate limit %L: program %L defines a %s of %s%s, and program %L a %s of %s%s: both would grant',
-                            d.name, program, d.kind, d.period, ' from ' || d.start::text, other.program, other.kind, other.period, ' from ' || other.start::text),
+                        MESSAGE = pg_catalog.format('rate limit %L: program %L defines %s%s, and program %L %s%s: both would grant', d.name,
+                            program, CASE d.kind WHEN 'slots' THEN d.kind ELSE pg_catalog.format('a %s of %s', d.kind, d.period) END, ' from ' || d.start::text,
+                            other.program, CASE other.kind WHEN 'slots' THEN other.kind ELSE pg_catalog.format('a %s of %s', other.kind, other.period) END, ' from ' || other.start::text),
                         HINT = pg_catalog.format(CASE WHEN other.current THEN
                             'Give one of them another name. If %1$L no longer runs: SELECT ratelimit_publish(%1$L, ''[]'')' ELSE
                             'Give one of them another name, or wait until no older version of %1$L has run for five minutes' END, other.program);
@@ -2406,7 +2465,8 @@ Writes down all limits that a program defines, in place of those that it publish
 Arguments:
   program      the name of the program, 1 to 255 bytes. All processes of a program publish the same limits
   definitions  a JSON array of objects with the fields name, kind, rate, period, capacity, max_reserved, start, shards, zone and anchor, as
-               for ratelimit; or with name and the kind 'unlimited'. Each name is there once. The field varies, an interval, says that
+               for ratelimit; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
+               slots there are. Each name is there once. The field varies, an interval, 0 for slots, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
                fills a row from 0
   heartbeat    NULL: the list is the program's newest from now on. true: a process uses it, and repeats the call every minute while it
@@ -2564,7 +2624,9 @@ BEGIN
      LIMIT 1;
     published := FOUND;
     -- Other numbers say nothing of an unlimited limit, and without a rate nothing of one that has none.
-    IF o.effect = 'numbers' AND (coalesce(o.rate, rate) > '0' OR varies IS NOT NULL) THEN
+    IF o.effect = 'numbers' AND kind = 'slots' THEN
+        capacity := coalesce(floor(o.capacity), capacity);
+    ELSIF o.effect = 'numbers' AND (coalesce(o.rate, rate) > '0' OR varies IS NOT NULL) THEN
         capacity := /* TEMPLATE: schema */_ratelimit_capacity(rate, capacity, o.rate, o.capacity);
         rate := coalesce(o.rate, rate);
         max_reserved := coalesce(o.max_reserved, max_reserved);
@@ -2579,9 +2641,9 @@ BEGIN
     END IF;
     IF kind = 'unlimited' THEN
         effect := 'unlimited';
-    ELSIF varies IS NOT NULL AND (o.rate IS NULL OR o.capacity IS NULL OR kind = 'calendar window') THEN
+    ELSIF varies IS NOT NULL AND (o.rate IS NULL AND kind <> 'slots' OR o.capacity IS NULL OR kind = 'calendar window') THEN
         effect := 'varies';
-        rate := o.rate;
+        rate := CASE WHEN kind <> 'slots' THEN o.rate END;
         capacity := o.capacity;
         zone := NULL;
         anchor := NULL;
@@ -2628,6 +2690,7 @@ AS $body$
 DECLARE
     wrong text;
     unknown boolean; -- programs publish limits, but none of this name
+    slots boolean := EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND d.current AND d.kind = 'slots');
     id bigint;
     blocked bigint;
 BEGIN
@@ -2644,6 +2707,10 @@ BEGIN
         WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         WHEN until <= clock_timestamp() THEN pg_catalog.format('until must be in the future, not %s', until)
         WHEN effect = 'numbers' AND coalesce(rate, capacity, max_reserved) IS NULL THEN 'rate, capacity or max_reserved must be given, not NULL'
+        WHEN effect = 'numbers' AND slots THEN
+            CASE WHEN coalesce(rate, max_reserved) IS NOT NULL THEN 'rate and max_reserved must be NULL for slots'
+                 WHEN (capacity <= '1e9' AND capacity = trunc(capacity)) IS NOT TRUE THEN
+                     pg_catalog.format('capacity of slots must be a whole number between 0 and 1e9, not %s', capacity) END
         WHEN unknown THEN 'no program has published a limit of this name, but ' || /* TEMPLATE: schema */_ratelimit_nearest(name)
     END;
     IF wrong IS NOT NULL THEN
@@ -2689,7 +2756,8 @@ Arguments:
   key           the key; NULL: every key that has no override of its own, and the limit without keys. It has no default: a key that
                 is forgotten must not mean all of them
   rate          tokens per period; default NULL: as defined. ratelimit_block is for a rate of 0
-  capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate
+  capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate. Of slots,
+                how many there are: they have no other number
   max_reserved  the most tokens that may be owed with reserve; default NULL: as defined
   until         when it ends; default NULL: never
   reason        why, for those who look later: at most 4096 bytes
@@ -2851,6 +2919,8 @@ BEGIN
     was.capacity := CASE WHEN was.effect IN ('numbers', 'varies') THEN was.capacity END;
     more := o.capacity - coalesce(capacity, was.capacity);
     wrong := CASE
+        WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current AND d.kind = 'slots') THEN
+            'it has slots, and nothing is added to them: another capacity counts at once'
         WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN pg_catalog.format('capacity must be 0 or between 1e-15 and 1e15, not %s', capacity)
         WHEN was.override IS NOT NULL AND capacity <> was.capacity THEN
             pg_catalog.format('capacity must be NULL or %s, which holds under override %s, not %s', was.capacity, was.override, capacity)
@@ -2894,7 +2964,7 @@ Arguments:
 
 Errors:
   55000  statement_timeout ends the call before it has waited for two seconds
-  22023  there is no such override in force, it is of this transaction, or the capacity before it is not known, or is another
+  22023  there is no such override in force, it is of this transaction or of slots, or the capacity before it is not known, or is another
 $text$;
 
 -- Returns a page of the overrides that a program does not know yet, in the order of their ids, with at most 10000 of them. since: the snapshot of
@@ -2971,12 +3041,44 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
     until timestamptz       -- the end of the override in force; NULL: there is none, or it has no end
 );
 
+-- The request of _ratelimit_prepare for slots: a row of one shard with a rate and a capacity of 0, whose floor is minus how many there are.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_prepare_slots(
+    verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz
+) RETURNS /* TEMPLATE: schema */_ratelimit_request
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text := CASE WHEN verb NOT IN ('hold', 'settle') THEN 'it has slots, which only Hold of the Go library takes' ELSE coalesce(
+        /* TEMPLATE: schema */_ratelimit_wrong_key(key, global), CASE
+        WHEN verb = 'hold' AND (count BETWEEN '1' AND '1e9' AND count = trunc(count)) IS NOT TRUE THEN
+            pg_catalog.format('count of slots must be a whole number between 1 and 1e9, not %s', coalesce(count::text, 'NULL'))
+        WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
+            pg_catalog.format('now must be between the years 1000 and 9999, not %s', now)
+    END) END;
+BEGIN
+    IF wrong IS NULL AND effect = 'numbers' THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_validate_slots(name, capacity);
+        wrong := CASE WHEN verb = 'hold' AND count > capacity AND capacity > '0' AND until IS NULL THEN
+            pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity, count) END;
+    END IF;
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
+    END IF;
+    RETURN ROW(name, coalesce(key, ''), 0, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
+        NULL, NULL, NULL, 0, NULL, CASE WHEN effect = 'numbers' AND capacity = '0' THEN 'block' WHEN effect IN ('numbers', 'unlimited') THEN 'slots' ELSE effect END,
+        until)::/* TEMPLATE: schema */_ratelimit_request;
+END
+$body$;
+
 -- Validates a request and finds its numbers: those of the arguments or, without any, those that a program has published, under
 -- the override in force. verb is
 --   consume  take count
 --   reserve  take count, even before it is refilled: down to -max_reserved
 --   take     take as many whole tokens as there are, at least 1 and at most `most`
--- later: the request is valid now, and the question is what will be in force at `now`. Then no numbers are an error. standing: as if
+--   hold     take count, and give it back at the end of a hold
+--   settle   end a hold
+-- Only the last two know slots, whose effect is 'slots', or what decides beside it. later: the request is valid now, and the question is what will be in force at `now`. Then no numbers are an error. standing: as if
 -- nothing were blocked.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_prepare(
     verb text, name text, key text, rate double precision, period interval, count double precision, kind text,
@@ -3006,7 +3108,7 @@ BEGIN
         SELECT n.effect, n.until, n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
           INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
           FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp()), varying => later, standing => standing) AS n;
-        IF effect <> 'numbers' THEN -- which needs no numbers, and may have none
+        IF effect <> 'numbers' AND kind IS DISTINCT FROM 'slots' THEN -- which needs no numbers, and may have none
             kind := 'token bucket';
             rate := 1;
             period := '1 second';
@@ -3017,6 +3119,9 @@ BEGIN
             zone := NULL;
             anchor := NULL;
         END IF;
+    END IF;
+    IF kind = 'slots' THEN
+        RETURN /* TEMPLATE: schema */_ratelimit_prepare_slots(verb, name, key, count, capacity, global, effect, until, now);
     END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
     capacity := coalesce(capacity, rate);
@@ -3404,7 +3509,7 @@ Result:
 Errors:
   PT429         denied: the tokens are not there. Nothing was taken. PostgREST turns it into the HTTP status 429
   22023         an argument is invalid, or the count can never be granted; without numbers, also if no program has published
-                the limit, or if only the program knows the numbers of the key
+                the limit, if it has slots, or if only the program knows the numbers of the key
   40001, 40P01  another transaction was in the way: run the transaction again
 
 The error of a denial has
@@ -3721,6 +3826,709 @@ Errors, besides those of ratelimit:
   22023  also for an empty list, an unknown field, a null, a value of the wrong type, and a limit and key that are there twice
 $text$;
 
+-- Holds: tokens and slots that are taken under an id, and come back when the work is settled or released, or its time is over. CONCURRENCY.md,
+-- J, has the order of the locks, and why it holds.
+--
+-- The arguments are arrays of one length, with one position for each limit: those of _ratelimit_apply, and
+--   units   tokens; slots; none: the limit has no rows now (it is unlimited, or grants nothing), so no token moves
+--   taking  the first so many positions are tokens and slots, in the common order (name, key); the others are none, in that order too
+-- Slots are a row of one shard with a rate and a capacity of 0: its value is minus the sum of the counts that are held, and the floor is
+-- minus how many there may be.
+--
+-- _ratelimit_hold, _ratelimit_settle and the sweep set how the planner looks rows up, for the functions that they call, too.
+
+-- Tokens and slots that come back: one row per limit, key and id. Limits without holds have no rows here, and no call of theirs reads it.
+--
+-- A row is written after the row of rate_limits, in one transaction (CONCURRENCY.md, J). For slots, value in rate_limits is minus the sum of the
+-- counts of the held rows here. Like rate_limits, the table has no CHECK constraints (G1).
+-- The fillfactor leaves room for the next version: an extension changes only until, which no index has, so it is heap-only.
+CREATE TABLE /* TEMPLATE: schema */rate_limit_holds (
+    name     text COLLATE "C" NOT NULL,
+    key      text COLLATE "C" NOT NULL,
+    id       text COLLATE "C" NOT NULL,
+    state    text             NOT NULL,
+    unit     text             NOT NULL,
+    token    uuid,
+    count    double precision NOT NULL,
+    taken_at timestamptz      NOT NULL,
+    rest     double precision NOT NULL,
+    part     double precision NOT NULL,
+    until    timestamptz      NOT NULL,
+    PRIMARY KEY (name, key, id)
+) WITH (fillfactor = 90);
+
+-- For a denial: which holds of this key can expire? Without it, a denial walks over the settled rows of a day.
+CREATE INDEX rate_limit_holds_expiring ON /* TEMPLATE: schema */rate_limit_holds (name, key)
+    WHERE state = 'held' AND token IS NOT NULL;
+
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_holds IS 'txlimit: tokens and slots that are held under an id, and come back';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.name IS 'the name of the limit';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.key IS 'whose tokens they are; '''' if the limit has no keys';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.id IS 'the id that the caller chose: a job, an event, a project';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.state IS 'held; lapsed: it expired or was reset, and is lost; settled: the work is over';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.unit IS 'tokens; slots; none: the key was unlimited, so no tokens ever move';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.token IS 'whose hold it is; NULL: of everybody who knows the id, since it does not expire';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.count IS 'the tokens or slots that were taken; of a lapsed one, those that did not come back';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.taken_at IS 'the instant of the decision';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.rest IS 'the tokens that were left in the rows of rate_limits that they were taken from';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.part IS 'the part of the limit in those rows: 1, or 1/shards for one shard';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.until IS 'held: from then on it may be given back; else: from then on it counts as absent; infinity: never';
+
+-- state: taken; repeated: all is held under the id already, without an end; denied; held: by somebody, in time; settled: within a day. until: the end of the hold, or of the one that is held. free_at: of a denial, by
+-- limit, when expiries alone make room for slots; NULL: never, or not known.
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
+    ts timestamptz[], free_at timestamptz[]);
+
+-- state: done; repeated; lost. The rows are those of after. moved: by limit, the tokens that came back; below zero: that were charged. lost: the positions of the lost.
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_settled AS (state text, at timestamptz, ord integer[], value double precision[], ts timestamptz[],
+    moved double precision[], lost integer[]);
+
+-- Locks all rows of the limits, in order. It inserts rows that are missing, full, and so locks them too (CONCURRENCY.md, H2).
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_lock(names text[], keys text[], capacities double precision[], shards integer[], now timestamptz) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at    timestamptz;
+    first integer := 1; -- of those that are not locked yet
+    m     integer;
+    rec   record;
+BEGIN
+    WHILE first <= coalesce(pg_catalog.cardinality(names), 0) LOOP -- rows that exist need no subtransaction
+        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[first] AND r.key = keys[first] ORDER BY r.shard FOR UPDATE;
+        EXIT WHEN NOT FOUND;
+        first := first + 1;
+    END LOOP;
+    IF first > coalesce(pg_catalog.cardinality(names), 0) THEN
+        RETURN;
+    END IF;
+    FOR attempt IN 1..100 LOOP
+        BEGIN
+            FOR i IN first..pg_catalog.cardinality(names) LOOP
+                PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
+                GET DIAGNOSTICS m = ROW_COUNT;
+                CONTINUE WHEN m > 0;
+                at := coalesce(now, clock_timestamp());
+                FOR rec IN
+                    INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
+                    SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
+                      FROM generate_series(0, shards[i] - 1) AS s
+                    ON CONFLICT DO NOTHING
+                    RETURNING r.shard
+                LOOP
+                    m := m + 1;
+                END LOOP;
+                IF m <> shards[i] THEN -- another transaction has inserted them
+                    RAISE SQLSTATE 'RL001';
+                END IF;
+            END LOOP;
+            RETURN;
+        EXCEPTION WHEN SQLSTATE 'RL001' THEN
+            NULL;
+        END;
+    END LOOP;
+    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
+END
+$body$;
+
+-- Gives back expired holds of limits whose rows are all locked. Returns how many ended: at most 1000 of each key; the caller asks again.
+--
+-- It never waits: a hold that somebody has locked is being extended or settled. The SELECT that locks asks state and until again, on the
+-- newest version: so a hold is extended or given back, never both.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_reclaim(
+    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
+    now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]
+) RETURNS integer
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at    timestamptz := coalesce(now, clock_timestamp());
+    kept  timestamptz := at + interval '7 days';
+    ended integer := 0;
+    m     integer;            -- the number of rows of a limit
+    v     double precision[]; -- their values
+    t     timestamptz[];      -- their ts
+    freed double precision;   -- the tokens that came back
+    total double precision;
+    back  double precision;
+    rec   record;
+BEGIN
+    FOR i IN 1..pg_catalog.cardinality(names) LOOP
+        SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*) INTO v, t, m
+          FROM /* TEMPLATE: schema */rate_limits AS r
+         WHERE r.name = names[i] AND r.key = keys[i];
+        freed := 0;
+        FOR rec IN
+            SELECT h.id, h.unit, h.count, h.taken_at, h.rest, h.part
+              FROM /* TEMPLATE: schema */rate_limit_holds AS h
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
+             ORDER BY h.until
+             LIMIT 1000
+               FOR UPDATE SKIP LOCKED
+        LOOP
+            ended := ended + 1;
+            back := 0; -- also if the name was of another kind before
+            IF rec.unit = 'slots' AND m = 1 THEN
+                total := v[1];
+                back := least(rec.count, -total);
+            ELSIF rec.unit = 'tokens' AND rates[i] > '0' THEN
+                SELECT g.total, least(g.back, capacities[i] - g.total) INTO total, back
+                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, at, rates[i], periods[i], capacities[i], starts[i], rec.count, rec.count, rec.rest, rec.part,
+                       rec.taken_at, rec.taken_at, windows[firsts[i]:lasts[i]]) AS g;
+            END IF;
+            back := greatest(coalesce(back, '0'), '0');
+            IF back > '0' THEN
+                freed := freed + back;
+                v := pg_catalog.array_fill((total + back) / m::double precision, ARRAY[m]);
+                t := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(t) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
+            END IF;
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = rec.count - back, until = kept
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = rec.id;
+        END LOOP;
+        IF freed > '0' THEN
+            UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
+             WHERE r.name = names[i] AND r.key = keys[i];
+        END IF;
+    END LOOP;
+    RETURN ended;
+END
+$body$;
+
+-- What is known of an id over these limits: held, by somebody in time; settled, within a day; expired, but not given back: only of the limits that
+-- take; or taken: it may be. until: the latest end of the holds in time; infinity: one of them has none. endless: all of them are held, without an end.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_known(
+    own text, taking integer, names text[], keys text[], at timestamptz,
+    OUT state text, OUT until timestamptz, OUT endless boolean
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    rank integer := 4;
+    rec  record;
+BEGIN
+    endless := true;
+    FOR i IN 1..pg_catalog.cardinality(names) LOOP
+        SELECT h.state, h.until INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+        endless := endless AND coalesce(rec.state = 'held' AND rec.until = 'infinity', false);
+        CONTINUE WHEN rec.state IS NULL;
+        IF rec.state = 'held' AND rec.until > at THEN
+            until := greatest(until, rec.until);
+            rank := 1;
+        ELSIF rec.state IN ('settled', 'once') AND rec.until > at THEN
+            rank := least(rank, 2);
+        ELSIF rec.state = 'held' AND i <= taking THEN
+            rank := least(rank, 3);
+        END IF;
+    END LOOP;
+    state := (ARRAY['held', 'settled', 'expired', 'taken'])[rank];
+END
+$body$;
+
+-- Writes the rows of a hold whose tokens are taken (d). If the id is known, it says so: then the caller undoes the taking and these rows.
+--
+-- ON CONFLICT inserts a row, or locks the row that is there and writes nothing. It looks nothing up before, which at SERIALIZABLE would
+-- conflict with the holds of other ids.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_claim(
+    own text, own_token uuid, taking integer, units text[], names text[], keys text[], shards integer[], counts double precision[],
+    d /* TEMPLATE: schema */_ratelimit_decisions, at timestamptz, INOUT until timestamptz, OUT state text
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    i     integer;
+    m     integer;
+    met   integer[] := '{}'; -- the positions whose rows were there
+    own_rest double precision;
+    rest  double precision[] := '{}';
+    part  double precision[] := '{}';
+    ends  timestamptz := until; -- of the new hold
+BEGIN
+    FOR i IN 1..pg_catalog.cardinality(names) LOOP
+        SELECT count(*), coalesce(sum(u.value), '0') INTO m, own_rest
+          FROM ROWS FROM (pg_catalog.unnest(d.ord), pg_catalog.unnest(d.value)) AS u (ord, value) WHERE u.ord = i;
+        rest[i] := own_rest;
+        part[i] := CASE WHEN m = 1 THEN '1'::double precision / shards[i]::double precision ELSE 1 END;
+        counts[i] := CASE WHEN units[i] = 'none' THEN 0 ELSE counts[i] END;
+    END LOOP;
+    FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP
+        INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+        VALUES (names[i], keys[i], own, 'held', units[i], own_token, counts[i], d.at, rest[i], part[i], ends)
+        ON CONFLICT (name, key, id) DO UPDATE SET count = h.count WHERE false;
+        IF NOT FOUND THEN
+            met := pg_catalog.array_append(met, i);
+        END IF;
+    END LOOP;
+    state := 'taken';
+    IF pg_catalog.cardinality(met) > 0 THEN -- all rows of the id are locked by now
+        SELECT CASE WHEN k.endless AND ends = 'infinity' AND pg_catalog.cardinality(met) = pg_catalog.cardinality(names) THEN 'repeated' ELSE k.state END, k.until
+          INTO state, until
+          FROM /* TEMPLATE: schema */_ratelimit_known(own, (SELECT count(*)::integer FROM pg_catalog.unnest(met) AS u (i) WHERE u.i <= taking),
+               ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
+               ARRAY(SELECT keys[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i), at) AS k;
+    END IF;
+    IF state = 'taken' THEN
+        until := ends;
+        FOREACH i IN ARRAY met LOOP
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h
+               SET state = 'held', unit = coalesce(units[i]), token = own_token, count = coalesce(counts[i]), taken_at = d.at,
+                   rest = coalesce(rest[i]), part = coalesce(part[i]), until = ends
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+        END LOOP;
+    END IF;
+END
+$body$;
+
+-- When expiries alone make room for slots: an upper bound, if nobody extends and nothing else is taken. NULL: never.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_free_at(
+    name text, key text, value double precision, count double precision, floor double precision, at timestamptz
+) RETURNS timestamptz
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    free double precision := value - count - floor;
+    rec  record;
+BEGIN
+    FOR rec IN
+        SELECT h.count, h.until FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'slots'
+         ORDER BY h.until
+    LOOP
+        EXIT WHEN free >= '0';
+        free := free + rec.count;
+        IF free >= '0' THEN -- one that has expired is locked by somebody
+            RETURN CASE WHEN rec.until > at THEN rec.until ELSE at + interval '1 second' END;
+        END IF;
+    END LOOP;
+    RETURN CASE WHEN free >= '0' THEN at END;
+END
+$body$;
+
+-- Takes tokens and slots under an id, as _ratelimit_apply takes, all or nothing. ttl: NULL is a hold that does not expire, and has no token. The
+-- token is a random one, of the caller, who so can end the hold whose answer was lost.
+--
+-- A taking is undone by its subtransaction if the id is known by then: it may be from any shard, and its rows may be new. A call that is
+-- denied first gives back expired holds of its limits, and tries again. Who has waited for their locks asks once more: meanwhile, others may
+-- have given back.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_hold(
+    own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz DEFAULT NULL,
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
+) RETURNS /* TEMPLATE: schema */_ratelimit_held
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n       CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
+    d       /* TEMPLATE: schema */_ratelimit_decisions;
+    at      timestamptz;
+    state   text;
+    until   timestamptz;
+    due     boolean; -- holds have expired
+    locked  boolean := false; -- all rows of the limits are
+    free_at timestamptz[];
+BEGIN
+    IF (octet_length(own) BETWEEN 1 AND 255 AND own COLLATE "C" !~ '^~|[[:cntrl:]]' AND n > 0 AND taking BETWEEN 0 AND n AND n = pg_catalog.cardinality(keys)
+        AND n = pg_catalog.cardinality(units) AND n = pg_catalog.cardinality(shards) AND n = pg_catalog.cardinality(counts)
+        AND (ttl IS NULL) = (own_token IS NULL) AND (ttl IS NULL OR isfinite(ttl) AND ttl >= '100 milliseconds' AND ttl <= '366 days')) IS NOT TRUE
+       OR EXISTS (SELECT 1 FROM pg_catalog.generate_subscripts(names, 1) AS p
+           WHERE (CASE WHEN p > taking THEN units[p] = 'none' WHEN units[p] = 'slots' THEN rates[p] = '0' AND shards[p] = 1 AND counts[p] >= '1' AND counts[p] = trunc(counts[p])
+                  ELSE units[p] = 'tokens' AND rates[p] > '0' END
+               AND (p IN (1, taking + 1) OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C"))) IS NOT TRUE) THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
+    END IF;
+    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN
+        RAISE feature_not_supported USING MESSAGE = 'rate limits: there are no holds where the table is distributed by key',
+            HINT = 'Distribute the schema, or put limits with holds into a schema that is not distributed.';
+    END IF;
+    FOR attempt IN 1..100 LOOP
+        -- Look the id up first: a duplicate takes nothing, and locks nothing. It would not do to take, and to roll back to here: whoever waits
+        -- for a row that a subtransaction inside this one has written waits for the end of the whole transaction. SERIALIZABLE cannot look:
+        -- an id that is not there would conflict with the holds of other ids.
+        state := NULL;
+        d := NULL;
+        IF current_setting('transaction_isolation') <> 'serializable' THEN
+            at := coalesce(now, clock_timestamp());
+            SELECT CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until
+              FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;
+            IF state IN ('repeated', 'held', 'settled') THEN
+                RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
+            END IF;
+        END IF;
+        BEGIN
+            IF state = 'expired' AND NOT locked THEN
+                RAISE SQLSTATE 'RL001'; -- give it back first
+            END IF;
+            state := NULL;
+            IF taking > 0 THEN
+                d := /* TEMPLATE: schema */_ratelimit_apply('consume', names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
+                    starts[1:taking], shards[1:taking], counts[1:taking], floors[1:taking], shard_a[1:taking], shard_b[1:taking], false, now, false,
+                    windows, firsts[1:taking], lasts[1:taking]);
+            ELSE
+                d := ROW(true, coalesce(now, clock_timestamp()), '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
+            END IF;
+            at := coalesce(now, clock_timestamp()); -- taking may have waited: that is not of the work's time
+            IF d.granted THEN
+                SELECT c.state, c.until INTO state, until
+                  FROM /* TEMPLATE: schema */_ratelimit_claim(own, own_token, taking, units, names, keys, shards, counts, d, at, coalesce(at + ttl, 'infinity')) AS c;
+                IF state <> 'taken' THEN
+                    RAISE SQLSTATE 'RL001';
+                END IF;
+            END IF;
+        EXCEPTION WHEN SQLSTATE 'RL001' THEN
+            NULL;
+        END;
+        IF state = 'taken' THEN
+            RETURN ROW(state, until, d.at, d.ord, d.value, d.ts, NULL)::/* TEMPLATE: schema */_ratelimit_held;
+        ELSIF state IS NULL THEN -- denied: the id may be the one that has the last slot
+            SELECT CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until
+              FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;
+        END IF;
+        IF state = 'expired' AND NOT locked AND d.granted IS TRUE AND current_setting('transaction_isolation') <> 'serializable' THEN
+            -- While this call waited, another one held the id, and its time is over: nothing may be waited for after what was rolled back.
+            state := 'held';
+            until := at + interval '1 second';
+        END IF;
+        IF state IN ('repeated', 'held', 'settled') THEN
+            RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
+        END IF;
+
+        due := false;
+        FOR i IN 1..taking LOOP
+            due := due OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h
+                 WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at);
+        END LOOP;
+        IF due THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
+            due := NOT locked; -- meanwhile, others may have given back
+            locked := true;
+            due := 0 < /* TEMPLATE: schema */_ratelimit_reclaim(names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
+                starts[1:taking], now, windows, firsts[1:taking], lasts[1:taking]) OR due;
+        END IF;
+        IF NOT due AND d.granted IS FALSE THEN
+            FOR i IN 1..taking LOOP
+                IF units[i] = 'slots' THEN
+                    free_at[i] := /* TEMPLATE: schema */_ratelimit_free_at(names[i], keys[i],
+                        coalesce((SELECT u.value FROM ROWS FROM (pg_catalog.unnest(d.ord), pg_catalog.unnest(d.value)) AS u (ord, value) WHERE u.ord = i), '0'),
+                        counts[i], floors[i], at);
+                ELSE
+                    free_at[i] := NULL;
+                END IF;
+            END LOOP;
+            RETURN ROW('denied', NULL, d.at, d.ord, d.value, d.ts, free_at)::/* TEMPLATE: schema */_ratelimit_held;
+        END IF;
+    END LOOP;
+    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
+END
+$body$;
+
+-- Ends a hold. used: by limit, the tokens that were used; less comes back, by the rule of refunds, and more is charged. Slots come back in any case. release:
+-- the id is free again; a hold that has ended is no error. lifted: by limit, it is unlimited by an override, so nothing is charged.
+--
+-- The rows of the limits are locked first, missing ones inserted: whoever took under this id has changed one of them. So above READ
+-- COMMITTED, a hold that is newer than the snapshot is 40001, and never lost. One that has no rows, of a limit that was unlimited, is found by an
+-- INSERT that conflicts.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_settle(
+    release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    used double precision[], now timestamptz DEFAULT NULL,
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
+) RETURNS /* TEMPLATE: schema */_ratelimit_settled
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n      CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
+    i      integer;
+    at     timestamptz;
+    kept   timestamptz;
+    there  boolean;
+    rec    /* TEMPLATE: schema */rate_limit_holds;
+    list   /* TEMPLATE: schema */rate_limit_holds[] := pg_catalog.array_fill(NULL::/* TEMPLATE: schema */rate_limit_holds, ARRAY[n]); -- by position
+    states text[] := pg_catalog.array_fill(NULL::text, ARRAY[n]);
+    moved  double precision[] := pg_catalog.array_fill('0'::double precision, ARRAY[n]);
+    lost   integer[] := '{}';
+    ord    integer[] := '{}';
+    value  double precision[] := '{}';
+    ts     timestamptz[] := '{}';
+    m      integer;            -- the number of rows of a limit
+    v      double precision[]; -- their values
+    t      timestamptz[];      -- their ts
+    w      timestamptz[];      -- the windows of a calendar window
+    latest timestamptz;        -- the latest ts, or now if that is later
+    total  double precision;
+    x      double precision;   -- what comes back; below zero: what is charged
+    back   double precision;
+BEGIN
+    IF (n > 0 AND taking BETWEEN 0 AND n AND n = pg_catalog.cardinality(keys) AND n = pg_catalog.cardinality(lifted) AND n = pg_catalog.cardinality(rates)
+        AND n = pg_catalog.cardinality(used) AND '0' <= ALL (used) AND '1e15' >= ALL (used) AND release IS NOT NULL AND own IS NOT NULL) IS NOT TRUE
+       OR EXISTS (SELECT 1 FROM pg_catalog.generate_subscripts(names, 1) AS p
+           WHERE (p > taking OR /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], used[p], now)) IS NOT TRUE
+              OR (p IN (1, taking + 1) OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C")) IS NOT TRUE) THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
+    END IF;
+    IF release AND own_token IS NOT NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
+        -- A row that is not held under this token never will be again: nothing is locked for a Release after a Settle.
+        there := false;
+        FOR i IN 1..n LOOP
+            there := there OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
+                AND h.token = own_token AND h.state IN ('held', 'lapsed'));
+        END LOOP;
+        IF NOT there THEN
+            RETURN ROW('done', coalesce(now, clock_timestamp()), '{}', '{}', '{}', moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+        END IF;
+    END IF;
+    PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
+    at := coalesce(now, clock_timestamp()); -- locking may have waited
+    kept := at + interval '1 day';
+    FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP
+        SELECT h.* INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own FOR UPDATE;
+        there := FOUND;
+        IF NOT there AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN -- 40001 if it is newer than the snapshot
+            INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, count, taken_at, rest, part, until)
+            VALUES (names[i], keys[i], own, 'lapsed', 'none', 0, at, 0, 1, at) ON CONFLICT DO NOTHING;
+            IF FOUND THEN
+                DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+            END IF;
+        END IF;
+        list[i] := rec;
+        states[i] := CASE WHEN NOT there OR rec.token IS DISTINCT FROM own_token OR rec.state = 'once' OR rec.state <> 'held' AND rec.until <= at
+            OR rec.state = 'lapsed' AND rec.unit = 'slots' AND NOT release THEN 'lost' ELSE rec.state END;
+        IF states[i] = 'lost' THEN
+            lost := pg_catalog.array_append(lost, i);
+        END IF;
+    END LOOP;
+    IF NOT release AND pg_catalog.cardinality(lost) > 0 THEN
+        RETURN ROW('lost', at, '{}', '{}', '{}', moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+    END IF;
+    FOR i IN 1..n LOOP
+        rec := list[i];
+        x := 0;
+        m := 0;
+        IF i <= taking THEN
+            SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at)
+              INTO v, t, m, latest
+              FROM /* TEMPLATE: schema */rate_limits AS r
+             WHERE r.name = names[i] AND r.key = keys[i];
+        END IF;
+        w := windows[firsts[i]:lasts[i]];
+        IF i > taking OR states[i] NOT IN ('held', 'lapsed') THEN
+            NULL;
+        ELSIF rec.unit = 'slots' AND m = 1 THEN
+            total := v[1];
+            x := CASE WHEN states[i] = 'held' THEN greatest(least(rec.count, -total), '0') ELSE 0 END;
+        ELSIF rates[i] > '0' AND rec.unit = 'tokens' THEN
+            total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], w);
+            IF states[i] = 'held' THEN
+                x := rec.count - used[i];
+            ELSIF (starts[i] IS NULL OR w IS NULL AND date_bin(periods[i], rec.taken_at, starts[i]) = date_bin(periods[i], latest, starts[i])
+                OR rec.taken_at >= w[1] AND pg_catalog.width_bucket(rec.taken_at, w) = pg_catalog.width_bucket(latest, w)) THEN
+                x := least('0', rec.count - used[i]); -- what it kept is paid
+            END IF;
+            IF x > '0' THEN
+                SELECT least(g.back, capacities[i] - total) INTO back
+                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, at, rates[i], periods[i], capacities[i], starts[i], x, rec.count, rec.rest, rec.part,
+                       rec.taken_at, rec.taken_at, w) AS g;
+                x := greatest(coalesce(back, '0'), '0');
+            ELSIF lifted[i] THEN
+                x := 0;
+            END IF;
+        END IF;
+        IF x <> '0' THEN
+            v := pg_catalog.array_fill((total + x) / m::double precision, ARRAY[m]);
+            t := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(t) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
+            UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
+             WHERE r.name = names[i] AND r.key = keys[i];
+        END IF;
+        IF m > 0 THEN
+            ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
+            value := pg_catalog.array_cat(value, v);
+            ts := pg_catalog.array_cat(ts, t);
+        END IF;
+        moved[i] := x;
+        CONTINUE WHEN states[i] NOT IN ('held', 'lapsed'); -- nobody else's row is touched
+        IF release THEN
+            DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+        ELSE
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'settled', until = kept
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+        END IF;
+    END LOOP;
+    RETURN ROW(CASE WHEN NOT release AND 'settled' = ALL (states) THEN 'repeated' ELSE 'done' END, at, ord, value, ts, moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+END
+$body$;
+
+-- Slots in use, and those of them whose holds have expired: a Hold gives them back when it needs them.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_slots(name text, key text, at timestamptz, OUT used double precision, OUT expired double precision)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    used := coalesce((SELECT -r.value FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0');
+    expired := coalesce((SELECT sum(h.count) FROM /* TEMPLATE: schema */rate_limit_holds AS h
+        WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'slots' AND h.until <= at), '0');
+    expired := least(expired, used);
+END
+$body$;
+
+-- What _ratelimit_apply says to a check, where some limits are slots (a rate of 0): their rows are as if expired holds had been given back.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_look(
+    names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    counts double precision[], floors double precision[], now timestamptz,
+    windows timestamptz[], firsts integer[], lasts integer[]
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    zeros CONSTANT integer[] := pg_catalog.array_fill(0, ARRAY[pg_catalog.cardinality(names)]);
+    d     /* TEMPLATE: schema */_ratelimit_decisions := /* TEMPLATE: schema */_ratelimit_apply('check', names, keys, rates, periods, capacities, starts, shards, counts, floors,
+        zeros, zeros, false, now, false, windows, firsts, lasts);
+    i     integer;
+    s     record;
+BEGIN
+    FOR j IN 1..pg_catalog.cardinality(d.ord) LOOP
+        i := d.ord[j];
+        IF rates[i] = '0' THEN
+            SELECT f.used, f.expired INTO s FROM /* TEMPLATE: schema */_ratelimit_slots(names[i], keys[i], d.at) AS f;
+            d.value[j] := d.value[j] + s.expired;
+        END IF;
+    END LOOP;
+    RETURN d;
+END
+$body$;
+
+-- What the Go library calls: see wire.sql.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_hold(
+    own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz,
+    windows timestamptz[], firsts integer[], lasts integer[]
+) RETURNS bytea
+LANGUAGE sql
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_hold(own, own_token, ttl, taking, units, names, keys, rates, periods, capacities, starts, shards, counts, floors,
+    shard_a, shard_b, now, windows, firsts, lasts));
+
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_settle(
+    release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    used double precision[], now timestamptz,
+    windows timestamptz[], firsts integer[], lasts integer[]
+) RETURNS bytea
+LANGUAGE sql
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_settle(release, own, own_token, taking, lifted, names, keys, rates, periods, capacities, starts, shards,
+    used, now, windows, firsts, lasts));
+
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_look(
+    names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    counts double precision[], floors double precision[], now timestamptz,
+    windows timestamptz[], firsts integer[], lasts integer[]
+) RETURNS bytea
+LANGUAGE sql
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_look(names, keys, rates, periods, capacities, starts, shards, counts, floors, now,
+    windows, firsts, lasts));
+
+-- Gives back the expired holds of one key, unless its rows are locked or its numbers are not known. A key without rows waits for its next Hold.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_key(name text, key text, now timestamptz) RETURNS integer
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    q /* TEMPLATE: schema */_ratelimit_request;
+    m integer;
+    n integer;
+BEGIN
+    q.rate := 0;
+    IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.unit = 'tokens') THEN
+        IF NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
+            RETURN 0;
+        END IF;
+        q := /* TEMPLATE: schema */_ratelimit_prepare('settle', name, nullif(key, ''), NULL, NULL, 0, 'token bucket', NULL, NULL, 1, key = '', NULL, NULL,
+            NULL, NULL, now, later => true, standing => true);
+        IF q.effect <> 'numbers' THEN
+            RETURN 0;
+        END IF;
+    END IF;
+    SELECT count(*) INTO m FROM (
+        SELECT r.shard FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key ORDER BY r.shard FOR UPDATE SKIP LOCKED
+    ) AS l;
+    SELECT count(*) INTO n FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key;
+    IF m = 0 OR m <> n THEN
+        RETURN 0;
+    END IF;
+    RETURN /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], now,
+        q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
+END
+$body$;
+
+-- Sweeps one batch of holds: the next 1000 rows of the primary key, after the given one. It deletes rows that count as absent since an hour,
+-- and gives back expired holds, where the numbers of the limit are known: published, and the same for all keys. It never waits for a lock.
+-- next_name is NULL after the last batch. Commit after each: it holds the locks until then.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_holds(
+    after_name text, after_key text, after_id text, now timestamptz,
+    OUT deleted integer, OUT ended integer, OUT next_name text, OUT next_key text, OUT next_id text
+)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at    timestamptz := coalesce(now, clock_timestamp());
+    hour  timestamptz := at - interval '1 hour'; -- then a clock that steps back by up to an hour changes nothing
+    seen  integer := 0;
+    due   text[] := '{}'; -- names and keys with expired holds, in pairs
+    rec   record;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
+    END IF;
+    deleted := 0;
+    ended := 0;
+    FOR rec IN
+        SELECT h.name, h.key, h.id, h.unit, h.state <> 'held' AND h.until < hour AS over, h.state = 'held' AND h.token IS NOT NULL AND h.until <= at AS expired
+          FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE (h.name, h.key, h.id) > (after_name, after_key, after_id)
+         ORDER BY h.name, h.key, h.id
+         LIMIT 1000
+    LOOP
+        seen := seen + 1;
+        IF rec.expired AND (rec.name IS DISTINCT FROM due[pg_catalog.cardinality(due) - 1] OR rec.key IS DISTINCT FROM due[pg_catalog.cardinality(due)]) THEN
+            due := pg_catalog.array_cat(due, ARRAY[rec.name::text, rec.key::text]);
+        END IF;
+        next_name := rec.name; next_key := rec.key; next_id := rec.id;
+        CONTINUE WHEN NOT rec.over;
+        PERFORM 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h -- asks again, on the newest version
+          WHERE h.name = rec.name AND h.key = rec.key AND h.id = rec.id AND h.state <> 'held' AND h.until < hour FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = rec.name AND h.key = rec.key AND h.id = rec.id;
+        deleted := deleted + 1;
+    END LOOP;
+    FOR i IN 1..pg_catalog.cardinality(due) / 2 LOOP
+        ended := ended + /* TEMPLATE: schema */_ratelimit_sweep_key(due[2 * i - 1], due[2 * i], now);
+    END LOOP;
+    IF seen < 1000 THEN
+        next_name := NULL; next_key := NULL; next_id := NULL;
+    END IF;
+END
+$body$;
+
 -- The names that rows have, in order, at most so many of them; NULL: all. Each is one look-up in the primary key. A recursive query would do
 -- the same, but Citus has none over a table that is distributed by key.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_stored_names(most integer) RETURNS SETOF text
@@ -3823,6 +4631,59 @@ BEGIN
 END
 $body$;
 
+-- The slots of a key, if there are so many: those in use, without those whose holds have expired; those that are free, below zero if fewer are
+-- granted than are in use; and, if none is free, when one is at the latest, if nobody extends. infinity: no expiry frees one.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_free_slots(
+    name text, key text, capacity double precision, at timestamptz, OUT used double precision, OUT free double precision, OUT retry_at timestamptz
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    s record;
+BEGIN
+    SELECT f.* INTO s FROM /* TEMPLATE: schema */_ratelimit_slots(name, key, at) AS f;
+    used := s.used - s.expired;
+    free := capacity - used;
+    retry_at := CASE WHEN free < '1' THEN coalesce(CASE WHEN capacity >= '1' THEN
+        /* TEMPLATE: schema */_ratelimit_free_at(name, key, -s.used, 1, -capacity, at) END, 'infinity') END;
+END
+$body$;
+
+-- The keys of slots, with the numbers that are in force for each, at an instant.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys_of_slots(name text, keys text[], at timestamptz)
+RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    used text[] := ARRAY(SELECT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND (keys IS NULL OR r.key = ANY (keys)));
+    own  text[] := ARRAY(SELECT o.key FROM /* TEMPLATE: schema */rate_limit_overrides AS o -- keys that may have no row
+         WHERE o.name = name AND o.key IS NOT NULL AND (keys IS NULL OR o.key = ANY (keys)) AND o.effect IN ('block', 'unlimited')
+           AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at));
+    k    record;
+    n    record; -- the numbers of the key
+    s    record; -- its slots
+    t    timestamptz;
+BEGIN
+    FOR k IN SELECT u.key FROM pg_catalog.unnest(used) AS u (key) UNION SELECT u.key FROM pg_catalog.unnest(own) AS u (key) LOOP
+        key := k.key;
+        t := at;
+        LOOP
+            SELECT f.* INTO n FROM /* TEMPLATE: schema */_ratelimit_numbers(name, nullif(key, ''), t, varying => true) AS f;
+            SELECT f.* INTO s FROM /* TEMPLATE: schema */_ratelimit_free_slots(name, key, CASE n.effect WHEN 'numbers' THEN n.capacity WHEN 'unlimited' THEN 'Infinity' END, t) AS f;
+            IF t = at THEN
+                remaining := CASE WHEN n.effect = 'block' THEN 0 ELSE s.free END;
+            END IF;
+            retry_at := CASE WHEN n.effect = 'block' THEN 'infinity' ELSE coalesce(s.retry_at, nullif(t, at)) END;
+            EXIT WHEN retry_at IS NULL OR n.until IS NULL OR retry_at < n.until;
+            t := n.until; -- then something else decides
+        END LOOP;
+        RETURN NEXT;
+    END LOOP;
+END
+$body$;
+
 -- The keys of a limit with the numbers that are in force for each, at an instant. denied: of those that an override of every key or the
 -- definition denies everything, also the keys without a row.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys_named(name text, keys text[], at timestamptz, denied boolean)
@@ -3837,6 +4698,10 @@ DECLARE
     used text[];           -- those of o that have a row
 BEGIN
     SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0', varying => true) AS n; -- under no override
+    IF d.kind = 'slots' THEN
+        RETURN QUERY SELECT f.* FROM /* TEMPLATE: schema */_ratelimit_keys_of_slots(name, keys, at) AS f;
+        RETURN;
+    END IF;
     others := ARRAY(
         SELECT a.key FROM /* TEMPLATE: schema */rate_limit_overrides AS a
          WHERE a.name = name AND keys IS NULL AND a.key IS NOT NULL AND a.removed_at IS NULL AND (a.until IS NULL OR a.until > at)
@@ -3941,9 +4806,10 @@ The keys of a rate limit that have been used, and their tokens now. It writes an
 
 Result, one row for each key:
   key        the key as it is stored; '' for a limit without keys
-  remaining  the balance in tokens; below zero if tokens are owed
+  remaining  the balance in tokens; below zero if tokens are owed. Of slots, how many are free; below zero if fewer are granted than
+             are in use. Holds that have expired are free
   retry_at   the instant at which there will be one token, or at which a limit with a capacity below 1 will be full. NULL: there
-             are enough tokens now
+             are enough tokens now. Of slots, when one is free at the latest; infinity: no expiry frees one
 
 The arguments and their defaults are the same as for ratelimit, and
   keys       only these keys; default NULL: all that have a row
@@ -3969,7 +4835,7 @@ $text$;
 -- row whose ts lies after the last refill before that instant (see _ratelimit_upto) differs from a missing one: its refills begin at its ts.
 -- Rows written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
 --
--- rate: NULL if all definitions vary. varies: a key has numbers that are not known here, but within this time they fill a row from 0. A
+-- rate: NULL if all definitions vary, and for slots, whose varies is 0: such a row says nothing if no slot is in use. varies: a key has numbers that are not known here, but within this time they fill a row from 0. A
 -- row in debt may need longer, and stays. Less than the smallest count is no debt.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(
     value double precision, ts timestamptz, shards smallint, at timestamptz,
@@ -3998,7 +4864,12 @@ DECLARE
     since timestamptz := clock_timestamp() - interval '1 day';
     given boolean := pg_catalog.num_nonnulls(rate, period, capacity, start, varies) > 0 OR kind IS DISTINCT FROM 'token bucket';
 BEGIN
-    IF given THEN
+    IF kind = 'slots' THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_validate_slots(name, capacity);
+        IF pg_catalog.num_nonnulls(rate, period, start) > 0 OR varies <> '0' THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: rate, period, start and varies must be NULL for slots', name);
+        END IF;
+    ELSIF given THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, NULL, NULL,
             zero => varies IS NOT NULL);
         capacity := coalesce(capacity, rate);
@@ -4009,8 +4880,8 @@ BEGIN
             WHERE d.name = name AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')) THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, since, '0'); -- which is an error
     END IF;
-    SELECT count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
-               OR min(d.grid) <> max(d.grid) OR count(d.grid) NOT IN ('0', count(*)),
+    SELECT coalesce(count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
+               OR min(d.grid) <> max(d.grid) OR count(d.grid) NOT IN ('0', count(*)), false), -- slots have no period
            min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity), max(d.varies)
       INTO nothing, kind, period, start, rate, capacity, varies
       FROM (
@@ -4030,7 +4901,12 @@ BEGIN
           FROM /* TEMPLATE: schema */rate_limit_overrides AS o
          WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > since
      ) AS n ON d.varies IS NULL
-     WHERE n.rate > '0' OR d.varies IS NOT NULL;
+     WHERE n.rate > '0' OR d.varies IS NOT NULL OR d.kind = 'slots';
+    IF kind = 'slots' THEN -- a row says nothing once no slot is in use, whatever the numbers
+        rate := NULL;
+        varies := '0';
+        RETURN;
+    END IF;
     nothing := nothing OR varies IS NOT NULL AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
          WHERE o.name = name AND o.key IS NULL AND coalesce(least(o.until, o.removed_at), 'infinity') > since);
 END
@@ -4095,7 +4971,7 @@ BEGIN
     IF next = first THEN -- the next batch begins with the last key, which may have more rows, but only once
         next := first || E'\x01'; -- the next possible key
     END IF;
-    IF varies IS NOT NULL THEN
+    IF varies IS NOT NULL AND kind <> 'slots' THEN
         keys := ARRAY(SELECT u.key
             FROM pg_catalog.unnest(keys) AS u (key)
            WHERE u.key <> ALL (coalesce(spared, '{}')) AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
@@ -4197,7 +5073,7 @@ of their keys, and never waits for a lock. It holds the locks of the deleted row
 
     SELECT * FROM ratelimit_sweep('sendMessage')
 
-A row is deleted if it is full by every definition of this name that a program has published or replaced within 7 days, and by every
+A row is deleted if it is full (of slots: if none is in use) by every definition of this name that a program has published or replaced within 7 days, and by every
 override of it within a day. Where their kinds, periods or starts differ, nothing is deleted. If programs do not publish their limits, pass
 the numbers that they use. They count in addition to those that are published:
 
@@ -4521,7 +5397,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_full_at,_ratelimit_grid,_ratelimit_here,_ratelimit_instant,_ratelimit_keys,_ratelimit_keys_named,_ratelimit_keys_of,_ratelimit_left,_ratelimit_list,_ratelimit_longest,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_retry_at,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_shown,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_tolerance,_ratelimit_total,_ratelimit_upto,_ratelimit_used_keys,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_instant,_ratelimit_keys,_ratelimit_keys_named,_ratelimit_keys_of,_ratelimit_keys_of_slots,_ratelimit_known,_ratelimit_left,_ratelimit_list,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_retry_at,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_tolerance,_ratelimit_total,_ratelimit_upto,_ratelimit_used_keys,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -4563,10 +5439,30 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(value double precisi
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys_named(name text, keys text[], at timestamptz, denied boolean);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys_of_slots(name text, keys text[], at timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_free_slots(name text, key text, capacity double precision, at timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys_of(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], at timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_used_keys(name text, keys text[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_stored_keys(name text, first text, below text, most integer);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_stored_names(most integer);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_holds(after_name text, after_key text, after_id text, now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_key(name text, key text, now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_look(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_settle(release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], used double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_hold(own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_look(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_slots(name text, key text, at timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_settle(release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], used double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_hold(own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_free_at(name text, key text, value double precision, count double precision, floor double precision, at timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_claim(own text, own_token uuid, taking integer, units text[], names text[], keys text[], shards integer[], counts double precision[], d /* TEMPLATE: schema */_ratelimit_decisions, at timestamptz, INOUT until timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_known(own text, taking integer, names text[], keys text[], at timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_reclaim(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_lock(names text[], keys text[], capacities double precision[], shards integer[], now timestamptz);
+DROP TYPE /* TEMPLATE: schema */_ratelimit_settled;
+DROP TYPE /* TEMPLATE: schema */_ratelimit_held;
+DROP INDEX /* TEMPLATE: schema */rate_limit_holds_expiring;
+DROP TABLE /* TEMPLATE: schema */rate_limit_holds;
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_all(requests jsonb);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_all(requests jsonb, now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_read(request jsonb, number bigint, now timestamptz);
@@ -4583,6 +5479,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_retry_at(verb text, q /* TEMPLATE
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_reaching(q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, count double precision, floor double precision);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_after(verb text, q /* TEMPLATE: schema */_ratelimit_request, standing boolean);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_prepare(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz, later boolean, standing boolean);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_prepare_slots(verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz);
 DROP TYPE /* TEMPLATE: schema */_ratelimit_request;
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(since pg_snapshot, after bigint);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision);
@@ -4600,6 +5497,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, 
 DROP TABLE /* TEMPLATE: schema */rate_limit_overrides;
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb, heartbeat boolean);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_list(program text, own text);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate_slots(name text, capacity double precision);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate_varies(name text, rate double precision, period interval, kind text, capacity double precision, varies interval);
 DROP TABLE /* TEMPLATE: schema */rate_limit_definitions;
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_left(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, reserve boolean, windows timestamptz[]);
@@ -4667,6 +5565,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_each(names text[], keys text[], r
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz, floor double precision, coalesced boolean);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_move(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floor double precision, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_give_back(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, taken double precision, held double precision, part double precision, taken_at timestamptz, run_at timestamptz, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]);

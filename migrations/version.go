@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "8a5d1a725806eafbf0f4d76c0798f2f18ac763e2e8bdc609bed8bb90e66a4cb1"
+const Hash = "64eb1fa987fd7ffe310e7cc89a061b8e5969588c7706b3c0e7aaa4a0d6124f6c"

@@ -95,11 +95,38 @@ SELECT _ratelimit_wire_move(
       @floor::double precision, sqlc.narg('now')::timestamptz,
       @windows::timestamptz[], @firsts::integer[], @lasts::integer[])::double precision AS balance;
 
+-- name: Hold :one
+SELECT _ratelimit_wire_hold(
+      @id::text, (sqlc.narg('token')::text)::uuid, (sqlc.narg('ttl')::text)::interval, @taking::integer, @units::text[], @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
+      @shards::integer[], @counts::double precision[], @floors::double precision[],
+      @shard_a::integer[], @shard_b::integer[], sqlc.narg('now')::timestamptz,
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
+
+-- name: Settle :one
+SELECT _ratelimit_wire_settle(
+      @release::boolean, @id::text, (sqlc.narg('token')::text)::uuid, @taking::integer, @lifted::boolean[], @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
+      @shards::integer[], @used::double precision[], sqlc.narg('now')::timestamptz,
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
+
+-- name: Look :one
+SELECT _ratelimit_wire_look(
+      @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
+      @shards::integer[], @counts::double precision[], @floors::double precision[], sqlc.narg('now')::timestamptz,
+      @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
+
 -- name: Reset :one
 SELECT _ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;
+
+-- name: SweepHolds :one
+SELECT s.next_name, s.next_key, s.next_id
+  FROM _ratelimit_sweep_holds(@after_name::text, @after_key::text, @after_id::text, sqlc.narg('now')::timestamptz) AS s;
 
 -- name: Sweep :one
 SELECT s.deleted, s.next
   FROM _ratelimit_sweep(
-      @name::text, @rate::double precision, coalesce((sqlc.narg('unit')::text)::interval, @period::interval), @kind::text, @capacity::double precision,
+      @name::text, CASE WHEN @kind::text <> 'slots' THEN @rate::double precision END,
+      CASE WHEN @kind::text <> 'slots' THEN coalesce((sqlc.narg('unit')::text)::interval, @period::interval) END, @kind::text, @capacity::double precision,
       sqlc.narg('start')::timestamptz, @first::text, (sqlc.narg('varies')::text)::interval, sqlc.narg('now')::timestamptz) AS s;

@@ -64,7 +64,7 @@ const (
 // In a transaction, the balance is that of the transaction's snapshot, with its own calls. In SERIALIZABLE, a read can conflict
 // with transactions that write the same key.
 func (l *Limiter) Balance(ctx context.Context, db DB, requests ...Request) ([]Balance, error) {
-	result, err := l.do(ctx, db, verbBalance, "", requests)
+	result, err := l.do(ctx, db, verbBalance, about{}, requests)
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +103,12 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 		if b.Remaining, b.Used = math.Inf(1), math.NaN(); d.limit.blocked {
 			b.Remaining, b.NextAt = 0, instant(c.nextAt(d, nil, 1, at))
 		}
-	case d.limit.numbers.Rate == 0:
+	case d.limit.slots:
+		b.Used = -d.numbers.Total(rows, at)
+		if b.Remaining = b.Capacity - b.Used; d.limit.blocked {
+			b.Remaining = min(b.Remaining, 0)
+		}
+	case d.limit.empty():
 		b.Capacity = 0
 	default:
 		b.Remaining = d.numbers.Shown(d.numbers.Total(rows, at))

@@ -22,6 +22,8 @@ type call struct {
 	rowless   []demand           // for which nothing is sent
 	asides    []demand           // that others deny already
 	receipt   *receipt           // for a refund
+	hold      *holding           // for a verb about holds
+	lifted    []bool             // of a Settle, by demand: it is unlimited by an override. nil: none is
 	now       pgtype.Timestamptz // NULL: the database's clock
 	local     pgtype.Timestamptz // now, or the clock of a database in memory; NULL: the process's clock
 	overrides *Overrides
@@ -32,10 +34,17 @@ type call struct {
 }
 
 // newCall validates a call. db is nil if it is not known.
-func (l *Limiter) newCall(v verb, from Receipt, requests []Request, db DB) (c call, err error) {
-	c = call{verb: v, does: verbs[v], requests: requests, within: algebra.Forever, patience: algebra.Forever, overrides: l.Overrides}
+func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, err error) {
+	from := of.receipt
+	c = call{verb: v, hold: of.hold, does: verbs[v], requests: requests, within: algebra.Forever, patience: algebra.Forever, overrides: l.Overrides}
 	if c.does.refunds && len(requests) == 0 {
 		if requests, err = l.refundable(from); err != nil {
+			return c, err
+		}
+		c.requests = requests
+	}
+	if c.does.holds {
+		if requests, err = l.holdRequests(&c); err != nil {
 			return c, err
 		}
 		c.requests = requests
@@ -54,6 +63,14 @@ func (l *Limiter) newCall(v verb, from Receipt, requests []Request, db DB) (c ca
 	}
 	if c.demands, c.rowless, err = demands(c.does, c.requests, c.local); err != nil && !c.allowedLater(err) {
 		return c, err
+	}
+	if c.does.slots && isInMemory(db) && (c.does.holds || anyOf(c.demands, func(d *demand) bool { return d.limit.slots })) {
+		return c, invalidCall(requests, "the database in memory of package ratelimittest has no holds: test them with Postgres")
+	}
+	if v == verbSettle {
+		if err = c.lift(); err != nil {
+			return c, err
+		}
 	}
 	if c.does.moves {
 		if err = c.moved(); err != nil {
@@ -173,6 +190,10 @@ func (c *call) fill(result *Result, a *answer) {
 		result.OK = true
 		return
 	}
+	if c.does.holds && a.held.state != heldDenied {
+		c.fillHeld(result, a)
+		return
+	}
 	a.granted = a.granted && !c.tooMuch() // it was only checked
 	result.fill(c, a)
 	if c.does.takes && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
@@ -185,9 +206,11 @@ func (c *call) conclude(result Result, err error) (Result, error) {
 	switch {
 	case err != nil: // perhaps at COMMIT, after an answer
 		return unanswered(c.verb, c.requests), explainCall(c.verb, c.requests, err)
+	case c.verb == verbSettle && !result.OK:
+		return result, holdLost(result)
 	case c.does.deniable && !result.OK:
 		reason := c.refusal()
-		return result, &DeniedError{Result: result, Reason: cmp.Or(reason, ReasonQuota)}
+		return result, &DeniedError{Result: result, Reason: cmp.Or(reason, result.known, ReasonQuota)}
 	}
 	return result, nil
 }

@@ -19,6 +19,7 @@ type answer struct {
 	at      algebra.Micros
 	rows    [][]algebra.Row // per demand; none: the limit is full
 	taken   float64         // by each demand of a Take
+	held    held            // of a verb about holds
 
 	// Memory for the most common case: one demand with one row.
 	single [1][]algebra.Row

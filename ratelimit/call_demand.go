@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -26,7 +27,12 @@ type demand struct {
 }
 
 // lowest is the lowest balance that may be left. The database gets it as the floor.
-func (d *demand) lowest() float64 { return d.limit.numbers.Lowest(d.floor) }
+func (d *demand) lowest() float64 {
+	if d.limit.slots {
+		return algebra.Limit{}.Lowest(d.floor) // as the database has them
+	}
+	return d.limit.numbers.Lowest(d.floor)
+}
 
 func (d *demand) id() groupID { return groupID{d.limit.name, d.key} }
 
@@ -73,6 +79,9 @@ func addUp(does *rules, requests []Request) ([]demand, error) {
 		}
 		if !countable(r.tokens) {
 			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, algebra.MinTokens, algebra.MaxTokens)
+		}
+		if r.limit.slots && !does.slots {
+			return nil, programError{fmt.Errorf("%w: limit %q has slots, which only Hold takes, and only Settle and Release give back", ErrInvalid, r.limit.name)}
 		}
 		id := [2]string{r.limit.name, r.key}
 		at, found := index[id]
@@ -130,10 +139,16 @@ func (d *demand) validate(does *rules) error {
 	if d.count > algebra.MaxTokens {
 		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, algebra.MaxTokens)
 	}
-	if does.refunds || d.limit.grantsNothing() { // the last is denied without asking
+	if d.limit.slots && does.deniable && !(d.count >= 1 && d.count == math.Trunc(d.count)) {
+		return fmt.Errorf("%w: limit %q: count %v of slots is not a whole number of at least 1", ErrInvalid, d.limit.name, d.count)
+	}
+	if does.refunds || does.holds && !does.deniable || d.limit.grantsNothing() { // the last is denied without asking
 		return nil
 	}
 	capacity := d.limit.numbers.Capacity
+	if d.limit.slots { // its floor has them
+		capacity = 0
+	}
 	if does.atMostFull && capacity > 0 && !d.limit.numbers.Holds(d.count) {
 		return fmt.Errorf("%w: limit %q: no wait for %v tokens, since at most %v can be had at once", ErrExceedsCapacity, d.limit.name, d.count, capacity)
 	}

@@ -60,7 +60,7 @@ func (c *call) spans(does *rules, d *demand) []span {
 func spanOf(does *rules, from algebra.Micros, d demand) span {
 	return span{
 		from: from, demand: d,
-		denied: !does.ignoresCount && d.tooMuch || d.limit.numbers.Rate == 0 && (d.count > 0 || !does.deniable) || does.deniable && d.limit.blocked && d.count > 0,
+		denied: !does.ignoresCount && d.tooMuch || d.limit.empty() && (d.count > 0 || !does.deniable) || does.deniable && d.limit.blocked && d.count > 0,
 		free:   d.limit.unlimited() || d.limit.grantsNothing() && does.deniable && d.count == 0,
 	}
 }
@@ -339,7 +339,7 @@ func leastRefill(spans []span, from, to algebra.Micros) float64 {
 			return least
 		case s.free:
 			return math.Inf(1)
-		case s.demand.limit.numbers.Rate > 0:
+		case s.demand.limit.numbers.Rate > 0: // slots refill nothing
 			numbers := s.demand.numbers
 			numbers.Capacity = math.Inf(1)
 			least = numbers.Available(slices.MinFunc(possible, func(a, b algebra.Row) int {

@@ -12,11 +12,19 @@ import (
 
 func (l *Limit) unlimited() bool { return l.err == nil && l.numbers.Rate > algebra.MaxTokens }
 
-// grantsNothing reports whether the limit has a rate of 0 or is blocked.
-func (l *Limit) grantsNothing() bool { return l.numbers.Rate == 0 || l.blocked }
+// empty reports whether the limit grants nothing by definition: a rate of 0, or no slots.
+func (l *Limit) empty() bool {
+	if l.slots {
+		return l.numbers.Capacity == 0
+	}
+	return l.numbers.Rate == 0
+}
+
+// grantsNothing reports whether the limit is empty or blocked.
+func (l *Limit) grantsNothing() bool { return l.empty() || l.blocked }
 
 // rowless reports whether the limit has no rows. It must be valid.
-func (l *Limit) rowless() bool { return l.numbers.Rate == 0 || l.unlimited() }
+func (l *Limit) rowless() bool { return !l.slots && l.numbers.Rate == 0 || l.unlimited() }
 
 // withoutRows takes the demands without rows out of all demands. It reuses the memory of all.
 func withoutRows(all []demand, rowless func(d *demand) bool) (others, taken []demand) {
@@ -37,7 +45,7 @@ func (c *call) refusal() (reason Reason) {
 		d := &c.rowless[i]
 		switch {
 		case !c.does.deniable || !d.limit.grantsNothing() || d.count == 0:
-		case d.limit.numbers.Rate == 0:
+		case d.limit.empty():
 			return ReasonPlan
 		default:
 			reason = ReasonBlock
@@ -57,7 +65,7 @@ func (l Limit) blockedText() string {
 // byPolicy is the answer to a call that is decided without the database, or nil.
 func (c *call) byPolicy() *answer {
 	reason := c.refusal()
-	if reason == "" && (len(c.demands) > 0 || c.rowless == nil) {
+	if reason == "" && (len(c.demands) > 0 || c.rowless == nil || c.does.holds) {
 		return nil
 	}
 	c.asides, c.demands = c.demands, nil // after a denial, they are not asked

@@ -111,3 +111,65 @@ func (r *record) array(oid, element, size uint64) []uint64 {
 	r.failed = r.failed || !a.ended() // also for several dimensions
 	return all
 }
+
+// text reads a text of the engine's own.
+func (r *record) text() string {
+	r.expect(pgtype.TextOID)
+	return string(r.bytes(r.uint(4)))
+}
+
+// instantOrNull reads algebra.Forever for NULL.
+func (r *record) instantOrNull() algebra.Micros {
+	r.expect(pgtype.TimestamptzOID)
+	return r.orForever()
+}
+
+// orForever reads the length and the value of an instant. NULL and infinity are algebra.Forever.
+func (r *record) orForever() algebra.Micros {
+	length := *r
+	if r.uint(4) == math.MaxUint32 {
+		return algebra.Forever
+	}
+	*r = length
+	v := r.value(8)
+	if v == math.MaxInt64 {
+		return algebra.Forever
+	}
+	return sinceY2K(v)
+}
+
+// instants reads an array of n instants, some of them NULL; or a NULL for none.
+func (r *record) instants(n int) (all []algebra.Micros) {
+	r.expect(pgtype.TimestamptzArrayOID)
+	length := r.uint(4)
+	if length == math.MaxUint32 {
+		r.failed = r.failed || n > 0
+		return nil
+	}
+	a := record{rest: r.bytes(length), failed: r.failed}
+	a.expect(1)
+	a.uint(4) // the flag for NULLs
+	a.expect(pgtype.TimestamptzOID)
+	a.expect(uint64(n))
+	a.uint(4) // the first index
+	for range n {
+		all = append(all, a.orForever())
+	}
+	r.failed = !a.ended()
+	return all
+}
+
+// rows reads the columns ord, value and ts, and assigns the rows to the demands.
+func (r *record) rows(a *answer, demands int) bool {
+	places := r.array(pgtype.Int4ArrayOID, pgtype.Int4OID, 4)
+	values := r.array(pgtype.Float8ArrayOID, pgtype.Float8OID, 8)
+	ts := r.array(pgtype.TimestamptzArrayOID, pgtype.TimestamptzOID, 8)
+	if r.failed || len(places) != len(values) || len(ts) != len(values) {
+		return false
+	}
+	rows, ord := make([]algebra.Row, len(values)), make([]int32, len(places))
+	for i := range values {
+		rows[i], ord[i] = algebra.Row{Value: math.Float64frombits(values[i]), TS: sinceY2K(ts[i])}, int32(places[i])
+	}
+	return a.setRows(demands, rows, ord)
+}

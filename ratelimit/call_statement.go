@@ -33,6 +33,12 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 		return reset(c.demands)
 	case c.does.moves:
 		return c.move(now)
+	case c.verb == verbHold:
+		return c.holdStatement(ctx, now)
+	case c.does.holds:
+		return c.settleStatement(now)
+	case c.does.answers == balances && anyOf(c.demands, func(d *demand) bool { return d.limit.slots }):
+		return c.look(now)
 	case c.does.refunds:
 		return refund(c.receipt, c.demands, now)
 	case plain && len(c.demands) == 1 && sharded(c.demands):

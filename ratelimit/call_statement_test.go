@@ -183,7 +183,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := limiter.newCall(tt.verb, receipt, tt.requests, nil)
+			c, err := limiter.newCall(tt.verb, about{receipt: receipt}, tt.requests, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -16,7 +16,7 @@ func TestABatchHasTheWindowsOfEachCall(t *testing.T) {
 	midnight := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
 	at := func(now time.Time, requests ...Request) *waiter {
 		limiter := Limiter{Clock: func() time.Time { return now }}
-		c, err := limiter.newCall(verbConsume, "", requests, nil)
+		c, err := limiter.newCall(verbConsume, about{}, requests, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -37,7 +37,7 @@ func TestACoalescerAsksNoContextUnderItsLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	pool.Close()
-	asked, err := new(Limiter).newCall(verbConsume, "", []Request{TokenBucket("limit", 1, time.Second).Global()}, nil)
+	asked, err := new(Limiter).newCall(verbConsume, about{}, []Request{TokenBucket("limit", 1, time.Second).Global()}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -644,7 +644,7 @@ func (p *play) arrive(name string, keys []string) {
 	for _, key := range keys {
 		requests = append(requests, TokenBucket("limit", 1, time.Second).Key(key))
 	}
-	asked, err := new(Limiter).newCall(verbConsume, "", requests, nil)
+	asked, err := new(Limiter).newCall(verbConsume, about{}, requests, nil)
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -68,7 +68,7 @@ type part struct {
 
 // each decides the requests.
 func (l *Limiter) each(ctx context.Context, db DB, requests []Request) ([]part, error) {
-	whole, err := l.newCall(verbEach, "", requests, db)
+	whole, err := l.newCall(verbEach, about{}, requests, db)
 	if noDatabase(db) {
 		err = invalidCall(requests, noDatabaseText)
 	}

@@ -18,19 +18,20 @@ import (
 // Every error that this package returns matches one of these, or is the context's, the database's or the connection's,
 // wrapped such that errors.Is and errors.As find it. An error of a call names its limits, and no keys.
 //
-//	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, QueueConsume, SendTx
-//	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Each,
-//	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open,
+//	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, Hold, QueueConsume, SendTx
+//	ErrHoldLost           nothing was changed: Settle
+//	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Each, Hold, Settle,
+//	                      Release, Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open,
 //	                      Limit, Validate, UnmarshalJSON, Load, Run
-//	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, QueueConsume
-//	ErrNotLoaded          nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Each,
-//	                      QueueConsume
-//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Reset, Move, Each, Override, Block,
+//	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, Hold, QueueConsume
+//	ErrNotLoaded          nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Each, Hold, Settle,
+//	                      Release, QueueConsume
+//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Reset, Move, Each, Hold, Override, Block,
 //	                      Restore, Unblock, QueueConsume (on a closed Coalescer: Consume, Wait, Reserve, Take)
 //	ErrAttemptsExhausted  nothing was committed: InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open; Consume, Wait, Reserve, Take,
 //	                      Charge (on a Coalescer)
-//	ErrUnknownOutcome     perhaps committed: InTx, InSQLTx, SendTx, Sweep; Consume, Wait, Reserve, Take, Charge, Refund, Each,
-//	                      QueueConsume (outside a transaction)
+//	ErrUnknownOutcome     perhaps committed: InTx, InSQLTx, SendTx, Sweep; Consume, Wait, Reserve, Take, Charge, Refund, Each, Hold,
+//	                      Settle, Release, QueueConsume (outside a transaction)
 //	migrations.ErrBehind  nothing was written: Open
 //	any other             nothing was committed, except by Reset, Move, Override, Block, Restore, Unblock, Publish, Open, Close
 //	                      and Retry
@@ -59,7 +60,7 @@ var (
 	ErrNotLoaded = errors.New("the overrides are not loaded")
 
 	// ErrClosed is matched by the error of a call after [Limiter.Close] or [Coalescer.Close]. Nothing was sent.
-	// [Limiter.Charge] and [Limiter.Refund] never return it: they settle what was granted before. FailOpen of packages
+	// [Limiter.Charge], [Limiter.Refund], [Limiter.Settle] and [Limiter.Release] never return it: they settle what was granted before. FailOpen of packages
 	// httplimit and rpclimit does not pass it.
 	ErrClosed = errors.New("closed")
 
@@ -82,6 +83,11 @@ var (
 	// reads the batch's results fails after COMMIT, and [Limiter.Wait], if ctx ends while it sleeps and the tokens cannot be
 	// given back.
 	ErrUnknownOutcome = errors.New("outcome unknown")
+
+	// ErrHoldLost is matched by the error of a [Limiter.Settle] whose hold is not there any more: it expired, and its slots may
+	// be another's, or it was released or reset. Nothing was changed. The result beside the error says which limits have lost it.
+	// It is no SQL error: return it, to roll the transaction back.
+	ErrHoldLost = errors.New("ratelimit: the hold was lost")
 
 	// ErrAttemptsExhausted is matched by the error of a transaction that could not be serialized in any of its attempts, or
 	// before its context ended. Nothing was committed. The error states the number of attempts, and wraps the errors of the last
@@ -127,7 +133,7 @@ func (e committedError) Is(target error) bool {
 }
 
 // nothingDone are the sentinels of errors after which nothing was consumed or committed.
-var nothingDone = []error{ErrDenied, ErrInvalid, ErrExceedsCapacity, ErrNotLoaded, ErrClosed, ErrAttemptsExhausted, migrations.ErrBehind}
+var nothingDone = []error{ErrDenied, ErrInvalid, ErrExceedsCapacity, ErrNotLoaded, ErrClosed, ErrHoldLost, ErrAttemptsExhausted, migrations.ErrBehind}
 
 // beside is an error beside one that leaves the outcome open: it matches nothing that would say that nothing was consumed. There is
 // no Unwrap: it would show every error inside.
@@ -166,8 +172,8 @@ func notCommitted(err error) bool {
 	}
 }
 
-// DeniedError is the error of a denial, by [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take] and
-// [Limiter.Check]. It matches [ErrDenied]. Nothing was consumed. It is not a SQL error: the transaction stays usable. In a
+// DeniedError is the error of a denial, by [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take],
+// [Limiter.Check] and [Limiter.Hold]. It matches [ErrDenied]. Nothing was consumed. It is not a SQL error: the transaction stays usable. In a
 // batch ([Limiter.QueueConsume]) it stands for a SQL error, and the transaction is aborted.
 //
 // A limit with a rate of 0 denies every token ([ReasonPlan]): for example, a plan that does not include the feature. A block
@@ -189,9 +195,11 @@ type Reason string
 // The reasons of a denial. For a plan or a block, RetryAt is the first instant at which the key has a rate and no block, since
 // overrides have ended. It is zero if there is none. Whether the tokens are there then was not asked.
 const (
-	ReasonQuota Reason = "quota" // the tokens are not there; RetryAt says when
-	ReasonPlan  Reason = "plan"  // the limit's rate is 0
-	ReasonBlock Reason = "block" // a block by Overrides
+	ReasonQuota   Reason = "quota"   // the tokens are not there; RetryAt says when
+	ReasonPlan    Reason = "plan"    // the limit's rate is 0, or it has no slots
+	ReasonBlock   Reason = "block"   // a block by Overrides
+	ReasonHeld    Reason = "held"    // of a [Limiter.Hold]: its id is held, by another delivery of the work; RetryAt is when that hold ends, if it has an end
+	ReasonSettled Reason = "settled" // of a Hold: the work of its id was settled within a day; RetryAt is zero
 )
 
 // Permanent reports whether waiting does not help: the plan grants nothing, a block has no end, or one of them will be in force
@@ -204,6 +212,14 @@ func (e *DeniedError) Unwrap() error { return ErrDenied }
 // Error names every limit that denied, but no keys, since they may be personal data. The Result has the keys. The remaining
 // tokens are rounded down, the wait is rounded up.
 func (e *DeniedError) Error() string {
+	switch {
+	case e.Reason == ReasonSettled:
+		return fmt.Sprintf("%v: %sthe work of this id was settled", ErrDenied, limitsIn(e.Requests))
+	case e.Reason == ReasonHeld && e.Permanent():
+		return fmt.Sprintf("%v: %sthis id is held, without an end", ErrDenied, limitsIn(e.Requests))
+	case e.Reason == ReasonHeld:
+		return fmt.Sprintf("%v: %sthis id is held; retry in %v", ErrDenied, limitsIn(e.Requests), e.RetryAfter.Round(time.Millisecond))
+	}
 	type bucket struct{ name, key string }
 	asked := map[bucket]float64{}
 	for _, s := range e.Requests {
@@ -219,7 +235,9 @@ func (e *DeniedError) Error() string {
 				upTo = "up to "
 			}
 			switch {
-			case s.Limit.numbers.Rate == 0:
+			case s.Limit.slots && s.Limit.empty():
+				why = "there are no slots"
+			case s.Limit.empty():
 				why = "the rate is 0"
 			case s.Limit.blocked:
 				why = s.Limit.blockedText()

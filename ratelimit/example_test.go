@@ -151,6 +151,56 @@ func ExampleLimiter_Refund() {
 	// 90 left
 }
 
+func ExampleLimiter_Hold() {
+	renders := ratelimit.Slots("renders", 2) // of each customer, at once
+	llmBudget := ratelimit.CalendarWindow("llmBudget", 100_000, ratelimit.Month)
+
+	held, err := limits.Hold(ctx, pool, "job 17", 5*time.Minute, renders.Key("acme"), llmBudget.Key("acme").Count(2000)) // the estimate
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	// Store held.Token with the job, and work.
+	result, err := limits.Settle(ctx, pool, held.Token, renders.Key("acme"), llmBudget.Key("acme").Count(1500))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(result.Requests[1].Refunded, "tokens came back")
+
+	// The job is delivered a second time.
+	_, err = limits.Hold(ctx, pool, "job 17", 5*time.Minute, renders.Key("acme"), llmBudget.Key("acme").Count(2000))
+	if denial, is := errors.AsType[*ratelimit.DeniedError](err); is {
+		fmt.Println(denial.Reason)
+	}
+	// Output:
+	// 500 tokens came back
+	// settled
+}
+
+func ExampleSlots() {
+	projects := ratelimit.Slots("projects", 1) // of each team
+
+	// In the transaction that inserts the project:
+	if _, err := limits.Hold(ctx, pool, "project 17", -1, projects.Key("team 7")); err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, err := limits.Hold(ctx, pool, "project 18", -1, projects.Key("team 7"))
+	fmt.Println("a second project:", errors.Is(err, ratelimit.ErrDenied))
+
+	// In the transaction that deletes it:
+	if err := limits.Release(ctx, pool, "project 17", projects.Key("team 7")); err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, err = limits.Hold(ctx, pool, "project 18", -1, projects.Key("team 7"))
+	fmt.Println("after that:", err)
+	// Output:
+	// a second project: true
+	// after that: <nil>
+}
+
 // Failed logins: each try is consumed on the pool, before the login's transaction begins, so that it outlives its rollback
 // and needs no second connection. A success makes the limit full again. The key has two parts, so that guesses from one address
 // do not lock the account for its owner.

@@ -25,6 +25,7 @@ const (
 	kindFixedWindow    = "fixed window"
 	kindCalendarWindow = "calendar window"
 	kindUnlimited      = "unlimited"
+	kindSlots          = "slots"
 )
 
 // Limit is the definition of a rate limit. It is immutable, safe for concurrent use, and cheap to copy. Its rows are stored
@@ -46,12 +47,14 @@ type Limit struct {
 	hasStart    bool
 	start       time.Time
 	calendar    calendar.Calendar // of a calendar window
-	varies      time.Duration     // 0: no key has numbers of its own
-	defined     handle            // what With or an override made the limit from; zero: it is the definition
-	overridden  bool              // an override did, with other numbers
-	blocked     bool              // by an override
-	until       algebra.Micros    // the end of the block
-	err         error             // the mistakes in the definition
+	varies      time.Duration     // 0: no key has numbers of its own, unless it is slots
+	slots       bool              // its capacity is how many there are; nothing is refilled
+	slotsVary   bool
+	defined     handle         // what With or an override made the limit from; zero: it is the definition
+	overridden  bool           // an override did, with other numbers
+	blocked     bool           // by an override
+	until       algebra.Micros // the end of the block
+	err         error          // the mistakes in the definition
 }
 
 // TokenBucket defines a limit that refills continuously, by rate tokens per period, up to its capacity. Over any time span,
@@ -123,7 +126,7 @@ func Shards(n int) Option { return func(c *Config) { c.Shards = n } }
 // Validate names every mistake in the definition, in an error that matches [ErrInvalid]. Without a mistake it returns nil.
 func (l Limit) Validate() error {
 	if l.err == nil && l.name == "" {
-		return fmt.Errorf("%w: the zero Limit is not a limit: make one with TokenBucket, FixedWindow, CalendarWindow, Unlimited or Config.Limit", ErrInvalid)
+		return fmt.Errorf("%w: the zero Limit is not a limit: make one with TokenBucket, FixedWindow, CalendarWindow, Slots, Unlimited or Config.Limit", ErrInvalid)
 	}
 	return l.err
 }
@@ -136,6 +139,13 @@ func (l Limit) String() string {
 	}
 	if l.blocked {
 		return l.name + ": " + l.blockedText()
+	}
+	if l.slots {
+		text := fmt.Sprintf("%s: %v %s", c.Name, *c.Capacity, c.Kind)
+		if l.slotsVary {
+			text += ", which vary"
+		}
+		return text
 	}
 	period := c.Period
 	if c.Kind == kindCalendarWindow {
@@ -165,7 +175,7 @@ func (l Limit) reservable() string {
 // Name is the name under which the limit's rows are stored.
 func (l Limit) Name() string { return l.name }
 
-// Capacity is how many tokens can be saved up: +Inf for an [Unlimited] one.
+// Capacity is how many tokens can be saved up: +Inf for an [Unlimited] one. Of [Slots], it is how many there are.
 func (l Limit) Capacity() float64 { return l.numbers.Capacity }
 
 // Config is the limit as data, with defaults filled in. MaxReserved and Start stay nil if they are unset. An [Unlimited] limit has
@@ -173,6 +183,13 @@ func (l Limit) Capacity() float64 { return l.numbers.Capacity }
 func (l Limit) Config() Config {
 	if l.unlimited() {
 		return Config{Kind: kindUnlimited, Name: l.name}
+	}
+	if l.slots {
+		c := Config{Kind: kindSlots, Name: l.name, Capacity: &l.numbers.Capacity}
+		if l.slotsVary {
+			c.Varies = slotsVary
+		}
+		return c
 	}
 	c := Config{
 		Kind: kindTokenBucket, Name: l.name, Rate: &l.numbers.Rate, Period: calendar.PeriodText(l.numbers.Period),
@@ -199,6 +216,9 @@ func (l Limit) Config() Config {
 // forKey is the limit's numbers for one key. Without a start, each key has a grid of its own.
 func (l Limit) forKey(key string) algebra.Limit {
 	n := l.numbers
+	if l.slots { // in the row, they are a debt
+		n.Capacity = 0
+	}
 	if n.Window && !l.hasStart && !l.onCalendar() {
 		n.Start = algebra.Grid(cmp.Or(key, l.name), n.Period)
 	}

@@ -146,8 +146,8 @@ func (l Limit) maxOwed() float64 {
 // windows is the list of a calendar's windows for a call. It reaches back so far that a row is full that owes no more than usual or,
 // with old, a hundred windows: see [call.unsure]. longest is the longest window before the list, or 0 if those are not counted.
 func (l Limit) windows(does *rules, now algebra.Micros, old bool) (windows *[]algebra.Micros, longest time.Duration) {
-	owed := float64(maxDebt)                                        // windows
-	if old || does.owes != noTokens || does.refunds || does.moves { // these verbs read or make debts
+	owed := float64(maxDebt)                                                      // windows
+	if old || does.owes != noTokens || does.refunds || does.moves || does.holds { // these verbs read or make debts
 		owed, longest = maxAhead, l.calendar.Longest()
 	} else if !math.IsInf(l.maxReserved, 1) {
 		owed = max(owed, l.maxOwed()/l.numbers.Rate)

@@ -20,7 +20,7 @@ import (
 //	{"name": "apiCalls.enterprise", "kind": "unlimited"}
 type Config struct {
 	Name        string     `json:"name"`                  // required
-	Kind        string     `json:"kind"`                  // required: "token bucket", "fixed window", "calendar window" or "unlimited"
+	Kind        string     `json:"kind"`                  // required: "token bucket", "fixed window", "calendar window", "slots" or "unlimited"
 	Rate        *float64   `json:"rate,omitempty"`        // tokens per period; required; 0: nothing is granted
 	Period      string     `json:"period,omitempty"`      // required: see Config.Limit
 	Capacity    *float64   `json:"capacity,omitempty"`    // tokens; nil: the rate
@@ -36,7 +36,8 @@ type Config struct {
 // this holds:
 //
 //   - The name is valid UTF-8 without NUL, 1 to 255 bytes long.
-//   - The kind is "token bucket", "fixed window", "calendar window" or "unlimited", which goes with a name alone.
+//   - The kind is "token bucket", "fixed window", "calendar window", "slots", which go with a name, a capacity and varies "0s"
+//     alone, or "unlimited", which goes with a name alone.
 //   - The rate is 0 or 1e-15 <= rate <= 1e15. With a rate of 0, capacity and maxReserved are unset or 0: the limit grants
 //     nothing, by policy (see [DeniedError]).
 //   - The period of a token bucket or fixed window is a duration: "250ms", "1m", "1h30m", "1d", "1w" and so on. A day is 24
@@ -58,12 +59,14 @@ func (c Config) Limit() (Limit, error) {
 	case kindUnlimited:
 		l.numbers.Rate, l.numbers.Capacity = math.Inf(1), math.Inf(1)
 		mistakes = append(mistakes, c.notUnlimited()...)
+	case kindSlots:
+		mistakes = append(mistakes, l.setSlots(c)...)
 	case kindTokenBucket, kindFixedWindow, kindCalendarWindow:
 		mistakes = append(mistakes, l.setClock(c)...)
 		mistakes = append(mistakes, l.setNumbers(c)...)
 		mistakes = append(mistakes, l.setVaries(c, mistakes == nil)...)
 	default:
-		kinds := []string{kindTokenBucket, kindFixedWindow, kindCalendarWindow, kindUnlimited}
+		kinds := []string{kindTokenBucket, kindFixedWindow, kindCalendarWindow, kindSlots, kindUnlimited}
 		mistakes = append(mistakes, fmt.Sprintf("kind %q is not one of %q", c.Kind, kinds))
 		mistakes = append(mistakes, l.setNumbers(c)...)
 	}

@@ -47,7 +47,7 @@ func TestAConfigNamesLimitAndField(t *testing.T) {
 		`{"name":"api","kind":"token bucket","rate":null,"period":"1m"}`:                                 `limit "api": rate is missing`,
 		`{"name":"api","kind":"token bucket","rate":1}`:                                                  `limit "api": period is missing`,
 		`{"name":"api","kind":"calendar window","rate":1}`:                                               `limit "api": period is missing`,
-		`{"name":"api","kind":"bucket","rate":1,"period":"1m"}`:                                          `limit "api": kind "bucket" is not one of ["token bucket" "fixed window" "calendar window" "unlimited"]`,
+		`{"name":"api","kind":"bucket","rate":1,"period":"1m"}`:                                          `limit "api": kind "bucket" is not one of ["token bucket" "fixed window" "calendar window" "slots" "unlimited"]`,
 		`{"name":"api","rate":1,"period":"1m"}`:                                                          `limit "api": kind "" is not one of`,
 		`{"kind":"token bucket","rate":1,"period":"1m"}`:                                                 `the name is empty`,
 		`{"name":"api","kind":"token bucket","rate":-1,"period":"1m"}`:                                   `limit "api": rate -1 is neither 0 nor between 1e-15 and 1e+15`,

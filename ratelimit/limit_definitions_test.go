@@ -33,15 +33,15 @@ func TestOneNameWithTwoDefinitions(t *testing.T) {
 		"everything":    {TokenBucket("api", 30, 24*time.Hour, Capacity(1), MaxReserved(0), Shards(9)), false},
 	} {
 		var l Limiter
-		if _, err := l.newCall(verbConsume, "", []Request{window.Key("ann")}, nil); err != nil {
+		if _, err := l.newCall(verbConsume, about{}, []Request{window.Key("ann")}, nil); err != nil {
 			t.Fatal(err)
 		}
-		_, later := l.newCall(verbConsume, "", []Request{row.other.Key("ann")}, nil)
-		_, together := new(Limiter).newCall(verbConsume, "", []Request{row.other.Key("bob"), window.Key("ann")}, nil)
+		_, later := l.newCall(verbConsume, about{}, []Request{row.other.Key("ann")}, nil)
+		_, together := new(Limiter).newCall(verbConsume, about{}, []Request{row.other.Key("bob"), window.Key("ann")}, nil)
 		_, hot := txOptions{hot: []Request{row.other.Key("bob"), window.Key("ann")}}.turns(t.Context())
 		var full Limiter // which remembers no more names
 		full.definitions.byName.Store(new(fullOfNames()))
-		_, beyond := full.newCall(verbConsume, "", []Request{row.other.Key("bob"), window.Key("ann")}, nil)
+		_, beyond := full.newCall(verbConsume, about{}, []Request{row.other.Key("bob"), window.Key("ann")}, nil)
 		list := definitionsOnly([]Limit{window, row.other})
 		for when, err := range map[string]error{"later": later, "together": together, "hot": hot, "beyond": beyond, "list": list} {
 			if when == "list" && name == "the same" {
@@ -62,7 +62,7 @@ func TestOneNameWithTwoDefinitions(t *testing.T) {
 			}
 		}
 		// The first stays valid.
-		if _, err := l.newCall(verbConsume, "", []Request{window.Key("ann")}, nil); err != nil {
+		if _, err := l.newCall(verbConsume, about{}, []Request{window.Key("ann")}, nil); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -82,11 +82,11 @@ func TestARefusedCallDefinesNothing(t *testing.T) {
 	var l Limiter
 	bucket, window := TokenBucket("api", 3, time.Hour), FixedWindow("api", 3, time.Hour)
 	for _, wrong := range [][]Request{{bucket.Key("")}, {bucket.Key("ann").Count(4)}, {bucket.Key("ann"), window.Key("bob")}} {
-		if _, err := l.newCall(verbConsume, "", wrong, nil); err == nil {
+		if _, err := l.newCall(verbConsume, about{}, wrong, nil); err == nil {
 			t.Fatalf("%v is granted", wrong)
 		}
 	}
-	if _, err := l.newCall(verbConsume, "", []Request{window.Key("ann")}, nil); err != nil {
+	if _, err := l.newCall(verbConsume, about{}, []Request{window.Key("ann")}, nil); err != nil {
 		t.Error(err)
 	}
 }
@@ -99,15 +99,15 @@ func TestSoManyDefinitionsAreRemembered(t *testing.T) {
 	for i := range maxDefinitions + 10 {
 		if i >= maxDefinitions-10 {
 			last = append(last, bucket(i))
-		} else if _, err := l.newCall(verbConsume, "", []Request{bucket(i)}, nil); err != nil {
+		} else if _, err := l.newCall(verbConsume, about{}, []Request{bucket(i)}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := l.newCall(verbConsume, "", last, nil); err != nil {
+	if _, err := l.newCall(verbConsume, about{}, last, nil); err != nil {
 		t.Fatal(err)
 	}
 	for i, remembered := range map[int]bool{0: true, maxDefinitions - 11: true, maxDefinitions - 1: true, maxDefinitions: false, maxDefinitions + 9: false} {
-		if _, err := l.newCall(verbConsume, "", []Request{window(i)}, nil); errors.Is(err, ErrInvalid) != remembered {
+		if _, err := l.newCall(verbConsume, about{}, []Request{window(i)}, nil); errors.Is(err, ErrInvalid) != remembered {
 			t.Errorf("limit %d: %v", i, err)
 		}
 	}
@@ -115,7 +115,7 @@ func TestSoManyDefinitionsAreRemembered(t *testing.T) {
 		t.Errorf("%d names are remembered, want %d", n, maxDefinitions)
 	}
 	// One call for several limits, of which some are unknown.
-	if _, err := l.newCall(verbConsume, "", []Request{bucket(maxDefinitions + 9), window(1)}, nil); !errors.Is(err, ErrInvalid) {
+	if _, err := l.newCall(verbConsume, about{}, []Request{bucket(maxDefinitions + 9), window(1)}, nil); !errors.Is(err, ErrInvalid) {
 		t.Errorf("%v", err)
 	}
 }
@@ -131,7 +131,7 @@ func TestADefinitionIsDecidedOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 8 {
 			wg.Go(func() {
-				_, err := l.newCall(verbConsume, "", requests[i%2:i%2+1], nil)
+				_, err := l.newCall(verbConsume, about{}, requests[i%2:i%2+1], nil)
 				if err != nil && !errors.Is(err, ErrInvalid) {
 					t.Error(err)
 				}
@@ -151,7 +151,7 @@ func TestADefinitionIsDecidedOnce(t *testing.T) {
 
 func TestAKnownDefinitionIsCheckedWithoutAllocating(t *testing.T) {
 	var l Limiter
-	c, err := l.newCall(verbConsume, "", []Request{TokenBucket("api", 1, time.Minute).Key("ann")}, nil)
+	c, err := l.newCall(verbConsume, about{}, []Request{TokenBucket("api", 1, time.Minute).Key("ann")}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -45,7 +45,7 @@ func (l Limit) With(options ...Option) Limit {
 	defined := l.definition()
 	c, asDefined := l.Config(), defined.Config()
 	switch {
-	case c.Capacity == nil:
+	case c.Capacity == nil || l.slots:
 	case *asDefined.Capacity == *asDefined.Rate && *c.Capacity == *c.Rate:
 		c.Capacity = nil // it follows the rate
 	case *c.Rate == 0:
@@ -64,7 +64,7 @@ func (l Limit) With(options ...Option) Limit {
 	}
 	named.Rate, named.Capacity, named.Zone, named.Anchor = nil, nil, "", ""
 	switch {
-	case defined.varies == 0:
+	case !defined.doesVary():
 		l.err = fmt.Errorf("%w: limit %q: its definition does not say that it varies: With needs Varies there", ErrInvalid, l.name)
 		return l
 	case named != unnamed:

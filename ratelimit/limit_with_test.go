@@ -100,11 +100,11 @@ func TestALimitWithNumbersOfItsOwnKeepsItsDefinition(t *testing.T) {
 	for _, requests := range [][]Request{
 		{own.Key("ann")}, {pro.Key("ann")}, {pro.With(Rate(0)).Key("ann").Count(0)}, {pro.Key("bob"), own.Key("ann"), own.Key("ann")},
 	} {
-		if _, err := l.newCall(verbConsume, "", requests, nil); err != nil {
+		if _, err := l.newCall(verbConsume, about{}, requests, nil); err != nil {
 			t.Errorf("%v: %v", requests, err)
 		}
 	}
-	if _, err := l.newCall(verbConsume, "", []Request{pro.Key("ann"), own.Key("ann")}, nil); !errors.Is(err, ErrInvalid) ||
+	if _, err := l.newCall(verbConsume, about{}, []Request{pro.Key("ann"), own.Key("ann")}, nil); !errors.Is(err, ErrInvalid) ||
 		!strings.Contains(err.Error(), "one call asks for one key with two numbers") {
 		t.Errorf("two numbers for one key: %v", err)
 	}
@@ -152,7 +152,7 @@ func BenchmarkNewCall(b *testing.B) {
 	requests := []Request{TokenBucket("api", 10, time.Minute).Key("ann")}
 	b.ReportAllocs()
 	for b.Loop() {
-		_, _ = l.newCall(verbConsume, "", requests, nil)
+		_, _ = l.newCall(verbConsume, about{}, requests, nil)
 	}
 }
 
@@ -162,6 +162,6 @@ func BenchmarkNewCallWith(b *testing.B) {
 	requests := []Request{pro.With(Rate(20)).Key("ann")}
 	b.ReportAllocs()
 	for b.Loop() {
-		_, _ = l.newCall(verbConsume, "", requests, nil)
+		_, _ = l.newCall(verbConsume, about{}, requests, nil)
 	}
 }

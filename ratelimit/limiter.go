@@ -10,13 +10,14 @@ import (
 // After its first use, it must not be copied, nor its fields changed.
 //
 // The verbs are [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take], [Limiter.Check], [Limiter.Balance],
-// [Limiter.Charge], [Limiter.Refund], [Limiter.Reset], [Limiter.Move] and [Limiter.Each]. They take one request or several, but Wait takes
+// [Limiter.Charge], [Limiter.Refund], [Limiter.Reset], [Limiter.Move], [Limiter.Each], [Limiter.Hold], [Limiter.Settle] and
+// [Limiter.Release]. They take one request or several, but Wait takes
 // one, and Move two. It is one statement, and one round trip unless the driver needs more. Outside a transaction, Consume and Charge of one
 // limit are a plain UPDATE, and a second statement if that takes nothing: at a denial or a first use.
 //
 // [Limiter.Override], [Limiter.Block], [Limiter.Restore] and [Limiter.Unblock] write down what people decide about a limit: see [Overrides].
 //
-// A denial, by Consume, Wait, Reserve, Take or Check, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
+// A denial, by Consume, Wait, Reserve, Take, Check or Hold, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
 // [ErrClosed], [ErrNotLoaded], [ErrAttemptsExhausted] (of a [Coalescer]) or [ErrUnknownOutcome], or is the error of the database or
 // the context. Except for ErrUnknownOutcome and errors of Reset and Move, an error means that nothing was consumed or
 // given back. A canceled Wait may not get all tokens back, as its comment says.
@@ -57,7 +58,7 @@ type Limiter struct {
 // Decision describes one call of a verb, for [Limiter.Observer].
 type Decision struct {
 	// Verb is the verb that was called: "consume" (QueueConsume and Each too), "wait", "reserve", "take", "check", "balance", "charge",
-	// "refund", "reset" or "move". A Wait is reported when it ends. If its ctx ended, its "refund" is reported before.
+	// "refund", "reset", "move", "hold", "settle" or "release". A Wait is reported when it ends. If its ctx ended, its "refund" is reported before.
 	Verb string
 
 	// Result is the caller's result. For Reset and Move, and if Err is set and is not a *DeniedError, its requests hold only Limit,

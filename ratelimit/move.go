@@ -45,7 +45,7 @@ import (
 // snapshot lacks is 40001, also the first one: [Limiter.InTx] and [Limiter.Retry] run the transaction again. Outside a
 // transaction, after an error, the move may have been made all the same: call it again.
 func (l *Limiter) Move(ctx context.Context, db DB, from, to Request) error {
-	_, err := l.do(ctx, db, verbMove, "", []Request{from, to})
+	_, err := l.do(ctx, db, verbMove, about{}, []Request{from, to})
 	return err
 }
 

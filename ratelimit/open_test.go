@@ -43,6 +43,7 @@ func (s *sweepable) QueryRow(_ context.Context, sql string, args ...any) pgx.Row
 			}
 			s.batches[name]--
 			*dest[1].(*pgtype.Text) = pgtype.Text{String: "next", Valid: s.batches[name] > 0}
+		case dbsqlc.SweepHolds: // there are none
 		default:
 			return errors.ErrUnsupported
 		}

@@ -591,6 +591,9 @@ func (l Limit) withNumbers(in override, lapsed bool) Limit {
 	}
 	defined := l
 	l = l.override()
+	if l.slots {
+		return l.withSlots(defined, in.capacity, lapsed)
+	}
 	if defined.numbers.Rate == 0 { // of one key, by With, which has no bound then
 		l.maxReserved = l.definition().maxReserved
 	}
@@ -619,6 +622,10 @@ func (l Limit) withNumbers(in override, lapsed bool) Limit {
 // without is an unlimited limit in place of this one.
 func (l Limit) without() Limit {
 	u := Unlimited(l.name)
+	if l.slots { // they are counted all the same
+		u = l
+		u.numbers.Capacity = math.Inf(1)
+	}
 	u.defined, u.overridden = l.override().defined, true
 	return u
 }

@@ -209,7 +209,7 @@ func TestAnOverrideIsNoOtherDefinition(t *testing.T) {
 		o.seen.Store(int64(time.Since(epoch)))
 		for _, limit := range []Limit{pro, pro.With(Rate(20))} {
 			l := Limiter{Overrides: o}
-			c, err := l.newCall(verbConsume, "", []Request{limit.Key("ann"), pro.Key("bob")}, nil)
+			c, err := l.newCall(verbConsume, about{}, []Request{limit.Key("ann"), pro.Key("bob")}, nil)
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
@@ -217,7 +217,7 @@ func TestAnOverrideIsNoOtherDefinition(t *testing.T) {
 			if in.String() != tt.want || in.definition() != pro {
 				t.Errorf("%s: %v, defined as %v", name, in, in.definition())
 			}
-			if _, err := l.newCall(verbConsume, "", []Request{in.Key("dan")}, nil); err != nil {
+			if _, err := l.newCall(verbConsume, about{}, []Request{in.Key("dan")}, nil); err != nil {
 				t.Errorf("%s: again: %v", name, err)
 			}
 			if err := definitionsOnly([]Limit{in}); !errors.Is(err, ErrInvalid) {
@@ -230,13 +230,13 @@ func TestAnOverrideIsNoOtherDefinition(t *testing.T) {
 func TestWithoutLoadedOverridesNothingIsGranted(t *testing.T) {
 	l := Limiter{Overrides: &Overrides{}}
 	request := TokenBucket("api", 10, time.Minute).Key("ann")
-	if _, err := l.newCall(verbConsume, "", []Request{request}, nil); err == nil || !strings.Contains(err.Error(), "the overrides are not loaded") {
+	if _, err := l.newCall(verbConsume, about{}, []Request{request}, nil); err == nil || !strings.Contains(err.Error(), "the overrides are not loaded") {
 		t.Errorf("before: %v", err)
 	}
 	if err := l.Overrides.Load(t.Context()); !errors.Is(err, ErrInvalid) {
 		t.Errorf("without a DB: %v", err)
 	}
-	if _, err := l.newCall(verbCheck, "", []Request{request}, nil); err == nil || !strings.Contains(err.Error(), "need a pool as their DB") {
+	if _, err := l.newCall(verbCheck, about{}, []Request{request}, nil); err == nil || !strings.Contains(err.Error(), "need a pool as their DB") {
 		t.Errorf("after a load that failed: %v", err)
 	}
 }

@@ -12,8 +12,9 @@ import (
 )
 
 // Override gives a limit other numbers, for one key or for all, and returns the id of the override. The numbers are [Rate], in tokens for each
-// of the limit's periods, [Capacity] and [MaxReserved], in tokens; one that is not given stays as defined, and a capacity that is the rate follows the rate. The override ends at until; the
-// zero time is no end. reason and who, which may be empty, are for those who look later: at most 4096 and 255 bytes. Beside who, the
+// of the limit's periods, [Capacity] and [MaxReserved], in tokens; one that is not given stays as defined, and a capacity that is the rate
+// follows the rate. Of [Slots], only the Capacity is a number. The override ends at until; the zero time is no end. reason and who, which may
+// be empty, are for those who look later: at most 4096 and 255 bytes. Beside who, the
 // database writes down the role that is logged in. It is the SQL function ratelimit_override, with its rules:
 //
 //	id, err := limits.Override(ctx, tx, signUps.Key("acme"), time.Now().Add(2*time.Hour), "their conference", "bea", ratelimit.Rate(500))
@@ -199,6 +200,10 @@ func (d *decree) setNumbers(args *dbsqlc.OverrideParams) error {
 		switch {
 		case !countable(*n):
 			return d.invalid(fmt.Sprintf("%s %v is neither 0 nor between %v and %v", number.what, *n, algebra.MinTokens, algebra.MaxTokens))
+		case d.request.limit.slots && number.what != "capacity":
+			return d.invalid("slots have only a Capacity: how many there are")
+		case d.request.limit.slots && !wholeSlots(*n):
+			return d.invalid(fmt.Sprintf("capacity %v of slots is not a whole number between 0 and %v", *n, maxSlots))
 		case number.what == "rate" && *n == 0:
 			return d.invalid("a rate of 0 grants nothing: use Block")
 		}

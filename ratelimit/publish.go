@@ -102,13 +102,13 @@ func (l Limit) published() definition {
 		Zone: c.Zone, Anchor: c.Anchor,
 	}
 	switch {
-	case l.unlimited():
+	case l.unlimited(), l.slots:
 	case l.onCalendar():
 		d.Period = l.calendar.Interval()
 	default:
 		d.Period = intervalText(l.numbers.Period)
 	}
-	if l.varies > 0 {
+	if l.doesVary() {
 		d.Varies = intervalText(l.varies)
 	}
 	return d

@@ -233,7 +233,7 @@ func (l *Limiter) refundable(from Receipt) ([]Request, error) {
 		switch {
 		case !known:
 			return nil, fmt.Errorf("%w: limit %q: this Limiter does not know its numbers, from the list of Open or an earlier call: refund with requests", ErrInvalid, t.Limit)
-		case limit.varies > 0:
+		case limit.doesVary():
 			return nil, fmt.Errorf("%w: limit %q: its keys have numbers of their own: refund with requests", ErrInvalid, t.Limit)
 		}
 		if t.Key != "" {

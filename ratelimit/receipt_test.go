@@ -38,7 +38,7 @@ func TestReceiptsThatCannotBeAreRefused(t *testing.T) {
 			t.Fatalf("there is no %s", change[0])
 		}
 		altered := Receipt(strings.Replace(receiptText, change[0], change[1], 1))
-		_, err := new(Limiter).newCall(verbRefund, altered, []Request{receiptLimit.Key("ann")}, nil)
+		_, err := new(Limiter).newCall(verbRefund, about{receipt: altered}, []Request{receiptLimit.Key("ann")}, nil)
 		if _, unread := altered.read(); unread == nil || !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), `limit "bucket": the receipt`) {
 			t.Errorf("%s: %v", altered, err)
 		}
@@ -70,7 +70,7 @@ func TestLongReceipts(t *testing.T) {
 		t.Error("a key twice")
 	}
 	long := Receipt(strings.Repeat(" ", maxReceiptLen) + receiptText) // which would be read
-	if _, err := new(Limiter).newCall(verbRefund, long, []Request{receiptLimit.Key("ann")}, nil); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "bytes") {
+	if _, err := new(Limiter).newCall(verbRefund, about{receipt: long}, []Request{receiptLimit.Key("ann")}, nil); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "bytes") {
 		t.Errorf("a longer one: %v", err)
 	}
 }
@@ -122,7 +122,7 @@ func TestARefundWithoutRequestsIsOfAllThatIsLeft(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		c, err := l.newCall(verbRefund, row.receipt, nil, nil)
+		c, err := l.newCall(verbRefund, about{receipt: row.receipt}, nil, nil)
 		if row.wrong != "" {
 			if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), row.wrong) {
 				t.Errorf("%s: %v, want %s", name, err, row.wrong)
@@ -157,7 +157,7 @@ func TestAReceiptIsForWhatItNames(t *testing.T) {
 		{"another limit", []Request{TokenBucket("other", 10, time.Hour).Key("ann")}, true},
 		{"one of two", []Request{receiptLimit.Key("ann"), receiptLimit.Key("bob")}, true},
 	} {
-		c, err := new(Limiter).newCall(verbRefund, receiptText, row.requests, nil)
+		c, err := new(Limiter).newCall(verbRefund, about{receipt: receiptText}, row.requests, nil)
 		if refused := errors.Is(err, ErrInvalid); refused != row.refused {
 			t.Errorf("%s: %v", row.name, err)
 		} else if !refused && c.demands[0].count > 5 {
@@ -182,7 +182,7 @@ func TestAReceiptSaysWhatIsLeft(t *testing.T) {
 		{"all", 5, []algebra.Row{{Value: 1, TS: at}, {Value: 1, TS: at}}, taken{}, 5},
 		{"all but for rounding", 5 - 4e-12, []algebra.Row{{Value: 1, TS: at}, {Value: 1, TS: at}}, taken{}, 5},
 	} {
-		c, err := new(Limiter).newCall(verbRefund, receiptText, []Request{receiptLimit.Key("ann").Count(row.count)}, nil)
+		c, err := new(Limiter).newCall(verbRefund, about{receipt: receiptText}, []Request{receiptLimit.Key("ann").Count(row.count)}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

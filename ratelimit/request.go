@@ -13,6 +13,7 @@ type Request struct {
 	limit  Limit
 	key    string
 	tokens float64
+	counts bool // Count was called
 	err    error
 }
 
@@ -60,6 +61,7 @@ func (l Limit) Global() Request {
 // Rounding alone never denies: a call may lack a billionth of the capacity, and at most 0.001 tokens. docs/concepts.md, Decimals,
 // says more.
 func (r Request) Count(tokens float64) Request {
+	r.counts = true
 	if r.tokens = tokens; math.Abs(tokens) < algebra.MinTokens {
 		r.tokens = 0
 	}

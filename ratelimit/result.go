@@ -41,11 +41,17 @@ type Result struct {
 	Remaining float64
 	ResetAt   time.Time
 
+	// Repeated reports whether nothing was done, since it was done before: by a Hold without an end, whose id is held, and by
+	// a Settle of a hold that is settled.
+	Repeated bool
+
 	// Requests has the status of each request of the call, in order.
 	Requests []Status
 
 	receipt  *receipt       // after a refund: the rest
 	balances []Balance      // of Balance
+	held     held           // of a verb about holds
+	known    Reason         // of a Hold that is denied since its id is known
 	runAt    algebra.Micros // of a grant: when the work may run
 
 	sooner func(local pgtype.Timestamptz) algebra.Micros // of a Wait: what runAt would be by the overrides of now; nil: as it is
@@ -140,7 +146,7 @@ func (r *Result) fill(c *call, a *answer) {
 	r.OK = a.granted
 	r.At = a.at.Time()
 	if r.runAt = runAt; !r.OK {
-		if len(c.demands) > 1 && (anyOf(c.demands, c.changes) || anyOf(c.rowless, c.changes)) { // what one gets, another may lose meanwhile
+		if len(c.demands) > 1 && !c.does.holds && (anyOf(c.demands, c.changes) || anyOf(c.rowless, c.changes)) { // what one gets, another may lose meanwhile
 			retryAt = c.grantedAt(a, 0, len(c.demands))
 		}
 		r.retry(retryAt)
@@ -205,6 +211,9 @@ func (c *call) status(s *Status, i int, a *answer, w waiting) (at, reset algebra
 		for _, row := range rows {
 			s.took.held += row.Value
 		}
+	}
+	if d.limit.slots {
+		return c.slotsStatus(s, d, rows, a, i)
 	}
 	shards, now := d.limit.shards, a.at
 	if taken && len(rows) == 1 && !c.does.refunds { // estimate all shards from one

@@ -19,13 +19,14 @@ import (
 //
 // db is a connection, a pool, [SQL] of a *sql.DB or *sql.Conn, or a [Coalescer], whose pool it uses. A transaction is
 // [ErrInvalid], but is not detected on a *sql.Conn. Invalid limits, no limits, two limits of one name, and a limit made by
-// [Limit.With] are [ErrInvalid] too. Limits that are [Unlimited] or have a rate of 0 have no rows, and are passed over, unless
+// [Limit.With] are [ErrInvalid] too. It also gives back what expired holds of all limits hold, and forgets holds that are over: see
+// [Limiter.Hold]. Limits that are [Unlimited] or have a rate of 0 have no rows, and are passed over, unless
 // they vary.
 //
 // A row is deleted if it is full by the limit passed, by every definition of its name that a program has published or replaced
 // within 7 days ([Publish]), and by every override in force within a day. If these differ in kind, period or start, nothing of
 // the name is deleted. So a mistaken definition that is rolled back refills no key. The role needs SELECT on the tables
-// rate_limit_definitions and rate_limit_overrides.
+// rate_limit_definitions and rate_limit_overrides, and SELECT, UPDATE and DELETE on rate_limit_holds.
 //
 // If the limit [Varies], only the program knows the numbers of a key. Then a row is deleted if it was not used for so long, unless
 // it is in debt, or the key has or had an override within a day.
@@ -62,10 +63,13 @@ func (l *Limiter) sweepAll(ctx context.Context, inTx inReadCommitted, limits []L
 		deleted += n
 		if err != nil {
 			errs = append(errs, explain("sweep", fmt.Errorf("limit %q: %w", limit.name, inner{err})))
-			if ctx.Err() != nil || sqlState(err) == "" { // the others would fail alike
-				break
+			if state := sqlState(err); ctx.Err() != nil || state == "" || state == "42883" { // the others would fail alike
+				return deleted, errs
 			}
 		}
+	}
+	if err := l.sweepHolds(ctx, inTx); err != nil {
+		errs = append(errs, explain("sweep", fmt.Errorf("holds: %w", inner{err})))
 	}
 	return deleted, errs
 }
@@ -82,33 +86,64 @@ func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) 
 	if limit.onCalendar() {
 		args.Unit = pgtype.Text{String: limit.calendar.Interval(), Valid: true}
 	}
+	err = l.sweepBatches(ctx, inTx, func(ctx context.Context, tx DB, now *time.Time) (more bool, done func(), err error) {
+		args.Now = now
+		row, err := wire{db: tx}.queries().Sweep(ctx, args)
+		return row.Next.Valid, func() {
+			deleted += int64(row.Deleted.Int32)
+			args.First = row.Next.String
+		}, err
+	})
+	return deleted, err
+}
+
+// sweepHolds gives back expired holds, and deletes the rows of those that are over, of all limits.
+func (l *Limiter) sweepHolds(ctx context.Context, inTx inReadCommitted) error {
+	var args dbsqlc.SweepHoldsParams
+	return l.sweepBatches(ctx, inTx, func(ctx context.Context, tx DB, now *time.Time) (more bool, done func(), err error) {
+		if isInMemory(tx) { // which has none
+			return false, func() {}, nil
+		}
+		args.Now = now
+		row, err := wire{db: tx}.queries().SweepHolds(ctx, args)
+		return row.NextName.Valid, func() {
+			args.AfterName, args.AfterKey, args.AfterID = row.NextName.String, row.NextKey.String, row.NextID.String
+		}, err
+	})
+}
+
+// sweepBatches runs batches, each in a transaction, until there is no more. done is called after the COMMIT.
+func (l *Limiter) sweepBatches(
+	ctx context.Context, inTx inReadCommitted, batch func(ctx context.Context, tx DB, now *time.Time) (more bool, done func(), err error),
+) error {
 	for {
 		begin := time.Now()
+		var now *time.Time
 		if l.Clock != nil {
-			now, err := timestamp("the clock's time", l.Clock())
+			at, err := timestamp("the clock's time", l.Clock())
 			if err != nil {
-				return deleted, fmt.Errorf("%w: %w", ErrInvalid, err)
+				return fmt.Errorf("%w: %w", ErrInvalid, err)
 			}
-			args.Now = nullable(now)
+			now = nullable(at)
 		}
-		var row dbsqlc.SweepRow
-		err = inTx(ctx, func(ctx context.Context, tx DB) (err error) {
-			row, err = wire{db: tx}.queries().Sweep(ctx, args)
+		var more bool
+		var done func()
+		err := inTx(ctx, func(ctx context.Context, tx DB) (err error) {
+			more, done, err = batch(ctx, tx, now)
 			return err
 		})
 		if err != nil {
-			return deleted, err
+			return err
 		}
-		deleted += int64(row.Deleted.Int32)
+		done()
 		select {
 		case <-ctx.Done():
-			return deleted, ctx.Err()
+			return ctx.Err()
 		case <-time.After(3 * time.Since(begin)): // leaves the processor and the disk to other work
 		}
-		if !row.Next.Valid {
-			return deleted, nil
+		if !more {
+			return nil
 		}
-		args.First = row.Next.String
 	}
 }
 

@@ -43,7 +43,7 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	}
 	began := time.Now()
 	requests = slices.Clone(requests)
-	c, err := l.newCall(verbConsume, "", requests, nil)
+	c, err := l.newCall(verbConsume, about{}, requests, nil)
 	if l.life.closed() {
 		err = limiterClosed(verbConsume, requests)
 	}

@@ -22,6 +22,9 @@ const (
 	verbRefund  verb = "refund"
 	verbReset   verb = "reset"
 	verbMove    verb = "move"
+	verbHold    verb = "hold"
+	verbSettle  verb = "settle"
+	verbRelease verb = "release"
 	verbEach    verb = "each" // which observers see as several of consume
 )
 
@@ -32,6 +35,8 @@ type rules struct {
 	refunds      bool   // it gives back what a receipt says
 	settles      bool   // it is about work that was granted before: it is served after Close
 	moves        bool   // it has two requests: from and to
+	holds        bool   // it is about tokens that are held under an id: see holding
+	slots        bool   // it is for slots, too
 	upTo         bool   // it takes what is there, up to the count
 	alone        bool   // each request is decided by itself
 	atMostFull   bool   // a count above the capacity is refused
@@ -49,11 +54,14 @@ var verbs = map[verb]*rules{
 	verbReserve: {takes: true, deniable: true, writes: onceOnly, op: "consume", owes: upToMaxReserved},
 	verbTake:    {takes: true, deniable: true, writes: onceOnly, op: "take", upTo: true},
 	verbCheck:   {deniable: true, op: "check"},
-	verbBalance: {op: "check", owes: anything, ignoresCount: true, answers: balances},
+	verbBalance: {op: "check", owes: anything, ignoresCount: true, answers: balances, slots: true},
 	verbCharge:  {takes: true, settles: true, writes: onceOnly, op: "consume", owes: anything},
 	verbRefund:  {refunds: true, settles: true, writes: onceOnly},
 	verbReset:   {writes: repeatable, ignoresCount: true, answers: nothing},
 	verbMove:    {moves: true, writes: repeatable, ignoresCount: true, answers: nothing},
+	verbHold:    {holds: true, slots: true, deniable: true, writes: onceOnly},
+	verbSettle:  {holds: true, slots: true, settles: true, writes: onceOnly, owes: anything},
+	verbRelease: {holds: true, slots: true, settles: true, writes: onceOnly, owes: anything},
 	verbEach:    {takes: true, deniable: true, writes: onceOnly, alone: true},
 }
 
@@ -92,6 +100,9 @@ func (r *rules) liftable() bool { return r.takes || r.deniable || r.answers == b
 
 // floor is the lowest balance that the verb may leave of a limit.
 func (r *rules) floor(l *Limit) float64 {
+	if l.slots {
+		return -l.numbers.Capacity
+	}
 	switch r.owes {
 	case upToMaxReserved:
 		return -l.maxOwed()
@@ -103,7 +114,7 @@ func (r *rules) floor(l *Limit) float64 {
 
 // rowless reports whether nothing is sent for a demand.
 func (r *rules) rowless(d *demand) bool {
-	return d.limit.rowless() || r.deniable && d.limit.blocked
+	return d.limit.rowless() || r.deniable && d.limit.grantsNothing()
 }
 
 // Consume takes the tokens of all requests, or of none. A denial is a [*DeniedError], so that a caller that ignores the
@@ -112,7 +123,7 @@ func (r *rules) rowless(d *demand) bool {
 // After a denial in a transaction, nothing was consumed and the transaction is usable: return the error to roll back, or go
 // on. If the transaction rolls back, consumed tokens come back.
 func (l *Limiter) Consume(ctx context.Context, db DB, requests ...Request) (Result, error) {
-	return l.do(ctx, db, verbConsume, "", requests)
+	return l.do(ctx, db, verbConsume, about{}, requests)
 }
 
 // Reserve takes tokens that may not be there yet: the balance may fall to -maxReserved ([MaxReserved]). A reservation is no
@@ -129,7 +140,7 @@ func (l *Limiter) Consume(ctx context.Context, db DB, requests ...Request) (Resu
 // capacity. docs/scheduling.md says more. If the transaction rolls back, reserved tokens come back. To cancel a reservation
 // later, [Limiter.Refund] its receipt.
 func (l *Limiter) Reserve(ctx context.Context, db DB, requests ...Request) (Reservation, error) {
-	result, err := l.do(ctx, db, verbReserve, "", requests)
+	result, err := l.do(ctx, db, verbReserve, about{}, requests)
 	if err != nil {
 		return Reservation{}, err
 	}
@@ -159,7 +170,7 @@ func (l *Limiter) Take(ctx context.Context, db DB, most int, requests ...Request
 		}
 		r.tokens = float64(most)
 	}
-	result, err = l.do(ctx, db, verbTake, "", requests)
+	result, err = l.do(ctx, db, verbTake, about{}, requests)
 	if err == nil {
 		n = int(result.Requests[0].Taken)
 	}
@@ -171,7 +182,7 @@ func (l *Limiter) Take(ctx context.Context, db DB, most int, requests ...Request
 //
 // Do not check before Consume: other calls may consume in between, and Consume checks anyway.
 func (l *Limiter) Check(ctx context.Context, db DB, requests ...Request) (Result, error) {
-	return l.do(ctx, db, verbCheck, "", requests)
+	return l.do(ctx, db, verbCheck, about{}, requests)
 }
 
 // Charge takes the tokens unconditionally, even below -maxReserved. Use it for a cost that has already been incurred, such
@@ -180,7 +191,7 @@ func (l *Limiter) Check(ctx context.Context, db DB, requests ...Request) (Result
 // Charge and Refund settle work that was granted before. So they go on after [Limiter.Close] and [Coalescer.Close], while db
 // answers. Then nobody records their usage.
 func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Result, error) {
-	return l.do(ctx, db, verbCharge, "", requests)
+	return l.do(ctx, db, verbCharge, about{}, requests)
 }
 
 // Refund gives back all or part of the tokens in a receipt ([Result.Receipt]). Without requests, it gives back all that is left.
@@ -208,7 +219,7 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 // In REPEATABLE READ and SERIALIZABLE, Refund, like every statement, does not see commits after the transaction's snapshot.
 // If the first use of the key is among them, nothing is given back.
 func (l *Limiter) Refund(ctx context.Context, db DB, receipt Receipt, requests ...Request) (Result, error) {
-	return l.do(ctx, db, verbRefund, receipt, requests)
+	return l.do(ctx, db, verbRefund, about{receipt: receipt}, requests)
 }
 
 // Reset makes the limits full again for these keys, and forgets debts. Counts are ignored. In REPEATABLE READ and
@@ -218,11 +229,17 @@ func (l *Limiter) Refund(ctx context.Context, db DB, receipt Receipt, requests .
 // It writes nothing into the history of overrides, as the tool and the page do: it is the application's own doing. To say who has decided it,
 // call the SQL function ratelimit_reset with reason and who instead, in the same transaction.
 func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
-	_, err := l.do(ctx, db, verbReset, "", requests)
+	_, err := l.do(ctx, db, verbReset, about{}, requests)
 	return err
 }
 
-func (l *Limiter) do(ctx context.Context, db DB, v verb, receipt Receipt, requests []Request) (Result, error) {
+// about is what a call is about besides its requests: the receipt of a Refund, or the hold of a verb about holds.
+type about struct {
+	receipt Receipt
+	hold    *holding
+}
+
+func (l *Limiter) do(ctx context.Context, db DB, v verb, of about, requests []Request) (Result, error) {
 	began := time.Now()
 	var result Result
 	var err error
@@ -232,14 +249,14 @@ func (l *Limiter) do(ctx context.Context, db DB, v verb, receipt Receipt, reques
 		result, err = unanswered(v, requests), limiterClosed(v, requests)
 	}
 	if err == nil {
-		result, err = l.decide(ctx, db, v, receipt, requests)
+		result, err = l.decide(ctx, db, v, of, requests)
 	}
 	l.observe(ctx, v, time.Since(began), result, err)
 	return result, err
 }
 
-func (l *Limiter) decide(ctx context.Context, db DB, v verb, receipt Receipt, requests []Request) (Result, error) {
-	c, err := l.newCall(v, receipt, requests, db)
+func (l *Limiter) decide(ctx context.Context, db DB, v verb, of about, requests []Request) (Result, error) {
+	c, err := l.newCall(v, of, requests, db)
 	if noDatabase(db) {
 		err = invalidCall(requests, noDatabaseText)
 	}

@@ -72,7 +72,7 @@ func (l *Limiter) reserve(ctx context.Context, db DB, requests []Request) (Resul
 		return unanswered(verbWait, requests), limiterClosed(verbWait, requests)
 	}
 	defer l.life.leave()
-	return l.decide(ctx, db, verbWait, "", requests)
+	return l.decide(ctx, db, verbWait, about{}, requests)
 }
 
 // errInTx is the error of a Wait on a transaction, or inside one on the same pool; or nil.

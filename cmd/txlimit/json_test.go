@@ -225,7 +225,17 @@ func TestTheJSONIsAsDocumented(t *testing.T) {
 	}
 	w.sql("INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('window', 'old', 0, 1, 0, '2026-01-01')")
 
+	renders := ratelimit.Slots("renders", 1)
+	if err := ratelimit.Publish(t.Context(), w.conn, "renderer", renders); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limiter.Hold(t.Context(), w.conn, "job", time.Hour, renders.Key("acme")); err != nil {
+		t.Fatal(err)
+	}
+
 	run(exitOK, "limits", "limits", "--count")
+	run(exitOK, "keys", "keys", "renders")
+	run(exitOK, "show", "show", "renders", "acme")
 	run(exitOK, "keys", "keys", "bucket")
 	run(exitOK, "keys", "keys", "varies")
 	run(exitNothing, "keys", "keys", "logins")

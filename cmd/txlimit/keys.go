@@ -29,8 +29,9 @@ type (
 // keyState is a key as `keys` prints it.
 type keyState struct {
 	Key       string     `json:"key"`
-	Remaining *float64   `json:"remaining"`  // nil: unlimited, or not known
-	Denied    *bool      `json:"deniedNow"`  // one token would be denied; nil: not known
+	Remaining *float64   `json:"remaining"`  // tokens, or free slots; nil: unlimited, or not known
+	InUse     *float64   `json:"used"`       // of slots: those that are held, without those whose holds have expired; nil: it has tokens
+	Denied    *bool      `json:"deniedNow"`  // one token or slot would be denied; nil: not known
 	RetryAt   *time.Time `json:"retryAt"`    // nil: not denied, a block without an end, or not known
 	Effect    string     `json:"effect"`     // numbers, block or unlimited
 	Override  *int64     `json:"overrideId"` // the id of the override in force
@@ -57,8 +58,11 @@ func (k *keyState) later(ctx context.Context, tx pgx.Tx, d *defined, chains chai
 		return nil
 	}
 	m, err := d.moments(ctx, tx, &k.Key, chain, at)
-	if k.RetryAt = m.enough; k.Effect == effectBlock {
+	switch k.RetryAt = m.enough; {
+	case k.Effect == effectBlock:
 		k.RetryAt = m.allowed
+	case d.Kind == kindSlots && m.enough != nil && m.enough.Equal(never): // no expiry frees one
+		k.RetryAt = nil
 	}
 	return err
 }
@@ -70,6 +74,8 @@ func (k *keyState) left() float64 {
 		return *k.Remaining
 	case k.Stored != nil:
 		return *k.Stored
+	case k.Unknown != nil && k.InUse != nil:
+		return -*k.InUse
 	case k.Unknown != nil: // its row is broken
 		return math.Inf(-1)
 	}
@@ -98,7 +104,7 @@ are all keys that have rows.
 It reads all rows of the limit, without locking any. With a million keys that may take half a minute; a replica serves as well.
 --denied reads no such rows: it lists the keys with the most denials, as programs with a usage.Recorder have counted them.
 
-REMAINING is the balance in tokens: below 0, tokens are owed. Each key has the numbers that are in force for it.
+REMAINING is the balance in tokens: below 0, tokens are owed. Of slots, it says how many are FREE and IN USE. Each key has the numbers that are in force for it.
 
 A limit may be defined so that its keys have numbers of their own, which the program alone knows (Varies). Then the keys are listed that had less
 than one token left at their last use: they may be denied now. (A key to which the program gives a rate of 0 is, whatever it has.) With --rate, --capacity, --zone or --anchor, all keys are taken to have these numbers.`,
@@ -186,7 +192,7 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 		return a.nothing(keyList{[]keyState{}}, "Every key of %s is blocked. None has a row.", printable(name))
 	}
 	c, unknown := d.of(everyKey)
-	if len(found) == 0 && unknown == nil && (c.Kind == "unlimited" || *c.Rate == 0) {
+	if len(found) == 0 && unknown == nil && (c.Kind == "unlimited" || grantsNothing(c)) {
 		return a.nothing(keyList{[]keyState{}}, "%s has no rows: %s.", printable(name), describe(c))
 	}
 	if len(found) == 0 {
@@ -199,13 +205,22 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 		}
 		return a.nothing(keyList{[]keyState{}}, what, printable(name))
 	}
+	inSlots := d.Kind == kindSlots
+	if inSlots {
+		if err := addInUse(ctx, tx, name, found, at); err != nil {
+			return err
+		}
+	}
 	anyUnknown := slices.ContainsFunc(found, func(k keyState) bool { return k.Unknown != nil && *k.Unknown != brokenRow })
 	for _, k := range found {
 		if k.Unknown != nil && *k.Unknown == brokenRow {
 			fmt.Fprintf(a.stderr, "%s: %s, by txlimit reset %s %s\n", printable(k.Key), brokenRow, shellQuote(name), shellQuote(k.Key))
 		}
 	}
-	if anyUnknown {
+	if anyUnknown && inSlots {
+		fmt.Fprintf(a.stderr, "How many slots the keys of %s have is the program's, so it is not known who is denied now. To `txlimit show %s KEY`, give it: %s\n",
+			printable(name), shellQuote(name), d.how())
+	} else if anyUnknown {
 		fmt.Fprintf(a.stderr, "The numbers of keys of %s are the program's, so it is not known who is denied now. STORED is what a key had left at its last use. To `txlimit show %s KEY`, give the key's numbers: %s\n",
 			printable(name), shellQuote(name), d.how())
 	} else if d.given != nil && d.Varies != "" {
@@ -213,7 +228,10 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 	}
 	return a.emit(keyList{found}, func(w io.Writer) {
 		titles := []string{"KEY", ">REMAINING", "DENIED UNTIL", "OVERRIDE"}
-		if anyUnknown {
+		if inSlots {
+			titles = []string{"KEY", ">FREE", ">IN USE", "DENIED UNTIL", "OVERRIDE"}
+		}
+		if anyUnknown && !inSlots {
 			titles = append(titles, ">STORED", "LAST USE")
 		}
 		t := newTable(titles...)
@@ -225,7 +243,12 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 			case k.Unknown != nil:
 				remaining, denied = "not known", "not known"
 			}
-			if k.Denied != nil && *k.Denied && k.Remaining != nil {
+			if inSlots && k.Remaining != nil {
+				remaining = number(max(*k.Remaining, 0))
+			}
+			if k.Denied != nil && *k.Denied && inSlots && k.RetryAt == nil && k.Effect == effectNumbers {
+				denied = "one is released"
+			} else if k.Denied != nil && *k.Denied && k.Remaining != nil {
 				denied = until(k.RetryAt, at)
 			} else if k.Denied != nil && *k.Denied {
 				denied = "it is reset"
@@ -237,7 +260,10 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 				}
 			}
 			cells := []string{printable(k.Key), remaining, denied, which}
-			if anyUnknown {
+			if inSlots {
+				cells = []string{printable(k.Key), remaining, number(*k.InUse), denied, which}
+			}
+			if anyUnknown && !inSlots {
 				stored, last := "-", "-"
 				if k.Stored != nil {
 					stored = tokens(*k.Stored)
@@ -265,7 +291,9 @@ func statesOf(
 	add := func(o *override, only, without []string) error {
 		var states []keyState
 		var err error
-		if c, unknown := d.of(o); unknown != nil {
+		if c, unknown := d.of(o); c.Kind == kindSlots {
+			states, err = slotKeys(ctx, db, &c, unknown, at, only, without, all, most)
+		} else if unknown != nil {
 			states, err = storedKeys(ctx, db, &c, o, unknown, at, only, without, all, most)
 		} else {
 			states, err = readKeys(ctx, db, c, at, only, without, all, most)
@@ -350,6 +378,56 @@ func storedKeys(
 	     GROUP BY r.key
 	    HAVING $4 OR sum(r.value) < 1 AND NOT coalesce(min(r.value) > -1e-15 AND max(r.ts) < $5::timestamptz - $6::interval, false)
 	     ORDER BY 2, 1 LIMIT nullif($7::bigint, 0)`, c.Name, only, without, all, at, idle, most)
+}
+
+// slotKeys reads the keys of slots that have none free or, with all, every key that has a row: those of only, or all without some. If it is
+// unknown how many slots a key has, it reads those with slots in use.
+func slotKeys(
+	ctx context.Context, db querier, c *ratelimit.Config, unknown *string, at time.Time, only, without []string, all bool, most int,
+) ([]keyState, error) {
+	// Two statements: Citus runs no function that reads a table beside a table of a distributed schema.
+	keys, err := collect(ctx, db, pgx.RowTo[string],
+		"SELECT key FROM rate_limits WHERE name = $1 AND ($2::text[] IS NULL OR key = ANY ($2)) AND key <> ALL ($3::text[]) AND ($4 OR value < 0)", c.Name, only, without, all)
+	if err != nil {
+		return nil, err
+	}
+	number := c.Capacity
+	if unknown != nil {
+		number = nil
+	}
+	return collect(ctx, db, func(row pgx.CollectableRow) (k keyState, err error) {
+		var used float64
+		var retryAt pgtype.Timestamptz
+		k.Effect, k.Unknown = effectNumbers, unknown
+		if err = row.Scan(&k.Key, &used, &k.Remaining, &retryAt); err != nil {
+			return k, err
+		}
+		if k.InUse = &used; unknown == nil {
+			k.Denied = &retryAt.Valid
+		}
+		if retryAt.Valid && retryAt.InfinityModifier == pgtype.Finite {
+			t := retryAt.Time.UTC()
+			k.RetryAt = &t
+		}
+		return k, nil
+	}, `SELECT k.key, f.used, f.free, f.retry_at
+	      FROM unnest($2::text[]) AS k (key) CROSS JOIN LATERAL _ratelimit_free_slots($1::text, k.key, $3::float8, $4::timestamptz) AS f
+	     WHERE $5 OR f.retry_at IS NOT NULL OR $3 IS NULL AND f.used > 0
+	     ORDER BY f.free, f.used DESC, k.key LIMIT nullif($6::bigint, 0)`, c.Name, keys, number, at, all, most)
+}
+
+// addInUse adds how many slots keys have in use, as far as they have none yet.
+func addInUse(ctx context.Context, db querier, name string, found []keyState, at time.Time) error {
+	keys := make([]string, len(found))
+	for i := range found {
+		keys[i] = found[i].Key
+	}
+	used, err := collect(ctx, db, pgx.RowTo[float64], `
+		SELECT f.used FROM unnest($2::text[]) WITH ORDINALITY AS k (key, i) CROSS JOIN LATERAL _ratelimit_free_slots($1::text, k.key, 0, $3::timestamptz) AS f ORDER BY k.i`, name, keys, at)
+	for i := range used {
+		found[i].InUse = &used[i]
+	}
+	return err
 }
 
 // keysWithRows are the keys of a limit that have rows, without some.

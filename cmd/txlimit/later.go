@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -69,7 +70,7 @@ func (d *defined) moments(ctx context.Context, tx pgx.Tx, key *string, chain []o
 		owed, enough, full := from, from, from
 		switch c, unknown := d.of(beside); {
 		case unknown != nil, c.Kind == "unlimited", beside != nil && beside.Effect == effectUnlimited:
-		case *c.Rate == 0:
+		case grantsNothing(c):
 			blocked, owed, full = true, never, never
 		default:
 			var balance float64
@@ -93,10 +94,38 @@ func (d *defined) moments(ctx context.Context, tx pgx.Tx, key *string, chain []o
 	}
 }
 
+// slots are those of a key.
+type slots struct {
+	used, free float64            // a hold that has expired is free
+	retryAt    pgtype.Timestamptz // when one is free at the latest, if none is
+}
+
+// enough is when a slot is free at the latest.
+func (s *slots) enough(at time.Time) time.Time {
+	switch {
+	case !s.retryAt.Valid:
+		return at
+	case s.retryAt.InfinityModifier != pgtype.Finite:
+		return never
+	}
+	return s.retryAt.Time
+}
+
+// querySlots reads the slots of a key, if there are so many.
+func querySlots(ctx context.Context, tx pgx.Tx, name string, key *string, most float64, at time.Time) (s slots, err error) {
+	err = tx.QueryRow(ctx, "SELECT f.used, f.free, f.retry_at FROM _ratelimit_free_slots($1::text, coalesce($2::text, ''), $3::float8, $4::timestamptz) AS f", name, key, most, at).
+		Scan(&s.used, &s.free, &s.retryAt)
+	return s, err
+}
+
 // never is where the arithmetic ends.
 var never = time.Date(9999, 12, 31, 23, 59, 59, 999_999_000, time.UTC)
 
 func queryMoments(ctx context.Context, tx pgx.Tx, name string, key *string, c ratelimit.Config, at time.Time) (balance float64, owed, enough, full time.Time, err error) {
+	if c.Kind == kindSlots {
+		s, err := querySlots(ctx, tx, name, key, *c.Capacity, at)
+		return s.free, at, s.enough(at), at, err
+	}
 	err = tx.QueryRow(ctx, balanceSQL, name, key, *c.Rate, intervalOf(c.Period), c.Kind, *c.Capacity, c.Start, at, optional(c.Zone), optional(c.Anchor)).
 		Scan(&balance, &owed, &enough, &full)
 	return balance, owed, enough, full, err

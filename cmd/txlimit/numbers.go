@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -202,8 +203,26 @@ func (o *override) text() string {
 	return strings.Join(parts, ", ")
 }
 
+// kindSlots is the kind of a limit of how many may be held at once.
+const kindSlots = "slots"
+
+// grantsNothing reports whether a limit has a rate of 0, or no slots.
+func grantsNothing(c ratelimit.Config) bool {
+	if c.Kind == kindSlots {
+		return *c.Capacity == 0
+	}
+	return c.Rate != nil && *c.Rate == 0
+}
+
 // under is a definition under an override: a capacity that is the rate follows the rate. A rate of 0 has no capacity.
 func under(c ratelimit.Config, o *override) ratelimit.Config {
+	if o != nil && o.Effect == effectNumbers && c.Kind == kindSlots {
+		if o.Capacity != nil {
+			n := math.Floor(*o.Capacity)
+			c.Capacity = &n
+		}
+		return c
+	}
 	if o == nil || o.Effect != effectNumbers || c.Kind == "unlimited" || o.Rate == nil && c.Rate != nil && *c.Rate == 0 {
 		return c
 	}
@@ -319,7 +338,7 @@ func (d *defined) of(o *override) (c ratelimit.Config, unknown *string) {
 	}
 	c = under(d.Config, o)
 	// An override with a rate and a capacity leaves nothing to the program but zone and anchor.
-	whole := o != nil && o.Effect == effectNumbers && o.Rate != nil && o.Capacity != nil && c.Kind != "calendar window"
+	whole := o != nil && o.Effect == effectNumbers && (o.Rate != nil || c.Kind == kindSlots) && o.Capacity != nil && c.Kind != "calendar window"
 	if c.Varies != "" && !whole {
 		unknown = new(string)
 		*unknown = programsNumbers
@@ -332,7 +351,7 @@ func (d *defined) of(o *override) (c ratelimit.Config, unknown *string) {
 // varies is the longest time in which a current program says that any key's numbers fill a row. It is "" if none says so.
 func varies(list []definition) (longest string) {
 	for _, d := range list {
-		if d.Current && intervalOf(d.Varies).Microseconds > intervalOf(longest).Microseconds {
+		if d.Current && d.Varies != "" && (longest == "" || intervalOf(d.Varies).Microseconds > intervalOf(longest).Microseconds) { // 0 of slots
 			longest = d.Varies
 		}
 	}
@@ -391,6 +410,9 @@ func (n *numbers) resolve(ctx context.Context, db querier, name string) (d defin
 // how names the flags that give the numbers of a key.
 func (d *defined) how() string {
 	flags := "--rate and --capacity"
+	if d.Kind == kindSlots {
+		return "--capacity, how many slots it has"
+	}
 	if d.Kind == "calendar window" {
 		flags = "--rate, --capacity, --zone and --anchor"
 	}

@@ -438,6 +438,9 @@ func (a *app) canAdd(ctx context.Context, name string, key *string, capacity, ca
 		if err != nil {
 			return err
 		}
+		if len(list) > 0 && list[0].Counts && list[0].Kind == kindSlots {
+			return usagef("%s has slots, and nothing is added to them: another --capacity counts at once. Leave out --add", printable(name))
+		}
 		varying := varies(list) != ""
 		var known *float64
 		switch {
@@ -624,7 +627,7 @@ without keys. Who did it, when and why is in the history: txlimit overrides --al
 	}
 	a.takesKey(c)
 	d.whyFlags(a, c)
-	return a.do(c, append(steerNeeds, "UPDATE rate_limits", "DELETE rate_limits"), func(ctx context.Context, args []string) error {
+	return a.do(c, append(steerNeeds, "UPDATE rate_limits", "DELETE rate_limits", "UPDATE rate_limit_holds"), func(ctx context.Context, args []string) error {
 		if err := d.check(); err != nil {
 			return err
 		}

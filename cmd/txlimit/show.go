@@ -26,13 +26,14 @@ type keyDetails struct {
 	Override   *override         `json:"override"`   // the one in force
 	Numbers    *ratelimit.Config `json:"numbers"`    // those in force; nil: not known
 	Unknown    *string           `json:"unknown"`    // why the numbers, and what follows from them, are not known; nil: they are
-	Remaining  *float64          `json:"remaining"`  // nil: unlimited, or not known
+	Remaining  *float64          `json:"remaining"`  // tokens, or free slots; nil: unlimited, or not known
 	OwedUntil  *time.Time        `json:"owedUntil"`  // the balance is below zero until then
 	FullAt     *time.Time        `json:"fullAt"`
-	Denied     *bool             `json:"deniedNow"`    // one token would be denied; nil: not known
+	Denied     *bool             `json:"deniedNow"`    // one token or slot would be denied; nil: not known
 	Reason     ratelimit.Reason  `json:"deniedReason"` // "": it would not be denied, or that is not known
 	RetryAt    *time.Time        `json:"retryAt"`      // until when; nil: not denied, for good, or not known
-	Stored     *float64          `json:"stored"`       // the tokens that were left at the last use; nil: the key has no row
+	InUse      *float64          `json:"used"`         // of slots: those that are held, without those whose holds have expired; nil: it has tokens
+	Stored     *float64          `json:"stored"`       // the tokens that were left at the last use; nil: the key has no row, or it has slots
 	LastUse    *time.Time        `json:"lastUse"`
 	Rows       int               `json:"rows"`     // of the key: 0 if it is full
 	Keys       int64             `json:"keyCount"` // with rows, if no key was asked for; bound stands for more. If there are some and rows is 0, the balance is nobody's
@@ -199,6 +200,13 @@ func (k *keyDetails) read(ctx context.Context, tx pgx.Tx, d *defined, chain []ov
 		t := last.Time.UTC()
 		k.LastUse = &t
 	}
+	if k.Definition.Kind == kindSlots {
+		s, err := querySlots(ctx, tx, k.Limit, k.Key, 0, k.At)
+		if err != nil {
+			return err
+		}
+		k.InUse, k.Stored = &s.used, nil
+	}
 	var m moments
 	if k.broken = !sound && !k.unlimited(); k.broken {
 		why, denied := brokenRow, true
@@ -231,7 +239,7 @@ func (k *keyDetails) compute(m moments, c ratelimit.Config) {
 	switch {
 	case k.unlimited():
 		return
-	case *c.Rate == 0:
+	case grantsNothing(c):
 		k.deny(ratelimit.ReasonPlan)
 		k.Remaining = new(float64)
 		return
@@ -247,6 +255,9 @@ func (k *keyDetails) compute(m moments, c ratelimit.Config) {
 	}
 	if m.enough == nil || k.RetryAt != nil {
 		k.deny(ratelimit.ReasonQuota)
+	}
+	if c.Kind == kindSlots && m.enough != nil && m.enough.Equal(never) { // no expiry frees one
+		k.RetryAt = nil
 	}
 }
 
@@ -306,8 +317,15 @@ func (k *keyDetails) print(w io.Writer) {
 		}
 		line("in force", "%s%s", describe(*k.Numbers), by)
 	}
+	inSlots := k.Definition.Kind == kindSlots
 	switch {
 	case keyless:
+	case inSlots && k.unlimited():
+		line("slots", "unlimited: %s in use", number(*k.InUse))
+	case inSlots && k.Unknown != nil && !k.broken:
+		line("slots", "%s in use; how many there are is not known: %s. Give it: %s", number(*k.InUse), *k.Unknown, k.how)
+	case inSlots && !k.broken:
+		line("slots", "%s of %s free, %s in use", number(max(*k.Remaining, 0)), number(*k.Numbers.Capacity), number(*k.InUse))
 	case k.unlimited():
 		line("balance", "unlimited: nothing is taken")
 	case k.broken:
@@ -322,7 +340,7 @@ func (k *keyDetails) print(w io.Writer) {
 	default:
 		line("balance", "%s of %s", tokens(*k.Remaining), number(*k.Numbers.Capacity))
 	}
-	if k.OwedUntil != nil {
+	if k.OwedUntil != nil && !inSlots {
 		debt := strings.TrimPrefix(tokens(*k.Remaining), "-") + " tokens"
 		if debt == "1 tokens" {
 			debt = "1 token"
@@ -334,17 +352,25 @@ func (k *keyDetails) print(w io.Writer) {
 		line("denied", "yes, blocked by override #%d, %s", k.Override.ID, ending(k.Override, k.At))
 	case k.broken:
 		line("denied", "yes, until it is reset: every call fails")
+	case k.Reason == ratelimit.ReasonPlan && inSlots:
+		line("denied", "yes, by policy: there are no slots")
 	case k.Reason == ratelimit.ReasonPlan:
 		line("denied", "yes, by policy: the rate is 0")
 	case keyless:
 	case k.Denied == nil && k.Rows == 0 && k.Definition.Rate != nil && *k.Definition.Rate == 0:
 		line("denied", "yes as defined (the rate is 0), unless the key has a rate of its own")
-	case k.Denied == nil && k.Rows == 0:
+	case k.Denied == nil && k.Rows == 0 && !inSlots:
 		line("denied", "no, unless its rate is 0: a key without a row is full")
 	case k.Denied == nil:
 		line("denied", "not known: it depends on these numbers")
+	case !*k.Denied && inSlots:
+		line("denied", "no: a slot would be granted now")
 	case !*k.Denied:
 		line("denied", "no: one token would be granted now")
+	case inSlots && k.RetryAt == nil:
+		line("denied", "yes, until a slot is released: all are in use")
+	case inSlots:
+		line("denied", "yes, until %s at the latest, unless a hold is extended: all are in use", until(k.RetryAt, k.At))
 	default:
 		why := "less than one token is left"
 		switch {
@@ -364,6 +390,7 @@ func (k *keyDetails) print(w io.Writer) {
 	case keyless:
 	case k.Rows == 0:
 		line("last grant", "none is known: the key has no row")
+	case inSlots: // its row changes when a slot comes back, too
 	case k.LastUse != nil:
 		line("last grant", "%s", instant(*k.LastUse))
 	}

@@ -35,8 +35,10 @@ sweeps all limits that programs have published.
 
 It looks at 1000 rows in each READ COMMITTED transaction, skips locked rows, and pauses after each for three times as long as it took.
 If it is stopped, deleted rows stay deleted. A key is full if it is by every definition of the limit that was published in the last 7 days, and
-under every override. If these differ in kind, period or start, nothing is deleted, and a message says so. For a limit that no program has published, give the numbers. If the program
-uses With for it, --varies is required: without it, rows of keys with larger numbers would be deleted, which fills these keys.`,
+under every override. Slots count as full if none is in use. If definitions differ in kind, period or start, nothing is deleted, and a message says so. For a limit that no program has published, give the numbers. If the program
+uses With for it, --varies is required: without it, rows of keys with larger numbers would be deleted, which fills these keys.
+
+It also gives back what expired holds of all limits hold, and forgets holds that are over.`,
 		Example: `  txlimit sweep
   txlimit sweep sendMessage uploads
   txlimit sweep oldLimit --rate 10 --period 1m --capacity 20
@@ -56,7 +58,7 @@ uses With for it, --varies is required: without it, rows of keys with larger num
 	c.Flags().StringVar(&n.varies, "varies", "", "the longest `time` in which any numbers that the program gives a key by With fill a row, such as 2d; required if it uses With")
 	_ = c.Flags().MarkHidden("zone") // a key that is full by the longest windows is full in every zone
 	_ = c.Flags().MarkHidden("anchor")
-	return a.do(c, append(lookNeeds, "UPDATE rate_limits", "DELETE rate_limits"), func(ctx context.Context, args []string) error {
+	return a.do(c, append(lookNeeds, "UPDATE rate_limits", "DELETE rate_limits", "UPDATE rate_limit_holds", "DELETE rate_limit_holds"), func(ctx context.Context, args []string) error {
 		return a.sweep(ctx, &n, args)
 	})
 }
@@ -107,6 +109,9 @@ func (a *app) sweep(ctx context.Context, n *numbers, names []string) error {
 			return fmt.Errorf("%s: %w; %s were deleted before", printable(name), err, plural(total, "row"))
 		}
 	}
+	if err := a.sweepHolds(ctx); err != nil {
+		return fmt.Errorf("holds: %w; %s of limits were deleted before", err, plural(total, "row"))
+	}
 	return a.emit(sweptList{list}, func(w io.Writer) {
 		t := newTable("LIMIT", ">DELETED", ">BATCHES")
 		for _, s := range list {
@@ -120,6 +125,9 @@ func (a *app) sweep(ctx context.Context, n *numbers, names []string) error {
 func sweepNumbers(c *ratelimit.Config) []any {
 	if c == nil {
 		return []any{nil, nil, "token bucket", nil, nil, nil}
+	}
+	if c.Kind == kindSlots {
+		return []any{nil, nil, c.Kind, *c.Capacity, nil, nil}
 	}
 	var varies *pgtype.Interval
 	if c.Varies != "" {
@@ -148,6 +156,29 @@ func (a *app) whyNothing(ctx context.Context, name string, c *ratelimit.Config) 
 		fmt.Fprintf(a.stderr, "Nothing of %s can be swept: its definitions of the last 7 days differ in kind, period or start. `txlimit limits` shows them\n", printable(name))
 	}
 	return err
+}
+
+// sweepHolds gives back the expired holds of all limits, and forgets those that are over.
+func (a *app) sweepHolds(ctx context.Context) error {
+	after := []any{"", "", ""}
+	for {
+		began := time.Now()
+		var next [3]*string
+		err := a.inTx(ctx, func(tx pgx.Tx) error {
+			return tx.QueryRow(ctx, "SELECT next_name, next_key, next_id FROM _ratelimit_sweep_holds($1::text, $2::text, $3::text, NULL)", after...).Scan(&next[0], &next[1], &next[2])
+		})
+		if err != nil || next[0] == nil {
+			return err
+		}
+		for i := range next {
+			after[i] = *next[i]
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(3 * time.Since(began)):
+		}
+	}
 }
 
 func (a *app) sweepOne(ctx context.Context, name string, c *ratelimit.Config) (s swept, err error) {

@@ -60,7 +60,7 @@ var callMutations = []mutation{
 		tests: "TestACalendarGrantsAtItsRetryAtWhateverItsShardsHave",
 	}, {
 		name: "calendar-debts", file: "ratelimit/limit_calendar.go", what: "the list of windows of a verb that makes debts does not reach further back",
-		old: "if old || does.owes != noTokens || does.refunds || does.moves {", new: "if old {",
+		old: "if old || does.owes != noTokens || does.refunds || does.moves || does.holds {", new: "if old || does.holds {",
 		tests: "TestADebtOfACalendarIsRefilledByEachWindow",
 	}, {
 		name: "calendar-old-debts", file: "ratelimit/call.go", what: "a denial for an old debt is not asked again with a longer list of windows",
@@ -484,7 +484,7 @@ var callMutations = []mutation{
 		tests: "TestARefundWithoutRequestsIsOfAllThatIsLeft",
 	}, {
 		name: "refund-all-varying", file: "ratelimit/receipt.go", what: "a refund without requests takes the definition for a key's own numbers",
-		old: "		case limit.varies > 0:\n", new: "		case limit.varies > 0 && limit.name == \"\":\n",
+		old: "		case limit.doesVary():\n", new: "		case limit.doesVary() && limit.name == \"\":\n",
 		tests: "TestARefundWithoutRequestsIsOfAllThatIsLeft",
 	}, {
 		name: "log-infinite", file: "ratelimit/result_text.go", what: "a result of an unlimited limit cannot be logged as JSON",

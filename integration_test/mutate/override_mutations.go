@@ -281,7 +281,7 @@ var overrideMutations = []mutation{
 		tests: "TestTheNewestVersionInUseCounts",
 	}, {
 		name: "page-own-numbers", file: "ratelimit/console/queries.go", what: "the page computes a key with numbers of its own by those of the definition",
-		old: "NOT d.varies OR o.rate IS NOT NULL", new: "true OR o.rate IS NOT NULL",
+		old: "NOT d.varies OR (o.rate IS NOT NULL", new: "true OR (o.rate IS NOT NULL",
 		tests: "TestTheConsoleAsksForTheNumbersOfAKey",
 	}, {
 		name: "page-several-schemas", file: "internal/pin/pin.go", what: "the page and the tool run what the first schema with rate limits has, also if there are several",

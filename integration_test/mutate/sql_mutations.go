@@ -414,7 +414,7 @@ var sqlMutations = []mutation{
 		tests: "TestACalendarWindowBeginsByItsZoneAndAnchor",
 	}, {
 		name: "calendar-refund-unknown", file: refund, what: "a refund counts windows that are not in the list as not begun",
-		old: "WHEN latest < w[1] OR run_at > w[pg_catalog.cardinality(w)] THEN '-1'", new: "WHEN false THEN '-1'",
+		old: "WHEN latest < windows[1] OR run_at > windows[pg_catalog.cardinality(windows)] THEN '-1'", new: "WHEN false THEN '-1'",
 		tests: "TestARefundByAClockThatIsYearsOffGivesNothingBack",
 	}, {
 		name: "calendar-promises-ahead", file: apply, what: "a promise is made for a time whose windows are unknown",
@@ -624,27 +624,27 @@ var sqlMutations = []mutation{
 		tests: "TestWithoutAClockTheDatabaseTellsTheTime",
 	}, {
 		name: "refund-latest", file: refund, what: "the window is that of a clock that stepped back to before the rows",
-		old: "count(*), greatest(max(r.ts), at)\n", new: "count(*), at\n",
+		old: "(SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t));", new: "at;",
 		tests: "TestRefundIntoAWindowThatTheRowHasSeenButTheClockNotYetGivesNothingBack",
 	}, {
 		name: "refund-no-number", file: refund, what: "NaN and NULL are accepted",
-		old: "latest >= taken_at) IS NOT TRUE;", new: "latest >= taken_at) IS NULL AND false;",
+		old: "latest >= taken_at) IS NOT TRUE THEN", new: "latest >= taken_at) IS NULL AND false THEN",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
 		name: "refund-null", file: refund, what: "NULL is accepted",
-		old: "latest >= taken_at) IS NOT TRUE;", new: "latest >= taken_at) IS FALSE;",
+		old: "latest >= taken_at) IS NOT TRUE THEN", new: "latest >= taken_at) IS FALSE THEN",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
 		name: "refund-nan", file: refund, what: "NaN is accepted",
-		old: "+ abs(held[i]) + parts[i] < 'Infinity'", new: "+ abs(held[i]) + parts[i] > '-Infinity'",
+		old: "+ abs(held) + part < 'Infinity'", new: "+ abs(held) + part > '-Infinity'",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
 		name: "refund-below-zero", file: refund, what: "a rate below zero is accepted",
-		old: "least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'", new: "least(counts[i], capacities[i], taken[i], parts[i]) >= '0'",
+		old: "least(count, rate, capacity, taken, part) >= '0'", new: "least(count, capacity, taken, part) >= '0'",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
 		name: "refund-of-no-period", file: refund, what: "a period below zero is accepted",
-		old: "AND periods[i] > '0' AND", new: "AND",
+		old: "AND period > '0' AND", new: "AND",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
 		name: "refund-at-no-instant", file: refund, what: "an infinite instant is accepted",
@@ -652,7 +652,7 @@ var sqlMutations = []mutation{
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
 		name: "refund-refilled", file: refund, what: "a bucket gets back tokens that were refilled since",
-		old: "back := capacities[i] * parts[i] - held[i]\n                        - date_part('epoch', latest - taken_at) * rates[i] / date_part('epoch', periods[i]);", new: "back := capacities[i] * parts[i] - held[i];",
+		old: "back := capacity * part - held\n            - date_part('epoch', latest - taken_at) * rate / date_part('epoch', period);", new: "back := capacity * part - held;",
 		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
 	}, {
 		name: "refund-time-backwards", file: refund, what: "rows from before a consumption get its refund",
@@ -660,15 +660,15 @@ var sqlMutations = []mutation{
 		tests: "TestRefundAfterTheClockSteppedBackNeverMints",
 	}, {
 		name: "refund-held", file: refund, what: "a bucket gets back tokens that it did not miss",
-		old: "back := capacities[i] * parts[i] - held[i]\n", new: "back := capacities[i] * parts[i]\n",
+		old: "back := capacity * part - held\n", new: "back := capacity * part\n",
 		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
 	}, {
 		name: "refund-part", file: refund, what: "a shard gets back the tokens that the whole limit would miss",
-		old: "back := capacities[i] * parts[i] - held[i]\n", new: "back := capacities[i] - held[i]\n",
+		old: "back := capacity * part - held\n", new: "back := capacity - held\n",
 		tests: "TestModel",
 	}, {
 		name: "refund-part-refilled", file: refund, what: "missing tokens of one shard are refilled at its rate alone, although the balance is spread over all",
-		old: "latest - taken_at) * rates[i] / ", new: "latest - taken_at) * (rates[i] * parts[i]) / ",
+		old: "latest - taken_at) * rate / ", new: "latest - taken_at) * (rate * part) / ",
 		tests: "TestModel",
 	}, {
 		name: "refund-debt", file: refund, what: "a refund pays the debt of waiting work, and lets the next work run before it",
@@ -676,11 +676,11 @@ var sqlMutations = []mutation{
 		tests: "TestARefundBehindWaitingReservationsKeepsTheirInstants",
 	}, {
 		name: "refund-above-count", file: refund, what: "a bucket gets back everything that is missing",
-		old: "back := least(greatest(back + least(total, 0), 0), counts[i]);", new: "back := greatest(back + least(total, 0), 0);",
+		old: "back := least(greatest(back + least(total, 0), 0), count);", new: "back := greatest(back + least(total, 0), 0);",
 		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
 	}, {
 		name: "refund-above-capacity", file: refund, what: "a job of more than the capacity is refunded, although it has no promise",
-		old: "WHEN capacities[i] - taken[i] < -/* TEMPLATE: schema */_ratelimit_tolerance(capacities[i], 0) OR wait", new: "WHEN wait",
+		old: "WHEN capacity - taken < -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) OR wait", new: "WHEN wait",
 		tests: "TestModel",
 	}, {
 		name: "refund-late", file: refund, what: "a later window gets a refund",
@@ -688,23 +688,23 @@ var sqlMutations = []mutation{
 		tests: "TestRefundToAFixedWindowBelongsToTheWindowInWhichTheWorkRuns",
 	}, {
 		name: "refund-behind-others", file: refund, what: "a window gets a refund although other work waits behind it",
-		old: "OR total + wait * rates[i] < owing THEN 0", new: "THEN 0",
+		old: "OR total + wait * rate < owing THEN 0", new: "THEN 0",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
 	}, {
 		name: "refund-not-the-last", file: refund, what: "a window gets a refund although its debt ends before",
-		old: "                        WHEN wait > '0' AND total + (wait - '1') * rates[i] >= owing THEN 0\n", new: "",
+		old: "            WHEN wait > '0' AND total + (wait - '1') * rate >= owing THEN 0\n", new: "",
 		tests: "TestModel",
 	}, {
 		name: "refund-saved-up", file: refund, what: "a refund to a window that saves up makes its debt end before it",
-		old: "                        WHEN wait > '0' AND capacities[i] > rates[i] AND total + counts[i] + (wait - '1') * rates[i] >= owing THEN 0\n", new: "",
+		old: "            WHEN wait > '0' AND capacity > rate AND total + count + (wait - '1') * rate >= owing THEN 0\n", new: "",
 		tests: "TestARefundToAWindowThatSavesUpMovesNoDebtToAnEarlierWindow",
 	}, {
 		name: "refund-saved-up-always", file: refund, what: "a window that saves nothing up is also refunded only if no debt moves",
-		old: "WHEN wait > '0' AND capacities[i] > rates[i] AND total", new: "WHEN wait > '0' AND total",
+		old: "WHEN wait > '0' AND capacity > rate AND total", new: "WHEN wait > '0' AND total",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
 	}, {
 		name: "refund-tolerance", file: refund, what: "a window owes what was lost by rounding",
-		old: "owing := /* TEMPLATE: schema */_ratelimit_even(total, rates[i], capacities[i]);", new: "owing := 0;",
+		old: "owing := /* TEMPLATE: schema */_ratelimit_even(total, rate, capacity);", new: "owing := 0;",
 		tests: "TestWhatRoundingTakesIsNoDebt|TestRoundingNeverDenies",
 	}, {
 		name: "refund-windows-rounded-down", file: refund, what: "a quotient of doubles is rounded down to too few windows",
@@ -790,7 +790,7 @@ var sqlMutations = []mutation{
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "reset-order", file: reset, what: "limits are reset in another order than the common one",
-		old: "FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2", new: "FROM unnest(names, keys) AS u (name, key) ORDER BY 1 DESC, 2 DESC",
+		old: "ORDER BY 1, 2\n    LOOP\n        PERFORM", new: "ORDER BY 1 DESC, 2 DESC\n    LOOP\n        PERFORM",
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "reset-no-trace", file: reset, what: "a reset with a reason or an author leaves no trace",

@@ -284,7 +284,7 @@ var valueMutations = []mutation{
 		tests: "TestNothingIsSentForPlansWithoutRows",
 	}, {
 		name: "plans-asks-others", file: "ratelimit/call_policy.go", what: "the other limits are asked although one denies by policy",
-		old: "if reason == \"\" && (len(c.demands) > 0 || c.rowless == nil) {", new: "if len(c.demands) > 0 || c.rowless == nil {",
+		old: "if reason == \"\" && (len(c.demands) > 0 ||", new: "if (len(c.demands) > 0 ||",
 		tests: "TestNothingIsSentForPlansWithoutRows",
 	}, {
 		name: "plans-clock", file: "ratelimit/call_policy.go", what: "without a statement, the instant is not the Clock's",

@@ -36,7 +36,7 @@ var verbMutations = []mutation{
 		tests: "TestBalanceOfPlansWithoutRows|TestBalanceUnderOverrides",
 	}, {
 		name: "verb-balance-debt", file: "ratelimit/verbs.go", what: "an observer sees a Balance in debt as one that was denied",
-		old: "owes: anything, ignoresCount: true, answers: balances}", new: "ignoresCount: true, answers: balances}",
+		old: "owes: anything, ignoresCount: true, answers: balances, slots: true}", new: "ignoresCount: true, answers: balances, slots: true}",
 		tests: "TestAnObserverSeesBalances",
 	}, {
 		name: "verb-refund-outside", file: "ratelimit/verbs.go", what: "a refund on the pool inside its transaction is not refused",
@@ -64,7 +64,7 @@ var verbMutations = []mutation{
 		tests: "TestTakeIsRefusedWhereItHasNoMeaning",
 	}, {
 		name: "balance-blocked-unread", file: "ratelimit/verbs.go", what: "a Balance does not say what of a blocked key is used",
-		old: "r.deniable && d.limit.blocked", new: "d.limit.blocked",
+		old: "r.deniable && d.limit.grantsNothing()", new: "d.limit.grantsNothing()",
 		tests: "TestBalanceUnderOverrides",
 	}, {
 		name: "balance-order", file: "ratelimit/balance.go", what: "balances are in the order of the locks",
@@ -104,7 +104,7 @@ var verbMutations = []mutation{
 		tests: "TestBalanceOfACustomersMonth",
 	}, {
 		name: "balance-blocked-remaining", file: "ratelimit/balance.go", what: "the tokens of a blocked key can be taken",
-		old: "			b.Remaining = min(b.Remaining, 0)\n", new: "",
+		old: "			b.Remaining = min(b.Remaining, 0)\n		} else {", new: "		} else {",
 		tests: "TestBalanceUnderOverrides",
 	}, {
 		name: "balance-blocked-next", file: "ratelimit/call_later.go", what: "a blocked key has its next token before the block ends",
@@ -112,7 +112,7 @@ var verbMutations = []mutation{
 		tests: "TestBalanceUnderOverrides",
 	}, {
 		name: "reason-quota", file: "ratelimit/call.go", what: "a denial for want of tokens looks like a block",
-		old: "cmp.Or(reason, ReasonQuota)", new: "cmp.Or(reason, ReasonBlock)",
+		old: "cmp.Or(reason, result.known, ReasonQuota)", new: "cmp.Or(reason, result.known, ReasonBlock)",
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-plan", file: "ratelimit/call_policy.go", what: "a plan that grants nothing looks like a block",
@@ -128,7 +128,7 @@ var verbMutations = []mutation{
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-blocked-plan", file: "ratelimit/call_policy.go", what: "a plan that grants nothing is denied by its key's block",
-		old: "		case d.limit.numbers.Rate == 0:\n			return", new: "		case d.limit.numbers.Rate == 0 && !d.limit.blocked:\n			return",
+		old: "		case d.limit.empty():\n			return", new: "		case d.limit.empty() && !d.limit.blocked:\n			return",
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-permanent", file: "ratelimit/errors.go", what: "waiting never helps against a block",
@@ -136,11 +136,11 @@ var verbMutations = []mutation{
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-text", file: "ratelimit/errors.go", what: "the text of a denial by a plan tells of the block that will end",
-		old: "			case s.Limit.numbers.Rate == 0:", new: "			case s.Limit.numbers.Rate == 0 && !s.Limit.blocked:",
+		old: "			case s.Limit.empty():", new: "			case s.Limit.empty() && !s.Limit.blocked:",
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-none", file: "ratelimit/call.go", what: "a denial has no reason",
-		old: "&DeniedError{Result: result, Reason: cmp.Or(reason, ReasonQuota)}", new: "&DeniedError{Result: result, Reason: reason}",
+		old: "&DeniedError{Result: result, Reason: cmp.Or(reason, result.known, ReasonQuota)}", new: "&DeniedError{Result: result, Reason: reason}",
 		tests: "TestADenialTellsWhyOnEveryWayIn",
 	},
 }

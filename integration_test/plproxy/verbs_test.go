@@ -478,6 +478,31 @@ func TestTheProxysTableIsRefused(t *testing.T) {
 	}
 }
 
+// TestHoldsAreRefused: before they take anything.
+func TestHoldsAreRefused(t *testing.T) {
+	db := pool(t, shared.proxy.URL(), 1)
+	l := &ratelimit.Limiter{}
+	limit := ratelimit.TokenBucket("held", 10, time.Hour)
+	for what, call := range map[string]func() error{
+		"Hold": func() error {
+			_, err := l.Hold(t.Context(), db, "job", time.Minute, limit.Key("k"))
+			return err
+		},
+		"Settle": func() error {
+			_, err := l.Settle(t.Context(), db, "job", limit.Key("k").Count(1))
+			return err
+		},
+		"Release": func() error { return l.Release(t.Context(), db, "job", limit.Key("k")) },
+	} {
+		if err := call(); state(err) != "0A000" {
+			t.Errorf("%s: %v, want 0A000", what, err)
+		}
+	}
+	if left := balance(t, l, db, limit.Key("k")).Remaining; left != 10 {
+		t.Errorf("%v are left of 10", left)
+	}
+}
+
 // TestAWrongPartitionRefuses calls a partition without the proxy, for a key that is not its own.
 func TestAWrongPartitionRefuses(t *testing.T) {
 	db := pool(t, shared.proxy.URL(), 1)
@@ -835,12 +860,12 @@ func TestTheProxyHasTheEnginesFunctions(t *testing.T) {
 	}
 	engine, reading := read(plainURL(shared.proxy))
 	proxy, still := read(shared.proxy.URL())
-	if len(engine) < 80 || len(reading) < 14 || len(still) != 2 { // _ratelimit_stored_keys and _ratelimit_stored_names, which are refused
+	if len(engine) < 80 || len(reading) < 14 || len(still) != 7 { // those that migrations/plproxy has as refused
 		t.Errorf("%d functions, of which these read the table: %v; on the proxy: %v", len(engine), reading, still)
 	}
 	for signature, f := range engine {
 		other, found := proxy[signature]
-		replaced := slices.Contains(reading, f[0]) && !slices.Contains(still, f[0])
+		replaced := slices.Contains(reading, f[0]) && !slices.Contains(still, f[0]) || f[0] == "_ratelimit_hold" // which takes, and is refused
 		if !found || (other[1] != f[1]) != replaced {
 			t.Errorf("%s: on the proxy: %v, with another body: %v, want %v", signature, found, other[1] != f[1], replaced)
 		}

@@ -319,6 +319,111 @@ func (q *Queries) Each(ctx context.Context, arg EachParams) ([]byte, error) {
 	return answer, err
 }
 
+const Hold = `-- name: Hold :one
+SELECT _ratelimit_wire_hold(
+      $1::text, ($2::text)::uuid, ($3::text)::interval, $4::integer, $5::text[], $6::text[], $7::text[],
+      $8::double precision[], $9::interval[], $10::double precision[], $11::timestamptz[],
+      $12::integer[], $13::double precision[], $14::double precision[],
+      $15::integer[], $16::integer[], $17::timestamptz,
+      $18::timestamptz[], $19::integer[], $20::integer[]) AS answer
+`
+
+type HoldParams struct {
+	ID         string
+	Token      pgtype.Text
+	Ttl        pgtype.Text
+	Taking     int32
+	Units      []string
+	Names      []string
+	Keys       []string
+	Rates      []float64
+	Periods    []time.Duration
+	Capacities []float64
+	Starts     []pgtype.Timestamptz
+	Shards     []int32
+	Counts     []float64
+	Floors     []float64
+	ShardA     []int32
+	ShardB     []int32
+	Now        *time.Time
+	Windows    []pgtype.Timestamptz
+	Firsts     []int32
+	Lasts      []int32
+}
+
+func (q *Queries) Hold(ctx context.Context, arg HoldParams) ([]byte, error) {
+	row := q.db.QueryRow(ctx, Hold,
+		arg.ID,
+		arg.Token,
+		arg.Ttl,
+		arg.Taking,
+		arg.Units,
+		arg.Names,
+		arg.Keys,
+		arg.Rates,
+		arg.Periods,
+		arg.Capacities,
+		arg.Starts,
+		arg.Shards,
+		arg.Counts,
+		arg.Floors,
+		arg.ShardA,
+		arg.ShardB,
+		arg.Now,
+		arg.Windows,
+		arg.Firsts,
+		arg.Lasts,
+	)
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
+}
+
+const Look = `-- name: Look :one
+SELECT _ratelimit_wire_look(
+      $1::text[], $2::text[],
+      $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
+      $7::integer[], $8::double precision[], $9::double precision[], $10::timestamptz,
+      $11::timestamptz[], $12::integer[], $13::integer[]) AS answer
+`
+
+type LookParams struct {
+	Names      []string
+	Keys       []string
+	Rates      []float64
+	Periods    []time.Duration
+	Capacities []float64
+	Starts     []pgtype.Timestamptz
+	Shards     []int32
+	Counts     []float64
+	Floors     []float64
+	Now        *time.Time
+	Windows    []pgtype.Timestamptz
+	Firsts     []int32
+	Lasts      []int32
+}
+
+func (q *Queries) Look(ctx context.Context, arg LookParams) ([]byte, error) {
+	row := q.db.QueryRow(ctx, Look,
+		arg.Names,
+		arg.Keys,
+		arg.Rates,
+		arg.Periods,
+		arg.Capacities,
+		arg.Starts,
+		arg.Shards,
+		arg.Counts,
+		arg.Floors,
+		arg.Now,
+		arg.Windows,
+		arg.Firsts,
+		arg.Lasts,
+	)
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
+}
+
 const Move = `-- name: Move :one
 SELECT _ratelimit_wire_move(
       $1::text[], $2::text[],
@@ -482,19 +587,73 @@ func (q *Queries) Reset(ctx context.Context, arg ResetParams) (int32, error) {
 	return deleted, err
 }
 
+const Settle = `-- name: Settle :one
+SELECT _ratelimit_wire_settle(
+      $1::boolean, $2::text, ($3::text)::uuid, $4::integer, $5::boolean[], $6::text[], $7::text[],
+      $8::double precision[], $9::interval[], $10::double precision[], $11::timestamptz[],
+      $12::integer[], $13::double precision[], $14::timestamptz,
+      $15::timestamptz[], $16::integer[], $17::integer[]) AS answer
+`
+
+type SettleParams struct {
+	Release    bool
+	ID         string
+	Token      pgtype.Text
+	Taking     int32
+	Lifted     []bool
+	Names      []string
+	Keys       []string
+	Rates      []float64
+	Periods    []time.Duration
+	Capacities []float64
+	Starts     []pgtype.Timestamptz
+	Shards     []int32
+	Used       []float64
+	Now        *time.Time
+	Windows    []pgtype.Timestamptz
+	Firsts     []int32
+	Lasts      []int32
+}
+
+func (q *Queries) Settle(ctx context.Context, arg SettleParams) ([]byte, error) {
+	row := q.db.QueryRow(ctx, Settle,
+		arg.Release,
+		arg.ID,
+		arg.Token,
+		arg.Taking,
+		arg.Lifted,
+		arg.Names,
+		arg.Keys,
+		arg.Rates,
+		arg.Periods,
+		arg.Capacities,
+		arg.Starts,
+		arg.Shards,
+		arg.Used,
+		arg.Now,
+		arg.Windows,
+		arg.Firsts,
+		arg.Lasts,
+	)
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
+}
+
 const Sweep = `-- name: Sweep :one
 SELECT s.deleted, s.next
   FROM _ratelimit_sweep(
-      $1::text, $2::double precision, coalesce(($3::text)::interval, $4::interval), $5::text, $6::double precision,
+      $1::text, CASE WHEN $2::text <> 'slots' THEN $3::double precision END,
+      CASE WHEN $2::text <> 'slots' THEN coalesce(($4::text)::interval, $5::interval) END, $2::text, $6::double precision,
       $7::timestamptz, $8::text, ($9::text)::interval, $10::timestamptz) AS s
 `
 
 type SweepParams struct {
 	Name     string
+	Kind     string
 	Rate     float64
 	Unit     pgtype.Text
 	Period   time.Duration
-	Kind     string
 	Capacity float64
 	Start    *time.Time
 	First    string
@@ -510,10 +669,10 @@ type SweepRow struct {
 func (q *Queries) Sweep(ctx context.Context, arg SweepParams) (SweepRow, error) {
 	row := q.db.QueryRow(ctx, Sweep,
 		arg.Name,
+		arg.Kind,
 		arg.Rate,
 		arg.Unit,
 		arg.Period,
-		arg.Kind,
 		arg.Capacity,
 		arg.Start,
 		arg.First,
@@ -522,6 +681,36 @@ func (q *Queries) Sweep(ctx context.Context, arg SweepParams) (SweepRow, error) 
 	)
 	var i SweepRow
 	err := row.Scan(&i.Deleted, &i.Next)
+	return i, err
+}
+
+const SweepHolds = `-- name: SweepHolds :one
+SELECT s.next_name, s.next_key, s.next_id
+  FROM _ratelimit_sweep_holds($1::text, $2::text, $3::text, $4::timestamptz) AS s
+`
+
+type SweepHoldsParams struct {
+	AfterName string
+	AfterKey  string
+	AfterID   string
+	Now       *time.Time
+}
+
+type SweepHoldsRow struct {
+	NextName pgtype.Text
+	NextKey  pgtype.Text
+	NextID   pgtype.Text
+}
+
+func (q *Queries) SweepHolds(ctx context.Context, arg SweepHoldsParams) (SweepHoldsRow, error) {
+	row := q.db.QueryRow(ctx, SweepHolds,
+		arg.AfterName,
+		arg.AfterKey,
+		arg.AfterID,
+		arg.Now,
+	)
+	var i SweepHoldsRow
+	err := row.Scan(&i.NextName, &i.NextKey, &i.NextID)
 	return i, err
 }
 

@@ -25,10 +25,10 @@ type sweeping struct {
 
 func readSweep(a arguments, now algebra.Micros) sweeping {
 	s := sweeping{name: take[string](&a)}
+	kind := take[string](&a)
 	s.limit.Rate = take[float64](&a)
 	unit := take[pgtype.Text](&a)
 	s.limit.Period = take[time.Duration](&a)
-	kind := take[string](&a)
 	s.limit.Capacity = take[float64](&a)
 	start := take[*time.Time](&a)
 	take[string](&a) // the key to begin with: here, a sweep is one batch

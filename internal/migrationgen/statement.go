@@ -92,8 +92,10 @@ func (s statement) uncomment() string {
 
 func (s statement) isUncomment() bool { return s.comments != "" && s.text+"\n" == s.uncomment() }
 
-// known matches the statements that the engine may have. Each name must have the mark of the schema.
-var known = regexp.MustCompile(`^(COMMENT ON|CREATE OR REPLACE|CREATE) (FUNCTION|TABLE|TYPE|VIEW|COLUMN) ` + regexp.QuoteMeta(schemaMark) + `(\w+(?:\.\w+)?)`)
+// known matches the statements that the engine may have. Each name must have the mark of the schema, but that of an index, which is in the
+// schema of its table.
+var known = regexp.MustCompile(`^(COMMENT ON|CREATE OR REPLACE|CREATE) (FUNCTION|TABLE|TYPE|VIEW|COLUMN|INDEX) ` +
+	`(?:` + regexp.QuoteMeta(schemaMark) + `(\w+(?:\.\w+)?)|(\w+) ON ` + regexp.QuoteMeta(schemaMark) + `)`)
 
 // split splits SQL into statements.
 func split(sql string) (statements []statement, err error) {
@@ -116,8 +118,10 @@ func split(sql string) (statements []statement, err error) {
 			first, _, _ := strings.Cut(s.text, "\n")
 			return nil, fmt.Errorf("the generator knows no such statement: %s", first)
 		}
-		s.kind, s.name = match[2], match[3]
+		s.kind, s.name = match[2], match[3]+match[4]
 		switch {
+		case (s.kind == "INDEX") != (match[4] != ""):
+			return nil, fmt.Errorf("the generator knows no such statement: %s", s.text)
 		case match[1] == "COMMENT ON":
 			s.comments = commentOn
 		case s.kind == "FUNCTION":

@@ -32,16 +32,16 @@ COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_definitions IS 'txlimit: the l
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.program IS 'the program that has published it';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.name IS 'the name of the limit';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.definition IS 'all the numbers as text';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.kind IS 'token bucket, fixed window, calendar window or unlimited';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.rate IS 'tokens per period; 0: every token is denied by policy; NULL, as all numbers: an unlimited limit';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.kind IS 'token bucket, fixed window, calendar window, slots or unlimited';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.rate IS 'tokens per period; 0: every token is denied by policy; NULL: slots, and an unlimited limit, which has no numbers at all';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.period IS 'the interval in which the rate is refilled';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.capacity IS 'the most tokens that can be saved up';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.capacity IS 'the most tokens that can be saved up; of slots, how many there are';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.max_reserved IS 'the most tokens that may be owed; NULL: no bound';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.start IS 'an instant at which a fixed window begins; NULL: by a hash of the key';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.shards IS 'over how many rows a key is spread';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.zone IS 'the time zone of a calendar window';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.anchor IS 'a local time in the zone, at which a calendar window begins';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.varies IS 'a key may have numbers of its own, which fill a row within this time; NULL: none has';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.varies IS 'a key may have numbers of its own, which fill a row within this time, 0 for slots; NULL: none has';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.current IS 'true: it is in the program''s list that counts';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.published_at IS 'when it was published; of one that is not current, when it was replaced or, if later, last used';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.list IS 'a hash of all the definitions that the program published together';
@@ -70,6 +70,20 @@ BEGIN
     IF needed > date_part('epoch', varies) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
             'rate limit %L: varies must be at least %s s, which its numbers need to fill a row, not %s s', name, needed, date_part('epoch', varies));
+    END IF;
+END
+$body$;
+
+-- Raises an error unless so many slots are valid.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_validate_slots(name text, capacity double precision) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
+    IF (capacity BETWEEN '0' AND '1e9' AND capacity = trunc(capacity)) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
+            'rate limit %L: capacity of slots must be a whole number between 0 and 1e9, not %s', name, coalesce(capacity::text, 'NULL'));
     END IF;
 END
 $body$;
@@ -153,10 +167,18 @@ BEGIN
             IF pg_catalog.num_nonnulls(d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies) > 0 THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: an unlimited limit must have no field but name and kind', d.name);
             END IF;
+        ELSIF d.kind = 'slots' THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_validate_slots(d.name, d.capacity);
+            IF pg_catalog.num_nonnulls(d.rate, d.period, d.max_reserved, d.start, d.shards, d.zone, d.anchor) > 0 THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: slots must have no field but name, kind, capacity and varies', d.name);
+            END IF;
+            IF d.varies <> '0' THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: varies of slots must be 0, since nothing is refilled, not %s', d.name, d.varies);
+            END IF;
         ELSE
             IF d.kind IS NULL OR d.kind NOT IN ('token bucket', 'fixed window', 'calendar window') THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
-                    'rate limit %s: kind must be ''token bucket'', ''fixed window'', ''calendar window'' or ''unlimited'', not %s',
+                    'rate limit %s: kind must be ''token bucket'', ''fixed window'', ''calendar window'', ''slots'' or ''unlimited'', not %s',
                     quote_nullable(left(d.name, 255)), quote_nullable(d.kind));
             END IF;
             d.shards := coalesce(d.shards, 1);
@@ -175,7 +197,7 @@ BEGIN
             'at most ' || d.max_reserved::text || ' reserved', 'start ' || d.start::text,
             CASE WHEN d.shards > 1 THEN d.shards::text || ' shards' END, 'in ' || d.zone || ' from '
                 || CASE WHEN d.anchor = d.anchor::date::timestamp THEN d.anchor::date::text ELSE d.anchor::text END,
-            'varies within ' || d.varies::text);
+            CASE d.varies WHEN '0' THEN 'varies' ELSE 'varies within ' || d.varies::text END);
         names := pg_catalog.array_append(names, d.name);
         texts := pg_catalog.array_append(texts, definition);
         whole := pg_catalog.array_append(whole, pg_catalog.to_jsonb(d));
@@ -227,16 +249,17 @@ BEGIN
                     capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp, varies interval)
         LOOP
             -- It has rows. What runs already is not refused: it would be taken for dead, and sweeps would no longer mind it.
-            IF NOT known AND (d.rate > '0' OR d.varies IS NOT NULL) THEN
+            IF NOT known AND (d.rate > '0' OR d.varies IS NOT NULL OR d.kind = 'slots') THEN
                 SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
-                 WHERE o.name = d.name AND o.program <> program COLLATE "C" AND (o.current OR o.alive_until > at) AND (o.rate > '0' OR o.varies IS NOT NULL)
+                 WHERE o.name = d.name AND o.program <> program COLLATE "C" AND (o.current OR o.alive_until > at) AND (o.rate > '0' OR o.varies IS NOT NULL OR o.kind = 'slots')
                    AND (o.kind <> d.kind OR o.period <> d.period OR (o.start IS NULL) <> (d.start IS NULL) OR date_bin(d.period, d.start, o.start) <> d.start)
                  ORDER BY o.current DESC, o.program
                  LIMIT 1;
                 IF FOUND THEN
                     RAISE invalid_parameter_value USING
-                        MESSAGE = pg_catalog.format('rate limit %L: program %L defines a %s of %s%s, and program %L a %s of %s%s: both would grant',
-                            d.name, program, d.kind, d.period, ' from ' || d.start::text, other.program, other.kind, other.period, ' from ' || other.start::text),
+                        MESSAGE = pg_catalog.format('rate limit %L: program %L defines %s%s, and program %L %s%s: both would grant', d.name,
+                            program, CASE d.kind WHEN 'slots' THEN d.kind ELSE pg_catalog.format('a %s of %s', d.kind, d.period) END, ' from ' || d.start::text,
+                            other.program, CASE other.kind WHEN 'slots' THEN other.kind ELSE pg_catalog.format('a %s of %s', other.kind, other.period) END, ' from ' || other.start::text),
                         HINT = pg_catalog.format(CASE WHEN other.current THEN
                             'Give one of them another name. If %1$L no longer runs: SELECT ratelimit_publish(%1$L, ''[]'')' ELSE
                             'Give one of them another name, or wait until no older version of %1$L has run for five minutes' END, other.program);
@@ -280,7 +303,8 @@ Writes down all limits that a program defines, in place of those that it publish
 Arguments:
   program      the name of the program, 1 to 255 bytes. All processes of a program publish the same limits
   definitions  a JSON array of objects with the fields name, kind, rate, period, capacity, max_reserved, start, shards, zone and anchor, as
-               for ratelimit; or with name and the kind 'unlimited'. Each name is there once. The field varies, an interval, says that
+               for ratelimit; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
+               slots there are. Each name is there once. The field varies, an interval, 0 for slots, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
                fills a row from 0
   heartbeat    NULL: the list is the program's newest from now on. true: a process uses it, and repeats the call every minute while it

@@ -100,6 +100,59 @@ BEGIN
 END
 $body$;
 
+-- The slots of a key, if there are so many: those in use, without those whose holds have expired; those that are free, below zero if fewer are
+-- granted than are in use; and, if none is free, when one is at the latest, if nobody extends. infinity: no expiry frees one.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_free_slots(
+    name text, key text, capacity double precision, at timestamptz, OUT used double precision, OUT free double precision, OUT retry_at timestamptz
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    s record;
+BEGIN
+    SELECT f.* INTO s FROM /* TEMPLATE: schema */_ratelimit_slots(name, key, at) AS f;
+    used := s.used - s.expired;
+    free := capacity - used;
+    retry_at := CASE WHEN free < '1' THEN coalesce(CASE WHEN capacity >= '1' THEN
+        /* TEMPLATE: schema */_ratelimit_free_at(name, key, -s.used, 1, -capacity, at) END, 'infinity') END;
+END
+$body$;
+
+-- The keys of slots, with the numbers that are in force for each, at an instant.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_keys_of_slots(name text, keys text[], at timestamptz)
+RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    used text[] := ARRAY(SELECT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND (keys IS NULL OR r.key = ANY (keys)));
+    own  text[] := ARRAY(SELECT o.key FROM /* TEMPLATE: schema */rate_limit_overrides AS o -- keys that may have no row
+         WHERE o.name = name AND o.key IS NOT NULL AND (keys IS NULL OR o.key = ANY (keys)) AND o.effect IN ('block', 'unlimited')
+           AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at));
+    k    record;
+    n    record; -- the numbers of the key
+    s    record; -- its slots
+    t    timestamptz;
+BEGIN
+    FOR k IN SELECT u.key FROM pg_catalog.unnest(used) AS u (key) UNION SELECT u.key FROM pg_catalog.unnest(own) AS u (key) LOOP
+        key := k.key;
+        t := at;
+        LOOP
+            SELECT f.* INTO n FROM /* TEMPLATE: schema */_ratelimit_numbers(name, nullif(key, ''), t, varying => true) AS f;
+            SELECT f.* INTO s FROM /* TEMPLATE: schema */_ratelimit_free_slots(name, key, CASE n.effect WHEN 'numbers' THEN n.capacity WHEN 'unlimited' THEN 'Infinity' END, t) AS f;
+            IF t = at THEN
+                remaining := CASE WHEN n.effect = 'block' THEN 0 ELSE s.free END;
+            END IF;
+            retry_at := CASE WHEN n.effect = 'block' THEN 'infinity' ELSE coalesce(s.retry_at, nullif(t, at)) END;
+            EXIT WHEN retry_at IS NULL OR n.until IS NULL OR retry_at < n.until;
+            t := n.until; -- then something else decides
+        END LOOP;
+        RETURN NEXT;
+    END LOOP;
+END
+$body$;
+
 -- The keys of a limit with the numbers that are in force for each, at an instant. denied: of those that an override of every key or the
 -- definition denies everything, also the keys without a row.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_keys_named(name text, keys text[], at timestamptz, denied boolean)
@@ -114,6 +167,10 @@ DECLARE
     used text[];           -- those of o that have a row
 BEGIN
     SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0', varying => true) AS n; -- under no override
+    IF d.kind = 'slots' THEN
+        RETURN QUERY SELECT f.* FROM /* TEMPLATE: schema */_ratelimit_keys_of_slots(name, keys, at) AS f;
+        RETURN;
+    END IF;
     others := ARRAY(
         SELECT a.key FROM /* TEMPLATE: schema */rate_limit_overrides AS a
          WHERE a.name = name AND keys IS NULL AND a.key IS NOT NULL AND a.removed_at IS NULL AND (a.until IS NULL OR a.until > at)
@@ -218,9 +275,10 @@ The keys of a rate limit that have been used, and their tokens now. It writes an
 
 Result, one row for each key:
   key        the key as it is stored; '' for a limit without keys
-  remaining  the balance in tokens; below zero if tokens are owed
+  remaining  the balance in tokens; below zero if tokens are owed. Of slots, how many are free; below zero if fewer are granted than
+             are in use. Holds that have expired are free
   retry_at   the instant at which there will be one token, or at which a limit with a capacity below 1 will be full. NULL: there
-             are enough tokens now
+             are enough tokens now. Of slots, when one is free at the latest; infinity: no expiry frees one
 
 The arguments and their defaults are the same as for ratelimit, and
   keys       only these keys; default NULL: all that have a row

@@ -115,7 +115,9 @@ BEGIN
      LIMIT 1;
     published := FOUND;
     -- Other numbers say nothing of an unlimited limit, and without a rate nothing of one that has none.
-    IF o.effect = 'numbers' AND (coalesce(o.rate, rate) > '0' OR varies IS NOT NULL) THEN
+    IF o.effect = 'numbers' AND kind = 'slots' THEN
+        capacity := coalesce(floor(o.capacity), capacity);
+    ELSIF o.effect = 'numbers' AND (coalesce(o.rate, rate) > '0' OR varies IS NOT NULL) THEN
         capacity := /* TEMPLATE: schema */_ratelimit_capacity(rate, capacity, o.rate, o.capacity);
         rate := coalesce(o.rate, rate);
         max_reserved := coalesce(o.max_reserved, max_reserved);
@@ -130,9 +132,9 @@ BEGIN
     END IF;
     IF kind = 'unlimited' THEN
         effect := 'unlimited';
-    ELSIF varies IS NOT NULL AND (o.rate IS NULL OR o.capacity IS NULL OR kind = 'calendar window') THEN
+    ELSIF varies IS NOT NULL AND (o.rate IS NULL AND kind <> 'slots' OR o.capacity IS NULL OR kind = 'calendar window') THEN
         effect := 'varies';
-        rate := o.rate;
+        rate := CASE WHEN kind <> 'slots' THEN o.rate END;
         capacity := o.capacity;
         zone := NULL;
         anchor := NULL;
@@ -179,6 +181,7 @@ AS $body$
 DECLARE
     wrong text;
     unknown boolean; -- programs publish limits, but none of this name
+    slots boolean := EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND d.current AND d.kind = 'slots');
     id bigint;
     blocked bigint;
 BEGIN
@@ -195,6 +198,10 @@ BEGIN
         WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         WHEN until <= clock_timestamp() THEN pg_catalog.format('until must be in the future, not %s', until)
         WHEN effect = 'numbers' AND coalesce(rate, capacity, max_reserved) IS NULL THEN 'rate, capacity or max_reserved must be given, not NULL'
+        WHEN effect = 'numbers' AND slots THEN
+            CASE WHEN coalesce(rate, max_reserved) IS NOT NULL THEN 'rate and max_reserved must be NULL for slots'
+                 WHEN (capacity <= '1e9' AND capacity = trunc(capacity)) IS NOT TRUE THEN
+                     pg_catalog.format('capacity of slots must be a whole number between 0 and 1e9, not %s', capacity) END
         WHEN unknown THEN 'no program has published a limit of this name, but ' || /* TEMPLATE: schema */_ratelimit_nearest(name)
     END;
     IF wrong IS NOT NULL THEN
@@ -240,7 +247,8 @@ Arguments:
   key           the key; NULL: every key that has no override of its own, and the limit without keys. It has no default: a key that
                 is forgotten must not mean all of them
   rate          tokens per period; default NULL: as defined. ratelimit_block is for a rate of 0
-  capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate
+  capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate. Of slots,
+                how many there are: they have no other number
   max_reserved  the most tokens that may be owed with reserve; default NULL: as defined
   until         when it ends; default NULL: never
   reason        why, for those who look later: at most 4096 bytes
@@ -402,6 +410,8 @@ BEGIN
     was.capacity := CASE WHEN was.effect IN ('numbers', 'varies') THEN was.capacity END;
     more := o.capacity - coalesce(capacity, was.capacity);
     wrong := CASE
+        WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current AND d.kind = 'slots') THEN
+            'it has slots, and nothing is added to them: another capacity counts at once'
         WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN pg_catalog.format('capacity must be 0 or between 1e-15 and 1e15, not %s', capacity)
         WHEN was.override IS NOT NULL AND capacity <> was.capacity THEN
             pg_catalog.format('capacity must be NULL or %s, which holds under override %s, not %s', was.capacity, was.override, capacity)
@@ -445,7 +455,7 @@ Arguments:
 
 Errors:
   55000  statement_timeout ends the call before it has waited for two seconds
-  22023  there is no such override in force, it is of this transaction, or the capacity before it is not known, or is another
+  22023  there is no such override in force, it is of this transaction or of slots, or the capacity before it is not known, or is another
 $text$;
 
 -- Returns a page of the overrides that a program does not know yet, in the order of their ids, with at most 10000 of them. since: the snapshot of

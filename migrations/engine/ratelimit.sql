@@ -20,12 +20,44 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
     until timestamptz       -- the end of the override in force; NULL: there is none, or it has no end
 );
 
+-- The request of _ratelimit_prepare for slots: a row of one shard with a rate and a capacity of 0, whose floor is minus how many there are.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_prepare_slots(
+    verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz
+) RETURNS /* TEMPLATE: schema */_ratelimit_request
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text := CASE WHEN verb NOT IN ('hold', 'settle') THEN 'it has slots, which only Hold of the Go library takes' ELSE coalesce(
+        /* TEMPLATE: schema */_ratelimit_wrong_key(key, global), CASE
+        WHEN verb = 'hold' AND (count BETWEEN '1' AND '1e9' AND count = trunc(count)) IS NOT TRUE THEN
+            pg_catalog.format('count of slots must be a whole number between 1 and 1e9, not %s', coalesce(count::text, 'NULL'))
+        WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
+            pg_catalog.format('now must be between the years 1000 and 9999, not %s', now)
+    END) END;
+BEGIN
+    IF wrong IS NULL AND effect = 'numbers' THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_validate_slots(name, capacity);
+        wrong := CASE WHEN verb = 'hold' AND count > capacity AND capacity > '0' AND until IS NULL THEN
+            pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity, count) END;
+    END IF;
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
+    END IF;
+    RETURN ROW(name, coalesce(key, ''), 0, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
+        NULL, NULL, NULL, 0, NULL, CASE WHEN effect = 'numbers' AND capacity = '0' THEN 'block' WHEN effect IN ('numbers', 'unlimited') THEN 'slots' ELSE effect END,
+        until)::/* TEMPLATE: schema */_ratelimit_request;
+END
+$body$;
+
 -- Validates a request and finds its numbers: those of the arguments or, without any, those that a program has published, under
 -- the override in force. verb is
 --   consume  take count
 --   reserve  take count, even before it is refilled: down to -max_reserved
 --   take     take as many whole tokens as there are, at least 1 and at most `most`
--- later: the request is valid now, and the question is what will be in force at `now`. Then no numbers are an error. standing: as if
+--   hold     take count, and give it back at the end of a hold
+--   settle   end a hold
+-- Only the last two know slots, whose effect is 'slots', or what decides beside it. later: the request is valid now, and the question is what will be in force at `now`. Then no numbers are an error. standing: as if
 -- nothing were blocked.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_prepare(
     verb text, name text, key text, rate double precision, period interval, count double precision, kind text,
@@ -55,7 +87,7 @@ BEGIN
         SELECT n.effect, n.until, n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
           INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
           FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp()), varying => later, standing => standing) AS n;
-        IF effect <> 'numbers' THEN -- which needs no numbers, and may have none
+        IF effect <> 'numbers' AND kind IS DISTINCT FROM 'slots' THEN -- which needs no numbers, and may have none
             kind := 'token bucket';
             rate := 1;
             period := '1 second';
@@ -66,6 +98,9 @@ BEGIN
             zone := NULL;
             anchor := NULL;
         END IF;
+    END IF;
+    IF kind = 'slots' THEN
+        RETURN /* TEMPLATE: schema */_ratelimit_prepare_slots(verb, name, key, count, capacity, global, effect, until, now);
     END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
     capacity := coalesce(capacity, rate);
@@ -453,7 +488,7 @@ Result:
 Errors:
   PT429         denied: the tokens are not there. Nothing was taken. PostgREST turns it into the HTTP status 429
   22023         an argument is invalid, or the count can never be granted; without numbers, also if no program has published
-                the limit, or if only the program knows the numbers of the key
+                the limit, if it has slots, or if only the program knows the numbers of the key
   40001, 40P01  another transaction was in the way: run the transaction again
 
 The error of a denial has

@@ -1,5 +1,49 @@
--- Gives tokens back to several limits, as many as break no promise made to a reservation. Limit.Refund in
--- internal/algebra/promise.go has the rule, docs/refunds.md the reasons.
+-- What may come back of a call's tokens at an instant, to a limit with these rows: `back`, which may be more than fits. `total` is what is
+-- there. Limit.Refund in internal/algebra/promise.go has the rule, docs/refunds.md the reasons. The arguments are those of
+-- _ratelimit_refund, of one limit.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_give_back(
+    value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz,
+    count double precision, taken double precision, held double precision, part double precision,
+    taken_at timestamptz, run_at timestamptz, windows timestamptz[], OUT total double precision, OUT back double precision
+)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    latest timestamptz := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)); -- the latest ts, or now if that is later
+    wait   double precision; -- the number of windows from now until the work was to run
+    owing  double precision; -- a balance below this is a debt
+BEGIN
+    back := 0;
+    -- Give nothing back for an argument that is not a number (NaN is above all numbers), or if the rows and the clock
+    -- are older than taken_at.
+    IF (least(count, rate, capacity, taken, part) >= '0'
+        AND count + rate + capacity + taken + abs(held) + part < 'Infinity'
+        AND period > '0' AND isfinite(period) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE THEN
+        RETURN;
+    END IF;
+    total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
+    IF start IS NULL THEN
+        back := capacity * part - held
+            - date_part('epoch', latest - taken_at) * rate / date_part('epoch', period);
+        back := least(greatest(back + least(total, 0), 0), count);
+    ELSE
+        -- The windows that have begun before the first of the list or begin after its last are not known.
+        wait := CASE WHEN latest < windows[1] OR run_at > windows[pg_catalog.cardinality(windows)] THEN '-1'
+            WHEN windows IS NOT NULL THEN pg_catalog.width_bucket(run_at, windows) - pg_catalog.width_bucket(latest, windows)
+            ELSE round(date_part('epoch', date_bin(period, run_at, start) - date_bin(period, latest, start))
+            / date_part('epoch', period)) END;
+        owing := /* TEMPLATE: schema */_ratelimit_even(total, rate, capacity);
+        back := CASE
+            WHEN capacity - taken < -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) OR wait < '0' OR total + wait * rate < owing THEN 0
+            WHEN wait > '0' AND total + (wait - '1') * rate >= owing THEN 0
+            WHEN wait > '0' AND capacity > rate AND total + count + (wait - '1') * rate >= owing THEN 0
+            ELSE count END;
+    END IF;
+END
+$body$;
+
+-- Gives tokens back to several limits, as many as break no promise made to a reservation: _ratelimit_give_back.
 --
 --   counts       the tokens to give back
 --   taken        the tokens that the refunded call took at taken_at; its work was to run at run_at
@@ -29,12 +73,8 @@ DECLARE
     v      double precision[]; -- the values of one limit's rows
     t      timestamptz[];      -- their ts
     m      integer;            -- their number
-    latest timestamptz;        -- the latest ts, or now if that is later
     total  double precision;   -- the tokens in all of them together
     back   double precision;   -- the tokens that are given back
-    w      timestamptz[];      -- the windows of a calendar window
-    wait   double precision;   -- the number of windows from now until the work was to run
-    owing  double precision;   -- a balance below this is a debt
 BEGIN
     FOR attempt IN 1..100 LOOP
         BEGIN
@@ -48,8 +88,8 @@ BEGIN
             ord := '{}'; value := '{}'; ts := '{}';
             FOR i IN 1..pg_catalog.cardinality(names) LOOP
                 SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
-                       count(*), greatest(max(r.ts), at)
-                  INTO v, t, m, latest
+                       count(*)
+                  INTO v, t, m
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = names[i] AND r.key = keys[i];
                 IF m <> locked[i] THEN
@@ -59,31 +99,9 @@ BEGIN
                 ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
                 value := pg_catalog.array_cat(value, v);
                 ts := pg_catalog.array_cat(ts, t);
-                -- Give nothing back for an argument that is not a number (NaN is above all numbers), or if the rows and the clock
-                -- are older than taken_at.
-                CONTINUE WHEN (least(counts[i], rates[i], capacities[i], taken[i], parts[i]) >= '0'
-                    AND counts[i] + rates[i] + capacities[i] + taken[i] + abs(held[i]) + parts[i] < 'Infinity'
-                    AND periods[i] > '0' AND isfinite(periods[i]) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE;
-                w := windows[firsts[i]:lasts[i]];
-                total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], w);
-
-                IF starts[i] IS NULL THEN
-                    back := capacities[i] * parts[i] - held[i]
-                        - date_part('epoch', latest - taken_at) * rates[i] / date_part('epoch', periods[i]);
-                    back := least(greatest(back + least(total, 0), 0), counts[i]);
-                ELSE
-                    -- The windows that have begun before the first of the list or begin after its last are not known.
-                    wait := CASE WHEN latest < w[1] OR run_at > w[pg_catalog.cardinality(w)] THEN '-1'
-                        WHEN w IS NOT NULL THEN pg_catalog.width_bucket(run_at, w) - pg_catalog.width_bucket(latest, w)
-                        ELSE round(date_part('epoch', date_bin(periods[i], run_at, starts[i]) - date_bin(periods[i], latest, starts[i]))
-                        / date_part('epoch', periods[i])) END;
-                    owing := /* TEMPLATE: schema */_ratelimit_even(total, rates[i], capacities[i]);
-                    back := CASE
-                        WHEN capacities[i] - taken[i] < -/* TEMPLATE: schema */_ratelimit_tolerance(capacities[i], 0) OR wait < '0' OR total + wait * rates[i] < owing THEN 0
-                        WHEN wait > '0' AND total + (wait - '1') * rates[i] >= owing THEN 0
-                        WHEN wait > '0' AND capacities[i] > rates[i] AND total + counts[i] + (wait - '1') * rates[i] >= owing THEN 0
-                        ELSE counts[i] END;
-                END IF;
+                SELECT g.total, g.back INTO total, back
+                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, at, rates[i], periods[i], capacities[i], starts[i], counts[i], taken[i], held[i], parts[i],
+                       taken_at, run_at, windows[firsts[i]:lasts[i]]) AS g;
                 IF back > '0' AND total < capacities[i] THEN -- a later ts in a full row would cost refills if the clock steps back
                     UPDATE /* TEMPLATE: schema */rate_limits AS r
                        SET value = least(total + back, capacities[i]) / m::double precision, ts = greatest(r.ts, at)

@@ -1,12 +1,15 @@
 -- Makes limits full again by deleting the rows of all their shards, which it locks in the common order (CONCURRENCY.md, D1).
--- Returns the number of deleted rows.
+-- Returns the number of deleted rows. Holds of the limits lapse: what they hold is forgotten, too, and does not come back. Slots in use cannot be reset.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_reset(names text[], keys text[], OUT deleted integer)
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
     r record;
+    h record;
     n integer;
+    -- In variables, since Citus takes nothing in a write that is not immutable.
+    kept timestamptz := clock_timestamp() + interval '7 days';
 BEGIN
     deleted := 0;
     FOR r IN
@@ -17,6 +20,20 @@ BEGIN
         DELETE FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = r.name AND t.key = r.key;
         GET DIAGNOSTICS n = ROW_COUNT;
         deleted := deleted + n;
+    END LOOP;
+    FOR r IN
+        SELECT DISTINCT u.name COLLATE "C" AS name, u.key COLLATE "C" AS key
+          FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2
+    LOOP
+        FOR h IN
+            SELECT l.id, l.unit FROM /* TEMPLATE: schema */rate_limit_holds AS l WHERE l.name = r.name AND l.key = r.key AND l.state = 'held' ORDER BY l.id FOR UPDATE
+        LOOP
+            IF h.unit = 'slots' THEN
+                RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: slots in use cannot be reset', r.name),
+                    HINT = 'The table rate_limit_holds says which work has them. Release of the Go library frees them.';
+            END IF;
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS l SET state = 'lapsed', until = kept WHERE l.name = r.name AND l.key = r.key AND l.id = h.id;
+        END LOOP;
     END LOOP;
 END
 $body$;
@@ -64,7 +81,8 @@ END
 $body$;
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reset(text, text, boolean, text, text) IS $text$
-Makes a key of a rate limit full again, and forgets its debts. It deletes the key's rows, and returns how many.
+Makes a key of a rate limit full again, and forgets its debts. It deletes the key's rows, and returns how many. What is held of it lapses: it
+is forgotten, too, and does not come back.
 
     SELECT ratelimit_reset('sendMessage', 'user-17', reason => 'their retry loop is mended')
 
@@ -79,5 +97,5 @@ With a reason or with who, it adds a row to rate_limit_overrides if it deletes r
 effect of such a row is reset. Without both, nothing is written down: a program that resets keys as it works fills no history.
 
 Errors:
-  22023   an argument is invalid
+  22023   an argument is invalid, or the key has slots that are in use
 $text$;

@@ -9,7 +9,7 @@
 -- row whose ts lies after the last refill before that instant (see _ratelimit_upto) differs from a missing one: its refills begin at its ts.
 -- Rows written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
 --
--- rate: NULL if all definitions vary. varies: a key has numbers that are not known here, but within this time they fill a row from 0. A
+-- rate: NULL if all definitions vary, and for slots, whose varies is 0: such a row says nothing if no slot is in use. varies: a key has numbers that are not known here, but within this time they fill a row from 0. A
 -- row in debt may need longer, and stays. Less than the smallest count is no debt.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(
     value double precision, ts timestamptz, shards smallint, at timestamptz,
@@ -38,7 +38,12 @@ DECLARE
     since timestamptz := clock_timestamp() - interval '1 day';
     given boolean := pg_catalog.num_nonnulls(rate, period, capacity, start, varies) > 0 OR kind IS DISTINCT FROM 'token bucket';
 BEGIN
-    IF given THEN
+    IF kind = 'slots' THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_validate_slots(name, capacity);
+        IF pg_catalog.num_nonnulls(rate, period, start) > 0 OR varies <> '0' THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: rate, period, start and varies must be NULL for slots', name);
+        END IF;
+    ELSIF given THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, NULL, NULL,
             zero => varies IS NOT NULL);
         capacity := coalesce(capacity, rate);
@@ -49,8 +54,8 @@ BEGIN
             WHERE d.name = name AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')) THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, since, '0'); -- which is an error
     END IF;
-    SELECT count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
-               OR min(d.grid) <> max(d.grid) OR count(d.grid) NOT IN ('0', count(*)),
+    SELECT coalesce(count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
+               OR min(d.grid) <> max(d.grid) OR count(d.grid) NOT IN ('0', count(*)), false), -- slots have no period
            min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity), max(d.varies)
       INTO nothing, kind, period, start, rate, capacity, varies
       FROM (
@@ -70,7 +75,12 @@ BEGIN
           FROM /* TEMPLATE: schema */rate_limit_overrides AS o
          WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > since
      ) AS n ON d.varies IS NULL
-     WHERE n.rate > '0' OR d.varies IS NOT NULL;
+     WHERE n.rate > '0' OR d.varies IS NOT NULL OR d.kind = 'slots';
+    IF kind = 'slots' THEN -- a row says nothing once no slot is in use, whatever the numbers
+        rate := NULL;
+        varies := '0';
+        RETURN;
+    END IF;
     nothing := nothing OR varies IS NOT NULL AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
          WHERE o.name = name AND o.key IS NULL AND coalesce(least(o.until, o.removed_at), 'infinity') > since);
 END
@@ -135,7 +145,7 @@ BEGIN
     IF next = first THEN -- the next batch begins with the last key, which may have more rows, but only once
         next := first || E'\x01'; -- the next possible key
     END IF;
-    IF varies IS NOT NULL THEN
+    IF varies IS NOT NULL AND kind <> 'slots' THEN
         keys := ARRAY(SELECT u.key
             FROM pg_catalog.unnest(keys) AS u (key)
            WHERE u.key <> ALL (coalesce(spared, '{}')) AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
@@ -237,7 +247,7 @@ of their keys, and never waits for a lock. It holds the locks of the deleted row
 
     SELECT * FROM ratelimit_sweep('sendMessage')
 
-A row is deleted if it is full by every definition of this name that a program has published or replaced within 7 days, and by every
+A row is deleted if it is full (of slots: if none is in use) by every definition of this name that a program has published or replaced within 7 days, and by every
 override of it within a day. Where their kinds, periods or starts differ, nothing is deleted. If programs do not publish their limits, pass
 the numbers that they use. They count in addition to those that are published:
 

@@ -442,6 +442,20 @@ BEGIN
 END
 $$),
 
+        -- A hold is a row beside those of its limits, and a slot that is moved would leave it behind. It is refused before it takes.
+        ('_ratelimit_hold', 'plpgsql', $$
+BEGIN
+    RAISE feature_not_supported USING MESSAGE = 'rate limits: Hold, Settle and Release do not work through a proxy',
+        HINT = 'Keep the limits of holds in a database of their own, and connect to it.';
+END
+$$),
+        ('_ratelimit_settle', 'plpgsql', $$
+BEGIN
+    RAISE feature_not_supported USING MESSAGE = 'rate limits: Hold, Settle and Release do not work through a proxy',
+        HINT = 'Keep the limits of holds in a database of their own, and connect to it.';
+END
+$$),
+
         -- Batches: see 2.
         ('_ratelimit_consume_keys', 'plpgsql', $$
 #variable_conflict use_variable

@@ -291,10 +291,14 @@ func optional(s string) *string {
 
 // parse reads the numbers of a key of a kind of limit.
 func (g givenNumbers) parse(kind string) (p parsedNumbers, err error) {
-	c := ratelimit.Config{Name: "given", Kind: kind, Rate: new(float64), Period: "1s", Zone: g.Zone, Anchor: g.Anchor}
-	*c.Rate = 1
-	if c.Kind == "calendar window" {
-		c.Period = "1 month"
+	c := ratelimit.Config{Name: "given", Kind: kind, Zone: g.Zone, Anchor: g.Anchor}
+	switch one := 1.0; kind {
+	case kindSlots:
+		c.Capacity = &one
+	case "calendar window":
+		c.Rate, c.Period = &one, "1 month"
+	default:
+		c.Rate, c.Period = &one, "1s"
 	}
 	for _, field := range []struct {
 		what, text string

@@ -158,11 +158,16 @@ func every(n numbers) string {
 	return number(*n.Seconds*1000) + " ms"
 }
 
+// kindSlots is the kind of a limit of how many may be held at once.
+const kindSlots = "slots"
+
 // describe writes the numbers of a limit in a few words.
 func describe(kind string, n numbers) string {
 	switch {
 	case kind == "unlimited":
 		return "unlimited"
+	case kind == kindSlots && n.Capacity != nil:
+		return "at most " + number(*n.Capacity) + " at once"
 	case n.Rate == nil:
 		return visibly(kind)
 	case *n.Rate == 0:

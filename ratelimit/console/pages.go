@@ -248,7 +248,7 @@ func (c *call) showLimit(status int, a asked, f form, problem string) error {
 		for _, list := range [][]keyRow{p.Denied, p.Found} {
 			for i, k := range list {
 				row := left[k.Key]
-				list[i].Remaining, list[i].Stored = row.Remaining, row.Stored
+				list[i].Remaining, list[i].InUse, list[i].Stored = row.Remaining, row.InUse, row.Stored
 			}
 		}
 		return nil
@@ -423,7 +423,7 @@ func (p *keyPage) drawBalance(ctx context.Context, tx pgx.Tx, given parsedNumber
 	if *b.Capacity > 0 {
 		p.Level = int(min(max(100**b.Remaining / *b.Capacity, 0), 100))
 	}
-	if b.LastUse == nil || p.Override != nil && p.Override.Effect != "numbers" {
+	if b.Rate == nil || b.LastUse == nil || p.Override != nil && p.Override.Effect != "numbers" {
 		return nil
 	}
 	const longest = 200 * 365 * 24 * time.Hour

@@ -215,6 +215,7 @@ type keyRow struct {
 	LastDenied *time.Time
 
 	Remaining *float64 `db:"-"` // nil: not known
+	InUse     *float64 `db:"-"` // of slots whose number is not known
 	Stored    *float64 `db:"-"` // the tokens that were left at the last use; nil: nothing is stored
 	Share     float64  `db:"-"` // of the most denied key
 }
@@ -264,12 +265,19 @@ type balanceRow struct {
 	Own       bool // its numbers are those of the override
 	Rows      int64
 	LastUse   *time.Time
-	Stored    *float64 // the tokens that were left at the last use
-	Remaining *float64
+	Stored    *float64   // the tokens that were left at the last use
+	Remaining *float64   // tokens, or free slots
 	NextAt    *time.Time // for one token, or for all that the limit holds
 	FullAt    *time.Time
 	At        time.Time
+	InUse     *float64 `db:"-"` // of slots: those that are held, without those whose holds have expired
 }
+
+// Free is how many slots are free.
+func (b *balanceRow) Free() float64 { return max(*b.Remaining, 0) }
+
+// Stuck reports whether no slot is free, and no expiry frees one.
+func (b *balanceRow) Stuck() bool { return b.NextAt != nil && b.NextAt.Year() == 9999 }
 
 // The sums are the engine's own. $1 is the name, $2 the key, $3 to $6 are the numbers that were given, $7 is the instant. The numbers in force are those, or
 // the defined ones, under the newest override that is no block: a block denies, and changes no numbers. A key with numbers of its own that were not given has known ones only if an override leaves nothing out.
@@ -282,9 +290,10 @@ WITH given AS (
       FROM rate_limit_definitions AS d WHERE d.name = $1 AND d.current ORDER BY d.published_at DESC, d.program LIMIT 1
 ),
 inforce AS (
-    SELECT d.kind, coalesce(o.rate, d.rate) AS rate, d.period, _ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity) AS capacity,
+    SELECT d.kind, CASE WHEN d.kind <> 'slots' THEN coalesce(o.rate, d.rate) END AS rate, d.period,
+           CASE WHEN d.kind <> 'slots' THEN _ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity) ELSE coalesce(floor(o.capacity), d.capacity) END AS capacity,
            coalesce(o.max_reserved, d.max_reserved) AS max_reserved, d.start, d.shards, d.zone, d.anchor, o.id IS NOT NULL AS own,
-           NOT d.varies OR o.rate IS NOT NULL AND o.capacity IS NOT NULL AND d.kind <> 'calendar window' AS known
+           NOT d.varies OR (o.rate IS NOT NULL OR d.kind = 'slots') AND o.capacity IS NOT NULL AND d.kind <> 'calendar window' AS known
       FROM given AS d
       LEFT JOIN (SELECT o.* FROM (
             (SELECT o.* FROM rate_limit_overrides AS o
@@ -383,7 +392,23 @@ func queryBalanceAt(ctx context.Context, tx pgx.Tx, name, key string, given pars
 	if len(rows) == 0 {
 		return nil, err
 	}
-	return &rows[0], nil
+	b := &rows[0]
+	if b.Kind != kindSlots {
+		return b, nil
+	}
+	var used float64
+	var next pgtype.Timestamptz
+	b.Stored = nil
+	err = tx.QueryRow(ctx, "SELECT f.used, f.free, f.retry_at FROM _ratelimit_free_slots($1::text, $2::text, $3::float8, $4::timestamptz) AS f", name, key, b.Capacity, at).
+		Scan(&used, &b.Remaining, &next)
+	if b.InUse = &used; next.Valid && next.InfinityModifier == pgtype.Finite {
+		t := next.Time.UTC()
+		b.NextAt = &t
+	} else if next.Valid {
+		never := time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) // unless an override ends, or a slot is released
+		b.NextAt = &never
+	}
+	return b, err
 }
 
 // pointRow is a point of the curve of a balance.
@@ -428,8 +453,9 @@ func queryKeyDenials(ctx context.Context, tx pgx.Tx, name, key string) ([]hourRo
 // leftRow is what a key has under the override in force for it: 0 if it is blocked.
 type leftRow struct {
 	Key       string
-	Remaining *float64 // nil: not known
-	Stored    *float64
+	Remaining *float64 // tokens, or free slots; nil: not known
+	InUse     *float64 // of slots whose number is not known
+	Stored    *float64 // tokens
 }
 
 // storedRow is a row of rate_limits.
@@ -452,10 +478,12 @@ func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[
 		ofKeys[i], shards[i], values[i], times[i] = r.Key, r.Shard, r.Value, r.Ts
 	}
 	rows, err := collect[leftRow](tx.Query(ctx, `
-		SELECT k.key, s.total AS stored, CASE
+		SELECT k.key, CASE WHEN n.kind IS DISTINCT FROM 'slots' THEN s.total END AS stored,
+		       CASE WHEN n.kind = 'slots' AND n.effect = 'varies' THEN (SELECT f.used FROM _ratelimit_free_slots($1, k.key, 0, now()) AS f) END AS in_use, CASE
 		       WHEN n.effect = 'varies' OR n.effect = 'numbers' AND NOT s.sound THEN NULL
 		       WHEN n.effect = 'block' OR n.effect = 'numbers' AND n.rate <= 0 THEN 0
 		       WHEN n.effect = 'unlimited' THEN 'Infinity'
+		       WHEN n.kind = 'slots' THEN (SELECT greatest(f.free, 0) FROM _ratelimit_free_slots($1, k.key, n.capacity, now()) AS f)
 		       ELSE _ratelimit_shown(_ratelimit_total(s.value, s.ts, now(), n.rate, CASE n.kind WHEN 'calendar window' THEN _ratelimit_longest(n.period) ELSE n.period END, n.capacity,
 		           CASE n.kind WHEN 'fixed window' THEN _ratelimit_grid($1, k.key, n.period, n.kind, n.start) WHEN 'calendar window' THEN w.windows[1] END, w.windows), n.rate, n.capacity) END AS remaining
 		  FROM unnest($2::text[]) AS k (key)

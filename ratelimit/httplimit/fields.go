@@ -128,10 +128,10 @@ func policyItem(limit ratelimit.Limit) string {
 
 // window is the number of seconds in which the capacity refills. It is rounded up, so that q per w is at most the limit's
 // rate. A calendar's months count as 31 days, its quarters as 92, its years as 366. The result is not ok if it is under a
-// second, or too long for an Integer, or if the rate is 0.
+// second, or too long for an Integer, or if the rate is 0. Slots are not refilled.
 func window(limit ratelimit.Limit) (w int64, ok bool) {
 	c := limit.Config()
-	if *c.Rate == 0 {
+	if c.Rate == nil || *c.Rate == 0 {
 		return 0, false
 	}
 	periods := limit.Capacity() / *c.Rate

@@ -68,6 +68,9 @@ func Run(events iter.Seq2[Event, error], candidates ...ratelimit.Limit) (*Report
 		if err := limit.Validate(); err != nil {
 			return nil, err
 		}
+		if limit.Config().Kind == "slots" {
+			return nil, fmt.Errorf("%w: limit %q: slots cannot be replayed: an event does not say when its slot is free again", ratelimit.ErrInvalid, limit.Name())
+		}
 		r.tracks = append(r.tracks, newTrack(limit))
 	}
 	for event, err := range events {

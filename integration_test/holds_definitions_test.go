@@ -1,0 +1,306 @@
+package integration_test
+
+import (
+	"encoding/json"
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// TestSlotsAreDefined: programs publish slots, SQL and overrides know their number, and no other kind has the same name.
+func TestSlotsAreDefined(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	renders, varying := ratelimit.Slots("renders", 2), ratelimit.Slots("projects", 5, ratelimit.Varies(0))
+	limits := open(t, pool, ratelimit.Options{Program: "api", Limits: []ratelimit.Limit{renders, varying}, NoSweep: true})
+	h := holder{t, limits, pool, nil}
+	type row struct{ key, want string }
+	wants := func(name string, rows ...row) {
+		t.Helper()
+		for _, r := range rows {
+			if got := lines(t, pool, "SELECT effect, kind, rate, period, capacity, shards, varies FROM _ratelimit_numbers('"+name+"', '"+r.key+"', now(), varying => true)"); got != r.want {
+				t.Errorf("%s, %s: %s, want %s", name, r.key, got, r.want)
+			}
+		}
+	}
+	wants("renders", row{"acme", "(numbers,slots,,,2,,)"})
+	wants("projects", row{"acme", "(varies,slots,,,,,00:00:00)"})
+
+	for sql, want := range map[string]string{
+		`SELECT ratelimit_publish('web', '[{"name": "renders", "kind": "token bucket", "rate": 1, "period": "1 second"}]')`: `program "web" defines a token bucket of 00:00:01, and program "api" slots: both would grant`,
+		`SELECT ratelimit_publish('web', '[{"name": "x", "kind": "slots", "capacity": 2.5}]')`:                              "capacity of slots must be a whole number between 0 and 1e9, not 2.5",
+		`SELECT ratelimit_publish('web', '[{"name": "x", "kind": "slots"}]')`:                                               "capacity of slots must be a whole number between 0 and 1e9, not NULL",
+		`SELECT ratelimit_publish('web', '[{"name": "x", "kind": "slots", "capacity": 2, "rate": 1}]')`:                     "slots must have no field but name, kind, capacity and varies",
+		`SELECT ratelimit_publish('web', '[{"name": "x", "kind": "slots", "capacity": 2, "varies": "1 day"}]')`:             "varies of slots must be 0",
+		`SELECT ratelimit_publish('web', '[{"name": "x", "kind": "bucket", "capacity": 2}]')`:                               `''slots'' or ''unlimited'', not ''bucket''`,
+		`SELECT ratelimit_override('renders', 'acme', rate => 3)`:                                                           "rate and max_reserved must be NULL for slots",
+		`SELECT ratelimit_override('renders', 'acme', capacity => 2.5)`:                                                     "capacity of slots must be a whole number between 0 and 1e9, not 2.5",
+		`SELECT ratelimit('renders', 'acme')`:                                                                               "it has slots, which only Hold of the Go library takes",
+		`SELECT ratelimit_try('renders', 'acme')`:                                                                           "it has slots, which only Hold of the Go library takes",
+		`SELECT ratelimit_reserve('renders', 'acme')`:                                                                       "it has slots, which only Hold of the Go library takes",
+		`SELECT ratelimit_take('renders', 'acme', most => 2)`:                                                               "it has slots, which only Hold of the Go library takes",
+		`SELECT * FROM ratelimit_all('[{"name": "renders", "key": "acme"}]')`:                                               "it has slots, which only Hold of the Go library takes",
+		`SELECT ratelimit('projects', 'acme')`:                                                                              "the numbers of this key are the program's",
+		`SELECT * FROM ratelimit_sweep('renders', kind => 'slots', capacity => 2, rate => 1)`:                               "rate, period, start and varies must be NULL for slots",
+		`SELECT * FROM ratelimit_keys('renders', kind => 'slots', capacity => 2)`:                                           "rate must be between 1e-15 and 1e15, not NULL",
+	} {
+		_, err := pool.Exec(t.Context(), sql)
+		if want = strings.ReplaceAll(want, "''", "'"); err == nil || sqlState(err) != "22023" || !strings.Contains(strings.ReplaceAll(err.Error(), `"`, `'`), strings.ReplaceAll(want, `"`, `'`)) {
+			t.Errorf("%s: %v, want %s", sql, err, want)
+		}
+	}
+
+	keys := func() string {
+		t.Helper()
+		return lines(t, pool, "SELECT key, remaining, CASE WHEN retry_at = 'infinity' THEN 'never' WHEN retry_at IS NOT NULL THEN 'later' END FROM ratelimit_keys('renders') ORDER BY key")
+	}
+	one, two := h.holds("1", time.Minute, renders.Key("acme")), h.holds("2", -1, renders.Key("acme"))
+	h.holds("3", -1, renders.Key("other"))
+	h.holds("4", -1, renders.Key("stuck").Count(2))
+	if got := keys(); got != "(acme,0,later)\n(other,1,)\n(stuck,0,never)" {
+		t.Error(got)
+	}
+	// An override of the capacity is another number.
+	mustExec(t, pool, "SELECT ratelimit_override('renders', 'acme', capacity => 3)")
+	mustExec(t, pool, "SELECT ratelimit_block('renders', 'other')")
+	mustExec(t, pool, "SELECT ratelimit_unlimited('renders', 'stuck')")
+	mustExec(t, pool, "SELECT ratelimit_override('projects', 'acme', capacity => 7)")
+	if got := keys(); got != "(acme,1,)\n(other,0,never)\n(stuck,Infinity,)" {
+		t.Error(got)
+	}
+	wants("renders", row{"acme", "(numbers,slots,,,3,,)"})
+	wants("projects", row{"acme", "(numbers,slots,,,7,,00:00:00)"})
+	mustExec(t, pool, "SELECT ratelimit_override('renders', 'acme', capacity => 1, until => clock_timestamp() + interval '10 seconds')")
+	// Then the older one follows, which has a slot left.
+	if got := lines(t, pool, "SELECT remaining FROM ratelimit_keys('renders', keys => '{acme}') WHERE retry_at = (SELECT max(until) FROM rate_limit_overrides)"); got != "(-1)" {
+		t.Error(got)
+	}
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_add(min(id)) FROM rate_limit_overrides"); err == nil || !strings.Contains(err.Error(), "it has slots, and nothing is added to them") {
+		t.Error(err)
+	}
+
+	for what, number := range map[string]ratelimit.Option{"a rate": ratelimit.Rate(1), "half a slot": ratelimit.Capacity(1.5), "a debt": ratelimit.MaxReserved(1)} {
+		if _, err := limits.Override(t.Context(), pool, renders.Key("new"), time.Time{}, "", "", number); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("Override of %s: %v", what, err)
+		}
+	}
+	if _, err := limits.Override(t.Context(), pool, renders.Key("new"), time.Time{}, "", "", ratelimit.Capacity(9)); err != nil {
+		t.Error(err)
+	}
+	wants("renders", row{"new", "(numbers,slots,,,9,,)"})
+
+	// Slots in use are not reset. The row of those that are not is swept.
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_reset('renders', 'acme')"); sqlState(err) != "22023" || !strings.Contains(err.Error(), "slots in use cannot be reset") {
+		t.Error(err)
+	}
+	sweep := func(want int64) {
+		t.Helper()
+		mustExec(t, pool, "UPDATE rate_limits SET ts = now() - interval '2 hours'")
+		if n, err := limits.Sweep(t.Context(), pool, renders, varying); err != nil || n != want {
+			t.Errorf("%d rows were swept, want %d: %v", n, want, err)
+		}
+	}
+	sweep(0)
+	h.release(one.Token)
+	sweep(0)
+	h.release(two.Token, renders.Key("acme"))
+	sweep(1)
+	mustExec(t, pool, "SELECT ratelimit_reset('renders', 'acme')")
+	h.holds("5", time.Minute, varying.With(ratelimit.Capacity(1)).Key("a"))
+	if got := lines(t, pool, "SELECT key, remaining, retry_at FROM ratelimit_keys('projects')"); got != "(a,,)" {
+		t.Error(got)
+	}
+}
+
+// holds wants a grant, by the database's clock.
+func (h holder) holds(id string, ttl time.Duration, requests ...ratelimit.Request) ratelimit.Held {
+	h.Helper()
+	held, err := h.limits.Hold(h.Context(), h.db, id, ttl, requests...)
+	if err != nil || !held.OK {
+		h.Fatalf("Hold %s: %+v, %v", id, held, err)
+	}
+	return held
+}
+
+// TestHoldsAreResetAndSwept: after a reset, nothing of a hold comes back. A sweep gives expired holds back.
+func TestHoldsAreResetAndSwept(t *testing.T) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
+		h := newHolder(t, db)
+		budget, renders := slow("budget", 100), ratelimit.Slots("renders", 2)
+		ann := budget.Key("ann")
+		held := h.hold("job", time.Minute, ann.Count(80))
+		other := h.hold("other job", time.Minute, budget.Key("bob").Count(80))
+		if err := h.limits.Reset(t.Context(), db, ann); err != nil {
+			t.Fatal(err)
+		}
+		h.has(ann, 100)
+		h.release(held.Token, ann)
+		h.has(ann, 100)
+		again := h.hold("job", time.Minute, ann.Count(50))
+		h.settle(other.Token, []float64{20}, budget.Key("bob").Count(60))
+		if err := h.limits.Reset(t.Context(), db, ann); err != nil {
+			t.Fatal(err)
+		}
+		h.settle(again.Token, []float64{-10}, ann.Count(60)) // more than was held
+		h.has(ann, 90)
+		if err := h.limits.Reset(t.Context(), db, renders.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("Reset of slots: %v", err)
+		}
+	})
+	t.Run("sweep", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 2)
+		limits, clock := newLimiter()
+		h := holder{t, limits, pool, clock}
+		budget, renders, unknown := slow("budget", 100), ratelimit.Slots("renders", 2), slow("unknown", 100)
+		if err := ratelimit.Publish(t.Context(), pool, "api", budget, renders); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 5 {
+			h.hold("job", time.Minute, budget.Key(string(rune('a'+i))).Count(80), renders.Key(string(rune('a'+i))))
+		}
+		h.hold("job", time.Minute, unknown.Key("a").Count(80))
+		h.hold("long", time.Hour, renders.Key("a"))
+		clock.Advance(2 * time.Minute)
+		if _, err := limits.Sweep(t.Context(), pool, budget); err != nil {
+			t.Fatal(err)
+		}
+		if got := lines(t, pool, "SELECT name, sum(value)::int FROM rate_limits GROUP BY name ORDER BY name"); got != "(budget,500)\n(renders,-1)\n(unknown,20)" {
+			t.Error(got)
+		}
+		if got := lines(t, pool, "SELECT name, state, count(*) FROM rate_limit_holds GROUP BY name, state ORDER BY name, state"); got != "(budget,lapsed,5)\n(renders,held,1)\n(renders,lapsed,5)\n(unknown,held,1)" {
+			t.Error(got)
+		}
+		clock.Advance(8 * 24 * time.Hour)
+		if _, err := limits.Sweep(t.Context(), pool, budget); err != nil {
+			t.Fatal(err)
+		}
+		if got := lines(t, pool, "SELECT name, state, count(*) FROM rate_limit_holds GROUP BY name, state ORDER BY name, state"); got != "(renders,lapsed,1)\n(unknown,held,1)" {
+			t.Error(got)
+		}
+	})
+	t.Run("in the background", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 4)
+		renders := ratelimit.Slots("renders", 2)
+		limits := open(t, pool, ratelimit.Options{Program: "api", Limits: []ratelimit.Limit{renders}, SweepEvery: time.Second})
+		h := holder{t, limits, pool, nil}
+		h.holds("job", 100*time.Millisecond, renders.Global())
+		for deadline := time.Now().Add(time.Minute); lines(t, pool, "SELECT state FROM rate_limit_holds") != "(lapsed)"; time.Sleep(50 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("nobody gave the slot back")
+			}
+		}
+	})
+}
+
+// TestTheToolAndThePageShowSlots: keys, show and the page have how many there are, in use and free.
+func TestTheToolAndThePageShowSlots(t *testing.T) {
+	t.Parallel()
+	url := newMigrated(t)
+	pool := connect(t, url, 4)
+	renders, varying, none := ratelimit.Slots("renders", 3), ratelimit.Slots("projects", 5, ratelimit.Varies(0)), ratelimit.Slots("none", 0)
+	if err := ratelimit.Publish(t.Context(), pool, "api", renders, varying, none); err != nil {
+		t.Fatal(err)
+	}
+	h := holder{t, new(ratelimit.Limiter), pool, nil}
+	h.holds("1", time.Hour, renders.Key("acme").Count(2))
+	h.holds("2", 100*time.Millisecond, renders.Key("acme"))
+	h.holds("3", time.Hour, renders.Key("full").Count(3))
+	h.holds("4", -1, renders.Key("stuck").Count(3))
+	h.holds("5", -1, varying.Key("acme").Count(4))
+	mustExec(t, pool, "SELECT pg_sleep(0.11)")
+	tool := func(wants []string, args ...string) {
+		t.Helper()
+		wantsTool(t, url, wants, args...)
+	}
+	tool([]string{"KEY FREE IN USE DENIED UNTIL OVERRIDE", "full 0 3 20", "stuck 0 3 one is released -"}, "keys", "renders")
+	tool([]string{"acme 1 2 - -"}, "keys", "renders", "--all")
+	tool([]string{`"remaining": 1`, `"used": 2`}, "keys", "renders", "--all", "--json")
+	tool([]string{"slots 1 of 3 free, 2 in use", "denied no: a slot would be granted now"}, "show", "renders", "acme")
+	tool([]string{"slots 0 of 3 free, 3 in use", "denied yes, until 20", "at the latest, unless a hold is extended: all are in use"}, "show", "renders", "full")
+	tool([]string{"slots 0 of 3 free, 3 in use", "denied yes, until a slot is released: all are in use"}, "show", "renders", "stuck")
+	tool([]string{"slots 3 of 3 free, 0 in use"}, "show", "renders", "new")
+	tool([]string{"slots 4 in use; how many there are is not known"}, "show", "projects", "acme")
+	tool([]string{"slots 6 of 10 free, 4 in use"}, "show", "projects", "acme", "--capacity", "10")
+	tool([]string{"acme not known 4 not known -"}, "keys", "projects")
+	tool([]string{"acme 6 4 - -"}, "keys", "projects", "--all", "--capacity", "10")
+	tool([]string{"none has no rows: 0 slots"}, "keys", "none")
+	tool([]string{"slots 0 of 0 free, 0 in use", "yes, by policy: there are no slots"}, "show", "none", "acme")
+	tool([]string{"renders api 3 slots 3", "projects api 5 slots, which vary 1"}, "limits")
+	tool([]string{"renders 0 1"}, "sweep", "renders")
+	tool([]string{"has slots, and nothing is added to them"}, "override", "renders", "acme", "--capacity", "5", "--add")
+	tool([]string{"rate and max_reserved must be NULL for slots"}, "override", "renders", "acme", "--rate", "5")
+	tool([]string{"slots cannot be replayed"}, "replay", "--log", "/dev/null", "--format", "json", "--time", "t", "--published", "renders")
+
+	page := newConsole(t, pool, "ann")
+	page.get(200, "key?name=renders&key=acme", "1 of 3 slots free", "2 in use.")
+	page.get(200, "key?name=renders&key=full", "0 of 3 slots free", "3 in use. Denied now. One is free in", "at the latest, unless its hold is extended")
+	page.get(200, "key?name=renders&key=stuck", "0 of 3 slots free", "3 in use. Denied until one is released.")
+	page.get(200, "key?name=projects&key=acme", "4 slots in use", "How many this key has is the program's.")
+	page.get(200, "key?name=projects&key=acme&capacity=10", "6 of 10 slots free", "By the number that was given.")
+	page.get(200, "key?name=none&key=acme", "0 of 0 slots free", "Denied: there are no slots.")
+	page.get(200, "limit?name=renders&search=", "at most 3 at once")
+	page.get(200, "limit?name=projects&q=acme", "4 in use")
+
+	mustExec(t, pool, "SELECT ratelimit_override('renders', NULL, capacity => 2, until => date_trunc('second', now() + interval '30 minutes'))")
+	until := scan[time.Time](t, pool, "SELECT until FROM rate_limit_overrides").UTC()
+	mustExec(t, pool, "SELECT ratelimit_block('renders', 'stuck')")
+	mustExec(t, pool, "SELECT ratelimit_unlimited('renders', 'full')")
+	mustExec(t, pool, "SELECT ratelimit_override('projects', 'acme', capacity => 4)")
+	tool([]string{"acme 0 2 20", "stuck 0 3 for good #2 block", "full unlimited 3 - #3 unlimited"}, "keys", "renders", "--all")
+	tool([]string{"slots 0 of 2 free, 2 in use", "denied yes, until " + until.Format("2006-01-02 15:04:05Z") + " (in"}, "show", "renders", "acme")
+	tool([]string{"slots unlimited: 3 in use", "denied no: a slot would be granted now"}, "show", "renders", "full")
+	tool([]string{"slots 0 of 4 free, 4 in use"}, "show", "projects", "acme")
+	page.get(200, "key?name=renders&key=acme", "0 of 2 slots free", "2 in use.")
+	page.get(200, "key?name=projects&key=acme", "0 of 4 slots free", "Denied until one is released.")
+}
+
+// TestDocsCountSlotsAgain runs the SQL of docs/holds.md.
+func TestDocsCountSlotsAgain(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	renders := ratelimit.Slots("renders", 3)
+	h := holder{t, new(ratelimit.Limiter), pool, nil}
+	h.holds("1", time.Hour, renders.Key("acme").Count(2))
+	h.holds("2", time.Hour, renders.Key("other"))
+	h.holds("1", time.Hour, slow("budget", 100).Key("acme").Count(10))
+	who := docSQL(t, "docs/holds.md", "ORDER BY taken_at")
+	if got := lines(t, pool, "SELECT id, state, count FROM ("+strings.TrimSuffix(who, ";")+") AS w"); got != "(1,held,2)" {
+		t.Error(got)
+	}
+	mustExec(t, pool, "DELETE FROM rate_limits WHERE key = 'acme' AND name = 'renders'")
+	mustExec(t, pool, "UPDATE rate_limits SET value = -3 WHERE key = 'other'")
+	mustExec(t, pool, docSQL(t, "docs/holds.md", "LOCK TABLE"))
+	h.has(renders.Key("acme"), 1)
+	h.has(renders.Key("other"), 2)
+	mustExec(t, pool, "TRUNCATE rate_limit_holds")
+	h.has(renders.Key("acme"), 1)
+	mustExec(t, pool, "SELECT ratelimit_reset('renders', 'acme')")
+	h.has(renders.Key("acme"), 3)
+}
+
+// wantsTool runs txlimit, and wants that it prints some texts, of one space between words.
+func wantsTool(t *testing.T, url string, wants []string, args ...string) {
+	t.Helper()
+	binary, err := builtTool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := exec.CommandContext(t.Context(), binary, args...)
+	command.Env = []string{"DATABASE_URL=" + url, "HOME=" + t.TempDir()}
+	out, _ := command.CombinedOutput()
+	text := strings.Join(strings.Fields(string(out)), " ")
+	for _, want := range wants {
+		if !strings.Contains(text, want) {
+			t.Errorf("%s: no %q in\n%s", strings.Join(args, " "), want, out)
+		}
+	}
+	if len(args) > 0 && args[len(args)-1] == "--json" && !json.Valid(out) {
+		t.Errorf("%s: no JSON: %s", strings.Join(args, " "), out)
+	}
+}

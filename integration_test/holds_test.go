@@ -1,0 +1,427 @@
+package integration_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// holder is a limiter on a handle, for tests of holds.
+type holder struct {
+	*testing.T
+	limits *ratelimit.Limiter
+	db     handle
+	clock  *clock
+}
+
+func newHolder(t *testing.T, db handle) holder {
+	limits, clock := newLimiter()
+	return holder{t, limits, db, clock}
+}
+
+// hold wants a grant.
+func (h holder) hold(id string, ttl time.Duration, requests ...ratelimit.Request) ratelimit.Held {
+	h.Helper()
+	held, err := h.limits.Hold(h.Context(), h.db, id, ttl, requests...)
+	if err != nil || !held.OK || held.Repeated || held.Token == "" || held.Receipt() != "" {
+		h.Fatalf("Hold %s: %+v, %v", id, held, err)
+	}
+	if want := held.At.Add(ttl); ttl > 0 && !held.Expires.Equal(want) || ttl < 0 && !held.Expires.IsZero() {
+		h.Fatalf("Hold %s ends at %v, at %v for %v", id, held.Expires, held.At, ttl)
+	}
+	return held
+}
+
+// refused wants a denial with this reason, and returns when it says to try again.
+func (h holder) refused(reason ratelimit.Reason, id string, ttl time.Duration, requests ...ratelimit.Request) time.Time {
+	h.Helper()
+	held, err := h.limits.Hold(h.Context(), h.db, id, ttl, requests...)
+	var denial *ratelimit.DeniedError
+	if !errors.As(err, &denial) || denial.Reason != reason || held.OK || held.Token != "" || held.Receipt() != "" {
+		h.Fatalf("Hold %s: %+v, %v, want a denial, %s", id, held, err, reason)
+	}
+	return denial.RetryAt
+}
+
+// settle wants a Settle to give so much back, of each request; below zero, to charge it.
+func (h holder) settle(token string, moved []float64, requests ...ratelimit.Request) {
+	h.Helper()
+	result, err := h.limits.Settle(h.Context(), h.db, token, requests...)
+	if err != nil || !result.OK || result.Repeated || len(result.Requests) != len(moved) {
+		h.Fatalf("Settle: %+v, %v", result, err)
+	}
+	for i, s := range result.Requests {
+		if s.Refunded-s.Taken != moved[i] || min(s.Refunded, s.Taken) != 0 {
+			h.Fatalf("Settle: %v came back and %v was charged of %s, want %v", s.Refunded, s.Taken, s.Limit.Name(), moved[i])
+		}
+	}
+}
+
+// lost wants a Settle whose hold is not there.
+func (h holder) lost(token string, requests ...ratelimit.Request) ratelimit.Result {
+	h.Helper()
+	result, err := h.limits.Settle(h.Context(), h.db, token, requests...)
+	if !errors.Is(err, ratelimit.ErrHoldLost) || result.OK {
+		h.Fatalf("Settle: %+v, %v, want ErrHoldLost", result, err)
+	}
+	return result
+}
+
+func (h holder) release(token string, requests ...ratelimit.Request) {
+	h.Helper()
+	if err := h.limits.Release(h.Context(), h.db, token, requests...); err != nil {
+		h.Fatal(err)
+	}
+}
+
+// has wants a balance.
+func (h holder) has(request ratelimit.Request, remaining float64) {
+	h.Helper()
+	if got := readBalance(h, h.limits, h.db, request); got != remaining {
+		h.Fatalf("the balance of %v is %v, want %v", request, got, remaining)
+	}
+}
+
+func TestHoldsOfSlots(t *testing.T) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
+		h := newHolder(t, db)
+		renders := ratelimit.Slots("renders", 2)
+		acme := renders.Key("acme")
+		h.has(acme, 2)
+		one := h.hold("job 1", time.Minute, acme)
+		if one.Remaining != 1 || one.Requests[0].Taken != 1 || !strings.HasPrefix(one.Token, "~") {
+			t.Fatalf("%+v", one)
+		}
+		h.clock.Advance(10 * time.Second)
+		two := h.hold("job 2", time.Minute, acme)
+		h.has(acme, 0)
+		if at := h.refused(ratelimit.ReasonQuota, "job 3", time.Minute, acme); !at.Equal(one.Expires) {
+			t.Fatalf("retry at %v, want %v", at, one.Expires)
+		}
+		// The holder of the last slot is no stranger.
+		if at := h.refused(ratelimit.ReasonHeld, "job 2", time.Minute, acme); !at.Equal(two.Expires) {
+			t.Fatalf("retry at %v, want %v", at, two.Expires)
+		}
+		h.hold("job 1", time.Minute, renders.Key("other"))
+		h.release(one.Token)
+		h.has(acme, 1)
+		h.refused(ratelimit.ReasonHeld, "job 2", time.Minute, acme) // with room, too
+		h.has(acme, 1)
+		h.release(one.Token)
+		h.has(acme, 1)
+		h.lost(one.Token, acme)
+		three := h.hold("job 1", time.Minute, acme)
+		h.lost(one.Token, acme) // another token
+		h.release(one.Token, acme)
+		h.has(acme, 0)
+		h.settle(two.Token, []float64{1}, acme)
+		h.has(acme, 1)
+		if result, err := h.limits.Settle(t.Context(), db, two.Token, acme); err != nil || !result.OK || !result.Repeated {
+			t.Fatalf("a second Settle: %+v, %v", result, err)
+		}
+		h.has(acme, 1)
+		if at := h.refused(ratelimit.ReasonSettled, "job 2", time.Minute, acme); !at.IsZero() {
+			t.Fatalf("retry at %v", at)
+		}
+		h.has(acme, 1)
+
+		// An expired hold counts as free, and is given back when it is needed.
+		h.hold("job 4", time.Hour, acme)
+		h.clock.Advance(time.Minute)
+		h.has(acme, 1)
+		h.hold("job 5", time.Minute, acme)
+		h.lost(three.Token, acme)
+		h.has(acme, 0)
+		h.clock.Advance(time.Minute)
+		h.hold("job 5", time.Minute, acme) // its own
+		h.has(acme, 0)
+		h.clock.Advance(24 * time.Hour)
+		h.hold("job 2", time.Minute, acme) // forgotten after a day
+	})
+}
+
+func TestHoldsWithoutAnEnd(t *testing.T) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
+		h := newHolder(t, db)
+		projects := ratelimit.Slots("projects", 2).Key("team")
+		if held := h.hold("p1", -1, projects); held.Token != "p1" {
+			t.Fatalf("the token is %q", held.Token)
+		}
+		held, err := h.limits.Hold(t.Context(), db, "p1", -1, projects)
+		if err != nil || !held.OK || !held.Repeated || held.Token != "p1" || held.Requests[0].Taken != 0 {
+			t.Fatalf("again: %+v, %v", held, err)
+		}
+		h.has(projects, 1)
+		if at := h.refused(ratelimit.ReasonHeld, "p1", time.Minute, projects); !at.IsZero() {
+			t.Fatalf("retry at %v", at)
+		}
+		// Another limit is not held under the id: it is no repetition.
+		h.refused(ratelimit.ReasonHeld, "p1", -1, projects, ratelimit.Slots("other", 1).Global())
+		h.hold("p2", -1, projects)
+		h.clock.Advance(1000 * time.Hour)
+		if at := h.refused(ratelimit.ReasonQuota, "p3", -1, projects); !at.IsZero() {
+			t.Fatalf("retry at %v", at)
+		}
+		if held, err := h.limits.Hold(t.Context(), db, "p2", -1, projects); err != nil || !held.Repeated {
+			t.Fatalf("again, when it is full: %+v, %v", held, err)
+		}
+		h.release("p2", projects)
+		h.hold("p2", -1, projects) // the id is free at once
+		h.release("p1", projects)
+		h.release("never", projects)
+		h.has(projects, 1)
+	})
+}
+
+func TestHoldsOfTokens(t *testing.T) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
+		h := newHolder(t, db)
+		budget := ratelimit.FixedWindow("budget", 100, time.Hour, ratelimit.Start(noon))
+		bucket := ratelimit.TokenBucket("bucket", 60, time.Hour, ratelimit.Capacity(100))
+		monthly := ratelimit.CalendarWindow("monthly", 100, ratelimit.Month)
+		for _, limit := range []ratelimit.Limit{budget, bucket, monthly} {
+			r := limit.Global()
+			token := h.hold("less", time.Minute, r.Count(60)).Token
+			h.has(r, 40)
+			h.settle(token, []float64{25}, r.Count(35))
+			h.has(r, 65)
+			token = h.hold("more", time.Minute, r.Count(20)).Token
+			h.settle(token, []float64{-10}, r.Count(30))
+			h.has(r, 35)
+			token = h.hold("all", time.Minute, r.Count(5)).Token
+			h.settle(token, []float64{0})
+			h.has(r, 30)
+			token = h.hold("nothing", time.Minute, r.Count(5)).Token
+			h.release(token)
+			h.has(r, 30)
+			h.refused(ratelimit.ReasonQuota, "too much", time.Minute, r.Count(31))
+		}
+
+		// What nobody settled comes back, if somebody needs it.
+		token := h.hold("dead", time.Minute, budget.Global().Count(30)).Token
+		h.clock.Advance(time.Minute)
+		h.has(budget.Global(), 0)
+		other := h.hold("next", time.Minute, budget.Global().Count(20)).Token
+		h.has(budget.Global(), 10)
+		// It comes late: it kept nothing, so all that it used is charged.
+		h.settle(token, []float64{-10}, budget.Global().Count(10))
+		h.has(budget.Global(), 0)
+		h.settle(other, []float64{5}, budget.Global().Count(15))
+		h.clock.Advance(time.Minute)
+		token = h.hold("too late", time.Minute, budget.Global().Count(5)).Token
+		h.clock.Advance(time.Hour)
+		h.hold("full", time.Minute, budget.Global().Count(100))
+		h.settle(token, []float64{-45}, budget.Global().Count(50)) // nobody needed it: as if in time
+	})
+}
+
+// TestHoldsSettleInTheNextWindow: what is left of a window that is over does not come back, and what is more is charged.
+func TestHoldsSettleInTheNextWindow(t *testing.T) {
+	h := newHolder(t, reusedPool(t, 2, 0))
+	r := ratelimit.FixedWindow("budget", 100, time.Hour, ratelimit.Start(noon)).Global()
+	less, more := h.hold("less", 2*time.Hour, r.Count(40)).Token, h.hold("more", 2*time.Hour, r.Count(40)).Token
+	h.clock.Advance(time.Hour)
+	h.has(r, 100)
+	h.settle(less, []float64{0}, r.Count(10))
+	h.settle(more, []float64{-5}, r.Count(45))
+	h.has(r, 95)
+}
+
+func TestHoldsAreAllOrNothing(t *testing.T) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
+		h := newHolder(t, db)
+		mine, all := ratelimit.Slots("mine", 2), ratelimit.Slots("all", 3).Global()
+		budget := ratelimit.TokenBucket("budget", 1, 1000*time.Hour, ratelimit.Capacity(10)).Global()
+		free := ratelimit.Unlimited("free").Global()
+		a := h.hold("a", time.Minute, mine.Key("ann"), all, budget.Count(3), free)
+		h.hold("b", time.Minute, mine.Key("ann"), all, budget.Count(3))
+		h.refused(ratelimit.ReasonQuota, "c", time.Minute, mine.Key("ann"), all, budget.Count(3))
+		h.refused(ratelimit.ReasonQuota, "c", time.Minute, mine.Key("bob"), all, budget.Count(5))
+		h.has(all, 1)
+		h.has(mine.Key("bob"), 2)
+		h.has(budget, 4)
+		// An id that one of the limits knows takes nothing of the others.
+		h.refused(ratelimit.ReasonHeld, "a", time.Minute, mine.Key("bob"), all)
+		h.refused(ratelimit.ReasonHeld, "a", time.Minute, mine.Key("bob"), free)
+		h.has(mine.Key("bob"), 2)
+		h.has(all, 1)
+		h.settle(a.Token, []float64{1, 1, 0, 0})
+		h.has(all, 2)
+		h.has(budget, 4)
+
+		// If one of them is lost, nothing is settled. The others are settled alone.
+		d := h.hold("d", time.Minute, mine.Key("cat"), budget.Count(4))
+		h.clock.Advance(time.Minute)
+		h.hold("e", time.Minute, mine.Key("cat").Count(2))
+		result := h.lost(d.Token)
+		if result.Requests[0].OK || !result.Requests[1].OK {
+			t.Fatalf("lost: %+v", result)
+		}
+		h.settle(d.Token, []float64{3}, budget.Count(1))
+		h.settle(h.hold("count", time.Hour, mine.Key("dan").Count(2)).Token, []float64{2})
+	})
+}
+
+func TestHoldsOnShards(t *testing.T) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
+		h := newHolder(t, db)
+		r := ratelimit.FixedWindow("sharded", 100, time.Hour, ratelimit.Shards(4)).Global()
+		one := h.hold("one", time.Minute, r.Count(10))
+		h.refused(ratelimit.ReasonHeld, "one", time.Minute, r.Count(10))
+		h.has(r, 90)
+		two := h.hold("two", time.Minute, r.Count(80))
+		h.refused(ratelimit.ReasonHeld, "two", time.Minute, r.Count(80))
+		h.has(r, 10)
+		h.release(one.Token)
+		h.settle(two.Token, []float64{50}, r.Count(30))
+		h.has(r, 70)
+		h.hold("dead", time.Minute, r.Count(70))
+		h.clock.Advance(time.Minute)
+		h.hold("next", time.Minute, r.Count(70))
+		h.has(r, 0)
+	})
+}
+
+// TestHoldsOfUnlimited: the id counts, and no tokens move, also if the limit is none any more.
+func TestHoldsOfUnlimited(t *testing.T) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
+		h := newHolder(t, db)
+		token := h.hold("a", time.Minute, ratelimit.Unlimited("calls").Key("ann")).Token
+		h.refused(ratelimit.ReasonHeld, "a", time.Minute, ratelimit.Unlimited("calls").Key("ann"))
+		var count float64
+		if err := db.QueryRow(t.Context(), "SELECT count FROM rate_limit_holds WHERE name = 'calls' AND id = 'a'").Scan(&count); err != nil || count != 0 {
+			t.Fatalf("the row says that %v are held, %v", count, err)
+		}
+		h.limits = &ratelimit.Limiter{Clock: h.clock.Now}
+		calls := ratelimit.TokenBucket("calls", 10, time.Hour).Key("ann")
+		h.hold("b", time.Minute, calls.Count(10))
+		h.settle(token, []float64{0}, calls.Count(5))
+		h.has(calls, 0)
+		h.limits = &ratelimit.Limiter{Clock: h.clock.Now}
+		h.hold("c", time.Minute, ratelimit.Unlimited("calls").Key("ann"))
+		h.clock.Advance(time.Minute)
+		h.hold("c", time.Minute, ratelimit.Unlimited("calls").Key("ann")) // its own has expired
+	})
+}
+
+func TestHoldsRefuse(t *testing.T) {
+	h := newHolder(t, reusedPool(t, 2, 0))
+	ctx, db := t.Context(), h.db
+	slots, tokens := ratelimit.Slots("slots", 2).Key("a"), ratelimit.TokenBucket("tokens", 10, time.Hour).Key("a")
+	token := h.hold("job", time.Minute, slots, tokens).Token
+	check := func(name string, err error, want error, text string) {
+		t.Helper()
+		if !errors.Is(err, want) || !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: %v, want %v with %q", name, err, want, text)
+		}
+	}
+	hold := func(id string, ttl time.Duration, requests ...ratelimit.Request) error {
+		_, err := h.limits.Hold(ctx, db, id, ttl, requests...)
+		return err
+	}
+	settle := func(token string, requests ...ratelimit.Request) error {
+		_, err := h.limits.Settle(ctx, db, token, requests...)
+		return err
+	}
+	for _, ttl := range []time.Duration{0, -2, -time.Hour, 99 * time.Millisecond, 367 * 24 * time.Hour} {
+		check("ttl", hold("x", ttl, slots), ratelimit.ErrInvalid, "ttl")
+	}
+	for _, id := range []string{"", "~a", "a\nb", "a\x00", "\xff", "\u0085", strings.Repeat("x", 256)} {
+		check("id", hold(id, time.Minute, slots), ratelimit.ErrInvalid, "id")
+	}
+	for _, count := range []float64{0, 0.5, 1.5} {
+		check("count", hold("x", time.Minute, slots.Count(count)), ratelimit.ErrInvalid, "whole number")
+	}
+	check("too much", hold("x", time.Minute, slots.Count(3)), ratelimit.ErrExceedsCapacity, "slots")
+	check("too much", hold("x", time.Minute, tokens.Count(11)), ratelimit.ErrExceedsCapacity, "tokens")
+	check("none", hold("x", time.Minute), ratelimit.ErrInvalid, "no requests")
+	check("no Count", settle(token, slots, tokens), ratelimit.ErrInvalid, "needs the Count")
+	for _, bad := range []string{"", "~", token[:30], "~" + token, strings.Replace(token, "3:job", "9:job", 1), token + "x", strings.Replace(token, "3:job", "200:job", 1)} {
+		check("token", settle(bad, slots), ratelimit.ErrInvalid, "token")
+		check("token", h.limits.Release(ctx, db, bad, slots), ratelimit.ErrInvalid, "token")
+	}
+	check("no list", settle("an id"), ratelimit.ErrInvalid, "name them by requests")
+	h.limits = &ratelimit.Limiter{Clock: h.clock.Now}
+	check("not known", settle(token), ratelimit.ErrInvalid, "does not know")
+	vary := ratelimit.Slots("vary", 1, ratelimit.Varies(0))
+	check("varies", settle(h.hold("job", time.Minute, vary.With(ratelimit.Capacity(2)).Key("a").Count(2)).Token), ratelimit.ErrInvalid, "numbers of their own")
+	check("no slots", hold("x", time.Minute, ratelimit.Slots("no slots", 0).Key("a")), ratelimit.ErrDenied, "no slots")
+
+	// Every other verb refuses slots.
+	_, err := h.limits.Consume(ctx, db, slots)
+	check("Consume", err, ratelimit.ErrInvalid, "which only Hold takes")
+	_, err = h.limits.Wait(ctx, db, slots)
+	check("Wait", err, ratelimit.ErrInvalid, "which only Hold takes")
+	_, err = h.limits.Reserve(ctx, db, slots)
+	check("Reserve", err, ratelimit.ErrInvalid, "which only Hold takes")
+	_, _, err = h.limits.Take(ctx, db, 1, slots)
+	check("Take", err, ratelimit.ErrInvalid, "which only Hold takes")
+	_, err = h.limits.Check(ctx, db, tokens, slots)
+	check("Check", err, ratelimit.ErrInvalid, "which only Hold takes")
+	_, err = h.limits.Charge(ctx, db, slots)
+	check("Charge", err, ratelimit.ErrInvalid, "which only Hold takes")
+	result, err := h.limits.Consume(ctx, db, tokens)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = h.limits.Refund(ctx, db, result.Receipt(), slots)
+	check("Refund", err, ratelimit.ErrInvalid, "which only Hold takes")
+	check("Reset", h.limits.Reset(ctx, db, slots), ratelimit.ErrInvalid, "which only Hold takes")
+	check("Move", h.limits.Move(ctx, db, tokens, slots), ratelimit.ErrInvalid, "which only Hold takes")
+	_, err = h.limits.QueueConsume(ctx, &pgx.Batch{}, slots)
+	check("QueueConsume", err, ratelimit.ErrInvalid, "which only Hold takes")
+	h.has(slots, 1)
+}
+
+// TestHoldsRetryAt: when enough of the holds have ended that a request wants.
+func TestHoldsRetryAt(t *testing.T) {
+	h := newHolder(t, reusedPool(t, 2, 0))
+	slots := ratelimit.Slots("slots", 3).Global()
+	for i := range 3 {
+		h.hold(string(rune('c'-i)), time.Duration(3-i)*time.Minute, slots)
+	}
+	start := h.clock.now
+	for want := range 3 {
+		if at := h.refused(ratelimit.ReasonQuota, "x", time.Minute, slots.Count(float64(want+1))); !at.Equal(start.Add(time.Duration(want+1) * time.Minute)) {
+			t.Errorf("%d slots: %v", want+1, at)
+		}
+	}
+}
+
+// TestHoldsLateInTheNextWindow: what lapsed in a window is not charged to the next one.
+func TestHoldsLateInTheNextWindow(t *testing.T) {
+	h := newHolder(t, reusedPool(t, 2, 0))
+	r := ratelimit.FixedWindow("budget", 100, time.Hour, ratelimit.Start(noon)).Global()
+	token := h.hold("late", time.Minute, r.Count(100)).Token
+	h.clock.Advance(time.Minute)
+	h.hold("next", time.Minute, r.Count(100))
+	h.clock.Advance(time.Hour)
+	h.settle(token, []float64{0}, r.Count(70))
+	h.has(r, 100)
+}
+
+// TestHoldsReleaseOfWhatWasUsed: work that failed pays for what it used, and its id is free.
+func TestHoldsReleaseOfWhatWasUsed(t *testing.T) {
+	h := newHolder(t, reusedPool(t, 2, 0))
+	r, slots := ratelimit.FixedWindow("budget", 100, time.Hour, ratelimit.Start(noon)).Global(), ratelimit.Slots("slots", 1).Global()
+	h.release(h.hold("job", time.Minute, r.Count(60), slots).Token, r.Count(25), slots)
+	h.has(r, 75)
+	h.release(h.hold("job", time.Minute, r.Count(60), slots).Token, r, slots)
+	h.has(r, 75)
+	h.hold("job", time.Minute, slots)
+}
+
+// TestHoldsOfACalendarComeBack: also those that nobody settled.
+func TestHoldsOfACalendarComeBack(t *testing.T) {
+	h := newHolder(t, reusedPool(t, 2, 0))
+	r := ratelimit.CalendarWindow("monthly", 100, ratelimit.Month, ratelimit.Zone("Europe/Berlin")).Global()
+	h.hold("dead", time.Minute, r.Count(80))
+	h.clock.Advance(time.Minute)
+	h.release(h.hold("next", time.Minute, r.Count(80)).Token)
+	h.has(r, 100)
+}

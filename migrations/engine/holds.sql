@@ -1,0 +1,691 @@
+-- Holds: tokens and slots that are taken under an id, and come back when the work is settled or released, or its time is over. CONCURRENCY.md,
+-- J, has the order of the locks, and why it holds.
+--
+-- The arguments are arrays of one length, with one position for each limit: those of _ratelimit_apply, and
+--   units   tokens; slots; none: the limit has no rows now (it is unlimited, or grants nothing), so no token moves
+--   taking  the first so many positions are tokens and slots, in the common order (name, key); the others are none, in that order too
+-- Slots are a row of one shard with a rate and a capacity of 0: its value is minus the sum of the counts that are held, and the floor is
+-- minus how many there may be.
+--
+-- _ratelimit_hold, _ratelimit_settle and the sweep set how the planner looks rows up, for the functions that they call, too.
+
+-- Tokens and slots that come back: one row per limit, key and id. Limits without holds have no rows here, and no call of theirs reads it.
+--
+-- A row is written after the row of rate_limits, in one transaction (CONCURRENCY.md, J). For slots, value in rate_limits is minus the sum of the
+-- counts of the held rows here. Like rate_limits, the table has no CHECK constraints (G1).
+-- The fillfactor leaves room for the next version: an extension changes only until, which no index has, so it is heap-only.
+CREATE TABLE /* TEMPLATE: schema */rate_limit_holds (
+    name     text COLLATE "C" NOT NULL,
+    key      text COLLATE "C" NOT NULL,
+    id       text COLLATE "C" NOT NULL,
+    state    text             NOT NULL,
+    unit     text             NOT NULL,
+    token    uuid,
+    count    double precision NOT NULL,
+    taken_at timestamptz      NOT NULL,
+    rest     double precision NOT NULL,
+    part     double precision NOT NULL,
+    until    timestamptz      NOT NULL,
+    PRIMARY KEY (name, key, id)
+) WITH (fillfactor = 90);
+
+-- For a denial: which holds of this key can expire? Without it, a denial walks over the settled rows of a day.
+CREATE INDEX rate_limit_holds_expiring ON /* TEMPLATE: schema */rate_limit_holds (name, key)
+    WHERE state = 'held' AND token IS NOT NULL;
+
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_holds IS 'txlimit: tokens and slots that are held under an id, and come back';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.name IS 'the name of the limit';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.key IS 'whose tokens they are; '''' if the limit has no keys';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.id IS 'the id that the caller chose: a job, an event, a project';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.state IS 'held; lapsed: it expired or was reset, and is lost; settled: the work is over';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.unit IS 'tokens; slots; none: the key was unlimited, so no tokens ever move';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.token IS 'whose hold it is; NULL: of everybody who knows the id, since it does not expire';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.count IS 'the tokens or slots that were taken; of a lapsed one, those that did not come back';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.taken_at IS 'the instant of the decision';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.rest IS 'the tokens that were left in the rows of rate_limits that they were taken from';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.part IS 'the part of the limit in those rows: 1, or 1/shards for one shard';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.until IS 'held: from then on it may be given back; else: from then on it counts as absent; infinity: never';
+
+-- state: taken; repeated: all is held under the id already, without an end; denied; held: by somebody, in time; settled: within a day. until: the end of the hold, or of the one that is held. free_at: of a denial, by
+-- limit, when expiries alone make room for slots; NULL: never, or not known.
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
+    ts timestamptz[], free_at timestamptz[]);
+
+-- state: done; repeated; lost. The rows are those of after. moved: by limit, the tokens that came back; below zero: that were charged. lost: the positions of the lost.
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_settled AS (state text, at timestamptz, ord integer[], value double precision[], ts timestamptz[],
+    moved double precision[], lost integer[]);
+
+-- Locks all rows of the limits, in order. It inserts rows that are missing, full, and so locks them too (CONCURRENCY.md, H2).
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_lock(names text[], keys text[], capacities double precision[], shards integer[], now timestamptz) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at    timestamptz;
+    first integer := 1; -- of those that are not locked yet
+    m     integer;
+    rec   record;
+BEGIN
+    WHILE first <= coalesce(pg_catalog.cardinality(names), 0) LOOP -- rows that exist need no subtransaction
+        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[first] AND r.key = keys[first] ORDER BY r.shard FOR UPDATE;
+        EXIT WHEN NOT FOUND;
+        first := first + 1;
+    END LOOP;
+    IF first > coalesce(pg_catalog.cardinality(names), 0) THEN
+        RETURN;
+    END IF;
+    FOR attempt IN 1..100 LOOP
+        BEGIN
+            FOR i IN first..pg_catalog.cardinality(names) LOOP
+                PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
+                GET DIAGNOSTICS m = ROW_COUNT;
+                CONTINUE WHEN m > 0;
+                at := coalesce(now, clock_timestamp());
+                FOR rec IN
+                    INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
+                    SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
+                      FROM generate_series(0, shards[i] - 1) AS s
+                    ON CONFLICT DO NOTHING
+                    RETURNING r.shard
+                LOOP
+                    m := m + 1;
+                END LOOP;
+                IF m <> shards[i] THEN -- another transaction has inserted them
+                    RAISE SQLSTATE 'RL001';
+                END IF;
+            END LOOP;
+            RETURN;
+        EXCEPTION WHEN SQLSTATE 'RL001' THEN
+            NULL;
+        END;
+    END LOOP;
+    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
+END
+$body$;
+
+-- Gives back expired holds of limits whose rows are all locked. Returns how many ended: at most 1000 of each key; the caller asks again.
+--
+-- It never waits: a hold that somebody has locked is being extended or settled. The SELECT that locks asks state and until again, on the
+-- newest version: so a hold is extended or given back, never both.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_reclaim(
+    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
+    now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]
+) RETURNS integer
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at    timestamptz := coalesce(now, clock_timestamp());
+    kept  timestamptz := at + interval '7 days';
+    ended integer := 0;
+    m     integer;            -- the number of rows of a limit
+    v     double precision[]; -- their values
+    t     timestamptz[];      -- their ts
+    freed double precision;   -- the tokens that came back
+    total double precision;
+    back  double precision;
+    rec   record;
+BEGIN
+    FOR i IN 1..pg_catalog.cardinality(names) LOOP
+        SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*) INTO v, t, m
+          FROM /* TEMPLATE: schema */rate_limits AS r
+         WHERE r.name = names[i] AND r.key = keys[i];
+        freed := 0;
+        FOR rec IN
+            SELECT h.id, h.unit, h.count, h.taken_at, h.rest, h.part
+              FROM /* TEMPLATE: schema */rate_limit_holds AS h
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
+             ORDER BY h.until
+             LIMIT 1000
+               FOR UPDATE SKIP LOCKED
+        LOOP
+            ended := ended + 1;
+            back := 0; -- also if the name was of another kind before
+            IF rec.unit = 'slots' AND m = 1 THEN
+                total := v[1];
+                back := least(rec.count, -total);
+            ELSIF rec.unit = 'tokens' AND rates[i] > '0' THEN
+                SELECT g.total, least(g.back, capacities[i] - g.total) INTO total, back
+                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, at, rates[i], periods[i], capacities[i], starts[i], rec.count, rec.count, rec.rest, rec.part,
+                       rec.taken_at, rec.taken_at, windows[firsts[i]:lasts[i]]) AS g;
+            END IF;
+            back := greatest(coalesce(back, '0'), '0');
+            IF back > '0' THEN
+                freed := freed + back;
+                v := pg_catalog.array_fill((total + back) / m::double precision, ARRAY[m]);
+                t := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(t) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
+            END IF;
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = rec.count - back, until = kept
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = rec.id;
+        END LOOP;
+        IF freed > '0' THEN
+            UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
+             WHERE r.name = names[i] AND r.key = keys[i];
+        END IF;
+    END LOOP;
+    RETURN ended;
+END
+$body$;
+
+-- What is known of an id over these limits: held, by somebody in time; settled, within a day; expired, but not given back: only of the limits that
+-- take; or taken: it may be. until: the latest end of the holds in time; infinity: one of them has none. endless: all of them are held, without an end.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_known(
+    own text, taking integer, names text[], keys text[], at timestamptz,
+    OUT state text, OUT until timestamptz, OUT endless boolean
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    rank integer := 4;
+    rec  record;
+BEGIN
+    endless := true;
+    FOR i IN 1..pg_catalog.cardinality(names) LOOP
+        SELECT h.state, h.until INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+        endless := endless AND coalesce(rec.state = 'held' AND rec.until = 'infinity', false);
+        CONTINUE WHEN rec.state IS NULL;
+        IF rec.state = 'held' AND rec.until > at THEN
+            until := greatest(until, rec.until);
+            rank := 1;
+        ELSIF rec.state IN ('settled', 'once') AND rec.until > at THEN
+            rank := least(rank, 2);
+        ELSIF rec.state = 'held' AND i <= taking THEN
+            rank := least(rank, 3);
+        END IF;
+    END LOOP;
+    state := (ARRAY['held', 'settled', 'expired', 'taken'])[rank];
+END
+$body$;
+
+-- Writes the rows of a hold whose tokens are taken (d). If the id is known, it says so: then the caller undoes the taking and these rows.
+--
+-- ON CONFLICT inserts a row, or locks the row that is there and writes nothing. It looks nothing up before, which at SERIALIZABLE would
+-- conflict with the holds of other ids.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_claim(
+    own text, own_token uuid, taking integer, units text[], names text[], keys text[], shards integer[], counts double precision[],
+    d /* TEMPLATE: schema */_ratelimit_decisions, at timestamptz, INOUT until timestamptz, OUT state text
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    i     integer;
+    m     integer;
+    met   integer[] := '{}'; -- the positions whose rows were there
+    own_rest double precision;
+    rest  double precision[] := '{}';
+    part  double precision[] := '{}';
+    ends  timestamptz := until; -- of the new hold
+BEGIN
+    FOR i IN 1..pg_catalog.cardinality(names) LOOP
+        SELECT count(*), coalesce(sum(u.value), '0') INTO m, own_rest
+          FROM ROWS FROM (pg_catalog.unnest(d.ord), pg_catalog.unnest(d.value)) AS u (ord, value) WHERE u.ord = i;
+        rest[i] := own_rest;
+        part[i] := CASE WHEN m = 1 THEN '1'::double precision / shards[i]::double precision ELSE 1 END;
+        counts[i] := CASE WHEN units[i] = 'none' THEN 0 ELSE counts[i] END;
+    END LOOP;
+    FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP
+        INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+        VALUES (names[i], keys[i], own, 'held', units[i], own_token, counts[i], d.at, rest[i], part[i], ends)
+        ON CONFLICT (name, key, id) DO UPDATE SET count = h.count WHERE false;
+        IF NOT FOUND THEN
+            met := pg_catalog.array_append(met, i);
+        END IF;
+    END LOOP;
+    state := 'taken';
+    IF pg_catalog.cardinality(met) > 0 THEN -- all rows of the id are locked by now
+        SELECT CASE WHEN k.endless AND ends = 'infinity' AND pg_catalog.cardinality(met) = pg_catalog.cardinality(names) THEN 'repeated' ELSE k.state END, k.until
+          INTO state, until
+          FROM /* TEMPLATE: schema */_ratelimit_known(own, (SELECT count(*)::integer FROM pg_catalog.unnest(met) AS u (i) WHERE u.i <= taking),
+               ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
+               ARRAY(SELECT keys[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i), at) AS k;
+    END IF;
+    IF state = 'taken' THEN
+        until := ends;
+        FOREACH i IN ARRAY met LOOP
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h
+               SET state = 'held', unit = coalesce(units[i]), token = own_token, count = coalesce(counts[i]), taken_at = d.at,
+                   rest = coalesce(rest[i]), part = coalesce(part[i]), until = ends
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+        END LOOP;
+    END IF;
+END
+$body$;
+
+-- When expiries alone make room for slots: an upper bound, if nobody extends and nothing else is taken. NULL: never.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_free_at(
+    name text, key text, value double precision, count double precision, floor double precision, at timestamptz
+) RETURNS timestamptz
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    free double precision := value - count - floor;
+    rec  record;
+BEGIN
+    FOR rec IN
+        SELECT h.count, h.until FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'slots'
+         ORDER BY h.until
+    LOOP
+        EXIT WHEN free >= '0';
+        free := free + rec.count;
+        IF free >= '0' THEN -- one that has expired is locked by somebody
+            RETURN CASE WHEN rec.until > at THEN rec.until ELSE at + interval '1 second' END;
+        END IF;
+    END LOOP;
+    RETURN CASE WHEN free >= '0' THEN at END;
+END
+$body$;
+
+-- Takes tokens and slots under an id, as _ratelimit_apply takes, all or nothing. ttl: NULL is a hold that does not expire, and has no token. The
+-- token is a random one, of the caller, who so can end the hold whose answer was lost.
+--
+-- A taking is undone by its subtransaction if the id is known by then: it may be from any shard, and its rows may be new. A call that is
+-- denied first gives back expired holds of its limits, and tries again. Who has waited for their locks asks once more: meanwhile, others may
+-- have given back.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_hold(
+    own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz DEFAULT NULL,
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
+) RETURNS /* TEMPLATE: schema */_ratelimit_held
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n       CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
+    d       /* TEMPLATE: schema */_ratelimit_decisions;
+    at      timestamptz;
+    state   text;
+    until   timestamptz;
+    due     boolean; -- holds have expired
+    locked  boolean := false; -- all rows of the limits are
+    free_at timestamptz[];
+BEGIN
+    IF (octet_length(own) BETWEEN 1 AND 255 AND own COLLATE "C" !~ '^~|[[:cntrl:]]' AND n > 0 AND taking BETWEEN 0 AND n AND n = pg_catalog.cardinality(keys)
+        AND n = pg_catalog.cardinality(units) AND n = pg_catalog.cardinality(shards) AND n = pg_catalog.cardinality(counts)
+        AND (ttl IS NULL) = (own_token IS NULL) AND (ttl IS NULL OR isfinite(ttl) AND ttl >= '100 milliseconds' AND ttl <= '366 days')) IS NOT TRUE
+       OR EXISTS (SELECT 1 FROM pg_catalog.generate_subscripts(names, 1) AS p
+           WHERE (CASE WHEN p > taking THEN units[p] = 'none' WHEN units[p] = 'slots' THEN rates[p] = '0' AND shards[p] = 1 AND counts[p] >= '1' AND counts[p] = trunc(counts[p])
+                  ELSE units[p] = 'tokens' AND rates[p] > '0' END
+               AND (p IN (1, taking + 1) OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C"))) IS NOT TRUE) THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
+    END IF;
+    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN
+        RAISE feature_not_supported USING MESSAGE = 'rate limits: there are no holds where the table is distributed by key',
+            HINT = 'Distribute the schema, or put limits with holds into a schema that is not distributed.';
+    END IF;
+    FOR attempt IN 1..100 LOOP
+        -- Look the id up first: a duplicate takes nothing, and locks nothing. It would not do to take, and to roll back to here: whoever waits
+        -- for a row that a subtransaction inside this one has written waits for the end of the whole transaction. SERIALIZABLE cannot look:
+        -- an id that is not there would conflict with the holds of other ids.
+        state := NULL;
+        d := NULL;
+        IF current_setting('transaction_isolation') <> 'serializable' THEN
+            at := coalesce(now, clock_timestamp());
+            SELECT CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until
+              FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;
+            IF state IN ('repeated', 'held', 'settled') THEN
+                RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
+            END IF;
+        END IF;
+        BEGIN
+            IF state = 'expired' AND NOT locked THEN
+                RAISE SQLSTATE 'RL001'; -- give it back first
+            END IF;
+            state := NULL;
+            IF taking > 0 THEN
+                d := /* TEMPLATE: schema */_ratelimit_apply('consume', names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
+                    starts[1:taking], shards[1:taking], counts[1:taking], floors[1:taking], shard_a[1:taking], shard_b[1:taking], false, now, false,
+                    windows, firsts[1:taking], lasts[1:taking]);
+            ELSE
+                d := ROW(true, coalesce(now, clock_timestamp()), '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
+            END IF;
+            at := coalesce(now, clock_timestamp()); -- taking may have waited: that is not of the work's time
+            IF d.granted THEN
+                SELECT c.state, c.until INTO state, until
+                  FROM /* TEMPLATE: schema */_ratelimit_claim(own, own_token, taking, units, names, keys, shards, counts, d, at, coalesce(at + ttl, 'infinity')) AS c;
+                IF state <> 'taken' THEN
+                    RAISE SQLSTATE 'RL001';
+                END IF;
+            END IF;
+        EXCEPTION WHEN SQLSTATE 'RL001' THEN
+            NULL;
+        END;
+        IF state = 'taken' THEN
+            RETURN ROW(state, until, d.at, d.ord, d.value, d.ts, NULL)::/* TEMPLATE: schema */_ratelimit_held;
+        ELSIF state IS NULL THEN -- denied: the id may be the one that has the last slot
+            SELECT CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until
+              FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;
+        END IF;
+        IF state = 'expired' AND NOT locked AND d.granted IS TRUE AND current_setting('transaction_isolation') <> 'serializable' THEN
+            -- While this call waited, another one held the id, and its time is over: nothing may be waited for after what was rolled back.
+            state := 'held';
+            until := at + interval '1 second';
+        END IF;
+        IF state IN ('repeated', 'held', 'settled') THEN
+            RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
+        END IF;
+
+        due := false;
+        FOR i IN 1..taking LOOP
+            due := due OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h
+                 WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at);
+        END LOOP;
+        IF due THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
+            due := NOT locked; -- meanwhile, others may have given back
+            locked := true;
+            due := 0 < /* TEMPLATE: schema */_ratelimit_reclaim(names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
+                starts[1:taking], now, windows, firsts[1:taking], lasts[1:taking]) OR due;
+        END IF;
+        IF NOT due AND d.granted IS FALSE THEN
+            FOR i IN 1..taking LOOP
+                IF units[i] = 'slots' THEN
+                    free_at[i] := /* TEMPLATE: schema */_ratelimit_free_at(names[i], keys[i],
+                        coalesce((SELECT u.value FROM ROWS FROM (pg_catalog.unnest(d.ord), pg_catalog.unnest(d.value)) AS u (ord, value) WHERE u.ord = i), '0'),
+                        counts[i], floors[i], at);
+                ELSE
+                    free_at[i] := NULL;
+                END IF;
+            END LOOP;
+            RETURN ROW('denied', NULL, d.at, d.ord, d.value, d.ts, free_at)::/* TEMPLATE: schema */_ratelimit_held;
+        END IF;
+    END LOOP;
+    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
+END
+$body$;
+
+-- Ends a hold. used: by limit, the tokens that were used; less comes back, by the rule of refunds, and more is charged. Slots come back in any case. release:
+-- the id is free again; a hold that has ended is no error. lifted: by limit, it is unlimited by an override, so nothing is charged.
+--
+-- The rows of the limits are locked first, missing ones inserted: whoever took under this id has changed one of them. So above READ
+-- COMMITTED, a hold that is newer than the snapshot is 40001, and never lost. One that has no rows, of a limit that was unlimited, is found by an
+-- INSERT that conflicts.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_settle(
+    release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    used double precision[], now timestamptz DEFAULT NULL,
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
+) RETURNS /* TEMPLATE: schema */_ratelimit_settled
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n      CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
+    i      integer;
+    at     timestamptz;
+    kept   timestamptz;
+    there  boolean;
+    rec    /* TEMPLATE: schema */rate_limit_holds;
+    list   /* TEMPLATE: schema */rate_limit_holds[] := pg_catalog.array_fill(NULL::/* TEMPLATE: schema */rate_limit_holds, ARRAY[n]); -- by position
+    states text[] := pg_catalog.array_fill(NULL::text, ARRAY[n]);
+    moved  double precision[] := pg_catalog.array_fill('0'::double precision, ARRAY[n]);
+    lost   integer[] := '{}';
+    ord    integer[] := '{}';
+    value  double precision[] := '{}';
+    ts     timestamptz[] := '{}';
+    m      integer;            -- the number of rows of a limit
+    v      double precision[]; -- their values
+    t      timestamptz[];      -- their ts
+    w      timestamptz[];      -- the windows of a calendar window
+    latest timestamptz;        -- the latest ts, or now if that is later
+    total  double precision;
+    x      double precision;   -- what comes back; below zero: what is charged
+    back   double precision;
+BEGIN
+    IF (n > 0 AND taking BETWEEN 0 AND n AND n = pg_catalog.cardinality(keys) AND n = pg_catalog.cardinality(lifted) AND n = pg_catalog.cardinality(rates)
+        AND n = pg_catalog.cardinality(used) AND '0' <= ALL (used) AND '1e15' >= ALL (used) AND release IS NOT NULL AND own IS NOT NULL) IS NOT TRUE
+       OR EXISTS (SELECT 1 FROM pg_catalog.generate_subscripts(names, 1) AS p
+           WHERE (p > taking OR /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], used[p], now)) IS NOT TRUE
+              OR (p IN (1, taking + 1) OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C")) IS NOT TRUE) THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
+    END IF;
+    IF release AND own_token IS NOT NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
+        -- A row that is not held under this token never will be again: nothing is locked for a Release after a Settle.
+        there := false;
+        FOR i IN 1..n LOOP
+            there := there OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
+                AND h.token = own_token AND h.state IN ('held', 'lapsed'));
+        END LOOP;
+        IF NOT there THEN
+            RETURN ROW('done', coalesce(now, clock_timestamp()), '{}', '{}', '{}', moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+        END IF;
+    END IF;
+    PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
+    at := coalesce(now, clock_timestamp()); -- locking may have waited
+    kept := at + interval '1 day';
+    FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP
+        SELECT h.* INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own FOR UPDATE;
+        there := FOUND;
+        IF NOT there AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN -- 40001 if it is newer than the snapshot
+            INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, count, taken_at, rest, part, until)
+            VALUES (names[i], keys[i], own, 'lapsed', 'none', 0, at, 0, 1, at) ON CONFLICT DO NOTHING;
+            IF FOUND THEN
+                DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+            END IF;
+        END IF;
+        list[i] := rec;
+        states[i] := CASE WHEN NOT there OR rec.token IS DISTINCT FROM own_token OR rec.state = 'once' OR rec.state <> 'held' AND rec.until <= at
+            OR rec.state = 'lapsed' AND rec.unit = 'slots' AND NOT release THEN 'lost' ELSE rec.state END;
+        IF states[i] = 'lost' THEN
+            lost := pg_catalog.array_append(lost, i);
+        END IF;
+    END LOOP;
+    IF NOT release AND pg_catalog.cardinality(lost) > 0 THEN
+        RETURN ROW('lost', at, '{}', '{}', '{}', moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+    END IF;
+    FOR i IN 1..n LOOP
+        rec := list[i];
+        x := 0;
+        m := 0;
+        IF i <= taking THEN
+            SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at)
+              INTO v, t, m, latest
+              FROM /* TEMPLATE: schema */rate_limits AS r
+             WHERE r.name = names[i] AND r.key = keys[i];
+        END IF;
+        w := windows[firsts[i]:lasts[i]];
+        IF i > taking OR states[i] NOT IN ('held', 'lapsed') THEN
+            NULL;
+        ELSIF rec.unit = 'slots' AND m = 1 THEN
+            total := v[1];
+            x := CASE WHEN states[i] = 'held' THEN greatest(least(rec.count, -total), '0') ELSE 0 END;
+        ELSIF rates[i] > '0' AND rec.unit = 'tokens' THEN
+            total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], w);
+            IF states[i] = 'held' THEN
+                x := rec.count - used[i];
+            ELSIF (starts[i] IS NULL OR w IS NULL AND date_bin(periods[i], rec.taken_at, starts[i]) = date_bin(periods[i], latest, starts[i])
+                OR rec.taken_at >= w[1] AND pg_catalog.width_bucket(rec.taken_at, w) = pg_catalog.width_bucket(latest, w)) THEN
+                x := least('0', rec.count - used[i]); -- what it kept is paid
+            END IF;
+            IF x > '0' THEN
+                SELECT least(g.back, capacities[i] - total) INTO back
+                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, at, rates[i], periods[i], capacities[i], starts[i], x, rec.count, rec.rest, rec.part,
+                       rec.taken_at, rec.taken_at, w) AS g;
+                x := greatest(coalesce(back, '0'), '0');
+            ELSIF lifted[i] THEN
+                x := 0;
+            END IF;
+        END IF;
+        IF x <> '0' THEN
+            v := pg_catalog.array_fill((total + x) / m::double precision, ARRAY[m]);
+            t := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(t) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
+            UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
+             WHERE r.name = names[i] AND r.key = keys[i];
+        END IF;
+        IF m > 0 THEN
+            ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
+            value := pg_catalog.array_cat(value, v);
+            ts := pg_catalog.array_cat(ts, t);
+        END IF;
+        moved[i] := x;
+        CONTINUE WHEN states[i] NOT IN ('held', 'lapsed'); -- nobody else's row is touched
+        IF release THEN
+            DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+        ELSE
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'settled', until = kept
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+        END IF;
+    END LOOP;
+    RETURN ROW(CASE WHEN NOT release AND 'settled' = ALL (states) THEN 'repeated' ELSE 'done' END, at, ord, value, ts, moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+END
+$body$;
+
+-- Slots in use, and those of them whose holds have expired: a Hold gives them back when it needs them.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_slots(name text, key text, at timestamptz, OUT used double precision, OUT expired double precision)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    used := coalesce((SELECT -r.value FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0');
+    expired := coalesce((SELECT sum(h.count) FROM /* TEMPLATE: schema */rate_limit_holds AS h
+        WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'slots' AND h.until <= at), '0');
+    expired := least(expired, used);
+END
+$body$;
+
+-- What _ratelimit_apply says to a check, where some limits are slots (a rate of 0): their rows are as if expired holds had been given back.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_look(
+    names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    counts double precision[], floors double precision[], now timestamptz,
+    windows timestamptz[], firsts integer[], lasts integer[]
+) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    zeros CONSTANT integer[] := pg_catalog.array_fill(0, ARRAY[pg_catalog.cardinality(names)]);
+    d     /* TEMPLATE: schema */_ratelimit_decisions := /* TEMPLATE: schema */_ratelimit_apply('check', names, keys, rates, periods, capacities, starts, shards, counts, floors,
+        zeros, zeros, false, now, false, windows, firsts, lasts);
+    i     integer;
+    s     record;
+BEGIN
+    FOR j IN 1..pg_catalog.cardinality(d.ord) LOOP
+        i := d.ord[j];
+        IF rates[i] = '0' THEN
+            SELECT f.used, f.expired INTO s FROM /* TEMPLATE: schema */_ratelimit_slots(names[i], keys[i], d.at) AS f;
+            d.value[j] := d.value[j] + s.expired;
+        END IF;
+    END LOOP;
+    RETURN d;
+END
+$body$;
+
+-- What the Go library calls: see wire.sql.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_hold(
+    own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz,
+    windows timestamptz[], firsts integer[], lasts integer[]
+) RETURNS bytea
+LANGUAGE sql
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_hold(own, own_token, ttl, taking, units, names, keys, rates, periods, capacities, starts, shards, counts, floors,
+    shard_a, shard_b, now, windows, firsts, lasts));
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_settle(
+    release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    used double precision[], now timestamptz,
+    windows timestamptz[], firsts integer[], lasts integer[]
+) RETURNS bytea
+LANGUAGE sql
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_settle(release, own, own_token, taking, lifted, names, keys, rates, periods, capacities, starts, shards,
+    used, now, windows, firsts, lasts));
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_look(
+    names text[], keys text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
+    counts double precision[], floors double precision[], now timestamptz,
+    windows timestamptz[], firsts integer[], lasts integer[]
+) RETURNS bytea
+LANGUAGE sql
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_look(names, keys, rates, periods, capacities, starts, shards, counts, floors, now,
+    windows, firsts, lasts));
+
+-- Gives back the expired holds of one key, unless its rows are locked or its numbers are not known. A key without rows waits for its next Hold.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_key(name text, key text, now timestamptz) RETURNS integer
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    q /* TEMPLATE: schema */_ratelimit_request;
+    m integer;
+    n integer;
+BEGIN
+    q.rate := 0;
+    IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.unit = 'tokens') THEN
+        IF NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
+            RETURN 0;
+        END IF;
+        q := /* TEMPLATE: schema */_ratelimit_prepare('settle', name, nullif(key, ''), NULL, NULL, 0, 'token bucket', NULL, NULL, 1, key = '', NULL, NULL,
+            NULL, NULL, now, later => true, standing => true);
+        IF q.effect <> 'numbers' THEN
+            RETURN 0;
+        END IF;
+    END IF;
+    SELECT count(*) INTO m FROM (
+        SELECT r.shard FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key ORDER BY r.shard FOR UPDATE SKIP LOCKED
+    ) AS l;
+    SELECT count(*) INTO n FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key;
+    IF m = 0 OR m <> n THEN
+        RETURN 0;
+    END IF;
+    RETURN /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], now,
+        q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
+END
+$body$;
+
+-- Sweeps one batch of holds: the next 1000 rows of the primary key, after the given one. It deletes rows that count as absent since an hour,
+-- and gives back expired holds, where the numbers of the limit are known: published, and the same for all keys. It never waits for a lock.
+-- next_name is NULL after the last batch. Commit after each: it holds the locks until then.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_holds(
+    after_name text, after_key text, after_id text, now timestamptz,
+    OUT deleted integer, OUT ended integer, OUT next_name text, OUT next_key text, OUT next_id text
+)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at    timestamptz := coalesce(now, clock_timestamp());
+    hour  timestamptz := at - interval '1 hour'; -- then a clock that steps back by up to an hour changes nothing
+    seen  integer := 0;
+    due   text[] := '{}'; -- names and keys with expired holds, in pairs
+    rec   record;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
+    END IF;
+    deleted := 0;
+    ended := 0;
+    FOR rec IN
+        SELECT h.name, h.key, h.id, h.unit, h.state <> 'held' AND h.until < hour AS over, h.state = 'held' AND h.token IS NOT NULL AND h.until <= at AS expired
+          FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE (h.name, h.key, h.id) > (after_name, after_key, after_id)
+         ORDER BY h.name, h.key, h.id
+         LIMIT 1000
+    LOOP
+        seen := seen + 1;
+        IF rec.expired AND (rec.name IS DISTINCT FROM due[pg_catalog.cardinality(due) - 1] OR rec.key IS DISTINCT FROM due[pg_catalog.cardinality(due)]) THEN
+            due := pg_catalog.array_cat(due, ARRAY[rec.name::text, rec.key::text]);
+        END IF;
+        next_name := rec.name; next_key := rec.key; next_id := rec.id;
+        CONTINUE WHEN NOT rec.over;
+        PERFORM 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h -- asks again, on the newest version
+          WHERE h.name = rec.name AND h.key = rec.key AND h.id = rec.id AND h.state <> 'held' AND h.until < hour FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = rec.name AND h.key = rec.key AND h.id = rec.id;
+        deleted := deleted + 1;
+    END LOOP;
+    FOR i IN 1..pg_catalog.cardinality(due) / 2 LOOP
+        ended := ended + /* TEMPLATE: schema */_ratelimit_sweep_key(due[2 * i - 1], due[2 * i], now);
+    END LOOP;
+    IF seen < 1000 THEN
+        next_name := NULL; next_key := NULL; next_id := NULL;
+    END IF;
+END
+$body$;

@@ -1,0 +1,398 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+)
+
+// Held is a hold: the answer to a [Limiter.Hold], and what to store with the work.
+type Held struct {
+	// Result is the answer. It has no receipt: what is held comes back by Settle and Release.
+	Result
+
+	// Token is for [Limiter.Settle] and [Limiter.Release]: one line of text, with the limits and keys of the hold in the clear. Whoever has it can end the
+	// hold. Without an end, it is the id.
+	Token string
+
+	// Expires is when the hold ends, by the clock that decided, unless it is settled or released before. It is zero if it has no end.
+	Expires time.Time
+}
+
+// Hold takes the tokens and slots of all requests, or of none, as [Limiter.Consume] does. They come back when the work is settled or released, or
+// when ttl is over: it is for work that may die. Tokens come back by the rule of [Limiter.Refund], and slots as they are.
+//
+//	held, err := limits.Hold(ctx, pool, job.ID, 5*time.Minute, renders.Key(customer), rendersInAll.Global())
+//
+// id is the caller's name for the work: a job, not a worker. It has 1 to 255 bytes of UTF-8, without control characters and without ~ in front. ttl is 100 ms to
+// 366 days, or -1: without an end. Any other ttl is [ErrInvalid].
+//
+// A denial is a [*DeniedError]. With [ReasonHeld], the id is held already, by another delivery of the same work; RetryAt is when that hold ends.
+// With [ReasonSettled], the work was settled within a day: drop the delivery. Without an end, an id that is held without an end is granted again, Repeated,
+// and nothing is taken.
+//
+// A call that would be denied first gives back expired holds of its keys. For slots, RetryAt is when it is granted at the latest, if no hold is extended and nothing else is
+// taken. It always asks the database, also for [Unlimited] limits: an id counts there, too.
+//
+// In a transaction, it locks the keys until COMMIT: claim the job, hold, commit, work. On a rollback, nothing was held. Above READ COMMITTED, it may miss what came back
+// after the snapshot, and deny. After [ErrUnknownOutcome], the id may be held until ttl ends: Release the Token, which is there beside this error. A [Coalescer] sends it to its Pool, alone. The
+// database in memory of package ratelimittest has no holds.
+func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration, requests ...Request) (Held, error) {
+	h := &holding{id: id, ttl: ttl}
+	if ttl != forever {
+		h.uuid = newUUID()
+	}
+	result, err := l.do(ctx, db, verbHold, about{hold: h}, requests)
+	held := Held{Result: result}
+	if err != nil && !errors.Is(err, ErrUnknownOutcome) {
+		return held, err
+	}
+	if held.Token = id; ttl != forever {
+		held.Token = holdToken(h.uuid, id, result.Requests)
+		if err == nil {
+			held.Expires = result.held.until.Time()
+		}
+	}
+	return held, err
+}
+
+// Settle ends a hold: the Counts are what was used. Of tokens, less than what is held comes back by the rule of [Limiter.Refund] ([Status.Refunded]), and more is charged
+// ([Status.Taken]). Slots are freed, whatever their Count. For tokens, a request without Count is [ErrInvalid].
+//
+// Without requests, it settles everything, with what was held: nothing comes back but slots. The token names the limits, and the Limiter must know their
+// definitions: a limit that it does not know, one that [Varies], and a hold without an end are [ErrInvalid] without requests. With requests, it settles only these, and the rest stays held.
+//
+// It may come late. If the hold expired, and nobody needed what it held, it is as if in time. If it was given back: of tokens, what was used and not kept is charged, in a
+// window only until it ends; of slots it is [ErrHoldLost], as for a hold that is not there. Then nothing is changed, of no limit. Return the error to roll the transaction
+// back that stores the result.
+//
+// A second Settle is Repeated and does nothing. So after [ErrUnknownOutcome], call it again. For a day, the id is refused ([ReasonSettled]). Settle goes on after Close, and
+// under a block. While an override lifts the limit, nothing is charged.
+func (l *Limiter) Settle(ctx context.Context, db DB, token string, requests ...Request) (Result, error) {
+	return l.do(ctx, db, verbSettle, about{hold: &holding{token: token}}, requests)
+}
+
+// Release ends a hold whose work is not done, and its id is free: for a job that never began, or that failed and will be tried again. Everything comes
+// back but what was used: the [Request.Count] of its requests, 0 without one. A hold that has ended is no error. So defer it, with a context that does
+// not end with the work, and on the pool:
+//
+//	defer limits.Release(context.WithoutCancel(ctx), pool, held.Token)
+//
+// Without requests, nothing was used, and it releases everything: see [Limiter.Settle] for what that needs.
+func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...Request) error {
+	_, err := l.do(ctx, db, verbRelease, about{hold: &holding{token: token}}, requests)
+	return err
+}
+
+const (
+	forever  = -1 // a ttl
+	minTTL   = 100 * time.Millisecond
+	maxTTL   = 366 * 24 * time.Hour
+	maxIDLen = 255 // bytes
+)
+
+// slotsPeriod is sent for slots, and means nothing.
+const slotsPeriod = time.Second
+
+// holding is what a call about holds is about.
+type holding struct {
+	id    string
+	ttl   time.Duration // of a Hold
+	token string        // of Settle and Release: as the caller has it
+	uuid  string        // in it; empty: it has no end
+}
+
+// token128 is the token as the database has it.
+func (h *holding) token128() pgtype.Text { return pgtype.Text{String: h.uuid, Valid: h.uuid != ""} }
+
+// held is the database's answer to a call about holds.
+type held struct {
+	state  string
+	until  algebra.Micros
+	freeAt []algebra.Micros // by demand: when slots are free at the latest
+	moved  []float64        // by demand: what came back; below zero: what was charged
+	lost   []int            // positions of the statement
+}
+
+// The states of a held. Of Settle and Release, they are done, repeated and lost.
+const (
+	heldDenied   = "denied"
+	heldBefore   = "held"
+	heldSettled  = "settled"
+	heldRepeated = "repeated"
+	heldLost     = "lost"
+)
+
+// validate checks what a call about holds has besides its requests.
+func (h *holding) validate(v verb) error {
+	if v == verbHold {
+		if err := checkID(h.id); err != nil {
+			return err
+		}
+		if h.ttl != forever && (h.ttl < minTTL || h.ttl > maxTTL) {
+			return fmt.Errorf("ttl %v is not between %v and %v, nor -1 for a hold without an end", h.ttl, minTTL, maxTTL)
+		}
+		return nil
+	}
+	read, err := readToken(h.token)
+	if err == nil {
+		h.id, h.uuid = read.id, read.uuid
+	}
+	return err
+}
+
+// holdRequests are the requests of a call about holds, once what is beside them is valid. Those of a Settle say what was used.
+func (l *Limiter) holdRequests(c *call) ([]Request, error) {
+	if err := c.hold.validate(c.verb); err != nil {
+		return nil, invalidCall(c.requests, err.Error())
+	}
+	if c.verb != verbHold && len(c.requests) == 0 {
+		return l.held(c.hold, c.verb == verbRelease)
+	}
+	cloned := false
+	for i := range c.requests {
+		switch r := &c.requests[i]; {
+		case r.counts || r.err != nil:
+		case c.verb == verbRelease:
+			if !cloned {
+				c.requests, cloned = slices.Clone(c.requests), true
+			}
+			c.requests[i].tokens = 0
+		case c.verb == verbSettle && !r.limit.slots:
+			return nil, programError{fmt.Errorf("%w: limit %q: Settle needs the Count of what was used", ErrInvalid, r.limit.name)}
+		}
+	}
+	return c.requests, nil
+}
+
+// held are the requests for everything in a token, of limits that the Limiter knows.
+func (l *Limiter) held(h *holding, release bool) ([]Request, error) {
+	read, err := readToken(h.token)
+	if err != nil {
+		return nil, programError{fmt.Errorf("%w: %w", ErrInvalid, err)}
+	}
+	if len(read.list) == 0 {
+		return nil, programError{fmt.Errorf("%w: the token does not say of which limits it is: name them by requests", ErrInvalid)}
+	}
+	var requests []Request
+	for _, t := range read.list {
+		limit, known := l.definitions.of(t.limit)
+		switch {
+		case !known:
+			return nil, programError{fmt.Errorf("%w: limit %q: this Limiter does not know its numbers, from the list of Open or an earlier call: name the limits by requests", ErrInvalid, t.limit)}
+		case limit.doesVary():
+			return nil, programError{fmt.Errorf("%w: limit %q: its keys have numbers of their own: name the limits by requests", ErrInvalid, t.limit)}
+		}
+		requests = append(requests, Request{limit: limit, key: t.key, tokens: t.count, counts: true})
+		if release {
+			requests[len(requests)-1].tokens = 0
+		}
+	}
+	return requests, nil
+}
+
+// lift notes which demands of a Settle are unlimited by an override: nothing is charged for them.
+func (c *call) lift() error {
+	if c.inForce == nil {
+		return nil
+	}
+	requests, _, err := c.overrides.applied(verbs[verbCharge], c.asked, c.local)
+	c.lifted = make([]bool, len(c.demands))
+	for i := range c.demands {
+		l := &requests[c.demands[i].requests[0]].limit
+		c.lifted[i] = l.unlimited()
+	}
+	return err
+}
+
+// sorted are the demands without rows, in the order of their names and keys.
+func (c *call) sortedRowless() []demand {
+	return slices.SortedFunc(slices.Values(c.rowless), func(a, b demand) int {
+		if a.limit.name != b.limit.name {
+			return strings.Compare(a.limit.name, b.limit.name)
+		}
+		return strings.Compare(a.key, b.key)
+	})
+}
+
+// holdStatement takes the demands under an id. Those without rows come last.
+func (c *call) holdStatement(ctx context.Context, now *time.Time) statement {
+	all := slices.Concat(c.demands, c.sortedRowless())
+	m, n := columnsOf(all), len(all)
+	units, shards, a, b := make([]string, n), make([]int32, n), make([]int32, n), make([]int32, n)
+	for i := range all {
+		d := &all[i]
+		units[i], shards[i] = "tokens", int32(d.limit.shards)
+		switch {
+		case i >= len(c.demands):
+			units[i] = "none"
+			m.rates[i], m.periods[i], m.capacities[i], m.floors[i] = 0, slotsPeriod, 0, 0
+		case d.limit.slots:
+			units[i] = "slots"
+		}
+		a[i], b[i] = pick(ctx, *d)
+	}
+	ttl := pgtype.Text{String: fmt.Sprintf("%d microseconds", c.hold.ttl.Microseconds()), Valid: c.hold.ttl != forever}
+	return statement{sql: dbsqlc.Hold, demands: len(c.demands), read: readHeld, args: arguments(
+		c.hold.id, c.hold.token128(), ttl, int32(len(c.demands)), units, m.names, m.keys,
+		m.rates, m.periods, m.capacities, m.starts, shards, m.counts, m.floors, a, b, now,
+		m.windows, m.firsts, m.lasts,
+	)}
+}
+
+// settleStatement ends the hold of the demands, by Settle or Release.
+func (c *call) settleStatement(now *time.Time) statement {
+	all := slices.Concat(c.demands, c.sortedRowless())
+	m, n := columnsOf(all), len(all)
+	shards, lifted := make([]int32, n), make([]bool, n)
+	copy(lifted, c.lifted)
+	for i := range all {
+		if shards[i] = int32(all[i].limit.shards); i >= len(c.demands) {
+			m.rates[i], m.periods[i], m.capacities[i] = 0, slotsPeriod, 0
+		}
+	}
+	return statement{sql: dbsqlc.Settle, demands: len(c.demands), read: readSettled, args: arguments(
+		c.verb == verbRelease, c.hold.id, c.hold.token128(), int32(len(c.demands)), lifted, m.names, m.keys,
+		m.rates, m.periods, m.capacities, m.starts, shards, m.counts, now,
+		m.windows, m.firsts, m.lasts,
+	)}
+}
+
+// look reads the rows for a Balance, some of them slots.
+func (c *call) look(now *time.Time) statement {
+	m := columnsOf(c.demands)
+	shards := make([]int32, len(c.demands))
+	for i := range c.demands {
+		shards[i] = int32(c.demands[i].limit.shards)
+	}
+	return statement{sql: dbsqlc.Look, demands: len(c.demands), read: readSeveral, args: arguments(
+		m.names, m.keys,
+		m.rates, m.periods, m.capacities, m.starts, shards, m.counts, m.floors, now,
+		m.windows, m.firsts, m.lasts,
+	)}
+}
+
+// fillHeld fills in the result of a call about holds that no limit denied.
+func (c *call) fillHeld(r *Result, a *answer) {
+	r.held, r.At = a.held, a.at.Time()
+	r.runAt = a.at
+	switch a.held.state {
+	case heldBefore, heldSettled:
+		r.known = ReasonSettled
+		until := algebra.Forever
+		if a.held.state == heldBefore {
+			r.known, until = ReasonHeld, a.held.until
+		}
+		r.retry(until)
+		for i := range r.Requests {
+			r.Requests[i].RetryAt = r.RetryAt
+		}
+		return
+	case heldLost:
+		for i := range r.Requests {
+			r.Requests[i].OK = true
+		}
+		all := slices.Concat(c.demands, c.sortedRowless())
+		for _, place := range a.held.lost {
+			for _, request := range all[place-1].requests {
+				r.Requests[request].OK = false
+			}
+		}
+		return
+	case heldRepeated:
+		r.OK, r.Repeated = true, true
+		for i := range r.Requests {
+			r.Requests[i].OK = true
+		}
+		return
+	}
+	r.fill(c, a)
+	for i := range c.demands {
+		for _, request := range c.demands[i].requests {
+			s := &r.Requests[request]
+			if a.held.moved != nil {
+				s.Refunded, s.Taken = max(a.held.moved[i], 0), max(-a.held.moved[i], 0)
+			}
+		}
+	}
+}
+
+// holdLost is the error of a Settle whose hold is lost.
+func holdLost(r Result) error {
+	var lost []Status
+	for _, s := range r.Requests {
+		if !s.OK {
+			lost = append(lost, s)
+		}
+	}
+	return fmt.Errorf("%w: %s", ErrHoldLost, strings.TrimSuffix(limitsIn(lost), ": "))
+}
+
+// limitsIn names the limits of statuses, as the beginning of an error's text.
+func limitsIn(all []Status) string {
+	requests := make([]Request, len(all))
+	for i := range all {
+		requests[i].limit = all[i].Limit
+	}
+	return limitsOf(requests)
+}
+
+// readHeld reads a _ratelimit_held.
+func readHeld(reply pgx.Row, demands int) (*answer, error) {
+	var b []byte
+	if err := reply.Scan(&b); err != nil {
+		return nil, err
+	}
+	r := record{rest: b}
+	r.expect(7)
+	a := &answer{held: held{state: r.text()}}
+	a.held.until = r.instantOrNull()
+	a.at = r.instant()
+	if !r.rows(a, demands) {
+		return nil, errRecord
+	}
+	if a.granted = a.held.state == "taken"; a.held.state == heldDenied {
+		a.held.freeAt = r.instants(demands)
+	} else {
+		r.instants(0)
+	}
+	if !r.ended() {
+		return nil, errRecord
+	}
+	return a, nil
+}
+
+// readSettled reads a _ratelimit_settled.
+func readSettled(reply pgx.Row, demands int) (*answer, error) {
+	var b []byte
+	if err := reply.Scan(&b); err != nil {
+		return nil, err
+	}
+	r := record{rest: b}
+	r.expect(7)
+	a := &answer{granted: true, held: held{state: r.text()}}
+	a.at = r.instant()
+	if !r.rows(a, demands) {
+		return nil, errRecord
+	}
+	for _, v := range r.array(pgtype.Float8ArrayOID, pgtype.Float8OID, 8) {
+		a.held.moved = append(a.held.moved, math.Float64frombits(v))
+	}
+	for _, v := range r.array(pgtype.Int4ArrayOID, pgtype.Int4OID, 4) {
+		a.held.lost = append(a.held.lost, int(int32(v)))
+	}
+	if !r.ended() || len(a.held.moved) < demands {
+		return nil, errRecord
+	}
+	return a, nil
+}

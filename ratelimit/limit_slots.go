@@ -1,0 +1,90 @@
+package ratelimit
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/calendar"
+)
+
+// maxSlots bounds how many slots there are.
+const maxSlots = 1e9
+
+// slotsVary is Config.Varies of slots that vary. Nothing is refilled, so there is no time to name.
+var slotsVary = calendar.PeriodText(0)
+
+// Slots defines a limit of how many may be held at once: at most n, by [Limiter.Hold]. They come back when they are settled or released, or
+// when their hold expires: a semaphore that a dead worker cannot keep. n is 0 to 1e9; with 0 nothing is granted ([ReasonPlan]). A request is
+// for one slot, or for a whole number of them ([Request.Count]).
+//
+// A new n counts at once: a larger one grants more, and a smaller one lets those run that hold a slot. The only option is [Varies], of 0: then
+// keys may have an n of their own, by [Limit.With] with [Capacity]. [Overrides] of the capacity are an n, too. Every verb but Hold, Settle, Release
+// and Balance is [ErrInvalid].
+//
+// A definition with a mistake (see [Config.Limit]) is reported by [Limit.Validate] and by every call that uses it.
+func Slots(name string, n int, options ...Option) Limit {
+	capacity := float64(n)
+	return define(Config{Kind: kindSlots, Name: name, Capacity: &capacity}, options)
+}
+
+// setSlots sets the numbers of slots, and returns what is wrong in them.
+func (l *Limit) setSlots(c Config) (mistakes []string) {
+	l.slots = true
+	l.numbers = algebra.Limit{Period: slotsPeriod}
+	switch {
+	case c.Capacity == nil:
+		mistakes = append(mistakes, "capacity is missing")
+	case !wholeSlots(*c.Capacity):
+		mistakes = append(mistakes, fmt.Sprintf("capacity %v is not a whole number between 0 and %v", *c.Capacity, maxSlots))
+	default:
+		l.numbers.Capacity = *c.Capacity
+	}
+	for field, set := range map[string]bool{
+		"rate": c.Rate != nil, "period": c.Period != "", "maxReserved": c.MaxReserved != nil,
+		"start": c.Start != nil, "shards": c.Shards != 0, "zone": c.Zone != "", "anchor": c.Anchor != "",
+	} {
+		if set {
+			mistakes = append(mistakes, fmt.Sprintf("%s is set, but kind %q has only a name, a capacity and varies", field, c.Kind))
+		}
+	}
+	slices.Sort(mistakes)
+	if c.Varies != "" {
+		idle, unit, err := calendar.ParsePeriod(c.Varies)
+		if l.slotsVary = err == nil && unit == "" && idle == 0; !l.slotsVary {
+			mistakes = append(mistakes, fmt.Sprintf("varies %q of kind %q is not %q: nothing is refilled", c.Varies, c.Kind, slotsVary))
+		}
+	}
+	return mistakes
+}
+
+// wholeSlots reports whether there can be so many slots.
+func wholeSlots(n float64) bool { return n >= 0 && n <= maxSlots && n == math.Trunc(n) }
+
+// doesVary reports whether keys may have numbers of their own.
+func (l *Limit) doesVary() bool { return l.varies > 0 || l.slotsVary }
+
+// withSlots is the limit with the slots of an override or, if that has lapsed, with those if they are fewer.
+func (l Limit) withSlots(defined Limit, n float64, lapsed bool) Limit {
+	if math.IsNaN(n) {
+		return defined
+	}
+	if l.numbers.Capacity = math.Floor(n); lapsed {
+		l.numbers.Capacity = min(l.numbers.Capacity, defined.numbers.Capacity)
+	}
+	return l
+}
+
+// slotsStatus works out the status of the requests for slots, as call.status does.
+func (c *call) slotsStatus(s *Status, d *demand, rows []algebra.Row, a *answer, i int) (at, reset algebra.Micros) {
+	s.Remaining = d.limit.numbers.Capacity + d.numbers.Total(rows, a.at)
+	s.OK = a.granted || !d.tooMuch && s.Remaining >= d.count
+	if at = a.at; !s.OK {
+		at = algebra.Forever
+		if i < len(a.held.freeAt) {
+			at = a.held.freeAt[i]
+		}
+	}
+	return at, algebra.Min
+}
