@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "64eb1fa987fd7ffe310e7cc89a061b8e5969588c7706b3c0e7aaa4a0d6124f6c"
+const Hash = "b69b33de4efb851b8d8badbd364985823e9d32be6a4bd405f9bd13c0ca9ebbf2"

@@ -64,7 +64,7 @@ func addUp(does *rules, requests []Request) ([]demand, error) {
 	if len(requests) == 0 {
 		return nil, invalidCall(nil, "the call has no requests")
 	}
-	ds := make([]demand, 0, len(requests))
+	ds, places := make([]demand, 0, len(requests)), make([]int, len(requests))
 	var index map[[2]string]int // nil for a single request
 	if len(requests) > 1 {
 		index = make(map[[2]string]int, len(requests))
@@ -93,7 +93,7 @@ func addUp(does *rules, requests []Request) ([]demand, error) {
 			if index != nil {
 				index[id] = at
 			}
-			ds = append(ds, demand{limit: r.limit, key: r.key, floor: does.floor(&r.limit)})
+			ds = append(ds, demand{limit: r.limit, key: r.key, floor: does.floor(&r.limit), requests: places[i : i : i+1]})
 		}
 		d := &ds[at]
 		if found && d.limit != r.limit {

@@ -44,30 +44,24 @@ func (l *Limiter) Each(ctx context.Context, db DB, requests ...Request) ([]Resul
 	} else {
 		err = limiterClosed(verbEach, requests)
 	}
-	var parts []part
+	var results []Result
+	var denials []error
 	if err == nil {
-		parts, err = l.each(ctx, db, requests)
+		results, denials, err = l.each(ctx, db, requests)
 	}
+	took := time.Since(began)
 	if err != nil {
-		l.observe(ctx, verbConsume, time.Since(began), unanswered(verbEach, requests), err)
+		l.observe(ctx, verbConsume, took, unanswered(verbEach, requests), err)
 		return nil, err
 	}
-	results, took := make([]Result, len(parts)), time.Since(began)
-	for i := range parts {
-		results[i], err = parts[i].conclude(parts[i].result, nil)
-		l.observe(ctx, verbConsume, took, results[i], err)
+	for i := range results {
+		l.observe(ctx, verbConsume, took, results[i], denials[i])
 	}
 	return results, nil
 }
 
-// part is a request of an Each as a call of its own.
-type part struct {
-	call
-	result Result
-}
-
-// each decides the requests.
-func (l *Limiter) each(ctx context.Context, db DB, requests []Request) ([]part, error) {
+// each decides the requests. A denial is an error at the place of its request.
+func (l *Limiter) each(ctx context.Context, db DB, requests []Request) (results []Result, denials []error, err error) {
 	whole, err := l.newCall(verbEach, about{}, requests, db)
 	if noDatabase(db) {
 		err = invalidCall(requests, noDatabaseText)
@@ -76,60 +70,68 @@ func (l *Limiter) each(ctx context.Context, db DB, requests []Request) ([]part, 
 		err = errOutside(ctx, verbEach, db, requests)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	whole.lookBack() // what is unsure cannot be asked again: its locks would come after those of later keys
-	parts := make([]part, len(requests))
-	for i := range parts {
-		p := &parts[i]
-		p.call = whole
-		p.asked, p.requests, p.demands, p.rowless = whole.asked[i:i+1], whole.requests[i:i+1], nil, nil
-		if whole.inForce != nil {
-			p.inForce = whole.inForce[i : i+1]
-		}
-		p.result = unanswered(verbEach, p.requests)
+	results, denials = make([]Result, len(requests)), make([]error, len(requests))
+	statuses := unanswered(verbEach, whole.requests).Requests
+	conclude := func(place int, c *call, fill func(*Result)) {
+		r := &results[place]
+		r.Requests = statuses[place : place+1 : place+1]
+		fill(r)
+		*r, denials[place] = c.conclude(*r, nil)
 	}
-	of := func(d demand) (p *part, alone []demand) { // the demand as that of its part
-		p = &parts[d.requests[0]]
-		d.requests = []int{0}
-		return p, []demand{d}
-	}
-	for _, d := range whole.rowless {
-		p, alone := of(d)
-		p.rowless = alone
-		p.fill(&p.result, p.byPolicy())
+	for i := range whole.rowless {
+		place, c := whole.apart(&whole.rowless[i])
+		c.rowless = whole.rowless[i : i+1]
+		conclude(place, &c, func(r *Result) { c.fill(r, c.byPolicy()) })
 	}
 	sent := whole
-	sent.demands = nil
-	for _, d := range whole.demands {
-		if p, alone := of(d); d.tooMuch {
-			p.refuseTooMuch(alone)
-		} else {
-			p.demands = alone
-			sent.demands = append(sent.demands, d)
+	sent.demands = whole.demands[:0]
+	for i := range whole.demands {
+		if d := &whole.demands[i]; !d.tooMuch {
+			sent.demands = append(sent.demands, *d)
+			continue
 		}
+		place, c := whole.apart(&whole.demands[i])
+		conclude(place, &c, func(r *Result) { c.refuseTooMuch(r, whole.demands[i:i+1]) })
 	}
 	if len(sent.demands) == 0 {
-		return parts, nil
+		return results, denials, nil
 	}
 	reply := wire{db, !isTx(db)}.send(ctx, dbsqlc.Each, sent.eachArguments(ctx))
 	answers, err := readEach(reply, len(sent.demands))
 	if err != nil {
-		return nil, explainCall(verbEach, requests, reply.judge(err))
+		return nil, nil, explainCall(verbEach, requests, reply.judge(err))
 	}
-	for i, d := range sent.demands {
-		p := &parts[d.requests[0]]
-		p.fill(&p.result, &answers[i])
+	for i := range sent.demands {
+		place, c := whole.apart(&sent.demands[i])
+		c.demands = sent.demands[i : i+1]
+		conclude(place, &c, func(r *Result) { c.fill(r, &answers[i]) })
 	}
-	return parts, nil
+	return results, denials, nil
 }
 
+// apart is the request of one demand as a call of its own, without demands, and its place. It makes the demand one of that call.
+func (c *call) apart(d *demand) (place int, alone call) {
+	place, alone = d.requests[0], *c
+	d.requests = sole
+	alone.asked, alone.requests, alone.demands, alone.rowless = c.asked[place:place+1], c.requests[place:place+1], nil, nil
+	if c.inForce != nil {
+		alone.inForce = c.inForce[place : place+1]
+	}
+	return place, alone
+}
+
+// sole are the requests of the demand of a call with one request.
+var sole = []int{0}
+
 // refuseTooMuch fills in the result of a request that the numbers can never grant. Nothing is asked: what comes after an override can.
-func (p *part) refuseTooMuch(alone []demand) {
-	now := p.overrides.now(p.local)
-	p.result.At = now.Time()
-	p.result.retry(p.allowedAt(now, alone))
-	p.result.Requests[0].RetryAt = p.result.RetryAt
+func (c *call) refuseTooMuch(r *Result, alone []demand) {
+	now := c.overrides.now(c.local)
+	r.At = now.Time()
+	r.retry(c.allowedAt(now, alone))
+	r.Requests[0].RetryAt = r.RetryAt
 }
 
 func (c *call) eachArguments(ctx context.Context) []any {
@@ -163,17 +165,19 @@ func readEach(reply pgx.Row, demands int) ([]answer, error) {
 	if n := len(ord); !r.ended() || len(granted) != n || len(at) != n || len(values) != n || len(ts) != n {
 		return nil, errRecord
 	}
-	answers := make([]answer, demands)
+	answers, heads, rows := make([]answer, demands), make([][]algebra.Row, demands), make([]algebra.Row, len(ord))
 	for i, place := range ord {
 		if place < 1 || place > uint64(demands) {
 			return nil, errRecord
 		}
 		a := &answers[place-1]
 		a.granted, a.at = granted[i] == 1, sinceY2K(at[i])
+		rows[i] = algebra.Row{Value: math.Float64frombits(values[i]), TS: sinceY2K(ts[i])}
 		if a.rows == nil {
-			a.rows = make([][]algebra.Row, 1)
+			a.rows, heads[place-1] = heads[place-1:place], rows[i:i+1:i+1]
+		} else {
+			a.rows[0] = append(a.rows[0], rows[i])
 		}
-		a.rows[0] = append(a.rows[0], algebra.Row{Value: math.Float64frombits(values[i]), TS: sinceY2K(ts[i])})
 	}
 	if slices.ContainsFunc(answers, func(a answer) bool { return a.rows == nil }) {
 		return nil, errRecord

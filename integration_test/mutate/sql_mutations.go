@@ -840,10 +840,6 @@ var sqlMutations = []mutation{
 		old: "keys[first - 1] COLLATE \"C\") <= (names[first], keys[first])) IS NOT TRUE THEN", new: "keys[first - 1] COLLATE \"C\") <= (names[first], keys[first])) IS NULL AND false THEN",
 		tests: "TestEachIsInOrder",
 	}, {
-		name: "each-twice", file: "migrations/engine/each.sql", what: "two requests for one key are one row of an UPDATE",
-		old: "keys[last] COLLATE \"C\" < keys[last + 1]", new: "keys[last] COLLATE \"C\" <= keys[last + 1]",
-		tests: "TestEachIsInOrder|TestEachAgreesWithConsume",
-	}, {
 		name: "each-one-capacity", file: "migrations/engine/each.sql", what: "a key with other numbers is decided by those of the key before",
 		old: " AND capacities[last + 1] = capacities[first]", new: "",
 		tests: "TestEachWithOtherNumbers",

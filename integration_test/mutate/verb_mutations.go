@@ -12,7 +12,7 @@ var verbMutations = []mutation{
 		tests: "TestEachAgreesWithConsume",
 	}, {
 		name: "each-result-order", file: "ratelimit/each.go", what: "the results are in the order of locks",
-		old: "		p := &parts[d.requests[0]]\n		p.fill", new: "		p := &parts[0*d.requests[0]+i]\n		p.fill",
+		old: "conclude(place, &c, func(r *Result) { c.fill(r, &answers[i]) })", new: "conclude(place*0+i, &c, func(r *Result) { c.fill(r, &answers[i]) })",
 		tests: "TestEachIsDecidedByItselfAndInOrder",
 	}, {
 		name: "each-outside", file: "ratelimit/each.go", what: "Each on the pool inside a transaction of the pool is let through",

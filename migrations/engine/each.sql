@@ -5,9 +5,9 @@
 -- Returns the rows of each request, with ord, its position, and whether it was granted (1, or 0) at `at`: the new rows, or those that led to
 -- the denial. A sharded limit that took from one shard returns that shard alone.
 --
--- A run of requests for different keys of one token bucket is one UPDATE, if a plain read finds all their rows. Otherwise, or if that leaves
--- a key undecided, the run is decided request by request, since an INSERT of a missing row must come before later keys are locked. The subtransaction releases the
--- locks of the UPDATE before that (CONCURRENCY.md, I1).
+-- A run of requests for different keys of one token bucket is one UPDATE. If that leaves a key undecided (one without a row, say), the run is
+-- decided request by request, since an INSERT of a missing row must come before later keys are locked. The subtransaction undoes the UPDATE
+-- and releases its locks before that (CONCURRENCY.md, I1).
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_each(
     names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
@@ -40,31 +40,23 @@ BEGIN
             last := last + 1;
         END LOOP;
         IF last >= first + 3 AND NOT alone THEN -- for fewer, it saves nothing
-            SELECT count(*) INTO m
-              FROM generate_series(first, last) AS i,
-                   LATERAL (
-                    SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r
-                     WHERE r.name = names[first] AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1
-                    OFFSET 0
-                   ) AS r;
-            IF m = last - first + 1 THEN
-                BEGIN
-                    SELECT k.* INTO run
-                      FROM /* TEMPLATE: schema */_ratelimit_consume_keys(names[first], keys[first:last], rates[first], periods[first], capacities[first],
-                          counts[first:last], now, floors[first], false) AS k;
-                    IF pg_catalog.cardinality(run.ord) <> m THEN
-                        RAISE SQLSTATE 'RL001';
-                    END IF;
-                    ord := pg_catalog.array_cat(ord, ARRAY(SELECT first - 1 + o.ord FROM pg_catalog.unnest(run.ord) WITH ORDINALITY AS o (ord, i) ORDER BY o.i));
-                    granted := pg_catalog.array_cat(granted, pg_catalog.array_cat(pg_catalog.array_fill(1, ARRAY[run.early]), pg_catalog.array_fill(0, ARRAY[m - run.early])));
-                    at := pg_catalog.array_cat(at, pg_catalog.array_cat(pg_catalog.array_fill(run.seen, ARRAY[run.early]), pg_catalog.array_fill(run.at, ARRAY[m - run.early])));
-                    value := pg_catalog.array_cat(value, run.value);
-                    ts := pg_catalog.array_cat(ts, run.ts);
-                    first := last + 1;
-                EXCEPTION WHEN SQLSTATE 'RL001' THEN
-                    NULL;
-                END;
-            END IF;
+            m := last - first + 1;
+            BEGIN
+                SELECT k.* INTO run
+                  FROM /* TEMPLATE: schema */_ratelimit_consume_keys(names[first], keys[first:last], rates[first], periods[first], capacities[first],
+                      counts[first:last], now, floors[first], false) AS k;
+                IF pg_catalog.cardinality(run.ord) <> m THEN
+                    RAISE SQLSTATE 'RL001';
+                END IF;
+                ord := pg_catalog.array_cat(ord, CASE WHEN first = 1 THEN run.ord ELSE ARRAY(SELECT first - 1 + o.ord FROM pg_catalog.unnest(run.ord) WITH ORDINALITY AS o (ord, i) ORDER BY o.i) END);
+                granted := pg_catalog.array_cat(granted, pg_catalog.array_cat(pg_catalog.array_fill(1, ARRAY[run.early]), pg_catalog.array_fill(0, ARRAY[m - run.early])));
+                at := pg_catalog.array_cat(at, pg_catalog.array_cat(pg_catalog.array_fill(run.seen, ARRAY[run.early]), pg_catalog.array_fill(run.at, ARRAY[m - run.early])));
+                value := pg_catalog.array_cat(value, run.value);
+                ts := pg_catalog.array_cat(ts, run.ts);
+                first := last + 1;
+            EXCEPTION WHEN SQLSTATE 'RL001' THEN
+                NULL;
+            END;
         END IF;
         WHILE first <= last LOOP
             IF shards[first] = 1 THEN
