@@ -4438,16 +4438,34 @@ LANGUAGE sql
 RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_look(names, keys, rates, periods, capacities, starts, shards, counts, floors, now,
     windows, firsts, lasts));
 
--- Gives back the expired holds of one key, unless its rows are locked or its numbers are not known. A key without rows waits for its next Hold.
+-- Gives back the expired holds of one key, unless its rows are locked or its numbers are not known. A key without rows is full: nothing comes back,
+-- whatever its numbers, and no row of it is locked.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_key(name text, key text, now timestamptz) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    q /* TEMPLATE: schema */_ratelimit_request;
-    m integer;
-    n integer;
+    q   /* TEMPLATE: schema */_ratelimit_request;
+    m   integer;
+    n   integer;
+    at  timestamptz := coalesce(now, clock_timestamp());
+    rec record;
 BEGIN
+    SELECT count(*) INTO n FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key;
+    IF n = 0 THEN
+        m := 0;
+        FOR rec IN
+            SELECT h.id FROM /* TEMPLATE: schema */rate_limit_holds AS h
+             WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
+             LIMIT 1000
+               FOR UPDATE SKIP LOCKED
+        LOOP
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', until = at + interval '7 days'
+             WHERE h.name = name AND h.key = key AND h.id = rec.id;
+            m := m + 1;
+        END LOOP;
+        RETURN m;
+    END IF;
     q.rate := 0;
     IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.unit = 'tokens') THEN
         IF NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "b69b33de4efb851b8d8badbd364985823e9d32be6a4bd405f9bd13c0ca9ebbf2"
+const Hash = "647719316e3e736d1474fe250ecfc596d29557415c810c0e05e2f6ceaaf42276"
