@@ -309,9 +309,6 @@ func TestNothingIsSentForPlansWithoutRows(t *testing.T) {
 		if _, err := limiter.Refund(t.Context(), db, "", enterprise.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("without a receipt: %v", err)
 		}
-		if deleted, err := limiter.Sweep(t.Context(), closedPool(t), free, enterprise); deleted != 0 || err != nil {
-			t.Errorf("a sweep: %d, %v", deleted, err)
-		}
 	}
 	if _, err := limiter.Consume(t.Context(), nil, enterprise.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Errorf("without a DB: %v", err)

@@ -104,7 +104,7 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 			b.Remaining, b.NextAt = 0, instant(c.nextAt(d, nil, 1, at))
 		}
 	case d.limit.slots:
-		b.Used = -d.numbers.Total(rows, at)
+		b.Used = 0 - d.numbers.Total(rows, at) // no -0
 		if b.Remaining = b.Capacity - b.Used; d.limit.blocked {
 			b.Remaining = min(b.Remaining, 0)
 		}
