@@ -291,6 +291,30 @@ func (w *everything) steers(on ratelimit.DB, way string, o *worldOverride, key *
 		w.must(w.pool.QueryRow(w.Context(), "SELECT max(id) FROM rate_limit_overrides").Scan(&id))
 		return id
 	}
+	if way == "go" {
+		limits, request := w.programs[0].limits, w.limit(o.limit).Global()
+		if o.key != nil {
+			request = w.request(o.limit, *o.key)
+		}
+		var numbers []ratelimit.Option
+		if o.rate != nil {
+			numbers = append(numbers, ratelimit.Rate(*o.rate))
+		}
+		if o.capacity != nil {
+			numbers = append(numbers, ratelimit.Capacity(*o.capacity))
+		}
+		var err error
+		switch o.effect {
+		case "numbers":
+			id, err = limits.Override(w.Context(), on, request, o.until, "a world", "ann", numbers...)
+		case "block":
+			id, err = limits.Block(w.Context(), on, request, o.until, "a world", "ann")
+		default:
+			return w.steers(on, "", o, key)
+		}
+		w.must(err)
+		return id
+	}
 	var until *time.Time
 	if !o.until.IsZero() {
 		until = &o.until

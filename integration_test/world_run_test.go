@@ -41,6 +41,8 @@ type everything struct {
 	late       []*worldOverride // not committed
 	lateTx     pgx.Tx
 	receipts   []worldReceipt
+	holds      []*worldHold
+	slotsNow   map[int]int // by key: the slots by an override
 	log        map[worldKey]*worldLog
 	counted    []worldCount
 	storedKeys map[int]string
@@ -108,7 +110,7 @@ func (w *everything) play(script worldScript) (failed string) {
 	w.worldNumbers = newWorldNumbers(script.Seed)
 	w.clock, w.latest = &clock{now: w.start}, w.start
 	w.made, w.late, w.receipts, w.counted, w.shards, w.resharded, w.step = nil, nil, nil, nil, 0, false, -1
-	w.storedKeys = map[int]string{}
+	w.holds, w.slotsNow, w.storedKeys = nil, map[int]int{}, map[int]string{}
 	w.log, w.touched, w.features = map[worldKey]*worldLog{}, map[worldKey]int{}, map[worldKey]map[string]bool{}
 	defer func() {
 		if p := recover(); p != nil {
@@ -120,7 +122,7 @@ func (w *everything) play(script worldScript) (failed string) {
 		}
 		w.end()
 	}()
-	_, err := w.pool.Exec(w.Context(), `TRUNCATE rate_limits, rate_limit_definitions, rate_limit_overrides, rate_limit_usage, rate_limit_denials RESTART IDENTITY`)
+	_, err := w.pool.Exec(w.Context(), `TRUNCATE rate_limits, rate_limit_definitions, rate_limit_overrides, rate_limit_usage, rate_limit_denials, rate_limit_holds RESTART IDENTITY`)
 	w.must(err)
 	ctx := w.Context()
 	w.programs = make([]*worldProgram, w.worldNumbers.programs)
@@ -236,12 +238,17 @@ func (w *everything) stored(k int) *string {
 	return new(w.storedKeys[k])
 }
 
-func (w *everything) publish() {
-	var all []ratelimit.Limit
+// allLimits are the limits as defined now.
+func (w *everything) allLimits() []ratelimit.Limit {
+	all := []ratelimit.Limit{worldSlotsLimit}
 	for i := range w.limits {
 		all = append(all, w.limit(i))
 	}
-	w.must(ratelimit.Publish(w.Context(), w.pool, "web", all...))
+	return all
+}
+
+func (w *everything) publish() {
+	w.must(ratelimit.Publish(w.Context(), w.pool, "web", w.allLimits()...))
 }
 
 // rows are the rows of the limits, as far as anybody can see.
@@ -313,13 +320,21 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 	case "restore", "unblock":
 		w.restore(s, r)
 	case "sweep":
+		w.looks()
+		if expired := w.expired(w.ids()...); len(expired) > 0 { // they come back
+			_, err := p.limits.Sweep(ctx, w.pool, w.allLimits()...)
+			w.must(err)
+			w.gotBack(expired...)
+			w.looks()
+			for _, h := range w.expired(w.ids()...) {
+				if w.limits[h.of.limit].Config().Varies == "" || h.inSlots == "held" {
+					w.failf("a sweep left the expired hold %+v", *h)
+				}
+			}
+		}
 		w.unchanged("a sweep", func() {
 			before := w.countRows()
-			var all []ratelimit.Limit
-			for i := range w.limits {
-				all = append(all, w.limit(i))
-			}
-			deleted, err := p.limits.Sweep(ctx, w.pool, all...)
+			deleted, err := p.limits.Sweep(ctx, w.pool, w.allLimits()...)
 			w.must(err)
 			if after := w.countRows(); before-after != int(deleted) {
 				w.failf("a sweep says that it deleted %d rows: there were %d, and are %d", deleted, before, after)
@@ -346,6 +361,12 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 		w.charge(p, s)
 	case "crowd":
 		w.crowd(ctx, p, s, r)
+	case "hold":
+		w.hold(ctx, p, s, r)
+	case "settle", "release":
+		w.endHold(ctx, p, s, r)
+	case "slots":
+		w.changeSlots(s, r)
 	case "tool":
 		w.asksTool(p, k)
 	case "page":
@@ -356,6 +377,7 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 		w.call(ctx, p, s)
 	}
 	w.says(w.programs[s.Program], k) // it may have been restarted
+	w.slotsSay(w.programs[s.Program], s.Key)
 }
 
 func (w *everything) countRows() (n int) {
@@ -379,6 +401,7 @@ func (w *everything) goes(s worldStep) worldStep {
 	switch {
 	case s.Do != "consume" && (s.Way == "batch" || s.Way == "middleware" || s.Way == "rpc"),
 		s.Do == "wait" && (s.Way == "tx" || s.Way == "intx" || s.Way == "insqltx" || s.Way == "by hand"),
+		s.Way == "each" && (s.Do != "consume" || s.Other >= 0),
 		s.Way == "by hand" && (varies || s.Other >= 0):
 		s.Way = "pool"
 	}
@@ -456,6 +479,9 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 	got, committed := w.way(ctx, p, s, count, requests...)
 	if s.Way != "by hand" && got.failed == nil {
 		w.counts(w.clock.now, ids, count, got, want)
+	}
+	if s.Way == "each" && want.never && (got.permanent || !got.granted && len(w.pending(ids...)) > 0) {
+		got = want // it says when an override ends that forbids the count
 	}
 	switch {
 	case got.failed != nil && s.Way == "canceled":
@@ -682,6 +708,11 @@ func (w *everything) reset(p *worldProgram, s worldStep, r *rand.Rand) {
 	}
 	w.touched[id]++
 	delete(w.log, id)
+	for _, h := range w.holds {
+		if h.of == id {
+			h.reset = true
+		}
+	}
 	if b := w.balances(p, id)[0]; b.Decides != "block" && b.Remaining != b.Capacity {
 		w.failf("%v was reset: %v of %v", id, b.Remaining, b.Capacity)
 	}

@@ -190,13 +190,13 @@ func worldLimit(r *rand.Rand, name string, kind int) ratelimit.Limit {
 
 // The steps, and the ways of a call, in their proportions. A way that a verb does not have is the pool.
 var (
-	worldVerbs = []string{"consume", "consume", "consume", "consume", "consume", "reserve", "reserve", "take", "take", "wait", "charge", "refund", "refund", "move", "reset", "crowd", "crowd"}
-	worldDoes  = []string{"override", "override", "override", "block", "unlimited", "restore", "unblock", "late", "commit", "sweep", "publish", "restart", "reshard", "add", "add", "tool", "page", "page", "usage"}
-	worldWays  = []string{"pool", "tx", "tx", "coalescer", "batch", "intx", "sql", "insqltx", "by hand", "by hand", "middleware", "rpc", "canceled"}
+	worldVerbs = []string{"consume", "consume", "consume", "consume", "consume", "reserve", "reserve", "take", "take", "wait", "charge", "refund", "refund", "move", "reset", "crowd", "crowd", "hold", "hold", "hold", "settle", "settle", "release"}
+	worldDoes  = []string{"override", "override", "override", "block", "unlimited", "restore", "unblock", "late", "commit", "sweep", "publish", "restart", "reshard", "add", "add", "slots", "tool", "page", "page", "usage"}
+	worldWays  = []string{"pool", "tx", "tx", "coalescer", "batch", "intx", "sql", "insqltx", "each", "by hand", "by hand", "middleware", "rpc", "canceled"}
 )
 
-// worldSteers are the ways of an operator's step, in their proportions. "" is SQL.
-var worldSteers = []string{"", "", "", "", "", "page", "page", "tool"}
+// worldSteers are the ways of an operator's step, in their proportions. "" is SQL, "go" the Limiter.
+var worldSteers = []string{"", "", "", "", "", "go", "go", "page", "page", "tool"}
 
 // newWorldScript makes a random script. Few limits and keys make many things meet.
 func newWorldScript(seed uint64) worldScript {
@@ -229,6 +229,9 @@ func newWorldScript(seed uint64) worldScript {
 			}
 			if s.Do == "crowd" && r.IntN(3) == 0 {
 				s.For = worldSpan(r, c) // of the clock that is ahead
+			}
+			if s.Do == "hold" && r.IntN(4) > 0 {
+				s.For = worldSpan(r, c)
 			}
 			if s.Do == "reset" {
 				s.Way = oneOf(r, worldSteers...)

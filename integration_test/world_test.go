@@ -101,6 +101,13 @@ func TestAWorldOfEveryStep(t *testing.T) {
 			script.Steps = append(script.Steps, worldStep{Do: do, Way: way, For: time.Hour}, worldStep{Do: "consume", Way: "pool", Other: -1, Count: 1}, worldStep{Do: "clock", For: 2 * time.Hour})
 		}
 	}
+	for n := range uint64(12) { // jobs with a slot and without, with an end and without
+		script.Steps = append(script.Steps, worldStep{Do: "restore", N: 1}, worldStep{Do: "hold", Other: -1, Count: 0.1, For: time.Second, N: n})
+		if n%3 > 0 {
+			script.Steps = append(script.Steps, worldStep{Do: "clock", For: 2 * time.Second})
+		}
+		script.Steps = append(script.Steps, worldStep{Do: []string{"settle", "release"}[n%2], Other: -1})
+	}
 	script.Steps = append(script.Steps, []worldStep{
 		{Do: "reset"}, {Do: "late", For: time.Hour}, {Do: "override", Key: 1, N: 3}, {Do: "commit"}, // after a newer one
 		{Do: "override", Limit: 2, N: 6}, {Do: "consume", Way: "pool", Limit: 2, Other: -1, Count: 1}, {Do: "override", Limit: 2, N: 1}, {Do: "add", Limit: 2},
@@ -130,6 +137,20 @@ func TestAWorldOfABlockBesideTooMuch(t *testing.T) {
 		{Do: "block", Other: -1, N: 0x779a31f9fef1f6eb},
 		{Do: "override", Limit: 1, Other: -1, For: 39676915055000, N: 0x2e2321d9958c5545},
 		{Do: "consume", Way: "pool", Other: 1, Count: 2, N: 0xe49c23af05423ac7},
+	}})
+}
+
+// TestAWorldOfAnOldDebt: a debt of five years, of a calendar whose numbers are an override's for two months. The windows since then count by
+// the definition, too, once the override ends.
+func TestAWorldOfAnOldDebt(t *testing.T) {
+	t.Parallel()
+	replayWorld(t, worldScript{Seed: 3055230922459496001, Steps: []worldStep{
+		{Do: "charge", Way: "rpc", Other: -1, Count: 70.1, Level: 1, N: 0xb5e024de226e89c0},
+		{Do: "reserve", Way: "tx", Program: 1, Other: 1, Count: 35, Level: 2, N: 0xb5791b77f2efebe1},
+		{Do: "clock", Other: -1, For: 31536000000000000, N: 0xf966527fe89472f7},
+		{Do: "clock", Other: -1, For: 31536000000000000, N: 0x49b1db59f1ce70d2},
+		{Do: "override", Program: 1, Limit: 1, Other: -1, For: 4838400000000000, N: 0x46b5958b8534e29},
+		{Do: "consume", Way: "canceled", Program: 1, Limit: 1, Other: -1, Count: 0.1, N: 0xf02dbd31ecf215e9},
 	}})
 }
 
@@ -175,9 +196,9 @@ func (p *worldPairs) met(features map[worldKey]map[string]bool) {
 // worldFeatures are all features. A new one is added here, and where a step says that it has met a key.
 var worldFeatures = []string{
 	"token-bucket", "fixed-window", "calendar-window", "sharded", "varies", "own-numbers", "bounded-debt", "global", "many-parts", "decimals", "billion", "no-rate", "other-version",
-	"do-consume", "do-reserve", "do-take", "do-wait", "do-charge", "do-refund", "do-move", "do-reset", "do-crowd",
-	"way-pool", "way-tx", "way-coalescer", "way-batch", "way-intx", "way-sql", "way-insqltx", "way-by-hand", "way-middleware", "way-rpc", "way-canceled",
-	"ask-tool", "ask-page", "ask-usage", "steer-tool", "steer-page",
+	"do-consume", "do-reserve", "do-take", "do-wait", "do-charge", "do-refund", "do-move", "do-reset", "do-crowd", "do-hold", "do-settle", "do-release", "slots", "hold-expired",
+	"way-pool", "way-tx", "way-coalescer", "way-batch", "way-intx", "way-sql", "way-insqltx", "way-each", "way-by-hand", "way-middleware", "way-rpc", "way-canceled",
+	"ask-tool", "ask-page", "ask-usage", "steer-go", "steer-tool", "steer-page",
 	"several", "rollback",
 	"override-numbers", "override-block", "override-unlimited", "override-with-end", "override-of-all-keys", "override-late", "override-removed", "override-ended",
 	"sweep", "publish", "restart", "reshard", "add", "clock-back", "clocks-differ",

@@ -279,6 +279,18 @@ func (w *everything) restore(s worldStep, r *rand.Rand) {
 		if w.post(s.Limit, key, form) == "restore" {
 			n = 1
 		}
+	case "go":
+		limits, request := w.programs[0].limits, w.limit(s.Limit).Global()
+		if key != nil {
+			request = w.request(s.Limit, s.Key)
+		}
+		var err error
+		if s.Do == "unblock" {
+			n, err = limits.Unblock(w.Context(), w.pool, request, "ann")
+		} else {
+			n, err = limits.Restore(w.Context(), w.pool, request, "ann")
+		}
+		w.must(err)
 	default:
 		w.must(w.pool.QueryRow(w.Context(), sql, w.limits[s.Limit].Name(), key).Scan(&n))
 	}

@@ -349,6 +349,23 @@ func (w *everything) way(ctx context.Context, p *worldProgram, s worldStep, coun
 			return errRollBack
 		})
 		ended(err)
+	case "each":
+		db, end := ratelimit.DB(p.coalescer), func() error { return nil }
+		if s.Level > 0 {
+			tx, err := w.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: levels[s.Level]})
+			w.must(err)
+			if db, end = tx, func() error { return tx.Commit(ctx) }; s.Rollback {
+				committed, end = false, func() error { return tx.Rollback(ctx) }
+			}
+		}
+		results, err := p.limits.Each(ctx, db, counted(count, requests)...)
+		w.must(end())
+		if err != nil {
+			return worldAnswer{failed: err}, false
+		}
+		if t = answerOf(results[0], nil); !results[0].OK {
+			t = worldAnswer{result: results[0], retryAt: results[0].RetryAt, permanent: results[0].RetryAt.IsZero()}
+		}
 	case "middleware":
 		m := httplimit.Middleware{Limiter: p.limits, DB: p.coalescer, Requests: always(counted(count, requests)...)}
 		recorder := httptest.NewRecorder()

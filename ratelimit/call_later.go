@@ -48,6 +48,7 @@ func (c *call) spans(does *rules, d *demand) []span {
 		if err != nil && !errors.Is(err, ErrExceedsCapacity) {
 			continue // which no numbers of an override can cause
 		}
+		setNumbers(does, ds, pgtype.Timestamptz{Time: end.Time(), Valid: true}, true) // whatever is owed: see unsure
 		then := append(ds, rowless...)[0]
 		if before := &spans[len(spans)-1].demand; before.limit == then.limit && before.tooMuch == then.tooMuch {
 			continue // an override ends that has not decided: see repaid

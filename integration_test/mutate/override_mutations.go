@@ -377,6 +377,10 @@ var overrideMutations = []mutation{
 		old: "later <= now || !d.numbers.Unknown(later)", new: "true || later <= now",
 		tests: "TestACalendarBesideAnOverrideThatEndsLate",
 	}, {
+		name: "later-old", file: "ratelimit/call_later.go", what: "once an override ends, an old debt of a calendar is owed as if less had been refilled since",
+		old: "		setNumbers(does, ds, pgtype.Timestamptz{Time: end.Time(), Valid: true}, true) // whatever is owed: see unsure\n", new: "",
+		tests: "TestAWorldOfAnOldDebt",
+	}, {
 		name: "later-listed", file: "ratelimit/call_later.go", what: "a denial beyond a call's list of windows is until now",
 		old: "if d.numbers.Windows != nil { // as many", new: "if false { // as many",
 		tests: "TestAJobAfterTheListOfACalendar",

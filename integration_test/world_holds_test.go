@@ -1,0 +1,472 @@
+package integration_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// This file has the holds of a world: work that takes tokens of a limit and, often, a slot of its key. What is there is counted from the list
+// of holds. Only whether an expired one was given back already is read from its rows.
+
+// worldSlots is how many works of a key may run at once, unless an operator has said otherwise.
+const worldSlots = 3
+
+var worldSlotsLimit = ratelimit.Slots("slots", worldSlots)
+
+// worldHold is work under an id.
+type worldHold struct {
+	id    string
+	of    worldKey
+	token string
+	count float64
+	slot  bool
+	until time.Time // zero: it has no end
+	at    time.Time
+	touch int  // of its key, when it was taken
+	full  bool // the tokens were counted when it was taken: the key was not unlimited, and its numbers were the definition's
+	reset bool // its tokens are forgotten
+	ended string
+	when  time.Time // of its end
+
+	tokens, inSlots string // the states of its rows: "" if there is none with its token
+}
+
+// slots are the requests for the slots of a key.
+func (w *everything) slots(k int) ratelimit.Request {
+	if w.keys[k] == nil {
+		return worldSlotsLimit.Global()
+	}
+	return worldSlotsLimit.Key(w.keys[k]...)
+}
+
+func (w *everything) slotsOf(k int) int {
+	global := slices.IndexFunc(w.keys, func(parts []string) bool { return parts == nil }) // an override without a key is for all
+	for _, k := range []int{k, global} {
+		if n, ok := w.slotsNow[k]; ok {
+			return n
+		}
+	}
+	return worldSlots
+}
+
+// looks reads the states of the rows of all holds. One that was given back has expired, or its key was reset.
+func (w *everything) looks() {
+	if len(w.holds) == 0 {
+		return
+	}
+	rows, err := w.pool.Query(w.Context(), "SELECT name, id, state, coalesce(replace(token::text, '-', ''), '') FROM rate_limit_holds")
+	w.must(err)
+	states := map[[3]string]string{}
+	var name, id, state, token string
+	_, err = pgx.ForEachRow(rows, []any{&name, &id, &state, &token}, func() error {
+		states[[3]string{name, id, token}] = state
+		return nil
+	})
+	w.must(err)
+	for _, h := range w.holds {
+		token := ""
+		if !h.until.IsZero() {
+			token = h.token[1:33]
+		}
+		h.tokens, h.inSlots = states[[3]string{w.limits[h.of.limit].Name(), h.id, token}], states[[3]string{worldSlotsLimit.Name(), h.id, token}]
+		if h.until.IsZero() && h.ended != "" {
+			h.tokens, h.inSlots = "", "" // an id without an end is everybody's
+		}
+		early := h.ended == "" && (h.until.IsZero() || h.until.After(w.latest))
+		if early && (h.tokens != "held" && !h.reset || h.slot && h.inSlots != "held") {
+			w.failf("hold %s of %v until %v has been given back before: %q, %q", h.id, h.of, h.until, h.tokens, h.inSlots)
+		}
+	}
+}
+
+// inTime reports whether a hold, or its slot, is held and has not expired.
+func (w *everything) inTime(h *worldHold, state string) bool {
+	return state == "held" && (h.until.IsZero() || h.until.After(w.clock.now))
+}
+
+// live are the works that have a slot of a key now.
+func (w *everything) live(k int) (live []*worldHold) {
+	for _, h := range w.holds {
+		if h.of.key == k && w.inTime(h, h.inSlots) {
+			live = append(live, h)
+		}
+	}
+	return live
+}
+
+// expired are the holds of a key, or with a slot of it, that wait to be given back.
+func (w *everything) expired(ids ...worldKey) (expired []*worldHold) {
+	for _, h := range w.holds {
+		of := slices.ContainsFunc(ids, func(id worldKey) bool { return id == h.of || id.key == h.of.key && h.inSlots == "held" })
+		if of && !h.until.IsZero() && !h.until.After(w.clock.now) && (h.tokens == "held" || h.inSlots == "held") {
+			expired = append(expired, h)
+		}
+	}
+	return expired
+}
+
+// onHandle calls f with the handle of a step, and ends its transaction. committed: what it did stays.
+func (w *everything) onHandle(ctx context.Context, p *worldProgram, s worldStep, f func(ratelimit.DB) error) (committed bool, err error) {
+	rollback := func() error {
+		if s.Rollback {
+			return errRollBack
+		}
+		return nil
+	}
+	switch s.Way {
+	case "tx":
+		err = pgx.BeginTxFunc(ctx, w.pool, pgx.TxOptions{IsoLevel: levels[s.Level]}, func(tx pgx.Tx) error { return errors.Join(f(tx), rollback()) })
+	case "intx":
+		err = p.asks.InTx(ctx, w.pool, func(_ context.Context, tx pgx.Tx) error { return errors.Join(f(tx), rollback()) }, ratelimit.Isolation(levels[s.Level]))
+	case "insqltx":
+		err = p.asks.InSQLTx(ctx, w.sqlDB, func(_ context.Context, tx *sql.Tx) error { return errors.Join(f(ratelimit.SQL(tx)), rollback()) }, ratelimit.Isolation(levels[s.Level]))
+	case "sql":
+		return true, f(ratelimit.SQL(w.sqlDB))
+	case "coalescer":
+		return true, f(p.coalescer)
+	default:
+		return true, f(w.pool)
+	}
+	return err == nil, err
+}
+
+// holdWay is the way of a call about holds: they are in no batch, no middleware, and SQL by hand has none.
+func (s worldStep) holdWay() worldStep {
+	switch s.Way {
+	case "batch", "by hand", "each":
+		s.Way = "tx"
+	case "middleware", "rpc", "canceled":
+		s.Way = "pool"
+	}
+	return s
+}
+
+// hold is a step in which work is delivered, perhaps again.
+func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *rand.Rand) {
+	s = s.holdWay()
+	k := worldKey{s.Limit, s.Key}
+	job := r.IntN(5)
+	h := &worldHold{id: fmt.Sprintf("job %d.%d|%d", k.limit, k.key, job), of: k, at: w.clock.now, slot: job%2 == 0, count: s.Count}
+	ttl := min(max(s.For, 100*time.Millisecond), 366*24*time.Hour)
+	switch {
+	case job == 4:
+		ttl = -1
+	case s.For == 0:
+		ttl = time.Minute
+	}
+	if ttl > 0 {
+		h.until = w.clock.now.Add(ttl)
+	}
+	w.looks()
+	before := w.balances(p, k)[0]
+	if w.uneven(before) {
+		return
+	}
+	if h.count == worldAll {
+		if h.count = max(before.Remaining, 0); math.IsInf(h.count, 1) || h.count < 1e-15 {
+			h.count = 1
+		}
+	}
+	requests := []ratelimit.Request{w.request(k.limit, k.key).Count(h.count)}
+	if h.slot {
+		requests = append(requests, w.slots(k.key))
+	}
+	what := fmt.Sprintf("a hold %q of %v of %v, with a slot: %t, until %v, by %s", h.id, h.count, k, h.slot, h.until, s.Way)
+	tokens := w.try(p, w.clock.now, "consume", h.count, requests[0])
+	live, expired, free := w.live(k.key), w.expired(k), true
+	if h.slot {
+		free = len(live) < w.slotsOf(k.key)
+	}
+	i := slices.IndexFunc(w.holds, func(other *worldHold) bool {
+		return other.id == h.id && (w.inTime(other, other.tokens) || w.inTime(other, other.inSlots))
+	})
+	settled := slices.ContainsFunc(w.holds, func(other *worldHold) bool {
+		return other.id == h.id && other.ended == "settled" && w.clock.now.Before(other.when.Add(24*time.Hour))
+	})
+	rows := w.rows()
+
+	var held ratelimit.Held
+	var got worldAnswer
+	committed, err := w.onHandle(ctx, p, s, func(db ratelimit.DB) error {
+		var err error
+		held, err = p.asks.Hold(ctx, db, h.id, ttl, requests...)
+		got = answerOf(held.Result, err)
+		return nil
+	})
+	if err != nil && !errors.Is(err, errRollBack) {
+		w.failf("%s: %v", what, err)
+	}
+	if got.failed != nil {
+		w.failf("%s: %v", what, got.failed)
+	}
+	w.meets(k, "do-hold", "way-"+s.Way)
+	if h.slot {
+		w.meets(k, "slots")
+	}
+	if len(expired) > 0 {
+		w.meets(k, "hold-expired")
+	}
+	if s.Rollback && !committed {
+		w.meets(k, "rollback")
+	}
+	after := w.balances(p, k)[0]
+	w.looks()
+
+	nothing := true // was taken
+	switch why := tokens.reason; {
+	case tokens.never, why == ratelimit.ReasonBlock, why == ratelimit.ReasonPlan:
+		if got.granted || tokens.never != got.never || !tokens.never && got.reason != why {
+			w.failf("%s: %v, %s, but a Consume: %v, %s", what, got, got.reason, tokens, why)
+		}
+	case i >= 0 && w.holds[i].until.IsZero() && !w.holds[i].reset: // after a reset, a part of it is held
+		if !got.granted || !held.Repeated || held.Token != h.id {
+			w.failf("%s, which is held: %v, %+v", what, got, held)
+		}
+	case i >= 0:
+		if got.granted || got.reason != ratelimit.ReasonHeld || !got.retryAt.Equal(w.holds[i].until) {
+			w.failf("%s, which is held until %v: %v, %s", what, w.holds[i].until, got, got.reason)
+		}
+	case settled:
+		if got.granted || got.reason != ratelimit.ReasonSettled || !got.permanent {
+			w.failf("%s, which was settled: %v, %s", what, got, got.reason)
+		}
+	case h.slot && w.slotsOf(k.key) == 0:
+		if got.granted || got.reason != ratelimit.ReasonPlan {
+			w.failf("%s, of no slots: %v, %s", what, got, got.reason)
+		}
+	case !free, !tokens.granted && len(expired) == 0:
+		if got.granted || got.reason != ratelimit.ReasonQuota {
+			w.failf("%s, %d live, and the tokens %v: %v, %s", what, len(live), tokens, got, got.reason)
+		}
+		w.holdRetries(ctx, p, k, ttl, requests, live, got, tokens, what)
+	case tokens.granted && !got.granted:
+		w.failf("%s, %d live, and the tokens %v: %v, %s", what, len(live), tokens, got, got.reason)
+	case got.granted:
+		nothing = false
+	}
+	if held.Repeated != (got.granted && nothing) {
+		w.failf("%s: Repeated is %t: %v", what, held.Repeated, got)
+	}
+	if nothing || !committed {
+		if w.rows() != rows && !(committed && (len(expired) > 0 || w.resharded)) {
+			w.failf("%s: %v, committed %t, and the rows changed:\n%s\nto\n%s", what, got, committed, rows, w.rows())
+		}
+		if committed && len(expired) > 0 {
+			w.gotBack(expired...)
+		}
+		return
+	}
+	h.token, h.touch, h.full = held.Token, w.touched[k]+1, before.Decides == "definition"
+	if !held.Expires.Equal(h.until) || ttl < 0 != (h.token == h.id) {
+		w.failf("%s: %+v", what, held)
+	}
+	back := 0.0 // at most
+	for _, old := range expired {
+		if old.of == k {
+			back += old.count
+		}
+		if old.id == h.id {
+			old.ended, old.when = "replaced", w.clock.now
+		}
+	}
+	w.holds = append(w.holds, h)
+	w.gotBack(expired...)
+	w.looks()
+	w.touched[k]++
+	delete(w.log, k)
+	took, slack := before.Remaining-after.Remaining, w.slack(before)+w.slack(after)
+	if counts(before) && (took > h.count+slack || took < h.count-back-slack) {
+		w.failf("%s, %v of expired ones: took %v; %v were there and %v are left", what, back, took, before.Remaining, after.Remaining)
+	}
+}
+
+// counts reports whether a balance is one that calls change.
+func counts(b ratelimit.Balance) bool {
+	return !math.IsInf(b.Remaining, 0) && b.Decides != "block" && !noRate(b)
+}
+
+// gotBack notes that the tokens of holds may have come back.
+func (w *everything) gotBack(holds ...*worldHold) {
+	for _, h := range holds {
+		w.touched[h.of]++
+		delete(w.log, h.of)
+	}
+}
+
+// holdRetries wants a hold to be granted at the RetryAt of a denial, if nothing else happens.
+func (w *everything) holdRetries(ctx context.Context, p *worldProgram, k worldKey, ttl time.Duration, requests []ratelimit.Request, live []*worldHold, denial, tokens worldAnswer, what string) {
+	w.looks()
+	if denial.permanent {
+		ends := !slices.ContainsFunc(live, func(h *worldHold) bool { return !h.until.IsZero() })
+		if !tokens.permanent && !ends && len(live) < w.slotsOf(k.key)+1 {
+			w.failf("%s: %v, and holds end", what, denial)
+		}
+		return
+	}
+	if !denial.retryAt.After(w.clock.now) {
+		w.failf("%s: %v", what, denial)
+	}
+	if w.far(denial.retryAt, k) || len(w.pending(k)) > 0 {
+		return
+	}
+	before := w.clock.now
+	w.clock.now = denial.retryAt
+	defer func() { w.clock.now = before }()
+	err := pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
+		if _, err := p.asks.Hold(ctx, tx, "another", ttl, requests...); err != nil {
+			w.failf("%s: denied at %v until %v, and then: %v", what, before, denial.retryAt, err)
+		}
+		return errRollBack
+	})
+	if !errors.Is(err, errRollBack) {
+		w.failf("%v", err)
+	}
+}
+
+// endHold is a step in which work ends: a Settle or a Release, of any hold that there ever was.
+func (w *everything) endHold(ctx context.Context, p *worldProgram, s worldStep, r *rand.Rand) {
+	if len(w.holds) == 0 {
+		return
+	}
+	s = s.holdWay()
+	h := w.holds[len(w.holds)-1-r.IntN(min(len(w.holds), 4))]
+	used := 0.0
+	if s.Do == "settle" {
+		used = h.count * oneOf(r, 0, 0.5, 1, 1, 1.5)
+	}
+	if used < 1e-15 {
+		used = 0
+	}
+	requests := []ratelimit.Request{w.request(h.of.limit, h.of.key).Count(used)}
+	if h.slot {
+		requests = append(requests, w.slots(h.of.key))
+	}
+	w.looks()
+	was := *h
+	if h.until.IsZero() && h.ended != "" {
+		return // its id may be another's by now
+	}
+	before, rows := w.balances(p, h.of)[0], w.rows()
+	if w.uneven(before) {
+		return
+	}
+	what := fmt.Sprintf("%s of hold %q of %v of %v, used %v, rows %q and %q, ended %q, until %v", s.Do, h.id, h.count, h.of, used, h.tokens, h.inSlots, h.ended, h.until)
+	var result ratelimit.Result
+	var failed error
+	committed, err := w.onHandle(ctx, p, s, func(db ratelimit.DB) error {
+		if s.Do == "release" {
+			failed = p.asks.Release(ctx, db, h.token, requests...)
+		} else {
+			result, failed = p.asks.Settle(ctx, db, h.token, requests...)
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, errRollBack) {
+		w.failf("%s: %v", what, err)
+	}
+	w.meets(h.of, "do-"+s.Do, "way-"+s.Way)
+	if h.slot {
+		w.meets(h.of, "slots")
+	}
+	if !h.until.IsZero() && !h.until.After(w.clock.now) {
+		w.meets(h.of, "hold-expired")
+	}
+	after := w.balances(p, h.of)[0]
+	gone := func(state string) bool {
+		return state == "" || state == "lapsed" && h.when.IsZero() && w.clock.now.Sub(h.until) >= 7*24*time.Hour
+	}
+	lost := gone(was.tokens) || h.slot && (gone(was.inSlots) || was.inSlots == "lapsed")
+	again := h.ended == "settled"
+	switch {
+	case failed != nil && (s.Do != "settle" || !errors.Is(failed, ratelimit.ErrHoldLost)):
+		w.failf("%s: %v", what, failed)
+	case failed != nil && !lost && !(again && !w.clock.now.Before(h.when.Add(24*time.Hour))) && !h.reset: // what a reset by the tool or the page forgets, it keeps for 7 days by the real clock
+		w.failf("%s: %v", what, failed)
+	case s.Do == "settle" && failed == nil && !again && (was.tokens == "" || h.slot && was.inSlots != "held"):
+		w.failf("%s, and it is not lost", what)
+	case failed == nil && again && s.Do == "settle" && !result.Repeated:
+		w.failf("%s: not Repeated: %+v", what, result)
+	}
+	if failed != nil || again || !committed || was.tokens == "" && was.inSlots == "" {
+		if differ := w.same(before, after); differ != "" || !committed && w.rows() != rows { // a row that is full may be there
+			w.failf("%s: %v, committed %t, and changed:\n%s\n%s\nto\n%s", what, failed, committed, differ, rows, w.rows())
+		}
+		return
+	}
+	h.ended, h.when = map[string]string{"settle": "settled", "release": "released"}[s.Do], w.clock.now
+	w.touched[h.of]++
+	delete(w.log, h.of)
+	w.looks()
+	if !counts(before) || !counts(after) {
+		return
+	}
+	back, slack := after.Remaining-before.Remaining, w.slack(before)+w.slack(after)+1e-9*h.count
+	if s.Do == "settle" && math.Abs(back-result.Requests[0].Refunded+result.Requests[0].Taken) > slack {
+		w.failf("%s: %v came back and %v were charged; %v were there and %v are left", what, result.Requests[0].Refunded, result.Requests[0].Taken, before.Remaining, after.Remaining)
+	}
+	spare := h.count - used
+	switch {
+	case back > max(0, spare)+slack, was.tokens == "lapsed" && !h.reset && back > slack, h.reset && back > slack:
+		w.failf("%s: %v came back", what, back)
+	case back < min(0, spare)-slack && was.tokens == "held", back < -used-slack:
+		w.failf("%s: %v were charged", what, -back)
+	case was.tokens == "held" && h.full && before.Decides == "definition" && spare < 0 && math.Abs(back-spare) > slack:
+		w.failf("%s: %v were charged", what, -back)
+	case was.tokens == "held" && h.full && before.Decides == "definition" && h.at.Equal(w.clock.now) && !w.clock.now.Before(w.latest) && h.touch == w.touched[h.of]-1 && math.Abs(back-spare) > slack:
+		w.failf("%s: %v came back, and nothing has happened since the hold", what, back)
+	}
+}
+
+// slotsSay wants all ways to ask to say how many slots of a key are free: expired ones are.
+func (w *everything) slotsSay(p *worldProgram, k int) {
+	if len(w.holds) == 0 {
+		return
+	}
+	w.looks()
+	live, n := len(w.live(k)), w.slotsOf(k)
+	balances, err := p.limits.Balance(w.Context(), w.pool, w.slots(k))
+	w.must(err)
+	if b := balances[0]; b.Remaining != float64(n-live) || b.Capacity != float64(n) || b.Used != float64(live) || math.Signbit(b.Used) != (b.Used < 0) {
+		w.failf("%d works of key %d are live, of %d: %s", live, k, n, balanceText(b))
+	}
+	key := ""
+	if stored := w.stored(k); stored != nil {
+		key = *stored
+	}
+	var remaining float64
+	err = w.pool.QueryRow(w.Context(), "SELECT remaining FROM _ratelimit_keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, $2, $3)",
+		worldSlotsLimit.Name(), []string{key}, w.clock.now).Scan(&remaining)
+	if errors.Is(err, pgx.ErrNoRows) && live == 0 {
+		return
+	}
+	w.must(err)
+	if remaining != float64(n-live) {
+		w.failf("%d works of key %d are live, of %d: ratelimit_keys says that %v slots are free", live, k, n, remaining)
+	}
+}
+
+// changeSlots is an operator's step: another number of slots, for one key or as defined.
+func (w *everything) changeSlots(s worldStep, r *rand.Rand) {
+	p, request := w.programs[0], w.slots(s.Key)
+	_, err := p.limits.Restore(w.Context(), w.pool, request, "ann")
+	w.must(err)
+	delete(w.slotsNow, s.Key)
+	if r.IntN(3) > 0 {
+		n := r.IntN(5)
+		_, err := p.limits.Override(w.Context(), w.pool, request, time.Time{}, "", "ann", ratelimit.Capacity(float64(n)))
+		w.must(err)
+		w.slotsNow[s.Key] = n
+	}
+	w.followed()
+	w.slotsSay(p, s.Key)
+}
