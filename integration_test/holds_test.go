@@ -108,6 +108,9 @@ func TestHoldsOfSlots(t *testing.T) {
 			t.Fatalf("retry at %v, want %v", at, two.Expires)
 		}
 		h.hold("job 1", time.Minute, renders.Key("other"))
+		if long := h.hold("long", 366*24*time.Hour-time.Microsecond, renders.Key("other")); long.Expires.Sub(long.At) != 366*24*time.Hour-time.Microsecond {
+			t.Fatalf("held from %v until %v", long.At, long.Expires)
+		}
 		h.release(one.Token)
 		h.has(acme, 1)
 		h.refused(ratelimit.ReasonHeld, "job 2", time.Minute, acme) // with room, too

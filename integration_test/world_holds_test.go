@@ -204,7 +204,7 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 		return nil
 	})
 	if err != nil && !errors.Is(err, errRollBack) {
-		w.failf("%s: %v", what, err)
+		w.failf("%s: %v, %v", what, got, err)
 	}
 	if got.failed != nil {
 		w.failf("%s: %v", what, got.failed)
@@ -372,7 +372,7 @@ func (w *everything) endHold(ctx context.Context, p *worldProgram, s worldStep, 
 		return nil
 	})
 	if err != nil && !errors.Is(err, errRollBack) {
-		w.failf("%s: %v", what, err)
+		w.failf("%s: %v, %v", what, failed, err)
 	}
 	w.meets(h.of, "do-"+s.Do, "way-"+s.Way)
 	if h.slot {

@@ -242,7 +242,7 @@ func (c *call) holdStatement(ctx context.Context, now *time.Time) statement {
 		}
 		a[i], b[i] = pick(ctx, *d)
 	}
-	ttl := pgtype.Text{String: fmt.Sprintf("%d microseconds", c.hold.ttl.Microseconds()), Valid: c.hold.ttl != forever}
+	ttl := pgtype.Text{String: clockText(c.hold.ttl), Valid: c.hold.ttl != forever}
 	return statement{sql: dbsqlc.Hold, demands: len(c.demands), read: readHeld, args: arguments(
 		c.hold.id, c.hold.token128(), ttl, int32(len(c.demands)), units, m.names, m.keys,
 		m.rates, m.periods, m.capacities, m.starts, shards, m.counts, m.floors, a, b, now,

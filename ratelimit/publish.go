@@ -114,15 +114,21 @@ func (l Limit) published() definition {
 	return d
 }
 
-// intervalText is a duration for Postgres. Its field of seconds is too small for long ones before PostgreSQL 15.
+// intervalText is a duration for Postgres, of days and a part of a day.
 func intervalText(d time.Duration) string {
-	days, rest := d/day, (d % day).Microseconds()
-	clock := fmt.Sprintf("%02d:%02d:%02d.%06d", rest/3_600_000_000, rest/60_000_000%60, rest/1_000_000%60, rest%1_000_000)
+	days, rest := d/day, d%day
 	switch {
 	case days == 0:
-		return clock
+		return clockText(rest)
 	case rest == 0:
 		return fmt.Sprintf("%d days", days)
 	}
-	return fmt.Sprintf("%d days %s", days, clock)
+	return fmt.Sprintf("%d days %s", days, clockText(rest))
+}
+
+// clockText is a duration for Postgres, in hours: a day is 24 of them in every zone. Before PostgreSQL 15, its field of microseconds is too small for
+// half an hour, and that of seconds for 68 years.
+func clockText(d time.Duration) string {
+	n := d.Microseconds()
+	return fmt.Sprintf("%02d:%02d:%02d.%06d", n/3_600_000_000, n/60_000_000%60, n/1_000_000%60, n%1_000_000)
 }
