@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "64eb1fa987fd7ffe310e7cc89a061b8e5969588c7706b3c0e7aaa4a0d6124f6c"
+const Hash = "24a50880445dfae859c3625f52a2540ebae081dff437a12bd174511d0b5a7999"
