@@ -100,6 +100,7 @@ func TestDuringExtendsWhatItHolds(t *testing.T) {
 
 // TestDuringEnds: what was used is charged in any case. The id is free again if the work was not done.
 func TestDuringEnds(t *testing.T) {
+	t.Parallel()
 	pool := newPool(t, 4)
 	var limits ratelimit.Limiter
 	slots := ratelimit.Slots("slots", 1).Key("acme")
@@ -168,6 +169,7 @@ func TestDuringEnds(t *testing.T) {
 
 // TestDuringRefuses: nothing is held, and nothing called.
 func TestDuringRefuses(t *testing.T) {
+	t.Parallel()
 	pool := newPool(t, 4)
 	var limits ratelimit.Limiter
 	slots := ratelimit.Slots("slots", 1).Key("acme")
@@ -228,6 +230,7 @@ func (s *stepped) Now() time.Time { return time.Now().Add(time.Duration(s.ahead.
 // TestDuringNoticesAClockThatSteps: all holds are over, and whoever asks takes the slot. The holder finds out at its next extension. What a lost hold used of
 // tokens is charged, and its result is not taken for one.
 func TestDuringNoticesAClockThatSteps(t *testing.T) {
+	t.Parallel()
 	for _, returns := range []error{nil, context.Canceled} {
 		pool := newPool(t, 4)
 		var clock stepped
@@ -261,10 +264,12 @@ func TestDuringNoticesAClockThatSteps(t *testing.T) {
 
 // TestDuringMaySettleInItsOwnTransaction: that is no loss, and it goes on for longer than the ttl.
 func TestDuringMaySettleInItsOwnTransaction(t *testing.T) {
+	t.Parallel()
 	pool := newPool(t, 4)
 	var limits ratelimit.Limiter
 	slots, budget := ratelimit.Slots("slots", 1).Key("acme"), slow("budget", 100).Key("acme")
-	err := limits.During(t.Context(), pool, "job", time.Second, func(ctx context.Context, held ratelimit.Held) ([]ratelimit.Request, error) {
+	const ttl = 6 * time.Second
+	err := limits.During(t.Context(), pool, "job", ttl, func(ctx context.Context, held ratelimit.Held) ([]ratelimit.Request, error) {
 		err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 			_, err := limits.Settle(ctx, tx, held.Token, slots, budget.Count(20))
 			return err
@@ -275,7 +280,7 @@ func TestDuringMaySettleInItsOwnTransaction(t *testing.T) {
 		select {
 		case <-ctx.Done():
 			t.Error(context.Cause(ctx))
-		case <-time.After(1500 * time.Millisecond):
+		case <-time.After(ttl + time.Second):
 		}
 		return []ratelimit.Request{budget.Count(90)}, nil
 	}, slots, budget.Count(50))
@@ -290,8 +295,9 @@ func TestDuringMaySettleInItsOwnTransaction(t *testing.T) {
 // TestDuringIsExtendedBesideALongTransaction: a transaction has locked a limit's row, and one of 1,000 holds. The others are extended, and that one is
 // when the transaction ends.
 func TestDuringIsExtendedBesideALongTransaction(t *testing.T) {
+	t.Parallel()
 	pool := newPool(t, 8)
-	limits, slots := new(ratelimit.Limiter), ratelimit.Slots("slots", 2000).Key("acme")
+	limits, slots := new(ratelimit.Limiter), ratelimit.Slots("slots", 2000)
 	const holds, ttl = 1000, 15 * time.Second
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -308,7 +314,7 @@ func TestDuringIsExtendedBesideALongTransaction(t *testing.T) {
 				case <-own.Done():
 					return nil, context.Cause(own)
 				}
-			}, slots)
+			}, slots.Key(fmt.Sprint(i%50)))
 		})
 	}
 	eventually(t, "all run", func() bool { return running.Load() == holds })
@@ -340,7 +346,6 @@ func TestDuringIsExtendedBesideALongTransaction(t *testing.T) {
 		}
 	}
 	slotsAreTheirHolds(t, pool)
-	noRenewer(t)
 }
 
 // noRenewer waits until no goroutine extends holds.
@@ -354,6 +359,7 @@ func noRenewer(t *testing.T) {
 
 // TestDuringRedelivered: of deliveries at once, one does the work. Once it is done, no other does.
 func TestDuringRedelivered(t *testing.T) {
+	t.Parallel()
 	pool := newPool(t, 8)
 	var limits ratelimit.Limiter
 	slots := ratelimit.Slots("slots", 5).Key("acme")
