@@ -114,6 +114,7 @@ func (d *during) run(
 	ctx context.Context, lease *lease, sent time.Time, ttl time.Duration, held Held,
 	fn func(ctx context.Context, held Held) (used []Request, err error),
 ) error {
+	lease.limits = limitsOf(d.held)
 	ctx = lease.begin(ctx, d.rows(), sent, ttl)
 	if f := d.l.life; f != nil {
 		defer context.AfterFunc(f.over, func() { lease.cancel(limiterClosed(verbDuring, d.held)) })()

@@ -58,6 +58,7 @@ type lease struct {
 	begun  bool                    // ready is closed
 
 	ttl    time.Duration
+	limits string // for errors
 	rows   []leaseRow
 	next   time.Time   // when to extend it
 	timer  *time.Timer // ends the work in time
@@ -179,7 +180,7 @@ func (e *lease) late() {
 	if e.failed != nil {
 		why = ": " + inner{e.failed}.Error()
 	}
-	e.cancel(fmt.Errorf("%w: it could not be extended in time%s", ErrHoldLost, why))
+	e.cancel(fmt.Errorf("%w: %sit could not be extended in time%s", ErrHoldLost, e.limits, why))
 }
 
 // run extends holds until nobody uses the renewer.

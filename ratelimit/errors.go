@@ -19,7 +19,7 @@ import (
 // wrapped such that errors.Is and errors.As find it. An error of a call names its limits, and no keys.
 //
 //	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, Hold, During, Once, QueueConsume, SendTx
-//	ErrHoldLost           it was another's, or may have been: Settle (nothing was changed), During (the work may be done)
+//	ErrHoldLost           the hold is, or may be, another's: Settle, During
 //	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Each, Hold, Settle,
 //	                      Release, During (or its function has used what was not held), Once,
 //	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open,
@@ -40,7 +40,8 @@ import (
 // After any other error of Reset, Move, Override, Block, Restore, Unblock, Publish and Open outside a transaction, the work may
 // have been done all the same: call them again. What Open may have done is to publish. After an error of [Limiter.Close], the last counts of usage may be lost.
 // [Limiter.Retry] returns the error of the caller's own COMMIT as it is, and the outcome of that COMMIT may be unknown too.
-// [Limiter.Sweep] works in several transactions: those before the error's were committed. [Limiter.During] returns its function's error as it is.
+// [Limiter.Sweep] works in several transactions: those before the error's were committed. After ErrHoldLost of Settle nothing was changed; after that of
+// [Limiter.During], the work may be done. During returns its function's error as it is.
 var (
 	// ErrDenied is matched by every denial: errors.Is(err, ErrDenied). The error is a [*DeniedError], which says when to retry.
 	ErrDenied = errors.New("ratelimit: denied")
