@@ -470,3 +470,75 @@ func TestDuringAndClose(t *testing.T) {
 		noRenewer(t)
 	}
 }
+
+// TestDuringNeedsNoConnectionOfThePool: the work has all of them.
+func TestDuringNeedsNoConnectionOfThePool(t *testing.T) {
+	t.Parallel()
+	url := newMigrated(t)
+	pool, beside := connect(t, url, 1), connect(t, url, 2)
+	err := new(ratelimit.Limiter).During(t.Context(), pool, "job", 6*time.Second, func(ctx context.Context, held ratelimit.Held) ([]ratelimit.Request, error) {
+		return nil, pool.AcquireFunc(ctx, func(*pgxpool.Conn) error {
+			longerThan(t, beside, "job", held.Expires)
+			return nil
+		})
+	}, ratelimit.Slots("slots", 1).Key("acme"))
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDuringExtensions: what the statement does with each state of a row.
+func TestDuringExtensions(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 5)
+	limits := &ratelimit.Limiter{Clock: func() time.Time { return noon }}
+	h := holder{t, limits, pool, nil}
+	r := ratelimit.FixedWindow("window", 100, 1000*time.Hour).Key("k")
+	h.hold("held", time.Minute, r)
+	h.hold("longer", time.Hour, r)
+	h.hold("locked", time.Minute, r)
+	h.hold("another token", time.Minute, r)
+	h.hold("lapsed", time.Minute, r)
+	h.settle(h.hold("settled", time.Minute, r).Token, []float64{0}, r.Count(1))
+	h.release(h.hold("released", time.Minute, r).Token)
+	h.hold("endless", -1, r)
+	h.once(false, "once", time.Hour, r)
+	mustExec(t, pool, "UPDATE rate_limit_holds SET state = 'lapsed' WHERE id = 'lapsed'")
+	tx := beginAt(t, pool, pgx.ReadCommitted)
+	if _, err := tx.Exec(t.Context(), "SELECT FROM rate_limit_holds WHERE id = 'locked' FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "SELECT FROM rate_limits FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	ids := []string{"held", "longer", "locked", "another token", "lapsed", "settled", "released", "endless", "once"}
+	const extend = `SELECT format('ended %s lost %s busy %s', e.ended, e.lost, e.busy) FROM (
+		SELECT array_agg('window'::text) AS names, array_agg('k'::text) AS keys, array_agg(u.id ORDER BY u.n) AS ids, array_agg('5 minutes'::interval) AS ttls,
+		       array_agg(CASE WHEN u.id = 'another token' THEN gen_random_uuid() ELSE coalesce(h.token, gen_random_uuid()) END ORDER BY u.n) AS tokens
+		  FROM unnest($1::text[]) WITH ORDINALITY AS u (id, n) LEFT JOIN rate_limit_holds AS h ON h.id = u.id) AS a,
+		LATERAL _ratelimit_extend(a.names, a.keys, a.ids, a.tokens, a.ttls, '2026-07-01 12:02+00') AS e`
+	if got := scan[string](t, pool, extend, ids); got != "ended {6} lost {4,5,7,8,9} busy {3}" {
+		t.Error(got)
+	}
+	// An expired hold lives again, and a longer one is not shortened.
+	if got := lines(t, pool, "SELECT id, to_char(until AT TIME ZONE 'UTC', 'HH24:MI') FROM rate_limit_holds WHERE id IN ('held', 'longer', 'locked', 'another token') ORDER BY id"); got !=
+		"(\"another token\",12:01)\n(held,12:07)\n(locked,12:01)\n(longer,13:00)" {
+		t.Error(got)
+	}
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		var text string
+		if err := beginAt(t, pool, level).QueryRow(t.Context(), extend, ids).Scan(&text); sqlState(err) != "RL003" {
+			t.Errorf("%s: %v", level, err)
+		}
+	}
+	for _, args := range []string{
+		"'{a,b}', '{k}', '{i}', '{00000000-0000-4000-8000-000000000001}', '{1 minute}'", "'{a}', '{k}', '{i}', '{00000000-0000-4000-8000-000000000001}', '{NULL}'",
+		"'{a}', '{k}', '{i}', '{00000000-0000-4000-8000-000000000001}', '{99 milliseconds}'", "'{a}', '{k}', '{i}', '{00000000-0000-4000-8000-000000000001}', '{367 days}'",
+		"'{a}', '{k}', '{i,j}', '{00000000-0000-4000-8000-000000000001}', '{1 minute}'", "'{a}', NULL, '{i}', '{00000000-0000-4000-8000-000000000001}', '{1 minute}'",
+	} {
+		var lost []int32
+		if err := pool.QueryRow(t.Context(), "SELECT lost FROM _ratelimit_extend("+args+")").Scan(&lost); sqlState(err) != "22023" {
+			t.Errorf("%s: %v, %v", args, lost, err)
+		}
+	}
+}

@@ -246,3 +246,24 @@ func inLevel(t *testing.T, limits *ratelimit.Limiter, pool *pgxpool.Pool, level 
 	}
 	return limits.InTx(t.Context(), pool, func(_ context.Context, tx pgx.Tx) error { return fn(tx) }, ratelimit.Isolation(level), ratelimit.Attempts(1000))
 }
+
+// TestOnceOnACoalescer: a call about an id shares no statement with others.
+func TestOnceOnACoalescer(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	c := &ratelimit.Coalescer{Pool: pool}
+	defer c.Close()
+	limits, a := new(ratelimit.Limiter), slow("a", 1000).Key("k")
+	var wait sync.WaitGroup
+	for range 40 {
+		wait.Go(func() {
+			if _, err := limits.Once(t.Context(), c, "event", time.Hour, a); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wait.Wait()
+	if got := readBalance(t, limits, pool, a); got < 999 || got > 1000 {
+		t.Errorf("%v tokens are left", got)
+	}
+}

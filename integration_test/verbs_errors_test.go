@@ -419,6 +419,10 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			_, err := c.limiter.Hold(c.ctx, ratelimittest.New(c), "work", time.Minute, c.request())
 			return err
 		}},
+		"Once: in memory": {by: "Once", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Once(c.ctx, ratelimittest.New(c), "event", time.Hour, c.request())
+			return err
+		}},
 		"Once: an empty id": {by: "Once", is: invalid, do: func(c *failing) error { return c.onces("", time.Hour, c.request()) }},
 		"Once: keep":        {by: "Once", is: invalid, do: func(c *failing) error { return c.onces("event", -1, c.request()) }},
 		"Once: slots":       {by: "Once", is: invalid, do: func(c *failing) error { return c.onces("event", time.Hour, c.slots()) }},
