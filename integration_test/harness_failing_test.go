@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -57,6 +58,16 @@ func (r garbledRow) Scan(dest ...any) error {
 		*answer = hex.EncodeToString(append(record[:head:head], rest...))
 	}
 	return nil
+}
+
+// notExtending is a pool, of a type of its own, that extends no holds.
+type notExtending struct{ *pgxpool.Pool }
+
+func (p notExtending) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if strings.Contains(sql, "_ratelimit_extend") {
+		return refusing{"57014"}
+	}
+	return p.Pool.QueryRow(ctx, sql, args...)
 }
 
 // refusing is a DB on which every statement fails with this error of the server.

@@ -44,6 +44,13 @@ func run(m *testing.M) int {
 		}
 		return 0
 	}
+	if url := os.Getenv(duringWorker); url != "" {
+		if err := workDuring(url); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
+	}
 	var err error
 	if server, err = postgres.Start(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, err) // without Postgres the tests fail; they are not skipped

@@ -109,6 +109,13 @@ var callVerb = map[string]verbCall{
 	"Release": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
 		return c.limiter.Release(c.ctx, db, holdToken, r)
 	},
+	"During": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		return c.limiter.During(c.ctx, db, "work", time.Minute, func(context.Context, ratelimit.Held) ([]ratelimit.Request, error) { return nil, nil }, r)
+	},
+	"Once": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		_, err := c.limiter.Once(c.ctx, db, "event", time.Hour, r)
+		return err
+	},
 	"Each": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
 		_, err := c.limiter.Each(c.ctx, db, r)
 		return err
@@ -148,7 +155,7 @@ func (c *failing) queued(db ratelimit.DB, r ratelimit.Request) error {
 
 // Verbs by what they do.
 var (
-	canDeny    = []string{"Consume", "Wait", "Reserve", "Take", "Check", "Hold", "QueueConsume"}
+	canDeny    = []string{"Consume", "Wait", "Reserve", "Take", "Check", "Hold", "During", "Once", "QueueConsume"}
 	coalesces  = []string{"Consume", "Wait", "Reserve", "Take", "Charge"} // which a Coalescer decides
 	repeatable = []string{"Reset", "Move", "Override", "Block", "Restore", "Unblock"}
 	steers     = []string{"Override", "Block", "Restore", "Unblock"} // by the database's clock, whatever is in force
@@ -294,8 +301,8 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		if slices.Contains(onlyReads, by) || slices.Contains(repeatable, by) {
 			lost.is, lost.gone = io.ErrUnexpectedEOF, 0
 		}
-		if by == "Refund" || by == "Settle" || by == "Release" {
-			lost.gone = 0 // it had nothing to give back
+		if by == "Refund" || by == "Settle" || by == "Release" || by == "During" {
+			lost.gone = 0 // it had nothing to give back, or has given it back
 		}
 		if by == "Override" || by == "Block" { // which take only names that are published, if any is
 			lost.do = func(c *failing) error {
@@ -411,6 +418,60 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Hold: in memory": {by: "Hold", is: invalid, do: func(c *failing) error {
 			_, err := c.limiter.Hold(c.ctx, ratelimittest.New(c), "work", time.Minute, c.request())
 			return err
+		}},
+		"Once: in memory": {by: "Once", is: invalid, do: func(c *failing) error {
+			_, err := c.limiter.Once(c.ctx, ratelimittest.New(c), "event", time.Hour, c.request())
+			return err
+		}},
+		"Once: an empty id": {by: "Once", is: invalid, do: func(c *failing) error { return c.onces("", time.Hour, c.request()) }},
+		"Once: keep":        {by: "Once", is: invalid, do: func(c *failing) error { return c.onces("event", -1, c.request()) }},
+		"Once: slots":       {by: "Once", is: invalid, do: func(c *failing) error { return c.onces("event", time.Hour, c.slots()) }},
+		"During: no function": {by: "During", is: invalid, do: func(c *failing) error {
+			return c.limiter.During(c.ctx, c.pool, "work", time.Minute, nil, c.request())
+		}},
+		"During: no end": {by: "During", is: invalid, do: func(c *failing) error { return c.during(c.pool, -1, nil) }},
+		"During: a connection": {by: "During", is: invalid, do: func(c *failing) error {
+			return c.during(acquire(c.T, reconfigured(c.T, c.pool, func(*pgxpool.Config) {})), time.Minute, nil)
+		}},
+		"During: what was not held": {by: "During", is: invalid, gone: 1, do: func(c *failing) error {
+			return c.during(c.pool, time.Minute, func(context.Context) ([]ratelimit.Request, error) {
+				return []ratelimit.Request{c.limit.Global().Count(1)}, nil
+			})
+		}},
+		"During: no count": {by: "During", is: invalid, gone: 1, do: func(c *failing) error {
+			return c.during(c.pool, time.Minute, func(context.Context) ([]ratelimit.Request, error) {
+				return []ratelimit.Request{c.limit.Key(privateKey)}, nil
+			})
+		}},
+		"During: a count": {by: "During", is: invalid, gone: 1, do: func(c *failing) error {
+			return c.during(c.pool, time.Minute, func(context.Context) ([]ratelimit.Request, error) {
+				return []ratelimit.Request{c.request().Count(-1)}, nil
+			})
+		}},
+		"During: conflicts without end": {by: "During", is: exhausted, do: func(c *failing) error {
+			ctx, cancel := context.WithCancel(c.ctx)
+			defer cancel()
+			c.ctx = ctx
+			return c.during(reconfigured(c.T, conflicting, func(config *pgxpool.Config) { config.ConnConfig.Tracer = afterConflict{cancel} }), time.Minute, nil)
+		}},
+		"During: the hold is lost": {by: "During", is: ratelimit.ErrHoldLost, gone: 1, do: func(c *failing) error {
+			return c.during(c.pool, 6*time.Second, func(ctx context.Context) ([]ratelimit.Request, error) {
+				_, err := c.pool.Exec(ctx, "DELETE FROM rate_limit_holds WHERE name = $1", c.limit.Name())
+				<-ctx.Done()
+				return nil, errors.Join(err, context.Cause(ctx))
+			})
+		}},
+		"During: the hold is not extended": {by: "During", is: ratelimit.ErrHoldLost, gone: 1, do: func(c *failing) error {
+			return c.during(notExtending{c.pool}, 3*time.Second, func(ctx context.Context) ([]ratelimit.Request, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			})
+		}},
+		"During: the context ends before the function is called": {by: "During", is: context.Canceled, do: func(c *failing) error {
+			ctx, cancel := context.WithCancel(c.ctx)
+			c.limiter.Observer = func(context.Context, ratelimit.Decision) { cancel() }
+			c.ctx = ctx
+			return c.during(c.pool, time.Minute, nil)
 		}},
 		"Balance: slots in memory": {by: "Balance", is: invalid, do: func(c *failing) error {
 			_, err := c.limiter.Balance(c.ctx, ratelimittest.New(c), c.slots())
@@ -781,6 +842,21 @@ func (c *failing) slots() ratelimit.Request {
 func (c *failing) holds(id string, ttl time.Duration, requests ...ratelimit.Request) error {
 	_, err := c.limiter.Hold(c.ctx, c.pool, id, ttl, requests...)
 	return err
+}
+
+func (c *failing) onces(id string, keep time.Duration, requests ...ratelimit.Request) error {
+	_, err := c.limiter.Once(c.ctx, c.pool, id, keep, requests...)
+	return err
+}
+
+// during does work during a hold; nil: none.
+func (c *failing) during(db ratelimit.DB, ttl time.Duration, work func(ctx context.Context) ([]ratelimit.Request, error)) error {
+	return c.limiter.During(c.ctx, db, "work", ttl, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
+		if work == nil {
+			return nil, nil
+		}
+		return work(ctx)
+	}, c.request())
 }
 
 func (c *failing) settles(token string, requests ...ratelimit.Request) error {

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "647719316e3e736d1474fe250ecfc596d29557415c810c0e05e2f6ceaaf42276"
+const Hash = "362e2257a6ff2f2bd9e5b3ce3c92bfa27e62d2f24de7a5a852d6e92f50e2f20e"

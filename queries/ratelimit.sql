@@ -110,6 +110,10 @@ SELECT _ratelimit_wire_settle(
       @shards::integer[], @used::double precision[], sqlc.narg('now')::timestamptz,
       @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
 
+-- name: Extend :one
+SELECT e.ended, e.lost, e.busy
+  FROM _ratelimit_extend(@names::text[], @keys::text[], @ids::text[], (@tokens::text[])::uuid[], (@ttls::text[])::interval[], sqlc.narg('now')::timestamptz) AS e;
+
 -- name: Look :one
 SELECT _ratelimit_wire_look(
       @names::text[], @keys::text[],

@@ -64,7 +64,7 @@ func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, 
 	if c.demands, c.rowless, err = demands(c.does, c.requests, c.local); err != nil && !c.allowedLater(err) {
 		return c, err
 	}
-	if c.does.slots && isInMemory(db) && (c.does.holds || anyOf(c.demands, func(d *demand) bool { return d.limit.slots })) {
+	if isInMemory(db) && (c.does.holds || c.does.slots && anyOf(c.demands, func(d *demand) bool { return d.limit.slots })) {
 		return c, invalidCall(requests, "the database in memory of package ratelimittest has no holds: test them with Postgres")
 	}
 	if v == verbSettle {
@@ -135,7 +135,7 @@ func (c *call) decide(ctx context.Context, db DB) (Result, error) {
 		return c.conclude(result, nil)
 	}
 	var err error
-	if coalescer, ok := coalescerOf(db); ok && c.does.takes {
+	if coalescer, ok := coalescerOf(db); ok && c.does.takes && !c.does.holds {
 		err = coalescer.join(ctx, c, &result)
 	} else {
 		err = c.ask(ctx, wire{db, c.does.writes == onceOnly && !isTx(db)}, &result)

@@ -33,7 +33,7 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 		return reset(c.demands)
 	case c.does.moves:
 		return c.move(now)
-	case c.verb == verbHold:
+	case c.does.holds && c.does.deniable:
 		return c.holdStatement(ctx, now)
 	case c.does.holds:
 		return c.settleStatement(now)

@@ -14,7 +14,8 @@ type life struct {
 	idle       chan struct{} // closed when there are none, and none may begin
 	becameIdle sync.Once
 
-	end        context.CancelFunc // of the background
+	over       context.Context    // of the background, and of what runs in a During
+	end        context.CancelFunc // ends it
 	background sync.WaitGroup
 	err        error // of the last flush
 
@@ -49,8 +50,8 @@ func (f *life) closed() bool { return f != nil && f.calls.Load() >= closing }
 // Close ends what [Open] has started. In this order:
 //
 //  1. New calls are refused: [Limiter.QueueConsume] and the verbs return [ErrClosed], also in a transaction that began before, which
-//     then rolls back. [Limiter.Charge] and [Limiter.Refund] go on, since they settle what was granted.
-//  2. It waits for the calls that are under way.
+//     then rolls back. [Limiter.Charge], [Limiter.Refund], [Limiter.Settle] and [Limiter.Release] go on, since they settle what was granted.
+//  2. It waits for the calls that are under way, those of [Limiter.During] included. If ctx ends before, the contexts of their functions end.
 //  3. The background ends. The last flush of the usage is written, which takes 5 seconds at most.
 //
 // A batch of QueueConsume is no call under way until it is sent: send it before, or its usage is not recorded.

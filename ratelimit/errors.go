@@ -18,28 +18,30 @@ import (
 // Every error that this package returns matches one of these, or is the context's, the database's or the connection's,
 // wrapped such that errors.Is and errors.As find it. An error of a call names its limits, and no keys.
 //
-//	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, Hold, QueueConsume, SendTx
-//	ErrHoldLost           nothing was changed: Settle
+//	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, Hold, During, Once, QueueConsume, SendTx
+//	ErrHoldLost           the hold is, or may be, another's: Settle, During
 //	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Each, Hold, Settle,
-//	                      Release, Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open,
+//	                      Release, During (or its function has used what was not held), Once,
+//	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open,
 //	                      Limit, Validate, UnmarshalJSON, Load, Run
-//	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, Hold, QueueConsume
+//	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, Hold, During, Once, QueueConsume
 //	ErrNotLoaded          nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Each, Hold, Settle,
-//	                      Release, QueueConsume
-//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Reset, Move, Each, Hold, Override, Block,
-//	                      Restore, Unblock, QueueConsume (on a closed Coalescer: Consume, Wait, Reserve, Take)
-//	ErrAttemptsExhausted  nothing was committed: InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open; Consume, Wait, Reserve, Take,
+//	                      Release, During, Once, QueueConsume
+//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Reset, Move, Each, Hold, During, Once, Override,
+//	                      Block, Restore, Unblock, QueueConsume (on a closed Coalescer: Consume, Wait, Reserve, Take)
+//	ErrAttemptsExhausted  nothing was committed: InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open, During; Consume, Wait, Reserve, Take,
 //	                      Charge (on a Coalescer)
 //	ErrUnknownOutcome     perhaps committed: InTx, InSQLTx, SendTx, Sweep; Consume, Wait, Reserve, Take, Charge, Refund, Each, Hold,
-//	                      Settle, Release, QueueConsume (outside a transaction)
+//	                      Settle, Release, During, Once, QueueConsume (outside a transaction)
 //	migrations.ErrBehind  nothing was written: Open
-//	any other             nothing was committed, except by Reset, Move, Override, Block, Restore, Unblock, Publish, Open, Close
-//	                      and Retry
+//	any other             nothing was committed, except by Reset, Move, Override, Block, Restore, Unblock, Publish, Open, Close,
+//	                      Retry and During
 //
 // After any other error of Reset, Move, Override, Block, Restore, Unblock, Publish and Open outside a transaction, the work may
 // have been done all the same: call them again. What Open may have done is to publish. After an error of [Limiter.Close], the last counts of usage may be lost.
 // [Limiter.Retry] returns the error of the caller's own COMMIT as it is, and the outcome of that COMMIT may be unknown too.
-// [Limiter.Sweep] works in several transactions: those before the error's were committed.
+// [Limiter.Sweep] works in several transactions: those before the error's were committed. After ErrHoldLost of Settle nothing was changed; after that of
+// [Limiter.During], the work may be done. During returns its function's error as it is.
 var (
 	// ErrDenied is matched by every denial: errors.Is(err, ErrDenied). The error is a [*DeniedError], which says when to retry.
 	ErrDenied = errors.New("ratelimit: denied")
@@ -86,7 +88,8 @@ var (
 
 	// ErrHoldLost is matched by the error of a [Limiter.Settle] whose hold is not there any more: it expired, and its slots may
 	// be another's, or it was released or reset. Nothing was changed. The result beside the error says which limits have lost it.
-	// It is no SQL error: return it, to roll the transaction back.
+	// It is no SQL error: return it, to roll the transaction back. It is also matched by the error of a [Limiter.During] whose hold was
+	// lost or could not be extended, and by the cause of its function's context then ([context.Cause]).
 	ErrHoldLost = errors.New("ratelimit: the hold was lost")
 
 	// ErrAttemptsExhausted is matched by the error of a transaction that could not be serialized in any of its attempts, or
@@ -173,7 +176,7 @@ func notCommitted(err error) bool {
 }
 
 // DeniedError is the error of a denial, by [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take],
-// [Limiter.Check] and [Limiter.Hold]. It matches [ErrDenied]. Nothing was consumed. It is not a SQL error: the transaction stays usable. In a
+// [Limiter.Check], [Limiter.Hold], [Limiter.During] and [Limiter.Once]. It matches [ErrDenied]. Nothing was consumed. It is not a SQL error: the transaction stays usable. In a
 // batch ([Limiter.QueueConsume]) it stands for a SQL error, and the transaction is aborted.
 //
 // A limit with a rate of 0 denies every token ([ReasonPlan]): for example, a plan that does not include the feature. A block
@@ -198,7 +201,7 @@ const (
 	ReasonQuota   Reason = "quota"   // the tokens are not there; RetryAt says when
 	ReasonPlan    Reason = "plan"    // the limit's rate is 0, or it has no slots
 	ReasonBlock   Reason = "block"   // a block by Overrides
-	ReasonHeld    Reason = "held"    // of a [Limiter.Hold]: its id is held, by another delivery of the work; RetryAt is when that hold ends, if it has an end
+	ReasonHeld    Reason = "held"    // of a [Limiter.Hold] or [Limiter.During]: its id is held, by another delivery of the work; RetryAt is when that hold ends, if it has an end
 	ReasonSettled Reason = "settled" // of a Hold: the work of its id was settled within a day; RetryAt is zero
 )
 

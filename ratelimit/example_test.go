@@ -178,6 +178,53 @@ func ExampleLimiter_Hold() {
 	// settled
 }
 
+func ExampleLimiter_During() {
+	renders, rendersInAll := ratelimit.Slots("renders", 2), ratelimit.Slots("rendersInAll", 10)
+	type task struct{ ID, Customer string }
+	render := func(context.Context, task) error { return nil }
+
+	work := func(job task) {
+		err := limits.During(ctx, pool, job.ID, time.Minute, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
+			return nil, render(ctx, job) // which must end when ctx does
+		}, renders.Key(job.Customer), rendersInAll.Global())
+		denial, denied := errors.AsType[*ratelimit.DeniedError](err)
+		switch {
+		case err == nil:
+			fmt.Println("done")
+		case denied && denial.Reason == ratelimit.ReasonSettled:
+			fmt.Println("it was done before: drop it")
+		case denied:
+			fmt.Println("try again after", denial.RetryAfter)
+		default:
+			fmt.Println("it failed, or lost its slot: try again:", err)
+		}
+	}
+
+	work(task{"job 18", "acme"})
+	work(task{"job 18", "acme"}) // delivered again
+	// Output:
+	// done
+	// it was done before: drop it
+}
+
+func ExampleLimiter_Once() {
+	apiCalls := ratelimit.CalendarWindow("countedCalls", 1000, ratelimit.Month)
+	type call struct{ ID, Customer string }
+
+	for _, event := range []call{{"event 1", "acme"}, {"event 2", "acme"}, {"event 1", "acme"}} {
+		result, err := limits.Once(ctx, pool, event.ID, 7*24*time.Hour, apiCalls.Key(event.Customer))
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(event.ID, "counted before:", result.Repeated)
+	}
+	// Output:
+	// event 1 counted before: false
+	// event 2 counted before: false
+	// event 1 counted before: true
+}
+
 func ExampleSlots() {
 	projects := ratelimit.Slots("projects", 1) // of each team
 

@@ -94,6 +94,23 @@ func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...
 	return err
 }
 
+// Once is a [Limiter.Consume] that counts once for an id: for an event that is delivered at least once. A second call for the id, within keep,
+// takes nothing and is granted, Repeated, also when there are no tokens left. A denial is not remembered: the event may be tried again.
+//
+//	result, err := limits.Once(ctx, pool, event.ID, 7*24*time.Hour, calls.Key(customer))
+//
+// It is not needed in a transaction that inserts the event itself, with ON CONFLICT DO NOTHING: consume there if the row is new.
+//
+// id is as for [Limiter.Hold]. It counts for each limit and key by itself: if one of several knows it, nothing is taken of any. keep is 100 ms to 366 days:
+// longer than the event may be delivered again. After it, the id counts anew, and a sweep deletes its row.
+//
+// It always asks the database, also for [Unlimited] limits. A block denies it, also of an id that was counted. Slots are [ErrInvalid]. After [ErrUnknownOutcome], call it again. A
+// Repeated result has no numbers and no receipt. That of the first call can be refunded: the id stays counted. A [Coalescer] sends it to
+// its Pool, alone. An id that [Limiter.Hold] has used for the limit and key is known, too: use other ids for events than for work.
+func (l *Limiter) Once(ctx context.Context, db DB, id string, keep time.Duration, requests ...Request) (Result, error) {
+	return l.do(ctx, db, verbOnce, about{hold: &holding{id: id, ttl: keep}}, requests)
+}
+
 const (
 	forever  = -1 // a ttl
 	minTTL   = 100 * time.Millisecond
@@ -107,9 +124,9 @@ const slotsPeriod = time.Second
 // holding is what a call about holds is about.
 type holding struct {
 	id    string
-	ttl   time.Duration // of a Hold
+	ttl   time.Duration // of a Hold; of a Once, how long its id is known
 	token string        // of Settle and Release: as the caller has it
-	uuid  string        // in it; empty: it has no end
+	uuid  string        // in it; empty: it has no end, or is of a Once
 }
 
 // token128 is the token as the database has it.
@@ -135,14 +152,17 @@ const (
 
 // validate checks what a call about holds has besides its requests.
 func (h *holding) validate(v verb) error {
-	if v == verbHold {
+	if v == verbHold || v == verbOnce {
 		if err := checkID(h.id); err != nil {
 			return err
 		}
-		if h.ttl != forever && (h.ttl < minTTL || h.ttl > maxTTL) {
-			return fmt.Errorf("ttl %v is not between %v and %v, nor -1 for a hold without an end", h.ttl, minTTL, maxTTL)
+		switch {
+		case h.ttl >= minTTL && h.ttl <= maxTTL, h.ttl == forever && v == verbHold:
+			return nil
+		case v == verbOnce:
+			return fmt.Errorf("keep %v is not between %v and %v", h.ttl, minTTL, maxTTL)
 		}
-		return nil
+		return fmt.Errorf("ttl %v is not between %v and %v, nor -1 for a hold without an end", h.ttl, minTTL, maxTTL)
 	}
 	read, err := readToken(h.token)
 	if err == nil {
@@ -156,7 +176,7 @@ func (l *Limiter) holdRequests(c *call) ([]Request, error) {
 	if err := c.hold.validate(c.verb); err != nil {
 		return nil, invalidCall(c.requests, err.Error())
 	}
-	if c.verb != verbHold && len(c.requests) == 0 {
+	if !c.does.deniable && len(c.requests) == 0 {
 		return l.held(c.hold, c.verb == verbRelease)
 	}
 	cloned := false

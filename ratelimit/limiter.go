@@ -10,15 +10,15 @@ import (
 // After its first use, it must not be copied, nor its fields changed.
 //
 // The verbs are [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take], [Limiter.Check], [Limiter.Balance],
-// [Limiter.Charge], [Limiter.Refund], [Limiter.Reset], [Limiter.Move], [Limiter.Each], [Limiter.Hold], [Limiter.Settle] and
-// [Limiter.Release]. They take one request or several, but Wait takes
+// [Limiter.Charge], [Limiter.Refund], [Limiter.Reset], [Limiter.Move], [Limiter.Each], [Limiter.Hold], [Limiter.Settle],
+// [Limiter.Release] and [Limiter.Once]; [Limiter.During] holds while a function runs. They take one request or several, but Wait takes
 // one, and Move two. It is one statement, and one round trip unless the driver needs more. Outside a transaction, Consume and Charge of one
 // limit are a plain UPDATE, and a second statement if that takes nothing: at a denial or a first use.
 //
 // [Limiter.Override], [Limiter.Block], [Limiter.Restore] and [Limiter.Unblock] write down what people decide about a limit: see [Overrides].
 //
-// A denial, by Consume, Wait, Reserve, Take, Check or Hold, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
-// [ErrClosed], [ErrNotLoaded], [ErrAttemptsExhausted] (of a [Coalescer]) or [ErrUnknownOutcome], or is the error of the database or
+// A denial, by Consume, Wait, Reserve, Take, Check, Hold, During or Once, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
+// [ErrClosed], [ErrNotLoaded], [ErrAttemptsExhausted] (of a [Coalescer]), [ErrHoldLost] (of Settle and During) or [ErrUnknownOutcome], or is the error of the database or
 // the context. Except for ErrUnknownOutcome and errors of Reset and Move, an error means that nothing was consumed or
 // given back. A canceled Wait may not get all tokens back, as its comment says.
 //
@@ -51,6 +51,7 @@ type Limiter struct {
 	Overrides *Overrides
 
 	queues      queues // for hot limits
+	renewals    renewals
 	definitions definitions
 	life        *life // nil: Open did not make it
 }
@@ -58,7 +59,7 @@ type Limiter struct {
 // Decision describes one call of a verb, for [Limiter.Observer].
 type Decision struct {
 	// Verb is the verb that was called: "consume" (QueueConsume and Each too), "wait", "reserve", "take", "check", "balance", "charge",
-	// "refund", "reset", "move", "hold", "settle" or "release". A Wait is reported when it ends. If its ctx ended, its "refund" is reported before.
+	// "refund", "reset", "move", "hold", "settle", "release" or "once". A During is its "hold", "settle" and "release". A Wait is reported when it ends. If its ctx ended, its "refund" is reported before.
 	Verb string
 
 	// Result is the caller's result. For Reset and Move, and if Err is set and is not a *DeniedError, its requests hold only Limit,

@@ -130,7 +130,7 @@ func Open(ctx context.Context, db DB, options Options) (*Limiter, error) {
 	}
 
 	background, end := context.WithCancel(context.WithoutCancel(ctx))
-	l.life.end = end
+	l.life.over, l.life.end = background, end
 	if !o.NoBackground {
 		if !o.NoPublish && !isInMemory(pool) {
 			l.life.background.Go(func() { o.keepPublished(background, pool) })

@@ -41,8 +41,8 @@ type Result struct {
 	Remaining float64
 	ResetAt   time.Time
 
-	// Repeated reports whether nothing was done, since it was done before: by a Hold without an end, whose id is held, and by
-	// a Settle of a hold that is settled.
+	// Repeated reports whether nothing was done, since it was done before: by a Hold without an end, whose id is held, by
+	// a Settle of a hold that is settled, and by a Once whose id is known.
 	Repeated bool
 
 	// Requests has the status of each request of the call, in order.

@@ -118,17 +118,13 @@ func (l *Limiter) sweepBatches(
 ) error {
 	for {
 		begin := time.Now()
-		var now *time.Time
-		if l.Clock != nil {
-			at, err := timestamp("the clock's time", l.Clock())
-			if err != nil {
-				return fmt.Errorf("%w: %w", ErrInvalid, err)
-			}
-			now = nullable(at)
+		now, err := l.instant()
+		if err != nil {
+			return err
 		}
 		var more bool
 		var done func()
-		err := inTx(ctx, func(ctx context.Context, tx DB) (err error) {
+		err = inTx(ctx, func(ctx context.Context, tx DB) (err error) {
 			more, done, err = batch(ctx, tx, now)
 			return err
 		})
@@ -145,6 +141,18 @@ func (l *Limiter) sweepBatches(
 			return nil
 		}
 	}
+}
+
+// instant is the time of [Limiter.Clock], as an argument; nil: the database's.
+func (l *Limiter) instant() (*time.Time, error) {
+	if l.Clock == nil {
+		return nil, nil
+	}
+	at, err := timestamp("the clock's time", l.Clock())
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return nullable(at), nil
 }
 
 // inReadCommitted runs fn in a READ COMMITTED transaction of its own.

@@ -257,7 +257,7 @@ func pause(ctx context.Context, attempt int) bool {
 // over is the error of a context that has ended, and its cause if there is another.
 func over(ctx context.Context) error {
 	if cause := context.Cause(ctx); cause != ctx.Err() { //nolint:errorlint // they are the same if there is no cause
-		return fmt.Errorf("%w: %w", ctx.Err(), cause)
+		return fmt.Errorf("%w: %w", ctx.Err(), inner{cause})
 	}
 	return ctx.Err()
 }

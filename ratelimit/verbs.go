@@ -25,17 +25,18 @@ const (
 	verbHold    verb = "hold"
 	verbSettle  verb = "settle"
 	verbRelease verb = "release"
+	verbOnce    verb = "once"
 	verbEach    verb = "each" // which observers see as several of consume
 )
 
 // rules are what a verb does.
 type rules struct {
-	takes        bool   // it takes tokens; a Coalescer decides it together with other calls
+	takes        bool   // it takes tokens for good; a Coalescer decides it together with other calls, unless it holds
 	deniable     bool   // it may be denied, by a block too
 	refunds      bool   // it gives back what a receipt says
 	settles      bool   // it is about work that was granted before: it is served after Close
 	moves        bool   // it has two requests: from and to
-	holds        bool   // it is about tokens that are held under an id: see holding
+	holds        bool   // it is about an id: see holding
 	slots        bool   // it is for slots, too
 	upTo         bool   // it takes what is there, up to the count
 	alone        bool   // each request is decided by itself
@@ -62,6 +63,7 @@ var verbs = map[verb]*rules{
 	verbHold:    {holds: true, slots: true, deniable: true, writes: onceOnly},
 	verbSettle:  {holds: true, slots: true, settles: true, writes: onceOnly, owes: anything},
 	verbRelease: {holds: true, slots: true, settles: true, writes: onceOnly, owes: anything},
+	verbOnce:    {holds: true, takes: true, deniable: true, writes: onceOnly},
 	verbEach:    {takes: true, deniable: true, writes: onceOnly, alone: true},
 }
 

@@ -232,7 +232,7 @@ func (o *outcome) again(w way, told string) {
 
 // allCases are the lines of the table.
 func allCases() []testCase {
-	return slices.Concat(verbCases(), severalCases(), transactionCases(), batchCases(), sqlCases(), modeCases(), operationsCases(), fleetCases(), toolCases(), coalescerCases(), contentionCases())
+	return slices.Concat(verbCases(), severalCases(), holdCases(), transactionCases(), batchCases(), sqlCases(), modeCases(), operationsCases(), fleetCases(), toolCases(), coalescerCases(), contentionCases())
 }
 
 // counter gives numbers to goroutines.

@@ -228,7 +228,7 @@ func runAgain(t *trial) {
 
 // holds wants a balance.
 func (t *trial) holds(request ratelimit.Request, want float64) {
-	i := slices.IndexFunc(t.used, func(u use) bool { return u.request == request })
+	i := slices.IndexFunc(t.used, func(u use) bool { return u.request.Count(1) == request.Count(1) })
 	t.step = "the balance afterwards"
 	got, err := t.balance(t.ctx, t.used[i])
 	if err != nil {

@@ -3,6 +3,8 @@ package main
 const (
 	holds   = "migrations/engine/holds.sql"
 	holdGo  = "ratelimit/hold.go"
+	during  = "ratelimit/during.go"
+	renew   = "ratelimit/during_renew.go"
 	slotsGo = "ratelimit/limit_slots.go"
 )
 
@@ -111,7 +113,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsOfSlots",
 	}, {
 		name: "hold-ttl", file: holdGo, what: "a ttl below zero is forever",
-		old: "if h.ttl != forever && (h.ttl < minTTL", new: "if h.ttl > forever && (h.ttl < minTTL",
+		old: "h.ttl == forever && v == verbHold:", new: "h.ttl <= forever && v == verbHold:",
 		tests: "TestHoldsRefuse",
 	}, {
 		name: "settle-counts", file: holdGo, what: "a Settle without Count settles one token",
@@ -133,6 +135,189 @@ var holdMutations = []mutation{
 		name: "slots-other-verbs", file: "ratelimit/call_demand.go", what: "Consume takes slots that never come back",
 		old: "		if r.limit.slots && !does.slots {", new: "		if false {",
 		tests: "TestHoldsRefuse",
+	},
+
+	// _ratelimit_extend
+	{
+		name: "extend-waits", file: holds, what: "a hold that somebody has locked keeps all others from being extended",
+		old: "h.token = tokens[i] AND h.state = 'held' FOR UPDATE SKIP LOCKED;", new: "h.token = tokens[i] AND h.state = 'held' FOR UPDATE;",
+		tests: "TestDuringExtensions|TestDuringIsExtendedBesideALongTransaction",
+	}, {
+		name: "extend-shortens", file: holds, what: "an extension makes a hold end earlier",
+		old: "SET until = greatest(h.until, at + ttls[i])", new: "SET until = at + ttls[i]",
+		tests: "TestDuringExtensions",
+	}, {
+		name: "extend-any-state", file: holds, what: "a hold that was given back lives again",
+		old: "h.token = tokens[i] AND h.state = 'held' FOR UPDATE SKIP LOCKED;", new: "h.token = tokens[i] FOR UPDATE SKIP LOCKED;",
+		tests: "TestDuringExtensions|TestDuringNoticesAClockThatSteps",
+	}, {
+		name: "extend-any-token", file: holds, what: "another's hold of the id is extended",
+		old: "h.id = ids[i] AND h.token = tokens[i] AND h.state = 'held' FOR UPDATE", new: "h.id = ids[i] AND h.state = 'held' FOR UPDATE",
+		tests: "TestDuringExtensions",
+	}, {
+		name: "extend-another-busy", file: holds, what: "a hold that is another's by now is taken to be locked",
+		old: "         WHERE h.name = names[i] AND h.key = keys[i] AND h.id = ids[i] AND h.token = tokens[i];\n        IF was", new: "         WHERE h.name = names[i] AND h.key = keys[i] AND h.id = ids[i];\n        IF was",
+		tests: "TestDuringExtensions",
+	}, {
+		name: "extend-busy-lost", file: holds, what: "a hold that somebody has locked is lost",
+		old: "        IF was = 'held' THEN\n            busy :=", new: "        IF false THEN\n            busy :=",
+		tests: "TestDuringExtensions|TestDuringIsExtendedBesideALongTransaction",
+	}, {
+		name: "extend-settled-lost", file: holds, what: "a hold that its work has settled is lost",
+		old: "ELSIF was = 'settled' THEN\n            ended", new: "ELSIF false THEN\n            ended",
+		tests: "TestDuringExtensions|TestDuringMaySettleInItsOwnTransaction",
+	}, {
+		name: "extend-level", file: holds, what: "an extension at SERIALIZABLE conflicts with whoever reads the hold",
+		old: "MESSAGE = 'rate limits: an extension of holds needs a READ COMMITTED transaction';", new: "MESSAGE = 'rate limits: an extension of holds needs a READ COMMITTED transaction', ERRCODE = 'RL009';",
+		tests: "TestDuringExtensions|TestDuringExtendsWhatItHolds",
+	}, {
+		name: "extend-unchecked", file: holds, what: "arrays of different lengths leave holds out",
+		old: "n = pg_catalog.cardinality(ids) AND n = pg_catalog.cardinality(tokens) AND n = pg_catalog.cardinality(ttls)\n        AND '100", new: "n = n\n        AND '100",
+		tests: "TestDuringExtensions",
+	},
+
+	// Once
+	{
+		name: "once-held", file: holds, what: "what was taken once comes back when it is over",
+		old: "kind  text := CASE WHEN own_token IS NULL AND until < 'infinity' THEN 'once' ELSE 'held' END;", new: "kind  text := 'held';",
+		tests: "TestOnceCountsOnce|TestOnceAndHold",
+	}, {
+		name: "once-anew-held", file: holds, what: "an id that is counted anew is held",
+		old: "               SET state = kind,", new: "               SET state = 'held',",
+		tests: "TestOnceCountsOnce|TestOnceAndHold",
+	}, {
+		name: "once-denied-first", file: holds, what: "an event that was counted is denied when there are no tokens left",
+		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n              FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;\n        END IF;\n        IF state = 'expired' AND NOT locked AND d.granted",
+		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n              FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;\n        END IF;\n        IF state = 'expired' AND NOT locked AND d.granted",
+		tests: "TestOnceCountsOnce",
+	}, {
+		name: "once-looks", file: holds, what: "an event that was counted is denied as settled",
+		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n              FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;\n            IF state",
+		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n              FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;\n            IF state",
+		tests: "TestOnceCountsOnce",
+	}, {
+		name: "once-claims", file: holds, what: "at SERIALIZABLE, an event that was counted is denied as settled",
+		old: "                      OR kind = 'once' AND k.state IN ('held', 'settled') THEN 'repeated'", new: "                      THEN 'repeated'",
+		tests: "TestOnceCountsOnce",
+	}, {
+		name: "once-forever", file: holdGo, what: "an id is kept forever",
+		old: "h.ttl == forever && v == verbHold:", new: "h.ttl == forever:",
+		tests: "TestOnceRefuses",
+	}, {
+		name: "once-coalesced", file: "ratelimit/call.go", what: "a Coalescer counts an event each time",
+		old: "ok && c.does.takes && !c.does.holds {", new: "ok && c.does.takes {",
+		tests: "TestOnceOnACoalescer",
+	}, {
+		name: "once-in-memory", file: "ratelimit/call.go", what: "the database in memory is asked what it does not have",
+		old: "	if isInMemory(db) && (c.does.holds || c.does.slots &&", new: "	if isInMemory(db) && c.does.slots && (c.does.holds ||",
+		tests: "TestEveryErrorMatchesASentinel",
+	}, {
+		name: "once-slots", file: "ratelimit/verbs.go", what: "Once takes slots that never come back",
+		old: "	verbOnce:    {holds: true,", new: "	verbOnce:    {holds: true, slots: true,",
+		tests: "TestOnceRefuses",
+	}, {
+		name: "once-receipt", file: "ratelimit/verbs.go", what: "what was taken once cannot be refunded",
+		old: "	verbOnce:    {holds: true, takes: true,", new: "	verbOnce:    {holds: true,",
+		tests: "TestOnceCountsOnce",
+	},
+
+	// During
+	{
+		name: "during-margin", file: renew, what: "the work ends when another can take the slot, and not before",
+		old: "	return left - e.ttl/tenth\n", new: "	return left\n",
+		tests: "TestTheWorkEndsBeforeAnotherCanTakeTheSlot",
+	}, {
+		name: "during-late-answer", file: renew, what: "an answer that is late makes the hold longer than it is",
+		old: "			row.certain = sent.Add(e.ttl)\n", new: "			row.certain = now.Add(e.ttl)\n",
+		tests: "TestTheWorkEndsBeforeAnotherCanTakeTheSlot",
+	}, {
+		name: "during-busy", file: renew, what: "a hold that was not extended is taken to be",
+		old: "contains(answer.Busy, place) {", new: "false {",
+		tests: "TestABusyRowIsTriedAlone",
+	}, {
+		name: "during-ended", file: renew, what: "a settled hold is extended on and on",
+		old: "contains(answer.Ended, place) {", new: "false {",
+		tests: "TestALostHoldEndsTheWorkAndASettledOneDoesNot",
+	}, {
+		name: "during-lost", file: renew, what: "work whose hold is lost goes on",
+		old: "contains(answer.Lost, place) {", new: "false {",
+		tests: "TestALostHoldEndsTheWorkAndASettledOneDoesNot|TestDuringNoticesAClockThatSteps",
+	}, {
+		name: "during-begins", file: renew, what: "work begins although its hold is over",
+		old: "	if e.begun = e.next.After(now); e.begun {", new: "	if e.begun = true; e.begun {",
+		tests: "TestAHoldThatWasLongInComingIsExtendedFirst",
+	}, {
+		name: "during-no-second-try", file: renew, what: "a failed extension is tried again after a third of the ttl",
+		old: "		if e.failed, e.next = err, sent.Add(e.ttl/third); err != nil {", new: "		if e.failed, e.next = err, sent.Add(e.ttl/third); false {",
+		tests: "TestAFailedExtensionIsTriedAgain",
+	}, {
+		name: "during-alone", file: renew, what: "each hold is extended by a statement of its own",
+		old: "		if now.Before(e.next.Add(-e.ttl / twelfth)) {", new: "		if now.Before(e.next) {",
+		tests: "TestHoldsThatAreSoonDueShareAStatement",
+	}, {
+		name: "during-many", file: renew, what: "one statement locks any number of holds",
+		old: "	maxExtended = 1000 //", new: "	maxExtended = 1e6 //",
+		tests: "TestHoldsThatAreSoonDueShareAStatement",
+	}, {
+		name: "during-goes-on", file: renew, what: "a goroutine is left when all work has ended",
+		old: "		r.stop()\n", new: "",
+		tests: "TestAHoldIsExtendedEveryThirdOfItsTTL|TestDuringAndClose",
+	}, {
+		name: "during-pool", file: renew, what: "holds are extended on the pool whose connections the work has",
+		old: "		n.own, n.ended = pool, pool.Close\n", new: "		n.own, n.ended = db, pool.Close\n",
+		tests: "TestDuringNeedsNoConnectionOfThePool",
+	}, {
+		name: "during-level", file: renew, what: "where SERIALIZABLE is the default, no hold is extended",
+		old: "		n.begin = sqlState(err) == stateIsolation\n", new: "",
+		tests: "TestDuringExtendsWhatItHolds",
+	}, {
+		name: "during-panics", file: during, what: "work that panics keeps its slot until its time is over",
+		old: "			_ = d.release(d.held)\n", new: "",
+		tests: "TestDuringEnds",
+	}, {
+		name: "during-failed-settles", file: during, what: "the id of work that has failed is refused for a day",
+		old: "		return joined(err, lost, wrong, d.release(all))", new: "		return joined(err, lost, wrong, d.settle(all))",
+		tests: "TestDuringEnds",
+	}, {
+		name: "during-used", file: during, what: "what the work says that it has used is not heard",
+		old: "			all[i].tokens += u.tokens\n", new: "			all[i].tokens = d.held[i].tokens\n",
+		tests: "TestDuringEnds",
+	}, {
+		name: "during-used-adds", file: during, what: "what was used is added to what was held",
+		old: "				first[i], all[i].tokens = true, 0\n", new: "				first[i] = true\n",
+		tests: "TestDuringEnds",
+	}, {
+		name: "during-wrong", file: during, what: "nobody is told that what was used was not held",
+		old: "	return joined(err, wrong)\n", new: "	return joined(err)\n",
+		tests: "TestDuringEnds",
+	}, {
+		name: "during-ended-before", file: during, what: "work begins although its context has ended",
+		old: "	if ctx.Err() != nil {\n		return joined(", new: "	if false {\n		return joined(",
+		tests: "TestDuringRefuses",
+	}, {
+		name: "during-haste", file: during, what: "a Close in haste lets the work go on",
+		old: "	if f := d.l.life; f != nil {", new: "	if f := d.l.life; false && f != nil {",
+		tests: "TestDuringAndClose",
+	}, {
+		name: "during-lost-charges", file: during, what: "of a lost hold, nothing is charged",
+		old: "		err = joined(err, d.release(all))\n", new: "",
+		tests: "TestDuringNoticesAClockThatSteps",
+	}, {
+		name: "during-conflicts", file: during, what: "where SERIALIZABLE is the default, a conflict of the hold is the caller's",
+		old: "	err = l.Retry(ctx, func(ctx context.Context) (err error) {", new: "	err = l.Retry(ctx, func(ctx context.Context) (err error) {\n		defer func() { err = unknownUnless(err) }()",
+		tests: "TestEveryErrorMatchesASentinel",
+	}, {
+		name: "during-unknown", file: during, what: "after an unknown outcome, a slot is taken until its time is over",
+		old: "			_ = l.Release(ctx, db, held.Token, zero(d.held)...)\n", new: "			_ = ctx\n",
+		tests: "TestEveryErrorMatchesASentinel",
+	}, {
+		name: "during-any-handle", file: during, what: "work holds on a transaction, which keeps the limit locked",
+		old: "|| isTx(db) || connOf(db) != nil {\n		return nil, invalidCall(requests, fmt.Sprintf(\"During", new: "|| false {\n		return nil, invalidCall(requests, fmt.Sprintf(\"During",
+		tests: "TestDuringRefuses",
+	}, {
+		name: "during-endless", file: during, what: "a process that dies keeps its slot",
+		old: "	case ttl == forever:\n		return invalidCall", new: "	case ttl == 1:\n		return invalidCall",
+		tests: "TestDuringRefuses",
 	},
 
 	// What else knows them

@@ -319,6 +319,40 @@ func (q *Queries) Each(ctx context.Context, arg EachParams) ([]byte, error) {
 	return answer, err
 }
 
+const Extend = `-- name: Extend :one
+SELECT e.ended, e.lost, e.busy
+  FROM _ratelimit_extend($1::text[], $2::text[], $3::text[], ($4::text[])::uuid[], ($5::text[])::interval[], $6::timestamptz) AS e
+`
+
+type ExtendParams struct {
+	Names  []string
+	Keys   []string
+	Ids    []string
+	Tokens []string
+	Ttls   []string
+	Now    *time.Time
+}
+
+type ExtendRow struct {
+	Ended []int32
+	Lost  []int32
+	Busy  []int32
+}
+
+func (q *Queries) Extend(ctx context.Context, arg ExtendParams) (ExtendRow, error) {
+	row := q.db.QueryRow(ctx, Extend,
+		arg.Names,
+		arg.Keys,
+		arg.Ids,
+		arg.Tokens,
+		arg.Ttls,
+		arg.Now,
+	)
+	var i ExtendRow
+	err := row.Scan(&i.Ended, &i.Lost, &i.Busy)
+	return i, err
+}
+
 const Hold = `-- name: Hold :one
 SELECT _ratelimit_wire_hold(
       $1::text, ($2::text)::uuid, ($3::text)::interval, $4::integer, $5::text[], $6::text[], $7::text[],

@@ -1,5 +1,5 @@
 -- Holds: tokens and slots that are taken under an id, and come back when the work is settled or released, or its time is over. CONCURRENCY.md,
--- J, has the order of the locks, and why it holds.
+-- J, has the order of the locks, and why it holds. Tokens that are taken once for an id do not come back: the row alone says that they were.
 --
 -- The arguments are arrays of one length, with one position for each limit: those of _ratelimit_apply, and
 --   units   tokens; slots; none: the limit has no rows now (it is unlimited, or grants nothing), so no token moves
@@ -37,16 +37,16 @@ COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_holds IS 'txlimit: tokens and 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.name IS 'the name of the limit';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.key IS 'whose tokens they are; '''' if the limit has no keys';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.id IS 'the id that the caller chose: a job, an event, a project';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.state IS 'held; lapsed: it expired or was reset, and is lost; settled: the work is over';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.state IS 'held; lapsed: it expired or was reset, and is lost; settled: the work is over; once: the tokens were taken, once for the id';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.unit IS 'tokens; slots; none: the key was unlimited, so no tokens ever move';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.token IS 'whose hold it is; NULL: of everybody who knows the id, since it does not expire';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.token IS 'whose hold it is; NULL: of everybody who knows the id, since it does not expire, or was taken once';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.count IS 'the tokens or slots that were taken; of a lapsed one, those that did not come back';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.taken_at IS 'the instant of the decision';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.rest IS 'the tokens that were left in the rows of rate_limits that they were taken from';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.part IS 'the part of the limit in those rows: 1, or 1/shards for one shard';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.until IS 'held: from then on it may be given back; else: from then on it counts as absent; infinity: never';
 
--- state: taken; repeated: all is held under the id already, without an end; denied; held: by somebody, in time; settled: within a day. until: the end of the hold, or of the one that is held. free_at: of a denial, by
+-- state: taken; repeated: all is held under the id already, without an end, or was taken once; denied; held: by somebody, in time; settled: within a day. until: the end of the hold, or of the one that is held. free_at: of a denial, by
 -- limit, when expiries alone make room for slots; NULL: never, or not known.
 CREATE TYPE /* TEMPLATE: schema */_ratelimit_held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
     ts timestamptz[], free_at timestamptz[]);
@@ -218,6 +218,7 @@ DECLARE
     rest  double precision[] := '{}';
     part  double precision[] := '{}';
     ends  timestamptz := until; -- of the new hold
+    kind  text := CASE WHEN own_token IS NULL AND until < 'infinity' THEN 'once' ELSE 'held' END;
 BEGIN
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
         SELECT count(*), coalesce(sum(u.value), '0') INTO m, own_rest
@@ -228,7 +229,7 @@ BEGIN
     END LOOP;
     FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP
         INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
-        VALUES (names[i], keys[i], own, 'held', units[i], own_token, counts[i], d.at, rest[i], part[i], ends)
+        VALUES (names[i], keys[i], own, kind, units[i], own_token, counts[i], d.at, rest[i], part[i], ends)
         ON CONFLICT (name, key, id) DO UPDATE SET count = h.count WHERE false;
         IF NOT FOUND THEN
             met := pg_catalog.array_append(met, i);
@@ -236,7 +237,8 @@ BEGIN
     END LOOP;
     state := 'taken';
     IF pg_catalog.cardinality(met) > 0 THEN -- all rows of the id are locked by now
-        SELECT CASE WHEN k.endless AND ends = 'infinity' AND pg_catalog.cardinality(met) = pg_catalog.cardinality(names) THEN 'repeated' ELSE k.state END, k.until
+        SELECT CASE WHEN k.endless AND ends = 'infinity' AND pg_catalog.cardinality(met) = pg_catalog.cardinality(names)
+                      OR kind = 'once' AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until
           INTO state, until
           FROM /* TEMPLATE: schema */_ratelimit_known(own, (SELECT count(*)::integer FROM pg_catalog.unnest(met) AS u (i) WHERE u.i <= taking),
                ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
@@ -246,7 +248,7 @@ BEGIN
         until := ends;
         FOREACH i IN ARRAY met LOOP
             UPDATE /* TEMPLATE: schema */rate_limit_holds AS h
-               SET state = 'held', unit = coalesce(units[i]), token = own_token, count = coalesce(counts[i]), taken_at = d.at,
+               SET state = kind, unit = coalesce(units[i]), token = own_token, count = coalesce(counts[i]), taken_at = d.at,
                    rest = coalesce(rest[i]), part = coalesce(part[i]), until = ends
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         END LOOP;
@@ -280,8 +282,9 @@ BEGIN
 END
 $body$;
 
--- Takes tokens and slots under an id, as _ratelimit_apply takes, all or nothing. ttl: NULL is a hold that does not expire, and has no token. The
--- token is a random one, of the caller, who so can end the hold whose answer was lost.
+-- Takes tokens and slots under an id, as _ratelimit_apply takes, all or nothing. The token is a random one, of the caller, who so can end the
+-- hold whose answer was lost. ttl is how long the hold lasts; NULL, without a token: it does not expire. A ttl without a token: the tokens are
+-- taken once, and the row is kept for so long. If the id is known then, held or settled or once, the call is repeated, and takes nothing.
 --
 -- A taking is undone by its subtransaction if the id is known by then: it may be from any shard, and its rows may be new. A call that is
 -- denied first gives back expired holds of its limits, and tries again. Who has waited for their locks asks once more: meanwhile, others may
@@ -297,6 +300,7 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     n       CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
+    once    CONSTANT boolean := own_token IS NULL AND ttl IS NOT NULL;
     d       /* TEMPLATE: schema */_ratelimit_decisions;
     at      timestamptz;
     state   text;
@@ -307,9 +311,9 @@ DECLARE
 BEGIN
     IF (octet_length(own) BETWEEN 1 AND 255 AND own COLLATE "C" !~ '^~|[[:cntrl:]]' AND n > 0 AND taking BETWEEN 0 AND n AND n = pg_catalog.cardinality(keys)
         AND n = pg_catalog.cardinality(units) AND n = pg_catalog.cardinality(shards) AND n = pg_catalog.cardinality(counts)
-        AND (ttl IS NULL) = (own_token IS NULL) AND (ttl IS NULL OR isfinite(ttl) AND ttl >= '100 milliseconds' AND ttl <= '366 days')) IS NOT TRUE
+        AND (ttl IS NOT NULL OR own_token IS NULL) AND (ttl IS NULL OR isfinite(ttl) AND ttl >= '100 milliseconds' AND ttl <= '366 days')) IS NOT TRUE
        OR EXISTS (SELECT 1 FROM pg_catalog.generate_subscripts(names, 1) AS p
-           WHERE (CASE WHEN p > taking THEN units[p] = 'none' WHEN units[p] = 'slots' THEN rates[p] = '0' AND shards[p] = 1 AND counts[p] >= '1' AND counts[p] = trunc(counts[p])
+           WHERE (CASE WHEN p > taking THEN units[p] = 'none' WHEN units[p] = 'slots' THEN NOT once AND rates[p] = '0' AND shards[p] = 1 AND counts[p] >= '1' AND counts[p] = trunc(counts[p])
                   ELSE units[p] = 'tokens' AND rates[p] > '0' END
                AND (p IN (1, taking + 1) OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C"))) IS NOT TRUE) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
@@ -326,7 +330,7 @@ BEGIN
         d := NULL;
         IF current_setting('transaction_isolation') <> 'serializable' THEN
             at := coalesce(now, clock_timestamp());
-            SELECT CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until
+            SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
               FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;
             IF state IN ('repeated', 'held', 'settled') THEN
                 RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
@@ -358,7 +362,7 @@ BEGIN
         IF state = 'taken' THEN
             RETURN ROW(state, until, d.at, d.ord, d.value, d.ts, NULL)::/* TEMPLATE: schema */_ratelimit_held;
         ELSIF state IS NULL THEN -- denied: the id may be the one that has the last slot
-            SELECT CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until
+            SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
               FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;
         END IF;
         IF state = 'expired' AND NOT locked AND d.granted IS TRUE AND current_setting('transaction_isolation') <> 'serializable' THEN
@@ -532,6 +536,51 @@ BEGIN
         END IF;
     END LOOP;
     RETURN ROW(CASE WHEN NOT release AND 'settled' = ALL (states) THEN 'repeated' ELSE 'done' END, at, ord, value, ts, moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+END
+$body$;
+
+-- Extends holds, by position: each lasts until ttl from now, at least. It does not lock the rows of their limits, and never waits: so a
+-- transaction that has one of them keeps no other from being extended. In a call of its own, since it locks the holds until COMMIT.
+--
+-- ended: the positions that are settled. lost: those that are not held under this token any more. busy: those that somebody has locked: ask again.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_extend(
+    names text[], keys text[], ids text[], tokens uuid[], ttls interval[], now timestamptz DEFAULT NULL,
+    OUT ended integer[], OUT lost integer[], OUT busy integer[]
+)
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n   CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
+    at  timestamptz := coalesce(now, clock_timestamp());
+    was text;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: an extension of holds needs a READ COMMITTED transaction';
+    END IF;
+    IF (n = pg_catalog.cardinality(keys) AND n = pg_catalog.cardinality(ids) AND n = pg_catalog.cardinality(tokens) AND n = pg_catalog.cardinality(ttls)
+        AND '100 milliseconds' <= ALL (ttls) AND '366 days' >= ALL (ttls)) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
+    END IF;
+    ended := '{}'; lost := '{}'; busy := '{}';
+    FOR i IN 1..n LOOP
+        PERFORM 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h
+          WHERE h.name = names[i] AND h.key = keys[i] AND h.id = ids[i] AND h.token = tokens[i] AND h.state = 'held' FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET until = greatest(h.until, at + ttls[i])
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = ids[i];
+            CONTINUE;
+        END IF;
+        SELECT h.state INTO was FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE h.name = names[i] AND h.key = keys[i] AND h.id = ids[i] AND h.token = tokens[i];
+        IF was = 'held' THEN
+            busy := pg_catalog.array_append(busy, i);
+        ELSIF was = 'settled' THEN
+            ended := pg_catalog.array_append(ended, i);
+        ELSE
+            lost := pg_catalog.array_append(lost, i);
+        END IF;
+    END LOOP;
 END
 $body$;
 

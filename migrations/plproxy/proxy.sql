@@ -445,13 +445,13 @@ $$),
         -- A hold is a row beside those of its limits, and a slot that is moved would leave it behind. It is refused before it takes.
         ('_ratelimit_hold', 'plpgsql', $$
 BEGIN
-    RAISE feature_not_supported USING MESSAGE = 'rate limits: Hold, Settle and Release do not work through a proxy',
+    RAISE feature_not_supported USING MESSAGE = 'rate limits: Hold, Settle, Release, During and Once do not work through a proxy',
         HINT = 'Keep the limits of holds in a database of their own, and connect to it.';
 END
 $$),
         ('_ratelimit_settle', 'plpgsql', $$
 BEGIN
-    RAISE feature_not_supported USING MESSAGE = 'rate limits: Hold, Settle and Release do not work through a proxy',
+    RAISE feature_not_supported USING MESSAGE = 'rate limits: Hold, Settle, Release, During and Once do not work through a proxy',
         HINT = 'Keep the limits of holds in a database of their own, and connect to it.';
 END
 $$),

@@ -1,0 +1,269 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// once wants a grant: repeated, or not.
+func (h holder) once(repeated bool, id string, keep time.Duration, requests ...ratelimit.Request) ratelimit.Result {
+	h.Helper()
+	result, err := h.limits.Once(h.Context(), h.db, id, keep, requests...)
+	if err != nil || !result.OK || result.Repeated != repeated || (result.Receipt() == "") != repeated {
+		h.Fatalf("Once %s: %+v, %v, want repeated: %v", id, result, err, repeated)
+	}
+	for _, s := range result.Requests {
+		if want := s.Count; !s.OK || repeated && s.Taken != 0 || !repeated && s.Taken != want {
+			h.Fatalf("Once %s: %+v", id, s)
+		}
+	}
+	return result
+}
+
+// notOnce wants a denial.
+func (h holder) notOnce(reason ratelimit.Reason, id string, requests ...ratelimit.Request) {
+	h.Helper()
+	result, err := h.limits.Once(h.Context(), h.db, id, time.Hour, requests...)
+	var denial *ratelimit.DeniedError
+	if !errors.As(err, &denial) || denial.Reason != reason || result.OK || result.Receipt() != "" {
+		h.Fatalf("Once %s: %+v, %v, want a denial, %s", id, result, err, reason)
+	}
+}
+
+func TestOnceCountsOnce(t *testing.T) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
+		h := newHolder(t, db)
+		a, b := slow("a", 10).Key("k"), slow("b", 10).Key("k")
+		first := h.once(false, "event 1", time.Hour, a.Count(4))
+		h.once(true, "event 1", time.Hour, a.Count(4))
+		h.once(true, "event 1", time.Hour, a.Count(1))
+		h.has(a, 6)
+		h.once(false, "event 1", time.Hour, b)                          // each limit by itself,
+		h.once(false, "event 1", time.Hour, slow("a", 10).Key("other")) // and each key
+		h.notOnce(ratelimit.ReasonQuota, "event 2", a.Count(7))
+		h.has(a, 6)
+		h.once(false, "event 2", time.Hour, a.Count(6)) // no denial is remembered
+		h.notOnce(ratelimit.ReasonQuota, "event 3", a)
+		h.once(true, "event 1", time.Hour, a.Count(4)) // before any denial
+		h.once(true, "event 2", time.Hour, a, slow("c", 10).Key("k"))
+		h.has(slow("c", 10).Key("k"), 10)
+
+		// A refund leaves the id counted.
+		if _, err := h.limits.Refund(t.Context(), db, first.Receipt()); err != nil {
+			t.Fatal(err)
+		}
+		h.has(a, 4)
+		h.once(true, "event 1", time.Hour, a.Count(4))
+
+		h.clock.Advance(time.Hour - time.Microsecond)
+		h.once(true, "event 1", time.Hour, a)
+		h.clock.Advance(time.Microsecond)
+		h.once(false, "event 1", time.Hour, a)
+		h.once(true, "event 1", time.Hour, a)
+	})
+}
+
+func TestOnceOfEveryKind(t *testing.T) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
+		h := newHolder(t, db)
+		for i, limit := range []ratelimit.Limit{
+			ratelimit.FixedWindow("window", 10, time.Hour), ratelimit.CalendarWindow("month", 10, ratelimit.Month),
+			ratelimit.TokenBucket("sharded", 10, 100*time.Hour, ratelimit.Shards(4)), ratelimit.Unlimited("unlimited"),
+		} {
+			id, r := fmt.Sprint("event ", i), limit.Global()
+			first := h.once(false, id, time.Hour, r.Count(6))
+			h.once(true, id, time.Hour, r.Count(6))
+			if limit.Name() == "unlimited" {
+				continue
+			}
+			h.has(r, 4)
+			if _, err := h.limits.Refund(t.Context(), db, first.Receipt(), r.Count(5)); err != nil {
+				t.Fatal(err)
+			}
+			h.has(r, 9)
+			h.once(false, id+" again", time.Hour, r.Count(9))
+			h.once(true, id+" again", time.Hour, r.Count(9))
+			h.notOnce(ratelimit.ReasonQuota, "another", r)
+		}
+		// Several, all or nothing.
+		a, b := slow("a", 10).Key("k"), slow("b", 10).Key("k")
+		h.once(false, "both", time.Hour, b.Count(3), a.Count(2), a.Count(1), ratelimit.Unlimited("unlimited").Global())
+		h.once(true, "both", time.Hour, a.Count(3), b.Count(3))
+		h.notOnce(ratelimit.ReasonQuota, "neither", a, b.Count(8))
+		h.notOnce(ratelimit.ReasonPlan, "neither", a, ratelimit.TokenBucket("no plan", 0, time.Hour).Key("k"))
+		h.has(a, 7)
+		h.has(b, 7)
+	})
+}
+
+// TestOnceAndHold: they know each other's ids.
+func TestOnceAndHold(t *testing.T) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
+		h := newHolder(t, db)
+		a := ratelimit.FixedWindow("a", 10, 1000*time.Hour).Key("k")
+		h.once(false, "counted", time.Hour, a)
+		h.refused(ratelimit.ReasonSettled, "counted", time.Minute, a)
+		h.refused(ratelimit.ReasonSettled, "counted", -1, a)
+		h.lost("counted", a.Count(1)) // nobody settles it,
+		h.release("counted", a)       // nor makes it be forgotten
+		h.once(true, "counted", time.Hour, a)
+		h.has(a, 9)
+
+		held := h.hold("held", time.Minute, a.Count(3))
+		h.once(true, "held", time.Hour, a)
+		h.settle(held.Token, []float64{2}, a.Count(1))
+		h.once(true, "held", time.Hour, a)
+		h.has(a, 8)
+
+		// What a hold held comes back when it has expired, whoever asks for its id.
+		held = h.hold("expired", time.Minute, a.Count(8))
+		h.clock.Advance(time.Minute)
+		h.once(false, "expired", time.Hour, a.Count(2))
+		h.lost(held.Token, a.Count(1))
+		h.release(held.Token, a.Count(0))
+		h.once(true, "expired", time.Hour, a)
+		h.has(a, 6)
+		held = h.hold("lapsed", time.Minute, a.Count(6))
+		h.clock.Advance(time.Minute)
+		h.once(false, "another", time.Hour, a)
+		h.once(false, "lapsed", time.Hour, a)
+		h.lost(held.Token, a.Count(1))
+		h.has(a, 4)
+	})
+}
+
+func TestOnceRefuses(t *testing.T) {
+	pool := newPool(t, 2)
+	limits := new(ratelimit.Limiter)
+	a := slow("a", 10).Key("k")
+	for name, row := range map[string]struct {
+		id       string
+		keep     time.Duration
+		requests []ratelimit.Request
+		text     string
+	}{
+		"no id":      {"", time.Hour, []ratelimit.Request{a}, "id"},
+		"a token":    {"~x", time.Hour, []ratelimit.Request{a}, "id"},
+		"no keep":    {"x", 0, []ratelimit.Request{a}, "keep 0s"},
+		"forever":    {"x", -1, []ratelimit.Request{a}, "keep -1ns"},
+		"too long":   {"x", 367 * 24 * time.Hour, []ratelimit.Request{a}, "keep"},
+		"too short":  {"x", 99 * time.Millisecond, []ratelimit.Request{a}, "keep"},
+		"slots":      {"x", time.Hour, []ratelimit.Request{ratelimit.Slots("slots", 2).Key("k")}, "which only Hold takes"},
+		"no request": {"x", time.Hour, nil, "no requests"},
+	} {
+		if _, err := limits.Once(t.Context(), pool, row.id, row.keep, row.requests...); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), row.text) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestOnceUnderABlock denies, also an id that was counted. An unlimited key counts ids.
+func TestOnceUnderABlock(t *testing.T) {
+	pool := newPool(t, 2)
+	limits := &ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	a := slow("a", 10).Key("k")
+	load := func(sql string) {
+		mustExec(t, pool, sql)
+		if err := limits.Overrides.Load(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	load("SELECT ratelimit_unlimited('a', 'k')")
+	h := holder{t, limits, pool, nil}
+	h.once(false, "event", time.Hour, a.Count(100))
+	h.once(true, "event", time.Hour, a.Count(100))
+	if got := lines(t, pool, "SELECT state, unit, count, token FROM rate_limit_holds"); got != "(once,none,0,)" {
+		t.Error(got)
+	}
+	load("SELECT ratelimit_block('a', 'k')")
+	h.notOnce(ratelimit.ReasonBlock, "event", a)
+}
+
+// TestOnceAtOnce: of callers at once, one takes, whatever the level, and all are granted. A sweep forgets the ids, once they are over.
+func TestOnceAtOnce(t *testing.T) {
+	for _, level := range []pgx.TxIsoLevel{"", pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 8)
+			limits := new(ratelimit.Limiter)
+			a, b := slow("a", 1000).Key("k"), ratelimit.TokenBucket("b", 1000, 10000*time.Hour, ratelimit.Shards(3)).Key("k")
+			var taken atomic.Int64
+			var wait sync.WaitGroup
+			const callers, events = 8, 20
+			for range callers {
+				wait.Go(func() {
+					for event := range events {
+						err := inLevel(t, limits, pool, level, func(db ratelimit.DB) error {
+							result, err := limits.Once(t.Context(), db, fmt.Sprint("event ", event), time.Hour, a, b)
+							if err == nil && !result.Repeated {
+								taken.Add(1)
+							}
+							return err
+						})
+						if err != nil {
+							t.Error(err)
+							return
+						}
+					}
+				})
+			}
+			wait.Wait()
+			for _, r := range []ratelimit.Request{a, b} {
+				if got := readBalance(t, limits, pool, r); got < 1000-events || got > 1000-events+1 {
+					t.Errorf("%v tokens are left", got)
+				}
+			}
+			if taken.Load() < events || level == "" && taken.Load() != events { // an attempt that rolls back has taken, too
+				t.Errorf("%d were not repeated", taken.Load())
+			}
+			mustExec(t, pool, "UPDATE rate_limit_holds SET until = now() - interval '61 minutes' WHERE id IN ('event 3', 'event 4')")
+			if _, err := limits.Sweep(t.Context(), pool, slow("a", 1000)); err != nil {
+				t.Error(err)
+			}
+			if got := lines(t, pool, "SELECT state, count(*) FROM rate_limit_holds GROUP BY state"); got != "(once,36)" {
+				t.Error(got)
+			}
+		})
+	}
+}
+
+// inLevel runs fn on the pool, or in a transaction.
+func inLevel(t *testing.T, limits *ratelimit.Limiter, pool *pgxpool.Pool, level pgx.TxIsoLevel, fn func(db ratelimit.DB) error) error {
+	t.Helper()
+	if level == "" {
+		return fn(pool)
+	}
+	return limits.InTx(t.Context(), pool, func(_ context.Context, tx pgx.Tx) error { return fn(tx) }, ratelimit.Isolation(level), ratelimit.Attempts(1000))
+}
+
+// TestOnceOnACoalescer: a call about an id shares no statement with others.
+func TestOnceOnACoalescer(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	c := &ratelimit.Coalescer{Pool: pool}
+	defer c.Close()
+	limits, a := new(ratelimit.Limiter), slow("a", 1000).Key("k")
+	var wait sync.WaitGroup
+	for range 40 {
+		wait.Go(func() {
+			if _, err := limits.Once(t.Context(), c, "event", time.Hour, a); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wait.Wait()
+	if got := readBalance(t, limits, pool, a); got < 999 || got > 1000 {
+		t.Errorf("%v tokens are left", got)
+	}
+}

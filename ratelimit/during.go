@@ -1,0 +1,257 @@
+package ratelimit
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// verbDuring is for texts of errors: observers see its hold, settle and release.
+const verbDuring verb = "during"
+
+// settleTimeout bounds how long During tries to end its hold.
+const settleTimeout = 10 * time.Second
+
+// During holds while fn runs: [Limiter.Hold], fn, [Limiter.Settle]. Meanwhile it extends the hold, so ttl may be shorter than the work: it is how
+// long the slots of a dead process stay taken. A minute is a good one.
+//
+//	err := limits.During(ctx, pool, job.ID, time.Minute, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
+//		return nil, render(ctx, job)
+//	}, renders.Key(customer), rendersInAll.Global())
+//
+// If the hold is denied, fn is not called, and the error is that of Hold: a [*DeniedError] with [ReasonHeld] for a delivery whose work runs, and with
+// [ReasonSettled] for one whose work is done.
+//
+// fn must end its work when its ctx ends. That is when ctx does, or when the hold is lost, or could not be extended in time, or a [Limiter.Close]
+// is in haste: [context.Cause] says which. It ends a tenth of ttl before another process can take the slots, by the monotonic clock of this process. That clock
+// must not stand still: a process that is stopped ends its work when it goes on, but while a virtual machine is suspended, another process may take the slots.
+//
+// fn returns what was used of tokens, by requests with a Count. What it does not name is settled with what was held. If fn returns an error or panics, all comes back or is charged in
+// the same way, but the id is free: the work may be tried again ([Limiter.Release]). If ctx ends before fn is called, everything is released.
+//
+// fn may Settle held.Token itself, in the transaction that stores its result. Then they are committed together, and what fn returns is not used. Make
+// that a short transaction, the last of fn: a hold that it has locked is not extended. fn must not Release it: return an error instead.
+//
+// The error is fn's, joined to an [ErrHoldLost] if the hold was lost. It is ErrHoldLost alone if fn returned nil, but its slots may have been another's by
+// then. It is [ErrInvalid], after all was settled, if fn names as used what was not held. If Settle fails for 10 seconds, the error is its error, and the hold
+// ends by itself.
+//
+// db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. On a connection or a transaction, and with a ttl of -1,
+// it is ErrInvalid. All holds of a Limiter on a pool are extended together, every third of a ttl, on a connection of their own. It is one more than the *pgxpool.Pool
+// has; of a *sql.DB, it is one of its connections, as long as any fn runs.
+func (l *Limiter) During(
+	ctx context.Context, db DB, id string, ttl time.Duration,
+	fn func(ctx context.Context, held Held) (used []Request, err error), requests ...Request,
+) error {
+	if !l.life.enter() {
+		return limiterClosed(verbDuring, requests)
+	}
+	defer l.life.leave()
+	db, err := poolFor(ctx, db, requests)
+	switch {
+	case err != nil:
+		return err
+	case fn == nil:
+		return invalidCall(requests, "the function is nil")
+	case ttl == forever:
+		return invalidCall(requests, "During needs a ttl: a hold without an end would stay if the process dies")
+	}
+	lease, err := l.renewals.enter(ctx, l, db)
+	if err != nil {
+		return explainCall(verbDuring, requests, err)
+	}
+	defer lease.end()
+
+	var held Held
+	var sent time.Time
+	err = l.Retry(ctx, func(ctx context.Context) (err error) {
+		sent = time.Now()
+		held, err = l.Hold(ctx, db, id, ttl, requests...)
+		return err
+	})
+	d := &during{l: l, ctx: context.WithoutCancel(ctx), db: db, token: held.Token, held: sumsOf(requests)}
+	if err != nil {
+		if held.Token != "" { // it may be held
+			ctx, cancel := context.WithTimeout(d.ctx, rollbackTimeout)
+			defer cancel()
+			_ = l.Release(ctx, db, held.Token, zero(d.held)...)
+		}
+		return err
+	}
+	return d.run(ctx, lease, sent, ttl, held, fn)
+}
+
+// poolFor is the pool on which During works.
+func poolFor(ctx context.Context, db DB, requests []Request) (DB, error) {
+	if noDatabase(db) {
+		return nil, invalidCall(requests, noDatabaseText)
+	}
+	if coalescer, ok := coalescerOf(db); ok {
+		db = coalescer.Pool
+	}
+	onSQL, _ := db.(sqlDB)
+	if _, isConn := onSQL.db.(*sql.Conn); isConn || isTx(db) || connOf(db) != nil {
+		return nil, invalidCall(requests, fmt.Sprintf("During needs a pool, since it works beside fn and outside its transactions; this is a %T", db))
+	}
+	return db, errOutside(ctx, verbDuring, db, requests)
+}
+
+// during is a call of During whose hold may be there.
+type during struct {
+	l     *Limiter
+	ctx   context.Context // which does not end
+	db    DB
+	token string
+	held  []Request // one for each limit and key, with the count that was held
+}
+
+// run calls fn, and ends the hold.
+func (d *during) run(
+	ctx context.Context, lease *lease, sent time.Time, ttl time.Duration, held Held,
+	fn func(ctx context.Context, held Held) (used []Request, err error),
+) error {
+	lease.limits = limitsOf(d.held)
+	ctx = lease.begin(ctx, d.rows(), sent, ttl)
+	if f := d.l.life; f != nil {
+		defer context.AfterFunc(f.over, func() { lease.cancel(limiterClosed(verbDuring, d.held)) })()
+	}
+	select {
+	case <-lease.ready:
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		return joined(explainCall(verbDuring, d.held, over(ctx)), d.release(zero(d.held)))
+	}
+	returned := false
+	defer func() {
+		if !returned { // a panic, or runtime.Goexit: the caller is on its way up
+			_ = d.release(d.held)
+		}
+	}()
+	used, err := fn(ctx, held)
+	returned = true
+	lost := context.Cause(ctx)
+	all, wrong := d.used(used)
+	if err != nil {
+		if !errors.Is(lost, ErrHoldLost) || errors.Is(err, ErrHoldLost) {
+			lost = nil
+		}
+		return joined(err, lost, wrong, d.release(all))
+	}
+	err = d.settle(all)
+	if errors.Is(err, ErrHoldLost) { // the tokens of the others
+		err = joined(err, d.release(all))
+	}
+	return joined(err, wrong)
+}
+
+// joined is the one error, or all of them.
+func joined(errs ...error) error {
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	if len(errs) == 1 {
+		return errs[0]
+	}
+	for i := range errs {
+		if i > 0 && strings.HasPrefix(errs[0].Error(), "ratelimit: ") {
+			errs[i] = inner{errs[i]}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// rows are the rows of the hold: where, and under which id and token.
+func (d *during) rows() []leaseRow {
+	read, err := readToken(d.token)
+	if err != nil {
+		panic(err) // never: Hold has made it
+	}
+	rows := make([]leaseRow, len(d.held))
+	for i, r := range d.held {
+		rows[i] = leaseRow{name: r.limit.name, key: r.key, id: read.id, uuid: read.uuid}
+	}
+	return rows
+}
+
+// used is what to settle, and what fn has named wrongly.
+func (d *during) used(named []Request) (all []Request, wrong error) {
+	all = slices.Clone(d.held)
+	first := make([]bool, len(all))
+	for _, u := range named {
+		i := slices.IndexFunc(all, u.isOf)
+		switch {
+		case u.err != nil:
+			wrong = u.err
+		case i < 0:
+			wrong = invalidCall([]Request{u}, "the function has used what was not held")
+		case !u.counts && !u.limit.slots:
+			wrong = invalidCall([]Request{u}, "the function needs the Count of what was used")
+		default:
+			if !first[i] {
+				first[i], all[i].tokens = true, 0
+			}
+			all[i].tokens += u.tokens
+		}
+	}
+	for i := range all {
+		if !countable(all[i].tokens) {
+			wrong = invalidCall(all[i:i+1], fmt.Sprintf("the function has used %v tokens", all[i].tokens))
+			all[i].tokens = d.held[i].tokens
+		}
+	}
+	return all, wrong
+}
+
+// isOf reports whether two requests are for the same limit and key.
+func (r Request) isOf(other Request) bool {
+	return r.limit.name == other.limit.name && r.key == other.key
+}
+
+// sumsOf are requests, one for each limit and key.
+func sumsOf(requests []Request) []Request {
+	var sums []Request
+	for _, r := range requests {
+		if i := slices.IndexFunc(sums, r.isOf); i >= 0 {
+			sums[i].tokens += r.tokens
+			continue
+		}
+		r.counts = true
+		sums = append(sums, r)
+	}
+	return sums
+}
+
+// zero are requests of which nothing was used.
+func zero(requests []Request) []Request {
+	none := slices.Clone(requests)
+	for i := range none {
+		none[i].tokens = 0
+	}
+	return none
+}
+
+func (d *during) settle(used []Request) error {
+	return d.try(func(ctx context.Context) error {
+		_, err := d.l.Settle(ctx, d.db, d.token, used...)
+		return err
+	})
+}
+
+func (d *during) release(used []Request) error {
+	return d.try(func(ctx context.Context) error { return d.l.Release(ctx, d.db, d.token, used...) })
+}
+
+// try tries again for a while. What was settled or released stays so, when it is tried again.
+func (d *during) try(end func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(d.ctx, settleTimeout)
+	defer cancel()
+	for attempt := 1; ; attempt++ {
+		err := end(ctx)
+		if err == nil || errors.Is(err, ErrHoldLost) || errors.Is(err, ErrInvalid) || !pause(ctx, attempt) {
+			return err
+		}
+	}
+}

@@ -1,0 +1,385 @@
+package ratelimit
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+)
+
+// A hold is extended every third of its ttl. If that fails, or somebody has locked it, it is tried again after a twelfth. Its work ends a tenth of
+// the ttl before the time that is certain: one ttl from before the last extension was sent, by the monotonic clock. So neither a step of the
+// server's clock nor an answer that comes late makes it too long.
+const (
+	third   = 3
+	twelfth = 12
+	tenth   = 10
+
+	maxExtended = 1000 // rows in one statement: they are locked until its end
+)
+
+// renewals extend the holds of the During calls of a Limiter. The zero value is ready.
+type renewals struct {
+	mu sync.Mutex
+	by map[any]*renewer // by pool
+}
+
+// renewer extends the holds of one pool, as long as there are any.
+type renewer struct {
+	of     *renewals // whose mutex guards all of it
+	pool   any       // its place there
+	line   extender
+	users  int             // leases that have not ended
+	leases map[*lease]bool // to extend
+	wake   chan struct{}   // of one place
+	ctx    context.Context // ends when there are no users
+	stop   context.CancelFunc
+}
+
+// extender sends extensions, one at a time.
+type extender interface {
+	open(ctx context.Context) error // may be called again, and beside the others
+	extend(ctx context.Context, args dbsqlc.ExtendParams) (dbsqlc.ExtendRow, error)
+	close()
+}
+
+// lease is a hold that is extended, from begin to end.
+type lease struct {
+	r      *renewer
+	cancel context.CancelCauseFunc // ends the work
+	ready  chan struct{}           // closed once the hold is certain for long enough to begin the work
+	begun  bool                    // ready is closed
+
+	ttl    time.Duration
+	limits string // for errors
+	rows   []leaseRow
+	next   time.Time   // when to extend it
+	timer  *time.Timer // ends the work in time
+	failed error       // of the last attempt
+}
+
+// leaseRow is a row of a hold.
+type leaseRow struct {
+	name, key, id, uuid string
+
+	certain time.Time // until when it is held, for certain
+	over    bool      // settled or lost: it is not extended any more
+}
+
+// enter makes a lease. Its connection is there before anything is held.
+func (all *renewals) enter(ctx context.Context, l *Limiter, db DB) (*lease, error) {
+	pool := poolOf(db)
+	if pool == nil { // a type of the caller's
+		if pool = db; !reflect.ValueOf(db).Comparable() {
+			pool = new(byte)
+		}
+	}
+	all.mu.Lock()
+	r := all.by[pool]
+	if r == nil {
+		r = all.start(pool, &line{l: l, of: db})
+		if l.life != nil { // Close waits for it, as for the caller
+			l.life.calls.Add(1)
+		}
+		go func() {
+			defer l.life.leave()
+			r.run()
+		}()
+	}
+	r.users++
+	all.mu.Unlock()
+	e := &lease{r: r, ready: make(chan struct{})}
+	if err := r.line.open(ctx); err != nil {
+		e.end()
+		return nil, err
+	}
+	return e, nil
+}
+
+// start is called with the mutex.
+func (all *renewals) start(pool any, line extender) *renewer {
+	r := &renewer{of: all, pool: pool, line: line, leases: map[*lease]bool{}, wake: make(chan struct{}, 1)}
+	r.ctx, r.stop = context.WithCancel(context.Background())
+	if all.by == nil {
+		all.by = map[any]*renewer{}
+	}
+	all.by[pool] = r
+	return r
+}
+
+// begin extends a hold from now on. sent is when it was asked for. The context ends with ctx or the hold.
+func (e *lease) begin(ctx context.Context, rows []leaseRow, sent time.Time, ttl time.Duration) context.Context {
+	ctx, cancel := context.WithCancelCause(ctx)
+	e.r.of.mu.Lock()
+	defer e.r.of.mu.Unlock()
+	now := time.Now()
+	e.cancel, e.rows, e.ttl, e.next = cancel, rows, ttl, sent.Add(ttl/third)
+	if e.begun = e.next.After(now); e.begun {
+		close(e.ready)
+	} else { // it has waited for a row: it is extended before the work begins, or never begins
+		sent = now
+	}
+	for i := range e.rows {
+		e.rows[i].certain = sent.Add(ttl)
+	}
+	e.timer = time.AfterFunc(e.left(now), e.late)
+	e.r.leases[e] = true
+	select {
+	case e.r.wake <- struct{}{}:
+	default:
+	}
+	return ctx
+}
+
+// end ends the extensions, also if begin was not called.
+func (e *lease) end() {
+	r := e.r
+	r.of.mu.Lock()
+	defer r.of.mu.Unlock()
+	delete(r.leases, e)
+	if e.timer != nil {
+		e.timer.Stop()
+		e.cancel(nil)
+	}
+	if r.users--; r.users == 0 {
+		delete(r.of.by, r.pool)
+		r.stop()
+	}
+}
+
+// left is how long the work may go on. Once all rows are over, that is not asked.
+func (e *lease) left(now time.Time) time.Duration {
+	left := e.ttl
+	for i := range e.rows {
+		if row := &e.rows[i]; !row.over {
+			left = min(left, row.certain.Sub(now))
+		}
+	}
+	return left - e.ttl/tenth
+}
+
+// late ends the work of a hold that was not extended in time.
+func (e *lease) late() {
+	e.r.of.mu.Lock()
+	defer e.r.of.mu.Unlock()
+	if !e.r.leases[e] {
+		return
+	}
+	if left := e.left(time.Now()); left > 0 { // meanwhile it was extended
+		e.timer.Reset(left)
+		return
+	}
+	why := ""
+	if e.failed != nil {
+		why = ": " + inner{e.failed}.Error()
+	}
+	e.cancel(fmt.Errorf("%w: %sit could not be extended in time%s", ErrHoldLost, e.limits, why))
+}
+
+// run extends holds until nobody uses the renewer.
+func (r *renewer) run() {
+	defer r.line.close()
+	for r.ctx.Err() == nil {
+		batch, wait := r.due(time.Now())
+		if len(batch) > 0 {
+			r.renew(batch)
+			continue
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-r.wake:
+		case <-r.ctx.Done():
+		}
+		timer.Stop()
+	}
+}
+
+// due are holds to extend now, or how long to wait. Those that would be due soon go with the others.
+func (r *renewer) due(now time.Time) (batch []*lease, wait time.Duration) {
+	r.of.mu.Lock()
+	defer r.of.mu.Unlock()
+	wait = time.Hour
+	for e := range r.leases {
+		wait = min(wait, e.next.Sub(now))
+	}
+	if wait > 0 {
+		return nil, wait
+	}
+	rows := 0
+	for e := range r.leases {
+		if now.Before(e.next.Add(-e.ttl / twelfth)) {
+			continue
+		}
+		if rows += len(e.rows); rows > maxExtended && len(batch) > 0 {
+			break
+		}
+		batch = append(batch, e)
+	}
+	return batch, 0
+}
+
+// renew extends holds by one statement.
+func (r *renewer) renew(batch []*lease) {
+	var args dbsqlc.ExtendParams
+	var rows []*leaseRow
+	var of []*lease
+	shortest := batch[0].ttl
+	r.of.mu.Lock()
+	for _, e := range batch {
+		shortest = min(shortest, e.ttl)
+		ttl := clockText(e.ttl)
+		for i := range e.rows {
+			if row := &e.rows[i]; !row.over {
+				rows, of = append(rows, row), append(of, e)
+				args.Names, args.Keys = append(args.Names, row.name), append(args.Keys, row.key)
+				args.Ids, args.Tokens = append(args.Ids, row.id), append(args.Tokens, row.uuid)
+				args.Ttls = append(args.Ttls, ttl)
+			}
+		}
+	}
+	r.of.mu.Unlock()
+
+	sent := time.Now()
+	ctx, cancel := context.WithTimeout(r.ctx, shortest/third)
+	answer, err := r.line.extend(ctx, args)
+	cancel()
+
+	r.of.mu.Lock()
+	defer r.of.mu.Unlock()
+	now := time.Now()
+	for _, e := range batch {
+		if e.failed, e.next = err, sent.Add(e.ttl/third); err != nil {
+			e.next = now.Add(e.ttl / twelfth)
+		}
+	}
+	if err != nil {
+		return
+	}
+	for i, row := range rows {
+		if e, place := of[i], int32(i+1); contains(answer.Busy, place) {
+			e.next = now.Add(e.ttl / twelfth)
+		} else if contains(answer.Ended, place) {
+			row.over = true
+		} else if contains(answer.Lost, place) {
+			row.over = true
+			e.cancel(fmt.Errorf("%w: limit %q", ErrHoldLost, row.name))
+		} else {
+			row.certain = sent.Add(e.ttl)
+		}
+	}
+	for _, e := range batch {
+		e.extended(now)
+	}
+}
+
+// extended is called after an answer.
+func (e *lease) extended(now time.Time) {
+	r := e.r
+	if !r.leases[e] { // it has ended meanwhile
+		return
+	}
+	over := true
+	for i := range e.rows {
+		over = over && e.rows[i].over
+	}
+	if over {
+		e.timer.Stop()
+		delete(r.leases, e)
+		return
+	}
+	if busy := !e.next.After(now.Add(e.ttl / twelfth)); !busy && !e.begun {
+		e.begun = true
+		close(e.ready)
+	}
+	e.timer.Reset(e.left(now))
+}
+
+// contains reports whether a sorted list has a number.
+func contains(sorted []int32, n int32) bool {
+	_, found := slices.BinarySearch(sorted, n)
+	return found
+}
+
+// line is a connection for extensions alone: the pool's own may all be in use, by the work whose holds are to be extended.
+type line struct {
+	l     *Limiter
+	of    DB
+	begin bool // the database's default isolation level is not READ COMMITTED
+
+	mu    sync.Mutex
+	own   DB // nil: it is not open
+	ended func()
+}
+
+// open opens the line. A *pgxpool.Pool gets another one, of one connection, which connects at the first extension.
+func (n *line) open(ctx context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.own != nil {
+		return nil
+	}
+	switch db := poolOf(n.of).(type) {
+	case *pgxpool.Pool:
+		config := db.Config()
+		config.MaxConns, config.MinConns, config.MinIdleConns = 1, 0, 0
+		pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), config)
+		if err != nil {
+			return err
+		}
+		n.own, n.ended = pool, pool.Close
+	case *sql.DB:
+		conn, err := db.Conn(ctx)
+		if err != nil {
+			return err
+		}
+		n.own, n.ended = SQL(conn), func() { _ = conn.Close() }
+	default:
+		n.own, n.ended = n.of, func() {}
+	}
+	return nil
+}
+
+func (n *line) close() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.own != nil {
+		n.ended()
+		n.own = nil
+	}
+}
+
+// extend is one statement, and needs BEGIN only if the database's default isolation level is not READ COMMITTED.
+func (n *line) extend(ctx context.Context, args dbsqlc.ExtendParams) (row dbsqlc.ExtendRow, err error) {
+	if err := n.open(ctx); err != nil {
+		return row, err
+	}
+	if args.Now, err = n.l.instant(); err != nil {
+		return row, err
+	}
+	send := func(ctx context.Context, db DB) (err error) {
+		row, err = wire{db: db}.queries().Extend(ctx, args)
+		return err
+	}
+	if !n.begin {
+		err = send(ctx, n.own)
+		n.begin = sqlState(err) == stateIsolation
+	}
+	if n.begin {
+		var inTx inReadCommitted
+		if inTx, err = n.l.readCommitted(n.own); err == nil {
+			err = inTx(ctx, send)
+		}
+	}
+	if _, pool := n.own.(*pgxpool.Pool); err != nil && !pool {
+		n.close() // it may be broken
+	}
+	return row, err
+}
