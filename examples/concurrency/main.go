@@ -138,14 +138,14 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	defer demo.Close(ctx, limits)
-	if err := processesUntilDone(ctx, pool); err != nil {
+	if err := runUntilDone(ctx, pool); err != nil {
 		return err
 	}
 	return check(ctx, limits, pool)
 }
 
-// processesUntilDone starts the processes, kills some of them, and starts others in their place.
-func processesUntilDone(ctx context.Context, pool *pgxpool.Pool) error {
+// runUntilDone starts the processes, kills some of them, and starts others in their place.
+func runUntilDone(ctx context.Context, pool *pgxpool.Pool) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -184,8 +184,9 @@ func processesUntilDone(ctx context.Context, pool *pgxpool.Pool) error {
 						break
 					}
 				}
-				_ = child.Process.Kill()
-				<-ended
+				if err := errors.Join(child.Process.Kill(), exited(<-ended)); err != nil {
+					return err
+				}
 				tag, err := pool.Exec(ctx, "UPDATE runs SET ended = clock_timestamp() WHERE pid = $1 AND ended IS NULL", child.Process.Pid)
 				if err != nil {
 					return err
@@ -195,6 +196,14 @@ func processesUntilDone(ctx context.Context, pool *pgxpool.Pool) error {
 		})
 	}
 	return group.Wait()
+}
+
+// exited is nil if a process ended, in whatever way.
+func exited(err error) error {
+	if _, ok := errors.AsType[*exec.ExitError](err); ok {
+		return nil
+	}
+	return err
 }
 
 func check(ctx context.Context, limits *ratelimit.Limiter, pool *pgxpool.Pool) error {

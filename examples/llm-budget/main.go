@@ -42,8 +42,11 @@ func stream(ctx context.Context, uses, hangsUpAfter int) (used int, err error) {
 	return uses, ctx.Err()
 }
 
-// ask makes a call of a team. Whatever happens in it, what it has used is charged, and the rest of the estimate comes back.
-func ask(ctx context.Context, limits *ratelimit.Limiter, pool *pgxpool.Pool, id, team string, uses, hangsUpAfter int) error {
+// team is the only one here: each has a budget of its own.
+const team = "acme"
+
+// ask makes a call. Whatever happens in it, what it has used is charged, and the rest of the estimate comes back.
+func ask(ctx context.Context, limits *ratelimit.Limiter, pool *pgxpool.Pool, id string, uses, hangsUpAfter int) error {
 	return limits.During(ctx, pool, id, ttl, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
 		used, err := stream(ctx, uses, hangsUpAfter)
 		return []ratelimit.Request{budget.Key(team).Count(float64(used))}, err
@@ -83,7 +86,7 @@ func die(url string) error {
 			return nil, err
 		}
 		select {}
-	}, budget.Key("acme").Count(estimate))
+	}, budget.Key(team).Count(estimate))
 }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
@@ -95,7 +98,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	used := 0.0
 	// left prints what is left, and wants it to be the budget less what was used.
 	left := func(what string) error {
-		balances, err := limits.Balance(ctx, pool, budget.Key("acme"))
+		balances, err := limits.Balance(ctx, pool, budget.Key(team))
 		if err != nil {
 			return err
 		}
@@ -106,21 +109,21 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return nil
 	}
 
-	if err := ask(ctx, limits, pool, "call 1", "acme", 1_200, 0); err != nil {
+	if err := ask(ctx, limits, pool, "call 1", 1_200, 0); err != nil {
 		return err
 	}
 	used += 1_200
 	if err := left("a call of 1,200 tokens, with 3,000 held:"); err != nil {
 		return err
 	}
-	if err := ask(ctx, limits, pool, "call 2", "acme", 2_000, 300); err == nil {
+	if err := ask(ctx, limits, pool, "call 2", 2_000, 300); err == nil {
 		return errors.New("nobody hung up")
 	}
 	used += 300
 	if err := left("the client hung up after 300:"); err != nil {
 		return err
 	}
-	if err := ask(ctx, limits, pool, "call 3", "acme", 3_500, 0); err != nil {
+	if err := ask(ctx, limits, pool, "call 3", 3_500, 0); err != nil {
 		return err
 	}
 	used += 3_500
@@ -145,7 +148,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 	used -= estimate
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-		balances, err := limits.Balance(ctx, pool, budget.Key("acme"))
+		balances, err := limits.Balance(ctx, pool, budget.Key(team))
 		if err != nil {
 			return err
 		}
@@ -165,7 +168,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		used += float64(uses)
 		group.Go(func() error {
 			for {
-				err := ask(groupCtx, limits, pool, fmt.Sprint("one of many ", i), "acme", uses, 0)
+				err := ask(groupCtx, limits, pool, fmt.Sprint("one of many ", i), uses, 0)
 				if !errors.Is(err, ratelimit.ErrDenied) {
 					return err
 				}
