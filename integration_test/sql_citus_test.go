@@ -127,7 +127,7 @@ func TestTheFileForCitusSaysWhatIsMissing(t *testing.T) {
 	wants("55000", "are not distributed: rate_limit_usage")
 	distribute(t, pool, citusByKey)
 	mustExec(t, pool, `ALTER FUNCTION _ratelimit_refund RENAME TO _ratelimit_refund_old`)
-	wants("42883", "25 of 26 functions")
+	wants("42883", "26 of 27 functions")
 	mustExec(t, pool, `DROP TABLE rate_limits CASCADE`)
 	wants("42P01", "no table rate_limits")
 }

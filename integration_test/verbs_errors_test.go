@@ -98,6 +98,12 @@ var callVerb = map[string]verbCall{
 	"Move": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
 		return c.limiter.Move(c.ctx, db, r, ratelimit.TokenBucket("another", 1, time.Hour).Key(privateKey))
 	},
+	"Pause": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		return c.limiter.Pause(c.ctx, db, time.Now().Add(time.Minute), r)
+	},
+	"Resume": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
+		return c.limiter.Resume(c.ctx, db, r)
+	},
 	"Hold": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
 		_, err := c.limiter.Hold(c.ctx, db, "work", time.Minute, r)
 		return err
@@ -157,7 +163,7 @@ func (c *failing) queued(db ratelimit.DB, r ratelimit.Request) error {
 var (
 	canDeny    = []string{"Consume", "Wait", "Reserve", "Take", "Check", "Hold", "During", "Once", "QueueConsume"}
 	coalesces  = []string{"Consume", "Wait", "Reserve", "Take", "Charge"} // which a Coalescer decides
-	repeatable = []string{"Reset", "Move", "Override", "Block", "Restore", "Unblock"}
+	repeatable = []string{"Reset", "Move", "Pause", "Resume", "Override", "Block", "Restore", "Unblock"}
 	steers     = []string{"Override", "Block", "Restore", "Unblock"} // by the database's clock, whatever is in force
 	onlyReads  = []string{"Check", "Balance"}
 )

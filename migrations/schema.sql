@@ -788,6 +788,10 @@ BEGIN
     END IF;
     total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
     IF start IS NULL THEN
+        IF latest > at THEN -- paused: only what is owed comes back, and nothing is refilled until latest
+            count := least(count, greatest(-total, 0));
+            latest := CASE WHEN at >= taken_at THEN at ELSE latest END;
+        END IF;
         back := capacity * part - held
             - date_part('epoch', latest - taken_at) * rate / date_part('epoch', period);
         back := least(greatest(back + least(total, 0), 0), count);
@@ -2846,8 +2850,16 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_add_tokens(o /* TEMPLATE: schem
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    paused timestamptz; -- the key is refilled from then on
 BEGIN
     PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
+    SELECT max(r.ts) INTO paused FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '');
+    IF paused > clock_timestamp() THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = pg_catalog.format('override %s: nothing was added: the key is paused until %s', o.id, paused),
+            HINT = 'Call it again once the pause is over, or after ratelimit_resume.';
+    END IF;
     WITH u AS (
         UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + more / r.shards::double precision
          WHERE r.name = o.name AND r.key = coalesce(o.key, '') RETURNING more / r.shards::double precision AS added
@@ -2955,7 +2967,7 @@ Arguments:
             before has it; and the override itself has to give a capacity
 
 Errors:
-  55000  statement_timeout ends the call before it has waited for two seconds
+  55000  statement_timeout ends the call before it has waited for two seconds, or the key is paused (ratelimit_pause)
   22023  there is no such override in force, it is of this transaction or of slots, or the capacity before it is not known, or is another
 $text$;
 
@@ -4588,6 +4600,184 @@ BEGIN
 END
 $body$;
 
+-- Pauses: a token bucket is emptied, and refilled from a later instant on. A pause is nothing but a lower value and a later ts, so every
+-- function that decides finds it in the row. Limit.Pause in internal/algebra has the rule.
+
+-- Lowers the balance of token buckets to at most `most`, and sets ts to `until`, if it is not later already: of two pauses the later until
+-- and the lower balance hold. Missing rows are inserted. Returns the instant from which on all of them are refilled.
+--
+-- Locks all rows of each limit. The arguments must be in the common order (name, key) (CONCURRENCY.md, K).
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_pause(
+    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], shards integer[],
+    mosts double precision[], until timestamptz, now timestamptz DEFAULT NULL
+) RETURNS timestamptz
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n      CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
+    ends   timestamptz;        -- the latest end of the pauses
+    at     timestamptz := coalesce(now, clock_timestamp());
+    v      double precision[]; -- the values of one limit's rows
+    t      timestamptz[];      -- their ts
+    m      integer;            -- their number
+    latest timestamptz;        -- from then on, the limit is refilled
+    value  double precision;   -- of each row
+BEGIN
+    -- A day more than callers are told, since their clocks differ.
+    IF (n > 0 AND n = pg_catalog.cardinality(keys) AND n = pg_catalog.cardinality(mosts) AND isfinite(until) AND until <= at + interval '32 days') IS NOT TRUE
+       OR EXISTS (SELECT 1 FROM pg_catalog.generate_subscripts(names, 1) AS p
+           WHERE (/* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], mosts[p], now) AND rates[p] > '0' AND shards[p] BETWEEN 1 AND 100
+               AND (p = 1 OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C"))) IS NOT TRUE) THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
+    END IF;
+    PERFORM /* TEMPLATE: schema */_ratelimit_lock(names, keys, capacities, shards, now);
+    at := coalesce(now, clock_timestamp()); -- locking may have waited
+    FOR i IN 1..n LOOP
+        SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at, until)
+          INTO v, t, m, latest
+          FROM /* TEMPLATE: schema */rate_limits AS r
+         WHERE r.name = names[i] AND r.key = keys[i];
+        value := least(/* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], NULL), mosts[i]) / m::double precision;
+        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = value, ts = latest
+         WHERE r.name = names[i] AND r.key = keys[i];
+        ends := greatest(ends, latest);
+    END LOOP;
+    RETURN ends;
+END
+$body$;
+
+-- Ends pauses: limits whose ts lies ahead are refilled from now on. What was emptied stays gone. Returns how many rows were paused.
+--
+-- Locks all rows of each limit, in the common order (name, key, shard).
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_resume(names text[], keys text[], now timestamptz DEFAULT NULL) RETURNS integer
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    resumed integer := 0;
+    at      timestamptz;
+    m       integer;
+    r       record;
+BEGIN
+    IF NOT isfinite(now) THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
+    END IF;
+    FOR r IN
+        SELECT DISTINCT u.name COLLATE "C" AS name, u.key COLLATE "C" AS key
+          FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2
+    LOOP
+        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = r.name AND t.key = r.key ORDER BY t.shard FOR UPDATE;
+        at := coalesce(now, clock_timestamp()); -- locking may have waited
+        UPDATE /* TEMPLATE: schema */rate_limits AS t SET ts = at WHERE t.name = r.name AND t.key = r.key AND t.ts > at;
+        GET DIAGNOSTICS m = ROW_COUNT;
+        resumed := resumed + m;
+    END LOOP;
+    RETURN resumed;
+END
+$body$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_pause(
+    name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, remaining double precision DEFAULT 0,
+    rate double precision DEFAULT NULL, period interval DEFAULT NULL, capacity double precision DEFAULT NULL,
+    shards integer DEFAULT 1, global boolean DEFAULT false
+) RETURNS timestamptz
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    kind  text := 'token bucket';
+    n     record; -- the published numbers
+    at    timestamptz := clock_timestamp();
+    wrong text;
+BEGIN
+    IF coalesce(rate, capacity) IS NULL AND period IS NULL AND shards = 1 THEN
+        SELECT f.* INTO n FROM /* TEMPLATE: schema */_ratelimit_numbers(name COLLATE "C", key COLLATE "C", at, standing => true) AS f;
+        IF n.effect = 'unlimited' AND n.override IS NOT NULL THEN -- the pause is there when that ends
+            SELECT f.* INTO n FROM /* TEMPLATE: schema */_ratelimit_numbers(name COLLATE "C", key COLLATE "C", at, '0') AS f;
+        END IF;
+        kind := n.kind;
+        rate := n.rate;
+        period := n.period;
+        capacity := n.capacity;
+        shards := n.shards;
+    END IF;
+    IF kind = 'token bucket' THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, NULL, NULL, shards, NULL, NULL, zero => true);
+    END IF;
+    wrong := CASE
+        WHEN kind <> 'token bucket' THEN pg_catalog.format('only a token bucket can be paused, and its kind is %L', kind)
+        WHEN until IS NULL OR NOT isfinite(until) OR until > at + interval '31 days' OR until < at - interval '31 days' THEN
+            pg_catalog.format('until must be at most 31 days away, not %s', coalesce(until::text, 'NULL'))
+        WHEN remaining IS NULL OR NOT (remaining = '0' OR remaining BETWEEN '1e-15' AND '1e15') THEN
+            pg_catalog.format('remaining must be 0 or between 1e-15 and 1e15, not %s', coalesce(remaining::text, 'NULL'))
+        ELSE /* TEMPLATE: schema */_ratelimit_wrong_key(key, global) END;
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
+    END IF;
+    IF rate > '0' THEN -- otherwise it grants nothing anyway, and has no rows
+        RETURN /* TEMPLATE: schema */_ratelimit_pause(ARRAY[name COLLATE "C"], ARRAY[coalesce(key, '') COLLATE "C"], ARRAY[rate], ARRAY[period],
+            ARRAY[coalesce(capacity, rate)], ARRAY[shards], ARRAY[remaining], until);
+    END IF;
+    RETURN until;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_pause(text, text, timestamptz, double precision, double precision, interval, double precision, integer, boolean) IS $text$
+Empties a token bucket, and refills nothing before an instant. A provider has said so: Retry-After. It returns the instant from which on the
+limit is refilled: until or, if it was paused until later, that.
+
+    SELECT ratelimit_pause('provider', 'eu', until => now() + interval '30 seconds');
+    SELECT ratelimit_pause('provider', until => now() + interval '30 seconds', remaining => 3, global => true);
+
+Reservations that were made before keep their instant. Meanwhile refunds repay only what is owed. ratelimit_reset makes the key full, and
+so ends the pause; ratelimit_resume ends it, too, but what was emptied stays gone. An unlimited override grants all the same.
+
+Arguments:
+  name       the name of the limit
+  key        the key as it is stored; NULL or empty is an error, unless global is true
+  until      the instant, at most 31 days away; one that has passed only empties
+  remaining  at most so many tokens are left; default 0. It adds none
+  rate       tokens per period, and so on, as for ratelimit. Without any numbers, they are those that a program has published
+  period
+  capacity
+  shards
+  global     true: the limit has no keys, and key must be NULL. Default false
+
+Errors:
+  22023   an argument is invalid, or the limit is no token bucket
+$text$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_resume(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS boolean
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text := CASE
+        WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
+        ELSE /* TEMPLATE: schema */_ratelimit_wrong_key(key, global) END;
+BEGIN
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
+    END IF;
+    RETURN /* TEMPLATE: schema */_ratelimit_resume(ARRAY[name], ARRAY[coalesce(key, '')]) > 0;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_resume(text, text, boolean) IS $text$
+Ends the pause of a token bucket: it is refilled from now on. What was emptied stays gone. It returns whether the key was paused.
+
+    SELECT ratelimit_resume('provider', 'eu')
+
+Arguments:
+  name    the name of the limit
+  key     the key as it is stored; NULL or empty is an error, unless global is true
+  global  true: the limit has no keys, and key must be NULL. Default false
+
+Errors:
+  22023   an argument is invalid
+$text$;
+
 -- The names that rows have, in order, at most so many of them; NULL: all. Each is one look-up in the primary key. A recursive query would do
 -- the same, but Citus has none over a table that is distributed by key.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_stored_names(most integer) RETURNS SETOF text
@@ -5456,7 +5646,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_instant,_ratelimit_keys,_ratelimit_keys_named,_ratelimit_keys_of,_ratelimit_keys_of_slots,_ratelimit_known,_ratelimit_left,_ratelimit_list,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_retry_at,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_tolerance,_ratelimit_total,_ratelimit_upto,_ratelimit_used_keys,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_instant,_ratelimit_keys,_ratelimit_keys_named,_ratelimit_keys_of,_ratelimit_keys_of_slots,_ratelimit_known,_ratelimit_left,_ratelimit_list,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_tolerance,_ratelimit_total,_ratelimit_upto,_ratelimit_used_keys,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';

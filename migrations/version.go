@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "362e2257a6ff2f2bd9e5b3ce3c92bfa27e62d2f24de7a5a852d6e92f50e2f20e"
+const Hash = "b23dd31ac24085f5ad4fe480257fc2555a992c5ce89bd37e6b20e7389f0f408d"

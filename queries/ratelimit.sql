@@ -95,6 +95,15 @@ SELECT _ratelimit_wire_move(
       @floor::double precision, sqlc.narg('now')::timestamptz,
       @windows::timestamptz[], @firsts::integer[], @lasts::integer[])::double precision AS balance;
 
+-- name: Pause :one
+SELECT _ratelimit_pause(
+      @names::text[], @keys::text[],
+      @rates::double precision[], @periods::interval[], @capacities::double precision[], @shards::integer[],
+      @mosts::double precision[], @until::timestamptz, sqlc.narg('now')::timestamptz)::timestamptz AS until;
+
+-- name: Resume :one
+SELECT _ratelimit_resume(@names::text[], @keys::text[], sqlc.narg('now')::timestamptz)::integer AS resumed;
+
 -- name: Hold :one
 SELECT _ratelimit_wire_hold(
       @id::text, (sqlc.narg('token')::text)::uuid, (sqlc.narg('ttl')::text)::interval, @taking::integer, @units::text[], @names::text[], @keys::text[],

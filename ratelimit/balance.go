@@ -42,6 +42,10 @@ type Balance struct {
 	// (nothing is granted until its end, whatever is there). Until is the end of that override or block; zero if it has none.
 	Decides string
 	Until   time.Time
+
+	// PausedUntil is the instant before which a token bucket is not refilled: see [Limiter.Pause]. It is zero if it is not paused, or for
+	// less than a second more. A block or an override may decide meanwhile.
+	PausedUntil time.Time
 }
 
 // The values of [Balance.Decides].
@@ -118,6 +122,9 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 			b.Remaining = min(b.Remaining, 0)
 		} else {
 			more += max(d.numbers.Whole(rows, math.Inf(1), at), 0)
+		}
+		if until, paused := algebra.Paused(rows, at); paused && !d.numbers.Window {
+			b.PausedUntil = until.Time()
 		}
 		if d.numbers.Window {
 			b.ResetAt = d.reaching(rows, at).NextWindow(at).Time()

@@ -23,6 +23,7 @@ type call struct {
 	asides    []demand           // that others deny already
 	receipt   *receipt           // for a refund
 	hold      *holding           // for a verb about holds
+	until     pgtype.Timestamptz // for a Pause
 	lifted    []bool             // of a Settle, by demand: it is unlimited by an override. nil: none is
 	now       pgtype.Timestamptz // NULL: the database's clock
 	local     pgtype.Timestamptz // now, or the clock of a database in memory; NULL: the process's clock
@@ -74,6 +75,11 @@ func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, 
 	}
 	if c.does.moves {
 		if err = c.moved(); err != nil {
+			return c, err
+		}
+	}
+	if v == verbPause {
+		if err = c.paused(of.until); err != nil {
 			return c, err
 		}
 	}

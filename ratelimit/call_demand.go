@@ -83,6 +83,9 @@ func addUp(does *rules, requests []Request) ([]demand, error) {
 		if r.limit.slots && !does.slots {
 			return nil, programError{fmt.Errorf("%w: limit %q has slots, which only Hold takes, and only Settle and Release give back", ErrInvalid, r.limit.name)}
 		}
+		if does.pauses && (r.limit.numbers.Window || r.limit.unlimited()) {
+			return nil, programError{fmt.Errorf("%w: %s is no token bucket, and only these can be paused", ErrInvalid, r.limit)}
+		}
 		id := [2]string{r.limit.name, r.key}
 		at, found := index[id]
 		if found && does.alone && ds[at].limit == r.limit {
@@ -100,8 +103,11 @@ func addUp(does *rules, requests []Request) ([]demand, error) {
 			return nil, twoDefinitions(&d.limit, &r.limit)
 		}
 		tokens := r.tokens
-		if does.ignoresCount {
+		if does.ignoresCount || does.pauses && !r.counts {
 			tokens = 0
+		}
+		if found && does.pauses && !does.ignoresCount {
+			return nil, fmt.Errorf("%w: limit %q: a Pause has two requests for one key", ErrInvalid, r.limit.name)
 		}
 		if does.upTo {
 			if found {

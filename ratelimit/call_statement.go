@@ -33,6 +33,10 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 		return reset(c.demands)
 	case c.does.moves:
 		return c.move(now)
+	case c.verb == verbPause:
+		return c.pause(now)
+	case c.verb == verbResume:
+		return c.resume(now)
 	case c.does.holds && c.does.deniable:
 		return c.holdStatement(ctx, now)
 	case c.does.holds:

@@ -59,10 +59,10 @@ type Limiter struct {
 // Decision describes one call of a verb, for [Limiter.Observer].
 type Decision struct {
 	// Verb is the verb that was called: "consume" (QueueConsume and Each too), "wait", "reserve", "take", "check", "balance", "charge",
-	// "refund", "reset", "move", "hold", "settle", "release" or "once". A During is its "hold", "settle" and "release". A Wait is reported when it ends. If its ctx ended, its "refund" is reported before.
+	// "refund", "reset", "move", "pause", "resume", "hold", "settle", "release" or "once". A During is its "hold", "settle" and "release". A Wait is reported when it ends. If its ctx ended, its "refund" is reported before.
 	Verb string
 
-	// Result is the caller's result. For Reset and Move, and if Err is set and is not a *DeniedError, its requests hold only Limit,
+	// Result is the caller's result. For Reset, Move, Pause and Resume, and if Err is set and is not a *DeniedError, its requests hold only Limit,
 	// Key and Count. That of a Wait whose ctx ended has Taken and Delay, too.
 	Result Result
 	Err    error // the caller's error

@@ -22,6 +22,8 @@ const (
 	verbRefund  verb = "refund"
 	verbReset   verb = "reset"
 	verbMove    verb = "move"
+	verbPause   verb = "pause"
+	verbResume  verb = "resume"
 	verbHold    verb = "hold"
 	verbSettle  verb = "settle"
 	verbRelease verb = "release"
@@ -36,6 +38,7 @@ type rules struct {
 	refunds      bool   // it gives back what a receipt says
 	settles      bool   // it is about work that was granted before: it is served after Close
 	moves        bool   // it has two requests: from and to
+	pauses       bool   // it is about when token buckets are refilled
 	holds        bool   // it is about an id: see holding
 	slots        bool   // it is for slots, too
 	upTo         bool   // it takes what is there, up to the count
@@ -60,6 +63,8 @@ var verbs = map[verb]*rules{
 	verbRefund:  {refunds: true, settles: true, writes: onceOnly},
 	verbReset:   {writes: repeatable, ignoresCount: true, answers: nothing},
 	verbMove:    {moves: true, writes: repeatable, ignoresCount: true, answers: nothing},
+	verbPause:   {pauses: true, writes: repeatable, owes: anything, answers: nothing},
+	verbResume:  {pauses: true, writes: repeatable, ignoresCount: true, answers: nothing},
 	verbHold:    {holds: true, slots: true, deniable: true, writes: onceOnly},
 	verbSettle:  {holds: true, slots: true, settles: true, writes: onceOnly, owes: anything},
 	verbRelease: {holds: true, slots: true, settles: true, writes: onceOnly, owes: anything},
@@ -235,10 +240,11 @@ func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 	return err
 }
 
-// about is what a call is about besides its requests: the receipt of a Refund, or the hold of a verb about holds.
+// about is what a call is about besides its requests: the receipt of a Refund, the hold of a verb about holds, or the end of a Pause.
 type about struct {
 	receipt Receipt
 	hold    *holding
+	until   time.Time
 }
 
 func (l *Limiter) do(ctx context.Context, db DB, v verb, of about, requests []Request) (Result, error) {

@@ -84,7 +84,7 @@ func TestEveryVerbAnswersAsOnOneServer(t *testing.T) {
 		limit := limits[random.IntN(len(limits))]
 		key := fmt.Sprint("key ", random.IntN(12))
 		requests := []ratelimit.Request{limit.Key(key).Count(float64(1 + random.IntN(3)))}
-		verb := []string{"Consume", "Consume", "Consume", "Check", "Charge", "Refund", "Reserve", "Take", "Balance", "Reset", "Several", "Move"}[random.IntN(12)]
+		verb := []string{"Consume", "Consume", "Consume", "Check", "Charge", "Refund", "Reserve", "Take", "Balance", "Reset", "Several", "Move", "Pause", "Resume"}[random.IntN(14)]
 		if verb == "Reset" && random.IntN(4) > 0 {
 			continue
 		}
@@ -116,6 +116,10 @@ func TestEveryVerbAnswersAsOnOneServer(t *testing.T) {
 				result, err = l.Charge(t.Context(), db, requests...)
 			case "Move": // to another plan, whose row may be on another server
 				err = l.Move(t.Context(), db, limits[0].Key(key), limits[1].Key(key))
+			case "Pause":
+				err = l.Pause(t.Context(), db, now.Add(20*time.Second), limits[0].Key(key).Count(2))
+			case "Resume":
+				err = l.Resume(t.Context(), db, limits[0].Key(key))
 			case "Reset":
 				err = l.Reset(t.Context(), db, requests...)
 			case "Refund":
@@ -139,7 +143,7 @@ func TestEveryVerbAnswersAsOnOneServer(t *testing.T) {
 		seen[fmt.Sprint(verb, ", granted ", gotErr == nil)]++
 	}
 	t.Log(seen)
-	for _, must := range []string{"Consume, granted true", "Consume, granted false", "Several, granted true", "Several, granted false", "Move, granted true", "Refund, granted true",
+	for _, must := range []string{"Consume, granted true", "Consume, granted false", "Several, granted true", "Several, granted false", "Move, granted true", "Pause, granted true", "Resume, granted true", "Refund, granted true",
 		"Reserve, granted false", "Take, granted true", "Take, granted false", "Balance, granted true"} {
 		if seen[must] == 0 {
 			t.Errorf("no call was like this: %s", must)

@@ -271,6 +271,28 @@ func (l Limit) Move(rows []Row, shards int, from Limit, used []Row, floor float6
 	return l.Spread(nil, shards, left, latest(used, latest(rows, now)))
 }
 
+// Pause returns the rows after everything but most tokens was taken at now, and nothing is refilled before until. It never raises a balance,
+// and what another pause has stopped until later stays stopped.
+func (l Limit) Pause(rows []Row, most float64, until, now Micros) []Row {
+	return l.Spread(nil, len(rows), min(l.Total(rows, now), most), latest(rows, max(until, now)))
+}
+
+// Resume returns the rows with the refill going on at now, where it goes on only later.
+func Resume(rows []Row, now Micros) []Row {
+	after := make([]Row, len(rows))
+	for i, row := range rows {
+		after[i] = Row{Value: row.Value, TS: min(row.TS, now)}
+	}
+	return after
+}
+
+// Paused is the instant before which nothing is refilled, if that is more than a second after now. A row that is read just after the clock
+// may have been used a moment later, and is not paused.
+func Paused(rows []Row, now Micros) (until Micros, paused bool) {
+	until = latest(rows, now)
+	return until, until > now+1e6
+}
+
 // latest is now, or the latest use of the rows if the clock has stepped back behind it.
 func latest(rows []Row, now Micros) Micros {
 	for _, row := range rows {

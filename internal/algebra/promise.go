@@ -117,7 +117,7 @@ type Taken struct {
 //
 //   - A token bucket gets the tokens that would still be missing by now if nothing else had been taken since. Tokens owed
 //     to waiting jobs are subtracted. (Tokens missing in one shard refill at the rate of all shards, since the balance may
-//     be spread over all of them at any time.)
+//     be spread over all of them at any time.) While it is paused, only what it owes comes back.
 //   - A window gets everything if the job's window is not over and is the last one with promised jobs. If the job
 //     waits and the capacity is above the rate, that must stay so. A job of more than the capacity gets nothing back.
 //
@@ -125,13 +125,20 @@ type Taken struct {
 // use, the limit has granted at most the capacity and the refill of all that time. docs/refunds.md has the proof for fixed
 // windows.
 func (l Limit) Refund(rows []Row, taken Taken, count float64, now Micros) float64 {
-	total := l.Total(rows, now)
+	total, clock := l.Total(rows, now), now
 	now = latest(rows, now)
 	if now < taken.At || total >= l.Capacity {
 		return 0 // the clock has stepped back, and these are other rows than before; or the limit is full
 	}
 	if !l.Window {
-		refilled := float64(seconds(now-taken.At)*l.Rate) / (float64(l.Period.Microseconds()) / 1e6)
+		elapsed := now - taken.At
+		if now > clock { // paused
+			count = min(count, max(-total, 0))
+			if clock >= taken.At {
+				elapsed = clock - taken.At
+			}
+		}
+		refilled := float64(seconds(elapsed)*l.Rate) / (float64(l.Period.Microseconds()) / 1e6)
 		missing := float64(l.Capacity*taken.Part) - taken.Held - refilled
 		return min(max(missing+min(total, 0), 0), count)
 	}

@@ -501,6 +501,42 @@ func (q *Queries) Move(ctx context.Context, arg MoveParams) (float64, error) {
 	return balance, err
 }
 
+const Pause = `-- name: Pause :one
+SELECT _ratelimit_pause(
+      $1::text[], $2::text[],
+      $3::double precision[], $4::interval[], $5::double precision[], $6::integer[],
+      $7::double precision[], $8::timestamptz, $9::timestamptz)::timestamptz AS until
+`
+
+type PauseParams struct {
+	Names      []string
+	Keys       []string
+	Rates      []float64
+	Periods    []time.Duration
+	Capacities []float64
+	Shards     []int32
+	Mosts      []float64
+	Until      pgtype.Timestamptz
+	Now        *time.Time
+}
+
+func (q *Queries) Pause(ctx context.Context, arg PauseParams) (pgtype.Timestamptz, error) {
+	row := q.db.QueryRow(ctx, Pause,
+		arg.Names,
+		arg.Keys,
+		arg.Rates,
+		arg.Periods,
+		arg.Capacities,
+		arg.Shards,
+		arg.Mosts,
+		arg.Until,
+		arg.Now,
+	)
+	var until pgtype.Timestamptz
+	err := row.Scan(&until)
+	return until, err
+}
+
 const Refund = `-- name: Refund :one
 SELECT _ratelimit_wire_refund(
       $1::text[], $2::text[],
@@ -619,6 +655,23 @@ func (q *Queries) Reset(ctx context.Context, arg ResetParams) (int32, error) {
 	var deleted int32
 	err := row.Scan(&deleted)
 	return deleted, err
+}
+
+const Resume = `-- name: Resume :one
+SELECT _ratelimit_resume($1::text[], $2::text[], $3::timestamptz)::integer AS resumed
+`
+
+type ResumeParams struct {
+	Names []string
+	Keys  []string
+	Now   *time.Time
+}
+
+func (q *Queries) Resume(ctx context.Context, arg ResumeParams) (int32, error) {
+	row := q.db.QueryRow(ctx, Resume, arg.Names, arg.Keys, arg.Now)
+	var resumed int32
+	err := row.Scan(&resumed)
+	return resumed, err
 }
 
 const Settle = `-- name: Settle :one

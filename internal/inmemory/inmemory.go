@@ -192,6 +192,33 @@ func (t Table) Move(from, to Demand, floor float64, now algebra.Micros) {
 	t.set(to, to.Limit.Move(t.rows(to.ID), to.Shards, from.Limit, t.rows(from.ID), floor, now))
 }
 
+// Pause empties token buckets to their counts, and refills nothing before until.
+func (t Table) Pause(ds []Demand, until, now algebra.Micros) {
+	for _, d := range ds {
+		if len(t[d.ID]) == 0 {
+			t.set(d, d.Limit.Spread(nil, d.Shards, d.Limit.Capacity, now))
+		}
+		d.Shards = len(t[d.ID])
+		t.set(d, d.Limit.Pause(t.rows(d.ID), d.Count, until, now))
+	}
+}
+
+// Resume ends pauses, and returns how many rows were paused.
+func (t Table) Resume(ds []Demand, now algebra.Micros) (resumed int) {
+	for _, d := range ds {
+		rows := t.rows(d.ID)
+		for _, row := range rows {
+			if row.TS > now {
+				resumed++
+			}
+		}
+		if d.Shards = len(rows); d.Shards > 0 {
+			t.set(d, algebra.Resume(rows, now))
+		}
+	}
+	return resumed
+}
+
 // Reset makes limits full again. It returns the number of deleted rows.
 func (t Table) Reset(ids []ID) (deleted int) {
 	for _, id := range ids {

@@ -25,6 +25,7 @@ type statement struct {
 	most    float64         // for a take
 	reserve bool
 	within  algebra.Micros // how long the work may wait
+	until   algebra.Micros // for a pause
 	now     *time.Time     // nil: the clock of the database
 	orRaise bool           // a denial is an error
 }
@@ -98,6 +99,17 @@ func read(query string, args []any) (s statement, ok bool) {
 		s.demands[1].Lowest = take[float64](&a)
 		s.now = take[*time.Time](&a)
 		a.windows(s.demands)
+	case dbsqlc.Pause:
+		s.demands = a.buckets()
+		a.shards(s.demands)
+		a.counts(s.demands)
+		s.until, s.now = algebra.At(take[pgtype.Timestamptz](&a).Time), take[*time.Time](&a)
+	case dbsqlc.Resume:
+		names, keys := take[[]string](&a), take[[]string](&a)
+		for i := range names {
+			s.demands = append(s.demands, Demand{ID: ID{Name: names[i], Key: keys[i]}})
+		}
+		s.now = take[*time.Time](&a)
 	case dbsqlc.Reset:
 		names, keys := take[[]string](&a), take[[]string](&a)
 		for i := range names {
@@ -143,17 +155,24 @@ func (a *arguments) texts() []string {
 
 // demands reads the names, keys and numbers of several limits.
 func (a *arguments) demands() []Demand {
+	ds := a.buckets()
+	for i, start := range take[[]pgtype.Timestamptz](a) {
+		if start.Valid {
+			ds[i].Limit.Window, ds[i].Limit.Start = true, algebra.At(start.Time)
+		}
+	}
+	return ds
+}
+
+// buckets reads the names, keys and numbers of several token buckets.
+func (a *arguments) buckets() []Demand {
 	names, keys := a.texts(), a.texts()
 	rates, periods, capacities := take[[]float64](a), take[[]time.Duration](a), take[[]float64](a)
-	starts := take[[]pgtype.Timestamptz](a)
 	ds := make([]Demand, len(names))
 	for i := range ds {
 		ds[i] = Demand{
 			ID: ID{Name: names[i], Key: keys[i]}, Shards: 1,
 			Limit: algebra.Limit{Rate: rates[i], Period: periods[i], Capacity: capacities[i]},
-		}
-		if starts[i].Valid {
-			ds[i].Limit.Window, ds[i].Limit.Start = true, algebra.At(starts[i].Time)
 		}
 	}
 	return ds
@@ -233,6 +252,11 @@ func (s statement) run(t Table, level Isolation, now algebra.Micros) row {
 			answers[i] = t.Consume(s.demands[i:i+1], false, s.within, level, now)
 		}
 		return row{value: each(answers, now)}
+	case s.query == dbsqlc.Pause:
+		t.Pause(s.demands, s.until, now)
+		return row{value: pgtype.Timestamptz{Time: s.until.Time(), Valid: true}} // which nobody reads
+	case s.query == dbsqlc.Resume:
+		return row{value: int32(t.Resume(s.demands, now))}
 	case s.query == dbsqlc.Move:
 		t.Move(s.demands[0], s.demands[1], s.demands[1].Lowest, now)
 		return row{value: 0.0} // the balance, which nobody reads

@@ -345,8 +345,16 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_add_tokens(o /* TEMP
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    paused timestamptz; -- the key is refilled from then on
 BEGIN
     PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
+    SELECT max(r.ts) INTO paused FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '');
+    IF paused > clock_timestamp() THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = pg_catalog.format('override %s: nothing was added: the key is paused until %s', o.id, paused),
+            HINT = 'Call it again once the pause is over, or after ratelimit_resume.';
+    END IF;
     WITH u AS (
         UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + more / r.shards::double precision
          WHERE r.name = o.name AND r.key = coalesce(o.key, '') RETURNING more / r.shards::double precision AS added
@@ -454,7 +462,7 @@ Arguments:
             before has it; and the override itself has to give a capacity
 
 Errors:
-  55000  statement_timeout ends the call before it has waited for two seconds
+  55000  statement_timeout ends the call before it has waited for two seconds, or the key is paused (ratelimit_pause)
   22023  there is no such override in force, it is of this transaction or of slots, or the capacity before it is not known, or is another
 $text$;
 

@@ -24,6 +24,10 @@ BEGIN
     END IF;
     total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
     IF start IS NULL THEN
+        IF latest > at THEN -- paused: only what is owed comes back, and nothing is refilled until latest
+            count := least(count, greatest(-total, 0));
+            latest := CASE WHEN at >= taken_at THEN at ELSE latest END;
+        END IF;
         back := capacity * part - held
             - date_part('epoch', latest - taken_at) * rate / date_part('epoch', period);
         back := least(greatest(back + least(total, 0), 0), count);

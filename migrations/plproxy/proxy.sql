@@ -404,6 +404,8 @@ FOR f IN
         ('_ratelimit_each', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route(keys);$$),
         ('_ratelimit_refund', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route_settled(keys);$$),
         ('_ratelimit_move', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route(keys);$$),
+        ('_ratelimit_pause', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route(keys);$$),
+        ('_ratelimit_resume', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route_settled(keys);$$),
 
         -- On all partitions.
         ('_ratelimit_keys_of', 'plproxy', $$CLUSTER 'txlimit'; RUN ON ALL;$$),

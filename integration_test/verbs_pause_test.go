@@ -1,0 +1,603 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
+)
+
+func (w world) pause(until time.Time, requests ...ratelimit.Request) {
+	w.Helper()
+	w.do(w.limiter.Pause(w.Context(), w.db, until, requests...))
+}
+
+func (w world) resume(requests ...ratelimit.Request) {
+	w.Helper()
+	w.do(w.limiter.Resume(w.Context(), w.db, requests...))
+}
+
+// paused wants a key to be shown as paused until then; zero: as not paused.
+func (w world) paused(request ratelimit.Request, until time.Time) {
+	w.Helper()
+	if got := w.balances(request)[0].PausedUntil; !got.Equal(until) {
+		w.Fatalf("paused until %v, want %v", got, until)
+	}
+}
+
+// steady are a token every six seconds, at most twenty, in that many shards.
+func steady(shards int) ratelimit.Limit {
+	return ratelimit.TokenBucket(fmt.Sprintf("steady in %d", shards), 10, time.Minute, ratelimit.Capacity(20), ratelimit.Shards(shards))
+}
+
+func TestPause(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, shards := range []int{1, 3} {
+			limit := steady(shards)
+			for _, key := range []string{"used", "not used"} {
+				r := limit.Key(key)
+				if key == "used" {
+					w.grant(r.Count(2))
+				}
+				until := w.clock.now.Add(30 * time.Second)
+				w.pause(until, r)
+				w.holds(r, 0)
+				w.paused(r, until)
+				w.retries(w.deny(r), 36*time.Second)
+				w.denyTake(5, r)
+				if !w.balances(r)[0].ResetAt.Equal(until.Add(2 * time.Minute)) {
+					w.Fatalf("%+v", w.balances(r)[0])
+				}
+				if _, err := w.limiter.Check(w.Context(), w.db, r); !denied(err) {
+					w.Fatalf("a check: %v", err)
+				}
+				w.clock.Advance(29 * time.Second)
+				w.deny(r)
+				w.paused(r, time.Time{}) // for a second
+				w.clock.Advance(time.Second)
+				w.holds(r, 0)
+				w.deny(r)
+				w.clock.Advance(6 * time.Second)
+				w.grant(r)
+				w.deny(r)
+				w.clock.Advance(time.Hour)
+				w.holds(r, 20)
+				w.paused(r, time.Time{})
+			}
+
+			// Some tokens are left, never more than there were.
+			r := limit.Key("some left")
+			w.pause(w.clock.now.Add(time.Minute), r.Count(3))
+			w.holds(r, 3)
+			w.take(3, 5, r)
+			w.retries(w.deny(r), time.Minute+6*time.Second)
+			w.clock.Advance(2 * time.Minute)
+			w.holds(r, 10)
+			w.pause(w.clock.now.Add(time.Minute), r.Count(15))
+			w.holds(r, 10)
+			w.pause(w.clock.now.Add(30*time.Second), r.Count(4)) // the later end, the lower balance
+			w.holds(r, 4)
+			w.paused(r, w.clock.now.Add(time.Minute))
+			w.pause(w.clock.now.Add(2*time.Minute), r.Count(8))
+			w.holds(r, 4)
+			w.paused(r, w.clock.now.Add(2*time.Minute))
+			w.pause(w.clock.now.Add(2*time.Minute), r.Count(1)) // the default count is none, not one
+			w.holds(r, 1)
+			w.pause(w.clock.now.Add(2*time.Minute), r)
+			w.holds(r, 0)
+			w.charge(r.Count(7))
+			w.holds(r, -7)
+			w.pause(w.clock.now.Add(2*time.Minute), r) // a debt stays
+			w.holds(r, -7)
+
+			// One that has passed only empties.
+			w.grant(limit.Key("late"))
+			w.pause(w.clock.now.Add(-time.Minute), limit.Key("late"))
+			w.retries(w.deny(limit.Key("late")), 6*time.Second)
+			w.paused(limit.Key("late"), time.Time{})
+
+			// Another number of shards.
+			moved := ratelimit.TokenBucket(limit.Name(), 10, time.Minute, ratelimit.Capacity(20), ratelimit.Shards(4-shards)).Key("resharded")
+			w.grant(limit.Key("resharded").Count(2))
+			after := w.redeployed()
+			after.pause(w.clock.now.Add(time.Minute), moved.Count(6))
+			after.grant(moved.Count(5))
+			after.retries(after.deny(moved.Count(2)), time.Minute+6*time.Second)
+			after.paused(moved, w.clock.now.Add(time.Minute))
+		}
+
+		// Several at once, with other limits beside them.
+		a, b := steady(1).Key("a"), steady(3).Key("b")
+		w.pause(w.clock.now.Add(time.Minute), b.Count(2), a)
+		w.holds(a, 0)
+		w.holds(b, 2)
+		w.deny(a, b)
+		w.pause(w.clock.now.Add(time.Minute), ratelimit.TokenBucket("never", 0, time.Second).Key("ann"), steady(1).Global())
+		w.holds(steady(1).Global(), 0)
+	})
+}
+
+func TestResume(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, shards := range []int{1, 3} {
+			limit := steady(shards)
+			r, other := limit.Key("ann"), limit.Key("other")
+			w.pause(w.clock.now.Add(time.Hour), r.Count(2), other)
+			w.clock.Advance(time.Minute)
+			w.resume(r)
+			w.holds(r, 2) // what was emptied stays gone
+			w.paused(r, time.Time{})
+			w.paused(other, w.clock.now.Add(59*time.Minute))
+			w.clock.Advance(6 * time.Second)
+			w.holds(r, 3)
+			w.resume(r, r.Count(5), limit.Key("not used")) // changes nothing
+			w.holds(r, 3)
+			w.clock.Advance(6 * time.Second)
+			w.holds(r, 4)
+			w.do(w.limiter.Reset(w.Context(), w.db, other))
+			w.holds(other, 20)
+			w.paused(other, time.Time{})
+		}
+		if rows := w.rows(); strings.Contains(rows, "not used") {
+			w.Fatalf("a resume has inserted a row:\n%s", rows)
+		}
+	})
+}
+
+// TestWhatComesBackInAPause: refunds repay what is owed. Reservations keep their instants, and later ones get later ones.
+func TestWhatComesBackInAPause(t *testing.T) {
+	behaviour(t, func(w world) {
+		for _, shards := range []int{1, 3} {
+			limit := steady(shards)
+			r := limit.Key("ann")
+			receipt := w.grant(r.Count(8)).Receipt()
+			before := w.reserve(limit.Key("owing").Count(25))
+			w.runs(before, 30*time.Second)
+			until := w.clock.now.Add(time.Minute)
+			w.pause(until, r, limit.Key("owing"))
+			if result := w.refund(receipt, r.Count(3)); result.Requests[0].Refunded != 0 {
+				w.Fatalf("%+v", result)
+			}
+			w.holds(r, 0)
+			w.charge(r.Count(5))
+			result := w.refund(receipt, r.Count(8))
+			if result.Requests[0].Refunded != 3 { // what is owed is subtracted, as always
+				w.Fatalf("%+v", result)
+			}
+			w.holds(r, -2)
+
+			w.holds(limit.Key("owing"), -5)
+			later := w.reserve(limit.Key("owing").Count(1))
+			w.runs(later, time.Minute+36*time.Second)
+			w.clock.Advance(10 * time.Second)
+			if result := w.refund(later.Receipt(), limit.Key("owing").Count(1)); result.Requests[0].Refunded != 1 { // who gives up costs nobody anything
+				w.Fatalf("%+v", result)
+			}
+			w.holds(limit.Key("owing"), -5)
+			w.clock.Advance(50 * time.Second)
+			w.owes(limit.Key("owing"), 30*time.Second)
+
+			// Once it is over, refunds are as always.
+			receipt = w.grant(limit.Key("bob").Count(8)).Receipt()
+			w.pause(w.clock.now.Add(6*time.Second), limit.Key("bob"))
+			w.clock.Advance(6 * time.Second)
+			if result := w.refund(receipt, limit.Key("bob").Count(8)); result.Requests[0].Refunded != 7 {
+				w.Fatalf("%+v", result)
+			}
+			w.holds(limit.Key("bob"), 7)
+			w.clock.Advance(time.Hour)
+		}
+	})
+}
+
+func TestPauseRefuses(t *testing.T) {
+	behaviour(t, func(w world) {
+		bucket := steady(1).Key("ann")
+		until := w.clock.now.Add(time.Minute)
+		for name, c := range map[string]struct {
+			until    time.Time
+			requests []ratelimit.Request
+			text     string
+		}{
+			"a window":        {until, []ratelimit.Request{bucket, ratelimit.FixedWindow("window", 3, time.Hour).Key("ann")}, "is no token bucket"},
+			"a calendar":      {until, []ratelimit.Request{ratelimit.CalendarWindow("month", 3, ratelimit.Month).Key("ann")}, "is no token bucket"},
+			"slots":           {until, []ratelimit.Request{ratelimit.Slots("slots", 3).Key("ann")}, "slots"},
+			"unlimited":       {until, []ratelimit.Request{ratelimit.Unlimited("free").Key("ann")}, "is no token bucket"},
+			"one key twice":   {until, []ratelimit.Request{bucket, bucket.Count(2)}, "two requests for one key"},
+			"nothing":         {until, nil, "no requests"},
+			"a debt":          {until, []ratelimit.Request{bucket.Count(-1)}, "count -1"},
+			"no end":          {time.Time{}, []ratelimit.Request{bucket}, "needs an end"},
+			"the year 12000":  {until.AddDate(10000, 0, 0), []ratelimit.Request{bucket}, "years 1000 and 9999"},
+			"a year":          {until.AddDate(1, 0, 0), []ratelimit.Request{bucket}, "more than 31 days away"},
+			"32 days":         {w.clock.now.Add(31*24*time.Hour + 1), []ratelimit.Request{bucket}, "more than 31 days away"},
+			"seconds of 1970": {time.Unix(60, 0), []ratelimit.Request{bucket}, "more than 31 days away"},
+		} {
+			err := w.limiter.Pause(w.Context(), w.db, c.until, c.requests...)
+			if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), c.text) {
+				w.Fatalf("%s: %v, want %q", name, err, c.text)
+			}
+			if err = w.limiter.Resume(w.Context(), w.db, c.requests...); strings.Contains(c.text, "token bucket") != errors.Is(err, ratelimit.ErrInvalid) &&
+				name != "slots" && name != "nothing" && name != "a debt" {
+				w.Fatalf("%s: resume: %v", name, err)
+			}
+		}
+		if rows := w.rows(); rows != "" {
+			w.Fatalf("something was written:\n%s", rows)
+		}
+		w.pause(w.clock.now.Add(31*24*time.Hour), bucket) // the transaction is usable
+		w.paused(bucket, w.clock.now.Add(31*24*time.Hour))
+	})
+}
+
+// TestPauseUnderOverrides: numbers count, and blocks and lifted limits do not.
+func TestPauseUnderOverrides(t *testing.T) {
+	behaviour(t, func(w world) {
+		pool := newPool(w, 2)
+		limit := steady(1)
+		w.limiter.Overrides = &ratelimit.Overrides{DB: pool}
+		override := func(sql string) {
+			w.Helper()
+			scan[int64](w, pool, "SELECT "+sql)
+			w.do(w.limiter.Overrides.Load(w.Context()))
+		}
+		bare := w
+		bare.limiter = &ratelimit.Limiter{Clock: w.clock.Now}
+		for key, sql := range map[string]string{
+			"lowered": "ratelimit_override('steady in 1', 'lowered', capacity => 5)", "blocked": "ratelimit_block('steady in 1', 'blocked')",
+			"lifted": "ratelimit_unlimited('steady in 1', 'lifted')",
+		} {
+			override(sql)
+			r := limit.Key(key)
+			w.pause(w.clock.now.Add(time.Minute), r.Count(8))
+			want := map[string]float64{"lowered": 5, "blocked": 8, "lifted": 8}[key]
+			bare.holds(r, want)
+			bare.paused(r, w.clock.now.Add(time.Minute))
+			switch key {
+			case "lifted":
+				w.grant(r)
+			case "blocked":
+				w.deny(r)
+				w.paused(r, w.clock.now.Add(time.Minute))
+			}
+		}
+	})
+}
+
+// TestPauseOnOtherHandles: a Coalescer, the database in memory, the Observer, Each, holds, and what came before the pause.
+func TestPauseOnOtherHandles(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	for _, shards := range []int{1, 3} {
+		for name, db := range map[string]ratelimit.DB{"coalescer": coalescer, "in memory": nil} {
+			memory := ratelimittest.New(t)
+			if db == nil {
+				db = memory
+			}
+			var seen []ratelimit.Decision
+			limiter := ratelimit.Limiter{Clock: memory.Now, Observer: func(_ context.Context, d ratelimit.Decision) { seen = append(seen, d) }}
+			w := world{t, nil, &limiter, nil}
+			r, unused := steady(shards).Key("ann"), steady(shards).Key("bob")
+			if _, err := limiter.Consume(t.Context(), db, r); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			until := memory.Now().Add(time.Minute)
+			w.do(limiter.Pause(t.Context(), db, until, r, unused.Count(2)))
+			for i, want := range []float64{0, 2} {
+				if b := readBalances(t, &limiter, db, r, unused)[i]; b.Remaining != want || !b.PausedUntil.Equal(until) {
+					t.Fatalf("%s: %+v", name, b)
+				}
+			}
+			results, err := limiter.Each(t.Context(), db, r, unused, unused, unused)
+			if w.do(err); results[0].OK || !results[1].OK || !results[2].OK || results[3].OK || !results[3].RetryAt.Equal(until.Add(6*time.Second)) {
+				t.Fatalf("%s: %+v", name, results)
+			}
+			if _, err := limiter.Sweep(t.Context(), map[bool]ratelimit.DB{true: db, false: pool}[name == "in memory"], steady(shards)); err != nil {
+				t.Fatal(err)
+			}
+			memory.Advance(10 * time.Second)
+			w.do(limiter.Resume(t.Context(), db, r))
+			memory.Advance(6 * time.Second)
+			if _, err := limiter.Consume(t.Context(), db, r); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if _, err := limiter.Consume(t.Context(), db, unused); !denied(err) {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if err := limiter.Pause(t.Context(), db, time.Time{}, r); !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Fatalf("%s: %v", name, err)
+			}
+			verbs := slices.DeleteFunc(slices.Clone(seen), func(d ratelimit.Decision) bool { return d.Verb != "pause" && d.Verb != "resume" })
+			if len(verbs) != 3 || verbs[0].Verb != "pause" || verbs[0].Err != nil || len(verbs[0].Result.Requests) != 2 || verbs[1].Verb != "resume" ||
+				!errors.Is(verbs[2].Err, ratelimit.ErrInvalid) {
+				t.Fatalf("%s: observed %+v", name, verbs)
+			}
+			mustExec(t, pool, "DELETE FROM rate_limits")
+		}
+	}
+	limiter, _ := newLimiter()
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, call := range []func(ctx context.Context, db ratelimit.DB) error{
+		func(ctx context.Context, db ratelimit.DB) error {
+			return limiter.Pause(ctx, db, noon.Add(time.Minute), steady(1).Key("ann"))
+		},
+		func(ctx context.Context, db ratelimit.DB) error {
+			return limiter.Resume(ctx, db, steady(1).Key("ann"))
+		},
+	} {
+		if err := call(canceled, pool); !errors.Is(err, context.Canceled) || errors.Is(err, ratelimit.ErrUnknownOutcome) {
+			t.Fatalf("canceled: %v", err)
+		}
+		if err := call(t.Context(), nil); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Fatalf("no database: %v", err)
+		}
+	}
+}
+
+// TestHoldsInAPause: a hold that is settled, released or over repays only what is owed.
+func TestHoldsInAPause(t *testing.T) {
+	t.Parallel()
+	onEveryHandle(t, func(t *testing.T, db handle) {
+		h := newHolder(t, db)
+		w := world{t, db, h.limits, h.clock}
+		limit := steady(1)
+		for key, end := range map[string]func(token string, r ratelimit.Request, used float64){
+			"settled":  func(token string, r ratelimit.Request, used float64) { h.settle(token, []float64{used}, r.Count(2)) },
+			"released": func(token string, r ratelimit.Request, _ float64) { h.release(token, r) },
+		} {
+			r := limit.Key(key)
+			token := h.hold("job 1", time.Hour, r.Count(8)).Token
+			w.pause(h.clock.now.Add(time.Minute), r)
+			end(token, r, 0)
+			w.holds(r, 0)
+			token = h.hold("job 2", time.Hour, limit.Key(key+" 2").Count(8)).Token
+			w.pause(h.clock.now.Add(time.Minute), limit.Key(key+" 2"))
+			w.charge(limit.Key(key + " 2").Count(5))
+			end(token, limit.Key(key+" 2"), 3)
+			w.holds(limit.Key(key+" 2"), -2)
+		}
+		r := limit.Key("over")
+		h.hold("job 3", time.Second, r.Count(8))
+		w.pause(h.clock.now.Add(time.Minute), r)
+		h.clock.Advance(2 * time.Second)
+		h.refused(ratelimit.ReasonQuota, "job 4", time.Minute, r)
+		w.holds(r, 0)
+	})
+}
+
+// TestPauseAndSweep: a paused row is not idle, however long ago it was paused.
+func TestPauseAndSweep(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	limiter, clock := newLimiter()
+	w := world{t, pool, limiter, clock}
+	r := steady(3).Key("ann")
+	w.pause(clock.now.Add(24*time.Hour), r.Count(50)) // full all the same
+	w.holds(r, 20)
+	clock.Advance(10 * time.Hour)
+	if deleted := w.sweep(steady(3)); deleted != 0 {
+		t.Fatalf("%d rows of a paused key were swept", deleted)
+	}
+	w.paused(r, clock.now.Add(14*time.Hour))
+	clock.Advance(15*time.Hour + time.Minute)
+	if deleted := w.sweep(steady(3)); deleted != 3 {
+		t.Fatalf("%d rows were swept, want 3", deleted)
+	}
+}
+
+// TestPausesUnderTraffic: workers consume at every level, also for the first time, while others pause. Once a pause is committed, nothing is
+// granted before its end, and nobody deadlocks.
+func TestPausesUnderTraffic(t *testing.T) {
+	t.Parallel()
+	for _, level := range levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 8)
+			limits := []ratelimit.Limit{
+				ratelimit.TokenBucket("a", 1e6, time.Second), ratelimit.TokenBucket("b", 1e6, time.Second, ratelimit.Shards(3)),
+			}
+			for round := range 4 {
+				key := fmt.Sprint("key ", round)
+				requests := []ratelimit.Request{limits[0].Key(key), limits[1].Key(key)}
+				if round%2 == 0 { // otherwise the pause may be what is first
+					if _, err := new(ratelimit.Limiter).Consume(t.Context(), pool, requests...); err != nil {
+						t.Fatal(err)
+					}
+				}
+				var working sync.WaitGroup
+				var mu sync.Mutex
+				var grants []time.Time
+				ctx, stop := context.WithCancel(t.Context())
+				for worker := range 6 {
+					working.Go(func() {
+						limiter := new(ratelimit.Limiter)
+						for ctx.Err() == nil {
+							var result ratelimit.Result
+							err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {
+								result, err = limiter.Consume(ctx, tx, requests[worker%2])
+								return err
+							}, ratelimit.Isolation(level), ratelimit.Attempts(1000))
+							switch {
+							case err == nil:
+								mu.Lock()
+								grants = append(grants, result.At)
+								mu.Unlock()
+							case !denied(err):
+								t.Errorf("worker %d: %v", worker, err)
+								return
+							}
+						}
+					})
+				}
+				time.Sleep(20 * time.Millisecond)
+				var pausing sync.WaitGroup
+				until := time.Now().Add(time.Hour)
+				for pauser := range 3 {
+					pausing.Go(func() {
+						order := slices.Clone(requests)
+						if pauser == 1 {
+							slices.Reverse(order)
+						}
+						limiter := new(ratelimit.Limiter)
+						if err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+							return limiter.Pause(ctx, tx, until.Add(time.Duration(pauser)*time.Minute), order...)
+						}, ratelimit.Isolation(level), ratelimit.Attempts(1000)); err != nil {
+							t.Errorf("pause: %v", err)
+						}
+					})
+				}
+				pausing.Wait()
+				after := scan[time.Time](t, pool, "SELECT clock_timestamp()")
+				time.Sleep(50 * time.Millisecond)
+				stop()
+				working.Wait()
+				for _, at := range grants {
+					if at.After(after) {
+						t.Errorf("%v: granted at %v, after the pause was committed at %v", level, at, after)
+					}
+				}
+				for _, b := range readBalances(t, new(ratelimit.Limiter), pool, requests...) {
+					if b.Remaining > 0 || !b.PausedUntil.Equal(until.Add(2*time.Minute).Truncate(time.Microsecond)) {
+						t.Errorf("%+v, want 0 until %v", b, until.Add(2*time.Minute))
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestAddInAPause: an override's tokens cannot be added while the key is paused, and are afterwards.
+func TestAddInAPause(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	limiter := new(ratelimit.Limiter)
+	r := steady(3).Key("ann")
+	if err := limiter.Pause(t.Context(), pool, time.Now().Add(time.Hour), r); err != nil {
+		t.Fatal(err)
+	}
+	id := scan[int64](t, pool, "SELECT ratelimit_override('steady in 3', 'ann', rate => 10, capacity => 50)")
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_add($1, 20)", id); sqlState(err) != "55000" || !strings.Contains(err.Error(), "nothing was added: the key is paused until 20") {
+		t.Fatalf("%v", err)
+	}
+	if err := limiter.Resume(t.Context(), pool, r); err != nil {
+		t.Fatal(err)
+	}
+	if added := scan[float64](t, pool, "SELECT ratelimit_add($1, 20)", id); added < 29.9999 || added > 30.0001 {
+		t.Fatalf("%v were added", added)
+	}
+}
+
+// TestPauseBySQL: the functions for SQL by hand pause as the library does.
+func TestPauseBySQL(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	limiter := new(ratelimit.Limiter)
+	free, slots := ratelimit.Unlimited("free"), ratelimit.Slots("slots", 2)
+	window := ratelimit.FixedWindow("window", 3, time.Hour)
+	varies := ratelimit.TokenBucket("varies", 3, time.Hour, ratelimit.Varies(time.Hour))
+	never := ratelimit.TokenBucket("never", 0, time.Hour)
+	if err := ratelimit.Publish(t.Context(), pool, "test", steady(1), steady(3), free, slots, window, varies, never); err != nil {
+		t.Fatal(err)
+	}
+	for _, shards := range []int{1, 3} {
+		limit := steady(shards)
+		until := scan[time.Time](t, pool, "SELECT ratelimit_pause($1, 'ann', until => now() + interval '1 minute', remaining => 2)", limit.Name())
+		for _, r := range []ratelimit.Request{limit.Key("ann")} {
+			if b := readBalances(t, limiter, pool, r)[0]; b.Remaining != 2 || !b.PausedUntil.Equal(until) {
+				t.Errorf("%+v, want 2 until %v", b, until)
+			}
+			if n := scan[int](t, pool, "SELECT count(*) FROM rate_limits WHERE name = $1 AND key = 'ann'", limit.Name()); n != shards {
+				t.Errorf("%d rows", n)
+			}
+		}
+		if later := scan[time.Time](t, pool, "SELECT ratelimit_pause($1, 'ann', until => now() + interval '1 second')", limit.Name()); !later.Equal(until) {
+			t.Errorf("paused until %v, want %v", later, until)
+		}
+		if b := readBalances(t, limiter, pool, limit.Key("ann"))[0]; b.Remaining != 0 {
+			t.Errorf("%+v", b)
+		}
+		for i, want := range []bool{true, false} {
+			if got := scan[bool](t, pool, "SELECT ratelimit_resume($1, 'ann')", limit.Name()); got != want {
+				t.Errorf("resume %d: %v", i, got)
+			}
+		}
+		if got := scan[bool](t, pool, "SELECT ratelimit_resume($1, 'nobody')", limit.Name()); got {
+			t.Error("a key that was never used was paused")
+		}
+	}
+	// Numbers that nobody has published, a limit without keys, and what decides beside the numbers.
+	scan[time.Time](t, pool, "SELECT ratelimit_pause('own', 'ann', now() + interval '1 minute', 3, rate => 1, period => '1 hour', capacity => 2)")
+	if b := readBalances(t, limiter, pool, ratelimit.TokenBucket("own", 1, time.Hour, ratelimit.Capacity(2)).Key("ann"))[0]; b.Remaining != 2 || b.PausedUntil.IsZero() {
+		t.Errorf("%+v", b)
+	}
+	mustExec(t, pool, "SELECT ratelimit_block('steady in 1', 'blocked'), ratelimit_unlimited('steady in 1', 'lifted'), ratelimit_override('steady in 1', 'lowered', rate => 1, capacity => 1)")
+	for key, want := range map[string]float64{"blocked": 5, "lifted": 5, "lowered": 1} {
+		scan[time.Time](t, pool, "SELECT ratelimit_pause('steady in 1', $1, until => now() + interval '1 minute', remaining => 5)", key)
+		if b := readBalances(t, limiter, pool, steady(1).Key(key))[0]; b.Remaining != want || b.PausedUntil.IsZero() {
+			t.Errorf("%s: %+v, want %v", key, b, want)
+		}
+	}
+	scan[time.Time](t, pool, "SELECT ratelimit_pause('steady in 1', until => now() + interval '1 minute', global => true)")
+	if b := readBalances(t, limiter, pool, steady(1).Global())[0]; b.Remaining != 0 {
+		t.Errorf("%+v", b)
+	}
+	scan[time.Time](t, pool, "SELECT ratelimit_pause('never', 'ann', until => now() + interval '1 minute')")
+	before := tableOf(t, pool)
+	for call, text := range map[string]string{
+		"ratelimit_pause('window', 'ann', until => now() + interval '1 minute')":                                       "only a token bucket can be paused, and its kind is 'fixed window'",
+		"ratelimit_pause('slots', 'ann', until => now() + interval '1 minute')":                                        "only a token bucket can be paused, and its kind is 'slots'",
+		"ratelimit_pause('free', 'ann', until => now() + interval '1 minute')":                                         "only a token bucket can be paused, and its kind is 'unlimited'",
+		"ratelimit_pause('nobody''s', 'ann', until => now() + interval '1 minute')":                                    "no program has published it",
+		"ratelimit_pause('varies', 'ann', until => now() + interval '1 minute')":                                       "the numbers of this key are the program's",
+		"ratelimit_pause('steady in 1', 'ann')":                                                                        "until must be at most 31 days away, not NULL",
+		"ratelimit_pause('steady in 1', 'ann', until => 'infinity')":                                                   "until must be at most 31 days away, not infinity",
+		"ratelimit_pause('steady in 1', 'ann', until => now() + interval '31 days 1 minute')":                          "until must be at most 31 days away, not 20",
+		"ratelimit_pause('steady in 1', 'ann', until => to_timestamp(60))":                                             "until must be at most 31 days away, not 1970",
+		"ratelimit_pause('steady in 1', 'ann', until => now(), remaining => -1)":                                       "remaining must be 0 or between 1e-15 and 1e15, not -1",
+		"ratelimit_pause('steady in 1', 'ann', until => now(), remaining => NULL)":                                     "remaining must be 0 or between 1e-15 and 1e15, not NULL",
+		"ratelimit_pause('steady in 1', 'ann', until => now(), remaining => 'NaN')":                                    "remaining must be 0 or between 1e-15 and 1e15, not NaN",
+		"ratelimit_pause('steady in 1', '', until => now())":                                                           "key must have 1 to 1024 bytes, not 0",
+		"ratelimit_pause('steady in 1', 'ann', until => now(), global => true)":                                        "key must be NULL with global => true",
+		"ratelimit_pause('own', 'ann', until => now(), rate => -1, period => '1 hour')":                                "rate must be 0 or between",
+		"ratelimit_pause('own', 'ann', until => now(), shards => 3)":                                                   "rate must be 0 or between",
+		"ratelimit_pause('own', 'ann', until => now(), capacity => 3)":                                                 "rate must be 0 or between",
+		"ratelimit_pause('own', 'ann', until => now(), period => '1 hour')":                                            "rate must be 0 or between",
+		"ratelimit_pause(NULL, 'ann', until => now())":                                                                 "no program has published it",
+		"ratelimit_resume(NULL, 'ann')":                                                                                "name must have 1 to 255 bytes, not NULL",
+		"ratelimit_resume('steady in 1')":                                                                              "key must have 1 to 1024 bytes, not NULL",
+		"_ratelimit_resume('{l}', '{k}', 'infinity')":                                                                  "the arguments are not valid",
+		"_ratelimit_pause('{}', '{}', '{}', '{}', '{}', '{}', '{}', now())":                                            "the arguments are not valid",
+		"_ratelimit_pause(NULL, NULL, NULL, NULL, NULL, NULL, NULL, now())":                                            "the arguments are not valid",
+		"_ratelimit_pause('{l,l}', '{k,k}', '{1,1}', '{1 h,1 h}', '{1,1}', '{1,1}', '{0,0}', now())":                   "the arguments are not valid",
+		"_ratelimit_pause('{m,l}', '{k,k}', '{1,1}', '{1 h,1 h}', '{1,1}', '{1,1}', '{0,0}', now())":                   "the arguments are not valid",
+		"_ratelimit_pause('{l}', '{k}', '{0}', '{1 h}', '{1}', '{1}', '{0}', now())":                                   "the arguments are not valid",
+		"_ratelimit_pause('{l}', '{k}', '{NaN}', '{1 h}', '{1}', '{1}', '{0}', now())":                                 "the arguments are not valid",
+		"_ratelimit_pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{0}', '{0}', now())":                                   "the arguments are not valid",
+		"_ratelimit_pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{101}', '{0}', now())":                                 "the arguments are not valid",
+		"_ratelimit_pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{NaN}', now())":                                 "the arguments are not valid",
+		"_ratelimit_pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{0,0}', now())":                                 "the arguments are not valid",
+		"_ratelimit_pause('{l}', '{k,k}', '{1}', '{1 h}', '{1}', '{1}', '{0}', now())":                                 "the arguments are not valid",
+		"_ratelimit_pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{0}', 'infinity')":                              "the arguments are not valid",
+		"_ratelimit_pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{0}', NULL)":                                    "the arguments are not valid",
+		"_ratelimit_pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{0}', now() + interval '32 days 1 minute')":     "the arguments are not valid",
+		"_ratelimit_pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{0}', '2026-03-06', '2026-02-01'::timestamptz)": "the arguments are not valid",
+	} {
+		if _, err := pool.Exec(t.Context(), "SELECT "+call); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: %v, want %q", call, err, text)
+		}
+	}
+	if after := tableOf(t, pool); after != before {
+		t.Errorf("before\n%s\nafter\n%s", before, after)
+	}
+}

@@ -1,0 +1,107 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+)
+
+// maxPause is how far away the end of a pause may be: an epoch that was read as seconds, or seconds read as an epoch, are further.
+const maxPause = 31 * 24 * time.Hour
+
+// Pause empties token buckets, and refills nothing before until. It is for what a program is told while it works, such as a provider's
+// Retry-After: from the first 429 on, no worker of any process calls before until.
+//
+//	response, err := client.Do(request)
+//	if err == nil && response.StatusCode == http.StatusTooManyRequests {
+//		err = limits.Pause(ctx, pool, retryAfter(response), provider.Key(account))
+//	}
+//
+// At most Count tokens are left, none by default: Count(3) if the provider says that 3 calls remain. Pause never adds a token, and never
+// ends a pause sooner: of two, the later until and the lower balance hold. Every until that has passed only empties.
+//
+// Denials, RetryAt and waits are right meanwhile. A [Limiter.Reserve] gets an instant after until; one that was made before keeps its own,
+// so look whether the work is still wanted then. A [Limiter.Refund], and a hold that is given back, repay only what is owed meanwhile.
+// [Limiter.Resume] ends a pause; [Limiter.Reset] does, too, and makes the key full. [Balance] says until when a key is paused.
+//
+// Numbers that [Overrides] set count. A block, or an override that lifts the limit, goes on to decide, and the pause is there when it ends.
+// A limit whose rate is 0 grants nothing anyway: nothing is sent. [ErrInvalid], before anything is sent, are a limit that is no token bucket
+// (for a quota beside it, use another limit), two requests for one key, and an until that is more than 31 days away: it was read wrong.
+//
+// In a transaction, the pause holds once that is committed, and all keys are locked until then: commit soon, since the other workers wait.
+// Above READ COMMITTED, another transaction's change of a key is 40001. On a [Coalescer], its pool is used. Outside a transaction, after an
+// error, the limits may have been paused all the same: call it again.
+func (l *Limiter) Pause(ctx context.Context, db DB, until time.Time, requests ...Request) error {
+	_, err := l.do(ctx, db, verbPause, about{until: until}, requests)
+	return err
+}
+
+// Resume ends pauses: token buckets that are paused are refilled from now on. What a [Limiter.Pause] emptied stays gone. A limit that is not
+// paused stays as it is. Counts are ignored. A [Limiter.Wait] that sleeps until the end of the pause does not notice.
+//
+// In REPEATABLE READ and SERIALIZABLE, a pause that was committed after the transaction's snapshot is 40001, unless it inserted the key's row:
+// then it is not seen, and stays. For the rest, it is as Pause.
+func (l *Limiter) Resume(ctx context.Context, db DB, requests ...Request) error {
+	_, err := l.do(ctx, db, verbResume, about{}, requests)
+	return err
+}
+
+// paused validates the end of a Pause.
+func (c *call) paused(until time.Time) error {
+	end, err := timestamp("the end", until)
+	now := c.overrides.moment(c.local).high.Time()
+	switch {
+	case until.IsZero():
+		err = fmt.Errorf("a pause needs an end: Block is for one without")
+	case err == nil && (until.Sub(now) > maxPause || now.Sub(until) > maxPause):
+		err = fmt.Errorf("the end, %v, is more than 31 days away", end.Time)
+	}
+	if err != nil {
+		return invalidCall(c.asked, err.Error())
+	}
+	c.until = end
+	return nil
+}
+
+// pause is the statement of a Pause.
+func (c *call) pause(now *time.Time) statement {
+	m, n := columnsOf(c.demands), len(c.demands)
+	shards := make([]int32, n)
+	for i := range c.demands {
+		shards[i] = int32(c.demands[i].limit.shards)
+	}
+	return statement{sql: dbsqlc.Pause, demands: n, read: readPause, args: arguments(
+		m.names, m.keys,
+		m.rates, m.periods, m.capacities, shards,
+		m.counts, c.until, now,
+	)}
+}
+
+// resume is the statement of a Resume.
+func (c *call) resume(now *time.Time) statement {
+	m := columnsOf(c.demands)
+	return statement{sql: dbsqlc.Resume, demands: len(c.demands), read: readResume, args: arguments(m.names, m.keys, now)}
+}
+
+// readPause reads from when on the limits are refilled. It is not used: the caller has said until when.
+func readPause(reply pgx.Row, _ int) (*answer, error) {
+	var until pgtype.Timestamptz
+	if err := reply.Scan(&until); err != nil {
+		return nil, err
+	}
+	return &answer{granted: true}, nil
+}
+
+// readResume reads how many rows were paused. It is not used: the caller has not asked for it.
+func readResume(reply pgx.Row, _ int) (*answer, error) {
+	var rows int32
+	if err := reply.Scan(&rows); err != nil {
+		return nil, err
+	}
+	return &answer{granted: true}, nil
+}
