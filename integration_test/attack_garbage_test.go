@@ -39,6 +39,8 @@ var deciders = map[string]string{
 			ARRAY[{key}], '{1}', ARRAY[{start}], '{}', '{}', '{}', '{0,0}', '{1,1}', '{1,1}', ARRAY[{start},{start}], ARRAY[{count},{count}], ARRAY[{floor},{floor}], {now})`,
 	"refund": `SELECT false FROM _ratelimit_refund('{limit}', ARRAY[{key}], ARRAY[{rate}], ARRAY[{period}], ARRAY[{capacity}], ARRAY[{start}],
 		ARRAY[{count}], ARRAY[{taken}], ARRAY[{held}], ARRAY[{parts}], {taken_at}, {run_at}, {now})`,
+	"pause": `SELECT _ratelimit_pause('{limit}', ARRAY[{key}], ARRAY[{rate}], ARRAY[{period}], ARRAY[{capacity}], '{1}', ARRAY[{count}],
+		timestamptz '2026-07-01 12:01Z', {now}) IS NOT NULL`,
 	"move": `SELECT _ratelimit_move('{other,limit}', ARRAY[{key},{key}], ARRAY[10,{rate}], ARRAY['1 min',{period}], ARRAY[12,{capacity}],
 		ARRAY[{start},{start}], '{1,1}', {floor}, {now}) IS NOT NULL`,
 	"move, from": `SELECT _ratelimit_move('{limit,other}', ARRAY[{key},{key}], ARRAY[{rate},10], ARRAY[{period},'1 min'], ARRAY[{capacity},7],

@@ -99,7 +99,7 @@ func playModel(t *testing.T, rounds int) {
 		}
 	}
 	t.Log(s.told)
-	for _, what := range []string{"granted", "denied", "reserve", "take", "balance", "refund", "reset", "move", "savepoint rolled back", "aborted", "rolled back", "committed", "batch sent", "batch denied"} {
+	for _, what := range []string{"granted", "denied", "reserve", "take", "balance", "refund", "reset", "move", "pause", "resume", "savepoint rolled back", "aborted", "rolled back", "committed", "batch sent", "batch denied"} {
 		if s.told[what] < rounds/100 {
 			t.Errorf("%d of %d rounds were %s: this tested too little", s.told[what], rounds, what)
 		}
@@ -125,7 +125,7 @@ func (s *sides) both(n int, do step) {
 
 // call makes a random call of any verb.
 func (s *sides) call() step {
-	verb := oneOf(s.r, append(randomVerbs, "refund", "refund")...)
+	verb := oneOf(s.r, append(randomVerbs, "refund", "refund", "pause", "resume")...)
 	var asks []ask
 	for range oneOf(s.r, 1, 1, 1, 2, 3, 4) {
 		asks = append(asks, s.ask())
@@ -142,10 +142,32 @@ func (s *sides) call() step {
 		receipt = s.receipts[len(s.receipts)-1-s.r.IntN(min(len(s.receipts), 5))]
 		_, asks = randomRefund(s.r, []consumption{{receipt, readReceipt(s.T, receipt)}}, s.limits)
 	}
+	if verb == "pause" || verb == "resume" {
+		return s.pause(verb, asks)
+	}
 	return func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
 		result, err := call(ctx, limiter, db, verb, receipt, asks)
 		s.note(verb, result, err)
 		return []outcome{{fmt.Sprint(verb, asks), result, textOf(err)}}
+	}
+}
+
+// pause pauses the token buckets of asks, or ends their pauses.
+func (s *sides) pause(verb string, asks []ask) step {
+	var requests []ratelimit.Request
+	for _, a := range randomTake(s.r, asks) {
+		if a.limit.Config().Kind == "token bucket" {
+			requests = append(requests, a.plain().Count(randomTokens(s.r, a.limit.Capacity())))
+		}
+	}
+	until := s.memory.Now().Add(time.Duration(oneOf(s.r, -1e6, 1, s.r.Int64N(1e6), s.r.Int64N(1e8), s.r.Int64N(1e12))) * time.Microsecond)
+	return func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
+		err := limiter.Pause(ctx, db, until, requests...)
+		if verb == "resume" {
+			err = limiter.Resume(ctx, db, requests...)
+		}
+		s.note(verb, answered{}, err)
+		return []outcome{{fmt.Sprint(verb, until, asks), answered{}, textOf(err)}}
 	}
 }
 

@@ -161,6 +161,8 @@ func TestAnOpenedLimiterTakesItsListAlone(t *testing.T) {
 		"several": second(limits.Consume(t.Context(), pool, openedBucket.Key("ann"), forgotten.Key("ann"))),
 		"balance": second(limits.Balance(t.Context(), pool, forgotten.Key("ann"))),
 		"refund":  second(limits.Refund(t.Context(), pool, receipt, forgotten.Key("ann"))),
+		"pause":   limits.Pause(t.Context(), pool, time.Now(), openedBucket.Key("bob")),
+		"resume":  limits.Resume(t.Context(), pool, openedBucket.Key("bob")),
 		"queue":   second(limits.QueueConsume(t.Context(), &pgx.Batch{}, forgotten.Key("ann"))),
 		"another definition": second(limits.Consume(t.Context(), pool,
 			ratelimit.TokenBucket("opened", 7, time.Hour).Key("ann"))),

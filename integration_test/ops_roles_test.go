@@ -111,6 +111,9 @@ func everyVerb(t *testing.T, db ratelimit.DB) map[string]error {
 		"reset":                limiter.Reset(ctx, db, window.Key("reset")),
 		"move, seeded":         limiter.Move(ctx, db, bucket.Key("seeded"), wide.Key("seeded")),
 		"move, fresh":          limiter.Move(ctx, db, bucket.Key("seeded"), bucket.Key(rand.Text())),
+		"pause, seeded":        limiter.Pause(ctx, db, clock.now, bucket.Key("seeded").Count(5)),
+		"pause, fresh":         limiter.Pause(ctx, db, clock.now, bucket.Key(rand.Text()).Count(5)),
+		"resume":               limiter.Resume(ctx, db, bucket.Key("seeded")),
 		"another shard number": only(other.Consume(ctx, db, ratelimit.TokenBucket("wide", 10, time.Minute, ratelimit.Shards(2)).Key("seeded"))),
 		"sweep":                sweep(),
 	}

@@ -127,6 +127,8 @@ func TestThePublicFunctionsOfSQL(t *testing.T) {
 		"ratelimit_all":     "requests jsonb, TABLE(name text, key text, remaining double precision, reset_at timestamp with time zone, at timestamp with time zone)",
 		"ratelimit_keys":    "name text, " + numbers + kind + calendar + ", keys text[] DEFAULT NULL::text[], TABLE(key text, remaining double precision, retry_at timestamp with time zone)",
 		"ratelimit_sweep":   "name text, " + numbers + kind + "first text DEFAULT ''::text, varies interval DEFAULT NULL::interval, OUT deleted integer, OUT next text",
+		"ratelimit_pause":   "name text, key text DEFAULT NULL::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone, remaining double precision DEFAULT 0, " + numbers + "capacity double precision DEFAULT NULL::double precision, shards integer DEFAULT 1, global boolean DEFAULT false",
+		"ratelimit_resume":  "name text, key text DEFAULT NULL::text, global boolean DEFAULT false",
 		"ratelimit_reset":   "name text, key text DEFAULT NULL::text, global boolean DEFAULT false, reason text DEFAULT NULL::text, who text DEFAULT NULL::text",
 	}
 	rows, err := pool.Query(t.Context(), `SELECT p.proname, pg_get_function_arguments(p.oid) || CASE WHEN p.proretset THEN ', ' || pg_get_function_result(p.oid) ELSE '' END, obj_description(p.oid) IS NOT NULL

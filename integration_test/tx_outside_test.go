@@ -31,6 +31,10 @@ func writing(limiter *ratelimit.Limiter, request ratelimit.Request) map[string]f
 			return err
 		},
 		"reset": func(ctx context.Context, db ratelimit.DB) error { return limiter.Reset(ctx, db, request) },
+		"pause": func(ctx context.Context, db ratelimit.DB) error {
+			return limiter.Pause(ctx, db, time.Now(), request.Count(1e6))
+		},
+		"resume": func(ctx context.Context, db ratelimit.DB) error { return limiter.Resume(ctx, db, request) },
 		"move": func(ctx context.Context, db ratelimit.DB) error {
 			return limiter.Move(ctx, db, request, ratelimit.TokenBucket("more messages", 5000, time.Hour).Key(rand.Text()))
 		},

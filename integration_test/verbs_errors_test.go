@@ -310,6 +310,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		if by == "Refund" || by == "Settle" || by == "Release" || by == "During" {
 			lost.gone = 0 // it had nothing to give back, or has given it back
 		}
+		if by == "Pause" {
+			lost.gone = 99 // its count is left
+		}
 		if by == "Override" || by == "Block" { // which take only names that are published, if any is
 			lost.do = func(c *failing) error {
 				if err := ratelimit.Publish(c.ctx, c.pool, c.limit.Name(), c.limit); err != nil {
@@ -518,6 +521,22 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		}},
 		"Move: other instants": {by: "Move", is: invalid, do: func(c *failing) error {
 			return c.limiter.Move(c.ctx, c.pool, c.request(), ratelimit.FixedWindow("another", 1, time.Hour).Key(privateKey))
+		}},
+
+		"Pause: a window": {by: "Pause", is: invalid, do: func(c *failing) error {
+			return c.limiter.Pause(c.ctx, c.pool, time.Now().Add(time.Minute), ratelimit.FixedWindow(c.limit.Name(), 1, time.Hour).Key(privateKey))
+		}},
+		"Pause: no end": {by: "Pause", is: invalid, do: func(c *failing) error {
+			return c.limiter.Pause(c.ctx, c.pool, time.Time{}, c.request())
+		}},
+		"Pause: a year": {by: "Pause", is: invalid, do: func(c *failing) error {
+			return c.limiter.Pause(c.ctx, c.pool, time.Now().AddDate(1, 0, 0), c.request())
+		}},
+		"Pause: one key twice": {by: "Pause", is: invalid, do: func(c *failing) error {
+			return c.limiter.Pause(c.ctx, c.pool, time.Now().Add(time.Minute), c.request(), c.request())
+		}},
+		"Resume: a window": {by: "Resume", is: invalid, do: func(c *failing) error {
+			return c.limiter.Resume(c.ctx, c.pool, ratelimit.FixedWindow(c.limit.Name(), 1, time.Hour).Key(privateKey))
 		}},
 
 		"Override: no numbers": {by: "Override", is: invalid, do: func(c *failing) error {

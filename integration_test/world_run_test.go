@@ -355,6 +355,10 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 		w.add(s)
 	case "move":
 		w.move(p, s)
+	case "pause":
+		w.pause(p, s)
+	case "resume":
+		w.resume(p, s)
 	case "reset":
 		w.reset(p, s, r)
 	case "refund":
@@ -717,6 +721,58 @@ func (w *everything) reset(p *worldProgram, s worldStep, r *rand.Rand) {
 	}
 	if b := w.balances(p, id)[0]; b.Decides != "block" && b.Remaining != b.Capacity {
 		w.failf("%v was reset: %v of %v", id, b.Remaining, b.Capacity)
+	}
+}
+
+// pause empties a limit and stops its refill: it never raises a balance, and never ends another pause sooner.
+func (w *everything) pause(p *worldProgram, s worldStep) {
+	id := worldKey{s.Limit, s.Key}
+	before, rows := w.balances(p, id)[0], w.rows()
+	until, most := w.clock.now.Add(min(s.For, 31*24*time.Hour)), max(min(s.Count, 1e15), 0)
+	request, bucket := w.request(id.limit, id.key).Count(most), w.own(id.limit, id.key).Config().Kind == "token bucket"
+	err := p.limits.Pause(w.Context(), w.pool, until, request)
+	switch {
+	case !bucket && errors.Is(err, ratelimit.ErrInvalid) && w.rows() == rows:
+		return
+	case !bucket || err != nil:
+		w.failf("pause of %v, a %s: %v", id, w.own(id.limit, id.key).Config().Kind, err)
+	}
+	w.meets(id, "do-pause")
+	w.touched[id]++
+	delete(w.log, id) // it only has less
+	after := w.balances(p, id)[0]
+	if math.IsInf(before.Capacity, 1) || noRate(before) {
+		return
+	}
+	want := before.PausedUntil
+	if until.After(want) {
+		want = until
+	}
+	if !want.After(w.clock.now.Add(time.Second)) {
+		want = time.Time{}
+	}
+	if after.Remaining > before.Remaining+1e-9*before.Capacity || after.Remaining > most+1e-9*before.Capacity && after.Decides != "block" || !after.PausedUntil.Equal(want) {
+		w.failf("%v was paused until %v with %v: before %+v, after %+v", id, until, most, before, after)
+	}
+}
+
+// resume ends a pause: nothing of the balance changes, and nothing is refilled for the time before.
+func (w *everything) resume(p *worldProgram, s worldStep) {
+	id := worldKey{s.Limit, s.Key}
+	before, rows := w.balances(p, id)[0], w.rows()
+	bucket := w.own(id.limit, id.key).Config().Kind == "token bucket"
+	err := p.limits.Resume(w.Context(), w.pool, w.request(id.limit, id.key))
+	switch {
+	case !bucket && errors.Is(err, ratelimit.ErrInvalid) && w.rows() == rows:
+		return
+	case !bucket || err != nil:
+		w.failf("resume of %v, a %s: %v", id, w.own(id.limit, id.key).Config().Kind, err)
+	}
+	w.meets(id, "do-resume")
+	w.touched[id]++
+	delete(w.log, id)
+	if after := w.balances(p, id)[0]; after.Remaining != before.Remaining || !after.PausedUntil.IsZero() {
+		w.failf("%v goes on: before %+v, after %+v", id, before, after)
 	}
 }
 

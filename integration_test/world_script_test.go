@@ -190,7 +190,7 @@ func worldLimit(r *rand.Rand, name string, kind int) ratelimit.Limit {
 
 // The steps, and the ways of a call, in their proportions. A way that a verb does not have is the pool.
 var (
-	worldVerbs = []string{"consume", "consume", "consume", "consume", "consume", "reserve", "reserve", "take", "take", "wait", "charge", "refund", "refund", "move", "reset", "crowd", "crowd", "hold", "hold", "hold", "settle", "settle", "release"}
+	worldVerbs = []string{"consume", "consume", "consume", "consume", "consume", "reserve", "reserve", "take", "take", "wait", "charge", "refund", "refund", "move", "pause", "resume", "reset", "crowd", "crowd", "hold", "hold", "hold", "settle", "settle", "release"}
 	worldDoes  = []string{"override", "override", "override", "block", "unlimited", "restore", "unblock", "late", "commit", "sweep", "publish", "restart", "reshard", "add", "add", "slots", "tool", "page", "page", "usage"}
 	worldWays  = []string{"pool", "tx", "tx", "coalescer", "batch", "intx", "sql", "insqltx", "each", "by hand", "by hand", "middleware", "rpc", "canceled"}
 )
@@ -229,6 +229,9 @@ func newWorldScript(seed uint64) worldScript {
 			}
 			if s.Do == "crowd" && r.IntN(3) == 0 {
 				s.For = worldSpan(r, c) // of the clock that is ahead
+			}
+			if s.Do == "pause" {
+				s.For = worldSpan(r, c)
 			}
 			if s.Do == "hold" && r.IntN(4) > 0 {
 				s.For = worldSpan(r, c)

@@ -114,11 +114,25 @@ func TestAWorldOfEveryStep(t *testing.T) {
 		{Do: "restore", Limit: 1}, {Do: "restore", Limit: 2}, {Do: "consume", Way: "tx", Limit: 1, Other: 2, Count: 1, Rollback: true}, {Do: "move", Limit: 1, Other: 2},
 		{Do: "crowd", Other: -1, Count: 1, For: time.Second}, {Do: "clock", For: -time.Second},
 	}...)
+	paused := worldScript{Seed: 1} // the first whose first limit is a token bucket: only that can be paused
+	for newWorldNumbers(paused.Seed).limits[0].Config().Kind != "token bucket" {
+		paused.Seed++
+	}
+	for _, most := range []float64{2, 1, 0} {
+		paused.Steps = append(paused.Steps, worldStep{Do: "consume", Way: "tx", Other: -1, Count: 1}, worldStep{Do: "pause", Count: most, For: time.Hour},
+			worldStep{Do: "consume", Way: "pool", Other: -1, Count: 1}, worldStep{Do: "refund"}, worldStep{Do: "reserve", Way: "pool", Other: -1, Count: 1},
+			worldStep{Do: "clock", For: 10 * time.Minute}, worldStep{Do: "refund"}, worldStep{Do: "resume"}, worldStep{Do: "clock", For: time.Second})
+	}
 	w := replayWorld(t, script)
 	met := map[string]bool{}
-	for _, features := range w.features {
-		for feature := range features {
-			met[feature] = true
+	for _, script := range []worldScript{{}, paused} {
+		if script.Steps != nil {
+			w.plays(script)
+		}
+		for _, features := range w.features {
+			for feature := range features {
+				met[feature] = true
+			}
 		}
 	}
 	happens := worldFeatures[slices.Index(worldFeatures, "do-consume"):] // those before are what limits and keys have
@@ -196,7 +210,7 @@ func (p *worldPairs) met(features map[worldKey]map[string]bool) {
 // worldFeatures are all features. A new one is added here, and where a step says that it has met a key.
 var worldFeatures = []string{
 	"token-bucket", "fixed-window", "calendar-window", "sharded", "varies", "own-numbers", "bounded-debt", "global", "many-parts", "decimals", "billion", "no-rate", "other-version",
-	"do-consume", "do-reserve", "do-take", "do-wait", "do-charge", "do-refund", "do-move", "do-reset", "do-crowd", "do-hold", "do-settle", "do-release", "slots", "hold-expired",
+	"do-consume", "do-reserve", "do-take", "do-wait", "do-charge", "do-refund", "do-move", "do-pause", "do-resume", "do-reset", "do-crowd", "do-hold", "do-settle", "do-release", "slots", "hold-expired",
 	"way-pool", "way-tx", "way-coalescer", "way-batch", "way-intx", "way-sql", "way-insqltx", "way-each", "way-by-hand", "way-middleware", "way-rpc", "way-canceled",
 	"ask-tool", "ask-page", "ask-usage", "steer-go", "steer-tool", "steer-page",
 	"several", "rollback",

@@ -84,7 +84,7 @@ func addUp(does *rules, requests []Request) ([]demand, error) {
 			return nil, programError{fmt.Errorf("%w: limit %q has slots, which only Hold takes, and only Settle and Release give back", ErrInvalid, r.limit.name)}
 		}
 		if does.pauses && (r.limit.numbers.Window || r.limit.unlimited()) {
-			return nil, programError{fmt.Errorf("%w: %s is no token bucket, and only these can be paused", ErrInvalid, r.limit)}
+			return nil, programError{fmt.Errorf("%w: limit %q is no token bucket, and only these can be paused", ErrInvalid, r.limit.name)}
 		}
 		id := [2]string{r.limit.name, r.key}
 		at, found := index[id]

@@ -36,10 +36,12 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 	t.Parallel()
 	ctx := shardpick.With(t.Context(), func(int) (int, int) { return 3, 1 })
 	noon, morning := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC), time.Date(2026, 1, 2, 8, 0, 0, 0, time.UTC)
+	evening := time.Date(2026, 1, 2, 20, 0, 0, 0, time.UTC)
 	limiter := Limiter{Clock: func() time.Time { return noon }}
 	bucket := TokenBucket("bucket", 2, time.Second, Capacity(7), MaxReserved(5))
 	window := FixedWindow("window", 3, time.Minute, Capacity(8), Start(morning.Add(time.Second)))
 	shards := FixedWindow("z shards", 4, time.Hour, Capacity(9), Shards(6), Start(morning))
+	slow := TokenBucket("slow", 4, time.Hour, Capacity(9), Shards(6))
 	day := CalendarWindow("day", 5, Day)
 	var days []pgtype.Timestamptz // 14 before the present one, one more for days that a zone skipped, two after it, and one more
 	for d := -15; d <= 3; d++ {
@@ -177,13 +179,25 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 			})
 			return err
 		}},
+		"pause": {verbPause, []Request{slow.Key("cid").Count(5), bucketAndWindow[1]}, false, func(q *dbsqlc.Queries) error {
+			_, err := q.Pause(ctx, dbsqlc.PauseParams{
+				Names: []string{"bucket", "slow"}, Keys: []string{"ann", "cid"},
+				Rates: []float64{2, 4}, Periods: []time.Duration{time.Second, time.Hour}, Capacities: []float64{7, 9},
+				Shards: []int32{1, 6}, Mosts: []float64{1.5, 5}, Until: pgtype.Timestamptz{Time: evening, Valid: true}, Now: &noon,
+			})
+			return err
+		}},
+		"resume": {verbResume, []Request{slow.Key("cid").Count(5), bucketAndWindow[1]}, false, func(q *dbsqlc.Queries) error {
+			_, err := q.Resume(ctx, dbsqlc.ResumeParams{Names: []string{"bucket", "slow"}, Keys: []string{"ann", "cid"}, Now: &noon})
+			return err
+		}},
 		"reset": {verbReset, bucketAndWindow, false, func(q *dbsqlc.Queries) error {
 			_, err := q.Reset(ctx, dbsqlc.ResetParams{Names: []string{"bucket", "window"}, Keys: []string{"ann", "bob"}})
 			return err
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := limiter.newCall(tt.verb, about{receipt: receipt}, tt.requests, nil)
+			c, err := limiter.newCall(tt.verb, about{receipt: receipt, until: evening}, tt.requests, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

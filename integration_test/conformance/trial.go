@@ -320,6 +320,18 @@ func (t *trial) reset(step string, requests ...ratelimit.Request) {
 	})
 }
 
+func (t *trial) pause(step string, until time.Time, request ratelimit.Request) {
+	t.both(step, func(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB) (ratelimit.Result, error) {
+		return ratelimit.Result{}, l.Pause(ctx, db, until, request)
+	})
+}
+
+func (t *trial) resume(step string, request ratelimit.Request) {
+	t.both(step, func(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB) (ratelimit.Result, error) {
+		return ratelimit.Result{}, l.Resume(ctx, db, request)
+	})
+}
+
 func (t *trial) move(step string, from, to ratelimit.Request) {
 	t.both(step, func(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB) (ratelimit.Result, error) {
 		return ratelimit.Result{}, l.Move(ctx, db, from, to)

@@ -34,6 +34,7 @@ func verbCases() []testCase {
 		everywhere("Balance", balance),
 		c("Reset", reset),
 		c("Move: token buckets", move),
+		c("Pause and Resume, with and without shards", pauseAndResume),
 		c("Move: calendar windows, of which one is sharded", moveCalendar),
 		{name: "Wait", ways: append(only(poolWays(), func(w way) bool { return !w.unprepared }), coalescerWays()[0]), script: wait},
 	}
@@ -223,6 +224,28 @@ func move(t *trial) {
 	t.move("an upgrade again", small, large)
 	r = t.check("after it", large.Count(0))
 	t.want(r.Remaining == 43, "43 tokens, came %v", r.Remaining)
+}
+
+func pauseAndResume(t *trial) {
+	for _, limit := range []ratelimit.Limit{t.bucket("bucket"), t.bucket("shards", ratelimit.Shards(3))} {
+		ann, bob := t.of(limit, t.key(0)), t.of(limit, t.key(1))
+		t.grant("a use", ann.Count(2))
+		until := t.memory.Now().Add(time.Minute)
+		t.pause("a pause", until, ann)
+		t.pause("a pause before the first use, with some left", until, bob.Count(3))
+		t.deny("a use in a pause", ann)
+		t.grant("a use of what is left", bob.Count(3))
+		r := t.check("after it", bob)
+		t.want(!r.OK && r.RetryAt.Equal(until.Add(6*time.Second)), "a denial until %v, came %v", until.Add(6*time.Second), r.RetryAt)
+		t.memory.Advance(10 * time.Second)
+		t.resume("a resume", ann)
+		t.resume("a resume of what is not paused", ann)
+		t.deny("a use of what was emptied", ann)
+		t.memory.Advance(6 * time.Second)
+		t.grant("a token that was refilled", ann)
+		t.deny("a use of what is paused still", bob)
+		t.reset("the reset", ann, bob)
+	}
 }
 
 func moveCalendar(t *trial) {
