@@ -230,10 +230,10 @@ func TestOnePrivilegeLessIsAnErrorAndNeverAGrant(t *testing.T) {
 	t.Parallel()
 	all := []string{"SELECT", "INSERT", "UPDATE", "DELETE"}
 	for missing, mustFail := range map[string][]string{
-		"USAGE":  {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "move, seeded", "move, fresh", "another shard number", "sweep"},
-		"SELECT": {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "move, seeded", "move, fresh", "another shard number", "sweep"},
-		"INSERT": {"consume, fresh", "consume many, fresh", "move, fresh", "another shard number"},
-		"UPDATE": {"consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "move, seeded", "move, fresh", "another shard number", "sweep"},
+		"USAGE":  {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "move, seeded", "move, fresh", "pause, seeded", "pause, fresh", "resume", "another shard number", "sweep"},
+		"SELECT": {"check", "consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "move, seeded", "move, fresh", "pause, seeded", "pause, fresh", "resume", "another shard number", "sweep"},
+		"INSERT": {"consume, fresh", "consume many, fresh", "move, fresh", "pause, fresh", "another shard number"},
+		"UPDATE": {"consume, fresh", "consume, seeded", "consume sharded", "consume many", "consume many, fresh", "charge", "refund", "reset", "move, seeded", "move, fresh", "pause, seeded", "pause, fresh", "resume", "another shard number", "sweep"},
 		"DELETE": {"reset", "another shard number", "sweep"},
 	} {
 		t.Run(missing, func(t *testing.T) {

@@ -601,3 +601,47 @@ func TestPauseBySQL(t *testing.T) {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
 }
+
+// TestOnlyBucketsAreShownAsPaused: the row of a window may lie ahead, since a clock stepped back. That is no pause.
+func TestOnlyBucketsAreShownAsPaused(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	limiter, clock := newLimiter()
+	w := world{t, pool, limiter, clock}
+	window := ratelimit.FixedWindow("window", 3, time.Hour).Key("ann")
+	w.grant(window)
+	clock.Advance(-time.Minute)
+	w.paused(window, time.Time{})
+}
+
+// TestAPauseReadsTheClockAfterWaiting: what was refilled while it waited for the row counts, so a debt is no deeper than it is.
+func TestAPauseReadsTheClockAfterWaiting(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 3)
+	limiter := new(ratelimit.Limiter)
+	r := ratelimit.TokenBucket("fast", 1000, time.Second, ratelimit.Capacity(1e6)).Key("ann")
+	if _, err := limiter.Charge(t.Context(), pool, r.Count(1_000_000+1000)); err != nil { // a debt of a second
+		t.Fatal(err)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limiter.Charge(t.Context(), tx, r.Count(0)); err != nil {
+		t.Fatal(err)
+	}
+	paused := make(chan error, 1)
+	go func() { paused <- limiter.Pause(t.Context(), pool, time.Now(), r.Count(1e6)) }()
+	blocked(t, pool, tx, 1)
+	time.Sleep(500 * time.Millisecond)
+	before := scan[time.Time](t, pool, "SELECT clock_timestamp()")
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-paused; err != nil {
+		t.Fatal(err)
+	}
+	if ts := scan[time.Time](t, pool, "SELECT ts FROM rate_limits"); ts.Before(before) {
+		t.Errorf("the row is of %v, and the lock was there at %v", ts, before)
+	}
+}

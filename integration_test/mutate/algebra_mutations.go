@@ -152,7 +152,7 @@ var algebraMutations = []mutation{
 		tests: "TestRefund",
 	}, {
 		name: "promise-part-refilled", file: "internal/algebra/promise.go", what: "missing tokens of one shard are refilled at its rate alone, although the balance is spread over all",
-		old: "seconds(now-taken.At)*l.Rate)", new: "seconds(now-taken.At)*l.Rate*taken.Part)",
+		old: "seconds(elapsed)*l.Rate)", new: "seconds(elapsed)*l.Rate*taken.Part)",
 		tests: "TestRefund",
 	}, {
 		name: "promise-late", file: "internal/algebra/promise.go", what: "a later window gets a refund",

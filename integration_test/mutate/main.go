@@ -32,7 +32,7 @@ import (
 )
 
 var allMutations = slices.Concat(sqlMutations, algebraMutations, valueMutations, callMutations, coalescerMutations,
-	inMemoryMutations, httpMutations, rpcMutations, replayMutations, overrideMutations, usageMutations, verbMutations, openMutations, holdMutations)
+	inMemoryMutations, httpMutations, rpcMutations, replayMutations, overrideMutations, usageMutations, verbMutations, openMutations, holdMutations, pauseMutations)
 
 // mutation is one edit.
 type mutation struct {

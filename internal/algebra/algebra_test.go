@@ -366,3 +366,39 @@ func TestMove(t *testing.T) {
 		}
 	}
 }
+
+func TestPause(t *testing.T) {
+	bucket := Limit{Rate: 60, Period: time.Minute, Capacity: 10}
+	for _, tt := range []struct {
+		name       string
+		rows       []Row
+		most       float64
+		until, now Micros
+		want       []Row
+	}{
+		{"a part is left", []Row{{8, noon}}, 3, noon + minute, noon + second, []Row{{3, noon + minute}}},
+		{"less is there", []Row{{1, noon}}, 3, noon + minute, noon + second, []Row{{2, noon + minute}}},
+		{"a debt stays", []Row{{-5, noon}}, 0, noon + minute, noon + second, []Row{{-4, noon + minute}}},
+		{"of two, the later end", []Row{{2, noon + hour}}, 1, noon + minute, noon, []Row{{1, noon + hour}}},
+		{"and the lower balance", []Row{{2, noon + minute}}, 5, noon + hour, noon, []Row{{2, noon + hour}}},
+		{"an end that has passed", []Row{{8, noon}}, 0, noon, noon + second, []Row{{0, noon + second}}},
+		{"shards, of which one was used later", []Row{{4, noon}, {2, noon + 2*minute}}, 3, noon + minute, noon, []Row{{1.5, noon + 2*minute}, {1.5, noon + 2*minute}}},
+	} {
+		got := bucket.Pause(tt.rows, tt.most, tt.until, tt.now)
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+		}
+		if again := bucket.Pause(got, tt.most, tt.until, tt.now); !slices.Equal(again, got) {
+			t.Errorf("%s: again: %v, want %v", tt.name, again, got)
+		}
+		resumed := Resume(got, tt.now+second)
+		if until, paused := Paused(resumed, tt.now+second); paused || until != tt.now+second || bucket.Total(resumed, tt.now+second) != bucket.Total(got, tt.now+second) {
+			t.Errorf("%s: resumed as %v", tt.name, resumed)
+		}
+	}
+	for ahead, want := range map[Micros]bool{-second: false, 0: false, second: false, second + 1: true} {
+		if _, paused := Paused([]Row{{0, noon}, {0, noon + ahead}}, noon); paused != want {
+			t.Errorf("%d µs ahead: paused: %v", ahead, paused)
+		}
+	}
+}

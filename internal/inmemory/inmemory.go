@@ -185,9 +185,7 @@ func (t Table) Refund(ds []Demand, taken []algebra.Taken, now algebra.Micros) An
 // are full.
 func (t Table) Move(from, to Demand, floor float64, now algebra.Micros) {
 	for _, d := range []Demand{from, to} {
-		if len(t[d.ID]) == 0 {
-			t.set(d, d.Limit.Spread(nil, d.Shards, d.Limit.Capacity, now))
-		}
+		t.fill(d, now)
 	}
 	t.set(to, to.Limit.Move(t.rows(to.ID), to.Shards, from.Limit, t.rows(from.ID), floor, now))
 }
@@ -195,9 +193,7 @@ func (t Table) Move(from, to Demand, floor float64, now algebra.Micros) {
 // Pause empties token buckets to their counts, and refills nothing before until.
 func (t Table) Pause(ds []Demand, until, now algebra.Micros) {
 	for _, d := range ds {
-		if len(t[d.ID]) == 0 {
-			t.set(d, d.Limit.Spread(nil, d.Shards, d.Limit.Capacity, now))
-		}
+		t.fill(d, now)
 		d.Shards = len(t[d.ID])
 		t.set(d, d.Limit.Pause(t.rows(d.ID), d.Count, until, now))
 	}
@@ -226,6 +222,13 @@ func (t Table) Reset(ids []ID) (deleted int) {
 		delete(t, id)
 	}
 	return deleted
+}
+
+// fill makes the rows of a limit that has none: it is full.
+func (t Table) fill(d Demand, now algebra.Micros) {
+	if len(t[d.ID]) == 0 {
+		t.set(d, d.Limit.Spread(nil, d.Shards, d.Limit.Capacity, now))
+	}
 }
 
 func (t Table) set(d Demand, rows []algebra.Row) {

@@ -1,0 +1,146 @@
+package main
+
+const (
+	pause       = "migrations/engine/pause.sql"
+	pauseGo     = "ratelimit/pause.go"
+	refunds     = "migrations/engine/refund.sql"
+	pauseTests  = "TestPause"
+	pausesModel = "TestPause|TestModel"
+)
+
+var pauseMutations = []mutation{
+	// _ratelimit_pause
+	{
+		name: "pause-no-lock", file: pause, what: "a pause writes what it has read before the lock, and inserts no row",
+		old: "    PERFORM /* TEMPLATE: schema */_ratelimit_lock(names, keys, capacities, shards, now);\n", new: "",
+		tests: pauseTests,
+	}, {
+		name: "pause-order", file: pause, what: "limits out of order are locked as they come",
+		old: "               AND (p = 1 OR (names[p - 1] COLLATE \"C\", keys[p - 1] COLLATE \"C\") < (names[p] COLLATE \"C\", keys[p] COLLATE \"C\"))", new: "",
+		tests: "TestPauseBySQL",
+	}, {
+		name: "pause-raises", file: pause, what: "a pause adds tokens",
+		old: "least(/* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], NULL), mosts[i])", new: "mosts[i]",
+		tests: pauseTests,
+	}, {
+		name: "pause-keeps", file: pause, what: "a pause leaves all tokens",
+		old: "least(/* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], NULL), mosts[i])", new: "/* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], NULL)",
+		tests: pauseTests,
+	}, {
+		name: "pause-sooner", file: pause, what: "a pause ends another one that is longer",
+		old: "greatest(max(r.ts), at, until)", new: "greatest(at, until)",
+		tests: pauseTests,
+	}, {
+		name: "pause-late", file: pause, what: "a pause that has passed refills for the time since",
+		old: "greatest(max(r.ts), at, until)", new: "greatest(max(r.ts), until)",
+		tests: pausesModel,
+	}, {
+		name: "pause-of-one-shard", file: pause, what: "each shard has the tokens of all",
+		old: ", mosts[i]) / m::double precision;", new: ", mosts[i]);",
+		tests: pauseTests,
+	}, {
+		name: "pause-far", file: pause, what: "the engine pauses for a year",
+		old: "AND isfinite(until) AND until <= at + interval '32 days') IS NOT TRUE", new: "AND isfinite(until)) IS NOT TRUE",
+		tests: "TestPauseBySQL",
+	}, {
+		name: "pause-clock-read-once", file: pause, what: "the clock of the balance is that of before a wait",
+		old: "    at := coalesce(now, clock_timestamp()); -- locking may have waited\n    FOR i IN 1..n LOOP", new: "    FOR i IN 1..n LOOP",
+		tests: "TestAPauseReadsTheClockAfterWaiting",
+	},
+
+	// _ratelimit_resume
+	{
+		name: "resume-always", file: pause, what: "resuming what is not paused forgets what was refilled",
+		old: " AND t.ts > at;", new: ";",
+		tests: "TestResume|TestModel",
+	}, {
+		name: "resume-forgets", file: pause, what: "a resume refills for the time of the pause",
+		old: "SET ts = at WHERE", new: "SET ts = at - interval '1 hour' WHERE",
+		tests: "TestResume|TestModel",
+	},
+
+	// By hand
+	{
+		name: "pause-hand-31-days", file: pause, what: "an epoch read as seconds bricks a key",
+		old: "OR until > at + interval '31 days' OR", new: "OR",
+		tests: "TestPauseBySQL",
+	}, {
+		name: "pause-hand-past", file: pause, what: "seconds read as an epoch pause nothing",
+		old: " OR until < at - interval '31 days' THEN", new: " THEN",
+		tests: "TestPauseBySQL",
+	}, {
+		name: "pause-hand-kind", file: pause, what: "a window is paused by the rule of buckets",
+		old: "WHEN kind <> 'token bucket' THEN pg_catalog.format('only", new: "WHEN false THEN pg_catalog.format('only",
+		tests: "TestPauseBySQL",
+	}, {
+		name: "pause-hand-lifted", file: pause, what: "an unlimited key is not paused",
+		old: "IF n.effect = 'unlimited' AND n.override IS NOT NULL THEN", new: "IF false THEN",
+		tests: "TestPauseBySQL",
+	}, {
+		name: "pause-hand-blocked", file: pause, what: "a blocked key is not paused",
+		old: "_ratelimit_numbers(name COLLATE \"C\", key COLLATE \"C\", at, standing => true)", new: "_ratelimit_numbers(name COLLATE \"C\", key COLLATE \"C\", at)",
+		tests: "TestPauseBySQL",
+	},
+
+	// Refunds, ratelimit_add, sweeps
+	{
+		name: "pause-refund", file: refunds, what: "a refund fills a limit that is paused",
+		old: "            count := least(count, greatest(-total, 0));\n", new: "",
+		tests: "TestWhatComesBackInAPause|TestHoldsInAPause|TestModel",
+	}, {
+		name: "pause-refund-until", file: refunds, what: "a reservation that is given up in a pause gives nothing back",
+		old: "            latest := CASE WHEN at >= taken_at THEN at ELSE latest END;\n", new: "",
+		tests: "TestWhatComesBackInAPause|TestModel",
+	}, {
+		name: "pause-refund-behind", file: refunds, what: "a refund by a clock that is behind counts time twice",
+		old: "latest := CASE WHEN at >= taken_at THEN at ELSE latest END;", new: "latest := at;",
+		tests: "TestModel",
+	}, {
+		name: "pause-add", file: "migrations/engine/overrides.sql", what: "ratelimit_add fills a limit that is paused",
+		old: "    IF paused > clock_timestamp() THEN", new: "    IF false THEN",
+		tests: "TestAddInAPause",
+	},
+
+	// Go
+	{
+		name: "pause-kinds", file: "ratelimit/call_demand.go", what: "a window is paused",
+		old: "does.pauses && (r.limit.numbers.Window || r.limit.unlimited())", new: "does.pauses && r.limit.unlimited()",
+		tests: "TestPauseRefuses",
+	}, {
+		name: "pause-unlimited", file: "ratelimit/call_demand.go", what: "a pause of an unlimited limit does nothing, and says nothing",
+		old: "does.pauses && (r.limit.numbers.Window || r.limit.unlimited())", new: "does.pauses && r.limit.numbers.Window",
+		tests: "TestPauseRefuses",
+	}, {
+		name: "pause-one-left", file: "ratelimit/call_demand.go", what: "without a Count, a pause leaves one token",
+		old: "does.ignoresCount || does.pauses && !r.counts {", new: "does.ignoresCount {",
+		tests: "TestPause",
+	}, {
+		name: "pause-twice", file: "ratelimit/call_demand.go", what: "two requests for one key leave the sum of their counts",
+		old: "if found && does.pauses && !does.ignoresCount {", new: "if false {",
+		tests: "TestPauseRefuses",
+	}, {
+		name: "pause-go-far", file: pauseGo, what: "an epoch read as seconds reaches the server",
+		old: "until.Sub(now) > maxPause || ", new: "",
+		tests: "TestPauseRefuses",
+	}, {
+		name: "pause-go-past", file: pauseGo, what: "seconds read as an epoch pause nothing",
+		old: " || now.Sub(until) > maxPause)", new: ")",
+		tests: "TestPauseRefuses",
+	}, {
+		name: "pause-shown", file: "internal/algebra/algebra.go", what: "a balance says that every key is paused that was used a moment later",
+		old: "return until, until > now+1e6", new: "return until, until > now",
+		tests: "TestPause",
+	}, {
+		name: "pause-shown-windows", file: "ratelimit/balance.go", what: "a window that was used later is shown as paused",
+		old: "paused && !d.numbers.Window {", new: "paused {",
+		tests: "TestOnlyBucketsAreShownAsPaused",
+	}, {
+		name: "pause-algebra-refund", file: "internal/algebra/promise.go", what: "the library says that more came back than did",
+		old: "			count = min(count, max(-total, 0))\n", new: "",
+		tests: "TestWhatComesBackInAPause|TestRefund",
+	}, {
+		name: "pause-memory-first", file: "internal/inmemory/inmemory.go", what: "in memory, a key is paused only once it was used",
+		old: "		t.fill(d, now)\n		d.Shards", new: "		d.Shards",
+		tests: "TestPauseOnOtherHandles|TestModel",
+	},
+}

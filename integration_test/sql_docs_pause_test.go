@@ -1,0 +1,87 @@
+package integration_test
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// TestTheDispatchPage runs the query and the indexes of docs/dispatch.md on a backlog, and compares them with examples/dispatch.
+func TestTheDispatchPage(t *testing.T) {
+	t.Parallel()
+	query, indexes := docSQL(t, "docs/dispatch.md", "CROSS JOIN LATERAL"), docSQL(t, "docs/dispatch.md", "CREATE INDEX jobs_waiting")
+	var example string
+	for _, file := range []string{"main.go", "worker.go"} {
+		text, err := os.ReadFile("../examples/dispatch/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		example += string(text)
+	}
+	words := func(sql string) string {
+		return strings.Join(strings.Fields(strings.TrimSuffix(strings.TrimSpace(sql), ";")), " ")
+	}
+	for _, sql := range []string{query, indexes} {
+		if !strings.Contains(words(example), words(sql)) {
+			t.Errorf("examples/dispatch does not run\n%s", sql)
+		}
+	}
+	pool := newPool(t, 2)
+	mustExec(t, pool, "CREATE TABLE tenants (id text PRIMARY KEY, weight int); CREATE TABLE jobs (id bigint PRIMARY KEY, tenant text, state text DEFAULT 'waiting', due timestamptz DEFAULT now(), lease timestamptz)")
+	mustExec(t, pool, indexes)
+	mustExec(t, pool, `INSERT INTO tenants VALUES ('flood', 3), ('small', 2), ('none', 1);
+		INSERT INTO jobs SELECT n, 'flood' FROM generate_series(1, 5000) AS n; INSERT INTO jobs VALUES (5001, 'small'), (5002, 'small'), (5003, 'small');
+		UPDATE jobs SET due = now() + interval '1 hour' WHERE id = 1; UPDATE jobs SET state = 'running' WHERE id = 5001; ANALYZE`)
+	rows, err := pool.Query(t.Context(), query)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type found struct {
+		ID     int64
+		Tenant string
+	}
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[found])
+	if want := []found{{2, "flood"}, {3, "flood"}, {4, "flood"}, {5002, "small"}, {5003, "small"}}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, %v, want %v", got, err, want)
+	}
+	if rows, err = pool.Query(t.Context(), "EXPLAIN "+query); err != nil {
+		t.Fatal(err)
+	}
+	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || !strings.Contains(strings.Join(plan, "\n"), "jobs_waiting") {
+		t.Errorf("%v: the plan is\n%s", err, strings.Join(plan, "\n"))
+	}
+}
+
+// TestTheRoleThatMayPause: the functions have a grant of their own.
+func TestTheRoleThatMayPause(t *testing.T) {
+	t.Parallel()
+	needsSession(t, "since it sets the role of its sessions")
+	owner := newPool(t, 2)
+	app, client := createRole(t, owner), createRole(t, owner)
+	for _, role := range []string{app, client} {
+		mustExec(t, owner, named(docSQL(t, "docs/security.md", "GRANT SELECT, INSERT"), schemaOf(t, owner), role))
+		mustExec(t, owner, "REVOKE EXECUTE ON FUNCTION _ratelimit_pause, _ratelimit_resume FROM "+role)
+	}
+	mustExec(t, owner, strings.ReplaceAll(named(docSQL(t, "docs/security.md", "GRANT EXECUTE ON FUNCTION app._ratelimit_pause"), schemaOf(t, owner), app), "provider_client", client))
+	limiter := new(ratelimit.Limiter)
+	r := steady(1).Key("ann")
+	for role, want := range map[string]string{app: "42501", client: ""} {
+		pool := asRole(t, owner, role, 2)
+		if _, err := limiter.Consume(t.Context(), pool, steady(1).Key("bob")); err != nil {
+			t.Fatal(err)
+		}
+		_, byHand := pool.Exec(t.Context(), "SELECT ratelimit_pause('steady in 1', 'ann', now(), 3, 10, '1 minute', 20), ratelimit_resume('steady in 1', 'ann')")
+		err := errors.Join(limiter.Pause(t.Context(), pool, time.Now(), r.Count(3)), limiter.Resume(t.Context(), pool, r))
+		if sqlState(err) != want || sqlState(byHand) != want {
+			t.Errorf("%v, and by hand %v, want SQLSTATE %q", err, byHand, want)
+		}
+	}
+}
