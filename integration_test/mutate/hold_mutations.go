@@ -315,6 +315,10 @@ var holdMutations = []mutation{
 		old: "|| isTx(db) || connOf(db) != nil {\n		return nil, invalidCall(requests, fmt.Sprintf(\"During", new: "|| false {\n		return nil, invalidCall(requests, fmt.Sprintf(\"During",
 		tests: "TestDuringRefuses",
 	}, {
+		name: "during-sql-of-one", file: during, what: "on a *sql.DB of one connection, a hold waits for the connection that would extend it",
+		old: "MaxOpenConnections == 1 {", new: "MaxOpenConnections == -1 {",
+		tests: "TestDuringRefuses",
+	}, {
 		name: "during-endless", file: during, what: "a process that dies keeps its slot",
 		old: "	case ttl == forever:\n		return invalidCall", new: "	case ttl == 1:\n		return invalidCall",
 		tests: "TestDuringRefuses",
