@@ -192,6 +192,7 @@ func TestDuringRefuses(t *testing.T) {
 		"a transaction":              {beginAt(t, pool, pgx.ReadCommitted), time.Minute},
 		"a connection":               {acquire(t, pool), time.Minute},
 		"a connection of a sql.DB":   {ratelimit.SQL(onConn), time.Minute},
+		"a sql.DB of one":            {ratelimit.SQL(openSQL(t, "pgx", pool.Config().ConnString(), 1)), time.Minute},
 		"no end":                     {pool, -1},
 		"a short ttl":                {pool, time.Millisecond},
 		"no database":                {nil, time.Minute},

@@ -130,6 +130,7 @@ func TestOnceAndHold(t *testing.T) {
 		held = h.hold("expired", time.Minute, a.Count(8))
 		h.clock.Advance(time.Minute)
 		h.once(false, "expired", time.Hour, a.Count(2))
+		h.refused(ratelimit.ReasonSettled, "expired", time.Minute, a) // it is no hold now
 		h.lost(held.Token, a.Count(1))
 		h.release(held.Token, a.Count(0))
 		h.once(true, "expired", time.Hour, a)

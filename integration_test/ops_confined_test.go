@@ -159,6 +159,7 @@ var hostile = map[string][]string{
 	"smallint":                 {"1", "-1", "32767", "0", "100", "NULL", "1"},
 	"bigint":                   {"1", "-1", "9223372036854775807", "0", "100", "NULL", "1"},
 	"boolean":                  {"false", "true", "true", "false", "NULL", "true", "false"},
+	"uuid":                     {"NULL", "'00000000-0000-4000-8000-000000000001'", "NULL", "NULL", "NULL", "NULL", "NULL"},
 	"jsonb": {`'[{"name":"bucket","kind":"token bucket","rate":1e15,"period":"1 second"}]'`, `'[]'`, `'{}'`, `'[{"name":"bucket","key":"seeded","count":-1}]'`, "NULL",
 		`'[{"name":"bucket","key":"seeded","rate":10,"period":"1 minute","max_reserved":1e15}]'`, `'[null]'`},
 	"timestamp without time zone": {"NULL", "'9999-12-31'", "'infinity'", "'2026-01-31 15:00'", "'0001-01-01'", "NULL", "NULL"},

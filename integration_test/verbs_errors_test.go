@@ -442,6 +442,11 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"During: a connection": {by: "During", is: invalid, do: func(c *failing) error {
 			return c.during(acquire(c.T, reconfigured(c.T, c.pool, func(*pgxpool.Config) {})), time.Minute, nil)
 		}},
+		"During: a sql.DB of one connection": {by: "During", is: invalid, do: func(c *failing) error {
+			db := c.sql()
+			db.SetMaxOpenConns(1)
+			return c.during(ratelimit.SQL(db), time.Minute, nil)
+		}},
 		"During: what was not held": {by: "During", is: invalid, gone: 1, do: func(c *failing) error {
 			return c.during(c.pool, time.Minute, func(context.Context) ([]ratelimit.Request, error) {
 				return []ratelimit.Request{c.limit.Global().Count(1)}, nil

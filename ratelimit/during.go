@@ -42,7 +42,7 @@ const settleTimeout = 10 * time.Second
 //
 // db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. On a connection or a transaction, and with a ttl of -1,
 // it is ErrInvalid. All holds of a Limiter on a pool are extended together, every third of a ttl, on a connection of their own. It is one more than the *pgxpool.Pool
-// has; of a *sql.DB, it is one of its connections, as long as any fn runs.
+// has; of a *sql.DB, it is one of its connections, as long as any fn runs, so it needs two.
 func (l *Limiter) During(
 	ctx context.Context, db DB, id string, ttl time.Duration,
 	fn func(ctx context.Context, held Held) (used []Request, err error), requests ...Request,
@@ -96,6 +96,9 @@ func poolFor(ctx context.Context, db DB, requests []Request) (DB, error) {
 	onSQL, _ := db.(sqlDB)
 	if _, isConn := onSQL.db.(*sql.Conn); isConn || isTx(db) || connOf(db) != nil {
 		return nil, invalidCall(requests, fmt.Sprintf("During needs a pool, since it works beside fn and outside its transactions; this is a %T", db))
+	}
+	if pool, is := onSQL.db.(*sql.DB); is && pool.Stats().MaxOpenConnections == 1 {
+		return nil, invalidCall(requests, "During needs a *sql.DB of two or more connections, one of which extends its hold")
 	}
 	return db, errOutside(ctx, verbDuring, db, requests)
 }

@@ -168,7 +168,7 @@ var holdMutations = []mutation{
 		tests: "TestDuringExtensions|TestDuringMaySettleInItsOwnTransaction",
 	}, {
 		name: "extend-level", file: holds, what: "an extension at SERIALIZABLE conflicts with whoever reads the hold",
-		old: "MESSAGE = 'rate limits: an extension of holds needs a READ COMMITTED transaction';", new: "MESSAGE = 'rate limits: an extension of holds needs a READ COMMITTED transaction', ERRCODE = 'RL009';",
+		old: "    IF current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: an extension", new: "    IF false THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: an extension",
 		tests: "TestDuringExtensions|TestDuringExtendsWhatItHolds",
 	}, {
 		name: "extend-unchecked", file: holds, what: "arrays of different lengths leave holds out",
@@ -315,6 +315,10 @@ var holdMutations = []mutation{
 		old: "|| isTx(db) || connOf(db) != nil {\n		return nil, invalidCall(requests, fmt.Sprintf(\"During", new: "|| false {\n		return nil, invalidCall(requests, fmt.Sprintf(\"During",
 		tests: "TestDuringRefuses",
 	}, {
+		name: "during-sql-of-one", file: during, what: "on a *sql.DB of one connection, a hold waits for the connection that would extend it",
+		old: "MaxOpenConnections == 1 {", new: "MaxOpenConnections == -1 {",
+		tests: "TestDuringRefuses",
+	}, {
 		name: "during-endless", file: during, what: "a process that dies keeps its slot",
 		old: "	case ttl == forever:\n		return invalidCall", new: "	case ttl == 1:\n		return invalidCall",
 		tests: "TestDuringRefuses",
@@ -322,6 +326,14 @@ var holdMutations = []mutation{
 
 	// What else knows them
 	{
+		name: "usage-known", file: "ratelimit/usage/count.go", what: "the second delivery of an id counts as a denial",
+		old: "d.Result.Repeated || known(d.Err):", new: "d.Result.Repeated:",
+		tests: "TestRepeatedDeliveriesAreNotCounted",
+	}, {
+		name: "usage-repeated", file: "ratelimit/usage/count.go", what: "the second delivery of an event counts as a grant",
+		old: "d.Result.Repeated || known(d.Err):", new: "known(d.Err):",
+		tests: "TestRepeatedDeliveriesAreNotCounted",
+	}, {
 		name: "hold-reset-stays", file: "migrations/engine/reset.sql", what: "what a reset forgot comes back",
 		old: "AND l.state = 'held' ORDER BY l.id FOR UPDATE", new: "AND l.state = 'none' ORDER BY l.id FOR UPDATE",
 		tests: "TestHoldsAreResetAndSwept",

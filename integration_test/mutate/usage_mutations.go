@@ -52,7 +52,7 @@ var usageMutations = []mutation{
 		tests: "TestDecisionCountsWhatTheResultSays",
 	}, {
 		name: "usage-checks", file: "ratelimit/usage/count.go", what: "checks count as denials",
-		old: "case \"consume\", \"wait\", \"reserve\", \"take\":", new: "case \"consume\", \"wait\", \"reserve\", \"take\", \"check\":",
+		old: `"hold", "once":`, new: `"hold", "once", "check":`,
 		tests: "TestDecisionCountsWhatTheResultSays",
 	}, {
 		name: "usage-conflicts", file: "ratelimit/usage/count.go", what: "a transaction that has to run again counts as a failure",

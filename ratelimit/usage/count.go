@@ -54,8 +54,9 @@ type cell struct {
 // allocates nothing, and takes less than 0.1 µs (see docs/operations.md).
 func (r *Recorder) Observe(ctx context.Context, d ratelimit.Decision) {
 	switch d.Verb {
-	case "consume", "wait", "reserve", "take":
+	case "consume", "wait", "reserve", "take", "hold", "once":
 		switch {
+		case d.Result.Repeated || known(d.Err): // it was counted before
 		case d.Err == nil:
 			for i := range d.Result.Requests {
 				s := &d.Result.Requests[i]
@@ -79,7 +80,7 @@ func (r *Recorder) Observe(ctx context.Context, d ratelimit.Decision) {
 				}
 			}
 		}
-	case "charge", "refund":
+	case "charge", "refund", "settle", "release":
 		if d.Err == nil {
 			for i := range d.Result.Requests {
 				s := &d.Result.Requests[i]
@@ -87,6 +88,12 @@ func (r *Recorder) Observe(ctx context.Context, d ratelimit.Decision) {
 			}
 		}
 	}
+}
+
+// known reports whether a call was denied since its id is known.
+func known(err error) bool {
+	denial, is := errors.AsType[*ratelimit.DeniedError](err)
+	return is && (denial.Reason == ratelimit.ReasonHeld || denial.Reason == ratelimit.ReasonSettled)
 }
 
 // failed reports whether an error that is no denial is a failure.

@@ -69,11 +69,11 @@ const others = "(others)"
 //
 // It counts each request of a call, by limit and by the minute of [ratelimit.Result.At]:
 //
-//   - Consume, Take, Reserve and Wait: requests that were granted, that were denied, and that failed: the database failed, or
+//   - Consume, Take, Reserve, Wait, Hold and Once: requests that were granted, that were denied, and that failed: the database failed, or
 //     the request was invalid or above the capacity. Canceled calls, such as a Wait that was given up, and transactions that have
 //     to run again (SQLSTATE 40001 and 40P01) are not failures. In a denied call, requests that would have been granted are not
-//     counted.
-//   - The tokens taken, by Charge and by a Wait that was given up as well, and the tokens refunded.
+//     counted. Nor is a Hold or a Once whose id is known.
+//   - The tokens taken, by Charge, by Settle and by a Wait that was given up as well, and the tokens refunded, by Settle and Release as well.
 //   - How long the granted work has to wait, for reservations and Wait.
 //
 // Check and Reset are not counted. In a transaction, a decision is counted when it is made, and stays counted if the

@@ -139,6 +139,31 @@ func TestSomeErrorsAreNoFailures(t *testing.T) {
 	}
 }
 
+// Of a hold and of what is counted once, the first delivery counts. What comes back or is charged counts when the hold ends.
+func TestRepeatedDeliveriesAreNotCounted(t *testing.T) {
+	r := &Recorder{}
+	limit := ratelimit.TokenBucket("limit", 1, time.Minute)
+	for _, verb := range []string{"hold", "once"} {
+		for _, reason := range []ratelimit.Reason{ratelimit.ReasonHeld, ratelimit.ReasonSettled, ratelimit.ReasonQuota} {
+			d := deny(limit, "ann", noon)
+			d.Verb, d.Err = verb, &ratelimit.DeniedError{Result: d.Result, Reason: reason}
+			r.Observe(t.Context(), d)
+		}
+		d := grant(limit, "ann", noon)
+		d.Verb = verb
+		r.Observe(t.Context(), d)
+		d.Result.Repeated = true
+		r.Observe(t.Context(), d)
+	}
+	for _, verb := range []string{"settle", "release"} {
+		r.Observe(t.Context(), ratelimit.Decision{Verb: verb, Result: ratelimit.Result{OK: true, At: noon, Requests: []ratelimit.Status{{Limit: limit, Key: "ann", OK: true, Taken: 2, Refunded: 3}}}})
+	}
+	want := map[string]counts{"limit 12:00": {granted: 2, denied: 2, tokens: 6, refunded: 6}}
+	if got := sums(r); !maps.Equal(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
 // grant and deny are decisions on a limit and key.
 func grant(limit ratelimit.Limit, key string, at time.Time) ratelimit.Decision {
 	return ratelimit.Decision{Verb: "consume", Result: ratelimit.Result{OK: true, At: at, Requests: []ratelimit.Status{
