@@ -184,7 +184,7 @@ func TestDuringRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer onConn.Close()
+	t.Cleanup(func() { _ = onConn.Close() })
 	for name, row := range map[string]struct {
 		db  ratelimit.DB
 		ttl time.Duration
@@ -503,7 +503,7 @@ func TestDuringExtensions(t *testing.T) {
 	h.settle(h.hold("settled", time.Minute, r).Token, []float64{0}, r.Count(1))
 	h.release(h.hold("released", time.Minute, r).Token)
 	h.hold("endless", -1, r)
-	h.once(false, "once", time.Hour, r)
+	h.once(false, "once", r)
 	mustExec(t, pool, "UPDATE rate_limit_holds SET state = 'lapsed' WHERE id = 'lapsed'")
 	tx := beginAt(t, pool, pgx.ReadCommitted)
 	if _, err := tx.Exec(t.Context(), "SELECT FROM rate_limit_holds WHERE id = 'locked' FOR UPDATE"); err != nil {

@@ -17,9 +17,9 @@ import (
 )
 
 // once wants a grant: repeated, or not.
-func (h holder) once(repeated bool, id string, keep time.Duration, requests ...ratelimit.Request) ratelimit.Result {
+func (h holder) once(repeated bool, id string, requests ...ratelimit.Request) ratelimit.Result {
 	h.Helper()
-	result, err := h.limits.Once(h.Context(), h.db, id, keep, requests...)
+	result, err := h.limits.Once(h.Context(), h.db, id, time.Hour, requests...)
 	if err != nil || !result.OK || result.Repeated != repeated || (result.Receipt() == "") != repeated {
 		h.Fatalf("Once %s: %+v, %v, want repeated: %v", id, result, err, repeated)
 	}
@@ -45,18 +45,18 @@ func TestOnceCountsOnce(t *testing.T) {
 	onEveryHandle(t, func(t *testing.T, db handle) {
 		h := newHolder(t, db)
 		a, b := slow("a", 10).Key("k"), slow("b", 10).Key("k")
-		first := h.once(false, "event 1", time.Hour, a.Count(4))
-		h.once(true, "event 1", time.Hour, a.Count(4))
-		h.once(true, "event 1", time.Hour, a.Count(1))
+		first := h.once(false, "event 1", a.Count(4))
+		h.once(true, "event 1", a.Count(4))
+		h.once(true, "event 1", a.Count(1))
 		h.has(a, 6)
-		h.once(false, "event 1", time.Hour, b)                          // each limit by itself,
-		h.once(false, "event 1", time.Hour, slow("a", 10).Key("other")) // and each key
+		h.once(false, "event 1", b)                          // each limit by itself,
+		h.once(false, "event 1", slow("a", 10).Key("other")) // and each key
 		h.notOnce(ratelimit.ReasonQuota, "event 2", a.Count(7))
 		h.has(a, 6)
-		h.once(false, "event 2", time.Hour, a.Count(6)) // no denial is remembered
+		h.once(false, "event 2", a.Count(6)) // no denial is remembered
 		h.notOnce(ratelimit.ReasonQuota, "event 3", a)
-		h.once(true, "event 1", time.Hour, a.Count(4)) // before any denial
-		h.once(true, "event 2", time.Hour, a, slow("c", 10).Key("k"))
+		h.once(true, "event 1", a.Count(4)) // before any denial
+		h.once(true, "event 2", a, slow("c", 10).Key("k"))
 		h.has(slow("c", 10).Key("k"), 10)
 
 		// A refund leaves the id counted.
@@ -64,13 +64,13 @@ func TestOnceCountsOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		h.has(a, 4)
-		h.once(true, "event 1", time.Hour, a.Count(4))
+		h.once(true, "event 1", a.Count(4))
 
 		h.clock.Advance(time.Hour - time.Microsecond)
-		h.once(true, "event 1", time.Hour, a)
+		h.once(true, "event 1", a)
 		h.clock.Advance(time.Microsecond)
-		h.once(false, "event 1", time.Hour, a)
-		h.once(true, "event 1", time.Hour, a)
+		h.once(false, "event 1", a)
+		h.once(true, "event 1", a)
 	})
 }
 
@@ -82,8 +82,8 @@ func TestOnceOfEveryKind(t *testing.T) {
 			ratelimit.TokenBucket("sharded", 10, 100*time.Hour, ratelimit.Shards(4)), ratelimit.Unlimited("unlimited"),
 		} {
 			id, r := fmt.Sprint("event ", i), limit.Global()
-			first := h.once(false, id, time.Hour, r.Count(6))
-			h.once(true, id, time.Hour, r.Count(6))
+			first := h.once(false, id, r.Count(6))
+			h.once(true, id, r.Count(6))
 			if limit.Name() == "unlimited" {
 				continue
 			}
@@ -92,14 +92,14 @@ func TestOnceOfEveryKind(t *testing.T) {
 				t.Fatal(err)
 			}
 			h.has(r, 9)
-			h.once(false, id+" again", time.Hour, r.Count(9))
-			h.once(true, id+" again", time.Hour, r.Count(9))
+			h.once(false, id+" again", r.Count(9))
+			h.once(true, id+" again", r.Count(9))
 			h.notOnce(ratelimit.ReasonQuota, "another", r)
 		}
 		// Several, all or nothing.
 		a, b := slow("a", 10).Key("k"), slow("b", 10).Key("k")
-		h.once(false, "both", time.Hour, b.Count(3), a.Count(2), a.Count(1), ratelimit.Unlimited("unlimited").Global())
-		h.once(true, "both", time.Hour, a.Count(3), b.Count(3))
+		h.once(false, "both", b.Count(3), a.Count(2), a.Count(1), ratelimit.Unlimited("unlimited").Global())
+		h.once(true, "both", a.Count(3), b.Count(3))
 		h.notOnce(ratelimit.ReasonQuota, "neither", a, b.Count(8))
 		h.notOnce(ratelimit.ReasonPlan, "neither", a, ratelimit.TokenBucket("no plan", 0, time.Hour).Key("k"))
 		h.has(a, 7)
@@ -112,33 +112,33 @@ func TestOnceAndHold(t *testing.T) {
 	onEveryHandle(t, func(t *testing.T, db handle) {
 		h := newHolder(t, db)
 		a := ratelimit.FixedWindow("a", 10, 1000*time.Hour).Key("k")
-		h.once(false, "counted", time.Hour, a)
+		h.once(false, "counted", a)
 		h.refused(ratelimit.ReasonSettled, "counted", time.Minute, a)
 		h.refused(ratelimit.ReasonSettled, "counted", -1, a)
 		h.lost("counted", a.Count(1)) // nobody settles it,
 		h.release("counted", a)       // nor makes it be forgotten
-		h.once(true, "counted", time.Hour, a)
+		h.once(true, "counted", a)
 		h.has(a, 9)
 
 		held := h.hold("held", time.Minute, a.Count(3))
-		h.once(true, "held", time.Hour, a)
+		h.once(true, "held", a)
 		h.settle(held.Token, []float64{2}, a.Count(1))
-		h.once(true, "held", time.Hour, a)
+		h.once(true, "held", a)
 		h.has(a, 8)
 
 		// What a hold held comes back when it has expired, whoever asks for its id.
 		held = h.hold("expired", time.Minute, a.Count(8))
 		h.clock.Advance(time.Minute)
-		h.once(false, "expired", time.Hour, a.Count(2))
+		h.once(false, "expired", a.Count(2))
 		h.refused(ratelimit.ReasonSettled, "expired", time.Minute, a) // it is no hold now
 		h.lost(held.Token, a.Count(1))
 		h.release(held.Token, a.Count(0))
-		h.once(true, "expired", time.Hour, a)
+		h.once(true, "expired", a)
 		h.has(a, 6)
 		held = h.hold("lapsed", time.Minute, a.Count(6))
 		h.clock.Advance(time.Minute)
-		h.once(false, "another", time.Hour, a)
-		h.once(false, "lapsed", time.Hour, a)
+		h.once(false, "another", a)
+		h.once(false, "lapsed", a)
 		h.lost(held.Token, a.Count(1))
 		h.has(a, 4)
 	})
@@ -182,8 +182,8 @@ func TestOnceUnderABlock(t *testing.T) {
 	}
 	load("SELECT ratelimit_unlimited('a', 'k')")
 	h := holder{t, limits, pool, nil}
-	h.once(false, "event", time.Hour, a.Count(100))
-	h.once(true, "event", time.Hour, a.Count(100))
+	h.once(false, "event", a.Count(100))
+	h.once(true, "event", a.Count(100))
 	if got := lines(t, pool, "SELECT state, unit, count, token FROM rate_limit_holds"); got != "(once,none,0,)" {
 		t.Error(got)
 	}

@@ -86,11 +86,11 @@ func (r *renewing) hold(of *renewer, id string, rows int, ttl time.Duration) (e 
 	return e, e.begin(context.Background(), all, time.Now(), ttl)
 }
 
-func minutes(n ...time.Duration) []time.Duration {
-	for i := range n {
-		n[i] *= time.Minute
+func minutes(n ...int) (all []time.Duration) {
+	for _, m := range n {
+		all = append(all, time.Duration(m)*time.Minute)
 	}
-	return n
+	return all
 }
 
 // after sleeps, and lets everything happen until then.
