@@ -198,7 +198,7 @@ func (e *endingWorld) proves(what string, ends []time.Time, call func(db ratelim
 	for _, end := range ends {
 		before = append(before, end.Add(-time.Microsecond), end, end.Add(time.Second))
 	}
-	if first != nil && !first.Permanent() {
+	if first != nil && !first.RetryAt.IsZero() {
 		if !first.RetryAt.After(e.base) || first.RetryAfter != first.RetryAt.Sub(e.base) {
 			e.Fatalf("%s: denied at %v until %v, after %v", what, e.base, first.RetryAt, first.RetryAfter)
 		}
@@ -210,7 +210,7 @@ func (e *endingWorld) proves(what string, ends []time.Time, call func(db ratelim
 		before = append(before, e.before(first.RetryAt), e.base.Add(first.RetryAfter/2).Truncate(time.Microsecond))
 	}
 	for _, now := range before {
-		if first != nil && !first.Permanent() && now.After(e.before(first.RetryAt)) || !now.After(e.base) {
+		if first != nil && !first.RetryAt.IsZero() && now.After(e.before(first.RetryAt)) || !now.After(e.base) {
 			continue
 		}
 		if granted(now) {
@@ -286,7 +286,7 @@ func (e *endingWorld) agrees(i int, count float64) {
 		switch {
 		case never != nil:
 			want = "never"
-		case denied != nil && denied.Permanent():
+		case denied != nil && denied.RetryAt.IsZero():
 			want = "for good"
 		case denied != nil:
 			want = denied.RetryAt.Format(time.RFC3339Nano)
@@ -384,7 +384,7 @@ func TestOverridesThatEndForSeveralLimits(t *testing.T) {
 			var name string
 			err := db.QueryRow(t.Context(), "SELECT name FROM _ratelimit_all($1::text::jsonb, $2)", requests, e.base).Scan(&name)
 			want := "null"
-			if !first.Permanent() {
+			if !first.RetryAt.IsZero() {
 				want = scan[string](t, e.pool, "SELECT to_jsonb($1::timestamptz)::text", first.RetryAt)
 			}
 			pgErr, ok := errors.AsType[*pgconn.PgError](err)

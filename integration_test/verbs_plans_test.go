@@ -35,7 +35,7 @@ func (w world) denyByPolicy(requests ...ratelimit.Request) ratelimit.Result {
 	result, reserved := w.deny(requests...), w.denyReserve(requests...)
 	checked, err := w.limiter.Check(w.Context(), w.db, requests...)
 	denial, ok := errors.AsType[*ratelimit.DeniedError](err)
-	if !ok || denial.Reason != ratelimit.ReasonPlan || !denial.Permanent() {
+	if !ok || denial.Reason != ratelimit.ReasonPlan || !denial.RetryAt.IsZero() {
 		w.Fatalf("%+v, want a permanent denial by a plan", err)
 	}
 	for _, denied := range []ratelimit.Result{result, reserved, checked} {

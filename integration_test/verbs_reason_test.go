@@ -91,7 +91,7 @@ func TestADenialTellsWhy(t *testing.T) {
 func (w world) denies(what string, err error, reason ratelimit.Reason, retryAt time.Time) {
 	w.Helper()
 	denial, ok := errors.AsType[*ratelimit.DeniedError](err)
-	if !ok || denial.Reason != reason || denial.Permanent() != retryAt.IsZero() || !denial.RetryAt.Equal(retryAt) {
+	if !ok || denial.Reason != reason || denial.RetryAt.IsZero() != retryAt.IsZero() || !denial.RetryAt.Equal(retryAt) {
 		w.Fatalf("%s: %+v, %v; want a denial by the %s until %v", what, denial, err, reason, retryAt)
 	}
 	wait := time.Duration(math.MaxInt64)

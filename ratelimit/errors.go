@@ -181,7 +181,7 @@ func notCommitted(err error) bool {
 //
 // A limit with a rate of 0 denies every token ([ReasonPlan]): for example, a plan that does not include the feature. A block
 // by [Overrides] denies every token until its end ([ReasonBlock]). For both, nothing is sent to the server, not even for the
-// other limits of the call, and At is the time of [Limiter.Clock] or of this process. If waiting does not help (see Permanent),
+// other limits of the call, and At is the time of [Limiter.Clock] or of this process. If waiting does not help, RetryAt is zero:
 // an HTTP server should answer 403, not 429. As JSON, see [Result].
 type DeniedError struct {
 	// Result says when to retry, and has the status of every request of the call. The requests that caused the denial have
@@ -205,10 +205,6 @@ const (
 	ReasonSettled Reason = "settled" // of a Hold: the work of its id was settled within a day; RetryAt is zero
 )
 
-// Permanent reports whether waiting does not help: the plan grants nothing, a block has no end, or one of them will be in force
-// before the tokens are there. Then RetryAt is zero.
-func (e *DeniedError) Permanent() bool { return e.RetryAt.IsZero() }
-
 // Unwrap returns [ErrDenied].
 func (e *DeniedError) Unwrap() error { return ErrDenied }
 
@@ -218,7 +214,7 @@ func (e *DeniedError) Error() string {
 	switch {
 	case e.Reason == ReasonSettled:
 		return fmt.Sprintf("%v: %sthe work of this id was settled", ErrDenied, limitsIn(e.Requests))
-	case e.Reason == ReasonHeld && e.Permanent():
+	case e.Reason == ReasonHeld && e.RetryAt.IsZero():
 		return fmt.Sprintf("%v: %sthis id is held, without an end", ErrDenied, limitsIn(e.Requests))
 	case e.Reason == ReasonHeld:
 		return fmt.Sprintf("%v: %sthis id is held; retry in %v", ErrDenied, limitsIn(e.Requests), e.RetryAfter.Round(time.Millisecond))
@@ -248,7 +244,7 @@ func (e *DeniedError) Error() string {
 			denied = append(denied, fmt.Sprintf("%s (%s%v asked, %s)", s.Limit.name, upTo, count, why))
 		}
 	}
-	if e.Permanent() {
+	if e.RetryAt.IsZero() {
 		return fmt.Sprintf("%v by policy: %s", ErrDenied, strings.Join(denied, ", "))
 	}
 	wait := e.RetryAfter

@@ -25,7 +25,8 @@ type Result struct {
 	// RetryAt of a denied call is the first instant at which the same call would be granted if nothing else consumed in
 	// between. For several requests, it is the latest RetryAt among them, or later if overrides end meanwhile; a
 	// [Limiter.Reserve] of several may be granted earlier. Of a block it is when no block denies any more. It is never later
-	// than the year 9999. It is zero if waiting does not help ([DeniedError.Permanent]), and always if the call was granted.
+	// than the year 9999. It is zero if waiting does not help: the plan grants nothing, a block has no
+	// end, or one of them will be in force before the tokens are there. It is zero, too, if the call was granted.
 	// (A token bucket forgives rounding, so it may grant the call earlier by a billionth of the time in which it fills.)
 	//
 	// Where [Overrides] end, what comes after them counts, as far as it is known. A limit that is unlimited until then was not

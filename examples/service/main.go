@@ -101,7 +101,7 @@ func send(pool *pgxpool.Pool, limits *ratelimit.Limiter) http.HandlerFunc {
 		switch {
 		case err == nil:
 			w.WriteHeader(http.StatusCreated)
-		case isDenied && denied.Permanent(): // waiting does not help
+		case isDenied && denied.RetryAt.IsZero(): // waiting does not help
 			http.Error(w, "You may not send messages.", http.StatusForbidden)
 		case isDenied:
 			w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(denied.RetryAfter.Seconds()))))

@@ -318,7 +318,7 @@ var httpMutations = []mutation{
 		tests: "TestAPIKeyIsOneForOneCredential",
 	}, {
 		name: "http-policy-status", file: "internal/outcome/outcome.go", what: "a denial by policy is a 429",
-		old: "errors.As(err, &denied) && denied.Permanent():", new: "errors.As(err, &denied) && false:",
+		old: "errors.As(err, &denied) && denied.RetryAt.IsZero():", new: "errors.As(err, &denied) && false:",
 		tests: "TestHTTPPlans",
 	}, {
 		name: "http-policy-retry-after", file: "ratelimit/httplimit/refuse.go", what: "a denial by policy has a Retry-After",
@@ -326,7 +326,7 @@ var httpMutations = []mutation{
 		tests: "TestHTTPPlans",
 	}, {
 		name: "http-policy-problem", file: "ratelimit/httplimit/refuse.go", what: "a denial by policy is reported as an exceeded quota",
-		old: "exceeded.Permanent()", new: "false",
+		old: "exceeded.RetryAt.IsZero()", new: "false",
 		tests: "TestHTTPPlans",
 	}, {
 		name: "http-policy-unasked", file: "ratelimit/httplimit/fields.go", what: "limits that were not asked are reported to have 0 left",

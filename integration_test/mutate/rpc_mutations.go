@@ -144,7 +144,7 @@ var rpcMutations = []mutation{
 		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
 	}, {
 		name: "rpc-policy", file: "ratelimit/rpclimit/refusal.go", what: "a denial by policy says when to retry",
-		old: "if !denied.Permanent() {", new: "if true {",
+		old: "if !denied.RetryAt.IsZero() {", new: "if true {",
 		tests: "TestADenialByPolicyIsPermissionDenied",
 	},
 }

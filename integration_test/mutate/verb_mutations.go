@@ -131,10 +131,6 @@ var verbMutations = []mutation{
 		old: "		case d.limit.empty():\n			return", new: "		case d.limit.empty() && !d.limit.blocked:\n			return",
 		tests: "TestADenialTellsWhy",
 	}, {
-		name: "reason-permanent", file: "ratelimit/errors.go", what: "waiting never helps against a block",
-		old: "return e.RetryAt.IsZero()", new: "return e.Reason != ReasonQuota",
-		tests: "TestADenialTellsWhy",
-	}, {
 		name: "reason-text", file: "ratelimit/errors.go", what: "the text of a denial by a plan tells of the block that will end",
 		old: "			case s.Limit.empty():", new: "			case s.Limit.empty() && !s.Limit.blocked:",
 		tests: "TestADenialTellsWhy",

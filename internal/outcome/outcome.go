@@ -72,7 +72,7 @@ func Status(result ratelimit.Result, err error) int {
 	switch {
 	case err == nil:
 		return 0
-	case errors.As(err, &denied) && denied.Permanent():
+	case errors.As(err, &denied) && denied.RetryAt.IsZero():
 		return http.StatusForbidden
 	case denied != nil:
 		return http.StatusTooManyRequests

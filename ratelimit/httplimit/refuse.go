@@ -64,7 +64,7 @@ func (m Middleware) problemOf(d Decision) problem {
 	var chosen *StatusError
 	switch {
 	case errors.As(d.Err, &exceeded):
-		if p.Type, p.Title = quotaExceededType, quotaExceededTitle; exceeded.Permanent() {
+		if p.Type, p.Title = quotaExceededType, quotaExceededTitle; exceeded.RetryAt.IsZero() {
 			p.Type, p.Title, p.Detail = "about:blank", http.StatusText(d.Status), "The quota is 0, or the client is blocked."
 		}
 		for _, s := range exceeded.Requests {

@@ -66,7 +66,7 @@ func (i Interceptor) denial(denied *ratelimit.DeniedError) *status.Status {
 		})
 	}
 	code, details := codes.PermissionDenied, []protoadapt.MessageV1(nil)
-	if !denied.Permanent() {
+	if !denied.RetryAt.IsZero() {
 		code, details = codes.ResourceExhausted, append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(denied.RetryAfter)})
 	}
 	if len(quota.Violations) > 0 {
