@@ -73,7 +73,7 @@ type leaseRow struct {
 	over    bool      // settled or lost: it is not extended any more
 }
 
-// enter makes a lease. Its connection is there before anything is held.
+// enter makes a lease. A connection that might not be had later is there before anything is held.
 func (all *renewals) enter(ctx context.Context, l *Limiter, db DB) (*lease, error) {
 	pool := poolOf(db)
 	if pool == nil { // a type of the caller's
@@ -319,8 +319,16 @@ type line struct {
 	ended func()
 }
 
-// open opens the line. A *pgxpool.Pool gets another one, of one connection, which connects at the first extension.
+// open takes the connection of a *sql.DB, before the work takes all of them. Others are opened for the first extension, which many calls do not need.
 func (n *line) open(ctx context.Context) error {
+	if _, is := poolOf(n.of).(*sql.DB); is {
+		return n.connect(ctx)
+	}
+	return nil
+}
+
+// connect opens the line. A *pgxpool.Pool gets another one beside it, of one connection.
+func (n *line) connect(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.own != nil {
@@ -358,7 +366,7 @@ func (n *line) close() {
 
 // extend is one statement, and needs BEGIN only if the database's default isolation level is not READ COMMITTED.
 func (n *line) extend(ctx context.Context, args dbsqlc.ExtendParams) (row dbsqlc.ExtendRow, err error) {
-	if err := n.open(ctx); err != nil {
+	if err := n.connect(ctx); err != nil {
 		return row, err
 	}
 	if args.Now, err = n.l.instant(); err != nil {
