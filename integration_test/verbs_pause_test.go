@@ -194,6 +194,7 @@ func TestWhatComesBackInAPause(t *testing.T) {
 				w.Fatalf("%+v", result)
 			}
 			w.clock.Advance(10 * time.Second)
+			w.holds(limit.Key("behind"), -4)
 
 			// Once it is over, refunds are as always.
 			receipt = w.grant(limit.Key("bob").Count(8)).Receipt()
