@@ -214,6 +214,12 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	// A block changes no numbers: those of the key's newest other override hold beside it.
 	mustExec(t, pool, "SELECT ratelimit_override('signUps', 'acme', rate => 500), ratelimit_block('signUps', 'acme', until => now() + interval '1 hour')")
 	p.get(http.StatusOK, "key?name=signUps&key=acme", "Blocked", "in forceoverridden500 per")
+
+	// A pause is no use that lies ahead.
+	mustExec(t, pool, "SELECT ratelimit_pause('sendMessage', 'paused', until => now() + interval '2 hours', remaining => 1)")
+	if text := p.get(http.StatusOK, "key?name=sendMessage&key=paused", "1 of 20 tokens", "Paused: nothing is refilled for 1 h 59 min"); strings.Contains(text, "Last granted") {
+		t.Errorf("a paused key is shown as granted:\n%s", text)
+	}
 }
 
 // A key with numbers of its own has no balance until somebody gives them, and then the one that the program has.

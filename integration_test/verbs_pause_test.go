@@ -186,6 +186,16 @@ func TestWhatComesBackInAPause(t *testing.T) {
 			w.clock.Advance(50 * time.Second)
 			w.owes(limit.Key("owing"), 30*time.Second)
 
+			// A clock that stepped back behind the taking counts no time twice.
+			receipt = w.grant(limit.Key("behind").Count(8)).Receipt()
+			w.charge(limit.Key("behind").Count(18))
+			w.clock.Advance(-10 * time.Second)
+			if result := w.refund(receipt, limit.Key("behind").Count(8)); result.Requests[0].Refunded != 2 {
+				w.Fatalf("%+v", result)
+			}
+			w.clock.Advance(10 * time.Second)
+			w.holds(limit.Key("behind"), -4)
+
 			// Once it is over, refunds are as always.
 			receipt = w.grant(limit.Key("bob").Count(8)).Receipt()
 			w.pause(w.clock.now.Add(6*time.Second), limit.Key("bob"))
@@ -541,8 +551,8 @@ func TestPauseBySQL(t *testing.T) {
 	if b := readBalances(t, limiter, pool, ratelimit.TokenBucket("own", 1, time.Hour, ratelimit.Capacity(2)).Key("ann"))[0]; b.Remaining != 2 || b.PausedUntil.IsZero() {
 		t.Errorf("%+v", b)
 	}
-	mustExec(t, pool, "SELECT ratelimit_block('steady in 1', 'blocked'), ratelimit_unlimited('steady in 1', 'lifted'), ratelimit_override('steady in 1', 'lowered', rate => 1, capacity => 1)")
-	for key, want := range map[string]float64{"blocked": 5, "lifted": 5, "lowered": 1} {
+	mustExec(t, pool, "SELECT ratelimit_block('steady in 1', 'blocked'), ratelimit_unlimited('steady in 1', 'lifted'), ratelimit_override('steady in 1', 'lowered', rate => 1, capacity => 1), ratelimit_override('steady in 1', 'both', capacity => 3), ratelimit_block('steady in 1', 'both')")
+	for key, want := range map[string]float64{"blocked": 5, "lifted": 5, "lowered": 1, "both": 3} {
 		scan[time.Time](t, pool, "SELECT ratelimit_pause('steady in 1', $1, until => now() + interval '1 minute', remaining => 5)", key)
 		if b := readBalances(t, limiter, pool, steady(1).Key(key))[0]; b.Remaining != want || b.PausedUntil.IsZero() {
 			t.Errorf("%s: %+v, want %v", key, b, want)

@@ -4692,10 +4692,8 @@ DECLARE
     wrong text;
 BEGIN
     IF coalesce(rate, capacity) IS NULL AND period IS NULL AND shards = 1 THEN
+        -- Beside a block, or an override that lifts the limit: the pause is there when that ends.
         SELECT f.* INTO n FROM /* TEMPLATE: schema */_ratelimit_numbers(name COLLATE "C", key COLLATE "C", at, standing => true) AS f;
-        IF n.effect = 'unlimited' AND n.override IS NOT NULL THEN -- the pause is there when that ends
-            SELECT f.* INTO n FROM /* TEMPLATE: schema */_ratelimit_numbers(name COLLATE "C", key COLLATE "C", at, '0') AS f;
-        END IF;
         kind := n.kind;
         rate := n.rate;
         period := n.period;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "b23dd31ac24085f5ad4fe480257fc2555a992c5ce89bd37e6b20e7389f0f408d"
+const Hash = "d4a15bf760d70c601b40562fc644ba2e66e0d3983dffccec48ac9410b9b16e6a"

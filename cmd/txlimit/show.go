@@ -187,6 +187,11 @@ const balanceSQL = `
 	       _ratelimit_when(r.value, r.ts, $8, $3, g.period, $6, g.grid, greatest(r.n, 1), $6, 0, false, g.windows)
 	  FROM r, g`
 
+// paused reports whether a token bucket is refilled only from a later instant on. A row that was used a moment later than At is not paused.
+func (k *keyDetails) paused() bool {
+	return k.Definition.Kind == "token bucket" && k.LastUse != nil && k.LastUse.After(k.At.Add(time.Second))
+}
+
 // read reads the balance.
 func (k *keyDetails) read(ctx context.Context, tx pgx.Tx, d *defined, chain []override) error {
 	var last pgtype.Timestamptz
@@ -374,6 +379,8 @@ func (k *keyDetails) print(w io.Writer) {
 	default:
 		why := "less than one token is left"
 		switch {
+		case k.paused():
+			why = "the key is paused"
 		case k.LastUse != nil && k.LastUse.After(k.At):
 			why = "the row's time is ahead: it was shut out by hand, or a clock leapt ahead"
 		case k.OwedUntil != nil:
@@ -391,6 +398,8 @@ func (k *keyDetails) print(w io.Writer) {
 	case k.Rows == 0:
 		line("last grant", "none is known: the key has no row")
 	case inSlots: // its row changes when a slot comes back, too
+	case k.paused():
+		line("paused", "until %s: nothing is refilled before (ratelimit_pause; or a clock leapt ahead)", until(k.LastUse, k.At))
 	case k.LastUse != nil:
 		line("last grant", "%s", instant(*k.LastUse))
 	}

@@ -73,10 +73,6 @@ var pauseMutations = []mutation{
 		old: "WHEN kind <> 'token bucket' THEN pg_catalog.format('only", new: "WHEN false THEN pg_catalog.format('only",
 		tests: "TestPauseBySQL",
 	}, {
-		name: "pause-hand-lifted", file: pause, what: "an unlimited key is not paused",
-		old: "IF n.effect = 'unlimited' AND n.override IS NOT NULL THEN", new: "IF false THEN",
-		tests: "TestPauseBySQL",
-	}, {
 		name: "pause-hand-blocked", file: pause, what: "a blocked key is not paused",
 		old: "_ratelimit_numbers(name COLLATE \"C\", key COLLATE \"C\", at, standing => true)", new: "_ratelimit_numbers(name COLLATE \"C\", key COLLATE \"C\", at)",
 		tests: "TestPauseBySQL",
@@ -94,7 +90,7 @@ var pauseMutations = []mutation{
 	}, {
 		name: "pause-refund-behind", file: refunds, what: "a refund by a clock that is behind counts time twice",
 		old: "latest := CASE WHEN at >= taken_at THEN at ELSE latest END;", new: "latest := at;",
-		tests: "TestModel",
+		tests: "TestWhatComesBackInAPause",
 	}, {
 		name: "pause-add", file: "migrations/engine/overrides.sql", what: "ratelimit_add fills a limit that is paused",
 		old: "    IF paused > clock_timestamp() THEN", new: "    IF false THEN",

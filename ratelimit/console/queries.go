@@ -273,6 +273,15 @@ type balanceRow struct {
 	InUse     *float64 `db:"-"` // of slots: those that are held, without those whose holds have expired
 }
 
+// PausedUntil is the instant before which a token bucket is not refilled; nil: it is not paused. A row that was used a moment later than At
+// is not.
+func (b *balanceRow) PausedUntil() *time.Time {
+	if b.Kind == "token bucket" && b.LastUse != nil && b.LastUse.After(b.At.Add(time.Second)) {
+		return b.LastUse
+	}
+	return nil
+}
+
 // Free is how many slots are free.
 func (b *balanceRow) Free() float64 { return max(*b.Remaining, 0) }
 
