@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "d4a15bf760d70c601b40562fc644ba2e66e0d3983dffccec48ac9410b9b16e6a"
+const Hash = "a426cb561925458f75c3d12c88d2ff50766f83bdf966f5c3fd66dd8ccf59e5db"

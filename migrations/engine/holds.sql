@@ -663,11 +663,12 @@ LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    q   /* TEMPLATE: schema */_ratelimit_request;
-    m   integer;
-    n   integer;
-    at  timestamptz := coalesce(now, clock_timestamp());
-    rec record;
+    q    /* TEMPLATE: schema */_ratelimit_request;
+    m    integer;
+    n    integer;
+    at   timestamptz := coalesce(now, clock_timestamp());
+    kept timestamptz := at + interval '7 days';
+    rec  record;
 BEGIN
     SELECT count(*) INTO n FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key;
     IF n = 0 THEN
@@ -678,7 +679,7 @@ BEGIN
              LIMIT 1000
                FOR UPDATE SKIP LOCKED
         LOOP
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', until = at + interval '7 days'
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', until = kept
              WHERE h.name = name AND h.key = key AND h.id = rec.id;
             m := m + 1;
         END LOOP;
