@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "b23dd31ac24085f5ad4fe480257fc2555a992c5ce89bd37e6b20e7389f0f408d"
+const Hash = "e435f9f77dd59240ebf2d35e33bfef38eb48f2b5a77f29bc75dec1e4e3a9b17c"
