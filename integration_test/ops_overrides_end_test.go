@@ -162,7 +162,7 @@ func (e *endingWorld) chains() string {
 	text := ""
 	for _, name := range e.asked {
 		text += scan[string](e, e.pool, "SELECT coalesce(string_agg(concat_ws(' ', name, key, effect, 'rate', rate, 'capacity', capacity, 'reserved', max_reserved, 'until', until), E'\n' ORDER BY made_at, id), '') || E'\n' FROM rate_limit_overrides WHERE name = $1", name) +
-			scan[string](e, e.pool, "SELECT string_agg(concat_ws(' ', value, ts, shards), E'\n') || E'\n' FROM rate_limits WHERE name = $1", name)
+			scan[string](e, e.pool, "SELECT coalesce(string_agg(concat_ws(' ', value, ts, shards), E'\n'), 'no rows') || E'\n' FROM rate_limits WHERE name = $1", name)
 	}
 	return text
 }
@@ -307,20 +307,12 @@ func (e *endingWorld) agrees(i int, count float64) {
 			_, err := e.limits.Consume(e.Context(), db, limit.Key("k"))
 			return err
 		}
-		granted := func(at time.Time) bool {
-			denied, never := e.at(at, call)
-			return denied == nil && never == nil
-		}
+		denied, never := e.at(e.base, call)
 		at := scan[*time.Time](e, e.pool, "SELECT CASE WHEN isfinite(nullif($1, '')::timestamptz) THEN $1::timestamptz END", retryAt)
 		switch {
-		case retryAt == "":
-			if !granted(e.base) {
-				e.Fatalf("%v: ratelimit_keys says that there is a token\n%s", limit, e.chains())
-			}
-		case at != nil && at.Year() < 9999:
-			if early := e.before(*at); granted(e.base) || early.After(e.base) && granted(early) || !granted(*at) {
-				e.Fatalf("%v: ratelimit_keys says %s, which is not when a token is granted\n%s", limit, retryAt, e.chains())
-			}
+		case never != nil:
+		case (retryAt == "") != (denied == nil), denied != nil && (at == nil) != denied.RetryAt.IsZero(), denied != nil && at != nil && !at.Equal(denied.RetryAt):
+			e.Fatalf("%v: ratelimit_keys says %q, and a call for one token %v\n%s", limit, retryAt, denied, e.chains())
 		}
 	}
 }

@@ -898,3 +898,29 @@ func mustExecIn(t *testing.T, tx pgx.Tx, sql string) {
 		t.Fatal(err)
 	}
 }
+
+// TestNoProgramFollowsAnOverrideThatIsNotValid: nor does SQL, the tool or the page, and what is older decides.
+func TestNoProgramFollowsAnOverrideThatIsNotValid(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	limit := ratelimit.TokenBucket("api", 10, time.Hour)
+	if err := ratelimit.Publish(t.Context(), pool, "app", limit); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, pool, "SELECT ratelimit_override('api', 'ann', rate => 20)")
+	mustExec(t, pool, "INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity) VALUES ('api', 'ann', 'numbers', 'NaN', NULL), ('api', 'ann', 'numbers', 0, NULL), ('api', 'ann', 'numbers', 30, 'Infinity')")
+	if rate := scan[float64](t, pool, "SELECT rate FROM _ratelimit_numbers('api', 'ann', now())"); rate != 20 {
+		t.Errorf("SQL uses a rate of %v", rate)
+	}
+	overrides := &ratelimit.Overrides{DB: pool, OnError: func(error) {}}
+	if err := overrides.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	balances, err := (&ratelimit.Limiter{Overrides: overrides}).Balance(t.Context(), pool, limit.Key("ann"))
+	if err != nil || balances[0].Capacity != 20 {
+		t.Errorf("the library uses %+v, %v", balances, err)
+	}
+	if n := scan[int](t, pool, "SELECT ratelimit_restore('api', 'ann')"); n != 4 {
+		t.Errorf("%d of 4 are ended", n)
+	}
+}

@@ -648,7 +648,7 @@ func TestAResetLeavesATrace(t *testing.T) {
 	if _, err := limiter.Consume(t.Context(), pool, limit.Key("ann").Count(10)); err != nil || len(problems) > 0 {
 		t.Errorf("%v, %v", err, problems)
 	}
-	if n := scan[int](t, pool, "SELECT count(*) FROM (VALUES ('l', 'ann'), ('l', 'new'), ('other', '')) AS k (name, key), _ratelimit_override_of(k.name, k.key, clock_timestamp() - interval '10 years')"); n != 0 {
+	if n := scan[int](t, pool, "SELECT count(*) FROM (VALUES ('l', 'ann'), ('l', 'new'), ('other', '')) AS k (name, key), _ratelimit_in_force(k.name, ARRAY[k.key], clock_timestamp() - interval '10 years')"); n != 0 {
 		t.Errorf("%d are in force", n)
 	}
 	if _, err := pool.Exec(t.Context(), "INSERT INTO rate_limit_overrides (name, key, effect) VALUES ('l', 'ann', 'reset')"); sqlState(err) != "23514" {

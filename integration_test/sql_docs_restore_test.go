@@ -92,7 +92,7 @@ func TestTheDocumentedDataOnlyRestore(t *testing.T) {
 		if got := scan[string](t, target, tables); got != want {
 			t.Errorf("%s: restored are\n%s\nof\n%s", what, got, want)
 		}
-		if effect := scan[string](t, target, "SELECT effect FROM _ratelimit_override_of('signUps', 'bob', now())"); effect != "block" {
+		if effect := scan[string](t, target, "SELECT effect FROM _ratelimit_in_force('signUps', '{bob}', now()) LIMIT 1"); effect != "block" {
 			t.Errorf("%s: in force for bob is %s", what, effect)
 		}
 		if !takes(t, target, "signUps", "ann", 3) || takes(t, target, "signUps", "ann", 1) {

@@ -292,7 +292,7 @@ func TestOperationsAt3AM(t *testing.T) {
 		},
 		"ratelimit_override('signUps', 'acme'": func(n *night, sql string) {
 			n.exec(sql)
-			if got := n.first("SELECT effect FROM _ratelimit_override_of('signUps', 'acme', now() + interval '119 minutes')"); len(got) != 1 || got[0] != "numbers" {
+			if got := n.first("SELECT effect FROM _ratelimit_in_force('signUps', '{acme}', now() + interval '119 minutes') LIMIT 1"); len(got) != 1 || got[0] != "numbers" {
 				n.Errorf("in force: %q", got)
 			}
 		},

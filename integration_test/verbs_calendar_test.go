@@ -601,3 +601,21 @@ func TestASweepOfACalendarMindsEveryAnchor(t *testing.T) {
 	sweep(time.Date(2026, 3, 20, 12, 0, 0, 0, time.UTC).Add(32*24*time.Hour), 0) // the row must have been full for an hour
 	sweep(time.Date(2026, 3, 20, 13, 0, 0, 0, time.UTC).Add(32*24*time.Hour), 1)
 }
+
+// TestACalendarRowWhoseTimeLiesAhead: nothing is refilled before a row's instant, and RetryAt is still known, by the library and by hand.
+func TestACalendarRowWhoseTimeLiesAhead(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	limiter, clock := newLimiter()
+	daily := ratelimit.CalendarWindow("daily", 1, ratelimit.Day, ratelimit.Capacity(5))
+	mustExec(t, pool, fmt.Sprintf("INSERT INTO rate_limits VALUES ('daily', 'ann', 0, 1, -1, '%s')", clock.now.AddDate(0, 0, 9).Format(time.RFC3339)))
+	_, err := limiter.Consume(t.Context(), pool, daily.Key("ann"))
+	var denied *ratelimit.DeniedError
+	if want := time.Date(2026, 7, 12, 0, 0, 0, 0, time.UTC); !errors.As(err, &denied) || !denied.RetryAt.Equal(want) {
+		t.Errorf("%v, want a denial until %v", err, want)
+	}
+	byHand := scan[time.Time](t, pool, "SELECT retry_at FROM _ratelimit_by_hand('try', 'daily', 'ann', rate => 1, period => '1 day', kind => 'calendar window', capacity => 5, now => $1)", clock.now)
+	if denied != nil && !byHand.Equal(denied.RetryAt) {
+		t.Errorf("by hand until %v, by the library until %v", byHand, denied.RetryAt)
+	}
+}

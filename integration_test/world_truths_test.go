@@ -591,9 +591,6 @@ func (w *everything) listed(p *worldProgram, id worldKey, b ratelimit.Balance, w
 		return
 	}
 	one := w.try(p, w.clock.now, "consume", 1, w.request(id.limit, id.key))
-	if blocked && !one.permanent {
-		one.retryAt = b.NextAt // a call that is denied by a block does not ask for the tokens
-	}
 	if one.granted != (retryAt == nil) || retryAt != nil && !one.retryAt.IsZero() && !w.far(one.retryAt, id) && !w.resharded && !w.agrees(p, []worldKey{id}, worldAnswer{retryAt: *retryAt}, worldAnswer{retryAt: one.retryAt}) {
 		w.failf("%s: one token %v; ratelimit_keys says %v", what, one, retryAt)
 	}

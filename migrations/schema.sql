@@ -2554,26 +2554,46 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_as IS 'the rol
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_as IS 'the role that was logged in when it was ended early';
 
--- Returns the override in force for a key. before: only those count that are older than this one, and none if there is none of this id.
--- standing: what holds beside a block, which changes no numbers.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, at timestamptz, before bigint DEFAULT NULL, standing boolean DEFAULT false)
+-- Reports whether an override is not over at an instant: it was not removed, and its end has not come.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_lasts(until timestamptz, removed_at timestamptz, at timestamptz) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN removed_at IS NULL AND (until IS NULL OR until > at);
+
+-- Reports whether programs follow an override: they pass over a row whose effect or a number is not valid.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_usable(effect text, rate double precision, capacity double precision, max_reserved double precision) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN effect IN ('numbers', 'block', 'unlimited') AND coalesce(rate, '1') BETWEEN '1e-15' AND '1e15'
+    AND (capacity IS NULL OR capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15')
+    AND (max_reserved IS NULL OR max_reserved = '0' OR max_reserved BETWEEN '1e-15' AND '1e15');
+
+-- Returns the overrides in force for some keys and for every key or, without keys, all of a limit; without a name, those of all limits. They
+-- come in the order in which they decide: by key, those for every key last; of each, blocks first, and then the newest. most: at most so
+-- many of single keys, the first ones, and at most so many for every key.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_in_force(name text, keys text[], at timestamptz, most bigint DEFAULT NULL)
 RETURNS SETOF /* TEMPLATE: schema */rate_limit_overrides
-LANGUAGE plpgsql STABLE SET enable_seqscan = off
+LANGUAGE plpgsql STABLE ROWS 10 SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
-DECLARE
-    made timestamptz := (SELECT b.made_at FROM /* TEMPLATE: schema */rate_limit_overrides AS b WHERE b.id = before);
 BEGIN
-    RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-     WHERE o.name = name AND o.key = key AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
-       AND (before IS NULL OR o.made_at < made OR o.made_at = made AND o.id < before) AND (NOT standing OR o.effect <> 'block')
-     ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT 1;
-    IF NOT FOUND THEN
+    IF name IS NULL THEN
         RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-         WHERE o.name = name AND o.key IS NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
-       AND (before IS NULL OR o.made_at < made OR o.made_at = made AND o.id < before) AND (NOT standing OR o.effect <> 'block')
-         ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT 1;
+         WHERE /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+         ORDER BY o.name, o.key, o.effect = 'block' DESC, o.made_at DESC, o.id DESC;
+        RETURN;
+    ELSIF keys IS NULL THEN
+        RETURN QUERY SELECT a.* FROM ( -- along an index, however many there are
+            SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+             WHERE o.name = name AND o.key IS NOT NULL AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+             ORDER BY o.key, o.made_at, o.id LIMIT most
+          ) AS a ORDER BY a.key, a.effect = 'block' DESC, a.made_at DESC, a.id DESC;
+    ELSIF pg_catalog.cardinality(keys) > 0 THEN
+        RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+         WHERE o.name = name AND o.key = ANY (keys) AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+         ORDER BY o.key, o.effect = 'block' DESC, o.made_at DESC, o.id DESC;
     END IF;
+    RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+     WHERE o.name = name AND o.key IS NULL AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+     ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT most;
 END
 $body$;
 
@@ -2584,71 +2604,103 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_capacity(
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity);
 
--- Returns the numbers in force for a key: those of the newest definition, under the override in force or, if its id is given, another one. effect is 'numbers', 'block' or
--- 'unlimited'. Of a blocked key, only the effect and its end are sure to be there. standing: as if nothing were blocked.
+-- Numbers, and what they come from: what is in force for a key or, without an override, a definition.
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_terms AS (
+    effect text,       -- 'numbers', 'block', 'unlimited', or 'varies': only the program knows the numbers
+    override bigint,   -- the id of the override; NULL: there is none
+    until timestamptz, -- its end; NULL: it has none
+    kind text, rate double precision, period interval, capacity double precision, max_reserved double precision, start timestamptz,
+    shards integer, zone text, anchor timestamp,
+    varies interval    -- the longest of any program
+);
+
+-- Returns the newest definition of a limit. kind is NULL if there is none.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_defined(name text) RETURNS /* TEMPLATE: schema */_ratelimit_terms
+LANGUAGE plpgsql STABLE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    d /* TEMPLATE: schema */_ratelimit_terms;
+BEGIN
+    SELECT 'numbers', NULL, NULL, f.kind, f.rate, f.period, f.capacity, f.max_reserved, CASE WHEN isfinite(f.start) THEN f.start END, f.shards, f.zone, f.anchor,
+           max(f.varies) OVER (PARTITION BY f.current)
+      INTO d
+      FROM /* TEMPLATE: schema */rate_limit_definitions AS f
+     WHERE f.name = name AND (f.current OR f.alive_until > clock_timestamp()) -- an older process still uses what is not current
+     ORDER BY f.current DESC, f.published_at DESC, f.program
+     LIMIT 1;
+    RETURN d;
+END
+$body$;
+
+-- Returns a definition under an override or, if that has no id, as it is. Of a blocked key, the numbers are those of the definition.
 --
 -- If the limit varies, only the program knows the numbers of a key, unless an override gives rate and capacity (and there is no zone or
--- anchor). That is an error or, with varying, the effect 'varies': then rate and capacity are those of the override or NULL, and zone and
--- anchor are NULL.
+-- anchor). Otherwise the effect is 'varies': rate and capacity are those of the override or NULL, and zone and anchor are NULL.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_under(d /* TEMPLATE: schema */_ratelimit_terms, o /* TEMPLATE: schema */rate_limit_overrides)
+RETURNS /* TEMPLATE: schema */_ratelimit_terms
+LANGUAGE plpgsql IMMUTABLE
+AS $body$
+BEGIN
+    d.effect := coalesce(o.effect, 'numbers');
+    d.override := o.id;
+    d.until := CASE WHEN o.until < '10000-01-01 00:00+00' THEN o.until END; -- a row by hand may say infinity
+    IF d.effect <> 'numbers' OR d.kind IS NULL THEN
+        RETURN d;
+    END IF;
+    IF d.kind = 'unlimited' THEN
+        d.effect := 'unlimited';
+    ELSIF d.varies IS NOT NULL AND (o.rate IS NULL AND d.kind <> 'slots' OR o.capacity IS NULL OR d.kind = 'calendar window') THEN
+        d.effect := 'varies';
+        d.rate := CASE WHEN d.kind <> 'slots' THEN o.rate END;
+        d.capacity := CASE WHEN d.kind <> 'slots' THEN o.capacity ELSE floor(o.capacity) END;
+        d.max_reserved := coalesce(o.max_reserved, d.max_reserved);
+        d.zone := NULL;
+        d.anchor := NULL;
+    ELSIF d.kind = 'slots' THEN
+        d.capacity := coalesce(floor(o.capacity), d.capacity);
+    ELSIF coalesce(o.rate, d.rate) > '0' THEN -- without a rate, other numbers say nothing of a limit that has none
+        d.capacity := /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity);
+        d.rate := coalesce(o.rate, d.rate);
+        d.max_reserved := coalesce(o.max_reserved, d.max_reserved);
+    END IF;
+    RETURN d;
+END
+$body$;
+
+-- Returns the terms in force for a key: the newest definition, or the one given, under the override in force or, if its id is given, under
+-- another one. before: only those overrides count that are older than this one, and none if there is none of this id. standing: as if nothing were
+-- blocked. A limit that no program has published is an error, unless an override needs no numbers, and so are numbers that only the program
+-- knows, unless they may vary.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(
     name text, key text, at timestamptz, before bigint DEFAULT NULL, varying boolean DEFAULT false, under bigint DEFAULT NULL,
-    standing boolean DEFAULT false,
-    OUT effect text, OUT until timestamptz, OUT kind text, OUT rate double precision, OUT period interval, OUT capacity double precision,
-    OUT max_reserved double precision, OUT start timestamptz, OUT shards integer, OUT zone text, OUT anchor timestamp, OUT override bigint,
-    OUT varies interval
-)
+    standing boolean DEFAULT false, given /* TEMPLATE: schema */_ratelimit_terms DEFAULT NULL
+) RETURNS /* TEMPLATE: schema */_ratelimit_terms
 LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
 DECLARE
     o /* TEMPLATE: schema */rate_limit_overrides;
-    published boolean;
+    n /* TEMPLATE: schema */_ratelimit_terms;
+    made timestamptz := (SELECT b.made_at FROM /* TEMPLATE: schema */rate_limit_overrides AS b WHERE b.id = before);
 BEGIN
-    IF under IS NULL THEN
-        SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_override_of(name, coalesce(key, ''), at, before, standing) AS f;
-    ELSE
+    IF under IS NOT NULL THEN
         SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = under;
+    ELSE
+        SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_in_force(name, ARRAY[key], at) AS f
+         WHERE NOT (standing AND f.effect = 'block') AND (before IS NULL OR f.made_at < made OR f.made_at = made AND f.id < before) LIMIT 1;
     END IF;
-    override := o.id;
-    until := CASE WHEN o.until < '10000-01-01 00:00+00' THEN o.until END; -- a row by hand may say infinity
-    effect := coalesce(o.effect, 'numbers');
-    SELECT d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, max(d.varies) OVER (PARTITION BY d.current)
-      INTO kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, varies
-      FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-     WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp()) -- an older process still uses what is not current
-     ORDER BY d.current DESC, d.published_at DESC, d.program
-     LIMIT 1;
-    published := FOUND;
-    -- Other numbers say nothing of an unlimited limit, and without a rate nothing of one that has none.
-    IF o.effect = 'numbers' AND kind = 'slots' THEN
-        capacity := coalesce(floor(o.capacity), capacity);
-    ELSIF o.effect = 'numbers' AND (coalesce(o.rate, rate) > '0' OR varies IS NOT NULL) THEN
-        capacity := /* TEMPLATE: schema */_ratelimit_capacity(rate, capacity, o.rate, o.capacity);
-        rate := coalesce(o.rate, rate);
-        max_reserved := coalesce(o.max_reserved, max_reserved);
-    END IF;
-    IF effect <> 'numbers' THEN
-        RETURN;
-    END IF;
-    IF NOT published THEN
+    n := /* TEMPLATE: schema */_ratelimit_under(CASE WHEN given.kind IS NULL THEN /* TEMPLATE: schema */_ratelimit_defined(name) ELSE given END, o);
+    IF n.effect = 'numbers' AND n.kind IS NULL THEN
         RAISE invalid_parameter_value USING
             MESSAGE = pg_catalog.format('rate limit %s: no program has published it', quote_nullable(left(name, 255))),
             HINT = 'Pass rate and period, or have a program publish its limits (ratelimit_publish).';
+    ELSIF n.effect = 'varies' AND NOT varying THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = pg_catalog.format('rate limit %L: the numbers of this key are the program''s', name),
+            HINT = 'Pass the kind, rate, period, capacity and so on that the program uses for this key.';
     END IF;
-    IF kind = 'unlimited' THEN
-        effect := 'unlimited';
-    ELSIF varies IS NOT NULL AND (o.rate IS NULL AND kind <> 'slots' OR o.capacity IS NULL OR kind = 'calendar window') THEN
-        effect := 'varies';
-        rate := CASE WHEN kind <> 'slots' THEN o.rate END;
-        capacity := o.capacity;
-        zone := NULL;
-        anchor := NULL;
-        IF NOT varying THEN
-            RAISE invalid_parameter_value USING
-                MESSAGE = pg_catalog.format('rate limit %L: the numbers of this key are the program''s', name),
-                HINT = 'Pass the kind, rate, period, capacity and so on that the program uses for this key.';
-        END IF;
-    END IF;
+    RETURN n;
 END
 $body$;
 
@@ -2719,10 +2771,8 @@ BEGIN
         EXIT WHEN id IS NOT NULL; -- rows that were copied here may have the next ids already
     END LOOP;
     PERFORM pg_notify('rate_limit_overrides', '');
-    SELECT o.id INTO blocked FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-     WHERE o.name = name AND (o.key = key OR key IS NULL AND o.key IS NULL) AND o.effect = 'block' AND effect <> 'block'
-       AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > clock_timestamp())
-     ORDER BY o.made_at DESC, o.id DESC LIMIT 1;
+    blocked := (SELECT f.id FROM /* TEMPLATE: schema */_ratelimit_in_force(name, ARRAY[key], clock_timestamp()) AS f
+         WHERE f.key IS NOT DISTINCT FROM key AND f.effect = 'block' AND effect <> 'block' LIMIT 1);
     IF blocked IS NOT NULL THEN
         RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: block %s stays in force, and denies all the same: see ratelimit_unblock', name, blocked);
     END IF;
@@ -2817,8 +2867,8 @@ BEGIN
     END IF;
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS o
        SET removed_at = at, removed_by = coalesce(who, role), removed_as = role, changed_in = xid
-     WHERE o.name = name COLLATE "C" AND (o.key = key COLLATE "C" OR key IS NULL AND o.key IS NULL) AND o.removed_at IS NULL
-       AND (o.until IS NULL OR o.until > at) AND (effect IS NULL OR o.effect = effect);
+     WHERE o.name = name COLLATE "C" AND (o.key = key COLLATE "C" OR key IS NULL AND o.key IS NULL) AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at)
+       AND (effect IS NULL OR o.effect = effect);
     GET DIAGNOSTICS removed = ROW_COUNT;
     PERFORM pg_notify('rate_limit_overrides', '');
     RETURN removed;
@@ -2909,7 +2959,9 @@ BEGIN
     -- The capacity before is that of the override in force before or, without one, as passed or as published. Where only the program
     -- knows the numbers, an override has to give its capacity.
     SELECT CASE WHEN f.effect IN ('block', 'unlimited') THEN f.effect ELSE 'varies' END AS effect, f.capacity, f.id AS override
-      INTO was FROM (VALUES (1)) AS one LEFT JOIN /* TEMPLATE: schema */_ratelimit_override_of(o.name, coalesce(o.key, ''), clock_timestamp(), o.id) AS f ON true;
+      INTO was FROM (VALUES (1)) AS one LEFT JOIN LATERAL (
+        SELECT f.* FROM /* TEMPLATE: schema */_ratelimit_in_force(o.name, ARRAY[o.key], clock_timestamp()) AS f
+         WHERE f.made_at < o.made_at OR f.made_at = o.made_at AND f.id < o.id LIMIT 1) AS f ON true;
     IF capacity IS NULL OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current) THEN
         SELECT f.effect, f.capacity, f.override INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS f;
         SELECT f.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS f;
@@ -3042,7 +3094,8 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
     max_reserved double precision,
     effect text,            -- 'numbers': the rows decide. 'block' (or a rate of 0) and 'unlimited': nothing is read or written. 'never': the
                             -- count is more than the numbers can grant, but not what comes after them. 'varies': only the program knows
-    until timestamptz       -- the end of the override in force; NULL: there is none, or it has no end
+    until timestamptz,      -- the end of the override in force; NULL: there is none, or it has no end
+    given /* TEMPLATE: schema */_ratelimit_terms -- of a balance: the definition to ask about; kind NULL: the published one
 );
 
 -- The request of _ratelimit_prepare for slots: a row of one shard with a rate and a capacity of 0, whose floor is minus how many there are.
@@ -3071,7 +3124,7 @@ BEGIN
     END IF;
     RETURN ROW(name, coalesce(key, ''), 0, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
         NULL, NULL, NULL, 0, NULL, CASE WHEN effect = 'numbers' AND capacity = '0' THEN 'block' WHEN effect IN ('numbers', 'unlimited') THEN 'slots' ELSE effect END,
-        until)::/* TEMPLATE: schema */_ratelimit_request;
+        until, NULL)::/* TEMPLATE: schema */_ratelimit_request;
 END
 $body$;
 
@@ -3105,7 +3158,7 @@ DECLARE
     after /* TEMPLATE: schema */_ratelimit_request;
 BEGIN
     IF later AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
-        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL)::/* TEMPLATE: schema */_ratelimit_request;
+        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL, NULL)::/* TEMPLATE: schema */_ratelimit_request;
     END IF;
     IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
        AND kind = 'token bucket' AND shards = 1 THEN
@@ -3144,7 +3197,7 @@ BEGIN
         effect := 'block';
     END IF;
     IF wrong IS NULL AND effect <> 'numbers' THEN
-        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until)::/* TEMPLATE: schema */_ratelimit_request;
+        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until, NULL)::/* TEMPLATE: schema */_ratelimit_request;
     END IF;
     IF wrong IS NULL AND verb = 'reserve' THEN
         floor := coalesce(-max_reserved, '-Infinity');
@@ -3177,7 +3230,7 @@ BEGIN
     ELSE
         grid := /* TEMPLATE: schema */_ratelimit_grid(name, key, period, kind, start);
     END IF;
-    after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until)::/* TEMPLATE: schema */_ratelimit_request;
+    after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until, NULL)::/* TEMPLATE: schema */_ratelimit_request;
     IF effect = 'never' AND NOT later AND /* TEMPLATE: schema */_ratelimit_retry_at(verb, after, NULL, NULL, coalesce(now, clock_timestamp())) IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: count must be at most %s, not %s: more can never be granted', name, capacity - floor, count);
     END IF;
@@ -3185,11 +3238,44 @@ BEGIN
 END
 $body$;
 
+-- The request of a balance, by the terms in force: for one token or, where the capacity is less, for all of them. It is valid, since whoever
+-- reads is told what is there. windows: of a calendar, if the caller has them.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_ask(name text, key text, n /* TEMPLATE: schema */_ratelimit_terms, at timestamptz, given /* TEMPLATE: schema */_ratelimit_terms, windows timestamptz[] DEFAULT NULL)
+RETURNS /* TEMPLATE: schema */_ratelimit_request
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    q /* TEMPLATE: schema */_ratelimit_request;
+BEGIN
+    q.name := name; q.key := key; q.effect := n.effect; q.until := n.until; q.given := given; q.count := 1; q.floor := 0; q.shards := n.shards;
+    q.rate := n.rate; q.period := n.period; q.capacity := n.capacity; q.max_reserved := n.max_reserved; q.ahead := 100;
+    IF n.kind = 'slots' THEN
+        q.floor := CASE n.effect WHEN 'unlimited' THEN '-Infinity' WHEN 'numbers' THEN -n.capacity END;
+        q.effect := CASE WHEN n.effect IN ('numbers', 'unlimited') THEN 'slots' ELSE n.effect END;
+    ELSIF n.effect = 'numbers' AND n.rate = '0' THEN
+        q.effect := 'block';
+    ELSIF n.effect = 'numbers' THEN
+        q.count := least(n.capacity, '1');
+        IF n.kind = 'calendar window' THEN
+            q.unit := n.period; q.zone := n.zone; q.anchor := n.anchor; q.period := /* TEMPLATE: schema */_ratelimit_longest(n.period);
+            q.windows := coalesce(windows, /* TEMPLATE: schema */_ratelimit_windows(n.period, n.zone, n.anchor, at, /* TEMPLATE: schema */_ratelimit_back(n.rate, n.capacity), q.ahead));
+            q.start := q.windows[1];
+        ELSE
+            q.start := /* TEMPLATE: schema */_ratelimit_grid(name, key, n.period, n.kind, n.start);
+        END IF;
+    END IF;
+    RETURN q;
+END
+$body$;
+
 -- The same request once the override that is in force for it has ended. standing: as if nothing were blocked.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_after(verb text, q /* TEMPLATE: schema */_ratelimit_request, standing boolean DEFAULT false)
 RETURNS /* TEMPLATE: schema */_ratelimit_request
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing);
+RETURN CASE WHEN verb = 'balance' THEN
+    /* TEMPLATE: schema */_ratelimit_ask(q.name, q.key, /* TEMPLATE: schema */_ratelimit_numbers(q.name, nullif(q.key, ''), q.until, varying => true, standing => standing, given => q.given), q.until, q.given)
+ELSE /* TEMPLATE: schema */_ratelimit_prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing) END;
 
 -- The windows of a request, in a list that reaches to where the tokens will be there.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_reaching(
@@ -3205,7 +3291,9 @@ BEGIN
         -- All shards but one may be full.
         reach := least(greatest(ceil((count + floor
             - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows))
-            / q.rate * greatest(pg_catalog.cardinality(value), 1)::double precision), '0') + '2', 40000)::integer;
+            / q.rate * greatest(pg_catalog.cardinality(value), 1)::double precision), '0') + '2'
+            -- Nothing is refilled before a row's instant, which may lie ahead.
+            + greatest(ceil((SELECT date_part('epoch', max(u.t) - at) FROM pg_catalog.unnest(ts) AS u (t)) / date_part('epoch', q.unit) * '1.1'), '0'), 40000)::integer;
         IF reach > q.ahead OR at > q.windows[pg_catalog.cardinality(q.windows)] THEN
             RETURN /* TEMPLATE: schema */_ratelimit_windows(q.unit, q.zone, q.anchor, at, /* TEMPLATE: schema */_ratelimit_back(q.rate, q.capacity), reach);
         END IF;
@@ -3235,6 +3323,8 @@ BEGIN
             WHEN q.effect = 'numbers' AND value IS NOT NULL THEN
                 /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, verb = 'reserve',
                     /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, greatest(q.count, CASE WHEN verb = 'reserve' THEN q.capacity END), abs(q.floor)))
+            WHEN q.effect = 'slots' AND value IS NOT NULL THEN
+                coalesce((SELECT f.retry_at FROM /* TEMPLATE: schema */_ratelimit_free_slots(q.name, q.key, -q.floor, at) AS f), at)
             WHEN q.effect = 'never' AND NOT anyhow OR q.effect = 'block' AND q.count > '0' THEN NULL
             ELSE at END;
         IF q.until IS NULL OR retry_at < q.until THEN
@@ -3245,9 +3335,9 @@ BEGIN
 END
 $body$;
 
--- Returns when a token bucket will be full, if nothing is taken, or NULL if that is never. A block changes nothing.
+-- Returns when a limit will be full or, if asked so, when nothing is owed, if nothing is taken, or NULL if that is never. A block changes nothing.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_full_at(
-    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
+    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, owed boolean DEFAULT false
 ) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
@@ -3257,6 +3347,8 @@ DECLARE
 BEGIN
     LOOP
         full_at := CASE
+            WHEN q.effect IN ('numbers', 'never') AND owed THEN
+                /* TEMPLATE: schema */_ratelimit_repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, 0, 0))
             WHEN q.effect IN ('numbers', 'never') THEN
                 /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.capacity, 0, false,
                     /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, q.capacity, 0))
@@ -4815,67 +4907,19 @@ BEGIN
 END
 $body$;
 
--- Those of some keys that have rows.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_used_keys(name text, keys text[]) RETURNS SETOF text
-LANGUAGE plpgsql STABLE SET enable_seqscan = off
+-- The rows of a limit, by key: of some keys or, without them, of all.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_rows(name text, keys text[]) RETURNS TABLE (key text, value double precision[], ts timestamptz[])
+LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    RETURN QUERY SELECT DISTINCT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = ANY (keys);
-END
-$body$;
-
--- The keys of a limit with the given numbers, at an instant. Of what lists keys, this and the functions before it read their rows.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys_of(
-    name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
-    zone text, anchor timestamp, keys text[], at timestamptz
-) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
-LANGUAGE plpgsql
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    windows timestamptz[]; -- of a calendar window
-BEGIN
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, zone, anchor);
-    IF NOT isfinite(at) THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now must be finite, not %s', name, at);
+    IF keys IS NULL THEN
+        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard)
+          FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name GROUP BY r.key;
+    ELSE
+        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard)
+          FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = ANY (keys) GROUP BY r.key;
     END IF;
-    capacity := coalesce(capacity, rate);
-    IF kind = 'calendar window' THEN
-        windows := /* TEMPLATE: schema */_ratelimit_windows(period, coalesce(zone, 'UTC'), coalesce(anchor, '2001-01-01'), at,
-            /* TEMPLATE: schema */_ratelimit_back(rate, capacity), 100);
-        period := /* TEMPLATE: schema */_ratelimit_longest(period);
-    END IF;
-    RETURN QUERY
-        SELECT t.key, /* TEMPLATE: schema */_ratelimit_shown(t.total, rate, capacity), CASE WHEN NOT t.sound THEN 'infinity' WHEN t.total < least(capacity, 1) THEN
-               nullif(/* TEMPLATE: schema */_ratelimit_when(t.value, t.ts, at, rate, period, capacity, t.grid, 1, least(capacity, 1), 0, false, windows), at) END
-          FROM (
-            SELECT s.*, CASE WHEN NOT s.sound THEN NULL WHEN pg_catalog.cardinality(s.value) > 1 THEN
-                   /* TEMPLATE: schema */_ratelimit_total(s.value, s.ts, at, rate, period, capacity, s.grid, windows)
-                   ELSE -- the same sum, which the planner inlines: there may be millions of keys
-                   /* TEMPLATE: schema */_ratelimit_available(s.value[1], s.ts[1], /* TEMPLATE: schema */_ratelimit_upto(at, period, s.grid, windows),
-                       rate, period, capacity, s.grid, windows)
-                   END AS total
-              FROM (
-                SELECT r.key, CASE kind WHEN 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start)
-                       WHEN 'calendar window' THEN windows[1] END AS grid,
-                       pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts,
-                       bool_and(isfinite(r.ts)) AS sound -- another row is of no program, and every call for its key fails
-                  FROM /* TEMPLATE: schema */rate_limits AS r
-                 WHERE r.name = name AND keys IS NULL
-                 GROUP BY r.key
-                UNION ALL
-                SELECT r.key, CASE kind WHEN 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start)
-                       WHEN 'calendar window' THEN windows[1] END AS grid,
-                       pg_catalog.array_agg(r.value ORDER BY r.shard) AS value, pg_catalog.array_agg(r.ts ORDER BY r.shard) AS ts,
-                       bool_and(isfinite(r.ts)) AS sound -- another row is of no program, and every call for its key fails
-                  FROM /* TEMPLATE: schema */rate_limits AS r
-                 WHERE r.name = name AND r.key = ANY (keys)
-                 GROUP BY r.key
-                OFFSET 0
-              ) AS s
-            OFFSET 0
-          ) AS t;
 END
 $body$;
 
@@ -4898,144 +4942,131 @@ BEGIN
 END
 $body$;
 
--- The keys of slots, with the numbers that are in force for each, at an instant.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys_of_slots(name text, keys text[], at timestamptz)
-RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
+-- What a key has at an instant, by the terms in force for it and its rows (none: it is full).
+--   used       slots in use, without those whose holds have expired; NULL: it has tokens
+--   remaining  tokens, or free slots; Infinity: unlimited. NULL: not known, or a row is of no program, since its ts is infinite
+--   retry_at   what a denied call for one token says, or for all where the capacity is less: of a block, when no block denies any more.
+--              infinity: never. NULL: it would be granted
+-- whole: more about one key. Then a block changes no numbers:
+--   numbers    the terms beside a block, by which the rest is
+--   owed_until nothing is owed from then on; NULL: nothing is, or that is never or not known
+--   full_at    the same of a limit that is full
+-- windows: of a calendar, by these terms.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_state(
+    name text, key text, n /* TEMPLATE: schema */_ratelimit_terms, value double precision[], ts timestamptz[], at timestamptz,
+    given /* TEMPLATE: schema */_ratelimit_terms, windows timestamptz[], whole boolean,
+    OUT used double precision, OUT remaining double precision, OUT retry_at timestamptz,
+    OUT numbers /* TEMPLATE: schema */_ratelimit_terms, OUT owed_until timestamptz, OUT full_at timestamptz
+)
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    used text[] := ARRAY(SELECT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND (keys IS NULL OR r.key = ANY (keys)));
-    own  text[] := ARRAY(SELECT o.key FROM /* TEMPLATE: schema */rate_limit_overrides AS o -- keys that may have no row
-         WHERE o.name = name AND o.key IS NOT NULL AND (keys IS NULL OR o.key = ANY (keys)) AND o.effect IN ('block', 'unlimited')
-           AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at));
-    k    record;
-    n    record; -- the numbers of the key
-    s    record; -- its slots
-    t    timestamptz;
+    q      /* TEMPLATE: schema */_ratelimit_request := /* TEMPLATE: schema */_ratelimit_ask(name, key, n, at, given, windows);
+    s      /* TEMPLATE: schema */_ratelimit_request := q; -- what stands beside a block
+    broken boolean := 'infinity' = ANY (ts) OR '-infinity' = ANY (ts);
+    total  double precision;
 BEGIN
-    FOR k IN SELECT u.key FROM pg_catalog.unnest(used) AS u (key) UNION SELECT u.key FROM pg_catalog.unnest(own) AS u (key) LOOP
-        key := k.key;
-        t := at;
-        LOOP
-            SELECT f.* INTO n FROM /* TEMPLATE: schema */_ratelimit_numbers(name, nullif(key, ''), t, varying => true) AS f;
-            SELECT f.* INTO s FROM /* TEMPLATE: schema */_ratelimit_free_slots(name, key, CASE n.effect WHEN 'numbers' THEN n.capacity WHEN 'unlimited' THEN 'Infinity' END, t) AS f;
-            IF t = at THEN
-                remaining := CASE WHEN n.effect = 'block' THEN 0 ELSE s.free END;
-            END IF;
-            retry_at := CASE WHEN n.effect = 'block' THEN 'infinity' ELSE coalesce(s.retry_at, nullif(t, at)) END;
-            EXIT WHEN retry_at IS NULL OR n.until IS NULL OR retry_at < n.until;
-            t := n.until; -- then something else decides
-        END LOOP;
-        RETURN NEXT;
-    END LOOP;
-END
-$body$;
-
--- The keys of a limit with the numbers that are in force for each, at an instant. denied: of those that an override of every key or the
--- definition denies everything, also the keys without a row.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys_named(name text, keys text[], at timestamptz, denied boolean)
-RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
-LANGUAGE plpgsql
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    d record;              -- a limit's definition
-    o record;              -- an override, and the keys that have it
-    others text[];         -- the keys that have an override of their own
-    used text[];           -- those of o that have a row
-BEGIN
-    SELECT n.* INTO d FROM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0', varying => true) AS n; -- under no override
-    IF d.kind = 'slots' THEN
-        RETURN QUERY SELECT f.* FROM /* TEMPLATE: schema */_ratelimit_keys_of_slots(name, keys, at) AS f;
-        RETURN;
+    value := coalesce(value, '{}');
+    ts := coalesce(ts, '{}');
+    numbers := n;
+    IF whole AND n.effect = 'block' THEN
+        numbers := /* TEMPLATE: schema */_ratelimit_numbers(name, nullif(key, ''), at, varying => true, standing => true, given => given);
+        s := /* TEMPLATE: schema */_ratelimit_ask(name, key, numbers, at, given);
     END IF;
-    others := ARRAY(
-        SELECT a.key FROM /* TEMPLATE: schema */rate_limit_overrides AS a
-         WHERE a.name = name AND keys IS NULL AND a.key IS NOT NULL AND a.removed_at IS NULL AND (a.until IS NULL OR a.until > at)
-        UNION ALL
-        SELECT s.key FROM /* TEMPLATE: schema */rate_limit_overrides AS s
-         WHERE s.name = name AND s.key = ANY (keys) AND s.removed_at IS NULL AND (s.until IS NULL OR s.until > at));
-    FOR o IN
-        SELECT CASE WHEN x.effect <> 'numbers' THEN x.effect WHEN d.kind = 'unlimited' THEN 'unlimited'
-               WHEN d.effect = 'varies' AND (x.rate IS NULL OR x.capacity IS NULL OR d.kind = 'calendar window') THEN 'varies' ELSE 'numbers' END AS effect,
-               nullif(x.until, 'infinity') AS until,
-               coalesce(x.rate, d.rate) AS rate, /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, x.rate, x.capacity) AS capacity,
-               pg_catalog.array_agg(x.key) AS own, x.key IS NULL AS rest
-          FROM (
-            SELECT DISTINCT ON (x.key) x.*
-              FROM ( -- each part by its index: there may be a million
-                SELECT a.* FROM /* TEMPLATE: schema */rate_limit_overrides AS a WHERE a.name = name AND keys IS NULL
-                UNION ALL
-                SELECT s.* FROM /* TEMPLATE: schema */rate_limit_overrides AS s WHERE s.name = name AND s.key = ANY (keys)
-                UNION ALL
-                SELECT e.* FROM /* TEMPLATE: schema */rate_limit_overrides AS e WHERE e.name = name AND e.key IS NULL AND keys IS NOT NULL
-              ) AS x
-             WHERE x.removed_at IS NULL AND (x.until IS NULL OR x.until > at)
-             ORDER BY x.key, x.effect = 'block' DESC, x.made_at DESC, x.id DESC
-          ) AS x
-         GROUP BY 1, 2, 3, 4, x.key IS NULL
-        UNION ALL
-        SELECT d.effect, NULL, d.rate, d.capacity, '{NULL}', true
-         WHERE NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS x
-                 WHERE x.name = name AND x.key IS NULL AND x.removed_at IS NULL AND (x.until IS NULL OR x.until > at))
-    LOOP
-        IF denied AND o.rest AND (o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0') THEN
-            o.own := ARRAY(SELECT k.key FROM pg_catalog.unnest(keys) AS k (key) EXCEPT SELECT x.key FROM pg_catalog.unnest(others) AS x (key));
-            o.rest := false;
-        END IF;
-        used := NULL;
-        IF NOT o.rest AND o.effect = 'varies' THEN
-            used := ARRAY(SELECT f.key FROM /* TEMPLATE: schema */_ratelimit_used_keys(name, o.own) AS f (key));
-        END IF;
-        -- One of the parts runs. Once the override has ended, something else decides: the same question, at that instant. No table is
-        -- read beside a function that reads one: Citus would run it where it runs the statement, and refuses.
-        RETURN QUERY
-            WITH k AS MATERIALIZED (
-                -- the keys that have none of their own
-                SELECT k.key, CASE WHEN o.effect = 'varies' THEN NULL WHEN o.effect = 'unlimited' THEN 'Infinity'
-                           WHEN o.effect = 'block' OR o.rate = '0' THEN '0' ELSE k.remaining END AS remaining,
-                       CASE WHEN o.effect = 'block' OR o.effect = 'numbers' AND o.rate = '0' THEN coalesce(o.until, 'infinity') WHEN o.effect = 'numbers' THEN k.retry_at END AS retry_at
-                  FROM /* TEMPLATE: schema */_ratelimit_keys_of(name, CASE WHEN o.rate > '0' THEN o.rate ELSE '1' END, coalesce(d.period, '1 second'),
-                       CASE WHEN d.kind = 'unlimited' THEN 'token bucket' ELSE d.kind END, o.capacity, d.start, d.zone, d.anchor, keys, at) AS k
-                 WHERE o.rest AND NOT EXISTS (SELECT 1 FROM pg_catalog.unnest(others) AS x (key) WHERE x.key = k.key)
-                UNION ALL
-                SELECT k.* FROM /* TEMPLATE: schema */_ratelimit_keys_of(name, o.rate, d.period, d.kind, o.capacity, d.start, d.zone, d.anchor, o.own, at) AS k
-                 WHERE NOT o.rest AND o.effect = 'numbers' AND o.rate > '0'
-                UNION ALL
-                SELECT u.key, NULL::double precision, NULL::timestamptz FROM pg_catalog.unnest(used) AS u (key)
-                UNION ALL
-                SELECT u.key, CASE o.effect WHEN 'unlimited' THEN 'Infinity' ELSE '0'::double precision END,
-                       CASE WHEN o.effect <> 'unlimited' THEN coalesce(o.until, 'infinity') END
-                  FROM pg_catalog.unnest(o.own) AS u (key)
-                 WHERE NOT o.rest AND o.effect <> 'varies' AND (o.effect <> 'numbers' OR o.rate = '0')
-            ), late AS (
-                SELECT coalesce(pg_catalog.array_agg(k.key), '{}') AS keys FROM k WHERE k.retry_at >= o.until AND o.until < '10000-01-01 00:00+00'
-            )
-            SELECT k.key, k.remaining, CASE WHEN k.key = ANY (late.keys) THEN coalesce(l.retry_at, o.until) ELSE k.retry_at END
-              FROM k CROSS JOIN late
-              LEFT JOIN LATERAL (SELECT f.* FROM /* TEMPLATE: schema */_ratelimit_keys_named(name, late.keys, o.until, true) AS f
-                  WHERE pg_catalog.cardinality(late.keys) > 0 OFFSET 0) AS l ON l.key = k.key;
-    END LOOP;
+    IF n.kind = 'slots' THEN
+        SELECT f.used, f.free INTO used, remaining FROM /* TEMPLATE: schema */_ratelimit_free_slots(name, key, -s.floor, at) AS f;
+    ELSIF s.effect = 'numbers' AND NOT coalesce(broken, false) THEN
+        total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, s.rate, s.period, s.capacity, s.start, s.windows);
+        remaining := /* TEMPLATE: schema */_ratelimit_shown(total, s.rate, s.capacity);
+    END IF;
+    remaining := CASE s.effect WHEN 'block' THEN 0 WHEN 'unlimited' THEN 'Infinity' ELSE remaining END;
+    retry_at := CASE
+        WHEN q.effect IN ('unlimited', 'varies') OR q.effect = 'numbers' AND total >= q.count OR q.effect = 'slots' AND remaining >= '1' THEN NULL
+        WHEN q.effect = 'numbers' AND broken THEN 'infinity'
+        ELSE nullif(coalesce(/* TEMPLATE: schema */_ratelimit_retry_at('balance', q, CASE WHEN q.effect <> 'block' THEN value END, ts, at), 'infinity'), at) END;
+    IF whole AND total IS NOT NULL THEN
+        owed_until := nullif(/* TEMPLATE: schema */_ratelimit_full_at('balance', s, value, ts, at, owed => true), at);
+        full_at := nullif(/* TEMPLATE: schema */_ratelimit_full_at('balance', s, value, ts, at), at);
+    END IF;
 END
 $body$;
 
--- The same as ratelimit_keys, at an instant that tests and the tool choose. The planner inlines both, and one of the parts runs.
+-- The states of the keys of a limit that have rows, or by an override of their own need none (a block, no limit, a rate of 0): some keys, or all. It is what ratelimit_keys, the tool and
+-- the page show. given: in place of the published definition (_ratelimit_state has the rest). alone: no override counts.
+--
+-- whole: all of what _ratelimit_state says, also of those of the keys that have no row.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_states(
+    name text, keys text[], at timestamptz, given /* TEMPLATE: schema */_ratelimit_terms DEFAULT NULL, alone boolean DEFAULT false, whole boolean DEFAULT false
+) RETURNS TABLE (
+    key text, effect text, override bigint, until timestamptz, -- of what is in force
+    rows integer, stored double precision, last_use timestamptz, broken boolean, -- of its rows; broken: an instant is infinite
+    used double precision, remaining double precision, retry_at timestamptz,
+    numbers /* TEMPLATE: schema */_ratelimit_terms, owed_until timestamptz, full_at timestamptz
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    d       /* TEMPLATE: schema */_ratelimit_terms;
+    every   /* TEMPLATE: schema */_ratelimit_terms; -- of the keys without an override of their own
+    windows timestamptz[];
+BEGIN
+    IF NOT isfinite(at) THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: now must be finite, not %s', name, at);
+    END IF;
+    IF alone THEN
+        every := given;
+    ELSE
+        PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0', varying => true, given => given); -- which is an error, if nobody has published it
+        d := CASE WHEN given.kind IS NULL THEN /* TEMPLATE: schema */_ratelimit_defined(name) ELSE given END;
+        every := /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, varying => true, given => d);
+    END IF;
+    windows := (/* TEMPLATE: schema */_ratelimit_ask(name, '', every, at, given)).windows;
+    RETURN QUERY
+        SELECT k.key, (k.n).effect, (k.n).override, (k.n).until, coalesce(pg_catalog.cardinality(k.value), 0),
+               (SELECT sum(u.v) FROM pg_catalog.unnest(k.value) AS u (v)),
+               (SELECT CASE WHEN isfinite(max(u.t)) THEN least(greatest(max(u.t), '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END FROM pg_catalog.unnest(k.ts) AS u (t)),
+               coalesce('infinity' = ANY (k.ts) OR '-infinity' = ANY (k.ts), false),
+               s.used, s.remaining, s.retry_at, s.numbers, s.owed_until, s.full_at
+          FROM (
+            SELECT coalesce(r.key, o.key, w.key) COLLATE "C" AS key, r.value, r.ts, o.key IS NOT NULL AS own,
+                   CASE WHEN o.key IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_under(d, o.of) ELSE every END AS n
+              FROM /* TEMPLATE: schema */_ratelimit_rows(name, keys) AS r
+              FULL JOIN (
+                SELECT DISTINCT ON (f.key) f.key, f AS of FROM /* TEMPLATE: schema */_ratelimit_in_force(name, keys, at) AS f
+                 WHERE f.key IS NOT NULL AND NOT alone
+                 ORDER BY f.key, f.effect = 'block' DESC, f.made_at DESC, f.id DESC
+              ) AS o ON o.key = r.key COLLATE "C"
+              FULL JOIN (SELECT u.key FROM pg_catalog.unnest(keys) AS u (key) WHERE whole GROUP BY u.key) AS w ON w.key = coalesce(r.key, o.key) COLLATE "C"
+            OFFSET 0
+          ) AS k
+         CROSS JOIN LATERAL /* TEMPLATE: schema */_ratelimit_state(name, k.key, k.n, k.value, k.ts, at, given, CASE WHEN NOT k.own THEN windows END, whole) AS s
+         WHERE whole OR k.value IS NOT NULL OR k.own AND ((k.n).effect IN ('block', 'unlimited') OR (k.n).effect = 'numbers' AND (k.n).rate = '0');
+END
+$body$;
+
+-- The same as ratelimit_keys, at an instant that tests choose.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     zone text, anchor timestamp, keys text[], now timestamptz
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE
 AS $body$
-    SELECT k.key, k.remaining, k.retry_at FROM /* TEMPLATE: schema */_ratelimit_keys_named(name, keys, coalesce(now, clock_timestamp()), false) AS k
-     WHERE pg_catalog.num_nonnulls(rate, capacity, period, start, zone, anchor) = 0 AND kind = 'token bucket'
-    UNION ALL
-    SELECT k.key, k.remaining, k.retry_at
-      FROM /* TEMPLATE: schema */_ratelimit_keys_of(name, rate, period, kind, capacity, start, zone, anchor, keys, coalesce(now, clock_timestamp())) AS k
-     WHERE (pg_catalog.num_nonnulls(rate, capacity, period, start, zone, anchor) = 0 AND kind = 'token bucket') IS NOT TRUE
+#variable_conflict use_variable
+DECLARE
+    given /* TEMPLATE: schema */_ratelimit_terms; -- if there are numbers, they alone count
+BEGIN
+    IF (pg_catalog.num_nonnulls(rate, capacity, period, start, zone, anchor) = 0 AND kind = 'token bucket') IS NOT TRUE THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, zone, anchor);
+        given := ROW('numbers', NULL, NULL, kind, rate, period, coalesce(capacity, rate), NULL, start, 1,
+            CASE kind WHEN 'calendar window' THEN coalesce(zone, 'UTC') END, CASE kind WHEN 'calendar window' THEN coalesce(anchor, '2001-01-01') END, NULL);
+    END IF;
+    RETURN QUERY SELECT s.key, s.remaining, s.retry_at
+      FROM /* TEMPLATE: schema */_ratelimit_states(name, keys, coalesce(now, clock_timestamp()), given, alone => given.kind IS NOT NULL) AS s;
+END
 $body$;
 
--- The planner inlines it: there may be millions of keys.
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
@@ -5057,7 +5088,9 @@ Result, one row for each key:
   remaining  the balance in tokens; below zero if tokens are owed. Of slots, how many are free; below zero if fewer are granted than
              are in use. Holds that have expired are free
   retry_at   the instant at which there will be one token, or at which a limit with a capacity below 1 will be full. NULL: there
-             are enough tokens now. Of slots, when one is free at the latest; infinity: no expiry frees one
+             are enough tokens now. Of slots, when one is free at the latest; infinity: no expiry frees one. It is what a denied
+             call for one token says. So of a blocked key it is when no block denies any more, whether the tokens are there then or
+             not, and infinity if the block has no end
 
 The arguments and their defaults are the same as for ratelimit, and
   keys       only these keys; default NULL: all that have a row
@@ -5066,7 +5099,7 @@ Without any numbers, they are those that a program has published, each key's und
 
     SELECT * FROM ratelimit_keys('sendMessage') WHERE retry_at IS NOT NULL ORDER BY remaining
 
-If an override ends before, retry_at is by what follows. A blocked key has retry_at infinity if the block has no end, and an unlimited one has remaining Infinity. Numbers other than the program's
+If an override ends before, retry_at is by what follows. A blocked key has remaining 0, and an unlimited one Infinity. Numbers other than the program's
 give another answer. If the program gives some keys numbers of their own, remaining and retry_at are NULL without numbers: they are not
 known. remaining NULL with retry_at infinity is a key whose row no program has written: its ts is infinite. Every call for it fails until
 ratelimit_reset. An invalid argument is an error, SQLSTATE 22023.
@@ -5645,7 +5678,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_decide,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_instant,_ratelimit_keys,_ratelimit_keys_named,_ratelimit_keys_of,_ratelimit_keys_of_slots,_ratelimit_known,_ratelimit_left,_ratelimit_list,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_override_of,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_tolerance,_ratelimit_total,_ratelimit_upto,_ratelimit_used_keys,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_decide,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_in_force,_ratelimit_instant,_ratelimit_keys,_ratelimit_known,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_refuse,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';

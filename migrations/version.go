@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "a426cb561925458f75c3d12c88d2ff50766f83bdf966f5c3fd66dd8ccf59e5db"
+const Hash = "866c316d21ccf26f334ebbc2436bd3f1060a2270c82f844dd6f32e85bd3ca354"

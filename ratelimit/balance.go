@@ -31,7 +31,8 @@ type Balance struct {
 	// NextAt is the first instant at which one more whole token can be taken than now, if nothing else is taken: by the numbers in
 	// force or, where an override ends before, by what comes after it. It is zero
 	// if there is none: the limit has all whole tokens that it can hold, or the key is blocked for good. It is not known, and zero, while
-	// the rate is 0: then no rows are read.
+	// the rate is 0: then no rows are read. A call that a block denies reads none, either: its RetryAt is when no block denies any more,
+	// and NextAt is later if the tokens are not there by then.
 	NextAt time.Time
 
 	// ResetAt is when a token bucket will be full if nothing is taken, or when the next window begins. It is zero if the limit

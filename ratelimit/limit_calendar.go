@@ -174,6 +174,13 @@ func (d *demand) reaching(rows []algebra.Row, now algebra.Micros) algebra.Limit 
 	windows := *numbers.Windows
 	slowest := numbers.Rate / float64(max(len(rows), 1)) // all shards but one may be full
 	missing := int(min(max(math.Ceil((d.count-numbers.Total(rows, now))/slowest), 0)+1, maxWait))
+	latest := now // nothing is refilled before a row's instant, which may lie ahead
+	for _, row := range rows {
+		latest = max(latest, min(row.TS, algebra.Max))
+	}
+	if latest > now {
+		missing = min(missing+d.limit.calendar.Number(latest)-d.limit.calendar.Number(now), maxWait)
+	}
 	if ahead := numbers.Listed(now); missing > ahead {
 		last := d.limit.calendar.Number(windows[len(windows)-1])
 		longer := slices.Concat(windows, d.limit.calendar.Between(last+1, last+missing-ahead))

@@ -102,58 +102,6 @@ func TestShowSaysWhatCheckSays(t *testing.T) {
 	}
 }
 
-func TestKeysAreThoseOfTheSQLFunction(t *testing.T) {
-	limit := ratelimit.TokenBucket("l", 1, 100000*time.Hour, ratelimit.Capacity(10))
-	w := newPublished(t, limit)
-	var limiter ratelimit.Limiter
-	for n := range 40 {
-		key := fmt.Sprint("key", n)
-		if _, err := limiter.Charge(t.Context(), w.conn, limit.Key(key).Count(float64(rand.IntN(15)))); err != nil {
-			t.Fatal(err)
-		}
-		w.sql([]string{
-			"SELECT ratelimit_override('l', $1, capacity => 12)", "SELECT ratelimit_override('l', $1, rate => 2, max_reserved => 3)",
-			"SELECT ratelimit_block('l', $1, until => now() + interval '1 hour')", "SELECT ratelimit_unlimited('l', $1)",
-			"SELECT ratelimit_block('l', $1), ratelimit_unblock('l', $1)", "SELECT $1::text",
-		}[n%6], key)
-	}
-	for round := range 4 { // under other overrides of every key
-		rows, err := w.conn.Query(t.Context(), "SELECT key, remaining, retry_at IS NOT NULL FROM ratelimit_keys('l')")
-		if err != nil {
-			t.Fatal(err)
-		}
-		type row struct {
-			Key       string
-			Remaining float64
-			Denied    bool
-		}
-		want, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := parse[keyList](t, w.run("keys", "l", "--all", "--limit", "0", "--json")).Keys
-		if len(got) != len(want) {
-			t.Errorf("%d keys, want %d", len(got), len(want))
-		}
-		for _, row := range want {
-			i := slices.IndexFunc(got, func(k keyState) bool { return k.Key == row.Key })
-			if i < 0 {
-				t.Errorf("no key %s", row.Key)
-				continue
-			}
-			if k := got[i]; *k.Denied != row.Denied || math.Abs(min(k.left(), 1e9)-min(row.Remaining, 1e9)) > 1e-3 {
-				t.Errorf("%+v, want %+v", k, row)
-			}
-		}
-		if !slices.IsSortedFunc(got, func(a, b keyState) int {
-			return int(math.Copysign(1, min(a.left(), 1e9)-min(b.left(), 1e9)))
-		}) {
-			t.Error("not worst first")
-		}
-		w.sql([]string{"SELECT ratelimit_override('l', NULL, capacity => 8)", "SELECT ratelimit_block('l', NULL)", "SELECT ratelimit_unlimited('l', NULL)", "SELECT 1"}[round])
-	}
-}
-
 func TestManyKeysAreEstimated(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("many", 1, time.Hour))
 	w.sql("INSERT INTO rate_limits SELECT 'many', 'key' || n, 0, 1, 0, now() FROM generate_series(1, 5000) AS n")
@@ -353,7 +301,7 @@ func TestReasonsWhyNothingIsThere(t *testing.T) {
 		w.run(args...).wants(t, exitError, "there is no schema no_such_schema")
 	}
 	w.schema = schema
-	w.sql("DROP FUNCTION _ratelimit_keys")
+	w.sql("DROP FUNCTION _ratelimit_states")
 	w.run("publish", "testdata/array.json", "--program", "api").wants(t, exitOK)
 	w.run("keys", "sendMessage").wants(t, exitError, "The schema is older than this program: run `txlimit migrate`")
 }

@@ -95,8 +95,8 @@ func (a *app) within(ctx context.Context, options pgx.TxOptions, set string, fn 
 }
 
 // now is the time of the database.
-func now(ctx context.Context, tx pgx.Tx) (at time.Time, err error) {
-	err = tx.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&at)
+func now(ctx context.Context, db querier) (at time.Time, err error) {
+	err = db.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&at)
 	return at.UTC(), err
 }
 

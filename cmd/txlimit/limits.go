@@ -83,7 +83,7 @@ func (a *app) limits(ctx context.Context, tx pgx.Tx, exact bool) error {
 		Name string
 		N    int64
 	}
-	inForce, err := collect(ctx, tx, pgx.RowToStructByPos[named], "SELECT name, count(*) FROM rate_limit_overrides WHERE "+inForce+" GROUP BY name")
+	inForce, err := collect(ctx, tx, pgx.RowToStructByPos[named], "SELECT o.name, count(*) FROM _ratelimit_in_force(NULL, NULL, clock_timestamp()) AS o GROUP BY o.name")
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/txlimit/txlimit/internal/calendar"
+	"github.com/txlimit/txlimit/internal/keystate"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -105,89 +105,34 @@ func describe(c ratelimit.Config) string {
 
 // The effects of an override.
 const (
-	effectNumbers   = "numbers"
-	effectBlock     = "block"
-	effectUnlimited = "unlimited"
-	effectReset     = "reset" // only in the history
+	effectNumbers   = keystate.EffectNumbers
+	effectBlock     = keystate.EffectBlock
+	effectUnlimited = keystate.EffectUnlimited
+	effectReset     = keystate.EffectReset
 )
 
 // override is a row of rate_limit_overrides.
-type override struct {
-	ID          int64      `json:"id"`
-	Limit       string     `json:"limit"`
-	Key         *string    `json:"key"` // nil: every key
-	Effect      string     `json:"effect"`
-	Rate        *float64   `json:"rate"`
-	Capacity    *float64   `json:"capacity"`
-	MaxReserved *float64   `json:"maxReserved"`
-	Until       *time.Time `json:"until"` // nil: for good
-	Reason      string     `json:"reason"`
-	MadeBy      string     `json:"madeBy"`
-	MadeAs      string     `json:"madeAs"` // the role that was logged in
-	MadeAt      time.Time  `json:"madeAt"`
-	Added       *float64   `json:"added"`
-	RemovedBy   *string    `json:"removedBy"`
-	RemovedAs   *string    `json:"removedAs"`
-	RemovedAt   *time.Time `json:"removedAt"`
-	State       string     `json:"state"` // in force, expired, removed, done
-}
+type override = keystate.Override
 
-// The states of an override.
-const (
-	stateInForce = "in force"
-	stateExpired = "expired"
-	stateRemoved = "removed"
-	stateDone    = "done" // of a reset
-)
-
-const overrideColumns = `id, name, key, effect, rate, capacity, max_reserved, CASE WHEN isfinite(until) THEN least(greatest(until, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END, reason, made_by, made_as, least(greatest(made_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00'), added, removed_by, removed_as,
-	CASE WHEN removed_at IS NOT NULL THEN least(greatest(removed_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END,
-	CASE WHEN removed_at IS NOT NULL THEN 'removed' WHEN effect = 'reset' THEN 'done' WHEN until <= clock_timestamp() THEN 'expired' ELSE 'in force' END`
-
-// What holds of an override in force.
-const inForce = `removed_at IS NULL AND (until IS NULL OR until > clock_timestamp())`
-
-func overrides(ctx context.Context, db querier, where string, args ...any) ([]override, error) {
-	list, err := collect(ctx, db, pgx.RowToStructByPos[override], "SELECT "+overrideColumns+" FROM rate_limit_overrides WHERE "+where, args...)
-	for i := range list {
-		o := &list[i]
-		o.MadeAt = o.MadeAt.UTC()
-		for _, t := range []*time.Time{o.Until, o.RemovedAt} {
-			if t != nil {
-				*t = t.UTC()
-			}
-		}
-	}
-	return list, err
-}
-
-// Of several for the same, a block in force wins, and else the newest. Ids begin anew where rows were copied to.
-const (
-	newestFirst = "made_at DESC, id DESC"
-	inOrder     = "effect = 'block' DESC, " + newestFirst
-)
-
-// inForceFor reads the override in force for a key, or nil: the key's own before that of every key.
-func inForceFor(ctx context.Context, db querier, name string, key *string) (*override, error) {
-	list, err := overrides(ctx, db, "name = $1 AND (key = $2 OR key IS NULL) AND "+inForce+" ORDER BY key IS NULL, "+inOrder+" LIMIT 1", name, key)
-	if len(list) == 0 {
+// inForce reads the overrides in force for a key, or for a limit without keys: the one that decides first.
+func inForce(ctx context.Context, db querier, name string, key *string) ([]override, error) {
+	at, err := now(ctx, db)
+	if err != nil {
 		return nil, err
 	}
-	return &list[0], nil
+	return keystate.InForce(ctx, db, &name, []string{keyText(key)}, at, 0)
 }
 
-// usable reports whether programs follow it: they pass over one whose numbers are none that a limit can have.
-func (o *override) usable() bool {
-	for _, n := range []*float64{o.Rate, o.Capacity, o.MaxReserved} {
-		if n != nil && !(*n == 0 || *n >= 1e-15 && *n <= 1e15) {
-			return false
-		}
+// keyText is a key as it is stored.
+func keyText(key *string) string {
+	if key == nil {
+		return ""
 	}
-	return o.Rate == nil || *o.Rate != 0
+	return *key
 }
 
-// text is what the override does.
-func (o *override) text() string {
+// effectOf is what an override does.
+func effectOf(o *override) string {
 	if o.Effect != effectNumbers {
 		return o.Effect
 	}
@@ -204,7 +149,7 @@ func (o *override) text() string {
 }
 
 // kindSlots is the kind of a limit of how many may be held at once.
-const kindSlots = "slots"
+const kindSlots = keystate.Slots
 
 // grantsNothing reports whether a limit has a rate of 0, or no slots.
 func grantsNothing(c ratelimit.Config) bool {
@@ -212,32 +157,6 @@ func grantsNothing(c ratelimit.Config) bool {
 		return *c.Capacity == 0
 	}
 	return c.Rate != nil && *c.Rate == 0
-}
-
-// under is a definition under an override: a capacity that is the rate follows the rate. A rate of 0 has no capacity.
-func under(c ratelimit.Config, o *override) ratelimit.Config {
-	if o != nil && o.Effect == effectNumbers && c.Kind == kindSlots {
-		if o.Capacity != nil {
-			n := math.Floor(*o.Capacity)
-			c.Capacity = &n
-		}
-		return c
-	}
-	if o == nil || o.Effect != effectNumbers || c.Kind == "unlimited" || o.Rate == nil && c.Rate != nil && *c.Rate == 0 {
-		return c
-	}
-	if o.Capacity != nil {
-		c.Capacity = o.Capacity
-	} else if o.Rate != nil && (c.Capacity == nil || c.Rate != nil && *c.Capacity == *c.Rate) {
-		c.Capacity = o.Rate
-	}
-	if o.Rate != nil {
-		c.Rate = o.Rate
-	}
-	if o.MaxReserved != nil {
-		c.MaxReserved = o.MaxReserved
-	}
-	return c
 }
 
 // numbers are the flags that give numbers: those of a limit that no program has published, or of a key that has numbers of its own.
@@ -331,21 +250,36 @@ type defined struct {
 	given            *ratelimit.Config // by the flags; nil: nothing
 }
 
-// of returns the numbers of a key under an override, and why they are not known.
-func (d *defined) of(o *override) (c ratelimit.Config, unknown *string) {
-	if d.given != nil {
-		return under(*d.given, o), nil
+// asked are the numbers that the flags give, as the database is asked with them.
+func (d *defined) asked() *keystate.Given {
+	c := d.given
+	if c == nil {
+		return nil
 	}
-	c = under(d.Config, o)
-	// An override with a rate and a capacity leaves nothing to the program but zone and anchor.
-	whole := o != nil && o.Effect == effectNumbers && (o.Rate != nil || c.Kind == kindSlots) && o.Capacity != nil && c.Kind != "calendar window"
-	if c.Varies != "" && !whole {
-		unknown = new(string)
-		*unknown = programsNumbers
-		return c, unknown
+	g := &keystate.Given{Kind: &c.Kind, Rate: c.Rate, Capacity: c.Capacity, Start: c.Start, Zone: optional(c.Zone), Anchor: optional(c.Anchor)}
+	if c.Period != "" {
+		period := intervalOf(c.Period)
+		g.Period = &period
 	}
-	c.Varies = ""
-	return c, nil
+	return g
+}
+
+// config are numbers in force as a Config.
+func (d *defined) config(n *keystate.Numbers) ratelimit.Config {
+	c := ratelimit.Config{Name: d.Name, Kind: n.Kind, Rate: n.Rate, Capacity: n.Capacity, MaxReserved: n.MaxReserved, Start: n.Start}
+	if n.Period.Valid {
+		c.Period = periodOf(n.Period, n.Kind)
+	}
+	if n.Shards != nil {
+		c.Shards = int(*n.Shards)
+	}
+	if n.Zone != nil {
+		c.Zone = *n.Zone
+	}
+	if n.Anchor != nil {
+		c.Anchor = *n.Anchor
+	}
+	return c
 }
 
 // varies is the longest time in which a current program says that any key's numbers fill a row. It is "" if none says so.
@@ -429,11 +363,15 @@ func knownLimits(ctx context.Context, db querier) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	overridden, err := collect(ctx, db, pgx.RowTo[string], "SELECT DISTINCT o.name FROM _ratelimit_in_force(NULL, NULL, clock_timestamp()) AS o")
+	if err != nil {
+		return nil, err
+	}
 	return collect(ctx, db, pgx.RowTo[string], `
 		SELECT name COLLATE "C" FROM unnest($1::text[]) AS n (name)
 		UNION SELECT name FROM rate_limit_definitions WHERE `+counting+`
-		UNION SELECT name FROM rate_limit_overrides WHERE `+inForce+`
-		ORDER BY 1`, stored)
+		UNION SELECT name FROM unnest($2::text[]) AS n (name)
+		ORDER BY 1`, stored, overridden)
 }
 
 // checkKnown refuses the name of no limit, if programs publish theirs.

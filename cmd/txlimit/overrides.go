@@ -12,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
+
+	"github.com/txlimit/txlimit/internal/keystate"
 )
 
 // overrideList is what `overrides` prints.
@@ -60,11 +62,11 @@ func (a *app) overrides(ctx context.Context, tx pgx.Tx, name *string, all bool, 
 	if err != nil {
 		return err
 	}
-	where := inForce
+	from := "_ratelimit_in_force($1::text, NULL, clock_timestamp()) AS o"
 	if all {
-		where = "true"
+		from = "rate_limit_overrides AS o WHERE o.name = $1 OR $1 IS NULL"
 	}
-	list, err := overrides(ctx, tx, "(name = $1 OR $1 IS NULL) AND "+where+" ORDER BY "+newestFirst+" LIMIT nullif($2::bigint, 0)", name, most)
+	list, err := keystate.History(ctx, tx, from+" ORDER BY o.made_at DESC, o.id DESC LIMIT nullif($2::bigint, 0)", name, most)
 	if err != nil {
 		return err
 	}
@@ -100,7 +102,7 @@ func printOverrides(w io.Writer, list []override, at time.Time) {
 		if o.Reason != "" {
 			reason = short(o.Reason, 60)
 		}
-		effect := o.text()
+		effect := effectOf(o)
 		if o.Added != nil {
 			effect += ", added " + number(*o.Added)
 		}
@@ -108,14 +110,14 @@ func printOverrides(w io.Writer, list []override, at time.Time) {
 			key = "(no key)"
 		}
 		switch o.State {
-		case stateDone:
+		case keystate.StateDone:
 			end = "-"
-		case stateExpired:
+		case keystate.StateExpired:
 			end = "expired"
 			if o.Until != nil { // nil: -infinity
 				end += " " + instant(*o.Until)
 			}
-		case stateRemoved:
+		case keystate.StateRemoved:
 			end = fmt.Sprintf("removed %s by %s", instant(*o.RemovedAt), by(short(text(o.RemovedBy), 30), text(o.RemovedBy), text(o.RemovedAs)))
 		}
 		t.row(fmt.Sprintf("#%d", o.ID), short(o.Limit, 40), key, effect, end, by(short(o.MadeBy, 30), o.MadeBy, o.MadeAs), instant(o.MadeAt), reason)
@@ -222,7 +224,7 @@ type reach struct {
 }
 
 func reachOf(ctx context.Context, db querier, name, effect string) (r reach, err error) {
-	err = db.QueryRow(ctx, "SELECT count(DISTINCT key) FROM rate_limit_overrides WHERE name = $1 AND key IS NOT NULL AND "+inForce, name).Scan(&r.keysWith)
+	err = db.QueryRow(ctx, "SELECT count(DISTINCT o.key) FROM _ratelimit_in_force($1::text, NULL, clock_timestamp()) AS o", name).Scan(&r.keysWith)
 	if err != nil || effect != effectNumbers {
 		return r, err
 	}
@@ -285,7 +287,7 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 		if err != nil {
 			return err
 		}
-		list, err := overrides(ctx, tx, "id = $1", id)
+		list, err := keystate.History(ctx, tx, "rate_limit_overrides AS o WHERE o.id = $1", id)
 		if err != nil {
 			return err
 		}
@@ -293,7 +295,7 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 			return fmt.Errorf("the override #%d cannot be read back, so it was not made", id)
 		}
 		o = &list[0]
-		before, err = overrides(ctx, tx, "name = $1 AND key IS NOT DISTINCT FROM $2 AND id <> $3 AND "+inForce+" ORDER BY "+inOrder+" LIMIT 1", name, key, id)
+		before, err = keystate.History(ctx, tx, "_ratelimit_in_force($1::text, ARRAY[$2::text], clock_timestamp()) AS o WHERE o.key IS NOT DISTINCT FROM $2 AND o.id <> $3 LIMIT 1", name, key, id)
 		if err != nil {
 			return err
 		}
@@ -316,12 +318,12 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 	if o.Key != nil {
 		whom = about(o.Limit, o.Key)
 	}
-	a.say("#%d: %s for %s, %s", o.ID, o.text(), whom, ending(o, at))
+	a.say("#%d: %s for %s, %s", o.ID, effectOf(o), whom, ending(o, at))
 	for i := range before {
 		if b := &before[i]; b.Effect == effectBlock && o.Effect != effectBlock {
 			fmt.Fprintf(a.stderr, "#%d still blocks it, %s: #%d holds only afterwards. To end the block: %s\n", b.ID, ending(b, at), o.ID, unblock(o))
 		} else {
-			a.say("in place of #%d: %s, %s", b.ID, b.text(), ending(b, at))
+			a.say("in place of #%d: %s, %s", b.ID, effectOf(b), ending(b, at))
 		}
 	}
 	if !hasRow {
@@ -434,7 +436,7 @@ func (a *app) canAdd(ctx context.Context, name string, key *string, capacity, ca
 		if err != nil {
 			return err
 		}
-		before, err := inForceFor(ctx, tx, name, key)
+		inForce, err := inForce(ctx, tx, name, key)
 		if err != nil {
 			return err
 		}
@@ -443,12 +445,17 @@ func (a *app) canAdd(ctx context.Context, name string, key *string, capacity, ca
 		}
 		varying := varies(list) != ""
 		var known *float64
-		switch {
-		case before == nil || before.Effect != effectNumbers:
-		case varying:
-			known = before.Capacity
-		case len(list) > 0 && list[0].Counts:
-			known = under(list[0].Config, before).Capacity
+		var before *override
+		if len(inForce) > 0 && inForce[0].Effect == effectNumbers && len(list) > 0 && list[0].Counts {
+			at, err := now(ctx, tx)
+			if err != nil {
+				return err
+			}
+			states, err := keystate.Of(ctx, tx, name, []string{keyText(key)}, at, nil)
+			if err != nil {
+				return err
+			}
+			before, known = &inForce[0], states[0].Numbers.Capacity
 		}
 		switch {
 		case known != nil && capacityNow != nil && *known != *capacityNow:
@@ -650,8 +657,8 @@ without keys. Who did it, when and why is in the history: txlimit overrides --al
 			if err != nil {
 				return err
 			}
-			applied, err := inForceFor(ctx, tx, result.Limit, result.Key)
-			result.Blocked = applied != nil && applied.Effect == effectBlock
+			applied, err := inForce(ctx, tx, result.Limit, result.Key)
+			result.Blocked = len(applied) > 0 && applied[0].Effect == effectBlock
 			return err
 		})
 		if err != nil {

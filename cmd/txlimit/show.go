@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/spf13/cobra"
 
+	"github.com/txlimit/txlimit/internal/keystate"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -41,10 +42,12 @@ type keyDetails struct {
 	Denials    []deniedHour      `json:"denials"`         // of the last hours; nil: there are no usage tables
 	Unreadable bool              `json:"usageUnreadable"` // the role may not read the denials
 
-	how    string    // to give the numbers
-	broken bool      // a row of the key is
-	near   []string  // keys with rows that begin with the one that has none
-	beside *override // whose numbers hold: Override or, beside a block, an older one
+	how    string   // to give the numbers
+	broken bool     // a row of the key is
+	near   []string // keys with rows that begin with the one that has none
+	beside *int64   // the id of the override whose numbers hold: of Override or, beside a block, an older one
+	// unlimited: nothing is taken.
+	unlimited bool
 }
 
 type deniedHour struct {
@@ -91,22 +94,16 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 		return err
 	}
 	k := keyDetails{Limit: name, Key: key, At: at, Programs: []string{}, Others: []definition{}}
-	if k.History, err = overrides(ctx, tx, "name = $1 AND (key = $2 OR key IS NULL) ORDER BY "+newestFirst+" LIMIT 100", name, key); err != nil {
+	if k.History, err = keystate.History(ctx, tx, "rate_limit_overrides AS o WHERE o.name = $1 AND (o.key = $2 OR o.key IS NULL) ORDER BY o.made_at DESC, o.id DESC LIMIT 100", name, key); err != nil {
 		return err
 	}
 	// Not from the history, which may be longer than what was read.
-	list, err := overrides(ctx, tx, "name = $1 AND (key = $2 OR key IS NULL) AND "+inForce+" ORDER BY "+inOrder, name, key)
+	list, err := keystate.InForce(ctx, tx, &name, []string{keyText(key)}, at, 0)
 	if err != nil {
 		return err
 	}
-	chain := chainsOf(list).of(key)
-	for i := range chain {
-		if k.Override == nil {
-			k.Override = &chain[i]
-		}
-		if k.beside == nil && chain[i].Effect != effectBlock {
-			k.beside = &chain[i]
-		}
+	if len(list) > 0 {
+		k.Override = &list[0]
 	}
 	d, err := n.resolve(ctx, tx, name)
 	if err != nil {
@@ -114,13 +111,11 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 	}
 	k.Definition, k.Given, k.how = d.Config, d.given, d.how()
 	k.Programs, k.Others = append(k.Programs, d.programs...), append(k.Others, d.others...)
-	inForce, unknown := d.of(k.beside)
-	if k.Unknown = unknown; unknown == nil {
-		k.Numbers = &inForce
-	}
-	if err := k.read(ctx, tx, &d, chain); err != nil {
+	states, err := keystate.Of(ctx, tx, name, []string{keyText(key)}, at, d.asked())
+	if err != nil {
 		return err
 	}
+	k.fill(&d, &states[0])
 	if key == nil {
 		if k.Keys, err = keysOf(ctx, tx, name); err != nil {
 			return err
@@ -169,106 +164,51 @@ func keysFrom(ctx context.Context, db querier, name, prefix string, most int) ([
 		SELECT f.key FROM _ratelimit_stored_keys($1::text, $2::text || E'\x01', NULL::text, $3::integer) AS f (key) WHERE starts_with(f.key, $2)`, name, prefix, most)
 }
 
-// balanceSQL works out a key's balance as ratelimit and ratelimit_keys do, and when it will have enough for what.
-const balanceSQL = `
-	WITH r AS (
-		SELECT coalesce(array_agg(value ORDER BY shard), '{}') AS value, coalesce(array_agg(ts ORDER BY shard), '{}') AS ts, count(*)::integer AS n
-		  FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')
-	), w AS (
-		SELECT CASE WHEN $5 = 'calendar window' THEN _ratelimit_windows($4, $9, $10::text::timestamp, $8, _ratelimit_back($3, $6), 100) END AS windows
-	), g AS (
-		SELECT w.windows, CASE WHEN $5 = 'calendar window' THEN w.windows[1] ELSE _ratelimit_grid($1, coalesce($2, ''), $4, $5, $7) END AS grid,
-		       CASE WHEN $5 = 'calendar window' THEN _ratelimit_longest($4) ELSE $4 END AS period
-		  FROM w
-	)
-	SELECT _ratelimit_shown(_ratelimit_total(r.value, r.ts, $8, $3, g.period, $6, g.grid, g.windows), $3, $6),
-	       _ratelimit_repaid(r.value, r.ts, $8, $3, g.period, $6, g.grid, greatest(r.n, 1), g.windows),
-	       _ratelimit_when(r.value, r.ts, $8, $3, g.period, $6, g.grid, greatest(r.n, 1), least($6, 1), 0, false, g.windows),
-	       _ratelimit_when(r.value, r.ts, $8, $3, g.period, $6, g.grid, greatest(r.n, 1), $6, 0, false, g.windows)
-	  FROM r, g`
-
 // paused reports whether a token bucket is refilled only from a later instant on. A row that was used a moment later than At is not paused.
 func (k *keyDetails) paused() bool {
 	return k.Definition.Kind == "token bucket" && k.LastUse != nil && k.LastUse.After(k.At.Add(time.Second))
 }
 
-// read reads the balance.
-func (k *keyDetails) read(ctx context.Context, tx pgx.Tx, d *defined, chain []override) error {
-	var last pgtype.Timestamptz
-	var sound bool
-	err := tx.QueryRow(ctx, "SELECT count(*), sum(value), max(ts), coalesce(bool_and(isfinite(ts)), true) FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')", k.Limit, k.Key).
-		Scan(&k.Rows, &k.Stored, &last, &sound)
-	if err != nil {
-		return err
+// fill fills in how the key stands.
+func (k *keyDetails) fill(d *defined, s *keystate.State) {
+	k.Rows, k.LastUse, k.InUse, k.Stored, k.beside = s.Rows, s.LastUse, s.Used, s.Stored, s.Numbers.Override
+	if k.InUse != nil { // what is stored are no tokens
+		k.Stored = nil
 	}
-	if last.Valid && last.InfinityModifier == pgtype.Finite {
-		t := last.Time.UTC()
-		k.LastUse = &t
-	}
-	if k.Definition.Kind == kindSlots {
-		s, err := querySlots(ctx, tx, k.Limit, k.Key, 0, k.At)
-		if err != nil {
-			return err
-		}
-		k.InUse, k.Stored = &s.used, nil
-	}
-	var m moments
-	if k.broken = !sound && !k.unlimited(); k.broken {
-		why, denied := brokenRow, true
-		k.Unknown, k.Denied = &why, &denied
-	} else if m, err = d.moments(ctx, tx, k.Key, chain, k.At); err != nil {
-		return err
-	} else if k.Numbers != nil {
-		k.compute(m, *k.Numbers)
-	}
-	switch o := k.Override; {
-	case o != nil && o.Effect == effectBlock:
-		if k.Reason != ratelimit.ReasonPlan { // which lasts longer, as in programs
-			k.deny(ratelimit.ReasonBlock)
-		}
-		k.RetryAt = m.allowed
-	case o != nil && o.Effect == effectUnlimited:
-		k.Denied = new(bool)
-	}
-	return nil
-}
-
-func (k *keyDetails) deny(why ratelimit.Reason) {
-	denied := true
-	k.Denied, k.Reason = &denied, why
-}
-
-// compute works out the balance by the numbers in force.
-func (k *keyDetails) compute(m moments, c ratelimit.Config) {
-	k.Denied = new(bool)
+	k.unlimited = s.Numbers.Effect == effectUnlimited
+	k.broken = s.Broken && !k.unlimited
+	var why string
 	switch {
-	case k.unlimited():
-		return
-	case grantsNothing(c):
-		k.deny(ratelimit.ReasonPlan)
-		k.Remaining = new(float64)
-		return
+	case k.broken:
+		why = brokenRow
+	case !s.Known():
+		why = programsNumbers
 	}
-	k.Remaining = m.balance
-	for _, when := range []struct {
-		at *time.Time
-		to **time.Time
-	}{{m.owed, &k.OwedUntil}, {m.enough, &k.RetryAt}, {m.full, &k.FullAt}} {
-		if when.at != nil && when.at.After(k.At) {
-			*when.to = when.at
+	if k.Unknown = optional(why); s.Known() {
+		c := d.config(&s.Numbers)
+		k.Numbers = &c
+	}
+	blocked := s.Effect == effectBlock
+	if s.Known() || blocked || k.broken {
+		denied := s.Denied || k.broken
+		k.Denied = &denied
+	}
+	if s.Denied && !k.broken || blocked {
+		k.RetryAt, k.Reason = s.RetryAt, ratelimit.ReasonQuota
+	}
+	switch {
+	case k.Numbers != nil && !k.unlimited && grantsNothing(*k.Numbers): // which lasts longer than a block, as in programs
+		k.Reason, k.Remaining = ratelimit.ReasonPlan, s.Remaining
+		if !blocked {
+			k.RetryAt = nil
 		}
+	case blocked:
+		k.Reason = ratelimit.ReasonBlock
 	}
-	if m.enough == nil || k.RetryAt != nil {
-		k.deny(ratelimit.ReasonQuota)
+	if k.unlimited || k.Reason == ratelimit.ReasonPlan {
+		return
 	}
-	if c.Kind == kindSlots && m.enough != nil && m.enough.Equal(never) { // no expiry frees one
-		k.RetryAt = nil
-	}
-}
-
-// unlimited reports whether nothing is taken.
-func (k *keyDetails) unlimited() bool {
-	return k.beside != nil && k.beside.Effect == effectUnlimited || k.Definition.Kind == "unlimited"
+	k.Remaining, k.OwedUntil, k.FullAt = s.Remaining, s.OwedUntil, s.FullAt
 }
 
 func (k *keyDetails) print(w io.Writer) {
@@ -310,28 +250,28 @@ func (k *keyDetails) print(w io.Writer) {
 		if o.Key == nil {
 			target = "every key"
 		}
-		line("override", "#%d: %s, for %s, by %s, %s", o.ID, o.text(), target, by(printable(o.MadeBy), o.MadeBy, o.MadeAs), ending(o, k.At))
+		line("override", "#%d: %s, for %s, by %s, %s", o.ID, effectOf(o), target, by(printable(o.MadeBy), o.MadeBy, o.MadeAs), ending(o, k.At))
 		if o.Reason != "" {
 			line("", "reason: %s", printable(o.Reason))
 		}
 	}
-	if o := k.beside; o != nil && o.Effect == effectNumbers && k.Numbers != nil {
+	if k.beside != nil && !k.unlimited && k.Numbers != nil {
 		by := ""
-		if o.ID != k.Override.ID {
-			by = fmt.Sprintf(" (by override #%d)", o.ID)
+		if *k.beside != k.Override.ID {
+			by = fmt.Sprintf(" (by override #%d)", *k.beside)
 		}
 		line("in force", "%s%s", describe(*k.Numbers), by)
 	}
 	inSlots := k.Definition.Kind == kindSlots
 	switch {
 	case keyless:
-	case inSlots && k.unlimited():
+	case inSlots && k.unlimited:
 		line("slots", "unlimited: %s in use", number(*k.InUse))
 	case inSlots && k.Unknown != nil && !k.broken:
 		line("slots", "%s in use; how many there are is not known: %s. Give it: %s", number(*k.InUse), *k.Unknown, k.how)
 	case inSlots && !k.broken:
 		line("slots", "%s of %s free, %s in use", number(max(*k.Remaining, 0)), number(*k.Numbers.Capacity), number(*k.InUse))
-	case k.unlimited():
+	case k.unlimited:
 		line("balance", "unlimited: nothing is taken")
 	case k.broken:
 		line("balance", "not known: %s, by txlimit reset", *k.Unknown)

@@ -43,16 +43,16 @@ var overrideMutations = []mutation{
 		old: "made: algebra.Micros(page.Mades[i]), ", new: "",
 		tests: "TestOverridesThatWereCopied",
 	}, {
-		name: "steer-under-block", file: "migrations/engine/overrides.sql", what: "what is made under a block lifts it in SQL",
-		old: "     ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT 1;\n    IF NOT", new: "     ORDER BY o.made_at DESC, o.id DESC LIMIT 1;\n    IF NOT",
+		name: "steer-under-block", file: overrides, what: "what is made under a block lifts it in SQL",
+		old: "ORDER BY o.key, o.effect = 'block' DESC, ", new: "ORDER BY o.key, ",
 		tests: "TestABlockGoesBeforeWhatIsMadeUnderIt",
 	}, {
-		name: "steer-under-block-keys", file: "migrations/engine/keys.sql", what: "ratelimit_keys takes what was made under a block for what holds",
-		old: "x.effect = 'block' DESC, ", new: "",
+		name: "steer-under-block-keys", file: keysSQL, what: "ratelimit_keys takes what was made under a block for what holds",
+		old: "ORDER BY f.key, f.effect = 'block' DESC, ", new: "ORDER BY f.key, ",
 		tests: "TestABlockGoesBeforeWhatIsMadeUnderIt",
 	}, {
-		name: "steer-made", file: "migrations/engine/overrides.sql", what: "the highest id is the newest in SQL",
-		old: "     ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT 1;\n    IF NOT", new: "     ORDER BY o.effect = 'block' DESC, o.id DESC LIMIT 1;\n    IF NOT",
+		name: "steer-made", file: overrides, what: "the highest id is the newest in SQL",
+		old: "ORDER BY o.key, o.effect = 'block' DESC, o.made_at DESC, ", new: "ORDER BY o.key, o.effect = 'block' DESC, ",
 		tests: "TestOverridesThatWereCopied",
 	}, {
 		name: "steer-silent", file: "migrations/engine/overrides.sql", what: "SQL does not say that a block stays",
@@ -200,8 +200,8 @@ var overrideMutations = []mutation{
 		old: "            kind := 'token bucket';\n", new: "            kind := 'token bucket'; effect := CASE effect WHEN 'unlimited' THEN 'numbers' ELSE effect END;\n",
 		tests: "TestByHandUnderOverrides",
 	}, {
-		name: "steer-keys-own", file: "migrations/engine/keys.sql", what: "the list of keys has those with an override of their own twice",
-		old: "WHERE o.rest AND NOT EXISTS (SELECT 1 FROM pg_catalog.unnest(others) AS x (key) WHERE x.key = k.key)", new: "WHERE o.rest",
+		name: "steer-keys-own", file: keysSQL, what: "in the list of keys, what is decided of every key counts for those with an override of their own, too",
+		old: "CASE WHEN o.key IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_under(d, o.of) ELSE every END AS n", new: "every AS n",
 		tests: "TestByHandUnderOverrides",
 	}, {
 		name: "steer-publish-both", file: "migrations/engine/definitions.sql", what: "two programs may define one name by different clocks",
@@ -276,12 +276,12 @@ var overrideMutations = []mutation{
 		old: "        LOCK TABLE", new: "        PERFORM FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program FOR UPDATE;\n        LOCK TABLE",
 		tests: "TestAHeartbeatLocksNoRowBeforeTheTable",
 	}, {
-		name: "publish-older-sql", file: "migrations/engine/overrides.sql", what: "SQL of an older version that runs finds no numbers",
-		old: "(d.current OR d.alive_until > clock_timestamp())", new: "d.current",
+		name: "publish-older-sql", file: overrides, what: "SQL of an older version that runs finds no numbers",
+		old: "(f.current OR f.alive_until > clock_timestamp())", new: "f.current",
 		tests: "TestTheNewestVersionInUseCounts",
 	}, {
-		name: "page-own-numbers", file: "ratelimit/console/queries.go", what: "the page computes a key with numbers of its own by those of the definition",
-		old: "NOT d.varies OR (o.rate IS NOT NULL", new: "true OR (o.rate IS NOT NULL",
+		name: "page-own-numbers", file: overrides, what: "the page computes a key with numbers of its own by those of the definition",
+		old: "ELSIF d.varies IS NOT NULL AND (o.rate IS NULL", new: "ELSIF false AND (o.rate IS NULL",
 		tests: "TestTheConsoleAsksForTheNumbersOfAKey",
 	}, {
 		name: "page-several-schemas", file: "internal/pin/pin.go", what: "the page and the tool run what the first schema with rate limits has, also if there are several",
@@ -296,12 +296,12 @@ var overrideMutations = []mutation{
 		old: "pg_catalog.set_config('extra_float_digits', '1', true)", new: "pg_catalog.current_setting('extra_float_digits')",
 		tests: "TestNoNumberOfAPageDependsOnTheSession",
 	}, {
-		name: "page-own-calendar", file: "ratelimit/console/queries.go", what: "an override says all numbers of a calendar window, zone and anchor included",
-		old: " AND d.kind <> 'calendar window' AS known", new: " AS known",
+		name: "page-own-calendar", file: overrides, what: "an override says all numbers of a calendar window, zone and anchor included",
+		old: "o.capacity IS NULL OR d.kind = 'calendar window') THEN", new: "o.capacity IS NULL) THEN",
 		tests: "TestTheConsoleAsksForTheNumbersOfAKey",
 	}, {
-		name: "page-newest", file: "ratelimit/console/queries.go", what: "the page computes by the oldest definition of a name",
-		old: "WHERE d.name = $1 AND d.current ORDER BY d.published_at DESC", new: "WHERE d.name = $1 AND d.current ORDER BY d.published_at",
+		name: "page-newest", file: overrides, what: "the page computes by the oldest definition of a name",
+		old: "ORDER BY f.current DESC, f.published_at DESC", new: "ORDER BY f.current DESC, f.published_at",
 		tests: "TestTheConsoleShowsLimitsAndKeys",
 	}, {
 		name: "override-one-call", file: "ratelimit/overrides.go", what: "two requests of a call for one key may have two limits",
@@ -393,16 +393,32 @@ var overrideMutations = []mutation{
 		old: "	if l.Clock != nil {\n		now, _ = timestamp(", new: "	if false {\n		now, _ = timestamp(",
 		tests: "TestAWaitIsWokenByItsClock",
 	}, {
-		name: "later-keys", file: "migrations/engine/keys.sql", what: "ratelimit_keys takes the numbers in force to hold for good",
-		old: "CASE WHEN k.key = ANY (late.keys) THEN coalesce(l.retry_at, o.until) ELSE k.retry_at END", new: "k.retry_at",
+		name: "later-ahead", file: "ratelimit/limit_calendar.go", what: "the tokens of a calendar's row whose time lies ahead are looked for in the windows around now",
+		old: "	if latest > now {", new: "	if false {",
+		tests: "TestACalendarRowWhoseTimeLiesAhead",
+	}, {
+		name: "later-ahead-sql", file: ratelimit, what: "the same in SQL",
+		old: "max(u.t) - at) FROM", new: "max(u.t) - max(u.t)) FROM",
+		tests: "TestACalendarRowWhoseTimeLiesAhead",
+	}, {
+		name: "keys-standing", file: keysSQL, what: "beside a block, tool and page show the numbers of the definition",
+		old: "varying => true, standing => true, given => given);", new: "'0', varying => true, standing => true, given => given);",
+		tests: "TestEverySourceSaysTheSame",
+	}, {
+		name: "steer-unusable", file: overrides, what: "an override whose numbers no program follows is in force in SQL",
+		old: "RETURN effect IN ('numbers', 'block', 'unlimited') AND", new: "RETURN true OR",
+		tests: "TestNoProgramFollowsAnOverrideThatIsNotValid",
+	}, {
+		name: "later-keys", file: ratelimit, what: "ratelimit_keys takes the numbers in force to hold for good",
+		old: "q.until := n.until;", new: "q.until := NULL;",
 		tests: "TestAnOverrideThatEnds",
 	}, {
-		name: "later-keys-no-row", file: "migrations/engine/keys.sql", what: "after a block, ratelimit_keys takes a key without a row to be full, whatever follows",
-		old: "_ratelimit_keys_named(name, late.keys, o.until, true) AS f", new: "_ratelimit_keys_named(name, late.keys, o.until, false) AS f",
-		tests: "TestByHandKeysSaysWhatFollowsABlock",
+		name: "later-keys-no-row", file: keysSQL, what: "ratelimit_keys says of a blocked key when the tokens are there, and a denied call when the block ends",
+		old: "CASE WHEN q.effect <> 'block' THEN value END", new: "value",
+		tests: "TestAnOverrideThatEnds",
 	}, {
-		name: "later-keys-own", file: "migrations/engine/keys.sql", what: "after a block, what is decided of every key counts for a key with an override of its own, too",
-		old: " EXCEPT SELECT x.key FROM pg_catalog.unnest(others) AS x (key));", new: ");",
+		name: "later-keys-own", file: ratelimit, what: "after a block, what is decided of every key counts for a key with an override of its own, too",
+		old: "_ratelimit_numbers(q.name, nullif(q.key, ''), q.until, varying => true", new: "_ratelimit_numbers(q.name, NULL, q.until, varying => true",
 		tests: "TestByHandKeysSaysWhatFollowsABlock",
 	}, {
 		name: "later-byhand", file: "migrations/engine/ratelimit.sql", what: "SQL by hand takes the numbers in force to hold for good",

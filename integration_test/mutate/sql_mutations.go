@@ -238,7 +238,7 @@ var sqlMutations = []mutation{
 		tests: "TestTheEngineReadsAlikeOnEveryServer",
 	}, {
 		name: "keys-beside-table", file: keysSQL, what: "on Citus, a function that reads a table runs where another table is read, and is refused",
-		old: "SELECT 1 FROM pg_catalog.unnest(others) AS x (key) WHERE x.key = k.key", new: "SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS x WHERE x.name = name AND x.key = k.key",
+		old: "WHERE f.key IS NOT NULL AND NOT alone", new: "WHERE f.key IS NOT NULL AND NOT alone AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS x WHERE x.name = name)",
 		tests: "TestTheEngineReadsAlikeOnEveryServer",
 	}, {
 		name: "consume-no-columns", file: consume, what: "on Citus, a subquery without columns is a syntax error",
@@ -393,8 +393,8 @@ var sqlMutations = []mutation{
 		old: "(anchor + period * n", new: "(date_trunc('day', anchor) + period * n",
 		tests: "TestByHandCalendarWindowsAreThoseOfTheLibrary|TestCalendarWindows",
 	}, {
-		name: "keys-anchor", file: "migrations/engine/keys.sql", what: "ratelimit_keys without numbers takes every window to begin at midnight",
-		old: "o.capacity, d.start, d.zone, d.anchor, keys, at)", new: "o.capacity, d.start, d.zone, d.anchor::date, keys, at)",
+		name: "keys-anchor", file: overrides, what: "SQL without numbers takes every window to begin at midnight",
+		old: "f.zone, f.anchor,", new: "f.zone, f.anchor::date,",
 		tests: "TestByHandWithoutNumbers",
 	}, {
 		name: "anchor-fraction-sql", file: "migrations/engine/validate.sql", what: "SQL by hand accepts an anchor with a fraction of a second",
@@ -801,8 +801,9 @@ var sqlMutations = []mutation{
 		old: "WHERE c.id > after AND c.effect <> 'reset'", new: "WHERE c.id > after",
 		tests: "TestAResetLeavesATrace",
 	}, {
-		name: "keys-broken-row", file: "migrations/engine/keys.sql", what: "a row of an infinite time ends the list of all keys",
-		old: "CASE WHEN NOT s.sound THEN NULL WHEN", new: "CASE WHEN", tests: "TestARowWithAnInfiniteTime",
+		name: "keys-broken-row", file: keysSQL, what: "a row of an infinite time ends the list of all keys",
+		old: "s.effect = 'numbers' AND NOT coalesce(broken, false) THEN", new: "s.effect = 'numbers' THEN",
+		tests: "TestARowWithAnInfiniteTime",
 	},
 
 	// _ratelimit_consume_keys
@@ -1054,8 +1055,8 @@ var sqlMutations = []mutation{
 		old: "        effect := 'block';\n", new: "        effect := 'block';\n        until := NULL;\n",
 		tests: "TestAnOverrideThatEnds",
 	}, {
-		name: "keys-plan-until", file: keysSQL, what: "the same in the list of keys",
-		old: "nullif(x.until, 'infinity') AS until,", new: "CASE WHEN d.rate > '0' THEN nullif(x.until, 'infinity') END AS until,",
+		name: "keys-plan-until", file: overrides, what: "the same in the list of keys",
+		old: "d.until := CASE WHEN o.until < ", new: "d.until := CASE WHEN d.rate > '0' AND o.until < ",
 		tests: "TestAnOverrideThatEnds",
 	}, {
 		name: "all-twice", file: ratelimit, what: "ratelimit_all leaves a key that is there twice to the engine, whose error does not say what is wrong",
@@ -1175,7 +1176,7 @@ var sqlMutations = []mutation{
 		tests: "TestRoundingNeverDeniesByHand",
 	}, {
 		name: "keys-shown", file: keysSQL, what: "a listed key owes what was lost by rounding",
-		old: "/* TEMPLATE: schema */_ratelimit_shown(t.total, rate, capacity)", new: "t.total",
+		old: "remaining := /* TEMPLATE: schema */_ratelimit_shown(total, s.rate, s.capacity);", new: "remaining := total;",
 		tests: "TestRoundingNeverDeniesByHand",
 	}, {
 		name: "coalesce-rounding", file: coalesce, what: "the last of several calls in a statement is denied because of rounding",

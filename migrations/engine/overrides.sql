@@ -49,26 +49,46 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.changed_in IS 'the 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_as IS 'the role that was logged in; nobody is granted to write it';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_as IS 'the role that was logged in when it was ended early';
 
--- Returns the override in force for a key. before: only those count that are older than this one, and none if there is none of this id.
--- standing: what holds beside a block, which changes no numbers.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_override_of(name text, key text, at timestamptz, before bigint DEFAULT NULL, standing boolean DEFAULT false)
+-- Reports whether an override is not over at an instant: it was not removed, and its end has not come.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_lasts(until timestamptz, removed_at timestamptz, at timestamptz) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN removed_at IS NULL AND (until IS NULL OR until > at);
+
+-- Reports whether programs follow an override: they pass over a row whose effect or a number is not valid.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_usable(effect text, rate double precision, capacity double precision, max_reserved double precision) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN effect IN ('numbers', 'block', 'unlimited') AND coalesce(rate, '1') BETWEEN '1e-15' AND '1e15'
+    AND (capacity IS NULL OR capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15')
+    AND (max_reserved IS NULL OR max_reserved = '0' OR max_reserved BETWEEN '1e-15' AND '1e15');
+
+-- Returns the overrides in force for some keys and for every key or, without keys, all of a limit; without a name, those of all limits. They
+-- come in the order in which they decide: by key, those for every key last; of each, blocks first, and then the newest. most: at most so
+-- many of single keys, the first ones, and at most so many for every key.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_in_force(name text, keys text[], at timestamptz, most bigint DEFAULT NULL)
 RETURNS SETOF /* TEMPLATE: schema */rate_limit_overrides
-LANGUAGE plpgsql STABLE SET enable_seqscan = off
+LANGUAGE plpgsql STABLE ROWS 10 SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
-DECLARE
-    made timestamptz := (SELECT b.made_at FROM /* TEMPLATE: schema */rate_limit_overrides AS b WHERE b.id = before);
 BEGIN
-    RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-     WHERE o.name = name AND o.key = key AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
-       AND (before IS NULL OR o.made_at < made OR o.made_at = made AND o.id < before) AND (NOT standing OR o.effect <> 'block')
-     ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT 1;
-    IF NOT FOUND THEN
+    IF name IS NULL THEN
         RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-         WHERE o.name = name AND o.key IS NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > at)
-       AND (before IS NULL OR o.made_at < made OR o.made_at = made AND o.id < before) AND (NOT standing OR o.effect <> 'block')
-         ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT 1;
+         WHERE /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+         ORDER BY o.name, o.key, o.effect = 'block' DESC, o.made_at DESC, o.id DESC;
+        RETURN;
+    ELSIF keys IS NULL THEN
+        RETURN QUERY SELECT a.* FROM ( -- along an index, however many there are
+            SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+             WHERE o.name = name AND o.key IS NOT NULL AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+             ORDER BY o.key, o.made_at, o.id LIMIT most
+          ) AS a ORDER BY a.key, a.effect = 'block' DESC, a.made_at DESC, a.id DESC;
+    ELSIF pg_catalog.cardinality(keys) > 0 THEN
+        RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+         WHERE o.name = name AND o.key = ANY (keys) AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+         ORDER BY o.key, o.effect = 'block' DESC, o.made_at DESC, o.id DESC;
     END IF;
+    RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+     WHERE o.name = name AND o.key IS NULL AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+     ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT most;
 END
 $body$;
 
@@ -79,71 +99,103 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_capacity(
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity);
 
--- Returns the numbers in force for a key: those of the newest definition, under the override in force or, if its id is given, another one. effect is 'numbers', 'block' or
--- 'unlimited'. Of a blocked key, only the effect and its end are sure to be there. standing: as if nothing were blocked.
+-- Numbers, and what they come from: what is in force for a key or, without an override, a definition.
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_terms AS (
+    effect text,       -- 'numbers', 'block', 'unlimited', or 'varies': only the program knows the numbers
+    override bigint,   -- the id of the override; NULL: there is none
+    until timestamptz, -- its end; NULL: it has none
+    kind text, rate double precision, period interval, capacity double precision, max_reserved double precision, start timestamptz,
+    shards integer, zone text, anchor timestamp,
+    varies interval    -- the longest of any program
+);
+
+-- Returns the newest definition of a limit. kind is NULL if there is none.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_defined(name text) RETURNS /* TEMPLATE: schema */_ratelimit_terms
+LANGUAGE plpgsql STABLE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    d /* TEMPLATE: schema */_ratelimit_terms;
+BEGIN
+    SELECT 'numbers', NULL, NULL, f.kind, f.rate, f.period, f.capacity, f.max_reserved, CASE WHEN isfinite(f.start) THEN f.start END, f.shards, f.zone, f.anchor,
+           max(f.varies) OVER (PARTITION BY f.current)
+      INTO d
+      FROM /* TEMPLATE: schema */rate_limit_definitions AS f
+     WHERE f.name = name AND (f.current OR f.alive_until > clock_timestamp()) -- an older process still uses what is not current
+     ORDER BY f.current DESC, f.published_at DESC, f.program
+     LIMIT 1;
+    RETURN d;
+END
+$body$;
+
+-- Returns a definition under an override or, if that has no id, as it is. Of a blocked key, the numbers are those of the definition.
 --
 -- If the limit varies, only the program knows the numbers of a key, unless an override gives rate and capacity (and there is no zone or
--- anchor). That is an error or, with varying, the effect 'varies': then rate and capacity are those of the override or NULL, and zone and
--- anchor are NULL.
+-- anchor). Otherwise the effect is 'varies': rate and capacity are those of the override or NULL, and zone and anchor are NULL.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_under(d /* TEMPLATE: schema */_ratelimit_terms, o /* TEMPLATE: schema */rate_limit_overrides)
+RETURNS /* TEMPLATE: schema */_ratelimit_terms
+LANGUAGE plpgsql IMMUTABLE
+AS $body$
+BEGIN
+    d.effect := coalesce(o.effect, 'numbers');
+    d.override := o.id;
+    d.until := CASE WHEN o.until < '10000-01-01 00:00+00' THEN o.until END; -- a row by hand may say infinity
+    IF d.effect <> 'numbers' OR d.kind IS NULL THEN
+        RETURN d;
+    END IF;
+    IF d.kind = 'unlimited' THEN
+        d.effect := 'unlimited';
+    ELSIF d.varies IS NOT NULL AND (o.rate IS NULL AND d.kind <> 'slots' OR o.capacity IS NULL OR d.kind = 'calendar window') THEN
+        d.effect := 'varies';
+        d.rate := CASE WHEN d.kind <> 'slots' THEN o.rate END;
+        d.capacity := CASE WHEN d.kind <> 'slots' THEN o.capacity ELSE floor(o.capacity) END;
+        d.max_reserved := coalesce(o.max_reserved, d.max_reserved);
+        d.zone := NULL;
+        d.anchor := NULL;
+    ELSIF d.kind = 'slots' THEN
+        d.capacity := coalesce(floor(o.capacity), d.capacity);
+    ELSIF coalesce(o.rate, d.rate) > '0' THEN -- without a rate, other numbers say nothing of a limit that has none
+        d.capacity := /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity);
+        d.rate := coalesce(o.rate, d.rate);
+        d.max_reserved := coalesce(o.max_reserved, d.max_reserved);
+    END IF;
+    RETURN d;
+END
+$body$;
+
+-- Returns the terms in force for a key: the newest definition, or the one given, under the override in force or, if its id is given, under
+-- another one. before: only those overrides count that are older than this one, and none if there is none of this id. standing: as if nothing were
+-- blocked. A limit that no program has published is an error, unless an override needs no numbers, and so are numbers that only the program
+-- knows, unless they may vary.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(
     name text, key text, at timestamptz, before bigint DEFAULT NULL, varying boolean DEFAULT false, under bigint DEFAULT NULL,
-    standing boolean DEFAULT false,
-    OUT effect text, OUT until timestamptz, OUT kind text, OUT rate double precision, OUT period interval, OUT capacity double precision,
-    OUT max_reserved double precision, OUT start timestamptz, OUT shards integer, OUT zone text, OUT anchor timestamp, OUT override bigint,
-    OUT varies interval
-)
+    standing boolean DEFAULT false, given /* TEMPLATE: schema */_ratelimit_terms DEFAULT NULL
+) RETURNS /* TEMPLATE: schema */_ratelimit_terms
 LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
 DECLARE
     o /* TEMPLATE: schema */rate_limit_overrides;
-    published boolean;
+    n /* TEMPLATE: schema */_ratelimit_terms;
+    made timestamptz := (SELECT b.made_at FROM /* TEMPLATE: schema */rate_limit_overrides AS b WHERE b.id = before);
 BEGIN
-    IF under IS NULL THEN
-        SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_override_of(name, coalesce(key, ''), at, before, standing) AS f;
-    ELSE
+    IF under IS NOT NULL THEN
         SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = under;
+    ELSE
+        SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_in_force(name, ARRAY[key], at) AS f
+         WHERE NOT (standing AND f.effect = 'block') AND (before IS NULL OR f.made_at < made OR f.made_at = made AND f.id < before) LIMIT 1;
     END IF;
-    override := o.id;
-    until := CASE WHEN o.until < '10000-01-01 00:00+00' THEN o.until END; -- a row by hand may say infinity
-    effect := coalesce(o.effect, 'numbers');
-    SELECT d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, max(d.varies) OVER (PARTITION BY d.current)
-      INTO kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, varies
-      FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-     WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp()) -- an older process still uses what is not current
-     ORDER BY d.current DESC, d.published_at DESC, d.program
-     LIMIT 1;
-    published := FOUND;
-    -- Other numbers say nothing of an unlimited limit, and without a rate nothing of one that has none.
-    IF o.effect = 'numbers' AND kind = 'slots' THEN
-        capacity := coalesce(floor(o.capacity), capacity);
-    ELSIF o.effect = 'numbers' AND (coalesce(o.rate, rate) > '0' OR varies IS NOT NULL) THEN
-        capacity := /* TEMPLATE: schema */_ratelimit_capacity(rate, capacity, o.rate, o.capacity);
-        rate := coalesce(o.rate, rate);
-        max_reserved := coalesce(o.max_reserved, max_reserved);
-    END IF;
-    IF effect <> 'numbers' THEN
-        RETURN;
-    END IF;
-    IF NOT published THEN
+    n := /* TEMPLATE: schema */_ratelimit_under(CASE WHEN given.kind IS NULL THEN /* TEMPLATE: schema */_ratelimit_defined(name) ELSE given END, o);
+    IF n.effect = 'numbers' AND n.kind IS NULL THEN
         RAISE invalid_parameter_value USING
             MESSAGE = pg_catalog.format('rate limit %s: no program has published it', quote_nullable(left(name, 255))),
             HINT = 'Pass rate and period, or have a program publish its limits (ratelimit_publish).';
+    ELSIF n.effect = 'varies' AND NOT varying THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = pg_catalog.format('rate limit %L: the numbers of this key are the program''s', name),
+            HINT = 'Pass the kind, rate, period, capacity and so on that the program uses for this key.';
     END IF;
-    IF kind = 'unlimited' THEN
-        effect := 'unlimited';
-    ELSIF varies IS NOT NULL AND (o.rate IS NULL AND kind <> 'slots' OR o.capacity IS NULL OR kind = 'calendar window') THEN
-        effect := 'varies';
-        rate := CASE WHEN kind <> 'slots' THEN o.rate END;
-        capacity := o.capacity;
-        zone := NULL;
-        anchor := NULL;
-        IF NOT varying THEN
-            RAISE invalid_parameter_value USING
-                MESSAGE = pg_catalog.format('rate limit %L: the numbers of this key are the program''s', name),
-                HINT = 'Pass the kind, rate, period, capacity and so on that the program uses for this key.';
-        END IF;
-    END IF;
+    RETURN n;
 END
 $body$;
 
@@ -214,10 +266,8 @@ BEGIN
         EXIT WHEN id IS NOT NULL; -- rows that were copied here may have the next ids already
     END LOOP;
     PERFORM pg_notify('rate_limit_overrides', '');
-    SELECT o.id INTO blocked FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-     WHERE o.name = name AND (o.key = key OR key IS NULL AND o.key IS NULL) AND o.effect = 'block' AND effect <> 'block'
-       AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > clock_timestamp())
-     ORDER BY o.made_at DESC, o.id DESC LIMIT 1;
+    blocked := (SELECT f.id FROM /* TEMPLATE: schema */_ratelimit_in_force(name, ARRAY[key], clock_timestamp()) AS f
+         WHERE f.key IS NOT DISTINCT FROM key AND f.effect = 'block' AND effect <> 'block' LIMIT 1);
     IF blocked IS NOT NULL THEN
         RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: block %s stays in force, and denies all the same: see ratelimit_unblock', name, blocked);
     END IF;
@@ -312,8 +362,8 @@ BEGIN
     END IF;
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS o
        SET removed_at = at, removed_by = coalesce(who, role), removed_as = role, changed_in = xid
-     WHERE o.name = name COLLATE "C" AND (o.key = key COLLATE "C" OR key IS NULL AND o.key IS NULL) AND o.removed_at IS NULL
-       AND (o.until IS NULL OR o.until > at) AND (effect IS NULL OR o.effect = effect);
+     WHERE o.name = name COLLATE "C" AND (o.key = key COLLATE "C" OR key IS NULL AND o.key IS NULL) AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at)
+       AND (effect IS NULL OR o.effect = effect);
     GET DIAGNOSTICS removed = ROW_COUNT;
     PERFORM pg_notify('rate_limit_overrides', '');
     RETURN removed;
@@ -404,7 +454,9 @@ BEGIN
     -- The capacity before is that of the override in force before or, without one, as passed or as published. Where only the program
     -- knows the numbers, an override has to give its capacity.
     SELECT CASE WHEN f.effect IN ('block', 'unlimited') THEN f.effect ELSE 'varies' END AS effect, f.capacity, f.id AS override
-      INTO was FROM (VALUES (1)) AS one LEFT JOIN /* TEMPLATE: schema */_ratelimit_override_of(o.name, coalesce(o.key, ''), clock_timestamp(), o.id) AS f ON true;
+      INTO was FROM (VALUES (1)) AS one LEFT JOIN LATERAL (
+        SELECT f.* FROM /* TEMPLATE: schema */_ratelimit_in_force(o.name, ARRAY[o.key], clock_timestamp()) AS f
+         WHERE f.made_at < o.made_at OR f.made_at = o.made_at AND f.id < o.id LIMIT 1) AS f ON true;
     IF capacity IS NULL OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current) THEN
         SELECT f.effect, f.capacity, f.override INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS f;
         SELECT f.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS f;

@@ -17,7 +17,8 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
     max_reserved double precision,
     effect text,            -- 'numbers': the rows decide. 'block' (or a rate of 0) and 'unlimited': nothing is read or written. 'never': the
                             -- count is more than the numbers can grant, but not what comes after them. 'varies': only the program knows
-    until timestamptz       -- the end of the override in force; NULL: there is none, or it has no end
+    until timestamptz,      -- the end of the override in force; NULL: there is none, or it has no end
+    given /* TEMPLATE: schema */_ratelimit_terms -- of a balance: the definition to ask about; kind NULL: the published one
 );
 
 -- The request of _ratelimit_prepare for slots: a row of one shard with a rate and a capacity of 0, whose floor is minus how many there are.
@@ -46,7 +47,7 @@ BEGIN
     END IF;
     RETURN ROW(name, coalesce(key, ''), 0, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
         NULL, NULL, NULL, 0, NULL, CASE WHEN effect = 'numbers' AND capacity = '0' THEN 'block' WHEN effect IN ('numbers', 'unlimited') THEN 'slots' ELSE effect END,
-        until)::/* TEMPLATE: schema */_ratelimit_request;
+        until, NULL)::/* TEMPLATE: schema */_ratelimit_request;
 END
 $body$;
 
@@ -80,7 +81,7 @@ DECLARE
     after /* TEMPLATE: schema */_ratelimit_request;
 BEGIN
     IF later AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
-        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL)::/* TEMPLATE: schema */_ratelimit_request;
+        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL, NULL)::/* TEMPLATE: schema */_ratelimit_request;
     END IF;
     IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
        AND kind = 'token bucket' AND shards = 1 THEN
@@ -119,7 +120,7 @@ BEGIN
         effect := 'block';
     END IF;
     IF wrong IS NULL AND effect <> 'numbers' THEN
-        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until)::/* TEMPLATE: schema */_ratelimit_request;
+        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until, NULL)::/* TEMPLATE: schema */_ratelimit_request;
     END IF;
     IF wrong IS NULL AND verb = 'reserve' THEN
         floor := coalesce(-max_reserved, '-Infinity');
@@ -152,7 +153,7 @@ BEGIN
     ELSE
         grid := /* TEMPLATE: schema */_ratelimit_grid(name, key, period, kind, start);
     END IF;
-    after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until)::/* TEMPLATE: schema */_ratelimit_request;
+    after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until, NULL)::/* TEMPLATE: schema */_ratelimit_request;
     IF effect = 'never' AND NOT later AND /* TEMPLATE: schema */_ratelimit_retry_at(verb, after, NULL, NULL, coalesce(now, clock_timestamp())) IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: count must be at most %s, not %s: more can never be granted', name, capacity - floor, count);
     END IF;
@@ -160,11 +161,44 @@ BEGIN
 END
 $body$;
 
+-- The request of a balance, by the terms in force: for one token or, where the capacity is less, for all of them. It is valid, since whoever
+-- reads is told what is there. windows: of a calendar, if the caller has them.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_ask(name text, key text, n /* TEMPLATE: schema */_ratelimit_terms, at timestamptz, given /* TEMPLATE: schema */_ratelimit_terms, windows timestamptz[] DEFAULT NULL)
+RETURNS /* TEMPLATE: schema */_ratelimit_request
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    q /* TEMPLATE: schema */_ratelimit_request;
+BEGIN
+    q.name := name; q.key := key; q.effect := n.effect; q.until := n.until; q.given := given; q.count := 1; q.floor := 0; q.shards := n.shards;
+    q.rate := n.rate; q.period := n.period; q.capacity := n.capacity; q.max_reserved := n.max_reserved; q.ahead := 100;
+    IF n.kind = 'slots' THEN
+        q.floor := CASE n.effect WHEN 'unlimited' THEN '-Infinity' WHEN 'numbers' THEN -n.capacity END;
+        q.effect := CASE WHEN n.effect IN ('numbers', 'unlimited') THEN 'slots' ELSE n.effect END;
+    ELSIF n.effect = 'numbers' AND n.rate = '0' THEN
+        q.effect := 'block';
+    ELSIF n.effect = 'numbers' THEN
+        q.count := least(n.capacity, '1');
+        IF n.kind = 'calendar window' THEN
+            q.unit := n.period; q.zone := n.zone; q.anchor := n.anchor; q.period := /* TEMPLATE: schema */_ratelimit_longest(n.period);
+            q.windows := coalesce(windows, /* TEMPLATE: schema */_ratelimit_windows(n.period, n.zone, n.anchor, at, /* TEMPLATE: schema */_ratelimit_back(n.rate, n.capacity), q.ahead));
+            q.start := q.windows[1];
+        ELSE
+            q.start := /* TEMPLATE: schema */_ratelimit_grid(name, key, n.period, n.kind, n.start);
+        END IF;
+    END IF;
+    RETURN q;
+END
+$body$;
+
 -- The same request once the override that is in force for it has ended. standing: as if nothing were blocked.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_after(verb text, q /* TEMPLATE: schema */_ratelimit_request, standing boolean DEFAULT false)
 RETURNS /* TEMPLATE: schema */_ratelimit_request
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing);
+RETURN CASE WHEN verb = 'balance' THEN
+    /* TEMPLATE: schema */_ratelimit_ask(q.name, q.key, /* TEMPLATE: schema */_ratelimit_numbers(q.name, nullif(q.key, ''), q.until, varying => true, standing => standing, given => q.given), q.until, q.given)
+ELSE /* TEMPLATE: schema */_ratelimit_prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing) END;
 
 -- The windows of a request, in a list that reaches to where the tokens will be there.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_reaching(
@@ -180,7 +214,9 @@ BEGIN
         -- All shards but one may be full.
         reach := least(greatest(ceil((count + floor
             - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows))
-            / q.rate * greatest(pg_catalog.cardinality(value), 1)::double precision), '0') + '2', 40000)::integer;
+            / q.rate * greatest(pg_catalog.cardinality(value), 1)::double precision), '0') + '2'
+            -- Nothing is refilled before a row's instant, which may lie ahead.
+            + greatest(ceil((SELECT date_part('epoch', max(u.t) - at) FROM pg_catalog.unnest(ts) AS u (t)) / date_part('epoch', q.unit) * '1.1'), '0'), 40000)::integer;
         IF reach > q.ahead OR at > q.windows[pg_catalog.cardinality(q.windows)] THEN
             RETURN /* TEMPLATE: schema */_ratelimit_windows(q.unit, q.zone, q.anchor, at, /* TEMPLATE: schema */_ratelimit_back(q.rate, q.capacity), reach);
         END IF;
@@ -210,6 +246,8 @@ BEGIN
             WHEN q.effect = 'numbers' AND value IS NOT NULL THEN
                 /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, verb = 'reserve',
                     /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, greatest(q.count, CASE WHEN verb = 'reserve' THEN q.capacity END), abs(q.floor)))
+            WHEN q.effect = 'slots' AND value IS NOT NULL THEN
+                coalesce((SELECT f.retry_at FROM /* TEMPLATE: schema */_ratelimit_free_slots(q.name, q.key, -q.floor, at) AS f), at)
             WHEN q.effect = 'never' AND NOT anyhow OR q.effect = 'block' AND q.count > '0' THEN NULL
             ELSE at END;
         IF q.until IS NULL OR retry_at < q.until THEN
@@ -220,9 +258,9 @@ BEGIN
 END
 $body$;
 
--- Returns when a token bucket will be full, if nothing is taken, or NULL if that is never. A block changes nothing.
+-- Returns when a limit will be full or, if asked so, when nothing is owed, if nothing is taken, or NULL if that is never. A block changes nothing.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_full_at(
-    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
+    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, owed boolean DEFAULT false
 ) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
@@ -232,6 +270,8 @@ DECLARE
 BEGIN
     LOOP
         full_at := CASE
+            WHEN q.effect IN ('numbers', 'never') AND owed THEN
+                /* TEMPLATE: schema */_ratelimit_repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, 0, 0))
             WHEN q.effect IN ('numbers', 'never') THEN
                 /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.capacity, 0, false,
                     /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, q.capacity, 0))

@@ -22,10 +22,10 @@ var (
 
 // refused are functions that read rate_limits and that a proxy has as they are: they are an error there (0A000). They list names and keys in
 // order, for the tool and the page, which read the table, too.
-// The last five are of holds.
+// The last four are of holds.
 var refused = []string{
 	"_ratelimit_stored_keys", "_ratelimit_stored_names",
-	"_ratelimit_lock", "_ratelimit_reclaim", "_ratelimit_slots", "_ratelimit_keys_of_slots", "_ratelimit_sweep_key",
+	"_ratelimit_lock", "_ratelimit_reclaim", "_ratelimit_slots", "_ratelimit_sweep_key",
 }
 
 // byOthers read no row by themselves. They take tokens by other functions, in a subtransaction: what was taken on a partition would stay. So

@@ -408,8 +408,7 @@ FOR f IN
         ('_ratelimit_resume', 'plproxy', $$CLUSTER 'txlimit'; RUN ON /* TEMPLATE: schema */_plproxy_route_settled(keys);$$),
 
         -- On all partitions.
-        ('_ratelimit_keys_of', 'plproxy', $$CLUSTER 'txlimit'; RUN ON ALL;$$),
-        ('_ratelimit_used_keys', 'plproxy', $$CLUSTER 'txlimit'; RUN ON ALL;$$),
+        ('_ratelimit_rows', 'plproxy', $$CLUSTER 'txlimit'; RUN ON ALL;$$),
         -- Each partition resets its keys in a transaction of its own. After an error, some may be reset: reset them again.
         ('_ratelimit_reset', 'plpgsql', $$
 #variable_conflict use_variable

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/txlimit/txlimit/internal/keystate"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -153,7 +154,7 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 			definitions, err = queryDefinitions(ctx, tx, name)
 		}
 		if err == nil {
-			inForce, err = queryOverride(ctx, tx, name, key)
+			inForce, err = queryOverride(ctx, tx, name, key, now)
 		}
 		return err
 	}); err != nil {
@@ -226,7 +227,7 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 
 // blocked reports whether a block decides for a key, or for every key, that has an override of its own.
 func blocked(ctx context.Context, tx pgx.Tx, name, key string) (is bool, err error) {
-	err = tx.QueryRow(ctx, "SELECT o.effect = 'block' FROM _ratelimit_override_of($1::text, $2::text, clock_timestamp()) AS o", name, key).Scan(&is)
+	err = tx.QueryRow(ctx, "SELECT coalesce((SELECT o.effect = 'block' FROM _ratelimit_in_force($1::text, ARRAY[$2::text], clock_timestamp()) AS o LIMIT 1), false)", name, key).Scan(&is)
 	return is, err
 }
 
@@ -290,7 +291,8 @@ func optional(s string) *string {
 }
 
 // parse reads the numbers of a key of a kind of limit.
-func (g givenNumbers) parse(kind string) (p parsedNumbers, err error) {
+func (g givenNumbers) parse(kind string) (*keystate.Given, error) {
+	p := keystate.Given{Zone: optional(g.Zone), Anchor: optional(g.Anchor)}
 	c := ratelimit.Config{Name: "given", Kind: kind, Zone: g.Zone, Anchor: g.Anchor}
 	switch one := 1.0; kind {
 	case kindSlots:
@@ -303,10 +305,10 @@ func (g givenNumbers) parse(kind string) (p parsedNumbers, err error) {
 	for _, field := range []struct {
 		what, text string
 		to         []**float64
-	}{{"rate", g.Rate, []**float64{&p.rate, &c.Rate}}, {"capacity", g.Capacity, []**float64{&p.capacity, &c.Capacity}}} {
+	}{{"rate", g.Rate, []**float64{&p.Rate, &c.Rate}}, {"capacity", g.Capacity, []**float64{&p.Capacity, &c.Capacity}}} {
 		n, err := optionalNumber(field.what, strings.TrimSpace(field.text))
 		if err != nil {
-			return parsedNumbers{}, err
+			return nil, err
 		}
 		if n == nil {
 			continue
@@ -316,10 +318,12 @@ func (g givenNumbers) parse(kind string) (p parsedNumbers, err error) {
 		}
 	}
 	if _, err := c.Limit(); err != nil {
-		return parsedNumbers{}, wrong(sentence(strings.TrimPrefix(err.Error(), ratelimit.ErrInvalid.Error()+`: limit "given": `)))
+		return nil, wrong(sentence(strings.TrimPrefix(err.Error(), ratelimit.ErrInvalid.Error()+`: limit "given": `)))
 	}
-	p.zone, p.anchor = optional(g.Zone), optional(g.Anchor)
-	return p, nil
+	if p == (keystate.Given{}) {
+		return nil, nil //nolint:nilnil // nothing is given
+	}
+	return &p, nil
 }
 
 // grouped is a number with commas between groups of three digits. It is never changed.

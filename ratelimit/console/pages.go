@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/internal/keystate"
 )
 
 // layout is what every page has.
@@ -193,7 +195,7 @@ func (c *call) showLimit(status int, a asked, f form, problem string) error {
 			return err
 		}
 		p.Defined, p.Varies = len(p.Definitions) > 0 && p.Definitions[0].Counts, varies(p.Definitions)
-		if p.InForce, err = queryOverridesInForce(ctx, tx, a.name); err != nil {
+		if p.InForce, err = queryOverridesInForce(ctx, tx, a.name, p.Now); err != nil {
 			return err
 		}
 		if p.History, err = queryHistory(ctx, tx, a.name); err != nil {
@@ -241,14 +243,13 @@ func (c *call) showLimit(status int, a asked, f form, problem string) error {
 		for _, k := range p.Found {
 			keys = append(keys, k.Key)
 		}
-		left, err := queryLeft(ctx, tx, a.name, keys)
+		left, err := queryLeft(ctx, tx, a.name, keys, p.Now)
 		if err != nil {
 			return err
 		}
 		for _, list := range [][]keyRow{p.Denied, p.Found} {
 			for i, k := range list {
-				row := left[k.Key]
-				list[i].Remaining, list[i].InUse, list[i].Stored = row.Remaining, row.InUse, row.Stored
+				list[i].left(left[k.Key])
 			}
 		}
 		return nil
@@ -355,17 +356,19 @@ func (c *call) showKey(status int, a asked, f form, problem string) error {
 				p.Definitions = append(p.Definitions, d)
 			}
 		}
-		var given parsedNumbers
+		var given *keystate.Given
 		if p.Varies = varies(all); p.Varies {
 			if given, err = a.given.parse(p.Definitions[0].Kind); err != nil {
 				status, p.Problem = http.StatusBadRequest, strings.TrimSpace(p.Problem+" "+explain(err).text)
 			}
-			p.IsGiven = given != parsedNumbers{}
+			p.IsGiven = given != nil
 		}
-		if p.Balance, err = queryBalance(ctx, tx, a.name, a.key, given, p.Now); err != nil {
-			return err
+		if len(p.Definitions) > 0 {
+			if p.Balance, err = queryBalance(ctx, tx, a.name, a.key, given, p.Now); err != nil {
+				return err
+			}
 		}
-		if p.Override, err = queryOverride(ctx, tx, a.name, a.key); err != nil {
+		if p.Override, err = queryOverride(ctx, tx, a.name, a.key, p.Now); err != nil {
 			return err
 		}
 		if p.History, err = queryKeyHistory(ctx, tx, a.name, a.key); err != nil {
@@ -373,7 +376,7 @@ func (c *call) showKey(status int, a asked, f form, problem string) error {
 		}
 		p.HistoryFull = len(p.History) == maxOverrides
 		if a.key == "" {
-			inForce, err := queryOverridesInForce(ctx, tx, a.name)
+			inForce, err := queryOverridesInForce(ctx, tx, a.name, p.Now)
 			if err != nil {
 				return err
 			}
@@ -415,7 +418,7 @@ func (c *call) showKey(status int, a asked, f form, problem string) error {
 }
 
 // drawBalance computes the curve from the last use until the key is full, or a part of it around now.
-func (p *keyPage) drawBalance(ctx context.Context, tx pgx.Tx, given parsedNumbers) error {
+func (p *keyPage) drawBalance(ctx context.Context, tx pgx.Tx, given *keystate.Given) error {
 	b := p.Balance
 	if b == nil || b.Remaining == nil || b.Seconds == nil {
 		return nil
@@ -444,7 +447,7 @@ func (p *keyPage) drawBalance(ctx context.Context, tx pgx.Tx, given parsedNumber
 	if !to.After(from) || to.Sub(from) > longest || to.Year() > 9000 {
 		return nil
 	}
-	points, err := queryCurve(ctx, tx, p.Name, p.Key, given, p.Now, from, to)
+	points, err := keystate.Curve(ctx, tx, p.Name, p.Key, p.Now, given, from, to)
 	if err != nil || len(points) == 0 {
 		return err
 	}

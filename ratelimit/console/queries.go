@@ -6,7 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/keystate"
 )
 
 // The most rows that the pages show, and read.
@@ -34,13 +35,13 @@ type limitRow struct {
 	Programs  *string
 	Versions  int64 // different definitions that programs have now
 	Varies    bool  // keys may have numbers of their own
-	Overrides int64 // in force: 100 stands for more
-	Blocked   bool  // for every key
 	Total     int64 // of all limits that match the search, as the next two
 	AllGrants int64
 	AllDenied int64
 
-	Spark spark `db:"-"`
+	Spark     spark `db:"-"`
+	Overrides int64 `db:"-"` // in force: 100 stands for more
+	Blocked   bool  `db:"-"` // for every key
 }
 
 // Names are found by index look-ups, one for each: nothing reads the rows of all keys.
@@ -62,10 +63,6 @@ listed AS (
     OFFSET $3 LIMIT $5
 )
 SELECT l.name, l.granted, l.denied, l.failed, EXISTS (SELECT 1 FROM rate_limit_usage AS u WHERE u.name = l.name) AS counted, d.kind, d.rate, d.period::text AS period, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, p.programs, p.versions, p.varies,
-       (SELECT count(*) FROM (SELECT 1 FROM rate_limit_overrides AS o
-         WHERE o.name = l.name AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) LIMIT 100) AS o) AS overrides,
-       coalesce((SELECT true FROM rate_limit_overrides AS o
-         WHERE o.name = l.name AND o.key IS NULL AND o.effect = 'block' AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) LIMIT 1), false) AS blocked,
        l.total, l.all_grants, l.all_denied
   FROM listed AS l
   LEFT JOIN LATERAL (SELECT d.* FROM rate_limit_definitions AS d WHERE d.name = l.name AND d.current ORDER BY d.published_at DESC, d.program LIMIT 1) AS d ON true
@@ -80,7 +77,28 @@ func queryLimits(ctx context.Context, tx pgx.Tx, s span, search string, offset i
 	if err != nil {
 		return nil, err
 	}
-	return collect[limitRow](tx.Query(ctx, limitsSQL, s.Length, search, offset, stored, limitsPerPage))
+	limits, err := collect[limitRow](tx.Query(ctx, limitsSQL, s.Length, search, offset, stored, limitsPerPage))
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, len(limits))
+	for i, l := range limits {
+		names[i] = l.Name
+	}
+	inForce, err := collect[inForceRow](tx.Query(ctx, `
+		SELECT least(count(o.id), 100) AS overrides, coalesce(bool_or(o.key IS NULL AND o.effect = 'block'), false) AS blocked
+		  FROM unnest($1::text[]) WITH ORDINALITY AS n (name, i) LEFT JOIN LATERAL _ratelimit_in_force(n.name, NULL, now(), 100) AS o ON true
+		 GROUP BY n.i ORDER BY n.i`, names))
+	for i, row := range inForce {
+		limits[i].Overrides, limits[i].Blocked = row.Overrides, row.Blocked
+	}
+	return limits, err
+}
+
+// inForceRow says what overrides of a limit are in force.
+type inForceRow struct {
+	Overrides int64
+	Blocked   bool
 }
 
 // binRow is what a limit granted and denied in one bin of a chart.
@@ -143,19 +161,17 @@ func queryDefinitions(ctx context.Context, tx pgx.Tx, name string) ([]definition
 
 // overrideRow is an override, in force or not.
 type overrideRow struct {
-	ID                          int64
-	Key                         *string
-	Effect                      string
-	Rate, Capacity, MaxReserved *float64
-	Until                       *time.Time
-	Reason, MadeBy, MadeAs      string
-	MadeAt                      time.Time
-	Added                       *float64
-	RemovedBy, RemovedAs        *string
-	RemovedAt                   *time.Time
-	Over                        bool // it has been removed, or its end has come
+	keystate.Override
+	Over bool // it has been removed, or its end has come
+	Now  time.Time
+}
 
-	Now time.Time `db:"-"`
+func overrideRows(list []keystate.Override, err error) ([]overrideRow, error) {
+	rows := make([]overrideRow, len(list))
+	for i, o := range list {
+		rows[i] = overrideRow{Override: o, Over: o.RemovedAt != nil || o.State == keystate.StateExpired || o.State == keystate.StateDone}
+	}
+	return rows, err
 }
 
 // OtherMaker is the role that was logged in when the override was made, if that is another name than who made it.
@@ -176,35 +192,26 @@ func shownTime(column string) string {
 	return "least(greatest(" + column + ", '0001-01-01 00:00+00'), '9999-12-31 00:00+00')"
 }
 
-var shownMadeAt, shownRemovedAt, shownLastUse = shownTime("o.made_at"), "CASE WHEN o.removed_at IS NOT NULL THEN " + shownTime("o.removed_at") + " END", "CASE WHEN count(*) > 0 THEN " + shownTime("max(r.ts)") + " END"
-
-var overrideColumns = `o.id, o.key, o.effect, o.rate, o.capacity, o.max_reserved, CASE WHEN isfinite(o.until) THEN ` + shownTime("o.until") + ` END AS until, o.reason, o.made_by, o.made_as, ` + shownMadeAt + ` AS made_at, o.added, o.removed_by, o.removed_as, ` + shownRemovedAt + ` AS removed_at,
-	o.removed_at IS NOT NULL OR coalesce(o.until <= now(), false) AS over`
-
 // queryOverridesInForce reads those of a limit, by key: first those for every key.
-func queryOverridesInForce(ctx context.Context, tx pgx.Tx, name string) ([]overrideRow, error) {
-	return collect[overrideRow](tx.Query(ctx, `
-		SELECT * FROM (
-			(SELECT `+overrideColumns+` FROM rate_limit_overrides AS o
-			  WHERE o.name = $1 AND o.key IS NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.made_at DESC, o.id DESC LIMIT $2)
-			UNION ALL
-			(SELECT `+overrideColumns+` FROM rate_limit_overrides AS o
-			  WHERE o.name = $1 AND o.key IS NOT NULL AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > now()) ORDER BY o.key, o.made_at, o.id LIMIT $2)
-		) AS o ORDER BY o.key NULLS FIRST, o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT $2`, name, maxOverrides))
+func queryOverridesInForce(ctx context.Context, tx pgx.Tx, name string, now time.Time) ([]overrideRow, error) {
+	list, err := keystate.InForce(ctx, tx, &name, nil, now, maxOverrides)
+	if every := slices.IndexFunc(list, func(o keystate.Override) bool { return o.Key == nil }); every > 0 {
+		list = slices.Concat(list[every:], list[:every])
+	}
+	return overrideRows(list[:min(len(list), maxOverrides)], err)
 }
 
 // queryHistory reads the newest overrides of a limit, whatever their key.
 func queryHistory(ctx context.Context, tx pgx.Tx, name string) ([]overrideRow, error) {
-	return collect[overrideRow](tx.Query(ctx, `SELECT `+overrideColumns+` FROM rate_limit_overrides AS o WHERE o.name = $1 ORDER BY o.made_at DESC, o.id DESC LIMIT $2`, name, maxOverrides))
+	return overrideRows(keystate.History(ctx, tx, "rate_limit_overrides AS o WHERE o.name = $1 ORDER BY o.made_at DESC, o.id DESC LIMIT $2", name, maxOverrides))
 }
 
 // queryKeyHistory reads the newest overrides that were for a key, or for every key.
 func queryKeyHistory(ctx context.Context, tx pgx.Tx, name, key string) ([]overrideRow, error) {
-	return collect[overrideRow](tx.Query(ctx, `
-		SELECT * FROM (
-			(SELECT `+overrideColumns+` FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key = $2 ORDER BY o.made_at DESC, o.id DESC LIMIT $3)
+	return overrideRows(keystate.History(ctx, tx, `(
+			(SELECT o.* FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key = $2 ORDER BY o.made_at DESC, o.id DESC LIMIT $3)
 			UNION ALL
-			(SELECT `+overrideColumns+` FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key IS NULL ORDER BY o.made_at DESC, o.id DESC LIMIT $3)
+			(SELECT o.* FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key IS NULL ORDER BY o.made_at DESC, o.id DESC LIMIT $3)
 		) AS o ORDER BY o.made_at DESC, o.id DESC LIMIT $3`, name, key, maxOverrides))
 }
 
@@ -218,6 +225,26 @@ type keyRow struct {
 	InUse     *float64 `db:"-"` // of slots whose number is not known
 	Stored    *float64 `db:"-"` // the tokens that were left at the last use; nil: nothing is stored
 	Share     float64  `db:"-"` // of the most denied key
+}
+
+// left fills in how the key stands.
+func (k *keyRow) left(s *keystate.State) {
+	switch {
+	case s.Used != nil && s.Effect == "varies": // nobody knows how many there are
+		k.InUse = s.Used
+		return
+	case s.Used == nil:
+		k.Stored = s.Stored
+	}
+	switch {
+	case s.Effect == keystate.EffectBlock:
+		k.Remaining = new(float64)
+	case s.Used != nil:
+		free := max(*s.Remaining, 0)
+		k.Remaining = &free
+	default:
+		k.Remaining = s.Remaining
+	}
 }
 
 func queryDenied(ctx context.Context, tx pgx.Tx, name string, since time.Time, search string) ([]keyRow, error) {
@@ -250,194 +277,55 @@ func above(prefix string) *string {
 // givenNumbers are the numbers of a key that the reader has given, as text. What is empty is as defined.
 type givenNumbers struct{ Rate, Capacity, Zone, Anchor string }
 
-// parsedNumbers are givenNumbers that are valid. nil is as defined.
-type parsedNumbers struct {
-	rate, capacity *float64
-	zone, anchor   *string
-}
-
 // balanceRow is what is stored of a key, and what it has by the numbers in force, if they are known.
 type balanceRow struct {
-	Kind string
+	keystate.State
 	numbers
-	Known     bool // the numbers, and what follows from them
-	Broken    bool // a row of the key is of no program: its ts is infinite
-	Own       bool // its numbers are those of the override
-	Rows      int64
-	LastUse   *time.Time
-	Stored    *float64   // the tokens that were left at the last use
-	Remaining *float64   // tokens, or free slots
-	NextAt    *time.Time // for one token, or for all that the limit holds
-	FullAt    *time.Time
-	At        time.Time
-	InUse     *float64 `db:"-"` // of slots: those that are held, without those whose holds have expired
+	Kind  string
+	Known bool // the numbers, and what follows from them
+	Own   bool // its numbers are those of an override
 }
 
-// PausedUntil is the instant before which a token bucket is not refilled; nil: it is not paused. A row that was used a moment later than At
+// PausedUntil is the instant before which a token bucket is not refilled; nil: it is not paused. A row that was used a moment later than at
 // is not.
-func (b *balanceRow) PausedUntil() *time.Time {
-	if b.Kind == "token bucket" && b.LastUse != nil && b.LastUse.After(b.At.Add(time.Second)) {
+func (b *balanceRow) PausedUntil(at time.Time) *time.Time {
+	if b.Kind == "token bucket" && b.LastUse != nil && b.LastUse.After(at.Add(time.Second)) {
 		return b.LastUse
 	}
 	return nil
 }
 
+// Numbers are for templates: those in force.
+func (b *balanceRow) Numbers() numbers { return b.numbers }
+
 // Free is how many slots are free.
 func (b *balanceRow) Free() float64 { return max(*b.Remaining, 0) }
 
 // Stuck reports whether no slot is free, and no expiry frees one.
-func (b *balanceRow) Stuck() bool { return b.NextAt != nil && b.NextAt.Year() == 9999 }
+func (b *balanceRow) Stuck() bool { return b.Denied && b.RetryAt == nil }
 
-// The sums are the engine's own. $1 is the name, $2 the key, $3 to $6 are the numbers that were given, $7 is the instant. The numbers in force are those, or
-// the defined ones, under the newest override that is no block: a block denies, and changes no numbers. A key with numbers of its own that were not given has known ones only if an override leaves nothing out.
-var keySQL = `
-WITH given AS (
-    SELECT d.kind, d.period, d.start, d.shards, d.max_reserved, coalesce($3::float8, d.rate) AS rate, _ratelimit_capacity(d.rate, d.capacity, $3::float8, $4::float8) AS capacity,
-           coalesce($5::text, d.zone) AS zone, coalesce($6::text::timestamp, d.anchor) AS anchor,
-           num_nonnulls($3::float8, $4::float8, $5::text, $6::text) = 0
-               AND EXISTS (SELECT 1 FROM rate_limit_definitions AS v WHERE v.name = $1 AND v.current AND v.varies IS NOT NULL) AS varies
-      FROM rate_limit_definitions AS d WHERE d.name = $1 AND d.current ORDER BY d.published_at DESC, d.program LIMIT 1
-),
-inforce AS (
-    SELECT d.kind, CASE WHEN d.kind <> 'slots' THEN coalesce(o.rate, d.rate) END AS rate, d.period,
-           CASE WHEN d.kind <> 'slots' THEN _ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity) ELSE coalesce(floor(o.capacity), d.capacity) END AS capacity,
-           coalesce(o.max_reserved, d.max_reserved) AS max_reserved, d.start, d.shards, d.zone, d.anchor, o.id IS NOT NULL AS own,
-           NOT d.varies OR (o.rate IS NOT NULL OR d.kind = 'slots') AND o.capacity IS NOT NULL AND d.kind <> 'calendar window' AS known
-      FROM given AS d
-      LEFT JOIN (SELECT o.* FROM (
-            (SELECT o.* FROM rate_limit_overrides AS o
-              WHERE o.name = $1 AND o.key = $2 AND o.effect <> 'block' AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > $7::timestamptz) ORDER BY o.made_at DESC, o.id DESC LIMIT 1)
-            UNION ALL
-            (SELECT o.* FROM rate_limit_overrides AS o
-              WHERE o.name = $1 AND o.key IS NULL AND o.effect <> 'block' AND o.removed_at IS NULL AND (o.until IS NULL OR o.until > $7::timestamptz) ORDER BY o.made_at DESC, o.id DESC LIMIT 1)
-            ORDER BY key NULLS LAST LIMIT 1
-          ) AS o WHERE o.effect = 'numbers') AS o ON d.kind <> 'unlimited'
-),
-stored AS (
-    SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts, ` + shownLastUse + ` AS last_use, sum(r.value) AS total,
-           count(*) AS rows, coalesce(bool_and(isfinite(r.ts)), true) AS sound
-      FROM rate_limits AS r WHERE r.name = $1 AND r.key = $2
-),
-windowed AS (
-    SELECT f.*, CASE WHEN f.kind = 'calendar window' AND f.rate > 0 THEN
-                _ratelimit_windows(f.period, f.zone, f.anchor, $7::timestamptz, _ratelimit_back(f.rate, f.capacity), 100) END AS windows
-      FROM inforce AS f
-),
-grids AS (
-    SELECT w.*, CASE w.kind WHEN 'fixed window' THEN _ratelimit_grid($1, $2, w.period, w.kind, w.start) WHEN 'calendar window' THEN w.windows[1] END AS grid,
-           CASE w.kind WHEN 'calendar window' THEN _ratelimit_longest(w.period) ELSE w.period END AS longest
-      FROM windowed AS w
-)`
-
-// queryBalance reads what a key has, or nil if no program defines the limit. NextAt and FullAt are by the override in force or, once it has
-// ended, by what follows.
-func queryBalance(ctx context.Context, tx pgx.Tx, name, key string, given parsedNumbers, now time.Time) (*balanceRow, error) {
-	untils, err := column[time.Time](tx.Query(ctx, `
-		SELECT e.until
-		  FROM (SELECT o.until FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key = $2 AND o.removed_at IS NULL AND o.until > $3
-		        UNION SELECT o.until FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key IS NULL AND o.removed_at IS NULL AND o.until > $3) AS e
-		 WHERE e.until < '9999-12-31 00:00+00'`, name, key, now))
-	var ends []endRow
-	if err == nil && len(untils) > 0 {
-		ends, err = collect[endRow](tx.Query(ctx, `
-			SELECT e.until, (SELECT o.effect FROM _ratelimit_override_of($1::text, $2::text, e.until) AS o) AS effect,
-			       (SELECT o.effect FROM _ratelimit_override_of($1::text, $2::text, e.until, standing => true) AS o) AS standing
-			  FROM unnest($3::timestamptz[]) AS e (until) ORDER BY e.until`, name, key, untils))
-	}
+// queryBalance reads what a key has. A program must define the limit.
+func queryBalance(ctx context.Context, tx pgx.Tx, name, key string, given *keystate.Given, now time.Time) (*balanceRow, error) {
+	states, err := keystate.Of(ctx, tx, name, []string{key}, now, given)
 	if err != nil {
 		return nil, err
 	}
-	b, err := queryBalanceAt(ctx, tx, name, key, given, now)
-	if err != nil || b == nil {
-		return b, err
+	s := states[0]
+	n := s.Numbers
+	b := &balanceRow{State: s, Kind: n.Kind, Known: s.Known(), Own: n.Override != nil && n.Effect == keystate.EffectNumbers && n.Kind != "unlimited",
+		numbers: numbers{Rate: n.Rate, Seconds: n.Seconds, Capacity: n.Capacity, MaxReserved: n.MaxReserved, Period: n.PeriodText, Start: n.Start, Shards: n.Shards, Zone: n.Zone, Anchor: n.Anchor}}
+	if !b.Known {
+		b.Rate, b.Capacity = nil, nil
 	}
-	for _, end := range ends {
-		late := func(t *time.Time) bool { return t != nil && !t.Before(end.Until) }
-		if !late(b.NextAt) && !late(b.FullAt) {
-			break
-		}
-		then, err := queryBalanceAt(ctx, tx, name, key, given, end.Until)
-		if err != nil {
-			return nil, err
-		}
-		next, never := end.Until, time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
-		free := end.Effect != nil && *end.Effect == "unlimited" || !then.Known
-		switch {
-		case !late(b.NextAt):
-		case end.Effect != nil && *end.Effect == "block", !free && then.Remaining == nil:
-			b.NextAt = &never // unless that ends, too
-		default:
-			if b.NextAt = then.NextAt; free || b.NextAt == nil {
-				b.NextAt = &next
-			}
-		}
-		free = end.Standing != nil && *end.Standing == "unlimited" || !then.Known
-		if late(b.FullAt) && (free || then.Remaining != nil) {
-			if b.FullAt = then.FullAt; free || b.FullAt == nil {
-				b.FullAt = &next
-			}
-		}
+	if n.Rate != nil && *n.Rate == 0 { // nothing is there, and nothing is refilled
+		b.Remaining = nil
 	}
 	return b, nil
 }
 
-// endRow is the end of an override, and the effect of the one that follows it.
-type endRow struct {
-	Until    time.Time
-	Effect   *string // nil: the definition follows
-	Standing *string // the same beside a block
-}
-
-func queryBalanceAt(ctx context.Context, tx pgx.Tx, name, key string, given parsedNumbers, at time.Time) (*balanceRow, error) {
-	rows, err := collect[balanceRow](tx.Query(ctx, keySQL+`
-		SELECT d.kind, CASE WHEN d.known THEN d.rate END AS rate, extract(epoch FROM d.period)::float8 AS seconds, CASE WHEN d.known THEN d.capacity END AS capacity,
-		       d.max_reserved, d.period::text AS period, d.start, d.shards, CASE WHEN d.known THEN d.zone END AS zone, CASE WHEN d.known THEN `+anchorText+` END AS anchor, d.known, NOT s.sound AS broken, d.own, s.rows, s.last_use, s.total AS stored, $7::timestamptz AS at,
-		       CASE WHEN d.known AND s.sound AND d.rate > 0 THEN _ratelimit_shown(_ratelimit_total(s.value, s.ts, $7::timestamptz, d.rate, d.longest, d.capacity, d.grid, d.windows), d.rate, d.capacity) END AS remaining,
-		       CASE WHEN d.known AND s.sound AND d.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, $7::timestamptz, d.rate, d.longest, d.capacity, d.grid, s.rows::integer,
-		           least(d.capacity, 1), 0, false, d.windows), $7::timestamptz) END AS next_at,
-		       CASE WHEN d.known AND s.sound AND d.rate > 0 AND s.rows > 0 THEN nullif(_ratelimit_when(s.value, s.ts, $7::timestamptz, d.rate, d.longest, d.capacity, d.grid, s.rows::integer,
-		           d.capacity, 0, false, d.windows), $7::timestamptz) END AS full_at
-		  FROM grids AS d CROSS JOIN stored AS s`, name, key, given.rate, given.capacity, given.zone, given.anchor, at))
-	if len(rows) == 0 {
-		return nil, err
-	}
-	b := &rows[0]
-	if b.Kind != kindSlots {
-		return b, nil
-	}
-	var used float64
-	var next pgtype.Timestamptz
-	b.Stored = nil
-	err = tx.QueryRow(ctx, "SELECT f.used, f.free, f.retry_at FROM _ratelimit_free_slots($1::text, $2::text, $3::float8, $4::timestamptz) AS f", name, key, b.Capacity, at).
-		Scan(&used, &b.Remaining, &next)
-	if b.InUse = &used; next.Valid && next.InfinityModifier == pgtype.Finite {
-		t := next.Time.UTC()
-		b.NextAt = &t
-	} else if next.Valid {
-		never := time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) // unless an override ends, or a slot is released
-		b.NextAt = &never
-	}
-	return b, err
-}
-
-// pointRow is a point of the curve of a balance.
-type pointRow struct {
-	At        time.Time
-	Remaining float64
-}
-
-// queryCurve computes what a key has between two instants if nothing more is taken.
-func queryCurve(ctx context.Context, tx pgx.Tx, name, key string, given parsedNumbers, now, from, to time.Time) ([]pointRow, error) {
-	return collect[pointRow](tx.Query(ctx, keySQL+`
-		SELECT t.at, _ratelimit_total(s.value, s.ts, t.at, d.rate, d.longest, d.capacity, d.grid, d.windows) AS remaining
-		  FROM grids AS d CROSS JOIN stored AS s
-		 CROSS JOIN LATERAL (SELECT $8::timestamptz + ($9::timestamptz - $8::timestamptz) * (n / 120.0::float8) AS at FROM generate_series(0, 120) AS n) AS t
-		 WHERE s.sound ORDER BY t.at`, name, key, given.rate, given.capacity, given.zone, given.anchor, now, from, to))
-}
-
 // queryOverride reads the override in force for a key.
-func queryOverride(ctx context.Context, tx pgx.Tx, name, key string) (*overrideRow, error) {
-	rows, err := collect[overrideRow](tx.Query(ctx, `SELECT `+overrideColumns+` FROM _ratelimit_override_of($1, $2, now()) AS o`, name, key))
+func queryOverride(ctx context.Context, tx pgx.Tx, name, key string, now time.Time) (*overrideRow, error) {
+	rows, err := overrideRows(keystate.InForce(ctx, tx, &name, []string{key}, now, 0))
 	if len(rows) == 0 {
 		return nil, err
 	}
@@ -459,53 +347,12 @@ func queryKeyDenials(ctx context.Context, tx pgx.Tx, name, key string) ([]hourRo
 		 ORDER BY d.hour`, name, key))
 }
 
-// leftRow is what a key has under the override in force for it: 0 if it is blocked.
-type leftRow struct {
-	Key       string
-	Remaining *float64 // tokens, or free slots; nil: not known
-	InUse     *float64 // of slots whose number is not known
-	Stored    *float64 // tokens
-}
-
-// storedRow is a row of rate_limits.
-type storedRow struct {
-	Key   string
-	Shard int32
-	Value float64
-	Ts    pgtype.Timestamptz // which may be infinite
-}
-
-// queryLeft reads what some keys have. A program must define the limit. It does not use ratelimit_keys, which reads all overrides of the limit.
-func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string) (map[string]leftRow, error) {
-	// Two statements: Citus runs no function that reads a table beside a table of a distributed schema.
-	stored, err := collect[storedRow](tx.Query(ctx, "SELECT r.key, r.shard, r.value, r.ts FROM rate_limits AS r WHERE r.name = $1 AND r.key = ANY ($2)", name, keys))
-	if err != nil {
-		return nil, err
-	}
-	ofKeys, shards, values, times := make([]string, len(stored)), make([]int32, len(stored)), make([]float64, len(stored)), make([]pgtype.Timestamptz, len(stored))
-	for i, r := range stored {
-		ofKeys[i], shards[i], values[i], times[i] = r.Key, r.Shard, r.Value, r.Ts
-	}
-	rows, err := collect[leftRow](tx.Query(ctx, `
-		SELECT k.key, CASE WHEN n.kind IS DISTINCT FROM 'slots' THEN s.total END AS stored,
-		       CASE WHEN n.kind = 'slots' AND n.effect = 'varies' THEN (SELECT f.used FROM _ratelimit_free_slots($1, k.key, 0, now()) AS f) END AS in_use, CASE
-		       WHEN n.effect = 'varies' OR n.effect = 'numbers' AND NOT s.sound THEN NULL
-		       WHEN n.effect = 'block' OR n.effect = 'numbers' AND n.rate <= 0 THEN 0
-		       WHEN n.effect = 'unlimited' THEN 'Infinity'
-		       WHEN n.kind = 'slots' THEN (SELECT greatest(f.free, 0) FROM _ratelimit_free_slots($1, k.key, n.capacity, now()) AS f)
-		       ELSE _ratelimit_shown(_ratelimit_total(s.value, s.ts, now(), n.rate, CASE n.kind WHEN 'calendar window' THEN _ratelimit_longest(n.period) ELSE n.period END, n.capacity,
-		           CASE n.kind WHEN 'fixed window' THEN _ratelimit_grid($1, k.key, n.period, n.kind, n.start) WHEN 'calendar window' THEN w.windows[1] END, w.windows), n.rate, n.capacity) END AS remaining
-		  FROM unnest($2::text[]) AS k (key)
-		 CROSS JOIN LATERAL _ratelimit_numbers($1, k.key, now(), varying => true) AS n
-		 CROSS JOIN LATERAL (SELECT CASE WHEN n.effect = 'numbers' AND n.kind = 'calendar window' AND n.rate > 0 THEN
-		           _ratelimit_windows(n.period, n.zone, n.anchor, now(), _ratelimit_back(n.rate, n.capacity), 100) END AS windows OFFSET 0) AS w
-		 CROSS JOIN LATERAL (SELECT coalesce(array_agg(r.value ORDER BY r.shard), '{}') AS value, coalesce(array_agg(r.ts ORDER BY r.shard), '{}') AS ts, sum(r.value) AS total,
-		           coalesce(bool_and(isfinite(r.ts)), true) AS sound
-		      FROM unnest($3::text[], $4::integer[], $5::float8[], $6::timestamptz[]) AS r (key, shard, value, ts) WHERE r.key = k.key) AS s`,
-		name, keys, ofKeys, shards, values, times))
-	left := make(map[string]leftRow)
-	for _, row := range rows {
-		left[row.Key] = row
+// queryLeft reads how some keys stand. A program must define the limit.
+func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string, now time.Time) (map[string]*keystate.State, error) {
+	states, err := keystate.Of(ctx, tx, name, keys, now, nil)
+	left := make(map[string]*keystate.State)
+	for i := range states {
+		left[states[i].Key] = &states[i]
 	}
 	return left, err
 }

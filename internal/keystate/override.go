@@ -1,0 +1,85 @@
+package keystate
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Override is a row of rate_limit_overrides. The tool prints it as JSON.
+type Override struct {
+	ID          int64      `json:"id"`
+	Limit       string     `json:"limit"`
+	Key         *string    `json:"key"` // nil: every key
+	Effect      string     `json:"effect"`
+	Rate        *float64   `json:"rate"`
+	Capacity    *float64   `json:"capacity"`
+	MaxReserved *float64   `json:"maxReserved"`
+	Until       *time.Time `json:"until"` // nil: for good
+	Reason      string     `json:"reason"`
+	MadeBy      string     `json:"madeBy"`
+	MadeAs      string     `json:"madeAs"` // the role that was logged in
+	MadeAt      time.Time  `json:"madeAt"`
+	Added       *float64   `json:"added"`
+	RemovedBy   *string    `json:"removedBy"`
+	RemovedAs   *string    `json:"removedAs"`
+	RemovedAt   *time.Time `json:"removedAt"`
+	State       string     `json:"state"` // one of those below
+}
+
+// The states of an override.
+const (
+	StateInForce = "in force"
+	StateExpired = "expired"
+	StateRemoved = "removed"
+	StateDone    = "done" // of a reset
+)
+
+// The effects of an override.
+const (
+	EffectNumbers   = "numbers"
+	EffectBlock     = "block"
+	EffectUnlimited = "unlimited"
+	EffectReset     = "reset" // only in the history
+)
+
+// Instants by hand may be outside of what a time.Time, or its JSON, can be.
+const overrideColumns = `SELECT o.id, o.name, o.key, o.effect, o.rate, o.capacity, o.max_reserved,
+	CASE WHEN isfinite(o.until) THEN least(greatest(o.until, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END, o.reason, o.made_by, o.made_as,
+	least(greatest(o.made_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00'), o.added, o.removed_by, o.removed_as,
+	CASE WHEN o.removed_at IS NOT NULL THEN least(greatest(o.removed_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END,
+	CASE WHEN o.removed_at IS NOT NULL THEN 'removed' WHEN o.effect = 'reset' THEN 'done' WHEN o.until <= clock_timestamp() THEN 'expired' ELSE 'in force' END `
+
+// InForce reads the overrides in force for some keys (” is none) and for every key or, with nil, all of a limit; without a name, those of all
+// limits. They are in the order in which they decide: those of a key, and then those of every key; of each, blocks first, and then the newest.
+// most: at most so many of single keys, and as many of every key; 0: all.
+func InForce(ctx context.Context, db Querier, name *string, keys []string, at time.Time, most int) ([]Override, error) {
+	return collect(ctx, db, override, overrideColumns+`FROM _ratelimit_in_force($1::text, $2::text[], $3::timestamptz, nullif($4::bigint, 0)) AS o`, name, keys, at, most)
+}
+
+// History reads overrides, in force or not, by what comes after FROM rate_limit_overrides AS o.
+func History(ctx context.Context, db Querier, from string, args ...any) ([]Override, error) {
+	return collect(ctx, db, override, overrideColumns+"FROM "+from, args...)
+}
+
+func override(row pgx.CollectableRow) (Override, error) {
+	o, err := pgx.RowToStructByPos[Override](row)
+	o.MadeAt = o.MadeAt.UTC()
+	for _, t := range []*time.Time{o.Until, o.RemovedAt} {
+		if t != nil {
+			*t = t.UTC()
+		}
+	}
+	return o, err
+}
+
+// Standing is the first of some overrides that is no block: its numbers hold beside one. It is nil if there is none.
+func Standing(list []Override) *Override {
+	for i := range list {
+		if list[i].Effect != EffectBlock {
+			return &list[i]
+		}
+	}
+	return nil
+}
