@@ -383,7 +383,7 @@ func (w *everything) endHold(ctx context.Context, p *worldProgram, s worldStep, 
 	}
 	after := w.balances(p, h.of)[0]
 	gone := func(state string) bool {
-		return state == "" || state == "lapsed" && h.when.IsZero() && w.clock.now.Sub(h.until) >= 7*24*time.Hour
+		return state == "" || state == "lapsed" && w.clock.now.Sub(h.until) >= 7*24*time.Hour
 	}
 	lost := gone(was.tokens) || h.slot && (gone(was.inSlots) || was.inSlots == "lapsed")
 	again := h.ended == "settled"
