@@ -46,6 +46,7 @@ func TestEveryFigureIsListed(t *testing.T) {
 		"pipelined_tx":                 "at least 1.5",
 		"multi_3":                      "at least 0.9",
 		"each_100":                     "at least 10",
+		"hold_vs_two_consumes":         "at most 1.6",
 		"calendar_vs_window":           "at least 0.9",
 		"ten_million_rows":             "at least 0.9",
 		"sweep_p99":                    "at most 1.5",

@@ -305,17 +305,24 @@ func (s *spent) add(before, after spent) {
 // serverProcesses are the servers' processes on this machine.
 type serverProcesses struct{ postmaster, redis int }
 
-// findServers finds the servers' processes.
-func findServers(ctx context.Context, e *env, admin *pgxpool.Pool) (s serverProcesses, err error) {
+// findPostmaster finds the first process of the server.
+func findPostmaster(ctx context.Context, admin *pgxpool.Pool) (pid int, err error) {
 	var backend int
 	if err := admin.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&backend); err != nil {
-		return s, err
+		return 0, err
 	}
 	p, err := procstat.Read(backend)
 	if err != nil || p.Name != "postgres" {
-		return s, fmt.Errorf("the processes of Postgres are not to be seen: growth needs Linux, and a Postgres on this machine, outside a container (%q, %w)", p.Name, err)
+		return 0, fmt.Errorf("the processes of Postgres are not to be seen: this needs Linux, and a Postgres on this machine, outside a container (%q, %w)", p.Name, err)
 	}
-	s.postmaster = p.Parent
+	return p.Parent, nil
+}
+
+// findServers finds the servers' processes.
+func findServers(ctx context.Context, e *env, admin *pgxpool.Pool) (s serverProcesses, err error) {
+	if s.postmaster, err = findPostmaster(ctx, admin); err != nil {
+		return s, err
+	}
 	client := redis.NewClient(&redis.Options{Addr: e.redis.addr})
 	defer func() { _ = client.Close() }()
 	info, err := client.InfoMap(ctx, "server").Result()
