@@ -10,8 +10,8 @@ import (
 // After its first use, it must not be copied, nor its fields changed.
 //
 // The verbs are [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take], [Limiter.Check], [Limiter.Balance],
-// [Limiter.Charge], [Limiter.Refund], [Limiter.Reset], [Limiter.Move], [Limiter.Each], [Limiter.Hold], [Limiter.Settle],
-// [Limiter.Release] and [Limiter.Once]; [Limiter.During] holds while a function runs. They take one request or several, but Wait takes
+// [Limiter.Charge], [Limiter.Refund], [Limiter.Reset], [Limiter.Move], [Limiter.Each], [Limiter.Pause],
+// [Limiter.Resume], [Limiter.Hold], [Limiter.Settle], [Limiter.Release] and [Limiter.Once]; [Limiter.During] holds while a function runs. They take one request or several, but Wait takes
 // one, and Move two. It is one statement, and one round trip unless the driver needs more. Outside a transaction, Consume and Charge of one
 // limit are a plain UPDATE, and a second statement if that takes nothing: at a denial or a first use.
 //

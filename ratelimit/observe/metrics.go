@@ -24,7 +24,8 @@ import (
 // The attributes:
 //
 //	ratelimit.limit    the limit's name, "_OTHER" if its definition is invalid. Names should be few, and not made of user input
-//	ratelimit.verb     consume, wait, reserve, take, check, balance, charge, refund, reset or move
+//	ratelimit.verb     consume, wait, reserve, take, check, balance, charge, refund, reset, move, pause, resume, hold, settle, release
+//	                   or once
 //	ratelimit.outcome  granted; denied; withheld (a request that would have been granted, in a call that another request
 //	                   denied); would_deny (a check, which takes nothing, where Consume would be denied); exceeds_capacity
 //	                   (can never be granted); invalid; conflict (40001 or 40P01: the transaction has to run again);
