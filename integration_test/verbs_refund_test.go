@@ -296,11 +296,18 @@ func TestRefundAfterTheClockSteppedBackNeverMints(t *testing.T) {
 			w.clock.now = noon
 			receipt := w.grant(limit.Global().Count(8)).Receipt()
 			w.clock.Advance(-3 * time.Hour)
-			receipt = w.refund(receipt, limit.Global().Count(3)).Receipt()
-			w.holds(limit.Global(), 5)
-			w.refund(receipt, limit.Global().Count(5))
-			w.holds(limit.Global(), 10)
-			w.clock.now = noon
+			if limit.Config().Kind == "token bucket" { // its row lies ahead, as that of a paused one: nothing is owed, and nothing comes back
+				w.refund(receipt, limit.Global().Count(3))
+				w.holds(limit.Global(), 2)
+				w.clock.now = noon
+				w.refund(receipt, limit.Global().Count(8))
+			} else {
+				receipt = w.refund(receipt, limit.Global().Count(3)).Receipt()
+				w.holds(limit.Global(), 5)
+				w.refund(receipt, limit.Global().Count(5))
+				w.holds(limit.Global(), 10)
+				w.clock.now = noon
+			}
 			w.holds(limit.Global(), 10)
 
 			// Rows older than the receipt are not the rows that it was taken from.

@@ -224,6 +224,10 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 
 	nothing := true // was taken
 	switch why := tokens.reason; {
+	case !tokens.never && why == ratelimit.ReasonBlock && h.slot && w.slotsOf(k.key) == 0: // which lasts longer
+		if got.granted || got.reason != ratelimit.ReasonPlan {
+			w.failf("%s, of no slots, and a Consume: %v: %v, %s", what, tokens, got, got.reason)
+		}
 	case tokens.never, why == ratelimit.ReasonBlock, why == ratelimit.ReasonPlan:
 		if got.granted || tokens.never != got.never || !tokens.never && got.reason != why {
 			w.failf("%s: %v, %s, but a Consume: %v, %s", what, got, got.reason, tokens, why)
