@@ -209,6 +209,55 @@ func TestWhatComesBackInAPause(t *testing.T) {
 	})
 }
 
+// TestAWaitDuringAPause: what is not there before the deadline, or within ten minutes, is denied at once, and nothing stays taken. A debt is
+// denied without a write.
+func TestAWaitDuringAPause(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	var limits ratelimit.Limiter
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
+	for _, shards := range []int{1, 3} {
+		limit := steady(shards)
+		for name, db := range map[string]ratelimit.DB{"pool": pool, "coalescer": coalescer} {
+			r := limit.Key(name)
+			if err := limits.Pause(t.Context(), pool, time.Now().Add(time.Hour), r); err != nil {
+				t.Fatal(err)
+			}
+			for _, within := range []time.Duration{time.Minute, 0} {
+				ctx, cancel := t.Context(), context.CancelFunc(func() {})
+				if within > 0 {
+					ctx, cancel = context.WithTimeout(ctx, within)
+				}
+				began := time.Now()
+				_, err := limits.Wait(ctx, db, r)
+				denial, ok := errors.AsType[*ratelimit.DeniedError](err)
+				if !ok || !denial.RetryAt.After(began.Add(40*time.Minute)) {
+					t.Errorf("%s, %d shards, within %v: %v", name, shards, within, err)
+				}
+				cancel()
+			}
+			if balances, err := limits.Balance(t.Context(), pool, r); err != nil || balances[0].Remaining != 0 {
+				t.Errorf("%s, %d shards: %+v, %v", name, shards, balances, err)
+			}
+		}
+	}
+	owing := steady(1).Key("owing")
+	if _, err := limits.Charge(t.Context(), pool, owing.Count(10_000)); err != nil {
+		t.Fatal(err)
+	}
+	const version = "SELECT xmin FROM rate_limits WHERE key = 'owing'"
+	before := lines(t, pool, version)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := limits.Wait(ctx, pool, owing); !denied(err) {
+		t.Error(err)
+	}
+	if after := lines(t, pool, version); after != before {
+		t.Errorf("the denied Wait has written the row: %s, then %s", before, after)
+	}
+}
+
 func TestPauseRefuses(t *testing.T) {
 	behaviour(t, func(w world) {
 		bucket := steady(1).Key("ann")

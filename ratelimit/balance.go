@@ -45,7 +45,8 @@ type Balance struct {
 	Until   time.Time
 
 	// PausedUntil is the instant before which a token bucket is not refilled: see [Limiter.Pause]. It is zero if it is not paused, or for
-	// less than a second more. A block or an override may decide meanwhile.
+	// less than a second more, and while the key is unlimited. A block may decide meanwhile. A row that lies ahead of the clock for another
+	// reason, since that stepped back, looks the same.
 	PausedUntil time.Time
 }
 

@@ -41,7 +41,8 @@ func (l *Limiter) Pause(ctx context.Context, db DB, until time.Time, requests ..
 	return err
 }
 
-// Resume ends pauses: token buckets that are paused are refilled from now on. What a [Limiter.Pause] emptied stays gone. A limit that is not
+// Resume ends pauses: token buckets that are paused are refilled from now on, by the clock of the call: one that is behind refills at once
+// what others wait for. What a [Limiter.Pause] emptied stays gone. A limit that is not
 // paused stays as it is. Counts are ignored. A [Limiter.Wait] that sleeps until the end of the pause does not notice.
 //
 // In REPEATABLE READ and SERIALIZABLE, a pause that was committed after the transaction's snapshot is 40001, unless it inserted the key's row:

@@ -245,6 +245,7 @@ type about struct {
 	receipt Receipt
 	hold    *holding
 	until   time.Time
+	exact   bool // a Wait is bounded by the statement, and not by a floor
 }
 
 func (l *Limiter) do(ctx context.Context, db DB, v verb, of about, requests []Request) (Result, error) {
@@ -270,7 +271,7 @@ func (l *Limiter) decide(ctx context.Context, db DB, v verb, of about, requests 
 	}
 	if err == nil && v == verbWait {
 		err = errInTx(ctx, db, requests)
-		c.bound(ctx)
+		c.bound(ctx, of.exact)
 	}
 	if err == nil {
 		err = errOutside(ctx, v, db, requests)

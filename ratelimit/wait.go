@@ -49,11 +49,20 @@ import (
 func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, error) {
 	requests := []Request{request}
 	began := time.Now()
-	result, err := l.reserve(ctx, db, requests)
+	most := waits(ctx, &request.limit)
+	result, err := l.reserve(ctx, db, requests, false)
+	if err == nil && late(&result, most) { // the row lies ahead, as that of a paused limit: a floor does not see that
+		if kept := l.giveBack(ctx, db, result, requests, false); kept != nil {
+			err = unknown(fmt.Errorf("the tokens will not be there in time, and were not given back: %w", inner{kept}))
+			result, err = unanswered(verbWait, requests), explainCall(verbWait, requests, err)
+		} else {
+			result, err = l.reserve(ctx, db, requests, true)
+		}
+	}
 	took := time.Since(began)
 	if err == nil {
 		if err = l.sleep(ctx, db, result); err != nil {
-			if kept := l.giveBack(ctx, db, result, requests); kept != nil {
+			if kept := l.giveBack(ctx, db, result, requests, true); kept != nil {
 				err = unknown(fmt.Errorf("%w, and the tokens were not given back: %w", err, inner{beside{kept}}))
 			}
 			granted := result
@@ -67,12 +76,12 @@ func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, err
 }
 
 // reserve is the call of the database. A [Limiter.Close] waits for it, and not for the sleep.
-func (l *Limiter) reserve(ctx context.Context, db DB, requests []Request) (Result, error) {
+func (l *Limiter) reserve(ctx context.Context, db DB, requests []Request, exact bool) (Result, error) {
 	if !l.life.enter() {
 		return unanswered(verbWait, requests), limiterClosed(verbWait, requests)
 	}
 	defer l.life.leave()
-	return l.decide(ctx, db, verbWait, about{}, requests)
+	return l.decide(ctx, db, verbWait, about{exact: exact}, requests)
 }
 
 // errInTx is the error of a Wait on a transaction, or inside one on the same pool; or nil.
@@ -89,16 +98,14 @@ const longWait = 10 * time.Minute
 
 // bound makes the database deny the call if its work would have to wait beyond ctx's deadline. For one token bucket, a floor
 // says so, by the shorter statement. That one fails for a floor which a full bucket would break.
-func (c *call) bound(ctx context.Context) {
+// exact: by the longer one.
+func (c *call) bound(ctx context.Context, exact bool) {
 	if len(c.demands) == 0 {
 		return
 	}
-	left := max(longWait, c.demands[0].limit.numbers.Period)
-	if deadline, ok := ctx.Deadline(); ok {
-		left = max(time.Until(deadline), 0)
-	}
+	left := waits(ctx, &c.demands[0].limit)
 	d := &c.demands[0]
-	if changes := c.changes(d); changes || !c.forfeits() {
+	if changes := c.changes(d); !exact && (changes || !c.forfeits()) {
 		floor := -(d.numbers.Rate * left.Seconds() / d.numbers.Period.Seconds())
 		if changes {
 			c.patience = algebra.Micros(left.Microseconds())
@@ -111,6 +118,24 @@ func (c *call) bound(ctx context.Context) {
 		}
 	}
 	c.within = algebra.Micros(left.Microseconds())
+}
+
+// waits is how long a Wait may wait.
+func waits(ctx context.Context, l *Limit) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return max(time.Until(deadline), 0)
+	}
+	return max(longWait, l.numbers.Period)
+}
+
+// late reports whether a granted Wait waits longer than it may, by more than rounding forgives.
+func late(r *Result, most time.Duration) bool {
+	l := &r.Requests[0].Limit
+	if l.unlimited() || l.numbers.Rate == 0 {
+		return false
+	}
+	forgiven := 2e-9 * l.numbers.Capacity / l.numbers.Rate * float64(l.numbers.Period)
+	return float64(r.delay()) > float64(most)+forgiven+float64(10*time.Millisecond)
 }
 
 // clockStep is how often a sleep asks [Limiter.Clock].
@@ -165,12 +190,16 @@ func (l *Limiter) local() (now pgtype.Timestamptz) {
 	return now
 }
 
-// giveBack refunds a granted call whose ctx has ended.
-func (l *Limiter) giveBack(ctx context.Context, db DB, granted Result, requests []Request) error {
+// giveBack refunds a granted call whose ctx has ended, or that would wait too long. observed: as a Refund that the Observer is told of.
+func (l *Limiter) giveBack(ctx context.Context, db DB, granted Result, requests []Request, observed bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
-	return l.Retry(ctx, func(ctx context.Context) error {
-		_, err := l.Refund(ctx, db, granted.Receipt(), requests...)
+	return l.Retry(ctx, func(ctx context.Context) (err error) {
+		if observed {
+			_, err = l.Refund(ctx, db, granted.Receipt(), requests...)
+		} else {
+			_, err = l.decide(ctx, db, verbRefund, about{receipt: granted.Receipt()}, requests)
+		}
 		return err
 	})
 }

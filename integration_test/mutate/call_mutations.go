@@ -141,7 +141,11 @@ var callMutations = []mutation{
 	}, {
 		name: "wait-no-floor", file: "ratelimit/wait.go", what: "a Wait for a bucket's tokens lasts beyond the deadline",
 		old: "d.floor = max(d.floor, floor)", new: "d.floor = max(d.floor, floor-1e9)",
-		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
+		tests: "TestAWaitDuringAPause",
+	}, {
+		name: "wait-paused", file: "ratelimit/wait.go", what: "a Wait takes tokens that come long after its deadline, when a pause is over",
+		old: "if err == nil && late(&result, most) {", new: "if false && late(&result, most) {",
+		tests: "TestAWaitDuringAPause",
 	}, {
 		name: "wait-floor-alone", file: "ratelimit/wait.go", what: "a Wait with a deadline may reserve more than maxReserved",
 		old: "d.floor = max(d.floor, floor)", new: "d.floor = floor",
@@ -152,7 +156,7 @@ var callMutations = []mutation{
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
 		name: "wait-floor-of-window", file: "ratelimit/wait.go", what: "up to the deadline, a window is expected to refill continuously",
-		old: "if changes := c.changes(d); changes || !c.forfeits() {", new: "if changes := c.changes(d); true {",
+		old: "!exact && (changes || !c.forfeits()) {", new: "!exact {",
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
 		name: "wait-in-vain", file: "ratelimit/wait.go", what: "a Wait sleeps although the call took so long that the deadline comes first",
@@ -180,19 +184,19 @@ var callMutations = []mutation{
 		tests: "TestAClockThatStandsStillIsAskedEvery10ms",
 	}, {
 		name: "wait-kept", file: "ratelimit/wait.go", what: "a canceled Wait keeps its tokens",
-		old: "kept := l.giveBack(ctx, db, result, requests); kept != nil", new: "kept := error(nil); kept != nil",
+		old: "kept := l.giveBack(ctx, db, result, requests, true); kept != nil", new: "kept := error(nil); kept != nil",
 		tests: "TestFourWhoGiveUpCostTheNextOneNothing",
 	}, {
 		name: "wait-canceled-result", file: "ratelimit/wait.go", what: "a canceled Wait reports a grant",
-		old: "result, err = unanswered(verbWait, requests), explainCall", new: "err = explainCall",
+		old: "			result, err = unanswered(verbWait, requests), explainCall(verbWait, requests, err)\n			result.At", new: "			err = explainCall(verbWait, requests, err)\n			result.At",
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
 		name: "wait-unbounded", file: "ratelimit/wait.go", what: "without a deadline, a Wait may wait without end",
-		old: "left := max(longWait, c.demands[0].limit.numbers.Period)", new: "left := time.Duration(1<<62)",
+		old: "return max(longWait, l.numbers.Period)", new: "return time.Duration(1 << 62)",
 		tests: "TestAQueueOfThoseWhoLeftIsBounded",
 	}, {
 		name: "wait-bound-of-minutes", file: "ratelimit/wait.go", what: "without a deadline, a Wait for a slow limit is denied",
-		old: "left := max(longWait, c.demands[0].limit.numbers.Period)", new: "left := longWait",
+		old: "return max(longWait, l.numbers.Period)", new: "return longWait",
 		tests: "TestAQueueOfThoseWhoLeftIsBounded",
 	}, {
 		name: "wait-observed-as-granted", file: "ratelimit/usage/count.go", what: "the tokens of a Wait that was given up are not counted",
@@ -468,7 +472,7 @@ var callMutations = []mutation{
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
 		name: "wait-not-given-back", file: "ratelimit/wait.go", what: "a Wait that keeps its tokens looks as if a retry were safe",
-		old: "			err = unknown(fmt", new: "			err = error(fmt",
+		old: "err = unknown(fmt.Errorf(\"%w, and", new: "err = error(fmt.Errorf(\"%w, and",
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
 		name: "receipt-optional-lost", file: "ratelimit/receipt.go", what: "the receipt of the rest lacks a newer version's optional fields",
