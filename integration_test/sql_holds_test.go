@@ -110,6 +110,11 @@ func TestHoldByHand(t *testing.T) {
 		t.Error("the token of another hold")
 	}
 
+	// The length of an id in a token is in bytes.
+	if !scan[bool](t, pool, "SELECT ratelimit_release('renders', 'acme', token) FROM ratelimit_hold('renders', 'acme', 'ö1', ttl => '1 hour')") {
+		t.Error("the token of an id with an ö")
+	}
+
 	// An expired hold is one until somebody needs it.
 	expired := scan[string](t, pool, "SELECT token FROM ratelimit_hold('renders', 'acme', 'dead', 2, ttl => '1 hour')")
 	mustExec(t, pool, "UPDATE rate_limit_holds SET until = now() - interval '1 second' WHERE id = 'dead'")
@@ -327,8 +332,12 @@ func TestHoldByHandRefuses(t *testing.T) {
 		"ratelimit_holds(NULL, 'acme')":                                                    "name must have 1 to 255 bytes, not NULL",
 		"ratelimit_holds('renders')":                                                       "key must have 1 to 1024 bytes, not NULL",
 	} {
-		if _, err := pool.Exec(t.Context(), "SELECT * FROM "+sql); sqlState(err) != "22023" || !strings.Contains(err.Error(), want) {
+		_, err := pool.Exec(t.Context(), "SELECT * FROM "+sql)
+		if sqlState(err) != "22023" || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", sql, err, want)
+		}
+		if e, ok := errors.AsType[*pgconn.PgError](err); ok && strings.Contains(e.Hint, "Pass") {
+			t.Errorf("%s: the hint names arguments that there are not: %s", sql, e.Hint)
 		}
 	}
 	if n := scan[int](t, pool, "SELECT (SELECT count(*) FROM rate_limits) + (SELECT count(*) FROM rate_limit_holds)"); n != 0 {
@@ -367,6 +376,10 @@ func TestHoldByHandAboveReadCommitted(t *testing.T) {
 				t.Error("it is released once")
 			}
 			mustExecIn(t, tx, "SELECT ratelimit_hold('renders', 'acme', 'next', forever => true), ratelimit_release('renders', 'acme', 'next')")
+			mustExecIn(t, tx, "SELECT ratelimit_hold('renders', 'acme', 'mine', ttl => '1 hour')")
+			if scan[bool](t, tx, "SELECT ratelimit_release('renders', 'acme', '~0123456789abcdef0123456789abcdef4:mine')") || !scan[bool](t, tx, "SELECT ratelimit_release('renders', 'acme', 'mine', who => 'ann')") {
+				t.Error("another token ends a hold")
+			}
 			return nil
 		})
 		if err != nil {
@@ -416,4 +429,54 @@ func TestHoldsByHandRace(t *testing.T) {
 		t.Errorf("%d held, %d released, %d written down, %d left, at most %d at once", held, released, trace, left, most)
 	}
 	h.has(rendersByHand.Key("acme"), float64(2-left))
+}
+
+// TestDocsHoldBySQL runs the SQL of docs/holds.md: as an application, as an operator, and in a trigger.
+func TestDocsHoldBySQL(t *testing.T) {
+	t.Parallel()
+	needsSession(t, "since it sets the role of its sessions")
+	owner, h := holdingByHand(t)
+	mustExec(t, owner, "SELECT ratelimit_override('projects', 'team 7', capacity => 2), ratelimit_override('projects', 'team 8', capacity => 3)")
+	as := func(page, words, placeholder string) *pgxpool.Pool {
+		role := createRole(t, owner)
+		mustExec(t, owner, named(strings.ReplaceAll(docSQL(t, page, words), placeholder, "app_user"), schemaOf(t, owner), role))
+		return asRole(t, owner, role, 2)
+	}
+	app := as("docs/security.md", "GRANT SELECT, INSERT", "app_user")
+	operator := as("docs/overrides.md", "GRANT USAGE ON SCHEMA app TO operator", "operator")
+	looker := as("docs/security.md", "GRANT SELECT ON app.rate_limits, app.rate_limit_holds", "app_user")
+
+	mustExec(t, app, docSQL(t, "docs/holds.md", "SELECT token, expires FROM ratelimit_hold"))
+	listing := docSQL(t, "docs/holds.md", "SELECT * FROM ratelimit_holds")
+	for _, pool := range []*pgxpool.Pool{app, operator, looker} {
+		if got := lines(t, pool, "SELECT id, count, expired FROM ("+strings.TrimSuffix(listing, ";")+") AS w"); got != "(\"job 17\",1,f)" {
+			t.Error(got)
+		}
+	}
+	mustExec(t, app, docSQL(t, "docs/holds.md", "ratelimit_release('projects', 'team 7', 'project 17')"))
+	wantRefused(t, looker, docSQL(t, "docs/holds.md", "its worker hangs"), "SELECT ratelimit_hold('renders', 'acme', 'x', forever => true)")
+	wantRefused(t, app, docSQL(t, "docs/holds.md", "its worker hangs")) // it may not write the history
+	mustExec(t, operator, "SELECT ratelimit_block('budget', 'acme')")
+	mustExec(t, operator, docSQL(t, "docs/holds.md", "its worker hangs"))
+	h.has(rendersByHand.Key("acme"), 2)
+	if got := lines(t, owner, "SELECT key, reason, made_by, made_as = session_user FROM rate_limit_overrides WHERE effect = 'release'"); got != "(acme,\"job 17: its worker hangs\",ann,f)" {
+		t.Error(got)
+	}
+
+	mustExec(t, owner, docSQL(t, "docs/holds.md", "CREATE FUNCTION projects_come"))
+	mustExec(t, owner, "CREATE TABLE teams (id text PRIMARY KEY); INSERT INTO teams VALUES ('team 7'), ('team 8'); ALTER TABLE projects ADD FOREIGN KEY (team) REFERENCES teams ON DELETE CASCADE")
+	conn := acquire(t, owner)
+	for _, step := range []struct{ sql, state, want string }{
+		{"INSERT INTO projects VALUES ('a', 'team 8'), ('b', 'team 7'), ('c', 'team 8'), ('d', 'team 7'), ('e', 'team 7')", "PT429", "[]"},
+		{"INSERT INTO projects VALUES ('a', 'team 8'), ('b', 'team 7'), ('c', 'team 8'), ('d', 'team 7')", "", "[a c b d]"},
+		{"INSERT INTO projects VALUES ('e', 'team 7')", "PT429", "[a c b d]"},
+		{"DELETE FROM projects WHERE id IN ('a', 'b'); INSERT INTO projects VALUES ('e', 'team 7')", "", "[c d e]"},
+		{"DELETE FROM projects WHERE id = 'none'", "", "[c d e]"},
+		{"DELETE FROM teams WHERE id = 'team 7'", "", "[c]"},
+	} {
+		_, err := conn.PgConn().Exec(t.Context(), step.sql).ReadAll()
+		if got := fmt.Sprint(scan[[]string](t, owner, "SELECT array(SELECT id FROM ratelimit_holds('projects', 'team 8') UNION ALL SELECT id FROM ratelimit_holds('projects', 'team 7'))")); sqlState(err) != step.state || got != step.want {
+			t.Errorf("%s: %v, and %s are held, want %s", step.sql, err, got, step.want)
+		}
+	}
 }
