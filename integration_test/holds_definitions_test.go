@@ -39,11 +39,11 @@ func TestSlotsAreDefined(t *testing.T) {
 		`SELECT ratelimit_publish('web', '[{"name": "x", "kind": "bucket", "capacity": 2}]')`:                               `''slots'' or ''unlimited'', not ''bucket''`,
 		`SELECT ratelimit_override('renders', 'acme', rate => 3)`:                                                           "rate and max_reserved must be NULL for slots",
 		`SELECT ratelimit_override('renders', 'acme', capacity => 2.5)`:                                                     "capacity of slots must be a whole number between 0 and 1e9, not 2.5",
-		`SELECT ratelimit('renders', 'acme')`:                                                                               "it has slots, which only Hold of the Go library takes",
-		`SELECT ratelimit_try('renders', 'acme')`:                                                                           "it has slots, which only Hold of the Go library takes",
-		`SELECT ratelimit_reserve('renders', 'acme')`:                                                                       "it has slots, which only Hold of the Go library takes",
-		`SELECT ratelimit_take('renders', 'acme', most => 2)`:                                                               "it has slots, which only Hold of the Go library takes",
-		`SELECT * FROM ratelimit_all('[{"name": "renders", "key": "acme"}]')`:                                               "it has slots, which only Hold of the Go library takes",
+		`SELECT ratelimit('renders', 'acme')`:                                                                               "it has slots, which only ratelimit_hold takes",
+		`SELECT ratelimit_try('renders', 'acme')`:                                                                           "it has slots, which only ratelimit_hold takes",
+		`SELECT ratelimit_reserve('renders', 'acme')`:                                                                       "it has slots, which only ratelimit_hold takes",
+		`SELECT ratelimit_take('renders', 'acme', most => 2)`:                                                               "it has slots, which only ratelimit_hold takes",
+		`SELECT * FROM ratelimit_all('[{"name": "renders", "key": "acme"}]')`:                                               "it has slots, which only ratelimit_hold takes",
 		`SELECT ratelimit('projects', 'acme')`:                                                                              "the numbers of this key are the program's",
 		`SELECT * FROM ratelimit_sweep('renders', kind => 'slots', capacity => 2, rate => 1)`:                               "rate, period, start and varies must be NULL for slots",
 		`SELECT * FROM ratelimit_keys('renders', kind => 'slots', capacity => 2)`:                                           "rate must be between 1e-15 and 1e15, not NULL",
@@ -278,8 +278,8 @@ func TestDocsCountSlotsAgain(t *testing.T) {
 	h.holds("1", time.Hour, renders.Key("acme").Count(2))
 	h.holds("2", time.Hour, renders.Key("other"))
 	h.holds("1", time.Hour, slow("budget", 100).Key("acme").Count(10))
-	who := docSQL(t, "docs/holds.md", "ORDER BY taken_at")
-	if got := lines(t, pool, "SELECT id, state, count FROM ("+strings.TrimSuffix(who, ";")+") AS w"); got != "(1,held,2)" {
+	who := docSQL(t, "docs/holds.md", "SELECT * FROM ratelimit_holds")
+	if got := lines(t, pool, "SELECT id, count, expired FROM ("+strings.TrimSuffix(who, ";")+") AS w"); got != "(1,2,f)" {
 		t.Error(got)
 	}
 	mustExec(t, pool, "DELETE FROM rate_limits WHERE key = 'acme' AND name = 'renders'")

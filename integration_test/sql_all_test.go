@@ -129,6 +129,9 @@ func TestThePublicFunctionsOfSQL(t *testing.T) {
 		"ratelimit_sweep":   "name text, " + numbers + kind + "first text DEFAULT ''::text, varies interval DEFAULT NULL::interval, OUT deleted integer, OUT next text",
 		"ratelimit_pause":   "name text, key text DEFAULT NULL::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone, remaining double precision DEFAULT 0, " + numbers + "capacity double precision DEFAULT NULL::double precision, shards integer DEFAULT 1, global boolean DEFAULT false",
 		"ratelimit_resume":  "name text, key text DEFAULT NULL::text, global boolean DEFAULT false",
+		"ratelimit_hold":    "name text, key text DEFAULT NULL::text, id text DEFAULT NULL::text, count double precision DEFAULT 1, ttl interval DEFAULT NULL::interval, forever boolean DEFAULT false, global boolean DEFAULT false, OUT token text, OUT expires timestamp with time zone, OUT repeated boolean, OUT remaining double precision, OUT at timestamp with time zone",
+		"ratelimit_release": "name text, key text DEFAULT NULL::text, id text DEFAULT NULL::text, global boolean DEFAULT false, reason text DEFAULT NULL::text, who text DEFAULT NULL::text",
+		"ratelimit_holds":   "name text, key text DEFAULT NULL::text, global boolean DEFAULT false, TABLE(id text, count double precision, since timestamp with time zone, until timestamp with time zone, expired boolean)",
 		"ratelimit_reset":   "name text, key text DEFAULT NULL::text, global boolean DEFAULT false, reason text DEFAULT NULL::text, who text DEFAULT NULL::text",
 	}
 	rows, err := pool.Query(t.Context(), `SELECT p.proname, pg_get_function_arguments(p.oid) || CASE WHEN p.proretset THEN ', ' || pg_get_function_result(p.oid) ELSE '' END, obj_description(p.oid) IS NOT NULL

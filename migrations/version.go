@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "866c316d21ccf26f334ebbc2436bd3f1060a2270c82f844dd6f32e85bd3ca354"
+const Hash = "d3d86dba5bf6b7d122c25b6230af5b1e6291b4e9fe66cd1ad952587f9d94be1d"

@@ -106,7 +106,7 @@ func printOverrides(w io.Writer, list []override, at time.Time) {
 		if o.Added != nil {
 			effect += ", added " + number(*o.Added)
 		}
-		if o.Effect == effectReset && o.Key == nil {
+		if o.State == keystate.StateDone && o.Key == nil {
 			key = "(no key)"
 		}
 		switch o.State {

@@ -2,6 +2,7 @@ package main
 
 const (
 	holds   = "migrations/engine/holds.sql"
+	byHand  = "migrations/engine/holds_by_hand.sql"
 	holdGo  = "ratelimit/hold.go"
 	during  = "ratelimit/during.go"
 	renew   = "ratelimit/during_renew.go"
@@ -369,5 +370,92 @@ var holdMutations = []mutation{
 		name: "slots-override-rate", file: "migrations/engine/overrides.sql", what: "an override of slots has a rate, which does nothing",
 		old: "CASE WHEN coalesce(rate, max_reserved) IS NOT NULL THEN 'rate and", new: "CASE WHEN false THEN 'rate and",
 		tests: "TestSlotsAreDefined|TestTheToolAndThePageShowSlots",
+	},
+
+	// By hand
+	{
+		name: "hold-by-hand-bytes", file: byHand, what: "the token of an id of two bytes a letter cannot be read",
+		old: "octet_length(left(parts[3], n)) = parts", new: "length(left(parts[3], n)) = parts",
+		tests: "TestHoldByHand",
+	}, {
+		name: "hold-by-hand-token", file: byHand, what: "Go cannot read the token of SQL, of an id of two bytes a letter",
+		old: "octet_length(id), id) END;", new: "length(id), id) END;",
+		tests: "TestHoldByHand",
+	}, {
+		name: "hold-by-hand-control", file: byHand, what: "SQL holds an id that Go cannot settle",
+		old: "[[:cntrl:]\\u0080-\\u009f]", new: "[[:cntrl:]]",
+		tests: "TestHoldByHandRefuses",
+	}, {
+		name: "hold-by-hand-block", file: byHand, what: "a blocked key holds",
+		old: "IF q.effect = 'block' AND q.count > '0' THEN", new: "IF false THEN",
+		tests: "TestHoldByHandOfTokens",
+	}, {
+		name: "hold-by-hand-held", file: byHand, what: "a second delivery is granted",
+		old: "IF h.state IN ('held', 'settled') THEN", new: "IF h.state = 'settled' THEN",
+		tests: "TestHoldByHand",
+	}, {
+		name: "hold-by-hand-settled", file: byHand, what: "work that is done is granted again",
+		old: "IF h.state IN ('held', 'settled') THEN", new: "IF h.state = 'held' THEN",
+		tests: "TestHoldByHand",
+	}, {
+		name: "hold-by-hand-denied", file: byHand, what: "a denial is an answer that nobody looks at",
+		old: "ELSIF h.state = 'denied' THEN", new: "ELSIF false THEN",
+		tests: "TestHoldByHand|TestHoldByHandWithoutAnEnd",
+	}, {
+		name: "hold-by-hand-slots-retry", file: byHand, what: "nobody says when slots are free",
+		old: "h.free_at[1] AS retry_at", new: "NULL::timestamptz AS retry_at",
+		tests: "TestHoldByHand",
+	}, {
+		name: "hold-by-hand-both", file: byHand, what: "a hold with an end and without one has an end",
+		old: "WHEN forever AND ttl IS NOT NULL THEN", new: "WHEN false THEN",
+		tests: "TestHoldByHandRefuses",
+	}, {
+		name: "hold-by-hand-hint", file: byHand, what: "the error of a limit that is not published names arguments that ratelimit_hold does not have",
+		old: "    PERFORM /* TEMPLATE: schema */_ratelimit_published(name, key);\n", new: "",
+		tests: "TestHoldByHandRefuses",
+	}, {
+		name: "hold-by-hand-repeated", file: byHand, what: "a repeated hold shows a balance",
+		old: "    IF repeated THEN\n        remaining := NULL;\n    ELSIF", new: "    IF",
+		tests: "TestHoldByHandWithoutAnEnd",
+	}, {
+		name: "release-by-hand-id", file: byHand, what: "whoever knows the id of some work ends its hold",
+		old: "IF r.token IS NULL AND rec.token IS NOT NULL AND NOT forced THEN", new: "IF false THEN",
+		tests: "TestAnOperatorReleasesAHold",
+	}, {
+		name: "release-by-hand-stranger", file: byHand, what: "any token ends a hold",
+		old: "own := coalesce(r.token, rec.token);", new: "own := rec.token;",
+		tests: "TestHoldByHandAboveReadCommitted",
+	}, {
+		name: "release-by-hand-missed", file: byHand, what: "a hold that the snapshot misses is none",
+		old: "false) AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN\n        RETURN false;", new: "false) THEN\n        RETURN false;",
+		tests: "TestHoldByHandAboveReadCommitted",
+	}, {
+		name: "release-by-hand-unlimited", file: byHand, what: "a hold of an unlimited limit is never released",
+		old: "ELSIF n.kind = 'unlimited' OR n.rate = '0' THEN", new: "ELSIF n.rate = '0' THEN",
+		tests: "TestHoldByHandOfTokens",
+	}, {
+		name: "release-by-hand-full", file: byHand, what: "a release writes rows of a key that is full, which an operator may not",
+		old: "WHERE t.name = name AND t.key = key) THEN taking ELSE 0 END;", new: "WHERE t.name = name AND t.key = key) THEN taking ELSE taking END;",
+		tests: "TestHoldByHandOfTokens",
+	}, {
+		name: "release-by-hand-slots", file: byHand, what: "slots that are not published any more are never released",
+		old: "IF rec.unit IS DISTINCT FROM 'slots' THEN", new: "IF true THEN",
+		tests: "TestHoldByHandRefuses",
+	}, {
+		name: "release-by-hand-silent", file: byHand, what: "a release by an operator leaves no trace",
+		old: "IF rec.state = 'held' AND forced THEN", new: "IF false THEN",
+		tests: "TestAnOperatorReleasesAHold",
+	}, {
+		name: "release-by-hand-noisy", file: byHand, what: "each release of an application is written down",
+		old: "IF rec.state = 'held' AND forced THEN", new: "IF rec.state = 'held' THEN",
+		tests: "TestHoldByHandWithoutAnEnd",
+	}, {
+		name: "release-by-hand-effect", file: byHand, what: "the history says that a key was reset whose hold was released",
+		old: ", who, 'release');", new: ", who);",
+		tests: "TestAnOperatorReleasesAHold",
+	}, {
+		name: "holds-by-hand-ended", file: byHand, what: "a settled hold is shown as one",
+		old: "AND h.key = own AND h.state = 'held'", new: "AND h.key = own",
+		tests: "TestHoldByHand",
 	},
 }

@@ -798,7 +798,7 @@ var sqlMutations = []mutation{
 		tests: "TestAResetLeavesATrace",
 	}, {
 		name: "reset-trace-polled", file: "migrations/engine/overrides.sql", what: "programs read the trace of a reset as an override",
-		old: "WHERE c.id > after AND c.effect <> 'reset'", new: "WHERE c.id > after",
+		old: "WHERE c.id > after AND c.effect NOT IN ('reset', 'release')", new: "WHERE c.id > after",
 		tests: "TestAResetLeavesATrace",
 	}, {
 		name: "keys-broken-row", file: keysSQL, what: "a row of an infinite time ends the list of all keys",

@@ -33,7 +33,7 @@ const (
 	StateInForce = "in force"
 	StateExpired = "expired"
 	StateRemoved = "removed"
-	StateDone    = "done" // of a reset
+	StateDone    = "done" // of a reset, and of a release
 )
 
 // The effects of an override.
@@ -41,7 +41,7 @@ const (
 	EffectNumbers   = "numbers"
 	EffectBlock     = "block"
 	EffectUnlimited = "unlimited"
-	EffectReset     = "reset" // only in the history
+	EffectReset     = "reset" // only in the history, as release
 )
 
 // Instants by hand may be outside of what a time.Time, or its JSON, can be.
@@ -49,7 +49,7 @@ const overrideColumns = `SELECT o.id, o.name, o.key, o.effect, o.rate, o.capacit
 	CASE WHEN isfinite(o.until) THEN least(greatest(o.until, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END, o.reason, o.made_by, o.made_as,
 	least(greatest(o.made_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00'), o.added, o.removed_by, o.removed_as,
 	CASE WHEN o.removed_at IS NOT NULL THEN least(greatest(o.removed_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END,
-	CASE WHEN o.removed_at IS NOT NULL THEN 'removed' WHEN o.effect = 'reset' THEN 'done' WHEN o.until <= clock_timestamp() THEN 'expired' ELSE 'in force' END `
+	CASE WHEN o.removed_at IS NOT NULL THEN 'removed' WHEN o.effect IN ('reset', 'release') THEN 'done' WHEN o.until <= clock_timestamp() THEN 'expired' ELSE 'in force' END `
 
 // InForce reads the overrides in force for some keys (” is none) and for every key or, with nil, all of a limit; without a name, those of all
 // limits. They are in the order in which they decide: those of a key, and then those of every key; of each, blocks first, and then the newest.

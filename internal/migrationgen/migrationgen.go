@@ -26,7 +26,7 @@ import (
 var order = []string{
 	"table.sql", "available.sql", "distributed.sql", "decisions.sql", "consume.sql", "consume_sharded.sql", "consume_several.sql", "apply.sql", "refund.sql", "move.sql",
 	"consume_keys.sql", "each.sql", "wire.sql", "reset.sql", "coalesce.sql", "raise.sql", "turns.sql",
-	"parts.sql", "calendar.sql", "validate.sql", "grid.sql", "balance.sql", "definitions.sql", "overrides.sql", "ratelimit.sql", "holds.sql", "pause.sql", "keys.sql", "sweep.sql",
+	"parts.sql", "calendar.sql", "validate.sql", "grid.sql", "balance.sql", "definitions.sql", "overrides.sql", "ratelimit.sql", "holds.sql", "holds_by_hand.sql", "pause.sql", "keys.sql", "sweep.sql",
 	"usage.sql", "guard.sql", "version.sql",
 }
 

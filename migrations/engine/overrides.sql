@@ -1,14 +1,14 @@
 -- What people decide about limits: other numbers, a block, or no limit, for one key or for all. Programs that have
 -- Limiter.Overrides follow this table. SQL by hand looks here if it is called without numbers.
 --
--- Rows are only added and marked as removed, so that the history stays. The effect reset is that of ratelimit_reset: it is history from the
--- beginning, and no predicate finds it in force. A row for the key goes before one for all keys. Among those of one
+-- Rows are only added and marked as removed, so that the history stays. The effects reset and release are those of ratelimit_reset and
+-- ratelimit_release: they are history from the beginning, and no predicate finds it in force. A row for the key goes before one for all keys. Among those of one
 -- level, a block in force goes before all others, and else the newest wins: by made_at, since ids begin anew where the rows were copied to.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     id           bigint           GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name         text COLLATE "C" NOT NULL,
     key          text COLLATE "C" CHECK (key <> ''),
-    effect       text             NOT NULL CHECK (effect IN ('numbers', 'block', 'unlimited', 'reset')),
+    effect       text             NOT NULL CHECK (effect IN ('numbers', 'block', 'unlimited', 'reset', 'release')),
     rate         double precision,
     capacity     double precision,
     max_reserved double precision,
@@ -23,7 +23,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     changed_in   xid8             NOT NULL DEFAULT pg_current_xact_id(),
     made_as      text             NOT NULL DEFAULT SESSION_USER,
     removed_as   text,
-    CHECK (effect <> 'reset' OR coalesce(until, 'infinity') = '-infinity'),
+    CHECK (effect NOT IN ('reset', 'release') OR coalesce(until, 'infinity') = '-infinity'),
     UNIQUE (name, key, made_at, id),
     UNIQUE (name, made_at, id), -- the newest of a limit, for its history
     UNIQUE (changed_in, id)
@@ -33,7 +33,7 @@ COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_overrides IS 'txlimit: what pe
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.id IS 'the number of the override';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.name IS 'the name of the limit';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.key IS 'the key; NULL: every key that has no override of its own, and the limit without keys';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.effect IS 'numbers, block or unlimited; reset: the key was made full again, and nothing is in force';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.effect IS 'numbers, block or unlimited; reset: the key was made full again, or release: a hold of it was ended, and nothing is in force';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.rate IS 'tokens per period; NULL: as defined';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.capacity IS 'the most tokens that can be saved up; NULL: as defined or, if that is the defined rate, the new rate';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.max_reserved IS 'the most tokens that may be owed; NULL: as defined';
@@ -558,12 +558,12 @@ BEGIN
                AND /* TEMPLATE: schema */_ratelimit_one_server() AND (pg_is_in_recovery() OR NOT pg_visible_in_snapshot(o.changed_in, since))
             OFFSET 0
           ) AS c
-          WHERE c.id > after AND c.effect <> 'reset'
+          WHERE c.id > after AND c.effect NOT IN ('reset', 'release')
           ORDER BY c.id LIMIT 10000)
         UNION ALL
         -- Several servers number their transactions each by itself: then what was changed lately, by their clocks.
         (SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-          WHERE since IS NOT NULL AND NOT /* TEMPLATE: schema */_ratelimit_one_server() AND o.id > after AND o.effect <> 'reset'
+          WHERE since IS NOT NULL AND NOT /* TEMPLATE: schema */_ratelimit_one_server() AND o.id > after AND o.effect NOT IN ('reset', 'release')
             AND greatest(o.made_at, o.removed_at) > at - interval '5 minutes'
           ORDER BY o.id LIMIT 10000)
       ) AS p;

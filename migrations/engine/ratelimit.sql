@@ -29,7 +29,7 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    wrong text := CASE WHEN verb NOT IN ('hold', 'settle') THEN 'it has slots, which only Hold of the Go library takes' ELSE coalesce(
+    wrong text := CASE WHEN verb NOT IN ('hold', 'settle') THEN 'it has slots, which only ratelimit_hold takes' ELSE coalesce(
         /* TEMPLATE: schema */_ratelimit_wrong_key(key, global), CASE
         WHEN verb = 'hold' AND (count BETWEEN '1' AND '1e9' AND count = trunc(count)) IS NOT TRUE THEN
             pg_catalog.format('count of slots must be a whole number between 1 and 1e9, not %s', coalesce(count::text, 'NULL'))

@@ -30,7 +30,7 @@ BEGIN
         LOOP
             IF h.unit = 'slots' THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: slots in use cannot be reset', r.name),
-                    HINT = 'The table rate_limit_holds says which work has them. Release of the Go library frees them.';
+                    HINT = 'ratelimit_holds says which work has them, and ratelimit_release frees them.';
             END IF;
             UPDATE /* TEMPLATE: schema */rate_limit_holds AS l SET state = 'lapsed', until = kept WHERE l.name = r.name AND l.key = r.key AND l.id = h.id;
         END LOOP;
@@ -38,8 +38,8 @@ BEGIN
 END
 $body$;
 
--- Writes into the history of overrides that a key was reset. Such a row has never been in force.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_note_reset(name text, key text, reason text, who text) RETURNS void
+-- Writes into the history of overrides that a key was reset, or a hold of it released. Such a row has never been in force.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_note_reset(name text, key text, reason text, who text, effect text DEFAULT 'reset') RETURNS void
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -48,7 +48,7 @@ DECLARE
 BEGIN
     LOOP
         INSERT INTO /* TEMPLATE: schema */rate_limit_overrides AS o (name, key, effect, until, reason, made_by)
-        VALUES (name, nullif(key, ''), 'reset', '-infinity', coalesce(reason, ''), coalesce(who, SESSION_USER))
+        VALUES (name, nullif(key, ''), effect, '-infinity', coalesce(reason, ''), coalesce(who, SESSION_USER))
         ON CONFLICT DO NOTHING RETURNING o.id INTO id;
         EXIT WHEN id IS NOT NULL; -- rows that were copied here may have the next ids already
     END LOOP;

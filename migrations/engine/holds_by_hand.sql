@@ -1,0 +1,327 @@
+-- Holds by SQL by hand: ratelimit_hold, ratelimit_release and ratelimit_holds. The numbers are those that programs have published, under the
+-- override in force. A token is one that the Go library reads, and the other way round.
+
+-- Says what is wrong with the id of a hold, or returns NULL. It does not say the id, as _ratelimit_wrong_key.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wrong_id(id text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN id IS NULL OR octet_length(id) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('id must have 1 to 255 bytes, not %s', coalesce(octet_length(id)::text, 'NULL'))
+    WHEN id COLLATE "C" ~ '^~|[[:cntrl:]\u0080-\u009f]' THEN 'id must not begin with ~, and must have no control characters' END;
+
+-- Reads a token, or the id of a hold without an end. id is NULL if it is none.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_read_token(INOUT id text, OUT token uuid)
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    parts text[] := pg_catalog.regexp_match(id COLLATE "C", '^~([0-9a-f]{32})([1-9][0-9]{0,2}):(.*)$');
+BEGIN
+    IF id ~ '^~' THEN
+        token := parts[1]::uuid;
+        id := (SELECT left(parts[3], n) FROM pg_catalog.generate_series(1, 255) AS n WHERE octet_length(left(parts[3], n)) = parts[2]::integer LIMIT 1); -- its length is in bytes
+    END IF;
+END
+$body$;
+
+-- Decides for ratelimit_hold, at an instant that tests choose.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_hold_by_hand(
+    name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz DEFAULT NULL,
+    OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text := coalesce(/* TEMPLATE: schema */_ratelimit_wrong_id(id), CASE
+        WHEN forever IS NULL THEN 'forever must be true or false, not NULL'
+        WHEN forever AND ttl IS NOT NULL THEN pg_catalog.format('ttl must be NULL with forever => true, not %s', ttl)
+        WHEN NOT forever AND (isfinite(ttl) AND ttl BETWEEN '100 milliseconds' AND '366 days') IS NOT TRUE THEN
+            pg_catalog.format('ttl must be between 100 milliseconds and 366 days, not %s; forever => true is for a hold without an end', coalesce(ttl::text, 'NULL'))
+    END);
+    own   uuid := CASE WHEN NOT forever THEN gen_random_uuid() END;
+    q     /* TEMPLATE: schema */_ratelimit_request;
+    unit  text;
+    a     integer := 0;
+    b     integer := 0;
+    h     /* TEMPLATE: schema */_ratelimit_held;
+    said  record;
+BEGIN
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
+    END IF;
+    PERFORM /* TEMPLATE: schema */_ratelimit_published(name, key);
+    q := /* TEMPLATE: schema */_ratelimit_prepare('hold', name, key, NULL, NULL, count, 'token bucket', NULL, NULL, 1, global, NULL, NULL, NULL, NULL, now);
+    at := coalesce(now, clock_timestamp());
+    IF q.effect = 'block' AND q.count > '0' THEN
+        SELECT r.retry_at, r.reset_at INTO said FROM /* TEMPLATE: schema */_ratelimit_answer('hold', q, false, at, NULL, NULL) AS r;
+        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+    END IF;
+    unit := CASE WHEN q.effect = 'slots' THEN 'slots' WHEN q.effect IN ('numbers', 'never') THEN 'tokens' ELSE 'none' END;
+    IF unit = 'none' THEN
+        q.rate := 0; q.period := '1 second'; q.capacity := 0; q.shards := 1; q.floor := 0;
+    ELSIF q.shards > 1 THEN
+        a := trunc(random() * q.shards::double precision);
+        b := (a + 1 + trunc(random() * (q.shards - 1)::double precision)::integer) % q.shards; -- a shard other than a
+    END IF;
+    h := /* TEMPLATE: schema */_ratelimit_hold(id, own, ttl, CASE unit WHEN 'none' THEN 0 ELSE 1 END, ARRAY[unit], ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period],
+        ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards], ARRAY[q.count], ARRAY[q.floor - /* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, q.floor)], ARRAY[a], ARRAY[b], now,
+        q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
+    at := h.at;
+    IF h.state IN ('held', 'settled') THEN
+        h.until := CASE WHEN h.state = 'held' THEN nullif(h.until, 'infinity') END;
+        RAISE SQLSTATE 'PT429' USING
+            MESSAGE = pg_catalog.format('rate limit exceeded: %s: the id is %s', name, CASE h.state WHEN 'held' THEN 'held already' ELSE 'settled' END),
+            DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM h.until - at), 'retry_at', h.until, 'reset_at', NULL,
+                'reason', h.state),
+            HINT = CASE WHEN h.state = 'settled' THEN 'The work was done within a day: drop this delivery of it.'
+                WHEN h.until IS NULL THEN 'It is held without an end, until it is released.'
+                ELSE pg_catalog.format('Another delivery of the work is running. Retry in %s s.', ceil(extract(epoch FROM h.until - at))) END;
+    ELSIF h.state = 'denied' THEN
+        IF unit = 'slots' THEN
+            SELECT coalesce(h.value[1], '0') - q.floor AS remaining, h.free_at[1] AS retry_at, NULL::timestamptz AS reset_at INTO said;
+        ELSE
+            SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM /* TEMPLATE: schema */_ratelimit_answer('hold', q, false, at, h.value, h.ts) AS r;
+        END IF;
+        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, said.remaining, said.retry_at, said.reset_at, at);
+    END IF;
+    token := CASE WHEN forever THEN id ELSE pg_catalog.format('~%s%s:%s', pg_catalog.replace(own::text, '-'::text, ''::text), octet_length(id), id) END;
+    expires := nullif(h.until, 'infinity');
+    repeated := h.state = 'repeated';
+    IF repeated THEN
+        remaining := NULL;
+    ELSIF unit = 'slots' THEN
+        remaining := h.value[1] - q.floor;
+    ELSE
+        SELECT r.remaining INTO remaining FROM /* TEMPLATE: schema */_ratelimit_answer('hold', q, true, at, h.value, h.ts) AS r;
+    END IF;
+END
+$body$;
+
+-- Wants the numbers of a key to be known: what is held comes back by them.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_published(name text, key text) RETURNS /* TEMPLATE: schema */_ratelimit_terms
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n /* TEMPLATE: schema */_ratelimit_terms := /* TEMPLATE: schema */_ratelimit_defined(name);
+BEGIN
+    IF n.kind IS NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: no program has published it', quote_nullable(left(name, 255))),
+            HINT = 'Have a program publish its limits: Open or Publish of the Go library, txlimit publish, or ratelimit_publish.';
+    END IF;
+    n := /* TEMPLATE: schema */_ratelimit_numbers(name, nullif(key, ''), clock_timestamp(), varying => true, standing => true);
+    IF n.effect = 'varies' THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: the numbers of this key are the program''s', name),
+            HINT = 'Only the Go library can hold and release here, or give the key an override with all its numbers.';
+    END IF;
+    RETURN n;
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_hold(
+    name text, key text DEFAULT NULL, id text DEFAULT NULL, count double precision DEFAULT 1, ttl interval DEFAULT NULL,
+    forever boolean DEFAULT false, global boolean DEFAULT false,
+    OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz
+)
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    SELECT r.token, r.expires, r.repeated, r.remaining, r.at INTO token, expires, repeated, remaining, at
+      FROM /* TEMPLATE: schema */_ratelimit_hold_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", count, ttl, forever, global) AS r;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_hold(text, text, text, double precision, interval, boolean, boolean) IS $text$
+Takes slots or tokens under an id, in the caller's transaction, or raises an error if there are not enough. They come back when they are released,
+or when ttl is over. A rollback gives them back.
+
+    SELECT ratelimit_hold('projects', 'team 7', 'project 17', forever => true)
+
+    SELECT token FROM ratelimit_hold('renders', 'acme', 'job 17', ttl => '5 minutes')
+
+The numbers are those that a program has published (ratelimit_publish), under the override in force. A block denies. The key stays locked until the
+transaction ends: claim the job, hold, commit, and work then. Hold of the Go library is the same.
+
+Arguments:
+  name     the name of the limit
+  key      the key as it is stored; NULL or empty is an error, unless global is true
+  id       of the work or the thing, 1 to 255 bytes, without control characters and without ~ in front
+  count    the slots or tokens to hold; default 1
+  ttl      how long the work may last, 100 milliseconds to 366 days; required, unless forever is true
+  forever  true: the hold has no end, and ttl must be NULL. Default false
+  global   true: the limit has no keys, and key must be NULL. Default false
+
+Result:
+  token      for ratelimit_release, and for Settle and Release of the Go library. Without an end, it is the id
+  expires    when it ends; NULL: it has no end
+  repeated   true: the id is held without an end already, and is asked for without an end again. Nothing was taken
+  remaining  the balance, in slots or tokens; NULL if repeated
+  at         the instant of the decision
+
+Errors:
+  PT429    denied: nothing was taken. As of ratelimit; retry_at of slots is when holds that end have made room at the latest, if none is
+           extended. The DETAIL has a field reason if the id is the reason: held, by another delivery of the work, which ends at retry_at,
+           or settled, within a day
+  22023    an argument is invalid, no program has published the limit, or only the program knows the numbers of the key
+  0A000    the table is distributed by key, or the server is a PL/Proxy proxy
+  40001, 40P01  another transaction was in the way: run the transaction again
+$text$;
+
+-- Decides for ratelimit_release, at an instant that tests choose.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_release_by_hand(
+    name text, key text, id text, global boolean, reason text, who text, now timestamptz DEFAULT NULL
+) RETURNS boolean
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    r      record;
+    wrong  text;
+    own    uuid;
+    forced CONSTANT boolean := coalesce(reason, who) IS NOT NULL;
+    rec    record;
+    n      /* TEMPLATE: schema */_ratelimit_terms;
+    q      /* TEMPLATE: schema */_ratelimit_request;
+    taking integer := 1;
+BEGIN
+    SELECT f.id, f.token INTO r FROM /* TEMPLATE: schema */_ratelimit_read_token(id) AS f;
+    wrong := CASE
+        WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
+        WHEN octet_length(reason) > 3800 THEN 'the reason is longer than 3800 bytes'
+        WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
+        WHEN id IS NOT NULL AND r.id IS NULL THEN 'the token cannot be read: it was altered'
+        ELSE coalesce(/* TEMPLATE: schema */_ratelimit_wrong_key(key, global), /* TEMPLATE: schema */_ratelimit_wrong_id(r.id)) END;
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
+    END IF;
+    key := coalesce(key, '');
+    SELECT h.unit, h.token, h.state INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
+    IF NOT coalesce(rec.state IN ('held', 'lapsed') AND (r.token IS NULL OR rec.token = r.token), false) AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
+        RETURN false;
+    END IF;
+
+    -- By its id alone, a hold with an end is released by somebody who says so: it may be another delivery's by now.
+    IF r.token IS NULL AND rec.token IS NOT NULL AND NOT forced THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: this hold has an end: pass its token instead of its id', name),
+            HINT = 'To end the work of somebody else, say who does it, or a reason. The holder then loses it.';
+    END IF;
+    own := coalesce(r.token, rec.token);
+    IF rec.unit IS DISTINCT FROM 'slots' THEN -- whose numbers do not matter
+        n := /* TEMPLATE: schema */_ratelimit_published(name, key);
+    END IF;
+    IF rec.unit = 'slots' OR n.kind = 'slots' THEN
+        q.rate := 0; q.period := '1 second'; q.capacity := 0; q.shards := 1;
+    ELSIF n.kind = 'unlimited' OR n.rate = '0' THEN -- it has no rows: no token moves
+        q.rate := 0; q.period := '1 second'; q.capacity := 0; q.shards := 1;
+        taking := 0;
+    ELSE
+        q := /* TEMPLATE: schema */_ratelimit_prepare('settle', name, nullif(key, ''), n.rate, n.period, 0, n.kind, n.capacity, n.start, n.shards, key = '', n.zone, n.anchor,
+            NULL, NULL, now);
+    END IF;
+    -- A key without rows is full: nothing comes back. An operator may not insert them.
+    taking := CASE WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = name AND t.key = key) THEN taking ELSE 0 END;
+    IF taking > 0 THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[name], ARRAY[key], ARRAY[q.capacity], ARRAY[q.shards], now);
+    END IF;
+    SELECT h.state INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h
+     WHERE h.name = name AND h.key = key AND h.id = r.id AND h.token IS NOT DISTINCT FROM own FOR UPDATE; -- asks again, on the newest version
+    PERFORM /* TEMPLATE: schema */_ratelimit_settle(true, r.id, own, taking, ARRAY[false], ARRAY[name], ARRAY[key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity],
+        ARRAY[q.start], ARRAY[q.shards], ARRAY['0'::double precision], now, q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
+    IF rec.state = 'held' AND forced THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_note_reset(name, key, pg_catalog.concat_ws(': ', r.id, nullif(reason, '')), who, 'release');
+    END IF;
+    RETURN coalesce(rec.state = 'held', false);
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_release(
+    name text, key text DEFAULT NULL, id text DEFAULT NULL, global boolean DEFAULT false, reason text DEFAULT NULL, who text DEFAULT NULL
+) RETURNS boolean
+LANGUAGE plpgsql
+AS $body$
+BEGIN
+    RETURN /* TEMPLATE: schema */_ratelimit_release_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", global, reason COLLATE "C", who COLLATE "C");
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_release(text, text, text, boolean, text, text) IS $text$
+Ends a hold, in the caller's transaction: what it holds comes back, tokens by the rule of refunds, and its id is free. It returns whether
+there was such a hold. One that has ended is no error.
+
+    SELECT ratelimit_release('projects', 'team 7', 'project 17')
+
+    SELECT ratelimit_release('renders', 'acme', 'job 17', reason => 'its worker hangs', who => 'ann')
+
+Arguments:
+  name    the name of the limit
+  key     the key as it is stored; NULL or empty is an error, unless global is true
+  id      the token of the hold, of ratelimit_hold or of the Go library; of a hold without an end, its id. With a reason or with who, it is the
+          id of any hold: its holder then loses it
+  global  true: the limit has no keys, and key must be NULL. Default false
+  reason  why, for those who look later: at most 3800 bytes; default NULL
+  who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
+
+With a reason or with who, it adds a row to rate_limit_overrides if it ends a hold: the history says who has released it, and when. The
+effect of such a row is release, and its reason begins with the id. Without both, nothing is written down.
+
+Errors:
+  22023    an argument is invalid, or a hold with an end is named by its id alone; of tokens, also if no program has published the limit, or
+           only the program knows the numbers of the key
+  40001, 40P01  another transaction was in the way: run the transaction again
+$text$;
+
+-- Lists for ratelimit_holds.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_list_holds(name text, key text, global boolean)
+RETURNS TABLE (id text, count double precision, since timestamptz, until timestamptz, expired boolean)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text := CASE
+        WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
+        ELSE /* TEMPLATE: schema */_ratelimit_wrong_key(key, global) END;
+    at    timestamptz := clock_timestamp();
+    own   text COLLATE "C" := coalesce(key, '');
+BEGIN
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
+    END IF;
+    RETURN QUERY
+    SELECT h.id::text, h.count, h.taken_at, nullif(h.until, 'infinity'), h.until <= at
+      FROM /* TEMPLATE: schema */rate_limit_holds AS h
+     WHERE h.name = name AND h.key = own AND h.state = 'held'
+     ORDER BY h.taken_at, h.id;
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_holds(name text, key text DEFAULT NULL, global boolean DEFAULT false)
+RETURNS TABLE (id text, count double precision, since timestamptz, until timestamptz, expired boolean)
+LANGUAGE plpgsql STABLE
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */_ratelimit_list_holds(name COLLATE "C", key COLLATE "C", global) AS r;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_holds(text, text, boolean) IS $text$
+Lists who holds slots or tokens of a key, the oldest first. The tokens that end holds are not shown.
+
+    SELECT * FROM ratelimit_holds('renders', 'acme')
+
+Arguments:
+  name    the name of the limit
+  key     the key as it is stored; NULL or empty is an error, unless global is true
+  global  true: the limit has no keys, and key must be NULL. Default false
+
+Result, one row for each hold:
+  id       of the work or the thing
+  count    the slots or tokens that it holds; 0: the key was unlimited then
+  since    when they were taken
+  until    when the hold ends; NULL: it has no end
+  expired  true: until has passed, and the next hold that needs them, or a sweep, gives them back. Until then its worker may still settle it
+
+Errors:
+  22023    an argument is invalid
+$text$;
