@@ -59,6 +59,8 @@ func (l *Limiter) During(
 		return invalidCall(requests, "the function is nil")
 	case ttl == forever:
 		return invalidCall(requests, "During needs a ttl: a hold without an end would stay if the process dies")
+	case ttl < minTTL || ttl > maxTTL:
+		return invalidCall(requests, fmt.Sprintf("ttl %v is not between %v and %v", ttl, minTTL, maxTTL))
 	}
 	lease, err := l.renewals.enter(ctx, l, db)
 	if err != nil {
