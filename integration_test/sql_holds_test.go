@@ -216,6 +216,9 @@ func TestHoldByHandOfTokens(t *testing.T) {
 		// A key whose rows were swept is full.
 		mustExec(t, pool, "SELECT ratelimit_hold('"+limit.Name()+"', 'swept', 'job', 5, forever => true)")
 		mustExec(t, pool, "DELETE FROM rate_limits WHERE key = 'swept'")
+		if got := lines(t, pool, "SELECT repeated, remaining FROM ratelimit_hold('"+limit.Name()+"', 'swept', 'job', 5, forever => true)"); got != "(t,)" {
+			t.Error(got)
+		}
 		if !scan[bool](t, pool, "SELECT ratelimit_release($1, 'swept', 'job')", limit.Name()) || scan[int](t, pool, "SELECT count(*) FROM rate_limits WHERE key = 'swept'") != 0 {
 			t.Error("a release of a full key")
 		}
@@ -459,7 +462,7 @@ func TestDocsHoldBySQL(t *testing.T) {
 	mustExec(t, operator, "SELECT ratelimit_block('budget', 'acme')")
 	mustExec(t, operator, docSQL(t, "docs/holds.md", "its worker hangs"))
 	h.has(rendersByHand.Key("acme"), 2)
-	if got := lines(t, owner, "SELECT key, reason, made_by, made_as = session_user FROM rate_limit_overrides WHERE effect = 'release'"); got != "(acme,\"job 17: its worker hangs\",ann,f)" {
+	if got := lines(t, owner, "SELECT key, reason, made_by FROM rate_limit_overrides WHERE effect = 'release'"); got != "(acme,\"job 17: its worker hangs\",ann)" {
 		t.Error(got)
 	}
 

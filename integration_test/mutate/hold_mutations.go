@@ -382,10 +382,6 @@ var holdMutations = []mutation{
 		old: "octet_length(id), id) END;", new: "length(id), id) END;",
 		tests: "TestHoldByHand",
 	}, {
-		name: "hold-by-hand-control", file: byHand, what: "SQL holds an id that Go cannot settle",
-		old: "[[:cntrl:]\\u0080-\\u009f]", new: "[[:cntrl:]]",
-		tests: "TestHoldByHandRefuses",
-	}, {
 		name: "hold-by-hand-block", file: byHand, what: "a blocked key holds",
 		old: "IF q.effect = 'block' AND q.count > '0' THEN", new: "IF false THEN",
 		tests: "TestHoldByHandOfTokens",
@@ -416,7 +412,7 @@ var holdMutations = []mutation{
 	}, {
 		name: "hold-by-hand-repeated", file: byHand, what: "a repeated hold shows a balance",
 		old: "    IF repeated THEN\n        remaining := NULL;\n    ELSIF", new: "    IF",
-		tests: "TestHoldByHandWithoutAnEnd",
+		tests: "TestHoldByHandOfTokens",
 	}, {
 		name: "release-by-hand-id", file: byHand, what: "whoever knows the id of some work ends its hold",
 		old: "IF r.token IS NULL AND rec.token IS NOT NULL AND NOT forced THEN", new: "IF false THEN",
