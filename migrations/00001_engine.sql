@@ -2905,7 +2905,7 @@ DECLARE
 BEGIN
     PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
     SELECT max(r.ts) INTO paused FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '');
-    IF paused > clock_timestamp() THEN
+    IF paused > clock_timestamp() + interval '1 second' THEN -- not a clock that has stepped back by less
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = pg_catalog.format('override %s: nothing was added: the key is paused until %s', o.id, paused),
             HINT = 'Call it again once the pause is over, or after ratelimit_resume.';

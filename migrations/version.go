@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "d3d86dba5bf6b7d122c25b6230af5b1e6291b4e9fe66cd1ad952587f9d94be1d"
+const Hash = "73afb10e18b47d8e7554c54cdfbc9b748a6498b9439f6b75ff559f0de111a66e"
