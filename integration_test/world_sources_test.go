@@ -126,7 +126,10 @@ func sourcedLimit(r *rand.Rand, name string, i int) ratelimit.Limit {
 	case 4, 5:
 		return ratelimit.CalendarWindow(name, rate, oneOf(r, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Year), append(options, ratelimit.Zone(oneOf(r, "UTC", "Europe/Berlin", "America/New_York")))...)
 	case 6:
-		return oneOf(r, ratelimit.Unlimited(name), ratelimit.TokenBucket(name, 0, period))
+		if i/10%2 == 0 {
+			return ratelimit.Unlimited(name)
+		}
+		return ratelimit.TokenBucket(name, 0, period)
 	case 7:
 		return ratelimit.Slots(name, r.IntN(6))
 	default:

@@ -53,8 +53,7 @@ func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, err
 	result, err := l.reserve(ctx, db, requests, false)
 	if err == nil && late(&result, most) { // the row lies ahead, as that of a paused limit: a floor does not see that
 		if kept := l.giveBack(ctx, db, result, requests, false); kept != nil {
-			err = unknown(fmt.Errorf("the tokens will not be there in time, and were not given back: %w", inner{kept}))
-			result, err = unanswered(verbWait, requests), explainCall(verbWait, requests, err)
+			result, err = unanswered(verbWait, requests), explainCall(verbWait, requests, unknown(inner{beside{kept}}))
 		} else {
 			result, err = l.reserve(ctx, db, requests, true)
 		}
