@@ -96,8 +96,7 @@ func errInTx(ctx context.Context, db DB, requests []Request) error {
 const longWait = 10 * time.Minute
 
 // bound makes the database deny the call if its work would have to wait beyond ctx's deadline. For one token bucket, a floor
-// says so, by the shorter statement. That one fails for a floor which a full bucket would break.
-// exact: by the longer one.
+// says so, by the shorter statement. That one fails for a floor which a full bucket would break, and exact asks for the longer one.
 func (c *call) bound(ctx context.Context, exact bool) {
 	if len(c.demands) == 0 {
 		return

@@ -252,7 +252,7 @@ var valueMutations = []mutation{
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
 		name: "wait-retry", file: "ratelimit/result.go", what: "a Wait that can never be granted gets the advice to retry",
-		old: "if !c.reserves() || a.granted", new: "if !forfeits(c.demands) || a.granted",
+		old: "if !c.reserves() || a.granted", new: "if !c.forfeits() || a.granted",
 		tests: "TestWaitRefusesAtOnceIfTheDeadlineIsTooEarly",
 	}, {
 		name: "up-to-denied", file: "ratelimit/result.go", what: "a denial reports taken tokens",
