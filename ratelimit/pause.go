@@ -23,7 +23,7 @@ const maxPause = 31 * 24 * time.Hour
 //	}
 //
 // At most Count tokens are left, none by default: Count(3) if the provider says that 3 calls remain. Pause never adds a token, and never
-// ends a pause sooner: of two, the later until and the lower balance hold. Every until that has passed only empties.
+// ends a pause sooner: of two, the later until and the lower balance hold. An until that has passed only empties.
 //
 // Denials, RetryAt and waits are right meanwhile. A [Limiter.Reserve] gets an instant after until; one that was made before keeps its own,
 // so look whether the work is still wanted then. A [Limiter.Refund], and a hold that is given back, repay only what is owed meanwhile.
@@ -31,7 +31,8 @@ const maxPause = 31 * 24 * time.Hour
 //
 // Numbers that [Overrides] set count. A block, or an override that lifts the limit, goes on to decide, and the pause is there when it ends.
 // A limit whose rate is 0 grants nothing anyway: nothing is sent. [ErrInvalid], before anything is sent, are a limit that is no token bucket
-// (for a quota beside it, use another limit), two requests for one key, and an until that is more than 31 days away: it was read wrong.
+// (for a quota beside it, use another limit), two requests for one key, and an until that is zero, or more than 31 days away, before or after now: it was read
+// wrong.
 //
 // In a transaction, the pause holds once that is committed, and all keys are locked until then: commit soon, since the other workers wait.
 // Above READ COMMITTED, another transaction's change of a key is 40001. On a [Coalescer], its pool is used. Outside a transaction, after an
@@ -41,9 +42,9 @@ func (l *Limiter) Pause(ctx context.Context, db DB, until time.Time, requests ..
 	return err
 }
 
-// Resume ends pauses: token buckets that are paused are refilled from now on, by the clock of the call: one that is behind refills at once
-// what others wait for. What a [Limiter.Pause] emptied stays gone. A limit that is not
-// paused stays as it is. Counts are ignored. A [Limiter.Wait] that sleeps until the end of the pause does not notice.
+// Resume ends pauses: token buckets that are paused are refilled from now on, by the clock of the call. (A clock that is behind refills at
+// once what others wait for.) What a [Limiter.Pause] emptied stays gone. A limit that is not paused stays as it is. Counts are ignored. A
+// [Limiter.Wait] that sleeps until the end of the pause does not notice. [ErrInvalid] is a limit that is no token bucket.
 //
 // In REPEATABLE READ and SERIALIZABLE, a pause that was committed after the transaction's snapshot is 40001, unless it inserted the key's row:
 // then it is not seen, and stays. For the rest, it is as Pause.
