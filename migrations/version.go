@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "73afb10e18b47d8e7554c54cdfbc9b748a6498b9439f6b75ff559f0de111a66e"
+const Hash = "3fb2b6beed955a808130da44fd4f761e070dbd699d0b1818e49bc0a885c22137"

@@ -12,6 +12,7 @@ const (
 	keysSQL        = "migrations/engine/keys.sql"
 	definitions    = "migrations/engine/definitions.sql"
 	move           = "migrations/engine/move.sql"
+	lock           = "migrations/engine/lock.sql"
 	overrides      = "migrations/engine/overrides.sql"
 	parts          = "migrations/engine/parts.sql"
 	grid           = "migrations/engine/grid.sql"
@@ -219,10 +220,10 @@ var sqlMutations = []mutation{
 		old: "SET value = coalesce(held[k]), ts = coalesce(since[k])", new: "SET value = held[k], ts = since[k]",
 		tests: "TestTheEngineReadsAlikeOnEveryServer",
 	}, {
-		name: "move-found-of-insert", file: move, what: "on Citus, rows that exist are found by an INSERT ... SELECT that inserts none",
-		old: "                    END LOOP;\n                    IF m <> shards[i] THEN",
-		new: "                    END LOOP;\n                    INSERT INTO /* TEMPLATE: schema */rate_limits SELECT r.* FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] ON CONFLICT DO NOTHING;\n" +
-			"                    IF NOT FOUND AND m <> shards[i] THEN",
+		name: "move-found-of-insert", file: lock, what: "on Citus, rows that exist are found by an INSERT ... SELECT that inserts none",
+		old: "                END LOOP;\n                IF m <> shards[i] THEN",
+		new: "                END LOOP;\n                INSERT INTO /* TEMPLATE: schema */rate_limits SELECT r.* FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] ON CONFLICT DO NOTHING;\n" +
+			"                IF NOT FOUND AND m <> shards[i] THEN",
 		tests: "TestTheEngineReadsAlikeOnEveryServer",
 	}, {
 		name: "reset-system-column", file: reset, what: "rows are told apart by their transaction, which is another one on each server",
@@ -537,24 +538,24 @@ var sqlMutations = []mutation{
 		old: "pg_catalog.array_agg(p ORDER BY names[p] COLLATE \"C\", keys[p] COLLATE \"C\")", new: "pg_catalog.array_agg(p ORDER BY p)",
 		tests: "TestMovesDoNotDeadlock",
 	}, {
-		name: "move-shards-order", file: move, what: "shards are locked from the last to the first",
-		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard DESC FOR UPDATE;",
+		name: "move-shards-order", file: lock, what: "shards are locked from the last to the first",
+		old: "keys[first] ORDER BY r.shard FOR UPDATE;", new: "keys[first] ORDER BY r.shard DESC FOR UPDATE;",
 		tests: "TestMovesDoNotDeadlock",
 	}, {
-		name: "move-no-lock", file: move, what: "rows that are there are read without a lock",
-		old: "ORDER BY r.shard FOR UPDATE;", new: "ORDER BY r.shard;",
+		name: "move-no-lock", file: lock, what: "rows that are there are read without a lock",
+		old: "keys[first] ORDER BY r.shard FOR UPDATE;", new: "keys[first] ORDER BY r.shard;",
 		tests: "TestAMoveMissesNoUse",
 	}, {
 		name: "move-locks-to", file: move, what: "only the limit to move to is locked",
-		old: "FOREACH i IN ARRAY places LOOP", new: "FOREACH i IN ARRAY ARRAY[2] LOOP",
+		old: "    PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[names[places[1]], names[places[2]]]", new: "    places := '{2,2}';\n    PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[names[places[1]], names[places[2]]]",
 		tests: "TestAMoveMissesNoUse",
 	}, {
-		name: "move-first-lost-race", file: move, what: "rows that another transaction has inserted meanwhile are read without a lock",
+		name: "move-first-lost-race", file: lock, what: "rows that another transaction has inserted meanwhile are read without a lock",
 		old: "IF m <> shards[i] THEN", new: "IF false THEN",
 		tests: "TestAMoveMissesNoUse",
 	}, {
 		name: "move-clock-read-once", file: move, what: "the clock is not read again after a wait",
-		old: "at := coalesce(now, clock_timestamp()); -- locking", new: "at := coalesce(now, at, clock_timestamp()); -- locking",
+		old: "at := coalesce(now, clock_timestamp()); -- locking", new: "at := coalesce(now, statement_timestamp()); -- locking",
 		tests: "TestAMoveReadsTheClockAfterWaiting",
 	}, {
 		name: "move-now", file: move, what: "the instant is the start of the transaction: now(), not clock_timestamp()",

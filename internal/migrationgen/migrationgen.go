@@ -24,7 +24,7 @@ import (
 
 // order is the order of the engine's files. Each statement comes after the statements that it needs.
 var order = []string{
-	"table.sql", "available.sql", "distributed.sql", "decisions.sql", "consume.sql", "consume_sharded.sql", "consume_several.sql", "apply.sql", "refund.sql", "move.sql",
+	"table.sql", "available.sql", "distributed.sql", "decisions.sql", "consume.sql", "consume_sharded.sql", "consume_several.sql", "apply.sql", "refund.sql", "lock.sql", "move.sql",
 	"consume_keys.sql", "each.sql", "wire.sql", "reset.sql", "coalesce.sql", "raise.sql", "turns.sql",
 	"parts.sql", "calendar.sql", "validate.sql", "grid.sql", "balance.sql", "definitions.sql", "overrides.sql", "ratelimit.sql", "holds.sql", "holds_by_hand.sql", "pause.sql", "keys.sql", "sweep.sql",
 	"usage.sql", "guard.sql", "version.sql",

@@ -6,9 +6,7 @@
 -- The limit to move to gets no more tokens than it has, and no token comes back to the other. So no move adds a token, also one
 -- that is repeated or that goes there and back. It returns the balance of the limit to move to.
 --
--- Locks all rows of both limits, in the common order (name, key, shard). A limit without rows is full; its rows are inserted, and
--- so locked. If another transaction has inserted them meanwhile, the subtransaction releases the locks and the loop tries again
--- (CONCURRENCY.md, H).
+-- Locks all rows of both limits, in the common order (name, key, shard): see _ratelimit_lock (CONCURRENCY.md, H).
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_move(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     floor double precision, now timestamptz DEFAULT NULL,
@@ -28,7 +26,6 @@ DECLARE
     alike   boolean;            -- true if they have the limit's number of shards
     balance double precision;   -- of the limit to move to
     i       integer;
-    rec     record;
 BEGIN
     SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"),
            pg_catalog.count(DISTINCT (names[p], keys[p])) FILTER (WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], '0', now)
@@ -38,65 +35,29 @@ BEGIN
     IF (m = 2 AND pg_catalog.cardinality(names) = 2 AND floor <= '0') IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
     END IF;
-    FOR attempt IN 1..100 LOOP
-        BEGIN
-            FOREACH i IN ARRAY places LOOP
-                PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r
-                  WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
-                GET DIAGNOSTICS m = ROW_COUNT;
-                IF m = 0 THEN
-                    -- Above READ COMMITTED, a row that another transaction has committed since the snapshot is a conflict here.
-                    at := coalesce(now, clock_timestamp());
-                    FOR rec IN
-                        INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
-                        SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
-                          FROM generate_series(0, shards[i] - 1) AS s
-                        ON CONFLICT DO NOTHING
-                        RETURNING r.shard
-                    LOOP
-                        m := m + 1;
-                    END LOOP;
-                    IF m <> shards[i] THEN
-                        RAISE SQLSTATE 'RL001';
-                    END IF;
-                END IF;
-            END LOOP;
-            at := coalesce(now, clock_timestamp()); -- locking may have waited
-            latest := at;
-            FOREACH i IN ARRAY ARRAY[1, 2] LOOP
-                SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard),
-                       count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i])
-                  INTO v, t, m, latest, alike
-                  FROM /* TEMPLATE: schema */rate_limits AS r
-                 WHERE r.name = names[i] AND r.key = keys[i];
-                totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
-            END LOOP;
-            balance := least(totals[2], greatest(floor, capacities[2] - (capacities[1] - totals[1])));
-            IF m = shards[2] AND alike THEN
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = balance / shards[2]::double precision, ts = latest
-                 WHERE r.name = names[2] AND r.key = keys[2];
-            ELSE -- a new number of shards
-                DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[2] AND r.key = keys[2];
-                m := 0;
-                FOR rec IN
-                    INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
-                    SELECT names[2], keys[2], s, shards[2], balance / shards[2]::double precision, latest
-                      FROM generate_series(0, shards[2] - 1) AS s
-                    ON CONFLICT DO NOTHING
-                    RETURNING r.shard
-                LOOP
-                    m := m + 1;
-                END LOOP;
-                IF m <> shards[2] THEN
-                    RAISE SQLSTATE 'RL001';
-                END IF;
-            END IF;
-            RETURN balance;
-        EXCEPTION WHEN SQLSTATE 'RL001' THEN
-            NULL;
-        END;
+    PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[names[places[1]], names[places[2]]], ARRAY[keys[places[1]], keys[places[2]]],
+        ARRAY[capacities[places[1]], capacities[places[2]]], ARRAY[shards[places[1]], shards[places[2]]], now);
+    at := coalesce(now, clock_timestamp()); -- locking may have waited
+    latest := at;
+    FOREACH i IN ARRAY ARRAY[1, 2] LOOP
+        SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard),
+               count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i])
+          INTO v, t, m, latest, alike
+          FROM /* TEMPLATE: schema */rate_limits AS r
+         WHERE r.name = names[i] AND r.key = keys[i];
+        totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
     END LOOP;
-    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
+    balance := least(totals[2], greatest(floor, capacities[2] - (capacities[1] - totals[1])));
+    IF m = shards[2] AND alike THEN
+        UPDATE /* TEMPLATE: schema */rate_limits AS r
+           SET value = balance / shards[2]::double precision, ts = latest
+         WHERE r.name = names[2] AND r.key = keys[2];
+    ELSE -- a new number of shards
+        DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[2] AND r.key = keys[2];
+        INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
+        SELECT names[2], keys[2], s, shards[2], balance / shards[2]::double precision, latest
+          FROM generate_series(0, shards[2] - 1) AS s;
+    END IF;
+    RETURN balance;
 END
 $body$;
