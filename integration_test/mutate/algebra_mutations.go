@@ -96,11 +96,11 @@ var algebraMutations = []mutation{
 		tests: "TestARefundByAClockThatIsYearsOffGivesNothingBack",
 	}, {
 		name: "promise-floor", file: "internal/algebra/promise.go", what: "forfeited tokens may take the balance below the floor",
-		old: "granted = granted && d.Enough(left[i])", new: "granted = granted && d.Limit.Enough(d.Rows, d.Shards, d.Count, d.Floor, now)",
+		old: "granted = granted && d.Enough(left[i])", new: "granted = granted && d.Limit.Enough(d.Rows, d.Count, d.Floor, now)",
 		tests: "TestReserve",
 	}, {
 		name: "promise-retry-early", file: "internal/algebra/promise.go", what: "a denied reservation gets the RetryAt of one that forfeits nothing",
-		old: "if at := firstAfter(now, guess, enough); !unknown(ds, at) {", new: "if at := guess; !unknown(ds, at) {",
+		old: "if at := firstAfter(now, guess, enough); !unknown(ds, at) {", new: "if at := guess; enough != nil && !unknown(ds, at) {",
 		tests: "TestReserve",
 	}, {
 		name: "promise-listed", file: "internal/algebra/promise.go", what: "a list of windows that is longer than the call's tells of a denied reservation that it would be granted",

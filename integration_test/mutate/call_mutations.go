@@ -12,7 +12,7 @@ var callMutations = []mutation{
 		tests: "TestMoveOfDebts",
 	}, {
 		name: "move-any-debt", file: "ratelimit/move.go", what: "a move leaves any debt to a limit without MaxReserved",
-		old: "!math.IsInf(to.maxReserved, 1)", new: "true",
+		old: "!math.IsInf(to.maxReserved, 1)", new: "!math.IsInf(to.maxReserved, 1) || true",
 		tests: "TestMoveOfDebts",
 	}, {
 		name: "move-count", file: "ratelimit/move.go", what: "the second request of a move may have a count",
@@ -228,7 +228,7 @@ var callMutations = []mutation{
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
 		name: "wait-coalesced", file: "ratelimit/call.go", what: "a Coalescer forgets how long a call may wait",
-		old: "sharded(c.demands) || c.reserves()", new: "sharded(c.demands) || forfeits(c.demands)",
+		old: "sharded(c.demands) || c.reserves()", new: "sharded(c.demands) || c.forfeits()",
 		tests: "TestWaitBoundsItsWaitInACoalescersQueue",
 	}, {
 		name: "up-to-plain", file: "ratelimit/call_statement.go", what: "UpTo takes one token",

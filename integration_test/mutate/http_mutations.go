@@ -177,7 +177,7 @@ var httpMutations = []mutation{
 		tests: "TestClientIPOfTrustedNetworks|TestClientIPOfACDNsHeader",
 	}, {
 		name: "http-networks-garbage", file: "ratelimit/httplimit/requests.go", what: "an invalid address is skipped",
-		old: "		if !isAddress {\n			break\n", new: "		if !isAddress {\n			if i < 0 {\n				break\n			}\n			continue\n",
+		old: "		if !isAddress {\n			break\n", new: "		for range 9 {\n			if !isAddress {\n				stated, isAddress = entries.next()\n			}\n		}\n		if !isAddress {\n			break\n",
 		tests: "TestClientIPOfTrustedNetworks",
 	}, {
 		name: "http-networks-number", file: "ratelimit/httplimit/requests.go", what: "a proxy that did not state an address is trusted anyway",

@@ -40,7 +40,7 @@ var replayMutations = []mutation{
 		tests: "TestListsAreBoundedAndSorted",
 	}, {
 		name: "replay-terminal", file: "ratelimit/replay/report.go", what: "a key can move the cursor of a terminal",
-		old: "s = visible.Text(s)\n", new: "",
+		old: "s = visible.Text(s)\n", new: "_ = visible.Text(s)\n",
 		tests: "TestThePictureEscapesNamesAndKeys",
 	}, {
 		name: "replay-markup", file: "ratelimit/replay/picture.go", what: "a name or a key can be markup of the picture",

@@ -136,7 +136,7 @@ var verbMutations = []mutation{
 		tests: "TestADenialTellsWhy",
 	}, {
 		name: "reason-none", file: "ratelimit/call.go", what: "a denial has no reason",
-		old: "&DeniedError{Result: result, Reason: cmp.Or(reason, result.known, ReasonQuota)}", new: "&DeniedError{Result: result, Reason: reason}",
+		old: "&DeniedError{Result: result, Reason: cmp.Or(reason, result.known, ReasonQuota)}", new: "&DeniedError{Result: result, Reason: cmp.Or(reason)}",
 		tests: "TestADenialTellsWhyOnEveryWayIn",
 	},
 }
