@@ -688,7 +688,7 @@ func (w *everything) refund(p *worldProgram, r *rand.Rand) {
 		w.failf("%s", what)
 	case after.Remaining > max(after.Capacity, before.Remaining)+slack:
 		w.failf("%s: above the capacity %v", what, after.Capacity)
-	case from.touched+1 == w.touched[id] && from.at.Equal(w.clock.now) && !w.clock.now.Before(w.latest) && from.shards == w.shards && before.Decides == "definition" && !from.reserve && math.Abs(back-count) > slack && from.before <= before.Capacity:
+	case from.touched+1 == w.touched[id] && from.at.Equal(w.clock.now) && !w.clock.now.Before(w.latest) && from.shards == w.shards && before.Decides == "definition" && before.PausedUntil.IsZero() && !from.reserve && math.Abs(back-count) > slack && from.before <= before.Capacity:
 		w.failf("%s, and nothing else has happened since", what)
 	}
 	w.gaveBack(id, back, from.window)
