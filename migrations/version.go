@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "3fb2b6beed955a808130da44fd4f761e070dbd699d0b1818e49bc0a885c22137"
+const Hash = "20dc25f866857b8347dcb9a2caa918aaa35f705c317a74b8bc3cc2cda1ca0fda"

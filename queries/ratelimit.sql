@@ -112,12 +112,50 @@ SELECT _ratelimit_wire_hold(
       @shard_a::integer[], @shard_b::integer[], sqlc.narg('now')::timestamptz,
       @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
 
+-- name: UpdateHold :one
+WITH taken AS (
+    UPDATE rate_limits AS r
+       SET value = _ratelimit_available(r.value, r.ts, _ratelimit_upto(statement_timestamp(), @period::interval, sqlc.narg('start')::timestamptz, @windows::timestamptz[]),
+               @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz, @windows::timestamptz[]) - @count::double precision,
+           ts = greatest(r.ts, statement_timestamp())
+     WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
+       AND _ratelimit_available(r.value, r.ts, _ratelimit_upto(statement_timestamp(), @period::interval, sqlc.narg('start')::timestamptz, @windows::timestamptz[]),
+               @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz, @windows::timestamptz[]) - @count::double precision >= @floor::double precision
+       AND CASE WHEN current_setting('transaction_isolation') = 'read committed' AND NOT _ratelimit_distributed()
+                 AND _ratelimit_here('rate_limits') AND _ratelimit_holds_here('rate_limit_holds')
+           THEN NOT EXISTS (SELECT 1 FROM rate_limit_holds AS h
+                 WHERE h.name = @name::text AND h.key = @key::text AND h.id = @id::text AND (h.part > '0' OR _ratelimit_costly(h.part::smallint)))
+           ELSE false END
+    RETURNING r.value, r.ts
+), held AS (
+    INSERT INTO rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+    SELECT @name::text, @key::text, @id::text, @state::text, @unit::text, (sqlc.narg('token')::text)::uuid, @count::double precision, statement_timestamp(), t.value, 1,
+           coalesce(clock_timestamp() + (sqlc.narg('ttl')::text)::interval, 'infinity')
+      FROM taken AS t
+    ON CONFLICT DO NOTHING
+    RETURNING h.until
+)
+SELECT record_send(ROW('taken'::text, h.until, statement_timestamp(), ARRAY[1], ARRAY[t.value], ARRAY[t.ts], NULL::timestamptz[])) AS answer
+  FROM taken AS t LEFT JOIN held AS h ON true
+ WHERE h.until IS NOT NULL OR _ratelimit_taken_twice();
+
 -- name: Settle :one
 SELECT _ratelimit_wire_settle(
       @release::boolean, @id::text, (sqlc.narg('token')::text)::uuid, @taking::integer, @lifted::boolean[], @names::text[], @keys::text[],
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
       @shards::integer[], @used::double precision[], sqlc.narg('now')::timestamptz,
       @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
+
+-- name: UpdateSettle :one
+UPDATE rate_limit_holds AS h
+   SET state = 'settled', until = clock_timestamp() + interval '1 day'
+  FROM rate_limits AS r
+ WHERE h.name = @name::text AND h.key = @key::text AND h.id = @id::text AND (h.part > '0' OR _ratelimit_costly(h.part::smallint))
+   AND h.token = (@token::text)::uuid AND h.state = 'held' AND h.unit = 'tokens' AND h.count = @used::double precision
+   AND r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
+   AND current_setting('transaction_isolation') = 'read committed' AND NOT _ratelimit_distributed()
+   AND _ratelimit_here('rate_limits') AND _ratelimit_holds_here('rate_limit_holds')
+RETURNING record_send(ROW('done'::text, statement_timestamp(), ARRAY[1], ARRAY[r.value], ARRAY[r.ts], ARRAY[0::double precision], '{}'::integer[])) AS answer;
 
 -- name: Extend :one
 SELECT e.ended, e.lost, e.busy

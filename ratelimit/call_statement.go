@@ -19,7 +19,7 @@ type statement struct {
 	args    []any // the first place is free: see replyTo
 	demands int   // number of demands
 	read    func(reply pgx.Row, demands int) (*answer, error)
-	update  *demand // for which a plain UPDATE may be sent first; or nil
+	update  updater // for which a plain UPDATE may be sent first; or nil
 }
 
 // statement is the shortest statement that decides the call. With orRaise, a denial is a SQL error, which stops a batch.

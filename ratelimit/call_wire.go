@@ -20,10 +20,10 @@ type wire struct {
 // ask runs a statement and reads its answer.
 func (w wire) ask(ctx context.Context, s statement) (*answer, error) {
 	r := replyTo(s.args, w.commits)
-	r.update = s.update
+	r.update, r.function = s.update, s.sql
 	a, err := s.read(w.sendFor(ctx, r, s.sql, s.args), s.demands)
 	if r.updates != nil && r.updates.missed(err) {
-		return w.ask(ctx, consume(*s.update, nil, true, false))
+		return w.ask(ctx, s.update.instead(s))
 	}
 	return a, r.judge(err)
 }
@@ -69,7 +69,8 @@ type reply struct {
 	commits  bool
 	sent     bool      // there was a connection to send it on, which was not in a transaction
 	requests []Request // of a call in a batch
-	update   *demand   // for which a plain UPDATE may be sent instead
+	update   updater   // for which a plain UPDATE may be sent instead of the function
+	function string    // the SQL of it
 	updates  *updates  // of the connection on which it was sent
 }
 
@@ -89,8 +90,8 @@ func (r *reply) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args
 	if r.portable = conn == nil || !inBinary(conn); r.portable {
 		return portable(sql, args)
 	}
-	if r.update != nil && r.sent && sql == dbsqlc.Consume { // else a DB has added something to it
-		if r.updates = updatesOf(conn); r.updates != nil {
+	if r.update != nil && r.sent && sql == r.function { // else a DB has added something to it
+		if r.updates = updatesOf(conn, r.update.note()); r.updates != nil {
 			sql, args = r.update.update()
 		}
 	}

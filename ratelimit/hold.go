@@ -127,10 +127,21 @@ type holding struct {
 	ttl   time.Duration // of a Hold; of a Once, how long its id is known
 	token string        // of Settle and Release: as the caller has it
 	uuid  string        // in it; empty: it has no end, or is of a Once
+	list  []heldTokens  // in it
 }
 
 // token128 is the token as the database has it.
 func (h *holding) token128() pgtype.Text { return pgtype.Text{String: h.uuid, Valid: h.uuid != ""} }
+
+// interval is the ttl as the database has it.
+func (h *holding) interval() pgtype.Text {
+	return pgtype.Text{String: clockText(h.ttl), Valid: h.ttl != forever}
+}
+
+// holds reports whether the token says that a demand is for what is held: for tokens, and as many.
+func (h *holding) holds(d *demand) bool {
+	return h.uuid != "" && !d.limit.slots && slices.Contains(h.list, heldTokens{d.limit.name, d.key, d.count})
+}
 
 // held is the database's answer to a call about holds.
 type held struct {
@@ -166,7 +177,7 @@ func (h *holding) validate(v verb) error {
 	}
 	read, err := readToken(h.token)
 	if err == nil {
-		h.id, h.uuid = read.id, read.uuid
+		h.id, h.uuid, h.list = read.id, read.uuid, read.list
 	}
 	return err
 }
@@ -197,15 +208,11 @@ func (l *Limiter) holdRequests(c *call) ([]Request, error) {
 
 // held are the requests for everything in a token, of limits that the Limiter knows.
 func (l *Limiter) held(h *holding, release bool) ([]Request, error) {
-	read, err := readToken(h.token)
-	if err != nil {
-		return nil, programError{fmt.Errorf("%w: %w", ErrInvalid, err)}
-	}
-	if len(read.list) == 0 {
+	if len(h.list) == 0 {
 		return nil, programError{fmt.Errorf("%w: the token does not say of which limits it is: name them by requests", ErrInvalid)}
 	}
 	var requests []Request
-	for _, t := range read.list {
+	for _, t := range h.list {
 		limit, known := l.definitions.of(t.limit)
 		switch {
 		case !known:
@@ -262,9 +269,8 @@ func (c *call) holdStatement(ctx context.Context, now *time.Time) statement {
 		}
 		a[i], b[i] = pick(ctx, *d)
 	}
-	ttl := pgtype.Text{String: clockText(c.hold.ttl), Valid: c.hold.ttl != forever}
 	return statement{sql: dbsqlc.Hold, demands: len(c.demands), read: readHeld, args: arguments(
-		c.hold.id, c.hold.token128(), ttl, int32(len(c.demands)), units, m.names, m.keys,
+		c.hold.id, c.hold.token128(), c.hold.interval(), int32(len(c.demands)), units, m.names, m.keys,
 		m.rates, m.periods, m.capacities, m.starts, shards, m.counts, m.floors, a, b, now,
 		m.windows, m.firsts, m.lasts,
 	)}

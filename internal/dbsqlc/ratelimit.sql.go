@@ -875,6 +875,106 @@ func (q *Queries) UpdateCalendar(ctx context.Context, arg UpdateCalendarParams) 
 	return answer, err
 }
 
+const UpdateHold = `-- name: UpdateHold :one
+WITH taken AS (
+    UPDATE rate_limits AS r
+       SET value = _ratelimit_available(r.value, r.ts, _ratelimit_upto(statement_timestamp(), $1::interval, $2::timestamptz, $3::timestamptz[]),
+               $4::double precision, $1::interval, $5::double precision, $2::timestamptz, $3::timestamptz[]) - $6::double precision,
+           ts = greatest(r.ts, statement_timestamp())
+     WHERE r.name = $7::text AND r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
+       AND _ratelimit_available(r.value, r.ts, _ratelimit_upto(statement_timestamp(), $1::interval, $2::timestamptz, $3::timestamptz[]),
+               $4::double precision, $1::interval, $5::double precision, $2::timestamptz, $3::timestamptz[]) - $6::double precision >= $9::double precision
+       AND CASE WHEN current_setting('transaction_isolation') = 'read committed' AND NOT _ratelimit_distributed()
+                 AND _ratelimit_here('rate_limits') AND _ratelimit_holds_here('rate_limit_holds')
+           THEN NOT EXISTS (SELECT 1 FROM rate_limit_holds AS h
+                 WHERE h.name = $7::text AND h.key = $8::text AND h.id = $10::text AND (h.part > '0' OR _ratelimit_costly(h.part::smallint)))
+           ELSE false END
+    RETURNING r.value, r.ts
+), held AS (
+    INSERT INTO rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+    SELECT $7::text, $8::text, $10::text, $11::text, $12::text, ($13::text)::uuid, $6::double precision, statement_timestamp(), t.value, 1,
+           coalesce(clock_timestamp() + ($14::text)::interval, 'infinity')
+      FROM taken AS t
+    ON CONFLICT DO NOTHING
+    RETURNING h.until
+)
+SELECT record_send(ROW('taken'::text, h.until, statement_timestamp(), ARRAY[1], ARRAY[t.value], ARRAY[t.ts], NULL::timestamptz[])) AS answer
+  FROM taken AS t LEFT JOIN held AS h ON true
+ WHERE h.until IS NOT NULL OR _ratelimit_taken_twice()
+`
+
+type UpdateHoldParams struct {
+	Period   time.Duration
+	Start    *time.Time
+	Windows  []pgtype.Timestamptz
+	Rate     float64
+	Capacity float64
+	Count    float64
+	Name     string
+	Key      string
+	Floor    float64
+	ID       string
+	State    string
+	Unit     string
+	Token    pgtype.Text
+	Ttl      pgtype.Text
+}
+
+func (q *Queries) UpdateHold(ctx context.Context, arg UpdateHoldParams) ([]byte, error) {
+	row := q.db.QueryRow(ctx, UpdateHold,
+		arg.Period,
+		arg.Start,
+		arg.Windows,
+		arg.Rate,
+		arg.Capacity,
+		arg.Count,
+		arg.Name,
+		arg.Key,
+		arg.Floor,
+		arg.ID,
+		arg.State,
+		arg.Unit,
+		arg.Token,
+		arg.Ttl,
+	)
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
+}
+
+const UpdateSettle = `-- name: UpdateSettle :one
+UPDATE rate_limit_holds AS h
+   SET state = 'settled', until = clock_timestamp() + interval '1 day'
+  FROM rate_limits AS r
+ WHERE h.name = $1::text AND h.key = $2::text AND h.id = $3::text AND (h.part > '0' OR _ratelimit_costly(h.part::smallint))
+   AND h.token = ($4::text)::uuid AND h.state = 'held' AND h.unit = 'tokens' AND h.count = $5::double precision
+   AND r.name = $1::text AND r.key = $2::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
+   AND current_setting('transaction_isolation') = 'read committed' AND NOT _ratelimit_distributed()
+   AND _ratelimit_here('rate_limits') AND _ratelimit_holds_here('rate_limit_holds')
+RETURNING record_send(ROW('done'::text, statement_timestamp(), ARRAY[1], ARRAY[r.value], ARRAY[r.ts], ARRAY[0::double precision], '{}'::integer[])) AS answer
+`
+
+type UpdateSettleParams struct {
+	Name  pgtype.Text
+	Key   pgtype.Text
+	ID    pgtype.Text
+	Token pgtype.Text
+	Used  pgtype.Float8
+}
+
+func (q *Queries) UpdateSettle(ctx context.Context, arg UpdateSettleParams) ([]byte, error) {
+	row := q.db.QueryRow(ctx, UpdateSettle,
+		arg.Name,
+		arg.Key,
+		arg.ID,
+		arg.Token,
+		arg.Used,
+	)
+	var answer []byte
+	err := row.Scan(&answer)
+	return answer, err
+}
+
 const UpdateWindow = `-- name: UpdateWindow :one
 UPDATE rate_limits AS r
    SET value = _ratelimit_available(r.value, r.ts, date_bin($1::interval, statement_timestamp(), $2::timestamptz), $3::double precision, $1::interval, $4::double precision, $2::timestamptz) - $5::double precision,

@@ -577,6 +577,23 @@ BEGIN
 END
 $body$;
 
+-- For the plain statements of holds (CONCURRENCY.md, J13): as _ratelimit_here, for the table of holds. Inlined.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_holds_here(place regtype) RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $body$
+    SELECT place = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limit_holds)
+$body$;
+
+-- Fails a plain statement that took under an id which another call has taken meanwhile. The error rolls the taking back, and the library asks
+-- _ratelimit_hold.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_taken_twice() RETURNS boolean
+LANGUAGE plpgsql
+AS $body$
+BEGIN
+    RAISE SQLSTATE 'RL001' USING MESSAGE = 'rate limits: another call has taken under this id meanwhile, so nothing was taken, and the library asks again';
+END
+$body$;
+
 -- What the Go library calls: see wire.sql.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_hold(
     own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
