@@ -397,6 +397,25 @@ func TestAPlainHoldIsUndone(t *testing.T) {
 	}
 }
 
+// TestAPlainDuplicateWaitsForNothing: of an id that is known, the row of the limit is not asked for.
+func TestAPlainDuplicateWaitsForNothing(t *testing.T) {
+	t.Parallel()
+	var limits ratelimit.Limiter
+	pool := newPool(t, 3)
+	r := ratelimit.TokenBucket("bucket", 10, time.Hour).Key("k")
+	if _, err := limits.Hold(t.Context(), pool, "a", time.Minute, r); err != nil {
+		t.Fatal(err)
+	}
+	tx := beginAt(t, pool, pgx.ReadCommitted)
+	mustExecIn(t, tx, "SELECT FROM rate_limits FOR UPDATE")
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	_, err := limits.Hold(ctx, pool, "a", time.Minute, r)
+	if denial, ok := errors.AsType[*ratelimit.DeniedError](err); !ok || denial.Reason != ratelimit.ReasonHeld {
+		t.Error(err)
+	}
+}
+
 // TestOneLimitIsDeliveredAtOnce delivers each job to every worker at the same instant, on the pool and in transactions of every level.
 func TestOneLimitIsDeliveredAtOnce(t *testing.T) {
 	t.Parallel()

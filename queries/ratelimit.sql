@@ -153,8 +153,7 @@ UPDATE rate_limit_holds AS h
  WHERE h.name = @name::text AND h.key = @key::text AND h.id = @id::text AND (h.part > '0' OR _ratelimit_costly(h.part::smallint))
    AND CASE WHEN h.state = 'held' AND h.unit = 'tokens' AND h.token = (@token::text)::uuid THEN h.count = @used::double precision ELSE false END
    AND r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
-   AND current_setting('transaction_isolation') = 'read committed' AND NOT _ratelimit_distributed()
-   AND _ratelimit_here('rate_limits') AND _ratelimit_holds_here('rate_limit_holds')
+   AND current_setting('transaction_isolation') = 'read committed' AND _ratelimit_here('rate_limits') AND _ratelimit_holds_here('rate_limit_holds')
 RETURNING record_send(ROW('done'::text, statement_timestamp(), ARRAY[1], ARRAY[r.value], ARRAY[r.ts], ARRAY[0::double precision], '{}'::integer[])) AS answer;
 
 -- name: Extend :one

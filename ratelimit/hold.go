@@ -140,7 +140,7 @@ func (h *holding) interval() pgtype.Text {
 
 // holds reports whether the token says that a demand is for what is held: for tokens, and as many.
 func (h *holding) holds(d *demand) bool {
-	return h.uuid != "" && !d.limit.slots && slices.Contains(h.list, heldTokens{d.limit.name, d.key, d.count})
+	return !d.limit.slots && slices.Contains(h.list, heldTokens{d.limit.name, d.key, d.count})
 }
 
 // held is the database's answer to a call about holds.

@@ -552,7 +552,7 @@ var callMutations = []mutation{
 		tests: "TestAnUpdateDecidesAsTheFunction",
 	}, {
 		name: "update-calendar-shards", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a calendar takes from a shard",
-		old: "r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))", new: "r.key = $8::text AND r.shard = 0",
+		old: "r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))\n   AND", new: "r.key = $8::text AND r.shard = 0\n   AND",
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	}, {
 		name: "update-calendar-ts-back", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a calendar moves ts back with the clock",
@@ -572,19 +572,19 @@ var callMutations = []mutation{
 		tests: "TestATableOfTheSameNameGrantsNothing",
 	}, {
 		name: "update-of-a-wrapper", file: "ratelimit/call_wire.go", what: "what a DB adds to the statement is lost",
-		old: " && sql == dbsqlc.Consume {", new: " {",
+		old: " && sql == r.function {", new: " {",
 		tests: "TestAHintThatADBAddsIsSent",
 	}, {
 		name: "update-reserves", file: "ratelimit/call_update.go", what: "a reservation sends a plain UPDATE",
-		old: " || c.does.owes == upToMaxReserved", new: "",
+		old: "	case c.plain() && c.does.owes != upToMaxReserved:", new: "	case c.plain():",
 		tests: "TestTwentyWaitAtTwentyPerSecond",
 	}, {
 		name: "update-by-a-clock", file: "ratelimit/call_update.go", what: "a call with a clock sends a plain UPDATE",
-		old: " || c.now.Valid", new: "",
+		old: " || c.now.Valid:", new: ":",
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	}, {
 		name: "update-expected", file: "ratelimit/call_update.go", what: "a call that will be denied sends a plain UPDATE",
-		old: " || denied.expect(c.demands[0])", new: "",
+		old: "	case denied.expect(c.demands[0]):", new: "	case false:",
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	}, {
 		name: "update-in-a-transaction", file: "ratelimit/call_wire.go", what: "on a connection that is in a transaction, a plain UPDATE is sent",
@@ -612,7 +612,7 @@ var callMutations = []mutation{
 		tests: "TestWhereOnlyTheFunctionsMayBeUsed",
 	}, {
 		name: "update-twice", file: "ratelimit/call_wire.go", what: "a denial sends its UPDATE twice",
-		old: "return w.ask(ctx, consume(*s.update, nil, true, false))", new: "return w.ask(ctx, s)",
+		old: "return w.ask(ctx, s.update.instead(s))", new: "return w.ask(ctx, s)",
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	},
 }

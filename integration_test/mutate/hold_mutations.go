@@ -1,12 +1,13 @@
 package main
 
 const (
-	holds   = "migrations/engine/holds.sql"
-	byHand  = "migrations/engine/holds_by_hand.sql"
-	holdGo  = "ratelimit/hold.go"
-	during  = "ratelimit/during.go"
-	renew   = "ratelimit/during_renew.go"
-	slotsGo = "ratelimit/limit_slots.go"
+	holds      = "migrations/engine/holds.sql"
+	byHand     = "migrations/engine/holds_by_hand.sql"
+	holdGo     = "ratelimit/hold.go"
+	plainHolds = "internal/dbsqlc/ratelimit.sql.go"
+	during     = "ratelimit/during.go"
+	renew      = "ratelimit/during_renew.go"
+	slotsGo    = "ratelimit/limit_slots.go"
 )
 
 var holdMutations = []mutation{
@@ -453,5 +454,152 @@ var holdMutations = []mutation{
 		name: "holds-by-hand-ended", file: byHand, what: "a settled hold is shown as one",
 		old: "AND h.key = own AND h.state = 'held'", new: "AND h.key = own",
 		tests: "TestHoldByHand",
+	},
+
+	// The plain statements
+	{
+		name: "hold-plain-unconditionally", file: plainHolds, what: "the plain statement of a hold does not check whether there is enough",
+		old: "- $6::double precision >= $9::double precision\n       AND CASE", new: "- $6::double precision IS NOT NULL\n       AND CASE",
+		tests: "TestAPlainHoldDecidesAsTheFunction",
+	},
+	{
+		name: "hold-plain-shards", file: plainHolds, what: "the plain statement of a hold takes from a shard",
+		old: "r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))\n       AND", new: "r.key = $8::text AND r.shard = 0\n       AND",
+		tests: "TestAHoldOnAPoolIsOneStatement",
+	},
+	{
+		name: "hold-plain-scans", file: plainHolds, what: "the plain statement of a hold scans a small table, and goes on when it is large",
+		old: "r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))\n       AND", new: "r.key = $8::text AND r.shard = 0 AND r.shards = 1\n       AND",
+		tests: "TestAPlainHoldUsesTheIndexesOfSmallTables",
+	},
+	{
+		name: "hold-plain-scans-holds", file: plainHolds, what: "the plain statement of a hold scans a small table of holds",
+		old: "h.id = $10::text AND (h.part > '0' OR _ratelimit_costly(h.part::smallint))", new: "h.id = $10::text",
+		tests: "TestAPlainHoldUsesTheIndexesOfSmallTables",
+	},
+	{
+		name: "hold-plain-ts-back", file: plainHolds, what: "the plain statement of a hold moves ts back with the clock",
+		old: "           ts = greatest(r.ts, statement_timestamp())", new: "           ts = statement_timestamp()",
+		tests: "TestAPlainHoldDecidesAsTheFunction",
+	},
+	{
+		name: "hold-plain-level", file: plainHolds, what: "above READ COMMITTED, the plain statement of a hold takes",
+		old: "CASE WHEN current_setting('transaction_isolation') = 'read committed' AND NOT", new: "CASE WHEN NOT",
+		tests: "TestAPlainHoldReadsNothingAboveReadCommitted",
+	},
+	{
+		name: "hold-plain-distributed", file: plainHolds, what: "where the table is distributed by key, the plain statement holds",
+		old: " AND NOT _ratelimit_distributed()\n", new: "\n",
+		tests: "TestAPlainHoldIsRefusedWhereTheTableIsDistributed",
+	},
+	{
+		name: "hold-plain-another-table", file: plainHolds, what: "the plain statement of a hold takes from any table that the path finds",
+		old: "                 AND _ratelimit_here('rate_limits') AND", new: "                 AND",
+		tests: "TestATableOfHoldsOfTheSameNameHoldsNothing",
+	},
+	{
+		name: "hold-plain-another-table-of-holds", file: holds, what: "the plain statements take any table of holds that the path finds",
+		old: "SELECT place = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limit_holds)", new: "SELECT place IS NOT NULL",
+		tests: "TestATableOfHoldsOfTheSameNameHoldsNothing",
+	},
+	{
+		name: "hold-plain-known", file: plainHolds, what: "a duplicate waits for the row of the limit, and takes before it is refused",
+		old: "THEN NOT EXISTS (SELECT 1 FROM rate_limit_holds AS h", new: "THEN EXISTS (SELECT 1) OR NOT EXISTS (SELECT 1 FROM rate_limit_holds AS h",
+		tests: "TestAPlainDuplicateWaitsForNothing",
+	},
+	{
+		name: "hold-plain-no-undo", file: plainHolds, what: "what a duplicate took by the plain statement stays taken",
+		old: "h.until IS NOT NULL OR _ratelimit_taken_twice()", new: "true",
+		tests: "TestAPlainHoldIsUndone|TestOneLimitIsDeliveredAtOnce",
+	},
+	{
+		name: "hold-plain-undone", file: "ratelimit/call_update.go", what: "a duplicate whose plain statement was undone fails",
+		old: ", sqlState(err) == takenTwice:", new: ":",
+		tests: "TestAPlainHoldIsUndone",
+	},
+	{
+		name: "hold-plain-waits", file: plainHolds, what: "what a hold waited is of the work's time",
+		old: "coalesce(clock_timestamp() + ($14", new: "coalesce(statement_timestamp() + ($14",
+		tests: "TestAPlainHoldLastsFromItsTaking",
+	},
+	{
+		name: "hold-plain-rest", file: plainHolds, what: "the plain statement of a hold forgets what was left",
+		old: "statement_timestamp(), t.value, 1,", new: "statement_timestamp(), 0, 1,",
+		tests: "TestAPlainHoldDecidesAsTheFunction",
+	},
+	{
+		name: "hold-plain-rowless", file: "ratelimit/call_update.go", what: "the plain statement of a hold forgets an unlimited limit",
+		old: "\tcase c.does.holds && c.does.deniable:\n\t\tif len(c.rowless) == 0 {", new: "\tcase c.does.holds && c.does.deniable:\n\t\tif true {",
+		tests: "TestAHoldOnAPoolIsOneStatement",
+	},
+	{
+		name: "hold-plain-in-vain", file: "ratelimit/call_update.go", what: "denied holds keep other limits from sending UPDATEs",
+		old: "return \"txlimit: updates of holds\"", new: "return \"txlimit: updates\"",
+		tests: "TestAPlainHoldIsNotTriedInVain",
+	},
+	{
+		name: "hold-plain-twice", file: "ratelimit/call_update.go", what: "a denied hold sends its plain statement twice",
+		old: "\tfunction.update = nil\n", new: "",
+		tests: "TestAHoldOnAPoolIsOneStatement",
+	},
+	{
+		name: "once-plain-held", file: "ratelimit/call_update.go", what: "what was taken once by the plain statement comes back",
+		old: "\t\tstate = \"once\"", new: "\t\tstate = \"held\"",
+		tests: "TestAHoldOnAPoolIsOneStatement",
+	},
+	{
+		name: "settle-plain-level", file: plainHolds, what: "above READ COMMITTED, the plain UPDATE of a settle settles",
+		old: "   AND current_setting('transaction_isolation') = 'read committed' AND _ratelimit_here('rate_limits') AND _ratelimit_holds_here", new: "   AND _ratelimit_here('rate_limits') AND _ratelimit_holds_here",
+		tests: "TestAPlainHoldReadsNothingAboveReadCommitted",
+	},
+	{
+		name: "settle-plain-state", file: plainHolds, what: "a hold that was given back meanwhile is settled, and what was used is not charged",
+		old: "CASE WHEN h.state = 'held' AND h.unit", new: "CASE WHEN h.unit",
+		tests: "TestAPlainSettleEndsWhatIsHeldAlone",
+	},
+	{
+		name: "settle-plain-unit", file: plainHolds, what: "slots of that name before are settled without being freed",
+		old: "AND h.unit = 'tokens' AND h.token", new: "AND h.token",
+		tests: "TestAPlainSettleEndsWhatIsHeldAlone",
+	},
+	{
+		name: "settle-plain-token", file: plainHolds, what: "the hold that another one has by now is settled",
+		old: " AND h.token = ($4::text)::uuid THEN", new: " AND $4::text IS NOT NULL THEN",
+		tests: "TestAPlainSettleEndsWhatIsHeldAlone",
+	},
+	{
+		name: "settle-plain-count", file: plainHolds, what: "what the token does not say stays taken",
+		old: "THEN h.count = $5::double precision ELSE", new: "THEN $5::double precision IS NOT NULL ELSE",
+		tests: "TestAPlainSettleEndsWhatIsHeldAlone",
+	},
+	{
+		name: "settle-plain-shards", file: plainHolds, what: "the plain UPDATE of a settle shows the balance of one shard",
+		old: "r.key = $2::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))", new: "r.key = $2::text AND r.shard = 0",
+		tests: "TestAPlainSettleEndsWhatIsHeldAlone",
+	},
+	{
+		name: "settle-plain-scans", file: plainHolds, what: "the plain UPDATE of a settle scans a small table",
+		old: "r.key = $2::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))", new: "r.key = $2::text AND r.shard = 0 AND r.shards = 1",
+		tests: "TestAPlainHoldUsesTheIndexesOfSmallTables",
+	},
+	{
+		name: "settle-plain-index", file: plainHolds, what: "the plain UPDATE of a settle walks over all live holds of its key",
+		old: "   AND CASE WHEN h.state = 'held' AND", new: "   AND h.state = 'held' AND h.token IS NOT NULL AND CASE WHEN",
+		tests: "TestAPlainHoldUsesTheIndexesOfSmallTables",
+	},
+	{
+		name: "settle-plain-another-table", file: plainHolds, what: "the plain UPDATE of a settle reads any table that the path finds",
+		old: "AND _ratelimit_here('rate_limits') AND _ratelimit_holds_here('rate_limit_holds')\nRETURNING", new: "AND _ratelimit_holds_here('rate_limit_holds')\nRETURNING",
+		tests: "TestATableOfHoldsOfTheSameNameHoldsNothing",
+	},
+	{
+		name: "settle-plain-rowless", file: "ratelimit/call_update.go", what: "the plain UPDATE of a settle forgets an unlimited limit",
+		old: "if len(c.rowless) == 0 && c.hold.holds(", new: "if c.hold.holds(",
+		tests: "TestAHoldOnAPoolIsOneStatement",
+	},
+	{
+		name: "settle-plain-slots", file: holdGo, what: "slots are tried in vain as tokens",
+		old: "return !d.limit.slots && slices", new: "return slices",
+		tests: "TestAHoldOnAPoolIsOneStatement",
 	},
 }
