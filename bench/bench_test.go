@@ -49,6 +49,7 @@ func TestEveryFigureIsListed(t *testing.T) {
 		"hold_vs_two_consumes":         "at most 1.6",
 		"hold_denied_10000":            "at most 10",
 		"holds_renewed_10000":          "at most 1000",
+		"holds_in_bulk_10000":          "at most 60",
 		"holds_old_snapshot":           "at most 2",
 		"calendar_vs_window":           "at least 0.9",
 		"ten_million_rows":             "at least 0.9",

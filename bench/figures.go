@@ -51,6 +51,7 @@ var figures = []figure{
 	{"hold_vs_two_consumes", "processor time of a Hold and its Settle, of server and client, on a pool, one goroutine / of two Consumes", 1.6, true, holdVsTwoConsumes},
 	{"hold_denied_10000", "milliseconds of a denied Hold, on a pool, one goroutine, 10,000 live holds of the key", 10, true, holdDenied},
 	{"holds_renewed_10000", "milliseconds to extend 10,000 holds, one statement", 1000, true, holdsRenewed},
+	{"holds_in_bulk_10000", "seconds to take 10,000 slots of one key by SQL in one statement, and to release them in one", 60, true, holdsInBulk},
 	{"holds_old_snapshot", "time of a Hold and its Release of one key, one goroutine: after 5,000 of them beside an old snapshot / without", 2, true, holdsBesideAnOldSnapshot},
 	{"calendar_vs_window", "calls/s, own keys, 16 goroutines: a month in a time zone / a fixed window of 30 days", 0.9, false, calendarVsWindow},
 	{"ten_million_rows", "10,000,000 rows, random keys, 16 goroutines: consume/s / a minimal function that decides", 0.9, false, tenMillionRows},

@@ -162,3 +162,33 @@ func holdsBesideAnOldSnapshot(ctx context.Context, e *env) (outcome, error) {
 	fmt.Fprintf(e.out, "  %s\n", note)
 	return outcome{median(ratios), note}, nil
 }
+
+// holdsInBulk takes slots by SQL, as a trigger does for a statement that inserts many rows, and releases them, each in one transaction.
+func holdsInBulk(ctx context.Context, e *env) (outcome, error) {
+	pool, err := e.newPool(ctx, 1, nil)
+	if err != nil {
+		return outcome{}, err
+	}
+	n := e.few(10_000)
+	if e.quick {
+		n = 100
+	}
+	if err := ratelimit.Publish(ctx, pool, "bench", ratelimit.Slots("bulk", n)); err != nil {
+		return outcome{}, err
+	}
+	var took []float64
+	for _, sql := range []string{
+		`SELECT count(h.at) FROM generate_series(1, $1::integer) AS i, LATERAL ratelimit_hold('bulk', 'key', i::text, forever => true) AS h`,
+		`SELECT count(*) FILTER (WHERE ratelimit_release('bulk', 'key', i::text)) FROM generate_series(1, $1::integer) AS i`,
+	} {
+		var done int
+		begin := time.Now()
+		if err := pool.QueryRow(ctx, sql, n).Scan(&done); err != nil || done != n {
+			return outcome{}, errors.Join(fmt.Errorf("%d of %d", done, n), err)
+		}
+		took = append(took, time.Since(begin).Seconds())
+	}
+	note := fmt.Sprintf("%.3g s to take, %.3g s to release", took[0], took[1])
+	fmt.Fprintf(e.out, "  %s\n", note)
+	return outcome{took[0] + took[1], note}, nil
+}
