@@ -147,6 +147,14 @@ func TestHoldsAreResetAndSwept(t *testing.T) {
 		}
 		h.settle(again.Token, []float64{-10}, ann.Count(60)) // more than was held
 		h.has(ann, 90)
+		cat := budget.Key("cat") // what was taken since stays taken
+		held = h.hold("job", time.Minute, cat.Count(80))
+		if err := h.limits.Reset(t.Context(), db, cat); err != nil {
+			t.Fatal(err)
+		}
+		h.hold("next job", time.Minute, cat.Count(50))
+		h.release(held.Token, cat)
+		h.has(cat, 50)
 		if err := h.limits.Reset(t.Context(), db, renders.Key("ann")); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("Reset of slots: %v", err)
 		}

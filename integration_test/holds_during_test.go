@@ -202,6 +202,9 @@ func TestDuringRefuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	if err := during(t.Context(), pool, -1, slots); err == nil || !strings.Contains(err.Error(), "would stay if the process dies") {
+		t.Errorf("no end: %v", err)
+	}
 	if err := during(t.Context(), pool, time.Minute); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Errorf("no request: %v", err)
 	}

@@ -233,7 +233,7 @@ func TestAPlainHoldDecidesAsTheFunction(t *testing.T) {
 		if limit.Config().Kind == "slots" {
 			value = -float64(random.IntN(int(capacity) + 1))
 		}
-		ago := time.Duration(random.Int64N(int64(200*time.Second))) - 10*time.Second
+		ago := time.Duration(random.Int64N(int64(200*time.Second))) - 40*time.Second
 		if random.IntN(4) == 0 {
 			ago *= 10_000
 		}
