@@ -529,7 +529,7 @@ func TestAPlainHoldUsesTheIndexesOfSmallTables(t *testing.T) {
 			t.Fatal(err)
 		}
 		plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if all := strings.Join(plan, "\n"); err != nil || strings.Count(all, "rate_limits_pkey") != 1 || strings.Count(all, "rate_limit_holds_pkey") != 1 || strings.Contains(all, "Seq Scan") {
+		if all := strings.Join(plan, "\n"); err != nil || strings.Count(all, "rate_limit_holds_pkey") != 1 || strings.Contains(all, "Seq Scan") {
 			t.Errorf("%v\n%s", err, all)
 		}
 	}

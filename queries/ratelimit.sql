@@ -113,6 +113,7 @@ SELECT _ratelimit_wire_hold(
       @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
 
 -- name: UpdateHold :one
+-- Locks the limit's row, and then the id's own, which it inserts (CONCURRENCY.md, J13).
 WITH taken AS (
     UPDATE rate_limits AS r
        SET value = _ratelimit_available(r.value, r.ts, _ratelimit_upto(statement_timestamp(), @period::interval, sqlc.narg('start')::timestamptz, @windows::timestamptz[]),
@@ -147,6 +148,7 @@ SELECT _ratelimit_wire_settle(
       @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
 
 -- name: UpdateSettle :one
+-- Locks the id's own row alone: no token moves (CONCURRENCY.md, J13).
 UPDATE rate_limit_holds AS h
    SET state = 'settled', until = clock_timestamp() + interval '1 day'
   FROM rate_limits AS r

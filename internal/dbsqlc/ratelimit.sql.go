@@ -920,6 +920,7 @@ type UpdateHoldParams struct {
 	Ttl      pgtype.Text
 }
 
+// Locks the limit's row, and then the id's own, which it inserts (CONCURRENCY.md, J13).
 func (q *Queries) UpdateHold(ctx context.Context, arg UpdateHoldParams) ([]byte, error) {
 	row := q.db.QueryRow(ctx, UpdateHold,
 		arg.Period,
@@ -961,6 +962,7 @@ type UpdateSettleParams struct {
 	Used  pgtype.Float8
 }
 
+// Locks the id's own row alone: no token moves (CONCURRENCY.md, J13).
 func (q *Queries) UpdateSettle(ctx context.Context, arg UpdateSettleParams) ([]byte, error) {
 	row := q.db.QueryRow(ctx, UpdateSettle,
 		arg.Name,
