@@ -143,7 +143,7 @@ func TestAHoldOnAPoolIsOneStatement(t *testing.T) {
 					settle(pool, hold(pool, "a", r).Token, false)
 				}, map[string]int{"Hold": 1, "Settle": 1}, 1},
 				{"in a transaction", func(pool *pgxpool.Pool, r ratelimit.Request) {
-					err := limits.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					err := limits.InTx(t.Context(), pool, func(_ context.Context, tx pgx.Tx) error {
 						settle(tx, hold(tx, "a", r).Token, false)
 						return nil
 					}, ratelimit.Isolation(pgx.ReadCommitted))
