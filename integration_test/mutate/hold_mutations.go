@@ -553,9 +553,9 @@ var holdMutations = []mutation{
 		tests: "TestAPlainHoldReadsNothingAboveReadCommitted",
 	},
 	{
-		name: "settle-plain-state", file: plainHolds, what: "a hold that was given back meanwhile is settled, and what was used is not charged",
+		name: "settle-plain-state", file: plainHolds, what: "a second settle is not a repetition",
 		old: "CASE WHEN h.state = 'held' AND h.unit", new: "CASE WHEN h.unit",
-		tests: "TestAPlainSettleEndsWhatIsHeldAlone",
+		tests: "TestAHoldOnAPoolIsOneStatement",
 	},
 	{
 		name: "settle-plain-unit", file: plainHolds, what: "slots of that name before are settled without being freed",
