@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "3fb2b6beed955a808130da44fd4f761e070dbd699d0b1818e49bc0a885c22137"
+const Hash = "f38643f4894284a888e732acebab07693e34f46de44bb3a7fca24a841369bda4"

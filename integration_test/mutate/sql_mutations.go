@@ -831,7 +831,7 @@ var sqlMutations = []mutation{
 		tests: "TestEachUnderContention",
 	}, {
 		name: "each-floor", file: "migrations/engine/each.sql", what: "rounding denies one of several keys",
-		old: "now, floors[first], false)", new: "now, 0, false)",
+		old: "now, floors[g], false)", new: "now, 0, false)",
 		tests: "TestEachForgivesRounding",
 	}, {
 		name: "each-undecided", file: "migrations/engine/each.sql", what: "keys that the UPDATE leaves undecided have no answer",
@@ -839,12 +839,20 @@ var sqlMutations = []mutation{
 		tests: "TestEachDecidesAnewWhatTheUpdateLeft",
 	}, {
 		name: "each-order", file: "migrations/engine/each.sql", what: "requests are decided in any order",
-		old: "keys[first - 1] COLLATE \"C\") <= (names[first], keys[first])) IS NOT TRUE THEN", new: "keys[first - 1] COLLATE \"C\") <= (names[first], keys[first])) IS NULL AND false THEN",
+		old: "keys[first - 1] COLLATE \"C\") <= (names[g], keys[first]))", new: "keys[first - 1] COLLATE \"C\") <= (names[g], keys[first]) OR true)",
 		tests: "TestEachIsInOrder",
 	}, {
-		name: "each-one-capacity", file: "migrations/engine/each.sql", what: "a key with other numbers is decided by those of the key before",
-		old: " AND capacities[last + 1] = capacities[first]", new: "",
+		name: "each-group-order", file: "migrations/engine/each.sql", what: "the keys of a group are locked in any order",
+		old: "WHERE u.k IS NOT NULL ORDER BY k)))", new: "WHERE u.k IS NOT NULL ORDER BY k) OR true))",
+		tests: "TestEachIsInOrder",
+	}, {
+		name: "each-one-capacity", file: "ratelimit/each.go", what: "a key with other numbers is decided by those of the key before",
+		old: "		a.numbers == b.numbers && a.lowest()", new: "		a.numbers.Rate == b.numbers.Rate && a.lowest()",
 		tests: "TestEachWithOtherNumbers",
+	}, {
+		name: "each-too-much-unasked", file: "ratelimit/each.go", what: "a count that an override forbids is granted",
+		old: "conclude(place, &c, func(r *Result) { c.fill(r, &answers[i]) })", new: "c.demands[0].tooMuch = false\n\t\tconclude(place, &c, func(r *Result) { c.fill(r, &answers[i]) })",
+		tests: "TestEachAgreesWithConsume",
 	}, {
 		name: "keys-last-token", file: consumeKeys, what: "the last token is not granted at once (>= to >)",
 		old: "NULL) - counts[i] >= floor", new: "NULL) - counts[i] > floor",
