@@ -45,7 +45,7 @@ func TestEveryFigureIsListed(t *testing.T) {
 		"denials_vs_for_update":        "at least 8",
 		"pipelined_tx":                 "at least 1.5",
 		"multi_3":                      "at least 0.9",
-		"each_100":                     "at least 10",
+		"each_100":                     "at least 0.9",
 		"hold_vs_two_consumes":         "at most 1.6",
 		"calendar_vs_window":           "at least 0.9",
 		"ten_million_rows":             "at least 0.9",
