@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "f38643f4894284a888e732acebab07693e34f46de44bb3a7fca24a841369bda4"
+const Hash = "439ea2adbb8a4badda4c562745542cd010e24fab4bd141fc4bb9fdde0c388d80"

@@ -826,6 +826,10 @@ var sqlMutations = []mutation{
 		old: "    IF coalesced AND current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';\n    END IF;\n", new: "",
 		tests: "TestCoalescedCallsAreDecidedInReadCommittedAlone",
 	}, {
+		name: "calendar-merged-short", file: "migrations/engine/consume.sql", what: "rows of several shards are merged by a list that does not reach back to them",
+		old: "IF period = '0' AND EXISTS", new: "IF false AND EXISTS",
+		tests: "TestAnOldDebtOfACalendarIsMergedWhole",
+	}, {
 		name: "each-any-level", file: consumeKeys, what: "Each is refused above READ COMMITTED",
 		old: "IF coalesced AND current_setting('transaction_isolation') <>", new: "IF current_setting('transaction_isolation') <>",
 		tests: "TestEachUnderContention",
