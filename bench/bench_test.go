@@ -45,7 +45,7 @@ func TestEveryFigureIsListed(t *testing.T) {
 		"denials_vs_for_update":        "at least 8",
 		"pipelined_tx":                 "at least 1.5",
 		"multi_3":                      "at least 0.9",
-		"each_100":                     "at least 10",
+		"each_100":                     "at least 0.9",
 		"hold_vs_two_consumes":         "at most 1.6",
 		"hold_denied_10000":            "at most 10",
 		"holds_renewed_10000":          "at most 1000",

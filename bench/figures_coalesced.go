@@ -7,6 +7,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -60,11 +63,20 @@ func coalescedAndRedis(goroutines int, pick func(worker int) string, fillKeys, o
 	}
 }
 
-// openCoalescedFloor opens a coalescer on a schema with a minimal function that decides several keys, by the same plan. It checks
+// openCoalescedFloor opens a coalescer on the schema of severalKeysFloor.
+func openCoalescedFloor(ctx context.Context, e *env, o setting, keys int) (*opened, error) {
+	pool, err := severalKeysFloor(ctx, e, o.conns, o.tracer, keys)
+	if err != nil {
+		return nil, err
+	}
+	return coalescedOn(e, &ratelimit.Coalescer{Pool: pool}, o), nil
+}
+
+// severalKeysFloor opens a pool on a schema with a minimal function that decides several keys, by the same plan. It checks
 // nothing and has only a period of one second. It leaves out cases that do not occur here: denials, keys without a row, rows of several
 // shards, and a clock that goes back.
-func openCoalescedFloor(ctx context.Context, e *env, o setting, keys int) (*opened, error) {
-	pool, err := e.newPool(ctx, o.conns, o.tracer)
+func severalKeysFloor(ctx context.Context, e *env, conns int, tracer pgx.QueryTracer, keys int) (*pgxpool.Pool, error) {
+	pool, err := e.newPool(ctx, conns, tracer)
 	if err != nil {
 		return nil, err
 	}
@@ -97,10 +109,7 @@ func openCoalescedFloor(ctx context.Context, e *env, o setting, keys int) (*open
 			ts := array_fill(seen, ARRAY[early]);
 		END
 		$body$`)
-	if err != nil {
-		return nil, err
-	}
-	return coalescedOn(e, &ratelimit.Coalescer{Pool: pool}, o), nil
+	return pool, err
 }
 
 // takeEach makes the rows of n keys by taking from each.

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -324,49 +326,81 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 }
 
 // each100 compares in a transaction of one worker, as one that fetches jobs of many customers has it: 100 keys of one token bucket in one call
-// of Each, and in 100 calls.
+// of Each, in one call of a minimal function, in 100 calls, and in one UPDATE that decides nothing.
 func each100(ctx context.Context, e *env) (outcome, error) {
 	n := e.few(10_000)
 	all, limit := keys(n), plenty(0).limit(1)
-	open := func(name string, work func(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request) error) (*side, error) {
+	on := func(name string, pool *pgxpool.Pool, work func(ctx context.Context, tx pgx.Tx, some []string) error) *side {
+		return &side{name: name, goroutines: 1, call: func(ctx context.Context, _ int) error {
+			some := make([]string, 100)
+			for i, place := range rand.Perm(n)[:len(some)] {
+				some[i] = all[place]
+			}
+			return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error { return work(ctx, tx, some) })
+		}}
+	}
+	open := func(table string) (*pgxpool.Pool, error) {
 		pool, err := e.newPool(ctx, 2, nil)
 		if err != nil {
 			return nil, err
 		}
-		return &side{name: name, goroutines: 1, call: func(ctx context.Context, _ int) error {
-			requests := make([]ratelimit.Request, 100)
-			for i, place := range rand.Perm(n)[:len(requests)] {
-				requests[i] = limit.Key(all[place])
-			}
-			return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error { return work(ctx, tx, requests) })
-		}}, fill(ctx, pool, "rate_limits", limit.Name(), n)
+		return pool, fill(ctx, pool, table, limit.Name(), n)
 	}
-	one, err := open("one call", func(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request) error {
-		results, err := limits.Each(ctx, tx, requests...)
-		for i := range results {
-			if !results[i].OK {
-				return fmt.Errorf("denied: %+v", results[i])
-			}
+	var pools [3]*pgxpool.Pool
+	for i, table := range []string{"rate_limits", "rate_limits", "counters"} {
+		var err error
+		if pools[i], err = open(table); err != nil {
+			return outcome{}, err
 		}
-		return err
-	})
+	}
+	minimal, err := severalKeysFloor(ctx, e, 2, nil, n)
 	if err != nil {
 		return outcome{}, err
 	}
-	calls, err := open("100 calls", func(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request) error {
-		for _, request := range requests {
-			if _, err := limits.Consume(ctx, tx, request); err != nil {
-				return err
+	c, err := e.compare(ctx, 2*pairs, slice,
+		on("one call of Each", pools[0], func(ctx context.Context, tx pgx.Tx, some []string) error {
+			requests := make([]ratelimit.Request, len(some))
+			for i, key := range some {
+				requests[i] = limit.Key(key)
 			}
-		}
-		return nil
-	})
+			results, err := limits.Each(ctx, tx, requests...)
+			for i := range results {
+				if !results[i].OK {
+					return fmt.Errorf("denied: %+v", results[i])
+				}
+			}
+			return err
+		}),
+		on("one call of a minimal function", minimal, func(ctx context.Context, tx pgx.Tx, some []string) error {
+			slices.Sort(some)
+			var places []int32
+			var values []float64
+			err := tx.QueryRow(ctx, `SELECT ord, value FROM _ratelimit_consume_keys($1, $2, $3, '1 second', $4, $5)`,
+				limit.Name(), some, 1e9, 1e9, slices.Repeat([]float64{1}, len(some))).Scan(&places, &values)
+			if err == nil && len(places) < len(some) {
+				return errors.New("denied")
+			}
+			return err
+		}),
+		on("100 calls of Consume", pools[1], func(ctx context.Context, tx pgx.Tx, some []string) error {
+			for _, key := range some {
+				if _, err := limits.Consume(ctx, tx, limit.Key(key)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}),
+		on("one bare UPDATE of 100 rows", pools[2], func(ctx context.Context, tx pgx.Tx, some []string) error {
+			var values []float64
+			return tx.QueryRow(ctx, `WITH u AS (UPDATE counters AS c SET value = c.value - 1 FROM unnest($2::text[]) AS k (key)
+				WHERE c.name = $1 AND c.key = k.key AND c.shard = 0 RETURNING c.value)
+				SELECT array_agg(u.value) FROM u`, limit.Name(), some).Scan(&values)
+		}))
 	if err != nil {
 		return outcome{}, err
 	}
-	c, err := e.compare(ctx, 2*pairs, slice, one, calls)
-	if err != nil {
-		return outcome{}, err
-	}
-	return c.outcome(), nil
+	result := c.outcome()
+	result.note += fmt.Sprintf("; of 100 calls of Consume: Each %.3g, the minimal function %.3g, one bare UPDATE of the rows %.3g",
+		c.ratio(0, 2), c.ratio(1, 2), c.ratio(3, 2))
+	return result, nil
 }

@@ -321,6 +321,23 @@ func TestAnOldDebtOfACalendarDeniesNobody(t *testing.T) {
 	})
 }
 
+// TestAnOldDebtOfACalendarIsMergedWhole: a denial that makes one row of two shards loses no refill.
+func TestAnOldDebtOfACalendarIsMergedWhole(t *testing.T) {
+	behaviour(t, func(w world) {
+		month := func(options ...ratelimit.Option) ratelimit.Request {
+			return ratelimit.CalendarWindow("months", 1, ratelimit.Month, options...).Key("ann")
+		}
+		old := ratelimit.Limiter{Clock: w.limiter.Clock}
+		_, err := old.Charge(w.Context(), w.db, month(ratelimit.Shards(2)).Count(500))
+		w.do(err)
+		w.clock.now = w.clock.now.AddDate(2, 0, 0)
+		w.deny(month())
+		if b := w.balances(month())[0]; b.Remaining != -475 {
+			w.Errorf("%v, want -475", b.Remaining)
+		}
+	})
+}
+
 // TestAnOldDebtOfACalendarLosesNothing: what a grant leaves is what Balance says, less the count.
 func TestAnOldDebtOfACalendarLosesNothing(t *testing.T) {
 	behaviour(t, func(w world) {

@@ -247,6 +247,56 @@ func TestEachWaitsHoldingNothingThatComesLater(t *testing.T) {
 	}
 }
 
+// TestEachTellsWhenAForbiddenCountIsGranted: an override forbids it, and when it ends, the tokens may not be there.
+func TestEachTellsWhenAForbiddenCountIsGranted(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
+	var ran, requests []ratelimit.Request
+	for _, limit := range []ratelimit.Limit{
+		ratelimit.TokenBucket("bucket", 10, 10*time.Hour), ratelimit.TokenBucket("sharded", 10, 10*time.Hour, ratelimit.Shards(2)),
+		ratelimit.FixedWindow("window", 10, 10*time.Hour),
+	} {
+		ran = append(ran, limit.Key("ran").Count(10))
+		for _, key := range []string{"ran", "new"} {
+			requests = append(requests, limit.Key(key).Count(5))
+			if _, err := limits.Override(t.Context(), pool, limit.Key(key), time.Now().Add(time.Hour), "", "", ratelimit.Rate(2)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	began := time.Now()
+	now := began
+	limits.Clock = func() time.Time { return now }
+	if _, err := (&ratelimit.Limiter{Clock: limits.Clock}).Each(t.Context(), pool, ran...); err != nil { // before it knows the overrides
+		t.Fatal(err)
+	}
+	if err := limits.Overrides.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	results, err := limits.Each(t.Context(), pool, requests...)
+	if err != nil || oks(results) != "------" {
+		t.Fatalf("%s, %v", oks(results), err)
+	}
+	for i, request := range requests {
+		_, err := limits.Consume(t.Context(), pool, request)
+		var denial *ratelimit.DeniedError
+		if !errors.As(err, &denial) || !denial.Result.RetryAt.Equal(results[i].RetryAt) || denial.Result.Remaining != results[i].Remaining {
+			t.Errorf("%v: %+v, want %v", request, results[i], err)
+		}
+		for _, at := range []struct {
+			early time.Duration
+			want  string
+		}{{time.Millisecond, "-"}, {0, "+"}} {
+			now = results[i].RetryAt.Add(-at.early)
+			if got, err := limits.Each(t.Context(), pool, request); err != nil || oks(got) != at.want {
+				t.Errorf("%v, %v before %v: %s, %v", request, at.early, results[i].RetryAt, oks(got), err)
+			}
+		}
+		now = began
+	}
+}
+
 // TestEachUnderOverrides: a block, an exception and other numbers decide about their key alone.
 func TestEachUnderOverrides(t *testing.T) {
 	t.Parallel()
@@ -321,11 +371,11 @@ func TestEachOnACoalescer(t *testing.T) {
 }
 
 // eachByHand is a call of the function for keys of one token bucket of 10 a hour.
-func eachByHand(name, keys, counts string) string {
-	fill := func(value string) string { return "array_fill(" + value + ", ARRAY[cardinality(k)])" }
-	return "SELECT ord::text || granted::text FROM (VALUES ('" + keys + "'::text[])) AS v (k), LATERAL _ratelimit_each(" + strings.Join([]string{
-		fill("'" + name + "'::text"), "k", fill("10::float8"), fill("interval '1 hour'"), fill("10::float8"), fill("NULL::timestamptz"), fill("1"),
-		"'" + counts + "'", fill("-0.000000001::float8"), fill("0"), fill("0"),
+func eachByHand(name, ends, keys, counts string) string {
+	fill := func(value string) string { return "array_fill(" + value + ", ARRAY[cardinality(e)])" }
+	return "SELECT ord::text || granted::text FROM (VALUES ('" + ends + "'::integer[])) AS v (e), LATERAL _ratelimit_each(" + strings.Join([]string{
+		"e", fill("'" + name + "'::text"), fill("10::float8"), fill("interval '1 hour'"), fill("10::float8"), fill("NULL::timestamptz"), fill("1"),
+		fill("-0.000000001::float8"), fill("0"), fill("0"), "'" + keys + "'", "'" + counts + "'",
 	}, ", ") + ")"
 }
 
@@ -333,12 +383,15 @@ func eachByHand(name, keys, counts string) string {
 func TestEachIsInOrder(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
-	for _, keys := range []string{"{b,a}", "{a,b,c,d,e,a}", "{a,NULL}"} {
-		if _, err := pool.Exec(t.Context(), eachByHand("l", keys, "{1,1,1,1,1,1}")); sqlState(err) != "22023" {
-			t.Errorf("%s: %v", keys, err)
+	for _, group := range [][2]string{
+		{"{1,2}", "{b,a}"}, {"{2}", "{b,a}"}, {"{5,6}", "{a,b,c,d,e,a}"}, {"{6}", "{a,b,c,d,e,a}"}, {"{1,2}", "{a,NULL}"}, {"{2}", "{a,NULL}"},
+		{"{2}", "{a,a}"}, {"{1,1}", "{a,b}"}, {"{2,1}", "{a,b}"},
+	} {
+		if _, err := pool.Exec(t.Context(), eachByHand("l", group[0], group[1], "{1,1,1,1,1,1}")); sqlState(err) != "22023" {
+			t.Errorf("%s: %v", group, err)
 		}
 	}
-	if got := scan[string](t, pool, eachByHand("l", "{a,a,b,c,d,e}", "{1,10,1,1,1,1}")); got != "{1,2,3,4,5,6}{1,0,1,1,1,1}" {
+	if got := scan[string](t, pool, eachByHand("l", "{1,6}", "{a,a,b,c,d,e}", "{1,10,1,1,1,1}")); got != "{1,2,3,4,5,6}{1,0,1,1,1,1}" {
 		t.Error(got)
 	}
 	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limits WHERE value = 9"); n != 5 {

@@ -236,7 +236,11 @@ BEGIN
             END IF;
             -- The row has enough by now: try again.
         ELSIF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
-            -- The limit was sharded before. Merge its rows into one, take nothing, and try again.
+            -- The limit was sharded before. Merge its rows into one, take nothing, and try again. If the library's list is too short for
+            -- the refills of a row, it must ask again with a longer one, as for any row that is as old.
+            IF period = '0' AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.ts < windows[1]) THEN
+                RETURN ROW(false, at, '-Infinity', '-infinity')::/* TEMPLATE: schema */_ratelimit_decision;
+            END IF;
             PERFORM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
                 ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now, false,
                 windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
@@ -1072,20 +1076,24 @@ BEGIN
 END
 $body$;
 
--- Decides several requests, each by itself, in the caller's transaction: see Limiter.Each. The arguments are those of _ratelimit_apply,
--- with one position for each request. They are sorted by name and key (COLLATE "C"): rows are locked in that order. Requests for the same name and
--- key are decided one after another.
+-- Decides several requests, each by itself, in the caller's transaction: see Limiter.Each. Requests of one limit with the same numbers may be
+-- a group. The arguments have one position for each group, and are those of _ratelimit_apply, but for
+--
+--   ends          the position of each group's last request
+--   keys, counts  of each request. The requests are sorted by name and key (COLLATE "C"): rows are locked in that order. A group of
+--                 several is of a token bucket without shards, with each key once. Requests for the same name and key are decided one after another.
 --
 -- Returns the rows of each request, with ord, its position, and whether it was granted (1, or 0) at `at`: the new rows, or those that led to
--- the denial. A sharded limit that took from one shard returns that shard alone.
+-- the denial. A sharded limit that took from one shard returns that shard alone. A request of more than the capacity is denied: for a key
+-- without a row, it has one row, with the ts -infinity.
 --
--- A run of requests for different keys of one token bucket is one UPDATE. If that leaves a key undecided (one without a row, say), the run is
--- decided request by request, since an INSERT of a missing row must come before later keys are locked. The subtransaction undoes the UPDATE
--- and releases its locks before that (CONCURRENCY.md, I1).
+-- A group is one UPDATE. If that leaves a key undecided (one without a row, say), the group is decided request by request, since an INSERT of
+-- a missing row must come before later keys are locked. The subtransaction undoes the UPDATE and releases its locks before that
+-- (CONCURRENCY.md, I1).
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_each(
-    names text[], keys text[],
-    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
-    counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz DEFAULT NULL,
+    ends integer[], names text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floors double precision[],
+    shard_a integer[], shard_b integer[], keys text[], counts double precision[], now timestamptz DEFAULT NULL,
     windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL,
     OUT ord integer[], OUT granted integer[], OUT at timestamptz[], OUT value double precision[], OUT ts timestamptz[]
 )
@@ -1093,32 +1101,29 @@ LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_pl
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    n     CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
     alone CONSTANT boolean := /* TEMPLATE: schema */_ratelimit_distributed(); -- each key is on a server of its own
-    first integer := 1; -- the run
+    first integer := 1;
     last  integer;
     m     integer;
+    forbidden boolean;
     run   record;
     one   /* TEMPLATE: schema */_ratelimit_decision;
     many  /* TEMPLATE: schema */_ratelimit_decisions;
 BEGIN
     ord := '{}'; granted := '{}'; at := '{}'; value := '{}'; ts := '{}';
-    WHILE first <= n LOOP
-        IF first > 1 AND ((names[first - 1] COLLATE "C", keys[first - 1] COLLATE "C") <= (names[first], keys[first])) IS NOT TRUE THEN
+    FOR g IN 1..coalesce(pg_catalog.cardinality(ends), 0) LOOP
+        last := ends[g];
+        m := last - first + 1;
+        IF (m > 0 AND (g = 1 OR (names[g - 1] COLLATE "C", keys[first - 1] COLLATE "C") <= (names[g], keys[first]))
+            AND (m = 1 OR starts[g] IS NULL AND shards[g] = 1
+                AND keys[first:last] = ARRAY(SELECT DISTINCT u.k COLLATE "C" AS k FROM pg_catalog.unnest(keys[first:last]) AS u (k) WHERE u.k IS NOT NULL ORDER BY k))) IS NOT TRUE THEN
             RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments are not in the order of locks';
         END IF;
-        last := first;
-        WHILE last < n AND starts[first] IS NULL AND shards[first] = 1 AND starts[last + 1] IS NULL AND shards[last + 1] = 1
-                AND names[last + 1] = names[first] AND keys[last] COLLATE "C" < keys[last + 1] AND rates[last + 1] = rates[first]
-                AND periods[last + 1] = periods[first] AND capacities[last + 1] = capacities[first] AND floors[last + 1] = floors[first] LOOP
-            last := last + 1;
-        END LOOP;
-        IF last >= first + 3 AND NOT alone THEN -- for fewer, it saves nothing
-            m := last - first + 1;
+        IF m > 3 AND NOT alone THEN -- for fewer, it saves nothing
             BEGIN
                 SELECT k.* INTO run
-                  FROM /* TEMPLATE: schema */_ratelimit_consume_keys(names[first], keys[first:last], rates[first], periods[first], capacities[first],
-                      counts[first:last], now, floors[first], false) AS k;
+                  FROM /* TEMPLATE: schema */_ratelimit_consume_keys(names[g], keys[first:last], rates[g], periods[g], capacities[g],
+                      counts[first:last], now, floors[g], false) AS k;
                 IF pg_catalog.cardinality(run.ord) <> m THEN
                     RAISE SQLSTATE 'RL001';
                 END IF;
@@ -1133,17 +1138,27 @@ BEGIN
             END;
         END IF;
         WHILE first <= last LOOP
-            IF shards[first] = 1 THEN
-                one := /* TEMPLATE: schema */_ratelimit_consume(names[first], keys[first], rates[first], periods[first], capacities[first], starts[first],
-                    counts[first], floors[first], now, false, false, windows[firsts[first]:lasts[first]]);
+            forbidden := (capacities[g] - counts[first] >= floors[g]) IS NOT TRUE; -- whatever is there
+            IF shards[g] = 1 AND NOT forbidden THEN
+                one := /* TEMPLATE: schema */_ratelimit_consume(names[g], keys[first], rates[g], periods[g], capacities[g], starts[g],
+                    counts[first], floors[g], now, false, false, windows[firsts[g]:lasts[g]]);
                 ord := pg_catalog.array_append(ord, first);
                 granted := pg_catalog.array_append(granted, CASE WHEN one.granted THEN 1 ELSE 0 END);
                 at := pg_catalog.array_append(at, one.at);
                 value := pg_catalog.array_append(value, one.value);
                 ts := pg_catalog.array_append(ts, one.ts);
             ELSE
-                many := /* TEMPLATE: schema */_ratelimit_consume_sharded(names[first], keys[first], rates[first], periods[first], capacities[first], starts[first],
-                    shards[first], counts[first], floors[first], shard_a[first], shard_b[first], now, false, windows[firsts[first]:lasts[first]]);
+                IF forbidden THEN -- the rows say when numbers of another time will grant it
+                    many := /* TEMPLATE: schema */_ratelimit_apply('check', names[g:g], keys[first:first], rates[g:g], periods[g:g], capacities[g:g], starts[g:g],
+                        shards[g:g], counts[first:first], floors[g:g], shard_a[g:g], shard_b[g:g], false, now, false, windows, firsts[g:g], lasts[g:g]);
+                    IF pg_catalog.cardinality(many.value) = 0 THEN
+                        many.value := ARRAY['0'::double precision];
+                        many.ts := ARRAY['-infinity'::timestamptz];
+                    END IF;
+                ELSE
+                    many := /* TEMPLATE: schema */_ratelimit_consume_sharded(names[g], keys[first], rates[g], periods[g], capacities[g], starts[g],
+                        shards[g], counts[first], floors[g], shard_a[g], shard_b[g], now, false, windows[firsts[g]:lasts[g]]);
+                END IF;
                 m := pg_catalog.cardinality(many.value);
                 ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(first, ARRAY[m]));
                 granted := pg_catalog.array_cat(granted, pg_catalog.array_fill(CASE WHEN many.granted THEN 1 ELSE 0 END, ARRAY[m]));
@@ -1238,13 +1253,13 @@ LANGUAGE sql
 RETURN /* TEMPLATE: schema */_ratelimit_move(names, keys, rates, periods, capacities, starts, shards, floor, now, windows, firsts, lasts);
 
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_each(
-    names text[], keys text[],
-    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
-    counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz,
+    ends integer[], names text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floors double precision[],
+    shard_a integer[], shard_b integer[], keys text[], counts double precision[], now timestamptz,
     windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_each(names, keys, rates, periods, capacities, starts, shards, counts, floors, shard_a, shard_b, now,
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_each(ends, names, rates, periods, capacities, starts, shards, floors, shard_a, shard_b, keys, counts, now,
     windows, firsts, lasts));
 
 -- Makes limits full again by deleting the rows of all their shards, which it locks in the common order (CONCURRENCY.md, D1).
@@ -6161,7 +6176,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(names text[], rates doub
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_reset(name text, key text, global boolean, reason text, who text);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_note_reset(name text, key text, reason text, who text, effect text);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_reset(names text[], keys text[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_each(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_each(ends integer[], names text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floors double precision[], shard_a integer[], shard_b integer[], keys text[], counts double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_move(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floor double precision, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_refund_one(name text, key text, rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
@@ -6170,7 +6185,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply(op text, names text[],
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_each(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_each(ends integer[], names text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floors double precision[], shard_a integer[], shard_b integer[], keys text[], counts double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz, floor double precision, coalesced boolean);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_move(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floor double precision, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_lock(names text[], keys text[], capacities double precision[], shards integer[], now timestamptz);

@@ -49,9 +49,9 @@ SELECT _ratelimit_wire_consume_several(
 
 -- name: Each :one
 SELECT _ratelimit_wire_each(
-      @names::text[], @keys::text[],
+      @ends::integer[], @names::text[],
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[], @shards::integer[],
-      @counts::double precision[], @floors::double precision[], @shard_a::integer[], @shard_b::integer[], sqlc.narg('now')::timestamptz,
+      @floors::double precision[], @shard_a::integer[], @shard_b::integer[], @keys::text[], @counts::double precision[], sqlc.narg('now')::timestamptz,
       @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
 
 -- name: Apply :one

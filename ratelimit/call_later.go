@@ -161,6 +161,9 @@ func (c *call) grantedAt(a *answer, i, j int) algebra.Micros {
 	if c.inForce == nil {
 		present := make([]*demand, 0, 1)
 		for ; i < j; i++ {
+			if c.demands[i].tooMuch {
+				return algebra.Forever
+			}
 			present = append(present, &c.demands[i])
 		}
 		return c.grants(present, a, a.at)

@@ -23,7 +23,7 @@ import (
 // A denial is no error here, so look at OK of each result. What is denied takes nothing, and the others are granted all the same. Requests
 // for one key are decided in order, until its tokens are used up. RetryAt of a denied result is zero if waiting does not help: for a block
 // without an end, a rate of 0, or a count that the limit can never hold. The last is no [ErrExceedsCapacity] here, since an override or a
-// smaller plan of one key must not stop the others. If an override forbids the count, RetryAt is when that ends, and Remaining is not asked.
+// smaller plan of one key must not stop the others.
 //
 // In a transaction, all keys that were granted are locked until it ends, in the one order of all calls. Two calls of Each do not deadlock,
 // unless both have two requests for one key of a limit with [Shards]. Above READ COMMITTED, another transaction's change of a key is 40001:
@@ -86,27 +86,17 @@ func (l *Limiter) each(ctx context.Context, db DB, requests []Request) (results 
 		c.rowless = whole.rowless[i : i+1]
 		conclude(place, &c, func(r *Result) { c.fill(r, c.byPolicy()) })
 	}
-	sent := whole
-	sent.demands = whole.demands[:0]
-	for i := range whole.demands {
-		if d := &whole.demands[i]; !d.tooMuch {
-			sent.demands = append(sent.demands, *d)
-			continue
-		}
-		place, c := whole.apart(&whole.demands[i])
-		conclude(place, &c, func(r *Result) { c.refuseTooMuch(r, whole.demands[i:i+1]) })
-	}
-	if len(sent.demands) == 0 {
+	if len(whole.demands) == 0 {
 		return results, denials, nil
 	}
-	reply := wire{db, !isTx(db)}.send(ctx, dbsqlc.Each, sent.eachArguments(ctx))
-	answers, err := readEach(reply, len(sent.demands))
+	reply := wire{db, !isTx(db)}.send(ctx, dbsqlc.Each, whole.eachArguments(ctx))
+	answers, err := readEach(reply, len(whole.demands))
 	if err != nil {
 		return nil, nil, explainCall(verbEach, requests, reply.judge(err))
 	}
-	for i := range sent.demands {
-		place, c := whole.apart(&sent.demands[i])
-		c.demands = sent.demands[i : i+1]
+	for i := range whole.demands {
+		place, c := whole.apart(&whole.demands[i])
+		c.demands = whole.demands[i : i+1]
 		conclude(place, &c, func(r *Result) { c.fill(r, &answers[i]) })
 	}
 	return results, denials, nil
@@ -126,27 +116,36 @@ func (c *call) apart(d *demand) (place int, alone call) {
 // sole are the requests of the demand of a call with one request.
 var sole = []int{0}
 
-// refuseTooMuch fills in the result of a request that the numbers can never grant. Nothing is asked: what comes after an override can.
-func (c *call) refuseTooMuch(r *Result, alone []demand) {
-	now := c.overrides.now(c.local)
-	r.At = now.Time()
-	r.retry(c.allowedAt(now, alone))
-	r.Requests[0].RetryAt = r.RetryAt
-}
-
+// eachArguments has the demands in groups, which share all but keys and counts: those of different keys of one token bucket, or one alone.
 func (c *call) eachArguments(ctx context.Context) []any {
-	m, n := columnsOf(c.demands), len(c.demands)
-	shards, a, b := make([]int32, n), make([]int32, n), make([]int32, n)
+	n := len(c.demands)
+	heads, ends, keys, counts := make([]demand, 0, 1), make([]int32, 0, 1), make([]string, n), make([]float64, n)
 	for i, d := range c.demands {
+		keys[i], counts[i] = d.key, d.count
+		if i > 0 && c.demands[i-1].key != d.key && groups(heads[len(heads)-1], d) {
+			ends[len(ends)-1]++
+			continue
+		}
+		heads, ends = append(heads, d), append(ends, int32(i+1))
+	}
+	m := columnsOf(heads)
+	shards, a, b := make([]int32, len(heads)), make([]int32, len(heads)), make([]int32, len(heads))
+	for i, d := range heads {
 		shards[i] = int32(d.limit.shards)
 		a[i], b[i] = pick(ctx, d)
 	}
 	return arguments(
-		m.names, m.keys,
-		m.rates, m.periods, m.capacities, m.starts, shards,
-		m.counts, m.floors, a, b, nullable(c.now),
+		ends, m.names,
+		m.rates, m.periods, m.capacities, m.starts, shards, m.floors,
+		a, b, keys, counts, nullable(c.now),
 		m.windows, m.firsts, m.lasts,
 	)
+}
+
+// groups reports whether one UPDATE can decide the demands of two keys.
+func groups(a, b demand) bool {
+	return a.limit.name == b.limit.name && !a.numbers.Window && a.limit.shards == 1 && b.limit.shards == 1 &&
+		a.numbers == b.numbers && a.lowest() == b.lowest()
 }
 
 // readEach reads a record of _ratelimit_each: the answers for demands that are decided by themselves.
@@ -173,7 +172,9 @@ func readEach(reply pgx.Row, demands int) ([]answer, error) {
 		a := &answers[place-1]
 		a.granted, a.at = granted[i] == 1, sinceY2K(at[i])
 		rows[i] = algebra.Row{Value: math.Float64frombits(values[i]), TS: sinceY2K(ts[i])}
-		if a.rows == nil {
+		if rows[i].TS == algebra.Min { // there is none
+			a.rows = heads[place-1 : place]
+		} else if a.rows == nil {
 			a.rows, heads[place-1] = heads[place-1:place], rows[i:i+1:i+1]
 		} else {
 			a.rows[0] = append(a.rows[0], rows[i])

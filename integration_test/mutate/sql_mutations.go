@@ -826,12 +826,16 @@ var sqlMutations = []mutation{
 		old: "    IF coalesced AND current_setting('transaction_isolation') <> 'read committed' THEN\n        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';\n    END IF;\n", new: "",
 		tests: "TestCoalescedCallsAreDecidedInReadCommittedAlone",
 	}, {
+		name: "calendar-merged-short", file: "migrations/engine/consume.sql", what: "rows of several shards are merged by a list that does not reach back to them",
+		old: "IF period = '0' AND EXISTS", new: "IF false AND EXISTS",
+		tests: "TestAnOldDebtOfACalendarIsMergedWhole",
+	}, {
 		name: "each-any-level", file: consumeKeys, what: "Each is refused above READ COMMITTED",
 		old: "IF coalesced AND current_setting('transaction_isolation') <>", new: "IF current_setting('transaction_isolation') <>",
 		tests: "TestEachUnderContention",
 	}, {
 		name: "each-floor", file: "migrations/engine/each.sql", what: "rounding denies one of several keys",
-		old: "now, floors[first], false)", new: "now, 0, false)",
+		old: "now, floors[g], false)", new: "now, 0, false)",
 		tests: "TestEachForgivesRounding",
 	}, {
 		name: "each-undecided", file: "migrations/engine/each.sql", what: "keys that the UPDATE leaves undecided have no answer",
@@ -839,12 +843,20 @@ var sqlMutations = []mutation{
 		tests: "TestEachDecidesAnewWhatTheUpdateLeft",
 	}, {
 		name: "each-order", file: "migrations/engine/each.sql", what: "requests are decided in any order",
-		old: "keys[first - 1] COLLATE \"C\") <= (names[first], keys[first])) IS NOT TRUE THEN", new: "keys[first - 1] COLLATE \"C\") <= (names[first], keys[first])) IS NULL AND false THEN",
+		old: "keys[first - 1] COLLATE \"C\") <= (names[g], keys[first]))", new: "keys[first - 1] COLLATE \"C\") <= (names[g], keys[first]) OR true)",
 		tests: "TestEachIsInOrder",
 	}, {
-		name: "each-one-capacity", file: "migrations/engine/each.sql", what: "a key with other numbers is decided by those of the key before",
-		old: " AND capacities[last + 1] = capacities[first]", new: "",
+		name: "each-group-order", file: "migrations/engine/each.sql", what: "the keys of a group are locked in any order",
+		old: "WHERE u.k IS NOT NULL ORDER BY k)))", new: "WHERE u.k IS NOT NULL ORDER BY k) OR true))",
+		tests: "TestEachIsInOrder",
+	}, {
+		name: "each-one-capacity", file: "ratelimit/each.go", what: "a key with other numbers is decided by those of the key before",
+		old: "		a.numbers == b.numbers && a.lowest()", new: "		a.numbers.Rate == b.numbers.Rate && a.lowest()",
 		tests: "TestEachWithOtherNumbers",
+	}, {
+		name: "each-too-much-unasked", file: "ratelimit/each.go", what: "a count that an override forbids is granted",
+		old: "conclude(place, &c, func(r *Result) { c.fill(r, &answers[i]) })", new: "c.demands[0].tooMuch = false\n\t\tconclude(place, &c, func(r *Result) { c.fill(r, &answers[i]) })",
+		tests: "TestEachAgreesWithConsume",
 	}, {
 		name: "keys-last-token", file: consumeKeys, what: "the last token is not granted at once (>= to >)",
 		old: "NULL) - counts[i] >= floor", new: "NULL) - counts[i] > floor",

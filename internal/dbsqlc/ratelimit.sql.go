@@ -272,24 +272,25 @@ func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) 
 
 const Each = `-- name: Each :one
 SELECT _ratelimit_wire_each(
-      $1::text[], $2::text[],
+      $1::integer[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[], $7::integer[],
-      $8::double precision[], $9::double precision[], $10::integer[], $11::integer[], $12::timestamptz,
-      $13::timestamptz[], $14::integer[], $15::integer[]) AS answer
+      $8::double precision[], $9::integer[], $10::integer[], $11::text[], $12::double precision[], $13::timestamptz,
+      $14::timestamptz[], $15::integer[], $16::integer[]) AS answer
 `
 
 type EachParams struct {
+	Ends       []int32
 	Names      []string
-	Keys       []string
 	Rates      []float64
 	Periods    []time.Duration
 	Capacities []float64
 	Starts     []pgtype.Timestamptz
 	Shards     []int32
-	Counts     []float64
 	Floors     []float64
 	ShardA     []int32
 	ShardB     []int32
+	Keys       []string
+	Counts     []float64
 	Now        *time.Time
 	Windows    []pgtype.Timestamptz
 	Firsts     []int32
@@ -298,17 +299,18 @@ type EachParams struct {
 
 func (q *Queries) Each(ctx context.Context, arg EachParams) ([]byte, error) {
 	row := q.db.QueryRow(ctx, Each,
+		arg.Ends,
 		arg.Names,
-		arg.Keys,
 		arg.Rates,
 		arg.Periods,
 		arg.Capacities,
 		arg.Starts,
 		arg.Shards,
-		arg.Counts,
 		arg.Floors,
 		arg.ShardA,
 		arg.ShardB,
+		arg.Keys,
+		arg.Counts,
 		arg.Now,
 		arg.Windows,
 		arg.Firsts,

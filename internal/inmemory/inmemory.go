@@ -2,7 +2,12 @@
 // ratelimittest wraps it for tests of users, package replay plays on it, and the library's own tests compare Postgres with it.
 package inmemory
 
-import "github.com/txlimit/txlimit/internal/algebra"
+import (
+	"math"
+	"slices"
+
+	"github.com/txlimit/txlimit/internal/algebra"
+)
 
 // Mark is the argument of a method that only databases in memory can have. Package ratelimit recognizes their handles by
 // that method.
@@ -50,6 +55,9 @@ const (
 // Consume takes the tokens of all demands, or of none. With reserve, their work may have to wait, but no longer than within.
 func (t Table) Consume(ds []Demand, reserve bool, within algebra.Micros, level Isolation, now algebra.Micros) Answer {
 	if d := ds[0]; len(ds) == 1 && d.Shards == 1 && !reserve && len(t[d.ID]) > 1 {
+		if l := d.Limit; l.Windows != nil && l.Period == 0 && slices.ContainsFunc(t[d.ID], func(r Row) bool { return r.TS < (*l.Windows)[0] }) {
+			return Answer{Rows: [][]algebra.Row{{{Value: math.Inf(-1), TS: algebra.Min}}}} // package ratelimit asks again, with a longer list
+		}
 		t.set(d, d.Limit.Take(t.rows(d.ID), 1, 0, now)) // _ratelimit_consume merges the rows first, whatever its decision
 	}
 	if a, ok := t.fromOneRowEach(ds, reserve, level, now); ok {

@@ -46,7 +46,11 @@ func decisions(a Answer, at algebra.Micros) []byte {
 func each(answers []Answer, at algebra.Micros) []byte {
 	var places, granted, ats, values, ts [][]byte
 	for i, a := range answers {
-		for _, r := range a.Rows[0] {
+		rows := a.Rows[0]
+		if len(rows) == 0 {
+			rows = []algebra.Row{{TS: algebra.Min}}
+		}
+		for _, r := range rows {
 			places = append(places, binary.BigEndian.AppendUint32(nil, uint32(i+1)))
 			granted = append(granted, append([]byte{0, 0, 0}, boolean(a.Granted)...))
 			ats = append(ats, instant(at))
@@ -80,7 +84,12 @@ func boolean(v bool) []byte {
 
 func double(v float64) []byte { return binary.BigEndian.AppendUint64(nil, math.Float64bits(v)) }
 
-func instant(at algebra.Micros) []byte { return binary.BigEndian.AppendUint64(nil, uint64(at-y2k)) }
+func instant(at algebra.Micros) []byte {
+	if at == algebra.Min { // -infinity
+		return binary.BigEndian.AppendUint64(nil, 1<<63)
+	}
+	return binary.BigEndian.AppendUint64(nil, uint64(at-y2k))
+}
 
 // array has one dimension, or none if it is empty.
 func array(element uint32, values [][]byte) []byte {

@@ -76,13 +76,23 @@ func read(query string, args []any) (s statement, ok bool) {
 			s.within = algebra.Micros(within.Microseconds)
 		}
 	case dbsqlc.Each:
-		s.demands = a.demands()
-		a.shards(s.demands)
-		a.counts(s.demands)
-		a.floors(s.demands)
-		a.picks(s.demands)
+		ends, names := take[[]int32](&a), take[[]string](&a)
+		groups := a.numbers(names)
+		a.starts(groups)
+		a.shards(groups)
+		a.floors(groups)
+		a.picks(groups)
+		keys, counts := take[[]string](&a), take[[]float64](&a)
 		s.now = take[*time.Time](&a)
-		a.windows(s.demands)
+		a.windows(groups)
+		for i, group := 0, 0; i < len(keys); i++ {
+			if i == int(ends[group]) {
+				group++
+			}
+			d := groups[group]
+			d.Key, d.Count = keys[i], counts[i]
+			s.demands = append(s.demands, d)
+		}
 	case dbsqlc.Refund, dbsqlc.RefundOne:
 		s.demands = a.demands()
 		a.counts(s.demands)
@@ -156,26 +166,37 @@ func (a *arguments) texts() []string {
 // demands reads the names, keys and numbers of several limits.
 func (a *arguments) demands() []Demand {
 	ds := a.buckets()
-	for i, start := range take[[]pgtype.Timestamptz](a) {
-		if start.Valid {
-			ds[i].Limit.Window, ds[i].Limit.Start = true, algebra.At(start.Time)
-		}
-	}
+	a.starts(ds)
 	return ds
 }
 
 // buckets reads the names, keys and numbers of several token buckets.
 func (a *arguments) buckets() []Demand {
 	names, keys := a.texts(), a.texts()
+	ds := a.numbers(names)
+	for i := range ds {
+		ds[i].Key = keys[i]
+	}
+	return ds
+}
+
+// numbers reads those of the limits of these names.
+func (a *arguments) numbers(names []string) []Demand {
 	rates, periods, capacities := take[[]float64](a), take[[]time.Duration](a), take[[]float64](a)
 	ds := make([]Demand, len(names))
 	for i := range ds {
-		ds[i] = Demand{
-			ID: ID{Name: names[i], Key: keys[i]}, Shards: 1,
-			Limit: algebra.Limit{Rate: rates[i], Period: periods[i], Capacity: capacities[i]},
-		}
+		ds[i] = Demand{ID: ID{Name: names[i]}, Shards: 1, Limit: algebra.Limit{Rate: rates[i], Period: periods[i], Capacity: capacities[i]}}
 	}
 	return ds
+}
+
+// starts reads those of fixed windows.
+func (a *arguments) starts(ds []Demand) {
+	for i, start := range take[[]pgtype.Timestamptz](a) {
+		if start.Valid {
+			ds[i].Limit.Window, ds[i].Limit.Start = true, algebra.At(start.Time)
+		}
+	}
 }
 
 func (a *arguments) shards(ds []Demand) {

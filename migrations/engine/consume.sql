@@ -93,7 +93,11 @@ BEGIN
             END IF;
             -- The row has enough by now: try again.
         ELSIF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
-            -- The limit was sharded before. Merge its rows into one, take nothing, and try again.
+            -- The limit was sharded before. Merge its rows into one, take nothing, and try again. If the library's list is too short for
+            -- the refills of a row, it must ask again with a longer one, as for any row that is as old.
+            IF period = '0' AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.ts < windows[1]) THEN
+                RETURN ROW(false, at, '-Infinity', '-infinity')::/* TEMPLATE: schema */_ratelimit_decision;
+            END IF;
             PERFORM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
                 ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now, false,
                 windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);

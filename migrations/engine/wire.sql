@@ -79,11 +79,11 @@ LANGUAGE sql
 RETURN /* TEMPLATE: schema */_ratelimit_move(names, keys, rates, periods, capacities, starts, shards, floor, now, windows, firsts, lasts);
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_each(
-    names text[], keys text[],
-    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
-    counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz,
+    ends integer[], names text[],
+    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floors double precision[],
+    shard_a integer[], shard_b integer[], keys text[], counts double precision[], now timestamptz,
     windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_each(names, keys, rates, periods, capacities, starts, shards, counts, floors, shard_a, shard_b, now,
+RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_each(ends, names, rates, periods, capacities, starts, shards, floors, shard_a, shard_b, keys, counts, now,
     windows, firsts, lasts));
