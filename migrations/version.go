@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "20dc25f866857b8347dcb9a2caa918aaa35f705c317a74b8bc3cc2cda1ca0fda"
+const Hash = "948e7043ca02dd5c37af2f3c947c4414fd00413c7cf59f567d7f2d91ed3e63ba"
