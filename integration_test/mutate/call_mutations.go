@@ -227,9 +227,9 @@ var callMutations = []mutation{
 		old: "op: \"consume\", owes: upToMaxReserved, atMostFull: true}", new: "op: \"consume\", atMostFull: true}",
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
-		name: "wait-coalesced", file: "ratelimit/call.go", what: "a Coalescer forgets how long a call may wait",
+		name: "wait-coalesced", file: "ratelimit/call.go", what: "a call that no floor bounds waits in a Coalescer's queue",
 		old: "sharded(c.demands) || c.reserves()", new: "sharded(c.demands) || c.forfeits()",
-		tests: "TestWaitBoundsItsWaitInACoalescersQueue",
+		tests: "TestAWaitThatNoFloorBoundsSkipsACoalescersQueue",
 	}, {
 		name: "up-to-plain", file: "ratelimit/call_statement.go", what: "UpTo takes one token",
 		old: "!c.reserves() && !c.does.upTo && !c.tooMuch() }", new: "!c.reserves() && !c.tooMuch() }",
