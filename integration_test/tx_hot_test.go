@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -437,83 +436,30 @@ func TestHotEndsWithItsContext(t *testing.T) {
 	})
 }
 
-func TestHotGivesItsTurnBackOnPanicAndGoexit(t *testing.T) {
-	t.Parallel()
-	limit := ratelimit.TokenBucket("hot", 10, time.Hour)
-	for name, end := range map[string]func(){
-		"panic":  func() { panic("a bug") },
-		"Goexit": runtime.Goexit,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pool := newPool(t, 2)
-			var limiter ratelimit.Limiter
-			for range 3 { // more than the queue lets through
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					defer func() { _ = recover() }()
-					_ = limiter.InTx(t.Context(), pool, func(context.Context, pgx.Tx) error { end(); return nil }, ratelimit.Hot(limit.Global()))
-				}()
-				<-done
-			}
-			nobodyQueues(t, &limiter, pool)
-			holdTurn(t, &limiter, pool, limit.Global())()
-		})
-	}
-}
-
-func TestHotWorksOnAnythingThatBegins(t *testing.T) {
+func TestHotWorksOnAPoolOfOneConnection(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.TokenBucket("hot", 1000, time.Hour)
-	t.Run("a pool of one connection", func(t *testing.T) {
-		t.Parallel()
-		pool := newPool(t, 1)
-		limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
-		var wg sync.WaitGroup
-		for g := range 16 {
-			wg.Go(func() {
-				for range 10 {
-					err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-						_, err := limiter.Consume(ctx, tx, limit.Key("k"))
-						return err
-					}, ratelimit.Hot(limit.Key("k"), limit.Key(fmt.Sprint(g%2))))
-					if err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		nobodyQueues(t, &limiter, pool)
-		if left := readBalance(t, &limiter, pool, limit.Key("k")); left != 840 {
-			t.Errorf("%v remaining", left)
-		}
-	})
-	t.Run("connections at every level", func(t *testing.T) {
-		t.Parallel()
-		pool := newPool(t, 1)
-		conn, err := pool.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Release()
-		var limiter ratelimit.Limiter
-		for _, db := range []txBeginner{conn, conn.Conn()} {
-			for _, level := range append(levels, "") {
-				var got string
-				err := limiter.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
-					return tx.QueryRow(ctx, "SHOW transaction_isolation").Scan(&got)
-				}, ratelimit.Isolation(level), ratelimit.Hot(limit.Global()))
-				if level == "" {
-					level = pgx.ReadCommitted // the server's default
-				}
-				if err != nil || got != string(level) {
-					t.Errorf("%T, %q: %q, %v", db, level, got, err)
+	pool := newPool(t, 1)
+	limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
+	var wg sync.WaitGroup
+	for g := range 16 {
+		wg.Go(func() {
+			for range 10 {
+				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					_, err := limiter.Consume(ctx, tx, limit.Key("k"))
+					return err
+				}, ratelimit.Hot(limit.Key("k"), limit.Key(fmt.Sprint(g%2))))
+				if err != nil {
+					t.Error(err)
 				}
 			}
-		}
-	})
+		})
+	}
+	wg.Wait()
+	nobodyQueues(t, &limiter, pool)
+	if left := readBalance(t, &limiter, pool, limit.Key("k")); left != 840 {
+		t.Errorf("%v remaining", left)
+	}
 }
 
 // With a pool of 4, 64 goroutines that want one key leave connections for others. Without the queue they do not.
