@@ -9,7 +9,6 @@ import (
 	"reflect"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -210,42 +209,6 @@ func TestHotTransactionsOfDatabaseSQLDoNotConflict(t *testing.T) {
 		if run().real.Load() == 0 {
 			t.Error("without the queue there is no conflict either: this test cannot see one")
 		}
-	})
-}
-
-func TestAHotShardIsChosenWhenQueueingOnDatabaseSQL(t *testing.T) {
-	t.Parallel()
-	withEveryDriver(t, 4, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
-		limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
-		limit := ratelimit.TokenBucket("hot", 1e6, time.Hour, ratelimit.Shards(5))
-		if _, err := limiter.Consume(t.Context(), pool, limit.Key("k").Count(0)); err != nil {
-			t.Fatal(err)
-		}
-		var attempts atomic.Int64
-		var wg sync.WaitGroup
-		for range 8 {
-			wg.Go(func() {
-				for range 10 {
-					err := limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
-						attempts.Add(1)
-						for range 2 { // of the same shard
-							if _, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Key("k")); err != nil {
-								return err
-							}
-						}
-						return nil
-					}, ratelimit.Isolation(pgx.RepeatableRead), ratelimit.Hot(limit.Key("k")))
-					if err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		if attempts.Load() != 80 {
-			t.Errorf("%d attempts for 80 commits", attempts.Load())
-		}
-		nobodyQueues(t, &limiter, pool)
 	})
 }
 
