@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"io"
@@ -12,10 +11,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib" // for goose
-	"github.com/pressly/goose/v3"
 
 	"github.com/txlimit/txlimit/internal/postgres"
-	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 )
 
 // env is the environment of a figure. The first figure that needs a server starts it, and the later figures share it.
@@ -98,19 +96,15 @@ func (e *env) newSchema(ctx context.Context) (string, error) {
 		return "", err
 	}
 	e.undos = append(e.undos, drop)
-	db, err := sql.Open("pgx", url)
+	if err := migrated.Up(ctx, url); err != nil {
+		return "", err
+	}
+	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return "", err
 	}
-	defer db.Close()
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
-	if err != nil {
-		return "", err
-	}
-	if _, err := provider.Up(ctx); err != nil {
-		return "", err
-	}
-	_, err = db.ExecContext(ctx, othersTables)
+	defer conn.Close(ctx)
+	_, err = conn.Exec(ctx, othersTables)
 	return url, err
 }
 

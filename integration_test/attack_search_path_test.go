@@ -3,7 +3,6 @@ package integration_test
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -368,11 +367,7 @@ func TestAHostileSearchPath(t *testing.T) {
 
 	// Such a path does not mislead a migration either, nor the objects that it makes.
 	other := connect(t, newSchema(t), 2)
-	text, err := os.ReadFile("../migrations/schema.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	mustExec(t, other, "SET search_path = "+schemaOf(t, other)+", "+evil+"; "+string(text)+"; RESET search_path")
+	mustExec(t, other, "SET search_path = "+schemaOf(t, other)+", "+evil+"; "+schemaSQL(t)+"; RESET search_path")
 	seed(t, other)
 	mustExec(t, other, "INSERT INTO rate_limit_definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, NULL, true, now())")
 	mustExec(t, other, `INSERT INTO rate_limit_overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE

@@ -5,10 +5,10 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
 	"sync"
 	"testing"
@@ -20,6 +20,7 @@ import (
 	"github.com/pressly/goose/v3"
 
 	"github.com/txlimit/txlimit/internal/postgres"
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 	"github.com/txlimit/txlimit/migrations"
 )
 
@@ -51,15 +52,9 @@ func run(m *testing.M) int {
 		}
 		return 0
 	}
-	var err error
-	if server, err = postgres.Start(context.Background()); err != nil {
-		fmt.Fprintln(os.Stderr, err) // without Postgres the tests fail; they are not skipped
-		return 1
-	}
-	fmt.Println("tests run on", server)
-	code := m.Run()
+	code := postgres.RunTests(m, &server)
 	printNotPooled()
-	if err := errors.Join(removeTool(), server.Close()); err != nil {
+	if err := removeTool(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -84,8 +79,8 @@ func newSchema(t testing.TB) string {
 	return url
 }
 
-// migrated is a migrated schema.
-type migrated struct {
+// reusableSchema is a migrated schema.
+type reusableSchema struct {
 	url   string
 	drop  func() error
 	state string // of its objects, see stateOf
@@ -94,7 +89,7 @@ type migrated struct {
 // spare are the migrated schemas that tests have left as they were made. They are dropped when the server is closed.
 var spare struct {
 	sync.Mutex
-	schemas []migrated
+	schemas []reusableSchema
 }
 
 // leavesStatements matches tests that end clients without waiting for their statements, which may run after the test.
@@ -103,7 +98,7 @@ var leavesStatements = regexp.MustCompile("Chaos|Kill")
 // newMigrated returns a URL for a migrated schema without limits. An earlier test may have used it: to make one takes longer than many tests.
 func newMigrated(t testing.TB) string {
 	t.Helper()
-	var m migrated
+	var m reusableSchema
 	spare.Lock()
 	if n := len(spare.schemas); n > 0 {
 		m, spare.schemas = spare.schemas[n-1], spare.schemas[:n-1]
@@ -134,7 +129,7 @@ func newMigrated(t testing.TB) string {
 }
 
 // asMade deletes all rows, and reports whether the schema is as it was when it was made.
-func (m migrated) asMade(t testing.TB) bool {
+func (m reusableSchema) asMade(t testing.TB) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
 	defer cancel()
 	state, err := onConn(ctx, m.url, func(ctx context.Context, conn *pgx.Conn) (string, error) {
@@ -182,12 +177,7 @@ func stateOf(ctx context.Context, conn *pgx.Conn) (state string, err error) {
 
 func migrate(t testing.TB, url string) {
 	t.Helper()
-	db, err := sql.Open("pgx", url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
-	if _, err := newGoose(t, db, migrationFiles(), migrations.VersionTable).Up(t.Context()); err != nil {
+	if err := migrated.Up(t.Context(), url); err != nil {
 		t.Fatal(err)
 	}
 	if kind := os.Getenv(tableKind); kind != "" {
@@ -195,7 +185,11 @@ func migrate(t testing.TB, url string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := db.ExecContext(t.Context(), string(change)); err != nil {
+		_, err = onConn(t.Context(), url, func(ctx context.Context, conn *pgx.Conn) (_ any, err error) {
+			_, err = conn.Exec(ctx, string(change))
+			return nil, err
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -205,20 +199,18 @@ func migrate(t testing.TB, url string) {
 // migrations make it.
 const tableKind = "TXLIMIT_TEST_TABLE"
 
-// migrationFiles is migrations.FS. For command mutate, the files are read at run time, so that an edit of SQL compiles
-// nothing.
-func migrationFiles() fs.FS {
-	if os.Getenv(mutated) != "" {
-		return os.DirFS(migrationsDir())
+// schemaSQL is schema.sql, which makes in an empty schema what the migrations make.
+func schemaSQL(t testing.TB) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(migrationsDir(), "schema.sql"))
+	if err != nil {
+		t.Fatal(err)
 	}
-	return migrations.FS
+	return string(text)
 }
 
 // migrationsDir is the directory of package migrations.
-func migrationsDir() string { return cmp.Or(os.Getenv(mutated), "../migrations") }
-
-// mutated is the environment variable with the directory of command mutate's migrations.
-const mutated = "TXLIMIT_TEST_MIGRATIONS"
+func migrationsDir() string { return cmp.Or(os.Getenv(migrated.Dir), "../migrations") }
 
 var reusable = struct {
 	sync.Mutex

@@ -26,11 +26,7 @@ func newConfined(t *testing.T, conns int) (admin, owner, confined *pgxpool.Pool,
 	schema, ownerRole, appRole := schemaOf(t, admin), createRole(t, admin), createRole(t, admin)
 	mustExec(t, admin, "GRANT USAGE, CREATE ON SCHEMA "+schema+" TO "+ownerRole)
 	owner = asRole(t, admin, ownerRole, 4)
-	text, err := os.ReadFile("../migrations/schema.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	mustExec(t, owner, string(text))
+	mustExec(t, owner, schemaSQL(t))
 	return admin, owner, asRole(t, admin, appRole, conns), confine(t, admin, owner, ownerRole, appRole)
 }
 
@@ -229,14 +225,10 @@ func TestTheConsumerRoleIsConfined(t *testing.T) {
 			schema, ownerRole, role := schemaOf(t, admin), createRole(t, admin), createRole(t, admin)
 			mustExec(t, admin, "GRANT USAGE, CREATE ON SCHEMA "+schema+" TO "+ownerRole)
 			owner := asRole(t, admin, ownerRole, 2)
-			text, err := os.ReadFile("../migrations/schema.sql")
-			if err != nil {
-				t.Fatal(err)
-			}
 			// The grants must do where functions are for nobody by default.
 			hardened := "ALTER DEFAULT PRIVILEGES FOR ROLE " + ownerRole + " REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC"
 			mustExec(t, admin, hardened)
-			mustExec(t, owner, string(text))
+			mustExec(t, owner, schemaSQL(t))
 			// The schema may have functions of the application's, which no grant of the page is for.
 			mustExec(t, owner, "CREATE FUNCTION transfer(name text) RETURNS text LANGUAGE sql AS 'SELECT name'; CREATE FUNCTION my_ratelimit(name text) RETURNS text LANGUAGE sql AS 'SELECT name'")
 			if strings.Contains(grantsAt(t, documented.link), "CREATE SCHEMA limits") {
@@ -466,11 +458,7 @@ func TestTheDocumentedGrantsWithoutPublicExecute(t *testing.T) {
 	schema, ownerRole, role := schemaOf(t, admin), createRole(t, admin), createRole(t, admin)
 	mustExec(t, admin, "GRANT USAGE, CREATE ON SCHEMA "+schema+" TO "+ownerRole+"; ALTER DEFAULT PRIVILEGES FOR ROLE "+ownerRole+" REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
 	owner := asRole(t, admin, ownerRole, 2)
-	text, err := os.ReadFile("../migrations/schema.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	mustExec(t, owner, string(text))
+	mustExec(t, owner, schemaSQL(t))
 	seed(t, owner)
 	app := asRole(t, admin, role, 4)
 	mustExec(t, owner, "GRANT SELECT, INSERT, UPDATE, DELETE ON rate_limits TO "+role)

@@ -6,7 +6,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -315,11 +314,7 @@ func TestInAnExposedSchemaAClientCanReset(t *testing.T) {
 		mustExec(t, owner, named("GRANT USAGE ON SCHEMA app TO app_user; ALTER DEFAULT PRIVILEGES IN SCHEMA app GRANT ALL ON TABLES TO app_user; "+
 			"ALTER DEFAULT PRIVILEGES IN SCHEMA app GRANT ALL ON FUNCTIONS TO app_user; ALTER DEFAULT PRIVILEGES IN SCHEMA app GRANT ALL ON SEQUENCES TO app_user", schema, role))
 	}
-	text, err := os.ReadFile("../migrations/schema.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	mustExec(t, owner, string(text))
+	mustExec(t, owner, schemaSQL(t))
 	seed(t, owner)
 	clients := []*pgxpool.Pool{asRole(t, owner, anon, 1), asRole(t, owner, user, 1)}
 	for i, key := range []string{"seeded", "reset"} {

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pressly/goose/v3"
 
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 	"github.com/txlimit/txlimit/migrations"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -106,7 +106,7 @@ func TestMigrationsGoUpDownAndUpAgain(t *testing.T) {
 			t.Parallel()
 			url := newSchema(t)
 			pool := connect(t, url, 1)
-			provider := newGoose(t, openSQL(t, "pgx", url, 4), migrationFiles(), migrations.VersionTable)
+			provider := newGoose(t, openSQL(t, "pgx", url, 4), migrated.Files(), migrations.VersionTable)
 			empty := catalog(t, pool, schemaOf(t, pool))
 			var first string
 			for round := range 2 {
@@ -165,7 +165,7 @@ func TestMigrationsLiveBesideTheApplications(t *testing.T) {
 			pool := connect(t, url, 1)
 			db := openSQL(t, "pgx", url, 4)
 			theirs := newGoose(t, db, app, goose.DefaultTablename)
-			ours := newGoose(t, db, migrationFiles(), migrations.VersionTable)
+			ours := newGoose(t, db, migrated.Files(), migrations.VersionTable)
 			providers := []*goose.Provider{ours, theirs}
 			if !oursFirst {
 				slices.Reverse(providers)
@@ -198,14 +198,11 @@ func TestSchemaSQLMakesWhatTheMigrationsMake(t *testing.T) {
 	if strings.Count(want, "function ratelimit_") < 4 || !strings.Contains(want, "enable_seqscan=off") || !strings.Contains(want, "fillfactor=90") {
 		t.Fatalf("the catalog says too little:\n%s", want)
 	}
-	text, err := os.ReadFile("../migrations/schema.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := schemaSQL(t)
 	ways := map[string]func(t *testing.T, url string){
 		"one Exec": func(t *testing.T, url string) {
 			conn := acquire(t, connect(t, url, 1))
-			if _, err := conn.PgConn().Exec(t.Context(), string(text)).ReadAll(); err != nil { // one implicit transaction
+			if _, err := conn.PgConn().Exec(t.Context(), text).ReadAll(); err != nil { // one implicit transaction
 				t.Fatal(err)
 			}
 		},
@@ -273,11 +270,7 @@ func TestTheSchemasNameMayNeedQuotes(t *testing.T) {
 					t.Error(err)
 				}
 			}()
-			text, err := os.ReadFile("../migrations/schema.sql")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := conn.PgConn().Exec(t.Context(), string(text)).ReadAll(); err != nil {
+			if _, err := conn.PgConn().Exec(t.Context(), schemaSQL(t)).ReadAll(); err != nil {
 				t.Fatal(err)
 			}
 			works(t, conn)

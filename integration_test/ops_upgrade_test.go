@@ -27,6 +27,7 @@ import (
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 	"github.com/txlimit/txlimit/internal/migrationgen"
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 	"github.com/txlimit/txlimit/internal/shardpick"
 	"github.com/txlimit/txlimit/migrations"
 	"github.com/txlimit/txlimit/ratelimit"
@@ -128,7 +129,7 @@ var (
 
 func TestTheLibraryOnOlderSchemas(t *testing.T) {
 	t.Parallel()
-	newest := int64(len(newGoose(t, openSQL(t, "pgx", newSchema(t), 2), migrationFiles(), migrations.VersionTable).ListSources()))
+	newest := int64(len(newGoose(t, openSQL(t, "pgx", newSchema(t), 2), migrated.Files(), migrations.VersionTable).ListSources()))
 	for version := range newest + 1 {
 		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
 			t.Parallel()
@@ -137,7 +138,7 @@ func TestTheLibraryOnOlderSchemas(t *testing.T) {
 			}
 			url := newSchema(t)
 			if version > 0 {
-				provider := newGoose(t, openSQL(t, "pgx", url, 4), migrationFiles(), migrations.VersionTable)
+				provider := newGoose(t, openSQL(t, "pgx", url, 4), migrated.Files(), migrations.VersionTable)
 				if _, err := provider.UpTo(t.Context(), version); err != nil {
 					t.Fatal(err)
 				}

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 	"github.com/txlimit/txlimit/migrations"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -164,10 +164,7 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 	t.Run("another schema name", func(t *testing.T) {
 		t.Parallel()
 		needsSession(t, "since it SETs search_path for the session")
-		text, err := os.ReadFile("../migrations/schema.sql")
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := schemaSQL(t)
 		conn := acquire(t, connect(t, newSchema(t), 1))
 		// r, o and d are aliases in the functions.
 		for _, name := range []string{"r", "o", "d", "value", "app", "Weird Schema", `quo"te'd`, "select", "100%", "ünïcode"} {
@@ -179,7 +176,7 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 			if _, err := tx.Exec(t.Context(), "CREATE SCHEMA "+quoted+"; SET LOCAL search_path = "+quoted); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := tx.Conn().PgConn().Exec(t.Context(), string(text)).ReadAll(); err != nil {
+			if _, err := tx.Conn().PgConn().Exec(t.Context(), text).ReadAll(); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 			if s, err := check(t, tx); err != nil || s.Hash != migrations.Hash {
@@ -267,26 +264,23 @@ func TestOnlyUTF8(t *testing.T) {
 		c.ConnConfig.Database = name
 		startWith(t, c.ConnConfig, map[string]string{"search_path": "public"})
 	})
-	schema, err := os.ReadFile(filepath.Join(migrationsDir(), "schema.sql"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	schema := schemaSQL(t)
 	db := stdlib.OpenDBFromPool(latin1)
 	defer db.Close()
-	_, up := newGoose(t, db, migrationFiles(), migrations.VersionTable).Up(t.Context())
+	_, up := newGoose(t, db, migrated.Files(), migrations.VersionTable).Up(t.Context())
 	run := func(sql string) error {
 		return latin1.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
 			_, err := conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll()
 			return err
 		})
 	}
-	for what, err := range map[string]error{"goose": up, "schema.sql": run(string(schema))} {
+	for what, err := range map[string]error{"goose": up, "schema.sql": run(schema)} {
 		if sqlState(err) != "0A000" || !strings.Contains(err.Error(), "UTF8") || !strings.Contains(err.Error(), "LATIN1") {
 			t.Errorf("%s in a LATIN1 database: %v", what, err)
 		}
 	}
 	// A dump brings the schema there all the same.
-	if err := run(strings.Replace(string(schema), "<> 'UTF8'", "<> 'LATIN1'", 1)); err != nil {
+	if err := run(strings.Replace(schema, "<> 'UTF8'", "<> 'LATIN1'", 1)); err != nil {
 		t.Fatal(err)
 	}
 	utf8 := connect(t, newMigrated(t), 2)

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 	"github.com/txlimit/txlimit/migrations"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -725,7 +726,7 @@ func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	provider := newGoose(t, openSQL(t, "pgx", url, 4), migrationFiles(), migrations.VersionTable)
+	provider := newGoose(t, openSQL(t, "pgx", url, 4), migrated.Files(), migrations.VersionTable)
 	if _, err := provider.Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}

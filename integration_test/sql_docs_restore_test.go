@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 	"github.com/txlimit/txlimit/migrations"
 )
 
@@ -58,7 +59,7 @@ func TestTheDocumentedDataOnlyRestore(t *testing.T) {
 		mustExec(t, pool, "CREATE SCHEMA app")
 		db := stdlib.OpenDBFromPool(pool)
 		defer db.Close()
-		if _, err := newGoose(t, db, migrationFiles(), migrations.VersionTable).Up(t.Context()); err != nil {
+		if _, err := newGoose(t, db, migrated.Files(), migrations.VersionTable).Up(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		mustExec(t, pool, docSQL(t, "docs/sql.md", "CREATE TRIGGER"))

@@ -598,12 +598,8 @@ func (n *night) renamesItsSchema() {
 			}
 		})
 	}
-	text, err := os.ReadFile("../migrations/schema.sql")
-	if err != nil {
-		n.Fatal(err)
-	}
 	mustExec(n.T, n.pool, "CREATE SCHEMA "+old)
-	mustExec(n.T, n.pool, string(text))
+	mustExec(n.T, n.pool, schemaSQL(n.T))
 	there(func(tx pgx.Tx) {
 		if !n.consume(tx, key) {
 			n.Error("denied")

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -282,24 +281,28 @@ func TestAHotLimitsShardIsChosenWhenQueueing(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			hotShards(t, level)
+			everyTx(t, 16, func(t *testing.T, w txWay) {
+				if w.begins {
+					hotShards(t, w, level)
+				}
+			})
 		})
 	}
 }
 
-func hotShards(t *testing.T, level pgx.TxIsoLevel) {
-	pool := newPool(t, 32)
-	limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
+func hotShards(t *testing.T, w txWay, level pgx.TxIsoLevel) {
+	const commits = 16 * 20
+	w.limiter.Clock = func() time.Time { return noon }
 	limit := ratelimit.TokenBucket("hot", 1e6, time.Hour, ratelimit.Shards(5))
-	if _, err := limiter.Consume(t.Context(), pool, limit.Key("k").Count(0)); err != nil {
+	if _, err := w.limiter.Consume(t.Context(), w.pool, limit.Key("k").Count(0)); err != nil {
 		t.Fatal(err)
 	}
 	var attempts, together, most atomic.Int64
 	var wg sync.WaitGroup
-	for range 32 {
+	for range 16 {
 		wg.Go(func() {
 			for range 20 {
-				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				err := w.in(t.Context(), func(ctx context.Context, tx handle) error {
 					attempts.Add(1)
 					for now := together.Add(1); ; {
 						if before := most.Load(); now <= before || most.CompareAndSwap(before, now) {
@@ -308,7 +311,7 @@ func hotShards(t *testing.T, level pgx.TxIsoLevel) {
 					}
 					defer together.Add(-1)
 					for range 2 { // of the same shard
-						if _, err := limiter.Consume(ctx, tx, limit.Key("k")); err != nil {
+						if _, err := w.limiter.Consume(ctx, tx, limit.Key("k")); err != nil {
 							return err
 						}
 					}
@@ -323,21 +326,21 @@ func hotShards(t *testing.T, level pgx.TxIsoLevel) {
 	wg.Wait()
 	spare := int64(0)
 	if level == pgx.Serializable {
-		spare = 32 * 20 / 20 // a row that moves to another page writes to the index, where keys share leaves
+		spare = commits / 20 // a row that moves to another page writes to the index, where keys share leaves
 	}
-	if n := attempts.Load(); n < 32*20 || n > 32*20+spare {
-		t.Errorf("%d attempts for %d commits", n, 32*20)
+	if n := attempts.Load(); n < commits || n > commits+spare {
+		t.Errorf("%d attempts for %d commits", n, commits)
 	}
 	if n := most.Load(); n < 2 || n > 5 {
 		t.Errorf("%d at the same time, want as many as there are shards", n)
 	}
 	var taken float64
 	var used int
-	err := pool.QueryRow(t.Context(), `SELECT sum(1e6 / 5 - value), count(*) FILTER (WHERE value < 1e6 / 5) FROM rate_limits`).Scan(&taken, &used)
-	if err != nil || taken < 2*32*20-1e-3 || taken > 2*32*20+1e-3 || used != 5 {
+	err := w.pool.QueryRow(t.Context(), `SELECT sum(1e6 / 5 - value), count(*) FILTER (WHERE value < 1e6 / 5) FROM rate_limits`).Scan(&taken, &used)
+	if err != nil || taken < 2*commits-1e-3 || taken > 2*commits+1e-3 || used != 5 {
 		t.Errorf("%v tokens taken from %d shards, %v", taken, used, err)
 	}
-	nobodyQueues(t, &limiter, pool)
+	nobodyQueues(t, w.limiter, w.pool)
 }
 
 func TestWhatAHotShardLacksComesFromTheOthers(t *testing.T) {
@@ -437,83 +440,30 @@ func TestHotEndsWithItsContext(t *testing.T) {
 	})
 }
 
-func TestHotGivesItsTurnBackOnPanicAndGoexit(t *testing.T) {
-	t.Parallel()
-	limit := ratelimit.TokenBucket("hot", 10, time.Hour)
-	for name, end := range map[string]func(){
-		"panic":  func() { panic("a bug") },
-		"Goexit": runtime.Goexit,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pool := newPool(t, 2)
-			var limiter ratelimit.Limiter
-			for range 3 { // more than the queue lets through
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					defer func() { _ = recover() }()
-					_ = limiter.InTx(t.Context(), pool, func(context.Context, pgx.Tx) error { end(); return nil }, ratelimit.Hot(limit.Global()))
-				}()
-				<-done
-			}
-			nobodyQueues(t, &limiter, pool)
-			holdTurn(t, &limiter, pool, limit.Global())()
-		})
-	}
-}
-
-func TestHotWorksOnAnythingThatBegins(t *testing.T) {
+func TestHotWorksOnAPoolOfOneConnection(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.TokenBucket("hot", 1000, time.Hour)
-	t.Run("a pool of one connection", func(t *testing.T) {
-		t.Parallel()
-		pool := newPool(t, 1)
-		limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
-		var wg sync.WaitGroup
-		for g := range 16 {
-			wg.Go(func() {
-				for range 10 {
-					err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-						_, err := limiter.Consume(ctx, tx, limit.Key("k"))
-						return err
-					}, ratelimit.Hot(limit.Key("k"), limit.Key(fmt.Sprint(g%2))))
-					if err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		nobodyQueues(t, &limiter, pool)
-		if left := readBalance(t, &limiter, pool, limit.Key("k")); left != 840 {
-			t.Errorf("%v remaining", left)
-		}
-	})
-	t.Run("connections at every level", func(t *testing.T) {
-		t.Parallel()
-		pool := newPool(t, 1)
-		conn, err := pool.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Release()
-		var limiter ratelimit.Limiter
-		for _, db := range []txBeginner{conn, conn.Conn()} {
-			for _, level := range append(levels, "") {
-				var got string
-				err := limiter.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
-					return tx.QueryRow(ctx, "SHOW transaction_isolation").Scan(&got)
-				}, ratelimit.Isolation(level), ratelimit.Hot(limit.Global()))
-				if level == "" {
-					level = pgx.ReadCommitted // the server's default
-				}
-				if err != nil || got != string(level) {
-					t.Errorf("%T, %q: %q, %v", db, level, got, err)
+	pool := newPool(t, 1)
+	limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
+	var wg sync.WaitGroup
+	for g := range 16 {
+		wg.Go(func() {
+			for range 10 {
+				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					_, err := limiter.Consume(ctx, tx, limit.Key("k"))
+					return err
+				}, ratelimit.Hot(limit.Key("k"), limit.Key(fmt.Sprint(g%2))))
+				if err != nil {
+					t.Error(err)
 				}
 			}
-		}
-	})
+		})
+	}
+	wg.Wait()
+	nobodyQueues(t, &limiter, pool)
+	if left := readBalance(t, &limiter, pool, limit.Key("k")); left != 840 {
+		t.Errorf("%v remaining", left)
+	}
 }
 
 // With a pool of 4, 64 goroutines that want one key leave connections for others. Without the queue they do not.

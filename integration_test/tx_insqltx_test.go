@@ -7,11 +7,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
-	"runtime"
-	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,90 +29,6 @@ func withEveryDriver(t *testing.T, conns int, test func(t *testing.T, db *sql.DB
 			test(t, openSQL(t, driver, pool.Config().ConnString(), conns), pool)
 		})
 	}
-}
-
-func TestInSQLTxRunsAgain(t *testing.T) {
-	t.Parallel()
-	withEveryDriver(t, 4, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
-		var limiter ratelimit.Limiter
-		limit := ratelimit.TokenBucket("messages", 100, time.Hour)
-		for name, lose := range map[string]func(ctx context.Context, tx *sql.Tx, key ratelimit.Request) error{
-			"40001 of a statement": func(ctx context.Context, _ *sql.Tx, key ratelimit.Request) error {
-				_, err := limiter.Consume(ctx, pool, key)
-				return err
-			},
-			// Write skew: each transaction reads what the other writes. The other commits after this one's last statement.
-			"40001 of COMMIT": func(ctx context.Context, tx *sql.Tx, _ ratelimit.Request) error {
-				return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(other pgx.Tx) error {
-					if _, err := other.Exec(ctx, "SELECT done FROM jobs WHERE n = 2; UPDATE jobs SET done = done + 1 WHERE n = 1"); err != nil {
-						return err
-					}
-					if _, err := tx.ExecContext(ctx, "UPDATE jobs SET done = done + 1 WHERE n = 2"); err != nil {
-						return err
-					}
-					_, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Key("40001 of COMMIT"))
-					return err
-				})
-			},
-			"a deadlock": func(ctx context.Context, tx *sql.Tx, _ ratelimit.Request) error {
-				_, err := tx.ExecContext(ctx, "DO $$ BEGIN RAISE deadlock_detected; END $$")
-				return err
-			},
-		} {
-			attempts := 0
-			var losses []string
-			err := limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
-				attempts++
-				if _, err := tx.ExecContext(ctx, "SELECT done FROM jobs WHERE n = 1"); err != nil { // takes the snapshot
-					return err
-				}
-				if attempts == 1 {
-					err := lose(ctx, tx, limit.Key(name))
-					if name == "40001 of COMMIT" {
-						return err
-					}
-					if err != nil {
-						losses = append(losses, sqlState(err))
-						return fmt.Errorf("wrapped: %w", err)
-					}
-				}
-				_, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Key(name))
-				if err != nil {
-					losses = append(losses, sqlState(err))
-				}
-				return err
-			})
-			if err != nil || attempts != 2 || (name == "40001 of COMMIT") != (len(losses) == 0) {
-				t.Errorf("%s: %d attempts, statements failed with %v: %v", name, attempts, losses, err)
-			}
-			if left := remaining(t, pool, limit.Key(name)); left < 98 || left > 99.1 {
-				t.Errorf("%s: %v tokens are left", name, left)
-			}
-		}
-	})
-}
-
-func TestInSQLTxGivesUpAndSaysHowManyAttemptsItTook(t *testing.T) {
-	t.Parallel()
-	withEveryDriver(t, 2, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
-		for bound, want := range map[int]int{0: 1, 1: 1, 3: 3} {
-			attempts := 0
-			err := new(ratelimit.Limiter).InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
-				attempts++
-				if _, err := tx.ExecContext(ctx, "INSERT INTO jobs VALUES (3)"); err != nil {
-					return err
-				}
-				_, err := tx.ExecContext(ctx, "DO $$ BEGIN RAISE serialization_failure; END $$")
-				return err
-			}, ratelimit.Attempts(bound))
-			if !gaveUpAfter(err, want) || attempts != want || sqlState(err) != "40001" {
-				t.Errorf("Attempts(%d): %d attempts, %v", bound, attempts, err)
-			}
-		}
-		if n := jobs(t, pool, "count(*)"); n != 2 {
-			t.Errorf("%d rows: something was committed", n)
-		}
-	})
 }
 
 func TestInSQLTxKeepsTheLimitAndTheBusinessRowTogether(t *testing.T) {
@@ -162,24 +75,10 @@ func TestInSQLTxKeepsTheLimitAndTheBusinessRowTogether(t *testing.T) {
 	})
 }
 
-func TestInSQLTxWorksAtEveryLevelAndRefusesOthers(t *testing.T) {
+func TestInSQLTxRefusesWhatItCannotRun(t *testing.T) {
 	t.Parallel()
 	withEveryDriver(t, 1, func(t *testing.T, db *sql.DB, _ *pgxpool.Pool) {
 		var limiter ratelimit.Limiter
-		hot := ratelimit.Hot(ratelimit.TokenBucket("hot", 10, time.Hour).Global())
-		for _, options := range [][]ratelimit.TxOption{nil, {hot}} {
-			for level, want := range map[pgx.TxIsoLevel]string{
-				"": "read committed", pgx.ReadCommitted: "read committed", pgx.RepeatableRead: "repeatable read", pgx.Serializable: "serializable",
-			} {
-				var got string
-				err := limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
-					return tx.QueryRowContext(ctx, "SHOW transaction_isolation").Scan(&got)
-				}, append(options, ratelimit.Isolation(level))...)
-				if err != nil || got != want {
-					t.Errorf("%q: %q, %v", level, got, err)
-				}
-			}
-		}
 		called := func(context.Context, *sql.Tx) error { t.Error("called"); return nil }
 		for name, err := range map[string]error{
 			"an unknown level":  limiter.InSQLTx(t.Context(), db, called, ratelimit.Isolation("chaos")),
@@ -191,39 +90,6 @@ func TestInSQLTxWorksAtEveryLevelAndRefusesOthers(t *testing.T) {
 			if !errors.Is(err, ratelimit.ErrInvalid) {
 				t.Errorf("%s: %v", name, err)
 			}
-		}
-	})
-}
-
-func TestInSQLTxRollsBackOnPanicAndGoexit(t *testing.T) {
-	t.Parallel()
-	withEveryDriver(t, 1, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
-		var limiter ratelimit.Limiter
-		limit := ratelimit.TokenBucket("messages", 1, time.Hour)
-		for name, end := range map[string]func(){"panic": func() { panic("a bug") }, "Goexit": runtime.Goexit} {
-			for range 3 { // more than the queue lets through
-				done := make(chan any)
-				go func() {
-					defer func() { done <- recover() }()
-					_ = limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
-						if _, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Key("ann")); err != nil {
-							t.Error(err)
-						}
-						end()
-						return nil
-					}, ratelimit.Hot(limit.Key("ann")))
-				}()
-				if got := <-done; (got == "a bug") != (name == "panic") {
-					t.Errorf("%s: recovered %v", name, got)
-				}
-			}
-			if n := db.Stats().InUse; n != 0 {
-				t.Errorf("%s: %d connections are still taken", name, n)
-			}
-		}
-		nobodyQueues(t, &limiter, pool)
-		if left := remaining(t, pool, limit.Key("ann")); left != 1 {
-			t.Errorf("%v tokens are left, want 1", left)
 		}
 	})
 }
@@ -346,42 +212,6 @@ func TestHotTransactionsOfDatabaseSQLDoNotConflict(t *testing.T) {
 	})
 }
 
-func TestAHotShardIsChosenWhenQueueingOnDatabaseSQL(t *testing.T) {
-	t.Parallel()
-	withEveryDriver(t, 4, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
-		limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
-		limit := ratelimit.TokenBucket("hot", 1e6, time.Hour, ratelimit.Shards(5))
-		if _, err := limiter.Consume(t.Context(), pool, limit.Key("k").Count(0)); err != nil {
-			t.Fatal(err)
-		}
-		var attempts atomic.Int64
-		var wg sync.WaitGroup
-		for range 8 {
-			wg.Go(func() {
-				for range 10 {
-					err := limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
-						attempts.Add(1)
-						for range 2 { // of the same shard
-							if _, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Key("k")); err != nil {
-								return err
-							}
-						}
-						return nil
-					}, ratelimit.Isolation(pgx.RepeatableRead), ratelimit.Hot(limit.Key("k")))
-					if err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		if attempts.Load() != 80 {
-			t.Errorf("%d attempts for 80 commits", attempts.Load())
-		}
-		nobodyQueues(t, &limiter, pool)
-	})
-}
-
 func TestHotOnDatabaseSQLSaysWhatTheSchemaLacks(t *testing.T) {
 	t.Parallel()
 	for _, driver := range drivers {
@@ -459,54 +289,8 @@ func TestSQLRefusesWhatIsNoHandle(t *testing.T) {
 	}
 }
 
-func TestRetry(t *testing.T) {
+func TestRetryRefusesWhatItCannotDo(t *testing.T) {
 	t.Parallel()
-	withEveryDriver(t, 4, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
-		transaction := func(ctx context.Context, raise string) (err error) { // as an ORM does
-			tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelSerializable})
-			if err != nil {
-				return err
-			}
-			defer tx.Rollback() //nolint:errcheck // after COMMIT there is nothing to roll back
-			if raise != "" {
-				if _, err := tx.ExecContext(ctx, "DO $$ BEGIN RAISE "+raise+"; END $$"); err != nil {
-					return fmt.Errorf("wrapped: %w", err)
-				}
-			}
-			if _, err := tx.ExecContext(ctx, "UPDATE jobs SET done = done + 1 WHERE n = 1"); err != nil {
-				return err
-			}
-			return tx.Commit()
-		}
-		attempts := 0
-		var again []string
-		limiter := ratelimit.Limiter{OnRetry: func(_ context.Context, failed ratelimit.Attempt) {
-			again = append(again, fmt.Sprint(failed.Number, " ", sqlState(failed.Err)))
-		}}
-		err := limiter.Retry(t.Context(), func(ctx context.Context) error {
-			attempts++
-			return transaction(ctx, []string{1: "serialization_failure", 2: "deadlock_detected", 3: ""}[attempts])
-		})
-		if n := jobs(t, pool, "sum(done)"); err != nil || attempts != 3 || n != 1 || !slices.Equal(again, []string{"1 40001", "2 40P01"}) {
-			t.Errorf("%d attempts, done %d times, run again after %q: %v", attempts, n, again, err)
-		}
-		attempts = 0
-		err = new(ratelimit.Limiter).Retry(t.Context(), func(ctx context.Context) error {
-			attempts++
-			return transaction(ctx, "serialization_failure")
-		}, ratelimit.Attempts(3))
-		if !gaveUpAfter(err, 3) || attempts != 3 || sqlState(err) != "40001" {
-			t.Errorf("%d attempts: %v", attempts, err)
-		}
-		attempts = 0
-		err = new(ratelimit.Limiter).Retry(t.Context(), func(ctx context.Context) error {
-			attempts++
-			return transaction(ctx, "unique_violation")
-		})
-		if sqlState(err) != "23505" || attempts != 1 {
-			t.Errorf("%d attempts: %v", attempts, err)
-		}
-	})
 	if err := new(ratelimit.Limiter).Retry(t.Context(), nil); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Errorf("%v", err)
 	}

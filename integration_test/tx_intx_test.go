@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -40,142 +39,6 @@ func jobs(t *testing.T, pool *pgxpool.Pool, sql string) (n int) {
 	return n
 }
 
-func TestInTxRetriesA40001OfAStatement(t *testing.T) {
-	t.Parallel()
-	pool := newJobs(t, 4)
-	var limiter ratelimit.Limiter
-	limit := ratelimit.TokenBucket("messages", 10, time.Hour)
-	for _, level := range []pgx.TxIsoLevel{pgx.Serializable, pgx.RepeatableRead} {
-		attempts := 0
-		var states []string
-		err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-			attempts++
-			if _, err := tx.Exec(ctx, "SELECT * FROM jobs"); err != nil { // takes the snapshot
-				return err
-			}
-			if attempts <= 2 { // another transaction consumes
-				if _, err := limiter.Consume(t.Context(), pool, limit.Key(string(level))); err != nil {
-					return err
-				}
-			}
-			_, err := limiter.Consume(ctx, tx, limit.Key(string(level)))
-			if err != nil {
-				states = append(states, sqlState(err))
-				return fmt.Errorf("wrapped: %w", err)
-			}
-			_, err = tx.Exec(ctx, "UPDATE jobs SET done = done + 1 WHERE n = 1")
-			return err
-		}, ratelimit.Isolation(level))
-		if err != nil || attempts < 2 || states[0] != "40001" {
-			t.Errorf("%s: %d attempts, %v: %v", level, attempts, states, err)
-		}
-		if taken := 10 - readBalance(t, &limiter, pool, limit.Key(string(level))); taken < 2 || taken > 3 {
-			t.Errorf("%s: %v tokens taken", level, taken)
-		}
-	}
-	if n := jobs(t, pool, "sum(done)"); n != 2 {
-		t.Errorf("%d jobs done, want each once", n)
-	}
-}
-
-func TestInTxRetriesA40001OfCommit(t *testing.T) {
-	t.Parallel()
-	pool := newJobs(t, 4)
-	var limiter ratelimit.Limiter
-	limit := ratelimit.TokenBucket("messages", 100, time.Hour)
-	attempts, committed := 0, 0
-	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-		attempts++
-		// Write skew: each transaction reads what the other writes. The other commits first, but after this one's last
-		// statement, so it is COMMIT that fails.
-		if _, err := tx.Exec(ctx, "SELECT done FROM jobs WHERE n = 1"); err != nil {
-			return err
-		}
-		other, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
-		if err != nil {
-			return err
-		}
-		defer other.Rollback(context.WithoutCancel(ctx))
-		if attempts == 1 {
-			if _, err := other.Exec(ctx, "SELECT done FROM jobs WHERE n = 2"); err != nil {
-				return err
-			}
-			if _, err := other.Exec(ctx, "UPDATE jobs SET done = done + 1 WHERE n = 1"); err != nil {
-				return err
-			}
-		}
-		if _, err := tx.Exec(ctx, "UPDATE jobs SET done = done + 1 WHERE n = 2"); err != nil {
-			return err
-		}
-		if _, err := limiter.Consume(ctx, tx, limit.Key("ann")); err != nil {
-			return err
-		}
-		committed++ // all statements went through
-		return other.Commit(ctx)
-	})
-	if err != nil || attempts != 2 || committed != 2 {
-		t.Fatalf("%d attempts, %d up to COMMIT: %v; want 2 and 2", attempts, committed, err)
-	}
-	if n := jobs(t, pool, "sum(done)"); n != 2 {
-		t.Errorf("done %d times, want 2", n)
-	}
-	if taken := 100 - readBalance(t, &limiter, pool, limit.Key("ann")); taken < 0.9 || taken > 1 {
-		t.Errorf("%v tokens taken, want 1", taken)
-	}
-}
-
-func TestInTxRetriesADeadlock(t *testing.T) {
-	t.Parallel()
-	pool := newJobs(t, 4)
-	var limiter ratelimit.Limiter
-	limit := ratelimit.TokenBucket("messages", 100, time.Hour)
-	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable} {
-		for _, key := range []string{"a", "b"} {
-			if _, err := limiter.Consume(t.Context(), pool, limit.Key(string(level), key)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		var attempts, deadlocks atomic.Int64
-		var ready, wg sync.WaitGroup
-		ready.Add(2)
-		for _, order := range [][2]string{{"a", "b"}, {"b", "a"}} { // in two calls, so the library cannot sort them
-			wg.Go(func() {
-				first := true
-				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-					attempts.Add(1)
-					if _, err := limiter.Consume(ctx, tx, limit.Key(string(level), order[0])); err != nil {
-						return err
-					}
-					if first {
-						first = false
-						ready.Done()
-						ready.Wait()
-					}
-					_, err := limiter.Consume(ctx, tx, limit.Key(string(level), order[1]))
-					if err != nil && sqlState(err) == "40P01" {
-						deadlocks.Add(1)
-					}
-					return err
-				}, ratelimit.Isolation(level))
-				if err != nil {
-					t.Errorf("%s: %v", level, err)
-				}
-			})
-		}
-		wg.Wait()
-		// Mostly there is one deadlock. But the loser may retry, and reach the row that it released before the transaction
-		// that waits for it does. In SERIALIZABLE, an attempt may also end with 40001.
-		if n := attempts.Load() - deadlocks.Load(); deadlocks.Load() < 1 || n < 2 || n > 2 && level == pgx.ReadCommitted {
-			t.Errorf("%s: %d deadlocks, %d attempts", level, deadlocks.Load(), attempts.Load())
-		}
-		for _, key := range []string{"a", "b"} {
-			if taken := 100 - readBalance(t, &limiter, pool, limit.Key(string(level), key)); taken < 2.9 || taken > 3 {
-				t.Errorf("%s, %s: %v tokens taken, want 3", level, key, taken)
-			}
-		}
-	}
-}
-
 // conflict is a function for InTx that conflicts every time.
 func conflict(limiter *ratelimit.Limiter, pool *pgxpool.Pool, limit ratelimit.Limit, attempts *int) func(ctx context.Context, tx pgx.Tx) error {
 	return func(ctx context.Context, tx pgx.Tx) error {
@@ -188,27 +51,6 @@ func conflict(limiter *ratelimit.Limiter, pool *pgxpool.Pool, limit ratelimit.Li
 		}
 		_, err := limiter.Charge(ctx, tx, limit.Global())
 		return err
-	}
-}
-
-func TestInTxGivesUpAndSaysHowManyAttemptsItTook(t *testing.T) {
-	t.Parallel()
-	pool := newJobs(t, 4)
-	var limiter ratelimit.Limiter
-	limit := ratelimit.TokenBucket("messages", 10, time.Hour)
-	for bound, want := range map[int]int{-1: 1, 0: 1, 1: 1, 4: 4} {
-		attempts := 0
-		err := limiter.InTx(t.Context(), pool, conflict(&limiter, pool, limit, &attempts), ratelimit.Attempts(bound))
-		var pgErr *pgconn.PgError
-		if !gaveUpAfter(err, want) || attempts != want {
-			t.Errorf("Attempts(%d): %d attempts, %v", bound, attempts, err)
-		}
-		if !errors.As(err, &pgErr) || pgErr.Code != "40001" {
-			t.Errorf("the database's error is not in %v", err)
-		}
-	}
-	if n := jobs(t, pool, "count(*)"); n != 2 {
-		t.Errorf("%d rows: something was committed", n)
 	}
 }
 
@@ -408,88 +250,6 @@ func TestInTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 		if result, err := limiter.Check(t.Context(), pool, limit.Key("rolled back")); err != nil || !result.OK {
 			t.Errorf("%s: the tokens did not come back: %+v, %v", name, result, err)
 		}
-	}
-}
-
-func TestInTxRollsBackOnPanicAndGoexit(t *testing.T) {
-	t.Parallel()
-	for name, end := range map[string]func(){
-		"panic":  func() { panic("a bug") },
-		"Goexit": runtime.Goexit,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pool := newJobs(t, 1)
-			var limiter ratelimit.Limiter
-			limit := ratelimit.TokenBucket("messages", 1, time.Hour)
-			var recovered any
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				defer func() { recovered = recover() }()
-				_ = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-					if _, err := tx.Exec(ctx, "INSERT INTO jobs VALUES (3)"); err != nil {
-						return err
-					}
-					if _, err := limiter.Consume(ctx, tx, limit.Key("ann")); err != nil {
-						return err
-					}
-					end()
-					return nil
-				})
-			}()
-			<-done
-			if name == "panic" && recovered != "a bug" {
-				t.Errorf("recovered %v", recovered)
-			}
-			if n := pool.Stat().AcquiredConns(); n != 0 {
-				t.Errorf("%d connections are still taken", n)
-			}
-			if n := jobs(t, pool, "count(*)"); n != 2 {
-				t.Errorf("%d rows, want it rolled back", n)
-			}
-			if _, err := limiter.Consume(t.Context(), pool, limit.Key("ann")); err != nil {
-				t.Errorf("the token did not come back: %v", err)
-			}
-		})
-	}
-}
-
-func TestInTxWorksOnAPoolAndAConnectionAtEveryLevel(t *testing.T) {
-	t.Parallel()
-	pool := newJobs(t, 2)
-	conn, err := pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
-	var limiter ratelimit.Limiter
-	limit := ratelimit.TokenBucket("messages", 100, time.Hour)
-	for _, db := range []txBeginner{pool, conn.Conn(), conn} {
-		for _, row := range []struct {
-			options []ratelimit.TxOption
-			want    string
-		}{
-			{nil, "serializable"},
-			{[]ratelimit.TxOption{ratelimit.Isolation(pgx.ReadCommitted)}, "read committed"},
-			{[]ratelimit.TxOption{ratelimit.Isolation(pgx.RepeatableRead), ratelimit.Attempts(2)}, "repeatable read"},
-			{[]ratelimit.TxOption{ratelimit.Isolation(pgx.Serializable)}, "serializable"},
-		} {
-			var level string
-			err := limiter.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
-				if err := tx.QueryRow(ctx, "SHOW transaction_isolation").Scan(&level); err != nil {
-					return err
-				}
-				_, err := limiter.Consume(ctx, tx, limit.Global())
-				return err
-			}, row.options...)
-			if err != nil || level != row.want {
-				t.Errorf("%T: level %q, %v, want %q", db, level, err, row.want)
-			}
-		}
-	}
-	if taken := 100 - readBalance(t, &limiter, pool, limit.Global()); taken < 11.9 || taken > 12 {
-		t.Errorf("%v tokens taken, want 12", taken)
 	}
 }
 

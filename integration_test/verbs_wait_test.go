@@ -549,27 +549,20 @@ func (s sentTo) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	return s.DB.QueryRow(ctx, sql, args...)
 }
 
-// The bound of a reservation does not limit the wait of these calls, so they are not decided together with others.
-func TestWaitBoundsItsWaitInACoalescersQueue(t *testing.T) {
+// The bound of a reservation does not limit the wait of such a call, so it shares no statement, and overtakes those that wait.
+func TestAWaitThatNoFloorBoundsSkipsACoalescersQueue(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
-	spaced := ratelimit.TokenBucket("spaced", 1, time.Hour, ratelimit.Capacity(0))
 	release := holdFlights(t, coalescer, pool)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // or a call that is not denied would sleep
+	defer release()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // in the queue, it would stay until then
 	defer cancel()
-	a := newArrival(lasting{ctx, time.Minute})
-	var limiter ratelimit.Limiter
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if _, err := limiter.Wait(a, coalescer, spaced.Global()); !denied(err) {
-			t.Errorf("%v, want a denial", err)
-		}
-	})
-	<-a.arrived
-	release()
-	wg.Wait()
+	spaced := ratelimit.TokenBucket("spaced", 1, time.Hour, ratelimit.Capacity(0))
+	if _, err := new(ratelimit.Limiter).Wait(lasting{ctx, time.Minute}, coalescer, spaced.Global()); !denied(err) {
+		t.Errorf("%v, want a denial", err)
+	}
 }
 
 func TestWaitTellsWhyItWasCanceled(t *testing.T) {

@@ -18,8 +18,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/txlimit/txlimit/examples/internal/demo"
 	"github.com/txlimit/txlimit/internal/postgres"
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 	"github.com/txlimit/txlimit/migrations/plproxy"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -148,14 +148,14 @@ func run(ctx context.Context) (err error) {
 			return nil, err
 		}
 		servers = append(servers, s)
+		if err := migrated.Up(ctx, s.URL()); err != nil {
+			return nil, err
+		}
 		pool, err := pgxpool.New(ctx, s.URL())
 		if err != nil {
 			return nil, err
 		}
-		if err = demo.Migrate(ctx, pool); err == nil {
-			_, err = pool.Exec(ctx, file, pgx.QueryExecModeSimpleProtocol)
-		}
-		if err != nil {
+		if _, err := pool.Exec(ctx, file, pgx.QueryExecModeSimpleProtocol); err != nil {
 			pool.Close()
 			return nil, err
 		}

@@ -26,6 +26,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/console"
 )
@@ -33,16 +34,7 @@ import (
 // newPool makes a schema with the engine in it, and a pool for it.
 func newPool(t *testing.T) *pgxpool.Pool {
 	t.Helper()
-	url, drop, err := server.NewSchema(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := drop(); err != nil {
-			t.Error(err)
-		}
-	})
-	config, err := pgxpool.ParseConfig(url)
+	config, err := pgxpool.ParseConfig(migrated.NewSchema(t, server))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,13 +44,6 @@ func newPool(t *testing.T) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	schema, err := os.ReadFile("../../migrations/schema.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := pool.Exec(t.Context(), string(schema)); err != nil {
-		t.Fatal(err)
-	}
 	return pool
 }
 

@@ -3,7 +3,6 @@
 package browser_test
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -39,16 +38,5 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, "there is no chromium: apt-get install chromium")
 		return 1
 	}
-	var err error
-	if server, err = postgres.Start(context.Background()); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	fmt.Println("tests run on", server)
-	code := m.Run()
-	if err := server.Close(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return code
+	return postgres.RunTests(m, &server)
 }

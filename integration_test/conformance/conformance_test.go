@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -19,57 +18,26 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/pressly/goose/v3"
 
 	"github.com/txlimit/txlimit/internal/postgres"
-	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 )
 
 var server *postgres.Server
 
 func TestMain(m *testing.M) {
-	var err error
-	if server, err = postgres.Start(context.Background()); err != nil {
-		fmt.Fprintln(os.Stderr, err) // without Postgres the tests fail; they are not skipped
-		os.Exit(1)
-	}
-	fmt.Println("tests run on", server)
-	code := m.Run()
-	if err := server.Close(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	os.Exit(postgres.RunTests(m, &server))
 }
 
-// migrated makes a migrated schema, changes it, and returns its URL.
-func migrated(t *testing.T, changes ...string) string {
+// changed makes a migrated schema, changes it, and returns its URL.
+func changed(t *testing.T, changes ...string) string {
 	t.Helper()
-	url, drop, err := server.NewSchema(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := drop(); err != nil {
-			t.Error(err)
-		}
-	})
+	url := migrated.NewSchema(t, server)
 	db, err := sql.Open("pgx", url)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	var files fs.FS = migrations.FS
-	if dir := os.Getenv("TXLIMIT_TEST_MIGRATIONS"); dir != "" { // of command mutate, which edits SQL and compiles nothing
-		files = os.DirFS(dir)
-	}
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, files, goose.WithTableName(migrations.VersionTable))
-	if err == nil {
-		_, err = provider.Up(t.Context())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, change := range changes {
 		if _, err := db.ExecContext(t.Context(), change); err != nil {
 			t.Fatalf("%s: %v", change, err)
@@ -113,7 +81,7 @@ func conformance(t *testing.T, c config) (report, error) {
 // Some cases on a plain server, of which nothing is left behind. make conformance runs all.
 func TestAPlainServerConforms(t *testing.T) {
 	t.Parallel()
-	url := migrated(t)
+	url := changed(t)
 	r, _ := conformance(t, config{url: url, only: "Consume|later uses|one key"})
 	for _, c := range r.Cases {
 		if c.Verdict != works {
@@ -140,7 +108,7 @@ func TestTheStatementsForADistributedTableConform(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, _ := conformance(t, config{url: migrated(t, string(change)), only: "Sweep|Several limits: later uses|[Ss]hard|Coalescer"})
+	r, _ := conformance(t, config{url: changed(t, string(change)), only: "Sweep|Several limits: later uses|[Ss]hard|Coalescer"})
 	if len(r.Cases) < 5 {
 		t.Errorf("%d cases", len(r.Cases))
 	}
@@ -155,7 +123,7 @@ func TestTheStatementsForADistributedTableConform(t *testing.T) {
 func TestAnApplicationsRoleSuffices(t *testing.T) {
 	t.Parallel()
 	role := "conformance_" + strings.ToLower(rand.Text())
-	url := migrated(t, "CREATE ROLE "+role,
+	url := changed(t, "CREATE ROLE "+role,
 		"DO $$ BEGIN EXECUTE 'GRANT USAGE ON SCHEMA ' || current_schema() || ' TO "+role+"'; END $$",
 		"DO $$ BEGIN EXECUTE 'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA ' || current_schema() || ' TO "+role+"'; END $$",
 		"DO $$ BEGIN EXECUTE 'GRANT USAGE ON ALL SEQUENCES IN SCHEMA ' || current_schema() || ' TO "+role+"'; END $$")
@@ -252,7 +220,7 @@ func TestItSaysWhatIsWrong(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r, _ := conformance(t, config{url: migrated(t, test.changes...), only: test.only, timeout: test.timeout})
+			r, _ := conformance(t, config{url: changed(t, test.changes...), only: test.only, timeout: test.timeout})
 			if len(r.Cases) == 0 {
 				t.Fatalf("no case is called %q", test.only)
 			}
@@ -272,7 +240,7 @@ func TestItSaysWhatIsWrong(t *testing.T) {
 
 // TestARefusalThatTakesTokensIsWrong: a clear error is no refusal if something was taken.
 func TestARefusalThatTakesTokensIsWrong(t *testing.T) {
-	url := migrated(t)
+	url := changed(t)
 	s, err := open(t.Context(), config{url: url, short: true, timeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
@@ -320,7 +288,7 @@ func TestAConditionNamesAChoice(t *testing.T) {
 
 // TestTheReportIsComplete: the table for people has every case and every error text.
 func TestTheReportIsComplete(t *testing.T) {
-	url := migrated(t, broken("_ratelimit_consume", "RAISE feature_not_supported USING MESSAGE = 'not here | there', DETAIL = '"+strings.Repeat("x", 2*lineRunes)+"';"))
+	url := changed(t, broken("_ratelimit_consume", "RAISE feature_not_supported USING MESSAGE = 'not here | there', DETAIL = '"+strings.Repeat("x", 2*lineRunes)+"';"))
 	var out, progress bytes.Buffer
 	if err := run(t.Context(), config{url: url, only: "^Consume: token bucket$|^Check$", short: true, timeout: time.Minute}, &out, &progress); err != nil {
 		t.Fatal(err)
@@ -341,7 +309,7 @@ func TestTheReportIsComplete(t *testing.T) {
 // TestContentionConforms has the cases in which a write without a lock shows.
 func TestContentionConforms(t *testing.T) {
 	t.Parallel()
-	r, _ := conformance(t, config{url: migrated(t), only: "Contention: (first uses of several|calls of every kind)"})
+	r, _ := conformance(t, config{url: changed(t), only: "Contention: (first uses of several|calls of every kind)"})
 	if len(r.Cases) != 2 {
 		t.Errorf("%d cases", len(r.Cases))
 	}
@@ -356,7 +324,7 @@ func TestContentionConforms(t *testing.T) {
 // existed: _ratelimit_apply took them for inserted, and so for locked.
 func TestARowThatWasNotInsertedIsNoticed(t *testing.T) {
 	t.Parallel()
-	url := migrated(t, `DO $do$
+	url := changed(t, `DO $do$
 		DECLARE
 			body text := pg_get_functiondef('_ratelimit_apply'::regproc);
 			changed text := regexp_replace(body, '(RETURNING r.shard\s+LOOP\s+m := m \+ 1;\s+END LOOP;)', '\1 m := shards[i];');

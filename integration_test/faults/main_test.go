@@ -5,8 +5,6 @@ package faults_test
 
 import (
 	"context"
-	"database/sql"
-	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -18,10 +16,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib"
-	"github.com/pressly/goose/v3"
 
 	"github.com/txlimit/txlimit/internal/postgres"
-	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 )
 
 var (
@@ -49,14 +46,8 @@ func run(m *testing.M) int {
 	if url := os.Getenv(clientOf); url != "" {
 		return client(url)
 	}
-	var err error
-	if server, err = postgres.Start(context.Background()); err != nil {
-		fmt.Fprintln(os.Stderr, err) // without Postgres the tests fail; they are not skipped
-		return 1
-	}
-	fmt.Println("tests run on", server)
-	code := m.Run()
-	if err := errors.Join(closeTemplate(), server.Close()); err != nil {
+	code := postgres.RunTests(m, &server)
+	if err := closeTemplate(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -111,16 +102,8 @@ func newServer(t *testing.T, config postgres.BreakableConfig) *postgres.Breakabl
 // newSchema makes a migrated schema for the test, in the shared server.
 func newSchema(t *testing.T) (url string) {
 	t.Helper()
-	url, drop, err := server.NewSchema(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := drop(); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := migrate(t.Context(), url); err != nil {
+	url = migrated.NewSchema(t, server)
+	if err := makeOrders(t.Context(), url); err != nil {
 		t.Fatal(err)
 	}
 	return url
@@ -128,19 +111,20 @@ func newSchema(t *testing.T) (url string) {
 
 // migrate makes the limiter's schema and the table of the business rows.
 func migrate(ctx context.Context, url string) error {
-	db, err := sql.Open("pgx", url)
+	if err := migrated.Up(ctx, url); err != nil {
+		return err
+	}
+	return makeOrders(ctx, url)
+}
+
+// makeOrders makes the table of the business rows.
+func makeOrders(ctx context.Context, url string) error {
+	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return err
 	}
-	defer db.Close()
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
-	if err != nil {
-		return err
-	}
-	if _, err := provider.Up(ctx); err != nil {
-		return err
-	}
-	_, err = db.ExecContext(ctx, "CREATE TABLE orders (id text PRIMARY KEY, handle text NOT NULL)")
+	defer conn.Close(ctx)
+	_, err = conn.Exec(ctx, "CREATE TABLE orders (id text PRIMARY KEY, handle text NOT NULL)")
 	return err
 }
 

@@ -227,9 +227,9 @@ var callMutations = []mutation{
 		old: "op: \"consume\", owes: upToMaxReserved, atMostFull: true}", new: "op: \"consume\", atMostFull: true}",
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
-		name: "wait-coalesced", file: "ratelimit/call.go", what: "a Coalescer forgets how long a call may wait",
+		name: "wait-coalesced", file: "ratelimit/call.go", what: "a call that no floor bounds waits in a Coalescer's queue",
 		old: "sharded(c.demands) || c.reserves()", new: "sharded(c.demands) || c.forfeits()",
-		tests: "TestWaitBoundsItsWaitInACoalescersQueue",
+		tests: "TestAWaitThatNoFloorBoundsSkipsACoalescersQueue",
 	}, {
 		name: "up-to-plain", file: "ratelimit/call_statement.go", what: "UpTo takes one token",
 		old: "!c.reserves() && !c.does.upTo && !c.tooMuch() }", new: "!c.reserves() && !c.tooMuch() }",
@@ -249,7 +249,7 @@ var callMutations = []mutation{
 	}, {
 		name: "tx-commit-ignored", file: "ratelimit/tx.go", what: "an error of COMMIT is ignored",
 		old: "	if err := tx.commit(ctx); err != nil {\n		return true, fmt.Errorf(\"ratelimit: commit: %w\", unknownUnless(err))\n	}", new: "	_ = tx.commit(ctx)",
-		tests: "TestInTxRetriesA40001OfCommit",
+		tests: "TestATransactionRunsAgain",
 	}, {
 		name: "tx-ambiguous-retried", file: "ratelimit/tx.go", what: "a COMMIT whose answer was lost is retried",
 		old: "case err != nil && retryable(err):", new: "case err != nil && (retryable(err) || committing && sqlState(err) == \"\"):",
@@ -257,7 +257,7 @@ var callMutations = []mutation{
 	}, {
 		name: "tx-deadlock", file: "ratelimit/errors.go", what: "a deadlock's victim is not retried",
 		old: "(state == \"40001\" || state == \"40P01\")", new: "state == \"40001\"",
-		tests: "TestInTxRetriesADeadlock",
+		tests: "TestADeadlockIsRetried",
 	}, {
 		name: "tx-denial-committed", file: "ratelimit/tx.go", what: "a transaction whose function failed is not rolled back",
 		old: "_ = tx.rollback(rollbackCtx)", new: "_ = rollbackCtx",
@@ -265,7 +265,7 @@ var callMutations = []mutation{
 	}, {
 		name: "tx-attempts", file: "ratelimit/tx.go", what: "there is one attempt too many",
 		old: "if attempt == attempts {", new: "if attempt > attempts {",
-		tests: "TestInTxGivesUpAndSaysHowManyAttemptsItTook",
+		tests: "TestATransactionGivesUpAndSaysHowManyAttemptsItTook",
 	}, {
 		name: "tx-attempts-multiply", file: "ratelimit/errors.go", what: "a transaction that has used up its attempts is retried by the outer one",
 		old: " && !errors.Is(err, ErrAttemptsExhausted)", new: "",
@@ -293,7 +293,7 @@ var callMutations = []mutation{
 	}, {
 		name: "tx-level", file: "ratelimit/tx.go", what: "InTx is READ COMMITTED by default",
 		old: "o := txOptions{isolation: pgx.Serializable,", new: "o := txOptions{isolation: pgx.ReadCommitted,",
-		tests: "TestInTxWorksOnAPoolAndAConnectionAtEveryLevel|TestInTxRetriesA40001OfCommit",
+		tests: "TestATransactionRunsAtItsLevel",
 	}, {
 		name: "tx-rollback-cancelled", file: "ratelimit/tx.go", what: "a rollback uses a context that has ended",
 		old: "context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)", new: "context.WithTimeout(ctx, rollbackTimeout)",
@@ -341,7 +341,7 @@ var callMutations = []mutation{
 	}, {
 		name: "sql-commit-ignored", file: "ratelimit/sql.go", what: "on database/sql, an error of COMMIT is ignored",
 		old: "				err := tx.Commit()\n", new: "				_ = tx.Commit()\n				var err error\n",
-		tests: "TestInSQLTxRunsAgain",
+		tests: "TestATransactionRunsAgain",
 	}, {
 		name: "sql-rows-err", file: "ratelimit/sql.go", what: "on database/sql, an error after the row is ignored",
 		old: "	if err := rows.Err(); err != nil {\n		return err\n	}\n", new: "",
@@ -381,7 +381,7 @@ var callMutations = []mutation{
 	}, {
 		name: "hot-never-leaves", file: "ratelimit/tx.go", what: "a turn is not released at the end of the transaction",
 		old: "		defer leave()\n", new: "		_ = leave\n",
-		tests: "TestHotLimitsAreExact|TestHotGivesItsTurnBackOnPanicAndGoexit",
+		tests: "TestHotLimitsAreExact|TestATransactionRollsBackOnPanicAndGoexit",
 	}, {
 		name: "hot-half-entered", file: "ratelimit/tx_hot.go", what: "a caller that stops waiting for a second limit keeps its turn on the first",
 		old: "			leave()\n			return nil, nil, fmt.Errorf", new: "			return nil, nil, fmt.Errorf",

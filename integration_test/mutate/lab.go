@@ -38,8 +38,8 @@ const (
 type lab struct {
 	dir    string
 	server *postgres.Server
-	home   map[string]string // by test: its package
-	world  time.Duration     // how long TestWorld plays; 0: as usual
+	homes  map[string][]string // by test: the packages with a test of this name
+	world  time.Duration       // how long TestWorld plays; 0: as usual
 
 	compiled map[string]bool          // packages whose tests are compiled from the present Go files
 	took     map[string]time.Duration // durations of passed tests
@@ -47,7 +47,7 @@ type lab struct {
 
 // newLab copies the files of the working tree that git tracks or would add.
 func newLab(ctx context.Context, server *postgres.Server) (l *lab, err error) {
-	l = &lab{server: server, home: map[string]string{}, compiled: map[string]bool{}, took: map[string]time.Duration{}}
+	l = &lab{server: server, homes: map[string][]string{}, compiled: map[string]bool{}, took: map[string]time.Duration{}}
 	if l.dir, err = os.MkdirTemp("", "txlimit-mutate-"); err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func (l *lab) copy(root, file string) error {
 
 var testFunction = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
 
-// index records the package of each test.
+// index records that a package has its tests.
 func (l *lab) index(pkg string) error {
 	files, err := filepath.Glob(filepath.Join(l.dir, pkg, "*_test.go"))
 	if err != nil {
@@ -111,7 +111,7 @@ func (l *lab) index(pkg string) error {
 			return err
 		}
 		for _, match := range testFunction.FindAllSubmatch(text, -1) {
-			l.home[string(match[1])] = pkg
+			l.homes[string(match[1])] = append(l.homes[string(match[1])], pkg)
 		}
 	}
 	return nil
@@ -123,7 +123,7 @@ func (l *lab) applies(m mutation) error {
 		return err
 	}
 	for test := range strings.SplitSeq(m.tests, "|") {
-		if l.home[test] == "" {
+		if len(l.homes[test]) == 0 {
 			return fmt.Errorf("%s: there is no test %q", m.name, test)
 		}
 	}
@@ -189,8 +189,10 @@ func (l *lab) testNamed(ctx context.Context, mutations []mutation, patience time
 	named := map[string][]string{}
 	for _, m := range mutations {
 		for test := range strings.SplitSeq(m.tests, "|") {
-			if pkg := l.home[test]; !slices.Contains(named[pkg], test) {
-				named[pkg] = append(named[pkg], test)
+			for _, pkg := range l.homes[test] {
+				if !slices.Contains(named[pkg], test) {
+					named[pkg] = append(named[pkg], test)
+				}
 			}
 		}
 	}

@@ -14,32 +14,16 @@ import (
 
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
 	_ "github.com/lib/pq"              // the driver "postgres"
-	"github.com/pressly/goose/v3"
 
 	"github.com/txlimit/txlimit/internal/postgres"
-	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
 var server *postgres.Server
 
 func TestMain(m *testing.M) {
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) int {
-	var err error
-	if server, err = postgres.Start(context.Background()); err != nil {
-		fmt.Fprintln(os.Stderr, err) // without Postgres the tests fail; they are not skipped
-		return 1
-	}
-	fmt.Println("tests run on", server)
-	code := m.Run()
-	if err := server.Close(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return code
+	os.Exit(postgres.RunTests(m, &server))
 }
 
 // The clock stands still, so the sums are exact.
@@ -64,16 +48,7 @@ func consume(ctx context.Context, request ratelimit.Request) finish {
 // open makes a schema with the limiter's table and messages, and opens it with a driver of database/sql.
 func open(t *testing.T, driver string) *sql.DB {
 	t.Helper()
-	url, drop, err := server.NewSchema(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := drop(); err != nil {
-			t.Error(err)
-		}
-	})
-	db, err := sql.Open(driver, url)
+	db, err := sql.Open(driver, migrated.NewSchema(t, server))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,13 +58,6 @@ func open(t *testing.T, driver string) *sql.DB {
 		}
 		db.Close()
 	})
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := provider.Up(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	if _, err := db.ExecContext(t.Context(), "CREATE TABLE messages (id bigserial PRIMARY KEY, body text NOT NULL)"); err != nil {
 		t.Fatal(err)
 	}

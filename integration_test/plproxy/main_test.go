@@ -4,7 +4,6 @@ package plproxy_test
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 	"net/url"
 	"os"
@@ -15,10 +14,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib"
-	"github.com/pressly/goose/v3"
 
 	"github.com/txlimit/txlimit/internal/postgres"
-	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 	"github.com/txlimit/txlimit/migrations/plproxy"
 )
 
@@ -127,20 +125,8 @@ func connection(p *postgres.Breakable) string {
 
 // migrate runs the migrations and then one of PL/Proxy's files.
 func migrate(ctx context.Context, url, file string) error {
-	db, err := sql.Open("pgx", url)
-	if err != nil {
+	if err := migrated.Up(ctx, url); err != nil {
 		return err
-	}
-	defer db.Close()
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
-	if err != nil {
-		return err
-	}
-	if _, err := provider.Up(ctx); err != nil {
-		return err
-	}
-	if file == "" {
-		return nil
 	}
 	return execSQL(ctx, url, file)
 }

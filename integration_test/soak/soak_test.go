@@ -12,7 +12,6 @@ package soak
 import (
 	"bufio"
 	"context"
-	"database/sql"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -30,10 +29,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	_ "github.com/lib/pq"
-	"github.com/pressly/goose/v3"
 
 	"github.com/txlimit/txlimit/internal/postgres"
-	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -111,13 +109,8 @@ func TestSoak(t *testing.T) {
 	}
 	t.Cleanup(func() { noError(t, server.Close()) })
 	t.Logf("on %v", server)
-	url, drop, err := server.NewSchema(t.Context())
-	noError(t, err)
-	t.Cleanup(func() { noError(t, drop()) })
-
-	s := &soak{T: t, url: url, seed: seed, dir: t.TempDir(), faults: map[string]int{}}
-	s.migrate()
-	if s.admin, err = pgxpool.New(t.Context(), url); err != nil {
+	s := &soak{T: t, url: migrated.NewSchema(t, server), seed: seed, dir: t.TempDir(), faults: map[string]int{}}
+	if s.admin, err = pgxpool.New(t.Context(), s.url); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.admin.Close)
@@ -149,16 +142,6 @@ func noError(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-func (s *soak) migrate() {
-	db, err := sql.Open("pgx", s.url)
-	noError(s, err)
-	defer db.Close()
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
-	noError(s, err)
-	_, err = provider.Up(s.Context())
-	noError(s, err)
 }
 
 // process is a worker, in its parent.

@@ -90,6 +90,24 @@ func Start(ctx context.Context) (*Server, error) {
 	return s, err
 }
 
+// RunTests starts a server for the tests of a package, runs them, and returns the exit status. Without a Postgres the tests
+// fail. They are not skipped.
+func RunTests(m interface{ Run() int }, server **Server) (status int) {
+	s, err := Start(context.Background())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	*server = s
+	fmt.Println("tests run on", s)
+	status = m.Run()
+	if err := s.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return status
+}
+
 func climb(ctx context.Context, rungs []rung, only string) (*Server, error) {
 	if only != "" {
 		var names []string

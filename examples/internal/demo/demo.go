@@ -11,11 +11,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/pressly/goose/v3"
 
 	"github.com/txlimit/txlimit/internal/postgres"
-	"github.com/txlimit/txlimit/migrations"
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -68,6 +66,9 @@ func Pool(ctx context.Context) (pool *pgxpool.Pool, closePool func() error, err 
 	fmt.Fprintln(os.Stderr, "On", server)
 	url, _, err := server.NewSchema(ctx)
 	if err == nil {
+		err = migrated.Up(ctx, url)
+	}
+	if err == nil {
 		pool, err = open(ctx, url)
 	}
 	if err != nil {
@@ -76,33 +77,12 @@ func Pool(ctx context.Context) (pool *pgxpool.Pool, closePool func() error, err 
 	return pool, func() error { pool.Close(); return server.Close() }, nil
 }
 
-// open connects to the application's database and migrates it.
+// open connects to the application's database.
 func open(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err
 	}
 	config.MaxConns = 32 // so that 32 transactions can run at once
-	pool, err := pgxpool.NewWithConfig(ctx, config)
-	if err != nil {
-		return nil, err
-	}
-	if err := Migrate(ctx, pool); err != nil {
-		pool.Close()
-		return nil, err
-	}
-	return pool, nil
-}
-
-// Migrate makes the limiter's table and functions.
-func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
-	db := stdlib.OpenDBFromPool(pool) // goose uses database/sql
-	defer db.Close()
-	// The limiter has its own version table: its migration 1 is not the application's migration 1.
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
-	if err != nil {
-		return err
-	}
-	_, err = provider.Up(ctx)
-	return err
+	return pgxpool.NewWithConfig(ctx, config)
 }
