@@ -133,6 +133,41 @@ func TestEveryActionOfTheConsole(t *testing.T) {
 	p.post(http.StatusOK, "key?name=site", url.Values{"action": {"reset"}}, "8 of 8 tokens")
 }
 
+// TestTheConsoleReleasesWhatWasSeen: a form ends the hold that the page showed, and none that came under its id afterwards.
+func TestTheConsoleReleasesWhatWasSeen(t *testing.T) {
+	t.Parallel()
+	pool, h := holdingByHand(t)
+	p := newConsole(t, pool, "ann")
+	const acme = "key?name=renders&key=acme"
+	if text := p.get(http.StatusOK, acme, "2 of 2 slots free"); strings.Contains(text, "h-holds\">") || strings.Contains(text, `value="reset"`) {
+		t.Error("there are holds on the page, or a reset of slots")
+	}
+	h.holds("job 1", time.Hour, rendersByHand.Key("acme"))
+	seen := func() url.Values {
+		page := p.get(http.StatusOK, acme, "1 slot", "59 min")
+		_, since, _ := strings.Cut(page, `name="since" value="`)
+		since, _, _ = strings.Cut(since, `"`)
+		return url.Values{"action": {"release"}, "id": {"job 1"}, "since": {since}, "reason": {"it hangs"}}
+	}
+	form := seen()
+	p.post(http.StatusBadRequest, "limit?name=renders", form, "Nothing was changed", "on the page of its key")
+	p.post(http.StatusBadRequest, acme, url.Values{"action": {"release"}, "id": {"job 1"}, "since": {"yesterday"}}, "Nothing was changed", "on the page of its key")
+	p.post(http.StatusOK, acme, form, "Released: what it held came back", "2 of 2 slots free", "job 1: it hangs")
+	p.post(http.StatusOK, acme, form, "That hold had ended already")
+	h.holds("job 1", time.Hour, rendersByHand.Key("acme"))
+	p.post(http.StatusOK, acme, form, "That hold had ended already", "1 of 2 slots free")
+	if got := lines(t, pool, "SELECT key, reason, made_by FROM rate_limit_overrides WHERE effect = 'release'"); got != "(acme,\"job 1: it hangs\",ann)" {
+		t.Error(got)
+	}
+	newConsole(t, pool, "").post(http.StatusForbidden, acme, seen())
+
+	// No more than 20, and how many there are. What is hostile is text.
+	mustExec(t, pool, "SELECT ratelimit_override('renders', 'many', capacity => 100), ratelimit_hold('renders', 'many', '<b>' || i, forever => true) FROM generate_series(1, 25) AS i")
+	if text := p.get(http.StatusOK, "key?name=renders&key=many", "the oldest 20 of 25"); strings.Count(text, `name="since"`) != 20 || strings.Contains(text, "<b>") {
+		t.Error("not 20 holds, or markup")
+	}
+}
+
 // What cannot be done says so on the page, changes nothing, and keeps what was filled in.
 func TestTheConsoleRefusesBadForms(t *testing.T) {
 	t.Parallel()

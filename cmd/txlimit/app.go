@@ -227,9 +227,9 @@ func (a *app) root() *cobra.Command {
 		id       string
 		commands []*cobra.Command
 	}{
-		{"look", []*cobra.Command{a.limitsCommand(), a.keysCommand(), a.showCommand(), a.overridesCommand(), a.locksCommand(), a.consoleCommand()}},
+		{"look", []*cobra.Command{a.limitsCommand(), a.keysCommand(), a.showCommand(), a.holdsCommand(), a.overridesCommand(), a.locksCommand(), a.consoleCommand()}},
 		{"steer", []*cobra.Command{
-			a.resetCommand(), a.overrideCommand(), a.blockCommand(), a.unblockCommand(), a.unlimitedCommand(), a.restoreCommand(),
+			a.resetCommand(), a.overrideCommand(), a.blockCommand(), a.unblockCommand(), a.unlimitedCommand(), a.restoreCommand(), a.releaseCommand(),
 		}},
 		{"run", []*cobra.Command{a.migrateCommand(), a.publishCommand(), a.sweepCommand()}},
 		{"plan", []*cobra.Command{a.replayCommand()}},

@@ -135,6 +135,7 @@ func TestNoEscapeReachesTheTerminal(t *testing.T) {
 	name := limit.Name()
 	w.sql("SELECT ratelimit($1, $2, rate => 1, period => '100000 hours')", name, evil)
 	w.sql("INSERT INTO rate_limit_denials VALUES ($1, date_trunc('hour', now(), 'UTC'), $2, 1, 1, now())", name, evil)
+	w.sql("INSERT INTO rate_limit_holds VALUES ($1, $2, $2, 'held', $2, NULL, 1, now(), 0, 1, 'infinity')", name, evil)
 	bad := regexp.MustCompile(`[\x00-\x09\x0b-\x1f\x7f\x{80}-\x{9f}\p{Cf}]`)
 	for _, args := range [][]string{
 		{"limits"},
@@ -153,6 +154,12 @@ func TestNoEscapeReachesTheTerminal(t *testing.T) {
 		{"reset", name, evil, "--yes"},
 		{"reset", name, evil, "--yes"},
 		{"reset", name, evil},
+		{"holds", name},
+		{"holds", name, evil},
+		{"holds", evil},
+		{"release", name, evil, evil},
+		{"release", name, evil, evil, "--yes", "--reason", evil, "--who", evil},
+		{"release", name, evil, "~" + evil, "--yes"},
 		{"restore", name, evil, "--who", evil},
 		{"sweep"},
 		{"publish", evil},
@@ -183,7 +190,7 @@ func TestNoEscapeReachesTheTerminal(t *testing.T) {
 func TestKeysThatNoServerTakes(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 1, time.Hour))
 	for _, key := range []string{"\xff", "a\x00b", strings.Repeat("k", 100_000)} {
-		for _, command := range [][]string{{"show", "l", key}, {"block", "l", key}, {"reset", "l", key, "--yes"}, {"override", "l", key, "--rate", "2"}, {"unblock", "l", key}} {
+		for _, command := range [][]string{{"show", "l", key}, {"block", "l", key}, {"reset", "l", key, "--yes"}, {"holds", "l", key}, {"release", "l", key, "x", "--yes"}, {"release", "l", "x", key, "--yes"}, {"override", "l", key, "--rate", "2"}, {"unblock", "l", key}} {
 			r := w.run(command...)
 			if r.code == exitUsage || command[0] == "block" && r.code != exitError {
 				t.Errorf("%.30q: exit status %d: %.300s", command, r.code, r.errOut)
@@ -197,11 +204,11 @@ func TestMissingGrants(t *testing.T) {
 	for _, args := range [][]string{
 		{"limits"}, {"keys", "l"}, {"keys", "l", "--denied"}, {"show", "l", "k"}, {"overrides"},
 		{"override", "l", "k", "--rate", "2", "--add"}, {"block", "l", "k"}, {"unblock", "l", "k"}, {"unlimited", "l", "k"}, {"restore", "l", "k"},
-		{"reset", "l", "k", "--yes"}, {"sweep"}, {"publish", "testdata/array.json", "--program", "other"},
+		{"reset", "l", "k", "--yes"}, {"sweep"}, {"publish", "testdata/array.json", "--program", "other"}, {"holds", "l"}, {"release", "l", "k", "job", "--yes"},
 	} {
 		t.Run(args[0], func(t *testing.T) {
 			w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour))
-			w.sql("SELECT ratelimit('l', 'k', rate => 1, period => '100000 hours'), ratelimit_override('l', 'k', rate => 2)")
+			w.sql("SELECT ratelimit('l', 'k', rate => 1, period => '100000 hours'), ratelimit_override('l', 'k', rate => 2), ratelimit_hold('l', 'k', 'job', 0, forever => true)")
 			role := w.schema + "_role"
 			w.sql("CREATE ROLE " + role)
 			t.Cleanup(func() {
@@ -293,7 +300,7 @@ func TestReasonsWhyNothingIsThere(t *testing.T) {
 	for _, args := range [][]string{
 		{"limits"}, {"keys", "l"}, {"keys", "l", "--denied"}, {"show", "l"}, {"overrides"}, {"locks"}, {"override", "l", "k", "--rate", "2"}, {"block", "l", "k"},
 		{"unblock", "l", "k"}, {"unlimited", "l", "k"}, {"restore", "l", "k"}, {"reset", "l", "k", "--yes"}, {"sweep"},
-		{"publish", "testdata/array.json", "--program", "other"}, {"replay", "--log", "testdata/messages.csv", "--time", "1", "--published", "l"},
+		{"publish", "testdata/array.json", "--program", "other"}, {"holds", "l"}, {"release", "l", "k", "job"}, {"replay", "--log", "testdata/messages.csv", "--time", "1", "--published", "l"},
 	} {
 		w.run(args...).wants(t, exitError, `no table rate_limits in no_such_schema \(database \S+ on \S+, role \S+\)\. Is that the right database\? If it is, run .txlimit migrate.\. Other schemas have it: --schema `)
 	}
@@ -641,23 +648,34 @@ func TestNoErrorHasAPassword(t *testing.T) {
 func TestCompletion(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("sendMessage", 1, time.Hour), ratelimit.TokenBucket("signUps", 1, time.Hour), ratelimit.TokenBucket("other", 1, time.Hour))
 	w.sql("SELECT ratelimit('sendMessage', k, rate => 1, period => '1 hour') FROM unnest(ARRAY['user-1', 'user-2', 'admin', $1]) AS k", "user-"+evil)
+	w.sql("SELECT ratelimit_hold('sendMessage', 'x', id, 0, forever => true) FROM unnest(ARRAY['job-1', 'job-2', 'my-job', 'job 3']) AS id")
+	w.sql("SELECT ratelimit_hold('signUps', id => 'job-4', count => 0, forever => true, global => true)")
 	for words, want := range map[string][]string{
-		"keys s":                   {"sendMessage", "signUps"},
-		"keys x":                   {},
-		"show sendMessage user":    {"user-1", "user-2"},
-		"reset sendMessage a":      {"admin"},
-		"reset sendMessage a b":    {},
-		"sweep signUps s":          {"sendMessage"},
-		"block s":                  {"sendMessage", "signUps"},
-		"overrides o":              {"other"},
-		"lo":                       {"locks"},
-		"show no'such user":        {},
-		"limits --da":              {"--database"},
-		"migrate s":                {"status"},
-		"restore sendMessage adm":  {"admin"},
-		"restore --effect ":        {"numbers", "block", "unlimited"},
-		"replay --published si":    {"signUps"},
-		"unlimited sendMessage ad": {"admin"},
+		"holds s":                              {"sendMessage", "signUps"},
+		"holds sendMessage adm":                {"admin"},
+		"release o":                            {"other"},
+		"release sendMessage adm":              {"admin"},
+		"release sendMessage x job":            {"job-1", "job-2"},
+		"release sendMessage admin job":        {},
+		"release sendMessage x job-1 j":        {},
+		"release signUps j":                    {"job-4"},
+		"release signUps --part eu --part x j": {},
+		"keys s":                               {"sendMessage", "signUps"},
+		"keys x":                               {},
+		"show sendMessage user":                {"user-1", "user-2"},
+		"reset sendMessage a":                  {"admin"},
+		"reset sendMessage a b":                {},
+		"sweep signUps s":                      {"sendMessage"},
+		"block s":                              {"sendMessage", "signUps"},
+		"overrides o":                          {"other"},
+		"lo":                                   {"locks"},
+		"show no'such user":                    {},
+		"limits --da":                          {"--database"},
+		"migrate s":                            {"status"},
+		"restore sendMessage adm":              {"admin"},
+		"restore --effect ":                    {"numbers", "block", "unlimited"},
+		"replay --published si":                {"signUps"},
+		"unlimited sendMessage ad":             {"admin"},
 	} {
 		r := w.run(append([]string{"__complete"}, strings.Split(words, " ")...)...)
 		got := []string{}

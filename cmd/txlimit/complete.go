@@ -57,6 +57,23 @@ func (a *app) completeLimitAndKey(cmd *cobra.Command, args []string, begin strin
 	return nil, cobra.ShellCompDirectiveNoFileComp
 }
 
+// completeHold completes LIMIT KEY ID, and LIMIT ID of a limit without keys. It looks up at most 50 ids.
+func (a *app) completeHold(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 0 || len(args) > 2 || len(a.parts) > 0 {
+		return a.completeLimitAndKey(cmd, args, begin)
+	}
+	ids, directive := a.complete(cmd, begin, func(ctx context.Context, tx pgx.Tx) ([]string, error) {
+		return collect(ctx, tx, pgx.RowTo[string], `
+			SELECT h.id FROM rate_limit_holds AS h WHERE h.name = $1 AND h.key = $2 AND h.state = 'held' AND starts_with(h.id, $3) ORDER BY h.id LIMIT 50`,
+			args[0], strings.Join(args[1:], ""), begin)
+	})
+	if len(args) == 1 {
+		keys, _ := a.completeLimitAndKey(cmd, args, begin)
+		ids = append(keys, ids...)
+	}
+	return ids, directive
+}
+
 // choices completes the value of a flag.
 func choices(command *cobra.Command, flag string, values ...string) {
 	completeFlag(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))

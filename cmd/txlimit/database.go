@@ -127,6 +127,11 @@ func optional(text string) *string {
 func (a *app) takesKey(c *cobra.Command) {
 	c.Args = func(_ *cobra.Command, args []string) error { return limitAndKey(args, a.parts) }
 	c.ValidArgsFunction = a.completeLimitAndKey
+	a.partFlag(c)
+}
+
+// partFlag adds --part.
+func (a *app) partFlag(c *cobra.Command) {
 	c.Flags().StringArrayVar(&a.parts, "part", nil, "a `part` of a key of several parts, instead of KEY: once for each, in their order")
 }
 

@@ -48,13 +48,17 @@ func TestOneBadRowBlindsNoCommand(t *testing.T) {
 			"UPDATE rate_limit_definitions SET published_at = '290000-01-01', first_at = '-infinity', alive_until = 'infinity'",
 			"UPDATE rate_limit_definitions SET start = 'infinity' WHERE name = 'window'",
 		},
+		{
+			"INSERT INTO rate_limit_holds VALUES ('signUps', 'acme', 'a', 'held', 'tokens', NULL, 'NaN', 'infinity', 0, 1, 'infinity'), ('signUps', 'acme', 'b', 'held', 'x', NULL, 'Infinity', '-infinity', 0, 1, '-infinity')",
+			"INSERT INTO rate_limit_holds VALUES ('signUps', 'acme', '', 'held', 'slots', gen_random_uuid(), '-Infinity', '290000-01-01', 0, 1, '290000-01-01'), ('signUps', '', repeat('x', 1000), 'held', 'slots', NULL, 1e300, now(), 0, 1, now())",
+		},
 	} {
 		for _, row := range rows {
 			w.sql(row)
 		}
 		for _, command := range []string{
 			"limits", "limits --count", "keys signUps", "keys signUps --all", "keys signUps --denied", "keys window --all", "show signUps acme", "show signUps", "show signUps far",
-			"show signUps NaN", "show signUps ahead", "show signUps past", "show window ahead", "show window", "show signUps f", "show window acme", "overrides", "overrides --all", "overrides signUps --all", "locks", "migrate status",
+			"show signUps NaN", "show signUps ahead", "show signUps past", "show window ahead", "show window", "show signUps f", "show window acme", "holds signUps", "holds signUps acme", "overrides", "overrides --all", "overrides signUps --all", "locks", "migrate status",
 		} {
 			for _, format := range [][]string{nil, {"--json"}} {
 				if r := w.run(append(strings.Fields(command), format...)...); r.code != exitOK && r.code != exitNothing {
@@ -134,6 +138,38 @@ func TestPrintedKeysAreTheKeys(t *testing.T) {
 		}
 	}
 }
+
+// What was seen is released, and nothing that came under the same id after it.
+func TestAReleaseEndsWhatWasSeen(t *testing.T) {
+	w := newPublished(t, ratelimit.Slots("renders", 1))
+	const hold = "SELECT ratelimit_hold('renders', 'acme', 'job', ttl => '1 hour')"
+	w.sql(hold)
+	asked := 0
+	w.change = func(a *app) {
+		a.terminal = true
+		a.stdin = reads(func(p []byte) (int, error) {
+			asked++
+			w.sql("SELECT ratelimit_release('renders', 'acme', 'job', who => 'x')")
+			w.sql(hold)
+			return copy(p, "y\n"), nil
+		})
+	}
+	w.run("release", "renders", "acme", "job").wants(t, exitNothing, "The hold job of renders acme has ended meanwhile")
+	w.change = nil
+	if l := parse[holdList](t, w.run("holds", "renders", "--json")); len(l.Holds) != 1 || asked != 1 {
+		t.Errorf("asked %d times: %+v", asked, l)
+	}
+	w.run("release", "renders", "acme", "job", "--yes").wants(t, exitOK, "released job of renders acme")
+	w.run("holds", "renders").wants(t, exitNothing, "Nobody holds anything")
+	w.run("release", "renders", "acme", "job", "--yes", "--reason", strings.Repeat("x", maxReleaseReason+1)).wants(t, exitUsage, "--reason has 3801 bytes, more than 3800")
+	w.sql(hold)
+	w.run("release", "renders", "acme", "job", "--yes", "--reason", strings.Repeat("x", maxReleaseReason)).wants(t, exitOK)
+}
+
+// reads is a reader.
+type reads func(p []byte) (int, error)
+
+func (r reads) Read(p []byte) (int, error) { return r(p) }
 
 // A reset is in the history of its key, with who did it and why, and in force nowhere.
 func TestAResetIsInTheHistory(t *testing.T) {

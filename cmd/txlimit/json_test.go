@@ -233,9 +233,14 @@ func TestTheJSONIsAsDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	run(exitOK, "holds", "holds", "renders")
+	run(exitNothing, "holds", "holds", "renders", "other")
+	run(exitOK, "holds", "holds", "renders", "acme")
 	run(exitOK, "limits", "limits", "--count")
 	run(exitOK, "keys", "keys", "renders")
 	run(exitOK, "show", "show", "renders", "acme")
+	run(exitOK, "release", "release", "renders", "acme", "job", "--yes")
+	run(exitNothing, "release", "release", "renders", "acme", "job", "--yes")
 	run(exitOK, "keys", "keys", "bucket")
 	run(exitOK, "keys", "keys", "varies")
 	run(exitNothing, "keys", "keys", "logins")

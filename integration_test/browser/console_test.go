@@ -308,6 +308,56 @@ func TestAnOperatorGivesTheNumbersOfAKey(t *testing.T) {
 	p.quiet()
 }
 
+// hold makes a limit of slots, of which acme holds so many and four others, one of them expired.
+func hold(t *testing.T, pool *pgxpool.Pool, many int) {
+	t.Helper()
+	execute(t, pool, `SELECT ratelimit_publish('renderer', '[{"name": "renders", "kind": "slots", "capacity": 100}]')`)
+	execute(t, pool, `SELECT ratelimit_hold('renders', 'acme', 'project "Aurora"', 2, forever => true),
+		ratelimit_hold('renders', 'acme', 'job 4711 of the worker on host-0123456789abcdef-0123456789abcdef', ttl => '90 seconds'), ratelimit_hold('renders', 'acme', 'job 17', ttl => '5 minutes')`)
+	execute(t, pool, "SELECT ratelimit_hold('renders', 'acme', 'job ' || i, ttl => '1 hour') FROM generate_series(100, 99 + $1) AS i", many)
+	execute(t, pool, "UPDATE rate_limit_holds SET taken_at = now() - interval '8 minutes', until = now() - interval '3 minutes' WHERE id = 'job 17'")
+	execute(t, pool, "UPDATE rate_limit_holds SET taken_at = now() - interval '9 days' WHERE until = 'infinity'")
+}
+
+// An operator sees who holds what, while it changes, and releases what hangs. Of a limit without holds, nothing is shown.
+func TestAnOperatorReleasesAHold(t *testing.T) {
+	t.Parallel()
+	pool := newWorld(t)
+	hold(t, pool, 0)
+	p := open(t, pool, "ann", desktop)
+	p.see("key?name=signUps&key=acme")
+	p.reads("h1", "acme")
+	if shown := value[bool](p, `document.getElementById("holds").checkVisibility()`); shown {
+		t.Error("a limit without holds shows some")
+	}
+	p.see("key?name=renders&key=acme")
+	p.reads("#balance", "97 of 100 slots free")
+	p.reads("#holds tbody tr:nth-child(1)", "project", "2 slots", "9 d ago", "no end")
+	p.reads("#holds tbody tr:nth-child(2)", "job 17", "1 slot", "expired 3 min")
+	p.reads("#holds tbody tr:nth-child(3)", "job 4711", "left")
+
+	// It follows, but not while somebody is about to release.
+	execute(t, pool, "SELECT ratelimit_hold('renders', 'acme', 'the next', ttl => '1 hour')")
+	p.reads("#holds", "the next")
+	p.do(chromedp.Click(chromedp.CSS("#holds tbody tr:nth-child(3) summary")))
+	p.do(chromedp.SendKeys(chromedp.CSS(`details[open] input[name="reason"]`), "its worker hangs"))
+	value[bool](p, "document.activeElement.blur() === undefined")
+	execute(t, pool, "SELECT ratelimit_hold('renders', 'acme', 'one more', ttl => '1 hour')")
+	p.reads("#balance", "95 of 100 slots free") // which follows meanwhile
+	p.picture("key-release")
+	p.press("Release")
+	p.reads("main", "Released: what it held came back")
+	p.reads("#history tbody tr:first-child", "release", "job 4711", "its worker hangs", "ann", "done")
+	p.reads("#holds", "one more")
+	p.reads("#balance", "96 of 100 slots free")
+	if text := p.text("#holds"); strings.Contains(text, "4711") {
+		t.Errorf("it is still held: %s", text)
+	}
+	execute(t, pool, "SELECT ratelimit_release('renders', 'acme', id, who => 'x') FROM ratelimit_holds('renders', 'acme')")
+	p.within(30*time.Second, "no holds", func() bool { return !value[bool](p, `document.getElementById("holds").checkVisibility()`) })
+	p.quiet()
+}
+
 // The page of somebody who only reads has no forms.
 func TestAReaderHasNothingToPress(t *testing.T) {
 	t.Parallel()
@@ -319,6 +369,12 @@ func TestAReaderHasNothingToPress(t *testing.T) {
 		t.Errorf("%d buttons", n)
 	}
 	p.picture("key-read-only")
+	hold(t, pool, 0)
+	p.see("key?name=renders&key=acme")
+	p.reads("#holds", "job 17")
+	if n := value[int](p, `document.querySelectorAll("form[method=post], main button, #holds details").length`); n != 0 {
+		t.Errorf("%d buttons", n)
+	}
 	p.see("limit?name=signUps")
 	if n := value[int](p, `document.querySelectorAll("form[method=post]").length`); n != 0 {
 		t.Errorf("%d forms", n)
@@ -330,11 +386,12 @@ func TestAReaderHasNothingToPress(t *testing.T) {
 func TestPictures(t *testing.T) {
 	t.Parallel()
 	pool := newWorld(t)
+	hold(t, pool, 60)
 	for name, l := range map[string]look{"": desktop, "-dark": {width: 1240, height: 900, dark: true}, "-360": {width: 360, height: 780}, "-768": {width: 768, height: 1024}, "-360-dark": {width: 360, height: 780, dark: true}} {
 		p := open(t, pool, "ann", l)
 		for shot, path := range map[string]string{
 			"limits": "", "limit": "limit?name=signUps", "limit-day": "limit?name=sendMessage&span=day", "limit-search": "limit?name=sendMessage&q=user-1", "key": "key?name=signUps&key=acme",
-			"key-window": "key?name=exportReport&key=acme", "key-blocked": "key?name=failedLogins&key=" + url.QueryEscape("mallory@example.org"), "key-own": "key?name=crawl&key=acme", "key-own-given": "key?name=crawl&key=acme&rate=50",
+			"key-window": "key?name=exportReport&key=acme", "key-blocked": "key?name=failedLogins&key=" + url.QueryEscape("mallory@example.org"), "key-holds": "key?name=renders&key=acme", "key-own": "key?name=crawl&key=acme", "key-own-given": "key?name=crawl&key=acme&rate=50",
 			"key-long": "key?name=llmTokens&key=" + url.QueryEscape("eu|tenant-"+strings.Repeat("0123456789abcdef", 12)), "error": "limit?name=nowhere", "none": "?q=nothing-like-this", "limit-overrides": "limit?name=llmTokens&span=week",
 		} {
 			p.see(path)
@@ -342,6 +399,10 @@ func TestPictures(t *testing.T) {
 				t.Errorf("%s%s: the background is %s", shot, name, dark)
 			}
 			p.fits()
+			if shot == "key-holds" {
+				p.do(chromedp.Click(chromedp.CSS("#holds tbody tr:nth-child(2) summary")))
+				p.fits()
+			}
 			if l.width < 500 && shot == "key" {
 				p.unfold("Other numbers")
 				p.fits()

@@ -29,6 +29,8 @@ var done = map[string]string{
 	"restore":   "Restored. Every program follows within two seconds.",
 	"beside":    "It is in the history. But a block is in force, which denies everything until it ends, or until somebody ends it.",
 	"nothing":   "There was nothing in force to end.",
+	"released":  "Released: what it held came back, and its holder has lost it.",
+	"gone":      "That hold had ended already. Nothing was released.",
 	"add":       "The difference of the capacities is added.",
 }
 
@@ -40,8 +42,8 @@ const (
 
 // form is what a person has filled in. It comes back with the page if it cannot be done.
 type form struct {
-	Action, Rate, Capacity, MaxReserved, CapacityNow, End, Reason, Effect, ID string
-	Add, Sure                                                                 bool
+	Action, Rate, Capacity, MaxReserved, CapacityNow, End, Reason, Effect, ID, Since string
+	Add, Sure                                                                        bool
 }
 
 // change does what a form says.
@@ -50,7 +52,7 @@ func (c *call) change(a asked, key string) error {
 	f := form{
 		Action: v.Get("action"), Rate: strings.TrimSpace(v.Get("rate")), Capacity: strings.TrimSpace(v.Get("capacity")), MaxReserved: strings.TrimSpace(v.Get("max_reserved")),
 		CapacityNow: strings.TrimSpace(v.Get("capacity_now")),
-		End:         strings.TrimSpace(v.Get("end")), Reason: strings.TrimSpace(v.Get("reason")), Effect: v.Get("effect"), ID: v.Get("id"),
+		End:         strings.TrimSpace(v.Get("end")), Reason: strings.TrimSpace(v.Get("reason")), Effect: v.Get("effect"), ID: v.Get("id"), Since: v.Get("since"),
 		Add: v.Get("add") != "", Sure: v.Get("sure") != "",
 	}
 	did, err := c.do(a.name, key, f)
@@ -123,6 +125,20 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 			}
 			return err
 		})
+	case "release":
+		since, err := time.Parse(time.RFC3339Nano, f.Since)
+		if everyKey || err != nil || !valid(f.ID) {
+			return "", wrong("A hold is released on the page of its key, by its id. Load the page again.")
+		}
+		var released bool
+		err = c.writing(func(ctx context.Context, tx pgx.Tx) (err error) {
+			released, err = keystate.Release(ctx, tx, name, key, f.ID, since, f.Reason, &c.who)
+			return err
+		})
+		if !released {
+			return "gone", err
+		}
+		return "released", err
 	case "restore":
 		var removed int
 		err := c.writing(func(ctx context.Context, tx pgx.Tx) error {

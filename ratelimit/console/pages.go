@@ -317,6 +317,8 @@ type keyPage struct {
 	Level       int             // the balance in percent of the capacity
 	Curve       string
 	Override    *overrideRow // in force
+	Holds       []holdRow
+	AllHolds    int64 // those that are not shown, too
 	History     []overrideRow
 	HistoryFull bool
 	Hours       string // the denials by hour
@@ -328,6 +330,9 @@ type keyPage struct {
 	More        bool // there are more than that
 	NoKey       bool // the limit has keys, and no row without one
 }
+
+// MoreHolds reports whether there are holds that are not shown.
+func (p *keyPage) MoreHolds() bool { return p.AllHolds > int64(len(p.Holds)) }
 
 // key is the page of one key of a limit.
 func (c *call) key(a asked) error {
@@ -369,6 +374,9 @@ func (c *call) showKey(status int, a asked, f form, problem string) error {
 			}
 		}
 		if p.Override, err = queryOverride(ctx, tx, a.name, a.key, p.Now); err != nil {
+			return err
+		}
+		if p.Holds, p.AllHolds, err = queryHolds(ctx, tx, a.name, a.key, p.Now); err != nil {
 			return err
 		}
 		if p.History, err = queryKeyHistory(ctx, tx, a.name, a.key); err != nil {
@@ -414,7 +422,7 @@ func (c *call) showKey(status int, a asked, f form, problem string) error {
 	if err != nil {
 		return err
 	}
-	return c.show(status, "key", p)
+	return c.show(status, "key", &p)
 }
 
 // drawBalance computes the curve from the last use until the key is full, or a part of it around now.

@@ -18,6 +18,7 @@ const (
 	maxDeniedKeys  = 20
 	maxDefinitions = 100
 	maxOverrides   = 50
+	maxHolds       = 20
 )
 
 // limitRow is a limit in the list.
@@ -213,6 +214,21 @@ func queryKeyHistory(ctx context.Context, tx pgx.Tx, name, key string) ([]overri
 			UNION ALL
 			(SELECT o.* FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key IS NULL ORDER BY o.made_at DESC, o.id DESC LIMIT $3)
 		) AS o ORDER BY o.made_at DESC, o.id DESC LIMIT $3`, name, key, maxOverrides))
+}
+
+// holdRow is what an id holds of a key.
+type holdRow struct{ keystate.Hold }
+
+// Seen is when it was taken, for a form that ends this hold and no later one of its id.
+func (h holdRow) Seen() string { return h.Since.Format(time.RFC3339Nano) }
+
+// queryHolds reads the oldest holds of a key, and how many there are.
+func queryHolds(ctx context.Context, tx pgx.Tx, name, key string, now time.Time) (rows []holdRow, all int64, err error) {
+	list, all, err := keystate.Holds(ctx, tx, name, &key, nil, now, maxHolds)
+	for _, h := range list {
+		rows = append(rows, holdRow{h})
+	}
+	return rows, all, err
 }
 
 // keyRow is a key in a list.

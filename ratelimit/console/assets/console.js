@@ -190,7 +190,7 @@
 	}
 
 	// used says whether somebody is about to press, read out or copy something in a part of the page.
-	const used = (part) => part.contains(document.activeElement) || part.querySelector(":active") || !getSelection().isCollapsed && part.contains(getSelection().anchorNode);
+	const used = (part) => part.contains(document.activeElement) || part.querySelector(":active, details[open]") || !getSelection().isCollapsed && part.contains(getSelection().anchorNode);
 
 	// What is alive on the page is taken from a new copy of it.
 	async function refresh() {
