@@ -281,7 +281,7 @@ func TestEachTellsWhenAForbiddenCountIsGranted(t *testing.T) {
 	for i, request := range requests {
 		_, err := limits.Consume(t.Context(), pool, request)
 		var denial *ratelimit.DeniedError
-		if !errors.As(err, &denial) || !denial.Result.RetryAt.Equal(results[i].RetryAt) || denial.Result.Remaining != results[i].Remaining {
+		if !errors.As(err, &denial) || !denial.RetryAt.Equal(results[i].RetryAt) || denial.Remaining != results[i].Remaining {
 			t.Errorf("%v: %+v, want %v", request, results[i], err)
 		}
 		for _, at := range []struct {
