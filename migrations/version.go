@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "3fb2b6beed955a808130da44fd4f761e070dbd699d0b1818e49bc0a885c22137"
+const Hash = "bb58324e43eea79f0bc265a6e12aab429d049e2ff39e866a54c130a08332ab25"
