@@ -97,8 +97,9 @@ func TestHoldMany(t *testing.T) {
 	many(1, "f")
 	value(-5)
 	mustExec(t, pool, "SELECT ratelimit_block('projects', 'acme')")
-	denied("rate limit exceeded: projects", "g")
 	released(1, "f") // goes on
+	denied("rate limit exceeded: projects", "g")
+	value(-4)
 }
 
 func TestHoldManyRefuses(t *testing.T) {
