@@ -120,19 +120,22 @@ func TestThePublicFunctionsOfSQL(t *testing.T) {
 	const one = "name text, key text DEFAULT NULL::text, " + numbers + "count double precision DEFAULT 1, " + kind + "shards integer DEFAULT 1, global boolean DEFAULT false, " + calendar
 	const instants = "reset_at timestamp with time zone, OUT at timestamp with time zone"
 	want := map[string]string{
-		"ratelimit":         one + ", OUT remaining double precision, OUT " + instants,
-		"ratelimit_try":     one + ", OUT granted boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamp with time zone, OUT " + instants,
-		"ratelimit_reserve": one + ", max_reserved double precision DEFAULT NULL::double precision, OUT retry_at timestamp with time zone, OUT delay interval, OUT remaining double precision, OUT " + instants,
-		"ratelimit_take":    strings.Replace(one, "count double precision DEFAULT 1", "most bigint DEFAULT NULL::bigint", 1) + ", OUT taken bigint, OUT remaining double precision, OUT " + instants,
-		"ratelimit_all":     "requests jsonb, TABLE(name text, key text, remaining double precision, reset_at timestamp with time zone, at timestamp with time zone)",
-		"ratelimit_keys":    "name text, " + numbers + kind + calendar + ", keys text[] DEFAULT NULL::text[], TABLE(key text, remaining double precision, retry_at timestamp with time zone)",
-		"ratelimit_sweep":   "name text, " + numbers + kind + "first text DEFAULT ''::text, varies interval DEFAULT NULL::interval, OUT deleted integer, OUT next text",
-		"ratelimit_pause":   "name text, key text DEFAULT NULL::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone, remaining double precision DEFAULT 0, " + numbers + "capacity double precision DEFAULT NULL::double precision, shards integer DEFAULT 1, global boolean DEFAULT false",
-		"ratelimit_resume":  "name text, key text DEFAULT NULL::text, global boolean DEFAULT false",
-		"ratelimit_hold":    "name text, key text DEFAULT NULL::text, id text DEFAULT NULL::text, count double precision DEFAULT 1, ttl interval DEFAULT NULL::interval, forever boolean DEFAULT false, global boolean DEFAULT false, OUT token text, OUT expires timestamp with time zone, OUT repeated boolean, OUT remaining double precision, OUT at timestamp with time zone",
-		"ratelimit_release": "name text, key text DEFAULT NULL::text, id text DEFAULT NULL::text, global boolean DEFAULT false, reason text DEFAULT NULL::text, who text DEFAULT NULL::text",
-		"ratelimit_holds":   "name text, key text DEFAULT NULL::text, global boolean DEFAULT false, TABLE(id text, count double precision, since timestamp with time zone, until timestamp with time zone, expired boolean)",
-		"ratelimit_reset":   "name text, key text DEFAULT NULL::text, global boolean DEFAULT false, reason text DEFAULT NULL::text, who text DEFAULT NULL::text",
+		"ratelimit":              one + ", OUT remaining double precision, OUT " + instants,
+		"ratelimit_try":          one + ", OUT granted boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamp with time zone, OUT " + instants,
+		"ratelimit_reserve":      one + ", max_reserved double precision DEFAULT NULL::double precision, OUT retry_at timestamp with time zone, OUT delay interval, OUT remaining double precision, OUT " + instants,
+		"ratelimit_take":         strings.Replace(one, "count double precision DEFAULT 1", "most bigint DEFAULT NULL::bigint", 1) + ", OUT taken bigint, OUT remaining double precision, OUT " + instants,
+		"ratelimit_all":          "requests jsonb, TABLE(name text, key text, remaining double precision, reset_at timestamp with time zone, at timestamp with time zone)",
+		"ratelimit_keys":         "name text, " + numbers + kind + calendar + ", keys text[] DEFAULT NULL::text[], TABLE(key text, remaining double precision, retry_at timestamp with time zone)",
+		"ratelimit_sweep":        "name text, " + numbers + kind + "first text DEFAULT ''::text, varies interval DEFAULT NULL::interval, OUT deleted integer, OUT next text",
+		"ratelimit_pause":        "name text, key text DEFAULT NULL::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone, remaining double precision DEFAULT 0, " + numbers + "capacity double precision DEFAULT NULL::double precision, shards integer DEFAULT 1, global boolean DEFAULT false",
+		"ratelimit_resume":       "name text, key text DEFAULT NULL::text, global boolean DEFAULT false",
+		"ratelimit_hold":         "name text, key text DEFAULT NULL::text, id text DEFAULT NULL::text, count double precision DEFAULT 1, ttl interval DEFAULT NULL::interval, forever boolean DEFAULT false, global boolean DEFAULT false, OUT token text, OUT expires timestamp with time zone, OUT repeated boolean, OUT remaining double precision, OUT at timestamp with time zone",
+		"ratelimit_hold_many":    "name text, key text DEFAULT NULL::text, ids text[] DEFAULT NULL::text[], global boolean DEFAULT false",
+		"ratelimit_release_many": "name text, key text DEFAULT NULL::text, ids text[] DEFAULT NULL::text[], global boolean DEFAULT false",
+		"ratelimit_recount":      "name text, key text DEFAULT NULL::text, global boolean DEFAULT false",
+		"ratelimit_release":      "name text, key text DEFAULT NULL::text, id text DEFAULT NULL::text, global boolean DEFAULT false, reason text DEFAULT NULL::text, who text DEFAULT NULL::text",
+		"ratelimit_holds":        "name text, key text DEFAULT NULL::text, global boolean DEFAULT false, TABLE(id text, count double precision, since timestamp with time zone, until timestamp with time zone, expired boolean)",
+		"ratelimit_reset":        "name text, key text DEFAULT NULL::text, global boolean DEFAULT false, reason text DEFAULT NULL::text, who text DEFAULT NULL::text",
 	}
 	rows, err := pool.Query(t.Context(), `SELECT p.proname, pg_get_function_arguments(p.oid) || CASE WHEN p.proretset THEN ', ' || pg_get_function_result(p.oid) ELSE '' END, obj_description(p.oid) IS NOT NULL
 		  FROM pg_proc AS p WHERE p.pronamespace = current_schema::regnamespace AND p.proname LIKE 'ratelimit%'`)

@@ -31,15 +31,15 @@ CREATE TABLE projects (id text PRIMARY KEY, team text NOT NULL);
 
 CREATE FUNCTION projects_come() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM ratelimit_hold('projects', p.team, p.id, forever => true)
-       FROM (SELECT team, id FROM come ORDER BY team COLLATE "C", id) AS p;
+    PERFORM ratelimit_hold_many('projects', p.team, p.ids)
+       FROM (SELECT team, array_agg(id) AS ids FROM come GROUP BY team ORDER BY team COLLATE "C") AS p; -- everybody locks in one order, so nobody deadlocks
     RETURN NULL;
 END $$;
 
 CREATE FUNCTION projects_go() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM ratelimit_release('projects', p.team, p.id)
-       FROM (SELECT team, id FROM gone ORDER BY team COLLATE "C", id) AS p;
+    PERFORM ratelimit_release_many('projects', p.team, p.ids)
+       FROM (SELECT team, array_agg(id) AS ids FROM gone GROUP BY team ORDER BY team COLLATE "C") AS p;
     RETURN NULL;
 END $$;
 
@@ -48,16 +48,13 @@ DECLARE
     p record;
 BEGIN
     FOR p IN
-        (SELECT team COLLATE "C" AS team, id, false AS comes FROM gone EXCEPT SELECT team, id, false FROM come)
-        UNION ALL
-        (SELECT team, id, true FROM come EXCEPT SELECT team, id, true FROM gone)
-        ORDER BY team, comes, id
-    LOOP
-        IF p.comes THEN
-            PERFORM ratelimit_hold('projects', p.team, p.id, forever => true);
-        ELSE
-            PERFORM ratelimit_release('projects', p.team, p.id);
-        END IF;
+        SELECT team, array_agg(id) FILTER (WHERE NOT comes) AS gone, array_agg(id) FILTER (WHERE comes) AS come
+          FROM ((SELECT team, id, false AS comes FROM gone EXCEPT SELECT team, id, false FROM come)
+                UNION ALL (SELECT team, id, true FROM come EXCEPT SELECT team, id, true FROM gone)) AS m
+         GROUP BY team ORDER BY team COLLATE "C"
+    LOOP -- what goes makes room for what comes
+        PERFORM ratelimit_release_many('projects', p.team, coalesce(p.gone, '{}'));
+        PERFORM ratelimit_hold_many('projects', p.team, coalesce(p.come, '{}'));
     END LOOP;
     RETURN NULL;
 END $$;

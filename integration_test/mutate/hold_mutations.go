@@ -11,6 +11,40 @@ const (
 )
 
 var holdMutations = []mutation{
+	// Many ids, and the recount
+	{
+		name: "hold-many-met", file: byHand, what: "an id that somebody holds, or whose work is done, is taken as if it was free",
+		old: "            IF rec.state = 'held' OR rec.state = 'settled' AND rec.until > at THEN", new: "            IF false THEN",
+		tests: "TestHoldMany",
+	}, {
+		name: "hold-many-repeated", file: byHand, what: "an id that is held without an end takes a second slot",
+		old: "            CONTINUE WHEN rec.state = 'held' AND rec.until = 'infinity';\n", new: "",
+		tests: "TestHoldMany",
+	}, {
+		name: "hold-many-expired", file: byHand, what: "slots of expired holds are not taken",
+		old: "    IF v - n::double precision < q.floor THEN\n        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim", new: "    IF false THEN\n        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim",
+		tests: "TestHoldMany",
+	}, {
+		name: "hold-many-unbounded", file: byHand, what: "more is taken than there is",
+		old: "    IF v - n::double precision < q.floor THEN\n        PERFORM /* TEMPLATE: schema */_ratelimit_denied", new: "    IF false THEN\n        PERFORM /* TEMPLATE: schema */_ratelimit_denied",
+		tests: "TestHoldMany|TestSlotsOfATable",
+	}, {
+		name: "hold-many-block", file: byHand, what: "a block does not deny many",
+		old: "    IF q.effect = 'block' THEN\n        at := clock_timestamp();", new: "    IF false THEN\n        at := clock_timestamp();",
+		tests: "TestHoldMany",
+	}, {
+		name: "release-many-snapshot", file: byHand, what: "holds that are newer than the snapshot are none",
+		old: "       OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN -- there, holds", new: "       THEN -- there, holds",
+		tests: "TestHoldManyAboveReadCommitted",
+	}, {
+		name: "release-many-ends", file: byHand, what: "a hold with an end is passed over in silence",
+		old: "        IF rec.token IS NOT NULL OR rec.unit <> 'slots' THEN", new: "        IF false THEN",
+		tests: "TestHoldMany|TestHoldManyRefuses",
+	}, {
+		name: "recount-none", file: byHand, what: "a recount counts nothing",
+		old: "SET value = '0'::double precision - used, ts", new: "SET value = r.value, ts",
+		tests: "TestSlotsOfATable",
+	},
 	// _ratelimit_hold, _ratelimit_known and _ratelimit_claim
 	{
 		name: "hold-look-first", file: holds, what: "a duplicate takes, and rolls back, and keeps others waiting",

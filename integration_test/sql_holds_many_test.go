@@ -1,0 +1,243 @@
+package integration_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// TestHoldMany: each id is held once, all or none, and is a hold as any other.
+func TestHoldMany(t *testing.T) {
+	t.Parallel()
+	pool, h := holdingByHand(t)
+	mustExec(t, pool, "SELECT ratelimit_override('projects', 'acme', capacity => 5)")
+	acme := projectsByHand.With(ratelimit.Capacity(5)).Key("acme")
+	many := func(want int, ids string) {
+		t.Helper()
+		if got := scan[int](t, pool, "SELECT ratelimit_hold_many('projects', 'acme', $1)", strings.Fields(ids)); got != want {
+			t.Errorf("%s: %d were taken, want %d", ids, got, want)
+		}
+	}
+	released := func(want int, ids string) {
+		t.Helper()
+		if got := scan[int](t, pool, "SELECT ratelimit_release_many('projects', 'acme', $1)", strings.Fields(ids)); got != want {
+			t.Errorf("%s: %d were released, want %d", ids, got, want)
+		}
+	}
+	denied := func(reason, ids string) (d string) {
+		t.Helper()
+		_, err := pool.Exec(t.Context(), "SELECT ratelimit_hold_many('projects', 'acme', $1)", strings.Fields(ids))
+		e, ok := errors.AsType[*pgconn.PgError](err)
+		if !ok || e.Code != "PT429" || !strings.Contains(e.Message+e.Detail, reason) {
+			t.Errorf("%s: %v", ids, err)
+			return ""
+		}
+		return e.Detail
+	}
+	value := func(want float64) {
+		t.Helper()
+		if got := scan[float64](t, pool, "SELECT value FROM rate_limits WHERE name = 'projects' AND key = 'acme'"); got != want {
+			t.Errorf("value %v, want %v", got, want)
+		}
+	}
+	many(0, "")
+	many(3, "c a b a")
+	many(0, "a b")
+	many(1, "a d")
+	value(-4)
+	if d := denied("rate limit exceeded: projects", "e f"); !strings.Contains(d, `"remaining" : 1`) || !strings.Contains(d, `"retry_at" : null`) {
+		t.Error(d)
+	}
+	value(-4)
+	released(2, "a d x")
+	released(0, "a d x")
+	value(-2)
+	if got := lines(t, pool, "SELECT id, count, until, expired FROM ratelimit_holds('projects', 'acme')"); got != "(c,1,,f)\n(b,1,,f)" && got != "(b,1,,f)\n(c,1,,f)" {
+		t.Error(got)
+	}
+	if held := h.holds("b", -1, acme); !held.Repeated {
+		t.Errorf("%+v", held)
+	}
+	mustExec(t, pool, "SELECT ratelimit_hold('projects', 'acme', 'two', 2, forever => true)")
+	released(3, "b two c")
+	value(0)
+
+	// Ids with another past: in time, settled, expired, lapsed.
+	first := h.holds("job", time.Hour, acme)
+	denied(`"reason" : "held"`, "e job")
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_release_many('projects', 'acme', '{job,x}')"); sqlState(err) != "22023" || !strings.Contains(err.Error(), "not a hold of slots without an end") {
+		t.Error(err)
+	}
+	mustExec(t, pool, "UPDATE rate_limit_holds SET until = now() - interval '1 second' WHERE id = 'job'")
+	many(2, "e job")
+	value(-2)
+	h.lost(first.Token, acme)
+	second := h.holds("done", time.Hour, acme)
+	h.settle(second.Token, []float64{1}, acme)
+	denied(`"reason" : "settled"`, "done f")
+	mustExec(t, pool, "UPDATE rate_limit_holds SET until = now() WHERE id = 'done'")
+	many(1, "done e")
+	value(-3)
+
+	// One that has expired makes room for others, and one that has not says when.
+	h.holds("job 2", time.Hour, acme)
+	third := h.holds("job 3", time.Hour, acme)
+	if d := denied("rate limit exceeded: projects", "f"); !strings.Contains(d, `"retry_at" : "`+third.Expires.UTC().Format("2006-01-02T15")[:10]) {
+		t.Error(d)
+	}
+	mustExec(t, pool, "UPDATE rate_limit_holds SET until = now() - interval '1 second' WHERE id = 'job 3'")
+	many(1, "f")
+	value(-5)
+	mustExec(t, pool, "SELECT ratelimit_block('projects', 'acme')")
+	released(1, "f") // goes on
+	denied("rate limit exceeded: projects", "g")
+	value(-4)
+}
+
+func TestHoldManyRefuses(t *testing.T) {
+	t.Parallel()
+	pool, _ := holdingByHand(t)
+	for sql, want := range map[string]string{
+		"ratelimit_hold_many('renders', 'acme')":                        "ids must not be NULL",
+		"ratelimit_hold_many('renders', 'acme', '{a,NULL}')":            "id must have 1 to 255 bytes, not NULL",
+		"ratelimit_hold_many('renders', 'acme', '{a,~b}')":              "id must not begin with ~",
+		"ratelimit_hold_many('renders', NULL, '{a}')":                   "key must have 1 to 1024 bytes, not NULL",
+		"ratelimit_hold_many('rendrs', 'acme', '{a}')":                  "no program has published it",
+		"ratelimit_hold_many('projects', 'acme', '{a}')":                "the numbers of this key are the program's",
+		"ratelimit_hold_many('budget', 'acme', '{a}')":                  "many ids hold slots, and it has none",
+		"ratelimit_hold_many('renders', 'acme', '{a}', global => true)": "key must be NULL with global => true",
+		"ratelimit_release_many(NULL, 'acme', '{a}')":                   "name must have 1 to 255 bytes, not NULL",
+		"ratelimit_release_many('renders', 'acme')":                     "ids must not be NULL",
+		"ratelimit_recount('renders')":                                  "key must have 1 to 1024 bytes, not NULL",
+		"ratelimit_recount('budget', 'acme')":                           "it has no slots",
+	} {
+		if _, err := pool.Exec(t.Context(), "SELECT "+sql); sqlState(err) != "22023" || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", sql, err, want)
+		}
+	}
+	mustExec(t, pool, "SELECT ratelimit_hold('budget', 'acme', 'a', forever => true)")
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_release_many('budget', 'acme', '{a}')"); sqlState(err) != "22023" {
+		t.Error(err)
+	}
+	if got := scan[int](t, pool, "SELECT ratelimit_hold_many('noGlobal', ids => '{a,b}', global => true) FROM ratelimit_publish('b', '[{\"name\": \"noGlobal\", \"kind\": \"slots\", \"capacity\": 2}]')"); got != 2 {
+		t.Error(got)
+	}
+}
+
+// TestHoldManyAboveReadCommitted: what the snapshot misses is 40001, and never granted or "there was none".
+func TestHoldManyAboveReadCommitted(t *testing.T) {
+	t.Parallel()
+	pool, h := holdingByHand(t)
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		for _, sql := range []string{"SELECT ratelimit_hold_many('renders', $1, '{x}')", "SELECT ratelimit_release_many('renders', $1, '{id}')", "SELECT ratelimit_recount('renders', $1)"} {
+			key := string(level) + sql[7:28]
+			tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+			if err != nil {
+				t.Fatal(err)
+			}
+			mustExecIn(t, tx, "SELECT count(*) FROM rate_limits")
+			h.holds("id", -1, rendersByHand.Key(key))
+			if _, err := tx.Exec(t.Context(), sql, key); sqlState(err) != "40001" {
+				t.Errorf("%s: %s: %v, want 40001", level, sql, err)
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			err = pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+				mustExecIn(t, tx, strings.Replace(sql, "$1", "'"+strings.ReplaceAll(key, "'", "''")+"'", 1))
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// TestHoldManyRace: sessions hold, release and recount the same ids, one by one and many at once. The value is what is held.
+func TestHoldManyRace(t *testing.T) {
+	t.Parallel()
+	pool, _ := holdingByHand(t)
+	mustExec(t, pool, "SELECT ratelimit_override('projects', 'acme', capacity => 4)")
+	var wg sync.WaitGroup
+	for worker := range 4 {
+		wg.Go(func() {
+			for i := range 60 {
+				ids := []string{fmt.Sprint((worker + i) % 3), fmt.Sprint((worker * i) % 5)}
+				for _, sql := range []string{
+					"SELECT ratelimit_hold_many('projects', 'acme', $1)", "SELECT ratelimit_hold('projects', 'acme', ($1::text[])[1], forever => true)", "SELECT ratelimit_recount('projects', 'acme') WHERE $1::text[] IS NOT NULL",
+					"SELECT ratelimit_release('projects', 'acme', ($1::text[])[2])", "SELECT ratelimit_release_many('projects', 'acme', $1)",
+				}[i%2*3:] {
+					if _, err := pool.Exec(t.Context(), sql, ids); err != nil && sqlState(err) != "PT429" {
+						t.Errorf("%s: %v", sql, err)
+					}
+				}
+				if got := lines(t, pool, "SELECT value, held FROM rate_limits AS r, LATERAL (SELECT count(*) AS held FROM rate_limit_holds WHERE state = 'held') AS h WHERE r.value <> -held OR held > 4"); got != "" {
+					t.Error(got)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestSlotsOfATable: triggers keep the slots of a table right through what statements do, and a recount mends what they cannot see.
+func TestSlotsOfATable(t *testing.T) {
+	t.Parallel()
+	pool, _ := holdingByHand(t)
+	mustExec(t, pool, docSQL(t, "docs/holds.md", "CREATE FUNCTION projects_come"))
+	mustExec(t, pool, "CREATE TABLE teams (id text PRIMARY KEY)")
+	mustExec(t, pool, "INSERT INTO teams VALUES ('a'), ('b')")
+	mustExec(t, pool, "ALTER TABLE projects ADD FOREIGN KEY (team) REFERENCES teams ON DELETE CASCADE ON UPDATE CASCADE")
+	mustExec(t, pool, "SELECT ratelimit_override('projects', k, capacity => 10000) FROM unnest(ARRAY['a', 'b']) AS k")
+	agrees := func(what string, a, b int) {
+		t.Helper()
+		got := lines(t, pool, `SELECT k, coalesce(0 - (SELECT value FROM rate_limits WHERE name = 'projects' AND key = k), 0),
+			(SELECT count(*) FROM rate_limit_holds WHERE name = 'projects' AND key = k AND state = 'held'), (SELECT count(*) FROM projects WHERE team = k) FROM unnest(ARRAY['a', 'b']) AS k ORDER BY k`)
+		if want := fmt.Sprintf("(a,%d,%d,%d)\n(b,%d,%d,%d)", a, a, a, b, b, b); got != want {
+			t.Errorf("%s: %s, want %s", what, got, want)
+		}
+	}
+	begin := time.Now()
+	mustExec(t, pool, "INSERT INTO projects SELECT 'p' || i, 'a' FROM generate_series(1, 10000) AS i")
+	t.Logf("10,000 rows in %v", time.Since(begin))
+	agrees("many", 10000, 0)
+	if _, err := pool.Exec(t.Context(), "INSERT INTO projects VALUES ('one more', 'a'), ('other', 'b')"); sqlState(err) != "PT429" {
+		t.Error(err)
+	}
+	agrees("denied", 10000, 0)
+	mustExec(t, pool, "UPDATE projects SET team = 'b' WHERE id <= 'p2'")
+	moved := scan[int](t, pool, "SELECT count(*) FROM projects WHERE team = 'b'")
+	agrees("moved", 10000-moved, moved)
+	mustExec(t, pool, "UPDATE projects SET id = id WHERE team = 'b'")
+	agrees("nothing changed", 10000-moved, moved)
+	mustExec(t, pool, "UPDATE projects SET team = CASE team WHEN 'a' THEN 'b' ELSE 'a' END")
+	agrees("changed places", moved, 10000-moved)
+	mustExec(t, pool, "DELETE FROM teams WHERE id = 'b'")
+	agrees("a cascade", moved, 0)
+
+	// A restore of one table, or a TRUNCATE of it.
+	mustExec(t, pool, "TRUNCATE rate_limits")
+	if got := scan[float64](t, pool, "SELECT ratelimit_recount('projects', 'a')"); got != float64(moved) {
+		t.Errorf("%v in use, want %d", got, moved)
+	}
+	agrees("recounted", moved, 0)
+	mustExec(t, pool, "TRUNCATE projects") // fires no trigger for rows
+	mustExec(t, pool, "SELECT ratelimit_release_many('projects', 'a', (SELECT array_agg(id) FROM ratelimit_holds('projects', 'a')))")
+	agrees("emptied", 0, 0)
+	mustExec(t, pool, "INSERT INTO projects VALUES ('x', 'a'), ('y', 'a')")
+	mustExec(t, pool, "DELETE FROM rate_limit_holds")
+	if got := scan[float64](t, pool, "SELECT ratelimit_recount('projects', 'a')"); got != 0 {
+		t.Errorf("%v in use", got)
+	}
+	mustExec(t, pool, "SELECT ratelimit_hold_many('projects', 'a', array_agg(id)) FROM projects")
+	agrees("taken up again", 2, 0)
+}
