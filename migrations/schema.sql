@@ -5016,6 +5016,245 @@ Errors:
   22023    an argument is invalid
 $text$;
 
+-- Checks the arguments of the functions for many ids or for slots alone, and returns the ids in the order of locks, each once.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_many(name text, key text, ids text[], global boolean) RETURNS text[]
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text := CASE
+        WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
+        WHEN ids IS NULL THEN 'ids must not be NULL'
+        ELSE coalesce(/* TEMPLATE: schema */_ratelimit_wrong_key(key, global),
+            (SELECT min(/* TEMPLATE: schema */_ratelimit_wrong_id(u.id)) FROM pg_catalog.unnest(ids) AS u (id))) END;
+BEGIN
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
+    END IF;
+    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN
+        RAISE feature_not_supported USING MESSAGE = 'rate limits: there are no holds where the table is distributed by key',
+            HINT = 'Distribute the schema, or put limits with holds into a schema that is not distributed.';
+    END IF;
+    RETURN ARRAY(SELECT DISTINCT u.id COLLATE "C" FROM pg_catalog.unnest(ids) AS u (id) ORDER BY 1);
+END
+$body$;
+
+-- Holds one slot for each id, without an end, or raises. The limit's row is locked first, and so nobody else takes or gives back slots of the key;
+-- then the holds, in the order of their ids. Only an extender may have one of those, and it waits for nothing.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_hold_many(name text, key text, ids text[], global boolean) RETURNS integer
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    q     /* TEMPLATE: schema */_ratelimit_request;
+    own   text COLLATE "C" := coalesce(key, '');
+    at    timestamptz;
+    met   text[]; -- the ids that had a row
+    rec   record;
+    n     integer;
+    v     double precision;
+    said  record;
+BEGIN
+    ids := /* TEMPLATE: schema */_ratelimit_many(name, key, ids, global);
+    PERFORM /* TEMPLATE: schema */_ratelimit_published(name, key);
+    IF (/* TEMPLATE: schema */_ratelimit_defined(name)).kind <> 'slots' THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: many ids hold slots, and it has none', name),
+            HINT = 'Call ratelimit_hold for each id.';
+    END IF;
+    IF pg_catalog.cardinality(ids) = 0 THEN
+        RETURN 0;
+    END IF;
+    q := /* TEMPLATE: schema */_ratelimit_prepare('hold', name, key, NULL, NULL, 1, 'token bucket', NULL, NULL, 1, global, NULL, NULL, NULL, NULL, NULL);
+    IF q.effect = 'block' THEN
+        at := clock_timestamp();
+        SELECT r.retry_at, r.reset_at INTO said FROM /* TEMPLATE: schema */_ratelimit_answer('hold', q, false, at, NULL, NULL) AS r;
+        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+    END IF;
+    PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
+    at := clock_timestamp();
+    WITH inserted AS (
+        INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+        SELECT name, own, u.id, 'held', 'slots', NULL, 1, at, 0, 1, 'infinity' FROM pg_catalog.unnest(ids) WITH ORDINALITY AS u (id, i) ORDER BY u.i
+        ON CONFLICT ON CONSTRAINT rate_limit_holds_pkey DO UPDATE SET count = h.count WHERE false -- which locks the row that is there
+        RETURNING h.id
+    )
+    SELECT ARRAY(SELECT u.id FROM pg_catalog.unnest(ids) AS u (id) EXCEPT SELECT i.id FROM inserted AS i) INTO met;
+    n := pg_catalog.cardinality(ids) - pg_catalog.cardinality(met);
+    IF pg_catalog.cardinality(met) > 0 THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval], ARRAY['0'::double precision],
+            ARRAY[NULL::timestamptz], NULL, NULL, ARRAY[1], ARRAY[NULL::integer]); -- of these ids, too
+        FOR rec IN
+            SELECT h.id, h.state, h.until FROM /* TEMPLATE: schema */rate_limit_holds AS h
+             WHERE h.name = name AND h.key = own AND h.id = ANY (met)
+        LOOP
+            CONTINUE WHEN rec.state = 'held' AND rec.until = 'infinity';
+            IF rec.state = 'held' OR rec.state = 'settled' AND rec.until > at THEN
+                rec.until := CASE WHEN rec.state = 'held' THEN greatest(rec.until, at + interval '1 second') END;
+                RAISE SQLSTATE 'PT429' USING
+                    MESSAGE = pg_catalog.format('rate limit exceeded: %s: an id is %s', name, CASE rec.state WHEN 'held' THEN 'held already, with an end' ELSE 'settled' END),
+                    DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM rec.until - at), 'retry_at', rec.until, 'reset_at', NULL,
+                        'reason', rec.state);
+            END IF;
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'held', unit = 'slots', token = NULL, count = 1, taken_at = at, rest = 0, part = 1, until = 'infinity'
+             WHERE h.name = name AND h.key = own AND h.id = rec.id;
+            n := n + 1;
+        END LOOP;
+    END IF;
+    SELECT r.value INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
+    IF v - n::double precision < q.floor THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval], ARRAY['0'::double precision],
+            ARRAY[NULL::timestamptz], NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);
+        SELECT r.value INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
+    END IF;
+    IF v - n::double precision < q.floor THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, v - q.floor, /* TEMPLATE: schema */_ratelimit_free_at(name, own, v, n::double precision, q.floor, at), NULL, at);
+    END IF;
+    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
+    RETURN n;
+END
+$body$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_hold_many(name text, key text DEFAULT NULL, ids text[] DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
+LANGUAGE plpgsql
+AS $body$
+BEGIN
+    RETURN /* TEMPLATE: schema */_ratelimit_hold_many(name COLLATE "C", key COLLATE "C", ids, global);
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_hold_many(text, text, text[], boolean) IS $text$
+Takes one slot for each of many ids, without an end, in the caller's transaction, all or nothing: it raises an error if there are not enough. It
+is ratelimit_hold with forever => true for each id, and takes each once. It returns how many were taken: those that are held already are not.
+
+    SELECT ratelimit_hold_many('projects', team, array_agg(id)) FROM (SELECT team, id FROM come ORDER BY team COLLATE "C") AS c GROUP BY team
+
+Arguments:
+  name    the name of the limit, of slots
+  key     the key as it is stored; NULL or empty is an error, unless global is true
+  ids     as the id of ratelimit_hold
+  global  true: the limit has no keys, and key must be NULL. Default false
+
+Errors:
+  PT429    denied: nothing was taken. As of ratelimit_hold
+  22023    an argument is invalid, the limit has no slots, no program has published it, or only the program knows their number
+  0A000    the table is distributed by key, or the server is a PL/Proxy proxy
+  40001, 40P01  another transaction was in the way: run the transaction again
+$text$;
+
+-- Ends holds of slots without an end. The limit's row is locked first, if there is one, and then the holds, in the order of their ids.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_release_many(name text, key text, ids text[], global boolean) RETURNS integer
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    own  text COLLATE "C" := coalesce(key, '');
+    at   timestamptz;
+    n    integer;
+    x    double precision;
+    rec  record;
+BEGIN
+    ids := /* TEMPLATE: schema */_ratelimit_many(name, key, ids, global);
+    IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own)
+       OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN -- there, holds that are newer than the snapshot are 40001
+        PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
+    END IF;
+    at := clock_timestamp();
+    FOR rec IN
+        SELECT h.unit, h.token FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE h.name = name AND h.key = own AND h.id = ANY (ids) AND h.state = 'held' ORDER BY h.id FOR UPDATE
+    LOOP
+        IF rec.token IS NOT NULL OR rec.unit <> 'slots' THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: one of these is not a hold of slots without an end', name),
+                HINT = 'Call ratelimit_release for it.';
+        END IF;
+    END LOOP;
+    WITH deleted AS (
+        DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE h.name = name AND h.key = own AND h.id = ANY (ids) AND h.state = 'held' AND h.token IS NULL AND h.unit = 'slots'
+        RETURNING h.count
+    )
+    SELECT count(*), coalesce(sum(d.count), '0') INTO n, x FROM deleted AS d;
+    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = least(r.value + x, '0'), ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
+    RETURN n;
+END
+$body$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_release_many(name text, key text DEFAULT NULL, ids text[] DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
+LANGUAGE plpgsql
+AS $body$
+BEGIN
+    RETURN /* TEMPLATE: schema */_ratelimit_release_many(name COLLATE "C", key COLLATE "C", ids, global);
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_release_many(text, text, text[], boolean) IS $text$
+Ends holds of slots without an end, as ratelimit_release for each id, in the caller's transaction. It returns how many there were. It needs no numbers.
+
+    SELECT ratelimit_release_many('projects', 'team 7', ARRAY['project 17', 'project 18'])
+
+Arguments:
+  name    the name of the limit
+  key     the key as it is stored; NULL or empty is an error, unless global is true
+  ids     of holds without an end
+  global  true: the limit has no keys, and key must be NULL. Default false
+
+Errors:
+  22023    an argument is invalid, or one of the holds has an end, or is of tokens. Nothing was released
+  0A000    the table is distributed by key, or the server is a PL/Proxy proxy
+  40001, 40P01  another transaction was in the way: run the transaction again
+$text$;
+
+-- Counts the slots in use again. The limit's row is locked first, then the holds, so that a sweep that ends some is waited for.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_recount(name text, key text, global boolean) RETURNS double precision
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    own  text COLLATE "C" := coalesce(key, '');
+    at   timestamptz;
+    used double precision;
+BEGIN
+    PERFORM /* TEMPLATE: schema */_ratelimit_many(name, key, '{}', global);
+    IF (/* TEMPLATE: schema */_ratelimit_defined(name)).kind IS DISTINCT FROM 'slots'
+       AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots') THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: it has no slots', name);
+    END IF;
+    PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
+    at := clock_timestamp();
+    SELECT coalesce(sum(l.count), '0') INTO used FROM (
+        SELECT h.count FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots' ORDER BY h.id FOR UPDATE
+    ) AS l;
+    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = '0'::double precision - used, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0;
+    RETURN used;
+END
+$body$;
+
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_recount(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS double precision
+LANGUAGE plpgsql
+AS $body$
+BEGIN
+    RETURN /* TEMPLATE: schema */_ratelimit_recount(name COLLATE "C", key COLLATE "C", global);
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_recount(text, text, boolean) IS $text$
+Counts the slots of a key again: those that its holds have are in use, and no others. It returns how many. Call it after rows of rate_limits or of
+rate_limit_holds were lost: a TRUNCATE, a restore of one of the tables.
+
+    SELECT ratelimit_recount('projects', 'team 7')
+
+Arguments:
+  name    the name of the limit
+  key     the key as it is stored; NULL or empty is an error, unless global is true
+  global  true: the limit has no keys, and key must be NULL. Default false
+
+Errors:
+  22023    an argument is invalid, or the limit has no slots
+  0A000    the table is distributed by key, or the server is a PL/Proxy proxy
+  40001, 40P01  another transaction was in the way: run the transaction again
+$text$;
+
 -- Pauses: a token bucket is emptied, and refilled from a later instant on. A pause is nothing but a lower value and a later ts, so every
 -- function that decides finds it in the row. Limit.Pause in internal/algebra has the rule.
 
@@ -6001,7 +6240,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_decide,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_holds_here,_ratelimit_in_force,_ratelimit_instant,_ratelimit_keys,_ratelimit_known,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_refuse,ratelimit_release,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_decide,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_in_force,_ratelimit_instant,_ratelimit_keys,_ratelimit_known,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';

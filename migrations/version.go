@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "948e7043ca02dd5c37af2f3c947c4414fd00413c7cf59f567d7f2d91ed3e63ba"
+const Hash = "d8e456354b12c6fde9aab98907794518984cb40c07c1dca27e917a3ee4f865bf"
