@@ -442,7 +442,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldByHandRefuses",
 	}, {
 		name: "hold-by-hand-hint", file: byHand, what: "the error of a limit that is not published names arguments that ratelimit_hold does not have",
-		old: "    PERFORM /* TEMPLATE: schema */_ratelimit_published(name, key);\n", new: "",
+		old: "    PERFORM /* TEMPLATE: schema */_ratelimit_published(name, key);\n    q :=", new: "    q :=",
 		tests: "TestHoldByHandRefuses",
 	}, {
 		name: "hold-by-hand-repeated", file: byHand, what: "a repeated hold shows a balance",
@@ -486,7 +486,7 @@ var holdMutations = []mutation{
 		tests: "TestAnOperatorReleasesAHold",
 	}, {
 		name: "holds-by-hand-ended", file: byHand, what: "a settled hold is shown as one",
-		old: "AND h.key = own AND h.state = 'held'", new: "AND h.key = own",
+		old: "AND h.key = own AND h.state = 'held'\n     ORDER BY h.taken_at", new: "AND h.key = own\n     ORDER BY h.taken_at",
 		tests: "TestHoldByHand",
 	},
 
