@@ -462,6 +462,24 @@ BEGIN
         HINT = 'Keep the limits of holds in a database of their own, and connect to it.';
 END
 $$),
+        ('_ratelimit_hold_many', 'plpgsql', $$
+BEGIN
+    RAISE feature_not_supported USING MESSAGE = 'rate limits: Hold, Settle, Release, During and Once do not work through a proxy',
+        HINT = 'Keep the limits of holds in a database of their own, and connect to it.';
+END
+$$),
+        ('_ratelimit_release_many', 'plpgsql', $$
+BEGIN
+    RAISE feature_not_supported USING MESSAGE = 'rate limits: Hold, Settle, Release, During and Once do not work through a proxy',
+        HINT = 'Keep the limits of holds in a database of their own, and connect to it.';
+END
+$$),
+        ('_ratelimit_recount', 'plpgsql', $$
+BEGIN
+    RAISE feature_not_supported USING MESSAGE = 'rate limits: Hold, Settle, Release, During and Once do not work through a proxy',
+        HINT = 'Keep the limits of holds in a database of their own, and connect to it.';
+END
+$$),
 
         -- Batches: see 2.
         ('_ratelimit_consume_keys', 'plpgsql', $$
