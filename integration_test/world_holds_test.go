@@ -232,6 +232,10 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 		if got.granted || tokens.never != got.never || !tokens.never && got.reason != why {
 			w.failf("%s: %v, %s, but a Consume: %v, %s", what, got, got.reason, tokens, why)
 		}
+	case h.slot && w.slotsOf(k.key) == 0: // whatever the id is: the database is not asked
+		if got.granted || got.reason != ratelimit.ReasonPlan {
+			w.failf("%s, of no slots: %v, %s", what, got, got.reason)
+		}
 	case i >= 0 && w.holds[i].until.IsZero() && !w.holds[i].reset: // after a reset, a part of it is held
 		if !got.granted || !held.Repeated || held.Token != h.id {
 			w.failf("%s, which is held: %v, %+v", what, got, held)
@@ -243,10 +247,6 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 	case settled:
 		if got.granted || got.reason != ratelimit.ReasonSettled || !got.permanent {
 			w.failf("%s, which was settled: %v, %s", what, got, got.reason)
-		}
-	case h.slot && w.slotsOf(k.key) == 0:
-		if got.granted || got.reason != ratelimit.ReasonPlan {
-			w.failf("%s, of no slots: %v, %s", what, got, got.reason)
 		}
 	case !free, !tokens.granted && len(expired) == 0:
 		if got.granted || got.reason != ratelimit.ReasonQuota {
