@@ -632,7 +632,7 @@ var holdMutations = []mutation{
 		tests: "TestAHoldOnAPoolIsOneStatement",
 	},
 	{
-		name: "settle-plain-slots", file: holdGo, what: "slots are tried in vain as tokens",
+		name: "settle-plain-slots", file: holdGo, what: "slots are settled by the plain statement for tokens, which finds none",
 		old: "return !d.limit.slots && slices", new: "return slices",
 		tests: "TestAHoldOnAPoolIsOneStatement",
 	},

@@ -20,7 +20,7 @@ type Hold struct {
 	Expired bool       // until has come: the next hold that needs it, or a sweep, gives it back
 }
 
-// Holds reads who holds what of a limit, the oldest first: of one key (” is none) or, with nil, of all; of one id or, with nil, of all. It returns
+// Holds reads who holds what of a limit, the oldest first: of one key (empty: of none) or, with nil, of all; of one id or, with nil, of all. It returns
 // at most so many (0: all), and how many there are. It reads and sorts all of them.
 func Holds(ctx context.Context, db Querier, name string, key, id *string, at time.Time, most int) (list []Hold, all int64, err error) {
 	where, args := "", []any{name, at, most}

@@ -13,7 +13,7 @@ import (
 
 var (
 	created  = regexp.MustCompile(`CREATE OR REPLACE (?:FUNCTION|PROCEDURE) /\* TEMPLATE: schema \*/(\w+)`)
-	replaced = regexp.MustCompile(`(?m)^        \('(\w+)', '(?:plproxy|plpgsql)', \$\$`)
+	replaced = regexp.MustCompile(`(?m)^        \('(\w+)', '(?:plproxy|plpgsql)', (?:\$\$|no_holds)`)
 	ofEngine = regexp.MustCompile(`(?s)CREATE OR REPLACE FUNCTION /\* TEMPLATE: schema \*/(\w+)\(.*?(?:AS \$body\$(.*?)\$body\$;|\bRETURN (.*?);\n)`)
 	theTable = regexp.MustCompile(`\b(?:FROM|JOIN|UPDATE|INTO) /\* TEMPLATE: schema \*/rate_limits\b`)
 	comment  = regexp.MustCompile(`(?m)--.*$`)

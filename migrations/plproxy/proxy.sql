@@ -8,6 +8,12 @@ CREATE EXTENSION IF NOT EXISTS plproxy;
 DO $plproxy$
 DECLARE
     f record;
+    no_holds CONSTANT text := $$
+BEGIN
+    RAISE feature_not_supported USING MESSAGE = 'rate limits: Hold, Settle, Release, During and Once do not work through a proxy',
+        HINT = 'Keep the limits of holds in a database of their own, and connect to it.';
+END
+$$;
     settings CONSTANT text := 'SET datestyle = ''ISO'' SET intervalstyle = ''postgres'' SET extra_float_digits = 1';
 BEGIN
 IF quote_ident(current_schema) <> current_schema OR current_schema LIKE '%$%' THEN
@@ -444,42 +450,12 @@ END
 $$),
 
         -- A hold is a row beside those of its limits, and a slot that is moved would leave it behind. It is refused before it takes.
-        ('_ratelimit_hold', 'plpgsql', $$
-BEGIN
-    RAISE feature_not_supported USING MESSAGE = 'rate limits: Hold, Settle, Release, During and Once do not work through a proxy',
-        HINT = 'Keep the limits of holds in a database of their own, and connect to it.';
-END
-$$),
-        ('_ratelimit_settle', 'plpgsql', $$
-BEGIN
-    RAISE feature_not_supported USING MESSAGE = 'rate limits: Hold, Settle, Release, During and Once do not work through a proxy',
-        HINT = 'Keep the limits of holds in a database of their own, and connect to it.';
-END
-$$),
-        ('_ratelimit_release_by_hand', 'plpgsql', $$
-BEGIN
-    RAISE feature_not_supported USING MESSAGE = 'rate limits: Hold, Settle, Release, During and Once do not work through a proxy',
-        HINT = 'Keep the limits of holds in a database of their own, and connect to it.';
-END
-$$),
-        ('_ratelimit_hold_many', 'plpgsql', $$
-BEGIN
-    RAISE feature_not_supported USING MESSAGE = 'rate limits: Hold, Settle, Release, During and Once do not work through a proxy',
-        HINT = 'Keep the limits of holds in a database of their own, and connect to it.';
-END
-$$),
-        ('_ratelimit_release_many', 'plpgsql', $$
-BEGIN
-    RAISE feature_not_supported USING MESSAGE = 'rate limits: Hold, Settle, Release, During and Once do not work through a proxy',
-        HINT = 'Keep the limits of holds in a database of their own, and connect to it.';
-END
-$$),
-        ('_ratelimit_recount', 'plpgsql', $$
-BEGIN
-    RAISE feature_not_supported USING MESSAGE = 'rate limits: Hold, Settle, Release, During and Once do not work through a proxy',
-        HINT = 'Keep the limits of holds in a database of their own, and connect to it.';
-END
-$$),
+        ('_ratelimit_hold', 'plpgsql', no_holds),
+        ('_ratelimit_settle', 'plpgsql', no_holds),
+        ('_ratelimit_release_by_hand', 'plpgsql', no_holds),
+        ('_ratelimit_hold_many', 'plpgsql', no_holds),
+        ('_ratelimit_release_many', 'plpgsql', no_holds),
+        ('_ratelimit_recount', 'plpgsql', no_holds),
 
         -- Batches: see 2.
         ('_ratelimit_consume_keys', 'plpgsql', $$
