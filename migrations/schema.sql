@@ -5211,11 +5211,12 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     own  text COLLATE "C" := coalesce(key, '');
+    kind text := (/* TEMPLATE: schema */_ratelimit_defined(name)).kind;
     at   timestamptz;
     used double precision;
 BEGIN
     PERFORM /* TEMPLATE: schema */_ratelimit_many(name, key, '{}', global);
-    IF (/* TEMPLATE: schema */_ratelimit_defined(name)).kind IS DISTINCT FROM 'slots'
+    IF kind IS DISTINCT FROM 'slots'
        AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots') THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: it has no slots', name);
     END IF;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "d8e456354b12c6fde9aab98907794518984cb40c07c1dca27e917a3ee4f865bf"
+const Hash = "7738b91db96d84edb9dd574491b8d22482b48c70f4b0ab8313f8114bf53009d7"
