@@ -42,8 +42,14 @@ func Check(ctx context.Context, db interface {
 }) (Schema, error) {
 	var s Schema
 	var server, client string
-	err := db.QueryRow(ctx, "SELECT s.version, s.hash, current_setting('server_encoding'), current_setting('client_encoding') FROM ratelimit_schema() AS s").
-		Scan(&s.Version, &s.Hash, &server, &client)
+	read := func() error {
+		return db.QueryRow(ctx, "SELECT s.version, s.hash, current_setting('server_encoding'), current_setting('client_encoding') FROM ratelimit_schema() AS s").
+			Scan(&s.Version, &s.Hash, &server, &client)
+	}
+	err := read()
+	if err == nil && s.Differs() != "" { // while a migration commits, its version may come with the functions of before
+		err = read()
+	}
 	if state := (interface{ SQLState() string })(nil); errors.As(err, &state) && state.SQLState() == "42883" {
 		return Schema{}, fmt.Errorf("%w: there is no function ratelimit_schema: migrate first (`txlimit migrate`, or goose with package migrations); "+
 			"if that was done, is the schema in the search_path, and has this role USAGE on it? %w", ErrBehind, err)
