@@ -426,7 +426,7 @@ func (w *everything) endHold(ctx context.Context, p *worldProgram, s worldStep, 
 		w.failf("%s: %v were charged", what, -back)
 	case was.tokens == "held" && h.full && before.Decides == "definition" && spare < 0 && math.Abs(back-spare) > slack:
 		w.failf("%s: %v were charged", what, -back)
-	case was.tokens == "held" && h.full && before.Decides == "definition" && before.PausedUntil.IsZero() && h.at.Equal(w.clock.now) && !w.clock.now.Before(w.latest) && h.touch == w.touched[h.of]-1 && math.Abs(back-spare) > slack:
+	case was.tokens == "held" && h.full && before.Decides == "definition" && h.at.Equal(w.clock.now) && !w.clock.now.Before(w.latest) && h.touch == w.touched[h.of]-1 && math.Abs(back-spare) > slack && !w.liesAhead(h.of.limit, w.stored(h.of.key)):
 		w.failf("%s: %v came back, and nothing has happened since the hold", what, back)
 	}
 }

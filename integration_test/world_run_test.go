@@ -393,11 +393,7 @@ func (w *everything) countRows() (n int) {
 
 // rowsOf is how many rows a key has.
 func (w *everything) rowsOf(id worldKey) (n int) {
-	key := ""
-	if stored := w.stored(id.key); stored != nil {
-		key = *stored
-	}
-	w.must(w.pool.QueryRow(w.Context(), "SELECT count(*) FROM rate_limits WHERE name = $1 AND key = $2", w.limits[id.limit].Name(), key).Scan(&n))
+	w.must(w.pool.QueryRow(w.Context(), "SELECT count(*) FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')", w.limits[id.limit].Name(), w.stored(id.key)).Scan(&n))
 	return n
 }
 
@@ -539,9 +535,9 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 	}
 }
 
-// liesAhead reports whether a row of a key is later than now: the key is paused, or the clock has stepped back.
-func (w *everything) liesAhead(limit int, key string) (ahead bool) {
-	err := w.pool.QueryRow(w.Context(), "SELECT coalesce(max(ts) > $3, false) FROM rate_limits WHERE name = $1 AND key = $2", w.limits[limit].Name(), key, w.clock.now).Scan(&ahead)
+// liesAhead reports whether a row of a key is later than now: the key is paused, however shortly, or the clock has stepped back.
+func (w *everything) liesAhead(limit int, key *string) (ahead bool) {
+	err := w.pool.QueryRow(w.Context(), "SELECT coalesce(max(ts) > $3, false) FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')", w.limits[limit].Name(), key, w.clock.now).Scan(&ahead)
 	w.must(err)
 	return ahead
 }
@@ -688,7 +684,7 @@ func (w *everything) refund(p *worldProgram, r *rand.Rand) {
 		w.failf("%s", what)
 	case after.Remaining > max(after.Capacity, before.Remaining)+slack:
 		w.failf("%s: above the capacity %v", what, after.Capacity)
-	case from.touched+1 == w.touched[id] && from.at.Equal(w.clock.now) && !w.clock.now.Before(w.latest) && from.shards == w.shards && before.Decides == "definition" && before.PausedUntil.IsZero() && !from.reserve && math.Abs(back-count) > slack && from.before <= before.Capacity:
+	case from.touched+1 == w.touched[id] && from.at.Equal(w.clock.now) && !w.clock.now.Before(w.latest) && from.shards == w.shards && before.Decides == "definition" && !from.reserve && math.Abs(back-count) > slack && from.before <= before.Capacity && !w.liesAhead(id.limit, w.stored(id.key)):
 		w.failf("%s, and nothing else has happened since", what)
 	}
 	w.gaveBack(id, back, from.window)
@@ -872,7 +868,7 @@ func (w *everything) add(s worldStep) {
 		switch {
 		case sqlState(err) == "22023": // the capacity before is not known, or it is added to
 			added, before = 0, after
-		case sqlState(err) == "55000" && w.liesAhead(o.limit, key):
+		case sqlState(err) == "55000" && w.liesAhead(o.limit, &key):
 			added, before = 0, after
 		case err != nil:
 			w.failf("ratelimit_add: %v", err)
