@@ -53,23 +53,26 @@ func demands(does *rules, requests []Request, now pgtype.Timestamptz) (ds, rowle
 	}
 	ds, rowless = withoutRows(ds, does.rowless)
 	setNumbers(does, ds, now, false)
-	slices.SortStableFunc(ds, func(a, b demand) int { // those for one key stay in the order of the requests
-		return cmp.Or(strings.Compare(a.limit.name, b.limit.name), strings.Compare(a.key, b.key))
-	})
 	return ds, rowless, err
 }
 
-// addUp adds up the requests for the same limit and key.
+// addUp adds up the requests for the same limit and key, and sorts them by these.
 func addUp(does *rules, requests []Request) ([]demand, error) {
 	if len(requests) == 0 {
 		return nil, invalidCall(nil, "the call has no requests")
 	}
-	ds, places := make([]demand, 0, len(requests)), make([]int, len(requests))
-	var index map[[2]string]int // nil for a single request
-	if len(requests) > 1 {
-		index = make(map[[2]string]int, len(requests))
+	ds, places := make([]demand, 0, len(requests)), make([]int, len(requests)) // a demand is large: places are sorted in its stead
+	for i := range places {
+		places[i] = i
 	}
-	for i := range requests {
+	slices.SortFunc(places, func(i, j int) int {
+		a, b := &requests[i], &requests[j]
+		if c := strings.Compare(a.limit.name, b.limit.name); c != 0 {
+			return c
+		}
+		return cmp.Or(strings.Compare(a.key, b.key), i-j) // those for one key stay in their order
+	})
+	for n, i := range places {
 		r := &requests[i] // a copy of each would cost time
 		if r.err != nil {
 			return nil, r.err
@@ -86,19 +89,16 @@ func addUp(does *rules, requests []Request) ([]demand, error) {
 		if does.pauses && (r.limit.numbers.Window || r.limit.unlimited()) {
 			return nil, programError{fmt.Errorf("%w: limit %q is no token bucket, and only these can be paused", ErrInvalid, r.limit.name)}
 		}
-		id := [2]string{r.limit.name, r.key}
-		at, found := index[id]
-		if found && does.alone && ds[at].limit == r.limit {
+		last := len(ds) - 1
+		found := last >= 0 && ds[last].key == r.key && ds[last].limit.name == r.limit.name
+		if found && does.alone && ds[last].limit == r.limit {
 			found = false
 		}
 		if !found {
-			at = len(ds)
-			if index != nil {
-				index[id] = at
-			}
-			ds = append(ds, demand{limit: r.limit, key: r.key, floor: does.floor(&r.limit), requests: places[i : i : i+1]})
+			last++
+			ds = append(ds, demand{limit: r.limit, key: r.key, floor: does.floor(&r.limit), requests: places[n:n]})
 		}
-		d := &ds[at]
+		d := &ds[last]
 		if found && d.limit != r.limit {
 			return nil, twoDefinitions(&d.limit, &r.limit)
 		}
