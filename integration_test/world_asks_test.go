@@ -409,7 +409,9 @@ func (w *everything) asksPage(p *worldProgram, id worldKey) {
 	if b.Capacity < 1 || w.uneven(b) {
 		return
 	}
-	if one := w.try(p, w.clock.now, "consume", 1, w.request(id.limit, id.key)); strings.Contains(text, "Denied now") == one.granted {
+	one := w.try(p, w.clock.now, "consume", 1, w.request(id.limit, id.key))
+	forGood := !one.granted && one.result.RetryAt.IsZero()
+	if strings.Contains(text, "Denied now") != (!one.granted && !forGood) || strings.Contains(text, "Denied for good") != forGood {
 		w.failf("%s, and a call for one token: %v", what, one)
 	}
 }
