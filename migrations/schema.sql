@@ -509,21 +509,19 @@ DECLARE
     alike  boolean[] := '{}';          -- true if all rows have the limit's number of shards
     totals double precision[] := '{}'; -- the tokens in all rows together
     latest timestamptz[] := '{}';      -- the latest ts of the rows, or now if that is later
-    first_ts timestamptz[] := '{}';    -- the earliest ts of the rows, or now if that is later
     lefts  double precision[] := '{}'; -- the tokens in all rows after the call
     owns   timestamptz[] := '{}';      -- the instant at which the limit alone would let the work run
     run_at timestamptz;                -- the instant at which the work may run
     taken  double precision;           -- what every limit gives
 
-    upto      timestamptz;             -- a limit's refills count up to this instant
+    v         double precision[];      -- the values of one limit's rows
+    t         timestamptz[];           -- their ts
+    same      boolean;                 -- they have its number of shards
     rec       record;
     i         integer;
     m         integer;
     new_value double precision;
     new_ts    timestamptz;
-    available double precision;
-    lowest    double precision;
-    highest   double precision;
 BEGIN
     FOR attempt IN 1..100 LOOP
         IF op = 'consume' AND NOT /* TEMPLATE: schema */_ratelimit_distributed() THEN
@@ -659,29 +657,16 @@ BEGIN
                 granted := true;
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
-                    upto := /* TEMPLATE: schema */_ratelimit_upto(at, periods[i], starts[i], windows[firsts[i]:lasts[i]]);
-                    rows[i] := 0; totals[i] := 0; lowest := NULL; highest := NULL; alike[i] := false; latest[i] := at; first_ts[i] := NULL;
-                    FOR rec IN
-                        SELECT r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
-                          FROM /* TEMPLATE: schema */rate_limits AS r
-                         WHERE r.name = names[i] AND r.key = keys[i]
-                         ORDER BY r.shard
-                    LOOP
-                        available := /* TEMPLATE: schema */_ratelimit_available(rec.value, rec.ts, upto, rates[i] / rec.m::double precision, periods[i],
-                            capacities[i] / rec.m::double precision, starts[i], windows[firsts[i]:lasts[i]]);
-                        totals[i] := totals[i] + available;
-                        lowest := least(lowest, available); highest := greatest(highest, available);
-                        rows[i] := rec.m; alike[i] := rec.alike; latest[i] := greatest(latest[i], rec.ts);
-                        first_ts[i] := least(first_ts[i], greatest(rec.ts, at));
-                        ord := pg_catalog.array_append(ord, i);
-                        value := pg_catalog.array_append(value, rec.value);
-                        ts := pg_catalog.array_append(ts, rec.ts);
-                    END LOOP;
-                    IF rows[i] = 0 OR lowest = capacities[i] / rows[i]::double precision THEN -- all are full: a sum could round
-                        totals[i] := capacities[i];
-                    ELSIF lowest = highest THEN -- repeated additions of one number all round in the same direction
-                        totals[i] := rows[i]::double precision * lowest;
-                    END IF;
+                    SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
+                           coalesce(bool_and(r.shards = shards[i]), false)
+                      INTO v, t, same
+                      FROM /* TEMPLATE: schema */rate_limits AS r
+                     WHERE r.name = names[i] AND r.key = keys[i];
+                    rows[i] := pg_catalog.cardinality(v); alike[i] := same; latest[i] := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(t) AS u (t));
+                    ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[rows[i]]));
+                    value := pg_catalog.array_cat(value, v);
+                    ts := pg_catalog.array_cat(ts, t);
+                    totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
                     lefts[i] := least(totals[i] - counts[i], capacities[i]);
                     IF NOT reserve THEN
                         granted := granted AND lefts[i] >= floors[i];
@@ -695,10 +680,9 @@ BEGIN
                         run_at := greatest(run_at, owns[i]);
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
-                        IF run_at > at AND capacities[i] - counts[i] >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacities[i], 0) AND (starts[i] IS NOT NULL OR run_at > owns[i]) THEN
-                            lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */_ratelimit_available(0, coalesce(first_ts[i], at),
-                                /* TEMPLATE: schema */_ratelimit_upto(run_at, periods[i], starts[i], windows[firsts[i]:lasts[i]]),
-                                rates[i], periods[i], 'Infinity', starts[i], windows[firsts[i]:lasts[i]]));
+                        IF starts[i] IS NOT NULL OR run_at > owns[i] THEN
+                            lefts[i] := /* TEMPLATE: schema */_ratelimit_kept(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i),
+                                at, run_at, rates[i], periods[i], capacities[i], starts[i], counts[i], windows[firsts[i]:lasts[i]]);
                         END IF;
                         -- Refills after the last window are not known, so no promise can be made for that time.
                         granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i];
@@ -2016,8 +2000,8 @@ BEGIN
 END
 $body$;
 
--- Returns the tokens that the rows (shards) of a limit and key hold together at an instant. The sum is the same as in
--- _ratelimit_apply, to the bit. Without rows, the limit is full.
+-- Returns the tokens that the rows (shards) of a limit and key hold together at an instant. Without rows, the limit is full. Equal shares
+-- are multiplied: a sum could round.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_total(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[] DEFAULT NULL
@@ -2136,8 +2120,21 @@ BEGIN
 END
 $body$;
 
--- Returns the tokens that a call alone would leave. A reservation of a fixed window that has to wait also forfeits tokens: Reserve
--- in internal/algebra/promise.go has the rule. If the work would have to run after the last of a calendar's windows, it is -Infinity.
+-- Returns what is kept of the tokens that a reservation leaves. If its work has to wait, those that would be refilled above the capacity
+-- until then are forfeited: Reserve in internal/algebra/promise.go has the rule. `ts` has the ts of the rows before the call.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_kept(
+    "left" double precision, ts timestamptz[], at timestamptz, run_at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz, count double precision, windows timestamptz[] DEFAULT NULL
+) RETURNS double precision
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN CASE WHEN run_at > at AND capacity - count >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0)
+    THEN least("left", capacity - count - /* TEMPLATE: schema */_ratelimit_available(0,
+        (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t)),
+        /* TEMPLATE: schema */_ratelimit_upto(run_at, period, start, windows), rate, period, 'Infinity', start, windows))
+    ELSE "left" END;
+
+-- Returns the tokens that a call alone would leave. A reservation of a fixed window that has to wait also forfeits tokens. If the work would
+-- have to run after the last of a calendar's windows, it is -Infinity.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_left(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
@@ -2154,10 +2151,8 @@ BEGIN
         run_at := /* TEMPLATE: schema */_ratelimit_run_at(remaining, ts, at, rate, period, capacity, start, shards, windows);
         IF run_at > windows[pg_catalog.cardinality(windows)] THEN
             remaining := '-Infinity';
-        ELSIF run_at > at AND capacity - count >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN
-            remaining := least(remaining, capacity - count - /* TEMPLATE: schema */_ratelimit_available(0,
-                (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t)),
-                /* TEMPLATE: schema */_ratelimit_upto(run_at, period, start, windows), rate, period, 'Infinity', start, windows));
+        ELSE
+            remaining := /* TEMPLATE: schema */_ratelimit_kept(remaining, ts, at, run_at, rate, period, capacity, start, count, windows);
         END IF;
     END IF;
     RETURN remaining;
@@ -6241,7 +6236,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_decide,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_in_force,_ratelimit_instant,_ratelimit_keys,_ratelimit_known,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_decide,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_in_force,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_says_nothing,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';

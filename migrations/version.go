@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "7738b91db96d84edb9dd574491b8d22482b48c70f4b0ab8313f8114bf53009d7"
+const Hash = "591b7a2ef10c32c83ac1edd16437da9405adc96bca8a434cae9f46fc61cf86e7"

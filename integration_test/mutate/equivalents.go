@@ -10,7 +10,7 @@ package main
 //   - consume_several.sql: _ratelimit_consume_several goes on to _ratelimit_apply more often, as by > for >=: the decision
 //     is the same, but slower
 //   - call_demand.go: left <= d.floor for left < d.floor: if they are equal, the floor gets the same value
-//   - balance.sql: in _ratelimit_left, a refill counts from now, not from the rows' ts: it is called only after a denial,
+//   - balance.sql: in _ratelimit_kept for _ratelimit_left, a refill counts from now, not from the rows' ts: it is called only after a denial,
 //     and nothing is refilled before that ts: the call stays denied
 //   - coalesce.sql: without floor(b.available / b.count) * b.count > b.available: if a key is repeated, its counts are whole
 //     numbers (a contract of the arguments), and their multiples up to 1e15 are exact: no smaller quotient is rounded up to

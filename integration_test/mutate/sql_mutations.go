@@ -305,12 +305,12 @@ var sqlMutations = []mutation{
 		old: "CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END AS floor,", new: "CASE WHEN NOT reserve THEN floors[p] ELSE 0 END AS floor,",
 		tests: "TestAChargeThatWaitedForAShardIsSharedByAll",
 	}, {
-		name: "apply-full-shards", file: apply, what: "full shards are added up to a little more or less than the capacity",
-		old: "                    IF rows[i] = 0 OR lowest = capacities[i] / rows[i]::double precision THEN", new: "                    IF rows[i] = 0 THEN",
+		name: "total-full-shards", file: balance, what: "full shards are added up to a little more or less than the capacity",
+		old: "    RETURN CASE WHEN m = 0 OR lowest = capacity / m::double precision THEN capacity", new: "    RETURN CASE WHEN m = 0 THEN capacity",
 		tests: "TestAFullShardedLimitHoldsItsCapacityHoweverItDivides",
 	}, {
-		name: "apply-equal-shards", file: apply, what: "equal shares are added up one by one, and each sum is rounded the same way",
-		old: "                    ELSIF lowest = highest THEN", new: "                    ELSIF false THEN",
+		name: "total-equal-shards", file: balance, what: "equal shares are added up one by one, and each sum is rounded the same way",
+		old: "                WHEN lowest = highest THEN m::double precision * lowest\n", new: "",
 		tests: "TestWhatEqualShardsOweIsNotRoundedAway",
 	}, {
 		name: "apply-ts-back", file: apply, what: "the ts of all shards move back with the clock",
@@ -318,11 +318,11 @@ var sqlMutations = []mutation{
 		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens|TestModel",
 	}, {
 		name: "apply-latest", file: apply, what: "a new number of shards moves the ts back with the clock",
-		old: "latest[i] := greatest(latest[i], rec.ts);", new: "",
+		old: "latest[i] := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(t) AS u (t));", new: "latest[i] := at;",
 		tests: "TestModel",
 	}, {
 		name: "apply-reshard-mints", file: apply, what: "rows are read as if their number were the new number of shards",
-		old: "rows[i] := rec.m;", new: "rows[i] := shards[i];",
+		old: "totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], ", new: "totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i] * rows[i] / shards[i], periods[i], capacities[i] * rows[i] / shards[i], ",
 		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets",
 	}, {
 		name: "apply-check-takes", file: apply, what: "a check takes tokens",
@@ -362,16 +362,16 @@ var sqlMutations = []mutation{
 	// _ratelimit_apply and ratelimit(): reservations
 
 	{
-		name: "reserve-forfeits-nothing", file: apply, what: "a reservation that waits forfeits nothing",
-		old: "IF run_at > at AND capacities[i] - counts[i] >=", new: "IF false AND capacities[i] - counts[i] >=",
+		name: "reserve-forfeits-nothing", file: balance, what: "a reservation that waits forfeits nothing",
+		old: "RETURN CASE WHEN run_at > at AND capacity", new: "RETURN CASE WHEN false AND capacity",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
 	}, {
-		name: "reserve-above-capacity", file: apply, what: "a reservation of more than the capacity forfeits tokens, although it has no promise",
-		old: "AND capacities[i] - counts[i] >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacities[i], 0) AND (starts", new: "AND (starts",
+		name: "reserve-above-capacity", file: balance, what: "a reservation of more than the capacity forfeits tokens, although it has no promise",
+		old: " AND capacity - count >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0)\n", new: "\n",
 		tests: "TestModel",
 	}, {
 		name: "reserve-others-wait", file: apply, what: "a token bucket that another limit makes wait forfeits nothing",
-		old: "(starts[i] IS NOT NULL OR run_at > owns[i]) THEN", new: "starts[i] IS NOT NULL THEN",
+		old: "IF starts[i] IS NOT NULL OR run_at > owns[i] THEN", new: "IF starts[i] IS NOT NULL THEN",
 		tests: "TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
 		name: "reserve-last-waits", file: apply, what: "the work waits only for the last limit",
@@ -434,12 +434,12 @@ var sqlMutations = []mutation{
 		old: "                        granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i];\n                    END LOOP;\n                ELSIF", new: "                    END LOOP;\n                ELSIF",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
-		name: "reserve-latest", file: apply, what: "the refill that a limit would get counts from now, although its rows were refilled later",
-		old: "_ratelimit_available(0, coalesce(first_ts[i], at),\n", new: "_ratelimit_available(0, at,\n",
+		name: "reserve-latest", file: balance, what: "the refill that a limit would get counts from now, although its rows were refilled later",
+		old: "        (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t)),\n        ", new: "        at,\n        ",
 		tests: "TestModel",
 	}, {
-		name: "reserve-runs-in-mid-window", file: apply, what: "the window in which the work runs counts as begun already",
-		old: "/* TEMPLATE: schema */_ratelimit_upto(run_at, periods[i], starts[i], windows[firsts[i]:lasts[i]]),", new: "run_at,",
+		name: "reserve-runs-in-mid-window", file: balance, what: "the window in which the work runs counts as begun already",
+		old: "/* TEMPLATE: schema */_ratelimit_upto(run_at, period, start, windows), rate, period, 'Infinity'", new: "run_at, rate, period, 'Infinity'",
 		tests: "TestModel",
 	}, {
 		name: "reserve-by-one-row", file: apply, what: "a reservation of a window that waited for the row forfeits nothing",
@@ -448,10 +448,6 @@ var sqlMutations = []mutation{
 	}, {
 		name: "left-forfeits-nothing", file: balance, what: "by hand, retry_at is that of a reservation that forfeits nothing",
 		old: "IF reserve AND start IS NOT NULL THEN", new: "IF false THEN",
-		tests: "TestByHandAnswersLikeTheLibrary",
-	}, {
-		name: "left-above-capacity", file: balance, what: "by hand, a reservation of more than the capacity forfeits",
-		old: "ELSIF run_at > at AND capacity - count >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN", new: "ELSIF run_at > at THEN",
 		tests: "TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "run-at-latest", file: balance, what: "work may run at a refill that does not come before the clock catches up",

@@ -4,7 +4,7 @@ package main
 var verbMutations = []mutation{
 	{
 		name: "each-added-up", file: "ratelimit/call_demand.go", what: "requests of an Each for one key are decided together",
-		old: "if found && does.alone && ds[at].limit == r.limit {", new: "if false {",
+		old: "if found && does.alone && ds[last].limit == r.limit {", new: "if false {",
 		tests: "TestEachIsDecidedByItselfAndInOrder",
 	}, {
 		name: "each-too-much", file: "ratelimit/call_later.go", what: "a count above the capacity fails all requests of an Each",

@@ -44,21 +44,19 @@ DECLARE
     alike  boolean[] := '{}';          -- true if all rows have the limit's number of shards
     totals double precision[] := '{}'; -- the tokens in all rows together
     latest timestamptz[] := '{}';      -- the latest ts of the rows, or now if that is later
-    first_ts timestamptz[] := '{}';    -- the earliest ts of the rows, or now if that is later
     lefts  double precision[] := '{}'; -- the tokens in all rows after the call
     owns   timestamptz[] := '{}';      -- the instant at which the limit alone would let the work run
     run_at timestamptz;                -- the instant at which the work may run
     taken  double precision;           -- what every limit gives
 
-    upto      timestamptz;             -- a limit's refills count up to this instant
+    v         double precision[];      -- the values of one limit's rows
+    t         timestamptz[];           -- their ts
+    same      boolean;                 -- they have its number of shards
     rec       record;
     i         integer;
     m         integer;
     new_value double precision;
     new_ts    timestamptz;
-    available double precision;
-    lowest    double precision;
-    highest   double precision;
 BEGIN
     FOR attempt IN 1..100 LOOP
         IF op = 'consume' AND NOT /* TEMPLATE: schema */_ratelimit_distributed() THEN
@@ -194,29 +192,16 @@ BEGIN
                 granted := true;
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
-                    upto := /* TEMPLATE: schema */_ratelimit_upto(at, periods[i], starts[i], windows[firsts[i]:lasts[i]]);
-                    rows[i] := 0; totals[i] := 0; lowest := NULL; highest := NULL; alike[i] := false; latest[i] := at; first_ts[i] := NULL;
-                    FOR rec IN
-                        SELECT r.value, r.ts, count(*) OVER () AS m, bool_and(r.shards = shards[i]) OVER () AS alike
-                          FROM /* TEMPLATE: schema */rate_limits AS r
-                         WHERE r.name = names[i] AND r.key = keys[i]
-                         ORDER BY r.shard
-                    LOOP
-                        available := /* TEMPLATE: schema */_ratelimit_available(rec.value, rec.ts, upto, rates[i] / rec.m::double precision, periods[i],
-                            capacities[i] / rec.m::double precision, starts[i], windows[firsts[i]:lasts[i]]);
-                        totals[i] := totals[i] + available;
-                        lowest := least(lowest, available); highest := greatest(highest, available);
-                        rows[i] := rec.m; alike[i] := rec.alike; latest[i] := greatest(latest[i], rec.ts);
-                        first_ts[i] := least(first_ts[i], greatest(rec.ts, at));
-                        ord := pg_catalog.array_append(ord, i);
-                        value := pg_catalog.array_append(value, rec.value);
-                        ts := pg_catalog.array_append(ts, rec.ts);
-                    END LOOP;
-                    IF rows[i] = 0 OR lowest = capacities[i] / rows[i]::double precision THEN -- all are full: a sum could round
-                        totals[i] := capacities[i];
-                    ELSIF lowest = highest THEN -- repeated additions of one number all round in the same direction
-                        totals[i] := rows[i]::double precision * lowest;
-                    END IF;
+                    SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
+                           coalesce(bool_and(r.shards = shards[i]), false)
+                      INTO v, t, same
+                      FROM /* TEMPLATE: schema */rate_limits AS r
+                     WHERE r.name = names[i] AND r.key = keys[i];
+                    rows[i] := pg_catalog.cardinality(v); alike[i] := same; latest[i] := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(t) AS u (t));
+                    ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[rows[i]]));
+                    value := pg_catalog.array_cat(value, v);
+                    ts := pg_catalog.array_cat(ts, t);
+                    totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
                     lefts[i] := least(totals[i] - counts[i], capacities[i]);
                     IF NOT reserve THEN
                         granted := granted AND lefts[i] >= floors[i];
@@ -230,10 +215,9 @@ BEGIN
                         run_at := greatest(run_at, owns[i]);
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
-                        IF run_at > at AND capacities[i] - counts[i] >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacities[i], 0) AND (starts[i] IS NOT NULL OR run_at > owns[i]) THEN
-                            lefts[i] := least(lefts[i], capacities[i] - counts[i] - /* TEMPLATE: schema */_ratelimit_available(0, coalesce(first_ts[i], at),
-                                /* TEMPLATE: schema */_ratelimit_upto(run_at, periods[i], starts[i], windows[firsts[i]:lasts[i]]),
-                                rates[i], periods[i], 'Infinity', starts[i], windows[firsts[i]:lasts[i]]));
+                        IF starts[i] IS NOT NULL OR run_at > owns[i] THEN
+                            lefts[i] := /* TEMPLATE: schema */_ratelimit_kept(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i),
+                                at, run_at, rates[i], periods[i], capacities[i], starts[i], counts[i], windows[firsts[i]:lasts[i]]);
                         END IF;
                         -- Refills after the last window are not known, so no promise can be made for that time.
                         granted := granted AND (run_at > windows[lasts[i]]) IS NOT TRUE AND (owns[i] > at + within) IS NOT TRUE AND lefts[i] >= floors[i];

@@ -1,5 +1,5 @@
--- Returns the tokens that the rows (shards) of a limit and key hold together at an instant. The sum is the same as in
--- _ratelimit_apply, to the bit. Without rows, the limit is full.
+-- Returns the tokens that the rows (shards) of a limit and key hold together at an instant. Without rows, the limit is full. Equal shares
+-- are multiplied: a sum could round.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_total(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[] DEFAULT NULL
@@ -118,8 +118,21 @@ BEGIN
 END
 $body$;
 
--- Returns the tokens that a call alone would leave. A reservation of a fixed window that has to wait also forfeits tokens: Reserve
--- in internal/algebra/promise.go has the rule. If the work would have to run after the last of a calendar's windows, it is -Infinity.
+-- Returns what is kept of the tokens that a reservation leaves. If its work has to wait, those that would be refilled above the capacity
+-- until then are forfeited: Reserve in internal/algebra/promise.go has the rule. `ts` has the ts of the rows before the call.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_kept(
+    "left" double precision, ts timestamptz[], at timestamptz, run_at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz, count double precision, windows timestamptz[] DEFAULT NULL
+) RETURNS double precision
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN CASE WHEN run_at > at AND capacity - count >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0)
+    THEN least("left", capacity - count - /* TEMPLATE: schema */_ratelimit_available(0,
+        (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t)),
+        /* TEMPLATE: schema */_ratelimit_upto(run_at, period, start, windows), rate, period, 'Infinity', start, windows))
+    ELSE "left" END;
+
+-- Returns the tokens that a call alone would leave. A reservation of a fixed window that has to wait also forfeits tokens. If the work would
+-- have to run after the last of a calendar's windows, it is -Infinity.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_left(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
@@ -136,10 +149,8 @@ BEGIN
         run_at := /* TEMPLATE: schema */_ratelimit_run_at(remaining, ts, at, rate, period, capacity, start, shards, windows);
         IF run_at > windows[pg_catalog.cardinality(windows)] THEN
             remaining := '-Infinity';
-        ELSIF run_at > at AND capacity - count >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN
-            remaining := least(remaining, capacity - count - /* TEMPLATE: schema */_ratelimit_available(0,
-                (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t)),
-                /* TEMPLATE: schema */_ratelimit_upto(run_at, period, start, windows), rate, period, 'Infinity', start, windows));
+        ELSE
+            remaining := /* TEMPLATE: schema */_ratelimit_kept(remaining, ts, at, run_at, rate, period, capacity, start, count, windows);
         END IF;
     END IF;
     RETURN remaining;
