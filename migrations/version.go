@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "591b7a2ef10c32c83ac1edd16437da9405adc96bca8a434cae9f46fc61cf86e7"
+const Hash = "9807cf9414c19438d78931c51d1a86c5e3db352d47b9ce54cab79f6e54d541cc"

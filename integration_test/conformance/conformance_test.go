@@ -212,7 +212,7 @@ func TestItSaysWhatIsWrong(t *testing.T) {
 			"one key gives", conditional, []string{"worked when made again", "sometimes"}, 0,
 		},
 		"sweeps what is not idle": {
-			[]string{`CREATE OR REPLACE FUNCTION _ratelimit_says_nothing(value double precision, ts timestamptz, shards smallint, at timestamptz,
+			[]string{`CREATE OR REPLACE FUNCTION _ratelimit_idle(value double precision, ts timestamptz, shards smallint, at timestamptz,
 				rate double precision, period interval, capacity double precision, start timestamptz, varies interval)
 				RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN true`},
 			"Sweep: idle|nothing is idle", wrong, []string{"rows deleted"}, 0,

@@ -223,7 +223,7 @@ END
 $body$;
 
 -- Adds a row. It refuses what a program could not use, and the name of no limit.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_decide(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_insert_override(
     name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision,
     until timestamptz, reason text, who text
 ) RETURNS bigint
@@ -284,7 +284,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_override(
     until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_decide(name COLLATE "C", key COLLATE "C", 'numbers', rate, capacity, max_reserved, until, reason, who);
+RETURN /* TEMPLATE: schema */_ratelimit_insert_override(name COLLATE "C", key COLLATE "C", 'numbers', rate, capacity, max_reserved, until, reason, who);
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_override(text, text, double precision, double precision, double precision, timestamptz, text, text) IS $text$
 Gives a rate limit other numbers, for one key or for all, until an instant or for good. Programs with Limiter.Overrides follow within two
@@ -315,7 +315,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_block(
     name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_decide(name COLLATE "C", key COLLATE "C", 'block', NULL, NULL, NULL, until, reason, who);
+RETURN /* TEMPLATE: schema */_ratelimit_insert_override(name COLLATE "C", key COLLATE "C", 'block', NULL, NULL, NULL, until, reason, who);
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_block(text, text, timestamptz, text, text) IS $text$
 Denies a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Refunds, resets and tokens that
@@ -334,7 +334,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(
     name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_decide(name COLLATE "C", key COLLATE "C", 'unlimited', NULL, NULL, NULL, until, reason, who);
+RETURN /* TEMPLATE: schema */_ratelimit_insert_override(name COLLATE "C", key COLLATE "C", 'unlimited', NULL, NULL, NULL, until, reason, who);
 
 COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(text, text, timestamptz, text, text) IS $text$
 Grants a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Nothing is taken meanwhile. Arguments

@@ -11,7 +11,7 @@
 --
 -- rate: NULL if all definitions vary, and for slots, whose varies is 0: such a row says nothing if no slot is in use. varies: a key has numbers that are not known here, but within this time they fill a row from 0. A
 -- row in debt may need longer, and stays. Less than the smallest count is no debt.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_says_nothing(
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_idle(
     value double precision, ts timestamptz, shards smallint, at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz, varies interval
 ) RETURNS boolean
@@ -130,7 +130,7 @@ BEGIN
     SELECT pg_catalog.array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = '1000' THEN max(k.key) END INTO keys, next
       FROM (
         SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
-               /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, at,
+               /* TEMPLATE: schema */_ratelimit_idle(r.value, r.ts, r.shards, at,
                    rate, period, capacity, r.grid, varies)) AS idle
           FROM (
             SELECT r.*, CASE WHEN NOT isfinite(r.ts) OR r.ts > at THEN NULL WHEN kind = 'calendar window' THEN r.ts
@@ -163,7 +163,7 @@ BEGIN
                 SELECT r.shards
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = name AND r.key = k
-                   AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, at,
+                   AND /* TEMPLATE: schema */_ratelimit_idle(r.value, r.ts, r.shards, at,
                            rate, period, capacity, CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE grid END, varies)
                    FOR UPDATE OF r SKIP LOCKED
               ) AS l;
@@ -190,7 +190,7 @@ BEGIN
               FROM /* TEMPLATE: schema */rate_limits AS r
              CROSS JOIN LATERAL (SELECT CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE g.grid END AS grid) AS own
              WHERE r.name = name AND r.key = g.key
-               AND /* TEMPLATE: schema */_ratelimit_says_nothing(r.value, r.ts, r.shards, at,
+               AND /* TEMPLATE: schema */_ratelimit_idle(r.value, r.ts, r.shards, at,
                        rate, period, capacity, own.grid, varies)
                FOR UPDATE OF r SKIP LOCKED
           ) AS l
