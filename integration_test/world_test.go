@@ -168,6 +168,19 @@ func TestAWorldOfAnOldDebt(t *testing.T) {
 	}})
 }
 
+// TestAWorldOfAJobAboveItsCapacity: a job takes two of a quarter's one, by an override that ends before the next quarter, and so has to wait
+// for that. What a limit of a few a day forfeits meanwhile is too much until the quarter is nearly over.
+func TestAWorldOfAJobAboveItsCapacity(t *testing.T) {
+	t.Parallel()
+	replayWorld(t, worldScript{Seed: 15791861007636602543, Steps: []worldStep{
+		{Do: "clock", Limit: 1, Other: -1, For: 2419200000000000, N: 0xa1afd53eda27ce2},
+		{Do: "clock", Limit: 1, Key: 1, Other: -1, For: 2419200000000000, N: 0x52a8fe9abd75ffa},
+		{Do: "override", Way: "page", Other: -1, For: 15552000000000000, N: 0xf84e1adacdfd090d},
+		{Do: "clock", Other: -1, For: 2592000000000000, N: 0x6400d614a7a28a95},
+		{Do: "reserve", Way: "by hand", Other: 2, Count: 2, Level: 1, N: 0xf6eda6c7909abb3},
+	}})
+}
+
 // TestAWorldIsShrunk: what remains of a script is what it needs to fail.
 func TestAWorldIsShrunk(t *testing.T) {
 	t.Parallel()

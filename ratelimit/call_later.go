@@ -215,11 +215,16 @@ func (c *call) grantedInTime(d *demand, a *answer, from algebra.Micros) algebra.
 // reserved are demands for algebra.Reserve. Lists of windows reach to where the limit is full, and what is then owed is refilled. That
 // may be further than the lists of calls, and a call is denied if its work would run after the end of its own list.
 func (c *call) reserved(ds []*demand, a *answer, now algebra.Micros) []algebra.Demand {
-	asked := make([]algebra.Demand, 0, len(ds))
+	asked, until := make([]algebra.Demand, 0, len(ds)), now
+	for _, d := range ds {
+		if d.numbers.Window && !d.numbers.Holds(d.count) { // its job always waits for the next window: see algebra.WhenReserved
+			until = max(until, d.numbers.NextWindow(now))
+		}
+	}
 	for _, d := range ds {
 		rows, far := c.rowsOf(d, a), *d
 		far.count = max(d.count, d.limit.numbers.Capacity) - d.floor
-		of := algebra.Demand{Limit: far.reaching(rows, now), Rows: rows, Shards: d.limit.shards, Count: d.count, Lowest: d.lowest(), Floor: d.floor}
+		of := algebra.Demand{Limit: far.reachingTo(until, rows, now), Rows: rows, Shards: d.limit.shards, Count: d.count, Lowest: d.lowest(), Floor: d.floor}
 		if d.numbers.Windows != nil { // as many as this call has listed
 			of.Listed = 1 + min(d.numbers.Listed(a.at), d.limit.ahead(c.does)+1)
 		}

@@ -167,6 +167,11 @@ func (l Limit) ahead(does *rules) int {
 
 // reaching is the demand's numbers, with a list of windows that reaches to where its tokens will be there.
 func (d *demand) reaching(rows []algebra.Row, now algebra.Micros) algebra.Limit {
+	return d.reachingTo(now, rows, now)
+}
+
+// reachingTo is like reaching, with a list that reaches to an instant, too.
+func (d *demand) reachingTo(until algebra.Micros, rows []algebra.Row, now algebra.Micros) algebra.Limit {
 	numbers := d.numbers
 	if numbers.Windows == nil || numbers.Unknown(now) {
 		return numbers
@@ -178,8 +183,12 @@ func (d *demand) reaching(rows []algebra.Row, now algebra.Micros) algebra.Limit 
 	for _, row := range rows {
 		latest = max(latest, min(row.TS, algebra.Max))
 	}
+	present := d.limit.calendar.Number(now)
 	if latest > now {
-		missing = min(missing+d.limit.calendar.Number(latest)-d.limit.calendar.Number(now), maxWait)
+		missing = min(missing+d.limit.calendar.Number(latest)-present, maxWait)
+	}
+	if until > now {
+		missing = max(missing, min(d.limit.calendar.Number(until)-present+1, maxWait))
 	}
 	if ahead := numbers.Listed(now); missing > ahead {
 		last := d.limit.calendar.Number(windows[len(windows)-1])

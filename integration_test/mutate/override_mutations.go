@@ -381,6 +381,14 @@ var overrideMutations = []mutation{
 		old: "		setNumbers(does, ds, pgtype.Timestamptz{Time: end.Time(), Valid: true}, true) // whatever is owed: see unsure\n", new: "",
 		tests: "TestAWorldOfAnOldDebt",
 	}, {
+		name: "later-next-window", file: "internal/algebra/promise.go", what: "a job above its capacity that an override allows for a while is denied for good",
+		old: "last > now && granted(last) {", new: "false {",
+		tests: "TestAWorldOfAJobAboveItsCapacity",
+	}, {
+		name: "later-next-listed", file: "ratelimit/call_later.go", what: "the lists of others do not reach to the next window of a job above its capacity",
+		old: "until = max(until, d.numbers.NextWindow(now))\n", new: "_ = until\n",
+		tests: "TestAWorldOfAJobAboveItsCapacity",
+	}, {
 		name: "later-listed", file: "ratelimit/call_later.go", what: "a denial beyond a call's list of windows is until now",
 		old: "if d.numbers.Windows != nil { // as many", new: "if false { // as many",
 		tests: "TestAJobAfterTheListOfACalendar",

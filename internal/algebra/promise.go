@@ -68,13 +68,14 @@ func earliest(rows []Row, now Micros) Micros {
 func (d Demand) Enough(left float64) bool { return !math.IsInf(left, -1) && left >= d.Lowest }
 
 // WhenReserved is now if Reserve grants, or else the first instant at which it grants what is due (see [Limit.Due]), if nothing else
-// is taken or given back. Beyond [Max], and beyond the last of a calendar's Windows, it is Max.
+// is taken or given back. Beyond [Max], and beyond the last of a calendar's Windows, it is Max. For a count above the capacity of a
+// window, there may be an earlier instant, since Reserve grants it for a while before each window.
 func WhenReserved(ds []Demand, now, within Micros) Micros {
 	granted := func(at Micros) bool {
 		_, _, granted := Reserve(ds, at, within)
 		return granted
 	}
-	enough := func(at Micros) bool { return unknown(ds, at) || granted(at) } // once it is true, it stays true
+	enough := func(at Micros) bool { return unknown(ds, at) || granted(at) } // once it is true, it mostly stays true
 	if now >= Max || granted(now) {
 		return now
 	}
@@ -87,6 +88,14 @@ func WhenReserved(ds []Demand, now, within Micros) Micros {
 	}
 	runAt, _, _ := Reserve(ds, guess, within)
 	guess = max(guess, runAt-within)
+	for _, d := range ds { // more than a window's capacity always waits for the next window, and others forfeit least just before that
+		for _, at := range []Micros{now, guess} {
+			if last := d.Limit.NextWindow(at) - 1; d.Limit.Window && !d.Limit.Holds(d.Count) && last > now && granted(last) {
+				guess = last
+				break
+			}
+		}
+	}
 	if at := firstAfter(now, guess, enough); !unknown(ds, at) {
 		return at
 	}

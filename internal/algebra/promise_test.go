@@ -63,6 +63,12 @@ func TestReserveWithin(t *testing.T) {
 	demand := func(l Limit, value, count float64) Demand {
 		return Demand{Limit: l, Rows: []Row{{value, noon}}, Shards: 1, Count: count, Lowest: math.Inf(-1), Floor: math.Inf(-1)}
 	}
+	// A job of two tokens waits for the next minute, whenever it comes. Meanwhile others forfeit what they get in each second.
+	one := Limit{Rate: 1, Period: time.Minute, Capacity: 1, Window: true, Start: noon}
+	ticks := demand(Limit{Rate: 1, Period: time.Second, Capacity: 10, Window: true, Start: noon}, 10, 2)
+	ticks.Lowest, ticks.Floor = 0, 0
+	late := ticks
+	late.Rows = []Row{{-60, noon}}
 	for _, row := range []struct {
 		name    string
 		demands []Demand
@@ -80,6 +86,8 @@ func TestReserveWithin(t *testing.T) {
 		{"nothing is ever there at once", []Demand{demand(spaced, -3, 1)}, 30 * second, 0, noon + 10*second},
 		{"nor that early", []Demand{demand(spaced, 0, 1)}, 9 * second, 0, Max - 9*second}, // never
 		{"nor in a window", []Demand{demand(none, 0, 1)}, 20 * second, 0, noon + 40*second},
+		{"what the next window forfeits", []Demand{demand(one, 1, 2), ticks}, Forever, 1, noon + 52*second},
+		{"what a later one forfeits", []Demand{demand(one, 1, 2), late}, Forever, 1, noon + minute + 52*second},
 	} {
 		_, left, granted := Reserve(row.demands, noon, row.within)
 		for i, d := range row.demands {
