@@ -381,9 +381,9 @@ var overrideMutations = []mutation{
 		old: "		setNumbers(does, ds, pgtype.Timestamptz{Time: end.Time(), Valid: true}, true) // whatever is owed: see unsure\n", new: "",
 		tests: "TestAWorldOfAnOldDebt",
 	}, {
-		name: "later-next-window", file: "internal/algebra/promise.go", what: "a job above its capacity that an override allows for a while is denied for good",
+		name: "later-next-window", file: "internal/algebra/promise.go", what: "the next window is not looked at, although a job above its capacity is granted just before it",
 		old: "last > now && granted(last) {", new: "false {",
-		tests: "TestAWorldOfAJobAboveItsCapacity",
+		tests: "TestReserveWithin",
 	}, {
 		name: "later-next-listed", file: "ratelimit/call_later.go", what: "the lists of others do not reach to the next window of a job above its capacity",
 		old: "until = max(until, d.numbers.NextWindow(now))\n", new: "_ = until\n",
