@@ -31,50 +31,6 @@ func withEveryDriver(t *testing.T, conns int, test func(t *testing.T, db *sql.DB
 	}
 }
 
-func TestInSQLTxKeepsTheLimitAndTheBusinessRowTogether(t *testing.T) {
-	t.Parallel()
-	withEveryDriver(t, 2, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
-		var limiter ratelimit.Limiter
-		limit := ratelimit.TokenBucket("messages", 2, time.Hour)
-		conn, err := db.Conn(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close() //nolint:errcheck // returns it to the pool
-		mine := errors.New("mine")
-		for i, row := range []struct {
-			on   sqlTxBeginner
-			end  error
-			want func(err error) bool
-		}{
-			{db, nil, func(err error) bool { return err == nil }},
-			{conn, mine, func(err error) bool { return err == mine }}, //nolint:errorlint // it must not be wrapped
-			{conn, nil, func(err error) bool { return err == nil }},
-			{db, nil, denied},
-		} {
-			err := limiter.InSQLTx(t.Context(), row.on, func(ctx context.Context, tx *sql.Tx) error {
-				if _, err := tx.ExecContext(ctx, "INSERT INTO jobs VALUES ($1)", 10+i); err != nil {
-					return err
-				}
-				if _, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Key("ann")); err != nil {
-					var one int // a denial leaves the transaction usable
-					return errors.Join(err, tx.QueryRowContext(ctx, "SELECT 1").Scan(&one))
-				}
-				return row.end
-			})
-			if !row.want(err) || sqlState(err) != "" {
-				t.Errorf("transaction %d: %v", i, err)
-			}
-		}
-		if n := jobs(t, pool, "sum(n)"); n != 1+2+10+12 {
-			t.Errorf("the rows are not those of the granted transactions: sum %d", n)
-		}
-		if left := remaining(t, pool, limit.Key("ann")); left > 0.1 {
-			t.Errorf("%v tokens are left", left)
-		}
-	})
-}
-
 func TestInSQLTxRefusesWhatItCannotRun(t *testing.T) {
 	t.Parallel()
 	withEveryDriver(t, 1, func(t *testing.T, db *sql.DB, _ *pgxpool.Pool) {
@@ -94,58 +50,23 @@ func TestInSQLTxRefusesWhatItCannotRun(t *testing.T) {
 	})
 }
 
-func TestInSQLTxEndsWithItsContext(t *testing.T) {
+func TestHotOnDatabaseSQLEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	withEveryDriver(t, 2, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
 		var limiter ratelimit.Limiter
 		limit := ratelimit.TokenBucket("hot", 10, time.Hour)
-		for name, run := range map[string]func(ctx context.Context, cancel func(), tx *sql.Tx) error{
-			"before it begins": nil,
-			"in a statement": func(ctx context.Context, cancel func(), tx *sql.Tx) error {
-				time.AfterFunc(50*time.Millisecond, cancel)
-				_, err := tx.ExecContext(ctx, "SELECT pg_sleep(20)")
-				return err
-			},
-			"between statements": func(ctx context.Context, cancel func(), tx *sql.Tx) error {
-				cancel()
-				_, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Global())
-				return err
-			},
-			"before COMMIT": func(_ context.Context, cancel func(), _ *sql.Tx) error {
-				cancel()
-				return nil
-			},
-			"when it has been rolled back": func(_ context.Context, cancel func(), _ *sql.Tx) error {
-				cancel()
-				eventually(t, "database/sql has rolled it back", func() bool { return db.Stats().InUse == 0 })
-				return nil
-			},
-		} {
-			ctx, cancel := context.WithCancel(t.Context())
-			if run == nil {
-				cancel()
-			}
-			err := limiter.InSQLTx(ctx, db, func(ctx context.Context, tx *sql.Tx) error {
-				if _, err := tx.ExecContext(ctx, "INSERT INTO jobs VALUES (4)"); err != nil {
-					return err
-				}
-				return run(ctx, cancel, tx)
-			}, ratelimit.Hot(limit.Global()))
-			// lib/pq returns the server's error for a cancelled statement.
-			if !errors.Is(err, context.Canceled) && sqlState(err) != "57014" {
-				t.Errorf("%s: %v", name, err)
-			}
-			if errors.Is(err, ratelimit.ErrUnknownOutcome) {
-				t.Errorf("%s: %v", name, err)
-			}
-			eventually(t, "no connection is taken "+name, func() bool { return db.Stats().InUse == 0 })
-			if n := queued(&limiter); n != 0 {
-				t.Errorf("%s: %d queues are left behind", name, n)
-			}
+		ctx, cancel := context.WithCancel(t.Context())
+		err := limiter.InSQLTx(ctx, db, func(ctx context.Context, tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, "INSERT INTO jobs VALUES (4)")
 			cancel()
+			eventually(t, "database/sql has rolled it back", func() bool { return db.Stats().InUse == 0 })
+			return err
+		}, ratelimit.Hot(limit.Global()))
+		if !errors.Is(err, context.Canceled) || errors.Is(err, ratelimit.ErrUnknownOutcome) || queued(&limiter) != 0 {
+			t.Errorf("rolled back before COMMIT: %v, %d queues are left behind", err, queued(&limiter))
 		}
 		release := holdTurn(t, &ratelimit.Limiter{}, pool, limit.Global()) // of another process
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel = context.WithCancel(t.Context())
 		errs := make(chan error, 3)
 		for range 3 { // one waits in the process; two are past the queue, and one of these waits in the database
 			go func() {

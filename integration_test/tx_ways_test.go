@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -259,6 +261,173 @@ func TestATransactionRunsAtItsLevel(t *testing.T) {
 		}
 		if left := remaining(t, w.pool, limit.Global()); left < 100-calls || left > 100-calls+0.1 {
 			t.Errorf("%v tokens left after %v calls", left, calls)
+		}
+	})
+}
+
+func TestATransactionEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	everyTx(t, 4, func(t *testing.T, w txWay) {
+		reason := errors.New("the caller went home")
+		attempts := 0
+		for name, run := range map[string]func(ctx context.Context, cancel func(), tx handle) error{
+			"before it begins": nil,
+			"in a statement": func(ctx context.Context, cancel func(), tx handle) error {
+				time.AfterFunc(50*time.Millisecond, cancel)
+				_, err := tx.Exec(ctx, "SELECT pg_sleep(20)")
+				return err
+			},
+			"between statements": func(ctx context.Context, cancel func(), tx handle) error {
+				cancel()
+				_, err := tx.Exec(ctx, "SELECT 1")
+				return err
+			},
+			"before COMMIT": func(_ context.Context, cancel func(), _ handle) error {
+				cancel()
+				return nil
+			},
+			"during a pause": func(ctx context.Context, cancel func(), tx handle) error {
+				if attempts == 2 {
+					defer cancel()
+				}
+				_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE serialization_failure; END $$")
+				return err
+			},
+			"in the third attempt": func(ctx context.Context, cancel func(), tx handle) error {
+				if attempts == 3 {
+					cancel()
+				}
+				_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE serialization_failure; END $$")
+				return err
+			},
+		} {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			if run == nil {
+				cancel(reason)
+			}
+			attempts = 0
+			err := w.in(ctx, func(ctx context.Context, tx handle) error {
+				attempts++
+				if _, err := tx.Exec(ctx, "INSERT INTO jobs VALUES (4)"); err != nil {
+					return err
+				}
+				return run(ctx, func() { cancel(reason) }, tx)
+			})
+			switch {
+			case errors.Is(err, ratelimit.ErrUnknownOutcome), !errors.Is(err, context.Canceled) && sqlState(err) != "57014": // lib/pq returns the server's error for a canceled statement
+				t.Errorf("%s: %v", name, err)
+			case name == "during a pause" && (!gaveUpAfter(err, 2) || !errors.Is(err, reason) || sqlState(err) != "40001"),
+				name == "in the third attempt" && w.begins && (!gaveUpAfter(err, 3) || sqlState(err) != "40001"):
+				t.Errorf("%s: %v, want the attempts, with the cancellation and the conflict", name, err)
+			}
+			eventually(t, "no connection is taken "+name, func() bool { return w.inUse() == 0 })
+			cancel(nil)
+		}
+		if n := jobs(t, w.pool, "count(*)"); n != 2 {
+			t.Errorf("%d rows: something was committed", n)
+		}
+	})
+}
+
+func TestATransactionReturnsOtherErrorsAsTheyAre(t *testing.T) {
+	t.Parallel()
+	everyTx(t, 1, func(t *testing.T, w txWay) {
+		limit := ratelimit.TokenBucket("messages", 1, time.Hour)
+		if _, err := w.limiter.Consume(t.Context(), w.pool, limit.Key("denied")); err != nil {
+			t.Fatal(err)
+		}
+		mine := errors.New("mine")
+		for name, row := range map[string]struct {
+			then  func(ctx context.Context, tx handle) error
+			check func(err error) bool
+		}{
+			"its own error": {
+				func(context.Context, handle) error { return mine },
+				func(err error) bool { return err == mine }, //nolint:errorlint // it must not be wrapped
+			},
+			"a wrapped error": {
+				func(context.Context, handle) error { return fmt.Errorf("what I did: %w", mine) },
+				func(err error) bool { return errors.Is(err, mine) && err.Error() == "what I did: mine" },
+			},
+			"a denial": { // it leaves the transaction usable
+				func(ctx context.Context, tx handle) error {
+					_, err := w.limiter.Consume(ctx, tx, limit.Key("denied"))
+					var one int
+					return errors.Join(err, tx.QueryRow(ctx, "SELECT 1").Scan(&one))
+				},
+				func(err error) bool { return denied(err) && sqlState(err) == "" },
+			},
+			"a unique violation": {
+				func(ctx context.Context, tx handle) error {
+					_, err := tx.Exec(ctx, "INSERT INTO jobs VALUES (1)")
+					return err
+				},
+				func(err error) bool { return sqlState(err) == "23505" },
+			},
+			"a conflict that it hid": {
+				func(context.Context, handle) error { return errors.New((&pgconn.PgError{Code: "40001"}).Error()) },
+				func(err error) bool { return err != nil && !errors.Is(err, ratelimit.ErrAttemptsExhausted) },
+			},
+		} {
+			attempts := 0
+			err := w.in(t.Context(), func(ctx context.Context, tx handle) error {
+				attempts++
+				if _, err := tx.Exec(ctx, "INSERT INTO jobs VALUES (3)"); err != nil {
+					return err
+				}
+				if _, err := w.limiter.Consume(ctx, tx, limit.Key("rolled back")); err != nil {
+					return err
+				}
+				return row.then(ctx, tx)
+			})
+			if !row.check(err) || attempts != 1 {
+				t.Errorf("%s: %d attempts, %v", name, attempts, err)
+			}
+			if n := jobs(t, w.pool, "count(*)"); n != 2 {
+				t.Errorf("%s: %d rows, want it rolled back", name, n)
+			}
+			if left := remaining(t, w.pool, limit.Key("rolled back")); left != 1 {
+				t.Errorf("%s: the tokens did not come back: %v are there", name, left)
+			}
+		}
+	})
+}
+
+// A limit and a business row, many transactions at once on few connections: each is all there or not at all, and none is lost.
+func TestTransactionsUnderContentionKeepEverythingTogether(t *testing.T) {
+	t.Parallel()
+	everyTx(t, 4, func(t *testing.T, w txWay) {
+		w.limiter.Clock = func() time.Time { return noon }
+		limit := ratelimit.TokenBucket("jobs", 20, time.Hour)
+		var granted, refused atomic.Int64
+		var wg sync.WaitGroup
+		for g := range 8 {
+			wg.Go(func() {
+				for i := range 5 {
+					err := w.in(t.Context(), func(ctx context.Context, tx handle) error {
+						if _, err := tx.Exec(ctx, "INSERT INTO jobs VALUES ($1)", 100+g*10+i); err != nil {
+							return err
+						}
+						_, err := w.limiter.Consume(ctx, tx, limit.Global())
+						return err
+					}, ratelimit.Attempts(1000))
+					switch {
+					case err == nil:
+						granted.Add(1)
+					case denied(err):
+						refused.Add(1)
+					default:
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if granted.Load() != 20 || refused.Load() != 20 {
+			t.Errorf("%d granted, %d denied, want 20 each", granted.Load(), refused.Load())
+		}
+		if n := jobs(t, w.pool, "count(*)"); n != 22 {
+			t.Errorf("%d rows, want 22", n)
 		}
 	})
 }

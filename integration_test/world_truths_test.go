@@ -512,10 +512,13 @@ func (w *everything) says(p *worldProgram, id worldKey) {
 	w.listed(p, id, b, what)
 }
 
-// uneven reports whether a row of a sharded limit may have tokens while the rows together owe some: other numbers count for the time before
-// them, too. What is granted then depends on the row that a call meets.
-func (w *everything) uneven(b ratelimit.Balance) bool {
-	return b.Remaining < 0 && b.Limit.Config().Shards > 1 && slices.ContainsFunc(w.made, func(o *worldOverride) bool { return w.limits[o.limit].Name() == b.Limit.Name() })
+// uneven reports whether a row of a sharded limit may have more tokens than all rows together, since others owe some: other numbers count for
+// the time before them, too. What is granted then depends on the row that a call meets.
+func (w *everything) uneven(b ratelimit.Balance) (owes bool) {
+	if b.Limit.Config().Shards > 1 && slices.ContainsFunc(w.made, func(o *worldOverride) bool { return w.limits[o.limit].Name() == b.Limit.Name() }) {
+		w.must(w.pool.QueryRow(w.Context(), "SELECT coalesce(min(value) < 0, false) FROM rate_limits WHERE name = $1 AND key = $2", b.Limit.Name(), b.Key).Scan(&owes))
+	}
+	return owes
 }
 
 // noRate reports whether a key has a rate of 0.

@@ -253,7 +253,7 @@ var callMutations = []mutation{
 	}, {
 		name: "tx-ambiguous-retried", file: "ratelimit/tx.go", what: "a COMMIT whose answer was lost is retried",
 		old: "case err != nil && retryable(err):", new: "case err != nil && (retryable(err) || committing && sqlState(err) == \"\"):",
-		tests: "TestInTxReturnsOtherErrorsAsTheyAre",
+		tests: "TestInTxWhoseConnectionBrokeBeforeCommit|TestDatabaseSQLInChaos",
 	}, {
 		name: "tx-deadlock", file: "ratelimit/errors.go", what: "a deadlock's victim is not retried",
 		old: "(state == \"40001\" || state == \"40P01\")", new: "state == \"40001\"",
@@ -261,7 +261,7 @@ var callMutations = []mutation{
 	}, {
 		name: "tx-denial-committed", file: "ratelimit/tx.go", what: "a transaction whose function failed is not rolled back",
 		old: "_ = tx.rollback(rollbackCtx)", new: "_ = rollbackCtx",
-		tests: "TestInTxReturnsOtherErrorsAsTheyAre",
+		tests: "TestATransactionReturnsOtherErrorsAsTheyAre",
 	}, {
 		name: "tx-attempts", file: "ratelimit/tx.go", what: "there is one attempt too many",
 		old: "if attempt == attempts {", new: "if attempt > attempts {",
@@ -297,11 +297,11 @@ var callMutations = []mutation{
 	}, {
 		name: "tx-rollback-cancelled", file: "ratelimit/tx.go", what: "a rollback uses a context that has ended",
 		old: "context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)", new: "context.WithTimeout(ctx, rollbackTimeout)",
-		tests: "TestInTxEndsWithItsContext",
+		tests: "TestInTxKeepsTheConnectionWhenItsContextEnds",
 	}, {
 		name: "tx-commit-cancelled", file: "ratelimit/tx.go", what: "COMMIT is sent on a context that has ended",
 		old: "	if ctx.Err() != nil { // no driver", new: "	if false { // no driver",
-		tests: "TestInTxEndsWithItsContext|TestInSQLTxEndsWithItsContext",
+		tests: "TestATransactionEndsWithItsContext|TestHotOnDatabaseSQLEndsWithItsContext",
 	}, {
 		name: "late-not-with-begin", file: "ratelimit/tx_late.go", what: "BEGIN is a separate round trip, whatever the first statement",
 		old: "	if t.tx != nil || t.lapsed(ctx) {\n		return t.QueryRow(", new: "	if t.failed == nil {\n		return t.QueryRow(",
