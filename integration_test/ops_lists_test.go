@@ -251,7 +251,7 @@ const (
 // beats says that a process of a program uses a list, as Open does and then every minute.
 func beats(t *testing.T, pool *pgxpool.Pool, program, list string) (counts bool, others []string, err error) {
 	t.Helper()
-	err = pool.QueryRow(t.Context(), "SELECT counts, others FROM ratelimit_publish($1, $2, true)", program, list).Scan(&counts, &others)
+	err = pool.QueryRow(t.Context(), "SELECT counts, others FROM _ratelimit_publish($1, $2, true)", program, list).Scan(&counts, &others)
 	return counts, others, err
 }
 
@@ -392,7 +392,7 @@ func TestPublishersSeeEachOther(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-			if _, err := tx.Exec(t.Context(), "SELECT ratelimit_publish('web', $1, true)", bucketList); err != nil {
+			if _, err := tx.Exec(t.Context(), "SELECT _ratelimit_publish('web', $1, true)", bucketList); err != nil {
 				t.Errorf("a heartbeat: %v", err)
 			}
 			if err, want := ratelimit.Publish(t.Context(), tx, "web", ratelimit.TokenBucket("api", 73, time.Hour)), map[bool]string{true: "RL003"}[level != pgx.ReadCommitted]; sqlState(err) != want {
@@ -471,7 +471,7 @@ func TestAHeartbeatLocksNoRowBeforeTheTable(t *testing.T) {
 	answered := make(chan answer, 1)
 	go func() {
 		var a answer
-		a.err = pool.QueryRow(t.Context(), "SELECT counts FROM ratelimit_publish('web', $1, true)", bucketList).Scan(&a.counts)
+		a.err = pool.QueryRow(t.Context(), "SELECT counts FROM _ratelimit_publish('web', $1, true)", bucketList).Scan(&a.counts)
 		answered <- a
 	}()
 	waitingFor(t, pool, holder)

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "7738b91db96d84edb9dd574491b8d22482b48c70f4b0ab8313f8114bf53009d7"
+const Hash = "4299781f01ef5454bbb34d38da6ddc725531bbe0adf4bd98238c8f91e3c8e2d7"
