@@ -443,10 +443,12 @@ func TestOperationsInProduction(t *testing.T) {
 			}
 		},
 		"name = 'a limit of last year'": func(n *night, sql string) {
-			n.exec(`INSERT INTO rate_limits VALUES ('a limit of last year', 'ann', 0, 1, 5, now())`)
+			mustExec(n.T, n.pool, `SELECT ratelimit_publish('night', '[{"name": "a limit of last year", "kind": "slots", "capacity": 2}]');
+				SELECT ratelimit_hold('a limit of last year', 'ann', 'job', forever => true)`)
 			n.consume(n.pool, nightMessages.Key("ann"))
-			if rows := n.exec(sql); rows != 1 || len(n.first(`SELECT key FROM rate_limits`)) != 1 {
-				n.Errorf("%d rows deleted", rows)
+			mustExec(n.T, n.pool, sql)
+			if names := n.first(`SELECT name FROM rate_limits UNION ALL SELECT name FROM rate_limit_holds`); !slices.Equal(names, []string{nightMessages.Name()}) {
+				n.Errorf("rows are left of %q", names)
 			}
 		},
 	})
