@@ -102,13 +102,20 @@ func TestTheNewestVersionInUseCounts(t *testing.T) {
 	t.Run("an operator publishes an older list again", func(t *testing.T) {
 		t.Parallel()
 		pool := newPool(t, 2)
-		for _, rate := range []float64{9, 70, 9} {
-			if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour)); err != nil {
-				t.Fatal(err)
+		for i, rate := range []float64{9, 70, 9, 70, 9} {
+			if i < 3 {
+				if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour)); err != nil {
+					t.Fatal(err)
+				}
+			} else if counts := scan[bool](t, pool, "SELECT counts FROM ratelimit_publish('web', jsonb_build_array(jsonb_build_object('name', 'api', 'kind', 'token bucket', 'rate', $1::float8, 'period', '1 hour')))", rate); !counts {
+				t.Errorf("published %v by hand, and it does not count", rate)
 			}
 			if got := publishedRate(t, pool); got != rate {
 				t.Errorf("published %v: a rate of %v", rate, got)
 			}
+		}
+		if n := scan[int](t, pool, "SELECT count(alive_until) FROM rate_limit_definitions"); n != 0 {
+			t.Errorf("%d lists are in use, and no process is", n)
 		}
 	})
 	t.Run("SQL of an older version that has a limit more", func(t *testing.T) {
