@@ -232,10 +232,6 @@ var overrideMutations = []mutation{
 		old: "definitions, NULL::boolean) AS p", new: "definitions, true) AS p",
 		tests: "TestTheNewestVersionInUseCounts",
 	}, {
-		name: "tool-sweep-owing", file: "cmd/txlimit/sweep.go", what: "sweep does not say which idle rows stay since they owe tokens",
-		old: "value < 0 AND ts < now()", new: "value < -10 AND ts < now()",
-		tests: "TestTranscripts",
-	}, {
 		name: "publish-lock", file: "migrations/engine/definitions.sql", what: "a program that publishes blocks the heartbeats of others",
 		old: "IN SHARE UPDATE EXCLUSIVE MODE", new: "IN SHARE ROW EXCLUSIVE MODE",
 		tests: "TestAnUnchangedListTakesNoLock",
