@@ -102,13 +102,20 @@ func TestTheNewestVersionInUseCounts(t *testing.T) {
 	t.Run("an operator publishes an older list again", func(t *testing.T) {
 		t.Parallel()
 		pool := newPool(t, 2)
-		for _, rate := range []float64{9, 70, 9} {
-			if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour)); err != nil {
-				t.Fatal(err)
+		for i, rate := range []float64{9, 70, 9, 70, 9} {
+			if i < 3 {
+				if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour)); err != nil {
+					t.Fatal(err)
+				}
+			} else if counts := scan[bool](t, pool, "SELECT counts FROM ratelimit_publish('web', jsonb_build_array(jsonb_build_object('name', 'api', 'kind', 'token bucket', 'rate', $1::float8, 'period', '1 hour')))", rate); !counts {
+				t.Errorf("published %v by hand, and it does not count", rate)
 			}
 			if got := publishedRate(t, pool); got != rate {
 				t.Errorf("published %v: a rate of %v", rate, got)
 			}
+		}
+		if n := scan[int](t, pool, "SELECT count(alive_until) FROM rate_limit_definitions"); n != 0 {
+			t.Errorf("%d lists are in use, and no process is", n)
 		}
 	})
 	t.Run("SQL of an older version that has a limit more", func(t *testing.T) {
@@ -251,7 +258,7 @@ const (
 // beats says that a process of a program uses a list, as Open does and then every minute.
 func beats(t *testing.T, pool *pgxpool.Pool, program, list string) (counts bool, others []string, err error) {
 	t.Helper()
-	err = pool.QueryRow(t.Context(), "SELECT counts, others FROM ratelimit_publish($1, $2, true)", program, list).Scan(&counts, &others)
+	err = pool.QueryRow(t.Context(), "SELECT counts, others FROM _ratelimit_publish($1, $2, true)", program, list).Scan(&counts, &others)
 	return counts, others, err
 }
 
@@ -392,7 +399,7 @@ func TestPublishersSeeEachOther(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-			if _, err := tx.Exec(t.Context(), "SELECT ratelimit_publish('web', $1, true)", bucketList); err != nil {
+			if _, err := tx.Exec(t.Context(), "SELECT _ratelimit_publish('web', $1, true)", bucketList); err != nil {
 				t.Errorf("a heartbeat: %v", err)
 			}
 			if err, want := ratelimit.Publish(t.Context(), tx, "web", ratelimit.TokenBucket("api", 73, time.Hour)), map[bool]string{true: "RL003"}[level != pgx.ReadCommitted]; sqlState(err) != want {
@@ -471,7 +478,7 @@ func TestAHeartbeatLocksNoRowBeforeTheTable(t *testing.T) {
 	answered := make(chan answer, 1)
 	go func() {
 		var a answer
-		a.err = pool.QueryRow(t.Context(), "SELECT counts FROM ratelimit_publish('web', $1, true)", bucketList).Scan(&a.counts)
+		a.err = pool.QueryRow(t.Context(), "SELECT counts FROM _ratelimit_publish('web', $1, true)", bucketList).Scan(&a.counts)
 		answered <- a
 	}()
 	waitingFor(t, pool, holder)

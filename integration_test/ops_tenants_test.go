@@ -77,7 +77,41 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			}
 		})
 	}
-	before := tableOf(t, owner)
+	// Holds are as the rows of limits. One without an end can be released by whoever knows its id.
+	renders := ratelimit.Slots("renders", 2)
+	if err := ratelimit.Publish(t.Context(), owner, "web", renders); err != nil {
+		t.Fatal(err)
+	}
+	var job string // the token of acme's
+	for _, tenant := range []string{"acme", "globex"} {
+		asTenant(t, app, tenant, func(tx pgx.Tx) {
+			slot, token := renders.Key(tenant, "ann"), bucket.Key(tenant, "bob")
+			if _, err := limiter.Hold(t.Context(), tx, "project", -1, slot); err != nil {
+				t.Errorf("tenant %q: %v", tenant, err)
+			}
+			held, err := limiter.Hold(t.Context(), tx, "job", time.Hour, slot, token)
+			if err != nil {
+				t.Errorf("tenant %q: %v", tenant, err)
+			}
+			if _, err := limiter.Hold(t.Context(), tx, "one too many", time.Hour, slot); !denied(err) {
+				t.Errorf("tenant %q: %v, want a denial", tenant, err)
+			}
+			if n := scan[int](t, tx, "SELECT count(*) FROM ratelimit_holds('renders', $1)", tenant+"|ann"); n != 2 {
+				t.Errorf("tenant %q sees %d of its 2 holds", tenant, n)
+			}
+			if tenant == "acme" {
+				job = held.Token
+				return
+			}
+			if err := limiter.Release(t.Context(), tx, held.Token, slot, token); err != nil {
+				t.Errorf("tenant %q: %v", tenant, err)
+			}
+			if left := readBalance(t, &limiter, tx, slot); left != 1 {
+				t.Errorf("tenant %q has %v slots left, want 1", tenant, left)
+			}
+		})
+	}
+	before := tableOf(t, owner) + lines(t, owner, "SELECT * FROM rate_limit_holds ORDER BY name, key, id")
 
 	// A tenant can neither see nor consume another's rows: writing one is refused, so nothing is granted. A refund or a
 	// reset finds no row and does nothing.
@@ -113,6 +147,29 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			})
 			attack(fmt.Sprint("reset ", len(requests)), "", func(ctx context.Context, db handle) error { return limiter.Reset(ctx, db, requests...) })
 		}
+		slot, token := renders.Key("acme", "ann"), bucket.Key("acme", "bob")
+		attack("hold", "42501", func(ctx context.Context, db handle) error {
+			_, err := limiter.Hold(ctx, db, "job 2", time.Hour, slot, token)
+			return err
+		})
+		attack("the same hold", "42501", func(ctx context.Context, db handle) error {
+			_, err := limiter.Hold(ctx, db, "project", -1, slot)
+			return err
+		})
+		attack("release", "42501", func(ctx context.Context, db handle) error { return limiter.Release(ctx, db, "project", slot) })
+		attack("release by token", "", func(ctx context.Context, db handle) error { return limiter.Release(ctx, db, job, slot, token) })
+		attack("settle", "42501", func(ctx context.Context, db handle) error {
+			_, err := limiter.Settle(ctx, db, job, slot, token.Count(1))
+			return err
+		})
+		attack("list of holds", "", func(ctx context.Context, db handle) error {
+			var n int
+			err := db.QueryRow(ctx, "SELECT count(*) + (SELECT count(*) FROM rate_limit_holds WHERE key ~ '^acme') FROM ratelimit_holds('renders', 'acme|ann')").Scan(&n)
+			if err == nil && n != 0 {
+				err = fmt.Errorf("%d holds", n)
+			}
+			return err
+		})
 		attack("by hand", "42501", func(ctx context.Context, db handle) error {
 			_, err := db.Exec(ctx, "SELECT FROM ratelimit('bucket', 'acme|ann', 4, '1000 hours')")
 			return err
@@ -133,7 +190,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			}
 		})
 	}
-	if after := tableOf(t, owner); after != before {
+	if after := tableOf(t, owner) + lines(t, owner, "SELECT * FROM rate_limit_holds ORDER BY name, key, id"); after != before {
 		t.Errorf("the tenants made of\n%s\nthis\n%s", before, after)
 	}
 }

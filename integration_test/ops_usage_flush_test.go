@@ -317,6 +317,61 @@ func TestALockedRowOfUsageLosesNothing(t *testing.T) {
 	}
 }
 
+// The last flush tries once more if a row was locked for two seconds: what it keeps, no later one would write.
+func TestALockedRowAtTheEndLosesNothing(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 3)
+	holder, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := holder.Exec(t.Context(), "LOCK TABLE rate_limit_denials"); err != nil {
+		t.Fatal(err)
+	}
+	failed := 0
+	recorder := &usage.Recorder{OnError: func(err error) { t.Error(err) }, DB: watched{pool, func(err error) {
+		if failed++; failed > 1 || sqlState(err) != "55P03" {
+			t.Errorf("try %d: %v, want one that fails, with 55P03", failed, err)
+		}
+		if err := holder.Rollback(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}}}
+	deny(t, &ratelimit.Limiter{Observer: recorder.Observe}, "limit", "ann", 1)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := recorder.Run(ended); err != nil || failed != 1 {
+		t.Errorf("%v after %d tries that failed", err, failed)
+	}
+	if n := usageOf(t, pool)["limit"].Denied; n != 1 {
+		t.Errorf("%d denials are recorded, want 1", n)
+	}
+}
+
+// watched is a pool that tells of the errors of its rows.
+type watched struct {
+	*pgxpool.Pool
+	failed func(err error)
+}
+
+func (w watched) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return watchedRow{w.Pool.QueryRow(ctx, sql, args...), w.failed}
+}
+
+type watchedRow struct {
+	pgx.Row
+	failed func(err error)
+}
+
+func (r watchedRow) Scan(dest ...any) error {
+	err := r.Row.Scan(dest...)
+	if err != nil {
+		r.failed(err)
+	}
+	return err
+}
+
 // deaf is a pool whose answers are lost, of statements that have run or not.
 type deaf struct {
 	*pgxpool.Pool

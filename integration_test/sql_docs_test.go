@@ -79,13 +79,11 @@ func (n *night) reserve(request ratelimit.Request) {
 	}
 }
 
-func (n *night) exec(sql string) int64 {
+func (n *night) exec(sql string) {
 	n.Helper()
-	tag, err := n.pool.Exec(n.Context(), sql)
-	if err != nil {
+	if _, err := n.pool.Exec(n.Context(), sql); err != nil {
 		n.Fatalf("%s: %v", sql, err)
 	}
-	return tag.RowsAffected()
 }
 
 // is runs a query that answers true or false.
@@ -411,17 +409,44 @@ func TestOperationsInProduction(t *testing.T) {
 		"INSERT INTO limits.rate_limits": func(n *night, sql string) {
 			n.renamesItsSchema()
 			n.consume(n.pool, nightMessages.Key("ann").Count(15))
+			mustExec(n.T, n.pool, `SELECT ratelimit_publish('night', '[{"name": "renders", "kind": "slots", "capacity": 2},
+					{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20}]');
+				SELECT ratelimit_hold('renders', 'ann', 'job', forever => true);
+				SELECT ratelimit_block('sendMessage', 'eve'), ratelimit_block('sendMessage', 'fay');
+				INSERT INTO rate_limit_usage VALUES ('messages', now(), 1, 2, 3, 4, 5, 6);
+				INSERT INTO rate_limit_denials VALUES ('messages', now(), 'ann', 1, 2, now())`)
 			moved := newPool(n.T, 1)
-			mustExec(n.T, moved, strings.ReplaceAll(named(sql, schemaOf(n.T, n.pool), ""), "limits.rate_limits", schemaOf(n.T, moved)+".rate_limits"))
+			mustExec(n.T, moved, regexp.MustCompile(`\blimits\.rate`).ReplaceAllString(named(sql, schemaOf(n.T, n.pool), ""), schemaOf(n.T, moved)+".rate"))
+			tables := n.first(`SELECT tablename FROM pg_tables WHERE schemaname = current_schema() AND tablename ~ '^rate_limit' AND tablename !~ 'goose' ORDER BY 1`)
+			if len(tables) != 6 {
+				n.Errorf("the tables are %v", tables)
+			}
+			for _, table := range tables {
+				before, after := lines(n.T, n.pool, "SELECT * FROM "+table+" AS t ORDER BY t"), lines(n.T, moved, "SELECT * FROM "+table+" AS t ORDER BY t")
+				if before == "" || before != after {
+					n.Errorf("%s had\n%s\nand has\n%s", table, before, after)
+				}
+			}
 			if !n.consume(moved, nightMessages.Key("ann").Count(5)) || n.consume(moved, nightMessages.Key("ann").Count(5)) {
 				n.Error("the new key does not have the rest of the old one")
 			}
+			if granted := scan[bool](n.T, moved, "SELECT granted FROM ratelimit_try('sendMessage', 'eve')"); granted {
+				n.Error("a blocked key is granted")
+			}
+			if id := scan[int64](n.T, moved, "SELECT ratelimit_block('sendMessage', 'gil')"); id != 3 {
+				n.Errorf("the next override has the id %d, want 3", id)
+			}
+			if ended := scan[bool](n.T, moved, "SELECT ratelimit_release('renders', 'ann', 'job')"); !ended {
+				n.Error("the hold is not there")
+			}
 		},
 		"name = 'a limit of last year'": func(n *night, sql string) {
-			n.exec(`INSERT INTO rate_limits VALUES ('a limit of last year', 'ann', 0, 1, 5, now())`)
+			mustExec(n.T, n.pool, `SELECT ratelimit_publish('night', '[{"name": "a limit of last year", "kind": "slots", "capacity": 2}]');
+				SELECT ratelimit_hold('a limit of last year', 'ann', 'job', forever => true)`)
 			n.consume(n.pool, nightMessages.Key("ann"))
-			if rows := n.exec(sql); rows != 1 || len(n.first(`SELECT key FROM rate_limits`)) != 1 {
-				n.Errorf("%d rows deleted", rows)
+			mustExec(n.T, n.pool, sql)
+			if names := n.first(`SELECT name FROM rate_limits UNION ALL SELECT name FROM rate_limit_holds`); !slices.Equal(names, []string{nightMessages.Name()}) {
+				n.Errorf("rows are left of %q", names)
 			}
 		},
 	})

@@ -193,3 +193,77 @@ func TestAStragglerCutsAnUpgradedCustomer(t *testing.T) {
 		})
 	}
 }
+
+// TestPlansChangeUnderLoad: 8 goroutines call by the customer's plan, as docs/plans.md does, while the plan changes. Nobody runs again, and
+// each plan begins with all calls so far used.
+func TestPlansChangeUnderLoad(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 10)
+	limiter, _ := newLimiter()
+	limiter.OnRetry = func(_ context.Context, a ratelimit.Attempt) { t.Errorf("attempt %d: %v", a.Number, a.Err) }
+	mustExec(t, pool, "CREATE TABLE customers (plan text); INSERT INTO customers VALUES ('free'); CREATE TABLE calls (plan text)")
+	plans := map[string]ratelimit.Request{}
+	for name, rate := range map[string]float64{"free": 1e6, "pro": 2e6} {
+		plans[name] = ratelimit.CalendarWindow("calls."+name, rate, ratelimit.Month).Key("ann")
+	}
+	planOf := func(ctx context.Context, tx pgx.Tx, lock string) (plan string, err error) {
+		return plan, tx.QueryRow(ctx, "SELECT plan FROM customers "+lock).Scan(&plan)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var calls atomic.Int64
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+					plan, err := planOf(ctx, tx, "FOR NO KEY UPDATE")
+					if err != nil {
+						return err
+					}
+					if _, err = limiter.Consume(ctx, tx, plans[plan]); err != nil {
+						return err
+					}
+					_, err = tx.Exec(ctx, "INSERT INTO calls VALUES ($1)", plan)
+					return err
+				}, ratelimit.Isolation(pgx.ReadCommitted))
+				if err == nil {
+					calls.Add(1)
+				} else if ctx.Err() == nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for i := range 10 {
+		begun := calls.Load()
+		eventually(t, "calls", func() bool { return calls.Load() > begun+20 })
+		err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			from, err := planOf(ctx, tx, "FOR UPDATE")
+			if err != nil {
+				return err
+			}
+			to := map[string]string{"free": "pro", "pro": "free"}[from]
+			if _, err := tx.Exec(ctx, "UPDATE customers SET plan = $1", to); err != nil {
+				return err
+			}
+			if err := limiter.Move(ctx, tx, plans[from], plans[to]); err != nil {
+				return err
+			}
+			var used float64
+			if err := tx.QueryRow(ctx, "SELECT count(*) FROM calls").Scan(&used); err != nil {
+				return err
+			}
+			balances, err := limiter.Balance(ctx, tx, plans[to])
+			if err == nil && balances[0].Used != used {
+				t.Errorf("change %d, to %s: %v used, want %v", i, to, balances[0].Used, used)
+			}
+			return err
+		}, ratelimit.Isolation(pgx.ReadCommitted))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop()
+	wg.Wait()
+}

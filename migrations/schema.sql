@@ -2281,8 +2281,16 @@ BEGIN
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_publish(
-    program text, definitions jsonb, heartbeat boolean DEFAULT NULL, OUT counts boolean, OUT others text[]
+-- ratelimit_publish, and what a process of the Go library says of its list:
+--
+--   heartbeat   NULL: the list is the program's newest from now on. true: a process uses it, and repeats the call every minute while it
+--               runs. false: a process uses it, and does not repeat the call. For both, a list that was published before is no newer
+--               now, unless that was over a year ago
+--
+-- With heartbeat, a list that was used within 7 days is written without a lock of the table, unless another one counts from now on.
+-- Without, it waits for others that publish.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_publish(
+    program text, definitions jsonb, heartbeat boolean, OUT counts boolean, OUT others text[]
 )
 LANGUAGE plpgsql
 SET extra_float_digits = 1 SET intervalstyle = 'postgres' SET datestyle = 'ISO' SET timezone = 'UTC' -- definitions are texts
@@ -2474,8 +2482,17 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_publish(text, jsonb, boolean) IS $text$
-Writes down all limits that a program defines, in place of those that it published before. Open and Publish of the Go library call it.
+CREATE FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb, OUT counts boolean, OUT others text[])
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    SELECT p.counts, p.others INTO counts, others FROM /* TEMPLATE: schema */_ratelimit_publish(program COLLATE "C", definitions, NULL::boolean) AS p;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_publish(text, jsonb) IS $text$
+Writes down all limits that a program defines, in place of those that it published before, as Publish of the Go library does.
 
     SELECT ratelimit_publish('api', '[{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20}]')
 
@@ -2486,14 +2503,10 @@ Arguments:
                slots there are. Each name is there once. The field varies, an interval, 0 for slots, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
                fills a row from 0
-  heartbeat    NULL: the list is the program's newest from now on. true: a process uses it, and repeats the call every minute while it
-               runs. false: a process uses it, and does not repeat the call. For both, a list that was published before is no newer now,
-               unless that was over a year ago
 
-Of the lists that a program has published, the newest one counts that a process has said it uses within five minutes. If there is none,
-the newest one does. The tool, the page and SQL without numbers use it. The others count for sweeps for another 7 days. With heartbeat,
-a list that was used within 7 days is written without a lock of the table, unless another one counts from now on. An empty list
-withdraws all lists of the program.
+The list is the program's newest from now on. Of the lists that a program has published, the newest one counts that a process of the Go
+library has said it uses within five minutes. If there is none, the newest one does. The tool, the page and SQL without numbers use it.
+The others count for sweeps for another 7 days. An empty list withdraws all lists of the program.
 
 Returns:
   counts       whether this list counts
@@ -6236,7 +6249,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "9807cf9414c19438d78931c51d1a86c5e3db352d47b9ce54cab79f6e54d541cc"
+const Hash = "40c04867bcf84344ac34b8b52f3237a97e22d30ebfae94b9a4f54a7d501353b4"

@@ -3,7 +3,7 @@ SELECT o.ids, o.names, o.keys, o.effects, o.rates, o.capacities, o.max_reserveds
   FROM _ratelimit_overrides((sqlc.narg('since')::text)::pg_snapshot, @after::bigint) AS o;
 
 -- name: Publish :one
-SELECT p.counts, p.others FROM ratelimit_publish(@program::text, (@definitions::text)::jsonb, sqlc.narg('heartbeat')::boolean) AS p;
+SELECT p.counts, p.others FROM _ratelimit_publish(@program::text, (@definitions::text)::jsonb, sqlc.narg('heartbeat')::boolean) AS p;
 
 -- name: Override :one
 SELECT ratelimit_override(@name::text, sqlc.narg('key')::text, sqlc.narg('rate')::double precision, sqlc.narg('capacity')::double precision,

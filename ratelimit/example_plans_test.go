@@ -58,7 +58,7 @@ func call(ctx context.Context, id string, calls float64) error {
 		}
 		_, err = limits.Consume(ctx, tx, c.request().Count(calls))
 		return err
-	})
+	}, ratelimit.Isolation(pgx.ReadCommitted))
 }
 
 // book gives the customer another plan, or another quota of its own.
@@ -75,7 +75,7 @@ func book(ctx context.Context, id, plan string, quota int64) error {
 			return err
 		}
 		return limits.Move(ctx, tx, from.request(), to.request())
-	})
+	}, ratelimit.Isolation(pgx.ReadCommitted))
 }
 
 // restart begins the customer's month anew, now. Call it in the transaction that books the payment.

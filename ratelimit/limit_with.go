@@ -34,9 +34,10 @@ func Varies(idle time.Duration) Option {
 //
 // The limit remembers its definition. [Publish] and [Limiter.Sweep] take the definition, which stands for all keys.
 //
-// If the numbers are in a row of the database, read that row FOR NO KEY UPDATE in the transaction that consumes. After a plain read,
-// a call may use old numbers, and cut the key's balance to an old capacity. FOR SHARE prevents that, too, but while calls come one
-// after another, a change of the row may wait without end.
+// If the numbers are in a row of the database, read that row FOR NO KEY UPDATE in the transaction that consumes, in READ COMMITTED.
+// After a plain read, a call may use old numbers, and cut the key's balance to an old capacity. FOR SHARE prevents that, too, but
+// while calls come one after another, a change of the row may wait without end. Above READ COMMITTED, whoever has waited for the row
+// runs again (SQLSTATE 40001).
 func (l Limit) With(options ...Option) Limit {
 	if l.Validate() != nil {
 		return l

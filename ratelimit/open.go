@@ -69,7 +69,6 @@ type Options struct {
 
 const (
 	defaultSweepEvery = 10 * time.Minute
-	lastFlush         = 5 * time.Second
 	otherSweepPause   = 50 * time.Millisecond
 	heartbeatEvery    = time.Minute
 )
@@ -148,22 +147,15 @@ func Open(ctx context.Context, db DB, options Options) (*Limiter, error) {
 	return l, nil
 }
 
-// record writes the usage until ctx ends, and then for the last time.
-func (f *life) record(ctx context.Context, o *Options) (err error) {
-	flush := func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastFlush)
-		defer cancel()
-		return o.Usage.Flush(ctx)
-	}
+// record writes the usage until ctx ends, and then for the last time. With a context that has ended, Run writes it at once.
+func (f *life) record(ctx context.Context, o *Options) error {
 	if o.NoBackground {
 		<-ctx.Done()
-		err = flush()
-	} else {
-		err = o.Usage.Run(ctx)
 	}
+	err := o.Usage.Run(ctx)
 	if f.early.Load() { // what the calls under way use is written when they have ended
 		<-f.idle
-		err = flush()
+		err = o.Usage.Run(ctx)
 	}
 	return err
 }

@@ -35,7 +35,7 @@ func Publish(ctx context.Context, db DB, program string, limits ...Limit) error 
 	return err
 }
 
-// publish publishes. heartbeat is that of the SQL function ratelimit_publish.
+// publish publishes. heartbeat is that of the SQL function _ratelimit_publish.
 func publish(ctx context.Context, db DB, program string, heartbeat pgtype.Bool, limits []Limit) (row dbsqlc.PublishRow, err error) {
 	if noDatabase(db) {
 		return row, fmt.Errorf("%w: %s", ErrInvalid, noDatabaseText)

@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/spf13/cobra"
 
@@ -103,6 +105,9 @@ func (a *app) sweep(ctx context.Context, n *numbers, names []string) error {
 		if err == nil && s.Deleted == 0 {
 			err = a.whyNothing(ctx, name, given)
 		}
+		if err == nil {
+			err = a.countOwing(ctx, name, given)
+		}
 		list = append(list, s)
 		total += s.Deleted
 		if err != nil {
@@ -154,6 +159,29 @@ func (a *app) whyNothing(ctx context.Context, name string, c *ratelimit.Config) 
 		fmt.Fprintf(a.stderr, "Nothing of %s can be swept: within a day, an override of all keys changed numbers that only the program knows\n", printable(name))
 	default:
 		fmt.Fprintf(a.stderr, "Nothing of %s can be swept: its definitions of the last 7 days differ in kind, period or start. `txlimit limits` shows them\n", printable(name))
+	}
+	return err
+}
+
+// countOwing says how many rows of a limit that varies stay although they are idle, since they owe tokens: when these are there
+// again, the program alone knows.
+func (a *app) countOwing(ctx context.Context, name string, c *ratelimit.Config) error {
+	var owing int64
+	err := a.reading(ctx, func(tx pgx.Tx) error {
+		var varies *pgtype.Interval // by itself, since on Citus the function reads a table
+		err := tx.QueryRow(ctx, "SELECT s.varies FROM _ratelimit_sweep_numbers($1::text, $2::float8, $3::interval, $4::text, $5::float8, $6::timestamptz, $7::interval) AS s",
+			append([]any{name}, sweepNumbers(c)...)...).Scan(&varies)
+		if err != nil || varies == nil {
+			return err
+		}
+		return tx.QueryRow(ctx, "SELECT count(*) FROM rate_limits WHERE name = $1 AND value < 0 AND ts < now() - $2::interval", name, varies).Scan(&owing)
+	})
+	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) && pgErr.Code == "0A000" { // a PL/Proxy has no rows itself
+		return nil
+	}
+	if owing > 0 {
+		fmt.Fprintf(a.stderr, "Not swept of %s: %s in debt, until the next use. `txlimit keys %s` lists what is below 0\n",
+			printable(name), plural(owing, "idle row"), shellQuote(name))
 	}
 	return err
 }

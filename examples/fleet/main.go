@@ -138,8 +138,8 @@ func (f *fleet) move(ctx context.Context, tenant string, from, to int) error {
 		if _, err := tx.Exec(ctx, "INSERT INTO tenants VALUES ($1, true)", tenant); err != nil {
 			return err
 		}
-		for _, c := range []struct{ table, tenant string }{{"messages", "tenant"}, {"rate_limits", "(ratelimit_key_parts(key))[1]"}} {
-			if err := copyRows(ctx, tx, f.servers[from], c.table, "SELECT * FROM "+c.table+" WHERE "+c.tenant+" = $1", tenant); err != nil {
+		for _, c := range tables {
+			if err := copyRows(ctx, tx, f.servers[from], c.name, "SELECT "+c.columns+" FROM "+c.name+" WHERE "+c.tenant+" = $1", tenant); err != nil {
 				return err
 			}
 		}
@@ -158,18 +158,24 @@ func (f *fleet) move(ctx context.Context, tenant string, from, to int) error {
 	return pgx.BeginFunc(ctx, f.servers[from], func(tx pgx.Tx) error { return forget(ctx, tx, tenant) })
 }
 
+// tables are those with rows of tenants, and how to find whose they are. Each server numbers its overrides.
+var tables = []struct{ name, tenant, columns string }{
+	{"messages", "tenant", "*"},
+	{"rate_limits", "(ratelimit_key_parts(key))[1]", "*"},
+	{"rate_limit_holds", "(ratelimit_key_parts(key))[1]", "*"},
+	{"rate_limit_overrides", "(ratelimit_key_parts(key))[1]", `name, key, effect, rate, capacity, max_reserved, until, reason,
+		made_by, made_at, added, added_at, removed_by, removed_at, made_as, removed_as`},
+}
+
 // forget deletes a tenant from a server that has closed it.
 func forget(ctx context.Context, tx pgx.Tx, tenant string) error {
-	for _, statement := range []string{
-		"DELETE FROM rate_limits WHERE (ratelimit_key_parts(key))[1] = $1",
-		"DELETE FROM messages WHERE tenant = $1",
-		"DELETE FROM tenants WHERE id = $1",
-	} {
-		if _, err := tx.Exec(ctx, statement, tenant); err != nil {
+	for _, c := range tables {
+		if _, err := tx.Exec(ctx, "DELETE FROM "+c.name+" WHERE "+c.tenant+" = $1", tenant); err != nil {
 			return err
 		}
 	}
-	return nil
+	_, err := tx.Exec(ctx, "DELETE FROM tenants WHERE id = $1", tenant)
+	return err
 }
 
 func copyRows(ctx context.Context, to pgx.Tx, from *pgxpool.Pool, table, query string, args ...any) error {
@@ -225,7 +231,10 @@ func story(ctx context.Context, first *pgxpool.Pool) (err error) {
 	}
 	fmt.Println("acme on server 2:", err)
 
-	// Globex moves to server 2 while it sends.
+	// Globex, which has a blocked user, moves to server 2 while it sends.
+	if _, err := f.servers[1].Exec(ctx, "SELECT ratelimit_block('perUser', ratelimit_key('globex', 'eve'), reason => 'spam')"); err != nil {
+		return err
+	}
 	before, err := f.sendMany(ctx, "globex", 12)
 	if err != nil {
 		return err
@@ -246,13 +255,14 @@ func story(ctx context.Context, first *pgxpool.Pool) (err error) {
 		return fmt.Errorf("globex has sent %d messages, want 20", before+during)
 	}
 	for i, server := range f.servers {
-		var messages, rows int
+		var messages, rows, blocks int
 		err := server.QueryRow(ctx, `SELECT (SELECT count(*) FROM messages WHERE tenant = 'globex'),
-			(SELECT count(*) FROM rate_limits WHERE starts_with(key, 'globex'))`).Scan(&messages, &rows)
+			(SELECT count(*) FROM rate_limits WHERE starts_with(key, 'globex')),
+			(SELECT count(*) FROM rate_limit_overrides WHERE starts_with(key, 'globex'))`).Scan(&messages, &rows, &blocks)
 		if err != nil {
 			return err
 		}
-		fmt.Printf("   server %d: %d messages of globex, %d rows of its limits\n", i, messages, rows)
+		fmt.Printf("   server %d: %d messages of globex, %d rows of its limits, %d blocks\n", i, messages, rows, blocks)
 	}
 	err = sendOn(ctx, f.servers[1], "globex", "ann")
 	if !refused(err) {

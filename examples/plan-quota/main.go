@@ -51,7 +51,7 @@ func call(ctx context.Context, pool *pgxpool.Pool, id string, calls float64) err
 		}
 		_, err = tx.Exec(ctx, "INSERT INTO calls (customer, made, at) VALUES ($1, $2, $3)", id, calls, now)
 		return err
-	})
+	}, ratelimit.Isolation(pgx.ReadCommitted)) // above, calls of one customer at once would run again
 }
 
 // callAll makes calls, 100 at a time, until the end. It returns when each month's quota ran out, in the customer's time.

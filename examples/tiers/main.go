@@ -69,7 +69,8 @@ func load(path string) (*app, error) {
 }
 
 // request is the user's work. It is limited by the user's plan, in the transaction that looks the plan up. FOR NO KEY UPDATE makes a
-// change of the row wait until this transaction has ended, so no request goes by an old quota.
+// change of the row wait until this transaction has ended, so no request goes by an old quota. In READ COMMITTED, who has waited goes
+// on; above, it would run again.
 func (a *app) request(ctx context.Context, pool *pgxpool.Pool, user string) error {
 	return a.limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		var plan string
@@ -83,7 +84,7 @@ func (a *app) request(ctx context.Context, pool *pgxpool.Pool, user string) erro
 		}
 		_, err := a.limits.Consume(ctx, tx, limit.Key(user))
 		return err
-	})
+	}, ratelimit.Isolation(pgx.ReadCommitted))
 }
 
 func main() { demo.Main(story) }
@@ -166,7 +167,7 @@ func (a *app) upgrade(ctx context.Context, pool *pgxpool.Pool, user, plan string
 			return err
 		}
 		return a.limits.Move(ctx, tx, a.plans[before].Key(user), a.plans[plan].Key(user))
-	})
+	}, ratelimit.Isolation(pgx.ReadCommitted))
 }
 
 const never = -1

@@ -87,6 +87,10 @@ var usageMutations = []mutation{
 		old: "unstorable(err) && len(args.Keys) > 0", new: "unstorable(err) && len(args.Keys) > 1<<20",
 		tests: "TestAKeyThatCannotBeStoredStopsNoFlush",
 	}, {
+		name: "usage-gives-up", file: "ratelimit/usage/usage.go", what: "a row that is locked for two seconds loses the last counts",
+		old: `if last && sqlState(err) == "55P03" {`, new: `if !last && sqlState(err) == "55P03" {`,
+		tests: "TestALockedRowAtTheEndLosesNothing",
+	}, {
 		name: "usage-interrupted", file: "ratelimit/usage/usage.go", what: "the last flush is sent with a context that has ended",
 		old: "context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)", new: "context.WithTimeout(ctx, flushTimeout)",
 		tests: "TestUsageSaysWhatCallersCounted",

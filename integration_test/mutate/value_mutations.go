@@ -68,12 +68,16 @@ var valueMutations = []mutation{
 		tests: "TestKeysOfEveryCollation",
 	}, {
 		name: "keys-tenant-of-one-part", file: "docs/security.md", what: "a tenant has the keys of one part that begin with its name",
-		old: "cardinality(app.ratelimit_key_parts(key)) > 1", new: "cardinality(app.ratelimit_key_parts(key)) > 0",
+		old: "ON app.rate_limits TO app_user\n    USING (cardinality(app.ratelimit_key_parts(key)) > 1", new: "ON app.rate_limits TO app_user\n    USING (cardinality(app.ratelimit_key_parts(key)) > 0",
 		tests: "TestTenantsOfAnyNameAreKeptApart",
 	}, {
 		name: "keys-tenant-by-prefix", file: "docs/security.md", what: "a tenant sees the keys of one whose name is its own and more",
-		old: "(app.ratelimit_key_parts(key))[1] = nullif(current_setting('app.tenant', true), '')", new: "starts_with(key, nullif(current_setting('app.tenant', true), '') || '|')",
+		old: "(app.ratelimit_key_parts(key))[1] = nullif(current_setting('app.tenant', true), ''));\nALTER", new: "starts_with(key, nullif(current_setting('app.tenant', true), '') || '|'));\nALTER",
 		tests: "TestTenantsOfAnyNameAreKeptApart",
+	}, {
+		name: "keys-tenant-holds", file: "docs/security.md", what: "a tenant sees the holds of all tenants",
+		old: "ALTER TABLE app.rate_limit_holds ENABLE ROW LEVEL SECURITY;\n", new: "",
+		tests: "TestUnderRowLevelSecurityATenantHasHisOwnLimits",
 	}, {
 		name: "keys-guard-of-one-part", file: "docs/distributed.md", what: "a guard takes a key of one part for one of a tenant",
 		old: "IF cardinality(parts) < 2 THEN", new: "IF false THEN",

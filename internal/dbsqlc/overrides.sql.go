@@ -117,7 +117,7 @@ func (q *Queries) Overrides(ctx context.Context, arg OverridesParams) (Overrides
 }
 
 const Publish = `-- name: Publish :one
-SELECT p.counts, p.others FROM ratelimit_publish($1::text, ($2::text)::jsonb, $3::boolean) AS p
+SELECT p.counts, p.others FROM _ratelimit_publish($1::text, ($2::text)::jsonb, $3::boolean) AS p
 `
 
 type PublishParams struct {

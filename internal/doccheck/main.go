@@ -2,8 +2,7 @@
 // target, and every block of Go must be code that is compiled elsewhere. `make check` runs it.
 //
 // A block of Go must occur in a Go file of the repository, line by line, whatever the indentation. A line "// ..." stands
-// for lines that the page leaves out.
-// lines that the page leaves out.
+// for lines that the page leaves out. The README has a bound, since the rest belongs in docs.
 package main
 
 import (
@@ -31,6 +30,8 @@ func main() {
 		os.Exit(1)
 	}
 }
+
+const maxReadme = 10_000
 
 // check returns the errors, one line each.
 func check(root fs.FS) (wrong []string, err error) {
@@ -69,6 +70,9 @@ func check(root fs.FS) (wrong []string, err error) {
 				wrong = append(wrong, fmt.Sprintf("%s: this Go is in no Go file:\n%s", name, block))
 			}
 		}
+	}
+	if n := len(pages["README.md"]); n > maxReadme {
+		wrong = append(wrong, fmt.Sprintf("README.md has %d bytes: at most %d, the rest belongs in docs", n, maxReadme))
 	}
 	if len(pages) == 0 {
 		return nil, errors.New("there are no pages here: run it in the root of the repository")

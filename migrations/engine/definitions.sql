@@ -102,8 +102,16 @@ BEGIN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_publish(
-    program text, definitions jsonb, heartbeat boolean DEFAULT NULL, OUT counts boolean, OUT others text[]
+-- ratelimit_publish, and what a process of the Go library says of its list:
+--
+--   heartbeat   NULL: the list is the program's newest from now on. true: a process uses it, and repeats the call every minute while it
+--               runs. false: a process uses it, and does not repeat the call. For both, a list that was published before is no newer
+--               now, unless that was over a year ago
+--
+-- With heartbeat, a list that was used within 7 days is written without a lock of the table, unless another one counts from now on.
+-- Without, it waits for others that publish.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_publish(
+    program text, definitions jsonb, heartbeat boolean, OUT counts boolean, OUT others text[]
 )
 LANGUAGE plpgsql
 SET extra_float_digits = 1 SET intervalstyle = 'postgres' SET datestyle = 'ISO' SET timezone = 'UTC' -- definitions are texts
@@ -295,8 +303,17 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_publish(text, jsonb, boolean) IS $text$
-Writes down all limits that a program defines, in place of those that it published before. Open and Publish of the Go library call it.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb, OUT counts boolean, OUT others text[])
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    SELECT p.counts, p.others INTO counts, others FROM /* TEMPLATE: schema */_ratelimit_publish(program COLLATE "C", definitions, NULL::boolean) AS p;
+END
+$body$;
+
+COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_publish(text, jsonb) IS $text$
+Writes down all limits that a program defines, in place of those that it published before, as Publish of the Go library does.
 
     SELECT ratelimit_publish('api', '[{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20}]')
 
@@ -307,14 +324,10 @@ Arguments:
                slots there are. Each name is there once. The field varies, an interval, 0 for slots, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
                fills a row from 0
-  heartbeat    NULL: the list is the program's newest from now on. true: a process uses it, and repeats the call every minute while it
-               runs. false: a process uses it, and does not repeat the call. For both, a list that was published before is no newer now,
-               unless that was over a year ago
 
-Of the lists that a program has published, the newest one counts that a process has said it uses within five minutes. If there is none,
-the newest one does. The tool, the page and SQL without numbers use it. The others count for sweeps for another 7 days. With heartbeat,
-a list that was used within 7 days is written without a lock of the table, unless another one counts from now on. An empty list
-withdraws all lists of the program.
+The list is the program's newest from now on. Of the lists that a program has published, the newest one counts that a process of the Go
+library has said it uses within five minutes. If there is none, the newest one does. The tool, the page and SQL without numbers use it.
+The others count for sweeps for another 7 days. An empty list withdraws all lists of the program.
 
 Returns:
   counts       whether this list counts

@@ -118,7 +118,7 @@ type Recorder struct {
 }
 
 // Run writes the counts every [Recorder.Every] until ctx ends, and once more then. The last flush takes at most 5 seconds,
-// as does each. Run returns the error of the last flush, or an error that matches [ratelimit.ErrInvalid] at once if a field
+// as does each. If a row is locked for 2 seconds, the last flush is tried once more. Run returns the error of the last flush, or an error that matches [ratelimit.ErrInvalid] at once if a field
 // is invalid. Let the program wait for Run before it closes the pool, and end ctx after the last call of a limiter.
 func (r *Recorder) Run(ctx context.Context) error {
 	if err := r.Validate(); err != nil {
@@ -133,21 +133,25 @@ func (r *Recorder) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			err := r.flushInTime(ctx)
+			err := r.flushInTime(ctx, true)
 			r.tell(err)
 			return err
 		case <-next.C:
 			next.Reset(every)
-			r.tell(r.flushInTime(ctx))
+			r.tell(r.flushInTime(ctx, false))
 		}
 	}
 }
 
 // flushInTime flushes although ctx may have ended or may end: an interrupted flush would lose its counts.
-func (r *Recorder) flushInTime(ctx context.Context) error {
+func (r *Recorder) flushInTime(ctx context.Context, last bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 	defer cancel()
-	return r.Flush(ctx)
+	err := r.Flush(ctx)
+	if last && sqlState(err) == "55P03" { // a locked row, and no later flush will write what is kept
+		err = r.Flush(ctx)
+	}
+	return err
 }
 
 func (r *Recorder) tell(err error) {
