@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "7738b91db96d84edb9dd574491b8d22482b48c70f4b0ab8313f8114bf53009d7"
+const Hash = "5552ce208d0950674ecf36b0b2b903c5256cd2e98ba8e85dbe94540f993217f0"
