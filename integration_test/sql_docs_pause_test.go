@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -16,7 +17,7 @@ import (
 // TestTheDispatchPage runs the query and the indexes of docs/dispatch.md on a backlog, and compares them with examples/dispatch.
 func TestTheDispatchPage(t *testing.T) {
 	t.Parallel()
-	query, indexes := docSQL(t, "docs/dispatch.md", "CROSS JOIN LATERAL"), docSQL(t, "docs/dispatch.md", "CREATE INDEX jobs_waiting")
+	query, indexes := docSQL(t, "docs/dispatch.md", "FOR UPDATE SKIP LOCKED) AS j"), docSQL(t, "docs/dispatch.md", "CREATE INDEX jobs_waiting")
 	var example string
 	for _, file := range []string{"main.go", "worker.go"} {
 		text, err := os.ReadFile("../examples/dispatch/" + file)
@@ -50,6 +51,33 @@ func TestTheDispatchPage(t *testing.T) {
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[found])
 	if want := []found{{2, "flood"}, {3, "flood"}, {4, "flood"}, {5002, "small"}, {5003, "small"}}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v, want %v", got, err, want)
+	}
+	// For slots of all tenants: at most so many, of every tenant sooner or later, and no others are locked.
+	some := docSQL(t, "docs/dispatch.md", "ORDER BY random()")
+	chosen := map[found]bool{}
+	for range 200 {
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows, err := tx.Query(t.Context(), some, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		two, err := pgx.CollectRows(rows, pgx.RowToStructByPos[found])
+		if err != nil || len(two) != 2 {
+			t.Fatalf("%v, %v, want two jobs", two, err)
+		}
+		chosen[two[0]], chosen[two[1]] = true, true
+		if left := scan[int](t, pool, "SELECT count(*) FROM (SELECT FROM jobs WHERE state = 'waiting' FOR UPDATE SKIP LOCKED) AS j"); left != 5000 {
+			t.Fatalf("%d of 5002 jobs are not locked", left)
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := map[found]bool{{2, "flood"}: true, {3, "flood"}: true, {4, "flood"}: true, {5002, "small"}: true, {5003, "small"}: true}; !maps.Equal(chosen, want) {
+		t.Errorf("%v were chosen, want %v", chosen, want)
 	}
 	if rows, err = pool.Query(t.Context(), "EXPLAIN "+query); err != nil {
 		t.Fatal(err)

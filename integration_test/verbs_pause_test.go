@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
@@ -554,6 +555,77 @@ func TestAddInAPause(t *testing.T) {
 	}
 	if added := scan[float64](t, pool, "SELECT ratelimit_add($1, 20)", id); added < 29.9999 || added > 30.0001 {
 		t.Fatalf("%v were added", added)
+	}
+}
+
+// TestKeysArePausedUntil: ratelimit_keys says until when a key is paused, as Balance does.
+func TestKeysArePausedUntil(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	at := time.Date(2031, 3, 17, 9, 30, 12, 0, time.UTC)
+	limits := []ratelimit.Limit{
+		steady(1), steady(3), ratelimit.FixedWindow("window", 3, time.Hour), ratelimit.TokenBucket("never", 0, time.Hour), ratelimit.Slots("slots", 2),
+		ratelimit.TokenBucket("varies", 3, time.Hour, ratelimit.Varies(time.Hour)),
+	}
+	if err := ratelimit.Publish(t.Context(), pool, "test", limits...); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, pool, `SELECT ratelimit_block('steady in 1', 'blocked'), ratelimit_unlimited('steady in 1', 'lifted'), ratelimit_override('steady in 1', 'lowered', rate => 1, capacity => 1),
+		ratelimit_override('steady in 1', 'both', capacity => 3), ratelimit_block('steady in 1', 'both'), ratelimit_unlimited('steady in 1', 'lifted, blocked'), ratelimit_block('steady in 1', 'lifted, blocked')`)
+	limiter := &ratelimit.Limiter{Clock: func() time.Time { return at }, Overrides: &ratelimit.Overrides{DB: pool, OnError: func(err error) { t.Error(err) }}}
+	if err := limiter.Overrides.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	insert := func(row ...any) {
+		if _, err := pool.Exec(t.Context(), "INSERT INTO rate_limits VALUES ($1, $2, $3, $4, 0, $5)", row...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	minute := at.Add(time.Minute)
+	for _, c := range []struct {
+		limit  ratelimit.Limit
+		key    string
+		ts     []time.Time // of its rows
+		paused bool        // until the last of them
+	}{
+		{steady(1), "ahead", []time.Time{minute}, true},
+		{steady(1), "for a second", []time.Time{at.Add(time.Second)}, false},
+		{steady(1), "for a moment more", []time.Time{at.Add(time.Second + time.Microsecond)}, true},
+		{steady(1), "used", []time.Time{at.Add(-time.Minute)}, false},
+		{steady(3), "in one shard", []time.Time{at, minute, at.Add(-time.Hour)}, true},
+		{steady(1), "blocked", []time.Time{minute}, true},
+		{steady(1), "both", []time.Time{minute}, true},
+		{steady(1), "lifted", []time.Time{minute}, false},
+		{steady(1), "lifted, blocked", []time.Time{minute}, false},
+		{steady(1), "lowered", []time.Time{minute}, true},
+		{limits[2], "of a window", []time.Time{minute}, false},
+		{limits[3], "without a rate", []time.Time{minute}, false},
+		{limits[4], "of slots", []time.Time{minute}, false},
+		{limits[5], "of the program's", []time.Time{minute}, true},
+	} {
+		for shard, ts := range c.ts {
+			insert(c.limit.Name(), c.key, shard, len(c.ts), ts)
+		}
+		want := time.Time{}
+		if c.paused {
+			want = slices.MaxFunc(c.ts, time.Time.Compare)
+		}
+		if b := readBalances(t, limiter, pool, c.limit.Key(c.key))[0]; !b.PausedUntil.Equal(want) {
+			t.Errorf("%s: Balance says %v, want %v", c.key, b.PausedUntil, want)
+		}
+		got := scan[*time.Time](t, pool, "SELECT paused_until FROM _ratelimit_keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, ARRAY[$2], $3)", c.limit.Name(), c.key, at)
+		if (got != nil) != c.paused || got != nil && !got.Equal(want) {
+			t.Errorf("%s: ratelimit_keys says %v, want %v", c.key, got, want)
+		}
+	}
+	insert("steady in 3", "broken", 0, 3, minute)
+	insert("steady in 3", "broken", 1, 3, pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true})
+	if got := scan[*time.Time](t, pool, "SELECT paused_until FROM _ratelimit_keys('steady in 3', NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, ARRAY['broken'], $1)", at); got != nil {
+		t.Errorf("a row of no program: %v", got)
+	}
+	// With numbers, these alone count.
+	if got := scan[*time.Time](t, pool, "SELECT paused_until FROM ratelimit_keys('steady in 1', 1, '1 minute', keys => ARRAY['lifted'])"); got == nil || !got.Equal(minute) {
+		t.Errorf("with numbers: %v", got)
 	}
 }
 

@@ -65,7 +65,7 @@ func TestEverySourceSaysTheSame(t *testing.T) {
 		w.must(asks.Overrides.Load(t.Context())) // what gives more lapses after five minutes
 		of := keys[i*perLimit : (i+1)*perLimit]
 		listed := map[string]listedKey{}
-		rows, err := w.pool.Query(t.Context(), "SELECT key, remaining, CASE WHEN isfinite(retry_at) THEN retry_at END AS retry_at, retry_at IS NOT NULL AS denied FROM _ratelimit_keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, NULL, $2)", limit.Name(), w.clock.now)
+		rows, err := w.pool.Query(t.Context(), "SELECT key, remaining, CASE WHEN isfinite(retry_at) THEN retry_at END AS retry_at, retry_at IS NOT NULL AS denied, paused_until FROM _ratelimit_keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, NULL, $2)", limit.Name(), w.clock.now)
 		w.must(err)
 		list, err := pgx.CollectRows(rows, pgx.RowToStructByName[listedKey])
 		w.must(err)
@@ -89,7 +89,7 @@ func TestEverySourceSaysTheSame(t *testing.T) {
 			w.sourced(asks, k, listed, tool, said, n%5 == 0)
 		}
 	}
-	for _, what := range []string{"listed", "blocked", "unlimited", "owing", "slots", "unknown", "denied", "no rate"} {
+	for _, what := range []string{"listed", "blocked", "unlimited", "owing", "slots", "unknown", "denied", "no rate", "paused", "paused and blocked"} {
 		if said[what] == 0 {
 			t.Errorf("no key is %s: %v", what, said)
 		}
@@ -103,6 +103,8 @@ type listedKey struct {
 	Remaining *float64
 	RetryAt   *time.Time
 	Denied    bool
+
+	PausedUntil *time.Time
 }
 
 // sourcedLimit is a limit of one kind or another.
@@ -143,7 +145,7 @@ func sourcedRows(ctx context.Context, w *everything, r *rand.Rand, keys []source
 	for _, k := range keys {
 		c := k.own.Config()
 		ago := time.Duration(r.Int64N(int64(oneOf(r, time.Minute, time.Hour, 100*24*time.Hour))))
-		ts := w.clock.now.Add(oneOf(r, -ago, -ago, -ago, ago/60)).Truncate(time.Microsecond)
+		ts := w.clock.now.Add(oneOf(r, -ago, -ago, ago/60, ago/6)).Truncate(time.Microsecond)
 		switch {
 		case r.IntN(6) == 0: // no row
 		case c.Kind == "slots":
@@ -246,6 +248,19 @@ func (w *everything) sourced(asks *ratelimit.Limiter, k sourced, listed map[stri
 		}
 	}
 	row, found := listed[k.key]
+	paused := func(source string, until *time.Time) {
+		if (until == nil) != b.PausedUntil.IsZero() || until != nil && !until.Equal(b.PausedUntil) {
+			w.failf("%s: %s says that it is paused until %v, and Balance until %v", what, source, until, b.PausedUntil)
+		}
+	}
+	if found {
+		paused("ratelimit_keys", row.PausedUntil)
+	}
+	for name, is := range map[string]bool{"paused": !b.PausedUntil.IsZero(), "paused and blocked": blocked && !b.PausedUntil.IsZero()} {
+		if is {
+			said[name]++
+		}
+	}
 	if said["listed"]++; found && row.Remaining == nil {
 		said["unknown"]++
 		if !k.varies {
@@ -264,6 +279,8 @@ func (w *everything) sourced(asks *ratelimit.Limiter, k sourced, listed map[stri
 	} else if found && row.Remaining == nil != (s.Unknown != nil) || s.DeniedNow != nil && *s.DeniedNow != row.Denied || s.Unknown == nil && found && !sameNumber(s.Remaining, row.Remaining) ||
 		(s.RetryAt == nil) != (row.RetryAt == nil) || s.RetryAt != nil && !s.RetryAt.Equal(*row.RetryAt) {
 		w.failf("%s: ratelimit_keys says %s, and txlimit keys %s", what, asText(row), asText(s))
+	} else if found {
+		paused("txlimit keys", s.PausedUntil)
 	}
 	if shown {
 		w.sourcedShown(k, b, left, one, asked, what)
@@ -306,7 +323,7 @@ func (w *everything) sourcedShown(k sourced, b ratelimit.Balance, left float64, 
 	text := fmt.Sprintf("%s: txlimit %q says %s", what, args, asText(s))
 	blocked, unlimited := b.Decides == "block", math.IsInf(b.Capacity, 1)
 	switch {
-	case s.Unknown != nil, s.DeniedNow == nil:
+	case s.Unknown != nil, s.DeniedNow == nil, (s.PausedUntil == nil) != b.PausedUntil.IsZero(), s.PausedUntil != nil && !s.PausedUntil.Equal(b.PausedUntil):
 		w.failf("%s", text)
 	case asked && *s.DeniedNow != (one != nil), asked && one != nil && s.DeniedReason != one.Reason:
 		w.failf("%s, and a call for one token: %v", text, one)
@@ -339,7 +356,8 @@ func (w *everything) sourcedShown(k sourced, b ratelimit.Balance, left float64, 
 		}
 	default:
 		found := shownLeft.FindStringSubmatch(page)
-		if found == nil || !w.isShown(found[1], left, 1e-9) || !w.isShown(found[2], b.Capacity, 0) || asked && strings.Contains(page, "Denied") != (one != nil) {
+		if found == nil || !w.isShown(found[1], left, 1e-9) || !w.isShown(found[2], b.Capacity, 0) || asked && strings.Contains(page, "Denied") != (one != nil) ||
+			strings.Contains(page, "Paused") == b.PausedUntil.IsZero() {
 			w.failf("%s", text)
 		}
 	}

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "40c04867bcf84344ac34b8b52f3237a97e22d30ebfae94b9a4f54a7d501353b4"
+const Hash = "912f78669967833ca592375136065d0995355a041fd9777c062112236b8faf91"

@@ -224,6 +224,9 @@ func TestTheJSONIsAsDocumented(t *testing.T) {
 		}
 	}
 	w.sql("INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('window', 'old', 0, 1, 0, '2026-01-01')")
+	if err := limiter.Pause(t.Context(), w.conn, time.Now().Add(24*time.Hour), limits[0].Key("paused")); err != nil {
+		t.Fatal(err)
+	}
 
 	renders := ratelimit.Slots("renders", 1)
 	if err := ratelimit.Publish(t.Context(), w.conn, "renderer", renders); err != nil {
@@ -247,7 +250,7 @@ func TestTheJSONIsAsDocumented(t *testing.T) {
 	run(exitOK, "keys --denied", "keys", "bucket", "--denied")
 	run(exitNothing, "keys --denied", "keys", "logins", "--denied")
 	for _, args := range [][]string{
-		{"bucket", "acme"}, {"bucket"}, {"window", "acme"}, {"window", "other"}, {"calendar", "acme"}, {"calendar", "acme", "--rate", "9"}, {"varies", "acme"}, {"none"}, {"unlimited", "x"},
+		{"bucket", "acme"}, {"bucket", "paused"}, {"bucket"}, {"window", "acme"}, {"window", "other"}, {"calendar", "acme"}, {"calendar", "acme", "--rate", "9"}, {"varies", "acme"}, {"none"}, {"unlimited", "x"},
 	} {
 		run(exitOK, "show", append([]string{"show"}, args...)...)
 	}

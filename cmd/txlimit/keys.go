@@ -28,20 +28,21 @@ type (
 // keyState is a key as `keys` prints it.
 type keyState struct {
 	Key       string     `json:"key"`
-	Remaining *float64   `json:"remaining"`  // tokens, or free slots; nil: unlimited, or not known
-	InUse     *float64   `json:"used"`       // of slots: those that are held, without those whose holds have expired; nil: it has tokens
-	Denied    *bool      `json:"deniedNow"`  // one token or slot would be denied; nil: not known
-	RetryAt   *time.Time `json:"retryAt"`    // nil: not denied, a block without an end, or not known
-	Effect    string     `json:"effect"`     // numbers, block or unlimited
-	Override  *int64     `json:"overrideId"` // the id of the override in force
-	Unknown   *string    `json:"unknown"`    // why the numbers, and what follows from them, are not known; nil: they are
-	Stored    *float64   `json:"stored"`     // if they are not: the tokens that were left at the last use
-	LastUse   *time.Time `json:"lastUse"`    // if they are not
+	Remaining *float64   `json:"remaining"`   // tokens, or free slots; nil: unlimited, or not known
+	InUse     *float64   `json:"used"`        // of slots: those that are held, without those whose holds have expired; nil: it has tokens
+	Denied    *bool      `json:"deniedNow"`   // one token or slot would be denied; nil: not known
+	RetryAt   *time.Time `json:"retryAt"`     // nil: not denied, a block without an end, or not known
+	Paused    *time.Time `json:"pausedUntil"` // nothing is refilled before; nil: it is not paused
+	Effect    string     `json:"effect"`      // numbers, block or unlimited
+	Override  *int64     `json:"overrideId"`  // the id of the override in force
+	Unknown   *string    `json:"unknown"`     // why the numbers, and what follows from them, are not known; nil: they are
+	Stored    *float64   `json:"stored"`      // if they are not: the tokens that were left at the last use
+	LastUse   *time.Time `json:"lastUse"`     // if they are not
 }
 
 // stateOf is a key as `keys` prints it.
 func stateOf(s *keystate.State) keyState {
-	k := keyState{Key: s.Key, Remaining: s.Remaining, InUse: s.Used, RetryAt: s.RetryAt, Effect: s.Effect, Override: s.Override}
+	k := keyState{Key: s.Key, Remaining: s.Remaining, InUse: s.Used, RetryAt: s.RetryAt, Paused: s.PausedUntil, Effect: s.Effect, Override: s.Override}
 	if k.Remaining != nil && math.IsInf(*k.Remaining, 1) {
 		k.Remaining = nil
 	}

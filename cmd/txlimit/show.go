@@ -33,6 +33,7 @@ type keyDetails struct {
 	Denied     *bool             `json:"deniedNow"`    // one token or slot would be denied; nil: not known
 	Reason     ratelimit.Reason  `json:"deniedReason"` // "": it would not be denied, or that is not known
 	RetryAt    *time.Time        `json:"retryAt"`      // until when; nil: not denied, for good, or not known
+	Paused     *time.Time        `json:"pausedUntil"`  // nothing is refilled before; nil: it is not paused
 	InUse      *float64          `json:"used"`         // of slots: those that are held, without those whose holds have expired; nil: it has tokens
 	Stored     *float64          `json:"stored"`       // the tokens that were left at the last use; nil: the key has no row, or it has slots
 	LastUse    *time.Time        `json:"lastUse"`
@@ -164,14 +165,9 @@ func keysFrom(ctx context.Context, db querier, name, prefix string, most int) ([
 		SELECT f.key FROM _ratelimit_stored_keys($1::text, $2::text || E'\x01', NULL::text, $3::integer) AS f (key) WHERE starts_with(f.key, $2)`, name, prefix, most)
 }
 
-// paused reports whether a token bucket is refilled only from a later instant on. A row that was used a moment later than At is not paused.
-func (k *keyDetails) paused() bool {
-	return k.Definition.Kind == "token bucket" && k.LastUse != nil && k.LastUse.After(k.At.Add(time.Second))
-}
-
 // fill fills in how the key stands.
 func (k *keyDetails) fill(d *defined, s *keystate.State) {
-	k.Rows, k.LastUse, k.InUse, k.Stored, k.beside = s.Rows, s.LastUse, s.Used, s.Stored, s.Numbers.Override
+	k.Rows, k.LastUse, k.Paused, k.InUse, k.Stored, k.beside = s.Rows, s.LastUse, s.PausedUntil, s.Used, s.Stored, s.Numbers.Override
 	if k.InUse != nil { // what is stored are no tokens
 		k.Stored = nil
 	}
@@ -319,7 +315,7 @@ func (k *keyDetails) print(w io.Writer) {
 	default:
 		why := "less than one token is left"
 		switch {
-		case k.paused():
+		case k.Paused != nil:
 			why = "the key is paused"
 		case k.LastUse != nil && k.LastUse.After(k.At):
 			why = "the row's time is ahead: it was shut out by hand, or a clock leapt ahead"
@@ -338,8 +334,8 @@ func (k *keyDetails) print(w io.Writer) {
 	case k.Rows == 0:
 		line("last grant", "none is known: the key has no row")
 	case inSlots: // its row changes when a slot comes back, too
-	case k.paused():
-		line("paused", "until %s: nothing is refilled before (ratelimit_pause; or a clock leapt ahead)", until(k.LastUse, k.At))
+	case k.Paused != nil:
+		line("paused", "until %s: nothing is refilled before (ratelimit_pause; or a clock leapt ahead)", until(k.Paused, k.At))
 	case k.LastUse != nil:
 		line("last grant", "%s", instant(*k.LastUse))
 	}

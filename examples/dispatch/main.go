@@ -51,7 +51,8 @@ const schema = `
 	-- For the checks at the end: every fetch, every start of a job with the instant of its token, and when a small tenant's job was committed.
 	CREATE TABLE asked (job bigint NOT NULL, at timestamptz NOT NULL);
 	CREATE TABLE fetches (began timestamptz NOT NULL, ended timestamptz NOT NULL, refunded int NOT NULL, denied int NOT NULL);
-	CREATE TABLE starts (job bigint NOT NULL, tenant text NOT NULL, worker int NOT NULL, began timestamptz NOT NULL, taken timestamptz NOT NULL, held timestamptz NOT NULL, ended timestamptz);
+	CREATE TABLE starts (job bigint NOT NULL, tenant text NOT NULL, worker int NOT NULL, began timestamptz NOT NULL, taken timestamptz NOT NULL, held timestamptz NOT NULL, ended timestamptz,
+		running timestamptz NOT NULL DEFAULT clock_timestamp()); -- a hold that had to wait may have a slot that came back after its instant
 	CREATE INDEX ON starts (job);
 
 	INSERT INTO tenants VALUES ('flood', 10), ('gold', 3), ('free', 1);
@@ -197,7 +198,7 @@ func check(ctx context.Context, pool *pgxpool.Pool, limits *ratelimit.Limiter) e
 		{"more jobs at once than a tenant's slots", `
 			SELECT greatest(0, max(at_once) - 8) FROM (
 				SELECT sum(d) OVER (PARTITION BY tenant ORDER BY at, d) AS at_once FROM (
-					SELECT tenant, held AS at, 1 AS d FROM starts
+					SELECT tenant, running AS at, 1 AS d FROM starts
 					UNION ALL SELECT tenant, coalesce(ended, held + interval '2 seconds'), -1 FROM starts) AS e) AS s`},
 		{"fetches that passed over the only job of a small tenant, beyond one", `
 			SELECT greatest(0, max(n) - 1) FROM (

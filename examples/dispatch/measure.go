@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/examples/internal/demo"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -48,6 +49,51 @@ func measure(ctx context.Context, pool *pgxpool.Pool, limits *ratelimit.Limiter)
 			fmt.Printf("jobs a second, %2d a fetch, %d workers:        %10.0f\n", weight, workers, n)
 		}
 	}
+	return beside(ctx, pool, limits)
+}
+
+// beside prints what examples/river-dispatch prints, of the same work: 20 jobs a second of the tenant with the backlog, for 20 seconds, and two jobs a
+// second of small tenants.
+func beside(ctx context.Context, pool *pgxpool.Pool, limits *ratelimit.Limiter) error {
+	if _, err := limits.Override(ctx, pool, rates.Key("flood"), time.Time{}, "measured", "dispatch", ratelimit.Rate(20), ratelimit.Capacity(10)); err != nil {
+		return err
+	}
+	before := fetched.Load()
+	cost, err := demo.Costs(ctx, pool, "jobs", func(ctx context.Context, own *pgxpool.Pool) error {
+		for _, sql := range []string{
+			"UPDATE tenants SET weight = 10 WHERE id = 'flood'",
+			"INSERT INTO tenants SELECT 'measured ' || n, 1 FROM generate_series(1, 40) AS n",
+			"TRUNCATE starts",
+			"VACUUM ANALYZE jobs",
+		} {
+			if _, err := own.Exec(ctx, sql); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, func(ctx context.Context, own *pgxpool.Pool) error {
+		stop, worked := make(chan struct{}), make(chan error, 1)
+		go func() { worked <- work(ctx, own, limits, 1, stop, func(job) { time.Sleep(20 * time.Millisecond) }) }()
+		for n := range 40 {
+			if _, err := own.Exec(ctx, "INSERT INTO jobs (tenant) VALUES ('measured ' || $1::int)", n+1); err != nil {
+				return err
+			}
+			time.Sleep(500 * time.Millisecond)
+		}
+		close(stop)
+		return <-worked
+	})
+	if err != nil {
+		return err
+	}
+	cost.Fetched = int(fetched.Load() - before)
+	err = pool.QueryRow(ctx, `
+		SELECT count(*), extract(epoch FROM max(s.held - j.due) FILTER (WHERE s.tenant LIKE 'measured %'))::float8
+		  FROM starts AS s JOIN jobs AS j ON j.id = s.job`).Scan(&cost.Jobs, &cost.Waited)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%s\n%s\n", demo.CostHeader, cost.Line("a table of its own"))
 	return nil
 }
 

@@ -78,6 +78,41 @@ var pauseMutations = []mutation{
 		tests: "TestPauseBySQL",
 	},
 
+	// ratelimit_keys, the tool and the page
+	{
+		name: "pause-keys-second", file: keysSQL, what: "ratelimit_keys says that every key is paused that was used a moment later",
+		old: "latest > at + interval '1 second' AND NOT broken;", new: "latest > at AND NOT broken;",
+		tests: "TestKeysArePausedUntil",
+	}, {
+		name: "pause-keys-broken", file: keysSQL, what: "a row of no program is shown as paused",
+		old: "latest > at + interval '1 second' AND NOT broken;", new: "latest > at + interval '1 second';",
+		tests: "TestKeysArePausedUntil",
+	}, {
+		name: "pause-keys-shard", file: keysSQL, what: "a key is shown as paused until the first shard is refilled",
+		old: "(SELECT max(u.t) FROM pg_catalog.unnest(ts) AS u (t));", new: "(SELECT min(u.t) FROM pg_catalog.unnest(ts) AS u (t));",
+		tests: "TestKeysArePausedUntil",
+	}, {
+		name: "pause-keys-blocked", file: keysSQL, what: "beside a block, nobody sees that a key is paused",
+		old: "IF n.effect = 'block' AND (whole OR ahead) THEN", new: "IF n.effect = 'block' AND whole THEN",
+		tests: "TestKeysArePausedUntil",
+	}, {
+		name: "pause-keys-kind", file: keysSQL, what: "a window that was used later is shown as paused",
+		old: "IF ahead AND beside.kind = 'token bucket' AND (", new: "IF ahead AND (",
+		tests: "TestKeysArePausedUntil",
+	}, {
+		name: "pause-keys-lifted", file: keysSQL, what: "a key without a limit is shown as paused",
+		old: "AND (beside.effect = 'numbers' AND beside.rate > '0' OR beside.effect = 'varies') THEN", new: "AND beside.rate > '0' THEN",
+		tests: "TestKeysArePausedUntil",
+	}, {
+		name: "pause-keys-rate", file: keysSQL, what: "a key without a rate is shown as paused",
+		old: "beside.effect = 'numbers' AND beside.rate > '0' OR beside.effect = 'varies'", new: "beside.effect IN ('numbers', 'varies')",
+		tests: "TestKeysArePausedUntil",
+	}, {
+		name: "pause-keys-varies", file: keysSQL, what: "a key whose numbers are the program's is never shown as paused",
+		old: "AND beside.rate > '0' OR beside.effect = 'varies')", new: "AND beside.rate > '0')",
+		tests: "TestKeysArePausedUntil",
+	},
+
 	// Refunds, ratelimit_add, sweeps
 	{
 		name: "pause-refund", file: refunds, what: "a refund fills a limit that is paused",

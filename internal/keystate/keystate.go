@@ -55,6 +55,8 @@ type State struct {
 	Remaining *float64
 	Denied    bool       // one token would be denied or, where the capacity is less, all
 	RetryAt   *time.Time // what such a denial says; nil: it is not denied, or for good
+	// PausedUntil is the instant before which a token bucket is not refilled, also under a block; nil: it is not paused.
+	PausedUntil *time.Time
 
 	// These are of a State of [Of] alone. A block changes no numbers.
 	Numbers   Numbers
@@ -79,7 +81,7 @@ func arguments(name string, keys any, at time.Time, g *Given) []any {
 	return []any{name, keys, at, true, g.Kind, g.Rate, g.Capacity, g.Period, g.Start, g.Zone, g.Anchor}
 }
 
-const columns = `SELECT s.key, s.effect, s.override, s.rows, s.stored, s.last_use, s.broken, s.used, s.remaining, s.retry_at,
+const columns = `SELECT s.key, s.effect, s.override, s.rows, s.stored, s.last_use, s.broken, s.used, s.remaining, s.retry_at, s.paused_until,
 	(s.numbers).effect, (s.numbers).override, coalesce((s.numbers).kind, ''), (s.numbers).rate, (s.numbers).capacity, (s.numbers).max_reserved, (s.numbers).period,
 	extract(epoch FROM (s.numbers).period)::float8, (s.numbers).period::text, (s.numbers).start, (s.numbers).shards, (s.numbers).zone,
 	to_char((s.numbers).anchor, CASE WHEN (s.numbers).anchor::time = '00:00' THEN 'YYYY-MM-DD' WHEN extract(second FROM (s.numbers).anchor) = 0 THEN 'YYYY-MM-DD HH24:MI' ELSE 'YYYY-MM-DD HH24:MI:SS' END),
@@ -106,13 +108,13 @@ func All(ctx context.Context, db Querier, name string, at time.Time, g *Given, d
 func scan(row pgx.CollectableRow) (s State, err error) {
 	var retryAt pgtype.Timestamptz
 	n := &s.Numbers
-	err = row.Scan(&s.Key, &s.Effect, &s.Override, &s.Rows, &s.Stored, &s.LastUse, &s.Broken, &s.Used, &s.Remaining, &retryAt,
+	err = row.Scan(&s.Key, &s.Effect, &s.Override, &s.Rows, &s.Stored, &s.LastUse, &s.Broken, &s.Used, &s.Remaining, &retryAt, &s.PausedUntil,
 		&n.Effect, &n.Override, &n.Kind, &n.Rate, &n.Capacity, &n.MaxReserved, &n.Period, &n.Seconds, &n.PeriodText, &n.Start, &n.Shards, &n.Zone, &n.Anchor,
 		&s.OwedUntil, &s.FullAt)
 	if s.Denied = retryAt.Valid; s.Denied && retryAt.InfinityModifier == pgtype.Finite {
 		s.RetryAt = &retryAt.Time
 	}
-	for _, t := range []*time.Time{s.LastUse, s.RetryAt, n.Start, s.OwedUntil, s.FullAt} {
+	for _, t := range []*time.Time{s.LastUse, s.RetryAt, s.PausedUntil, n.Start, s.OwedUntil, s.FullAt} {
 		if t != nil {
 			*t = t.UTC()
 		}

@@ -284,7 +284,7 @@ func TestWhatOlderLibrariesCallIsNotTakenAway(t *testing.T) {
 			r.edit("keys.sql", "keys text[] DEFAULT NULL\n", "keys text[] DEFAULT NULL, more text DEFAULT ''\n")
 		},
 		"a column has gone": func(r repo) {
-			r.edit("keys.sql", "DEFAULT NULL\n) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)", "DEFAULT NULL\n) RETURNS TABLE (key text, remaining double precision)")
+			r.edit("keys.sql", "DEFAULT NULL\n) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz)", "DEFAULT NULL\n) RETURNS TABLE (key text, remaining double precision)")
 		},
 		"an argument changes name": func(r repo) {
 			r.edit("keys.sql", "ratelimit_keys(\n    name text, rate double precision DEFAULT", "ratelimit_keys(\n    nom text, rate double precision DEFAULT")

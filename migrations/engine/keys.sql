@@ -76,6 +76,8 @@ $body$;
 --   remaining  tokens, or free slots; Infinity: unlimited. NULL: not known, or a row is of no program, since its ts is infinite
 --   retry_at   what a denied call for one token says, or for all where the capacity is less: of a block, when no block denies any more.
 --              infinity: never. NULL: it would be granted
+--   paused_until  nothing is refilled before it, as ratelimit_pause says; NULL: that is not so, or for less than a second more, in which a row may
+--              be used between two looks at the clock. Only for a token bucket that has a rate, also beside a block
 -- whole: more about one key. Then a block changes no numbers:
 --   numbers    the terms beside a block, by which the rest is
 --   owed_until nothing is owed from then on; NULL: nothing is, or that is never or not known
@@ -84,7 +86,7 @@ $body$;
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_state(
     name text, key text, n /* TEMPLATE: schema */_ratelimit_terms, value double precision[], ts timestamptz[], at timestamptz,
     given /* TEMPLATE: schema */_ratelimit_terms, windows timestamptz[], whole boolean,
-    OUT used double precision, OUT remaining double precision, OUT retry_at timestamptz,
+    OUT used double precision, OUT remaining double precision, OUT retry_at timestamptz, OUT paused_until timestamptz,
     OUT numbers /* TEMPLATE: schema */_ratelimit_terms, OUT owed_until timestamptz, OUT full_at timestamptz
 )
 LANGUAGE plpgsql
@@ -95,12 +97,18 @@ DECLARE
     s      /* TEMPLATE: schema */_ratelimit_request := q; -- what stands beside a block
     broken boolean := 'infinity' = ANY (ts) OR '-infinity' = ANY (ts);
     total  double precision;
+    latest timestamptz := (SELECT max(u.t) FROM pg_catalog.unnest(ts) AS u (t));
+    ahead  boolean := latest > at + interval '1 second' AND NOT broken;
+    beside /* TEMPLATE: schema */_ratelimit_terms := n; -- a block
 BEGIN
     value := coalesce(value, '{}');
     ts := coalesce(ts, '{}');
     numbers := n;
+    IF n.effect = 'block' AND (whole OR ahead) THEN
+        beside := /* TEMPLATE: schema */_ratelimit_numbers(name, nullif(key, ''), at, varying => true, standing => true, given => given);
+    END IF;
     IF whole AND n.effect = 'block' THEN
-        numbers := /* TEMPLATE: schema */_ratelimit_numbers(name, nullif(key, ''), at, varying => true, standing => true, given => given);
+        numbers := beside;
         s := /* TEMPLATE: schema */_ratelimit_ask(name, key, numbers, at, given);
     END IF;
     IF n.kind = 'slots' THEN
@@ -114,6 +122,9 @@ BEGIN
         WHEN q.effect IN ('unlimited', 'varies') OR q.effect = 'numbers' AND total >= q.count OR q.effect = 'slots' AND remaining >= '1' THEN NULL
         WHEN q.effect = 'numbers' AND broken THEN 'infinity'
         ELSE nullif(coalesce(/* TEMPLATE: schema */_ratelimit_retry_at('balance', q, CASE WHEN q.effect <> 'block' THEN value END, ts, at), 'infinity'), at) END;
+    IF ahead AND beside.kind = 'token bucket' AND (beside.effect = 'numbers' AND beside.rate > '0' OR beside.effect = 'varies') THEN
+        paused_until := least(latest, '9999-12-31 00:00+00');
+    END IF;
     IF whole AND total IS NOT NULL THEN
         owed_until := nullif(/* TEMPLATE: schema */_ratelimit_full_at('balance', s, value, ts, at, owed => true), at);
         full_at := nullif(/* TEMPLATE: schema */_ratelimit_full_at('balance', s, value, ts, at), at);
@@ -130,7 +141,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_states(
 ) RETURNS TABLE (
     key text, effect text, override bigint, until timestamptz, -- of what is in force
     rows integer, stored double precision, last_use timestamptz, broken boolean, -- of its rows; broken: an instant is infinite
-    used double precision, remaining double precision, retry_at timestamptz,
+    used double precision, remaining double precision, retry_at timestamptz, paused_until timestamptz,
     numbers /* TEMPLATE: schema */_ratelimit_terms, owed_until timestamptz, full_at timestamptz
 )
 LANGUAGE plpgsql
@@ -157,7 +168,7 @@ BEGIN
                (SELECT sum(u.v) FROM pg_catalog.unnest(k.value) AS u (v)),
                (SELECT CASE WHEN isfinite(max(u.t)) THEN least(greatest(max(u.t), '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END FROM pg_catalog.unnest(k.ts) AS u (t)),
                coalesce('infinity' = ANY (k.ts) OR '-infinity' = ANY (k.ts), false),
-               s.used, s.remaining, s.retry_at, s.numbers, s.owed_until, s.full_at
+               s.used, s.remaining, s.retry_at, s.paused_until, s.numbers, s.owed_until, s.full_at
           FROM (
             SELECT coalesce(r.key, o.key, w.key) COLLATE "C" AS key, r.value, r.ts, o.key IS NOT NULL AS own,
                    CASE WHEN o.key IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_under(d, o.of) ELSE every END AS n
@@ -179,7 +190,7 @@ $body$;
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_keys(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     zone text, anchor timestamp, keys text[], now timestamptz
-) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
+) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz)
 LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
@@ -191,7 +202,7 @@ BEGIN
         given := ROW('numbers', NULL, NULL, kind, rate, period, coalesce(capacity, rate), NULL, start, 1,
             CASE kind WHEN 'calendar window' THEN coalesce(zone, 'UTC') END, CASE kind WHEN 'calendar window' THEN coalesce(anchor, '2001-01-01') END, NULL);
     END IF;
-    RETURN QUERY SELECT s.key, s.remaining, s.retry_at
+    RETURN QUERY SELECT s.key, s.remaining, s.retry_at, s.paused_until
       FROM /* TEMPLATE: schema */_ratelimit_states(name, keys, coalesce(now, clock_timestamp()), given, alone => given.kind IS NOT NULL) AS s;
 END
 $body$;
@@ -200,10 +211,10 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
     zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, keys text[] DEFAULT NULL
-) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz)
+) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz)
 LANGUAGE sql STABLE
 AS $body$
-    SELECT k.key, k.remaining, k.retry_at
+    SELECT k.key, k.remaining, k.retry_at, k.paused_until
       FROM /* TEMPLATE: schema */_ratelimit_keys(name COLLATE "C", rate, period, kind, capacity, start, zone, anchor, keys, NULL) AS k
 $body$;
 
@@ -220,6 +231,8 @@ Result, one row for each key:
              are enough tokens now. Of slots, when one is free at the latest; infinity: no expiry frees one. It is what a denied
              call for one token says. So of a blocked key it is when no block denies any more, whether the tokens are there then or
              not, and infinity if the block has no end
+  paused_until  of a token bucket: nothing is refilled before it (ratelimit_pause, or a clock leapt ahead). NULL: it is not paused, or
+             for less than a second more. A key may be paused and have tokens, or be blocked, too
 
 The arguments and their defaults are the same as for ratelimit, and
   keys       only these keys; default NULL: all that have a row

@@ -302,15 +302,6 @@ type balanceRow struct {
 	Own   bool // its numbers are those of an override
 }
 
-// PausedUntil is the instant before which a token bucket is not refilled; nil: it is not paused. A row that was used a moment later than at
-// is not.
-func (b *balanceRow) PausedUntil(at time.Time) *time.Time {
-	if b.Kind == "token bucket" && b.LastUse != nil && b.LastUse.After(at.Add(time.Second)) {
-		return b.LastUse
-	}
-	return nil
-}
-
 // Numbers are for templates: those in force.
 func (b *balanceRow) Numbers() numbers { return b.numbers }
 
