@@ -181,6 +181,17 @@ func TestAWorldOfAJobAboveItsCapacity(t *testing.T) {
 	}})
 }
 
+// TestAWorldOfAPlanBelowOneToken: an override gives a plan of 0.3 a capacity of one, which is used up, and ends before the next window.
+// There is never one token again, and the page must not promise one.
+func TestAWorldOfAPlanBelowOneToken(t *testing.T) {
+	t.Parallel()
+	replayWorld(t, worldScript{Seed: 6309192540519961152, Steps: []worldStep{
+		{Do: "override", Way: "go", Program: 1, Other: -1, For: 15768000000000000, N: 0xbfa290cc97fb66bf},
+		{Do: "reserve", Way: "batch", Program: 1, Other: -1, Count: -1, N: 0x1d860598b9e8e66c},
+		{Do: "page", Way: "tool", Other: -1, N: 0x6e7a706a676cc1eb},
+	}})
+}
+
 // TestAWorldIsShrunk: what remains of a script is what it needs to fail.
 func TestAWorldIsShrunk(t *testing.T) {
 	t.Parallel()

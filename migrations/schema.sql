@@ -3346,11 +3346,16 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
+    asked    CONSTANT double precision := q.count;
     retry_at timestamptz;
 BEGIN
     LOOP
         IF q.until <= at THEN
             q := /* TEMPLATE: schema */_ratelimit_after(verb, q);
+            IF verb = 'balance' AND q.effect = 'numbers' AND value IS NOT NULL THEN -- still as much as before
+                q.count := asked;
+                q.effect := CASE WHEN q.capacity - asked < -/* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, 0) THEN 'never' ELSE 'numbers' END;
+            END IF;
             CONTINUE;
         END IF;
         retry_at := CASE

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "912f78669967833ca592375136065d0995355a041fd9777c062112236b8faf91"
+const Hash = "97330e2bdae0a92497f820c6ec199e542d162888e8b3438001930c7f124c1b23"

@@ -385,6 +385,10 @@ var overrideMutations = []mutation{
 		old: "		setNumbers(does, ds, pgtype.Timestamptz{Time: end.Time(), Valid: true}, true) // whatever is owed: see unsure\n", new: "",
 		tests: "TestAWorldOfAnOldDebt",
 	}, {
+		name: "later-below-one", file: "migrations/engine/ratelimit.sql", what: "a key whose plan holds less than one token is told of one that the override before it would have given",
+		old: "q.effect := CASE WHEN q.capacity - asked <", new: "q.effect := CASE WHEN false AND q.capacity - asked <",
+		tests: "TestAWorldOfAPlanBelowOneToken",
+	}, {
 		name: "later-next-window", file: "internal/algebra/promise.go", what: "the next window is not looked at, although a job above its capacity is granted just before it",
 		old: "last > now && granted(last) {", new: "false {",
 		tests: "TestReserveWithin",
