@@ -408,20 +408,40 @@ func TestOperationsInProduction(t *testing.T) {
 				n.Errorf("enabled again: %v", err)
 			}
 		},
-		"INSERT INTO limits.rate_limits": func(n *night, sql string) {
+		"INSERT INTO limits.": func(n *night, sql string) {
 			n.renamesItsSchema()
 			n.consume(n.pool, nightMessages.Key("ann").Count(15))
+			publish(n.T, n.pool, `[{"name": "renders", "kind": "slots", "capacity": 1}, {"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20}]`)
+			mustExec(n.T, n.pool, "SELECT ratelimit_hold('renders', 'acme', 'job 17', forever => true), ratelimit_block('sendMessage', 'bob'), ratelimit_block('sendMessage', 'eve'); "+
+				"INSERT INTO rate_limit_usage VALUES ('renders', date_trunc('minute', now()), 1, 1, 1, 1, 1, 1); INSERT INTO rate_limit_denials VALUES ('renders', date_trunc('hour', now(), 'UTC'), 'acme', 1, 1, now())")
 			moved := newPool(n.T, 1)
-			mustExec(n.T, moved, strings.ReplaceAll(named(sql, schemaOf(n.T, n.pool), ""), "limits.rate_limits", schemaOf(n.T, moved)+".rate_limits"))
+			old, schema := schemaOf(n.T, n.pool), schemaOf(n.T, moved)
+			mustExec(n.T, moved, strings.ReplaceAll(strings.ReplaceAll(strings.ReplaceAll(sql, "'app'", "'"+old+"'"), "app.%", old+".%"), "limits.", schema+"."))
 			if !n.consume(moved, nightMessages.Key("ann").Count(5)) || n.consume(moved, nightMessages.Key("ann").Count(5)) {
 				n.Error("the new key does not have the rest of the old one")
 			}
+			for _, table := range scan[[]string](n.T, n.pool, "SELECT array_agg(relname::text) FROM pg_class WHERE relnamespace = $1::text::regnamespace AND relname ~ '^rate_limit' AND relkind IN ('r', 'p')", old) {
+				if rows := scan[int](n.T, n.pool, "SELECT count(*) FROM "+table); rows == 0 || scan[int](n.T, moved, "SELECT count(*) FROM "+table) != rows {
+					n.Errorf("%s has %d rows, and not as many in the new schema", table, rows)
+				}
+			}
+			if _, err := moved.Exec(n.Context(), "SELECT ratelimit_hold('renders', 'acme', 'job 18', forever => true)"); sqlState(err) != "PT429" {
+				n.Errorf("a slot that is in use is granted: %v", err)
+			}
+			if effect := scan[string](n.T, moved, "SELECT effect FROM _ratelimit_in_force('sendMessage', '{bob}', now()) LIMIT 1"); effect != "block" {
+				n.Errorf("in force is %s", effect)
+			}
+			mustExec(n.T, moved, "SELECT ratelimit_block('sendMessage', 'cid')") // an id that is free
 		},
 		"name = 'a limit of last year'": func(n *night, sql string) {
 			n.exec(`INSERT INTO rate_limits VALUES ('a limit of last year', 'ann', 0, 1, 5, now())`)
+			n.exec(`INSERT INTO rate_limit_holds VALUES ('a limit of last year', 'ann', 'x', 'held', 'slots', NULL, 1, now(), 0, 1, 'infinity'), ('renders', 'ann', 'x', 'held', 'slots', NULL, 1, now(), 0, 1, 'infinity')`)
 			n.consume(n.pool, nightMessages.Key("ann"))
-			if rows := n.exec(sql); rows != 1 || len(n.first(`SELECT key FROM rate_limits`)) != 1 {
-				n.Errorf("%d rows deleted", rows)
+			mustExec(n.T, n.pool, sql)
+			for _, table := range []string{"rate_limits", "rate_limit_holds"} {
+				if left := scan[int](n.T, n.pool, "SELECT count(*) FILTER (WHERE name = 'a limit of last year') * 10 + count(*) FROM "+table); left != 1 {
+					n.Errorf("%d rows of %s are left", left, table)
+				}
 			}
 		},
 	})
