@@ -417,7 +417,8 @@ func TestNotificationsThatTellOfNothing(t *testing.T) {
 		began := time.Now()
 		eventually(t, "a block of "+key, func() bool {
 			_, err := limiter.Consume(t.Context(), pool, limit.Key(key))
-			return denied(err)
+			denial, is := errors.AsType[*ratelimit.DeniedError](err)
+			return is && denial.Reason == ratelimit.ReasonBlock
 		})
 		return time.Since(began)
 	}
