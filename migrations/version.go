@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "7738b91db96d84edb9dd574491b8d22482b48c70f4b0ab8313f8114bf53009d7"
+const Hash = "9331d0d4c5848eaae912ef4db7ba57fb2405ba07205f1eb489eecf98ef5497e5"
