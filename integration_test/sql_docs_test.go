@@ -79,13 +79,11 @@ func (n *night) reserve(request ratelimit.Request) {
 	}
 }
 
-func (n *night) exec(sql string) int64 {
+func (n *night) exec(sql string) {
 	n.Helper()
-	tag, err := n.pool.Exec(n.Context(), sql)
-	if err != nil {
+	if _, err := n.pool.Exec(n.Context(), sql); err != nil {
 		n.Fatalf("%s: %v", sql, err)
 	}
-	return tag.RowsAffected()
 }
 
 // is runs a query that answers true or false.
