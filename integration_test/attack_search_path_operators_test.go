@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/url"
 	"os"
@@ -58,13 +59,16 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 		mustExec(t, admin, strings.NewReplacer("evil.", evil+".", "SCHEMA evil", "SCHEMA "+evil).Replace(sql))
 	}
 	publish(t, admin, `[{"name": "signUps", "kind": "token bucket", "rate": 10, "period": "1000 hours"}, {"name": "window", "kind": "fixed window", "rate": 10, "period": "1000 hours"},
-		{"name": "month", "kind": "calendar window", "rate": 10, "period": "1 month"}, {"name": "own", "kind": "token bucket", "rate": 10, "period": "1000 hours", "varies": "2000 hours"}]`)
+		{"name": "month", "kind": "calendar window", "rate": 10, "period": "1 month"}, {"name": "own", "kind": "token bucket", "rate": 10, "period": "1000 hours", "varies": "2000 hours"}, {"name": "seats", "kind": "slots", "capacity": 1000}]`)
 	for _, name := range []string{"signUps", "window", "month"} {
 		mustExec(t, admin, "SELECT ratelimit('"+name+"', 'acme', count => 10)")
 		recordUsage(t, admin, name, 3, 4, "acme", "initech")
 	}
 	mustExec(t, admin, "SELECT ratelimit('unpublished', 'acme', rate => 10, period => '1000 hours')")
 	mustExec(t, admin, "SELECT ratelimit('own', 'acme', rate => 10, period => '1000 hours')")
+	for i := range 20 { // ended below
+		mustExec(t, admin, fmt.Sprintf("SELECT ratelimit_hold('seats', 'acme', 'job-%d', ttl => '1 day')", i))
+	}
 	attack(lookalikeSQL)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
@@ -91,7 +95,7 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 	if err := os.WriteFile(limits, []byte(`{"program": "file", "limits": [{"name": "ofFile", "kind": "token bucket", "rate": 10, "period": "1000h"}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{schema + ", " + evil, evil + ", " + schema, evil + ", " + schema + ", pg_catalog", schema + ", " + evil + ", pg_catalog"} {
+	for i, path := range []string{schema + ", " + evil, evil + ", " + schema, evil + ", " + schema + ", pg_catalog", schema + ", " + evil + ", pg_catalog"} {
 		pool := reconfigured(t, admin, func(config *pgxpool.Config) { config.ConnConfig.RuntimeParams["search_path"] = path })
 		// If this fails, the attack is too weak, and what follows shows nothing.
 		if _, err := pool.Exec(t.Context(), "SELECT ratelimit_block($1, $2, $3, $4, $5)", "signUps", "acme", nil, "", ""); sqlState(err) != "EVIL1" {
@@ -119,12 +123,20 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 		}
 		p.post(http.StatusOK, acme, url.Values{"action": {"restore"}}, "Restored")
 		p.post(http.StatusOK, acme, url.Values{"action": {"reset"}}, "It goes on")
+		const seats = "key?name=seats&key=acme"
+		held := p.get(http.StatusOK, seats, "job-")
+		_, since, _ := strings.Cut(held[strings.LastIndex(held, `name="since" value="`):], `value="`)
+		since, _, _ = strings.Cut(since, `"`)
+		_, job, _ := strings.Cut(held[strings.LastIndex(held, `name="id" value="`):], `value="`)
+		job, _, _ = strings.Cut(job, `"`)
+		p.post(http.StatusOK, seats, url.Values{"action": {"release"}, "id": {job}, "since": {since}, "reason": {"it hangs"}}, "Released")
 
 		for _, line := range []string{
 			"limits", "keys signUps --all", "keys signUps --denied", "keys window --all", "keys month --all", "keys own --all", "show signUps acme", "show window acme", "show month acme",
 			"show own acme", "show own acme --rate 10", "override signUps acme --rate 40 --for 1h --reason r --add", "overrides", "overrides --all", "block signUps acme --reason r", "keys signUps --all",
 			"unblock signUps acme", "unlimited signUps acme --for 1h", "show signUps acme", "restore signUps acme", "block signUps --yes", "restore signUps --yes", "reset signUps acme --yes", "sweep", "sweep unpublished --rate 10 --period 1000h",
-			"publish " + limits, "__complete keys s", "__complete show window a", "locks", "replay --log " + os.DevNull + " --format csv --time t --published signUps", "migrate status",
+			"publish " + limits, "__complete keys s", "__complete show window a", "__complete release seats acme j",
+			"holds seats", "holds seats acme", fmt.Sprintf("release seats acme job-%d --yes --reason r", i), "show seats acme", "keys seats --all", "locks", "replay --log " + os.DevNull + " --format csv --time t --published signUps", "migrate status",
 		} {
 			args := strings.Fields(line)
 			cmd := exec.Command(tool, args...)
@@ -139,7 +151,7 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 		}
 	}
 	var n int
-	if err := admin.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides WHERE effect <> 'reset'").Scan(&n); err != nil || n != 4*7 {
+	if err := admin.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides WHERE effect <> 'reset'").Scan(&n); err != nil || n != 4*9 {
 		t.Errorf("%d overrides in the history, %v", n, err)
 	}
 
@@ -162,7 +174,7 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 			p.post(http.StatusServiceUnavailable, "key?name=signUps&key=acme", url.Values{"action": {action}, "end": {"1h"}, "reason": {"r"}}, "Several schemas have rate limits")
 		}
 		for _, line := range []string{
-			"limits", "keys signUps --all", "show signUps acme", "override signUps acme --rate 40 --for 1h --reason r --add", "overrides", "block signUps acme --reason r", "block signUps --yes", "unblock signUps acme",
+			"limits", "keys signUps --all", "show signUps acme", "override signUps acme --rate 40 --for 1h --reason r --add", "overrides", "block signUps acme --reason r", "block signUps --yes", "unblock signUps acme", "holds seats", "release seats acme job-9 --yes",
 			"unlimited signUps acme --for 1h", "restore signUps acme", "reset signUps acme --yes", "sweep", "publish " + limits, "locks", "console --listen 127.0.0.1:0", "migrate", "migrate status", "migrate down --yes",
 		} {
 			cmd := exec.Command(tool, strings.Fields(line)...)

@@ -35,13 +35,17 @@ var finiteRows = []string{
 	"INSERT INTO rate_limit_overrides (name, key, effect, until) VALUES ('signUps', 'acme', 'block', 'infinity')",
 	"INSERT INTO rate_limit_usage VALUES ('signUps', '290000-01-01', 1, 1, 1, 1, 1, 1)",
 	"INSERT INTO rate_limit_denials VALUES ('signUps', '290000-01-01', 'acme', 1, 1, '290000-01-01')",
+	"INSERT INTO rate_limit_holds VALUES ('signUps', 'acme', 'a', 'held', 'tokens', NULL, 'NaN', 'infinity', 'NaN', 'NaN', 'infinity'), ('signUps', 'acme', 'b', 'nonsense', 'x', NULL, 'Infinity', '-infinity', 0, 1, '-infinity')",
+	"INSERT INTO rate_limit_holds VALUES ('signUps', 'acme', '', 'held', 'x', gen_random_uuid(), '-Infinity', '290000-01-01', 0, 1, '290000-01-01'), ('signUps', 'acme', repeat('x', 1000), 'held', 'slots', NULL, 1e300, '-infinity', 0, 1, '-infinity')",
+	"INSERT INTO rate_limit_holds VALUES ('seats', 'acme', E'\\x1b[31m', 'held', 'slots', gen_random_uuid(), 'NaN', 'infinity', 0, 1, '-infinity'), ('seats', '', 'c', 'held', 'slots', gen_random_uuid(), 'Infinity', 'infinity', 0, 1, '-infinity'), ('seats', 'acme', 'd', 'held', 'tokens', gen_random_uuid(), '-Infinity', now(), 'Infinity', 0, 'infinity')",
+	"INSERT INTO rate_limits VALUES ('seats', 'acme', 0, 1, 'NaN', now()), ('seats', '', 0, 1, '-Infinity', 'infinity'), ('seats', 'x', 3, 4, 'Infinity', '-infinity')",
 }
 
 // One bad row neither gets into the tables nor, if it is there all the same, keeps an operator from the page.
 func TestOneBadRowBlindsNobody(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
-	publish(t, pool, `[{"name": "signUps", "kind": "token bucket", "rate": 10, "period": "1 hour"}, {"name": "window", "kind": "fixed window", "rate": 10, "period": "1 hour"}]`)
+	publish(t, pool, `[{"name": "signUps", "kind": "token bucket", "rate": 10, "period": "1 hour"}, {"name": "window", "kind": "fixed window", "rate": 10, "period": "1 hour"}, {"name": "seats", "kind": "slots", "capacity": 2}]`)
 	mustExec(t, pool, "SELECT ratelimit('signUps', 'acme')")
 	for _, sql := range badRows {
 		if _, err := pool.Exec(t.Context(), sql); sqlState(err) != "23514" {
@@ -58,7 +62,7 @@ func TestOneBadRowBlindsNobody(t *testing.T) {
 			mustExec(t, pool, "DELETE FROM rate_limit_usage WHERE minute = date_trunc('minute', now())")
 		}
 		mustExec(t, pool, sql)
-		for _, page := range []string{"", "?span=6h", "limit?name=signUps", "limit?name=signUps&q=a", "limit?name=signUps&span=month", "key?name=signUps&key=acme", "key?name=signUps", "usage.json?name=signUps", "limit?name=window"} {
+		for _, page := range []string{"", "?span=6h", "limit?name=signUps", "limit?name=signUps&q=a", "limit?name=signUps&span=month", "key?name=signUps&key=acme", "key?name=signUps", "usage.json?name=signUps", "limit?name=window", "limit?name=seats", "key?name=seats&key=acme", "key?name=seats", "key?name=seats&key=x"} {
 			p.get(http.StatusOK, page)
 		}
 	}

@@ -400,6 +400,54 @@ func overridesWorker(ctx context.Context, url string) error {
 	}
 }
 
+// Every role can notify whom it likes, and no role but an operator's changes overrides. So notifications that tell of no change cause few polls,
+// and those that do are heard at once, before and after.
+func TestNotificationsThatTellOfNothing(t *testing.T) {
+	needsSession(t, "LISTEN")
+	t.Parallel()
+	other := newPool(t, 1)
+	pool, sent := traced(t, other, 4, nil)
+	const every = 300 * time.Millisecond // 17 times in 5 s
+	limiter := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: every, Listen: true})}
+	limit := slow("limit", 10)
+	eventually(t, "LISTEN", func() bool { return sent.count("LISTEN") > 0 })
+	blocked := func(key string) time.Duration {
+		t.Helper()
+		mustExec(t, other, "SELECT ratelimit_block('limit', '"+key+"')")
+		began := time.Now()
+		eventually(t, "a block of "+key, func() bool {
+			_, err := limiter.Consume(t.Context(), pool, limit.Key(key))
+			denial, is := errors.AsType[*ratelimit.DeniedError](err)
+			return is && denial.Reason == ratelimit.ReasonBlock
+		})
+		return time.Since(began)
+	}
+	polls := func() int { return sent.count("_ratelimit_overrides(") }
+	blocked("before")
+	before := polls()
+	if before == 0 {
+		t.Fatal("the polls are not counted")
+	}
+	began := time.Now()
+	for time.Since(began) < 5*time.Second {
+		mustExec(t, other, "NOTIFY rate_limit_overrides")
+		time.Sleep(time.Millisecond)
+	}
+	took := time.Since(began)
+	if n, most := polls()-before, 10+2*int(took/every)+2; n > most {
+		t.Errorf("%d polls in %v, want at most %d", n, took, most)
+	}
+	blocked("during")
+	time.Sleep(12 * every)
+	blocked("after") // by a poll, so that the next one is far
+	for i := range 5 {
+		if took := blocked(fmt.Sprint("after ", i)); took < every/2 {
+			return
+		}
+	}
+	t.Error("no change is heard at once any more")
+}
+
 // TestOverridesInFourProcesses overrides a limit and restores it, again and again, under the traffic of four processes. Two
 // of them listen. All must follow the change. In any span of time, they grant no more than the larger capacity and the
 // larger rate allow.

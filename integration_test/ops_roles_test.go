@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -343,4 +344,27 @@ func TestInAnExposedSchemaAClientCanReset(t *testing.T) {
 		wantRefused(t, client, "SELECT ratelimit_reset('bucket', 'seeded')", "SELECT FROM ratelimit('bucket', 'seeded', 10, '1 minute')")
 	}
 	wantWays(t, everyVerb(t, owner))
+}
+
+// What docs/security.md says of a role that cannot see the schema is what it meets, and what people search for.
+func TestWithoutTheSchemaTheErrorIsTheDocumentedOne(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := regexp.MustCompile("`(function _ratelimit_[a-z_]+\\()…\\) does not exist` \\(42883\\)").FindStringSubmatch(string(page))
+	if documented == nil {
+		t.Fatal("the page does not say which error it is")
+	}
+	owner := newPool(t, 1)
+	for what, pool := range map[string]*pgxpool.Pool{
+		"no USAGE":     asRole(t, owner, createRole(t, owner), 1),
+		"another path": reconfigured(t, owner, func(c *pgxpool.Config) { startWith(t, c.ConnConfig, map[string]string{"search_path": "public"}) }),
+	} {
+		_, err := new(ratelimit.Limiter).Consume(t.Context(), pool, slow("limit", 5).Key("ann"))
+		if sqlState(err) != "42883" || !strings.Contains(err.Error(), documented[1]) {
+			t.Errorf("%s: %v, want %s", what, err, documented[1])
+		}
+	}
 }

@@ -406,7 +406,7 @@ func TestOperationsInProduction(t *testing.T) {
 				n.Errorf("enabled again: %v", err)
 			}
 		},
-		"INSERT INTO limits.rate_limits": func(n *night, sql string) {
+		"INSERT INTO limits.": func(n *night, sql string) {
 			n.renamesItsSchema()
 			n.consume(n.pool, nightMessages.Key("ann").Count(15))
 			mustExec(n.T, n.pool, `SELECT ratelimit_publish('night', '[{"name": "renders", "kind": "slots", "capacity": 2},

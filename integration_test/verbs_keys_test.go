@@ -119,7 +119,8 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 	logins := ratelimit.TokenBucket("logins", 5, 100_000*time.Hour, ratelimit.Shards(1))
 	window := ratelimit.FixedWindow("window", 5, 100_000*time.Hour)
 	pairs := ratelimit.TokenBucket("pairs", 5, 100_000*time.Hour)
-	if err := ratelimit.Publish(t.Context(), w.pool, "api", logins, window, pairs); err != nil {
+	seats := ratelimit.Slots("seats", 1)
+	if err := ratelimit.Publish(t.Context(), w.pool, "api", logins, window, pairs, seats); err != nil {
 		t.Fatal(err)
 	}
 	ways := map[string]struct{ block, unblock, reset func(limit, key string) }{
@@ -204,6 +205,36 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 			t.Errorf("the window of %q: granted %v, until %v in SQL and %v in Go", key, granted, resetAt, result.ResetAt)
 		}
 		w.page.get(http.StatusOK, "key?name=window&key="+url.QueryEscape(key), "0 of 5 tokens")
+
+		// One slot, whoever holds it.
+		if _, err := w.limits.Hold(t.Context(), w.pool, "go", -1, seats.Key(key)); err != nil {
+			t.Errorf("%q: %v", key, err)
+		}
+		if _, err := w.pool.Exec(t.Context(), "SELECT ratelimit_hold('seats', "+lit+", 'sql', ttl => '1 day')"); sqlState(err) != "PT429" {
+			t.Errorf("%q: SQL holds what Go has: %v", key, err)
+		}
+		var id string
+		w.sql("SELECT id FROM ratelimit_holds('seats', "+lit+")", &id)
+		w.page.get(http.StatusOK, "key?name=seats&key="+url.QueryEscape(key), "0 of 1 slots")
+		switch released := false; {
+		case i%4 == 1 || *whole:
+			if out := string(w.tool("holds", "--json", "--", "seats", key)); !strings.Contains(out, `"holdId": "go"`) {
+				t.Errorf("%q: the tool lists %s", key, out)
+			}
+			w.tool("release", "--yes", "--", "seats", key, "go")
+		case i%2 == 0:
+			if w.sql("SELECT ratelimit_release('seats', "+lit+", 'go')", &released); !released {
+				t.Errorf("%q: SQL releases nothing", key)
+			}
+		default:
+			if err := w.limits.Release(t.Context(), w.pool, "go", seats.Key(key)); err != nil {
+				t.Errorf("%q: %v", key, err)
+			}
+		}
+		var held int
+		if w.sql("SELECT count(*) FROM rate_limit_holds WHERE name = 'seats'", &held); held != 0 || id != "go" {
+			t.Errorf("%q: %d holds are left, and %q was listed", key, held, id)
+		}
 	}
 
 	// Several parts: one function each in Go and SQL, a flag of the tool, and the stored text everywhere.

@@ -4711,13 +4711,13 @@ RETURN CASE
     WHEN id IS NULL OR octet_length(id) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('id must have 1 to 255 bytes, not %s', coalesce(octet_length(id)::text, 'NULL'))
     WHEN id COLLATE "C" ~ '^~|[[:cntrl:]\u0080-\u009f]' THEN 'id must not begin with ~, and must have no control characters' END;
 
--- Reads a token, or the id of a hold without an end. id is NULL if it is none.
+-- Reads a token, or the id of a hold without an end. id is NULL if it is none. Above 1 MiB it is none: to read 50 MB takes 18 s.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_read_token(INOUT id text, OUT token uuid)
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    parts text[] := pg_catalog.regexp_match(id COLLATE "C", '^~([0-9a-f]{32})([1-9][0-9]{0,2}):(.*)$');
+    parts text[] := pg_catalog.regexp_match(CASE WHEN octet_length(id) <= '1048576' THEN id END COLLATE "C", '^~([0-9a-f]{32})([1-9][0-9]{0,2}):(.*)$');
 BEGIN
     IF id ~ '^~' THEN
         token := parts[1]::uuid;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "97330e2bdae0a92497f820c6ec199e542d162888e8b3438001930c7f124c1b23"
+const Hash = "584dd2afc8ca49eaaa04e7689b34122b67eb339609cfb990dcc362e7c8b60142"

@@ -22,7 +22,7 @@ type Held struct {
 	Result
 
 	// Token is for [Limiter.Settle] and [Limiter.Release]: one line of text, with the limits and keys of the hold in the clear. Whoever has it can end the
-	// hold. Without an end, it is the id.
+	// hold. Without an end, it is the id. One above 1 MiB, of thousands of limits and keys in one call, is [ErrInvalid] for both.
 	Token string
 
 	// Expires is when the hold ends, by the clock that decided, unless it is settled or released before. It is zero if it has no end.

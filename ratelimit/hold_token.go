@@ -98,8 +98,8 @@ func readToken(token string) (t tokenRead, err error) {
 		return tokenRead{id: token}, nil
 	}
 	unreadable := errors.New("the token cannot be read: it was altered, or is of another version")
-	match := tokenBegin.FindStringSubmatch(token)
-	if match == nil {
+	match := tokenBegin.FindStringSubmatch(token[:min(len(token), 64)]) // the id comes after that
+	if match == nil || len(token) > maxReceiptLen {
 		return t, unreadable
 	}
 	n, _ := strconv.Atoi(match[2])

@@ -64,7 +64,8 @@ type Overrides struct {
 	Every time.Duration
 
 	// Listen also keeps one connection of DB, which must be a *pgxpool.Pool of two or more, to be told of changes at once
-	// (LISTEN). It does not work through PgBouncer in transaction mode.
+	// (LISTEN). It does not work through PgBouncer in transaction mode. Every role can notify: of what tells of no change, only the first
+	// few cause a poll, and then one for each Every.
 	Listen bool
 
 	// OnError is called for each poll that failed, and for each row that cannot be used and is passed over, possibly by two
@@ -82,6 +83,7 @@ type Overrides struct {
 	table  atomic.Pointer[overrideTable] // nil: not loaded
 	failed atomic.Pointer[error]         // why not
 	seen   atomic.Int64                  // when the last poll succeeded: nanoseconds since epoch
+	news   atomic.Int64                  // how many polls have read a change
 	logged atomic.Int64                  // when an error was logged
 	waking atomic.Pointer[chan struct{}] // is closed by the next change; nil: nobody waits
 	clocks atomic.Pointer[clocks]        // the database's clock; nil: as the process's
@@ -92,6 +94,7 @@ const (
 	wholeEvery   = time.Minute
 	pollTimeout  = 10 * time.Second
 	lapseAfter   = 5 * time.Minute
+	falseAlarms  = 10 // so many notifications in a row may tell of no change
 	day          = 24 * time.Hour
 )
 
@@ -207,15 +210,26 @@ func (o *Overrides) Run(ctx context.Context) error {
 		defer listening.Wait()
 	}
 	every := cmp.Or(o.Every, defaultEvery)
+	woken, believed := false, falseAlarms
 	for {
+		news := o.news.Load()
 		if err := o.poll(func() error { return o.next(ctx) }); err != nil && ctx.Err() == nil {
 			o.tell(err)
+		}
+		if woken && o.news.Load() == news {
+			believed--
+		}
+		hear := wake
+		if woken = false; believed <= 0 {
+			hear = nil
 		}
 		timer := time.NewTimer(every)
 		select {
 		case <-ctx.Done():
 		case <-timer.C:
-		case <-wake:
+			believed = min(believed+1, falseAlarms)
+		case <-hear:
+			woken = true
 			timer.Reset(every / 20) // many changes share a poll
 			select {
 			case <-ctx.Done():
@@ -325,6 +339,7 @@ func (o *Overrides) read(ctx context.Context, whole bool) error {
 	o.seen.Store(int64(time.Since(epoch)))
 	o.table.Store(table)
 	if changed {
+		o.news.Add(1)
 		if waking := o.waking.Swap(nil); waking != nil {
 			close(*waking)
 		}

@@ -249,6 +249,7 @@ func (a *app) root() *cobra.Command {
 			}
 		}
 	}
+	a.completionCommand(root)
 	return root
 }
 

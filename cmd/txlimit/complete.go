@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -72,6 +74,42 @@ func (a *app) completeHold(cmd *cobra.Command, args []string, begin string) ([]s
 		ids = append(keys, ids...)
 	}
 	return ids, directive
+}
+
+// The parts of cobra's scripts that run words of the command line, although they are quoted there: a key, say, that was copied from a list.
+// fish has taken its quotes off, and zsh evaluates what looks like a flag, which need not begin the word.
+var unquoted = map[string][2]string{
+	"fish": {"set -l args (commandline -opc)", "set -l args (commandline -opc | string escape)"},
+	"zsh":  {"=~ '-.*=' ]]", "=~ '^--?[A-Za-z-]+=' ]]"},
+}
+
+// completionCommand adds cobra's completion command, whose scripts run nothing that is quoted.
+func (a *app) completionCommand(root *cobra.Command) {
+	var script bytes.Buffer
+	root.SetOut(&script)
+	root.InitDefaultCompletionCmd() // which keeps the writer
+	root.SetOut(a.stdout)
+	completion, _, err := root.Find([]string{"completion"})
+	if err != nil {
+		panic(err) // never: it was just added
+	}
+	for _, shell := range completion.Commands() {
+		generate := shell.RunE
+		shell.RunE = func(cmd *cobra.Command, args []string) error {
+			if err := generate(cmd, args); err != nil {
+				return err
+			}
+			text := script.String()
+			if mend, ok := unquoted[shell.Name()]; ok {
+				if strings.Count(text, mend[0]) != 1 {
+					return fmt.Errorf("the script for %s is not the one that this program knows to be safe", shell.Name())
+				}
+				text = strings.Replace(text, mend[0], mend[1], 1)
+			}
+			_, err := a.stdout.Write([]byte(text))
+			return err
+		}
+	}
 }
 
 // choices completes the value of a flag.

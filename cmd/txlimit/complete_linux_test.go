@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,13 +23,18 @@ import (
 var hostileWords = []string{
 	"$(touch x)", "`touch x`", "a$(touch x)b", "a`touch x`b", "c;touch x;", "d&touch x&", "e|touch x", "f\ntouch x\n", "g\rtouch x\r", "h>x", "i<x", "j{touch,x}",
 	"k'$(touch x)", "l\"$(touch x)\"", "m$HOME", "n\\", "o #", "p*", "q?", "r[a-z]", "s!!", "t~", "u^x", "v(touch x)", "w\ttouch x", "x touch x", "y\u202etouch x",
-	"z\x7ftouch x", "A\u009b31m", "B\u00a0touch", "C\u2028touch x", "Dé", "E\x1b[2J", "F\x03touch x\n", "G\x04", "H$'\\n'touch", "~root", "=ls", "-rf", "--yes", "%1", "!x", "#x", "{a,b}",
+	"z\x7ftouch x", "A\u009b31m", "B\u00a0touch", "C\u2028touch x", "Dé", "E\x1b[2J", "F\x03touch x\n", "G\x04", "H$'\\n'touch", "~root", "J,--yes", "=ls", "-rf", "--yes", "%1", "!x", "#x", "{a,b}",
 }
 
 // plainWords need no quotes.
 var plainWords = []string{"user-17", "10.1.2.3", "team/7", "ann@example.com"}
 
-// A shell inserts the word that is the only one, and then runs the line: what it inserts must not be more than a word.
+// quotedWords are keys that an operator has quoted, since they were copied from a list: to complete what follows, or they themselves, must not run
+// them.
+var quotedWords = []string{"Q$(touch x)", "Q`touch x`", "Q;touch x;", "Q&touch x&", "Q|touch x", "Q>x", "-$(touch${IFS}x)=", "Q-$(>x)=b", "Q-`>x`=", "--json=$(>x)", "Q *"}
+
+// A shell inserts the word that is the only one, and then runs the line: what it inserts must not be more than a word. Nor may it run what is
+// quoted, to find what to insert.
 func TestCompletionNeedsNoQuoting(t *testing.T) {
 	for _, shell := range []struct {
 		name  string
@@ -46,6 +52,9 @@ autoload -Uz compinit && compinit -u -D
 source completion.sh
 compdef _txlimit txlimit
 `},
+		{"fish", []string{"--no-config", "-i", "-C", "function fish_prompt; printf 'ready> '; end"}, `
+source completion.sh
+`},
 	} {
 		t.Run(shell.name, func(t *testing.T) {
 			if _, err := exec.LookPath(shell.name); err != nil && shell.name != "bash" {
@@ -55,6 +64,9 @@ compdef _txlimit txlimit
 			for i, word := range slices.Concat(hostileWords, plainWords) {
 				w.sql("SELECT ratelimit($1, $2, rate => 1, period => '100000 hours')", fmt.Sprintf("limit%d", i), word)
 				w.sql("SELECT ratelimit($1, 'k', rate => 1, period => '100000 hours')", word)
+				if !strings.ContainsFunc(word, unicode.IsControl) && !strings.HasPrefix(word, "~") {
+					w.sql("INSERT INTO rate_limit_holds VALUES ($1, 'k', $2, 'held', 'slots', NULL, 1, now(), 0, 1, 'infinity')", fmt.Sprintf("limit%d", i), word)
+				}
 			}
 			tool, err := binary()
 			if err != nil {
@@ -88,6 +100,15 @@ printf '%%s\0' "$@" END >>%[3]s/args
 					first = ""
 				}
 				fmt.Fprintf(&typed, "txlimit keys %s\t END-NAME\n", first)
+				if i < len(hostileWords) && i%4 == 0 {
+					fmt.Fprintf(&typed, "txlimit release limit%d k\t END-ID\n", i)
+				}
+			}
+			for _, word := range quotedWords {
+				quoted := "'" + word + "'"
+				fmt.Fprintf(&typed, "txlimit show limit %s --js\t\n", quoted)
+				fmt.Fprintf(&typed, "txlimit show limit %s\t\n", quoted)
+				fmt.Fprintf(&typed, "txlimit show limit '%s\t'\n", word) // and the quote is open yet
 			}
 			typed.WriteString("exit\n")
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
@@ -117,6 +138,9 @@ printf '%%s\0' "$@" END >>%[3]s/args
 						t.Errorf("%s has inserted %q: %q", shell.name, word, call)
 					}
 				}
+			}
+			if !slices.Contains(calls, "show\x00limit\x00Q *\x00--json") {
+				t.Errorf("%s has not completed what follows quotes:\n%q", shell.name, calls)
 			}
 			for i, word := range plainWords { // or nothing was completed at all
 				want := []string{"show", fmt.Sprintf("limit%d", len(hostileWords)+i), word, "END-KEY"}

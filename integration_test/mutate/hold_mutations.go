@@ -67,6 +67,14 @@ var holdMutations = []mutation{
 		old: "h.state = 'held' AND h.token IS NOT NULL AND h.until <= at);\n        END LOOP;\n        IF due", new: "false);\n        END LOOP;\n        IF due",
 		tests: "TestHoldsOfSlots",
 	}, {
+		name: "hold-token-long", file: byHand, what: "a token of any length is read",
+		old: "CASE WHEN octet_length(id) <= '1048576' THEN id END COLLATE", new: "id COLLATE",
+		tests: "TestHoldByHandRefuses",
+	}, {
+		name: "hold-token-long-go", file: "ratelimit/hold_token.go", what: "a token of any length is read",
+		old: " || len(token) > maxReceiptLen", new: "",
+		tests: "TestLongTokens",
+	}, {
 		name: "hold-token-kept", file: holds, what: "an id that is taken anew keeps its old token",
 		old: "unit = coalesce(units[i]), token = own_token,", new: "unit = coalesce(units[i]),",
 		tests: "TestHoldsOfSlots|TestHoldsGiveBackOnce",

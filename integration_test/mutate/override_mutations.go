@@ -31,6 +31,14 @@ var overrideMutations = []mutation{
 		old: "does.liftable() && !doubtful", new: "(does.liftable() || does.moves) && !doubtful",
 		tests: "TestMoveUnderOverrides",
 	}, {
+		name: "override-false-alarms", file: "ratelimit/overrides.go", what: "whoever notifies has the overrides polled twenty times as often",
+		old: "			believed--\n", new: "",
+		tests: "TestNotificationsThatTellOfNothing",
+	}, {
+		name: "override-deaf", file: "ratelimit/overrides.go", what: "notifications are not believed again",
+		old: "believed = min(believed+1, falseAlarms)", new: "_ = believed",
+		tests: "TestNotificationsThatTellOfNothing",
+	}, {
 		name: "override-oldest", file: "ratelimit/overrides.go", what: "a newer override comes after an older one",
 		old: "cmp.Compare(other.made, o.made), cmp.Compare(other.id, o.id)", new: "cmp.Compare(o.made, other.made), cmp.Compare(o.id, other.id)",
 		tests: "TestWhichOverrideIsInForce|TestOverridesComeAndGo",

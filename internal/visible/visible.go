@@ -61,10 +61,11 @@ func hidden(r rune) bool { return r != '\n' && r != '\t' && !strconv.IsPrint(r) 
 // Line returns a text as Escape does, with one space in place of blanks and ends of lines.
 func Line(s string) string { return Escape(strings.Join(strings.Fields(s), " ")) }
 
-// Word reports whether a text is a word that means itself to every shell, without quotes, and that no program takes for a flag.
+// Word reports whether a text is a word that means itself to every shell, without quotes, and that no program takes for a flag. A comma
+// does not: to PowerShell, a,--yes is two arguments.
 func Word(s string) bool {
 	for i, r := range s {
-		plain := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_./", r) || i > 0 && strings.ContainsRune("-,:@%+=", r)
+		plain := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_./", r) || i > 0 && strings.ContainsRune("-:@%+=", r)
 		if !plain {
 			return false
 		}
