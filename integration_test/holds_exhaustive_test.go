@@ -472,7 +472,7 @@ func TestHoldsInEveryOrder(t *testing.T) {
 				if testing.Short() {
 					depth = 3
 				} else if *whole {
-					depth = 6
+					depth = 5
 				}
 				if level != "" {
 					depth--
