@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "7738b91db96d84edb9dd574491b8d22482b48c70f4b0ab8313f8114bf53009d7"
+const Hash = "d3ab1e925e708dcdf7e27121fffc1a52d91879a156adc9d124c4b4abc917638f"
