@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -427,4 +428,50 @@ func TestHoldsOfACalendarComeBack(t *testing.T) {
 	h.clock.Advance(time.Minute)
 	h.release(h.hold("next", time.Minute, r.Count(80)).Token)
 	h.has(r, 100)
+}
+
+// TestHoldsOlderThanTheList: a call lists about a hundred windows of a calendar. What is held since before them is settled, released, given back and swept as
+// what is held since the day before yesterday: its window is over, so nothing comes back of it, and late work is charged to no other window. More than was
+// held is charged now.
+func TestHoldsOlderThanTheList(t *testing.T) {
+	for _, days := range []int{2, 101, 102, 103, 150, 360} {
+		t.Run(strconv.Itoa(days), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 2)
+			h := newHolder(t, pool)
+			daily := ratelimit.CalendarWindow("daily", 10, ratelimit.Day, ratelimit.Zone("Europe/Berlin"))
+			if err := ratelimit.Publish(t.Context(), pool, "test", daily); err != nil {
+				t.Fatal(err)
+			}
+			const year = 365 * 24 * time.Hour
+			less, more, released := h.hold("less", year, daily.Key("a").Count(6)), h.hold("more", year, daily.Key("b").Count(6)), h.hold("released", year, daily.Key("c").Count(6))
+			reclaimed, swept := h.hold("reclaimed", time.Hour, daily.Key("d").Count(6)), h.hold("swept", time.Hour, daily.Key("e").Count(6))
+			if _, err := h.limits.Charge(t.Context(), pool, daily.Key("a").Count(34)); err != nil { // four days of debt
+				t.Fatal(err)
+			}
+			h.clock.Advance(time.Duration(days) * 24 * time.Hour)
+			h.settle(less.Token, []float64{0}, daily.Key("a").Count(2))
+			h.has(daily.Key("a"), min(10, -30+10*float64(days)))
+			h.settle(more.Token, []float64{-3}, daily.Key("b").Count(9))
+			h.has(daily.Key("b"), 7)
+			h.release(released.Token)
+			h.has(daily.Key("c"), 10)
+			for of, held := range map[string]ratelimit.Held{"d": reclaimed, "e": swept} {
+				if of == "d" {
+					h.hold("all", time.Hour, daily.Key(of).Count(10))
+					h.refused(ratelimit.ReasonQuota, "too much", time.Hour, daily.Key(of))
+				} else if _, err := pool.Exec(t.Context(), "SELECT _ratelimit_sweep_holds('', '', '', $1)", h.clock.now); err != nil {
+					t.Fatal(err)
+				}
+				if got := scan[float64](t, pool, "SELECT count FROM rate_limit_holds WHERE key = '"+of+"' AND state = 'lapsed'"); got != 6 {
+					t.Errorf("%s: %v were kept, want all 6", of, got)
+				}
+				if days < 7 { // then the hold is forgotten
+					h.settle(held.Token, []float64{0}, daily.Key(of).Count(9))
+				}
+			}
+			h.has(daily.Key("d"), 0)
+			h.has(daily.Key("e"), 10)
+		})
+	}
 }

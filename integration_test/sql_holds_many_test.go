@@ -241,3 +241,49 @@ func TestSlotsOfATable(t *testing.T) {
 	mustExec(t, pool, "SELECT ratelimit_hold_many('projects', 'a', array_agg(id)) FROM projects")
 	agrees("taken up again", 2, 0)
 }
+
+// TestASweepBesideARecount: a sweep has found a key without rows. While it reads the holds, a recount counts them. It ends none of those then: their
+// slots would stay in use.
+func TestASweepBesideARecount(t *testing.T) {
+	t.Parallel()
+	needsSession(t, "since it sets a role")
+	pool, h := holdingByHand(t)
+	h.holds("job", time.Hour, rendersByHand.Key("acme"))
+	mustExec(t, pool, "UPDATE rate_limit_holds SET until = now() - interval '1 second'")
+	mustExec(t, pool, "DELETE FROM rate_limits")
+
+	// A policy keeps the sweep waiting where it reads a hold: only of a role that is bound by it.
+	role := createRole(t, pool)
+	schema := scan[string](t, pool, "SELECT current_schema()")
+	mustExec(t, pool, "CREATE FUNCTION waits() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock_shared(45); RETURN true; END'")
+	mustExec(t, pool, "ALTER TABLE rate_limit_holds ENABLE ROW LEVEL SECURITY; CREATE POLICY waits ON rate_limit_holds TO "+role+" USING (waits()) WITH CHECK (true)")
+	mustExec(t, pool, fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s; GRANT ALL ON ALL TABLES IN SCHEMA %[1]s TO %[2]s", schema, role))
+	recount := beginAt(t, pool, pgx.ReadCommitted)
+	mustExecIn(t, recount, "SELECT pg_advisory_xact_lock(45)")
+	ended := make(chan error, 1)
+	go func() {
+		ended <- pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), "SET LOCAL ROLE "+role); err != nil {
+				return err
+			}
+			_, err := tx.Exec(t.Context(), "SELECT _ratelimit_sweep_key('renders', 'acme', NULL)")
+			return err
+		})
+	}()
+	waitingFor(t, pool, recount)
+	mustExecIn(t, recount, "SELECT ratelimit_recount('renders', 'acme')")
+	if err := recount.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	counted := "SELECT value, (SELECT count(*) FROM rate_limit_holds WHERE state = 'held') FROM rate_limits"
+	if got := lines(t, pool, counted); got != "(-1,1)" {
+		t.Errorf("in use and held: %s", got)
+	}
+	mustExec(t, pool, "SELECT _ratelimit_sweep_holds('', '', '', NULL)")
+	if got := lines(t, pool, counted); got != "(0,0)" {
+		t.Errorf("after the next sweep: %s", got)
+	}
+}

@@ -4622,6 +4622,8 @@ BEGIN
              LIMIT 1000
                FOR UPDATE SKIP LOCKED
         LOOP
+            -- A recount has counted this hold meanwhile: the next sweep gives it back. Asked under the hold's lock, for which a later recount waits.
+            EXIT WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key);
             UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', until = kept
              WHERE h.name = name AND h.key = key AND h.id = rec.id;
             m := m + 1;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "584dd2afc8ca49eaaa04e7689b34122b67eb339609cfb990dcc362e7c8b60142"
+const Hash = "9a2940f755da1d6063d5b132a9cab8515be47feb683a1c769b618d4d3e4d52b0"

@@ -20,6 +20,7 @@ func holdCases() []testCase {
 		{name: "Hold, Settle and Release: slots", ways: everywhere, script: holdSlots},
 		{name: "Once", ways: everywhere, spread: true, script: once},
 		{name: "During: extends what it holds", ways: poolWays(), script: during},
+		{name: "Holds by SQL: many ids, their release, and a recount", ways: everyWay(), script: manyHolds},
 	}
 }
 
@@ -197,4 +198,25 @@ func during(t *trial) {
 	all, err := limits.Balance(t.ctx, t.db, slots)
 	t.must("the Balance", err)
 	t.want(all[0].Remaining == 1, "a free slot, came %v", all[0].Remaining)
+}
+
+// manyHolds holds and releases things by the functions for many ids, and counts them again when the row of their limit is lost.
+func manyHolds(t *trial) {
+	t.holding()
+	slots := ratelimit.Slots(t.name("slots"), 5)
+	t.publishedOn(t.s.pool, slots) // a transaction has no snapshot yet, and could not publish above READ COMMITTED
+	t.cleanups = append(t.cleanups, fmt.Sprintf("DELETE FROM rate_limit_holds WHERE name = '%s'", slots.Name()))
+	call := func(step, function, ids, want string) {
+		got := t.value(step, fmt.Sprintf("SELECT %s('%s', '%s'%s)::text", function, slots.Name(), t.key(0), ids))
+		t.want(got == want, "%s, came %s", want, got)
+	}
+	call("many holds", "ratelimit_hold_many", ", '{a,b,c}'", "3")
+	call("of which some are held", "ratelimit_hold_many", ", '{c,d,a}'", "1")
+	t.left("the slots that are left", 1, slots.Key(t.key(0)))
+	call("a release of many", "ratelimit_release_many", ", '{b,d,e}'", "2")
+	call("a second one", "ratelimit_release_many", ", '{b,d,e}'", "0")
+	t.left("the slots that came back", 3, slots.Key(t.key(0)))
+	t.must("the row is lost", t.db.QueryRow(t.ctx, fmt.Sprintf("WITH lost AS (DELETE FROM rate_limits WHERE name = '%s' AND key = '%s' RETURNING name) SELECT name FROM lost", slots.Name(), t.key(0))).Scan(new(string)))
+	call("a recount", "ratelimit_recount", "", "2")
+	t.left("the slots that are counted", 3, slots.Key(t.key(0)))
 }

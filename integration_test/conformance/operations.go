@@ -74,13 +74,15 @@ func sweepKinds(t *trial) {
 }
 
 // published publishes limits until the trial is over.
-func (t *trial) published(limits ...ratelimit.Limit) {
+func (t *trial) published(limits ...ratelimit.Limit) { t.publishedOn(t.db, limits...) }
+
+func (t *trial) publishedOn(db ratelimit.DB, limits ...ratelimit.Limit) {
 	t.unmodelled = true // by the server's clock
 	program := t.name("program")
 	t.cleanups = append(t.cleanups,
 		"SELECT ratelimit_publish('"+program+"', '[]')",
 		"DELETE FROM rate_limit_definitions WHERE program = '"+program+"'")
-	t.must("Publish", ratelimit.Publish(t.ctx, t.db, program, limits...))
+	t.must("Publish", ratelimit.Publish(t.ctx, db, program, limits...))
 }
 
 // value is a query's only value, as text.

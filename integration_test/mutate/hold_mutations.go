@@ -44,6 +44,10 @@ var holdMutations = []mutation{
 		name: "recount-none", file: byHand, what: "a recount counts nothing",
 		old: "SET value = '0'::double precision - used, ts", new: "SET value = r.value, ts",
 		tests: "TestSlotsOfATable",
+	}, {
+		name: "hold-sweep-recounted", file: holds, what: "a sweep ends a hold that a recount has counted meanwhile, and its slot stays in use",
+		old: "            EXIT WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key);\n", new: "",
+		tests: "TestASweepBesideARecount",
 	},
 	// _ratelimit_hold, _ratelimit_known and _ratelimit_claim
 	{

@@ -72,7 +72,9 @@ CREATE TABLE soak_changes (
 CREATE TABLE soak_calls (n bigint DEFAULT nextval('soak_n'), xid xid8 DEFAULT pg_current_xact_id(), op bigint, call text);
 CREATE FUNCTION soak_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF TG_OP = 'INSERT' THEN
+    IF coalesce(NEW.name, OLD.name) LIKE 'held %' THEN -- see holds_test.go
+        INSERT INTO soak_held (name, key, old_value, value) VALUES (coalesce(NEW.name, OLD.name), coalesce(NEW.key, OLD.key), OLD.value, NEW.value);
+    ELSIF TG_OP = 'INSERT' THEN
         INSERT INTO soak_changes (name, key, shard, shards, value, ts) VALUES (NEW.name, NEW.key, NEW.shard, NEW.shards, NEW.value, NEW.ts);
     ELSIF TG_OP = 'UPDATE' THEN
         INSERT INTO soak_changes (name, key, shard, shards, old_value, old_ts, value, ts)
@@ -87,10 +89,12 @@ CREATE TRIGGER soak AFTER INSERT OR UPDATE OR DELETE ON rate_limits FOR EACH ROW
 // soak is one run.
 type soak struct {
 	*testing.T
-	url   string
-	seed  uint64
-	dir   string        // directory of the files
-	admin *pgxpool.Pool // not subject to faults
+	url  string
+	seed uint64
+	dir  string // directory of the files
+	// holdsDir is the directory of the files about holds.
+	holdsDir string
+	admin    *pgxpool.Pool // not subject to faults
 
 	mu      sync.Mutex
 	workers [processes]*process
@@ -109,13 +113,14 @@ func TestSoak(t *testing.T) {
 	}
 	t.Cleanup(func() { noError(t, server.Close()) })
 	t.Logf("on %v", server)
-	s := &soak{T: t, url: migrated.NewSchema(t, server), seed: seed, dir: t.TempDir(), faults: map[string]int{}}
+	s := &soak{T: t, url: migrated.NewSchema(t, server), seed: seed, dir: t.TempDir(), holdsDir: t.TempDir(), faults: map[string]int{}}
 	if s.admin, err = pgxpool.New(t.Context(), s.url); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.admin.Close)
-	_, err = s.admin.Exec(t.Context(), records)
+	_, err = s.admin.Exec(t.Context(), records+heldRecords)
 	noError(t, err)
+	noError(t, ratelimit.Publish(t.Context(), s.admin, "soak", heldLimits...))
 
 	for i := range s.workers {
 		s.workers[i] = s.spawn(i, 0)
@@ -167,7 +172,7 @@ func (s *soak) spawn(number, incarnation int) *process {
 	noError(s, p.cmd.Start())
 	noError(s, json.NewEncoder(p.in).Encode(job{
 		URL: s.url, Seed: s.seed, Number: number, Incarnation: incarnation, Settle: min(*duration/4, time.Minute),
-		File: filepath.Join(s.dir, fmt.Sprintf("%d.%d", number, incarnation)),
+		File: filepath.Join(s.dir, fmt.Sprintf("%d.%d", number, incarnation)), Holds: filepath.Join(s.holdsDir, fmt.Sprintf("%d.%d", number, incarnation)),
 	}))
 	return p
 }
@@ -207,14 +212,32 @@ func (s *soak) injectFaults(until time.Time) {
 		s.workers[i] = s.spawn(i, old.incarnation+1)
 		s.fault("processes killed", 1, err)
 	})
-	// A sweep deletes rows that have been full for an hour: by this clock, all that are full.
-	var ahead ratelimit.Limiter
-	ahead.Clock = func() time.Time { return time.Now().Add(time.Hour) }
 	every(4, 100*time.Millisecond, time.Second, func(*rand.Rand) {
-		n, err := ahead.Sweep(ctx, s.admin, sweptSubjects()...)
-		s.fault("rows swept", int(n), err)
+		n, err := s.sweepAhead(ctx)
+		s.fault("rows swept", n, err)
+	})
+	every(5, 200*time.Millisecond, 2*time.Second, func(*rand.Rand) {
+		_, err := new(ratelimit.Limiter).Sweep(ctx, s.admin, append(sweptSubjects(), heldLimits...)...)
+		s.fault("sweeps by the real clock", 1, err)
 	})
 	wg.Wait()
+}
+
+// sweepAhead sweeps the rows that have been full for an hour, by a clock that is an hour ahead: all that are full. A Sweep by such a clock would
+// also end all holds.
+func (s *soak) sweepAhead(ctx context.Context) (deleted int, err error) {
+	for _, limit := range sweptSubjects() {
+		config := limit.Config()
+		for first := new(string); first != nil; {
+			var n int
+			if err := s.admin.QueryRow(ctx, `SELECT deleted, next FROM _ratelimit_sweep($1, $2, $3, $4, $5, $6, $7, NULL, clock_timestamp() + interval '1 hour')`,
+				config.Name, config.Rate, period(config), config.Kind, *config.Capacity, config.Start, *first).Scan(&n, &first); err != nil {
+				return deleted, err
+			}
+			deleted += n
+		}
+	}
+	return deleted, nil
 }
 
 func (s *soak) fault(what string, n int, err error) {

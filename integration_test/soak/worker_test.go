@@ -177,6 +177,7 @@ type job struct {
 	Incarnation int
 	Settle      time.Duration // when to measure its memory first
 	File        string
+	Holds       string // the file about holds
 }
 
 // report is a worker's report at its end.
@@ -204,6 +205,7 @@ type worker struct {
 	db        map[string]*sql.DB // by driver
 
 	file    *os.File
+	held    *os.File
 	stop    atomic.Bool
 	calls   atomic.Int64
 	slowest atomic.Int64
@@ -227,6 +229,9 @@ func work(in io.Reader, out io.Writer) error {
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() { w.traffic(g) })
+	}
+	for g := range 3 {
+		wg.Go(func() { w.holds(g, w.held) })
 	}
 	var settled atomic.Uint64
 	timer := time.AfterFunc(w.Settle, func() { settled.Store(heap()) })
@@ -263,6 +268,9 @@ func heap() uint64 {
 func (w *worker) open() (err error) {
 	// One write for each line, so that nothing is lost if the process is killed.
 	if w.file, err = os.OpenFile(w.File, os.O_CREATE|os.O_WRONLY|os.O_APPEND|os.O_EXCL, 0o600); err != nil {
+		return err
+	}
+	if w.held, err = os.OpenFile(w.Holds, os.O_CREATE|os.O_WRONLY|os.O_APPEND|os.O_EXCL, 0o600); err != nil {
 		return err
 	}
 	ctx := context.Background()
