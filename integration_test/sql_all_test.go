@@ -125,7 +125,7 @@ func TestThePublicFunctionsOfSQL(t *testing.T) {
 		"ratelimit_reserve":      one + ", max_reserved double precision DEFAULT NULL::double precision, OUT retry_at timestamp with time zone, OUT delay interval, OUT remaining double precision, OUT " + instants,
 		"ratelimit_take":         strings.Replace(one, "count double precision DEFAULT 1", "most bigint DEFAULT NULL::bigint", 1) + ", OUT taken bigint, OUT remaining double precision, OUT " + instants,
 		"ratelimit_all":          "requests jsonb, TABLE(name text, key text, remaining double precision, reset_at timestamp with time zone, at timestamp with time zone)",
-		"ratelimit_keys":         "name text, " + numbers + kind + calendar + ", keys text[] DEFAULT NULL::text[], TABLE(key text, remaining double precision, retry_at timestamp with time zone)",
+		"ratelimit_keys":         "name text, " + numbers + kind + calendar + ", keys text[] DEFAULT NULL::text[], TABLE(key text, remaining double precision, retry_at timestamp with time zone, paused_until timestamp with time zone)",
 		"ratelimit_sweep":        "name text, " + numbers + kind + "first text DEFAULT ''::text, varies interval DEFAULT NULL::interval, OUT deleted integer, OUT next text",
 		"ratelimit_pause":        "name text, key text DEFAULT NULL::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone, remaining double precision DEFAULT 0, " + numbers + "capacity double precision DEFAULT NULL::double precision, shards integer DEFAULT 1, global boolean DEFAULT false",
 		"ratelimit_resume":       "name text, key text DEFAULT NULL::text, global boolean DEFAULT false",
