@@ -421,6 +421,18 @@ func TestInTxOfAFunctionThatRollsBackItself(t *testing.T) {
 	if rows := scan[int](t, pool, "SELECT count(*) FROM rate_limits WHERE key = 'by hand'"); rows != 1 || attempts != 4 {
 		t.Errorf("%d rows after commits, %d attempts", rows, attempts)
 	}
+	// Nobody can tell which statement it was.
+	for _, text := range []string{"ROLLBACK", "COMMIT"} {
+		byText := func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, text)
+			return err
+		}
+		for what, err := range map[string]error{"pool": ended(pool, byText), "connection": onConn(byText)} {
+			if !errors.Is(err, ratelimit.ErrUnknownOutcome) {
+				t.Errorf("%s, %s as text: %v, want an unknown outcome", what, text, err)
+			}
+		}
+	}
 	if n := pool.Stat().NewConnsCount(); n != 1 {
 		t.Errorf("%d connections were made, want one", n)
 	}

@@ -73,9 +73,10 @@ const rollbackTimeout = 5 * time.Second
 // ends after the first attempt, the error matches [ErrAttemptsExhausted].
 //
 // fn must not end the transaction: return an error to roll back. (After tx.Rollback in fn, InTx returns an error, which matches
-// pgx.ErrTxCommitRollback. After tx.Commit in fn, the error matches [ErrUnknownOutcome].) It must return the errors of its statements, wrapped or not, such that errors.As finds
-// them (%w, not %v). An error that hides its SQLSTATE is not retried. Any other error of fn, such as a denial, rolls back
-// and is returned as it is. If fn panics, or its goroutine exits, the transaction is rolled back.
+// pgx.ErrTxCommitRollback. After tx.Commit in fn, or a COMMIT or ROLLBACK as text, the error matches [ErrUnknownOutcome]. InSQLTx cannot
+// see such a text.) It must return the errors of its statements, wrapped or not, such that errors.As finds them (%w, not
+// %v). An error that hides its SQLSTATE is not retried. Any other error of fn, such as a denial, rolls back and is
+// returned as it is. If fn panics, or its goroutine exits, the transaction is rolled back.
 //
 // In fn, consume on tx. A verb that writes on db itself, if db is a pool, is [ErrInvalid], unless its context is from
 // [OutsideTx]. With [Hot], transactions that want the same limits wait their turn instead of conflicting.
@@ -136,6 +137,9 @@ func (l *Limiter) InTx(
 				defer release()
 				if tx.rolledBack {
 					return fmt.Errorf("%w: the function has rolled it back, which it must not do", pgx.ErrTxCommitRollback)
+				}
+				if conn.PgConn().TxStatus() == 'I' && !tx.ended { // COMMIT would be no more than a warning
+					return errors.New("a statement of the function has ended the transaction, which it must not do")
 				}
 				return tx.Commit(ctx)
 			},

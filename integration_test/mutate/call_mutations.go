@@ -251,6 +251,10 @@ var callMutations = []mutation{
 		old: "	if err := tx.commit(ctx); err != nil {\n		return true, fmt.Errorf(\"ratelimit: commit: %w\", unknownUnless(err))\n	}", new: "	_ = tx.commit(ctx)",
 		tests: "TestATransactionRunsAgain",
 	}, {
+		name: "tx-ended-as-text", file: "ratelimit/tx.go", what: "InTx reports a commit after a ROLLBACK as text",
+		old: "conn.PgConn().TxStatus() == 'I' && !tx.ended {", new: "false {",
+		tests: "TestInTxOfAFunctionThatRollsBackItself",
+	}, {
 		name: "tx-ambiguous-retried", file: "ratelimit/tx.go", what: "a COMMIT whose answer was lost is retried",
 		old: "case err != nil && retryable(err):", new: "case err != nil && (retryable(err) || committing && sqlState(err) == \"\"):",
 		tests: "TestInTxWhoseConnectionBrokeBeforeCommit|TestDatabaseSQLInChaos",
