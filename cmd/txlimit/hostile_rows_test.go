@@ -164,6 +164,10 @@ func TestAReleaseEndsWhatWasSeen(t *testing.T) {
 	w.run("release", "renders", "acme", "job", "--yes", "--reason", strings.Repeat("x", maxReleaseReason+1)).wants(t, exitUsage, "--reason has 3801 bytes, more than 3800")
 	w.sql(hold)
 	w.run("release", "renders", "acme", "job", "--yes", "--reason", strings.Repeat("x", maxReleaseReason)).wants(t, exitOK)
+	w.sql(hold)
+	w.sql("UPDATE rate_limit_holds SET state = 'settled'")
+	w.run("holds", "renders").wants(t, exitNothing, "Nobody holds anything")
+	w.run("release", "renders", "acme", "job", "--yes").wants(t, exitNothing, "renders acme has no hold job")
 }
 
 // reads is a reader.

@@ -8,6 +8,9 @@ const (
 	during     = "ratelimit/during.go"
 	renew      = "ratelimit/during_renew.go"
 	slotsGo    = "ratelimit/limit_slots.go"
+	whoHolds   = "internal/keystate/holds.go"
+	holdsTool  = "cmd/txlimit/holds.go"
+	holdsPage  = "ratelimit/console/actions.go"
 )
 
 var holdMutations = []mutation{
@@ -48,6 +51,88 @@ var holdMutations = []mutation{
 		name: "hold-sweep-recounted", file: holds, what: "a sweep ends a hold that a recount has counted meanwhile, and its slot stays in use",
 		old: "            EXIT WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key);\n", new: "",
 		tests: "TestASweepBesideARecount",
+	},
+	// Who holds what: the tool and the page of a key
+	{
+		name: "holds-tool-key", file: whoHolds, what: "the holds of every key are listed as those of one",
+		old: "\t\twhere += \" AND h.key = $4\"", new: "\t\twhere += \" AND h.key >= left($4, 0)\"",
+		tests: "TestTranscripts",
+	}, {
+		name: "holds-tool-id", file: whoHolds, what: "a release asks about another hold",
+		old: "\t\twhere += fmt.Sprint(\" AND h.id = $\", len(args))", new: "\t\twhere += fmt.Sprint(\" AND h.id >= left($\", len(args), \", 0)\")",
+		tests: "TestTranscripts",
+	}, {
+		name: "holds-tool-ended", file: whoHolds, what: "a settled hold is listed",
+		old: "WHERE h.name = $1 AND h.state = 'held'`+where", new: "WHERE h.name = $1`+where",
+		tests: "TestAReleaseEndsWhatWasSeen",
+	}, {
+		name: "holds-tool-oldest", file: whoHolds, what: "the newest holds are listed",
+		old: "ORDER BY h.taken_at, h.key, h.id LIMIT nullif", new: "ORDER BY h.taken_at DESC, h.key, h.id LIMIT nullif",
+		tests: "TestTranscripts",
+	}, {
+		name: "holds-tool-most", file: whoHolds, what: "all holds are listed",
+		old: "LIMIT nullif($3::bigint, 0)`", new: "LIMIT nullif($3::bigint * 0, 0)`",
+		tests: "TestTheConsoleReleasesWhatWasSeen",
+	}, {
+		name: "release-not-seen", file: whoHolds, what: "a hold is released that came under the id after the one that was seen",
+		old: "9999-12-31 00:00+00') = $4`", new: "9999-12-31 00:00+00') IS DISTINCT FROM $4::timestamptz + '1 day'`",
+		tests: "TestAReleaseEndsWhatWasSeen|TestTheConsoleReleasesWhatWasSeen",
+	}, {
+		name: "holds-tool-none", file: holdsTool, what: "a hold of an unlimited key is said to hold tokens",
+		old: "\tcase h.Unit == \"none\":", new: "\tcase h.Unit == \"\":",
+		tests: "TestTranscripts",
+	}, {
+		name: "holds-tool-one", file: holdsTool, what: "one slot is slots",
+		old: "\tcase h.Count == 1:", new: "\tcase h.Count == 0:",
+		tests: "TestTranscripts",
+	}, {
+		name: "holds-tool-endless", file: holdsTool, what: "a hold without an end ends",
+		old: "\t\treturn \"no end\"", new: "\t\treturn until(&at, at)",
+		tests: "TestTranscripts",
+	}, {
+		name: "holds-tool-expired", file: holdsTool, what: "nobody sees that a hold has expired",
+		old: "\tcase h.Expired:", new: "\tcase h.Expired && h.Until.IsZero():",
+		tests: "TestTranscripts",
+	}, {
+		name: "holds-tool-negative", file: holdsTool, what: "a limit below 0 lists all",
+		old: "\t\tif most < 0 {", new: "\t\tif most < -1000 {",
+		tests: "TestTranscripts",
+	}, {
+		name: "holds-tool-unknown", file: holdsTool, what: "a mistyped limit has no holds",
+		old: "\t\tif err := checkKnown(ctx, tx, name); err != nil {\n\t\t\treturn err\n\t\t}\n\t\treturn a.nothing(l", new: "\t\treturn a.nothing(l",
+		tests: "TestTranscripts",
+	}, {
+		name: "holds-tool-more", file: holdsTool, what: "nobody is told that there are more",
+		old: "\t\tif int64(len(l.Holds)) < all {", new: "\t\tif int64(len(l.Holds)) > all {",
+		tests: "TestTranscripts",
+	}, {
+		name: "release-tool-part", file: holdsTool, what: "a key by its parts is taken for the id",
+		old: "\t\tif len(a.parts) > 0 {\n\t\t\targs", new: "\t\tif len(a.parts) > 1000 {\n\t\t\targs",
+		tests: "TestTranscripts",
+	}, {
+		name: "release-tool-reason", file: holdsTool, what: "a reason that is too long is the server's error",
+		old: "\t\tif len(d.reason) > maxReleaseReason {", new: "\t\tif len(d.reason) > 2*maxReleaseReason {",
+		tests: "TestAReleaseEndsWhatWasSeen",
+	}, {
+		name: "release-tool-unasked", file: holdsTool, what: "a hold is released unasked",
+		old: "\tif err := a.confirm(ctx, \"End the hold %s of %s (%s since %s)? Its holder loses it.\", printable(r.ID), about(r.Limit, r.Key), h.has(), instant(h.Since)); err != nil {\n\t\treturn err\n\t}\n", new: "",
+		tests: "TestAReleaseEndsWhatWasSeen",
+	}, {
+		name: "release-tool-meanwhile", file: holdsTool, what: "a hold that has ended meanwhile is said to be released",
+		old: "\tif !r.Released {", new: "\tif r.Released && r.ID == \"\" {",
+		tests: "TestAReleaseEndsWhatWasSeen",
+	}, {
+		name: "release-tool-hint", file: holdsTool, what: "nobody is told that the id is missing, where the key is taken for it",
+		old: "\tif h == nil {\n\t\tabout, hint := about(r.Limit, r.Key), \"\"\n\t\tif r.Key == nil {", new: "\tif h == nil {\n\t\tabout, hint := about(r.Limit, r.Key), \"\"\n\t\tif r.Limit == \"\" {",
+		tests: "TestTranscripts",
+	}, {
+		name: "release-page-key", file: holdsPage, what: "the page of a limit releases holds",
+		old: "\t\tif everyKey || err != nil || !valid(f.ID) {", new: "\t\tif err != nil || !valid(f.ID) {",
+		tests: "TestTheConsoleReleasesWhatWasSeen",
+	}, {
+		name: "release-page-gone", file: holdsPage, what: "a hold that has ended is said to be released",
+		old: "\t\t\treturn \"gone\", err", new: "\t\t\treturn \"released\", err",
+		tests: "TestTheConsoleReleasesWhatWasSeen",
 	},
 	// _ratelimit_hold, _ratelimit_known and _ratelimit_claim
 	{

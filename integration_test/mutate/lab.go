@@ -23,7 +23,7 @@ import (
 // packages are the packages whose tests should notice.
 var packages = []string{
 	"internal/algebra", "internal/calendar", "ratelimit", "ratelimit/httplimit", "ratelimit/rpclimit", "ratelimit/ratelimittest",
-	"ratelimit/replay", "ratelimit/usage", "integration_test", "integration_test/conformance",
+	"ratelimit/replay", "ratelimit/usage", "cmd/txlimit", "integration_test", "integration_test/conformance",
 }
 
 // Some mutations make a test hang. A test counts as hung after patience, plus a multiple of its time without a mutation. If
