@@ -611,7 +611,8 @@ func (w *exhaustive) pair(at *holdMoment, first, second holdStep, commit bool) (
 				m.locked = nil
 				return said
 			}
-			wantSaid, wantThen := said, ""
+			wantSaid := said
+			var wantThen string
 			switch {
 			case !commit:
 				wantThen = model(m)
