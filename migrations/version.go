@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "9a2940f755da1d6063d5b132a9cab8515be47feb683a1c769b618d4d3e4d52b0"
+const Hash = "031c20142c2187b71811831f06845e499f68b77cc287a36fd5975904a177eba6"
