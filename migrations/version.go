@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "031c20142c2187b71811831f06845e499f68b77cc287a36fd5975904a177eba6"
+const Hash = "6820c7e7fd332c40b5b3105490cbf0174c3d1c81b213a72fe890d5bc13686113"
