@@ -46,6 +46,9 @@ func (h holder) refused(reason ratelimit.Reason, id string, ttl time.Duration, r
 	if !errors.As(err, &denial) || denial.Reason != reason || held.OK || held.Token != "" || held.Receipt() != "" {
 		h.Fatalf("Hold %s: %+v, %v, want a denial, %s", id, held, err, reason)
 	}
+	if reason == ratelimit.ReasonQuota && strings.Contains(err.Error(), "by policy") {
+		h.Fatalf("Hold %s: %v", id, err)
+	}
 	return denial.RetryAt
 }
 

@@ -2,7 +2,6 @@ package integration_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -45,13 +44,10 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 	mustExec(t, owner, named(docSQL(t, "docs/security.md", "GRANT SELECT, INSERT"), schema, role))
 	mustExec(t, owner, tenantPolicy(t, schema, role))
 	app := asRole(t, owner, role, 4)
-	publish(t, owner, `[{"name": "seats", "kind": "slots", "capacity": 2}, {"name": "bucket", "kind": "token bucket", "rate": 4, "period": "1000 hours"}]`)
 	var limiter ratelimit.Limiter
-	seats := ratelimit.Slots("seats", 2)
 	bucket := ratelimit.TokenBucket("bucket", 4, 1000*time.Hour)
 	window := ratelimit.FixedWindow("window", 4, 100_000*time.Hour)
 	wide := ratelimit.TokenBucket("wide", 4, 1000*time.Hour, ratelimit.Shards(2))
-	tokens := map[string]string{} // of the second hold of each
 	for _, tenant := range []string{"acme", "globex"} {
 		asTenant(t, app, tenant, func(tx pgx.Tx) {
 			all := []ratelimit.Request{bucket.Key(tenant, "ann"), window.Key(tenant, "ann"), wide.Key(tenant, "ann")}
@@ -74,12 +70,6 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			}
 			if _, err := limiter.Refund(t.Context(), tx, receiptOf(time.Now(), all[0].Count(4)), all[0].Count(4)); err != nil {
 				t.Errorf("tenant %q: %v", tenant, err)
-			}
-			for i, ttl := range []time.Duration{-1, time.Hour} {
-				held, err := limiter.Hold(t.Context(), tx, fmt.Sprint("mine ", i), ttl, seats.Key(tenant, "ann"))
-				if tokens[tenant] = held.Token; err != nil {
-					t.Errorf("tenant %q: %v", tenant, err)
-				}
 			}
 			var keys []string
 			if err := tx.QueryRow(t.Context(), "SELECT array_agg(key) FROM ratelimit_keys('bucket', 4, '1000 hours')").Scan(&keys); err != nil || fmt.Sprint(keys) != "["+tenant+"|ann]" {
@@ -121,7 +111,10 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			}
 		})
 	}
-	before := tableOf(t, owner) + lines(t, owner, "SELECT * FROM rate_limit_holds ORDER BY name, key, id")
+	stored := func() string {
+		return tableOf(t, owner) + lines(t, owner, "SELECT * FROM rate_limit_holds ORDER BY name, key, id")
+	}
+	before := stored()
 
 	// A tenant can neither see nor consume another's rows: writing one is refused, so nothing is granted. A refund or a
 	// reset finds no row and does nothing.
@@ -172,46 +165,30 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			_, err := limiter.Settle(ctx, db, job, slot, token.Count(1))
 			return err
 		})
-		attack("list of holds", "", func(ctx context.Context, db handle) error {
-			var n int
-			err := db.QueryRow(ctx, "SELECT count(*) + (SELECT count(*) FROM rate_limit_holds WHERE key ~ '^acme') FROM ratelimit_holds('renders', 'acme|ann')").Scan(&n)
-			if err == nil && n != 0 {
-				err = fmt.Errorf("%d holds", n)
-			}
+		attack("settle slots", "42501", func(ctx context.Context, db handle) error {
+			_, err := limiter.Settle(ctx, db, job, slot)
 			return err
 		})
 		attack("by hand", "42501", func(ctx context.Context, db handle) error {
 			_, err := db.Exec(ctx, "SELECT FROM ratelimit('bucket', 'acme|ann', 4, '1000 hours')")
 			return err
 		})
-		attack("hold", "42501", func(ctx context.Context, db handle) error {
-			_, err := limiter.Hold(ctx, db, "theirs", -1, seats.Key("acme", "ann"))
-			return err
-		})
 		attack("once", "42501", func(ctx context.Context, db handle) error {
 			_, err := limiter.Once(ctx, db, "theirs", time.Hour, bucket.Key("acme", "ann"))
 			return err
 		})
-		for _, token := range []string{"mine 0", tokens["acme"]} {
-			attack("release", "", func(ctx context.Context, db handle) error {
-				if err := limiter.Release(ctx, db, token, seats.Key("acme", "ann")); sqlState(err) != "42501" {
-					return err // or there is no such hold
-				}
-				return nil
-			})
-			attack("settle", "", func(ctx context.Context, db handle) error {
-				if _, err := limiter.Settle(ctx, db, token, seats.Key("acme", "ann")); !errors.Is(err, ratelimit.ErrHoldLost) && sqlState(err) != "42501" {
-					return fmt.Errorf("settled: %w", err)
-				}
-				return nil
-			})
-		}
 		attack("release by hand", "", func(ctx context.Context, db handle) error {
-			_, err := db.Exec(ctx, "SELECT ratelimit_release('seats', 'acme|ann', 'mine 1', reason => 'x'), ratelimit_release_many('seats', 'acme|ann', '{mine 0}')")
+			_, err := db.Exec(ctx, `
+				SELECT ratelimit_release('renders', 'acme|ann', 'job', reason => 'x'),
+				       ratelimit_release_many('renders', 'acme|ann', '{project}')`)
 			return err
 		})
-		for _, sql := range []string{"UPDATE rate_limits SET value = 1 WHERE key = 'acme|ann'", "DELETE FROM rate_limits WHERE key = 'acme|ann'",
-			"UPDATE rate_limit_holds SET count = 0 WHERE key = 'acme|ann'", "DELETE FROM rate_limit_holds WHERE key = 'acme|ann'"} {
+		for _, sql := range []string{
+			"UPDATE rate_limits SET value = 1 WHERE key = 'acme|ann'",
+			"DELETE FROM rate_limits WHERE key = 'acme|ann'",
+			"UPDATE rate_limit_holds SET count = 0 WHERE key = 'acme|ann'",
+			"DELETE FROM rate_limit_holds WHERE key = 'acme|ann'",
+		} {
 			attack(sql, "", func(ctx context.Context, db handle) error {
 				tag, err := db.Exec(ctx, sql)
 				if err == nil && tag.RowsAffected() != 0 {
@@ -221,13 +198,18 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			})
 		}
 		asTenant(t, app, tenant, func(tx pgx.Tx) {
-			var n int
-			if err := tx.QueryRow(t.Context(), "SELECT (SELECT count(*) FROM rate_limits WHERE key LIKE 'acme%') + (SELECT count(*) FROM rate_limit_holds WHERE key LIKE 'acme%') + (SELECT count(*) FROM ratelimit_holds('seats', 'acme|ann'))").Scan(&n); err != nil || n != 0 {
-				t.Errorf("tenant %q sees %d rows of another tenant, %v", tenant, n, err)
+			for _, rows := range []string{
+				"rate_limits WHERE key LIKE 'acme%'",
+				"rate_limit_holds WHERE key LIKE 'acme%'",
+				"ratelimit_holds('renders', 'acme|ann')",
+			} {
+				if n := scan[int](t, tx, "SELECT count(*) FROM "+rows); n != 0 {
+					t.Errorf("tenant %q sees %d rows of another tenant: %s", tenant, n, rows)
+				}
 			}
 		})
 	}
-	if after := tableOf(t, owner) + lines(t, owner, "SELECT * FROM rate_limit_holds ORDER BY name, key, id"); after != before {
+	if after := stored(); after != before {
 		t.Errorf("the tenants made of\n%s\nthis\n%s", before, after)
 	}
 }

@@ -3516,7 +3516,7 @@ BEGIN
         MESSAGE = 'rate limit exceeded: ' || pg_catalog.array_to_string(names, ', '),
         DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', remaining,
             'retry_after', extract(epoch FROM retry_at - at), 'retry_at', retry_at, 'reset_at', reset_at),
-        HINT = CASE WHEN retry_at IS NULL THEN 'The limit grants nothing: waiting does not help.'
+        HINT = CASE WHEN retry_at IS NULL THEN 'Waiting alone does not help.'
             ELSE pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_at - at))) END;
 END
 $body$;
@@ -3653,7 +3653,7 @@ The error of a denial has
                 first instant at which the same call would be granted, if no other call takes tokens: by the numbers in force
                 or, if an override ends before, by what follows; after a block, when no block denies any more. It is null, as
                 retry_after, if waiting does not help: the rate is 0, or the key is blocked without an end
-  HINT          'Retry in ... s.', in whole seconds, rounded up; or 'The limit grants nothing: waiting does not help.'
+  HINT          'Retry in ... s.', in whole seconds, rounded up; or 'Waiting alone does not help.'
 $text$;
 
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_try(
@@ -4516,7 +4516,7 @@ LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    used := coalesce((SELECT -r.value FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0');
+    used := coalesce((SELECT '0' - r.value FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0');
     expired := coalesce((SELECT sum(h.count) FROM /* TEMPLATE: schema */rate_limit_holds AS h
         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'slots' AND h.until <= at), '0');
     expired := least(expired, used);

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "9a2940f755da1d6063d5b132a9cab8515be47feb683a1c769b618d4d3e4d52b0"
+const Hash = "6820c7e7fd332c40b5b3105490cbf0174c3d1c81b213a72fe890d5bc13686113"

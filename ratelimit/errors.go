@@ -244,7 +244,10 @@ func (e *DeniedError) Error() string {
 			denied = append(denied, fmt.Sprintf("%s (%s%v asked, %s)", s.Limit.name, upTo, count, why))
 		}
 	}
-	if e.RetryAt.IsZero() {
+	switch {
+	case e.RetryAt.IsZero() && e.Reason == ReasonQuota:
+		return fmt.Sprintf("%v: %s; waiting alone does not help", ErrDenied, strings.Join(denied, ", "))
+	case e.RetryAt.IsZero():
 		return fmt.Sprintf("%v by policy: %s", ErrDenied, strings.Join(denied, ", "))
 	}
 	wait := e.RetryAfter

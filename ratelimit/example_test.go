@@ -788,7 +788,7 @@ func ExampleUnlimited() {
 	}
 	for _, plan := range []string{"free", "pro", "enterprise"} {
 		result, err := limits.Consume(ctx, pool, plans[plan].Key("user-9"))
-		if denied, ok := errors.AsType[*ratelimit.DeniedError](err); ok && denied.RetryAt.IsZero() {
+		if denied, ok := errors.AsType[*ratelimit.DeniedError](err); ok && denied.Reason == ratelimit.ReasonPlan {
 			fmt.Println("your plan does not include this")
 		}
 		fmt.Println(plan, result.OK, result.Remaining)

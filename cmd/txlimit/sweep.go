@@ -168,8 +168,10 @@ func (a *app) whyNothing(ctx context.Context, name string, c *ratelimit.Config) 
 func (a *app) countOwing(ctx context.Context, name string, c *ratelimit.Config) error {
 	var owing int64
 	err := a.reading(ctx, func(tx pgx.Tx) error {
-		var varies *pgtype.Interval // by itself, since on Citus the function reads a table
-		err := tx.QueryRow(ctx, "SELECT s.varies FROM _ratelimit_sweep_numbers($1::text, $2::float8, $3::interval, $4::text, $5::float8, $6::timestamptz, $7::interval) AS s",
+		var varies *pgtype.Interval // by itself, since on Citus the function reads a table. Slots in use are no debt.
+		err := tx.QueryRow(ctx, `
+			SELECT CASE WHEN s.kind <> 'slots' THEN s.varies END
+			  FROM _ratelimit_sweep_numbers($1::text, $2::float8, $3::interval, $4::text, $5::float8, $6::timestamptz, $7::interval) AS s`,
 			append([]any{name}, sweepNumbers(c)...)...).Scan(&varies)
 		if err != nil || varies == nil {
 			return err

@@ -67,6 +67,10 @@ func main() {
 		}
 		return
 	}
+	if *measured {
+		demo.Serve(story) // for as long as it takes
+		return
+	}
 	demo.Main(story)
 }
 

@@ -38,7 +38,7 @@ func measure(ctx context.Context, pool *pgxpool.Pool, limits *ratelimit.Limiter)
 	for _, m := range []struct {
 		mode mode
 		what string
-	}{{reserved, "reserved when inserted"}, {spread, "snoozed, spread"}, {atOnce, "snoozed until RetryAt"}} {
+	}{{reserved, "reserved when inserted"}, {spread, "snoozed and spread"}, {atOnce, "snoozed until RetryAt"}} {
 		cost, err := demo.Costs(ctx, pool, "river_job",
 			func(ctx context.Context, own *pgxpool.Pool) error { return prepare(ctx, own, limits, m.mode) },
 			func(ctx context.Context, own *pgxpool.Pool) error { return runFor20s(ctx, own, limits, m.mode) })

@@ -733,4 +733,9 @@ var holdMutations = []mutation{
 		old: "return !d.limit.slots && slices", new: "return slices",
 		tests: "TestAHoldOnAPoolIsOneStatement",
 	},
+	{
+		name: "hold-error-policy", file: "ratelimit/errors.go", what: "the text of a denial for want of a slot is that of a plan without slots",
+		old: "	case e.RetryAt.IsZero() && e.Reason == ReasonQuota:", new: "	case false:",
+		tests: "TestHoldsWithoutAnEnd",
+	},
 }

@@ -340,7 +340,7 @@ var valueMutations = []mutation{
 		tests: "TestReceiptsThatCannotBeAreRefused",
 	}, {
 		name: "plans-error", file: "ratelimit/errors.go", what: "the text of a denial by policy says to retry",
-		old: "	if e.RetryAt.IsZero() {", new: "	if false {",
+		old: "	case e.RetryAt.IsZero():", new: "	case false:",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
 		name: "config-rate-missing", file: "ratelimit/limit_config.go", what: "a missing rate is 0",

@@ -542,7 +542,7 @@ LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    used := coalesce((SELECT -r.value FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0');
+    used := coalesce((SELECT '0' - r.value FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0');
     expired := coalesce((SELECT sum(h.count) FROM /* TEMPLATE: schema */rate_limit_holds AS h
         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'slots' AND h.until <= at), '0');
     expired := least(expired, used);

@@ -405,7 +405,7 @@ BEGIN
         MESSAGE = 'rate limit exceeded: ' || pg_catalog.array_to_string(names, ', '),
         DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', remaining,
             'retry_after', extract(epoch FROM retry_at - at), 'retry_at', retry_at, 'reset_at', reset_at),
-        HINT = CASE WHEN retry_at IS NULL THEN 'The limit grants nothing: waiting does not help.'
+        HINT = CASE WHEN retry_at IS NULL THEN 'Waiting alone does not help.'
             ELSE pg_catalog.format('Retry in %s s.', ceil(extract(epoch FROM retry_at - at))) END;
 END
 $body$;
@@ -542,7 +542,7 @@ The error of a denial has
                 first instant at which the same call would be granted, if no other call takes tokens: by the numbers in force
                 or, if an override ends before, by what follows; after a block, when no block denies any more. It is null, as
                 retry_after, if waiting does not help: the rate is 0, or the key is blocked without an end
-  HINT          'Retry in ... s.', in whole seconds, rounded up; or 'The limit grants nothing: waiting does not help.'
+  HINT          'Retry in ... s.', in whole seconds, rounded up; or 'Waiting alone does not help.'
 $text$;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_try(

@@ -118,8 +118,9 @@ type Recorder struct {
 }
 
 // Run writes the counts every [Recorder.Every] until ctx ends, and once more then. The last flush takes at most 5 seconds,
-// as does each. If a row is locked for 2 seconds, the last flush is tried once more. Run returns the error of the last flush, or an error that matches [ratelimit.ErrInvalid] at once if a field
-// is invalid. Let the program wait for Run before it closes the pool, and end ctx after the last call of a limiter.
+// as does each. If a row is locked for 2 seconds, the last flush is tried once more. Run returns the error of the last
+// flush, or an error that matches [ratelimit.ErrInvalid] at once if a field is invalid. Let the program wait for Run before
+// it closes the pool, and end ctx after the last call of a limiter.
 func (r *Recorder) Run(ctx context.Context) error {
 	if err := r.Validate(); err != nil {
 		return err

@@ -20,7 +20,7 @@ type Cost struct {
 }
 
 // CostHeader is the line above those of Line.
-const CostHeader = "per job:                  jobs/s  fetched  rows of queue  rows in all  WAL kB   longest wait of a small tenant"
+const CostHeader = "per job, of 20 seconds:   jobs/s  fetched  rows of queue  rows in all  WAL kB   longest wait of a small tenant"
 
 // Line is a line of a table: what one job cost.
 func (c Cost) Line(what string) string {

@@ -24,7 +24,7 @@ func Main(story func(ctx context.Context, pool *pgxpool.Pool) error) {
 	end(run(ctx, story))
 }
 
-// Serve is [Main] for an example that goes on until Ctrl-C.
+// Serve is [Main] for an example that goes on for longer than two minutes, or until Ctrl-C.
 func Serve(story func(ctx context.Context, pool *pgxpool.Pool) error) {
 	end(run(context.Background(), story))
 }
