@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "9a2940f755da1d6063d5b132a9cab8515be47feb683a1c769b618d4d3e4d52b0"
+const Hash = "580890d30d14adc2c219cf629e6963514f16957da256796b482d35220d39133b"
