@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "6820c7e7fd332c40b5b3105490cbf0174c3d1c81b213a72fe890d5bc13686113"
+const Hash = "63665d866b01ac48c23ef231168f6d26aa1990a305df950359c7de5973190979"

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -97,7 +98,7 @@ func snooze(denied *ratelimit.DeniedError, metadata []byte, spread bool) error {
 		wait = denied.RetryAfter // it is held, or blocked
 	}
 	if spread {
-		wait += rand.N(min(wait<<min(of.Snoozes, 20), most) + 1)
+		wait = min(wait, math.MaxInt64-most) + rand.N(min(min(wait, most)<<min(of.Snoozes, 20), most)+1) // a block may last for centuries
 	}
 	return river.JobSnooze(wait)
 }

@@ -363,11 +363,11 @@ var sqlMutations = []mutation{
 
 	{
 		name: "reserve-forfeits-nothing", file: balance, what: "a reservation that waits forfeits nothing",
-		old: "RETURN CASE WHEN run_at > at AND capacity", new: "RETURN CASE WHEN false AND capacity",
+		old: "IF run_at > at AND capacity", new: "IF false AND capacity",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
 	}, {
 		name: "reserve-above-capacity", file: balance, what: "a reservation of more than the capacity forfeits tokens, although it has no promise",
-		old: " AND capacity - count >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0)\n", new: "\n",
+		old: " AND capacity - count >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN\n", new: " THEN\n",
 		tests: "TestModel",
 	}, {
 		name: "reserve-others-wait", file: apply, what: "a token bucket that another limit makes wait forfeits nothing",
@@ -435,7 +435,7 @@ var sqlMutations = []mutation{
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft|TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile",
 	}, {
 		name: "reserve-latest", file: balance, what: "the refill that a limit would get counts from now, although its rows were refilled later",
-		old: "        (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t)),\n        ", new: "        at,\n        ",
+		old: "refills := (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t));", new: "refills := at;",
 		tests: "TestModel",
 	}, {
 		name: "reserve-runs-in-mid-window", file: balance, what: "the window in which the work runs counts as begun already",

@@ -124,12 +124,21 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_kept(
     "left" double precision, ts timestamptz[], at timestamptz, run_at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz, count double precision, windows timestamptz[] DEFAULT NULL
 ) RETURNS double precision
-LANGUAGE sql STABLE PARALLEL SAFE
-RETURN CASE WHEN run_at > at AND capacity - count >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0)
-    THEN least("left", capacity - count - /* TEMPLATE: schema */_ratelimit_available(0,
-        (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t)),
-        /* TEMPLATE: schema */_ratelimit_upto(run_at, period, start, windows), rate, period, 'Infinity', start, windows))
-    ELSE "left" END;
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    -- A variable: with a SELECT as its argument, _ratelimit_available is not inlined, and before Postgres 18 it is then planned for each call.
+    refills timestamptz; -- from then on
+BEGIN
+    IF run_at > at AND capacity - count >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN
+        refills := (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t));
+        RETURN least("left", capacity - count - /* TEMPLATE: schema */_ratelimit_available(0, refills,
+            /* TEMPLATE: schema */_ratelimit_upto(run_at, period, start, windows), rate, period, 'Infinity', start, windows));
+    END IF;
+    RETURN "left";
+END
+$body$;
 
 -- Returns the tokens that a call alone would leave. A reservation of a fixed window that has to wait also forfeits tokens. If the work would
 -- have to run after the last of a calendar's windows, it is -Infinity.
