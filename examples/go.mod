@@ -14,6 +14,7 @@ require (
 	github.com/labstack/echo/v4 v4.16.0
 	github.com/riverqueue/river v0.51.1
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.1
+	github.com/riverqueue/river/rivertype v0.51.1
 	github.com/txlimit/txlimit v0.0.0-00010101000000-000000000000
 	github.com/txlimit/txlimit/internal/postgres v0.0.0-00010101000000-000000000000
 	github.com/txlimit/txlimit/ratelimit/rpclimit v0.0.0-00010101000000-000000000000
@@ -70,7 +71,6 @@ require (
 	github.com/pressly/goose/v3 v3.28.0 // indirect
 	github.com/riverqueue/river/riverdriver v0.51.1 // indirect
 	github.com/riverqueue/river/rivershared v0.51.1 // indirect
-	github.com/riverqueue/river/rivertype v0.51.1 // indirect
 	github.com/sethvargo/go-retry v0.4.0 // indirect
 	github.com/shirou/gopsutil/v4 v4.26.6 // indirect
 	github.com/sirupsen/logrus v1.10.2 // indirect
