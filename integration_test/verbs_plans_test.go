@@ -242,7 +242,7 @@ func TestByHandARateOfZeroDeniesByPolicy(t *testing.T) {
 		if !errors.As(err, &sqlErr) || sqlErr.SQLState() != "PT429" {
 			w.Fatalf("%v, want PT429", err)
 		}
-		if own, ok := errors.AsType[*pgconn.PgError](err); ok && own.Hint != "The limit grants nothing: waiting does not help." {
+		if own, ok := errors.AsType[*pgconn.PgError](err); ok && own.Hint != "Waiting alone does not help." {
 			w.Fatalf("the hint is %q", own.Hint)
 		}
 		w.do(savepoint.Rollback(w.Context()))
