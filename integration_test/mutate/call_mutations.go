@@ -320,7 +320,7 @@ var callMutations = []mutation{
 		tests: "TestInTxWhoseConnectionBrokeBeforeCommit",
 	}, {
 		name: "late-committed", file: "ratelimit/tx.go", what: "if fn commits and its connection breaks, the transaction is reported as not committed",
-		old: " && !tx.ended {", new: " {",
+		old: "conn.IsClosed() && !tx.ended {", new: "conn.IsClosed() {",
 		tests: "TestInTxWhoseConnectionBrokeBeforeCommit",
 	}, {
 		name: "late-outside", file: "ratelimit/tx_late.go", what: "a statement on the connection of a transaction that did not begin is committed by itself",
