@@ -607,6 +607,12 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 				return tx.Rollback(ctx)
 			})
 		}},
+		"InTx: ended by a statement": {by: "InTx", is: unknown, bare: true, do: func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "ROLLBACK")
+				return err
+			})
+		}},
 		"InTx: no function": {by: "InTx", is: invalid, bare: true, do: func(c *failing) error { return c.limiter.InTx(c.ctx, c.pool, nil) }},
 		"InTx: a connection in a transaction": {by: "InTx", is: invalid, bare: true, do: func(c *failing) error {
 			conn := acquire(c.T, c.pool)
