@@ -501,7 +501,9 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 		for i := range ids {
 			merged = merged && (balances[i].Remaining == after[i].Remaining || math.Abs(balances[i].Remaining-after[i].Remaining) <= w.slack(balances[i])) // both may be infinite
 		}
-		if rows != before && !merged {
+		// What a Wait has taken and gives up in a pause repays debts alone: docs/refunds.md.
+		repaid := s.Do == "wait" && slices.ContainsFunc(ids, func(id worldKey) bool { return w.liesAhead(id.limit, w.stored(id.key)) })
+		if rows != before && !merged && !repaid {
 			w.failf("%s: %v, committed %t, and the rows changed:\n%s\nto\n%s", what, got, committed, before, rows)
 		}
 	} else {
