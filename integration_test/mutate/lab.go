@@ -31,7 +31,7 @@ var packages = []string{
 const (
 	patience     = 15 * time.Second
 	longPatience = 2 * time.Minute
-	allPatience  = 12 * time.Minute
+	allPatience  = 30 * time.Minute
 )
 
 // lab is a place to try mutations: a copy of the repository, and a server.
@@ -41,13 +41,14 @@ type lab struct {
 	homes  map[string][]string // by test: the packages with a test of this name
 	world  time.Duration       // how long TestWorld plays; 0: as usual
 
-	compiled map[string]bool          // packages whose tests are compiled from the present Go files
+	goFile   string                   // the Go file that has a mutation now, or empty
+	compiled map[string]*compiled     // by package
 	took     map[string]time.Duration // durations of passed tests
 }
 
 // newLab copies the files of the working tree that git tracks or would add.
 func newLab(ctx context.Context, server *postgres.Server) (l *lab, err error) {
-	l = &lab{server: server, homes: map[string][]string{}, compiled: map[string]bool{}, took: map[string]time.Duration{}}
+	l = &lab{server: server, homes: map[string][]string{}, compiled: map[string]*compiled{}, took: map[string]time.Duration{}}
 	if l.dir, err = os.MkdirTemp("", "txlimit-mutate-"); err != nil {
 		return nil, err
 	}
@@ -150,10 +151,21 @@ func (l *lab) try(ctx context.Context, m mutation) (failed *failure, err error) 
 	if err != nil {
 		return nil, err
 	}
+	for pkg := range l.named([]mutation{m}) {
+		if _, err := l.unmutated(ctx, pkg); err != nil {
+			return nil, err
+		}
+	}
 	if err := l.write(m.file, after); err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, l.write(m.file, before)) }()
+	if strings.HasSuffix(m.file, ".go") {
+		l.goFile = m.file
+	}
+	defer func() {
+		l.goFile = ""
+		err = errors.Join(err, l.write(m.file, before))
+	}()
 	return l.testNamed(ctx, []mutation{m}, l.patience(m))
 }
 
@@ -175,17 +187,14 @@ func (l *lab) patience(m mutation) time.Duration {
 
 // write changes a file. The migrations are generated from the engine, and read when the tests run.
 func (l *lab) write(file, text string) error {
-	if strings.HasSuffix(file, ".go") {
-		clear(l.compiled)
-	}
 	if err := os.WriteFile(filepath.Join(l.dir, file), []byte(text), 0o600); err != nil {
 		return err
 	}
 	return migrationgen.Write(filepath.Join(l.dir, "migrations"))
 }
 
-// testNamed runs the tests that the mutations name.
-func (l *lab) testNamed(ctx context.Context, mutations []mutation, patience time.Duration) (*failure, error) {
+// named returns the tests that the mutations name, by package.
+func (l *lab) named(mutations []mutation) map[string][]string {
 	named := map[string][]string{}
 	for _, m := range mutations {
 		for test := range strings.SplitSeq(m.tests, "|") {
@@ -196,6 +205,12 @@ func (l *lab) testNamed(ctx context.Context, mutations []mutation, patience time
 			}
 		}
 	}
+	return named
+}
+
+// testNamed runs the tests that the mutations name.
+func (l *lab) testNamed(ctx context.Context, mutations []mutation, patience time.Duration) (*failure, error) {
+	named := l.named(mutations)
 	for _, pkg := range slices.Sorted(maps.Keys(named)) {
 		if failed, err := l.test(ctx, pkg, "-test.run=^("+strings.Join(named[pkg], "|")+")$", patience); failed != nil || err != nil {
 			return failed, err
@@ -216,27 +231,12 @@ const hung = " (hung)"
 
 func (f *failure) String() string { return f.test + f.how }
 
-// compile compiles the tests of a package without optimizations, unless that is done and no Go file has changed since.
-func (l *lab) compile(ctx context.Context, pkg string) (binary string, err error) {
-	binary = filepath.Join(l.dir, strings.ReplaceAll(pkg, "/", "_")+".test")
-	if l.compiled[pkg] {
-		return binary, nil
-	}
-	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-gcflags=-N -l", "-ldflags=-s -w", "-o", binary, "./"+pkg)
-	cmd.Dir = l.dir
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w: it does not compile:\n%s", err, out)
-	}
-	l.compiled[pkg] = true
-	return binary, nil
-}
-
 // test runs tests of a package until one fails, and kills the rest. They use the one server, so what they leave behind is
 // removed with it.
 func (l *lab) test(ctx context.Context, pkg, which string, patience time.Duration) (*failure, error) {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, max(20*time.Minute, 2*patience))
 	defer cancel()
-	binary, err := l.compile(ctx, pkg)
+	binary, err := l.binary(ctx, pkg)
 	if err != nil {
 		return nil, err
 	}
