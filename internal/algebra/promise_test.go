@@ -86,6 +86,8 @@ func TestReserveWithin(t *testing.T) {
 		{"nothing is ever there at once", []Demand{demand(spaced, -3, 1)}, 30 * second, 0, noon + 10*second},
 		{"nor that early", []Demand{demand(spaced, 0, 1)}, 9 * second, 0, Max - 9*second}, // never
 		{"nor in a window", []Demand{demand(none, 0, 1)}, 20 * second, 0, noon + 40*second},
+		{"nor above a window's capacity", []Demand{demand(Limit{Rate: 7, Period: 10 * time.Second, Capacity: 1, Window: true, Start: noon}, -22, 6)},
+			5 * second, 0, noon + 35*second}, // it waits for the fourth window
 		{"what the next window forfeits", []Demand{demand(one, 1, 2), ticks}, Forever, 1, noon + 52*second},
 		{"what a later one forfeits", []Demand{demand(one, 1, 2), late}, Forever, 1, noon + minute + 52*second},
 	} {
