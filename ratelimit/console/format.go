@@ -40,7 +40,11 @@ func number(f float64) string {
 	case f == math.Trunc(f) && math.Abs(f) < 1e15:
 		return count(int64(f))
 	case math.Abs(f) >= 1e15, math.Abs(f) < 1e-3:
-		return strconv.FormatFloat(f, 'g', 3, 64)
+		shown := strconv.FormatFloat(f, 'g', 3, 64) // the nearest, which must not be above f
+		if rounded, _ := strconv.ParseFloat(shown, 64); rounded > f {
+			shown = strconv.FormatFloat(rounded-math.Pow10(int(math.Floor(math.Log10(math.Abs(f))))-2), 'g', 3, 64)
+		}
+		return shown
 	case math.Abs(f) >= 100:
 		return count(int64(math.Floor(f + 1e-6))) // what is not there yet is not rounded up, but rounding takes nothing
 	}
