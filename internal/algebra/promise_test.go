@@ -171,6 +171,7 @@ func TestRefund(t *testing.T) {
 
 		{"the same window", window, one(1, noon), took(noon, noon, 1, 1, 1), 1, noon + minute - 1, 1},
 		{"the next", window, one(1, noon), took(noon, noon, 1, 1, 1), 1, noon + minute, 0},
+		{"the next, which is not full", saves, one(0, noon), took(noon, noon, 1, 0, 1), 1, noon + minute, 0},
 		{"the next, by the rows", window, one(0, noon+minute), took(noon, noon, 1, 1, 1), 1, noon, 0},
 		{"somebody waits", window, one(-1, noon), took(noon, noon, 1, 1, 1), 1, noon, 0},
 		{"the last that waits", window, one(-4, noon), took(noon, noon+2*minute, 2, -4, 1), 2, noon, 2},
