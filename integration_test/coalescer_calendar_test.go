@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/txlimit/txlimit/internal/algebra"
-	"github.com/txlimit/txlimit/internal/calendar"
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 )
@@ -105,65 +103,6 @@ func TestACoalescerDecidesCalendars(t *testing.T) {
 	}
 	if answers[true] < 100 || answers[false] < 100 {
 		t.Errorf("grants and denials: %v: this tested too little", answers)
-	}
-}
-
-// TestCalendarsRolledOverByTraffic: callers go on while days begin in their zones. Each day grants its tokens once, and no more.
-func TestCalendarsRolledOverByTraffic(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 4)
-	const perDay, days, callers = 20, 6, 24
-	start := utc("2026-03-27 12:00:00") // two days before summer time begins in Berlin
-	zones := []string{"UTC", "Europe/Berlin", "Asia/Tokyo", "America/Sao_Paulo"}
-	var now atomic.Int64 // of the clock
-	now.Store(start.UnixMicro())
-	limiter := &ratelimit.Limiter{Clock: func() time.Time { return time.UnixMicro(now.Load()) }}
-	var largest atomic.Int64
-	coalescer := &ratelimit.Coalescer{Pool: pool, OnBatch: func(calls int) { largest.Store(max(largest.Load(), int64(calls))) }}
-	defer coalescer.Close()
-	calls := ratelimit.CalendarWindow("calls", perDay, ratelimit.Day, ratelimit.Varies(48*time.Hour))
-	limits := make([]ratelimit.Request, len(zones))
-	for i, zone := range zones {
-		limits[i] = calls.With(ratelimit.Zone(zone)).Key(zone)
-	}
-	minute := ratelimit.TokenBucket("a minute", 1e6, time.Minute)
-	granted := make([]atomic.Int64, len(zones))
-	var enough atomic.Bool
-	defer enough.Store(true)
-	var wg sync.WaitGroup
-	for i := range callers {
-		zone := i % len(zones)
-		wg.Go(func() {
-			for n := 0; !enough.Load(); n++ {
-				requests := []ratelimit.Request{limits[zone], minute.Key(zones[zone])}
-				_, err := limiter.Consume(t.Context(), coalescer, requests[:1+n%2]...)
-				switch {
-				case err == nil:
-					granted[zone].Add(1)
-				case !denied(err):
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	// Hour by hour; before each zone's midnight, its day has been used up.
-	for hour := range 24 * days {
-		at := time.UnixMicro(now.Load())
-		for zone := range zones {
-			cal := calendar.Calendar{Unit: "day", Zone: zones[zone], Anchor: "2001-01-01"}
-			want := int64(perDay * (cal.Number(algebra.At(at)) - cal.Number(algebra.At(start)) + 1))
-			eventually(t, fmt.Sprintf("%d are granted in %s, hour %d", want, zones[zone], hour), func() bool { return granted[zone].Load() >= want })
-			if got := granted[zone].Load(); got > want {
-				t.Errorf("%s, hour %d: %d granted, want %d", zones[zone], hour, got, want)
-			}
-		}
-		now.Add(time.Hour.Microseconds())
-	}
-	enough.Store(true)
-	wg.Wait()
-	if largest.Load() < 2 {
-		t.Error("no calls shared a statement")
 	}
 }
 

@@ -154,10 +154,23 @@ func playBatches(t *testing.T, rounds int) {
 
 func TestCoalescerDecidesWhatWaitsTogether(t *testing.T) {
 	t.Parallel()
-	pool, s := traced(t, newPool(t, 2), 4, nil)
+	schema := newPool(t, 2)
+	pool, s := traced(t, schema, 4, nil)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
-	limit := slow("limit", 100)
+	limit, alone := slow("limit", 100), slow("alone", 100).Global()
+	var limiter ratelimit.Limiter
+	if _, err := limiter.Consume(t.Context(), schema, alone); err != nil { // makes its row, which the plain UPDATE needs
+		t.Fatal(err)
+	}
+	for range 10 { // lone calls go straight through
+		if _, err := limiter.Consume(t.Context(), coalescer, alone); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, all := s.count("_ratelimit_wire_consume"), s.count(""); n != 10 || all != 10 {
+		t.Errorf("%d statements, %d of them of the ordinary kind, want 10", all, n)
+	}
 	var requests []ratelimit.Request
 	for i := range 300 {
 		requests = append(requests, limit.Key(fmt.Sprint(i%2)))
@@ -173,22 +186,6 @@ func TestCoalescerDecidesWhatWaitsTogether(t *testing.T) {
 	}
 	if n := s.count("_ratelimit_coalesce"); n != 1 {
 		t.Errorf("%d statements for 300 calls, want 1", n)
-	}
-}
-
-func TestCoalescerLetsALoneCallThrough(t *testing.T) {
-	t.Parallel()
-	pool, s := traced(t, newPool(t, 2), 4, nil)
-	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
-	var limiter ratelimit.Limiter
-	for range 10 {
-		if _, err := limiter.Consume(t.Context(), coalescer, slow("limit", 100).Global()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if n, all := s.count("_ratelimit_wire_consume"), s.count(""); n != 10 || all != 10 {
-		t.Errorf("%d statements, %d of them of the ordinary kind, want 10", all, n)
 	}
 }
 
@@ -406,34 +403,6 @@ func TestCoalescerOverGrant(t *testing.T) {
 		}
 	}()
 	hammer(t, func(ctx context.Context) (ratelimit.Result, error) { return take(ctx, "k") }).exact(t, 0)
-}
-
-// Several statements in flight find out at the same time that the database has another default isolation level.
-func TestCoalescersFirstCallsOnASerializableDatabaseAreAllDecided(t *testing.T) {
-	t.Parallel()
-	config := newPool(t, 1).Config()
-	startWith(t, config.ConnConfig, map[string]string{"default_transaction_isolation": "serializable"})
-	config.MaxConns = 4
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	var limiter ratelimit.Limiter
-	limit := ratelimit.TokenBucket("limit", 1, time.Hour)
-	for round := range 20 {
-		coalescer := &ratelimit.Coalescer{Pool: pool}
-		var wg sync.WaitGroup
-		for i := range 100 {
-			wg.Go(func() {
-				if _, err := limiter.Consume(t.Context(), coalescer, limit.Key(fmt.Sprint(round), fmt.Sprint(i))); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		wg.Wait()
-		coalescer.Close()
-	}
 }
 
 // A key without a row is full for each plan of its limit. One call of the batch asks by the small plan and takes nothing, since its other

@@ -1,40 +1,12 @@
 package integration_test
 
 import (
-	"fmt"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
-
-// Calls are decided together only if their clocks show the same time.
-func TestCoalescerDecidesEachCallByItsOwnClock(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 6)
-	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
-	limit := ratelimit.TokenBucket("limit", 10, time.Hour)
-	results, errs := make([]ratelimit.Result, 6), make([]error, 6)
-	release := holdFlights(t, coalescer, pool)
-	var wg sync.WaitGroup
-	at := func(i int) time.Time { return noon.Add(time.Duration(i/2) * time.Minute) }
-	for i := range results {
-		limiter := &ratelimit.Limiter{Clock: func() time.Time { return at(i) }}
-		a := newArrival(t.Context())
-		wg.Go(func() { results[i], errs[i] = limiter.Consume(a, coalescer, limit.Key(fmt.Sprint(i))) })
-		<-a.arrived
-	}
-	release()
-	wg.Wait()
-	for i, result := range results {
-		if errs[i] != nil || !result.At.Equal(at(i)) {
-			t.Errorf("call %d: %v, decided at %v, want %v", i, errs[i], result.At, at(i))
-		}
-	}
-}
 
 // Tokens that were refilled while a statement waited count.
 func TestCoalescerReadsTheClockAfterWaiting(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"reflect"
 	"testing"
 	"time"
@@ -16,7 +15,6 @@ func TestCoalescerCancelledCallersHarmNobody(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 8)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
 	limit := slow("limit", 100)
 	release := holdFlights(t, coalescer, pool)
 	waits, cancelWaits := context.WithCancel(t.Context())
@@ -27,7 +25,7 @@ func TestCoalescerCancelledCallersHarmNobody(t *testing.T) {
 	cancelWaits()
 	for ; f.err(0) == nil; time.Sleep(time.Millisecond) {
 	}
-	if err := f.err(0); !errors.Is(err, context.Canceled) {
+	if err := f.err(0); !errors.Is(err, context.Canceled) || errors.Is(err, ratelimit.ErrUnknownOutcome) {
 		t.Errorf("cancelled while it waited: %v", err)
 	}
 
@@ -36,13 +34,7 @@ func TestCoalescerCancelledCallersHarmNobody(t *testing.T) {
 	if _, err := limiter.Consume(t.Context(), pool, limit.Global()); err != nil {
 		t.Fatal(err)
 	}
-	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := limiter.Consume(t.Context(), tx, limit.Global()); err != nil {
-		t.Fatal(err)
-	}
+	tx := lock(t, pool, limit.Global())
 	release()
 	waitingFor(t, pool, tx)
 	cancelSent()
@@ -51,111 +43,46 @@ func TestCoalescerCancelledCallersHarmNobody(t *testing.T) {
 	if err := f.err(1); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled at the database: %v", err)
 	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	unlock(t, tx)
 	f.wg.Wait()
 	if err := f.err(2); err != nil {
 		t.Errorf("the other: %v", err)
 	}
-	if left := remaining(t, pool, limit.Global()); left < 95.99 || left > 96.01 {
-		t.Errorf("%v tokens are left, want 96: 2 were taken directly, 2 by the call that was sent", left)
+	if left := remaining(t, pool, limit.Global()); left < 96.99 || left > 97.01 {
+		t.Errorf("%v tokens are left, want 97: 1 was taken directly, 2 by the statement that was sent", left)
 	}
-}
 
-func TestCoalescerGivesUpAStatementThatNobodyWaitsFor(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 8)
-	coalescer := &ratelimit.Coalescer{Pool: pool}
-	limit := slow("limit", 100)
-	var limiter ratelimit.Limiter
-	if _, err := limiter.Consume(t.Context(), pool, limit.Global()); err != nil {
-		t.Fatal(err)
-	}
-	release := holdFlights(t, coalescer, pool)
+	// A statement that nobody waits for is given up.
+	release = holdFlights(t, coalescer, pool)
 	ctx, cancel := context.WithCancel(t.Context())
-	f := enqueue(t, coalescer, []context.Context{ctx, ctx}, limit.Global(), limit.Global())
-	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(context.WithoutCancel(t.Context()))
-	if _, err := limiter.Consume(t.Context(), tx, limit.Global()); err != nil {
-		t.Fatal(err)
-	}
+	f = enqueue(t, coalescer, []context.Context{ctx, ctx}, limit.Global(), limit.Global())
+	tx = lock(t, pool, limit.Global())
 	release()
 	waitingFor(t, pool, tx)
 	cancel()
 	f.wg.Wait()
 	coalescer.Close() // returns, though the row is locked
-	for i := range f.errs {
-		if !errors.Is(f.errs[i], context.Canceled) {
-			t.Errorf("call %d: %v", i, f.errs[i])
+	for i, err := range f.errs {
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("call %d: %v", i, err)
 		}
-	}
-}
-
-func TestCoalescerRefusesBadRequestsAlone(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 4)
-	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
-	limit := slow("limit", 100)
-	release := holdFlights(t, coalescer, pool)
-	f := enqueue(t, coalescer, nil, limit.Key("a"), limit.Key("b"))
-	var limiter ratelimit.Limiter
-	for request, want := range map[*ratelimit.Request]error{
-		new(ratelimit.Request):                ratelimit.ErrInvalid,
-		new(limit.Key("")):                    ratelimit.ErrInvalid,
-		new(limit.Key("\x00")):                ratelimit.ErrInvalid,
-		new(limit.Key("\xff")):                ratelimit.ErrInvalid,
-		new(limit.Global().Count(math.NaN())): ratelimit.ErrInvalid,
-		new(limit.Global().Count(101)):        ratelimit.ErrExceedsCapacity,
-	} {
-		if _, err := limiter.Consume(t.Context(), coalescer, *request); !errors.Is(err, want) {
-			t.Errorf("%+v: %v", *request, err)
-		}
-	}
-	release()
-	f.wg.Wait()
-	if f.errs[0] != nil || f.errs[1] != nil {
-		t.Errorf("the good ones: %v", f.errs)
-	}
-}
-
-// A server refuses a statement with a character that it does not store. Only the call with that character fails.
-func TestCoalescerTextThatTheServerCannotStore(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 4)
-	mustExec(t, pool, "ALTER TABLE rate_limits ADD CHECK (convert_to(key, 'LATIN1') IS NOT NULL)") // which is 22P05
-	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
-	limit := slow("limit", 1)
-	release := holdFlights(t, coalescer, pool)
-	f := enqueue(t, coalescer, nil, limit.Key("é"), limit.Key("日本"), limit.Key("é"))
-	release()
-	f.wg.Wait()
-	// After the split, the first and the third are sent separately. Either may get the token.
-	if sqlState(f.errs[1]) != "22P05" || !(f.errs[0] == nil && denied(f.errs[2]) || denied(f.errs[0]) && f.errs[2] == nil) {
-		t.Errorf("%v", f.errs)
 	}
 }
 
 // One call's error is not that of the calls that share its statement, whatever SQLSTATE a trigger or a policy gives it.
 func TestCoalescerOneCallsErrorIsItsOwn(t *testing.T) {
 	t.Parallel()
+	const refuse = `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.key = 'bad' THEN RAISE SQLSTATE '%s'; END IF; RETURN NEW; END $$;
+		CREATE %s INSERT OR UPDATE ON rate_limits %s FOR EACH ROW EXECUTE FUNCTION refuse()`
 	for state, sql := range map[string]string{
-		"P0001": `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.key = 'bad' THEN RAISE 'no'; END IF; RETURN NEW; END $$;
-			CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON rate_limits FOR EACH ROW EXECUTE FUNCTION refuse()`,
-		"AB123": `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.key = 'bad' THEN RAISE SQLSTATE 'AB123'; END IF; RETURN NEW; END $$;
-			CREATE TRIGGER refuse AFTER INSERT OR UPDATE ON rate_limits FOR EACH ROW EXECUTE FUNCTION refuse()`,
-		"40P01": `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.key = 'bad' THEN RAISE SQLSTATE '40P01'; END IF; RETURN NEW; END $$;
-			CREATE TRIGGER refuse AFTER INSERT OR UPDATE ON rate_limits FOR EACH ROW EXECUTE FUNCTION refuse()`,
-		"0A000": `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.key = 'bad' THEN RAISE SQLSTATE '0A000'; END IF; RETURN NEW; END $$;
-			CREATE CONSTRAINT TRIGGER refuse AFTER INSERT OR UPDATE ON rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`,
-		"42501": `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.key = 'bad' THEN RAISE SQLSTATE '42501'; END IF; RETURN NEW; END $$;
-			CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON rate_limits FOR EACH ROW EXECUTE FUNCTION refuse()`,
+		"P0001": fmt.Sprintf(refuse, "P0001", "TRIGGER refuse BEFORE", ""),
+		"AB123": fmt.Sprintf(refuse, "AB123", "TRIGGER refuse AFTER", ""),
+		"40P01": fmt.Sprintf(refuse, "40P01", "TRIGGER refuse AFTER", ""),
+		"0A000": fmt.Sprintf(refuse, "0A000", "CONSTRAINT TRIGGER refuse AFTER", "DEFERRABLE INITIALLY DEFERRED"),
+		"42501": fmt.Sprintf(refuse, "42501", "TRIGGER refuse BEFORE", ""),
 		"23514": `ALTER TABLE rate_limits ADD CHECK (key <> 'bad')`,
+		// As a server refuses a character that it does not store.
+		"22P05": `ALTER TABLE rate_limits ADD CHECK (key <> 'bad' OR convert_to(key || '日本', 'LATIN1') IS NOT NULL)`,
 	} {
 		t.Run(state, func(t *testing.T) {
 			t.Parallel()
@@ -274,41 +201,73 @@ func TestCoalescerCloseDrains(t *testing.T) {
 	coalescer.Close()
 }
 
-// The answer arrives before the commit, in the single round trip of an asynchronous commit and in a transaction that sets
-// its level. The caller must get an error of the commit, and no result.
+// The answer arrives before the commit. If Postgres refuses the commit, with any error, even one after which a statement is retried, each
+// caller gets that error, and no answer.
 func TestACommitThatFailsGrantsNothing(t *testing.T) {
 	t.Parallel()
-	for _, level := range []string{"read committed", "serializable"} {
-		pool, s := traced(t, newPool(t, 6), 6, map[string]string{"default_transaction_isolation": level})
-		coalescers := []*ratelimit.Coalescer{{Pool: pool}, {Pool: pool, AsyncCommit: true}}
-		limit := slow("limit", 10)
-		for _, coalescer := range coalescers { // a batch reads the level
+	limit := slow("limit", 10)
+	a, b := limit.Key("a"), limit.Key("b")
+	alone, sum, several := []ratelimit.Request{a}, []ratelimit.Request{a, a}, []ratelimit.Request{a, b, b}
+	for _, c := range []struct {
+		state, level string
+		async        bool
+		requests     []ratelimit.Request
+	}{
+		{"23000", "read committed", false, alone},
+		{"23000", "read committed", true, alone}, // in a single round trip
+		{"23000", "serializable", false, alone},
+		{"23000", "serializable", true, alone},
+		{"40001", "read committed", false, several},
+		{"23000", "read committed", false, several},
+		{"40001", "read committed", true, several},
+		{"40001", "serializable", false, several},
+		{"40001", "serializable", false, sum},
+	} {
+		t.Run(fmt.Sprintf("%s, %s, %d calls, async %v", c.state, c.level, len(c.requests), c.async), func(t *testing.T) {
+			t.Parallel()
+			pool, s := traced(t, newPool(t, 1), 6, map[string]string{"default_transaction_isolation": c.level})
+			coalescer := &ratelimit.Coalescer{Pool: pool, AsyncCommit: c.async}
 			defer coalescer.Close()
-			release := holdFlights(t, coalescer, pool)
-			f := enqueue(t, coalescer, nil, limit.Key("a"), limit.Key("b"))
-			release()
-			f.wg.Wait()
-			if err := errors.Join(f.errs...); err != nil {
+			calls := func(requests ...ratelimit.Request) []error {
+				release := holdFlights(t, coalescer, pool)
+				f := enqueue(t, coalescer, nil, requests...)
+				release()
+				f.wg.Wait()
+				return f.errs
+			}
+			if err := errors.Join(calls(a, b)...); err != nil { // makes the rows, and reads the level
 				t.Fatal(err)
 			}
-		}
-		_, err := pool.Exec(t.Context(), `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE integrity_constraint_violation; END $$;
-			CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, coalescer := range coalescers {
-			var observed ratelimit.Result
-			limiter := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) { observed = d.Result }}
-			begun := s.count("begin")
-			want := ratelimit.Result{Requests: []ratelimit.Status{{Limit: limit, Key: "k", Count: 1}}}
-			result, err := limiter.Consume(t.Context(), coalescer, limit.Key("k"))
-			if sqlState(err) != "23000" || !reflect.DeepEqual(result, want) || !reflect.DeepEqual(observed, want) {
-				t.Errorf("%s, coalescer %d: %+v, %v, want the error of the commit and no answer; observed %+v", level, i, result, err, observed)
+			mustExec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE SQLSTATE '`+c.state+`'; END $$;
+				CREATE CONSTRAINT TRIGGER refuse AFTER INSERT OR UPDATE ON rate_limits DEFERRABLE INITIALLY DEFERRED
+				FOR EACH ROW WHEN (NEW.name = 'limit') EXECUTE FUNCTION refuse()`)
+			var errs []error
+			if len(c.requests) > 1 {
+				errs = calls(c.requests...)
+			} else {
+				var observed ratelimit.Result
+				limiter := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) { observed = d.Result }}
+				begun := s.count("begin")
+				result, err := limiter.Consume(t.Context(), coalescer, a)
+				want := ratelimit.Result{Requests: []ratelimit.Status{{Limit: limit, Key: "a", Count: 1}}}
+				if !reflect.DeepEqual(result, want) || !reflect.DeepEqual(observed, want) {
+					t.Errorf("%+v, want no answer; observed %+v", result, observed)
+				}
+				if begun = s.count("begin") - begun; (begun > 0) != (c.level == "serializable") {
+					t.Errorf("BEGIN was sent %d times", begun)
+				}
+				errs = []error{err}
 			}
-			if begun = s.count("begin") - begun; (begun > 0) != (level == "serializable") {
-				t.Errorf("%s, coalescer %d: BEGIN was sent %d times", level, i, begun)
+			for i, err := range errs {
+				if sqlState(err) != c.state {
+					t.Errorf("call %d: %v, want SQLSTATE %s", i, err, c.state)
+				}
 			}
-		}
+			for _, request := range c.requests {
+				if left := remaining(t, pool, request); left < 9 || left > 9.01 {
+					t.Errorf("%v are left, want 9", left)
+				}
+			}
+		})
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -53,39 +52,5 @@ func TestCoalescerPace(t *testing.T) {
 	coalescer.Close()
 	if !slices.Equal(batches, []int{1, 3}) {
 		t.Errorf("statements for %v calls, want 1 and 3", batches)
-	}
-}
-
-// Under any load, there are no more statements than the pace allows. All calls are decided as without a pace.
-func TestCoalescerPaceUnderLoad(t *testing.T) {
-	t.Parallel()
-	const pace, calls = 20 * time.Millisecond, 4000
-	pool := newPool(t, 4)
-	var statements, decided, granted atomic.Int64
-	coalescer := &ratelimit.Coalescer{Pool: pool, Pace: pace, OnBatch: func(calls int) {
-		statements.Add(1)
-		decided.Add(int64(calls))
-	}}
-	limit := slow("limit", calls/4)
-	var limiter ratelimit.Limiter
-	begin := time.Now()
-	var wg sync.WaitGroup
-	for range 100 {
-		wg.Go(func() {
-			for range calls / 100 {
-				switch _, err := limiter.Consume(t.Context(), coalescer, limit.Global()); {
-				case err == nil:
-					granted.Add(1)
-				case !denied(err):
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	coalescer.Close()
-	took := time.Since(begin)
-	if most := int64(took/pace) + 1; statements.Load() > most || decided.Load() != calls || granted.Load() != calls/4 {
-		t.Errorf("%d statements in %v, at most %d; %d calls decided, %d granted", statements.Load(), took, most, decided.Load(), granted.Load())
 	}
 }

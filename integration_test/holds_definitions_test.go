@@ -173,21 +173,23 @@ func TestHoldsAreResetAndSwept(t *testing.T) {
 		}
 		h.hold("job", time.Minute, unknown.Key("a").Count(80))
 		h.hold("long", time.Hour, renders.Key("a"))
+		h.once(false, "event", budget.Key("f"))
+		const states = "SELECT name, state, count(*) FROM rate_limit_holds GROUP BY name, state ORDER BY name, state"
 		clock.Advance(2 * time.Minute)
 		if _, err := limits.Sweep(t.Context(), pool, budget); err != nil {
 			t.Fatal(err)
 		}
-		if got := lines(t, pool, "SELECT name, sum(value)::int FROM rate_limits GROUP BY name ORDER BY name"); got != "(budget,500)\n(renders,-1)\n(unknown,20)" {
+		if got := lines(t, pool, "SELECT name, sum(value)::int FROM rate_limits GROUP BY name ORDER BY name"); got != "(budget,599)\n(renders,-1)\n(unknown,20)" {
 			t.Error(got)
 		}
-		if got := lines(t, pool, "SELECT name, state, count(*) FROM rate_limit_holds GROUP BY name, state ORDER BY name, state"); got != "(budget,lapsed,5)\n(renders,held,1)\n(renders,lapsed,5)\n(unknown,held,1)" {
+		if got := lines(t, pool, states); got != "(budget,lapsed,5)\n(budget,once,1)\n(renders,held,1)\n(renders,lapsed,5)\n(unknown,held,1)" {
 			t.Error(got)
 		}
 		clock.Advance(8 * 24 * time.Hour)
 		if _, err := limits.Sweep(t.Context(), pool, budget); err != nil {
 			t.Fatal(err)
 		}
-		if got := lines(t, pool, "SELECT name, state, count(*) FROM rate_limit_holds GROUP BY name, state ORDER BY name, state"); got != "(renders,lapsed,1)\n(unknown,held,1)" {
+		if got := lines(t, pool, states); got != "(renders,lapsed,1)\n(unknown,held,1)" {
 			t.Error(got)
 		}
 		if _, err := pool.Exec(t.Context(), "DELETE FROM rate_limits WHERE name = 'unknown'"); err != nil { // as a sweep that knows the numbers does: the key is full
@@ -196,7 +198,7 @@ func TestHoldsAreResetAndSwept(t *testing.T) {
 		if _, err := limits.Sweep(t.Context(), pool, budget); err != nil {
 			t.Fatal(err)
 		}
-		if got := lines(t, pool, "SELECT name, state, count(*) FROM rate_limit_holds GROUP BY name, state ORDER BY name, state"); got != "(renders,lapsed,1)\n(unknown,lapsed,1)" {
+		if got := lines(t, pool, states); got != "(renders,lapsed,1)\n(unknown,lapsed,1)" {
 			t.Error(got)
 		}
 	})

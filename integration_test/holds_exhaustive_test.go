@@ -36,7 +36,7 @@ type holdRow struct {
 	until int // minutes
 }
 
-// holdLedger is the rule of migrations/CONCURRENCY.md, J, written for this test: nothing of it is taken from the engine, or from holdsModel.
+// holdLedger is the rule of migrations/CONCURRENCY.md, J, written for this test: nothing of it is taken from the engine.
 type holdLedger struct {
 	names  []string // of the limits: slots, budget
 	now    int      // minutes

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -189,54 +188,6 @@ func TestOnceUnderABlock(t *testing.T) {
 	}
 	load("SELECT ratelimit_block('a', 'k')")
 	h.notOnce(ratelimit.ReasonBlock, "event", a)
-}
-
-// TestOnceAtOnce: of callers at once, one takes, whatever the level, and all are granted. A sweep forgets the ids, once they are over.
-func TestOnceAtOnce(t *testing.T) {
-	for _, level := range []pgx.TxIsoLevel{"", pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
-		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			pool := newPool(t, 8)
-			limits := new(ratelimit.Limiter)
-			a, b := slow("a", 1000).Key("k"), ratelimit.TokenBucket("b", 1000, 10000*time.Hour, ratelimit.Shards(3)).Key("k")
-			var taken atomic.Int64
-			var wait sync.WaitGroup
-			const callers, events = 8, 20
-			for range callers {
-				wait.Go(func() {
-					for event := range events {
-						err := inLevel(t, limits, pool, level, func(db ratelimit.DB) error {
-							result, err := limits.Once(t.Context(), db, fmt.Sprint("event ", event), time.Hour, a, b)
-							if err == nil && !result.Repeated {
-								taken.Add(1)
-							}
-							return err
-						})
-						if err != nil {
-							t.Error(err)
-							return
-						}
-					}
-				})
-			}
-			wait.Wait()
-			for _, r := range []ratelimit.Request{a, b} {
-				if got := readBalance(t, limits, pool, r); got < 1000-events || got > 1000-events+1 {
-					t.Errorf("%v tokens are left", got)
-				}
-			}
-			if taken.Load() < events || level == "" && taken.Load() != events { // an attempt that rolls back has taken, too
-				t.Errorf("%d were not repeated", taken.Load())
-			}
-			mustExec(t, pool, "UPDATE rate_limit_holds SET until = now() - interval '61 minutes' WHERE id IN ('event 3', 'event 4')")
-			if _, err := limits.Sweep(t.Context(), pool, slow("a", 1000)); err != nil {
-				t.Error(err)
-			}
-			if got := lines(t, pool, "SELECT state, count(*) FROM rate_limit_holds GROUP BY state"); got != "(once,36)" {
-				t.Error(got)
-			}
-		})
-	}
 }
 
 // inLevel runs fn on the pool, or in a transaction.

@@ -141,11 +141,12 @@ func TestHoldsOfSlots(t *testing.T) {
 		h.hold("job 4", time.Hour, acme)
 		h.clock.Advance(time.Minute)
 		h.has(acme, 1)
-		h.hold("job 5", time.Minute, acme)
+		five := h.hold("job 5", time.Minute, acme)
 		h.lost(three.Token, acme)
 		h.has(acme, 0)
 		h.clock.Advance(time.Minute)
 		h.hold("job 5", time.Minute, acme) // its own
+		h.lost(five.Token, acme)           // under another token
 		h.has(acme, 0)
 		h.clock.Advance(24 * time.Hour)
 		h.hold("job 2", time.Minute, acme) // forgotten after a day
@@ -287,7 +288,8 @@ func TestHoldsOnShards(t *testing.T) {
 		h.release(one.Token)
 		h.settle(two.Token, []float64{50}, r.Count(30))
 		h.has(r, 70)
-		h.hold("dead", time.Minute, r.Count(70))
+		h.hold("dead", time.Minute, r.Count(30)) // several come back together
+		h.hold("dead, too", time.Minute, r.Count(40))
 		h.clock.Advance(time.Minute)
 		h.hold("next", time.Minute, r.Count(70))
 		h.has(r, 0)

@@ -397,70 +397,58 @@ func TestAPlainHoldIsUndone(t *testing.T) {
 	}
 }
 
-// TestAPlainDuplicateWaitsForNothing: of an id that is known, the row of the limit is not asked for.
-func TestAPlainDuplicateWaitsForNothing(t *testing.T) {
-	t.Parallel()
-	var limits ratelimit.Limiter
-	pool := newPool(t, 3)
-	r := ratelimit.TokenBucket("bucket", 10, time.Hour).Key("k")
-	if _, err := limits.Hold(t.Context(), pool, "a", time.Minute, r); err != nil {
-		t.Fatal(err)
-	}
-	tx := beginAt(t, pool, pgx.ReadCommitted)
-	mustExecIn(t, tx, "SELECT FROM rate_limits FOR UPDATE")
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	_, err := limits.Hold(ctx, pool, "a", time.Minute, r)
-	if denial, ok := errors.AsType[*ratelimit.DeniedError](err); !ok || denial.Reason != ratelimit.ReasonHeld {
-		t.Error(err)
-	}
-}
-
-// TestOneLimitIsDeliveredAtOnce delivers each job to every worker at the same instant, on the pool and in transactions of every level.
-func TestOneLimitIsDeliveredAtOnce(t *testing.T) {
+// TestAJobThatIsDeliveredAtOnce has each job delivered to every worker at the same instant, on the pool and in transactions of every level. One takes.
+func TestAJobThatIsDeliveredAtOnce(t *testing.T) {
 	t.Parallel()
 	const jobs = 40
 	all := newPool(t, 12)
-	for name, r := range map[string]ratelimit.Request{
-		"bucket": ratelimit.TokenBucket("bucket", 1e-6, time.Hour, ratelimit.Capacity(1000)).Key("k"), "slots": ratelimit.Slots("slots", 1000).Key("k"),
-		"once": ratelimit.FixedWindow("once", 1000, 1000*time.Hour).Key("k"),
+	window := ratelimit.FixedWindow("once", 1000, 1000*time.Hour)
+	for name, requests := range map[string][]ratelimit.Request{
+		"bucket":       {ratelimit.TokenBucket("bucket", 1e-6, time.Hour, ratelimit.Capacity(1000)).Key("k")},
+		"slots":        {ratelimit.Slots("slots", 1000).Key("k")},
+		"once":         {window.Key("k")},
+		"once, of two": {window.Key("l"), ratelimit.TokenBucket("sharded", 1e-6, time.Hour, ratelimit.Capacity(1000), ratelimit.Shards(3)).Key("l")},
 	} {
 		var limits ratelimit.Limiter
 		for job := range jobs {
-			var granted atomic.Int64
+			var granted, repeated atomic.Int64
 			var wait sync.WaitGroup
 			for _, level := range []pgx.TxIsoLevel{"", "", "", pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 				wait.Go(func() {
-					taken := false
+					again := false
 					err := inLevel(t, &limits, all, level, func(db ratelimit.DB) (err error) {
-						if name == "once" {
-							result, err := limits.Once(t.Context(), db, fmt.Sprint("job ", job), time.Hour, r)
-							taken = err == nil && !result.Repeated
+						if strings.HasPrefix(name, "once") {
+							result, err := limits.Once(t.Context(), db, fmt.Sprint("job ", job), time.Hour, requests...)
+							again = result.Repeated
 							return err
 						}
-						_, err = limits.Hold(t.Context(), db, fmt.Sprint("job ", job), time.Hour, r)
-						taken = err == nil
+						_, err = limits.Hold(t.Context(), db, fmt.Sprint("job ", job), time.Hour, requests...)
 						return err
 					})
-					if err != nil && !denied(err) {
+					switch {
+					case denied(err) && !strings.HasPrefix(name, "once") || err == nil && again:
+						repeated.Add(1)
+					case err != nil:
 						t.Error(err)
-					}
-					if err == nil && taken {
+					default:
 						granted.Add(1)
 					}
 				})
 			}
 			wait.Wait()
-			if granted.Load() != 1 {
-				t.Errorf("%s: job %d was granted %d times", name, job, granted.Load())
+			if granted.Load() != 1 || repeated.Load() != 5 {
+				t.Errorf("%s: job %d was granted %d times, and repeated %d times", name, job, granted.Load(), repeated.Load())
 			}
 		}
-		if balance, err := limits.Balance(t.Context(), all, r); err != nil || math.Round(balance[0].Used) != jobs {
-			t.Errorf("%s: %+v, %v", name, balance, err)
+		for _, r := range requests {
+			if balance, err := limits.Balance(t.Context(), all, r); err != nil || math.Round(balance[0].Used) != jobs {
+				t.Errorf("%s: %+v, %v", name, balance, err)
+			}
 		}
-		if n := scan[int](t, all, "SELECT count(*) FROM rate_limit_holds WHERE name = $1", name); n != jobs {
-			t.Errorf("%s: %d rows", name, n)
-		}
+	}
+	got := lines(t, all, "SELECT name, key, count(*) FROM rate_limit_holds GROUP BY 1, 2 ORDER BY 1, 2")
+	if got != "(bucket,k,40)\n(once,k,40)\n(once,l,40)\n(sharded,l,40)\n(slots,k,40)" {
+		t.Error(got)
 	}
 }
 

@@ -2,75 +2,14 @@ package integration_test
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
-
-// Parallel guesses never exceed the limit, and successes cost nothing.
-func TestHTTPOfParallelGuessesNoMoreThanTheLimitAreTried(t *testing.T) {
-	t.Parallel()
-	const limit, guesses = 5, 60
-	failures := ratelimit.TokenBucket("failedLogins", limit, time.Hour)
-	for _, coalesced := range []bool{false, true} {
-		s := newSite(t, func(r *http.Request) ([]ratelimit.Request, error) {
-			return []ratelimit.Request{failures.Key(r.URL.Query().Get("user"))}, nil
-		})
-		if coalesced {
-			coalescer := &ratelimit.Coalescer{Pool: s.pool}
-			t.Cleanup(coalescer.Close)
-			s.limit.DB = coalescer
-		}
-		var wrong atomic.Int64
-		s.limit.Failed = func(status int) bool { return status == http.StatusUnauthorized }
-		s.handle = func(w http.ResponseWriter, r *http.Request) {
-			if r.URL.Query().Get("password") != "right" {
-				wrong.Add(1)
-				w.WriteHeader(http.StatusUnauthorized)
-				return
-			}
-			_, _ = io.WriteString(w, "welcome")
-		}
-		s.serve()
-
-		// Many successes, one after another and at once, leave the limit full.
-		for range 2 * limit {
-			if got := s.get("/?user=ann&password=right"); got.Status != 200 || got.Body != "welcome" {
-				t.Fatalf("%+v", got)
-			}
-		}
-		s.world().holds(failures.Key("ann"), limit)
-		statuses := s.inParallel(limit, func(int) string { return "/?user=ann&password=right" })
-		if statuses[200] != limit {
-			t.Fatalf("as many at once as the limit allows: %v", statuses)
-		}
-		s.world().holds(failures.Key("ann"), limit)
-
-		statuses = s.inParallel(guesses, func(i int) string { return fmt.Sprint("/?user=ann&password=", i) })
-		if statuses[401] != limit || statuses[429] != guesses-limit || wrong.Load() != limit {
-			t.Errorf("guesses: %v, %d tried", statuses, wrong.Load())
-		}
-		if got := s.get("/?user=ann&password=right"); got.Status != 429 {
-			t.Errorf("then the right one: %+v", got)
-		}
-
-		// Right and wrong guesses together: the wrong ones never exceed the limit, and only they are counted.
-		wrong.Store(0)
-		statuses = s.inParallel(guesses, func(i int) string {
-			return "/?user=bob&password=" + map[bool]string{true: "right", false: "wrong"}[i%3 == 0]
-		})
-		if n := wrong.Load(); n > limit || int64(statuses[401]) != n {
-			t.Errorf("a mixture: %v, %d tried", statuses, n)
-		}
-		s.world().holds(failures.Key("bob"), limit-float64(wrong.Load()))
-	}
-}
 
 func TestHTTPWhatIsKnownOfAnAnswerDecidesWhetherItFailed(t *testing.T) {
 	t.Parallel()

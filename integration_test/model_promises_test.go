@@ -10,9 +10,7 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
-	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -25,9 +23,8 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// promises is how long TestReservationsKeepPromises runs. With more time, it tries longer sequences in the small worlds and
-// more random ones.
-var promises = flag.Duration("promises", 0, "how long to look for sequences that break a promise (0: a minute or less)")
+// promises lets TestReservationsKeepPromises try longer sequences, and more of them on the database.
+var promises = flag.Bool("promises", false, "look for longer sequences that break a promise, for minutes")
 
 // TestReservationsKeepPromises looks for sequences of actions that break the promise. The promise: over any span, jobs that
 // run at their instants take at most the capacity and the span's refill, and those of a fixed window fit each window. A job
@@ -36,7 +33,6 @@ var promises = flag.Duration("promises", 0, "how long to look for sequences that
 func TestReservationsKeepPromises(t *testing.T) {
 	t.Parallel()
 	t.Run("every sequence in small worlds", testSmallWorlds)
-	t.Run("random sequences on every handle", testPromisesOnEveryHandle)
 	t.Run("concurrent callers", testPromisesOfConcurrentCallers)
 }
 
@@ -371,7 +367,7 @@ func testSmallWorlds(t *testing.T) {
 	if testing.Short() {
 		actions = 4
 	}
-	if *promises > 0 {
+	if *promises {
 		actions, sampled = 6, 200
 	}
 	sequences := 0
@@ -486,255 +482,6 @@ func jsonTable(t *testing.T, db ratelimit.DB) inmemory.Table {
 	return m
 }
 
-// ledger is what a limit has promised for a key since its last start.
-type ledger struct {
-	limit   algebra.Limit
-	jobs    map[int]promised // by number; what was not refunded
-	refunds []span
-}
-
-// player runs random sequences on a Postgres and in memory, and keeps the ledgers.
-type player struct {
-	*testing.T
-	r       *rand.Rand
-	db      ratelimit.DB
-	limiter *ratelimit.Limiter
-	clock   *clock
-	limits  []ratelimit.Limit
-	memory  *inmemory.DB
-	ledgers map[rowsOf]*ledger
-	jobs    []*playedJob
-	actions int
-	alone   bool    // refunds do not overlap
-	worst   float64 // excess by overlapping refunds, in capacities
-	told    []string
-}
-
-type playedJob struct {
-	n, began int
-	consumption
-	asks []ask
-}
-
-// define makes the i-th limit, with new numbers. Its kind, period and start stay.
-func (p *player) define(i, window, shards int) ratelimit.Limit {
-	capacity := oneOf(p.r, 4.0, 10, 15)
-	options := []ratelimit.Option{ratelimit.Capacity(capacity), ratelimit.Shards(shards)}
-	if p.r.IntN(3) == 0 {
-		options = append(options, ratelimit.MaxReserved(capacity*oneOf(p.r, 0.5, 1, 3)))
-	}
-	name, rate := fmt.Sprintf("limit %d", i), oneOf(p.r, 4.0, 10, 15)
-	if window == 1 {
-		return ratelimit.FixedWindow(name, rate, time.Minute, append(options, ratelimit.Start(noon.Add(time.Duration(i)*7*time.Second)))...)
-	}
-	return ratelimit.TokenBucket(name, rate, time.Minute, options...)
-}
-
-// forget starts a new ledger for a limit and key.
-func (p *player) forget(id rowsOf) { delete(p.ledgers, id) }
-
-func (p *player) ledger(a ask) *ledger {
-	id := rowsOf{Name: a.limit.Name(), Key: a.key}
-	if p.ledgers[id] == nil {
-		p.ledgers[id] = &ledger{limit: numbers(a.limit, a.key), jobs: map[int]promised{}}
-	}
-	return p.ledgers[id]
-}
-
-// fail prints the whole sequence.
-func (p *player) fail(format string, args ...any) {
-	p.Helper()
-	p.Fatalf("%s\n%s", strings.Join(p.told, "\n"), fmt.Sprintf(format, args...))
-}
-
-// call calls a verb on both sides, which must agree. It returns the receipt and, of a grant, when each limit alone lets the work
-// run.
-func (p *player) call(verb string, receipt ratelimit.Receipt, asks []ask) (consumption, map[rowsOf]algebra.Micros) {
-	p.Helper()
-	picks := randomPick(p.r)
-	pick := func() shardpick.Func { // one shard: above READ COMMITTED, a call looks at only one
-		two := picks.again()
-		return func(n int) (int, int) { a, _ := two(n); return a, a }
-	}
-	p.told = append(p.told, fmt.Sprintf("%d at %v: %s %+v %s", p.actions, p.clock.now.Sub(noon), verb, asks, receipt))
-	result, err := call(shardpick.With(p.Context(), pick()), p.limiter, p.db, verb, receipt, asks)
-	want, wantErr := call(shardpick.With(p.Context(), pick()), p.limiter, p.memory, verb, receipt, asks)
-	if !reflect.DeepEqual(result, want) || textOf(err) != textOf(wantErr) {
-		p.fail("%+v, %v\nin memory %+v, %v", result, err, want, wantErr)
-	}
-	if err != nil && !denied(err) && !errors.Is(err, ratelimit.ErrExceedsCapacity) {
-		p.fail("%v", err)
-	}
-	if table, memory := jsonTable(p.T, p.db), p.memory.InMemory(inmemory.Mark{}); !maps.EqualFunc(table, memory, slices.Equal) {
-		p.fail("the table %v\nin memory %v", table, memory)
-	}
-	var own map[rowsOf]algebra.Micros
-	if err == nil && (verb == "consume" || verb == "reserve" || verb == "take") {
-		own = map[rowsOf]algebra.Micros{}
-		for i, a := range asks {
-			own[a.id()] = algebra.At(result.At.Add(result.Requests[i].Delay))
-		}
-	}
-	return consumption{result.receipt, readReceipt(p.T, result.receipt)}, own
-}
-
-// ask makes a random request that the promise covers: for at most the capacity.
-func (p *player) ask() []ask {
-	key := oneOf(p.r, "a", "b")
-	var asks []ask
-	for _, limit := range p.limits[:oneOf(p.r, 1, 1, len(p.limits))] {
-		if p.r.IntN(4) == 0 {
-			limit = oneOf(p.r, p.limits...)
-		}
-		if !slices.ContainsFunc(asks, func(a ask) bool { return a.limit.Name() == limit.Name() }) {
-			asks = append(asks, ask{limit: limit, key: key, count: min(oneOf(p.r, 1, 2, 0.1, 4, 10*p.r.Float64()), limit.Capacity())})
-		}
-	}
-	return asks
-}
-
-func (p *player) consume() {
-	verb, asks := oneOf(p.r, "consume", "consume", "reserve", "reserve", "reserve", "reserve", "take"), p.ask()
-	if verb == "take" {
-		asks = randomTake(p.r, asks)
-	}
-	made, own := p.call(verb, "", asks)
-	if own == nil {
-		return // denied
-	}
-	job := &playedJob{n: len(p.jobs), began: p.actions, consumption: made, asks: asks}
-	p.jobs = append(p.jobs, job)
-	for _, a := range asks {
-		l := p.ledger(a)
-		l.jobs[job.n] = promised{own[a.id()], made.grant.taken[a.id()].count}
-		jobs := slices.Collect(maps.Values(l.jobs))
-		if e := broken(l.limit, jobs, l.refunds); e >= rounding {
-			p.fail("%v, key %s: %v too much: %v, refunds %v", a.limit, a.key, e, l.jobs, l.refunds)
-		}
-		p.worst = max(p.worst, excess(l.limit, jobs)/l.limit.Capacity)
-	}
-}
-
-// refund refunds one of the latest jobs, or only the latest if refunds must not overlap.
-func (p *player) refund() {
-	if len(p.jobs) == 0 {
-		return
-	}
-	job := p.jobs[len(p.jobs)-1-p.r.IntN(min(len(p.jobs), 8))]
-	if p.alone {
-		job = p.jobs[len(p.jobs)-1] // no grant came after it, so no refund overlaps
-		for _, l := range p.ledgers {
-			if slices.ContainsFunc(l.refunds, func(s span) bool { return s.job != job.n && s.to > job.began }) {
-				return
-			}
-		}
-	}
-	var asks []ask
-	for _, a := range job.asks {
-		i := slices.IndexFunc(p.limits, func(l ratelimit.Limit) bool { return l.Name() == a.limit.Name() })
-		part, ok := job.grant.taken[rowsOf{Name: a.limit.Name(), Key: a.key}]
-		if left := part.count - part.refunded; ok {
-			asks = append(asks, ask{limit: p.limits[i], key: a.key, count: left * oneOf(p.r, 1, 1, 0.5)})
-		}
-	}
-	if len(asks) == 0 {
-		return
-	}
-	left, _ := p.call("refund", job.receipt, asks)
-	twice := p.r.IntN(8) == 0
-	if twice {
-		p.call("refund", job.receipt, asks) // the old receipt, which is not detected
-	}
-	for _, a := range asks {
-		id := rowsOf{Name: a.limit.Name(), Key: a.key}
-		l := p.ledgers[id]
-		if l == nil {
-			continue
-		}
-		own, ours := l.jobs[job.n]
-		if !ours || twice { // an older ledger had the tokens that it gave back
-			p.call("reset", "", []ask{a})
-			p.forget(id)
-			continue
-		}
-		own.tokens -= a.count
-		l.jobs[job.n] = own
-		l.refunds = append(l.refunds, span{job.n, job.began, p.actions})
-	}
-	job.consumption = left
-}
-
-// play takes a number of random actions.
-func (p *player) play(actions int) {
-	for range actions {
-		p.actions++
-		p.clock.Advance(oneOf(p.r, 0, 0, 0, time.Second, 15*time.Second, time.Minute, time.Duration(p.r.Int64N(int64(2*time.Minute)))).Truncate(time.Microsecond))
-		switch verb := p.r.IntN(40); {
-		case verb < 24:
-			p.consume()
-		case verb < 34:
-			p.refund()
-		case verb < 37:
-			p.call("charge", "", p.ask())
-		case verb < 38:
-			asks := p.ask()
-			p.call("reset", "", asks)
-			for _, a := range asks {
-				p.forget(rowsOf{Name: a.limit.Name(), Key: a.key})
-			}
-		case verb < 39:
-			i := p.r.IntN(len(p.limits))
-			c := p.limits[i].Config()
-			window := 0
-			if c.Kind == "fixed window" {
-				window = 1
-			}
-			p.limits[i] = p.define(i, window, c.Shards)
-			p.limiter = &ratelimit.Limiter{Clock: p.clock.Now} // a Limiter refuses a name with two definitions
-			for _, key := range []string{"a", "b"} {
-				p.forget(rowsOf{Name: c.Name, Key: key})
-			}
-		default:
-			p.call(oneOf(p.r, "check", "balance"), "", p.ask())
-		}
-	}
-}
-
-// testPromisesOnEveryHandle plays on every handle and level. Each has two limits; their kinds and numbers of shards take
-// turns.
-func testPromisesOnEveryHandle(t *testing.T) {
-	var mu sync.Mutex
-	n, worst := 0, 0.0
-	onEveryHandle(t, func(t *testing.T, db handle) {
-		r := newRand(t)
-		begin := time.Now()
-		for round := 0; round < 1 || time.Since(begin) < *promises/2; round++ {
-			mu.Lock()
-			turn := n
-			n++
-			mu.Unlock()
-			limiter, clock := newLimiter()
-			p := &player{T: t, r: r, db: db, limiter: limiter, clock: clock, memory: inmemory.New(), ledgers: map[rowsOf]*ledger{}, alone: turn/8%2 == 0}
-			p.limits = []ratelimit.Limit{p.define(0, turn%2, 1+turn/2%4), p.define(1, turn/2%2, 1+turn%4)}
-			p.play(sized(120, 40))
-			var all []ask
-			for id := range p.memory.InMemory(inmemory.Mark{}) {
-				i := slices.IndexFunc(p.limits, func(l ratelimit.Limit) bool { return l.Name() == id.Name })
-				all = append(all, ask{limit: p.limits[i], key: id.Key})
-			}
-			if len(all) > 0 {
-				p.call("reset", "", all)
-			}
-			mu.Lock()
-			worst = max(worst, p.worst)
-			mu.Unlock()
-		}
-	})
-	t.Cleanup(func() {
-		t.Logf("overlapping refunds of token buckets exceeded the promise by %v of the capacity", worst)
-	})
-}
-
 // testPromisesOfConcurrentCallers runs callers at once, in transactions of every level, on the pool and coalesced. The
 // clock stands still while they call, so it is known when each job may run.
 func testPromisesOfConcurrentCallers(t *testing.T) {
@@ -758,6 +505,7 @@ func testPromisesOfConcurrentCallers(t *testing.T) {
 	var mu sync.Mutex
 	var jobs []*job
 	var granted, refunded int
+	errRollback := errors.New("changed my mind")
 	caller := func(r *rand.Rand) error {
 		inTx := func(do func(ctx context.Context, db ratelimit.DB) error) error {
 			if r.IntN(3) == 0 {
@@ -808,9 +556,12 @@ func testPromisesOfConcurrentCallers(t *testing.T) {
 			var result answered
 			err := inTx(func(ctx context.Context, db ratelimit.DB) (err error) {
 				result, err = decide(ctx, limiter, db, reserve, requests...)
+				if _, inTx := db.(pgx.Tx); err == nil && inTx && r.IntN(10) == 0 {
+					err = errRollback
+				}
 				return err
 			})
-			if denied(err) {
+			if denied(err) || errors.Is(err, errRollback) {
 				continue
 			}
 			if err != nil {

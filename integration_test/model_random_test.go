@@ -6,12 +6,10 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -223,129 +221,6 @@ func call(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB, verb strin
 	}
 	got.receipt = got.Receipt()
 	return got, err
-}
-
-// TestModelHoldsForConcurrentCallers runs transactions of every level that consume and refund a few keys at once, by the
-// database's clock. Some roll back. For each key, all grants must fit the capacity, the refill between the first and the
-// last grant, and maxReserved.
-func TestModelHoldsForConcurrentCallers(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 16)
-	limits := []ratelimit.Limit{
-		ratelimit.TokenBucket("bucket", 5, time.Second, ratelimit.Capacity(40), ratelimit.MaxReserved(10)),
-		ratelimit.TokenBucket("sharded", 5, time.Second, ratelimit.Capacity(40), ratelimit.MaxReserved(10), ratelimit.Shards(4)),
-		// The rest of a window is lost, and a slow machine needs time to take it.
-		ratelimit.FixedWindow("window", 10, 2*time.Second, ratelimit.Capacity(30), ratelimit.MaxReserved(0)),
-		ratelimit.FixedWindow("sharded window", 10, 2*time.Second, ratelimit.MaxReserved(20), ratelimit.Shards(3)),
-	}
-	type account struct {
-		net         float64 // granted and not refunded
-		first, last time.Time
-		grants      int
-	}
-	accounts := map[rowsOf]*account{}
-	var mu sync.Mutex
-	var limiter ratelimit.Limiter
-	errRollback := errors.New("changed my mind")
-
-	bound := func(limit ratelimit.Limit, key string, acc *account) float64 {
-		n := numbers(limit, key)
-		refill := acc.last.Sub(acc.first).Seconds() / n.Period.Seconds() * n.Rate
-		if n.Window {
-			refill = float64(n.UpTo(algebra.At(acc.last))-n.UpTo(algebra.At(acc.first))) / float64(n.Period.Microseconds()) * n.Rate
-		}
-		return n.Capacity + refill + *limit.Config().MaxReserved
-	}
-	// reached reports whether every limit granted so much that only the bound stops it.
-	reached := func() bool {
-		mu.Lock()
-		defer mu.Unlock()
-		for _, limit := range limits {
-			for _, key := range []string{"a", "b"} {
-				acc := accounts[rowsOf{Name: limit.Name(), Key: key}]
-				if acc == nil || acc.net < 0.8*bound(limit, key, acc) {
-					return false
-				}
-			}
-		}
-		return true
-	}
-
-	var wg sync.WaitGroup
-	r := newRand(t)
-	begin := time.Now()
-	for range 16 {
-		r := rand.New(rand.NewPCG(r.Uint64(), 0))
-		wg.Go(func() {
-			for since := time.Duration(0); since < sized(4*time.Second, time.Second) || since < time.Minute && !reached(); since = time.Since(begin) {
-				var asks []ask
-				var requests []ratelimit.Request
-				reserve := r.IntN(3) == 0
-				for range 1 + r.IntN(3) {
-					a := ask{limit: oneOf(r, limits...), key: oneOf(r, "a", "b"), count: oneOf(r, 1, 1, 2, 0.5, 20)}
-					asks, requests = append(asks, a), append(requests, a.request())
-				}
-				refund := r.IntN(10) == 0 // a request that had to wait gets no refund
-				var result answered
-				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {
-					if result, err = decide(ctx, &limiter, tx, reserve, requests...); err == nil && r.IntN(10) == 0 {
-						err = errRollback
-					}
-					if err == nil && refund {
-						_, err = limiter.Refund(ctx, tx, result.receipt, requests...)
-					}
-					return err
-				}, ratelimit.Isolation(oneOf(r, levels...)), ratelimit.Attempts(1000))
-				var exceeded *ratelimit.DeniedError
-				switch {
-				case errors.As(err, &exceeded):
-					time.Sleep(time.Millisecond)
-				case err != nil && !errors.Is(err, errRollback) && !errors.Is(err, ratelimit.ErrExceedsCapacity):
-					t.Errorf("%+v: %v", asks, err)
-				case err == nil:
-					at := result.At
-					mu.Lock()
-					for _, a := range asks {
-						id := rowsOf{Name: a.limit.Name(), Key: a.key}
-						if accounts[id] == nil {
-							accounts[id] = &account{first: at, last: at}
-						}
-						acc := accounts[id]
-						if acc.grants++; !refund {
-							acc.net += a.count
-						}
-						acc.first, acc.last = minTime(acc.first, at), maxTime(acc.last, at)
-					}
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if !reached() {
-		t.Error("much less was granted than could be: the test does not reach the bound")
-	}
-	for _, limit := range limits {
-		for _, key := range []string{"a", "b"} {
-			acc := accounts[rowsOf{Name: limit.Name(), Key: key}]
-			if acc == nil {
-				t.Errorf("%s %s: nothing was granted", limit.Name(), key)
-				continue
-			}
-			bound := bound(limit, key, acc)
-			t.Logf("%s %s: %d grants, %.1f tokens kept of at most %.1f", limit.Name(), key, acc.grants, acc.net, bound)
-			if acc.net > bound+1e-6 {
-				t.Errorf("%s %s: over-granted", limit.Name(), key)
-			}
-		}
-	}
-}
-
-func minTime(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
 }
 
 func maxTime(a, b time.Time) time.Time {

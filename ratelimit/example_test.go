@@ -50,31 +50,6 @@ func ExampleLimiter_Consume() {
 	// denied, try again in 6m0s
 }
 
-// Several limits in one call are granted all together, or not at all.
-func ExampleLimiter_Consume_severalLimits() {
-	perUser := ratelimit.TokenBucket("exportsPerUser", 1, 24*time.Hour)
-	perTeam := ratelimit.TokenBucket("exportsPerTeam", 10, 24*time.Hour)
-
-	for range 2 {
-		result, err := limits.Consume(ctx, pool, perUser.Key("ann"), perTeam.Key("acme"))
-		if exceeded, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
-			for _, status := range exceeded.Requests {
-				if !status.OK {
-					fmt.Println("denied by", status.Limit.Name())
-				}
-			}
-		} else if err != nil {
-			fmt.Println(err)
-			return
-		}
-		fmt.Printf("left: %.0f of the user's, %.0f of the team's\n", result.Requests[0].Remaining, result.Requests[1].Remaining)
-	}
-	// Output:
-	// left: 0 of the user's, 9 of the team's
-	// denied by exportsPerUser
-	// left: 0 of the user's, 9 of the team's
-}
-
 // "x of y used", for a page: a balance is never a denial.
 func ExampleLimiter_Balance() {
 	apiCalls := ratelimit.CalendarWindow("apiCalls", 10, ratelimit.Month)
@@ -350,43 +325,7 @@ func ExampleLimiter_InTx() {
 	// 3 messages
 }
 
-// On database/sql: the comment and its token are committed together, or neither is.
-func ExampleSQL() {
-	postComment := ratelimit.TokenBucket("postComment", 10, time.Hour, ratelimit.Capacity(1))
-	db := stdlib.OpenDBFromPool(pool) // or any other *sql.DB, whatever its driver for Postgres
-	defer db.Close()                  // the pool stays open
-
-	post := func(userID, text string) error {
-		tx, err := db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		defer tx.Rollback() //nolint:errcheck // after Commit there is nothing to roll back
-		if _, err := limits.Consume(ctx, ratelimit.SQL(tx), postComment.Key(userID)); err != nil {
-			return err
-		}
-		if _, err := tx.ExecContext(ctx, "INSERT INTO messages (sender, body) VALUES ($1, $2)", userID, text); err != nil {
-			return err
-		}
-		return tx.Commit()
-	}
-
-	for range 2 {
-		err := post("ann", "well said")
-		if exceeded, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
-			fmt.Println("denied, try again in", exceeded.RetryAfter.Round(time.Minute))
-		} else if err != nil {
-			fmt.Println(err)
-		} else {
-			fmt.Println("posted")
-		}
-	}
-	// Output:
-	// posted
-	// denied, try again in 6m0s
-}
-
-// InTx on database/sql.
+// On database/sql, with any driver for Postgres: the question and its token are committed together, or neither is.
 func ExampleLimiter_InSQLTx() {
 	askQuestion := ratelimit.TokenBucket("askQuestion", 2, 24*time.Hour)
 	db := stdlib.OpenDBFromPool(pool)
@@ -575,33 +514,6 @@ func ExampleCoalescer() {
 	fmt.Println(granted.Load(), "granted")
 	// Output:
 	// 100 granted
-}
-
-// On a batch of the caller's, the limit costs no round trip of its own. Here the batch is a transaction of its own.
-func ExampleLimiter_QueueConsume() {
-	comments := ratelimit.TokenBucket("comments", 1, time.Hour)
-
-	for range 2 {
-		batch := &pgx.Batch{}
-		result, err := limits.QueueConsume(ctx, batch, comments.Key("ann"))
-		if err != nil {
-			fmt.Println(err) // the request is wrong in itself
-			return
-		}
-		batch.Queue("INSERT INTO messages (sender, body) VALUES ('ann', 'first!')")
-		err = pool.SendBatch(ctx, batch).Close() // reads the results
-		var exceeded *ratelimit.DeniedError
-		fmt.Println("granted:", result.OK, "denied:", errors.As(err, &exceeded))
-	}
-	var stored int
-	if err := pool.QueryRow(ctx, "SELECT count(*) FROM messages WHERE body = 'first!'").Scan(&stored); err != nil {
-		fmt.Println(err)
-	}
-	fmt.Println(stored, "stored")
-	// Output:
-	// granted: true denied: false
-	// granted: false denied: true
-	// 1 stored
 }
 
 // BEGIN, the row, the limit and COMMIT in one round trip. A denial stops them all.

@@ -224,9 +224,9 @@ func TestConsolesThatCannotBe(t *testing.T) {
 	} {
 		w.run(append([]string{"console"}, test.args...)...).wants(t, test.code, test.want)
 	}
-	w.sql("CREATE ROLE " + w.schema + "_role; GRANT USAGE ON SCHEMA " + w.schema + " TO " + w.schema + "_role")
-	w.as(w.schema+"_role", "console", "--listen", "127.0.0.1:0").wants(t, exitError, "GRANT SELECT ON rate_limit_usage TO")
-	w.sql("DROP OWNED BY " + w.schema + "_role; DROP ROLE " + w.schema + "_role")
+	role := w.newRole()
+	w.sql("GRANT USAGE ON SCHEMA " + w.schema + " TO " + role)
+	w.as(role, "console", "--listen", "127.0.0.1:0").wants(t, exitError, "GRANT SELECT ON rate_limit_usage TO")
 	w.sql("DROP TABLE rate_limit_usage, rate_limit_denials CASCADE")
 	w.run("console", "--listen", "127.0.0.1:0").wants(t, exitError, "The schema is older than this program: run `txlimit migrate`")
 }

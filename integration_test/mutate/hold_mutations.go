@@ -150,7 +150,7 @@ var holdMutations = []mutation{
 	}, {
 		name: "hold-no-undo", file: holds, what: "what a duplicate took stays taken",
 		old: "                IF state <> 'taken' THEN\n                    RAISE SQLSTATE 'RL001';\n                END IF;\n", new: "",
-		tests: "TestHoldsOfSlots|TestHoldsGiveBackOnce",
+		tests: "TestHoldsOfSlots",
 	}, {
 		name: "hold-no-reclaim", file: holds, what: "expired holds are not given back",
 		old: "h.state = 'held' AND h.token IS NOT NULL AND h.until <= at);\n        END LOOP;\n        IF due", new: "false);\n        END LOOP;\n        IF due",
@@ -166,7 +166,7 @@ var holdMutations = []mutation{
 	}, {
 		name: "hold-token-kept", file: holds, what: "an id that is taken anew keeps its old token",
 		old: "unit = coalesce(units[i]), token = own_token,", new: "unit = coalesce(units[i]),",
-		tests: "TestHoldsOfSlots|TestHoldsGiveBackOnce",
+		tests: "TestHoldsOfSlots",
 	}, {
 		name: "hold-endless-some", file: holds, what: "an id that one of two limits has is a repetition of both",
 		old: "        endless := endless AND coalesce(rec.state = 'held' AND rec.until = 'infinity', false);\n        CONTINUE WHEN rec.state IS NULL;", new: "        CONTINUE WHEN rec.state IS NULL;\n        endless := endless AND rec.until = 'infinity';",
@@ -174,7 +174,7 @@ var holdMutations = []mutation{
 	}, {
 		name: "hold-settled-free", file: holds, what: "the id of settled work is free at once",
 		old: "ELSIF rec.state IN ('settled', 'once') AND rec.until > at THEN", new: "ELSIF rec.state = 'once' THEN",
-		tests: "TestHoldsOfSlots|TestHoldsGiveBackOnce",
+		tests: "TestHoldsOfSlots",
 	}, {
 		name: "hold-settled-forever", file: holds, what: "the id of settled work is never free",
 		old: "ELSIF rec.state IN ('settled', 'once') AND rec.until > at THEN", new: "ELSIF rec.state IN ('settled', 'once') THEN",
@@ -193,18 +193,18 @@ var holdMutations = []mutation{
 	}, {
 		name: "reclaim-in-a-row", file: holds, what: "of several expired holds, the first one alone comes back",
 		old: "                freed := freed + back;\n                v := pg_catalog.array_fill((total + back) / m::double precision, ARRAY[m]);", new: "                freed := freed + back;\n                v := CASE WHEN freed = back THEN pg_catalog.array_fill((total + back) / m::double precision, ARRAY[m]) ELSE v END;",
-		tests: "TestHoldsOnShards|TestHoldsGiveBackOnce",
+		tests: "TestHoldsOnShards",
 	}, {
 		name: "reclaim-kept", file: holds, what: "a lapsed hold is taken to have kept what came back",
 		old: "count = rec.count - back, until = kept", new: "until = kept",
-		tests: "TestHoldsOfTokens|TestHoldsGiveBackOnce",
+		tests: "TestHoldsOfTokens",
 	},
 
 	// _ratelimit_settle
 	{
 		name: "settle-no-token", file: holds, what: "everybody who knows the id can settle",
 		old: "rec.token IS DISTINCT FROM own_token OR rec.state = 'once'", new: "rec.state = 'once'",
-		tests: "TestHoldsOfSlots|TestHoldsGiveBackOnce",
+		tests: "TestHoldsOfSlots",
 	}, {
 		name: "settle-probe", file: holds, what: "a hold of nothing that is newer than the snapshot is lost",
 		old: "        IF NOT there AND current_setting", new: "        IF false AND current_setting",
@@ -224,7 +224,7 @@ var holdMutations = []mutation{
 	}, {
 		name: "release-any", file: holds, what: "a Release deletes what is not its own",
 		old: "        CONTINUE WHEN states[i] NOT IN ('held', 'lapsed'); -- nobody else's row is touched\n", new: "",
-		tests: "TestHoldsOfSlots|TestHoldsGiveBackOnce|TestHoldsWithoutAnEnd",
+		tests: "TestHoldsOfSlots|TestHoldsWithoutAnEnd",
 	}, {
 		name: "release-again-locks", file: holds, what: "a Release after a Settle waits for the limit",
 		old: "    IF release AND own_token IS NOT NULL AND", new: "    IF false AND",
@@ -636,12 +636,12 @@ var holdMutations = []mutation{
 	{
 		name: "hold-plain-known", file: plainHolds, what: "a duplicate waits for the row of the limit, and takes before it is refused",
 		old: "THEN NOT EXISTS (SELECT 1 FROM rate_limit_holds AS h", new: "THEN EXISTS (SELECT 1) OR NOT EXISTS (SELECT 1 FROM rate_limit_holds AS h",
-		tests: "TestAPlainDuplicateWaitsForNothing",
+		tests: "TestHoldsADuplicateTakesNothing",
 	},
 	{
 		name: "hold-plain-no-undo", file: plainHolds, what: "what a duplicate took by the plain statement stays taken",
 		old: "h.until IS NOT NULL OR _ratelimit_taken_twice()", new: "true",
-		tests: "TestAPlainHoldIsUndone|TestOneLimitIsDeliveredAtOnce",
+		tests: "TestAPlainHoldIsUndone|TestAJobThatIsDeliveredAtOnce",
 	},
 	{
 		name: "hold-plain-undone", file: "ratelimit/call_update.go", what: "a duplicate whose plain statement was undone fails",
