@@ -123,13 +123,9 @@ func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 			}
 			r := newRand(t)
 			tx, err := newPool(t, 1).Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, err)
 			defer tx.Rollback(t.Context())
-			if _, err := tx.Exec(t.Context(), strings.ReplaceAll(settings, "%s", schemaOf(t, tx))); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, second(tx.Exec(t.Context(), strings.ReplaceAll(settings, "%s", schemaOf(t, tx)))))
 			limiter, clock := newLimiter()
 			w := world{t, tx, limiter, clock}
 			rounded := strings.Contains(settings, "extra_float_digits")
@@ -258,9 +254,7 @@ func TestByHandWindowsAreThoseOfTheLibrary(t *testing.T) {
 	}
 	rows, err := pool.Query(t.Context(), `SELECT _ratelimit_grid(u.name, u.key, u.period, 'fixed window', NULL)
 		FROM unnest($1::text[], $2::text[], $3::interval[]) WITH ORDINALITY AS u (name, key, period, n) ORDER BY n`, names, keys, periods)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	got, err := pgx.CollectRows(rows, pgx.RowTo[time.Time])
 	if err != nil || len(got) != len(want) {
 		t.Fatalf("%d grids, %v", len(got), err)
@@ -276,17 +270,13 @@ func TestByHandInstantsAreExact(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
 	conn := acquire(t, newPool(t, 1))
-	if _, err := conn.Exec(t.Context(), "SET TimeZone = 'America/New_York'"); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(conn.Exec(t.Context(), "SET TimeZone = 'America/New_York'")))
 	micros := []int64{int64(algebra.Min), int64(algebra.Min) + 1, -1, 0, 1, int64(algebra.Max) - 1, int64(algebra.Max)}
 	for range 5000 {
 		micros = append(micros, int64(algebra.Min)+r.Int64N(int64(algebra.Max-algebra.Min)))
 	}
 	rows, err := conn.Query(t.Context(), `SELECT _ratelimit_instant(m), _ratelimit_micros(_ratelimit_instant(m)) FROM unnest($1::bigint[]) WITH ORDINALITY AS u (m, n) ORDER BY n`, micros)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	n := 0
 	var at time.Time
 	var back int64
@@ -344,9 +334,7 @@ func TestByHandAndTheLibraryShareALimit(t *testing.T) {
 				}()
 			}
 			for range 16 {
-				if err := <-done; err != nil {
-					t.Fatal(err)
-				}
+				succeeds(t, <-done)
 			}
 			close(granted)
 			n := 0
@@ -722,22 +710,16 @@ func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
 	url := newSchema(t)
 	pool := connect(t, url, 1)
 	for _, name := range []string{"ratelimit", "ratelimit_try", "ratelimit_reserve", "ratelimit_take", "ratelimit_all", "ratelimit_keys", "_ratelimit_by_hand", "_ratelimit_denied", "_ratelimit_when", "_ratelimit_micros", "ratelimit_sweep"} {
-		if _, err := pool.Exec(t.Context(), `CREATE FUNCTION `+name+`(path) RETURNS text LANGUAGE sql RETURN 'mine'`); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(pool.Exec(t.Context(), `CREATE FUNCTION `+name+`(path) RETURNS text LANGUAGE sql RETURN 'mine'`)))
 	}
 	provider := newGoose(t, openSQL(t, "pgx", url, 4), migrated.Files(), migrations.VersionTable)
-	if _, err := provider.Up(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(provider.Up(t.Context())))
 	var ok bool
 	var mine string
 	if err := pool.QueryRow(t.Context(), `SELECT granted, ratelimit('[(0,0)]'::path) FROM ratelimit_try('l', 'ann', 1, '1 hour')`).Scan(&ok, &mine); err != nil || !ok || mine != "mine" {
 		t.Errorf("%v, %q, %v", ok, mine, err)
 	}
-	if _, err := provider.DownTo(t.Context(), 0); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(provider.DownTo(t.Context(), 0)))
 	if err := pool.QueryRow(t.Context(), `SELECT ratelimit_keys('[(0,0)]'::path)`).Scan(&mine); err != nil {
 		t.Error(err)
 	}
@@ -747,9 +729,7 @@ func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
 func newTenants(t *testing.T, conns int) *pgxpool.Pool {
 	t.Helper()
 	pool := newPool(t, conns)
-	if _, err := pool.Exec(t.Context(), docSQL(t, "docs/sql.md", "CREATE TRIGGER")); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(pool.Exec(t.Context(), docSQL(t, "docs/sql.md", "CREATE TRIGGER"))))
 	return pool
 }
 
@@ -788,18 +768,14 @@ func TestByHandATriggerLimitsInserts(t *testing.T) {
 				}()
 			}
 			for range 16 {
-				if err := <-done; err != nil {
-					t.Fatal(err)
-				}
+				succeeds(t, <-done)
 			}
 			refilled := int(time.Since(begin).Minutes()*100) + 1
 			for _, tenant := range []string{"acme", "umbrella"} {
 				var n int
 				var remaining float64
-				if err := pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM messages WHERE tenant = $1), remaining
-					FROM ratelimit_keys('messages', 100, '1 minute', capacity => 200) WHERE key = $1`, tenant).Scan(&n, &remaining); err != nil {
-					t.Fatal(err)
-				}
+				succeeds(t, pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM messages WHERE tenant = $1), remaining
+					FROM ratelimit_keys('messages', 100, '1 minute', capacity => 200) WHERE key = $1`, tenant).Scan(&n, &remaining))
 				if n < allowed-3 || n > allowed+refilled || float64(n)+remaining > float64(allowed+refilled) || float64(n)+remaining < allowed {
 					t.Errorf("%s has %d messages, and %v left of %d and %d that were refilled", tenant, n, remaining, allowed, refilled)
 				}
@@ -829,9 +805,7 @@ func TestByHandATriggerOfItsOwnersRights(t *testing.T) {
 	pool := newTenants(t, 2)
 	schema := schemaOf(t, pool)
 	role := newRole(t, pool, true)
-	if _, err := pool.Exec(t.Context(), "GRANT INSERT ON messages TO PUBLIC"); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(pool.Exec(t.Context(), "GRANT INSERT ON messages TO PUBLIC")))
 	const insert = `INSERT INTO messages VALUES ('acme', 'hello')`
 	if _, err := role.Exec(t.Context(), insert); sqlState(err) != "42501" {
 		t.Errorf("without rights on the limits: %v", err)

@@ -29,9 +29,7 @@ var published = []ratelimit.Limit{
 func publishedPool(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := newPool(t, 4)
-	if err := ratelimit.Publish(t.Context(), pool, "web", published...); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", published...))
 	return pool
 }
 
@@ -282,9 +280,7 @@ func TestAMistypedNameIsToldTheNearest(t *testing.T) {
 	for i := range 488 {
 		limits = append(limits, ratelimit.TokenBucket(fmt.Sprintf("plan %d", i), 1, time.Hour))
 	}
-	if err := ratelimit.Publish(t.Context(), pool, "web", limits...); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", limits...))
 	for name, nearest := range map[string]string{
 		"sendmessage": "'sendMessage'", "sendMesage": "'sendMessage'", "SIGNUPS": "'signUps'", "singUps": "'signUps'", "messages": "'sendMessage'", "plan 4711": "'plan 471'", "x": "'plan 0'",
 	} {
@@ -301,9 +297,7 @@ func TestPublish(t *testing.T) {
 	pool := newPool(t, 8)
 	publish := func(program string, limits ...ratelimit.Limit) {
 		t.Helper()
-		if err := ratelimit.Publish(t.Context(), pool, program, limits...); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, ratelimit.Publish(t.Context(), pool, program, limits...))
 	}
 	current := func() string {
 		return lines(t, pool, "SELECT program, name, definition FROM rate_limit_definitions WHERE current ORDER BY 1, 2, 3")

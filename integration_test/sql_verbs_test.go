@@ -341,9 +341,7 @@ func TestByHandReserveAndTakeUnderContention(t *testing.T) {
 					}()
 				}
 				for range 8 {
-					if err := <-done; err != nil {
-						t.Fatal(err)
-					}
+					succeeds(t, <-done)
 				}
 				sum := func(of [8]int) (n int) {
 					for _, one := range of {

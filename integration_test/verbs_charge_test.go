@@ -57,9 +57,7 @@ func TestChargeCountsWhatIsThere(t *testing.T) {
 		limit := ratelimit.TokenBucket("tokens", 10, time.Minute)
 		w.grant(limit.Global().Count(10))
 		w.clock.Advance(30 * time.Second)
-		if _, err := w.limiter.Charge(w.Context(), w.db, limit.Global().Count(7)); err != nil {
-			w.Fatal(err)
-		}
+		w.do(second(w.limiter.Charge(w.Context(), w.db, limit.Global().Count(7))))
 		w.holds(limit.Global(), -2)
 	})
 }

@@ -118,9 +118,7 @@ func (c *failing) consumed(ctx context.Context, tx pgx.Tx) error {
 // batch is a batch that consumes.
 func (c *failing) batch() *pgx.Batch {
 	batch := &pgx.Batch{}
-	if _, err := c.limiter.QueueConsume(c.ctx, batch, c.request()); err != nil {
-		c.Fatal(err)
-	}
+	succeeds(c, second(c.limiter.QueueConsume(c.ctx, batch, c.request())))
 	return batch
 }
 
@@ -769,9 +767,7 @@ func TestEveryErrorMatchesASentinel(t *testing.T) {
 func documentedErrors(t *testing.T) map[string][]string {
 	t.Helper()
 	source, err := os.ReadFile("../ratelimit/errors.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	table := map[string][]string{}
 	sentinel := ""
 	for line := range strings.SplitSeq(string(source), "\n") {
@@ -815,9 +811,7 @@ var neverMade = map[string]string{
 func constructors(t *testing.T) map[string]constructor {
 	t.Helper()
 	files, err := filepath.Glob("../ratelimit/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	all := map[string]constructor{}
 	set := token.NewFileSet()
 	for _, path := range files {
@@ -825,9 +819,7 @@ func constructors(t *testing.T) map[string]constructor {
 			continue
 		}
 		file, err := parser.ParseFile(set, path, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		ast.Inspect(file, func(node ast.Node) bool {
 			call, is := node.(*ast.CallExpr)
 			if !is {

@@ -135,9 +135,7 @@ func TestDeletingAnIdleRowChangesNoDecision(t *testing.T) {
 				count := float64(random.IntN(3))
 				if w.balance(key) == limit.Capacity() {
 					before := []any{w.check(key.Count(count)), w.check(key.Count(limit.Capacity())), w.balances(key), w.wouldReserve(key.Count(9))}
-					if _, err := w.db.Exec(w.Context(), "DELETE FROM rate_limits WHERE name = $1", limit.Name()); err != nil {
-						w.Fatal(err)
-					}
+					w.do(second(w.db.Exec(w.Context(), "DELETE FROM rate_limits WHERE name = $1", limit.Name())))
 					after := []any{w.check(key.Count(count)), w.check(key.Count(limit.Capacity())), w.balances(key), w.wouldReserve(key.Count(9))}
 					if !reflect.DeepEqual(before, after) {
 						w.Fatalf("%s, step %d: was\n%+v, is\n%+v", limit.Name(), step, before, after)

@@ -411,9 +411,7 @@ func TestAMoveMissesNoUse(t *testing.T) {
 								}
 								return errors.Join(err, <-committed)
 							}, ratelimit.Isolation(level))
-							if err != nil {
-								t.Fatal(err)
-							}
+							succeeds(t, err)
 							if want := map[bool]int{true: 1, false: 2}[level == pgx.ReadCommitted]; attempts != want {
 								t.Errorf("%d attempts, want %d", attempts, want)
 							}
@@ -443,19 +441,13 @@ func TestAMoveReadsTheClockAfterWaiting(t *testing.T) {
 		t.Fatal(err)
 	}
 	other, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := limiter.Consume(t.Context(), other, large); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
+	succeeds(t, second(limiter.Consume(t.Context(), other, large)))
 	moved := make(chan error, 1)
 	go func() { moved <- limiter.Move(t.Context(), pool, small, large) }() // inserts the row of a, and waits for that of b
 	waitingFor(t, pool, other)
 	waited := scan[time.Time](t, other, "SELECT clock_timestamp()")
-	if err := errors.Join(other.Commit(t.Context()), <-moved); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, errors.Join(other.Commit(t.Context()), <-moved))
 	if ts := scan[time.Time](t, pool, "SELECT ts FROM rate_limits WHERE name = 'b'"); ts.Before(waited) {
 		t.Errorf("moved as of %v, but at %v the move still waited", ts, waited)
 	}
@@ -471,12 +463,8 @@ func TestAMoveWaitsForAFirstUseThatRollsBack(t *testing.T) {
 			limiter, _ := newLimiter()
 			pool := newPool(t, 3)
 			other, err := pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := limiter.Consume(t.Context(), other, small.Key("ann").Count(60)); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, err)
+			succeeds(t, second(limiter.Consume(t.Context(), other, small.Key("ann").Count(60))))
 			rolledBack := make(chan error, 1)
 			go func() {
 				defer func() { rolledBack <- other.Rollback(t.Context()) }()
@@ -485,9 +473,7 @@ func TestAMoveWaitsForAFirstUseThatRollsBack(t *testing.T) {
 			err = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 				return limiter.Move(ctx, tx, small.Key("ann"), large.Key("ann"))
 			}, ratelimit.Isolation(level))
-			if err := errors.Join(err, <-rolledBack); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, errors.Join(err, <-rolledBack))
 			if result, err := limiter.Check(t.Context(), pool, large.Key("ann").Count(0)); err != nil || result.Remaining != 1000 {
 				t.Errorf("%+v, %v", result, err)
 			}
@@ -628,9 +614,7 @@ func moveUnderTraffic(t *testing.T, level pgx.TxIsoLevel, shards int) {
 	stop()
 	wg.Wait()
 	var all, late int
-	if err := pool.QueryRow(t.Context(), "SELECT count(*), count(*) FILTER (WHERE late) FROM grants").Scan(&all, &late); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, pool.QueryRow(t.Context(), "SELECT count(*), count(*) FILTER (WHERE late) FROM grants").Scan(&all, &late))
 	if all-late > 600 || all < 150 {
 		t.Errorf("%d granted, %d of them late, want at most 600 that are not", all, late)
 	}

@@ -173,9 +173,7 @@ func TestAReservationIsNoPermission(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 1)
-			if err := ratelimit.Publish(t.Context(), pool, "web", limit); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, ratelimit.Publish(t.Context(), pool, "web", limit))
 			passes(t, func() bool {
 				tag, err := pool.Exec(t.Context(), sql)
 				if err != nil && sqlState(err) != "PT429" {

@@ -49,9 +49,7 @@ func newJobQueue(t *testing.T, request ratelimit.Request, options ...ratelimit.T
 			cost        float8,
 			settled     bigint -- in the order of locks on the limit's row
 		)`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	return &jobQueue{
 		T: t, pool: connect(t, admin.Config().ConnString(), 8), admin: admin,
 		limiter: &ratelimit.Limiter{}, request: request, options: append(options, ratelimit.Attempts(1000)),
@@ -194,15 +192,11 @@ func (j job) late() time.Duration { return j.ranAt.Sub(j.runAt) }
 func (q *jobQueue) jobs() []job {
 	q.Helper()
 	rows, err := q.admin.Query(q.Context(), "SELECT id, estimate, consumed_at, run_at, ran_at FROM jobs ORDER BY id")
-	if err != nil {
-		q.Fatal(err)
-	}
+	succeeds(q, err)
 	jobs, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (j job, err error) {
 		return j, row.Scan(&j.id, &j.estimate, &j.consumedAt, &j.runAt, &j.ranAt)
 	})
-	if err != nil {
-		q.Fatal(err)
-	}
+	succeeds(q, err)
 	return jobs
 }
 
@@ -305,9 +299,7 @@ func TestReservedJobsRunAtTheirInstantsAndCrashesLoseNeitherTokensNorJobs(t *tes
 	}
 	lost := func(q *jobQueue, jobs []job) float64 {
 		var value float64
-		if err := q.admin.QueryRow(q.Context(), "SELECT value FROM rate_limits").Scan(&value); err != nil {
-			q.Fatal(err)
-		}
+		succeeds(q, q.admin.QueryRow(q.Context(), "SELECT value FROM rate_limits").Scan(&value))
 		return leftBy(jobs, capacity, perSecond) - value
 	}
 
@@ -350,9 +342,7 @@ func TestAKilledConnectionLosesTheReservationWithItsJob(t *testing.T) {
 				enqueue(10, i%3 == 1)
 			}
 			var jobs int
-			if err := q.admin.QueryRow(t.Context(), "SELECT count(*) FROM jobs").Scan(&jobs); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, q.admin.QueryRow(t.Context(), "SELECT count(*) FROM jobs").Scan(&jobs))
 			if balance := q.balance(); jobs != 20 || q.killed.Load() != 7 || !near(balance, 100-20*10-lost) {
 				t.Errorf("%d jobs, a balance of %v, want 20 and %v; %d connections killed, want 7", jobs, balance, 100-20*10-lost, q.killed.Load())
 			}
@@ -391,9 +381,7 @@ func TestAnEstimateIsSettledExactlyOnce(t *testing.T) {
 
 		var done int
 		var costs float64
-		if err := q.admin.QueryRow(t.Context(), "SELECT count(*), sum(cost) FROM jobs WHERE state = 'done'").Scan(&done, &costs); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, q.admin.QueryRow(t.Context(), "SELECT count(*), sum(cost) FROM jobs WHERE state = 'done'").Scan(&done, &costs))
 		if done != jobs || !near(costs, spent) || q.killed.Load() == 0 {
 			t.Errorf("%d jobs are done for %v tokens, want %d for %v; %d connections killed", done, costs, jobs, spent, q.killed.Load())
 		}
@@ -512,9 +500,7 @@ func TestSettlingInAFixedWindowGivesNothingBackToALaterOne(t *testing.T) {
 func (q *jobQueue) settled(jobs []int64) []int64 {
 	q.Helper()
 	rows, err := q.admin.Query(q.Context(), "SELECT id FROM jobs WHERE id = ANY($1) AND settled IS NOT NULL ORDER BY settled", jobs)
-	if err != nil {
-		q.Fatal(err)
-	}
+	succeeds(q, err)
 	settled, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	if err != nil || len(settled) != len(jobs) {
 		q.Fatalf("%d jobs of %d are settled, %v", len(settled), len(jobs), err)

@@ -76,9 +76,7 @@ func TestRequestsKeepTheirOrderInTheResult(t *testing.T) {
 			w.limiter.Consume, w.limiter.Check, w.limiter.Charge,
 		} {
 			result, err := verb(w.Context(), w.db, requests...)
-			if err != nil {
-				w.Fatal(err)
-			}
+			w.do(err)
 			for i, s := range result.Requests {
 				if got := fmt.Sprint(s.Limit.Name(), " ", s.Key, " ", s.Count); got != want[i] {
 					w.Errorf("request %d: %q, want %q", i, got, want[i])
@@ -220,14 +218,10 @@ func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
 		_, err := limiter.Consume(t.Context(), db, first.Global().Count(3), second.Global().Count(2), third.Global().Count(4))
 		return err
 	}
-	if err := call(pool); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, call(pool))
 	for _, left := range []float64{4, 3.5} { // one limit has enough
 		tx, err := pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		if _, err := limiter.Consume(t.Context(), tx, third.Global().Count(6-left)); err != nil {
 			t.Fatal(err)
 		}
@@ -245,12 +239,8 @@ func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
 				t.Errorf("%v left: %s has %v, want %v", left, b.Limit.Name(), b.Remaining, want[i])
 			}
 		}
-		if err := limiter.Reset(t.Context(), pool, first.Global(), second.Global(), third.Global()); err != nil {
-			t.Fatal(err)
-		}
-		if err := call(pool); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, limiter.Reset(t.Context(), pool, first.Global(), second.Global(), third.Global()))
+		succeeds(t, call(pool))
 	}
 }
 
@@ -260,9 +250,7 @@ func losing(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx, call func(db ratelimit.
 	answer := make(chan error, 1)
 	go func() { answer <- call(pool) }()
 	waitingFor(t, pool, tx)
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, tx.Commit(t.Context()))
 	return <-answer
 }
 
@@ -296,20 +284,12 @@ func TestWhatALostRaceGivesBackIsWhatWasThere(t *testing.T) {
 	} {
 		for _, later := range []time.Duration{0, 7300 * time.Millisecond, 61 * time.Second, -30 * time.Second} {
 			clock.now = noon
-			if err := limiter.Reset(t.Context(), pool, first.Global(), second.Global(), third.Global()); err != nil {
-				t.Fatal(err)
-			}
-			if err := consume(pool, first.Global().Count(60.1), second.Global().Count(40.2), third.Global().Count(1)); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, limiter.Reset(t.Context(), pool, first.Global(), second.Global(), third.Global()))
+			succeeds(t, consume(pool, first.Global().Count(60.1), second.Global().Count(40.2), third.Global().Count(1)))
 			tx, err := pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, err)
 			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // without it, a failing test would hang
-			if err := row.other(tx); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, row.other(tx))
 			balances := func() (all []float64) { // at once, and later on
 				for _, wait := range []time.Duration{0, 31 * time.Second, 45 * time.Second, 2 * time.Minute} {
 					clock.now = noon.Add(later + wait)

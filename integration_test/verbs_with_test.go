@@ -260,9 +260,7 @@ func TestPlansChangeUnderLoad(t *testing.T) {
 			}
 			return err
 		}, ratelimit.Isolation(pgx.ReadCommitted))
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 	}
 	stop()
 	wg.Wait()
