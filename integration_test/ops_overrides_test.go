@@ -737,25 +737,6 @@ func TestToBeToldMayLoad(t *testing.T) {
 	}
 }
 
-func TestOverridesThatCannotBe(t *testing.T) {
-	t.Parallel()
-	pool, one := newPool(t, 2), newPool(t, 1)
-	tx, err := pool.Begin(t.Context())
-	succeeds(t, err)
-	defer tx.Rollback(t.Context())
-	for what, o := range map[string]*ratelimit.Overrides{
-		"no DB": {}, "a transaction": {DB: tx}, "too seldom": {DB: pool, Every: 2 * time.Second}, "a negative time": {DB: pool, Every: -1},
-		"listening on no pool": {DB: slowDB{DB: pool}, Listen: true}, "listening on one connection": {DB: one, Listen: true},
-	} {
-		if err := o.Load(t.Context()); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("%s: Load: %v", what, err)
-		}
-		if err := o.Run(t.Context()); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("%s: Run: %v", what, err)
-		}
-	}
-}
-
 // TestAddRefusesAShortTimeout: ratelimit_add waits for the programs, and a short statement_timeout would cancel it. The next call adds all.
 func TestAddRefusesAShortTimeout(t *testing.T) {
 	t.Parallel()

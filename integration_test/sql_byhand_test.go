@@ -2,12 +2,10 @@ package integration_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"os/exec"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -372,6 +370,16 @@ func TestByHandDefaults(t *testing.T) {
 	})
 }
 
+// sqlRefused runs a statement in a savepoint and wants it to be refused for its arguments, with this text.
+func (w world) sqlRefused(sql, text string) {
+	w.Helper()
+	tx := w.begin()
+	if _, err := tx.Exec(w.Context(), sql); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
+		w.Errorf("%s: %v, want %q", sql, err, text)
+	}
+	w.do(tx.Rollback(w.Context()))
+}
+
 // Invalid arguments raise an error that says what is wrong. Nothing is written or granted.
 func TestByHandRefusesWhatIsWrong(t *testing.T) {
 	behaviour(t, func(w world) {
@@ -448,25 +456,29 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 				if function == "ratelimit_reserve" && strings.Contains(text, "can never be granted") {
 					arguments += ", max_reserved => 0" // without it, there is no bound
 				}
-				tx := w.begin()
-				_, err := tx.Exec(w.Context(), "SELECT * FROM "+function+"("+arguments+")")
-				if sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
-					w.Errorf("%s(%s): %v, want %q", function, arguments, err, text)
-				}
-				w.do(tx.Rollback(w.Context()))
+				w.sqlRefused("SELECT * FROM "+function+"("+arguments+")", text)
 			}
 		}
 		for now, text := range map[string]string{
 			"infinity": "now must be between the years 1000 and 9999, not infinity", "-infinity": "9999, not -infinity", "0999-12-31 23:59Z": "9999, not 0999-12-31", "10000-01-01Z": "9999, not 10000-01-01",
 		} {
 			for _, verb := range []string{"consume", "try", "reserve"} {
-				tx := w.begin()
-				_, err := tx.Exec(w.Context(), "SELECT * FROM _ratelimit_by_hand('"+verb+"', 'l', 'ann', 10, '1 minute', now => '"+now+"')")
-				if sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
-					w.Errorf("%s at %s: %v, want %q", verb, now, err, text)
-				}
-				w.do(tx.Rollback(w.Context()))
+				w.sqlRefused("SELECT * FROM _ratelimit_by_hand('"+verb+"', 'l', 'ann', 10, '1 minute', now => '"+now+"')", text)
 			}
+		}
+		for arguments, text := range map[string]string{
+			`'', 10, '1 minute'`:                                  `name must have 1 to 255 bytes, not`,
+			`'l', NULL, '1 minute'`:                               `rate must be between 1e-15 and 1e15, not NULL`,
+			`'l', 10, '1 month'`:                                  `without months`,
+			`'l', 10, '1 minute', 'window'`:                       `not 'window'`,
+			`'l', 10, '1 minute', capacity => 'NaN'`:              `capacity must be 0 or between 1e-15 and 1e15, not NaN`,
+			`'l', 10, '1 minute', start => '2026-07-01'`:          `start must be NULL for a token bucket, not 20`,
+			`'l', 'Infinity', '1 minute', kind => 'fixed window'`: `rate must be between 1e-15 and 1e15, not Infinity`,
+		} {
+			w.sqlRefused("SELECT * FROM ratelimit_keys("+arguments+")", text)
+		}
+		for _, now := range []string{"infinity", "-infinity"} {
+			w.sqlRefused("SELECT * FROM _ratelimit_keys('l', 10, '1 minute', 'token bucket', NULL, NULL, NULL, NULL, NULL, '"+now+"')", "now must be finite, not "+now)
 		}
 		if rows := w.rows(); rows != "" {
 			w.Errorf("something was written:\n%s", rows)
@@ -566,119 +578,6 @@ func TestByHandADenialInABatchIsTheCallersOwn(t *testing.T) {
 	var rows int
 	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM rate_limits").Scan(&rows); err != nil || rows != 0 {
 		t.Errorf("it was not rolled back: %d rows, %v", rows, err)
-	}
-}
-
-func TestByHandKeysSaysWhoIsLimited(t *testing.T) {
-	behaviour(t, func(w world) {
-		w.clock.now = noon
-		type row struct {
-			Key       string
-			Remaining float64
-			RetryAt   *time.Time `json:"retry_at"`
-		}
-		keys := func(limit ratelimit.Limit) []row {
-			w.Helper()
-			c := limit.Config()
-			var list string
-			w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(json_agg(k ORDER BY remaining, key), '[]') FROM _ratelimit_keys($1, $2, $3::text::interval, $4, $5, $6, NULL, NULL, NULL, $7) AS k`,
-				c.Name, c.Rate, fmt.Sprint(period(c).Microseconds(), " microseconds"), c.Kind, c.Capacity, c.Start, w.clock.now).Scan(&list))
-			var got []row
-			w.do(json.Unmarshal([]byte(list), &got))
-			return got
-		}
-		for _, limit := range []ratelimit.Limit{
-			ratelimit.TokenBucket("bucket", 10, time.Minute, ratelimit.Capacity(20)),
-			ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Capacity(20)),
-			ratelimit.FixedWindow("grid", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Start(noon)),
-			ratelimit.TokenBucket("sharded", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Shards(3)),
-			ratelimit.FixedWindow("little", 0.5, time.Minute, ratelimit.Capacity(0.25)),
-			ratelimit.TokenBucket("nothing", 10, time.Minute, ratelimit.Capacity(0)),
-		} {
-			w.clock.now = noon
-			if got := keys(limit); len(got) != 0 {
-				w.Fatalf("%v: %+v before the first use", limit, got)
-			}
-			full := limit.Capacity()
-			w.grant(limit.Key("some").Count(full / 2))
-			w.grant(limit.Key("none").Count(full))
-			w.reserve(limit.Key("debt").Count(full + 7))
-			w.reserve(limit.Global().Count(full))
-			for _, later := range []time.Duration{0, 5 * time.Second, time.Minute, time.Hour} {
-				w.clock.now = noon.Add(later)
-				got := keys(limit)
-				if len(got) != 4 || !slices.IsSortedFunc(got, func(a, b row) int { return int(math.Copysign(1, a.Remaining-b.Remaining)) }) {
-					w.Fatalf("%v after %v: %+v", limit, later, got)
-				}
-				for _, r := range got {
-					request := limit.Global()
-					if r.Key != "" {
-						request = limit.Key(r.Key)
-					}
-					check := w.check(request.Count(min(1, full)))
-					if r.Remaining != check.Requests[0].Remaining || (r.RetryAt == nil) != (check.RetryAfter == 0) || r.RetryAt != nil && !r.RetryAt.Equal(check.RetryAt) {
-						w.Errorf("%v after %v: %+v, but a check says %+v", limit, later, r, check)
-					}
-				}
-			}
-		}
-		for _, now := range []string{"infinity", "-infinity"} {
-			tx := w.begin()
-			_, err := tx.Exec(w.Context(), "SELECT * FROM _ratelimit_keys('l', 10, '1 minute', 'token bucket', NULL, NULL, NULL, NULL, NULL, '"+now+"')")
-			if sqlState(err) != "22023" || !strings.Contains(err.Error(), "now must be finite, not "+now) {
-				w.Errorf("the keys at %s: %v", now, err)
-			}
-			w.do(tx.Rollback(w.Context()))
-		}
-		for arguments, text := range map[string]string{
-			`'', 10, '1 minute'`:                                  `name must have 1 to 255 bytes, not`,
-			`'l', NULL, '1 minute'`:                               `rate must be between 1e-15 and 1e15, not NULL`,
-			`'l', 10, '1 month'`:                                  `without months`,
-			`'l', 10, '1 minute', 'window'`:                       `not 'window'`,
-			`'l', 10, '1 minute', capacity => 'NaN'`:              `capacity must be 0 or between 1e-15 and 1e15, not NaN`,
-			`'l', 10, '1 minute', start => '2026-07-01'`:          `start must be NULL for a token bucket, not 20`,
-			`'l', 'Infinity', '1 minute', kind => 'fixed window'`: `rate must be between 1e-15 and 1e15, not Infinity`,
-		} {
-			tx := w.begin()
-			if _, err := tx.Exec(w.Context(), "SELECT * FROM ratelimit_keys("+arguments+")"); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
-				w.Errorf("ratelimit_keys(%s): %v, want %q", arguments, err, text)
-			}
-			w.do(tx.Rollback(w.Context()))
-		}
-	})
-}
-
-func TestByHandNeedsNoMoreThanTheDocumentedGrants(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 2)
-	seed(t, pool)
-	calls := map[string]string{
-		"fresh":   `SELECT * FROM ratelimit_try('bucket', gen_random_uuid()::text, 10, '1 minute')`,
-		"seeded":  `SELECT * FROM ratelimit_try('bucket', 'seeded', 10, '1 minute')`,
-		"window":  `SELECT * FROM ratelimit_try('window', 'seeded', 10, '1 minute', kind => 'fixed window')`,
-		"sharded": `SELECT * FROM ratelimit_try('wide', 'seeded', 10, '1 minute', shards => 3)`,
-		"raising": `SELECT * FROM ratelimit('bucket', 'seeded', 10, '1 minute')`,
-		"reserve": `SELECT * FROM ratelimit_reserve('bucket', 'seeded', 10, '1 minute')`,
-		"take":    `SELECT * FROM ratelimit_take('bucket', 'seeded', 10, '1 minute', most => 2)`,
-		"all":     `SELECT * FROM ratelimit_all('[{"name": "bucket", "key": "seeded", "rate": 10, "period": "1 minute"}]')`,
-		"keys":    `SELECT * FROM ratelimit_keys('bucket', 10, '1 minute')`,
-		"sweep":   `SELECT * FROM _ratelimit_sweep('bucket', 10, '1 minute', 'token bucket', NULL, NULL, '', NULL, '2100-01-01')`,
-	}
-	writer := newRole(t, pool, true, "SELECT", "INSERT", "UPDATE", "DELETE")
-	for name, sql := range calls {
-		if _, err := writer.Exec(t.Context(), sql); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	if _, err := writer.Exec(t.Context(), calls["fresh"]); err != nil { // makes a row: without one, there is nothing to refuse
-		t.Error(err)
-	}
-	reader := newRole(t, pool, true, "SELECT")
-	for name, sql := range calls {
-		_, err := reader.Exec(t.Context(), sql)
-		if name == "keys" && err != nil || name != "keys" && sqlState(err) != "42501" {
-			t.Errorf("as a reader, %s: %v", name, err)
-		}
 	}
 }
 

@@ -443,23 +443,6 @@ func TestBalanceWaitsForNoLock(t *testing.T) {
 	reads("at last", coalescer, 7)
 }
 
-func TestBalanceRefusesWhatIsWrong(t *testing.T) {
-	behaviour(t, func(w world) {
-		limit := ratelimit.TokenBucket("api", 10, time.Minute)
-		for name, requests := range map[string][]ratelimit.Request{
-			"nothing":         nil,
-			"no key":          {limit.Key("ann"), limit.Key("")},
-			"no limit":        {{}},
-			"two definitions": {limit.Key("ann"), ratelimit.TokenBucket("api", 11, time.Minute).Key("ann")},
-			"two kinds":       {limit.Key("ann"), ratelimit.FixedWindow("api", 10, time.Minute).Key("bob")},
-		} {
-			if balances, err := w.limiter.Balance(w.Context(), w.db, requests...); !errors.Is(err, ratelimit.ErrInvalid) || balances != nil {
-				w.Errorf("%s: %+v, %v", name, balances, err)
-			}
-		}
-	})
-}
-
 func TestAnObserverSeesBalances(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)

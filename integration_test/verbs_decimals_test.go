@@ -179,27 +179,6 @@ func (w world) until(p decimalPlan, limit ratelimit.Limit) {
 	w.clock.now = before
 }
 
-// TestADollarInCents: 68 of 150 plans of whole cents lost their last call.
-func TestPlansInCentsKeepTheirLastCall(t *testing.T) {
-	t.Parallel()
-	r := newRand(t)
-	pool := newPool(t, 1)
-	limiter, _ := newLimiter()
-	for i := range 150 {
-		p := randomPlan(r, fmt.Sprint("plan ", i), 12)
-		p.unit = 100
-		limit := p.limit()
-		for n, count := range p.counts {
-			if _, err := limiter.Consume(t.Context(), pool, limit.Key("k").Count(p.count(count))); err != nil {
-				t.Fatalf("%v: call %d: %v", p, n, err)
-			}
-		}
-		if result, err := limiter.Consume(t.Context(), pool, limit.Key("k").Count(p.oneUnit())); !denied(err) {
-			t.Fatalf("%v: a cent more: %+v, %v", p, result, err)
-		}
-	}
-}
-
 // TestRoundingNeverDeniesByHand is TestRoundingNeverDenies for the functions of SQL by hand.
 func TestRoundingNeverDeniesByHand(t *testing.T) {
 	t.Parallel()

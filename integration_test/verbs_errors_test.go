@@ -470,8 +470,12 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"UnmarshalJSON: no object": func(*failing) error { return new(ratelimit.Config).UnmarshalJSON([]byte("1")) },
 		"Load: no database":        func(c *failing) error { return new(ratelimit.Overrides).Load(c.ctx) },
 		"Load: Every":              func(c *failing) error { return (&ratelimit.Overrides{DB: c.pool, Every: time.Hour}).Load(c.ctx) },
-		"Load: Listen":             func(c *failing) error { return (&ratelimit.Overrides{DB: refusing{}, Listen: true}).Load(c.ctx) },
-		"Run: no database":         func(c *failing) error { return new(ratelimit.Overrides).Run(c.ctx) },
+		"Load: a negative time":    func(c *failing) error { return (&ratelimit.Overrides{DB: c.pool, Every: -1}).Load(c.ctx) },
+		"Load: a transaction": func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error { return (&ratelimit.Overrides{DB: tx}).Load(ctx) })
+		},
+		"Load: Listen":     func(c *failing) error { return (&ratelimit.Overrides{DB: refusing{}, Listen: true}).Load(c.ctx) },
+		"Run: no database": func(c *failing) error { return new(ratelimit.Overrides).Run(c.ctx) },
 		"Run: one connection": func(c *failing) error {
 			return (&ratelimit.Overrides{DB: connect(c.T, c.pool.Config().ConnString(), 1), Listen: true}).Run(c.ctx)
 		},

@@ -146,36 +146,6 @@ func TestTwoDefinitionsOfOneLimitInOneCallAreAnError(t *testing.T) {
 	})
 }
 
-// TestDefectOneNameWithTwoDefinitions tests two calls as well: 3 a minute and 30 a day would both grant, which makes 1,440
-// a day.
-func TestDefectOneNameWithTwoDefinitions(t *testing.T) {
-	behaviour(t, func(w world) {
-		ctx := w.Context()
-		minute, day := ratelimit.FixedWindow("api", 3, time.Minute), ratelimit.FixedWindow("api", 30, 24*time.Hour)
-		w.grant(minute.Key("ann"))
-		before := w.rows()
-		request := day.Key("bob")
-		w.refuse(ratelimit.ErrInvalid, request)
-		_, check := w.limiter.Check(ctx, w.db, request)
-		_, charge := w.limiter.Charge(ctx, w.db, request)
-		_, refund := w.limiter.Refund(ctx, w.db, receiptOf(noon, request), request)
-		_, queued := w.limiter.QueueConsume(ctx, &pgx.Batch{}, request)
-		for _, err := range []error{check, charge, refund, queued, w.limiter.Reset(ctx, w.db, request)} {
-			if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), minute.String()) || !strings.Contains(err.Error(), day.String()) {
-				w.Errorf("%v", err)
-			}
-		}
-		if after := w.rows(); after != before {
-			w.Errorf("a refusal wrote\n%s\nbefore\n%s", after, before)
-		}
-		w.grant(minute.Key("pro"), minute.Key("ann"))
-		another := ratelimit.Limiter{Clock: w.clock.Now}
-		if _, err := another.Consume(ctx, w.db, request); err != nil {
-			w.Errorf("another limiter: %v", err)
-		}
-	})
-}
-
 func TestReservationsWorkWithSeveralLimits(t *testing.T) {
 	behaviour(t, func(w world) {
 		tokens := ratelimit.TokenBucket("tokens", 60, time.Minute, ratelimit.MaxReserved(120))

@@ -103,62 +103,6 @@ func customers(t *testing.T, pool *pgxpool.Pool, limiter *ratelimit.Limiter, lim
 	return quotaOf, raise
 }
 
-// TestAnUpgradedCustomerIsNotCut: 16 goroutines lock the customer's row in the transaction that consumes, while the quota is
-// raised. No call cuts the balance to the old capacity: what is left is the new quota less what was granted of it.
-func TestAnUpgradedCustomerIsNotCut(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 18)
-	limiter, clock := newLimiter()
-	limit := ratelimit.FixedWindow("calls", 10, time.Hour, ratelimit.Start(noon), ratelimit.Varies(time.Hour))
-	quotaOf, raise := customers(t, pool, limiter, limit)
-	var mu sync.Mutex
-	granted := map[float64]int{}
-	done := make(chan struct{})
-	var wg sync.WaitGroup
-	for range 16 {
-		wg.Go(func() {
-			for {
-				select {
-				case <-done:
-					return
-				default:
-				}
-				var quota float64
-				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-					own := quotaOf(ctx, tx, "FOR NO KEY UPDATE")
-					quota = own.Capacity()
-					_, err := limiter.Consume(ctx, tx, own.Key("ann"))
-					return err
-				}, ratelimit.Isolation(pgx.ReadCommitted))
-				if err != nil && !denied(err) {
-					t.Error(err)
-					return
-				}
-				mu.Lock()
-				if err == nil {
-					granted[quota]++
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	upgrades := 10
-	for i := range upgrades {
-		quota := float64(50_000 + i)
-		raise(quota)
-		eventually(t, "calls by the new quota", func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			return granted[quota] > 20
-		})
-	}
-	close(done)
-	wg.Wait()
-	last := float64(50_000 + upgrades - 1)
-	w := world{t, pool, limiter, clock}
-	w.holds(limit.With(ratelimit.Rate(last)).Key("ann"), last-float64(granted[last]))
-}
-
 // TestAStragglerCutsAnUpgradedCustomer: a call that read the old quota without a lock consumes after the upgrade, and cuts the
 // balance to the old capacity. With a lock, the upgrade waits for the call.
 func TestAStragglerCutsAnUpgradedCustomer(t *testing.T) {
