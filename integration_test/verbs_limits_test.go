@@ -168,21 +168,6 @@ func TestDeletingAnIdleRowChangesNoDecision(t *testing.T) {
 	})
 }
 
-func TestTheCapacityIsTheRateUnlessSet(t *testing.T) {
-	behaviour(t, func(w world) {
-		for _, limit := range []ratelimit.Limit{
-			ratelimit.TokenBucket("bucket", 10, time.Minute), ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Start(noon)),
-		} {
-			w.clock.now = noon
-			w.grant(limit.Global().Count(10))
-			w.deny(limit.Global().Count(0.001))
-			w.clock.Advance(time.Hour)
-			w.holds(limit.Global(), 10)
-			w.refuse(ratelimit.ErrExceedsCapacity, limit.Global().Count(10.001))
-		}
-	})
-}
-
 func TestWithACapacityOfZeroEverythingIsReserved(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, limit := range []ratelimit.Limit{
@@ -207,59 +192,45 @@ func TestWithACapacityOfZeroEverythingIsReserved(t *testing.T) {
 	})
 }
 
-func TestACapacityBelowTheRateCapsTheBurst(t *testing.T) {
+// TestTheCapacityIsWhatAnIdleLimitSaves: it is the rate unless set. One below the rate caps the burst, and one above it rolls over.
+func TestTheCapacityIsWhatAnIdleLimitSaves(t *testing.T) {
 	behaviour(t, func(w world) {
-		bucket := ratelimit.TokenBucket("bucket", 10, time.Minute, ratelimit.Capacity(4))
-		window := ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Capacity(4), ratelimit.Start(noon))
-		for range 3 {
-			for _, limit := range []ratelimit.Limit{bucket, window} {
-				w.grant(limit.Global().Count(4))
-				w.deny(limit.Global())
-				w.refuse(ratelimit.ErrExceedsCapacity, limit.Global().Count(5))
+		for i, c := range []struct {
+			capacity float64 // 0: not set
+			after    []float64
+		}{{0, []float64{10, 10, 10}}, {4, []float64{4, 4, 4}}, {25, []float64{10, 20, 25, 25}}} {
+			var options []ratelimit.Option
+			if c.capacity > 0 {
+				options = append(options, ratelimit.Capacity(c.capacity))
 			}
-			w.clock.Advance(time.Minute)
+			bucket := ratelimit.TokenBucket(fmt.Sprint("bucket ", i), 10, time.Minute, options...)
+			window := ratelimit.FixedWindow(fmt.Sprint("window ", i), 10, time.Minute, append(options, ratelimit.Start(noon))...)
+			most := c.after[len(c.after)-1]
+			w.clock.now = noon
+			w.grant(bucket.Global().Count(most), window.Global().Count(most))
+			for idle, want := range c.after {
+				w.clock.Advance(time.Duration(idle+1) * time.Minute)
+				for _, limit := range []ratelimit.Limit{bucket, window} {
+					w.holds(limit.Global(), want)
+					w.grant(limit.Global().Count(want))
+					w.deny(limit.Global().Count(0.001))
+					w.refuse(ratelimit.ErrExceedsCapacity, limit.Global().Count(most+0.001))
+				}
+			}
+			w.clock.Advance(24 * time.Second)
+			w.holds(bucket.Global(), 4)
+			w.holds(window.Global(), 0)
 		}
-		w.grant(bucket.Global().Count(4), window.Global().Count(4))
-		w.clock.Advance(24 * time.Second)
-		w.grant(bucket.Global().Count(4))
-		w.deny(window.Global())
-		// A debt is paid at the full rate, then the balance grows up to the capacity.
-		_, err := w.limiter.Charge(w.Context(), w.db, window.Global().Count(17))
-		w.do(err)
-		w.holds(window.Global(), -17)
-		w.clock.Advance(time.Minute)
-		w.holds(window.Global(), -7)
-		w.clock.Advance(time.Minute)
-		w.holds(window.Global(), 3)
-		w.clock.Advance(time.Minute)
-		w.holds(window.Global(), 4)
-	})
-}
-
-func TestACapacityAboveTheRateRollsOver(t *testing.T) {
-	behaviour(t, func(w world) {
-		bucket := ratelimit.TokenBucket("bucket", 10, time.Minute, ratelimit.Capacity(25))
-		window := ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Capacity(25), ratelimit.Start(noon))
-		w.grant(bucket.Global().Count(25), window.Global().Count(25))
-		for _, row := range []struct {
-			windows int
-			want    float64
-		}{{1, 10}, {2, 20}, {3, 25}, {7, 25}, {0, 0}} {
-			w.clock.Advance(time.Duration(row.windows) * time.Minute)
-			for _, limit := range []ratelimit.Limit{bucket, window} {
-				w.holds(limit.Global(), row.want)
-				w.grant(limit.Global().Count(row.want))
-				w.deny(limit.Global())
+		// A debt is paid at the full rate, then the balance grows up to the capacity. Tokens that are not taken in a window are there in the next.
+		for capacity, want := range map[float64][]float64{4: {-7, 3, 4}, 25: {-7, 3, 13, 23, 25}} {
+			w.clock.now = noon
+			window := ratelimit.FixedWindow(fmt.Sprint("debt ", capacity), 10, time.Minute, ratelimit.Capacity(capacity), ratelimit.Start(noon)).Global()
+			w.charge(window.Count(capacity + 17))
+			for _, left := range want {
+				w.clock.Advance(time.Minute)
+				w.holds(window, left)
 			}
 		}
-		w.clock.Advance(59 * time.Second)
-		w.holds(window.Global(), 0)
-		w.holds(bucket.Global(), 10*59.0/60)
-		// Tokens that are not taken in a window are there in the next.
-		w.clock.Advance(time.Second)
-		w.grant(window.Global().Count(4))
-		w.clock.Advance(time.Minute)
-		w.holds(window.Global(), 16)
 	})
 }
 

@@ -64,7 +64,7 @@ var sqlMutations = []mutation{
 	{
 		name: "available-unclamped", file: available, what: "a row may hold more than the capacity",
 		old: "RETURN least(capacity, value + CASE", new: "RETURN (value + CASE",
-		tests: "TestACapacityAboveTheRateRollsOver|TestShardsAreCombinedBeforeADenial",
+		tests: "TestTheCapacityIsWhatAnIdleLimitSaves|TestShardsAreCombinedBeforeADenial",
 	}, {
 		name: "available-time-backwards", file: available, what: "time that runs backwards takes tokens from a bucket",
 		old: "greatest(date_part('epoch', upto - ts), 0) * rate", new: "date_part('epoch', upto - ts) * rate",
