@@ -180,43 +180,6 @@ func TestALimitOfAResultIsTheProgramsOwn(t *testing.T) {
 	})
 }
 
-// TestABlockHoldsForEveryWayIn covers the ways that do not use Consume on a handle.
-func TestABlockHoldsForEveryWayIn(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 8)
-	api := ratelimit.TokenBucket("api", 10, time.Minute)
-	sharded := ratelimit.FixedWindow("sharded", 10, time.Minute, ratelimit.Shards(3))
-	for _, name := range []string{"api", "sharded"} {
-		scan[int64](t, pool, "SELECT ratelimit_block($1, 'ann')", name)
-	}
-	limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon})}
-	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
-	for _, request := range []ratelimit.Request{api.Key("ann"), sharded.Key("ann")} {
-		for way, try := range map[string]func() error{
-			"coalescer": func() error { _, err := limits.Consume(t.Context(), coalescer, request); return err },
-			"wait":      func() error { _, err := limits.Wait(t.Context(), pool, request); return err },
-			"batch": func() error {
-				_, err := limits.QueueConsume(t.Context(), new(pgx.Batch), request)
-				return err
-			},
-			"hot": func() error {
-				return limits.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-					_, err := limits.Consume(ctx, tx, request)
-					return err
-				}, ratelimit.Hot(request))
-			},
-		} {
-			if err := try(); !denied(err) || !strings.Contains(err.Error(), "blocked") {
-				t.Errorf("%s: %v, want a denial by the block", way, err)
-			}
-		}
-	}
-	if rows := tableOf(t, pool); rows != "" {
-		t.Errorf("rows of a blocked key:\n%s", rows)
-	}
-}
-
 // TestAnOverrideThatCommitsLateIsNotMissed: a transaction takes its id before others that commit and are polled first.
 func TestAnOverrideThatCommitsLateIsNotMissed(t *testing.T) {
 	t.Parallel()
