@@ -289,65 +289,6 @@ func TestByHandInstantsAreExact(t *testing.T) {
 	}
 }
 
-// Calls in Go, in SQL, through a Coalescer and in a batch use one limit at once. Together they get its tokens and no more.
-func TestByHandAndTheLibraryShareALimit(t *testing.T) {
-	t.Parallel()
-	for _, limit := range []ratelimit.Limit{
-		ratelimit.TokenBucket("bucket", 40, 1000*time.Hour),
-		ratelimit.FixedWindow("window", 40, 1000*time.Hour),
-		ratelimit.TokenBucket("sharded", 40, 1000*time.Hour, ratelimit.Shards(4)),
-	} {
-		t.Run(limit.Name(), func(t *testing.T) {
-			t.Parallel()
-			pool := newPool(t, 8)
-			coalescer := &ratelimit.Coalescer{Pool: pool}
-			defer coalescer.Close()
-			limiter, clock := newLimiter()
-			granted := make(chan bool, 100)
-			done := make(chan error, 16)
-			for g := range 16 {
-				go func() {
-					done <- func() error {
-						for range 5 {
-							var db ratelimit.DB = pool
-							if g%4 == 1 {
-								db = coalescer
-							}
-							if g%2 == 0 {
-								r, err := askSQL(t.Context(), pool, askedByHand{ask{limit: limit, key: "ann", count: 1}, "consume"}, clock.now)
-								if err != nil {
-									return err
-								}
-								granted <- r.ok
-								continue
-							}
-							_, err := limiter.Consume(t.Context(), db, limit.Key("ann"))
-							if err != nil && !denied(err) {
-								return err
-							}
-							granted <- err == nil
-						}
-						return nil
-					}()
-				}()
-			}
-			for range 16 {
-				succeeds(t, <-done)
-			}
-			close(granted)
-			n := 0
-			for ok := range granted {
-				if ok {
-					n++
-				}
-			}
-			if n != 40 {
-				t.Errorf("%d of 80 granted, want 40", n)
-			}
-		})
-	}
-}
-
 func TestByHandDefaults(t *testing.T) {
 	behaviour(t, func(w world) {
 		want := func(ok bool, remaining float64, sql string) {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -214,58 +216,65 @@ func TestAReservationInSQLIsNoPermission(t *testing.T) {
 	})
 }
 
-// Many connections reserve and take of the same keys, at every level. Together they get no more than there is, and no debt is exceeded.
-func TestByHandReserveAndTakeUnderContention(t *testing.T) {
+// Many callers reserve and take of the same keys, at every level, in SQL and in Go. Together they get no more than there is, and no debt is
+// exceeded.
+func TestByHandAndTheLibraryShareALimit(t *testing.T) {
 	t.Parallel()
 	for _, level := range levels {
-		for _, shards := range []int{1, 3} {
-			t.Run(fmt.Sprintf("%s, %d shards", level, shards), func(t *testing.T) {
+		for _, limit := range []ratelimit.Limit{
+			ratelimit.TokenBucket("bucket", 60, 1000*time.Hour, ratelimit.MaxReserved(20)),
+			ratelimit.TokenBucket("sharded", 60, 1000*time.Hour, ratelimit.MaxReserved(20), ratelimit.Shards(3)),
+			ratelimit.FixedWindow("window", 60, 1000*time.Hour, ratelimit.MaxReserved(20)),
+		} {
+			t.Run(fmt.Sprintf("%s, %s", level, limit.Name()), func(t *testing.T) {
 				t.Parallel()
 				pool := newPool(t, 8)
+				succeeds(t, ratelimit.Publish(t.Context(), pool, "web", limit))
+				coalescer := &ratelimit.Coalescer{Pool: pool}
+				defer coalescer.Close()
 				var limiter ratelimit.Limiter
-				var taken, reserved [8]int
-				done := make(chan error, 8)
+				var got [4]atomic.Int64 // by way
+				inTx := func(call func(ctx context.Context, tx pgx.Tx) error) error {
+					return limiter.InTx(t.Context(), pool, call, ratelimit.Isolation(level), ratelimit.Attempts(1000))
+				}
+				ways := []func() (n int, err error){
+					func() (n int, err error) {
+						return n, inTx(func(ctx context.Context, tx pgx.Tx) error {
+							return tx.QueryRow(ctx, "SELECT taken FROM ratelimit_take($1, 'take', most => 2)", limit.Name()).Scan(&n)
+						})
+					},
+					func() (int, error) {
+						return 1, inTx(func(ctx context.Context, tx pgx.Tx) error { return second(limiter.Consume(ctx, tx, limit.Key("take"))) })
+					},
+					func() (int, error) { return 1, second(limiter.Consume(t.Context(), coalescer, limit.Key("take"))) },
+					func() (int, error) {
+						return 1, inTx(func(ctx context.Context, tx pgx.Tx) error {
+							return second(tx.Exec(ctx, "SELECT ratelimit_reserve($1, 'reserve')", limit.Name()))
+						})
+					},
+				}
+				var wg sync.WaitGroup
 				for g := range 8 {
-					go func() {
-						done <- func() error {
-							for {
-								var n int
-								err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-									numbers := fmt.Sprintf("rate => 60, period => '1000 hours', shards => %d", shards)
-									if g%2 == 0 {
-										return tx.QueryRow(ctx, "SELECT taken FROM ratelimit_take('take', 'ann', most => 2, "+numbers+")").Scan(&n)
-									}
-									_, err := tx.Exec(ctx, "SELECT ratelimit_reserve('reserve', 'ann', max_reserved => 20, "+numbers+")")
-									return err
-								}, ratelimit.Isolation(level), ratelimit.Attempts(1000))
-								switch {
-								case sqlState(err) == "PT429":
-									return nil
-								case err != nil:
-									return err
-								case g%2 == 0:
-									taken[g] += n
-								default:
-									reserved[g]++
-								}
+					wg.Go(func() {
+						for {
+							n, err := ways[g%len(ways)]()
+							if sqlState(err) == "PT429" || denied(err) {
+								return
 							}
-						}()
-					}()
+							if err != nil {
+								t.Error(err)
+								return
+							}
+							got[g%len(ways)].Add(int64(n))
+						}
+					})
 				}
-				for range 8 {
-					succeeds(t, <-done)
-				}
-				sum := func(of [8]int) (n int) {
-					for _, one := range of {
-						n += one
-					}
-					return n
-				}
-				if n := sum(reserved); n != 80 {
-					t.Errorf("%d reserved, want 60 and 20 that are owed", n)
-				}
-				if n := sum(taken); n != 60 {
+				wg.Wait()
+				if n := got[0].Load() + got[1].Load() + got[2].Load(); n != 60 {
 					t.Errorf("%d taken, want 60", n)
+				}
+				if n := got[3].Load(); n != 80 {
+					t.Errorf("%d reserved, want 60 and 20 that are owed", n)
 				}
 			})
 		}
