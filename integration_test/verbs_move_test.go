@@ -262,48 +262,33 @@ func TestMoveUnderOverrides(t *testing.T) {
 		pool := newPool(w, 2)
 		small, large := plans("hashed", 1, 1)
 		w.limiter.Overrides = &ratelimit.Overrides{DB: pool}
-		override := func(sql string) {
-			w.Helper()
-			scan[int64](w, pool, "SELECT "+sql)
-			w.do(w.limiter.Overrides.Load(w.Context()))
-		}
-		moved := func(key string, want float64) {
-			w.Helper()
-			w.do(w.limiter.Move(w.Context(), w.db, small.Key(key), large.Key(key)))
-			bare := ratelimit.Limiter{Clock: w.clock.Now}
-			result, err := bare.Check(w.Context(), w.db, large.Key(key).Count(0))
-			w.do(err)
-			if result.Remaining != want {
-				w.Fatalf("%s: %v left after a move, want %v", key, result.Remaining, want)
+		for _, c := range []struct {
+			key, sql   string
+			first      bool // it is overridden before the tokens are used
+			used, want float64
+		}{
+			{"raised", "ratelimit_override('hashed.small 1 to 1', $1, rate => 300)", true, 250, 750},
+			{"lowered", "ratelimit_override('hashed.small 1 to 1', $1, rate => 40)", true, 40, 960},
+			{"lowered to", "ratelimit_override('hashed.large 1 to 1', $1, rate => 200)", true, 90, 110},
+			{"blocked", "ratelimit_block('hashed.small 1 to 1', $1)", false, 90, 910},
+			{"blocked to", "ratelimit_block('hashed.large 1 to 1', $1)", true, 90, 910},
+			{"lifted", "ratelimit_unlimited('hashed.small 1 to 1', $1)", false, 90, 910},
+			{"lifted to", "ratelimit_unlimited('hashed.large 1 to 1', $1)", true, 90, 910},
+		} {
+			override := func(now bool) {
+				if now {
+					scan[int64](w, pool, "SELECT "+c.sql, c.key)
+					w.do(w.limiter.Overrides.Load(w.Context()))
+				}
+			}
+			override(c.first)
+			w.grant(small.Key(c.key).Count(c.used))
+			override(!c.first)
+			w.do(w.limiter.Move(w.Context(), w.db, small.Key(c.key), large.Key(c.key)))
+			if left := readBalance(w, &ratelimit.Limiter{Clock: w.clock.Now}, w.db, large.Key(c.key)); left != c.want {
+				w.Fatalf("%s: %v left after a move, want %v", c.key, left, c.want)
 			}
 		}
-		override("ratelimit_override('hashed.small 1 to 1', 'raised', rate => 300)")
-		w.grant(small.Key("raised").Count(250))
-		moved("raised", 750)
-
-		override("ratelimit_override('hashed.small 1 to 1', 'lowered', rate => 40)")
-		w.grant(small.Key("lowered").Count(40))
-		moved("lowered", 960)
-
-		override("ratelimit_override('hashed.large 1 to 1', 'lowered to', rate => 200)")
-		w.grant(small.Key("lowered to").Count(90))
-		moved("lowered to", 110)
-
-		w.grant(small.Key("blocked").Count(90))
-		override("ratelimit_block('hashed.small 1 to 1', 'blocked')")
-		moved("blocked", 910)
-
-		override("ratelimit_block('hashed.large 1 to 1', 'blocked to')")
-		w.grant(small.Key("blocked to").Count(90))
-		moved("blocked to", 910)
-
-		w.grant(small.Key("lifted").Count(90))
-		override("ratelimit_unlimited('hashed.small 1 to 1', 'lifted')")
-		moved("lifted", 910)
-
-		override("ratelimit_unlimited('hashed.large 1 to 1', 'lifted to')")
-		w.grant(small.Key("lifted to").Count(90))
-		moved("lifted to", 910)
 	})
 }
 

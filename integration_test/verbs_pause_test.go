@@ -379,24 +379,6 @@ func TestPauseOnOtherHandles(t *testing.T) {
 			mustExec(t, pool, "DELETE FROM rate_limits")
 		}
 	}
-	limiter, _ := newLimiter()
-	canceled, cancel := context.WithCancel(t.Context())
-	cancel()
-	for _, call := range []func(ctx context.Context, db ratelimit.DB) error{
-		func(ctx context.Context, db ratelimit.DB) error {
-			return limiter.Pause(ctx, db, noon.Add(time.Minute), steady(1).Key("ann"))
-		},
-		func(ctx context.Context, db ratelimit.DB) error {
-			return limiter.Resume(ctx, db, steady(1).Key("ann"))
-		},
-	} {
-		if err := call(canceled, pool); !errors.Is(err, context.Canceled) || errors.Is(err, ratelimit.ErrUnknownOutcome) {
-			t.Fatalf("canceled: %v", err)
-		}
-		if err := call(t.Context(), nil); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Fatalf("no database: %v", err)
-		}
-	}
 }
 
 // TestHoldsInAPause: a hold that is settled, released or over repays only what is owed.
