@@ -66,8 +66,7 @@ func TestOneDefinitionPerName(t *testing.T) {
 		pool := newPool(t, 2)
 		var limiter ratelimit.Limiter
 		consume := func(requests ...ratelimit.Request) error {
-			_, err := limiter.Consume(t.Context(), pool, requests...)
-			return err
+			return second(limiter.Consume(t.Context(), pool, requests...))
 		}
 		if err := consume(varying.Key("ann"), own.Key("bob"), varying.With(ratelimit.Capacity(10)).Key("cid")); err != nil {
 			t.Error(err)

@@ -231,13 +231,11 @@ func TestAnOverrideThatEnds(t *testing.T) {
 				switch verb := e.r.IntN(4); verb {
 				case 0, 1:
 					denied = e.proves("consume "+what, e.ends[i], func(db ratelimit.DB) error {
-						_, err := e.limits.Consume(t.Context(), db, request)
-						return err
+						return second(e.limits.Consume(t.Context(), db, request))
 					})
 				case 2:
 					denied = e.proves("reserve "+what, e.ends[i], func(db ratelimit.DB) error {
-						_, err := e.limits.Reserve(t.Context(), db, request)
-						return err
+						return second(e.limits.Reserve(t.Context(), db, request))
 					})
 				case 3:
 					denied = e.proves("take of "+what, e.ends[i], func(db ratelimit.DB) error {
@@ -261,12 +259,10 @@ func (e *endingWorld) agrees(i int, count float64) {
 	limit := e.all[i]
 	for verb, call := range map[string]func(db ratelimit.DB) error{
 		"try": func(db ratelimit.DB) error {
-			_, err := e.limits.Consume(e.Context(), db, limit.Key("k").Count(count))
-			return err
+			return second(e.limits.Consume(e.Context(), db, limit.Key("k").Count(count)))
 		},
 		"reserve": func(db ratelimit.DB) error {
-			_, err := e.limits.Reserve(e.Context(), db, limit.Key("k").Count(count))
-			return err
+			return second(e.limits.Reserve(e.Context(), db, limit.Key("k").Count(count)))
 		},
 		"take": func(db ratelimit.DB) error {
 			_, _, err := e.limits.Take(e.Context(), db, int(count), limit.Key("k"))
@@ -295,10 +291,7 @@ func (e *endingWorld) agrees(i int, count float64) {
 	// The list of keys is for one token, or for all of a capacity below one.
 	if scan[bool](e, e.pool, "SELECT coalesce(min(least(rate, capacity)), 1) >= 1 FROM rate_limit_overrides WHERE name = $1", limit.Name()) {
 		retryAt := scan[string](e, e.pool, "SELECT coalesce((SELECT retry_at::text FROM _ratelimit_keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, '{k}', $2)), '')", limit.Name(), e.base)
-		call := func(db ratelimit.DB) error {
-			_, err := e.limits.Consume(e.Context(), db, limit.Key("k"))
-			return err
-		}
+		call := func(db ratelimit.DB) error { return second(e.limits.Consume(e.Context(), db, limit.Key("k"))) }
 		denied, never := e.at(e.base, call)
 		at := scan[*time.Time](e, e.pool, "SELECT CASE WHEN isfinite(nullif($1, '')::timestamptz) THEN $1::timestamptz END", retryAt)
 		switch {

@@ -123,8 +123,7 @@ func (n *night) locksInOrder(name, sql string) {
 	succeeds(n, err)
 	defer tx.Rollback(context.WithoutCancel(n.Context()))
 	lock := func(shard int) error {
-		_, err := tx.Exec(n.Context(), `SELECT FROM rate_limits WHERE name = $1 AND key = 'sharded' AND shard = $2 FOR UPDATE`, name, shard)
-		return err
+		return second(tx.Exec(n.Context(), `SELECT FROM rate_limits WHERE name = $1 AND key = 'sharded' AND shard = $2 FOR UPDATE`, name, shard))
 	}
 	succeeds(n, lock(0))
 	done := make(chan error, 1)
@@ -351,8 +350,7 @@ func TestOperationsInProduction(t *testing.T) {
 			trigger := docSQL(n.T, "docs/sql.md", "CREATE TRIGGER")
 			mustExec(n.T, n.pool, trigger)
 			load := func(tx pgx.Tx, rows int) error {
-				_, err := tx.Exec(n.Context(), fmt.Sprintf(`INSERT INTO %s.messages SELECT 'acme', 'x' FROM generate_series(1, %d)`, schema, rows))
-				return err
+				return second(tx.Exec(n.Context(), fmt.Sprintf(`INSERT INTO %s.messages SELECT 'acme', 'x' FROM generate_series(1, %d)`, schema, rows)))
 			}
 			// As a dump is loaded: with an empty search_path, and then the rows of the limit.
 			restore := func(rows int) error {
@@ -572,19 +570,14 @@ func (n *night) renamesItsSchema() {
 	mustExec(n.T, n.pool, "ALTER SCHEMA "+old+" RENAME TO "+renamed)
 	for name, call := range map[string]func(tx pgx.Tx) error{
 		"Consume": func(tx pgx.Tx) error { _, err := n.limiter.Consume(n.Context(), tx, key); return err },
-		"several": func(tx pgx.Tx) error {
-			_, err := n.limiter.Consume(n.Context(), tx, key, nightSignUps.Global())
-			return err
-		},
-		"Check": func(tx pgx.Tx) error { _, err := n.limiter.Check(n.Context(), tx, key); return err },
-		"Reset": func(tx pgx.Tx) error { return n.limiter.Reset(n.Context(), tx, key) },
+		"several": func(tx pgx.Tx) error { return second(n.limiter.Consume(n.Context(), tx, key, nightSignUps.Global())) },
+		"Check":   func(tx pgx.Tx) error { _, err := n.limiter.Check(n.Context(), tx, key); return err },
+		"Reset":   func(tx pgx.Tx) error { return n.limiter.Reset(n.Context(), tx, key) },
 		"ratelimit": func(tx pgx.Tx) error {
-			_, err := tx.Exec(n.Context(), `SELECT FROM ratelimit('l', 'ann', 1, '1 hour')`)
-			return err
+			return second(tx.Exec(n.Context(), `SELECT FROM ratelimit('l', 'ann', 1, '1 hour')`))
 		},
 		"ratelimit_keys": func(tx pgx.Tx) error {
-			_, err := tx.Exec(n.Context(), `SELECT FROM ratelimit_keys('l', 1, '1 hour')`)
-			return err
+			return second(tx.Exec(n.Context(), `SELECT FROM ratelimit_keys('l', 1, '1 hour')`))
 		},
 	} {
 		there(func(tx pgx.Tx) {

@@ -601,10 +601,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 	})
 	add(failure{is: unknown, bare: true}, map[string]func(c *failing) error{
 		"InTx: ended by a statement": func(c *failing) error {
-			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error {
-				_, err := tx.Exec(ctx, "ROLLBACK")
-				return err
-			})
+			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error { return second(tx.Exec(ctx, "ROLLBACK")) })
 		},
 		"SendTx: a pooler loses its server": func(c *failing) error {
 			return c.sends(c.pool, func(batch *pgx.Batch) {

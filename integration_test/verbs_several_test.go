@@ -183,10 +183,9 @@ func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 3)
 	limiter, _ := newLimiter()
-	first, second, third := ratelimit.TokenBucket("a", 10, time.Minute), ratelimit.FixedWindow("b", 10, time.Minute), ratelimit.TokenBucket("c", 10, time.Minute)
+	first, middle, third := ratelimit.TokenBucket("a", 10, time.Minute), ratelimit.FixedWindow("b", 10, time.Minute), ratelimit.TokenBucket("c", 10, time.Minute)
 	call := func(db ratelimit.DB) error {
-		_, err := limiter.Consume(t.Context(), db, first.Global().Count(3), second.Global().Count(2), third.Global().Count(4))
-		return err
+		return second(limiter.Consume(t.Context(), db, first.Global().Count(3), middle.Global().Count(2), third.Global().Count(4)))
 	}
 	succeeds(t, call(pool))
 	for _, left := range []float64{4, 3.5} { // one limit has enough
@@ -199,7 +198,7 @@ func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
 		if left >= 4 != (err == nil) || err != nil && !denied(err) {
 			t.Fatalf("%v left: %v", left, err)
 		}
-		balances := readBalances(t, limiter, pool, first.Global(), second.Global(), third.Global())
+		balances := readBalances(t, limiter, pool, first.Global(), middle.Global(), third.Global())
 		want := []float64{4, 6, 0} // after two calls
 		if left < 4 {
 			want = []float64{7, 8, left}
@@ -209,7 +208,7 @@ func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
 				t.Errorf("%v left: %s has %v, want %v", left, b.Limit.Name(), b.Remaining, want[i])
 			}
 		}
-		succeeds(t, limiter.Reset(t.Context(), pool, first.Global(), second.Global(), third.Global()))
+		succeeds(t, limiter.Reset(t.Context(), pool, first.Global(), middle.Global(), third.Global()))
 		succeeds(t, call(pool))
 	}
 }
@@ -231,12 +230,11 @@ func TestWhatALostRaceGivesBackIsWhatWasThere(t *testing.T) {
 	pool := newPool(t, 4)
 	limiter, clock := newLimiter()
 	first := ratelimit.TokenBucket("a", 60, time.Minute, ratelimit.Capacity(100))
-	second := ratelimit.FixedWindow("b", 10, time.Minute, ratelimit.Start(noon), ratelimit.Capacity(100))
+	middle := ratelimit.FixedWindow("b", 10, time.Minute, ratelimit.Start(noon), ratelimit.Capacity(100))
 	third := ratelimit.TokenBucket("c", 0.001, time.Minute, ratelimit.Capacity(10))
 	sharded := ratelimit.TokenBucket("c", 0.001, time.Minute, ratelimit.Capacity(10), ratelimit.Shards(2))
 	consume := func(db ratelimit.DB, requests ...ratelimit.Request) error {
-		_, err := limiter.Consume(t.Context(), db, requests...)
-		return err
+		return second(limiter.Consume(t.Context(), db, requests...))
 	}
 	reset := func(db ratelimit.DB) error { return limiter.Reset(t.Context(), db, third.Global()) }
 	for _, row := range []struct {
@@ -254,8 +252,8 @@ func TestWhatALostRaceGivesBackIsWhatWasThere(t *testing.T) {
 	} {
 		for _, later := range []time.Duration{0, 7300 * time.Millisecond, 61 * time.Second, -30 * time.Second} {
 			clock.now = noon
-			succeeds(t, limiter.Reset(t.Context(), pool, first.Global(), second.Global(), third.Global()))
-			succeeds(t, consume(pool, first.Global().Count(60.1), second.Global().Count(40.2), third.Global().Count(1)))
+			succeeds(t, limiter.Reset(t.Context(), pool, first.Global(), middle.Global(), third.Global()))
+			succeeds(t, consume(pool, first.Global().Count(60.1), middle.Global().Count(40.2), third.Global().Count(1)))
 			tx, err := pool.Begin(t.Context())
 			succeeds(t, err)
 			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // without it, a failing test would hang
@@ -263,7 +261,7 @@ func TestWhatALostRaceGivesBackIsWhatWasThere(t *testing.T) {
 			balances := func() (all []float64) { // at once, and later on
 				for _, wait := range []time.Duration{0, 31 * time.Second, 45 * time.Second, 2 * time.Minute} {
 					clock.now = noon.Add(later + wait)
-					two := readBalances(t, limiter, pool, first.Global(), second.Global())
+					two := readBalances(t, limiter, pool, first.Global(), middle.Global())
 					all = append(all, two[0].Remaining, two[1].Remaining)
 				}
 				clock.now = noon.Add(later)
@@ -271,7 +269,7 @@ func TestWhatALostRaceGivesBackIsWhatWasThere(t *testing.T) {
 			}
 			want := balances()
 			err = losing(t, pool, tx, func(db ratelimit.DB) error {
-				return consume(db, first.Global().Count(30.3), second.Global().Count(20.7), third.Global().Count(5))
+				return consume(db, first.Global().Count(30.3), middle.Global().Count(20.7), third.Global().Count(5))
 			})
 			if denied(err) != row.deny || err != nil && !row.deny {
 				t.Fatalf("%s, %v later: %v", row.third, later, err)

@@ -94,8 +94,7 @@ func TestAGrantOnAPoolIsOneUpdate(t *testing.T) {
 					return err
 				}, map[string]int{kind.update: 1}},
 				{"a first use", func(pool *pgxpool.Pool, _ ratelimit.Request) error {
-					_, err := limits.Consume(t.Context(), pool, kind.limit.Key("first, of a "+kind.update))
-					return err
+					return second(limits.Consume(t.Context(), pool, kind.limit.Key("first, of a "+kind.update)))
 				}, map[string]int{kind.update: 1, "Consume": 1}},
 				{"a denial, and one that is expected", func(pool *pgxpool.Pool, r ratelimit.Request) error {
 					for range 2 {
@@ -113,8 +112,7 @@ func TestAGrantOnAPoolIsOneUpdate(t *testing.T) {
 					return err
 				}, map[string]int{kind.update: 1, "Consume": 1}},
 				{"a reservation", func(pool *pgxpool.Pool, r ratelimit.Request) error {
-					_, err := limits.Reserve(t.Context(), pool, r)
-					return err
+					return second(limits.Reserve(t.Context(), pool, r))
 				}, map[string]int{}},
 				{"by a clock", func(pool *pgxpool.Pool, r ratelimit.Request) error {
 					l := ratelimit.Limiter{Clock: time.Now}
@@ -123,16 +121,12 @@ func TestAGrantOnAPoolIsOneUpdate(t *testing.T) {
 				}, map[string]int{"Consume": 1}},
 				{"on a connection that is in a transaction", func(pool *pgxpool.Pool, r ratelimit.Request) error {
 					return pool.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
-						return pgx.BeginFunc(t.Context(), conn, func(pgx.Tx) error {
-							_, err := limits.Consume(t.Context(), conn.Conn(), r)
-							return err
-						})
+						return pgx.BeginFunc(t.Context(), conn, func(pgx.Tx) error { return second(limits.Consume(t.Context(), conn.Conn(), r)) })
 					})
 				}, map[string]int{"Consume": 1}},
 				{"in a transaction", func(pool *pgxpool.Pool, r ratelimit.Request) error {
 					return limits.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-						_, err := limits.Consume(ctx, tx, r)
-						return err
+						return second(limits.Consume(ctx, tx, r))
 					}, ratelimit.Isolation(pgx.ReadCommitted))
 				}, map[string]int{"Consume": 1}},
 			} {
@@ -225,10 +219,7 @@ func TestTheUpdateReadsNothingAboveReadCommitted(t *testing.T) {
 				succeeds(t, second(limits.Consume(t.Context(), all, r)))
 				wg.Go(func() {
 					for range each {
-						err := limits.Retry(t.Context(), func(ctx context.Context) error {
-							_, err := limits.Consume(ctx, pool, r)
-							return err
-						})
+						err := limits.Retry(t.Context(), func(ctx context.Context) error { return second(limits.Consume(ctx, pool, r)) })
 						if err != nil {
 							t.Error(err)
 							return

@@ -494,8 +494,7 @@ func TestWaitIsRefusedInATransaction(t *testing.T) {
 		t.Fatalf("%v, %s", err, rows)
 	}
 	err = limiter.InTx(t.Context(), pool, func(ctx context.Context, _ pgx.Tx) error {
-		_, err := limiter.Wait(ratelimit.OutsideTx(ctx), pool, limit.Global())
-		return err
+		return second(limiter.Wait(ratelimit.OutsideTx(ctx), pool, limit.Global()))
 	})
 	if err != nil || remaining(t, pool, limit.Global()) > 0.5 {
 		t.Errorf("by OutsideTx: %v", err)
