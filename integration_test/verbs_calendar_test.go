@@ -405,30 +405,21 @@ func TestACalendarGrantsAtItsRetryAtWhateverItsShardsHave(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
 	limits, clock := newLimiter()
-	limit := ratelimit.CalendarWindow("limit", 1, ratelimit.Day, ratelimit.Capacity(9), ratelimit.Shards(3))
-	clock.now = utc("2026-07-01 12:00:00")
+	w := world{t, pool, limits, clock}
+	all := ratelimit.CalendarWindow("limit", 1, ratelimit.Day, ratelimit.Capacity(9), ratelimit.Shards(3)).Key("ann").Count(9)
 	for shard, value := range []float64{3, 0, 3} {
 		insert(t, pool, "ann", shard, 3, value, clock.now)
 	}
 	want := utc("2026-07-10 00:00:00")
-	ask := func() (time.Time, error) {
-		_, err := limits.Check(t.Context(), pool, limit.Key("ann").Count(9))
-		if denied, ok := errors.AsType[*ratelimit.DeniedError](err); ok {
-			return denied.RetryAt, nil
-		}
-		return clock.now, err
-	}
-	if at, err := ask(); err != nil || !at.Equal(want) {
-		t.Errorf("RetryAt is %v (%v), want %v", at, err, want)
-	}
+	w.retries(w.check(all), want.Sub(clock.now))
 	byHand := scan[time.Time](t, pool, `SELECT retry_at FROM _ratelimit_by_hand('try', 'limit', 'ann', 1, '1 day', 9, 'calendar window',
 		capacity => 9, shards => 3, now => '2026-07-01 12:00Z')`)
 	if !byHand.Equal(want) {
 		t.Errorf("by hand, it is %v", byHand)
 	}
 	clock.now = want
-	if at, err := ask(); err != nil || !at.Equal(want) {
-		t.Errorf("then %v, %v", at, err)
+	if then := w.check(all); !then.OK {
+		t.Errorf("then %+v", then)
 	}
 }
 

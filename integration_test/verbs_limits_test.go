@@ -11,22 +11,8 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-func TestTheGlobalLimitIsNoKeys(t *testing.T) {
-	behaviour(t, func(w world) {
-		limit := ratelimit.TokenBucket("signUps", 1, time.Minute)
-		w.grant(limit.Global())
-		w.deny(limit.Global())
-		for _, key := range []string{"ann", "global", "*", " ", "''", "NULL"} {
-			w.grant(limit.Key(key))
-		}
-		w.deny(limit.Global())
-		if s := w.check(limit.Global()).Requests[0]; s.Key != "" {
-			w.Fatalf("the key of the global limit is %q", s.Key)
-		}
-	})
-}
-
-func TestKeysOfSeveralPartsNeverCollide(t *testing.T) {
+// TestKeysNeverCollide: neither do several parts with one, nor any key with the limit without keys.
+func TestKeysNeverCollide(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := ratelimit.TokenBucket("messages", 1, time.Minute)
 		keys := [][]string{
@@ -34,12 +20,18 @@ func TestKeysOfSeveralPartsNeverCollide(t *testing.T) {
 			{"|", "|"}, {`\`, `\`}, {`\|`, "|"}, {"|", `\|`}, {`\|`, `\`}, {"A", "b"}, {"a ", "b"}, {"b", "a"},
 			// One part, which no several parts are stored as.
 			{"a||b"}, {`a\|b`}, {"|"}, {`\`}, {`\|`}, {`C:\a|b`}, {"|a|b"}, {`a|b\`},
+			{"global"}, {"*"}, {" "}, {"''"}, {"NULL"},
 		}
+		w.grant(limit.Global())
 		for _, parts := range keys {
 			w.grant(limit.Key(parts...))
 		}
 		for _, parts := range keys {
 			w.deny(limit.Key(parts...))
+		}
+		w.deny(limit.Global())
+		if key := w.check(limit.Global()).Requests[0].Key; key != "" {
+			w.Fatalf("the key of the limit without keys is %q", key)
 		}
 	})
 }
@@ -259,19 +251,6 @@ func TestRatesAndCountsMayBeFractional(t *testing.T) {
 	})
 }
 
-func TestACountOfZeroIsGrantedUnlessInDebt(t *testing.T) {
-	behaviour(t, func(w world) {
-		key := ratelimit.TokenBucket("messages", 10, time.Minute).Key("ann")
-		w.grant(key.Count(0))
-		w.grant(key.Count(10))
-		w.grant(key.Count(0))
-		w.reserve(key.Count(1))
-		w.retries(w.deny(key.Count(0)), 6*time.Second)
-		w.runs(w.reserve(key.Count(0)), 6*time.Second)
-		w.holds(key, -1)
-	})
-}
-
 func TestMaxReservedUnsetZeroAndPositiveAreThreeThings(t *testing.T) {
 	behaviour(t, func(w world) {
 		unset := ratelimit.TokenBucket("unset", 10, time.Minute).Key("ann")
@@ -310,6 +289,7 @@ func TestAReservationsRetryAtIsWhenTheWorkMayRun(t *testing.T) {
 		w.runs(w.reserve(window.Count(1)), 40*time.Minute)
 		w.runs(w.reserve(window.Count(9)), 40*time.Minute)
 		w.runs(w.reserve(window.Count(11)), 160*time.Minute)
+		w.runs(w.reserve(window.Count(0)), 160*time.Minute)
 		w.holds(window, -21)
 	})
 }
