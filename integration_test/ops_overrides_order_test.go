@@ -123,25 +123,3 @@ func TestOverridesThatWereCopied(t *testing.T) {
 		t.Errorf("%v added, want 15", added)
 	}
 }
-
-// Texts that are too long are refused before they are written.
-func TestLongReasonsAndNames(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 1)
-	for sql, want := range map[string]string{
-		"SELECT ratelimit_block('x', 'k', reason => repeat('é', 2048) || 'x')":       "reason is longer than 4096 bytes",
-		"SELECT ratelimit_unlimited('x', 'k', who => repeat('é', 128))":              "who is longer than 255 bytes",
-		"SELECT ratelimit_override('x', 'k', rate => 1, who => repeat('x', 256))":    "who is longer than 255 bytes",
-		"SELECT ratelimit_restore('x', 'k', who => repeat('x', 256))":                "who is longer than 255 bytes",
-		"SELECT ratelimit_unblock('x', 'k', who => repeat('x', 256))":                "who is longer than 255 bytes",
-		"SELECT ratelimit_block('x', 'k', reason => repeat('x', 100 * 1024 * 1024))": "reason is longer than 4096 bytes",
-	} {
-		if _, err := pool.Exec(t.Context(), sql); sqlState(err) != "22023" || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", sql, err)
-		}
-	}
-	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides"); n != 0 {
-		t.Errorf("%d rows", n)
-	}
-	mustExec(t, pool, "SELECT ratelimit_block('x', 'k', reason => repeat('é', 2048), who => repeat('x', 255)); SELECT ratelimit_restore('x', 'k', who => repeat('x', 255))")
-}

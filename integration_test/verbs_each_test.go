@@ -314,35 +314,24 @@ func TestEachUnderOverrides(t *testing.T) {
 	}
 }
 
-// TestAnObserverSeesEachAsConsumes, so that usage and metrics need to know no more.
+// TestAnObserverSeesEachAsConsumes, so that usage and metrics need to know no more. On a Coalescer, its pool is asked.
 func TestAnObserverSeesEachAsConsumes(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
 	limit := ratelimit.TokenBucket("each", 1, time.Hour)
 	var seen []string
 	limits := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) {
 		seen = append(seen, fmt.Sprint(d.Verb, " ", len(d.Result.Requests), " ", d.Result.OK, " ", denied(d.Err), d.Err == nil))
 	}}
-	succeeds(t, second(limits.Each(t.Context(), pool, limit.Key("a"), limit.Key("b"), limit.Key("a"))))
+	succeeds(t, second(limits.Each(t.Context(), coalescer, limit.Key("a"), limit.Key("b"), limit.Key("a"))))
 	if _, err := limits.Each(t.Context(), pool, limit.Key("a"), limit.Key("")); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Fatal(err)
 	}
 	want := []string{"consume 1 true false true", "consume 1 true false true", "consume 1 false true false", "consume 2 false false false"}
 	if !slices.Equal(seen, want) {
 		t.Errorf("%q", seen)
-	}
-}
-
-// TestEachOnACoalescer uses its pool.
-func TestEachOnACoalescer(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 2)
-	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
-	limit := ratelimit.TokenBucket("each", 1, time.Hour)
-	var limits ratelimit.Limiter
-	for _, db := range []ratelimit.DB{coalescer, pool} {
-		succeeds(t, second(limits.Each(t.Context(), db, limit.Key("a"), limit.Key("b"))))
 	}
 }
 
