@@ -415,6 +415,14 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			_, err := (ratelimit.Config{Name: c.limit.Name(), Kind: "slots", Capacity: &half, Rate: &one, Varies: "1h"}).Limit()
 			return err
 		},
+		"Validate: a rate of NaN": func(c *failing) error { return ratelimit.TokenBucket(c.limit.Name(), math.NaN(), time.Hour).Validate() },
+		"Validate: a period of 0": func(c *failing) error { return ratelimit.FixedWindow(c.limit.Name(), 1, 0).Validate() },
+		"Validate: a capacity of NaN": func(c *failing) error {
+			return ratelimit.TokenBucket(c.limit.Name(), 1, time.Hour, ratelimit.Capacity(math.NaN())).Validate()
+		},
+		"Validate: MaxReserved of NaN": func(c *failing) error {
+			return ratelimit.TokenBucket(c.limit.Name(), 1, time.Hour, ratelimit.MaxReserved(math.NaN())).Validate()
+		},
 		"Validate: With without Varies": func(c *failing) error { return c.limit.With(ratelimit.Rate(1)).Validate() },
 		"Validate: With Shards":         func(c *failing) error { return c.varying().With(ratelimit.Shards(2)).Validate() },
 		"UnmarshalJSON: a field": func(c *failing) error {
