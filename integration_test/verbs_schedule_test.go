@@ -100,14 +100,10 @@ func (q *jobQueue) enqueue(estimate float64, kill bool) (id int64) {
 		if err != nil {
 			return false, err
 		}
-		return true, q.insert(ctx, tx, estimate, reserved).Scan(&id)
+		return true, tx.QueryRow(ctx, "INSERT INTO jobs (estimate, consumed_at, receipt, run_at) VALUES ($1, $2, $3, $4) RETURNING id",
+			estimate, reserved.At, reserved.Receipt(), reserved.RetryAt).Scan(&id)
 	}, q.options...)
 	return id
-}
-
-func (q *jobQueue) insert(ctx context.Context, tx pgx.Tx, estimate float64, reserved ratelimit.Reservation) pgx.Row {
-	return tx.QueryRow(ctx, "INSERT INTO jobs (estimate, consumed_at, receipt, run_at) VALUES ($1, $2, $3, $4) RETURNING id",
-		estimate, reserved.At, reserved.Receipt(), reserved.RetryAt)
 }
 
 // runDue runs one due job, if there is one that no other worker has.

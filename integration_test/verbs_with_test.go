@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -76,33 +75,6 @@ func TestKeysWithNumbersOfTheirOwnInACoalescer(t *testing.T) {
 	}
 }
 
-// customers makes a table with one customer, and returns what consumes by the quota in its row.
-func customers(t *testing.T, pool *pgxpool.Pool, limiter *ratelimit.Limiter, limit ratelimit.Limit) (quotaOf func(ctx context.Context, tx pgx.Tx, lock string) ratelimit.Limit, raise func(quota float64)) {
-	t.Helper()
-	mustExec(t, pool, "DROP TABLE IF EXISTS customers; CREATE TABLE customers (id text PRIMARY KEY, quota float8); INSERT INTO customers VALUES ('ann', 1000)")
-	t.Cleanup(func() { _, _ = pool.Exec(context.WithoutCancel(t.Context()), "DROP TABLE IF EXISTS customers") })
-	quotaOf = func(ctx context.Context, tx pgx.Tx, lock string) ratelimit.Limit {
-		var quota float64
-		if err := tx.QueryRow(ctx, "SELECT quota FROM customers WHERE id = 'ann' "+lock).Scan(&quota); err != nil {
-			t.Error(err)
-		}
-		return limit.With(ratelimit.Rate(quota))
-	}
-	raise = func(quota float64) {
-		t.Helper()
-		err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, "UPDATE customers SET quota = $1 WHERE id = 'ann'", quota); err != nil {
-				return err
-			}
-			return limiter.Reset(ctx, tx, limit.Key("ann"))
-		}, ratelimit.Isolation(pgx.ReadCommitted))
-		if err != nil {
-			t.Error(err)
-		}
-	}
-	return quotaOf, raise
-}
-
 // TestAStragglerCutsAnUpgradedCustomer: a call that read the old quota without a lock consumes after the upgrade, and cuts the
 // balance to the old capacity. With a lock, the upgrade waits for the call.
 func TestAStragglerCutsAnUpgradedCustomer(t *testing.T) {
@@ -114,15 +86,23 @@ func TestAStragglerCutsAnUpgradedCustomer(t *testing.T) {
 			limiter, clock := newLimiter()
 			w := world{t, pool, limiter, clock}
 			limit := ratelimit.FixedWindow("calls", 10, time.Hour, ratelimit.Start(noon), ratelimit.Varies(time.Hour))
-			quotaOf, raise := customers(t, pool, limiter, limit)
+			mustExec(t, pool, "CREATE TABLE customers (id text PRIMARY KEY, quota float8); INSERT INTO customers VALUES ('ann', 1000)")
 			tx, err := pool.Begin(t.Context())
 			w.do(err)
 			defer tx.Rollback(context.WithoutCancel(t.Context()))
-			old := quotaOf(t.Context(), tx, lock)
+			old := limit.With(ratelimit.Rate(scan[float64](t, tx, "SELECT quota FROM customers WHERE id = 'ann' "+lock)))
 			raised := make(chan struct{})
 			go func() {
 				defer close(raised)
-				raise(50_000)
+				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					if _, err := tx.Exec(ctx, "UPDATE customers SET quota = 50000 WHERE id = 'ann'"); err != nil {
+						return err
+					}
+					return limiter.Reset(ctx, tx, limit.Key("ann"))
+				}, ratelimit.Isolation(pgx.ReadCommitted))
+				if err != nil {
+					t.Error(err)
+				}
 			}()
 			if lock == "" {
 				<-raised
