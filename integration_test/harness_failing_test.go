@@ -3,16 +3,20 @@ package integration_test
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"io"
 	"net"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/ratelimit"
 )
 
 // answerLost is a pool that loses the answers of statements that have run.
@@ -152,4 +156,124 @@ type beginRefused struct {
 
 func (p beginRefused) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) {
 	return nil, &pgconn.PgError{Code: p.code, Message: "no"}
+}
+
+// cancelable makes the context one that the returned function ends.
+func (c *failing) cancelable() func() {
+	ctx, cancel := context.WithCancel(c.ctx)
+	c.Cleanup(cancel)
+	c.ctx = ctx
+	return cancel
+}
+
+// soonEnded is a context that ends while an endless conflict is retried.
+func soonEnded(c *failing) context.Context {
+	ctx, cancel := context.WithTimeout(c.ctx, 100*time.Millisecond)
+	c.Cleanup(cancel)
+	return ctx
+}
+
+// untilConflict is the pool, and the context ends with the first conflict on it.
+func (c *failing) untilConflict(pool *pgxpool.Pool) *pgxpool.Pool {
+	cancel := c.cancelable()
+	return reconfigured(c.T, pool, func(config *pgxpool.Config) { config.ConnConfig.Tracer = afterConflict{cancel} })
+}
+
+// begun calls with a connection on which a transaction has begun.
+func (c *failing) begun(call func(conn *pgx.Conn) error) error {
+	conn := acquire(c.T, c.pool)
+	if _, err := conn.Exec(c.ctx, "BEGIN"); err != nil {
+		return err
+	}
+	defer func() { _, _ = conn.Exec(c.ctx, "ROLLBACK") }()
+	return call(conn)
+}
+
+// waits waits for a token, and its context ends meanwhile, after gone was called.
+func (c *failing) waits(pool *pgxpool.Pool, gone func()) error {
+	if _, err := c.limiter.Consume(c.ctx, pool, c.request().Count(100)); err != nil {
+		return err
+	}
+	cancel, asked := c.cancelable(), 0
+	c.limiter.Clock = func() time.Time {
+		if asked++; asked == 2 { // by the call, and by the sleep
+			gone()
+			cancel()
+		}
+		return time.Now()
+	}
+	return verbCalls(c, pool, c.request())["Wait"]()
+}
+
+// known makes a limit known to the limiter.
+func (c *failing) known(limit ratelimit.Limit) *failing {
+	if _, err := c.limiter.Check(c.ctx, c.pool, limit.Key(privateKey)); err != nil {
+		c.Error(err)
+	}
+	return c
+}
+
+// varying is a limit of the same name whose keys may have other numbers, window a request for a window of the same name, and slots one for
+// one of two slots.
+func (c *failing) varying() ratelimit.Limit {
+	return ratelimit.TokenBucket(c.limit.Name(), 1, time.Hour, ratelimit.Varies(24*time.Hour))
+}
+
+func (c *failing) window() ratelimit.Request {
+	return ratelimit.FixedWindow(c.limit.Name(), 1, time.Hour).Key(privateKey)
+}
+
+func (c *failing) slots() ratelimit.Request {
+	return ratelimit.Slots(c.limit.Name(), 2).Key(privateKey)
+}
+
+// receipt is one for the request, and holdOf a token for it.
+func (c *failing) receipt() ratelimit.Receipt { return receiptOf(time.Now(), c.request()) }
+
+func (c *failing) altered(old, altered string) ratelimit.Receipt {
+	return ratelimit.Receipt(strings.ReplaceAll(string(c.receipt()), old, altered))
+}
+
+func (c *failing) holdOf() string {
+	return holdToken + `[["` + c.limit.Name() + `", "` + privateKey + `", 1]]`
+}
+
+func (c *failing) takes(db ratelimit.DB, most int, requests ...ratelimit.Request) error {
+	_, _, err := c.limiter.Take(c.ctx, db, most, requests...)
+	return err
+}
+
+// during does work during a hold.
+func (c *failing) during(db ratelimit.DB, ttl time.Duration, work func(ctx context.Context) ([]ratelimit.Request, error)) error {
+	return c.limiter.During(c.ctx, db, "work", ttl, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
+		return work(ctx)
+	}, c.request())
+}
+
+func noWork(context.Context, ratelimit.Held) ([]ratelimit.Request, error) { return nil, nil }
+
+// using is work that says what it has used.
+func using(requests ...ratelimit.Request) func(context.Context) ([]ratelimit.Request, error) {
+	return func(context.Context) ([]ratelimit.Request, error) { return requests, nil }
+}
+
+func (c *failing) overrides(numbers ...ratelimit.Option) error {
+	return second(c.limiter.Override(c.ctx, c.pool, c.request(), time.Time{}, "", "", numbers...))
+}
+
+func (c *failing) blocks(db ratelimit.DB, until time.Time, reason string) error {
+	_, err := c.limiter.Block(c.ctx, db, c.request(), until, reason, "")
+	return err
+}
+
+// sends sends a batch that consumes, and what is added to it.
+func (c *failing) sends(db *pgxpool.Pool, add func(batch *pgx.Batch)) error {
+	batch := c.batch()
+	add(batch)
+	return c.limiter.SendTx(c.ctx, db, batch)
+}
+
+func (c *failing) consumedSQL(ctx context.Context, tx *sql.Tx) error {
+	_, err := c.limiter.Consume(ctx, ratelimit.SQL(tx), c.request())
+	return err
 }

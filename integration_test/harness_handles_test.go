@@ -216,6 +216,14 @@ func coalesce(ctx context.Context, coalescer *ratelimit.Coalescer, call func(ctx
 	return nil
 }
 
+// succeeds ends the test if something has failed.
+func succeeds(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // mustExec runs one or several statements.
 func mustExec(t *testing.T, pool *pgxpool.Pool, sql string) {
 	t.Helper()

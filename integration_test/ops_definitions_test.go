@@ -21,9 +21,7 @@ func TestOneDefinitionPerName(t *testing.T) {
 	own := varying.With(ratelimit.Rate(5000))
 	publish := func(t *testing.T, pool *pgxpool.Pool, program string, limits ...ratelimit.Limit) {
 		t.Helper()
-		if err := ratelimit.Publish(t.Context(), pool, program, limits...); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, ratelimit.Publish(t.Context(), pool, program, limits...))
 	}
 	numbers := func(t *testing.T, pool *pgxpool.Pool) string { // that SQL without numbers goes by
 		t.Helper()
@@ -35,9 +33,7 @@ func TestOneDefinitionPerName(t *testing.T) {
 		row := "INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now() - interval '" + idle + "') ON CONFLICT (name, key, shard) DO UPDATE SET ts = excluded.ts"
 		mustExec(t, pool, row)
 		bySweep, err := new(ratelimit.Limiter).Sweep(t.Context(), pool, limit)
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		mustExec(t, pool, row)
 		byHand := scan[int64](t, pool, "SELECT deleted FROM ratelimit_sweep('api')")
 		if byHand != bySweep {
@@ -70,8 +66,7 @@ func TestOneDefinitionPerName(t *testing.T) {
 		pool := newPool(t, 2)
 		var limiter ratelimit.Limiter
 		consume := func(requests ...ratelimit.Request) error {
-			_, err := limiter.Consume(t.Context(), pool, requests...)
-			return err
+			return second(limiter.Consume(t.Context(), pool, requests...))
 		}
 		if err := consume(varying.Key("ann"), own.Key("bob"), varying.With(ratelimit.Capacity(10)).Key("cid")); err != nil {
 			t.Error(err)
@@ -269,12 +264,8 @@ func TestASweepOfALimitThatVaries(t *testing.T) {
 		// A version before has a longer time.
 		longer := limit.Config()
 		longer.Varies = "4d"
-		if err := ratelimit.Publish(t.Context(), pool, "web", must(longer.Limit())); err != nil {
-			t.Fatal(err)
-		}
-		if err := ratelimit.Publish(t.Context(), pool, "web", limit); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, ratelimit.Publish(t.Context(), pool, "web", must(longer.Limit())))
+		succeeds(t, ratelimit.Publish(t.Context(), pool, "web", limit))
 		if got := sweep(); got != "blocked; full; full, and used; idle; in debt; overridden; unlimited; used; was blocked" {
 			t.Errorf("%s: a version before varies within 4 days; left are %s", name, got)
 		}

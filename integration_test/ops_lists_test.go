@@ -104,9 +104,7 @@ func TestTheNewestVersionInUseCounts(t *testing.T) {
 		pool := newPool(t, 2)
 		for i, rate := range []float64{9, 70, 9, 70, 9} {
 			if i < 3 {
-				if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour)); err != nil {
-					t.Fatal(err)
-				}
+				succeeds(t, ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour)))
 			} else if counts := scan[bool](t, pool, "SELECT counts FROM ratelimit_publish('web', jsonb_build_array(jsonb_build_object('name', 'api', 'kind', 'token bucket', 'rate', $1::float8, 'period', '1 hour')))", rate); !counts {
 				t.Errorf("published %v by hand, and it does not count", rate)
 			}
@@ -134,9 +132,7 @@ func TestTheNewestVersionInUseCounts(t *testing.T) {
 		t.Parallel()
 		pool := newPool(t, 2)
 		for _, rate := range []float64{9, 70} {
-			if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour)); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour)))
 			if rate == 9 {
 				mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '30 days'")
 			}
@@ -166,13 +162,9 @@ func TestAnUnchangedListTakesNoLock(t *testing.T) {
 	versionOf(t, pool, 9, nil)
 	versionOf(t, pool, 70, nil)
 	holder, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	defer func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }()
-	if err := ratelimit.Publish(t.Context(), holder, "other", ratelimit.TokenBucket("elsewhere", 1, time.Hour)); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), holder, "other", ratelimit.TokenBucket("elsewhere", 1, time.Hour)))
 	for name, change := range map[string]string{
 		"just alive":              "SELECT 1",
 		"to be marked":            "UPDATE rate_limit_definitions SET alive_until = now() + interval '3 minutes' WHERE program = 'web'",
@@ -195,9 +187,7 @@ func TestAnUnchangedListTakesNoLock(t *testing.T) {
 		}
 	}
 	mustExec(t, pool, "UPDATE rate_limit_definitions SET alive_until = now() + interval '3 minutes' WHERE program = 'web'")
-	if _, err := holder.Exec(t.Context(), "SELECT FROM rate_limit_definitions FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(holder.Exec(t.Context(), "SELECT FROM rate_limit_definitions FOR UPDATE")))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{
@@ -266,9 +256,7 @@ func beats(t *testing.T, pool *pgxpool.Pool, program, list string) (counts bool,
 func mustBeat(t *testing.T, pool *pgxpool.Pool, program, list string) (counts bool) {
 	t.Helper()
 	counts, _, err := beats(t, pool, program, list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	return counts
 }
 
@@ -395,9 +383,7 @@ func TestPublishersSeeEachOther(t *testing.T) {
 			}
 			versionOf(t, pool, 9, nil)
 			tx, err := pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, err)
 			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
 			if _, err := tx.Exec(t.Context(), "SELECT _ratelimit_publish('web', $1, true)", bucketList); err != nil {
 				t.Errorf("a heartbeat: %v", err)
@@ -415,13 +401,9 @@ func TestOpenWaitsForItsOwnPublish(t *testing.T) {
 	pool := newPool(t, 4)
 	versionOf(t, pool, 9, nil)
 	holder, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	defer func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }()
-	if err := ratelimit.Publish(t.Context(), holder, "web", ratelimit.TokenBucket("api", 70, time.Hour)); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), holder, "web", ratelimit.TokenBucket("api", 70, time.Hour)))
 	opened := make(chan error, 1)
 	told := make(chan error, 8)
 	go func() {
@@ -439,12 +421,8 @@ func TestOpenWaitsForItsOwnPublish(t *testing.T) {
 		opened <- err
 	}()
 	waitingFor(t, pool, holder)
-	if err := holder.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-opened; err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, holder.Commit(t.Context()))
+	succeeds(t, <-opened)
 	if got := publishedRate(t, pool); got != 70 {
 		t.Errorf("a rate of %v", got)
 	}
@@ -464,13 +442,9 @@ func TestAHeartbeatLocksNoRowBeforeTheTable(t *testing.T) {
 	mustBeat(t, pool, "web", windowList)
 	mustExec(t, pool, lateLists+"true")
 	holder, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	defer func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }()
-	if err := ratelimit.Publish(t.Context(), holder, "other", ratelimit.Unlimited("elsewhere")); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), holder, "other", ratelimit.Unlimited("elsewhere")))
 	type answer struct {
 		counts bool
 		err    error

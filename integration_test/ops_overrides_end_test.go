@@ -42,31 +42,23 @@ func newEnding(t testing.TB, n int) *endingWorld {
 	for i := range n {
 		e.all = append(e.all, e.limit(fmt.Sprintf("limit %d", i)))
 	}
-	if err := ratelimit.Publish(t.Context(), e.pool, "web", e.all...); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), e.pool, "web", e.all...))
 	for i := range n {
 		e.override(i)
 		e.use(i)
 	}
 	e.all = append(e.all, ratelimit.TokenBucket("plan", 0, time.Hour)) // it grants nothing until the newer override ends, which has no rate
-	if err := ratelimit.Publish(t.Context(), e.pool, "plans", e.all[n]); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), e.pool, "plans", e.all[n]))
 	e.ends[n] = []time.Time{e.base.Add(time.Hour)}
 	e.exec(`INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity, until, made_at)
 		VALUES ('plan', 'k', 'numbers', 5, NULL, NULL, now()), ('plan', 'k', 'numbers', NULL, 9, $1, now() + interval '1 ms')`, e.ends[n][0])
-	if err := e.limits.Overrides.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, e.limits.Overrides.Load(t.Context()))
 	return e
 }
 
 func (e *endingWorld) exec(sql string, args ...any) {
 	e.Helper()
-	if _, err := e.pool.Exec(e.Context(), sql, args...); err != nil {
-		e.Fatal(err)
-	}
+	succeeds(e, second(e.pool.Exec(e.Context(), sql, args...)))
 }
 
 func (e *endingWorld) limit(name string) ratelimit.Limit {
@@ -239,13 +231,11 @@ func TestAnOverrideThatEnds(t *testing.T) {
 				switch verb := e.r.IntN(4); verb {
 				case 0, 1:
 					denied = e.proves("consume "+what, e.ends[i], func(db ratelimit.DB) error {
-						_, err := e.limits.Consume(t.Context(), db, request)
-						return err
+						return second(e.limits.Consume(t.Context(), db, request))
 					})
 				case 2:
 					denied = e.proves("reserve "+what, e.ends[i], func(db ratelimit.DB) error {
-						_, err := e.limits.Reserve(t.Context(), db, request)
-						return err
+						return second(e.limits.Reserve(t.Context(), db, request))
 					})
 				case 3:
 					denied = e.proves("take of "+what, e.ends[i], func(db ratelimit.DB) error {
@@ -269,12 +259,10 @@ func (e *endingWorld) agrees(i int, count float64) {
 	limit := e.all[i]
 	for verb, call := range map[string]func(db ratelimit.DB) error{
 		"try": func(db ratelimit.DB) error {
-			_, err := e.limits.Consume(e.Context(), db, limit.Key("k").Count(count))
-			return err
+			return second(e.limits.Consume(e.Context(), db, limit.Key("k").Count(count)))
 		},
 		"reserve": func(db ratelimit.DB) error {
-			_, err := e.limits.Reserve(e.Context(), db, limit.Key("k").Count(count))
-			return err
+			return second(e.limits.Reserve(e.Context(), db, limit.Key("k").Count(count)))
 		},
 		"take": func(db ratelimit.DB) error {
 			_, _, err := e.limits.Take(e.Context(), db, int(count), limit.Key("k"))
@@ -303,10 +291,7 @@ func (e *endingWorld) agrees(i int, count float64) {
 	// The list of keys is for one token, or for all of a capacity below one.
 	if scan[bool](e, e.pool, "SELECT coalesce(min(least(rate, capacity)), 1) >= 1 FROM rate_limit_overrides WHERE name = $1", limit.Name()) {
 		retryAt := scan[string](e, e.pool, "SELECT coalesce((SELECT retry_at::text FROM _ratelimit_keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, '{k}', $2)), '')", limit.Name(), e.base)
-		call := func(db ratelimit.DB) error {
-			_, err := e.limits.Consume(e.Context(), db, limit.Key("k"))
-			return err
-		}
+		call := func(db ratelimit.DB) error { return second(e.limits.Consume(e.Context(), db, limit.Key("k"))) }
 		denied, never := e.at(e.base, call)
 		at := scan[*time.Time](e, e.pool, "SELECT CASE WHEN isfinite(nullif($1, '')::timestamptz) THEN $1::timestamptz END", retryAt)
 		switch {
@@ -331,14 +316,10 @@ func whenByHand(t testing.TB, db ratelimit.DB, verb, name string, count float64,
 		var detail struct {
 			RetryAt *time.Time `json:"retry_at"`
 		}
-		if err := json.Unmarshal([]byte(pgErr.Detail), &detail); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, json.Unmarshal([]byte(pgErr.Detail), &detail))
 		retryAt = detail.RetryAt
 	default:
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		if granted {
 			return "granted"
 		}
@@ -395,9 +376,7 @@ func TestBalanceUnderOverridesThatEnd(t *testing.T) {
 	read := func(now time.Time, limit ratelimit.Limit) ratelimit.Balance {
 		e.clock.now = now
 		b, err := e.limits.Balance(t.Context(), e.pool, limit.Key("k"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		return b[0]
 	}
 	has := func(now time.Time, limit ratelimit.Limit, count float64) bool {
@@ -496,9 +475,7 @@ func TestAWaitUnderAnOverrideThatEnds(t *testing.T) {
 	override := func(name, numbers string, d time.Duration) {
 		t.Helper()
 		scan[int64](t, pool, "SELECT ratelimit_override($1, 'k', "+numbers+", until => clock_timestamp() + $2)", name, pgtype.Interval{Microseconds: d.Microseconds(), Valid: true})
-		if err := limits.Overrides.Load(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, limits.Overrides.Load(t.Context()))
 	}
 	wait := func(limit ratelimit.Limit, within time.Duration) (ratelimit.Result, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
@@ -518,9 +495,7 @@ func TestAWaitUnderAnOverrideThatEnds(t *testing.T) {
 			hourly = ratelimit.FixedWindow("hourly "+key, 1, time.Hour, ratelimit.Capacity(1), ratelimit.Start(time.Now().Add(-time.Minute)))
 		}
 		override(hourly.Name(), "rate => 3600, capacity => 1", 300*time.Millisecond)
-		if _, err := limits.Charge(t.Context(), pool, hourly.Key("k").Count(3)); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(limits.Charge(t.Context(), pool, hourly.Key("k").Count(3))))
 		if result, err := wait(hourly, 30*time.Second); !denied(err) || result.RetryAfter < 2*time.Hour {
 			t.Errorf("%s: a wait for a raised rate that ends at once: %v, %+v", key, err, result)
 		}
@@ -547,9 +522,7 @@ func TestAChangeWakesWaiters(t *testing.T) {
 					limit, used = ratelimit.TokenBucket("api", 1e9, time.Hour), 1
 				}
 				limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon})}
-				if _, err := limits.Charge(t.Context(), pool, limit.Key("k").Count(used)); err != nil {
-					t.Fatal(err)
-				}
+				succeeds(t, second(limits.Charge(t.Context(), pool, limit.Key("k").Count(used))))
 				ended := make(chan error, 1)
 				go func() {
 					_, err := limits.Wait(t.Context(), pool, limit.Key("k"))

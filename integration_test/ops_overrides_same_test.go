@@ -15,9 +15,7 @@ func TestOverridesThatEndReadAlikeInSQL(t *testing.T) {
 	e := newEnding(t, sized(400, 100))
 	e.exec("UPDATE rate_limits SET value = value + 0.1 / shards WHERE hashtext(name) % 2 = 0")
 	e.exec("UPDATE rate_limit_overrides SET rate = rate * 1.1, capacity = capacity * 0.7 WHERE random() < 0.3 AND NOT name IN (SELECT name FROM rate_limit_definitions WHERE zone IS NOT NULL)")
-	if err := e.limits.Overrides.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, e.limits.Overrides.Load(t.Context()))
 	waits, resets := 0, 0
 	for _, limit := range e.all {
 		e.asked = []string{limit.Name()}
@@ -69,15 +67,11 @@ func TestTheEndOfAnOverrideThatDoesNotDecideChangesNothing(t *testing.T) {
 	e := newEnding(t, 0)
 	for n := range 60 {
 		limit := ratelimit.TokenBucket(fmt.Sprint("bare ", n), 7, time.Hour, ratelimit.Capacity(3), ratelimit.MaxReserved(100))
-		if err := ratelimit.Publish(t.Context(), e.pool, "web", limit); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, ratelimit.Publish(t.Context(), e.pool, "web", limit))
 		e.exec("INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ($1, 'k', 0, 1, $2, $3)", limit.Name(), -5-15*e.r.Float64(),
 			e.base.Add(-time.Duration(e.r.Int64N(1e9))*time.Microsecond))
 		runAt := func() (at time.Time) {
-			if err := e.limits.Overrides.Load(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, e.limits.Overrides.Load(t.Context()))
 			_, _ = e.at(e.base, func(db ratelimit.DB) error {
 				r, err := e.limits.Reserve(t.Context(), db, limit.Key("k").Count(0.3))
 				at = r.RetryAt

@@ -36,9 +36,7 @@ func scan[T any](t testing.TB, db ratelimit.DB, sql string, args ...any) (v T) {
 // following loads the overrides and follows them until the end of the test.
 func following(t testing.TB, o *ratelimit.Overrides) *ratelimit.Overrides {
 	t.Helper()
-	if err := o.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, o.Load(t.Context()))
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -57,9 +55,7 @@ const soon = 20 * time.Millisecond
 func limitInForce(t testing.TB, l *ratelimit.Limiter, db ratelimit.DB, request ratelimit.Request) string {
 	t.Helper()
 	result, err := l.Check(t.Context(), db, request.Count(0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	return result.Requests[0].Limit.String()
 }
 
@@ -106,9 +102,7 @@ func TestAnOverrideIsFollowed(t *testing.T) {
 	scan[int64](t, pool, "SELECT ratelimit_block('api', 'carl')")
 	becomes("carl", "api: blocked")
 	mustExec(t, pool, "DELETE FROM rate_limit_overrides")
-	if err := limits.Overrides.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, limits.Overrides.Load(t.Context()))
 	becomes("carl", defined)
 }
 
@@ -186,43 +180,6 @@ func TestALimitOfAResultIsTheProgramsOwn(t *testing.T) {
 	})
 }
 
-// TestABlockHoldsForEveryWayIn covers the ways that do not use Consume on a handle.
-func TestABlockHoldsForEveryWayIn(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 8)
-	api := ratelimit.TokenBucket("api", 10, time.Minute)
-	sharded := ratelimit.FixedWindow("sharded", 10, time.Minute, ratelimit.Shards(3))
-	for _, name := range []string{"api", "sharded"} {
-		scan[int64](t, pool, "SELECT ratelimit_block($1, 'ann')", name)
-	}
-	limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon})}
-	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
-	for _, request := range []ratelimit.Request{api.Key("ann"), sharded.Key("ann")} {
-		for way, try := range map[string]func() error{
-			"coalescer": func() error { _, err := limits.Consume(t.Context(), coalescer, request); return err },
-			"wait":      func() error { _, err := limits.Wait(t.Context(), pool, request); return err },
-			"batch": func() error {
-				_, err := limits.QueueConsume(t.Context(), new(pgx.Batch), request)
-				return err
-			},
-			"hot": func() error {
-				return limits.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-					_, err := limits.Consume(ctx, tx, request)
-					return err
-				}, ratelimit.Hot(request))
-			},
-		} {
-			if err := try(); !denied(err) || !strings.Contains(err.Error(), "blocked") {
-				t.Errorf("%s: %v, want a denial by the block", way, err)
-			}
-		}
-	}
-	if rows := tableOf(t, pool); rows != "" {
-		t.Errorf("rows of a blocked key:\n%s", rows)
-	}
-}
-
 // TestAnOverrideThatCommitsLateIsNotMissed: a transaction takes its id before others that commit and are polled first.
 func TestAnOverrideThatCommitsLateIsNotMissed(t *testing.T) {
 	t.Parallel()
@@ -236,20 +193,14 @@ func TestAnOverrideThatCommitsLateIsNotMissed(t *testing.T) {
 	}
 	scan[int64](t, pool, "SELECT ratelimit_block('api', 'removed late')")
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	defer tx.Rollback(t.Context())
 	scan[int64](t, tx, "SELECT ratelimit_block('api', 'late')")
 	scan[int](t, tx, "SELECT ratelimit_unblock('api', 'removed late')")
 	savepoint, err := tx.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	scan[int64](t, savepoint, "SELECT ratelimit_block('api', 'late, in a savepoint')")
-	if err := savepoint.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, savepoint.Commit(t.Context()))
 	for begin, i := time.Now(), 0; time.Since(begin) < sized(10*time.Second, time.Second); i++ {
 		key := fmt.Sprintf("at once %d", i)
 		scan[int64](t, pool, "SELECT ratelimit_block('api', $1)", key)
@@ -258,9 +209,7 @@ func TestAnOverrideThatCommitsLateIsNotMissed(t *testing.T) {
 	if is("late", true)() || is("removed late", false)() {
 		t.Fatal("in force before the commit")
 	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, tx.Commit(t.Context()))
 	eventually(t, "what was committed late", is("late", true))
 	eventually(t, "what was committed late in a savepoint", is("late, in a savepoint", true))
 	eventually(t, "what was removed late", is("removed late", false))
@@ -332,9 +281,7 @@ func TestManyOverrides(t *testing.T) { // not parallel: it measures the heap
 	}
 	before, begin := heap(), time.Now()
 	o := &ratelimit.Overrides{DB: pool, Every: soon}
-	if err := o.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, o.Load(t.Context()))
 	took := time.Since(begin)
 	perOverride := (heap() - before) / float64(n)
 	limits := ratelimit.Limiter{Overrides: following(t, o)}
@@ -468,12 +415,8 @@ func TestOverridesInFourProcesses(t *testing.T) {
 		}
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
+		succeeds(t, cmd.Start())
 		var reading sync.WaitGroup
 		reading.Go(func() {
 			for lines := bufio.NewScanner(out); lines.Scan(); {
@@ -548,23 +491,17 @@ func TestWhatIsAddedToARaisedLimit(t *testing.T) {
 	for name, options := range map[string][]ratelimit.Option{"one row": nil, "shards": {ratelimit.Shards(4)}} {
 		pool := newPool(t, 4)
 		api := ratelimit.FixedWindow("api", 10, 24*time.Hour, options...)
-		if err := ratelimit.Publish(t.Context(), pool, "web", api); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, ratelimit.Publish(t.Context(), pool, "web", api))
 		limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
 		load := func() {
-			if err := limits.Overrides.Load(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, limits.Overrides.Load(t.Context()))
 		}
 		left := func() float64 {
 			t.Helper()
 			return readBalance(t, &limits, pool, api.Key("ann"))
 		}
 		load()
-		if _, err := limits.Charge(t.Context(), pool, api.Key("ann").Count(8)); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(limits.Charge(t.Context(), pool, api.Key("ann").Count(8))))
 		id := scan[int64](t, pool, "SELECT ratelimit_override('api', 'ann', rate => 25)")
 		load()
 		if got := left(); !near(got, 2) {
@@ -598,10 +535,8 @@ func TestWhatIsAddedAfterAnOlderOverride(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 24)
 	day := 24 * time.Hour
-	if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.FixedWindow("fixed", 10, day),
-		ratelimit.FixedWindow("varying", 10, day, ratelimit.Varies(3*day))); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", ratelimit.FixedWindow("fixed", 10, day),
+		ratelimit.FixedWindow("varying", 10, day, ratelimit.Varies(3*day))))
 	var adding sync.WaitGroup // each waits for two seconds
 	for i, test := range []struct {
 		limit, before, now string // arguments of ratelimit_override; before is empty: there is none
@@ -666,9 +601,7 @@ func TestASweepMindsOverrides(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	api := ratelimit.TokenBucket("api", 10, time.Minute)
-	if err := ratelimit.Publish(t.Context(), pool, "web", api); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", api))
 	scan[int64](t, pool, "SELECT ratelimit_override('api', 'ann', capacity => 100000)")
 	mustExec(t, pool, "INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now() - interval '3 hours')")
 	var limits ratelimit.Limiter // which does not follow them
@@ -695,9 +628,7 @@ func TestOverridesThatEndInTheFarFuture(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	api := ratelimit.TokenBucket("api", 10, time.Minute)
-	if err := ratelimit.Publish(t.Context(), pool, "web", api); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", api))
 	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
 	for i, until := range []string{"infinity", "294276-12-31 00:00+00", "10000-01-01 00:00+00"} {
 		byHand, byFunction := fmt.Sprintf("by hand %d", i), fmt.Sprintf("by function %d", i)
@@ -742,9 +673,7 @@ func TestASlowPollEndsNoBlockEarly(t *testing.T) {
 		key := fmt.Sprint(slow.before)
 		scan[int64](t, pool, "SELECT ratelimit_block('api', $1, until => clock_timestamp() + interval '2 seconds')", key)
 		limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: slow}}
-		if err := limits.Overrides.Load(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, limits.Overrides.Load(t.Context()))
 		eventually(t, "the block ends", func() bool { _, err := limits.Consume(t.Context(), pool, api.Key(key)); return !denied(err) })
 		if early := scan[time.Duration](t, pool, "SELECT until - clock_timestamp() FROM rate_limit_overrides WHERE key = $1", key); early > 0 {
 			t.Errorf("%+v: it ended %v early", slow, early)
@@ -771,35 +700,12 @@ func TestToBeToldMayLoad(t *testing.T) {
 	}
 }
 
-func TestOverridesThatCannotBe(t *testing.T) {
-	t.Parallel()
-	pool, one := newPool(t, 2), newPool(t, 1)
-	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(t.Context())
-	for what, o := range map[string]*ratelimit.Overrides{
-		"no DB": {}, "a transaction": {DB: tx}, "too seldom": {DB: pool, Every: 2 * time.Second}, "a negative time": {DB: pool, Every: -1},
-		"listening on no pool": {DB: slowDB{DB: pool}, Listen: true}, "listening on one connection": {DB: one, Listen: true},
-	} {
-		if err := o.Load(t.Context()); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("%s: Load: %v", what, err)
-		}
-		if err := o.Run(t.Context()); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("%s: Run: %v", what, err)
-		}
-	}
-}
-
 // TestAddRefusesAShortTimeout: ratelimit_add waits for the programs, and a short statement_timeout would cancel it. The next call adds all.
 func TestAddRefusesAShortTimeout(t *testing.T) {
 	t.Parallel()
 	needsSession(t, "since it sets a timeout")
 	pool := newPool(t, 1)
-	if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("limit", 10, time.Hour)); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("limit", 10, time.Hour)))
 	mustExec(t, pool, "INSERT INTO rate_limits VALUES ('limit', 'ann', 0, 1, 0, now())")
 	id := scan[int64](t, pool, "SELECT ratelimit_override('limit', 'ann', rate => 30)")
 	for _, timeout := range []string{"50ms", "1s", "2s"} {
@@ -823,23 +729,15 @@ func TestWhatIsAddedStays(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
 	api := ratelimit.FixedWindow("api", 50, 24*time.Hour)
-	if err := ratelimit.Publish(t.Context(), pool, "web", api); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", api))
 	limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool})} // by polls, a second apart
-	if _, err := limits.Consume(t.Context(), pool, api.Key("ann").Count(50)); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(limits.Consume(t.Context(), pool, api.Key("ann").Count(50))))
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	defer tx.Rollback(t.Context())
 	id := scan[int64](t, tx, "SELECT ratelimit_override('api', 'ann', rate => 500)")
 	time.Sleep(2500 * time.Millisecond)
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, tx.Commit(t.Context()))
 	stop := make(chan struct{})
 	var running sync.WaitGroup
 	running.Go(func() { // a program that writes the row
@@ -872,16 +770,12 @@ func TestWhatIsAddedAgainAndAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 2)
-			if err := ratelimit.Publish(t.Context(), pool, "web", limit); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, ratelimit.Publish(t.Context(), pool, "web", limit))
 			limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
 			granted := 0
 			use := func() {
 				t.Helper()
-				if err := limits.Overrides.Load(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				succeeds(t, limits.Overrides.Load(t.Context()))
 				n, _, err := limits.Take(t.Context(), pool, 10_000, limit.Key("ann"))
 				if granted += n; err != nil && !denied(err) {
 					t.Fatal(err)
@@ -922,15 +816,11 @@ func TestASlowPollBringsNoOverrideBack(t *testing.T) {
 		return limitInForce(t, &limits, pool, hourly.Key("free")) == "api: unlimited" && limitInForce(t, &limits, pool, hourly.Key("raised")) != hourly.String()
 	})
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	defer tx.Rollback(t.Context())
 	mustExecIn(t, tx, "LOCK TABLE rate_limit_overrides IN ACCESS EXCLUSIVE MODE")
 	time.Sleep(3 * time.Second)
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, tx.Rollback(t.Context()))
 	for begin := time.Now(); time.Since(begin) < 2*time.Second; time.Sleep(5 * time.Millisecond) {
 		for _, key := range []string{"free", "raised"} {
 			if got := limitInForce(t, &limits, pool, hourly.Key(key)); got != hourly.String() {
@@ -942,9 +832,7 @@ func TestASlowPollBringsNoOverrideBack(t *testing.T) {
 
 func mustExecIn(t *testing.T, tx pgx.Tx, sql string) {
 	t.Helper()
-	if _, err := tx.Exec(t.Context(), sql); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(tx.Exec(t.Context(), sql)))
 }
 
 // TestNoProgramFollowsAnOverrideThatIsNotValid: nor does SQL, the tool or the page, and what is older decides.
@@ -952,18 +840,14 @@ func TestNoProgramFollowsAnOverrideThatIsNotValid(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
 	limit := ratelimit.TokenBucket("api", 10, time.Hour)
-	if err := ratelimit.Publish(t.Context(), pool, "app", limit); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), pool, "app", limit))
 	mustExec(t, pool, "SELECT ratelimit_override('api', 'ann', rate => 20)")
 	mustExec(t, pool, "INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity) VALUES ('api', 'ann', 'numbers', 'NaN', NULL), ('api', 'ann', 'numbers', 0, NULL), ('api', 'ann', 'numbers', 30, 'Infinity')")
 	if rate := scan[float64](t, pool, "SELECT rate FROM _ratelimit_numbers('api', 'ann', now())"); rate != 20 {
 		t.Errorf("SQL uses a rate of %v", rate)
 	}
 	overrides := &ratelimit.Overrides{DB: pool, OnError: func(error) {}}
-	if err := overrides.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, overrides.Load(t.Context()))
 	balances, err := (&ratelimit.Limiter{Overrides: overrides}).Balance(t.Context(), pool, limit.Key("ann"))
 	if err != nil || balances[0].Capacity != 20 {
 		t.Errorf("the library uses %+v, %v", balances, err)

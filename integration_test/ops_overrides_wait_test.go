@@ -32,9 +32,7 @@ func TestAWaitThatEndsBeforeAnOverrideDoes(t *testing.T) {
 		} else {
 			scan[int64](t, pool, "SELECT ratelimit_override($1, 'k', rate => 3600, capacity => 1, until => clock_timestamp() + $2)", limit.Name(), pgtype.Interval{Microseconds: 3600e6, Valid: true})
 		}
-		if err := limits.Overrides.Load(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, limits.Overrides.Load(t.Context()))
 		for i := range 2 {
 			result, err := wait(limit, 5*time.Second)
 			if name == "lifted after" && i == 1 {
@@ -57,15 +55,9 @@ func TestACalendarBesideAnOverrideThatEndsLate(t *testing.T) {
 	daily, slow := ratelimit.CalendarWindow("daily", 1, ratelimit.Day, ratelimit.MaxReserved(0)), ratelimit.TokenBucket("slow", 60, time.Minute, ratelimit.MaxReserved(0))
 	end := c.now.Add(20 * 24 * time.Hour)
 	scan[int64](t, pool, "SELECT ratelimit_override('slow', 'k', rate => 0.0000001, capacity => 1, until => $1)", end)
-	if err := limits.Overrides.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := limits.Consume(t.Context(), pool, slow.Key("k")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := limits.Consume(t.Context(), pool, daily.Key("k")); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, limits.Overrides.Load(t.Context()))
+	succeeds(t, second(limits.Consume(t.Context(), pool, slow.Key("k"))))
+	succeeds(t, second(limits.Consume(t.Context(), pool, daily.Key("k"))))
 	_, err := limits.Reserve(t.Context(), pool, daily.Key("k"), slow.Key("k"))
 	if d, ok := errors.AsType[*ratelimit.DeniedError](err); !ok || !d.RetryAt.Equal(end) {
 		t.Errorf("Reserve: %v, want %v", err, end)
@@ -85,12 +77,8 @@ func TestAJobAfterTheListBesideAnOverride(t *testing.T) {
 	saved := ratelimit.CalendarWindow("saved", 10, ratelimit.Month, ratelimit.Capacity(5000), ratelimit.Shards(3)).Key("k")
 	slow := ratelimit.TokenBucket("slow", 1, 10*365*24*time.Hour).Key("k")
 	scan[int64](t, pool, "SELECT ratelimit_override('saved', 'k', rate => 20, capacity => 5000, until => $1)", c.now.AddDate(5, 0, 0))
-	if err := limits.Overrides.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := limits.Consume(t.Context(), pool, saved.Count(5000), slow); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, limits.Overrides.Load(t.Context()))
+	succeeds(t, second(limits.Consume(t.Context(), pool, saved.Count(5000), slow)))
 	if _, err := limits.Reserve(t.Context(), pool, slow.Count(3)); err != nil { // its work runs after 30 years, and that of the next after 40
 		t.Fatal(err)
 	}
@@ -131,9 +119,7 @@ func TestAWaitIsWokenByItsClock(t *testing.T) {
 		Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon}),
 	}
 	limit := ratelimit.TokenBucket("api", 1, time.Hour)
-	if _, err := limits.Consume(t.Context(), pool, limit.Key("k")); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(limits.Consume(t.Context(), pool, limit.Key("k"))))
 	ended := make(chan error)
 	go func() {
 		_, err := limits.Wait(t.Context(), pool, limit.Key("k"))
@@ -159,9 +145,7 @@ func TestAClockThatStandsStillIsAskedEvery10ms(t *testing.T) {
 	start := time.Now().UTC()
 	limits := ratelimit.Limiter{Clock: func() time.Time { asked.Add(1); return start }}
 	limit := ratelimit.TokenBucket("api", 10, time.Second, ratelimit.Capacity(1))
-	if _, err := limits.Consume(t.Context(), pool, limit.Key("k")); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(limits.Consume(t.Context(), pool, limit.Key("k"))))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if _, err := limits.Wait(ctx, pool, limit.Key("k")); !errors.Is(err, context.DeadlineExceeded) {
@@ -181,12 +165,8 @@ func TestTheFirstWaitBesideAnOverrideThatEnds(t *testing.T) {
 	limits := ratelimit.Limiter{Clock: c.Now, Overrides: &ratelimit.Overrides{DB: pool}}
 	limit := ratelimit.TokenBucket("api", 1, time.Second, ratelimit.Capacity(1000))
 	scan[int64](t, pool, "SELECT ratelimit_override('api', 'k', rate => 10, until => $1)", c.now.Add(2000*time.Second))
-	if err := limits.Overrides.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := limits.Charge(t.Context(), pool, limit.Key("k").Count(1000+15000)); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, limits.Overrides.Load(t.Context()))
+	succeeds(t, second(limits.Charge(t.Context(), pool, limit.Key("k").Count(1000+15000))))
 	// By 10 a second for about 1000 s, a Wait may owe about 10,000. By 1 a second afterwards, it may owe 1000.
 	wait := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 1000*time.Second)

@@ -87,9 +87,7 @@ func TestABlockByGoHoldsAtOnce(t *testing.T) {
 	pool := newPool(t, 4)
 	api := ratelimit.TokenBucket("api", 10, time.Minute)
 	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
-	if err := limits.Overrides.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, limits.Overrides.Load(t.Context()))
 	other := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool})}
 	is := func(when, key string, blocked bool) {
 		t.Helper()
@@ -98,12 +96,9 @@ func TestABlockByGoHoldsAtOnce(t *testing.T) {
 		}
 	}
 	block := func(ctx context.Context, db ratelimit.DB, key string) error {
-		_, err := limits.Block(ctx, db, api.Key(key), time.Now().Add(time.Hour), "spam", "ann")
-		return err
+		return second(limits.Block(ctx, db, api.Key(key), time.Now().Add(time.Hour), "spam", "ann"))
 	}
-	if err := block(t.Context(), pool, "pool"); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, block(t.Context(), pool, "pool"))
 	is("on a pool", "pool", true)
 	eventually(t, "another program follows", func() bool {
 		_, err := other.Check(t.Context(), pool, api.Key("pool"))
@@ -148,15 +143,9 @@ func TestABlockByGoHoldsAtOnce(t *testing.T) {
 	}
 	// Of a transaction of another's, nobody tells the commit: the next poll does.
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := block(t.Context(), tx, "tx"); err != nil {
-		t.Fatal(err)
-	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
+	succeeds(t, block(t.Context(), tx, "tx"))
+	succeeds(t, tx.Commit(t.Context()))
 	is("before the poll", "tx", false)
 	eventually(t, "another program follows", func() bool {
 		_, err := other.Check(t.Context(), pool, api.Key("tx"))
@@ -171,9 +160,7 @@ func TestWhatGoRefusesToOverrideIsNotSent(t *testing.T) {
 	api := ratelimit.TokenBucket("api", 10, time.Minute)
 	var limits ratelimit.Limiter
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
 	type number = ratelimit.Option
 	for name, c := range map[string]struct {
@@ -233,9 +220,7 @@ func TestWhatGoRefusesToOverrideIsNotSent(t *testing.T) {
 		t.Errorf("%d blocks were written", n)
 	}
 	// A name that no program has published, only the server knows.
-	if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("others", 1, time.Minute)); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("others", 1, time.Minute)))
 	if _, err := limits.Block(t.Context(), pool, api.Key("k"), time.Time{}, "", ""); sqlState(err) != "22023" || !strings.Contains(err.Error(), "others") {
 		t.Errorf("a name that is not published: %v", err)
 	}

@@ -2,12 +2,10 @@ package integration_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"os/exec"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -123,13 +121,9 @@ func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 			}
 			r := newRand(t)
 			tx, err := newPool(t, 1).Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, err)
 			defer tx.Rollback(t.Context())
-			if _, err := tx.Exec(t.Context(), strings.ReplaceAll(settings, "%s", schemaOf(t, tx))); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, second(tx.Exec(t.Context(), strings.ReplaceAll(settings, "%s", schemaOf(t, tx)))))
 			limiter, clock := newLimiter()
 			w := world{t, tx, limiter, clock}
 			rounded := strings.Contains(settings, "extra_float_digits")
@@ -258,9 +252,7 @@ func TestByHandWindowsAreThoseOfTheLibrary(t *testing.T) {
 	}
 	rows, err := pool.Query(t.Context(), `SELECT _ratelimit_grid(u.name, u.key, u.period, 'fixed window', NULL)
 		FROM unnest($1::text[], $2::text[], $3::interval[]) WITH ORDINALITY AS u (name, key, period, n) ORDER BY n`, names, keys, periods)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	got, err := pgx.CollectRows(rows, pgx.RowTo[time.Time])
 	if err != nil || len(got) != len(want) {
 		t.Fatalf("%d grids, %v", len(got), err)
@@ -276,17 +268,13 @@ func TestByHandInstantsAreExact(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
 	conn := acquire(t, newPool(t, 1))
-	if _, err := conn.Exec(t.Context(), "SET TimeZone = 'America/New_York'"); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(conn.Exec(t.Context(), "SET TimeZone = 'America/New_York'")))
 	micros := []int64{int64(algebra.Min), int64(algebra.Min) + 1, -1, 0, 1, int64(algebra.Max) - 1, int64(algebra.Max)}
 	for range 5000 {
 		micros = append(micros, int64(algebra.Min)+r.Int64N(int64(algebra.Max-algebra.Min)))
 	}
 	rows, err := conn.Query(t.Context(), `SELECT _ratelimit_instant(m), _ratelimit_micros(_ratelimit_instant(m)) FROM unnest($1::bigint[]) WITH ORDINALITY AS u (m, n) ORDER BY n`, micros)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	n := 0
 	var at time.Time
 	var back int64
@@ -298,67 +286,6 @@ func TestByHandInstantsAreExact(t *testing.T) {
 		return nil
 	}); err != nil || n != len(micros) {
 		t.Fatalf("%d of %d, %v", n, len(micros), err)
-	}
-}
-
-// Calls in Go, in SQL, through a Coalescer and in a batch use one limit at once. Together they get its tokens and no more.
-func TestByHandAndTheLibraryShareALimit(t *testing.T) {
-	t.Parallel()
-	for _, limit := range []ratelimit.Limit{
-		ratelimit.TokenBucket("bucket", 40, 1000*time.Hour),
-		ratelimit.FixedWindow("window", 40, 1000*time.Hour),
-		ratelimit.TokenBucket("sharded", 40, 1000*time.Hour, ratelimit.Shards(4)),
-	} {
-		t.Run(limit.Name(), func(t *testing.T) {
-			t.Parallel()
-			pool := newPool(t, 8)
-			coalescer := &ratelimit.Coalescer{Pool: pool}
-			defer coalescer.Close()
-			limiter, clock := newLimiter()
-			granted := make(chan bool, 100)
-			done := make(chan error, 16)
-			for g := range 16 {
-				go func() {
-					done <- func() error {
-						for range 5 {
-							var db ratelimit.DB = pool
-							if g%4 == 1 {
-								db = coalescer
-							}
-							if g%2 == 0 {
-								r, err := askSQL(t.Context(), pool, askedByHand{ask{limit: limit, key: "ann", count: 1}, "consume"}, clock.now)
-								if err != nil {
-									return err
-								}
-								granted <- r.ok
-								continue
-							}
-							_, err := limiter.Consume(t.Context(), db, limit.Key("ann"))
-							if err != nil && !denied(err) {
-								return err
-							}
-							granted <- err == nil
-						}
-						return nil
-					}()
-				}()
-			}
-			for range 16 {
-				if err := <-done; err != nil {
-					t.Fatal(err)
-				}
-			}
-			close(granted)
-			n := 0
-			for ok := range granted {
-				if ok {
-					n++
-				}
-			}
-			if n != 40 {
-				t.Errorf("%d of 80 granted, want 40", n)
-			}
-		})
 	}
 }
 
@@ -382,6 +309,16 @@ func TestByHandDefaults(t *testing.T) {
 		w.holds(ratelimit.TokenBucket("global", 100, time.Hour).Global(), 99)
 		w.holds(ratelimit.TokenBucket("positional", 10, time.Minute).Key("ann"), 5.5)
 	})
+}
+
+// sqlRefused runs a statement in a savepoint and wants it to be refused for its arguments, with this text.
+func (w world) sqlRefused(sql, text string) {
+	w.Helper()
+	tx := w.begin()
+	if _, err := tx.Exec(w.Context(), sql); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
+		w.Errorf("%s: %v, want %q", sql, err, text)
+	}
+	w.do(tx.Rollback(w.Context()))
 }
 
 // Invalid arguments raise an error that says what is wrong. Nothing is written or granted.
@@ -460,25 +397,29 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 				if function == "ratelimit_reserve" && strings.Contains(text, "can never be granted") {
 					arguments += ", max_reserved => 0" // without it, there is no bound
 				}
-				tx := w.begin()
-				_, err := tx.Exec(w.Context(), "SELECT * FROM "+function+"("+arguments+")")
-				if sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
-					w.Errorf("%s(%s): %v, want %q", function, arguments, err, text)
-				}
-				w.do(tx.Rollback(w.Context()))
+				w.sqlRefused("SELECT * FROM "+function+"("+arguments+")", text)
 			}
 		}
 		for now, text := range map[string]string{
 			"infinity": "now must be between the years 1000 and 9999, not infinity", "-infinity": "9999, not -infinity", "0999-12-31 23:59Z": "9999, not 0999-12-31", "10000-01-01Z": "9999, not 10000-01-01",
 		} {
 			for _, verb := range []string{"consume", "try", "reserve"} {
-				tx := w.begin()
-				_, err := tx.Exec(w.Context(), "SELECT * FROM _ratelimit_by_hand('"+verb+"', 'l', 'ann', 10, '1 minute', now => '"+now+"')")
-				if sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
-					w.Errorf("%s at %s: %v, want %q", verb, now, err, text)
-				}
-				w.do(tx.Rollback(w.Context()))
+				w.sqlRefused("SELECT * FROM _ratelimit_by_hand('"+verb+"', 'l', 'ann', 10, '1 minute', now => '"+now+"')", text)
 			}
+		}
+		for arguments, text := range map[string]string{
+			`'', 10, '1 minute'`:                                  `name must have 1 to 255 bytes, not`,
+			`'l', NULL, '1 minute'`:                               `rate must be between 1e-15 and 1e15, not NULL`,
+			`'l', 10, '1 month'`:                                  `without months`,
+			`'l', 10, '1 minute', 'window'`:                       `not 'window'`,
+			`'l', 10, '1 minute', capacity => 'NaN'`:              `capacity must be 0 or between 1e-15 and 1e15, not NaN`,
+			`'l', 10, '1 minute', start => '2026-07-01'`:          `start must be NULL for a token bucket, not 20`,
+			`'l', 'Infinity', '1 minute', kind => 'fixed window'`: `rate must be between 1e-15 and 1e15, not Infinity`,
+		} {
+			w.sqlRefused("SELECT * FROM ratelimit_keys("+arguments+")", text)
+		}
+		for _, now := range []string{"infinity", "-infinity"} {
+			w.sqlRefused("SELECT * FROM _ratelimit_keys('l', 10, '1 minute', 'token bucket', NULL, NULL, NULL, NULL, NULL, '"+now+"')", "now must be finite, not "+now)
 		}
 		if rows := w.rows(); rows != "" {
 			w.Errorf("something was written:\n%s", rows)
@@ -581,119 +522,6 @@ func TestByHandADenialInABatchIsTheCallersOwn(t *testing.T) {
 	}
 }
 
-func TestByHandKeysSaysWhoIsLimited(t *testing.T) {
-	behaviour(t, func(w world) {
-		w.clock.now = noon
-		type row struct {
-			Key       string
-			Remaining float64
-			RetryAt   *time.Time `json:"retry_at"`
-		}
-		keys := func(limit ratelimit.Limit) []row {
-			w.Helper()
-			c := limit.Config()
-			var list string
-			w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(json_agg(k ORDER BY remaining, key), '[]') FROM _ratelimit_keys($1, $2, $3::text::interval, $4, $5, $6, NULL, NULL, NULL, $7) AS k`,
-				c.Name, c.Rate, fmt.Sprint(period(c).Microseconds(), " microseconds"), c.Kind, c.Capacity, c.Start, w.clock.now).Scan(&list))
-			var got []row
-			w.do(json.Unmarshal([]byte(list), &got))
-			return got
-		}
-		for _, limit := range []ratelimit.Limit{
-			ratelimit.TokenBucket("bucket", 10, time.Minute, ratelimit.Capacity(20)),
-			ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Capacity(20)),
-			ratelimit.FixedWindow("grid", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Start(noon)),
-			ratelimit.TokenBucket("sharded", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Shards(3)),
-			ratelimit.FixedWindow("little", 0.5, time.Minute, ratelimit.Capacity(0.25)),
-			ratelimit.TokenBucket("nothing", 10, time.Minute, ratelimit.Capacity(0)),
-		} {
-			w.clock.now = noon
-			if got := keys(limit); len(got) != 0 {
-				w.Fatalf("%v: %+v before the first use", limit, got)
-			}
-			full := limit.Capacity()
-			w.grant(limit.Key("some").Count(full / 2))
-			w.grant(limit.Key("none").Count(full))
-			w.reserve(limit.Key("debt").Count(full + 7))
-			w.reserve(limit.Global().Count(full))
-			for _, later := range []time.Duration{0, 5 * time.Second, time.Minute, time.Hour} {
-				w.clock.now = noon.Add(later)
-				got := keys(limit)
-				if len(got) != 4 || !slices.IsSortedFunc(got, func(a, b row) int { return int(math.Copysign(1, a.Remaining-b.Remaining)) }) {
-					w.Fatalf("%v after %v: %+v", limit, later, got)
-				}
-				for _, r := range got {
-					request := limit.Global()
-					if r.Key != "" {
-						request = limit.Key(r.Key)
-					}
-					check := w.check(request.Count(min(1, full)))
-					if r.Remaining != check.Requests[0].Remaining || (r.RetryAt == nil) != (check.RetryAfter == 0) || r.RetryAt != nil && !r.RetryAt.Equal(check.RetryAt) {
-						w.Errorf("%v after %v: %+v, but a check says %+v", limit, later, r, check)
-					}
-				}
-			}
-		}
-		for _, now := range []string{"infinity", "-infinity"} {
-			tx := w.begin()
-			_, err := tx.Exec(w.Context(), "SELECT * FROM _ratelimit_keys('l', 10, '1 minute', 'token bucket', NULL, NULL, NULL, NULL, NULL, '"+now+"')")
-			if sqlState(err) != "22023" || !strings.Contains(err.Error(), "now must be finite, not "+now) {
-				w.Errorf("the keys at %s: %v", now, err)
-			}
-			w.do(tx.Rollback(w.Context()))
-		}
-		for arguments, text := range map[string]string{
-			`'', 10, '1 minute'`:                                  `name must have 1 to 255 bytes, not`,
-			`'l', NULL, '1 minute'`:                               `rate must be between 1e-15 and 1e15, not NULL`,
-			`'l', 10, '1 month'`:                                  `without months`,
-			`'l', 10, '1 minute', 'window'`:                       `not 'window'`,
-			`'l', 10, '1 minute', capacity => 'NaN'`:              `capacity must be 0 or between 1e-15 and 1e15, not NaN`,
-			`'l', 10, '1 minute', start => '2026-07-01'`:          `start must be NULL for a token bucket, not 20`,
-			`'l', 'Infinity', '1 minute', kind => 'fixed window'`: `rate must be between 1e-15 and 1e15, not Infinity`,
-		} {
-			tx := w.begin()
-			if _, err := tx.Exec(w.Context(), "SELECT * FROM ratelimit_keys("+arguments+")"); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
-				w.Errorf("ratelimit_keys(%s): %v, want %q", arguments, err, text)
-			}
-			w.do(tx.Rollback(w.Context()))
-		}
-	})
-}
-
-func TestByHandNeedsNoMoreThanTheDocumentedGrants(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 2)
-	seed(t, pool)
-	calls := map[string]string{
-		"fresh":   `SELECT * FROM ratelimit_try('bucket', gen_random_uuid()::text, 10, '1 minute')`,
-		"seeded":  `SELECT * FROM ratelimit_try('bucket', 'seeded', 10, '1 minute')`,
-		"window":  `SELECT * FROM ratelimit_try('window', 'seeded', 10, '1 minute', kind => 'fixed window')`,
-		"sharded": `SELECT * FROM ratelimit_try('wide', 'seeded', 10, '1 minute', shards => 3)`,
-		"raising": `SELECT * FROM ratelimit('bucket', 'seeded', 10, '1 minute')`,
-		"reserve": `SELECT * FROM ratelimit_reserve('bucket', 'seeded', 10, '1 minute')`,
-		"take":    `SELECT * FROM ratelimit_take('bucket', 'seeded', 10, '1 minute', most => 2)`,
-		"all":     `SELECT * FROM ratelimit_all('[{"name": "bucket", "key": "seeded", "rate": 10, "period": "1 minute"}]')`,
-		"keys":    `SELECT * FROM ratelimit_keys('bucket', 10, '1 minute')`,
-		"sweep":   `SELECT * FROM _ratelimit_sweep('bucket', 10, '1 minute', 'token bucket', NULL, NULL, '', NULL, '2100-01-01')`,
-	}
-	writer := newRole(t, pool, true, "SELECT", "INSERT", "UPDATE", "DELETE")
-	for name, sql := range calls {
-		if _, err := writer.Exec(t.Context(), sql); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	if _, err := writer.Exec(t.Context(), calls["fresh"]); err != nil { // makes a row: without one, there is nothing to refuse
-		t.Error(err)
-	}
-	reader := newRole(t, pool, true, "SELECT")
-	for name, sql := range calls {
-		_, err := reader.Exec(t.Context(), sql)
-		if name == "keys" && err != nil || name != "keys" && sqlState(err) != "42501" {
-			t.Errorf("as a reader, %s: %v", name, err)
-		}
-	}
-}
-
 // A user's first steps: psql, and its output.
 func TestByHandInPsql(t *testing.T) {
 	t.Parallel()
@@ -722,22 +550,16 @@ func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
 	url := newSchema(t)
 	pool := connect(t, url, 1)
 	for _, name := range []string{"ratelimit", "ratelimit_try", "ratelimit_reserve", "ratelimit_take", "ratelimit_all", "ratelimit_keys", "_ratelimit_by_hand", "_ratelimit_denied", "_ratelimit_when", "_ratelimit_micros", "ratelimit_sweep"} {
-		if _, err := pool.Exec(t.Context(), `CREATE FUNCTION `+name+`(path) RETURNS text LANGUAGE sql RETURN 'mine'`); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(pool.Exec(t.Context(), `CREATE FUNCTION `+name+`(path) RETURNS text LANGUAGE sql RETURN 'mine'`)))
 	}
 	provider := newGoose(t, openSQL(t, "pgx", url, 4), migrated.Files(), migrations.VersionTable)
-	if _, err := provider.Up(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(provider.Up(t.Context())))
 	var ok bool
 	var mine string
 	if err := pool.QueryRow(t.Context(), `SELECT granted, ratelimit('[(0,0)]'::path) FROM ratelimit_try('l', 'ann', 1, '1 hour')`).Scan(&ok, &mine); err != nil || !ok || mine != "mine" {
 		t.Errorf("%v, %q, %v", ok, mine, err)
 	}
-	if _, err := provider.DownTo(t.Context(), 0); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(provider.DownTo(t.Context(), 0)))
 	if err := pool.QueryRow(t.Context(), `SELECT ratelimit_keys('[(0,0)]'::path)`).Scan(&mine); err != nil {
 		t.Error(err)
 	}
@@ -747,9 +569,7 @@ func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
 func newTenants(t *testing.T, conns int) *pgxpool.Pool {
 	t.Helper()
 	pool := newPool(t, conns)
-	if _, err := pool.Exec(t.Context(), docSQL(t, "docs/sql.md", "CREATE TRIGGER")); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(pool.Exec(t.Context(), docSQL(t, "docs/sql.md", "CREATE TRIGGER"))))
 	return pool
 }
 
@@ -788,18 +608,14 @@ func TestByHandATriggerLimitsInserts(t *testing.T) {
 				}()
 			}
 			for range 16 {
-				if err := <-done; err != nil {
-					t.Fatal(err)
-				}
+				succeeds(t, <-done)
 			}
 			refilled := int(time.Since(begin).Minutes()*100) + 1
 			for _, tenant := range []string{"acme", "umbrella"} {
 				var n int
 				var remaining float64
-				if err := pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM messages WHERE tenant = $1), remaining
-					FROM ratelimit_keys('messages', 100, '1 minute', capacity => 200) WHERE key = $1`, tenant).Scan(&n, &remaining); err != nil {
-					t.Fatal(err)
-				}
+				succeeds(t, pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM messages WHERE tenant = $1), remaining
+					FROM ratelimit_keys('messages', 100, '1 minute', capacity => 200) WHERE key = $1`, tenant).Scan(&n, &remaining))
 				if n < allowed-3 || n > allowed+refilled || float64(n)+remaining > float64(allowed+refilled) || float64(n)+remaining < allowed {
 					t.Errorf("%s has %d messages, and %v left of %d and %d that were refilled", tenant, n, remaining, allowed, refilled)
 				}
@@ -829,9 +645,7 @@ func TestByHandATriggerOfItsOwnersRights(t *testing.T) {
 	pool := newTenants(t, 2)
 	schema := schemaOf(t, pool)
 	role := newRole(t, pool, true)
-	if _, err := pool.Exec(t.Context(), "GRANT INSERT ON messages TO PUBLIC"); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(pool.Exec(t.Context(), "GRANT INSERT ON messages TO PUBLIC")))
 	const insert = `INSERT INTO messages VALUES ('acme', 'hello')`
 	if _, err := role.Exec(t.Context(), insert); sqlState(err) != "42501" {
 		t.Errorf("without rights on the limits: %v", err)

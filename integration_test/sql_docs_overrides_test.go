@@ -15,9 +15,7 @@ import (
 func TestTheDocumentedOverrides(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
-	if err := ratelimit.Publish(t.Context(), pool, "web", nightMessages, nightSignUps); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", nightMessages, nightSignUps))
 	schema := scan[string](t, pool, "SELECT current_schema")
 	role := func(name string, grants ...string) func(sql string) string {
 		own := fmt.Sprintf("%s_%s", strings.ReplaceAll(schema, "-", "_"), name)
@@ -64,9 +62,7 @@ func TestTheDocumentedOverrides(t *testing.T) {
 	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
 	is := func(request ratelimit.Request, want string) {
 		t.Helper()
-		if err := limits.Overrides.Load(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, limits.Overrides.Load(t.Context()))
 		if got := limitInForce(t, &limits, pool, request); !strings.HasPrefix(got, want) {
 			t.Errorf("%s, want %s", got, want)
 		}
@@ -74,9 +70,7 @@ func TestTheDocumentedOverrides(t *testing.T) {
 	if _, err := limits.Charge(t.Context(), pool, nightSignUps.Key("acme").Count(100)); err == nil || limits.Overrides.Load(t.Context()) != nil {
 		t.Errorf("before the first load: %v", err)
 	}
-	if _, err := limits.Charge(t.Context(), pool, nightSignUps.Key("acme").Count(100)); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(limits.Charge(t.Context(), pool, nightSignUps.Key("acme").Count(100))))
 	id := operator(docSQL(t, "docs/overrides.md", "their conference"))
 	is(nightSignUps.Key("acme"), "signUps: fixed window, 500 per 1h, capacity 500")
 	if added := operator(strings.Replace(docSQL(t, "docs/overrides.md", "ratelimit_add(17)"), "17", id, 1)); added != "400" {

@@ -21,9 +21,7 @@ func TestTheDispatchPage(t *testing.T) {
 	var example string
 	for _, file := range []string{"main.go", "worker.go"} {
 		text, err := os.ReadFile("../examples/dispatch/" + file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		example += string(text)
 	}
 	words := func(sql string) string {
@@ -41,9 +39,7 @@ func TestTheDispatchPage(t *testing.T) {
 		INSERT INTO jobs SELECT n, 'flood' FROM generate_series(1, 5000) AS n; INSERT INTO jobs VALUES (5001, 'small'), (5002, 'small'), (5003, 'small');
 		UPDATE jobs SET due = now() + interval '1 hour' WHERE id = 1; UPDATE jobs SET state = 'running' WHERE id = 5001; ANALYZE`)
 	rows, err := pool.Query(t.Context(), query)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	type found struct {
 		ID     int64
 		Tenant string
@@ -57,13 +53,9 @@ func TestTheDispatchPage(t *testing.T) {
 	chosen := map[found]bool{}
 	for range 200 {
 		tx, err := pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		rows, err := tx.Query(t.Context(), some, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		two, err := pgx.CollectRows(rows, pgx.RowToStructByPos[found])
 		if err != nil || len(two) != 2 {
 			t.Fatalf("%v, %v, want two jobs", two, err)
@@ -72,9 +64,7 @@ func TestTheDispatchPage(t *testing.T) {
 		if left := scan[int](t, pool, "SELECT count(*) FROM (SELECT FROM jobs WHERE state = 'waiting' FOR UPDATE SKIP LOCKED) AS j"); left != 5000 {
 			t.Fatalf("%d of 5002 jobs are not locked", left)
 		}
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, tx.Rollback(t.Context()))
 	}
 	if want := map[found]bool{{2, "flood"}: true, {3, "flood"}: true, {4, "flood"}: true, {5002, "small"}: true, {5003, "small"}: true}; !maps.Equal(chosen, want) {
 		t.Errorf("%v were chosen, want %v", chosen, want)
@@ -103,9 +93,7 @@ func TestTheRoleThatMayPause(t *testing.T) {
 	r := steady(1).Key("ann")
 	for role, want := range map[string]string{app: "42501", client: ""} {
 		pool := asRole(t, owner, role, 2)
-		if _, err := limiter.Consume(t.Context(), pool, steady(1).Key("bob")); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(limiter.Consume(t.Context(), pool, steady(1).Key("bob"))))
 		_, byHand := pool.Exec(t.Context(), "SELECT ratelimit_pause('steady in 1', 'ann', now(), 3, 10, '1 minute', 20), ratelimit_resume('steady in 1', 'ann')")
 		err := errors.Join(limiter.Pause(t.Context(), pool, time.Now(), r.Count(3)), limiter.Resume(t.Context(), pool, r))
 		if sqlState(err) != want || sqlState(byHand) != want {

@@ -25,24 +25,16 @@ func TestThePlansOfTheDocs(t *testing.T) {
 	limiter, clock := newLimiter()
 	clock.now = time.Now().UTC().Truncate(time.Microsecond) // the query's now
 	pro := ratelimit.CalendarWindow("apiCalls.pro", 50_000, ratelimit.Month, ratelimit.Varies(32*24*time.Hour))
-	if err := ratelimit.Publish(t.Context(), pool, "api", pro); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), pool, "api", pro))
 	acme := pro.With(ratelimit.Zone("Europe/Berlin"), ratelimit.Anchor(scan[string](t, pool, "SELECT to_char(anchor, 'YYYY-MM-DD HH24:MI:SS') FROM customers"))).Key("acme", "2026-01-15 15:00:00")
-	if _, err := limiter.Consume(t.Context(), pool, acme.Count(50_000)); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(limiter.Consume(t.Context(), pool, acme.Count(50_000))))
 	balances, err := limiter.Balance(t.Context(), pool, acme)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	query := docSQL(t, "docs/plans.md", "ratelimit_keys")
 	var key string
 	var remaining float64
 	var retryAt time.Time
-	if err := pool.QueryRow(t.Context(), strings.TrimSuffix(query, ";")).Scan(&key, &remaining, &retryAt); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, pool.QueryRow(t.Context(), strings.TrimSuffix(query, ";")).Scan(&key, &remaining, &retryAt))
 	if key != "acme|2026-01-15 15:00:00" || remaining != 0 || !retryAt.Equal(balances[0].ResetAt) || balances[0].Used != 50_000 {
 		t.Errorf("%s has %v, and may try again at %v; Balance says %+v", key, remaining, retryAt, balances[0])
 	}

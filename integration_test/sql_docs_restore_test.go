@@ -28,16 +28,12 @@ func TestTheDocumentedDataOnlyRestore(t *testing.T) {
 		t.Skip("there is no pg_dump")
 	}
 	var major int
-	if _, err := fmt.Sscanf(regexp.MustCompile(`[0-9]+`).FindString(string(version)), "%d", &major); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(fmt.Sscanf(regexp.MustCompile(`[0-9]+`).FindString(string(version)), "%d", &major)))
 	if serves := scan[int](t, admin, "SELECT current_setting('server_version_num')::integer / 10000"); major < serves {
 		t.Skipf("pg_dump %d does not dump PostgreSQL %d", major, serves)
 	}
 	page, err := os.ReadFile("../docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	_, section, _ := strings.Cut(string(page), "\n## Dump and restore\n")
 	blocks := regexp.MustCompile("(?s)\n```sh\n(.*?)\n```\n").FindAllStringSubmatch(section, 2)
 	if len(blocks) != 2 || !strings.Contains(blocks[0][1], "pg_dump") || !strings.Contains(blocks[1][1], "--use-list") {
@@ -59,9 +55,7 @@ func TestTheDocumentedDataOnlyRestore(t *testing.T) {
 		mustExec(t, pool, "CREATE SCHEMA app")
 		db := stdlib.OpenDBFromPool(pool)
 		defer db.Close()
-		if _, err := newGoose(t, db, migrated.Files(), migrations.VersionTable).Up(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(newGoose(t, db, migrated.Files(), migrations.VersionTable).Up(t.Context())))
 		mustExec(t, pool, docSQL(t, "docs/sql.md", "CREATE TRIGGER"))
 		return pool
 	}

@@ -25,9 +25,7 @@ import (
 func docBlocks(t *testing.T, page string) (blocks []string) {
 	t.Helper()
 	text, err := os.ReadFile("../" + page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	for _, match := range regexp.MustCompile("(?s)\n```sql\n(.*?)\n```\n").FindAllStringSubmatch(string(text), -1) {
 		blocks = append(blocks, match[1])
 	}
@@ -89,9 +87,7 @@ func (n *night) exec(sql string) {
 // is runs a query that answers true or false.
 func (n *night) is(sql string, args ...any) (yes bool) {
 	n.Helper()
-	if err := n.pool.QueryRow(n.Context(), sql, args...).Scan(&yes); err != nil {
-		n.Fatal(err)
-	}
+	succeeds(n, n.pool.QueryRow(n.Context(), sql, args...).Scan(&yes))
 	return yes
 }
 
@@ -102,9 +98,7 @@ func (n *night) whileOneWaits(do func(blocker int)) {
 	key := nightMessages.Key("ann")
 	n.consume(n.pool, key) // makes the row: a call that waits to insert it has not written yet
 	tx, err := n.pool.Begin(n.Context())
-	if err != nil {
-		n.Fatal(err)
-	}
+	succeeds(n, err)
 	defer tx.Rollback(context.WithoutCancel(n.Context()))
 	n.consume(tx, key)
 	done := make(chan error, 1)
@@ -126,17 +120,12 @@ func (n *night) locksInOrder(name, sql string) {
 		n.exec(fmt.Sprintf(`INSERT INTO rate_limits VALUES ('%s', 'sharded', %d, 3, 5, now() + interval '1 year')`, name, shard))
 	}
 	tx, err := n.pool.Begin(n.Context())
-	if err != nil {
-		n.Fatal(err)
-	}
+	succeeds(n, err)
 	defer tx.Rollback(context.WithoutCancel(n.Context()))
 	lock := func(shard int) error {
-		_, err := tx.Exec(n.Context(), `SELECT FROM rate_limits WHERE name = $1 AND key = 'sharded' AND shard = $2 FOR UPDATE`, name, shard)
-		return err
+		return second(tx.Exec(n.Context(), `SELECT FROM rate_limits WHERE name = $1 AND key = 'sharded' AND shard = $2 FOR UPDATE`, name, shard))
 	}
-	if err := lock(0); err != nil {
-		n.Fatal(err)
-	}
+	succeeds(n, lock(0))
 	done := make(chan error, 1)
 	go func() { _, err := n.pool.Exec(n.Context(), sql); done <- err }()
 	waitingFor(n.T, n.pool, tx)
@@ -158,15 +147,11 @@ func (n *night) locksInOrder(name, sql string) {
 func (n *night) first(sql string) (column []string) {
 	n.Helper()
 	rows, err := n.pool.Query(n.Context(), sql)
-	if err != nil {
-		n.Fatal(err)
-	}
+	succeeds(n, err)
 	defer rows.Close()
 	for rows.Next() {
 		values, err := rows.Values()
-		if err != nil {
-			n.Fatal(err)
-		}
+		succeeds(n, err)
 		column = append(column, strings.TrimSpace(strings.Trim(toText(values[0]), "{}")))
 	}
 	if rows.Err() != nil {
@@ -187,9 +172,7 @@ func TestOperationsAt3AM(t *testing.T) {
 	t.Parallel()
 	runDoc(t, "docs/operations.md", map[string]func(n *night, sql string){
 		"ratelimit_keys('sendMessage'": func(n *night, sql string) {
-			if err := ratelimit.Publish(n.Context(), n.pool, "web", nightMessages); err != nil {
-				n.Fatal(err)
-			}
+			succeeds(n, ratelimit.Publish(n.Context(), n.pool, "web", nightMessages))
 			n.consume(n.pool, nightMessages.Key("has some").Count(3))
 			n.consume(n.pool, nightMessages.Key("limited").Count(20))
 			n.reserve(nightMessages.Key("in debt").Count(30))
@@ -297,9 +280,7 @@ func TestOperationsAt3AM(t *testing.T) {
 		"ratelimit_block('sendMessage', 'user-17'": func(n *night, sql string) {
 			n.exec(sql)
 			n.limiter.Overrides = &ratelimit.Overrides{DB: n.pool}
-			if err := n.limiter.Overrides.Load(n.Context()); err != nil {
-				n.Fatal(err)
-			}
+			succeeds(n, n.limiter.Overrides.Load(n.Context()))
 			if n.consume(n.pool, nightMessages.Key("user-17")) || !n.consume(n.pool, nightMessages.Key("user-18")) {
 				n.Error("not the one key is blocked")
 			}
@@ -369,8 +350,7 @@ func TestOperationsInProduction(t *testing.T) {
 			trigger := docSQL(n.T, "docs/sql.md", "CREATE TRIGGER")
 			mustExec(n.T, n.pool, trigger)
 			load := func(tx pgx.Tx, rows int) error {
-				_, err := tx.Exec(n.Context(), fmt.Sprintf(`INSERT INTO %s.messages SELECT 'acme', 'x' FROM generate_series(1, %d)`, schema, rows))
-				return err
+				return second(tx.Exec(n.Context(), fmt.Sprintf(`INSERT INTO %s.messages SELECT 'acme', 'x' FROM generate_series(1, %d)`, schema, rows)))
 			}
 			// As a dump is loaded: with an empty search_path, and then the rows of the limit.
 			restore := func(rows int) error {
@@ -469,9 +449,7 @@ func TestEverySQLBlockOfTheDocsIsTested(t *testing.T) {
 	t.Parallel()
 	asked := askedBlocks(t)
 	pages, err := filepath.Glob("../docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	tested := 0
 	for _, file := range append(pages, "../README.md") {
 		page := strings.TrimPrefix(filepath.ToSlash(file), "../")
@@ -480,9 +458,7 @@ func TestEverySQLBlockOfTheDocsIsTested(t *testing.T) {
 		}
 		blocks := docBlocks(t, page)
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		if n := strings.Count(string(text), "```sql"); n != len(blocks) {
 			t.Errorf("%s has %d blocks of SQL, %d of them as docBlocks finds them: not indented", page, n, len(blocks))
 		}
@@ -503,15 +479,11 @@ func TestEverySQLBlockOfTheDocsIsTested(t *testing.T) {
 func askedBlocks(t *testing.T) map[string][]string {
 	t.Helper()
 	files, err := filepath.Glob("*_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	asked := map[string][]string{}
 	for _, file := range files {
 		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		ast.Inspect(parsed, func(n ast.Node) bool {
 			call, ok := n.(*ast.CallExpr)
 			if !ok || len(call.Args) != 3 {
@@ -565,13 +537,9 @@ func (n *night) sweeps(sql, name string) {
 	rows(`'ahead'`, `now() + interval '1 hour'`, 20)
 	rows(`'locked'`, `now() - interval '2 hours'`, 0)
 	tx, err := n.pool.Begin(n.Context())
-	if err != nil {
-		n.Fatal(err)
-	}
+	succeeds(n, err)
 	defer tx.Rollback(n.Context())
-	if _, err := tx.Exec(n.Context(), `SELECT FROM rate_limits WHERE key = 'locked' FOR UPDATE`); err != nil {
-		n.Fatal(err)
-	}
+	succeeds(n, second(tx.Exec(n.Context(), `SELECT FROM rate_limits WHERE key = 'locked' FOR UPDATE`)))
 	n.exec(sql)
 	if got := strings.Join(n.first(`SELECT key FROM rate_limits ORDER BY key`), "; "); got != "ahead; full for a minute; in debt; locked" {
 		n.Errorf("left are %s", got)
@@ -602,19 +570,14 @@ func (n *night) renamesItsSchema() {
 	mustExec(n.T, n.pool, "ALTER SCHEMA "+old+" RENAME TO "+renamed)
 	for name, call := range map[string]func(tx pgx.Tx) error{
 		"Consume": func(tx pgx.Tx) error { _, err := n.limiter.Consume(n.Context(), tx, key); return err },
-		"several": func(tx pgx.Tx) error {
-			_, err := n.limiter.Consume(n.Context(), tx, key, nightSignUps.Global())
-			return err
-		},
-		"Check": func(tx pgx.Tx) error { _, err := n.limiter.Check(n.Context(), tx, key); return err },
-		"Reset": func(tx pgx.Tx) error { return n.limiter.Reset(n.Context(), tx, key) },
+		"several": func(tx pgx.Tx) error { return second(n.limiter.Consume(n.Context(), tx, key, nightSignUps.Global())) },
+		"Check":   func(tx pgx.Tx) error { _, err := n.limiter.Check(n.Context(), tx, key); return err },
+		"Reset":   func(tx pgx.Tx) error { return n.limiter.Reset(n.Context(), tx, key) },
 		"ratelimit": func(tx pgx.Tx) error {
-			_, err := tx.Exec(n.Context(), `SELECT FROM ratelimit('l', 'ann', 1, '1 hour')`)
-			return err
+			return second(tx.Exec(n.Context(), `SELECT FROM ratelimit('l', 'ann', 1, '1 hour')`))
 		},
 		"ratelimit_keys": func(tx pgx.Tx) error {
-			_, err := tx.Exec(n.Context(), `SELECT FROM ratelimit_keys('l', 1, '1 hour')`)
-			return err
+			return second(tx.Exec(n.Context(), `SELECT FROM ratelimit_keys('l', 1, '1 hour')`))
 		},
 	} {
 		there(func(tx pgx.Tx) {
@@ -656,20 +619,15 @@ func TestNoRowLiftsALimit(t *testing.T) {
 func TestTheKeysCanBeReadInAReadOnlyTransaction(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
-	if err := ratelimit.Publish(t.Context(), pool, "web", nightMessages); err != nil {
-		t.Fatal(err)
-	}
-	err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", nightMessages))
+	succeeds(t, pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		for _, name := range []string{"sendMessage", "signUps"} {
 			if _, err := tx.Exec(t.Context(), docSQL(t, "docs/operations.md", "ratelimit_keys('"+name+"'")); err != nil {
 				return err
 			}
 		}
 		return nil
-	})
-	if err != nil {
-		t.Error(err)
-	}
+	}))
 }
 
 // The calls in docs/sql.md are the Go limits of other pages, and its block that swallows a denial does.
@@ -723,9 +681,7 @@ func TestTheDocumentedCallsInSQL(t *testing.T) {
 func TestThePartitionedTableOfTheDocs(t *testing.T) {
 	t.Parallel()
 	tested, err := os.ReadFile("testdata/partitioned.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	_, statements, _ := strings.Cut(string(tested), "\n")
 	if page := docSQL(t, "docs/databases.md", "PARTITION BY HASH"); strings.TrimSpace(page) != strings.TrimSpace(statements) {
 		t.Errorf("the page has\n%s\nand the tests run\n%s", page, statements)

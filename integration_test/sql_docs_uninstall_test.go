@@ -17,18 +17,14 @@ func TestTheDocumentedUninstall(t *testing.T) {
 		t.Skip("there is no psql")
 	}
 	page, err := os.ReadFile("../docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	_, section, _ := strings.Cut(string(page), "\n## Uninstall\n")
 	block := regexp.MustCompile("(?s)\n```sh\n(.*?)\n```\n").FindStringSubmatch(section)
 	if block == nil {
 		t.Fatal("docs/operations.md has no commands to uninstall")
 	}
 	root, err := filepath.Abs("..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	pool := newPool(t, 1)
 	mustExec(t, pool, "CREATE TABLE of_the_application (id int); SELECT ratelimit('l', 'k', rate => 1, period => '1 hour'), ratelimit_block('l', NULL, who => 'bea')")
 	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", strings.Replace(block[1], `$(go list -m -f '{{.Dir}}' github.com/txlimit/txlimit)`, root, 1))

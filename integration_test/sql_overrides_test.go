@@ -29,9 +29,7 @@ var published = []ratelimit.Limit{
 func publishedPool(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := newPool(t, 4)
-	if err := ratelimit.Publish(t.Context(), pool, "web", published...); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", published...))
 	return pool
 }
 
@@ -209,27 +207,32 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	pool := publishedPool(t)
 	for call, text := range map[string]string{
-		"ratelimit('varying', 'ann')":                                        "rate limit 'varying': the numbers of this key are the program's",
-		"ratelimit('varying month', 'ann', count => 0)":                      "rate limit 'varying month': the numbers of this key are the program's",
-		"ratelimit('typo', 'ann')":                                           "rate limit 'typo': no program has published it",
-		"ratelimit_keys('typo')":                                             "no program has published it",
-		"ratelimit_sweep('typo')":                                            "no program has published it",
-		"ratelimit('bucket', '')":                                            "key must have 1 to 1024 bytes, not",
-		"ratelimit('bucket', 'ann', count => 21)":                            "count must be at most 20, not 21: more can never be granted",
-		"ratelimit_override('typo', 'ann', rate => 1)":                       "no program has published a limit of this name, but 'none', 'open', 'bucket', 'window', 'sharded', 'varying', 'calendar', 'varying month'",
-		"ratelimit_override('bucket', 'ann')":                                "rate, capacity or max_reserved must be given, not NULL",
-		"ratelimit_override('bucket', '', rate => 1)":                        "key must have 1 to 1024 bytes, not 0; NULL is for every key",
-		"ratelimit_override('bucket', repeat('k', 1025), rate => 1)":         "key must have 1 to 1024 bytes, not 1025",
-		"ratelimit_override('bucket', 'ann', rate => 0)":                     "rate must be between 1e-15 and 1e15, not 0",
-		"ratelimit_override('bucket', 'ann', rate => 'NaN')":                 "between 1e-15 and 1e15, not NaN",
-		"ratelimit_override('bucket', 'ann', capacity => -1)":                "capacity must be 0 or between 1e-15 and 1e15, not -1",
-		"ratelimit_override('bucket', 'ann', max_reserved => 'Infinity')":    "max_reserved must be 0 or between 1e-15 and 1e15, not Infinity",
-		"ratelimit_override(NULL, 'ann', rate => 1)":                         "name must have 1 to 255 bytes, not",
-		"ratelimit_block('bucket', 'ann', until => now())":                   "until must be in the future, not 20",
-		"ratelimit_unlimited('bucket', 'ann', until => '2000-01-01 00:00Z')": "until must be in the future, not 20",
-		"ratelimit_restore('bucket', 'ann', 'nonsense')":                     "effect must be 'numbers', 'block', 'unlimited' or NULL, which is all of them, not 'nonsense'",
-		"ratelimit_publish('p', NULL)":                                       "definitions must be a JSON array, not",
-		`ratelimit_publish('p', '{"name": "x"}')`:                            "definitions must be a JSON array, not",
+		"ratelimit('varying', 'ann')":                                              "rate limit 'varying': the numbers of this key are the program's",
+		"ratelimit('varying month', 'ann', count => 0)":                            "rate limit 'varying month': the numbers of this key are the program's",
+		"ratelimit('typo', 'ann')":                                                 "rate limit 'typo': no program has published it",
+		"ratelimit_keys('typo')":                                                   "no program has published it",
+		"ratelimit_sweep('typo')":                                                  "no program has published it",
+		"ratelimit('bucket', '')":                                                  "key must have 1 to 1024 bytes, not",
+		"ratelimit('bucket', 'ann', count => 21)":                                  "count must be at most 20, not 21: more can never be granted",
+		"ratelimit_override('typo', 'ann', rate => 1)":                             "no program has published a limit of this name, but 'none', 'open', 'bucket', 'window', 'sharded', 'varying', 'calendar', 'varying month'",
+		"ratelimit_override('bucket', 'ann')":                                      "rate, capacity or max_reserved must be given, not NULL",
+		"ratelimit_override('bucket', '', rate => 1)":                              "key must have 1 to 1024 bytes, not 0; NULL is for every key",
+		"ratelimit_override('bucket', repeat('k', 1025), rate => 1)":               "key must have 1 to 1024 bytes, not 1025",
+		"ratelimit_override('bucket', 'ann', rate => 0)":                           "rate must be between 1e-15 and 1e15, not 0",
+		"ratelimit_override('bucket', 'ann', rate => 'NaN')":                       "between 1e-15 and 1e15, not NaN",
+		"ratelimit_override('bucket', 'ann', capacity => -1)":                      "capacity must be 0 or between 1e-15 and 1e15, not -1",
+		"ratelimit_override('bucket', 'ann', max_reserved => 'Infinity')":          "max_reserved must be 0 or between 1e-15 and 1e15, not Infinity",
+		"ratelimit_override(NULL, 'ann', rate => 1)":                               "name must have 1 to 255 bytes, not",
+		"ratelimit_block('bucket', 'ann', until => now())":                         "until must be in the future, not 20",
+		"ratelimit_unlimited('bucket', 'ann', until => '2000-01-01 00:00Z')":       "until must be in the future, not 20",
+		"ratelimit_restore('bucket', 'ann', 'nonsense')":                           "effect must be 'numbers', 'block', 'unlimited' or NULL, which is all of them, not 'nonsense'",
+		"ratelimit_block('bucket', 'k', reason => repeat('é', 2048) || 'x')":       "reason is longer than 4096 bytes",
+		"ratelimit_block('bucket', 'k', reason => repeat('x', 100 * 1024 * 1024))": "reason is longer than 4096 bytes",
+		"ratelimit_unlimited('bucket', 'k', who => repeat('é', 128))":              "who is longer than 255 bytes",
+		"ratelimit_restore('bucket', 'k', who => repeat('x', 256))":                "who is longer than 255 bytes",
+		"ratelimit_unblock('bucket', 'k', who => repeat('x', 256))":                "who is longer than 255 bytes",
+		"ratelimit_publish('p', NULL)":                                             "definitions must be a JSON array, not",
+		`ratelimit_publish('p', '{"name": "x"}')`:                                  "definitions must be a JSON array, not",
 		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "maxReserved": 5}]')`: "a definition has no field maxReserved",
 		`ratelimit_publish('p', '[{"name": "x", "rate": 1, "period": "1 hour"}]')`:                                             "rate limit 'x': kind must be 'token bucket', 'fixed window', 'calendar window', 'slots' or 'unlimited', not NULL",
 		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": -1, "period": "1 hour"}]')`:                    "rate must be 0 or between 1e-15 and 1e15, not -1",
@@ -282,9 +285,7 @@ func TestAMistypedNameIsToldTheNearest(t *testing.T) {
 	for i := range 488 {
 		limits = append(limits, ratelimit.TokenBucket(fmt.Sprintf("plan %d", i), 1, time.Hour))
 	}
-	if err := ratelimit.Publish(t.Context(), pool, "web", limits...); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", limits...))
 	for name, nearest := range map[string]string{
 		"sendmessage": "'sendMessage'", "sendMesage": "'sendMessage'", "SIGNUPS": "'signUps'", "singUps": "'signUps'", "messages": "'sendMessage'", "plan 4711": "'plan 471'", "x": "'plan 0'",
 	} {
@@ -301,9 +302,7 @@ func TestPublish(t *testing.T) {
 	pool := newPool(t, 8)
 	publish := func(program string, limits ...ratelimit.Limit) {
 		t.Helper()
-		if err := ratelimit.Publish(t.Context(), pool, program, limits...); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, ratelimit.Publish(t.Context(), pool, program, limits...))
 	}
 	current := func() string {
 		return lines(t, pool, "SELECT program, name, definition FROM rate_limit_definitions WHERE current ORDER BY 1, 2, 3")

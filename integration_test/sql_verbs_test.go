@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -52,31 +54,6 @@ func (w world) denyByHand(call, retryAt string) {
 	}
 }
 
-func TestByHandReserve(t *testing.T) {
-	behaviour(t, func(w world) {
-		const bucket = "'l', 'ann', 10, '1 minute'"
-		// Without max_reserved there is no bound. With 0, only what is there can be taken. A positive number is the bound.
-		w.reserveByHand(bucket+", 1000", 99*time.Minute, -990)
-		limit := ratelimit.TokenBucket("l", 10, time.Minute)
-		w.do(w.limiter.Reset(w.Context(), w.db, limit.Key("ann")))
-		w.reserveByHand(bucket+", 10, max_reserved => 0", 0, 0)
-		w.denyByHand("ratelimit_reserve("+bucket+", max_reserved => 0)", "2026-07-01 12:00:06")
-		w.reserveByHand(bucket+", 5, max_reserved => 5", 30*time.Second, -5)
-		w.denyByHand("ratelimit_reserve("+bucket+", 2, max_reserved => 5)", "2026-07-01 12:00:12")
-		w.denyByHand("ratelimit("+bucket+")", "2026-07-01 12:00:36")
-		w.denyByHand("ratelimit_take('l', 'ann', 10, '1 minute', most => 3)", "2026-07-01 12:00:36")
-		w.holds(limit.Key("ann"), -5)
-		w.clock.Advance(30 * time.Second)
-		w.reserveByHand(bucket+", 0", 0, 0)
-
-		// 3 - 3.7 is below -0.7, although 3.7 - 0.7 is 3: enough except for rounding, as in Go.
-		w.must("SELECT FROM ratelimit_reserve('rounded', 'ann', 3, '1 minute', 3.7, max_reserved => 0.7)")
-		w.reserveByHand("'nothing', 'ann', 10, '1 minute', 20, capacity => 0", 2*time.Minute, -20)
-		w.reserveByHand("'site', global => true, rate => 10, period => '1 minute', count => 11", 6*time.Second, -1)
-		w.holds(ratelimit.TokenBucket("site", 10, time.Minute).Global(), -1)
-	})
-}
-
 // A reservation of a window runs when the window of its last token begins, and forfeits what earlier windows have left.
 func TestByHandReserveOfWindows(t *testing.T) {
 	behaviour(t, func(w world) {
@@ -109,32 +86,6 @@ func TestByHandADebtOfManyCalendarWindowsIsRefilled(t *testing.T) {
 		w.reserveByHand(daily, 9*24*time.Hour+12*time.Hour, -10)
 		w.clock.Advance(12 * 24 * time.Hour)
 		w.takeByHand("'daily', 'ann', 1, '1 day', most => 5, kind => 'calendar window'", 1, 0)
-	})
-}
-
-func TestByHandTake(t *testing.T) {
-	behaviour(t, func(w world) {
-		for _, kind := range []string{"'token bucket'", "'fixed window', start => '2026-07-01 12:00Z'", "'calendar window'"} {
-			for _, shards := range []int{1, 3} {
-				period := "1 hour"
-				if kind == "'calendar window'" {
-					period = "1 day"
-				}
-				numbers := fmt.Sprintf("rate => 12, period => '%s', kind => %s, shards => %d", period, kind, shards)
-				key := fmt.Sprintf("'%s%d', 'ann'", kind[1:6], shards)
-				w.takeByHand(key+", most => 5, "+numbers, 5, 7)
-				w.must(fmt.Sprintf("SELECT _ratelimit_by_hand('consume', %s, 12, '%s', 0.5, %s, shards => %d, now => '%s')", key, period, kind, shards, w.clock.now.Format(time.RFC3339)))
-				w.takeByHand(key+", most => 1000000000000000, "+numbers, 6, 0.5) // the whole ones
-				retry := map[string]string{"'token bucket'": "2026-07-01 12:02:30", "'calendar window'": "2026-07-02 00:00:00"}[kind]
-				if retry == "" {
-					retry = "2026-07-01 13:00:00"
-				}
-				w.denyByHand("ratelimit_take("+key+", most => 5, "+numbers+")", retry)
-			}
-		}
-		w.takeByHand("'site', global => true, most => 30, rate => 10, period => '1 minute', capacity => 20", 20, 0)
-		w.holds(ratelimit.TokenBucket("site", 10, time.Minute).Global(), 0)
-		w.takeByHand("'third', 'ann', 10, '1 minute', most => 10, shards => 3", 10, 0) // thirds of 10 are not exact
 	})
 }
 
@@ -171,12 +122,7 @@ func TestByHandReserveAndTakeRefuseWhatIsWrong(t *testing.T) {
 			`_ratelimit_by_hand('take', 'l', 'ann', 10, '1 minute', most => 1, now => 'infinity')`:                            `now must be between the years 1000 and 9999, not infinity`,
 			`ratelimit_take('l', 'ann', 10, '1 day', most => 1, kind => 'calendar window', zone => 'x''; DROP TABLE y; --/')`: `zone must be 'UTC' or a name with a slash`,
 		} {
-			tx := w.begin()
-			_, err := tx.Exec(w.Context(), "SELECT FROM "+call)
-			if sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
-				w.Errorf("%s: %v, want %q", call, err, text)
-			}
-			w.do(tx.Rollback(w.Context()))
+			w.sqlRefused("SELECT FROM "+call, text)
 		}
 		if rows := w.rows(); rows != "" {
 			w.Errorf("something was written:\n%s", rows)
@@ -188,28 +134,6 @@ func TestByHandReserveAndTakeRefuseWhatIsWrong(t *testing.T) {
 			`ratelimit_reserve('l', 'gus', 1e15, '1 microsecond', 1e15, max_reserved => 1e15)`, `ratelimit_take('l', 'gus', 1e15, '1 microsecond', most => 1000000000000000)`,
 		} {
 			w.must("SELECT FROM " + call)
-		}
-	})
-}
-
-// A rollback gives back what was reserved or taken.
-func TestByHandARollbackGivesBack(t *testing.T) {
-	behaviour(t, func(w world) {
-		for _, shards := range []int{1, 3} {
-			limit := ratelimit.TokenBucket(fmt.Sprint("l", shards), 9, time.Hour, ratelimit.Shards(shards))
-			for _, before := range []bool{false, true} { // without rows, and with
-				if before {
-					w.grant(limit.Key("ann").Count(3))
-				}
-				tx := w.begin()
-				inside := world{w.T, tx, w.limiter, w.clock}
-				for _, call := range []string{"'reserve', 'l%[1]d', 'ann', count => 2", "'take', 'l%[1]d', 'ann', most => 3", "'reserve', 'l%[1]d', 'ann', count => 12"} {
-					inside.must(fmt.Sprintf("SELECT FROM _ratelimit_by_hand("+call+", rate => 9, period => '1 hour', shards => %[1]d, now => '%[2]s')", shards, w.clock.now.Format(time.RFC3339)))
-				}
-				inside.holds(limit.Key("ann"), map[bool]float64{false: -8, true: -11}[before])
-				w.do(tx.Rollback(w.Context()))
-				w.holds(limit.Key("ann"), map[bool]float64{false: 9, true: 6}[before])
-			}
 		}
 	})
 }
@@ -251,12 +175,7 @@ func TestAReservationInSQLIsNoPermission(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, function := range []string{"ratelimit", "ratelimit_try"} {
 			for _, argument := range []string{"reserve => true", "max_reserved => 5", "up_to => true"} {
-				tx := w.begin()
-				_, err := tx.Exec(w.Context(), "SELECT "+function+"('l', 'ann', 1, '1 hour', "+argument+")")
-				if sqlState(err) != "42883" {
-					w.Errorf("%s with %s: %v, want 42883", function, argument, err)
-				}
-				w.do(tx.Rollback(w.Context()))
+				w.sqlFails("42883", "SELECT "+function+"('l', 'ann', 1, '1 hour', "+argument+")")
 			}
 		}
 		// No grant owes tokens, whatever the numbers, and none has a time to retry.
@@ -290,72 +209,72 @@ func TestAReservationInSQLIsNoPermission(t *testing.T) {
 			w.must(fmt.Sprintf(`CREATE FUNCTION %[1]s() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN %[2]s; RETURN NEW; END $$`, function, perform))
 			w.must(fmt.Sprintf(`CREATE TRIGGER %[1]s BEFORE INSERT ON messages FOR EACH ROW EXECUTE FUNCTION %[1]s()`, function))
 			w.must(`INSERT INTO messages SELECT 'ann' FROM generate_series(1, 3)`)
-			tx := w.begin()
-			_, err := tx.Exec(w.Context(), `INSERT INTO messages VALUES ('ann')`)
-			if sqlState(err) != "PT429" {
-				w.Errorf("a trigger that %s lets a denied row pass: %v", function, err)
-			}
-			w.do(tx.Rollback(w.Context()))
+			w.sqlFails("PT429", `INSERT INTO messages VALUES ('ann')`)
 			w.must(fmt.Sprintf(`DROP FUNCTION %s CASCADE`, function))
 		}
 		w.must(`DROP TABLE messages`)
 	})
 }
 
-// Many connections reserve and take of the same keys, at every level. Together they get no more than there is, and no debt is exceeded.
-func TestByHandReserveAndTakeUnderContention(t *testing.T) {
+// Many callers reserve and take of the same keys, at every level, in SQL and in Go. Together they get no more than there is, and no debt is
+// exceeded.
+func TestByHandAndTheLibraryShareALimit(t *testing.T) {
 	t.Parallel()
 	for _, level := range levels {
-		for _, shards := range []int{1, 3} {
-			t.Run(fmt.Sprintf("%s, %d shards", level, shards), func(t *testing.T) {
+		for _, limit := range []ratelimit.Limit{
+			ratelimit.TokenBucket("bucket", 60, 1000*time.Hour, ratelimit.MaxReserved(20)),
+			ratelimit.TokenBucket("sharded", 60, 1000*time.Hour, ratelimit.MaxReserved(20), ratelimit.Shards(3)),
+			ratelimit.FixedWindow("window", 60, 1000*time.Hour, ratelimit.MaxReserved(20)),
+		} {
+			t.Run(fmt.Sprintf("%s, %s", level, limit.Name()), func(t *testing.T) {
 				t.Parallel()
 				pool := newPool(t, 8)
+				succeeds(t, ratelimit.Publish(t.Context(), pool, "web", limit))
+				coalescer := &ratelimit.Coalescer{Pool: pool}
+				defer coalescer.Close()
 				var limiter ratelimit.Limiter
-				var taken, reserved [8]int
-				done := make(chan error, 8)
+				var got [4]atomic.Int64 // by way
+				inTx := func(call func(ctx context.Context, tx pgx.Tx) error) error {
+					return limiter.InTx(t.Context(), pool, call, ratelimit.Isolation(level), ratelimit.Attempts(1000))
+				}
+				ways := []func() (n int, err error){
+					func() (n int, err error) {
+						return n, inTx(func(ctx context.Context, tx pgx.Tx) error {
+							return tx.QueryRow(ctx, "SELECT taken FROM ratelimit_take($1, 'take', most => 2)", limit.Name()).Scan(&n)
+						})
+					},
+					func() (int, error) {
+						return 1, inTx(func(ctx context.Context, tx pgx.Tx) error { return second(limiter.Consume(ctx, tx, limit.Key("take"))) })
+					},
+					func() (int, error) { return 1, second(limiter.Consume(t.Context(), coalescer, limit.Key("take"))) },
+					func() (int, error) {
+						return 1, inTx(func(ctx context.Context, tx pgx.Tx) error {
+							return second(tx.Exec(ctx, "SELECT ratelimit_reserve($1, 'reserve')", limit.Name()))
+						})
+					},
+				}
+				var wg sync.WaitGroup
 				for g := range 8 {
-					go func() {
-						done <- func() error {
-							for {
-								var n int
-								err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-									numbers := fmt.Sprintf("rate => 60, period => '1000 hours', shards => %d", shards)
-									if g%2 == 0 {
-										return tx.QueryRow(ctx, "SELECT taken FROM ratelimit_take('take', 'ann', most => 2, "+numbers+")").Scan(&n)
-									}
-									_, err := tx.Exec(ctx, "SELECT ratelimit_reserve('reserve', 'ann', max_reserved => 20, "+numbers+")")
-									return err
-								}, ratelimit.Isolation(level), ratelimit.Attempts(1000))
-								switch {
-								case sqlState(err) == "PT429":
-									return nil
-								case err != nil:
-									return err
-								case g%2 == 0:
-									taken[g] += n
-								default:
-									reserved[g]++
-								}
+					wg.Go(func() {
+						for {
+							n, err := ways[g%len(ways)]()
+							if sqlState(err) == "PT429" || denied(err) {
+								return
 							}
-						}()
-					}()
+							if err != nil {
+								t.Error(err)
+								return
+							}
+							got[g%len(ways)].Add(int64(n))
+						}
+					})
 				}
-				for range 8 {
-					if err := <-done; err != nil {
-						t.Fatal(err)
-					}
-				}
-				sum := func(of [8]int) (n int) {
-					for _, one := range of {
-						n += one
-					}
-					return n
-				}
-				if n := sum(reserved); n != 80 {
-					t.Errorf("%d reserved, want 60 and 20 that are owed", n)
-				}
-				if n := sum(taken); n != 60 {
+				wg.Wait()
+				if n := got[0].Load() + got[1].Load() + got[2].Load(); n != 60 {
 					t.Errorf("%d taken, want 60", n)
+				}
+				if n := got[3].Load(); n != 80 {
+					t.Errorf("%d reserved, want 60 and 20 that are owed", n)
 				}
 			})
 		}

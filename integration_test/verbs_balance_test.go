@@ -409,15 +409,11 @@ func TestBalanceWaitsForNoLock(t *testing.T) {
 	defer cancel()
 	consume := func(db ratelimit.DB) {
 		t.Helper()
-		if _, err := limiter.Consume(ctx, db, requests...); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(limiter.Consume(ctx, db, requests...)))
 	}
 	consume(pool)
 	holder, err := pool.Begin(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	defer holder.Rollback(context.WithoutCancel(ctx))
 	consume(holder)
 	reads := func(what string, db ratelimit.DB, want float64) {
@@ -437,35 +433,14 @@ func TestBalanceWaitsForNoLock(t *testing.T) {
 	reads("a coalescer", coalescer, 9)
 	for _, level := range levels {
 		tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		defer tx.Rollback(context.WithoutCancel(ctx))
 		reads(string(level), tx, 9)
 	}
-	if err := holder.Commit(ctx); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, holder.Commit(ctx))
 	reads("a pool, later", pool, 8)
 	consume(pool) // though three transactions have read the rows, and are open
 	reads("at last", coalescer, 7)
-}
-
-func TestBalanceRefusesWhatIsWrong(t *testing.T) {
-	behaviour(t, func(w world) {
-		limit := ratelimit.TokenBucket("api", 10, time.Minute)
-		for name, requests := range map[string][]ratelimit.Request{
-			"nothing":         nil,
-			"no key":          {limit.Key("ann"), limit.Key("")},
-			"no limit":        {{}},
-			"two definitions": {limit.Key("ann"), ratelimit.TokenBucket("api", 11, time.Minute).Key("ann")},
-			"two kinds":       {limit.Key("ann"), ratelimit.FixedWindow("api", 10, time.Minute).Key("bob")},
-		} {
-			if balances, err := w.limiter.Balance(w.Context(), w.db, requests...); !errors.Is(err, ratelimit.ErrInvalid) || balances != nil {
-				w.Errorf("%s: %+v, %v", name, balances, err)
-			}
-		}
-	})
 }
 
 func TestAnObserverSeesBalances(t *testing.T) {
@@ -474,12 +449,8 @@ func TestAnObserverSeesBalances(t *testing.T) {
 	var seen []ratelimit.Decision
 	limiter := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) { seen = append(seen, d) }}
 	ann := ratelimit.TokenBucket("api", 10, time.Hour).Key("ann")
-	if _, err := limiter.Charge(t.Context(), pool, ann.Count(15)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := limiter.Balance(t.Context(), pool, ann); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(limiter.Charge(t.Context(), pool, ann.Count(15))))
+	succeeds(t, second(limiter.Balance(t.Context(), pool, ann)))
 	_, err := limiter.Balance(t.Context(), pool)
 	if verbs := []string{seen[0].Verb, seen[1].Verb, seen[2].Verb}; !slices.Equal(verbs, []string{"charge", "balance", "balance"}) {
 		t.Errorf("saw %v", verbs)
@@ -497,9 +468,7 @@ func TestBalanceIsExact(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
 	tx, err := newPool(t, 1).Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	defer tx.Rollback(context.WithoutCancel(t.Context()))
 	nexts, proved := 0, sized(800, 300)
 	for n := range proved {

@@ -236,13 +236,9 @@ func TestARefundByAClockThatIsYearsOffGivesNothingBack(t *testing.T) {
 	limit := ratelimit.CalendarWindow("calls", 5, ratelimit.Day).Key("ann")
 	limiter, clock := newLimiter()
 	taken, err := limiter.Consume(t.Context(), pool, limit.Count(5))
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	clock.Advance(24 * time.Hour)
-	if _, err := limiter.Consume(t.Context(), pool, limit.Count(5)); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(limiter.Consume(t.Context(), pool, limit.Count(5))))
 	for _, years := range []int{-5, 5} {
 		now := clock.now.AddDate(years, 0, 0)
 		off := &ratelimit.Limiter{Clock: func() time.Time { return now }}
@@ -409,30 +405,21 @@ func TestACalendarGrantsAtItsRetryAtWhateverItsShardsHave(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
 	limits, clock := newLimiter()
-	limit := ratelimit.CalendarWindow("limit", 1, ratelimit.Day, ratelimit.Capacity(9), ratelimit.Shards(3))
-	clock.now = utc("2026-07-01 12:00:00")
+	w := world{t, pool, limits, clock}
+	all := ratelimit.CalendarWindow("limit", 1, ratelimit.Day, ratelimit.Capacity(9), ratelimit.Shards(3)).Key("ann").Count(9)
 	for shard, value := range []float64{3, 0, 3} {
 		insert(t, pool, "ann", shard, 3, value, clock.now)
 	}
 	want := utc("2026-07-10 00:00:00")
-	ask := func() (time.Time, error) {
-		_, err := limits.Check(t.Context(), pool, limit.Key("ann").Count(9))
-		if denied, ok := errors.AsType[*ratelimit.DeniedError](err); ok {
-			return denied.RetryAt, nil
-		}
-		return clock.now, err
-	}
-	if at, err := ask(); err != nil || !at.Equal(want) {
-		t.Errorf("RetryAt is %v (%v), want %v", at, err, want)
-	}
+	w.retries(w.check(all), want.Sub(clock.now))
 	byHand := scan[time.Time](t, pool, `SELECT retry_at FROM _ratelimit_by_hand('try', 'limit', 'ann', 1, '1 day', 9, 'calendar window',
 		capacity => 9, shards => 3, now => '2026-07-01 12:00Z')`)
 	if !byHand.Equal(want) {
 		t.Errorf("by hand, it is %v", byHand)
 	}
 	clock.now = want
-	if at, err := ask(); err != nil || !at.Equal(want) {
-		t.Errorf("then %v, %v", at, err)
+	if then := w.check(all); !then.OK {
+		t.Errorf("then %+v", then)
 	}
 }
 
@@ -443,14 +430,10 @@ func TestByHandCountsTheDaysOfADebt(t *testing.T) {
 	var clock time.Time
 	limiter := ratelimit.Limiter{Clock: func() time.Time { return clock }}
 	day := ratelimit.CalendarWindow("day", 1, ratelimit.Day, ratelimit.Zone("Europe/Berlin"), ratelimit.MaxReserved(2))
-	if err := ratelimit.Publish(t.Context(), pool, "api", day); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), pool, "api", day))
 	began := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	clock = began
-	if _, err := limiter.Charge(t.Context(), pool, day.Key("ann").Count(50)); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(limiter.Charge(t.Context(), pool, day.Key("ann").Count(50))))
 	for _, at := range []struct {
 		days int
 		want float64
@@ -458,9 +441,7 @@ func TestByHandCountsTheDaysOfADebt(t *testing.T) {
 		days, want := at.days, at.want
 		clock = began.AddDate(0, 0, days)
 		balances, err := limiter.Balance(t.Context(), pool, day.Key("ann"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		remaining := scan[float64](t, pool, "SELECT remaining FROM _ratelimit_by_hand('try', 'day', 'ann', count => 0, now => $1)", clock)
 		keys := scan[float64](t, pool, "SELECT remaining FROM _ratelimit_keys('day', NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, NULL, $1)", clock)
 		if balances[0].Remaining != want || remaining != want || keys != want {
@@ -546,9 +527,7 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 			clock.Advance(time.Duration(oneOf(r, 0, 1, r.Int64N(int64(200*24*time.Hour)), r.Int64N(int64(24*time.Hour)))))
 			count, verb := float64(r.IntN(6)), oneOf(r, "consume", "consume", "reserve")
 			want, err := askGo(t.Context(), limiter, pool, askedByHand{ask{limit: byGo, key: "k", count: count}, verb})
-			if err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, err)
 			query, detail := `SELECT true, remaining, retry_at, reset_at FROM _ratelimit_by_hand('reserve', $1, 'k', 5, $2::text::interval, $3, 'calendar window',
 					$4, max_reserved => 10, now => $5, zone => $6, anchor => $7::text::timestamp)`, struct {
 				Remaining float64
@@ -563,9 +542,7 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 			if pgErr, denied := errors.AsType[*pgconn.PgError](err); denied && pgErr.Code == "PT429" {
 				err = json.Unmarshal([]byte(pgErr.Detail), &detail)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, err)
 			if detail.RetryAt == nil {
 				detail.RetryAt = new(time.Time)
 			}
@@ -601,9 +578,7 @@ func TestASweepOfACalendarMindsEveryAnchor(t *testing.T) {
 	}
 	fromThe15th := calls(ratelimit.Zone("America/New_York"), ratelimit.Anchor("2026-01-15"))
 	clock.now = time.Date(2026, 3, 20, 12, 0, 0, 0, time.UTC)
-	if _, err := limiter.Consume(t.Context(), pool, fromThe15th.Key("bob").Count(10)); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(limiter.Consume(t.Context(), pool, fromThe15th.Key("bob").Count(10))))
 	sweep := func(now time.Time, want int64) {
 		t.Helper()
 		clock.now = now

@@ -49,17 +49,11 @@ func TestChargeIsUnconditional(t *testing.T) {
 		w.clock.Advance(time.Microsecond)
 		w.grant(window.Key("bob").Count(5))
 		w.deny(window.Key("bob"))
-	})
-}
 
-func TestChargeCountsWhatIsThere(t *testing.T) {
-	behaviour(t, func(w world) {
-		limit := ratelimit.TokenBucket("tokens", 10, time.Minute)
+		// What was refilled before the charge is there.
 		w.grant(limit.Global().Count(10))
 		w.clock.Advance(30 * time.Second)
-		if _, err := w.limiter.Charge(w.Context(), w.db, limit.Global().Count(7)); err != nil {
-			w.Fatal(err)
-		}
+		charge(limit.Global().Count(7))
 		w.holds(limit.Global(), -2)
 	})
 }

@@ -2,7 +2,6 @@ package integration_test
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -80,60 +79,6 @@ func TestDefectANegativeCountMints(t *testing.T) {
 	})
 }
 
-func TestDefectNaNAndZeroPeriodsAreGranted(t *testing.T) {
-	behaviour(t, func(w world) {
-		nan := math.NaN()
-		w.refuse(ratelimit.ErrInvalid, ratelimit.TokenBucket("l", nan, time.Minute).Key("ann"))
-		w.refuse(ratelimit.ErrInvalid, ratelimit.TokenBucket("l", 10, 0).Key("ann"))
-		w.refuse(ratelimit.ErrInvalid, ratelimit.FixedWindow("l", 10, 0).Key("ann"))
-		w.refuse(ratelimit.ErrInvalid, ratelimit.TokenBucket("l", 10, time.Minute, ratelimit.Capacity(nan)).Key("ann"))
-		w.refuse(ratelimit.ErrInvalid, ratelimit.TokenBucket("l", 10, time.Minute, ratelimit.MaxReserved(nan)).Key("ann"))
-		w.refuse(ratelimit.ErrInvalid, ratelimit.TokenBucket("l", 10, time.Minute).Key("ann").Count(nan))
-		if rows := w.rows(); rows != "" {
-			w.Errorf("rows: %s", rows)
-		}
-	})
-}
-
-func TestDefectAStartInTheFutureDeniesTheFirstCall(t *testing.T) {
-	behaviour(t, func(w world) {
-		for i, start := range []time.Duration{time.Microsecond, 59 * time.Minute, time.Hour, 1000 * time.Hour} {
-			limit := ratelimit.FixedWindow(fmt.Sprint("calls", i), 10, time.Hour, ratelimit.Start(noon.Add(start)))
-			w.grant(limit.Key("ann").Count(10))
-			w.deny(limit.Key("ann"))
-			w.grant(limit.Key("bob").Count(4), limit.Key("eve").Count(10))
-		}
-	})
-}
-
-func TestDefectTwoShardsDenyForEverWhatIsAboveHalfTheCapacity(t *testing.T) {
-	behaviour(t, func(w world) {
-		for _, count := range []float64{5.1, 6, 9, 10} {
-			key := sharded("hot", 2).Key(fmt.Sprint(count))
-			w.grant(key.Count(count)) // without a row
-			w.clock.Advance(time.Hour)
-			w.grant(key.Count(count)) // with rows
-			w.grant(key.Count(10 - count))
-		}
-	})
-}
-
-func TestDefectManyShardsDenyForEverWhatIsAboveAShardsCapacity(t *testing.T) {
-	behaviour(t, func(w world) {
-		for _, n := range []int{3, 4, 5, 7, 100} {
-			w := w.redeployed()
-			for _, count := range []float64{10 / float64(n), 10/float64(n) + 0.1, 5, 10} {
-				key := sharded("hot", n).Key(fmt.Sprint(n, count))
-				w.grant(key.Count(count))
-				w.clock.Advance(time.Hour)
-				w.grant(key.Count(count))
-				w.clock.Advance(time.Hour)
-				w.grant(key.Count(10))
-			}
-		}
-	})
-}
-
 func TestALargeReservationIsNotStarvedByAStreamOfSmallRequests(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, limit := range []ratelimit.Limit{
@@ -180,23 +125,6 @@ func TestALargeReservationIsNotStarvedByAStreamOfSmallRequests(t *testing.T) {
 			if small() != 1 {
 				w.Fatal("after it, the small requests must be granted again")
 			}
-		}
-	})
-}
-
-// The article's long listing compares the count with a balance that the count has already been subtracted from.
-func TestTrapTheCountIsSubtractedOnce(t *testing.T) {
-	behaviour(t, func(w world) {
-		for _, limit := range []ratelimit.Limit{
-			ratelimit.TokenBucket("bucket", 10, time.Minute),
-			ratelimit.FixedWindow("window", 10, time.Minute),
-			ratelimit.TokenBucket("sharded", 10, time.Minute, ratelimit.Shards(2)),
-		} {
-			w.grant(limit.Key("ann").Count(6))  // leaves 4, which is less than 6
-			w.grant(limit.Key("ann").Count(4))  // leaves 0
-			w.grant(limit.Key("bob").Count(10)) // leaves 0
-			w.grant(limit.Key("eve").Count(6), limit.Global().Count(10))
-			w.deny(limit.Key("ann").Count(0.001))
 		}
 	})
 }

@@ -29,9 +29,7 @@ func TestNothingIsWrittenOnDenial(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pool := newPool(t, 1)
 			var limiter ratelimit.Limiter
-			if _, err := limiter.Consume(t.Context(), pool, abundant.Key("k"), bucket.Key("k"), window.Key("k"), sharded.Key("k")); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, second(limiter.Consume(t.Context(), pool, abundant.Key("k"), bucket.Key("k"), window.Key("k"), sharded.Key("k"))))
 			writesNothing(t, pool, func() {
 				if _, err := decide(t.Context(), &limiter, pool, c.reserve, c.requests...); !denied(err) {
 					t.Fatalf("%v, want a denial", err)
@@ -42,9 +40,7 @@ func TestNothingIsWrittenOnDenial(t *testing.T) {
 	t.Run("arrays in another order than the lock order", func(t *testing.T) {
 		pool := newPool(t, 1)
 		_, err := pool.Exec(t.Context(), `INSERT INTO rate_limits SELECT name, '', 0, 1, value, now() FROM (VALUES ('a', 1e6), ('b', 1e6), ('c', 0)) AS l (name, value)`)
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		writesNothing(t, pool, func() {
 			var granted bool
 			err := pool.QueryRow(t.Context(), `SELECT granted FROM _ratelimit_apply('consume', '{b,c,a}', '{"","",""}', '{1,1,1}', '{1 day,1 day,1 day}',
@@ -61,9 +57,7 @@ func TestNothingIsWrittenOnDenial(t *testing.T) {
 func TestExpectingADenialDecidesTheSame(t *testing.T) {
 	t.Parallel()
 	tx, err := newPool(t, 1).Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	defer tx.Rollback(context.WithoutCancel(t.Context()))
 	granted := 0
 	for _, start := range []string{"NULL", "'0001-01-01 UTC'"} {
@@ -86,9 +80,7 @@ func TestExpectingADenialDecidesTheSame(t *testing.T) {
 						if err == nil {
 							err = savepoint.Rollback(t.Context())
 						}
-						if err != nil {
-							t.Fatal(err)
-						}
+						succeeds(t, err)
 						if ok {
 							granted++
 						}
@@ -133,8 +125,6 @@ func written(t *testing.T, pool *pgxpool.Pool) (xids, wal int64) {
 	t.Helper()
 	err := pool.QueryRow(t.Context(), `SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
 		(pg_current_wal_insert_lsn() - '0/0')::bigint`).Scan(&xids, &wal)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	return xids, wal
 }

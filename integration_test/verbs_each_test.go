@@ -216,21 +216,13 @@ func TestEachWaitsHoldingNothingThatComesLater(t *testing.T) {
 		for _, key := range []string{"a", "b", "c", "d", "e"} {
 			requests = append(requests, limit.Key(key))
 		}
-		if _, err := limits.Each(t.Context(), pool, requests...); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(limits.Each(t.Context(), pool, requests...)))
 		if first {
-			if err := limits.Reset(t.Context(), pool, limit.Key("a")); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, limits.Reset(t.Context(), pool, limit.Key("a")))
 		}
 		holder, err := pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := holder.Exec(t.Context(), "SELECT FROM rate_limits WHERE key = 'c' FOR UPDATE"); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
+		succeeds(t, second(holder.Exec(t.Context(), "SELECT FROM rate_limits WHERE key = 'c' FOR UPDATE")))
 		slices.Reverse(requests)
 		done := make(chan error, 1)
 		go func() { done <- second(limits.Each(t.Context(), pool, requests...)) }()
@@ -238,9 +230,7 @@ func TestEachWaitsHoldingNothingThatComesLater(t *testing.T) {
 		if n := scan[int](t, holder, "SELECT count(*) FROM (SELECT FROM rate_limits WHERE key > 'c' FOR UPDATE NOWAIT) AS free"); n != 2 {
 			t.Errorf("%d rows are free", n)
 		}
-		if err := holder.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, holder.Rollback(t.Context()))
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
@@ -260,20 +250,14 @@ func TestEachTellsWhenAForbiddenCountIsGranted(t *testing.T) {
 		ran = append(ran, limit.Key("ran").Count(10))
 		for _, key := range []string{"ran", "new"} {
 			requests = append(requests, limit.Key(key).Count(5))
-			if _, err := limits.Override(t.Context(), pool, limit.Key(key), time.Now().Add(time.Hour), "", "", ratelimit.Rate(2)); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, second(limits.Override(t.Context(), pool, limit.Key(key), time.Now().Add(time.Hour), "", "", ratelimit.Rate(2))))
 		}
 	}
 	began := time.Now()
 	now := began
 	limits.Clock = func() time.Time { return now }
-	if _, err := (&ratelimit.Limiter{Clock: limits.Clock}).Each(t.Context(), pool, ran...); err != nil { // before it knows the overrides
-		t.Fatal(err)
-	}
-	if err := limits.Overrides.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second((&ratelimit.Limiter{Clock: limits.Clock}).Each(t.Context(), pool, ran...))) // before it knows the overrides
+	succeeds(t, limits.Overrides.Load(t.Context()))
 	results, err := limits.Each(t.Context(), pool, requests...)
 	if err != nil || oks(results) != "------" {
 		t.Fatalf("%s, %v", oks(results), err)
@@ -310,14 +294,10 @@ func TestEachUnderOverrides(t *testing.T) {
 		second(limits.Override(t.Context(), pool, limit.Key("small"), until, "", "", ratelimit.Rate(2))),
 		second(limits.Override(t.Context(), pool, limit.Key("smaller"), time.Time{}, "", "", ratelimit.Rate(2))),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 	}
 	scan[int64](t, pool, "SELECT ratelimit_unlimited('each', 'free')")
-	if err := limits.Overrides.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, limits.Overrides.Load(t.Context()))
 	results, err := limits.Each(t.Context(), pool,
 		limit.Key("blocked"), limit.Key("banned"), limit.Key("small").Count(5), limit.Key("smaller").Count(5), limit.Key("free").Count(1000), limit.Key("ann").Count(5),
 		limit.Key("small").Count(2), limit.Key("bob").Count(11))
@@ -334,39 +314,24 @@ func TestEachUnderOverrides(t *testing.T) {
 	}
 }
 
-// TestAnObserverSeesEachAsConsumes, so that usage and metrics need to know no more.
+// TestAnObserverSeesEachAsConsumes, so that usage and metrics need to know no more. On a Coalescer, its pool is asked.
 func TestAnObserverSeesEachAsConsumes(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	defer coalescer.Close()
 	limit := ratelimit.TokenBucket("each", 1, time.Hour)
 	var seen []string
 	limits := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) {
 		seen = append(seen, fmt.Sprint(d.Verb, " ", len(d.Result.Requests), " ", d.Result.OK, " ", denied(d.Err), d.Err == nil))
 	}}
-	if _, err := limits.Each(t.Context(), pool, limit.Key("a"), limit.Key("b"), limit.Key("a")); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(limits.Each(t.Context(), coalescer, limit.Key("a"), limit.Key("b"), limit.Key("a"))))
 	if _, err := limits.Each(t.Context(), pool, limit.Key("a"), limit.Key("")); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Fatal(err)
 	}
 	want := []string{"consume 1 true false true", "consume 1 true false true", "consume 1 false true false", "consume 2 false false false"}
 	if !slices.Equal(seen, want) {
 		t.Errorf("%q", seen)
-	}
-}
-
-// TestEachOnACoalescer uses its pool.
-func TestEachOnACoalescer(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 2)
-	coalescer := &ratelimit.Coalescer{Pool: pool}
-	defer coalescer.Close()
-	limit := ratelimit.TokenBucket("each", 1, time.Hour)
-	var limits ratelimit.Limiter
-	for _, db := range []ratelimit.DB{coalescer, pool} {
-		if _, err := limits.Each(t.Context(), db, limit.Key("a"), limit.Key("b")); err != nil {
-			t.Fatal(err)
-		}
 	}
 }
 
@@ -431,17 +396,11 @@ func TestEachDecidesAnewWhatTheUpdateLeft(t *testing.T) {
 	for _, key := range []string{"a", "b", "c", "d", "e"} {
 		requests = append(requests, limit.Key(key))
 	}
-	if _, err := limits.Each(t.Context(), pool, requests...); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(limits.Each(t.Context(), pool, requests...)))
 	holder, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	for _, sql := range []string{"DELETE FROM rate_limits WHERE key = 'b'", "SELECT FROM rate_limits WHERE key = 'd' FOR UPDATE"} {
-		if _, err := holder.Exec(t.Context(), sql); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(holder.Exec(t.Context(), sql)))
 	}
 	results, done := []ratelimit.Result(nil), make(chan error, 1)
 	go func() {
@@ -450,9 +409,7 @@ func TestEachDecidesAnewWhatTheUpdateLeft(t *testing.T) {
 		done <- err
 	}()
 	waiting(t, pool, 1)
-	if err := holder.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, holder.Commit(t.Context()))
 	if err := <-done; err != nil || oks(results) != "+++++" {
 		t.Fatalf("%s, %v", oks(results), err)
 	}

@@ -56,95 +56,36 @@ func (c *failing) request() ratelimit.Request { return c.limit.Key(privateKey).C
 // holdToken is the token of a hold that nobody has.
 const holdToken = "~0123456789abcdef0123456789abcdef4:work"
 
-// verb calls a verb for some requests of one limit.
-type verbCall func(c *failing, db ratelimit.DB, request ratelimit.Request) error
-
-var callVerb = map[string]verbCall{
-	"Consume": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		_, err := c.limiter.Consume(c.ctx, db, r)
-		return err
-	},
-	"Wait": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		_, err := c.limiter.Wait(c.ctx, db, r)
-		return err
-	},
-	"Reserve": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		_, err := c.limiter.Reserve(c.ctx, db, r)
-		return err
-	},
-	"Take": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		_, _, err := c.limiter.Take(c.ctx, db, 1, r)
-		return err
-	},
-	"Check": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		_, err := c.limiter.Check(c.ctx, db, r)
-		return err
-	},
-	"Balance": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		_, err := c.limiter.Balance(c.ctx, db, r)
-		return err
-	},
-	"Charge": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		_, err := c.limiter.Charge(c.ctx, db, r)
-		return err
-	},
-	"Refund": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		_, err := c.limiter.Refund(c.ctx, db, receiptOf(time.Now(), c.request()), r)
-		return err
-	},
-	"Reset": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		return c.limiter.Reset(c.ctx, db, r)
-	},
-	"Move": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		return c.limiter.Move(c.ctx, db, r, ratelimit.TokenBucket("another", 1, time.Hour).Key(privateKey))
-	},
-	"Pause": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		return c.limiter.Pause(c.ctx, db, time.Now().Add(time.Minute), r)
-	},
-	"Resume": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		return c.limiter.Resume(c.ctx, db, r)
-	},
-	"Hold": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		_, err := c.limiter.Hold(c.ctx, db, "work", time.Minute, r)
-		return err
-	},
-	"Settle": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		_, err := c.limiter.Settle(c.ctx, db, holdToken, r)
-		return err
-	},
-	"Release": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		return c.limiter.Release(c.ctx, db, holdToken, r)
-	},
-	"During": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		return c.limiter.During(c.ctx, db, "work", time.Minute, func(context.Context, ratelimit.Held) ([]ratelimit.Request, error) { return nil, nil }, r)
-	},
-	"Once": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		_, err := c.limiter.Once(c.ctx, db, "event", time.Hour, r)
-		return err
-	},
-	"Each": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		_, err := c.limiter.Each(c.ctx, db, r)
-		return err
-	},
-	"Override": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		_, err := c.limiter.Override(c.ctx, db, r, time.Time{}, "", "", ratelimit.Rate(2))
-		return err
-	},
-	"Block": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		_, err := c.limiter.Block(c.ctx, db, r, time.Time{}, "", "")
-		return err
-	},
-	"Restore": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		_, err := c.limiter.Restore(c.ctx, db, r, "")
-		return err
-	},
-	"Unblock": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		_, err := c.limiter.Unblock(c.ctx, db, r, "")
-		return err
-	},
-	"QueueConsume": func(c *failing, db ratelimit.DB, r ratelimit.Request) error {
-		return c.queued(db, r)
-	},
+// verbCalls call each verb for some requests of one limit.
+func verbCalls(c *failing, db ratelimit.DB, r ratelimit.Request) map[string]func() error {
+	l, ctx := c.limiter, c.ctx
+	return map[string]func() error{
+		"Consume": func() error { return second(l.Consume(ctx, db, r)) },
+		"Wait":    func() error { return second(l.Wait(ctx, db, r)) },
+		"Reserve": func() error { return second(l.Reserve(ctx, db, r)) },
+		"Take":    func() error { return c.takes(db, 1, r) },
+		"Check":   func() error { return second(l.Check(ctx, db, r)) },
+		"Balance": func() error { return second(l.Balance(ctx, db, r)) },
+		"Charge":  func() error { return second(l.Charge(ctx, db, r)) },
+		"Refund":  func() error { return second(l.Refund(ctx, db, c.receipt(), r)) },
+		"Reset":   func() error { return l.Reset(ctx, db, r) },
+		"Move": func() error {
+			return l.Move(ctx, db, r, ratelimit.TokenBucket("another", 1, time.Hour).Key(privateKey))
+		},
+		"Pause":        func() error { return l.Pause(ctx, db, time.Now().Add(time.Minute), r) },
+		"Resume":       func() error { return l.Resume(ctx, db, r) },
+		"Hold":         func() error { return second(l.Hold(ctx, db, "work", time.Minute, r)) },
+		"Settle":       func() error { return second(l.Settle(ctx, db, holdToken, r)) },
+		"Release":      func() error { return l.Release(ctx, db, holdToken, r) },
+		"During":       func() error { return l.During(ctx, db, "work", time.Minute, noWork, r) },
+		"Once":         func() error { return second(l.Once(ctx, db, "event", time.Hour, r)) },
+		"Each":         func() error { return second(l.Each(ctx, db, r)) },
+		"Override":     func() error { return second(l.Override(ctx, db, r, time.Time{}, "", "", ratelimit.Rate(2))) },
+		"Block":        func() error { return second(l.Block(ctx, db, r, time.Time{}, "", "")) },
+		"Restore":      func() error { return second(l.Restore(ctx, db, r, "")) },
+		"Unblock":      func() error { return second(l.Unblock(ctx, db, r, "")) },
+		"QueueConsume": func() error { return c.queued(db, r) },
+	}
 }
 
 // queued sends a batch of a QueueConsume.
@@ -177,9 +118,7 @@ func (c *failing) consumed(ctx context.Context, tx pgx.Tx) error {
 // batch is a batch that consumes.
 func (c *failing) batch() *pgx.Batch {
 	batch := &pgx.Batch{}
-	if _, err := c.limiter.QueueConsume(c.ctx, batch, c.request()); err != nil {
-		c.Fatal(err)
-	}
+	succeeds(c, second(c.limiter.QueueConsume(c.ctx, batch, c.request())))
 	return batch
 }
 
@@ -204,7 +143,8 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 	denied, exhausted := ratelimit.ErrDenied, ratelimit.ErrAttemptsExhausted
 	state := func(code string) error { return &pgconn.PgError{Code: code} }
 	all := map[string]failure{}
-	for by, call := range callVerb {
+	for by := range verbCalls(new(failing), nil, ratelimit.Request{}) {
+		call := func(c *failing, db ratelimit.DB, r ratelimit.Request) error { return verbCalls(c, db, r)[by]() }
 		add := func(name string, f failure) {
 			f.by = by
 			all[by+": "+name] = f
@@ -215,33 +155,31 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		asking := func(r func(c *failing) ratelimit.Request) func(c *failing) error {
 			return func(c *failing) error { return call(c, c.pool, r(c)) }
 		}
+		after := func(change func(c *failing)) func(c *failing) error {
+			return func(c *failing) error {
+				change(c)
+				return call(c, c.pool, c.request())
+			}
+		}
 		add("the zero request", failure{is: invalid, bare: true, do: asking(func(*failing) ratelimit.Request { return ratelimit.Request{} })})
 		add("an empty key", failure{is: invalid, do: asking(func(c *failing) ratelimit.Request { return c.limit.Key("a", "") })})
 		add("a key with a NUL byte", failure{is: invalid, do: asking(func(c *failing) ratelimit.Request { return c.limit.Key("\x00") })})
 		add("a count", failure{is: invalid, do: asking(func(c *failing) ratelimit.Request { return c.request().Count(math.NaN()) })})
 		if !slices.Contains(steers, by) {
-			add("a clock", failure{is: invalid, do: func(c *failing) error {
-				c.limiter.Clock = longAgo
-				return call(c, c.pool, c.request())
-			}})
-			add("overrides that are not loaded", failure{is: ratelimit.ErrNotLoaded, do: func(c *failing) error {
+			add("a clock", failure{is: invalid, do: after(func(c *failing) { c.limiter.Clock = longAgo })})
+			add("overrides that are not loaded", failure{is: ratelimit.ErrNotLoaded, do: after(func(c *failing) {
 				c.limiter.Overrides = &ratelimit.Overrides{DB: c.pool}
-				return call(c, c.pool, c.request())
-			}})
-			add("overrides that cannot be loaded", failure{is: ratelimit.ErrNotLoaded, do: func(c *failing) error {
+			})})
+			add("overrides that cannot be loaded", failure{is: ratelimit.ErrNotLoaded, do: after(func(c *failing) {
 				c.limiter.Overrides = &ratelimit.Overrides{DB: c.pool}
 				if err := c.limiter.Overrides.Load(ended(c.ctx)); err == nil {
 					c.Error("overrides are loaded by a context that has ended")
 				}
-				return call(c, c.pool, c.request())
-			}})
+			})})
 		}
-		add("another definition", failure{is: invalid, do: func(c *failing) error {
-			if _, err := c.limiter.Check(c.ctx, c.pool, ratelimit.TokenBucket(c.limit.Name(), 7, time.Hour).Key(privateKey)); err != nil {
-				return err
-			}
-			return call(c, c.pool, c.request())
-		}})
+		add("another definition", failure{is: invalid, do: after(func(c *failing) {
+			c.known(ratelimit.TokenBucket(c.limit.Name(), 7, time.Hour))
+		})})
 		if by != "QueueConsume" { // SendTx returns it, as it comes from pgx
 			add("literals that pgx does not write", failure{do: func(c *failing) error {
 				db := reconfigured(c.T, c.pool, func(config *pgxpool.Config) {
@@ -251,21 +189,16 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 				return call(c, db, c.request())
 			}})
 		}
-		add("a limit that is not in the list", failure{is: invalid, do: func(c *failing) error {
+		add("a limit that is not in the list", failure{is: invalid, do: after(func(c *failing) {
 			c.limiter = c.opened(func(o *ratelimit.Options) { o.Limits = []ratelimit.Limit{slow("listed", 1)} })
-			return call(c, c.pool, c.request())
-		}})
+		})})
 		if !slices.Contains([]string{"Charge", "Refund", "Settle", "Release"}, by) { // which a closed Limiter takes
-			add("a closed Limiter", failure{is: ratelimit.ErrClosed, do: func(c *failing) error {
+			add("a closed Limiter", failure{is: ratelimit.ErrClosed, do: after(func(c *failing) {
 				c.limiter = c.opened(func(*ratelimit.Options) {})
 				closeLimiter(c, c.limiter)
-				return call(c, c.pool, c.request())
-			}})
+			})})
 		}
-		add("a context that has ended", failure{is: context.Canceled, bare: by == "QueueConsume", do: func(c *failing) error {
-			c.ctx = ended(c.ctx)
-			return call(c, c.pool, c.request())
-		}})
+		add("a context that has ended", failure{is: context.Canceled, bare: by == "QueueConsume", do: after(func(c *failing) { c.ctx = ended(c.ctx) })})
 		if slices.Contains(canDeny, by) {
 			add("a denial", failure{is: denied, gone: 100, do: func(c *failing) error {
 				if _, err := c.limiter.Consume(c.ctx, c.pool, c.request().Count(100)); err != nil {
@@ -288,13 +221,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			})})
 		}
 		if slices.Contains(coalesces, by) {
-			add("conflicts without end on a Coalescer", failure{is: exhausted, do: func(c *failing) error {
-				ctx, cancel := context.WithCancel(c.ctx)
-				defer cancel()
-				c.ctx = ctx
-				pool := reconfigured(c.T, conflicting, func(config *pgxpool.Config) { config.ConnConfig.Tracer = afterConflict{cancel} })
-				return call(c, &ratelimit.Coalescer{Pool: pool}, c.request())
-			}})
+			add("conflicts without end on a Coalescer", failure{is: exhausted, do: on(func(c *failing) ratelimit.DB {
+				return &ratelimit.Coalescer{Pool: c.untilConflict(conflicting)}
+			})})
 		}
 		if by == "QueueConsume" {
 			continue // it sends nothing
@@ -338,297 +267,401 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			}})
 		}
 	}
-	maps.Copy(all, map[string]failure{
-		"Consume: no requests": {by: "Consume", is: invalid, bare: true, do: func(c *failing) error {
-			_, err := c.limiter.Consume(c.ctx, c.pool)
-			return err
-		}},
-		"Consume: a sum": {by: "Consume", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Consume(c.ctx, c.pool, c.request().Count(9e14), c.request().Count(9e14))
-			return err
-		}},
-		"Consume: one key with two numbers": {by: "Consume", is: invalid, do: func(c *failing) error {
-			limit := ratelimit.TokenBucket(c.limit.Name(), 1, time.Hour, ratelimit.Varies(24*time.Hour))
-			_, err := c.limiter.Consume(c.ctx, c.pool, limit.Key(privateKey), limit.With(ratelimit.Rate(2)).Key(privateKey))
-			return err
-		}},
-		"Wait: more than the capacity": {by: "Wait", is: exceeds, do: func(c *failing) error {
-			_, err := c.limiter.Wait(c.ctx, c.pool, c.request().Count(101))
-			return err
-		}},
-		"Wait: a transaction": {by: "Wait", is: invalid, do: func(c *failing) error {
-			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error {
-				_, err := c.limiter.Wait(ctx, tx, c.request())
-				return err
-			})
-		}},
-		"Wait: the context ends meanwhile": {by: "Wait", is: context.Canceled, gone: 100, do: func(c *failing) error { return c.waits(c.pool, func() {}) }},
-		"Wait: the context ends meanwhile, and the database has gone": {by: "Wait", is: unknown, gone: 101, do: func(c *failing) error {
-			pool := reconfigured(c.T, c.pool, func(*pgxpool.Config) {})
-			return c.waits(pool, pool.Close)
-		}},
-		"Take: a count": {by: "Take", is: invalid, do: func(c *failing) error {
-			_, _, err := c.limiter.Take(c.ctx, c.pool, 2, c.request().Count(2))
-			return err
-		}},
-		"Take: nothing": {by: "Take", is: invalid, do: func(c *failing) error {
-			_, _, err := c.limiter.Take(c.ctx, c.pool, 0, c.request())
-			return err
-		}},
-		"Take: twice": {by: "Take", is: invalid, do: func(c *failing) error {
-			_, _, err := c.limiter.Take(c.ctx, c.pool, 2, c.request(), c.request())
-			return err
-		}},
-		"Take: a capacity below one token": {by: "Take", is: exceeds, do: func(c *failing) error {
-			_, _, err := c.limiter.Take(c.ctx, c.pool, 2, ratelimit.TokenBucket(c.limit.Name(), 0.5, time.Hour).Key(privateKey))
-			return err
-		}},
-		"Refund: an empty receipt":        {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds("") }},
-		"Refund: all of an empty receipt": {by: "Refund", is: invalid, bare: true, do: func(c *failing) error { return c.refundsAll("") }},
-		"Refund: all of an unknown limit": {by: "Refund", is: invalid, do: func(c *failing) error {
-			return c.refundsAll(receiptOf(time.Now(), c.request()))
-		}},
-		"Refund: all of a limit that varies": {by: "Refund", is: invalid, do: func(c *failing) error {
-			return c.refundsAll(receiptOf(time.Now(), c.request()), ratelimit.Varies(24*time.Hour))
-		}},
-		"Refund: all of a key that cannot be": {by: "Refund", is: invalid, do: func(c *failing) error {
-			return c.refundsAll(ratelimit.Receipt(strings.ReplaceAll(string(receiptOf(time.Now(), c.request())), privateKey, `\u0000`)), nil)
-		}},
-		"Refund: all of nothing": {by: "Refund", is: invalid, bare: true, do: func(c *failing) error {
-			return c.refundsAll(ratelimit.Receipt(strings.ReplaceAll(string(receiptOf(time.Now(), c.request())), `"count":1`, `"count":1e-15,"refunded":9e-16`)), nil)
-		}},
-		"Refund: a receipt that is too long": {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds(ratelimit.Receipt(strings.Repeat(" ", 1<<20+1))) }},
-		"Refund: more text":                  {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds(receiptOf(time.Now(), c.request()) + "{}") }},
-		"Refund: another version":            {by: "Refund", is: invalid, do: func(c *failing) error { return c.refunds(`{"v": 2}`) }},
-		"Refund: an instant": {by: "Refund", is: invalid, do: func(c *failing) error {
-			return c.refunds(receiptOf(time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC), c.request()))
-		}},
-		"Refund: a key that is there twice": {by: "Refund", is: invalid, do: func(c *failing) error {
-			begin, entry, _ := strings.Cut(string(receiptOf(time.Now(), c.request())), "[")
-			entry, end, _ := strings.Cut(entry, "]")
-			return c.refunds(ratelimit.Receipt(begin + "[" + entry + "," + entry + "]" + end))
-		}},
-		"Refund: an altered receipt": {by: "Refund", is: invalid, do: func(c *failing) error {
-			return c.refunds(ratelimit.Receipt(strings.ReplaceAll(string(receiptOf(time.Now(), c.request())), `"count":1`, `"count":-1`)))
-		}},
-		"Refund: another key": {by: "Refund", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Refund(c.ctx, c.pool, receiptOf(time.Now(), c.request()), c.limit.Key("another"))
-			return err
-		}},
-		"Refund: too much": {by: "Refund", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Refund(c.ctx, c.pool, receiptOf(time.Now(), c.request()), c.request().Count(2))
-			return err
-		}},
-		"Hold: an id that could be a token": {by: "Hold", is: invalid, do: func(c *failing) error { return c.holds("~work", time.Minute, c.request()) }},
-		"Hold: an empty id":                 {by: "Hold", is: invalid, do: func(c *failing) error { return c.holds("", time.Minute, c.request()) }},
-		"Hold: a ttl":                       {by: "Hold", is: invalid, do: func(c *failing) error { return c.holds("work", -time.Minute, c.request()) }},
-		"Hold: half a slot":                 {by: "Hold", is: invalid, do: func(c *failing) error { return c.holds("work", time.Minute, c.slots().Count(1.5)) }},
-		"Hold: more slots than there are":   {by: "Hold", is: exceeds, do: func(c *failing) error { return c.holds("work", time.Minute, c.slots().Count(3)) }},
-		"Hold: in memory": {by: "Hold", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Hold(c.ctx, ratelimittest.New(c), "work", time.Minute, c.request())
-			return err
-		}},
-		"Once: in memory": {by: "Once", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Once(c.ctx, ratelimittest.New(c), "event", time.Hour, c.request())
-			return err
-		}},
-		"Once: an empty id": {by: "Once", is: invalid, do: func(c *failing) error { return c.onces("", time.Hour, c.request()) }},
-		"Once: keep":        {by: "Once", is: invalid, do: func(c *failing) error { return c.onces("event", -1, c.request()) }},
-		"Once: slots":       {by: "Once", is: invalid, do: func(c *failing) error { return c.onces("event", time.Hour, c.slots()) }},
-		"During: no function": {by: "During", is: invalid, do: func(c *failing) error {
-			return c.limiter.During(c.ctx, c.pool, "work", time.Minute, nil, c.request())
-		}},
-		"During: no end": {by: "During", is: invalid, do: func(c *failing) error { return c.during(c.pool, -1, nil) }},
-		"During: a connection": {by: "During", is: invalid, do: func(c *failing) error {
-			return c.during(acquire(c.T, reconfigured(c.T, c.pool, func(*pgxpool.Config) {})), time.Minute, nil)
-		}},
-		"During: a sql.DB of one connection": {by: "During", is: invalid, do: func(c *failing) error {
+	add := func(f failure, ways map[string]func(c *failing) error) {
+		for name, do := range ways {
+			f.by, _, _ = strings.Cut(name, ": ")
+			f.do = do
+			all[name] = f
+		}
+	}
+	add(failure{is: invalid}, map[string]func(c *failing) error{
+		"Consume: a sum": func(c *failing) error {
+			return second(c.limiter.Consume(c.ctx, c.pool, c.request().Count(9e14), c.request().Count(9e14)))
+		},
+		"Consume: one key with two numbers": func(c *failing) error {
+			return second(c.limiter.Consume(c.ctx, c.pool, c.varying().Key(privateKey), c.varying().With(ratelimit.Rate(2)).Key(privateKey)))
+		},
+		"Consume: slots": func(c *failing) error { return second(c.limiter.Consume(c.ctx, c.pool, c.slots())) },
+		"Wait: a transaction": func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error { return second(c.limiter.Wait(ctx, tx, c.request())) })
+		},
+		"Take: a count": func(c *failing) error { return c.takes(c.pool, 2, c.request().Count(2)) },
+		"Take: nothing": func(c *failing) error { return c.takes(c.pool, 0, c.request()) },
+		"Take: twice":   func(c *failing) error { return c.takes(c.pool, 2, c.request(), c.request()) },
+
+		"Refund: an empty receipt":        func(c *failing) error { return second(c.limiter.Refund(c.ctx, c.pool, "", c.request())) },
+		"Refund: all of an unknown limit": func(c *failing) error { return second(c.limiter.Refund(c.ctx, c.pool, c.receipt())) },
+		"Refund: all of a limit that varies": func(c *failing) error {
+			return second(c.known(c.varying()).limiter.Refund(c.ctx, c.pool, c.receipt()))
+		},
+		"Refund: all of a key that cannot be": func(c *failing) error {
+			return second(c.known(c.limit).limiter.Refund(c.ctx, c.pool, c.altered(privateKey, `\u0000`)))
+		},
+		"Refund: a receipt that is too long": func(c *failing) error {
+			return second(c.limiter.Refund(c.ctx, c.pool, ratelimit.Receipt(strings.Repeat(" ", 1<<20+1)), c.request()))
+		},
+		"Refund: more text":       func(c *failing) error { return second(c.limiter.Refund(c.ctx, c.pool, c.receipt()+"{}", c.request())) },
+		"Refund: another version": func(c *failing) error { return second(c.limiter.Refund(c.ctx, c.pool, `{"v": 2}`, c.request())) },
+		"Refund: an instant": func(c *failing) error {
+			return second(c.limiter.Refund(c.ctx, c.pool, receiptOf(longAgo(), c.request()), c.request()))
+		},
+		"Refund: a key that is there twice": func(c *failing) error {
+			entry := regexp.MustCompile(`\[(.*)\]`)
+			return second(c.limiter.Refund(c.ctx, c.pool, ratelimit.Receipt(entry.ReplaceAllString(string(c.receipt()), "[$1,$1]")), c.request()))
+		},
+		"Refund: an altered receipt": func(c *failing) error {
+			return second(c.limiter.Refund(c.ctx, c.pool, c.altered(`"count":1`, `"count":-1`), c.request()))
+		},
+		"Refund: another key": func(c *failing) error {
+			return second(c.limiter.Refund(c.ctx, c.pool, c.receipt(), c.limit.Key("another")))
+		},
+		"Refund: too much": func(c *failing) error {
+			return second(c.limiter.Refund(c.ctx, c.pool, c.receipt(), c.request().Count(2)))
+		},
+
+		"Hold: an id that could be a token": func(c *failing) error {
+			return second(c.limiter.Hold(c.ctx, c.pool, "~work", time.Minute, c.request()))
+		},
+		"Hold: an empty id": func(c *failing) error { return second(c.limiter.Hold(c.ctx, c.pool, "", time.Minute, c.request())) },
+		"Hold: a ttl": func(c *failing) error {
+			return second(c.limiter.Hold(c.ctx, c.pool, "work", -time.Minute, c.request()))
+		},
+		"Hold: half a slot": func(c *failing) error {
+			return second(c.limiter.Hold(c.ctx, c.pool, "work", time.Minute, c.slots().Count(1.5)))
+		},
+		"Hold: in memory": func(c *failing) error {
+			return second(c.limiter.Hold(c.ctx, ratelimittest.New(c), "work", time.Minute, c.request()))
+		},
+		"Once: in memory": func(c *failing) error {
+			return second(c.limiter.Once(c.ctx, ratelimittest.New(c), "event", time.Hour, c.request()))
+		},
+		"Once: an empty id":   func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "", time.Hour, c.request())) },
+		"Once: keep":          func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "event", -1, c.request())) },
+		"Once: slots":         func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "event", time.Hour, c.slots())) },
+		"During: no function": func(c *failing) error { return c.limiter.During(c.ctx, c.pool, "work", time.Minute, nil, c.request()) },
+		"During: no end":      func(c *failing) error { return c.during(c.pool, -1, using()) },
+		"During: a connection": func(c *failing) error {
+			return c.during(acquire(c.T, reconfigured(c.T, c.pool, func(*pgxpool.Config) {})), time.Minute, using())
+		},
+		"During: a sql.DB of one connection": func(c *failing) error {
 			db := c.sql()
 			db.SetMaxOpenConns(1)
-			return c.during(ratelimit.SQL(db), time.Minute, nil)
-		}},
-		"During: what was not held": {by: "During", is: invalid, gone: 1, do: func(c *failing) error {
-			return c.during(c.pool, time.Minute, func(context.Context) ([]ratelimit.Request, error) {
-				return []ratelimit.Request{c.limit.Global().Count(1)}, nil
+			return c.during(ratelimit.SQL(db), time.Minute, using())
+		},
+		"Balance: slots in memory": func(c *failing) error { return second(c.limiter.Balance(c.ctx, ratelimittest.New(c), c.slots())) },
+		"Settle: no count": func(c *failing) error {
+			return second(c.limiter.Settle(c.ctx, c.pool, holdToken, c.limit.Key(privateKey)))
+		},
+		"Settle: an altered token": func(c *failing) error {
+			return second(c.limiter.Settle(c.ctx, c.pool, holdToken[1:]+"~\n", c.request()))
+		},
+		"Settle: a token of no id":        func(c *failing) error { return second(c.limiter.Settle(c.ctx, c.pool, holdToken[:30], c.request())) },
+		"Settle: all of an unknown limit": func(c *failing) error { return second(c.limiter.Settle(c.ctx, c.pool, c.holdOf())) },
+		"Settle: all of a limit that varies": func(c *failing) error {
+			return second(c.known(c.varying()).limiter.Settle(c.ctx, c.pool, c.holdOf()))
+		},
+
+		"Move: a count": func(c *failing) error {
+			return c.limiter.Move(c.ctx, c.pool, c.request().Count(2), slow("another", 1).Key(privateKey))
+		},
+		"Move: to itself": func(c *failing) error { return c.limiter.Move(c.ctx, c.pool, c.request(), c.request()) },
+		"Move: other instants": func(c *failing) error {
+			return c.limiter.Move(c.ctx, c.pool, c.request(), ratelimit.FixedWindow("another", 1, time.Hour).Key(privateKey))
+		},
+		"Pause: a window": func(c *failing) error { return c.limiter.Pause(c.ctx, c.pool, time.Now().Add(time.Minute), c.window()) },
+		"Pause: no end":   func(c *failing) error { return c.limiter.Pause(c.ctx, c.pool, time.Time{}, c.request()) },
+		"Pause: a year": func(c *failing) error {
+			return c.limiter.Pause(c.ctx, c.pool, time.Now().AddDate(1, 0, 0), c.request())
+		},
+		"Pause: one key twice": func(c *failing) error {
+			return c.limiter.Pause(c.ctx, c.pool, time.Now().Add(time.Minute), c.request(), c.request())
+		},
+		"Resume: a window": func(c *failing) error { return c.limiter.Resume(c.ctx, c.pool, c.window()) },
+
+		"Override: no numbers":           func(c *failing) error { return c.overrides() },
+		"Override: a rate of 0":          func(c *failing) error { return c.overrides(ratelimit.Rate(0)) },
+		"Override: a number":             func(c *failing) error { return c.overrides(ratelimit.Capacity(-1)) },
+		"Override: another option":       func(c *failing) error { return c.overrides(ratelimit.Shards(2)) },
+		"Block: an end in the past":      func(c *failing) error { return c.blocks(c.pool, time.Now().Add(-time.Hour), "") },
+		"Block: an end that is too late": func(c *failing) error { return c.blocks(c.pool, time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC), "") },
+		"Block: a reason":                func(c *failing) error { return c.blocks(c.pool, time.Time{}, strings.Repeat("r", 4097)) },
+		"Block: a Coalescer": func(c *failing) error {
+			coalescer := &ratelimit.Coalescer{Pool: c.pool}
+			defer coalescer.Close()
+			return c.blocks(coalescer, time.Time{}, "")
+		},
+		"Unblock: a count": func(c *failing) error { return verbCalls(c, c.pool, c.request().Count(2))["Unblock"]() },
+
+		"QueueConsume: no batch": func(c *failing) error { return second(c.limiter.QueueConsume(c.ctx, nil, c.request())) },
+		"InTx: Hot inside Hot": func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, _ pgx.Tx) error {
+				return c.limiter.InTx(ctx, c.pool, c.consumed, ratelimit.Hot(c.request()))
+			}, ratelimit.Hot(c.request()))
+		},
+		"Sweep: a limit of one key": func(c *failing) error {
+			return second(c.limiter.Sweep(c.ctx, c.pool, c.varying().With(ratelimit.Rate(2))))
+		},
+		"Sweep: twice": func(c *failing) error { return second(c.limiter.Sweep(c.ctx, c.pool, c.limit, c.limit)) },
+		"Sweep: two definitions": func(c *failing) error {
+			return second(c.limiter.Sweep(c.ctx, c.pool, c.limit, ratelimit.TokenBucket(c.limit.Name(), 2, 24*time.Hour)))
+		},
+		"Sweep: a clock": func(c *failing) error {
+			c.limiter.Clock = longAgo
+			return second(c.limiter.Sweep(c.ctx, c.pool, c.limit))
+		},
+		"Limit: a kind": func(c *failing) error { _, err := (ratelimit.Config{Name: c.limit.Name()}).Limit(); return err },
+		"Limit: slots with a rate": func(c *failing) error {
+			half, one := 0.5, 1.0
+			_, err := (ratelimit.Config{Name: c.limit.Name(), Kind: "slots", Capacity: &half, Rate: &one, Varies: "1h"}).Limit()
+			return err
+		},
+		"Validate: a rate of NaN": func(c *failing) error { return ratelimit.TokenBucket(c.limit.Name(), math.NaN(), time.Hour).Validate() },
+		"Validate: a period of 0": func(c *failing) error { return ratelimit.FixedWindow(c.limit.Name(), 1, 0).Validate() },
+		"Validate: a capacity of NaN": func(c *failing) error {
+			return ratelimit.TokenBucket(c.limit.Name(), 1, time.Hour, ratelimit.Capacity(math.NaN())).Validate()
+		},
+		"Validate: MaxReserved of NaN": func(c *failing) error {
+			return ratelimit.TokenBucket(c.limit.Name(), 1, time.Hour, ratelimit.MaxReserved(math.NaN())).Validate()
+		},
+		"Validate: With without Varies": func(c *failing) error { return c.limit.With(ratelimit.Rate(1)).Validate() },
+		"Validate: With Shards":         func(c *failing) error { return c.varying().With(ratelimit.Shards(2)).Validate() },
+		"UnmarshalJSON: a field": func(c *failing) error {
+			return new(ratelimit.Config).UnmarshalJSON([]byte(`{"name": "` + c.limit.Name() + `", "rat": 1}`))
+		},
+	})
+	add(failure{is: invalid, gone: 1}, map[string]func(c *failing) error{
+		"During: what was not held": func(c *failing) error {
+			return c.during(c.pool, time.Minute, using(c.limit.Global().Count(1)))
+		},
+		"During: no count": func(c *failing) error {
+			return c.during(c.pool, time.Minute, using(c.limit.Key(privateKey)))
+		},
+		"During: a count": func(c *failing) error {
+			return c.during(c.pool, time.Minute, using(c.request().Count(-1)))
+		},
+	})
+	add(failure{is: invalid, bare: true}, map[string]func(c *failing) error{
+		"Consume: no requests":            func(c *failing) error { return second(c.limiter.Consume(c.ctx, c.pool)) },
+		"Refund: all of an empty receipt": func(c *failing) error { return second(c.limiter.Refund(c.ctx, c.pool, "")) },
+		"Refund: all of nothing": func(c *failing) error {
+			return second(c.known(c.limit).limiter.Refund(c.ctx, c.pool, c.altered(`"count":1`, `"count":1e-15,"refunded":9e-16`)))
+		},
+		"Settle: a token of no limit": func(c *failing) error { return second(c.limiter.Settle(c.ctx, c.pool, holdToken)) },
+		"Settle: all of no token":     func(c *failing) error { return second(c.limiter.Settle(c.ctx, c.pool, "~")) },
+		"Settle: two fields": func(c *failing) error {
+			return second(c.limiter.Settle(c.ctx, c.pool, holdToken+`[["of", "`+privateKey+`"]]`))
+		},
+		"InTx: no function": func(c *failing) error { return c.limiter.InTx(c.ctx, c.pool, nil) },
+		"InTx: a connection in a transaction": func(c *failing) error {
+			return c.begun(func(conn *pgx.Conn) error { return c.limiter.InTx(c.ctx, conn, c.consumed) })
+		},
+		"InSQLTx: no function": func(c *failing) error { return c.limiter.InSQLTx(c.ctx, c.sql(), nil) },
+		"InSQLTx: a level": func(c *failing) error {
+			return c.limiter.InSQLTx(c.ctx, c.sql(), c.consumedSQL, ratelimit.Isolation("no level"))
+		},
+		"SendTx: no batch": func(c *failing) error { return c.limiter.SendTx(c.ctx, c.pool, nil) },
+		"SendTx: a connection in a transaction": func(c *failing) error {
+			return c.begun(func(conn *pgx.Conn) error { return c.limiter.SendTx(c.ctx, conn, c.batch()) })
+		},
+		"SendTx: Hot":        func(c *failing) error { return c.limiter.SendTx(c.ctx, c.pool, c.batch(), ratelimit.Hot(c.request())) },
+		"Retry: no function": func(c *failing) error { return new(ratelimit.Limiter).Retry(c.ctx, nil) },
+		"Sweep: no limit":    func(c *failing) error { return second(c.limiter.Sweep(c.ctx, c.pool)) },
+		"Sweep: no database": func(c *failing) error { return second(c.limiter.Sweep(c.ctx, nil, c.limit)) },
+		"Sweep: a transaction": func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, func(_ context.Context, tx pgx.Tx) error { return second(c.limiter.Sweep(c.ctx, tx, c.limit)) })
+		},
+		"Publish: no database":     func(c *failing) error { return ratelimit.Publish(c.ctx, nil, "p", c.limit) },
+		"Publish: no program":      func(c *failing) error { return ratelimit.Publish(c.ctx, c.pool, "", c.limit) },
+		"Publish: a bad name":      func(c *failing) error { return ratelimit.Publish(c.ctx, c.pool, "\xff", c.limit) },
+		"Publish: a long name":     func(c *failing) error { return ratelimit.Publish(c.ctx, c.pool, strings.Repeat("n", 256), c.limit) },
+		"Validate: the zero Limit": func(*failing) error { return ratelimit.Limit{}.Validate() },
+		"UnmarshalJSON: no object": func(*failing) error { return new(ratelimit.Config).UnmarshalJSON([]byte("1")) },
+		"Load: no database":        func(c *failing) error { return new(ratelimit.Overrides).Load(c.ctx) },
+		"Load: Every":              func(c *failing) error { return (&ratelimit.Overrides{DB: c.pool, Every: time.Hour}).Load(c.ctx) },
+		"Load: a negative time":    func(c *failing) error { return (&ratelimit.Overrides{DB: c.pool, Every: -1}).Load(c.ctx) },
+		"Load: a transaction": func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error { return (&ratelimit.Overrides{DB: tx}).Load(ctx) })
+		},
+		"Load: Listen":     func(c *failing) error { return (&ratelimit.Overrides{DB: refusing{}, Listen: true}).Load(c.ctx) },
+		"Run: no database": func(c *failing) error { return new(ratelimit.Overrides).Run(c.ctx) },
+		"Run: one connection": func(c *failing) error {
+			return (&ratelimit.Overrides{DB: connect(c.T, c.pool.Config().ConnString(), 1), Listen: true}).Run(c.ctx)
+		},
+	})
+	add(failure{is: exceeds}, map[string]func(c *failing) error{
+		"Wait: more than the capacity": func(c *failing) error { return verbCalls(c, c.pool, c.request().Count(101))["Wait"]() },
+		"Take: a capacity below one token": func(c *failing) error {
+			return c.takes(c.pool, 2, ratelimit.TokenBucket(c.limit.Name(), 0.5, time.Hour).Key(privateKey))
+		},
+		"Hold: more slots than there are": func(c *failing) error {
+			return second(c.limiter.Hold(c.ctx, c.pool, "work", time.Minute, c.slots().Count(3)))
+		},
+	})
+	add(failure{is: denied}, map[string]func(c *failing) error{
+		"SendTx: a denial": func(c *failing) error {
+			return c.sends(c.pool, func(batch *pgx.Batch) {
+				if _, err := c.limiter.QueueConsume(c.ctx, batch, c.request().Count(100)); err != nil {
+					c.Error(err)
+				}
 			})
-		}},
-		"During: no count": {by: "During", is: invalid, gone: 1, do: func(c *failing) error {
-			return c.during(c.pool, time.Minute, func(context.Context) ([]ratelimit.Request, error) {
-				return []ratelimit.Request{c.limit.Key(privateKey)}, nil
-			})
-		}},
-		"During: a count": {by: "During", is: invalid, gone: 1, do: func(c *failing) error {
-			return c.during(c.pool, time.Minute, func(context.Context) ([]ratelimit.Request, error) {
-				return []ratelimit.Request{c.request().Count(-1)}, nil
-			})
-		}},
-		"During: conflicts without end": {by: "During", is: exhausted, do: func(c *failing) error {
-			ctx, cancel := context.WithCancel(c.ctx)
-			defer cancel()
-			c.ctx = ctx
-			return c.during(reconfigured(c.T, conflicting, func(config *pgxpool.Config) { config.ConnConfig.Tracer = afterConflict{cancel} }), time.Minute, nil)
-		}},
-		"During: the hold is lost": {by: "During", is: ratelimit.ErrHoldLost, gone: 1, do: func(c *failing) error {
+		},
+	})
+	add(failure{is: ratelimit.ErrHoldLost}, map[string]func(c *failing) error{
+		"Settle: no hold": func(c *failing) error { return second(c.limiter.Settle(c.ctx, c.pool, holdToken, c.request())) },
+	})
+	add(failure{is: ratelimit.ErrHoldLost, gone: 1}, map[string]func(c *failing) error{
+		"During: the hold is lost": func(c *failing) error {
 			return c.during(c.pool, 6*time.Second, func(ctx context.Context) ([]ratelimit.Request, error) {
 				_, err := c.pool.Exec(ctx, "DELETE FROM rate_limit_holds WHERE name = $1", c.limit.Name())
 				<-ctx.Done()
 				return nil, errors.Join(err, context.Cause(ctx))
 			})
-		}},
-		"During: the hold is not extended": {by: "During", is: ratelimit.ErrHoldLost, gone: 1, do: func(c *failing) error {
+		},
+		"During: the hold is not extended": func(c *failing) error {
 			return c.during(notExtending{c.pool}, 3*time.Second, func(ctx context.Context) ([]ratelimit.Request, error) {
 				<-ctx.Done()
 				return nil, ctx.Err()
 			})
-		}},
-		"During: the context ends before the function is called": {by: "During", is: context.Canceled, do: func(c *failing) error {
-			ctx, cancel := context.WithCancel(c.ctx)
-			c.limiter.Observer = func(context.Context, ratelimit.Decision) { cancel() }
-			c.ctx = ctx
-			return c.during(c.pool, time.Minute, nil)
-		}},
-		"Balance: slots in memory": {by: "Balance", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Balance(c.ctx, ratelimittest.New(c), c.slots())
-			return err
-		}},
-		"Consume: slots": {by: "Consume", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Consume(c.ctx, c.pool, c.slots())
-			return err
-		}},
-		"Settle: no hold":             {by: "Settle", is: ratelimit.ErrHoldLost, do: func(c *failing) error { return c.settles(holdToken, c.request()) }},
-		"Settle: no count":            {by: "Settle", is: invalid, do: func(c *failing) error { return c.settles(holdToken, c.limit.Key(privateKey)) }},
-		"Settle: an altered token":    {by: "Settle", is: invalid, do: func(c *failing) error { return c.settles(holdToken[1:]+"~\n", c.request()) }},
-		"Settle: a token of no id":    {by: "Settle", is: invalid, do: func(c *failing) error { return c.settles(holdToken[:30], c.request()) }},
-		"Settle: a token of no limit": {by: "Settle", is: invalid, bare: true, do: func(c *failing) error { return c.settles(holdToken) }},
-		"Settle: all of no token":     {by: "Settle", is: invalid, bare: true, do: func(c *failing) error { return c.settles("~") }},
-		"Settle: all of an unknown limit": {by: "Settle", is: invalid, do: func(c *failing) error {
-			return c.settles(holdToken + `[["` + c.limit.Name() + `", "` + privateKey + `", 1]]`)
-		}},
-		"Settle: all of a limit that varies": {by: "Settle", is: invalid, do: func(c *failing) error {
-			limit := ratelimit.TokenBucket(c.limit.Name(), 1, time.Hour, ratelimit.Varies(24*time.Hour))
-			if _, err := c.limiter.Check(c.ctx, c.pool, limit.Key(privateKey)); err != nil {
-				return err
-			}
-			return c.settles(holdToken + `[["` + c.limit.Name() + `", "` + privateKey + `", 1]]`)
-		}},
-		"Settle: two fields": {by: "Settle", is: invalid, bare: true, do: func(c *failing) error { return c.settles(holdToken + `[["of", "` + privateKey + `"]]`) }},
-		"Limit: slots with a rate": {by: "Limit", is: invalid, do: func(c *failing) error {
-			half, one := 0.5, 1.0
-			_, err := (ratelimit.Config{Name: c.limit.Name(), Kind: "slots", Capacity: &half, Rate: &one, Varies: "1h"}).Limit()
-			return err
-		}},
-
-		"Move: a count": {by: "Move", is: invalid, do: func(c *failing) error {
-			return c.limiter.Move(c.ctx, c.pool, c.request().Count(2), slow("another", 1).Key(privateKey))
-		}},
-		"Move: to itself": {by: "Move", is: invalid, do: func(c *failing) error {
-			return c.limiter.Move(c.ctx, c.pool, c.request(), c.request())
-		}},
-		"Move: other instants": {by: "Move", is: invalid, do: func(c *failing) error {
-			return c.limiter.Move(c.ctx, c.pool, c.request(), ratelimit.FixedWindow("another", 1, time.Hour).Key(privateKey))
-		}},
-
-		"Pause: a window": {by: "Pause", is: invalid, do: func(c *failing) error {
-			return c.limiter.Pause(c.ctx, c.pool, time.Now().Add(time.Minute), ratelimit.FixedWindow(c.limit.Name(), 1, time.Hour).Key(privateKey))
-		}},
-		"Pause: no end": {by: "Pause", is: invalid, do: func(c *failing) error {
-			return c.limiter.Pause(c.ctx, c.pool, time.Time{}, c.request())
-		}},
-		"Pause: a year": {by: "Pause", is: invalid, do: func(c *failing) error {
-			return c.limiter.Pause(c.ctx, c.pool, time.Now().AddDate(1, 0, 0), c.request())
-		}},
-		"Pause: one key twice": {by: "Pause", is: invalid, do: func(c *failing) error {
-			return c.limiter.Pause(c.ctx, c.pool, time.Now().Add(time.Minute), c.request(), c.request())
-		}},
-		"Resume: a window": {by: "Resume", is: invalid, do: func(c *failing) error {
-			return c.limiter.Resume(c.ctx, c.pool, ratelimit.FixedWindow(c.limit.Name(), 1, time.Hour).Key(privateKey))
-		}},
-
-		"Override: no numbers": {by: "Override", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Override(c.ctx, c.pool, c.request(), time.Time{}, "", "")
-			return err
-		}},
-		"Override: a rate of 0": {by: "Override", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Override(c.ctx, c.pool, c.request(), time.Time{}, "", "", ratelimit.Rate(0))
-			return err
-		}},
-		"Override: a number": {by: "Override", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Override(c.ctx, c.pool, c.request(), time.Time{}, "", "", ratelimit.Capacity(-1))
-			return err
-		}},
-		"Override: another option": {by: "Override", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Override(c.ctx, c.pool, c.request(), time.Time{}, "", "", ratelimit.Shards(2))
-			return err
-		}},
-		"Block: an end in the past": {by: "Block", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Block(c.ctx, c.pool, c.request(), time.Now().Add(-time.Hour), "", "")
-			return err
-		}},
-		"Block: an end that is too late": {by: "Block", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Block(c.ctx, c.pool, c.request(), time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC), "", "")
-			return err
-		}},
-		"Block: a reason": {by: "Block", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Block(c.ctx, c.pool, c.request(), time.Time{}, strings.Repeat("r", 4097), "")
-			return err
-		}},
-		"Block: a Coalescer": {by: "Block", is: invalid, do: func(c *failing) error {
-			coalescer := &ratelimit.Coalescer{Pool: c.pool}
-			defer coalescer.Close()
-			_, err := c.limiter.Block(c.ctx, coalescer, c.request(), time.Time{}, "", "")
-			return err
-		}},
-		"Unblock: a count": {by: "Unblock", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.Unblock(c.ctx, c.pool, c.request().Count(2), "")
-			return err
-		}},
-
-		"QueueConsume: no batch": {by: "QueueConsume", is: invalid, do: func(c *failing) error {
-			_, err := c.limiter.QueueConsume(c.ctx, nil, c.request())
-			return err
-		}},
-		"QueueConsume: a lost answer": {by: "QueueConsume", is: unknown, gone: 1, do: func(c *failing) error {
-			return c.queued(c.cutPool(aRow), c.request())
-		}},
-		"QueueConsume: a lost answer in a transaction": {by: "QueueConsume", is: io.ErrUnexpectedEOF, do: func(c *failing) error {
-			return c.limiter.InTx(c.ctx, c.cutPool(aRow), func(ctx context.Context, tx pgx.Tx) error {
-				return tx.SendBatch(ctx, c.batch()).Close()
+		},
+	})
+	add(failure{is: exhausted}, map[string]func(c *failing) error{
+		"During: conflicts without end": func(c *failing) error {
+			return c.during(c.untilConflict(conflicting), time.Minute, using())
+		},
+		"InTx: conflicts without end": func(c *failing) error { return c.limiter.InTx(c.ctx, conflicting, c.consumed, ratelimit.Attempts(2)) },
+		"InTx: the context ends between conflicts": func(c *failing) error {
+			cancel := c.cancelable()
+			return c.limiter.InTx(c.ctx, conflicting, func(ctx context.Context, tx pgx.Tx) error {
+				defer cancel()
+				return c.consumed(ctx, tx)
 			})
+		},
+		"InTx: the context ends in the second attempt": func(c *failing) error {
+			cancel, attempts := c.cancelable(), 0
+			return c.limiter.InTx(c.ctx, conflicting, func(ctx context.Context, tx pgx.Tx) error {
+				if attempts++; attempts == 2 {
+					cancel()
+					return ctx.Err()
+				}
+				return c.consumed(ctx, tx)
+			})
+		},
+		"InSQLTx: conflicts without end": func(c *failing) error {
+			db := stdlib.OpenDBFromPool(conflicting)
+			defer db.Close()
+			return c.limiter.InSQLTx(c.ctx, db, c.consumedSQL, ratelimit.Attempts(2))
+		},
+		"SendTx: conflicts without end": func(c *failing) error { return c.limiter.SendTx(c.ctx, conflicting, c.batch(), ratelimit.Attempts(2)) },
+		"Retry: conflicts without end": func(c *failing) error {
+			return new(ratelimit.Limiter).Retry(c.ctx, func(context.Context) error { return verbCalls(c, conflicting, c.request())["Consume"]() }, ratelimit.Attempts(2))
+		},
+		"Sweep: conflicts without end": func(c *failing) error {
+			c.ctx = soonEnded(c)
+			return second(c.limiter.Sweep(c.ctx, beginRefused{c.pool, "40001"}, c.limit))
+		},
+	})
+	add(failure{is: exhausted, bare: true}, map[string]func(c *failing) error{
+		"Publish: conflicts without end": func(c *failing) error { return ratelimit.Publish(soonEnded(c), refusing{"40001"}, "p", c.limit) },
+	})
+	add(failure{is: context.Canceled}, map[string]func(c *failing) error{
+		"During: the context ends before the function is called": func(c *failing) error {
+			cancel := c.cancelable()
+			c.limiter.Observer = func(context.Context, ratelimit.Decision) { cancel() }
+			return c.during(c.pool, time.Minute, using())
+		},
+		"InTx: the context ends in the queue": func(c *failing) error {
+			return c.limiter.InTx(ended(c.ctx), c.pool, c.consumed, ratelimit.Hot(c.request()))
+		},
+	})
+	add(failure{is: context.Canceled, gone: 100}, map[string]func(c *failing) error{
+		"Wait: the context ends meanwhile": func(c *failing) error { return c.waits(c.pool, func() {}) },
+	})
+	add(failure{is: context.Canceled, bare: true}, map[string]func(c *failing) error{
+		"InTx: the context ends before COMMIT": func(c *failing) error {
+			ctx, cancel := context.WithCancelCause(c.ctx)
+			return c.limiter.InTx(ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error {
+				defer cancel(errors.New("the caller went home"))
+				return c.consumed(ctx, tx)
+			})
+		},
+		"InSQLTx: the context ends before COMMIT": func(c *failing) error {
+			cancel := c.cancelable()
+			return c.limiter.InSQLTx(c.ctx, c.sql(), func(ctx context.Context, tx *sql.Tx) error {
+				defer cancel()
+				return c.consumedSQL(ctx, tx)
+			})
+		},
+		"SendTx: no connection": func(c *failing) error { return c.limiter.SendTx(ended(c.ctx), c.pool, c.batch()) },
+		"Run: the context ends": func(c *failing) error { return (&ratelimit.Overrides{DB: c.pool}).Run(ended(c.ctx)) },
+	})
+	add(failure{is: unknown}, map[string]func(c *failing) error{
+		"Sweep: the answer to COMMIT is lost": func(c *failing) error { return second(c.limiter.Sweep(c.ctx, commitLost{c.pool}, c.limit)) },
+	})
+	add(failure{is: unknown, gone: 1}, map[string]func(c *failing) error{
+		"QueueConsume: a lost answer":            func(c *failing) error { return c.queued(c.cutPool(aRow), c.request()) },
+		"SendTx: the answer to the call is lost": func(c *failing) error { return c.limiter.SendTx(c.ctx, c.cutPool(aRow), c.batch()) },
+	})
+	add(failure{is: unknown, gone: 101}, map[string]func(c *failing) error{
+		"Wait: the context ends meanwhile, and the database has gone": func(c *failing) error {
+			pool := reconfigured(c.T, c.pool, func(*pgxpool.Config) {})
+			return c.waits(pool, pool.Close)
+		},
+	})
+	add(failure{is: unknown, bare: true}, map[string]func(c *failing) error{
+		"InTx: ended by a statement": func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error { return second(tx.Exec(ctx, "ROLLBACK")) })
+		},
+		"SendTx: a pooler loses its server": func(c *failing) error {
+			return c.sends(c.pool, func(batch *pgx.Batch) {
+				batch.Queue("DO $$ BEGIN RAISE 'server conn crashed?' USING ERRCODE = '08P01'; END $$")
+				batch.QueuedQueries[1].Fn = func(results pgx.BatchResults) error {
+					_, err := results.Exec()
+					return fmt.Errorf("mine: %w", err)
+				}
+			})
+		},
+	})
+	add(failure{is: unknown, gone: 1, bare: true}, map[string]func(c *failing) error{
+		"InTx: the answer to COMMIT is lost": func(c *failing) error { return c.limiter.InTx(c.ctx, commitLost{c.pool}, c.consumed) },
+		"InTx: the function commits": func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error {
+				return errors.Join(c.consumed(ctx, tx), tx.Commit(ctx))
+			})
+		},
+		"InSQLTx: the function commits": func(c *failing) error {
+			return c.limiter.InSQLTx(c.ctx, c.sql(), func(ctx context.Context, tx *sql.Tx) error {
+				return errors.Join(c.consumedSQL(ctx, tx), tx.Commit())
+			})
+		},
+		"SendTx: a function fails after COMMIT": func(c *failing) error {
+			return c.sends(c.pool, func(batch *pgx.Batch) {
+				batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error { return errors.New("mine") })
+			})
+		},
+		"SendTx: a function fails as if by a conflict, and the answer to COMMIT is lost": func(c *failing) error {
+			return c.sends(c.cutPool(theCommit), func(batch *pgx.Batch) {
+				batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error { return state("40001") })
+			})
+		},
+		"SendTx: the answer to COMMIT is lost": func(c *failing) error { return c.limiter.SendTx(c.ctx, c.cutPool(theCommit), c.batch()) },
+	})
+	add(failure{is: state("42883")}, map[string]func(c *failing) error{
+		"SendTx: a schema that is not migrated": func(c *failing) error { return c.limiter.SendTx(c.ctx, connect(c.T, newSchema(c.T), 1), c.batch()) },
+		"Sweep: a schema that is not migrated": func(c *failing) error {
+			return second(c.limiter.Sweep(c.ctx, connect(c.T, newSchema(c.T), 1), c.limit))
+		},
+	})
+	maps.Copy(all, map[string]failure{
+		"QueueConsume: a lost answer in a transaction": {by: "QueueConsume", is: io.ErrUnexpectedEOF, do: func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.cutPool(aRow), func(ctx context.Context, tx pgx.Tx) error { return tx.SendBatch(ctx, c.batch()).Close() })
 		}},
 		"QueueConsume: an error of the server": {by: "QueueConsume", is: state("40001"), do: func(c *failing) error {
 			return c.queued(conflicting, c.request())
 		}},
-
 		"InTx: rolled back by hand": {by: "InTx", is: pgx.ErrTxCommitRollback, bare: true, do: func(c *failing) error {
 			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error {
-				if _, err := c.limiter.Consume(ctx, tx, c.request()); err != nil {
-					return err
-				}
-				return tx.Rollback(ctx)
+				return errors.Join(c.consumed(ctx, tx), tx.Rollback(ctx))
 			})
-		}},
-		"InTx: ended by a statement": {by: "InTx", is: unknown, bare: true, do: func(c *failing) error {
-			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error {
-				_, err := tx.Exec(ctx, "ROLLBACK")
-				return err
-			})
-		}},
-		"InTx: no function": {by: "InTx", is: invalid, bare: true, do: func(c *failing) error { return c.limiter.InTx(c.ctx, c.pool, nil) }},
-		"InTx: a connection in a transaction": {by: "InTx", is: invalid, bare: true, do: func(c *failing) error {
-			conn := acquire(c.T, c.pool)
-			if _, err := conn.Exec(c.ctx, "BEGIN"); err != nil {
-				return err
-			}
-			defer func() { _, _ = conn.Exec(c.ctx, "ROLLBACK") }()
-			return c.limiter.InTx(c.ctx, conn, c.consumed)
-		}},
-		"InTx: Hot inside Hot": {by: "InTx", is: invalid, do: func(c *failing) error {
-			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, _ pgx.Tx) error {
-				return c.limiter.InTx(ctx, c.pool, c.consumed, ratelimit.Hot(c.request()))
-			}, ratelimit.Hot(c.request()))
-		}},
-		"InTx: the context ends in the queue": {by: "InTx", is: context.Canceled, do: func(c *failing) error {
-			return c.limiter.InTx(ended(c.ctx), c.pool, c.consumed, ratelimit.Hot(c.request()))
 		}},
 		"InTx: no turns": {by: "InTx", is: state("42501"), do: func(c *failing) error {
 			return c.limiter.InTx(c.ctx, beginRefused{c.pool, "42501"}, c.consumed, ratelimit.Hot(c.request()))
@@ -641,285 +674,25 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 				return errors.Join(c.consumed(ctx, tx), tx.Conn().Close(ctx))
 			})
 		}},
-		"InTx: the context ends before COMMIT": {by: "InTx", is: context.Canceled, bare: true, do: func(c *failing) error {
-			ctx, cancel := context.WithCancelCause(c.ctx)
-			return c.limiter.InTx(ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error {
-				defer cancel(errors.New("the caller went home"))
-				return c.consumed(ctx, tx)
-			})
-		}},
-		"InTx: the answer to COMMIT is lost": {by: "InTx", is: unknown, gone: 1, bare: true, do: func(c *failing) error {
-			return c.limiter.InTx(c.ctx, commitLost{c.pool}, c.consumed)
-		}},
-		"InTx: the function commits": {by: "InTx", is: unknown, gone: 1, bare: true, do: func(c *failing) error {
-			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error {
-				return errors.Join(c.consumed(ctx, tx), tx.Commit(ctx))
-			})
-		}},
-		"InTx: conflicts without end": {by: "InTx", is: exhausted, do: func(c *failing) error {
-			return c.limiter.InTx(c.ctx, conflicting, c.consumed, ratelimit.Attempts(2))
-		}},
-		"InTx: the context ends between conflicts": {by: "InTx", is: exhausted, do: func(c *failing) error {
-			ctx, cancel := context.WithCancel(c.ctx)
-			return c.limiter.InTx(ctx, conflicting, func(ctx context.Context, tx pgx.Tx) error {
-				defer cancel()
-				return c.consumed(ctx, tx)
-			})
-		}},
-
-		"InTx: the context ends in the second attempt": {by: "InTx", is: exhausted, do: func(c *failing) error {
-			ctx, cancel := context.WithCancel(c.ctx)
-			attempts := 0
-			return c.limiter.InTx(ctx, conflicting, func(ctx context.Context, tx pgx.Tx) error {
-				if attempts++; attempts == 2 {
-					cancel()
-					return ctx.Err()
-				}
-				return c.consumed(ctx, tx)
-			})
-		}},
-
-		"InSQLTx: no function": {by: "InSQLTx", is: invalid, bare: true, do: func(c *failing) error { return c.limiter.InSQLTx(c.ctx, c.sql(), nil) }},
-		"InSQLTx: a level": {by: "InSQLTx", is: invalid, bare: true, do: func(c *failing) error {
-			return c.limiter.InSQLTx(c.ctx, c.sql(), c.consumedSQL, ratelimit.Isolation("no level"))
-		}},
-		"InSQLTx: the context ends before COMMIT": {by: "InSQLTx", is: context.Canceled, bare: true, do: func(c *failing) error {
-			ctx, cancel := context.WithCancel(c.ctx)
-			return c.limiter.InSQLTx(ctx, c.sql(), func(ctx context.Context, tx *sql.Tx) error {
-				defer cancel()
-				return c.consumedSQL(ctx, tx)
-			})
-		}},
-		"InSQLTx: the function commits": {by: "InSQLTx", is: unknown, gone: 1, bare: true, do: func(c *failing) error {
-			return c.limiter.InSQLTx(c.ctx, c.sql(), func(ctx context.Context, tx *sql.Tx) error {
-				return errors.Join(c.consumedSQL(ctx, tx), tx.Commit())
-			})
-		}},
-		"InSQLTx: conflicts without end": {by: "InSQLTx", is: exhausted, do: func(c *failing) error {
-			db := stdlib.OpenDBFromPool(conflicting)
-			defer db.Close()
-			return c.limiter.InSQLTx(c.ctx, db, c.consumedSQL, ratelimit.Attempts(2))
-		}},
-
-		"SendTx: no batch": {by: "SendTx", is: invalid, bare: true, do: func(c *failing) error { return c.limiter.SendTx(c.ctx, c.pool, nil) }},
-		"SendTx: a connection in a transaction": {by: "SendTx", is: invalid, bare: true, do: func(c *failing) error {
-			conn := acquire(c.T, c.pool)
-			if _, err := conn.Exec(c.ctx, "BEGIN"); err != nil {
-				return err
-			}
-			defer func() { _, _ = conn.Exec(c.ctx, "ROLLBACK") }()
-			return c.limiter.SendTx(c.ctx, conn, c.batch())
-		}},
-		"SendTx: Hot": {by: "SendTx", is: invalid, bare: true, do: func(c *failing) error {
-			return c.limiter.SendTx(c.ctx, c.pool, c.batch(), ratelimit.Hot(c.request()))
-		}},
-		"SendTx: a denial": {by: "SendTx", is: denied, do: func(c *failing) error {
-			batch := c.batch()
-			if _, err := c.limiter.QueueConsume(c.ctx, batch, c.request().Count(100)); err != nil {
-				return err
-			}
-			return c.limiter.SendTx(c.ctx, c.pool, batch)
-		}},
-		"SendTx: no connection": {by: "SendTx", is: context.Canceled, bare: true, do: func(c *failing) error {
-			return c.limiter.SendTx(ended(c.ctx), c.pool, c.batch())
-		}},
-		"SendTx: a schema that is not migrated": {by: "SendTx", is: state("42883"), do: func(c *failing) error {
-			return c.limiter.SendTx(c.ctx, connect(c.T, newSchema(c.T), 1), c.batch())
-		}},
-		"SendTx: conflicts without end": {by: "SendTx", is: exhausted, do: func(c *failing) error {
-			return c.limiter.SendTx(c.ctx, conflicting, c.batch(), ratelimit.Attempts(2))
-		}},
 		"SendTx: COMMIT is refused": {by: "SendTx", is: state("23505"), bare: true, do: func(c *failing) error {
-			batch := c.batch()
-			batch.Queue("INSERT INTO later VALUES (1)")
-			return c.limiter.SendTx(c.ctx, c.pool, batch)
-		}},
-		"SendTx: a function fails after COMMIT": {by: "SendTx", is: unknown, gone: 1, bare: true, do: func(c *failing) error {
-			batch := c.batch()
-			batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error { return errors.New("mine") })
-			return c.limiter.SendTx(c.ctx, c.pool, batch)
-		}},
-		"SendTx: a function fails as if by a conflict, and the answer to COMMIT is lost": {by: "SendTx", is: unknown, gone: 1, bare: true, do: func(c *failing) error {
-			batch := c.batch()
-			batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error { return &pgconn.PgError{Code: "40001"} })
-			return c.limiter.SendTx(c.ctx, c.cutPool(theCommit), batch)
-		}},
-		"SendTx: a pooler loses its server": {by: "SendTx", is: unknown, bare: true, do: func(c *failing) error {
-			batch := c.batch()
-			batch.Queue("DO $$ BEGIN RAISE 'server conn crashed?' USING ERRCODE = '08P01'; END $$")
-			batch.QueuedQueries[1].Fn = func(results pgx.BatchResults) error {
-				_, err := results.Exec()
-				return fmt.Errorf("mine: %w", err)
-			}
-			return c.limiter.SendTx(c.ctx, c.pool, batch)
-		}},
-		"SendTx: the answer to the call is lost": {by: "SendTx", is: unknown, gone: 1, do: func(c *failing) error {
-			return c.limiter.SendTx(c.ctx, c.cutPool(aRow), c.batch())
-		}},
-		"SendTx: the answer to COMMIT is lost": {by: "SendTx", is: unknown, gone: 1, bare: true, do: func(c *failing) error {
-			return c.limiter.SendTx(c.ctx, c.cutPool(theCommit), c.batch())
-		}},
-
-		"Retry: no function": {by: "Retry", is: invalid, bare: true, do: func(c *failing) error { return new(ratelimit.Limiter).Retry(c.ctx, nil) }},
-		"Retry: conflicts without end": {by: "Retry", is: exhausted, do: func(c *failing) error {
-			return new(ratelimit.Limiter).Retry(c.ctx, func(ctx context.Context) error {
-				_, err := c.limiter.Consume(ctx, conflicting, c.request())
-				return err
-			}, ratelimit.Attempts(2))
+			return c.sends(c.pool, func(batch *pgx.Batch) { batch.Queue("INSERT INTO later VALUES (1)") })
 		}},
 		"Retry: an unknown outcome beside a conflict": {by: "its function", is: unknown, gone: 1, do: func(c *failing) error {
-			return new(ratelimit.Limiter).Retry(c.ctx, func(ctx context.Context) error {
-				_, err := c.limiter.Consume(ctx, answerLost{c.pool}, c.request())
-				return errors.Join(&pgconn.PgError{Code: "40001"}, err)
+			return new(ratelimit.Limiter).Retry(c.ctx, func(context.Context) error {
+				return errors.Join(state("40001"), verbCalls(c, answerLost{c.pool}, c.request())["Consume"]())
 			})
-		}},
-
-		"Sweep: no limit": {by: "Sweep", is: invalid, bare: true, do: func(c *failing) error { return c.sweeps(c.pool) }},
-		"Sweep: a limit of one key": {by: "Sweep", is: invalid, do: func(c *failing) error {
-			limit := ratelimit.TokenBucket(c.limit.Name(), 1, time.Hour, ratelimit.Varies(24*time.Hour))
-			return c.sweeps(c.pool, limit.With(ratelimit.Rate(2)))
-		}},
-		"Sweep: twice": {by: "Sweep", is: invalid, do: func(c *failing) error { return c.sweeps(c.pool, c.limit, c.limit) }},
-		"Sweep: two definitions": {by: "Sweep", is: invalid, do: func(c *failing) error {
-			return c.sweeps(c.pool, c.limit, ratelimit.TokenBucket(c.limit.Name(), 2, 24*time.Hour))
-		}},
-		"Sweep: no database": {by: "Sweep", is: invalid, bare: true, do: func(c *failing) error { return c.sweeps(nil, c.limit) }},
-		"Sweep: a transaction": {by: "Sweep", is: invalid, bare: true, do: func(c *failing) error {
-			return c.limiter.InTx(c.ctx, c.pool, func(_ context.Context, tx pgx.Tx) error { return c.sweeps(tx, c.limit) })
-		}},
-		"Sweep: a clock": {by: "Sweep", is: invalid, do: func(c *failing) error {
-			c.limiter.Clock = longAgo
-			return c.sweeps(c.pool, c.limit)
-		}},
-		"Sweep: a schema that is not migrated": {by: "Sweep", is: state("42883"), do: func(c *failing) error {
-			return c.sweeps(connect(c.T, newSchema(c.T), 1), c.limit)
 		}},
 		"Sweep: holds": {by: "Sweep", is: state("42883"), bare: true, do: func(c *failing) error {
 			pool := newPool(c.T, 1)
 			mustExec(c.T, pool, "DROP FUNCTION _ratelimit_sweep_holds")
-			return c.sweeps(pool, c.limit)
+			return second(c.limiter.Sweep(c.ctx, pool, c.limit))
 		}},
-		"Sweep: the answer to COMMIT is lost": {by: "Sweep", is: unknown, do: func(c *failing) error {
-			return c.sweeps(commitLost{c.pool}, c.limit)
-		}},
-		"Sweep: conflicts without end": {by: "Sweep", is: exhausted, do: func(c *failing) error {
-			ctx, cancel := context.WithTimeout(c.ctx, 100*time.Millisecond)
-			defer cancel()
-			c.ctx = ctx
-			return c.sweeps(beginRefused{c.pool, "40001"}, c.limit)
-		}},
-
-		"Publish: no database": {by: "Publish", is: invalid, bare: true, do: func(c *failing) error { return ratelimit.Publish(c.ctx, nil, "p", c.limit) }},
-		"Publish: no program":  {by: "Publish", is: invalid, bare: true, do: func(c *failing) error { return ratelimit.Publish(c.ctx, c.pool, "", c.limit) }},
-		"Publish: a bad name":  {by: "Publish", is: invalid, bare: true, do: func(c *failing) error { return ratelimit.Publish(c.ctx, c.pool, "\xff", c.limit) }},
-		"Publish: a long name": {by: "Publish", is: invalid, bare: true, do: func(c *failing) error { return ratelimit.Publish(c.ctx, c.pool, strings.Repeat("n", 256), c.limit) }},
-		"Publish: no right":    {by: "Publish", is: state("42501"), bare: true, do: func(c *failing) error { return ratelimit.Publish(c.ctx, refusing{"42501"}, "p", c.limit) }},
-		"Publish: conflicts without end": {by: "Publish", is: exhausted, bare: true, do: func(c *failing) error {
-			ctx, cancel := context.WithTimeout(c.ctx, 100*time.Millisecond)
-			defer cancel()
-			return ratelimit.Publish(ctx, refusing{"40001"}, "p", c.limit)
-		}},
-
-		"Limit: a kind":                 {by: "Limit", is: invalid, do: func(c *failing) error { _, err := (ratelimit.Config{Name: c.limit.Name()}).Limit(); return err }},
-		"Validate: With without Varies": {by: "Validate", is: invalid, do: func(c *failing) error { return c.limit.With(ratelimit.Rate(1)).Validate() }},
-		"Validate: the zero Limit":      {by: "Validate", is: invalid, bare: true, do: func(*failing) error { return ratelimit.Limit{}.Validate() }},
-		"Validate: With Shards": {by: "Validate", is: invalid, do: func(c *failing) error {
-			limit := ratelimit.TokenBucket(c.limit.Name(), 1, time.Hour, ratelimit.Varies(24*time.Hour))
-			return limit.With(ratelimit.Shards(2)).Validate()
-		}},
-		"UnmarshalJSON: no object": {by: "UnmarshalJSON", is: invalid, bare: true, do: func(*failing) error { return new(ratelimit.Config).UnmarshalJSON([]byte("1")) }},
-		"UnmarshalJSON: a field": {by: "UnmarshalJSON", is: invalid, do: func(c *failing) error {
-			return new(ratelimit.Config).UnmarshalJSON([]byte(`{"name": "` + c.limit.Name() + `", "rat": 1}`))
-		}},
-
-		"Load: no database": {by: "Load", is: invalid, bare: true, do: func(c *failing) error { return new(ratelimit.Overrides).Load(c.ctx) }},
-		"Load: Every":       {by: "Load", is: invalid, bare: true, do: func(c *failing) error { return (&ratelimit.Overrides{DB: c.pool, Every: time.Hour}).Load(c.ctx) }},
-		"Load: Listen":      {by: "Load", is: invalid, bare: true, do: func(c *failing) error { return (&ratelimit.Overrides{DB: refusing{}, Listen: true}).Load(c.ctx) }},
-		"Run: no database":  {by: "Run", is: invalid, bare: true, do: func(c *failing) error { return new(ratelimit.Overrides).Run(c.ctx) }},
-		"Run: one connection": {by: "Run", is: invalid, bare: true, do: func(c *failing) error {
-			return (&ratelimit.Overrides{DB: connect(c.T, c.pool.Config().ConnString(), 1), Listen: true}).Run(c.ctx)
-		}},
-		"Run: the context ends": {by: "Run", is: context.Canceled, bare: true, do: func(c *failing) error {
-			return (&ratelimit.Overrides{DB: c.pool}).Run(ended(c.ctx))
+		"Publish: no right": {by: "Publish", is: state("42501"), bare: true, do: func(c *failing) error {
+			return ratelimit.Publish(c.ctx, refusing{"42501"}, "p", c.limit)
 		}},
 	})
 	maps.Copy(all, failuresOfOpen(conflicting))
 	return all
-}
-
-// waits waits for a token, and its context ends meanwhile, after gone was called.
-func (c *failing) waits(pool *pgxpool.Pool, gone func()) error {
-	if _, err := c.limiter.Consume(c.ctx, pool, c.request().Count(100)); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(c.ctx)
-	asked := 0
-	c.limiter.Clock = func() time.Time {
-		if asked++; asked == 2 { // by the call, and by the sleep
-			gone()
-			cancel()
-		}
-		return time.Now()
-	}
-	_, err := c.limiter.Wait(ctx, pool, c.request())
-	return err
-}
-
-func (c *failing) refunds(receipt ratelimit.Receipt) error {
-	_, err := c.limiter.Refund(c.ctx, c.pool, receipt, c.request())
-	return err
-}
-
-// slots is a request for one of two slots of a limit of the same name.
-func (c *failing) slots() ratelimit.Request {
-	return ratelimit.Slots(c.limit.Name(), 2).Key(privateKey)
-}
-
-func (c *failing) holds(id string, ttl time.Duration, requests ...ratelimit.Request) error {
-	_, err := c.limiter.Hold(c.ctx, c.pool, id, ttl, requests...)
-	return err
-}
-
-func (c *failing) onces(id string, keep time.Duration, requests ...ratelimit.Request) error {
-	_, err := c.limiter.Once(c.ctx, c.pool, id, keep, requests...)
-	return err
-}
-
-// during does work during a hold; nil: none.
-func (c *failing) during(db ratelimit.DB, ttl time.Duration, work func(ctx context.Context) ([]ratelimit.Request, error)) error {
-	return c.limiter.During(c.ctx, db, "work", ttl, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
-		if work == nil {
-			return nil, nil
-		}
-		return work(ctx)
-	}, c.request())
-}
-
-func (c *failing) settles(token string, requests ...ratelimit.Request) error {
-	_, err := c.limiter.Settle(c.ctx, c.pool, token, requests...)
-	return err
-}
-
-// refundsAll refunds all of a receipt. With options, the limiter was asked for a limit with these before; nil is none.
-func (c *failing) refundsAll(receipt ratelimit.Receipt, known ...ratelimit.Option) error {
-	if known != nil {
-		options := slices.DeleteFunc(known, func(o ratelimit.Option) bool { return o == nil })
-		if _, err := c.limiter.Check(c.ctx, c.pool, ratelimit.TokenBucket(c.limit.Name(), 100, 24*time.Hour, options...).Key(privateKey)); err != nil {
-			return err
-		}
-	}
-	_, err := c.limiter.Refund(c.ctx, c.pool, receipt)
-	return err
-}
-
-func (c *failing) sweeps(db ratelimit.DB, limits ...ratelimit.Limit) error {
-	_, err := c.limiter.Sweep(c.ctx, db, limits...)
-	return err
-}
-
-func (c *failing) consumedSQL(ctx context.Context, tx *sql.Tx) error {
-	_, err := c.limiter.Consume(ctx, ratelimit.SQL(tx), c.request())
-	return err
 }
 
 // TestEveryErrorMatchesASentinel causes every error that package ratelimit can return. Each names its limit and no key, matches what
@@ -1003,9 +776,7 @@ func TestEveryErrorMatchesASentinel(t *testing.T) {
 func documentedErrors(t *testing.T) map[string][]string {
 	t.Helper()
 	source, err := os.ReadFile("../ratelimit/errors.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	table := map[string][]string{}
 	sentinel := ""
 	for line := range strings.SplitSeq(string(source), "\n") {
@@ -1049,9 +820,7 @@ var neverMade = map[string]string{
 func constructors(t *testing.T) map[string]constructor {
 	t.Helper()
 	files, err := filepath.Glob("../ratelimit/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	all := map[string]constructor{}
 	set := token.NewFileSet()
 	for _, path := range files {
@@ -1059,9 +828,7 @@ func constructors(t *testing.T) map[string]constructor {
 			continue
 		}
 		file, err := parser.ParseFile(set, path, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		ast.Inspect(file, func(node ast.Node) bool {
 			call, is := node.(*ast.CallExpr)
 			if !is {

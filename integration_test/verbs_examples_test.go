@@ -27,15 +27,11 @@ func TestEveryExampleOfThePackageRunsAndPrintsWhatItSays(t *testing.T) {
 	}
 
 	files, err := filepath.Glob("../ratelimit/*_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	written := 0
 	for _, file := range files {
 		source, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		for _, match := range regexp.MustCompile(`(?m)^func (Example\w*)\(`).FindAllSubmatch(source, -1) {
 			written++
 			if regexp.MustCompile(skip).Match(match[1]) {

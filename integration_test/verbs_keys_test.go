@@ -55,9 +55,7 @@ type byKey struct {
 func newByKey(t *testing.T) *byKey {
 	url := newMigrated(t)
 	binary, err := builtTool()
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	w := &byKey{T: t, pool: connect(t, url, 4), binary: binary, url: url}
 	w.limits.Overrides = &ratelimit.Overrides{DB: w.pool}
 	w.page = newConsole(t, w.pool, "ann")
@@ -91,9 +89,7 @@ func (w *byKey) tool(args ...string) []byte {
 // goes wants what Go's next call is answered: nothing, or the reason of a denial. Overrides are followed first.
 func (w *byKey) goes(what string, r ratelimit.Request, want ratelimit.Reason) {
 	w.Helper()
-	if err := w.limits.Overrides.Load(w.Context()); err != nil {
-		w.Fatal(err)
-	}
+	succeeds(w, w.limits.Overrides.Load(w.Context()))
 	_, err := w.limits.Consume(w.Context(), w.pool, r)
 	denial, is := errors.AsType[*ratelimit.DeniedError](err)
 	if err != nil && !is {
@@ -120,9 +116,7 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 	window := ratelimit.FixedWindow("window", 5, 100_000*time.Hour)
 	pairs := ratelimit.TokenBucket("pairs", 5, 100_000*time.Hour)
 	seats := ratelimit.Slots("seats", 1)
-	if err := ratelimit.Publish(t.Context(), w.pool, "api", logins, window, pairs, seats); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, ratelimit.Publish(t.Context(), w.pool, "api", logins, window, pairs, seats))
 	ways := map[string]struct{ block, unblock, reset func(limit, key string) }{
 		"SQL": {
 			func(limit, key string) {
@@ -196,9 +190,7 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 
 		// The windows of a key begin at its hash, in Go as in SQL.
 		result, err := w.limits.Consume(t.Context(), w.pool, window.Key(key).Count(4))
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		var resetAt time.Time
 		w.sql("SELECT reset_at FROM ratelimit('window', "+lit+")", &resetAt)
 		if w.sql("SELECT granted FROM ratelimit_try('window', "+lit+")", &granted); granted || !resetAt.Equal(result.ResetAt) {
@@ -300,24 +292,18 @@ func TestTenantsOfAnyNameAreKeptApart(t *testing.T) {
 		})
 		// What the owner writes with one part belongs to nobody, unless it reads as several: the page says to keep such limits elsewhere.
 		if firstOf(t, owner, tenant) == "" {
-			if _, err := limiter.Consume(t.Context(), owner, slow("whole", 10).Key(tenant)); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, second(limiter.Consume(t.Context(), owner, slow("whole", 10).Key(tenant))))
 		}
 	}
 	before := tableOf(t, owner)
 	refused := func(tenant, what string, tx pgx.Tx, want string, do func(tx pgx.Tx) error) {
 		t.Helper()
 		inside, err := tx.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		if err := do(inside); sqlState(err) != want || want == "" && err != nil {
 			t.Errorf("tenant %q, %s: %v, want %q", tenant, what, err, want)
 		}
-		if err := inside.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, inside.Rollback(t.Context()))
 	}
 	for _, tenant := range hostileTenants {
 		asTenant(t, app, tenant, func(tx pgx.Tx) {
@@ -331,16 +317,14 @@ func TestTenantsOfAnyNameAreKeptApart(t *testing.T) {
 				t.Errorf("tenant %q sees %q, %v", tenant, seen, err)
 			}
 			refused(tenant, "a key of one part", tx, "42501", func(tx pgx.Tx) error {
-				_, err := limiter.Consume(t.Context(), tx, slow("whole", 10).Key(tenant))
-				return err
+				return second(limiter.Consume(t.Context(), tx, slow("whole", 10).Key(tenant)))
 			})
 			for _, other := range hostileTenants {
 				if other == tenant {
 					continue
 				}
 				refused(tenant, fmt.Sprintf("consumes of %q", other), tx, "42501", func(tx pgx.Tx) error {
-					_, err := limiter.Consume(t.Context(), tx, limit.Key(other, "ann"))
-					return err
+					return second(limiter.Consume(t.Context(), tx, limit.Key(other, "ann")))
 				})
 				refused(tenant, fmt.Sprintf("resets %q", other), tx, "", func(tx pgx.Tx) error {
 					return limiter.Reset(t.Context(), tx, append(keysOf(other), slow("whole", 10).Key(other))...)
@@ -372,9 +356,7 @@ func TestAGuardFindsTheTenantOfAnyName(t *testing.T) {
 	here := map[string]bool{}
 	for i, tenant := range hostileTenants {
 		here[tenant] = i%2 == 0
-		if _, err := pool.Exec(t.Context(), "INSERT INTO tenants VALUES ($1, $2)", tenant, here[tenant]); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(pool.Exec(t.Context(), "INSERT INTO tenants VALUES ($1, $2)", tenant, here[tenant])))
 	}
 	var limiter ratelimit.Limiter
 	for _, tenant := range hostileTenants {
@@ -407,9 +389,7 @@ func TestAGuardFindsTheTenantOfAnyName(t *testing.T) {
 func firstOf(t *testing.T, pool *pgxpool.Pool, key string) (first string) {
 	t.Helper()
 	err := pool.QueryRow(t.Context(), "SELECT CASE WHEN cardinality(p) > 1 THEN p[1] ELSE '' END FROM ratelimit_key_parts($1) AS p", key).Scan(&first)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	return first
 }
 
@@ -473,9 +453,7 @@ func TestSQLJoinsKeysAsGoDoes(t *testing.T) {
 		"CREATE TABLE found AS SELECT 'a|b'::text AS key; CREATE INDEX ON found ((ratelimit_key_parts(key)))": "",
 	} {
 		tx, err := pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		for statement := range strings.SplitSeq(statements, ";") { // one by one: a setting holds from the next one on
 			if err == nil {
 				_, err = tx.Conn().PgConn().Exec(t.Context(), statement).ReadAll()
@@ -484,8 +462,6 @@ func TestSQLJoinsKeysAsGoDoes(t *testing.T) {
 		if sqlState(err) != want || want == "" && err != nil {
 			t.Errorf("%s: %v, want %q", statements, err, want)
 		}
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, tx.Rollback(t.Context()))
 	}
 }

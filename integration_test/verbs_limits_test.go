@@ -11,22 +11,8 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-func TestTheGlobalLimitIsNoKeys(t *testing.T) {
-	behaviour(t, func(w world) {
-		limit := ratelimit.TokenBucket("signUps", 1, time.Minute)
-		w.grant(limit.Global())
-		w.deny(limit.Global())
-		for _, key := range []string{"ann", "global", "*", " ", "''", "NULL"} {
-			w.grant(limit.Key(key))
-		}
-		w.deny(limit.Global())
-		if s := w.check(limit.Global()).Requests[0]; s.Key != "" {
-			w.Fatalf("the key of the global limit is %q", s.Key)
-		}
-	})
-}
-
-func TestKeysOfSeveralPartsNeverCollide(t *testing.T) {
+// TestKeysNeverCollide: neither do several parts with one, nor any key with the limit without keys.
+func TestKeysNeverCollide(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := ratelimit.TokenBucket("messages", 1, time.Minute)
 		keys := [][]string{
@@ -34,12 +20,18 @@ func TestKeysOfSeveralPartsNeverCollide(t *testing.T) {
 			{"|", "|"}, {`\`, `\`}, {`\|`, "|"}, {"|", `\|`}, {`\|`, `\`}, {"A", "b"}, {"a ", "b"}, {"b", "a"},
 			// One part, which no several parts are stored as.
 			{"a||b"}, {`a\|b`}, {"|"}, {`\`}, {`\|`}, {`C:\a|b`}, {"|a|b"}, {`a|b\`},
+			{"global"}, {"*"}, {" "}, {"''"}, {"NULL"},
 		}
+		w.grant(limit.Global())
 		for _, parts := range keys {
 			w.grant(limit.Key(parts...))
 		}
 		for _, parts := range keys {
 			w.deny(limit.Key(parts...))
+		}
+		w.deny(limit.Global())
+		if key := w.check(limit.Global()).Requests[0].Key; key != "" {
+			w.Fatalf("the key of the limit without keys is %q", key)
 		}
 	})
 }
@@ -135,9 +127,7 @@ func TestDeletingAnIdleRowChangesNoDecision(t *testing.T) {
 				count := float64(random.IntN(3))
 				if w.balance(key) == limit.Capacity() {
 					before := []any{w.check(key.Count(count)), w.check(key.Count(limit.Capacity())), w.balances(key), w.wouldReserve(key.Count(9))}
-					if _, err := w.db.Exec(w.Context(), "DELETE FROM rate_limits WHERE name = $1", limit.Name()); err != nil {
-						w.Fatal(err)
-					}
+					w.do(second(w.db.Exec(w.Context(), "DELETE FROM rate_limits WHERE name = $1", limit.Name())))
 					after := []any{w.check(key.Count(count)), w.check(key.Count(limit.Capacity())), w.balances(key), w.wouldReserve(key.Count(9))}
 					if !reflect.DeepEqual(before, after) {
 						w.Fatalf("%s, step %d: was\n%+v, is\n%+v", limit.Name(), step, before, after)
@@ -170,21 +160,6 @@ func TestDeletingAnIdleRowChangesNoDecision(t *testing.T) {
 	})
 }
 
-func TestTheCapacityIsTheRateUnlessSet(t *testing.T) {
-	behaviour(t, func(w world) {
-		for _, limit := range []ratelimit.Limit{
-			ratelimit.TokenBucket("bucket", 10, time.Minute), ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Start(noon)),
-		} {
-			w.clock.now = noon
-			w.grant(limit.Global().Count(10))
-			w.deny(limit.Global().Count(0.001))
-			w.clock.Advance(time.Hour)
-			w.holds(limit.Global(), 10)
-			w.refuse(ratelimit.ErrExceedsCapacity, limit.Global().Count(10.001))
-		}
-	})
-}
-
 func TestWithACapacityOfZeroEverythingIsReserved(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, limit := range []ratelimit.Limit{
@@ -209,59 +184,45 @@ func TestWithACapacityOfZeroEverythingIsReserved(t *testing.T) {
 	})
 }
 
-func TestACapacityBelowTheRateCapsTheBurst(t *testing.T) {
+// TestTheCapacityIsWhatAnIdleLimitSaves: it is the rate unless set. One below the rate caps the burst, and one above it rolls over.
+func TestTheCapacityIsWhatAnIdleLimitSaves(t *testing.T) {
 	behaviour(t, func(w world) {
-		bucket := ratelimit.TokenBucket("bucket", 10, time.Minute, ratelimit.Capacity(4))
-		window := ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Capacity(4), ratelimit.Start(noon))
-		for range 3 {
-			for _, limit := range []ratelimit.Limit{bucket, window} {
-				w.grant(limit.Global().Count(4))
-				w.deny(limit.Global())
-				w.refuse(ratelimit.ErrExceedsCapacity, limit.Global().Count(5))
+		for i, c := range []struct {
+			capacity float64 // 0: not set
+			after    []float64
+		}{{0, []float64{10, 10, 10}}, {4, []float64{4, 4, 4}}, {25, []float64{10, 20, 25, 25}}} {
+			var options []ratelimit.Option
+			if c.capacity > 0 {
+				options = append(options, ratelimit.Capacity(c.capacity))
 			}
-			w.clock.Advance(time.Minute)
+			bucket := ratelimit.TokenBucket(fmt.Sprint("bucket ", i), 10, time.Minute, options...)
+			window := ratelimit.FixedWindow(fmt.Sprint("window ", i), 10, time.Minute, append(options, ratelimit.Start(noon))...)
+			most := c.after[len(c.after)-1]
+			w.clock.now = noon
+			w.grant(bucket.Global().Count(most), window.Global().Count(most))
+			for idle, want := range c.after {
+				w.clock.Advance(time.Duration(idle+1) * time.Minute)
+				for _, limit := range []ratelimit.Limit{bucket, window} {
+					w.holds(limit.Global(), want)
+					w.grant(limit.Global().Count(want))
+					w.deny(limit.Global().Count(0.001))
+					w.refuse(ratelimit.ErrExceedsCapacity, limit.Global().Count(most+0.001))
+				}
+			}
+			w.clock.Advance(24 * time.Second)
+			w.holds(bucket.Global(), 4)
+			w.holds(window.Global(), 0)
 		}
-		w.grant(bucket.Global().Count(4), window.Global().Count(4))
-		w.clock.Advance(24 * time.Second)
-		w.grant(bucket.Global().Count(4))
-		w.deny(window.Global())
-		// A debt is paid at the full rate, then the balance grows up to the capacity.
-		_, err := w.limiter.Charge(w.Context(), w.db, window.Global().Count(17))
-		w.do(err)
-		w.holds(window.Global(), -17)
-		w.clock.Advance(time.Minute)
-		w.holds(window.Global(), -7)
-		w.clock.Advance(time.Minute)
-		w.holds(window.Global(), 3)
-		w.clock.Advance(time.Minute)
-		w.holds(window.Global(), 4)
-	})
-}
-
-func TestACapacityAboveTheRateRollsOver(t *testing.T) {
-	behaviour(t, func(w world) {
-		bucket := ratelimit.TokenBucket("bucket", 10, time.Minute, ratelimit.Capacity(25))
-		window := ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Capacity(25), ratelimit.Start(noon))
-		w.grant(bucket.Global().Count(25), window.Global().Count(25))
-		for _, row := range []struct {
-			windows int
-			want    float64
-		}{{1, 10}, {2, 20}, {3, 25}, {7, 25}, {0, 0}} {
-			w.clock.Advance(time.Duration(row.windows) * time.Minute)
-			for _, limit := range []ratelimit.Limit{bucket, window} {
-				w.holds(limit.Global(), row.want)
-				w.grant(limit.Global().Count(row.want))
-				w.deny(limit.Global())
+		// A debt is paid at the full rate, then the balance grows up to the capacity. Tokens that are not taken in a window are there in the next.
+		for capacity, want := range map[float64][]float64{4: {-7, 3, 4}, 25: {-7, 3, 13, 23, 25}} {
+			w.clock.now = noon
+			window := ratelimit.FixedWindow(fmt.Sprint("debt ", capacity), 10, time.Minute, ratelimit.Capacity(capacity), ratelimit.Start(noon)).Global()
+			w.charge(window.Count(capacity + 17))
+			for _, left := range want {
+				w.clock.Advance(time.Minute)
+				w.holds(window, left)
 			}
 		}
-		w.clock.Advance(59 * time.Second)
-		w.holds(window.Global(), 0)
-		w.holds(bucket.Global(), 10*59.0/60)
-		// Tokens that are not taken in a window are there in the next.
-		w.clock.Advance(time.Second)
-		w.grant(window.Global().Count(4))
-		w.clock.Advance(time.Minute)
-		w.holds(window.Global(), 16)
 	})
 }
 
@@ -287,19 +248,6 @@ func TestRatesAndCountsMayBeFractional(t *testing.T) {
 		w.deny(monthly.Key("ann"))
 		w.clock.now = noon.Add(2 * time.Hour)
 		w.grant(monthly.Key("ann"))
-	})
-}
-
-func TestACountOfZeroIsGrantedUnlessInDebt(t *testing.T) {
-	behaviour(t, func(w world) {
-		key := ratelimit.TokenBucket("messages", 10, time.Minute).Key("ann")
-		w.grant(key.Count(0))
-		w.grant(key.Count(10))
-		w.grant(key.Count(0))
-		w.reserve(key.Count(1))
-		w.retries(w.deny(key.Count(0)), 6*time.Second)
-		w.runs(w.reserve(key.Count(0)), 6*time.Second)
-		w.holds(key, -1)
 	})
 }
 
@@ -341,6 +289,7 @@ func TestAReservationsRetryAtIsWhenTheWorkMayRun(t *testing.T) {
 		w.runs(w.reserve(window.Count(1)), 40*time.Minute)
 		w.runs(w.reserve(window.Count(9)), 40*time.Minute)
 		w.runs(w.reserve(window.Count(11)), 160*time.Minute)
+		w.runs(w.reserve(window.Count(0)), 160*time.Minute)
 		w.holds(window, -21)
 	})
 }

@@ -262,48 +262,33 @@ func TestMoveUnderOverrides(t *testing.T) {
 		pool := newPool(w, 2)
 		small, large := plans("hashed", 1, 1)
 		w.limiter.Overrides = &ratelimit.Overrides{DB: pool}
-		override := func(sql string) {
-			w.Helper()
-			scan[int64](w, pool, "SELECT "+sql)
-			w.do(w.limiter.Overrides.Load(w.Context()))
-		}
-		moved := func(key string, want float64) {
-			w.Helper()
-			w.do(w.limiter.Move(w.Context(), w.db, small.Key(key), large.Key(key)))
-			bare := ratelimit.Limiter{Clock: w.clock.Now}
-			result, err := bare.Check(w.Context(), w.db, large.Key(key).Count(0))
-			w.do(err)
-			if result.Remaining != want {
-				w.Fatalf("%s: %v left after a move, want %v", key, result.Remaining, want)
+		for _, c := range []struct {
+			key, sql   string
+			first      bool // it is overridden before the tokens are used
+			used, want float64
+		}{
+			{"raised", "ratelimit_override('hashed.small 1 to 1', $1, rate => 300)", true, 250, 750},
+			{"lowered", "ratelimit_override('hashed.small 1 to 1', $1, rate => 40)", true, 40, 960},
+			{"lowered to", "ratelimit_override('hashed.large 1 to 1', $1, rate => 200)", true, 90, 110},
+			{"blocked", "ratelimit_block('hashed.small 1 to 1', $1)", false, 90, 910},
+			{"blocked to", "ratelimit_block('hashed.large 1 to 1', $1)", true, 90, 910},
+			{"lifted", "ratelimit_unlimited('hashed.small 1 to 1', $1)", false, 90, 910},
+			{"lifted to", "ratelimit_unlimited('hashed.large 1 to 1', $1)", true, 90, 910},
+		} {
+			override := func(now bool) {
+				if now {
+					scan[int64](w, pool, "SELECT "+c.sql, c.key)
+					w.do(w.limiter.Overrides.Load(w.Context()))
+				}
+			}
+			override(c.first)
+			w.grant(small.Key(c.key).Count(c.used))
+			override(!c.first)
+			w.do(w.limiter.Move(w.Context(), w.db, small.Key(c.key), large.Key(c.key)))
+			if left := readBalance(w, &ratelimit.Limiter{Clock: w.clock.Now}, w.db, large.Key(c.key)); left != c.want {
+				w.Fatalf("%s: %v left after a move, want %v", c.key, left, c.want)
 			}
 		}
-		override("ratelimit_override('hashed.small 1 to 1', 'raised', rate => 300)")
-		w.grant(small.Key("raised").Count(250))
-		moved("raised", 750)
-
-		override("ratelimit_override('hashed.small 1 to 1', 'lowered', rate => 40)")
-		w.grant(small.Key("lowered").Count(40))
-		moved("lowered", 960)
-
-		override("ratelimit_override('hashed.large 1 to 1', 'lowered to', rate => 200)")
-		w.grant(small.Key("lowered to").Count(90))
-		moved("lowered to", 110)
-
-		w.grant(small.Key("blocked").Count(90))
-		override("ratelimit_block('hashed.small 1 to 1', 'blocked')")
-		moved("blocked", 910)
-
-		override("ratelimit_block('hashed.large 1 to 1', 'blocked to')")
-		w.grant(small.Key("blocked to").Count(90))
-		moved("blocked to", 910)
-
-		w.grant(small.Key("lifted").Count(90))
-		override("ratelimit_unlimited('hashed.small 1 to 1', 'lifted')")
-		moved("lifted", 910)
-
-		override("ratelimit_unlimited('hashed.large 1 to 1', 'lifted to')")
-		w.grant(small.Key("lifted to").Count(90))
-		moved("lifted to", 910)
 	})
 }
 
@@ -411,9 +396,7 @@ func TestAMoveMissesNoUse(t *testing.T) {
 								}
 								return errors.Join(err, <-committed)
 							}, ratelimit.Isolation(level))
-							if err != nil {
-								t.Fatal(err)
-							}
+							succeeds(t, err)
 							if want := map[bool]int{true: 1, false: 2}[level == pgx.ReadCommitted]; attempts != want {
 								t.Errorf("%d attempts, want %d", attempts, want)
 							}
@@ -443,19 +426,13 @@ func TestAMoveReadsTheClockAfterWaiting(t *testing.T) {
 		t.Fatal(err)
 	}
 	other, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := limiter.Consume(t.Context(), other, large); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
+	succeeds(t, second(limiter.Consume(t.Context(), other, large)))
 	moved := make(chan error, 1)
 	go func() { moved <- limiter.Move(t.Context(), pool, small, large) }() // inserts the row of a, and waits for that of b
 	waitingFor(t, pool, other)
 	waited := scan[time.Time](t, other, "SELECT clock_timestamp()")
-	if err := errors.Join(other.Commit(t.Context()), <-moved); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, errors.Join(other.Commit(t.Context()), <-moved))
 	if ts := scan[time.Time](t, pool, "SELECT ts FROM rate_limits WHERE name = 'b'"); ts.Before(waited) {
 		t.Errorf("moved as of %v, but at %v the move still waited", ts, waited)
 	}
@@ -471,12 +448,8 @@ func TestAMoveWaitsForAFirstUseThatRollsBack(t *testing.T) {
 			limiter, _ := newLimiter()
 			pool := newPool(t, 3)
 			other, err := pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := limiter.Consume(t.Context(), other, small.Key("ann").Count(60)); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, err)
+			succeeds(t, second(limiter.Consume(t.Context(), other, small.Key("ann").Count(60))))
 			rolledBack := make(chan error, 1)
 			go func() {
 				defer func() { rolledBack <- other.Rollback(t.Context()) }()
@@ -485,9 +458,7 @@ func TestAMoveWaitsForAFirstUseThatRollsBack(t *testing.T) {
 			err = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 				return limiter.Move(ctx, tx, small.Key("ann"), large.Key("ann"))
 			}, ratelimit.Isolation(level))
-			if err := errors.Join(err, <-rolledBack); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, errors.Join(err, <-rolledBack))
 			if result, err := limiter.Check(t.Context(), pool, large.Key("ann").Count(0)); err != nil || result.Remaining != 1000 {
 				t.Errorf("%+v, %v", result, err)
 			}
@@ -628,9 +599,7 @@ func moveUnderTraffic(t *testing.T, level pgx.TxIsoLevel, shards int) {
 	stop()
 	wg.Wait()
 	var all, late int
-	if err := pool.QueryRow(t.Context(), "SELECT count(*), count(*) FILTER (WHERE late) FROM grants").Scan(&all, &late); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, pool.QueryRow(t.Context(), "SELECT count(*), count(*) FILTER (WHERE late) FROM grants").Scan(&all, &late))
 	if all-late > 600 || all < 150 {
 		t.Errorf("%d granted, %d of them late, want at most 600 that are not", all, late)
 	}

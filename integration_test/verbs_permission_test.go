@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"google.golang.org/grpc/codes"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -98,58 +99,43 @@ func TestAReservationIsNoPermission(t *testing.T) {
 			t.Errorf("%v are left", left)
 		}
 	})
-	t.Run("coalescer", func(t *testing.T) {
-		t.Parallel()
-		pool := newPool(t, 4)
-		limiter, _ := newLimiter()
-		coalescer := &ratelimit.Coalescer{Pool: pool}
-		defer coalescer.Close()
-		var passed atomic.Int32
-		var wg sync.WaitGroup
-		for range asked {
-			wg.Go(func() {
-				if _, err := limiter.Consume(t.Context(), coalescer, hourly); err == nil {
-					passed.Add(1)
-				} else if !denied(err) {
-					t.Error(err)
-				}
-			})
-		}
-		wg.Wait()
-		if passed.Load() != 1 {
-			t.Errorf("%d of %d passed", passed.Load(), asked)
-		}
-		owesNothing(t, limiter, pool)
-	})
-	t.Run("transactions", func(t *testing.T) {
-		t.Parallel()
-		pool := newPool(t, 4)
-		limiter, _ := newLimiter()
-		var passed atomic.Int32
-		var wg sync.WaitGroup
-		for i := range asked {
+	// At once. A half of the transactions queues before BEGIN.
+	for way, pass := range map[string]func(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Pool, coalescer ratelimit.DB, i int) error{
+		"coalescer": func(ctx context.Context, limiter *ratelimit.Limiter, _ *pgxpool.Pool, coalescer ratelimit.DB, _ int) error {
+			return second(limiter.Consume(ctx, coalescer, hourly))
+		},
+		"transactions": func(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Pool, _ ratelimit.DB, i int) error {
 			options := []ratelimit.TxOption{ratelimit.Isolation(levels[i%len(levels)]), ratelimit.Attempts(1000)}
 			if i%2 == 0 {
 				options = append(options, ratelimit.Hot(hourly))
 			}
-			wg.Go(func() {
-				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-					_, err := limiter.Consume(ctx, tx, hourly)
-					return err
-				}, options...)
-				if err == nil {
-					passed.Add(1)
-				} else if !denied(err) {
-					t.Error(err)
-				}
-			})
-		}
-		wg.Wait()
-		if passed.Load() != 1 {
-			t.Errorf("%d of %d passed", passed.Load(), asked)
-		}
-		owesNothing(t, limiter, pool)
-	})
+			return limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error { return second(limiter.Consume(ctx, tx, hourly)) }, options...)
+		},
+	} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 4)
+			limiter, _ := newLimiter()
+			coalescer := &ratelimit.Coalescer{Pool: pool}
+			defer coalescer.Close()
+			var passed atomic.Int32
+			var wg sync.WaitGroup
+			for i := range asked {
+				wg.Go(func() {
+					if err := pass(t.Context(), limiter, pool, coalescer, i); err == nil {
+						passed.Add(1)
+					} else if !denied(err) {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+			if passed.Load() != 1 {
+				t.Errorf("%d of %d passed", passed.Load(), asked)
+			}
+			owesNothing(t, limiter, pool)
+		})
+	}
 	t.Run("take", func(t *testing.T) {
 		t.Parallel()
 		pool := newPool(t, 1)
@@ -173,9 +159,7 @@ func TestAReservationIsNoPermission(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 1)
-			if err := ratelimit.Publish(t.Context(), pool, "web", limit); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, ratelimit.Publish(t.Context(), pool, "web", limit))
 			passes(t, func() bool {
 				tag, err := pool.Exec(t.Context(), sql)
 				if err != nil && sqlState(err) != "PT429" {

@@ -115,6 +115,7 @@ func TestADenialTellsWhyOnEveryWayIn(t *testing.T) {
 	limiter.Overrides = &ratelimit.Overrides{DB: pool}
 	until := scan[time.Time](t, pool, "SELECT date_trunc('second', now()) + interval '1 hour'").UTC()
 	scan[int64](t, pool, "SELECT ratelimit_block('api', 'blocked', until => $1)", until)
+	scan[int64](t, pool, "SELECT ratelimit_block('sharded', NULL)")
 	w.do(limiter.Overrides.Load(t.Context()))
 	clock.now = until.Add(-time.Hour)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
@@ -128,6 +129,7 @@ func TestADenialTellsWhyOnEveryWayIn(t *testing.T) {
 	}{
 		{api.Key("used"), ratelimit.ReasonQuota, clock.now.Add(6 * time.Second)},
 		{api.Key("blocked"), ratelimit.ReasonBlock, until},
+		{ratelimit.FixedWindow("sharded", 10, time.Minute, ratelimit.Shards(3)).Key("for good"), ratelimit.ReasonBlock, time.Time{}},
 		{free.Key("ann"), ratelimit.ReasonPlan, time.Time{}},
 	} {
 		errs := map[string]error{}
@@ -140,11 +142,13 @@ func TestADenialTellsWhyOnEveryWayIn(t *testing.T) {
 			errs["batch"] = limiter.SendTx(t.Context(), pool, &batch)
 		}
 		errs["hot"] = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-			_, err := limiter.Consume(ctx, tx, c.request)
-			return err
+			return second(limiter.Consume(ctx, tx, c.request))
 		}, ratelimit.Hot(c.request))
 		for way, err := range errs {
 			w.denies(way, err, c.reason, c.retryAt)
 		}
+	}
+	if rows := tableOf(t, pool); strings.Count(rows, "\n") > 0 || !strings.HasPrefix(rows, "(api,used,") {
+		t.Errorf("a denial without a look at the rows made some:\n%s", rows)
 	}
 }

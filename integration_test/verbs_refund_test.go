@@ -218,29 +218,19 @@ func TestAReservationThatWaitedForItsRowForfeitsToo(t *testing.T) {
 	pool := newPool(t, 3)
 	limiter, _ := newLimiter()
 	calls := ratelimit.FixedWindow("calls", 100, time.Minute, ratelimit.Start(noon)).Global()
-	if _, err := limiter.Consume(t.Context(), pool, calls.Count(10)); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(limiter.Consume(t.Context(), pool, calls.Count(10))))
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	defer tx.Rollback(context.WithoutCancel(t.Context()))
-	if _, err := limiter.Consume(t.Context(), tx, calls.Count(50)); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(limiter.Consume(t.Context(), tx, calls.Count(50))))
 	reserved := make(chan error, 1)
 	go func() {
 		_, err := limiter.Reserve(t.Context(), pool, calls.Count(60)) // at first there seem to be enough
 		reserved <- err
 	}()
 	waitingFor(t, pool, tx)
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-reserved; err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, tx.Commit(t.Context()))
+	succeeds(t, <-reserved)
 	if left := readBalance(t, limiter, pool, calls); left != -60 {
 		t.Errorf("%v are left, want -60", left)
 	}
@@ -279,9 +269,7 @@ func TestWhatRoundingTakesIsNoDebt(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := ratelimit.FixedWindow("window", 10, time.Hour, ratelimit.Start(noon), ratelimit.Shards(3)).Global()
 		receipt := w.grant(limit.Count(10)).Receipt()
-		if _, err := w.db.Exec(w.Context(), "UPDATE rate_limits SET value = -1e-13"); err != nil {
-			w.Fatal(err)
-		}
+		w.do(second(w.db.Exec(w.Context(), "UPDATE rate_limits SET value = -1e-13")))
 		w.refund(receipt, limit.Count(10))
 		w.holds(limit, 10)
 	})

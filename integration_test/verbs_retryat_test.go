@@ -20,9 +20,7 @@ func TestRetryAtIsExact(t *testing.T) {
 			t.Parallel()
 			r := newRand(t)
 			tx, err := newPool(t, 1).Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, err)
 			defer tx.Rollback(t.Context())
 			_, clock := newLimiter()
 			denials, debts := 0, 0
@@ -102,9 +100,7 @@ func TestRetryAtIsExact(t *testing.T) {
 func insert(t *testing.T, db handle, key string, shard, shards int, value float64, ts time.Time) {
 	t.Helper()
 	_, err := db.Exec(t.Context(), `INSERT INTO rate_limits VALUES ('limit', $1, $2, $3, $4, $5)`, key, shard, shards, value, ts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 }
 
 // check returns the balance at an instant.

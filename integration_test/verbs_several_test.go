@@ -76,9 +76,7 @@ func TestRequestsKeepTheirOrderInTheResult(t *testing.T) {
 			w.limiter.Consume, w.limiter.Check, w.limiter.Charge,
 		} {
 			result, err := verb(w.Context(), w.db, requests...)
-			if err != nil {
-				w.Fatal(err)
-			}
+			w.do(err)
 			for i, s := range result.Requests {
 				if got := fmt.Sprint(s.Limit.Name(), " ", s.Key, " ", s.Count); got != want[i] {
 					w.Errorf("request %d: %q, want %q", i, got, want[i])
@@ -148,36 +146,6 @@ func TestTwoDefinitionsOfOneLimitInOneCallAreAnError(t *testing.T) {
 	})
 }
 
-// TestDefectOneNameWithTwoDefinitions tests two calls as well: 3 a minute and 30 a day would both grant, which makes 1,440
-// a day.
-func TestDefectOneNameWithTwoDefinitions(t *testing.T) {
-	behaviour(t, func(w world) {
-		ctx := w.Context()
-		minute, day := ratelimit.FixedWindow("api", 3, time.Minute), ratelimit.FixedWindow("api", 30, 24*time.Hour)
-		w.grant(minute.Key("ann"))
-		before := w.rows()
-		request := day.Key("bob")
-		w.refuse(ratelimit.ErrInvalid, request)
-		_, check := w.limiter.Check(ctx, w.db, request)
-		_, charge := w.limiter.Charge(ctx, w.db, request)
-		_, refund := w.limiter.Refund(ctx, w.db, receiptOf(noon, request), request)
-		_, queued := w.limiter.QueueConsume(ctx, &pgx.Batch{}, request)
-		for _, err := range []error{check, charge, refund, queued, w.limiter.Reset(ctx, w.db, request)} {
-			if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), minute.String()) || !strings.Contains(err.Error(), day.String()) {
-				w.Errorf("%v", err)
-			}
-		}
-		if after := w.rows(); after != before {
-			w.Errorf("a refusal wrote\n%s\nbefore\n%s", after, before)
-		}
-		w.grant(minute.Key("pro"), minute.Key("ann"))
-		another := ratelimit.Limiter{Clock: w.clock.Now}
-		if _, err := another.Consume(ctx, w.db, request); err != nil {
-			w.Errorf("another limiter: %v", err)
-		}
-	})
-}
-
 func TestReservationsWorkWithSeveralLimits(t *testing.T) {
 	behaviour(t, func(w world) {
 		tokens := ratelimit.TokenBucket("tokens", 60, time.Minute, ratelimit.MaxReserved(120))
@@ -215,19 +183,14 @@ func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 3)
 	limiter, _ := newLimiter()
-	first, second, third := ratelimit.TokenBucket("a", 10, time.Minute), ratelimit.FixedWindow("b", 10, time.Minute), ratelimit.TokenBucket("c", 10, time.Minute)
+	first, middle, third := ratelimit.TokenBucket("a", 10, time.Minute), ratelimit.FixedWindow("b", 10, time.Minute), ratelimit.TokenBucket("c", 10, time.Minute)
 	call := func(db ratelimit.DB) error {
-		_, err := limiter.Consume(t.Context(), db, first.Global().Count(3), second.Global().Count(2), third.Global().Count(4))
-		return err
+		return second(limiter.Consume(t.Context(), db, first.Global().Count(3), middle.Global().Count(2), third.Global().Count(4)))
 	}
-	if err := call(pool); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, call(pool))
 	for _, left := range []float64{4, 3.5} { // one limit has enough
 		tx, err := pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		if _, err := limiter.Consume(t.Context(), tx, third.Global().Count(6-left)); err != nil {
 			t.Fatal(err)
 		}
@@ -235,7 +198,7 @@ func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
 		if left >= 4 != (err == nil) || err != nil && !denied(err) {
 			t.Fatalf("%v left: %v", left, err)
 		}
-		balances := readBalances(t, limiter, pool, first.Global(), second.Global(), third.Global())
+		balances := readBalances(t, limiter, pool, first.Global(), middle.Global(), third.Global())
 		want := []float64{4, 6, 0} // after two calls
 		if left < 4 {
 			want = []float64{7, 8, left}
@@ -245,12 +208,8 @@ func TestACallThatLosesARaceGivesBackWhatItTook(t *testing.T) {
 				t.Errorf("%v left: %s has %v, want %v", left, b.Limit.Name(), b.Remaining, want[i])
 			}
 		}
-		if err := limiter.Reset(t.Context(), pool, first.Global(), second.Global(), third.Global()); err != nil {
-			t.Fatal(err)
-		}
-		if err := call(pool); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, limiter.Reset(t.Context(), pool, first.Global(), middle.Global(), third.Global()))
+		succeeds(t, call(pool))
 	}
 }
 
@@ -260,9 +219,7 @@ func losing(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx, call func(db ratelimit.
 	answer := make(chan error, 1)
 	go func() { answer <- call(pool) }()
 	waitingFor(t, pool, tx)
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, tx.Commit(t.Context()))
 	return <-answer
 }
 
@@ -273,12 +230,11 @@ func TestWhatALostRaceGivesBackIsWhatWasThere(t *testing.T) {
 	pool := newPool(t, 4)
 	limiter, clock := newLimiter()
 	first := ratelimit.TokenBucket("a", 60, time.Minute, ratelimit.Capacity(100))
-	second := ratelimit.FixedWindow("b", 10, time.Minute, ratelimit.Start(noon), ratelimit.Capacity(100))
+	middle := ratelimit.FixedWindow("b", 10, time.Minute, ratelimit.Start(noon), ratelimit.Capacity(100))
 	third := ratelimit.TokenBucket("c", 0.001, time.Minute, ratelimit.Capacity(10))
 	sharded := ratelimit.TokenBucket("c", 0.001, time.Minute, ratelimit.Capacity(10), ratelimit.Shards(2))
 	consume := func(db ratelimit.DB, requests ...ratelimit.Request) error {
-		_, err := limiter.Consume(t.Context(), db, requests...)
-		return err
+		return second(limiter.Consume(t.Context(), db, requests...))
 	}
 	reset := func(db ratelimit.DB) error { return limiter.Reset(t.Context(), db, third.Global()) }
 	for _, row := range []struct {
@@ -296,24 +252,16 @@ func TestWhatALostRaceGivesBackIsWhatWasThere(t *testing.T) {
 	} {
 		for _, later := range []time.Duration{0, 7300 * time.Millisecond, 61 * time.Second, -30 * time.Second} {
 			clock.now = noon
-			if err := limiter.Reset(t.Context(), pool, first.Global(), second.Global(), third.Global()); err != nil {
-				t.Fatal(err)
-			}
-			if err := consume(pool, first.Global().Count(60.1), second.Global().Count(40.2), third.Global().Count(1)); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, limiter.Reset(t.Context(), pool, first.Global(), middle.Global(), third.Global()))
+			succeeds(t, consume(pool, first.Global().Count(60.1), middle.Global().Count(40.2), third.Global().Count(1)))
 			tx, err := pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, err)
 			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // without it, a failing test would hang
-			if err := row.other(tx); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, row.other(tx))
 			balances := func() (all []float64) { // at once, and later on
 				for _, wait := range []time.Duration{0, 31 * time.Second, 45 * time.Second, 2 * time.Minute} {
 					clock.now = noon.Add(later + wait)
-					two := readBalances(t, limiter, pool, first.Global(), second.Global())
+					two := readBalances(t, limiter, pool, first.Global(), middle.Global())
 					all = append(all, two[0].Remaining, two[1].Remaining)
 				}
 				clock.now = noon.Add(later)
@@ -321,7 +269,7 @@ func TestWhatALostRaceGivesBackIsWhatWasThere(t *testing.T) {
 			}
 			want := balances()
 			err = losing(t, pool, tx, func(db ratelimit.DB) error {
-				return consume(db, first.Global().Count(30.3), second.Global().Count(20.7), third.Global().Count(5))
+				return consume(db, first.Global().Count(30.3), middle.Global().Count(20.7), third.Global().Count(5))
 			})
 			if denied(err) != row.deny || err != nil && !row.deny {
 				t.Fatalf("%s, %v later: %v", row.third, later, err)

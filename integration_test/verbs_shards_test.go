@@ -413,9 +413,7 @@ func TestAboveReadCommittedDifferentShardsDoNotConflict(t *testing.T) {
 				t.Parallel()
 				pool := newPool(t, 3)
 				limiter, _ := newLimiter()
-				if _, err := limiter.Charge(t.Context(), pool, limit.Global(), other.Global()); err != nil {
-					t.Fatal(err)
-				}
+				succeeds(t, second(limiter.Charge(t.Context(), pool, limit.Global(), other.Global())))
 				var txs [2]pgx.Tx
 				for i := range txs {
 					var err error
@@ -472,9 +470,7 @@ func TestAShardThatIsFoundWantingIsNotHeld(t *testing.T) {
 				t.Fatal(err)
 			}
 			tx, err := pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, err)
 			if _, err := limiter.Consume(second, tx, limit.Global().Count(8)); err != nil { // 2 are left in the second
 				t.Fatal(err)
 			}
@@ -489,9 +485,7 @@ func TestAShardThatIsFoundWantingIsNotHeld(t *testing.T) {
 				answers <- err
 			}()
 			waiting(t, pool, 2) // holds the first, waits for the second
-			if err := tx.Commit(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, tx.Commit(t.Context()))
 			grants := 0
 			for range 2 {
 				if err := <-answers; err == nil {
@@ -519,9 +513,7 @@ func TestAChargeThatWaitedForAShardIsSharedByAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	defer tx.Rollback(context.WithoutCancel(t.Context()))
 	if _, err := limiter.Consume(second, tx, limit.Global().Count(8)); err != nil { // 2 are left in the second
 		t.Fatal(err)
@@ -532,12 +524,8 @@ func TestAChargeThatWaitedForAShardIsSharedByAll(t *testing.T) {
 		charged <- err
 	}()
 	waiting(t, pool, 1)
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-charged; err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, tx.Commit(t.Context()))
+	succeeds(t, <-charged)
 	var shards, equal int
 	err = pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE value = 3.5) FROM rate_limits WHERE name = 'limit'`).Scan(&shards, &equal)
 	if err != nil || shards != 2 || equal != 2 {

@@ -200,36 +200,6 @@ func TestTakeOnACoalescerThatIsBusy(t *testing.T) {
 	}
 }
 
-func TestTakeInATransactionThatRollsBack(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, 2)
-	limiter, _ := newLimiter()
-	for _, shards := range []int{1, 3} {
-		for kind, limit := range takeLimits(shards) {
-			request := limit.Key("red")
-			for i, commit := range []bool{false, true, false} {
-				undo := errors.New("changed my mind")
-				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-					n, _, err := limiter.Take(ctx, tx, 100, request)
-					if err != nil {
-						return err
-					}
-					if n != 50 {
-						t.Errorf("%s, %d shards, transaction %d: took %d", kind, shards, i, n)
-					}
-					if commit {
-						return nil
-					}
-					return undo
-				}, ratelimit.Hot(request))
-				if want := map[int]error{0: undo, 1: nil, 2: ratelimit.ErrDenied}[i]; !errors.Is(err, want) {
-					t.Errorf("%s, %d shards, transaction %d: %v, want %v", kind, shards, i, err, want)
-				}
-			}
-		}
-	}
-}
-
 func TestAnObserverSeesWhatTakeTook(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)

@@ -21,9 +21,7 @@ import (
 func sentOn(t *testing.T, pool *pgxpool.Pool) map[string]int {
 	t.Helper()
 	rows, err := pool.Query(t.Context(), `SELECT substring(statement FROM '-- name: (\w+)'), generic_plans + custom_plans FROM pg_prepared_statements`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	sent := map[string]int{}
 	var name *string
 	var n int
@@ -33,9 +31,7 @@ func sentOn(t *testing.T, pool *pgxpool.Pool) map[string]int {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	return sent
 }
 
@@ -98,8 +94,7 @@ func TestAGrantOnAPoolIsOneUpdate(t *testing.T) {
 					return err
 				}, map[string]int{kind.update: 1}},
 				{"a first use", func(pool *pgxpool.Pool, _ ratelimit.Request) error {
-					_, err := limits.Consume(t.Context(), pool, kind.limit.Key("first, of a "+kind.update))
-					return err
+					return second(limits.Consume(t.Context(), pool, kind.limit.Key("first, of a "+kind.update)))
 				}, map[string]int{kind.update: 1, "Consume": 1}},
 				{"a denial, and one that is expected", func(pool *pgxpool.Pool, r ratelimit.Request) error {
 					for range 2 {
@@ -117,8 +112,7 @@ func TestAGrantOnAPoolIsOneUpdate(t *testing.T) {
 					return err
 				}, map[string]int{kind.update: 1, "Consume": 1}},
 				{"a reservation", func(pool *pgxpool.Pool, r ratelimit.Request) error {
-					_, err := limits.Reserve(t.Context(), pool, r)
-					return err
+					return second(limits.Reserve(t.Context(), pool, r))
 				}, map[string]int{}},
 				{"by a clock", func(pool *pgxpool.Pool, r ratelimit.Request) error {
 					l := ratelimit.Limiter{Clock: time.Now}
@@ -127,23 +121,17 @@ func TestAGrantOnAPoolIsOneUpdate(t *testing.T) {
 				}, map[string]int{"Consume": 1}},
 				{"on a connection that is in a transaction", func(pool *pgxpool.Pool, r ratelimit.Request) error {
 					return pool.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
-						return pgx.BeginFunc(t.Context(), conn, func(pgx.Tx) error {
-							_, err := limits.Consume(t.Context(), conn.Conn(), r)
-							return err
-						})
+						return pgx.BeginFunc(t.Context(), conn, func(pgx.Tx) error { return second(limits.Consume(t.Context(), conn.Conn(), r)) })
 					})
 				}, map[string]int{"Consume": 1}},
 				{"in a transaction", func(pool *pgxpool.Pool, r ratelimit.Request) error {
 					return limits.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-						_, err := limits.Consume(ctx, tx, r)
-						return err
+						return second(limits.Consume(ctx, tx, r))
 					}, ratelimit.Isolation(pgx.ReadCommitted))
 				}, map[string]int{"Consume": 1}},
 			} {
 				r := kind.limit.Key(step.name)
-				if _, err := limits.Consume(t.Context(), all, r); err != nil {
-					t.Fatal(err)
-				}
+				succeeds(t, second(limits.Consume(t.Context(), all, r)))
 				pool := oneConnection(t, all, nil)
 				if err := step.call(pool, r); err != nil {
 					t.Fatalf("%s: %v", step.name, err)
@@ -173,9 +161,7 @@ func TestAnUpdateIsNotTriedInVain(t *testing.T) {
 	limit := ratelimit.TokenBucket("bucket", 1e-3, time.Hour, ratelimit.Capacity(1))
 	const n = 300
 	for i := range n {
-		if _, err := limits.Consume(t.Context(), pool, limit.Key(strconv.Itoa(i))); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(limits.Consume(t.Context(), pool, limit.Key(strconv.Itoa(i)))))
 	}
 	sent := sentOn(t, pool)
 	if sent["Consume"] != n || sent["UpdateBucket"] > 12 {
@@ -184,19 +170,13 @@ func TestAnUpdateIsNotTriedInVain(t *testing.T) {
 	// Grants are UPDATEs again after a while, and every one of them then.
 	plenty := ratelimit.TokenBucket("plenty", 1e6, time.Second)
 	for range 1200 {
-		if _, err := limits.Consume(t.Context(), pool, plenty.Global()); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(limits.Consume(t.Context(), pool, plenty.Global())))
 	}
 	before := sentOn(t, pool)
 	for i := range 50 { // an UPDATE that misses in every third call is worth nothing
-		if _, err := limits.Consume(t.Context(), pool, limit.Key("new "+strconv.Itoa(i))); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(limits.Consume(t.Context(), pool, limit.Key("new "+strconv.Itoa(i)))))
 		for range 2 {
-			if _, err := limits.Consume(t.Context(), pool, plenty.Global()); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, second(limits.Consume(t.Context(), pool, plenty.Global())))
 		}
 	}
 	after := sentOn(t, pool)
@@ -205,19 +185,13 @@ func TestAnUpdateIsNotTriedInVain(t *testing.T) {
 	}
 	// A first use in ten calls costs nothing but itself.
 	for range 1200 { // until the UPDATEs are the rule again
-		if _, err := limits.Consume(t.Context(), pool, plenty.Global()); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(limits.Consume(t.Context(), pool, plenty.Global())))
 	}
 	before = sentOn(t, pool)
 	for i := range 20 {
-		if _, err := limits.Consume(t.Context(), pool, limit.Key("newer "+strconv.Itoa(i))); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(limits.Consume(t.Context(), pool, limit.Key("newer "+strconv.Itoa(i)))))
 		for range 9 {
-			if _, err := limits.Consume(t.Context(), pool, plenty.Global()); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, second(limits.Consume(t.Context(), pool, plenty.Global())))
 		}
 	}
 	if after = sentOn(t, pool); after["UpdateBucket"] != before["UpdateBucket"]+200 || after["Consume"] != before["Consume"]+20 {
@@ -242,15 +216,10 @@ func TestTheUpdateReadsNothingAboveReadCommitted(t *testing.T) {
 			const workers, each = 8, 40
 			for worker := range workers {
 				r := limit.Key(strconv.Itoa(worker))
-				if _, err := limits.Consume(t.Context(), all, r); err != nil {
-					t.Fatal(err)
-				}
+				succeeds(t, second(limits.Consume(t.Context(), all, r)))
 				wg.Go(func() {
 					for range each {
-						err := limits.Retry(t.Context(), func(ctx context.Context) error {
-							_, err := limits.Consume(ctx, pool, r)
-							return err
-						})
+						err := limits.Retry(t.Context(), func(ctx context.Context) error { return second(limits.Consume(ctx, pool, r)) })
 						if err != nil {
 							t.Error(err)
 							return
@@ -268,9 +237,7 @@ func TestTheUpdateReadsNothingAboveReadCommitted(t *testing.T) {
 			one := oneConnection(t, all, map[string]string{"default_transaction_isolation": level})
 			rows, err := one.Query(t.Context(), `EXPLAIN (ANALYZE, COSTS off, TIMING off, SUMMARY off)
 				UPDATE rate_limits SET value = value - 1 WHERE name = 'bucket' AND current_setting('transaction_isolation') = 'read committed'`)
-			if err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, err)
 			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 			if plan := strings.Join(lines, "\n"); err != nil || !strings.Contains(plan, "One-Time Filter") || !strings.Contains(plan, "never executed") {
 				t.Errorf("%v\n%s", err, plan)
@@ -279,9 +246,7 @@ func TestTheUpdateReadsNothingAboveReadCommitted(t *testing.T) {
 				return
 			}
 			for range 20 {
-				if _, err := limits.Consume(t.Context(), one, limit.Key("0")); err != nil {
-					t.Fatal(err)
-				}
+				succeeds(t, second(limits.Consume(t.Context(), one, limit.Key("0"))))
 			}
 			if sent := sentOn(t, one); sent["Consume"] != 20 || sent["UpdateBucket"] == 0 || sent["UpdateBucket"] > 5 {
 				t.Errorf("20 grants: %v", sent)
@@ -307,26 +272,20 @@ func TestTheUpdateUsesTheIndexOfASmallTable(t *testing.T) {
 	}
 	for _, limit := range kinds {
 		for _, db := range []ratelimit.DB{all, pool} {
-			if _, err := limits.Consume(t.Context(), db, limit.Key("small table")); err != nil {
-				t.Fatal(err)
-			}
+			succeeds(t, second(limits.Consume(t.Context(), db, limit.Key("small table"))))
 		}
 	}
 	mustExec(t, pool, "VACUUM ANALYZE rate_limits")
 	rows, err := pool.Query(t.Context(), `SELECT format('EXPLAIN EXECUTE %I (%s)', name, array_to_string(array_fill('NULL'::text, ARRAY[cardinality(parameter_types)]), ', '))
 		FROM pg_prepared_statements WHERE statement LIKE '-- name: Update%'`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, err)
 	explain, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil || len(explain) != len(kinds) {
 		t.Fatal(explain, err)
 	}
 	for _, sql := range explain {
 		rows, err := pool.Query(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, err)
 		plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if all := strings.Join(plan, "\n"); err != nil || !strings.Contains(all, "Index Scan") || strings.Contains(all, "Seq Scan") {
 			t.Errorf("%v\n%s", err, all)
@@ -373,16 +332,10 @@ func TestATableOfTheSameNameGrantsNothing(t *testing.T) {
 	all := newPool(t, 1)
 	pool := oneConnection(t, all, nil)
 	limit := ratelimit.TokenBucket("copied", 1e-6, time.Hour, ratelimit.Capacity(10))
-	if _, err := limits.Consume(t.Context(), all, limit.Key("a")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := pool.Exec(t.Context(), "CREATE TEMP TABLE rate_limits AS TABLE rate_limits"); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(limits.Consume(t.Context(), all, limit.Key("a"))))
+	succeeds(t, second(pool.Exec(t.Context(), "CREATE TEMP TABLE rate_limits AS TABLE rate_limits")))
 	for range 2 {
-		if _, err := limits.Consume(t.Context(), pool, limit.Key("a")); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(limits.Consume(t.Context(), pool, limit.Key("a"))))
 	}
 	balance, err := limits.Balance(t.Context(), all, limit.Key("a"))
 	if err != nil || math.Round(balance[0].Used) != 3 {
@@ -407,9 +360,7 @@ func TestAHintThatADBAddsIsSent(t *testing.T) {
 	pool := oneConnection(t, all, nil)
 	limit := ratelimit.TokenBucket("hinted", 1e6, time.Second)
 	for _, db := range []ratelimit.DB{all, hinting{pool}} {
-		if _, err := limits.Consume(t.Context(), db, limit.Key("a")); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, second(limits.Consume(t.Context(), db, limit.Key("a"))))
 	}
 	var hinted int
 	err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '/* shard: 1 */ -- name: Consume%'").Scan(&hinted)
@@ -492,9 +443,7 @@ func TestAnUpdateDecidesAsTheFunction(t *testing.T) {
 		}
 		const swap = `WITH old AS (SELECT value, ts FROM rate_limits WHERE name = $1)
 			UPDATE rate_limits AS r SET value = $2, ts = $3 FROM old WHERE r.name = $1 RETURNING old.value, old.ts`
-		if err := pool.QueryRow(t.Context(), swap, name, value, ts).Scan(&after, &tsAfter); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, pool.QueryRow(t.Context(), swap, name, value, ts).Scan(&after, &tsAfter))
 		at := ratelimit.Limiter{Clock: func() time.Time { return result.At }}
 		again := at.Consume
 		if floor != 0 {
@@ -504,9 +453,7 @@ func TestAnUpdateDecidesAsTheFunction(t *testing.T) {
 		if err != nil && !errors.Is(err, ratelimit.ErrDenied) {
 			t.Fatal(err)
 		}
-		if err := pool.QueryRow(t.Context(), swap, name, 0, ts).Scan(&by, &tsBy); err != nil {
-			t.Fatal(err)
-		}
+		succeeds(t, pool.QueryRow(t.Context(), swap, name, 0, ts).Scan(&by, &tsBy))
 		if by != after || !tsBy.Equal(tsAfter) || byFunction.OK != result.OK || byFunction.Remaining != result.Remaining || !byFunction.RetryAt.Equal(result.RetryAt) || !byFunction.ResetAt.Equal(result.ResetAt) {
 			t.Fatalf("%v, a row of %v, %v ago, %v:\n%+v\nby the function:\n%+v", limit, value, ago, count, result, byFunction)
 		}

@@ -475,13 +475,9 @@ func TestWaitIsRefusedInATransaction(t *testing.T) {
 	}
 	sqlPool := openSQL(t, "pgx", pool.Config().ConnString(), 2)
 	conn := acquire(t, pool)
-	if _, err := conn.Exec(t.Context(), "BEGIN"); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(conn.Exec(t.Context(), "BEGIN")))
 	refused(t.Context(), conn)
-	if _, err := conn.Exec(t.Context(), "ROLLBACK"); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(conn.Exec(t.Context(), "ROLLBACK")))
 	var limiter ratelimit.Limiter
 	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 		refused(ctx, tx)
@@ -498,8 +494,7 @@ func TestWaitIsRefusedInATransaction(t *testing.T) {
 		t.Fatalf("%v, %s", err, rows)
 	}
 	err = limiter.InTx(t.Context(), pool, func(ctx context.Context, _ pgx.Tx) error {
-		_, err := limiter.Wait(ratelimit.OutsideTx(ctx), pool, limit.Global())
-		return err
+		return second(limiter.Wait(ratelimit.OutsideTx(ctx), pool, limit.Global()))
 	})
 	if err != nil || remaining(t, pool, limit.Global()) > 0.5 {
 		t.Errorf("by OutsideTx: %v", err)
@@ -521,9 +516,7 @@ func TestWaitDoesNotSleepBeyondTheDeadline(t *testing.T) {
 		}
 		return noon
 	}, Observer: func(_ context.Context, d ratelimit.Decision) { verbs = append(verbs, d.Verb) }}
-	if _, err := limiter.Wait(ctx, pool, limit.Global()); err != nil {
-		t.Fatal(err)
-	}
+	succeeds(t, second(limiter.Wait(ctx, pool, limit.Global())))
 	ctx.left = 2 * time.Hour
 	result, err := limiter.Wait(ctx, sentTo{pool, func() { ctx.left = time.Hour / 2 }}, limit.Global())
 	cancel()

@@ -81,7 +81,7 @@ var overrideMutations = []mutation{
 	}, {
 		name: "override-block-wait", file: "ratelimit/overrides.go", what: "a block lets Wait pass",
 		old: "in.effect == block && (does.deniable ||", new: "in.effect == block && (does.deniable && !does.atMostFull ||",
-		tests: "TestWhichOverrideIsInForce|TestABlockHoldsForEveryWayIn",
+		tests: "TestWhichOverrideIsInForce|TestADenialTellsWhyOnEveryWayIn",
 	}, {
 		name: "override-unlimited-refund", file: "ratelimit/overrides.go", what: "tokens taken before are not given back to a key that is unlimited",
 		old: "in.effect == noLimit && does.liftable() &&", new: "in.effect == noLimit &&",
@@ -125,7 +125,7 @@ var overrideMutations = []mutation{
 	}, {
 		name: "override-until-infinity", file: "ratelimit/overrides.go", what: "an override without an end has an end",
 		old: "if page.Untils[i] == math.MaxInt64 {", new: "if false {",
-		tests: "TestABlockHoldsForEveryWayIn|TestAnOverrideIsFollowed",
+		tests: "TestADenialTellsWhyOnEveryWayIn|TestAnOverrideIsFollowed",
 	}, {
 		name: "override-sweep", file: "migrations/engine/sweep.sql", what: "a sweep does not mind overrides",
 		old: "o.effect = 'numbers' AND coalesce(", new: "false AND coalesce(",

@@ -9,7 +9,7 @@ var valueMutations = []mutation{
 	}, {
 		name: "demands-nan", file: "ratelimit/limit.go", what: "NaN is accepted as a number of tokens",
 		old: "return tokens == 0 || tokens >= algebra.MinTokens && tokens <= algebra.MaxTokens", new: "return tokens == 0 || !(tokens < algebra.MinTokens || tokens > algebra.MaxTokens)",
-		tests: "TestDefinitions|TestDefectNaNAndZeroPeriodsAreGranted",
+		tests: "TestEveryErrorMatchesASentinel",
 	}, {
 		name: "definitions-later", file: "ratelimit/limit_definitions.go", what: "one limit with two definitions, in two calls, is granted by both",
 		old: "first != nil && !limit.definedAs(first)", new: "false",
