@@ -169,62 +169,61 @@ func TestHotTransactionsRunInOrderOfArrival(t *testing.T) {
 	nobodyQueues(t, &limiter, pool)
 }
 
-// Two limiters with one pool each stand for two processes.
+// With the queue, no transaction is run again but for the gap of a COMMIT (see conflicts). Without it, some are.
 func TestHotTransactionsDoNotConflict(t *testing.T) {
 	t.Parallel()
-	for _, processes := range []int{1, 2} {
-		for _, level := range levels {
-			t.Run(fmt.Sprintf("%s, %d processes", level, processes), func(t *testing.T) {
-				t.Parallel()
-				pools := []*pgxpool.Pool{newJobs(t, 16)}
-				for len(pools) < processes {
-					pools = append(pools, connect(t, pools[0].Config().ConnString(), 16))
-				}
-				one := ratelimit.TokenBucket("one", 1e6, time.Hour)
-				const each = 25
-				run := func(hot bool) *conflicts {
-					var found conflicts
-					var wg sync.WaitGroup
-					for _, pool := range pools {
-						limiter := &ratelimit.Limiter{Clock: func() time.Time { return noon }, OnRetry: found.onRetry(t)}
-						options := []ratelimit.TxOption{ratelimit.Isolation(level), ratelimit.Attempts(1000)}
-						if hot {
-							options = append(options, ratelimit.Hot(one.Key("k")))
-						}
-						for range 16 / processes {
-							wg.Go(func() {
-								for range each {
-									err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-										if _, err := limiter.Consume(ctx, tx, one.Key("k")); err != nil {
-											return err
-										}
-										_, err := tx.Exec(ctx, "INSERT INTO jobs SELECT 3 + count(*) FROM jobs") // a transaction with an old snapshot fails
-										return err
-									}, options...)
-									if err != nil {
-										t.Error(err)
-									}
+	const goroutines, each = 16, 25
+	everyBegunTx(t, goroutines, func(t *testing.T, w txWay) {
+		limit := ratelimit.TokenBucket("hot", 1e6, time.Hour)
+		run := func(processes []txWay, enough func(found *conflicts) bool, options ...ratelimit.TxOption) *conflicts {
+			var found conflicts
+			var wg sync.WaitGroup
+			for _, process := range processes {
+				process.limiter.Clock, process.limiter.OnRetry = func() time.Time { return noon }, found.onRetry(t)
+				defer process.nobodyQueues(t)
+				for range goroutines / len(processes) {
+					wg.Go(func() {
+						for i := 0; i < each && !enough(&found); i++ {
+							err := process.in(t.Context(), func(ctx context.Context, tx handle) error {
+								if _, err := process.limiter.Consume(ctx, tx, limit.Key("k")); err != nil {
+									return err
 								}
-							})
+								_, err := tx.Exec(ctx, "INSERT INTO jobs SELECT 1 + count(*) FROM jobs") // a transaction with an old snapshot fails
+								return err
+							}, append(options, ratelimit.Attempts(1000))...)
+							if err != nil {
+								t.Error(err)
+							}
 						}
-						defer nobodyQueues(t, limiter, pool)
-					}
-					wg.Wait()
-					return &found
+					})
 				}
-				run(true).wantNone(t, level == pgx.Serializable && processes > 1)
-				if n := jobs(t, pools[0], "count(*)"); n != 2+16*each {
+			}
+			wg.Wait()
+			return &found
+		}
+		one, two := []txWay{w}, []txWay{w, w.another(t)}
+		for _, row := range []struct {
+			level     pgx.TxIsoLevel
+			processes []txWay
+		}{{pgx.ReadCommitted, two}, {pgx.RepeatableRead, two}, {pgx.Serializable, two}, {pgx.Serializable, one}} {
+			t.Run(fmt.Sprintf("%s, %d processes", row.level, len(row.processes)), func(t *testing.T) {
+				mustExec(t, w.pool, "TRUNCATE jobs")
+				never := func(*conflicts) bool { return false }
+				run(row.processes, never, ratelimit.Isolation(row.level), ratelimit.Hot(limit.Key("k"))).
+					wantNone(t, row.level == pgx.Serializable && len(row.processes) > 1)
+				if n := jobs(t, w.pool, "count(*)"); n != goroutines*each {
 					t.Errorf("%d rows", n)
 				}
-				if t.Failed() || level == pgx.ReadCommitted {
+				if t.Failed() || row.level == pgx.ReadCommitted {
 					return
 				}
-				if run(false).real.Load() == 0 {
+				some := func(found *conflicts) bool { return found.real.Load() > 0 }
+				if !some(run(row.processes, some, ratelimit.Isolation(row.level))) {
 					t.Error("without the queue there is no conflict either: this test cannot see one")
 				}
 			})
 		}
-	}
+	})
 }
 
 // conflicts counts why transactions on one hot limit were retried.
@@ -281,11 +280,7 @@ func TestAHotLimitsShardIsChosenWhenQueueing(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			everyTx(t, 16, func(t *testing.T, w txWay) {
-				if w.begins {
-					hotShards(t, w, level)
-				}
-			})
+			everyBegunTx(t, 16, func(t *testing.T, w txWay) { hotShards(t, w, level) })
 		})
 	}
 }
@@ -340,7 +335,6 @@ func hotShards(t *testing.T, w txWay, level pgx.TxIsoLevel) {
 	if err != nil || taken < 2*commits-1e-3 || taken > 2*commits+1e-3 || used != 5 {
 		t.Errorf("%v tokens taken from %d shards, %v", taken, used, err)
 	}
-	nobodyQueues(t, w.limiter, w.pool)
 }
 
 func TestWhatAHotShardLacksComesFromTheOthers(t *testing.T) {

@@ -89,50 +89,6 @@ func TestHotOnDatabaseSQLEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// Two pools and limiters stand for two processes. With the queue, none is retried but for the gap of a COMMIT (see
-// conflicts). Without it, some are.
-func TestHotTransactionsOfDatabaseSQLDoNotConflict(t *testing.T) {
-	t.Parallel()
-	withEveryDriver(t, 8, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
-		other := openSQL(t, "pgx", pool.Config().ConnString(), 8)
-		limit := ratelimit.TokenBucket("hot", 1e6, time.Hour)
-		const each = 25
-		run := func(options ...ratelimit.TxOption) *conflicts {
-			var found conflicts
-			var wg sync.WaitGroup
-			for _, db := range []*sql.DB{db, other} {
-				limiter := &ratelimit.Limiter{Clock: func() time.Time { return noon }, OnRetry: found.onRetry(t)}
-				for range 8 {
-					wg.Go(func() {
-						for range each {
-							err := limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
-								if _, err := limiter.Consume(ctx, ratelimit.SQL(tx), limit.Key("k")); err != nil {
-									return err
-								}
-								_, err := tx.ExecContext(ctx, "INSERT INTO jobs SELECT 3 + count(*) FROM jobs") // a transaction with an old snapshot fails
-								return err
-							}, append(options, ratelimit.Attempts(1000))...)
-							if err != nil {
-								t.Error(err)
-							}
-						}
-					})
-				}
-				defer nobodyQueues(t, limiter, pool)
-			}
-			wg.Wait()
-			return &found
-		}
-		run(ratelimit.Hot(limit.Key("k"))).wantNone(t, true)
-		if n := jobs(t, pool, "count(*)"); n != 2+16*each {
-			t.Errorf("%d rows", n)
-		}
-		if run().real.Load() == 0 {
-			t.Error("without the queue there is no conflict either: this test cannot see one")
-		}
-	})
-}
-
 func TestHotOnDatabaseSQLSaysWhatTheSchemaLacks(t *testing.T) {
 	t.Parallel()
 	for _, driver := range drivers {
