@@ -86,32 +86,6 @@ func beginNow(ctx context.Context, tx pgx.Tx) error {
 // nothing is a function for InTx that does nothing.
 func nothing(context.Context, pgx.Tx) error { return nil }
 
-// TestHotLimitsAreExact is TestOverGrant with the queue. It is not parallel: it needs the whole machine.
-func TestHotLimitsAreExact(t *testing.T) {
-	for _, shards := range []int{1, 3} {
-		limit := ratelimit.TokenBucket("hot", perSecond, time.Second, ratelimit.Capacity(burst), ratelimit.Shards(shards))
-		for _, level := range levels {
-			t.Run(fmt.Sprintf("%s, %d shards", level, shards), func(t *testing.T) {
-				t.Parallel()
-				pool := newPool(t, 16)
-				var limiter ratelimit.Limiter
-				lost := 0.0
-				if shards > 1 {
-					lost = 5 // shards that are full at the start lose a little
-				}
-				hammer(t, func(ctx context.Context) (result ratelimit.Result, err error) {
-					err = limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-						result, err = limiter.Consume(ctx, tx, limit.Key("k"))
-						return err
-					}, ratelimit.Isolation(level), ratelimit.Attempts(1000), ratelimit.Hot(limit.Key("k")))
-					return result, err
-				}).exact(t, lost)
-				nobodyQueues(t, &limiter, pool)
-			})
-		}
-	}
-}
-
 // inLine is a context that tells when its caller begins to wait for its end. The caller is then in the queue.
 type inLine struct {
 	context.Context

@@ -4,15 +4,11 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"reflect"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -106,33 +102,6 @@ func TestHotOnDatabaseSQLSaysWhatTheSchemaLacks(t *testing.T) {
 	}
 }
 
-// 64 goroutines, one key, 3 s: not one token too many. The test is not parallel: it needs the whole machine.
-func TestDatabaseSQLIsExact(t *testing.T) {
-	limit := ratelimit.TokenBucket("hot", perSecond, time.Second, ratelimit.Capacity(burst))
-	for _, driver := range drivers {
-		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable, "autocommit"} {
-			t.Run(fmt.Sprint(driver, " ", level), func(t *testing.T) {
-				t.Parallel()
-				db := openSQL(t, driver, newMigrated(t), 16)
-				var limiter ratelimit.Limiter
-				hammer(t, func(ctx context.Context) (result ratelimit.Result, err error) {
-					consume := func(ctx context.Context, db sqlQuerier) error {
-						result, err = limiter.Consume(ctx, ratelimit.SQL(db), limit.Key("k"))
-						return err
-					}
-					if level == "autocommit" {
-						err = consume(ctx, db)
-					} else {
-						err = limiter.InSQLTx(ctx, db, func(ctx context.Context, tx *sql.Tx) error { return consume(ctx, tx) },
-							ratelimit.Isolation(level), ratelimit.Attempts(1000))
-					}
-					return result, err
-				}).exact(t, 0)
-			})
-		}
-	}
-}
-
 // Outside a transaction, the answer arrives before the commit. The caller must get an error of the commit.
 func TestDatabaseSQLNoticesACommitThatFails(t *testing.T) {
 	t.Parallel()
@@ -177,128 +146,4 @@ func TestRetryRefusesWhatItCannotDo(t *testing.T) {
 			t.Errorf("%v is an option of Retry", made)
 		}
 	}
-}
-
-// Connections are killed, contexts end and functions panic at random moments. A transaction is a row and its tokens: all or
-// nothing, never twice, whatever its error. One that failed before COMMIT is not there. One that was acknowledged is.
-func TestDatabaseSQLInChaos(t *testing.T) {
-	t.Parallel()
-	withEveryDriver(t, 5, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
-		if _, err := pool.Exec(t.Context(), "CREATE TABLE orders (id int)"); err != nil {
-			t.Fatal(err)
-		}
-		limiter := ratelimit.Limiter{Clock: func() time.Time { return noon }}
-		const capacity = 1e6
-		one, two := ratelimit.TokenBucket("one", capacity, time.Hour), ratelimit.FixedWindow("two", capacity, time.Hour)
-		type outcome struct {
-			acknowledged, committing bool
-			err                      any
-		}
-		outcomes := map[int]outcome{}
-		var mu sync.Mutex
-		var wg, kills sync.WaitGroup
-		r := newRand(t)
-		begin := time.Now()
-		for g := range 6 {
-			r := rand.New(rand.NewPCG(r.Uint64(), 0))
-			wg.Go(func() {
-				for id := g; time.Since(begin) < *chaos; id += 6 {
-					ctx, cancel := context.WithCancel(t.Context())
-					if r.IntN(4) == 0 {
-						ctx, cancel = context.WithTimeout(ctx, time.Duration(r.IntN(40_000_000)))
-					}
-					kill, after, abandon := r.IntN(6) == 0, time.Duration(r.IntN(20_000_000)), r.IntN(20) == 0
-					kill = kill && !server.Pooled() // PgBouncer 1.18 crashes when a connection is killed while it is given to another client
-					var options []ratelimit.TxOption
-					if r.IntN(3) == 0 {
-						options = append(options, ratelimit.Hot(one.Global()))
-					}
-					if r.IntN(3) == 0 {
-						options = append(options, ratelimit.Isolation(pgx.ReadCommitted))
-					}
-					var o outcome
-					func() {
-						defer func() {
-							if p := recover(); p != nil {
-								o.err = p
-							}
-						}()
-						err := limiter.InSQLTx(ctx, db, func(ctx context.Context, tx *sql.Tx) error {
-							var pid int
-							if err := tx.QueryRowContext(ctx, "SELECT pg_backend_pid()").Scan(&pid); err != nil {
-								return err
-							}
-							if kill {
-								kill = false
-								kills.Add(1)
-								time.AfterFunc(after, func() {
-									defer kills.Done()
-									if _, err := pool.Exec(context.WithoutCancel(t.Context()), "SELECT pg_terminate_backend($1)", pid); err != nil {
-										t.Error(err)
-									}
-								})
-							}
-							if _, err := tx.ExecContext(ctx, "INSERT INTO orders VALUES ($1)", id); err != nil {
-								return err
-							}
-							if abandon {
-								panic("abandoned")
-							}
-							_, err := limiter.Consume(ctx, ratelimit.SQL(tx), one.Global(), two.Global())
-							return err
-						}, options...)
-						gaveUp := errors.Is(err, ratelimit.ErrAttemptsExhausted)
-						o = outcome{err == nil, err != nil && !gaveUp && strings.HasPrefix(err.Error(), "ratelimit: commit: "), err}
-					}()
-					cancel()
-					mu.Lock()
-					outcomes[id] = o
-					mu.Unlock()
-				}
-			})
-		}
-		wg.Wait()
-		kills.Wait()
-		eventually(t, "no connection is taken", func() bool { return db.Stats().InUse == 0 })
-		eventually(t, "no transaction is open", func() bool {
-			var open bool
-			err := pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'orders'::regclass AND pid <> pg_backend_pid())").Scan(&open)
-			return err == nil && !open
-		})
-		nobodyQueues(t, &limiter, pool)
-
-		rows, err := pool.Query(t.Context(), "SELECT id FROM orders")
-		if err != nil {
-			t.Fatal(err)
-		}
-		ids, err := pgx.CollectRows(rows, pgx.RowTo[int])
-		if err != nil {
-			t.Fatal(err)
-		}
-		times := map[int]int{}
-		for _, id := range ids {
-			times[id]++
-		}
-		acknowledged, failed := 0, 0
-		for id, o := range outcomes {
-			switch {
-			case o.acknowledged:
-				acknowledged++
-			case !o.committing:
-				failed++
-			}
-			if times[id] > 1 || o.acknowledged && times[id] == 0 || !o.acknowledged && !o.committing && times[id] > 0 {
-				t.Errorf("order %d has %d rows: %v", id, times[id], o.err)
-			}
-		}
-		t.Logf("%d orders: %d acknowledged, %d failed, %d unsure; %d have rows", len(outcomes), acknowledged, failed, len(outcomes)-acknowledged-failed, len(ids))
-		if acknowledged == 0 || failed == 0 {
-			t.Error("this test has not seen everything")
-		}
-		for _, b := range readBalances(t, &limiter, pool, one.Global(), two.Global()) {
-			if want := capacity - float64(len(ids)); b.Remaining != want {
-				t.Errorf("%s: %v left, want %v", b.Limit.Name(), b.Remaining, want)
-			}
-		}
-	})
 }

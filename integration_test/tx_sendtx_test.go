@@ -201,29 +201,6 @@ func TestSendTxUnderContentionKeepsEverythingTogether(t *testing.T) {
 	}
 }
 
-// TestSendTxOverGrant is not parallel: it needs the whole machine.
-func TestSendTxOverGrant(t *testing.T) {
-	limit := ratelimit.TokenBucket("hot", perSecond, time.Second, ratelimit.Capacity(burst))
-	var limiter ratelimit.Limiter
-	for _, level := range levels {
-		t.Run(string(level), func(t *testing.T) {
-			pool := newPool(t, 16)
-			hammer(t, func(ctx context.Context) (ratelimit.Result, error) {
-				var batch pgx.Batch
-				result, err := limiter.QueueConsume(ctx, &batch, limit.Key("k"))
-				if err != nil {
-					return ratelimit.Result{}, err
-				}
-				err = limiter.SendTx(ctx, pool, &batch, ratelimit.Isolation(level), ratelimit.Attempts(1000))
-				return *result, err
-			}).exact(t, 0)
-			if n := pool.Stat().NewConnsCount(); n > 16 {
-				t.Errorf("%d connections", n)
-			}
-		})
-	}
-}
-
 func TestSendTxRunsAgainAndGivesUpAsInTxDoes(t *testing.T) {
 	t.Parallel()
 	inBatch := func(sql string) (*pgx.Batch, *int) {
