@@ -340,17 +340,6 @@ func TestInvalidRequestsAreNotQueued(t *testing.T) {
 	if _, err := wrongClock.QueueConsume(t.Context(), &batch, limit.Key("k")); !errors.Is(err, ratelimit.ErrInvalid) || batch.Len() != 0 {
 		t.Errorf("a clock in the year 1: %v", err)
 	}
-	if _, err := limiter.QueueConsume(t.Context(), nil, limit.Key("k")); !errors.Is(err, ratelimit.ErrInvalid) {
-		t.Errorf("no batch: %v", err)
-	}
-	for _, err := range []error{limiter.SendTx(t.Context(), nil, &batch), limiter.SendTx(t.Context(), newPool(t, 1), nil)} {
-		if !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("SendTx of nothing: %v", err)
-		}
-	}
-	if err := limiter.SendTx(t.Context(), newPool(t, 1), &batch, ratelimit.Hot(limit.Key("k"))); !errors.Is(err, ratelimit.ErrInvalid) {
-		t.Errorf("SendTx with Hot: %v", err)
-	}
 }
 
 func TestTheObserverSeesTheDecisionsOfABatch(t *testing.T) {
@@ -463,7 +452,6 @@ func TestABatchEndsWithItsContext(t *testing.T) {
 			if err := send(t.Context(), pool, &batch); err != nil || !result.OK {
 				t.Errorf("afterwards: %+v, %v", result, err)
 			}
-			eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken connection takes a little longer
 		})
 	}
 }

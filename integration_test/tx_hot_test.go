@@ -329,82 +329,86 @@ func TestWhatAHotShardLacksComesFromTheOthers(t *testing.T) {
 
 func TestHotEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.TokenBucket("hot", 10, time.Hour)
-	var pool *pgxpool.Pool
-	var limiter *ratelimit.Limiter
-	begin := func(t *testing.T) {
-		pool, limiter = newPool(t, 4), new(ratelimit.Limiter)
-	}
-	ends := func(t *testing.T, err error) {
-		t.Helper()
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("%v, want the context's error", err)
+	everyBegunTx(t, 4, func(t *testing.T, w txWay) {
+		request := ratelimit.TokenBucket("hot", 10, time.Hour).Global()
+		wait := func(n int) {
+			t.Helper()
+			eventually(t, fmt.Sprintf("%d wait in the database", n), func() bool { return waitingForTurns(t, w.pool) == n })
 		}
-		eventually(t, "no transaction waits in the database", func() bool { return waitingForTurns(t, pool) == 0 })
-	}
-	t.Run("in the queue", func(t *testing.T) {
-		begin(t)
-		release := holdTurn(t, limiter, pool, limit.Global())
-		ctx, cancel := context.WithCancel(t.Context())
-		errs := make(chan error, 2)
-		for range 2 { // the second waits in the process
-			go func() { errs <- limiter.InTx(ctx, pool, nothing, ratelimit.Hot(limit.Global())) }()
-		}
-		eventually(t, "one waits in the database", func() bool { return waitingForTurns(t, pool) == 1 })
-		time.Sleep(10 * time.Millisecond)
-		cancel()
-		ends(t, <-errs)
-		ends(t, <-errs)
-		release()
-		if err := limiter.InTx(t.Context(), pool, nothing, ratelimit.Hot(limit.Global())); err != nil {
-			t.Error(err)
-		}
-		nobodyQueues(t, limiter, pool)
-	})
-	t.Run("while it runs", func(t *testing.T) {
-		begin(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-			cancel()
-			_, err := limiter.Consume(ctx, tx, limit.Global())
+		job := func(ctx context.Context, tx handle) error {
+			_, err := tx.Exec(ctx, "INSERT INTO jobs VALUES (4)")
 			return err
-		}, ratelimit.Hot(limit.Global()))
-		ends(t, err)
-		holdTurn(t, limiter, pool, limit.Global())()
-		nobodyQueues(t, limiter, pool)
-	})
-	t.Run("before", func(t *testing.T) {
-		begin(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		ends(t, limiter.InTx(ctx, pool, func(context.Context, pgx.Tx) error { t.Error("called"); return nil }, ratelimit.Hot(limit.Global())))
-		nobodyQueues(t, limiter, pool)
-	})
-	t.Run("in the queue again", func(t *testing.T) {
-		begin(t)
-		ctx, cancel := context.WithCancel(t.Context())
+		}
 		attempts := 0
-		held := make(chan func(), 1)
-		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-			if err := beginNow(ctx, tx); err != nil {
-				return err
-			}
-			attempts++
-			go func() { // between this attempt and the next
-				held <- holdTurn(t, limiter, pool, limit.Global())
-				eventually(t, "the next attempt waits", func() bool { return waitingForTurns(t, pool) == 1 })
+		for name, run := range map[string]func(ctx context.Context, cancel func()) error{
+			"before": func(ctx context.Context, cancel func()) error {
 				cancel()
-			}()
-			eventually(t, "another waits", func() bool { return waitingForTurns(t, pool) == 1 })
-			_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE serialization_failure; END $$")
-			return err
-		}, ratelimit.Hot(limit.Global()))
-		ends(t, err)
-		if !gaveUpAfter(err, 2) || attempts != 1 || sqlState(err) != "40001" {
-			t.Errorf("%d attempts: %v", attempts, err)
+				return w.in(ctx, func(context.Context, handle) error { t.Error("called"); return nil }, ratelimit.Hot(request))
+			},
+			"in the queue": func(ctx context.Context, cancel func()) error {
+				defer holdTurn(t, new(ratelimit.Limiter), w.pool, request)() // of another process
+				errs := make(chan error, 3)
+				for range 3 { // the third waits in the process
+					go func() { errs <- w.in(ctx, job, ratelimit.Hot(request)) }()
+				}
+				wait(2)
+				cancel()
+				return errors.Join(<-errs, <-errs, <-errs)
+			},
+			"in the queue again": func(ctx context.Context, cancel func()) error {
+				held := make(chan func(), 1)
+				err := w.in(ctx, func(ctx context.Context, tx handle) error {
+					if err := job(ctx, tx); err != nil {
+						return err
+					}
+					attempts++
+					go func() { // between this attempt and the next
+						held <- holdTurn(t, w.limiter, w.pool, request)
+						wait(1)
+						cancel()
+					}()
+					wait(1)
+					_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE serialization_failure; END $$")
+					return err
+				}, ratelimit.Hot(request))
+				(<-held)()
+				if attempts != 1 || errors.Is(err, context.Canceled) && (!gaveUpAfter(err, 2) || sqlState(err) != "40001") {
+					t.Errorf("%d attempts: %v", attempts, err)
+				}
+				return err
+			},
+			"while it runs": func(ctx context.Context, cancel func()) error {
+				return w.in(ctx, func(ctx context.Context, tx handle) error {
+					if _, err := w.limiter.Consume(ctx, tx, request); err != nil {
+						return err
+					}
+					cancel()
+					return job(ctx, tx)
+				}, ratelimit.Hot(request))
+			},
+			"before COMMIT": func(ctx context.Context, cancel func()) error {
+				return w.in(ctx, func(ctx context.Context, tx handle) error {
+					err := job(ctx, tx)
+					cancel()
+					for begin := time.Now(); w.inUse() > 0 && time.Since(begin) < time.Second/4; { // database/sql rolls it back by itself
+						time.Sleep(time.Millisecond)
+					}
+					return err
+				}, ratelimit.Hot(request))
+			},
+		} {
+			ctx, cancel := context.WithCancel(t.Context())
+			err := run(ctx, cancel)
+			if !errors.Is(err, context.Canceled) && sqlState(err) != "57014" || errors.Is(err, ratelimit.ErrUnknownOutcome) {
+				t.Errorf("%s: %v, want the context's error", name, err)
+			}
+			wait(0)
+			w.nobodyQueues(t)
+			holdTurn(t, w.limiter, w.pool, request)() // it is free again
 		}
-		(<-held)()
-		nobodyQueues(t, limiter, pool)
+		if n := jobs(t, w.pool, "count(*)"); n != 2 {
+			t.Errorf("%d rows: something was committed", n)
+		}
 	})
 }
 

@@ -89,35 +89,6 @@ func TestNestedRetriesDoNotMultiply(t *testing.T) {
 	}
 }
 
-// In a transaction, BEGIN causes only a warning, and COMMIT would end the outer transaction.
-func TestAConnectionInATransactionIsRefused(t *testing.T) {
-	t.Parallel()
-	pool := newJobs(t, 2)
-	var limiter ratelimit.Limiter
-	boom := errors.New("boom")
-	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "UPDATE jobs SET done = done + 1"); err != nil {
-			return err
-		}
-		err := limiter.InTx(ctx, tx.Conn(), func(context.Context, pgx.Tx) error {
-			t.Error("the function was run")
-			return nil
-		})
-		if !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("InTx: %v", err)
-		}
-		var batch pgx.Batch
-		batch.Queue("UPDATE jobs SET done = done + 1")
-		if err := limiter.SendTx(ctx, tx.Conn(), &batch); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("SendTx: %v", err)
-		}
-		return boom
-	})
-	if n := jobs(t, pool, "sum(done)"); !errors.Is(err, boom) || n != 0 {
-		t.Errorf("%v, done %d times; want boom and 0", err, n)
-	}
-}
-
 // A context that ends between statements rolls back, and the connection can be used again.
 func TestInTxKeepsTheConnectionWhenItsContextEnds(t *testing.T) {
 	t.Parallel()

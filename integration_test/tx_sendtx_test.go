@@ -402,34 +402,3 @@ func TestSendTxReturnsOtherErrorsAsTheyAre(t *testing.T) {
 		})
 	}
 }
-
-// A function that reads the results returns a denial of another call, and then the connection breaks before COMMIT is answered. Whether
-// the batch was committed is open, so nothing may say that nothing was consumed.
-func TestSendTxWhoseOutcomeIsOpenMatchesNoRefusal(t *testing.T) {
-	t.Parallel()
-	limit := ratelimit.TokenBucket("limit", 1, time.Hour)
-	pool := newPool(t, 2)
-	cut := newCut(t, pool)
-	var limiter ratelimit.Limiter
-	var other error // of another call
-	for range 2 {
-		_, other = limiter.Consume(t.Context(), pool, limit.Key("other"))
-	}
-	if !denied(other) {
-		t.Fatal(other)
-	}
-	var batch pgx.Batch
-	if _, err := limiter.QueueConsume(t.Context(), &batch, limit.Key("ann")); err != nil {
-		t.Fatal(err)
-	}
-	batch.Queue("SELECT 1").QueryRow(func(pgx.Row) error {
-		cut.off(false)
-		return other
-	})
-	batch.Queue("SELECT pg_sleep(1)")
-	err := limiter.SendTx(t.Context(), cut.pool, &batch)
-	var denial *ratelimit.DeniedError
-	if !errors.Is(err, ratelimit.ErrUnknownOutcome) || errors.Is(err, ratelimit.ErrDenied) || errors.As(err, &denial) {
-		t.Errorf("%v", err)
-	}
-}

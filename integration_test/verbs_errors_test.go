@@ -300,6 +300,11 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			continue // it sends nothing
 		}
 		add("no database", failure{is: invalid, do: on(func(*failing) ratelimit.DB { return nil })})
+		for what, none := range map[string]ratelimit.DB{
+			"SQL(nil)": ratelimit.SQL(nil), "SQL of a nil *sql.DB": ratelimit.SQL((*sql.DB)(nil)), "SQL of a nil *sql.Tx": ratelimit.SQL((*sql.Tx)(nil)),
+		} {
+			add(what, failure{is: invalid, do: on(func(*failing) ratelimit.DB { return none })})
+		}
 		add("a Coalescer without a pool", failure{is: invalid, do: on(func(*failing) ratelimit.DB { return &ratelimit.Coalescer{} })})
 		add("an error of the server", failure{is: state("55P03"), do: on(func(*failing) ratelimit.DB { return refusing{"55P03"} })})
 		add("a schema that is not migrated", failure{is: state("42883"), do: on(func(*failing) ratelimit.DB { return refusing{"42883"} })})
@@ -683,6 +688,11 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"InSQLTx: a level": {by: "InSQLTx", is: invalid, bare: true, do: func(c *failing) error {
 			return c.limiter.InSQLTx(c.ctx, c.sql(), c.consumedSQL, ratelimit.Isolation("no level"))
 		}},
+		"InSQLTx: no database":    {by: "InSQLTx", is: invalid, bare: true, do: func(c *failing) error { return c.limiter.InSQLTx(c.ctx, nil, c.consumedSQL) }},
+		"InSQLTx: a nil database": {by: "InSQLTx", is: invalid, bare: true, do: func(c *failing) error { return c.limiter.InSQLTx(c.ctx, (*sql.DB)(nil), c.consumedSQL) }},
+		"InSQLTx: Hot of no limit": {by: "InSQLTx", is: invalid, bare: true, do: func(c *failing) error {
+			return c.limiter.InSQLTx(c.ctx, c.sql(), c.consumedSQL, ratelimit.Hot(ratelimit.Request{}))
+		}},
 		"InSQLTx: the context ends before COMMIT": {by: "InSQLTx", is: context.Canceled, bare: true, do: func(c *failing) error {
 			ctx, cancel := context.WithCancel(c.ctx)
 			return c.limiter.InSQLTx(ctx, c.sql(), func(ctx context.Context, tx *sql.Tx) error {
@@ -701,7 +711,8 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			return c.limiter.InSQLTx(c.ctx, db, c.consumedSQL, ratelimit.Attempts(2))
 		}},
 
-		"SendTx: no batch": {by: "SendTx", is: invalid, bare: true, do: func(c *failing) error { return c.limiter.SendTx(c.ctx, c.pool, nil) }},
+		"SendTx: no batch":    {by: "SendTx", is: invalid, bare: true, do: func(c *failing) error { return c.limiter.SendTx(c.ctx, c.pool, nil) }},
+		"SendTx: no database": {by: "SendTx", is: invalid, bare: true, do: func(c *failing) error { return c.limiter.SendTx(c.ctx, nil, c.batch()) }},
 		"SendTx: a connection in a transaction": {by: "SendTx", is: invalid, bare: true, do: func(c *failing) error {
 			conn := acquire(c.T, c.pool)
 			if _, err := conn.Exec(c.ctx, "BEGIN"); err != nil {
@@ -739,9 +750,11 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error { return errors.New("mine") })
 			return c.limiter.SendTx(c.ctx, c.pool, batch)
 		}},
-		"SendTx: a function fails as if by a conflict, and the answer to COMMIT is lost": {by: "SendTx", is: unknown, gone: 1, bare: true, do: func(c *failing) error {
+		"SendTx: a function fails as if by a conflict or a denial, and the answer to COMMIT is lost": {by: "SendTx", is: unknown, gone: 1, bare: true, do: func(c *failing) error {
 			batch := c.batch()
-			batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error { return &pgconn.PgError{Code: "40001"} })
+			batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error {
+				return errors.Join(&pgconn.PgError{Code: "40001"}, &ratelimit.DeniedError{})
+			})
 			return c.limiter.SendTx(c.ctx, c.cutPool(theCommit), batch)
 		}},
 		"SendTx: a pooler loses its server": {by: "SendTx", is: unknown, bare: true, do: func(c *failing) error {

@@ -305,7 +305,7 @@ var callMutations = []mutation{
 	}, {
 		name: "tx-commit-cancelled", file: "ratelimit/tx.go", what: "COMMIT is sent on a context that has ended",
 		old: "	if ctx.Err() != nil { // no driver", new: "	if false { // no driver",
-		tests: "TestATransactionEndsWithItsContext|TestHotOnDatabaseSQLEndsWithItsContext",
+		tests: "TestATransactionEndsWithItsContext|TestHotEndsWithItsContext",
 	}, {
 		name: "late-not-with-begin", file: "ratelimit/tx_late.go", what: "BEGIN is a separate round trip, whatever the first statement",
 		old: "	if t.tx != nil || t.lapsed(ctx) {\n		return t.QueryRow(", new: "	if t.failed == nil {\n		return t.QueryRow(",
