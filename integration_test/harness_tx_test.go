@@ -47,6 +47,27 @@ func (w txWay) nobodyQueues(t *testing.T) {
 	eventually(t, "no connection is taken", func() bool { return w.inUse() == 0 })
 }
 
+// newJobs makes a pool with a table of business rows.
+func newJobs(t testing.TB, conns int) *pgxpool.Pool {
+	t.Helper()
+	pool := newPool(t, conns)
+	if _, err := pool.Exec(t.Context(), "CREATE TABLE jobs (n int PRIMARY KEY, done int NOT NULL DEFAULT 0); INSERT INTO jobs VALUES (1), (2)"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken connection takes a little longer
+	})
+	return pool
+}
+
+func jobs(t *testing.T, pool *pgxpool.Pool, sql string) (n int) {
+	t.Helper()
+	if err := pool.QueryRow(context.WithoutCancel(t.Context()), "SELECT "+sql+" FROM jobs").Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
 // inWay runs a test in a way. At the end, nobody may queue.
 func inWay(t *testing.T, name string, open func(t *testing.T, w *txWay), test func(t *testing.T, w txWay)) {
 	t.Helper()

@@ -9,31 +9,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
-
-// newJobs makes a pool with a table of business rows.
-func newJobs(t *testing.T, conns int) *pgxpool.Pool {
-	t.Helper()
-	pool := newPool(t, conns)
-	if _, err := pool.Exec(t.Context(), "CREATE TABLE jobs (n int PRIMARY KEY, done int NOT NULL DEFAULT 0); INSERT INTO jobs VALUES (1), (2)"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken connection takes a little longer
-	})
-	return pool
-}
-
-func jobs(t *testing.T, pool *pgxpool.Pool, sql string) (n int) {
-	t.Helper()
-	if err := pool.QueryRow(context.WithoutCancel(t.Context()), "SELECT "+sql+" FROM jobs").Scan(&n); err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
 
 // TestNestedRetriesDoNotMultiply: after an inner transaction has used up its attempts, the outer one is not retried.
 func TestNestedRetriesDoNotMultiply(t *testing.T) {
