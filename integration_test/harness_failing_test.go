@@ -123,11 +123,7 @@ func (c cutConn) Read(p []byte) (int, error) {
 // cutPool is a pool whose connections break before such a message.
 func (c *failing) cutPool(before func(kind byte, body []byte) bool) *pgxpool.Pool {
 	return reconfigured(c.T, c.pool, func(config *pgxpool.Config) {
-		dial := config.ConnConfig.DialFunc
-		config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := dial(ctx, network, addr)
-			return cutConn{conn, before, new(bytes.Buffer)}, err
-		}
+		wrapConns(config, func(conn net.Conn) net.Conn { return cutConn{conn, before, new(bytes.Buffer)} })
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -98,6 +99,48 @@ func onTx(t *testing.T, level pgx.TxIsoLevel, test func(t *testing.T, db handle)
 			t.Errorf("the transaction was not usable at the end: %v", err)
 		}
 	})
+}
+
+// execModes are the query modes of pgx.
+var execModes = []pgx.QueryExecMode{
+	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+}
+
+// inQueryModes runs a test in each query mode of pgx, on a pool of one connection to what open makes.
+func inQueryModes(t *testing.T, open func(t testing.TB, conns int) *pgxpool.Pool, test func(t *testing.T, pool *pgxpool.Pool)) {
+	t.Helper()
+	for _, mode := range execModes {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			needsMode(t, mode)
+			test(t, reconfigured(t, open(t, 1), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
+		})
+	}
+}
+
+// reconfigured makes another pool for the same schema.
+func reconfigured(t *testing.T, pool *pgxpool.Pool, change func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config := pool.Config()
+	change(config)
+	other, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(other.Close)
+	return other
+}
+
+// wrapConns wraps a pool's connections.
+func wrapConns(c *pgxpool.Config, wrap func(conn net.Conn) net.Conn) {
+	dial := c.ConnConfig.DialFunc
+	c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return wrap(conn), nil
+	}
 }
 
 func acquire(t *testing.T, pool *pgxpool.Pool) *pgx.Conn {

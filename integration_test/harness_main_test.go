@@ -281,6 +281,12 @@ func newPool(t testing.TB, conns int) *pgxpool.Pool {
 	return connect(t, newMigrated(t), conns)
 }
 
+// newUnmigrated makes an empty schema for the test and a pool on it.
+func newUnmigrated(t testing.TB, conns int) *pgxpool.Pool {
+	t.Helper()
+	return connect(t, newSchema(t), conns)
+}
+
 // connect makes a pool for a URL.
 func connect(t testing.TB, url string, conns int) *pgxpool.Pool {
 	t.Helper()

@@ -102,57 +102,49 @@ var firstLimit = ratelimit.TokenBucket("first", 10, time.Hour)
 // The first statement, whatever it is, runs in the transaction, at its level. It is committed or rolled back with the rest.
 func TestInTxBeginsWithTheFirstStatement(t *testing.T) {
 	t.Parallel()
-	for _, mode := range execModes {
-		t.Run(mode.String(), func(t *testing.T) {
-			t.Parallel()
-			needsMode(t, mode)
-			pool := reconfigured(t, newPool(t, 1), func(c *pgxpool.Config) {
-				c.MaxConns = 1
-				c.ConnConfig.DefaultQueryExecMode = mode
-			})
-			mustExec(t, pool, "CREATE TABLE stored (by text)")
-			stop := errors.New("stop")
-			for name, first := range firstStatements {
-				for _, options := range [][]ratelimit.TxOption{
-					{ratelimit.Isolation(pgx.RepeatableRead)},
-					{ratelimit.Isolation(pgx.RepeatableRead), ratelimit.Hot(firstLimit.Global())},
-				} {
-					for _, end := range []error{nil, stop} {
-						var limiter ratelimit.Limiter
-						err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-							if err := first(ctx, tx); err != nil {
-								t.Errorf("%s: %v", name, err)
-							}
-							var level string
-							if err := tx.QueryRow(ctx, "SHOW transaction_isolation").Scan(&level); err != nil || level != string(pgx.RepeatableRead) {
-								t.Errorf("%s: in a transaction at level %q: %v", name, level, err)
-							}
-							if _, err := tx.Exec(ctx, "INSERT INTO stored VALUES ($1)", name); err != nil {
-								t.Errorf("%s: %v", name, err)
-							}
-							return end
-						}, options...)
-						if !errors.Is(err, end) {
-							t.Errorf("%s: %v, want %v", name, err, end)
+	inQueryModes(t, newPool, func(t *testing.T, pool *pgxpool.Pool) {
+		mustExec(t, pool, "CREATE TABLE stored (by text)")
+		stop := errors.New("stop")
+		for name, first := range firstStatements {
+			for _, options := range [][]ratelimit.TxOption{
+				{ratelimit.Isolation(pgx.RepeatableRead)},
+				{ratelimit.Isolation(pgx.RepeatableRead), ratelimit.Hot(firstLimit.Global())},
+			} {
+				for _, end := range []error{nil, stop} {
+					var limiter ratelimit.Limiter
+					err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+						if err := first(ctx, tx); err != nil {
+							t.Errorf("%s: %v", name, err)
 						}
-						var stored, consumed int
-						if err := pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM stored WHERE by IN ($1, 'copy')),
-							(SELECT count(*) FROM rate_limits)`, name).Scan(&stored, &consumed); err != nil {
-							t.Fatal(err)
+						var level string
+						if err := tx.QueryRow(ctx, "SHOW transaction_isolation").Scan(&level); err != nil || level != string(pgx.RepeatableRead) {
+							t.Errorf("%s: in a transaction at level %q: %v", name, level, err)
 						}
-						committed := end == nil
-						if (stored > 0) != committed || consumed > 0 && !committed {
-							t.Errorf("%s, ended with %v: %d rows and %d limits are stored", name, end, stored, consumed)
+						if _, err := tx.Exec(ctx, "INSERT INTO stored VALUES ($1)", name); err != nil {
+							t.Errorf("%s: %v", name, err)
 						}
-						mustExec(t, pool, "TRUNCATE stored, rate_limits")
+						return end
+					}, options...)
+					if !errors.Is(err, end) {
+						t.Errorf("%s: %v, want %v", name, err, end)
 					}
+					var stored, consumed int
+					if err := pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM stored WHERE by IN ($1, 'copy')),
+							(SELECT count(*) FROM rate_limits)`, name).Scan(&stored, &consumed); err != nil {
+						t.Fatal(err)
+					}
+					committed := end == nil
+					if (stored > 0) != committed || consumed > 0 && !committed {
+						t.Errorf("%s, ended with %v: %d rows and %d limits are stored", name, end, stored, consumed)
+					}
+					mustExec(t, pool, "TRUNCATE stored, rate_limits")
 				}
 			}
-			if n := pool.Stat().NewConnsCount(); n != 1 {
-				t.Errorf("%d connections were made, want one", n)
-			}
-		})
-	}
+		}
+		if n := pool.Stat().NewConnsCount(); n != 1 {
+			t.Errorf("%d connections were made, want one", n)
+		}
+	})
 }
 
 // A limit as the first statement costs no extra round trip, with the queue and without it.
@@ -162,13 +154,8 @@ func TestTheFirstLimitIsSentWithBegin(t *testing.T) {
 	var n atomic.Int64
 	var written atomic.Bool
 	pool := reconfigured(t, newPool(t, 1), func(c *pgxpool.Config) {
-		c.MaxConns = 1
 		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
-		dial := c.ConnConfig.DialFunc
-		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := dial(ctx, network, addr)
-			return trips{conn, &n, &written}, err
-		}
+		wrapConns(c, func(conn net.Conn) net.Conn { return trips{conn, &n, &written} })
 	})
 	for _, options := range [][]ratelimit.TxOption{nil, {ratelimit.Hot(firstLimit.Key("a"))}} {
 		for _, row := range []struct {
@@ -196,46 +183,38 @@ func TestTheFirstLimitIsSentWithBegin(t *testing.T) {
 // A transaction does not begin. No statement runs outside it, and InTx returns the cause, even if fn does not.
 func TestInTxWhoseTransactionDoesNotBegin(t *testing.T) {
 	t.Parallel()
-	for _, mode := range execModes {
-		t.Run(mode.String(), func(t *testing.T) {
-			t.Parallel()
-			needsMode(t, mode)
-			pool := reconfigured(t, newPool(t, 1), func(c *pgxpool.Config) {
-				c.MaxConns = 1
-				c.ConnConfig.DefaultQueryExecMode = mode
-			})
-			mustExec(t, pool, "CREATE TABLE stored (by text)")
-			for name, first := range firstStatements {
-				for _, returned := range []func(err error) error{
-					func(err error) error { return err },
-					func(error) error { return nil },
-					func(error) error { return errors.New("another") },
-				} {
-					var limiter ratelimit.Limiter
-					err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-						err := first(ctx, tx)
-						if err == nil && name != "none" {
-							t.Errorf("%s: no error", name)
-						}
-						if _, err := tx.Exec(ctx, "INSERT INTO stored VALUES ('outside')"); err == nil {
-							t.Errorf("%s: a later statement has no error", name)
-						}
-						if _, err := tx.Conn().Exec(ctx, "INSERT INTO stored VALUES ('outside')"); err == nil {
-							t.Errorf("%s: a statement on its connection has no error", name)
-						}
-						return returned(err)
-					}, ratelimit.Isolation("no level"))
-					if sqlState(err) != "42601" || !strings.HasPrefix(err.Error(), "ratelimit: ") || !strings.Contains(err.Error(), "begin: ") {
-						t.Errorf("%s: %v, want the server's syntax error", name, err)
+	inQueryModes(t, newPool, func(t *testing.T, pool *pgxpool.Pool) {
+		mustExec(t, pool, "CREATE TABLE stored (by text)")
+		for name, first := range firstStatements {
+			for _, returned := range []func(err error) error{
+				func(err error) error { return err },
+				func(error) error { return nil },
+				func(error) error { return errors.New("another") },
+			} {
+				var limiter ratelimit.Limiter
+				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					err := first(ctx, tx)
+					if err == nil && name != "none" {
+						t.Errorf("%s: no error", name)
 					}
+					if _, err := tx.Exec(ctx, "INSERT INTO stored VALUES ('outside')"); err == nil {
+						t.Errorf("%s: a later statement has no error", name)
+					}
+					if _, err := tx.Conn().Exec(ctx, "INSERT INTO stored VALUES ('outside')"); err == nil {
+						t.Errorf("%s: a statement on its connection has no error", name)
+					}
+					return returned(err)
+				}, ratelimit.Isolation("no level"))
+				if sqlState(err) != "42601" || !strings.HasPrefix(err.Error(), "ratelimit: ") || !strings.Contains(err.Error(), "begin: ") {
+					t.Errorf("%s: %v, want the server's syntax error", name, err)
 				}
 			}
-			var n int
-			if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM stored").Scan(&n); err != nil || n != 0 {
-				t.Errorf("%d rows were stored, %v", n, err)
-			}
-		})
-	}
+		}
+		var n int
+		if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM stored").Scan(&n); err != nil || n != 0 {
+			t.Errorf("%d rows were stored, %v", n, err)
+		}
+	})
 }
 
 // If the context of a first statement is over, the next statement begins the transaction.
@@ -314,40 +293,32 @@ func TestInTxWhoseConnectionBrokeBeforeCommit(t *testing.T) {
 // If a function is missing in the schema, InTx returns Consume's error as fn does. Later statements do not run.
 func TestInTxWithoutTheSchema(t *testing.T) {
 	t.Parallel()
-	for _, mode := range execModes {
-		t.Run(mode.String(), func(t *testing.T) {
-			t.Parallel()
-			needsMode(t, mode)
-			pool := reconfigured(t, connect(t, newSchema(t), 1), func(c *pgxpool.Config) {
-				c.MaxConns = 1
-				c.ConnConfig.DefaultQueryExecMode = mode
-			})
-			var limiter ratelimit.Limiter
-			mine := errors.New("mine")
-			for _, hide := range []bool{false, true} {
-				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-					_, err := limiter.Consume(ctx, tx, firstLimit.Key("a"))
-					if _, err := tx.Exec(ctx, "CREATE TABLE outside ()"); err == nil {
-						t.Error("a later statement has no error")
-					}
-					if hide {
-						return nil
-					}
-					return errors.Join(mine, err)
-				})
-				if hide {
-					if err == nil || errors.Is(err, ratelimit.ErrUnknownOutcome) {
-						t.Errorf("hidden: %v", err)
-					}
-				} else if !errors.Is(err, mine) || sqlState(err) != "42883" || !strings.Contains(err.Error(), "been migrated") {
-					t.Errorf("%v", err)
+	inQueryModes(t, newUnmigrated, func(t *testing.T, pool *pgxpool.Pool) {
+		var limiter ratelimit.Limiter
+		mine := errors.New("mine")
+		for _, hide := range []bool{false, true} {
+			err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := limiter.Consume(ctx, tx, firstLimit.Key("a"))
+				if _, err := tx.Exec(ctx, "CREATE TABLE outside ()"); err == nil {
+					t.Error("a later statement has no error")
 				}
+				if hide {
+					return nil
+				}
+				return errors.Join(mine, err)
+			})
+			if hide {
+				if err == nil || errors.Is(err, ratelimit.ErrUnknownOutcome) {
+					t.Errorf("hidden: %v", err)
+				}
+			} else if !errors.Is(err, mine) || sqlState(err) != "42883" || !strings.Contains(err.Error(), "been migrated") {
+				t.Errorf("%v", err)
 			}
-			if _, err := pool.Exec(t.Context(), "SELECT FROM outside"); sqlState(err) != "42P01" {
-				t.Errorf("%v, want an undefined table", err)
-			}
-		})
-	}
+		}
+		if _, err := pool.Exec(t.Context(), "SELECT FROM outside"); sqlState(err) != "42P01" {
+			t.Errorf("%v, want an undefined table", err)
+		}
+	})
 }
 
 // A function that has sent nothing can roll back, as deferred rollbacks do, and return its own error.
@@ -445,13 +416,8 @@ func TestConflictsAtTheFirstStatementPrepareNothing(t *testing.T) {
 	var sent bytes.Buffer
 	pool := newPool(t, 1)
 	conn := reconfigured(t, pool, func(c *pgxpool.Config) {
-		c.MaxConns = 1
 		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
-		dial := c.ConnConfig.DialFunc
-		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := dial(ctx, network, addr)
-			return tapped{conn, &sent}, err
-		}
+		wrapConns(c, func(conn net.Conn) net.Conn { return tapped{conn, &sent} })
 	})
 	mustExec(t, pool, `CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE serialization_failure; END $$;
 		CREATE TRIGGER conflict BEFORE INSERT ON rate_limits FOR EACH ROW WHEN (NEW.key = 'conflict') EXECUTE FUNCTION conflict()`)

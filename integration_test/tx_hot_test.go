@@ -86,32 +86,6 @@ func beginNow(ctx context.Context, tx pgx.Tx) error {
 // nothing is a function for InTx that does nothing.
 func nothing(context.Context, pgx.Tx) error { return nil }
 
-// TestHotLimitsAreExact is TestOverGrant with the queue. It is not parallel: it needs the whole machine.
-func TestHotLimitsAreExact(t *testing.T) {
-	for _, shards := range []int{1, 3} {
-		limit := ratelimit.TokenBucket("hot", perSecond, time.Second, ratelimit.Capacity(burst), ratelimit.Shards(shards))
-		for _, level := range levels {
-			t.Run(fmt.Sprintf("%s, %d shards", level, shards), func(t *testing.T) {
-				t.Parallel()
-				pool := newPool(t, 16)
-				var limiter ratelimit.Limiter
-				lost := 0.0
-				if shards > 1 {
-					lost = 5 // shards that are full at the start lose a little
-				}
-				hammer(t, func(ctx context.Context) (result ratelimit.Result, err error) {
-					err = limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-						result, err = limiter.Consume(ctx, tx, limit.Key("k"))
-						return err
-					}, ratelimit.Isolation(level), ratelimit.Attempts(1000), ratelimit.Hot(limit.Key("k")))
-					return result, err
-				}).exact(t, lost)
-				nobodyQueues(t, &limiter, pool)
-			})
-		}
-	}
-}
-
 // inLine is a context that tells when its caller begins to wait for its end. The caller is then in the queue.
 type inLine struct {
 	context.Context
@@ -169,62 +143,61 @@ func TestHotTransactionsRunInOrderOfArrival(t *testing.T) {
 	nobodyQueues(t, &limiter, pool)
 }
 
-// Two limiters with one pool each stand for two processes.
+// With the queue, no transaction is run again but for the gap of a COMMIT (see conflicts). Without it, some are.
 func TestHotTransactionsDoNotConflict(t *testing.T) {
 	t.Parallel()
-	for _, processes := range []int{1, 2} {
-		for _, level := range levels {
-			t.Run(fmt.Sprintf("%s, %d processes", level, processes), func(t *testing.T) {
-				t.Parallel()
-				pools := []*pgxpool.Pool{newJobs(t, 16)}
-				for len(pools) < processes {
-					pools = append(pools, connect(t, pools[0].Config().ConnString(), 16))
-				}
-				one := ratelimit.TokenBucket("one", 1e6, time.Hour)
-				const each = 25
-				run := func(hot bool) *conflicts {
-					var found conflicts
-					var wg sync.WaitGroup
-					for _, pool := range pools {
-						limiter := &ratelimit.Limiter{Clock: func() time.Time { return noon }, OnRetry: found.onRetry(t)}
-						options := []ratelimit.TxOption{ratelimit.Isolation(level), ratelimit.Attempts(1000)}
-						if hot {
-							options = append(options, ratelimit.Hot(one.Key("k")))
-						}
-						for range 16 / processes {
-							wg.Go(func() {
-								for range each {
-									err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-										if _, err := limiter.Consume(ctx, tx, one.Key("k")); err != nil {
-											return err
-										}
-										_, err := tx.Exec(ctx, "INSERT INTO jobs SELECT 3 + count(*) FROM jobs") // a transaction with an old snapshot fails
-										return err
-									}, options...)
-									if err != nil {
-										t.Error(err)
-									}
+	const goroutines, each = 16, 25
+	everyBegunTx(t, goroutines, func(t *testing.T, w txWay) {
+		limit := ratelimit.TokenBucket("hot", 1e6, time.Hour)
+		run := func(processes []txWay, enough func(found *conflicts) bool, options ...ratelimit.TxOption) *conflicts {
+			var found conflicts
+			var wg sync.WaitGroup
+			for _, process := range processes {
+				process.limiter.Clock, process.limiter.OnRetry = func() time.Time { return noon }, found.onRetry(t)
+				defer process.nobodyQueues(t)
+				for range goroutines / len(processes) {
+					wg.Go(func() {
+						for i := 0; i < each && !enough(&found); i++ {
+							err := process.in(t.Context(), func(ctx context.Context, tx handle) error {
+								if _, err := process.limiter.Consume(ctx, tx, limit.Key("k")); err != nil {
+									return err
 								}
-							})
+								_, err := tx.Exec(ctx, "INSERT INTO jobs SELECT 1 + count(*) FROM jobs") // a transaction with an old snapshot fails
+								return err
+							}, append(options, ratelimit.Attempts(1000))...)
+							if err != nil {
+								t.Error(err)
+							}
 						}
-						defer nobodyQueues(t, limiter, pool)
-					}
-					wg.Wait()
-					return &found
+					})
 				}
-				run(true).wantNone(t, level == pgx.Serializable && processes > 1)
-				if n := jobs(t, pools[0], "count(*)"); n != 2+16*each {
+			}
+			wg.Wait()
+			return &found
+		}
+		one, two := []txWay{w}, []txWay{w, w.another(t)}
+		for _, row := range []struct {
+			level     pgx.TxIsoLevel
+			processes []txWay
+		}{{pgx.ReadCommitted, two}, {pgx.RepeatableRead, two}, {pgx.Serializable, two}, {pgx.Serializable, one}} {
+			t.Run(fmt.Sprintf("%s, %d processes", row.level, len(row.processes)), func(t *testing.T) {
+				mustExec(t, w.pool, "TRUNCATE jobs")
+				never := func(*conflicts) bool { return false }
+				run(row.processes, never, ratelimit.Isolation(row.level), ratelimit.Hot(limit.Key("k"))).
+					wantNone(t, row.level == pgx.Serializable && len(row.processes) > 1)
+				if n := jobs(t, w.pool, "count(*)"); n != goroutines*each {
 					t.Errorf("%d rows", n)
 				}
-				if t.Failed() || level == pgx.ReadCommitted {
+				if t.Failed() || row.level == pgx.ReadCommitted {
 					return
 				}
-				if run(false).real.Load() == 0 {
+				some := func(found *conflicts) bool { return found.real.Load() > 0 }
+				if !some(run(row.processes, some, ratelimit.Isolation(row.level))) {
 					t.Error("without the queue there is no conflict either: this test cannot see one")
 				}
 			})
 		}
-	}
+	})
 }
 
 // conflicts counts why transactions on one hot limit were retried.
@@ -281,11 +254,7 @@ func TestAHotLimitsShardIsChosenWhenQueueing(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			everyTx(t, 16, func(t *testing.T, w txWay) {
-				if w.begins {
-					hotShards(t, w, level)
-				}
-			})
+			everyBegunTx(t, 16, func(t *testing.T, w txWay) { hotShards(t, w, level) })
 		})
 	}
 }
@@ -340,7 +309,6 @@ func hotShards(t *testing.T, w txWay, level pgx.TxIsoLevel) {
 	if err != nil || taken < 2*commits-1e-3 || taken > 2*commits+1e-3 || used != 5 {
 		t.Errorf("%v tokens taken from %d shards, %v", taken, used, err)
 	}
-	nobodyQueues(t, w.limiter, w.pool)
 }
 
 func TestWhatAHotShardLacksComesFromTheOthers(t *testing.T) {
@@ -361,82 +329,86 @@ func TestWhatAHotShardLacksComesFromTheOthers(t *testing.T) {
 
 func TestHotEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.TokenBucket("hot", 10, time.Hour)
-	var pool *pgxpool.Pool
-	var limiter *ratelimit.Limiter
-	begin := func(t *testing.T) {
-		pool, limiter = newPool(t, 4), new(ratelimit.Limiter)
-	}
-	ends := func(t *testing.T, err error) {
-		t.Helper()
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("%v, want the context's error", err)
+	everyBegunTx(t, 4, func(t *testing.T, w txWay) {
+		request := ratelimit.TokenBucket("hot", 10, time.Hour).Global()
+		wait := func(n int) {
+			t.Helper()
+			eventually(t, fmt.Sprintf("%d wait in the database", n), func() bool { return waitingForTurns(t, w.pool) == n })
 		}
-		eventually(t, "no transaction waits in the database", func() bool { return waitingForTurns(t, pool) == 0 })
-	}
-	t.Run("in the queue", func(t *testing.T) {
-		begin(t)
-		release := holdTurn(t, limiter, pool, limit.Global())
-		ctx, cancel := context.WithCancel(t.Context())
-		errs := make(chan error, 2)
-		for range 2 { // the second waits in the process
-			go func() { errs <- limiter.InTx(ctx, pool, nothing, ratelimit.Hot(limit.Global())) }()
-		}
-		eventually(t, "one waits in the database", func() bool { return waitingForTurns(t, pool) == 1 })
-		time.Sleep(10 * time.Millisecond)
-		cancel()
-		ends(t, <-errs)
-		ends(t, <-errs)
-		release()
-		if err := limiter.InTx(t.Context(), pool, nothing, ratelimit.Hot(limit.Global())); err != nil {
-			t.Error(err)
-		}
-		nobodyQueues(t, limiter, pool)
-	})
-	t.Run("while it runs", func(t *testing.T) {
-		begin(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-			cancel()
-			_, err := limiter.Consume(ctx, tx, limit.Global())
+		job := func(ctx context.Context, tx handle) error {
+			_, err := tx.Exec(ctx, "INSERT INTO jobs VALUES (4)")
 			return err
-		}, ratelimit.Hot(limit.Global()))
-		ends(t, err)
-		holdTurn(t, limiter, pool, limit.Global())()
-		nobodyQueues(t, limiter, pool)
-	})
-	t.Run("before", func(t *testing.T) {
-		begin(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		ends(t, limiter.InTx(ctx, pool, func(context.Context, pgx.Tx) error { t.Error("called"); return nil }, ratelimit.Hot(limit.Global())))
-		nobodyQueues(t, limiter, pool)
-	})
-	t.Run("in the queue again", func(t *testing.T) {
-		begin(t)
-		ctx, cancel := context.WithCancel(t.Context())
+		}
 		attempts := 0
-		held := make(chan func(), 1)
-		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-			if err := beginNow(ctx, tx); err != nil {
-				return err
-			}
-			attempts++
-			go func() { // between this attempt and the next
-				held <- holdTurn(t, limiter, pool, limit.Global())
-				eventually(t, "the next attempt waits", func() bool { return waitingForTurns(t, pool) == 1 })
+		for name, run := range map[string]func(ctx context.Context, cancel func()) error{
+			"before": func(ctx context.Context, cancel func()) error {
 				cancel()
-			}()
-			eventually(t, "another waits", func() bool { return waitingForTurns(t, pool) == 1 })
-			_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE serialization_failure; END $$")
-			return err
-		}, ratelimit.Hot(limit.Global()))
-		ends(t, err)
-		if !gaveUpAfter(err, 2) || attempts != 1 || sqlState(err) != "40001" {
-			t.Errorf("%d attempts: %v", attempts, err)
+				return w.in(ctx, func(context.Context, handle) error { t.Error("called"); return nil }, ratelimit.Hot(request))
+			},
+			"in the queue": func(ctx context.Context, cancel func()) error {
+				defer holdTurn(t, new(ratelimit.Limiter), w.pool, request)() // of another process
+				errs := make(chan error, 3)
+				for range 3 { // the third waits in the process
+					go func() { errs <- w.in(ctx, job, ratelimit.Hot(request)) }()
+				}
+				wait(2)
+				cancel()
+				return errors.Join(<-errs, <-errs, <-errs)
+			},
+			"in the queue again": func(ctx context.Context, cancel func()) error {
+				held := make(chan func(), 1)
+				err := w.in(ctx, func(ctx context.Context, tx handle) error {
+					if err := job(ctx, tx); err != nil {
+						return err
+					}
+					attempts++
+					go func() { // between this attempt and the next
+						held <- holdTurn(t, w.limiter, w.pool, request)
+						wait(1)
+						cancel()
+					}()
+					wait(1)
+					_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE serialization_failure; END $$")
+					return err
+				}, ratelimit.Hot(request))
+				(<-held)()
+				if attempts != 1 || errors.Is(err, context.Canceled) && (!gaveUpAfter(err, 2) || sqlState(err) != "40001") {
+					t.Errorf("%d attempts: %v", attempts, err)
+				}
+				return err
+			},
+			"while it runs": func(ctx context.Context, cancel func()) error {
+				return w.in(ctx, func(ctx context.Context, tx handle) error {
+					if _, err := w.limiter.Consume(ctx, tx, request); err != nil {
+						return err
+					}
+					cancel()
+					return job(ctx, tx)
+				}, ratelimit.Hot(request))
+			},
+			"before COMMIT": func(ctx context.Context, cancel func()) error {
+				return w.in(ctx, func(ctx context.Context, tx handle) error {
+					err := job(ctx, tx)
+					cancel()
+					for begin := time.Now(); w.inUse() > 0 && time.Since(begin) < time.Second/4; { // database/sql rolls it back by itself
+						time.Sleep(time.Millisecond)
+					}
+					return err
+				}, ratelimit.Hot(request))
+			},
+		} {
+			ctx, cancel := context.WithCancel(t.Context())
+			err := run(ctx, cancel)
+			if !errors.Is(err, context.Canceled) && sqlState(err) != "57014" || errors.Is(err, ratelimit.ErrUnknownOutcome) {
+				t.Errorf("%s: %v, want the context's error", name, err)
+			}
+			wait(0)
+			w.nobodyQueues(t)
+			holdTurn(t, w.limiter, w.pool, request)() // it is free again
 		}
-		(<-held)()
-		nobodyQueues(t, limiter, pool)
+		if n := jobs(t, w.pool, "count(*)"); n != 2 {
+			t.Errorf("%d rows: something was committed", n)
+		}
 	})
 }
 

@@ -9,31 +9,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
-
-// newJobs makes a pool with a table of business rows.
-func newJobs(t *testing.T, conns int) *pgxpool.Pool {
-	t.Helper()
-	pool := newPool(t, conns)
-	if _, err := pool.Exec(t.Context(), "CREATE TABLE jobs (n int PRIMARY KEY, done int NOT NULL DEFAULT 0); INSERT INTO jobs VALUES (1), (2)"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		eventually(t, "every connection is given back", func() bool { return pool.Stat().AcquiredConns() == 0 }) // a broken connection takes a little longer
-	})
-	return pool
-}
-
-func jobs(t *testing.T, pool *pgxpool.Pool, sql string) (n int) {
-	t.Helper()
-	if err := pool.QueryRow(context.WithoutCancel(t.Context()), "SELECT "+sql+" FROM jobs").Scan(&n); err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
 
 // TestNestedRetriesDoNotMultiply: after an inner transaction has used up its attempts, the outer one is not retried.
 func TestNestedRetriesDoNotMultiply(t *testing.T) {
@@ -86,35 +64,6 @@ func TestNestedRetriesDoNotMultiply(t *testing.T) {
 	if want := `ratelimit: consume: limit "messages": attempts ran out after 30: ERROR: serialization_failure (SQLSTATE 40001): Reason code: none`; calls != 1 || tries != 30 ||
 		!errors.Is(err, ratelimit.ErrAttemptsExhausted) || err.Error() != want {
 		t.Errorf("%d calls, %d tries: %v, want %s", calls, tries, err, want)
-	}
-}
-
-// In a transaction, BEGIN causes only a warning, and COMMIT would end the outer transaction.
-func TestAConnectionInATransactionIsRefused(t *testing.T) {
-	t.Parallel()
-	pool := newJobs(t, 2)
-	var limiter ratelimit.Limiter
-	boom := errors.New("boom")
-	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "UPDATE jobs SET done = done + 1"); err != nil {
-			return err
-		}
-		err := limiter.InTx(ctx, tx.Conn(), func(context.Context, pgx.Tx) error {
-			t.Error("the function was run")
-			return nil
-		})
-		if !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("InTx: %v", err)
-		}
-		var batch pgx.Batch
-		batch.Queue("UPDATE jobs SET done = done + 1")
-		if err := limiter.SendTx(ctx, tx.Conn(), &batch); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("SendTx: %v", err)
-		}
-		return boom
-	})
-	if n := jobs(t, pool, "sum(done)"); !errors.Is(err, boom) || n != 0 {
-		t.Errorf("%v, done %d times; want boom and 0", err, n)
 	}
 }
 

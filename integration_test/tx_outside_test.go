@@ -90,7 +90,7 @@ func TestWritingOnThePoolInsideItsTransactionIsRefused(t *testing.T) {
 	})
 	t.Run("database/sql", func(t *testing.T) {
 		t.Parallel()
-		withEveryDriver(t, 1, func(t *testing.T, db *sql.DB, _ *pgxpool.Pool) {
+		withEveryDriver(t, func(t *testing.T, db *sql.DB) {
 			var kept context.Context
 			errAbandoned := errors.New("abandoned")
 			err := limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {

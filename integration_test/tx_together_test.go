@@ -1,11 +1,8 @@
 package integration_test
 
 import (
-	"errors"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -59,36 +56,4 @@ func TestARollbackReturnsTheTokens(t *testing.T) {
 		w.grant(all...)
 		try(8)
 	})
-}
-
-func TestACommitKeepsTheLimitAndTheBusinessRowTogether(t *testing.T) {
-	t.Parallel()
-	for _, level := range levels {
-		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			pool := newPool(t, 2)
-			limiter, _ := newLimiter()
-			limit := ratelimit.TokenBucket("messages", 3, time.Minute)
-			if _, err := pool.Exec(t.Context(), "CREATE TABLE messages (n int)"); err != nil {
-				t.Fatal(err)
-			}
-			for n := range 5 {
-				err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-					if _, err := tx.Exec(t.Context(), "INSERT INTO messages VALUES ($1)", n); err != nil {
-						return err
-					}
-					_, err := limiter.Consume(t.Context(), tx, limit.Key("ann"))
-					return err
-				})
-				var exceeded *ratelimit.DeniedError
-				if denied := errors.As(err, &exceeded); denied != (n >= 3) || err != nil && !denied {
-					t.Fatalf("message %d: %v", n, err)
-				}
-			}
-			var count int
-			if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM messages").Scan(&count); err != nil || count != 3 {
-				t.Fatalf("%d messages, %v", count, err)
-			}
-		})
-	}
 }

@@ -229,6 +229,11 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			continue // it sends nothing
 		}
 		add("no database", failure{is: invalid, do: on(func(*failing) ratelimit.DB { return nil })})
+		for what, none := range map[string]ratelimit.DB{
+			"SQL(nil)": ratelimit.SQL(nil), "SQL of a nil *sql.DB": ratelimit.SQL((*sql.DB)(nil)), "SQL of a nil *sql.Tx": ratelimit.SQL((*sql.Tx)(nil)),
+		} {
+			add(what, failure{is: invalid, do: on(func(*failing) ratelimit.DB { return none })})
+		}
 		add("a Coalescer without a pool", failure{is: invalid, do: on(func(*failing) ratelimit.DB { return &ratelimit.Coalescer{} })})
 		add("an error of the server", failure{is: state("55P03"), do: on(func(*failing) ratelimit.DB { return refusing{"55P03"} })})
 		add("a schema that is not migrated", failure{is: state("42883"), do: on(func(*failing) ratelimit.DB { return refusing{"42883"} })})
@@ -459,7 +464,13 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"InSQLTx: a level": func(c *failing) error {
 			return c.limiter.InSQLTx(c.ctx, c.sql(), c.consumedSQL, ratelimit.Isolation("no level"))
 		},
-		"SendTx: no batch": func(c *failing) error { return c.limiter.SendTx(c.ctx, c.pool, nil) },
+		"InSQLTx: no database":    func(c *failing) error { return c.limiter.InSQLTx(c.ctx, nil, c.consumedSQL) },
+		"InSQLTx: a nil database": func(c *failing) error { return c.limiter.InSQLTx(c.ctx, (*sql.DB)(nil), c.consumedSQL) },
+		"InSQLTx: Hot of no limit": func(c *failing) error {
+			return c.limiter.InSQLTx(c.ctx, c.sql(), c.consumedSQL, ratelimit.Hot(ratelimit.Request{}))
+		},
+		"SendTx: no batch":    func(c *failing) error { return c.limiter.SendTx(c.ctx, c.pool, nil) },
+		"SendTx: no database": func(c *failing) error { return c.limiter.SendTx(c.ctx, nil, c.batch()) },
 		"SendTx: a connection in a transaction": func(c *failing) error {
 			return c.begun(func(conn *pgx.Conn) error { return c.limiter.SendTx(c.ctx, conn, c.batch()) })
 		},
@@ -638,9 +649,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 				batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error { return errors.New("mine") })
 			})
 		},
-		"SendTx: a function fails as if by a conflict, and the answer to COMMIT is lost": func(c *failing) error {
+		"SendTx: a function fails as if by a conflict or a denial, and the answer to COMMIT is lost": func(c *failing) error {
 			return c.sends(c.cutPool(theCommit), func(batch *pgx.Batch) {
-				batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error { return state("40001") })
+				batch.Queue("SELECT 1").Exec(func(pgconn.CommandTag) error { return errors.Join(state("40001"), &ratelimit.DeniedError{}) })
 			})
 		},
 		"SendTx: the answer to COMMIT is lost": func(c *failing) error { return c.limiter.SendTx(c.ctx, c.cutPool(theCommit), c.batch()) },

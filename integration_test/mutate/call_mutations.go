@@ -257,7 +257,7 @@ var callMutations = []mutation{
 	}, {
 		name: "tx-ambiguous-retried", file: "ratelimit/tx.go", what: "a COMMIT whose answer was lost is retried",
 		old: "case err != nil && retryable(err):", new: "case err != nil && (retryable(err) || committing && sqlState(err) == \"\"):",
-		tests: "TestInTxWhoseConnectionBrokeBeforeCommit|TestDatabaseSQLInChaos",
+		tests: "TestInTxWhoseConnectionBrokeBeforeCommit|TestTransactionsInChaos",
 	}, {
 		name: "tx-deadlock", file: "ratelimit/errors.go", what: "a deadlock's victim is not retried",
 		old: "(state == \"40001\" || state == \"40P01\")", new: "state == \"40001\"",
@@ -305,7 +305,7 @@ var callMutations = []mutation{
 	}, {
 		name: "tx-commit-cancelled", file: "ratelimit/tx.go", what: "COMMIT is sent on a context that has ended",
 		old: "	if ctx.Err() != nil { // no driver", new: "	if false { // no driver",
-		tests: "TestATransactionEndsWithItsContext|TestHotOnDatabaseSQLEndsWithItsContext",
+		tests: "TestATransactionEndsWithItsContext|TestHotEndsWithItsContext",
 	}, {
 		name: "late-not-with-begin", file: "ratelimit/tx_late.go", what: "BEGIN is a separate round trip, whatever the first statement",
 		old: "	if t.tx != nil || t.lapsed(ctx) {\n		return t.QueryRow(", new: "	if t.failed == nil {\n		return t.QueryRow(",
@@ -385,7 +385,7 @@ var callMutations = []mutation{
 	}, {
 		name: "hot-never-leaves", file: "ratelimit/tx.go", what: "a turn is not released at the end of the transaction",
 		old: "		defer leave()\n", new: "		_ = leave\n",
-		tests: "TestHotLimitsAreExact|TestATransactionRollsBackOnPanicAndGoexit",
+		tests: "TestOverGrant|TestATransactionRollsBackOnPanicAndGoexit",
 	}, {
 		name: "hot-half-entered", file: "ratelimit/tx_hot.go", what: "a caller that stops waiting for a second limit keeps its turn on the first",
 		old: "			leave()\n			return nil, nil, fmt.Errorf", new: "			return nil, nil, fmt.Errorf",
