@@ -45,6 +45,11 @@ type limitRow struct {
 	Blocked   bool  `db:"-"` // for every key
 }
 
+// Numbers of a row of the list.
+func (l limitRow) Numbers() numbers {
+	return numbers{Rate: l.Rate, Period: l.Period, Seconds: l.Seconds, Capacity: l.Capacity}
+}
+
 // Names are found by index look-ups, one for each: nothing reads the rows of all keys.
 const limitsSQL = `
 WITH used AS (
@@ -243,8 +248,8 @@ type keyRow struct {
 	Share     float64  `db:"-"` // of the most denied key
 }
 
-// left fills in how the key stands.
-func (k *keyRow) left(s *keystate.State) {
+// setState fills in how the key stands.
+func (k *keyRow) setState(s *keystate.State) {
 	switch {
 	case s.Used != nil && s.Effect == "varies": // nobody knows how many there are
 		k.InUse = s.Used
@@ -354,8 +359,8 @@ func queryKeyDenials(ctx context.Context, tx pgx.Tx, name, key string) ([]hourRo
 		 ORDER BY d.hour`, name, key))
 }
 
-// queryLeft reads how some keys stand. A program must define the limit.
-func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string, now time.Time) (map[string]*keystate.State, error) {
+// queryStates reads how some keys stand. A program must define the limit.
+func queryStates(ctx context.Context, tx pgx.Tx, name string, keys []string, now time.Time) (map[string]*keystate.State, error) {
 	states, err := keystate.Of(ctx, tx, name, keys, now, nil)
 	left := make(map[string]*keystate.State)
 	for i := range states {
