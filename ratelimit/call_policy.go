@@ -77,13 +77,13 @@ func (c *call) byPolicy() *answer {
 }
 
 // fillRowless fills in the results of requests for limits without rows, and takes them into account in the call's.
-func (r *Result) fillRowless(c *call, a *answer) {
+func (c *call) fillRowless(r *Result, a *answer) {
 	denied := c.refusal() != ""
 	if denied {
 		for i := range r.Requests {
 			r.Requests[i].OK = true // unless it is the one that denies
 		}
-		r.retry(c.blockedUntil(a.at, c.asides, c.rowless)) // what comes after it may deny, too
+		r.setRetryAt(c.blockedUntil(a.at, c.asides, c.rowless)) // what comes after it may deny, too
 	}
 	for i := range c.rowless {
 		d := &c.rowless[i]

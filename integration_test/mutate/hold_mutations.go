@@ -246,7 +246,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsOfSlots",
 	}, {
 		name: "hold-ttl", file: holdGo, what: "a ttl below zero is forever",
-		old: "h.ttl == forever && v == verbHold:", new: "h.ttl <= forever && v == verbHold:",
+		old: "h.ttl == endless && v == verbHold:", new: "h.ttl <= endless && v == verbHold:",
 		tests: "TestHoldsRefuse",
 	}, {
 		name: "settle-counts", file: holdGo, what: "a Settle without Count settles one token",
@@ -257,7 +257,7 @@ var holdMutations = []mutation{
 		old: "			c.requests[i].tokens = 0\n", new: "",
 		tests: "TestHoldsReleaseOfWhatWasUsed",
 	}, {
-		name: "hold-calendar", file: "ratelimit/limit_calendar.go", what: "nothing of a calendar comes back",
+		name: "hold-calendar", file: "ratelimit/call_calendar.go", what: "nothing of a calendar comes back",
 		old: "does.moves || does.holds {", new: "does.moves {",
 		tests: "TestHoldsOfACalendarComeBack",
 	}, {
@@ -334,7 +334,7 @@ var holdMutations = []mutation{
 		tests: "TestOnceCountsOnce",
 	}, {
 		name: "once-forever", file: holdGo, what: "an id is kept forever",
-		old: "h.ttl == forever && v == verbHold:", new: "h.ttl == forever:",
+		old: "h.ttl == endless && v == verbHold:", new: "h.ttl == endless:",
 		tests: "TestOnceRefuses",
 	}, {
 		name: "once-coalesced", file: "ratelimit/call.go", what: "a Coalescer counts an event each time",
@@ -453,18 +453,18 @@ var holdMutations = []mutation{
 		tests: "TestDuringRefuses",
 	}, {
 		name: "during-endless", file: during, what: "a process that dies keeps its slot",
-		old: "	case ttl == forever:\n		return invalidCall", new: "	case ttl == 1:\n		return invalidCall",
+		old: "	case ttl == endless:\n		return invalidCall", new: "	case ttl == 1:\n		return invalidCall",
 		tests: "TestDuringRefuses",
 	},
 
 	// What else knows them
 	{
 		name: "usage-known", file: "ratelimit/usage/count.go", what: "the second delivery of an id counts as a denial",
-		old: "d.Result.Repeated || known(d.Err):", new: "d.Result.Repeated:",
+		old: "d.Result.Repeated || knownID(d.Err):", new: "d.Result.Repeated:",
 		tests: "TestRepeatedDeliveriesAreNotCounted",
 	}, {
 		name: "usage-repeated", file: "ratelimit/usage/count.go", what: "the second delivery of an event counts as a grant",
-		old: "d.Result.Repeated || known(d.Err):", new: "known(d.Err):",
+		old: "d.Result.Repeated || knownID(d.Err):", new: "knownID(d.Err):",
 		tests: "TestRepeatedDeliveriesAreNotCounted",
 	}, {
 		name: "hold-reset-stays", file: "migrations/engine/reset.sql", what: "what a reset forgot comes back",

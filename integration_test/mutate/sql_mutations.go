@@ -255,7 +255,7 @@ var sqlMutations = []mutation{
 		tests: "TestOverridesOfADistributedSchemaAreFollowedByTime",
 	}, {
 		name: "poll-twice", file: "ratelimit/overrides.go", what: "an override that is reported again wakes all who wait",
-		old: "if !slices.ContainsFunc(t.of(c.groupID), c.same) {", new: "{",
+		old: "if !slices.ContainsFunc(t.of(c.limitKey), c.same) {", new: "{",
 		tests: "TestOverridesComeAndGo",
 	}, {
 		name: "apply-places-order", file: apply, what: "all rows of several limits are locked in another order than the common one",
