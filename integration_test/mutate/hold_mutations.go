@@ -48,7 +48,7 @@ var holdMutations = []mutation{
 		old: "SET value = '0'::double precision - used, ts", new: "SET value = r.value, ts",
 		tests: "TestSlotsOfATable",
 	}, {
-		name: "hold-sweep-recounted", file: holds, what: "a sweep ends a hold that a recount has counted meanwhile, and its slot stays in use",
+		name: "hold-sweep-recounted", file: sweep, what: "a sweep ends a hold that a recount has counted meanwhile, and its slot stays in use",
 		old: "            EXIT WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key);\n", new: "",
 		tests: "TestASweepBesideARecount",
 	},
@@ -479,7 +479,7 @@ var holdMutations = []mutation{
 		old: "	if err := l.sweepHolds(ctx, inTx); err != nil {", new: "	if err := error(nil); err != nil {",
 		tests: "TestHoldsAreResetAndSwept",
 	}, {
-		name: "hold-sweep-full", file: "migrations/engine/holds.sql", what: "an expired hold of a key that is full, and has no row, stays for good",
+		name: "hold-sweep-full", file: sweep, what: "an expired hold of a key that is full, and has no row, stays for good",
 		old: "    IF n = 0 THEN\n        m := 0;", new: "    IF false THEN\n        m := 0;",
 		tests: "TestHoldsAreResetAndSwept",
 	}, {
