@@ -18,7 +18,7 @@ type call struct {
 	asked     []Request // with the limits of the program
 	requests  []Request // with the limits in force
 	demands   []demand
-	rowless   []demand           // for which nothing is sent
+	rowless   []demand           // that their limits decide by themselves: see call_policy.go
 	asides    []demand           // that others deny already
 	receipt   *receipt           // for a refund
 	hold      *holding           // for a verb about holds

@@ -123,7 +123,7 @@ func addUp(does *rules, requests []Request) ([]demand, error) {
 	return ds, nil
 }
 
-// validate refuses a count that can never be granted.
+// validate refuses a count that is no count, and one that can never be granted.
 func (d *demand) validate(does *rules) error {
 	if does.ignoresCount {
 		return nil

@@ -7,8 +7,8 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// A limit without rows needs no database: a rate of 0 or a block grants nothing, and an unlimited limit grants everything.
-// Nothing is sent for it.
+// A limit without rows needs no database: a rate of 0 grants nothing, and an unlimited limit grants everything. A blocked limit may have
+// rows, but they do not decide. Nothing is sent for such demands, except by the verbs about holds: an id counts all the same.
 
 func (l *Limit) unlimited() bool { return l.err == nil && l.numbers.Rate > algebra.MaxTokens }
 

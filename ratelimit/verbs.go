@@ -119,7 +119,7 @@ func (r *rules) floor(l *Limit) float64 {
 	return 0
 }
 
-// rowless reports whether nothing is sent for a demand.
+// rowless reports whether a demand's limit decides it by itself, without its rows. A block does, where it denies.
 func (r *rules) rowless(d *demand) bool {
 	return d.limit.rowless() || r.deniable && d.limit.grantsNothing()
 }
