@@ -75,7 +75,7 @@ var holdMutations = []mutation{
 		tests: "TestTheConsoleReleasesWhatWasSeen",
 	}, {
 		name: "release-not-seen", file: whoHolds, what: "a hold is released that came under the id after the one that was seen",
-		old: "9999-12-31 00:00+00') = $4`", new: "9999-12-31 00:00+00') IS DISTINCT FROM $4::timestamptz + '1 day'`",
+		old: "+` = $4`", new: "+` IS DISTINCT FROM $4::timestamptz + '1 day'`",
 		tests: "TestAReleaseEndsWhatWasSeen|TestTheConsoleReleasesWhatWasSeen",
 	}, {
 		name: "holds-tool-none", file: holdsTool, what: "a hold of an unlimited key is said to hold tokens",

@@ -1141,7 +1141,7 @@ var sqlMutations = []mutation{
 		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
 	}, {
 		name: "sweep-any-level", file: sweep, what: "a sweep deletes on a snapshot older than its locks",
-		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN", new: "IF false THEN",
+		old: "-- k\nBEGIN\n    IF current_setting('transaction_isolation') <> 'read committed' THEN", new: "-- k\nBEGIN\n    IF false THEN",
 		tests: "TestTheSweepFunctionRefusesWhatIsWrong|TestWhereASweepWorks",
 	}, {
 		name: "byhand-policy", file: ratelimit, what: "a rate of 0 is sent to the engine",
