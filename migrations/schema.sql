@@ -4608,110 +4608,6 @@ LANGUAGE sql
 RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_look(names, keys, rates, periods, capacities, starts, shards, counts, floors, now,
     windows, firsts, lasts));
 
--- Gives back the expired holds of one key, unless its rows are locked or its numbers are not known. A key without rows is full: nothing comes back,
--- whatever its numbers, and no row of it is locked.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_key(name text, key text, now timestamptz) RETURNS integer
-LANGUAGE plpgsql SET enable_seqscan = off
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    q    /* TEMPLATE: schema */_ratelimit_request;
-    m    integer;
-    n    integer;
-    at   timestamptz := coalesce(now, clock_timestamp());
-    kept timestamptz := at + interval '7 days';
-    rec  record;
-BEGIN
-    SELECT count(*) INTO n FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key;
-    IF n = 0 THEN
-        m := 0;
-        FOR rec IN
-            SELECT h.id FROM /* TEMPLATE: schema */rate_limit_holds AS h
-             WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
-             LIMIT 1000
-               FOR UPDATE SKIP LOCKED
-        LOOP
-            -- A recount has counted this hold meanwhile: the next sweep gives it back. Asked under the hold's lock, for which a later recount waits.
-            EXIT WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key);
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', until = kept
-             WHERE h.name = name AND h.key = key AND h.id = rec.id;
-            m := m + 1;
-        END LOOP;
-        RETURN m;
-    END IF;
-    q.rate := 0;
-    IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.unit = 'tokens') THEN
-        IF NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
-            RETURN 0;
-        END IF;
-        q := /* TEMPLATE: schema */_ratelimit_prepare('settle', name, nullif(key, ''), NULL, NULL, 0, 'token bucket', NULL, NULL, 1, key = '', NULL, NULL,
-            NULL, NULL, now, later => true, standing => true);
-        IF q.effect <> 'numbers' THEN
-            RETURN 0;
-        END IF;
-    END IF;
-    SELECT count(*) INTO m FROM (
-        SELECT r.shard FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key ORDER BY r.shard FOR UPDATE SKIP LOCKED
-    ) AS l;
-    SELECT count(*) INTO n FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key;
-    IF m = 0 OR m <> n THEN
-        RETURN 0;
-    END IF;
-    RETURN /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], now,
-        q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
-END
-$body$;
-
--- Sweeps one batch of holds: the next 1000 rows of the primary key, after the given one. It deletes rows that count as absent since an hour,
--- and gives back expired holds, where the numbers of the limit are known: published, and the same for all keys. It never waits for a lock.
--- next_name is NULL after the last batch. Commit after each: it holds the locks until then.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_holds(
-    after_name text, after_key text, after_id text, now timestamptz,
-    OUT deleted integer, OUT ended integer, OUT next_name text, OUT next_key text, OUT next_id text
-)
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    at    timestamptz := coalesce(now, clock_timestamp());
-    hour  timestamptz := at - interval '1 hour'; -- then a clock that steps back by up to an hour changes nothing
-    seen  integer := 0;
-    due   text[] := '{}'; -- names and keys with expired holds, in pairs
-    rec   record;
-BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
-    END IF;
-    deleted := 0;
-    ended := 0;
-    FOR rec IN
-        SELECT h.name, h.key, h.id, h.unit, h.state <> 'held' AND h.until < hour AS over, h.state = 'held' AND h.token IS NOT NULL AND h.until <= at AS expired
-          FROM /* TEMPLATE: schema */rate_limit_holds AS h
-         WHERE (h.name, h.key, h.id) > (after_name, after_key, after_id)
-         ORDER BY h.name, h.key, h.id
-         LIMIT 1000
-    LOOP
-        seen := seen + 1;
-        IF rec.expired AND (rec.name IS DISTINCT FROM due[pg_catalog.cardinality(due) - 1] OR rec.key IS DISTINCT FROM due[pg_catalog.cardinality(due)]) THEN
-            due := pg_catalog.array_cat(due, ARRAY[rec.name::text, rec.key::text]);
-        END IF;
-        next_name := rec.name; next_key := rec.key; next_id := rec.id;
-        CONTINUE WHEN NOT rec.over;
-        PERFORM 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h -- asks again, on the newest version
-          WHERE h.name = rec.name AND h.key = rec.key AND h.id = rec.id AND h.state <> 'held' AND h.until < hour FOR UPDATE SKIP LOCKED;
-        CONTINUE WHEN NOT FOUND;
-        DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = rec.name AND h.key = rec.key AND h.id = rec.id;
-        deleted := deleted + 1;
-    END LOOP;
-    FOR i IN 1..pg_catalog.cardinality(due) / 2 LOOP
-        ended := ended + /* TEMPLATE: schema */_ratelimit_sweep_key(due[2 * i - 1], due[2 * i], now);
-    END LOOP;
-    IF seen < 1000 THEN
-        next_name := NULL; next_key := NULL; next_id := NULL;
-    END IF;
-END
-$body$;
-
 -- Holds by SQL by hand: ratelimit_hold, ratelimit_release and ratelimit_holds. The numbers are those that programs have published, under the
 -- override in force. A token is one that the Go library reads, and the other way round.
 
@@ -5974,6 +5870,110 @@ Errors:
   22023    an argument is invalid; without numbers, also if no program has published the limit
 $text$;
 
+-- Gives back the expired holds of one key, unless its rows are locked or its numbers are not known. A key without rows is full: nothing comes back,
+-- whatever its numbers, and no row of it is locked.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_key(name text, key text, now timestamptz) RETURNS integer
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    q    /* TEMPLATE: schema */_ratelimit_request;
+    m    integer;
+    n    integer;
+    at   timestamptz := coalesce(now, clock_timestamp());
+    kept timestamptz := at + interval '7 days';
+    rec  record;
+BEGIN
+    SELECT count(*) INTO n FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key;
+    IF n = 0 THEN
+        m := 0;
+        FOR rec IN
+            SELECT h.id FROM /* TEMPLATE: schema */rate_limit_holds AS h
+             WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
+             LIMIT 1000
+               FOR UPDATE SKIP LOCKED
+        LOOP
+            -- A recount has counted this hold meanwhile: the next sweep gives it back. Asked under the hold's lock, for which a later recount waits.
+            EXIT WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key);
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', until = kept
+             WHERE h.name = name AND h.key = key AND h.id = rec.id;
+            m := m + 1;
+        END LOOP;
+        RETURN m;
+    END IF;
+    q.rate := 0;
+    IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.unit = 'tokens') THEN
+        IF NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
+            RETURN 0;
+        END IF;
+        q := /* TEMPLATE: schema */_ratelimit_prepare('settle', name, nullif(key, ''), NULL, NULL, 0, 'token bucket', NULL, NULL, 1, key = '', NULL, NULL,
+            NULL, NULL, now, later => true, standing => true);
+        IF q.effect <> 'numbers' THEN
+            RETURN 0;
+        END IF;
+    END IF;
+    SELECT count(*) INTO m FROM (
+        SELECT r.shard FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key ORDER BY r.shard FOR UPDATE SKIP LOCKED
+    ) AS l;
+    SELECT count(*) INTO n FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key;
+    IF m = 0 OR m <> n THEN
+        RETURN 0;
+    END IF;
+    RETURN /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], now,
+        q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
+END
+$body$;
+
+-- Sweeps one batch of holds: the next 1000 rows of the primary key, after the given one. It deletes rows that count as absent since an hour,
+-- and gives back expired holds, where the numbers of the limit are known: published, and the same for all keys. It never waits for a lock.
+-- next_name is NULL after the last batch. Commit after each: it holds the locks until then.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_holds(
+    after_name text, after_key text, after_id text, now timestamptz,
+    OUT deleted integer, OUT ended integer, OUT next_name text, OUT next_key text, OUT next_id text
+)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at    timestamptz := coalesce(now, clock_timestamp());
+    hour  timestamptz := at - interval '1 hour'; -- then a clock that steps back by up to an hour changes nothing
+    seen  integer := 0;
+    due   text[] := '{}'; -- names and keys with expired holds, in pairs
+    rec   record;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
+    END IF;
+    deleted := 0;
+    ended := 0;
+    FOR rec IN
+        SELECT h.name, h.key, h.id, h.unit, h.state <> 'held' AND h.until < hour AS over, h.state = 'held' AND h.token IS NOT NULL AND h.until <= at AS expired
+          FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE (h.name, h.key, h.id) > (after_name, after_key, after_id)
+         ORDER BY h.name, h.key, h.id
+         LIMIT 1000
+    LOOP
+        seen := seen + 1;
+        IF rec.expired AND (rec.name IS DISTINCT FROM due[pg_catalog.cardinality(due) - 1] OR rec.key IS DISTINCT FROM due[pg_catalog.cardinality(due)]) THEN
+            due := pg_catalog.array_cat(due, ARRAY[rec.name::text, rec.key::text]);
+        END IF;
+        next_name := rec.name; next_key := rec.key; next_id := rec.id;
+        CONTINUE WHEN NOT rec.over;
+        PERFORM 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h -- asks again, on the newest version
+          WHERE h.name = rec.name AND h.key = rec.key AND h.id = rec.id AND h.state <> 'held' AND h.until < hour FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = rec.name AND h.key = rec.key AND h.id = rec.id;
+        deleted := deleted + 1;
+    END LOOP;
+    FOR i IN 1..pg_catalog.cardinality(due) / 2 LOOP
+        ended := ended + /* TEMPLATE: schema */_ratelimit_sweep_key(due[2 * i - 1], due[2 * i], now);
+    END LOOP;
+    IF seen < 1000 THEN
+        next_name := NULL; next_key := NULL; next_id := NULL;
+    END IF;
+END
+$body$;
+
 -- What was granted and denied, as the recorders of package ratelimit/usage have counted it. No decision depends on these tables.
 --
 -- Both tables are read by limit and by time, and rows go by time: hence the two indexes. Counts are in no index, so that updates are
@@ -6004,7 +6004,7 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.denied IS 'requests tha
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.failed IS 'requests that were neither: the database failed, or they were invalid or above the capacity';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.tokens IS 'tokens that were taken, by Charge and by a Wait that was given up as well';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.tokens IS 'tokens that were taken, by Charge, by Settle and by a Wait that was given up as well';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.refunded IS 'tokens that were given back';
 
@@ -6167,12 +6167,13 @@ Arguments:
 Result:
   name      the limit; '(others)' for those that a recorder had no room for
   minute    the minute's begin
-  granted   requests that were granted: of Consume, Take, Reserve and Wait. Those in a transaction that was rolled back are
-            included. A Wait that was given up is not
+  granted   requests that were granted: of Consume, Each, Take, Reserve, Wait, Hold and Once. Those in a transaction that was rolled
+            back are included. A Wait that was given up is not, nor a Hold or Once whose id was known
   denied    requests that were denied. Requests that another limit of their call denied are not in it, and checks are not
   failed    requests that ended with another error: the database failed, or they were invalid or above the capacity
-  tokens    the tokens that were taken, by Charge and by a Wait that was given up as well. refunded has what the latter gave back
-  refunded  the tokens that were given back
+  tokens    the tokens that were taken, by Charge, by Settle and by a Wait that was given up as well. refunded has what the last
+            gave back
+  refunded  the tokens that were given back, by Settle and Release as well
   waited    the seconds from grants to the instants at which their work may run, added up: of reservations, and of Wait
 
 The newest counts are missing: a program writes them every ten seconds, unless it says otherwise.

@@ -137,9 +137,3 @@ func (c *call) balance(d *demand, rows []algebra.Row, at algebra.Micros) Balance
 	}
 	return b
 }
-
-// unblocked is the limit without a block.
-func (l Limit) unblocked() Limit {
-	l.blocked, l.until = false, 0
-	return l
-}

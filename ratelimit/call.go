@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -19,7 +18,7 @@ type call struct {
 	asked     []Request // with the limits of the program
 	requests  []Request // with the limits in force
 	demands   []demand
-	rowless   []demand           // for which nothing is sent
+	rowless   []demand           // that their limits decide by themselves: see call_policy.go
 	asides    []demand           // that others deny already
 	receipt   *receipt           // for a refund
 	hold      *holding           // for a verb about holds
@@ -36,10 +35,9 @@ type call struct {
 
 // newCall validates a call. db is nil if it is not known.
 func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, err error) {
-	from := of.receipt
 	c = call{verb: v, hold: of.hold, does: verbs[v], requests: requests, within: algebra.Forever, patience: algebra.Forever, overrides: l.Overrides}
 	if c.does.refunds && len(requests) == 0 {
-		if requests, err = l.refundable(from); err != nil {
+		if requests, err = l.refundable(of.receipt); err != nil {
 			return c, err
 		}
 		c.requests = requests
@@ -50,10 +48,8 @@ func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, 
 		}
 		c.requests = requests
 	}
-	if l.Clock != nil {
-		if c.now, err = timestamp("the clock's time", l.Clock()); err != nil {
-			return c, invalidCall(requests, err.Error())
-		}
+	if c.now, err = l.now(); err != nil {
+		return c, invalidCall(requests, err.Error())
 	}
 	if c.local = c.now; !c.now.Valid {
 		c.local = clockOf(db)
@@ -74,12 +70,12 @@ func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, 
 		}
 	}
 	if c.does.moves {
-		if err = c.moved(); err != nil {
+		if err = c.validateMove(); err != nil {
 			return c, err
 		}
 	}
 	if v == verbPause {
-		if err = c.paused(of.until); err != nil {
+		if err = c.validatePause(of.until); err != nil {
 			return c, err
 		}
 	}
@@ -87,16 +83,16 @@ func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, 
 		return c, err
 	}
 	if c.does.refunds {
-		if c.receipt, err = from.read(); err != nil {
+		if c.receipt, err = of.receipt.read(); err != nil {
 			return c, fmt.Errorf("%w: %s%w", ErrInvalid, limitsOf(requests), err)
 		}
-		err = c.covered()
+		err = c.checkReceipt()
 	}
 	return c, err
 }
 
-// covered checks that a refund's receipt covers its demands. A demand that was granted without a row gets nothing back.
-func (c *call) covered() error {
+// checkReceipt checks that a refund's receipt covers its demands. A demand that was granted without a row gets nothing back.
+func (c *call) checkReceipt() error {
 	if err := c.receipt.covers(c.demands); err != nil {
 		return err
 	}
@@ -117,9 +113,9 @@ func (c *call) forfeits() bool {
 // reserves reports whether algebra.Reserve has the rule for the call.
 func (c *call) reserves() bool { return c.forfeits() || c.within != algebra.Forever }
 
-// goesAlone reports whether the call can share no statement with others.
-func (c *call) goesAlone() bool {
-	return sharded(c.demands) || c.reserves() || c.does.upTo || c.tooMuch()
+// tooMuch reports whether the numbers in force can never grant the call. What comes after an override can.
+func (c *call) tooMuch() bool {
+	return anyOf(c.demands, func(d *demand) bool { return d.tooMuch })
 }
 
 // timestamp checks an instant given by the caller. The lower bound leaves room for the grids of fixed windows, which begin
@@ -153,7 +149,7 @@ func (c *call) decide(ctx context.Context, db DB) (Result, error) {
 func (c *call) ask(ctx context.Context, w wire, result *Result) error {
 	s := c.statement(ctx, false)
 	if w.commits {
-		s.update = c.mayUpdate()
+		s.update = c.updater()
 	}
 	a, err := w.ask(ctx, s)
 	if err == nil && c.unsure(a) {
@@ -164,30 +160,6 @@ func (c *call) ask(ctx context.Context, w wire, result *Result) error {
 		c.fill(result, a)
 	}
 	return err
-}
-
-// unsure reports whether the call was denied although a calendar may have refilled enough: a row is older than the list of windows,
-// and the list does not fill it.
-func (c *call) unsure(a *answer) bool {
-	if a.granted || c.old || !c.does.deniable {
-		return false
-	}
-	for i, rows := range a.rows {
-		l := c.demands[i].numbers
-		n := len(rows)
-		if l.Windows != nil && slices.ContainsFunc(rows, func(row algebra.Row) bool {
-			return row.TS < (*l.Windows)[0] && l.Available(row, n, a.at) < l.Capacity/float64(n)
-		}) {
-			return true
-		}
-	}
-	return false
-}
-
-// lookBack makes the lists of windows reach back far.
-func (c *call) lookBack() {
-	c.old = true
-	setNumbers(c.does, c.demands, c.local, true)
 }
 
 // fill fills in the result from the statement's answer.
@@ -201,7 +173,7 @@ func (c *call) fill(result *Result, a *answer) {
 		return
 	}
 	a.granted = a.granted && !c.tooMuch() // it was only checked
-	result.fill(c, a)
+	c.fillRows(result, a)
 	if c.does.takes && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
 		denied.remember(c.demands[0], result.RetryAfter)
 	}

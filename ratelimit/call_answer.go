@@ -3,12 +3,10 @@ package ratelimit
 import (
 	"encoding/json"
 	"errors"
-	"math"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 )
@@ -82,25 +80,9 @@ func readSeveral(reply pgx.Row, demands int) (*answer, error) {
 	r := record{rest: b}
 	r.expect(6)
 	a := &answer{granted: r.boolean(), at: r.instant()}
-	places := r.array(pgtype.Int4ArrayOID, pgtype.Int4OID, 4)
-	values := r.array(pgtype.Float8ArrayOID, pgtype.Float8OID, 8)
-	ts := r.array(pgtype.TimestamptzArrayOID, pgtype.TimestamptzOID, 8)
+	r.rows(a, demands)
 	a.taken = r.floatOrNull()
-	if !r.ended() || values == nil || ts == nil || len(ts) != len(values) {
-		return nil, errRecord
-	}
-	rows := make([]algebra.Row, len(values))
-	for i := range values {
-		rows[i] = algebra.Row{Value: math.Float64frombits(values[i]), TS: sinceY2K(ts[i])}
-	}
-	var ord []int32
-	if places != nil {
-		ord = make([]int32, len(places))
-		for i, place := range places {
-			ord[i] = int32(place)
-		}
-	}
-	if !a.setRows(demands, rows, ord) {
+	if !r.ended() {
 		return nil, errRecord
 	}
 	return a, nil

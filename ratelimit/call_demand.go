@@ -7,7 +7,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
 
@@ -34,7 +33,10 @@ func (d *demand) lowest() float64 {
 	return d.limit.numbers.Lowest(d.floor)
 }
 
-func (d *demand) id() groupID { return groupID{d.limit.name, d.key} }
+// limitKey is a limit, by its name, and a key.
+type limitKey struct{ name, key string }
+
+func (d *demand) id() limitKey { return limitKey{d.limit.name, d.key} }
 
 // demands validates the requests and adds up the requests for the same limit and key. The result is in the order in which
 // the database locks. Demands of limits without rows are apart. With [ErrExceedsCapacity], it returns the demands too.
@@ -91,7 +93,7 @@ func addUp(does *rules, requests []Request) ([]demand, error) {
 		}
 		last := len(ds) - 1
 		found := last >= 0 && ds[last].key == r.key && ds[last].limit.name == r.limit.name
-		if found && does.alone && ds[last].limit == r.limit {
+		if found && does.each && ds[last].limit == r.limit {
 			found = false
 		}
 		if !found {
@@ -121,23 +123,7 @@ func addUp(does *rules, requests []Request) ([]demand, error) {
 	return ds, nil
 }
 
-// setNumbers sets the demands' numbers. A calendar's windows are listed around now; old: also those for an old debt.
-func setNumbers(does *rules, ds []demand, now pgtype.Timestamptz, old bool) {
-	for i := range ds {
-		d := &ds[i]
-		d.numbers = d.limit.forKey(d.key)
-		if d.limit.onCalendar() {
-			at := time.Now()
-			if now.Valid {
-				at = now.Time
-			}
-			d.numbers.Windows, d.numbers.Period = d.limit.windows(does, algebra.At(at), old)
-			d.numbers.Start = (*d.numbers.Windows)[0]
-		}
-	}
-}
-
-// validate refuses a count that can never be granted.
+// validate refuses a count that is no count, and one that can never be granted.
 func (d *demand) validate(does *rules) error {
 	if does.ignoresCount {
 		return nil

@@ -26,15 +26,15 @@ type span struct {
 // standing are the rules of what holds whatever is asked: a block changes no numbers.
 var standing = &rules{owes: upToMaxReserved, ignoresCount: true, answers: balances}
 
-// changes reports whether an override ends that is known for the demand.
-func (c *call) changes(d *demand) bool {
+// overrideEnds reports whether an override that is known for the demand has an end that is still to come.
+func (c *call) overrideEnds(d *demand) bool {
 	return c.inForce != nil && len(c.inForce[d.requests[0]].ends) > 0
 }
 
 // spans is how a demand is decided from now on. The first span is the present, by the demand's own numbers.
 func (c *call) spans(does *rules, d *demand) []span {
 	spans := []span{spanOf(does, algebra.Min, *d)}
-	if !c.changes(d) {
+	if !c.overrideEnds(d) {
 		return spans
 	}
 	in := &c.inForce[d.requests[0]]
@@ -42,7 +42,7 @@ func (c *call) spans(does *rules, d *demand) []span {
 		requests := make([]Request, len(d.requests))
 		for i, place := range d.requests {
 			requests[i] = c.asked[place]
-			requests[i].limit, _ = c.overrides.decide(does, requests[i].limit, in.lists, moment{end, end})
+			requests[i].limit, _ = c.overrides.limitInForce(does, requests[i].limit, in.lists, moment{end, end})
 		}
 		ds, rowless, err := demands(does, requests, pgtype.Timestamptz{Time: end.Time(), Valid: true})
 		if err != nil && !errors.Is(err, ErrExceedsCapacity) {
@@ -98,16 +98,6 @@ func when(now algebra.Micros, demands [][]span, find find) algebra.Micros {
 	}
 }
 
-// known is the demand itself or, if its calendar's list ends before a later instant, with the windows around that one.
-func (d *demand) known(now, later algebra.Micros) *demand {
-	if later <= now || !d.numbers.Unknown(later) {
-		return d
-	}
-	around := []demand{*d}
-	setNumbers(standing, around, pgtype.Timestamptz{Time: later.Time(), Valid: true}, false)
-	return &around[0]
-}
-
 // allSpans are the spans of each of the demands.
 func (c *call) allSpans(ds ...[]demand) (all [][]span) {
 	for _, ds := range ds {
@@ -118,16 +108,11 @@ func (c *call) allSpans(ds ...[]demand) (all [][]span) {
 	return all
 }
 
-// tooMuch reports whether the numbers in force can never grant the call. What comes after an override can.
-func (c *call) tooMuch() bool {
-	return anyOf(c.demands, func(d *demand) bool { return d.tooMuch })
-}
-
 // allowedLater reports whether each demand that asks for too much does so only until an override ends, whatever denies the others. One that is
 // decided by itself is just denied.
 func (c *call) allowedLater(err error) bool {
 	now := c.overrides.now(c.local)
-	return errors.Is(err, ErrExceedsCapacity) && (c.does.alone || !anyOf(c.demands, func(d *demand) bool {
+	return errors.Is(err, ErrExceedsCapacity) && (c.does.each || !anyOf(c.demands, func(d *demand) bool {
 		return d.tooMuch && c.allowedAt(now, []demand{*d}) == algebra.Forever
 	}))
 }
@@ -245,7 +230,7 @@ func (c *call) rowsOf(d *demand, a *answer) []algebra.Row {
 
 // fullAt is when a token bucket will be full if nothing is taken.
 func (c *call) fullAt(d *demand, rows []algebra.Row, now algebra.Micros) algebra.Micros {
-	if !c.changes(d) {
+	if !c.overrideEnds(d) {
 		numbers := d.reaching(rows, now)
 		return numbers.When(rows, numbers.Capacity, 0, now)
 	}
@@ -277,7 +262,7 @@ func (c *call) nextAt(d *demand, rows []algebra.Row, count float64, now algebra.
 // repaidAt is when nothing is owed: the work of a reservation may run, whatever other calls take meanwhile. Each of them makes the
 // numbers of its time count for the time before it, so the slowest of both counts until an override ends.
 func (c *call) repaidAt(d *demand, rows []algebra.Row, now algebra.Micros) algebra.Micros {
-	if !c.changes(d) {
+	if !c.overrideEnds(d) {
 		return d.reaching(rows, now).Repaid(rows, now)
 	}
 	return repaid(c.spans(standing, d), rows, d.limit.shards, now)

@@ -7,8 +7,8 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// A limit without rows needs no database: a rate of 0 or a block grants nothing, and an unlimited limit grants everything.
-// Nothing is sent for it.
+// A limit without rows needs no database: a rate of 0 grants nothing, and an unlimited limit grants everything. A blocked limit may have
+// rows, but they do not decide. Nothing is sent for such demands, except by the verbs about holds: an id counts all the same.
 
 func (l *Limit) unlimited() bool { return l.err == nil && l.numbers.Rate > algebra.MaxTokens }
 
@@ -77,13 +77,13 @@ func (c *call) byPolicy() *answer {
 }
 
 // fillRowless fills in the results of requests for limits without rows, and takes them into account in the call's.
-func (r *Result) fillRowless(c *call, a *answer) {
+func (c *call) fillRowless(r *Result, a *answer) {
 	denied := c.refusal() != ""
 	if denied {
 		for i := range r.Requests {
 			r.Requests[i].OK = true // unless it is the one that denies
 		}
-		r.retry(c.blockedUntil(a.at, c.asides, c.rowless)) // what comes after it may deny, too
+		r.setRetryAt(c.blockedUntil(a.at, c.asides, c.rowless)) // what comes after it may deny, too
 	}
 	for i := range c.rowless {
 		d := &c.rowless[i]

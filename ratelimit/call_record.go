@@ -159,17 +159,25 @@ func (r *record) instants(n int) (all []algebra.Micros) {
 	return all
 }
 
-// rows reads the columns ord, value and ts, and assigns the rows to the demands.
-func (r *record) rows(a *answer, demands int) bool {
+// rows reads the columns ord, value and ts, and assigns the rows to the demands. If ord is NULL, each demand has one row.
+func (r *record) rows(a *answer, demands int) {
 	places := r.array(pgtype.Int4ArrayOID, pgtype.Int4OID, 4)
 	values := r.array(pgtype.Float8ArrayOID, pgtype.Float8OID, 8)
 	ts := r.array(pgtype.TimestamptzArrayOID, pgtype.TimestamptzOID, 8)
-	if r.failed || len(places) != len(values) || len(ts) != len(values) {
-		return false
+	if r.failed || values == nil || ts == nil || len(ts) != len(values) {
+		r.failed = true
+		return
 	}
-	rows, ord := make([]algebra.Row, len(values)), make([]int32, len(places))
+	rows := make([]algebra.Row, len(values))
 	for i := range values {
-		rows[i], ord[i] = algebra.Row{Value: math.Float64frombits(values[i]), TS: sinceY2K(ts[i])}, int32(places[i])
+		rows[i] = algebra.Row{Value: math.Float64frombits(values[i]), TS: sinceY2K(ts[i])}
 	}
-	return a.setRows(demands, rows, ord)
+	var ord []int32
+	if places != nil {
+		ord = make([]int32, len(places))
+		for i, place := range places {
+			ord[i] = int32(place)
+		}
+	}
+	r.failed = !a.setRows(demands, rows, ord)
 }

@@ -27,7 +27,7 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 	if orRaise { // a statement in a batch cannot be asked again
 		c.lookBack()
 	}
-	plain, now := c.plain(), nullable(c.now)
+	takesCounts, now := c.takesCounts(), nullable(c.now)
 	switch {
 	case c.verb == verbReset:
 		return reset(c.demands)
@@ -45,18 +45,20 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 		return c.look(now)
 	case c.does.refunds:
 		return refund(c.receipt, c.demands, now)
-	case plain && len(c.demands) == 1 && sharded(c.demands):
+	case takesCounts && len(c.demands) == 1 && sharded(c.demands):
 		return consumeSharded(ctx, c.demands[0], now, orRaise)
-	case plain && len(c.demands) == 1:
+	case takesCounts && len(c.demands) == 1:
 		return consume(c.demands[0], now, denied.expect(c.demands[0]), orRaise)
-	case plain && !sharded(c.demands):
+	case takesCounts && !sharded(c.demands):
 		return consumeSeveral(c.demands, now, orRaise)
 	}
 	return c.apply(ctx, now, orRaise)
 }
 
-// plain reports whether the call takes its counts, all or none.
-func (c *call) plain() bool { return c.does.takes && !c.reserves() && !c.does.upTo && !c.tooMuch() }
+// takesCounts reports whether the call takes its counts, all or none.
+func (c *call) takesCounts() bool {
+	return c.does.takes && !c.reserves() && !c.does.upTo && !c.tooMuch()
+}
 
 // arguments leaves the first place free, for replyTo.
 func arguments(args ...any) []any { return append(make([]any, 1, 1+len(args)), args...) }

@@ -28,8 +28,8 @@ type updater interface {
 	note() string
 }
 
-// mayUpdate has the plain statement that the call is worth, or is nil. A reservation is worth none: it mostly comes when nothing is left.
-func (c *call) mayUpdate() updater {
+// updater has the plain statement that the call is worth, or is nil. A reservation is worth none: it mostly comes when nothing is left.
+func (c *call) updater() updater {
 	switch {
 	case len(c.demands) != 1 || sharded(c.demands) || c.now.Valid:
 		return nil
@@ -43,7 +43,7 @@ func (c *call) mayUpdate() updater {
 		if len(c.rowless) == 0 {
 			return c
 		}
-	case c.plain() && c.does.owes != upToMaxReserved:
+	case c.takesCounts() && c.does.owes != upToMaxReserved:
 		return &c.demands[0]
 	}
 	return nil

@@ -25,7 +25,7 @@ func (w wire) ask(ctx context.Context, s statement) (*answer, error) {
 	if r.updates != nil && r.updates.missed(err) {
 		return w.ask(ctx, s.update.instead(s))
 	}
-	return a, r.judge(err)
+	return a, r.unknownIfSent(err)
 }
 
 // send sends a query. The first place of its arguments is free.
@@ -99,11 +99,11 @@ func (r *reply) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args
 }
 
 func (r *reply) Scan(dest ...any) error {
-	return r.judge(r.scan(dest))
+	return r.unknownIfSent(r.scan(dest))
 }
 
-// judge marks an error as unknown if the query may have been committed.
-func (r *reply) judge(err error) error {
+// unknownIfSent marks an error as unknown if the query may have been committed.
+func (r *reply) unknownIfSent(err error) error {
 	if r.commits && r.sent && !errors.Is(err, ErrUnknownOutcome) {
 		return unknownUnless(err)
 	}

@@ -90,6 +90,11 @@ func (c *Coalescer) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 	return c.Pool.QueryRow(ctx, sql, args...)
 }
 
+// goesAlone reports whether the call can share no statement with others.
+func (c *call) goesAlone() bool {
+	return sharded(c.demands) || c.reserves() || c.does.upTo || c.tooMuch()
+}
+
 // SQLSTATEs with which the database refuses a batch.
 const (
 	stateSharded   = "RL002" // rows of shards have to be combined first
@@ -138,7 +143,7 @@ func (c *Coalescer) join(ctx context.Context, asked *call, result *Result) error
 	unsure := false
 	if err == nil && !direct {
 		if unsure = asked.unsure(&w.answer); !unsure {
-			result.fill(asked, &w.answer)
+			asked.fillRows(result, &w.answer)
 		}
 	}
 	*w = waiter{done: w.done}
@@ -202,7 +207,7 @@ func (c *Coalescer) next(b *batch) bool {
 // landed gives the waiters of a batch their answers, unless they are queued again, and returns the flight of the others, if any.
 // Waiters that have left do not read their answers.
 func (c *Coalescer) landed(b *batch, err error, others []*waiter) *flight {
-	c.observe(len(b.waiters), err)
+	c.reportBatch(len(b.waiters), err)
 	c.mu.Lock()
 	again, flightOfOthers := c.schedule.landed(b, err, others)
 	c.startAndUnlock()
@@ -243,12 +248,12 @@ func (c *Coalescer) send(ctx context.Context, asked *call, result *Result) error
 	err := c.commit(ctx, func(db wire) error {
 		return asked.ask(ctx, db, result)
 	})
-	c.observe(1, err)
+	c.reportBatch(1, err)
 	return err
 }
 
-// observe reports a statement to OnBatch.
-func (c *Coalescer) observe(calls int, err error) {
+// reportBatch reports a statement to OnBatch.
+func (c *Coalescer) reportBatch(calls int, err error) {
 	if err == nil && c.OnBatch != nil {
 		c.OnBatch(calls)
 	}
@@ -258,7 +263,7 @@ func (c *Coalescer) observe(calls int, err error) {
 func (c *Coalescer) commit(ctx context.Context, statement func(db wire) error) error {
 	for attempt := 1; ; attempt++ {
 		begin := c.begin.Load()
-		err := c.once(ctx, begin, statement)
+		err := c.attempt(ctx, begin, statement)
 		if sqlState(err) == stateIsolation && !begin {
 			c.begin.Store(true)
 			continue
@@ -268,14 +273,14 @@ func (c *Coalescer) commit(ctx context.Context, statement func(db wire) error) e
 			return err
 		case attempt == defaultAttempts:
 			return exhausted(attempt, err)
-		case !pause(ctx, attempt):
+		case !backOff(ctx, attempt):
 			return exhausted(attempt, fmt.Errorf("%w; the last attempt: %w", over(ctx), err))
 		}
 	}
 }
 
-// once runs a statement in a transaction of its own. With begin, it is an explicit READ COMMITTED transaction.
-func (c *Coalescer) once(ctx context.Context, begin bool, statement func(db wire) error) error {
+// attempt runs a statement in a transaction of its own. With begin, it is an explicit READ COMMITTED transaction.
+func (c *Coalescer) attempt(ctx context.Context, begin bool, statement func(db wire) error) error {
 	var db DB = c.Pool
 	switch {
 	case begin:
@@ -333,7 +338,7 @@ func (c *Coalescer) coalesce(b *batch) error {
 	ask := sums && !c.skipSums.Load()
 	if ask {
 		var answer dbsqlc.CoalesceRow
-		err := c.once(b.flight.ctx, c.begin.Load(), func(db wire) (err error) {
+		err := c.attempt(b.flight.ctx, c.begin.Load(), func(db wire) (err error) {
 			answer, err = b.consumeSums(b.flight.ctx, db)
 			return err
 		})
@@ -348,7 +353,7 @@ func (c *Coalescer) coalesce(b *batch) error {
 				break
 			}
 			others := b.keep(&answer)
-			err := b.settle(&answer)
+			err := b.answerAll(&answer)
 			if len(others) == 0 {
 				return err
 			}
@@ -363,7 +368,7 @@ func (c *Coalescer) coalesce(b *batch) error {
 	if err != nil {
 		return err
 	}
-	err = b.settle(&row)
+	err = b.answerAll(&row)
 	if sums && !ask {
 		c.skipSums.Store(tooMany(b.undecided(), len(b.groups)))
 	}

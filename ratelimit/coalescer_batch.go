@@ -18,13 +18,13 @@ import (
 // batch is the calls that one statement decides.
 type batch struct {
 	waiters []*waiter
-	busy    []groupID // its keys in schedule.busy, each once
-	apart   bool      // its calls are apart
+	busy    []limitKey // its keys in schedule.busy, each once
+	apart   bool       // its calls are apart
 	flight  *flight
 	of      []int // the group of each demand of the waiters, in order
 	groups  []group
 	order   []int32 // the indexes of the groups, in the order of the locks
-	index   map[groupID]int
+	index   map[limitKey]int
 	args    dbsqlc.CoalesceParams
 	byOrd   []int32              // the group of each of args.Keys
 	defs    []batchLimit         // args.Defs has their indexes + 1
@@ -32,9 +32,7 @@ type batch struct {
 	counts  []float64            // the sums
 }
 
-var batches = sync.Pool{New: func() any { return &batch{index: map[groupID]int{}} }}
-
-type groupID struct{ name, key string }
+var batches = sync.Pool{New: func() any { return &batch{index: map[limitKey]int{}} }}
 
 // batchLimit is a limit of a batch. Calls for one calendar have two lists of its windows if a window began between them.
 type batchLimit struct {
@@ -47,7 +45,7 @@ type group struct {
 	first   *demand // unless mixed, all demands have its limit
 	numbers algebra.Limit
 	repeats int
-	// mixed means that the demands differ: the database and settle decide them one by one.
+	// mixed means that the demands differ: the database and answerCall decide them one by one.
 	mixed bool
 
 	ord      int32 // the place in args.Keys, from 1: groups that are not mixed come first
@@ -81,7 +79,7 @@ func (b *batch) group() {
 	for _, w := range b.waiters {
 		for i := range w.ds {
 			d := &w.ds[i]
-			id := groupID{d.limit.name, d.key}
+			id := limitKey{d.limit.name, d.key}
 			at, found := b.index[id]
 			if !found {
 				at = len(b.groups)
@@ -219,7 +217,7 @@ func (b *batch) consumeSums(ctx context.Context, db wire) (answer dbsqlc.Coalesc
 	a := &b.args
 	var row dbsqlc.ConsumeKeysRow
 	if len(b.groups) == 1 {
-		row, err = b.consumeSum(ctx, db)
+		row, err = b.consumeOneKey(ctx, db)
 	} else {
 		b.counts = b.counts[:0]
 		for i := range a.Keys {
@@ -254,9 +252,9 @@ func (b *batch) consumeSums(ctx context.Context, db wire) (answer dbsqlc.Coalesc
 	return answer, nil
 }
 
-// consumeSum is consumeSums for a batch of one key. _ratelimit_consume is faster, and also decides fixed windows and keys
+// consumeOneKey is consumeSums for a batch of one key. _ratelimit_consume is faster, and also decides fixed windows and keys
 // without a row. A denial is remembered.
-func (b *batch) consumeSum(ctx context.Context, db wire) (dbsqlc.ConsumeKeysRow, error) {
+func (b *batch) consumeOneKey(ctx context.Context, db wire) (dbsqlc.ConsumeKeysRow, error) {
 	g := &b.groups[0]
 	sum := *g.first
 	sum.count = g.sum()
@@ -310,12 +308,12 @@ func (b *batch) undecided() (n int) {
 	return n
 }
 
-// errDisagree is the error of a batch for which settle derives other decisions than the database's: a defect. The consumed
+// errDisagree is the error of a batch for which answerAll derives other decisions than the database's: a defect. The consumed
 // tokens are lost, and no call is granted.
 var errDisagree = fmt.Errorf("%w: the database and the library disagree about a decision", ErrUnknownOutcome)
 
-// settle derives each call's answer from the states before the database's decisions.
-func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
+// answerAll derives each call's answer from the states before the database's decisions.
+func (b *batch) answerAll(row *dbsqlc.CoalesceRow) error {
 	at, seen := algebra.At(row.At.Time), algebra.At(row.Seen.Time)
 	for i := range b.groups {
 		b.groups[i].at = at
@@ -336,7 +334,7 @@ func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
 	}
 	of := b.of
 	for _, w := range b.waiters {
-		b.settleCall(w, of)
+		b.answerCall(w, of)
 		of = of[len(w.ds):]
 	}
 	for i := range b.groups {
@@ -347,8 +345,8 @@ func (b *batch) settle(row *dbsqlc.CoalesceRow) error {
 	return nil
 }
 
-// settleCall repeats the database's decision for one call. of has the groups of the call's demands.
-func (b *batch) settleCall(w *waiter, of []int) {
+// answerCall repeats the database's decision for one call. of has the groups of the call's demands.
+func (b *batch) answerCall(w *waiter, of []int) {
 	a := &w.answer
 	a.granted = true
 	for i := range w.ds {

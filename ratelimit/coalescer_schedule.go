@@ -41,7 +41,7 @@ const (
 // given up when no call is ready. When a call may be ready and a place is free, arrive or fill takes the place and sets
 // start: the Coalescer makes a goroutine of it. A call by itself has the place of its caller's goroutine.
 //
-// A queued call is ready if none of its keys is busy (at the database) or held (asked for by an earlier call that is not
+// A queued call is ready if none of its keys is busy (at the database) or claimed (asked for by an earlier call that is not
 // ready). A second statement for a key would only wait for its row.
 //
 // A statement that times out has probably waited for a locked row, and the error does not say for which. So its calls are
@@ -54,8 +54,8 @@ type schedule struct {
 	places int       // in use, each by a call or batch that is at the database or about to be sent
 	due    time.Time // with a pace: when the next statement may begin
 
-	busy keySet // keys at the database, each in one statement
-	held keySet // keys of queued calls that must not be overtaken, as of the last scan of the queue
+	busy    keySet // keys at the database, each in one statement
+	claimed keySet // keys of queued calls that must not be overtaken, as of the last scan of the queue
 
 	blamed      keySet // the last statement for this key alone timed out: its row may be locked
 	apartFlying bool   // a statement of calls that are apart is at the database; there is at most one
@@ -126,9 +126,9 @@ var waiters = sync.Pool{New: func() any { return &waiter{done: make(chan struct{
 func (s *schedule) arrive(ds []demand, clock pgtype.Timestamptz, now time.Time, pace time.Duration) *waiter {
 	blamed := s.blamed.has(ds)
 	if len(s.queue) == 0 {
-		clear(s.held)
+		clear(s.claimed)
 	}
-	if s.places < maxPlaces && !s.waits(ds, blamed) && !s.held.has(ds) {
+	if s.places < maxPlaces && !s.waits(ds, blamed) && !s.claimed.has(ds) {
 		s.places++
 		if len(s.queue) == 0 && !blamed && s.takeTurn(now, pace) == 0 {
 			s.busy.add(ds)
@@ -170,7 +170,7 @@ func (s *schedule) next(b *batch, now time.Time, pace time.Duration) (send bool,
 	s.vacate(b)
 	s.apartFlying = s.apartFlying && !b.apart
 	b.apart = false
-	clear(s.held)
+	clear(s.claimed)
 	first := slices.IndexFunc(s.queue, s.ready)
 	if first < 0 {
 		s.places--
@@ -206,7 +206,7 @@ func (s *schedule) landed(b *batch, err error, others []*waiter) (again bool, fl
 	}
 	if err == nil || !b.shared() && b.flight.ctx.Err() == nil { // else it was canceled, and nothing is known
 		for _, w := range b.waiters {
-			s.judge(w.ds, b.apart, err)
+			s.learn(w.ds, b.apart, err)
 		}
 	}
 	if len(others) > 0 {
@@ -251,7 +251,7 @@ func (s *schedule) landedAlone(ds []demand, apart, ended bool, err error) {
 	s.busy.remove(ds)
 	s.apartFlying = s.apartFlying && !apart
 	if err == nil || !ended { // else the error says nothing about the keys
-		s.judge(ds, apart, err)
+		s.learn(ds, apart, err)
 	}
 	s.places--
 	s.fill()
@@ -276,11 +276,11 @@ func (s *schedule) waits(ds []demand, apart bool) bool {
 // ready reports whether a queued call may be sent. If not, later calls must not overtake it with one of its keys. (For one
 // key, and the first time, no note is needed: the same reason holds up the later calls too.)
 func (s *schedule) ready(w *waiter) bool {
-	if !s.waits(w.ds, s.apart(w)) && !s.held.has(w.ds) {
+	if !s.waits(w.ds, s.apart(w)) && !s.claimed.has(w.ds) {
 		return true
 	}
 	if len(w.ds) > 1 || w.past >= afterTimeout {
-		s.held.add(w.ds)
+		s.claimed.add(w.ds)
 	}
 	return false
 }
@@ -322,7 +322,7 @@ func (s *schedule) together(leader, w *waiter, apart bool) bool {
 }
 
 // blamedOf are the blamed keys among the demands'.
-func (s *schedule) blamedOf(ds []demand) (ids []groupID) {
+func (s *schedule) blamedOf(ds []demand) (ids []limitKey) {
 	for i := range ds {
 		if s.blamed.has(ds[i : i+1]) {
 			ids = append(ids, ds[i].id())
@@ -364,8 +364,8 @@ func (s *schedule) takeTurn(now time.Time, pace time.Duration) time.Duration {
 	return 0
 }
 
-// judge learns from the end of a statement for these demands alone.
-func (s *schedule) judge(ds []demand, apart bool, err error) {
+// learn takes in how a statement for these demands alone has ended.
+func (s *schedule) learn(ds []demand, apart bool, err error) {
 	switch {
 	case err == nil && apart:
 		s.failures = 0
@@ -431,7 +431,7 @@ func ofSomeCalls(state string) bool {
 }
 
 // keySet is a set of keys of limits.
-type keySet map[groupID]struct{}
+type keySet map[limitKey]struct{}
 
 // has reports whether one of the keys is in the set.
 func (s keySet) has(ds []demand) bool {

@@ -877,13 +877,13 @@ func (p *play) check() {
 	if len(p.places) > maxPlaces || p.s.places != len(p.places) || !asking && !maps.Equal(p.s.busy, busy) || aparts > 1 {
 		p.t.Errorf("%d places, of which the schedule counts %d; at the database are %v, it says %v; %d statements are apart", len(p.places), p.s.places, busy, p.s.busy, aparts)
 	}
-	held := maps.Clone(p.s.held)
-	clear(p.s.held)
+	held := maps.Clone(p.s.claimed)
+	clear(p.s.claimed)
 	if first := slices.IndexFunc(p.s.queue, p.s.ready); first >= 0 && !asking && len(p.places) < maxPlaces {
 		w := p.s.queue[first] // or a later one waits, too, if w waits for the pace, or did until it left
 		if len(paced) == 0 || w != paced[0] && slices.Contains(p.s.queue, paced[0]) && (p.s.apart(w) || w.past == afterRefusal) {
 			p.t.Errorf("%s: %s could be sent, and a place is free", p.step, p.of(w).name)
 		}
 	}
-	p.s.held = held
+	p.s.claimed = held
 }

@@ -57,7 +57,7 @@ func (l *Limiter) During(
 		return err
 	case fn == nil:
 		return invalidCall(requests, "the function is nil")
-	case ttl == forever:
+	case ttl == endless:
 		return invalidCall(requests, "During needs a ttl: a hold without an end would stay if the process dies")
 	case ttl < minTTL || ttl > maxTTL:
 		return invalidCall(requests, fmt.Sprintf("ttl %v is not between %v and %v", ttl, minTTL, maxTTL))
@@ -255,7 +255,7 @@ func (d *during) try(end func(ctx context.Context) error) error {
 	defer cancel()
 	for attempt := 1; ; attempt++ {
 		err := end(ctx)
-		if err == nil || errors.Is(err, ErrHoldLost) || errors.Is(err, ErrInvalid) || !pause(ctx, attempt) {
+		if err == nil || errors.Is(err, ErrHoldLost) || errors.Is(err, ErrInvalid) || !backOff(ctx, attempt) {
 			return err
 		}
 	}

@@ -369,9 +369,11 @@ func (n *line) extend(ctx context.Context, args dbsqlc.ExtendParams) (row dbsqlc
 	if err := n.connect(ctx); err != nil {
 		return row, err
 	}
-	if args.Now, err = n.l.instant(); err != nil {
-		return row, err
+	now, err := n.l.now()
+	if err != nil {
+		return row, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
+	args.Now = nullable(now)
 	send := func(ctx context.Context, db DB) (err error) {
 		row, err = wire{db: db}.queries().Extend(ctx, args)
 		return err

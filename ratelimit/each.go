@@ -62,13 +62,7 @@ func (l *Limiter) Each(ctx context.Context, db DB, requests ...Request) ([]Resul
 
 // each decides the requests. A denial is an error at the place of its request.
 func (l *Limiter) each(ctx context.Context, db DB, requests []Request) (results []Result, denials []error, err error) {
-	whole, err := l.newCall(verbEach, about{}, requests, db)
-	if noDatabase(db) {
-		err = invalidCall(requests, noDatabaseText)
-	}
-	if err == nil {
-		err = errOutside(ctx, verbEach, db, requests)
-	}
+	whole, err := l.callOn(ctx, db, verbEach, about{}, requests)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -82,7 +76,7 @@ func (l *Limiter) each(ctx context.Context, db DB, requests []Request) (results 
 		*r, denials[place] = c.conclude(*r, nil)
 	}
 	for i := range whole.rowless {
-		place, c := whole.apart(&whole.rowless[i])
+		place, c := whole.callFor(&whole.rowless[i])
 		c.rowless = whole.rowless[i : i+1]
 		conclude(place, &c, func(r *Result) { c.fill(r, c.byPolicy()) })
 	}
@@ -92,18 +86,18 @@ func (l *Limiter) each(ctx context.Context, db DB, requests []Request) (results 
 	reply := wire{db, !isTx(db)}.send(ctx, dbsqlc.Each, whole.eachArguments(ctx))
 	answers, err := readEach(reply, len(whole.demands))
 	if err != nil {
-		return nil, nil, explainCall(verbEach, requests, reply.judge(err))
+		return nil, nil, explainCall(verbEach, requests, reply.unknownIfSent(err))
 	}
 	for i := range whole.demands {
-		place, c := whole.apart(&whole.demands[i])
+		place, c := whole.callFor(&whole.demands[i])
 		c.demands = whole.demands[i : i+1]
 		conclude(place, &c, func(r *Result) { c.fill(r, &answers[i]) })
 	}
 	return results, denials, nil
 }
 
-// apart is the request of one demand as a call of its own, without demands, and its place. It makes the demand one of that call.
-func (c *call) apart(d *demand) (place int, alone call) {
+// callFor is the request of one demand as a call of its own, without demands, and its place. It makes the demand one of that call.
+func (c *call) callFor(d *demand) (place int, alone call) {
 	place, alone = d.requests[0], *c
 	d.requests = sole
 	alone.asked, alone.requests, alone.demands, alone.rowless = c.asked[place:place+1], c.requests[place:place+1], nil, nil

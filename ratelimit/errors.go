@@ -106,6 +106,14 @@ func (e programError) Unwrap() error { return e.error }
 // ProgramError marks the error for package internal/outcome: it is the server's fault, not the client's.
 func (programError) ProgramError() {}
 
+// unsentError is an error from before anything was sent.
+type unsentError struct{ error }
+
+// SafeToRetry is called by pgconn.SafeToRetry.
+func (unsentError) SafeToRetry() bool { return true }
+
+func (e unsentError) Unwrap() error { return e.error }
+
 // unknownUnless marks the error of a commit as unknown, unless the error itself means that nothing was committed.
 func unknownUnless(err error) error {
 	if err == nil || notCommitted(err) {
@@ -219,14 +227,13 @@ func (e *DeniedError) Error() string {
 	case e.Reason == ReasonHeld:
 		return fmt.Sprintf("%v: %sthis id is held; retry in %v", ErrDenied, limitsIn(e.Requests), e.RetryAfter.Round(time.Millisecond))
 	}
-	type bucket struct{ name, key string }
-	asked := map[bucket]float64{}
+	asked := map[limitKey]float64{}
 	for _, s := range e.Requests {
-		asked[bucket{s.Limit.name, s.Key}] += s.Count
+		asked[limitKey{s.Limit.name, s.Key}] += s.Count
 	}
 	var denied []string
 	for _, s := range e.Requests {
-		id := bucket{s.Limit.name, s.Key}
+		id := limitKey{s.Limit.name, s.Key}
 		if count, first := asked[id]; first && !s.OK {
 			delete(asked, id)
 			upTo, why := "", fmt.Sprintf("%v of %v remaining%s", math.Floor(s.Remaining*1000+1e-6)/1000, s.Limit.Capacity(), s.Limit.reservable())
@@ -327,4 +334,13 @@ func limitsOf(requests []Request) string {
 	default:
 		return "limits " + strings.Join(names[:n-1], ", ") + " and " + names[n-1] + ": "
 	}
+}
+
+// limitsIn names the limits of statuses, as the beginning of an error's text.
+func limitsIn(all []Status) string {
+	requests := make([]Request, len(all))
+	for i := range all {
+		requests[i].limit = all[i].Limit
+	}
+	return limitsOf(requests)
 }

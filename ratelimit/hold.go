@@ -49,7 +49,7 @@ type Held struct {
 // database in memory of package ratelimittest has no holds.
 func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration, requests ...Request) (Held, error) {
 	h := &holding{id: id, ttl: ttl}
-	if ttl != forever {
+	if ttl != endless {
 		h.uuid = newUUID()
 	}
 	result, err := l.do(ctx, db, verbHold, about{hold: h}, requests)
@@ -57,7 +57,7 @@ func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration,
 	if err != nil && !errors.Is(err, ErrUnknownOutcome) {
 		return held, err
 	}
-	if held.Token = id; ttl != forever {
+	if held.Token = id; ttl != endless {
 		held.Token = holdToken(h.uuid, id, result.Requests)
 		if err == nil {
 			held.Expires = result.held.until.Time()
@@ -112,7 +112,7 @@ func (l *Limiter) Once(ctx context.Context, db DB, id string, keep time.Duration
 }
 
 const (
-	forever  = -1 // a ttl
+	endless  = -1 // a ttl
 	minTTL   = 100 * time.Millisecond
 	maxTTL   = 366 * 24 * time.Hour
 	maxIDLen = 255 // bytes
@@ -135,7 +135,7 @@ func (h *holding) token128() pgtype.Text { return pgtype.Text{String: h.uuid, Va
 
 // interval is the ttl as the database has it.
 func (h *holding) interval() pgtype.Text {
-	return pgtype.Text{String: clockText(h.ttl), Valid: h.ttl != forever}
+	return pgtype.Text{String: clockText(h.ttl), Valid: h.ttl != endless}
 }
 
 // holds reports whether the token says that a demand is for what is held: for tokens, and as many.
@@ -168,7 +168,7 @@ func (h *holding) validate(v verb) error {
 			return err
 		}
 		switch {
-		case h.ttl >= minTTL && h.ttl <= maxTTL, h.ttl == forever && v == verbHold:
+		case h.ttl >= minTTL && h.ttl <= maxTTL, h.ttl == endless && v == verbHold:
 			return nil
 		case v == verbOnce:
 			return fmt.Errorf("keep %v is not between %v and %v", h.ttl, minTTL, maxTTL)
@@ -188,7 +188,7 @@ func (l *Limiter) holdRequests(c *call) ([]Request, error) {
 		return nil, invalidCall(c.requests, err.Error())
 	}
 	if !c.does.deniable && len(c.requests) == 0 {
-		return l.held(c.hold, c.verb == verbRelease)
+		return l.heldInToken(c.hold, c.verb == verbRelease)
 	}
 	cloned := false
 	for i := range c.requests {
@@ -206,8 +206,8 @@ func (l *Limiter) holdRequests(c *call) ([]Request, error) {
 	return c.requests, nil
 }
 
-// held are the requests for everything in a token, of limits that the Limiter knows.
-func (l *Limiter) held(h *holding, release bool) ([]Request, error) {
+// heldInToken are the requests for everything in a token, of limits that the Limiter knows.
+func (l *Limiter) heldInToken(h *holding, release bool) ([]Request, error) {
 	if len(h.list) == 0 {
 		return nil, programError{fmt.Errorf("%w: the token does not say of which limits it is: name them by requests", ErrInvalid)}
 	}
@@ -319,7 +319,7 @@ func (c *call) fillHeld(r *Result, a *answer) {
 		if a.held.state == heldBefore {
 			r.known, until = ReasonHeld, a.held.until
 		}
-		r.retry(until)
+		r.setRetryAt(until)
 		for i := range r.Requests {
 			r.Requests[i].RetryAt = r.RetryAt
 		}
@@ -342,7 +342,7 @@ func (c *call) fillHeld(r *Result, a *answer) {
 		}
 		return
 	}
-	r.fill(c, a)
+	c.fillRows(r, a)
 	for i := range c.demands {
 		for _, request := range c.demands[i].requests {
 			s := &r.Requests[request]
@@ -364,15 +364,6 @@ func holdLost(r Result) error {
 	return fmt.Errorf("%w: %s", ErrHoldLost, strings.TrimSuffix(limitsIn(lost), ": "))
 }
 
-// limitsIn names the limits of statuses, as the beginning of an error's text.
-func limitsIn(all []Status) string {
-	requests := make([]Request, len(all))
-	for i := range all {
-		requests[i].limit = all[i].Limit
-	}
-	return limitsOf(requests)
-}
-
 // readHeld reads a _ratelimit_held.
 func readHeld(reply pgx.Row, demands int) (*answer, error) {
 	var b []byte
@@ -384,9 +375,7 @@ func readHeld(reply pgx.Row, demands int) (*answer, error) {
 	a := &answer{held: held{state: r.text()}}
 	a.held.until = r.instantOrNull()
 	a.at = r.instant()
-	if !r.rows(a, demands) {
-		return nil, errRecord
-	}
+	r.rows(a, demands)
 	if a.granted = a.held.state == "taken"; a.held.state == heldDenied {
 		a.held.freeAt = r.instants(demands)
 	} else {
@@ -408,9 +397,7 @@ func readSettled(reply pgx.Row, demands int) (*answer, error) {
 	r.expect(7)
 	a := &answer{granted: true, held: held{state: r.text()}}
 	a.at = r.instant()
-	if !r.rows(a, demands) {
-		return nil, errRecord
-	}
+	r.rows(a, demands)
 	for _, v := range r.array(pgtype.Float8ArrayOID, pgtype.Float8OID, 8) {
 		a.held.moved = append(a.held.moved, math.Float64frombits(v))
 	}

@@ -65,26 +65,13 @@ func wholeSlots(n float64) bool { return n >= 0 && n <= maxSlots && n == math.Tr
 // doesVary reports whether keys may have numbers of their own.
 func (l *Limit) doesVary() bool { return l.varies > 0 || l.slotsVary }
 
-// withSlots is the limit with the slots of an override or, if that has lapsed, with those if they are fewer.
-func (l Limit) withSlots(defined Limit, n float64, lapsed bool) Limit {
+// withSlots is the limit with the slots of an override or, if doubtful, with those if they are fewer.
+func (l Limit) withSlots(defined Limit, n float64, doubtful bool) Limit {
 	if math.IsNaN(n) {
 		return defined
 	}
-	if l.numbers.Capacity = math.Floor(n); lapsed {
+	if l.numbers.Capacity = math.Floor(n); doubtful {
 		l.numbers.Capacity = min(l.numbers.Capacity, defined.numbers.Capacity)
 	}
 	return l
-}
-
-// slotsStatus works out the status of the requests for slots, as call.status does.
-func (c *call) slotsStatus(s *Status, d *demand, rows []algebra.Row, a *answer, i int) (at, reset algebra.Micros) {
-	s.Remaining = d.limit.numbers.Capacity + d.numbers.Total(rows, a.at)
-	s.OK = a.granted || !d.tooMuch && s.Remaining >= d.count
-	if at = a.at; !s.OK {
-		at = algebra.Forever
-		if i < len(a.held.freeAt) {
-			at = a.held.freeAt[i]
-		}
-	}
-	return at, algebra.Min
 }

@@ -99,8 +99,8 @@ func (l Limit) program() Limit {
 	return l.unblocked()
 }
 
-// override is the limit before an override changes its numbers.
-func (l Limit) override() Limit {
+// markOverridden is the limit, marked for an override to change its numbers: it remembers what it was.
+func (l Limit) markOverridden() Limit {
 	if !l.overridden {
 		l.defined, l.overridden = handle(unique.Make(l)), true
 	}

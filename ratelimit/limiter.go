@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"context"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // Limiter decides requests. [Open] makes one for a program, with everything that belongs to it. The zero value is ready, too: it
@@ -89,6 +91,14 @@ func Join[T any](hooks ...func(ctx context.Context, event T)) func(ctx context.C
 			}
 		}
 	}
+}
+
+// now is the time of [Limiter.Clock]; NULL: there is none, and that of the database counts.
+func (l *Limiter) now() (now pgtype.Timestamptz, err error) {
+	if l.Clock != nil {
+		now, err = timestamp("the clock's time", l.Clock())
+	}
+	return now, err
 }
 
 // observe reports a call to the observer.

@@ -49,8 +49,8 @@ func (l *Limiter) Move(ctx context.Context, db DB, from, to Request) error {
 	return err
 }
 
-// moved validates a move. If one of the limits has no rows, nothing is left to ask.
-func (c *call) moved() error {
+// validateMove validates a move. If one of the limits has no rows, nothing is left to ask.
+func (c *call) validateMove() error {
 	from, to := &c.requests[0], &c.requests[1]
 	switch {
 	case from.tokens != 1 || to.tokens != 1:

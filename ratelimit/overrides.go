@@ -93,7 +93,7 @@ const (
 	defaultEvery = time.Second
 	wholeEvery   = time.Minute
 	pollTimeout  = 10 * time.Second
-	lapseAfter   = 5 * time.Minute
+	staleAfter   = 5 * time.Minute
 	falseAlarms  = 10 // so many notifications in a row may tell of no change
 	day          = 24 * time.Hour
 )
@@ -121,15 +121,15 @@ var effects = map[string]effect{"numbers": newNumbers, "block": block, "unlimite
 // overrideTable holds the overrides of each limit and key, blocks first, and then the newest first. The empty key is every
 // key. A part of it is replaced as a whole, so that readers need no lock.
 type overrideTable struct {
-	parts [256]atomic.Pointer[map[groupID][]override]
+	parts [256]atomic.Pointer[map[limitKey][]override]
 	count atomic.Int64
 }
 
-func (t *overrideTable) part(id groupID) *atomic.Pointer[map[groupID][]override] {
+func (t *overrideTable) part(id limitKey) *atomic.Pointer[map[limitKey][]override] {
 	return &t.parts[maphash.Comparable(seed, id)%uint64(len(t.parts))]
 }
 
-func (t *overrideTable) of(id groupID) []override {
+func (t *overrideTable) of(id limitKey) []override {
 	if m := t.part(id).Load(); m != nil {
 		return (*m)[id]
 	}
@@ -138,7 +138,7 @@ func (t *overrideTable) of(id groupID) []override {
 
 // change is a row of a poll.
 type change struct {
-	groupID
+	limitKey
 	override
 }
 
@@ -163,21 +163,21 @@ func (o override) same(other override) bool {
 // apply puts changes into the table, and reports whether there were any: a distributed schema reports changes again for 5 minutes. fresh:
 // nobody reads it yet.
 func (t *overrideTable) apply(changes []change, fresh bool) (changed bool) {
-	byPart := map[*atomic.Pointer[map[groupID][]override]][]change{}
+	byPart := map[*atomic.Pointer[map[limitKey][]override]][]change{}
 	for _, c := range changes {
-		if !slices.ContainsFunc(t.of(c.groupID), c.same) {
-			byPart[t.part(c.groupID)] = append(byPart[t.part(c.groupID)], c)
+		if !slices.ContainsFunc(t.of(c.limitKey), c.same) {
+			byPart[t.part(c.limitKey)] = append(byPart[t.part(c.limitKey)], c)
 		}
 	}
 	for part, changes := range byPart {
-		m := map[groupID][]override{}
+		m := map[limitKey][]override{}
 		if old := part.Load(); old != nil {
 			if m = *old; !fresh {
 				m = maps.Clone(m)
 			}
 		}
 		for _, c := range changes {
-			list := m[c.groupID]
+			list := m[c.limitKey]
 			at := slices.IndexFunc(list, func(o override) bool { return o.id == c.id })
 			if list = slices.Clone(list); at >= 0 {
 				list = slices.Delete(list, at, at+1)
@@ -185,7 +185,7 @@ func (t *overrideTable) apply(changes []change, fresh bool) (changed bool) {
 				t.count.Add(1)
 			}
 			at, _ = slices.BinarySearchFunc(list, c.override, override.compare)
-			m[c.groupID] = slices.Insert(list, at, c.override)
+			m[c.limitKey] = slices.Insert(list, at, c.override)
 		}
 		part.Store(&m)
 	}
@@ -323,11 +323,11 @@ func (o *Overrides) read(ctx context.Context, whole bool) error {
 		if snapshot == "" { // what commits between two pages is not in it, and so comes with the next poll
 			snapshot = page.Snapshot.String
 		}
-		if !whole && (!page.Server.Time.Equal(o.server) || newest(snapshot) < newest(o.snapshot)) { // another server, whose transactions have other numbers
+		if !whole && (!page.Server.Time.Equal(o.server) || xmaxOf(snapshot) < xmaxOf(o.snapshot)) { // another server, whose transactions have other numbers
 			return o.read(ctx, true)
 		}
 		o.server = page.Server.Time
-		changed = table.apply(o.changes(page), whole) || changed
+		changed = table.apply(o.usable(page), whole) || changed
 		if more = page.More.Bool; more {
 			args.After = page.Ids[len(page.Ids)-1]
 		}
@@ -347,6 +347,13 @@ func (o *Overrides) read(ctx context.Context, whole bool) error {
 	return nil
 }
 
+// follow reads what has changed, for the program that has changed it. If that fails, the next poll reads it.
+func (o *Overrides) follow(ctx context.Context) {
+	if err := o.poll(func() error { return o.next(ctx) }); err != nil && ctx.Err() == nil {
+		o.tell(err)
+	}
+}
+
 // changed is closed when overrides have changed.
 func (o *Overrides) changed() <-chan struct{} {
 	for {
@@ -358,8 +365,8 @@ func (o *Overrides) changed() <-chan struct{} {
 	}
 }
 
-// newest is the xmax of a snapshot, whose text is xmin:xmax:...
-func newest(snapshot string) uint64 {
+// xmaxOf is the xmax of a snapshot, whose text is xmin:xmax:...
+func xmaxOf(snapshot string) uint64 {
 	_, rest, _ := strings.Cut(snapshot, ":")
 	xmax, _, _ := strings.Cut(rest, ":")
 	n, _ := strconv.ParseUint(xmax, 10, 64)
@@ -388,9 +395,6 @@ func (o *Overrides) polled(sent, answered time.Duration, at time.Time) {
 	o.clocks.Store(&said)
 }
 
-// moment is an instant of the database's clock, as far as it is known here.
-type moment struct{ low, high algebra.Micros }
-
 // page reads one page.
 func (o *Overrides) page(ctx context.Context, args dbsqlc.OverridesParams) (dbsqlc.OverridesRow, error) {
 	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
@@ -403,8 +407,8 @@ func (o *Overrides) page(ctx context.Context, args dbsqlc.OverridesParams) (dbsq
 	return page, err
 }
 
-// changes are the rows of a page that can be used.
-func (o *Overrides) changes(page dbsqlc.OverridesRow) []change {
+// usable are the rows of a page that can be used, as _ratelimit_usable says.
+func (o *Overrides) usable(page dbsqlc.OverridesRow) []change {
 	changes := make([]change, 0, len(page.Ids))
 	for i, id := range page.Ids {
 		name, known := o.names[page.Names[i]]
@@ -413,7 +417,7 @@ func (o *Overrides) changes(page dbsqlc.OverridesRow) []change {
 			o.names[name] = name
 		}
 		e, known := effects[page.Effects[i]]
-		c := change{groupID{name, page.Keys[i]}, override{
+		c := change{limitKey{name, page.Keys[i]}, override{
 			id: id, effect: e, rate: orNaN(page.Rates[i]), capacity: orNaN(page.Capacities[i]), maxReserved: orNaN(page.MaxReserveds[i]),
 			made: algebra.Micros(page.Mades[i]), until: algebra.Micros(page.Untils[i]),
 		}}
@@ -479,174 +483,4 @@ func (o *Overrides) errNotLoaded() error {
 		return fmt.Errorf("%w: %v", ErrNotLoaded, inner{*failed}) //nolint:errorlint // its SQLSTATE is not the call's
 	}
 	return fmt.Errorf("%w: Open loads them, as do Overrides.Load and Run", ErrNotLoaded)
-}
-
-// applied are the requests with the limits in force. at is the time of the call, if it is known.
-func (o *Overrides) applied(does *rules, requests []Request, at pgtype.Timestamptz) ([]Request, []inForce, error) {
-	if o == nil {
-		return requests, nil, nil
-	}
-	table := o.table.Load()
-	if table == nil {
-		return requests, nil, o.errNotLoaded()
-	}
-	if table.count.Load() == 0 {
-		return requests, nil, nil
-	}
-	var applied []Request // with the limits in force; nil: they are as defined
-	var in []inForce
-	var now moment
-	for i := range requests {
-		r := &requests[i]
-		if r.err != nil {
-			continue
-		}
-		lists := [2][]override{table.of(groupID{r.limit.name, r.key})}
-		if r.key != "" {
-			lists[1] = table.of(groupID{r.limit.name, ""})
-		}
-		if lists[0] == nil && lists[1] == nil {
-			continue
-		}
-		if applied == nil {
-			applied, in, now = slices.Clone(requests), make([]inForce, len(requests)), o.moment(at)
-		}
-		same := func(other Request) bool { return other.key == r.key && other.limit == r.limit }
-		if before := slices.IndexFunc(requests[:i], same); before >= 0 { // one limit for a call, whatever comes meanwhile
-			applied[i].limit, in[i] = applied[before].limit, in[before]
-		} else {
-			applied[i].limit, in[i] = o.decide(does, r.limit, lists, now)
-			in[i].lists, in[i].ends = lists, endsOf(lists, now.low)
-		}
-	}
-	if applied == nil {
-		return requests, nil, nil
-	}
-	return applied, in, nil
-}
-
-// inForce is the override that decides a request. The zero value is none.
-type inForce struct {
-	by    string
-	until algebra.Micros
-
-	lists [2][]override    // all that are known for the key, and for all keys
-	ends  []algebra.Micros // of those that have not ended, in order: something else may decide from then on
-}
-
-// endsOf is when overrides end that have not, in order, each instant once.
-func endsOf(lists [2][]override, now algebra.Micros) (ends []algebra.Micros) {
-	for _, list := range lists {
-		for i := range list {
-			if until := list[i].until; until > now && until < algebra.Forever {
-				ends = append(ends, until)
-			}
-		}
-	}
-	slices.Sort(ends)
-	return slices.Compact(ends)
-}
-
-// moment is the database's time, unless the call has a time of its own.
-func (o *Overrides) moment(at pgtype.Timestamptz) moment {
-	if at.Valid {
-		return moment{algebra.At(at.Time), algebra.At(at.Time)}
-	}
-	now := epoch.Add(time.Since(epoch)) // whatever is set meanwhile
-	if o == nil {
-		return moment{algebra.At(time.Now()), algebra.At(time.Now())}
-	} else if c := o.clocks.Load(); c != nil {
-		return moment{algebra.At(now.Add(c.low)), algebra.At(now.Add(c.high))}
-	}
-	return moment{algebra.At(now), algebra.At(now)}
-}
-
-// now is the earliest that the time can be: a block that is over by it is over.
-func (o *Overrides) now(at pgtype.Timestamptz) algebra.Micros { return o.moment(at).low }
-
-// lapsed reports whether the table was last read too long ago to trust what it grants.
-func (o *Overrides) lapsed() bool { return time.Since(epoch)-time.Duration(o.seen.Load()) > lapseAfter }
-
-// decide returns a limit under the override in force for a verb, if there is any: the key's own before that of all keys. A
-// verb that a block does not deny gets the numbers that hold beside it. What may have ended already grants nothing more, and denies.
-func (o *Overrides) decide(does *rules, limit Limit, lists [2][]override, now moment) (Limit, inForce) {
-	var blocked, other inForce
-search:
-	for _, list := range lists {
-		for _, in := range list {
-			doubtful := o.lapsed() || in.until <= now.high
-			switch {
-			case in.until <= now.low:
-			case in.effect == newNumbers:
-				if under := limit.withNumbers(in, doubtful); under != limit { // else the definition goes on to decide
-					limit, other = under, inForce{by: byOverride, until: in.until}
-				}
-				break search
-			case in.effect == noLimit && does.liftable() && !doubtful:
-				limit, other = limit.without(), inForce{by: byOverride, until: in.until}
-				break search
-			case in.effect == block && (does.deniable || does.answers == balances) && blocked.by == "":
-				blocked = inForce{by: byBlock, until: in.until}
-				if does.deniable && limit.numbers.Rate > 0 { // else other numbers may say that it is no plan that denies
-					break search
-				}
-			}
-		}
-	}
-	if blocked.by != "" {
-		return limit.emptyUntil(blocked.until), blocked
-	}
-	return limit, other
-}
-
-// withNumbers is the limit with the numbers of an override or, if that has lapsed, with those that are lower.
-func (l Limit) withNumbers(in override, lapsed bool) Limit {
-	if l.err != nil || l.unlimited() {
-		return l
-	}
-	defined := l
-	l = l.override()
-	if l.slots {
-		return l.withSlots(defined, in.capacity, lapsed)
-	}
-	if defined.numbers.Rate == 0 { // of one key, by With, which has no bound then
-		l.maxReserved = l.definition().maxReserved
-	}
-	n := &l.numbers
-	if !math.IsNaN(in.capacity) {
-		n.Capacity = in.capacity
-	} else if n.Capacity == n.Rate && !math.IsNaN(in.rate) {
-		n.Capacity = in.rate
-	}
-	if !math.IsNaN(in.rate) {
-		n.Rate = in.rate
-	}
-	if !math.IsNaN(in.maxReserved) {
-		l.maxReserved = in.maxReserved
-	}
-	if n.Rate == 0 {
-		return defined
-	}
-	if lapsed {
-		n.Rate, n.Capacity = min(n.Rate, defined.numbers.Rate), min(n.Capacity, defined.numbers.Capacity)
-		l.maxReserved = min(l.maxReserved, defined.maxReserved)
-	}
-	return l
-}
-
-// without is an unlimited limit in place of this one.
-func (l Limit) without() Limit {
-	u := Unlimited(l.name)
-	if l.slots { // they are counted all the same
-		u = l
-		u.numbers.Capacity = math.Inf(1)
-	}
-	u.defined, u.overridden = l.override().defined, true
-	return u
-}
-
-// emptyUntil is the limit without any tokens to have before an instant.
-func (l Limit) emptyUntil(until algebra.Micros) Limit {
-	l.blocked, l.until = true, until
-	return l
 }

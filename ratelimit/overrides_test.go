@@ -78,7 +78,7 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 			o := new(Overrides)
 			o.seen.Store(int64(time.Since(epoch)))
 			if tt.lapsed {
-				o.seen.Store(int64(time.Since(epoch) - lapseAfter - time.Second))
+				o.seen.Store(int64(time.Since(epoch) - staleAfter - time.Second))
 			}
 			if tt.verb == "" {
 				tt.verb = verbConsume
@@ -86,7 +86,7 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 			table := new(overrideTable)
 			for key, list := range map[string][]override{"ann": tt.own, "": tt.all} {
 				for _, in := range list {
-					table.apply([]change{{groupID{"api", key}, in}}, false)
+					table.apply([]change{{limitKey{"api", key}, in}}, false)
 				}
 			}
 			o.table.Store(table)
@@ -111,7 +111,7 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 
 func TestOverridesComeAndGo(t *testing.T) {
 	table := new(overrideTable)
-	ann, bob := groupID{"api", "ann"}, groupID{"api", "bob"}
+	ann, bob := limitKey{"api", "ann"}, limitKey{"api", "bob"}
 	ended := func(o *override) { o.until = 7 }
 	for i, step := range []struct {
 		changes []change
@@ -165,7 +165,7 @@ func TestOneLimitForACall(t *testing.T) {
 				return
 			default:
 			}
-			table.apply([]change{{groupID{"api", "ann"}, row(1, block, func(o *override) {
+			table.apply([]change{{limitKey{"api", "ann"}, row(1, block, func(o *override) {
 				if !on {
 					o.until = 0
 				}
@@ -204,7 +204,7 @@ func TestAnOverrideIsNoOtherDefinition(t *testing.T) {
 		"unlimited": {row(1, noLimit, nil), "api: unlimited"},
 	} {
 		o, table := new(Overrides), new(overrideTable)
-		table.apply([]change{{groupID{"api", "ann"}, tt.override}}, true)
+		table.apply([]change{{limitKey{"api", "ann"}, tt.override}}, true)
 		o.table.Store(table)
 		o.seen.Store(int64(time.Since(epoch)))
 		for _, limit := range []Limit{pro, pro.With(Rate(20))} {
@@ -244,7 +244,7 @@ func TestWithoutLoadedOverridesNothingIsGranted(t *testing.T) {
 func TestAnOverrideCostsNoMemoryUntilItIsFound(t *testing.T) {
 	o := new(Overrides)
 	table := new(overrideTable)
-	table.apply([]change{{groupID{"api", "bob"}, row(1, block, nil)}}, true)
+	table.apply([]change{{limitKey{"api", "bob"}, row(1, block, nil)}}, true)
 	o.table.Store(table)
 	requests := []Request{TokenBucket("api", 10, time.Minute).Key("ann")}
 	if n := testing.AllocsPerRun(100, func() {
@@ -269,7 +269,7 @@ func TestAPeriodForPostgres(t *testing.T) {
 func BenchmarkOverridesOfOtherKeys(b *testing.B) {
 	o := new(Overrides)
 	table := new(overrideTable)
-	table.apply([]change{{groupID{"api", "bob"}, row(1, block, nil)}}, true)
+	table.apply([]change{{limitKey{"api", "bob"}, row(1, block, nil)}}, true)
 	o.table.Store(table)
 	requests := []Request{TokenBucket("api", 10, time.Minute).Key("ann")}
 	b.ReportAllocs()
@@ -280,7 +280,7 @@ func BenchmarkOverridesOfOtherKeys(b *testing.B) {
 
 func TestTheNewestTransactionOfASnapshot(t *testing.T) {
 	for snapshot, want := range map[string]uint64{"": 0, "7:9:": 9, "7:4294967296123:7,8": 4294967296123} {
-		if got := newest(snapshot); got != want {
+		if got := xmaxOf(snapshot); got != want {
 			t.Errorf("%q: %d, want %d", snapshot, got, want)
 		}
 	}

@@ -161,7 +161,7 @@ func (d *decree) validate(l *Limiter, db DB) (args dbsqlc.OverrideParams, err er
 		args.Until = &until.Time
 	}
 	if d.effect == newNumbers && !d.ends {
-		err = d.setNumbers(&args)
+		err = d.fillNumbers(&args)
 	}
 	return args, err
 }
@@ -178,8 +178,8 @@ func (d *decree) texts() error {
 	return nil
 }
 
-// setNumbers sets the numbers of an override.
-func (d *decree) setNumbers(args *dbsqlc.OverrideParams) error {
+// fillNumbers validates the numbers of an override, and puts them into the arguments.
+func (d *decree) fillNumbers(args *dbsqlc.OverrideParams) error {
 	// unnamed is a Config in which no option sets what it already is, but for the three that are allowed.
 	unnamed := Config{Name: "?", Kind: "?", Period: "?", Start: new(time.Time), Shards: -1, Zone: "?", Anchor: "?", Varies: "?"}
 	named := unnamed
@@ -224,10 +224,3 @@ func (d *decree) invalid(why string) error {
 
 // textOrNull is NULL for the empty text.
 func textOrNull(s string) pgtype.Text { return pgtype.Text{String: s, Valid: s != ""} }
-
-// follow reads what has changed, for the program that has changed it. If that fails, the next poll reads it.
-func (o *Overrides) follow(ctx context.Context) {
-	if err := o.poll(func() error { return o.next(ctx) }); err != nil && ctx.Err() == nil {
-		o.tell(err)
-	}
-}

@@ -53,8 +53,8 @@ func (l *Limiter) Resume(ctx context.Context, db DB, requests ...Request) error 
 	return err
 }
 
-// paused validates the end of a Pause.
-func (c *call) paused(until time.Time) error {
+// validatePause validates the end of a Pause.
+func (c *call) validatePause(until time.Time) error {
 	end, err := timestamp("the end", until)
 	now := c.overrides.moment(c.local).high.Time()
 	switch {

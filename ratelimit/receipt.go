@@ -34,7 +34,7 @@ type receipt struct {
 	RunAt   time.Time `json:"runAt"` // when the work was told to run
 	Taken   []taken   `json:"taken"`
 	more    optional
-	index   map[groupID]int // positions in Taken; see find
+	index   map[limitKey]int // positions in Taken; see find
 }
 
 // taken is the tokens taken of one limit and key.
@@ -127,12 +127,12 @@ func (r Result) Receipt() Receipt {
 		return r.receipt.text()
 	}
 	made := receipt{Version: receiptVersion, At: r.At, RunAt: r.runAt.Time()}
-	places := map[groupID]int{}
+	places := map[limitKey]int{}
 	for _, s := range r.Requests {
 		if s.took.rows == 0 && !s.took.rowless {
 			continue
 		}
-		id := groupID{s.Limit.name, s.Key}
+		id := limitKey{s.Limit.name, s.Key}
 		if i, ok := places[id]; ok {
 			made.Taken[i].Count += s.Taken
 			continue
@@ -161,12 +161,12 @@ func (r *receipt) text() Receipt {
 // find is the entry of a limit and key, or nil.
 func (r *receipt) find(limit, key string) *taken {
 	if r.index == nil {
-		r.index = make(map[groupID]int, len(r.Taken))
+		r.index = make(map[limitKey]int, len(r.Taken))
 		for i := range r.Taken {
-			r.index[groupID{r.Taken[i].Limit, r.Taken[i].Key}] = i
+			r.index[limitKey{r.Taken[i].Limit, r.Taken[i].Key}] = i
 		}
 	}
-	if i, ok := r.index[groupID{limit, key}]; ok {
+	if i, ok := r.index[limitKey{limit, key}]; ok {
 		return &r.Taken[i]
 	}
 	return nil

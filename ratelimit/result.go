@@ -114,8 +114,8 @@ type took struct {
 	rowless bool
 }
 
-// fill works out the results of the requests from the answer to the call.
-func (r *Result) fill(c *call, a *answer) {
+// fillRows works out the results of the requests from the rows in the answer to the call.
+func (c *call) fillRows(r *Result, a *answer) {
 	if c.does.answers == balances {
 		r.balances = c.balances(a)
 	}
@@ -123,7 +123,7 @@ func (r *Result) fill(c *call, a *answer) {
 	if c.does.refunds {
 		refunded, r.receipt = c.receipt.refund(c.demands, c.rowless, a), c.receipt
 	}
-	w := c.waiting(a)
+	w := c.deniedReservation(a)
 	retryAt, runAt, remaining, resetAt := w.retryAt, a.at, math.Inf(1), algebra.Min
 	for i := range c.demands {
 		requests := c.demands[i].requests
@@ -147,22 +147,22 @@ func (r *Result) fill(c *call, a *answer) {
 	r.OK = a.granted
 	r.At = a.at.Time()
 	if r.runAt = runAt; !r.OK {
-		if len(c.demands) > 1 && !c.does.holds && (anyOf(c.demands, c.changes) || anyOf(c.rowless, c.changes)) { // what one gets, another may lose meanwhile
+		if len(c.demands) > 1 && !c.does.holds && (anyOf(c.demands, c.overrideEnds) || anyOf(c.rowless, c.overrideEnds)) { // what one gets, another may lose meanwhile
 			retryAt = c.grantedAt(a, 0, len(c.demands))
 		}
-		r.retry(retryAt)
+		r.setRetryAt(retryAt)
 	}
 	if c.verb == verbWait && a.granted && c.overrides != nil && runAt > a.at {
 		r.sooner = c.sooner(a)
 	}
 	r.Remaining, r.ResetAt = remaining, instant(resetAt)
 	if c.rowless != nil {
-		r.fillRowless(c, a)
+		c.fillRowless(r, a)
 	}
 }
 
-// retry sets when a denied call should be tried again: algebra.Forever is never.
-func (r *Result) retry(at algebra.Micros) {
+// setRetryAt sets when a denied call should be tried again: algebra.Forever is never.
+func (r *Result) setRetryAt(at algebra.Micros) {
 	r.RetryAt, r.RetryAfter = instant(at), math.MaxInt64
 	if at < algebra.Forever {
 		r.RetryAfter = r.RetryAt.Sub(r.At) // saturates at 292 years
@@ -180,14 +180,14 @@ func (c *call) taken(a *answer, s *Status) float64 {
 	return s.Count
 }
 
-// waiting is about reservations of algebra.Reserve (see call.reserves) that were denied.
-type waiting struct {
-	asked   []algebra.Demand // empty: there are none
+// deniedReservation is about a call by the rule of algebra.Reserve (see call.reserves) that was denied.
+type deniedReservation struct {
+	asked   []algebra.Demand // empty: the call is none
 	lefts   []float64        // the balance that each limit would have left
 	retryAt algebra.Micros   // when all of them would be granted, or else now
 }
 
-func (c *call) waiting(a *answer) (w waiting) {
+func (c *call) deniedReservation(a *answer) (w deniedReservation) {
 	w.retryAt = a.at
 	if !c.reserves() || a.granted {
 		return w
@@ -204,7 +204,7 @@ func (c *call) waiting(a *answer) (w waiting) {
 
 // status works out the status of a demand's requests from its rows. at is when the work may run or, after a denial, when the
 // demand alone would be granted: algebra.Forever if never. reset is the ResetAt.
-func (c *call) status(s *Status, i int, a *answer, w waiting) (at, reset algebra.Micros) {
+func (c *call) status(s *Status, i int, a *answer, w deniedReservation) (at, reset algebra.Micros) {
 	d, rows, taken := &c.demands[i], a.rows[i], a.granted && c.does.writes != never
 	s.took = took{}
 	if taken && c.does.receipt() {
@@ -245,6 +245,19 @@ func (c *call) status(s *Status, i int, a *answer, w waiting) (at, reset algebra
 	}
 	s.ResetAt = instant(reset)
 	return at, reset
+}
+
+// slotsStatus works out the status of the requests for slots, as call.status does.
+func (c *call) slotsStatus(s *Status, d *demand, rows []algebra.Row, a *answer, i int) (at, reset algebra.Micros) {
+	s.Remaining = d.limit.numbers.Capacity + d.numbers.Total(rows, a.at)
+	s.OK = a.granted || !d.tooMuch && s.Remaining >= d.count
+	if at = a.at; !s.OK {
+		at = algebra.Forever
+		if i < len(a.held.freeAt) {
+			at = a.held.freeAt[i]
+		}
+	}
+	return at, algebra.Min
 }
 
 // instant is a time of the answer; the zero time stands for algebra.Forever.

@@ -131,14 +131,6 @@ func (d sqlDB) run(ctx context.Context, query string, args, dest []any) (err err
 	return nil
 }
 
-// unsentError is an error from before anything was sent.
-type unsentError struct{ error }
-
-// SafeToRetry is called by pgconn.SafeToRetry.
-func (unsentError) SafeToRetry() bool { return true }
-
-func (e unsentError) Unwrap() error { return e.error }
-
 // sqlTxBeginner is the handle that InSQLTx takes.
 type sqlTxBeginner interface {
 	BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error)

@@ -118,14 +118,14 @@ func (l *Limiter) sweepBatches(
 ) error {
 	for {
 		begin := time.Now()
-		now, err := l.instant()
+		now, err := l.now()
 		if err != nil {
-			return err
+			return fmt.Errorf("%w: %w", ErrInvalid, err)
 		}
 		var more bool
 		var done func()
 		err = inTx(ctx, func(ctx context.Context, tx DB) (err error) {
-			more, done, err = batch(ctx, tx, now)
+			more, done, err = batch(ctx, tx, nullable(now))
 			return err
 		})
 		if err != nil {
@@ -141,18 +141,6 @@ func (l *Limiter) sweepBatches(
 			return nil
 		}
 	}
-}
-
-// instant is the time of [Limiter.Clock], as an argument; nil: the database's.
-func (l *Limiter) instant() (*time.Time, error) {
-	if l.Clock == nil {
-		return nil, nil
-	}
-	at, err := timestamp("the clock's time", l.Clock())
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
-	}
-	return nullable(at), nil
 }
 
 // inReadCommitted runs fn in a READ COMMITTED transaction of its own.

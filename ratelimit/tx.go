@@ -214,11 +214,11 @@ func (l *Limiter) Retry(ctx context.Context, fn func(ctx context.Context) error,
 
 // retry runs a transaction until it could be serialized. committing says that its error leaves open whether it was
 // committed.
-func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, failed Attempt), once func() (committing bool, err error)) error {
+func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, failed Attempt), run func() (committing bool, err error)) error {
 	gaveUp := func(attempts int, err error) error { return fmt.Errorf("ratelimit: %w", exhausted(attempts, err)) }
 	var conflict error // of the last attempt that could not be serialized
 	for attempt := 1; ; attempt++ {
-		committing, err := once()
+		committing, err := run()
 		switch {
 		case err != nil && retryable(err):
 			conflict = err
@@ -230,7 +230,7 @@ func retry(ctx context.Context, attempts int, onRetry func(ctx context.Context, 
 		if attempt == attempts {
 			return gaveUp(attempt, err)
 		}
-		if !pause(ctx, attempt) {
+		if !backOff(ctx, attempt) {
 			return gaveUp(attempt, fmt.Errorf("%w; the last attempt: %w", over(ctx), inner{err}))
 		}
 		if onRetry != nil {
@@ -248,8 +248,8 @@ func exhausted(attempts int, err error) error {
 	return fmt.Errorf("%w after %d: %w%s", ErrAttemptsExhausted, attempts, inner{err}, reason)
 }
 
-// pause waits before the next attempt. It returns false if ctx ends first.
-func pause(ctx context.Context, attempt int) bool {
+// backOff waits before the next attempt. It returns false if ctx ends first.
+func backOff(ctx context.Context, attempt int) bool {
 	select {
 	case <-time.After(rand.N(min(firstPause<<min(attempt-1, 10), lastPause))):
 		return true
@@ -282,11 +282,11 @@ func (l *Limiter) inTx(ctx context.Context, db any, options []TxOption, begin be
 	if err != nil {
 		return err
 	}
-	return retry(ctx, o.attempts, l.OnRetry, func() (committing bool, err error) { return l.once(ctx, db, o.isolation, hot, begin) })
+	return retry(ctx, o.attempts, l.OnRetry, func() (committing bool, err error) { return l.attempt(ctx, db, o.isolation, hot, begin) })
 }
 
-// once runs one transaction, when its turn on the hot limits has come. committing says that the error is COMMIT's.
-func (l *Limiter) once(ctx context.Context, db any, isolation pgx.TxIsoLevel, hot []demand, begin beginner) (committing bool, err error) {
+// attempt runs one transaction, when its turn on the hot limits has come. committing says that the error is COMMIT's.
+func (l *Limiter) attempt(ctx context.Context, db any, isolation pgx.TxIsoLevel, hot []demand, begin beginner) (committing bool, err error) {
 	var t turn
 	if len(hot) > 0 {
 		var leave func()
@@ -296,7 +296,7 @@ func (l *Limiter) once(ctx context.Context, db any, isolation pgx.TxIsoLevel, ho
 		defer leave()
 		ctx = context.WithValue(ctx, turnKey{}, t)
 	}
-	ctx, end := within(ctx, db)
+	ctx, end := withOpenTx(ctx, db)
 	committed := false
 	defer func() { end(committed) }()
 	tx, err := begin(ctx, isolation, t)

@@ -71,7 +71,7 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 		r.row = results.QueryRow()
 		result = unanswered(verbConsume, c.requests) // SendTx may send the batch several times
 		a, err := s.read(r, s.demands)
-		err = r.judge(err)
+		err = r.unknownIfSent(err)
 		if denial, ok := denialIn(err, s.demands); ok {
 			a, err = denial, nil
 		}

@@ -35,14 +35,14 @@ func (t *lateTx) beginning() *pgx.Batch {
 	return batch
 }
 
-// lapsed reports whether a statement's context has ended, but not InTx's. Then the statement is not sent, and the next one
+// canceled reports whether a statement's context has ended, but not InTx's. Then the statement is not sent, and the next one
 // can begin the transaction.
-func (t *lateTx) lapsed(ctx context.Context) bool { return ctx.Err() != nil && t.ctx.Err() == nil }
+func (t *lateTx) canceled(ctx context.Context) bool { return ctx.Err() != nil && t.ctx.Err() == nil }
 
 // begin begins the transaction if it has not begun.
 func (t *lateTx) begin(ctx context.Context) error {
 	if t.tx == nil {
-		if t.lapsed(ctx) {
+		if t.canceled(ctx) {
 			return beginFailed(t.turn, over(ctx))
 		}
 		results := t.conn.SendBatch(ctx, t.beginning())
@@ -57,7 +57,7 @@ func (t *lateTx) begin(ctx context.Context) error {
 // queryOwn sends a query of this package. The first query of the transaction is sent with BEGIN. Only this package's
 // queries are: in a batch, the arguments of others may mean something else.
 func (t *lateTx) queryOwn(ctx context.Context, sql string, args []any) pgx.Row {
-	if t.tx != nil || t.lapsed(ctx) {
+	if t.tx != nil || t.canceled(ctx) {
 		return t.QueryRow(ctx, sql, args...)
 	}
 	r := &firstReply{late: t, batch: t.beginning()}

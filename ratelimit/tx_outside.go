@@ -45,11 +45,11 @@ type openTx struct {
 
 type openTxKey struct{}
 
-// within returns a context that says that a transaction is open on db, until end is called. If db is not a pool, it returns
+// withOpenTx returns a context that says that a transaction is open on db, until end is called. If db is not a pool, it returns
 // ctx.
 //
 // After a commit, end reads the overrides that the transaction has changed.
-func within(ctx context.Context, db any) (_ context.Context, end func(committed bool)) {
+func withOpenTx(ctx context.Context, db any) (_ context.Context, end func(committed bool)) {
 	pool := poolOf(db)
 	if pool == nil {
 		return ctx, func(bool) {}

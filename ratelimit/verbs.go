@@ -42,7 +42,7 @@ type rules struct {
 	holds        bool   // it is about an id: see holding
 	slots        bool   // it is for slots, too
 	upTo         bool   // it takes what is there, up to the count
-	alone        bool   // each request is decided by itself
+	each         bool   // each request is decided by itself
 	atMostFull   bool   // a count above the capacity is refused
 	ignoresCount bool   // it is about keys, not tokens
 	owes         owes   // how far below zero it may leave a balance
@@ -69,7 +69,7 @@ var verbs = map[verb]*rules{
 	verbSettle:  {holds: true, slots: true, settles: true, writes: onceOnly, owes: anything},
 	verbRelease: {holds: true, slots: true, settles: true, writes: onceOnly, owes: anything},
 	verbOnce:    {holds: true, takes: true, deniable: true, writes: onceOnly},
-	verbEach:    {takes: true, deniable: true, writes: onceOnly, alone: true},
+	verbEach:    {takes: true, deniable: true, writes: onceOnly, each: true},
 }
 
 // owes is how far below zero a verb may leave a balance.
@@ -119,7 +119,7 @@ func (r *rules) floor(l *Limit) float64 {
 	return 0
 }
 
-// rowless reports whether nothing is sent for a demand.
+// rowless reports whether a demand's limit decides it by itself, without its rows. A block does, where it denies.
 func (r *rules) rowless(d *demand) bool {
 	return d.limit.rowless() || r.deniable && d.limit.grantsNothing()
 }
@@ -248,6 +248,7 @@ type about struct {
 	exact   bool // a Wait is bounded by the statement, and not by a floor
 }
 
+// do is a use of a verb from beginning to end: Close waits for it, and the observer is told.
 func (l *Limiter) do(ctx context.Context, db DB, v verb, of about, requests []Request) (Result, error) {
 	began := time.Now()
 	var result Result
@@ -258,26 +259,33 @@ func (l *Limiter) do(ctx context.Context, db DB, v verb, of about, requests []Re
 		result, err = unanswered(v, requests), limiterClosed(v, requests)
 	}
 	if err == nil {
-		result, err = l.decide(ctx, db, v, of, requests)
+		result, err = l.run(ctx, db, v, of, requests)
 	}
 	l.observe(ctx, v, time.Since(began), result, err)
 	return result, err
 }
 
-func (l *Limiter) decide(ctx context.Context, db DB, v verb, of about, requests []Request) (Result, error) {
+// run makes a call, and has it decided.
+func (l *Limiter) run(ctx context.Context, db DB, v verb, of about, requests []Request) (Result, error) {
+	c, err := l.callOn(ctx, db, v, of, requests)
+	if err != nil {
+		return unanswered(v, c.requests), err
+	}
+	return c.decide(ctx, db)
+}
+
+// callOn makes a call for a handle, and refuses a handle that the verb cannot use.
+func (l *Limiter) callOn(ctx context.Context, db DB, v verb, of about, requests []Request) (call, error) {
 	c, err := l.newCall(v, of, requests, db)
 	if noDatabase(db) {
 		err = invalidCall(requests, noDatabaseText)
 	}
 	if err == nil && v == verbWait {
-		err = errInTx(ctx, db, requests)
+		err = errWaitInTx(ctx, db, requests)
 		c.bound(ctx, of.exact)
 	}
 	if err == nil {
 		err = errOutside(ctx, v, db, requests)
 	}
-	if err != nil {
-		return unanswered(v, c.requests), err
-	}
-	return c.decide(ctx, db)
+	return c, err
 }

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgtype"
-
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
@@ -49,13 +47,13 @@ import (
 func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, error) {
 	requests := []Request{request}
 	began := time.Now()
-	most := waits(ctx, &request.limit)
-	result, err := l.reserve(ctx, db, requests, false)
+	most := longestWait(ctx, &request.limit)
+	result, err := l.reserveForWait(ctx, db, requests, false)
 	if err == nil && late(&result, most) { // the row lies ahead, as that of a paused limit: a floor does not see that
 		if kept := l.giveBack(ctx, db, result, requests, false); kept != nil {
 			result, err = unanswered(verbWait, requests), explainCall(verbWait, requests, unknown(inner{beside{kept}}))
 		} else {
-			result, err = l.reserve(ctx, db, requests, true)
+			result, err = l.reserveForWait(ctx, db, requests, true)
 		}
 	}
 	took := time.Since(began)
@@ -74,17 +72,17 @@ func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, err
 	return result, err
 }
 
-// reserve is the call of the database. A [Limiter.Close] waits for it, and not for the sleep.
-func (l *Limiter) reserve(ctx context.Context, db DB, requests []Request, exact bool) (Result, error) {
+// reserveForWait is the call of the database. A [Limiter.Close] waits for it, and not for the sleep.
+func (l *Limiter) reserveForWait(ctx context.Context, db DB, requests []Request, exact bool) (Result, error) {
 	if !l.life.enter() {
 		return unanswered(verbWait, requests), limiterClosed(verbWait, requests)
 	}
 	defer l.life.leave()
-	return l.decide(ctx, db, verbWait, about{exact: exact}, requests)
+	return l.run(ctx, db, verbWait, about{exact: exact}, requests)
 }
 
-// errInTx is the error of a Wait on a transaction, or inside one on the same pool; or nil.
-func errInTx(ctx context.Context, db DB, requests []Request) error {
+// errWaitInTx is the error of a Wait on a transaction, or inside one on the same pool; or nil.
+func errWaitInTx(ctx context.Context, db DB, requests []Request) error {
 	if isTx(db) || inTransaction(db) || errOutside(ctx, verbWait, db, requests) != nil {
 		return invalidCall(requests, "Wait in a transaction would sleep while the transaction holds its locks: wait before it "+
 			"begins, or use Reserve")
@@ -101,9 +99,9 @@ func (c *call) bound(ctx context.Context, exact bool) {
 	if len(c.demands) == 0 {
 		return
 	}
-	left := waits(ctx, &c.demands[0].limit)
+	left := longestWait(ctx, &c.demands[0].limit)
 	d := &c.demands[0]
-	if changes := c.changes(d); !exact && (changes || !c.forfeits()) {
+	if changes := c.overrideEnds(d); !exact && (changes || !c.forfeits()) {
 		floor := -(d.numbers.Rate * left.Seconds() / d.numbers.Period.Seconds())
 		if changes {
 			c.patience = algebra.Micros(left.Microseconds())
@@ -118,8 +116,8 @@ func (c *call) bound(ctx context.Context, exact bool) {
 	c.within = algebra.Micros(left.Microseconds())
 }
 
-// waits is how long a Wait may wait.
-func waits(ctx context.Context, l *Limit) time.Duration {
+// longestWait is how long a Wait may wait.
+func longestWait(ctx context.Context, l *Limit) time.Duration {
 	if deadline, ok := ctx.Deadline(); ok {
 		return max(time.Until(deadline), 0)
 	}
@@ -161,7 +159,8 @@ func (l *Limiter) sleep(ctx context.Context, db DB, granted Result) error {
 	for wait := granted.delay(); wait > 0; wait = left() {
 		if granted.sooner != nil {
 			if next := l.Overrides.changed(); next != changed { // also at first: something may have changed since the grant
-				if changed, runAt = next, min(runAt, granted.sooner(l.local())); left() <= 0 {
+				now, _ := l.now() // without a valid time, NULL
+				if changed, runAt = next, min(runAt, granted.sooner(now)); left() <= 0 {
 					return nil
 				}
 			}
@@ -180,14 +179,6 @@ func (l *Limiter) sleep(ctx context.Context, db DB, granted Result) error {
 	return nil
 }
 
-// local is the time of [Limiter.Clock]; NULL: there is none, or it has no valid time.
-func (l *Limiter) local() (now pgtype.Timestamptz) {
-	if l.Clock != nil {
-		now, _ = timestamp("the clock's time", l.Clock())
-	}
-	return now
-}
-
 // giveBack refunds a granted call whose ctx has ended, or that would wait too long. observed: as a Refund that the Observer is told of.
 func (l *Limiter) giveBack(ctx context.Context, db DB, granted Result, requests []Request, observed bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
@@ -196,7 +187,7 @@ func (l *Limiter) giveBack(ctx context.Context, db DB, granted Result, requests 
 		if observed {
 			_, err = l.Refund(ctx, db, granted.Receipt(), requests...)
 		} else {
-			_, err = l.decide(ctx, db, verbRefund, about{receipt: granted.Receipt()}, requests)
+			_, err = l.run(ctx, db, verbRefund, about{receipt: granted.Receipt()}, requests)
 		}
 		return err
 	})

@@ -267,7 +267,7 @@ func (a *app) deniedKeys(ctx context.Context, name, since string, most int) erro
 	a.needs = append(lookNeeds, "SELECT rate_limit_denials")
 	return a.reading(ctx, func(tx pgx.Tx) error {
 		list, err := collect(ctx, tx, pgx.RowToStructByPos[deniedKey],
-			"SELECT d.key, d.denied, d.asked, least(greatest(d.last_denied, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') FROM ratelimit_denials($1::text, clock_timestamp() - $2::interval) AS d LIMIT nullif($3::bigint, 0)", name, back, most)
+			"SELECT d.key, d.denied, d.asked, "+keystate.ShownTime("d.last_denied")+" FROM ratelimit_denials($1::text, clock_timestamp() - $2::interval) AS d LIMIT nullif($3::bigint, 0)", name, back, most)
 		if err != nil {
 			return err
 		}

@@ -133,7 +133,7 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 	}
 	if has {
 		k.Denials, err = collect(ctx, tx, pgx.RowToStructByPos[deniedHour], `
-			SELECT hour, denied, asked, least(greatest(last_denied, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') FROM rate_limit_denials
+			SELECT hour, denied, asked, `+keystate.ShownTime("last_denied")+` FROM rate_limit_denials
 			 WHERE name = $1 AND key = coalesce($2, '') AND hour > clock_timestamp() - $3::interval - interval '1 hour' AND hour < clock_timestamp() + interval '1 day' ORDER BY hour DESC`, name, key, since)
 		if err != nil {
 			return err

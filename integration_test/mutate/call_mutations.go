@@ -47,11 +47,11 @@ var callMutations = []mutation{
 		old: "		a.Windows = b.windows // otherwise NULL, which is faster\n", new: "",
 		tests: "TestACoalescerDecidesCalendars",
 	}, {
-		name: "calendar-waits", file: "ratelimit/limit_calendar.go", what: "a reservation's list of windows does not reach ahead",
+		name: "calendar-waits", file: "ratelimit/call_calendar.go", what: "a reservation's list of windows does not reach ahead",
 		old: "if does.refunds || does.owes == upToMaxReserved {", new: "if does.refunds {",
 		tests: "TestTwoLimitsWaitForACalendar",
 	}, {
-		name: "calendar-full-shards", file: "ratelimit/limit_calendar.go", what: "the list of windows ends before an empty shard among full ones is refilled",
+		name: "calendar-full-shards", file: "ratelimit/call_calendar.go", what: "the list of windows ends before an empty shard among full ones is refilled",
 		old: "float64(max(len(rows), 1))", new: "1",
 		tests: "TestACalendarGrantsAtItsRetryAtWhateverItsShardsHave",
 	}, {
@@ -59,11 +59,11 @@ var callMutations = []mutation{
 		old: "            / q.rate * greatest(pg_catalog.cardinality(value), 1)::double precision)", new: "            / q.rate)",
 		tests: "TestACalendarGrantsAtItsRetryAtWhateverItsShardsHave",
 	}, {
-		name: "calendar-debts", file: "ratelimit/limit_calendar.go", what: "the list of windows of a verb that makes debts does not reach further back",
+		name: "calendar-debts", file: "ratelimit/call_calendar.go", what: "the list of windows of a verb that makes debts does not reach further back",
 		old: "if old || does.owes != noTokens || does.refunds || does.moves || does.holds {", new: "if old || does.holds {",
 		tests: "TestADebtOfACalendarIsRefilledByEachWindow",
 	}, {
-		name: "calendar-old-debts", file: "ratelimit/call.go", what: "a denial for an old debt is not asked again with a longer list of windows",
+		name: "calendar-old-debts", file: "ratelimit/call_calendar.go", what: "a denial for an old debt is not asked again with a longer list of windows",
 		old: "if a.granted || c.old || !c.does.deniable {", new: "if true {",
 		tests: "TestAnOldDebtOfACalendarDeniesNobody",
 	}, {
@@ -111,11 +111,11 @@ var callMutations = []mutation{
 		old: "verbCheck:   {deniable: true, op: \"check\"}", new: "verbCheck:   {op: \"check\"}",
 		tests: "TestCheckAnswersAndWritesNothing",
 	}, {
-		name: "record-order", file: "ratelimit/call_answer.go", what: "the rows of several limits have each other's ts",
+		name: "record-order", file: "ratelimit/call_record.go", what: "the rows of several limits have each other's ts",
 		old: "sinceY2K(ts[i])", new: "sinceY2K(ts[len(ts)-1-i])",
 		tests: "TestAnswersAreReadAsPgtypeWritesThem",
 	}, {
-		name: "record-lengths", file: "ratelimit/call_answer.go", what: "an answer with more instants than values is accepted",
+		name: "record-lengths", file: "ratelimit/call_record.go", what: "an answer with more instants than values is accepted",
 		old: "ts == nil || len(ts) != len(values) {", new: "ts == nil || len(ts) < len(values) {",
 		tests: "TestAnswersThatSayNothingAreNotRead",
 	}, {
@@ -227,15 +227,15 @@ var callMutations = []mutation{
 		old: "op: \"consume\", owes: upToMaxReserved, atMostFull: true}", new: "op: \"consume\", atMostFull: true}",
 		tests: "TestWaitSleepsUntilTheTokensAreThere",
 	}, {
-		name: "wait-coalesced", file: "ratelimit/call.go", what: "a call that no floor bounds waits in a Coalescer's queue",
+		name: "wait-coalesced", file: "ratelimit/coalescer.go", what: "a call that no floor bounds waits in a Coalescer's queue",
 		old: "sharded(c.demands) || c.reserves()", new: "sharded(c.demands) || c.forfeits()",
 		tests: "TestAWaitThatNoFloorBoundsSkipsACoalescersQueue",
 	}, {
 		name: "up-to-plain", file: "ratelimit/call_statement.go", what: "UpTo takes one token",
-		old: "!c.reserves() && !c.does.upTo && !c.tooMuch() }", new: "!c.reserves() && !c.tooMuch() }",
+		old: "!c.does.upTo && !c.tooMuch()", new: "!c.tooMuch()",
 		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
-		name: "up-to-coalesced", file: "ratelimit/call.go", what: "a Coalescer decides UpTo together with other calls, as if it asked for one token",
+		name: "up-to-coalesced", file: "ratelimit/coalescer.go", what: "a Coalescer decides UpTo together with other calls, as if it asked for one token",
 		old: " || c.reserves() || c.does.upTo", new: " || c.reserves()",
 		tests: "TestTakeOnACoalescerThatIsBusy",
 	}, {
@@ -308,7 +308,7 @@ var callMutations = []mutation{
 		tests: "TestATransactionEndsWithItsContext|TestHotEndsWithItsContext",
 	}, {
 		name: "late-not-with-begin", file: "ratelimit/tx_late.go", what: "BEGIN is a separate round trip, whatever the first statement",
-		old: "	if t.tx != nil || t.lapsed(ctx) {\n		return t.QueryRow(", new: "	if t.failed == nil {\n		return t.QueryRow(",
+		old: "	if t.tx != nil || t.canceled(ctx) {\n		return t.QueryRow(", new: "	if t.failed == nil {\n		return t.QueryRow(",
 		tests: "TestTheFirstLimitIsSentWithBegin",
 	}, {
 		name: "late-hidden", file: "ratelimit/tx.go", what: "a function can hide that its transaction did not begin",
@@ -332,7 +332,7 @@ var callMutations = []mutation{
 		tests: "TestATransactionThatIsKeptClosesNoConnection",
 	}, {
 		name: "late-lapsed", file: "ratelimit/tx_late.go", what: "a first statement that is not sent aborts the transaction",
-		old: "		if t.lapsed(ctx) {\n", new: "		if false {\n",
+		old: "		if t.canceled(ctx) {\n", new: "		if false {\n",
 		tests: "TestAFirstStatementThatIsNotSent",
 	}, {
 		name: "late-after-rollback", file: "ratelimit/tx_late.go", what: "a transaction that was rolled back before it began can still begin",
@@ -460,7 +460,7 @@ var callMutations = []mutation{
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
 		name: "answer-unread", file: "ratelimit/call_wire.go", what: "a committed call whose answer cannot be read looks as if a retry were safe",
-		old: "	return a, r.judge(err)\n", new: "	return a, err\n",
+		old: "	return a, r.unknownIfSent(err)\n", new: "	return a, err\n",
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
 		name: "retry-unknown", file: "ratelimit/errors.go", what: "an unknown outcome is retried if a conflict is joined to it",
@@ -580,7 +580,7 @@ var callMutations = []mutation{
 		tests: "TestAHintThatADBAddsIsSent",
 	}, {
 		name: "update-reserves", file: "ratelimit/call_update.go", what: "a reservation sends a plain UPDATE",
-		old: "	case c.plain() && c.does.owes != upToMaxReserved:", new: "	case c.plain():",
+		old: "	case c.takesCounts() && c.does.owes != upToMaxReserved:", new: "	case c.takesCounts():",
 		tests: "TestTwentyWaitAtTwentyPerSecond",
 	}, {
 		name: "update-by-a-clock", file: "ratelimit/call_update.go", what: "a call with a clock sends a plain UPDATE",

@@ -204,11 +204,11 @@ var coalescerMutations = []mutation{
 		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-held-for-ever", file: "ratelimit/coalescer_schedule.go", what: "calls wait behind a call that is no longer there",
-		old: "	clear(s.held)\n	first", new: "	first",
+		old: "	clear(s.claimed)\n	first", new: "	first",
 		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-second-try", file: "ratelimit/coalescer_schedule.go", what: "a call that is decided again is overtaken",
-		old: "	if len(w.ds) > 1 || w.past >= afterTimeout {\n		s.held", new: "	if len(w.ds) > 1 {\n		s.held",
+		old: "	if len(w.ds) > 1 || w.past >= afterTimeout {\n		s.claimed", new: "	if len(w.ds) > 1 {\n		s.claimed",
 		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
 		name: "coalescer-caller-blames", file: "ratelimit/coalescer_schedule.go", what: "a caller that gives up by itself blames its key",

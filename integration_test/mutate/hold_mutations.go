@@ -48,7 +48,7 @@ var holdMutations = []mutation{
 		old: "SET value = '0'::double precision - used, ts", new: "SET value = r.value, ts",
 		tests: "TestSlotsOfATable",
 	}, {
-		name: "hold-sweep-recounted", file: holds, what: "a sweep ends a hold that a recount has counted meanwhile, and its slot stays in use",
+		name: "hold-sweep-recounted", file: sweep, what: "a sweep ends a hold that a recount has counted meanwhile, and its slot stays in use",
 		old: "            EXIT WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key);\n", new: "",
 		tests: "TestASweepBesideARecount",
 	},
@@ -75,7 +75,7 @@ var holdMutations = []mutation{
 		tests: "TestTheConsoleReleasesWhatWasSeen",
 	}, {
 		name: "release-not-seen", file: whoHolds, what: "a hold is released that came under the id after the one that was seen",
-		old: "9999-12-31 00:00+00') = $4`", new: "9999-12-31 00:00+00') IS DISTINCT FROM $4::timestamptz + '1 day'`",
+		old: "+` = $4`", new: "+` IS DISTINCT FROM $4::timestamptz + '1 day'`",
 		tests: "TestAReleaseEndsWhatWasSeen|TestTheConsoleReleasesWhatWasSeen",
 	}, {
 		name: "holds-tool-none", file: holdsTool, what: "a hold of an unlimited key is said to hold tokens",
@@ -246,7 +246,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsOfSlots",
 	}, {
 		name: "hold-ttl", file: holdGo, what: "a ttl below zero is forever",
-		old: "h.ttl == forever && v == verbHold:", new: "h.ttl <= forever && v == verbHold:",
+		old: "h.ttl == endless && v == verbHold:", new: "h.ttl <= endless && v == verbHold:",
 		tests: "TestHoldsRefuse",
 	}, {
 		name: "settle-counts", file: holdGo, what: "a Settle without Count settles one token",
@@ -257,7 +257,7 @@ var holdMutations = []mutation{
 		old: "			c.requests[i].tokens = 0\n", new: "",
 		tests: "TestHoldsReleaseOfWhatWasUsed",
 	}, {
-		name: "hold-calendar", file: "ratelimit/limit_calendar.go", what: "nothing of a calendar comes back",
+		name: "hold-calendar", file: "ratelimit/call_calendar.go", what: "nothing of a calendar comes back",
 		old: "does.moves || does.holds {", new: "does.moves {",
 		tests: "TestHoldsOfACalendarComeBack",
 	}, {
@@ -334,7 +334,7 @@ var holdMutations = []mutation{
 		tests: "TestOnceCountsOnce",
 	}, {
 		name: "once-forever", file: holdGo, what: "an id is kept forever",
-		old: "h.ttl == forever && v == verbHold:", new: "h.ttl == forever:",
+		old: "h.ttl == endless && v == verbHold:", new: "h.ttl == endless:",
 		tests: "TestOnceRefuses",
 	}, {
 		name: "once-coalesced", file: "ratelimit/call.go", what: "a Coalescer counts an event each time",
@@ -453,18 +453,18 @@ var holdMutations = []mutation{
 		tests: "TestDuringRefuses",
 	}, {
 		name: "during-endless", file: during, what: "a process that dies keeps its slot",
-		old: "	case ttl == forever:\n		return invalidCall", new: "	case ttl == 1:\n		return invalidCall",
+		old: "	case ttl == endless:\n		return invalidCall", new: "	case ttl == 1:\n		return invalidCall",
 		tests: "TestDuringRefuses",
 	},
 
 	// What else knows them
 	{
 		name: "usage-known", file: "ratelimit/usage/count.go", what: "the second delivery of an id counts as a denial",
-		old: "d.Result.Repeated || known(d.Err):", new: "d.Result.Repeated:",
+		old: "d.Result.Repeated || knownID(d.Err):", new: "d.Result.Repeated:",
 		tests: "TestRepeatedDeliveriesAreNotCounted",
 	}, {
 		name: "usage-repeated", file: "ratelimit/usage/count.go", what: "the second delivery of an event counts as a grant",
-		old: "d.Result.Repeated || known(d.Err):", new: "known(d.Err):",
+		old: "d.Result.Repeated || knownID(d.Err):", new: "knownID(d.Err):",
 		tests: "TestRepeatedDeliveriesAreNotCounted",
 	}, {
 		name: "hold-reset-stays", file: "migrations/engine/reset.sql", what: "what a reset forgot comes back",
@@ -479,7 +479,7 @@ var holdMutations = []mutation{
 		old: "	if err := l.sweepHolds(ctx, inTx); err != nil {", new: "	if err := error(nil); err != nil {",
 		tests: "TestHoldsAreResetAndSwept",
 	}, {
-		name: "hold-sweep-full", file: "migrations/engine/holds.sql", what: "an expired hold of a key that is full, and has no row, stays for good",
+		name: "hold-sweep-full", file: sweep, what: "an expired hold of a key that is full, and has no row, stays for good",
 		old: "    IF n = 0 THEN\n        m := 0;", new: "    IF false THEN\n        m := 0;",
 		tests: "TestHoldsAreResetAndSwept",
 	}, {

@@ -27,7 +27,7 @@ var overrideMutations = []mutation{
 		old: "case named != unnamed:\n		return d.invalid(\"Override", new: "case false:\n		return d.invalid(\"Override",
 		tests: "TestWhatGoRefusesToOverrideIsNotSent",
 	}, {
-		name: "move-lifted", file: "ratelimit/overrides.go", what: "nothing is moved while an override lifts the limit",
+		name: "move-lifted", file: "ratelimit/call_overrides.go", what: "nothing is moved while an override lifts the limit",
 		old: "does.liftable() && !doubtful", new: "(does.liftable() || does.moves) && !doubtful",
 		tests: "TestMoveUnderOverrides",
 	}, {
@@ -67,47 +67,47 @@ var overrideMutations = []mutation{
 		old: "IF blocked IS NOT NULL THEN", new: "IF false THEN",
 		tests: "TestABlockGoesBeforeWhatIsMadeUnderIt",
 	}, {
-		name: "override-all-first", file: "ratelimit/overrides.go", what: "an override for all keys comes before the key's own",
+		name: "override-all-first", file: "ratelimit/call_overrides.go", what: "an override for all keys comes before the key's own",
 		old: "search:\n	for _, list := range lists {\n", new: "search:\n	for _, list := range [][]override{lists[1], lists[0]} {\n",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
-		name: "override-for-ever", file: "ratelimit/overrides.go", what: "an override does not end",
+		name: "override-for-ever", file: "ratelimit/call_overrides.go", what: "an override does not end",
 		old: "			case in.until <= now.low:\n", new: "			case false:\n",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
-		name: "block-plan", file: "ratelimit/overrides.go", what: "a plan of rate 0 is the reason of a denial, although other numbers hold beside the block",
+		name: "block-plan", file: "ratelimit/call_overrides.go", what: "a plan of rate 0 is the reason of a denial, although other numbers hold beside the block",
 		old: "if does.deniable && limit.numbers.Rate > 0 { // else", new: "if does.deniable { // else",
 		tests: "TestADenialTellsWhy",
 	}, {
-		name: "override-block-wait", file: "ratelimit/overrides.go", what: "a block lets Wait pass",
+		name: "override-block-wait", file: "ratelimit/call_overrides.go", what: "a block lets Wait pass",
 		old: "in.effect == block && (does.deniable ||", new: "in.effect == block && (does.deniable && !does.atMostFull ||",
 		tests: "TestWhichOverrideIsInForce|TestADenialTellsWhyOnEveryWayIn",
 	}, {
-		name: "override-unlimited-refund", file: "ratelimit/overrides.go", what: "tokens taken before are not given back to a key that is unlimited",
+		name: "override-unlimited-refund", file: "ratelimit/call_overrides.go", what: "tokens taken before are not given back to a key that is unlimited",
 		old: "in.effect == noLimit && does.liftable() &&", new: "in.effect == noLimit &&",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
-		name: "override-lapse-unlimited", file: "ratelimit/overrides.go", what: "without the table, unlimited keys stay so",
+		name: "override-lapse-unlimited", file: "ratelimit/call_overrides.go", what: "without the table, unlimited keys stay so",
 		old: "does.liftable() && !doubtful:", new: "does.liftable():",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
-		name: "override-lapse-numbers", file: "ratelimit/overrides.go", what: "without the table, raised numbers stay",
-		old: "	if lapsed {\n", new: "	if false {\n",
+		name: "override-lapse-numbers", file: "ratelimit/call_overrides.go", what: "without the table, raised numbers stay",
+		old: "	if doubtful {\n", new: "	if false {\n",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
-		name: "override-lapse-soon", file: "ratelimit/overrides.go", what: "raised numbers lapse when the table is read, too",
-		old: "time.Duration(o.seen.Load()) > lapseAfter", new: "time.Duration(o.seen.Load()) > 0",
+		name: "override-lapse-soon", file: "ratelimit/call_overrides.go", what: "raised numbers lapse when the table is read, too",
+		old: "time.Duration(o.seen.Load()) > staleAfter", new: "time.Duration(o.seen.Load()) > 0",
 		tests: "TestAnOverrideIsFollowed",
 	}, {
-		name: "override-capacity", file: "ratelimit/overrides.go", what: "a capacity that is the rate does not follow a new rate",
+		name: "override-capacity", file: "ratelimit/call_overrides.go", what: "a capacity that is the rate does not follow a new rate",
 		old: "} else if n.Capacity == n.Rate && !math.IsNaN(in.rate) {", new: "} else if false {",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
-		name: "override-not-loaded", file: "ratelimit/overrides.go", what: "before the first load, calls go by the limits as defined",
+		name: "override-not-loaded", file: "ratelimit/call_overrides.go", what: "before the first load, calls go by the limits as defined",
 		old: "		return requests, nil, o.errNotLoaded()", new: "		return requests, nil, nil",
 		tests: "TestWithoutLoadedOverridesNothingIsGranted",
 	}, {
-		name: "override-callers-own", file: "ratelimit/overrides.go", what: "the caller's requests are changed",
+		name: "override-callers-own", file: "ratelimit/call_overrides.go", what: "the caller's requests are changed",
 		old: "applied, in, now = slices.Clone(requests), make(", new: "applied, in, now = requests, make(",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
@@ -132,14 +132,14 @@ var overrideMutations = []mutation{
 		tests: "TestASweepMindsAllDefinitionsAndOverrides|TestASweepMindsOverrides",
 	}, {
 		name: "override-retry-at", file: "ratelimit/call_policy.go", what: "a denial by a block does not say when the block ends",
-		old: "r.retry(c.blockedUntil(a.at, c.asides, c.rowless))", new: "r.retry(algebra.Forever)",
+		old: "r.setRetryAt(c.blockedUntil(a.at, c.asides, c.rowless))", new: "r.setRetryAt(algebra.Forever)",
 		tests: "TestABlockHolds",
 	}, {
 		name: "override-after-plan", file: "ratelimit/call_policy.go", what: "a plan that grants nothing is for good, although another override follows",
-		old: "r.retry(c.blockedUntil(a.at, c.asides, c.rowless))", new: "r.retry(map[bool]algebra.Micros{true: algebra.Forever, false: c.blockedUntil(a.at, c.asides, c.rowless)}[c.refusal() == ReasonPlan])",
+		old: "r.setRetryAt(c.blockedUntil(a.at, c.asides, c.rowless))", new: "r.setRetryAt(map[bool]algebra.Micros{true: algebra.Forever, false: c.blockedUntil(a.at, c.asides, c.rowless)}[c.refusal() == ReasonPlan])",
 		tests: "TestAnOverrideThatEnds",
 	}, {
-		name: "override-database-clock", file: "ratelimit/overrides.go", what: "an override ends by the time of the process, whatever Limiter.Clock says",
+		name: "override-database-clock", file: "ratelimit/call_overrides.go", what: "an override ends by the time of the process, whatever Limiter.Clock says",
 		old: "	if at.Valid {\n		return moment{algebra.At(at.Time), algebra.At(at.Time)}\n	}\n", new: "",
 		tests: "TestWhichOverrideIsInForce",
 	}, {
@@ -316,7 +316,7 @@ var overrideMutations = []mutation{
 		old: "ORDER BY f.current DESC, f.published_at DESC", new: "ORDER BY f.current DESC, f.published_at",
 		tests: "TestTheConsoleShowsLimitsAndKeys",
 	}, {
-		name: "override-one-call", file: "ratelimit/overrides.go", what: "two requests of a call for one key may have two limits",
+		name: "override-one-call", file: "ratelimit/call_overrides.go", what: "two requests of a call for one key may have two limits",
 		old: "before >= 0 { // one limit", new: "false { // one limit",
 		tests: "TestOneLimitForACall",
 	}, {
@@ -349,7 +349,7 @@ var overrideMutations = []mutation{
 		tests: "TestTheNewestVersionInUseCounts",
 	},
 	{
-		name: "later-ends", file: "ratelimit/overrides.go", what: "the numbers in force are taken to hold for good",
+		name: "later-ends", file: "ratelimit/call_overrides.go", what: "the numbers in force are taken to hold for good",
 		old: "if until := list[i].until; until > now && until < algebra.Forever {", new: "if until := list[i].until; false && until > now {",
 		tests: "TestAnOverrideThatEnds|TestTheWorkedExamplesOfOverridesThatEnd",
 	}, {
@@ -385,7 +385,7 @@ var overrideMutations = []mutation{
 		old: "until > from { // from then on", new: "false && until > from { // from then on",
 		tests: "TestTheFirstWaitBesideAnOverrideThatEnds",
 	}, {
-		name: "later-windows", file: "ratelimit/call_later.go", what: "the windows of a calendar are not known where another limit's override ends late",
+		name: "later-windows", file: "ratelimit/call_calendar.go", what: "the windows of a calendar are not known where another limit's override ends late",
 		old: "later <= now || !d.numbers.Unknown(later)", new: "true || later <= now",
 		tests: "TestACalendarBesideAnOverrideThatEndsLate",
 	}, {
@@ -414,10 +414,10 @@ var overrideMutations = []mutation{
 		tests: "TestAJobAfterTheListBesideAnOverride",
 	}, {
 		name: "later-wakes-clock", file: "ratelimit/wait.go", what: "a change of overrides wakes no Wait of a Limiter with a Clock",
-		old: "	if l.Clock != nil {\n		now, _ = timestamp(", new: "	if false {\n		now, _ = timestamp(",
+		old: "now, _ := l.now()", new: "now, _ := new(Limiter).now()",
 		tests: "TestAWaitIsWokenByItsClock",
 	}, {
-		name: "later-ahead", file: "ratelimit/limit_calendar.go", what: "the tokens of a calendar's row whose time lies ahead are looked for in the windows around now",
+		name: "later-ahead", file: "ratelimit/call_calendar.go", what: "the tokens of a calendar's row whose time lies ahead are looked for in the windows around now",
 		old: "	if latest > now {", new: "	if false {",
 		tests: "TestACalendarRowWhoseTimeLiesAhead",
 	}, {

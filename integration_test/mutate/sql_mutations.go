@@ -255,7 +255,7 @@ var sqlMutations = []mutation{
 		tests: "TestOverridesOfADistributedSchemaAreFollowedByTime",
 	}, {
 		name: "poll-twice", file: "ratelimit/overrides.go", what: "an override that is reported again wakes all who wait",
-		old: "if !slices.ContainsFunc(t.of(c.groupID), c.same) {", new: "{",
+		old: "if !slices.ContainsFunc(t.of(c.limitKey), c.same) {", new: "{",
 		tests: "TestOverridesComeAndGo",
 	}, {
 		name: "apply-places-order", file: apply, what: "all rows of several limits are locked in another order than the common one",
@@ -1141,7 +1141,7 @@ var sqlMutations = []mutation{
 		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
 	}, {
 		name: "sweep-any-level", file: sweep, what: "a sweep deletes on a snapshot older than its locks",
-		old: "IF current_setting('transaction_isolation') <> 'read committed' THEN", new: "IF false THEN",
+		old: "-- k\nBEGIN\n    IF current_setting('transaction_isolation') <> 'read committed' THEN", new: "-- k\nBEGIN\n    IF false THEN",
 		tests: "TestTheSweepFunctionRefusesWhatIsWrong|TestWhereASweepWorks",
 	}, {
 		name: "byhand-policy", file: ratelimit, what: "a rate of 0 is sent to the engine",

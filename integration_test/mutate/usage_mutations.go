@@ -75,15 +75,15 @@ var usageMutations = []mutation{
 		old: "s.heap[0] = counter{s.heap[0].rank + d.n, d}", new: "d.n += s.heap[0].rank\n		s.heap[0] = counter{d.n, d}",
 		tests: "TestASketchFindsFrequentKeysInAFlood",
 	}, {
-		name: "usage-drops", file: "ratelimit/usage/usage.go", what: "a flush that has failed for certain drops its counts",
+		name: "usage-drops", file: "ratelimit/usage/flush.go", what: "a flush that has failed for certain drops its counts",
 		old: "	case notSaved(err):\n		r.putBack(parts)\n", new: "	case notSaved(err):\n		r.drop(parts)\n",
 		tests: "TestUsageWaitsForTheDatabase",
 	}, {
-		name: "usage-twice", file: "ratelimit/usage/usage.go", what: "a flush whose outcome is unknown is written again",
+		name: "usage-twice", file: "ratelimit/usage/flush.go", what: "a flush whose outcome is unknown is written again",
 		old: "	default:\n		r.drop(parts)\n", new: "	default:\n		r.putBack(parts)\n",
 		tests: "TestAnUnknownFlushIsNotCountedTwice",
 	}, {
-		name: "usage-poison", file: "ratelimit/usage/usage.go", what: "a key that cannot be stored stops all flushes",
+		name: "usage-poison", file: "ratelimit/usage/flush.go", what: "a key that cannot be stored stops all flushes",
 		old: "unstorable(err) && len(args.Keys) > 0", new: "unstorable(err) && len(args.Keys) > 1<<20",
 		tests: "TestAKeyThatCannotBeStoredStopsNoFlush",
 	}, {

@@ -132,11 +132,11 @@ var valueMutations = []mutation{
 		tests: "TestAReceiptSaysWhatIsLeft",
 	}, {
 		name: "receipt-any-key", file: "ratelimit/receipt.go", what: "a receipt is accepted for another key",
-		old: "r.index[groupID{r.Taken[i].Limit, r.Taken[i].Key}] = i\n		}\n	}\n	if i, ok := r.index[groupID{limit, key}]", new: "r.index[groupID{r.Taken[i].Limit, \"\"}] = i\n		}\n	}\n	if i, ok := r.index[groupID{limit, \"\"}]",
+		old: "r.index[limitKey{r.Taken[i].Limit, r.Taken[i].Key}] = i\n		}\n	}\n	if i, ok := r.index[limitKey{limit, key}]", new: "r.index[limitKey{r.Taken[i].Limit, \"\"}] = i\n		}\n	}\n	if i, ok := r.index[limitKey{limit, \"\"}]",
 		tests: "TestAReceiptIsForWhatItNames",
 	}, {
 		name: "receipt-any-limit", file: "ratelimit/receipt.go", what: "a receipt is accepted for another limit",
-		old: "r.index[groupID{r.Taken[i].Limit, r.Taken[i].Key}] = i\n		}\n	}\n	if i, ok := r.index[groupID{limit, key}]", new: "r.index[groupID{\"\", r.Taken[i].Key}] = i\n		}\n	}\n	if i, ok := r.index[groupID{\"\", key}]",
+		old: "r.index[limitKey{r.Taken[i].Limit, r.Taken[i].Key}] = i\n		}\n	}\n	if i, ok := r.index[limitKey{limit, key}]", new: "r.index[limitKey{\"\", r.Taken[i].Key}] = i\n		}\n	}\n	if i, ok := r.index[limitKey{\"\", key}]",
 		tests: "TestAReceiptIsForWhatItNames",
 	}, {
 		name: "receipt-unknown-fields", file: "ratelimit/receipt.go", what: "unknown data of another version in a receipt is ignored",

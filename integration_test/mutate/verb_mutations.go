@@ -4,19 +4,19 @@ package main
 var verbMutations = []mutation{
 	{
 		name: "each-added-up", file: "ratelimit/call_demand.go", what: "requests of an Each for one key are decided together",
-		old: "if found && does.alone && ds[last].limit == r.limit {", new: "if false {",
+		old: "if found && does.each && ds[last].limit == r.limit {", new: "if false {",
 		tests: "TestEachIsDecidedByItselfAndInOrder",
 	}, {
 		name: "each-too-much", file: "ratelimit/call_later.go", what: "a count above the capacity fails all requests of an Each",
-		old: "(c.does.alone || !anyOf", new: "(!anyOf",
+		old: "(c.does.each || !anyOf", new: "(!anyOf",
 		tests: "TestEachAgreesWithConsume",
 	}, {
 		name: "each-result-order", file: "ratelimit/each.go", what: "the results are in the order of locks",
 		old: "conclude(place, &c, func(r *Result) { c.fill(r, &answers[i]) })", new: "conclude(place*0+i, &c, func(r *Result) { c.fill(r, &answers[i]) })",
 		tests: "TestEachIsDecidedByItselfAndInOrder",
 	}, {
-		name: "each-outside", file: "ratelimit/each.go", what: "Each on the pool inside a transaction of the pool is let through",
-		old: "		err = errOutside(ctx, verbEach, db, requests)\n", new: "",
+		name: "each-outside", file: "ratelimit/verbs.go", what: "Each on the pool inside a transaction of the pool is let through",
+		old: "	if err == nil {\n		err = errOutside(ctx, v, db, requests)", new: "	if err == nil && v != verbEach {\n		err = errOutside(ctx, v, db, requests)",
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
 		name: "verb-consume-owes", file: "ratelimit/verbs.go", what: "a Consume takes tokens that are not there",

@@ -39,8 +39,8 @@ func Holds(ctx context.Context, db Querier, name string, key, id *string, at tim
 			*h.Until = h.Until.UTC()
 		}
 		return h, err
-	}, `SELECT h.key, h.id, h.unit, h.count, least(greatest(h.taken_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00'),
-		       CASE WHEN h.until < 'infinity' THEN least(greatest(h.until, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END, h.until <= $2, count(*) OVER ()
+	}, `SELECT h.key, h.id, h.unit, h.count, `+ShownTime("h.taken_at")+`,
+		       CASE WHEN h.until < 'infinity' THEN `+ShownTime("h.until")+` END, h.until <= $2, count(*) OVER ()
 		  FROM rate_limit_holds AS h WHERE h.name = $1 AND h.state = 'held'`+where+`
 		 ORDER BY h.taken_at, h.key, h.id LIMIT nullif($3::bigint, 0)`, args...)
 	return list, all, err
@@ -56,7 +56,7 @@ func Release(ctx context.Context, db interface {
 		SELECT ratelimit_release($1::text, nullif($2::text, ''), coalesce('~' || replace(h.token::text, '-', '') || octet_length(h.id) || ':' || h.id, h.id),
 		       global => $2::text = '', reason => $5::text, who => coalesce($6::text, SESSION_USER))
 		  FROM rate_limit_holds AS h WHERE h.name = $1 AND h.key = $2 AND h.id = $3 AND h.state = 'held'
-		   AND least(greatest(h.taken_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') = $4`, name, key, id, since, reason, who).Scan(&released)
+		   AND `+ShownTime("h.taken_at")+` = $4`, name, key, id, since, reason, who).Scan(&released)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}

@@ -4,6 +4,7 @@ package keystate
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -81,13 +82,13 @@ func arguments(name string, keys any, at time.Time, g *Given) []any {
 	return []any{name, keys, at, true, g.Kind, g.Rate, g.Capacity, g.Period, g.Start, g.Zone, g.Anchor}
 }
 
-const columns = `SELECT s.key, s.effect, s.override, s.rows, s.stored, s.last_use, s.broken, s.used, s.remaining, s.retry_at, s.paused_until,
+var columns = `SELECT s.key, s.effect, s.override, s.rows, s.stored, s.last_use, s.broken, s.used, s.remaining, s.retry_at, s.paused_until,
 	(s.numbers).effect, (s.numbers).override, coalesce((s.numbers).kind, ''), (s.numbers).rate, (s.numbers).capacity, (s.numbers).max_reserved, (s.numbers).period,
 	extract(epoch FROM (s.numbers).period)::float8, (s.numbers).period::text, (s.numbers).start, (s.numbers).shards, (s.numbers).zone,
-	to_char((s.numbers).anchor, CASE WHEN (s.numbers).anchor::time = '00:00' THEN 'YYYY-MM-DD' WHEN extract(second FROM (s.numbers).anchor) = 0 THEN 'YYYY-MM-DD HH24:MI' ELSE 'YYYY-MM-DD HH24:MI:SS' END),
+	` + AnchorText("(s.numbers).anchor") + `,
 	s.owed_until, s.full_at FROM ` + given
 
-// Of reads the state of each of some keys, whether it has a row or not, in the order of the keys. ” is a limit without keys. A limit that no program
+// Of reads the state of each of some keys, whether it has a row or not, in the order of the keys. The empty key is a limit without keys. A limit that no program
 // has published is an error unless its numbers are given.
 func Of(ctx context.Context, db Querier, name string, keys []string, at time.Time, g *Given) ([]State, error) {
 	return collect(ctx, db, scan, columns+` CROSS JOIN LATERAL _ratelimit_states($1::text, $2::text[], $3::timestamptz, given.g, whole => true) AS s ORDER BY s.key`,
@@ -120,6 +121,16 @@ func scan(row pgx.CollectableRow) (s State, err error) {
 		}
 	}
 	return s, err
+}
+
+// ShownTime is an instant of a column, in SQL, that a time.Time and its JSON can be: one of the years 1 to 9999, whatever a row by hand says.
+func ShownTime(column string) string {
+	return "least(greatest(" + column + ", '0001-01-01 00:00+00'), '9999-12-31 00:00+00')"
+}
+
+// AnchorText is the anchor in a column, in SQL, as people write it: a date, and the time of day if it is not midnight.
+func AnchorText(column string) string {
+	return fmt.Sprintf("to_char(%[1]s, CASE WHEN %[1]s::time = '00:00' THEN 'YYYY-MM-DD' WHEN extract(second FROM %[1]s) = 0 THEN 'YYYY-MM-DD HH24:MI' ELSE 'YYYY-MM-DD HH24:MI:SS' END)", column)
 }
 
 // Point is a point of the curve of a balance.

@@ -44,14 +44,13 @@ const (
 	EffectReset     = "reset" // only in the history, as release
 )
 
-// Instants by hand may be outside of what a time.Time, or its JSON, can be.
-const overrideColumns = `SELECT o.id, o.name, o.key, o.effect, o.rate, o.capacity, o.max_reserved,
-	CASE WHEN isfinite(o.until) THEN least(greatest(o.until, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END, o.reason, o.made_by, o.made_as,
-	least(greatest(o.made_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00'), o.added, o.removed_by, o.removed_as,
-	CASE WHEN o.removed_at IS NOT NULL THEN least(greatest(o.removed_at, '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END,
+var overrideColumns = `SELECT o.id, o.name, o.key, o.effect, o.rate, o.capacity, o.max_reserved,
+	CASE WHEN isfinite(o.until) THEN ` + ShownTime("o.until") + ` END, o.reason, o.made_by, o.made_as,
+	` + ShownTime("o.made_at") + `, o.added, o.removed_by, o.removed_as,
+	CASE WHEN o.removed_at IS NOT NULL THEN ` + ShownTime("o.removed_at") + ` END,
 	CASE WHEN o.removed_at IS NOT NULL THEN 'removed' WHEN o.effect IN ('reset', 'release') THEN 'done' WHEN o.until <= clock_timestamp() THEN 'expired' ELSE 'in force' END `
 
-// InForce reads the overrides in force for some keys (” is none) and for every key or, with nil, all of a limit; without a name, those of all
+// InForce reads the overrides in force for some keys (the empty key is none) and for every key or, with nil, all of a limit; without a name, those of all
 // limits. They are in the order in which they decide: those of a key, and then those of every key; of each, blocks first, and then the newest.
 // most: at most so many of single keys, and as many of every key; 0: all.
 func InForce(ctx context.Context, db Querier, name *string, keys []string, at time.Time, most int) ([]Override, error) {

@@ -266,3 +266,107 @@ Errors:
   RL003    the transaction is not READ COMMITTED
   22023    an argument is invalid; without numbers, also if no program has published the limit
 $text$;
+
+-- Gives back the expired holds of one key, unless its rows are locked or its numbers are not known. A key without rows is full: nothing comes back,
+-- whatever its numbers, and no row of it is locked.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_key(name text, key text, now timestamptz) RETURNS integer
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    q    /* TEMPLATE: schema */_ratelimit_request;
+    m    integer;
+    n    integer;
+    at   timestamptz := coalesce(now, clock_timestamp());
+    kept timestamptz := at + interval '7 days';
+    rec  record;
+BEGIN
+    SELECT count(*) INTO n FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key;
+    IF n = 0 THEN
+        m := 0;
+        FOR rec IN
+            SELECT h.id FROM /* TEMPLATE: schema */rate_limit_holds AS h
+             WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
+             LIMIT 1000
+               FOR UPDATE SKIP LOCKED
+        LOOP
+            -- A recount has counted this hold meanwhile: the next sweep gives it back. Asked under the hold's lock, for which a later recount waits.
+            EXIT WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key);
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', until = kept
+             WHERE h.name = name AND h.key = key AND h.id = rec.id;
+            m := m + 1;
+        END LOOP;
+        RETURN m;
+    END IF;
+    q.rate := 0;
+    IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.unit = 'tokens') THEN
+        IF NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
+            RETURN 0;
+        END IF;
+        q := /* TEMPLATE: schema */_ratelimit_prepare('settle', name, nullif(key, ''), NULL, NULL, 0, 'token bucket', NULL, NULL, 1, key = '', NULL, NULL,
+            NULL, NULL, now, later => true, standing => true);
+        IF q.effect <> 'numbers' THEN
+            RETURN 0;
+        END IF;
+    END IF;
+    SELECT count(*) INTO m FROM (
+        SELECT r.shard FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key ORDER BY r.shard FOR UPDATE SKIP LOCKED
+    ) AS l;
+    SELECT count(*) INTO n FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key;
+    IF m = 0 OR m <> n THEN
+        RETURN 0;
+    END IF;
+    RETURN /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], now,
+        q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
+END
+$body$;
+
+-- Sweeps one batch of holds: the next 1000 rows of the primary key, after the given one. It deletes rows that count as absent since an hour,
+-- and gives back expired holds, where the numbers of the limit are known: published, and the same for all keys. It never waits for a lock.
+-- next_name is NULL after the last batch. Commit after each: it holds the locks until then.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_holds(
+    after_name text, after_key text, after_id text, now timestamptz,
+    OUT deleted integer, OUT ended integer, OUT next_name text, OUT next_key text, OUT next_id text
+)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at    timestamptz := coalesce(now, clock_timestamp());
+    hour  timestamptz := at - interval '1 hour'; -- then a clock that steps back by up to an hour changes nothing
+    seen  integer := 0;
+    due   text[] := '{}'; -- names and keys with expired holds, in pairs
+    rec   record;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: a sweep needs a READ COMMITTED transaction';
+    END IF;
+    deleted := 0;
+    ended := 0;
+    FOR rec IN
+        SELECT h.name, h.key, h.id, h.unit, h.state <> 'held' AND h.until < hour AS over, h.state = 'held' AND h.token IS NOT NULL AND h.until <= at AS expired
+          FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE (h.name, h.key, h.id) > (after_name, after_key, after_id)
+         ORDER BY h.name, h.key, h.id
+         LIMIT 1000
+    LOOP
+        seen := seen + 1;
+        IF rec.expired AND (rec.name IS DISTINCT FROM due[pg_catalog.cardinality(due) - 1] OR rec.key IS DISTINCT FROM due[pg_catalog.cardinality(due)]) THEN
+            due := pg_catalog.array_cat(due, ARRAY[rec.name::text, rec.key::text]);
+        END IF;
+        next_name := rec.name; next_key := rec.key; next_id := rec.id;
+        CONTINUE WHEN NOT rec.over;
+        PERFORM 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h -- asks again, on the newest version
+          WHERE h.name = rec.name AND h.key = rec.key AND h.id = rec.id AND h.state <> 'held' AND h.until < hour FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = rec.name AND h.key = rec.key AND h.id = rec.id;
+        deleted := deleted + 1;
+    END LOOP;
+    FOR i IN 1..pg_catalog.cardinality(due) / 2 LOOP
+        ended := ended + /* TEMPLATE: schema */_ratelimit_sweep_key(due[2 * i - 1], due[2 * i], now);
+    END LOOP;
+    IF seen < 1000 THEN
+        next_name := NULL; next_key := NULL; next_id := NULL;
+    END IF;
+END
+$body$;

@@ -22,7 +22,7 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.minute IS 'the begin of
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.granted IS 'requests that were granted; a Wait that was given up is not in it';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.denied IS 'requests that were denied';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.failed IS 'requests that were neither: the database failed, or they were invalid or above the capacity';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.tokens IS 'tokens that were taken, by Charge and by a Wait that was given up as well';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.tokens IS 'tokens that were taken, by Charge, by Settle and by a Wait that was given up as well';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.refunded IS 'tokens that were given back';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.waited IS 'seconds from the grants to the instants at which their work may run, added up';
 
@@ -177,12 +177,13 @@ Arguments:
 Result:
   name      the limit; '(others)' for those that a recorder had no room for
   minute    the minute's begin
-  granted   requests that were granted: of Consume, Take, Reserve and Wait. Those in a transaction that was rolled back are
-            included. A Wait that was given up is not
+  granted   requests that were granted: of Consume, Each, Take, Reserve, Wait, Hold and Once. Those in a transaction that was rolled
+            back are included. A Wait that was given up is not, nor a Hold or Once whose id was known
   denied    requests that were denied. Requests that another limit of their call denied are not in it, and checks are not
   failed    requests that ended with another error: the database failed, or they were invalid or above the capacity
-  tokens    the tokens that were taken, by Charge and by a Wait that was given up as well. refunded has what the latter gave back
-  refunded  the tokens that were given back
+  tokens    the tokens that were taken, by Charge, by Settle and by a Wait that was given up as well. refunded has what the last
+            gave back
+  refunded  the tokens that were given back, by Settle and Release as well
   waited    the seconds from grants to the instants at which their work may run, added up: of reservations, and of Wait
 
 The newest counts are missing: a program writes them every ten seconds, unless it says otherwise.

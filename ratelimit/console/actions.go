@@ -47,7 +47,7 @@ type form struct {
 }
 
 // change does what a form says.
-func (c *call) change(a asked, key string) error {
+func (c *visit) change(a asked, key string) error {
 	v := c.r.PostForm
 	f := form{
 		Action: v.Get("action"), Rate: strings.TrimSpace(v.Get("rate")), Capacity: strings.TrimSpace(v.Get("capacity")), MaxReserved: strings.TrimSpace(v.Get("max_reserved")),
@@ -94,7 +94,7 @@ func (c *call) change(a asked, key string) error {
 }
 
 // do changes something for a key, or for every key if it is empty, and returns a word of done.
-func (c *call) do(name, key string, f form) (did string, err error) {
+func (c *visit) do(name, key string, f form) (did string, err error) {
 	var scope *string
 	if key != "" {
 		scope = &key
@@ -231,7 +231,7 @@ func (c *call) do(name, key string, f form) (did string, err error) {
 	}
 	// A program that does not know the override yet would cut the balance to the old capacity again. Should the reader go meanwhile, the
 	// difference is added all the same. Should this process die, the page offers to add it.
-	time.Sleep(settled)
+	time.Sleep(knownAfter)
 	if err := c.add(id, name, before); err != nil {
 		return "", c.notAdded(id, err)
 	}
@@ -264,7 +264,7 @@ func canAdd(varies bool, inForce *overrideRow, capacity, before *float64) error 
 }
 
 // notAdded says that an override is in force although add failed, so that nobody overrides again.
-func (c *call) notAdded(id int64, err error) error {
+func (c *visit) notAdded(id int64, err error) error {
 	why := explain(err)
 	if why.status >= 500 {
 		c.log(err)
@@ -279,7 +279,7 @@ func (c *call) notAdded(id int64, err error) error {
 }
 
 // add adds the difference of an override, which must be of this limit. before is the capacity before, if the program alone knows it.
-func (c *call) add(id int64, name string, before *float64) error {
+func (c *visit) add(id int64, name string, before *float64) error {
 	return c.writing(func(ctx context.Context, tx pgx.Tx) error {
 		var added float64
 		err := tx.QueryRow(ctx, "SELECT ratelimit_add(o.id, $3::float8) FROM rate_limit_overrides AS o WHERE o.id = $1::bigint AND o.name = $2", id, name, before).Scan(&added)

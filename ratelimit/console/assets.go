@@ -35,7 +35,7 @@ func assetURL(name string) (string, error) {
 	return "assets/" + name + "?" + hex.EncodeToString(sum[:6]), nil
 }
 
-func (c *call) asset(name string) error {
+func (c *visit) asset(name string) error {
 	content, err := assets.ReadFile("assets/" + name)
 	if err != nil {
 		return notFound()

@@ -52,8 +52,8 @@ const (
 	patience    = 3 * time.Second
 )
 
-// settled is the time after which every program knows of an override: only then may its difference be added.
-const settled = 2 * time.Second
+// knownAfter is the time after which every program knows of an override: only then may its difference be added.
+const knownAfter = 2 * time.Second
 
 // Handler serves the page. DB is required. It is safe for concurrent use, and must neither be changed nor copied while it is in use.
 //
@@ -93,7 +93,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header.Set("Cross-Origin-Resource-Policy", "same-origin")
 	header.Set("Cache-Control", "no-store")
 
-	c := &call{h: h, w: w, r: r}
+	c := &visit{h: h, w: w, r: r}
 	if fromAnotherSite(r) { // nothing of the application's is asked either
 		c.fail(&refusal{status: http.StatusForbidden, title: "Another site sent this", text: "The browser says that a page of another site asked for this. Nothing was changed."})
 		return
@@ -106,8 +106,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// call is one request.
-type call struct {
+// visit is one request of a reader.
+type visit struct {
 	h   *Handler
 	w   http.ResponseWriter
 	r   *http.Request
@@ -116,7 +116,7 @@ type call struct {
 	session string // the role that is logged in to the database, of a write
 }
 
-func (c *call) serve() error {
+func (c *visit) serve() error {
 	name, isAsset := strings.CutPrefix(c.r.URL.Path, "/assets/")
 	switch c.r.Method {
 	case http.MethodGet, http.MethodHead:
@@ -186,7 +186,7 @@ func notAllowed(w http.ResponseWriter, allow string) error {
 }
 
 // read runs queries in one READ ONLY transaction, in which the planner has to take an index where there is one.
-func (c *call) read(queries func(ctx context.Context, tx pgx.Tx) error) error {
+func (c *visit) read(queries func(ctx context.Context, tx pgx.Tx) error) error {
 	return c.inTx(pgx.TxOptions{AccessMode: pgx.ReadOnly, IsoLevel: pgx.RepeatableRead}, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off; SET LOCAL TimeZone = 'UTC'"); err != nil {
 			return err
@@ -196,7 +196,7 @@ func (c *call) read(queries func(ctx context.Context, tx pgx.Tx) error) error {
 }
 
 // writing runs statements in one transaction, whatever the defaults of the role are: only READ COMMITTED needs no retries.
-func (c *call) writing(statements func(ctx context.Context, tx pgx.Tx) error) error {
+func (c *visit) writing(statements func(ctx context.Context, tx pgx.Tx) error) error {
 	return c.inTx(pgx.TxOptions{AccessMode: pgx.ReadWrite, IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, "SELECT SESSION_USER").Scan(&c.session); err != nil {
 			return err
@@ -205,7 +205,7 @@ func (c *call) writing(statements func(ctx context.Context, tx pgx.Tx) error) er
 	})
 }
 
-func (c *call) inTx(options pgx.TxOptions, statements func(ctx context.Context, tx pgx.Tx) error) error {
+func (c *visit) inTx(options pgx.TxOptions, statements func(ctx context.Context, tx pgx.Tx) error) error {
 	timeout := c.h.Timeout
 	if timeout == 0 {
 		timeout = DefaultTimeout
@@ -250,7 +250,7 @@ func (c *call) inTx(options pgx.TxOptions, statements func(ctx context.Context, 
 }
 
 // enter waits until a connection may be taken. leave gives it back.
-func (c *call) enter(ctx context.Context) (leave func(), err error) {
+func (c *visit) enter(ctx context.Context) (leave func(), err error) {
 	c.h.once.Do(func() { c.h.busy = make(chan struct{}, connections) })
 	waiting := time.NewTimer(patience)
 	defer waiting.Stop()
@@ -266,7 +266,7 @@ func (c *call) enter(ctx context.Context) (leave func(), err error) {
 }
 
 // show writes a page. Nothing is written before the template has run, so that an error is a page of its own.
-func (c *call) show(status int, name string, data any) error {
+func (c *visit) show(status int, name string, data any) error {
 	var page bytes.Buffer
 	if err := templates[name].ExecuteTemplate(&page, "layout", data); err != nil {
 		return err
@@ -280,13 +280,13 @@ func (c *call) show(status int, name string, data any) error {
 }
 
 // log writes an error to the log, with nothing in it that a terminal obeys, whatever the logger.
-func (c *call) log(err error) {
+func (c *visit) log(err error) {
 	slog.ErrorContext(c.r.Context(), "txlimit console", "path", visible.Escape(c.r.URL.Path), "error", visible.Line(err.Error()))
 }
 
 // audit writes to the log what somebody has changed, or tried to, with nothing in it that a terminal obeys. Forms that did not reach
 // the database are not written.
-func (c *call) audit(name, key string, f form, did string, err error) {
+func (c *visit) audit(name, key string, f form, did string, err error) {
 	if c.session == "" {
 		return
 	}
@@ -303,7 +303,7 @@ func (c *call) audit(name, key string, f form, did string, err error) {
 }
 
 // fail answers with a page that says what went wrong.
-func (c *call) fail(err error) {
+func (c *visit) fail(err error) {
 	refused := explain(err)
 	if refused.status >= 500 && c.r.Context().Err() == nil {
 		c.log(err)

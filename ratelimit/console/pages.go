@@ -28,7 +28,7 @@ type layout struct {
 	Form     form
 }
 
-func (c *call) layout(title string) layout {
+func (c *visit) layout(title string) layout {
 	root := "./" + strings.Repeat("../", max(strings.Count(c.r.URL.Path, "/")-1, 0))
 	return layout{Title: title, Root: root, Who: visibly(c.who), Writable: c.who != "", Now: time.Now().UTC()}
 }
@@ -56,7 +56,7 @@ type limitsPage struct {
 }
 
 // limits is the page of all limits.
-func (c *call) limits(a asked) error {
+func (c *visit) limits(a asked) error {
 	p := limitsPage{layout: c.layout("Limits"), Search: a.search, Spans: listSpans, Span: pick(listSpans, a.span, 1)}
 	p.Refresh = 5
 	p.Page = 1
@@ -109,11 +109,6 @@ func (c *call) limits(a asked) error {
 	return c.show(http.StatusOK, "limits", p)
 }
 
-// Numbers of a row of the list.
-func (l limitRow) Numbers() numbers {
-	return numbers{Rate: l.Rate, Period: l.Period, Seconds: l.Seconds, Capacity: l.Capacity}
-}
-
 type limitPage struct {
 	layout
 	Name        string
@@ -161,7 +156,7 @@ func varies(definitions []definitionRow) bool {
 }
 
 // limit is the page of one limit.
-func (c *call) limit(a asked) error {
+func (c *visit) limit(a asked) error {
 	if a.name == "" {
 		return notFound()
 	}
@@ -171,7 +166,7 @@ func (c *call) limit(a asked) error {
 	return c.showLimit(http.StatusOK, a, form{}, "")
 }
 
-func (c *call) showLimit(status int, a asked, f form, problem string) error {
+func (c *visit) showLimit(status int, a asked, f form, problem string) error {
 	p := limitPage{layout: c.layout(visibly(a.name)), Name: a.name, Search: a.search, Spans: limitSpans, Span: pick(limitSpans, a.span, 0), Every: true}
 	p.Refresh, p.Form, p.Problem, p.Done = 5, f, problem, done[a.done]
 	err := c.read(func(ctx context.Context, tx pgx.Tx) (err error) {
@@ -243,13 +238,13 @@ func (c *call) showLimit(status int, a asked, f form, problem string) error {
 		for _, k := range p.Found {
 			keys = append(keys, k.Key)
 		}
-		left, err := queryLeft(ctx, tx, a.name, keys, p.Now)
+		left, err := queryStates(ctx, tx, a.name, keys, p.Now)
 		if err != nil {
 			return err
 		}
 		for _, list := range [][]keyRow{p.Denied, p.Found} {
 			for i, k := range list {
-				list[i].left(left[k.Key])
+				list[i].setState(left[k.Key])
 			}
 		}
 		return nil
@@ -261,7 +256,7 @@ func (c *call) showLimit(status int, a asked, f form, problem string) error {
 }
 
 // usage is the chart of a limit as JSON, for a script that asks every second.
-func (c *call) usage(a asked) error {
+func (c *visit) usage(a asked) error {
 	s := pick(limitSpans, a.span, 0)
 	var bins []binRow
 	var now time.Time
@@ -335,7 +330,7 @@ type keyPage struct {
 func (p *keyPage) MoreHolds() bool { return p.AllHolds > int64(len(p.Holds)) }
 
 // key is the page of one key of a limit.
-func (c *call) key(a asked) error {
+func (c *visit) key(a asked) error {
 	if a.name == "" {
 		return notFound()
 	}
@@ -345,7 +340,7 @@ func (c *call) key(a asked) error {
 	return c.showKey(http.StatusOK, a, form{}, "")
 }
 
-func (c *call) showKey(status int, a asked, f form, problem string) error {
+func (c *visit) showKey(status int, a asked, f form, problem string) error {
 	p := keyPage{layout: c.layout(shown(a.key) + " – " + visibly(a.name)), Name: a.name, Key: a.key, Every: a.key == "", Given: a.given}
 	p.Refresh, p.Form, p.Problem, p.Done = 2, f, problem, done[a.done]
 	err := c.read(func(ctx context.Context, tx pgx.Tx) (err error) {

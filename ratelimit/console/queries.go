@@ -45,6 +45,11 @@ type limitRow struct {
 	Blocked   bool  `db:"-"` // for every key
 }
 
+// Numbers of a row of the list.
+func (l limitRow) Numbers() numbers {
+	return numbers{Rate: l.Rate, Period: l.Period, Seconds: l.Seconds, Capacity: l.Capacity}
+}
+
 // Names are found by index look-ups, one for each: nothing reads the rows of all keys.
 const limitsSQL = `
 WITH used AS (
@@ -145,14 +150,11 @@ type numbers struct {
 // Numbers are for templates, which cannot name what is embedded.
 func (n numbers) Numbers() numbers { return n }
 
-// anchorText is a column of rate_limit_definitions as people write it: a date, and the time of day if it is not midnight.
-const anchorText = `to_char(d.anchor, CASE WHEN d.anchor::time = '00:00' THEN 'YYYY-MM-DD' WHEN extract(second FROM d.anchor) = 0 THEN 'YYYY-MM-DD HH24:MI' ELSE 'YYYY-MM-DD HH24:MI:SS' END)`
-
 // queryDefinitions reads the definitions of a limit: first those that count, which are alike.
 func queryDefinitions(ctx context.Context, tx pgx.Tx, name string) ([]definitionRow, error) {
 	return collect[definitionRow](tx.Query(ctx, `
 		SELECT d.program, d.kind, d.rate, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, d.max_reserved, d.period::text AS period,
-		       CASE WHEN isfinite(d.start) THEN d.start END AS start, d.shards, d.zone, `+anchorText+` AS anchor, d.varies IS NOT NULL AS varies, d.current, d.in_use, `+shownTime("d.published_at")+` AS published_at,
+		       CASE WHEN isfinite(d.start) THEN d.start END AS start, d.shards, d.zone, `+keystate.AnchorText("d.anchor")+` AS anchor, d.varies IS NOT NULL AS varies, d.current, d.in_use, `+keystate.ShownTime("d.published_at")+` AS published_at,
 		       d.current AND d.definition = first_value(d.definition) OVER (ORDER BY d.current DESC, d.published_at DESC, d.program) AS counts
 		  FROM (SELECT DISTINCT ON (d.program, d.definition) d.*, coalesce(d.alive_until > clock_timestamp(), false) AS in_use -- several lists of a program may have it
 		          FROM rate_limit_definitions AS d WHERE d.name = $1 AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')
@@ -186,11 +188,6 @@ func otherRole(who, as *string) string {
 		return ""
 	}
 	return *as
-}
-
-// shownTime is an instant of a column that a page can show: one of the years 1 to 9999, whatever a row by hand says.
-func shownTime(column string) string {
-	return "least(greatest(" + column + ", '0001-01-01 00:00+00'), '9999-12-31 00:00+00')"
 }
 
 // queryOverridesInForce reads those of a limit, by key: first those for every key.
@@ -243,8 +240,8 @@ type keyRow struct {
 	Share     float64  `db:"-"` // of the most denied key
 }
 
-// left fills in how the key stands.
-func (k *keyRow) left(s *keystate.State) {
+// setState fills in how the key stands.
+func (k *keyRow) setState(s *keystate.State) {
 	switch {
 	case s.Used != nil && s.Effect == "varies": // nobody knows how many there are
 		k.InUse = s.Used
@@ -264,7 +261,7 @@ func (k *keyRow) left(s *keystate.State) {
 }
 
 func queryDenied(ctx context.Context, tx pgx.Tx, name string, since time.Time, search string) ([]keyRow, error) {
-	return collect[keyRow](tx.Query(ctx, `SELECT d.key, d.denied, `+shownTime("d.last_denied")+` AS last_denied FROM ratelimit_denials($1, $2) AS d
+	return collect[keyRow](tx.Query(ctx, `SELECT d.key, d.denied, `+keystate.ShownTime("d.last_denied")+` AS last_denied FROM ratelimit_denials($1, $2) AS d
 		WHERE strpos(lower(d.key), lower($3)) > 0 OR $3 = '' LIMIT $4`, name, since, search, maxDeniedKeys))
 }
 
@@ -348,14 +345,14 @@ type hourRow struct {
 
 func queryKeyDenials(ctx context.Context, tx pgx.Tx, name, key string) ([]hourRow, error) {
 	return collect[hourRow](tx.Query(ctx, `
-		SELECT d.hour, d.denied, `+shownTime("d.last_denied")+` AS last_denied
+		SELECT d.hour, d.denied, `+keystate.ShownTime("d.last_denied")+` AS last_denied
 		  FROM generate_series(date_trunc('hour', now(), 'UTC') - interval '47 hours', now(), interval '1 hour') AS h
 		 CROSS JOIN LATERAL (SELECT d.* FROM rate_limit_denials AS d WHERE d.name = $1 AND d.hour = h AND d.key = $2) AS d
 		 ORDER BY d.hour`, name, key))
 }
 
-// queryLeft reads how some keys stand. A program must define the limit.
-func queryLeft(ctx context.Context, tx pgx.Tx, name string, keys []string, now time.Time) (map[string]*keystate.State, error) {
+// queryStates reads how some keys stand. A program must define the limit.
+func queryStates(ctx context.Context, tx pgx.Tx, name string, keys []string, now time.Time) (map[string]*keystate.State, error) {
 	states, err := keystate.Of(ctx, tx, name, keys, now, nil)
 	left := make(map[string]*keystate.State)
 	for i := range states {

@@ -56,7 +56,7 @@ func (r *Recorder) Observe(ctx context.Context, d ratelimit.Decision) {
 	switch d.Verb {
 	case "consume", "wait", "reserve", "take", "hold", "once":
 		switch {
-		case d.Result.Repeated || known(d.Err): // it was counted before
+		case d.Result.Repeated || knownID(d.Err): // it was counted before
 		case d.Err == nil:
 			for i := range d.Result.Requests {
 				s := &d.Result.Requests[i]
@@ -90,8 +90,8 @@ func (r *Recorder) Observe(ctx context.Context, d ratelimit.Decision) {
 	}
 }
 
-// known reports whether a call was denied since its id is known.
-func known(err error) bool {
+// knownID reports whether a call was denied since its id is known.
+func knownID(err error) bool {
 	denial, is := errors.AsType[*ratelimit.DeniedError](err)
 	return is && (denial.Reason == ratelimit.ReasonHeld || denial.Reason == ratelimit.ReasonSettled)
 }
@@ -127,7 +127,7 @@ func (r *Recorder) count(s *ratelimit.Status, at time.Time, c counts) {
 	of.mu.Unlock()
 	if moved && before != (counts{}) {
 		l.mu.Lock()
-		r.keep(l, minuteBefore, before)
+		r.addMinute(l, minuteBefore, before)
 		l.mu.Unlock()
 	}
 	if c.denied > 0 && l.name != others {
@@ -188,8 +188,8 @@ func (r *Recorder) learn(name string) *limit {
 	return l
 }
 
-// keep adds to the counts of a minute. l.mu is held.
-func (r *Recorder) keep(l *limit, minute int64, c counts) {
+// addMinute adds to the counts of a minute. l.mu is held.
+func (r *Recorder) addMinute(l *limit, minute int64, c counts) {
 	if l.minutes == nil {
 		l.minutes = map[int64]counts{}
 	}

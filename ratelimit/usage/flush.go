@@ -1,13 +1,19 @@
 package usage
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/ratelimit"
 )
 
 // part is what a flush has taken from a limit.
@@ -15,6 +21,110 @@ type part struct {
 	of      *limit
 	minutes map[int64]counts
 	hours   map[int64][]denials
+}
+
+// Flush writes what was counted so far. [Recorder.Run] calls it. After an error, the counts are kept for the next flush,
+// unless the outcome is unknown: see [Recorder]. It waits for a flush that is under way.
+func (r *Recorder) Flush(ctx context.Context) error {
+	if err := r.Validate(); err != nil {
+		return err
+	}
+	r.flushing.Lock()
+	defer r.flushing.Unlock()
+	parts := r.collect()
+	if len(parts) == 0 && time.Since(r.swept) < sweepAtLeast {
+		return nil
+	}
+	for {
+		n := thatFit(parts)
+		if err := r.write(ctx, parts[:n]); err != nil {
+			r.putBack(parts[n:])
+			return fmt.Errorf("usage: flush: %w", err)
+		}
+		r.swept = time.Now()
+		if parts = parts[n:]; len(parts) == 0 {
+			return nil
+		}
+	}
+}
+
+// write writes parts by one statement. If that fails, the parts are kept or dropped.
+func (r *Recorder) write(ctx context.Context, parts []part) error {
+	args := r.params(parts)
+	err := r.record(ctx, args)
+	switch {
+	case err == nil:
+		return nil
+	case unstorable(err) && len(args.Keys) > 0:
+		// A key is the most likely reason: HashKey may return any bytes. It would stop all flushes to come.
+		args.DenialNames, args.Hours, args.Keys, args.Denials, args.Asked, args.LastDenied = nil, nil, nil, nil, nil, nil
+		if again := r.record(ctx, args); again != nil {
+			if notSaved(again) {
+				r.putBack(parts)
+			} else {
+				r.drop(parts)
+			}
+			return errors.Join(err, again)
+		}
+		return fmt.Errorf("the denied keys were left out: %w", err)
+	case notSaved(err):
+		r.putBack(parts)
+	default:
+		r.drop(parts)
+	}
+	return err
+}
+
+// record calls the function of the database.
+func (r *Recorder) record(ctx context.Context, args dbsqlc.RecordUsageParams) error {
+	db := r.DB
+	if c, ok := db.(*ratelimit.Coalescer); ok {
+		db = c.Pool
+	}
+	if pool, ok := db.(*pgxpool.Pool); ok { // first a connection, so that it is known that nothing was sent if there is none
+		conn, err := pool.Acquire(ctx)
+		if err != nil {
+			return unsentError{err}
+		}
+		defer conn.Release()
+		db = conn
+	}
+	return new(ratelimit.Limiter).Retry(ctx, func(ctx context.Context) error {
+		var deleted int32
+		return db.QueryRow(ctx, dbsqlc.RecordUsage,
+			args.Names, args.Minutes, args.Granted, args.Denied, args.Failed, args.Tokens, args.Refunded, args.Waited,
+			args.DenialNames, args.Hours, args.Keys, args.Denials, args.Asked, args.LastDenied, args.Keep).Scan(&deleted)
+	})
+}
+
+// unsentError is an error from before anything was sent.
+type unsentError struct{ error }
+
+func (e unsentError) Unwrap() error { return e.error }
+
+// notSaved reports whether the error of a flush says for certain that nothing was saved.
+func notSaved(err error) bool {
+	switch state := sqlState(err); {
+	case errors.As(err, new(unsentError)), errors.As(err, new(*pgconn.ConnectError)):
+		return true
+	case errors.Is(err, pgconn.ErrConnClosed): // perhaps closed during the statement, although pgx calls it safe to retry
+		return false
+	case pgconn.SafeToRetry(err):
+		return true
+	case len(state) != 5 || state == "40003":
+		return false
+	case state == "57014": // canceled: a statement_timeout
+		return true
+	default:
+		// A read-only transaction, serialization, a table or a right that is missing, a full disk, a lock.
+		return slices.Contains([]string{"25", "40", "42", "53", "55"}, state[:2])
+	}
+}
+
+// unstorable reports whether the database refuses the rows for what they hold, and would again.
+func unstorable(err error) bool {
+	state := sqlState(err)
+	return len(state) == 5 && slices.Contains([]string{"22", "23", "54"}, state[:2]) // 54: too long for an index
 }
 
 // collect takes all counts.
@@ -57,7 +167,7 @@ func (r *Recorder) empty(l *limit, of *cell) {
 	defer l.mu.Unlock()
 	for i := range slots {
 		if slots[i].counts != (counts{}) {
-			r.keep(l, slots[i].minute, slots[i].counts)
+			r.addMinute(l, slots[i].minute, slots[i].counts)
 		}
 	}
 }
@@ -67,7 +177,7 @@ func (r *Recorder) putBack(parts []part) {
 	for _, p := range parts {
 		p.of.mu.Lock()
 		for minute, c := range p.minutes {
-			r.keep(p.of, minute, c)
+			r.addMinute(p.of, minute, c)
 		}
 		for hour, keys := range p.hours {
 			s := p.of.sketch(hour)
@@ -88,8 +198,8 @@ func (r *Recorder) drop(parts []part) {
 	}
 }
 
-// statement is how many of the parts the next statement should write.
-func statement(parts []part) (n int) {
+// thatFit is how many of the parts the next statement should write.
+func thatFit(parts []part) (n int) {
 	rows, keys := 0, 0
 	for n < len(parts) && rows < maxRows && keys < maxKept {
 		rows += len(parts[n].minutes)

@@ -25,15 +25,10 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/txlimit/txlimit/internal/dbsqlc"
 	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -180,110 +175,6 @@ func (r *Recorder) Validate() error {
 		return fmt.Errorf("%w: Keep of a usage.Recorder is %v: it must be positive, or 0 for %v", ratelimit.ErrInvalid, r.Keep, DefaultKeep)
 	}
 	return nil
-}
-
-// Flush writes what was counted so far. [Recorder.Run] calls it. After an error, the counts are kept for the next flush,
-// unless the outcome is unknown: see [Recorder]. It waits for a flush that is under way.
-func (r *Recorder) Flush(ctx context.Context) error {
-	if err := r.Validate(); err != nil {
-		return err
-	}
-	r.flushing.Lock()
-	defer r.flushing.Unlock()
-	parts := r.collect()
-	if len(parts) == 0 && time.Since(r.swept) < sweepAtLeast {
-		return nil
-	}
-	for {
-		n := statement(parts)
-		if err := r.write(ctx, parts[:n]); err != nil {
-			r.putBack(parts[n:])
-			return fmt.Errorf("usage: flush: %w", err)
-		}
-		r.swept = time.Now()
-		if parts = parts[n:]; len(parts) == 0 {
-			return nil
-		}
-	}
-}
-
-// write writes parts by one statement. If that fails, the parts are kept or dropped.
-func (r *Recorder) write(ctx context.Context, parts []part) error {
-	args := r.params(parts)
-	err := r.record(ctx, args)
-	switch {
-	case err == nil:
-		return nil
-	case unstorable(err) && len(args.Keys) > 0:
-		// A key is the most likely reason: HashKey may return any bytes. It would stop all flushes to come.
-		args.DenialNames, args.Hours, args.Keys, args.Denials, args.Asked, args.LastDenied = nil, nil, nil, nil, nil, nil
-		if again := r.record(ctx, args); again != nil {
-			if notSaved(again) {
-				r.putBack(parts)
-			} else {
-				r.drop(parts)
-			}
-			return errors.Join(err, again)
-		}
-		return fmt.Errorf("the denied keys were left out: %w", err)
-	case notSaved(err):
-		r.putBack(parts)
-	default:
-		r.drop(parts)
-	}
-	return err
-}
-
-// record calls the function of the database.
-func (r *Recorder) record(ctx context.Context, args dbsqlc.RecordUsageParams) error {
-	db := r.DB
-	if c, ok := db.(*ratelimit.Coalescer); ok {
-		db = c.Pool
-	}
-	if pool, ok := db.(*pgxpool.Pool); ok { // first a connection, so that it is known that nothing was sent if there is none
-		conn, err := pool.Acquire(ctx)
-		if err != nil {
-			return unsentError{err}
-		}
-		defer conn.Release()
-		db = conn
-	}
-	return new(ratelimit.Limiter).Retry(ctx, func(ctx context.Context) error {
-		var deleted int32
-		return db.QueryRow(ctx, dbsqlc.RecordUsage,
-			args.Names, args.Minutes, args.Granted, args.Denied, args.Failed, args.Tokens, args.Refunded, args.Waited,
-			args.DenialNames, args.Hours, args.Keys, args.Denials, args.Asked, args.LastDenied, args.Keep).Scan(&deleted)
-	})
-}
-
-// unsentError is an error from before anything was sent.
-type unsentError struct{ error }
-
-func (e unsentError) Unwrap() error { return e.error }
-
-// notSaved reports whether the error of a flush says for certain that nothing was saved.
-func notSaved(err error) bool {
-	switch state := sqlState(err); {
-	case errors.As(err, new(unsentError)), errors.As(err, new(*pgconn.ConnectError)):
-		return true
-	case errors.Is(err, pgconn.ErrConnClosed): // perhaps closed during the statement, although pgx calls it safe to retry
-		return false
-	case pgconn.SafeToRetry(err):
-		return true
-	case len(state) != 5 || state == "40003":
-		return false
-	case state == "57014": // canceled: a statement_timeout
-		return true
-	default:
-		// A read-only transaction, serialization, a table or a right that is missing, a full disk, a lock.
-		return slices.Contains([]string{"25", "40", "42", "53", "55"}, state[:2])
-	}
-}
-
-// unstorable reports whether the database refuses the rows for what they hold, and would again.
-func unstorable(err error) bool {
-	state := sqlState(err)
-	return len(state) == 5 && slices.Contains([]string{"22", "23", "54"}, state[:2]) // 54: too long for an index
 }
 
 // sqlState is the SQLSTATE in an error's chain, or empty.

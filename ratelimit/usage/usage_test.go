@@ -282,7 +282,7 @@ func TestLimitsBeyondTheBoundAreCountedTogether(t *testing.T) {
 	// A statement has some of them. All statements together have all.
 	statements := 0
 	for rest := parts; len(rest) > 0; statements++ {
-		n := statement(rest)
+		n := thatFit(rest)
 		if n < 1 {
 			t.Fatal("a statement of nothing")
 		}
