@@ -1,5 +1,5 @@
 // Command doccheck checks the repository's Markdown pages, without a network: every link to a file or a heading must have a
-// target, and every block of Go must be code that is compiled elsewhere. `make check` runs it.
+// target, every block of Go must be code that is compiled elsewhere, and every test that is named must exist. `make check` runs it.
 //
 // A block of Go must occur in a Go file of the repository, line by line, whatever the indentation. A line "// ..." stands
 // for lines that the page leaves out. The README has a bound, since the rest belongs in docs.
@@ -33,6 +33,8 @@ func main() {
 
 const maxReadme = 10_000
 
+var testName = regexp.MustCompile(`\b(Test|Fuzz)[A-Z]\w+`)
+
 // check returns the errors, one line each.
 func check(root fs.FS) (wrong []string, err error) {
 	pages := map[string]string{}
@@ -63,6 +65,11 @@ func check(root fs.FS) (wrong []string, err error) {
 		for _, link := range links(text) {
 			if problem := follow(root, pages, name, link); problem != "" {
 				wrong = append(wrong, fmt.Sprintf("%s: the link %s: %s", name, link, problem))
+			}
+		}
+		for _, test := range testName.FindAllString(text, -1) { // or the beginning of several names
+			if !slices.ContainsFunc(sources, func(source string) bool { return strings.Contains(source, "\nfunc "+test) }) {
+				wrong = append(wrong, fmt.Sprintf("%s: there is no test %s", name, test))
 			}
 		}
 		for _, block := range goBlocks(text) {
