@@ -28,6 +28,115 @@ func slotsAreTheirHolds(t *testing.T, db *pgxpool.Pool) {
 	}
 }
 
+// TestHoldsAtMostNLive: at any instant of the database's clock, at most n holds are live, whatever holders die or come late. Every dead
+// one comes back, and no id is held twice.
+func TestHoldsAtMostNLive(t *testing.T) {
+	for _, level := range []pgx.TxIsoLevel{"", pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(level), func(t *testing.T) {
+			const n, workers, ttl = 3, 8, 150 * time.Millisecond
+			pool := newPool(t, workers+2)
+			slots := ratelimit.Slots("slots", n)
+			var limits ratelimit.Limiter
+			mustExec(t, pool, `CREATE TABLE live (token text PRIMARY KEY, id text NOT NULL, begun timestamptz NOT NULL, ended timestamptz NOT NULL)`)
+			var granted, lost, late, repeats atomic.Int64
+			ctx, stop := context.WithTimeout(t.Context(), sized(15*time.Second, 3*time.Second))
+			defer stop()
+			do := func(fn func(ctx context.Context, db ratelimit.DB) error) error {
+				if level == "" {
+					return fn(t.Context(), pool)
+				}
+				return limits.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx) }, ratelimit.Isolation(level))
+			}
+			var wait sync.WaitGroup
+			for w := range workers {
+				r := rand.New(rand.NewPCG(uint64(w), 7))
+				wait.Go(func() {
+					for ctx.Err() == nil {
+						id := fmt.Sprint("job ", r.IntN(12))
+						var held ratelimit.Held
+						err := do(func(ctx context.Context, db ratelimit.DB) (err error) {
+							held, err = limits.Hold(ctx, db, id, ttl, slots.Key("k"))
+							return err
+						})
+						var denial *ratelimit.DeniedError
+						switch {
+						case errors.As(err, &denial):
+							if denial.Reason == ratelimit.ReasonHeld {
+								repeats.Add(1)
+							}
+							time.Sleep(time.Duration(r.IntN(20)) * time.Millisecond)
+							continue
+						case err != nil:
+							t.Error(err)
+							return
+						}
+						granted.Add(1)
+						// It is live until it ends it or, for who dies or comes late, until its time is over.
+						if _, err := pool.Exec(t.Context(), "INSERT INTO live VALUES ($1, $2, $3, $4)", held.Token, id, held.Expires.Add(-ttl), held.Expires); err != nil {
+							t.Error(err)
+							return
+						}
+						fate := r.IntN(10)
+						switch fate {
+						case 0: // dies
+							continue
+						case 1: // comes late
+							time.Sleep(ttl + time.Duration(r.IntN(100))*time.Millisecond)
+						default:
+							time.Sleep(time.Duration(r.IntN(50)) * time.Millisecond)
+						}
+						before := scan[time.Time](t, pool, "SELECT clock_timestamp()")
+						err = do(func(ctx context.Context, db ratelimit.DB) (err error) {
+							if fate > 1 && fate < 6 {
+								return limits.Release(ctx, db, held.Token, slots.Key("k"))
+							}
+							if _, err = limits.Settle(ctx, db, held.Token, slots.Key("k")); err == nil && fate == 1 {
+								late.Add(1)
+							}
+							return err
+						})
+						if errors.Is(err, ratelimit.ErrHoldLost) && !scan[time.Time](t, pool, "SELECT clock_timestamp()").Before(held.Expires) {
+							lost.Add(1)
+						} else if err != nil {
+							t.Errorf("%v, at %v, of a hold until %v", err, before, held.Expires)
+							return
+						}
+						if before.Before(held.Expires) {
+							if _, err := pool.Exec(t.Context(), "UPDATE live SET ended = $2 WHERE token = $1", held.Token, before); err != nil {
+								t.Error(err)
+								return
+							}
+						}
+						if fate == 1 || fate >= 6 { // a settled id is refused for a day
+							if _, err := pool.Exec(t.Context(), "DELETE FROM rate_limit_holds WHERE id = $1 AND state = 'settled'", id); err != nil {
+								t.Error(err)
+								return
+							}
+						}
+					}
+				})
+			}
+			wait.Wait()
+			if most := scan[int](t, pool, `SELECT coalesce(max((SELECT count(*) FROM live AS b WHERE b.begun <= a.begun AND b.ended > a.begun)), 0) FROM live AS a`); most > n {
+				t.Errorf("%d holds were live at once, of at most %d", most, n)
+			}
+			if twice := scan[int](t, pool, `SELECT count(*) FROM live AS a JOIN live AS b ON a.id = b.id AND a.token < b.token AND a.begun < b.ended AND b.begun < a.ended`); twice != 0 {
+				t.Errorf("%d times, an id was held twice", twice)
+			}
+			slotsAreTheirHolds(t, pool)
+			time.Sleep(ttl + 50*time.Millisecond)
+			if _, err := limits.Hold(t.Context(), pool, "last", time.Minute, slots.Key("k").Count(n)); err != nil {
+				t.Errorf("once all is over: %v", err)
+			}
+			slotsAreTheirHolds(t, pool)
+			if granted.Load() == 0 || repeats.Load() == 0 {
+				t.Errorf("%d were granted, and %d ids were held", granted.Load(), repeats.Load())
+			}
+			t.Logf("%d granted, %d ids held, %d lost, %d settled late", granted.Load(), repeats.Load(), lost.Load(), late.Load())
+		})
+	}
+}
+
 // blocked waits until another session waits for a lock of the transaction.
 func blocked(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx, n int) {
 	t.Helper()
@@ -210,6 +319,46 @@ func TestHoldsLostRollsBack(t *testing.T) {
 	}
 	if n := scan[int](t, pool, "SELECT count(*) FROM results"); n != 0 {
 		t.Errorf("%d results were stored", n)
+	}
+}
+
+// TestHoldsARollbackTakesNothing: what a transaction held, it held only if it was committed. Also after ROLLBACK TO.
+func TestHoldsARollbackTakesNothing(t *testing.T) {
+	pool := newPool(t, 2)
+	slots := ratelimit.Slots("slots", 1).Global()
+	var limits ratelimit.Limiter
+	for _, level := range levels {
+		tx := beginAt(t, pool, level)
+		inner, err := tx.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		held, err := limits.Hold(t.Context(), inner, "a", time.Minute, slots)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := inner.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := limits.Settle(t.Context(), tx, held.Token); !errors.Is(err, ratelimit.ErrHoldLost) {
+			t.Errorf("%v", err)
+		}
+		again, err := limits.Hold(t.Context(), tx, "a", time.Minute, slots)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := limits.Release(t.Context(), tx, again.Token); err != nil {
+			t.Error(err)
+		}
+		if _, err := limits.Hold(t.Context(), tx, "a", time.Minute, slots); err != nil {
+			t.Error(err)
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_holds"); n != 0 {
+			t.Errorf("%d holds are left", n)
+		}
 	}
 }
 

@@ -1,10 +1,16 @@
 package integration_test
 
 import (
+	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/ratelimit"
@@ -210,5 +216,106 @@ func TestNumbersThatChangeMintNothing(t *testing.T) {
 		if above > -1e-6 {
 			reached++
 		}
+	}
+}
+
+// TestNumbersThatChangeUnderTraffic changes the numbers at random moments, for some callers or for all, while transactions
+// of all levels run at once.
+func TestNumbersThatChangeUnderTraffic(t *testing.T) {
+	t.Parallel()
+	bucket := func(rate float64, period time.Duration, options ...ratelimit.Option) version {
+		return newVersion(ratelimit.TokenBucket("changing", rate, period, options...))
+	}
+	window := func(rate float64, period time.Duration, options ...ratelimit.Option) version {
+		return newVersion(ratelimit.FixedWindow("changing", rate, period, options...))
+	}
+	for name, vs := range map[string]versions{
+		"rate":            {bucket(20, time.Second), bucket(60, time.Second, ratelimit.Capacity(20))},
+		"capacity":        {bucket(20, time.Second, ratelimit.Capacity(5)), bucket(20, time.Second, ratelimit.Capacity(50))},
+		"maxReserved":     {bucket(20, time.Second, ratelimit.MaxReserved(0)), bucket(20, time.Second, ratelimit.MaxReserved(20))},
+		"shards":          {bucket(40, time.Second, ratelimit.Shards(2)), bucket(40, time.Second, ratelimit.Shards(5))},
+		"sharded or not":  {window(40, time.Second, ratelimit.Shards(4)), window(40, time.Second)},
+		"period":          {bucket(20, time.Second), bucket(20, 200*time.Millisecond)},
+		"rate of windows": {window(20, time.Second), window(60, time.Second)},
+		"window's period": {window(20, 700*time.Millisecond), window(30, time.Second)},
+		"window's start":  {window(20, time.Second, ratelimit.Start(noon)), window(20, time.Second, ratelimit.Start(noon.Add(time.Second/3)))},
+		"kind":            {bucket(30, time.Second), window(30, time.Second)},
+		"everything":      {bucket(20, 300*time.Millisecond, ratelimit.Shards(3), ratelimit.MaxReserved(5)), window(50, time.Second, ratelimit.Capacity(70))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			changeUnderTraffic(t, vs)
+		})
+	}
+}
+
+func changeUnderTraffic(t *testing.T, vs versions) {
+	r := newRand(t)
+	pool := newPool(t, 8)
+	var programs [2]ratelimit.Limiter // a Limiter refuses two definitions
+	var flips, granted atomic.Int64
+	var mu sync.Mutex
+	var grants []taken
+	var failed atomic.Pointer[error]
+	enough := func() bool { return granted.Load() >= 20 && flips.Load() >= 5 }
+	begin := time.Now()
+	goOn := func() bool { // a busy machine needs longer
+		since := time.Since(begin)
+		return since < 2*time.Second || since < time.Minute && !enough() && failed.Load() == nil
+	}
+	var wg sync.WaitGroup
+	flipping := rand.New(rand.NewPCG(r.Uint64(), 0))
+	wg.Go(func() {
+		for goOn() {
+			time.Sleep(time.Duration(flipping.IntN(int(100 * time.Millisecond))))
+			flips.Add(1)
+		}
+	})
+	for g := range 8 {
+		r := rand.New(rand.NewPCG(r.Uint64(), 0))
+		wg.Go(func() {
+			for goOn() {
+				version := int(flips.Load()) % 2
+				if g < 4 {
+					version = g % 2 // not deployed yet
+				}
+				request := vs[version].Key("k").Count(float64(1 + r.IntN(3)))
+				var result answered
+				limiter, reserve := &programs[version], vs[version].Config().MaxReserved != nil
+				err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {
+					result, err = decide(ctx, limiter, tx, reserve, request)
+					return err
+				}, ratelimit.Isolation(oneOf(r, levels...)), ratelimit.Attempts(1000))
+				var end time.Time
+				if err == nil {
+					err = pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&end)
+				}
+				switch {
+				case denied(err):
+					time.Sleep(time.Millisecond)
+				case errors.Is(err, ratelimit.ErrExceedsCapacity):
+				case err != nil:
+					failed.Store(&err)
+					return
+				default:
+					mu.Lock()
+					grants = append(grants, taken{algebra.At(result.At), algebra.At(end), result.Requests[0].Count})
+					mu.Unlock()
+					granted.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := failed.Load(); err != nil {
+		t.Fatal(*err)
+	}
+	above, from, to := worst(grants, vs.most)
+	t.Logf("%d grants, %d changes; the fullest span is %.1f tokens below the bound", len(grants), flips.Load(), -above)
+	if above > 1e-6 {
+		t.Errorf("%v\nand %v\n%v tokens too many from %v to %v", vs[0], vs[1], above, from.Time(), to.Time())
+	}
+	if !enough() {
+		t.Errorf("%d grants and %d changes: this tested too little", len(grants), flips.Load())
 	}
 }

@@ -217,11 +217,11 @@ var algebraMutations = []mutation{
 	}, {
 		name: "algebra-repaid", file: "internal/algebra/algebra.go", what: "the library says that work waits for another window because of rounding",
 		old: "		return l.When(rows, 0, l.even(l.Total(rows, now)), now)\n", new: "		return l.When(rows, 0, 0, now)\n",
-		tests: "TestRoundingNeverDenies",
+		tests: "TestRoundingOwesNothing",
 	}, {
 		name: "algebra-even-rate", file: "internal/algebra/algebra.go", what: "a debt that only rounding leaves of a limit without a capacity stays",
 		old: "return -l.tolerance(min(total, 0) - l.Rate)", new: "return -l.tolerance(min(total, 0))",
-		tests: "TestRoundingNeverDenies",
+		tests: "TestRoundingOwesNothing",
 	}, {
 		name: "algebra-holds", file: "internal/algebra/algebra.go", what: "a count of the capacity has no promise, since rounding made it more",
 		old: "return l.Capacity-count >= l.Lowest(0)", new: "return l.Capacity >= count",

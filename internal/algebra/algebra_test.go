@@ -402,3 +402,15 @@ func TestPause(t *testing.T) {
 		}
 	}
 }
+
+// What rounding leaves of a debt is repaid with the debt, also where a refill is all that there is.
+func TestRoundingOwesNothing(t *testing.T) {
+	for _, capacity := range []float64{0, 3} {
+		l := Limit{Rate: 3, Period: time.Minute, Capacity: capacity, Window: true, Start: noon}
+		for debt, want := range map[float64]Micros{0: noon, 1e-12: noon, 3: noon + minute, 3 + 1e-12: noon + minute, 3.1: noon + 2*minute} {
+			if got := l.Repaid([]Row{{-debt, noon}}, noon); got != want {
+				t.Errorf("capacity %v: %v are repaid at %v, want %v", capacity, debt, got.Time(), want.Time())
+			}
+		}
+	}
+}
