@@ -39,16 +39,13 @@ const (
 	maxShards  = 100
 )
 
-// txBeginner is the argument of InTx, sqlTxBeginner of InSQLTx, sqlQuerier of SQL.
+// txBeginner is the argument of InTx, sqlTxBeginner of InSQLTx.
 type (
 	txBeginner interface {
 		BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 	}
 	sqlTxBeginner interface {
 		BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error)
-	}
-	sqlQuerier interface {
-		QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 	}
 )
 
