@@ -38,8 +38,8 @@ func TestKeysOfEveryCollation(t *testing.T) {
 		"ratelimit_override":     `SELECT ratelimit_override({n}, {k}, rate => 5, reason => {k}, who => {n}) > 0`,
 		"ratelimit_block":        `SELECT ratelimit_block({n}, {k}, reason => {k}, who => {n}) > 0`,
 		"ratelimit_unlimited":    `SELECT ratelimit_unlimited({n}, {k}, reason => {k}, who => {n}) > 0`,
-		"ratelimit_unblock":      `SELECT ratelimit_unblock({n}, {k}, who => {n}) = 0`,
-		"ratelimit_restore":      `SELECT ratelimit_restore({n}, {k}, who => {n}) = 0`,
+		"ratelimit_unblock":      `SELECT ratelimit_unblock({n}, {k}, who => {n}) = 1 FROM ratelimit_block({n}, {k})`,
+		"ratelimit_restore":      `SELECT ratelimit_restore({n}, {k}, who => {n}) = 1 FROM ratelimit_override({n}, {k}, rate => 5)`,
 		"ratelimit_usage":        `SELECT count(*) = 0 FROM ratelimit_usage({n})`,
 		"ratelimit_denials":      `SELECT count(*) = 0 FROM ratelimit_denials({n})`,
 		"ratelimit_publish":      `SELECT count(*) > 0 FROM ratelimit_publish({k}, '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 hour"}]')`,
@@ -57,7 +57,7 @@ func TestKeysOfEveryCollation(t *testing.T) {
 		"ratelimit, window":            `SELECT remaining = 8 FROM ratelimit({n}, {k}, rate => 9, period => '1 hour', kind => {w})`,
 		"ratelimit, calendar":          `SELECT remaining = 8 FROM ratelimit({n}, {k}, rate => 9, period => '1 month', kind => {c}, zone => {z})`,
 		"ratelimit_reserve, calendar":  `SELECT retry_at >= at FROM ratelimit_reserve({n}, {k}, count => 20, rate => 9, period => '1 month', kind => {c}, zone => {z})`,
-		"ratelimit_restore, an effect": `SELECT ratelimit_restore({n}, {k}, {e}) = 0`,
+		"ratelimit_restore, an effect": `SELECT ratelimit_restore({n}, {k}, {e}) = 1 FROM ratelimit_block({n}, {k})`,
 	}
 	public := scan[[]string](t, pool, `SELECT array_agg(DISTINCT proname::text) FROM pg_proc WHERE pronamespace = current_schema()::regnamespace AND proname LIKE 'ratelimit%'`)
 	for _, name := range public {

@@ -44,6 +44,15 @@ func TestCheckAnswersAndWritesNothing(t *testing.T) {
 		}
 		w.retries(result, 18*time.Second)
 		w.owes(ann, 18*time.Second)
+
+		// Where it has got shards since, its one row counts once.
+		w = w.redeployed()
+		before = w.rows()
+		w.clock.Advance(time.Minute)
+		result = w.check(ratelimit.TokenBucket("messages", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Shards(3)).Key("ann"))
+		if !result.OK || result.Remaining != 7 || w.rows() != before {
+			w.Fatalf("of a limit that has got shards: %+v", result)
+		}
 	})
 }
 

@@ -31,8 +31,14 @@ func TestNothingIsWrittenOnDenial(t *testing.T) {
 			var limiter ratelimit.Limiter
 			succeeds(t, second(limiter.Consume(t.Context(), pool, abundant.Key("k"), bucket.Key("k"), window.Key("k"), sharded.Key("k"))))
 			writesNothing(t, pool, func() {
-				if _, err := decide(t.Context(), &limiter, pool, c.reserve, c.requests...); !denied(err) {
+				answer, err := decide(t.Context(), &limiter, pool, c.reserve, c.requests...)
+				if !denied(err) {
 					t.Fatalf("%v, want a denial", err)
+				}
+				for _, s := range answer.Requests {
+					if s.Taken != 0 {
+						t.Errorf("%v tokens are said to be taken", s.Taken)
+					}
 				}
 			})
 		})

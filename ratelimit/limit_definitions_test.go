@@ -122,15 +122,17 @@ func TestSoManyDefinitionsAreRemembered(t *testing.T) {
 
 // Goroutines ask for two definitions of one name at once. All granted calls must have the same definition.
 func TestADefinitionIsDecidedOnce(t *testing.T) {
-	for round := range 200 {
+	for round := range 2000 {
 		var l Limiter
 		name := fmt.Sprint("limit ", round)
 		requests := []Request{TokenBucket(name, 1, time.Minute).Key("ann"), FixedWindow(name, 1, time.Minute).Key("ann")}
 		var granted [2]int
 		var mu sync.Mutex
 		var wg sync.WaitGroup
+		start := make(chan struct{})
 		for i := range 8 {
 			wg.Go(func() {
+				<-start
 				_, err := l.newCall(verbConsume, about{}, requests[i%2:i%2+1], nil)
 				if err != nil && !errors.Is(err, ErrInvalid) {
 					t.Error(err)
@@ -142,6 +144,7 @@ func TestADefinitionIsDecidedOnce(t *testing.T) {
 				}
 			})
 		}
+		close(start)
 		wg.Wait()
 		if granted != [2]int{4, 0} && granted != [2]int{0, 4} {
 			t.Fatalf("%v of each are granted", granted)

@@ -101,7 +101,7 @@ var valueMutations = []mutation{
 	}, {
 		name: "check-rows-after", file: "ratelimit/result.go", what: "a check of a sharded limit is answered as if it had taken tokens",
 		old: "a.rows[i], a.granted && c.does.writes != never", new: "a.rows[i], a.granted",
-		tests: "TestCheckAnswersLikeConsume",
+		tests: "TestCheckAnswersAndWritesNothing",
 	}, {
 		name: "result-remaining", file: "ratelimit/result.go", what: "of several limits, the result does not have the least that remains",
 		old: "min(remaining, s.Remaining)", new: "s.Remaining",
@@ -261,7 +261,7 @@ var valueMutations = []mutation{
 	}, {
 		name: "up-to-denied", file: "ratelimit/result.go", what: "a denial reports taken tokens",
 		old: "case !a.granted || !c.does.takes && !c.does.deniable:", new: "case !c.does.takes && !c.does.deniable:",
-		tests: "TestTakeTakesTheSameFromSeveralLimits",
+		tests: "TestNothingIsWrittenOnDenial",
 	}, {
 		name: "up-to-refunded", file: "ratelimit/result.go", what: "a refund reports taken tokens",
 		old: "case !a.granted || !c.does.takes && !c.does.deniable:", new: "case !a.granted:",
@@ -299,9 +299,9 @@ var valueMutations = []mutation{
 		old: "r.Requests[i].OK = true //", new: "r.Requests[i].OK = false //",
 		tests: "TestARateOfZeroDeniesTheOthers",
 	}, {
-		name: "plans-retry-at", file: "ratelimit/result.go", what: "a denial by policy says to retry at once",
+		name: "plans-retry-at", file: "ratelimit/result.go", what: "a denial does not say when to retry",
 		old: "r.RetryAt, r.RetryAfter = instant(at), math.MaxInt64", new: "r.RetryAfter = math.MaxInt64",
-		tests: "TestARateOfZeroDeniesByPolicy",
+		tests: "TestRetryAtIsExact",
 	}, {
 		name: "plans-retry-after", file: "ratelimit/result.go", what: "a caller that waits as long as a denial by policy says asks again at once",
 		old: "r.RetryAt, r.RetryAfter = instant(at), math.MaxInt64", new: "r.RetryAt, r.RetryAfter = instant(at), 0*math.MaxInt64",
