@@ -44,11 +44,22 @@ func TestRPCWithoutTheDatabaseCallsAreRefusedOrPassByChoice(t *testing.T) {
 
 			on := cut.off(row.hang)
 			o.limit.Timeout = 200 * time.Millisecond
-			broken := serve()
-			if row.open {
-				eventually(o.T, "a call passes", func() bool { _, s := broken.say(o.Context(), "hello"); return s.Code() == codes.OK })
-				o.observed()
+			o.limit.FailOpen = true
+			open := serve()
+			eventually(o.T, "a call passes: it is known that the database is down", func() bool { _, s := open.say(o.Context(), "hello"); return s.Code() == codes.OK })
+			o.observed()
+			if row.hang { // a client that goes away first passes nothing
+				ctx, leave := context.WithTimeout(o.Context(), 50*time.Millisecond)
+				_, _ = open.say(ctx, "hello")
+				leave()
+				var d []rpclimit.Decision
+				eventually(o.T, "the decision is observed", func() bool { d = append(d, o.observed()...); return len(d) > 0 })
+				if d[0].Passed {
+					o.Errorf("%s: without its client, %+v", row.name, d)
+				}
 			}
+			o.limit.FailOpen = row.open
+			broken := serve()
 			s := o.wants(broken, row.code)
 			if row.code != codes.OK && (len(s.Details()) != 0 || s.Message() != "the rate limit cannot be checked at the moment") {
 				o.Errorf("%s: %v", row.name, s)

@@ -25,7 +25,7 @@ var rpcMutations = []mutation{
 	}, {
 		name: "rpc-client-gone-passes", file: "ratelimit/rpclimit/rpclimit.go", what: "with FailOpen, the call of a client that left passes",
 		old: "status.FromContextError(ctx.Err()), false", new: "status.FromContextError(ctx.Err()), d.FailedOpen",
-		tests: "TestWithoutAnObserverWhatNobodyWouldHearOfIsLogged",
+		tests: "TestRPCWithoutTheDatabaseCallsAreRefusedOrPassByChoice",
 	}, {
 		name: "outcome-overload", file: "internal/outcome/reach.go", what: "FailOpen passes what took too long",
 		old: "return r.silentFor(patience)\n\t}\n}", new: "return true\n\t}\n}",
