@@ -78,8 +78,8 @@ func (c *call) byPolicy() *answer {
 
 // fillRowless fills in the results of requests for limits without rows, and takes them into account in the call's.
 func (c *call) fillRowless(r *Result, a *answer) {
-	denied := c.refusal() != ""
-	if denied {
+	refused := c.refusal() != ""
+	if refused {
 		for i := range r.Requests {
 			r.Requests[i].OK = true // unless it is the one that denies
 		}
@@ -98,7 +98,7 @@ func (c *call) fillRowless(r *Result, a *answer) {
 			if left > 0 {
 				s.ResetAt = r.At
 			}
-			if denied && left == 0 && d.count > 0 {
+			if refused && left == 0 && d.count > 0 {
 				s.OK = false
 				s.RetryAt = instant(c.blockedUntil(a.at, c.rowless[i:i+1]))
 			}

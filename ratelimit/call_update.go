@@ -34,7 +34,7 @@ func (c *call) updater() updater {
 	case len(c.demands) != 1 || sharded(c.demands) || c.now.Valid:
 		return nil
 	case c.verb == verbSettle:
-		if len(c.rowless) == 0 && c.hold.holds(&c.demands[0]) {
+		if len(c.rowless) == 0 && c.hold.matches(&c.demands[0]) {
 			return c
 		}
 	case denied.expect(c.demands[0]):

@@ -26,8 +26,7 @@ import (
 //
 // These calls share no statement. They go straight to the pool, in no order with the others, and use as many connections as it
 // has: calls for a limit with [Shards]; [Limiter.Reserve] and [Limiter.Wait] for a window, and Reserve for several limits;
-// [Limiter.Take], [Limiter.Check], [Limiter.Balance], [Limiter.Refund], [Limiter.Reset] and [Limiter.Move]. Many of them that wait
-// for a locked row can take all connections of the pool.
+// and all verbs but Consume, Wait, Reserve and Charge. Many of them that wait for a locked row can take all connections of the pool.
 //
 // A row that another transaction has locked holds up all calls that share its statement. So use a pool of its own with a
 // lock_timeout (RuntimeParams["lock_timeout"] = "200ms"), and give each call a context with a deadline. After the timeout,

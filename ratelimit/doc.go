@@ -21,8 +21,7 @@
 //   - A [Request] asks for tokens of a limit, for a key: limit.Key(userID), limit.Key(team).Count(500)
 //     or limit.Global().
 //   - A [Limiter] decides requests. [Open] makes a program's, with overrides, usage and sweeps, and [Limiter.Close] ends it.
-//     The zero value is ready, too, without these. The verbs are Consume, Wait, Reserve, Take, Check, Balance,
-//     Charge, Refund, Reset, Move and Each.
+//     The zero value is ready, too, without these. Its verbs, such as Consume, Refund and Hold, are methods.
 //   - A [DB] is where the limiter works: a pgx transaction, connection or pool, or a [Coalescer]. [SQL] makes a DB from a
 //     handle of database/sql, such as the transactions of GORM, sqlx, bun and ent.
 //

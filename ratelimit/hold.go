@@ -138,8 +138,8 @@ func (h *holding) interval() pgtype.Text {
 	return pgtype.Text{String: clockText(h.ttl), Valid: h.ttl != endless}
 }
 
-// holds reports whether the token says that a demand is for what is held: for tokens, and as many.
-func (h *holding) holds(d *demand) bool {
+// matches reports whether the token says that a demand is for what is held: for tokens, and as many.
+func (h *holding) matches(d *demand) bool {
 	return !d.limit.slots && slices.Contains(h.list, heldTokens{d.limit.name, d.key, d.count})
 }
 
@@ -154,8 +154,9 @@ type held struct {
 
 // The states of a held. Of Settle and Release, they are done, repeated and lost.
 const (
+	heldTaken    = "taken"
 	heldDenied   = "denied"
-	heldBefore   = "held"
+	heldBefore   = "held" // by an earlier call, in time
 	heldSettled  = "settled"
 	heldRepeated = "repeated"
 	heldLost     = "lost"
@@ -242,7 +243,7 @@ func (c *call) lift() error {
 	return err
 }
 
-// sorted are the demands without rows, in the order of their names and keys.
+// sortedRowless are the demands without rows, in the order of their names and keys.
 func (c *call) sortedRowless() []demand {
 	return slices.SortedFunc(slices.Values(c.rowless), func(a, b demand) int {
 		if a.limit.name != b.limit.name {
@@ -376,7 +377,7 @@ func readHeld(reply pgx.Row, demands int) (*answer, error) {
 	a.held.until = r.instantOrNull()
 	a.at = r.instant()
 	r.rows(a, demands)
-	if a.granted = a.held.state == "taken"; a.held.state == heldDenied {
+	if a.granted = a.held.state == heldTaken; a.held.state == heldDenied {
 		a.held.freeAt = r.instants(demands)
 	} else {
 		r.instants(0)

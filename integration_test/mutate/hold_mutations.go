@@ -725,7 +725,7 @@ var holdMutations = []mutation{
 	},
 	{
 		name: "settle-plain-rowless", file: "ratelimit/call_update.go", what: "the plain UPDATE of a settle forgets an unlimited limit",
-		old: "if len(c.rowless) == 0 && c.hold.holds(", new: "if c.hold.holds(",
+		old: "if len(c.rowless) == 0 && c.hold.matches(", new: "if c.hold.matches(",
 		tests: "TestAHoldOnAPoolIsOneStatement",
 	},
 	{
