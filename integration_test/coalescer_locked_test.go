@@ -151,3 +151,42 @@ func TestALockedKeyFailsOnlyItsOwnCalls(t *testing.T) {
 		})
 	}
 }
+
+// newCoalescer makes a Coalescer on a pool of conns connections. The test may use all but two of them.
+func newCoalescer(t *testing.T, conns int) (*pgxpool.Pool, *ratelimit.Coalescer) {
+	t.Helper()
+	pool := newPool(t, conns)
+	coalescer := &ratelimit.Coalescer{Pool: pool}
+	t.Cleanup(coalescer.Close)
+	return pool, coalescer
+}
+
+// A call for two keys is not overtaken by calls for the second while the first is at the database. If it leaves, they go
+// on.
+func TestACallThatLeavesHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	pool, coalescer := newCoalescer(t, 6)
+	limit := slow("limit", 1000)
+	a, b := limit.Key("a"), limit.Key("b")
+	tx := lock(t, pool, a)
+	first := enqueue(t, coalescer, nil, a)
+	waitingFor(t, pool, tx)
+	ctx, cancel := context.WithCancel(t.Context())
+	both := enqueueSeveral(ctx, t, coalescer, []ratelimit.Request{a, b})
+	behind := enqueue(t, coalescer, nil, b, b)
+	time.Sleep(200 * time.Millisecond) // nothing else is about to look at the queue when it leaves
+	cancel()
+	both.wg.Wait()
+	if err := both.err(0); !errors.Is(err, context.Canceled) || errors.Is(err, ratelimit.ErrUnknownOutcome) {
+		t.Errorf("who has left: %v", err)
+	}
+	eventually(t, "those behind are decided, while a is locked", func() bool {
+		return remaining(t, pool, b) < 998.5
+	})
+	unlock(t, tx)
+	first.wg.Wait()
+	behind.wg.Wait()
+	if err := errors.Join(append(first.errs, behind.errs...)...); err != nil {
+		t.Error(err)
+	}
+}

@@ -181,7 +181,12 @@ func (c *failing) begun(call func(conn *pgx.Conn) error) error {
 	if _, err := conn.Exec(c.ctx, "BEGIN"); err != nil {
 		return err
 	}
-	defer func() { _, _ = conn.Exec(c.ctx, "ROLLBACK") }()
+	defer func() {
+		if status := conn.PgConn().TxStatus(); status != 'T' {
+			c.Errorf("the transaction is %c", status)
+		}
+		_, _ = conn.Exec(c.ctx, "ROLLBACK")
+	}()
 	return call(conn)
 }
 

@@ -497,3 +497,52 @@ func TestDuringExtensions(t *testing.T) {
 		}
 	}
 }
+
+// TestDuringRedelivered: of deliveries at once, one does the work. Once it is done, no other does.
+func TestDuringRedelivered(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 8)
+	var limits ratelimit.Limiter
+	slots := ratelimit.Slots("slots", 5).Key("acme")
+	var ran atomic.Int64
+	deliver := func(fails bool) error {
+		return limits.During(t.Context(), pool, "job", time.Minute, func(context.Context, ratelimit.Held) ([]ratelimit.Request, error) {
+			ran.Add(1)
+			if fails {
+				return nil, errors.New("fails")
+			}
+			for range 100 { // the others come meanwhile
+				if running := scan[int](t, pool, "SELECT count(*)::int FROM rate_limit_holds WHERE state = 'held'"); running != 1 {
+					t.Errorf("%d run", running)
+				}
+			}
+			return nil, nil
+		}, slots)
+	}
+	for range 3 {
+		if err := deliver(true); err == nil || err.Error() != "fails" {
+			t.Fatal(err)
+		}
+	}
+	var held, settled atomic.Int64
+	var wait sync.WaitGroup
+	for range 6 {
+		wait.Go(func() {
+			err := deliver(false)
+			switch denial, is := errors.AsType[*ratelimit.DeniedError](err); {
+			case err == nil:
+			case is && denial.Reason == ratelimit.ReasonHeld:
+				held.Add(1)
+			case is && denial.Reason == ratelimit.ReasonSettled:
+				settled.Add(1)
+			default:
+				t.Error(err)
+			}
+		})
+	}
+	wait.Wait()
+	if ran.Load() != 4 || held.Load()+settled.Load() != 5 {
+		t.Errorf("it ran %d times; %d were held, %d settled", ran.Load(), held.Load(), settled.Load())
+	}
+	slotsAreTheirHolds(t, pool)
+}

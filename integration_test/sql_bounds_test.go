@@ -188,3 +188,17 @@ func boundsInSQL(ctx context.Context, tx pgx.Tx, c ratelimit.Config, period, ver
 	}
 	return d, err
 }
+
+// TestWhatLeavesTheFloorIsGranted: the library sends floors with a tolerance, and its calls leave them by chance only.
+func TestWhatLeavesTheFloorIsGranted(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	for key, start := range map[string]string{"bucket": "NULL", "window": "'2026-07-01'"} {
+		for _, want := range []bool{true, true, false} {
+			sql := "SELECT granted FROM _ratelimit_consume('l', '" + key + "', 2, '1 hour', 2, " + start + ", 1, 0, '2026-07-01 12:00Z')"
+			if granted := scan[bool](t, pool, sql); granted != want {
+				t.Errorf("%s: %v, want %v", key, granted, want)
+			}
+		}
+	}
+}

@@ -449,47 +449,54 @@ func TestARowMadeAfterAWaitIsNotRefilledForTheWait(t *testing.T) {
 	bucket := ratelimit.TokenBucket("bucket", 10, time.Hour)
 	other := ratelimit.TokenBucket("other", 10, time.Hour)
 	sharded := ratelimit.TokenBucket("sharded", 10, time.Hour, ratelimit.Shards(2))
-	for name, requests := range map[string][]ratelimit.Request{
+	for name, requests := range map[string][]ratelimit.Request{ // in a transaction, the function waits, too
 		"one":                     {bucket.Global()},
 		"several":                 {bucket.Global(), other.Global()},
 		"a shard":                 {sharded.Global()},
 		"more than one shard has": {sharded.Global().Count(7)},
 		"shards and another":      {other.Global(), sharded.Global().Count(7)},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pool := newPool(t, 4)
-			var limiter ratelimit.Limiter
-			if _, err := limiter.Consume(t.Context(), pool, bucket.Global(), other.Global(), sharded.Global()); err != nil {
-				t.Fatal(err)
-			}
-			tx, err := pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := limiter.Reset(t.Context(), tx, bucket.Global(), other.Global(), sharded.Global()); err != nil {
-				t.Fatal(err)
-			}
-			answer := make(chan error)
-			go func() {
-				_, err := limiter.Consume(t.Context(), pool, requests...)
-				answer <- err
-			}()
-			waiting(t, pool, 1)
-			var waited time.Time
-			if err := tx.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&waited); err != nil {
-				t.Fatal(err)
-			}
-			if err := tx.Commit(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if err := <-answer; err != nil {
-				t.Fatal(err)
-			}
-			var first time.Time
-			if err := pool.QueryRow(t.Context(), "SELECT min(ts) FROM rate_limits").Scan(&first); err != nil || first.Before(waited) {
-				t.Errorf("a row as of %v, %v, but at %v a call still waited for it", first, err, waited)
-			}
-		})
+		for _, inTx := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, in a transaction: %v", name, inTx), func(t *testing.T) {
+				t.Parallel()
+				pool := newPool(t, 4)
+				var limiter ratelimit.Limiter
+				if _, err := limiter.Consume(t.Context(), pool, bucket.Global(), other.Global(), sharded.Global()); err != nil {
+					t.Fatal(err)
+				}
+				tx, err := pool.Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := limiter.Reset(t.Context(), tx, bucket.Global(), other.Global(), sharded.Global()); err != nil {
+					t.Fatal(err)
+				}
+				answer := make(chan error)
+				go func() {
+					if !inTx {
+						answer <- second(limiter.Consume(t.Context(), pool, requests...))
+						return
+					}
+					answer <- limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+						return second(limiter.Consume(ctx, tx, requests...))
+					}, ratelimit.Isolation(pgx.ReadCommitted))
+				}()
+				waiting(t, pool, 1)
+				var waited time.Time
+				if err := tx.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&waited); err != nil {
+					t.Fatal(err)
+				}
+				if err := tx.Commit(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if err := <-answer; err != nil {
+					t.Fatal(err)
+				}
+				var first time.Time
+				if err := pool.QueryRow(t.Context(), "SELECT min(ts) FROM rate_limits").Scan(&first); err != nil || first.Before(waited) {
+					t.Errorf("a row as of %v, %v, but at %v a call still waited for it", first, err, waited)
+				}
+			})
+		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -36,6 +37,7 @@ func newJobQueue(t *testing.T, request ratelimit.Request, options ...ratelimit.T
 	t.Helper()
 	admin := newPool(t, 2)
 	_, err := admin.Exec(t.Context(), `
+		CREATE SEQUENCE settlements;
 		CREATE TABLE jobs (
 			id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 			estimate    float8 NOT NULL,
@@ -44,9 +46,12 @@ func newJobQueue(t *testing.T, request ratelimit.Request, options ...ratelimit.T
 			run_at      timestamptz NOT NULL,
 			state       text NOT NULL DEFAULT 'waiting',
 			ran_at      timestamptz,
-			cost        float8
+			cost        float8,
+			settled     bigint -- in the order of locks on the limit's row
 		)`)
-	succeeds(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return &jobQueue{
 		T: t, pool: connect(t, admin.Config().ConnString(), 8), admin: admin,
 		limiter: &ratelimit.Limiter{}, request: request, options: append(options, ratelimit.Attempts(1000)),
@@ -100,10 +105,26 @@ func (q *jobQueue) enqueue(estimate float64, kill bool) (id int64) {
 		if err != nil {
 			return false, err
 		}
-		return true, tx.QueryRow(ctx, "INSERT INTO jobs (estimate, consumed_at, receipt, run_at) VALUES ($1, $2, $3, $4) RETURNING id",
-			estimate, reserved.At, reserved.Receipt(), reserved.RetryAt).Scan(&id)
+		return true, q.insert(ctx, tx, estimate, reserved).Scan(&id)
 	}, q.options...)
 	return id
+}
+
+// enqueueApart uses two transactions. It shows that the tests can fail.
+func (q *jobQueue) enqueueApart(estimate float64, kill bool) (id int64) {
+	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
+		reserved, err := q.limiter.Reserve(ctx, q.admin, q.request.Count(estimate))
+		if err != nil {
+			return false, err
+		}
+		return true, q.insert(ctx, tx, estimate, reserved).Scan(&id)
+	}, q.options...)
+	return id
+}
+
+func (q *jobQueue) insert(ctx context.Context, tx pgx.Tx, estimate float64, reserved ratelimit.Reservation) pgx.Row {
+	return tx.QueryRow(ctx, "INSERT INTO jobs (estimate, consumed_at, receipt, run_at) VALUES ($1, $2, $3, $4) RETURNING id",
+		estimate, reserved.At, reserved.Receipt(), reserved.RetryAt)
 }
 
 // runDue runs one due job, if there is one that no other worker has.
@@ -123,7 +144,7 @@ func (q *jobQueue) settle(id int64, cost float64, kill bool) {
 	q.inTx(kill, func(ctx context.Context, tx pgx.Tx) (bool, error) {
 		left, wrote, err := q.settleIn(ctx, tx, "UPDATE jobs SET state = 'done', cost = $2 WHERE id = $1 AND state = 'waiting' RETURNING estimate, receipt", id, cost)
 		if err == nil && wrote {
-			_, err = tx.Exec(ctx, "UPDATE jobs SET receipt = $2 WHERE id = $1", id, left)
+			_, err = tx.Exec(ctx, "UPDATE jobs SET receipt = $2, settled = nextval('settlements') WHERE id = $1", id, left)
 		}
 		return wrote, err
 	}, q.options...)
@@ -173,11 +194,15 @@ func (j job) late() time.Duration { return j.ranAt.Sub(j.runAt) }
 func (q *jobQueue) jobs() []job {
 	q.Helper()
 	rows, err := q.admin.Query(q.Context(), "SELECT id, estimate, consumed_at, run_at, ran_at FROM jobs ORDER BY id")
-	succeeds(q, err)
+	if err != nil {
+		q.Fatal(err)
+	}
 	jobs, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (j job, err error) {
 		return j, row.Scan(&j.id, &j.estimate, &j.consumedAt, &j.runAt, &j.ranAt)
 	})
-	succeeds(q, err)
+	if err != nil {
+		q.Fatal(err)
+	}
 	return jobs
 }
 
@@ -280,7 +305,9 @@ func TestReservedJobsRunAtTheirInstantsAndCrashesLoseNeitherTokensNorJobs(t *tes
 	}
 	lost := func(q *jobQueue, jobs []job) float64 {
 		var value float64
-		succeeds(q, q.admin.QueryRow(q.Context(), "SELECT value FROM rate_limits").Scan(&value))
+		if err := q.admin.QueryRow(q.Context(), "SELECT value FROM rate_limits").Scan(&value); err != nil {
+			q.Fatal(err)
+		}
 		return leftBy(jobs, capacity, perSecond) - value
 	}
 
@@ -305,6 +332,32 @@ func TestReservedJobsRunAtTheirInstantsAndCrashesLoseNeitherTokensNorJobs(t *tes
 		q := newJobQueue(t, sharded.Key("team"), ratelimit.Isolation(pgx.Serializable))
 		due(t, play(t, q, 3*capacity), 3*capacity)
 	})
+}
+
+// TestAKilledConnectionLosesTheReservationWithItsJob counts the tokens exactly.
+func TestAKilledConnectionLosesTheReservationWithItsJob(t *testing.T) {
+	t.Parallel()
+	for what, lost := range map[string]float64{"in one transaction": 0, "in two": 70} { // the second shows that this test can fail
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			tokens := ratelimit.TokenBucket("tokens", 1e-9, time.Hour, ratelimit.Capacity(100))
+			q := newJobQueue(t, tokens.Key("team"))
+			enqueue := q.enqueue
+			if lost > 0 {
+				enqueue = q.enqueueApart
+			}
+			for i := range 20 {
+				enqueue(10, i%3 == 1)
+			}
+			var jobs int
+			if err := q.admin.QueryRow(t.Context(), "SELECT count(*) FROM jobs").Scan(&jobs); err != nil {
+				t.Fatal(err)
+			}
+			if balance := q.balance(); jobs != 20 || q.killed.Load() != 7 || !near(balance, 100-20*10-lost) {
+				t.Errorf("%d jobs, a balance of %v, want 20 and %v; %d connections killed, want 7", jobs, balance, 100-20*10-lost, q.killed.Load())
+			}
+		})
+	}
 }
 
 // TestAnEstimateIsSettledExactlyOnce delivers the results of jobs several times at once, and kills connections before their
@@ -338,7 +391,9 @@ func TestAnEstimateIsSettledExactlyOnce(t *testing.T) {
 
 		var done int
 		var costs float64
-		succeeds(t, q.admin.QueryRow(t.Context(), "SELECT count(*), sum(cost) FROM jobs WHERE state = 'done'").Scan(&done, &costs))
+		if err := q.admin.QueryRow(t.Context(), "SELECT count(*), sum(cost) FROM jobs WHERE state = 'done'").Scan(&done, &costs); err != nil {
+			t.Fatal(err)
+		}
 		if done != jobs || !near(costs, spent) || q.killed.Load() == 0 {
 			t.Errorf("%d jobs are done for %v tokens, want %d for %v; %d connections killed", done, costs, jobs, spent, q.killed.Load())
 		}
@@ -365,4 +420,104 @@ func TestAnEstimateIsSettledExactlyOnce(t *testing.T) {
 			t.Errorf("the balance is %v: this test cannot see that a job is settled twice", balance)
 		}
 	})
+}
+
+// TestSettlingInAFixedWindowGivesNothingBackToALaterOne settles each job twice, at once: before, in and after the window
+// that it is to run in. It compares the answers and the balance with the rule.
+func TestSettlingInAFixedWindowGivesNothingBackToALaterOne(t *testing.T) {
+	t.Parallel()
+	const rate = 1000
+	limit := ratelimit.FixedWindow("tokens", rate, time.Hour, ratelimit.Start(noon))
+	q := newJobQueue(t, limit.Key("team"))
+	var clock *clock
+	q.limiter, clock = newLimiter()
+	r := newRand(t)
+
+	type pending struct {
+		estimate, cost float64
+		taken          algebra.Taken
+	}
+	model := numbers(limit, "team")
+	var rows []algebra.Row
+	jobs := map[int64]*pending{}
+	var waiting []int64
+	var refunded, late, behind, charged, indebted int
+	complete := func() bool {
+		return refunded > 0 && late > 0 && behind > 0 && charged > 0 && indebted > 0 && q.killed.Load() > 0
+	}
+	for step := 0; step < 60 || step < 1000 && !complete(); step++ {
+		clock.Advance(time.Duration(r.Int64N(int64(50 * time.Minute))).Truncate(time.Microsecond))
+		if model.Total(rows, algebra.At(clock.now)) < -3*rate { // no job would ever be late
+			clock.Advance(3 * time.Hour)
+		}
+		now := algebra.At(clock.now)
+		for range r.IntN(4) {
+			estimate := float64(1 + r.IntN(rate/2))
+			id := q.enqueue(estimate, r.IntN(4) == 0)
+			runAt, lefts, _ := algebra.Reserve([]algebra.Demand{{Limit: model, Rows: rows, Shards: 1, Count: estimate, Lowest: math.Inf(-1)}}, now, algebra.Forever)
+			rows = model.Spread(rows, 1, lefts[0], now)
+			waiting = append(waiting, id)
+			jobs[id] = &pending{estimate: estimate, taken: algebra.Taken{At: now, RunAt: runAt, Count: estimate, Held: rows[0].Value, Part: 1}}
+			var told time.Time
+			if err := q.admin.QueryRow(t.Context(), "SELECT run_at FROM jobs WHERE id = $1", id).Scan(&told); err != nil || !told.Equal(runAt.Time()) {
+				t.Fatalf("at %v a job is to run at %v, %v, want %v", clock.now, told, err, runAt.Time())
+			}
+		}
+		if model.Total(rows, now) < 0 {
+			indebted++
+		}
+
+		r.Shuffle(len(waiting), func(i, j int) { waiting[i], waiting[j] = waiting[j], waiting[i] })
+		var settling sync.WaitGroup
+		n := r.IntN(len(waiting) + 1)
+		for _, id := range waiting[:n] {
+			j := jobs[id]
+			j.cost = oneOf(r, j.estimate, float64(r.IntN(int(j.estimate))), float64(r.IntN(int(j.estimate))), j.estimate+float64(r.IntN(100)))
+			for range 2 {
+				kill := r.IntN(8) == 0
+				settling.Go(func() { q.settle(id, j.cost, kill) })
+			}
+		}
+		settling.Wait()
+		for _, id := range q.settled(waiting[:n]) {
+			switch j := jobs[id]; {
+			case j.cost > j.estimate:
+				charged++
+				rows = model.Take(rows, 1, j.cost-j.estimate, now)
+			case j.cost < j.estimate:
+				back := model.Refund(rows, j.taken, j.estimate-j.cost, now)
+				rows = model.Take(rows, 1, -back, now)
+				switch {
+				case back > 0:
+					refunded++
+				case model.UpTo(j.taken.RunAt) < model.UpTo(now):
+					late++
+				default:
+					behind++
+				}
+			}
+		}
+		waiting = waiting[n:]
+		if balance := q.balance(); len(rows) > 0 && balance != model.Total(rows, now) {
+			t.Fatalf("at %v the balance is %v, want %v", clock.now, balance, model.Total(rows, now))
+		}
+	}
+	t.Logf("%d refunded, %d too late, %d behind others, %d charged, %d times in debt, %d connections killed", refunded, late, behind, charged, indebted, q.killed.Load())
+	if !complete() {
+		t.Error("something has not come up")
+	}
+}
+
+// settled wants each job to be settled once, and returns the jobs in the order of settlement.
+func (q *jobQueue) settled(jobs []int64) []int64 {
+	q.Helper()
+	rows, err := q.admin.Query(q.Context(), "SELECT id FROM jobs WHERE id = ANY($1) AND settled IS NOT NULL ORDER BY settled", jobs)
+	if err != nil {
+		q.Fatal(err)
+	}
+	settled, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil || len(settled) != len(jobs) {
+		q.Fatalf("%d jobs of %d are settled, %v", len(settled), len(jobs), err)
+	}
+	return settled
 }

@@ -187,6 +187,10 @@ var coalescerMutations = []mutation{
 		old: "		s.occupy(b, others)\n		s.fill()\n", new: "		s.occupy(b, others)\n",
 		tests: "TestTheScheduleSendsWhatItShould",
 	}, {
+		name: "coalescer-left-not-started", file: "ratelimit/coalescer.go", what: "those behind a call that has left wait for the next event",
+		old: "leave(w)\n		c.startAndUnlock()\n", new: "leave(w)\n		c.mu.Unlock()\n",
+		tests: "TestACallThatLeavesHoldsNobodyUp",
+	}, {
 		name: "coalescer-not-started", file: "ratelimit/coalescer.go", what: "nothing makes use of a place that was taken for queued calls",
 		old: "		c.calls.Go(c.flush)\n", new: "",
 		tests: "TestCoalescerDecidesWhatWaitsTogether",

@@ -43,7 +43,7 @@ func (l *lab) unmutated(ctx context.Context, pkg string) (*compiled, error) {
 		}
 	}
 	c.main = c.archives[path.Join(module, pkg)+".test"]
-	if _, err := l.goCommand(ctx, "test", "-c", "-vet=off", unoptimized, "-ldflags=-s -w", "-o", c.binary, "./"+pkg); err != nil {
+	if err := l.link(ctx, c, c.binary, "", ""); err != nil {
 		return nil, err
 	}
 	l.compiled[pkg] = c
@@ -74,23 +74,29 @@ func (l *lab) binary(ctx context.Context, pkg string) (binary string, err error)
 		if c.archives[importPath] == "" {
 			return c.binary, nil // it is not part of the tests, which perhaps run it
 		}
-		var config bytes.Buffer
-		for of, from := range c.archives {
-			if of == importPath {
-				from = strings.TrimSpace(archive)
-			}
-			fmt.Fprintf(&config, "packagefile %s=%s\n", of, from)
-		}
-		if err := os.WriteFile(binary+".cfg", config.Bytes(), 0o600); err != nil {
-			return "", err
-		}
-		_, err = l.goCommand(ctx, "tool", "link", "-s", "-w", "-X", "testing.testBinary=1", "-importcfg", binary+".cfg", "-o", binary, c.main)
+		err = l.link(ctx, c, binary, importPath, strings.TrimSpace(archive))
 		if err == nil || !strings.Contains(err.Error(), "fingerprint mismatch") {
 			return binary, err
 		}
 	}
 	_, err = l.goCommand(ctx, "test", "-c", "-vet=off", unoptimized, "-ldflags=-s -w", "-o", binary, "./"+pkg)
 	return binary, err
+}
+
+// link links the tests, with another archive in place of one package's.
+func (l *lab) link(ctx context.Context, c *compiled, binary, instead, archive string) error {
+	var config bytes.Buffer
+	for of, from := range c.archives {
+		if of == instead {
+			from = archive
+		}
+		fmt.Fprintf(&config, "packagefile %s=%s\n", of, from)
+	}
+	if err := os.WriteFile(binary+".cfg", config.Bytes(), 0o600); err != nil {
+		return err
+	}
+	_, err := l.goCommand(ctx, "tool", "link", "-s", "-w", "-X", "testing.testBinary=1", "-importcfg", binary+".cfg", "-o", binary, c.main)
+	return err
 }
 
 // path returns where the binary of this name is.

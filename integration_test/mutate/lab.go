@@ -156,16 +156,16 @@ func (l *lab) try(ctx context.Context, m mutation) (failed *failure, err error) 
 			return nil, err
 		}
 	}
-	if err := l.write(m.file, after); err != nil {
-		return nil, err
-	}
-	if strings.HasSuffix(m.file, ".go") {
-		l.goFile = m.file
-	}
 	defer func() {
 		l.goFile = ""
 		err = errors.Join(err, l.write(m.file, before))
 	}()
+	if strings.HasSuffix(m.file, ".go") {
+		l.goFile = m.file
+	}
+	if err := l.write(m.file, after); err != nil {
+		return nil, err
+	}
 	return l.testNamed(ctx, []mutation{m}, l.patience(m))
 }
 

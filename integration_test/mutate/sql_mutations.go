@@ -98,7 +98,7 @@ var sqlMutations = []mutation{
 			"                       ts = greatest(r.ts, at)\n" +
 			"                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1\n" +
 			"                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count > floor",
-		tests: "TestTokenBucketGrantsItsCapacityThenItsRate",
+		tests: "TestWhatLeavesTheFloorIsGranted",
 	}, {
 		name: "consume-unconditionally", file: consume, what: "the UPDATE of a window does not check whether it has enough",
 		old:   "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor\n                RETURNING",

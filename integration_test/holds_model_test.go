@@ -1,0 +1,180 @@
+package integration_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// modelHold is a hold in the model: what it has of slots and of a budget that refills nothing while the test runs.
+type modelHold struct {
+	token   string
+	state   string // held, lapsed, settled
+	slots   int
+	count   float64 // of the budget; of a lapsed one, what did not come back
+	until   time.Time
+	settled time.Time
+}
+
+// holdsModel is the rule of section 2 of the design in a few lines: slots and a window, at one clock.
+type holdsModel struct {
+	n      int
+	used   int
+	budget float64 // what is there
+	holds  map[string]*modelHold
+}
+
+const modelBudget = 100
+
+// move gives back, or charges what is below zero. A window in debt gets nothing back: others wait for what it has.
+func (m *holdsModel) move(x float64) float64 {
+	if x > 0 && m.budget < 0 {
+		return 0
+	}
+	m.budget += x
+	return x
+}
+
+func (m *holdsModel) reclaim(now time.Time) {
+	for _, h := range m.holds {
+		if h.state == "held" && !h.until.After(now) {
+			m.used -= h.slots
+			h.state, h.count, h.slots = "lapsed", h.count-m.move(h.count), 0
+		}
+	}
+}
+
+// hold takes, or returns why not.
+func (m *holdsModel) hold(id, token string, ttl time.Duration, slots int, count float64, now time.Time) ratelimit.Reason {
+	if h := m.holds[id]; h != nil {
+		switch {
+		case h.state == "held" && h.until.After(now):
+			return ratelimit.ReasonHeld
+		case h.state == "settled" && h.settled.Add(24*time.Hour).After(now):
+			return ratelimit.ReasonSettled
+		case h.state == "held": // its own has expired
+			m.reclaim(now)
+		}
+	}
+	if m.used+slots > m.n || m.budget < count {
+		m.reclaim(now)
+	}
+	if m.used+slots > m.n || m.budget < count {
+		return ratelimit.ReasonQuota
+	}
+	m.used += slots
+	m.budget -= count
+	m.holds[id] = &modelHold{token: token, state: "held", slots: slots, count: count, until: now.Add(ttl)}
+	return ""
+}
+
+// TestHoldsGiveBackOnce plays random calls, with every token that ever was, against the model: what is there is the same after each.
+func TestHoldsGiveBackOnce(t *testing.T) {
+	for _, level := range append([]pgx.TxIsoLevel{""}, levels...) {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			r := newRand(t)
+			var db handle = reusedPool(t, 2, 0)
+			if level != "" {
+				tx, err := acquire(t, reusedPool(t, 1, 0)).BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+				if err != nil {
+					t.Fatal(err)
+				}
+				db = tx
+				t.Cleanup(func() { _ = tx.Commit(t.Context()) })
+			}
+			h := newHolder(t, db)
+			m := &holdsModel{n: 3, budget: modelBudget, holds: map[string]*modelHold{}}
+			slots, budget := ratelimit.Slots("slots", m.n).Key("k"), ratelimit.FixedWindow("budget", modelBudget, 1e6*time.Hour, ratelimit.Start(noon)).Key("k")
+			type given struct{ id, token string }
+			var tokens []given
+			for range sized(1500, 300) {
+				h.clock.Advance(time.Duration(r.IntN(3)) * 10 * time.Second)
+				now := h.clock.now
+				switch r.IntN(5) {
+				case 0, 1:
+					id := fmt.Sprint("id ", r.IntN(5))
+					k, count, ttl := 1+r.IntN(2), float64(r.IntN(40)), time.Duration(1+r.IntN(6))*10*time.Second
+					held, err := h.limits.Hold(t.Context(), db, id, ttl, slots.Count(float64(k)), budget.Count(count))
+					reason := ratelimit.Reason("")
+					if denial, is := errors.AsType[*ratelimit.DeniedError](err); is {
+						reason = denial.Reason
+					} else if err != nil {
+						t.Fatal(err)
+					}
+					if want := m.hold(id, held.Token, ttl, k, count, now); reason != want {
+						t.Fatalf("Hold %s: %q, want %q", id, reason, want)
+					}
+					if err == nil {
+						tokens = append(tokens, given{id, held.Token})
+					}
+				case 2, 3:
+					if len(tokens) == 0 {
+						continue
+					}
+					of := tokens[len(tokens)-1-r.IntN(min(len(tokens), 8))]
+					used := float64(r.IntN(50))
+					x := m.holds[of.id]
+					mine := x != nil && x.token == of.token
+					want := "lost"
+					switch {
+					case mine && x.state == "settled" && x.settled.Add(24*time.Hour).After(now):
+						want = "repeated"
+					case mine && x.state == "held":
+						want = "done"
+						m.used -= x.slots
+						m.move(x.count - used)
+						x.state, x.settled = "settled", now
+					}
+					result, err := h.limits.Settle(t.Context(), db, of.token, slots, budget.Count(used))
+					got := "done"
+					switch {
+					case errors.Is(err, ratelimit.ErrHoldLost):
+						got = "lost"
+					case err != nil:
+						t.Fatal(err)
+					case result.Repeated:
+						got = "repeated"
+					}
+					if got != want {
+						t.Fatalf("Settle %s: %s, want %s", of.id, got, want)
+					}
+				default:
+					if len(tokens) == 0 {
+						continue
+					}
+					of := tokens[len(tokens)-1-r.IntN(min(len(tokens), 8))]
+					used := 0.0
+					requests := []ratelimit.Request{}
+					if r.IntN(2) == 0 {
+						used = float64(r.IntN(20))
+						requests = []ratelimit.Request{slots, budget.Count(used)}
+					}
+					if x := m.holds[of.id]; x != nil && x.token == of.token && x.state != "settled" {
+						m.used -= x.slots
+						if used = x.count - used; x.state == "lapsed" {
+							used = min(used, 0)
+						}
+						m.move(used)
+						delete(m.holds, of.id)
+					}
+					h.release(of.token, requests...)
+				}
+				// The balance of slots counts expired holds as free.
+				expired := 0
+				for _, x := range m.holds {
+					if x.state == "held" && !x.until.After(now) {
+						expired += x.slots
+					}
+				}
+				h.has(slots, float64(m.n-m.used+expired))
+				h.has(budget, m.budget)
+			}
+		})
+	}
+}
