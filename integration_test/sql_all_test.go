@@ -638,6 +638,7 @@ func TestAResetLeavesATrace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	before := scan[string](t, pool, "SELECT pg_current_snapshot()::text")
 	mustExec(t, pool, "SELECT ratelimit_reset('l', 'ann', who => 'an operator')")
 	mustExec(t, pool, "SELECT ratelimit_reset('l', 'bob', reason => 'why not')")
 	mustExec(t, pool, "SELECT ratelimit_reset('l', 'nobody', who => 'an operator')")
@@ -649,6 +650,9 @@ func TestAResetLeavesATrace(t *testing.T) {
 		t.Errorf("the history has %s\nwant %s", got, want)
 	}
 	load() // what has changed
+	if n := scan[int](t, pool, "SELECT coalesce(cardinality(ids), 0) FROM _ratelimit_overrides('"+before+"', 0)"); n != 0 {
+		t.Errorf("programs read %d traces", n)
+	}
 	limiter.Overrides = &ratelimit.Overrides{DB: pool, OnError: limiter.Overrides.OnError}
 	load() // all
 	if _, err := limiter.Consume(t.Context(), pool, limit.Key("ann").Count(10)); err != nil || len(problems) > 0 {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -450,4 +451,43 @@ func TestARefundCountsWholeWindows(t *testing.T) {
 		}
 		w.holds(limit, -2)
 	})
+}
+
+// TestARefundIsDecidedInGoAsInSQL: algebra's TestRefund has the rule row by row.
+func TestARefundIsDecidedInGoAsInSQL(t *testing.T) {
+	t.Parallel()
+	r := newRand(t)
+	conn := acquire(t, newPool(t, 1))
+	refunded := map[bool]int{}
+	ago := func(s int) algebra.Micros { return algebra.At(noon.Add(-time.Duration(r.IntN(s)) * time.Second)) }
+	for range 5000 {
+		l := algebra.Limit{Rate: float64(1 + r.IntN(3)), Period: time.Minute, Capacity: float64(r.IntN(5)), Window: r.IntN(3) > 0, Start: algebra.At(noon)}
+		rows := make([]algebra.Row, 1+r.IntN(2))
+		values, ts := make([]float64, len(rows)), make([]time.Time, len(rows))
+		for i := range rows {
+			rows[i] = algebra.Row{Value: float64(r.IntN(8) - 5), TS: ago(90)}
+			values[i], ts[i] = rows[i].Value, rows[i].TS.Time()
+		}
+		taken := algebra.Taken{At: ago(90), Count: float64(1 + r.IntN(4)), Held: float64(r.IntN(6) - 2), Part: 1 / float64(1+r.IntN(len(rows)))}
+		taken.RunAt = taken.At + algebra.Micros(r.IntN(240))*1e6
+		count, now := float64(r.IntN(4)), ago(30)
+		start := new(noon)
+		if !l.Window {
+			start = nil
+		}
+		var total *float64 // NULL if the clock has stepped back
+		var back float64
+		succeeds(t, conn.QueryRow(t.Context(), "SELECT total, back FROM _ratelimit_give_back($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, NULL)",
+			values, ts, now.Time(), l.Rate, l.Period, l.Capacity, start, count, taken.Count, taken.Held, taken.Part, taken.At.Time(), taken.RunAt.Time()).Scan(&total, &back))
+		if total != nil && *total >= l.Capacity { // it is full: the caller knows
+			continue
+		}
+		if want := l.Refund(rows, taken, count, now); !near(back, want) {
+			t.Fatalf("%+v, rows %v, %+v, count %v, at %v: %v come back, want %v", l, rows, taken, count, now.Time(), back, want)
+		}
+		refunded[back > 0]++
+	}
+	if refunded[true] < 200 || refunded[false] < 200 {
+		t.Errorf("%v: this tested too little", refunded)
+	}
 }

@@ -662,7 +662,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "refund-part", file: refund, what: "a shard gets back the tokens that the whole limit would miss",
 		old: "back := capacity * part - held\n", new: "back := capacity - held\n",
-		tests: "TestModel",
+		tests: "TestARefundIsDecidedInGoAsInSQL",
 	}, {
 		name: "refund-part-refilled", file: refund, what: "missing tokens of one shard are refilled at its rate alone, although the balance is spread over all",
 		old: "latest - taken_at) * rate / ", new: "latest - taken_at) * (rate * part) / ",
@@ -682,7 +682,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "refund-late", file: refund, what: "a later window gets a refund",
 		old: "OR wait < '0' OR", new: "OR",
-		tests: "TestRefundToAFixedWindowBelongsToTheWindowInWhichTheWorkRuns",
+		tests: "TestARefundIsDecidedInGoAsInSQL",
 	}, {
 		name: "refund-behind-others", file: refund, what: "a window gets a refund although other work waits behind it",
 		old: "OR total + wait * rate < owing THEN 0", new: "THEN 0",
@@ -690,7 +690,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "refund-not-the-last", file: refund, what: "a window gets a refund although its debt ends before",
 		old: "            WHEN wait > '0' AND total + (wait - '1') * rate >= owing THEN 0\n", new: "",
-		tests: "TestModel",
+		tests: "TestARefundIsDecidedInGoAsInSQL",
 	}, {
 		name: "refund-saved-up", file: refund, what: "a refund to a window that saves up makes its debt end before it",
 		old: "            WHEN wait > '0' AND capacity > rate AND total + count + (wait - '1') * rate >= owing THEN 0\n", new: "",
