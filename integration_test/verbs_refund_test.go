@@ -249,6 +249,12 @@ func TestLimitsThatWaitForOneAnotherForfeitWhatTheyWouldRefillMeanwhile(t *testi
 		w.grant(perUser.Count(4))
 		w.deny(perUser)
 
+		// So it is with two buckets.
+		quick, slow := ratelimit.TokenBucket("quick", 6, time.Minute).Key("ann"), ratelimit.TokenBucket("slow", 1, time.Minute).Key("ann")
+		w.grant(slow)
+		w.runs(w.reserve(quick.Count(2), slow), time.Minute)
+		w.holds(quick, -2)
+
 		// A limit that may owe nothing denies if it would go into debt.
 		other := ratelimit.TokenBucket("other", 6, time.Minute, ratelimit.MaxReserved(0)).Key("ann")
 		w.grant(provider.Count(8))

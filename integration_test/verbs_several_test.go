@@ -141,6 +141,8 @@ func TestTwoDefinitionsOfOneLimitInOneCallAreAnError(t *testing.T) {
 		} {
 			w.refuse(ratelimit.ErrInvalid, one.Key("ann"), other.Key("ann"))
 		}
+		own := ratelimit.TokenBucket("own", 10, time.Minute, ratelimit.Varies(time.Hour)) // one definition, two numbers of one key
+		w.refuse(ratelimit.ErrInvalid, own.Key("ann"), own.With(ratelimit.Rate(2)).Key("ann"))
 		same := ratelimit.TokenBucket("messages", 10, time.Minute, ratelimit.Capacity(10), ratelimit.Shards(1))
 		w.grant(one.Key("ann"), same.Key("ann"))
 	})
