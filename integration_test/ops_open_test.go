@@ -320,16 +320,7 @@ func TestOpenSaysWhatIsWrongWithTheConnection(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
 	refused := func(code string) ratelimit.DB { return refusing{code} }
-	wrong := func(change func(c *pgxpool.Config)) ratelimit.DB {
-		config := pool.Config()
-		change(config)
-		other, err := pgxpool.NewWithConfig(t.Context(), config)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(other.Close)
-		return other
-	}
+	wrong := func(change func(c *pgxpool.Config)) ratelimit.DB { return reconfigured(t, pool, change) }
 	rows := map[string]struct {
 		db    ratelimit.DB
 		state string
