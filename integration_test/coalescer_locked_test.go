@@ -190,3 +190,43 @@ func TestACallThatLeavesHoldsNobodyUp(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A key whose own call has timed out is sent apart: it delays no other key's call. A call that is refused there gives the place
+// for such calls back.
+func TestAKeyThatTimedOutByItselfIsSentApart(t *testing.T) {
+	t.Parallel()
+	admin := newPool(t, 4)
+	pool, s := traced(t, admin, 4, map[string]string{"lock_timeout": "100ms"})
+	coalescer := &ratelimit.Coalescer{Pool: pool, Pace: time.Second} // a busy machine that needs longer to queue two calls tests less
+	defer coalescer.Close()
+	limit := slow("limit", 1000)
+	a, b := limit.Key("a"), limit.Key("b")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var limiter ratelimit.Limiter
+	consume := func() string { return sqlState(second(limiter.Consume(ctx, coalescer, a))) }
+
+	tx := lock(t, admin, a)
+	if state := consume(); state != "55P03" {
+		t.Fatalf("SQLSTATE %s, want lock_not_available", state)
+	}
+	queued := enqueue(t, coalescer, nil, b, a)
+	queued.wg.Wait()
+	if queued.errs[0] != nil || sqlState(queued.errs[1]) != "55P03" {
+		t.Errorf("%v, want an error of the locked key alone", queued.errs)
+	}
+	if len(s.failed) != 2 {
+		t.Errorf("%v: a statement with another key has waited for the lock", s.failed)
+	}
+	unlock(t, tx)
+
+	mustExec(t, admin, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE SQLSTATE '23000'; END $$;
+		CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON rate_limits FOR EACH ROW WHEN (NEW.key = 'a') EXECUTE FUNCTION refuse()`)
+	if state := consume(); state != "23000" {
+		t.Errorf("SQLSTATE %s, want the trigger's", state)
+	}
+	mustExec(t, admin, `DROP TRIGGER refuse ON rate_limits`)
+	if _, err := limiter.Consume(ctx, coalescer, a); err != nil {
+		t.Errorf("after a call that was refused: %v", err)
+	}
+}

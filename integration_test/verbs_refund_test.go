@@ -159,6 +159,13 @@ func TestRefundToAFixedWindowBelongsToTheWindowInWhichTheWorkRuns(t *testing.T) 
 		w.refund(both, other.Count(3), ann.Count(3))
 		w.holds(ann, 0)
 		w.holds(other, 0)
+
+		// A window that is over gets nothing, not even if enough is saved up to take its tokens from.
+		saving := ratelimit.FixedWindow("saving", 1, time.Hour, ratelimit.Capacity(3), ratelimit.Start(noon)).Key("ann")
+		over := w.grant(saving.Count(3)).Receipt()
+		w.clock.Advance(2 * time.Hour)
+		w.refund(over, saving.Count(1))
+		w.holds(saving, 2)
 	})
 }
 

@@ -195,6 +195,14 @@ var coalescerMutations = []mutation{
 		old: "		c.calls.Go(c.flush)\n", new: "",
 		tests: "TestCoalescerDecidesWhatWaitsTogether",
 	}, {
+		name: "coalescer-alone-apart", file: "ratelimit/coalescer.go", what: "a refused call gives the place of calls that are apart not back",
+		old: "result, apart)", new: "result, false)",
+		tests: "TestAKeyThatTimedOutByItselfIsSentApart",
+	}, {
+		name: "coalescer-alone-ended", file: "ratelimit/coalescer.go", what: "nothing is learnt from the timeout of a call by itself",
+		old: "ended = ctx.Err() != nil", new: "ended = true",
+		tests: "TestAKeyThatTimedOutByItselfIsSentApart",
+	}, {
 		name: "coalescer-split-told", file: "ratelimit/coalescer_schedule.go", what: "the callers that a split statement tells include the others",
 		old: "			if w.flight != nil {\n				w.flight.waiting--\n			}\n", new: "",
 		tests: "TestTheScheduleSendsWhatItShould",

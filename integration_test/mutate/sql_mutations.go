@@ -682,7 +682,7 @@ var sqlMutations = []mutation{
 	}, {
 		name: "refund-late", file: refund, what: "a later window gets a refund",
 		old: "OR wait < '0' OR", new: "OR",
-		tests: "TestARefundIsDecidedInGoAsInSQL",
+		tests: "TestRefundToAFixedWindowBelongsToTheWindowInWhichTheWorkRuns",
 	}, {
 		name: "refund-behind-others", file: refund, what: "a window gets a refund although other work waits behind it",
 		old: "OR total + wait * rate < owing THEN 0", new: "THEN 0",
