@@ -458,6 +458,17 @@ func TestTheWorkedExamplesOfOverridesThatEnd(t *testing.T) {
 		if result := w.deny(blocked); !result.RetryAt.IsZero() || result.RetryAfter != math.MaxInt64 {
 			w.Fatalf("a block without an end follows: %+v", result)
 		}
+
+		// Each limit would grant within the hour. But when the first does, the other one no longer has the faster rate.
+		first, other := ratelimit.TokenBucket("first", 3600, time.Hour, ratelimit.Capacity(1)), ratelimit.TokenBucket("other", 1, 10*time.Hour)
+		override("first", "rate => 0.0001, capacity => 1", time.Hour)
+		override("other", "rate => 36000, capacity => 1", 30*time.Minute)
+		w.grant(first.Key("first"), other.Key("other"))
+		w.clock.Advance(10 * time.Minute)
+		result := w.deny(first.Key("first"), other.Key("other"))
+		if !result.Requests[1].OK || !result.Requests[0].RetryAt.Equal(now.Add(time.Hour)) || !result.RetryAt.Equal(now.Add(10*time.Hour)) {
+			w.Fatalf("%+v, want a retry at %v", result, now.Add(10*time.Hour))
+		}
 	})
 }
 
@@ -477,11 +488,12 @@ func TestAWaitUnderAnOverrideThatEnds(t *testing.T) {
 		scan[int64](t, pool, "SELECT ratelimit_override($1, 'k', "+numbers+", until => clock_timestamp() + $2)", name, pgtype.Interval{Microseconds: d.Microseconds(), Valid: true})
 		succeeds(t, limits.Overrides.Load(t.Context()))
 	}
-	wait := func(limit ratelimit.Limit, within time.Duration) (ratelimit.Result, error) {
+	waitFor := func(request ratelimit.Request, within time.Duration) (ratelimit.Result, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
-		return limits.Wait(ctx, pool, limit.Key("k"))
+		return limits.Wait(ctx, pool, request)
 	}
+	wait := func(limit ratelimit.Limit, within time.Duration) (ratelimit.Result, error) { return waitFor(limit.Key("k"), within) }
 	for _, limit := range []ratelimit.Limit{ratelimit.TokenBucket("api", 3600, time.Hour, ratelimit.Capacity(1)), ratelimit.FixedWindow("window", 1, time.Second)} {
 		key := limit.Config().Kind
 		override(limit.Name(), "rate => 0.001, capacity => 1", time.Second) // slow for a second
@@ -499,6 +511,14 @@ func TestAWaitUnderAnOverrideThatEnds(t *testing.T) {
 		if result, err := wait(hourly, 30*time.Second); !denied(err) || result.RetryAfter < 2*time.Hour {
 			t.Errorf("%s: a wait for a raised rate that ends at once: %v, %+v", key, err, result)
 		}
+	}
+	five := ratelimit.TokenBucket("five", 3600, time.Hour, ratelimit.Capacity(5))
+	override("five", "capacity => 3", time.Hour)
+	if result, err := waitFor(five.Key("k").Count(5), 30*time.Second); !denied(err) || result.RetryAfter < 30*time.Minute {
+		t.Errorf("a wait for more than a lowered capacity: %v, %+v", err, result)
+	}
+	if left := readBalance(t, &limits, pool, five.Key("k")); left != 3 {
+		t.Errorf("%v are left of the lowered capacity, want 3", left)
 	}
 }
 

@@ -342,7 +342,7 @@ var overrideMutations = []mutation{
 	}, {
 		name: "steer-sweep-two-kinds", file: "migrations/engine/sweep.sql", what: "a sweep mixes the clocks of old and new processes",
 		old: "min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)", new: "false",
-		tests: "TestPublish",
+		tests: "TestASweepMindsAllDefinitionsAndOverrides",
 	}, {
 		name: "steer-publish-old", file: "migrations/engine/definitions.sql", what: "what a program published long ago counts for no sweep once it publishes anew",
 		old: "SET current = coalesce(old.list = winner, false), published_at = at,", new: "SET current = coalesce(old.list = winner, false),",
@@ -363,11 +363,11 @@ var overrideMutations = []mutation{
 	}, {
 		name: "later-checked", file: "ratelimit/call_statement.go", what: "a call for too much takes tokens",
 		old: "		op = verbs[verbCheck].op\n", new: "",
-		tests: "TestAnOverrideThatEnds|TestTheWorkedExamplesOfOverridesThatEnd",
+		tests: "TestAWaitUnderAnOverrideThatEnds",
 	}, {
 		name: "later-together", file: "ratelimit/result.go", what: "several limits are granted when each was, though one has lost it since",
 		old: "			retryAt = c.grantedAt(a, 0, len(c.demands))\n", new: "",
-		tests: "TestOverridesThatEndForSeveralLimits",
+		tests: "TestTheWorkedExamplesOfOverridesThatEnd",
 	}, {
 		name: "later-repaid", file: "ratelimit/call_later.go", what: "reserved work counts on the faster rate before an override ends",
 		old: "possible = append(possible, d.numbers.Take(least, shards, 0, until))", new: "_ = least",
