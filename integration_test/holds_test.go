@@ -354,6 +354,19 @@ func TestHoldsRefuse(t *testing.T) {
 		check("token", settle(bad, slots), ratelimit.ErrInvalid, "token")
 		check("token", h.limits.Release(ctx, db, bad, slots), ratelimit.ErrInvalid, "token")
 	}
+	release := func(token string, requests ...ratelimit.Request) error {
+		return h.limits.Release(ctx, db, token, requests...)
+	}
+	for _, end := range []func(token string, requests ...ratelimit.Request) error{settle, release} {
+		for _, other := range []ratelimit.Request{ratelimit.Slots("slots", 2).Key("b"), ratelimit.Slots("other", 2).Key("a"), ratelimit.TokenBucket("tokens", 10, time.Hour).Global()} {
+			check("what is not held", end(token, slots, other.Count(1)), ratelimit.ErrInvalid, "other limits or keys")
+		}
+		check("the id in place of the token", end("job", slots, tokens.Count(1)), ratelimit.ErrHoldLost, "pass its Token")
+		check("the same of tokens", end("job", tokens.Count(1)), ratelimit.ErrHoldLost, "pass its Token")
+	}
+	if denied, ok := errors.AsType[*ratelimit.DeniedError](hold("job", time.Minute, slots)); !ok || denied.Reason != ratelimit.ReasonHeld {
+		t.Error("an id has ended the hold")
+	}
 	check("no list", settle("an id"), ratelimit.ErrInvalid, "name them by requests")
 	h.limits = &ratelimit.Limiter{Clock: h.clock.Now}
 	check("not known", settle(token), ratelimit.ErrInvalid, "does not know")

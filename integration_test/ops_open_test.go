@@ -218,7 +218,7 @@ func TestOpenByTheApplicationsRole(t *testing.T) {
 	}{
 		{"overrides", "GRANT SELECT ON app.rate_limit_overrides TO app_user", []string{"ratelimit: overrides: ", "SELECT on rate_limit_overrides", "Options.NoOverrides"}, func() { o.NoOverrides = true }},
 		{"sweep", "GRANT SELECT, INSERT, UPDATE, DELETE ON app.rate_limits, app.rate_limit_holds TO app_user; GRANT SELECT ON app.rate_limit_definitions TO app_user",
-			[]string{"ratelimit: sweep: ", "SELECT on rate_limits, UPDATE on rate_limits, DELETE on rate_limits, SELECT on rate_limit_holds, UPDATE on rate_limit_holds, DELETE on rate_limit_holds, SELECT on rate_limit_definitions", "Options.NoSweep"}, func() { o.NoSweep = true }},
+			[]string{"ratelimit: sweep: ", "SELECT on rate_limits, INSERT on rate_limits, UPDATE on rate_limits, DELETE on rate_limits, SELECT on rate_limit_holds, INSERT on rate_limit_holds, UPDATE on rate_limit_holds, DELETE on rate_limit_holds, SELECT on rate_limit_definitions", "Options.NoSweep"}, func() { o.NoSweep = true }},
 		{"usage", "GRANT SELECT, INSERT, UPDATE, DELETE ON app.rate_limit_usage, app.rate_limit_denials TO app_user", []string{"usage: flush", "on rate_limit_usage and rate_limit_denials", "Options.Usage nil"}, func() { o.Usage = nil }},
 		{"publish", "GRANT SELECT, INSERT, UPDATE, DELETE ON app.rate_limit_definitions TO app_user", []string{"ratelimit: publish: ", "on rate_limit_definitions", "Options.NoPublish"}, func() { o.NoPublish = true }},
 	} {

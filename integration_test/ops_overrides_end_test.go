@@ -493,7 +493,9 @@ func TestAWaitUnderAnOverrideThatEnds(t *testing.T) {
 		defer cancel()
 		return limits.Wait(ctx, pool, request)
 	}
-	wait := func(limit ratelimit.Limit, within time.Duration) (ratelimit.Result, error) { return waitFor(limit.Key("k"), within) }
+	wait := func(limit ratelimit.Limit, within time.Duration) (ratelimit.Result, error) {
+		return waitFor(limit.Key("k"), within)
+	}
 	for _, limit := range []ratelimit.Limit{ratelimit.TokenBucket("api", 3600, time.Hour, ratelimit.Capacity(1)), ratelimit.FixedWindow("window", 1, time.Second)} {
 		key := limit.Config().Kind
 		override(limit.Name(), "rate => 0.001, capacity => 1", time.Second) // slow for a second

@@ -4339,7 +4339,7 @@ END
 $body$;
 
 -- Ends a hold. used: by limit, the tokens that were used; less comes back, by the rule of refunds, and more is charged. Slots come back in any case. release:
--- the id is free again; a hold that has ended is no error. lifted: by limit, it is unlimited by an override, so nothing is charged.
+-- the id is free again; a hold that has ended is no error, but one that has an end is lost to who knows its id alone. lifted: by limit, it is unlimited by an override, so nothing is charged.
 --
 -- The rows of the limits are locked first, missing ones inserted: whoever took under this id has changed one of them. So above READ
 -- COMMITTED, a hold that is newer than the snapshot is 40001, and never lost. One that has no rows, of a limit that was unlimited, is found by an
@@ -4410,11 +4410,11 @@ BEGIN
         list[i] := rec;
         states[i] := CASE WHEN NOT there OR rec.token IS DISTINCT FROM own_token OR rec.state = 'once' OR rec.state <> 'held' AND rec.until <= at
             OR rec.state = 'lapsed' AND rec.unit = 'slots' AND NOT release THEN 'lost' ELSE rec.state END;
-        IF states[i] = 'lost' THEN
+        IF states[i] = 'lost' AND (NOT release OR own_token IS NULL AND rec.token IS NOT NULL AND rec.state = 'held') THEN
             lost := pg_catalog.array_append(lost, i);
         END IF;
     END LOOP;
-    IF NOT release AND pg_catalog.cardinality(lost) > 0 THEN
+    IF pg_catalog.cardinality(lost) > 0 THEN
         RETURN ROW('lost', at, '{}', '{}', '{}', moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
     END IF;
     FOR i IN 1..n LOOP

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "63665d866b01ac48c23ef231168f6d26aa1990a305df950359c7de5973190979"
+const Hash = "8309cbe686ad28ce483960dedc9a73bc274b63572f8adbdd7a9b873aa528401c"

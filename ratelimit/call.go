@@ -184,8 +184,8 @@ func (c *call) conclude(result Result, err error) (Result, error) {
 	switch {
 	case err != nil: // perhaps at COMMIT, after an answer
 		return unanswered(c.verb, c.requests), explainCall(c.verb, c.requests, err)
-	case c.verb == verbSettle && !result.OK:
-		return result, holdLost(result)
+	case c.does.holds && !c.does.deniable && !result.OK:
+		return result, c.hold.lost(result)
 	case c.does.deniable && !result.OK:
 		reason := c.refusal()
 		return result, &DeniedError{Result: result, Reason: cmp.Or(reason, result.known, ReasonQuota)}

@@ -19,7 +19,7 @@ import (
 // wrapped such that errors.Is and errors.As find it. An error of a call names its limits, and no keys.
 //
 //	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, Hold, During, Once, QueueConsume, SendTx
-//	ErrHoldLost           the hold is, or may be, another's: Settle, During
+//	ErrHoldLost           the hold is, or may be, another's: Settle, Release (by the id of a hold that has an end), During
 //	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Pause, Resume, Each,
 //	                      Hold, Settle, Release, During (or its function has used what was not held), Once,
 //	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open,
@@ -88,7 +88,8 @@ var (
 
 	// ErrHoldLost is matched by the error of a [Limiter.Settle] whose hold is not there any more: it expired, and its slots may
 	// be another's, or it was released or reset. Nothing was changed. The result beside the error says which limits have lost it.
-	// It is no SQL error: return it, to roll the transaction back. It is also matched by the error of a [Limiter.During] whose hold was
+	// It is no SQL error: return it, to roll the transaction back. So is a [Limiter.Release] by the id of a hold that has an end: its Token
+	// ends it. It is also matched by the error of a [Limiter.During] whose hold was
 	// lost or could not be extended, and by the cause of its function's context then ([context.Cause]).
 	ErrHoldLost = errors.New("ratelimit: the hold was lost")
 

@@ -88,7 +88,8 @@ func (l *Limiter) Settle(ctx context.Context, db DB, token string, requests ...R
 //
 //	defer limits.Release(context.WithoutCancel(ctx), pool, held.Token)
 //
-// Without requests, nothing was used, and it releases everything: see [Limiter.Settle] for what that needs.
+// Without requests, nothing was used, and it releases everything: see [Limiter.Settle] for what that needs. By its id, in place of its Token, a hold that has an
+// end is not released: [ErrHoldLost]. A request for what the token is not of is [ErrInvalid], for Settle too.
 func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...Request) error {
 	_, err := l.do(ctx, db, verbRelease, about{hold: &holding{token: token}}, requests)
 	return err
@@ -143,6 +144,11 @@ func (h *holding) matches(d *demand) bool {
 	return !d.limit.slots && slices.Contains(h.list, heldTokens{d.limit.name, d.key, d.count})
 }
 
+// names reports whether a request is for a limit and key of the token. One without a list names none, and may be for any.
+func (h *holding) names(r *Request) bool {
+	return len(h.list) == 0 || slices.ContainsFunc(h.list, func(t heldTokens) bool { return t.limit == r.limit.name && t.key == r.key })
+}
+
 // held is the database's answer to a call about holds.
 type held struct {
 	state  string
@@ -194,7 +200,10 @@ func (l *Limiter) holdRequests(c *call) ([]Request, error) {
 	cloned := false
 	for i := range c.requests {
 		switch r := &c.requests[i]; {
-		case r.counts || r.err != nil:
+		case r.err != nil:
+		case !c.hold.names(r):
+			return nil, invalidCall(c.requests[i:i+1], "the token is of a hold of other limits or keys")
+		case r.counts:
 		case c.verb == verbRelease:
 			if !cloned {
 				c.requests, cloned = slices.Clone(c.requests), true
@@ -354,15 +363,19 @@ func (c *call) fillHeld(r *Result, a *answer) {
 	}
 }
 
-// holdLost is the error of a Settle whose hold is lost.
-func holdLost(r Result) error {
+// lost is the error of a Settle or Release whose hold is lost.
+func (h *holding) lost(r Result) error {
 	var lost []Status
 	for _, s := range r.Requests {
 		if !s.OK {
 			lost = append(lost, s)
 		}
 	}
-	return fmt.Errorf("%w: %s", ErrHoldLost, strings.TrimSuffix(limitsIn(lost), ": "))
+	why := ""
+	if h.uuid == "" {
+		why = ": an id ends no hold that has an end: pass its Token"
+	}
+	return fmt.Errorf("%w: %s%s", ErrHoldLost, strings.TrimSuffix(limitsIn(lost), ": "), why)
 }
 
 // readHeld reads a _ratelimit_held.

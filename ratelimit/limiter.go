@@ -20,7 +20,7 @@ import (
 // [Limiter.Override], [Limiter.Block], [Limiter.Restore] and [Limiter.Unblock] write down what people decide about a limit: see [Overrides].
 //
 // A denial, by Consume, Wait, Reserve, Take, Check, Hold, During or Once, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
-// [ErrClosed], [ErrNotLoaded], [ErrAttemptsExhausted] (of a [Coalescer]), [ErrHoldLost] (of Settle and During) or [ErrUnknownOutcome], or is the error of the database or
+// [ErrClosed], [ErrNotLoaded], [ErrAttemptsExhausted] (of a [Coalescer]), [ErrHoldLost] (of Settle, Release and During) or [ErrUnknownOutcome], or is the error of the database or
 // the context. Except for ErrUnknownOutcome and errors of Reset and Move, an error means that nothing was consumed or
 // given back. A canceled Wait may not get all tokens back, as its comment says.
 //

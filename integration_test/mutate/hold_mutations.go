@@ -582,6 +582,18 @@ var holdMutations = []mutation{
 		old: ", who, 'release');", new: ", who);",
 		tests: "TestAnOperatorReleasesAHold",
 	}, {
+		name: "release-by-id", file: "migrations/engine/holds.sql", what: "a release by the id of a hold with an end says that it is done",
+		old: "IF states[i] = 'lost' AND (NOT release OR own_token IS NULL AND rec.token IS NOT NULL AND rec.state = 'held') THEN", new: "IF states[i] = 'lost' AND NOT release THEN",
+		tests: "TestHoldsRefuse",
+	}, {
+		name: "release-lost-no-error", file: "ratelimit/call.go", what: "a release of what is not this token's is no error",
+		old: "c.does.holds && !c.does.deniable && !result.OK", new: "c.verb == verbSettle && !result.OK",
+		tests: "TestHoldsRefuse",
+	}, {
+		name: "settle-other-key", file: "ratelimit/hold.go", what: "a token ends nothing of another key, and says nothing",
+		old: "t.limit == r.limit.name && t.key == r.key", new: "t.limit == r.limit.name",
+		tests: "TestHoldsRefuse",
+	}, {
 		name: "holds-by-hand-ended", file: byHand, what: "a settled hold is shown as one",
 		old: "AND h.key = own AND h.state = 'held'\n     ORDER BY h.taken_at", new: "AND h.key = own\n     ORDER BY h.taken_at",
 		tests: "TestHoldByHand",
