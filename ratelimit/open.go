@@ -318,7 +318,7 @@ func refused(part string, err error, grant, without string) error {
 	case strings.HasPrefix(state, "28"):
 		return fmt.Errorf("%w: the server refused the login: correct the role, its password, or pg_hba.conf", err)
 	case state == "42P01", state == "3F000":
-		return fmt.Errorf("%w: migrate first (`txlimit migrate`); if that was done, is the schema in the search_path, and has this role USAGE on it?", err)
+		return fmt.Errorf("%w: migrate first (`txlimit migrate`); if that was done, is the schema in the search_path, has this role USAGE on it, and was it not renamed?", err)
 	case state == "42501":
 		if grant == "" {
 			grant = "CONNECT on the database, USAGE on the schema and what else docs/security.md lists"

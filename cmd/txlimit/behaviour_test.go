@@ -437,6 +437,21 @@ func TestNoConnection(t *testing.T) {
 		wants(t, exitNothing)
 }
 
+// A schema that was renamed is not behind: to migrate does not help. The functions in it name the schema in which they were made.
+func TestARenamedSchema(t *testing.T) {
+	w := newMigrated(t)
+	was := w.schema
+	w.schema += "_renamed"
+	w.sql("ALTER SCHEMA " + was + " RENAME TO " + w.schema)
+	defer w.sql("ALTER SCHEMA " + w.schema + " RENAME TO " + was)
+	const renamed = `was it renamed\? docs/operations.md#rename-or-move-the-schema`
+	w.run("show", "api", "ann").wants(t, exitError, was+`.* does not exist.*`+renamed)
+	w.run("migrate").wants(t, exitError, renamed)
+	w.sql("CREATE SCHEMA " + was)
+	w.run("show", "api", "ann").wants(t, exitError, was+`\..* does not exist.*`+renamed)
+	w.sql("DROP SCHEMA " + was)
+}
+
 func TestLocks(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("sendMessage", 1, time.Hour))
 	w.sql("SELECT ratelimit('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)")

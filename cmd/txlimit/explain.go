@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -91,6 +92,9 @@ func options(schemas []string) string {
 	return strings.Join(flags, ", ")
 }
 
+// qualified is what Postgres says is not there: a schema, or what is in one.
+var qualified = regexp.MustCompile(`^(?:schema "([^"]+)"|(?:relation|type|function) "?([^".( ]+)\.)`)
+
 // notThere explains that a table or a function is not there.
 func (a *app) notThere(ctx context.Context, text string) string {
 	var here bool
@@ -100,6 +104,9 @@ func (a *app) notThere(ctx context.Context, text string) string {
 		return text
 	}
 	if here {
+		if named := qualified.FindStringSubmatch(text); named != nil && !slices.Contains(strings.Split(path, ", "), cmp.Or(named[1], named[2])) {
+			return text + ". The functions name the schema in which they were made: was it renamed? docs/operations.md#rename-or-move-the-schema says what to do"
+		}
 		return text + ". The schema is older than this program: run `txlimit migrate`"
 	}
 	var places []place

@@ -161,6 +161,11 @@ func (a *app) migrateUp(ctx context.Context, create bool) error {
 
 func (a *app) migrateDown(ctx context.Context, _ []string) error {
 	return a.goose(ctx, func(provider *goose.Provider, schema string) error {
+		if _, made, err := a.bySchemaSQL(ctx, provider, schema); err != nil {
+			return err
+		} else if made {
+			return a.nothing(migrated{schema, 0, []migration{}}, "Nothing to undo: the schema %s was made by schema.sql, not noted by goose. It is still there: docs/operations.md#uninstall says how to drop it.", printable(schema))
+		}
 		version, err := provider.GetDBVersion(ctx)
 		if err != nil {
 			return err
