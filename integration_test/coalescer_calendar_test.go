@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -103,6 +104,42 @@ func TestACoalescerDecidesCalendars(t *testing.T) {
 	}
 	if answers[true] < 100 || answers[false] < 100 {
 		t.Errorf("grants and denials: %v: this tested too little", answers)
+	}
+}
+
+// TestACoalescerCountsOldWindowsForAChargeAlone: a Charge counts the windows before its list, since it reads a debt of any size, and a
+// Consume that shares its statement does not. With these numbers, both have the same list.
+func TestACoalescerCountsOldWindowsForAChargeAlone(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		option ratelimit.Option
+		owed   float64
+		days   int
+		left   float64
+	}{
+		"many may be owed": {ratelimit.MaxReserved(100), -120, 150, 0},
+		"many are saved":   {ratelimit.Capacity(1000), -100, 1500, 999},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, coalescer := newCoalescer(t, 6)
+			limit := ratelimit.CalendarWindow("day", 1, ratelimit.Day, tt.option)
+			mustExec(t, pool, fmt.Sprintf("INSERT INTO rate_limits VALUES ('day', 'b', 0, 1, %v, now() - interval '%d days')", tt.owed, tt.days))
+			release := holdFlights(t, coalescer, pool)
+			f := &flight{errs: make([]error, 2)}
+			f.join(t.Context(), coalescer, 0, limit.Key("a"))
+			f.joinCall(t.Context(), 1, func(ctx context.Context) error {
+				return second(new(ratelimit.Limiter).Charge(ctx, coalescer, limit.Key("b")))
+			})
+			release()
+			f.wg.Wait()
+			if err := errors.Join(f.errs...); err != nil {
+				t.Fatal(err)
+			}
+			if left := remaining(t, pool, limit.Key("b")); left != tt.left {
+				t.Errorf("%v are left, want %v", left, tt.left)
+			}
+		})
 	}
 }
 

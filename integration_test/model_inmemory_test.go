@@ -99,7 +99,7 @@ func playModel(t *testing.T, rounds int) {
 		}
 	}
 	t.Log(s.told)
-	for _, what := range []string{"granted", "denied", "reserve", "take", "balance", "refund", "reset", "move", "pause", "resume", "savepoint rolled back", "aborted", "rolled back", "committed", "batch sent", "batch denied"} {
+	for _, what := range []string{"granted", "denied", "reserve", "take", "balance", "refund", "reset", "move", "pause", "resume", "each", "savepoint rolled back", "aborted", "rolled back", "committed", "batch sent", "batch denied"} {
 		if s.told[what] < rounds/100 {
 			t.Errorf("%d of %d rounds were %s: this tested too little", s.told[what], rounds, what)
 		}
@@ -125,7 +125,7 @@ func (s *sides) both(n int, do step) {
 
 // call makes a random call of any verb.
 func (s *sides) call() step {
-	verb := oneOf(s.r, append(randomVerbs, "refund", "refund", "pause", "resume")...)
+	verb := oneOf(s.r, append(randomVerbs, "refund", "refund", "pause", "resume", "each")...)
 	var asks []ask
 	for range oneOf(s.r, 1, 1, 1, 2, 3, 4) {
 		asks = append(asks, s.ask())
@@ -142,13 +142,33 @@ func (s *sides) call() step {
 		receipt = s.receipts[len(s.receipts)-1-s.r.IntN(min(len(s.receipts), 5))]
 		_, asks = randomRefund(s.r, []consumption{{receipt, readReceipt(s.T, receipt)}}, s.limits)
 	}
-	if verb == "pause" || verb == "resume" {
+	switch verb {
+	case "pause", "resume":
 		return s.pause(verb, asks)
+	case "each":
+		return s.each(asks)
 	}
 	return func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
 		result, err := call(ctx, limiter, db, verb, receipt, asks)
 		s.note(verb, result, err)
 		return []outcome{{fmt.Sprint(verb, asks), result, textOf(err)}}
+	}
+}
+
+// each decides asks one by one.
+func (s *sides) each(asks []ask) step {
+	var requests []ratelimit.Request
+	for _, a := range asks {
+		requests = append(requests, a.request())
+	}
+	return func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
+		results, err := limiter.Each(ctx, db, requests...)
+		told := []outcome{{fmt.Sprint("each", asks), answered{}, textOf(err)}}
+		for _, result := range results {
+			told = append(told, outcome{"of each", answered{Result: result, receipt: result.Receipt()}, ""})
+		}
+		s.note("each", answered{}, err)
+		return told
 	}
 }
 

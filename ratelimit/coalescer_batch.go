@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
 
@@ -34,10 +35,12 @@ type batch struct {
 
 var batches = sync.Pool{New: func() any { return &batch{index: map[limitKey]int{}} }}
 
-// batchLimit is a limit of a batch. Calls for one calendar have two lists of its windows if a window began between them.
+// batchLimit is a limit of a batch. Calls for one calendar have two lists of its windows if a window began between them, and two
+// periods if only some of them count the windows before the list.
 type batchLimit struct {
 	limit   Limit
 	windows *[]algebra.Micros
+	period  time.Duration
 }
 
 // group is a batch's demands for one limit and key.
@@ -172,7 +175,7 @@ func empty[T any](s []T) []T {
 func (b *batch) def(d *demand) int32 {
 	limit, numbers := &d.limit, &d.numbers
 	for i := max(0, len(b.defs)-8); i < len(b.defs); i++ {
-		if b.defs[i].windows == numbers.Windows && b.defs[i].limit == *limit {
+		if b.defs[i] == (batchLimit{*limit, numbers.Windows, numbers.Period}) {
 			return int32(i + 1)
 		}
 	}
@@ -190,7 +193,7 @@ func (b *batch) def(d *demand) int32 {
 		a.Lasts = append(a.Lasts, int32(len(b.windows)))
 		a.Windows = b.windows // otherwise NULL, which is faster
 	}
-	b.defs = append(b.defs, batchLimit{*limit, numbers.Windows})
+	b.defs = append(b.defs, batchLimit{*limit, numbers.Windows, numbers.Period})
 	return int32(len(b.defs))
 }
 

@@ -203,6 +203,10 @@ var coalescerMutations = []mutation{
 		old: "ended = ctx.Err() != nil", new: "ended = true",
 		tests: "TestAKeyThatTimedOutByItselfIsSentApart",
 	}, {
+		name: "coalescer-two-periods", file: "ratelimit/coalescer_batch.go", what: "a Charge has the period of a Consume in its statement",
+		old: "batchLimit{*limit, numbers.Windows, numbers.Period}) {", new: "batchLimit{*limit, numbers.Windows, b.defs[i].period}) {",
+		tests: "TestACoalescerCountsOldWindowsForAChargeAlone",
+	}, {
 		name: "coalescer-split-told", file: "ratelimit/coalescer_schedule.go", what: "the callers that a split statement tells include the others",
 		old: "			if w.flight != nil {\n				w.flight.waiting--\n			}\n", new: "",
 		tests: "TestTheScheduleSendsWhatItShould",

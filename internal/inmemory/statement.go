@@ -270,6 +270,10 @@ func (s statement) run(t Table, level Isolation, now algebra.Micros) row {
 	case s.query == dbsqlc.Each:
 		answers := make([]Answer, len(s.demands))
 		for i := range s.demands {
+			if d := s.demands[i]; d.Limit.Capacity-d.Count < d.Lowest { // it is never granted: the rows say when other numbers will
+				answers[i] = t.Check(s.demands[i:i+1], now)
+				continue
+			}
 			answers[i] = t.Consume(s.demands[i:i+1], false, s.within, level, now)
 		}
 		return row{value: each(answers, now)}
