@@ -50,9 +50,8 @@ func newPool(t *testing.T) *pgxpool.Pool {
 // page is a tab of a browser in front of a console.
 type page struct {
 	*testing.T
-	ctx  context.Context
-	url  string
-	pool *pgxpool.Pool
+	ctx context.Context
+	url string
 
 	mu       sync.Mutex
 	problems []string // what the browser complained of
@@ -81,7 +80,7 @@ func open(t *testing.T, pool *pgxpool.Pool, who string, l look) *page {
 	ctx, cancel = chromedp.NewContext(ctx)
 	t.Cleanup(cancel)
 
-	p := &page{T: t, ctx: ctx, url: app.URL + "/admin/limits/", pool: pool}
+	p := &page{T: t, ctx: ctx, url: app.URL + "/admin/limits/"}
 	p.must(chromedp.Listen(ctx, func(event any) {
 		p.mu.Lock()
 		defer p.mu.Unlock()

@@ -72,13 +72,3 @@ func override(row pgx.CollectableRow) (Override, error) {
 	}
 	return o, err
 }
-
-// Standing is the first of some overrides that is no block: its numbers hold beside one. It is nil if there is none.
-func Standing(list []Override) *Override {
-	for i := range list {
-		if list[i].Effect != EffectBlock {
-			return &list[i]
-		}
-	}
-	return nil
-}

@@ -129,7 +129,6 @@ type limitPage struct {
 	HistoryFull bool
 	Every       bool // the forms are for every key
 	Reach       reach
-	Key         string
 }
 
 // reach says whom an override of every key does not reach.
