@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 )
@@ -88,10 +89,10 @@ func readSeveral(reply pgx.Row, demands int) (*answer, error) {
 	return a, nil
 }
 
-// readReset reads the number of deleted rows. It is not used, since it says nothing about the limits.
-func readReset(reply pgx.Row, _ int) (*answer, error) {
-	var deleted int32
-	if err := reply.Scan(&deleted); err != nil {
+// readUnused reads what the caller has not asked for: how many rows were deleted or paused, a balance, an instant.
+func readUnused[T int32 | float64 | pgtype.Timestamptz](reply pgx.Row, _ int) (*answer, error) {
+	var unused T
+	if err := reply.Scan(&unused); err != nil {
 		return nil, err
 	}
 	return &answer{granted: true}, nil

@@ -151,7 +151,7 @@ func reset(ds []demand) statement {
 	for i, d := range ds {
 		names[i], keys[i] = d.limit.name, d.key
 	}
-	return statement{sql: dbsqlc.Reset, demands: len(ds), read: readReset, args: arguments(names, keys)}
+	return statement{sql: dbsqlc.Reset, demands: len(ds), read: readUnused[int32], args: arguments(names, keys)}
 }
 
 // columns are demands as arrays, in the order of the demands, which is the order of the locks.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
@@ -77,7 +76,7 @@ func (c *call) pause(now *time.Time) statement {
 	for i := range c.demands {
 		shards[i] = int32(c.demands[i].limit.shards)
 	}
-	return statement{sql: dbsqlc.Pause, demands: n, read: readPause, args: arguments(
+	return statement{sql: dbsqlc.Pause, demands: n, read: readUnused[pgtype.Timestamptz], args: arguments(
 		m.names, m.keys,
 		m.rates, m.periods, m.capacities, shards,
 		m.counts, c.until, now,
@@ -87,23 +86,5 @@ func (c *call) pause(now *time.Time) statement {
 // resume is the statement of a Resume.
 func (c *call) resume(now *time.Time) statement {
 	m := columnsOf(c.demands)
-	return statement{sql: dbsqlc.Resume, demands: len(c.demands), read: readResume, args: arguments(m.names, m.keys, now)}
-}
-
-// readPause reads from when on the limits are refilled. It is not used: the caller has said until when.
-func readPause(reply pgx.Row, _ int) (*answer, error) {
-	var until pgtype.Timestamptz
-	if err := reply.Scan(&until); err != nil {
-		return nil, err
-	}
-	return &answer{granted: true}, nil
-}
-
-// readResume reads how many rows were paused. It is not used: the caller has not asked for it.
-func readResume(reply pgx.Row, _ int) (*answer, error) {
-	var rows int32
-	if err := reply.Scan(&rows); err != nil {
-		return nil, err
-	}
-	return &answer{granted: true}, nil
+	return statement{sql: dbsqlc.Resume, demands: len(c.demands), read: readUnused[int32], args: arguments(m.names, m.keys, now)}
 }
