@@ -196,7 +196,7 @@ var coalescerMutations = []mutation{
 		tests: "TestCoalescerDecidesWhatWaitsTogether",
 	}, {
 		name: "coalescer-alone-apart", file: "ratelimit/coalescer.go", what: "a refused call gives the place of calls that are apart not back",
-		old: "result, apart)", new: "result, false)",
+		old: "result, apart)", new: "result, apart && false)",
 		tests: "TestAKeyThatTimedOutByItselfIsSentApart",
 	}, {
 		name: "coalescer-alone-ended", file: "ratelimit/coalescer.go", what: "nothing is learnt from the timeout of a call by itself",
