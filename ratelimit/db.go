@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"database/sql"
 	"reflect"
 	"time"
 
@@ -66,6 +67,13 @@ func coalescerOf(db DB) (c *Coalescer, ok bool) {
 		return d.coalescer(), true
 	}
 	return nil, false
+}
+
+// isOne reports whether a handle is one connection or one transaction of the caller's: no pool, which several goroutines may use.
+func isOne(db DB) bool {
+	onSQL, _ := db.(sqlDB)
+	_, isConn := onSQL.db.(*sql.Conn)
+	return isConn || isTx(db) || connOf(db) != nil
 }
 
 // noDatabaseText is for the error if noDatabase.

@@ -95,11 +95,10 @@ func poolFor(ctx context.Context, db DB, requests []Request) (DB, error) {
 	if coalescer, ok := coalescerOf(db); ok {
 		db = coalescer.Pool
 	}
-	onSQL, _ := db.(sqlDB)
-	if _, isConn := onSQL.db.(*sql.Conn); isConn || isTx(db) || connOf(db) != nil {
+	if isOne(db) {
 		return nil, invalidCall(requests, fmt.Sprintf("During needs a pool, since it works beside fn and outside its transactions; this is a %T", db))
 	}
-	if pool, is := onSQL.db.(*sql.DB); is && pool.Stats().MaxOpenConnections == 1 {
+	if pool, is := poolOf(db).(*sql.DB); is && pool.Stats().MaxOpenConnections == 1 {
 		return nil, invalidCall(requests, "During needs a *sql.DB of two or more connections, one of which extends its hold")
 	}
 	return db, errOutside(ctx, verbDuring, db, requests)

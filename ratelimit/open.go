@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -168,8 +167,7 @@ func (o *Options) check(db DB) (pool DB, err error) {
 	if coalescer, ok := coalescerOf(db); ok {
 		db = coalescer.Pool
 	}
-	onSQL, _ := db.(sqlDB)
-	if _, isConn := onSQL.db.(*sql.Conn); isConn || isTx(db) || connOf(db) != nil {
+	if isOne(db) {
 		return nil, fmt.Errorf("%w: open: a %T is no pool: several goroutines use it until Close", ErrInvalid, db)
 	}
 	if !o.NoPublish {

@@ -445,7 +445,7 @@ var holdMutations = []mutation{
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
 		name: "during-any-handle", file: during, what: "work holds on a transaction, which keeps the limit locked",
-		old: "|| isTx(db) || connOf(db) != nil {\n		return nil, invalidCall(requests, fmt.Sprintf(\"During", new: "|| false {\n		return nil, invalidCall(requests, fmt.Sprintf(\"During",
+		old: "if isOne(db) {\n		return nil, invalidCall(requests, fmt.Sprintf(\"During", new: "if false {\n		return nil, invalidCall(requests, fmt.Sprintf(\"During",
 		tests: "TestDuringRefuses",
 	}, {
 		name: "during-sql-of-one", file: during, what: "on a *sql.DB of one connection, a hold waits for the connection that would extend it",
