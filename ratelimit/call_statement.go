@@ -111,17 +111,13 @@ func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statemen
 	if c.tooMuch() { // the rows say when it will be granted
 		op = verbs[verbCheck].op
 	}
-	shards, a, b := make([]int32, n), make([]int32, n), make([]int32, n)
-	for i, d := range c.demands {
-		shards[i] = int32(d.limit.shards)
-		a[i], b[i] = pick(ctx, d)
-	}
+	a, b := picks(ctx, c.demands)
 	columns := columnsOf(c.demands)
 	sql, names, keys := columns.choose(dbsqlc.ApplyOne, dbsqlc.Apply)
 	return statement{sql: sql, demands: n, read: readSeveral, args: arguments(
 		op, names, keys,
 		columns.rates, columns.periods, columns.capacities, columns.starts,
-		shards, columns.counts, columns.floors,
+		shardsOf(c.demands), columns.counts, columns.floors,
 		a, b,
 		c.reserves(), now, orRaise,
 		columns.windows, columns.firsts, columns.lasts, columns.mosts, within,
@@ -217,6 +213,24 @@ func pick(ctx context.Context, d demand) (a, b int32) {
 	}
 	x, y := shardpick.Two(ctx, d.limit.shards)
 	return int32(x), int32(y)
+}
+
+// picks are two shards for each demand.
+func picks(ctx context.Context, ds []demand) (a, b []int32) {
+	a, b = make([]int32, len(ds)), make([]int32, len(ds))
+	for i := range ds {
+		a[i], b[i] = pick(ctx, ds[i])
+	}
+	return a, b
+}
+
+// shardsOf are the numbers of shards of the demands' limits.
+func shardsOf(ds []demand) []int32 {
+	shards := make([]int32, len(ds))
+	for i := range ds {
+		shards[i] = int32(ds[i].limit.shards)
+	}
+	return shards
 }
 
 // start is the argument of that name: NULL for a token bucket.

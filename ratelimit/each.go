@@ -123,14 +123,10 @@ func (c *call) eachArguments(ctx context.Context) []any {
 		heads, ends = append(heads, d), append(ends, int32(i+1))
 	}
 	m := columnsOf(heads)
-	shards, a, b := make([]int32, len(heads)), make([]int32, len(heads)), make([]int32, len(heads))
-	for i, d := range heads {
-		shards[i] = int32(d.limit.shards)
-		a[i], b[i] = pick(ctx, d)
-	}
+	a, b := picks(ctx, heads)
 	return arguments(
 		ends, m.names,
-		m.rates, m.periods, m.capacities, m.starts, shards, m.floors,
+		m.rates, m.periods, m.capacities, m.starts, shardsOf(heads), m.floors,
 		a, b, keys, counts, nullable(c.now),
 		m.windows, m.firsts, m.lasts,
 	)

@@ -266,10 +266,11 @@ func (c *call) sortedRowless() []demand {
 func (c *call) holdStatement(ctx context.Context, now *time.Time) statement {
 	all := slices.Concat(c.demands, c.sortedRowless())
 	m, n := columnsOf(all), len(all)
-	units, shards, a, b := make([]string, n), make([]int32, n), make([]int32, n), make([]int32, n)
+	units := make([]string, n)
+	a, b := picks(ctx, all)
 	for i := range all {
 		d := &all[i]
-		units[i], shards[i] = "tokens", int32(d.limit.shards)
+		units[i] = "tokens"
 		switch {
 		case i >= len(c.demands):
 			units[i] = "none"
@@ -277,11 +278,10 @@ func (c *call) holdStatement(ctx context.Context, now *time.Time) statement {
 		case d.limit.slots:
 			units[i] = "slots"
 		}
-		a[i], b[i] = pick(ctx, *d)
 	}
 	return statement{sql: dbsqlc.Hold, demands: len(c.demands), read: readHeld, args: arguments(
 		c.hold.id, c.hold.token128(), c.hold.interval(), int32(len(c.demands)), units, m.names, m.keys,
-		m.rates, m.periods, m.capacities, m.starts, shards, m.counts, m.floors, a, b, now,
+		m.rates, m.periods, m.capacities, m.starts, shardsOf(all), m.counts, m.floors, a, b, now,
 		m.windows, m.firsts, m.lasts,
 	)}
 }
@@ -289,17 +289,15 @@ func (c *call) holdStatement(ctx context.Context, now *time.Time) statement {
 // settleStatement ends the hold of the demands, by Settle or Release.
 func (c *call) settleStatement(now *time.Time) statement {
 	all := slices.Concat(c.demands, c.sortedRowless())
-	m, n := columnsOf(all), len(all)
-	shards, lifted := make([]int32, n), make([]bool, n)
+	m := columnsOf(all)
+	lifted := make([]bool, len(all))
 	copy(lifted, c.lifted)
-	for i := range all {
-		if shards[i] = int32(all[i].limit.shards); i >= len(c.demands) {
-			m.rates[i], m.periods[i], m.capacities[i] = 0, slotsPeriod, 0
-		}
+	for i := len(c.demands); i < len(all); i++ {
+		m.rates[i], m.periods[i], m.capacities[i] = 0, slotsPeriod, 0
 	}
 	return statement{sql: dbsqlc.Settle, demands: len(c.demands), read: readSettled, args: arguments(
 		c.verb == verbRelease, c.hold.id, c.hold.token128(), int32(len(c.demands)), lifted, m.names, m.keys,
-		m.rates, m.periods, m.capacities, m.starts, shards, m.counts, now,
+		m.rates, m.periods, m.capacities, m.starts, shardsOf(all), m.counts, now,
 		m.windows, m.firsts, m.lasts,
 	)}
 }
@@ -307,13 +305,9 @@ func (c *call) settleStatement(now *time.Time) statement {
 // look reads the rows for a Balance, some of them slots.
 func (c *call) look(now *time.Time) statement {
 	m := columnsOf(c.demands)
-	shards := make([]int32, len(c.demands))
-	for i := range c.demands {
-		shards[i] = int32(c.demands[i].limit.shards)
-	}
 	return statement{sql: dbsqlc.Look, demands: len(c.demands), read: readSeveral, args: arguments(
 		m.names, m.keys,
-		m.rates, m.periods, m.capacities, m.starts, shards, m.counts, m.floors, now,
+		m.rates, m.periods, m.capacities, m.starts, shardsOf(c.demands), m.counts, m.floors, now,
 		m.windows, m.firsts, m.lasts,
 	)}
 }

@@ -89,7 +89,7 @@ func (c *call) move(now *time.Time) statement {
 	m := columnsOf(ds)
 	return statement{sql: dbsqlc.Move, demands: 2, read: readUnused[float64], args: arguments(
 		m.names, m.keys,
-		m.rates, m.periods, m.capacities, m.starts, []int32{int32(ds[0].limit.shards), int32(ds[1].limit.shards)},
+		m.rates, m.periods, m.capacities, m.starts, shardsOf(ds),
 		floor, now,
 		m.windows, m.firsts, m.lasts,
 	)}

@@ -71,14 +71,10 @@ func (c *call) validatePause(until time.Time) error {
 
 // pause is the statement of a Pause.
 func (c *call) pause(now *time.Time) statement {
-	m, n := columnsOf(c.demands), len(c.demands)
-	shards := make([]int32, n)
-	for i := range c.demands {
-		shards[i] = int32(c.demands[i].limit.shards)
-	}
-	return statement{sql: dbsqlc.Pause, demands: n, read: readUnused[pgtype.Timestamptz], args: arguments(
+	m := columnsOf(c.demands)
+	return statement{sql: dbsqlc.Pause, demands: len(c.demands), read: readUnused[pgtype.Timestamptz], args: arguments(
 		m.names, m.keys,
-		m.rates, m.periods, m.capacities, shards,
+		m.rates, m.periods, m.capacities, shardsOf(c.demands),
 		m.counts, c.until, now,
 	)}
 }
