@@ -175,7 +175,7 @@ func (c *call) fill(result *Result, a *answer) {
 	a.granted = a.granted && !c.tooMuch() // it was only checked
 	c.fillRows(result, a)
 	if c.does.takes && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
-		denied.remember(c.demands[0], result.RetryAfter)
+		deniedLately.remember(c.demands[0], result.RetryAfter)
 	}
 }
 

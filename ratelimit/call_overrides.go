@@ -176,7 +176,7 @@ func (o *Overrides) moment(at pgtype.Timestamptz) moment {
 	if at.Valid {
 		return moment{algebra.At(at.Time), algebra.At(at.Time)}
 	}
-	now := epoch.Add(time.Since(epoch)) // whatever is set meanwhile
+	now := started.Add(time.Since(started)) // whatever is set meanwhile
 	if o == nil {
 		return moment{algebra.At(time.Now()), algebra.At(time.Now())}
 	} else if c := o.clocks.Load(); c != nil {
@@ -189,4 +189,6 @@ func (o *Overrides) moment(at pgtype.Timestamptz) moment {
 func (o *Overrides) now(at pgtype.Timestamptz) algebra.Micros { return o.moment(at).low }
 
 // stale reports whether the table was last read too long ago to trust what it grants.
-func (o *Overrides) stale() bool { return time.Since(epoch)-time.Duration(o.seen.Load()) > staleAfter }
+func (o *Overrides) stale() bool {
+	return time.Since(started)-time.Duration(o.seen.Load()) > staleAfter
+}

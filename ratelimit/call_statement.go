@@ -48,7 +48,7 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 	case takesCounts && len(c.demands) == 1 && sharded(c.demands):
 		return consumeSharded(ctx, c.demands[0], now, orRaise)
 	case takesCounts && len(c.demands) == 1:
-		return consume(c.demands[0], now, denied.expect(c.demands[0]), orRaise)
+		return consume(c.demands[0], now, deniedLately.expect(c.demands[0]), orRaise)
 	case takesCounts && !sharded(c.demands):
 		return consumeSeveral(c.demands, now, orRaise)
 	}

@@ -37,7 +37,7 @@ func (c *call) updater() updater {
 		if len(c.rowless) == 0 && c.hold.matches(&c.demands[0]) {
 			return c
 		}
-	case denied.expect(c.demands[0]):
+	case deniedLately.expect(c.demands[0]):
 		return nil
 	case c.does.holds && c.does.deniable:
 		if len(c.rowless) == 0 {

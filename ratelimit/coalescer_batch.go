@@ -261,7 +261,7 @@ func (b *batch) consumeOneKey(ctx context.Context, db wire) (dbsqlc.ConsumeKeysR
 	g := &b.groups[0]
 	sum := *g.first
 	sum.count = g.sum()
-	a, err := db.ask(ctx, consume(sum, b.args.Now, denied.expect(sum), false))
+	a, err := db.ask(ctx, consume(sum, b.args.Now, deniedLately.expect(sum), false))
 	if err != nil {
 		return dbsqlc.ConsumeKeysRow{}, err
 	}
@@ -269,7 +269,7 @@ func (b *batch) consumeOneKey(ctx context.Context, db wire) (dbsqlc.ConsumeKeysR
 	if !a.granted {
 		granted = 0
 		if retryAt := g.numbers.When(a.rows[0], g.first.count, g.first.floor, a.at); retryAt > a.at {
-			denied.remember(sum, retryAt.Time().Sub(a.at.Time()))
+			deniedLately.remember(sum, retryAt.Time().Sub(a.at.Time()))
 		}
 	}
 	at := pgtype.Timestamptz{Time: a.at.Time(), Valid: true}

@@ -82,7 +82,7 @@ type Overrides struct {
 
 	table  atomic.Pointer[overrideTable] // nil: not loaded
 	failed atomic.Pointer[error]         // why not
-	seen   atomic.Int64                  // when the last poll succeeded: nanoseconds since epoch
+	seen   atomic.Int64                  // when the last poll succeeded: nanoseconds since the process started
 	news   atomic.Int64                  // how many polls have read a change
 	logged atomic.Int64                  // when an error was logged
 	waking atomic.Pointer[chan struct{}] // is closed by the next change; nil: nobody waits
@@ -126,7 +126,7 @@ type overrideTable struct {
 }
 
 func (t *overrideTable) part(id limitKey) *atomic.Pointer[map[limitKey][]override] {
-	return &t.parts[maphash.Comparable(seed, id)%uint64(len(t.parts))]
+	return &t.parts[maphash.Comparable(hashSeed, id)%uint64(len(t.parts))]
 }
 
 func (t *overrideTable) of(id limitKey) []override {
@@ -301,7 +301,7 @@ func (o *Overrides) tell(err error) {
 		o.OnError(err)
 		return
 	}
-	now := int64(time.Since(epoch)) + int64(wholeEvery) // 0: never
+	now := int64(time.Since(started)) + int64(wholeEvery) // 0: never
 	if last := o.logged.Load(); last <= now-int64(wholeEvery) && o.logged.CompareAndSwap(last, now) {
 		slog.Error("the overrides of rate limits cannot be followed", "error", visible.Error(err))
 	}
@@ -336,7 +336,7 @@ func (o *Overrides) read(ctx context.Context, whole bool) error {
 		o.wholeAt, o.wholeFor = time.Now(), time.Since(began)
 	}
 	o.snapshot = snapshot
-	o.seen.Store(int64(time.Since(epoch)))
+	o.seen.Store(int64(time.Since(started)))
 	o.table.Store(table)
 	if changed {
 		o.news.Add(1)
@@ -384,7 +384,7 @@ const drift = 1000
 
 // polled takes in what a poll says that was sent and answered at instants of the process's clock.
 func (o *Overrides) polled(sent, answered time.Duration, at time.Time) {
-	said := clocks{low: at.Sub(epoch.Add(answered)), high: at.Sub(epoch.Add(sent)), at: answered}
+	said := clocks{low: at.Sub(started.Add(answered)), high: at.Sub(started.Add(sent)), at: answered}
 	if before := o.clocks.Load(); before != nil {
 		since := max(answered-before.at, 0) / drift
 		low, high := max(said.low, before.low-since), min(said.high, before.high+since)
@@ -399,10 +399,10 @@ func (o *Overrides) polled(sent, answered time.Duration, at time.Time) {
 func (o *Overrides) page(ctx context.Context, args dbsqlc.OverridesParams) (dbsqlc.OverridesRow, error) {
 	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()
-	sent := time.Since(epoch)
+	sent := time.Since(started)
 	page, err := wire{db: o.DB}.queries().Overrides(ctx, args)
 	if err == nil {
-		o.polled(sent, time.Since(epoch), page.At.Time)
+		o.polled(sent, time.Since(started), page.At.Time)
 	}
 	return page, err
 }
@@ -436,6 +436,12 @@ func (o *Overrides) usable(page dbsqlc.OverridesRow) []change {
 	}
 	return changes
 }
+
+// Instants of this process are durations since it started, by the clock that does not step.
+var started = time.Now()
+
+// hashSeed is of the hashes of limits and keys in this process.
+var hashSeed = maphash.MakeSeed()
 
 // asDefined stands for NULL in a page.
 const asDefined = -1

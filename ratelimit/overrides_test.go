@@ -76,9 +76,9 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := new(Overrides)
-			o.seen.Store(int64(time.Since(epoch)))
+			o.seen.Store(int64(time.Since(started)))
 			if tt.lapsed {
-				o.seen.Store(int64(time.Since(epoch) - staleAfter - time.Second))
+				o.seen.Store(int64(time.Since(started) - staleAfter - time.Second))
 			}
 			if tt.verb == "" {
 				tt.verb = verbConsume
@@ -154,7 +154,7 @@ func TestOverridesComeAndGo(t *testing.T) {
 // TestOneLimitForACall: requests of a call for one key have one limit, whatever ends meanwhile.
 func TestOneLimitForACall(t *testing.T) {
 	o, table := new(Overrides), new(overrideTable)
-	o.seen.Store(int64(time.Since(epoch)))
+	o.seen.Store(int64(time.Since(started)))
 	o.table.Store(table)
 	stop := make(chan struct{})
 	var polling sync.WaitGroup
@@ -206,7 +206,7 @@ func TestAnOverrideIsNoOtherDefinition(t *testing.T) {
 		o, table := new(Overrides), new(overrideTable)
 		table.apply([]change{{limitKey{"api", "ann"}, tt.override}}, true)
 		o.table.Store(table)
-		o.seen.Store(int64(time.Since(epoch)))
+		o.seen.Store(int64(time.Since(started)))
 		for _, limit := range []Limit{pro, pro.With(Rate(20))} {
 			l := Limiter{Overrides: o}
 			c, err := l.newCall(verbConsume, about{}, []Request{limit.Key("ann"), pro.Key("bob")}, nil)
@@ -291,7 +291,7 @@ func TestTheNewestTransactionOfASnapshot(t *testing.T) {
 func TestWhatPollsSayOfTheClock(t *testing.T) {
 	o := new(Overrides)
 	for i, step := range []struct {
-		sent, answered, at time.Duration // at: of the database's clock, since the epoch of the process's
+		sent, answered, at time.Duration // at: of the database's clock, since the process has started
 		low, high          time.Duration // of the difference
 	}{
 		{0, 10 * time.Millisecond, 5 * time.Millisecond, -5 * time.Millisecond, 5 * time.Millisecond},
@@ -302,7 +302,7 @@ func TestWhatPollsSayOfTheClock(t *testing.T) {
 		{21 * time.Second, 21 * time.Second, 20 * time.Second, -time.Second, -time.Second},       // and back
 		{22 * time.Second, 23 * time.Second, 22*time.Second - 1, -time.Second - 2*time.Millisecond, -998 * time.Millisecond},
 	} {
-		o.polled(step.sent, step.answered, epoch.Add(step.at))
+		o.polled(step.sent, step.answered, started.Add(step.at))
 		got := o.clocks.Load()
 		if (got.low-step.low).Abs() > 5*time.Millisecond || (got.high-step.high).Abs() > 5*time.Millisecond {
 			t.Errorf("step %d: from %v to %v, want %v to %v", i, got.low, got.high, step.low, step.high)

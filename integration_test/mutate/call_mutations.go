@@ -588,7 +588,7 @@ var callMutations = []mutation{
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	}, {
 		name: "update-expected", file: "ratelimit/call_update.go", what: "a call that will be denied sends a plain UPDATE",
-		old: "	case denied.expect(c.demands[0]):", new: "	case false:",
+		old: "	case deniedLately.expect(c.demands[0]):", new: "	case false:",
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	}, {
 		name: "update-in-a-transaction", file: "ratelimit/call_wire.go", what: "on a connection that is in a transaction, a plain UPDATE is sent",

@@ -3,7 +3,7 @@ package main
 // These edits are left out. They change no decision, so no test could notice them, nor should one.
 //
 //   - consume.sql: _ratelimit_consume does not look at expect_denial: it decides what is read first, not the answer
-//     (TestExpectingADenialDecidesTheSame); the same holds for denied.expect in call_statement.go
+//     (TestExpectingADenialDecidesTheSame); the same holds for deniedLately.expect in call_statement.go
 //   - apply.sql: FOR NO KEY UPDATE for FOR UPDATE: the UPDATEs take this lock; it conflicts with itself and with a DELETE
 //   - consume_sharded.sql: another of the two shards is picked, or always the first: it changes only which transactions
 //     wait: bench measures that

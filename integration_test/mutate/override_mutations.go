@@ -329,7 +329,7 @@ var overrideMutations = []mutation{
 		tests: "TestASweepMindsAllDefinitionsAndOverrides|TestASweepMindsOverrides",
 	}, {
 		name: "override-early", file: "ratelimit/overrides.go", what: "the time that a poll takes counts as a difference of the clocks",
-		old: "low: at.Sub(epoch.Add(answered))", new: "low: at.Sub(epoch.Add(sent))",
+		old: "low: at.Sub(started.Add(answered))", new: "low: at.Sub(started.Add(sent))",
 		tests: "TestASlowPollEndsNoBlockEarly",
 	}, {
 		name: "override-tell-locked", file: "ratelimit/overrides.go", what: "somebody is told of a wrong row while the lock is held",
@@ -454,7 +454,7 @@ var overrideMutations = []mutation{
 		tests: "TestOverridesThatEndForSeveralLimits",
 	}, {
 		name: "override-clock-late", file: "ratelimit/overrides.go", what: "a poll that waited puts off the end of what grants more",
-		old: "high: at.Sub(epoch.Add(sent))", new: "high: at.Sub(epoch.Add(answered))",
+		old: "high: at.Sub(started.Add(sent))", new: "high: at.Sub(started.Add(answered))",
 		tests: "TestASlowPollBringsNoOverrideBack|TestWhatPollsSayOfTheClock",
 	}, {
 		name: "override-clock-memory", file: "ratelimit/overrides.go", what: "only the last poll says what the database's clock is",
