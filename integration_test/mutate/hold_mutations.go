@@ -219,7 +219,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsLateInTheNextWindow",
 	}, {
 		name: "settle-lost-moves", file: holds, what: "of a lost hold, the other limits are settled",
-		old: "    IF NOT release AND pg_catalog.cardinality(lost) > 0 THEN", new: "    IF NOT release AND pg_catalog.cardinality(lost) = n THEN",
+		old: "    IF pg_catalog.cardinality(lost) > 0 THEN", new: "    IF pg_catalog.cardinality(lost) = n THEN",
 		tests: "TestHoldsAreAllOrNothing",
 	}, {
 		name: "release-any", file: holds, what: "a Release deletes what is not its own",
