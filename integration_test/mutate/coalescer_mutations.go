@@ -40,7 +40,7 @@ var coalescerMutations = []mutation{
 		tests: "TestCallsThatShareNoStatementGoToThePool",
 	}, {
 		name: "coalescer-calendar-lists", file: "ratelimit/coalescer_batch.go", what: "a call after midnight is decided by the windows of one before it, which differ for a deep debt",
-		old: "b.defs[i].windows == numbers.Windows && ", new: "",
+		old: "batchLimit{*limit, numbers.Windows, numbers.Period}) {", new: "batchLimit{*limit, b.defs[i].windows, numbers.Period}) {",
 		tests: "TestABatchHasTheWindowsOfEachCall",
 	}, {
 		name: "coalescer-calendar-group", file: "ratelimit/coalescer_batch.go", what: "the definition of a calendar's calls has no windows if the one before it has none",
