@@ -168,6 +168,8 @@ func ExampleLimiter_During() {
 			fmt.Println("done")
 		case denied && denial.Reason == ratelimit.ReasonSettled:
 			fmt.Println("it was done before: drop it")
+		case denied && denial.RetryAt.IsZero():
+			fmt.Println("waiting does not help:", denial)
 		case denied:
 			fmt.Println("try again after", denial.RetryAfter)
 		default:
@@ -620,6 +622,8 @@ func ExampleDeniedError() {
 		switch {
 		case err == nil:
 			fmt.Println("granted")
+		case errors.As(err, &denied) && denied.RetryAt.IsZero():
+			fmt.Println(denied) // a plan without it, or a block without an end: waiting does not help
 		case errors.As(err, &denied):
 			fmt.Println("denied, retry in", denied.RetryAfter.Round(time.Minute))
 			for _, status := range denied.Requests {

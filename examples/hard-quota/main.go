@@ -63,7 +63,7 @@ func callAll(ctx context.Context, pool *pgxpool.Pool, limit ratelimit.Limit, p *
 		_, err := limits.Consume(ctx, pool, limit.Global())
 		var exceeded *ratelimit.DeniedError
 		switch {
-		case errors.As(err, &exceeded):
+		case errors.As(err, &exceeded) && !exceeded.RetryAt.IsZero():
 			now = exceeded.RetryAt
 		case err != nil:
 			return nil, err

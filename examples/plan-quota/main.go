@@ -60,6 +60,8 @@ func callAll(ctx context.Context, pool *pgxpool.Pool, c customer, end time.Time)
 		err := call(ctx, pool, c.id, 100)
 		denial, denied := errors.AsType[*ratelimit.DeniedError](err)
 		switch {
+		case denied && denial.RetryAt.IsZero():
+			return nil, err // waiting does not help
 		case denied && denial.RetryAt.Sub(now) <= time.Minute:
 			now = denial.RetryAt // the minute's limit denied
 		case denied:

@@ -104,11 +104,12 @@ func (w *worker) token(ctx context.Context) error {
 			w.denied = append(w.denied, denied.Result)
 		}
 		w.mu.Unlock()
-		if !ok {
-			return err
+		if !ok || denied.RetryAt.IsZero() {
+			return err // such as a block without an end: waiting does not help
 		}
+		wait := min(denied.RetryAfter, time.Hour) // a block may last for centuries, and may be lifted
 		select {
-		case <-time.After(denied.RetryAfter + rand.N(20*time.Millisecond)): // not all at once
+		case <-time.After(wait + rand.N(20*time.Millisecond)): // not all at once
 		case <-ctx.Done():
 			return ctx.Err()
 		}
