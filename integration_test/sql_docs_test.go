@@ -344,6 +344,25 @@ func TestOperationsInProduction(t *testing.T) {
 				n.Error("it is not full")
 			}
 			n.locksInOrder("sendMessage", sql)
+
+			// What the page puts in place of the condition leaves paused keys out.
+			page, err := os.ReadFile("../docs/operations.md")
+			succeeds(n, err)
+			others := regexp.MustCompile("\n- `(ts [^`]+)`").FindAllStringSubmatch(string(page), -1)
+			if len(others) != 2 {
+				n.Fatalf("the page has %q", others)
+			}
+			paused := nightMessages.Key("paused")
+			succeeds(n, n.limiter.Pause(n.Context(), n.pool, time.Now().Add(30*24*time.Hour), paused))
+			for i, other := range others {
+				n.exec(`INSERT INTO rate_limits VALUES ('sendMessage', 'ahead', 0, 1, 0, ` + []string{"'2030-05-01 09:10+00'", "now() + interval '74 years'"}[i] + `)`)
+				if keys := scan[int](n.T, n.pool, strings.Replace(sql, "ts > now() + interval '1 minute'", other[1], 1)); keys != 1 || n.consume(n.pool, paused) {
+					n.Errorf("with %s, %d keys are reset", other[1], keys)
+				}
+			}
+			if keys := scan[int](n.T, n.pool, sql); keys != 1 || !n.consume(n.pool, paused) {
+				n.Errorf("%d keys reset, want the paused one", keys)
+			}
 		},
 		"DISABLE TRIGGER limit_messages": func(n *night, sql string) {
 			schema := schemaOf(n.T, n.pool)
