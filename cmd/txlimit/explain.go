@@ -180,7 +180,7 @@ func (a *app) notGranted(ctx context.Context, text string) string {
 // noSuchLimit is the error for a name that no limit has.
 func noSuchLimit(name string, known []string) error {
 	if len(known) == 0 {
-		return fmt.Errorf("there is no limit %s: no program has published its limits (ratelimit.Publish, `txlimit publish`), and there are no rows of that name", printable(name))
+		return fmt.Errorf("there is no limit %s: no program has published its limits (ratelimit.Open, `txlimit publish`), and there are no rows of that name", printable(name))
 	}
 	text := fmt.Sprintf("there is no limit %s.", printable(name))
 	if near := nearest(name, known); near != "" {

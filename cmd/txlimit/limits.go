@@ -64,7 +64,7 @@ func (a *app) limits(ctx context.Context, tx pgx.Tx, exact bool) error {
 		return err
 	}
 	if len(names) == 0 {
-		return a.nothing(limitList{Limits: []limitSummary{}}, "There are no limits: no program has published any (ratelimit.Publish, `txlimit publish`), and none has rows.")
+		return a.nothing(limitList{Limits: []limitSummary{}}, "There are no limits: no program has published any (ratelimit.Open, `txlimit publish`), and none has rows.")
 	}
 	list := make([]limitSummary, len(names))
 	for i, name := range names {

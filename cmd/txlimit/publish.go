@@ -30,7 +30,7 @@ func (a *app) publishCommand() *cobra.Command {
 		Use:   "publish FILE --program NAME [--check]",
 		Short: "Write down the limits that a program defines",
 		Long: `Write down all limits that a program defines, in place of those that it published before: for those who look, sweeps and SQL without
-numbers. It decides nothing for the program. A program can do the same at its start (ratelimit.Publish).
+numbers. It decides nothing for the program. A program in Go does the same at its start (ratelimit.Open).
 
 FILE is JSON, or - for the standard input: an array of limits as ratelimit.Config has them, or an object with "program" and "limits".
 Each limit has a name of its own. --check says what is wrong in the file and writes nothing; it needs no

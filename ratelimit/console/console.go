@@ -14,8 +14,8 @@
 // People whom [Handler.Who] names can let a key go on, give it other numbers, block it, lift its limit, and end all that again.
 // Everybody else only reads.
 //
-// The numbers come from the tables of the limiter: the definitions that programs publish (ratelimit.Publish), the overrides, and what a
-// recorder of package usage counts. Without a recorder there are no charts and no denied keys. A recorder writes every ten
+// The numbers come from the tables of the limiter: the definitions that programs publish (ratelimit.Open), the overrides, and what a
+// recorder of package usage counts (Usage of ratelimit.Options). Without a recorder there are no charts and no denied keys. A recorder writes every ten
 // seconds. For charts that follow faster, let it write more often.
 //
 // A page reads a bounded number of rows by index, however many keys there are. It reads in a READ ONLY transaction.
