@@ -9,12 +9,13 @@
 //		// the third is sent
 //	}
 //
-// Everything that takes a [ratelimit.DB] works on it, and so do [ratelimit.Limiter.InTx], with nested transactions,
+// Nearly everything that takes a [ratelimit.DB] works on it, and so do [ratelimit.Limiter.InTx], with nested transactions,
 // [ratelimit.Limiter.SendTx] and [ratelimit.Limiter.Sweep]. [ratelimit.Overrides] follow what [ratelimit.Limiter.Override],
 // [ratelimit.Limiter.Block], [ratelimit.Limiter.Restore] and [ratelimit.Limiter.Unblock] write there.
 //
 // What it cannot do, test on a Postgres:
 //
+//   - It has no holds: [ratelimit.Limiter.Hold], Settle, Release, During and Once, and [ratelimit.Slots] in any verb, are [ratelimit.ErrInvalid].
 //   - It has rate limits and nothing else: any other SQL is an error, the SQL functions of txlimit too.
 //   - There are no locks: nothing waits. Transactions that change the same key conflict instead.
 //   - There are no isolation levels: a transaction sees each key as it was when the transaction first used it.
