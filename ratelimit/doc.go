@@ -39,7 +39,8 @@
 //
 // Any other error comes from the database, the connection or the context. Inside a transaction of the caller's, it means
 // that nothing was granted. If the call is a transaction of its own, or at COMMIT, a broken connection leaves open whether
-// tokens were consumed: the error then matches [ErrUnknownOutcome]. After any other error, nothing was consumed.
+// tokens were consumed: the error then matches [ErrUnknownOutcome]. After any other error, nothing was consumed,
+// except by [Limiter.During], whose function may have done its work.
 //
 // # Transactions
 //

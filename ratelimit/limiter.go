@@ -21,8 +21,8 @@ import (
 //
 // A denial, by Consume, Wait, Reserve, Take, Check, Hold, During or Once, is a [*DeniedError]. Every other error matches [ErrInvalid], [ErrExceedsCapacity],
 // [ErrClosed], [ErrNotLoaded], [ErrAttemptsExhausted] (of a [Coalescer]), [ErrHoldLost] (of Settle, Release and During) or [ErrUnknownOutcome], or is the error of the database or
-// the context. Except for ErrUnknownOutcome and errors of Reset and Move, an error means that nothing was consumed or
-// given back. A canceled Wait may not get all tokens back, as its comment says.
+// the context. Except for ErrUnknownOutcome and errors of Reset, Move, Pause, Resume and During, an error means that
+// nothing was consumed or given back. A canceled Wait may not get all tokens back, as its comment says.
 //
 // A Limiter remembers the definition of each name. Another definition of that name is [ErrInvalid], since both would grant, or
 // one would cut what the other has saved up. The numbers of a key, by [Limit.With], and overrides are no other definition. To
