@@ -207,7 +207,7 @@ type Reason string
 // The reasons of a denial. For a plan or a block, RetryAt is the first instant at which the key has a rate and no block, since
 // overrides have ended. It is zero if there is none. Whether the tokens are there then was not asked.
 const (
-	ReasonQuota   Reason = "quota"   // the tokens are not there; RetryAt says when
+	ReasonQuota   Reason = "quota"   // the tokens are not there; RetryAt says when, or is zero: see [Result.RetryAt]
 	ReasonPlan    Reason = "plan"    // the limit's rate is 0, or it has no slots
 	ReasonBlock   Reason = "block"   // a block by Overrides
 	ReasonHeld    Reason = "held"    // of a [Limiter.Hold] or [Limiter.During]: its id is held, by another delivery of the work; RetryAt is when that hold ends, if it has an end

@@ -14,7 +14,7 @@ import (
 // Reservations of one fixed window, for example, may all be told to run when a later window begins. Spread over a part of
 // the period, they do not all run at once. They still run in the window from which their tokens are taken:
 //
-//	runAt := ratelimit.Jitter(result.RetryAt, 10*time.Second, userID)
+//	runAt := ratelimit.Jitter(reserved.RetryAt, 10*time.Second, userID)
 //
 // The delay is span × h / 2^64, rounded down to a microsecond, the resolution of a timestamptz. Here h is the first 64 bits
 // of the SHA-256 of the key, whose parts are joined as by [StoredKey]. To give a key different delays for different limits,

@@ -9,7 +9,8 @@ type Reservation struct {
 	// At is the instant of the decision: see [Result.At].
 	At time.Time
 
-	// RetryAt is when the work may run: when all its tokens will have been refilled. It is At if they are there.
+	// RetryAt is when the work may run: when all its tokens will have been refilled. It is At if they are there. ([Result.RetryAt] is of
+	// denials: of a grant it is zero.)
 	RetryAt time.Time
 
 	// Delay is the time from At to RetryAt. A timer set to it works even if the local clock is wrong.

@@ -34,8 +34,8 @@ type Result struct {
 	RetryAt time.Time
 
 	// RetryAfter of a denied call is the time from At to RetryAt, by the clock that decided. A timer set to it works even if
-	// the local clock is wrong. If waiting does not help, it is the longest duration there is, 292 years. Of a granted call
-	// it is 0.
+	// the local clock is wrong. If waiting does not help, it is the longest duration there is, 292 years: look whether RetryAt is
+	// zero before you wait, and before you add to it. Of a granted call it is 0.
 	RetryAfter time.Duration
 
 	// Remaining is the lowest balance of the call's requests, and ResetAt the latest of their resets. See [Status].
