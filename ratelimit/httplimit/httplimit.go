@@ -31,8 +31,8 @@
 // Retry-After is never earlier than any t. So in a denial, limits that would have granted have no t. Limits of middleware
 // around this one are left out of RateLimit.
 //
-// A [ratelimit.Unlimited] limit is in neither field. A denial by policy has no t, and its RateLimit names only the limits whose
-// rate is 0: the others were not asked.
+// A [ratelimit.Unlimited] limit is in neither field. A denial by a rate of 0 or a block has no t, unless the
+// block has an end, and its RateLimit names only the limits that denied: the others were not asked.
 //
 // Clients see a limit's name, so it should be no secret. Bytes that are not printable ASCII, and "%", are percent-encoded.
 //
@@ -66,8 +66,8 @@ var ErrNotLimited = errors.New("httplimit: the request is not limited")
 // request that cannot be counted is refused. The handler of a refused request is not called. The status of the answer is
 //
 //   - 429 if the request is denied, with Retry-After;
-//   - 403 if it is denied by policy, because the rate of a limit is 0: a plan that does not include it. There is no
-//     Retry-After, since waiting does not help (see [ratelimit.DeniedError]);
+//   - 403 if it is denied and waiting does not help: the rate of a limit is 0, as of a plan that does not include it, or a block
+//     has no end. There is no Retry-After (see [ratelimit.DeniedError]);
 //   - 400 if the request can never be granted ([ratelimit.ErrExceedsCapacity]), or if its key or count, which came from the
 //     client, is invalid. There is no Retry-After, since waiting does not help. It is not 413, which is about the size of
 //     the content;

@@ -22,7 +22,7 @@ const DefaultEvery = 10 * time.Second
 // Log writes refused and failed calls to a slog.Logger. The zero value is ready, and safe for concurrent use. After its
 // first use, it must not be copied, nor its fields changed.
 //
-//	Info   a consumption was denied (limit, count, remaining, capacity, and retry_after unless it was denied by policy)
+//	Info   a consumption was denied (limit, count, remaining, capacity, and retry_after unless waiting does not help)
 //	Warn   a count can never be granted (limit, verb, error, took)
 //	Error  a limit or request is invalid, or the database failed (limit, verb, error, took)
 //

@@ -20,7 +20,7 @@
 // was asked for and what remains.
 //
 // A call that can never be granted fails with ResourceExhausted, too, but has no details: waiting does not help. A call that
-// is denied by policy ([ratelimit.DeniedError]) fails with PermissionDenied, with a QuotaFailure.
+// is denied by a rate of 0, or by a block without an end, fails with PermissionDenied, with a QuotaFailure (see [ratelimit.DeniedError]).
 //
 // Clients see a limit's name, so it should be no secret. The remaining tokens of a limit that clients share tell each client
 // how much the others use. [Interceptor.Hidden] leaves such a limit out.
@@ -55,7 +55,7 @@ var ErrNotLimited = errors.New("rpclimit: the call is not limited")
 // refused call is not called. The code is
 //
 //   - ResourceExhausted if the call is denied or can never be granted ([ratelimit.ErrExceedsCapacity]);
-//   - PermissionDenied if it is denied by policy, because the rate of a limit is 0;
+//   - PermissionDenied if it is denied and waiting does not help: the rate of a limit is 0, or a block has no end;
 //   - InvalidArgument if its key or count, which came from the client, is invalid;
 //   - Unavailable if the database could not be asked, unless FailOpen lets it pass;
 //   - Canceled or DeadlineExceeded if the client was gone, or its deadline over, before the decision;
