@@ -47,7 +47,7 @@ first, then by name.
 PROGRAM and NUMBERS are the definition that counts for this command, the page and SQL: the newest that a program has published. Below are
 those of other programs, with since when, and those that a program has replaced, with until when. They count for sweeps for another 7 days. KEYS are the keys with rows. From 1000 on it is the planner's
 estimate, with a ~ before it. GRANTED 1H and DENIED 1H are the requests of the last hour, if programs have a usage.Recorder. FAILED
-1H is there if any failed: the database failed, or they were invalid or above the capacity.`,
+1H is there if any failed: the database failed, or they were invalid or above the capacity. Canceled calls do not count.`,
 		Example: `  txlimit limits
   txlimit limits --json | jq -r '.limits[] | select(.lastHour.denied > 100) | .limit'`,
 		Args: noArgs,

@@ -21,7 +21,7 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.name IS 'the name of th
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.minute IS 'the begin of the minute';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.granted IS 'requests that were granted; a Wait that was given up is not in it';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.denied IS 'requests that were denied';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.failed IS 'requests that were neither: the database failed, or they were invalid or above the capacity';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.failed IS 'requests that were neither: the database failed, or they were invalid or above the capacity. Canceled calls, 40001 and 40P01 are not counted';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.tokens IS 'tokens that were taken, by Charge, by Settle and by a Wait that was given up as well';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.refunded IS 'tokens that were given back';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.waited IS 'seconds from the grants to the instants at which their work may run, added up';
@@ -180,7 +180,8 @@ Result:
   granted   requests that were granted: of Consume, Each, Take, Reserve, Wait, Hold and Once. Those in a transaction that was rolled
             back are included. A Wait that was given up is not, nor a Hold or Once whose id was known
   denied    requests that were denied. Requests that another limit of their call denied are not in it, and checks are not
-  failed    requests that ended with another error: the database failed, or they were invalid or above the capacity
+  failed    requests that ended with another error: the database failed, or they were invalid or above the capacity. Canceled calls, and
+            those whose transaction has to run again (40001, 40P01), are not in it
   tokens    the tokens that were taken, by Charge, by Settle and by a Wait that was given up as well. refunded has what the last
             gave back
   refunded  the tokens that were given back, by Settle and Release as well
