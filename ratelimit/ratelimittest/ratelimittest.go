@@ -60,7 +60,8 @@ func New(t testing.TB) *DB {
 // 1 January 2030. A Limiter needs no Clock: its calls on this database are decided by this one. (Only for
 // [ratelimit.Limiter.QueueConsume] of a calendar window, set [ratelimit.Limiter.Clock] to Now.)
 //
-// In a bubble of testing/synctest, set [ratelimit.Limiter.Clock] to time.Now instead: then time.Sleep moves the clock.
+// In a bubble of testing/synctest, set [ratelimit.Limiter.Clock] to time.Now instead: then time.Sleep moves the clock. Overrides and
+// blocks are made by the database's own clock all the same: call Set(time.Now()) before each of them.
 func (db *DB) Now() time.Time { return db.memory.Now() }
 
 // Advance moves the clock by d, which may be negative.

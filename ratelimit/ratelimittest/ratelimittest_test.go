@@ -690,6 +690,37 @@ func TestInABubble(t *testing.T) {
 		if slept := time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)); slept != 3*time.Minute {
 			t.Errorf("5 tokens took %v", slept)
 		}
+
+		// Overrides are made by the database's clock.
+		limits.Overrides = &ratelimit.Overrides{DB: db}
+		db.Set(time.Now())
+		if _, err := limits.Block(t.Context(), db, bucket.Key("bob"), time.Now().Add(time.Hour), "", ""); err != nil {
+			t.Fatal(err)
+		}
+		for _, granted := range []bool{false, true} {
+			if err := limits.Overrides.Load(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := limits.Consume(t.Context(), db, bucket.Key("bob")); (err == nil) != granted {
+				t.Errorf("at %v: %v", time.Now(), err)
+			}
+			time.Sleep(time.Hour)
+		}
+		db.Set(time.Now())
+		if _, err := limits.Block(t.Context(), db, bucket.Key("bob"), time.Time{}, "", ""); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		db.Set(time.Now())
+		if _, err := limits.Unblock(t.Context(), db, bucket.Key("bob"), ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := limits.Overrides.Load(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := limits.Consume(t.Context(), db, bucket.Key("bob")); err != nil {
+			t.Error(err)
+		}
 	})
 }
 
