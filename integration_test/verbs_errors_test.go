@@ -360,7 +360,10 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Settle: an altered token": func(c *failing) error {
 			return second(c.limiter.Settle(c.ctx, c.pool, holdToken[1:]+"~\n", c.request()))
 		},
-		"Settle: a token of no id":        func(c *failing) error { return second(c.limiter.Settle(c.ctx, c.pool, holdToken[:30], c.request())) },
+		"Settle: a token of no id": func(c *failing) error { return second(c.limiter.Settle(c.ctx, c.pool, holdToken[:30], c.request())) },
+		"Settle: another key": func(c *failing) error {
+			return second(c.limiter.Settle(c.ctx, c.pool, c.holdOf(), c.limit.Key("another").Count(1)))
+		},
 		"Settle: all of an unknown limit": func(c *failing) error { return second(c.limiter.Settle(c.ctx, c.pool, c.holdOf())) },
 		"Settle: all of a limit that varies": func(c *failing) error {
 			return second(c.known(c.varying()).limiter.Settle(c.ctx, c.pool, c.holdOf()))
@@ -521,6 +524,12 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Settle: no hold": func(c *failing) error { return second(c.limiter.Settle(c.ctx, c.pool, holdToken, c.request())) },
 	})
 	add(failure{is: ratelimit.ErrHoldLost, gone: 1}, map[string]func(c *failing) error{
+		"Release: the id of a hold with an end": func(c *failing) error {
+			if _, err := c.limiter.Hold(c.ctx, c.pool, "work", time.Minute, c.request()); err != nil {
+				c.Error(err)
+			}
+			return c.limiter.Release(c.ctx, c.pool, "work", c.request())
+		},
 		"During: the hold is lost": func(c *failing) error {
 			return c.during(c.pool, 6*time.Second, func(ctx context.Context) ([]ratelimit.Request, error) {
 				_, err := c.pool.Exec(ctx, "DELETE FROM rate_limit_holds WHERE name = $1", c.limit.Name())

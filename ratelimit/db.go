@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"reflect"
 	"time"
 
@@ -74,6 +75,17 @@ func isOne(db DB) bool {
 	onSQL, _ := db.(sqlDB)
 	_, isConn := onSQL.db.(*sql.Conn)
 	return isConn || isTx(db) || connOf(db) != nil
+}
+
+// typeOf is the type of a handle, as its caller knows it, for an error.
+func typeOf(db DB) string {
+	if _, is := db.(*lateTx); is {
+		return "transaction of InTx"
+	}
+	if onSQL, is := db.(sqlDB); is {
+		return fmt.Sprintf("%T", onSQL.db)
+	}
+	return fmt.Sprintf("%T", db)
 }
 
 // noDatabaseText is for the error if noDatabase.

@@ -168,7 +168,7 @@ func (o *Options) check(db DB) (pool DB, err error) {
 		db = coalescer.Pool
 	}
 	if isOne(db) {
-		return nil, fmt.Errorf("%w: open: a %T is no pool: several goroutines use it until Close", ErrInvalid, db)
+		return nil, fmt.Errorf("%w: open: a %s is no pool: several goroutines use it until Close", ErrInvalid, typeOf(db))
 	}
 	if !o.NoPublish {
 		if err := checkText("Options.Program", o.Program, maxNameLen); err != nil {

@@ -172,6 +172,6 @@ func (l *Limiter) readCommitted(db DB) (inReadCommitted, error) {
 			return l.InSQLTx(ctx, beginner, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, SQL(tx)) }, level)
 		}, nil
 	}
-	return nil, fmt.Errorf("%w: Sweep needs a pool, or a connection that is not in a transaction, for transactions of its own; this is a %T",
-		ErrInvalid, db)
+	return nil, fmt.Errorf("%w: Sweep needs a pool, or a connection that is not in a transaction, for transactions of its own; this is a %s",
+		ErrInvalid, typeOf(db))
 }

@@ -37,7 +37,7 @@ func explain(err error) *refusal {
 		case "42501":
 			return &refusal{status: http.StatusForbidden, title: "The database refuses this", text: sentence(pgErr.Message) + " docs/console.md has the grants."}
 		case "42P01", "42883", "42703", "3F000":
-			return &refusal{status: http.StatusInternalServerError, title: "The limiter's tables are not there", text: "Migrate the schema to this version of txlimit, and see that the search_path of this connection leads to it."}
+			return &refusal{status: http.StatusInternalServerError, title: "The limiter's tables are not there", text: "Migrate the schema to this version of txlimit, and see that the search_path of this connection leads to it. If the schema was renamed, docs/operations.md says what to do."}
 		case "25006":
 			return isReplica()
 		case "57014", "55P03":
