@@ -175,7 +175,7 @@ func empty[T any](s []T) []T {
 func (b *batch) def(d *demand) int32 {
 	limit, numbers := &d.limit, &d.numbers
 	for i := max(0, len(b.defs)-8); i < len(b.defs); i++ {
-		if b.defs[i] == (batchLimit{*limit, numbers.Windows, numbers.Period}) {
+		if of := &b.defs[i]; of.windows == numbers.Windows && of.period == numbers.Period && of.limit == *limit {
 			return int32(i + 1)
 		}
 	}

@@ -367,7 +367,7 @@ func (h *holding) lost(r Result) error {
 	}
 	why := ""
 	if h.uuid == "" {
-		why = ": an id ends no hold that has an end: pass its Token"
+		why = ": if the hold has an end, pass its Token, not its id"
 	}
 	return fmt.Errorf("%w: %s%s", ErrHoldLost, strings.TrimSuffix(limitsIn(lost), ": "), why)
 }

@@ -40,7 +40,7 @@ var coalescerMutations = []mutation{
 		tests: "TestCallsThatShareNoStatementGoToThePool",
 	}, {
 		name: "coalescer-calendar-lists", file: "ratelimit/coalescer_batch.go", what: "a call after midnight is decided by the windows of one before it, which differ for a deep debt",
-		old: "batchLimit{*limit, numbers.Windows, numbers.Period}) {", new: "batchLimit{*limit, b.defs[i].windows, numbers.Period}) {",
+		old: "of.windows == numbers.Windows && ", new: "",
 		tests: "TestABatchHasTheWindowsOfEachCall",
 	}, {
 		name: "coalescer-calendar-group", file: "ratelimit/coalescer_batch.go", what: "the definition of a calendar's calls has no windows if the one before it has none",
@@ -204,7 +204,7 @@ var coalescerMutations = []mutation{
 		tests: "TestAKeyThatTimedOutByItselfIsSentApart",
 	}, {
 		name: "coalescer-two-periods", file: "ratelimit/coalescer_batch.go", what: "a Charge has the period of a Consume in its statement",
-		old: "batchLimit{*limit, numbers.Windows, numbers.Period}) {", new: "batchLimit{*limit, numbers.Windows, b.defs[i].period}) {",
+		old: "of.period == numbers.Period && ", new: "",
 		tests: "TestACoalescerCountsOldWindowsForAChargeAlone",
 	}, {
 		name: "coalescer-split-told", file: "ratelimit/coalescer_schedule.go", what: "the callers that a split statement tells include the others",
