@@ -760,3 +760,27 @@ func TestAPlainHoldIsNotTriedInVain(t *testing.T) {
 		t.Errorf("%v", sent)
 	}
 }
+
+// A key whose Holds are denied leaves the plain statements of other keys as they are.
+func TestADeniedHoldIsRemembered(t *testing.T) {
+	t.Parallel()
+	if server.Pooled() {
+		t.Skip("the statements are prepared on connections that the pooler shares out")
+	}
+	var limits ratelimit.Limiter
+	pool := oneConnection(t, newPool(t, 2), nil)
+	empty, plenty := ratelimit.TokenBucket("empty", 1, time.Hour).Key("k"), ratelimit.TokenBucket("plenty", 1e6, time.Second).Key("k")
+	succeeds(t, second(limits.Hold(t.Context(), pool, "first", time.Minute, empty, plenty)))
+	const n = 100
+	for i := range n {
+		if _, err := limits.Hold(t.Context(), pool, "denied", time.Minute, empty); !denied(err) {
+			t.Fatal(err)
+		}
+		held, err := limits.Hold(t.Context(), pool, fmt.Sprint("granted ", i), time.Minute, plenty)
+		succeeds(t, err)
+		succeeds(t, second(limits.Settle(t.Context(), pool, held.Token)))
+	}
+	if sent := sentOn(t, pool); sent["UpdateHold"] != n+1 || sent["UpdateSettle"] != n || sent["Hold"] != n+1 {
+		t.Errorf("%v, want a plain statement for each Hold and Settle of the other key", sent)
+	}
+}

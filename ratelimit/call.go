@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/handles"
 )
 
 // call is one use of a verb, validated by newCall.
@@ -140,7 +141,7 @@ func (c *call) decide(ctx context.Context, db DB) (Result, error) {
 	if coalescer, ok := coalescerOf(db); ok && c.does.takes && !c.does.holds {
 		err = coalescer.join(ctx, c, &result)
 	} else {
-		err = c.ask(ctx, wire{db, c.does.writes == onceOnly && !isTx(db)}, &result)
+		err = c.ask(ctx, wire{db, c.does.writes == onceOnly && !handles.IsTx(db)}, &result)
 	}
 	return c.conclude(result, err)
 }
@@ -174,8 +175,12 @@ func (c *call) fill(result *Result, a *answer) {
 	}
 	a.granted = a.granted && !c.tooMuch() // it was only checked
 	c.fillRows(result, a)
-	if c.does.takes && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
-		deniedLately.remember(c.demands[0], result.RetryAfter)
+	if (c.does.takes || c.does.holds) && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
+		wait := result.RetryAfter
+		if c.demands[0].limit.slots { // they may be free long before
+			wait = min(wait, slotsDenied)
+		}
+		deniedLately.remember(c.demands[0], wait)
 	}
 }
 

@@ -11,6 +11,9 @@ import (
 // keys overwrite each other, and concurrent writes may mix.
 var deniedLately denials
 
+// slotsDenied is for how long slots are taken for denied lately.
+const slotsDenied = time.Second
+
 type denials [256]denial
 
 type denial struct{ hash, until atomic.Int64 } // until: nanoseconds since the process started

@@ -445,7 +445,7 @@ var holdMutations = []mutation{
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
 		name: "during-any-handle", file: during, what: "work holds on a transaction, which keeps the limit locked",
-		old: "if isOne(db) {\n		return nil, invalidCall(requests, fmt.Sprintf(\"During", new: "if false {\n		return nil, invalidCall(requests, fmt.Sprintf(\"During",
+		old: "if handles.IsOne(db) {\n		return nil, invalidCall(requests, fmt.Sprintf(\"During", new: "if handles.IsOne(nil) {\n		return nil, invalidCall(requests, fmt.Sprintf(\"During",
 		tests: "TestDuringRefuses",
 	}, {
 		name: "during-sql-of-one", file: during, what: "on a *sql.DB of one connection, a hold waits for the connection that would extend it",
@@ -593,6 +593,10 @@ var holdMutations = []mutation{
 		name: "settle-other-key", file: "ratelimit/hold.go", what: "a token ends nothing of another key, and says nothing",
 		old: "t.limit == r.limit.name && t.key == r.key", new: "t.limit == r.limit.name",
 		tests: "TestHoldsRefuse",
+	}, {
+		name: "hold-denied-forgotten", file: "ratelimit/call.go", what: "each Hold of a key that is denied is tried in vain first",
+		old: "(c.does.takes || c.does.holds) && !a.granted", new: "c.does.takes && !a.granted",
+		tests: "TestADeniedHoldIsRemembered",
 	}, {
 		name: "holds-by-hand-ended", file: byHand, what: "a settled hold is shown as one",
 		old: "AND h.key = own AND h.state = 'held'\n     ORDER BY h.taken_at", new: "AND h.key = own\n     ORDER BY h.taken_at",
