@@ -55,6 +55,35 @@ func closeLimiter(t testing.TB, limits *ratelimit.Limiter) {
 	}
 }
 
+// TestOpenFollowsItsOwnPool: Options with Overrides open two pools. Each Limiter follows its own, and OnError is told of both.
+func TestOpenFollowsItsOwnPool(t *testing.T) {
+	t.Parallel()
+	var told atomic.Int64
+	overrides := &ratelimit.Overrides{Every: soon}
+	o := ratelimit.Options{
+		Program: "shop", Limits: []ratelimit.Limit{openedBucket}, Overrides: overrides,
+		OnError: func(error) { told.Add(1) },
+	}
+	pools := []*pgxpool.Pool{newPool(t, 4), newPool(t, 4)}
+	for i, pool := range pools {
+		mustExec(t, pool, fmt.Sprintf("SELECT ratelimit_block('opened', 'of %d')", i))
+	}
+	limits := []*ratelimit.Limiter{open(t, pools[0], o), open(t, pools[1], o)}
+	for i, l := range limits {
+		for j := range pools {
+			if _, err := l.Consume(t.Context(), pools[i], openedBucket.Key(fmt.Sprintf("of %d", j))); denied(err) != (i == j) {
+				t.Errorf("the block of pool %d, on pool %d: %v", j, i, err)
+			}
+		}
+	}
+	if overrides.DB != nil {
+		t.Error("the options were changed")
+	}
+	mustExec(t, pools[1], "ALTER TABLE rate_limit_overrides RENAME TO away")
+	eventually(t, "OnError is told of a poll that failed", func() bool { return told.Load() > 0 })
+	mustExec(t, pools[1], "ALTER TABLE away RENAME TO rate_limit_overrides")
+}
+
 func TestOpenStartsEverything(t *testing.T) {
 	t.Parallel()
 	for name, handle := range map[string]func(t *testing.T, url string, pool *pgxpool.Pool) ratelimit.DB{

@@ -176,6 +176,7 @@ func TestRPCCallsThatCannotBeCountedAreRefused(t *testing.T) {
 		"an unknown error":       {nil, errors.New("secret"), codes.Internal, "", 0},
 		"gRPC's error":           {nil, fmt.Errorf("secret: %w", status.Error(codes.Unauthenticated, "who are you?")), codes.Unauthenticated, "who are you?", 0},
 		"Connect's error":        {nil, fmt.Errorf("secret: %w", byConnect), codes.Unauthenticated, "who are you?", 1},
+		"Connect's OK":           {nil, connectrpc.NewError(0, errors.New("secret")), codes.Internal, "", 0},
 		"no credential":          {nil, fmt.Errorf("secret: %w", &httplimit.StatusError{Status: 401, Detail: "who are you?"}), codes.Unauthenticated, "who are you?", 0},
 		"forbidden":              {nil, &httplimit.StatusError{Status: 403, Detail: "not you"}, codes.PermissionDenied, "not you", 0},
 		"two credentials":        {nil, &httplimit.StatusError{Status: 400, Detail: "which one?"}, codes.InvalidArgument, "which one?", 0},

@@ -2,15 +2,14 @@ package ratelimit
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
-	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/handles"
 	"github.com/txlimit/txlimit/internal/inmemory"
 )
 
@@ -41,25 +40,10 @@ func isInMemory(db DB) bool {
 
 // clockOf is the clock of a database in memory; of another, NULL.
 func clockOf(db DB) pgtype.Timestamptz {
-	if m, ok := db.(inMemory); ok && !isNil(db) {
+	if m, ok := db.(inMemory); ok && !handles.IsNil(db) {
 		return pgtype.Timestamptz{Time: m.Now(), Valid: true}
 	}
 	return pgtype.Timestamptz{}
-}
-
-// isTx reports whether a handle is a transaction of the caller's: one that can be committed.
-func isTx(db DB) bool {
-	handle := any(db)
-	if onSQL, ok := db.(sqlDB); ok {
-		handle = onSQL.db
-	}
-	switch handle.(type) {
-	case interface {
-		Commit(ctx context.Context) error
-	}, interface{ Commit() error }:
-		return true
-	}
-	return false
 }
 
 // coalescerOf returns the Coalescer that a DB is or embeds. A struct that embeds one has its method.
@@ -70,22 +54,12 @@ func coalescerOf(db DB) (c *Coalescer, ok bool) {
 	return nil, false
 }
 
-// isOne reports whether a handle is one connection or one transaction of the caller's: no pool, which several goroutines may use.
-func isOne(db DB) bool {
-	onSQL, _ := db.(sqlDB)
-	_, isConn := onSQL.db.(*sql.Conn)
-	return isConn || isTx(db) || connOf(db) != nil
-}
-
 // typeOf is the type of a handle, as its caller knows it, for an error.
 func typeOf(db DB) string {
 	if _, is := db.(*lateTx); is {
 		return "transaction of InTx"
 	}
-	if onSQL, is := db.(sqlDB); is {
-		return fmt.Sprintf("%T", onSQL.db)
-	}
-	return fmt.Sprintf("%T", db)
+	return fmt.Sprintf("%T", handles.Of(db))
 }
 
 // noDatabaseText is for the error if noDatabase.
@@ -94,7 +68,7 @@ const noDatabaseText = "the DB is nil, or is a Coalescer without a Pool"
 // noDatabase reports whether a DB is nil, or a Coalescer without a pool.
 func noDatabase(db DB) bool {
 	c, ok := coalescerOf(db)
-	return isNil(db) || ok && (c == nil || c.Pool == nil)
+	return handles.IsNil(db) || ok && (c == nil || c.Pool == nil)
 }
 
 // connOf is the connection of a handle. It is nil for a pool, and for a handle of another type.
@@ -117,10 +91,4 @@ func inTransaction(db any) bool {
 	}
 	status := conn.PgConn().TxStatus()
 	return status == 'T' || status == 'E'
-}
-
-// isNil reports whether a handle is nil, or an interface that holds a nil pointer.
-func isNil(db any) bool {
-	v := reflect.ValueOf(db)
-	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }

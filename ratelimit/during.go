@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/txlimit/txlimit/internal/handles"
 )
 
 // verbDuring is for texts of errors: observers see its hold, settle and release.
@@ -95,7 +97,7 @@ func poolFor(ctx context.Context, db DB, requests []Request) (DB, error) {
 	if coalescer, ok := coalescerOf(db); ok {
 		db = coalescer.Pool
 	}
-	if isOne(db) {
+	if handles.IsOne(db) {
 		return nil, invalidCall(requests, fmt.Sprintf("During needs a pool, since it works beside fn and outside its transactions; this is a %s", typeOf(db)))
 	}
 	if pool, is := poolOf(db).(*sql.DB); is && pool.Stats().MaxOpenConnections == 1 {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/handles"
 )
 
 // Each decides several requests, each by itself, as [Limiter.Consume] would one after another. It returns what Consume would for each
@@ -83,7 +84,7 @@ func (l *Limiter) each(ctx context.Context, db DB, requests []Request) (results 
 	if len(whole.demands) == 0 {
 		return results, denials, nil
 	}
-	reply := wire{db, !isTx(db)}.send(ctx, dbsqlc.Each, whole.eachArguments(ctx))
+	reply := wire{db, !handles.IsTx(db)}.send(ctx, dbsqlc.Each, whole.eachArguments(ctx))
 	answers, err := readEach(reply, len(whole.demands))
 	if err != nil {
 		return nil, nil, explainCall(verbEach, requests, reply.unknownIfSent(err))

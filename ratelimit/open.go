@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/txlimit/txlimit/internal/handles"
 	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/migrations"
 )
@@ -37,8 +38,8 @@ type Options struct {
 		Run(ctx context.Context) error
 	}
 
-	// Overrides, if not nil, are the Overrides to load and follow, for their fields Every and Listen. Their DB is the pool if
-	// it is nil. nil: new ones.
+	// Overrides, if not nil, have the fields Every, Listen and OnError of the Overrides to follow. If their DB is not nil, they are
+	// those to follow, which other Limiters may share, and OnError is theirs alone. nil: new ones.
 	Overrides *Overrides
 
 	// Clock, Observer and OnRetry are those of [Limiter]. Observer is called before Usage.
@@ -167,7 +168,7 @@ func (o *Options) check(db DB) (pool DB, err error) {
 	if coalescer, ok := coalescerOf(db); ok {
 		db = coalescer.Pool
 	}
-	if isOne(db) {
+	if handles.IsOne(db) {
 		return nil, fmt.Errorf("%w: open: a %s is no pool: several goroutines use it until Close", ErrInvalid, typeOf(db))
 	}
 	if !o.NoPublish {
@@ -187,7 +188,7 @@ func (o *Options) check(db DB) (pool DB, err error) {
 	case o.SweepEvery == 0:
 		o.SweepEvery = defaultSweepEvery
 	}
-	if isNil(o.Usage) {
+	if handles.IsNil(o.Usage) {
 		o.Usage = nil
 	} else if err := o.Usage.Validate(); err != nil {
 		return nil, err
@@ -198,10 +199,13 @@ func (o *Options) check(db DB) (pool DB, err error) {
 	case o.NoOverrides:
 		return db, nil
 	case o.Overrides == nil:
-		o.Overrides = &Overrides{OnError: o.OnError}
-	}
-	if o.Overrides.DB == nil {
-		o.Overrides.DB = db
+		o.Overrides = &Overrides{DB: db, OnError: o.OnError}
+	case o.Overrides.DB == nil: // not the caller's: the options may be used for other pools, too
+		given := o.Overrides
+		o.Overrides = &Overrides{DB: db, Every: given.Every, Listen: given.Listen, OnError: given.OnError}
+		if given.OnError == nil {
+			o.Overrides.OnError = o.OnError
+		}
 	}
 	if err := o.Overrides.validate(); err != nil {
 		return nil, err

@@ -21,6 +21,7 @@ import (
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/handles"
 	"github.com/txlimit/txlimit/internal/visible"
 )
 
@@ -279,7 +280,7 @@ func (o *Overrides) poll(read func() error) error {
 
 func (o *Overrides) validate() error {
 	switch {
-	case noDatabase(o.DB), isTx(o.DB):
+	case noDatabase(o.DB), handles.IsTx(o.DB):
 		return fmt.Errorf("%w: Overrides need a pool as their DB", ErrInvalid)
 	case o.Every < 0 || o.Every > defaultEvery:
 		return fmt.Errorf("%w: Overrides poll every %v, which is not between 0 and %v", ErrInvalid, o.Every, defaultEvery)

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/handles"
 )
 
 // Publish writes down the limits that a program defines, in place of those that it published before, in the table
@@ -64,7 +65,7 @@ func publish(ctx context.Context, db DB, program string, heartbeat pgtype.Bool, 
 	switch {
 	case isInMemory(db): // which has no such table
 		row.Counts.Bool = true
-	case isTx(db):
+	case handles.IsTx(db):
 		err = send(db)
 	default:
 		err = retry(ctx, defaultAttempts, nil, func() (committing bool, err error) { return true, send(db) })

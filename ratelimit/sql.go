@@ -8,6 +8,8 @@ import (
 	"reflect"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/internal/handles"
 )
 
 // sqlQuerier is the handle that SQL takes.
@@ -32,7 +34,7 @@ func SQL(
 		QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 	},
 ) DB {
-	if db = unwrapped(db); isNil(db) {
+	if db = unwrapped(db); handles.IsNil(db) {
 		return nil
 	}
 	return sqlDB{db}
@@ -159,7 +161,7 @@ func (l *Limiter) InSQLTx(
 	fn func(ctx context.Context, tx *sql.Tx) error,
 	options ...TxOption,
 ) error {
-	if isNil(db) || fn == nil {
+	if handles.IsNil(db) || fn == nil {
 		return fmt.Errorf("%w: the database or the function is nil", ErrInvalid)
 	}
 	return l.inTx(ctx, db, options, func(ctx context.Context, isolation pgx.TxIsoLevel, t turn) (*transaction, error) {

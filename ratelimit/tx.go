@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/internal/handles"
 )
 
 // txBeginner is the handle that InTx takes.
@@ -99,7 +101,7 @@ func (l *Limiter) InTx(
 	fn func(ctx context.Context, tx pgx.Tx) error,
 	options ...TxOption,
 ) error {
-	if isNil(db) || fn == nil {
+	if handles.IsNil(db) || fn == nil {
 		return fmt.Errorf("%w: the database or the function is nil", ErrInvalid)
 	}
 	if inTransaction(db) {

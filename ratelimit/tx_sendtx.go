@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/internal/handles"
 )
 
 // batchTxBeginner is the handle that SendTx takes.
@@ -43,7 +45,7 @@ func (l *Limiter) SendTx(
 	options ...TxOption,
 ) error {
 	o := newTxOptions(options)
-	if isNil(db) || batch == nil {
+	if handles.IsNil(db) || batch == nil {
 		return fmt.Errorf("%w: the database or the batch is nil", ErrInvalid)
 	}
 	if inTransaction(db) {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/txlimit/txlimit/internal/algebra"
+	"github.com/txlimit/txlimit/internal/handles"
 )
 
 // Wait blocks until the tokens of a request are there, and takes them. Callers are served in the order in which the
@@ -83,7 +84,7 @@ func (l *Limiter) reserveForWait(ctx context.Context, db DB, requests []Request,
 
 // errWaitInTx is the error of a Wait on a transaction, or inside one on the same pool; or nil.
 func errWaitInTx(ctx context.Context, db DB, requests []Request) error {
-	if isTx(db) || inTransaction(db) || errOutside(ctx, verbWait, db, requests) != nil {
+	if handles.IsTx(db) || inTransaction(db) || errOutside(ctx, verbWait, db, requests) != nil {
 		return invalidCall(requests, "Wait in a transaction would sleep while the transaction holds its locks: wait before it "+
 			"begins, or use Reserve")
 	}

@@ -128,11 +128,11 @@ var callMutations = []mutation{
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
 	}, {
 		name: "wait-in-tx", file: "ratelimit/wait.go", what: "a Wait sleeps in a transaction",
-		old: "if isTx(db) || inTransaction(db)", new: "if inTransaction(db)",
+		old: "if handles.IsTx(db) || inTransaction(db)", new: "if handles.IsTx(nil) || inTransaction(db)",
 		tests: "TestWaitIsRefusedInATransaction",
 	}, {
 		name: "wait-in-tx-by-hand", file: "ratelimit/wait.go", what: "a Wait sleeps in a transaction that was begun by hand",
-		old: "if isTx(db) || inTransaction(db)", new: "if isTx(db)",
+		old: "if handles.IsTx(db) || inTransaction(db)", new: "if handles.IsTx(db)",
 		tests: "TestWaitIsRefusedInATransaction",
 	}, {
 		name: "wait-beside-tx", file: "ratelimit/wait.go", what: "a Wait on the pool of a transaction gets the advice to use the transaction",
@@ -432,7 +432,7 @@ var callMutations = []mutation{
 		tests: "TestJitterIsTheSameForTheSameKeyAndWithinTheSpan",
 	}, {
 		name: "memory-clock", file: "ratelimit/db.go", what: "a calendar's windows follow the process's clock, not that of the database in memory",
-		old: "ok && !isNil(db) {", new: "ok && false {",
+		old: "ok && !handles.IsNil(db) {", new: "ok && false {",
 		tests: "TestCalendarsFollowTheClock",
 	}, {
 		name: "memory-pool", file: "ratelimit/tx_outside.go", what: "a call on the database in memory inside its transaction is not refused",

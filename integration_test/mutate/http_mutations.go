@@ -266,7 +266,7 @@ var httpMutations = []mutation{
 		tests: "TestAClientIPThatIsWrongPanics",
 	}, {
 		name: "http-mount-connection", file: "internal/outcome/outcome.go", what: "a middleware is mounted on a connection",
-		old: "	case isOne(db):\n", new: "	case false:\n",
+		old: "	case handles.IsOne(db):\n", new: "	case false:\n",
 		tests: "TestAMiddlewareThatCannotWorkIsNotMounted|TestAnInterceptorThatCannotWorkIsNotMounted",
 	}, {
 		name: "http-key-spaces", file: "ratelimit/httplimit/credential.go", what: "spaces around a credential make another key",
@@ -340,6 +340,10 @@ var httpMutations = []mutation{
 		name: "http-unlimited-field", file: "ratelimit/httplimit/fields.go", what: "an unlimited limit has a policy",
 		old: "s.Limit.Validate() != nil || math.IsInf(s.Limit.Capacity(), 1)", new: "s.Limit.Validate() != nil",
 		tests: "TestFields",
+	}, {
+		name: "http-legacy-nested", file: "ratelimit/httplimit/fields.go", what: "of nested middleware, the older fields tell of the inner limit, which has more",
+		old: "err == nil && result.OK && around <", new: "err == nil && false && around <",
+		tests: "TestLegacyFieldsTellOfTheTightestLimit",
 	}, {
 		name: "log-policy", file: "ratelimit/observe/log.go", what: "a denial by policy is logged with a RetryAt that is centuries ago",
 		old: "if !s.RetryAt.IsZero() {", new: "if true {",

@@ -103,6 +103,14 @@ var openMutations = []mutation{
 		old: "if s.Version < Version {", new: "if s.Version < 0 {",
 		tests: "TestTheSchemaHasAVersion",
 	}, {
+		name: "open-shares-overrides", file: "ratelimit/open.go", what: "Options that open a second pool follow the overrides of the first",
+		old: "		o.Overrides = &Overrides{DB: db, Every: given.Every, Listen: given.Listen, OnError: given.OnError}\n", new: "		given.DB = db\n",
+		tests: "TestOpenFollowsItsOwnPool",
+	}, {
+		name: "open-overrides-on-error", file: "ratelimit/open.go", what: "nobody is told of polls that fail if the options have Overrides",
+		old: "			o.Overrides.OnError = o.OnError\n", new: "",
+		tests: "TestOpenFollowsItsOwnPool",
+	}, {
 		name: "schema-same", file: "migrations/check.go", what: "a newer schema's functions are compared",
 		old: "s.Version != Version || s.Hash == Hash", new: "s.Hash == Hash",
 		tests: "TestTheSchemaHasAVersion",

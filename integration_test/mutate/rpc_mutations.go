@@ -92,7 +92,7 @@ var rpcMutations = []mutation{
 		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
 	}, {
 		name: "rpc-leak", file: "ratelimit/rpclimit/refusal.go", what: "a violation shows the key",
-		old: "QuotaId: name, QuotaValue", new: "Subject: s.Key, QuotaId: name, QuotaValue",
+		old: "QuotaId: name, Description", new: "Subject: s.Key, QuotaId: name, Description",
 		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
 	}, {
 		name: "rpc-leak-error", file: "ratelimit/rpclimit/refusal.go", what: "an internal error of the program is sent to clients",
@@ -142,6 +142,10 @@ var rpcMutations = []mutation{
 		name: "rpc-connect-denial", file: "ratelimit/rpclimit/connect.go", what: "a denial over Connect has no details",
 		old: "range refusal.Proto().GetDetails()", new: "range refusal.Proto().GetDetails()[:0]",
 		tests: "TestRPCDeniedCallsSayWhenToRetryAndWhichLimitDenied",
+	}, {
+		name: "rpc-connect-ok", file: "ratelimit/rpclimit/refusal.go", what: "an error of Connect with the code of success lets a call through",
+		old: " && byConnect.Code() != 0:", new: ":",
+		tests: "TestRPCCallsThatCannotBeCountedAreRefused",
 	}, {
 		name: "rpc-policy", file: "ratelimit/rpclimit/refusal.go", what: "a denial by policy says when to retry",
 		old: "if !denied.RetryAt.IsZero() {", new: "if true {",

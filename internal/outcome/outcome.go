@@ -4,55 +4,31 @@ package outcome
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"net/http"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/txlimit/txlimit/internal/handles"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
 // Unusable says why a limiter and a DB can decide nothing, or is empty.
 func Unusable(limiter *ratelimit.Limiter, db ratelimit.DB) string {
 	coalescer, coalesces := db.(*ratelimit.Coalescer)
-	v := reflect.ValueOf(db)
 	switch {
 	case limiter == nil:
 		return "Limiter is nil"
-	case !v.IsValid(), v.Kind() == reflect.Pointer && v.IsNil():
+	case handles.IsNil(db):
 		return "DB is nil"
 	case coalesces && coalescer.Pool == nil:
 		return "the Pool of DB, a Coalescer, is nil"
-	case isOne(db):
-		return fmt.Sprintf("DB is a connection or a transaction (%T), and many goroutines use it: it must be a pool", handleOf(db))
+	case handles.IsOne(db):
+		return fmt.Sprintf("DB is a connection or a transaction (%T), and many goroutines use it: it must be a pool", handles.Of(db))
 	}
 	return ""
-}
-
-// handleOf is the handle of database/sql inside ratelimit.SQL, or db itself.
-func handleOf(db any) any {
-	if wrapped, ok := db.(interface{ Handle() any }); ok {
-		return wrapped.Handle()
-	}
-	return db
-}
-
-// isOne reports whether db is one connection or one transaction. A wrapper type is not recognized.
-func isOne(db any) bool {
-	switch handleOf(db).(type) {
-	case *pgx.Conn, *pgxpool.Conn, *sql.Conn, interface{ Commit() error }, interface {
-		Commit(ctx context.Context) error
-	}:
-		return true
-	}
-	return false
 }
 
 // Consume consumes within a time. A conflict is not a failure of the database: it tries again.

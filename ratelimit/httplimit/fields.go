@@ -188,6 +188,9 @@ func setLegacyFields(header http.Header, result ratelimit.Result, asked []rateli
 	if t, ok := reset(result, tightest); ok || result.OK { // else it never has more, or a hidden limit has denied the request: 0 would say now
 		values[legacyReset] = seconds(t)
 	}
+	if around, err := strconv.ParseInt(header.Get(legacyRemaining), 10, 64); err == nil && result.OK && around < values[legacyRemaining] {
+		return // middleware around this one has fewer
+	}
 	for name, value := range values {
 		header.Set(name, strconv.FormatInt(value, 10))
 		header.Set(legacyPrefix+name, strconv.FormatInt(value, 10))

@@ -276,6 +276,18 @@ func TestLegacyFieldsTellOfTheTightestLimit(t *testing.T) {
 			}
 		}
 	}
+	// Of nested middleware, they tell of the limit that has fewer tokens.
+	for _, nested := range [][2]ratelimit.Status{
+		{left(user, "ann", 9, 63*time.Second), left(site, "", 500, time.Hour)}, {left(site, "", 500, time.Hour), left(user, "ann", 9, 63*time.Second)},
+	} {
+		header := http.Header{}
+		for _, status := range nested {
+			Middleware{LegacyFields: true}.announce(header, Decision{Passed: true, Result: answered(true, status)})
+		}
+		if got := header.Get("X-RateLimit-Limit") + " " + header.Get("RateLimit-Remaining") + " " + header.Get("RateLimit-Reset"); got != "20 9 63" {
+			t.Errorf("nested: %q", got)
+		}
+	}
 	header := http.Header{}
 	Middleware{}.setFields(header, answered(true, left(user, "ann", 9, 63*time.Second)))
 	if len(header) != 2 {

@@ -2,6 +2,7 @@ package rpclimit
 
 import (
 	"errors"
+	"math"
 	"net/http"
 	"slices"
 
@@ -61,9 +62,11 @@ func (i Interceptor) denial(denied *ratelimit.DeniedError) *status.Status {
 		if s.OK || slices.ContainsFunc(quota.Violations, func(v *errdetails.QuotaFailure_Violation) bool { return v.QuotaId == name }) {
 			continue
 		}
-		quota.Violations = append(quota.Violations, &errdetails.QuotaFailure_Violation{
-			QuotaId: name, QuotaValue: int64(s.Limit.Capacity()), Description: "The rate limit " + name + " has too few tokens left.",
-		})
+		violation := &errdetails.QuotaFailure_Violation{QuotaId: name, Description: "The rate limit " + name + " has too few tokens left."}
+		if capacity := s.Limit.Capacity(); !math.IsInf(capacity, 1) { // else it is unlimited, and blocked
+			violation.QuotaValue = int64(capacity)
+		}
+		quota.Violations = append(quota.Violations, violation)
 	}
 	code, details := codes.PermissionDenied, []protoadapt.MessageV1(nil)
 	if !denied.RetryAt.IsZero() {
@@ -85,7 +88,7 @@ func chosen(err error) *status.Status {
 	var byGRPC interface{ GRPCStatus() *status.Status }
 	var byHTTP *httplimit.StatusError
 	switch {
-	case errors.As(err, &byConnect):
+	case errors.As(err, &byConnect) && byConnect.Code() != 0: // 0 is OK
 		s := &spb.Status{Code: int32(byConnect.Code()), Message: byConnect.Message()}
 		for _, d := range byConnect.Details() {
 			s.Details = append(s.Details, &anypb.Any{TypeUrl: "type.googleapis.com/" + d.Type(), Value: d.Bytes()})

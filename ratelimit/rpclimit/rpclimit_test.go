@@ -22,6 +22,7 @@ import (
 
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/httplimit"
+	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 	"github.com/txlimit/txlimit/ratelimit/rpclimit"
 )
 
@@ -189,6 +190,32 @@ func TestADenialByPolicyIsPermissionDenied(t *testing.T) {
 		t.Fatalf("%v, details %v", err, s.Details())
 	}
 	if quota, ok := s.Details()[0].(*errdetails.QuotaFailure); !ok || len(quota.Violations) != 1 || quota.Violations[0].QuotaId != "exports" {
+		t.Errorf("details %v", s.Details())
+	}
+}
+
+// A blocked key of an unlimited limit has no quota to tell.
+func TestABlockOfAnUnlimitedLimitHasNoQuota(t *testing.T) {
+	db := ratelimittest.New(t)
+	limits := &ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: db}}
+	request := ratelimit.Unlimited("search").Key("ann")
+	if _, err := limits.Block(t.Context(), db, request, time.Time{}, "", ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := limits.Overrides.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	interceptor := rpclimit.Interceptor{Limiter: limits, DB: db,
+		Requests: func(context.Context, rpclimit.Call) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{request}, nil
+		},
+	}
+	_, err := interceptor.UnaryServer()(t.Context(), nil, &grpc.UnaryServerInfo{}, nil)
+	s := status.Convert(err)
+	if s.Code() != codes.PermissionDenied || len(s.Details()) != 1 {
+		t.Fatalf("%v, details %v", err, s.Details())
+	}
+	if quota, ok := s.Details()[0].(*errdetails.QuotaFailure); !ok || quota.Violations[0].QuotaId != "search" || quota.Violations[0].QuotaValue != 0 {
 		t.Errorf("details %v", s.Details())
 	}
 }

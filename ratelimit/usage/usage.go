@@ -29,6 +29,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/txlimit/txlimit/internal/handles"
 	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -166,9 +167,12 @@ func (r *Recorder) tell(err error) {
 // Validate returns an error that matches [ratelimit.ErrInvalid] if a field is invalid, or nil. [ratelimit.Open], [Recorder.Run]
 // and [Recorder.Flush] call it. It sends nothing.
 func (r *Recorder) Validate() error {
+	coalescer, coalesces := r.DB.(*ratelimit.Coalescer)
 	switch {
-	case r.DB == nil:
+	case handles.IsNil(r.DB), coalesces && coalescer.Pool == nil:
 		return fmt.Errorf("%w: the DB of a usage.Recorder is nil: set it to a pool", ratelimit.ErrInvalid)
+	case handles.IsOne(r.DB):
+		return fmt.Errorf("%w: the DB of a usage.Recorder is a %T, which cannot be used beside other work: set it to a pool", ratelimit.ErrInvalid, handles.Of(r.DB))
 	case r.Every < 0:
 		return fmt.Errorf("%w: Every of a usage.Recorder is %v: it must be positive, or 0 for %v", ratelimit.ErrInvalid, r.Every, DefaultEvery)
 	case r.Keep < 0:

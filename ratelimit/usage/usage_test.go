@@ -2,6 +2,7 @@ package usage
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"maps"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
 	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
@@ -413,7 +415,15 @@ func TestOnlyCertainFailuresKeepTheCounts(t *testing.T) {
 
 func TestFieldsOfARecorderAreChecked(t *testing.T) {
 	db := ratelimittest.New(t)
-	for _, r := range []*Recorder{{}, {DB: db, Every: -1}, {DB: db, Keep: -1}} {
+	tx, err := db.BeginTx(t.Context(), pgx.TxOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	for _, r := range []*Recorder{
+		{}, {DB: db, Every: -1}, {DB: db, Keep: -1},
+		{DB: (*pgxpool.Pool)(nil)}, {DB: &ratelimit.Coalescer{}}, {DB: tx}, {DB: (*pgx.Conn)(nil)}, {DB: new(pgx.Conn)}, {DB: ratelimit.SQL(new(sql.Tx))},
+	} {
 		if err := r.Validate(); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("%+v: Validate: %v", r, err)
 		}
