@@ -65,6 +65,79 @@ func TestShowSaysUntilWhenTokensAreOwed(t *testing.T) {
 	}
 }
 
+// TestShowIsOfOneSnapshot: an override that commits while show reads is in all of what it says, or in none of it.
+func TestShowIsOfOneSnapshot(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 10, 100000*time.Hour))
+	w.sql("SELECT ratelimit('l', 'k', rate => 10, period => '100000 hours')")
+	w.url += "&application_name=" + w.schema
+	for i, change := range []string{"ratelimit_override('l', 'k', rate => 500)", "ratelimit_block('l', 'k')"} {
+		for _, args := range [][]string{{"show", "l", "k"}, {"show", "l", "k", "--json"}} {
+			// It has read which overrides are in force when it comes to the definitions.
+			w.sql("BEGIN; LOCK TABLE rate_limit_definitions")
+			shown := make(chan result)
+			go func() { shown <- w.run(args...) }()
+			waits := false
+			for range 1000 {
+				if err := w.conn.QueryRow(t.Context(), "SELECT EXISTS (SELECT 1 FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid) WHERE NOT l.granted AND a.application_name = $1)", w.schema).Scan(&waits); err != nil {
+					t.Fatal(err)
+				}
+				if waits {
+					break
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			w.sql("SELECT pg_stat_clear_snapshot(), " + change)
+			w.sql("COMMIT")
+			r := <-shown
+			if r.wants(t, exitOK); !waits {
+				t.Fatalf("it did not wait: %s", r)
+			}
+			if len(args) > 3 {
+				k := parse[keyDetails](t, r)
+				if k.Override != nil || len(k.History) > 0 || k.Reason != "" || *k.Denied || *k.Numbers.Rate != 10 || *k.Remaining < 9 {
+					t.Errorf("%d: %s", i, r)
+				}
+			} else if r.wants(t, exitOK, "balance +9(\\.\\d+)? of 10", "denied +no"); strings.Contains(r.out, "override") || strings.Contains(r.out, "in force") {
+				t.Errorf("%d: %s", i, r)
+			}
+			w.sql("DELETE FROM rate_limit_overrides")
+		}
+	}
+}
+
+// snapshotSeen is an output that asks, at each Write, how many snapshots the sessions of an application hold.
+type snapshotSeen struct {
+	w      *world
+	most   int
+	writes int
+}
+
+func (s *snapshotSeen) Write(b []byte) (int, error) {
+	var held int
+	err := s.w.conn.QueryRow(s.w.t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND (backend_xmin IS NOT NULL OR xact_start IS NOT NULL)", s.w.schema).Scan(&held)
+	s.most, s.writes = max(s.most, held), s.writes+1
+	return len(b), err
+}
+
+// TestAnAnswerIsPrintedWithoutASnapshot: a pager in which somebody reads for hours holds back no vacuum.
+func TestAnAnswerIsPrintedWithoutASnapshot(t *testing.T) {
+	w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour))
+	w.sql("SELECT ratelimit('l', 'k', rate => 1, period => '100000 hours'), ratelimit_block('l', NULL), ratelimit_hold('l', 'other', 'job', 0, forever => true)")
+	w.sql("INSERT INTO rate_limit_denials VALUES ('l', date_trunc('hour', now(), 'UTC'), 'k', 1, 1, now())")
+	w.url += "&application_name=" + w.schema
+	for _, args := range [][]string{
+		{"limits"}, {"keys", "l"}, {"keys", "l", "--all"}, {"keys", "l", "--denied"}, {"show", "l", "k"}, {"show", "l"}, {"show", "l", ""}, {"overrides"}, {"overrides", "--all"}, {"holds", "l"}, {"locks", "--old", "1h"},
+	} {
+		for _, args := range [][]string{args, append([]string{"--json"}, args...)} {
+			seen := &snapshotSeen{w: w}
+			w.change = func(a *app) { a.stdout, a.stderr = seen, seen }
+			if r := w.run(args...); seen.most > 0 || seen.writes == 0 {
+				t.Errorf("%d writes, during which it has at most %d transactions open: %s", seen.writes, seen.most, r)
+			}
+		}
+	}
+}
+
 func TestManyKeysAreEstimated(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("many", 1, time.Hour))
 	w.sql("INSERT INTO rate_limits SELECT 'many', 'key' || n, 0, 1, 0, now() FROM generate_series(1, 5000) AS n")

@@ -74,9 +74,24 @@ func (a *app) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	return a.within(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, fmt.Sprintf("SET LOCAL lock_timeout = %d", a.patience.Milliseconds()), fn)
 }
 
-// reading runs fn in a transaction that reads, along indexes where it can, and in which only the limiter's names count.
+// reading runs fn in a transaction that reads, along indexes where it can, and in which only the limiter's names count. All that fn reads is
+// of one snapshot: an answer must not mix what was there before a change with what is there after it.
 func (a *app) reading(ctx context.Context, fn func(tx pgx.Tx) error) error {
-	return a.within(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, "SET LOCAL enable_seqscan = off", fn)
+	return a.within(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, "SET LOCAL enable_seqscan = off", fn)
+}
+
+// answering is reading, and prints the answer afterwards: a pager may wait for its reader for hours, and must not keep the snapshot, which
+// would hold back vacuum.
+func (a *app) answering(ctx context.Context, fn func(tx pgx.Tx) (answer func() error, err error)) error {
+	var answer func() error
+	err := a.reading(ctx, func(tx pgx.Tx) (err error) {
+		answer, err = fn(tx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return answer()
 }
 
 func (a *app) within(ctx context.Context, options pgx.TxOptions, set string, fn func(tx pgx.Tx) error) error {

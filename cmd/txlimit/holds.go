@@ -76,22 +76,22 @@ It reads all holds of the key, or of the limit, and locks nothing.`,
 		if most < 0 {
 			return usagef("--limit %d is below 0", most)
 		}
-		return a.reading(ctx, func(tx pgx.Tx) error { return a.holds(ctx, tx, args[0], keyOf(args), most) })
+		return a.answering(ctx, func(tx pgx.Tx) (func() error, error) { return a.holds(ctx, tx, args[0], keyOf(args), most) })
 	})
 	a.takesKey(c)
 	c.Flags().IntVarP(&most, "limit", "n", 20, "list at most so many; 0: all")
 	return c
 }
 
-func (a *app) holds(ctx context.Context, tx pgx.Tx, name string, key *string, most int) error {
+func (a *app) holds(ctx context.Context, tx pgx.Tx, name string, key *string, most int) (answer func() error, err error) {
 	at, err := now(ctx, tx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	l := holdList{Limit: name, Key: key, At: at, Holds: []hold{}}
 	found, all, err := keystate.Holds(ctx, tx, name, key, nil, at, most)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	l.All = all
 	for i := range found {
@@ -99,11 +99,11 @@ func (a *app) holds(ctx context.Context, tx pgx.Tx, name string, key *string, mo
 	}
 	if len(found) == 0 {
 		if err := checkKnown(ctx, tx, name); err != nil {
-			return err
+			return nil, err
 		}
-		return a.nothing(l, "Nobody holds anything of %s.", about(name, key))
+		return a.saysNothing(l, "Nobody holds anything of %s.", about(name, key)), nil
 	}
-	return a.emit(l, func(w io.Writer) {
+	return a.says(l, func(w io.Writer) {
 		t := newTable("KEY", "ID", "HOLDS", "SINCE", "UNTIL")
 		for i := range l.Holds {
 			h := &l.Holds[i]
@@ -117,7 +117,7 @@ func (a *app) holds(ctx context.Context, tx pgx.Tx, name string, key *string, mo
 		if int64(len(l.Holds)) < all {
 			fmt.Fprintf(a.stderr, "These are the oldest %d of %s. --limit 0 lists all.\n", len(l.Holds), count(all))
 		}
-	})
+	}), nil
 }
 
 // released is what `release` prints.

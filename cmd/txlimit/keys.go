@@ -102,7 +102,7 @@ than one token left at their last use: they may be denied now. (A key to which t
 		if denied {
 			return a.deniedKeys(ctx, args[0], since, most)
 		}
-		return a.reading(ctx, func(tx pgx.Tx) error { return a.keys(ctx, tx, &n, args[0], all, most) })
+		return a.answering(ctx, func(tx pgx.Tx) (func() error, error) { return a.keys(ctx, tx, &n, args[0], all, most) })
 	})
 	c.Flags().BoolVar(&all, "all", false, "list the keys that are not limited, too")
 	c.Flags().IntVarP(&most, "limit", "n", 20, "list at most so many; 0: all")
@@ -126,10 +126,14 @@ func onlyLimit(args []string) error {
 	return nil
 }
 
-func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all bool, most int) error {
-	every, err := inForce(ctx, tx, name, nil)
+func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all bool, most int) (answer func() error, err error) {
+	at, err := now(ctx, tx)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	every, err := keystate.InForce(ctx, tx, &name, []string{""}, at, 0)
+	if err != nil {
+		return nil, err
 	}
 	var everyKey *override
 	if len(every) > 0 {
@@ -137,11 +141,7 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 	}
 	d, err := n.resolve(ctx, tx, name)
 	if err != nil {
-		return err
-	}
-	at, err := now(ctx, tx)
-	if err != nil {
-		return err
+		return nil, err
 	}
 	if rows, err := estimate(ctx, tx, name); err == nil && rows > 1e6 && a.terminal {
 		fmt.Fprintf(a.stderr, "reading about %s rows\n", count(int64(rows)))
@@ -153,27 +153,29 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 	}
 	states, err := keystate.All(ctx, tx, name, at, d.asked(), !all, idle, most)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var found []keyState
 	for i := range states {
 		found = append(found, stateOf(&states[i]))
 	}
-	if everyKey != nil && everyKey.Effect != effectNumbers {
-		fmt.Fprintf(a.stderr, "override #%d: %s for every key of %s without an override of its own, %s\n",
-			everyKey.ID, everyKey.Effect, printable(name), ending(everyKey, at))
+	nothing := func(format string, args ...any) (func() error, error) {
+		return func() error {
+			a.sayOfEvery(name, everyKey, at)
+			return a.nothing(keyList{[]keyState{}}, format, args...)
+		}, nil
 	}
 	if everyKey != nil && everyKey.Effect == effectBlock && len(found) == 0 {
-		return a.nothing(keyList{[]keyState{}}, "Every key of %s is blocked. None has a row.", printable(name))
+		return nothing("Every key of %s is blocked. None has a row.", printable(name))
 	}
 	if len(found) == 0 {
 		states, err := keystate.Of(ctx, tx, name, []string{""}, at, d.asked()) // by what is in force for every key
 		if err != nil {
-			return err
+			return nil, err
 		}
 		c, known := d.config(&states[0].Numbers), states[0].Known()
 		if known && (c.Kind == "unlimited" || grantsNothing(c)) {
-			return a.nothing(keyList{[]keyState{}}, "%s has no rows: %s.", printable(name), describe(c))
+			return nothing("%s has no rows: %s.", printable(name), describe(c))
 		}
 		what := "No key of %s is limited now."
 		switch {
@@ -182,8 +184,23 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 		case !known:
 			what = "No key of %s had less than one token left at its last use."
 		}
-		return a.nothing(keyList{[]keyState{}}, what, printable(name))
+		return nothing(what, printable(name))
 	}
+	return func() error {
+		a.sayOfEvery(name, everyKey, at)
+		return a.printKeys(name, &d, found, at, most)
+	}, nil
+}
+
+// sayOfEvery says that an override of every key decides, if it does.
+func (a *app) sayOfEvery(name string, o *override, at time.Time) {
+	if o != nil && o.Effect != effectNumbers {
+		fmt.Fprintf(a.stderr, "override #%d: %s for every key of %s without an override of its own, %s\n", o.ID, o.Effect, printable(name), ending(o, at))
+	}
+}
+
+// printKeys prints the keys that were found.
+func (a *app) printKeys(name string, d *defined, found []keyState, at time.Time, most int) error {
 	inSlots := d.Kind == kindSlots
 	anyUnknown := slices.ContainsFunc(found, func(k keyState) bool { return k.Unknown != nil && *k.Unknown != brokenRow })
 	for _, k := range found {
@@ -265,27 +282,27 @@ func (a *app) deniedKeys(ctx context.Context, name, since string, most int) erro
 		return err
 	}
 	a.needs = append(lookNeeds, "SELECT rate_limit_denials")
-	return a.reading(ctx, func(tx pgx.Tx) error {
+	return a.answering(ctx, func(tx pgx.Tx) (func() error, error) {
 		list, err := collect(ctx, tx, pgx.RowToStructByPos[deniedKey],
 			"SELECT d.key, d.denied, d.asked, "+keystate.ShownTime("d.last_denied")+" FROM ratelimit_denials($1::text, clock_timestamp() - $2::interval) AS d LIMIT nullif($3::bigint, 0)", name, back, most)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if len(list) == 0 {
 			if err := checkKnown(ctx, tx, name); err != nil {
-				return err
+				return nil, err
 			}
-			return a.nothing(deniedKeyList{[]deniedKey{}}, "No denials of %s were counted. Programs count them with a usage.Recorder.", printable(name))
+			return a.saysNothing(deniedKeyList{[]deniedKey{}}, "No denials of %s were counted. Programs count them with a usage.Recorder.", printable(name)), nil
 		}
 		for i := range list {
 			list[i].LastDenied = list[i].LastDenied.UTC()
 		}
-		return a.emit(deniedKeyList{list}, func(w io.Writer) {
+		return a.says(deniedKeyList{list}, func(w io.Writer) {
 			t := newTable("KEY", ">DENIED", ">TOKENS ASKED", "LAST DENIED")
 			for _, k := range list {
 				t.row(printable(k.Key), count(k.Denied), number(k.Asked), instant(k.LastDenied))
 			}
 			t.print(w)
-		})
+		}), nil
 	})
 }

@@ -52,19 +52,19 @@ estimate, with a ~ before it. GRANTED 1H and DENIED 1H are the requests of the l
   txlimit limits --json | jq -r '.limits[] | select(.lastHour.denied > 100) | .limit'`,
 		Args: noArgs,
 	}, lookNeeds, func(ctx context.Context, _ []string) error {
-		return a.reading(ctx, func(tx pgx.Tx) error { return a.limits(ctx, tx, exact) })
+		return a.answering(ctx, func(tx pgx.Tx) (func() error, error) { return a.limits(ctx, tx, exact) })
 	})
 	c.Flags().BoolVar(&exact, "count", false, "count all keys, which reads the whole table")
 	return c
 }
 
-func (a *app) limits(ctx context.Context, tx pgx.Tx, exact bool) error {
+func (a *app) limits(ctx context.Context, tx pgx.Tx, exact bool) (answer func() error, err error) {
 	names, err := knownLimits(ctx, tx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if len(names) == 0 {
-		return a.nothing(limitList{Limits: []limitSummary{}}, "There are no limits: no program has published any (ratelimit.Open, `txlimit publish`), and none has rows.")
+		return a.saysNothing(limitList{Limits: []limitSummary{}}, "There are no limits: no program has published any (ratelimit.Open, `txlimit publish`), and none has rows."), nil
 	}
 	list := make([]limitSummary, len(names))
 	for i, name := range names {
@@ -72,7 +72,7 @@ func (a *app) limits(ctx context.Context, tx pgx.Tx, exact bool) error {
 	}
 	defs, err := definitions(ctx, tx, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, d := range defs {
 		if i, ok := slices.BinarySearch(names, d.Name); ok {
@@ -85,7 +85,7 @@ func (a *app) limits(ctx context.Context, tx pgx.Tx, exact bool) error {
 	}
 	inForce, err := collect(ctx, tx, pgx.RowToStructByPos[named], "SELECT o.name, count(*) FROM _ratelimit_in_force(NULL, NULL, clock_timestamp()) AS o GROUP BY o.name")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, o := range inForce {
 		if i, ok := slices.BinarySearch(names, o.Name); ok {
@@ -93,14 +93,14 @@ func (a *app) limits(ctx context.Context, tx pgx.Tx, exact bool) error {
 		}
 	}
 	if err := countKeys(ctx, tx, names, list, exact); err != nil {
-		return err
+		return nil, err
 	}
 	result := limitList{Limits: list}
 	if err := a.addUsage(ctx, tx, names, &result); err != nil {
-		return err
+		return nil, err
 	}
 	slices.SortStableFunc(list, func(x, y limitSummary) int { return cmp.Compare(y.denied(), x.denied()) }) // then by name
-	return a.emit(result, func(w io.Writer) { printLimits(w, list) })
+	return a.says(result, func(w io.Writer) { printLimits(w, list) }), nil
 }
 
 // denied is what a limit denied in the last hour, or -1 if that is not known.

@@ -44,7 +44,7 @@ One for the key goes before one for every key. Of several in force for the same,
 		if most < 0 {
 			return usagef("--limit %d is below 0", most)
 		}
-		return a.reading(ctx, func(tx pgx.Tx) error {
+		return a.answering(ctx, func(tx pgx.Tx) (func() error, error) {
 			var name *string
 			if len(args) > 0 {
 				name = &args[0]
@@ -57,10 +57,10 @@ One for the key goes before one for every key. Of several in force for the same,
 	return c
 }
 
-func (a *app) overrides(ctx context.Context, tx pgx.Tx, name *string, all bool, most int) error {
+func (a *app) overrides(ctx context.Context, tx pgx.Tx, name *string, all bool, most int) (answer func() error, err error) {
 	at, err := now(ctx, tx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	from := "_ratelimit_in_force($1::text, NULL, clock_timestamp()) AS o"
 	if all {
@@ -68,25 +68,25 @@ func (a *app) overrides(ctx context.Context, tx pgx.Tx, name *string, all bool, 
 	}
 	list, err := keystate.History(ctx, tx, from+" ORDER BY o.made_at DESC, o.id DESC LIMIT nullif($2::bigint, 0)", name, most)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if len(list) == 0 {
 		if name != nil {
 			if err := checkKnown(ctx, tx, *name); err != nil {
-				return err
+				return nil, err
 			}
 		}
 		if all {
-			return a.nothing(overrideList{[]override{}}, "There are no overrides, and there were none.")
+			return a.saysNothing(overrideList{[]override{}}, "There are no overrides, and there were none."), nil
 		}
-		return a.nothing(overrideList{[]override{}}, "No overrides are in force.")
+		return a.saysNothing(overrideList{[]override{}}, "No overrides are in force."), nil
 	}
-	return a.emit(overrideList{list}, func(w io.Writer) {
+	return a.says(overrideList{list}, func(w io.Writer) {
 		printOverrides(w, list, at)
 		if most > 0 && len(list) == most {
 			fmt.Fprintf(a.stderr, "These are the newest %d. --limit 0 lists all.\n", most)
 		}
-	})
+	}), nil
 }
 
 func printOverrides(w io.Writer, list []override, at time.Time) {
@@ -436,7 +436,11 @@ func (a *app) canAdd(ctx context.Context, name string, key *string, capacity, ca
 		if err != nil {
 			return err
 		}
-		inForce, err := inForce(ctx, tx, name, key)
+		at, err := now(ctx, tx)
+		if err != nil {
+			return err
+		}
+		inForce, err := keystate.InForce(ctx, tx, &name, []string{keyText(key)}, at, 0)
 		if err != nil {
 			return err
 		}
@@ -447,10 +451,6 @@ func (a *app) canAdd(ctx context.Context, name string, key *string, capacity, ca
 		var known *float64
 		var before *override
 		if len(inForce) > 0 && inForce[0].Effect == effectNumbers && len(list) > 0 && list[0].Counts {
-			at, err := now(ctx, tx)
-			if err != nil {
-				return err
-			}
 			states, err := keystate.Of(ctx, tx, name, []string{keyText(key)}, at, nil)
 			if err != nil {
 				return err

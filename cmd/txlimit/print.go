@@ -82,6 +82,16 @@ func (a *app) nothing(v any, format string, args ...any) error {
 	return errNothing
 }
 
+// says is emit for later: see answering.
+func (a *app) says(v any, human func(w io.Writer)) func() error {
+	return func() error { return a.emit(v, human) }
+}
+
+// saysNothing is nothing for later.
+func (a *app) saysNothing(v any, format string, args ...any) func() error {
+	return func() error { return a.nothing(v, format, args...) }
+}
+
 // table aligns columns. A column whose title begins with > is aligned to the right.
 type table struct {
 	right []bool

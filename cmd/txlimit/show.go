@@ -81,7 +81,7 @@ longer. If the recorder hashes keys, the denials are under the hash.`,
 		if err != nil {
 			return err
 		}
-		return a.reading(ctx, func(tx pgx.Tx) error { return a.show(ctx, tx, &n, args[0], keyOf(args), back) })
+		return a.answering(ctx, func(tx pgx.Tx) (func() error, error) { return a.show(ctx, tx, &n, args[0], keyOf(args), back) })
 	})
 	a.takesKey(c)
 	c.Flags().StringVar(&since, "since", "24h", "how far to look back for denials; whole hours are read")
@@ -89,71 +89,73 @@ longer. If the recorder hashes keys, the denials are under the hash.`,
 	return c
 }
 
-func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key *string, since pgtype.Interval) error {
+func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key *string, since pgtype.Interval) (answer func() error, err error) {
 	at, err := now(ctx, tx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	k := keyDetails{Limit: name, Key: key, At: at, Programs: []string{}, Others: []definition{}}
 	if k.History, err = keystate.History(ctx, tx, "rate_limit_overrides AS o WHERE o.name = $1 AND (o.key = $2 OR o.key IS NULL) ORDER BY o.made_at DESC, o.id DESC LIMIT 100", name, key); err != nil {
-		return err
+		return nil, err
 	}
 	// Not from the history, which may be longer than what was read.
 	list, err := keystate.InForce(ctx, tx, &name, []string{keyText(key)}, at, 0)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if len(list) > 0 {
 		k.Override = &list[0]
 	}
 	d, err := n.resolve(ctx, tx, name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	k.Definition, k.Given, k.how = d.Config, d.given, d.how()
 	k.Programs, k.Others = append(k.Programs, d.programs...), append(k.Others, d.others...)
 	states, err := keystate.Of(ctx, tx, name, []string{keyText(key)}, at, d.asked())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	k.fill(&d, &states[0])
 	if key == nil {
 		if k.Keys, err = keysOf(ctx, tx, name); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if key != nil && k.Rows == 0 {
 		if k.near, err = keysFrom(ctx, tx, name, *key, nearKeys+1); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	has, err := a.hasUsage(ctx, tx, "rate_limit_denials", &k.Unreadable)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if has {
 		k.Denials, err = collect(ctx, tx, pgx.RowToStructByPos[deniedHour], `
 			SELECT hour, denied, asked, `+keystate.ShownTime("last_denied")+` FROM rate_limit_denials
 			 WHERE name = $1 AND key = coalesce($2, '') AND hour > clock_timestamp() - $3::interval - interval '1 hour' AND hour < clock_timestamp() + interval '1 day' ORDER BY hour DESC`, name, key, since)
 		if err != nil {
-			return err
+			return nil, err
 		}
 	}
 	for i := range k.Denials {
 		k.Denials[i].Hour, k.Denials[i].LastDenied = k.Denials[i].Hour.UTC(), k.Denials[i].LastDenied.UTC()
 	}
-	if err := a.emit(k, k.print); err != nil || len(k.near) == 0 {
-		return err
-	}
-	names, more := k.near, ""
-	if len(names) > nearKeys {
-		names, more = names[:nearKeys], " and others"
-	}
-	for i := range names {
-		names[i] = printable(names[i])
-	}
-	fmt.Fprintf(a.stderr, "Keys with rows begin with this text: %s%s.\n", strings.Join(names, ", "), more)
-	return nil
+	return func() error {
+		if err := a.emit(k, k.print); err != nil || len(k.near) == 0 {
+			return err
+		}
+		names, more := k.near, ""
+		if len(names) > nearKeys {
+			names, more = names[:nearKeys], " and others"
+		}
+		for i := range names {
+			names[i] = printable(names[i])
+		}
+		fmt.Fprintf(a.stderr, "Keys with rows begin with this text: %s%s.\n", strings.Join(names, ", "), more)
+		return nil
+	}, nil
 }
 
 // nearKeys is how many keys are named that begin with one that has no row.

@@ -3,6 +3,14 @@ package main
 // overrideMutations are edits of overrides and definitions: in Go, and in the engine.
 var overrideMutations = []mutation{
 	{
+		name: "look-snapshot", file: "cmd/txlimit/database.go", what: "an override that commits meanwhile is in a part of what show says",
+		old: "IsoLevel: pgx.RepeatableRead", new: "IsoLevel: pgx.ReadCommitted",
+		tests: "TestShowIsOfOneSnapshot",
+	}, {
+		name: "look-paged", file: "cmd/txlimit/database.go", what: "what waits for the reader of an answer keeps its snapshot",
+		old: "		answer, err = fn(tx)\n		return err\n", new: "		if answer, err = fn(tx); err == nil {\n			err = answer()\n			answer = func() error { return nil }\n		}\n		return err\n",
+		tests: "TestAnAnswerIsPrintedWithoutASnapshot",
+	}, {
 		name: "decree-not-followed", file: "ratelimit/overrides_write.go", what: "a program does not know at once what it has decided on a pool",
 		old: "		l.Overrides.follow(ctx)\n", new: "",
 		tests: "TestABlockByGoHoldsAtOnce",

@@ -1,5 +1,6 @@
 // Package keystate reads how keys stand and which overrides are in force, for the tool and the page. All that it says is worked out by
-// _ratelimit_states and _ratelimit_in_force, as in ratelimit_keys.
+// _ratelimit_states and _ratelimit_in_force, as in ratelimit_keys. What one answer says is read in one transaction that is REPEATABLE READ, at
+// one instant: else an override may be in one part of it, and not in another.
 package keystate
 
 import (
