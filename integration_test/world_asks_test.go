@@ -155,6 +155,7 @@ type worldShown struct {
 	At              time.Time // of show
 	Remaining       *float64
 	FullAt, RetryAt *time.Time
+	NotBefore       *time.Time
 	PausedUntil     *time.Time
 	DeniedNow       *bool
 	DeniedReason    ratelimit.Reason // of show

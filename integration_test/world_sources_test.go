@@ -240,7 +240,9 @@ func (w *everything) sourced(asks *ratelimit.Limiter, k sourced, listed map[stri
 			w.failf("%s", text)
 		case remaining != nil && *remaining != left && !near(*remaining, left):
 			w.failf("%s", text)
-		case !asked, k.varies && one != nil && denied: // what follows an override is the program's
+		case !asked:
+		case k.varies && one != nil && !one.RetryAt.IsZero() && denied && retryAt == nil: // not known: what follows an override is the program's
+			said["denied until nobody knows"]++
 		case denied != (one != nil):
 			w.failf("%s, and a call for one token: %v", text, one)
 		case one != nil && (retryAt == nil) != one.RetryAt.IsZero(), one != nil && retryAt != nil && !retryAt.Equal(one.RetryAt):
@@ -281,6 +283,9 @@ func (w *everything) sourced(asks *ratelimit.Limiter, k sourced, listed map[stri
 		w.failf("%s: ratelimit_keys says %s, and txlimit keys %s", what, asText(row), asText(s))
 	} else if found {
 		paused("txlimit keys", s.PausedUntil)
+		if s.NotBefore != nil && (!k.varies || s.RetryAt != nil || one == nil || !one.RetryAt.IsZero() && one.RetryAt.Before(*s.NotBefore)) {
+			w.failf("%s: txlimit keys says %s, and a call for one token: %v", what, asText(s), one)
+		}
 	}
 	if shown {
 		w.sourcedShown(k, b, left, one, asked, what)

@@ -3320,6 +3320,24 @@ RETURN CASE WHEN verb = 'balance' THEN
     /* TEMPLATE: schema */_ratelimit_ask(q.name, q.key, /* TEMPLATE: schema */_ratelimit_numbers(q.name, nullif(q.key, ''), q.until, varying => true, standing => standing, given => q.given), q.until, q.given)
 ELSE /* TEMPLATE: schema */_ratelimit_prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing) END;
 
+-- Returns the end of the override after which only the program knows the numbers, or NULL if there is none: nothing is known of what is at or
+-- after it. standing: as if nothing were blocked.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_known_until(q /* TEMPLATE: schema */_ratelimit_request, standing boolean) RETURNS timestamptz
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    known timestamptz;
+BEGIN
+    WHILE q.effect <> 'varies' LOOP
+        known := q.until;
+        EXIT WHEN known IS NULL;
+        q := /* TEMPLATE: schema */_ratelimit_after('balance', q, standing => standing);
+    END LOOP;
+    RETURN known;
+END
+$body$;
+
 -- The windows of a request, in a list that reaches to where the tokens will be there.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_reaching(
     q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, count double precision, floor double precision
@@ -3347,7 +3365,8 @@ $body$;
 
 -- Returns when a request will be granted alone: the first instant from `at` on at which the numbers in force then grant it, or NULL if
 -- there is none. Overrides that end make room for what comes after them; the rows stay as they are. value is NULL if nobody has read the
--- rows: then it is when no policy denies it. anyhow: also for a count that is never granted.
+-- rows: then it is when no policy denies it. anyhow: also for a count that is never granted. From an instant on at which only the program knows
+-- the numbers, it is that instant: it is not earlier (see _ratelimit_known_until).
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_retry_at(
     verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, anyhow boolean DEFAULT false
 ) RETURNS timestamptz
@@ -3383,7 +3402,8 @@ BEGIN
 END
 $body$;
 
--- Returns when a limit will be full or, if asked so, when nothing is owed, if nothing is taken, or NULL if that is never. A block changes nothing.
+-- Returns when a limit will be full or, if asked so, when nothing is owed, if nothing is taken, or NULL if that is never, or not known, since
+-- only the program knows the numbers by then. A block changes nothing.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_full_at(
     verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, owed boolean DEFAULT false
 ) RETURNS timestamptz
@@ -3393,25 +3413,26 @@ AS $body$
 DECLARE
     full_at timestamptz;
 BEGIN
-    LOOP
+    WHILE q.effect <> 'varies' LOOP
         full_at := CASE
             WHEN q.effect IN ('numbers', 'never') AND owed THEN
                 /* TEMPLATE: schema */_ratelimit_repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, 0, 0))
             WHEN q.effect IN ('numbers', 'never') THEN
                 /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.capacity, 0, false,
                     /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, q.capacity, 0))
-            WHEN q.effect <> 'block' THEN at END; -- of 'varies', nothing is known but that it is not earlier
+            WHEN q.effect <> 'block' THEN at END;
         IF q.until IS NULL OR full_at < q.until THEN
             RETURN full_at;
         END IF;
         at := greatest(at, q.until);
         q := /* TEMPLATE: schema */_ratelimit_after(verb, q, standing => true);
     END LOOP;
+    RETURN NULL;
 END
 $body$;
 
 -- Returns when nothing is owed any more, whatever other calls take meanwhile: call.repaidAt of the Go library has the rule. A block changes
--- nothing.
+-- nothing. If only the program knows the numbers by then, it is an error: an instant that is too early would have work run too early.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_repaid_at(
     verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
 ) RETURNS timestamptz
@@ -3447,7 +3468,11 @@ BEGIN
             IF q.until IS NULL OR run_at < q.until THEN
                 RETURN run_at;
             END IF;
-        ELSIF q.effect <> 'block' THEN -- unlimited; of 'varies', nothing is known but that it is not earlier
+        ELSIF q.effect = 'varies' THEN
+            RAISE invalid_parameter_value USING
+                MESSAGE = pg_catalog.format('rate limit %L: an override ends before the work may run, and then the numbers of this key are the program''s', q.name),
+                HINT = 'Pass the kind, rate, period, capacity and so on that the program uses for this key.';
+        ELSIF q.effect <> 'block' THEN -- unlimited
             RETURN at;
         ELSIF q.until IS NULL THEN -- a rate of 0
             RETURN /* TEMPLATE: schema */_ratelimit_instant(253402300799999999);
@@ -3647,7 +3672,8 @@ Arguments:
 
 Result:
   remaining     the balance in tokens
-  reset_at      the instant at which the bucket will be full or the next window begins; NULL if the rate is 0
+  reset_at      the instant at which the bucket will be full or the next window begins; NULL if the rate is 0, or if an override ends
+                before and only the program knows the numbers that follow
   at            the instant of the decision
 
 Errors:
@@ -3660,7 +3686,8 @@ The error of a denial has
   MESSAGE       'rate limit exceeded: ' and the name of the limit. It has no key: keys may be personal data, and errors are logged
   DETAIL        JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ...}. retry_at is the
                 first instant at which the same call would be granted, if no other call takes tokens: by the numbers in force
-                or, if an override ends before, by what follows; after a block, when no block denies any more. It is null, as
+                or, if an override ends before, by what follows; after a block, when no block denies any more. If only the program
+                knows the numbers that follow, it is the end of the override: the call is not granted earlier. It is null, as
                 retry_after, if waiting does not help: the rate is 0, or the key is blocked without an end
   HINT          'Retry in ... s.', in whole seconds, rounded up; or 'Waiting alone does not help.'
 $text$;
@@ -3693,8 +3720,9 @@ Result:
   granted       true: the tokens were taken. false: the call was denied and took nothing
   remaining     the balance in tokens; below zero if tokens are owed
   retry_after   denied: the wait until retry_at, an interval. NULL as retry_at
-  retry_at      denied: the first instant at which the same call would be granted, if no other call takes tokens. NULL: the
-                call was granted, or waiting does not help, since it was denied by policy or by a block without an end
+  retry_at      denied: the first instant at which the same call would be granted, if no other call takes tokens, or the end of an
+                override, if only the program knows the numbers that follow: it is not granted earlier. NULL: the call was
+                granted, or waiting does not help, since it was denied by policy or by a block without an end
   reset_at      as for ratelimit
   at            the instant of the decision
 $text$;
@@ -3724,7 +3752,8 @@ Takes tokens that may not be there yet, in the caller's transaction. A rollback 
 
 A reservation is no permission to work now: the work may run at retry_at, when its tokens will have been refilled. A caller that
 ignores retry_at exceeds the limit. A denial is an error, the same as of ratelimit: more would be owed than max_reserved.
-Its retry_at is when the same reservation would be made. If an override ends before the work may run, the slower of the two rates counts.
+Its retry_at is when the same reservation would be made. If an override ends before the work may run, the slower of the two rates counts,
+and it is an error (22023) if only the program knows the numbers that follow.
 
 The arguments are the same as for ratelimit, also without any numbers, and
   max_reserved  the most tokens that may be owed: 0, or 1e-15 to 1e15; default NULL, no bound but, of a calendar window, the
@@ -5429,19 +5458,23 @@ $body$;
 --   used       slots in use, without those whose holds have expired; NULL: it has tokens
 --   remaining  tokens, or free slots; Infinity: unlimited. NULL: not known, or a row is of no program, since its ts is infinite
 --   retry_at   what a denied call for one token says, or for all where the capacity is less: of a block, when no block denies any more.
---              infinity: never. NULL: it would be granted
+--              infinity: never, or not known. NULL: it would be granted
+--   not_before if that is not known: retry_at is not earlier, since an override ends then, and only the program knows the numbers that follow
 --   paused_until  nothing is refilled before it, as ratelimit_pause says; NULL: that is not so, or for less than a second more, in which a row may
 --              be used between two looks at the clock. Only for a token bucket that has a rate, also beside a block
 -- whole: more about one key. Then a block changes no numbers:
 --   numbers    the terms beside a block, by which the rest is
 --   owed_until nothing is owed from then on; NULL: nothing is, or that is never or not known
 --   full_at    the same of a limit that is full
+--   known_until the end of the override after which only the program knows the numbers; NULL: there is none. owed_until and full_at are
+--              earlier, or not known
 -- windows: of a calendar, by these terms.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_state(
     name text, key text, n /* TEMPLATE: schema */_ratelimit_terms, value double precision[], ts timestamptz[], at timestamptz,
     given /* TEMPLATE: schema */_ratelimit_terms, windows timestamptz[], whole boolean,
     OUT used double precision, OUT remaining double precision, OUT retry_at timestamptz, OUT paused_until timestamptz,
-    OUT numbers /* TEMPLATE: schema */_ratelimit_terms, OUT owed_until timestamptz, OUT full_at timestamptz
+    OUT numbers /* TEMPLATE: schema */_ratelimit_terms, OUT owed_until timestamptz, OUT full_at timestamptz,
+    OUT not_before timestamptz, OUT known_until timestamptz
 )
 LANGUAGE plpgsql
 AS $body$
@@ -5476,6 +5509,14 @@ BEGIN
         WHEN q.effect IN ('unlimited', 'varies') OR q.effect = 'numbers' AND total >= q.count OR q.effect = 'slots' AND remaining >= '1' THEN NULL
         WHEN q.effect = 'numbers' AND broken THEN 'infinity'
         ELSE nullif(coalesce(/* TEMPLATE: schema */_ratelimit_retry_at('balance', q, CASE WHEN q.effect <> 'block' THEN value END, ts, at), 'infinity'), at) END;
+    IF n.varies IS NOT NULL AND n.effect <> 'block' AND retry_at < 'infinity' THEN
+        not_before := /* TEMPLATE: schema */_ratelimit_known_until(q, standing => false);
+        IF retry_at >= not_before THEN
+            retry_at := 'infinity';
+        ELSE
+            not_before := NULL;
+        END IF;
+    END IF;
     IF ahead AND beside.kind = 'token bucket' AND (beside.effect = 'numbers' AND beside.rate > '0' OR beside.effect = 'varies') THEN
         paused_until := least(latest, '9999-12-31 00:00+00');
     END IF;
@@ -5483,6 +5524,7 @@ BEGIN
         owed_until := nullif(/* TEMPLATE: schema */_ratelimit_full_at('balance', s, value, ts, at, owed => true), at);
         full_at := nullif(/* TEMPLATE: schema */_ratelimit_full_at('balance', s, value, ts, at), at);
     END IF;
+    known_until := CASE WHEN whole AND n.varies IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_known_until(s, standing => true) END;
 END
 $body$;
 
@@ -5496,7 +5538,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_states(
     key text, effect text, override bigint, until timestamptz, -- of what is in force
     rows integer, stored double precision, last_use timestamptz, broken boolean, -- of its rows; broken: an instant is infinite
     used double precision, remaining double precision, retry_at timestamptz, paused_until timestamptz,
-    numbers /* TEMPLATE: schema */_ratelimit_terms, owed_until timestamptz, full_at timestamptz
+    numbers /* TEMPLATE: schema */_ratelimit_terms, owed_until timestamptz, full_at timestamptz, not_before timestamptz, known_until timestamptz
 )
 LANGUAGE plpgsql
 AS $body$
@@ -5522,7 +5564,7 @@ BEGIN
                (SELECT sum(u.v) FROM pg_catalog.unnest(k.value) AS u (v)),
                (SELECT CASE WHEN isfinite(max(u.t)) THEN least(greatest(max(u.t), '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END FROM pg_catalog.unnest(k.ts) AS u (t)),
                coalesce('infinity' = ANY (k.ts) OR '-infinity' = ANY (k.ts), false),
-               s.used, s.remaining, s.retry_at, s.paused_until, s.numbers, s.owed_until, s.full_at
+               s.used, s.remaining, s.retry_at, s.paused_until, s.numbers, s.owed_until, s.full_at, s.not_before, s.known_until
           FROM (
             SELECT coalesce(r.key, o.key, w.key) COLLATE "C" AS key, r.value, r.ts, o.key IS NOT NULL AS own,
                    CASE WHEN o.key IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_under(d, o.of) ELSE every END AS n
@@ -5584,7 +5626,8 @@ Result, one row for each key:
   retry_at   the instant at which there will be one token, or at which a limit with a capacity below 1 will be full. NULL: there
              are enough tokens now. Of slots, when one is free at the latest; infinity: no expiry frees one. It is what a denied
              call for one token says. So of a blocked key it is when no block denies any more, whether the tokens are there then or
-             not, and infinity if the block has no end
+             not, and infinity if the block has no end. infinity also stands for an instant that is not known: an override ends
+             before it, and the program gives this key numbers of its own
   paused_until  of a token bucket: nothing is refilled before it (ratelimit_pause, or a clock leapt ahead). NULL: it is not paused, or
              for less than a second more. A key may be paused and have tokens, or be blocked, too
 
@@ -6280,7 +6323,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';

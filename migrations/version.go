@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "8309cbe686ad28ce483960dedc9a73bc274b63572f8adbdd7a9b873aa528401c"
+const Hash = "30dbf41f4cae17d7b1d5794e9f8684940e822a5c7bf6b174a5b1c77940b04473"

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -32,6 +33,7 @@ type keyState struct {
 	InUse     *float64   `json:"used"`        // of slots: those that are held, without those whose holds have expired; nil: it has tokens
 	Denied    *bool      `json:"deniedNow"`   // one token or slot would be denied; nil: not known
 	RetryAt   *time.Time `json:"retryAt"`     // nil: not denied, a block without an end, or not known
+	NotBefore *time.Time `json:"notBefore"`   // retryAt is not known, but not earlier: an override ends then, and what follows is the program's
 	Paused    *time.Time `json:"pausedUntil"` // nothing is refilled before; nil: it is not paused
 	Effect    string     `json:"effect"`      // numbers, block or unlimited
 	Override  *int64     `json:"overrideId"`  // the id of the override in force
@@ -42,7 +44,7 @@ type keyState struct {
 
 // stateOf is a key as `keys` prints it.
 func stateOf(s *keystate.State) keyState {
-	k := keyState{Key: s.Key, Remaining: s.Remaining, InUse: s.Used, RetryAt: s.RetryAt, Paused: s.PausedUntil, Effect: s.Effect, Override: s.Override}
+	k := keyState{Key: s.Key, Remaining: s.Remaining, InUse: s.Used, RetryAt: s.RetryAt, NotBefore: s.NotBefore, Paused: s.PausedUntil, Effect: s.Effect, Override: s.Override}
 	if k.Remaining != nil && math.IsInf(*k.Remaining, 1) {
 		k.Remaining = nil
 	}
@@ -240,7 +242,7 @@ func (a *app) printKeys(name string, d *defined, found []keyState, at time.Time,
 			if k.Denied != nil && *k.Denied && inSlots && k.RetryAt == nil && k.Effect == effectNumbers {
 				denied = "one is released"
 			} else if k.Denied != nil && *k.Denied && k.Remaining != nil {
-				denied = until(k.RetryAt, at)
+				denied = strings.TrimPrefix(lasts(k.RetryAt, k.NotBefore, at), "until ")
 			} else if k.Denied != nil && *k.Denied {
 				denied = "it is reset"
 			}

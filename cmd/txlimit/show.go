@@ -33,6 +33,8 @@ type keyDetails struct {
 	Denied     *bool             `json:"deniedNow"`    // one token or slot would be denied; nil: not known
 	Reason     ratelimit.Reason  `json:"deniedReason"` // "": it would not be denied, or that is not known
 	RetryAt    *time.Time        `json:"retryAt"`      // until when; nil: not denied, for good, or not known
+	NotBefore  *time.Time        `json:"notBefore"`    // retryAt is not known, but not earlier: an override ends then, and what follows is the program's
+	KnownUntil *time.Time        `json:"knownUntil"`   // the end of the override after which only the program knows the numbers
 	Paused     *time.Time        `json:"pausedUntil"`  // nothing is refilled before; nil: it is not paused
 	InUse      *float64          `json:"used"`         // of slots: those that are held, without those whose holds have expired; nil: it has tokens
 	Stored     *float64          `json:"stored"`       // the tokens that were left at the last use; nil: the key has no row, or it has slots
@@ -169,7 +171,7 @@ func keysFrom(ctx context.Context, db querier, name, prefix string, most int) ([
 
 // fill fills in how the key stands.
 func (k *keyDetails) fill(d *defined, s *keystate.State) {
-	k.Rows, k.LastUse, k.Paused, k.InUse, k.Stored, k.beside = s.Rows, s.LastUse, s.PausedUntil, s.Used, s.Stored, s.Numbers.Override
+	k.Rows, k.LastUse, k.Paused, k.InUse, k.Stored, k.beside, k.KnownUntil = s.Rows, s.LastUse, s.PausedUntil, s.Used, s.Stored, s.Numbers.Override, s.KnownUntil
 	if k.InUse != nil { // what is stored are no tokens
 		k.Stored = nil
 	}
@@ -192,7 +194,7 @@ func (k *keyDetails) fill(d *defined, s *keystate.State) {
 		k.Denied = &denied
 	}
 	if s.Denied && !k.broken || blocked {
-		k.RetryAt, k.Reason = s.RetryAt, ratelimit.ReasonQuota
+		k.RetryAt, k.NotBefore, k.Reason = s.RetryAt, s.NotBefore, ratelimit.ReasonQuota
 	}
 	switch {
 	case k.Numbers != nil && !k.unlimited && grantsNothing(*k.Numbers): // which lasts longer than a block, as in programs
@@ -283,12 +285,16 @@ func (k *keyDetails) print(w io.Writer) {
 	default:
 		line("balance", "%s of %s", tokens(*k.Remaining), number(*k.Numbers.Capacity))
 	}
-	if k.OwedUntil != nil && !inSlots {
+	// What is not known of the time after an override, since the numbers that follow are the program's.
+	notKnown := k.KnownUntil != nil && k.Remaining != nil && k.Reason != ratelimit.ReasonPlan && !inSlots && !k.unlimited
+	notRepaid, notFull := notKnown && k.OwedUntil == nil && *k.Remaining < 0, notKnown && k.FullAt == nil && *k.Remaining < *k.Numbers.Capacity
+	owes := k.OwedUntil != nil || notRepaid
+	if owes && !inSlots {
 		debt := strings.TrimPrefix(tokens(*k.Remaining), "-") + " tokens"
 		if debt == "1 tokens" {
 			debt = "1 token"
 		}
-		line("owes", "%s, until %s", debt, until(k.OwedUntil, k.At))
+		line("owes", "%s, %s", debt, lasts(k.OwedUntil, k.KnownUntil, k.At))
 	}
 	switch {
 	case k.Reason == ratelimit.ReasonBlock:
@@ -321,15 +327,20 @@ func (k *keyDetails) print(w io.Writer) {
 			why = "the key is paused"
 		case k.LastUse != nil && k.LastUse.After(k.At):
 			why = "the row's time is ahead: it was shut out by hand, or a clock leapt ahead"
-		case k.OwedUntil != nil:
+		case owes:
 			why = "tokens are owed, by reservations or charges"
 		case *k.Numbers.Capacity < 1:
 			why = "it is not full"
 		}
-		line("denied", "yes, until %s: %s", until(k.RetryAt, k.At), why)
+		line("denied", "yes, %s: %s", lasts(k.RetryAt, k.NotBefore, k.At), why)
 	}
 	if k.FullAt != nil {
 		line("full", "%s, if nothing is taken", until(k.FullAt, k.At))
+	} else if notFull {
+		line("full", "not before %s", until(k.KnownUntil, k.At))
+	}
+	if notRepaid || notFull || k.NotBefore != nil {
+		line("later", "not known: an override ends then, and %s. Give them: %s", programsNumbers, k.how)
 	}
 	switch {
 	case keyless:
@@ -353,6 +364,14 @@ func (k *keyDetails) print(w io.Writer) {
 		fmt.Fprintln(w)
 		printOverrides(w, k.History, k.At)
 	}
+}
+
+// lasts says until when something lasts: t or, if that is not known, notBefore at least.
+func lasts(t, notBefore *time.Time, at time.Time) string {
+	if t == nil && notBefore != nil {
+		return "at least until " + until(notBefore, at)
+	}
+	return "until " + until(t, at)
 }
 
 // since says since or until when a program has a definition, or that older processes still have it.

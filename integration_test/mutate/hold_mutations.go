@@ -99,7 +99,7 @@ var holdMutations = []mutation{
 		tests: "TestTranscripts",
 	}, {
 		name: "holds-tool-unknown", file: holdsTool, what: "a mistyped limit has no holds",
-		old: "\t\tif err := checkKnown(ctx, tx, name); err != nil {\n\t\t\treturn err\n\t\t}\n\t\treturn a.nothing(l", new: "\t\treturn a.nothing(l",
+		old: "\t\tif err := checkKnown(ctx, tx, name); err != nil {\n\t\t\treturn nil, err\n\t\t}\n\t\treturn a.saysNothing(l", new: "\t\treturn a.saysNothing(l",
 		tests: "TestTranscripts",
 	}, {
 		name: "holds-tool-more", file: holdsTool, what: "nobody is told that there are more",

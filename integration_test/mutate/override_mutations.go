@@ -3,6 +3,34 @@ package main
 // overrideMutations are edits of overrides and definitions: in Go, and in the engine.
 var overrideMutations = []mutation{
 	{
+		name: "known-full", file: "migrations/engine/ratelimit.sql", what: "tool, page and SQL say that a key is full when an override ends, although its numbers are then the program's",
+		old: "    WHILE q.effect <> 'varies' LOOP\n        full_at := CASE", new: "    LOOP\n        full_at := CASE",
+		tests: "TestOverridesThatEndBeforeTheProgramsNumbers",
+	}, {
+		name: "known-run", file: "migrations/engine/ratelimit.sql", what: "SQL says that work may run when an override ends, although the numbers are then the program's",
+		old: "        ELSIF q.effect = 'varies' THEN\n            RAISE", new: "        ELSIF false THEN\n            RAISE",
+		tests: "TestOverridesThatEndBeforeTheProgramsNumbers",
+	}, {
+		name: "known-retry", file: keysSQL, what: "tool, page and SQL say that a key is granted when an override ends, although its numbers are then the program's",
+		old: "        IF retry_at >= not_before THEN", new: "        IF false THEN",
+		tests: "TestOverridesThatEndBeforeTheProgramsNumbers",
+	}, {
+		name: "known-retry-at-end", file: keysSQL, what: "the end of an override counts as an instant that is known",
+		old: "        IF retry_at >= not_before THEN", new: "        IF retry_at > not_before THEN",
+		tests: "TestOverridesThatEndBeforeTheProgramsNumbers",
+	}, {
+		name: "known-retry-before", file: keysSQL, what: "what is before the end of an override is not known",
+		old: "        IF retry_at >= not_before THEN", new: "        IF true THEN",
+		tests: "TestOverridesThatEndBeforeTheProgramsNumbers",
+	}, {
+		name: "known-page", file: "ratelimit/console/queries.go", what: "the page says nothing of an override after which the numbers are the program's",
+		old: "	if b.NotBefore != nil || b.Short() {", new: "	if false {",
+		tests: "TestOverridesThatEndBeforeTheProgramsNumbers",
+	}, {
+		name: "known-page-full", file: "ratelimit/console/queries.go", what: "the page says Full of a key of which it does not know when it is full",
+		old: "	return b.FullAt == nil && b.Used == nil", new: "	return false && b.FullAt == nil && b.Used == nil",
+		tests: "TestOverridesThatEndBeforeTheProgramsNumbers",
+	}, {
 		name: "look-snapshot", file: "cmd/txlimit/database.go", what: "an override that commits meanwhile is in a part of what show says",
 		old: "IsoLevel: pgx.RepeatableRead", new: "IsoLevel: pgx.ReadCommitted",
 		tests: "TestShowIsOfOneSnapshot",

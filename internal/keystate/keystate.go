@@ -56,7 +56,9 @@ type State struct {
 	// Remaining is the balance in tokens, or the free slots: +Inf if the key is unlimited; nil if it is not known.
 	Remaining *float64
 	Denied    bool       // one token would be denied or, where the capacity is less, all
-	RetryAt   *time.Time // what such a denial says; nil: it is not denied, or for good
+	RetryAt   *time.Time // what such a denial says; nil: it is not denied, or for good, or that is not known
+	// NotBefore is set if RetryAt is not known: it is not earlier. An override ends then, and what follows is the program's.
+	NotBefore *time.Time
 	// PausedUntil is the instant before which a token bucket is not refilled, also under a block; nil: it is not paused.
 	PausedUntil *time.Time
 
@@ -64,6 +66,9 @@ type State struct {
 	Numbers   Numbers
 	OwedUntil *time.Time // nothing is owed from then on; nil: nothing is, or it is never or not known
 	FullAt    *time.Time // the same of a full limit
+	// KnownUntil is the end of the override after which only the program knows the numbers: what is not earlier is not known. It is nil if there
+	// is none.
+	KnownUntil *time.Time
 }
 
 // Known reports whether the numbers are.
@@ -87,7 +92,7 @@ var columns = `SELECT s.key, s.effect, s.override, s.rows, s.stored, s.last_use,
 	(s.numbers).effect, (s.numbers).override, coalesce((s.numbers).kind, ''), (s.numbers).rate, (s.numbers).capacity, (s.numbers).max_reserved, (s.numbers).period,
 	extract(epoch FROM (s.numbers).period)::float8, (s.numbers).period::text, (s.numbers).start, (s.numbers).shards, (s.numbers).zone,
 	` + AnchorText("(s.numbers).anchor") + `,
-	s.owed_until, s.full_at FROM ` + given
+	s.owed_until, s.full_at, s.not_before, s.known_until FROM ` + given
 
 // Of reads the state of each of some keys, whether it has a row or not, in the order of the keys. The empty key is a limit without keys. A limit that no program
 // has published is an error unless its numbers are given.
@@ -112,11 +117,11 @@ func scan(row pgx.CollectableRow) (s State, err error) {
 	n := &s.Numbers
 	err = row.Scan(&s.Key, &s.Effect, &s.Override, &s.Rows, &s.Stored, &s.LastUse, &s.Broken, &s.Used, &s.Remaining, &retryAt, &s.PausedUntil,
 		&n.Effect, &n.Override, &n.Kind, &n.Rate, &n.Capacity, &n.MaxReserved, &n.Period, &n.Seconds, &n.PeriodText, &n.Start, &n.Shards, &n.Zone, &n.Anchor,
-		&s.OwedUntil, &s.FullAt)
+		&s.OwedUntil, &s.FullAt, &s.NotBefore, &s.KnownUntil)
 	if s.Denied = retryAt.Valid; s.Denied && retryAt.InfinityModifier == pgtype.Finite {
 		s.RetryAt = &retryAt.Time
 	}
-	for _, t := range []*time.Time{s.LastUse, s.RetryAt, s.PausedUntil, n.Start, s.OwedUntil, s.FullAt} {
+	for _, t := range []*time.Time{s.LastUse, s.RetryAt, s.PausedUntil, n.Start, s.OwedUntil, s.FullAt, s.NotBefore, s.KnownUntil} {
 		if t != nil {
 			*t = t.UTC()
 		}

@@ -75,19 +75,23 @@ $body$;
 --   used       slots in use, without those whose holds have expired; NULL: it has tokens
 --   remaining  tokens, or free slots; Infinity: unlimited. NULL: not known, or a row is of no program, since its ts is infinite
 --   retry_at   what a denied call for one token says, or for all where the capacity is less: of a block, when no block denies any more.
---              infinity: never. NULL: it would be granted
+--              infinity: never, or not known. NULL: it would be granted
+--   not_before if that is not known: retry_at is not earlier, since an override ends then, and only the program knows the numbers that follow
 --   paused_until  nothing is refilled before it, as ratelimit_pause says; NULL: that is not so, or for less than a second more, in which a row may
 --              be used between two looks at the clock. Only for a token bucket that has a rate, also beside a block
 -- whole: more about one key. Then a block changes no numbers:
 --   numbers    the terms beside a block, by which the rest is
 --   owed_until nothing is owed from then on; NULL: nothing is, or that is never or not known
 --   full_at    the same of a limit that is full
+--   known_until the end of the override after which only the program knows the numbers; NULL: there is none. owed_until and full_at are
+--              earlier, or not known
 -- windows: of a calendar, by these terms.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_state(
     name text, key text, n /* TEMPLATE: schema */_ratelimit_terms, value double precision[], ts timestamptz[], at timestamptz,
     given /* TEMPLATE: schema */_ratelimit_terms, windows timestamptz[], whole boolean,
     OUT used double precision, OUT remaining double precision, OUT retry_at timestamptz, OUT paused_until timestamptz,
-    OUT numbers /* TEMPLATE: schema */_ratelimit_terms, OUT owed_until timestamptz, OUT full_at timestamptz
+    OUT numbers /* TEMPLATE: schema */_ratelimit_terms, OUT owed_until timestamptz, OUT full_at timestamptz,
+    OUT not_before timestamptz, OUT known_until timestamptz
 )
 LANGUAGE plpgsql
 AS $body$
@@ -122,6 +126,14 @@ BEGIN
         WHEN q.effect IN ('unlimited', 'varies') OR q.effect = 'numbers' AND total >= q.count OR q.effect = 'slots' AND remaining >= '1' THEN NULL
         WHEN q.effect = 'numbers' AND broken THEN 'infinity'
         ELSE nullif(coalesce(/* TEMPLATE: schema */_ratelimit_retry_at('balance', q, CASE WHEN q.effect <> 'block' THEN value END, ts, at), 'infinity'), at) END;
+    IF n.varies IS NOT NULL AND n.effect <> 'block' AND retry_at < 'infinity' THEN
+        not_before := /* TEMPLATE: schema */_ratelimit_known_until(q, standing => false);
+        IF retry_at >= not_before THEN
+            retry_at := 'infinity';
+        ELSE
+            not_before := NULL;
+        END IF;
+    END IF;
     IF ahead AND beside.kind = 'token bucket' AND (beside.effect = 'numbers' AND beside.rate > '0' OR beside.effect = 'varies') THEN
         paused_until := least(latest, '9999-12-31 00:00+00');
     END IF;
@@ -129,6 +141,7 @@ BEGIN
         owed_until := nullif(/* TEMPLATE: schema */_ratelimit_full_at('balance', s, value, ts, at, owed => true), at);
         full_at := nullif(/* TEMPLATE: schema */_ratelimit_full_at('balance', s, value, ts, at), at);
     END IF;
+    known_until := CASE WHEN whole AND n.varies IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_known_until(s, standing => true) END;
 END
 $body$;
 
@@ -142,7 +155,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_states(
     key text, effect text, override bigint, until timestamptz, -- of what is in force
     rows integer, stored double precision, last_use timestamptz, broken boolean, -- of its rows; broken: an instant is infinite
     used double precision, remaining double precision, retry_at timestamptz, paused_until timestamptz,
-    numbers /* TEMPLATE: schema */_ratelimit_terms, owed_until timestamptz, full_at timestamptz
+    numbers /* TEMPLATE: schema */_ratelimit_terms, owed_until timestamptz, full_at timestamptz, not_before timestamptz, known_until timestamptz
 )
 LANGUAGE plpgsql
 AS $body$
@@ -168,7 +181,7 @@ BEGIN
                (SELECT sum(u.v) FROM pg_catalog.unnest(k.value) AS u (v)),
                (SELECT CASE WHEN isfinite(max(u.t)) THEN least(greatest(max(u.t), '0001-01-01 00:00+00'), '9999-12-31 00:00+00') END FROM pg_catalog.unnest(k.ts) AS u (t)),
                coalesce('infinity' = ANY (k.ts) OR '-infinity' = ANY (k.ts), false),
-               s.used, s.remaining, s.retry_at, s.paused_until, s.numbers, s.owed_until, s.full_at
+               s.used, s.remaining, s.retry_at, s.paused_until, s.numbers, s.owed_until, s.full_at, s.not_before, s.known_until
           FROM (
             SELECT coalesce(r.key, o.key, w.key) COLLATE "C" AS key, r.value, r.ts, o.key IS NOT NULL AS own,
                    CASE WHEN o.key IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_under(d, o.of) ELSE every END AS n
@@ -230,7 +243,8 @@ Result, one row for each key:
   retry_at   the instant at which there will be one token, or at which a limit with a capacity below 1 will be full. NULL: there
              are enough tokens now. Of slots, when one is free at the latest; infinity: no expiry frees one. It is what a denied
              call for one token says. So of a blocked key it is when no block denies any more, whether the tokens are there then or
-             not, and infinity if the block has no end
+             not, and infinity if the block has no end. infinity also stands for an instant that is not known: an override ends
+             before it, and the program gives this key numbers of its own
   paused_until  of a token bucket: nothing is refilled before it (ratelimit_pause, or a clock leapt ahead). NULL: it is not paused, or
              for less than a second more. A key may be paused and have tokens, or be blocked, too
 

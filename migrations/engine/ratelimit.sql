@@ -200,6 +200,24 @@ RETURN CASE WHEN verb = 'balance' THEN
     /* TEMPLATE: schema */_ratelimit_ask(q.name, q.key, /* TEMPLATE: schema */_ratelimit_numbers(q.name, nullif(q.key, ''), q.until, varying => true, standing => standing, given => q.given), q.until, q.given)
 ELSE /* TEMPLATE: schema */_ratelimit_prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing) END;
 
+-- Returns the end of the override after which only the program knows the numbers, or NULL if there is none: nothing is known of what is at or
+-- after it. standing: as if nothing were blocked.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_known_until(q /* TEMPLATE: schema */_ratelimit_request, standing boolean) RETURNS timestamptz
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    known timestamptz;
+BEGIN
+    WHILE q.effect <> 'varies' LOOP
+        known := q.until;
+        EXIT WHEN known IS NULL;
+        q := /* TEMPLATE: schema */_ratelimit_after('balance', q, standing => standing);
+    END LOOP;
+    RETURN known;
+END
+$body$;
+
 -- The windows of a request, in a list that reaches to where the tokens will be there.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_reaching(
     q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, count double precision, floor double precision
@@ -227,7 +245,8 @@ $body$;
 
 -- Returns when a request will be granted alone: the first instant from `at` on at which the numbers in force then grant it, or NULL if
 -- there is none. Overrides that end make room for what comes after them; the rows stay as they are. value is NULL if nobody has read the
--- rows: then it is when no policy denies it. anyhow: also for a count that is never granted.
+-- rows: then it is when no policy denies it. anyhow: also for a count that is never granted. From an instant on at which only the program knows
+-- the numbers, it is that instant: it is not earlier (see _ratelimit_known_until).
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_retry_at(
     verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, anyhow boolean DEFAULT false
 ) RETURNS timestamptz
@@ -263,7 +282,8 @@ BEGIN
 END
 $body$;
 
--- Returns when a limit will be full or, if asked so, when nothing is owed, if nothing is taken, or NULL if that is never. A block changes nothing.
+-- Returns when a limit will be full or, if asked so, when nothing is owed, if nothing is taken, or NULL if that is never, or not known, since
+-- only the program knows the numbers by then. A block changes nothing.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_full_at(
     verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, owed boolean DEFAULT false
 ) RETURNS timestamptz
@@ -273,25 +293,26 @@ AS $body$
 DECLARE
     full_at timestamptz;
 BEGIN
-    LOOP
+    WHILE q.effect <> 'varies' LOOP
         full_at := CASE
             WHEN q.effect IN ('numbers', 'never') AND owed THEN
                 /* TEMPLATE: schema */_ratelimit_repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, 0, 0))
             WHEN q.effect IN ('numbers', 'never') THEN
                 /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.capacity, 0, false,
                     /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, q.capacity, 0))
-            WHEN q.effect <> 'block' THEN at END; -- of 'varies', nothing is known but that it is not earlier
+            WHEN q.effect <> 'block' THEN at END;
         IF q.until IS NULL OR full_at < q.until THEN
             RETURN full_at;
         END IF;
         at := greatest(at, q.until);
         q := /* TEMPLATE: schema */_ratelimit_after(verb, q, standing => true);
     END LOOP;
+    RETURN NULL;
 END
 $body$;
 
 -- Returns when nothing is owed any more, whatever other calls take meanwhile: call.repaidAt of the Go library has the rule. A block changes
--- nothing.
+-- nothing. If only the program knows the numbers by then, it is an error: an instant that is too early would have work run too early.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_repaid_at(
     verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
 ) RETURNS timestamptz
@@ -327,7 +348,11 @@ BEGIN
             IF q.until IS NULL OR run_at < q.until THEN
                 RETURN run_at;
             END IF;
-        ELSIF q.effect <> 'block' THEN -- unlimited; of 'varies', nothing is known but that it is not earlier
+        ELSIF q.effect = 'varies' THEN
+            RAISE invalid_parameter_value USING
+                MESSAGE = pg_catalog.format('rate limit %L: an override ends before the work may run, and then the numbers of this key are the program''s', q.name),
+                HINT = 'Pass the kind, rate, period, capacity and so on that the program uses for this key.';
+        ELSIF q.effect <> 'block' THEN -- unlimited
             RETURN at;
         ELSIF q.until IS NULL THEN -- a rate of 0
             RETURN /* TEMPLATE: schema */_ratelimit_instant(253402300799999999);
@@ -527,7 +552,8 @@ Arguments:
 
 Result:
   remaining     the balance in tokens
-  reset_at      the instant at which the bucket will be full or the next window begins; NULL if the rate is 0
+  reset_at      the instant at which the bucket will be full or the next window begins; NULL if the rate is 0, or if an override ends
+                before and only the program knows the numbers that follow
   at            the instant of the decision
 
 Errors:
@@ -540,7 +566,8 @@ The error of a denial has
   MESSAGE       'rate limit exceeded: ' and the name of the limit. It has no key: keys may be personal data, and errors are logged
   DETAIL        JSON: {"limit": ..., "remaining": tokens, "retry_after": seconds, "retry_at": ..., "reset_at": ...}. retry_at is the
                 first instant at which the same call would be granted, if no other call takes tokens: by the numbers in force
-                or, if an override ends before, by what follows; after a block, when no block denies any more. It is null, as
+                or, if an override ends before, by what follows; after a block, when no block denies any more. If only the program
+                knows the numbers that follow, it is the end of the override: the call is not granted earlier. It is null, as
                 retry_after, if waiting does not help: the rate is 0, or the key is blocked without an end
   HINT          'Retry in ... s.', in whole seconds, rounded up; or 'Waiting alone does not help.'
 $text$;
@@ -573,8 +600,9 @@ Result:
   granted       true: the tokens were taken. false: the call was denied and took nothing
   remaining     the balance in tokens; below zero if tokens are owed
   retry_after   denied: the wait until retry_at, an interval. NULL as retry_at
-  retry_at      denied: the first instant at which the same call would be granted, if no other call takes tokens. NULL: the
-                call was granted, or waiting does not help, since it was denied by policy or by a block without an end
+  retry_at      denied: the first instant at which the same call would be granted, if no other call takes tokens, or the end of an
+                override, if only the program knows the numbers that follow: it is not granted earlier. NULL: the call was
+                granted, or waiting does not help, since it was denied by policy or by a block without an end
   reset_at      as for ratelimit
   at            the instant of the decision
 $text$;
@@ -604,7 +632,8 @@ Takes tokens that may not be there yet, in the caller's transaction. A rollback 
 
 A reservation is no permission to work now: the work may run at retry_at, when its tokens will have been refilled. A caller that
 ignores retry_at exceeds the limit. A denial is an error, the same as of ratelimit: more would be owed than max_reserved.
-Its retry_at is when the same reservation would be made. If an override ends before the work may run, the slower of the two rates counts.
+Its retry_at is when the same reservation would be made. If an override ends before the work may run, the slower of the two rates counts,
+and it is an error (22023) if only the program knows the numbers that follow.
 
 The arguments are the same as for ratelimit, also without any numbers, and
   max_reserved  the most tokens that may be owed: 0, or 1e-15 to 1e15; default NULL, no bound but, of a calendar window, the

@@ -308,6 +308,19 @@ func (b *balanceRow) Free() float64 { return max(*b.Remaining, 0) }
 // Stuck reports whether no slot is free, and no expiry frees one.
 func (b *balanceRow) Stuck() bool { return b.Denied && b.RetryAt == nil }
 
+// Later is the end of an override after which only the program knows the numbers, if something that the page says would be later.
+func (b *balanceRow) Later() *time.Time {
+	if b.NotBefore != nil || b.Short() {
+		return b.KnownUntil
+	}
+	return nil
+}
+
+// Short reports whether the key is not full, and it is never, or not known when.
+func (b *balanceRow) Short() bool {
+	return b.FullAt == nil && b.Used == nil && b.Remaining != nil && b.Capacity != nil && *b.Remaining < *b.Capacity*(1-1e-9)
+}
+
 // queryBalance reads what a key has. A program must define the limit.
 func queryBalance(ctx context.Context, tx pgx.Tx, name, key string, given *keystate.Given, now time.Time) (*balanceRow, error) {
 	states, err := keystate.Of(ctx, tx, name, []string{key}, now, given)

@@ -1,0 +1,242 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/ratelimit"
+)
+
+// known is what the sources say of a key, without what they do not know.
+type known struct {
+	Remaining, Used             *float64
+	OwedUntil, FullAt, RetryAt  *time.Time
+	NotBefore, KnownUntil       *time.Time
+	DeniedNow                   *bool
+	Key                         string
+	DeniedReason, Effect, Limit string
+}
+
+// newKnown makes a world in which a program has published limits, with the program's own Limiter.
+func newKnown(t *testing.T, limits ...ratelimit.Limit) (*everything, *ratelimit.Limiter) {
+	t.Helper()
+	w := &everything{TB: t, clock: &clock{now: time.Date(2031, 3, 17, 9, 30, 12, 0, time.UTC)}}
+	w.openWorld()
+	w.must(ratelimit.Publish(t.Context(), w.pool, "app", limits...))
+	return w, &ratelimit.Limiter{Clock: w.clock.Now, Overrides: &ratelimit.Overrides{DB: w.pool, OnError: func(err error) { t.Error(err) }}}
+}
+
+// prints is what a command prints without --json.
+func (w *everything) prints(args ...string) string {
+	binary, err := builtTool()
+	w.must(err)
+	cmd := exec.CommandContext(w.Context(), binary, args...)
+	cmd.Env = []string{"DATABASE_URL=" + w.present(), "HOME=" + w.home}
+	out, err := cmd.CombinedOutput()
+	if err != nil && cmd.ProcessState.ExitCode() != 3 {
+		w.failf("txlimit %q: %v: %s", args, err, out)
+	}
+	return string(out)
+}
+
+// shownOf is the text of the balance on the page of a key.
+func (w *everything) shownOf(name, key string, fields url.Values) string {
+	match := shownBalance.FindStringSubmatch(w.page("/key", mergedValues(url.Values{"name": {name}, "key": {key}}, fields)))
+	if match == nil {
+		w.failf("the page of %s %s has no balance", name, key)
+	}
+	return shownText(match[1])
+}
+
+func mergedValues(all ...url.Values) url.Values {
+	merged := url.Values{}
+	for _, values := range all {
+		for name, list := range values {
+			merged[name] = list
+		}
+	}
+	return merged
+}
+
+// wholeSays reads the answer of ratelimit_keys, of txlimit keys, and of show for a key.
+func (w *everything) wholeSays(name, key string, flags ...string) (inSQL, listed, shown known) {
+	rows, err := w.pool.Query(w.Context(), "SELECT key, remaining, CASE WHEN isfinite(retry_at) THEN retry_at END AS retry_at, retry_at IS NOT NULL AS denied_now FROM _ratelimit_keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, NULL, $2) WHERE key = $3", name, w.clock.now, key)
+	w.must(err)
+	inSQL, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByNameLax[known])
+	w.must(err)
+	if !w.hasClock {
+		return inSQL, inSQL, inSQL
+	}
+	var list struct{ Keys []known }
+	w.tool(w.present(), &list, append(append([]string{"keys", "--json", "--all"}, flags...), "--", name)...)
+	for _, k := range list.Keys {
+		if k.Key == key {
+			listed = k
+		}
+	}
+	w.tool(w.present(), &shown, append(append([]string{"show", "--json"}, flags...), "--", name, key)...)
+	return inSQL, listed, shown
+}
+
+// TestOverridesThatEndBeforeTheProgramsNumbers: of a key whose numbers are the program's, an override tells the numbers until its end. What
+// would be at its end, or later, is not known, and no source says an instant.
+func TestOverridesThatEndBeforeTheProgramsNumbers(t *testing.T) {
+	t.Parallel()
+	defer failsWorld(t)
+	for _, c := range []struct {
+		name  string
+		limit ratelimit.Limit
+	}{
+		{"a bucket", ratelimit.TokenBucket("api", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Varies(time.Hour))},
+		{"its shards", ratelimit.TokenBucket("api", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Varies(time.Hour), ratelimit.Shards(2))},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			defer failsWorld(t)
+			w, asks := newKnown(t, c.limit)
+			own := c.limit.With(ratelimit.Rate(5), ratelimit.Capacity(50))
+			at := w.clock.now
+			end := at.Add(time.Minute)
+			shards := max(c.limit.Config().Shards, 1)
+			_, err := w.pool.Exec(t.Context(), "INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity, until, made_at) VALUES ('api', NULL, 'numbers', 60, 60, $1, $2)", end, at.Add(-time.Second))
+			w.must(err)
+			in := func(seconds float64) *time.Time { return new(at.Add(time.Duration(seconds * float64(time.Second)))) }
+			for _, k := range []struct {
+				value         float64
+				owed, full    *time.Time
+				retry, atBest *time.Time // atBest: retry is not known
+			}{
+				{-440, nil, nil, nil, &end}, // a token more each second
+				{-60, nil, nil, nil, &end},
+				{-59, in(59), nil, nil, &end}, // at its end, there is one
+				{-58, in(58), nil, in(59), nil},
+				{-30, in(30), nil, in(31), nil},
+				{0, nil, nil, in(1), nil}, // at its end, it is full
+				{1, nil, in(59), nil, nil},
+				{59, nil, in(1), nil, nil},
+				{60, nil, nil, nil, nil},
+			} {
+				key := fmt.Sprint(k.value)
+				for shard := range shards {
+					_, err := w.pool.Exec(t.Context(), "INSERT INTO rate_limits VALUES ('api', $1, $2, $3, $4, $5)", key, shard, shards, k.value/float64(shards), at)
+					w.must(err)
+				}
+				inSQL, listed, shown := w.wholeSays("api", key)
+				for source, said := range map[string]known{"ratelimit_keys": inSQL, "txlimit keys": listed, "txlimit show": shown} {
+					if denied := k.value < 1; *said.DeniedNow != denied || !near(*said.Remaining, k.value) || !sameInstant(said.RetryAt, k.retry) {
+						t.Errorf("%s: %s says %s, want a retry at %v", key, source, asText(said), k.retry)
+					}
+					if w.hasClock && source != "ratelimit_keys" && !sameInstant(said.NotBefore, k.atBest) {
+						t.Errorf("%s: %s says %s, want it not before %v", key, source, asText(said), k.atBest)
+					}
+				}
+				// A program knows.
+				w.must(asks.Overrides.Load(t.Context()))
+				_, err := asks.Check(t.Context(), w.pool, own.Key(key))
+				denied, _ := errors.AsType[*ratelimit.DeniedError](err)
+				if (denied != nil) != (k.value < 1) || denied != nil && (k.retry != nil && !denied.RetryAt.Equal(*k.retry) || k.atBest != nil && denied.RetryAt.Before(*k.atBest)) {
+					t.Errorf("%s: Check says %v, want a retry at %v or from %v on", key, err, k.retry, k.atBest)
+				}
+				w.byHandOfUnknown(t, key, k.value, shards, k.retry, end)
+				if !w.hasClock {
+					continue
+				}
+				if !sameInstant(shown.OwedUntil, k.owed) || !sameInstant(shown.FullAt, k.full) || !sameInstant(shown.KnownUntil, &end) {
+					t.Errorf("%s: txlimit show says %s, want owed until %v, full at %v", key, asText(shown), k.owed, k.full)
+				}
+				text, page := w.prints("show", "--", "api", key), w.shownOf("api", key, nil)
+				ends := fmt.Sprintf("at least until %s (in 1m00s)", end.Format("2006-01-02 15:04:05Z"))
+				unknown := k.atBest != nil || k.value < 60 && k.full == nil
+				for pattern, want := range map[string]bool{
+					`(?m)^later +not known: an override ends then, and the numbers of this key are the program's. Give them: --rate and --capacity`: unknown,
+					`(?m)^full +not before ` + end.Format("2006-01-02 15:04:05Z"):                                                                   k.value < 60 && k.full == nil,
+					`(?m)^owes +\d+ tokens, ` + regexp.QuoteMeta(ends):                                                                              k.value <= -60,
+					`(?m)^denied +yes, ` + regexp.QuoteMeta(ends):                                                                                   k.atBest != nil,
+				} {
+					if regexp.MustCompile(pattern).MatchString(text) != want {
+						t.Errorf("%s: %q is there: %t\n%s", key, pattern, !want, text)
+					}
+				}
+				if list := w.prints("keys", "--all", "--", "api"); strings.Contains(regexp.MustCompile(`(?m)^`+key+` .*`).FindString(list), ends) != (k.atBest != nil) {
+					t.Errorf("%s: txlimit keys says\n%s", key, list)
+				}
+				if strings.Contains(page, "for at least 1 min") != (k.atBest != nil) || strings.Contains(page, "An override ends in 1 min, and the numbers that follow are the program's.") != unknown ||
+					strings.Contains(page, "for good") || strings.Contains(page, "Full.") != (k.value == 60) || strings.Contains(strings.ToLower(page), "full in") != (k.full != nil) {
+					t.Errorf("%s: its page says %q", key, page)
+				}
+				// With the numbers of the key, all is known.
+				var given known
+				w.tool(w.present(), &given, "show", "--json", "--rate=5", "--capacity=50", "--", "api", key)
+				var until *time.Time
+				if denied != nil {
+					until = &denied.RetryAt
+				}
+				if balances, err := asks.Balance(t.Context(), w.pool, own.Key(key)); err != nil || !sameInstant(given.RetryAt, until) || given.NotBefore != nil || given.KnownUntil != nil ||
+					given.FullAt != nil && !given.FullAt.Equal(balances[0].ResetAt) || (given.FullAt == nil) != balances[0].ResetAt.Equal(at) {
+					t.Errorf("%s: with its numbers, txlimit show says %s, and Balance %+v, %v", key, asText(given), balances, err)
+				}
+			}
+		})
+	}
+}
+
+// byHandOfUnknown wants SQL by hand to say of such a key what it knows: an instant that is not too late, and no reset.
+func (w *everything) byHandOfUnknown(t *testing.T, key string, value float64, shards int, retry *time.Time, end time.Time) {
+	t.Helper()
+	inRollback(t, w.pool, func(tx pgx.Tx) {
+		var granted bool
+		var retryAt, resetAt *time.Time
+		w.must(tx.QueryRow(t.Context(), "SELECT granted, retry_at, reset_at FROM _ratelimit_by_hand('try', 'api', $1, now => $2)", key, w.clock.now).Scan(&granted, &retryAt, &resetAt))
+		if retry == nil && !granted {
+			retry = &end
+		}
+		if granted != (value >= 1) || !sameInstant(retryAt, retry) {
+			t.Errorf("%s: ratelimit_try says %t, retry at %v, want %v", key, granted, retryAt, retry)
+		}
+		// A token was taken of those that have one; of shards, one row stands for all.
+		if known := value >= 2; known != (resetAt != nil) || known && shards == 1 && !resetAt.Equal(w.clock.now.Add(time.Duration(61-value)*time.Second)) {
+			t.Errorf("%s: ratelimit_try says that it resets at %v", key, resetAt)
+		}
+	})
+	inRollback(t, w.pool, func(tx pgx.Tx) { // what owes a token more is repaid before the end, or nobody knows when
+		var runAt *time.Time
+		err := tx.QueryRow(t.Context(), "SELECT retry_at FROM _ratelimit_by_hand('reserve', 'api', $1, now => $2)", key, w.clock.now).Scan(&runAt)
+		if known := value > -59; known && (err != nil || !runAt.Equal(w.clock.now.Add(time.Duration(max(1-value, 0))*time.Second))) || !known && (sqlState(err) != "22023" || !strings.Contains(err.Error(), "are the program's")) {
+			t.Errorf("%s: ratelimit_reserve says %v, %v", key, runAt, err)
+		}
+	})
+}
+
+// inRollback runs fn in a transaction that is rolled back.
+func inRollback(t *testing.T, pool interface {
+	Begin(ctx context.Context) (pgx.Tx, error)
+}, fn func(tx pgx.Tx)) {
+	t.Helper()
+	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		fn(tx)
+		return errRollBack
+	})
+	if !errors.Is(err, errRollBack) {
+		t.Fatal(err)
+	}
+}
+
+func sameInstant(a, b *time.Time) bool { return (a == nil) == (b == nil) && (a == nil || a.Equal(*b)) }
+
+// failsWorld makes a failure of a world one of the test.
+func failsWorld(t *testing.T) {
+	if p := recover(); p != nil {
+		if f, ok := p.(worldFailure); ok {
+			t.Fatal(f.text)
+		}
+		panic(p)
+	}
+}
