@@ -240,3 +240,88 @@ func failsWorld(t *testing.T) {
 		panic(p)
 	}
 }
+
+// TestOverridesToNoSlots: an override to 0 slots is a policy in all sources, as it is for Hold: denied until it ends, whatever is in use, and listed
+// though the key may have no row.
+func TestOverridesToNoSlots(t *testing.T) {
+	t.Parallel()
+	defer failsWorld(t)
+	fixed, varying := ratelimit.Slots("fixed", 3), ratelimit.Slots("varying", 3, ratelimit.Varies(0))
+	w, asks := newKnown(t, fixed, varying)
+	at := w.clock.now
+	hour, twoHours := at.Add(time.Hour), at.Add(2*time.Hour)
+	for key, c := range map[string]struct {
+		limit     ratelimit.Limit
+		used      int
+		none      *time.Time // until when the override to 0 lasts
+		block     *time.Time // beside it; forever: none
+		retry     *time.Time
+		notBefore *time.Time
+		text      string // of show
+		page      string
+	}{
+		"a while":        {fixed, 0, &hour, nil, &hour, nil, "by policy, until 2031-03-17 10:30:12Z (in 1h00m): there are no slots", "Denied: there are no slots, for 1 h."},
+		"in use":         {fixed, 2, &hour, nil, &hour, nil, "by policy, until 2031-03-17 10:30:12Z (in 1h00m): there are no slots", "Denied: there are no slots, for 1 h."},
+		"for good":       {fixed, 0, nil, nil, nil, nil, "by policy: there are no slots", "Denied: there are no slots."},
+		"block":          {fixed, 1, nil, &hour, nil, nil, "by policy: there are no slots", "Blocked"},
+		"short block":    {fixed, 0, &twoHours, &hour, &twoHours, nil, "by policy, until 2031-03-17 11:30:12Z (in 2h00m): there are no slots", "Blocked"},
+		"the program's":  {varying, 0, &hour, nil, nil, &hour, "by policy, at least until 2031-03-17 10:30:12Z (in 1h00m): there are no slots", "Denied: there are no slots, for at least 1 h. An override ends in 1 h, and the numbers that follow are the program's."},
+		"the program's2": {varying, 4, &hour, nil, nil, &hour, "by policy, at least until 2031-03-17 10:30:12Z (in 1h00m): there are no slots", "Denied: there are no slots, for at least 1 h. An override ends in 1 h, and the numbers that follow are the program's."},
+	} {
+		name := c.limit.Name()
+		_, err := w.pool.Exec(t.Context(), "INSERT INTO rate_limit_overrides (name, key, effect, capacity, until, made_at) VALUES ($1, $2, 'numbers', 0, $3, $4)", name, key, c.none, at.Add(-time.Minute))
+		w.must(err)
+		if c.block != nil {
+			_, err := w.pool.Exec(t.Context(), "INSERT INTO rate_limit_overrides (name, key, effect, until, made_at) VALUES ($1, $2, 'block', $3, $4)", name, key, c.block, at.Add(-time.Second))
+			w.must(err)
+		}
+		if c.used > 0 {
+			_, err := w.pool.Exec(t.Context(), "INSERT INTO rate_limits VALUES ($1, $2, 0, 1, $3, $4)", name, key, -c.used, at)
+			w.must(err)
+		}
+		w.must(asks.Overrides.Load(t.Context()))
+		own, want := c.limit, c.retry
+		if c.limit == varying {
+			own, want = varying.With(ratelimit.Capacity(5)), &hour
+		}
+		inRollback(t, w.pool, func(tx pgx.Tx) {
+			_, err := asks.Hold(t.Context(), tx, "job", time.Minute, own.Key(key))
+			if denied, ok := errors.AsType[*ratelimit.DeniedError](err); !ok || denied.Reason != ratelimit.ReasonPlan || denied.RetryAt.IsZero() != (want == nil) || want != nil && !denied.RetryAt.Equal(*want) {
+				t.Errorf("%s: Hold says %v, want a retry at %v", key, err, want)
+			}
+		})
+		inSQL, listed, shown := w.wholeSays(name, key)
+		for source, said := range map[string]known{"ratelimit_keys": inSQL, "txlimit keys": listed, "txlimit show": shown} {
+			left := float64(-c.used)
+			if c.block != nil && source != "txlimit show" {
+				left = 0 // of a blocked key
+			}
+			if said.Remaining == nil || *said.Remaining != left || !*said.DeniedNow || !sameInstant(said.RetryAt, c.retry) || w.hasClock && source != "ratelimit_keys" && !sameInstant(said.NotBefore, c.notBefore) {
+				t.Errorf("%s: %s says %s, want %v left, a retry at %v, not before %v", key, source, asText(said), left, c.retry, c.notBefore)
+			}
+		}
+		if !w.hasClock {
+			continue
+		}
+		if shown.DeniedReason != string(ratelimit.ReasonPlan) {
+			t.Errorf("%s: txlimit show says %s", key, asText(shown))
+		}
+		if text := w.prints("show", "--", name, key); !strings.Contains(text, "denied      yes, "+c.text+"\n") {
+			t.Errorf("%s: txlimit show says\n%s\nwant %q", key, text, c.text)
+		}
+		if page := w.shownOf(name, key, nil); !strings.Contains(page, c.page) || strings.Contains(page, "released") {
+			t.Errorf("%s: its page says %q, want %q", key, page, c.page)
+		}
+	}
+	if !w.hasClock {
+		return
+	}
+	list := w.prints("keys", "--", "fixed") // without --all
+	for key, want := range map[string]string{
+		"a while": `0 +0  2031-03-17 10:30:12Z \(in 1h00m\) +#\d`, "in use": `0 +2  2031-03-17 10:30:12Z \(in 1h00m\) +#\d`, "for good": `0 +0  for good +#\d`, "block": `0 +1  for good +#\d+ block`,
+	} {
+		if !regexp.MustCompile(`(?m)^"?` + key + `"? +` + want).MatchString(list) {
+			t.Errorf("%s: want %q in\n%s", key, want, list)
+		}
+	}
+}

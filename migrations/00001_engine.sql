@@ -3135,7 +3135,7 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
     zone text, anchor timestamp,
     ahead integer,          -- how many windows the list reaches ahead
     max_reserved double precision,
-    effect text,            -- 'numbers': the rows decide. 'block' (or a rate of 0) and 'unlimited': nothing is read or written. 'never': the
+    effect text,            -- 'numbers': the rows decide. 'block' (or a rate of 0, or no slots) and 'unlimited': nothing is read or written. 'never': the
                             -- count is more than the numbers can grant, but not what comes after them. 'varies': only the program knows
     until timestamptz,      -- the end of the override in force; NULL: there is none, or it has no end
     given /* TEMPLATE: schema */_ratelimit_terms -- of a balance: the definition to ask about; kind NULL: the published one
@@ -3295,7 +3295,7 @@ BEGIN
     q.rate := n.rate; q.period := n.period; q.capacity := n.capacity; q.max_reserved := n.max_reserved; q.ahead := 100;
     IF n.kind = 'slots' THEN
         q.floor := CASE n.effect WHEN 'unlimited' THEN '-Infinity' WHEN 'numbers' THEN -n.capacity END;
-        q.effect := CASE WHEN n.effect IN ('numbers', 'unlimited') THEN 'slots' ELSE n.effect END;
+        q.effect := CASE WHEN n.effect = 'numbers' AND n.capacity = '0' THEN 'block' WHEN n.effect IN ('numbers', 'unlimited') THEN 'slots' ELSE n.effect END;
     ELSIF n.effect = 'numbers' AND n.rate = '0' THEN
         q.effect := 'block';
     ELSIF n.effect = 'numbers' THEN
@@ -5504,7 +5504,9 @@ BEGIN
         total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, s.rate, s.period, s.capacity, s.start, s.windows);
         remaining := /* TEMPLATE: schema */_ratelimit_shown(total, s.rate, s.capacity);
     END IF;
-    remaining := CASE s.effect WHEN 'block' THEN 0 WHEN 'unlimited' THEN 'Infinity' ELSE remaining END;
+    remaining := CASE WHEN s.effect = 'unlimited' THEN 'Infinity'
+        WHEN s.effect = 'block' AND NOT (n.kind = 'slots' AND numbers.effect = 'numbers') THEN 0 -- of no slots, some may be in use
+        ELSE remaining END;
     retry_at := CASE
         WHEN q.effect IN ('unlimited', 'varies') OR q.effect = 'numbers' AND total >= q.count OR q.effect = 'slots' AND remaining >= '1' THEN NULL
         WHEN q.effect = 'numbers' AND broken THEN 'infinity'
@@ -5528,7 +5530,7 @@ BEGIN
 END
 $body$;
 
--- The states of the keys of a limit that have rows, or by an override of their own need none (a block, no limit, a rate of 0): some keys, or all. It is what ratelimit_keys, the tool and
+-- The states of the keys of a limit that have rows, or by an override of their own need none (a block, no limit, a rate of 0, no slots): some keys, or all. It is what ratelimit_keys, the tool and
 -- the page show. given: in place of the published definition (_ratelimit_state has the rest). alone: no override counts.
 --
 -- whole: all of what _ratelimit_state says, also of those of the keys that have no row.
@@ -5578,7 +5580,7 @@ BEGIN
             OFFSET 0
           ) AS k
          CROSS JOIN LATERAL /* TEMPLATE: schema */_ratelimit_state(name, k.key, k.n, k.value, k.ts, at, given, CASE WHEN NOT k.own THEN windows END, whole) AS s
-         WHERE whole OR k.value IS NOT NULL OR k.own AND ((k.n).effect IN ('block', 'unlimited') OR (k.n).effect = 'numbers' AND (k.n).rate = '0');
+         WHERE whole OR k.value IS NOT NULL OR k.own AND ((k.n).effect IN ('block', 'unlimited') OR (k.n).effect = 'numbers' AND CASE (k.n).kind WHEN 'slots' THEN (k.n).capacity ELSE (k.n).rate END = '0');
 END
 $body$;
 
@@ -5624,7 +5626,8 @@ Result, one row for each key:
   remaining  the balance in tokens; below zero if tokens are owed. Of slots, how many are free; below zero if fewer are granted than
              are in use. Holds that have expired are free
   retry_at   the instant at which there will be one token, or at which a limit with a capacity below 1 will be full. NULL: there
-             are enough tokens now. Of slots, when one is free at the latest; infinity: no expiry frees one. It is what a denied
+             are enough tokens now. Of slots, when one is free at the latest; infinity: no expiry frees one. If an override says
+             that there are none, when it ends. It is what a denied
              call for one token says. So of a blocked key it is when no block denies any more, whether the tokens are there then or
              not, and infinity if the block has no end. infinity also stands for an instant that is not known: an override ends
              before it, and the program gives this key numbers of its own

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "30dbf41f4cae17d7b1d5794e9f8684940e822a5c7bf6b174a5b1c77940b04473"
+const Hash = "d4321581aa07a381553bd9bbbb830cc2d03baa1e2ecb8f2b6efc61906dedb636"

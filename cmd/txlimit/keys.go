@@ -40,6 +40,8 @@ type keyState struct {
 	Unknown   *string    `json:"unknown"`     // why the numbers, and what follows from them, are not known; nil: they are
 	Stored    *float64   `json:"stored"`      // if they are not: the tokens that were left at the last use
 	LastUse   *time.Time `json:"lastUse"`     // if they are not
+
+	noSlots bool // there are none: no release frees one
 }
 
 // stateOf is a key as `keys` prints it.
@@ -48,6 +50,7 @@ func stateOf(s *keystate.State) keyState {
 	if k.Remaining != nil && math.IsInf(*k.Remaining, 1) {
 		k.Remaining = nil
 	}
+	k.noSlots = s.Used != nil && s.Effect == effectNumbers && *s.Numbers.Capacity == 0
 	why := ""
 	switch s.Effect {
 	case "varies":
@@ -239,7 +242,7 @@ func (a *app) printKeys(name string, d *defined, found []keyState, at time.Time,
 			if inSlots && k.Remaining != nil {
 				remaining = number(max(*k.Remaining, 0))
 			}
-			if k.Denied != nil && *k.Denied && inSlots && k.RetryAt == nil && k.Effect == effectNumbers {
+			if k.Denied != nil && *k.Denied && inSlots && k.RetryAt == nil && k.Effect == effectNumbers && !k.noSlots {
 				denied = "one is released"
 			} else if k.Denied != nil && *k.Denied && k.Remaining != nil {
 				denied = strings.TrimPrefix(lasts(k.RetryAt, k.NotBefore, at), "until ")

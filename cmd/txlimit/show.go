@@ -199,9 +199,6 @@ func (k *keyDetails) fill(d *defined, s *keystate.State) {
 	switch {
 	case k.Numbers != nil && !k.unlimited && grantsNothing(*k.Numbers): // which lasts longer than a block, as in programs
 		k.Reason, k.Remaining = ratelimit.ReasonPlan, s.Remaining
-		if !blocked {
-			k.RetryAt = nil
-		}
 	case blocked:
 		k.Reason = ratelimit.ReasonBlock
 	}
@@ -302,9 +299,9 @@ func (k *keyDetails) print(w io.Writer) {
 	case k.broken:
 		line("denied", "yes, until it is reset: every call fails")
 	case k.Reason == ratelimit.ReasonPlan && inSlots:
-		line("denied", "yes, by policy: there are no slots")
+		line("denied", "yes, by policy%s: there are no slots", k.policyEnds())
 	case k.Reason == ratelimit.ReasonPlan:
-		line("denied", "yes, by policy: the rate is 0")
+		line("denied", "yes, by policy%s: the rate is 0", k.policyEnds())
 	case keyless:
 	case k.Denied == nil && k.Rows == 0 && k.Definition.Rate != nil && *k.Definition.Rate == 0:
 		line("denied", "yes as defined (the rate is 0), unless the key has a rate of its own")
@@ -364,6 +361,14 @@ func (k *keyDetails) print(w io.Writer) {
 		fmt.Fprintln(w)
 		printOverrides(w, k.History, k.At)
 	}
+}
+
+// policyEnds is until when nothing is granted by policy, if that ends.
+func (k *keyDetails) policyEnds() string {
+	if k.RetryAt == nil && k.NotBefore == nil {
+		return ""
+	}
+	return ", " + lasts(k.RetryAt, k.NotBefore, k.At)
 }
 
 // lasts says until when something lasts: t or, if that is not known, notBefore at least.

@@ -3,6 +3,26 @@ package main
 // overrideMutations are edits of overrides and definitions: in Go, and in the engine.
 var overrideMutations = []mutation{
 	{
+		name: "no-slots-policy", file: "migrations/engine/ratelimit.sql", what: "in tool, page and SQL, slots that are overridden to 0 are taken",
+		old: "        q.effect := CASE WHEN n.effect = 'numbers' AND n.capacity = '0' THEN 'block' WHEN n.effect IN", new: "        q.effect := CASE WHEN n.effect IN",
+		tests: "TestOverridesToNoSlots",
+	}, {
+		name: "no-slots-in-use", file: keysSQL, what: "of slots that are overridden to 0, nobody sees how many are in use",
+		old: "AND NOT (n.kind = 'slots' AND numbers.effect = 'numbers') THEN 0", new: "THEN 0",
+		tests: "TestOverridesToNoSlots",
+	}, {
+		name: "no-slots-listed", file: keysSQL, what: "a key without a row whose slots are overridden to 0 is not listed",
+		old: "CASE (k.n).kind WHEN 'slots' THEN (k.n).capacity ELSE (k.n).rate END = '0')", new: "(k.n).rate = '0')",
+		tests: "TestOverridesToNoSlots",
+	}, {
+		name: "no-slots-ends", file: "cmd/txlimit/show.go", what: "show says that there are no slots as if that were for good",
+		old: "	if k.RetryAt == nil && k.NotBefore == nil {", new: "	if true {",
+		tests: "TestOverridesToNoSlots",
+	}, {
+		name: "no-slots-released", file: "cmd/txlimit/keys.go", what: "keys waits for the release of a slot where there are none",
+		old: "k.Effect == effectNumbers && !k.noSlots {", new: "k.Effect == effectNumbers {",
+		tests: "TestOverridesToNoSlots",
+	}, {
 		name: "known-full", file: "migrations/engine/ratelimit.sql", what: "tool, page and SQL say that a key is full when an override ends, although its numbers are then the program's",
 		old: "    WHILE q.effect <> 'varies' LOOP\n        full_at := CASE", new: "    LOOP\n        full_at := CASE",
 		tests: "TestOverridesThatEndBeforeTheProgramsNumbers",

@@ -15,7 +15,7 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
     zone text, anchor timestamp,
     ahead integer,          -- how many windows the list reaches ahead
     max_reserved double precision,
-    effect text,            -- 'numbers': the rows decide. 'block' (or a rate of 0) and 'unlimited': nothing is read or written. 'never': the
+    effect text,            -- 'numbers': the rows decide. 'block' (or a rate of 0, or no slots) and 'unlimited': nothing is read or written. 'never': the
                             -- count is more than the numbers can grant, but not what comes after them. 'varies': only the program knows
     until timestamptz,      -- the end of the override in force; NULL: there is none, or it has no end
     given /* TEMPLATE: schema */_ratelimit_terms -- of a balance: the definition to ask about; kind NULL: the published one
@@ -175,7 +175,7 @@ BEGIN
     q.rate := n.rate; q.period := n.period; q.capacity := n.capacity; q.max_reserved := n.max_reserved; q.ahead := 100;
     IF n.kind = 'slots' THEN
         q.floor := CASE n.effect WHEN 'unlimited' THEN '-Infinity' WHEN 'numbers' THEN -n.capacity END;
-        q.effect := CASE WHEN n.effect IN ('numbers', 'unlimited') THEN 'slots' ELSE n.effect END;
+        q.effect := CASE WHEN n.effect = 'numbers' AND n.capacity = '0' THEN 'block' WHEN n.effect IN ('numbers', 'unlimited') THEN 'slots' ELSE n.effect END;
     ELSIF n.effect = 'numbers' AND n.rate = '0' THEN
         q.effect := 'block';
     ELSIF n.effect = 'numbers' THEN
