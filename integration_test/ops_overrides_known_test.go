@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/url"
 	"os/exec"
 	"regexp"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/txlimit/txlimit/internal/keystate"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -213,6 +215,38 @@ func (w *everything) byHandOfUnknown(t *testing.T, key string, value float64, sh
 			t.Errorf("%s: ratelimit_reserve says %v, %v", key, runAt, err)
 		}
 	})
+}
+
+// TestConsoleCurvesReachToWhereTheKeyIsFull: the curve of a calendar goes on after as many windows as a call lists.
+func TestConsoleCurvesReachToWhereTheKeyIsFull(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	at := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+	for _, shards := range []int{1, 2} {
+		limit := ratelimit.CalendarWindow(fmt.Sprint("daily", shards), 1, ratelimit.Day, ratelimit.Capacity(1000), ratelimit.Shards(shards))
+		succeeds(t, ratelimit.Publish(t.Context(), pool, limit.Name(), limit))
+		for shard := range shards {
+			_, err := pool.Exec(t.Context(), "INSERT INTO rate_limits VALUES ($1, 'ann', $2, $3, $4, $5)", limit.Name(), shard, shards, 400/float64(shards), at)
+			succeeds(t, err)
+		}
+		states, err := keystate.Of(t.Context(), pool, limit.Name(), []string{"ann"}, at, nil)
+		succeeds(t, err)
+		full := time.Date(2028, 7, 18, 0, 0, 0, 0, time.UTC) // the 600th midnight
+		if s := states[0]; s.FullAt == nil || !s.FullAt.Equal(full) {
+			t.Fatalf("%s: full at %v, want %v", limit, s.FullAt, full)
+		}
+		curve, err := keystate.Curve(t.Context(), pool, limit.Name(), "ann", at, nil, at, full.AddDate(0, 0, 50))
+		succeeds(t, err)
+		for _, p := range curve {
+			want := min(400+math.Floor(p.At.Sub(at.Truncate(24*time.Hour)).Hours()/24), 1000)
+			if !near(p.Remaining, want) {
+				t.Errorf("%s: %v tokens at %v, want %v", limit, p.Remaining, p.At, want)
+			}
+		}
+		if len(curve) != 121 {
+			t.Errorf("%s: %d points", limit, len(curve))
+		}
+	}
 }
 
 // inRollback runs fn in a transaction that is rolled back.

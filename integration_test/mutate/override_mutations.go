@@ -3,6 +3,10 @@ package main
 // overrideMutations are edits of overrides and definitions: in Go, and in the engine.
 var overrideMutations = []mutation{
 	{
+		name: "curve-reach", file: "internal/keystate/keystate.go", what: "the curve of a calendar goes flat after a hundred windows",
+		old: "q.capacity, q.start, l.windows)", new: "q.capacity, q.start, q.windows)",
+		tests: "TestConsoleCurvesReachToWhereTheKeyIsFull",
+	}, {
 		name: "no-slots-policy", file: "migrations/engine/ratelimit.sql", what: "in tool, page and SQL, slots that are overridden to 0 are taken",
 		old: "        q.effect := CASE WHEN n.effect = 'numbers' AND n.capacity = '0' THEN 'block' WHEN n.effect IN", new: "        q.effect := CASE WHEN n.effect IN",
 		tests: "TestOverridesToNoSlots",

@@ -148,11 +148,12 @@ type Point struct {
 // Curve works out what a key with known numbers has between two instants, if nothing more is taken.
 func Curve(ctx context.Context, db Querier, name, key string, at time.Time, g *Given, from, to time.Time) ([]Point, error) {
 	return collect(ctx, db, pgx.RowToStructByPos[Point], `
-		SELECT t.at, _ratelimit_total(r.value, r.ts, t.at, q.rate, q.period, q.capacity, q.start, q.windows)
+		SELECT t.at, _ratelimit_total(r.value, r.ts, t.at, q.rate, q.period, q.capacity, q.start, l.windows)
 		  FROM `+given+`
 		 CROSS JOIN LATERAL _ratelimit_numbers($1::text, nullif($2::text, ''), $3::timestamptz, varying => true, standing => true, given => given.g) AS n
 		 CROSS JOIN LATERAL _ratelimit_ask($1::text, $2::text, n, $3::timestamptz, given.g) AS q
 		 CROSS JOIN LATERAL _ratelimit_rows($1::text, ARRAY[$2::text]) AS r
+		 CROSS JOIN LATERAL (SELECT _ratelimit_reaching(q, r.value, r.ts, $3::timestamptz, q.capacity, 0) AS windows OFFSET 0) AS l -- to where it is full
 		 CROSS JOIN LATERAL (SELECT $12::timestamptz + ($13::timestamptz - $12::timestamptz) * (n / 120.0::float8) AS at FROM generate_series(0, 120) AS n) AS t
 		 WHERE q.effect = 'numbers' ORDER BY t.at`, append(arguments(name, key, at, g), from, to)...)
 }
