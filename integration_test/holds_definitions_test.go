@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -324,5 +327,66 @@ func wantsTool(t *testing.T, url string, wants []string, args ...string) {
 	}
 	if len(args) > 0 && args[len(args)-1] == "--json" && !json.Valid(out) {
 		t.Errorf("%s: no JSON: %s", strings.Join(args, " "), out)
+	}
+}
+
+// TestAnOlderVersionsLimitIsOverriddenAsWhatItIs: only a version that still runs defines the names, and the newest one does not. SQL goes by
+// them, so an override does, too.
+func TestAnOlderVersionsLimitIsOverriddenAsWhatItIs(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	mustBeat(t, pool, "web", `[{"name": "rooms", "kind": "slots", "capacity": 3},
+		{"name": "api", "kind": "token bucket", "rate": 10, "period": "1000 hours"},
+		{"name": "own", "kind": "token bucket", "rate": 10, "period": "1 hour", "varies": "1 day"}]`)
+	mustBeat(t, pool, "web", `[{"name": "other", "kind": "unlimited"}]`)
+	if got := lines(t, pool, "SELECT name FROM rate_limit_definitions WHERE current"); got != "(other)" {
+		t.Fatalf("current: %s", got)
+	}
+	refuses := func(sql, want string) {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), sql); sqlState(err) != "22023" || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", sql, err, want)
+		}
+	}
+	refuses("SELECT ratelimit_override('rooms', 'acme', rate => 5)", "rate and max_reserved must be NULL for slots")
+	refuses("SELECT ratelimit_override('rooms', 'acme', capacity => 2.5)", "capacity of slots must be a whole number between 0 and 1e9, not 2.5")
+
+	// Tokens that are added to slots are slots that nobody has.
+	take := func() (n int) {
+		t.Helper()
+		for ; n < 20; n++ {
+			if _, err := pool.Exec(t.Context(), "SELECT ratelimit_hold('rooms', 'acme', gen_random_uuid()::text, ttl => '1 hour')"); sqlState(err) == "PT429" {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+		}
+		return n
+	}
+	if n := take(); n != 3 {
+		t.Errorf("%d of 3 slots are held", n)
+	}
+	mustExec(t, pool, "SELECT ratelimit_override('rooms', 'acme', capacity => 10)")
+	refuses("SELECT ratelimit_add(max(id)) FROM rate_limit_overrides", "it has slots, and nothing is added to them")
+	refuses("SELECT ratelimit_add(max(id), 3) FROM rate_limit_overrides", "it has slots, and nothing is added to them")
+	if n := take(); n != 7 {
+		t.Errorf("%d of 7 more slots are held", n)
+	}
+
+	// A capacity that is the rate follows a new rate, also where the capacity before is given.
+	mustExec(t, pool, "SELECT ratelimit('api', 'ann')")
+	mustExec(t, pool, "SELECT ratelimit_override('api', 'ann', rate => 30)")
+	if got := lines(t, pool, "SELECT ratelimit_add((SELECT max(id) FROM rate_limit_overrides), 10)"); got != "(20)" {
+		t.Errorf("%s tokens were added, want 20", got)
+	}
+
+	var notices []string
+	config := pool.Config().ConnConfig.Copy()
+	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { notices = append(notices, n.Message) }
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	succeeds(t, err)
+	defer func() { _ = conn.Close(t.Context()) }()
+	if _, err := conn.Exec(t.Context(), "SELECT ratelimit_override('own', NULL, rate => 5)"); err != nil || len(notices) != 1 || !strings.Contains(notices[0], "keys with numbers of their own") {
+		t.Errorf("notices: %q, %v", notices, err)
 	}
 }

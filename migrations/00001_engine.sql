@@ -2781,7 +2781,7 @@ AS $body$
 DECLARE
     wrong text;
     unknown boolean; -- programs publish limits, but none of this name
-    slots boolean := EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND d.current AND d.kind = 'slots');
+    slots boolean := EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots');
     id bigint;
     blocked bigint;
 BEGIN
@@ -2820,7 +2820,7 @@ BEGIN
         RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: block %s stays in force, and denies all the same: see ratelimit_unblock', name, blocked);
     END IF;
     IF effect = 'numbers' AND key IS NULL AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d
-            WHERE d.name = name AND d.current AND d.varies IS NOT NULL) THEN
+            WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp()) AND d.varies IS NOT NULL) THEN
         RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: keys with numbers of their own get the numbers of this override, too', name);
     END IF;
     RETURN id;
@@ -3005,7 +3005,7 @@ BEGIN
       INTO was FROM (VALUES (1)) AS one LEFT JOIN LATERAL (
         SELECT f.* FROM /* TEMPLATE: schema */_ratelimit_in_force(o.name, ARRAY[o.key], clock_timestamp()) AS f
          WHERE f.made_at < o.made_at OR f.made_at = o.made_at AND f.id < o.id LIMIT 1) AS f ON true;
-    IF capacity IS NULL OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current) THEN
+    IF capacity IS NULL OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND (d.current OR d.alive_until > clock_timestamp())) THEN
         SELECT f.effect, f.capacity, f.override INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS f;
         SELECT f.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS f;
         -- A limit that is empty fills up within this time, by the numbers as defined and by those of the override.
@@ -3018,7 +3018,7 @@ BEGIN
     was.capacity := CASE WHEN was.effect IN ('numbers', 'varies') THEN was.capacity END;
     more := o.capacity - coalesce(capacity, was.capacity);
     wrong := CASE
-        WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND d.current AND d.kind = 'slots') THEN
+        WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots') THEN
             'it has slots, and nothing is added to them: another capacity counts at once'
         WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN pg_catalog.format('capacity must be 0 or between 1e-15 and 1e15, not %s', capacity)
         WHEN was.override IS NOT NULL AND capacity <> was.capacity THEN

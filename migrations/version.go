@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "d4321581aa07a381553bd9bbbb830cc2d03baa1e2ecb8f2b6efc61906dedb636"
+const Hash = "36155a3210372619b799cbbf45a2a04bffa0299f7c6435e944b3995f87876049"

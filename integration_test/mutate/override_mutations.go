@@ -352,6 +352,22 @@ var overrideMutations = []mutation{
 		old: "(f.current OR f.alive_until > clock_timestamp())", new: "f.current",
 		tests: "TestTheNewestVersionInUseCounts",
 	}, {
+		name: "steer-older-slots", file: overrides, what: "an override gives a rate to slots that only an older version defines",
+		old: "AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots');", new: "AND d.current AND d.kind = 'slots');",
+		tests: "TestAnOlderVersionsLimitIsOverriddenAsWhatItIs",
+	}, {
+		name: "steer-older-add", file: overrides, what: "ratelimit_add mints slots that only an older version defines",
+		old: "AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots') THEN", new: "AND d.current AND d.kind = 'slots') THEN",
+		tests: "TestAnOlderVersionsLimitIsOverriddenAsWhatItIs",
+	}, {
+		name: "steer-older-capacity", file: overrides, what: "ratelimit_add does not know the numbers that only an older version defines",
+		old: "d.name = o.name AND (d.current OR d.alive_until > clock_timestamp())) THEN", new: "d.name = o.name AND d.current) THEN",
+		tests: "TestAnOlderVersionsLimitIsOverriddenAsWhatItIs",
+	}, {
+		name: "steer-older-varies", file: overrides, what: "nobody is told that keys of an older version have numbers of their own",
+		old: "AND (d.current OR d.alive_until > clock_timestamp()) AND d.varies IS NOT NULL", new: "AND d.current AND d.varies IS NOT NULL",
+		tests: "TestAnOlderVersionsLimitIsOverriddenAsWhatItIs",
+	}, {
 		name: "page-own-numbers", file: overrides, what: "the page computes a key with numbers of its own by those of the definition",
 		old: "ELSIF d.varies IS NOT NULL AND (o.rate IS NULL", new: "ELSIF false AND (o.rate IS NULL",
 		tests: "TestTheConsoleAsksForTheNumbersOfAKey",
