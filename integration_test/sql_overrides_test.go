@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -274,6 +275,46 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 	}
 	if rows := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides"); rows != 0 {
 		t.Errorf("%d overrides", rows)
+	}
+}
+
+// TestPublishReadsFieldsAsRatelimitAllDoes: a field of another type, or a number that no double can be, is 22023 and names limit and field.
+func TestPublishReadsFieldsAsRatelimitAllDoes(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	for definition, want := range map[string]string{
+		`{"name": "x", "kind": "token bucket", "rate": "abc", "period": "1 hour"}`:                       `rate limit 'x': rate must be a JSON number, not string`,
+		`{"name": "x", "kind": "token bucket", "rate": "10", "period": "1 hour"}`:                        `rate limit 'x': rate must be a JSON number, not string`,
+		`{"name": "x", "kind": "token bucket", "rate": 1, "period": 60}`:                                 `rate limit 'x': period must be a JSON string, not number`,
+		`{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minutte"}`:                        `rate limit 'x': period: invalid input syntax for type interval`,
+		`{"name": "x", "kind": "token bucket", "rate": 1e400, "period": "1 hour"}`:                       `rate limit 'x': rate: "1`,
+		`{"name": "x", "kind": "token bucket", "rate": 1e-400, "period": "1 hour"}`:                      `rate limit 'x': rate: "0.`,
+		`{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 hour", "capacity": true}`:         `rate limit 'x': capacity must be a JSON number, not boolean`,
+		`{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 hour", "capacity": null}`:         `rate limit 'x': capacity is null: leave it out`,
+		`{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 hour", "max_reserved": [1]}`:      `rate limit 'x': max_reserved must be a JSON number, not array`,
+		`{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 hour", "shards": 1.5}`:            `rate limit 'x': shards must be a whole number between 1 and 100, not 1.5`,
+		`{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 hour", "shards": 101}`:            `rate limit 'x': shards must be a whole number between 1 and 100, not 101`,
+		`{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 hour", "shards": 1e300}`:          `rate limit 'x': shards must be a whole number between 1 and 100, not 1e+300`,
+		`{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 hour", "shards": "2"}`:            `rate limit 'x': shards must be a JSON number, not string`,
+		`{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 hour", "varies": 0}`:              `rate limit 'x': varies must be a JSON string, not number`,
+		`{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 hour", "varies": "soon"}`:         `rate limit 'x': varies: invalid input syntax for type interval`,
+		`{"name": "x", "kind": "fixed window", "rate": 1, "period": "1 hour", "start": 0}`:               `rate limit 'x': start must be a JSON string, not number`,
+		`{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "zone": 1}`:              `rate limit 'x': zone must be a JSON string, not number`,
+		`{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": 2026}`:         `rate limit 'x': anchor must be a JSON string, not number`,
+		`{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-02-31"}`: `rate limit 'x': anchor: date/time field value out of range`,
+		`{"name": "x", "kind": 7}`:              `rate limit 'x': kind must be a JSON string, not number`,
+		`{"name": 7, "kind": "unlimited"}`:      `definition 2: name must be a JSON string, not number`,
+		`{"name": null, "kind": "unlimited"}`:   `definition 2: name is null: leave it out`,
+		`{"kind": "token bucket", "rate": "1"}`: `definition 2: rate must be a JSON number, not string`,
+	} {
+		_, err := pool.Exec(t.Context(), "SELECT ratelimit_publish('p', $1::text::jsonb)", `[{"name": "good", "kind": "unlimited"}, `+definition+`]`)
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Code != "22023" || !strings.HasPrefix(pgErr.Message, want) {
+			t.Errorf("%s: %v, want %q", definition, err, want)
+		}
+	}
+	mustExec(t, pool, `SELECT ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1e1, "period": "1 hour", "shards": 2.0}]')`)
+	if got := lines(t, pool, "SELECT definition, shards FROM rate_limit_definitions"); got != `("token bucket, 10 per 01:00:00, capacity 10, 2 shards",2)` {
+		t.Error(got)
 	}
 }
 

@@ -2276,6 +2276,60 @@ BEGIN
 END
 $body$;
 
+-- Raises an error unless each field of a definition has the type that ratelimit_all wants, and a text or number that Postgres can read.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_check_definition(definition jsonb, number bigint) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text;
+    field text;
+    shards double precision;
+BEGIN
+    SELECT CASE WHEN f.type = 'null' THEN pg_catalog.format('%s is null: leave it out', f.field)
+                ELSE pg_catalog.format('%s must be a JSON %s, not %s', f.field, f.expected, f.type) END INTO wrong
+      FROM (
+        SELECT e.key AS field, jsonb_typeof(e.value) AS type,
+               CASE WHEN e.key IN ('rate', 'capacity', 'max_reserved', 'shards') THEN 'number' ELSE 'string' END AS expected
+          FROM jsonb_each(definition) AS e
+      ) AS f
+     WHERE f.expected <> f.type
+     ORDER BY f.field COLLATE "C"
+     LIMIT 1;
+    -- Postgres reads more than the Go library as a timestamp, and ignores a zone in it.
+    IF wrong IS NULL AND definition->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$' THEN
+        wrong := pg_catalog.format('anchor must be a date, such as 2026-01-31, or a date and a time of day, such as 2026-01-31 15:00, not %L', definition->>'anchor'::text);
+    END IF;
+    IF wrong IS NULL THEN
+        BEGIN
+            FOR field IN SELECT e.key FROM jsonb_each(definition) AS e ORDER BY e.key COLLATE "C" LOOP
+                IF field IN ('rate', 'capacity', 'max_reserved') THEN
+                    PERFORM (definition->>field)::double precision;
+                ELSIF field IN ('period', 'varies') THEN
+                    PERFORM (definition->>field)::interval;
+                ELSIF field = 'start' THEN
+                    PERFORM (definition->>field)::timestamptz;
+                ELSIF field = 'anchor' THEN
+                    PERFORM (definition->>field)::timestamp;
+                ELSIF field = 'shards' THEN
+                    shards := (definition->>field)::double precision;
+                    IF NOT (shards BETWEEN '1' AND '100' AND shards = trunc(shards)) THEN
+                        wrong := pg_catalog.format('shards must be a whole number between 1 and 100, not %s', shards);
+                    END IF;
+                END IF;
+            END LOOP;
+        EXCEPTION WHEN data_exception THEN -- a text that is no interval or no instant, or a number that is too large
+            wrong := pg_catalog.format('%s: %s', field, SQLERRM);
+        END;
+    END IF;
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = CASE jsonb_typeof(definition->'name'::text)
+            WHEN 'string' THEN pg_catalog.format('rate limit %L: %s', left(definition->>'name'::text, 255), wrong)
+            ELSE pg_catalog.format('definition %s: %s', number, wrong) END;
+    END IF;
+END
+$body$;
+
 -- The list of a program that counts: the newest that is in use or, if none is, the newest. own: a list that is in use from now on.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_list(program text, own text, OUT list text)
 LANGUAGE plpgsql
@@ -2344,16 +2398,11 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || definition,
             HINT = 'Its fields are name, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor and varies.';
     END IF;
-    -- Postgres reads more than the Go library as a timestamp, and ignores a zone in it.
-    SELECT min(e->>'anchor'::text) INTO definition FROM jsonb_array_elements(definitions) AS e
-     WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$';
-    IF definition IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
-            'anchor must be a date, such as 2026-01-31, or a date and a time of day, such as 2026-01-31 15:00, not %L', definition);
-    END IF;
+    PERFORM /* TEMPLATE: schema */_ratelimit_check_definition(e.value, e.number) FROM jsonb_array_elements(definitions) WITH ORDINALITY AS e (value, number);
     FOR d IN
-        SELECT r.* FROM jsonb_to_recordset(definitions) AS r (name text, kind text, rate double precision, period interval,
-            capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp, varies interval)
+        SELECT r.name, r.kind, r.rate, r.period, r.capacity, r.max_reserved, r.start, r.shards::integer AS shards, r.zone, r.anchor, r.varies
+          FROM jsonb_to_recordset(definitions) AS r (name text, kind text, rate double precision, period interval,
+            capacity double precision, max_reserved double precision, start timestamptz, shards double precision, zone text, anchor timestamp, varies interval)
     LOOP
         IF d.name = ANY (names) THEN
             RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: name is in the list twice, but a name has one definition', d.name);
@@ -2508,7 +2557,7 @@ Writes down all limits that a program defines, in place of those that it publish
 Arguments:
   program      the name of the program, 1 to 255 bytes. All processes of a program publish the same limits
   definitions  a JSON array of objects with the fields name, kind, rate, period, capacity, max_reserved, start, shards, zone and anchor, as
-               for ratelimit; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
+               for ratelimit, of the JSON types that ratelimit_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
                slots there are. Each name is there once. The field varies, an interval, 0 for slots, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
                fills a row from 0
@@ -2523,7 +2572,7 @@ Returns:
                another kind or period, if the list was published already and a process uses it
 
 Errors:
-  22023        an argument is invalid, a name is there twice, or another program defines a limit of that name with another kind, period or
+  22023        an argument is invalid, a field is null or of the wrong type, a name is there twice, or another program defines a limit of that name with another kind, period or
                start. So does a list of it that is in use, whether it counts or not
   RL003        the transaction is not READ COMMITTED, and the lists have to be changed
 $text$;
@@ -6326,7 +6375,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_check_definition,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -6455,6 +6504,7 @@ DROP TABLE /* TEMPLATE: schema */rate_limit_overrides;
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_publish(program text, definitions jsonb, heartbeat boolean);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_list(program text, own text);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_check_definition(definition jsonb, number bigint);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate_slots(name text, capacity double precision);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate_varies(name text, rate double precision, period interval, kind text, capacity double precision, varies interval);
 DROP TABLE /* TEMPLATE: schema */rate_limit_definitions;

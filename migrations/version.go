@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "36155a3210372619b799cbbf45a2a04bffa0299f7c6435e944b3995f87876049"
+const Hash = "e533ec51f08bfccc70a96c1ceca81f03a007b3508b8014e5b8b773f24b07807c"

@@ -88,6 +88,60 @@ BEGIN
 END
 $body$;
 
+-- Raises an error unless each field of a definition has the type that ratelimit_all wants, and a text or number that Postgres can read.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_check_definition(definition jsonb, number bigint) RETURNS void
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text;
+    field text;
+    shards double precision;
+BEGIN
+    SELECT CASE WHEN f.type = 'null' THEN pg_catalog.format('%s is null: leave it out', f.field)
+                ELSE pg_catalog.format('%s must be a JSON %s, not %s', f.field, f.expected, f.type) END INTO wrong
+      FROM (
+        SELECT e.key AS field, jsonb_typeof(e.value) AS type,
+               CASE WHEN e.key IN ('rate', 'capacity', 'max_reserved', 'shards') THEN 'number' ELSE 'string' END AS expected
+          FROM jsonb_each(definition) AS e
+      ) AS f
+     WHERE f.expected <> f.type
+     ORDER BY f.field COLLATE "C"
+     LIMIT 1;
+    -- Postgres reads more than the Go library as a timestamp, and ignores a zone in it.
+    IF wrong IS NULL AND definition->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$' THEN
+        wrong := pg_catalog.format('anchor must be a date, such as 2026-01-31, or a date and a time of day, such as 2026-01-31 15:00, not %L', definition->>'anchor'::text);
+    END IF;
+    IF wrong IS NULL THEN
+        BEGIN
+            FOR field IN SELECT e.key FROM jsonb_each(definition) AS e ORDER BY e.key COLLATE "C" LOOP
+                IF field IN ('rate', 'capacity', 'max_reserved') THEN
+                    PERFORM (definition->>field)::double precision;
+                ELSIF field IN ('period', 'varies') THEN
+                    PERFORM (definition->>field)::interval;
+                ELSIF field = 'start' THEN
+                    PERFORM (definition->>field)::timestamptz;
+                ELSIF field = 'anchor' THEN
+                    PERFORM (definition->>field)::timestamp;
+                ELSIF field = 'shards' THEN
+                    shards := (definition->>field)::double precision;
+                    IF NOT (shards BETWEEN '1' AND '100' AND shards = trunc(shards)) THEN
+                        wrong := pg_catalog.format('shards must be a whole number between 1 and 100, not %s', shards);
+                    END IF;
+                END IF;
+            END LOOP;
+        EXCEPTION WHEN data_exception THEN -- a text that is no interval or no instant, or a number that is too large
+            wrong := pg_catalog.format('%s: %s', field, SQLERRM);
+        END;
+    END IF;
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = CASE jsonb_typeof(definition->'name'::text)
+            WHEN 'string' THEN pg_catalog.format('rate limit %L: %s', left(definition->>'name'::text, 255), wrong)
+            ELSE pg_catalog.format('definition %s: %s', number, wrong) END;
+    END IF;
+END
+$body$;
+
 -- The list of a program that counts: the newest that is in use or, if none is, the newest. own: a list that is in use from now on.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_list(program text, own text, OUT list text)
 LANGUAGE plpgsql
@@ -156,16 +210,11 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || definition,
             HINT = 'Its fields are name, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor and varies.';
     END IF;
-    -- Postgres reads more than the Go library as a timestamp, and ignores a zone in it.
-    SELECT min(e->>'anchor'::text) INTO definition FROM jsonb_array_elements(definitions) AS e
-     WHERE e->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$';
-    IF definition IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
-            'anchor must be a date, such as 2026-01-31, or a date and a time of day, such as 2026-01-31 15:00, not %L', definition);
-    END IF;
+    PERFORM /* TEMPLATE: schema */_ratelimit_check_definition(e.value, e.number) FROM jsonb_array_elements(definitions) WITH ORDINALITY AS e (value, number);
     FOR d IN
-        SELECT r.* FROM jsonb_to_recordset(definitions) AS r (name text, kind text, rate double precision, period interval,
-            capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp, varies interval)
+        SELECT r.name, r.kind, r.rate, r.period, r.capacity, r.max_reserved, r.start, r.shards::integer AS shards, r.zone, r.anchor, r.varies
+          FROM jsonb_to_recordset(definitions) AS r (name text, kind text, rate double precision, period interval,
+            capacity double precision, max_reserved double precision, start timestamptz, shards double precision, zone text, anchor timestamp, varies interval)
     LOOP
         IF d.name = ANY (names) THEN
             RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: name is in the list twice, but a name has one definition', d.name);
@@ -320,7 +369,7 @@ Writes down all limits that a program defines, in place of those that it publish
 Arguments:
   program      the name of the program, 1 to 255 bytes. All processes of a program publish the same limits
   definitions  a JSON array of objects with the fields name, kind, rate, period, capacity, max_reserved, start, shards, zone and anchor, as
-               for ratelimit; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
+               for ratelimit, of the JSON types that ratelimit_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
                slots there are. Each name is there once. The field varies, an interval, 0 for slots, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
                fills a row from 0
@@ -335,7 +384,7 @@ Returns:
                another kind or period, if the list was published already and a process uses it
 
 Errors:
-  22023        an argument is invalid, a name is there twice, or another program defines a limit of that name with another kind, period or
+  22023        an argument is invalid, a field is null or of the wrong type, a name is there twice, or another program defines a limit of that name with another kind, period or
                start. So does a list of it that is in use, whether it counts or not
   RL003        the transaction is not READ COMMITTED, and the lists have to be changed
 $text$;
