@@ -554,7 +554,7 @@ func TestRatelimitAllRefusesWhatIsWrong(t *testing.T) {
 		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "shards": 101}]`:                                        `shards must be a whole number between 1 and 100, not 101`,
 		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "shards": 1e300}]`:                                      `shards must be a whole number between 1 and 100, not`,
 		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "kind": "sliding"}]`:                                    `kind must be 'token bucket', 'fixed window' or 'calendar window', not 'sliding'`,
-		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "kind": "fixed window", "start": "tomorrows"}]`:         `invalid input syntax for type timestamp with time zone`,
+		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "kind": "fixed window", "start": "tomorrows"}]`:         `request 1: rate limit 'x': start must be an instant with its offset, such as 2026-01-31T00:00:00Z, not 'tomorrows'`,
 		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "kind": "fixed window", "start": "2026-13-01 00:00Z"}]`: `date/time field value out of range`,
 		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 hour", "start": "2026-07-01 00:00Z"}]`:                         `start must be NULL for a token bucket, not 20`,
 		`[{"name": "x", "key": "secret", "rate": 1, "period": "1 month", "kind": "calendar window", "anchor": "01/02/2026"}]`:   `2026-01-31 15:00, not '01/02/2026'`,
@@ -582,6 +582,52 @@ func TestRatelimitAllRefusesWhatIsWrong(t *testing.T) {
 	}
 	if rows := tableOf(t, pool); rows != "" {
 		t.Errorf("something was written:\n%s", rows)
+	}
+}
+
+// TestAStartInJSONIsOneInstant: in ratelimit_all and ratelimit_publish, a start has its offset. A start that is another instant in each call
+// would give each call a window of its own, and nothing would be denied.
+func TestAStartInJSONIsOneInstant(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	call := func(function, start string) error {
+		t.Helper()
+		limit := `[{"name": "x", "kind": "fixed window", "rate": 5, "period": "1 hour", "start": "` + start + `"`
+		if function == "ratelimit_all" {
+			return second(pool.Exec(t.Context(), "SELECT ratelimit_all($1::text::jsonb)", limit+`, "key": "ann"}]`))
+		}
+		return second(pool.Exec(t.Context(), "SELECT ratelimit_publish('p', $1::text::jsonb)", limit+`}]`))
+	}
+	for function, before := range map[string]string{"ratelimit_all": "request 1: ", "ratelimit_publish": ""} {
+		for _, start := range []string{
+			"now", "today", "tomorrow", "yesterday", "epoch", "infinity", "-infinity", "", " ", "2026-01-31", "01.02.2026", "1/2/2026 00:00Z", "12:00Z", "20260131T000000Z",
+			"2026-01-31T00:00:00", "2026-01-31 00:00", "2026-01-31 00:00 Europe/Berlin", "2026-01-31 00:00 CET", "2026-01-31T00Z", "2026-01-31T00:00:00Z BC",
+			"now 2026-01-31T00:00:00Z", "2026-01-31T24:00:00Z", "2026-01-31T00:00:60Z", "J2460000 00:00Z", "10000-01-01T00:00:00Z",
+		} {
+			err := call(function, start)
+			want := before + "rate limit 'x': start must be an instant with its offset, such as 2026-01-31T00:00:00Z, not '" + start + "'"
+			if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Code != "22023" || pgErr.Message != want {
+				t.Errorf("%s: %q: %v, want %q", function, start, err, want)
+			}
+		}
+		for _, start := range []string{
+			"2026-01-31T00:00:00Z", "2026-01-31T00:00Z", "2026-01-31 00:00Z", "2026-01-31T00:00:00.5Z", "2026-01-31T00:00:00.123456789Z", "2026-01-31T00:00:00+05:30", "2026-01-31 00:00:00-11",
+			"2026-01-31T00:00:00+0530", scan[string](t, pool, "SELECT now()::text"), scan[string](t, pool, "SELECT to_jsonb(now()) #>> '{}'"),
+			scan[string](t, pool, "SELECT to_jsonb(timestamptz '1880-06-01 12:00Z') #>> '{}' FROM set_config('timezone', 'Europe/Berlin', false)"), // +00:53:28
+		} {
+			if err := call(function, start); err != nil {
+				t.Errorf("%s: %q: %v", function, start, err)
+			}
+			mustExec(t, pool, "TRUNCATE rate_limits; TRUNCATE rate_limit_definitions")
+		}
+	}
+	// Go sends what is accepted.
+	for _, start := range []time.Time{noon, noon.Add(time.Microsecond), time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(9999, 12, 31, 23, 59, 59, 999_999_000, time.UTC), noon.In(time.FixedZone("", 5*3600+1800))} {
+		limit := ratelimit.FixedWindow("x", 5, time.Hour, ratelimit.Start(start))
+		succeeds(t, ratelimit.Publish(t.Context(), pool, "p", limit))
+		if got := scan[time.Time](t, pool, "SELECT start FROM rate_limit_definitions WHERE current"); !got.Equal(start) {
+			t.Errorf("%v is published as %v", start, got)
+		}
 	}
 }
 

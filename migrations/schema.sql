@@ -2300,6 +2300,10 @@ BEGIN
     IF wrong IS NULL AND definition->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$' THEN
         wrong := pg_catalog.format('anchor must be a date, such as 2026-01-31, or a date and a time of day, such as 2026-01-31 15:00, not %L', definition->>'anchor'::text);
     END IF;
+    -- What Postgres reads beside it means another instant in each call ('now'), or in each session.
+    IF wrong IS NULL AND definition->>'start'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9]([.][0-9]{1,9})?)?(Z|[+-][0-9]{2}(:?[0-9]{2}(:[0-9]{2})?)?)$' THEN
+        wrong := pg_catalog.format('start must be an instant with its offset, such as 2026-01-31T00:00:00Z, not %L', left(definition->>'start'::text, 50));
+    END IF;
     IF wrong IS NULL THEN
         BEGIN
             FOR field IN SELECT e.key FROM jsonb_each(definition) AS e ORDER BY e.key COLLATE "C" LOOP
@@ -2560,7 +2564,7 @@ Arguments:
                for ratelimit, of the JSON types that ratelimit_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
                slots there are. Each name is there once. The field varies, an interval, 0 for slots, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
-               fills a row from 0
+               fills a row from 0. A start is written as '2026-01-31T00:00:00Z' or '2026-01-31 00:00:00+00'
 
 The list is the program's newest from now on. Of the lists that a program has published, the newest one counts that a process of the Go
 library has said it uses within five minutes. If there is none, the newest one does. The tool, the page and SQL without numbers use it.
@@ -3882,6 +3886,11 @@ BEGIN
     IF wrong IS NULL AND request->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$' THEN
         wrong := pg_catalog.format('anchor must be a date, such as 2026-01-31, or a date and a time of day, such as 2026-01-31 15:00, not %L', request->>'anchor'::text);
     END IF;
+    -- What Postgres reads beside it means another instant in each call ('now'), or in each session.
+    IF wrong IS NULL AND request->>'start'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9]([.][0-9]{1,9})?)?(Z|[+-][0-9]{2}(:?[0-9]{2}(:[0-9]{2})?)?)$' THEN
+        wrong := pg_catalog.format('rate limit %s: start must be an instant with its offset, such as 2026-01-31T00:00:00Z, not %L',
+            quote_nullable(left(request->>'name'::text, 255)), left(request->>'start'::text, 50));
+    END IF;
     IF wrong IS NULL THEN
         BEGIN
             rate := (request->>'rate'::text)::double precision;
@@ -4034,7 +4043,7 @@ denial, as ratelimit does. The rows are locked in one order, whatever the order 
 requests is a JSON array of objects with the same names as the arguments of ratelimit: name, key, rate, period, count, kind, capacity,
 start, shards, global, zone, anchor; and max_reserved, which changes nothing here. Names, keys, intervals, instants and dates are strings. A field that
 is left out has the same default. Each object without any numbers has those that a program has published, under the override in force.
-An anchor is written as '2026-01-31' or '2026-01-31 15:00'. jsonb_build_array and jsonb_build_object make the list from variables.
+An anchor is written as '2026-01-31' or '2026-01-31 15:00', a start as '2026-01-31T00:00:00Z' or '2026-01-31 00:00:00+00'. jsonb_build_array and jsonb_build_object make the list from variables.
 
 Result, one row for each object, in the order of the list:
   name, key  of the request; the key is '' if the limit is global

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "e533ec51f08bfccc70a96c1ceca81f03a007b3508b8014e5b8b773f24b07807c"
+const Hash = "1b7eb1c2420b6feaecf57c0a4634caee75d5ed1a5f3b1a202f18791273522108"

@@ -292,6 +292,22 @@ var overrideMutations = []mutation{
 		old: "shards BETWEEN '1' AND '100' AND shards = trunc(shards)", new: "shards BETWEEN '1' AND '100'",
 		tests: "TestPublishReadsFieldsAsRatelimitAllDoes",
 	}, {
+		name: "publish-start", file: definitions, what: "a start may be another instant in each call of ratelimit_publish",
+		old: "IF wrong IS NULL AND definition->>'start'::text !~", new: "IF false AND definition->>'start'::text !~",
+		tests: "TestAStartInJSONIsOneInstant",
+	}, {
+		name: "publish-start-offset", file: definitions, what: "a published start without an offset is another instant in each session",
+		old: "(Z|[+-][0-9]{2}(:?[0-9]{2}(:[0-9]{2})?)?)$'", new: "(Z|[+-][0-9]{2}(:?[0-9]{2}(:[0-9]{2})?)?)?$'",
+		tests: "TestAStartInJSONIsOneInstant",
+	}, {
+		name: "all-start", file: ratelimit, what: "a start may be another instant in each call of ratelimit_all, which denies nothing then",
+		old: "IF wrong IS NULL AND request->>'start'::text !~", new: "IF false AND request->>'start'::text !~",
+		tests: "TestAStartInJSONIsOneInstant",
+	}, {
+		name: "all-start-offset", file: ratelimit, what: "a start without an offset is another instant in each session",
+		old: "(Z|[+-][0-9]{2}(:?[0-9]{2}(:[0-9]{2})?)?)$'", new: "(Z|[+-][0-9]{2}(:?[0-9]{2}(:[0-9]{2})?)?)?$'",
+		tests: "TestAStartInJSONIsOneInstant",
+	}, {
 		name: "steer-publish-replaces", file: "migrations/engine/definitions.sql", what: "what a program no longer publishes stays current",
 		old: "(old.current <> coalesce(old.list = winner, false) OR hash IS NULL AND old.alive_until > at)", new: "NOT old.current AND old.list = winner",
 		tests: "TestPublish|TestTheNewestVersionInUseCounts",

@@ -112,6 +112,10 @@ BEGIN
     IF wrong IS NULL AND definition->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$' THEN
         wrong := pg_catalog.format('anchor must be a date, such as 2026-01-31, or a date and a time of day, such as 2026-01-31 15:00, not %L', definition->>'anchor'::text);
     END IF;
+    -- What Postgres reads beside it means another instant in each call ('now'), or in each session.
+    IF wrong IS NULL AND definition->>'start'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9]([.][0-9]{1,9})?)?(Z|[+-][0-9]{2}(:?[0-9]{2}(:[0-9]{2})?)?)$' THEN
+        wrong := pg_catalog.format('start must be an instant with its offset, such as 2026-01-31T00:00:00Z, not %L', left(definition->>'start'::text, 50));
+    END IF;
     IF wrong IS NULL THEN
         BEGIN
             FOR field IN SELECT e.key FROM jsonb_each(definition) AS e ORDER BY e.key COLLATE "C" LOOP
@@ -372,7 +376,7 @@ Arguments:
                for ratelimit, of the JSON types that ratelimit_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
                slots there are. Each name is there once. The field varies, an interval, 0 for slots, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
-               fills a row from 0
+               fills a row from 0. A start is written as '2026-01-31T00:00:00Z' or '2026-01-31 00:00:00+00'
 
 The list is the program's newest from now on. Of the lists that a program has published, the newest one counts that a process of the Go
 library has said it uses within five minutes. If there is none, the newest one does. The tool, the page and SQL without numbers use it.

@@ -713,6 +713,11 @@ BEGIN
     IF wrong IS NULL AND request->>'anchor'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}( ([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?)?$' THEN
         wrong := pg_catalog.format('anchor must be a date, such as 2026-01-31, or a date and a time of day, such as 2026-01-31 15:00, not %L', request->>'anchor'::text);
     END IF;
+    -- What Postgres reads beside it means another instant in each call ('now'), or in each session.
+    IF wrong IS NULL AND request->>'start'::text !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9]([.][0-9]{1,9})?)?(Z|[+-][0-9]{2}(:?[0-9]{2}(:[0-9]{2})?)?)$' THEN
+        wrong := pg_catalog.format('rate limit %s: start must be an instant with its offset, such as 2026-01-31T00:00:00Z, not %L',
+            quote_nullable(left(request->>'name'::text, 255)), left(request->>'start'::text, 50));
+    END IF;
     IF wrong IS NULL THEN
         BEGIN
             rate := (request->>'rate'::text)::double precision;
@@ -865,7 +870,7 @@ denial, as ratelimit does. The rows are locked in one order, whatever the order 
 requests is a JSON array of objects with the same names as the arguments of ratelimit: name, key, rate, period, count, kind, capacity,
 start, shards, global, zone, anchor; and max_reserved, which changes nothing here. Names, keys, intervals, instants and dates are strings. A field that
 is left out has the same default. Each object without any numbers has those that a program has published, under the override in force.
-An anchor is written as '2026-01-31' or '2026-01-31 15:00'. jsonb_build_array and jsonb_build_object make the list from variables.
+An anchor is written as '2026-01-31' or '2026-01-31 15:00', a start as '2026-01-31T00:00:00Z' or '2026-01-31 00:00:00+00'. jsonb_build_array and jsonb_build_object make the list from variables.
 
 Result, one row for each object, in the order of the list:
   name, key  of the request; the key is '' if the limit is global
