@@ -314,6 +314,60 @@ func TestAKindInUseIsRefused(t *testing.T) {
 	}
 }
 
+// TestACalendarInUseIsRefused: two programs with windows that begin at other instants would both grant, as those of another start do.
+func TestACalendarInUseIsRefused(t *testing.T) {
+	t.Parallel()
+	calendar := func(period, rest string) string {
+		return `[{"name": "api", "kind": "calendar window", "rate": 10, "period": "` + period + `"` + rest + `}]`
+	}
+	for _, c := range []struct{ period, first, second, want string }{
+		{"1 day", "", `, "zone": "Europe/Berlin"`, "rate limit 'api': program 'two' defines a calendar window of 1 day in Europe/Berlin from 2001-01-01 00:00:00, and program 'one' a calendar window of 1 day in UTC from 2001-01-01 00:00:00: both would grant"},
+		{"1 day", "", `, "zone": "UTC", "anchor": "2026-05-05"`, ""},
+		{"1 day", "", `, "anchor": "2001-01-01 15:00"`, "in UTC from 2001-01-01 15:00:00, and program 'one'"},
+		{"7 days", "", `, "anchor": "2001-01-02"`, "both would grant"},
+		{"7 days", "", `, "anchor": "2000-12-25"`, ""},
+		{"1 month", `, "anchor": "2026-01-31"`, `, "anchor": "2026-04-30"`, "both would grant"},
+		{"1 month", `, "anchor": "2026-01-31"`, `, "anchor": "2024-03-31"`, ""},
+		{"3 months", "", `, "anchor": "2001-02-01"`, "both would grant"},
+		{"3 months", "", `, "anchor": "2000-10-01"`, ""},
+		{"1 year", "", `, "anchor": "2001-02-01"`, "both would grant"},
+		{"1 year", "", `, "anchor": "2026-01-01"`, ""},
+		{"1 day", "", `, "zone": "Europe/Berlin", "varies": "2 days"`, ""}, // keys have zones of their own
+		{"1 day", `, "varies": "2 days"`, `, "zone": "Europe/Berlin"`, ""},
+		{"1 day", "", `, "zone": "Europe/Berlin", "capacity": 20, "max_reserved": 5`, "both would grant"},
+	} {
+		t.Run(c.period+c.first+c.second, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 2)
+			mustExec(t, pool, "SELECT ratelimit_publish('one', '"+calendar(c.period, c.first)+"')")
+			mustExec(t, pool, "SELECT ratelimit_publish('one', '"+calendar(c.period, c.second)+"'); SELECT ratelimit_publish('one', '"+calendar(c.period, c.first)+"')") // one program may change it
+			_, err := pool.Exec(t.Context(), "SELECT ratelimit_publish('two', '"+calendar(c.period, c.second)+"')")
+			if c.want == "" {
+				succeeds(t, err)
+			} else if sqlState(err) != "22023" || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+		})
+	}
+	t.Run("before", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t, 2)
+		berlin := calendar("1 day", `, "zone": "Europe/Berlin"`)
+		mustBeat(t, pool, "web", berlin)
+		mustExec(t, pool, lateLists+"true")
+		mustBeat(t, pool, "web", windowList)
+		mustExec(t, pool, lateLists+"true; SELECT ratelimit_publish('web', '[]')")
+		mustBeat(t, pool, "worker", calendar("1 day", ""))
+		counts, others, err := beats(t, pool, "web", berlin)
+		if err != nil || !counts || len(others) != 1 || !strings.Contains(others[0], "in UTC from 2001-01-01") {
+			t.Errorf("a list that was published before: counts: %t, others: %q, %v", counts, others, err)
+		}
+		if err := ratelimit.Publish(t.Context(), pool, "cron", ratelimit.CalendarWindow("api", 10, ratelimit.Day, ratelimit.Zone("Asia/Tokyo"))); sqlState(err) != "22023" || !strings.Contains(err.Error(), "both would grant") {
+			t.Errorf("a list that is new: %v", err)
+		}
+	})
+}
+
 // TestAListIsAsOldAsItWas: whoever uses it again, and whatever is left of it.
 func TestAListIsAsOldAsItWas(t *testing.T) {
 	t.Parallel()

@@ -611,3 +611,22 @@ func TestACalendarRowWhoseTimeLiesAhead(t *testing.T) {
 		t.Errorf("by hand until %v, by the library until %v", byHand, denied.RetryAt)
 	}
 }
+
+// TestAnchorsWithTheSameWindows compares _ratelimit_same_windows with the windows from 2018 to 2034.
+func TestAnchorsWithTheSameWindows(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	got := lines(t, pool, `
+		WITH list AS (
+			SELECT p.period, a.anchor, ARRAY(SELECT w FROM unnest(_ratelimit_windows(p.period, 'UTC', a.anchor, '2026-01-01 00:00Z', p.reach, p.reach)) AS w
+			       WHERE w BETWEEN '2018-01-01 00:00Z' AND '2034-01-01 00:00Z') AS windows
+			  FROM (VALUES (interval '1 day', 3000), ('7 days', 500), ('1 month', 100), ('3 months', 40), ('1 year', 10)) AS p (period, reach),
+			       unnest('{2001-01-01, 2001-01-02, 2001-01-08, 2001-01-01 15:00, 2026-01-01, 2026-01-31, 2026-01-31 15:00, 2026-03-31, 2024-03-31, 2026-04-30, 2026-02-28, 2024-02-29,
+			           2020-02-29, 2021-02-28, 2026-12-31, 2025-12-30, 0001-12-31, 9999-12-31, 9999-01-31 15:00}'::timestamp[]) AS a (anchor)
+		)
+		SELECT a.period, a.anchor, b.anchor, a.windows = b.windows FROM list AS a JOIN list AS b ON b.period = a.period
+		 WHERE (a.windows = b.windows) IS DISTINCT FROM _ratelimit_same_windows(a.period, a.anchor, b.anchor) OR cardinality(a.windows) < 15`)
+	if got != "" {
+		t.Errorf("period, anchors, and whether their windows are the same:\n%s", got)
+	}
+}

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "1b7eb1c2420b6feaecf57c0a4634caee75d5ed1a5f3b1a202f18791273522108"
+const Hash = "7e095fb5352bd5ce428cb9097582bcdbf7c3d6e153cab67df0dbf249e8facaf9"

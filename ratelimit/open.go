@@ -96,7 +96,7 @@ const (
 //  3. It loads the overrides ([Overrides]), so that they hold from the first call on.
 //  4. It checks that it may sweep, and write the usage.
 //  5. It publishes the limits. An unchanged list takes no lock. If another program has other numbers of a name, or a newer
-//     version of this program runs, OnError is told ([ErrNotCurrent]).
+//     version of this program runs, OnError is told ([ErrNotCurrent]). Where both would grant, Open fails: see [Publish].
 //
 // Then, in the background and until [Limiter.Close], it says every minute that it uses its limits, follows the overrides,
 // sweeps the limits ([Limiter.Sweep]) and writes the usage. Of all programs on a schema, one at a time sweeps a batch: it

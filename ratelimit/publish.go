@@ -26,7 +26,8 @@ import (
 //
 // An invalid limit or program is [ErrInvalid], before anything is sent. So are two limits of one name, and a limit made by
 // [Limit.With]. If another program has published a limit of the same
-// name with another kind, period or [Start], the error names both: SQLSTATE 22023. So it is if only an older version of that program,
+// name with another kind, period or [Start], the error names both: SQLSTATE 22023. So it is for another [Zone] of a calendar window, or an
+// [Anchor] from which other windows follow, unless one of the limits has [Varies]. And so it is if only an older version of that program,
 // which still runs, has it. Then nothing is written.
 //
 // What the program has published before counts for sweeps for another 7 days after it was last used. If several

@@ -308,6 +308,38 @@ var overrideMutations = []mutation{
 		old: "(Z|[+-][0-9]{2}(:?[0-9]{2}(:[0-9]{2})?)?)$'", new: "(Z|[+-][0-9]{2}(:?[0-9]{2}(:[0-9]{2})?)?)?$'",
 		tests: "TestAStartInJSONIsOneInstant",
 	}, {
+		name: "publish-zone", file: definitions, what: "two programs may define one calendar window in other zones",
+		old: "(o.zone <> d.zone OR NOT /*", new: "(NOT /*",
+		tests: "TestACalendarInUseIsRefused",
+	}, {
+		name: "publish-anchor", file: definitions, what: "two programs may define one calendar window from other anchors",
+		old: "o.zone <> d.zone OR NOT /* TEMPLATE: schema */_ratelimit_same_windows(d.period, d.anchor, o.anchor)", new: "o.zone <> d.zone",
+		tests: "TestACalendarInUseIsRefused",
+	}, {
+		name: "publish-zone-varies", file: definitions, what: "a program whose keys have zones of their own is refused",
+		old: "OR d.varies IS NULL AND o.varies IS NULL AND (o.zone", new: "OR o.varies IS NULL AND (o.zone",
+		tests: "TestACalendarInUseIsRefused",
+	}, {
+		name: "publish-zone-other-varies", file: definitions, what: "a program is refused beside one whose keys have zones of their own",
+		old: "OR d.varies IS NULL AND o.varies IS NULL AND (o.zone", new: "OR d.varies IS NULL AND (o.zone",
+		tests: "TestACalendarInUseIsRefused",
+	}, {
+		name: "windows-time-of-day", file: calendarSQL, what: "windows at other times of day are the same",
+		old: "RETURN a::time = b::time AND CASE", new: "RETURN CASE",
+		tests: "TestAnchorsWithTheSameWindows",
+	}, {
+		name: "windows-weeks", file: calendarSQL, what: "weeks from other days are the same",
+		old: "% date_part('day', period)::integer = 0", new: "% 1 = 0",
+		tests: "TestAnchorsWithTheSameWindows",
+	}, {
+		name: "windows-day-of-month", file: calendarSQL, what: "months from other days are the same",
+		old: "ELSE date_part('day', a) = date_part('day', b)\n        AND ", new: "ELSE ",
+		tests: "TestAnchorsWithTheSameWindows",
+	}, {
+		name: "windows-quarters", file: calendarSQL, what: "quarters from other months are the same",
+		old: "% (date_part('year', period) * '12' + date_part('month', period))::integer = 0", new: "% 1 = 0",
+		tests: "TestAnchorsWithTheSameWindows",
+	}, {
 		name: "steer-publish-replaces", file: "migrations/engine/definitions.sql", what: "what a program no longer publishes stays current",
 		old: "(old.current <> coalesce(old.list = winner, false) OR hash IS NULL AND old.alive_until > at)", new: "NOT old.current AND old.list = winner",
 		tests: "TestPublish|TestTheNewestVersionInUseCounts",

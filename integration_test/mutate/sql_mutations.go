@@ -4,6 +4,7 @@ const (
 	apply          = "migrations/engine/apply.sql"
 	available      = "migrations/engine/available.sql"
 	balance        = "migrations/engine/balance.sql"
+	calendarSQL    = "migrations/engine/calendar.sql"
 	coalesce       = "migrations/engine/coalesce.sql"
 	consume        = "migrations/engine/consume.sql"
 	consumeKeys    = "migrations/engine/consume_keys.sql"
@@ -386,11 +387,11 @@ var sqlMutations = []mutation{
 		old: "least(windows[1], upto) - ts", new: "windows[1] - ts",
 		tests: "TestAClientsClockMintsNoCalendarWindow",
 	}, {
-		name: "calendar-number", file: "migrations/engine/calendar.sql", what: "a window is counted from midnight, although it begins later in the day",
+		name: "calendar-number", file: calendarSQL, what: "a window is counted from midnight, although it begins later in the day",
 		old: "((at AT TIME ZONE zone) - (anchor - date_trunc('day', anchor)))::date", new: "((at AT TIME ZONE zone) + (anchor - date_trunc('day', anchor)))::date",
 		tests: "TestCalendarWindows",
 	}, {
-		name: "calendar-anchor-time", file: "migrations/engine/calendar.sql", what: "SQL by hand begins every window at midnight",
+		name: "calendar-anchor-time", file: calendarSQL, what: "SQL by hand begins every window at midnight",
 		old: "(anchor + period * n", new: "(date_trunc('day', anchor) + period * n",
 		tests: "TestByHandCalendarWindowsAreThoseOfTheLibrary|TestCalendarWindows",
 	}, {
@@ -522,7 +523,7 @@ var sqlMutations = []mutation{
 		old: "_ratelimit_retry_at(verb, q, NULL, NULL, at) WHEN verb = 'reserve' THEN at END;", new: "_ratelimit_retry_at(verb, q, NULL, NULL, at) END;",
 		tests: "TestByHandReserveAndTakeWithoutNumbers",
 	}, {
-		name: "byhand-debt-of-windows", file: "migrations/engine/calendar.sql", what: "the windows of a long debt are not all refilled",
+		name: "byhand-debt-of-windows", file: calendarSQL, what: "the windows of a long debt are not all refilled",
 		old: "least(ceil(capacity / rate) + '101', 1000)", new: "least(ceil(capacity / rate) + '1', 1000)",
 		tests: "TestByHandADebtOfManyCalendarWindowsIsRefilled",
 	},

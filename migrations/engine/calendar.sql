@@ -38,6 +38,15 @@ BEGIN
 END
 $body$;
 
+-- Reports whether two anchors have the same windows in one zone: those of _ratelimit_windows. In months, the 31st and the 30th differ, since only
+-- short months have both on their last day.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_same_windows(period interval, a timestamp, b timestamp) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN a::time = b::time AND CASE WHEN date_part('day', period) > '0' THEN (a::date - b::date) % date_part('day', period)::integer = 0
+    ELSE date_part('day', a) = date_part('day', b)
+        AND ((date_part('year', a) - date_part('year', b)) * '12' + date_part('month', a) - date_part('month', b))::integer
+            % (date_part('year', period) * '12' + date_part('month', period))::integer = 0 END;
+
 -- Returns how many windows the list must reach back so that it has every refill of a row that owes the tokens of 100 windows.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

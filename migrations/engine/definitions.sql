@@ -313,14 +313,17 @@ BEGIN
             IF NOT known AND (d.rate > '0' OR d.varies IS NOT NULL OR d.kind = 'slots') THEN
                 SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
                  WHERE o.name = d.name AND o.program <> program COLLATE "C" AND (o.current OR o.alive_until > at) AND (o.rate > '0' OR o.varies IS NOT NULL OR o.kind = 'slots')
-                   AND (o.kind <> d.kind OR o.period <> d.period OR (o.start IS NULL) <> (d.start IS NULL) OR date_bin(d.period, d.start, o.start) <> d.start)
+                   AND (o.kind <> d.kind OR o.period <> d.period OR (o.start IS NULL) <> (d.start IS NULL) OR date_bin(d.period, d.start, o.start) <> d.start
+                        OR d.varies IS NULL AND o.varies IS NULL AND (o.zone <> d.zone OR NOT /* TEMPLATE: schema */_ratelimit_same_windows(d.period, d.anchor, o.anchor)))
                  ORDER BY o.current DESC, o.program
                  LIMIT 1;
                 IF FOUND THEN
                     RAISE invalid_parameter_value USING
-                        MESSAGE = pg_catalog.format('rate limit %L: program %L defines %s%s, and program %L %s%s: both would grant', d.name,
+                        MESSAGE = pg_catalog.format('rate limit %L: program %L defines %s%s%s, and program %L %s%s%s: both would grant', d.name,
                             program, CASE d.kind WHEN 'slots' THEN d.kind ELSE pg_catalog.format('a %s of %s', d.kind, d.period) END, ' from ' || d.start::text,
-                            other.program, CASE other.kind WHEN 'slots' THEN other.kind ELSE pg_catalog.format('a %s of %s', other.kind, other.period) END, ' from ' || other.start::text),
+                            pg_catalog.format(' in %s from ', d.zone) || d.anchor::text,
+                            other.program, CASE other.kind WHEN 'slots' THEN other.kind ELSE pg_catalog.format('a %s of %s', other.kind, other.period) END, ' from ' || other.start::text,
+                            pg_catalog.format(' in %s from ', other.zone) || other.anchor::text),
                         HINT = pg_catalog.format(CASE WHEN other.current THEN
                             'Give one of them another name. If %1$L no longer runs: SELECT ratelimit_publish(%1$L, ''[]'')' ELSE
                             'Give one of them another name, or wait until no older version of %1$L has run for five minutes' END, other.program);
@@ -388,7 +391,8 @@ Returns:
                another kind or period, if the list was published already and a process uses it
 
 Errors:
-  22023        an argument is invalid, a field is null or of the wrong type, a name is there twice, or another program defines a limit of that name with another kind, period or
-               start. So does a list of it that is in use, whether it counts or not
+  22023        an argument is invalid, a field is null or of the wrong type, a name is there twice, or another program defines a limit of that
+               name with another kind, period or start or, of a calendar window without varies, another zone or another anchor that has
+               other windows. So does a list of it that is in use, whether it counts or not
   RL003        the transaction is not READ COMMITTED, and the lists have to be changed
 $text$;
