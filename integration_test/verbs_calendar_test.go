@@ -630,3 +630,53 @@ func TestAnchorsWithTheSameWindows(t *testing.T) {
 		t.Errorf("period, anchors, and whether their windows are the same:\n%s", got)
 	}
 }
+
+// TestOnlyWhatGoReadsIsACalendar: SQL takes the units of the calendar and the names of zones that Go takes, and no others.
+func TestOnlyWhatGoReadsIsACalendar(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	publish := func(period, zone string) string {
+		return fmt.Sprintf(`SELECT ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 10, "period": "%s", "zone": "%s"}]')`, period, zone)
+	}
+	refuses := func(sql, want string) {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), sql); sqlState(err) != "22023" || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", sql, err, want)
+		}
+	}
+	for _, period := range []string{
+		"1 month -93 days", "2 months 100 days", "1 month -99 days", "3 months -200 days", "-1 months 107 days", "-1 months 101 days", "13 months -100 days",
+		"1 month 1 day", "1 year 1 day", "8 days", "2 months", "2 years", "0", "24 hours", "1 day 1 hour", "-1 days", "-1 months", "178000000 years",
+	} {
+		refuses(publish(period, "UTC"), "rate limit 'x': period of a calendar window must be 1 day, 7 days, 1 month, 3 months or 1 year, not ")
+		refuses("SELECT ratelimit('x', 'k', kind => 'calendar window', rate => 10, period => '"+period+"')", "period of a calendar window must be")
+	}
+	for period, longest := range map[string]string{"1 day": "48:00:00", "1 week": "192:00:00", "1 month": "768:00:00", "3 months": "2232:00:00", "12 months": "8808:00:00", "1 year": "8808:00:00"} {
+		mustExec(t, pool, publish(period, "UTC"))
+		if got := scan[string](t, pool, "SELECT _ratelimit_longest(period)::text FROM rate_limit_definitions WHERE current"); got != longest {
+			t.Errorf("the longest of %s is %s, want %s", period, got, longest)
+		}
+	}
+
+	refuses(publish("1 day", "europe/BERLIN"), "rate limit 'x': zone must be written as in pg_timezone_names, 'Europe/Berlin', not 'europe/BERLIN'")
+	refuses(publish("1 day", "Europe/Nowhere"), "rate limit 'x': zone must be in pg_timezone_names, which 'Europe/Nowhere' is not")
+	mustExec(t, pool, publish("1 day", "Europe/Berlin"))
+	mustExec(t, pool, publish("1 day", "America/Argentina/Buenos_Aires"))
+	list := strings.TrimSuffix(strings.TrimPrefix(publish("1 day", "Europe/Nowhere"), "SELECT ratelimit_publish('p', '"), "')")
+	mustExec(t, pool, "SELECT ratelimit_publish('p', '[]')")
+	mustBeat(t, pool, "go", list) // whose zone files are newer
+	if _, _, err := beats(t, pool, "go", strings.ReplaceAll(list, "Nowhere", "berlin")); sqlState(err) != "22023" || !strings.Contains(err.Error(), "'Europe/Berlin', not 'Europe/berlin'") {
+		t.Error(err)
+	}
+
+	const names = " FROM pg_timezone_names WHERE name LIKE '%/%' AND name NOT LIKE 'posix/%' AND name NOT LIKE 'right/%'"
+	if n := scan[int](t, pool, "SELECT count(*)"+names); n < 300 {
+		t.Errorf("Postgres has %d zones", n)
+	}
+	if got := lines(t, pool, "SELECT name, _ratelimit_zone(name), _ratelimit_zone(upper(name))"+names+" AND (_ratelimit_zone(name) IS DISTINCT FROM name OR _ratelimit_zone(upper(name)) IS DISTINCT FROM name)"); got != "" {
+		t.Errorf("zones, and what Postgres is said to call them:\n%s", got)
+	}
+	if got := lines(t, pool, "SELECT set_config('timezone', 'Asia/Tokyo', false), _ratelimit_zone('Europe/Berlin'), _ratelimit_zone('Europe/Nowhere'), current_setting('timezone')"); got != "(Asia/Tokyo,Europe/Berlin,,Asia/Tokyo)" {
+		t.Errorf("the zone of the session: %s", got)
+	}
+}

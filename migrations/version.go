@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "7e095fb5352bd5ce428cb9097582bcdbf7c3d6e153cab67df0dbf249e8facaf9"
+const Hash = "69aeed0b08dcb077261071c771e5081aa5726ff1e559c36b72ab3e9207c557ee"

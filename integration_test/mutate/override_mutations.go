@@ -340,6 +340,22 @@ var overrideMutations = []mutation{
 		old: "% (date_part('year', period) * '12' + date_part('month', period))::integer = 0", new: "% 1 = 0",
 		tests: "TestAnchorsWithTheSameWindows",
 	}, {
+		name: "publish-zone-case", file: definitions, what: "a zone that Go cannot load is published",
+		old: "IF zone <> d.zone THEN", new: "IF false THEN",
+		tests: "TestOnlyWhatGoReadsIsACalendar",
+	}, {
+		name: "publish-zone-unknown", file: definitions, what: "a zone that nobody knows is published",
+		old: "ELSIF zone IS NULL AND heartbeat IS NULL THEN", new: "ELSIF false THEN",
+		tests: "TestOnlyWhatGoReadsIsACalendar",
+	}, {
+		name: "publish-zone-of-go", file: definitions, what: "a program does not start where Postgres has older zone files",
+		old: "ELSIF zone IS NULL AND heartbeat IS NULL THEN", new: "ELSIF zone IS NULL THEN",
+		tests: "TestOnlyWhatGoReadsIsACalendar",
+	}, {
+		name: "calendar-unit", file: calendarSQL, what: "a month less 93 days is a week",
+		old: "RETURN CASE WHEN date_part('hour', period) = '0' AND", new: "RETURN CASE WHEN date_part('month', period) * '100' + date_part('day', period) = '7' THEN interval '192 hours' WHEN date_part('hour', period) = '0' AND",
+		tests: "TestOnlyWhatGoReadsIsACalendar",
+	}, {
 		name: "steer-publish-replaces", file: "migrations/engine/definitions.sql", what: "what a program no longer publishes stays current",
 		old: "(old.current <> coalesce(old.list = winner, false) OR hash IS NULL AND old.alive_until > at)", new: "NOT old.current AND old.list = winner",
 		tests: "TestPublish|TestTheNewestVersionInUseCounts",

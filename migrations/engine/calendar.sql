@@ -6,12 +6,12 @@
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_longest(period interval) RETURNS interval
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period) = '0' AND date_part('second', period) = '0' THEN
-    CASE (date_part('year', period) * '12' + date_part('month', period)) * '100' + date_part('day', period)
+    CASE (date_part('year', period) * '12' + date_part('month', period)) * '1e10' + date_part('day', period) -- no number of days is as large
         WHEN '1' THEN interval '48 hours'
         WHEN '7' THEN interval '192 hours'
-        WHEN '100' THEN interval '768 hours'
-        WHEN '300' THEN interval '2232 hours'
-        WHEN '1200' THEN interval '8808 hours'
+        WHEN '1e10' THEN interval '768 hours'
+        WHEN '3e10' THEN interval '2232 hours'
+        WHEN '12e10' THEN interval '8808 hours'
     END END;
 
 -- Returns the starts of the windows around an instant, in order: `back` windows before the one of `at`, or a few more, and
@@ -46,6 +46,20 @@ RETURN a::time = b::time AND CASE WHEN date_part('day', period) > '0' THEN (a::d
     ELSE date_part('day', a) = date_part('day', b)
         AND ((date_part('year', a) - date_part('year', b)) * '12' + date_part('month', a) - date_part('month', b))::integer
             % (date_part('year', period) * '12' + date_part('month', period))::integer = 0 END;
+
+-- Returns the name of a zone as pg_timezone_names has it, or NULL if Postgres knows no such zone. Postgres takes it in any case, Go as it is
+-- written. The view itself would open the files of all zones.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_zone(zone text) RETURNS text
+LANGUAGE plpgsql
+SET timezone = 'UTC' -- so that the zone of the session is as before
+AS $body$
+BEGIN
+    PERFORM pg_catalog.set_config('TimeZone', zone, true);
+    RETURN current_setting('TimeZone');
+EXCEPTION WHEN invalid_parameter_value THEN
+    RETURN NULL;
+END
+$body$;
 
 -- Returns how many windows the list must reach back so that it has every refill of a row that owes the tokens of 100 windows.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision) RETURNS integer

@@ -193,6 +193,7 @@ DECLARE
     first timestamptz; -- when the list was first published
     known boolean; -- a process uses a list that is published already
     winner text COLLATE "C"; -- the list that counts
+    zone text COLLATE "C"; -- as pg_timezone_names has it
 BEGIN
     IF (octet_length(program) BETWEEN 1 AND 255) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('program must have 1 to 255 bytes, not %s', coalesce(octet_length(program)::text, 'NULL'));
@@ -309,6 +310,14 @@ BEGIN
                 pg_catalog.jsonb_to_record(n.one) AS r (name text, kind text, rate double precision, period interval,
                     capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp, varies interval)
         LOOP
+            IF NOT known AND d.zone IS NOT NULL THEN
+                zone := /* TEMPLATE: schema */_ratelimit_zone(d.zone);
+                IF zone <> d.zone THEN
+                    RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: zone must be written as in pg_timezone_names, %L, not %L', d.name, zone, d.zone);
+                ELSIF zone IS NULL AND heartbeat IS NULL THEN -- a process of the Go library has loaded it already, and its calls do without Postgres' zones
+                    RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: zone must be in pg_timezone_names, which %L is not', d.name, d.zone);
+                END IF;
+            END IF;
             -- It has rows. What runs already is not refused: it would be taken for dead, and sweeps would no longer mind it.
             IF NOT known AND (d.rate > '0' OR d.varies IS NOT NULL OR d.kind = 'slots') THEN
                 SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
@@ -379,7 +388,8 @@ Arguments:
                for ratelimit, of the JSON types that ratelimit_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
                slots there are. Each name is there once. The field varies, an interval, 0 for slots, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
-               fills a row from 0. A start is written as '2026-01-31T00:00:00Z' or '2026-01-31 00:00:00+00'
+               fills a row from 0. A start is written as '2026-01-31T00:00:00Z' or '2026-01-31 00:00:00+00', and a
+               zone as in pg_timezone_names
 
 The list is the program's newest from now on. Of the lists that a program has published, the newest one counts that a process of the Go
 library has said it uses within five minutes. If there is none, the newest one does. The tool, the page and SQL without numbers use it.
