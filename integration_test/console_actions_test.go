@@ -421,6 +421,99 @@ func TestHeadersOfTheConsole(t *testing.T) {
 	}
 }
 
+// A page may be older than somebody else's decision. What it ends is what it has shown, or nothing.
+func TestTheConsoleEndsNothingThatItHasNotShown(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 6)
+	publish(t, pool, `[{"name": "logins", "kind": "fixed window", "rate": 10, "period": "1000 hours"}]`)
+	p := newConsole(t, pool, "ann")
+	inForce := func() string {
+		return scan[string](t, pool, "SELECT coalesce(string_agg(id::text, ' ' ORDER BY id), '') FROM rate_limit_overrides WHERE removed_at IS NULL")
+	}
+	for path, key := range map[string]any{"key?name=logins&key=ann": "ann", "limit?name=logins": nil, "key?name=logins": nil} {
+		decides := func(effect, who string) (id int64) {
+			return scan[int64](t, pool, "SELECT ratelimit_"+effect+"('logins', $1, reason => 'stolen credentials', who => $2)", key, who)
+		}
+		ends := func(shown string) url.Values { return url.Values{"action": {"restore"}, "shown": {shown}} }
+		first := decides("unlimited", "ann")
+		stale := shownOn(p.get(http.StatusOK, path, "unlimited"))
+		if stale != fmt.Sprint(first) {
+			t.Fatalf("%s shows %q, want %d", path, stale, first)
+		}
+
+		// Another operator blocks.
+		block := decides("block", "b\u202en")
+		for _, shown := range []string{stale, "", "0"} {
+			text := p.post(http.StatusBadRequest, path, ends(shown), "Nothing was changed.", fmt.Sprintf(`Override %d (block, by "b\u202en")`, block), "Load the page again", "blocked")
+			if got := inForce(); got != fmt.Sprint(first, " ", block) {
+				t.Fatalf("%s: %q ends overrides: there are %s", path, shown, got)
+			}
+			if got := shownOn(text); got != fmt.Sprintf("%d,%d", block, first) {
+				t.Errorf("%s: the new page shows %q", path, got)
+			}
+		}
+		p.post(http.StatusBadRequest, path, ends("1;2"), "another version of the page")
+		p.post(http.StatusBadRequest, path, ends(strings.Repeat("1,", 50)+"1"), "another version of the page")
+
+		// Another one decides something that does not hold, under the block. Of one effect only, it does not matter.
+		stale = shownOn(p.get(http.StatusOK, path))
+		under := decides("unlimited", "eve")
+		p.post(http.StatusBadRequest, path, ends(stale), "Nothing was changed.", fmt.Sprintf("Override %d (unlimited, by eve)", under))
+		of := ends(stale)
+		of.Set("effect", "block")
+		p.post(http.StatusOK, path, of, "Restored")
+		if got := inForce(); got != fmt.Sprint(first, " ", under) {
+			t.Errorf("%s: the end of the block leaves %s", path, got)
+		}
+
+		// Somebody has ended one of them already: the others end.
+		stale = shownOn(p.get(http.StatusOK, path))
+		mustExec(t, pool, fmt.Sprintf("UPDATE rate_limit_overrides SET removed_at = now() WHERE id = %d", under))
+		p.post(http.StatusOK, path, ends(stale), "Restored")
+		p.post(http.StatusOK, path, ends(stale), "nothing in force to end")
+
+		// A block is committed after the page has begun to end what it has shown.
+		decides("unlimited", "ann")
+		stale = shownOn(p.get(http.StatusOK, path))
+		late, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := late.Exec(t.Context(), "LOCK TABLE rate_limit_overrides IN EXCLUSIVE MODE"); err != nil { // others read
+			t.Fatal(err)
+		}
+		if _, err := late.Exec(t.Context(), "SELECT ratelimit_block('logins', $1, who => 'ben')", key); err != nil {
+			t.Fatal(err)
+		}
+		before := inForce()
+		var posted sync.WaitGroup
+		posted.Go(func() { p.post(http.StatusBadRequest, path, ends(stale), "Nothing was changed.", "(block, by ben)") })
+		waitingFor(t, pool, late)
+		if err := late.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		posted.Wait()
+		if got := inForce(); !strings.HasPrefix(got, before+" ") {
+			t.Errorf("%s: there is %s of %s and the late block", path, got, before)
+		}
+
+		// A form has the newest ones. There may be more.
+		for range 60 {
+			decides("unlimited", "ann")
+		}
+		stale = shownOn(p.get(http.StatusOK, path))
+		if n := strings.Count(stale, ","); n != 49 {
+			t.Errorf("%s: a form of %d overrides", path, n+1)
+		}
+		block = decides("block", "ben")
+		p.post(http.StatusBadRequest, path, ends(stale), fmt.Sprintf("Override %d (block, by ben)", block))
+		p.post(http.StatusOK, path, url.Values{"action": {"restore"}}, "Restored")
+		if got := inForce(); got != "" {
+			t.Errorf("%s: there is %s", path, got)
+		}
+	}
+}
+
 // What the database refuses, or cannot do, is a page that says so, and the page tells nothing that is not the reader's business.
 func TestTheConsoleWithoutItsDatabase(t *testing.T) {
 	t.Parallel()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"html"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -55,9 +56,26 @@ func (p consolePage) get(status int, path string, contains ...string) string {
 	return p.send(r, status, contains...)
 }
 
-// post wants what a form leads to, redirects followed.
+// post wants what a form leads to, redirects followed. A form that ends overrides has those that the page shows, unless it says which.
 func (p consolePage) post(status int, path string, form url.Values, contains ...string) string {
 	p.Helper()
+	if form.Get("action") == "restore" && !form.Has("shown") {
+		r, err := http.NewRequestWithContext(p.Context(), http.MethodGet, p.url+path, nil)
+		if err != nil {
+			p.Fatal(err)
+		}
+		answer, err := http.DefaultClient.Do(r)
+		if err != nil {
+			p.Fatal(err)
+		}
+		body, err := io.ReadAll(answer.Body)
+		answer.Body.Close()
+		if err != nil {
+			p.Fatal(err)
+		}
+		form = maps.Clone(form)
+		form.Set("shown", shownOn(string(body)))
+	}
 	r, err := http.NewRequestWithContext(p.Context(), http.MethodPost, p.url+path, strings.NewReader(form.Encode()))
 	if err != nil {
 		p.Fatal(err)
@@ -65,6 +83,13 @@ func (p consolePage) post(status int, path string, form url.Values, contains ...
 	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	r.Header.Set("Sec-Fetch-Site", "same-origin")
 	return p.send(r, status, contains...)
+}
+
+// shownOn is the overrides that a page has shown, as its form has them that ends them; "" if it has none.
+func shownOn(body string) string {
+	_, after, _ := strings.Cut(body, `name="shown" value="`)
+	ids, _, _ := strings.Cut(after, `"`)
+	return ids
 }
 
 func (p consolePage) send(r *http.Request, status int, contains ...string) string {

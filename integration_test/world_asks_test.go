@@ -332,21 +332,43 @@ func (w *everything) steers(on ratelimit.DB, way string, o *worldOverride, key *
 
 // post sends a form of the page of a key, or of a limit without one, and returns what was done.
 func (w *everything) post(limit int, key *string, form url.Values) (done string) {
-	path, values := "/limit", url.Values{"name": {w.limits[limit].Name()}}
-	if key != nil {
-		path = "/key"
-		values.Set("key", *key)
-	}
+	path, values := w.pageOf(limit, key)
 	request := httptest.NewRequestWithContext(w.Context(), http.MethodPost, path+"?"+values.Encode(), strings.NewReader(form.Encode()))
 	request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	request.Header.Set("Sec-Fetch-Site", "same-origin")
 	recorder := httptest.NewRecorder()
-	(&console.Handler{DB: w.pool, Timeout: patience, Who: func(*http.Request) string { return "ann" }}).ServeHTTP(recorder, request)
+	w.asAnn().ServeHTTP(recorder, request)
 	to, err := url.Parse(recorder.Header().Get("Location"))
 	if err != nil || recorder.Code != http.StatusSeeOther {
 		w.failf("POST %s?%s %v: %d: %s", path, values.Encode(), form, recorder.Code, shownText(recorder.Body.String()))
 	}
 	return to.Query().Get("done")
+}
+
+// pageOf is the page of a limit or of a key, which may be changed there.
+func (w *everything) pageOf(limit int, key *string) (path string, values url.Values) {
+	path, values = "/limit", url.Values{"name": {w.limits[limit].Name()}}
+	if key != nil {
+		path = "/key"
+		values.Set("key", *key)
+	}
+	return path, values
+}
+
+// asAnn is the console of somebody who may write.
+func (w *everything) asAnn() *console.Handler {
+	return &console.Handler{DB: w.pool, Timeout: patience, Who: func(*http.Request) string { return "ann" }}
+}
+
+// shownFor is the overrides that the page of a limit or of a key shows.
+func (w *everything) shownFor(limit int, key *string) string {
+	path, values := w.pageOf(limit, key)
+	recorder := httptest.NewRecorder()
+	w.asAnn().ServeHTTP(recorder, httptest.NewRequestWithContext(w.Context(), http.MethodGet, path+"?"+values.Encode(), nil))
+	if recorder.Code != http.StatusOK {
+		w.failf("GET %s?%s: %d: %s", path, values.Encode(), recorder.Code, shownText(recorder.Body.String()))
+	}
+	return shownOn(recorder.Body.String())
 }
 
 // page fetches a page of the console.

@@ -272,7 +272,7 @@ func (w *everything) restore(s worldStep, r *rand.Rand) {
 		w.tool(w.url, &ended, append(args, w.named(s.Limit, of)...)...)
 		n = ended.Removed
 	case "page":
-		form := url.Values{"action": {"restore"}}
+		form := url.Values{"action": {"restore"}, "shown": {w.shownFor(s.Limit, key)}}
 		if s.Do == "unblock" {
 			form.Set("effect", "block")
 		}

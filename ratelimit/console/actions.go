@@ -40,10 +40,12 @@ const (
 	maxWho    = 255
 )
 
+const anotherVersion = "This form is of another version of the page. Load the page again."
+
 // form is what a person has filled in. It comes back with the page if it cannot be done.
 type form struct {
-	Action, Rate, Capacity, MaxReserved, CapacityNow, End, Reason, Effect, ID, Since string
-	Add, Sure                                                                        bool
+	Action, Rate, Capacity, MaxReserved, CapacityNow, End, Reason, Effect, ID, Since, Shown string
+	Add, Sure                                                                               bool
 }
 
 // change does what a form says.
@@ -53,7 +55,8 @@ func (c *visit) change(a asked, key string) error {
 		Action: v.Get("action"), Rate: strings.TrimSpace(v.Get("rate")), Capacity: strings.TrimSpace(v.Get("capacity")), MaxReserved: strings.TrimSpace(v.Get("max_reserved")),
 		CapacityNow: strings.TrimSpace(v.Get("capacity_now")),
 		End:         strings.TrimSpace(v.Get("end")), Reason: strings.TrimSpace(v.Get("reason")), Effect: v.Get("effect"), ID: v.Get("id"), Since: v.Get("since"),
-		Add: v.Get("add") != "", Sure: v.Get("sure") != "",
+		Shown: v.Get("shown"),
+		Add:   v.Get("add") != "", Sure: v.Get("sure") != "",
 	}
 	did, err := c.do(a.name, key, f)
 	c.audit(a.name, key, f, did, err)
@@ -140,14 +143,7 @@ func (c *visit) do(name, key string, f form) (did string, err error) {
 		}
 		return "released", err
 	case "restore":
-		var removed int
-		err := c.writing(func(ctx context.Context, tx pgx.Tx) error {
-			return tx.QueryRow(ctx, "SELECT ratelimit_restore($1::text, $2::text, $3::text, $4::text)", name, scope, optional(f.Effect), c.who).Scan(&removed)
-		})
-		if removed == 0 {
-			return "nothing", err
-		}
-		return "restore", err
+		return c.restore(name, scope, f)
 	case "add":
 		id, err := strconv.ParseInt(f.ID, 10, 64)
 		if err != nil {
@@ -160,7 +156,7 @@ func (c *visit) do(name, key string, f form) (did string, err error) {
 		return "add", c.add(id, name, before)
 	case "numbers", "block", "unlimited":
 	default:
-		return "", wrong("This form is of another version of the page. Load the page again.")
+		return "", wrong(anotherVersion)
 	}
 	var now time.Time // of the database, whose clock decides when it ends
 	var definitions []definitionRow
@@ -170,7 +166,7 @@ func (c *visit) do(name, key string, f form) (did string, err error) {
 			definitions, err = queryDefinitions(ctx, tx, name)
 		}
 		if err == nil {
-			inForce, err = queryOverride(ctx, tx, name, key, now)
+			inForce, _, err = queryOverride(ctx, tx, name, key, now)
 		}
 		return err
 	}); err != nil {
@@ -239,6 +235,35 @@ func (c *visit) do(name, key string, f form) (did string, err error) {
 		return "beside", nil
 	}
 	return "added", nil
+}
+
+// restore ends the overrides in force that the form's page has shown. If another one would end, too, it ends none: somebody has decided
+// something in the meantime.
+func (c *visit) restore(name string, key *string, f form) (did string, err error) {
+	ids, ok := parseShown(f.Shown)
+	if !ok {
+		return "", wrong(anotherVersion)
+	}
+	var removed int
+	err = c.writing(func(ctx context.Context, tx pgx.Tx) error {
+		var since time.Time
+		if err := tx.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&since); err != nil {
+			return err
+		}
+		if err := tx.QueryRow(ctx, "SELECT ratelimit_restore($1::text, $2::text, $3::text, $4::text)", name, key, optional(f.Effect), c.who).Scan(&removed); err != nil || removed == 0 {
+			return err
+		}
+		unseen, err := queryUnseen(ctx, tx, name, key, ids, since)
+		if err == nil && unseen != nil {
+			return wrong(fmt.Sprintf("Override %d (%s, by %s) is not one of those that you have seen, and would have ended with them. Load the page again, and look at what is in force now.",
+				unseen.ID, unseen.Effect, visibly(unseen.MadeBy)))
+		}
+		return err
+	})
+	if err == nil && removed == 0 {
+		return "nothing", nil
+	}
+	return "restore", err
 }
 
 // blocked reports whether a block decides for a key, or for every key, that has an override of its own.

@@ -125,6 +125,7 @@ type limitPage struct {
 	More        bool // there are more than were found
 	InForce     []overrideRow
 	ForEvery    *overrideRow // the one in force for every key
+	Shown       shownOverrides
 	History     []overrideRow
 	HistoryFull bool
 	Every       bool // the forms are for every key
@@ -199,9 +200,9 @@ func (c *visit) showLimit(status int, a asked, f form, problem string) error {
 		p.Reach = reachOf(p.InForce)
 		for i := range p.InForce {
 			p.InForce[i].Now = p.Now
-			if p.InForce[i].Key == nil && p.ForEvery == nil {
-				p.ForEvery = &p.InForce[i]
-			}
+		}
+		if p.ForEvery, p.Shown, err = queryOverride(ctx, tx, a.name, "", p.Now); err != nil {
+			return err
 		}
 		for i := range p.History {
 			p.History[i].Now = p.Now
@@ -311,6 +312,7 @@ type keyPage struct {
 	Level       int             // the balance in percent of the capacity
 	Curve       string
 	Override    *overrideRow // in force
+	Shown       shownOverrides
 	Holds       []holdRow
 	AllHolds    int64 // those that are not shown, too
 	History     []overrideRow
@@ -367,7 +369,7 @@ func (c *visit) showKey(status int, a asked, f form, problem string) error {
 				return err
 			}
 		}
-		if p.Override, err = queryOverride(ctx, tx, a.name, a.key, p.Now); err != nil {
+		if p.Override, p.Shown, err = queryOverride(ctx, tx, a.name, a.key, p.Now); err != nil {
 			return err
 		}
 		if p.Holds, p.AllHolds, err = queryHolds(ctx, tx, a.name, a.key, p.Now); err != nil {

@@ -1,8 +1,12 @@
 package console
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -340,9 +344,54 @@ func queryBalance(ctx context.Context, tx pgx.Tx, name, key string, given *keyst
 	return b, nil
 }
 
-// queryOverride reads the override in force for a key.
-func queryOverride(ctx context.Context, tx pgx.Tx, name, key string, now time.Time) (*overrideRow, error) {
+// queryOverride reads the override in force for a key, and which ones a form shows that ends those of the key or, if it is empty, of every key.
+func queryOverride(ctx context.Context, tx pgx.Tx, name, key string, now time.Time) (*overrideRow, shownOverrides, error) {
 	rows, err := overrideRows(keystate.InForce(ctx, tx, &name, []string{key}, now, 0))
+	if len(rows) == 0 {
+		return nil, nil, err
+	}
+	first := rows[0]
+	rows = slices.DeleteFunc(rows, func(o overrideRow) bool { return (o.Key == nil) != (key == "") })
+	slices.SortFunc(rows, func(a, b overrideRow) int { return cmp.Or(b.MadeAt.Compare(a.MadeAt), cmp.Compare(b.ID, a.ID)) })
+	var ids shownOverrides
+	for _, o := range rows[:min(len(rows), maxOverrides)] {
+		ids = append(ids, o.ID)
+	}
+	return &first, ids, nil
+}
+
+// shownOverrides are the ids of the overrides in force that a page has shown, of one key or of every key: the newest maxOverrides.
+type shownOverrides []int64
+
+// String is what a form has.
+func (ids shownOverrides) String() string {
+	return strings.Trim(strings.Join(strings.Fields(fmt.Sprint([]int64(ids))), ","), "[]")
+}
+
+// parseShown reads what a form has. A form without it has shown none.
+func parseShown(text string) (ids shownOverrides, ok bool) {
+	if text == "" {
+		return nil, true
+	}
+	for field := range strings.SplitSeq(text, ",") {
+		id, err := strconv.ParseInt(field, 10, 64)
+		if err != nil || len(ids) == maxOverrides {
+			return nil, false
+		}
+		ids = append(ids, id)
+	}
+	return ids, true
+}
+
+// queryUnseen finds an override that this transaction has ended, of a key (nil: of every key), and that a form has not shown; nil: there is none. since is
+// an instant of this transaction before that. It looks at what was ended, since an override may be committed until the moment in which
+// ratelimit_restore looks. Several servers number transactions each by itself: there, what was ended since counts, whoever ended it.
+func queryUnseen(ctx context.Context, tx pgx.Tx, name string, key *string, ids shownOverrides, since time.Time) (*overrideRow, error) {
+	rows, err := overrideRows(keystate.History(ctx, tx, `rate_limit_overrides AS o
+		WHERE o.name = $1 AND (o.key = $2 OR $2::text IS NULL AND o.key IS NULL) AND o.removed_at IS NOT NULL AND (o.changed_in = pg_current_xact_id() OR NOT _ratelimit_one_server() AND o.removed_at >= $3)
+		  AND _ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved) AND o.id <> ALL ($4::bigint[])
+		  AND NOT (cardinality($4::bigint[]) = $5 AND o.made_at < (SELECT min(s.made_at) FROM rate_limit_overrides AS s WHERE s.id = ANY ($4::bigint[])))
+		ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT 1`, name, key, since, append([]int64{}, ids...), maxOverrides))
 	if len(rows) == 0 {
 		return nil, err
 	}
