@@ -266,7 +266,8 @@ func TestOneLineIsOneMistake(t *testing.T) {
 	}
 	text := at("ann", "1", "") + at(strings.Repeat("/long", 400), "1", "") + at("a\x00b", "1", "") + at("a\xffb", "1", "") + at("ann", "-1", "") + at("ann", "NaN", "") + at("ann", "1e16", "") + at("ann", "Inf", "") +
 		at("ann", "1e-300", "") + at("ann", "0", "") + at("ann", "1", "2026-12-31T23:59:60Z") + at("ann", "1", "2026-12-31T12:60:59Z") + at("ann", "1", "2026-12-31T23:59:61Z") + at("ann", "1", "2027-01-01T00:00:00Z") +
-		at("ann", "1", "2026-12-31 24:00:00") + at("ann", "1", "2026-12-31T24:00:00.000Z") + at("ann", "1", "2026-12-31T24:00:01Z") + at("ann", "1", "2026-12-31T24:00:00.5Z") + at("ann", "1", "2026-12-31T25:00:00Z")
+		at("ann", "1", "2026-12-31 24:00:00") + at("ann", "1", "2026-12-31T24:00:00.000Z") + at("ann", "1", "2026-12-31T24:00:01Z") + at("ann", "1", "2026-12-31T24:00:00.5Z") + at("ann", "1", "2026-12-31T25:00:00Z") +
+		at("ann", "1", "0001-01-01T00:00:00Z") + at("ann", "1", "0999-12-31T23:59:59Z") + at("ann", "1", "1000-01-01T00:30:00+01:00") + at("ann", "1", "9999-12-31T23:30:00-01:00")
 	mistakes := 0
 	events := func(yield func(replay.Event, error) bool) {
 		for event, err := range replay.CSV(strings.NewReader(text), replay.Fields{Time: "1", Key: "2", Count: "3"}) {
@@ -278,7 +279,7 @@ func TestOneLineIsOneMistake(t *testing.T) {
 		}
 	}
 	report, err := replay.Run(events, ratelimit.TokenBucket("x", 100, time.Hour))
-	if err != nil || report.Events != 6 || mistakes != 13 {
+	if err != nil || report.Events != 6 || mistakes != 17 {
 		t.Fatalf("%d mistakes, %+v, %v", mistakes, report, err)
 	}
 	if want := time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC); !report.To.Equal(want) {

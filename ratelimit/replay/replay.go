@@ -140,8 +140,8 @@ func newTrack(limit ratelimit.Limit) *track {
 func (e Event) check() error {
 	const longest = 1024 // bytes of a key
 	switch {
-	case e.Time.Year() < 1 || e.Time.Year() > 9999:
-		return errors.New("the time is not in the years 1 to 9999")
+	case e.Time.UTC().Year() < 1000 || e.Time.UTC().Year() > 9999: // as of ratelimit.Limiter.Clock
+		return errors.New("the time is not in the years 1000 to 9999")
 	case len(e.Key) > longest:
 		return fmt.Errorf("the key has %d bytes, and %d are allowed", len(e.Key), longest)
 	case !utf8.ValidString(e.Key) || strings.IndexByte(e.Key, 0) >= 0:
