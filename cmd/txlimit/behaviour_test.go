@@ -897,6 +897,44 @@ func TestAnOverrideOfEveryKeySaysWhomItReaches(t *testing.T) {
 	w.run("override", "l", "--rate", "20", "--yes").wants(t, exitOK, itsOwn)
 }
 
+// Only lines without an event are mistakes that can be left out. A report on a part of a log is worse than none.
+func TestReplaySkipsLinesOnly(t *testing.T) {
+	t.Parallel()
+	w := &world{t: t, url: "postgres://127.0.0.1:1/none", schema: "x"} // a log needs no database
+	dir := t.TempDir()
+	log := func(name, text string) string {
+		if err := os.WriteFile(dir+"/"+name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return dir + "/" + name
+	}
+	const line, combined = "2026-07-01T12:00:00Z,ann\n", `192.0.2.1 - - [01/Jul/2026:12:00:01 +0000] "POST /login HTTP/1.1" 401 12` + "\n"
+	before := "at,user\n" + strings.Repeat(line, 100)
+	short, long := before+"2026-07-01T12:00:00Z,\"bob\n"+strings.Repeat(line, 900), before+"2026-07-01T12:00:00Z,\"bob\n"+strings.Repeat(line, 60_000)
+	for _, row := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--log", log("short.csv", short), "--time", "at", "--key", "user"}, "^txlimit: replay: line 102: a quote in the record that begins there is not closed where it should be"},
+		{[]string{"--log", log("long.csv", long), "--time", "at", "--key", "user"}, "^txlimit: replay: line 102: the record that begins there is longer than 1048576 bytes .is a quote not closed"},
+		{[]string{"--log", log("header.csv", `at,"user"x`+"\n"+line), "--time", "at", "--key", "user"}, "^txlimit: replay: line 1: "},
+		{[]string{"--log", log("good.csv", before), "--time", "at", "--key", "nosuch"}, `^txlimit: replay: line 1: there is no column "nosuch"\n`},
+		{[]string{"--log", log("good.log", combined), "--key", "nosuch"}, `^txlimit: the combined format has no field "nosuch": it has host,`},
+		{[]string{"--log", log("good.log", combined), "--key", "host", "--time", "t"}, "^txlimit: the combined format has one time"},
+	} {
+		r := w.run(append([]string{"replay", "-c", "10/1h", "--skip-mistakes"}, row.args...)...)
+		r.wants(t, exitError, row.want)
+		if strings.Contains(r.errOut, "left out") || r.out != "" {
+			t.Errorf("%v reports on a part: %s", row.args, r)
+		}
+	}
+	w.run("replay", "-c", "10/1h", "--skip-mistakes", "--log", log("bad.csv", before+"0999-07-01T12:00:00Z,ann\n2026-07-01T12:00:00Z,x\"\x1by\n"+line), "--time", "at", "--key", "user").
+		wants(t, exitOK, "^101 events of 1 keys", "(?m)^2 lines with mistakes left out. The first: line 102: the time is not in the years 1000 to 9999\n$")
+	// No line has the member: why is what a user needs.
+	w.run("replay", "-c", "10/1h", "--skip-mistakes", "--log", log("a.jsonl", `{"at": "2026-07-01T12:00:00Z"}`+"\n"), "--time", "at", "--key", "user\u202e").
+		wants(t, exitNothing, `^1 line with mistakes left out. The first: line 1: the key "user.u202e" is missing\nThere are no events.\n$`)
+}
+
 func TestReplayWritesAPicture(t *testing.T) {
 	t.Parallel()
 	w := &world{t: t, url: "postgres://127.0.0.1:1/none", schema: "x"} // a log needs no database

@@ -117,10 +117,10 @@ func (a *app) replay(ctx context.Context, r *replayFlags) error {
 		return err
 	}
 	var report *replay.Report
-	skipped := 0
+	var skipped mistakes
 	run := func(events iter.Seq2[replay.Event, error]) (err error) {
 		if r.skip {
-			events = withoutMistakes(events, &skipped)
+			events = skipped.leftOut(events)
 		}
 		if r.reorder != "" {
 			within, err := time.ParseDuration(r.reorder)
@@ -152,9 +152,9 @@ func (a *app) replay(ctx context.Context, r *replayFlags) error {
 		}
 	}
 	result := summary(report)
-	result.Skipped = skipped
-	if skipped > 0 {
-		fmt.Fprintf(a.stderr, "%s with mistakes left out\n", plural(int64(skipped), "line"))
+	result.Skipped = skipped.count
+	if first := skipped.first; first != nil {
+		fmt.Fprintf(a.stderr, "%s with mistakes left out. The first: %s\n", plural(int64(skipped.count), first.Unit), strings.TrimPrefix(oneLine(namedError{first}.Error()), "replay: "))
 	}
 	if report.Events == 0 {
 		return a.nothing(result, "There are no events.")
@@ -200,12 +200,20 @@ func (a *app) replayLog(r *replayFlags, fn func(events iter.Seq2[replay.Event, e
 	return fn(read(file, r.fields))
 }
 
-// withoutMistakes leaves out what has no event, and counts it.
-func withoutMistakes(events iter.Seq2[replay.Event, error], skipped *int) iter.Seq2[replay.Event, error] {
+// mistakes are the lines or rows that were left out.
+type mistakes struct {
+	count int
+	first *replay.MistakeError
+}
+
+// leftOut leaves out what has no event. Any other error is of the whole log: it stays.
+func (m *mistakes) leftOut(events iter.Seq2[replay.Event, error]) iter.Seq2[replay.Event, error] {
 	return func(yield func(replay.Event, error) bool) {
 		for event, err := range events {
-			if err != nil && errors.Is(err, ratelimit.ErrInvalid) {
-				*skipped++
+			if mistake, ok := errors.AsType[*replay.MistakeError](err); ok {
+				if m.count++; m.first == nil {
+					m.first = mistake
+				}
 			} else if !yield(event, err) {
 				return
 			}

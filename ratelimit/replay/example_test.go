@@ -2,6 +2,7 @@ package replay_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -99,9 +100,9 @@ func ExampleRun() {
 	valid := func(events iter.Seq2[replay.Event, error]) iter.Seq2[replay.Event, error] {
 		return func(yield func(replay.Event, error) bool) {
 			for event, err := range events {
-				if err != nil {
+				if _, ok := errors.AsType[*replay.MistakeError](err); ok {
 					skipped++
-				} else if !yield(event, nil) {
+				} else if !yield(event, err) {
 					return
 				}
 			}

@@ -35,7 +35,7 @@ const maxLine = 1 << 20
 // JSONLines reads events from a log with a JSON object on each line. The fields are names of members. "user.id" is the member
 // id of the member user. A key is a string, or a number or a boolean, which is taken as it is written.
 //
-// A line that has no event is an error that says which line. The sequence then goes on with the next line, unless it is left.
+// A line that has no event is a [*MistakeError]. The sequence then goes on with the next line, unless it is left. Any other error ends it.
 // The same holds for the other logs. A line is at most 1 MiB long. Empty lines are left out. A sequence can be read once.
 func JSONLines(r io.Reader, fields Fields) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
@@ -80,7 +80,9 @@ func member(object map[string]json.RawMessage, path []string) (text string, err 
 }
 
 // CSV reads events from a log of comma-separated values. The fields are names of columns, as the first record has them. If all
-// of them are numbers, they count the columns from 1, and there is no such record. See [JSONLines] for lines with mistakes.
+// of them are numbers, they count the columns from 1, and there is no such record. See [JSONLines] for lines with mistakes. A quote that
+// is not closed, so that a record of several lines is malformed or longer than 1 MiB, ends the sequence: nobody knows which of the lines are
+// events. So does a mistake in the first record.
 func CSV(r io.Reader, fields Fields) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		if err := fields.check(fields.Time); err != nil {
@@ -92,7 +94,7 @@ func CSV(r io.Reader, fields Fields) iter.Seq2[Event, error] {
 		reader.ReuseRecord, reader.FieldsPerRecord = true, -1
 		columns, numbered := fields.numbers()
 		for first := !numbered; ; first = false {
-			budget.left = maxLine
+			budget.left, budget.spent = maxLine, false
 			begin := reader.InputOffset()
 			record, err := reader.Read()
 			line := 0
@@ -100,11 +102,27 @@ func CSV(r io.Reader, fields Fields) iter.Seq2[Event, error] {
 				line, _ = reader.FieldPos(0)
 			}
 			wrong, malformed := errors.AsType[*csv.ParseError](err)
+			if malformed {
+				line = wrong.StartLine
+			}
 			switch {
+			case budget.spent && line > 0:
+				yield(Event{}, fmt.Errorf("replay: line %d: %w: the record that begins there is longer than %d bytes (is a quote not closed?)", line, ratelimit.ErrInvalid, maxLine))
+				return
+			case budget.spent:
+				yield(Event{}, fmt.Errorf("replay: CSV after byte %d: %w: more than %d bytes are empty lines", begin, ratelimit.ErrInvalid, maxLine))
+				return
 			case errors.Is(err, io.EOF):
 				return
+			case malformed && wrong.Line > line:
+				yield(Event{}, fmt.Errorf("replay: line %d: %w: a quote in the record that begins there is not closed where it should be: the record goes on to line %d (%w)",
+					line, ratelimit.ErrInvalid, wrong.Line, wrong.Err))
+				return
+			case malformed && first:
+				yield(Event{}, fmt.Errorf("replay: line %d: %w: %w", line, ratelimit.ErrInvalid, wrong.Err))
+				return
 			case malformed:
-				if !yield(Event{}, mistake(wrong.StartLine, wrong.Err)) {
+				if !yield(Event{}, mistake("line", line, wrong.Err)) {
 					return
 				}
 				continue
@@ -113,7 +131,7 @@ func CSV(r io.Reader, fields Fields) iter.Seq2[Event, error] {
 				return
 			case first:
 				if columns, err = fields.header(record); err != nil {
-					yield(Event{}, mistake(line, err))
+					yield(Event{}, fmt.Errorf("replay: line %d: %w: %w", line, ratelimit.ErrInvalid, err))
 					return
 				}
 				continue
@@ -125,7 +143,7 @@ func CSV(r io.Reader, fields Fields) iter.Seq2[Event, error] {
 				return "", errMissing
 			})
 			if event.unit, event.number = "line", line; err != nil {
-				event, err = Event{}, mistake(line, err)
+				event, err = Event{}, mistake("line", line, err)
 			}
 			if !yield(event, err) {
 				return
@@ -159,15 +177,17 @@ func (f Fields) header(record []string) (map[string]int, error) {
 	return columns, nil
 }
 
-// budget bounds what is read for one record.
+// budget bounds what is read for one record. When it is spent, the log ends: so the reader of CSV still says where the record began.
 type budget struct {
-	r    io.Reader
-	left int
+	r     io.Reader
+	left  int
+	spent bool
 }
 
 func (b *budget) Read(p []byte) (int, error) {
 	if b.left <= 0 {
-		return 0, fmt.Errorf("%w: a record is longer than %d bytes (is a quote not closed?)", ratelimit.ErrInvalid, maxLine)
+		b.spent = true
+		return 0, io.EOF
 	}
 	n, err := b.r.Read(p)
 	b.left -= n
@@ -270,7 +290,7 @@ func eachLine(r io.Reader, yield func(Event, error) bool, parse func(line []byte
 		}
 		switch {
 		case wrong != nil:
-			if !yield(Event{}, mistake(n, wrong)) {
+			if !yield(Event{}, mistake("line", n, wrong)) {
 				return
 			}
 		case len(line) > 0 && (err == nil || errors.Is(err, io.EOF)):
@@ -288,9 +308,22 @@ func eachLine(r io.Reader, yield func(Event, error) bool, parse func(line []byte
 	}
 }
 
-// mistake is the error of a line.
-func mistake(line int, err error) error {
-	return fmt.Errorf("replay: line %d: %w: %w", line, ratelimit.ErrInvalid, err)
+// A MistakeError is the error of a line of a log, or of a row of a query, that has no event. The sequence goes on with the next one, so
+// it can be left out. It matches [ratelimit.ErrInvalid], as do errors that end the sequence, such as an unknown field.
+type MistakeError struct {
+	Unit   string // "line" or "row"
+	Number int    // from 1
+	Err    error  // what is wrong
+}
+
+func (e *MistakeError) Error() string {
+	return fmt.Sprintf("replay: %s %d: %v: %v", e.Unit, e.Number, ratelimit.ErrInvalid, e.Err)
+}
+
+func (e *MistakeError) Unwrap() []error { return []error{ratelimit.ErrInvalid, e.Err} }
+
+func mistake(unit string, number int, err error) error {
+	return &MistakeError{Unit: unit, Number: number, Err: err}
 }
 
 var errMissing = errors.New("is missing")

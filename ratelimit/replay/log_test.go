@@ -136,7 +136,7 @@ func TestHugeLinesAreErrors(t *testing.T) {
 	compare(t, "JSON", read(replay.JSONLines(io.MultiReader(strings.NewReader(good), huge, strings.NewReader("\n"+good)), fields)),
 		"0s ann 1", "replay: line 2: "+invalid+"longer than 1048576 bytes", "0s ann 1")
 	quoted := io.MultiReader(strings.NewReader("t,k\n2026-07-01T12:00:00Z,ann\n\""), endless('x')) // which would never end
-	compare(t, "CSV", read(replay.CSV(quoted, fields)), "0s ann 1", "replay: CSV after byte 29: "+invalid+"a record is longer")
+	compare(t, "CSV", read(replay.CSV(quoted, fields)), "0s ann 1", "replay: line 3: "+invalid+"the record that begins there is longer than 1048576 bytes")
 }
 
 type endless byte
@@ -232,6 +232,65 @@ func TestAReportWithoutEvents(t *testing.T) {
 	}
 }
 
+// What makes a line no event is a mistake of it, and is left out. What says something of more lines, or of all, ends the sequence: if it were left out, a
+// replay would report on a part of its log as on the whole.
+func TestOnlyALineIsAMistake(t *testing.T) {
+	t.Parallel()
+	line := func(key string) string { return "2026-07-01T12:00:00Z," + key + "\n" }
+	before := "t,k\n" + strings.Repeat(line("ann"), 100)
+	csv := func(text string) iter.Seq2[replay.Event, error] {
+		return replay.CSV(strings.NewReader(text), replay.Fields{Time: "t", Key: "k"})
+	}
+	for name, row := range map[string]struct {
+		events          iter.Seq2[replay.Event, error]
+		valid, mistakes int
+		ends            string // how the error begins that ends the sequence; "": none does
+	}{
+		"a quote in a field":                {events: csv(before + line(`x"y`) + line("bob")), valid: 101, mistakes: 1},
+		"a quote in a field after lines":    {events: csv(before + line("\"a\nb\"") + line(`x"y`) + line("bob")), valid: 102, mistakes: 1},
+		"a quote after a quoted field":      {events: csv(before + line(`"x"y`) + line("bob")), valid: 101, mistakes: 1},
+		"a last line that is cut":           {events: csv(before + `2026-07-01T12:00:00Z,"bo`), valid: 100, mistakes: 1},
+		"an open quote":                     {events: csv(before + line(`"bob`) + strings.Repeat(line("ann"), 900)), valid: 100, ends: "replay: line 102: " + invalid + "a quote in the record that begins there is not closed where it should be: the record goes on to line 1002 ("},
+		"an open quote, then a quoted key":  {events: csv(before + line(`"bob`) + line(`"eve"`) + line("ann")), valid: 100, ends: "replay: line 102: " + invalid + "a quote in the record that begins there is not closed where it should be: the record goes on to line 103 ("},
+		"an open quote, then a comma":       {events: csv(before + line(`"bob`) + "\"," + line(`x"y`) + line("ann")), valid: 100, ends: "replay: line 102: " + invalid + "a quote in the record"},
+		"an open quote before 2 MiB":        {events: csv(before + "\n" + line(`"bob`) + strings.Repeat(line("ann"), 2<<20/25)), valid: 100, ends: "replay: line 103: " + invalid + "the record that begins there is longer than 1048576 bytes (is a quote not closed?)"},
+		"a first column that is never over": {events: csv("t,k\n\n\"" + strings.Repeat(line("ann"), 2<<20/25)), ends: "replay: line 3: " + invalid + "the record that begins there is longer"},
+		"a line of 2 MiB":                   {events: csv(before + line(strings.Repeat("x", 2<<20)) + line("ann")), valid: 100, ends: "replay: line 102: " + invalid + "the record that begins there is longer"},
+		"2 MiB of empty lines":              {events: csv(before + strings.Repeat("\n", 2<<20) + line("ann")), valid: 100, ends: "replay: CSV after byte 2504: " + invalid},
+		"a malformed header":                {events: csv(`t,"k"x` + "\n" + line("ann")), ends: "replay: line 1: " + invalid},
+		"an open quote in the header":       {events: csv(`t,"k` + "\n" + line("ann")), ends: "replay: line 1: " + invalid + "a quote in the record"},
+		"no such column":                    {events: csv("t,n\n" + line("ann")), ends: "replay: line 1: " + invalid + `there is no column "k"`},
+		"no time in CSV":                    {events: replay.CSV(strings.NewReader(before), replay.Fields{Key: "k"}), ends: invalid + "Fields.Time is empty"},
+		"no time in JSON":                   {events: replay.JSONLines(strings.NewReader("{}\n"), replay.Fields{Key: "k"}), ends: invalid + "Fields.Time is empty"},
+		"no such field":                     {events: replay.Combined(strings.NewReader("\n"), replay.Fields{Key: "nosuch"}), ends: invalid + "the combined format has no field"},
+		"a layout":                          {events: replay.Combined(strings.NewReader("\n"), replay.Fields{Layout: "s"}), ends: invalid + "the combined format has one time"},
+		"lines that are no objects":         {events: replay.JSONLines(strings.NewReader("x\n[1]\n"+strings.Repeat("x", 2<<20)+"\n"), replay.Fields{Time: "t"}), mistakes: 3},
+		"lines that are not combined":       {events: replay.Combined(strings.NewReader("x\n"+strings.Repeat("x", 2<<20)+"\n"), replay.Fields{}), mistakes: 2},
+	} {
+		valid, mistakes, ends := 0, 0, ""
+		for _, err := range row.events {
+			if ends != "" {
+				t.Errorf("%s: the sequence goes on after %s", name, ends)
+			}
+			switch mistake, ok := errors.AsType[*replay.MistakeError](err); {
+			case err == nil:
+				valid++
+			case !errors.Is(err, ratelimit.ErrInvalid):
+				t.Errorf("%s: %v", name, err)
+			case ok:
+				if mistakes++; mistake.Unit != "line" || mistake.Number < 1 || !errors.Is(err, mistake.Err) {
+					t.Errorf("%s: %+v", name, mistake)
+				}
+			default:
+				ends = err.Error()
+			}
+		}
+		if valid != row.valid || mistakes != row.mistakes || !strings.HasPrefix(ends, row.ends) || (ends == "") != (row.ends == "") {
+			t.Errorf("%s: %d events, %d mistakes, and it ends with %q", name, valid, mistakes, ends)
+		}
+	}
+}
+
 // Whatever a log has in it, the sequence ends, and an event has the time and the key that it must have.
 func FuzzLogs(f *testing.F) {
 	f.Add("t,k,n\n2026-07-01T12:00:00Z,ann,1\n\"\n")
@@ -271,7 +330,7 @@ func TestOneLineIsOneMistake(t *testing.T) {
 	mistakes := 0
 	events := func(yield func(replay.Event, error) bool) {
 		for event, err := range replay.CSV(strings.NewReader(text), replay.Fields{Time: "1", Key: "2", Count: "3"}) {
-			if errors.Is(err, ratelimit.ErrInvalid) {
+			if _, ok := errors.AsType[*replay.MistakeError](err); ok {
 				mistakes++
 			} else if !yield(event, err) {
 				return

@@ -19,8 +19,8 @@ import (
 //
 //	SELECT created_at, user_id FROM messages WHERE created_at > now() - interval '7 days' ORDER BY created_at
 //
-// db is a pool, a connection or a transaction, which is in use until the sequence ends. A NULL or an empty key is an error that
-// says which row. The sequence then goes on with the next row, unless it is left.
+// db is a pool, a connection or a transaction, which is in use until the sequence ends. A row with a NULL or an empty key, say, is a
+// [*MistakeError]. The sequence then goes on with the next row, unless it is left. Any other error ends it.
 func Query(ctx context.Context, db interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }, sql string, args ...any) iter.Seq2[Event, error] {
@@ -40,7 +40,7 @@ func Query(ctx context.Context, db interface {
 		for n := 1; rows.Next(); n++ {
 			event, err := scan(rows, len(columns))
 			if event.unit, event.number = "row", n; err != nil {
-				event, err = Event{}, fmt.Errorf("replay: row %d: %w: %w", n, ratelimit.ErrInvalid, err)
+				event, err = Event{}, mistake("row", n, err)
 			}
 			if !yield(event, err) {
 				return

@@ -56,7 +56,7 @@ func (e *Event) place(nth int) string {
 //
 // Events must be in order of time. For a log that is not, see [Reorder]. Run stops at the first error that the events have,
 // and at the first event that no call could be, such as one with an invalid key. These errors say where, and match
-// [ratelimit.ErrInvalid]. To leave bad lines out instead, drop them from the sequence.
+// [ratelimit.ErrInvalid]. To leave bad lines out instead, drop each [*MistakeError] from the sequence.
 //
 // The memory is bounded by the number of keys, not of events.
 func Run(events iter.Seq2[Event, error], candidates ...ratelimit.Limit) (*Report, error) {
