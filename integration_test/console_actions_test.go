@@ -601,6 +601,34 @@ func TestTheConsoleSaysThatHalfIsDone(t *testing.T) {
 	closing.Wait()
 }
 
+// What cannot be added now is refused with the reason, as the tool does, and not promised.
+func TestTheConsoleAddsNothingToAPausedKey(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	publish(t, pool, `[{"name": "mails", "kind": "token bucket", "rate": 10, "period": "1000 hours"}]`)
+	if !takes(t, pool, "mails", "acme", 10) {
+		t.Fatal("denied")
+	}
+	mustExec(t, pool, "SELECT ratelimit_pause('mails', 'acme', clock_timestamp() + interval '1 hour')")
+	const acme = "key?name=mails&key=acme"
+	promises := func(text string) {
+		t.Helper()
+		for _, not := range []string{"SQLSTATE", "never twice", "may be missing", "The database failed"} {
+			if strings.Contains(text, not) {
+				t.Errorf("%q in\n%s", not, text)
+			}
+		}
+	}
+	p := newConsole(t, pool, "ann")
+	promises(p.post(http.StatusBadRequest, acme, url.Values{"action": {"numbers"}, "rate": {"25"}, "end": {"2h"}, "reason": {"their conference"}, "add": {"1"}},
+		"The override is in force. It is number 1. Nothing was added to the balance. Override 1: nothing was added: the key is paused until 20", "once the pause is over"))
+	add := url.Values{"action": {"add"}, "id": {"1"}}
+	promises(p.post(http.StatusBadRequest, acme, add, "Nothing was added to the balance. Override 1: nothing was added: the key is paused until 20", "Add the difference now"))
+	mustExec(t, pool, "SELECT ratelimit_resume('mails', 'acme')")
+	promises(consoleFor(t, &console.Handler{DB: pool, Timeout: time.Second}).post(http.StatusBadRequest, acme, add, "Nothing was added to the balance. Override 1: nothing was added: the call waits for 2 seconds"))
+	p.post(http.StatusOK, acme, add, "The difference of the capacities is added", "15 of 25 tokens")
+}
+
 // A page writes in READ COMMITTED, where nothing has to be run again, and reads periods, whatever the role's defaults are.
 func TestTheConsoleUnderOtherDefaults(t *testing.T) {
 	t.Parallel()

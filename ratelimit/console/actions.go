@@ -311,8 +311,8 @@ func (c *visit) add(id int64, name string, before *float64) error {
 		if errors.Is(err, pgx.ErrNoRows) {
 			return wrong("There is no such override.")
 		}
-		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "22023" {
-			refused := wrong("Nothing was added to the balance. " + sentence(pgErr.Message))
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && (pgErr.Code == "22023" || pgErr.Code == "55000") { // 55000: not now, since it is paused
+			refused := wrong(strings.TrimSpace("Nothing was added to the balance. " + sentence(pgErr.Message) + " " + pgErr.Hint))
 			refused.partly = true
 			return refused
 		}

@@ -32,7 +32,7 @@ func explain(err error) *refusal {
 	}
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
 		switch pgErr.Code {
-		case "22023": // invalid_parameter_value: raised by the engine, which says what is wrong
+		case "22023", "55000": // invalid_parameter_value, object_not_in_prerequisite_state: raised by the engine, which says what is wrong
 			return &refusal{status: http.StatusBadRequest, title: "That is not possible", text: sentence(pgErr.Message) + " " + pgErr.Hint}
 		case "42501":
 			return &refusal{status: http.StatusForbidden, title: "The database refuses this", text: sentence(pgErr.Message) + " docs/console.md has the grants."}
