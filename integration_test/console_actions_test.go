@@ -685,6 +685,21 @@ func TestNothingOnTheConsoleIsUnseen(t *testing.T) {
 	p.post(http.StatusOK, "key"+q, url.Values{"action": {"restore"}})
 	p.post(http.StatusOK, "key"+q, form)
 	p.post(http.StatusOK, "limit"+q, form)
+	// The names that the database lists, and what the reader gave.
+	seen := func(path, text string) {
+		t.Helper()
+		for _, attribute := range regexp.MustCompile(`value="[^"]*"`).FindAllString(text, -1) { // a field has what was typed
+			text = strings.Replace(text, attribute, "", 1)
+		}
+		if i := strings.IndexFunc(text, func(r rune) bool { return r != '\n' && !strconv.IsPrint(r) }); i >= 0 {
+			t.Errorf("%s has %q in it", path, text[max(0, i-100):i+20])
+		}
+	}
+	unknown := "key?" + url.Values{"name": {unseen("name") + "s"}, "key": {"x"}}.Encode()
+	seen(unknown, p.post(http.StatusBadRequest, unknown, form, "Nothing was changed.", `no program has published a limit of this name, but 'name\u202e\u200b\u001b[31m', 'free', 'never'`))
+	mustExec(t, pool, `SELECT ratelimit_publish('own', '[{"name": "own", "kind": "calendar window", "rate": 10, "period": "1 month", "varies": "40d"}]')`)
+	zone := "key?" + url.Values{"name": {"own"}, "key": {"x"}, "zone": {unseen("Europe")}}.Encode()
+	seen(zone, p.get(http.StatusBadRequest, zone, "Europe"))
 	for path, contains := range map[string][]string{
 		"": {"name", "program"}, "limit" + q: {"name", "key", "program", "reason", "ann"}, "key" + q: {"name", "key", "program", "reason", "ann"},
 		"limit" + q + "&q=" + url.QueryEscape(unseen("found")): {"found"}, "?q=" + url.QueryEscape(unseen("found")): {"found"}, "key?name=never&key=x": {"program"},
@@ -692,12 +707,6 @@ func TestNothingOnTheConsoleIsUnseen(t *testing.T) {
 		for i := range contains {
 			contains[i] = fmt.Sprintf("%q", unseen(contains[i]))
 		}
-		text := p.get(http.StatusOK, path, contains...)
-		for _, attribute := range regexp.MustCompile(`value="[^"]*"`).FindAllString(text, -1) { // a field has what was typed
-			text = strings.Replace(text, attribute, "", 1)
-		}
-		if i := strings.IndexFunc(text, func(r rune) bool { return r != '\n' && !strconv.IsPrint(r) }); i >= 0 {
-			t.Errorf("%s has %q in it", path, text[max(0, i-100):i+20])
-		}
+		seen(path, p.get(http.StatusOK, path, contains...))
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/txlimit/txlimit/internal/pin"
+	"github.com/txlimit/txlimit/internal/visible"
 )
 
 // refusal is an error that is the reader's to understand. Nothing in text is markup.
@@ -21,8 +22,15 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.title + ": " + r.text }
 
-// explain says in words what went wrong. What the database says reaches the reader only where it was written for people.
+// explain says in words what went wrong, with nothing in it that would not be seen, such as in the names that the database lists. What the
+// database says reaches the reader only where it was written for people.
 func explain(err error) *refusal {
+	shown := *inWords(err)
+	shown.text = visible.Escape(shown.text)
+	return &shown
+}
+
+func inWords(err error) *refusal {
 	if refused, ok := errors.AsType[*refusal](err); ok {
 		return refused
 	}
