@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"time"
 
@@ -17,7 +16,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/txlimit/txlimit/internal/visible"
-	"github.com/txlimit/txlimit/ratelimit"
 )
 
 // The exit statuses.
@@ -279,10 +277,7 @@ func (a *app) do(command *cobra.Command, needs []string, run func(ctx context.Co
 	command.DisableFlagsInUseLine = true
 	command.RunE = func(cmd *cobra.Command, args []string) error {
 		a.running, a.needs = true, needs
-		if len(a.parts) > 0 {
-			args = append(slices.Clone(args), ratelimit.StoredKey(a.parts...)) // the KEY
-		}
-		return run(cmd.Context(), args)
+		return run(cmd.Context(), a.withParts(args))
 	}
 	return command
 }

@@ -225,14 +225,28 @@ func TestNoEscapeReachesTheTerminal(t *testing.T) {
 
 func TestKeysThatNoServerTakes(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 1, time.Hour))
-	for _, key := range []string{"\xff", "a\x00b", strings.Repeat("k", 100_000)} {
-		for _, command := range [][]string{{"show", "l", key}, {"block", "l", key}, {"reset", "l", key, "--yes"}, {"holds", "l", key}, {"release", "l", key, "x", "--yes"}, {"release", "l", "x", key, "--yes"}, {"override", "l", key, "--rate", "2"}, {"unblock", "l", key}} {
+	long := strings.Repeat("é", 512) // 1024 bytes
+	for _, row := range []struct{ text, want string }{
+		{"\xff", "is not valid UTF-8"}, {"a\x00b", "has a NUL byte"}, {long + "k", "has 1025 bytes, and 1024 are allowed"}, {strings.Repeat("k", 100_000), "has 100000 bytes, and 1024 are allowed"},
+	} {
+		key, id := row.text, strings.Replace(row.want, "1024 are", "255 are", 1)
+		for _, command := range [][]string{
+			{"show", "l", key}, {"block", "l", key}, {"reset", "l", key, "--yes"}, {"holds", "l", key}, {"release", "l", key, "x", "--yes"}, {"release", "l", "x", key, "--yes"}, {"override", "l", key, "--rate", "2"}, {"unblock", "l", key},
+			{"unlimited", "l", key}, {"restore", "l", key}, {"show", "l", "--part", key}, {"release", "l", "x", "--part", key, "--yes"}, {"release", "l", key, "--part", "x", "--yes"},
+			{"show", key}, {"keys", key}, {"overrides", key}, {"sweep", "l", key}, {"holds", key}, {"reset", key, "k", "--yes"}, {"release", key, "x", "--yes"}, {"replay", "--query", "SELECT now()", "--published", key},
+		} {
 			r := w.run(command...)
 			if r.code == exitUsage || command[0] == "block" && r.code != exitError {
 				t.Errorf("%.30q: exit status %d: %.300s", command, r.code, r.errOut)
 			}
+			if want := []string{"txlimit: the key " + row.want + "\n", "txlimit: the id " + id + "\n", "txlimit: the name of the limit " + id + "\n"}; r.code != exitError || r.out != "" || !slices.Contains(want, r.errOut) {
+				t.Errorf("%.30q: exit status %d: %.300s%.300s", command, r.code, r.out, r.errOut)
+			}
 		}
 	}
+	w.run("show", "l", long).wants(t, exitOK, "denied +no")
+	w.run("show", "l", "--part", long[:512], "--part", long[:510]).wants(t, exitOK, "denied +no") // and a bar between them
+	w.run("show", "l", "--part", long[:512], "--part", long[:512]).wants(t, exitError, "^txlimit: the key has 1025 bytes")
 }
 
 // A role that may do nothing is told what to grant for each command. Granted just that, it can.

@@ -7,12 +7,14 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"github.com/txlimit/txlimit/internal/pin"
+	"github.com/txlimit/txlimit/ratelimit"
 )
 
 // config is how to connect.
@@ -143,6 +145,56 @@ func (a *app) takesKey(c *cobra.Command) {
 	c.Args = func(_ *cobra.Command, args []string) error { return limitAndKey(args, a.parts) }
 	c.ValidArgsFunction = a.completeLimitAndKey
 	a.partFlag(c)
+	a.checked(c, func(args []string) error { return checkLimitAndKey(args[0], keyOf(a.withParts(args))) })
+}
+
+// checked has a command refuse texts that the server would not take, or that no program can have, before anything is asked: or it would say of a
+// key of 1025 bytes that a call for it is granted.
+func (a *app) checked(c *cobra.Command, check func(args []string) error) {
+	c.PreRunE = func(_ *cobra.Command, args []string) error {
+		err := check(args)
+		a.running = err != nil // as if the server had refused it: the exit status is 1
+		return err
+	}
+}
+
+// checkLimits checks names of limits.
+func checkLimits(names []string) error {
+	for _, name := range names {
+		if err := checkText("name of the limit", name, 255); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkLimitAndKey checks the name of a limit, and a key (nil: none).
+func checkLimitAndKey(name string, key *string) error {
+	if err := checkLimits([]string{name}); err != nil || key == nil {
+		return err
+	}
+	return checkText("key", *key, 1024)
+}
+
+// checkText refuses what a program cannot have either, as ratelimit.Limit.Key does. The error does not quote the text: it may be long.
+func checkText(what, s string, most int) error {
+	switch {
+	case len(s) > most:
+		return fmt.Errorf("the %s has %d bytes, and %d are allowed", what, len(s), most)
+	case !utf8.ValidString(s):
+		return fmt.Errorf("the %s is not valid UTF-8", what)
+	case strings.IndexByte(s, 0) >= 0:
+		return fmt.Errorf("the %s has a NUL byte", what)
+	}
+	return nil
+}
+
+// withParts is the arguments with the KEY of the parts.
+func (a *app) withParts(args []string) []string {
+	if len(a.parts) == 0 {
+		return args
+	}
+	return append(slices.Clone(args), ratelimit.StoredKey(a.parts...))
 }
 
 // partFlag adds --part.

@@ -149,6 +149,13 @@ published their numbers. Who did it, when and why is in the history: txlimit ove
 	}
 	a.partFlag(c)
 	d.whyFlags(a, c)
+	a.checked(c, func(args []string) error {
+		last := len(args) - 1
+		if err := checkLimitAndKey(args[0], keyOf(a.withParts(args[:last]))); err != nil {
+			return err
+		}
+		return checkText("id", args[last], 255)
+	})
 	return a.do(c, append(steerNeeds, "UPDATE rate_limits", "UPDATE rate_limit_holds", "DELETE rate_limit_holds"), func(ctx context.Context, args []string) error {
 		if len(a.parts) > 0 {
 			args = []string{args[0], args[2], args[1]}

@@ -114,6 +114,7 @@ than one token left at their last use: they may be denied now. (A key to which t
 	c.Flags().BoolVar(&denied, "denied", false, "list the most denied keys, from the usage tables")
 	c.Flags().StringVar(&since, "since", "1h", "with --denied: how far to look back; whole hours are read")
 	n.flags(c)
+	a.checked(c, checkLimits)
 	c.MarkFlagsMutuallyExclusive("denied", "all")
 	for _, flag := range slices.Concat(ofKey, ofLimit) {
 		c.MarkFlagsMutuallyExclusive("denied", flag)

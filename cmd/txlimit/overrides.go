@@ -54,6 +54,7 @@ One for the key goes before one for every key. Of several in force for the same,
 	})
 	c.Flags().BoolVar(&all, "all", false, "list those that no longer hold, too")
 	c.Flags().IntVarP(&most, "limit", "n", 100, "list at most so many; 0: all")
+	a.checked(c, checkLimits)
 	return c
 }
 

@@ -237,8 +237,8 @@ func (a *app) replayLimits(ctx context.Context, r *replayFlags) (limits []rateli
 		}
 		limits = append(limits, list...)
 	}
-	if len(r.published) == 0 {
-		return limits, nil
+	if err := checkLimits(r.published); len(r.published) == 0 || err != nil {
+		return limits, err
 	}
 	err = a.reading(ctx, func(tx pgx.Tx) error {
 		for _, name := range r.published {

@@ -60,6 +60,7 @@ It also gives back what expired holds of all limits hold, and forgets holds that
 	c.Flags().StringVar(&n.varies, "varies", "", "the longest `time` in which any numbers that the program gives a key by With fill a row, such as 2d; required if it uses With")
 	_ = c.Flags().MarkHidden("zone") // a key that is full by the longest windows is full in every zone
 	_ = c.Flags().MarkHidden("anchor")
+	a.checked(c, checkLimits)
 	return a.do(c, append(lookNeeds, "UPDATE rate_limits", "DELETE rate_limits", "UPDATE rate_limit_holds", "DELETE rate_limit_holds"), func(ctx context.Context, args []string) error {
 		return a.sweep(ctx, &n, args)
 	})

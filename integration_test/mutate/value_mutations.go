@@ -35,7 +35,7 @@ var valueMutations = []mutation{
 		old: "	if len(parts) == 1 {\n		return parts[0]\n	}\n", new: "",
 		tests: "TestKeysOfSeveralParts|TestKeysAreStoredAsWritten",
 	}, {
-		name: "keys-by-part", file: "cmd/txlimit/app.go", what: "the tool joins parts without escaping them",
+		name: "keys-by-part", file: "cmd/txlimit/database.go", what: "the tool joins parts without escaping them",
 		old: "ratelimit.StoredKey(a.parts...)", new: "strings.Join(a.parts, \"|\") + ratelimit.StoredKey(\"\")",
 		tests: "TestKeysAreStoredAsWritten",
 	}, {
