@@ -23,6 +23,10 @@ const (
 	tenth   = 10
 
 	maxExtended = 1000 // rows in one statement: they are locked until its end
+
+	// An extension without an answer is given up after this, or after a third of the shortest ttl in it. The others of the pool wait for it, so a long
+	// ttl must not make them wait for a connection that has died silently. A ttl of 10 s has time for its own extension after that.
+	extendWithin = 5 * time.Second
 )
 
 // renewals extend the holds of the During calls of a Limiter. The zero value is ready.
@@ -248,7 +252,7 @@ func (r *renewer) renew(batch []*lease) {
 	r.of.mu.Unlock()
 
 	sent := time.Now()
-	ctx, cancel := context.WithTimeout(r.ctx, shortest/third)
+	ctx, cancel := context.WithTimeout(r.ctx, min(shortest/third, extendWithin))
 	answer, err := r.line.extend(ctx, args)
 	cancel()
 
@@ -312,7 +316,8 @@ func contains(sorted []int32, n int32) bool {
 type line struct {
 	l     *Limiter
 	of    DB
-	begin bool // the database's default isolation level is not READ COMMITTED
+	begin bool           // the database's default isolation level is not READ COMMITTED
+	dying sync.WaitGroup // statements, and connections that were given up
 
 	mu    sync.Mutex
 	own   DB // nil: it is not open
@@ -355,13 +360,20 @@ func (n *line) connect(ctx context.Context) error {
 	return nil
 }
 
-func (n *line) close() {
+// giveUp has the next extension open another connection. It does not wait for the end of this one: that takes pgx 15 seconds, if the server is silent,
+// and lib/pq as long as the network. It is called by the renewer, as close is.
+func (n *line) giveUp() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.own != nil {
-		n.ended()
+		n.dying.Go(n.ended)
 		n.own = nil
 	}
+}
+
+func (n *line) close() {
+	n.giveUp()
+	n.dying.Wait()
 }
 
 // extend is one statement, and needs BEGIN only if the database's default isolation level is not READ COMMITTED.
@@ -374,22 +386,41 @@ func (n *line) extend(ctx context.Context, args dbsqlc.ExtendParams) (row dbsqlc
 		return row, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	args.Now = nullable(now)
-	send := func(ctx context.Context, db DB) (err error) {
-		row, err = wire{db: db}.queries().Extend(ctx, args)
-		return err
+	row, err = n.send(ctx, args)
+	if !n.begin && sqlState(err) == stateIsolation {
+		n.begin = true
+		row, err = n.send(ctx, args)
 	}
-	if !n.begin {
-		err = send(ctx, n.own)
-		n.begin = sqlState(err) == stateIsolation
-	}
-	if n.begin {
-		var inTx inReadCommitted
-		if inTx, err = n.l.readCommitted(n.own); err == nil {
-			err = inTx(ctx, send)
-		}
-	}
-	if _, pool := n.own.(*pgxpool.Pool); err != nil && !pool {
-		n.close() // it may be broken
+	if err != nil { // it may be broken
+		n.giveUp()
 	}
 	return row, err
+}
+
+// send ends with ctx, whatever the driver does: lib/pq waits for the answer of a connection that has died silently.
+func (n *line) send(ctx context.Context, args dbsqlc.ExtendParams) (dbsqlc.ExtendRow, error) {
+	var answer dbsqlc.ExtendRow
+	ask := func(ctx context.Context, db DB) (err error) {
+		answer, err = wire{db: db}.queries().Extend(ctx, args)
+		return err
+	}
+	own, begin := n.own, n.begin
+	answered := make(chan error, 1)
+	n.dying.Go(func() {
+		if !begin {
+			answered <- ask(ctx, own)
+			return
+		}
+		inTx, err := n.l.readCommitted(own)
+		if err == nil {
+			err = inTx(ctx, ask)
+		}
+		answered <- err
+	})
+	select {
+	case err := <-answered:
+		return answer, err
+	case <-ctx.Done():
+		return dbsqlc.ExtendRow{}, ctx.Err()
+	}
 }

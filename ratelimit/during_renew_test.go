@@ -18,11 +18,13 @@ import (
 type renewing struct {
 	answer func(args dbsqlc.ExtendParams) (dbsqlc.ExtendRow, error) // nil: all are extended
 	takes  time.Duration                                            // an answer
+	silent func(args dbsqlc.ExtendParams) bool                      // reports whether no answer comes; nil: all come
 	began  time.Time
 
 	mu     sync.Mutex
 	sent   []time.Duration // since the begin of the test
 	rows   []int           // of each statement
+	within []time.Duration // for each answer
 	closed bool
 }
 
@@ -50,11 +52,16 @@ func (r *renewing) close() {
 }
 
 func (r *renewing) extend(ctx context.Context, args dbsqlc.ExtendParams) (dbsqlc.ExtendRow, error) {
+	until, _ := ctx.Deadline()
 	r.mu.Lock()
-	r.sent, r.rows = append(r.sent, time.Since(r.began)), append(r.rows, len(args.Names))
+	r.sent, r.rows, r.within = append(r.sent, time.Since(r.began)), append(r.rows, len(args.Names)), append(r.within, time.Until(until))
 	r.mu.Unlock()
+	answer := time.After(r.takes)
+	if r.silent != nil && r.silent(args) {
+		answer = nil
+	}
 	select {
-	case <-time.After(r.takes):
+	case <-answer:
 	case <-ctx.Done():
 		return dbsqlc.ExtendRow{}, ctx.Err()
 	}
@@ -142,7 +149,7 @@ func TestTheWorkEndsBeforeAnotherCanTakeTheSlot(t *testing.T) {
 	}{
 		"no extension":             {[]error{broken}, 0, 9 * time.Minute, "in time: EOF"},
 		"one extension":            {[]error{nil, broken}, 0, 10*time.Minute/3 + 9*time.Minute, "in time: EOF"},
-		"an answer that was late":  {[]error{nil, broken}, 30 * time.Second, 10*time.Minute/3 + 9*time.Minute, "in time: EOF"},
+		"an answer that was late":  {[]error{nil, broken}, 4 * time.Second, 10*time.Minute/3 + 9*time.Minute, "in time: EOF"},
 		"answers that do not come": {[]error{nil}, time.Hour, 9 * time.Minute, "in time: context deadline exceeded"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -180,6 +187,56 @@ func TestAFailedExtensionIsTriedAgain(t *testing.T) {
 		}
 		e.end()
 	})
+}
+
+// TestASilentConnectionKeepsNoOtherHoldWaiting: the extension of a long ttl is given up before the work of a short one must end.
+func TestASilentConnectionKeepsNoOtherHoldWaiting(t *testing.T) {
+	for _, ttl := range []time.Duration{10 * time.Second, time.Minute, time.Hour} {
+		// Since when the short one is held: it begins, or is due, about when the connection falls silent.
+		for _, since := range []time.Duration{-ttl/third + ttl/twelfth + 10*time.Millisecond, -time.Second, time.Second, extendWithin - time.Millisecond} {
+			synctest.Test(t, func(t *testing.T) {
+				r := &renewing{takes: 100 * time.Millisecond}
+				fails := true
+				r.silent = func(args dbsqlc.ExtendParams) bool {
+					if fails && slices.Contains(args.Ids, "long") {
+						fails = false
+						return true
+					}
+					return false
+				}
+				of := r.start()
+				a, long := r.hold(of, "long", 1, 12*time.Hour)
+				after(4*time.Hour + since)
+				b, short := r.hold(of, "short", 1, ttl)
+				after(6 * time.Hour)
+				if fails || short.Err() != nil || long.Err() != nil {
+					t.Errorf("a ttl of %v that began at %v: %v; %v", ttl, since, context.Cause(short), context.Cause(long))
+				}
+				b.end()
+				a.end()
+			})
+		}
+	}
+}
+
+// TestAnAnswerIsWaitedFor: for a third of the ttl, or 5 seconds.
+func TestAnAnswerIsWaitedFor(t *testing.T) {
+	for ttl, row := range map[time.Duration]struct{ takes, within time.Duration }{
+		100 * time.Millisecond: {30 * time.Millisecond, 100 * time.Millisecond / 3},
+		12 * time.Second:       {3 * time.Second, 4 * time.Second},
+		time.Minute:            {3 * time.Second, 5 * time.Second},
+		time.Hour:              {4 * time.Second, 5 * time.Second},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r := &renewing{takes: row.takes}
+			e, ctx := r.hold(r.start(), "a", 1, ttl)
+			after(3*ttl - ttl/twelfth)
+			if ctx.Err() != nil || len(r.within) != 8 || slices.Min(r.within) != row.within || slices.Max(r.within) != row.within {
+				t.Errorf("a ttl of %v: answers were waited for %v; %v", ttl, r.within, context.Cause(ctx))
+			}
+			e.end()
+		})
+	}
 }
 
 // TestABusyRowIsTriedAlone: it keeps no other from being extended, and its hold ends in time.

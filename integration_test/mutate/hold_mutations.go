@@ -400,8 +400,20 @@ var holdMutations = []mutation{
 		old: "		n.own, n.ended = pool, pool.Close\n", new: "		n.own, n.ended = db, pool.Close\n",
 		tests: "TestDuringNeedsNoConnectionOfThePool",
 	}, {
+		name: "during-silent", file: renew, what: "while the extension of a long ttl has no answer, no other hold is extended",
+		old: "min(shortest/third, extendWithin)", new: "shortest/third",
+		tests: "TestASilentConnectionKeepsNoOtherHoldWaiting",
+	}, {
+		name: "during-silent-replaced", file: renew, what: "the next extension waits until a silent connection is closed",
+		old: "	if err != nil { // it may be broken\n", new: "	if false {\n",
+		tests: "TestALineThatIsSilentIsReplaced",
+	}, {
+		name: "during-silent-driver", file: renew, what: "an extension waits for an answer as long as the driver does",
+		old: "	case <-ctx.Done():\n		return dbsqlc.ExtendRow{}, ctx.Err()", new: "	case <-context.Background().Done():\n		return dbsqlc.ExtendRow{}, ctx.Err()",
+		tests: "TestAnExtensionEndsInTimeOnAnyDriver",
+	}, {
 		name: "during-level", file: renew, what: "where SERIALIZABLE is the default, no hold is extended",
-		old: "		n.begin = sqlState(err) == stateIsolation\n", new: "",
+		old: "	if !n.begin && sqlState(err) == stateIsolation {", new: "	if false {",
 		tests: "TestDuringExtendsWhatItHolds",
 	}, {
 		name: "during-panics", file: during, what: "work that panics keeps its slot until its time is over",

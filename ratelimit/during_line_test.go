@@ -1,0 +1,148 @@
+package ratelimit
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/internal/dbsqlc"
+)
+
+// refuses is the server's end of a connection: it answers each statement with an error.
+func refuses(conn net.Conn, code string) {
+	server := pgproto3.NewBackend(conn, conn)
+	if _, err := server.ReceiveStartupMessage(); err != nil {
+		return
+	}
+	server.Send(&pgproto3.AuthenticationOk{})
+	for {
+		server.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+		if server.Flush() != nil {
+			return
+		}
+		for failed := false; ; {
+			message, err := server.Receive()
+			if err != nil {
+				return
+			}
+			if _, is := message.(*pgproto3.Sync); is {
+				break
+			}
+			if !failed {
+				failed = true
+				server.Send(&pgproto3.ErrorResponse{Severity: "ERROR", Code: code})
+			}
+		}
+	}
+}
+
+// TestALineThatIsSilentIsReplaced: the next extension does not wait until pgx has closed the connection, which takes 15 seconds.
+func TestALineThatIsSilentIsReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		config, err := pgxpool.ParseConfig("postgres://u@127.0.0.1/d?sslmode=disable")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var dialed atomic.Int32
+		config.ConnConfig.DialFunc = func(ctx context.Context, _, addr string) (net.Conn, error) {
+			if addr == "pipe" { // to cancel the statement: this server is gone
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			client, server := net.Pipe()
+			if dialed.Add(1) == 1 {
+				go func() {
+					backend := pgproto3.NewBackend(server, server)
+					_, _ = backend.ReceiveStartupMessage()
+					backend.Send(&pgproto3.AuthenticationOk{})
+					backend.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+					_ = backend.Flush()
+				}()
+			} else {
+				go refuses(server, "42P01")
+			}
+			return client, nil
+		}
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := &line{l: new(Limiter), of: pool}
+		for _, want := range []string{"", "42P01", "42P01"} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, err := n.extend(ctx, dbsqlc.ExtendParams{})
+			cancel()
+			if got := sqlState(err); got != want || want == "" && !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%v, want the state %q", err, want)
+			}
+		}
+		n.close()
+		pool.Close()
+	})
+}
+
+// fakeDriver opens connections whose statements fail.
+type fakeDriver struct {
+	fails func(ctx context.Context) error // nil: no connection can be opened
+}
+
+func (f *fakeDriver) Connect(context.Context) (driver.Conn, error) {
+	if f.fails == nil {
+		return nil, errors.New("connection refused")
+	}
+	return &fakeConn{f}, nil
+}
+
+func (f *fakeDriver) Driver() driver.Driver            { return f }
+func (f *fakeDriver) Open(string) (driver.Conn, error) { return nil, errors.ErrUnsupported }
+
+type fakeConn struct{ of *fakeDriver }
+
+func (c *fakeConn) QueryContext(ctx context.Context, _ string, _ []driver.NamedValue) (driver.Rows, error) {
+	return nil, c.of.fails(ctx)
+}
+func (c *fakeConn) CheckNamedValue(*driver.NamedValue) error { return nil }
+func (c *fakeConn) Prepare(string) (driver.Stmt, error)      { return nil, errors.ErrUnsupported }
+func (c *fakeConn) Begin() (driver.Tx, error)                { return nil, errors.ErrUnsupported }
+func (c *fakeConn) Close() error                             { return nil }
+
+// TestAnExtensionEndsInTimeOnAnyDriver: lib/pq waits for the answer of a connection that has died silently.
+func TestAnExtensionEndsInTimeOnAnyDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked atomic.Int32
+		released := make(chan struct{})
+		f := &fakeDriver{fails: func(context.Context) error {
+			if asked.Add(1) == 1 {
+				<-released
+			}
+			return &pgconn.PgError{Code: "42P01"}
+		}}
+		db := sql.OpenDB(f)
+		n := &line{l: new(Limiter), of: SQL(db)}
+		began := time.Now()
+		for _, want := range []string{"", "42P01"} {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			_, err := n.extend(ctx, dbsqlc.ExtendParams{})
+			cancel()
+			if got := sqlState(err); got != want || time.Since(began) != 5*time.Second {
+				t.Errorf("after %v: %v, want the state %q", time.Since(began), err, want)
+			}
+		}
+		close(released)
+		n.close()
+		if left := db.Stats().InUse; left != 0 {
+			t.Errorf("%d connections were not given back", left)
+		}
+		_ = db.Close()
+	})
+}
