@@ -64,6 +64,9 @@ func (l *Limiter) During(
 	case ttl < minTTL || ttl > maxTTL:
 		return invalidCall(requests, fmt.Sprintf("ttl %v is not between %v and %v", ttl, minTTL, maxTTL))
 	}
+	if err := l.refusedUnsent(ctx, db, id, ttl, requests); err != nil {
+		return err
+	}
 	lease, err := l.renewals.enter(ctx, l, db)
 	if err != nil {
 		return explainCall(verbDuring, requests, err)
@@ -87,6 +90,24 @@ func (l *Limiter) During(
 		return err
 	}
 	return d.run(ctx, lease, sent, ttl, held, fn)
+}
+
+// refusedUnsent is the error of a Hold that needs no database, or nil. Hold itself comes after the connection that extends it, for which a *sql.DB may ask
+// the server.
+func (l *Limiter) refusedUnsent(ctx context.Context, db DB, id string, ttl time.Duration, requests []Request) error {
+	began := time.Now()
+	c, err := l.callOn(ctx, db, verbHold, about{hold: &holding{id: id, ttl: ttl}}, requests)
+	result := unanswered(verbHold, c.requests)
+	if err == nil {
+		a := c.byPolicy()
+		if a == nil {
+			return nil
+		}
+		c.fill(&result, a)
+		result, err = c.conclude(result, nil)
+	}
+	l.observe(ctx, verbHold, time.Since(began), result, err)
+	return err
 }
 
 // poolFor is the pool on which During works.

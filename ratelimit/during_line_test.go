@@ -94,9 +94,11 @@ func TestALineThatIsSilentIsReplaced(t *testing.T) {
 // fakeDriver opens connections whose statements fail.
 type fakeDriver struct {
 	fails func(ctx context.Context) error // nil: no connection can be opened
+	asked atomic.Int32                    // for a connection
 }
 
 func (f *fakeDriver) Connect(context.Context) (driver.Conn, error) {
+	f.asked.Add(1)
 	if f.fails == nil {
 		return nil, errors.New("connection refused")
 	}

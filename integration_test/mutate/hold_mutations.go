@@ -456,6 +456,14 @@ var holdMutations = []mutation{
 		old: "			_ = l.Release(ctx, db, held.Token, zero(d.held)...)\n", new: "			_ = ctx\n",
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {
+		name: "during-unsent", file: during, what: "on a *sql.DB, a wrong id or a plan without slots is refused by the server alone",
+		old: "	if err := l.refusedUnsent(ctx, db, id, ttl, requests); err != nil {", new: "	if err := error(nil); err != nil {",
+		tests: "TestDuringNeedsNoServerToRefuse",
+	}, {
+		name: "during-unsent-observed", file: during, what: "nobody observes that a During was refused",
+		old: "	l.observe(ctx, verbHold, time.Since(began), result, err)\n", new: "	_ = began\n",
+		tests: "TestDuringNeedsNoServerToRefuse",
+	}, {
 		name: "during-any-handle", file: during, what: "work holds on a transaction, which keeps the limit locked",
 		old: "if handles.IsOne(db) {\n		return nil, invalidCall(requests, fmt.Sprintf(\"During", new: "if handles.IsOne(nil) {\n		return nil, invalidCall(requests, fmt.Sprintf(\"During",
 		tests: "TestDuringRefuses",
