@@ -77,7 +77,7 @@ func TestALineThatIsSilentIsReplaced(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n := &line{l: new(Limiter), of: pool}
+		n := newLine(new(Limiter), pool)
 		for _, want := range []string{"", "42P01", "42P01"} {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			_, err := n.extend(ctx, dbsqlc.ExtendParams{})
@@ -130,7 +130,7 @@ func TestAnExtensionEndsInTimeOnAnyDriver(t *testing.T) {
 			return &pgconn.PgError{Code: "42P01"}
 		}}
 		db := sql.OpenDB(f)
-		n := &line{l: new(Limiter), of: SQL(db)}
+		n := newLine(new(Limiter), SQL(db))
 		began := time.Now()
 		for _, want := range []string{"", "42P01"} {
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -145,6 +145,42 @@ func TestAnExtensionEndsInTimeOnAnyDriver(t *testing.T) {
 		if left := db.Stats().InUse; left != 0 {
 			t.Errorf("%d connections were not given back", left)
 		}
+		_ = db.Close()
+	})
+}
+
+// TestACallThatWaitsForTheLineEndsWithItsContext: another one waits for the same connection, for longer.
+func TestACallThatWaitsForTheLineEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeDriver{fails: func(context.Context) error { return nil }}
+		db := sql.OpenDB(f)
+		db.SetMaxOpenConns(1)
+		busy, err := db.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := newLine(new(Limiter), SQL(db))
+		first := make(chan error, 1)
+		go func() { first <- n.open(t.Context()) }()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		second := make(chan error, 1)
+		began := time.Now()
+		go func() { second <- n.open(ctx) }()
+		select {
+		case err := <-second:
+			if took := time.Since(began); took != 200*time.Millisecond || !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("after %v: %v", took, err)
+			}
+		case err := <-first:
+			t.Errorf("it waits for the other call: %v", err)
+		}
+		_ = busy.Close()
+		if err := <-first; err != nil || db.Stats().InUse != 1 {
+			t.Errorf("the other call: %v, and %d connections are in use", err, db.Stats().InUse)
+		}
+		n.close()
 		_ = db.Close()
 	})
 }

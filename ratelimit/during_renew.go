@@ -88,7 +88,7 @@ func (all *renewals) enter(ctx context.Context, l *Limiter, db DB) (*lease, erro
 	all.mu.Lock()
 	r := all.by[pool]
 	if r == nil {
-		r = all.start(pool, &line{l: l, of: db})
+		r = all.start(pool, newLine(l, db))
 		if l.life != nil { // Close waits for it, as for the caller
 			l.life.calls.Add(1)
 		}
@@ -319,10 +319,12 @@ type line struct {
 	begin bool           // the database's default isolation level is not READ COMMITTED
 	dying sync.WaitGroup // statements, and connections that were given up
 
-	mu    sync.Mutex
-	own   DB // nil: it is not open
+	turn  chan struct{} // of one place: a goroutine that has filled it may change what follows
+	own   DB            // nil: it is not open
 	ended func()
 }
+
+func newLine(l *Limiter, of DB) *line { return &line{l: l, of: of, turn: make(chan struct{}, 1)} }
 
 // open takes the connection of a *sql.DB, before the work takes all of them. Others are opened for the first extension, which many calls do not need.
 func (n *line) open(ctx context.Context) error {
@@ -334,8 +336,12 @@ func (n *line) open(ctx context.Context) error {
 
 // connect opens the line. A *pgxpool.Pool gets another one beside it, of one connection.
 func (n *line) connect(ctx context.Context) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	select {
+	case n.turn <- struct{}{}:
+		defer func() { <-n.turn }()
+	case <-ctx.Done(): // another call waits for a connection of the pool
+		return over(ctx)
+	}
 	if n.own != nil {
 		return nil
 	}
@@ -363,8 +369,8 @@ func (n *line) connect(ctx context.Context) error {
 // giveUp has the next extension open another connection. It does not wait for the end of this one: that takes pgx 15 seconds, if the server is silent,
 // and lib/pq as long as the network. It is called by the renewer, as close is.
 func (n *line) giveUp() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	n.turn <- struct{}{}
+	defer func() { <-n.turn }()
 	if n.own != nil {
 		n.dying.Go(n.ended)
 		n.own = nil

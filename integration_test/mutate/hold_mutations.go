@@ -412,6 +412,10 @@ var holdMutations = []mutation{
 		old: "	case <-ctx.Done():\n		return dbsqlc.ExtendRow{}, ctx.Err()", new: "	case <-context.Background().Done():\n		return dbsqlc.ExtendRow{}, ctx.Err()",
 		tests: "TestAnExtensionEndsInTimeOnAnyDriver",
 	}, {
+		name: "during-waits", file: renew, what: "a call whose context has ended waits as long as another call for the connection",
+		old: "	case <-ctx.Done(): // another call", new: "	case <-context.Background().Done(): // another call",
+		tests: "TestACallThatWaitsForTheLineEndsWithItsContext",
+	}, {
 		name: "during-level", file: renew, what: "where SERIALIZABLE is the default, no hold is extended",
 		old: "	if !n.begin && sqlState(err) == stateIsolation {", new: "	if false {",
 		tests: "TestDuringExtendsWhatItHolds",
