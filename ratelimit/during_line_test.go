@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"io"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -183,4 +184,42 @@ func TestACallThatWaitsForTheLineEndsWithItsContext(t *testing.T) {
 		n.close()
 		_ = db.Close()
 	})
+}
+
+// TestALineIsKeptWhileTheServerAnswers: in a pool whose connections are all in use, another caller would get it.
+func TestALineIsKeptWhileTheServerAnswers(t *testing.T) {
+	for name, row := range map[string]struct {
+		err  error
+		kept bool
+	}{
+		"a canceled statement": {&pgconn.PgError{Code: "57014"}, true},
+		"a missing function":   {&pgconn.PgError{Code: "42883"}, true},
+		"a shutdown":           {&pgconn.PgError{Code: "57P01"}, false},
+		"a broken protocol":    {&pgconn.PgError{Code: "08P01"}, false},
+		"no answer":            {io.ErrUnexpectedEOF, false},
+		"late":                 {nil, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			db := sql.OpenDB(&fakeDriver{fails: func(ctx context.Context) error {
+				if row.err == nil {
+					<-ctx.Done()
+					return &pgconn.PgError{Code: "57014"} // as lib/pq says it, whose connection does not survive
+				}
+				return row.err
+			}})
+			db.SetMaxOpenConns(1)
+			n := newLine(new(Limiter), SQL(db))
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			if _, err := n.extend(ctx, dbsqlc.ExtendParams{}); err == nil || row.err != nil && !errors.Is(err, row.err) {
+				t.Errorf("%s: %v", name, err)
+			}
+			cancel()
+			synctest.Wait()
+			if kept := db.Stats().InUse == 1; kept != row.kept {
+				t.Errorf("%s: kept %v, want %v", name, kept, row.kept)
+			}
+			n.close()
+			_ = db.Close()
+		})
+	}
 }

@@ -405,12 +405,20 @@ var holdMutations = []mutation{
 		tests: "TestASilentConnectionKeepsNoOtherHoldWaiting",
 	}, {
 		name: "during-silent-replaced", file: renew, what: "the next extension waits until a silent connection is closed",
-		old: "	if err != nil { // it may be broken\n", new: "	if false {\n",
+		old: "	if err != nil && (ctx.Err() != nil || !survives(err)) {\n", new: "	if err != nil && !survives(err) && ctx.Err() == nil {\n",
 		tests: "TestALineThatIsSilentIsReplaced",
 	}, {
 		name: "during-silent-driver", file: renew, what: "an extension waits for an answer as long as the driver does",
 		old: "	case <-ctx.Done():\n		return dbsqlc.ExtendRow{}, ctx.Err()", new: "	case <-context.Background().Done():\n		return dbsqlc.ExtendRow{}, ctx.Err()",
 		tests: "TestAnExtensionEndsInTimeOnAnyDriver",
+	}, {
+		name: "during-line-given-away", file: renew, what: "after a canceled extension, another caller of a full *sql.DB gets the connection that extends the holds",
+		old: "ctx.Err() != nil || !survives(err)", new: "true",
+		tests: "TestALineIsKeptWhileTheServerAnswers",
+	}, {
+		name: "during-line-broken", file: renew, what: "a connection whose session the server ends is asked again",
+		old: " && state[:3] != \"57P\"", new: "",
+		tests: "TestALineIsKeptWhileTheServerAnswers",
 	}, {
 		name: "during-waits", file: renew, what: "a call whose context has ended waits as long as another call for the connection",
 		old: "	case <-ctx.Done(): // another call", new: "	case <-context.Background().Done(): // another call",
