@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net/url"
 	"os/exec"
@@ -62,9 +63,7 @@ func (w *everything) shownOf(name, key string, fields url.Values) string {
 func mergedValues(all ...url.Values) url.Values {
 	merged := url.Values{}
 	for _, values := range all {
-		for name, list := range values {
-			merged[name] = list
-		}
+		maps.Copy(merged, values)
 	}
 	return merged
 }
