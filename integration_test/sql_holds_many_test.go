@@ -287,3 +287,67 @@ func TestASweepBesideARecount(t *testing.T) {
 		t.Errorf("after the next sweep: %s", got)
 	}
 }
+
+// TestAReleaseBesideARecount: a release has found a key without rows, and waits for a hold that a recount has counted. It fails then, and frees the
+// slot when it is called again: else that would stay in use for good. A recount that comes after a release does not count its hold.
+func TestAReleaseBesideARecount(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		pool, h := holdingByHand(t)
+		h.holds("1", -1, rendersByHand.Key("acme"))
+		h.holds("2", -1, rendersByHand.Key("acme"))
+		mustExec(t, pool, "DELETE FROM rate_limits")
+		counted := func(want string) {
+			t.Helper()
+			if got := lines(t, pool, "SELECT value, (SELECT count(*) FROM rate_limit_holds WHERE state = 'held') FROM rate_limits"); got != want {
+				t.Errorf("%s: in use and held: %s, want %s", level, got, want)
+			}
+		}
+
+		recount := beginAt(t, pool, pgx.ReadCommitted)
+		mustExecIn(t, recount, "SELECT ratelimit_recount('renders', 'acme')")
+		release := beginAt(t, pool, level)
+		ended := make(chan error, 1)
+		go func() { ended <- second(release.Exec(t.Context(), "SELECT ratelimit_release('renders', 'acme', '1')")) }()
+		waitingFor(t, pool, recount)
+		succeeds(t, recount.Commit(t.Context()))
+		if err := <-ended; sqlState(err) != "40001" {
+			t.Errorf("%s: %v, want 40001", level, err)
+		}
+		succeeds(t, release.Rollback(t.Context()))
+		counted("(-2,2)")
+		if !scan[bool](t, pool, "SELECT ratelimit_release('renders', 'acme', '1')") {
+			t.Errorf("%s: there is no such hold", level)
+		}
+		counted("(-1,1)")
+
+		h.holds("1", -1, rendersByHand.Key("acme"))
+		mustExec(t, pool, "DELETE FROM rate_limits")
+		release = beginAt(t, pool, level)
+		mustExecIn(t, release, "SELECT ratelimit_release('renders', 'acme', '1')")
+		go func() { ended <- second(pool.Exec(t.Context(), "SELECT ratelimit_recount('renders', 'acme')")) }()
+		waitingFor(t, pool, release)
+		succeeds(t, release.Commit(t.Context()))
+		succeeds(t, <-ended)
+		counted("(-1,1)")
+	}
+}
+
+// TestAReleaseBesideAConsume: a row that a Consume inserts meanwhile began full, so nothing is missed, and the release does not fail.
+func TestAReleaseBesideAConsume(t *testing.T) {
+	t.Parallel()
+	pool, h := holdingByHand(t)
+	h.holds("1", -1, budgetByHand.Key("acme").Count(5))
+	mustExec(t, pool, "DELETE FROM rate_limits")
+	other := beginAt(t, pool, pgx.ReadCommitted)
+	mustExecIn(t, other, "SELECT FROM rate_limit_holds FOR UPDATE")
+	ended := make(chan error, 1)
+	go func() { ended <- second(pool.Exec(t.Context(), "SELECT ratelimit_release('budget', 'acme', '1')")) }()
+	waitingFor(t, pool, other)
+	mustExecIn(t, other, "SELECT ratelimit('budget', 'acme', count => 7)")
+	succeeds(t, other.Commit(t.Context()))
+	succeeds(t, <-ended)
+	if got := lines(t, pool, "SELECT r.value BETWEEN 93 AND 94, (SELECT count(*) FROM rate_limit_holds) FROM rate_limits AS r"); got != "(t,0)" {
+		t.Errorf("7 of 100 taken, and held: %s", got)
+	}
+}

@@ -4918,6 +4918,7 @@ DECLARE
     n      /* TEMPLATE: schema */_ratelimit_terms;
     q      /* TEMPLATE: schema */_ratelimit_request;
     taking integer := 1;
+    there  boolean; -- the key has rows
 BEGIN
     SELECT f.id, f.token INTO r FROM /* TEMPLATE: schema */_ratelimit_read_token(id) AS f;
     wrong := CASE
@@ -4954,12 +4955,19 @@ BEGIN
             NULL, NULL, now);
     END IF;
     -- A key without rows is full: nothing comes back. An operator may not insert them.
-    taking := CASE WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = name AND t.key = key) THEN taking ELSE 0 END;
+    there := EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = name AND t.key = key);
+    taking := CASE WHEN there THEN taking ELSE 0 END;
     IF taking > 0 THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[name], ARRAY[key], ARRAY[q.capacity], ARRAY[q.shards], now);
     END IF;
-    SELECT h.state INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h
+    SELECT h.unit, h.state INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h
      WHERE h.name = name AND h.key = key AND h.id = r.id AND h.token IS NOT DISTINCT FROM own FOR UPDATE; -- asks again, on the newest version
+    -- A recount has counted this hold meanwhile, and its row can be locked only before the hold. Asked under the hold's lock, for which a later
+    -- recount waits (CONCURRENCY.md, J14).
+    IF NOT there AND rec.state = 'held' AND rec.unit = 'slots'
+       AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = name AND t.key = key) THEN
+        RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limit %L: its slots were counted again meanwhile', name);
+    END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_settle(true, r.id, own, taking, ARRAY[false], ARRAY[name], ARRAY[key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity],
         ARRAY[q.start], ARRAY[q.shards], ARRAY['0'::double precision], now, q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
     IF rec.state = 'held' AND forced THEN
@@ -5248,7 +5256,8 @@ Errors:
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
--- Counts the slots in use again. The limit's row is locked first, then the holds, so that a sweep that ends some is waited for.
+-- Counts the slots in use again. The limit's row is locked first, then the holds, so that a sweep that ends some is waited for. Each hold is
+-- written: above READ COMMITTED, a release that has seen no row of the limit is 40001 then.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_recount(name text, key text, global boolean) RETURNS double precision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -5266,10 +5275,14 @@ BEGIN
     END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
     at := clock_timestamp();
-    SELECT coalesce(sum(l.count), '0') INTO used FROM (
-        SELECT h.count FROM /* TEMPLATE: schema */rate_limit_holds AS h
-         WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots' ORDER BY h.id FOR UPDATE
-    ) AS l;
+    PERFORM 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h
+      WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots' ORDER BY h.id FOR UPDATE;
+    WITH counted AS (
+        UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET count = h.count
+         WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots'
+        RETURNING h.count
+    )
+    SELECT coalesce(sum(c.count), '0') INTO used FROM counted AS c;
     UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = '0'::double precision - used, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0;
     RETURN used;
 END

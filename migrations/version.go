@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "69aeed0b08dcb077261071c771e5081aa5726ff1e559c36b72ab3e9207c557ee"
+const Hash = "0964cc3fce820fde61980e710283530636e475db317dda1899787db2a6b05463"

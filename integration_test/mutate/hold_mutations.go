@@ -51,6 +51,19 @@ var holdMutations = []mutation{
 		name: "hold-sweep-recounted", file: sweep, what: "a sweep ends a hold that a recount has counted meanwhile, and its slot stays in use",
 		old: "            EXIT WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key);\n", new: "",
 		tests: "TestASweepBesideARecount",
+	}, {
+		name: "release-recounted", file: byHand, what: "a release ends a hold that a recount has counted meanwhile, and its slot stays in use",
+		old: "    IF NOT there AND rec.state = 'held' AND rec.unit = 'slots'\n", new: "    IF false\n",
+		tests: "TestAReleaseBesideARecount",
+	}, {
+		name: "release-recounted-tokens", file: byHand, what: "a release of tokens fails beside the first Consume of the key",
+		old: "    IF NOT there AND rec.state = 'held' AND rec.unit = 'slots'\n", new: "    IF NOT there AND rec.state = 'held'\n",
+		tests: "TestAReleaseBesideAConsume",
+	}, {
+		name: "recount-unwritten", file: byHand, what: "above READ COMMITTED, a release ends a hold that a recount has counted meanwhile, and its slot stays in use",
+		old:   "        UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET count = h.count\n         WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots'\n        RETURNING h.count\n",
+		new:   "        SELECT h.count FROM /* TEMPLATE: schema */rate_limit_holds AS h\n         WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots'\n",
+		tests: "TestAReleaseBesideARecount",
 	},
 	// Who holds what: the tool and the page of a key
 	{
@@ -595,7 +608,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldByHandOfTokens",
 	}, {
 		name: "release-by-hand-full", file: byHand, what: "a release writes rows of a key that is full, which an operator may not",
-		old: "WHERE t.name = name AND t.key = key) THEN taking ELSE 0 END;", new: "WHERE t.name = name AND t.key = key) THEN taking ELSE taking END;",
+		old: "CASE WHEN there THEN taking ELSE 0 END;", new: "taking;",
 		tests: "TestHoldByHandOfTokens",
 	}, {
 		name: "release-by-hand-slots", file: byHand, what: "slots that are not published any more are never released",
