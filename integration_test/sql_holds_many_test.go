@@ -102,6 +102,22 @@ func TestHoldMany(t *testing.T) {
 	value(-4)
 }
 
+// TestHoldManyOfExpired: slots of more expired holds than one call gives back (1000) are free: of others, and of the same ids.
+func TestHoldManyOfExpired(t *testing.T) {
+	t.Parallel()
+	pool, _ := holdingByHand(t)
+	mustExec(t, pool, "SELECT ratelimit_override('renders', k, capacity => 3000), ratelimit_hold_many('renders', k, array_agg('old' || i)) FROM unnest('{others,same}'::text[]) AS k, generate_series(1, 3000) AS i GROUP BY k")
+	mustExec(t, pool, "UPDATE rate_limit_holds SET token = gen_random_uuid(), until = now() - interval '1 second'")
+	for key, id := range map[string]string{"others": "new", "same": "old"} {
+		if got := scan[int](t, pool, "SELECT ratelimit_hold_many('renders', $1, (SELECT array_agg($2 || i) FROM generate_series(1, 2500) AS i))", key, id); got != 2500 {
+			t.Errorf("%s: %d were taken", key, got)
+		}
+		if got := lines(t, pool, "SELECT value, (SELECT count(*) FROM rate_limit_holds WHERE key = '"+key+"' AND state = 'held') FROM rate_limits WHERE key = '"+key+"'"); got != "(-2500,2500)" {
+			t.Errorf("%s: in use and held: %s", key, got)
+		}
+	}
+}
+
 func TestHoldManyRefuses(t *testing.T) {
 	t.Parallel()
 	pool, _ := holdingByHand(t)

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "0964cc3fce820fde61980e710283530636e475db317dda1899787db2a6b05463"
+const Hash = "ae16f1d5e17a6a42f74612c849584c91ebef35265966184af894d5840b398414"

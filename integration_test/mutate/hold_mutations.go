@@ -25,8 +25,16 @@ var holdMutations = []mutation{
 		tests: "TestHoldMany",
 	}, {
 		name: "hold-many-expired", file: byHand, what: "slots of expired holds are not taken",
-		old: "    IF v - n::double precision < q.floor THEN\n        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim", new: "    IF false THEN\n        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim",
+		old: "    IF pg_catalog.cardinality(met) > 0 OR v - n::double precision < q.floor THEN\n", new: "    IF pg_catalog.cardinality(met) > 0 THEN\n",
 		tests: "TestHoldMany",
+	}, {
+		name: "hold-many-known", file: byHand, what: "ids that are known are not looked at while there are slots",
+		old: "    IF pg_catalog.cardinality(met) > 0 OR v - n::double precision < q.floor THEN\n", new: "    IF v - n::double precision < q.floor THEN\n",
+		tests: "TestHoldMany",
+	}, {
+		name: "hold-many-expired-once", file: byHand, what: "slots of 1000 expired holds are free, and no more, and a denial takes them back",
+		old: "            EXIT WHEN 0 = /* TEMPLATE: schema */_ratelimit_reclaim(", new: "            EXIT WHEN 0 <= /* TEMPLATE: schema */_ratelimit_reclaim(",
+		tests: "TestHoldManyOfExpired",
 	}, {
 		name: "hold-many-unbounded", file: byHand, what: "more is taken than there is",
 		old: "    IF v - n::double precision < q.floor THEN\n        PERFORM /* TEMPLATE: schema */_ratelimit_denied", new: "    IF false THEN\n        PERFORM /* TEMPLATE: schema */_ratelimit_denied",

@@ -398,9 +398,13 @@ BEGIN
     )
     SELECT ARRAY(SELECT u.id FROM pg_catalog.unnest(ids) AS u (id) EXCEPT SELECT i.id FROM inserted AS i) INTO met;
     n := pg_catalog.cardinality(ids) - pg_catalog.cardinality(met);
-    IF pg_catalog.cardinality(met) > 0 THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval], ARRAY['0'::double precision],
-            ARRAY[NULL::timestamptz], NULL, NULL, ARRAY[1], ARRAY[NULL::integer]); -- of these ids, too
+    SELECT r.value INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
+    IF pg_catalog.cardinality(met) > 0 OR v - n::double precision < q.floor THEN
+        LOOP -- a denial would undo what is given back here, so give back all of it: of these ids, too
+            EXIT WHEN 0 = /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval],
+                ARRAY['0'::double precision], ARRAY[NULL::timestamptz], NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);
+        END LOOP;
+        SELECT r.value INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
         FOR rec IN
             SELECT h.id, h.state, h.until FROM /* TEMPLATE: schema */rate_limit_holds AS h
              WHERE h.name = name AND h.key = own AND h.id = ANY (met)
@@ -417,12 +421,6 @@ BEGIN
              WHERE h.name = name AND h.key = own AND h.id = rec.id;
             n := n + 1;
         END LOOP;
-    END IF;
-    SELECT r.value INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
-    IF v - n::double precision < q.floor THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval], ARRAY['0'::double precision],
-            ARRAY[NULL::timestamptz], NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);
-        SELECT r.value INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
     END IF;
     IF v - n::double precision < q.floor THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, v - q.floor, /* TEMPLATE: schema */_ratelimit_free_at(name, own, v, n::double precision, q.floor, at), NULL, at);
