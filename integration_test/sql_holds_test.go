@@ -393,6 +393,40 @@ func TestHoldByHandAboveReadCommitted(t *testing.T) {
 	}
 }
 
+// TestHoldByHandThatHasEnded: to release by its id a hold that has expired or is settled is no error, and changes nothing, as in Go: what a worker is
+// late with is charged. So no DELETE fails by its trigger.
+func TestHoldByHandThatHasEnded(t *testing.T) {
+	t.Parallel()
+	pool, h := holdingByHand(t)
+	acme := budgetByHand.Key("acme")
+	h.holds("expired", time.Hour, rendersByHand.Key("acme"))
+	expired := h.holds("expired", time.Hour, acme.Count(40))
+	settled := h.holds("settled", time.Hour, rendersByHand.Key("acme"), acme.Count(10))
+	h.settle(settled.Token, []float64{1, 0}, rendersByHand.Key("acme"), acme.Count(10))
+	mustExec(t, pool, "UPDATE rate_limit_holds SET until = now() - interval '1 second' WHERE id = 'expired'")
+	mustExec(t, pool, "SELECT _ratelimit_sweep_holds('', '', '', NULL)")
+	before := lines(t, pool, "SELECT name, id, state, count FROM rate_limit_holds ORDER BY id, name")
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		tx := beginAt(t, pool, level)
+		for _, name := range []string{"renders", "budget"} {
+			for _, id := range []string{"expired", "settled", "never"} {
+				if scan[bool](t, tx, "SELECT ratelimit_release($1, 'acme', $2)", name, id) {
+					t.Errorf("%s: %s of %s was released", level, id, name)
+				}
+			}
+		}
+		succeeds(t, tx.Commit(t.Context()))
+	}
+	if after := lines(t, pool, "SELECT name, id, state, count FROM rate_limit_holds ORDER BY id, name"); after != before || strings.Count(after, "lapsed") != 2 {
+		t.Errorf("before\n%s\nafter\n%s", before, after)
+	}
+	succeeds(t, h.limits.Release(t.Context(), pool, "expired", rendersByHand.Key("acme")))
+	succeeds(t, second(h.limits.Settle(t.Context(), pool, expired.Token, acme.Count(30))))
+	if got := readBalance(t, h.limits, pool, acme); got < 60 || got > 60.1 {
+		t.Errorf("%v of 100 remain, of which 10 and 30 were used", got)
+	}
+}
+
 // TestHoldsByHandRace: many sessions hold and release the same ids. A release that says true is of one hold.
 func TestHoldsByHandRace(t *testing.T) {
 	t.Parallel()

@@ -4932,16 +4932,18 @@ BEGIN
     END IF;
     key := coalesce(key, '');
     SELECT h.unit, h.token, h.state INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
-    IF NOT coalesce(rec.state IN ('held', 'lapsed') AND (r.token IS NULL OR rec.token = r.token), false) AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
-        RETURN false;
-    END IF;
+    own := coalesce(r.token, CASE WHEN forced THEN rec.token END);
 
-    -- By its id alone, a hold with an end is released by somebody who says so: it may be another delivery's by now.
-    IF r.token IS NULL AND rec.token IS NOT NULL AND NOT forced THEN
+    -- By its id alone, a hold with an end is released by somebody who says so: it may be another delivery's by now. One that has ended stays as
+    -- it is: its worker may settle it late.
+    IF own IS NULL AND rec.token IS NOT NULL AND rec.state = 'held' THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: this hold has an end: pass its token instead of its id', name),
             HINT = 'To end the work of somebody else, say who does it, or a reason. The holder then loses it.';
     END IF;
-    own := coalesce(r.token, rec.token);
+    IF NOT coalesce(rec.state IN ('held', 'lapsed') AND rec.token IS NOT DISTINCT FROM own, false)
+       AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
+        RETURN false;
+    END IF;
     IF rec.unit IS DISTINCT FROM 'slots' THEN -- whose numbers do not matter
         n := /* TEMPLATE: schema */_ratelimit_published(name, key);
     END IF;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "ae16f1d5e17a6a42f74612c849584c91ebef35265966184af894d5840b398414"
+const Hash = "1118a5f18c8c860300b5888cfdb9ab06bef37e7f8f24f6f2ca40a9c508625394"

@@ -600,15 +600,23 @@ var holdMutations = []mutation{
 		tests: "TestHoldByHandOfTokens",
 	}, {
 		name: "release-by-hand-id", file: byHand, what: "whoever knows the id of some work ends its hold",
-		old: "IF r.token IS NULL AND rec.token IS NOT NULL AND NOT forced THEN", new: "IF false THEN",
+		old: "IF own IS NULL AND rec.token IS NOT NULL AND rec.state = 'held' THEN", new: "IF false THEN",
 		tests: "TestAnOperatorReleasesAHold",
 	}, {
+		name: "release-by-hand-ended", file: byHand, what: "a hold that has ended is an error, and a DELETE fails by its trigger",
+		old: "IF own IS NULL AND rec.token IS NOT NULL AND rec.state = 'held' THEN", new: "IF own IS NULL AND rec.token IS NOT NULL THEN",
+		tests: "TestHoldByHandThatHasEnded",
+	}, {
+		name: "release-by-hand-late", file: byHand, what: "whoever knows the id of work that is late keeps what it has used from being charged",
+		old: "    IF NOT coalesce(rec.state IN ('held', 'lapsed') AND rec.token IS NOT DISTINCT FROM own, false)\n", new: "    own := rec.token;\n    IF NOT coalesce(rec.state IN ('held', 'lapsed'), false)\n",
+		tests: "TestHoldByHandThatHasEnded",
+	}, {
 		name: "release-by-hand-stranger", file: byHand, what: "any token ends a hold",
-		old: "own := coalesce(r.token, rec.token);", new: "own := rec.token;",
+		old: "own := coalesce(r.token, CASE WHEN forced THEN rec.token END);", new: "own := rec.token;",
 		tests: "TestHoldByHandAboveReadCommitted",
 	}, {
 		name: "release-by-hand-missed", file: byHand, what: "a hold that the snapshot misses is none",
-		old: "false) AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN\n        RETURN false;", new: "false) THEN\n        RETURN false;",
+		old: "own, false)\n       AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN\n        RETURN false;", new: "own, false) THEN\n        RETURN false;",
 		tests: "TestHoldByHandAboveReadCommitted",
 	}, {
 		name: "release-by-hand-unlimited", file: byHand, what: "a hold of an unlimited limit is never released",
