@@ -118,6 +118,47 @@ func TestHoldManyOfExpired(t *testing.T) {
 	}
 }
 
+// TestSlotsOfARowAboveZero: a call with numbers of its own has left tokens in the row of slots. They are no slots: no more are granted or shown than
+// there are.
+func TestSlotsOfARowAboveZero(t *testing.T) {
+	t.Parallel()
+	pool, h := holdingByHand(t)
+	acme := rendersByHand.Key("acme")
+	mustExec(t, pool, "SELECT ratelimit('renders', 'acme', rate => 1000, period => '1 second')") // as docs/holds.md says
+	above := func() { t.Helper(); mustExec(t, pool, "UPDATE rate_limits SET value = 21.6") }
+	value := func(want float64) {
+		t.Helper()
+		if got := scan[float64](t, pool, "SELECT value FROM rate_limits"); got != want {
+			t.Errorf("value %v, want %v", got, want)
+		}
+	}
+	above()
+	h.has(acme, 2)
+	if got := lines(t, pool, "SELECT s.used, s.expired, k.remaining FROM _ratelimit_slots('renders', 'acme', now()) AS s, ratelimit_keys('renders', keys => '{acme}') AS k"); got != "(0,0,2)" {
+		t.Errorf("used, expired and free: %s", got)
+	}
+	if d := denies(t, pool, "rate limit exceeded: renders", "SELECT ratelimit_hold_many('renders', 'acme', '{a,b,c}')::text"); *d.Remaining != 2 {
+		t.Errorf("%+v", d)
+	}
+	mustExec(t, pool, "SELECT ratelimit_override('renders', 'acme', capacity => 1, until => now() + interval '1 hour')")
+	if d := denies(t, pool, "rate limit exceeded: renders", "SELECT token FROM ratelimit_hold('renders', 'acme', 'a', 2, forever => true)"); *d.Remaining != 1 || d.RetryAt != nil {
+		t.Errorf("%+v", d)
+	}
+	mustExec(t, pool, "SELECT ratelimit_restore('renders', 'acme')")
+	if got := scan[int](t, pool, "SELECT ratelimit_hold_many('renders', 'acme', '{a,b}')"); got != 2 {
+		t.Errorf("%d were taken", got)
+	}
+	value(-2)
+	denies(t, pool, "rate limit exceeded: renders", "SELECT ratelimit_hold_many('renders', 'acme', '{c}')::text")
+	mustExec(t, pool, "SELECT ratelimit_release_many('renders', 'acme', '{a,b}')")
+	for _, ttl := range []time.Duration{-1, time.Hour} { // the function, and the plain statement
+		above()
+		h.holds(fmt.Sprint(ttl), ttl, acme)
+		value(-1)
+		scan[bool](t, pool, "SELECT ratelimit_release('renders', 'acme', $1, who => 'ann')", fmt.Sprint(ttl))
+	}
+}
+
 func TestHoldManyRefuses(t *testing.T) {
 	t.Parallel()
 	pool, _ := holdingByHand(t)

@@ -650,6 +650,7 @@ func TestPauseBySQL(t *testing.T) {
 	for call, text := range map[string]string{
 		"ratelimit_pause('window', 'ann', until => now() + interval '1 minute')":                                       "only a token bucket can be paused, and its kind is 'fixed window'",
 		"ratelimit_pause('slots', 'ann', until => now() + interval '1 minute')":                                        "only a token bucket can be paused, and its kind is 'slots'",
+		"ratelimit_pause('slots', 'ann', until => now(), remaining => 5, rate => 1000, period => '1 second')":          "only a token bucket can be paused, and its kind is 'slots'",
 		"ratelimit_pause('free', 'ann', until => now() + interval '1 minute')":                                         "only a token bucket can be paused, and its kind is 'unlimited'",
 		"ratelimit_pause('nobody''s', 'ann', until => now() + interval '1 minute')":                                    "no program has published it",
 		"ratelimit_pause('varies', 'ann', until => now() + interval '1 minute')":                                       "the numbers of this key are the program's",

@@ -4101,7 +4101,7 @@ $text$;
 --   units   tokens; slots; none: the limit has no rows now (it is unlimited, or grants nothing), so no token moves
 --   taking  the first so many positions are tokens and slots, in the common order (name, key); the others are none, in that order too
 -- Slots are a row of one shard with a rate and a capacity of 0: its value is minus the sum of the counts that are held, and the floor is
--- minus how many there may be.
+-- minus how many there may be. Who calls the same name with a rate may have left more: above 0, it counts as 0.
 --
 -- _ratelimit_hold, _ratelimit_settle and the sweep set how the planner looks rows up, for the functions that they call, too.
 
@@ -4449,7 +4449,7 @@ BEGIN
             FOR i IN 1..taking LOOP
                 IF units[i] = 'slots' THEN
                     free_at[i] := /* TEMPLATE: schema */_ratelimit_free_at(names[i], keys[i],
-                        coalesce((SELECT u.value FROM ROWS FROM (pg_catalog.unnest(d.ord), pg_catalog.unnest(d.value)) AS u (ord, value) WHERE u.ord = i), '0'),
+                        least((SELECT u.value FROM ROWS FROM (pg_catalog.unnest(d.ord), pg_catalog.unnest(d.value)) AS u (ord, value) WHERE u.ord = i), '0'),
                         counts[i], floors[i], at);
                 ELSE
                     free_at[i] := NULL;
@@ -4649,7 +4649,7 @@ LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    used := coalesce((SELECT '0' - r.value FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0');
+    used := coalesce((SELECT '0' - least(r.value, '0') FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0');
     expired := coalesce((SELECT sum(h.count) FROM /* TEMPLATE: schema */rate_limit_holds AS h
         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'slots' AND h.until <= at), '0');
     expired := least(expired, used);
@@ -4812,7 +4812,7 @@ BEGIN
                 ELSE pg_catalog.format('Another delivery of the work is running. Retry in %s s.', ceil(extract(epoch FROM h.until - at))) END;
     ELSIF h.state = 'denied' THEN
         IF unit = 'slots' THEN
-            SELECT coalesce(h.value[1], '0') - q.floor AS remaining, h.free_at[1] AS retry_at, NULL::timestamptz AS reset_at INTO said;
+            SELECT least(h.value[1], '0') - q.floor AS remaining, h.free_at[1] AS retry_at, NULL::timestamptz AS reset_at INTO said;
         ELSE
             SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM /* TEMPLATE: schema */_ratelimit_answer('hold', q, false, at, h.value, h.ts) AS r;
         END IF;
@@ -5134,13 +5134,13 @@ BEGIN
     )
     SELECT ARRAY(SELECT u.id FROM pg_catalog.unnest(ids) AS u (id) EXCEPT SELECT i.id FROM inserted AS i) INTO met;
     n := pg_catalog.cardinality(ids) - pg_catalog.cardinality(met);
-    SELECT r.value INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
+    SELECT least(r.value, '0') INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
     IF pg_catalog.cardinality(met) > 0 OR v - n::double precision < q.floor THEN
         LOOP -- a denial would undo what is given back here, so give back all of it: of these ids, too
             EXIT WHEN 0 = /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval],
                 ARRAY['0'::double precision], ARRAY[NULL::timestamptz], NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);
         END LOOP;
-        SELECT r.value INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
+        SELECT least(r.value, '0') INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
         FOR rec IN
             SELECT h.id, h.state, h.until FROM /* TEMPLATE: schema */rate_limit_holds AS h
              WHERE h.name = name AND h.key = own AND h.id = ANY (met)
@@ -5161,7 +5161,7 @@ BEGIN
     IF v - n::double precision < q.floor THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, v - q.floor, /* TEMPLATE: schema */_ratelimit_free_at(name, own, v, n::double precision, q.floor, at), NULL, at);
     END IF;
-    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
+    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = least(r.value, '0') - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
     RETURN n;
 END
 $body$;
@@ -5412,6 +5412,12 @@ BEGIN
         period := n.period;
         capacity := n.capacity;
         shards := n.shards;
+    ELSE
+        BEGIN
+            kind := CASE (/* TEMPLATE: schema */_ratelimit_defined(name COLLATE "C")).kind WHEN 'slots' THEN 'slots' ELSE kind END;
+        EXCEPTION WHEN insufficient_privilege THEN
+            NULL; -- a role that gives the numbers need not see what programs have published
+        END;
     END IF;
     IF kind = 'token bucket' THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, NULL, NULL, shards, NULL, NULL, zero => true);
@@ -5456,7 +5462,7 @@ Arguments:
   global     true: the limit has no keys, and key must be NULL. Default false
 
 Errors:
-  22023   an argument is invalid, or the limit is no token bucket
+  22023   an argument is invalid, or the limit is no token bucket; with numbers, if a program has published it as slots
 $text$;
 
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_resume(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS boolean

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "1118a5f18c8c860300b5888cfdb9ab06bef37e7f8f24f6f2ca40a9c508625394"
+const Hash = "9679e3dabc9df953380798a3a03275f71fc1f9f41bf365d91429ed680536d25d"

@@ -20,6 +20,30 @@ var holdMutations = []mutation{
 		old: "            IF rec.state = 'held' OR rec.state = 'settled' AND rec.until > at THEN", new: "            IF false THEN",
 		tests: "TestHoldMany",
 	}, {
+		name: "slots-above-many", file: byHand, what: "tokens in a row of slots are slots that many ids take",
+		old: "(met);\n    SELECT least(r.value, '0') INTO v FROM", new: "(met);\n    SELECT r.value INTO v FROM",
+		tests: "TestSlotsOfARowAboveZero",
+	}, {
+		name: "slots-above-many-again", file: byHand, what: "once expired holds were given back, tokens in a row of slots are slots",
+		old: "        END LOOP;\n        SELECT least(r.value, '0') INTO v FROM", new: "        END LOOP;\n        SELECT r.value INTO v FROM",
+		tests: "TestSlotsOfARowAboveZero",
+	}, {
+		name: "slots-above-many-kept", file: byHand, what: "tokens stay in the row of slots that many ids take",
+		old: "SET value = least(r.value, '0') - n::double precision, ts", new: "SET value = r.value - n::double precision, ts",
+		tests: "TestSlotsOfARowAboveZero",
+	}, {
+		name: "slots-above-denied", file: byHand, what: "a denial shows tokens in a row of slots as slots",
+		old: "SELECT least(h.value[1], '0') - q.floor AS remaining,", new: "SELECT coalesce(h.value[1], '0') - q.floor AS remaining,",
+		tests: "TestSlotsOfARowAboveZero",
+	}, {
+		name: "slots-above-free-at", file: holds, what: "a denial says that there are slots now, since its row has tokens",
+		old: "                        least((SELECT u.value FROM", new: "                        coalesce((SELECT u.value FROM",
+		tests: "TestSlotsOfARowAboveZero",
+	}, {
+		name: "slots-above-used", file: holds, what: "tokens in a row of slots are shown as slots",
+		old: "SELECT '0' - least(r.value, '0') FROM", new: "SELECT '0' - r.value FROM",
+		tests: "TestSlotsOfARowAboveZero",
+	}, {
 		name: "hold-many-repeated", file: byHand, what: "an id that is held without an end takes a second slot",
 		old: "            CONTINUE WHEN rec.state = 'held' AND rec.until = 'infinity';\n", new: "",
 		tests: "TestHoldMany",

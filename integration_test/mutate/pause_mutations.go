@@ -48,6 +48,17 @@ var pauseMutations = []mutation{
 		tests: "TestAPauseReadsTheClockAfterWaiting",
 	},
 
+	// ratelimit_pause
+	{
+		name: "pause-slots", file: pause, what: "with numbers, slots are paused, and are free afterwards",
+		old: ".kind WHEN 'slots' THEN 'slots' ELSE kind END;", new: ".kind WHEN 'slots' THEN kind ELSE kind END;",
+		tests: "TestPauseBySQL",
+	}, {
+		name: "pause-unpublished", file: pause, what: "whoever gives the numbers needs the right to see what programs have published",
+		old: "        EXCEPTION WHEN insufficient_privilege THEN\n", new: "        EXCEPTION WHEN division_by_zero THEN\n",
+		tests: "TestTheRoleThatMayPause",
+	},
+
 	// _ratelimit_resume
 	{
 		name: "resume-always", file: pause, what: "resuming what is not paused forgets what was refilled",

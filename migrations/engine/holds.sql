@@ -5,7 +5,7 @@
 --   units   tokens; slots; none: the limit has no rows now (it is unlimited, or grants nothing), so no token moves
 --   taking  the first so many positions are tokens and slots, in the common order (name, key); the others are none, in that order too
 -- Slots are a row of one shard with a rate and a capacity of 0: its value is minus the sum of the counts that are held, and the floor is
--- minus how many there may be.
+-- minus how many there may be. Who calls the same name with a rate may have left more: above 0, it counts as 0.
 --
 -- _ratelimit_hold, _ratelimit_settle and the sweep set how the planner looks rows up, for the functions that they call, too.
 
@@ -342,7 +342,7 @@ BEGIN
             FOR i IN 1..taking LOOP
                 IF units[i] = 'slots' THEN
                     free_at[i] := /* TEMPLATE: schema */_ratelimit_free_at(names[i], keys[i],
-                        coalesce((SELECT u.value FROM ROWS FROM (pg_catalog.unnest(d.ord), pg_catalog.unnest(d.value)) AS u (ord, value) WHERE u.ord = i), '0'),
+                        least((SELECT u.value FROM ROWS FROM (pg_catalog.unnest(d.ord), pg_catalog.unnest(d.value)) AS u (ord, value) WHERE u.ord = i), '0'),
                         counts[i], floors[i], at);
                 ELSE
                     free_at[i] := NULL;
@@ -542,7 +542,7 @@ LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    used := coalesce((SELECT '0' - r.value FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0');
+    used := coalesce((SELECT '0' - least(r.value, '0') FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0');
     expired := coalesce((SELECT sum(h.count) FROM /* TEMPLATE: schema */rate_limit_holds AS h
         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'slots' AND h.until <= at), '0');
     expired := least(expired, used);

@@ -78,7 +78,7 @@ BEGIN
                 ELSE pg_catalog.format('Another delivery of the work is running. Retry in %s s.', ceil(extract(epoch FROM h.until - at))) END;
     ELSIF h.state = 'denied' THEN
         IF unit = 'slots' THEN
-            SELECT coalesce(h.value[1], '0') - q.floor AS remaining, h.free_at[1] AS retry_at, NULL::timestamptz AS reset_at INTO said;
+            SELECT least(h.value[1], '0') - q.floor AS remaining, h.free_at[1] AS retry_at, NULL::timestamptz AS reset_at INTO said;
         ELSE
             SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM /* TEMPLATE: schema */_ratelimit_answer('hold', q, false, at, h.value, h.ts) AS r;
         END IF;
@@ -400,13 +400,13 @@ BEGIN
     )
     SELECT ARRAY(SELECT u.id FROM pg_catalog.unnest(ids) AS u (id) EXCEPT SELECT i.id FROM inserted AS i) INTO met;
     n := pg_catalog.cardinality(ids) - pg_catalog.cardinality(met);
-    SELECT r.value INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
+    SELECT least(r.value, '0') INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
     IF pg_catalog.cardinality(met) > 0 OR v - n::double precision < q.floor THEN
         LOOP -- a denial would undo what is given back here, so give back all of it: of these ids, too
             EXIT WHEN 0 = /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval],
                 ARRAY['0'::double precision], ARRAY[NULL::timestamptz], NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);
         END LOOP;
-        SELECT r.value INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
+        SELECT least(r.value, '0') INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
         FOR rec IN
             SELECT h.id, h.state, h.until FROM /* TEMPLATE: schema */rate_limit_holds AS h
              WHERE h.name = name AND h.key = own AND h.id = ANY (met)
@@ -427,7 +427,7 @@ BEGIN
     IF v - n::double precision < q.floor THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, v - q.floor, /* TEMPLATE: schema */_ratelimit_free_at(name, own, v, n::double precision, q.floor, at), NULL, at);
     END IF;
-    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
+    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = least(r.value, '0') - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
     RETURN n;
 END
 $body$;

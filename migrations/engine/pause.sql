@@ -97,6 +97,12 @@ BEGIN
         period := n.period;
         capacity := n.capacity;
         shards := n.shards;
+    ELSE
+        BEGIN
+            kind := CASE (/* TEMPLATE: schema */_ratelimit_defined(name COLLATE "C")).kind WHEN 'slots' THEN 'slots' ELSE kind END;
+        EXCEPTION WHEN insufficient_privilege THEN
+            NULL; -- a role that gives the numbers need not see what programs have published
+        END;
     END IF;
     IF kind = 'token bucket' THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, NULL, NULL, shards, NULL, NULL, zero => true);
@@ -141,7 +147,7 @@ Arguments:
   global     true: the limit has no keys, and key must be NULL. Default false
 
 Errors:
-  22023   an argument is invalid, or the limit is no token bucket
+  22023   an argument is invalid, or the limit is no token bucket; with numbers, if a program has published it as slots
 $text$;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_resume(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS boolean
