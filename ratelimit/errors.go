@@ -86,8 +86,9 @@ var (
 	// given back.
 	ErrUnknownOutcome = errors.New("outcome unknown")
 
-	// ErrHoldLost is matched by the error of a [Limiter.Settle] whose hold is not there any more: it expired, and its slots may
-	// be another's, or it was released or reset. Nothing was changed. The result beside the error says which limits have lost it.
+	// ErrHoldLost is matched by the error of a [Limiter.Settle] whose hold is not there any more: its slots expired, and may be
+	// another's, or it was released. Nothing was changed. The result beside the error says which limits have lost it. Tokens that
+	// expired or were reset are lost after a week: until then, Settle charges what was used and not kept.
 	// It is no SQL error: return it, to roll the transaction back. So is a [Limiter.Release] by the id of a hold that has an end: its Token
 	// ends it. It is also matched by the error of a [Limiter.During] whose hold was
 	// lost or could not be extended, and by the cause of its function's context then ([context.Cause]).
