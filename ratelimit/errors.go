@@ -86,12 +86,14 @@ var (
 	// given back.
 	ErrUnknownOutcome = errors.New("outcome unknown")
 
-	// ErrHoldLost is matched by the error of a [Limiter.Settle] whose hold is not there any more: its slots expired, and may be
-	// another's, or it was released. Nothing was changed. The result beside the error says which limits have lost it. Tokens that
-	// expired or were reset are lost after a week: until then, Settle charges what was used and not kept.
-	// It is no SQL error: return it, to roll the transaction back. So is a [Limiter.Release] by the id of a hold that has an end: its Token
-	// ends it. It is also matched by the error of a [Limiter.During] whose hold was
-	// lost or could not be extended, and by the cause of its function's context then ([context.Cause]).
+	// ErrHoldLost is matched by the error of a [Limiter.Settle] whose hold is not there any more: its slots were given back, and may be
+	// another's, or it was released. Nothing was changed. The result beside the error says which limits have lost it. Tokens that were given
+	// back or reset are lost a week later: until then, Settle charges what was used and not kept. It is no SQL error: return it, to roll the
+	// transaction back.
+	//
+	// It is also matched by the error of a [Limiter.Settle] or [Limiter.Release] that has the id of a hold with an end, and requests, in place of
+	// its Token; and by the error of a [Limiter.During] whose hold was lost or could not be extended, and by the cause of its function's
+	// context then ([context.Cause]).
 	ErrHoldLost = errors.New("ratelimit: the hold was lost")
 
 	// ErrAttemptsExhausted is matched by the error of a transaction that could not be serialized in any of its attempts, or

@@ -88,8 +88,9 @@ func (l *Limiter) Settle(ctx context.Context, db DB, token string, requests ...R
 //
 //	defer limits.Release(context.WithoutCancel(ctx), pool, held.Token)
 //
-// Without requests, nothing was used, and it releases everything: see [Limiter.Settle] for what that needs. By its id, in place of its Token, a hold that has an
-// end is not released: [ErrHoldLost]. A request for what the token is not of is [ErrInvalid], for Settle too.
+// Without requests, nothing was used, and it releases everything: see [Limiter.Settle] for what that needs. A hold that has an end is
+// released by its Token alone. Its id and requests are [ErrHoldLost], and its id without requests is [ErrInvalid]. A request for a limit or
+// key that the Token does not have is [ErrInvalid]. The same holds for Settle.
 func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...Request) error {
 	_, err := l.do(ctx, db, verbRelease, about{hold: &holding{token: token}}, requests)
 	return err
