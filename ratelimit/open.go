@@ -38,8 +38,10 @@ type Options struct {
 		Run(ctx context.Context) error
 	}
 
-	// Overrides, if not nil, have the fields Every, Listen and OnError of the Overrides to follow. If their DB is not nil, they are
-	// those to follow, which other Limiters may share, and OnError is theirs alone. nil: new ones.
+	// Overrides, if not nil, say how overrides are followed. Leave their DB nil: Open then makes Overrides of its own on its pool, with
+	// the same Every, Listen and OnError (nil: that of Options). What is passed stays as it is, so several pools may be opened with it.
+	// With a DB, Open follows what is passed, which other Limiters may share. Then OnError of Options is not told of polls that fail.
+	// nil: new ones.
 	Overrides *Overrides
 
 	// Clock, Observer and OnRetry are those of [Limiter]. Observer is called before Usage.
@@ -94,7 +96,8 @@ const (
 //  1. It checks the options ([ErrInvalid]), before anything is sent.
 //  2. It checks the schema: [migrations.ErrBehind] if it is older than the library needs.
 //  3. It loads the overrides ([Overrides]), so that they hold from the first call on.
-//  4. It checks that it may sweep, and write the usage.
+//  4. It checks that it may sweep, and write the usage. With the rights to sweep, it asks for INSERT, which no sweep needs but a
+//     call for a new key does.
 //  5. It publishes the limits. An unchanged list takes no lock. If another program has other numbers of a name, or a newer
 //     version of this program runs, OnError is told ([ErrNotCurrent]). Where both would grant, Open fails: see [Publish].
 //
