@@ -80,8 +80,8 @@ func member(object map[string]json.RawMessage, path []string) (text string, err 
 }
 
 // CSV reads events from a log of comma-separated values. The fields are names of columns, as the first record has them. If all
-// of them are numbers, they count the columns from 1, and there is no such record. See [JSONLines] for lines with mistakes. A quote that
-// is not closed, so that a record of several lines is malformed or longer than 1 MiB, ends the sequence: nobody knows which of the lines are
+// of them are numbers, they count the columns from 1, and there is no such record. See [JSONLines] for lines with mistakes. A record longer
+// than 1 MiB, and a malformed one of several lines, end the sequence: a quote may not be closed, and nobody knows which of the lines are
 // events. So does a mistake in the first record.
 func CSV(r io.Reader, fields Fields) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
@@ -309,7 +309,7 @@ func eachLine(r io.Reader, yield func(Event, error) bool, parse func(line []byte
 }
 
 // A MistakeError is the error of a line of a log, or of a row of a query, that has no event. The sequence goes on with the next one, so
-// it can be left out. It matches [ratelimit.ErrInvalid], as do errors that end the sequence, such as an unknown field.
+// it can be left out. It matches [ratelimit.ErrInvalid]. Errors that end the sequence may match that, too, such as an unknown field.
 type MistakeError struct {
 	Unit   string // "line" or "row"
 	Number int    // from 1
