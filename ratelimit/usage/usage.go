@@ -86,7 +86,7 @@ const others = "(others)"
 // limit "(others)".
 type Recorder struct {
 	// DB is a pool: a *pgxpool.Pool, [ratelimit.SQL] of a *sql.DB, or a [ratelimit.Coalescer], whose pool is used. Required.
-	// Its role needs SELECT, INSERT, UPDATE and DELETE on rate_limit_usage and rate_limit_denials. A flush uses one
+	// A connection or a transaction is [ratelimit.ErrInvalid]. Its role needs SELECT, INSERT, UPDATE and DELETE on rate_limit_usage and rate_limit_denials. A flush uses one
 	// connection, and waits for 2 seconds at most for a row that another transaction has locked.
 	DB ratelimit.DB
 
