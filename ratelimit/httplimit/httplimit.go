@@ -31,8 +31,8 @@
 // Retry-After is never earlier than any t. So in a denial, limits that would have granted have no t. Limits of middleware
 // around this one are left out of RateLimit.
 //
-// A [ratelimit.Unlimited] limit is in neither field. A denial by a rate of 0 or a block has no t, unless the
-// block has an end, and its RateLimit names only the limits that denied: the others were not asked.
+// A [ratelimit.Unlimited] limit is in neither field. A denial by a rate of 0 or a block has no t, unless an
+// override or a block with an end is the reason, and its RateLimit names only the limits that denied: the others were not asked.
 //
 // Clients see a limit's name, so it should be no secret. Bytes that are not printable ASCII, and "%", are percent-encoded.
 //
