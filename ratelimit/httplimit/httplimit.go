@@ -141,7 +141,8 @@ type Middleware struct {
 
 	// LegacyFields also sets the fields from before the draft: X-RateLimit-Limit, -Remaining and -Reset, and the same
 	// without "X-". They describe one limit: the one with the longest wait or, without a wait, with the fewest tokens left.
-	// Limit is q, the most tokens at once. Reset is t, a number of seconds, not a time of day.
+	// Limit is q, the most tokens at once. Reset is t, a number of seconds, not a time of day. If a middleware around this one has set them
+	// with fewer tokens left, a granted request keeps them.
 	LegacyFields bool
 
 	// ExposeFields adds the fields, and Retry-After, to Access-Control-Expose-Headers, so that scripts of other origins can
