@@ -53,7 +53,7 @@ import (
 // Processes without Overrides, and SQL with numbers of its own, know nothing of them.
 //
 // Overrides are safe for concurrent use. Several limiters may share them. After the first use, they must not be copied, nor
-// their fields changed. A DB that is missing or a transaction, and fields out of their bounds, are [ErrInvalid] from Load and
+// their fields changed. A DB that is missing, one connection or a transaction, and fields out of their bounds, are [ErrInvalid] from Load and
 // Run.
 type Overrides struct {
 	// DB is a pool, or [SQL] of a *sql.DB. It is required. Its role needs SELECT on rate_limit_overrides.
@@ -280,7 +280,7 @@ func (o *Overrides) poll(read func() error) error {
 
 func (o *Overrides) validate() error {
 	switch {
-	case noDatabase(o.DB), handles.IsTx(o.DB):
+	case noDatabase(o.DB), handles.IsOne(o.DB):
 		return fmt.Errorf("%w: Overrides need a pool as their DB", ErrInvalid)
 	case o.Every < 0 || o.Every > defaultEvery:
 		return fmt.Errorf("%w: Overrides poll every %v, which is not between 0 and %v", ErrInvalid, o.Every, defaultEvery)
