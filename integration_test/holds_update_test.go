@@ -772,6 +772,7 @@ func TestADeniedHoldIsRemembered(t *testing.T) {
 	empty, plenty := ratelimit.TokenBucket("empty", 1, time.Hour).Key("k"), ratelimit.TokenBucket("plenty", 1e6, time.Second).Key("k")
 	succeeds(t, second(limits.Hold(t.Context(), pool, "first", time.Minute, empty, plenty)))
 	const n = 100
+	began := time.Now()
 	for i := range n {
 		if _, err := limits.Hold(t.Context(), pool, "denied", time.Minute, empty); !denied(err) {
 			t.Fatal(err)
@@ -780,7 +781,10 @@ func TestADeniedHoldIsRemembered(t *testing.T) {
 		succeeds(t, err)
 		succeeds(t, second(limits.Settle(t.Context(), pool, held.Token)))
 	}
-	if sent := sentOn(t, pool); sent["UpdateHold"] != n+1 || sent["UpdateSettle"] != n || sent["Hold"] != n+1 {
-		t.Errorf("%v, want a plain statement for each Hold and Settle of the other key", sent)
+	// The denied one is tried once a second.
+	if sent, took := sentOn(t, pool), time.Since(began); took > n/10*time.Second {
+		t.Logf("%v in %v: this tested too little", sent, took)
+	} else if sent["UpdateSettle"] < n-10 || sent["UpdateHold"] < n-10 {
+		t.Errorf("%v in %v, want a plain statement for nearly each Hold and Settle of the other key", sent, took)
 	}
 }

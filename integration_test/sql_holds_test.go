@@ -410,7 +410,7 @@ func TestHoldByHandThatHasEnded(t *testing.T) {
 		tx := beginAt(t, pool, level)
 		for _, name := range []string{"renders", "budget"} {
 			for _, id := range []string{"expired", "settled", "never"} {
-				if scan[bool](t, tx, "SELECT ratelimit_release($1, 'acme', $2)", name, id) {
+				if scan[bool](t, tx, "SELECT ratelimit_release($1, 'acme', $2)", name, id) || scan[bool](t, tx, "SELECT ratelimit_release($1, 'acme', $2, reason => 'late')", name, id) {
 					t.Errorf("%s: %s of %s was released", level, id, name)
 				}
 			}

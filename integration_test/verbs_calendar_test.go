@@ -660,6 +660,7 @@ func TestOnlyWhatGoReadsIsACalendar(t *testing.T) {
 
 	refuses(publish("1 day", "europe/BERLIN"), "rate limit 'x': zone must be written as in pg_timezone_names, 'Europe/Berlin', not 'europe/BERLIN'")
 	refuses(publish("1 day", "Europe/Nowhere"), "rate limit 'x': zone must be in pg_timezone_names, which 'Europe/Nowhere' is not")
+	refuses(publish("1 day", "America/New_York1"), "rate limit 'x': zone must be in pg_timezone_names, which 'America/New_York1' is not") // to Postgres, a rule such as EST5
 	mustExec(t, pool, publish("1 day", "Europe/Berlin"))
 	mustExec(t, pool, publish("1 day", "America/Argentina/Buenos_Aires"))
 	list := strings.TrimSuffix(strings.TrimPrefix(publish("1 day", "Europe/Nowhere"), "SELECT ratelimit_publish('p', '"), "')")

@@ -1915,14 +1915,16 @@ RETURN a::time = b::time AND CASE WHEN date_part('day', period) > '0' THEN (a::d
             % (date_part('year', period) * '12' + date_part('month', period))::integer = 0 END;
 
 -- Returns the name of a zone as pg_timezone_names has it, or NULL if Postgres knows no such zone. Postgres takes it in any case, Go as it is
--- written. The view itself would open the files of all zones.
+-- written. The view itself would open the files of all zones, so it is asked only about what Postgres may have taken for a rule such as EST5.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_zone(zone text) RETURNS text
 LANGUAGE plpgsql
 SET timezone = 'UTC' -- so that the zone of the session is as before
 AS $body$
 BEGIN
     PERFORM pg_catalog.set_config('TimeZone', zone, true);
-    RETURN current_setting('TimeZone');
+    RETURN CASE WHEN current_setting('TimeZone') ~ '[0-9]$'
+            AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_timezone_names AS z WHERE z.name = current_setting('TimeZone'))
+        THEN NULL ELSE current_setting('TimeZone') END;
 EXCEPTION WHEN invalid_parameter_value THEN
     RETURN NULL;
 END
@@ -2526,7 +2528,8 @@ BEGIN
                 IF zone <> d.zone THEN
                     RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: zone must be written as in pg_timezone_names, %L, not %L', d.name, zone, d.zone);
                 ELSIF zone IS NULL AND heartbeat IS NULL THEN -- a process of the Go library has loaded it already, and its calls do without Postgres' zones
-                    RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: zone must be in pg_timezone_names, which %L is not', d.name, d.zone);
+                    RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: zone must be in pg_timezone_names, which %L is not', d.name, d.zone),
+                        HINT = 'If the name is right, update the time zones of the server.';
                 END IF;
             END IF;
             -- It has rows. What runs already is not refused: it would be taken for dead, and sweeps would no longer mind it.
@@ -4932,7 +4935,7 @@ BEGIN
     END IF;
     key := coalesce(key, '');
     SELECT h.unit, h.token, h.state INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
-    own := coalesce(r.token, CASE WHEN forced THEN rec.token END);
+    own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);
 
     -- By its id alone, a hold with an end is released by somebody who says so: it may be another delivery's by now. One that has ended stays as
     -- it is: its worker may settle it late.

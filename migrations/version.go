@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "9679e3dabc9df953380798a3a03275f71fc1f9f41bf365d91429ed680536d25d"
+const Hash = "b6c7b9da29b1320ff13c091489b35c056ad7462aee963c854ddc55e57337234f"

@@ -177,8 +177,8 @@ func (c *call) fill(result *Result, a *answer) {
 	c.fillRows(result, a)
 	if (c.does.takes || c.does.holds) && !a.granted && len(c.demands) == 1 && !sharded(c.demands) {
 		wait := result.RetryAfter
-		if c.demands[0].limit.slots { // they may be free long before
-			wait = min(wait, slotsDenied)
+		if c.does.holds { // others may give back what they hold long before
+			wait = min(wait, heldLately)
 		}
 		deniedLately.remember(c.demands[0], wait)
 	}

@@ -11,8 +11,8 @@ import (
 // keys overwrite each other, and concurrent writes may mix.
 var deniedLately denials
 
-// slotsDenied is for how long slots are taken for denied lately.
-const slotsDenied = time.Second
+// heldLately is for how long a denied Hold is remembered.
+const heldLately = time.Second
 
 type denials [256]denial
 

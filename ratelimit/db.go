@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -52,14 +51,6 @@ func coalescerOf(db DB) (c *Coalescer, ok bool) {
 		return d.coalescer(), true
 	}
 	return nil, false
-}
-
-// typeOf is the type of a handle, as its caller knows it, for an error.
-func typeOf(db DB) string {
-	if _, is := db.(*lateTx); is {
-		return "transaction of InTx"
-	}
-	return fmt.Sprintf("%T", handles.Of(db))
 }
 
 // noDatabaseText is for the error if noDatabase.

@@ -119,7 +119,7 @@ func poolFor(ctx context.Context, db DB, requests []Request) (DB, error) {
 		db = coalescer.Pool
 	}
 	if handles.IsOne(db) {
-		return nil, invalidCall(requests, fmt.Sprintf("During needs a pool, since it works beside fn and outside its transactions; this is a %s", typeOf(db)))
+		return nil, invalidCall(requests, fmt.Sprintf("During needs a pool, since it works beside fn and outside its transactions; this is a %s", handles.Type(db)))
 	}
 	if pool, is := poolOf(db).(*sql.DB); is && pool.Stats().MaxOpenConnections == 1 {
 		return nil, invalidCall(requests, "During needs a *sql.DB of two or more connections, one of which extends its hold")

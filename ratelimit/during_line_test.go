@@ -196,6 +196,8 @@ func TestALineIsKeptWhileTheServerAnswers(t *testing.T) {
 		"a missing function":   {&pgconn.PgError{Code: "42883"}, true},
 		"a shutdown":           {&pgconn.PgError{Code: "57P01"}, false},
 		"a broken protocol":    {&pgconn.PgError{Code: "08P01"}, false},
+		"a failed transaction": {&pgconn.PgError{Code: "25P02"}, false},
+		"a replica":            {&pgconn.PgError{Code: "25006"}, false},
 		"no answer":            {io.ErrUnexpectedEOF, false},
 		"late":                 {nil, false},
 	} {

@@ -403,11 +403,11 @@ func (n *line) extend(ctx context.Context, args dbsqlc.ExtendParams) (row dbsqlc
 	return row, err
 }
 
-// survives reports whether a connection is well after an error: the server has answered, and does not end the session. In a *sql.DB whose connections
-// are all in use, one that is given up is another caller's.
+// survives reports whether a connection is well after an error: the server has answered, and does not end the session, in which no transaction has
+// failed (class 25) and which may write. In a *sql.DB whose connections are all in use, one that is given up is another caller's.
 func survives(err error) bool {
 	state := sqlState(err)
-	return len(state) == 5 && state[:2] != "08" && state[:3] != "57P"
+	return len(state) == 5 && state[:2] != "08" && state[:2] != "25" && state[:3] != "57P"
 }
 
 // send ends with ctx, whatever the driver does: lib/pq waits for the answer of a connection that has died silently.

@@ -172,7 +172,7 @@ func (o *Options) check(db DB) (pool DB, err error) {
 		db = coalescer.Pool
 	}
 	if handles.IsOne(db) {
-		return nil, fmt.Errorf("%w: open: a %s is no pool: several goroutines use it until Close", ErrInvalid, typeOf(db))
+		return nil, fmt.Errorf("%w: open: a %s is no pool: several goroutines use it until Close", ErrInvalid, handles.Type(db))
 	}
 	if !o.NoPublish {
 		if err := checkText("Options.Program", o.Program, maxNameLen); err != nil {

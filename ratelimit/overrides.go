@@ -285,7 +285,7 @@ func (o *Overrides) validate() error {
 	case o.Every < 0 || o.Every > defaultEvery:
 		return fmt.Errorf("%w: Overrides poll every %v, which is not between 0 and %v", ErrInvalid, o.Every, defaultEvery)
 	case o.Listen && o.pool() == nil:
-		return fmt.Errorf("%w: Overrides listen on a *pgxpool.Pool, and DB is a %s", ErrInvalid, typeOf(o.DB))
+		return fmt.Errorf("%w: Overrides listen on a *pgxpool.Pool, and DB is a %s", ErrInvalid, handles.Type(o.DB))
 	case o.Listen && o.pool().Config().MaxConns < 2:
 		return fmt.Errorf("%w: Overrides that listen need a pool of at least 2 connections", ErrInvalid)
 	}

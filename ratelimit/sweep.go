@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/handles"
 )
 
 // Sweep deletes the rows of keys that have been full for an hour, and returns how many it deleted. A missing row means a
@@ -173,5 +174,5 @@ func (l *Limiter) readCommitted(db DB) (inReadCommitted, error) {
 		}, nil
 	}
 	return nil, fmt.Errorf("%w: Sweep needs a pool, or a connection that is not in a transaction, for transactions of its own; this is a %s",
-		ErrInvalid, typeOf(db))
+		ErrInvalid, handles.Type(db))
 }

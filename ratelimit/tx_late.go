@@ -25,6 +25,9 @@ type lateTx struct {
 	rolledBack bool // before any COMMIT: nothing is committed
 }
 
+// HandleType is for package internal/handles.
+func (t *lateTx) HandleType() string { return "transaction of InTx" }
+
 // beginning begins the transaction, and locks the views of the turn before anything takes a snapshot.
 func (t *lateTx) beginning() *pgx.Batch {
 	batch := &pgx.Batch{}

@@ -4,6 +4,7 @@ package handles
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"reflect"
 
 	"github.com/jackc/pgx/v5"
@@ -16,6 +17,14 @@ func Of(db any) any {
 		return wrapped.Handle()
 	}
 	return db
+}
+
+// Type is the type of a handle, as its caller knows it, for an error.
+func Type(db any) string {
+	if named, ok := db.(interface{ HandleType() string }); ok {
+		return named.HandleType()
+	}
+	return fmt.Sprintf("%T", Of(db))
 }
 
 // IsNil reports whether a handle is nil, or an interface that holds a nil pointer.

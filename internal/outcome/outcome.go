@@ -26,7 +26,7 @@ func Unusable(limiter *ratelimit.Limiter, db ratelimit.DB) string {
 	case coalesces && coalescer.Pool == nil:
 		return "the Pool of DB, a Coalescer, is nil"
 	case handles.IsOne(db):
-		return fmt.Sprintf("DB is a connection or a transaction (%T), and many goroutines use it: it must be a pool", handles.Of(db))
+		return fmt.Sprintf("DB is a connection or a transaction (%s), and many goroutines use it: it must be a pool", handles.Type(db))
 	}
 	return ""
 }

@@ -48,14 +48,16 @@ RETURN a::time = b::time AND CASE WHEN date_part('day', period) > '0' THEN (a::d
             % (date_part('year', period) * '12' + date_part('month', period))::integer = 0 END;
 
 -- Returns the name of a zone as pg_timezone_names has it, or NULL if Postgres knows no such zone. Postgres takes it in any case, Go as it is
--- written. The view itself would open the files of all zones.
+-- written. The view itself would open the files of all zones, so it is asked only about what Postgres may have taken for a rule such as EST5.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_zone(zone text) RETURNS text
 LANGUAGE plpgsql
 SET timezone = 'UTC' -- so that the zone of the session is as before
 AS $body$
 BEGIN
     PERFORM pg_catalog.set_config('TimeZone', zone, true);
-    RETURN current_setting('TimeZone');
+    RETURN CASE WHEN current_setting('TimeZone') ~ '[0-9]$'
+            AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_timezone_names AS z WHERE z.name = current_setting('TimeZone'))
+        THEN NULL ELSE current_setting('TimeZone') END;
 EXCEPTION WHEN invalid_parameter_value THEN
     RETURN NULL;
 END

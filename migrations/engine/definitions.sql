@@ -315,7 +315,8 @@ BEGIN
                 IF zone <> d.zone THEN
                     RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: zone must be written as in pg_timezone_names, %L, not %L', d.name, zone, d.zone);
                 ELSIF zone IS NULL AND heartbeat IS NULL THEN -- a process of the Go library has loaded it already, and its calls do without Postgres' zones
-                    RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: zone must be in pg_timezone_names, which %L is not', d.name, d.zone);
+                    RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: zone must be in pg_timezone_names, which %L is not', d.name, d.zone),
+                        HINT = 'If the name is right, update the time zones of the server.';
                 END IF;
             END IF;
             -- It has rows. What runs already is not refused: it would be taken for dead, and sweeps would no longer mind it.

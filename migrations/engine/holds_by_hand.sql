@@ -198,7 +198,7 @@ BEGIN
     END IF;
     key := coalesce(key, '');
     SELECT h.unit, h.token, h.state INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
-    own := coalesce(r.token, CASE WHEN forced THEN rec.token END);
+    own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);
 
     -- By its id alone, a hold with an end is released by somebody who says so: it may be another delivery's by now. One that has ended stays as
     -- it is: its worker may settle it late.

@@ -196,10 +196,13 @@ func otherRole(who, as *string) string {
 
 // queryOverridesInForce reads those of a limit, by key: first those for every key.
 func queryOverridesInForce(ctx context.Context, tx pgx.Tx, name string, now time.Time) ([]overrideRow, error) {
-	list, err := keystate.InForce(ctx, tx, &name, nil, now, maxOverrides)
-	if every := slices.IndexFunc(list, func(o keystate.Override) bool { return o.Key == nil }); every > 0 {
-		list = slices.Concat(list[every:], list[:every])
+	every, err := keystate.InForce(ctx, tx, &name, []string{""}, now, 0)
+	if err != nil {
+		return nil, err
 	}
+	list, err := keystate.InForce(ctx, tx, &name, nil, now, maxOverrides)
+	ofKey := func(o keystate.Override) bool { return o.Key != nil }
+	list = slices.Concat(slices.DeleteFunc(every, ofKey), slices.DeleteFunc(list, func(o keystate.Override) bool { return !ofKey(o) }))
 	return overrideRows(list[:min(len(list), maxOverrides)], err)
 }
 

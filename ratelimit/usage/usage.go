@@ -172,7 +172,7 @@ func (r *Recorder) Validate() error {
 	case handles.IsNil(r.DB), coalesces && coalescer.Pool == nil:
 		return fmt.Errorf("%w: the DB of a usage.Recorder is nil: set it to a pool", ratelimit.ErrInvalid)
 	case handles.IsOne(r.DB):
-		return fmt.Errorf("%w: the DB of a usage.Recorder is a %T, which cannot be used beside other work: set it to a pool", ratelimit.ErrInvalid, handles.Of(r.DB))
+		return fmt.Errorf("%w: the DB of a usage.Recorder is a %s, which cannot be used beside other work: set it to a pool", ratelimit.ErrInvalid, handles.Type(r.DB))
 	case r.Every < 0:
 		return fmt.Errorf("%w: Every of a usage.Recorder is %v: it must be positive, or 0 for %v", ratelimit.ErrInvalid, r.Every, DefaultEvery)
 	case r.Keep < 0:
