@@ -635,8 +635,12 @@ var holdMutations = []mutation{
 		old: "    IF NOT coalesce(rec.state IN ('held', 'lapsed') AND rec.token IS NOT DISTINCT FROM own, false)\n", new: "    own := rec.token;\n    IF NOT coalesce(rec.state IN ('held', 'lapsed'), false)\n",
 		tests: "TestHoldByHandThatHasEnded",
 	}, {
+		name: "release-by-hand-forced-late", file: byHand, what: "an operator's release of work that is late keeps what it has used from being charged",
+		old: "CASE WHEN forced AND rec.state = 'held' THEN", new: "CASE WHEN forced THEN",
+		tests: "TestHoldByHandThatHasEnded",
+	}, {
 		name: "release-by-hand-stranger", file: byHand, what: "any token ends a hold",
-		old: "own := coalesce(r.token, CASE WHEN forced THEN rec.token END);", new: "own := rec.token;",
+		old: "own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);", new: "own := rec.token;",
 		tests: "TestHoldByHandAboveReadCommitted",
 	}, {
 		name: "release-by-hand-missed", file: byHand, what: "a hold that the snapshot misses is none",
