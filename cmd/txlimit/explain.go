@@ -113,7 +113,7 @@ func (a *app) notThere(ctx context.Context, text string) string {
 	err = a.reading(ctx, func(tx pgx.Tx) (err error) {
 		places, err = collect(ctx, tx, pgx.RowToStructByPos[place], `
 			SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE') FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-			 WHERE c.relname = 'rate_limits' AND c.relkind = 'r' ORDER BY 1`)
+			 WHERE c.relname = 'rate_limits' AND c.relkind = 'r' AND has_schema_privilege(n.oid, 'USAGE') IS NOT NULL ORDER BY 1`) // NULL: it was dropped meanwhile
 		return err
 	})
 	if err != nil {
