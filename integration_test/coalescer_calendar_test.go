@@ -136,7 +136,7 @@ func TestACoalescerCountsOldWindowsForAChargeAlone(t *testing.T) {
 			if err := errors.Join(f.errs...); err != nil {
 				t.Fatal(err)
 			}
-			if left := remaining(t, pool, limit.Key("b")); left != tt.left {
+			if left := remaining(t, pool, limit.Key("b")); left < tt.left || left > tt.left+1 { // a day may begin meanwhile
 				t.Errorf("%v are left, want %v", left, tt.left)
 			}
 		})

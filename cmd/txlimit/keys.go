@@ -137,7 +137,7 @@ func (a *app) keys(ctx context.Context, tx pgx.Tx, n *numbers, name string, all 
 	if err != nil {
 		return nil, err
 	}
-	every, err := keystate.InForce(ctx, tx, &name, []string{""}, at, 0)
+	every, err := inForce(ctx, tx, name, nil, at)
 	if err != nil {
 		return nil, err
 	}

@@ -115,11 +115,7 @@ const (
 type override = keystate.Override
 
 // inForce reads the overrides in force for a key, or for a limit without keys: the one that decides first.
-func inForce(ctx context.Context, db querier, name string, key *string) ([]override, error) {
-	at, err := now(ctx, db)
-	if err != nil {
-		return nil, err
-	}
+func inForce(ctx context.Context, db querier, name string, key *string, at time.Time) ([]override, error) {
 	return keystate.InForce(ctx, db, &name, []string{keyText(key)}, at, 0)
 }
 

@@ -441,7 +441,7 @@ func (a *app) canAdd(ctx context.Context, name string, key *string, capacity, ca
 		if err != nil {
 			return err
 		}
-		inForce, err := keystate.InForce(ctx, tx, &name, []string{keyText(key)}, at, 0)
+		inForce, err := inForce(ctx, tx, name, key, at)
 		if err != nil {
 			return err
 		}
@@ -658,7 +658,11 @@ without keys. Who did it, when and why is in the history: txlimit overrides --al
 			if err != nil {
 				return err
 			}
-			applied, err := inForce(ctx, tx, result.Limit, result.Key)
+			at, err := now(ctx, tx)
+			if err != nil {
+				return err
+			}
+			applied, err := inForce(ctx, tx, result.Limit, result.Key, at)
 			result.Blocked = len(applied) > 0 && applied[0].Effect == effectBlock
 			return err
 		})

@@ -101,7 +101,7 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 		return nil, err
 	}
 	// Not from the history, which may be longer than what was read.
-	list, err := keystate.InForce(ctx, tx, &name, []string{keyText(key)}, at, 0)
+	list, err := inForce(ctx, tx, name, key, at)
 	if err != nil {
 		return nil, err
 	}

@@ -683,7 +683,7 @@ var holdMutations = []mutation{
 		old: "t.limit == r.limit.name && t.key == r.key", new: "t.limit == r.limit.name",
 		tests: "TestHoldsRefuse",
 	}, {
-		name: "hold-denied-forgotten", file: "ratelimit/call.go", what: "each Hold of a key that is denied is tried in vain first",
+		name: "hold-denied-forgotten", file: "ratelimit/call.go", what: "each Hold of a key that is denied takes two statements",
 		old: "(c.does.takes || c.does.holds) && !a.granted", new: "c.does.takes && !a.granted",
 		tests: "TestADeniedHoldIsRemembered",
 	}, {
