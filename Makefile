@@ -11,7 +11,7 @@ SQLC := $(WITH_SCHEMA) go run github.com/sqlc-dev/sqlc/cmd/sqlc@v1.31.1
 
 FUZZTIME ?= 10s
 
-.PHONY: help docs oldest release prerelease demo examples orms console test test-integration test-others race check lint generated tidied bench container conformance matrix partitioned pgbouncer plproxy faults soak mutate world fuzz generate tidy
+.PHONY: help docs oldest release prerelease demo examples orms console test test-integration test-others race check lint generated tidied bench container conformance matrix partitioned pgbouncer faults soak mutate world fuzz generate tidy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -59,9 +59,6 @@ conformance: ## say what works on a migrated server (URL=postgres://...), or on 
 
 partitioned: ## run the integration tests on a table that is partitioned by key (AREAS="verbs sql")
 	cd integration_test && run=$$(scripts/tests.sh $(AREAS)) && TXLIMIT_TEST_TABLE=partitioned go test -count=1 -timeout 20m -run "$$run" .
-
-plproxy: ## run the limiter through PL/Proxy: three real servers and a proxy (THROUGHPUT=5s: measure instead)
-	integration_test/scripts/plproxy.sh
 
 pgbouncer: ## run the integration tests through PgBouncer, with prepared statements and without
 	integration_test/scripts/pgbouncer.sh
@@ -115,7 +112,7 @@ generate: ## write the migrations and their version from migrations/engine, and 
 	$(WITH_SCHEMA) go run -C migrations generate.go -hash
 	$(SQLC) generate
 
-prerelease: check race container conformance matrix partitioned pgbouncer plproxy faults soak fuzz mutate bench ## everything, which takes a night: before a release
+prerelease: check race container conformance matrix partitioned pgbouncer faults soak fuzz mutate bench ## everything, which takes a night: before a release
 	$(MAKE) world TIME=8h
 	.ci/release -try v0.0.0-prerelease
 

@@ -80,6 +80,19 @@ type refusing struct{ code string }
 func (r refusing) QueryRow(context.Context, string, ...any) pgx.Row { return r }
 func (r refusing) Scan(...any) error                                { return &pgconn.PgError{Code: r.code, Message: "no"} }
 
+// checked is a pool on which the check of the schema succeeds, and db answers the rest.
+type checked struct {
+	*pgxpool.Pool
+	schema, db ratelimit.DB
+}
+
+func (c checked) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if strings.Contains(sql, "ratelimit_schema()") {
+		return c.schema.QueryRow(ctx, sql, args...)
+	}
+	return c.db.QueryRow(ctx, sql, args...)
+}
+
 // commitLost is a pool that loses the answer to COMMIT.
 type commitLost struct{ *pgxpool.Pool }
 

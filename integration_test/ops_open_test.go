@@ -322,14 +322,15 @@ func TestOpenWithTheDatabaseDown(t *testing.T) {
 	}
 	defer pool.Close()
 	o := opening(pool)
+	var db ratelimit.DB = pool
 	for _, part := range []string{"schema", "overrides", "sweep", "usage", "publish"} {
-		_, err := ratelimit.Open(t.Context(), pool, o)
+		_, err := ratelimit.Open(t.Context(), db, o)
 		if err == nil || !strings.HasPrefix(err.Error(), "ratelimit: "+part+": ") || !strings.Contains(err.Error(), "connect") {
 			t.Errorf("%s: %v", part, err)
 		}
 		switch part {
 		case "schema":
-			o.NoSchemaCheck = true
+			db = checked{pool, newPool(t, 1), pool}
 		case "overrides":
 			o.NoOverrides = true
 		case "sweep":
@@ -341,7 +342,7 @@ func TestOpenWithTheDatabaseDown(t *testing.T) {
 		}
 	}
 	o.NoBackground = true
-	closeLimiter(t, open(t, pool, o)) // nothing is asked
+	closeLimiter(t, open(t, db, o)) // nothing else is asked
 }
 
 // TestOpenSaysWhatIsWrongWithTheConnection: no such error passes by itself, so it does not read as one that does.
@@ -375,10 +376,10 @@ func TestOpenSaysWhatIsWrongWithTheConnection(t *testing.T) {
 		}
 	}
 	for name, row := range rows {
-		for _, schema := range []bool{true, false} {
+		for _, db := range []ratelimit.DB{row.db, checked{pool, pool, row.db}} {
 			o := opening(row.db)
-			o.NoSweep, o.NoSchemaCheck = true, schema
-			_, err := ratelimit.Open(t.Context(), row.db, o)
+			o.NoSweep = true
+			_, err := ratelimit.Open(t.Context(), db, o)
 			if sqlState(err) != row.state || !strings.Contains(err.Error(), row.wants) || strings.Count(err.Error(), "ratelimit: ") != 1 {
 				t.Errorf("%s: %v", name, err)
 			}

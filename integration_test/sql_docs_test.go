@@ -472,9 +472,6 @@ func TestEverySQLBlockOfTheDocsIsTested(t *testing.T) {
 	tested := 0
 	for _, file := range append(pages, "../README.md") {
 		page := strings.TrimPrefix(filepath.ToSlash(file), "../")
-		if page == "docs/plproxy.md" {
-			continue // TestAnUnfinishedMove and TestThePage of plproxy run its SQL
-		}
 		blocks := docBlocks(t, page)
 		text, err := os.ReadFile(file)
 		succeeds(t, err)

@@ -3031,30 +3031,6 @@ Ends the blocks of a key of a rate limit, or with a NULL key the block of all ke
     SELECT ratelimit_unblock('logins', 'user-17')
 $text$;
 
--- Adds tokens to the rows of an override's key, and returns how many.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_add_tokens(o /* TEMPLATE: schema */rate_limit_overrides, more double precision) RETURNS double precision
-LANGUAGE plpgsql SET enable_seqscan = off
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    paused timestamptz; -- the key is refilled from then on
-BEGIN
-    PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
-    SELECT max(r.ts) INTO paused FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '');
-    IF paused > clock_timestamp() + interval '1 second' THEN -- not a clock that has stepped back by less
-        RAISE object_not_in_prerequisite_state USING
-            MESSAGE = pg_catalog.format('override %s: nothing was added: the key is paused until %s', o.id, paused),
-            HINT = 'Call it again once the pause is over, or after ratelimit_resume.';
-    END IF;
-    WITH u AS (
-        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + more / r.shards::double precision
-         WHERE r.name = o.name AND r.key = coalesce(o.key, '') RETURNING more / r.shards::double precision AS added
-    )
-    SELECT coalesce(sum(u.added), 0) INTO more FROM u;
-    RETURN more;
-END
-$body$;
-
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision DEFAULT NULL) RETURNS double precision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -3066,6 +3042,7 @@ DECLARE
     more double precision;
     at timestamptz;         -- of the adding
     spent double precision; -- what ended overrides have added, as far as it may not have been refilled since
+    paused timestamptz;     -- the key is refilled from then on
     wrong text;
     timeout double precision; -- of a statement, in seconds; 0: none
 BEGIN
@@ -3129,7 +3106,19 @@ BEGIN
     SELECT coalesce(sum(f.added), '0') INTO spent FROM /* TEMPLATE: schema */rate_limit_overrides AS f
      WHERE f.name = o.name AND (f.key = o.key OR f.key IS NULL AND o.key IS NULL) AND f.added > '0' AND f.id <> o.id
        AND (f.removed_at IS NOT NULL OR f.until <= clock_timestamp()) AND (fills IS NULL OR f.added_at > clock_timestamp() - fills);
-    more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more - spent, '0'));
+    more := greatest(more - spent, '0');
+    PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
+    SELECT max(r.ts) INTO paused FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '');
+    IF paused > clock_timestamp() + interval '1 second' THEN -- not a clock that has stepped back by less
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = pg_catalog.format('override %s: nothing was added: the key is paused until %s', id, paused),
+            HINT = 'Call it again once the pause is over, or after ratelimit_resume.';
+    END IF;
+    WITH u AS (
+        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + more / r.shards::double precision
+         WHERE r.name = o.name AND r.key = coalesce(o.key, '') RETURNING more / r.shards::double precision AS added
+    )
+    SELECT coalesce(sum(u.added), 0) INTO more FROM u;
     at := clock_timestamp();
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more, added_at = at WHERE f.id = id;
     RETURN more;
@@ -4901,7 +4890,7 @@ Errors:
            extended. The DETAIL has a field reason if the id is the reason: held, by another delivery of the work, which ends at retry_at,
            or settled, within a day
   22023    an argument is invalid, no program has published the limit, or only the program knows the numbers of the key
-  0A000    the table is distributed by key, or the server is a PL/Proxy proxy
+  0A000    the table is distributed by key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
@@ -5192,7 +5181,7 @@ Arguments:
 Errors:
   PT429    denied: nothing was taken. As of ratelimit_hold
   22023    an argument is invalid, the limit has no slots, no program has published it, or only the program knows their number
-  0A000    the table is distributed by key, or the server is a PL/Proxy proxy
+  0A000    the table is distributed by key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
@@ -5255,7 +5244,7 @@ Arguments:
 
 Errors:
   22023    an argument is invalid, or one of the holds has an end, or is of tokens. Nothing was released
-  0A000    the table is distributed by key, or the server is a PL/Proxy proxy
+  0A000    the table is distributed by key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
@@ -5312,7 +5301,7 @@ Arguments:
 
 Errors:
   22023    an argument is invalid, or the limit has no slots
-  0A000    the table is distributed by key, or the server is a PL/Proxy proxy
+  0A000    the table is distributed by key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
@@ -5858,11 +5847,10 @@ $body$;
 -- each with its own snapshot: a plain read, since locking writes; locking, which checks the row's latest version; and the DELETE,
 -- which sees the locked rows (CONCURRENCY.md, F3).
 --
--- The numbers are those of _ratelimit_sweep_numbers. If they vary, keys with an override stay. spared: more such keys, which another
--- server knows.
+-- The numbers are those of _ratelimit_sweep_numbers. If they vary, keys with an override stay.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_rows(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, varies interval,
-    spared text[], first text, now timestamptz,
+    first text, now timestamptz,
     OUT deleted integer, OUT next text
 )
 LANGUAGE plpgsql
@@ -5914,7 +5902,7 @@ BEGIN
     IF varies IS NOT NULL AND kind <> 'slots' THEN
         keys := ARRAY(SELECT u.key
             FROM pg_catalog.unnest(keys) AS u (key)
-           WHERE u.key <> ALL (coalesce(spared, '{}')) AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+           WHERE NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
                  WHERE o.name = name AND o.key = u.key AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'));
     END IF;
     IF coalesce(pg_catalog.cardinality(keys), 0) = 0 THEN
@@ -5989,7 +5977,7 @@ BEGIN
         RETURN;
     END IF;
     SELECT r.deleted, r.next INTO deleted, next
-      FROM /* TEMPLATE: schema */_ratelimit_sweep_rows(name, n.rate, n.period, n.kind, n.capacity, n.start, n.varies, NULL, first, now) AS r;
+      FROM /* TEMPLATE: schema */_ratelimit_sweep_rows(name, n.rate, n.period, n.kind, n.capacity, n.start, n.varies, first, now) AS r;
 END
 $body$;
 
@@ -6443,7 +6431,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_add_tokens,_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_check_definition,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_same_windows,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,_ratelimit_zone,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_check_definition,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_same_windows,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,_ratelimit_zone,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -6481,7 +6469,7 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_holds(after_name text, afte
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_key(name text, key text, now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_sweep(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, first text, varies interval);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, first text, varies interval, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_rows(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, varies interval, spared text[], first text, now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_rows(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, varies interval, first text, now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_numbers(name text, INOUT rate double precision, INOUT period interval, INOUT kind text, INOUT capacity double precision, INOUT start timestamptz, INOUT varies interval);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_idle(value double precision, ts timestamptz, shards smallint, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, varies interval);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[]);
@@ -6552,7 +6540,6 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_prepare_slots(verb text, name tex
 DROP TYPE /* TEMPLATE: schema */_ratelimit_request;
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(since pg_snapshot, after bigint);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_add_tokens(o /* TEMPLATE: schema */rate_limit_overrides, more double precision);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_unblock(name text, key text, who text);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_restore(name text, key text, effect text, who text);
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(name text, key text, until timestamptz, reason text, who text);

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "b6c7b9da29b1320ff13c091489b35c056ad7462aee963c854ddc55e57337234f"
+const Hash = "6b1ed62cb62c354c1c4bf65e0251c8a3a4600409d0c3f7b0b3b51d48339dda64"

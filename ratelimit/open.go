@@ -60,11 +60,10 @@ type Options struct {
 	SweepEvery time.Duration
 
 	// Each switches a part off. docs/start-and-stop.md says when, and which rights each part needs.
-	NoSchemaCheck bool // for a PL/Proxy, which has functions of its own
-	NoOverrides   bool // blocks and other numbers do not hold in this process
-	NoPublish     bool // the limits are published elsewhere, for example when the program migrates
-	NoSweep       bool // another program sweeps
-	NoBackground  bool // for a process that ends soon: nothing is swept, overrides are read once, usage is written by Close
+	NoOverrides  bool // blocks and other numbers do not hold in this process
+	NoPublish    bool // the limits are published elsewhere, for example when the program migrates
+	NoSweep      bool // another program sweeps
+	NoBackground bool // for a process that ends soon: nothing is swept, overrides are read once, usage is written by Close
 
 	told string // what differs from what is published
 }
@@ -225,10 +224,10 @@ func (o *Options) observer() func(ctx context.Context, d Decision) {
 
 // start does what has to be done before the first call.
 func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) error {
-	if !o.NoSchemaCheck && !isInMemory(db) {
+	if !isInMemory(db) {
 		schema, err := migrations.Check(ctx, db)
 		if err != nil {
-			return refused("schema", err, "", "NoSchemaCheck")
+			return refused("schema", err, "", "")
 		}
 		if text := schema.Differs(); text != "" {
 			o.tell(errors.New("ratelimit: schema: " + text))
@@ -236,7 +235,7 @@ func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) err
 	}
 	if l.Overrides != nil {
 		if err := l.Overrides.Load(ctx); err != nil {
-			return refused("", err, "SELECT on rate_limit_overrides", "NoOverrides")
+			return refused("", err, "SELECT on rate_limit_overrides", "set Options.NoOverrides")
 		}
 	}
 	if sweeps {
@@ -249,17 +248,17 @@ func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) err
 			err = stateError{"a right is missing", "42501"}
 		}
 		if err != nil {
-			return refused("sweep", err, may.Missing, "NoSweep")
+			return refused("sweep", err, may.Missing, "set Options.NoSweep")
 		}
 	}
 	if o.Usage != nil {
 		if err := o.Usage.Flush(ctx); err != nil {
-			return refused("", fmt.Errorf("ratelimit: %w", inner{err}), "SELECT, INSERT, UPDATE and DELETE on rate_limit_usage and rate_limit_denials", "")
+			return refused("", fmt.Errorf("ratelimit: %w", inner{err}), "SELECT, INSERT, UPDATE and DELETE on rate_limit_usage and rate_limit_denials", "leave Options.Usage nil")
 		}
 	}
 	if !o.NoPublish { // last, so that an Open that fails has published nothing
 		if err := o.publish(ctx, db); err != nil {
-			return refused("", err, "SELECT, INSERT, UPDATE and DELETE on rate_limit_definitions", "NoPublish")
+			return refused("", err, "SELECT, INSERT, UPDATE and DELETE on rate_limit_definitions", "set Options.NoPublish")
 		}
 	}
 	return nil
@@ -309,11 +308,6 @@ func refused(part string, err error, grant, without string) error {
 	if part != "" {
 		err = fmt.Errorf("ratelimit: %s: %w", part, inner{err})
 	}
-	if without == "" {
-		without = "leave Options.Usage nil"
-	} else {
-		without = "set Options." + without
-	}
 	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) && pgErr.Hint != "" && pgErr.Code == "22023" {
 		return fmt.Errorf("%w: %s", err, pgErr.Hint)
 	}
@@ -328,7 +322,10 @@ func refused(part string, err error, grant, without string) error {
 		if grant == "" {
 			grant = "CONNECT on the database, USAGE on the schema and what else docs/security.md lists"
 		}
-		return fmt.Errorf("%w: grant this role %s, or %s", err, grant, without)
+		if without != "" {
+			grant += ", or " + without
+		}
+		return fmt.Errorf("%w: grant this role %s", err, grant)
 	case state == "25006":
 		return fmt.Errorf("%w: this is a standby, or its sessions are read-only: %s here", err, without)
 	}

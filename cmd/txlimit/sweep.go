@@ -2,14 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/spf13/cobra"
 
@@ -179,9 +177,6 @@ func (a *app) countOwing(ctx context.Context, name string, c *ratelimit.Config) 
 		}
 		return tx.QueryRow(ctx, "SELECT count(*) FROM rate_limits WHERE name = $1 AND value < 0 AND ts < now() - $2::interval", name, varies).Scan(&owing)
 	})
-	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) && pgErr.Code == "0A000" { // a PL/Proxy has no rows itself
-		return nil
-	}
 	if owing > 0 {
 		fmt.Fprintf(a.stderr, "Not swept of %s: %s in debt, until the next use. `txlimit keys %s` lists what is below 0\n",
 			printable(name), plural(owing, "idle row"), shellQuote(name))

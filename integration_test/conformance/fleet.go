@@ -189,8 +189,6 @@ func openAll(t *trial) {
 		l, err := ratelimit.Open(t.ctx, t.db, ratelimit.Options{
 			Program: program, Limits: []ratelimit.Limit{limit, idle}, Usage: &usage.Recorder{DB: t.db, Keep: centuries}, SweepEvery: 20 * time.Millisecond,
 			Overrides: &ratelimit.Overrides{Every: 50 * time.Millisecond, OnError: func(error) {}},
-			// A server has functions of its own, perhaps, which the report says.
-			NoSchemaCheck: true,
 			OnError: func(err error) {
 				mu.Lock()
 				defer mu.Unlock()

@@ -164,7 +164,7 @@ Errors:
            extended. The DETAIL has a field reason if the id is the reason: held, by another delivery of the work, which ends at retry_at,
            or settled, within a day
   22023    an argument is invalid, no program has published the limit, or only the program knows the numbers of the key
-  0A000    the table is distributed by key, or the server is a PL/Proxy proxy
+  0A000    the table is distributed by key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
@@ -455,7 +455,7 @@ Arguments:
 Errors:
   PT429    denied: nothing was taken. As of ratelimit_hold
   22023    an argument is invalid, the limit has no slots, no program has published it, or only the program knows their number
-  0A000    the table is distributed by key, or the server is a PL/Proxy proxy
+  0A000    the table is distributed by key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
@@ -518,7 +518,7 @@ Arguments:
 
 Errors:
   22023    an argument is invalid, or one of the holds has an end, or is of tokens. Nothing was released
-  0A000    the table is distributed by key, or the server is a PL/Proxy proxy
+  0A000    the table is distributed by key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
@@ -575,6 +575,6 @@ Arguments:
 
 Errors:
   22023    an argument is invalid, or the limit has no slots
-  0A000    the table is distributed by key, or the server is a PL/Proxy proxy
+  0A000    the table is distributed by key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;

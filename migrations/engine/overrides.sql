@@ -390,30 +390,6 @@ Ends the blocks of a key of a rate limit, or with a NULL key the block of all ke
     SELECT ratelimit_unblock('logins', 'user-17')
 $text$;
 
--- Adds tokens to the rows of an override's key, and returns how many.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_add_tokens(o /* TEMPLATE: schema */rate_limit_overrides, more double precision) RETURNS double precision
-LANGUAGE plpgsql SET enable_seqscan = off
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    paused timestamptz; -- the key is refilled from then on
-BEGIN
-    PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
-    SELECT max(r.ts) INTO paused FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '');
-    IF paused > clock_timestamp() + interval '1 second' THEN -- not a clock that has stepped back by less
-        RAISE object_not_in_prerequisite_state USING
-            MESSAGE = pg_catalog.format('override %s: nothing was added: the key is paused until %s', o.id, paused),
-            HINT = 'Call it again once the pause is over, or after ratelimit_resume.';
-    END IF;
-    WITH u AS (
-        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + more / r.shards::double precision
-         WHERE r.name = o.name AND r.key = coalesce(o.key, '') RETURNING more / r.shards::double precision AS added
-    )
-    SELECT coalesce(sum(u.added), 0) INTO more FROM u;
-    RETURN more;
-END
-$body$;
-
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision DEFAULT NULL) RETURNS double precision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
@@ -425,6 +401,7 @@ DECLARE
     more double precision;
     at timestamptz;         -- of the adding
     spent double precision; -- what ended overrides have added, as far as it may not have been refilled since
+    paused timestamptz;     -- the key is refilled from then on
     wrong text;
     timeout double precision; -- of a statement, in seconds; 0: none
 BEGIN
@@ -488,7 +465,19 @@ BEGIN
     SELECT coalesce(sum(f.added), '0') INTO spent FROM /* TEMPLATE: schema */rate_limit_overrides AS f
      WHERE f.name = o.name AND (f.key = o.key OR f.key IS NULL AND o.key IS NULL) AND f.added > '0' AND f.id <> o.id
        AND (f.removed_at IS NOT NULL OR f.until <= clock_timestamp()) AND (fills IS NULL OR f.added_at > clock_timestamp() - fills);
-    more := /* TEMPLATE: schema */_ratelimit_add_tokens(o, greatest(more - spent, '0'));
+    more := greatest(more - spent, '0');
+    PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
+    SELECT max(r.ts) INTO paused FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '');
+    IF paused > clock_timestamp() + interval '1 second' THEN -- not a clock that has stepped back by less
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = pg_catalog.format('override %s: nothing was added: the key is paused until %s', id, paused),
+            HINT = 'Call it again once the pause is over, or after ratelimit_resume.';
+    END IF;
+    WITH u AS (
+        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + more / r.shards::double precision
+         WHERE r.name = o.name AND r.key = coalesce(o.key, '') RETURNING more / r.shards::double precision AS added
+    )
+    SELECT coalesce(sum(u.added), 0) INTO more FROM u;
     at := clock_timestamp();
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more, added_at = at WHERE f.id = id;
     RETURN more;

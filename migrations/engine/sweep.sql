@@ -92,11 +92,10 @@ $body$;
 -- each with its own snapshot: a plain read, since locking writes; locking, which checks the row's latest version; and the DELETE,
 -- which sees the locked rows (CONCURRENCY.md, F3).
 --
--- The numbers are those of _ratelimit_sweep_numbers. If they vary, keys with an override stay. spared: more such keys, which another
--- server knows.
+-- The numbers are those of _ratelimit_sweep_numbers. If they vary, keys with an override stay.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_rows(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, varies interval,
-    spared text[], first text, now timestamptz,
+    first text, now timestamptz,
     OUT deleted integer, OUT next text
 )
 LANGUAGE plpgsql
@@ -148,7 +147,7 @@ BEGIN
     IF varies IS NOT NULL AND kind <> 'slots' THEN
         keys := ARRAY(SELECT u.key
             FROM pg_catalog.unnest(keys) AS u (key)
-           WHERE u.key <> ALL (coalesce(spared, '{}')) AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+           WHERE NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
                  WHERE o.name = name AND o.key = u.key AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'));
     END IF;
     IF coalesce(pg_catalog.cardinality(keys), 0) = 0 THEN
@@ -223,7 +222,7 @@ BEGIN
         RETURN;
     END IF;
     SELECT r.deleted, r.next INTO deleted, next
-      FROM /* TEMPLATE: schema */_ratelimit_sweep_rows(name, n.rate, n.period, n.kind, n.capacity, n.start, n.varies, NULL, first, now) AS r;
+      FROM /* TEMPLATE: schema */_ratelimit_sweep_rows(name, n.rate, n.period, n.kind, n.capacity, n.start, n.varies, first, now) AS r;
 END
 $body$;
 
