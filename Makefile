@@ -11,7 +11,7 @@ SQLC := $(WITH_SCHEMA) go run github.com/sqlc-dev/sqlc/cmd/sqlc@v1.31.1
 
 FUZZTIME ?= 10s
 
-.PHONY: help docs oldest release prerelease demo examples orms console test test-integration test-others race check lint generated tidied bench container conformance matrix partitioned pgbouncer faults soak mutate world fuzz generate tidy
+.PHONY: help docs oldest release prerelease demo examples orms console test long slowest race check lint generated tidied bench container conformance matrix partitioned pgbouncer faults soak mutate world fuzz generate tidy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -20,24 +20,29 @@ demo: ## play the quickstart, ten seconds of rate limits on a real Postgres (CON
 	go run ./examples/quickstart $(if $(CONSOLE),-console)
 
 examples: ## build and run every example on a real Postgres, and compare what each prints with its output.txt
-	go test -count=1 -v -timeout 10m ./examples/...
+	go test -count=1 -v -timeout 5h ./examples/...
 
-TEST = go test -count=1 -parallel 4 -timeout 30m
+# No machine is too slow for the timeout. make check vets.
+TEST = go test -vet=off -count=1 -parallel 4 -timeout 5h
 # All but the integration tests.
 OTHERS = $$(go list work | grep -v '/integration_test$$')
 
-# Side by side, since tests wait almost as much as they compute.
-test: ## run the tests of every module
-	@$(MAKE) --no-print-directory -j2 test-integration test-others
+# What takes minutes by nature, outside the integration tests.
+LONG = ^Test(EveryFigureRuns|ExactContendersGrantWithinTheBound|Growth|Soak|APlainServerConforms)$$|^TestEveryExampleTellsItsStory$$/^(concurrency|llm-budget|river-dispatch)$$
 
-test-integration:
-	$(TEST) ./integration_test
+# Two packages at a time, since tests wait almost as much as they compute. The longest is the first.
+test: ## run the tests of every module, each rule once (ARGS=-v)
+	$(TEST) -p 2 -short -skip '$(LONG)' $(ARGS) ./integration_test $(OTHERS)
 
-test-others:
-	$(TEST) -p 1 $(OTHERS)
+long: ## run what make test leaves out, and at its usual size what it plays small (EXCEPT="tx http": but not these areas)
+	run=$$(integration_test/scripts/tests.sh -sized) && $(TEST) $(ARGS) -run "$$run" $(if $(EXCEPT),-skip "$$(integration_test/scripts/tests.sh $(EXCEPT))") ./integration_test
+	$(TEST) $(ARGS) -p 1 -run '$(LONG)' ./bench ./examples ./integration_test/soak ./integration_test/conformance
+
+slowest: ## print which tests of make test took longest, in seconds (TARGET=long)
+	@$(MAKE) --no-print-directory $(or $(TARGET),test) ARGS=-v | sed -nE 's/^(FAIL.*)/\1/p; s/^--- ([A-Z]*: [^ ]*) \((.*)s\)$$/\2 \1/p' | sort -rn | head -n 40
 
 race: ## run the tests of every module with the race detector, and the random ones at twice the size (AREAS="tx coalescer": less)
-	run=$$(integration_test/scripts/tests.sh $(AREAS)) && $(TEST) -race -timeout 60m -run "$$run" ./integration_test $(if $(AREAS),,-whole)
+	run=$$(integration_test/scripts/tests.sh $(AREAS)) && $(TEST) -race -run "$$run" ./integration_test $(if $(AREAS),,-whole)
 	$(TEST) -race -p 1 $(if $(AREAS),./internal/... ./internal/postgres/... ./ratelimit/... ./ratelimit/observe/... ./ratelimit/rpclimit/...,$(OTHERS))
 
 orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
@@ -45,7 +50,7 @@ orms: ## run the limiter in the transactions of GORM, sqlx, bun and ent
 
 PICTURES ?= $(CURDIR)/integration_test/browser/pictures
 console: ## use the console in Chromium, and leave pictures of its pages, which git ignores (DOCS=1: some in docs/img, too)
-	cd integration_test/browser && TXLIMIT_BROWSER=1 TXLIMIT_PICTURES=$(abspath $(PICTURES)) go test -count=1 -v -timeout 10m .
+	cd integration_test/browser && TXLIMIT_BROWSER=1 TXLIMIT_PICTURES=$(abspath $(PICTURES)) go test -count=1 -v -timeout 5h .
 	$(if $(DOCS),for name in limits limit key-override limit-day-dark; do cp $(PICTURES)/$$name.png docs/img/console-$$name.png; done)
 
 container: ## run the integration tests on a Postgres in a Docker container (AREAS="verbs": those of some files)
@@ -58,13 +63,13 @@ conformance: ## say what works on a migrated server (URL=postgres://...), or on 
 	@integration_test/scripts/conformance.sh
 
 partitioned: ## run the integration tests on a table that is partitioned by key (AREAS="verbs sql")
-	cd integration_test && run=$$(scripts/tests.sh $(AREAS)) && TXLIMIT_TEST_TABLE=partitioned go test -count=1 -timeout 20m -run "$$run" .
+	cd integration_test && run=$$(scripts/tests.sh $(AREAS)) && TXLIMIT_TEST_TABLE=partitioned $(TEST) -run "$$run" .
 
 pgbouncer: ## run the integration tests through PgBouncer, with prepared statements and without
 	integration_test/scripts/pgbouncer.sh
 
 faults: ## break what can break under load, for as long as it takes to be sure, and compare what is left with what was said
-	cd integration_test && go test -count=1 -v -timeout 30m ./faults -long
+	cd integration_test && go test -count=1 -v -timeout 5h ./faults -long
 
 TIME ?= 20m
 soak: ## mixed traffic from four processes, with faults, checked afterwards against the exact model (TIME=20m)

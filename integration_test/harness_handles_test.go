@@ -196,7 +196,7 @@ func sqlState(err error) string {
 // eventually waits until so returns true.
 func eventually(t testing.TB, what string, so func() bool) {
 	t.Helper()
-	for until := time.Now().Add(20 * time.Second); !so(); time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(patience); !so(); time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
 			t.Errorf("timed out waiting until %s", what)
 			return
@@ -207,7 +207,7 @@ func eventually(t testing.TB, what string, so func() bool) {
 // waiting waits until so many sessions wait for a lock on a transaction that has written to the test's table.
 func waiting(t *testing.T, pool *pgxpool.Pool, sessions int) {
 	t.Helper()
-	for range 1000 {
+	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(time.Millisecond) {
 		var n int
 		err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT w.pid) FROM pg_locks AS w
 			JOIN pg_locks AS l ON l.pid = w.pid AND l.relation = 'rate_limits'::regclass WHERE NOT w.granted`).Scan(&n)
@@ -217,7 +217,6 @@ func waiting(t *testing.T, pool *pgxpool.Pool, sessions int) {
 		if n >= sessions {
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
 	t.Fatalf("want %d sessions waiting for a lock", sessions)
 }
@@ -226,7 +225,7 @@ func waiting(t *testing.T, pool *pgxpool.Pool, sessions int) {
 func waitingFor(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) {
 	t.Helper()
 	pid := serverPID(t, tx)
-	for n, deadline := 0, time.Now().Add(20*time.Second); n == 0; time.Sleep(time.Millisecond) {
+	for n, deadline := 0, time.Now().Add(patience); n == 0; time.Sleep(time.Millisecond) {
 		err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))", pid).Scan(&n)
 		if err != nil || time.Now().After(deadline) {
 			t.Fatalf("nobody waits: %v", err)

@@ -565,8 +565,8 @@ func moveUnderTraffic(t *testing.T, level pgx.TxIsoLevel, shards int) {
 			}
 		})
 	}
-	from, to := "small", "large"
-	for range 20 {
+	from, to, seen := "small", "large", 0
+	for moves, began := 0, time.Now(); moves < 20 || seen < 150 && time.Since(began) < patience; moves++ {
 		time.Sleep(15 * time.Millisecond)
 		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, "UPDATE plans SET name = $1", to); err != nil {
@@ -584,6 +584,7 @@ func moveUnderTraffic(t *testing.T, level pgx.TxIsoLevel, shards int) {
 			if err != nil {
 				return err
 			}
+			seen = all
 			capacity := int(result.Requests[0].Limit.Capacity())
 			if left, least, most := result.Remaining, max(capacity-all, 0), max(capacity-(all-late), 0); left < float64(least)-1e-6 || left > float64(most)+1e-6 {
 				t.Errorf("%v of %d left after a move to %s, want %d to %d: %d were granted, %d of them late", left, capacity, to, least, most, all, late)

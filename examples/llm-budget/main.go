@@ -21,8 +21,8 @@ import (
 
 const (
 	budgetTokens = 100_000
-	estimate     = 3_000 // max_tokens of a call, and its prompt
-	ttl          = time.Second
+	estimate     = 3_000            // max_tokens of a call, and its prompt
+	ttl          = 10 * time.Second // short, since a worker is killed here; a minute is a good one
 )
 
 var budget = ratelimit.CalendarWindow("llmBudget", budgetTokens, ratelimit.Month)
@@ -147,7 +147,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	used -= estimate
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		balances, err := limits.Balance(ctx, pool, budget.Key(team))
 		if err != nil {
 			return err

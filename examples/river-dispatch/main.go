@@ -40,9 +40,9 @@ var (
 )
 
 const (
-	ttl     = 3 * time.Second // how long a dead worker's slots stay taken, since During extends them meanwhile; a minute is a good one
-	timeout = 5 * time.Second // of a job
-	rescue  = 6 * time.Second // after which River takes a job's worker for dead; longer than the timeout
+	ttl     = 20 * time.Second // how long a dead worker's slots stay taken, since During extends them meanwhile; a minute is a good one
+	timeout = 30 * time.Second // of a job
+	rescue  = 31 * time.Second // after which River takes a job's worker for dead; longer than the timeout
 )
 
 const schema = `
@@ -118,7 +118,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		}
 		workers, stops = append(workers, worker), append(stops, stop)
 	}
-	if err := until(ctx, pool, "SELECT count(*) = 2 FROM river_job WHERE state = 'running' AND attempted_at < now() - interval '6 seconds'"); err != nil {
+	if err := until(ctx, pool, "SELECT count(*) = 2 FROM river_job WHERE state = 'running' AND attempted_at < now() - interval '31 seconds'"); err != nil {
 		return err
 	}
 	if err := jobs.Stop(ctx); err != nil { // a worker is River's leader now, and looks for jobs whose worker is dead

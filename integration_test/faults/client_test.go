@@ -190,7 +190,7 @@ func TestAClientVanishes(t *testing.T) {
 	hot := ratelimit.Hot(limit.Global())
 	consumed, vanished := make(chan time.Time), make(chan struct{})
 	go func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 		defer cancel()
 		_ = new(ratelimit.Limiter).InTx(ctx, vanishing, func(ctx context.Context, tx pgx.Tx) error { // another process has another Limiter
 			if _, err := limiter.Consume(ctx, tx, limit.Global().Count(10)); err != nil {

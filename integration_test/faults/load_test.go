@@ -239,6 +239,16 @@ func (h *handle) count() int {
 	return len(h.granted)
 }
 
+// failed returns the number of calls so far that failed and consumed nothing.
+func (l *load) failed() (n int) {
+	for _, h := range l.handles {
+		h.mu.Lock()
+		n += h.nothing
+		h.mu.Unlock()
+	}
+	return n
+}
+
 // flows waits until every handle has had n more grants.
 func (l *load) flows(n int) {
 	l.Helper()
@@ -259,9 +269,9 @@ func (l *load) stop() {
 	go func() { l.wg.Wait(); close(done) }()
 	select {
 	case <-done:
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience):
 		buf := make([]byte, 1<<20)
-		l.Fatalf("after 30 s, some calls have not ended:\n%s", buf[:runtime.Stack(buf, true)])
+		l.Fatalf("after %v, some calls have not ended:\n%s", patience, buf[:runtime.Stack(buf, true)])
 	}
 	eventually(l.T, "no connection is in use", func() bool { return l.pool.Stat().AcquiredConns() == 0 && l.db.Stats().InUse == 0 })
 }
@@ -349,7 +359,7 @@ func (h *handle) orders(ctx context.Context, l *load, admin *pgxpool.Pool) []str
 // drain wants a new call to be granted, then all that is left, and then nothing more.
 func (h *handle) drain(ctx context.Context, l *load, admin *pgxpool.Pool) {
 	l.Helper()
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var err error
 	for range 100 { // the pool may still have broken connections

@@ -167,12 +167,15 @@ func newRand(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
+// patience is how long a test waits for what must happen: any machine is fast enough.
+const patience = 5 * time.Minute
+
 // eventually waits until done returns true.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !done(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("30 s and still not: %s", what)
+			t.Fatalf("%v and still not: %s", patience, what)
 		}
 	}
 }

@@ -45,4 +45,4 @@ if ! docker version >/dev/null 2>&1; then
 	export TESTCONTAINERS_HOST_OVERRIDE=127.0.0.1
 fi
 
-TXLIMIT_TEST_LADDER=docker go test -short -count=1 -timeout 20m -run "$run"
+TXLIMIT_TEST_LADDER=docker go test -vet=off -short -count=1 -timeout 5h -run "$run"

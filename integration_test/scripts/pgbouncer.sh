@@ -23,7 +23,7 @@ for mode in ${PGBOUNCER_MODES:-cache_statement exec simple_protocol}; do
 		ln -sf "$tree/bin/pgbouncer-outside" "$work/pgbouncer"
 		path=$work:$PATH
 	fi
-	PATH=$path TXLIMIT_TEST_LADDER=binaries TXLIMIT_TEST_PGBOUNCER=$mode go test -short -count=1 -timeout 20m -run "$run" || failed+=("$mode")
+	PATH=$path TXLIMIT_TEST_LADDER=binaries TXLIMIT_TEST_PGBOUNCER=$mode go test -vet=off -short -count=1 -timeout 5h -run "$run" || failed+=("$mode")
 done
 if ((${#failed[@]})); then
 	echo "the suite failed through PgBouncer in the modes ${failed[*]}" >&2

@@ -19,12 +19,12 @@ import (
 
 // Main runs an example and ends the process. If the example fails, it prints the error on stderr and exits with 1.
 func Main(story func(ctx context.Context, pool *pgxpool.Pool) error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
 	defer cancel()
 	end(run(ctx, story))
 }
 
-// Serve is [Main] for an example that goes on for longer than two minutes, or until Ctrl-C.
+// Serve is [Main] for an example that goes on for longer than twenty minutes, or until Ctrl-C.
 func Serve(story func(ctx context.Context, pool *pgxpool.Pool) error) {
 	end(run(context.Background(), story))
 }
