@@ -59,7 +59,7 @@ func (l Limit) blockedText() string {
 	if l.until == algebra.Forever {
 		return "blocked"
 	}
-	return "blocked until " + l.until.Time().Format(time.RFC3339)
+	return "blocked until " + l.until.Time().Add(time.Second-1).Format(time.RFC3339) // rounded up
 }
 
 // byPolicy is the answer to a call that is decided without the database, or nil.

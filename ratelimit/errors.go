@@ -229,7 +229,7 @@ func (e *DeniedError) Error() string {
 	case e.Reason == ReasonHeld && e.RetryAt.IsZero():
 		return fmt.Sprintf("%v: %sthis id is held, without an end", ErrDenied, limitsIn(e.Requests))
 	case e.Reason == ReasonHeld:
-		return fmt.Sprintf("%v: %sthis id is held; retry in %v", ErrDenied, limitsIn(e.Requests), e.RetryAfter.Round(time.Millisecond))
+		return fmt.Sprintf("%v: %sthis id is held; retry in %v", ErrDenied, limitsIn(e.Requests), roundedUp(e.RetryAfter))
 	}
 	asked := map[limitKey]float64{}
 	for _, s := range e.Requests {
@@ -261,11 +261,15 @@ func (e *DeniedError) Error() string {
 	case e.RetryAt.IsZero():
 		return fmt.Sprintf("%v by policy: %s", ErrDenied, strings.Join(denied, ", "))
 	}
-	wait := e.RetryAfter
+	return fmt.Sprintf("%v: %s; retry in %v", ErrDenied, strings.Join(denied, ", "), roundedUp(e.RetryAfter))
+}
+
+// roundedUp is a wait in milliseconds: a caller that waits for so long is not too early.
+func roundedUp(wait time.Duration) time.Duration {
 	if rest := wait % time.Millisecond; rest > 0 && wait < math.MaxInt64-time.Millisecond {
 		wait += time.Millisecond - rest
 	}
-	return fmt.Sprintf("%v: %s; retry in %v", ErrDenied, strings.Join(denied, ", "), wait)
+	return wait
 }
 
 // retryable reports whether the whole transaction should be run again. An error whose attempts ran out should not, nor one that

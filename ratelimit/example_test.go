@@ -37,7 +37,7 @@ func ExampleLimiter_Consume() {
 	for range 3 {
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return send(ctx, tx, "ann", "hello") })
 		if exceeded, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
-			fmt.Println("denied, try again in", exceeded.RetryAfter.Round(time.Minute))
+			fmt.Println("denied, try again in", exceeded.RetryAfter.Truncate(time.Minute)+time.Minute)
 		} else if err != nil {
 			fmt.Println(err)
 		} else {
@@ -83,7 +83,7 @@ func ExampleLimiter_Check() {
 	}
 	var denied *ratelimit.DeniedError
 	if _, err := limits.Check(ctx, pool, uploads.Key("ann").Count(6)); errors.As(err, &denied) {
-		fmt.Println("six more in", denied.RetryAfter.Round(time.Minute))
+		fmt.Println("six more in", denied.RetryAfter.Truncate(time.Minute)+time.Minute)
 	}
 	// Output:
 	// six more in 3m0s
@@ -375,7 +375,7 @@ func ExampleLimiter_Reserve() {
 			return err
 		})
 		if exceeded, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
-			fmt.Println(prompt, "may be asked again in", exceeded.RetryAfter.Round(time.Minute))
+			fmt.Println(prompt, "may be asked again in", exceeded.RetryAfter.Truncate(time.Minute)+time.Minute)
 		} else if err != nil {
 			fmt.Println(err)
 		}
@@ -422,7 +422,7 @@ func ExampleLimiter_Take() {
 			return err
 		})
 		if exceeded, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
-			fmt.Println("denied for", exceeded.RetryAfter.Round(time.Minute))
+			fmt.Println("denied for", exceeded.RetryAfter.Truncate(time.Minute)+time.Minute)
 			err = limits.Reset(ctx, pool, sends.Global()) // the hour is over
 		}
 		if err != nil {
@@ -625,7 +625,7 @@ func ExampleDeniedError() {
 		case errors.As(err, &denied) && denied.RetryAt.IsZero():
 			fmt.Println(denied) // a plan without it, or a block without an end: waiting does not help
 		case errors.As(err, &denied):
-			fmt.Println("denied, retry in", denied.RetryAfter.Round(time.Minute))
+			fmt.Println("denied, retry in", denied.RetryAfter.Truncate(time.Minute)+time.Minute)
 			for _, status := range denied.Requests {
 				if !status.OK {
 					fmt.Printf("%s has %.0f left\n", status.Limit.Name(), status.Remaining)

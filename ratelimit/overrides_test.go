@@ -51,7 +51,7 @@ func TestWhichOverrideIsInForce(t *testing.T) {
 		"that of all keys":                    {limit: burst, all: []override{row(2, newNumbers, rate(5))}, want: "api: token bucket, 5 per 1m, capacity 30"},
 		"one that has ended":                  {limit: burst, own: []override{row(2, newNumbers, ended)}},
 		"one that has ended before another":   {limit: burst, own: []override{row(2, newNumbers, ended)}, all: []override{row(1, block, nil)}, want: "api: blocked"},
-		"a block with an end":                 {limit: burst, own: []override{row(1, block, func(o *override) { o.until = now + 1e6 })}, want: "api: blocked until 2026-01-01T12:00:01Z"},
+		"a block with an end":                 {limit: burst, own: []override{row(1, block, func(o *override) { o.until = now + 1 })}, want: "api: blocked until 2026-01-01T12:00:01Z"},
 		"a block of a wait":                   {limit: burst, own: []override{row(1, block, nil)}, verb: verbWait, want: "api: blocked"},
 		"a block of a check":                  {limit: burst, own: []override{row(1, block, nil)}, verb: verbCheck, want: "api: blocked"},
 		"a block does not keep charges out":   {limit: burst, own: []override{row(1, block, nil)}, verb: verbCharge},

@@ -65,6 +65,19 @@ func TestShowSaysUntilWhenTokensAreOwed(t *testing.T) {
 	}
 }
 
+func TestAnInstantAheadIsNeverTooEarly(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 11, 27, 12, 0, 0, 1000, time.UTC)
+	for wait, want := range map[time.Duration]string{
+		1: "2026-11-27 12:00:01Z (in 1ms)", 999_999 * time.Microsecond: "2026-11-27 12:00:01Z (in 1s)", 2*time.Second + 1: "2026-11-27 12:00:03Z (in 2.1s)",
+		time.Minute + 1: "2026-11-27 12:01:01Z (in 1m01s)", time.Hour + time.Second: "2026-11-27 13:00:02Z (in 1h01m)", 24*time.Hour + 1: "2026-11-28 12:00:01Z (in 1d01h)",
+	} {
+		if t1 := at.Add(wait); until(&t1, at) != want {
+			t.Errorf("%v: %s, want %s", wait, until(&t1, at), want)
+		}
+	}
+}
+
 // TestShowIsOfOneSnapshot: an override that commits while show reads is in all of what it says, or in none of it.
 func TestShowIsOfOneSnapshot(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 10, 100000*time.Hour))

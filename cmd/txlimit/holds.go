@@ -53,7 +53,7 @@ func (h *hold) ends(at time.Time) string {
 	case h.Until == nil:
 		return "no end"
 	case h.Expired:
-		return "expired " + span(at.Sub(*h.Until)) + " ago"
+		return "expired " + span(at.Sub(*h.Until), time.Duration.Round) + " ago"
 	}
 	return until(h.Until, at)
 }

@@ -328,7 +328,7 @@ func (s *session) age() string {
 	if s.Seconds == nil {
 		return "-"
 	}
-	return span(time.Duration(*s.Seconds * float64(time.Second)))
+	return span(time.Duration(*s.Seconds*float64(time.Second)), time.Duration.Round)
 }
 
 func pids(list []int32) string {

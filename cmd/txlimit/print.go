@@ -184,7 +184,7 @@ func plural(n int64, one string) string {
 // instant is a time in UTC.
 func instant(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
 
-// until is an instant that lies ahead, and how far ahead.
+// until is an instant that lies ahead, and how far ahead, both rounded up: a caller that waits for it is not too early.
 func until(t *time.Time, at time.Time) string {
 	switch {
 	case t == nil:
@@ -192,27 +192,30 @@ func until(t *time.Time, at time.Time) string {
 	case t.Year() >= 9999:
 		return "never"
 	}
-	return fmt.Sprintf("%s (in %s)", instant(*t), span(t.Sub(at)))
+	return fmt.Sprintf("%s (in %s)", instant(t.Add(time.Second-1)), span(t.Sub(at), up))
 }
 
+// up rounds up.
+func up(d, unit time.Duration) time.Duration { return (d + unit - 1).Truncate(unit) }
+
 // span is a duration in its two largest units.
-func span(d time.Duration) string {
+func span(d time.Duration, round func(d, unit time.Duration) time.Duration) string {
 	const day = 24 * time.Hour
 	d = max(d, 0)
 	switch {
 	case d == math.MaxInt64: // what the difference of two times is at most
 		return "more than 292 years"
 	case d < time.Second:
-		return d.Round(time.Millisecond).String()
+		return round(d, time.Millisecond).String()
 	case d < time.Minute:
-		return d.Round(100 * time.Millisecond).String()
+		return round(d, 100*time.Millisecond).String()
 	}
-	if d = d.Round(time.Second); d < time.Hour {
+	if d = round(d, time.Second); d < time.Hour {
 		return fmt.Sprintf("%dm%02ds", d/time.Minute, d%time.Minute/time.Second)
 	}
-	if d = d.Round(time.Minute); d < day {
+	if d = round(d, time.Minute); d < day {
 		return fmt.Sprintf("%dh%02dm", d/time.Hour, d%time.Hour/time.Minute)
 	}
-	d = d.Round(time.Hour)
+	d = round(d, time.Hour)
 	return fmt.Sprintf("%dd%02dh", d/day, d%day/time.Hour)
 }

@@ -30,7 +30,7 @@ func main() {
 	case err == nil:
 		fmt.Println("sent")
 	case errors.As(err, &denied):
-		fmt.Println("denied, try again in", denied.RetryAfter.Round(time.Minute))
+		fmt.Println("denied, try again in", denied.RetryAfter.Truncate(time.Minute)+time.Minute)
 	default:
 		fmt.Println("not sent:", err)
 	}

@@ -62,7 +62,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		err := send(ctx, pool, message.sender, message.body)
 		answer := "sent"
 		if denial, denied := errors.AsType[*ratelimit.DeniedError](err); denied {
-			answer = fmt.Sprintf("denied, wait %v", denial.RetryAfter.Round(time.Minute))
+			answer = fmt.Sprintf("denied, wait %v", denial.RetryAfter.Truncate(time.Minute)+time.Minute)
 		} else if refused, ok := errors.AsType[*pgconn.PgError](err); ok && refused.Code == "23514" {
 			answer = "not stored: violates " + refused.ConstraintName
 		} else if err != nil {

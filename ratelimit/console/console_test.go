@@ -170,6 +170,16 @@ func TestNumbersAreReadable(t *testing.T) {
 			t.Errorf("%v: %s, want %s", d, got, want)
 		}
 	}
+	// Who comes back then is not too early.
+	now := time.Now()
+	for d, want := range map[time.Duration]string{
+		time.Millisecond: "under 1 s", 1001 * time.Millisecond: "2 s", time.Minute + 1: "1 min 1 s", time.Hour + time.Second: "1 h 1 min",
+		2*time.Hour - 1: "2 h", 24*time.Hour + time.Second: "1 d 1 h", 1000 * 24 * time.Hour: "1,000 d", math.MaxInt64: "more than 292 years",
+	} {
+		if got := in(now, now.Add(d)); got != want {
+			t.Errorf("in %v: %s, want %s", d, got, want)
+		}
+	}
 }
 
 // Keys that begin with a prefix are from the prefix on, and below what above returns.

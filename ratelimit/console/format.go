@@ -19,7 +19,8 @@ var functions = template.FuncMap{
 	"instant": instant,
 	"machine": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 	"ago":     ago,
-	"in":      func(now, t time.Time) string { return inTwoUnits(t.Sub(now)) },
+	"in":      in,
+	"up":      func(t time.Time) time.Time { return t.Add(time.Second - 1).Truncate(time.Second) },
 	"percent": percent,
 	"numbers": describe,
 	"shown":   shown,
@@ -100,11 +101,22 @@ func ago(now, t time.Time) string {
 	d := now.Sub(t)
 	switch {
 	case d < -time.Second:
-		return "in " + inTwoUnits(-d)
+		return "in " + in(now, t)
 	case d < time.Second:
 		return "now"
 	}
 	return inTwoUnits(d) + " ago"
+}
+
+// in writes how long it is until t, rounded up: a caller that waits for so long is not too early.
+func in(now, t time.Time) string {
+	d := t.Sub(now)
+	for _, two := range []struct{ from, unit time.Duration }{{24 * time.Hour, time.Hour}, {time.Hour, time.Minute}, {time.Second, time.Second}} {
+		if d >= two.from && d < math.MaxInt64 {
+			return inTwoUnits((d + two.unit - 1).Truncate(two.unit))
+		}
+	}
+	return inTwoUnits(d)
 }
 
 // inTwoUnits writes a duration in its two largest units.
