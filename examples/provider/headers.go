@@ -1,163 +1,190 @@
 package main
 
 import (
-	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
 )
 
-// until reads from when on a provider answers again. It knows, in this order:
+// longest is how long a pause may be. Ask the provider again after it.
+const longest = 31 * 24 * time.Hour
+
+// budget is what a provider says of one of its limits: requests, tokens, a day. An answer may have several.
+type budget struct {
+	left      float64
+	until     time.Time // when it has more, or is full again
+	saysLeft  bool
+	saysUntil bool
+}
+
+// until reads from when on a provider answers again: from Retry-After, else from the budgets, of which it takes the one that is back last.
+// Those that have something left do not count, unless all have. The instant lies between now and the longest pause.
 //
-//	Retry-After: 30                              seconds (RFC 9110): OpenAI, Anthropic, GitHub, Slack, Stripe
-//	Retry-After: Fri, 27 Nov 2026 23:00:00 GMT   a date (RFC 9110)
-//	retry-after-ms: 30000                        OpenAI, Azure
-//	x-ratelimit-reset-requests: 1m30s            a duration: OpenAI
-//	anthropic-ratelimit-requests-reset: 2026-..  an instant: Anthropic
-//	x-ratelimit-reset: 1795820400                an epoch in seconds: GitHub, or in milliseconds
-//	x-ratelimit-reset: 30                        seconds: GitLab's older versions, Reddit
-//	ratelimit: "default";r=0;t=30                seconds: the IETF's draft, with or without the name
+//	retry-after-ms: 30000                            milliseconds: OpenAI, Azure
+//	Retry-After: 30                                  seconds, also 2.0, or a date (RFC 9110): most
+//	x-ratelimit-reset-tokens: 6m0s                   a budget by name, a duration: OpenAI, Groq
+//	anthropic-ratelimit-input-tokens-reset: 2026-..  a budget by name, an instant: Anthropic
+//	x-ratelimit-reset: 1795820400                    an epoch in seconds, also with a fraction, or in milliseconds: GitHub, Discord
+//	x-ratelimit-reset: 30                            seconds: Reddit, older drafts of the IETF
+//	ratelimit: "burst";r=0;t=30, "day";r=99;t=9000   seconds by budget: the IETF's draft
 //
 // An instant of the provider is by the provider's clock. Its Date header says how far that is from ours.
 func until(h http.Header, now time.Time) (at time.Time, told bool) {
-	skew := time.Duration(0)
+	theirs := now
 	if date, err := http.ParseTime(h.Get("Date")); err == nil {
 		if d := now.Sub(date); d > 2*time.Second || d < -2*time.Second { // the header has whole seconds, and was on its way
-			skew = d
+			theirs = date
 		}
 	}
-	for _, read := range []struct {
-		header string
-		as     func(text string, now time.Time) (time.Time, bool)
-	}{
-		{"Retry-After-Ms", milliseconds},
-		{"Retry-After", secondsOrDate},
-		{"X-Ratelimit-Reset-Requests", duration},
-		{"Anthropic-Ratelimit-Requests-Reset", instant},
-		{"X-Ratelimit-Reset", secondsOrEpoch},
-		{"Ratelimit-Reset", secondsOrEpoch},
-		{"Ratelimit", draft},
-	} {
-		if text := strings.TrimSpace(h.Get(read.header)); text != "" {
-			if at, told = read.as(text, now.Add(-skew)); told {
-				return at.Add(skew), true
+	for _, name := range []string{"Retry-After-Ms", "X-Ms-Retry-After-Ms"} {
+		if ms, ok := number(h.Get(name)); ok && !told {
+			at, told = after(theirs, ms/1000), true
+		}
+	}
+	if !told {
+		at, told = instant(h.Get("Retry-After"), theirs)
+	}
+	if !told {
+		all := budgets(h, theirs)
+		for _, b := range all {
+			if b.saysUntil && (!told || b.until.After(at)) && (!isEmpty(all) || b.saysLeft && b.left == 0) {
+				at, told = b.until, true
 			}
 		}
 	}
-	return time.Time{}, false
+	if !told {
+		return time.Time{}, false
+	}
+	wait := min(max(at.Sub(theirs), 0), longest)
+	return now.Add(wait), true
 }
 
-// left reads how many calls a provider says are left.
+// left reads how many calls a provider says are left. None is, if any budget is empty.
 func left(h http.Header) (n float64, told bool) {
-	for _, header := range []string{"X-Ratelimit-Remaining-Requests", "Anthropic-Ratelimit-Requests-Remaining", "X-Ratelimit-Remaining", "Ratelimit-Remaining"} {
-		if n, err := strconv.ParseFloat(h.Get(header), 64); err == nil && n >= 0 && n < 1e15 {
-			return n, true
+	all := budgets(h, time.Time{})
+	if isEmpty(all) {
+		return 0, true
+	}
+	for name, b := range all {
+		if b.saysLeft && !strings.Contains(name, "token") && (!told || b.left < n) {
+			n, told = b.left, true
 		}
 	}
-	return 0, false
+	return n, told
 }
 
-// later is now and so many seconds.
-func later(now time.Time, seconds float64) (time.Time, bool) {
-	if !(seconds >= 0 && seconds <= 31*24*3600) {
-		return time.Time{}, false
+func isEmpty(all map[string]budget) bool {
+	for _, b := range all {
+		if b.saysLeft && b.left == 0 {
+			return true
+		}
 	}
-	return now.Add(time.Duration(seconds * float64(time.Second))), true
+	return false
 }
 
-func milliseconds(text string, now time.Time) (time.Time, bool) {
-	n, err := strconv.ParseFloat(text, 64)
-	at, ok := later(now, n/1000)
-	return at, ok && err == nil
-}
-
-func secondsOrDate(text string, now time.Time) (time.Time, bool) {
-	if date, err := http.ParseTime(text); err == nil {
-		return date, true
+// budgets reads what an answer says of each budget.
+func budgets(h http.Header, now time.Time) map[string]budget {
+	all := map[string]budget{}
+	read := func(name, field, text string) {
+		b := all[name]
+		switch field {
+		case "remaining", "r":
+			if n, ok := number(text); ok {
+				b.left, b.saysLeft = n, true
+			}
+		case "reset", "t":
+			if at, ok := instant(text, now); ok && at.After(b.until) {
+				b.until, b.saysUntil = at, true
+			}
+		}
+		if b != (budget{}) {
+			all[name] = b
+		}
 	}
-	n, err := strconv.ParseFloat(text, 64)
-	at, ok := later(now, n)
-	return at, ok && err == nil
-}
-
-func duration(text string, now time.Time) (time.Time, bool) {
-	d, err := time.ParseDuration(text)
-	at, ok := later(now, d.Seconds())
-	return at, ok && err == nil
-}
-
-func instant(text string, _ time.Time) (time.Time, bool) {
-	at, err := time.Parse(time.RFC3339, text)
-	return at, err == nil
-}
-
-// secondsOrEpoch tells seconds from an epoch by their size: no pause lasts thirty years.
-func secondsOrEpoch(text string, now time.Time) (time.Time, bool) {
-	n, err := strconv.ParseFloat(text, 64)
-	switch {
-	case err != nil || !(n >= 0 && n < 1e14):
-		return time.Time{}, false
-	case n > 1e12: // milliseconds
-		return time.UnixMilli(int64(n)), true
-	case n > 1e9:
-		return time.Unix(int64(n), 0), true
+	for header, values := range h {
+		text := strings.Join(values, ",")
+		header = strings.ReplaceAll(strings.ToLower(header), "rate-limit", "ratelimit")
+		_, name, found := strings.Cut(header, "ratelimit")
+		switch {
+		case header == "x-shopify-shop-api-call-limit": // 32/40
+			used, most, _ := strings.Cut(text, "/")
+			if u, ok := number(used); ok {
+				if m, ok := number(most); ok {
+					read("", "remaining", strconv.FormatFloat(max(m-u, 0), 'f', -1, 64))
+				}
+			}
+		case found && name == "":
+			policies(text, read)
+		case found: // x-ratelimit-remaining-tokens, anthropic-ratelimit-tokens-remaining, x-ratelimit-reset-after
+			name = strings.TrimSuffix("-"+strings.Trim(name, "-")+"-", "after-")
+			for _, field := range []string{"remaining", "reset"} {
+				if strings.Contains(name, "-"+field+"-") {
+					read(strings.Trim(strings.Replace(name, "-"+field+"-", "-", 1), "-"), field, text)
+				}
+			}
+		}
 	}
-	return later(now, n)
+	return all
 }
 
-// draft reads t of the IETF's RateLimit field.
-func draft(text string, now time.Time) (time.Time, bool) {
-	for _, part := range strings.FieldsFunc(text, func(r rune) bool { return r == ';' || r == ',' || r == ' ' }) {
-		if t, found := strings.CutPrefix(part, "t="); found {
-			n, err := strconv.ParseFloat(t, 64)
-			at, ok := later(now, n)
-			return at, ok && err == nil
+// policies reads the IETF's RateLimit field: policies with parameters, or, in older drafts, limit=10, remaining=0, reset=7.
+func policies(text string, read func(name, field, text string)) {
+	name, quoted := "", false
+	for _, part := range strings.FieldsFunc(text, func(r rune) bool {
+		quoted = quoted != (r == '"')
+		return !quoted && (r == ',' || r == ';' || r == ' ')
+	}) {
+		if field, value, is := strings.Cut(part, "="); is {
+			read(name, field, value)
+		} else {
+			name = part
+		}
+	}
+}
+
+// number is a number from 0 on.
+func number(text string) (n float64, ok bool) {
+	n, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+	return n, err == nil && n >= 0 && n < 1e15
+}
+
+// after is so many seconds later, or the longest pause.
+func after(now time.Time, seconds float64) time.Time {
+	return now.Add(time.Duration(min(seconds, longest.Seconds()) * float64(time.Second)))
+}
+
+// instant reads a number, a duration or a date. A number is seconds or an epoch, by its size: no pause lasts thirty years.
+func instant(text string, now time.Time) (at time.Time, ok bool) {
+	text = strings.TrimSpace(text)
+	if n, ok := number(text); ok {
+		switch {
+		case n > 1e11: // milliseconds
+			return time.UnixMicro(int64(n * 1e3)), true
+		case n > 1e9:
+			return time.UnixMicro(int64(n * 1e6)), true
+		}
+		return after(now, n), true
+	}
+	days, rest, hasDays := strings.Cut(text, "d")
+	if n, ok := number(days); ok && hasDays { // 1d2h
+		at, ok = after(now, n*24*3600), true
+		if text = rest; text == "" {
+			return at, ok
+		}
+		now = at
+	}
+	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
+		return after(now, d.Seconds()), true
+	}
+	if at, err := http.ParseTime(text); err == nil {
+		return at, true
+	}
+	text, _, _ = strings.Cut(text, " (") // of a date as JavaScript writes it: ... GMT+0100 (Central European Standard Time)
+	for _, layout := range []string{time.RFC3339, time.DateTime, "Mon Jan 02 2006 15:04:05 GMT-0700"} {
+		if at, err := time.Parse(layout, text); err == nil {
+			return at, true
 		}
 	}
 	return time.Time{}, false
-}
-
-// header is an answer of a provider, and what it says.
-type header struct {
-	of     string
-	answer http.Header
-	waits  time.Duration // below zero: it does not say
-	left   float64       // below zero: it does not say
-}
-
-// noon is when the headers were read.
-var noon = time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
-
-// headers are answers as the providers' documentation has them.
-var headers = []header{
-	{of: "OpenAI", answer: http.Header{
-		"X-Ratelimit-Remaining-Requests": {"0"}, "X-Ratelimit-Reset-Requests": {"1m30s"}, "X-Ratelimit-Reset-Tokens": {"6m0s"},
-	}, waits: 90 * time.Second},
-	{of: "OpenAI, less than a second", answer: http.Header{"X-Ratelimit-Reset-Requests": {"120ms"}}, waits: 120 * time.Millisecond, left: -1},
-	{of: "Azure OpenAI", answer: http.Header{"Retry-After": {"21"}, "Retry-After-Ms": {"20714"}}, waits: 20714 * time.Millisecond, left: -1},
-	{of: "Anthropic", answer: http.Header{
-		"Anthropic-Ratelimit-Requests-Remaining": {"3"}, "Anthropic-Ratelimit-Requests-Reset": {"2026-11-27T12:01:00Z"},
-	}, waits: time.Minute, left: 3},
-	{of: "Anthropic, 429", answer: http.Header{"Retry-After": {"12"}, "Anthropic-Ratelimit-Requests-Reset": {"2026-11-27T12:01:00Z"}}, waits: 12 * time.Second, left: -1},
-	{of: "GitHub", answer: http.Header{"X-Ratelimit-Remaining": {"0"}, "X-Ratelimit-Reset": {strconv.FormatInt(noon.Add(time.Hour).Unix(), 10)}}, waits: time.Hour},
-	{of: "GitHub, another clock", answer: http.Header{
-		"Date": {noon.Add(-time.Minute).Format(http.TimeFormat)}, "X-Ratelimit-Reset": {strconv.FormatInt(noon.Add(time.Minute).Unix(), 10)},
-	}, waits: 2 * time.Minute, left: -1},
-	{of: "milliseconds", answer: http.Header{"X-Ratelimit-Reset": {strconv.FormatInt(noon.Add(time.Hour).UnixMilli(), 10)}}, waits: time.Hour, left: -1},
-	{of: "Reddit", answer: http.Header{"X-Ratelimit-Remaining": {"0.0"}, "X-Ratelimit-Reset": {"214"}}, waits: 214 * time.Second},
-	{of: "RFC 9110, a date", answer: http.Header{"Retry-After": {noon.Add(3 * time.Minute).Format(http.TimeFormat)}}, waits: 3 * time.Minute, left: -1},
-	{of: "the IETF's draft", answer: http.Header{"Ratelimit": {`"default";r=0;t=30`}}, waits: 30 * time.Second, left: -1},
-	{of: "an older draft", answer: http.Header{"Ratelimit-Remaining": {"0"}, "Ratelimit-Reset": {"7"}}, waits: 7 * time.Second},
-	{of: "nobody", answer: http.Header{"Retry-After": {"soon"}, "X-Ratelimit-Reset": {"-1"}, "X-Ratelimit-Remaining": {"many"}}, waits: -1, left: -1},
-}
-
-// test reads a header, and wants what it says.
-func (h header) test() error {
-	at, told := until(h.answer, noon)
-	n, some := left(h.answer)
-	if told != (h.waits >= 0) || told && !at.Equal(noon.Add(h.waits)) || some != (h.left >= 0) || some && n != h.left {
-		return fmt.Errorf("%s: %w: until %v, %v; %v left, %v", h.of, errHeaders, at, told, n, some)
-	}
-	return nil
 }

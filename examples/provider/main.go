@@ -34,13 +34,6 @@ var provider = ratelimit.TokenBucket("provider", 100, time.Second, ratelimit.Cap
 func main() { demo.Main(story) }
 
 func story(ctx context.Context, pool *pgxpool.Pool) error {
-	for _, check := range headers {
-		if err := check.test(); err != nil {
-			return err
-		}
-	}
-	fmt.Printf("headers of %d providers read\n", len(headers))
-
 	limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{Program: "provider", Limits: []ratelimit.Limit{provider}})
 	if err != nil {
 		return err
@@ -140,12 +133,12 @@ func (w *worker) call(ctx context.Context) (stopped bool, err error) {
 	if stopped = response.StatusCode == http.StatusTooManyRequests; stopped {
 		remaining, told = 0, true
 	}
-	if !told || remaining > 0 {
-		return stopped, nil
-	}
-	end, told := until(response.Header, now)
-	if !told {
+	end, says := until(response.Header, now)
+	if stopped && !says {
 		end = now.Add(30 * time.Second) // a provider that does not say
+	}
+	if !told || remaining > 0 || !end.After(now) {
+		return stopped, nil
 	}
 	if err := w.limits.Pause(ctx, w.pool, end, provider.Global().Count(remaining)); err != nil {
 		return stopped, err
@@ -238,5 +231,3 @@ func (s *server) check() error {
 	}
 	return nil
 }
-
-var errHeaders = errors.New("headers are read wrong")
