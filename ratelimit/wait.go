@@ -44,7 +44,7 @@ import (
 // Wait ends and, if ctx ended, with "refund" before.
 //
 // Wait sleeps for a time that the database measured, so the process's clock need not agree with the database's. With a
-// [Limiter.Clock], it sleeps until that clock has reached the instant, and asks it every 10 ms.
+// [Limiter.Clock], it sleeps until that clock has reached the instant, and asks it every 10 ms, later every eighth of the time waited.
 func (l *Limiter) Wait(ctx context.Context, db DB, request Request) (Result, error) {
 	requests := []Request{request}
 	began := time.Now()
@@ -135,7 +135,8 @@ func late(r *Result, most time.Duration) bool {
 	return float64(r.delay()) > float64(most)+forgiven+float64(10*time.Millisecond)
 }
 
-// clockStep is how often a sleep asks [Limiter.Clock].
+// clockStep is how often a sleep asks [Limiter.Clock], since a test may move it. After a while, it asks every eighth of the time that it
+// has slept: some hundred times in a day, also where testing/synctest skips the day.
 const clockStep = 10 * time.Millisecond
 
 // sleep sleeps until the work of a granted call may run. It returns an error if ctx ends before.
@@ -168,7 +169,7 @@ func (l *Limiter) sleep(ctx context.Context, db DB, granted Result) error {
 		}
 		step := left()
 		if l.Clock != nil {
-			step = clockStep
+			step = min(max(clockStep, time.Since(began)/8), max(step, clockStep/10))
 		}
 		select {
 		case <-time.After(step):

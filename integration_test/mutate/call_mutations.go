@@ -180,8 +180,12 @@ var callMutations = []mutation{
 		tests: "TestTwentyWaitAtTwentyPerSecond|TestWaitServesInOrderOfArrival",
 	}, {
 		name: "wait-spins", file: "ratelimit/wait.go", what: "a Wait asks a clock without a pause that goes slower than time",
-		old: "			step = clockStep\n", new: "			step = min(clockStep, runAt.Time().Sub(granted.At)-time.Since(began))\n",
+		old: "max(step, clockStep/10))\n", new: "runAt.Time().Sub(granted.At)-time.Since(began))\n",
 		tests: "TestAClockThatStandsStillIsAskedEvery10ms",
+	}, {
+		name: "wait-asks", file: "ratelimit/wait.go", what: "a Wait of a day asks its clock every 10 ms",
+		old: "max(clockStep, time.Since(began)/8)", new: "clockStep",
+		tests: "TestInABubble",
 	}, {
 		name: "wait-kept", file: "ratelimit/wait.go", what: "a canceled Wait keeps its tokens",
 		old: "kept := l.giveBack(ctx, db, result, requests, true); kept != nil", new: "kept := error(nil); kept != nil",

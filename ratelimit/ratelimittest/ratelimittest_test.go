@@ -679,6 +679,19 @@ func TestWaitIsDrivenByTheClock(t *testing.T) {
 // In a bubble, time.Sleep moves the clock.
 func TestInABubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		db, asked := ratelimittest.New(t), 0
+		limits := &ratelimit.Limiter{Clock: func() time.Time { asked++; return time.Now() }}
+		began, daily := time.Now(), ratelimit.TokenBucket("daily", 1, 24*time.Hour)
+		for range 2 {
+			if _, err := limits.Wait(t.Context(), db, daily.Global()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if waited := time.Since(began); waited != 24*time.Hour || asked > 300 {
+			t.Errorf("a wait of a day took %v, and asked the clock %d times", waited, asked)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
 		db, limits := ratelimittest.New(t), &ratelimit.Limiter{Clock: time.Now}
 		for range 5 {
 			reserved, err := limits.Reserve(t.Context(), db, bucket.Key("ann"), calendar.Key("ann").Count(0))
