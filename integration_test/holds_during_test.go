@@ -546,3 +546,74 @@ func TestDuringRedelivered(t *testing.T) {
 	}
 	slotsAreTheirHolds(t, pool)
 }
+
+// TestWhatBreaksAtMostN makes the events of the table in docs/holds.md: a second worker has the only slot at once, and the first one's context
+// ends with its next extension, or not at all.
+func TestWhatBreaksAtMostN(t *testing.T) {
+	t.Parallel()
+	const ttl = 6 * time.Second
+	for name, event := range map[string]struct {
+		sql   string
+		ahead time.Duration
+		never bool // the first worker is not told
+	}{
+		"a failover that lost the hold": {sql: "DELETE FROM rate_limit_holds; DELETE FROM rate_limits"},
+		"a clock that leaps ahead":      {ahead: time.Hour},
+		"released by hand":              {sql: "SELECT ratelimit_release('slots', 'acme', 'job', reason => 'it hangs')"},
+		"rows of rate_limits lost":      {sql: "DELETE FROM rate_limits", never: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 4)
+			slots := ratelimit.Slots("slots", 1).Key("acme")
+			var limits ratelimit.Limiter
+			later := ratelimit.Limiter{Clock: func() time.Time { return time.Now().Add(event.ahead) }}
+			err := limits.During(t.Context(), pool, "job", ttl, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
+				if _, err := later.Hold(t.Context(), pool, "another", time.Hour, slots); (event.ahead == 0) != denied(err) {
+					t.Errorf("before: %v", err)
+				}
+				mustExec(t, pool, event.sql)
+				if _, err := later.Hold(t.Context(), pool, "another", time.Hour, slots); event.ahead == 0 && err != nil {
+					t.Errorf("after: %v", err)
+				}
+				began := time.Now()
+				select {
+				case <-ctx.Done():
+					t.Logf("two workers had one slot for %v of a ttl of %v", time.Since(began).Round(time.Millisecond), ttl)
+				case <-time.After(ttl * 3 / 4):
+				}
+				if (ctx.Err() == nil) != event.never {
+					t.Errorf("after %v: %v", time.Since(began), ctx.Err())
+				}
+				return nil, ctx.Err()
+			}, slots)
+			if errors.Is(err, ratelimit.ErrHoldLost) != !event.never {
+				t.Error(err)
+			}
+		})
+	}
+	for name, event := range map[string]struct {
+		sql   string
+		ahead time.Duration
+	}{
+		"a failover that lost the id": {sql: "DELETE FROM rate_limit_holds"},
+		"a clock that leaps ahead":    {ahead: 2 * time.Hour},
+	} {
+		t.Run("once, "+name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 2)
+			now := time.Now()
+			limits, calls := ratelimit.Limiter{Clock: func() time.Time { return now }}, slow("calls", 10).Key("acme")
+			for _, repeated := range []bool{false, true, false} {
+				result, err := limits.Once(t.Context(), pool, "event", time.Hour, calls)
+				if err != nil || result.Repeated != repeated {
+					t.Errorf("%+v, %v, want repeated %v", result, err, repeated)
+				}
+				if repeated {
+					mustExec(t, pool, event.sql)
+					now = now.Add(event.ahead)
+				}
+			}
+		})
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -68,6 +69,16 @@ func TestTheDispatchPage(t *testing.T) {
 	}
 	if want := map[found]bool{{2, "flood"}: true, {3, "flood"}: true, {4, "flood"}: true, {5002, "small"}: true, {5003, "small"}: true}; !maps.Equal(chosen, want) {
 		t.Errorf("%v were chosen, want %v", chosen, want)
+	}
+	// Tenants are shared out between workers: each tenant has one.
+	page, err := os.ReadFile("../docs/dispatch.md")
+	succeeds(t, err)
+	share := regexp.MustCompile("`(.*hashtext.*)`").FindStringSubmatch(string(page))
+	if len(share) == 0 {
+		t.Fatal("the page shares no tenants out")
+	}
+	if got := lines(t, pool, "SELECT worker, count(*) > 250 FROM (SELECT "+strings.ReplaceAll(share[1], "workers", "3")+" AS worker FROM (SELECT 'tenant ' || n FROM generate_series(1, 1000) AS n) AS t (id)) AS w GROUP BY 1 ORDER BY 1"); got != "(0,t)\n(1,t)\n(2,t)" {
+		t.Errorf("of 3 workers, these have tenants: %s", got)
 	}
 	if rows, err = pool.Query(t.Context(), "EXPLAIN "+query); err != nil {
 		t.Fatal(err)

@@ -2,6 +2,7 @@ package ratelimit_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -148,21 +149,29 @@ func Example_plans() {
 	// cancelled: not in your plan
 }
 
-// A trial of 500 calls in 14 days is a window of a year that begins with the trial, and another plan afterwards.
-func ExampleLimit_With_trial() {
-	trial := ratelimit.CalendarWindow("apiCalls.trial", 500, ratelimit.Year, ratelimit.Varies(367*24*time.Hour))
-
+// A trial of 500 calls in 14 days is a window that begins with the trial, and another plan afterwards.
+func ExampleStart_trial() {
+	const length = 14 * 24 * time.Hour
 	begin := time.Date(2026, 11, 26, 15, 0, 0, 0, time.UTC)
-	now := begin.Add(13 * 24 * time.Hour)
+	now := begin.Add(length - time.Second)
 	limits := ratelimit.Limiter{Clock: func() time.Time { return now }}
-	limit := trial.With(ratelimit.Anchor(begin.Format(time.DateTime)))
-	if !now.Before(begin.AddDate(0, 0, 14)) {
-		limit = plans["ended"]
+	for range 3 {
+		limit := ratelimit.FixedWindow("apiCalls.trial", 500, length, ratelimit.Start(begin), ratelimit.Varies(2*length))
+		if !now.Before(begin.Add(length)) {
+			limit = plans["ended"]
+		}
+		result, err := limits.Consume(ctx, pool, limit.Key("globex").Count(500))
+		if denied, is := errors.AsType[*ratelimit.DeniedError](err); is {
+			fmt.Println("denied by", denied.Reason, "until", denied.RetryAt)
+			now = denied.RetryAt
+			continue
+		}
+		fmt.Println(result.Remaining, "left until", result.ResetAt, err)
 	}
-	result, err := limits.Consume(ctx, pool, limit.Key("globex").Count(500))
-	fmt.Println(result.Remaining, "left until", result.ResetAt, err)
 	// Output:
-	// 0 left until 2027-11-26 15:00:00 +0000 UTC <nil>
+	// 0 left until 2026-12-10 15:00:00 +0000 UTC <nil>
+	// denied by quota until 2026-12-10 15:00:00 +0000 UTC
+	// denied by plan until 0001-01-01 00:00:00 +0000 UTC
 }
 
 // Money is counted in whole micro-units, here of a dollar. They are exact.

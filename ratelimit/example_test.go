@@ -188,18 +188,29 @@ func ExampleLimiter_Once() {
 	apiCalls := ratelimit.CalendarWindow("countedCalls", 1000, ratelimit.Month)
 	type call struct{ ID, Customer string }
 
-	for _, event := range []call{{"event 1", "acme"}, {"event 2", "acme"}, {"event 1", "acme"}} {
-		result, err := limits.Once(ctx, pool, event.ID, 7*24*time.Hour, apiCalls.Key(event.Customer))
-		if err != nil {
-			fmt.Println(err)
-			return
+	fails := true
+	handle := func(_ context.Context, _ pgx.Tx, event call) error {
+		if fails = !fails; !fails {
+			return errors.New("the handler failed")
 		}
-		fmt.Println(event.ID, "counted before:", result.Repeated)
+		fmt.Println(event.ID, "is handled")
+		return nil
+	}
+	for _, event := range []call{{"event 1", "acme"}, {"event 1", "acme"}, {"event 1", "acme"}} {
+		err := limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			result, err := limits.Once(ctx, tx, event.ID, 7*24*time.Hour, apiCalls.Key(event.Customer))
+			if err != nil || result.Repeated { // denied; or it was handled before
+				return err
+			}
+			return handle(ctx, tx, event)
+		})
+		fmt.Println("delivered:", err)
 	}
 	// Output:
-	// event 1 counted before: false
-	// event 2 counted before: false
-	// event 1 counted before: true
+	// delivered: the handler failed
+	// event 1 is handled
+	// delivered: <nil>
+	// delivered: <nil>
 }
 
 func ExampleSlots() {
@@ -431,7 +442,7 @@ func ExampleLimiter_Take() {
 	}
 	// Output:
 	// fetched 50
-	// denied for 1m0s
+	// denied for 2m0s
 	// fetched 10
 }
 

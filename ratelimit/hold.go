@@ -34,7 +34,8 @@ type Held struct {
 //
 //	held, err := limits.Hold(ctx, pool, job.ID, 5*time.Minute, renders.Key(customer), rendersInAll.Global())
 //
-// id is the caller's name for the work: a job, not a worker. It has 1 to 255 bytes of UTF-8, without control characters and without ~ in front. ttl is 100 ms to
+// id is the caller's name for the work: a job, not a worker. If a customer can choose it, put the customer in front: a key that customers share, as
+// of Global, knows the ids of all, and refuses one for a day after it was settled. It has 1 to 255 bytes of UTF-8, without control characters and without ~ in front. ttl is 100 ms to
 // 366 days, or -1: without an end. Any other ttl is [ErrInvalid].
 //
 // A denial is a [*DeniedError]. With [ReasonHeld], the id is held already, by another delivery of the same work; RetryAt is when that hold ends.
@@ -99,9 +100,11 @@ func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...
 // Once is a [Limiter.Consume] that counts once for an id: for an event that is delivered at least once. A second call for the id, within keep,
 // takes nothing and is granted, Repeated, also when there are no tokens left. A denial is not remembered: the event may be tried again.
 //
-//	result, err := limits.Once(ctx, pool, event.ID, 7*24*time.Hour, calls.Key(customer))
+//	result, err := limits.Once(ctx, tx, event.ID, 7*24*time.Hour, calls.Key(customer))
 //
-// It is not needed in a transaction that inserts the event itself, with ON CONFLICT DO NOTHING: consume there if the row is new.
+// Call it in the transaction that handles the event: if that rolls back, the next delivery counts. On a pool, the id is counted although the
+// handler fails afterwards: there it is for counting alone, and a Repeated event must be handled all the same. It is not needed in a transaction that
+// inserts the event itself, with ON CONFLICT DO NOTHING: consume there if the row is new.
 //
 // id is as for [Limiter.Hold]. It counts for each limit and key by itself: if one of several knows it, nothing is taken of any. keep is 100 ms to 366 days:
 // longer than the event may be delivered again. After it, the id counts anew, and a sweep deletes its row.

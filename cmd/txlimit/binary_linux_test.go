@@ -100,7 +100,7 @@ func TestItAsksOnATerminal(t *testing.T) {
 		if err := cmd.Run(); cmd.ProcessState == nil {
 			t.Fatal(err)
 		}
-		if code := cmd.ProcessState.ExitCode(); code != test.code || !strings.Contains(out.String(), "Make sendMessage user-17 full again, and forget its debts? [y/N]") {
+		if code := cmd.ProcessState.ExitCode(); code != test.code || !strings.Contains(out.String(), "Make sendMessage user-17 full again, forget its debts, and end work that holds its tokens? [y/N]") {
 			t.Errorf("answer %q: exit status %d: %s", test.answer, code, &out)
 		}
 		if k := parse[keyDetails](t, w.run("show", "sendMessage", "user-17", "--json")); *k.Remaining < test.left || *k.Remaining > test.left+1 {

@@ -626,7 +626,8 @@ func (a *app) resetCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "reset LIMIT [KEY]",
 		Short: "Make a key full again: let it go on",
-		Long: `Make a key of a limit full again, by deleting its rows. Its debts are forgotten. The command asks first, unless --yes is given.
+		Long: `Make a key of a limit full again, by deleting its rows. Its debts are forgotten, and running work that holds its tokens is ended. The
+command asks first, unless --yes is given.
 
 It waits at most 10 seconds for a transaction that holds a row. A block stays: see txlimit unblock. Without KEY it is for a limit
 without keys. Who did it, when and why is in the history: txlimit overrides --all, and txlimit show.`,
@@ -647,7 +648,7 @@ without keys. Who did it, when and why is in the history: txlimit overrides --al
 		if err := a.reading(ctx, func(tx pgx.Tx) error { return checkKnown(ctx, tx, args[0]) }); err != nil {
 			return err
 		}
-		if err := a.confirm(ctx, "Make %s full again, and forget its debts?", about(result.Limit, result.Key)); err != nil {
+		if err := a.confirm(ctx, "Make %s full again, forget its debts, and end work that holds its tokens?", about(result.Limit, result.Key)); err != nil {
 			return err
 		}
 		err := a.inTx(ctx, func(tx pgx.Tx) error {
