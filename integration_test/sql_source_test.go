@@ -73,7 +73,7 @@ func suspicious(functions []engineFunction) (found []string) {
 		counted := "" // the INSERT ... SELECT that FOUND and ROW_COUNT are of
 		for _, s := range f.statements {
 			for what, pattern := range wrongText {
-				if pattern.MatchString(s) && (filepath.Base(f.file) != housekeeping || what != systemColumn) {
+				if pattern.MatchString(s) {
 					say(f, what, s)
 				}
 			}
@@ -126,9 +126,6 @@ const (
 	tableInSQL = "a function of SQL that reads a table"
 	// XX000: "cannot execute a distributed query from a query on a shard".
 	nested = "a function that reads a table, beside a table"
-
-	// housekeeping deletes old statistics by ctid, in one statement. No decision rests on it.
-	housekeeping = "usage.sql"
 )
 
 var (

@@ -2647,10 +2647,17 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     made_as      text             NOT NULL DEFAULT SESSION_USER,
     removed_as   text,
     CHECK (effect NOT IN ('reset', 'release') OR coalesce(until, 'infinity') = '-infinity'),
-    UNIQUE (name, key, made_at, id),
-    UNIQUE (name, made_at, id), -- the newest of a limit, for its history
     UNIQUE (changed_in, id)
 );
+
+-- By when they are over: what is in force for a key, however long its history is, and, for sweeps, the numbers of a limit. And the newest of
+-- a limit: only a query that says COLLATE "POSIX" takes that index. For a key, the planner would sometimes prefer it, and read the whole limit.
+CREATE INDEX rate_limit_overrides_ends ON /* TEMPLATE: schema */rate_limit_overrides (name, key, (greatest(made_at, coalesce(least(until, removed_at), 'infinity'))));
+
+CREATE INDEX rate_limit_overrides_numbers ON /* TEMPLATE: schema */rate_limit_overrides (name, (greatest(made_at, coalesce(least(until, removed_at), 'infinity'))))
+    WHERE effect = 'numbers';
+
+CREATE INDEX rate_limit_overrides_newest ON /* TEMPLATE: schema */rate_limit_overrides (name COLLATE "POSIX", made_at, id);
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_overrides IS 'txlimit: what people decide about limits: other numbers, a block, or no limit';
 
@@ -2710,6 +2717,8 @@ RETURNS SETOF /* TEMPLATE: schema */rate_limit_overrides
 LANGUAGE plpgsql STABLE ROWS 10 SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    one text;
 BEGIN
     IF name IS NULL THEN
         RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
@@ -2719,16 +2728,18 @@ BEGIN
     ELSIF keys IS NULL THEN
         RETURN QUERY SELECT a.* FROM ( -- along an index, however many there are
             SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-             WHERE o.name = name AND o.key IS NOT NULL AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
-             ORDER BY o.key, o.made_at, o.id LIMIT most
+             WHERE o.name = name AND o.key IS NOT NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+             ORDER BY o.key, greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) LIMIT most
           ) AS a ORDER BY a.key, a.effect = 'block' DESC, a.made_at DESC, a.id DESC;
-    ELSIF pg_catalog.cardinality(keys) > 0 THEN
-        RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-         WHERE o.name = name AND o.key = ANY (keys) AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
-         ORDER BY o.key, o.effect = 'block' DESC, o.made_at DESC, o.id DESC;
+    ELSE
+        FOR one IN SELECT DISTINCT u.key COLLATE "C" FROM pg_catalog.unnest(keys) AS u (key) WHERE u.key IS NOT NULL ORDER BY 1 LOOP
+            RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+             WHERE o.name = name AND o.key = one AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+             ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC;
+        END LOOP;
     END IF;
     RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-     WHERE o.name = name AND o.key IS NULL AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+     WHERE o.name = name AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
      ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT most;
 END
 $body$;
@@ -2752,7 +2763,7 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_terms AS (
 
 -- Returns the newest definition of a limit. kind is NULL if there is none.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_defined(name text) RETURNS /* TEMPLATE: schema */_ratelimit_terms
-LANGUAGE plpgsql STABLE
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -2812,7 +2823,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(
     name text, key text, at timestamptz, before bigint DEFAULT NULL, varying boolean DEFAULT false, under bigint DEFAULT NULL,
     standing boolean DEFAULT false, given /* TEMPLATE: schema */_ratelimit_terms DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_terms
-LANGUAGE plpgsql STABLE
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -2990,6 +3001,7 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     removed integer;
+    ids     bigint[];
     -- In variables, since Citus takes nothing in a write that is not immutable.
     at   timestamptz := clock_timestamp();
     xid  xid8        := pg_current_xact_id();
@@ -3001,10 +3013,13 @@ BEGIN
     IF octet_length(who) > 255 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'who is longer than 255 bytes';
     END IF;
+    ids := CASE WHEN key IS NULL THEN ARRAY(SELECT o.id FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+            WHERE o.name = name COLLATE "C" AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at)
+        ELSE ARRAY(SELECT o.id FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+            WHERE o.name = name COLLATE "C" AND o.key = key COLLATE "C" AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at) END;
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS o
        SET removed_at = at, removed_by = coalesce(who, role), removed_as = role, changed_in = xid
-     WHERE o.name = name COLLATE "C" AND (o.key = key COLLATE "C" OR key IS NULL AND o.key IS NULL) AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at)
-       AND (effect IS NULL OR o.effect = effect);
+     WHERE o.id = ANY (ids) AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND (effect IS NULL OR o.effect = effect);
     GET DIAGNOSTICS removed = ROW_COUNT;
     PERFORM pg_notify('rate_limit_overrides', '');
     RETURN removed;
@@ -4117,9 +4132,10 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_holds (
     PRIMARY KEY (name, key, id)
 ) WITH (fillfactor = 90);
 
--- For a denial: which holds of this key can expire? Without it, a denial walks over the settled rows of a day.
-CREATE INDEX rate_limit_holds_expiring ON /* TEMPLATE: schema */rate_limit_holds (name, key)
-    WHERE state = 'held' AND token IS NOT NULL;
+-- What is held of a key, without the settled rows of a day, and of that what can expire (token IS NOT NULL). The planner takes it for one hold,
+-- too: token and id make it as good as the primary key then.
+CREATE INDEX rate_limit_holds_held ON /* TEMPLATE: schema */rate_limit_holds (name, key, token, id)
+    WHERE state = 'held';
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_holds IS 'txlimit: tokens and slots that are held under an id, and come back';
 
@@ -5193,8 +5209,9 @@ AS $body$
 DECLARE
     own  text COLLATE "C" := coalesce(key, '');
     at   timestamptz;
-    n    integer;
-    x    double precision;
+    n    integer := 0;
+    x    double precision := 0;
+    one  text;
     rec  record;
 BEGIN
     ids := /* TEMPLATE: schema */_ratelimit_many(name, key, ids, global);
@@ -5203,21 +5220,18 @@ BEGIN
         PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
     END IF;
     at := clock_timestamp();
-    FOR rec IN
-        SELECT h.unit, h.token FROM /* TEMPLATE: schema */rate_limit_holds AS h
-         WHERE h.name = name AND h.key = own AND h.id = ANY (ids) AND h.state = 'held' ORDER BY h.id FOR UPDATE
-    LOOP
+    FOREACH one IN ARRAY ids LOOP
+        SELECT h.state, h.unit, h.token, h.count INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE h.name = name AND h.key = own AND h.id = one FOR UPDATE;
+        CONTINUE WHEN rec.state IS DISTINCT FROM 'held';
         IF rec.token IS NOT NULL OR rec.unit <> 'slots' THEN
             RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: one of these is not a hold of slots without an end', name),
                 HINT = 'Call ratelimit_release for it.';
         END IF;
+        DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = own AND h.id = one;
+        n := n + 1;
+        x := x + rec.count;
     END LOOP;
-    WITH deleted AS (
-        DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h
-         WHERE h.name = name AND h.key = own AND h.id = ANY (ids) AND h.state = 'held' AND h.token IS NULL AND h.unit = 'slots'
-        RETURNING h.count
-    )
-    SELECT count(*), coalesce(sum(d.count), '0') INTO n, x FROM deleted AS d;
     UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = least(r.value + x, '0'), ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
     RETURN n;
 END
@@ -5527,17 +5541,21 @@ $body$;
 
 -- The rows of a limit, by key: of some keys or, without them, of all.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_rows(name text, keys text[]) RETURNS TABLE (key text, value double precision[], ts timestamptz[])
-LANGUAGE plpgsql STABLE
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    one text;
 BEGIN
     IF keys IS NULL THEN
         RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard)
           FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name GROUP BY r.key;
-    ELSE
-        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard)
-          FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = ANY (keys) GROUP BY r.key;
+        RETURN;
     END IF;
+    FOR one IN SELECT DISTINCT u.key FROM pg_catalog.unnest(keys) AS u (key) LOOP -- for all at once, the planner may read the limit
+        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard)
+          FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = one GROUP BY r.key;
+    END LOOP;
 END
 $body$;
 
@@ -5546,7 +5564,7 @@ $body$;
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_free_slots(
     name text, key text, capacity double precision, at timestamptz, OUT used double precision, OUT free double precision, OUT retry_at timestamptz
 )
-LANGUAGE plpgsql
+LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -5809,6 +5827,13 @@ BEGIN
             WHERE d.name = name AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')) THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, since, '0'); -- which is an error
     END IF;
+    WITH o AS MATERIALIZED ( -- read once, however many definitions there are
+        SELECT min(o.rate) AS slowest, max(o.rate) AS fastest, max(o.capacity) AS largest
+          FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+         WHERE o.name = name AND o.effect = 'numbers' AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > since
+             AND coalesce(least(o.until, o.removed_at), 'infinity') > since AND coalesce(o.rate, '1') > '0'
+         GROUP BY o.rate IS NULL, o.capacity IS NULL
+    )
     SELECT coalesce(count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
                OR min(d.grid) <> max(d.grid) OR count(d.grid) NOT IN ('0', count(*)), false), -- slots have no period
            min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity), max(d.varies)
@@ -5826,9 +5851,7 @@ BEGIN
       LEFT JOIN LATERAL (
         SELECT d.rate, d.capacity
         UNION ALL
-        SELECT coalesce(o.rate, d.rate), /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)
-          FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-         WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > since
+        SELECT coalesce(o.slowest, d.rate), /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.fastest, o.largest) FROM o
      ) AS n ON d.varies IS NULL
      WHERE n.rate > '0' OR d.varies IS NOT NULL OR d.kind = 'slots';
     IF kind = 'slots' THEN -- a row says nothing once no slot is in use, whatever the numbers
@@ -5837,7 +5860,8 @@ BEGIN
         RETURN;
     END IF;
     nothing := nothing OR varies IS NOT NULL AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-         WHERE o.name = name AND o.key IS NULL AND coalesce(least(o.until, o.removed_at), 'infinity') > since);
+         WHERE o.name = name AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > since
+             AND coalesce(least(o.until, o.removed_at), 'infinity') > since);
 END
 $body$;
 
@@ -5903,7 +5927,8 @@ BEGIN
         keys := ARRAY(SELECT u.key
             FROM pg_catalog.unnest(keys) AS u (key)
            WHERE NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-                 WHERE o.name = name AND o.key = u.key AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'));
+                 WHERE o.name = name AND o.key = u.key AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > clock_timestamp() - interval '1 day'
+                   AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'));
     END IF;
     IF coalesce(pg_catalog.cardinality(keys), 0) = 0 THEN
         RETURN;
@@ -6204,8 +6229,8 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_record_usage(
     keep interval
 ) RETURNS integer
 LANGUAGE plpgsql
--- Read along the indexes, whatever the statistics say.
-SET enable_seqscan = off SET enable_bitmapscan = off
+-- Read along the indexes, whatever the statistics say, and compile nothing for what the planner expects.
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 SET lock_timeout = '2s'
 AS $body$
 #variable_conflict use_variable
@@ -6213,7 +6238,7 @@ DECLARE
     -- In variables, since Citus takes nothing in a write that is not immutable.
     minutes_before timestamptz := clock_timestamp() - keep - interval '1 minute';
     hours_before   timestamptz := clock_timestamp() - keep - interval '1 hour';
-    n       integer;
+    rec     record;
     deleted integer := 0;
 BEGIN
     INSERT INTO /* TEMPLATE: schema */rate_limit_usage AS r
@@ -6234,9 +6259,8 @@ BEGIN
 
     -- Of each limit and hour, the 100 most denied keys stay; of keys denied as often, the latest. OFFSET 0 and LATERAL make the planner
     -- find the keys once, and look their rows up one by one.
-    DELETE FROM /* TEMPLATE: schema */rate_limit_denials AS r
-     WHERE r.ctid = ANY (ARRAY(
-        SELECT l.tid
+    FOR rec IN
+        SELECT l.name, l.hour, l.key
           FROM (
             SELECT h.name, h.hour, rest.key
               FROM (SELECT DISTINCT u.name COLLATE pg_catalog."C" AS name, u.hour FROM unnest(denial_names, hours) AS u (name, hour)) AS h
@@ -6250,38 +6274,38 @@ BEGIN
             OFFSET 0
           ) AS v
          CROSS JOIN LATERAL (
-            SELECT d.ctid AS tid
+            SELECT d.name, d.hour, d.key
               FROM /* TEMPLATE: schema */rate_limit_denials AS d
              WHERE d.name = v.name AND d.hour = v.hour AND d.key = v.key
                FOR UPDATE SKIP LOCKED
           ) AS l
-     ));
-    GET DIAGNOSTICS n = ROW_COUNT;
-    deleted := deleted + n;
-
-    DELETE FROM /* TEMPLATE: schema */rate_limit_usage AS r
-     WHERE r.ctid = ANY (ARRAY(
-        SELECT d.ctid
+    LOOP
+        DELETE FROM /* TEMPLATE: schema */rate_limit_denials AS r WHERE r.name = rec.name AND r.hour = rec.hour AND r.key = rec.key;
+        deleted := deleted + 1;
+    END LOOP;
+    FOR rec IN
+        SELECT d.name, d.minute
           FROM /* TEMPLATE: schema */rate_limit_usage AS d
          WHERE d.minute < minutes_before
          ORDER BY d.minute
          LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(names), 0)
            FOR UPDATE SKIP LOCKED
-     ));
-    GET DIAGNOSTICS n = ROW_COUNT;
-    deleted := deleted + n;
-
-    DELETE FROM /* TEMPLATE: schema */rate_limit_denials AS r
-     WHERE r.ctid = ANY (ARRAY(
-        SELECT d.ctid
+    LOOP
+        DELETE FROM /* TEMPLATE: schema */rate_limit_usage AS r WHERE r.name = rec.name AND r.minute = rec.minute;
+        deleted := deleted + 1;
+    END LOOP;
+    FOR rec IN
+        SELECT d.name, d.hour, d.key
           FROM /* TEMPLATE: schema */rate_limit_denials AS d
          WHERE d.hour < hours_before
          ORDER BY d.hour
          LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(denial_names), 0)
            FOR UPDATE SKIP LOCKED
-     ));
-    GET DIAGNOSTICS n = ROW_COUNT;
-    RETURN deleted + n;
+    LOOP
+        DELETE FROM /* TEMPLATE: schema */rate_limit_denials AS r WHERE r.name = rec.name AND r.hour = rec.hour AND r.key = rec.key;
+        deleted := deleted + 1;
+    END LOOP;
+    RETURN deleted;
 END
 $body$;
 
@@ -6333,7 +6357,7 @@ $text$;
 
 CREATE FUNCTION /* TEMPLATE: schema */ratelimit_denials(name text, since timestamptz DEFAULT NULL)
 RETURNS TABLE (key text, denied bigint, asked double precision, last_denied timestamptz)
-LANGUAGE plpgsql STABLE
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "6b1ed62cb62c354c1c4bf65e0251c8a3a4600409d0c3f7b0b3b51d48339dda64"
+const Hash = "d13ebeb98997056c5699b5ab87d4e0e8593f0d3863aa7e5f752e1222d9b4e224"

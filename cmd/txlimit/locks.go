@@ -229,7 +229,7 @@ func alone[T any](ctx context.Context, a *app, row pgx.RowToFunc[T], sql string,
 func (a *app) rowAt(ctx context.Context, ctid string) string {
 	var name, key string
 	err := a.reading(ctx, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, "SELECT name, key FROM rate_limits WHERE ctid = $1::text::tid", ctid).Scan(&name, &key)
+		return tx.QueryRow(ctx, "SELECT name, key FROM ONLY rate_limits WHERE ctid = $1::text::tid", ctid).Scan(&name, &key)
 	})
 	if err != nil {
 		return "a row" // it is gone, or may not be read

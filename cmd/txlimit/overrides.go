@@ -65,7 +65,10 @@ func (a *app) overrides(ctx context.Context, tx pgx.Tx, name *string, all bool, 
 	}
 	from := "_ratelimit_in_force($1::text, NULL, clock_timestamp()) AS o"
 	if all {
-		from = "rate_limit_overrides AS o WHERE o.name = $1 OR $1 IS NULL"
+		from = "rate_limit_overrides AS o WHERE $1::text IS NULL"
+		if name != nil {
+			from = `rate_limit_overrides AS o WHERE o.name COLLATE "POSIX" = $1`
+		}
 	}
 	list, err := keystate.History(ctx, tx, from+" ORDER BY o.made_at DESC, o.id DESC LIMIT nullif($2::bigint, 0)", name, most)
 	if err != nil {

@@ -97,7 +97,7 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 		return nil, err
 	}
 	k := keyDetails{Limit: name, Key: key, At: at, Programs: []string{}, Others: []definition{}}
-	if k.History, err = keystate.History(ctx, tx, "rate_limit_overrides AS o WHERE o.name = $1 AND (o.key = $2 OR o.key IS NULL) ORDER BY o.made_at DESC, o.id DESC LIMIT 100", name, key); err != nil {
+	if k.History, err = keystate.KeyHistory(ctx, tx, name, key, 100); err != nil {
 		return nil, err
 	}
 	// Not from the history, which may be longer than what was read.

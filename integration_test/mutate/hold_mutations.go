@@ -76,6 +76,10 @@ var holdMutations = []mutation{
 		old: "        IF rec.token IS NOT NULL OR rec.unit <> 'slots' THEN", new: "        IF false THEN",
 		tests: "TestHoldMany|TestHoldManyRefuses",
 	}, {
+		name: "held-plan", file: "migrations/engine/holds.sql", what: "a hold is looked for among all that are held of its key",
+		old: "(name, key, token, id)\n    WHERE", new: "(name, key)\n    WHERE",
+		tests: "TestEveryStatementReadsLittle",
+	}, {
 		name: "recount-none", file: byHand, what: "a recount counts nothing",
 		old: "SET value = '0'::double precision - used, ts", new: "SET value = r.value, ts",
 		tests: "TestSlotsOfATable",

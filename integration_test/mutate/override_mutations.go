@@ -112,7 +112,7 @@ var overrideMutations = []mutation{
 		tests: "TestOverridesThatWereCopied",
 	}, {
 		name: "steer-under-block", file: overrides, what: "what is made under a block lifts it in SQL",
-		old: "ORDER BY o.key, o.effect = 'block' DESC, ", new: "ORDER BY o.key, ",
+		old: "ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC;", new: "ORDER BY o.made_at DESC, o.id DESC;",
 		tests: "TestABlockGoesBeforeWhatIsMadeUnderIt",
 	}, {
 		name: "steer-under-block-keys", file: keysSQL, what: "ratelimit_keys takes what was made under a block for what holds",
@@ -120,7 +120,7 @@ var overrideMutations = []mutation{
 		tests: "TestABlockGoesBeforeWhatIsMadeUnderIt",
 	}, {
 		name: "steer-made", file: overrides, what: "the highest id is the newest in SQL",
-		old: "ORDER BY o.key, o.effect = 'block' DESC, o.made_at DESC, ", new: "ORDER BY o.key, o.effect = 'block' DESC, ",
+		old: "ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC;", new: "ORDER BY o.effect = 'block' DESC, o.id DESC;",
 		tests: "TestOverridesThatWereCopied",
 	}, {
 		name: "steer-silent", file: "migrations/engine/overrides.sql", what: "SQL does not say that a block stays",
@@ -188,7 +188,7 @@ var overrideMutations = []mutation{
 		tests: "TestADenialTellsWhyOnEveryWayIn|TestAnOverrideIsFollowed",
 	}, {
 		name: "override-sweep", file: "migrations/engine/sweep.sql", what: "a sweep does not mind overrides",
-		old: "o.effect = 'numbers' AND coalesce(", new: "false AND coalesce(",
+		old: "o.name = name AND o.effect = 'numbers'", new: "false AND o.name = name AND o.effect = 'numbers'",
 		tests: "TestASweepMindsAllDefinitionsAndOverrides|TestASweepMindsOverrides",
 	}, {
 		name: "override-retry-at", file: "ratelimit/call_policy.go", what: "a denial by a block does not say when the block ends",

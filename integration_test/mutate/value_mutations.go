@@ -64,7 +64,7 @@ var valueMutations = []mutation{
 		tests: "TestKeysOfEveryCollation",
 	}, {
 		name: "collation-restore", file: "migrations/engine/overrides.sql", what: "a block made from a column of another collation cannot be ended from it",
-		old: "(o.key = key COLLATE \"C\" OR", new: "(o.key = key OR",
+		old: "AND o.key = key COLLATE \"C\" AND", new: "AND o.key = key AND",
 		tests: "TestKeysOfEveryCollation",
 	}, {
 		name: "keys-tenant-of-one-part", file: "docs/security.md", what: "a tenant has the keys of one part that begin with its name",

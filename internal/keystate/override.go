@@ -62,6 +62,14 @@ func History(ctx context.Context, db Querier, from string, args ...any) ([]Overr
 	return collect(ctx, db, override, overrideColumns+"FROM "+from, args...)
 }
 
+// KeyHistory reads the newest overrides that were for a key (nil: of none), or for every key: of each, those that are over last or are in force.
+func KeyHistory(ctx context.Context, db Querier, name string, key *string, most int) ([]Override, error) {
+	const last = " ORDER BY greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) DESC LIMIT $3)"
+	return History(ctx, db, `((SELECT o.* FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key = $2`+last+`
+		UNION ALL (SELECT o.* FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key IS NULL`+last+`) AS o
+		ORDER BY o.made_at DESC, o.id DESC LIMIT $3`, name, key, most)
+}
+
 func override(row pgx.CollectableRow) (Override, error) {
 	o, err := pgx.RowToStructByPos[Override](row)
 	o.MadeAt = o.MadeAt.UTC()

@@ -29,9 +29,10 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_holds (
     PRIMARY KEY (name, key, id)
 ) WITH (fillfactor = 90);
 
--- For a denial: which holds of this key can expire? Without it, a denial walks over the settled rows of a day.
-CREATE INDEX rate_limit_holds_expiring ON /* TEMPLATE: schema */rate_limit_holds (name, key)
-    WHERE state = 'held' AND token IS NOT NULL;
+-- What is held of a key, without the settled rows of a day, and of that what can expire (token IS NOT NULL). The planner takes it for one hold,
+-- too: token and id make it as good as the primary key then.
+CREATE INDEX rate_limit_holds_held ON /* TEMPLATE: schema */rate_limit_holds (name, key, token, id)
+    WHERE state = 'held';
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_holds IS 'txlimit: tokens and slots that are held under an id, and come back';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.name IS 'the name of the limit';

@@ -467,8 +467,9 @@ AS $body$
 DECLARE
     own  text COLLATE "C" := coalesce(key, '');
     at   timestamptz;
-    n    integer;
-    x    double precision;
+    n    integer := 0;
+    x    double precision := 0;
+    one  text;
     rec  record;
 BEGIN
     ids := /* TEMPLATE: schema */_ratelimit_many(name, key, ids, global);
@@ -477,21 +478,18 @@ BEGIN
         PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
     END IF;
     at := clock_timestamp();
-    FOR rec IN
-        SELECT h.unit, h.token FROM /* TEMPLATE: schema */rate_limit_holds AS h
-         WHERE h.name = name AND h.key = own AND h.id = ANY (ids) AND h.state = 'held' ORDER BY h.id FOR UPDATE
-    LOOP
+    FOREACH one IN ARRAY ids LOOP
+        SELECT h.state, h.unit, h.token, h.count INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE h.name = name AND h.key = own AND h.id = one FOR UPDATE;
+        CONTINUE WHEN rec.state IS DISTINCT FROM 'held';
         IF rec.token IS NOT NULL OR rec.unit <> 'slots' THEN
             RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: one of these is not a hold of slots without an end', name),
                 HINT = 'Call ratelimit_release for it.';
         END IF;
+        DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = own AND h.id = one;
+        n := n + 1;
+        x := x + rec.count;
     END LOOP;
-    WITH deleted AS (
-        DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h
-         WHERE h.name = name AND h.key = own AND h.id = ANY (ids) AND h.state = 'held' AND h.token IS NULL AND h.unit = 'slots'
-        RETURNING h.count
-    )
-    SELECT count(*), coalesce(sum(d.count), '0') INTO n, x FROM deleted AS d;
     UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = least(r.value + x, '0'), ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
     RETURN n;
 END

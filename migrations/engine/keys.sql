@@ -38,17 +38,21 @@ $body$;
 
 -- The rows of a limit, by key: of some keys or, without them, of all.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_rows(name text, keys text[]) RETURNS TABLE (key text, value double precision[], ts timestamptz[])
-LANGUAGE plpgsql STABLE
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    one text;
 BEGIN
     IF keys IS NULL THEN
         RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard)
           FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name GROUP BY r.key;
-    ELSE
-        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard)
-          FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = ANY (keys) GROUP BY r.key;
+        RETURN;
     END IF;
+    FOR one IN SELECT DISTINCT u.key FROM pg_catalog.unnest(keys) AS u (key) LOOP -- for all at once, the planner may read the limit
+        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard)
+          FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = one GROUP BY r.key;
+    END LOOP;
 END
 $body$;
 
@@ -57,7 +61,7 @@ $body$;
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_free_slots(
     name text, key text, capacity double precision, at timestamptz, OUT used double precision, OUT free double precision, OUT retry_at timestamptz
 )
-LANGUAGE plpgsql
+LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE

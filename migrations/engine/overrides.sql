@@ -24,10 +24,15 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
     made_as      text             NOT NULL DEFAULT SESSION_USER,
     removed_as   text,
     CHECK (effect NOT IN ('reset', 'release') OR coalesce(until, 'infinity') = '-infinity'),
-    UNIQUE (name, key, made_at, id),
-    UNIQUE (name, made_at, id), -- the newest of a limit, for its history
     UNIQUE (changed_in, id)
 );
+
+-- By when they are over: what is in force for a key, however long its history is, and, for sweeps, the numbers of a limit. And the newest of
+-- a limit: only a query that says COLLATE "POSIX" takes that index. For a key, the planner would sometimes prefer it, and read the whole limit.
+CREATE INDEX rate_limit_overrides_ends ON /* TEMPLATE: schema */rate_limit_overrides (name, key, (greatest(made_at, coalesce(least(until, removed_at), 'infinity'))));
+CREATE INDEX rate_limit_overrides_numbers ON /* TEMPLATE: schema */rate_limit_overrides (name, (greatest(made_at, coalesce(least(until, removed_at), 'infinity'))))
+    WHERE effect = 'numbers';
+CREATE INDEX rate_limit_overrides_newest ON /* TEMPLATE: schema */rate_limit_overrides (name COLLATE "POSIX", made_at, id);
 
 COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_overrides IS 'txlimit: what people decide about limits: other numbers, a block, or no limit';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.id IS 'the number of the override';
@@ -69,6 +74,8 @@ RETURNS SETOF /* TEMPLATE: schema */rate_limit_overrides
 LANGUAGE plpgsql STABLE ROWS 10 SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    one text;
 BEGIN
     IF name IS NULL THEN
         RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
@@ -78,16 +85,18 @@ BEGIN
     ELSIF keys IS NULL THEN
         RETURN QUERY SELECT a.* FROM ( -- along an index, however many there are
             SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-             WHERE o.name = name AND o.key IS NOT NULL AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
-             ORDER BY o.key, o.made_at, o.id LIMIT most
+             WHERE o.name = name AND o.key IS NOT NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+             ORDER BY o.key, greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) LIMIT most
           ) AS a ORDER BY a.key, a.effect = 'block' DESC, a.made_at DESC, a.id DESC;
-    ELSIF pg_catalog.cardinality(keys) > 0 THEN
-        RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-         WHERE o.name = name AND o.key = ANY (keys) AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
-         ORDER BY o.key, o.effect = 'block' DESC, o.made_at DESC, o.id DESC;
+    ELSE
+        FOR one IN SELECT DISTINCT u.key COLLATE "C" FROM pg_catalog.unnest(keys) AS u (key) WHERE u.key IS NOT NULL ORDER BY 1 LOOP
+            RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+             WHERE o.name = name AND o.key = one AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+             ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC;
+        END LOOP;
     END IF;
     RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-     WHERE o.name = name AND o.key IS NULL AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+     WHERE o.name = name AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
      ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT most;
 END
 $body$;
@@ -111,7 +120,7 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_terms AS (
 
 -- Returns the newest definition of a limit. kind is NULL if there is none.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_defined(name text) RETURNS /* TEMPLATE: schema */_ratelimit_terms
-LANGUAGE plpgsql STABLE
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -171,7 +180,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(
     name text, key text, at timestamptz, before bigint DEFAULT NULL, varying boolean DEFAULT false, under bigint DEFAULT NULL,
     standing boolean DEFAULT false, given /* TEMPLATE: schema */_ratelimit_terms DEFAULT NULL
 ) RETURNS /* TEMPLATE: schema */_ratelimit_terms
-LANGUAGE plpgsql STABLE
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -349,6 +358,7 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     removed integer;
+    ids     bigint[];
     -- In variables, since Citus takes nothing in a write that is not immutable.
     at   timestamptz := clock_timestamp();
     xid  xid8        := pg_current_xact_id();
@@ -360,10 +370,13 @@ BEGIN
     IF octet_length(who) > 255 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'who is longer than 255 bytes';
     END IF;
+    ids := CASE WHEN key IS NULL THEN ARRAY(SELECT o.id FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+            WHERE o.name = name COLLATE "C" AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at)
+        ELSE ARRAY(SELECT o.id FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+            WHERE o.name = name COLLATE "C" AND o.key = key COLLATE "C" AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at) END;
     UPDATE /* TEMPLATE: schema */rate_limit_overrides AS o
        SET removed_at = at, removed_by = coalesce(who, role), removed_as = role, changed_in = xid
-     WHERE o.name = name COLLATE "C" AND (o.key = key COLLATE "C" OR key IS NULL AND o.key IS NULL) AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at)
-       AND (effect IS NULL OR o.effect = effect);
+     WHERE o.id = ANY (ids) AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND (effect IS NULL OR o.effect = effect);
     GET DIAGNOSTICS removed = ROW_COUNT;
     PERFORM pg_notify('rate_limit_overrides', '');
     RETURN removed;

@@ -54,6 +54,13 @@ BEGIN
             WHERE d.name = name AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')) THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, since, '0'); -- which is an error
     END IF;
+    WITH o AS MATERIALIZED ( -- read once, however many definitions there are
+        SELECT min(o.rate) AS slowest, max(o.rate) AS fastest, max(o.capacity) AS largest
+          FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+         WHERE o.name = name AND o.effect = 'numbers' AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > since
+             AND coalesce(least(o.until, o.removed_at), 'infinity') > since AND coalesce(o.rate, '1') > '0'
+         GROUP BY o.rate IS NULL, o.capacity IS NULL
+    )
     SELECT coalesce(count(*) = '0' OR min(d.kind) <> max(d.kind) OR min(d.period) <> max(d.period)
                OR min(d.grid) <> max(d.grid) OR count(d.grid) NOT IN ('0', count(*)), false), -- slots have no period
            min(d.kind), min(d.period), min(d.start), min(n.rate), max(n.capacity), max(d.varies)
@@ -71,9 +78,7 @@ BEGIN
       LEFT JOIN LATERAL (
         SELECT d.rate, d.capacity
         UNION ALL
-        SELECT coalesce(o.rate, d.rate), /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity)
-          FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-         WHERE o.name = name AND o.effect = 'numbers' AND coalesce(least(o.until, o.removed_at), 'infinity') > since
+        SELECT coalesce(o.slowest, d.rate), /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.fastest, o.largest) FROM o
      ) AS n ON d.varies IS NULL
      WHERE n.rate > '0' OR d.varies IS NOT NULL OR d.kind = 'slots';
     IF kind = 'slots' THEN -- a row says nothing once no slot is in use, whatever the numbers
@@ -82,7 +87,8 @@ BEGIN
         RETURN;
     END IF;
     nothing := nothing OR varies IS NOT NULL AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-         WHERE o.name = name AND o.key IS NULL AND coalesce(least(o.until, o.removed_at), 'infinity') > since);
+         WHERE o.name = name AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > since
+             AND coalesce(least(o.until, o.removed_at), 'infinity') > since);
 END
 $body$;
 
@@ -148,7 +154,8 @@ BEGIN
         keys := ARRAY(SELECT u.key
             FROM pg_catalog.unnest(keys) AS u (key)
            WHERE NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-                 WHERE o.name = name AND o.key = u.key AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'));
+                 WHERE o.name = name AND o.key = u.key AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > clock_timestamp() - interval '1 day'
+                   AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'));
     END IF;
     IF coalesce(pg_catalog.cardinality(keys), 0) = 0 THEN
         RETURN;

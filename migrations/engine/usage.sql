@@ -63,8 +63,8 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_record_usage(
     keep interval
 ) RETURNS integer
 LANGUAGE plpgsql
--- Read along the indexes, whatever the statistics say.
-SET enable_seqscan = off SET enable_bitmapscan = off
+-- Read along the indexes, whatever the statistics say, and compile nothing for what the planner expects.
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 SET lock_timeout = '2s'
 AS $body$
 #variable_conflict use_variable
@@ -72,7 +72,7 @@ DECLARE
     -- In variables, since Citus takes nothing in a write that is not immutable.
     minutes_before timestamptz := clock_timestamp() - keep - interval '1 minute';
     hours_before   timestamptz := clock_timestamp() - keep - interval '1 hour';
-    n       integer;
+    rec     record;
     deleted integer := 0;
 BEGIN
     INSERT INTO /* TEMPLATE: schema */rate_limit_usage AS r
@@ -93,9 +93,8 @@ BEGIN
 
     -- Of each limit and hour, the 100 most denied keys stay; of keys denied as often, the latest. OFFSET 0 and LATERAL make the planner
     -- find the keys once, and look their rows up one by one.
-    DELETE FROM /* TEMPLATE: schema */rate_limit_denials AS r
-     WHERE r.ctid = ANY (ARRAY(
-        SELECT l.tid
+    FOR rec IN
+        SELECT l.name, l.hour, l.key
           FROM (
             SELECT h.name, h.hour, rest.key
               FROM (SELECT DISTINCT u.name COLLATE pg_catalog."C" AS name, u.hour FROM unnest(denial_names, hours) AS u (name, hour)) AS h
@@ -109,38 +108,38 @@ BEGIN
             OFFSET 0
           ) AS v
          CROSS JOIN LATERAL (
-            SELECT d.ctid AS tid
+            SELECT d.name, d.hour, d.key
               FROM /* TEMPLATE: schema */rate_limit_denials AS d
              WHERE d.name = v.name AND d.hour = v.hour AND d.key = v.key
                FOR UPDATE SKIP LOCKED
           ) AS l
-     ));
-    GET DIAGNOSTICS n = ROW_COUNT;
-    deleted := deleted + n;
-
-    DELETE FROM /* TEMPLATE: schema */rate_limit_usage AS r
-     WHERE r.ctid = ANY (ARRAY(
-        SELECT d.ctid
+    LOOP
+        DELETE FROM /* TEMPLATE: schema */rate_limit_denials AS r WHERE r.name = rec.name AND r.hour = rec.hour AND r.key = rec.key;
+        deleted := deleted + 1;
+    END LOOP;
+    FOR rec IN
+        SELECT d.name, d.minute
           FROM /* TEMPLATE: schema */rate_limit_usage AS d
          WHERE d.minute < minutes_before
          ORDER BY d.minute
          LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(names), 0)
            FOR UPDATE SKIP LOCKED
-     ));
-    GET DIAGNOSTICS n = ROW_COUNT;
-    deleted := deleted + n;
-
-    DELETE FROM /* TEMPLATE: schema */rate_limit_denials AS r
-     WHERE r.ctid = ANY (ARRAY(
-        SELECT d.ctid
+    LOOP
+        DELETE FROM /* TEMPLATE: schema */rate_limit_usage AS r WHERE r.name = rec.name AND r.minute = rec.minute;
+        deleted := deleted + 1;
+    END LOOP;
+    FOR rec IN
+        SELECT d.name, d.hour, d.key
           FROM /* TEMPLATE: schema */rate_limit_denials AS d
          WHERE d.hour < hours_before
          ORDER BY d.hour
          LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(denial_names), 0)
            FOR UPDATE SKIP LOCKED
-     ));
-    GET DIAGNOSTICS n = ROW_COUNT;
-    RETURN deleted + n;
+    LOOP
+        DELETE FROM /* TEMPLATE: schema */rate_limit_denials AS r WHERE r.name = rec.name AND r.hour = rec.hour AND r.key = rec.key;
+        deleted := deleted + 1;
+    END LOOP;
+    RETURN deleted;
 END
 $body$;
 
@@ -192,7 +191,7 @@ $text$;
 
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_denials(name text, since timestamptz DEFAULT NULL)
 RETURNS TABLE (key text, denied bigint, asked double precision, last_denied timestamptz)
-LANGUAGE plpgsql STABLE
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE

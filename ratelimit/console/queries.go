@@ -208,16 +208,12 @@ func queryOverridesInForce(ctx context.Context, tx pgx.Tx, name string, now time
 
 // queryHistory reads the newest overrides of a limit, whatever their key.
 func queryHistory(ctx context.Context, tx pgx.Tx, name string) ([]overrideRow, error) {
-	return overrideRows(keystate.History(ctx, tx, "rate_limit_overrides AS o WHERE o.name = $1 ORDER BY o.made_at DESC, o.id DESC LIMIT $2", name, maxOverrides))
+	return overrideRows(keystate.History(ctx, tx, `rate_limit_overrides AS o WHERE o.name COLLATE "POSIX" = $1 ORDER BY o.made_at DESC, o.id DESC LIMIT $2`, name, maxOverrides))
 }
 
 // queryKeyHistory reads the newest overrides that were for a key, or for every key.
 func queryKeyHistory(ctx context.Context, tx pgx.Tx, name, key string) ([]overrideRow, error) {
-	return overrideRows(keystate.History(ctx, tx, `(
-			(SELECT o.* FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key = $2 ORDER BY o.made_at DESC, o.id DESC LIMIT $3)
-			UNION ALL
-			(SELECT o.* FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key IS NULL ORDER BY o.made_at DESC, o.id DESC LIMIT $3)
-		) AS o ORDER BY o.made_at DESC, o.id DESC LIMIT $3`, name, key, maxOverrides))
+	return overrideRows(keystate.KeyHistory(ctx, tx, name, &key, maxOverrides))
 }
 
 // holdRow is what an id holds of a key.
