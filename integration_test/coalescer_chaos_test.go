@@ -52,7 +52,7 @@ func TestCoalescerChaos(t *testing.T) {
 		return granted.Load() >= 100 && denials.Load() >= 10 && cancelled.Load() >= 10 && failed.Load() >= 10
 	}
 	// On a slow machine, it goes on until everything has happened often enough.
-	ctx, stop := context.WithTimeout(t.Context(), 10**chaos)
+	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -156,7 +156,7 @@ func TestCoalescerChaos(t *testing.T) {
 		t.Errorf("goroutines leaked:\n%s", stacks)
 	}
 	pool.Close()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(patience)
 	for n := 1; n > 0; time.Sleep(10 * time.Millisecond) { // a killed statement may take a moment to end
 		if err := admin.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'chaos'`).Scan(&n); err != nil {
 			t.Fatal(err)

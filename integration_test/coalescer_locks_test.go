@@ -115,7 +115,7 @@ func TestCoalescerDoesNotDeadlock(t *testing.T) {
 	for i := range 48 {
 		r := rand.New(rand.NewPCG(r.Uint64(), 0))
 		wg.Go(func() {
-			for since := time.Duration(0); since < sized(3*time.Second, time.Second) || since < time.Minute && !reached(); since = time.Since(begin) {
+			for since := time.Duration(0); since < sized(3*time.Second, time.Second) || since < patience && !reached(); since = time.Since(begin) {
 				var requests []ratelimit.Request
 				for range oneOf(r, 1, 1, 2, 4) {
 					requests = append(requests, oneOf(r, limits...).Key(fmt.Sprint(r.IntN(6))).Count(oneOf(r, 1, 1, 1, 0.5, 3)))

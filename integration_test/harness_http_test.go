@@ -304,7 +304,7 @@ func (s *site) nothingWaitsFor(tx pgx.Tx) {
 func (s *site) waiting(tx pgx.Tx, want bool) (pid int) {
 	s.Helper()
 	blocker := serverPID(s.T, tx)
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		err := s.pool.QueryRow(s.Context(), `SELECT pid FROM pg_stat_activity WHERE pg_blocking_pids(pid) @> ARRAY[$1::int]`, blocker).Scan(&pid)
 		waits, failed := err == nil, err != nil && !errors.Is(err, pgx.ErrNoRows)
 		if waits == want && !failed {

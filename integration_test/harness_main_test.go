@@ -12,7 +12,6 @@ import (
 	"regexp"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -130,7 +129,7 @@ func newMigrated(t testing.TB) string {
 
 // asMade deletes all rows, and reports whether the schema is as it was when it was made.
 func (m reusableSchema) asMade(t testing.TB) bool {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 	defer cancel()
 	state, err := onConn(ctx, m.url, func(ctx context.Context, conn *pgx.Conn) (string, error) {
 		_, err := conn.Exec(ctx, `SET lock_timeout = '1s';
@@ -244,7 +243,7 @@ func reused[T any](t testing.TB, kind string, open func(url string) (T, error), 
 			closeIt(handle)
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 		defer cancel()
 		if err := truncate(ctx, handle, "TRUNCATE rate_limits, rate_limit_holds"); err != nil {
 			t.Error(err)

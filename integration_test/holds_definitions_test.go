@@ -212,7 +212,7 @@ func TestHoldsAreResetAndSwept(t *testing.T) {
 		limits := open(t, pool, ratelimit.Options{Program: "api", Limits: []ratelimit.Limit{renders}, SweepEvery: time.Second})
 		h := holder{t, limits, pool, nil}
 		h.holds("job", 100*time.Millisecond, renders.Global())
-		for deadline := time.Now().Add(time.Minute); lines(t, pool, "SELECT state FROM rate_limit_holds") != "(lapsed)"; time.Sleep(50 * time.Millisecond) {
+		for deadline := time.Now().Add(patience); lines(t, pool, "SELECT state FROM rate_limit_holds") != "(lapsed)"; time.Sleep(50 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatal("nobody gave the slot back")
 			}

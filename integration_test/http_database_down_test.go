@@ -79,7 +79,7 @@ func TestHTTPWhatCouldNotBeSerializedIsRunAgain(t *testing.T) {
 		reply := s.send(t.Context(), "/found")
 		select {
 		case <-found:
-		case <-time.After(10 * time.Second):
+		case <-time.After(patience):
 			t.Fatal("the handler was not called")
 		}
 		tx = s.hold(limit.Key("ann"))
@@ -275,7 +275,7 @@ func TestHTTPAStatementThatIsKilledUnderItGrantsNothing(t *testing.T) {
 			t.Error(err)
 		}
 		var d []httplimit.Decision
-		for deadline := time.Now().Add(10 * time.Second); len(d) == 0 && time.Now().Before(deadline); d = s.observed() {
+		for deadline := time.Now().Add(patience); len(d) == 0 && time.Now().Before(deadline); d = s.observed() {
 			time.Sleep(time.Millisecond)
 		}
 		if len(d) != 1 || d[0].Status != 499 || d[0].Passed || !errors.Is(d[0].Err, context.Canceled) {

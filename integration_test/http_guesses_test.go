@@ -57,7 +57,7 @@ func TestHTTPAsManyGuessesRunAtOnceAsLoginsCan(t *testing.T) {
 			if r.URL.Query().Get("meet") != "" { // until all run at once
 				select {
 				case <-all:
-				case <-time.After(30 * time.Second): // fewer came
+				case <-time.After(patience): // fewer came
 				}
 			}
 			if r.URL.Query().Get("password") != "right" {

@@ -172,7 +172,7 @@ func TestAnUnchangedListTakesNoLock(t *testing.T) {
 	} {
 		mustExec(t, pool, change)
 		for _, rate := range []float64{9, 70} {
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{
 				Program: "web", Limits: []ratelimit.Limit{ratelimit.TokenBucket("api", rate, time.Hour)}, NoSweep: true, OnError: func(error) {},
 			})
@@ -188,7 +188,7 @@ func TestAnUnchangedListTakesNoLock(t *testing.T) {
 	}
 	mustExec(t, pool, "UPDATE rate_limit_definitions SET alive_until = now() + interval '3 minutes' WHERE program = 'web'")
 	succeeds(t, second(holder.Exec(t.Context(), "SELECT FROM rate_limit_definitions FOR UPDATE")))
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{
 		Program: "web", Limits: []ratelimit.Limit{ratelimit.TokenBucket("api", 70, time.Hour)}, NoSweep: true, OnError: func(error) {},

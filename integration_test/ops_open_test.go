@@ -48,7 +48,7 @@ func open(t testing.TB, db ratelimit.DB, o ratelimit.Options) *ratelimit.Limiter
 
 func closeLimiter(t testing.TB, limits *ratelimit.Limiter) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 	defer cancel()
 	if err := limits.Close(ctx); err != nil {
 		t.Error(err)
@@ -500,7 +500,7 @@ func TestCloseEndsEverything(t *testing.T) {
 	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	closed := make(chan error, 1)
 	go func() {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		closed <- limits.Close(ctx)
 	}()
@@ -649,7 +649,7 @@ const openWorker = "TXLIMIT_TEST_OPEN_WORKER"
 
 // workASecond is that process. Its first call is for a key that is blocked.
 func workASecond(url string) (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	pool, err := openPool(ctx, url, 2, 0)
 	if err != nil {

@@ -563,7 +563,7 @@ func TestAChangeWakesWaiters(t *testing.T) {
 					if err != nil {
 						t.Error(err)
 					}
-				case <-time.After(20 * time.Second):
+				case <-time.After(patience):
 					t.Error("it sleeps on")
 				}
 			})

@@ -132,7 +132,7 @@ func TestAWaitIsWokenByItsClock(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		t.Error("it sleeps on")
 	}
 }

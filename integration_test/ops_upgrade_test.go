@@ -476,7 +476,7 @@ func TestMigrationsUnderTraffic(t *testing.T) {
 	step := func(version int64) {
 		before := calls.Load()
 		goTo(t, provider, version)
-		for deadline := time.Now().Add(20 * time.Second); calls.Load() < before+10 && time.Now().Before(deadline); {
+		for deadline := time.Now().Add(patience); calls.Load() < before+10 && time.Now().Before(deadline); {
 			time.Sleep(time.Millisecond)
 		}
 		if calls.Load() < before+10 {
@@ -496,7 +496,7 @@ func TestMigrationsUnderTraffic(t *testing.T) {
 		}
 	}
 	step(newest)
-	for deadline := time.Now().Add(20 * time.Second); calls.Load() < granted.Load()+10 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(patience); calls.Load() < granted.Load()+10 && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond) // until only the bound stops them
 	}
 	stop.Store(true)

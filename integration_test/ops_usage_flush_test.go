@@ -303,7 +303,7 @@ func TestALockedRowOfUsageLosesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	deny(t, limiter, "limit", "ann", 1)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := recorder.Flush(ctx); sqlState(err) != "55P03" {
 		t.Errorf("%v, want 55P03", err)

@@ -218,7 +218,7 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 						}
 						calls.Add(1)
 					}
-					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+					ctx, cancel := context.WithTimeout(t.Context(), patience)
 					if err := limits.Close(ctx); err != nil {
 						t.Errorf("close: %v", err)
 					}

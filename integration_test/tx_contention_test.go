@@ -270,7 +270,7 @@ func TestFirstUsesDoNotDeadlock(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(patience):
 			t.Error("a call waits for locks that another call took out of order")
 		}
 		if err := tx.Rollback(t.Context()); err != nil {
@@ -363,7 +363,7 @@ func TestWhoWaitsHoldsNothingThatComesLater(t *testing.T) {
 			answer := make(chan error, 1)
 			go func() { answer <- c.both(t.Context(), pool) }()
 			waiting(t, pool, 1)
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			if err := c.later(ctx, pool); err != nil {
 				t.Errorf("a later row is locked: %v", err)

@@ -65,8 +65,8 @@ func holdTurn(t *testing.T, limiter *ratelimit.Limiter, db txBeginner, requests 
 	case err := <-done:
 		t.Errorf("could not get the turn: %v", err)
 		return func() {}
-	case <-time.After(20 * time.Second):
-		t.Error("could not get the turn within 20 s")
+	case <-time.After(patience):
+		t.Error("could not get the turn")
 	}
 	return func() {
 		t.Helper()
@@ -510,7 +510,7 @@ func TestSeveralHotLimitsInAnyOrderNeverDeadlock(t *testing.T) {
 	for i := range limits {
 		limits[i] = ratelimit.TokenBucket(fmt.Sprintf("limit %d", i), 1e6, time.Hour, ratelimit.Shards(1+2*(i%2)))
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	var limiters [2]ratelimit.Limiter
 	var attempts atomic.Int64

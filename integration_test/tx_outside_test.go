@@ -45,7 +45,7 @@ func writing(limiter *ratelimit.Limiter, request ratelimit.Request) map[string]f
 // the transaction, so nothing could be sent.
 func refusesToWrite(ctx context.Context, t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, db ratelimit.DB) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for verb, write := range writing(limiter, request) {
 		err := write(ctx, db)
@@ -58,7 +58,7 @@ func refusesToWrite(ctx context.Context, t *testing.T, limiter *ratelimit.Limite
 // writes wants every verb that writes to be granted.
 func writes(ctx context.Context, t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, db ratelimit.DB) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for verb, write := range writing(limiter, request) {
 		if err := write(ctx, db); err != nil {

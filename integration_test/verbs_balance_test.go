@@ -405,7 +405,7 @@ func TestBalanceWaitsForNoLock(t *testing.T) {
 		ratelimit.TokenBucket("bucket", 10, time.Hour).Key("ann"), ratelimit.FixedWindow("window", 10, time.Hour, ratelimit.Start(noon), ratelimit.Shards(2)).Key("ann"),
 		ratelimit.CalendarWindow("calendar", 10, ratelimit.Day).Key("ann"),
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	consume := func(db ratelimit.DB) {
 		t.Helper()

@@ -483,7 +483,7 @@ func TestMovesDoNotDeadlock(t *testing.T) {
 	for g := range 16 {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(seed, uint64(g)))
-			for time.Since(begin) < d || moves.Load() < 50 && time.Since(begin) < time.Minute {
+			for time.Since(begin) < d || moves.Load() < 50 && time.Since(begin) < patience {
 				i := r.IntN(3)
 				a, b := limits[i].Key("ann"), limits[(i+1+r.IntN(2))%3].Key("ann")
 				var err error

@@ -426,7 +426,7 @@ func TestAboveReadCommittedDifferentShardsDoNotConflict(t *testing.T) {
 					}
 				}
 				for i, tx := range txs {
-					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+					ctx, cancel := context.WithTimeout(t.Context(), patience)
 					defer cancel()
 					ctx = shardpick.With(ctx, func(int) (int, int) { return i, 1 - i })
 					if _, err := limiter.Consume(ctx, tx, requests...); err != nil {

@@ -135,7 +135,7 @@ func (g *guest) returns() ratelimit.Result {
 	g.Helper()
 	select {
 	case <-g.done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		g.Fatal("the tokens are there, but Wait sleeps on")
 	}
 	if g.err != nil || !g.result.OK || g.result.Receipt() == "" {
@@ -550,7 +550,7 @@ func TestAWaitThatNoFloorBoundsSkipsACoalescersQueue(t *testing.T) {
 	defer coalescer.Close()
 	release := holdFlights(t, coalescer, pool)
 	defer release()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // in the queue, it would stay until then
+	ctx, cancel := context.WithTimeout(t.Context(), patience) // in the queue, it would stay until then
 	defer cancel()
 	spaced := ratelimit.TokenBucket("spaced", 1, time.Hour, ratelimit.Capacity(0))
 	if _, err := new(ratelimit.Limiter).Wait(lasting{ctx, time.Minute}, coalescer, spaced.Global()); !denied(err) {

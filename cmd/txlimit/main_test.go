@@ -74,7 +74,7 @@ func newWorld(t *testing.T) *world {
 	w.conn = w.connect()
 	w.sql("CREATE SCHEMA " + w.schema)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Minute)
 		defer cancel()
 		if _, err := w.conn.Exec(ctx, "DROP SCHEMA IF EXISTS "+w.schema+" CASCADE"); err != nil {
 			t.Error(err)
@@ -141,7 +141,7 @@ func (w *world) runWith(ctx context.Context, answer string, args ...string) resu
 	a := &app{
 		stdin: strings.NewReader(answer), stdout: &out, stderr: &errOut, terminal: answer != "",
 		getenv: func(name string) string { return map[string]string{"DATABASE_URL": w.url}[name] },
-		who:    "ann", settle: time.Millisecond, patience: 10 * time.Second, completing: time.Minute,
+		who:    "ann", settle: time.Millisecond, patience: time.Minute, completing: time.Minute,
 	}
 	if w.change != nil {
 		w.change(a)

@@ -41,7 +41,7 @@ func TestAProgramFollows(t *testing.T) {
 	// until waits until the program's calls end like this. A call that is granted takes a token.
 	until := func(what string, ok func(err error) bool) error {
 		t.Helper()
-		for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 			err := consume()
 			if ok(err) {
 				return err
@@ -96,7 +96,7 @@ func TestAProgramFollows(t *testing.T) {
 		t.Errorf("an eleventh: %v", err)
 	}
 
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		l := parse[limitsRead](t, w.run("limits", "--json")).Limits[0].LastHour
 		d := parse[deniedKeyList](t, w.run("keys", "sendMessage", "--denied", "--json")).Keys
 		s := parse[keyDetails](t, w.run("show", "sendMessage", "user-17", "--json"))

@@ -22,7 +22,7 @@ func TestThePageShowsTheLimits(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
 	read, write := io.Pipe()
 	served := make(chan error, 1)

@@ -86,7 +86,7 @@ func (w *watchdog) await(ctx context.Context, cluster, url string) (*Server, err
 // that the server must have, or empty. If another process took the port, another
 // server may answer there.
 func waitReady(ctx context.Context, url, cluster string, dead func() error) (version string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	for {
 		version, name, err := probe(ctx, url)

@@ -16,8 +16,8 @@ import (
 
 // NewSchema creates a schema with a random name and returns a connection string
 // like [Server.URL] whose search_path is that schema alone. drop drops the schema
-// with everything in it. It may be called more than once. It waits at most 30
-// seconds for locks in the schema.
+// with everything in it. It may be called more than once. It waits at most 5
+// minutes for locks in the schema.
 func (s *Server) NewSchema(ctx context.Context) (url string, drop func() error, err error) {
 	name := "txlimit_test_" + randomHex()
 	create := "CREATE SCHEMA " + name
@@ -93,7 +93,7 @@ func randomHex() string {
 // dropSchema takes no context, since it cleans up even after the caller's context
 // was cancelled.
 func (s *Server) dropSchema(name string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	if err := s.exec(ctx, "DROP SCHEMA IF EXISTS "+name+" CASCADE"); err != nil {
 		return fmt.Errorf("postgres: drop schema %s: %w", name, err)

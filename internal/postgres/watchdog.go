@@ -115,7 +115,7 @@ func (w *watchdog) stop() error {
 	}
 	select {
 	case <-w.exited:
-	case <-time.After(30 * time.Second):
+	case <-time.After(5 * time.Minute):
 		return fmt.Errorf("the server in %s does not stop", w.dir)
 	}
 	if _, err := os.Lstat(w.dir); !errors.Is(err, os.ErrNotExist) {

@@ -58,7 +58,7 @@ func TestServerEndsWithItsProcess(t *testing.T) {
 			if err := cmd.Wait(); err == nil {
 				t.Error("the child ended well")
 			}
-			for deadline := time.Now().Add(20 * time.Second); exists(dir) || serves(url); {
+			for deadline := time.Now().Add(5 * time.Minute); exists(dir) || serves(url); {
 				if time.Now().After(deadline) {
 					t.Fatalf("left behind: directory %v, server %v", exists(dir), serves(url))
 				}

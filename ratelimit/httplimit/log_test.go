@@ -35,7 +35,7 @@ func TestWithoutAnObserverFailuresAreLogged(t *testing.T) {
 		}
 		called := false
 		handler := limit.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true }))
-		for until := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) { // until a probe has failed
+		for until := time.Now().Add(5 * time.Minute); ; time.Sleep(10 * time.Millisecond) { // until a probe has failed
 			handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil))
 			if called == open || time.Now().After(until) {
 				break

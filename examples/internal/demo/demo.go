@@ -49,7 +49,7 @@ func run(ctx context.Context, story func(ctx context.Context, pool *pgxpool.Pool
 
 // Close ends what ratelimit.Open has started, with time left for the last counts although ctx may have ended.
 func Close(ctx context.Context, limits *ratelimit.Limiter) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	if err := limits.Close(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, err)
