@@ -246,8 +246,8 @@ func TestOpenByTheApplicationsRole(t *testing.T) {
 		off         func()
 	}{
 		{"overrides", "GRANT SELECT ON app.rate_limit_overrides TO app_user", []string{"ratelimit: overrides: ", "SELECT on rate_limit_overrides", "Options.NoOverrides"}, func() { o.NoOverrides = true }},
-		{"sweep", "GRANT SELECT, INSERT, UPDATE, DELETE ON app.rate_limits, app.rate_limit_holds TO app_user; GRANT SELECT ON app.rate_limit_definitions TO app_user",
-			[]string{"ratelimit: sweep: ", "SELECT on rate_limits, INSERT on rate_limits, UPDATE on rate_limits, DELETE on rate_limits, SELECT on rate_limit_holds, INSERT on rate_limit_holds, UPDATE on rate_limit_holds, DELETE on rate_limit_holds, SELECT on rate_limit_definitions", "Options.NoSweep"}, func() { o.NoSweep = true }},
+		{"sweep", "GRANT SELECT, INSERT, UPDATE, DELETE ON app.rate_limits, app.rate_limit_holds TO app_user; GRANT SELECT, INSERT, UPDATE ON app.rate_limit_sweeps TO app_user; GRANT SELECT ON app.rate_limit_definitions TO app_user",
+			[]string{"ratelimit: sweep: ", "SELECT on rate_limits, INSERT on rate_limits, UPDATE on rate_limits, DELETE on rate_limits, SELECT on rate_limit_holds, INSERT on rate_limit_holds, UPDATE on rate_limit_holds, DELETE on rate_limit_holds, SELECT on rate_limit_sweeps, INSERT on rate_limit_sweeps, UPDATE on rate_limit_sweeps, SELECT on rate_limit_definitions", "Options.NoSweep"}, func() { o.NoSweep = true }},
 		{"usage", "GRANT SELECT, INSERT, UPDATE, DELETE ON app.rate_limit_usage, app.rate_limit_denials TO app_user", []string{"usage: flush", "on rate_limit_usage and rate_limit_denials", "Options.Usage nil"}, func() { o.Usage = nil }},
 		{"publish", "GRANT SELECT, INSERT, UPDATE, DELETE ON app.rate_limit_definitions TO app_user", []string{"ratelimit: publish: ", "on rate_limit_definitions", "Options.NoPublish"}, func() { o.NoPublish = true }},
 	} {
@@ -401,8 +401,11 @@ func TestFiftyProcessesOpenAtOnce(t *testing.T) {
 	mustExec(t, admin, `CREATE TABLE sweeping (pid integer, at xid8);
 		CREATE FUNCTION note_sweep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			INSERT INTO sweeping SELECT pg_backend_pid(), pg_current_xact_id();
-			IF NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted) THEN RAISE 'no lock'; END IF;
+			IF NOT EXISTS (SELECT FROM rate_limit_sweeps WHERE name = 'opened' AND xmin = pg_current_xact_id()::xid) THEN RAISE 'not its turn'; END IF;
 			RETURN NULL; END $$;
+		CREATE TABLE passes (name text, done_at timestamptz);
+		CREATE FUNCTION note_pass() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO passes VALUES (NEW.name, NEW.done_at); RETURN NULL; END $$;
+		CREATE TRIGGER note_pass AFTER UPDATE ON rate_limit_sweeps FOR EACH ROW WHEN (OLD.done_at <> NEW.done_at) EXECUTE FUNCTION note_pass();
 		CREATE TRIGGER note_sweep AFTER DELETE ON rate_limits FOR EACH STATEMENT EXECUTE FUNCTION note_sweep()`)
 	const processes = 50
 	var wg sync.WaitGroup
@@ -438,12 +441,15 @@ func TestFiftyProcessesOpenAtOnce(t *testing.T) {
 	if got := scan[int](t, admin, "SELECT count(*)::integer FROM sweeping"); got == 0 {
 		t.Error("nobody has swept")
 	}
+	if got := scan[int](t, admin, "SELECT count(*)::integer FROM passes AS a JOIN passes AS b ON a.name = b.name AND b.done_at > a.done_at AND b.done_at < a.done_at + interval '225 ms'"); got > 0 {
+		t.Errorf("%d times, a limit was swept twice within 225 ms", got)
+	}
 	if got := usageOf(t, admin)["opened"].Granted; got != processes {
 		t.Errorf("%d grants are recorded, of %d", got, processes)
 	}
 }
 
-// TestASweepGivesWayToAnother holds the lock of another program.
+// TestASweepGivesWayToAnother: a session keeps the row of a limit locked, which is told. It needs the right to update it.
 func TestASweepGivesWayToAnother(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
@@ -453,11 +459,13 @@ func TestASweepGivesWayToAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = other.Rollback(context.WithoutCancel(t.Context())) }()
-	if _, err := other.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('txlimit: sweep', ('rate_limits'::regclass)::oid::bigint))"); err != nil {
+	mustExec(t, pool, "INSERT INTO rate_limit_sweeps VALUES ('opened', '-infinity', '-infinity')")
+	if _, err := other.Exec(t.Context(), "SELECT FROM rate_limit_sweeps WHERE name = 'opened' FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
 	o := opening(pool)
-	o.SweepEvery, o.OnError = 10*time.Millisecond, noError(t)
+	told := make(chan error, 1000)
+	o.SweepEvery, o.OnError = 10*time.Millisecond, func(err error) { told <- err }
 	open(t, pool, o)
 	there := func() bool {
 		return scan[int](t, pool, "SELECT count(*)::integer FROM rate_limits WHERE key = 'idle'") == 1
@@ -467,6 +475,9 @@ func TestASweepGivesWayToAnother(t *testing.T) {
 		if !there() {
 			t.Fatal("swept beside another program")
 		}
+	}
+	if err := <-told; !strings.HasPrefix(err.Error(), `ratelimit: sweep: limit "opened": nobody sweeps it: a session keeps its row of rate_limit_sweeps locked`) {
+		t.Error(err)
 	}
 	if err := other.Rollback(t.Context()); err != nil {
 		t.Fatal(err)

@@ -621,6 +621,16 @@ func TestASweepMindsOverrides(t *testing.T) {
 			t.Errorf("%s: %d deleted by Sweep, %v, and %d by hand, want %d", step.then, deleted, err, byHand, step.deletes)
 		}
 	}
+	// The history goes after a year, except for what was added.
+	mustExec(t, pool, `INSERT INTO rate_limit_overrides (name, key, effect, until, made_at, added)
+		SELECT 'gone', k, CASE k WHEN 'reset' THEN k ELSE 'block' END,
+		       CASE k WHEN 'reset' THEN '-infinity' WHEN 'for good' THEN NULL WHEN 'lately' THEN now() - interval '11 months' ELSE now() - interval '13 months' END,
+		       now() - interval '14 months', CASE k WHEN 'added' THEN 1 END
+		  FROM unnest('{reset,for good,lately,long ago,added}'::text[]) AS k`)
+	_, err := limits.Sweep(t.Context(), pool, api)
+	if got := scan[string](t, pool, "SELECT string_agg(key, ', ' ORDER BY key) FROM rate_limit_overrides WHERE name = 'gone'"); err != nil || got != "added, for good, lately" {
+		t.Errorf("of the history, %s are left, %v", got, err)
+	}
 }
 
 // TestOverridesThatEndInTheFarFuture have no end, whoever wrote them.

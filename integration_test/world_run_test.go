@@ -122,7 +122,7 @@ func (w *everything) play(script worldScript) (failed string) {
 		}
 		w.end()
 	}()
-	_, err := w.pool.Exec(w.Context(), `TRUNCATE rate_limits, rate_limit_definitions, rate_limit_overrides, rate_limit_usage, rate_limit_denials, rate_limit_holds RESTART IDENTITY`)
+	_, err := w.pool.Exec(w.Context(), `TRUNCATE rate_limits, rate_limit_definitions, rate_limit_overrides, rate_limit_usage, rate_limit_denials, rate_limit_holds, rate_limit_sweeps RESTART IDENTITY`)
 	w.must(err)
 	ctx := w.Context()
 	w.programs = make([]*worldProgram, w.worldNumbers.programs)

@@ -5778,6 +5778,59 @@ $text$;
 -- An index on value or ts would find such rows, but would end heap-only updates. Instead, each batch looks at the next 1000 rows of
 -- the primary key, from where the batch before ended.
 
+-- Who sweeps: programs take turns, so that a limit is walked once in the time between two sweeps, however many there are. at is the last batch of a
+-- pass, done_at the end of the last one. name '': the holds of all limits. A lock of a row needs the right to update it; an advisory lock needs none,
+-- and whoever takes it would stop all sweeps.
+CREATE TABLE /* TEMPLATE: schema */rate_limit_sweeps (
+    name    text COLLATE "C" PRIMARY KEY,
+    at      timestamptz NOT NULL,
+    done_at timestamptz NOT NULL
+);
+
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_sweeps IS 'txlimit: when each limit was swept last, so that programs take turns';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_sweeps.name IS 'the name of the limit; '''': the holds of all limits';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_sweeps.at IS 'the instant of the last batch';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_sweeps.done_at IS 'when a pass over all rows was completed last';
+
+-- Says whether the caller may begin or go on with a pass, in this transaction: mine, and then its mark is at, which is to be passed as mine next;
+-- other: another program does, or has within `since`; locked: somebody has the row. step: begin; go on; or end, after the last batch. A pass whose
+-- program has done nothing for a minute is begun anew by another one, and its own finds another mark. It waits for no lock but a first row's.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_turn(
+    name text, step text, since interval, mine timestamptz, OUT state text, OUT at timestamptz
+)
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    now    timestamptz := clock_timestamp();
+    minute timestamptz := now - interval '1 minute';
+    due    timestamptz := now - since;
+    rec    record;
+BEGIN
+    SELECT s.at, s.done_at INTO rec FROM /* TEMPLATE: schema */rate_limit_sweeps AS s WHERE s.name = name;
+    IF NOT FOUND THEN
+        INSERT INTO /* TEMPLATE: schema */rate_limit_sweeps AS s (name, at, done_at) VALUES (name, '-infinity', '-infinity') ON CONFLICT DO NOTHING;
+    END IF;
+    state := CASE WHEN step = 'begin' AND rec.at BETWEEN minute AND now THEN 'other' ELSE 'locked' END;
+    SELECT s.at, s.done_at INTO rec FROM /* TEMPLATE: schema */rate_limit_sweeps AS s WHERE s.name = name FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    -- An instant that lies ahead is of a clock that has stepped back, and says nothing.
+    IF (CASE WHEN step = 'begin' THEN (rec.done_at BETWEEN due AND now) IS NOT TRUE AND (rec.at = mine OR (rec.at BETWEEN minute AND now) IS NOT TRUE)
+             ELSE rec.at = mine END) THEN
+        state := 'mine';
+        at := now;
+        UPDATE /* TEMPLATE: schema */rate_limit_sweeps AS s SET at = now, done_at = CASE WHEN step = 'end' THEN now ELSE s.done_at END WHERE s.name = name;
+    ELSE
+        state := 'other';
+    END IF;
+END
+$body$;
+
 -- Reports whether a row, one of `shards`, was full at an instant and at every later one. Then no call can tell it from a missing row. A
 -- row whose ts lies after the last refill before that instant (see _ratelimit_upto) differs from a missing one: its refills begin at its ts.
 -- Rows written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
@@ -6102,7 +6155,7 @@ $body$;
 
 -- Sweeps one batch of holds: the next 1000 rows of the primary key, after the given one. It deletes rows that count as absent since an hour,
 -- and gives back expired holds, where the numbers of the limit are known: published, and the same for all keys. It never waits for a lock.
--- next_name is NULL after the last batch. Commit after each: it holds the locks until then.
+-- next_name is NULL after the last batch. Commit after each: it holds the locks until then. The first one also deletes overrides that are over since a year.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_holds(
     after_name text, after_key text, after_id text, now timestamptz,
     OUT deleted integer, OUT ended integer, OUT next_name text, OUT next_key text, OUT next_id text
@@ -6113,6 +6166,7 @@ AS $body$
 DECLARE
     at    timestamptz := coalesce(now, clock_timestamp());
     hour  timestamptz := at - interval '1 hour'; -- then a clock that steps back by up to an hour changes nothing
+    year  timestamptz := at - interval '1 year';
     seen  integer := 0;
     due   text[] := '{}'; -- names and keys with expired holds, in pairs
     rec   record;
@@ -6122,6 +6176,14 @@ BEGIN
     END IF;
     deleted := 0;
     ended := 0;
+    -- The history of overrides, of a role that may. What ratelimit_add has added is subtracted later, and stays.
+    IF after_name = '' AND after_key = '' AND after_id = '' AND (SELECT has_table_privilege(y.typrelid, 'DELETE') FROM pg_catalog.pg_type AS y
+            WHERE y.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limit_overrides)::oid) THEN
+        DELETE FROM /* TEMPLATE: schema */rate_limit_overrides AS o WHERE o.id = ANY (ARRAY(
+            SELECT f.id FROM /* TEMPLATE: schema */rate_limit_overrides AS f
+             WHERE greatest(f.made_at, coalesce(least(f.until, f.removed_at), 'infinity')) < year AND f.added IS NULL
+             LIMIT 1000));
+    END IF;
     FOR rec IN
         SELECT h.name, h.key, h.id, h.unit, h.state <> 'held' AND h.until < hour AS over, h.state = 'held' AND h.token IS NOT NULL AND h.until <= at AS expired
           FROM /* TEMPLATE: schema */rate_limit_holds AS h
@@ -6455,7 +6517,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_check_definition,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_same_windows,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,_ratelimit_zone,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_check_definition,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_same_windows,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_sweep_turn,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,_ratelimit_zone,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -6496,6 +6558,8 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep(name text, rate double prec
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_rows(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, varies interval, first text, now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_numbers(name text, INOUT rate double precision, INOUT period interval, INOUT kind text, INOUT capacity double precision, INOUT start timestamptz, INOUT varies interval);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_idle(value double precision, ts timestamptz, shards smallint, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, varies interval);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_turn(name text, step text, since interval, mine timestamptz);
+DROP TABLE /* TEMPLATE: schema */rate_limit_sweeps;
 DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_states(name text, keys text[], at timestamptz, given /* TEMPLATE: schema */_ratelimit_terms, alone boolean, whole boolean);

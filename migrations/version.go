@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "d13ebeb98997056c5699b5ab87d4e0e8593f0d3863aa7e5f752e1222d9b4e224"
+const Hash = "5d82262dc5bcc61da0f811b9123821fd6bedc8b45024da91dd5a201b6c6f47a6"

@@ -9,10 +9,13 @@ SELECT current_setting('transaction_read_only') = 'on' AS read_only,
            CASE WHEN NOT has_table_privilege('rate_limit_holds', 'INSERT') THEN 'INSERT on rate_limit_holds' END,
            CASE WHEN NOT has_table_privilege('rate_limit_holds', 'UPDATE') THEN 'UPDATE on rate_limit_holds' END,
            CASE WHEN NOT has_table_privilege('rate_limit_holds', 'DELETE') THEN 'DELETE on rate_limit_holds' END,
+           CASE WHEN NOT has_table_privilege('rate_limit_sweeps', 'SELECT') THEN 'SELECT on rate_limit_sweeps' END,
+           CASE WHEN NOT has_table_privilege('rate_limit_sweeps', 'INSERT') THEN 'INSERT on rate_limit_sweeps' END,
+           CASE WHEN NOT has_table_privilege('rate_limit_sweeps', 'UPDATE') THEN 'UPDATE on rate_limit_sweeps' END,
            CASE WHEN NOT has_table_privilege('rate_limit_definitions', 'SELECT') THEN 'SELECT on rate_limit_definitions' END,
            CASE WHEN NOT has_table_privilege('rate_limit_overrides', 'SELECT') THEN 'SELECT on rate_limit_overrides' END) END::text AS missing
   FROM pg_catalog.pg_proc AS p
  WHERE p.oid = '_ratelimit_sweep'::regproc;
 
--- name: SweepAlone :one
-SELECT pg_try_advisory_xact_lock(hashtextextended('txlimit: sweep', ('rate_limits'::regclass)::oid::bigint)) AS alone;
+-- name: SweepTurn :one
+SELECT t.state, t.at FROM _ratelimit_sweep_turn(@name::text, @step::text, @since::interval, sqlc.narg('mine')::timestamptz) AS t;

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/txlimit/txlimit/internal/dbsqlc"
 	"github.com/txlimit/txlimit/internal/handles"
 	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/migrations"
@@ -71,6 +72,8 @@ type Options struct {
 const (
 	defaultSweepEvery = 10 * time.Minute
 	otherSweepPause   = 50 * time.Millisecond
+	sweepPauses       = 1200 // so many: a minute
+	sweepKeptOut      = 3    // times in a row are told
 	heartbeatEvery    = time.Minute
 )
 
@@ -101,9 +104,9 @@ const (
 //     version of this program runs, OnError is told ([ErrNotCurrent]). Where both would grant, Open fails: see [Publish].
 //
 // Then, in the background and until [Limiter.Close], it says every minute that it uses its limits, follows the overrides,
-// sweeps the limits ([Limiter.Sweep]) and writes the usage. Of all programs on a schema, one at a time sweeps a batch: it
-// takes an advisory lock in its transaction. A program that does not get it for its first batch tries again ten minutes
-// later. ctx bounds Open alone, not what runs in the background.
+// sweeps the limits ([Limiter.Sweep]) and writes the usage. Of all programs on a schema, one sweeps a limit in the time between two
+// sweeps: rate_limit_sweeps has when. If another session keeps its row there locked three times in a row, OnError is told
+// so. ctx bounds Open alone, not what runs in the background.
 //
 // Where the role lacks a right (SQLSTATE 42501), or the server is a standby (25006), the error says what to grant or to switch off.
 //
@@ -346,34 +349,9 @@ func (o *Options) tell(err error) {
 	slog.Warn("rate limits", "error", visible.Error(err))
 }
 
-var errOtherSweep = errors.New("another program sweeps")
-
 // keepSweeping sweeps until ctx ends.
 func (l *Limiter) keepSweeping(ctx context.Context, inTx inReadCommitted, o *Options) {
-	begun := false
-	locked := func(ctx context.Context, fn func(ctx context.Context, tx DB) error) error {
-		for {
-			err := inTx(ctx, func(ctx context.Context, tx DB) error {
-				alone, err := wire{db: tx}.queries().SweepAlone(ctx)
-				if err == nil && !alone {
-					err = errOtherSweep
-				}
-				if err != nil {
-					return err
-				}
-				return fn(ctx, tx)
-			})
-			begun = begun || err == nil
-			if !begun || !errors.Is(err, errOtherSweep) {
-				return err
-			}
-			select { // another one began between two batches: a sweep that has begun goes on, or none would ever end
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-time.After(otherSweepPause):
-			}
-		}
-	}
+	turns := &sweepTurns{inTx: inTx, every: o.SweepEvery, marks: map[string]*time.Time{}, kept: map[string]int{}}
 	next := time.NewTimer(rand.N(o.SweepEvery)) // processes that start together do not sweep together
 	defer next.Stop()
 	for {
@@ -382,13 +360,65 @@ func (l *Limiter) keepSweeping(ctx context.Context, inTx inReadCommitted, o *Opt
 			return
 		case <-next.C:
 		}
-		begun = false
-		_, errs := l.sweepAll(ctx, locked, o.Limits)
+		_, errs := l.sweepAll(ctx, turns.run, o.Limits)
 		for _, err := range errs {
-			if ctx.Err() == nil && !errors.Is(err, errOtherSweep) {
+			if ctx.Err() == nil {
 				o.tell(err)
 			}
 		}
 		next.Reset(o.SweepEvery - o.SweepEvery/8 + rand.N(o.SweepEvery/4+1))
 	}
+}
+
+// sweepTurns are those of one process among all programs: a limit is swept once in the time between two sweeps, whoever does it.
+type sweepTurns struct {
+	inTx  inReadCommitted
+	every time.Duration
+	marks map[string]*time.Time // by limit: which pass is this process's
+	kept  map[string]int        // by limit, how many times in a row somebody who does not sweep has kept this process out
+}
+
+var (
+	errNotItsTurn  = errors.New("another program sweeps, or has swept")
+	errSweepLocked = errors.New("nobody sweeps it: a session keeps its row of rate_limit_sweeps locked. End that transaction; its pid is one of: " +
+		"SELECT pid FROM pg_locks WHERE relation = 'rate_limit_sweeps'::regclass")
+)
+
+// run runs a step of the pass over a limit, in a transaction. A pass that has begun waits for its row, or none would ever end, but not for long.
+func (t *sweepTurns) run(ctx context.Context, name, step string, fn func(ctx context.Context, tx DB) error) error {
+	for range sweepPauses {
+		var at time.Time
+		err := t.inTx(ctx, func(ctx context.Context, tx DB) error {
+			turn, err := wire{db: tx}.queries().SweepTurn(ctx, dbsqlc.SweepTurnParams{Name: name, Step: step, Since: t.every * 3 / 4, Mine: t.marks[name]})
+			switch {
+			case err != nil:
+				return err
+			case turn.State.String == "locked":
+				return errSweepLocked
+			case turn.State.String != "mine":
+				return errNotItsTurn
+			}
+			at = turn.At.Time
+			return fn(ctx, tx)
+		})
+		switch {
+		case err == nil:
+			t.marks[name] = &at
+			fallthrough
+		case !errors.Is(err, errSweepLocked):
+			t.kept[name] = 0
+			return err
+		case step == sweepBegins:
+			if t.kept[name]++; t.kept[name] < sweepKeptOut {
+				err = errNotItsTurn
+			}
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(otherSweepPause):
+		}
+	}
+	return errSweepLocked
 }

@@ -16,7 +16,7 @@ import (
 
 // sweepable is a database whose tables are swept in batches.
 type sweepable struct {
-	locked  []bool           // whether another program sweeps, by attempt; then nobody does
+	turns   []string         // what _ratelimit_sweep_turn says, by attempt; then mine
 	batches map[string]int   // of each limit; 0 is 1
 	fails   map[string]error // instead of a batch
 
@@ -29,12 +29,20 @@ func (s *sweepable) inTx(ctx context.Context, fn func(ctx context.Context, tx DB
 	return fn(ctx, s)
 }
 
+func (s *sweepable) step(ctx context.Context, _, _ string, fn func(ctx context.Context, tx DB) error) error {
+	return fn(ctx, s)
+}
+
 func (s *sweepable) QueryRow(_ context.Context, sql string, args ...any) pgx.Row {
 	return sqlRow(func(dest []any) error {
 		switch sql {
-		case dbsqlc.SweepAlone:
-			*dest[0].(*bool) = s.tries >= len(s.locked) || !s.locked[s.tries]
+		case dbsqlc.SweepTurn:
+			state := "mine"
+			if s.tries < len(s.turns) {
+				state = s.turns[s.tries]
+			}
 			s.tries++
+			dest[0].(*pgtype.Text).String = state
 		case dbsqlc.Sweep:
 			name, _ := args[1].(string)
 			s.swept, s.at = append(s.swept, name), append(s.at, time.Now())
@@ -110,7 +118,7 @@ func (p *published) QueryRow(_ context.Context, sql string, args ...any) pgx.Row
 func TestASweepThatHasBegunGoesOn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db := &sweepable{locked: []bool{false, true, true, true, true, true, false, true}, batches: map[string]int{"a": 2}}
+		db := &sweepable{turns: []string{"mine", "locked", "locked", "locked", "locked", "locked", "mine", "locked"}, batches: map[string]int{"a": 2}}
 		if told := sweeping(t, db); told != nil {
 			t.Errorf("told %q", told)
 		}
@@ -126,12 +134,14 @@ func TestASweepThatHasBegunGoesOn(t *testing.T) {
 func TestASweepThatHasNotBegunGivesWay(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db := &sweepable{locked: slices.Repeat([]bool{true}, 1000)}
-		if told := sweeping(t, db); told != nil || db.swept != nil {
-			t.Errorf("told %q, swept %q", told, db.swept)
-		}
-		if db.tries < 1 || db.tries > 2*3 {
-			t.Errorf("%d tries in an hour", db.tries)
+		for _, state := range []string{"other", "locked"} {
+			db := &sweepable{turns: slices.Repeat([]string{state}, 1000)}
+			if told := sweeping(t, db); told != nil || db.swept != nil {
+				t.Errorf("%s: told %q, swept %q", state, told, db.swept)
+			}
+			if db.tries < 4 || db.tries > 2*4 {
+				t.Errorf("%s: %d tries in an hour", state, db.tries)
+			}
 		}
 	})
 }
@@ -161,7 +171,7 @@ func TestALimitThatCannotBeSweptStopsNoOther(t *testing.T) {
 			})
 		})
 		db := &sweepable{fails: row.fails, batches: map[string]int{}}
-		_, errs := new(Limiter).sweepAll(t.Context(), db.inTx, []Limit{TokenBucket("a", 1, time.Hour), TokenBucket("b", 1, time.Hour), TokenBucket("c", 1, time.Hour)})
+		_, errs := new(Limiter).sweepAll(t.Context(), db.step, []Limit{TokenBucket("a", 1, time.Hour), TokenBucket("b", 1, time.Hour), TokenBucket("c", 1, time.Hour)})
 		if len(errs) != len(row.told) || !slices.Equal(db.swept, row.swept) {
 			t.Errorf("%s: swept %q, %v", name, db.swept, errs)
 		}

@@ -50,33 +50,38 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 	if err != nil {
 		return 0, err
 	}
-	deleted, errs := l.sweepAll(ctx, inTx, limits)
+	deleted, errs := l.sweepAll(ctx, func(ctx context.Context, _, step string, fn func(ctx context.Context, tx DB) error) error {
+		if step == sweepEnds { // no other program is asked, nor told
+			return nil
+		}
+		return inTx(ctx, fn)
+	}, limits)
 	return deleted, errors.Join(errs...)
 }
 
 // sweepAll sweeps the limits in order. If the server refuses one, for example by a timeout, the others are swept all the same.
-func (l *Limiter) sweepAll(ctx context.Context, inTx inReadCommitted, limits []Limit) (deleted int64, errs []error) {
+func (l *Limiter) sweepAll(ctx context.Context, run sweepStep, limits []Limit) (deleted int64, errs []error) {
 	for _, limit := range limits {
 		if limit.rowless() && limit.varies == 0 {
 			continue
 		}
-		n, err := l.sweep(ctx, inTx, limit)
+		n, err := l.sweep(ctx, run, limit)
 		deleted += n
-		if err != nil {
+		if err != nil && !errors.Is(err, errNotItsTurn) {
 			errs = append(errs, explain("sweep", fmt.Errorf("limit %q: %w", limit.name, inner{err})))
-			if state := sqlState(err); ctx.Err() != nil || state == "" || state == "42883" { // the others would fail alike
+			if state := sqlState(err); ctx.Err() != nil || state == "" && !errors.Is(err, errSweepLocked) || state == "42883" { // the others would fail alike
 				return deleted, errs
 			}
 		}
 	}
-	if err := l.sweepHolds(ctx, inTx); err != nil {
+	if err := l.sweepHolds(ctx, run); err != nil && !errors.Is(err, errNotItsTurn) {
 		errs = append(errs, explain("sweep", fmt.Errorf("holds: %w", inner{err})))
 	}
 	return deleted, errs
 }
 
 // sweep deletes the rows of one limit that mean the same as no row.
-func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) (deleted int64, err error) {
+func (l *Limiter) sweep(ctx context.Context, run sweepStep, limit Limit) (deleted int64, err error) {
 	args := dbsqlc.SweepParams{
 		Name: limit.name, Rate: limit.numbers.Rate, Period: limit.numbers.Period, Kind: limit.Config().Kind,
 		Capacity: limit.numbers.Capacity, Start: nullable(pgtype.Timestamptz{Time: limit.start, Valid: limit.hasStart}),
@@ -87,7 +92,7 @@ func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) 
 	if limit.onCalendar() {
 		args.Unit = pgtype.Text{String: limit.calendar.Interval(), Valid: true}
 	}
-	err = l.sweepBatches(ctx, inTx, func(ctx context.Context, tx DB, now *time.Time) (more bool, done func(), err error) {
+	err = l.sweepBatches(ctx, run, limit.name, func(ctx context.Context, tx DB, now *time.Time) (more bool, done func(), err error) {
 		args.Now = now
 		row, err := wire{db: tx}.queries().Sweep(ctx, args)
 		return row.Next.Valid, func() {
@@ -99,9 +104,9 @@ func (l *Limiter) sweep(ctx context.Context, inTx inReadCommitted, limit Limit) 
 }
 
 // sweepHolds gives back expired holds, and deletes the rows of those that are over, of all limits.
-func (l *Limiter) sweepHolds(ctx context.Context, inTx inReadCommitted) error {
+func (l *Limiter) sweepHolds(ctx context.Context, run sweepStep) error {
 	var args dbsqlc.SweepHoldsParams
-	return l.sweepBatches(ctx, inTx, func(ctx context.Context, tx DB, now *time.Time) (more bool, done func(), err error) {
+	return l.sweepBatches(ctx, run, "", func(ctx context.Context, tx DB, now *time.Time) (more bool, done func(), err error) {
 		if isInMemory(tx) { // which has none
 			return false, func() {}, nil
 		}
@@ -113,11 +118,21 @@ func (l *Limiter) sweepHolds(ctx context.Context, inTx inReadCommitted) error {
 	})
 }
 
+// sweepStep runs a step of the pass over a limit ("": all holds) in a transaction: a batch, or, after the last one, nothing.
+type sweepStep func(ctx context.Context, name, step string, fn func(ctx context.Context, tx DB) error) error
+
+// The steps, as _ratelimit_sweep_turn knows them.
+const (
+	sweepBegins = "begin"
+	sweepGoesOn = "go on"
+	sweepEnds   = "end"
+)
+
 // sweepBatches runs batches, each in a transaction, until there is no more. done is called after the COMMIT.
 func (l *Limiter) sweepBatches(
-	ctx context.Context, inTx inReadCommitted, batch func(ctx context.Context, tx DB, now *time.Time) (more bool, done func(), err error),
+	ctx context.Context, run sweepStep, name string, batch func(ctx context.Context, tx DB, now *time.Time) (more bool, done func(), err error),
 ) error {
-	for {
+	for step := sweepBegins; ; step = sweepGoesOn {
 		begin := time.Now()
 		now, err := l.now()
 		if err != nil {
@@ -125,7 +140,7 @@ func (l *Limiter) sweepBatches(
 		}
 		var more bool
 		var done func()
-		err = inTx(ctx, func(ctx context.Context, tx DB) (err error) {
+		err = run(ctx, name, step, func(ctx context.Context, tx DB) (err error) {
 			more, done, err = batch(ctx, tx, nullable(now))
 			return err
 		})
@@ -139,7 +154,7 @@ func (l *Limiter) sweepBatches(
 		case <-time.After(3 * time.Since(begin)): // leaves the processor and the disk to other work
 		}
 		if !more {
-			return nil
+			return run(ctx, name, sweepEnds, func(context.Context, DB) error { return nil })
 		}
 	}
 }

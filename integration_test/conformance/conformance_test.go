@@ -93,7 +93,7 @@ func TestAPlainServerConforms(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close(t.Context())
-	for _, table := range []string{"rate_limits", "rate_limit_definitions", "rate_limit_overrides", "rate_limit_usage", "rate_limit_denials", defaultTable} {
+	for _, table := range []string{"rate_limits", "rate_limit_definitions", "rate_limit_overrides", "rate_limit_usage", "rate_limit_denials", "rate_limit_sweeps", defaultTable} {
 		var rows int
 		if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM "+table).Scan(&rows); err != nil || rows > 0 {
 			t.Errorf("%d rows are left in %s: %v", rows, table, err)

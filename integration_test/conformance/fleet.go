@@ -175,7 +175,7 @@ func openAll(t *trial) {
 	limit, idle := t.still("bucket", 10), t.bucket("idle")
 	program := t.name("program")
 	t.cleanups = append(t.cleanups, "DELETE FROM rate_limit_overrides WHERE name = '"+limit.Name()+"'")
-	for _, table := range []string{"rate_limit_usage", "rate_limit_denials"} {
+	for _, table := range []string{"rate_limit_usage", "rate_limit_denials", "rate_limit_sweeps"} {
 		t.cleanups = append(t.cleanups, "DELETE FROM "+table+" WHERE name IN ('"+limit.Name()+"', '"+idle.Name()+"')")
 	}
 	t.cleanups = append(t.cleanups, "SELECT ratelimit_publish('"+program+"', '[]')", "DELETE FROM rate_limit_definitions WHERE program = '"+program+"'")

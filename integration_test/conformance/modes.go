@@ -26,7 +26,7 @@ var modes = []pgx.QueryExecMode{
 var statements = []string{
 	dbsqlc.Apply, dbsqlc.ApplyOne, dbsqlc.Block, dbsqlc.Coalesce, dbsqlc.Consume, dbsqlc.ConsumeKeys, dbsqlc.ConsumeSeveral, dbsqlc.ConsumeSharded,
 	dbsqlc.Each, dbsqlc.Extend, dbsqlc.Hold, dbsqlc.Look, dbsqlc.MaySweep, dbsqlc.Move, dbsqlc.Override, dbsqlc.Overrides, dbsqlc.Pause, dbsqlc.Publish, dbsqlc.RecordUsage, dbsqlc.Refund, dbsqlc.RefundOne,
-	dbsqlc.Reset, dbsqlc.Restore, dbsqlc.Resume, dbsqlc.Settle, dbsqlc.Sweep, dbsqlc.SweepAlone, dbsqlc.SweepHolds, dbsqlc.Unblock, dbsqlc.UpdateBucket, dbsqlc.UpdateCalendar, dbsqlc.UpdateHold, dbsqlc.UpdateSettle, dbsqlc.UpdateWindow,
+	dbsqlc.Reset, dbsqlc.Restore, dbsqlc.Resume, dbsqlc.Settle, dbsqlc.Sweep, dbsqlc.SweepHolds, dbsqlc.SweepTurn, dbsqlc.Unblock, dbsqlc.UpdateBucket, dbsqlc.UpdateCalendar, dbsqlc.UpdateHold, dbsqlc.UpdateSettle, dbsqlc.UpdateWindow,
 }
 
 // binary are those that the library sends only where answers come in binary: not in the modes exec and simple_protocol.

@@ -12,7 +12,7 @@ var openMutations = []mutation{
 		tests: "TestOpenStartsEverything|TestAProcessThatLivesASecond|TestOpenWithTheDatabaseDown",
 	}, {
 		name: "open-sweep-alone", file: "ratelimit/open.go", what: "a sweep goes on beside another program's",
-		old: "err == nil && !alone", new: "err == nil && !alone && o.NoSweep",
+		old: "\t\t\t\treturn errSweepLocked\n\t\t\tcase turn", new: "\t\t\t\treturn fn(ctx, tx)\n\t\t\tcase turn",
 		tests: "TestASweepGivesWayToAnother",
 	}, {
 		name: "open-sweep-read-only", file: "ratelimit/open.go", what: "a standby is noticed by the first sweep only",
@@ -72,12 +72,20 @@ var openMutations = []mutation{
 		tests: "TestHTTPTheCostIsSettledAfterClose",
 	}, {
 		name: "open-sweep-starves", file: "ratelimit/open.go", what: "a sweep that has begun gives way to another",
-		old: "begun = begun || err == nil", new: "begun = false",
+		old: "case step == sweepBegins:", new: "case true:",
 		tests: "TestASweepThatHasBegunGoesOn",
 	}, {
 		name: "open-sweep-stuck", file: "ratelimit/sweep.go", what: "a limit that cannot be swept stops those after it",
-		old: "if state := sqlState(err); ctx.Err() != nil || state == \"\" || state == \"42883\" {", new: "if true {",
+		old: "if state := sqlState(err); ctx.Err() != nil || state == \"\" && !errors.Is(err, errSweepLocked) || state == \"42883\" {", new: "if true {",
 		tests: "TestALimitThatCannotBeSweptStopsNoOther",
+	}, {
+		name: "open-sweep-each", file: "migrations/engine/sweep.sql", what: "each program sweeps, however lately another one has",
+		old: "(rec.done_at BETWEEN due AND now) IS NOT TRUE AND ", new: "",
+		tests: "TestFiftyProcessesOpenAtOnce",
+	}, {
+		name: "open-sweep-history", file: "migrations/engine/sweep.sql", what: "the history of overrides grows for good",
+		old: "< year AND f.added IS NULL", new: "< '-infinity' AND f.added IS NULL",
+		tests: "TestASweepMindsOverrides",
 	}, {
 		name: "open-heartbeat", file: "ratelimit/open.go", what: "a process does not say that it uses its limits",
 		old: "Bool: !o.NoBackground,", new: "Bool: false,",

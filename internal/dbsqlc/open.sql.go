@@ -7,6 +7,9 @@ package dbsqlc
 
 import (
 	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 const MaySweep = `-- name: MaySweep :one
@@ -20,6 +23,9 @@ SELECT current_setting('transaction_read_only') = 'on' AS read_only,
            CASE WHEN NOT has_table_privilege('rate_limit_holds', 'INSERT') THEN 'INSERT on rate_limit_holds' END,
            CASE WHEN NOT has_table_privilege('rate_limit_holds', 'UPDATE') THEN 'UPDATE on rate_limit_holds' END,
            CASE WHEN NOT has_table_privilege('rate_limit_holds', 'DELETE') THEN 'DELETE on rate_limit_holds' END,
+           CASE WHEN NOT has_table_privilege('rate_limit_sweeps', 'SELECT') THEN 'SELECT on rate_limit_sweeps' END,
+           CASE WHEN NOT has_table_privilege('rate_limit_sweeps', 'INSERT') THEN 'INSERT on rate_limit_sweeps' END,
+           CASE WHEN NOT has_table_privilege('rate_limit_sweeps', 'UPDATE') THEN 'UPDATE on rate_limit_sweeps' END,
            CASE WHEN NOT has_table_privilege('rate_limit_definitions', 'SELECT') THEN 'SELECT on rate_limit_definitions' END,
            CASE WHEN NOT has_table_privilege('rate_limit_overrides', 'SELECT') THEN 'SELECT on rate_limit_overrides' END) END::text AS missing
   FROM pg_catalog.pg_proc AS p
@@ -38,13 +44,30 @@ func (q *Queries) MaySweep(ctx context.Context) (MaySweepRow, error) {
 	return i, err
 }
 
-const SweepAlone = `-- name: SweepAlone :one
-SELECT pg_try_advisory_xact_lock(hashtextextended('txlimit: sweep', ('rate_limits'::regclass)::oid::bigint)) AS alone
+const SweepTurn = `-- name: SweepTurn :one
+SELECT t.state, t.at FROM _ratelimit_sweep_turn($1::text, $2::text, $3::interval, $4::timestamptz) AS t
 `
 
-func (q *Queries) SweepAlone(ctx context.Context) (bool, error) {
-	row := q.db.QueryRow(ctx, SweepAlone)
-	var alone bool
-	err := row.Scan(&alone)
-	return alone, err
+type SweepTurnParams struct {
+	Name  string
+	Step  string
+	Since time.Duration
+	Mine  *time.Time
+}
+
+type SweepTurnRow struct {
+	State pgtype.Text
+	At    pgtype.Timestamptz
+}
+
+func (q *Queries) SweepTurn(ctx context.Context, arg SweepTurnParams) (SweepTurnRow, error) {
+	row := q.db.QueryRow(ctx, SweepTurn,
+		arg.Name,
+		arg.Step,
+		arg.Since,
+		arg.Mine,
+	)
+	var i SweepTurnRow
+	err := row.Scan(&i.State, &i.At)
+	return i, err
 }

@@ -5,6 +5,56 @@
 -- An index on value or ts would find such rows, but would end heap-only updates. Instead, each batch looks at the next 1000 rows of
 -- the primary key, from where the batch before ended.
 
+-- Who sweeps: programs take turns, so that a limit is walked once in the time between two sweeps, however many there are. at is the last batch of a
+-- pass, done_at the end of the last one. name '': the holds of all limits. A lock of a row needs the right to update it; an advisory lock needs none,
+-- and whoever takes it would stop all sweeps.
+CREATE TABLE /* TEMPLATE: schema */rate_limit_sweeps (
+    name    text COLLATE "C" PRIMARY KEY,
+    at      timestamptz NOT NULL,
+    done_at timestamptz NOT NULL
+);
+
+COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_sweeps IS 'txlimit: when each limit was swept last, so that programs take turns';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_sweeps.name IS 'the name of the limit; '''': the holds of all limits';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_sweeps.at IS 'the instant of the last batch';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_sweeps.done_at IS 'when a pass over all rows was completed last';
+
+-- Says whether the caller may begin or go on with a pass, in this transaction: mine, and then its mark is at, which is to be passed as mine next;
+-- other: another program does, or has within `since`; locked: somebody has the row. step: begin; go on; or end, after the last batch. A pass whose
+-- program has done nothing for a minute is begun anew by another one, and its own finds another mark. It waits for no lock but a first row's.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_turn(
+    name text, step text, since interval, mine timestamptz, OUT state text, OUT at timestamptz
+)
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    now    timestamptz := clock_timestamp();
+    minute timestamptz := now - interval '1 minute';
+    due    timestamptz := now - since;
+    rec    record;
+BEGIN
+    SELECT s.at, s.done_at INTO rec FROM /* TEMPLATE: schema */rate_limit_sweeps AS s WHERE s.name = name;
+    IF NOT FOUND THEN
+        INSERT INTO /* TEMPLATE: schema */rate_limit_sweeps AS s (name, at, done_at) VALUES (name, '-infinity', '-infinity') ON CONFLICT DO NOTHING;
+    END IF;
+    state := CASE WHEN step = 'begin' AND rec.at BETWEEN minute AND now THEN 'other' ELSE 'locked' END;
+    SELECT s.at, s.done_at INTO rec FROM /* TEMPLATE: schema */rate_limit_sweeps AS s WHERE s.name = name FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    -- An instant that lies ahead is of a clock that has stepped back, and says nothing.
+    IF (CASE WHEN step = 'begin' THEN (rec.done_at BETWEEN due AND now) IS NOT TRUE AND (rec.at = mine OR (rec.at BETWEEN minute AND now) IS NOT TRUE)
+             ELSE rec.at = mine END) THEN
+        state := 'mine';
+        at := now;
+        UPDATE /* TEMPLATE: schema */rate_limit_sweeps AS s SET at = now, done_at = CASE WHEN step = 'end' THEN now ELSE s.done_at END WHERE s.name = name;
+    ELSE
+        state := 'other';
+    END IF;
+END
+$body$;
+
 -- Reports whether a row, one of `shards`, was full at an instant and at every later one. Then no call can tell it from a missing row. A
 -- row whose ts lies after the last refill before that instant (see _ratelimit_upto) differs from a missing one: its refills begin at its ts.
 -- Rows written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
@@ -329,7 +379,7 @@ $body$;
 
 -- Sweeps one batch of holds: the next 1000 rows of the primary key, after the given one. It deletes rows that count as absent since an hour,
 -- and gives back expired holds, where the numbers of the limit are known: published, and the same for all keys. It never waits for a lock.
--- next_name is NULL after the last batch. Commit after each: it holds the locks until then.
+-- next_name is NULL after the last batch. Commit after each: it holds the locks until then. The first one also deletes overrides that are over since a year.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_holds(
     after_name text, after_key text, after_id text, now timestamptz,
     OUT deleted integer, OUT ended integer, OUT next_name text, OUT next_key text, OUT next_id text
@@ -340,6 +390,7 @@ AS $body$
 DECLARE
     at    timestamptz := coalesce(now, clock_timestamp());
     hour  timestamptz := at - interval '1 hour'; -- then a clock that steps back by up to an hour changes nothing
+    year  timestamptz := at - interval '1 year';
     seen  integer := 0;
     due   text[] := '{}'; -- names and keys with expired holds, in pairs
     rec   record;
@@ -349,6 +400,14 @@ BEGIN
     END IF;
     deleted := 0;
     ended := 0;
+    -- The history of overrides, of a role that may. What ratelimit_add has added is subtracted later, and stays.
+    IF after_name = '' AND after_key = '' AND after_id = '' AND (SELECT has_table_privilege(y.typrelid, 'DELETE') FROM pg_catalog.pg_type AS y
+            WHERE y.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limit_overrides)::oid) THEN
+        DELETE FROM /* TEMPLATE: schema */rate_limit_overrides AS o WHERE o.id = ANY (ARRAY(
+            SELECT f.id FROM /* TEMPLATE: schema */rate_limit_overrides AS f
+             WHERE greatest(f.made_at, coalesce(least(f.until, f.removed_at), 'infinity')) < year AND f.added IS NULL
+             LIMIT 1000));
+    END IF;
     FOR rec IN
         SELECT h.name, h.key, h.id, h.unit, h.state <> 'held' AND h.until < hour AS over, h.state = 'held' AND h.token IS NOT NULL AND h.until <= at AS expired
           FROM /* TEMPLATE: schema */rate_limit_holds AS h
