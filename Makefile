@@ -28,7 +28,7 @@ TEST = go test -vet=off -count=1 -parallel 4 -timeout 5h
 OTHERS = $$(go list work | grep -v '/integration_test$$')
 
 # What takes minutes by nature, outside the integration tests.
-LONG = ^Test(EveryFigureRuns|ExactContendersGrantWithinTheBound|Growth|Soak|APlainServerConforms|TheStatementsForADistributedTableConform|AnApplicationsRoleSuffices|OneBadRowBlindsNoCommand)$$|^TestEveryExampleTellsItsStory$$/^(concurrency|llm-budget|river-dispatch)$$
+LONG = ^Test(EveryFigureRuns|ExactContendersGrantWithinTheBound|Growth|Soak|APlainServerConforms|TheStatementsForADistributedTableConform|AnApplicationsRoleSuffices|OneBadRowBlindsNoCommand|APoolOfOneConnection|BackendsAreTerminated|ConnectionsAreCut|TimeoutsOfTheServer|TheDiskIsFull|Failover|TheServerIsKilled|WhatHoldsBackCleanup|WhatAnOldSnapshotCosts)$$|^TestEveryExampleTellsItsStory$$/^(concurrency|llm-budget|river-dispatch)$$
 
 # Two packages at a time, since tests wait almost as much as they compute. The longest is the first.
 test: ## run the tests of every module, each rule once (ARGS=-v)
@@ -36,7 +36,7 @@ test: ## run the tests of every module, each rule once (ARGS=-v)
 
 long: ## run what make test leaves out, and at its usual size what it plays small (EXCEPT="tx http": but not these areas)
 	run=$$(integration_test/scripts/tests.sh -sized) && $(TEST) $(ARGS) -run "$$run" $(if $(EXCEPT),-skip "$$(integration_test/scripts/tests.sh $(EXCEPT))") ./integration_test
-	$(TEST) $(ARGS) -p 1 -run '$(LONG)' ./bench ./cmd/txlimit ./examples ./integration_test/soak ./integration_test/conformance
+	$(TEST) $(ARGS) -p 1 -run '$(LONG)' ./bench ./cmd/txlimit ./examples ./integration_test/faults ./integration_test/soak ./integration_test/conformance
 
 slowest: ## print which tests of make test took longest, in seconds (TARGET=long)
 	@$(MAKE) --no-print-directory $(or $(TARGET),test) ARGS=-v | sed -nE 's/^(FAIL.*)/\1/p; s/^--- ([A-Z]*: [^ ]*) \((.*)s\)$$/\2 \1/p' | sort -rn | head -n 40
