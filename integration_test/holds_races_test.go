@@ -33,6 +33,7 @@ func slotsAreTheirHolds(t *testing.T, db *pgxpool.Pool) {
 func TestHoldsAtMostNLive(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{"", pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
 			const n, workers, ttl = 3, 8, 150 * time.Millisecond
 			pool := newPool(t, workers+2)
 			slots := ratelimit.Slots("slots", n)
