@@ -96,6 +96,7 @@ func simulateRefunds(limit algebra.Limit, rule refundRule, burst int, maxReserve
 	end := start + algebra.Micros(llmSpan.Microseconds())
 	pause := float64(burst) * llmMean / (llmDemand * limit.Rate / float64(limit.Period.Microseconds()))
 	var rows []algebra.Row
+	var promised algebra.Micros
 	var running llmJobs
 	var ran []llmJob
 	arrived := 0
@@ -109,6 +110,7 @@ func simulateRefunds(limit algebra.Limit, rule refundRule, burst int, maxReserve
 		}
 		for len(running) > 0 && running[0].settled <= now {
 			job := heap.Pop(&running).(llmJob)
+			job.taken.Promised = promised
 			back := rule.back(limit, rows, job.taken, job.estimate-job.takes, job.settled)
 			rows = limit.Take(rows, 1, -back, job.settled)
 		}
@@ -118,6 +120,9 @@ func simulateRefunds(limit algebra.Limit, rule refundRule, burst int, maxReserve
 		}
 		rows = limit.Take(rows, 1, estimate, now)
 		at := limit.Repaid(rows, now)
+		if at > now {
+			promised = max(promised, at)
+		}
 		job := llmJob{at, at + algebra.Micros(takes.Microseconds()), estimate, takesTokens,
 			algebra.Taken{At: now, RunAt: at, Count: estimate, Held: rows[0].Value, Part: 1}}
 		heap.Push(&running, job)

@@ -63,12 +63,9 @@ func (m *holdLedger) String() string {
 	return strings.Join(s, "; ")
 }
 
-// comesBack is how much of x a limit takes back: nothing into a debt, which is of tokens that others have promised.
+// comesBack is how much of x a limit takes back: all that fits, also where more was charged than it had.
 func (m *holdLedger) comesBack(name string, x float64) float64 {
 	if name == "budget" {
-		if m.there[name] < 0 {
-			return 0
-		}
 		return min(x, exhaustiveBudget-m.there[name])
 	}
 	return x

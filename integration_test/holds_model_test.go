@@ -31,11 +31,8 @@ type holdsModel struct {
 
 const modelBudget = 100
 
-// move gives back, or charges what is below zero. A window in debt gets nothing back: others wait for what it has.
+// move gives back, or charges what is below zero.
 func (m *holdsModel) move(x float64) float64 {
-	if x > 0 && m.budget < 0 {
-		return 0
-	}
 	m.budget += x
 	return x
 }

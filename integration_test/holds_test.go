@@ -315,6 +315,55 @@ func TestHoldsOfUnlimited(t *testing.T) {
 		h.hold("c", time.Minute, ratelimit.Unlimited("calls").Key("ann"))
 		h.clock.Advance(time.Minute)
 		h.hold("c", time.Minute, ratelimit.Unlimited("calls").Key("ann")) // its own has expired
+
+		budget := slow("budget", 10).Key("ann") // what an expired hold took is still owed when its id is held without tokens
+		lost := h.hold("d", time.Minute, budget.Count(8)).Token
+		h.clock.Advance(time.Minute)
+		h.limits = &ratelimit.Limiter{Clock: h.clock.Now}
+		h.hold("d", time.Minute, ratelimit.Unlimited("budget").Key("ann"))
+		h.limits = &ratelimit.Limiter{Clock: h.clock.Now}
+		h.lost(lost, budget.Count(8))
+		h.hold("e", time.Minute, budget.Count(10))
+		h.refused(ratelimit.ReasonHeld, "d", time.Minute, budget)
+	})
+}
+
+// TestWhoSettlesFirstMakesNoDifference: a charge above the limit swallows nothing of what others give back, and no job waits for it.
+func TestWhoSettlesFirstMakesNoDifference(t *testing.T) {
+	onEveryHandle(t, func(t *testing.T, db handle) {
+		h := newHolder(t, db)
+		h.clock.now = noon.Add(-6 * time.Hour)
+		for _, limit := range []ratelimit.Limit{
+			slow("bucket", 100), slow("shards", 100, ratelimit.Shards(2)), ratelimit.FixedWindow("window", 100, 1000*time.Hour),
+			ratelimit.FixedWindow("saves up", 50, 1000*time.Hour, ratelimit.Capacity(100)), ratelimit.CalendarWindow("month", 100, ratelimit.Month),
+		} {
+			r := limit.Key("a")
+			first, second := h.hold("1", time.Hour, r.Count(50)).Token, h.hold("2", time.Hour, r.Count(50)).Token
+			h.settle(first, []float64{-1}, r.Count(51))
+			h.settle(second, []float64{45}, r.Count(5))
+			h.has(r, 44)
+
+			r = limit.Key("b")
+			h.hold("1", time.Second, r.Count(50))
+			second = h.hold("2", time.Hour, r.Count(50)).Token
+			h.settle(second, []float64{-10}, r.Count(60))
+			h.clock.Advance(time.Second)
+			h.hold("3", time.Hour, r.Count(40)) // of what the dead worker had
+			h.refused(ratelimit.ReasonQuota, "4", time.Hour, r.Count(1))
+
+			r = limit.Key("c")
+			consumed, err := h.limits.Consume(t.Context(), db, r.Count(100))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := h.limits.Charge(t.Context(), db, r.Count(1)); err != nil {
+				t.Fatal(err)
+			}
+			if refund, err := h.limits.Refund(t.Context(), db, consumed.Receipt(), r.Count(45)); err != nil || refund.Requests[0].Refunded != 45 {
+				t.Fatalf("%v: %+v, %v", limit, refund, err)
+			}
+			h.has(r, 44)
+		}
 	})
 }
 

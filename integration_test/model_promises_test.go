@@ -125,6 +125,7 @@ func (a smallAction) String() string {
 type smallState struct {
 	now     algebra.Micros
 	rows    [][]algebra.Row
+	waits   [4]algebra.Micros // by limit: until then, work waits
 	jobs    []smallJob
 	refunds []span
 	done    []smallAction
@@ -220,6 +221,9 @@ func (w smallWorld) take(s smallState, a smallAction) (smallState, bool) {
 		for k, d := range ds {
 			i := places[k]
 			rows[i] = d.Limit.Spread(d.Rows, d.Shards, lefts[k], s.now)
+			if runAt > s.now {
+				s.waits[i] = max(s.waits[i], runAt)
+			}
 			held := 0.0
 			for _, row := range rows[i] {
 				held += row.Value
@@ -241,8 +245,11 @@ func (w smallWorld) refund(s smallState, a smallAction) smallState {
 		p := &job.parts[k]
 		l, rows := w.numbers[p.limit], s.rows[p.limit]
 		asked := p.left * a.part
+		p.taken.Promised = s.waits[p.limit]
 		if back := l.Refund(rows, p.taken, asked, s.now); back > 0 && len(rows) > 0 {
-			p.taken.Held += min(back, max(-l.Total(rows, s.now), 0))
+			if p.taken.Promised > s.now {
+				p.taken.Held += min(back, max(-l.Total(rows, s.now), 0))
+			}
 			s.rows[p.limit] = l.Take(rows, len(rows), -back, s.now)
 		}
 		p.left -= asked

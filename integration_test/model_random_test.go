@@ -96,7 +96,7 @@ func readReceipt(t *testing.T, text ratelimit.Receipt) grant {
 // readTable reads the table.
 func readTable(t *testing.T, db querier) inmemory.Table {
 	t.Helper()
-	rows, err := db.Query(t.Context(), `SELECT name, key, shard, shards, value, ts FROM rate_limits ORDER BY name, key, shard`)
+	rows, err := db.Query(t.Context(), `SELECT name, key, shard, shards, value, ts, promised FROM rate_limits ORDER BY name, key, shard`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,11 +105,16 @@ func readTable(t *testing.T, db querier) inmemory.Table {
 	var shard, shards int
 	var value float64
 	var ts time.Time
-	_, err = pgx.ForEachRow(rows, []any{&id.Name, &id.Key, &shard, &shards, &value, &ts}, func() error {
+	var promised *time.Time
+	_, err = pgx.ForEachRow(rows, []any{&id.Name, &id.Key, &shard, &shards, &value, &ts, &promised}, func() error {
 		if shard != len(m[id]) {
 			return fmt.Errorf("%v: shard %d after %d others", id, shard, len(m[id]))
 		}
-		m[id] = append(m[id], inmemory.Row{Row: algebra.Row{Value: value, TS: algebra.At(ts)}, Shards: shards})
+		row := inmemory.Row{Row: algebra.Row{Value: value, TS: algebra.At(ts)}, Shards: shards}
+		if promised != nil {
+			row.Promised = algebra.At(*promised)
+		}
+		m[id] = append(m[id], row)
 		return nil
 	})
 	if err != nil {

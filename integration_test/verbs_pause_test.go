@@ -154,7 +154,7 @@ func TestResume(t *testing.T) {
 	})
 }
 
-// TestWhatComesBackInAPause: refunds repay what is owed. Reservations keep their instants, and later ones get later ones.
+// TestWhatComesBackInAPause: refunds repay what waiting work owes. Reservations keep their instants, and later ones get later ones.
 func TestWhatComesBackInAPause(t *testing.T) {
 	behaviour(t, func(w world) {
 		for _, shards := range []int{1, 3} {
@@ -171,10 +171,10 @@ func TestWhatComesBackInAPause(t *testing.T) {
 			w.holds(r, 0)
 			w.charge(r.Count(5))
 			result := w.refund(receipt, r.Count(8))
-			if result.Requests[0].Refunded != 3 { // what is owed is subtracted, as always
+			if result.Requests[0].Refunded != 0 { // a charge owes it, and no work waits for it
 				w.Fatalf("%+v", result)
 			}
-			w.holds(r, -2)
+			w.holds(r, -5)
 
 			w.holds(limit.Key("owing"), -5)
 			later := w.reserve(limit.Key("owing").Count(1))
@@ -191,11 +191,11 @@ func TestWhatComesBackInAPause(t *testing.T) {
 			receipt = w.grant(limit.Key("behind").Count(8)).Receipt()
 			w.charge(limit.Key("behind").Count(18))
 			w.clock.Advance(-10 * time.Second)
-			if result := w.refund(receipt, limit.Key("behind").Count(8)); result.Requests[0].Refunded != 2 {
+			if result := w.refund(receipt, limit.Key("behind").Count(8)); result.Requests[0].Refunded != 0 {
 				w.Fatalf("%+v", result)
 			}
 			w.clock.Advance(10 * time.Second)
-			w.holds(limit.Key("behind"), -4)
+			w.holds(limit.Key("behind"), -6)
 
 			// Once it is over, refunds are as always.
 			receipt = w.grant(limit.Key("bob").Count(8)).Receipt()
@@ -381,7 +381,7 @@ func TestPauseOnOtherHandles(t *testing.T) {
 	}
 }
 
-// TestHoldsInAPause: a hold that is settled, released or over repays only what is owed.
+// TestHoldsInAPause: of a hold that is settled, released or over, nothing comes back.
 func TestHoldsInAPause(t *testing.T) {
 	t.Parallel()
 	onEveryHandle(t, func(t *testing.T, db handle) {
@@ -401,7 +401,7 @@ func TestHoldsInAPause(t *testing.T) {
 			w.pause(h.clock.now.Add(time.Minute), limit.Key(key+" 2"))
 			w.charge(limit.Key(key + " 2").Count(5))
 			end(token, limit.Key(key+" 2"), 3)
-			w.holds(limit.Key(key+" 2"), -2)
+			w.holds(limit.Key(key+" 2"), -5) // as after the charge: who settles first makes no difference
 		}
 		r := limit.Key("over")
 		h.hold("job 3", time.Second, r.Count(8))

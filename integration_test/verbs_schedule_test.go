@@ -439,6 +439,7 @@ func TestSettlingInAFixedWindowGivesNothingBackToALaterOne(t *testing.T) {
 	}
 	model := numbers(limit, "team")
 	var rows []algebra.Row
+	var promised algebra.Micros
 	jobs := map[int64]*pending{}
 	var waiting []int64
 	var refunded, late, behind, charged, indebted int
@@ -456,6 +457,9 @@ func TestSettlingInAFixedWindowGivesNothingBackToALaterOne(t *testing.T) {
 			id := q.enqueue(estimate, r.IntN(4) == 0)
 			runAt, lefts, _ := algebra.Reserve([]algebra.Demand{{Limit: model, Rows: rows, Shards: 1, Count: estimate, Lowest: math.Inf(-1)}}, now, algebra.Forever)
 			rows = model.Spread(rows, 1, lefts[0], now)
+			if runAt > now {
+				promised = max(promised, runAt)
+			}
 			waiting = append(waiting, id)
 			jobs[id] = &pending{estimate: estimate, taken: algebra.Taken{At: now, RunAt: runAt, Count: estimate, Held: rows[0].Value, Part: 1}}
 			var told time.Time
@@ -485,6 +489,7 @@ func TestSettlingInAFixedWindowGivesNothingBackToALaterOne(t *testing.T) {
 				charged++
 				rows = model.Take(rows, 1, j.cost-j.estimate, now)
 			case j.cost < j.estimate:
+				j.taken.Promised = promised
 				back := model.Refund(rows, j.taken, j.estimate-j.cost, now)
 				rows = model.Take(rows, 1, -back, now)
 				switch {

@@ -18,6 +18,9 @@ EXECUTE pg_catalog.replace($engine$
 -- value is the balance in tokens at the instant ts. Below zero, reservations and charges owe tokens. The row does not hold the
 -- tokens that were refilled since ts: every reader adds them (_ratelimit_available).
 --
+-- promised is written by reservations that have to wait, in all rows of the key, and read by give-backs: until then, a debt is of waiting work
+-- (docs/refunds.md).
+--
 -- COLLATE "C" compares names and keys byte by byte, so that all callers lock rows in the same order (CONCURRENCY.md, D1).
 -- The fillfactor leaves room for the row's next version on its page, and no index has value or ts: updates are heap-only.
 -- The table has no CHECK constraints (G1).
@@ -28,6 +31,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limits (
     shards smallint         NOT NULL,
     value  double precision NOT NULL,
     ts     timestamptz      NOT NULL,
+    promised timestamptz,
     PRIMARY KEY (name, key, shard)
 ) WITH (fillfactor = 90);
 
@@ -44,6 +48,8 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.shards IS 'the number of row
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.value IS 'the balance in tokens at the instant ts, without what was refilled since; below zero, tokens are owed';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.ts IS 'the instant of the balance';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.promised IS 'the latest instant at which work that had to wait was told to run; NULL: none had to';
 
 -- The tokens in a row at `upto` (see _ratelimit_upto). Time that runs backwards refills nothing. All functions in it are
 -- IMMUTABLE, so that the planner inlines it.
@@ -141,6 +147,10 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_decision AS (granted boolean, at ti
 CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[],
     taken double precision);
 
+-- The answer of a refund, and of the end of a hold. state: done; repeated; lost. The rows are those of after. moved: by limit, the tokens that came back; below zero: that were charged. lost: the positions of the lost.
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_settled AS (state text, at timestamptz, ord integer[], value double precision[], ts timestamptz[],
+    moved double precision[], lost integer[]);
+
 -- The arguments that the functions share:
 --   rate, period   `rate` tokens per `period` (an interval without months)
 --   capacity       the most tokens that can be saved up
@@ -150,7 +160,7 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at t
 --   windows        a calendar window: the starts of its windows around the present, in order. It gets `rate` tokens at each.
 --                  Then start is the first of them, and period the longest of those before, or 0 (see _ratelimit_available). Refills after the last one
 --                  are not counted. NULL: not a calendar window
---   count, floor   take `count` if at least `floor` is left: 0 usually, -maxReserved to reserve, -Infinity to charge; always less the
+--   count, floor   take `count` if at least `floor` is left: 0 usually, -maxReserved to reserve (-1e300 at the least), -Infinity to charge; always less the
 --                  tolerance (_ratelimit_tolerance), which the caller subtracts
 --   now            NULL: clock_timestamp()
 --   or_raise       true: a denial is raised as an error (_ratelimit_raise) instead of being returned
@@ -210,6 +220,11 @@ BEGIN
                 RETURNING r.value, r.ts INTO value, ts;
             END IF;
             IF value IS NOT NULL THEN
+                IF value < '0' AND floor > '-Infinity' THEN -- a reservation
+                    UPDATE /* TEMPLATE: schema */rate_limits AS r
+                       SET promised = greatest(r.promised, /* TEMPLATE: schema */_ratelimit_promise(value, floor, ts, rate, period, capacity))
+                     WHERE r.name = name AND r.key = key AND r.shard = 0;
+                END IF;
                 RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
             END IF;
         END IF;
@@ -248,8 +263,8 @@ BEGIN
             RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_literal(name) || ': the request can never be granted';
         ELSE
             -- Waits for another transaction's INSERT of the same key. If that commits, nothing is inserted here.
-            INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
-            VALUES (name, key, 0, 1, capacity - count, at)
+            INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts, promised)
+            VALUES (name, key, 0, 1, capacity - count, at, /* TEMPLATE: schema */_ratelimit_promise(capacity - count, floor, at, rate, period, capacity))
             ON CONFLICT DO NOTHING
             RETURNING r.value, r.ts INTO value, ts;
             IF FOUND THEN
@@ -513,6 +528,7 @@ DECLARE
     owns   timestamptz[] := '{}';      -- the instant at which the limit alone would let the work run
     run_at timestamptz;                -- the instant at which the work may run
     taken  double precision;           -- what every limit gives
+    promised timestamptz;              -- when the work may run, if it has to wait: see _ratelimit_promise
 
     v         double precision[];      -- the values of one limit's rows
     t         timestamptz[];           -- their ts
@@ -710,10 +726,12 @@ BEGIN
             -- 4. Take the tokens, and spread the rest evenly over the shards.
             ord := '{}'; value := '{}'; ts := '{}';
             FOREACH i IN ARRAY places LOOP
+                promised := CASE WHEN NOT reserve THEN /* TEMPLATE: schema */_ratelimit_promise(lefts[i], floors[i], latest[i], rates[i], periods[i], capacities[i])
+                    WHEN run_at > at THEN run_at END;
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
                         UPDATE /* TEMPLATE: schema */rate_limits AS r
-                           SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at)
+                           SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at), promised = greatest(r.promised, promised)
                          WHERE r.name = names[i] AND r.key = keys[i]
                         RETURNING r.value, r.ts
                     LOOP
@@ -722,11 +740,12 @@ BEGIN
                         ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
                 ELSE -- the first use, or a new number of shards
+                    promised := greatest(promised, (SELECT max(r.promised) FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0));
                     DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
                     m := 0;
                     FOR rec IN
-                        INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
-                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i]
+                        INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts, promised)
+                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i], promised
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
                         RETURNING r.value, r.ts
@@ -750,13 +769,25 @@ BEGIN
 END
 $body$;
 
--- What may come back of a call's tokens at an instant, to a limit with these rows: `back`, which may be more than fits. `total` is what is
--- there. Limit.Refund in internal/algebra/promise.go has the rule, docs/refunds.md the reasons. The arguments are those of
+-- When work may run that leaves a token bucket's rows this balance, or NULL if it does not wait. A floor of -Infinity is a charge's, which
+-- promises nothing. ts: the latest of the rows. Promise in internal/algebra/promise.go has the same rule.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_promise(
+    "left" double precision, floor double precision, ts timestamptz, rate double precision, period interval, capacity double precision
+) RETURNS timestamptz
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN CASE WHEN floor > '-Infinity' AND rate > '0' AND "left" < -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN
+    CASE WHEN -"left" / rate * (date_part('epoch', period) * '1e6') < '3e15' THEN
+        ts + ceil(-"left" / rate * (date_part('epoch', period) * '1e6')) * interval '1 microsecond' ELSE 'infinity' END END;
+
+-- What comes back of a call's tokens at an instant, to a limit with these rows: `back`. `total` is what is there, `waiting` whether work waits
+-- that was promised what is owed. This is the rule of every give-back: Refund, Settle, Release, and expired holds. Limit.Refund in
+-- internal/algebra/promise.go is the same, docs/refunds.md has the reasons. promised is the latest of the rows; the other arguments are those of
 -- _ratelimit_refund, of one limit.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_give_back(
-    value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz,
+    value double precision[], ts timestamptz[], promised timestamptz, at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz,
     count double precision, taken double precision, held double precision, part double precision,
-    taken_at timestamptz, run_at timestamptz, windows timestamptz[], OUT total double precision, OUT back double precision
+    taken_at timestamptz, run_at timestamptz, windows timestamptz[], OUT total double precision, OUT back double precision, OUT waiting boolean
 )
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
@@ -765,8 +796,10 @@ DECLARE
     latest timestamptz := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)); -- the latest ts, or now if that is later
     wait   double precision; -- the number of windows from now until the work was to run
     owing  double precision; -- a balance below this is a debt
+    owed   double precision; -- to waiting work
 BEGIN
     back := 0;
+    waiting := coalesce(promised > at, false);
     -- Give nothing back for an argument that is not a number (NaN is above all numbers), or if the rows and the clock
     -- are older than taken_at.
     IF (least(count, rate, capacity, taken, part) >= '0'
@@ -775,14 +808,16 @@ BEGIN
         RETURN;
     END IF;
     total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
+    count := greatest(least(count, capacity - total), '0');
     IF start IS NULL THEN
-        IF latest > at THEN -- paused: only what is owed comes back, and nothing is refilled until latest
-            count := least(count, greatest(-total, 0));
+        owed := CASE WHEN waiting THEN greatest(-total, '0') ELSE 0 END;
+        IF latest > at THEN -- paused: only what waiting work owes comes back, and nothing is refilled until latest
+            count := least(count, owed);
             latest := CASE WHEN at >= taken_at THEN at ELSE latest END;
         END IF;
         back := capacity * part - held
             - date_part('epoch', latest - taken_at) * rate / date_part('epoch', period);
-        back := least(greatest(back + least(total, 0), 0), count);
+        back := least(greatest(back - owed, '0'), count);
     ELSE
         -- The windows that have begun before the first of the list or begin after its last are not known.
         wait := CASE WHEN latest < windows[1] OR run_at > windows[pg_catalog.cardinality(windows)] THEN '-1'
@@ -791,7 +826,8 @@ BEGIN
             / date_part('epoch', period)) END;
         owing := /* TEMPLATE: schema */_ratelimit_even(total, rate, capacity);
         back := CASE
-            WHEN capacity - taken < -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) OR wait < '0' OR total + wait * rate < owing THEN 0
+            WHEN capacity - taken < -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) OR wait < '0' THEN 0
+            WHEN (wait > '0' OR waiting) AND total + wait * rate < owing THEN 0
             WHEN wait > '0' AND total + (wait - '1') * rate >= owing THEN 0
             WHEN wait > '0' AND capacity > rate AND total + count + (wait - '1') * rate >= owing THEN 0
             ELSE count END;
@@ -799,14 +835,15 @@ BEGIN
 END
 $body$;
 
--- Gives tokens back to several limits, as many as break no promise made to a reservation: _ratelimit_give_back.
+-- Gives tokens back to several limits: _ratelimit_give_back.
 --
 --   counts       the tokens to give back
 --   taken        the tokens that the refunded call took at taken_at; its work was to run at run_at
 --   held, parts  the tokens that were left in the rows that it took from, and their part of the limit: 1 for all rows, or
 --                1/shards for one shard
 --
--- Returns the rows as they were before, with ord. A limit without rows is full and gets nothing.
+-- Returns the rows as they are then, what came back, and in `lost` the positions of the limits of which work waits that is promised what
+-- they owe. A limit without rows is full and gets nothing.
 --
 -- Locks all rows of each limit. The arguments must be in the common order (name, key, shard). If another transaction has
 -- changed the set of rows meanwhile, the subtransaction releases the locks and the loop tries again (CONCURRENCY.md, C7).
@@ -815,7 +852,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_refund(
     counts double precision[], taken double precision[], held double precision[], parts double precision[],
     taken_at timestamptz, run_at timestamptz, now timestamptz DEFAULT NULL,
     windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
+) RETURNS /* TEMPLATE: schema */_ratelimit_settled
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -829,8 +866,10 @@ DECLARE
     v      double precision[]; -- the values of one limit's rows
     t      timestamptz[];      -- their ts
     m      integer;            -- their number
-    total  double precision;   -- the tokens in all of them together
-    back   double precision;   -- the tokens that are given back
+    last   timestamptz;        -- the latest of their promised
+    g      record;             -- the answer of _ratelimit_give_back
+    moved  double precision[];
+    owed   integer[];          -- the positions of the limits of which work waits
 BEGIN
     FOR attempt IN 1..100 LOOP
         BEGIN
@@ -841,30 +880,36 @@ BEGIN
                 locked[i] := m;
             END LOOP;
             at := coalesce(now, clock_timestamp()); -- locking may have waited
-            ord := '{}'; value := '{}'; ts := '{}';
+            ord := '{}'; value := '{}'; ts := '{}'; owed := '{}';
+            moved := pg_catalog.array_fill('0'::double precision, ARRAY[pg_catalog.cardinality(names)]);
             FOR i IN 1..pg_catalog.cardinality(names) LOOP
                 SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
-                       count(*)
-                  INTO v, t, m
+                       count(*), max(r.promised)
+                  INTO v, t, m, last
                   FROM /* TEMPLATE: schema */rate_limits AS r
                  WHERE r.name = names[i] AND r.key = keys[i];
                 IF m <> locked[i] THEN
                     RAISE SQLSTATE 'RL001';
                 END IF;
                 CONTINUE WHEN m = 0;
+                SELECT b.total, b.back, b.waiting INTO g
+                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, last, at, rates[i], periods[i], capacities[i], starts[i], counts[i], taken[i], held[i], parts[i],
+                       taken_at, run_at, windows[firsts[i]:lasts[i]]) AS b;
+                IF g.waiting THEN
+                    owed := pg_catalog.array_append(owed, i);
+                END IF;
+                IF g.back > '0' THEN -- a later ts in a full row would cost refills if the clock steps back
+                    moved[i] := g.back;
+                    v := pg_catalog.array_fill(least(g.total + g.back, capacities[i]) / m::double precision, ARRAY[m]);
+                    t := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(t) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
+                    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
+                     WHERE r.name = names[i] AND r.key = keys[i];
+                END IF;
                 ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
                 value := pg_catalog.array_cat(value, v);
                 ts := pg_catalog.array_cat(ts, t);
-                SELECT g.total, g.back INTO total, back
-                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, at, rates[i], periods[i], capacities[i], starts[i], counts[i], taken[i], held[i], parts[i],
-                       taken_at, run_at, windows[firsts[i]:lasts[i]]) AS g;
-                IF back > '0' AND total < capacities[i] THEN -- a later ts in a full row would cost refills if the clock steps back
-                    UPDATE /* TEMPLATE: schema */rate_limits AS r
-                       SET value = least(total + back, capacities[i]) / m::double precision, ts = greatest(r.ts, at)
-                     WHERE r.name = names[i] AND r.key = keys[i];
-                END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
+            RETURN ROW('done', at, ord, value, ts, moved, owed)::/* TEMPLATE: schema */_ratelimit_settled;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
@@ -949,6 +994,7 @@ DECLARE
     t       timestamptz[];      -- their ts
     m       integer;            -- their number
     alike   boolean;            -- true if they have the limit's number of shards
+    last    timestamptz;        -- the latest promised of all rows of both limits
     balance double precision;   -- of the limit to move to
     i       integer;
 BEGIN
@@ -966,8 +1012,8 @@ BEGIN
     latest := at;
     FOREACH i IN ARRAY ARRAY[1, 2] LOOP
         SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard),
-               count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i])
-          INTO v, t, m, latest, alike
+               count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i]), greatest(max(r.promised), last)
+          INTO v, t, m, latest, alike, last
           FROM /* TEMPLATE: schema */rate_limits AS r
          WHERE r.name = names[i] AND r.key = keys[i];
         totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
@@ -975,12 +1021,12 @@ BEGIN
     balance := least(totals[2], greatest(floor, capacities[2] - (capacities[1] - totals[1])));
     IF m = shards[2] AND alike THEN
         UPDATE /* TEMPLATE: schema */rate_limits AS r
-           SET value = balance / shards[2]::double precision, ts = latest
+           SET value = balance / shards[2]::double precision, ts = latest, promised = last
          WHERE r.name = names[2] AND r.key = keys[2];
     ELSE -- a new number of shards
         DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[2] AND r.key = keys[2];
-        INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
-        SELECT names[2], keys[2], s, shards[2], balance / shards[2]::double precision, latest
+        INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts, promised)
+        SELECT names[2], keys[2], s, shards[2], balance / shards[2]::double precision, latest, last
           FROM generate_series(0, shards[2] - 1) AS s;
     END IF;
     RETURN balance;
@@ -1414,6 +1460,7 @@ DECLARE
     available double precision[];
     upto    timestamptz[];
     listed  timestamptz[];        -- the windows of an ask's definition, if it is a calendar window
+    promised timestamptz[];       -- by key, for keys with asks: when work may run that has to wait
     first   integer;
     last    integer;
     granted boolean;
@@ -1481,6 +1528,10 @@ BEGIN
                     taken[k] := true;
                     held[k] := available[j] - ask_counts[j];
                     since[k] := greatest(since[k], at);
+                    d := ask_defs[j];
+                    IF held[k] < '0' AND ask_floors[j] > '-Infinity' THEN
+                        promised[k] := greatest(promised[k], /* TEMPLATE: schema */_ratelimit_promise(held[k], ask_floors[j], since[k], rates[d], periods[d], capacities[d]));
+                    END IF;
                 END LOOP;
             END IF;
             first := last + 1;
@@ -1490,7 +1541,7 @@ BEGIN
         -- has changed since the snapshot, the UPDATE waits and locks the new version without writing it. So it locks all its
         -- rows, in order (E2). It does not begin if other rows have to be locked as well (CONCURRENCY.md, E3).
         WITH s AS MATERIALIZED (
-            SELECT c.i, c.name, c.key, c.value, c.ts, c.shards, c.n,
+            SELECT c.i, c.name, c.key, c.value, c.ts, c.shards, c.n, c.floor, c.rate, c.period, c.capacity,
                    CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after
               FROM (
                 SELECT b.*,
@@ -1501,7 +1552,7 @@ BEGIN
                                 least(b.repeats, floor((b.available - b.floor) / b.count) - '1')
                             ELSE least(b.repeats, floor((b.available - b.floor) / b.count)) END AS n
                   FROM (
-                    SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
+                    SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, a.repeats, a.count, a.floor, a.rate, a.period, a.capacity,
                            /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
@@ -1518,7 +1569,9 @@ BEGIN
               ) AS c
         ), u AS (
             UPDATE /* TEMPLATE: schema */rate_limits AS r
-               SET value = s.after, ts = greatest(s.ts, at)
+               SET value = s.after, ts = greatest(s.ts, at),
+                   promised = CASE WHEN s.after < '0' THEN
+                       greatest(r.promised, /* TEMPLATE: schema */_ratelimit_promise(s.after, s.floor, greatest(s.ts, at), s.rate, s.period, s.capacity)) ELSE r.promised END
               FROM s
              WHERE r.name = ANY (ARRAY[CASE WHEN s.i > 0 THEN s.name END]) AND r.key = s.key AND r.shard = 0 * s.i -- (E6)
                AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
@@ -1611,7 +1664,7 @@ BEGIN
             IF taken[k] THEN
                 -- Citus cannot send an element of an array that stands alone in SET.
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = coalesce(held[k]), ts = coalesce(since[k])
+                   SET value = coalesce(held[k]), ts = coalesce(since[k]), promised = greatest(r.promised, promised[k])
                  WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0;
                 ord := pg_catalog.array_append(ord, k);
                 value := pg_catalog.array_append(value, before_value[k]);
@@ -3340,7 +3393,7 @@ BEGIN
         RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until, NULL)::/* TEMPLATE: schema */_ratelimit_request;
     END IF;
     IF wrong IS NULL AND verb = 'reserve' THEN
-        floor := coalesce(-max_reserved, '-Infinity');
+        floor := coalesce(-max_reserved, '-1e300'); -- -Infinity is a charge's
         IF kind = 'calendar window' THEN
             floor := greatest(floor, rate * '-100');
             ahead := ceil(-floor / rate)::integer + 2;
@@ -4166,10 +4219,6 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.until IS 'held: from th
 CREATE TYPE /* TEMPLATE: schema */_ratelimit_held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
     ts timestamptz[], free_at timestamptz[]);
 
--- state: done; repeated; lost. The rows are those of after. moved: by limit, the tokens that came back; below zero: that were charged. lost: the positions of the lost.
-CREATE TYPE /* TEMPLATE: schema */_ratelimit_settled AS (state text, at timestamptz, ord integer[], value double precision[], ts timestamptz[],
-    moved double precision[], lost integer[]);
-
 -- Gives back expired holds of limits whose rows are all locked. Returns how many ended: at most 1000 of each key; the caller asks again.
 --
 -- It never waits: a hold that somebody has locked is being extended or settled. The SELECT that locks asks state and until again, on the
@@ -4188,13 +4237,14 @@ DECLARE
     m     integer;            -- the number of rows of a limit
     v     double precision[]; -- their values
     t     timestamptz[];      -- their ts
+    last  timestamptz;        -- the latest of their promised
     freed double precision;   -- the tokens that came back
     total double precision;
     back  double precision;
     rec   record;
 BEGIN
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*) INTO v, t, m
+        SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), max(r.promised) INTO v, t, m, last
           FROM /* TEMPLATE: schema */rate_limits AS r
          WHERE r.name = names[i] AND r.key = keys[i];
         freed := 0;
@@ -4212,8 +4262,8 @@ BEGIN
                 total := v[1];
                 back := least(rec.count, -total);
             ELSIF rec.unit = 'tokens' AND rates[i] > '0' THEN
-                SELECT g.total, least(g.back, capacities[i] - g.total) INTO total, back
-                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, at, rates[i], periods[i], capacities[i], starts[i], rec.count, rec.count, rec.rest, rec.part,
+                SELECT g.total, g.back INTO total, back
+                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, last, at, rates[i], periods[i], capacities[i], starts[i], rec.count, rec.count, rec.rest, rec.part,
                        rec.taken_at, rec.taken_at, windows[firsts[i]:lasts[i]]) AS g;
             END IF;
             back := greatest(coalesce(back, '0'), '0');
@@ -4314,6 +4364,14 @@ BEGIN
     IF state = 'taken' THEN
         until := ends;
         FOREACH i IN ARRAY met LOOP
+            -- An expired hold that is still to come back, where this one takes nothing: it goes on under an id that no caller can have.
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET id = '~' || h.token::text
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND h.state = 'held' AND h.unit <> 'none' AND h.token IS NOT NULL;
+            IF FOUND THEN
+                INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+                VALUES (names[i], keys[i], own, kind, coalesce(units[i]), own_token, coalesce(counts[i]), d.at, coalesce(rest[i]), coalesce(part[i]), ends);
+                CONTINUE;
+            END IF;
             UPDATE /* TEMPLATE: schema */rate_limit_holds AS h
                SET state = kind, unit = coalesce(units[i]), token = own_token, count = coalesce(counts[i]), taken_at = d.at,
                    rest = coalesce(rest[i]), part = coalesce(part[i]), until = ends
@@ -4502,11 +4560,11 @@ DECLARE
     m      integer;            -- the number of rows of a limit
     v      double precision[]; -- their values
     t      timestamptz[];      -- their ts
+    last   timestamptz;        -- the latest of their promised
     w      timestamptz[];      -- the windows of a calendar window
     latest timestamptz;        -- the latest ts, or now if that is later
     total  double precision;
     x      double precision;   -- what comes back; below zero: what is charged
-    back   double precision;
 BEGIN
     IF (n > 0 AND taking BETWEEN 0 AND n AND n = pg_catalog.cardinality(keys) AND n = pg_catalog.cardinality(lifted) AND n = pg_catalog.cardinality(rates)
         AND n = pg_catalog.cardinality(used) AND '0' <= ALL (used) AND '1e15' >= ALL (used) AND release IS NOT NULL AND own IS NOT NULL) IS NOT TRUE
@@ -4554,8 +4612,8 @@ BEGIN
         x := 0;
         m := 0;
         IF i <= taking THEN
-            SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at)
-              INTO v, t, m, latest
+            SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at), max(r.promised)
+              INTO v, t, m, latest, last
               FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
@@ -4574,10 +4632,9 @@ BEGIN
                 x := least('0', rec.count - used[i]); -- what it kept is paid
             END IF;
             IF x > '0' THEN
-                SELECT least(g.back, capacities[i] - total) INTO back
-                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, at, rates[i], periods[i], capacities[i], starts[i], x, rec.count, rec.rest, rec.part,
+                SELECT g.back INTO x
+                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, last, at, rates[i], periods[i], capacities[i], starts[i], x, rec.count, rec.rest, rec.part,
                        rec.taken_at, rec.taken_at, w) AS g;
-                x := greatest(coalesce(back, '0'), '0');
             ELSIF lifted[i] THEN
                 x := 0;
             END IF;
@@ -6517,7 +6574,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_check_definition,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_same_windows,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_sweep_turn,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,_ratelimit_zone,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_check_definition,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_promise,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_same_windows,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_sweep_turn,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,_ratelimit_zone,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -6602,7 +6659,6 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_free_at(name text, key text, valu
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_claim(own text, own_token uuid, taking integer, units text[], names text[], keys text[], shards integer[], counts double precision[], d /* TEMPLATE: schema */_ratelimit_decisions, at timestamptz, INOUT until timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_known(own text, taking integer, names text[], keys text[], at timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_reclaim(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP TYPE /* TEMPLATE: schema */_ratelimit_settled;
 DROP TYPE /* TEMPLATE: schema */_ratelimit_held;
 DROP INDEX /* TEMPLATE: schema */rate_limit_holds_held;
 DROP TABLE /* TEMPLATE: schema */rate_limit_holds;
@@ -6723,13 +6779,15 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(name text, keys text
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_move(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floor double precision, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_lock(names text[], keys text[], capacities double precision[], shards integer[], now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_give_back(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, taken double precision, held double precision, part double precision, taken_at timestamptz, run_at timestamptz, windows timestamptz[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_give_back(value double precision[], ts timestamptz[], promised timestamptz, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, taken double precision, held double precision, part double precision, taken_at timestamptz, run_at timestamptz, windows timestamptz[]);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_promise("left" double precision, floor double precision, ts timestamptz, rate double precision, period interval, capacity double precision);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_costly(shards smallint);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_here(place regtype);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]);
+DROP TYPE /* TEMPLATE: schema */_ratelimit_settled;
 DROP TYPE /* TEMPLATE: schema */_ratelimit_decisions;
 DROP TYPE /* TEMPLATE: schema */_ratelimit_decision;
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_one_server();

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "5d82262dc5bcc61da0f811b9123821fd6bedc8b45024da91dd5a201b6c6f47a6"
+const Hash = "f979a99dbdca5234d43fcf7447a8520905a6be83b462879d62188e40563548db"

@@ -124,7 +124,7 @@ func (c *call) apply(ctx context.Context, now *time.Time, orRaise bool) statemen
 	)}
 }
 
-// refund gives the demands back. The answer is the rows as they were before: the refunded tokens are worked out from them.
+// refund gives the demands back.
 func refund(r *receipt, ds []demand, now *time.Time) statement {
 	c := columnsOf(ds)
 	taken, held, parts := make([]float64, len(ds)), make([]float64, len(ds)), make([]float64, len(ds))
@@ -133,7 +133,7 @@ func refund(r *receipt, ds []demand, now *time.Time) statement {
 		taken[i], held[i], parts[i] = t.Count, t.Held, t.Part
 	}
 	sql, names, keys := c.choose(dbsqlc.RefundOne, dbsqlc.Refund)
-	return statement{sql: sql, demands: len(ds), read: readSeveral, args: arguments(
+	return statement{sql: sql, demands: len(ds), read: readSettled, args: arguments(
 		names, keys,
 		c.rates, c.periods, c.capacities, c.starts,
 		c.counts, taken, held, parts,

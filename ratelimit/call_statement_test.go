@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"context"
 	"errors"
-	"math"
 	"reflect"
 	"slices"
 	"testing"
@@ -122,7 +121,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 				Op: "consume", Names: []string{"bucket", "window", "z shards"}, Keys: []string{"ann", "bob", "cid"},
 				Rates: []float64{2, 3, 4}, Periods: []time.Duration{time.Second, time.Minute, time.Hour}, Capacities: []float64{7, 8, 9},
 				Starts: []pgtype.Timestamptz{{}, begun, {Time: hour, Valid: true}}, Shards: []int32{1, 1, 6},
-				Counts: []float64{1.5, 6, 1}, Floors: []float64{lowest(7, -5), math.Inf(-1), math.Inf(-1)}, ShardA: []int32{0, 0, 3}, ShardB: []int32{0, 0, 1},
+				Counts: []float64{1.5, 6, 1}, Floors: []float64{lowest(7, -5), -1e300, -1e300}, ShardA: []int32{0, 0, 3}, ShardB: []int32{0, 0, 1},
 				Reserve: true, Now: &noon, OrRaise: true,
 			})
 			return err
@@ -149,7 +148,7 @@ func TestStatementsAreWhatSqlcSends(t *testing.T) {
 		"one that reserves": {verbReserve, []Request{shards.Key("cid").Count(2)}, false, func(q *dbsqlc.Queries) error {
 			_, err := q.ApplyOne(ctx, dbsqlc.ApplyOneParams{
 				Op: "consume", Name: "z shards", Key: "cid", Rates: []float64{4}, Periods: []time.Duration{time.Hour}, Capacities: []float64{9},
-				Starts: []pgtype.Timestamptz{{Time: hour, Valid: true}}, Shards: []int32{6}, Counts: []float64{2}, Floors: []float64{math.Inf(-1)},
+				Starts: []pgtype.Timestamptz{{Time: hour, Valid: true}}, Shards: []int32{6}, Counts: []float64{2}, Floors: []float64{-1e300},
 				ShardA: []int32{3}, ShardB: []int32{1}, Reserve: true, Now: &noon,
 			})
 			return err

@@ -18,7 +18,7 @@ import (
 
 // Held is a hold: the answer to a [Limiter.Hold], and what to store with the work.
 type Held struct {
-	// Result is the answer. It has no receipt: what is held comes back by Settle and Release.
+	// Result is the answer. It has no receipt: what is held comes back by Settle and Release, dated by At as a receipt is.
 	Result
 
 	// Token is for [Limiter.Settle] and [Limiter.Release]: one line of text, with the limits and keys of the hold in the clear. Whoever has it can end the
@@ -159,7 +159,7 @@ type held struct {
 	until  algebra.Micros
 	freeAt []algebra.Micros // by demand: when slots are free at the latest
 	moved  []float64        // by demand: what came back; below zero: what was charged
-	lost   []int            // positions of the statement
+	lost   []int            // positions of the statement; of a Refund, those that owe tokens which waiting work was promised
 }
 
 // The states of a held. Of Settle and Release, they are done, repeated and lost.

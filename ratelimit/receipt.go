@@ -280,23 +280,18 @@ func (r *receipt) algebra(t *taken) algebra.Taken {
 	return algebra.Taken{At: algebra.At(r.At), RunAt: algebra.At(r.RunAt), Count: t.Count, Held: t.Held, Part: part}
 }
 
-// refund notes that the demands have been refunded, and brings the answer's rows up to date. It returns how many tokens
-// came back for each demand. None come back for the demands without rows.
+// refund notes that the demands have been refunded. It returns how many tokens came back for each demand. None come back for the demands
+// without rows.
 func (r *receipt) refund(ds, rowless []demand, a *answer) []float64 {
-	refunded := make([]float64, len(ds))
-	for i, d := range ds {
+	refunded := a.held.moved
+	for _, place := range a.held.lost {
+		// While work waits, a refund pays what is owed to it first, so a later refund must not count those tokens as still missing.
+		i := place - 1
+		left := ds[i].numbers.Total(a.rows[i], a.at)
+		r.find(ds[i].limit.name, ds[i].key).Held += min(refunded[i], max(refunded[i]-left, 0))
+	}
+	for _, d := range ds {
 		t := r.find(d.limit.name, d.key)
-		numbers, rows := d.numbers, a.rows[i]
-		if len(rows) > 0 {
-			if back := numbers.Refund(rows, r.algebra(t), d.count, a.at); back > 0 {
-				// A refund pays debts first. Those tokens belong to waiting work, so a later refund must not count them as
-				// still missing.
-				total := numbers.Total(rows, a.at)
-				t.Held += min(back, max(-total, 0))
-				a.rows[i] = numbers.Take(rows, len(rows), -back, a.at)
-				refunded[i] = min(back, numbers.Capacity-total)
-			}
-		}
 		t.Held += d.count // as if d.count had not been taken
 		t.Refunded += d.count
 	}

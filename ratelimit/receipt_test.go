@@ -172,21 +172,23 @@ func TestAReceiptSaysWhatIsLeft(t *testing.T) {
 	for _, row := range []struct {
 		name      string
 		count     float64
-		rows      []algebra.Row
+		rows      []algebra.Row // as they are then
+		held      held
 		left      taken // for limit and key
 		remaining float64
 	}{
-		{"a part", 2, []algebra.Row{{Value: 1, TS: at}, {Value: 1, TS: at}}, taken{Count: 8, Refunded: 5, Held: 4, Rows: 1, Shards: 2}, 4},
-		{"no rows", 2, nil, taken{Count: 8, Refunded: 5, Held: 4, Rows: 1, Shards: 2}, 10},
-		{"a debt is paid", 2, []algebra.Row{{Value: -0.25, TS: at}, {Value: -0.25, TS: at}}, taken{Count: 8, Refunded: 5, Held: 4.5, Rows: 1, Shards: 2}, 1.5},
-		{"all", 5, []algebra.Row{{Value: 1, TS: at}, {Value: 1, TS: at}}, taken{}, 5},
-		{"all but for rounding", 5 - 4e-12, []algebra.Row{{Value: 1, TS: at}, {Value: 1, TS: at}}, taken{}, 5},
+		{"a part", 2, []algebra.Row{{Value: 2, TS: at}, {Value: 2, TS: at}}, held{moved: []float64{2}}, taken{Count: 8, Refunded: 5, Held: 4, Rows: 1, Shards: 2}, 4},
+		{"no rows", 2, nil, held{moved: []float64{0}}, taken{Count: 8, Refunded: 5, Held: 4, Rows: 1, Shards: 2}, 10},
+		{"a debt of a charge is paid", 2, []algebra.Row{{Value: 0.75, TS: at}, {Value: 0.75, TS: at}}, held{moved: []float64{2}}, taken{Count: 8, Refunded: 5, Held: 4, Rows: 1, Shards: 2}, 1.5},
+		{"a debt to waiting work is paid", 2, []algebra.Row{{Value: 0.75, TS: at}, {Value: 0.75, TS: at}}, held{moved: []float64{2}, lost: []int{1}}, taken{Count: 8, Refunded: 5, Held: 4.5, Rows: 1, Shards: 2}, 1.5},
+		{"all", 5, []algebra.Row{{Value: 2.5, TS: at}, {Value: 2.5, TS: at}}, held{moved: []float64{3}}, taken{}, 5},
+		{"all but for rounding", 5 - 4e-12, []algebra.Row{{Value: 2.5, TS: at}, {Value: 2.5, TS: at}}, held{moved: []float64{3}}, taken{}, 5},
 	} {
 		c, err := new(Limiter).newCall(verbRefund, about{receipt: receiptText}, []Request{receiptLimit.Key("ann").Count(row.count)}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		result, a := unanswered(c.verb, c.requests), &answer{granted: true, at: at, rows: [][]algebra.Row{row.rows}}
+		result, a := unanswered(c.verb, c.requests), &answer{granted: true, at: at, rows: [][]algebra.Row{row.rows}, held: row.held}
 		c.fill(&result, a)
 		if remaining := result.Requests[0].Remaining; math.Abs(remaining-row.remaining) > 1e-9 {
 			t.Errorf("%s: %v remain, want %v", row.name, remaining, row.remaining)

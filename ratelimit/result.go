@@ -19,7 +19,8 @@ type Result struct {
 	OK bool
 
 	// At is the instant of the decision. If the call waited for another transaction that held the row, and was then
-	// granted, it is the instant at which the wait began.
+	// granted, it is the instant at which the wait began. Its receipt has the same instant, so of a token bucket less comes back:
+	// the rate times the wait.
 	At time.Time
 
 	// RetryAt of a denied call is the first instant at which the same call would be granted if nothing else consumed in

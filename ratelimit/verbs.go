@@ -112,7 +112,7 @@ func (r *rules) floor(l *Limit) float64 {
 	}
 	switch r.owes {
 	case upToMaxReserved:
-		return -l.maxOwed()
+		return max(-l.maxOwed(), -maxHeld) // -Inf is a charge, which promises nothing
 	case anything:
 		return math.Inf(-1)
 	}

@@ -128,11 +128,11 @@ var algebraMutations = []mutation{
 		tests: "TestRefund",
 	}, {
 		name: "promise-debt", file: "internal/algebra/promise.go", what: "a refund pays the debt of waiting work, and lets the next work run before it",
-		old: "missing+min(total, 0)", new: "missing",
+		old: "missing-owed", new: "missing",
 		tests: "TestRefund",
 	}, {
 		name: "promise-time-backwards", file: "internal/algebra/promise.go", what: "rows from before a consumption get its refund",
-		old: "if now < taken.At || total", new: "if total",
+		old: "	if now < taken.At {\n", new: "	if false {\n",
 		tests: "TestRefund",
 	}, {
 		name: "promise-refund-latest", file: "internal/algebra/promise.go", what: "the refill counts up to now, although the rows were refilled later",
@@ -155,12 +155,20 @@ var algebraMutations = []mutation{
 		old: "seconds(elapsed)*l.Rate)", new: "seconds(elapsed)*l.Rate*taken.Part)",
 		tests: "TestRefund",
 	}, {
+		name: "promise-charges", file: "internal/algebra/promise.go", what: "the debt of a charge swallows what others give back",
+		old: "waiting := taken.Promised > clock", new: "waiting := true",
+		tests: "TestRefund|TestOrders",
+	}, {
+		name: "promise-forgotten", file: "internal/algebra/promise.go", what: "a reservation of a bucket is taken for a charge",
+		old: "math.IsInf(lowest, -1) || left", new: "true || left",
+		tests: "TestReservationsKeepPromises",
+	}, {
 		name: "promise-late", file: "internal/algebra/promise.go", what: "a later window gets a refund",
-		old: "wait < 0, owes", new: "owes",
+		old: "wait < 0, (wait", new: "(wait",
 		tests: "TestRefund",
 	}, {
 		name: "promise-behind-others", file: "internal/algebra/promise.go", what: "a window gets a refund although other work waits behind it",
-		old: " owes(total, wait), ", new: " ",
+		old: " (wait > 0 || waiting) && owes(total, wait), ", new: " ",
 		tests: "TestRefund",
 	}, {
 		name: "promise-not-the-last", file: "internal/algebra/promise.go", what: "a window gets a refund although its debt ends before",

@@ -236,6 +236,10 @@ var holdMutations = []mutation{
 
 	// _ratelimit_reclaim
 	{
+		name: "claim-overwrites", file: holds, what: "an expired hold is overwritten by one that takes nothing, and never comes back",
+		old: "AND h.unit <> 'none' AND h.token IS NOT NULL;", new: "AND false;",
+		tests: "TestHoldsOfUnlimited",
+	}, {
 		name: "reclaim-waits", file: holds, what: "a denied call waits for a hold that somebody has locked",
 		old: "             LIMIT 1000\n               FOR UPDATE SKIP LOCKED\n        LOOP\n            ended", new: "             LIMIT 1000\n               FOR UPDATE\n        LOOP\n            ended",
 		tests: "TestHoldsReclaimPassesOverALockedHold",

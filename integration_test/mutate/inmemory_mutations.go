@@ -48,11 +48,11 @@ var inMemoryMutations = []mutation{
 		tests: "TestModel",
 	}, {
 		name: "inmemory-refund-shards", file: "internal/inmemory/inmemory.go", what: "in memory, a refund changes the number of shards",
-		old: "		d.Shards = len(rows)\n", new: "",
+		old: "if d.Shards = len(rows); d.Shards == 0 {", new: "if len(rows) == 0 {",
 		tests: "TestModel",
 	}, {
 		name: "inmemory-refund-all", file: "internal/inmemory/inmemory.go", what: "in memory, a refund gives back the whole count",
-		old: "d.Limit.Take(rows, len(rows), -back, now)", new: "d.Limit.Take(rows, len(rows), -d.Count, now)",
+		old: "d.Limit.Take(rows, d.Shards, -a.Moved[i], now)", new: "d.Limit.Take(rows, d.Shards, -d.Count, now)",
 		tests: "TestModel",
 	}, {
 		name: "memory-conflict", file: "internal/inmemory/tx.go", what: "in memory, a transaction overwrites what others have committed meanwhile",

@@ -127,7 +127,7 @@ var pauseMutations = []mutation{
 	// Refunds, ratelimit_add, sweeps
 	{
 		name: "pause-refund", file: refunds, what: "a refund fills a limit that is paused",
-		old: "            count := least(count, greatest(-total, 0));\n", new: "",
+		old: "            count := least(count, owed);\n", new: "",
 		tests: "TestWhatComesBackInAPause|TestHoldsInAPause|TestModel",
 	}, {
 		name: "pause-refund-until", file: refunds, what: "a reservation that is given up in a pause gives nothing back",
@@ -178,7 +178,7 @@ var pauseMutations = []mutation{
 		tests: "TestOnlyBucketsAreShownAsPaused",
 	}, {
 		name: "pause-algebra-refund", file: "internal/algebra/promise.go", what: "the library says that more came back than did",
-		old: "			count = min(count, max(-total, 0))\n", new: "",
+		old: "			count = min(count, owed)\n", new: "",
 		tests: "TestWhatComesBackInAPause|TestRefund",
 	}, {
 		name: "pause-memory-first", file: "internal/inmemory/inmemory.go", what: "in memory, a key is paused only once it was used",

@@ -315,7 +315,7 @@ var sqlMutations = []mutation{
 		tests: "TestWhatEqualShardsOweIsNotRoundedAway",
 	}, {
 		name: "apply-ts-back", file: apply, what: "the ts of all shards move back with the clock",
-		old: "shards[i]::double precision, ts = greatest(r.ts, at)\n", new: "shards[i]::double precision, ts = at\n",
+		old: "shards[i]::double precision, ts = greatest(r.ts, at), promised", new: "shards[i]::double precision, ts = at, promised",
 		tests: "TestDefectAClockThatStepsBackTakesAWindowsTokens|TestModel",
 	}, {
 		name: "apply-latest", file: apply, what: "a new number of shards moves the ts back with the clock",
@@ -670,23 +670,35 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	}, {
 		name: "refund-debt", file: refund, what: "a refund pays the debt of waiting work, and lets the next work run before it",
-		old: "greatest(back + least(total, 0), 0)", new: "greatest(back, 0)",
+		old: "greatest(back - owed, '0')", new: "greatest(back, '0')",
 		tests: "TestARefundBehindWaitingReservationsKeepsTheirInstants",
 	}, {
 		name: "refund-above-count", file: refund, what: "a bucket gets back everything that is missing",
-		old: "back := least(greatest(back + least(total, 0), 0), count);", new: "back := greatest(back + least(total, 0), 0);",
+		old: "back := least(greatest(back - owed, '0'), count);", new: "back := least(greatest(back - owed, '0'), capacity - total);",
 		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
 	}, {
 		name: "refund-above-capacity", file: refund, what: "a job of more than the capacity is refunded, although it has no promise",
 		old: "WHEN capacity - taken < -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) OR wait", new: "WHEN wait",
 		tests: "TestModel",
 	}, {
+		name: "refund-charges", file: refund, what: "the debt of a charge swallows what others give back",
+		old: "waiting := coalesce(promised > at, false);", new: "waiting := true;",
+		tests: "TestARefundIsDecidedInGoAsInSQL|TestHoldsInEveryOrder",
+	}, {
+		name: "promise-consume", file: consume, what: "a reservation of a bucket alone is taken for a charge",
+		old: "IF value < '0' AND floor > '-Infinity' THEN", new: "IF false THEN",
+		tests: "TestARefundBehindWaitingReservationsKeepsTheirInstants|TestModel",
+	}, {
+		name: "promise-apply", file: apply, what: "a reservation of a window is taken for a charge",
+		old: "WHEN run_at > at THEN run_at END;", new: "END;",
+		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft|TestModel",
+	}, {
 		name: "refund-late", file: refund, what: "a later window gets a refund",
-		old: "OR wait < '0' OR", new: "OR",
+		old: "0) OR wait < '0' THEN 0", new: "0) THEN 0",
 		tests: "TestRefundToAFixedWindowBelongsToTheWindowInWhichTheWorkRuns",
 	}, {
 		name: "refund-behind-others", file: refund, what: "a window gets a refund although other work waits behind it",
-		old: "OR total + wait * rate < owing THEN 0", new: "THEN 0",
+		old: "            WHEN (wait > '0' OR waiting) AND total + wait * rate < owing THEN 0\n", new: "",
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
 	}, {
 		name: "refund-not-the-last", file: refund, what: "a window gets a refund although its debt ends before",
@@ -710,7 +722,7 @@ var sqlMutations = []mutation{
 		tests: "TestARefundCountsWholeWindows",
 	}, {
 		name: "refund-unclamped", file: refund, what: "a refund leaves more than the capacity in the row, which shows when the capacity is raised",
-		old: "SET value = least(total + back, capacities[i]) / m", new: "SET value = (total + back) / m",
+		old: "count := greatest(least(count, capacity - total), '0');", new: "count := greatest(count, '0');",
 		tests: "TestModel",
 	}, {
 		name: "refund-ts-back", file: refund, what: "ts moves back with the clock",

@@ -46,6 +46,7 @@ type checker struct {
 	rows    map[place][]*algebra.Row // by shard
 	pending map[string][]change      // by transaction: the changes that no call has explained yet
 	strict  map[place]*meter
+	waits   map[place][]waits // which work was told to wait
 	// inserted is the transactions that inserted the present rows.
 	inserted map[place]string
 	counts   map[string]int
@@ -278,6 +279,18 @@ func (c *checker) replay(s *soak) {
 	for i, s := range subjects {
 		bySubject[s.Name()] = i
 	}
+	c.waits = map[place][]waits{}
+	promised, err := s.admin.Query(s.Context(), "SELECT name, key, at, promised FROM soak_promised")
+	noError(c, err)
+	var name, key string
+	var at, until time.Time
+	_, err = pgx.ForEachRow(promised, []any{&name, &key, &at, &until}, func() error {
+		if i, known := bySubject[name]; known {
+			c.waits[place{i, key}] = append(c.waits[place{i, key}], waits{algebra.At(at), algebra.At(until)})
+		}
+		return nil
+	})
+	noError(c, err)
 	// A transaction without calls is checked after its last change.
 	rows, err := s.admin.Query(s.Context(), `
 		SELECT n, xid::text, '' AS call, 0 AS op, app, at, name, key, shard, old_value, old_ts, value, ts,
@@ -289,8 +302,7 @@ func (c *checker) replay(s *soak) {
 		 ORDER BY n`)
 	noError(c, err)
 	var n, op int64
-	var xid, text, app, name, key string
-	var at time.Time
+	var xid, text, app string
 	var shard int
 	var oldValue, value *float64
 	var oldTS, ts *time.Time
@@ -565,7 +577,7 @@ func (c *checker) explainsOne(made call, a ask, at algebra.Micros, h history) bo
 	case made.Verb == "reset":
 		return len(after) == 0
 	case made.Verb == "refund":
-		back := newTracked(made).back(a, before, at)
+		back := newTracked(made).back(c, a, before, at)
 		if back == 0 || len(changes) == 0 {
 			return back == 0 && len(changes) == 0
 		}
@@ -712,7 +724,7 @@ func (c *checker) mayHaveGivenBack(app string, did map[place]history) bool {
 		s := c.perhaps[who][i]
 		c.perhaps[who] = slices.Delete(c.perhaps[who], i, i+1)
 		before, _ := whole(h.before())
-		c.gaveBack(s.tracked, s.ask, h.before(), s.back(s.ask, before, decidedAt(h.changes)))
+		c.gaveBack(s.tracked, s.ask, h.before(), s.back(c, s.ask, before, decidedAt(h.changes)))
 	}
 	return true
 }
@@ -803,7 +815,7 @@ func (c *checker) follow(id grantID, r *tracked, did map[place]history, changes 
 			h, back := did[a.place()], 0.0
 			before, _ := whole(h.before())
 			if len(h.changes) > 0 {
-				back = r.back(a, before, r.at(changes))
+				back = r.back(c, a, before, r.at(changes))
 			}
 			c.gaveBack(r, a, h.before(), back)
 		}
@@ -898,7 +910,7 @@ func (r *tracked) taken(a ask) *taken {
 }
 
 // back returns the tokens that a refund must give back to some rows.
-func (r *tracked) back(a ask, before []algebra.Row, at algebra.Micros) float64 {
+func (r *tracked) back(c *checker, a ask, before []algebra.Row, at algebra.Micros) float64 {
 	t := r.taken(a)
 	if len(before) == 0 || t == nil {
 		return 0
@@ -909,8 +921,22 @@ func (r *tracked) back(a ask, before []algebra.Row, at algebra.Micros) float64 {
 	}
 	return numbersOf(a.place()).Refund(before, algebra.Taken{
 		At: algebra.At(r.left.At), RunAt: algebra.At(r.left.RunAt), Count: t.Count, Held: t.Held, Part: part,
+		Promised: c.promised(a.place(), at),
 	}, a.Count, at)
 }
+
+// promised is the latest instant at which work of a limit and key was told to run, as of an instant.
+func (c *checker) promised(p place, at algebra.Micros) (latest algebra.Micros) {
+	for _, w := range c.waits[p] {
+		if w.from <= at {
+			latest = max(latest, w.until)
+		}
+	}
+	return latest
+}
+
+// waits is work that was told, at an instant, to run at another.
+type waits struct{ from, until algebra.Micros }
 
 // due returns the next refund outside of a transaction that was made before an instant and gives something back. The key's
 // next change must be that refund's.
@@ -918,7 +944,7 @@ func (c *checker) due(p place, until algebra.Micros) (s sharer, back float64) {
 	for len(c.refunds[p]) > 0 && algebra.At(c.refunds[p][0].At) <= until {
 		s, c.refunds[p] = c.refunds[p][0], c.refunds[p][1:]
 		before, _ := whole(c.rows[p])
-		if back = s.back(s.ask, before, algebra.At(s.At)); back > 0 {
+		if back = s.back(c, s.ask, before, algebra.At(s.At)); back > 0 {
 			return s, back
 		}
 		c.gaveBack(s.tracked, s.ask, c.rows[p], 0)
@@ -930,9 +956,9 @@ func (c *checker) due(p place, until algebra.Micros) (s sharer, back float64) {
 func (c *checker) gaveBack(r *tracked, a ask, state []*algebra.Row, back float64) {
 	p := a.place()
 	t := r.taken(a)
-	if back > 0 {
+	if at := algebra.At(r.At); back > 0 && c.promised(p, at) > at {
 		before, _ := whole(state)
-		t.Held += min(back, max(-numbersOf(p).Total(before, algebra.At(r.At)), 0))
+		t.Held += min(back, max(-numbersOf(p).Total(before, at), 0))
 	}
 	t.Held += a.Count
 	t.Refunded += a.Count

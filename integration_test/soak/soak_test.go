@@ -69,10 +69,16 @@ CREATE TABLE soak_changes (
     old_value double precision, old_ts timestamptz, -- NULL: inserted
     value double precision, ts timestamptz          -- NULL: deleted
 );
+CREATE TABLE soak_promised (name text, key text, at timestamptz DEFAULT clock_timestamp(), promised timestamptz);
 CREATE TABLE soak_calls (n bigint DEFAULT nextval('soak_n'), xid xid8 DEFAULT pg_current_xact_id(), op bigint, call text);
 CREATE FUNCTION soak_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF coalesce(NEW.name, OLD.name) LIKE 'held %' THEN -- see holds_test.go
+    IF TG_OP <> 'DELETE' AND NEW.promised IS NOT NULL THEN
+        INSERT INTO soak_promised (name, key, promised) VALUES (NEW.name, NEW.key, NEW.promised);
+    END IF;
+    IF TG_OP = 'UPDATE' AND (OLD.value, OLD.ts) = (NEW.value, NEW.ts) AND OLD.promised IS DISTINCT FROM NEW.promised THEN
+        RETURN NULL; -- the second write of a reservation
+    ELSIF coalesce(NEW.name, OLD.name) LIKE 'held %' THEN -- see holds_test.go
         INSERT INTO soak_held (name, key, old_value, value) VALUES (coalesce(NEW.name, OLD.name), coalesce(NEW.key, OLD.key), OLD.value, NEW.value);
     ELSIF TG_OP = 'INSERT' THEN
         INSERT INTO soak_changes (name, key, shard, shards, value, ts) VALUES (NEW.name, NEW.key, NEW.shard, NEW.shards, NEW.value, NEW.ts);

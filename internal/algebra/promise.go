@@ -120,15 +120,32 @@ type Taken struct {
 	Count float64 // tokens taken
 	Held  float64 // tokens left afterwards in all rows that it was taken from
 	Part  float64 // the part of the limit in these rows: 1, or 1/n for one of n shards
+
+	Promised Micros // the latest instant at which any work of the limit and key was told to run, if it had to wait: see Promise
 }
 
-// Refund is how many of count tokens a limit gets back: as many as break no promise.
+// Promise is when work may run that leaves a token bucket this balance in its rows, or 0 if it does not wait. A charge promises
+// nothing: its floor is -Inf. What a reservation of a window, or of several limits, promises is the runAt of [Reserve].
+func (l Limit) Promise(left, lowest float64, rows []Row, now Micros) Micros {
+	if math.IsInf(lowest, -1) || left >= l.Lowest(0) {
+		return 0
+	}
+	wait := float64(-left / l.Rate * float64(l.Period.Microseconds()))
+	if wait > float64(Max-Min) {
+		return Max
+	}
+	return min(latest(rows, now)+Micros(math.Ceil(wait)), Max)
+}
+
+// Refund is how many of count tokens a limit gets back: as many as break no promise, and fit.
 //
-//   - A token bucket gets the tokens that would still be missing by now if nothing else had been taken since. Tokens owed
-//     to waiting jobs are subtracted. (Tokens missing in one shard refill at the rate of all shards, since the balance may
-//     be spread over all of them at any time.) While it is paused, only what it owes comes back.
-//   - A window gets everything if the job's window is not over and is the last one with promised jobs. If the job
-//     waits and the capacity is above the rate, that must stay so. A job of more than the capacity gets nothing back.
+//   - A token bucket gets the tokens that would still be missing by now if nothing else had been taken since. If work waits,
+//     tokens that are owed are subtracted, since they are that work's. (Tokens missing in one shard refill at the rate of all
+//     shards, since the balance may be spread over all of them at any time.) While it is paused, only what waiting work owes
+//     comes back.
+//   - A window gets everything in the window of the job. If other work waits for a later window, it does while nothing is owed;
+//     a job that waits itself does if its window is the last one with promised jobs. If the capacity is above the rate, that
+//     must stay so. A job of more than the capacity gets nothing back.
 //
 // Several overlapping refunds of a token bucket can exceed the promise together. Then this still holds: since the first
 // use, the limit has granted at most the capacity and the refill of all that time. docs/refunds.md has the proof for fixed
@@ -136,20 +153,26 @@ type Taken struct {
 func (l Limit) Refund(rows []Row, taken Taken, count float64, now Micros) float64 {
 	total, clock := l.Total(rows, now), now
 	now = latest(rows, now)
-	if now < taken.At || total >= l.Capacity {
-		return 0 // the clock has stepped back, and these are other rows than before; or the limit is full
+	if now < taken.At {
+		return 0 // the clock has stepped back, and these are other rows than before
 	}
+	count = max(min(count, l.Capacity-total), 0)
+	waiting := taken.Promised > clock // work that is promised
 	if !l.Window {
 		elapsed := now - taken.At
+		owed := 0.0
+		if waiting {
+			owed = max(-total, 0)
+		}
 		if now > clock { // paused
-			count = min(count, max(-total, 0))
+			count = min(count, owed)
 			if clock >= taken.At {
 				elapsed = clock - taken.At
 			}
 		}
 		refilled := float64(seconds(elapsed)*l.Rate) / (float64(l.Period.Microseconds()) / 1e6)
 		missing := float64(l.Capacity*taken.Part) - taken.Held - refilled
-		return min(max(missing+min(total, 0), 0), count)
+		return min(max(missing-owed, 0), count)
 	}
 	// owes reports whether the limit still owes tokens that many windows from now.
 	even := l.even(total)
@@ -159,7 +182,7 @@ func (l Limit) Refund(rows []Row, taken Taken, count float64, now Micros) float6
 		wait = -1 // not all windows are known
 	}
 	switch {
-	case !l.Holds(taken.Count), wait < 0, owes(total, wait), wait > 0 && !owes(total, wait-1):
+	case !l.Holds(taken.Count), wait < 0, (wait > 0 || waiting) && owes(total, wait), wait > 0 && !owes(total, wait-1):
 		return 0
 	case wait > 0 && l.Capacity > l.Rate && !owes(total+count, wait-1):
 		return 0

@@ -141,7 +141,10 @@ func TestRefund(t *testing.T) {
 	window := Limit{Rate: 2, Period: time.Minute, Capacity: 2, Window: true, Start: noon}
 	saves := Limit{Rate: 2, Period: time.Minute, Capacity: 3, Window: true, Start: noon}
 	one := func(value float64, ts Micros) []Row { return []Row{{value, ts}} }
-	took := func(at, runAt Micros, count, held, part float64) Taken { return Taken{at, runAt, count, held, part} }
+	took := func(at, runAt Micros, count, held, part float64) Taken {
+		return Taken{At: at, RunAt: runAt, Count: count, Held: held, Part: part, Promised: runAt}
+	}
+	later := func(t Taken) Taken { t.Promised = Max; return t } // other work waits
 	for _, row := range []struct {
 		name  string
 		limit Limit
@@ -157,23 +160,28 @@ func TestRefund(t *testing.T) {
 		{"all was refilled", bucket, one(0, noon+6*second), took(noon, noon, 6, 4, 1), 6, noon + 8*second, 0},
 		{"the clock stepped back", bucket, one(4, noon-3*second), took(noon, noon, 6, 6, 1), 6, noon - 3*second, 0},
 		{"behind the rows", bucket, one(4, noon+2*second), took(noon, noon, 6, 4, 1), 6, noon, 0},
-		{"paused, and something is owed", bucket, one(-2, noon+second), took(noon, noon, 6, 0, 1), 6, noon, 2},
-		{"paused, and more is owed", bucket, one(-5, noon+second), took(noon, noon, 6, 0, 1), 3, noon, 3},
-		{"paused for long", bucket, one(-6, noon+100*second), took(noon, noon, 6, -6, 1), 6, noon + second, 6},
-		{"paused, and some was refilled before", bucket, one(-6, noon+100*second), took(noon, noon, 6, 0, 1), 6, noon + 2*second, 2},
-		{"paused, of two that wait", bucket, one(-10, noon+100*second), took(noon, noon, 6, -6, 1), 6, noon + second, 5},
-		{"ahead, and taken after now", bucket, one(-6, noon+9*second), took(noon+second, noon, 6, -1, 1), 6, noon, 0},
+		{"paused, and something is owed", bucket, one(-2, noon+second), later(took(noon, noon, 6, 0, 1)), 6, noon, 2},
+		{"paused, and more is owed", bucket, one(-5, noon+second), later(took(noon, noon, 6, 0, 1)), 3, noon, 3},
+		{"paused for long", bucket, one(-6, noon+100*second), later(took(noon, noon, 6, -6, 1)), 6, noon + second, 6},
+		{"paused, and some was refilled before", bucket, one(-6, noon+100*second), later(took(noon, noon, 6, 0, 1)), 6, noon + 2*second, 2},
+		{"paused, of two that wait", bucket, one(-10, noon+100*second), later(took(noon, noon, 6, -6, 1)), 6, noon + second, 5},
+		{"ahead, and taken after now", bucket, one(-6, noon+9*second), later(took(noon+second, noon, 6, -1, 1)), 6, noon, 0},
 		{"the pause is over", bucket, one(0, noon+second), took(noon, noon, 6, 4, 1), 6, noon + second, 5},
 		{"a shard is paused", bucket, []Row{{2, noon}, {0, noon + second}}, took(noon, noon, 3, 2, 0.5), 3, noon, 0},
-		{"some of it is owed", bucket, one(-3, noon), took(noon, noon, 6, 4, 1), 6, noon, 3},
-		{"all of it is owed", bucket, one(-9, noon), took(noon, noon, 6, 4, 1), 6, noon, 0},
+		{"some of it is owed", bucket, one(-3, noon), later(took(noon, noon, 6, 4, 1)), 6, noon, 3},
+		{"all of it is owed", bucket, one(-9, noon), later(took(noon, noon, 6, 4, 1)), 6, noon, 0},
+		{"a charge owes", bucket, one(-3, noon), took(noon, noon, 6, 4, 1), 6, noon, 6},
+		{"no more than fits", bucket, one(7, noon), took(noon, noon, 6, 4, 1), 6, noon, 3},
+		{"paused, and a charge owes", bucket, one(-2, noon+second), took(noon, noon, 6, 0, 1), 6, noon, 0},
 		{"a shard's part", bucket, []Row{{2, noon}, {5, noon}}, took(noon, noon, 3, 2, 0.5), 3, noon + 2*second, 1},
 
 		{"the same window", window, one(1, noon), took(noon, noon, 1, 1, 1), 1, noon + minute - 1, 1},
 		{"the next", window, one(1, noon), took(noon, noon, 1, 1, 1), 1, noon + minute, 0},
 		{"the next, which is not full", saves, one(0, noon), took(noon, noon, 1, 0, 1), 1, noon + minute, 0},
 		{"the next, by the rows", window, one(0, noon+minute), took(noon, noon, 1, 1, 1), 1, noon, 0},
-		{"somebody waits", window, one(-1, noon), took(noon, noon, 1, 1, 1), 1, noon, 0},
+		{"somebody waits", window, one(-1, noon), later(took(noon, noon, 1, 1, 1)), 1, noon, 0},
+		{"nobody waits, and a charge owes", window, one(-1, noon), took(noon, noon, 1, 1, 1), 1, noon, 1},
+		{"it waited", window, one(-1, noon+minute), took(noon, noon+minute, 2, -2, 1), 2, noon + minute, 2},
 		{"the last that waits", window, one(-4, noon), took(noon, noon+2*minute, 2, -4, 1), 2, noon, 2},
 		{"the last but one", window, one(-4, noon), took(noon, noon+minute, 2, -2, 1), 2, noon, 0},
 		{"the debt ends earlier", window, one(-2, noon), took(noon, noon+2*minute, 2, -4, 1), 2, noon, 0},

@@ -19,7 +19,8 @@ type ID struct{ Name, Key string }
 // Row is a row of rate_limits. Its place in a list is its shard.
 type Row struct {
 	algebra.Row
-	Shards int // the number of rows of the limit and key
+	Shards   int            // the number of rows of the limit and key
+	Promised algebra.Micros // the latest instant at which work that had to wait was told to run; 0: none
 }
 
 // Table is rate_limits. The lists are never changed in place, so a copy of the map is a snapshot.
@@ -41,6 +42,9 @@ type Answer struct {
 	Granted bool
 	Rows    [][]algebra.Row
 	Taken   float64 // by a Take, from each demand
+
+	Moved   []float64 // of a Refund: what came back to each demand
+	Waiting []int     // and the demands, from 1, of which work waits that is promised what they owe
 }
 
 // Isolation is what the level of a transaction changes.
@@ -65,11 +69,20 @@ func (t Table) Consume(ds []Demand, reserve bool, within algebra.Micros, level I
 	}
 	demands := t.asked(ds)
 	granted, lefts := enough(demands, now)
+	runAt := now
 	if reserve {
-		_, lefts, granted = algebra.Reserve(demands, now, within)
+		runAt, lefts, granted = algebra.Reserve(demands, now, within)
 	}
 	if granted {
+		before := t.all(ds)
 		t.leave(ds, lefts, now)
+		for i, d := range ds {
+			promised := d.Limit.Promise(lefts[i], d.Lowest, before[i], now)
+			if reserve && runAt > now {
+				promised = runAt
+			}
+			t.promise(d.ID, promised)
+		}
 	}
 	return Answer{Granted: granted, Rows: t.all(ds)}
 }
@@ -121,6 +134,7 @@ func (t Table) fromOneRowEach(ds []Demand, reserve bool, level Isolation, now al
 		row.TS = max(row.TS, now)
 		t[d.ID] = rows
 		a.Rows = append(a.Rows, []algebra.Row{row.Row})
+		t.promise(d.ID, d.Limit.Promise(row.Value, d.Lowest, a.Rows[i], now))
 	}
 	return a, true
 }
@@ -173,19 +187,23 @@ func (t Table) leave(ds []Demand, lefts []float64, now algebra.Micros) {
 	}
 }
 
-// Refund gives tokens back, as many as break no promise. The answer has the rows as they were before.
+// Refund gives tokens back, as many as break no promise.
 func (t Table) Refund(ds []Demand, taken []algebra.Taken, now algebra.Micros) Answer {
-	a := Answer{Granted: true, Rows: t.all(ds)}
+	a := Answer{Granted: true, Moved: make([]float64, len(ds))}
 	for i, d := range ds {
-		rows := a.Rows[i]
-		if len(rows) == 0 {
+		rows := t.rows(d.ID)
+		if d.Shards = len(rows); d.Shards == 0 {
 			continue
 		}
-		if back := d.Limit.Refund(rows, taken[i], d.Count, now); back > 0 {
-			d.Shards = len(rows)
-			t.set(d, d.Limit.Take(rows, len(rows), -back, now))
+		taken[i].Promised = t.promised(d.ID)
+		if taken[i].Promised > now {
+			a.Waiting = append(a.Waiting, i+1)
+		}
+		if a.Moved[i] = d.Limit.Refund(rows, taken[i], d.Count, now); a.Moved[i] > 0 {
+			t.set(d, d.Limit.Take(rows, d.Shards, -a.Moved[i], now))
 		}
 	}
+	a.Rows = t.all(ds)
 	return a
 }
 
@@ -196,6 +214,7 @@ func (t Table) Move(from, to Demand, floor float64, now algebra.Micros) {
 		t.fill(d, now)
 	}
 	t.set(to, to.Limit.Move(t.rows(to.ID), to.Shards, from.Limit, t.rows(from.ID), floor, now))
+	t.promise(to.ID, t.promised(from.ID))
 }
 
 // Pause empties token buckets to their counts, and refills nothing before until.
@@ -240,11 +259,29 @@ func (t Table) fill(d Demand, now algebra.Micros) {
 }
 
 func (t Table) set(d Demand, rows []algebra.Row) {
+	promised := t.promised(d.ID)
 	list := make([]Row, len(rows))
 	for i, row := range rows {
-		list[i] = Row{row, d.Shards}
+		list[i] = Row{row, d.Shards, promised}
 	}
 	t[d.ID] = list
+}
+
+// promised is the latest instant at which work of a limit and key that had to wait was told to run.
+func (t Table) promised(id ID) (at algebra.Micros) {
+	for _, row := range t[id] {
+		at = max(at, row.Promised)
+	}
+	return at
+}
+
+// promise notes in all rows that work was told to run at an instant.
+func (t Table) promise(id ID, at algebra.Micros) {
+	rows := slices.Clone(t[id])
+	for i := range rows {
+		rows[i].Promised = max(rows[i].Promised, at)
+	}
+	t[id] = rows
 }
 
 func (t Table) rows(id ID) []algebra.Row {

@@ -25,6 +25,30 @@ func decision(granted bool, at algebra.Micros, r algebra.Row) []byte {
 
 // decisions is a _ratelimit_decisions.
 func decisions(a Answer, at algebra.Micros) []byte {
+	b := binary.BigEndian.AppendUint32(nil, 6)
+	b = column(b, pgtype.BoolOID, boolean(a.Granted))
+	b = a.rows(column(b, pgtype.TimestamptzOID, instant(at)))
+	return column(b, pgtype.Float8OID, double(a.Taken))
+}
+
+// settled is a _ratelimit_settled.
+func settled(a Answer, at algebra.Micros) []byte {
+	var moved, waiting [][]byte
+	for _, v := range a.Moved {
+		moved = append(moved, double(v))
+	}
+	for _, i := range a.Waiting {
+		waiting = append(waiting, binary.BigEndian.AppendUint32(nil, uint32(i)))
+	}
+	b := binary.BigEndian.AppendUint32(nil, 7)
+	b = column(b, pgtype.TextOID, []byte("done"))
+	b = a.rows(column(b, pgtype.TimestamptzOID, instant(at)))
+	b = column(b, pgtype.Float8ArrayOID, array(pgtype.Float8OID, moved))
+	return column(b, pgtype.Int4ArrayOID, array(pgtype.Int4OID, waiting))
+}
+
+// rows appends the columns ord, value and ts.
+func (a Answer) rows(b []byte) []byte {
 	var places, values, ts [][]byte
 	for i, rows := range a.Rows {
 		for _, r := range rows {
@@ -33,13 +57,9 @@ func decisions(a Answer, at algebra.Micros) []byte {
 			ts = append(ts, instant(r.TS))
 		}
 	}
-	b := binary.BigEndian.AppendUint32(nil, 6)
-	b = column(b, pgtype.BoolOID, boolean(a.Granted))
-	b = column(b, pgtype.TimestamptzOID, instant(at))
 	b = column(b, pgtype.Int4ArrayOID, array(pgtype.Int4OID, places))
 	b = column(b, pgtype.Float8ArrayOID, array(pgtype.Float8OID, values))
-	b = column(b, pgtype.TimestamptzArrayOID, array(pgtype.TimestamptzOID, ts))
-	return column(b, pgtype.Float8OID, double(a.Taken))
+	return column(b, pgtype.TimestamptzArrayOID, array(pgtype.TimestamptzOID, ts))
 }
 
 // each is a record of _ratelimit_each.

@@ -286,7 +286,7 @@ func (s statement) run(t Table, level Isolation, now algebra.Micros) row {
 		t.Move(s.demands[0], s.demands[1], s.demands[1].Lowest, now)
 		return row{value: 0.0} // the balance, which nobody reads
 	case s.query == dbsqlc.Refund, s.query == dbsqlc.RefundOne:
-		a = t.Refund(s.demands, s.taken, now)
+		return row{value: settled(t.Refund(s.demands, s.taken, now), now)}
 	case s.op == "check":
 		a = t.Check(s.demands, now)
 	case s.op == "take":

@@ -48,6 +48,7 @@ DECLARE
     owns   timestamptz[] := '{}';      -- the instant at which the limit alone would let the work run
     run_at timestamptz;                -- the instant at which the work may run
     taken  double precision;           -- what every limit gives
+    promised timestamptz;              -- when the work may run, if it has to wait: see _ratelimit_promise
 
     v         double precision[];      -- the values of one limit's rows
     t         timestamptz[];           -- their ts
@@ -245,10 +246,12 @@ BEGIN
             -- 4. Take the tokens, and spread the rest evenly over the shards.
             ord := '{}'; value := '{}'; ts := '{}';
             FOREACH i IN ARRAY places LOOP
+                promised := CASE WHEN NOT reserve THEN /* TEMPLATE: schema */_ratelimit_promise(lefts[i], floors[i], latest[i], rates[i], periods[i], capacities[i])
+                    WHEN run_at > at THEN run_at END;
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
                         UPDATE /* TEMPLATE: schema */rate_limits AS r
-                           SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at)
+                           SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at), promised = greatest(r.promised, promised)
                          WHERE r.name = names[i] AND r.key = keys[i]
                         RETURNING r.value, r.ts
                     LOOP
@@ -257,11 +260,12 @@ BEGIN
                         ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
                 ELSE -- the first use, or a new number of shards
+                    promised := greatest(promised, (SELECT max(r.promised) FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0));
                     DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
                     m := 0;
                     FOR rec IN
-                        INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
-                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i]
+                        INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts, promised)
+                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i], promised
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
                         RETURNING r.value, r.ts

@@ -64,6 +64,7 @@ DECLARE
     available double precision[];
     upto    timestamptz[];
     listed  timestamptz[];        -- the windows of an ask's definition, if it is a calendar window
+    promised timestamptz[];       -- by key, for keys with asks: when work may run that has to wait
     first   integer;
     last    integer;
     granted boolean;
@@ -131,6 +132,10 @@ BEGIN
                     taken[k] := true;
                     held[k] := available[j] - ask_counts[j];
                     since[k] := greatest(since[k], at);
+                    d := ask_defs[j];
+                    IF held[k] < '0' AND ask_floors[j] > '-Infinity' THEN
+                        promised[k] := greatest(promised[k], /* TEMPLATE: schema */_ratelimit_promise(held[k], ask_floors[j], since[k], rates[d], periods[d], capacities[d]));
+                    END IF;
                 END LOOP;
             END IF;
             first := last + 1;
@@ -140,7 +145,7 @@ BEGIN
         -- has changed since the snapshot, the UPDATE waits and locks the new version without writing it. So it locks all its
         -- rows, in order (E2). It does not begin if other rows have to be locked as well (CONCURRENCY.md, E3).
         WITH s AS MATERIALIZED (
-            SELECT c.i, c.name, c.key, c.value, c.ts, c.shards, c.n,
+            SELECT c.i, c.name, c.key, c.value, c.ts, c.shards, c.n, c.floor, c.rate, c.period, c.capacity,
                    CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after
               FROM (
                 SELECT b.*,
@@ -151,7 +156,7 @@ BEGIN
                                 least(b.repeats, floor((b.available - b.floor) / b.count) - '1')
                             ELSE least(b.repeats, floor((b.available - b.floor) / b.count)) END AS n
                   FROM (
-                    SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, a.repeats, a.count, a.floor,
+                    SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, a.repeats, a.count, a.floor, a.rate, a.period, a.capacity,
                            /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
@@ -168,7 +173,9 @@ BEGIN
               ) AS c
         ), u AS (
             UPDATE /* TEMPLATE: schema */rate_limits AS r
-               SET value = s.after, ts = greatest(s.ts, at)
+               SET value = s.after, ts = greatest(s.ts, at),
+                   promised = CASE WHEN s.after < '0' THEN
+                       greatest(r.promised, /* TEMPLATE: schema */_ratelimit_promise(s.after, s.floor, greatest(s.ts, at), s.rate, s.period, s.capacity)) ELSE r.promised END
               FROM s
              WHERE r.name = ANY (ARRAY[CASE WHEN s.i > 0 THEN s.name END]) AND r.key = s.key AND r.shard = 0 * s.i -- (E6)
                AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
@@ -261,7 +268,7 @@ BEGIN
             IF taken[k] THEN
                 -- Citus cannot send an element of an array that stands alone in SET.
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = coalesce(held[k]), ts = coalesce(since[k])
+                   SET value = coalesce(held[k]), ts = coalesce(since[k]), promised = greatest(r.promised, promised[k])
                  WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0;
                 ord := pg_catalog.array_append(ord, k);
                 value := pg_catalog.array_append(value, before_value[k]);

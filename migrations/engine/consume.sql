@@ -7,7 +7,7 @@
 --   windows        a calendar window: the starts of its windows around the present, in order. It gets `rate` tokens at each.
 --                  Then start is the first of them, and period the longest of those before, or 0 (see _ratelimit_available). Refills after the last one
 --                  are not counted. NULL: not a calendar window
---   count, floor   take `count` if at least `floor` is left: 0 usually, -maxReserved to reserve, -Infinity to charge; always less the
+--   count, floor   take `count` if at least `floor` is left: 0 usually, -maxReserved to reserve (-1e300 at the least), -Infinity to charge; always less the
 --                  tolerance (_ratelimit_tolerance), which the caller subtracts
 --   now            NULL: clock_timestamp()
 --   or_raise       true: a denial is raised as an error (_ratelimit_raise) instead of being returned
@@ -67,6 +67,11 @@ BEGIN
                 RETURNING r.value, r.ts INTO value, ts;
             END IF;
             IF value IS NOT NULL THEN
+                IF value < '0' AND floor > '-Infinity' THEN -- a reservation
+                    UPDATE /* TEMPLATE: schema */rate_limits AS r
+                       SET promised = greatest(r.promised, /* TEMPLATE: schema */_ratelimit_promise(value, floor, ts, rate, period, capacity))
+                     WHERE r.name = name AND r.key = key AND r.shard = 0;
+                END IF;
                 RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
             END IF;
         END IF;
@@ -105,8 +110,8 @@ BEGIN
             RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_literal(name) || ': the request can never be granted';
         ELSE
             -- Waits for another transaction's INSERT of the same key. If that commits, nothing is inserted here.
-            INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
-            VALUES (name, key, 0, 1, capacity - count, at)
+            INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts, promised)
+            VALUES (name, key, 0, 1, capacity - count, at, /* TEMPLATE: schema */_ratelimit_promise(capacity - count, floor, at, rate, period, capacity))
             ON CONFLICT DO NOTHING
             RETURNING r.value, r.ts INTO value, ts;
             IF FOUND THEN

@@ -7,3 +7,7 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_decision AS (granted boolean, at ti
 -- arguments. NULL: one row for each limit, in order. taken is what _ratelimit_apply took with the op 'take', otherwise NULL.
 CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[],
     taken double precision);
+
+-- The answer of a refund, and of the end of a hold. state: done; repeated; lost. The rows are those of after. moved: by limit, the tokens that came back; below zero: that were charged. lost: the positions of the lost.
+CREATE TYPE /* TEMPLATE: schema */_ratelimit_settled AS (state text, at timestamptz, ord integer[], value double precision[], ts timestamptz[],
+    moved double precision[], lost integer[]);

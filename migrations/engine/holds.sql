@@ -52,10 +52,6 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.until IS 'held: from th
 CREATE TYPE /* TEMPLATE: schema */_ratelimit_held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
     ts timestamptz[], free_at timestamptz[]);
 
--- state: done; repeated; lost. The rows are those of after. moved: by limit, the tokens that came back; below zero: that were charged. lost: the positions of the lost.
-CREATE TYPE /* TEMPLATE: schema */_ratelimit_settled AS (state text, at timestamptz, ord integer[], value double precision[], ts timestamptz[],
-    moved double precision[], lost integer[]);
-
 -- Gives back expired holds of limits whose rows are all locked. Returns how many ended: at most 1000 of each key; the caller asks again.
 --
 -- It never waits: a hold that somebody has locked is being extended or settled. The SELECT that locks asks state and until again, on the
@@ -74,13 +70,14 @@ DECLARE
     m     integer;            -- the number of rows of a limit
     v     double precision[]; -- their values
     t     timestamptz[];      -- their ts
+    last  timestamptz;        -- the latest of their promised
     freed double precision;   -- the tokens that came back
     total double precision;
     back  double precision;
     rec   record;
 BEGIN
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*) INTO v, t, m
+        SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), max(r.promised) INTO v, t, m, last
           FROM /* TEMPLATE: schema */rate_limits AS r
          WHERE r.name = names[i] AND r.key = keys[i];
         freed := 0;
@@ -98,8 +95,8 @@ BEGIN
                 total := v[1];
                 back := least(rec.count, -total);
             ELSIF rec.unit = 'tokens' AND rates[i] > '0' THEN
-                SELECT g.total, least(g.back, capacities[i] - g.total) INTO total, back
-                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, at, rates[i], periods[i], capacities[i], starts[i], rec.count, rec.count, rec.rest, rec.part,
+                SELECT g.total, g.back INTO total, back
+                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, last, at, rates[i], periods[i], capacities[i], starts[i], rec.count, rec.count, rec.rest, rec.part,
                        rec.taken_at, rec.taken_at, windows[firsts[i]:lasts[i]]) AS g;
             END IF;
             back := greatest(coalesce(back, '0'), '0');
@@ -200,6 +197,14 @@ BEGIN
     IF state = 'taken' THEN
         until := ends;
         FOREACH i IN ARRAY met LOOP
+            -- An expired hold that is still to come back, where this one takes nothing: it goes on under an id that no caller can have.
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET id = '~' || h.token::text
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND h.state = 'held' AND h.unit <> 'none' AND h.token IS NOT NULL;
+            IF FOUND THEN
+                INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+                VALUES (names[i], keys[i], own, kind, coalesce(units[i]), own_token, coalesce(counts[i]), d.at, coalesce(rest[i]), coalesce(part[i]), ends);
+                CONTINUE;
+            END IF;
             UPDATE /* TEMPLATE: schema */rate_limit_holds AS h
                SET state = kind, unit = coalesce(units[i]), token = own_token, count = coalesce(counts[i]), taken_at = d.at,
                    rest = coalesce(rest[i]), part = coalesce(part[i]), until = ends
@@ -388,11 +393,11 @@ DECLARE
     m      integer;            -- the number of rows of a limit
     v      double precision[]; -- their values
     t      timestamptz[];      -- their ts
+    last   timestamptz;        -- the latest of their promised
     w      timestamptz[];      -- the windows of a calendar window
     latest timestamptz;        -- the latest ts, or now if that is later
     total  double precision;
     x      double precision;   -- what comes back; below zero: what is charged
-    back   double precision;
 BEGIN
     IF (n > 0 AND taking BETWEEN 0 AND n AND n = pg_catalog.cardinality(keys) AND n = pg_catalog.cardinality(lifted) AND n = pg_catalog.cardinality(rates)
         AND n = pg_catalog.cardinality(used) AND '0' <= ALL (used) AND '1e15' >= ALL (used) AND release IS NOT NULL AND own IS NOT NULL) IS NOT TRUE
@@ -440,8 +445,8 @@ BEGIN
         x := 0;
         m := 0;
         IF i <= taking THEN
-            SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at)
-              INTO v, t, m, latest
+            SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at), max(r.promised)
+              INTO v, t, m, latest, last
               FROM /* TEMPLATE: schema */rate_limits AS r
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
@@ -460,10 +465,9 @@ BEGIN
                 x := least('0', rec.count - used[i]); -- what it kept is paid
             END IF;
             IF x > '0' THEN
-                SELECT least(g.back, capacities[i] - total) INTO back
-                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, at, rates[i], periods[i], capacities[i], starts[i], x, rec.count, rec.rest, rec.part,
+                SELECT g.back INTO x
+                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, last, at, rates[i], periods[i], capacities[i], starts[i], x, rec.count, rec.rest, rec.part,
                        rec.taken_at, rec.taken_at, w) AS g;
-                x := greatest(coalesce(back, '0'), '0');
             ELSIF lifted[i] THEN
                 x := 0;
             END IF;

@@ -24,6 +24,7 @@ DECLARE
     t       timestamptz[];      -- their ts
     m       integer;            -- their number
     alike   boolean;            -- true if they have the limit's number of shards
+    last    timestamptz;        -- the latest promised of all rows of both limits
     balance double precision;   -- of the limit to move to
     i       integer;
 BEGIN
@@ -41,8 +42,8 @@ BEGIN
     latest := at;
     FOREACH i IN ARRAY ARRAY[1, 2] LOOP
         SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard),
-               count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i])
-          INTO v, t, m, latest, alike
+               count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i]), greatest(max(r.promised), last)
+          INTO v, t, m, latest, alike, last
           FROM /* TEMPLATE: schema */rate_limits AS r
          WHERE r.name = names[i] AND r.key = keys[i];
         totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
@@ -50,12 +51,12 @@ BEGIN
     balance := least(totals[2], greatest(floor, capacities[2] - (capacities[1] - totals[1])));
     IF m = shards[2] AND alike THEN
         UPDATE /* TEMPLATE: schema */rate_limits AS r
-           SET value = balance / shards[2]::double precision, ts = latest
+           SET value = balance / shards[2]::double precision, ts = latest, promised = last
          WHERE r.name = names[2] AND r.key = keys[2];
     ELSE -- a new number of shards
         DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[2] AND r.key = keys[2];
-        INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
-        SELECT names[2], keys[2], s, shards[2], balance / shards[2]::double precision, latest
+        INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts, promised)
+        SELECT names[2], keys[2], s, shards[2], balance / shards[2]::double precision, latest, last
           FROM generate_series(0, shards[2] - 1) AS s;
     END IF;
     RETURN balance;

@@ -123,7 +123,7 @@ BEGIN
         RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until, NULL)::/* TEMPLATE: schema */_ratelimit_request;
     END IF;
     IF wrong IS NULL AND verb = 'reserve' THEN
-        floor := coalesce(-max_reserved, '-Infinity');
+        floor := coalesce(-max_reserved, '-1e300'); -- -Infinity is a charge's
         IF kind = 'calendar window' THEN
             floor := greatest(floor, rate * '-100');
             ahead := ceil(-floor / rate)::integer + 2;

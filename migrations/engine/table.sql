@@ -3,6 +3,9 @@
 -- value is the balance in tokens at the instant ts. Below zero, reservations and charges owe tokens. The row does not hold the
 -- tokens that were refilled since ts: every reader adds them (_ratelimit_available).
 --
+-- promised is written by reservations that have to wait, in all rows of the key, and read by give-backs: until then, a debt is of waiting work
+-- (docs/refunds.md).
+--
 -- COLLATE "C" compares names and keys byte by byte, so that all callers lock rows in the same order (CONCURRENCY.md, D1).
 -- The fillfactor leaves room for the row's next version on its page, and no index has value or ts: updates are heap-only.
 -- The table has no CHECK constraints (G1).
@@ -13,6 +16,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limits (
     shards smallint         NOT NULL,
     value  double precision NOT NULL,
     ts     timestamptz      NOT NULL,
+    promised timestamptz,
     PRIMARY KEY (name, key, shard)
 ) WITH (fillfactor = 90);
 
@@ -23,3 +27,4 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.shard IS 'the number of the 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.shards IS 'the number of rows that the limit has for this key';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.value IS 'the balance in tokens at the instant ts, without what was refilled since; below zero, tokens are owed';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.ts IS 'the instant of the balance';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.promised IS 'the latest instant at which work that had to wait was told to run; NULL: none had to';
