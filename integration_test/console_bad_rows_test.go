@@ -16,6 +16,9 @@ var badRows = []string{
 	"INSERT INTO rate_limit_usage VALUES ('signUps', date_trunc('minute', now()), 9223372036854775807, 9223372036854775807, 9223372036854775807, 1, 1, 1)",
 	"INSERT INTO rate_limit_usage VALUES ('other', date_trunc('minute', now()), 9223372036854775807, 9223372036854775807, 9223372036854775807, 1, 1, 1)",
 	"INSERT INTO rate_limit_usage VALUES ('signUps', date_trunc('minute', now()) - interval '1 minute', 9223372036854775807, 9223372036854775807, 1, 1, 1, 1)",
+	"INSERT INTO rate_limit_usage SELECT 'signUps', date_trunc('minute', now()) - n * interval '1 minute', 1, 1, 1, 1.7e308, 1.7e308, 1.7e308 FROM generate_series(2, 3) AS n",
+	"INSERT INTO rate_limit_usage VALUES ('signUps', date_trunc('minute', now()) - interval '4 minutes', 1, 1, 1, 'NaN', 'Infinity', '-Infinity')",
+	"INSERT INTO rate_limit_denials SELECT 'signUps', date_trunc('hour', now(), 'UTC') - n * interval '1 hour', 'b', 1, 1.7e308, now() FROM generate_series(0, 1) AS n",
 	"INSERT INTO rate_limit_denials VALUES ('signUps', 'infinity', 'acme', 1, 1, now())",
 	"INSERT INTO rate_limit_denials VALUES ('signUps', date_trunc('hour', now(), 'UTC'), 'acme', 9223372036854775807, 1, 'infinity')",
 	"INSERT INTO rate_limit_denials VALUES ('signUps', date_trunc('hour', now(), 'UTC') - interval '1 hour', 'acme', 9223372036854775807, 1, '-infinity')",
@@ -27,6 +30,9 @@ var badRows = []string{
 	"INSERT INTO rate_limit_overrides (name, key, effect, removed_by) VALUES ('signUps', 'x', 'block', repeat('x', 256))",
 	"UPDATE rate_limit_definitions SET published_at = 'infinity'",
 	"UPDATE rate_limit_definitions SET start = 'infinity' WHERE name = 'window'",
+	"UPDATE rate_limit_definitions SET capacity = NULL WHERE name = 'seats'",
+	"UPDATE rate_limit_definitions SET capacity = NULL WHERE name = 'signUps'",
+	"UPDATE rate_limit_definitions SET period = NULL, rate = NULL WHERE name = 'window'",
 }
 
 // finiteRows are allowed, and no year that JSON can write.

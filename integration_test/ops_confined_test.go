@@ -363,7 +363,7 @@ func TestARoleThatOnlyConsumes(t *testing.T) {
 	admin, owner, app, limits := newConfined(t, 2)
 	schema := schemaOf(t, owner)
 	if err := ratelimit.Publish(t.Context(), owner, "web", ratelimit.TokenBucket("sendMessage", 1, time.Hour, ratelimit.Capacity(5)),
-		ratelimit.FixedWindow("wide", 50, time.Hour, ratelimit.Shards(3))); err != nil {
+		ratelimit.FixedWindow("wide", 50, time.Hour, ratelimit.Shards(3)), ratelimit.FixedWindow("signUps", 5, time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 	conn := acquire(t, app)
@@ -398,7 +398,7 @@ func TestARoleThatOnlyConsumes(t *testing.T) {
 	for state, statements := range map[string][]string{
 		"22023": {"SELECT limits.consume('sendMessage', 'k', -1)", "SELECT limits.consume('sendMessage', 'k', 0)", "SELECT limits.consume('sendMessage', 'k', NULL)",
 			"SELECT limits.consume('sendMessage', 'k', 2147483647)", "SELECT limits.try('sendMessage', 'k', -2147483648)", "SELECT limits.consume('sendMessage', NULL)",
-			"SELECT limits.consume('sendMessage', '')", "SELECT limits.consume('not published', 'k')", "SELECT limits.consume(NULL, 'k')"},
+			"SELECT limits.consume('sendMessage', '')", "SELECT limits.consume('not published', 'k')", "SELECT limits.consume(NULL, 'k')", "SELECT limits.consume_global('signUps', 0)", "SELECT limits.try_global('signUps', -1)"},
 		"22003": {"SELECT limits.consume('sendMessage', 'k', 'NaN'::float8::integer)", "SELECT limits.consume('sendMessage', 'k', '-Infinity'::float8::integer)"},
 		"42883": { // numbers, clock, floor and receipt are not there
 			"SELECT limits.consume('sendMessage', " + key + ", 0.5)", "SELECT limits.consume('sendMessage', " + key + ", rate => 1e15, period => '1 second')",
@@ -432,7 +432,8 @@ func TestARoleThatOnlyConsumes(t *testing.T) {
 
 	// The recipe's own example, overrides, blocks and shards.
 	wants("", namedConfined(docSQL(t, "docs/security.md", "limits.consume('sendMessage'"), schema, "", limits))
-	wants("", "SELECT limits.consume('wide', 'w', 16), limits.try('wide', 'w')")
+	wants("", "SELECT limits.consume('wide', 'w', 16), limits.try('wide', 'w'), limits.consume_global('signUps', 4), limits.try_global('signUps')")
+	wants("PT429", "SELECT limits.consume_global('signUps')")
 	mustExec(t, owner, "SELECT ratelimit_block('sendMessage', 'blocked')")
 	wants("PT429", "SELECT limits.consume('sendMessage', 'blocked')")
 

@@ -56,7 +56,7 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 		// Whatever the session has set.
 		conn := acquire(t, connect(t, url, 1))
 		for _, set := range []string{"SET timezone = 'Asia/Kolkata'", "SET datestyle = 'SQL, DMY'", "SET intervalstyle = 'iso_8601'", "SET extra_float_digits = -3",
-			"SET quote_all_identifiers = on", "SET search_path = " + schemaOf(t, pool) + ", pg_catalog", "SET default_transaction_read_only = on", "SET default_transaction_isolation = 'serializable'"} {
+			"SET quote_all_identifiers = on", "SET standard_conforming_strings = off", "SET search_path = " + schemaOf(t, pool) + ", pg_catalog", "SET default_transaction_read_only = on", "SET default_transaction_isolation = 'serializable'"} {
 			if server.Pooled() {
 				break
 			}

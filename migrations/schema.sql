@@ -2273,6 +2273,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     list         text COLLATE "C" NOT NULL DEFAULT '',
     first_at     timestamptz      NOT NULL DEFAULT clock_timestamp() CHECK (isfinite(first_at)),
     alive_until  timestamptz CHECK (isfinite(alive_until)),
+    CHECK (kind = 'unlimited' OR capacity IS NOT NULL AND (kind = 'slots' OR rate IS NOT NULL AND period IS NOT NULL)),
     PRIMARY KEY (name, program, list)
 );
 
@@ -2822,7 +2823,7 @@ AS $body$
 DECLARE
     d /* TEMPLATE: schema */_ratelimit_terms;
 BEGIN
-    SELECT 'numbers', NULL, NULL, f.kind, f.rate, f.period, f.capacity, f.max_reserved, CASE WHEN isfinite(f.start) THEN f.start END, f.shards, f.zone, f.anchor,
+    SELECT 'numbers', NULL, NULL, f.kind, f.rate, f.period, coalesce(f.capacity, CASE f.kind WHEN 'slots' THEN '0' ELSE f.rate END), f.max_reserved, CASE WHEN isfinite(f.start) THEN f.start END, f.shards, f.zone, f.anchor,
            max(f.varies) OVER (PARTITION BY f.current)
       INTO d
       FROM /* TEMPLATE: schema */rate_limit_definitions AS f
@@ -6282,6 +6283,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_usage (
     tokens   double precision NOT NULL,
     refunded double precision NOT NULL,
     waited   double precision NOT NULL,
+    CHECK (tokens BETWEEN '-1e100' AND '1e100' AND refunded BETWEEN '-1e100' AND '1e100' AND waited BETWEEN '-1e100' AND '1e100'),
     CHECK (granted BETWEEN 0 AND 1000000000000000 AND denied BETWEEN 0 AND 1000000000000000 AND failed BETWEEN 0 AND 1000000000000000), -- so that sums are bigint
     PRIMARY KEY (name, minute),
     UNIQUE (minute, name)
@@ -6313,7 +6315,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_denials (
     denied      bigint           NOT NULL,
     asked       double precision NOT NULL,
     last_denied timestamptz      NOT NULL CHECK (isfinite(last_denied)),
-    CHECK (denied BETWEEN 0 AND 1000000000000000),
+    CHECK (denied BETWEEN 0 AND 1000000000000000 AND asked BETWEEN '-1e100' AND '1e100'),
     PRIMARY KEY (name, hour, key),
     UNIQUE (hour, name, key)
 ) WITH (fillfactor = 90);
@@ -6485,7 +6487,7 @@ BEGIN
     RETURN QUERY
         SELECT k.key, k.denied, k.asked, k.last_denied
           FROM (
-            SELECT r.key, least(sum(r.denied), 9223372036854775807::numeric)::bigint AS denied, sum(r.asked) AS asked, max(r.last_denied) AS last_denied
+            SELECT r.key, least(sum(r.denied), 9223372036854775807::numeric)::bigint AS denied, sum(greatest(least(r.asked, '1e100'), '-1e100')) AS asked, max(r.last_denied) AS last_denied
               FROM /* TEMPLATE: schema */rate_limit_denials AS r
              WHERE r.name = name COLLATE "C" AND r.hour > first
              GROUP BY r.key
@@ -6557,6 +6559,7 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_schema(OUT version integer, OUT 
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC' SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1 SET quote_all_identifiers = off
+SET standard_conforming_strings = on
 AS $body$
 #variable_conflict use_variable
 DECLARE

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "f979a99dbdca5234d43fcf7447a8520905a6be83b462879d62188e40563548db"
+const Hash = "1d0e71ed67207b523016ab1b042dd2c3c755d158a94683c2ea977d740d262cbb"

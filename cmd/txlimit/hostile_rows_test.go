@@ -16,7 +16,8 @@ import (
 // of a table that was restored or copied may be missing.
 func TestOneBadRowBlindsNoCommand(t *testing.T) {
 	midnight := ratelimit.Start(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
-	w := newPublished(t, ratelimit.TokenBucket("signUps", 10, time.Hour), ratelimit.FixedWindow("window", 10, time.Hour, midnight))
+	w := newPublished(t, ratelimit.TokenBucket("signUps", 10, time.Hour), ratelimit.FixedWindow("window", 10, time.Hour, midnight), ratelimit.Slots("seats", 2))
+	w.sql("SELECT ratelimit_hold('seats', 'acme', 'a', ttl => '1 hour')")
 	w.sql("SELECT ratelimit('signUps', 'acme'), ratelimit('window', 'acme')")
 	w.sql(`DO $$ DECLARE c record; BEGIN
 		FOR c IN SELECT conrelid::regclass AS t, conname FROM pg_constraint WHERE contype = 'c' AND connamespace = current_schema()::regnamespace
@@ -47,6 +48,7 @@ func TestOneBadRowBlindsNoCommand(t *testing.T) {
 			"UPDATE rate_limit_definitions SET published_at = 'infinity' WHERE program <> 'other'",
 			"UPDATE rate_limit_definitions SET published_at = '290000-01-01', first_at = '-infinity', alive_until = 'infinity'",
 			"UPDATE rate_limit_definitions SET start = 'infinity' WHERE name = 'window'",
+			"UPDATE rate_limit_definitions SET capacity = NULL",
 		},
 		{
 			"INSERT INTO rate_limit_holds VALUES ('signUps', 'acme', 'a', 'held', 'tokens', NULL, 'NaN', 'infinity', 0, 1, 'infinity'), ('signUps', 'acme', 'b', 'held', 'x', NULL, 'Infinity', '-infinity', 0, 1, '-infinity')",
@@ -58,7 +60,7 @@ func TestOneBadRowBlindsNoCommand(t *testing.T) {
 		}
 		for _, command := range []string{
 			"limits", "limits --count", "keys signUps", "keys signUps --all", "keys signUps --denied", "keys window --all", "show signUps acme", "show signUps", "show signUps far",
-			"show signUps NaN", "show signUps ahead", "show signUps past", "show window ahead", "show window", "show signUps f", "show window acme", "holds signUps", "holds signUps acme", "overrides", "overrides --all", "overrides signUps --all", "locks", "migrate status",
+			"show signUps NaN", "show signUps ahead", "show signUps past", "show window ahead", "show window", "show signUps f", "show window acme", "keys seats --all", "show seats acme", "show seats b", "show seats", "holds signUps", "holds signUps acme", "overrides", "overrides --all", "overrides signUps --all", "locks", "migrate status",
 		} {
 			for _, format := range [][]string{nil, {"--json"}} {
 				if r := w.run(append(strings.Fields(command), format...)...); r.code != exitOK && r.code != exitNothing {

@@ -56,7 +56,7 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 			d.Period = periodOf(period, d.Kind)
 		}
 		return d, err
-	}, `SELECT program, name, kind, rate, period, capacity, max_reserved, CASE WHEN isfinite(start) THEN start END, shards, zone, anchor, varies, current, in_use, `+keystate.ShownTime("published_at")+`,
+	}, `SELECT program, name, kind, rate, period, coalesce(capacity, CASE kind WHEN 'slots' THEN 0 ELSE rate END), max_reserved, CASE WHEN isfinite(start) THEN start END, shards, zone, anchor, varies, current, in_use, `+keystate.ShownTime("published_at")+`,
 	           current AND definition = first_value(definition) OVER (PARTITION BY name ORDER BY current DESC, published_at DESC, program) AS counts
 	      FROM (SELECT DISTINCT ON (d.name, d.program, d.definition) d.*, coalesce(d.alive_until > clock_timestamp(), false) AS in_use -- several lists of a program may have it
 	              FROM rate_limit_definitions AS d WHERE (d.name = $1 OR $1 IS NULL) AND `+counting+`

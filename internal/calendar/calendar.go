@@ -4,6 +4,8 @@ package calendar
 
 import (
 	"fmt"
+	"path"
+	"strings"
 	"sync"
 	"time"
 
@@ -158,10 +160,14 @@ func instant(wall time.Time, loc *time.Location) algebra.Micros {
 
 var locations sync.Map // *time.Location by name
 
-// Location is time.LoadLocation with a cache: LoadLocation reads the zone's file each time.
+// Location is time.LoadLocation with a cache: LoadLocation reads the zone's file each time. It takes one spelling of a zone, or the cache would
+// grow with those that callers invent, and none with leap seconds, which Postgres has not.
 func Location(zone string) (*time.Location, error) {
 	if loc, found := locations.Load(zone); found {
 		return loc.(*time.Location), nil
+	}
+	if path.Clean(zone) != zone || strings.HasPrefix(zone, "right/") {
+		return nil, fmt.Errorf("%q is not written as in pg_timezone_names", zone)
 	}
 	loc, err := time.LoadLocation(zone)
 	if err == nil {

@@ -25,6 +25,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     list         text COLLATE "C" NOT NULL DEFAULT '',
     first_at     timestamptz      NOT NULL DEFAULT clock_timestamp() CHECK (isfinite(first_at)),
     alive_until  timestamptz CHECK (isfinite(alive_until)),
+    CHECK (kind = 'unlimited' OR capacity IS NOT NULL AND (kind = 'slots' OR rate IS NOT NULL AND period IS NOT NULL)),
     PRIMARY KEY (name, program, list)
 );
 

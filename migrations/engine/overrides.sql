@@ -126,7 +126,7 @@ AS $body$
 DECLARE
     d /* TEMPLATE: schema */_ratelimit_terms;
 BEGIN
-    SELECT 'numbers', NULL, NULL, f.kind, f.rate, f.period, f.capacity, f.max_reserved, CASE WHEN isfinite(f.start) THEN f.start END, f.shards, f.zone, f.anchor,
+    SELECT 'numbers', NULL, NULL, f.kind, f.rate, f.period, coalesce(f.capacity, CASE f.kind WHEN 'slots' THEN '0' ELSE f.rate END), f.max_reserved, CASE WHEN isfinite(f.start) THEN f.start END, f.shards, f.zone, f.anchor,
            max(f.varies) OVER (PARTITION BY f.current)
       INTO d
       FROM /* TEMPLATE: schema */rate_limit_definitions AS f

@@ -11,6 +11,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_usage (
     tokens   double precision NOT NULL,
     refunded double precision NOT NULL,
     waited   double precision NOT NULL,
+    CHECK (tokens BETWEEN '-1e100' AND '1e100' AND refunded BETWEEN '-1e100' AND '1e100' AND waited BETWEEN '-1e100' AND '1e100'),
     CHECK (granted BETWEEN 0 AND 1000000000000000 AND denied BETWEEN 0 AND 1000000000000000 AND failed BETWEEN 0 AND 1000000000000000), -- so that sums are bigint
     PRIMARY KEY (name, minute),
     UNIQUE (minute, name)
@@ -34,7 +35,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_denials (
     denied      bigint           NOT NULL,
     asked       double precision NOT NULL,
     last_denied timestamptz      NOT NULL CHECK (isfinite(last_denied)),
-    CHECK (denied BETWEEN 0 AND 1000000000000000),
+    CHECK (denied BETWEEN 0 AND 1000000000000000 AND asked BETWEEN '-1e100' AND '1e100'),
     PRIMARY KEY (name, hour, key),
     UNIQUE (hour, name, key)
 ) WITH (fillfactor = 90);
@@ -200,7 +201,7 @@ BEGIN
     RETURN QUERY
         SELECT k.key, k.denied, k.asked, k.last_denied
           FROM (
-            SELECT r.key, least(sum(r.denied), 9223372036854775807::numeric)::bigint AS denied, sum(r.asked) AS asked, max(r.last_denied) AS last_denied
+            SELECT r.key, least(sum(r.denied), 9223372036854775807::numeric)::bigint AS denied, sum(greatest(least(r.asked, '1e100'), '-1e100')) AS asked, max(r.last_denied) AS last_denied
               FROM /* TEMPLATE: schema */rate_limit_denials AS r
              WHERE r.name = name COLLATE "C" AND r.hour > first
              GROUP BY r.key

@@ -9,6 +9,7 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_schema(OUT version in
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC' SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1 SET quote_all_identifiers = off
+SET standard_conforming_strings = on
 AS $body$
 #variable_conflict use_variable
 DECLARE

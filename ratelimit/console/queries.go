@@ -121,7 +121,8 @@ type binRow struct {
 
 const binsSQL = `
 SELECT u.name, date_bin($3::interval, u.minute, timestamptz 'epoch') AS at, least(sum(u.granted), 9223372036854775807)::bigint AS granted, least(sum(u.denied), 9223372036854775807)::bigint AS denied, least(sum(u.failed), 9223372036854775807)::bigint AS failed,
-       sum(u.tokens) AS tokens, sum(u.refunded) AS refunded, sum(u.waited) AS waited
+       sum(greatest(least(u.tokens, 1e100), -1e100)) AS tokens, sum(greatest(least(u.refunded, 1e100), -1e100)) AS refunded,
+       sum(greatest(least(u.waited, 1e100), -1e100)) AS waited
   FROM unnest($1::text[]) AS n (name)
  CROSS JOIN LATERAL (SELECT u.* FROM rate_limit_usage AS u WHERE u.name = n.name COLLATE "C" AND u.minute >= $2 AND u.minute < now() + interval '1 day') AS u
  GROUP BY 1, 2 ORDER BY 1, 2`
