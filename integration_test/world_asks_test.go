@@ -596,6 +596,9 @@ func (w *everything) openWorld() {
 		w.url = newMigrated(w)
 	}
 	w.pool, w.sqlDB, w.home = connect(w, w.url, 12), openSQL(w, "pgx", w.url, 2), w.TempDir()
+	if !server.Pooled() {
+		w.lossy = w.newLossyPool()
+	}
 }
 
 // patience is the page's with a database on a busy machine.

@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,18 +26,19 @@ var worldSlotsLimit = ratelimit.Slots("slots", worldSlots)
 
 // worldHold is work under an id.
 type worldHold struct {
-	id    string
-	of    worldKey
-	token string
-	count float64
-	slot  bool
-	until time.Time // zero: it has no end
-	at    time.Time
-	touch int  // of its key, when it was taken
-	full  bool // the tokens were counted when it was taken: the key was not unlimited, and its numbers were the definition's
-	reset bool // its tokens are forgotten
-	ended string
-	when  time.Time // of its end
+	id        string
+	of        worldKey
+	token     string
+	count     float64
+	slot      bool
+	until     time.Time // zero: it has no end
+	at        time.Time
+	step      int
+	windowEnd time.Time // the ResetAt of the balance, when it was taken
+	full      bool      // the tokens were counted when it was taken: the key was not unlimited, and its numbers were the definition's
+	reset     bool      // its tokens are forgotten
+	ended     string
+	when      time.Time // of its end
 
 	tokens, inSlots string // the states of its rows: "" if there is none with its token
 }
@@ -115,6 +117,13 @@ func (w *everything) expired(ids ...worldKey) (expired []*worldHold) {
 	return expired
 }
 
+// expires reports whether a hold of a key, or with a slot of it, ends by itself until then.
+func (w *everything) expires(until time.Time, ids ...worldKey) bool {
+	return slices.ContainsFunc(w.holds, func(h *worldHold) bool {
+		return slices.Contains(ids, h.of) && h.tokens == "held" && h.until.After(w.clock.now) && !h.until.After(until)
+	})
+}
+
 // onHandle calls f with the handle of a step, and ends its transaction. committed: what it did stays.
 func (w *everything) onHandle(ctx context.Context, p *worldProgram, s worldStep, f func(ratelimit.DB) error) (committed bool, err error) {
 	rollback := func() error {
@@ -156,6 +165,11 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 	s = s.holdWay()
 	k := worldKey{s.Limit, s.Key}
 	job := r.IntN(5)
+	for _, old := range w.expired(k) {
+		if old.of == k && r.IntN(2) == 0 { // the work of a dead worker is delivered again
+			_, _ = fmt.Sscanf(old.id[strings.LastIndex(old.id, "|")+1:], "%d", &job)
+		}
+	}
 	h := &worldHold{id: fmt.Sprintf("job %d.%d|%d", k.limit, k.key, job), of: k, at: w.clock.now, slot: job%2 == 0, count: s.Count}
 	ttl := min(max(s.For, 100*time.Millisecond), 366*24*time.Hour)
 	switch {
@@ -194,6 +208,8 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 		return other.id == h.id && other.ended == "settled" && w.clock.now.Before(other.when.Add(24*time.Hour))
 	})
 	rows := w.rows()
+	beneath, _ := w.underneath(k)
+	sums := w.adds(before, k) && !unmended("dead")
 
 	var held ratelimit.Held
 	var got worldAnswer
@@ -213,13 +229,13 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 	if h.slot {
 		w.meets(k, "slots")
 	}
-	if len(expired) > 0 {
-		w.meets(k, "hold-expired")
-	}
 	if s.Rollback && !committed {
 		w.meets(k, "rollback")
 	}
 	after := w.balances(p, k)[0]
+	if under, whole := w.underneath(k); !unmended("lifted") && before.Decides == "override" && math.IsInf(before.Capacity, 1) && math.Abs(under-beneath) > whole {
+		w.failf("%s, while it is unlimited: %v, and without the override there were %v, and are %v", what, got, beneath, under)
+	}
 	w.looks()
 
 	nothing := true // was taken
@@ -248,12 +264,12 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 		if got.granted || got.reason != ratelimit.ReasonSettled || !got.permanent {
 			w.failf("%s, which was settled: %v, %s", what, got, got.reason)
 		}
-	case !free, !tokens.granted && len(expired) == 0:
+	case !free, !tokens.granted && (len(expired) == 0 || !unmended("dead")):
 		if got.granted || got.reason != ratelimit.ReasonQuota {
 			w.failf("%s, %d live, and the tokens %v: %v, %s", what, len(live), tokens, got, got.reason)
 		}
 		w.holdRetries(ctx, p, k, ttl, requests, live, got, tokens, what)
-	case tokens.granted && !got.granted:
+	case !got.granted && (tokens.granted || !unmended("dead")):
 		w.failf("%s, %d live, and the tokens %v: %v, %s", what, len(live), tokens, got, got.reason)
 	case got.granted:
 		nothing = false
@@ -265,12 +281,9 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 		if w.rows() != rows && !(committed && (len(expired) > 0 || w.resharded)) {
 			w.failf("%s: %v, committed %t, and the rows changed:\n%s\nto\n%s", what, got, committed, rows, w.rows())
 		}
-		if committed && len(expired) > 0 {
-			w.gotBack(expired...)
-		}
 		return
 	}
-	h.token, h.touch, h.full = held.Token, w.touched[k]+1, before.Decides == "definition"
+	h.token, h.step, h.windowEnd, h.full = held.Token, w.step, before.ResetAt, before.Decides == "definition" && before.Remaining <= before.Capacity
 	if !held.Expires.Equal(h.until) || ttl < 0 != (h.token == h.id) {
 		w.failf("%s: %+v", what, held)
 	}
@@ -284,27 +297,47 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 		}
 	}
 	w.holds = append(w.holds, h)
-	w.gotBack(expired...)
 	w.looks()
-	w.touched[k]++
 	delete(w.log, k)
 	took, slack := before.Remaining-after.Remaining, w.slack(before)+w.slack(after)
-	if counts(before) && (took > h.count+slack || took < h.count-back-slack) {
+	if counts(before) && (took > h.count+slack || took < h.count-back-slack || len(expired) > 0 && sums && took < h.count-slack) {
 		w.failf("%s, %v of expired ones: took %v; %v were there and %v are left", what, back, took, before.Remaining, after.Remaining)
 	}
+}
+
+// underneath is what a key would have without overrides, once it has what expired holds hold: a Hold that needs it gives it back first. slack
+// is what it may be rounded by.
+func (w *everything) underneath(id worldKey) (remaining, slack float64) {
+	limits := &ratelimit.Limiter{Clock: w.clock.Now}
+	if noRate(w.balancesBy(limits, w.pool, id)[0]) {
+		return 0, 0
+	}
+	b := w.givenBack(limits, id)
+	return b.Remaining, w.slack(b)
+}
+
+// givenBack is the balance of a key once a Hold has given back what expired holds hold, on a copy.
+func (w *everything) givenBack(limits *ratelimit.Limiter, id worldKey) (b ratelimit.Balance) {
+	err := pgx.BeginFunc(w.Context(), w.pool, func(tx pgx.Tx) error {
+		all := w.balancesBy(limits, tx, id)[0].Capacity
+		_, err := limits.Hold(w.Context(), tx, "another", time.Minute, w.request(id.limit, id.key).Count(all))
+		if b = w.balancesBy(limits, tx, id)[0]; err == nil {
+			b.Remaining += all
+			err = errRollBack
+		} else if denied(err) {
+			err = errRollBack
+		}
+		return err
+	})
+	if !errors.Is(err, errRollBack) {
+		w.failf("%v", err)
+	}
+	return b
 }
 
 // counts reports whether a balance is one that calls change.
 func counts(b ratelimit.Balance) bool {
 	return !math.IsInf(b.Remaining, 0) && b.Decides != "block" && !noRate(b)
-}
-
-// gotBack notes that the tokens of holds may have come back.
-func (w *everything) gotBack(holds ...*worldHold) {
-	for _, h := range holds {
-		w.touched[h.of]++
-		delete(w.log, h.of)
-	}
 }
 
 // holdRetries wants a hold to be granted at the RetryAt of a denial, if nothing else happens.
@@ -339,10 +372,14 @@ func (w *everything) holdRetries(ctx context.Context, p *worldProgram, k worldKe
 
 // endHold is a step in which work ends: a Settle or a Release, of any hold that there ever was.
 func (w *everything) endHold(ctx context.Context, p *worldProgram, s worldStep, r *rand.Rand) {
+	s = s.holdWay()
+	if r.IntN(6) == 0 {
+		w.endStranger(ctx, p, s, r)
+		return
+	}
 	if len(w.holds) == 0 {
 		return
 	}
-	s = s.holdWay()
 	h := w.holds[len(w.holds)-1-r.IntN(min(len(w.holds), 4))]
 	used := 0.0
 	if s.Do == "settle" {
@@ -361,17 +398,31 @@ func (w *everything) endHold(ctx context.Context, p *worldProgram, s worldStep, 
 		return // its id may be another's by now
 	}
 	before, rows := w.balances(p, h.of)[0], w.rows()
+	adds := w.adds(before, h.of)
 	if w.uneven(before) {
 		return
 	}
 	what := fmt.Sprintf("%s of hold %q of %v of %v, used %v, rows %q and %q, ended %q, until %v", s.Do, h.id, h.count, h.of, used, h.tokens, h.inSlots, h.ended, h.until)
 	var result ratelimit.Result
 	var failed error
+	deployed := !h.until.IsZero() && r.IntN(3) == 0 && !unmended("deploy") // a version of the program that does not know all limits any more
+	limits, named := p.asks, requests
+	if deployed {
+		limits, named = &ratelimit.Limiter{Clock: w.clock.Now, Overrides: p.asks.Overrides}, nil
+		if used = 0; s.Do == "settle" {
+			used = h.count
+		}
+		if h.slot && r.IntN(2) == 0 { // it knows the slots
+			_, err := limits.Balance(ctx, w.pool, w.slots(h.of.key))
+			w.must(err)
+		}
+		what = fmt.Sprintf("by a program that does not know all limits, %s, used %v", what, used)
+	}
 	committed, err := w.onHandle(ctx, p, s, func(db ratelimit.DB) error {
 		if s.Do == "release" {
-			failed = p.asks.Release(ctx, db, h.token, requests...)
+			failed = limits.Release(ctx, db, h.token, named...)
 		} else {
-			result, failed = p.asks.Settle(ctx, db, h.token, requests...)
+			result, failed = limits.Settle(ctx, db, h.token, named...)
 		}
 		return nil
 	})
@@ -381,9 +432,6 @@ func (w *everything) endHold(ctx context.Context, p *worldProgram, s worldStep, 
 	w.meets(h.of, "do-"+s.Do, "way-"+s.Way)
 	if h.slot {
 		w.meets(h.of, "slots")
-	}
-	if !h.until.IsZero() && !h.until.After(w.clock.now) {
-		w.meets(h.of, "hold-expired")
 	}
 	after := w.balances(p, h.of)[0]
 	gone := func(state string) bool {
@@ -411,26 +459,61 @@ func (w *everything) endHold(ctx context.Context, p *worldProgram, s worldStep, 
 		return
 	}
 	h.ended, h.when = map[string]string{"settle": "settled", "release": "released"}[s.Do], w.clock.now
-	w.touched[h.of]++
 	delete(w.log, h.of)
 	w.looks()
 	if !counts(before) || !counts(after) {
 		return
 	}
-	back, slack := after.Remaining-before.Remaining, w.slack(before)+w.slack(after)+1e-9*h.count
-	if s.Do == "settle" && math.Abs(back-result.Requests[0].Refunded+result.Requests[0].Taken) > slack {
+	back, slack, spare := after.Remaining-before.Remaining, w.slack(before)+w.slack(after)+1e-9*h.count, h.count-used
+	held, whole := was.tokens == "held", h.full && w.whole(before, h.of, h.step, h.at, h.windowEnd)
+	if held && !h.until.IsZero() && !h.until.After(w.clock.now) { // it was there before
+		if !unmended("dead") && (back > slack || back < -used-slack || whole && adds && math.Abs(back+used) > slack) {
+			w.failf("%s: of the tokens of one that has expired, %v came back", what, back)
+		}
+		return
+	}
+	if s.Do == "settle" && adds && math.Abs(back-result.Requests[0].Refunded+result.Requests[0].Taken) > slack {
 		w.failf("%s: %v came back and %v were charged; %v were there and %v are left", what, result.Requests[0].Refunded, result.Requests[0].Taken, before.Remaining, after.Remaining)
 	}
-	spare := h.count - used
 	switch {
 	case back > max(0, spare)+slack, was.tokens == "lapsed" && !h.reset && back > slack, h.reset && back > slack:
 		w.failf("%s: %v came back", what, back)
-	case back < min(0, spare)-slack && was.tokens == "held", back < -used-slack:
+	case back < min(0, spare)-slack && held, back < -used-slack:
 		w.failf("%s: %v were charged", what, -back)
-	case was.tokens == "held" && h.full && before.Decides == "definition" && spare < 0 && math.Abs(back-spare) > slack:
+	case held && h.full && adds && before.Decides == "definition" && spare < 0 && math.Abs(back-spare) > slack:
 		w.failf("%s: %v were charged", what, -back)
-	case was.tokens == "held" && h.full && before.Decides == "definition" && h.at.Equal(w.clock.now) && !w.clock.now.Before(w.latest) && h.touch == w.touched[h.of]-1 && math.Abs(back-spare) > slack && !w.liesAhead(h.of.limit, w.stored(h.of.key)):
-		w.failf("%s: %v came back, and nothing has happened since the hold", what, back)
+	case held && whole && adds && math.Abs(back-spare) > slack:
+		w.failf("%s: %v came back, and nobody waits", what, back)
+	}
+}
+
+// endStranger ends a hold that never was: it was rolled back. Nothing is written for it.
+func (w *everything) endStranger(ctx context.Context, p *worldProgram, s worldStep, r *rand.Rand) {
+	requests := []ratelimit.Request{w.request(s.Limit, s.Key).Count(r.Float64())}
+	if r.IntN(2) == 0 {
+		requests = append(requests, w.slots(s.Key))
+	}
+	var token string
+	_ = pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
+		held, _ := p.asks.Hold(ctx, tx, "nobody", time.Hour, requests...)
+		token = held.Token
+		return errRollBack
+	})
+	if token == "" || unmended("stranger") { // it was denied
+		return
+	}
+	before := w.rows()
+	_, err := w.onHandle(ctx, p, s, func(db ratelimit.DB) error {
+		if s.Do == "release" {
+			return p.asks.Release(ctx, db, token, requests...)
+		}
+		if _, err := p.asks.Settle(ctx, db, token, requests...); !errors.Is(err, ratelimit.ErrHoldLost) {
+			return fmt.Errorf("want that it is lost: %w", err)
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, errRollBack) || w.rows() != before {
+		w.failf("%s of a hold of %v of limit %d and key %d that never was, by %s: %v, and the rows are\n%s\nand were\n%s", s.Do, requests, s.Limit, s.Key, s.Way, err, w.rows(), before)
 	}
 }
 

@@ -29,8 +29,9 @@ type everything struct {
 	url      string
 	pool     *pgxpool.Pool
 	sqlDB    *sql.DB
-	hasClock bool   // the database's clock can be the world's
-	home     string // of the tool
+	lossy    *lossyPool // nil: through a pooler
+	hasClock bool       // the database's clock can be the world's
+	home     string     // of the tool
 	pairs    *worldPairs
 
 	worldNumbers
@@ -46,7 +47,8 @@ type everything struct {
 	log        map[worldKey]*worldLog
 	counted    []worldCount
 	storedKeys map[int]string
-	touched    map[worldKey]int // how often a step has written
+	odd        map[worldKey]int       // the last step that did something else than take, charge and give back by the definition
+	promised   map[worldKey]time.Time // until when a reservation waits
 	features   map[worldKey]map[string]bool
 	shards     int // added to those of the limits
 	resharded  bool
@@ -85,10 +87,10 @@ type worldReceipt struct {
 	receipt ratelimit.Receipt
 	count   float64
 	at      time.Time
-	before  float64 // the balance before the grant
-	touched int
+	before  float64   // the balance before the grant
+	reset   time.Time // of the balance
+	step    int
 	reserve bool
-	shards  int
 	window  time.Time // see worldGrant
 }
 
@@ -111,7 +113,7 @@ func (w *everything) play(script worldScript) (failed string) {
 	w.clock, w.latest = &clock{now: w.start}, w.start
 	w.made, w.late, w.receipts, w.counted, w.shards, w.resharded, w.step = nil, nil, nil, nil, 0, false, -1
 	w.holds, w.slotsNow, w.storedKeys = nil, map[int]int{}, map[int]string{}
-	w.log, w.touched, w.features = map[worldKey]*worldLog{}, map[worldKey]int{}, map[worldKey]map[string]bool{}
+	w.log, w.odd, w.promised, w.features = map[worldKey]*worldLog{}, map[worldKey]int{}, map[worldKey]time.Time{}, map[worldKey]map[string]bool{}
 	defer func() {
 		if p := recover(); p != nil {
 			f, ok := p.(worldFailure)
@@ -293,12 +295,21 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 	p, r := w.programs[s.Program], rand.New(rand.NewPCG(s.N, 0))
 	ctx = shardpick.With(ctx, randomPick(r).again())
 	k := worldKey{s.Limit, s.Key}
+	if unmended(s.Do) {
+		return
+	}
+	w.looks()
+	for _, h := range w.expired(w.ids()...) { // any call may give it back
+		delete(w.log, h.of)
+		w.meets(h.of, "hold-expired")
+	}
 	switch s.Do {
 	case "clock":
 		w.bounds()
 		w.flush()
 		if s.For < 0 {
 			w.meetsAll(-1, "clock-back")
+			w.oddly(w.ids()...)
 			w.log = map[worldKey]*worldLog{} // what is granted at an earlier instant was refilled later
 		}
 		w.clock.Advance(s.For)
@@ -320,19 +331,8 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 	case "restore", "unblock":
 		w.restore(s, r)
 	case "sweep":
-		w.looks()
-		if expired := w.expired(w.ids()...); len(expired) > 0 { // they come back
-			_, err := p.limits.Sweep(ctx, w.pool, w.allLimits()...)
-			w.must(err)
-			w.gotBack(expired...)
-			w.looks()
-			for _, h := range w.expired(w.ids()...) {
-				o := w.inForce(h.of, w.clock.now)
-				known := w.limits[h.of.limit].Config().Varies == "" && !noRate(w.balances(p, h.of)[0]) && (o == nil || o.effect != "unlimited")
-				if known || h.inSlots == "held" {
-					w.failf("a sweep left the expired hold %+v", *h)
-				}
-			}
+		if unmended("dead") {
+			_, _ = p.limits.Sweep(ctx, w.pool, w.allLimits()...)
 		}
 		w.unchanged("a sweep", func() {
 			before := w.countRows()
@@ -340,6 +340,14 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 			w.must(err)
 			if after := w.countRows(); before-after != int(deleted) {
 				w.failf("a sweep says that it deleted %d rows: there were %d, and are %d", deleted, before, after)
+			}
+			w.looks()
+			for _, h := range w.expired(w.ids()...) {
+				o := w.inForce(h.of, w.clock.now)
+				known := w.limits[h.of.limit].Config().Varies == "" && !noRate(w.balances(p, h.of)[0]) && (o == nil || o.effect != "unlimited")
+				if known || h.inSlots == "held" {
+					w.failf("a sweep left the expired hold %+v", *h)
+				}
 			}
 		})
 		w.meetsAll(-1, "sweep")
@@ -373,6 +381,17 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 		w.endHold(ctx, p, s, r)
 	case "slots":
 		w.changeSlots(s, r)
+	case "give-up", "queue":
+		if w.lossy == nil {
+			break
+		}
+		if s.Do == "queue" {
+			w.queue(p, s, r)
+		} else {
+			w.giveUp(p, s, r)
+		}
+	case "scramble":
+		w.scramble(p, s)
 	case "tool":
 		w.asksTool(p, k)
 	case "page":
@@ -437,7 +456,7 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 	for _, id := range ids {
 		requests = append(requests, w.request(id.limit, id.key))
 	}
-	before := w.rows()
+	before, dead := w.rows(), len(w.expired(ids...)) > 0
 	what := fmt.Sprintf("%s of %v of %v by %s", s.Do, count, ids, s.Way)
 
 	// First on a copy of the state.
@@ -497,11 +516,12 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 	after := w.balances(p, ids...)
 	if !got.granted || !committed {
 		rows := w.rows()
-		merged := committed && w.resharded // a call merges the rows of another number of shards, and takes nothing
+		merged := committed && (w.resharded || dead) // a call merges the rows of another number of shards, or gives back, and takes nothing
 		for i := range ids {
 			merged = merged && (balances[i].Remaining == after[i].Remaining || math.Abs(balances[i].Remaining-after[i].Remaining) <= w.slack(balances[i])) // both may be infinite
 		}
 		if rows != before && s.Do == "wait" && slices.ContainsFunc(ids, func(id worldKey) bool { return w.liesAhead(id.limit, w.stored(id.key)) }) {
+			w.oddly(ids...)
 			return // what it has taken and gives up in a pause repays debts alone: docs/refunds.md
 		}
 		if rows != before && !merged {
@@ -516,10 +536,12 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 		for i, id := range ids {
 			took, slack := balances[i].Remaining-after[i].Remaining, w.slack(balances[i])+w.slack(after[i])
 			forfeits := s.Do == "reserve" && got.runAt.After(w.clock.now) // what is refilled or left until then
-			if !math.IsInf(took, 0) && !math.IsNaN(took) && balances[i].Decides != "block" && (took < got.taken-slack || took > got.taken+slack && !forfeits) {
+			if !math.IsInf(took, 0) && !math.IsNaN(took) && balances[i].Decides != "block" && (took < got.taken-slack || took > got.taken+slack && !forfeits) && w.adds(balances[i], id) {
 				w.failf("%s: took %v of %v, and %v were there and %v are left", what, got.taken, id, balances[i].Remaining, after[i].Remaining)
 			}
-			w.touched[id]++
+			if got.runAt.After(w.clock.now) {
+				w.promised[id] = maxTime(w.promised[id], got.runAt)
+			}
 			w.grants(id, got, balances[i], count)
 		}
 		window := time.Time{}
@@ -527,7 +549,7 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 			window = l.grants[len(l.grants)-1].window
 		}
 		if got.receipt != "" && len(ids) == 1 {
-			w.receipts = append(w.receipts, worldReceipt{ids[0], got.receipt, got.taken, w.clock.now, balances[0].Remaining, w.touched[ids[0]], got.runAt.After(w.clock.now), w.shards, window})
+			w.receipts = append(w.receipts, worldReceipt{ids[0], got.receipt, got.taken, w.clock.now, balances[0].Remaining, balances[0].ResetAt, w.step, got.runAt.After(w.clock.now), window})
 		}
 		if s.Do == "reserve" && len(ids) == 1 {
 			w.runs(p, ids[0], got, what)
@@ -536,6 +558,30 @@ func (w *everything) call(ctx context.Context, p *worldProgram, s worldStep) {
 	if !want.granted {
 		w.retries(p, ids, verb, count, want, what, requests...)
 	}
+}
+
+// oddly notes that something else happens to keys than takes, charges and give-backs by the definition, at one clock.
+func (w *everything) oddly(ids ...worldKey) {
+	for _, id := range ids {
+		w.odd[id] = w.step
+		delete(w.log, id)
+	}
+}
+
+// whole reports whether all of a call comes back to a balance, whatever else was taken, charged and given back since, in any order: in its
+// window or, to a token bucket, at once, if no reservation waits.
+func (w *everything) whole(b ratelimit.Balance, id worldKey, step int, at, reset time.Time) bool {
+	same := at.Equal(w.clock.now)
+	if b.Limit.Config().Kind != "token bucket" {
+		same = reset.Equal(b.ResetAt)
+	}
+	return same && b.Decides == "definition" && w.odd[id] <= step && !w.promised[id].After(w.clock.now) && !w.clock.now.Before(w.latest) && !w.liesAhead(id.limit, w.stored(id.key))
+}
+
+// adds reports whether what is taken and given back adds up beside expired holds: what comes back of these is less while a reservation
+// waits, and fits below the capacity.
+func (w *everything) adds(b ratelimit.Balance, id worldKey) bool {
+	return len(w.expired(id)) == 0 || !w.promised[id].After(w.clock.now) && b.Remaining < b.Capacity-w.slack(b)
 }
 
 // liesAhead reports whether a row of a key is later than now: the key is paused, however shortly, or the clock has stepped back.
@@ -604,10 +650,8 @@ func (w *everything) crowd(ctx context.Context, p *worldProgram, s worldStep, r 
 			}
 		}
 	}
-	if granted > 0 {
-		w.touched[id]++
-	}
 	if ahead > 0 {
+		w.oddly(id)
 		delete(w.log, id) // of those by an earlier clock, nobody knows whether they were before or after the others
 		w.flush()
 		w.clock.now, w.latest = then, maxTime(w.latest, then)
@@ -626,7 +670,7 @@ func (w *everything) crowd(ctx context.Context, p *worldProgram, s worldStep, r 
 	if math.IsInf(before.Capacity, 1) || before.Decides == "block" || math.IsInf(after.Capacity, 1) || after.Decides == "block" {
 		return
 	}
-	if ahead == 0 && math.Abs(before.Remaining-after.Remaining-float64(granted)*count) > w.slack(before)+worldCallers*1e-9*count {
+	if ahead == 0 && w.adds(before, id) && math.Abs(before.Remaining-after.Remaining-float64(granted)*count) > w.slack(before)+worldCallers*1e-9*count {
 		w.failf("%s", what)
 	}
 	last := answers[len(answers)-1] // one of them was denied when there was no more than now
@@ -646,8 +690,7 @@ func (w *everything) charge(p *worldProgram, s worldStep) {
 		w.failf("charge: %v", err)
 	}
 	w.counted = append(w.counted, worldCount{of: id, at: w.clock.now, tokens: result.Requests[0].Taken})
-	w.touched[id]++
-	if noRate(before) {
+	if noRate(before) || !w.adds(before, id) {
 		return
 	}
 	if after := w.balances(p, id)[0]; !math.IsInf(before.Remaining, 1) && before.Decides != "block" && math.Abs(before.Remaining-s.Count-after.Remaining) > w.slack(before)+1e-9*s.Count {
@@ -674,7 +717,6 @@ func (w *everything) refund(p *worldProgram, r *rand.Rand) {
 	w.must(err)
 	after, back := w.balances(p, id)[0], result.Requests[0].Refunded
 	w.counted = append(w.counted, worldCount{of: id, at: w.clock.now, refunded: back})
-	w.touched[id]++
 	what := fmt.Sprintf("a refund of %v of %v to %v: %v came back, %v were there and are %v", count, from.count, id, back, before.Remaining, after.Remaining)
 	slack := w.slack(before) + 1e-9*count
 	switch {
@@ -682,13 +724,13 @@ func (w *everything) refund(p *worldProgram, r *rand.Rand) {
 		w.failf("%s", what)
 	case back == 0 && w.rows() != rows && before.Decides == "definition" && math.Abs(after.Remaining-before.Remaining) > slack:
 		w.failf("%s, and the rows changed", what)
-	case math.IsInf(before.Remaining, 1), before.Decides == "block":
+	case math.IsInf(before.Remaining, 1), before.Decides == "block", !w.adds(before, id):
 	case math.Abs(before.Remaining+back-after.Remaining) > slack:
 		w.failf("%s", what)
 	case after.Remaining > max(after.Capacity, before.Remaining)+slack:
 		w.failf("%s: above the capacity %v", what, after.Capacity)
-	case from.touched+1 == w.touched[id] && from.at.Equal(w.clock.now) && !w.clock.now.Before(w.latest) && from.shards == w.shards && before.Decides == "definition" && !from.reserve && math.Abs(back-count) > slack && from.before <= before.Capacity && !w.liesAhead(id.limit, w.stored(id.key)):
-		w.failf("%s, and nothing else has happened since", what)
+	case !from.reserve && from.before <= before.Capacity && w.whole(before, id, from.step, from.at, from.reset) && math.Abs(back-count) > slack:
+		w.failf("%s, and nobody waits", what)
 	}
 	w.gaveBack(id, back, from.window)
 }
@@ -718,8 +760,7 @@ func (w *everything) reset(p *worldProgram, s worldStep, r *rand.Rand) {
 			w.failf("a reset of %v says that it deleted %d of %d rows", id, deleted, had)
 		}
 	}
-	w.touched[id]++
-	delete(w.log, id)
+	w.oddly(id)
 	for _, h := range w.holds {
 		if h.of == id {
 			h.reset = true
@@ -744,8 +785,7 @@ func (w *everything) pause(p *worldProgram, s worldStep) {
 		w.failf("pause of %v, a %s: %v", id, w.own(id.limit, id.key).Config().Kind, err)
 	}
 	w.meets(id, "do-pause")
-	w.touched[id]++
-	delete(w.log, id) // it only has less
+	w.oddly(id) // it only has less
 	after := w.balances(p, id)[0]
 	if math.IsInf(before.Capacity, 1) || noRate(before) {
 		return
@@ -775,9 +815,8 @@ func (w *everything) resume(p *worldProgram, s worldStep) {
 		w.failf("resume of %v, a %s: %v", id, w.own(id.limit, id.key).Config().Kind, err)
 	}
 	w.meets(id, "do-resume")
-	w.touched[id]++
-	delete(w.log, id)
-	if after := w.balances(p, id)[0]; after.Remaining != before.Remaining || !after.PausedUntil.IsZero() {
+	w.oddly(id)
+	if after := w.balances(p, id)[0]; after.Remaining != before.Remaining && len(w.expired(id)) == 0 || !after.PausedUntil.IsZero() {
 		w.failf("%v goes on: before %+v, after %+v", id, before, after)
 	}
 }
@@ -804,8 +843,10 @@ func (w *everything) move(p *worldProgram, s worldStep) {
 	}
 	w.meets(from, "do-move")
 	w.meets(to, "do-move")
-	w.touched[to]++
-	delete(w.log, to) // it only has less, but receipts of before count for more
+	w.oddly(to) // it only has less, but receipts of before count for more
+	if len(w.expired(from, to)) > 0 {
+		return
+	}
 	for _, b := range before {
 		if b.Decides == "block" || math.IsInf(b.Capacity, 1) || noRate(b) {
 			return
@@ -835,6 +876,7 @@ func (w *everything) reshard(ctx context.Context, r *rand.Rand) {
 	}
 	w.publish()
 	w.meetsAll(-1, "reshard")
+	w.oddly(ids...)
 	for i, b := range w.balances(w.programs[0], ids...) {
 		if b.Remaining > before[i].Remaining+w.slack(b) {
 			w.failf("other shards: %+v had %v", b, before[i].Remaining)

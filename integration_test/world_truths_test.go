@@ -67,11 +67,15 @@ func (w *everything) ids() (ids []worldKey) {
 }
 
 func (w *everything) balances(p *worldProgram, ids ...worldKey) []ratelimit.Balance {
+	return w.balancesBy(p.limits, w.pool, ids...)
+}
+
+func (w *everything) balancesBy(limits *ratelimit.Limiter, db ratelimit.DB, ids ...worldKey) []ratelimit.Balance {
 	var requests []ratelimit.Request
 	for _, id := range ids {
 		requests = append(requests, w.request(id.limit, id.key))
 	}
-	balances, err := p.limits.Balance(w.Context(), w.pool, requests...)
+	balances, err := limits.Balance(w.Context(), db, requests...)
 	w.must(err)
 	return balances
 }
@@ -239,10 +243,8 @@ func (w *everything) commitLate() {
 
 // changed tells the programs that overrides of a limit have changed.
 func (w *everything) changed(limit int) {
-	for id := range w.log {
-		if id.limit == limit {
-			delete(w.log, id)
-		}
+	for k := range w.keys {
+		w.oddly(worldKey{limit, k})
 	}
 	w.followed()
 }
@@ -362,6 +364,9 @@ func (w *everything) retries(p *worldProgram, ids []worldKey, verb string, count
 			}
 		}
 	}
+	if len(w.expired(ids...)) > 0 {
+		return // the call has given back what they hold, and the copies have not
+	}
 	ends := w.pending(ids...)
 	instants := []time.Time{now.Add(time.Microsecond), now.Add(time.Second), now.Add(time.Duration(r.Int64N(int64(100 * time.Hour)))).Truncate(time.Microsecond), now.Add(400 * 24 * time.Hour)}
 	for _, end := range ends {
@@ -389,7 +394,7 @@ func (w *everything) retries(p *worldProgram, ids []worldKey, verb string, count
 		}
 	}
 	for _, at := range instants {
-		if !at.After(now) || at.After(until) {
+		if !at.After(now) || at.After(until) || w.expires(at, ids...) {
 			continue
 		}
 		if t := w.try(p, at, verb, count, requests...); t.granted {
@@ -409,7 +414,7 @@ func (w *everything) runs(p *worldProgram, id worldKey, t worldAnswer, what stri
 		w.failf("%s: runs at %v, and then %v are owed", what, t.runAt, -then.Remaining)
 	}
 	if early := w.early(p, t.runAt, id); early.After(w.clock.now) {
-		if b := w.balanceAt(p, early, id); b.Remaining >= 0 {
+		if b := w.balanceAt(p, early, id); b.Remaining >= 0 && !w.expires(early, id) {
 			w.failf("%s: runs at %v, and before, at %v: %v", what, t.runAt, early, balanceText(b))
 		}
 	}
@@ -467,6 +472,12 @@ func (w *everything) says(p *worldProgram, id worldKey) {
 	if math.Abs(b.Used-(b.Capacity-b.Remaining)) > w.slack(b) || b.Remaining > b.Capacity {
 		w.failf("%s", what)
 	}
+	if w.looks(); len(w.expired(id)) > 0 && !unmended("dead") {
+		w.dead(id, b, what)
+		if given := w.givenBack(p.asks, id); math.Abs(given.Remaining-b.Remaining) > w.slack(b)+w.slack(given) {
+			w.failf("%s, and once a Hold gives back what expired ones hold: %s", what, balanceText(given))
+		}
+	}
 
 	// What remains can be taken, and a hair more cannot.
 	if r := b.Remaining; r >= 1e-12 {
@@ -492,6 +503,7 @@ func (w *everything) says(p *worldProgram, id worldKey) {
 		w.failf("%s, and %v can be taken", what, had)
 	}
 	switch ends := w.pending(id); {
+	case len(w.expired(id)) > 0: // what they hold may not come back then
 	case b.NextAt.IsZero():
 		if had+1 <= b.Capacity && len(ends) == 0 {
 			w.failf("%s, never more than %v", what, had)
@@ -503,13 +515,34 @@ func (w *everything) says(p *worldProgram, id worldKey) {
 			w.failf("%s, but at NextAt %v can be taken, and %v now", what, n, had)
 		}
 		if early := w.early(p, b.NextAt, id); early.After(now) {
-			if n := could(early); n > had {
+			if n := could(early); n > had && !w.expires(early, id) {
 				w.failf("%s, but %v can be taken at %v, and %v now", what, n, early, had)
 			}
 		}
 	}
 	w.resets(p, id, b, what)
 	w.listed(p, id, b, what)
+}
+
+// dead wants the balance of a window to have all that expired holds hold of it, if nothing else has happened to it.
+func (w *everything) dead(id worldKey, b ratelimit.Balance, what string) {
+	if b.Limit.Config().Kind == "token bucket" || w.resharded {
+		return
+	}
+	var sum float64
+	w.must(w.pool.QueryRow(w.Context(), "SELECT coalesce(sum(value), 0) FROM rate_limits WHERE name = $1 AND key = $2", b.Limit.Name(), b.Key).Scan(&sum))
+	for _, h := range w.expired(id) {
+		switch {
+		case h.of != id || h.tokens != "held":
+		case !h.full || !w.whole(b, id, h.step, h.at, h.windowEnd):
+			return
+		default:
+			sum += h.count
+		}
+	}
+	if math.Abs(min(sum, b.Capacity)-b.Remaining) > w.slack(b) {
+		w.failf("%s, and with what expired holds hold there are %v", what, sum)
+	}
 }
 
 // uneven reports whether a row of a sharded limit may have more tokens than all rows together, since others owe some: other numbers count for
@@ -543,7 +576,7 @@ func (w *everything) grantsNothing(p *worldProgram, id worldKey, b ratelimit.Bal
 
 // resets proves ResetAt: full then, or the next window; and not before. A clock behind the row begins windows that refill nothing.
 func (w *everything) resets(p *worldProgram, id worldKey, b ratelimit.Balance, what string) {
-	if len(w.pending(id)) > 0 || w.far(b.ResetAt, id) || w.clock.now.Before(w.latest) {
+	if len(w.pending(id)) > 0 || w.far(b.ResetAt, id) || w.clock.now.Before(w.latest) || len(w.expired(id)) > 0 || w.expires(b.ResetAt, id) {
 		return
 	}
 	then := w.balanceAt(p, b.ResetAt, id)
