@@ -233,7 +233,7 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 		w.meets(k, "rollback")
 	}
 	after := w.balances(p, k)[0]
-	if under, whole := w.underneath(k); !unmended("lifted") && before.Decides == "override" && math.IsInf(before.Capacity, 1) && math.Abs(under-beneath) > whole {
+	if under, whole := w.underneath(k); before.Decides == "override" && math.IsInf(before.Capacity, 1) && math.Abs(under-beneath) > whole {
 		w.failf("%s, while it is unlimited: %v, and without the override there were %v, and are %v", what, got, beneath, under)
 	}
 	w.looks()

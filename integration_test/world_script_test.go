@@ -199,7 +199,6 @@ var (
 // row, and what else asks unmended for it.
 var worldUnmended = map[string]string{
 	"give-up":  "H1: Release does not wait for a Hold that is on its way",
-	"lifted":   "H2: a hold under the same id while the key is unlimited loses what an expired one holds",
 	"deploy":   "H7: a program that does not know a limit any more cannot end its jobs",
 	"dead":     "H8: what expired holds hold is there for a Hold alone",
 	"scramble": "H10: a denial of slots says that waiting does not help",
