@@ -337,7 +337,7 @@ func (w *exhaustive) look(db handle, model *holdLedger, tokens map[string][]stri
 	err := db.QueryRow(w.Context(), `SELECT
 		coalesce((SELECT jsonb_agg(to_jsonb(r) || jsonb_build_object('ts', greatest(round(extract(epoch FROM r.ts - statement_timestamp()) / 60), -120)) ORDER BY r.name) FROM rate_limits AS r), '[]')::text,
 		coalesce((SELECT jsonb_agg(to_jsonb(h) || jsonb_build_object('taken_at', greatest(round(extract(epoch FROM h.taken_at - statement_timestamp()) / 60), -120),
-			'until', greatest(round(extract(epoch FROM h.until - statement_timestamp()) / 60), -120)) ORDER BY h.name, h.id) FROM rate_limit_holds AS h), '[]')::text`).Scan(&next.Limits, &next.Holds)
+			'until', greatest(round(extract(epoch FROM h.until - statement_timestamp()) / 60), -120)) ORDER BY h.name, h.id) FROM rate_limit_holds AS h WHERE h.state <> 'released'), '[]')::text`).Scan(&next.Limits, &next.Holds)
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -461,3 +461,237 @@ func TestHoldsAReleaseAfterASettleWaitsForNothing(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// lateDB sends each statement once its gate is open, on a connection of its own, and goes on when the caller has given up: its cancel was lost.
+type lateDB struct {
+	conn *pgx.Conn
+	gate chan struct{} // nil: it is open
+	sent sync.WaitGroup
+}
+
+type lateRow struct {
+	ctx    context.Context
+	answer chan error
+	bytes  []byte
+}
+
+func (r *lateRow) Scan(dest ...any) error {
+	select {
+	case err := <-r.answer:
+		*dest[0].(*[]byte) = r.bytes
+		return err
+	case <-r.ctx.Done():
+		return r.ctx.Err()
+	}
+}
+
+func (d *lateDB) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	sql, args, err := args[0].(pgx.QueryRewriter).RewriteQuery(ctx, d.conn, sql, args[1:])
+	row := &lateRow{ctx: ctx, answer: make(chan error, 1)}
+	d.sent.Go(func() {
+		if d.gate != nil {
+			<-d.gate
+		}
+		if err == nil {
+			err = d.conn.QueryRow(context.Background(), sql, args...).Scan(&row.bytes)
+		}
+		row.answer <- err
+	})
+	return row
+}
+
+// TestAnEndWaitsForItsHold has a Hold wait for a row, or on the way to the server, and gives it up. Whoever ends its token then has ended it: it is not
+// held by nobody afterwards. The id is free at once.
+func TestAnEndWaitsForItsHold(t *testing.T) {
+	slots, bucket := ratelimit.Slots("slots", 2), ratelimit.TokenBucket("bucket", 100, time.Hour)
+	kinds := map[string]struct {
+		limits []ratelimit.Limit
+		new    bool // its rows are not there
+		level  string
+	}{
+		"slots": {limits: []ratelimit.Limit{slots}}, "tokens": {limits: []ratelimit.Limit{bucket}},
+		"two": {limits: []ratelimit.Limit{slots, bucket}}, "new": {limits: []ratelimit.Limit{slots}, new: true},
+		"shards":          {limits: []ratelimit.Limit{ratelimit.TokenBucket("sharded", 100, time.Hour, ratelimit.Shards(3))}},
+		"unlimited":       {limits: []ratelimit.Limit{ratelimit.Unlimited("unlimited")}, new: true},
+		"repeatable read": {limits: []ratelimit.Limit{slots}, level: "repeatable read"}, "serializable": {limits: []ratelimit.Limit{slots}, level: "serializable"},
+	}
+	inTx := func(level pgx.TxIsoLevel) func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, requests []ratelimit.Request) error {
+		return func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, requests []ratelimit.Request) error {
+			return limits.InTx(context.Background(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				return limits.Release(ctx, tx, token, requests...)
+			}, ratelimit.Isolation(level))
+		}
+	}
+	ends := map[string]func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, requests []ratelimit.Request) error{
+		"release": func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, requests []ratelimit.Request) error {
+			return limits.Release(context.Background(), pool, token, requests...)
+		},
+		"release one": func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, requests []ratelimit.Request) error {
+			return limits.Release(context.Background(), pool, token, requests[len(requests)-1])
+		},
+		"release all": func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, _ []ratelimit.Request) error {
+			return limits.Release(context.Background(), pool, token)
+		},
+		"settle": func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, _ []ratelimit.Request) error {
+			if _, err := limits.Settle(context.Background(), pool, token); !errors.Is(err, ratelimit.ErrHoldLost) {
+				return err // nil: it has come before
+			}
+			return nil
+		},
+		"read committed": inTx(pgx.ReadCommitted), "repeatable read": inTx(pgx.RepeatableRead), "serializable": inTx(pgx.Serializable),
+		"sql": func(_ *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, _ []ratelimit.Request) error {
+			for name := range strings.SplitSeq("slots bucket sharded unlimited", " ") {
+				if _, err := pool.Exec(context.Background(), "SELECT ratelimit_release($1, $2, $3)", name, key, token); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	for kind, of := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, 4)
+			var limits ratelimit.Limiter
+			succeeds(t, ratelimit.Publish(t.Context(), pool, "test", of.limits...))
+			conn, err := pgx.ConnectConfig(t.Context(), pool.Config().ConnConfig)
+			succeeds(t, err)
+			defer func() { _ = conn.Close(context.Background()) }()
+			if of.level != "" {
+				_, err := conn.Exec(t.Context(), "SET default_transaction_isolation = '"+of.level+"'")
+				succeeds(t, err)
+			}
+			for end, ends := range ends {
+				for _, waits := range []bool{true, false} {
+					key := fmt.Sprint(end, " ", waits)
+					var requests []ratelimit.Request
+					for _, l := range of.limits {
+						requests = append(requests, l.Key(key))
+					}
+					before, err := limits.Hold(t.Context(), pool, "before", time.Minute, requests...)
+					succeeds(t, err)
+					succeeds(t, limits.Release(t.Context(), pool, before.Token))
+					if of.new {
+						mustExec(t, pool, "DELETE FROM rate_limits WHERE key = '"+key+"'")
+					}
+					late := &lateDB{conn: conn}
+					tx := beginAt(t, pool, pgx.ReadCommitted)
+					if waits {
+						mustExecIn(t, tx, "SELECT FROM rate_limits WHERE key = '"+key+"' FOR UPDATE")
+						if of.new { // it waits for this first use
+							_, err := limits.Hold(t.Context(), tx, "another", time.Minute, requests...)
+							succeeds(t, err)
+						}
+					} else {
+						late.gate = make(chan struct{})
+					}
+					ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+					held, err := limits.Hold(ctx, late, "job", time.Minute, requests...)
+					cancel()
+					if !errors.Is(err, ratelimit.ErrUnknownOutcome) && (err != nil || kind != "unlimited" || !waits) || held.Token == "" { // that one waits for nothing
+						t.Fatal(err)
+					}
+					partly := end == "release one" && waits // it may have come before
+					ended := make(chan error, 1)
+					go func() { ended <- ends(&limits, pool, key, held.Token, requests) }()
+					if waits {
+						select {
+						case err := <-ended:
+							ended <- err
+						case <-time.After(50 * time.Millisecond):
+						}
+					}
+					succeeds(t, tx.Rollback(t.Context()))
+					succeeds(t, <-ended)
+					if !waits {
+						close(late.gate)
+					}
+					late.sent.Wait()
+					if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_holds WHERE key = $1 AND state = 'held'", key); n != 0 && !partly {
+						t.Errorf("%s: %d are held by nobody", key, n)
+					}
+					slotsAreTheirHolds(t, pool)
+					if end != "settle" && !partly {
+						again, err := limits.Hold(t.Context(), pool, "job", time.Minute, requests...)
+						if err != nil || again.Token == held.Token {
+							t.Errorf("%s: the id is not free: %v", key, err)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestAnEndWaitsForACommit: a Hold whose transaction is open is waited for, also of a key without rows, and without an end.
+func TestAnEndWaitsForACommit(t *testing.T) {
+	for name, limit := range map[string]ratelimit.Limit{"slots": ratelimit.Slots("limit", 2), "unlimited": ratelimit.Unlimited("limit")} {
+		for _, ttl := range []time.Duration{time.Minute, -1} {
+			for _, byHand := range []bool{false, true} {
+				t.Run(fmt.Sprint(name, ttl, byHand), func(t *testing.T) {
+					t.Parallel()
+					pool := newPool(t, 4)
+					var limits ratelimit.Limiter
+					succeeds(t, ratelimit.Publish(t.Context(), pool, "test", limit))
+					tx := beginAt(t, pool, pgx.ReadCommitted)
+					held, err := limits.Hold(t.Context(), tx, "job", ttl, limit.Key("k"))
+					succeeds(t, err)
+					ended := make(chan error, 1)
+					go func() {
+						if byHand {
+							_, err := pool.Exec(context.Background(), "SELECT ratelimit_release('limit', 'k', $1)", held.Token)
+							ended <- err
+						} else {
+							ended <- limits.Release(context.Background(), pool, held.Token, limit.Key("k"))
+						}
+					}()
+					select {
+					case err := <-ended:
+						t.Errorf("it has not waited: %v", err)
+					case <-time.After(300 * time.Millisecond):
+						succeeds(t, tx.Commit(t.Context()))
+						succeeds(t, <-ended)
+					}
+					if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_holds"); n != 0 {
+						t.Errorf("%d rows are left", n)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestCanceledWorkLeavesNothing cancels During while it holds, works or waits for a row that all want. Nothing is held by nobody afterwards.
+func TestCanceledWorkLeavesNothing(t *testing.T) {
+	pool := newPool(t, 12)
+	slots := ratelimit.Slots("slots", 1000).Global()
+	var limits ratelimit.Limiter
+	var canceled, unknown atomic.Int64
+	var wait sync.WaitGroup
+	for w := range 32 {
+		r := rand.New(rand.NewPCG(uint64(w), 9))
+		wait.Go(func() {
+			for i := range 20 {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(r.IntN(60_000))*time.Microsecond)
+				err := limits.During(ctx, pool, fmt.Sprint(w, "-", i), time.Minute, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}, slots)
+				cancel()
+				if err != nil {
+					canceled.Add(1)
+				}
+				if errors.Is(err, ratelimit.ErrUnknownOutcome) {
+					unknown.Add(1)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	time.Sleep(time.Second) // for statements whose cancel was lost
+	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_holds WHERE state = 'held'"); n != 0 {
+		t.Errorf("%d of %d canceled are held by nobody", n, canceled.Load())
+	}
+	slotsAreTheirHolds(t, pool)
+	t.Logf("%d canceled, %d of them with an unknown outcome", canceled.Load(), unknown.Load())
+}

@@ -189,7 +189,7 @@ func (c *call) conclude(result Result, err error) (Result, error) {
 	switch {
 	case err != nil: // perhaps at COMMIT, after an answer
 		return unanswered(c.verb, c.requests), explainCall(c.verb, c.requests, err)
-	case c.does.holds && !c.does.deniable && !result.OK:
+	case c.does.holds && !result.OK && (!c.does.deniable || result.held.state == heldReleased):
 		return result, c.hold.lost(result)
 	case c.does.deniable && !result.OK:
 		reason := c.refusal()

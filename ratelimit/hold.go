@@ -46,7 +46,8 @@ type Held struct {
 // taken. It always asks the database, also for [Unlimited] limits: an id counts there, too.
 //
 // In a transaction, it locks the keys until COMMIT: claim the job, hold, commit, work. On a rollback, nothing was held. Above READ COMMITTED, it may miss what came back
-// after the snapshot, and deny. After [ErrUnknownOutcome], the id may be held until ttl ends: Release the Token, which is there beside this error. A [Coalescer] sends it to its Pool, alone. The
+// after the snapshot, and deny. After [ErrUnknownOutcome], the id may be held until ttl ends: Release the Token, which is there beside this error.
+// That also ends a Hold that is still on its way, which is [ErrHoldLost] then. A [Coalescer] sends it to its Pool, alone. The
 // database in memory of package ratelimittest has no holds.
 func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration, requests ...Request) (Held, error) {
 	h := &holding{id: id, ttl: ttl}
@@ -160,6 +161,7 @@ type held struct {
 	freeAt []algebra.Micros // by demand: when slots are free at the latest
 	moved  []float64        // by demand: what came back; below zero: what was charged
 	lost   []int            // positions of the statement; of a Refund, those that owe tokens which waiting work was promised
+	sentAt time.Time        // when the statement was sent, on a connection that was there
 }
 
 // The states of a held. Of Settle and Release, they are done, repeated and lost.
@@ -170,6 +172,7 @@ const (
 	heldSettled  = "settled"
 	heldRepeated = "repeated"
 	heldLost     = "lost"
+	heldReleased = "released" // the token of a Hold was, before it came
 )
 
 // validate checks what a call about holds has besides its requests.
@@ -332,6 +335,8 @@ func (c *call) fillHeld(r *Result, a *answer) {
 			r.Requests[i].RetryAt = r.RetryAt
 		}
 		return
+	case heldReleased:
+		return
 	case heldLost:
 		for i := range r.Requests {
 			r.Requests[i].OK = true
@@ -370,7 +375,10 @@ func (h *holding) lost(r Result) error {
 		}
 	}
 	why := ""
-	if h.uuid == "" {
+	switch {
+	case r.held.state == heldReleased:
+		why = ": its token was released or settled before it came"
+	case h.uuid == "":
 		why = ": if the hold has an end, pass its Token, not its id"
 	}
 	return fmt.Errorf("%w: %s%s", ErrHoldLost, strings.TrimSuffix(limitsIn(lost), ": "), why)

@@ -37,7 +37,7 @@ var holdMutations = []mutation{
 		tests: "TestSlotsOfARowAboveZero",
 	}, {
 		name: "slots-above-free-at", file: holds, what: "a denial says that there are slots now, since its row has tokens",
-		old: "                        least((SELECT u.value FROM", new: "                        coalesce((SELECT u.value FROM",
+		old: "coalesce((SELECT least(r.value, '0') FROM", new: "coalesce((SELECT r.value FROM",
 		tests: "TestSlotsOfARowAboveZero",
 	}, {
 		name: "slots-above-used", file: holds, what: "tokens in a row of slots are shown as slots",
@@ -259,9 +259,25 @@ var holdMutations = []mutation{
 		old: "rec.token IS DISTINCT FROM own_token OR rec.state = 'once'", new: "rec.state = 'once'",
 		tests: "TestHoldsOfSlots",
 	}, {
-		name: "settle-probe", file: holds, what: "a hold of nothing that is newer than the snapshot is lost",
-		old: "        IF NOT there AND current_setting", new: "        IF false AND current_setting",
-		tests: "TestHoldsSnapshotBeforeTheHold",
+		name: "settle-probe", file: holds, what: "a hold without an end of an unlimited key is not waited for",
+		old: "            EXIT WHEN FOUND OR own_token IS NOT NULL;\n", new: "            EXIT;\n",
+		tests: "TestAnEndWaitsForACommit",
+	}, {
+		name: "end-no-mark", file: holds, what: "an end leaves a hold that comes later to nobody",
+		old: "            VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, at, 0, 1, at)\n", new: "            SELECT names[i], keys[i], own, 'released', 'none', own_token, 0, at, 0, 1, at WHERE false\n",
+		tests: "TestAnEndWaitsForItsHold|TestHoldsSnapshotBeforeTheHold",
+	}, {
+		name: "end-mark-unseen", file: holds, what: "a hold passes over the mark of its own token",
+		old: "        IF rec.state = 'released' AND rec.token = own_token THEN", new: "        IF false THEN",
+		tests: "TestAnEndWaitsForItsHold",
+	}, {
+		name: "end-mark-bars", file: holds, what: "a mark bars other tokens, so the id is not free",
+		old: "        IF rec.state = 'released' AND rec.token = own_token THEN", new: "        IF rec.state = 'released' THEN",
+		tests: "TestAnEndWaitsForItsHold",
+	}, {
+		name: "end-by-hand", file: byHand, what: "a release by SQL waits for no hold",
+		old: "        EXIT WHEN /* TEMPLATE: schema */_ratelimit_bar(r.id, own,", new: "        EXIT WHEN true OR /* TEMPLATE: schema */_ratelimit_bar(r.id, own,",
+		tests: "TestAnEndWaitsForItsHold|TestAnEndWaitsForACommit",
 	}, {
 		name: "settle-lapsed-slots", file: holds, what: "slots that are another's by now are settled",
 		old: "            OR rec.state = 'lapsed' AND rec.unit = 'slots' AND NOT release THEN", new: "            THEN",
@@ -280,18 +296,18 @@ var holdMutations = []mutation{
 		tests: "TestHoldsOfSlots|TestHoldsWithoutAnEnd",
 	}, {
 		name: "release-again-locks", file: holds, what: "a Release after a Settle waits for the limit",
-		old: "    IF release AND own_token IS NOT NULL AND", new: "    IF false AND",
+		old: "            over := over OR FOUND;\n", new: "            over := over OR FOUND AND rec.state <> 'settled';\n",
 		tests: "TestHoldsAReleaseAfterASettleWaitsForNothing",
 	},
 
 	// Slots and Go
 	{
 		name: "slots-expired", file: holds, what: "the balance does not count expired holds as free",
-		old: "            d.value[j] := d.value[j] + s.expired;\n", new: "",
+		old: "            d.value[j] := s.expired - s.used;", new: "            d.value[j] := '0'::double precision - s.used;",
 		tests: "TestHoldsOfSlots",
 	}, {
 		name: "slots-sum", file: holds, what: "the earliest end alone makes room for all",
-		old: "        free := free + rec.count;", new: "        free := 0;",
+		old: "        free := free + coalesce(rec.count, '0');", new: "        free := 0;",
 		tests: "TestHoldsRetryAt",
 	}, {
 		name: "hold-receipt", file: "ratelimit/verbs.go", what: "a hold has a receipt",
@@ -373,13 +389,13 @@ var holdMutations = []mutation{
 		tests: "TestOnceCountsOnce|TestOnceAndHold",
 	}, {
 		name: "once-denied-first", file: holds, what: "an event that was counted is denied when there are no tokens left",
-		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n              FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;\n        END IF;\n        IF state = 'expired' AND NOT locked AND d.granted",
-		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n              FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;\n        END IF;\n        IF state = 'expired' AND NOT locked AND d.granted",
+		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n              FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;\n        END IF;\n        IF state = 'expired' AND NOT locked AND d.granted",
+		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n              FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;\n        END IF;\n        IF state = 'expired' AND NOT locked AND d.granted",
 		tests: "TestOnceCountsOnce",
 	}, {
 		name: "once-looks", file: holds, what: "an event that was counted is denied as settled",
-		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n              FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;\n            IF state",
-		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n              FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;\n            IF state",
+		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n              FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;\n            IF state",
+		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n              FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;\n            IF state",
 		tests: "TestOnceCountsOnce",
 	}, {
 		name: "once-claims", file: holds, what: "at SERIALIZABLE, an event that was counted is denied as settled",
@@ -640,7 +656,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldByHandThatHasEnded",
 	}, {
 		name: "release-by-hand-late", file: byHand, what: "whoever knows the id of work that is late keeps what it has used from being charged",
-		old: "    IF NOT coalesce(rec.state IN ('held', 'lapsed') AND rec.token IS NOT DISTINCT FROM own, false)\n", new: "    own := rec.token;\n    IF NOT coalesce(rec.state IN ('held', 'lapsed'), false)\n",
+		old: "    IF NOT coalesce(rec.state IN ('held', 'lapsed') AND rec.token IS NOT DISTINCT FROM own, false) THEN\n", new: "    own := rec.token;\n    IF NOT coalesce(rec.state IN ('held', 'lapsed'), false) THEN\n",
 		tests: "TestHoldByHandThatHasEnded",
 	}, {
 		name: "release-by-hand-forced-late", file: byHand, what: "an operator's release of work that is late keeps what it has used from being charged",

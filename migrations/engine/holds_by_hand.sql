@@ -197,8 +197,16 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
     key := coalesce(key, '');
-    SELECT h.unit, h.token, h.state INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
-    own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);
+    LOOP
+        SELECT h.unit, h.token, h.state INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
+        own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);
+        EXIT WHEN rec.state = 'held' AND own IS NULL OR rec.state <> 'once' AND rec.token = own
+            OR forced AND r.token IS NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable'); -- an operator has seen it
+        IF own IS NULL THEN -- one without an end may wait for this row
+            PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = name AND t.key = key ORDER BY t.shard FOR UPDATE;
+        END IF;
+        EXIT WHEN /* TEMPLATE: schema */_ratelimit_bar(r.id, own, ARRAY[name], ARRAY[key], now);
+    END LOOP;
 
     -- By its id alone, a hold with an end is released by somebody who says so: it may be another delivery's by now. One that has ended stays as
     -- it is: its worker may settle it late.
@@ -206,8 +214,7 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: this hold has an end: pass its token instead of its id', name),
             HINT = 'To end the work of somebody else, say who does it, or a reason. The holder then loses it.';
     END IF;
-    IF NOT coalesce(rec.state IN ('held', 'lapsed') AND rec.token IS NOT DISTINCT FROM own, false)
-       AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
+    IF NOT coalesce(rec.state IN ('held', 'lapsed') AND rec.token IS NOT DISTINCT FROM own, false) THEN
         RETURN false;
     END IF;
     IF rec.unit IS DISTINCT FROM 'slots' THEN -- whose numbers do not matter
@@ -425,7 +432,7 @@ BEGIN
         END LOOP;
     END IF;
     IF v - n::double precision < q.floor THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, v - q.floor, /* TEMPLATE: schema */_ratelimit_free_at(name, own, v, n::double precision, q.floor, at), NULL, at);
+        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, v - q.floor, /* TEMPLATE: schema */_ratelimit_free_at(name, own, n::double precision, q.floor, at), NULL, at);
     END IF;
     UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = least(r.value, '0') - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
     RETURN n;

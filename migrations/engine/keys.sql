@@ -71,7 +71,7 @@ BEGIN
     used := s.used - s.expired;
     free := capacity - used;
     retry_at := CASE WHEN free < '1' THEN coalesce(CASE WHEN capacity >= '1' THEN
-        /* TEMPLATE: schema */_ratelimit_free_at(name, key, -s.used, 1, -capacity, at) END, 'infinity') END;
+        /* TEMPLATE: schema */_ratelimit_free_at(name, key, 1, -capacity, at) END, 'infinity') END;
 END
 $body$;
 
