@@ -4199,7 +4199,7 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.key IS 'whose tokens th
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.id IS 'the id that the caller chose: a job, an event, a project';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.state IS 'held; lapsed: it expired or was reset, and is lost; settled: the work is over; once: the tokens were taken, once for the id';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.state IS 'held; lapsed: it expired or was reset, and is lost; settled: the work is over; once: the tokens were taken, once for the id; released: before its hold came, which is refused';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.unit IS 'tokens; slots; none: the key was unlimited, so no tokens ever move';
 
@@ -4215,7 +4215,8 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.part IS 'the part of th
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.until IS 'held: from then on it may be given back; else: from then on it counts as absent; infinity: never';
 
--- state: taken; repeated: all is held under the id already, without an end, or was taken once; denied; held: by somebody, in time; settled: within a day. until: the end of the hold, or of the one that is held. free_at: of a denial, by
+-- state: taken; repeated: all is held under the id already, without an end, or was taken once; denied; held: by somebody, in time; settled: within a day;
+-- released: the token was, before. until: the end of the hold, or of the one that is held. free_at: of a denial, by
 -- limit, when expiries alone make room for slots; NULL: never, or not known.
 CREATE TYPE /* TEMPLATE: schema */_ratelimit_held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
     ts timestamptz[], free_at timestamptz[]);
@@ -4286,34 +4287,77 @@ END
 $body$;
 
 -- What is known of an id over these limits: held, by somebody in time; settled, within a day; expired, but not given back: only of the limits that
--- take; or taken: it may be. until: the latest end of the holds in time; infinity: one of them has none. endless: all of them are held, without an end.
+-- take; released: the token was; or taken: it may be. until: the latest end of the holds in time; infinity: one of them has none. endless: all of them are held, without an end.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_known(
-    own text, taking integer, names text[], keys text[], at timestamptz,
+    own text, own_token uuid, taking integer, names text[], keys text[], at timestamptz,
     OUT state text, OUT until timestamptz, OUT endless boolean
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    rank integer := 4;
+    rank integer := 5;
     rec  record;
 BEGIN
     endless := true;
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        SELECT h.state, h.until INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h
+        SELECT h.state, h.until, h.token INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h
          WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         endless := endless AND coalesce(rec.state = 'held' AND rec.until = 'infinity', false);
         CONTINUE WHEN rec.state IS NULL;
-        IF rec.state = 'held' AND rec.until > at THEN
-            until := greatest(until, rec.until);
+        IF rec.state = 'released' AND rec.token = own_token THEN
             rank := 1;
-        ELSIF rec.state IN ('settled', 'once') AND rec.until > at THEN
+        ELSIF rec.state = 'held' AND rec.until > at THEN
+            until := greatest(until, rec.until);
             rank := least(rank, 2);
-        ELSIF rec.state = 'held' AND i <= taking THEN
+        ELSIF rec.state IN ('settled', 'once') AND rec.until > at THEN
             rank := least(rank, 3);
+        ELSIF rec.state = 'held' AND i <= taking THEN
+            rank := least(rank, 4);
         END IF;
     END LOOP;
-    state := (ARRAY['held', 'settled', 'expired', 'taken'])[rank];
+    state := (ARRAY['released', 'held', 'settled', 'expired', 'taken'])[rank];
+END
+$body$;
+
+-- For a token, or an id without one, of which there is no row: a hold of it that is on its way has come when this returns, which is false then, or
+-- comes no more. It meets the mark, which is a row of its own primary key: it sees no other that is newer than its snapshot. A hold of another token
+-- overwrites the mark, and a sweep deletes it an hour later. One mark is enough, since a hold is all or nothing. CONCURRENCY.md, J6, has the argument.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_bar(own text, own_token uuid, names text[], keys text[], now timestamptz) RETURNS boolean
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    at timestamptz := coalesce(now, clock_timestamp());
+    i  integer;
+BEGIN
+    BEGIN
+        FOR i IN 1..pg_catalog.cardinality(names) LOOP
+            INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+            VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, at, 0, 1, at)
+            ON CONFLICT (name, key, id) DO UPDATE SET state = 'released', unit = 'none', token = own_token, count = 0, taken_at = at, until = at
+             WHERE h.token IS DISTINCT FROM own_token AND h.state <> 'held' AND h.until <= at;
+            IF FOUND THEN -- without a token, the id is the next hold's, too
+                DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND own_token IS NULL;
+                RETURN true;
+            END IF;
+            EXIT WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
+                AND h.token = own_token);
+        END LOOP;
+        RAISE SQLSTATE 'RL001'; -- which releases the rows, since those of the limits are locked before them
+    EXCEPTION WHEN SQLSTATE 'RL001' THEN
+        NULL;
+    END;
+    FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP -- the id is another's: wait behind
+        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
+    END LOOP;
+    FOR i IN 1..pg_catalog.cardinality(names) LOOP
+        IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
+                AND h.token IS NOT DISTINCT FROM own_token AND h.state <> 'once') THEN
+            RETURN false;
+        END IF;
+    END LOOP;
+    RETURN true;
 END
 $body$;
 
@@ -4358,7 +4402,7 @@ BEGIN
         SELECT CASE WHEN k.endless AND ends = 'infinity' AND pg_catalog.cardinality(met) = pg_catalog.cardinality(names)
                       OR kind = 'once' AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until
           INTO state, until
-          FROM /* TEMPLATE: schema */_ratelimit_known(own, (SELECT count(*)::integer FROM pg_catalog.unnest(met) AS u (i) WHERE u.i <= taking),
+          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, (SELECT count(*)::integer FROM pg_catalog.unnest(met) AS u (i) WHERE u.i <= taking),
                ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
                ARRAY(SELECT keys[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i), at) AS k;
     END IF;
@@ -4382,24 +4426,28 @@ BEGIN
 END
 $body$;
 
--- When expiries alone make room for slots: an upper bound, if nobody extends and nothing else is taken. NULL: never.
+-- When expiries alone make room for slots: an upper bound, if nobody extends and nothing else is taken; at: there is room now. NULL: never. The row and its
+-- holds are of one snapshot: a hold that has ended between two would be in neither.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_free_at(
-    name text, key text, value double precision, count double precision, floor double precision, at timestamptz
+    name text, key text, count double precision, floor double precision, at timestamptz
 ) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    free double precision := value - count - floor;
+    free double precision;
     rec  record;
 BEGIN
     FOR rec IN
-        SELECT h.count, h.until FROM /* TEMPLATE: schema */rate_limit_holds AS h
-         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'slots'
+        SELECT h.count, h.until, u.value
+          FROM (SELECT coalesce((SELECT least(r.value, '0') FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0') AS value) AS u
+          LEFT JOIN /* TEMPLATE: schema */rate_limit_holds AS h
+            ON h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'slots'
          ORDER BY h.until
     LOOP
+        free := coalesce(free, rec.value - count - floor);
         EXIT WHEN free >= '0';
-        free := free + rec.count;
+        free := free + coalesce(rec.count, '0');
         IF free >= '0' THEN -- one that has expired is locked by somebody
             RETURN CASE WHEN rec.until > at THEN rec.until ELSE at + interval '1 second' END;
         END IF;
@@ -4457,8 +4505,8 @@ BEGIN
         IF current_setting('transaction_isolation') <> 'serializable' THEN
             at := coalesce(now, clock_timestamp());
             SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
-              FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;
-            IF state IN ('repeated', 'held', 'settled') THEN
+              FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;
+            IF state IN ('repeated', 'held', 'settled', 'released') THEN
                 RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
             END IF;
         END IF;
@@ -4489,14 +4537,14 @@ BEGIN
             RETURN ROW(state, until, d.at, d.ord, d.value, d.ts, NULL)::/* TEMPLATE: schema */_ratelimit_held;
         ELSIF state IS NULL THEN -- denied: the id may be the one that has the last slot
             SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
-              FROM /* TEMPLATE: schema */_ratelimit_known(own, taking, names, keys, at) AS k;
+              FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;
         END IF;
         IF state = 'expired' AND NOT locked AND d.granted IS TRUE AND current_setting('transaction_isolation') <> 'serializable' THEN
             -- While this call waited, another one held the id, and its time is over: nothing may be waited for after what was rolled back.
             state := 'held';
             until := at + interval '1 second';
         END IF;
-        IF state IN ('repeated', 'held', 'settled') THEN
+        IF state IN ('repeated', 'held', 'settled', 'released') THEN
             RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
         END IF;
 
@@ -4515,9 +4563,7 @@ BEGIN
         IF NOT due AND d.granted IS FALSE THEN
             FOR i IN 1..taking LOOP
                 IF units[i] = 'slots' THEN
-                    free_at[i] := /* TEMPLATE: schema */_ratelimit_free_at(names[i], keys[i],
-                        least((SELECT u.value FROM ROWS FROM (pg_catalog.unnest(d.ord), pg_catalog.unnest(d.value)) AS u (ord, value) WHERE u.ord = i), '0'),
-                        counts[i], floors[i], at);
+                    free_at[i] := /* TEMPLATE: schema */_ratelimit_free_at(names[i], keys[i], counts[i], floors[i], at);
                 ELSE
                     free_at[i] := NULL;
                 END IF;
@@ -4549,6 +4595,8 @@ DECLARE
     i      integer;
     at     timestamptz;
     kept   timestamptz;
+    mine   boolean[] := '{}'; -- by position: the row is of this token, and may be ended
+    over   boolean := false;  -- there is a row of this token
     there  boolean;
     rec    /* TEMPLATE: schema */rate_limit_holds;
     list   /* TEMPLATE: schema */rate_limit_holds[] := pg_catalog.array_fill(NULL::/* TEMPLATE: schema */rate_limit_holds, ARRAY[n]); -- by position
@@ -4574,32 +4622,42 @@ BEGIN
               OR (p IN (1, taking + 1) OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C")) IS NOT TRUE) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
     END IF;
-    IF release AND own_token IS NOT NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
-        -- A row that is not held under this token never will be again: nothing is locked for a Release after a Settle.
-        there := false;
-        FOR i IN 1..n LOOP
-            there := there OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
-                AND h.token = own_token AND h.state IN ('held', 'lapsed'));
-        END LOOP;
-        IF NOT there THEN
-            RETURN ROW('done', coalesce(now, clock_timestamp()), '{}', '{}', '{}', moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
-        END IF;
+    IF own_token IS NULL THEN
+        mine := pg_catalog.array_fill(true, ARRAY[n]);
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
+    WHILE own_token IS NOT NULL LOOP -- look first: of what is not there, no row of a limit is locked or written
+        FOR i IN 1..n LOOP
+            SELECT h.state, h.unit INTO rec.state, rec.unit FROM /* TEMPLATE: schema */rate_limit_holds AS h
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND h.token = own_token;
+            over := over OR FOUND;
+            mine[i] := coalesce(rec.state IN ('held', 'lapsed') OR rec.state = 'settled' AND NOT release, false);
+        END LOOP;
+        EXIT WHEN over OR /* TEMPLATE: schema */_ratelimit_bar(own, own_token, names, keys, now);
+    END LOOP;
+    IF release AND true <> ALL (mine) THEN
+        RETURN ROW('done', coalesce(now, clock_timestamp()), '{}', '{}', '{}', moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+    END IF;
+    FOR i IN 1..taking LOOP
+        IF mine[i] THEN
+            PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[i:i], keys[i:i], capacities[i:i], shards[i:i], now);
+        END IF;
+    END LOOP;
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     kept := at + interval '1 day';
     FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP
-        SELECT h.* INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own FOR UPDATE;
-        there := FOUND;
-        IF NOT there AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN -- 40001 if it is newer than the snapshot
+        rec := NULL;
+        there := NOT mine[i];
+        WHILE NOT there LOOP
+            SELECT h.* INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own FOR UPDATE;
+            EXIT WHEN FOUND OR own_token IS NOT NULL;
+            -- Waits for a hold without an end that is on its way. 40001 if it is newer than the snapshot.
             INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, count, taken_at, rest, part, until)
             VALUES (names[i], keys[i], own, 'lapsed', 'none', 0, at, 0, 1, at) ON CONFLICT DO NOTHING;
-            IF FOUND THEN
-                DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
-            END IF;
-        END IF;
+            there := FOUND;
+            DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND there;
+        END LOOP;
         list[i] := rec;
-        states[i] := CASE WHEN NOT there OR rec.token IS DISTINCT FROM own_token OR rec.state = 'once' OR rec.state <> 'held' AND rec.until <= at
+        states[i] := CASE WHEN rec.state IS NULL OR rec.token IS DISTINCT FROM own_token OR rec.state = 'once' OR rec.state <> 'held' AND rec.until <= at
             OR rec.state = 'lapsed' AND rec.unit = 'slots' AND NOT release THEN 'lost' ELSE rec.state END;
         IF states[i] = 'lost' AND (NOT release OR own_token IS NULL AND rec.token IS NOT NULL AND rec.state = 'held') THEN
             lost := pg_catalog.array_append(lost, i);
@@ -4743,7 +4801,7 @@ BEGIN
         i := d.ord[j];
         IF rates[i] = '0' THEN
             SELECT f.used, f.expired INTO s FROM /* TEMPLATE: schema */_ratelimit_slots(names[i], keys[i], d.at) AS f;
-            d.value[j] := d.value[j] + s.expired;
+            d.value[j] := s.expired - s.used; -- of one snapshot
         END IF;
     END LOOP;
     RETURN d;
@@ -4997,8 +5055,16 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
     key := coalesce(key, '');
-    SELECT h.unit, h.token, h.state INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
-    own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);
+    LOOP
+        SELECT h.unit, h.token, h.state INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
+        own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);
+        EXIT WHEN rec.state = 'held' AND own IS NULL OR rec.state <> 'once' AND rec.token = own
+            OR forced AND r.token IS NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable'); -- an operator has seen it
+        IF own IS NULL THEN -- one without an end may wait for this row
+            PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = name AND t.key = key ORDER BY t.shard FOR UPDATE;
+        END IF;
+        EXIT WHEN /* TEMPLATE: schema */_ratelimit_bar(r.id, own, ARRAY[name], ARRAY[key], now);
+    END LOOP;
 
     -- By its id alone, a hold with an end is released by somebody who says so: it may be another delivery's by now. One that has ended stays as
     -- it is: its worker may settle it late.
@@ -5006,8 +5072,7 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: this hold has an end: pass its token instead of its id', name),
             HINT = 'To end the work of somebody else, say who does it, or a reason. The holder then loses it.';
     END IF;
-    IF NOT coalesce(rec.state IN ('held', 'lapsed') AND rec.token IS NOT DISTINCT FROM own, false)
-       AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
+    IF NOT coalesce(rec.state IN ('held', 'lapsed') AND rec.token IS NOT DISTINCT FROM own, false) THEN
         RETURN false;
     END IF;
     IF rec.unit IS DISTINCT FROM 'slots' THEN -- whose numbers do not matter
@@ -5225,7 +5290,7 @@ BEGIN
         END LOOP;
     END IF;
     IF v - n::double precision < q.floor THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, v - q.floor, /* TEMPLATE: schema */_ratelimit_free_at(name, own, v, n::double precision, q.floor, at), NULL, at);
+        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, v - q.floor, /* TEMPLATE: schema */_ratelimit_free_at(name, own, n::double precision, q.floor, at), NULL, at);
     END IF;
     UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = least(r.value, '0') - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
     RETURN n;
@@ -5632,7 +5697,7 @@ BEGIN
     used := s.used - s.expired;
     free := capacity - used;
     retry_at := CASE WHEN free < '1' THEN coalesce(CASE WHEN capacity >= '1' THEN
-        /* TEMPLATE: schema */_ratelimit_free_at(name, key, -s.used, 1, -capacity, at) END, 'infinity') END;
+        /* TEMPLATE: schema */_ratelimit_free_at(name, key, 1, -capacity, at) END, 'infinity') END;
 END
 $body$;
 
@@ -6577,7 +6642,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_check_definition,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_promise,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_same_windows,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_sweep_turn,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,_ratelimit_zone,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_bar,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_check_definition,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_promise,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_same_windows,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_sweep_turn,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,_ratelimit_zone,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -6658,9 +6723,10 @@ DROP FUNCTION /* TEMPLATE: schema */_ratelimit_slots(name text, key text, at tim
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_extend(names text[], keys text[], ids text[], tokens uuid[], ttls interval[], now timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_settle(release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], used double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_hold(own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_free_at(name text, key text, value double precision, count double precision, floor double precision, at timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_free_at(name text, key text, count double precision, floor double precision, at timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_claim(own text, own_token uuid, taking integer, units text[], names text[], keys text[], shards integer[], counts double precision[], d /* TEMPLATE: schema */_ratelimit_decisions, at timestamptz, INOUT until timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_known(own text, taking integer, names text[], keys text[], at timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_bar(own text, own_token uuid, names text[], keys text[], now timestamptz);
+DROP FUNCTION /* TEMPLATE: schema */_ratelimit_known(own text, own_token uuid, taking integer, names text[], keys text[], at timestamptz);
 DROP FUNCTION /* TEMPLATE: schema */_ratelimit_reclaim(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP TYPE /* TEMPLATE: schema */_ratelimit_held;
 DROP INDEX /* TEMPLATE: schema */rate_limit_holds_held;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "1d0e71ed67207b523016ab1b042dd2c3c755d158a94683c2ea977d740d262cbb"
+const Hash = "ce7da839f4be9f339652bf21fc2ed918c4a9c9105603b925c7aac014acacde0d"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -24,6 +25,9 @@ func (w wire) ask(ctx context.Context, s statement) (*answer, error) {
 	a, err := s.read(w.sendFor(ctx, r, s.sql, s.args), s.demands)
 	if r.updates != nil && r.updates.missed(err) {
 		return w.ask(ctx, s.update.instead(s))
+	}
+	if err == nil {
+		a.held.sentAt = r.sentAt
 	}
 	return a, r.unknownIfSent(err)
 }
@@ -68,6 +72,7 @@ type reply struct {
 	portable bool
 	commits  bool
 	sent     bool      // there was a connection to send it on, which was not in a transaction
+	sentAt   time.Time // when there was one
 	requests []Request // of a call in a batch
 	update   updater   // for which a plain UPDATE may be sent instead of the function
 	function string    // the SQL of it
@@ -86,6 +91,7 @@ func (r *reply) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args
 	if conn != nil && unsendable(conn) {
 		return "", nil, errUnsendable
 	}
+	r.sentAt = time.Now()
 	r.sent = conn == nil || !conn.IsClosed() && conn.PgConn().TxStatus() == 'I'
 	if r.portable = conn == nil || !inBinary(conn); r.portable {
 		return portable(sql, args)

@@ -19,7 +19,7 @@ const verbDuring verb = "during"
 const settleTimeout = 10 * time.Second
 
 // During holds while fn runs: [Limiter.Hold], fn, [Limiter.Settle]. Meanwhile it extends the hold, so ttl may be shorter than the work: it is how
-// long the slots of a dead process stay taken. A minute is a good one.
+// long the slots of a dead process stay taken. A minute is a good one: a ttl of a few seconds loses work on a busy machine.
 //
 //	err := limits.During(ctx, pool, job.ID, time.Minute, func(ctx context.Context, _ ratelimit.Held) ([]ratelimit.Request, error) {
 //		return nil, render(ctx, job)
@@ -67,29 +67,25 @@ func (l *Limiter) During(
 	if err := l.refusedUnsent(ctx, db, id, ttl, requests); err != nil {
 		return err
 	}
-	lease, err := l.renewals.enter(ctx, l, db)
+	lease, err := l.renewals.enter(ctx, l, db, ttl)
 	if err != nil {
 		return explainCall(verbDuring, requests, err)
 	}
 	defer lease.end()
 
 	var held Held
-	var sent time.Time
 	err = l.Retry(ctx, func(ctx context.Context) (err error) {
-		sent = time.Now()
 		held, err = l.Hold(ctx, db, id, ttl, requests...)
 		return err
 	})
 	d := &during{l: l, ctx: context.WithoutCancel(ctx), db: db, token: held.Token, held: sumsOf(requests)}
 	if err != nil {
 		if held.Token != "" { // it may be held
-			ctx, cancel := context.WithTimeout(d.ctx, rollbackTimeout)
-			defer cancel()
-			_ = l.Release(ctx, db, held.Token, zero(d.held)...)
+			_ = d.release(zero(d.held))
 		}
 		return err
 	}
-	return d.run(ctx, lease, sent, ttl, held, fn)
+	return d.run(ctx, lease, held.held.sentAt, ttl, held, fn)
 }
 
 // refusedUnsent is the error of a Hold that needs no database, or nil. Hold itself comes after the connection that extends it, for which a *sql.DB may ask

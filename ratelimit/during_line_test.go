@@ -162,13 +162,13 @@ func TestACallThatWaitsForTheLineEndsWithItsContext(t *testing.T) {
 		}
 		n := newLine(new(Limiter), SQL(db))
 		first := make(chan error, 1)
-		go func() { first <- n.open(t.Context()) }()
+		go func() { first <- n.open(t.Context(), time.Minute) }()
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
 		second := make(chan error, 1)
 		began := time.Now()
-		go func() { second <- n.open(ctx) }()
+		go func() { second <- n.open(ctx, time.Minute) }()
 		select {
 		case err := <-second:
 			if took := time.Since(began); took != 200*time.Millisecond || !errors.Is(err, context.DeadlineExceeded) {

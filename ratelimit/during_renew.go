@@ -49,7 +49,7 @@ type renewer struct {
 
 // extender sends extensions, one at a time.
 type extender interface {
-	open(ctx context.Context) error // may be called again, and beside the others
+	open(ctx context.Context, ttl time.Duration) error // may be called again, and beside the others
 	extend(ctx context.Context, args dbsqlc.ExtendParams) (dbsqlc.ExtendRow, error)
 	close()
 }
@@ -78,7 +78,7 @@ type leaseRow struct {
 }
 
 // enter makes a lease. A connection that might not be had later is there before anything is held.
-func (all *renewals) enter(ctx context.Context, l *Limiter, db DB) (*lease, error) {
+func (all *renewals) enter(ctx context.Context, l *Limiter, db DB, ttl time.Duration) (*lease, error) {
 	pool := poolOf(db)
 	if pool == nil { // a type of the caller's
 		if pool = db; !reflect.ValueOf(db).Comparable() {
@@ -100,7 +100,7 @@ func (all *renewals) enter(ctx context.Context, l *Limiter, db DB) (*lease, erro
 	r.users++
 	all.mu.Unlock()
 	e := &lease{r: r, ready: make(chan struct{})}
-	if err := r.line.open(ctx); err != nil {
+	if err := r.line.open(ctx, ttl); err != nil {
 		e.end()
 		return nil, err
 	}
@@ -326,16 +326,22 @@ type line struct {
 
 func newLine(l *Limiter, of DB) *line { return &line{l: l, of: of, turn: make(chan struct{}, 1)} }
 
-// open takes the connection of a *sql.DB, before the work takes all of them. Others are opened for the first extension, which many calls do not need.
-func (n *line) open(ctx context.Context) error {
-	if _, is := poolOf(n.of).(*sql.DB); is {
-		return n.connect(ctx)
+// open takes the connection of a *sql.DB, before the work takes all of them. One of a *pgxpool.Pool is there before a hold that could not wait for it.
+// Others are opened for the first extension, which many calls do not need.
+func (n *line) open(ctx context.Context, ttl time.Duration) error {
+	switch poolOf(n.of).(type) {
+	case *sql.DB:
+		return n.connect(ctx, true)
+	case *pgxpool.Pool:
+		if ttl < third*extendWithin {
+			return n.connect(ctx, true)
+		}
 	}
 	return nil
 }
 
-// connect opens the line. A *pgxpool.Pool gets another one beside it, of one connection.
-func (n *line) connect(ctx context.Context) error {
+// connect opens the line. A *pgxpool.Pool gets another one beside it, of one connection, which its first statement opens unless it is wanted early.
+func (n *line) connect(ctx context.Context, early bool) error {
 	select {
 	case n.turn <- struct{}{}:
 		defer func() { <-n.turn }()
@@ -351,6 +357,13 @@ func (n *line) connect(ctx context.Context) error {
 		config.MaxConns, config.MinConns, config.MinIdleConns = 1, 0, 0
 		pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), config)
 		if err != nil {
+			return err
+		}
+		if early {
+			err = pool.Ping(ctx)
+		}
+		if err != nil {
+			pool.Close()
 			return err
 		}
 		n.own, n.ended = pool, pool.Close
@@ -384,7 +397,7 @@ func (n *line) close() {
 
 // extend is one statement, and needs BEGIN only if the database's default isolation level is not READ COMMITTED.
 func (n *line) extend(ctx context.Context, args dbsqlc.ExtendParams) (row dbsqlc.ExtendRow, err error) {
-	if err := n.connect(ctx); err != nil {
+	if err := n.connect(ctx, false); err != nil {
 		return row, err
 	}
 	now, err := n.l.now()

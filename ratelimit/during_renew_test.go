@@ -43,7 +43,7 @@ func (r *renewing) asked() int {
 	return len(r.sent)
 }
 
-func (r *renewing) open(context.Context) error { return nil }
+func (r *renewing) open(context.Context, time.Duration) error { return nil }
 
 func (r *renewing) close() {
 	r.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -82,7 +83,8 @@ func (d sqlDB) QueryRow(ctx context.Context, query string, args ...any) pgx.Row 
 		if err != nil {
 			return err
 		}
-		return d.run(ctx, query, args, dest)
+		r, _ := rewriter.(*reply)
+		return d.run(ctx, query, args, dest, r)
 	})
 }
 
@@ -91,7 +93,7 @@ type sqlRow func(dest []any) error
 func (scan sqlRow) Scan(dest ...any) error { return scan(dest) }
 
 // run runs a query to its end, and scans its row.
-func (d sqlDB) run(ctx context.Context, query string, args, dest []any) (err error) {
+func (d sqlDB) run(ctx context.Context, query string, args, dest []any, r *reply) (err error) {
 	on := d.db
 	if pool, ok := on.(interface {
 		Conn(ctx context.Context) (*sql.Conn, error)
@@ -104,6 +106,9 @@ func (d sqlDB) run(ctx context.Context, query string, args, dest []any) (err err
 		}
 		defer func() { _ = conn.Close() }() // it goes back to the pool
 		on = conn
+	}
+	if r != nil {
+		r.sentAt = time.Now()
 	}
 	rows, err := on.QueryContext(ctx, query, args...)
 	if err != nil {
