@@ -257,7 +257,7 @@ var holdMutations = []mutation{
 	{
 		name: "settle-no-token", file: holds, what: "everybody who knows the id can settle",
 		old: "rec.token IS DISTINCT FROM own_token OR rec.state = 'once'", new: "rec.state = 'once'",
-		tests: "TestHoldsOfSlots",
+		tests: "TestHoldsRefuse",
 	}, {
 		name: "settle-probe", file: holds, what: "a hold without an end of an unlimited key is not waited for",
 		old: "            EXIT WHEN FOUND OR own_token IS NOT NULL;\n", new: "            EXIT;\n",
