@@ -577,7 +577,7 @@ var holdMutations = []mutation{
 		tests: "TestSlotsAreDefined",
 	}, {
 		name: "hold-sweep-none", file: "ratelimit/sweep.go", what: "no sweep gives back what expired holds hold",
-		old: "	if err := l.sweepHolds(ctx, inTx); err != nil {", new: "	if err := error(nil); err != nil {",
+		old: "if err := l.sweepHolds(ctx, run); err != nil && ", new: "if err := error(nil); err != nil && ",
 		tests: "TestHoldsAreResetAndSwept",
 	}, {
 		name: "hold-sweep-full", file: sweep, what: "an expired hold of a key that is full, and has no row, stays for good",

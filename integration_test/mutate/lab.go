@@ -22,7 +22,7 @@ import (
 
 // packages are the packages whose tests should notice.
 var packages = []string{
-	"internal/algebra", "internal/calendar", "ratelimit", "ratelimit/httplimit", "ratelimit/rpclimit", "ratelimit/ratelimittest",
+	"internal/algebra", "internal/calendar", "internal/inmemory", "ratelimit", "ratelimit/httplimit", "ratelimit/rpclimit", "ratelimit/ratelimittest",
 	"ratelimit/replay", "ratelimit/usage", "cmd/txlimit", "integration_test", "integration_test/conformance",
 }
 
