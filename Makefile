@@ -11,7 +11,7 @@ SQLC := $(WITH_SCHEMA) go run github.com/sqlc-dev/sqlc/cmd/sqlc@v1.31.1
 
 FUZZTIME ?= 10s
 
-.PHONY: help docs oldest release prerelease demo examples orms console test long slowest race check lint generated tidied bench container conformance matrix partitioned pgbouncer faults soak mutate world fuzz generate tidy
+.PHONY: long-sized long-others help docs oldest release prerelease demo examples orms console test long slowest race check lint generated tidied bench container conformance matrix partitioned pgbouncer faults soak mutate world fuzz generate tidy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -34,8 +34,12 @@ LONG = ^Test(EveryFigureRuns|ExactContendersGrantWithinTheBound|Growth|Soak|APla
 test: ## run the tests of every module, each rule once (ARGS=-v)
 	$(TEST) -p 2 -short -skip '$(LONG)' $(ARGS) ./integration_test $(OTHERS)
 
-long: ## run what make test leaves out, and at its usual size what it plays small (EXCEPT="tx http": but not these areas)
+long: long-sized long-others ## run what make test leaves out, and at its usual size what it plays small (EXCEPT="tx http": but not these areas)
+
+long-sized:
 	run=$$(integration_test/scripts/tests.sh -sized) && $(TEST) $(ARGS) -run "$$run" $(if $(EXCEPT),-skip "$$(integration_test/scripts/tests.sh $(EXCEPT))") ./integration_test
+
+long-others:
 	$(TEST) $(ARGS) -p 1 -run '$(LONG)' ./bench ./cmd/txlimit ./examples ./integration_test/faults ./integration_test/soak ./integration_test/conformance
 
 slowest: ## print which tests of make test took longest, in seconds (TARGET=long)

@@ -1500,6 +1500,7 @@ BEGIN
     END IF;
 
     FOR pass IN 1..2 LOOP
+        promised := NULL;
         -- 1. Decide the asks, in order: in the first pass on the rows of the plain read, in the second on the locked rows.
         first := 1;
         WHILE first <= pg_catalog.cardinality(asks) LOOP
@@ -2678,7 +2679,7 @@ $text$;
 -- What people decide about limits: other numbers, a block, or no limit, for one key or for all. Programs that have
 -- Limiter.Overrides follow this table. SQL by hand looks here if it is called without numbers.
 --
--- Rows are only added and marked as removed, so that the history stays. The effects reset and release are those of ratelimit_reset and
+-- Rows are added and marked as removed; a sweep deletes them a year after their end. The effects reset and release are those of ratelimit_reset and
 -- ratelimit_release: they are history from the beginning, and no predicate finds it in force. A row for the key goes before one for all keys. Among those of one
 -- level, a block in force goes before all others, and else the newest wins: by made_at, since ids begin anew where the rows were copied to.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
@@ -4411,7 +4412,7 @@ BEGIN
         FOREACH i IN ARRAY met LOOP
             -- An expired hold that is still to come back, where this one takes nothing: it goes on under an id that no caller can have.
             UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET id = '~' || h.token::text
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND h.state = 'held' AND h.unit <> 'none' AND h.token IS NOT NULL;
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND CASE WHEN h.state = 'held' THEN h.unit <> 'none' AND h.token IS NOT NULL ELSE false END;
             IF FOUND THEN
                 INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
                 VALUES (names[i], keys[i], own, kind, coalesce(units[i]), own_token, coalesce(counts[i]), d.at, coalesce(rest[i]), coalesce(part[i]), ends);
@@ -5165,7 +5166,7 @@ BEGIN
     RETURN QUERY
     SELECT h.id::text, h.count, h.taken_at, nullif(h.until, 'infinity'), h.until <= at
       FROM /* TEMPLATE: schema */rate_limit_holds AS h
-     WHERE h.name = name AND h.key = own AND h.state = 'held'
+     WHERE h.name = name AND h.key = own AND h.state = 'held' AND NOT starts_with(h.id, '~'::text)
      ORDER BY h.taken_at, h.id;
 END
 $body$;
@@ -5930,9 +5931,13 @@ AS $body$
 DECLARE
     now    timestamptz := clock_timestamp();
     minute timestamptz := now - interval '1 minute';
-    due    timestamptz := now - since;
     rec    record;
 BEGIN
+    IF (SELECT row_security_active(y.typrelid) FROM pg_catalog.pg_type AS y WHERE y.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limits)::oid) THEN
+        state := 'mine'; -- it sees some of the rows, so its pass is nobody else's
+        at := now;
+        RETURN;
+    END IF;
     SELECT s.at, s.done_at INTO rec FROM /* TEMPLATE: schema */rate_limit_sweeps AS s WHERE s.name = name;
     IF NOT FOUND THEN
         INSERT INTO /* TEMPLATE: schema */rate_limit_sweeps AS s (name, at, done_at) VALUES (name, '-infinity', '-infinity') ON CONFLICT DO NOTHING;
@@ -5942,8 +5947,10 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
+    now := clock_timestamp(); -- under the lock, what others have written lies behind it
+    minute := now - interval '1 minute';
     -- An instant that lies ahead is of a clock that has stepped back, and says nothing.
-    IF (CASE WHEN step = 'begin' THEN (rec.done_at BETWEEN due AND now) IS NOT TRUE AND (rec.at = mine OR (rec.at BETWEEN minute AND now) IS NOT TRUE)
+    IF (CASE WHEN step = 'begin' THEN (rec.done_at BETWEEN now - since AND now) IS NOT TRUE AND (rec.at = mine OR (rec.at BETWEEN minute AND now) IS NOT TRUE)
              ELSE rec.at = mine END) THEN
         state := 'mine';
         at := now;
@@ -6278,7 +6285,7 @@ $body$;
 
 -- Sweeps one batch of holds: the next 1000 rows of the primary key, after the given one. It deletes rows that count as absent since an hour,
 -- and gives back expired holds, where the numbers of the limit are known: published, and the same for all keys. It never waits for a lock.
--- next_name is NULL after the last batch. Commit after each: it holds the locks until then. The first one also deletes overrides that are over since a year.
+-- next_name is NULL after the last batch. Commit after each: it holds the locks until then. Each also deletes overrides that are over since a year.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_holds(
     after_name text, after_key text, after_id text, now timestamptz,
     OUT deleted integer, OUT ended integer, OUT next_name text, OUT next_key text, OUT next_id text
@@ -6289,8 +6296,9 @@ AS $body$
 DECLARE
     at    timestamptz := coalesce(now, clock_timestamp());
     hour  timestamptz := at - interval '1 hour'; -- then a clock that steps back by up to an hour changes nothing
-    year  timestamptz := at - interval '1 year';
+    year  timestamptz := clock_timestamp() - interval '1 year'; -- overrides end by the server's clock
     seen  integer := 0;
+    gone  integer := 0;
     due   text[] := '{}'; -- names and keys with expired holds, in pairs
     rec   record;
 BEGIN
@@ -6300,12 +6308,14 @@ BEGIN
     deleted := 0;
     ended := 0;
     -- The history of overrides, of a role that may. What ratelimit_add has added is subtracted later, and stays.
-    IF after_name = '' AND after_key = '' AND after_id = '' AND (SELECT has_table_privilege(y.typrelid, 'DELETE') FROM pg_catalog.pg_type AS y
+    next_name := after_name; next_key := after_key; next_id := after_id;
+    IF (SELECT has_table_privilege(y.typrelid, 'DELETE') AND has_table_privilege(y.typrelid, 'UPDATE') FROM pg_catalog.pg_type AS y
             WHERE y.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limit_overrides)::oid) THEN
         DELETE FROM /* TEMPLATE: schema */rate_limit_overrides AS o WHERE o.id = ANY (ARRAY(
             SELECT f.id FROM /* TEMPLATE: schema */rate_limit_overrides AS f
              WHERE greatest(f.made_at, coalesce(least(f.until, f.removed_at), 'infinity')) < year AND f.added IS NULL
-             LIMIT 1000));
+             LIMIT 1000 FOR UPDATE SKIP LOCKED));
+        GET DIAGNOSTICS gone = ROW_COUNT;
     END IF;
     FOR rec IN
         SELECT h.name, h.key, h.id, h.unit, h.state <> 'held' AND h.until < hour AS over, h.state = 'held' AND h.token IS NOT NULL AND h.until <= at AS expired
@@ -6329,7 +6339,7 @@ BEGIN
     FOR i IN 1..pg_catalog.cardinality(due) / 2 LOOP
         ended := ended + /* TEMPLATE: schema */_ratelimit_sweep_key(due[2 * i - 1], due[2 * i], now);
     END LOOP;
-    IF seen < 1000 THEN
+    IF seen < 1000 AND gone < 1000 THEN
         next_name := NULL; next_key := NULL; next_id := NULL;
     END IF;
 END

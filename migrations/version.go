@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "ce7da839f4be9f339652bf21fc2ed918c4a9c9105603b925c7aac014acacde0d"
+const Hash = "a5d23a85f810529a7948962ac95af3a4708016e947fcec8d1ad209877487e634"

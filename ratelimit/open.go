@@ -380,7 +380,7 @@ type sweepTurns struct {
 
 var (
 	errNotItsTurn  = errors.New("another program sweeps, or has swept")
-	errSweepLocked = errors.New("nobody sweeps it: a session keeps its row of rate_limit_sweeps locked. End that transaction; its pid is one of: " +
+	errSweepLocked = errors.New("nobody sweeps it: a session keeps its row of rate_limit_sweeps locked, or a batch takes minutes. End the first; its pid is one of: " +
 		"SELECT pid FROM pg_locks WHERE relation = 'rate_limit_sweeps'::regclass")
 )
 

@@ -151,7 +151,7 @@ func (l *Limiter) sweepBatches(
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(3 * time.Since(begin)): // leaves the processor and the disk to other work
+		case <-time.After(min(3*time.Since(begin), 10*time.Second)): // leaves the processor and the disk to other work, and is no death
 		}
 		if !more {
 			return run(ctx, name, sweepEnds, func(context.Context, DB) error { return nil })

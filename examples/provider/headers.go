@@ -90,7 +90,7 @@ func budgets(h http.Header, now time.Time) map[string]budget {
 		b := all[name]
 		switch field {
 		case "remaining", "r":
-			if n, ok := number(text); ok {
+			if n, ok := number(text); ok && (!b.saysLeft || n < b.left) {
 				b.left, b.saysLeft = n, true
 			}
 		case "reset", "t":

@@ -156,7 +156,7 @@ var algebraMutations = []mutation{
 		tests: "TestRefund",
 	}, {
 		name: "promise-charges", file: "internal/algebra/promise.go", what: "the debt of a charge swallows what others give back",
-		old: "waiting := taken.Promised > clock", new: "waiting := true",
+		old: "waiting := taken.Promised != 0 && taken.Promised > clock", new: "waiting := true",
 		tests: "TestRefund|TestOrders",
 	}, {
 		name: "promise-forgotten", file: "internal/algebra/promise.go", what: "a reservation of a bucket is taken for a charge",

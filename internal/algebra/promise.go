@@ -157,7 +157,7 @@ func (l Limit) Refund(rows []Row, taken Taken, count float64, now Micros) float6
 		return 0 // the clock has stepped back, and these are other rows than before
 	}
 	count = max(min(count, l.Capacity-total), 0)
-	waiting := taken.Promised > clock // work that is promised
+	waiting := taken.Promised != 0 && taken.Promised > clock // work that is promised
 	if !l.Window {
 		elapsed := now - taken.At
 		owed := 0.0

@@ -77,9 +77,9 @@ func (t Table) Consume(ds []Demand, reserve bool, within algebra.Micros, level I
 		before := t.all(ds)
 		t.leave(ds, lefts, now)
 		for i, d := range ds {
-			promised := d.Limit.Promise(lefts[i], d.Lowest, before[i], now)
-			if reserve && runAt > now {
-				promised = runAt
+			promised := runAt // if that is now, it says nothing
+			if !reserve {
+				promised = d.Limit.Promise(lefts[i], d.Lowest, before[i], now)
 			}
 			t.promise(d.ID, promised)
 		}

@@ -41,7 +41,7 @@ func Holds(ctx context.Context, db Querier, name string, key, id *string, at tim
 		return h, err
 	}, `SELECT h.key, h.id, h.unit, h.count, `+ShownTime("h.taken_at")+`,
 		       CASE WHEN h.until < 'infinity' THEN `+ShownTime("h.until")+` END, h.until <= $2, count(*) OVER ()
-		  FROM rate_limit_holds AS h WHERE h.name = $1 AND h.state = 'held'`+where+`
+		  FROM rate_limit_holds AS h WHERE h.name = $1 AND h.state = 'held' AND NOT starts_with(h.id, '~'::text)`+where+`
 		 ORDER BY h.taken_at, h.key, h.id LIMIT nullif($3::bigint, 0)`, args...)
 	return list, all, err
 }

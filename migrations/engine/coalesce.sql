@@ -104,6 +104,7 @@ BEGIN
     END IF;
 
     FOR pass IN 1..2 LOOP
+        promised := NULL;
         -- 1. Decide the asks, in order: in the first pass on the rows of the plain read, in the second on the locked rows.
         first := 1;
         WHILE first <= pg_catalog.cardinality(asks) LOOP

@@ -243,7 +243,7 @@ BEGIN
         FOREACH i IN ARRAY met LOOP
             -- An expired hold that is still to come back, where this one takes nothing: it goes on under an id that no caller can have.
             UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET id = '~' || h.token::text
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND h.state = 'held' AND h.unit <> 'none' AND h.token IS NOT NULL;
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND CASE WHEN h.state = 'held' THEN h.unit <> 'none' AND h.token IS NOT NULL ELSE false END;
             IF FOUND THEN
                 INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
                 VALUES (names[i], keys[i], own, kind, coalesce(units[i]), own_token, coalesce(counts[i]), d.at, coalesce(rest[i]), coalesce(part[i]), ends);

@@ -307,7 +307,7 @@ BEGIN
     RETURN QUERY
     SELECT h.id::text, h.count, h.taken_at, nullif(h.until, 'infinity'), h.until <= at
       FROM /* TEMPLATE: schema */rate_limit_holds AS h
-     WHERE h.name = name AND h.key = own AND h.state = 'held'
+     WHERE h.name = name AND h.key = own AND h.state = 'held' AND NOT starts_with(h.id, '~'::text)
      ORDER BY h.taken_at, h.id;
 END
 $body$;

@@ -1,7 +1,7 @@
 -- What people decide about limits: other numbers, a block, or no limit, for one key or for all. Programs that have
 -- Limiter.Overrides follow this table. SQL by hand looks here if it is called without numbers.
 --
--- Rows are only added and marked as removed, so that the history stays. The effects reset and release are those of ratelimit_reset and
+-- Rows are added and marked as removed; a sweep deletes them a year after their end. The effects reset and release are those of ratelimit_reset and
 -- ratelimit_release: they are history from the beginning, and no predicate finds it in force. A row for the key goes before one for all keys. Among those of one
 -- level, a block in force goes before all others, and else the newest wins: by made_at, since ids begin anew where the rows were copied to.
 CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (

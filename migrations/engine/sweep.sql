@@ -31,9 +31,13 @@ AS $body$
 DECLARE
     now    timestamptz := clock_timestamp();
     minute timestamptz := now - interval '1 minute';
-    due    timestamptz := now - since;
     rec    record;
 BEGIN
+    IF (SELECT row_security_active(y.typrelid) FROM pg_catalog.pg_type AS y WHERE y.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limits)::oid) THEN
+        state := 'mine'; -- it sees some of the rows, so its pass is nobody else's
+        at := now;
+        RETURN;
+    END IF;
     SELECT s.at, s.done_at INTO rec FROM /* TEMPLATE: schema */rate_limit_sweeps AS s WHERE s.name = name;
     IF NOT FOUND THEN
         INSERT INTO /* TEMPLATE: schema */rate_limit_sweeps AS s (name, at, done_at) VALUES (name, '-infinity', '-infinity') ON CONFLICT DO NOTHING;
@@ -43,8 +47,10 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
+    now := clock_timestamp(); -- under the lock, what others have written lies behind it
+    minute := now - interval '1 minute';
     -- An instant that lies ahead is of a clock that has stepped back, and says nothing.
-    IF (CASE WHEN step = 'begin' THEN (rec.done_at BETWEEN due AND now) IS NOT TRUE AND (rec.at = mine OR (rec.at BETWEEN minute AND now) IS NOT TRUE)
+    IF (CASE WHEN step = 'begin' THEN (rec.done_at BETWEEN now - since AND now) IS NOT TRUE AND (rec.at = mine OR (rec.at BETWEEN minute AND now) IS NOT TRUE)
              ELSE rec.at = mine END) THEN
         state := 'mine';
         at := now;
@@ -379,7 +385,7 @@ $body$;
 
 -- Sweeps one batch of holds: the next 1000 rows of the primary key, after the given one. It deletes rows that count as absent since an hour,
 -- and gives back expired holds, where the numbers of the limit are known: published, and the same for all keys. It never waits for a lock.
--- next_name is NULL after the last batch. Commit after each: it holds the locks until then. The first one also deletes overrides that are over since a year.
+-- next_name is NULL after the last batch. Commit after each: it holds the locks until then. Each also deletes overrides that are over since a year.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_holds(
     after_name text, after_key text, after_id text, now timestamptz,
     OUT deleted integer, OUT ended integer, OUT next_name text, OUT next_key text, OUT next_id text
@@ -390,8 +396,9 @@ AS $body$
 DECLARE
     at    timestamptz := coalesce(now, clock_timestamp());
     hour  timestamptz := at - interval '1 hour'; -- then a clock that steps back by up to an hour changes nothing
-    year  timestamptz := at - interval '1 year';
+    year  timestamptz := clock_timestamp() - interval '1 year'; -- overrides end by the server's clock
     seen  integer := 0;
+    gone  integer := 0;
     due   text[] := '{}'; -- names and keys with expired holds, in pairs
     rec   record;
 BEGIN
@@ -401,12 +408,14 @@ BEGIN
     deleted := 0;
     ended := 0;
     -- The history of overrides, of a role that may. What ratelimit_add has added is subtracted later, and stays.
-    IF after_name = '' AND after_key = '' AND after_id = '' AND (SELECT has_table_privilege(y.typrelid, 'DELETE') FROM pg_catalog.pg_type AS y
+    next_name := after_name; next_key := after_key; next_id := after_id;
+    IF (SELECT has_table_privilege(y.typrelid, 'DELETE') AND has_table_privilege(y.typrelid, 'UPDATE') FROM pg_catalog.pg_type AS y
             WHERE y.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limit_overrides)::oid) THEN
         DELETE FROM /* TEMPLATE: schema */rate_limit_overrides AS o WHERE o.id = ANY (ARRAY(
             SELECT f.id FROM /* TEMPLATE: schema */rate_limit_overrides AS f
              WHERE greatest(f.made_at, coalesce(least(f.until, f.removed_at), 'infinity')) < year AND f.added IS NULL
-             LIMIT 1000));
+             LIMIT 1000 FOR UPDATE SKIP LOCKED));
+        GET DIAGNOSTICS gone = ROW_COUNT;
     END IF;
     FOR rec IN
         SELECT h.name, h.key, h.id, h.unit, h.state <> 'held' AND h.until < hour AS over, h.state = 'held' AND h.token IS NOT NULL AND h.until <= at AS expired
@@ -430,7 +439,7 @@ BEGIN
     FOR i IN 1..pg_catalog.cardinality(due) / 2 LOOP
         ended := ended + /* TEMPLATE: schema */_ratelimit_sweep_key(due[2 * i - 1], due[2 * i], now);
     END LOOP;
-    IF seen < 1000 THEN
+    IF seen < 1000 AND gone < 1000 THEN
         next_name := NULL; next_key := NULL; next_id := NULL;
     END IF;
 END
