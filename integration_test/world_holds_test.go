@@ -499,7 +499,7 @@ func (w *everything) endStranger(ctx context.Context, p *worldProgram, s worldSt
 		token = held.Token
 		return errRollBack
 	})
-	if token == "" || unmended("stranger") { // it was denied
+	if token == "" { // it was denied
 		return
 	}
 	before := w.rows()

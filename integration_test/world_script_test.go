@@ -198,11 +198,8 @@ var (
 // worldUnmended are the steps and truths that find faults which are known, and not mended yet, by their names in issue 57. A mend removes its
 // row, and what else asks unmended for it.
 var worldUnmended = map[string]string{
-	"give-up":  "H1: Release does not wait for a Hold that is on its way",
-	"deploy":   "H7: a program that does not know a limit any more cannot end its jobs",
-	"dead":     "H8: what expired holds hold is there for a Hold alone",
-	"scramble": "H10: a denial of slots says that waiting does not help",
-	"stranger": "H16: a Settle of a hold that is not there writes rows",
+	"deploy": "H7: a program that does not know a limit any more cannot end its jobs",
+	"dead":   "H8: what expired holds hold is there for a Hold alone",
 }
 
 func unmended(what string) bool { return worldUnmended[what] != "" }

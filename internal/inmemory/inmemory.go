@@ -77,11 +77,12 @@ func (t Table) Consume(ds []Demand, reserve bool, within algebra.Micros, level I
 		before := t.all(ds)
 		t.leave(ds, lefts, now)
 		for i, d := range ds {
-			promised := runAt // if that is now, it says nothing
-			if !reserve {
-				promised = d.Limit.Promise(lefts[i], d.Lowest, before[i], now)
+			switch {
+			case !reserve:
+				t.promise(d.ID, d.Limit.Promise(lefts[i], d.Lowest, before[i], now))
+			case runAt > now:
+				t.promise(d.ID, runAt)
 			}
-			t.promise(d.ID, promised)
 		}
 	}
 	return Answer{Granted: granted, Rows: t.all(ds)}
