@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/inmemory"
@@ -105,14 +106,17 @@ func readTable(t *testing.T, db querier) inmemory.Table {
 	var shard, shards int
 	var value float64
 	var ts time.Time
-	var promised *time.Time
+	var promised pgtype.Timestamptz
 	_, err = pgx.ForEachRow(rows, []any{&id.Name, &id.Key, &shard, &shards, &value, &ts, &promised}, func() error {
 		if shard != len(m[id]) {
 			return fmt.Errorf("%v: shard %d after %d others", id, shard, len(m[id]))
 		}
 		row := inmemory.Row{Row: algebra.Row{Value: value, TS: algebra.At(ts)}, Shards: shards}
-		if promised != nil {
-			row.Promised = algebra.At(*promised)
+		switch {
+		case promised.InfinityModifier == pgtype.Infinity:
+			row.Promised = algebra.Max
+		case promised.Valid:
+			row.Promised = algebra.At(promised.Time)
 		}
 		m[id] = append(m[id], row)
 		return nil

@@ -160,7 +160,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			return err
 		})
 		attack("release", "42501", func(ctx context.Context, db handle) error { return limiter.Release(ctx, db, "project", slot) })
-		attack("release by token", "", func(ctx context.Context, db handle) error { return limiter.Release(ctx, db, job, slot, token) })
+		attack("release by token", "42501", func(ctx context.Context, db handle) error { return limiter.Release(ctx, db, job, slot, token) })
 		attack("settle", "42501", func(ctx context.Context, db handle) error {
 			_, err := limiter.Settle(ctx, db, job, slot, token.Count(1))
 			return err

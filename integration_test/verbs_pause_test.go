@@ -400,7 +400,7 @@ func TestHoldsInAPause(t *testing.T) {
 			token = h.hold("job 2", time.Hour, limit.Key(key+" 2").Count(8)).Token
 			w.pause(h.clock.now.Add(time.Minute), limit.Key(key+" 2"))
 			w.charge(limit.Key(key + " 2").Count(5))
-			end(token, limit.Key(key+" 2"), 3)
+			end(token, limit.Key(key+" 2"), 0)
 			w.holds(limit.Key(key+" 2"), -5) // as after the charge: who settles first makes no difference
 		}
 		r := limit.Key("over")

@@ -112,7 +112,7 @@ func TestAWorldOfEveryStep(t *testing.T) {
 		{Do: "restore", Limit: 1}, {Do: "restore", Limit: 2}, {Do: "consume", Way: "tx", Limit: 1, Other: 2, Count: 1, Rollback: true}, {Do: "move", Limit: 1, Other: 2},
 		{Do: "crowd", Other: -1, Count: 1, For: time.Second}, {Do: "clock", For: -time.Second},
 	}...)
-	paused := worldScript{Seed: 1, Steps: []worldStep{{Do: "queue", Other: -1, For: time.Second}}} // the first whose first limit is a token bucket: only that can be paused
+	paused := worldScript{Seed: 1, Steps: []worldStep{{Do: "queue", Other: -1, For: time.Second}, {Do: "give-up", Other: -1, Count: 1, For: time.Second}}} // the first whose first limit is a token bucket: only that can be paused
 	for c := newWorldNumbers(paused.Seed).limits[0].Config(); c.Kind != "token bucket" || c.Shards > 1; c = newWorldNumbers(paused.Seed).limits[0].Config() {
 		paused.Seed++
 	}

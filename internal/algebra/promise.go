@@ -130,8 +130,8 @@ func (l Limit) Promise(left, lowest float64, rows []Row, now Micros) Micros {
 	if math.IsInf(lowest, -1) || left >= l.Lowest(0) {
 		return 0
 	}
-	wait := float64(-left / l.Rate * float64(l.Period.Microseconds()))
-	if wait > float64(Max-Min) {
+	wait := float64(-left/l.Rate) * float64(float64(l.Period.Microseconds())/1e6*1e6) // rounded as by the database
+	if !(wait < 3e15) {
 		return Max
 	}
 	return min(latest(rows, now)+Micros(math.Ceil(wait)), Max)
