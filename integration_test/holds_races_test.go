@@ -516,23 +516,23 @@ func TestAnEndWaitsForItsHold(t *testing.T) {
 		"repeatable read": {limits: []ratelimit.Limit{slots}, level: "repeatable read"}, "serializable": {limits: []ratelimit.Limit{slots}, level: "serializable"},
 	}
 	inTx := func(level pgx.TxIsoLevel) func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, requests []ratelimit.Request) error {
-		return func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, requests []ratelimit.Request) error {
+		return func(limits *ratelimit.Limiter, pool *pgxpool.Pool, _, token string, requests []ratelimit.Request) error {
 			return limits.InTx(context.Background(), pool, func(ctx context.Context, tx pgx.Tx) error {
 				return limits.Release(ctx, tx, token, requests...)
 			}, ratelimit.Isolation(level))
 		}
 	}
 	ends := map[string]func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, requests []ratelimit.Request) error{
-		"release": func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, requests []ratelimit.Request) error {
+		"release": func(limits *ratelimit.Limiter, pool *pgxpool.Pool, _, token string, requests []ratelimit.Request) error {
 			return limits.Release(context.Background(), pool, token, requests...)
 		},
-		"release one": func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, requests []ratelimit.Request) error {
+		"release one": func(limits *ratelimit.Limiter, pool *pgxpool.Pool, _, token string, requests []ratelimit.Request) error {
 			return limits.Release(context.Background(), pool, token, requests[len(requests)-1])
 		},
-		"release all": func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, _ []ratelimit.Request) error {
+		"release all": func(limits *ratelimit.Limiter, pool *pgxpool.Pool, _, token string, _ []ratelimit.Request) error {
 			return limits.Release(context.Background(), pool, token)
 		},
-		"settle": func(limits *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, _ []ratelimit.Request) error {
+		"settle": func(limits *ratelimit.Limiter, pool *pgxpool.Pool, _, token string, _ []ratelimit.Request) error {
 			if _, err := limits.Settle(context.Background(), pool, token); !errors.Is(err, ratelimit.ErrHoldLost) {
 				return err // nil: it has come before
 			}

@@ -214,7 +214,7 @@ func (w *everything) giveUp(p *worldProgram, s worldStep, r *rand.Rand) {
 			return p.asks.Release(ctx, db, token)
 		}
 	case "during":
-		call = func(ctx context.Context, db ratelimit.DB) error {
+		call = func(ctx context.Context, _ ratelimit.DB) error {
 			return p.asks.During(ctx, w.lossy.Pool, job, ttl, func(context.Context, ratelimit.Held) ([]ratelimit.Request, error) {
 				return zeroed(requests), errRollBack
 			}, requests...)
