@@ -3,7 +3,7 @@
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_promise(
     "left" double precision, floor double precision, ts timestamptz, rate double precision, period interval, capacity double precision
 ) RETURNS timestamptz
-LANGUAGE sql STABLE PARALLEL SAFE
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN floor > '-Infinity' AND rate > '0' AND "left" < -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN
     CASE WHEN -"left" / rate * (date_part('epoch', period) * '1e6') < '3e15' THEN
         ts + ceil(-"left" / rate * (date_part('epoch', period) * '1e6')) * interval '1 microsecond' ELSE 'infinity' END END;
