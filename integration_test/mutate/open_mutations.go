@@ -80,7 +80,7 @@ var openMutations = []mutation{
 		tests: "TestALimitThatCannotBeSweptStopsNoOther",
 	}, {
 		name: "open-sweep-each", file: "migrations/engine/sweep.sql", what: "each program sweeps, however lately another one has",
-		old: "(rec.done_at BETWEEN due AND now) IS NOT TRUE AND ", new: "",
+		old: "(rec.done_at BETWEEN now - since AND now) IS NOT TRUE AND ", new: "",
 		tests: "TestFiftyProcessesOpenAtOnce",
 	}, {
 		name: "open-sweep-history", file: "migrations/engine/sweep.sql", what: "the history of overrides grows for good",
