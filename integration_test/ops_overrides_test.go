@@ -93,7 +93,7 @@ func TestAnOverrideIsFollowed(t *testing.T) {
 	// The override ends by itself, at its end by the database's clock.
 	until := scan[time.Time](t, pool, "SELECT now() + interval '700 milliseconds'")
 	scan[int64](t, pool, "SELECT ratelimit_block('api', 'carl', until => $1)", until)
-	becomes("carl", "api: blocked until "+until.UTC().Format(time.RFC3339))
+	becomes("carl", "api: blocked until "+until.UTC().Add(time.Second-1).Format(time.RFC3339)) // rounded up
 	becomes("carl", defined)
 	if now := scan[time.Time](t, pool, "SELECT clock_timestamp()"); now.Before(until.Add(-50 * time.Millisecond)) {
 		t.Errorf("it ended %v early", until.Sub(now))
