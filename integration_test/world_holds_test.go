@@ -66,7 +66,7 @@ func (w *everything) looks() {
 	if len(w.holds) == 0 {
 		return
 	}
-	rows, err := w.pool.Query(w.Context(), "SELECT name, id, state, coalesce(replace(token::text, '-', ''), '') FROM rate_limit_holds")
+	rows, err := w.pool.Query(w.Context(), "SELECT name, id, state, coalesce(replace(token::text, '-', ''), '') FROM rate_limit_holds WHERE state <> 'released'") // no hold, but the mark of an end
 	w.must(err)
 	states := map[[3]string]string{}
 	var name, id, state, token string
