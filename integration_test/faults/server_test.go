@@ -103,8 +103,8 @@ func failover(t *testing.T, synchronous bool) {
 	link.gate.Unlock() // messages on their way arrive too late
 	// Some calls committed before the cut, but were not replicated yet. By now, every answered caller has recorded its
 	// answer.
-	atRisk := len(l.acknowledged()) - len(safe)
 	lost := l.forgive(replica, safe)
+	atRisk := len(l.acknowledged()) + lost - len(safe)
 	front.lead(hostOf(t, standby.URL()))
 	l.flows(5)
 	l.settle()
