@@ -124,11 +124,13 @@ func TestByHandUnderOverrides(t *testing.T) {
 			t.Errorf("ratelimit_try(%s): %s, want %s", call, got, want)
 		}
 	}
+	mustExec(t, pool, "UPDATE rate_limits SET ts = ts + interval '1 hour'") // nothing is refilled meanwhile
 	keys := lines(t, pool, `SELECT key, floor(remaining) AS left, retry_at = 'infinity' OR retry_at > '8000-01-01' AS blocked FROM ratelimit_keys('bucket') ORDER BY key COLLATE "C"`)
 	const want = "(blocked,0,t)\n(both,40,)\n(\"for good\",0,t)\n(free,Infinity,)\n(other,0,f)\n(raised,0,f)"
 	if keys != want {
 		t.Errorf("ratelimit_keys:\n%s\nwant\n%s", keys, want)
 	}
+	mustExec(t, pool, "UPDATE rate_limits SET ts = ts - interval '1 hour'")
 	if some := lines(t, pool, "SELECT key FROM ratelimit_keys('bucket', keys => '{both,other,nobody}') ORDER BY key"); some != "(both)\n(other)" {
 		t.Errorf("ratelimit_keys of some: %s", some)
 	}

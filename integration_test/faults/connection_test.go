@@ -359,7 +359,7 @@ func TestNothingIsSent(t *testing.T) {
 		},
 		"a context that is over": func(context.Context) error { return consume(over, held) },
 		"a connection that is closed": func(ctx context.Context) error {
-			conn, err := pgx.Connect(ctx, url)
+			conn, err := pgx.Connect(t.Context(), url)
 			if err != nil {
 				t.Fatal(err)
 			}
