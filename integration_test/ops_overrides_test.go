@@ -91,7 +91,7 @@ func TestAnOverrideIsFollowed(t *testing.T) {
 	becomes("bob", defined)
 
 	// The override ends by itself, at its end by the database's clock.
-	until := scan[time.Time](t, pool, "SELECT now() + interval '700 milliseconds'")
+	until := scan[time.Time](t, pool, "SELECT now() + interval '3 seconds'")
 	scan[int64](t, pool, "SELECT ratelimit_block('api', 'carl', until => $1)", until)
 	becomes("carl", "api: blocked until "+until.UTC().Add(time.Second-1).Format(time.RFC3339)) // rounded up
 	becomes("carl", defined)

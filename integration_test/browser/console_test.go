@@ -89,7 +89,7 @@ func TestAnOperatorFindsAKeyAndSteersIt(t *testing.T) {
 	p.fill("end", "4h")
 	p.fill("reason", "abuse after all")
 	p.press("Block")
-	p.reads("#balance", "Blocked", "4 h")
+	p.reads("#balance", "Blocked", "4 h left")
 	if grants(t, pool, "signUps", "acme") {
 		t.Error("a blocked key was granted")
 	}
@@ -212,7 +212,7 @@ func TestAKeyBoardIsEnough(t *testing.T) {
 	value[bool](p, "window.before = true")
 	press(kb.Enter)
 	p.loaded("Block")
-	p.reads("#balance", "Blocked", "30 min")
+	p.reads("#balance", "Blocked", "30 min left")
 	p.reads("#history", "by keyboard")
 	p.quiet()
 }

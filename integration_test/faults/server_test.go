@@ -101,8 +101,7 @@ func failover(t *testing.T, synchronous bool) {
 		t.Fatal(err)
 	}
 	link.gate.Unlock() // messages on their way arrive too late
-	// Some calls committed before the cut, but were not replicated yet. By now, every answered caller has recorded its
-	// answer.
+	// Some calls committed before the cut, but were not replicated yet.
 	lost := l.forgive(replica, safe)
 	atRisk := len(l.acknowledged()) + lost - len(safe)
 	front.lead(hostOf(t, standby.URL()))
