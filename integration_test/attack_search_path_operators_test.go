@@ -95,7 +95,8 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 	if err := os.WriteFile(limits, []byte(`{"program": "file", "limits": [{"name": "ofFile", "kind": "token bucket", "rate": 10, "period": "1000h"}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for i, path := range []string{schema + ", " + evil, evil + ", " + schema, evil + ", " + schema + ", pg_catalog", schema + ", " + evil + ", pg_catalog"} {
+	paths := someOf(t, 1, schema+", "+evil, evil+", "+schema, evil+", "+schema+", pg_catalog", schema+", "+evil+", pg_catalog")
+	for i, path := range paths {
 		pool := reconfigured(t, admin, func(config *pgxpool.Config) { config.ConnConfig.RuntimeParams["search_path"] = path })
 		// If this fails, the attack is too weak, and what follows shows nothing.
 		if _, err := pool.Exec(t.Context(), "SELECT ratelimit_block($1, $2, $3, $4, $5)", "signUps", "acme", nil, "", ""); sqlState(err) != "EVIL1" {
@@ -151,7 +152,7 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 		}
 	}
 	var n int
-	if err := admin.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides WHERE effect <> 'reset'").Scan(&n); err != nil || n != 4*9 {
+	if err := admin.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides WHERE effect <> 'reset'").Scan(&n); err != nil || n != len(paths)*9 {
 		t.Errorf("%d overrides in the history, %v", n, err)
 	}
 
@@ -164,7 +165,8 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 	for _, table := range []string{"rate_limits", "rate_limit_definitions", "rate_limit_overrides", migrations.VersionTable} {
 		attack("CREATE TRIGGER planted BEFORE INSERT OR UPDATE OR DELETE ON evil." + table + " FOR EACH STATEMENT EXECUTE FUNCTION evil.planted()")
 	}
-	for _, path := range []string{schema + ", " + evil, evil + ", " + schema, evil + ", " + schema + ", pg_catalog"} {
+	paths = someOf(t, 1, schema+", "+evil, evil+", "+schema, evil+", "+schema+", pg_catalog")
+	for _, path := range paths {
 		p := newConsole(t, reconfigured(t, admin, func(config *pgxpool.Config) { config.ConnConfig.RuntimeParams["search_path"] = path }), "ann")
 		for _, page := range []string{"", "limit?name=signUps", "key?name=signUps&key=acme"} {
 			p.get(http.StatusServiceUnavailable, page, "Several schemas have rate limits", "pass --schema")
@@ -192,7 +194,7 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 		}
 	}
 	var after int
-	if err := admin.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides WHERE effect <> 'reset'").Scan(&after); err != nil || after != n+3 {
+	if err := admin.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides WHERE effect <> 'reset'").Scan(&after); err != nil || after != n+len(paths) {
 		t.Errorf("%d overrides in the history after %d, %v", after, n, err)
 	}
 }

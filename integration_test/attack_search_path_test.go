@@ -330,8 +330,8 @@ func TestAHostileSearchPath(t *testing.T) {
 		return all
 	}
 	// If pg_catalog is not named, it comes first.
-	behind := []string{"app, evil", "evil, app", "pg_temp, evil, app", "evil"}
-	ahead := []string{"evil, pg_catalog", "pg_temp, evil, pg_catalog"}
+	behind := someOf(t, 1, "app, evil", "evil, app", "pg_temp, evil, app", "evil")
+	ahead := someOf(t, 1, "evil, pg_catalog", "pg_temp, evil, pg_catalog")
 	anywhere := slices.Concat(behind, ahead)
 
 	// The bodies qualify the limiter's names, and call Postgres' functions with exactly the types that these take.
@@ -345,9 +345,13 @@ func TestAHostileSearchPath(t *testing.T) {
 			}
 		}
 	}
-	asTheyAre("lookalikes")
+	if !testing.Short() { // with less, the attack may take another way
+		asTheyAre("lookalikes")
+	}
 	attack(operatorsSQL)
-	asTheyAre("operators")
+	if !testing.Short() {
+		asTheyAre("operators")
+	}
 	attack(functionsSQL)
 	asTheyAre("functions")
 

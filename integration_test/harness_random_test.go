@@ -32,6 +32,16 @@ func sized[T int | time.Duration](n, short T) T {
 	}
 }
 
+// someOf is all of the values or, with -short, n of them.
+func someOf[T any](t testing.TB, n int, values ...T) []T {
+	t.Helper()
+	if !testing.Short() {
+		return values
+	}
+	newRand(t).Shuffle(len(values), func(i, j int) { values[i], values[j] = values[j], values[i] })
+	return values[:n]
+}
+
 // newRand makes a random source. If the test fails, it prints how to replay it.
 func newRand(t testing.TB) *rand.Rand {
 	t.Helper()

@@ -2,6 +2,8 @@ package integration_test
 
 import (
 	"errors"
+	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"testing"
@@ -418,7 +420,6 @@ func TestHoldsRefuse(t *testing.T) {
 	}
 	check("no list", settle("an id"), ratelimit.ErrInvalid, "name them by requests")
 	h.limits = &ratelimit.Limiter{Clock: h.clock.Now}
-	check("not known", settle(token), ratelimit.ErrInvalid, "does not know")
 	vary := ratelimit.Slots("vary", 1, ratelimit.Varies(0))
 	check("varies", settle(h.hold("job", time.Minute, vary.With(ratelimit.Capacity(2)).Key("a").Count(2)).Token), ratelimit.ErrInvalid, "numbers of their own")
 	check("no slots", hold("x", time.Minute, ratelimit.Slots("no slots", 0).Key("a")), ratelimit.ErrDenied, "no slots")
@@ -447,6 +448,67 @@ func TestHoldsRefuse(t *testing.T) {
 	_, err = h.limits.QueueConsume(ctx, &pgx.Batch{}, slots)
 	check("QueueConsume", err, ratelimit.ErrInvalid, "which only Hold takes")
 	h.has(slots, 1)
+}
+
+// TestADeployEndsJobsOfTheVersionBefore: a program that does not know some limits any more ends what they hold. What was not used of tokens
+// comes back by the numbers that are published.
+func TestADeployEndsJobsOfTheVersionBefore(t *testing.T) {
+	t.Parallel()
+	both, slots := ratelimit.Slots("both", 2).Key("a"), ratelimit.Slots("slots", 2).Key("a")
+	bucket, calendar := ratelimit.TokenBucket("tokens", 10, time.Hour), ratelimit.CalendarWindow("month", 10, ratelimit.Month)
+	tokens, month := bucket.Key("a"), calendar.Key("a")
+	for _, published := range []bool{false, true} {
+		for _, verb := range []string{"Settle", "Release"} {
+			for _, kept := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s, published %t, rows %t", verb, published, kept), func(t *testing.T) {
+					h := newHolder(t, reusedPool(t, 2, 0))
+					token := h.hold("job", time.Minute, both, slots, tokens.Count(4), month.Count(3)).Token
+					if published {
+						if err := ratelimit.Publish(t.Context(), h.db, "api", bucket, calendar); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if !kept { // a sweep has deleted them, or an operator
+						if _, err := h.db.Exec(t.Context(), "DELETE FROM rate_limits WHERE name <> 'both'"); err != nil {
+							t.Fatal(err)
+						}
+					}
+					next := &ratelimit.Limiter{Clock: h.clock.Now}
+					if readBalance(t, next, h.db, both) != 1 { // which it knows then
+						t.Fatal("one is held")
+					}
+					var result ratelimit.Result
+					var err error
+					if verb == "Settle" {
+						result, err = next.Settle(t.Context(), h.db, token)
+					} else {
+						err = next.Release(t.Context(), h.db, token)
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, s := range result.Requests {
+						if known := s.Limit.Name() == "both"; s.Limit.Validate() != nil || !s.OK || math.IsNaN(s.Remaining) == known || math.IsNaN(s.Limit.Capacity()) == known {
+							t.Errorf("%+v", s)
+						}
+					}
+					if verb == "Settle" && (len(result.Requests) != 4 || result.Requests[2].Limit.String() != "tokens: not known" || !math.IsNaN(result.Remaining)) {
+						t.Errorf("%+v", result)
+					}
+					left := map[bool][]float64{true: {6, 7}, false: {10, 10}}[kept && (verb == "Settle" || !published)]
+					h.has(both, 2)
+					h.has(slots, 2)
+					h.has(tokens, left[0])
+					h.has(month, left[1])
+					if verb == "Release" {
+						h.hold("job", time.Minute, both)
+					} else if result, err := next.Settle(t.Context(), h.db, token); err != nil || !result.Repeated {
+						t.Errorf("again: %+v, %v", result, err)
+					}
+				})
+			}
+		}
+	}
 }
 
 // TestHoldsRetryAt: when enough of the holds have ended that a request wants.

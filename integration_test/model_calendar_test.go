@@ -74,14 +74,15 @@ func TestCalendarWindows(t *testing.T) {
 			}
 		})
 	}
-	for _, zone := range zones {
+	compared := someOf(t, 150, zones...)
+	for _, zone := range compared {
 		queue <- zone
 	}
 	close(queue)
 	work.Wait()
 	t.Logf("%d zones alike, with %d instants compared; %d zones have other changes in Postgres' files; Go has no file for %d", same, instants, other, unknown)
-	if same < len(zones)/2 {
-		t.Errorf("only %d of %d zones were compared", same, len(zones))
+	if same < len(compared)/2 {
+		t.Errorf("only %d of %d zones were compared", same, len(compared))
 	}
 }
 
@@ -215,7 +216,7 @@ func TestAClientsClockMintsNoCalendarWindow(t *testing.T) {
 	r := newRand(t)
 	pool := newPool(t, 1)
 	granted, denied, differed := 0, 0, 0
-	for round := range sized(60, 20) {
+	for round := range sized(60, 8) {
 		unit := oneOf(r, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Quarter, ratelimit.Year)
 		zone := oneOf(r, "UTC", "Europe/Berlin", "America/Sao_Paulo", "Pacific/Apia", "Asia/Kathmandu", "Australia/Lord_Howe")
 		anchor := randomAnchor(r)

@@ -93,20 +93,14 @@ func (w *everything) wholeSays(name, key string, flags ...string) (inSQL, listed
 func TestOverridesThatEndBeforeTheProgramsNumbers(t *testing.T) {
 	t.Parallel()
 	defer failsWorld(t)
-	for _, c := range []struct {
-		name  string
-		limit ratelimit.Limit
-	}{
-		{"a bucket", ratelimit.TokenBucket("api", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Varies(time.Hour))},
-		{"its shards", ratelimit.TokenBucket("api", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Varies(time.Hour), ratelimit.Shards(2))},
-	} {
-		t.Run(c.name, func(t *testing.T) {
+	for _, shards := range someOf(t, 1, 1, 2) {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
 			defer failsWorld(t)
-			w, asks := newKnown(t, c.limit)
-			own := c.limit.With(ratelimit.Rate(5), ratelimit.Capacity(50))
+			limit := ratelimit.TokenBucket("api", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Varies(time.Hour), ratelimit.Shards(shards))
+			w, asks := newKnown(t, limit)
+			own := limit.With(ratelimit.Rate(5), ratelimit.Capacity(50))
 			at := w.clock.now
 			end := at.Add(time.Minute)
-			shards := max(c.limit.Config().Shards, 1)
 			_, err := w.pool.Exec(t.Context(), "INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity, until, made_at) VALUES ('api', NULL, 'numbers', 60, 60, $1, $2)", end, at.Add(-time.Second))
 			w.must(err)
 			in := func(seconds float64) *time.Time { return new(at.Add(time.Duration(seconds * float64(time.Second)))) }

@@ -104,7 +104,7 @@ func TestDistinctKeysNeverConflict(t *testing.T) {
 			t.Errorf("a bare UPDATE has almost no conflicts: this test cannot see conflicts")
 		}
 	})
-	for _, rows := range []int{0, 10_000} {
+	for _, rows := range someOf(t, 1, 0, 10_000) {
 		t.Run(fmt.Sprintf("cold, %d rows", rows), func(t *testing.T) {
 			pool := newPool(t, 16)
 			fill(t, pool, rows)

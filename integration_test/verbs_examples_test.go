@@ -19,7 +19,7 @@ func TestEveryExampleOfThePackageRunsAndPrintsWhatItSays(t *testing.T) {
 	if server.Pooled() {
 		skip = "^ExampleCoalescer_lockTimeout$" // its lock_timeout is for the session
 	}
-	cmd := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-v", "-run", "^Example", "-skip", skip, "github.com/txlimit/txlimit/ratelimit")
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-count=1", "-v", "-run", "^Example", "-skip", skip, "github.com/txlimit/txlimit/ratelimit")
 	cmd.Env = append(os.Environ(), "TXLIMIT_DATABASE_URL="+url)
 	output, err := cmd.CombinedOutput()
 	if err != nil {

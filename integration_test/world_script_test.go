@@ -198,8 +198,7 @@ var (
 // worldUnmended are the steps and truths that find faults which are known, and not mended yet, by their names in issue 57. A mend removes its
 // row, and what else asks unmended for it.
 var worldUnmended = map[string]string{
-	"deploy": "H7: a program that does not know a limit any more cannot end its jobs",
-	"dead":   "H8: what expired holds hold is there for a Hold alone",
+	"dead": "H8: what expired holds hold is there for a Hold alone",
 }
 
 func unmended(what string) bool { return worldUnmended[what] != "" }

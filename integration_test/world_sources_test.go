@@ -86,7 +86,7 @@ func TestEverySourceSaysTheSame(t *testing.T) {
 			}
 		}
 		for n, k := range of {
-			w.sourced(asks, k, listed, tool, said, n%5 == 0)
+			w.sourced(asks, k, listed, tool, said, n%(perLimit/sized(10, 1)) == 0)
 		}
 	}
 	for _, what := range []string{"listed", "blocked", "unlimited", "owing", "slots", "unknown", "denied", "no rate", "paused", "paused and blocked", "slots denied"} {

@@ -2769,7 +2769,7 @@ RETURN effect IN ('numbers', 'block', 'unlimited') AND coalesce(rate, '1') BETWE
 -- many of single keys, the first ones, and at most so many for every key.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_in_force(name text, keys text[], at timestamptz, most bigint DEFAULT NULL)
 RETURNS SETOF /* TEMPLATE: schema */rate_limit_overrides
-LANGUAGE plpgsql STABLE ROWS 10 SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+LANGUAGE plpgsql STABLE ROWS 10 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -4576,8 +4576,31 @@ BEGIN
 END
 $body$;
 
+-- The numbers by which tokens come back to a key whose numbers the caller does not know: those that programs have published, as if nothing were
+-- blocked. Without any, and if only a program knows them, the rate is 0: nothing comes back but slots.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_giving_back(name text, key text, now timestamptz) RETURNS /* TEMPLATE: schema */_ratelimit_request
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n /* TEMPLATE: schema */_ratelimit_terms := /* TEMPLATE: schema */_ratelimit_defined(name);
+    q /* TEMPLATE: schema */_ratelimit_request;
+BEGIN
+    IF n.kind <> 'slots' THEN
+        n := /* TEMPLATE: schema */_ratelimit_numbers(name, nullif(key, ''), coalesce(now, clock_timestamp()), varying => true, standing => true);
+    END IF;
+    IF n.kind <> 'slots' AND n.effect <> 'varies' AND n.rate > '0' THEN
+        RETURN /* TEMPLATE: schema */_ratelimit_prepare('settle', name, nullif(key, ''), n.rate, n.period, 0, n.kind, n.capacity, n.start, n.shards, key = '', n.zone, n.anchor,
+            NULL, NULL, now);
+    END IF;
+    q.rate := 0; q.period := '1 second'; q.capacity := 0; q.shards := 1;
+    RETURN q;
+END
+$body$;
+
 -- Ends a hold. used: by limit, the tokens that were used; less comes back, by the rule of refunds, and more is charged. Slots come back in any case. release:
--- the id is free again; a hold that has ended is no error, but one that has an end is lost to who knows its id alone. lifted: by limit, it is unlimited by an override, so nothing is charged.
+-- the id is free again; a hold that has ended is no error (late), but one that has an end is lost to who knows its id alone. shards: 0 is for a limit whose
+-- numbers the caller does not know (_ratelimit_giving_back), and whose rows are not inserted. lifted: by limit, it is unlimited by an override, so nothing is charged.
 --
 -- The rows of the limits are locked first, missing ones inserted: whoever took under this id has changed one of them. So above READ
 -- COMMITTED, a hold that is newer than the snapshot is 40001, and never lost. One that has no rows, of a limit that was unlimited, is found by an
@@ -4598,7 +4621,9 @@ DECLARE
     kept   timestamptz;
     mine   boolean[] := '{}'; -- by position: the row is of this token, and may be ended
     over   boolean := false;  -- there is a row of this token
+    bare   boolean[] := pg_catalog.array_fill(false, ARRAY[n]); -- by position: there were no rows of the limit
     there  boolean;
+    q      /* TEMPLATE: schema */_ratelimit_request;
     rec    /* TEMPLATE: schema */rate_limit_holds;
     list   /* TEMPLATE: schema */rate_limit_holds[] := pg_catalog.array_fill(NULL::/* TEMPLATE: schema */rate_limit_holds, ARRAY[n]); -- by position
     states text[] := pg_catalog.array_fill(NULL::text, ARRAY[n]);
@@ -4636,12 +4661,20 @@ BEGIN
         EXIT WHEN over OR /* TEMPLATE: schema */_ratelimit_bar(own, own_token, names, keys, now);
     END LOOP;
     IF release AND true <> ALL (mine) THEN
-        RETURN ROW('done', coalesce(now, clock_timestamp()), '{}', '{}', '{}', moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+        RETURN ROW('late', coalesce(now, clock_timestamp()), '{}', '{}', '{}', moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
     END IF;
     FOR i IN 1..taking LOOP
-        IF mine[i] THEN
-            PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[i:i], keys[i:i], capacities[i:i], shards[i:i], now);
+        CONTINUE WHEN NOT mine[i];
+        IF shards[i] = 0 THEN
+            q := /* TEMPLATE: schema */_ratelimit_giving_back(names[i], keys[i], now);
+            rates[i] := q.rate; periods[i] := q.period; capacities[i] := q.capacity; starts[i] := q.start; shards[i] := q.shards;
+            firsts[i] := coalesce(pg_catalog.cardinality(windows), 0) + 1;
+            windows := pg_catalog.array_cat(windows, q.windows);
+            lasts[i] := pg_catalog.cardinality(windows);
+            bare[i] := NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i]);
+            CONTINUE WHEN bare[i]; -- it is full
         END IF;
+        PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[i:i], keys[i:i], capacities[i:i], shards[i:i], now);
     END LOOP;
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     kept := at + interval '1 day';
@@ -4680,6 +4713,12 @@ BEGIN
         w := windows[firsts[i]:lasts[i]];
         IF i > taking OR states[i] NOT IN ('held', 'lapsed') THEN
             NULL;
+        ELSIF bare[i] THEN
+            -- A recount has counted the hold meanwhile, and its row can be locked only before the hold. Asked under the hold's lock, for which a
+            -- later recount waits (CONCURRENCY.md, J14).
+            IF states[i] = 'held' AND rec.unit = 'slots' AND m > 0 THEN
+                RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limit %L: its slots were counted again meanwhile', names[i]);
+            END IF;
         ELSIF rec.unit = 'slots' AND m = 1 THEN
             total := v[1];
             x := CASE WHEN states[i] = 'held' THEN greatest(least(rec.count, -total), '0') ELSE 0 END;
@@ -4719,7 +4758,7 @@ BEGIN
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         END IF;
     END LOOP;
-    RETURN ROW(CASE WHEN NOT release AND 'settled' = ALL (states) THEN 'repeated' ELSE 'done' END, at, ord, value, ts, moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+    RETURN ROW(CASE WHEN NOT release AND 'settled' = ALL (states) THEN 'repeated' WHEN release AND 'held' <> ALL (states) THEN 'late' ELSE 'done' END, at, ord, value, ts, moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
 END
 $body$;
 
@@ -5040,10 +5079,7 @@ DECLARE
     own    uuid;
     forced CONSTANT boolean := coalesce(reason, who) IS NOT NULL;
     rec    record;
-    n      /* TEMPLATE: schema */_ratelimit_terms;
-    q      /* TEMPLATE: schema */_ratelimit_request;
-    taking integer := 1;
-    there  boolean; -- the key has rows
+    s      /* TEMPLATE: schema */_ratelimit_settled;
 BEGIN
     SELECT f.id, f.token INTO r FROM /* TEMPLATE: schema */_ratelimit_read_token(id) AS f;
     wrong := CASE
@@ -5076,38 +5112,15 @@ BEGIN
     IF NOT coalesce(rec.state IN ('held', 'lapsed') AND rec.token IS NOT DISTINCT FROM own, false) THEN
         RETURN false;
     END IF;
-    IF rec.unit IS DISTINCT FROM 'slots' THEN -- whose numbers do not matter
-        n := /* TEMPLATE: schema */_ratelimit_published(name, key);
+    IF rec.unit <> 'slots' THEN -- whose numbers do not matter
+        PERFORM /* TEMPLATE: schema */_ratelimit_published(name, key);
     END IF;
-    IF rec.unit = 'slots' OR n.kind = 'slots' THEN
-        q.rate := 0; q.period := '1 second'; q.capacity := 0; q.shards := 1;
-    ELSIF n.kind = 'unlimited' OR n.rate = '0' THEN -- it has no rows: no token moves
-        q.rate := 0; q.period := '1 second'; q.capacity := 0; q.shards := 1;
-        taking := 0;
-    ELSE
-        q := /* TEMPLATE: schema */_ratelimit_prepare('settle', name, nullif(key, ''), n.rate, n.period, 0, n.kind, n.capacity, n.start, n.shards, key = '', n.zone, n.anchor,
-            NULL, NULL, now);
-    END IF;
-    -- A key without rows is full: nothing comes back. An operator may not insert them.
-    there := EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = name AND t.key = key);
-    taking := CASE WHEN there THEN taking ELSE 0 END;
-    IF taking > 0 THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[name], ARRAY[key], ARRAY[q.capacity], ARRAY[q.shards], now);
-    END IF;
-    SELECT h.unit, h.state INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h
-     WHERE h.name = name AND h.key = key AND h.id = r.id AND h.token IS NOT DISTINCT FROM own FOR UPDATE; -- asks again, on the newest version
-    -- A recount has counted this hold meanwhile, and its row can be locked only before the hold. Asked under the hold's lock, for which a later
-    -- recount waits (CONCURRENCY.md, J14).
-    IF NOT there AND rec.state = 'held' AND rec.unit = 'slots'
-       AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = name AND t.key = key) THEN
-        RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limit %L: its slots were counted again meanwhile', name);
-    END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_settle(true, r.id, own, taking, ARRAY[false], ARRAY[name], ARRAY[key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity],
-        ARRAY[q.start], ARRAY[q.shards], ARRAY['0'::double precision], now, q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
-    IF rec.state = 'held' AND forced THEN
+    s := /* TEMPLATE: schema */_ratelimit_settle(true, r.id, own, 1, ARRAY[false], ARRAY[name], ARRAY[key], ARRAY['0'::double precision], ARRAY['1 second'::interval],
+        ARRAY['0'::double precision], ARRAY[NULL::timestamptz], ARRAY[0], ARRAY['0'::double precision], now);
+    IF s.state = 'done' AND forced THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_note_reset(name, key, pg_catalog.concat_ws(': ', r.id, nullif(reason, '')), who, 'release');
     END IF;
-    RETURN coalesce(rec.state = 'held', false);
+    RETURN s.state = 'done';
 END
 $body$;
 
@@ -6652,7 +6665,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_bar,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_check_definition,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_promise,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_same_windows,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_sweep_turn,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,_ratelimit_zone,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_bar,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_check_definition,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_giving_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_promise,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_same_windows,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_sweep_turn,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,_ratelimit_zone,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';

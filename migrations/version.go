@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "a5d23a85f810529a7948962ac95af3a4708016e947fcec8d1ad209877487e634"
+const Hash = "4728796e972ad1aa1b6c9bff576e9f6f33108fc3457ce8d2f1e4f893bb85f968"

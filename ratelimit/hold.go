@@ -71,8 +71,9 @@ func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration,
 // Settle ends a hold: the Counts are what was used. Of tokens, less than what is held comes back by the rule of [Limiter.Refund] ([Status.Refunded]), and more is charged
 // ([Status.Taken]). Slots are freed, whatever their Count. For tokens, a request without Count is [ErrInvalid].
 //
-// Without requests, it settles everything, with what was held: nothing comes back but slots. The token names the limits, and the Limiter must know their
-// definitions: a limit that it does not know, one that [Varies], and a hold without an end are [ErrInvalid] without requests. With requests, it settles only these, and the rest stays held.
+// Without requests, it settles everything, with what was held: nothing comes back but slots. The token names the limits. One that [Varies] and a hold without
+// an end are [ErrInvalid] without requests. A limit that the Limiter does not know, such as one that a deployment has removed, is settled, too; its Status
+// has a Remaining of NaN: not known. With requests, it settles only these, and the rest stays held.
 //
 // It may come late. If the hold expired, and nobody needed what it held, it is as if in time. If it was given back: of tokens, what was used and not kept is charged, in a
 // window only until it ends; of slots it is [ErrHoldLost], as for a hold that is not there. Then nothing is changed, of no limit. Return the error to roll the transaction
@@ -90,7 +91,8 @@ func (l *Limiter) Settle(ctx context.Context, db DB, token string, requests ...R
 //
 //	defer limits.Release(context.WithoutCancel(ctx), pool, held.Token)
 //
-// Without requests, nothing was used, and it releases everything: see [Limiter.Settle] for what that needs. A hold that has an end is
+// Without requests, nothing was used, and it releases everything: see [Limiter.Settle] for what that needs. Tokens of a limit that the Limiter does not know come back by
+// the numbers that programs have published; without any, they stay used. A hold that has an end is
 // released by its Token alone. Its id and requests are [ErrHoldLost], and its id without requests is [ErrInvalid]. A request for a limit or
 // key that the Token does not have is [ErrInvalid]. The same holds for Settle.
 func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...Request) error {
@@ -223,7 +225,7 @@ func (l *Limiter) holdRequests(c *call) ([]Request, error) {
 	return c.requests, nil
 }
 
-// heldInToken are the requests for everything in a token, of limits that the Limiter knows.
+// heldInToken are the requests for everything in a token.
 func (l *Limiter) heldInToken(h *holding, release bool) ([]Request, error) {
 	if len(h.list) == 0 {
 		return nil, programError{fmt.Errorf("%w: the token does not say of which limits it is: name them by requests", ErrInvalid)}
@@ -231,10 +233,9 @@ func (l *Limiter) heldInToken(h *holding, release bool) ([]Request, error) {
 	var requests []Request
 	for _, t := range h.list {
 		limit, known := l.definitions.of(t.limit)
-		switch {
-		case !known:
-			return nil, programError{fmt.Errorf("%w: limit %q: this Limiter does not know its numbers, from the list of Open or an earlier call: name the limits by requests", ErrInvalid, t.limit)}
-		case limit.doesVary():
+		if !known {
+			limit = unknownLimit(t.limit)
+		} else if limit.doesVary() {
 			return nil, programError{fmt.Errorf("%w: limit %q: its keys have numbers of their own: name the limits by requests", ErrInvalid, t.limit)}
 		}
 		requests = append(requests, Request{limit: limit, key: t.key, tokens: t.count, counts: true})

@@ -140,6 +140,9 @@ func (l Limit) String() string {
 	if l.blocked {
 		return l.name + ": " + l.blockedText()
 	}
+	if l.unknown() {
+		return c.Name + ": not known"
+	}
 	if l.slots {
 		text := fmt.Sprintf("%s: %v %s", c.Name, *c.Capacity, c.Kind)
 		if l.slotsVary {
@@ -183,6 +186,9 @@ func (l Limit) Capacity() float64 { return l.numbers.Capacity }
 func (l Limit) Config() Config {
 	if l.unlimited() {
 		return Config{Kind: kindUnlimited, Name: l.name}
+	}
+	if l.unknown() {
+		return Config{Name: l.name}
 	}
 	if l.slots {
 		c := Config{Kind: kindSlots, Name: l.name, Capacity: &l.numbers.Capacity}

@@ -45,6 +45,9 @@ func (d *definitions) check(requests []Request) error {
 	}
 	for i := range requests {
 		limit := &requests[i].limit
+		if limit.unknown() {
+			continue
+		}
 		first := known[limit.name]
 		if first != nil && !limit.definedAs(first) {
 			return twoDefinitions(first, limit)

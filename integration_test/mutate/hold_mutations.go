@@ -88,12 +88,12 @@ var holdMutations = []mutation{
 		old: "            EXIT WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key);\n", new: "",
 		tests: "TestASweepBesideARecount",
 	}, {
-		name: "release-recounted", file: byHand, what: "a release ends a hold that a recount has counted meanwhile, and its slot stays in use",
-		old: "    IF NOT there AND rec.state = 'held' AND rec.unit = 'slots'\n", new: "    IF false\n",
+		name: "release-recounted", file: holds, what: "a release ends a hold that a recount has counted meanwhile, and its slot stays in use",
+		old: "IF states[i] = 'held' AND rec.unit = 'slots' AND m > 0 THEN", new: "IF false THEN",
 		tests: "TestAReleaseBesideARecount",
 	}, {
-		name: "release-recounted-tokens", file: byHand, what: "a release of tokens fails beside the first Consume of the key",
-		old: "    IF NOT there AND rec.state = 'held' AND rec.unit = 'slots'\n", new: "    IF NOT there AND rec.state = 'held'\n",
+		name: "release-recounted-tokens", file: holds, what: "a release of tokens fails beside the first Consume of the key",
+		old: "IF states[i] = 'held' AND rec.unit = 'slots' AND m > 0 THEN", new: "IF states[i] = 'held' AND m > 0 THEN",
 		tests: "TestAReleaseBesideAConsume",
 	}, {
 		name: "recount-unwritten", file: byHand, what: "above READ COMMITTED, a release ends a hold that a recount has counted meanwhile, and its slot stays in use",
@@ -667,29 +667,37 @@ var holdMutations = []mutation{
 		old: "own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);", new: "own := rec.token;",
 		tests: "TestHoldByHandAboveReadCommitted",
 	}, {
-		name: "release-by-hand-unlimited", file: byHand, what: "a hold of an unlimited limit is never released",
-		old: "ELSIF n.kind = 'unlimited' OR n.rate = '0' THEN", new: "ELSIF n.rate = '0' THEN",
+		name: "release-by-hand-unlimited", file: holds, what: "a hold of an unlimited limit is never released",
+		old: " AND n.rate > '0' THEN\n", new: " THEN\n",
 		tests: "TestHoldByHandOfTokens",
 	}, {
-		name: "release-by-hand-full", file: byHand, what: "a release writes rows of a key that is full, which an operator may not",
-		old: "CASE WHEN there THEN taking ELSE 0 END;", new: "taking;",
+		name: "settle-unknown-published", file: holds, what: "tokens of a limit that a deployment has removed never come back",
+		old: " AND n.rate > '0' THEN\n", new: " AND false THEN\n",
+		tests: "TestADeployEndsJobsOfTheVersionBefore",
+	}, {
+		name: "release-by-hand-full", file: holds, what: "a release writes rows of a key that is full, which an operator may not",
+		old: "            CONTINUE WHEN bare[i]; -- it is full\n", new: "",
 		tests: "TestHoldByHandOfTokens",
 	}, {
 		name: "release-by-hand-slots", file: byHand, what: "slots that are not published any more are never released",
-		old: "IF rec.unit IS DISTINCT FROM 'slots' THEN", new: "IF true THEN",
+		old: "IF rec.unit <> 'slots' THEN", new: "IF true THEN",
 		tests: "TestHoldByHandRefuses",
 	}, {
 		name: "release-by-hand-silent", file: byHand, what: "a release by an operator leaves no trace",
-		old: "IF rec.state = 'held' AND forced THEN", new: "IF false THEN",
+		old: "IF s.state = 'done' AND forced THEN", new: "IF false THEN",
 		tests: "TestAnOperatorReleasesAHold",
 	}, {
 		name: "release-by-hand-noisy", file: byHand, what: "each release of an application is written down",
-		old: "IF rec.state = 'held' AND forced THEN", new: "IF rec.state = 'held' THEN",
+		old: "IF s.state = 'done' AND forced THEN", new: "IF s.state = 'done' THEN",
 		tests: "TestHoldByHandWithoutAnEnd",
 	}, {
 		name: "release-by-hand-effect", file: byHand, what: "the history says that a key was reset whose hold was released",
 		old: ", who, 'release');", new: ", who);",
 		tests: "TestAnOperatorReleasesAHold",
+	}, {
+		name: "release-late", file: holds, what: "a release of what has ended says that it has ended it",
+		old: " WHEN release AND 'held' <> ALL (states) THEN 'late'", new: "",
+		tests: "TestHoldByHandThatHasEnded",
 	}, {
 		name: "release-by-id", file: "migrations/engine/holds.sql", what: "a release by the id of a hold with an end says that it is done",
 		old: "IF states[i] = 'lost' AND (NOT release OR own_token IS NULL AND rec.token IS NOT NULL AND rec.state = 'held') THEN", new: "IF states[i] = 'lost' AND NOT release THEN",

@@ -407,8 +407,31 @@ BEGIN
 END
 $body$;
 
+-- The numbers by which tokens come back to a key whose numbers the caller does not know: those that programs have published, as if nothing were
+-- blocked. Without any, and if only a program knows them, the rate is 0: nothing comes back but slots.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_giving_back(name text, key text, now timestamptz) RETURNS /* TEMPLATE: schema */_ratelimit_request
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    n /* TEMPLATE: schema */_ratelimit_terms := /* TEMPLATE: schema */_ratelimit_defined(name);
+    q /* TEMPLATE: schema */_ratelimit_request;
+BEGIN
+    IF n.kind <> 'slots' THEN
+        n := /* TEMPLATE: schema */_ratelimit_numbers(name, nullif(key, ''), coalesce(now, clock_timestamp()), varying => true, standing => true);
+    END IF;
+    IF n.kind <> 'slots' AND n.effect <> 'varies' AND n.rate > '0' THEN
+        RETURN /* TEMPLATE: schema */_ratelimit_prepare('settle', name, nullif(key, ''), n.rate, n.period, 0, n.kind, n.capacity, n.start, n.shards, key = '', n.zone, n.anchor,
+            NULL, NULL, now);
+    END IF;
+    q.rate := 0; q.period := '1 second'; q.capacity := 0; q.shards := 1;
+    RETURN q;
+END
+$body$;
+
 -- Ends a hold. used: by limit, the tokens that were used; less comes back, by the rule of refunds, and more is charged. Slots come back in any case. release:
--- the id is free again; a hold that has ended is no error, but one that has an end is lost to who knows its id alone. lifted: by limit, it is unlimited by an override, so nothing is charged.
+-- the id is free again; a hold that has ended is no error (late), but one that has an end is lost to who knows its id alone. shards: 0 is for a limit whose
+-- numbers the caller does not know (_ratelimit_giving_back), and whose rows are not inserted. lifted: by limit, it is unlimited by an override, so nothing is charged.
 --
 -- The rows of the limits are locked first, missing ones inserted: whoever took under this id has changed one of them. So above READ
 -- COMMITTED, a hold that is newer than the snapshot is 40001, and never lost. One that has no rows, of a limit that was unlimited, is found by an
@@ -429,7 +452,9 @@ DECLARE
     kept   timestamptz;
     mine   boolean[] := '{}'; -- by position: the row is of this token, and may be ended
     over   boolean := false;  -- there is a row of this token
+    bare   boolean[] := pg_catalog.array_fill(false, ARRAY[n]); -- by position: there were no rows of the limit
     there  boolean;
+    q      /* TEMPLATE: schema */_ratelimit_request;
     rec    /* TEMPLATE: schema */rate_limit_holds;
     list   /* TEMPLATE: schema */rate_limit_holds[] := pg_catalog.array_fill(NULL::/* TEMPLATE: schema */rate_limit_holds, ARRAY[n]); -- by position
     states text[] := pg_catalog.array_fill(NULL::text, ARRAY[n]);
@@ -467,12 +492,20 @@ BEGIN
         EXIT WHEN over OR /* TEMPLATE: schema */_ratelimit_bar(own, own_token, names, keys, now);
     END LOOP;
     IF release AND true <> ALL (mine) THEN
-        RETURN ROW('done', coalesce(now, clock_timestamp()), '{}', '{}', '{}', moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+        RETURN ROW('late', coalesce(now, clock_timestamp()), '{}', '{}', '{}', moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
     END IF;
     FOR i IN 1..taking LOOP
-        IF mine[i] THEN
-            PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[i:i], keys[i:i], capacities[i:i], shards[i:i], now);
+        CONTINUE WHEN NOT mine[i];
+        IF shards[i] = 0 THEN
+            q := /* TEMPLATE: schema */_ratelimit_giving_back(names[i], keys[i], now);
+            rates[i] := q.rate; periods[i] := q.period; capacities[i] := q.capacity; starts[i] := q.start; shards[i] := q.shards;
+            firsts[i] := coalesce(pg_catalog.cardinality(windows), 0) + 1;
+            windows := pg_catalog.array_cat(windows, q.windows);
+            lasts[i] := pg_catalog.cardinality(windows);
+            bare[i] := NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i]);
+            CONTINUE WHEN bare[i]; -- it is full
         END IF;
+        PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[i:i], keys[i:i], capacities[i:i], shards[i:i], now);
     END LOOP;
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     kept := at + interval '1 day';
@@ -511,6 +544,12 @@ BEGIN
         w := windows[firsts[i]:lasts[i]];
         IF i > taking OR states[i] NOT IN ('held', 'lapsed') THEN
             NULL;
+        ELSIF bare[i] THEN
+            -- A recount has counted the hold meanwhile, and its row can be locked only before the hold. Asked under the hold's lock, for which a
+            -- later recount waits (CONCURRENCY.md, J14).
+            IF states[i] = 'held' AND rec.unit = 'slots' AND m > 0 THEN
+                RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limit %L: its slots were counted again meanwhile', names[i]);
+            END IF;
         ELSIF rec.unit = 'slots' AND m = 1 THEN
             total := v[1];
             x := CASE WHEN states[i] = 'held' THEN greatest(least(rec.count, -total), '0') ELSE 0 END;
@@ -550,7 +589,7 @@ BEGIN
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         END IF;
     END LOOP;
-    RETURN ROW(CASE WHEN NOT release AND 'settled' = ALL (states) THEN 'repeated' ELSE 'done' END, at, ord, value, ts, moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+    RETURN ROW(CASE WHEN NOT release AND 'settled' = ALL (states) THEN 'repeated' WHEN release AND 'held' <> ALL (states) THEN 'late' ELSE 'done' END, at, ord, value, ts, moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
 END
 $body$;
 

@@ -181,10 +181,7 @@ DECLARE
     own    uuid;
     forced CONSTANT boolean := coalesce(reason, who) IS NOT NULL;
     rec    record;
-    n      /* TEMPLATE: schema */_ratelimit_terms;
-    q      /* TEMPLATE: schema */_ratelimit_request;
-    taking integer := 1;
-    there  boolean; -- the key has rows
+    s      /* TEMPLATE: schema */_ratelimit_settled;
 BEGIN
     SELECT f.id, f.token INTO r FROM /* TEMPLATE: schema */_ratelimit_read_token(id) AS f;
     wrong := CASE
@@ -217,38 +214,15 @@ BEGIN
     IF NOT coalesce(rec.state IN ('held', 'lapsed') AND rec.token IS NOT DISTINCT FROM own, false) THEN
         RETURN false;
     END IF;
-    IF rec.unit IS DISTINCT FROM 'slots' THEN -- whose numbers do not matter
-        n := /* TEMPLATE: schema */_ratelimit_published(name, key);
+    IF rec.unit <> 'slots' THEN -- whose numbers do not matter
+        PERFORM /* TEMPLATE: schema */_ratelimit_published(name, key);
     END IF;
-    IF rec.unit = 'slots' OR n.kind = 'slots' THEN
-        q.rate := 0; q.period := '1 second'; q.capacity := 0; q.shards := 1;
-    ELSIF n.kind = 'unlimited' OR n.rate = '0' THEN -- it has no rows: no token moves
-        q.rate := 0; q.period := '1 second'; q.capacity := 0; q.shards := 1;
-        taking := 0;
-    ELSE
-        q := /* TEMPLATE: schema */_ratelimit_prepare('settle', name, nullif(key, ''), n.rate, n.period, 0, n.kind, n.capacity, n.start, n.shards, key = '', n.zone, n.anchor,
-            NULL, NULL, now);
-    END IF;
-    -- A key without rows is full: nothing comes back. An operator may not insert them.
-    there := EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = name AND t.key = key);
-    taking := CASE WHEN there THEN taking ELSE 0 END;
-    IF taking > 0 THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[name], ARRAY[key], ARRAY[q.capacity], ARRAY[q.shards], now);
-    END IF;
-    SELECT h.unit, h.state INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h
-     WHERE h.name = name AND h.key = key AND h.id = r.id AND h.token IS NOT DISTINCT FROM own FOR UPDATE; -- asks again, on the newest version
-    -- A recount has counted this hold meanwhile, and its row can be locked only before the hold. Asked under the hold's lock, for which a later
-    -- recount waits (CONCURRENCY.md, J14).
-    IF NOT there AND rec.state = 'held' AND rec.unit = 'slots'
-       AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = name AND t.key = key) THEN
-        RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limit %L: its slots were counted again meanwhile', name);
-    END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_settle(true, r.id, own, taking, ARRAY[false], ARRAY[name], ARRAY[key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity],
-        ARRAY[q.start], ARRAY[q.shards], ARRAY['0'::double precision], now, q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
-    IF rec.state = 'held' AND forced THEN
+    s := /* TEMPLATE: schema */_ratelimit_settle(true, r.id, own, 1, ARRAY[false], ARRAY[name], ARRAY[key], ARRAY['0'::double precision], ARRAY['1 second'::interval],
+        ARRAY['0'::double precision], ARRAY[NULL::timestamptz], ARRAY[0], ARRAY['0'::double precision], now);
+    IF s.state = 'done' AND forced THEN
         PERFORM /* TEMPLATE: schema */_ratelimit_note_reset(name, key, pg_catalog.concat_ws(': ', r.id, nullif(reason, '')), who, 'release');
     END IF;
-    RETURN coalesce(rec.state = 'held', false);
+    RETURN s.state = 'done';
 END
 $body$;
 

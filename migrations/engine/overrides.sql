@@ -71,7 +71,7 @@ RETURN effect IN ('numbers', 'block', 'unlimited') AND coalesce(rate, '1') BETWE
 -- many of single keys, the first ones, and at most so many for every key.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_in_force(name text, keys text[], at timestamptz, most bigint DEFAULT NULL)
 RETURNS SETOF /* TEMPLATE: schema */rate_limit_overrides
-LANGUAGE plpgsql STABLE ROWS 10 SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+LANGUAGE plpgsql STABLE ROWS 10 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
 DECLARE
