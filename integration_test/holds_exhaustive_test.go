@@ -321,9 +321,9 @@ func (w *exhaustive) restore(ctx context.Context, db interface {
 	var b pgx.Batch
 	b.Queue("DELETE FROM rate_limit_holds")
 	b.Queue("DELETE FROM rate_limits")
-	b.Queue(`INSERT INTO rate_limits (name, key, shard, shards, value, ts)
-		SELECT name, key, shard, shards, value, statement_timestamp() + ts * interval '1 minute'
-		FROM jsonb_to_recordset($1::text::jsonb) AS r (name text, key text, shard smallint, shards smallint, value double precision, ts double precision)`, at.Limits)
+	b.Queue(`INSERT INTO rate_limits (name, key, shard, shards, value, ts, lapses)
+		SELECT name, key, shard, shards, value, statement_timestamp() + ts * interval '1 minute', lapses
+		FROM jsonb_to_recordset($1::text::jsonb) AS r (name text, key text, shard smallint, shards smallint, value double precision, ts double precision, lapses boolean)`, at.Limits)
 	b.Queue(`INSERT INTO rate_limit_holds (name, key, id, state, unit, token, count, taken_at, rest, part, until)
 		SELECT name, key, id, state, unit, token, count, statement_timestamp() + taken_at * interval '1 minute', rest, part, statement_timestamp() + until * interval '1 minute'
 		FROM jsonb_to_recordset($1::text::jsonb) AS h (name text, key text, id text, state text, unit text, token uuid, count double precision, taken_at double precision, rest double precision,

@@ -162,15 +162,16 @@ func TestHoldsGiveBackOnce(t *testing.T) {
 					}
 					h.release(of.token, requests...)
 				}
-				// The balance of slots counts expired holds as free.
-				expired := 0
+				// Expired holds count as given back.
+				expired, tokens := 0, 0.0
 				for _, x := range m.holds {
 					if x.state == "held" && !x.until.After(now) {
 						expired += x.slots
+						tokens += x.count
 					}
 				}
 				h.has(slots, float64(m.n-m.used+expired))
-				h.has(budget, m.budget)
+				h.has(budget, m.budget+tokens)
 			}
 		})
 	}

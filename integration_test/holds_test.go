@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -212,10 +214,11 @@ func TestHoldsOfTokens(t *testing.T) {
 			h.refused(ratelimit.ReasonQuota, "too much", time.Minute, r.Count(31))
 		}
 
-		// What nobody settled comes back, if somebody needs it.
+		// What nobody settled comes back.
 		token := h.hold("dead", time.Minute, budget.Global().Count(30)).Token
-		h.clock.Advance(time.Minute)
 		h.has(budget.Global(), 0)
+		h.clock.Advance(time.Minute)
+		h.has(budget.Global(), 30)
 		other := h.hold("next", time.Minute, budget.Global().Count(20)).Token
 		h.has(budget.Global(), 10)
 		// It comes late: it kept nothing, so all that it used is charged.
@@ -448,6 +451,107 @@ func TestHoldsRefuse(t *testing.T) {
 	_, err = h.limits.QueueConsume(ctx, &pgx.Batch{}, slots)
 	check("QueueConsume", err, ratelimit.ErrInvalid, "which only Hold takes")
 	h.has(slots, 1)
+}
+
+// TestWhatADeadWorkerHeldIsThere: once its time is over, for every verb and every list, before any sweep.
+func TestWhatADeadWorkerHeldIsThere(t *testing.T) {
+	t.Parallel()
+	other := ratelimit.TokenBucket("other", 10, time.Hour)
+	wants := func(got, want any, err error) error {
+		if err == nil && got != want {
+			err = fmt.Errorf("%v, want %v", got, want)
+		}
+		return err
+	}
+	verbs := map[string]func(h holder, limit ratelimit.Limit, r ratelimit.Request) error{
+		"Check": func(h holder, _ ratelimit.Limit, r ratelimit.Request) error {
+			return second(h.limits.Check(h.Context(), h.db, r))
+		},
+		"Consume": func(h holder, _ ratelimit.Limit, r ratelimit.Request) error {
+			return second(h.limits.Consume(h.Context(), h.db, r))
+		},
+		"Wait": func(h holder, _ ratelimit.Limit, r ratelimit.Request) error {
+			return second(h.limits.Wait(h.Context(), h.db, r))
+		},
+		"Once": func(h holder, _ ratelimit.Limit, r ratelimit.Request) error {
+			return second(h.limits.Once(h.Context(), h.db, "event", time.Hour, r))
+		},
+		"Hold": func(h holder, _ ratelimit.Limit, r ratelimit.Request) error {
+			return second(h.limits.Hold(h.Context(), h.db, "another", time.Minute, r))
+		},
+		"several": func(h holder, _ ratelimit.Limit, r ratelimit.Request) error {
+			return second(h.limits.Consume(h.Context(), h.db, other.Key("a"), r))
+		},
+		"a Coalescer": func(h holder, _ ratelimit.Limit, r ratelimit.Request) error {
+			return second(h.limits.Consume(h.Context(), &ratelimit.Coalescer{Pool: h.db.(*pgxpool.Pool)}, r))
+		},
+		"Balance": func(h holder, _ ratelimit.Limit, r ratelimit.Request) error { h.has(r, 10); return nil },
+		"Take": func(h holder, limit ratelimit.Limit, _ ratelimit.Request) error {
+			n, _, err := h.limits.Take(h.Context(), h.db, 10, limit.Key("a"))
+			return wants(n, 10, err)
+		},
+		"Reserve": func(h holder, _ ratelimit.Limit, r ratelimit.Request) error {
+			reserved, err := h.limits.Reserve(h.Context(), h.db, r)
+			return wants(reserved.Delay, time.Duration(0), err)
+		},
+		"Each": func(h holder, limit ratelimit.Limit, r ratelimit.Request) error {
+			all := []ratelimit.Request{limit.Key("b"), limit.Key("c"), limit.Key("d"), limit.Key("e")}
+			if _, err := h.limits.Each(h.Context(), h.db, all...); err != nil { // they have rows
+				return err
+			}
+			results, err := h.limits.Each(h.Context(), h.db, append(all, r)...)
+			return wants(err == nil && results[4].OK, true, err)
+		},
+		"a list": func(h holder, _ ratelimit.Limit, _ ratelimit.Request) error {
+			var left float64
+			err := h.db.(*pgxpool.Pool).QueryRow(h.Context(), "SELECT remaining FROM _ratelimit_keys('limit', NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, '{a}', $1)", h.clock.now).Scan(&left)
+			return wants(left, 10.0, err)
+		},
+	}
+	for name, limit := range map[string]ratelimit.Limit{
+		"a bucket":   ratelimit.TokenBucket("limit", 10, 1e9*time.Second),
+		"its shards": ratelimit.TokenBucket("limit", 10, 1e9*time.Second, ratelimit.Shards(2)),
+		"a window":   ratelimit.FixedWindow("limit", 10, 1000*time.Hour, ratelimit.Start(noon.Add(-time.Hour))),
+		"a calendar": ratelimit.CalendarWindow("limit", 10, ratelimit.Year),
+	} {
+		pool := newPool(t, 4)
+		succeeds(t, ratelimit.Publish(t.Context(), pool, "api", limit, other))
+		for verb, do := range verbs {
+			t.Run(verb+" of "+name, func(t *testing.T) {
+				mustExec(t, pool, "TRUNCATE rate_limits, rate_limit_holds")
+				h, r := newHolder(t, pool), limit.Key("a")
+				if name == "its shards" { // of which there were others then
+					before := newHolder(t, h.db)
+					before.hold("job", time.Minute, ratelimit.TokenBucket("limit", 10, 1e9*time.Second).Key("a").Count(10))
+					succeeds(t, second(h.limits.Consume(t.Context(), h.db, r.Count(0))))
+				} else {
+					h.hold("job", time.Minute, r.Count(10))
+				}
+				succeeds(t, wants(denied(second(h.limits.Consume(t.Context(), h.db, r))), true, nil))
+				h.clock.Advance(time.Minute)
+				if err := do(h, limit, r.Count(10)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+
+	// Who may not give it back is denied, and no more.
+	h := newHolder(t, newPool(t, 2))
+	r := ratelimit.TokenBucket("limit", 10, 1e9*time.Second).Key("a").Count(10)
+	h.hold("job", time.Minute, r)
+	h.clock.Advance(time.Minute)
+	pool := h.db.(*pgxpool.Pool)
+	role := createRole(t, pool)
+	mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+role+"; GRANT SELECT, INSERT, UPDATE, DELETE ON rate_limits TO "+role)
+	reads, err := pool.BeginTx(t.Context(), pgx.TxOptions{AccessMode: pgx.ReadOnly})
+	succeeds(t, err)
+	defer reads.Rollback(context.WithoutCancel(t.Context()))
+	for what, db := range map[string]handle{"without a right": asRole(t, pool, role, 1), "in a transaction that only reads": reads} {
+		if _, err := h.limits.Consume(t.Context(), db, r); !denied(err) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
 }
 
 // TestADeployEndsJobsOfTheVersionBefore: a program that does not know some limits any more ends what they hold. What was not used of tokens

@@ -256,7 +256,7 @@ func TestAPlainHoldDecidesAsTheFunction(t *testing.T) {
 		rows := func() string {
 			t.Helper()
 			return scan[string](t, pool, `WITH h AS (DELETE FROM rate_limit_holds WHERE name = $1 RETURNING *), r AS (SELECT * FROM rate_limits WHERE name = $1)
-				SELECT ROW(r.value, r.ts, h.key, h.id, h.state, h.unit, h.token IS NULL, h.count, h.taken_at, h.rest, h.part,
+				SELECT ROW(r.value, r.ts, r.lapses, h.key, h.id, h.state, h.unit, h.token IS NULL, h.count, h.taken_at, h.rest, h.part,
 				    CASE WHEN h.until BETWEEN h.taken_at + $2 AND h.taken_at + $2 + interval '1 minute' THEN 'in time' ELSE h.until::text END)::text
 				  FROM r LEFT JOIN h ON true`, name, max(ttl, 0))
 		}

@@ -134,8 +134,8 @@ func TestSlotsOfARowAboveZero(t *testing.T) {
 	}
 	above()
 	h.has(acme, 2)
-	if got := lines(t, pool, "SELECT s.used, s.expired, k.remaining FROM _ratelimit_slots('renders', 'acme', now()) AS s, ratelimit_keys('renders', keys => '{acme}') AS k"); got != "(0,0,2)" {
-		t.Errorf("used, expired and free: %s", got)
+	if got := lines(t, pool, "SELECT s.used, s.free, k.remaining FROM _ratelimit_free_slots('renders', 'acme', 2, now()) AS s, ratelimit_keys('renders', keys => '{acme}') AS k"); got != "(0,2,2)" {
+		t.Errorf("used and free: %s", got)
 	}
 	if d := denies(t, pool, "rate limit exceeded: renders", "SELECT ratelimit_hold_many('renders', 'acme', '{a,b,c}')::text"); *d.Remaining != 2 {
 		t.Errorf("%+v", d)

@@ -60,7 +60,6 @@ var grownReads = []struct {
 	{"Each", `'{1}', '{l}', '{10}', '{1 min}', '{10}', '{NULL}', '{1}', '{0}', '{0}', '{0}', '{5}', '{1}', NULL, NULL, NULL, NULL`, few},
 	{"Extend", `'{slots,slots}', '{"",""}', '{4000,17}', ARRAY[md5('4000'),md5('17')], '{1 min,1 min}', NULL`, few},
 	{"Hold", `'new', md5('x'), '1 min', 1, '{slots}', '{slots}', '{""}', '{0}', '{1 s}', '{0}', '{NULL}', '{1}', '{1}', '{-6000}', '{0}', '{0}', NULL, NULL, NULL, NULL`, few},
-	{"Look", `'{l,m}', '{5,5}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', NULL, NULL, NULL, NULL`, few},
 	{"MaySweep", ``, few},
 	{"Move", `'{l,l}', '{5,6}', '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', 0, NULL, NULL, NULL, NULL`, few},
 	{"Override", `'l', '5', 10, NULL, NULL, NULL, '', 'ann'`, few},
@@ -81,7 +80,7 @@ var grownReads = []struct {
 	{"Unblock", `'l', '5', 'ann'`, few},
 	{"UpdateBucket", `10, '1 min', 10, 1, 'l', '5', 0`, few},
 	{"UpdateCalendar", `10, '1 month', 10, '2026-01-01', ARRAY['2026-01-01'::timestamptz], 1, 'l', '5', 0`, few},
-	{"UpdateHold", `'1 min', NULL, NULL, 10, 10, 1, 'l', '5', 0, 'new', 'held', 'tokens', md5('x'), '1 min'`, few},
+	{"UpdateHold", `'1 min', NULL, NULL, 10, 10, 1, md5('x'), 'l', '5', 0, 'new', 'held', 'tokens', '1 min'`, few},
 	{"UpdateSettle", `'slots', '', '4000', md5('4000'), 1`, few},
 	{"UpdateWindow", `'1 min', '2026-01-01', 10, 10, 1, 'l', '5', 0`, few},
 

@@ -209,7 +209,7 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 	})
 	rows := w.rows()
 	beneath, _ := w.underneath(k)
-	sums := w.adds(before, k) && !unmended("dead")
+	sums := w.adds(before, k)
 
 	var held ratelimit.Held
 	var got worldAnswer
@@ -264,12 +264,12 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 		if got.granted || got.reason != ratelimit.ReasonSettled || !got.permanent {
 			w.failf("%s, which was settled: %v, %s", what, got, got.reason)
 		}
-	case !free, !tokens.granted && (len(expired) == 0 || !unmended("dead")):
+	case !free, !tokens.granted:
 		if got.granted || got.reason != ratelimit.ReasonQuota {
 			w.failf("%s, %d live, and the tokens %v: %v, %s", what, len(live), tokens, got, got.reason)
 		}
 		w.holdRetries(ctx, p, k, ttl, requests, live, got, tokens, what)
-	case !got.granted && (tokens.granted || !unmended("dead")):
+	case !got.granted:
 		w.failf("%s, %d live, and the tokens %v: %v, %s", what, len(live), tokens, got, got.reason)
 	case got.granted:
 		nothing = false
@@ -467,7 +467,7 @@ func (w *everything) endHold(ctx context.Context, p *worldProgram, s worldStep, 
 	back, slack, spare := after.Remaining-before.Remaining, w.slack(before)+w.slack(after)+1e-9*h.count, h.count-used
 	held, whole := was.tokens == "held", h.full && w.whole(before, h.of, h.step, h.at, h.windowEnd)
 	if held && !h.until.IsZero() && !h.until.After(w.clock.now) { // it was there before
-		if !unmended("dead") && (back > slack || back < -used-slack || whole && adds && math.Abs(back+used) > slack) {
+		if back > slack || back < -used-slack || whole && adds && math.Abs(back+used) > slack {
 			w.failf("%s: of the tokens of one that has expired, %v came back", what, back)
 		}
 		return

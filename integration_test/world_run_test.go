@@ -295,9 +295,6 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 	p, r := w.programs[s.Program], rand.New(rand.NewPCG(s.N, 0))
 	ctx = shardpick.With(ctx, randomPick(r).again())
 	k := worldKey{s.Limit, s.Key}
-	if unmended(s.Do) {
-		return
-	}
 	w.looks()
 	for _, h := range w.expired(w.ids()...) { // any call may give it back
 		delete(w.log, h.of)
@@ -331,9 +328,6 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 	case "restore", "unblock":
 		w.restore(s, r)
 	case "sweep":
-		if unmended("dead") {
-			_, _ = p.limits.Sweep(ctx, w.pool, w.allLimits()...)
-		}
 		w.unchanged("a sweep", func() {
 			before := w.countRows()
 			deleted, err := p.limits.Sweep(ctx, w.pool, w.allLimits()...)

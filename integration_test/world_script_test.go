@@ -195,14 +195,6 @@ var (
 	worldWays  = []string{"pool", "tx", "tx", "coalescer", "batch", "intx", "sql", "insqltx", "each", "by hand", "by hand", "middleware", "rpc", "canceled"}
 )
 
-// worldUnmended are the steps and truths that find faults which are known, and not mended yet, by their names in issue 57. A mend removes its
-// row, and what else asks unmended for it.
-var worldUnmended = map[string]string{
-	"dead": "H8: what expired holds hold is there for a Hold alone",
-}
-
-func unmended(what string) bool { return worldUnmended[what] != "" }
-
 // worldSteers are the ways of an operator's step, in their proportions. "" is SQL, "go" the Limiter.
 var worldSteers = []string{"", "", "", "", "", "go", "go", "page", "page", "tool"}
 

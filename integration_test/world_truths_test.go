@@ -472,7 +472,7 @@ func (w *everything) says(p *worldProgram, id worldKey) {
 	if math.Abs(b.Used-(b.Capacity-b.Remaining)) > w.slack(b) || b.Remaining > b.Capacity {
 		w.failf("%s", what)
 	}
-	if w.looks(); len(w.expired(id)) > 0 && !unmended("dead") {
+	if w.looks(); len(w.expired(id)) > 0 {
 		w.dead(id, b, what)
 		if given := w.givenBack(p.asks, id); math.Abs(given.Remaining-b.Remaining) > w.slack(b)+w.slack(given) {
 			w.failf("%s, and once a Hold gives back what expired ones hold: %s", what, balanceText(given))
@@ -529,8 +529,8 @@ func (w *everything) dead(id worldKey, b ratelimit.Balance, what string) {
 	if b.Limit.Config().Kind == "token bucket" || w.resharded {
 		return
 	}
-	var sum float64
-	w.must(w.pool.QueryRow(w.Context(), "SELECT coalesce(sum(value), 0) FROM rate_limits WHERE name = $1 AND key = $2", b.Limit.Name(), b.Key).Scan(&sum))
+	sum := b.Capacity // without rows, it is full
+	w.must(w.pool.QueryRow(w.Context(), "SELECT coalesce(sum(value), $3) FROM rate_limits WHERE name = $1 AND key = $2", b.Limit.Name(), b.Key, sum).Scan(&sum))
 	for _, h := range w.expired(id) {
 		switch {
 		case h.of != id || h.tokens != "held":

@@ -21,6 +21,9 @@ EXECUTE pg_catalog.replace($engine$
 -- promised is written by reservations that have to wait, in all rows of the key, and read by give-backs: until then, a debt is of waiting work
 -- (docs/refunds.md).
 --
+-- lapses is written by holds that have an end, in a row that they take from, and is never taken back: tokens of the key may come back by themselves. Only then
+-- do denials and readers look for expired holds.
+--
 -- COLLATE "C" compares names and keys byte by byte, so that all callers lock rows in the same order (CONCURRENCY.md, D1).
 -- The fillfactor leaves room for the row's next version on its page, and no index has value or ts: updates are heap-only.
 -- The table has no CHECK constraints (G1).
@@ -32,6 +35,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limits (
     value  double precision NOT NULL,
     ts     timestamptz      NOT NULL,
     promised timestamptz,
+    lapses boolean,
     PRIMARY KEY (name, key, shard)
 ) WITH (fillfactor = 90);
 
@@ -50,6 +54,8 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.value IS 'the balance in tok
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.ts IS 'the instant of the balance';
 
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.promised IS 'the latest instant at which work that had to wait was told to run; NULL: none had to';
+
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.lapses IS 'true: a hold with an end has taken from the row, so tokens may come back when its time is over';
 
 -- The tokens in a row at `upto` (see _ratelimit_upto). Time that runs backwards refills nothing. All functions in it are
 -- IMMUTABLE, so that the planner inlines it.
@@ -185,7 +191,9 @@ DECLARE
     value   double precision;
     ts      timestamptz;
     one     boolean;
+    lapses  boolean;
     denied  boolean;
+    d       /* TEMPLATE: schema */_ratelimit_decisions;
 BEGIN
     IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
@@ -221,6 +229,12 @@ BEGIN
             END IF;
             IF value IS NOT NULL THEN
                 IF value < '0' AND floor > '-Infinity' THEN -- a reservation
+                    SELECT r.lapses INTO lapses FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0;
+                    IF lapses THEN -- it may not have to wait
+                        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[start], now,
+                            windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
+                        SELECT r.value, r.ts INTO value, ts FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0;
+                    END IF;
                     UPDATE /* TEMPLATE: schema */rate_limits AS r
                        SET promised = greatest(r.promised, /* TEMPLATE: schema */_ratelimit_promise(value, floor, ts, rate, period, capacity))
                      WHERE r.name = name AND r.key = key AND r.shard = 0;
@@ -231,7 +245,7 @@ BEGIN
 
         -- Locks nothing. The UPDATE may have waited, so the clock is read again: a row inserted with the old instant would
         -- be refilled for the wait (A5).
-        SELECT r.value, r.ts, r.shards = 1 INTO value, ts, one
+        SELECT r.value, r.ts, r.shards = 1, r.lapses INTO value, ts, one, lapses
           FROM /* TEMPLATE: schema */rate_limits AS r
          WHERE r.name = name AND r.key = key AND r.shard = 0;
         at := coalesce(now, clock_timestamp());
@@ -243,7 +257,12 @@ BEGIN
             ELSE
                 denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor) IS NOT TRUE;
             END IF;
-            IF denied THEN
+            IF denied AND lapses THEN -- it gives back first
+                d := /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+                    ARRAY[start], ARRAY[1], ARRAY[count], ARRAY[floor], ARRAY[0], ARRAY[0], false, now, or_raise,
+                    windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
+                RETURN ROW(d.granted, d.at, d.value[1], d.ts[1])::/* TEMPLATE: schema */_ratelimit_decision;
+            ELSIF denied THEN
                 IF or_raise THEN
                     PERFORM /* TEMPLATE: schema */_ratelimit_raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
                 END IF;
@@ -480,6 +499,7 @@ $body$;
 
 -- Decides several limits together, all or nothing, with or without shards. op is
 --   consume  take every count, or nothing
+--   hold     the same, for a hold with an end, whose rows say so then (lapses)
 --   check    return what consume would return; write and lock nothing
 --   take     take as many tokens as there are (see `mosts`), or nothing
 -- With `reserve`, the work may have to wait. Tokens that would be refilled above a capacity until it runs are forfeited:
@@ -496,6 +516,9 @@ $body$;
 --
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
 -- rows is full and returns none. A sharded limit that took from one shard returns that shard alone.
+--
+-- Expired holds count as given back. A check reads them; who would be denied or would have to wait, or would take less than it may, gives them back
+-- first, once, with all rows locked in the common order before. Only rows of which a hold with an end has taken are asked for (lapses).
 --
 -- Locks rows in the common order (name, key, shard). A single shard that has too little once it is locked is released,
 -- by rolling back its subtransaction, before all shards are locked (CONCURRENCY.md, C4 and D1).
@@ -529,10 +552,15 @@ DECLARE
     run_at timestamptz;                -- the instant at which the work may run
     taken  double precision;           -- what every limit gives
     promised timestamptz;              -- when the work may run, if it has to wait: see _ratelimit_promise
+    mark      CONSTANT boolean := CASE WHEN op = 'hold' THEN true END; -- for lapses
+    lapsing   boolean[] := '{}';       -- rows say that holds may expire
+    due       boolean;                 -- some have: NULL: that was not asked yet
 
     v         double precision[];      -- the values of one limit's rows
     t         timestamptz[];           -- their ts
     same      boolean;                 -- they have its number of shards
+    lapses    boolean;
+    waits     boolean;                 -- its work has to wait
     rec       record;
     i         integer;
     m         integer;
@@ -540,7 +568,7 @@ DECLARE
     new_ts    timestamptz;
 BEGIN
     FOR attempt IN 1..100 LOOP
-        IF op = 'consume' AND NOT /* TEMPLATE: schema */_ratelimit_distributed() THEN
+        IF op IN ('consume', 'hold') AND NOT /* TEMPLATE: schema */_ratelimit_distributed() THEN
             -- 1. Pick the fuller of a sharded limit's two shards by a plain read. Above READ COMMITTED, pick shard_a: a shard
             -- that is read but not taken from conflicts with the transactions that take from it (C6).
             at := coalesce(now, clock_timestamp());
@@ -598,14 +626,14 @@ BEGIN
                         IF rec.start IS NULL THEN
                             UPDATE /* TEMPLATE: schema */rate_limits AS r
                                SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
-                                   ts = greatest(r.ts, at)
+                                   ts = greatest(r.ts, at), lapses = mark OR r.lapses
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
                                AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
                             UPDATE /* TEMPLATE: schema */rate_limits AS r
                                SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count,
-                                   ts = greatest(r.ts, at)
+                                   ts = greatest(r.ts, at), lapses = mark OR r.lapses
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
                                AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
@@ -630,7 +658,7 @@ BEGIN
                        AND floors[p] <= '0' AND isfinite(coalesce(starts[p], 'epoch')) AND shards[p] BETWEEN 1 AND 100)
               INTO places, m
               FROM pg_catalog.generate_subscripts(names, 1) AS p;
-            IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'check', 'take') AND reserve IS NOT NULL
+            IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'hold', 'check', 'take') AND reserve IS NOT NULL
                 AND (op <> 'take' OR m = pg_catalog.cardinality(mosts) AND '1' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND NOT reserve)) IS NOT TRUE THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
             END IF;
@@ -671,13 +699,19 @@ BEGIN
                     at := coalesce(now, clock_timestamp()); -- locking may have waited
                 END IF;
                 granted := true;
+                waits := false;
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
                     SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
-                           coalesce(bool_and(r.shards = shards[i]), false)
-                      INTO v, t, same
+                           coalesce(bool_and(r.shards = shards[i]), false), bool_or(r.lapses)
+                      INTO v, t, same, lapses
                       FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = names[i] AND r.key = keys[i];
+                    lapsing[i] := lapses;
+                    IF op = 'check' AND lapses THEN
+                        SELECT l.value, l.ts INTO v, t
+                          FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]) AS l;
+                    END IF;
                     rows[i] := pg_catalog.cardinality(v); alike[i] := same; latest[i] := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(t) AS u (t));
                     ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[rows[i]]));
                     value := pg_catalog.array_cat(value, v);
@@ -686,6 +720,7 @@ BEGIN
                     lefts[i] := least(totals[i] - counts[i], capacities[i]);
                     IF NOT reserve THEN
                         granted := granted AND lefts[i] >= floors[i];
+                        waits := waits OR lefts[i] < '0' AND floors[i] > '-Infinity' AND rates[i] > '0';
                     END IF;
                 END LOOP;
                 IF reserve THEN
@@ -712,6 +747,15 @@ BEGIN
                         lefts[i] := totals[i] - taken;
                     END LOOP;
                 END IF;
+                IF due IS NULL AND true = ANY (lapsing) AND op <> 'check' AND (NOT granted OR waits OR run_at > at OR taken < ANY (mosts)) THEN
+                    due := false;
+                    FOREACH i IN ARRAY places LOOP
+                        due := due OR CASE WHEN lapsing[i] THEN /* TEMPLATE: schema */_ratelimit_due(names[i], keys[i], at) ELSE false END;
+                    END LOOP;
+                    IF due THEN
+                        RAISE SQLSTATE 'RL001';
+                    END IF;
+                END IF;
                 IF pass = 1 AND (op = 'check' OR NOT granted) THEN
                     IF or_raise AND NOT granted THEN
                         PERFORM /* TEMPLATE: schema */_ratelimit_raise(names, at, ord, value, ts);
@@ -731,7 +775,7 @@ BEGIN
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
                         UPDATE /* TEMPLATE: schema */rate_limits AS r
-                           SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at), promised = greatest(r.promised, promised)
+                           SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at), promised = greatest(r.promised, promised), lapses = mark OR r.lapses
                          WHERE r.name = names[i] AND r.key = keys[i]
                         RETURNING r.value, r.ts
                     LOOP
@@ -744,8 +788,8 @@ BEGIN
                     DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
                     m := 0;
                     FOR rec IN
-                        INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts, promised)
-                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i], promised
+                        INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts, promised, lapses)
+                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i], promised, mark OR lapsing[i]
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
                         RETURNING r.value, r.ts
@@ -764,6 +808,14 @@ BEGIN
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
+        IF due THEN
+            due := false;
+            PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY(SELECT names[u.p] FROM pg_catalog.unnest(places) WITH ORDINALITY AS u (p, n) ORDER BY u.n),
+                ARRAY(SELECT keys[u.p] FROM pg_catalog.unnest(places) WITH ORDINALITY AS u (p, n) ORDER BY u.n),
+                ARRAY(SELECT capacities[u.p] FROM pg_catalog.unnest(places) WITH ORDINALITY AS u (p, n) ORDER BY u.n),
+                ARRAY(SELECT shards[u.p] FROM pg_catalog.unnest(places) WITH ORDINALITY AS u (p, n) ORDER BY u.n), now);
+            PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);
+        END IF;
     END LOOP;
     RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
 END
@@ -804,7 +856,7 @@ BEGIN
     -- are older than taken_at.
     IF (least(count, rate, capacity, taken, part) >= '0'
         AND count + rate + capacity + taken + abs(held) + part < 'Infinity'
-        AND period > '0' AND isfinite(period) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE THEN
+        AND (period > '0' OR period = '0' AND windows[1] <= ALL (ts)) AND isfinite(period) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE THEN
         RETURN;
     END IF;
     total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
@@ -995,6 +1047,7 @@ DECLARE
     m       integer;            -- their number
     alike   boolean;            -- true if they have the limit's number of shards
     last    timestamptz;        -- the latest promised of all rows of both limits
+    lapses  boolean;            -- of the limit to move to
     balance double precision;   -- of the limit to move to
     i       integer;
 BEGIN
@@ -1012,8 +1065,8 @@ BEGIN
     latest := at;
     FOREACH i IN ARRAY ARRAY[1, 2] LOOP
         SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard),
-               count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i]), greatest(max(r.promised), last)
-          INTO v, t, m, latest, alike, last
+               count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i]), greatest(max(r.promised), last), bool_or(r.lapses)
+          INTO v, t, m, latest, alike, last, lapses
           FROM /* TEMPLATE: schema */rate_limits AS r
          WHERE r.name = names[i] AND r.key = keys[i];
         totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
@@ -1025,8 +1078,8 @@ BEGIN
          WHERE r.name = names[2] AND r.key = keys[2];
     ELSE -- a new number of shards
         DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[2] AND r.key = keys[2];
-        INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts, promised)
-        SELECT names[2], keys[2], s, shards[2], balance / shards[2]::double precision, latest, last
+        INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts, promised, lapses)
+        SELECT names[2], keys[2], s, shards[2], balance / shards[2]::double precision, latest, last, lapses
           FROM generate_series(0, shards[2] - 1) AS s;
     END IF;
     RETURN balance;
@@ -1046,7 +1099,7 @@ $body$;
 --
 -- Returns the keys that it decided (ord, their positions in keys), each with its row after the decision. The first `early` keys
 -- were granted at `seen`, the others denied at `at`. It leaves some keys to _ratelimit_coalesce: keys without a row, since an
--- INSERT would lock out of order; rows of a limit that was sharded; and keys that had too little at `seen` but enough at `at`.
+-- INSERT would lock out of order; rows of a limit that was sharded; keys that are denied before expired holds are given back; and keys that had too little at `seen` but enough at `at`.
 --
 -- For coalesced calls, the transaction must be READ COMMITTED, as for _ratelimit_coalesce. Otherwise it raises SQLSTATE RL003. At any other
 -- level, a row that was changed since the snapshot is 40001, as for one call.
@@ -1062,6 +1115,9 @@ LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
+DECLARE
+    lapsing integer[]; -- the keys that are denied, and may have expired holds
+    k       integer;
 BEGIN
     IF coalesced AND current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
@@ -1095,13 +1151,19 @@ BEGIN
     at := coalesce(now, clock_timestamp()); -- the UPDATE may have waited
     IF early < pg_catalog.cardinality(keys) THEN
         SELECT pg_catalog.array_cat(ord, pg_catalog.array_agg(i)), pg_catalog.array_cat(value, pg_catalog.array_agg(r.value)),
-               pg_catalog.array_cat(ts, pg_catalog.array_agg(r.ts))
-          INTO ord, value, ts
+               pg_catalog.array_cat(ts, pg_catalog.array_agg(r.ts)), coalesce(pg_catalog.array_agg(i) FILTER (WHERE r.lapses), '{}')
+          INTO ord, value, ts, lapsing
           FROM (SELECT generate_series(1, pg_catalog.cardinality(keys)) EXCEPT SELECT pg_catalog.unnest(ord)) AS rest (i)
          CROSS JOIN LATERAL (
             SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
           ) AS r
          WHERE /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < floor;
+        FOREACH k IN ARRAY lapsing LOOP
+            IF /* TEMPLATE: schema */_ratelimit_due(name, keys[k], at) THEN
+                ord := ord[1:early]; value := value[1:early]; ts := ts[1:early];
+                EXIT;
+            END IF;
+        END LOOP;
     END IF;
 END
 $body$;
@@ -1421,7 +1483,8 @@ $text$;
 -- by a plain read writes and locks nothing.
 --
 -- Errors: RL003 if the transaction is not READ COMMITTED, where each statement sees what was committed before it.
--- RL002 if the rows belong to a limit that was sharded; _ratelimit_consume and _ratelimit_apply merge them.
+-- RL002 if the rows belong to a limit that was sharded, or expired holds are to be given back before a denial; _ratelimit_consume and
+-- _ratelimit_apply do both.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[],
@@ -1451,6 +1514,8 @@ DECLARE
     since   timestamptz[];
     mine    boolean[];
     taken   boolean[];
+    lapses  boolean[];
+    lapsing integer[];            -- the keys that are denied, or wait, and may have expired holds
     wanted  integer[];            -- the keys that will be taken from, according to a plain read
     new_names text[];             -- the rows that were inserted here
     new_keys  text[];
@@ -1488,13 +1553,14 @@ BEGIN
     -- A plain read of the keys with asks.
     IF pg_catalog.cardinality(asks) > 0 THEN
         FOR rec IN
-            SELECT i, r.value, r.ts, r.shards
+            SELECT i, r.value, r.ts, r.shards, r.lapses
               FROM generate_series(pg_catalog.cardinality(repeats) + 1, pg_catalog.cardinality(keys)) AS i
               LEFT JOIN LATERAL (
                 SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r ON true
         LOOP
             held[rec.i] := rec.value; since[rec.i] := rec.ts; mine[rec.i] := false; taken[rec.i] := false;
+            lapses[rec.i] := coalesce(rec.lapses, false);
             misfit := misfit OR coalesce(rec.shards <> 1, false);
         END LOOP;
     END IF;
@@ -1535,6 +1601,12 @@ BEGIN
                     END IF;
                 END LOOP;
             END IF;
+            FOR j IN first..last LOOP
+                k := asks[j]; d := ask_defs[j];
+                IF lapses[k] AND (NOT granted OR held[k] < '0' AND ask_floors[j] > '-Infinity') THEN
+                    misfit := misfit OR /* TEMPLATE: schema */_ratelimit_due(names[defs[k]], keys[k], at);
+                END IF;
+            END LOOP;
             first := last + 1;
         END LOOP;
 
@@ -1543,7 +1615,8 @@ BEGIN
         -- rows, in order (E2). It does not begin if other rows have to be locked as well (CONCURRENCY.md, E3).
         WITH s AS MATERIALIZED (
             SELECT c.i, c.name, c.key, c.value, c.ts, c.shards, c.n, c.floor, c.rate, c.period, c.capacity,
-                   CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after
+                   CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after,
+                   c.lapses AND (c.n < c.repeats::double precision OR c.available - c.n * c.count < '0') AS lapses
               FROM (
                 SELECT b.*,
                        CASE WHEN b.available - b.count < b.floor THEN 0
@@ -1553,7 +1626,7 @@ BEGIN
                                 least(b.repeats, floor((b.available - b.floor) / b.count) - '1')
                             ELSE least(b.repeats, floor((b.available - b.floor) / b.count)) END AS n
                   FROM (
-                    SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, a.repeats, a.count, a.floor, a.rate, a.period, a.capacity,
+                    SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, r.lapses, a.repeats, a.count, a.floor, a.rate, a.period, a.capacity,
                            /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
@@ -1583,9 +1656,9 @@ BEGIN
                pg_catalog.array_agg(s.value) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.ts) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.after) FILTER (WHERE s.shards IS NOT NULL),
-               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1), false),
+               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1), false), pg_catalog.array_agg(s.i) FILTER (WHERE s.lapses),
                pg_catalog.array_agg(s.i) FILTER (WHERE s.n > '0' OR s.shards IS NULL), (SELECT pg_catalog.array_agg(u.i) FROM u)
-          INTO ord, value, ts, after, missing, misfit, todo, done
+          INTO ord, value, ts, after, missing, misfit, lapsing, todo, done
           FROM s;
         IF pg_catalog.cardinality(todo) > 0 THEN
             IF pg_catalog.cardinality(todo) = pg_catalog.cardinality(done) THEN
@@ -1594,6 +1667,9 @@ BEGIN
                 todo := ARRAY(SELECT pg_catalog.unnest(todo) EXCEPT SELECT pg_catalog.unnest(done) ORDER BY 1);
             END IF;
         END IF;
+        FOREACH k IN ARRAY coalesce(lapsing, '{}') LOOP
+            misfit := misfit OR /* TEMPLATE: schema */_ratelimit_due(names[defs[k]], keys[k], at);
+        END LOOP;
         IF misfit THEN
             RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit';
         END IF;
@@ -4222,6 +4298,83 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.until IS 'held: from th
 CREATE TYPE /* TEMPLATE: schema */_ratelimit_held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
     ts timestamptz[], free_at timestamptz[]);
 
+-- What an expired hold gives back to a limit with these rows, which are then as if it had: the one rule for what is given back in fact, and for who counts
+-- it before. Where the name was of another kind before, nothing comes back.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_lapse(
+    h /* TEMPLATE: schema */rate_limit_holds, promised timestamptz, at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[],
+    INOUT value double precision[], INOUT ts timestamptz[], OUT back double precision
+)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    m     CONSTANT integer := coalesce(pg_catalog.cardinality(value), 0);
+    total double precision;
+BEGIN
+    IF h.unit = 'slots' AND m = 1 THEN
+        total := value[1];
+        back := least(h.count, -total);
+    ELSIF h.unit = 'tokens' AND rate > '0' AND m > 0 THEN
+        SELECT g.total, g.back INTO total, back
+          FROM /* TEMPLATE: schema */_ratelimit_give_back(value, ts, promised, at, rate, period, capacity, start, h.count, h.count, h.rest, h.part,
+               h.taken_at, h.taken_at, windows) AS g;
+    END IF;
+    back := greatest(coalesce(back, '0'), '0');
+    IF back > '0' THEN
+        value := pg_catalog.array_fill((total + back) / m::double precision, ARRAY[m]);
+        ts := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(ts) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
+    END IF;
+END
+$body$;
+
+-- The rows of a limit as they are once its expired holds have given back. Rows and holds are of one snapshot: a hold that ends between two would be in neither.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_lapsed(
+    name text, key text, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[],
+    OUT value double precision[], OUT ts timestamptz[]
+)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    last timestamptz; -- the latest of their promised
+    rec  /* TEMPLATE: schema */rate_limit_holds;
+BEGIN
+    SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), max(r.promised) INTO value, ts, last
+      FROM /* TEMPLATE: schema */rate_limits AS r
+     WHERE r.name = name AND r.key = key;
+    IF NOT /* TEMPLATE: schema */_ratelimit_may('SELECT') THEN
+        RETURN;
+    END IF;
+    FOR rec IN
+        SELECT h.* FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
+         ORDER BY h.until
+    LOOP
+        SELECT l.value, l.ts INTO value, ts FROM /* TEMPLATE: schema */_ratelimit_lapse(rec, last, at, rate, period, capacity, start, windows, value, ts) AS l;
+    END LOOP;
+END
+$body$;
+
+-- Whether the caller has a right to the table of holds.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_may(privilege text) RETURNS boolean
+LANGUAGE sql STABLE
+RETURN has_table_privilege((SELECT t.typrelid FROM pg_catalog.pg_type AS t WHERE t.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limit_holds)), privilege);
+
+-- Whether holds of a key have expired, which this caller may give back: not on a standby, nor without the right.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_due(name text, key text, at timestamptz) RETURNS boolean
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF current_setting('transaction_read_only') = 'off' AND /* TEMPLATE: schema */_ratelimit_may('SELECT') AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') THEN
+        RETURN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h
+            WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at);
+    END IF;
+    RETURN false;
+END
+$body$;
+
 -- Gives back expired holds of limits whose rows are all locked. Returns how many ended: at most 1000 of each key; the caller asks again.
 --
 -- It never waits: a hold that somebody has locked is being extended or settled. The SELECT that locks asks state and until again, on the
@@ -4237,22 +4390,20 @@ DECLARE
     at    timestamptz := coalesce(now, clock_timestamp());
     kept  timestamptz := at + interval '7 days';
     ended integer := 0;
-    m     integer;            -- the number of rows of a limit
-    v     double precision[]; -- their values
+    v     double precision[]; -- the values of a limit's rows
     t     timestamptz[];      -- their ts
     last  timestamptz;        -- the latest of their promised
-    freed double precision;   -- the tokens that came back
-    total double precision;
+    freed boolean;            -- tokens came back
     back  double precision;
-    rec   record;
+    rec   /* TEMPLATE: schema */rate_limit_holds;
 BEGIN
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), max(r.promised) INTO v, t, m, last
+        SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), max(r.promised) INTO v, t, last
           FROM /* TEMPLATE: schema */rate_limits AS r
          WHERE r.name = names[i] AND r.key = keys[i];
-        freed := 0;
+        freed := false;
         FOR rec IN
-            SELECT h.id, h.unit, h.count, h.taken_at, h.rest, h.part
+            SELECT h.*
               FROM /* TEMPLATE: schema */rate_limit_holds AS h
              WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
              ORDER BY h.until
@@ -4260,25 +4411,13 @@ BEGIN
                FOR UPDATE SKIP LOCKED
         LOOP
             ended := ended + 1;
-            back := 0; -- also if the name was of another kind before
-            IF rec.unit = 'slots' AND m = 1 THEN
-                total := v[1];
-                back := least(rec.count, -total);
-            ELSIF rec.unit = 'tokens' AND rates[i] > '0' THEN
-                SELECT g.total, g.back INTO total, back
-                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, last, at, rates[i], periods[i], capacities[i], starts[i], rec.count, rec.count, rec.rest, rec.part,
-                       rec.taken_at, rec.taken_at, windows[firsts[i]:lasts[i]]) AS g;
-            END IF;
-            back := greatest(coalesce(back, '0'), '0');
-            IF back > '0' THEN
-                freed := freed + back;
-                v := pg_catalog.array_fill((total + back) / m::double precision, ARRAY[m]);
-                t := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(t) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
-            END IF;
+            SELECT l.value, l.ts, l.back INTO v, t, back
+              FROM /* TEMPLATE: schema */_ratelimit_lapse(rec, last, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], v, t) AS l;
+            freed := freed OR back > '0';
             UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = rec.count - back, until = kept
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = rec.id;
         END LOOP;
-        IF freed > '0' THEN
+        IF freed THEN
             UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
@@ -4461,9 +4600,8 @@ $body$;
 -- hold whose answer was lost. ttl is how long the hold lasts; NULL, without a token: it does not expire. A ttl without a token: the tokens are
 -- taken once, and the row is kept for so long. If the id is known then, held or settled or once, the call is repeated, and takes nothing.
 --
--- A taking is undone by its subtransaction if the id is known by then: it may be from any shard, and its rows may be new. A call that is
--- denied first gives back expired holds of its limits, and tries again. Who has waited for their locks asks once more: meanwhile, others may
--- have given back.
+-- A taking is undone by its subtransaction if the id is known by then: it may be from any shard, and its rows may be new. If the id is of holds that
+-- have expired, it gives them back first. Who has waited for their locks asks once more: meanwhile, others may have given back.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_hold(
     own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
@@ -4517,7 +4655,7 @@ BEGIN
             END IF;
             state := NULL;
             IF taking > 0 THEN
-                d := /* TEMPLATE: schema */_ratelimit_apply('consume', names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
+                d := /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN own_token IS NULL THEN 'consume' ELSE 'hold' END, names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
                     starts[1:taking], shards[1:taking], counts[1:taking], floors[1:taking], shard_a[1:taking], shard_b[1:taking], false, now, false,
                     windows, firsts[1:taking], lasts[1:taking]);
             ELSE
@@ -4549,11 +4687,7 @@ BEGIN
             RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
         END IF;
 
-        due := false;
-        FOR i IN 1..taking LOOP
-            due := due OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h
-                 WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at);
-        END LOOP;
+        due := state = 'expired';
         IF due THEN
             PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
             due := NOT locked; -- meanwhile, others may have given back
@@ -4807,47 +4941,6 @@ BEGIN
 END
 $body$;
 
--- Slots in use, and those of them whose holds have expired: a Hold gives them back when it needs them.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_slots(name text, key text, at timestamptz, OUT used double precision, OUT expired double precision)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off
-AS $body$
-#variable_conflict use_variable
-BEGIN
-    used := coalesce((SELECT '0' - least(r.value, '0') FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0');
-    expired := coalesce((SELECT sum(h.count) FROM /* TEMPLATE: schema */rate_limit_holds AS h
-        WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'slots' AND h.until <= at), '0');
-    expired := least(expired, used);
-END
-$body$;
-
--- What _ratelimit_apply says to a check, where some limits are slots (a rate of 0): their rows are as if expired holds had been given back.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_look(
-    names text[], keys text[],
-    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
-    counts double precision[], floors double precision[], now timestamptz,
-    windows timestamptz[], firsts integer[], lasts integer[]
-) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
-LANGUAGE plpgsql SET enable_seqscan = off
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    zeros CONSTANT integer[] := pg_catalog.array_fill(0, ARRAY[pg_catalog.cardinality(names)]);
-    d     /* TEMPLATE: schema */_ratelimit_decisions := /* TEMPLATE: schema */_ratelimit_apply('check', names, keys, rates, periods, capacities, starts, shards, counts, floors,
-        zeros, zeros, false, now, false, windows, firsts, lasts);
-    i     integer;
-    s     record;
-BEGIN
-    FOR j IN 1..pg_catalog.cardinality(d.ord) LOOP
-        i := d.ord[j];
-        IF rates[i] = '0' THEN
-            SELECT f.used, f.expired INTO s FROM /* TEMPLATE: schema */_ratelimit_slots(names[i], keys[i], d.at) AS f;
-            d.value[j] := s.expired - s.used; -- of one snapshot
-        END IF;
-    END LOOP;
-    RETURN d;
-END
-$body$;
-
 -- For the plain statements of holds (CONCURRENCY.md, J13): as _ratelimit_here, for the table of holds. Inlined.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_holds_here(place regtype) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
@@ -4885,16 +4978,6 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_settle(
 LANGUAGE sql
 RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_settle(release, own, own_token, taking, lifted, names, keys, rates, periods, capacities, starts, shards,
     used, now, windows, firsts, lasts));
-
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_look(
-    names text[], keys text[],
-    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
-    counts double precision[], floors double precision[], now timestamptz,
-    windows timestamptz[], firsts integer[], lasts integer[]
-) RETURNS bytea
-LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_look(names, keys, rates, periods, capacities, starts, shards, counts, floors, now,
-    windows, firsts, lasts));
 
 -- Holds by SQL by hand: ratelimit_hold, ratelimit_release and ratelimit_holds. The numbers are those that programs have published, under the
 -- override in force. A token is one that the Go library reads, and the other way round.
@@ -5209,7 +5292,7 @@ Result, one row for each hold:
   count    the slots or tokens that it holds; 0: the key was unlimited then
   since    when they were taken
   until    when the hold ends; NULL: it has no end
-  expired  true: until has passed, and the next hold that needs them, or a sweep, gives them back. Until then its worker may still settle it
+  expired  true: until has passed, and the next call that needs them, or a sweep, gives them back. Until then its worker may still settle it
 
 Errors:
   22023    an argument is invalid
@@ -5426,7 +5509,7 @@ BEGIN
         RETURNING h.count
     )
     SELECT coalesce(sum(c.count), '0') INTO used FROM counted AS c;
-    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = '0'::double precision - used, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0;
+    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = '0'::double precision - used, ts = greatest(r.ts, at), lapses = true WHERE r.name = name AND r.key = own AND r.shard = 0;
     RETURN used;
 END
 $body$;
@@ -5677,7 +5760,7 @@ END
 $body$;
 
 -- The rows of a limit, by key: of some keys or, without them, of all.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_rows(name text, keys text[]) RETURNS TABLE (key text, value double precision[], ts timestamptz[])
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_rows(name text, keys text[]) RETURNS TABLE (key text, value double precision[], ts timestamptz[], lapses boolean)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -5685,12 +5768,12 @@ DECLARE
     one text;
 BEGIN
     IF keys IS NULL THEN
-        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard)
+        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), bool_or(r.lapses)
           FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name GROUP BY r.key;
         RETURN;
     END IF;
     FOR one IN SELECT DISTINCT u.key FROM pg_catalog.unnest(keys) AS u (key) LOOP -- for all at once, the planner may read the limit
-        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard)
+        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), bool_or(r.lapses)
           FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = one GROUP BY r.key;
     END LOOP;
 END
@@ -5705,10 +5788,10 @@ LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    s record;
+    value double precision[];
 BEGIN
-    SELECT f.* INTO s FROM /* TEMPLATE: schema */_ratelimit_slots(name, key, at) AS f;
-    used := s.used - s.expired;
+    SELECT l.value INTO value FROM /* TEMPLATE: schema */_ratelimit_lapsed(name, key, at, 0, '1 second', 0, NULL, NULL) AS l;
+    used := '0' - least(coalesce(value[1], '0'), '0');
     free := capacity - used;
     retry_at := CASE WHEN free < '1' THEN coalesce(CASE WHEN capacity >= '1' THEN
         /* TEMPLATE: schema */_ratelimit_free_at(name, key, 1, -capacity, at) END, 'infinity') END;
@@ -5731,7 +5814,7 @@ $body$;
 --              earlier, or not known
 -- windows: of a calendar, by these terms.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_state(
-    name text, key text, n /* TEMPLATE: schema */_ratelimit_terms, value double precision[], ts timestamptz[], at timestamptz,
+    name text, key text, n /* TEMPLATE: schema */_ratelimit_terms, value double precision[], ts timestamptz[], lapses boolean, at timestamptz,
     given /* TEMPLATE: schema */_ratelimit_terms, windows timestamptz[], whole boolean,
     OUT used double precision, OUT remaining double precision, OUT retry_at timestamptz, OUT paused_until timestamptz,
     OUT numbers /* TEMPLATE: schema */_ratelimit_terms, OUT owed_until timestamptz, OUT full_at timestamptz,
@@ -5762,6 +5845,9 @@ BEGIN
     IF n.kind = 'slots' THEN
         SELECT f.used, f.free INTO used, remaining FROM /* TEMPLATE: schema */_ratelimit_free_slots(name, key, -s.floor, at) AS f;
     ELSIF s.effect = 'numbers' AND NOT coalesce(broken, false) THEN
+        IF lapses THEN
+            SELECT l.value, l.ts INTO value, ts FROM /* TEMPLATE: schema */_ratelimit_lapsed(name, key, at, s.rate, s.period, s.capacity, s.start, s.windows) AS l;
+        END IF;
         total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, s.rate, s.period, s.capacity, s.start, s.windows);
         remaining := /* TEMPLATE: schema */_ratelimit_shown(total, s.rate, s.capacity);
     END IF;
@@ -5829,7 +5915,7 @@ BEGIN
                coalesce('infinity' = ANY (k.ts) OR '-infinity' = ANY (k.ts), false),
                s.used, s.remaining, s.retry_at, s.paused_until, s.numbers, s.owed_until, s.full_at, s.not_before, s.known_until
           FROM (
-            SELECT coalesce(r.key, o.key, w.key) COLLATE "C" AS key, r.value, r.ts, o.key IS NOT NULL AS own,
+            SELECT coalesce(r.key, o.key, w.key) COLLATE "C" AS key, r.value, r.ts, r.lapses, o.key IS NOT NULL AS own,
                    CASE WHEN o.key IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_under(d, o.of) ELSE every END AS n
               FROM /* TEMPLATE: schema */_ratelimit_rows(name, keys) AS r
               FULL JOIN (
@@ -5840,7 +5926,7 @@ BEGIN
               FULL JOIN (SELECT u.key FROM pg_catalog.unnest(keys) AS u (key) WHERE whole GROUP BY u.key) AS w ON w.key = coalesce(r.key, o.key) COLLATE "C"
             OFFSET 0
           ) AS k
-         CROSS JOIN LATERAL /* TEMPLATE: schema */_ratelimit_state(name, k.key, k.n, k.value, k.ts, at, given, CASE WHEN NOT k.own THEN windows END, whole) AS s
+         CROSS JOIN LATERAL /* TEMPLATE: schema */_ratelimit_state(name, k.key, k.n, k.value, k.ts, k.lapses, at, given, CASE WHEN NOT k.own THEN windows END, whole) AS s
          WHERE whole OR k.value IS NOT NULL OR k.own AND ((k.n).effect IN ('block', 'unlimited') OR (k.n).effect = 'numbers' AND CASE (k.n).kind WHEN 'slots' THEN (k.n).capacity ELSE (k.n).rate END = '0');
 END
 $body$;
@@ -6665,7 +6751,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_bar,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_check_definition,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_giving_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_look,_ratelimit_many,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_promise,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_same_windows,_ratelimit_settle,_ratelimit_shown,_ratelimit_slots,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_sweep_turn,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_look,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,_ratelimit_zone,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_bar,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_check_definition,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_due,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_giving_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lapse,_ratelimit_lapsed,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_many,_ratelimit_may,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_promise,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_same_windows,_ratelimit_settle,_ratelimit_shown,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_sweep_turn,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,_ratelimit_zone,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "4728796e972ad1aa1b6c9bff576e9f6f33108fc3457ce8d2f1e4f893bb85f968"
+const Hash = "6e6d02180345e2109fe603d1377f09b3f5e3529d252bb207dd581298ee865853"

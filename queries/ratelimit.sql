@@ -118,7 +118,7 @@ WITH taken AS (
     UPDATE rate_limits AS r
        SET value = _ratelimit_available(r.value, r.ts, _ratelimit_upto(statement_timestamp(), @period::interval, sqlc.narg('start')::timestamptz, @windows::timestamptz[]),
                @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz, @windows::timestamptz[]) - @count::double precision,
-           ts = greatest(r.ts, statement_timestamp())
+           ts = greatest(r.ts, statement_timestamp()), lapses = CASE WHEN sqlc.narg('token')::text IS NOT NULL THEN true ELSE r.lapses END
      WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
        AND _ratelimit_available(r.value, r.ts, _ratelimit_upto(statement_timestamp(), @period::interval, sqlc.narg('start')::timestamptz, @windows::timestamptz[]),
                @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz, @windows::timestamptz[]) - @count::double precision >= @floor::double precision
@@ -161,13 +161,6 @@ RETURNING record_send(ROW('done'::text, statement_timestamp(), ARRAY[1], ARRAY[r
 -- name: Extend :one
 SELECT e.ended, e.lost, e.busy
   FROM _ratelimit_extend(@names::text[], @keys::text[], @ids::text[], (@tokens::text[])::uuid[], (@ttls::text[])::interval[], sqlc.narg('now')::timestamptz) AS e;
-
--- name: Look :one
-SELECT _ratelimit_wire_look(
-      @names::text[], @keys::text[],
-      @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
-      @shards::integer[], @counts::double precision[], @floors::double precision[], sqlc.narg('now')::timestamptz,
-      @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
 
 -- name: Reset :one
 SELECT _ratelimit_reset(@names::text[], @keys::text[])::integer AS deleted;

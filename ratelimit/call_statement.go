@@ -41,8 +41,6 @@ func (c *call) statement(ctx context.Context, orRaise bool) statement {
 		return c.holdStatement(ctx, now)
 	case c.does.holds:
 		return c.settleStatement(now)
-	case c.does.answers == balances && anyOf(c.demands, func(d *demand) bool { return d.limit.slots }):
-		return c.look(now)
 	case c.does.refunds:
 		return refund(c.receipt, c.demands, now)
 	case takesCounts && len(c.demands) == 1 && sharded(c.demands):

@@ -42,7 +42,7 @@ type Held struct {
 // With [ReasonSettled], the work was settled within a day: drop the delivery. Without an end, an id that is held without an end is granted again, Repeated,
 // and nothing is taken.
 //
-// A call that would be denied first gives back expired holds of its keys. For slots, RetryAt is when it is granted at the latest, if no hold is extended and nothing else is
+// A call that would be denied, of any verb, first gives back expired holds of its keys. For slots, RetryAt is when it is granted at the latest, if no hold is extended and nothing else is
 // taken. It always asks the database, also for [Unlimited] limits: an id counts there, too.
 //
 // In a transaction, it locks the keys until COMMIT: claim the job, hold, commit, work. On a rollback, nothing was held. Above READ COMMITTED, it may miss what came back
@@ -306,16 +306,6 @@ func (c *call) settleStatement(now *time.Time) statement {
 	return statement{sql: dbsqlc.Settle, demands: len(c.demands), read: readSettled, args: arguments(
 		c.verb == verbRelease, c.hold.id, c.hold.token128(), int32(len(c.demands)), lifted, m.names, m.keys,
 		m.rates, m.periods, m.capacities, m.starts, shardsOf(all), m.counts, now,
-		m.windows, m.firsts, m.lasts,
-	)}
-}
-
-// look reads the rows for a Balance, some of them slots.
-func (c *call) look(now *time.Time) statement {
-	m := columnsOf(c.demands)
-	return statement{sql: dbsqlc.Look, demands: len(c.demands), read: readSeveral, args: arguments(
-		m.names, m.keys,
-		m.rates, m.periods, m.capacities, m.starts, shardsOf(c.demands), m.counts, m.floors, now,
 		m.windows, m.firsts, m.lasts,
 	)}
 }

@@ -66,7 +66,7 @@ func (a *app) holdsCommand() *cobra.Command {
 		Long: `List who holds slots or tokens of a limit, the oldest first: of a key or, without KEY, of all keys. An ID is that of the work or the
 thing, as the program has it.
 
-An expired hold still has its slots or tokens, but counts as free: the next hold of the key that needs them, or a sweep, gives them back. Until
+An expired hold still has its slots or tokens, but counts as free: the next call that needs them, or a sweep, gives them back. Until
 then its worker may still settle it. NOTHING is held if the key was unlimited then. txlimit release ends a hold.
 
 It reads all holds of the key, or of the limit, and locks nothing.`,

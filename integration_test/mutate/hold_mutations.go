@@ -40,8 +40,8 @@ var holdMutations = []mutation{
 		old: "coalesce((SELECT least(r.value, '0') FROM", new: "coalesce((SELECT r.value FROM",
 		tests: "TestSlotsOfARowAboveZero",
 	}, {
-		name: "slots-above-used", file: holds, what: "tokens in a row of slots are shown as slots",
-		old: "SELECT '0' - least(r.value, '0') FROM", new: "SELECT '0' - r.value FROM",
+		name: "slots-above-used", file: "migrations/engine/keys.sql", what: "tokens in a row of slots are shown as slots",
+		old: "least(coalesce(value[1], '0'), '0')", new: "coalesce(value[1], '0')",
 		tests: "TestSlotsOfARowAboveZero",
 	}, {
 		name: "hold-many-repeated", file: byHand, what: "an id that is held without an end takes a second slot",
@@ -201,9 +201,49 @@ var holdMutations = []mutation{
 		old: "                IF state <> 'taken' THEN\n                    RAISE SQLSTATE 'RL001';\n                END IF;\n", new: "",
 		tests: "TestHoldsOfSlots",
 	}, {
-		name: "hold-no-reclaim", file: holds, what: "expired holds are not given back",
-		old: "h.state = 'held' AND h.token IS NOT NULL AND h.until <= at);\n        END LOOP;\n        IF due", new: "false);\n        END LOOP;\n        IF due",
+		name: "hold-no-reclaim", file: "migrations/engine/apply.sql", what: "expired holds are not given back",
+		old: "                    IF due THEN\n", new: "                    IF false THEN\n",
 		tests: "TestHoldsOfSlots",
+	}, {
+		name: "hold-no-mark", file: "migrations/engine/apply.sql", what: "the rows do not say that a hold has taken from them",
+		old: "CASE WHEN op = 'hold' THEN true END;", new: "NULL;",
+		tests: "TestWhatADeadWorkerHeldIsThere",
+	}, {
+		name: "hold-plain-no-mark", file: plainHolds, what: "after the plain statement of a hold, the row does not say that a hold has taken from it",
+		old: "lapses = CASE WHEN $7::text IS NOT NULL THEN true ELSE r.lapses END", new: "lapses = r.lapses",
+		tests: "TestAPlainHoldDecidesAsTheFunction",
+	}, {
+		name: "hold-mark-resharded", file: "migrations/engine/apply.sql", what: "a new number of shards forgets that a hold has taken from the rows",
+		old: "promised, mark OR lapsing[i]", new: "promised, mark",
+		tests: "TestWhatADeadWorkerHeldIsThere",
+	}, {
+		name: "dead-consume", file: "migrations/engine/consume.sql", what: "a Consume is denied what a dead worker held",
+		old: "IF denied AND lapses THEN", new: "IF false THEN",
+		tests: "TestWhatADeadWorkerHeldIsThere",
+	}, {
+		name: "dead-reserve", file: "migrations/engine/consume.sql", what: "a Reserve waits for what a dead worker held",
+		old: "IF lapses THEN -- it may", new: "IF false THEN -- it may",
+		tests: "TestWhatADeadWorkerHeldIsThere",
+	}, {
+		name: "dead-take", file: "migrations/engine/apply.sql", what: "a Take leaves what a dead worker held",
+		old: " OR taken < ANY (mosts)", new: "",
+		tests: "TestWhatADeadWorkerHeldIsThere",
+	}, {
+		name: "dead-each", file: "migrations/engine/consume_keys.sql", what: "an Each of many is denied what a dead worker held",
+		old: "FILTER (WHERE r.lapses)", new: "FILTER (WHERE false)",
+		tests: "TestWhatADeadWorkerHeldIsThere",
+	}, {
+		name: "dead-coalesced", file: "migrations/engine/coalesce.sql", what: "a coalesced call is denied what a dead worker held",
+		old: "FILTER (WHERE s.lapses)", new: "FILTER (WHERE false)",
+		tests: "TestWhatADeadWorkerHeldIsThere",
+	}, {
+		name: "dead-keys", file: "migrations/engine/keys.sql", what: "lists count what a dead worker held as used",
+		old: "        IF lapses THEN\n", new: "        IF false THEN\n",
+		tests: "TestWhatADeadWorkerHeldIsThere",
+	}, {
+		name: "dead-right", file: holds, what: "a denial fails for a role that may not give back",
+		old: " AND /* TEMPLATE: schema */_ratelimit_may('SELECT') AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') THEN", new: " THEN",
+		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "hold-token-long", file: byHand, what: "a token of any length is read",
 		old: "CASE WHEN octet_length(id) <= '1048576' THEN id END COLLATE", new: "id COLLATE",
@@ -245,7 +285,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsReclaimPassesOverALockedHold",
 	}, {
 		name: "reclaim-in-a-row", file: holds, what: "of several expired holds, the first one alone comes back",
-		old: "                freed := freed + back;\n                v := pg_catalog.array_fill((total + back) / m::double precision, ARRAY[m]);", new: "                freed := freed + back;\n                v := CASE WHEN freed = back THEN pg_catalog.array_fill((total + back) / m::double precision, ARRAY[m]) ELSE v END;",
+		old: "SELECT l.value, l.ts, l.back INTO v, t, back", new: "SELECT CASE WHEN freed THEN v ELSE l.value END, l.ts, l.back INTO v, t, back",
 		tests: "TestHoldsOnShards",
 	}, {
 		name: "reclaim-kept", file: holds, what: "a lapsed hold is taken to have kept what came back",
@@ -302,8 +342,8 @@ var holdMutations = []mutation{
 
 	// Slots and Go
 	{
-		name: "slots-expired", file: holds, what: "the balance does not count expired holds as free",
-		old: "            d.value[j] := s.expired - s.used;", new: "            d.value[j] := '0'::double precision - s.used;",
+		name: "slots-expired", file: "migrations/engine/apply.sql", what: "the balance does not count expired holds as free",
+		old: "IF op = 'check' AND lapses THEN", new: "IF false THEN",
 		tests: "TestHoldsOfSlots",
 	}, {
 		name: "slots-sum", file: holds, what: "the earliest end alone makes room for all",
@@ -589,7 +629,7 @@ var holdMutations = []mutation{
 		tests: "TestSlotsAreDefined",
 	}, {
 		name: "slots-expired-in-use", file: "migrations/engine/keys.sql", what: "tool and page show an expired hold as in use",
-		old: "    used := s.used - s.expired;", new: "    used := s.used;",
+		old: "_ratelimit_lapsed(name, key, at, 0,", new: "_ratelimit_lapsed(name, key, '-infinity', 0,",
 		tests: "TestTheToolAndThePageShowSlots",
 	}, {
 		name: "slots-another-kind", file: "migrations/engine/definitions.sql", what: "two programs have slots and a bucket of one name",
@@ -723,22 +763,22 @@ var holdMutations = []mutation{
 	// The plain statements
 	{
 		name: "hold-plain-unconditionally", file: plainHolds, what: "the plain statement of a hold does not check whether there is enough",
-		old: "- $6::double precision >= $9::double precision\n       AND CASE", new: "- $6::double precision >= $9::double precision - 1e9\n       AND CASE",
+		old: "- $6::double precision >= $10::double precision\n       AND CASE", new: "- $6::double precision >= $10::double precision - 1e9\n       AND CASE",
 		tests: "TestAPlainHoldDecidesAsTheFunction",
 	},
 	{
 		name: "hold-plain-shards", file: plainHolds, what: "the plain statement of a hold takes from a shard",
-		old: "r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))\n       AND", new: "r.key = $8::text AND r.shard = 0\n       AND",
+		old: "r.key = $9::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))\n       AND", new: "r.key = $9::text AND r.shard = 0\n       AND",
 		tests: "TestAHoldOnAPoolIsOneStatement",
 	},
 	{
 		name: "hold-plain-scans", file: plainHolds, what: "the plain statement of a hold scans a small table, and goes on when it is large",
-		old: "r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))\n       AND", new: "r.key = $8::text AND r.shard = 0 AND r.shards = 1\n       AND",
+		old: "r.key = $9::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))\n       AND", new: "r.key = $9::text AND r.shard = 0 AND r.shards = 1\n       AND",
 		tests: "TestAPlainHoldUsesTheIndexesOfSmallTables",
 	},
 	{
 		name: "hold-plain-scans-holds", file: plainHolds, what: "the plain statement of a hold scans a small table of holds",
-		old: "h.id = $10::text AND (h.part > '0' OR _ratelimit_costly(h.part::smallint))", new: "h.id = $10::text",
+		old: "h.id = $11::text AND (h.part > '0' OR _ratelimit_costly(h.part::smallint))", new: "h.id = $11::text",
 		tests: "TestAPlainHoldUsesTheIndexesOfSmallTables",
 	},
 	{

@@ -299,7 +299,7 @@ var sqlMutations = []mutation{
 		tests: "TestContentionConforms",
 	}, {
 		name: "apply-tolerance", file: apply, what: "a sum over shards is denied because of its rounding",
-		old: "                        granted := granted AND lefts[i] >= floors[i];\n                    END IF;", new: "                        granted := granted AND lefts[i] >= least(floors[i] + '1e-3', '0');\n                    END IF;",
+		old: "                        granted := granted AND lefts[i] >= floors[i];\n                        waits", new: "                        granted := granted AND lefts[i] >= least(floors[i] + '1e-3', '0');\n                        waits",
 		tests: "TestWhatShardsHoldIsNotDeniedForARoundingError",
 	}, {
 		name: "apply-shard-owes", file: apply, what: "a shard that was waited for may alone owe as much as all shards together",
@@ -642,7 +642,7 @@ var sqlMutations = []mutation{
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
 		name: "refund-of-no-period", file: refund, what: "a period below zero is accepted",
-		old: "AND period > '0' AND", new: "AND",
+		old: "AND (period > '0' OR period = '0' AND windows[1] <= ALL (ts)) AND", new: "AND",
 		tests: "TestTheRefundFunctionMintsNothing",
 	}, {
 		name: "refund-at-no-instant", file: refund, what: "an infinite instant is accepted",

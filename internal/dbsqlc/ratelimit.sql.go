@@ -415,51 +415,6 @@ func (q *Queries) Hold(ctx context.Context, arg HoldParams) ([]byte, error) {
 	return answer, err
 }
 
-const Look = `-- name: Look :one
-SELECT _ratelimit_wire_look(
-      $1::text[], $2::text[],
-      $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
-      $7::integer[], $8::double precision[], $9::double precision[], $10::timestamptz,
-      $11::timestamptz[], $12::integer[], $13::integer[]) AS answer
-`
-
-type LookParams struct {
-	Names      []string
-	Keys       []string
-	Rates      []float64
-	Periods    []time.Duration
-	Capacities []float64
-	Starts     []pgtype.Timestamptz
-	Shards     []int32
-	Counts     []float64
-	Floors     []float64
-	Now        *time.Time
-	Windows    []pgtype.Timestamptz
-	Firsts     []int32
-	Lasts      []int32
-}
-
-func (q *Queries) Look(ctx context.Context, arg LookParams) ([]byte, error) {
-	row := q.db.QueryRow(ctx, Look,
-		arg.Names,
-		arg.Keys,
-		arg.Rates,
-		arg.Periods,
-		arg.Capacities,
-		arg.Starts,
-		arg.Shards,
-		arg.Counts,
-		arg.Floors,
-		arg.Now,
-		arg.Windows,
-		arg.Firsts,
-		arg.Lasts,
-	)
-	var answer []byte
-	err := row.Scan(&answer)
-	return answer, err
-}
-
 const Move = `-- name: Move :one
 SELECT _ratelimit_wire_move(
       $1::text[], $2::text[],
@@ -882,19 +837,19 @@ WITH taken AS (
     UPDATE rate_limits AS r
        SET value = _ratelimit_available(r.value, r.ts, _ratelimit_upto(statement_timestamp(), $1::interval, $2::timestamptz, $3::timestamptz[]),
                $4::double precision, $1::interval, $5::double precision, $2::timestamptz, $3::timestamptz[]) - $6::double precision,
-           ts = greatest(r.ts, statement_timestamp())
-     WHERE r.name = $7::text AND r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
+           ts = greatest(r.ts, statement_timestamp()), lapses = CASE WHEN $7::text IS NOT NULL THEN true ELSE r.lapses END
+     WHERE r.name = $8::text AND r.key = $9::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
        AND _ratelimit_available(r.value, r.ts, _ratelimit_upto(statement_timestamp(), $1::interval, $2::timestamptz, $3::timestamptz[]),
-               $4::double precision, $1::interval, $5::double precision, $2::timestamptz, $3::timestamptz[]) - $6::double precision >= $9::double precision
+               $4::double precision, $1::interval, $5::double precision, $2::timestamptz, $3::timestamptz[]) - $6::double precision >= $10::double precision
        AND CASE WHEN current_setting('transaction_isolation') = 'read committed' AND NOT _ratelimit_distributed()
                  AND _ratelimit_here('rate_limits') AND _ratelimit_holds_here('rate_limit_holds')
            THEN NOT EXISTS (SELECT 1 FROM rate_limit_holds AS h
-                 WHERE h.name = $7::text AND h.key = $8::text AND h.id = $10::text AND (h.part > '0' OR _ratelimit_costly(h.part::smallint)))
+                 WHERE h.name = $8::text AND h.key = $9::text AND h.id = $11::text AND (h.part > '0' OR _ratelimit_costly(h.part::smallint)))
            ELSE false END
     RETURNING r.value, r.ts
 ), held AS (
     INSERT INTO rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
-    SELECT $7::text, $8::text, $10::text, $11::text, $12::text, ($13::text)::uuid, $6::double precision, statement_timestamp(), t.value, 1,
+    SELECT $8::text, $9::text, $11::text, $12::text, $13::text, ($7::text)::uuid, $6::double precision, statement_timestamp(), t.value, 1,
            coalesce(clock_timestamp() + ($14::text)::interval, 'infinity')
       FROM taken AS t
     ON CONFLICT DO NOTHING
@@ -912,13 +867,13 @@ type UpdateHoldParams struct {
 	Rate     float64
 	Capacity float64
 	Count    float64
+	Token    pgtype.Text
 	Name     string
 	Key      string
 	Floor    float64
 	ID       string
 	State    string
 	Unit     string
-	Token    pgtype.Text
 	Ttl      pgtype.Text
 }
 
@@ -931,13 +886,13 @@ func (q *Queries) UpdateHold(ctx context.Context, arg UpdateHoldParams) ([]byte,
 		arg.Rate,
 		arg.Capacity,
 		arg.Count,
+		arg.Token,
 		arg.Name,
 		arg.Key,
 		arg.Floor,
 		arg.ID,
 		arg.State,
 		arg.Unit,
-		arg.Token,
 		arg.Ttl,
 	)
 	var answer []byte

@@ -17,7 +17,7 @@ type Hold struct {
 	Count   float64 // 0 if the unit is none
 	Since   time.Time
 	Until   *time.Time // nil: it has no end
-	Expired bool       // until has come: the next hold that needs it, or a sweep, gives it back
+	Expired bool       // until has come: the next call that needs it, or a sweep, gives it back
 }
 
 // Holds reads who holds what of a limit, the oldest first: of one key (empty: of none) or, with nil, of all; of one id or, with nil, of all. It returns

@@ -152,10 +152,10 @@ func Curve(ctx context.Context, db Querier, name, key string, at time.Time, g *G
 		  FROM `+given+`
 		 CROSS JOIN LATERAL _ratelimit_numbers($1::text, nullif($2::text, ''), $3::timestamptz, varying => true, standing => true, given => given.g) AS n
 		 CROSS JOIN LATERAL _ratelimit_ask($1::text, $2::text, n, $3::timestamptz, given.g) AS q
-		 CROSS JOIN LATERAL _ratelimit_rows($1::text, ARRAY[$2::text]) AS r
+		 CROSS JOIN LATERAL _ratelimit_lapsed($1::text, $2::text, $3::timestamptz, q.rate, q.period, q.capacity, q.start, q.windows) AS r
 		 CROSS JOIN LATERAL (SELECT _ratelimit_reaching(q, r.value, r.ts, $3::timestamptz, q.capacity, 0) AS windows OFFSET 0) AS l -- to where it is full
 		 CROSS JOIN LATERAL (SELECT $12::timestamptz + ($13::timestamptz - $12::timestamptz) * (n / 120.0::float8) AS at FROM generate_series(0, 120) AS n) AS t
-		 WHERE q.effect = 'numbers' ORDER BY t.at`, append(arguments(name, key, at, g), from, to)...)
+		 WHERE q.effect = 'numbers' AND r.value IS NOT NULL ORDER BY t.at`, append(arguments(name, key, at, g), from, to)...)
 }
 
 func collect[T any](ctx context.Context, db Querier, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {

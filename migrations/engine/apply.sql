@@ -1,5 +1,6 @@
 -- Decides several limits together, all or nothing, with or without shards. op is
 --   consume  take every count, or nothing
+--   hold     the same, for a hold with an end, whose rows say so then (lapses)
 --   check    return what consume would return; write and lock nothing
 --   take     take as many tokens as there are (see `mosts`), or nothing
 -- With `reserve`, the work may have to wait. Tokens that would be refilled above a capacity until it runs are forfeited:
@@ -16,6 +17,9 @@
 --
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
 -- rows is full and returns none. A sharded limit that took from one shard returns that shard alone.
+--
+-- Expired holds count as given back. A check reads them; who would be denied or would have to wait, or would take less than it may, gives them back
+-- first, once, with all rows locked in the common order before. Only rows of which a hold with an end has taken are asked for (lapses).
 --
 -- Locks rows in the common order (name, key, shard). A single shard that has too little once it is locked is released,
 -- by rolling back its subtransaction, before all shards are locked (CONCURRENCY.md, C4 and D1).
@@ -49,10 +53,15 @@ DECLARE
     run_at timestamptz;                -- the instant at which the work may run
     taken  double precision;           -- what every limit gives
     promised timestamptz;              -- when the work may run, if it has to wait: see _ratelimit_promise
+    mark      CONSTANT boolean := CASE WHEN op = 'hold' THEN true END; -- for lapses
+    lapsing   boolean[] := '{}';       -- rows say that holds may expire
+    due       boolean;                 -- some have: NULL: that was not asked yet
 
     v         double precision[];      -- the values of one limit's rows
     t         timestamptz[];           -- their ts
     same      boolean;                 -- they have its number of shards
+    lapses    boolean;
+    waits     boolean;                 -- its work has to wait
     rec       record;
     i         integer;
     m         integer;
@@ -60,7 +69,7 @@ DECLARE
     new_ts    timestamptz;
 BEGIN
     FOR attempt IN 1..100 LOOP
-        IF op = 'consume' AND NOT /* TEMPLATE: schema */_ratelimit_distributed() THEN
+        IF op IN ('consume', 'hold') AND NOT /* TEMPLATE: schema */_ratelimit_distributed() THEN
             -- 1. Pick the fuller of a sharded limit's two shards by a plain read. Above READ COMMITTED, pick shard_a: a shard
             -- that is read but not taken from conflicts with the transactions that take from it (C6).
             at := coalesce(now, clock_timestamp());
@@ -118,14 +127,14 @@ BEGIN
                         IF rec.start IS NULL THEN
                             UPDATE /* TEMPLATE: schema */rate_limits AS r
                                SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
-                                   ts = greatest(r.ts, at)
+                                   ts = greatest(r.ts, at), lapses = mark OR r.lapses
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
                                AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
                             UPDATE /* TEMPLATE: schema */rate_limits AS r
                                SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count,
-                                   ts = greatest(r.ts, at)
+                                   ts = greatest(r.ts, at), lapses = mark OR r.lapses
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
                                AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
@@ -150,7 +159,7 @@ BEGIN
                        AND floors[p] <= '0' AND isfinite(coalesce(starts[p], 'epoch')) AND shards[p] BETWEEN 1 AND 100)
               INTO places, m
               FROM pg_catalog.generate_subscripts(names, 1) AS p;
-            IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'check', 'take') AND reserve IS NOT NULL
+            IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'hold', 'check', 'take') AND reserve IS NOT NULL
                 AND (op <> 'take' OR m = pg_catalog.cardinality(mosts) AND '1' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND NOT reserve)) IS NOT TRUE THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
             END IF;
@@ -191,13 +200,19 @@ BEGIN
                     at := coalesce(now, clock_timestamp()); -- locking may have waited
                 END IF;
                 granted := true;
+                waits := false;
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
                     SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
-                           coalesce(bool_and(r.shards = shards[i]), false)
-                      INTO v, t, same
+                           coalesce(bool_and(r.shards = shards[i]), false), bool_or(r.lapses)
+                      INTO v, t, same, lapses
                       FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = names[i] AND r.key = keys[i];
+                    lapsing[i] := lapses;
+                    IF op = 'check' AND lapses THEN
+                        SELECT l.value, l.ts INTO v, t
+                          FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]) AS l;
+                    END IF;
                     rows[i] := pg_catalog.cardinality(v); alike[i] := same; latest[i] := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(t) AS u (t));
                     ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[rows[i]]));
                     value := pg_catalog.array_cat(value, v);
@@ -206,6 +221,7 @@ BEGIN
                     lefts[i] := least(totals[i] - counts[i], capacities[i]);
                     IF NOT reserve THEN
                         granted := granted AND lefts[i] >= floors[i];
+                        waits := waits OR lefts[i] < '0' AND floors[i] > '-Infinity' AND rates[i] > '0';
                     END IF;
                 END LOOP;
                 IF reserve THEN
@@ -232,6 +248,15 @@ BEGIN
                         lefts[i] := totals[i] - taken;
                     END LOOP;
                 END IF;
+                IF due IS NULL AND true = ANY (lapsing) AND op <> 'check' AND (NOT granted OR waits OR run_at > at OR taken < ANY (mosts)) THEN
+                    due := false;
+                    FOREACH i IN ARRAY places LOOP
+                        due := due OR CASE WHEN lapsing[i] THEN /* TEMPLATE: schema */_ratelimit_due(names[i], keys[i], at) ELSE false END;
+                    END LOOP;
+                    IF due THEN
+                        RAISE SQLSTATE 'RL001';
+                    END IF;
+                END IF;
                 IF pass = 1 AND (op = 'check' OR NOT granted) THEN
                     IF or_raise AND NOT granted THEN
                         PERFORM /* TEMPLATE: schema */_ratelimit_raise(names, at, ord, value, ts);
@@ -251,7 +276,7 @@ BEGIN
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
                         UPDATE /* TEMPLATE: schema */rate_limits AS r
-                           SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at), promised = greatest(r.promised, promised)
+                           SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at), promised = greatest(r.promised, promised), lapses = mark OR r.lapses
                          WHERE r.name = names[i] AND r.key = keys[i]
                         RETURNING r.value, r.ts
                     LOOP
@@ -264,8 +289,8 @@ BEGIN
                     DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
                     m := 0;
                     FOR rec IN
-                        INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts, promised)
-                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i], promised
+                        INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts, promised, lapses)
+                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i], promised, mark OR lapsing[i]
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
                         RETURNING r.value, r.ts
@@ -284,6 +309,14 @@ BEGIN
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
+        IF due THEN
+            due := false;
+            PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY(SELECT names[u.p] FROM pg_catalog.unnest(places) WITH ORDINALITY AS u (p, n) ORDER BY u.n),
+                ARRAY(SELECT keys[u.p] FROM pg_catalog.unnest(places) WITH ORDINALITY AS u (p, n) ORDER BY u.n),
+                ARRAY(SELECT capacities[u.p] FROM pg_catalog.unnest(places) WITH ORDINALITY AS u (p, n) ORDER BY u.n),
+                ARRAY(SELECT shards[u.p] FROM pg_catalog.unnest(places) WITH ORDINALITY AS u (p, n) ORDER BY u.n), now);
+            PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);
+        END IF;
     END LOOP;
     RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
 END

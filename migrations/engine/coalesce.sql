@@ -25,7 +25,8 @@
 -- by a plain read writes and locks nothing.
 --
 -- Errors: RL003 if the transaction is not READ COMMITTED, where each statement sees what was committed before it.
--- RL002 if the rows belong to a limit that was sharded; _ratelimit_consume and _ratelimit_apply merge them.
+-- RL002 if the rows belong to a limit that was sharded, or expired holds are to be given back before a denial; _ratelimit_consume and
+-- _ratelimit_apply do both.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[],
@@ -55,6 +56,8 @@ DECLARE
     since   timestamptz[];
     mine    boolean[];
     taken   boolean[];
+    lapses  boolean[];
+    lapsing integer[];            -- the keys that are denied, or wait, and may have expired holds
     wanted  integer[];            -- the keys that will be taken from, according to a plain read
     new_names text[];             -- the rows that were inserted here
     new_keys  text[];
@@ -92,13 +95,14 @@ BEGIN
     -- A plain read of the keys with asks.
     IF pg_catalog.cardinality(asks) > 0 THEN
         FOR rec IN
-            SELECT i, r.value, r.ts, r.shards
+            SELECT i, r.value, r.ts, r.shards, r.lapses
               FROM generate_series(pg_catalog.cardinality(repeats) + 1, pg_catalog.cardinality(keys)) AS i
               LEFT JOIN LATERAL (
                 SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r ON true
         LOOP
             held[rec.i] := rec.value; since[rec.i] := rec.ts; mine[rec.i] := false; taken[rec.i] := false;
+            lapses[rec.i] := coalesce(rec.lapses, false);
             misfit := misfit OR coalesce(rec.shards <> 1, false);
         END LOOP;
     END IF;
@@ -139,6 +143,12 @@ BEGIN
                     END IF;
                 END LOOP;
             END IF;
+            FOR j IN first..last LOOP
+                k := asks[j]; d := ask_defs[j];
+                IF lapses[k] AND (NOT granted OR held[k] < '0' AND ask_floors[j] > '-Infinity') THEN
+                    misfit := misfit OR /* TEMPLATE: schema */_ratelimit_due(names[defs[k]], keys[k], at);
+                END IF;
+            END LOOP;
             first := last + 1;
         END LOOP;
 
@@ -147,7 +157,8 @@ BEGIN
         -- rows, in order (E2). It does not begin if other rows have to be locked as well (CONCURRENCY.md, E3).
         WITH s AS MATERIALIZED (
             SELECT c.i, c.name, c.key, c.value, c.ts, c.shards, c.n, c.floor, c.rate, c.period, c.capacity,
-                   CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after
+                   CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after,
+                   c.lapses AND (c.n < c.repeats::double precision OR c.available - c.n * c.count < '0') AS lapses
               FROM (
                 SELECT b.*,
                        CASE WHEN b.available - b.count < b.floor THEN 0
@@ -157,7 +168,7 @@ BEGIN
                                 least(b.repeats, floor((b.available - b.floor) / b.count) - '1')
                             ELSE least(b.repeats, floor((b.available - b.floor) / b.count)) END AS n
                   FROM (
-                    SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, a.repeats, a.count, a.floor, a.rate, a.period, a.capacity,
+                    SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, r.lapses, a.repeats, a.count, a.floor, a.rate, a.period, a.capacity,
                            /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
@@ -187,9 +198,9 @@ BEGIN
                pg_catalog.array_agg(s.value) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.ts) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.after) FILTER (WHERE s.shards IS NOT NULL),
-               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1), false),
+               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1), false), pg_catalog.array_agg(s.i) FILTER (WHERE s.lapses),
                pg_catalog.array_agg(s.i) FILTER (WHERE s.n > '0' OR s.shards IS NULL), (SELECT pg_catalog.array_agg(u.i) FROM u)
-          INTO ord, value, ts, after, missing, misfit, todo, done
+          INTO ord, value, ts, after, missing, misfit, lapsing, todo, done
           FROM s;
         IF pg_catalog.cardinality(todo) > 0 THEN
             IF pg_catalog.cardinality(todo) = pg_catalog.cardinality(done) THEN
@@ -198,6 +209,9 @@ BEGIN
                 todo := ARRAY(SELECT pg_catalog.unnest(todo) EXCEPT SELECT pg_catalog.unnest(done) ORDER BY 1);
             END IF;
         END IF;
+        FOREACH k IN ARRAY coalesce(lapsing, '{}') LOOP
+            misfit := misfit OR /* TEMPLATE: schema */_ratelimit_due(names[defs[k]], keys[k], at);
+        END LOOP;
         IF misfit THEN
             RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit';
         END IF;

@@ -32,7 +32,9 @@ DECLARE
     value   double precision;
     ts      timestamptz;
     one     boolean;
+    lapses  boolean;
     denied  boolean;
+    d       /* TEMPLATE: schema */_ratelimit_decisions;
 BEGIN
     IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
@@ -68,6 +70,12 @@ BEGIN
             END IF;
             IF value IS NOT NULL THEN
                 IF value < '0' AND floor > '-Infinity' THEN -- a reservation
+                    SELECT r.lapses INTO lapses FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0;
+                    IF lapses THEN -- it may not have to wait
+                        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[start], now,
+                            windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
+                        SELECT r.value, r.ts INTO value, ts FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0;
+                    END IF;
                     UPDATE /* TEMPLATE: schema */rate_limits AS r
                        SET promised = greatest(r.promised, /* TEMPLATE: schema */_ratelimit_promise(value, floor, ts, rate, period, capacity))
                      WHERE r.name = name AND r.key = key AND r.shard = 0;
@@ -78,7 +86,7 @@ BEGIN
 
         -- Locks nothing. The UPDATE may have waited, so the clock is read again: a row inserted with the old instant would
         -- be refilled for the wait (A5).
-        SELECT r.value, r.ts, r.shards = 1 INTO value, ts, one
+        SELECT r.value, r.ts, r.shards = 1, r.lapses INTO value, ts, one, lapses
           FROM /* TEMPLATE: schema */rate_limits AS r
          WHERE r.name = name AND r.key = key AND r.shard = 0;
         at := coalesce(now, clock_timestamp());
@@ -90,7 +98,12 @@ BEGIN
             ELSE
                 denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor) IS NOT TRUE;
             END IF;
-            IF denied THEN
+            IF denied AND lapses THEN -- it gives back first
+                d := /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+                    ARRAY[start], ARRAY[1], ARRAY[count], ARRAY[floor], ARRAY[0], ARRAY[0], false, now, or_raise,
+                    windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
+                RETURN ROW(d.granted, d.at, d.value[1], d.ts[1])::/* TEMPLATE: schema */_ratelimit_decision;
+            ELSIF denied THEN
                 IF or_raise THEN
                     PERFORM /* TEMPLATE: schema */_ratelimit_raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
                 END IF;

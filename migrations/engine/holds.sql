@@ -53,6 +53,83 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.until IS 'held: from th
 CREATE TYPE /* TEMPLATE: schema */_ratelimit_held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
     ts timestamptz[], free_at timestamptz[]);
 
+-- What an expired hold gives back to a limit with these rows, which are then as if it had: the one rule for what is given back in fact, and for who counts
+-- it before. Where the name was of another kind before, nothing comes back.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_lapse(
+    h /* TEMPLATE: schema */rate_limit_holds, promised timestamptz, at timestamptz,
+    rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[],
+    INOUT value double precision[], INOUT ts timestamptz[], OUT back double precision
+)
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    m     CONSTANT integer := coalesce(pg_catalog.cardinality(value), 0);
+    total double precision;
+BEGIN
+    IF h.unit = 'slots' AND m = 1 THEN
+        total := value[1];
+        back := least(h.count, -total);
+    ELSIF h.unit = 'tokens' AND rate > '0' AND m > 0 THEN
+        SELECT g.total, g.back INTO total, back
+          FROM /* TEMPLATE: schema */_ratelimit_give_back(value, ts, promised, at, rate, period, capacity, start, h.count, h.count, h.rest, h.part,
+               h.taken_at, h.taken_at, windows) AS g;
+    END IF;
+    back := greatest(coalesce(back, '0'), '0');
+    IF back > '0' THEN
+        value := pg_catalog.array_fill((total + back) / m::double precision, ARRAY[m]);
+        ts := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(ts) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
+    END IF;
+END
+$body$;
+
+-- The rows of a limit as they are once its expired holds have given back. Rows and holds are of one snapshot: a hold that ends between two would be in neither.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_lapsed(
+    name text, key text, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[],
+    OUT value double precision[], OUT ts timestamptz[]
+)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    last timestamptz; -- the latest of their promised
+    rec  /* TEMPLATE: schema */rate_limit_holds;
+BEGIN
+    SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), max(r.promised) INTO value, ts, last
+      FROM /* TEMPLATE: schema */rate_limits AS r
+     WHERE r.name = name AND r.key = key;
+    IF NOT /* TEMPLATE: schema */_ratelimit_may('SELECT') THEN
+        RETURN;
+    END IF;
+    FOR rec IN
+        SELECT h.* FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
+         ORDER BY h.until
+    LOOP
+        SELECT l.value, l.ts INTO value, ts FROM /* TEMPLATE: schema */_ratelimit_lapse(rec, last, at, rate, period, capacity, start, windows, value, ts) AS l;
+    END LOOP;
+END
+$body$;
+
+-- Whether the caller has a right to the table of holds.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_may(privilege text) RETURNS boolean
+LANGUAGE sql STABLE
+RETURN has_table_privilege((SELECT t.typrelid FROM pg_catalog.pg_type AS t WHERE t.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limit_holds)), privilege);
+
+-- Whether holds of a key have expired, which this caller may give back: not on a standby, nor without the right.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_due(name text, key text, at timestamptz) RETURNS boolean
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF current_setting('transaction_read_only') = 'off' AND /* TEMPLATE: schema */_ratelimit_may('SELECT') AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') THEN
+        RETURN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h
+            WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at);
+    END IF;
+    RETURN false;
+END
+$body$;
+
 -- Gives back expired holds of limits whose rows are all locked. Returns how many ended: at most 1000 of each key; the caller asks again.
 --
 -- It never waits: a hold that somebody has locked is being extended or settled. The SELECT that locks asks state and until again, on the
@@ -68,22 +145,20 @@ DECLARE
     at    timestamptz := coalesce(now, clock_timestamp());
     kept  timestamptz := at + interval '7 days';
     ended integer := 0;
-    m     integer;            -- the number of rows of a limit
-    v     double precision[]; -- their values
+    v     double precision[]; -- the values of a limit's rows
     t     timestamptz[];      -- their ts
     last  timestamptz;        -- the latest of their promised
-    freed double precision;   -- the tokens that came back
-    total double precision;
+    freed boolean;            -- tokens came back
     back  double precision;
-    rec   record;
+    rec   /* TEMPLATE: schema */rate_limit_holds;
 BEGIN
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), max(r.promised) INTO v, t, m, last
+        SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), max(r.promised) INTO v, t, last
           FROM /* TEMPLATE: schema */rate_limits AS r
          WHERE r.name = names[i] AND r.key = keys[i];
-        freed := 0;
+        freed := false;
         FOR rec IN
-            SELECT h.id, h.unit, h.count, h.taken_at, h.rest, h.part
+            SELECT h.*
               FROM /* TEMPLATE: schema */rate_limit_holds AS h
              WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
              ORDER BY h.until
@@ -91,25 +166,13 @@ BEGIN
                FOR UPDATE SKIP LOCKED
         LOOP
             ended := ended + 1;
-            back := 0; -- also if the name was of another kind before
-            IF rec.unit = 'slots' AND m = 1 THEN
-                total := v[1];
-                back := least(rec.count, -total);
-            ELSIF rec.unit = 'tokens' AND rates[i] > '0' THEN
-                SELECT g.total, g.back INTO total, back
-                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, last, at, rates[i], periods[i], capacities[i], starts[i], rec.count, rec.count, rec.rest, rec.part,
-                       rec.taken_at, rec.taken_at, windows[firsts[i]:lasts[i]]) AS g;
-            END IF;
-            back := greatest(coalesce(back, '0'), '0');
-            IF back > '0' THEN
-                freed := freed + back;
-                v := pg_catalog.array_fill((total + back) / m::double precision, ARRAY[m]);
-                t := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(t) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
-            END IF;
+            SELECT l.value, l.ts, l.back INTO v, t, back
+              FROM /* TEMPLATE: schema */_ratelimit_lapse(rec, last, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], v, t) AS l;
+            freed := freed OR back > '0';
             UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = rec.count - back, until = kept
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = rec.id;
         END LOOP;
-        IF freed > '0' THEN
+        IF freed THEN
             UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
@@ -292,9 +355,8 @@ $body$;
 -- hold whose answer was lost. ttl is how long the hold lasts; NULL, without a token: it does not expire. A ttl without a token: the tokens are
 -- taken once, and the row is kept for so long. If the id is known then, held or settled or once, the call is repeated, and takes nothing.
 --
--- A taking is undone by its subtransaction if the id is known by then: it may be from any shard, and its rows may be new. A call that is
--- denied first gives back expired holds of its limits, and tries again. Who has waited for their locks asks once more: meanwhile, others may
--- have given back.
+-- A taking is undone by its subtransaction if the id is known by then: it may be from any shard, and its rows may be new. If the id is of holds that
+-- have expired, it gives them back first. Who has waited for their locks asks once more: meanwhile, others may have given back.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_hold(
     own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
@@ -348,7 +410,7 @@ BEGIN
             END IF;
             state := NULL;
             IF taking > 0 THEN
-                d := /* TEMPLATE: schema */_ratelimit_apply('consume', names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
+                d := /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN own_token IS NULL THEN 'consume' ELSE 'hold' END, names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
                     starts[1:taking], shards[1:taking], counts[1:taking], floors[1:taking], shard_a[1:taking], shard_b[1:taking], false, now, false,
                     windows, firsts[1:taking], lasts[1:taking]);
             ELSE
@@ -380,11 +442,7 @@ BEGIN
             RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
         END IF;
 
-        due := false;
-        FOR i IN 1..taking LOOP
-            due := due OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h
-                 WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at);
-        END LOOP;
+        due := state = 'expired';
         IF due THEN
             PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
             due := NOT locked; -- meanwhile, others may have given back
@@ -638,47 +696,6 @@ BEGIN
 END
 $body$;
 
--- Slots in use, and those of them whose holds have expired: a Hold gives them back when it needs them.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_slots(name text, key text, at timestamptz, OUT used double precision, OUT expired double precision)
-LANGUAGE plpgsql STABLE SET enable_seqscan = off
-AS $body$
-#variable_conflict use_variable
-BEGIN
-    used := coalesce((SELECT '0' - least(r.value, '0') FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0');
-    expired := coalesce((SELECT sum(h.count) FROM /* TEMPLATE: schema */rate_limit_holds AS h
-        WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'slots' AND h.until <= at), '0');
-    expired := least(expired, used);
-END
-$body$;
-
--- What _ratelimit_apply says to a check, where some limits are slots (a rate of 0): their rows are as if expired holds had been given back.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_look(
-    names text[], keys text[],
-    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
-    counts double precision[], floors double precision[], now timestamptz,
-    windows timestamptz[], firsts integer[], lasts integer[]
-) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
-LANGUAGE plpgsql SET enable_seqscan = off
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    zeros CONSTANT integer[] := pg_catalog.array_fill(0, ARRAY[pg_catalog.cardinality(names)]);
-    d     /* TEMPLATE: schema */_ratelimit_decisions := /* TEMPLATE: schema */_ratelimit_apply('check', names, keys, rates, periods, capacities, starts, shards, counts, floors,
-        zeros, zeros, false, now, false, windows, firsts, lasts);
-    i     integer;
-    s     record;
-BEGIN
-    FOR j IN 1..pg_catalog.cardinality(d.ord) LOOP
-        i := d.ord[j];
-        IF rates[i] = '0' THEN
-            SELECT f.used, f.expired INTO s FROM /* TEMPLATE: schema */_ratelimit_slots(names[i], keys[i], d.at) AS f;
-            d.value[j] := s.expired - s.used; -- of one snapshot
-        END IF;
-    END LOOP;
-    RETURN d;
-END
-$body$;
-
 -- For the plain statements of holds (CONCURRENCY.md, J13): as _ratelimit_here, for the table of holds. Inlined.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_holds_here(place regtype) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
@@ -716,13 +733,3 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_settle(
 LANGUAGE sql
 RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_settle(release, own, own_token, taking, lifted, names, keys, rates, periods, capacities, starts, shards,
     used, now, windows, firsts, lasts));
-
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_look(
-    names text[], keys text[],
-    rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
-    counts double precision[], floors double precision[], now timestamptz,
-    windows timestamptz[], firsts integer[], lasts integer[]
-) RETURNS bytea
-LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_look(names, keys, rates, periods, capacities, starts, shards, counts, floors, now,
-    windows, firsts, lasts));

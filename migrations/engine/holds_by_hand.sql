@@ -311,7 +311,7 @@ Result, one row for each hold:
   count    the slots or tokens that it holds; 0: the key was unlimited then
   since    when they were taken
   until    when the hold ends; NULL: it has no end
-  expired  true: until has passed, and the next hold that needs them, or a sweep, gives them back. Until then its worker may still settle it
+  expired  true: until has passed, and the next call that needs them, or a sweep, gives them back. Until then its worker may still settle it
 
 Errors:
   22023    an argument is invalid
@@ -528,7 +528,7 @@ BEGIN
         RETURNING h.count
     )
     SELECT coalesce(sum(c.count), '0') INTO used FROM counted AS c;
-    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = '0'::double precision - used, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0;
+    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = '0'::double precision - used, ts = greatest(r.ts, at), lapses = true WHERE r.name = name AND r.key = own AND r.shard = 0;
     RETURN used;
 END
 $body$;

@@ -37,7 +37,7 @@ END
 $body$;
 
 -- The rows of a limit, by key: of some keys or, without them, of all.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_rows(name text, keys text[]) RETURNS TABLE (key text, value double precision[], ts timestamptz[])
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_rows(name text, keys text[]) RETURNS TABLE (key text, value double precision[], ts timestamptz[], lapses boolean)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -45,12 +45,12 @@ DECLARE
     one text;
 BEGIN
     IF keys IS NULL THEN
-        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard)
+        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), bool_or(r.lapses)
           FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name GROUP BY r.key;
         RETURN;
     END IF;
     FOR one IN SELECT DISTINCT u.key FROM pg_catalog.unnest(keys) AS u (key) LOOP -- for all at once, the planner may read the limit
-        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard)
+        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), bool_or(r.lapses)
           FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = one GROUP BY r.key;
     END LOOP;
 END
@@ -65,10 +65,10 @@ LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    s record;
+    value double precision[];
 BEGIN
-    SELECT f.* INTO s FROM /* TEMPLATE: schema */_ratelimit_slots(name, key, at) AS f;
-    used := s.used - s.expired;
+    SELECT l.value INTO value FROM /* TEMPLATE: schema */_ratelimit_lapsed(name, key, at, 0, '1 second', 0, NULL, NULL) AS l;
+    used := '0' - least(coalesce(value[1], '0'), '0');
     free := capacity - used;
     retry_at := CASE WHEN free < '1' THEN coalesce(CASE WHEN capacity >= '1' THEN
         /* TEMPLATE: schema */_ratelimit_free_at(name, key, 1, -capacity, at) END, 'infinity') END;
@@ -91,7 +91,7 @@ $body$;
 --              earlier, or not known
 -- windows: of a calendar, by these terms.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_state(
-    name text, key text, n /* TEMPLATE: schema */_ratelimit_terms, value double precision[], ts timestamptz[], at timestamptz,
+    name text, key text, n /* TEMPLATE: schema */_ratelimit_terms, value double precision[], ts timestamptz[], lapses boolean, at timestamptz,
     given /* TEMPLATE: schema */_ratelimit_terms, windows timestamptz[], whole boolean,
     OUT used double precision, OUT remaining double precision, OUT retry_at timestamptz, OUT paused_until timestamptz,
     OUT numbers /* TEMPLATE: schema */_ratelimit_terms, OUT owed_until timestamptz, OUT full_at timestamptz,
@@ -122,6 +122,9 @@ BEGIN
     IF n.kind = 'slots' THEN
         SELECT f.used, f.free INTO used, remaining FROM /* TEMPLATE: schema */_ratelimit_free_slots(name, key, -s.floor, at) AS f;
     ELSIF s.effect = 'numbers' AND NOT coalesce(broken, false) THEN
+        IF lapses THEN
+            SELECT l.value, l.ts INTO value, ts FROM /* TEMPLATE: schema */_ratelimit_lapsed(name, key, at, s.rate, s.period, s.capacity, s.start, s.windows) AS l;
+        END IF;
         total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, s.rate, s.period, s.capacity, s.start, s.windows);
         remaining := /* TEMPLATE: schema */_ratelimit_shown(total, s.rate, s.capacity);
     END IF;
@@ -189,7 +192,7 @@ BEGIN
                coalesce('infinity' = ANY (k.ts) OR '-infinity' = ANY (k.ts), false),
                s.used, s.remaining, s.retry_at, s.paused_until, s.numbers, s.owed_until, s.full_at, s.not_before, s.known_until
           FROM (
-            SELECT coalesce(r.key, o.key, w.key) COLLATE "C" AS key, r.value, r.ts, o.key IS NOT NULL AS own,
+            SELECT coalesce(r.key, o.key, w.key) COLLATE "C" AS key, r.value, r.ts, r.lapses, o.key IS NOT NULL AS own,
                    CASE WHEN o.key IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_under(d, o.of) ELSE every END AS n
               FROM /* TEMPLATE: schema */_ratelimit_rows(name, keys) AS r
               FULL JOIN (
@@ -200,7 +203,7 @@ BEGIN
               FULL JOIN (SELECT u.key FROM pg_catalog.unnest(keys) AS u (key) WHERE whole GROUP BY u.key) AS w ON w.key = coalesce(r.key, o.key) COLLATE "C"
             OFFSET 0
           ) AS k
-         CROSS JOIN LATERAL /* TEMPLATE: schema */_ratelimit_state(name, k.key, k.n, k.value, k.ts, at, given, CASE WHEN NOT k.own THEN windows END, whole) AS s
+         CROSS JOIN LATERAL /* TEMPLATE: schema */_ratelimit_state(name, k.key, k.n, k.value, k.ts, k.lapses, at, given, CASE WHEN NOT k.own THEN windows END, whole) AS s
          WHERE whole OR k.value IS NOT NULL OR k.own AND ((k.n).effect IN ('block', 'unlimited') OR (k.n).effect = 'numbers' AND CASE (k.n).kind WHEN 'slots' THEN (k.n).capacity ELSE (k.n).rate END = '0');
 END
 $body$;

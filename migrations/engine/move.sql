@@ -25,6 +25,7 @@ DECLARE
     m       integer;            -- their number
     alike   boolean;            -- true if they have the limit's number of shards
     last    timestamptz;        -- the latest promised of all rows of both limits
+    lapses  boolean;            -- of the limit to move to
     balance double precision;   -- of the limit to move to
     i       integer;
 BEGIN
@@ -42,8 +43,8 @@ BEGIN
     latest := at;
     FOREACH i IN ARRAY ARRAY[1, 2] LOOP
         SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard),
-               count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i]), greatest(max(r.promised), last)
-          INTO v, t, m, latest, alike, last
+               count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i]), greatest(max(r.promised), last), bool_or(r.lapses)
+          INTO v, t, m, latest, alike, last, lapses
           FROM /* TEMPLATE: schema */rate_limits AS r
          WHERE r.name = names[i] AND r.key = keys[i];
         totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
@@ -55,8 +56,8 @@ BEGIN
          WHERE r.name = names[2] AND r.key = keys[2];
     ELSE -- a new number of shards
         DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[2] AND r.key = keys[2];
-        INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts, promised)
-        SELECT names[2], keys[2], s, shards[2], balance / shards[2]::double precision, latest, last
+        INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts, promised, lapses)
+        SELECT names[2], keys[2], s, shards[2], balance / shards[2]::double precision, latest, last, lapses
           FROM generate_series(0, shards[2] - 1) AS s;
     END IF;
     RETURN balance;

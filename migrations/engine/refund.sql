@@ -33,7 +33,7 @@ BEGIN
     -- are older than taken_at.
     IF (least(count, rate, capacity, taken, part) >= '0'
         AND count + rate + capacity + taken + abs(held) + part < 'Infinity'
-        AND period > '0' AND isfinite(period) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE THEN
+        AND (period > '0' OR period = '0' AND windows[1] <= ALL (ts)) AND isfinite(period) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE THEN
         RETURN;
     END IF;
     total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);

@@ -6,6 +6,9 @@
 -- promised is written by reservations that have to wait, in all rows of the key, and read by give-backs: until then, a debt is of waiting work
 -- (docs/refunds.md).
 --
+-- lapses is written by holds that have an end, in a row that they take from, and is never taken back: tokens of the key may come back by themselves. Only then
+-- do denials and readers look for expired holds.
+--
 -- COLLATE "C" compares names and keys byte by byte, so that all callers lock rows in the same order (CONCURRENCY.md, D1).
 -- The fillfactor leaves room for the row's next version on its page, and no index has value or ts: updates are heap-only.
 -- The table has no CHECK constraints (G1).
@@ -17,6 +20,7 @@ CREATE TABLE /* TEMPLATE: schema */rate_limits (
     value  double precision NOT NULL,
     ts     timestamptz      NOT NULL,
     promised timestamptz,
+    lapses boolean,
     PRIMARY KEY (name, key, shard)
 ) WITH (fillfactor = 90);
 
@@ -28,3 +32,4 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.shards IS 'the number of row
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.value IS 'the balance in tokens at the instant ts, without what was refilled since; below zero, tokens are owed';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.ts IS 'the instant of the balance';
 COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.promised IS 'the latest instant at which work that had to wait was told to run; NULL: none had to';
+COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.lapses IS 'true: a hold with an end has taken from the row, so tokens may come back when its time is over';
