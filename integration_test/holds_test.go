@@ -551,6 +551,9 @@ func TestWhatADeadWorkerHeldIsThere(t *testing.T) {
 		if _, err := h.limits.Consume(t.Context(), db, r); !denied(err) {
 			t.Errorf("%s: %v", what, err)
 		}
+		if reserved, err := h.limits.Reserve(t.Context(), db, r); what == "without a right" && (err != nil || reserved.Delay < 1e8*time.Second) {
+			t.Errorf("%s: %+v, %v", what, reserved, err)
+		}
 	}
 }
 

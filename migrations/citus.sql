@@ -125,8 +125,8 @@ BEGIN
         n := n + 1;
         EXECUTE format('ALTER FUNCTION %s SET enable_seqscan = off', f.signature);
     END LOOP;
-    IF n <> 28 THEN
-        RAISE undefined_function USING MESSAGE = format('the schema has %s of 28 functions', n), HINT = 'Migrate first, and use the citus.sql of the same release.';
+    IF n <> 27 THEN
+        RAISE undefined_function USING MESSAGE = format('the schema has %s of 27 functions', n), HINT = 'Migrate first, and use the citus.sql of the same release.';
     END IF;
     -- With true, the functions for several keys run statements for one key each. _ratelimit_coalesce and _ratelimit_consume_keys then refuse
     -- their batches, and the Coalescer sends one call after another: a transaction on several nodes would cost more than it saves.

@@ -230,7 +230,7 @@ BEGIN
             IF value IS NOT NULL THEN
                 IF value < '0' AND floor > '-Infinity' THEN -- a reservation
                     SELECT r.lapses INTO lapses FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0;
-                    IF lapses THEN -- it may not have to wait
+                    IF (CASE WHEN lapses THEN /* TEMPLATE: schema */_ratelimit_due(name, key, at) ELSE false END) THEN -- it may not have to wait
                         PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[start], now,
                             windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
                         SELECT r.value, r.ts INTO value, ts FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0;
@@ -257,7 +257,7 @@ BEGIN
             ELSE
                 denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor) IS NOT TRUE;
             END IF;
-            IF denied AND lapses THEN -- it gives back first
+            IF denied AND (CASE WHEN lapses THEN /* TEMPLATE: schema */_ratelimit_due(name, key, at) ELSE false END) THEN -- it gives back first
                 d := /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
                     ARRAY[start], ARRAY[1], ARRAY[count], ARRAY[floor], ARRAY[0], ARRAY[0], false, now, or_raise,
                     windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
@@ -4301,7 +4301,7 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_held AS (state text, until timestam
 -- What an expired hold gives back to a limit with these rows, which are then as if it had: the one rule for what is given back in fact, and for who counts
 -- it before. Where the name was of another kind before, nothing comes back.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_lapse(
-    h /* TEMPLATE: schema */rate_limit_holds, promised timestamptz, at timestamptz,
+    unit text, count double precision, rest double precision, part double precision, taken_at timestamptz, promised timestamptz, at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[],
     INOUT value double precision[], INOUT ts timestamptz[], OUT back double precision
 )
@@ -4312,13 +4312,13 @@ DECLARE
     m     CONSTANT integer := coalesce(pg_catalog.cardinality(value), 0);
     total double precision;
 BEGIN
-    IF h.unit = 'slots' AND m = 1 THEN
+    IF unit = 'slots' AND m = 1 THEN
         total := value[1];
-        back := least(h.count, -total);
-    ELSIF h.unit = 'tokens' AND rate > '0' AND m > 0 THEN
+        back := least(count, -total);
+    ELSIF unit = 'tokens' AND rate > '0' AND m > 0 THEN
         SELECT g.total, g.back INTO total, back
-          FROM /* TEMPLATE: schema */_ratelimit_give_back(value, ts, promised, at, rate, period, capacity, start, h.count, h.count, h.rest, h.part,
-               h.taken_at, h.taken_at, windows) AS g;
+          FROM /* TEMPLATE: schema */_ratelimit_give_back(value, ts, promised, at, rate, period, capacity, start, count, count, rest, part,
+               taken_at, taken_at, windows) AS g;
     END IF;
     back := greatest(coalesce(back, '0'), '0');
     IF back > '0' THEN
@@ -4338,7 +4338,7 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     last timestamptz; -- the latest of their promised
-    rec  /* TEMPLATE: schema */rate_limit_holds;
+    rec  record;
 BEGIN
     SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), max(r.promised) INTO value, ts, last
       FROM /* TEMPLATE: schema */rate_limits AS r
@@ -4347,11 +4347,12 @@ BEGIN
         RETURN;
     END IF;
     FOR rec IN
-        SELECT h.* FROM /* TEMPLATE: schema */rate_limit_holds AS h
+        SELECT h.unit, h.count, h.rest, h.part, h.taken_at FROM /* TEMPLATE: schema */rate_limit_holds AS h
          WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
          ORDER BY h.until
     LOOP
-        SELECT l.value, l.ts INTO value, ts FROM /* TEMPLATE: schema */_ratelimit_lapse(rec, last, at, rate, period, capacity, start, windows, value, ts) AS l;
+        SELECT l.value, l.ts INTO value, ts
+          FROM /* TEMPLATE: schema */_ratelimit_lapse(rec.unit, rec.count, rec.rest, rec.part, rec.taken_at, last, at, rate, period, capacity, start, windows, value, ts) AS l;
     END LOOP;
 END
 $body$;
@@ -4395,7 +4396,7 @@ DECLARE
     last  timestamptz;        -- the latest of their promised
     freed boolean;            -- tokens came back
     back  double precision;
-    rec   /* TEMPLATE: schema */rate_limit_holds;
+    rec   record;
 BEGIN
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
         SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), max(r.promised) INTO v, t, last
@@ -4403,7 +4404,7 @@ BEGIN
          WHERE r.name = names[i] AND r.key = keys[i];
         freed := false;
         FOR rec IN
-            SELECT h.*
+            SELECT h.id, h.unit, h.count, h.rest, h.part, h.taken_at
               FROM /* TEMPLATE: schema */rate_limit_holds AS h
              WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
              ORDER BY h.until
@@ -4412,7 +4413,7 @@ BEGIN
         LOOP
             ended := ended + 1;
             SELECT l.value, l.ts, l.back INTO v, t, back
-              FROM /* TEMPLATE: schema */_ratelimit_lapse(rec, last, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], v, t) AS l;
+              FROM /* TEMPLATE: schema */_ratelimit_lapse(rec.unit, rec.count, rec.rest, rec.part, rec.taken_at, last, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], v, t) AS l;
             freed := freed OR back > '0';
             UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = rec.count - back, until = kept
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = rec.id;

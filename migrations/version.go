@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "6e6d02180345e2109fe603d1377f09b3f5e3529d252bb207dd581298ee865853"
+const Hash = "55a029e96f38c57d2f331dd041632c22cfe4d792fd6bd8e774a81cc6cb13a220"

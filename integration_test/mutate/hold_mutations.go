@@ -218,11 +218,11 @@ var holdMutations = []mutation{
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-consume", file: "migrations/engine/consume.sql", what: "a Consume is denied what a dead worker held",
-		old: "IF denied AND lapses THEN", new: "IF false THEN",
+		old: "IF denied AND (CASE WHEN lapses THEN /* TEMPLATE: schema */_ratelimit_due(name, key, at) ELSE false END) THEN", new: "IF false THEN",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-reserve", file: "migrations/engine/consume.sql", what: "a Reserve waits for what a dead worker held",
-		old: "IF lapses THEN -- it may", new: "IF false THEN -- it may",
+		old: "IF (CASE WHEN lapses THEN /* TEMPLATE: schema */_ratelimit_due(name, key, at) ELSE false END) THEN -- it may", new: "IF false THEN -- it may",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-take", file: "migrations/engine/apply.sql", what: "a Take leaves what a dead worker held",
