@@ -487,8 +487,14 @@ func TestWhatADeadWorkerHeldIsThere(t *testing.T) {
 		},
 		"Balance": func(h holder, _ ratelimit.Limit, r ratelimit.Request) error { h.has(r, 10); return nil },
 		"Take": func(h holder, limit ratelimit.Limit, _ ratelimit.Request) error {
-			n, _, err := h.limits.Take(h.Context(), h.db, 10, limit.Key("a"))
-			return wants(n, 10, err)
+			h.hold("half", time.Minute, limit.Key("half").Count(5))
+			h.clock.Advance(time.Minute)
+			for _, key := range []string{"a", "half"} {
+				if n, _, err := h.limits.Take(h.Context(), h.db, 10, limit.Key(key)); n != 10 || err != nil {
+					return wants(n, 10, err)
+				}
+			}
+			return nil
 		},
 		"Reserve": func(h holder, _ ratelimit.Limit, r ratelimit.Request) error {
 			reserved, err := h.limits.Reserve(h.Context(), h.db, r)
@@ -542,6 +548,12 @@ func TestWhatADeadWorkerHeldIsThere(t *testing.T) {
 	h.hold("job", time.Minute, r)
 	h.clock.Advance(time.Minute)
 	pool := h.db.(*pgxpool.Pool)
+	for _, calls := range []string{"'{1}', '{10}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}'", "'{}', '{}', '{}', '{1}', '{1}', '{1}', '{NULL}', '{10}', '{0}'"} { // a batch leaves it to a call alone
+		_, err := pool.Exec(t.Context(), "SELECT _ratelimit_coalesce('{limit}', '{10}', '{1000000000 s}', '{10}', '{a}', '{1}', '{}', "+calls+", $1)", h.clock.now)
+		if sqlState(err) != "RL002" {
+			t.Errorf("coalesced, %s: %v", calls, err)
+		}
+	}
 	role := createRole(t, pool)
 	mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+role+"; GRANT SELECT, INSERT, UPDATE, DELETE ON rate_limits TO "+role)
 	reads, err := pool.BeginTx(t.Context(), pgx.TxOptions{AccessMode: pgx.ReadOnly})

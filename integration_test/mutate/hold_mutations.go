@@ -233,6 +233,10 @@ var holdMutations = []mutation{
 		old: "FILTER (WHERE r.lapses)", new: "FILTER (WHERE false)",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
+		name: "dead-coalesced-asks", file: "migrations/engine/coalesce.sql", what: "a coalesced call of several limits is denied what a dead worker held",
+		old: "misfit := misfit OR /* TEMPLATE: schema */_ratelimit_due(names[defs[k]], keys[k], at);\n                END IF;", new: "NULL;\n                END IF;",
+		tests: "TestWhatADeadWorkerHeldIsThere",
+	}, {
 		name: "dead-coalesced", file: "migrations/engine/coalesce.sql", what: "a coalesced call is denied what a dead worker held",
 		old: "FILTER (WHERE s.lapses)", new: "FILTER (WHERE false)",
 		tests: "TestWhatADeadWorkerHeldIsThere",
