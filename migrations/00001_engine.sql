@@ -554,7 +554,7 @@ DECLARE
     promised timestamptz;              -- when the work may run, if it has to wait: see _ratelimit_promise
     mark      CONSTANT boolean := CASE WHEN op = 'hold' THEN true END; -- for lapses
     lapsing   boolean[] := '{}';       -- rows say that holds may expire
-    due       boolean;                 -- some have: NULL: that was not asked yet
+    due       boolean;                 -- some have; NULL: that was not asked yet
 
     v         double precision[];      -- the values of one limit's rows
     t         timestamptz[];           -- their ts
@@ -1602,7 +1602,7 @@ BEGIN
                 END LOOP;
             END IF;
             FOR j IN first..last LOOP
-                k := asks[j]; d := ask_defs[j];
+                k := asks[j];
                 IF lapses[k] AND (NOT granted OR held[k] < '0' AND ask_floors[j] > '-Infinity') THEN
                     misfit := misfit OR /* TEMPLATE: schema */_ratelimit_due(names[defs[k]], keys[k], at);
                 END IF;

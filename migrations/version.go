@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "55a029e96f38c57d2f331dd041632c22cfe4d792fd6bd8e774a81cc6cb13a220"
+const Hash = "bb0526fcc14d0fd9c5100790fed9a2eff3bb1442f7d7c887d2ca5ef079508447"

@@ -178,7 +178,8 @@ func (l Limit) reservable() string {
 // Name is the name under which the limit's rows are stored.
 func (l Limit) Name() string { return l.name }
 
-// Capacity is how many tokens can be saved up: +Inf for an [Unlimited] one. Of [Slots], it is how many there are.
+// Capacity is how many tokens can be saved up: +Inf for an [Unlimited] one. Of [Slots], it is how many there are. It is NaN
+// for a limit that the Limiter does not know: see [Limiter.Settle].
 func (l Limit) Capacity() float64 { return l.numbers.Capacity }
 
 // Config is the limit as data, with defaults filled in. MaxReserved and Start stay nil if they are unset. An [Unlimited] limit has

@@ -55,7 +55,7 @@ DECLARE
     promised timestamptz;              -- when the work may run, if it has to wait: see _ratelimit_promise
     mark      CONSTANT boolean := CASE WHEN op = 'hold' THEN true END; -- for lapses
     lapsing   boolean[] := '{}';       -- rows say that holds may expire
-    due       boolean;                 -- some have: NULL: that was not asked yet
+    due       boolean;                 -- some have; NULL: that was not asked yet
 
     v         double precision[];      -- the values of one limit's rows
     t         timestamptz[];           -- their ts

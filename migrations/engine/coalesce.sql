@@ -144,7 +144,7 @@ BEGIN
                 END LOOP;
             END IF;
             FOR j IN first..last LOOP
-                k := asks[j]; d := ask_defs[j];
+                k := asks[j];
                 IF lapses[k] AND (NOT granted OR held[k] < '0' AND ask_floors[j] > '-Infinity') THEN
                     misfit := misfit OR /* TEMPLATE: schema */_ratelimit_due(names[defs[k]], keys[k], at);
                 END IF;
