@@ -195,11 +195,13 @@ func sourcedOverrides(ctx context.Context, w *everything, r *rand.Rand, limit ra
 		}
 	}
 	for k := range keys {
-		if r.IntN(3) == 0 {
+		if k == 0 { // of each limit, one key that is surely blocked
+			batch.Queue("INSERT INTO rate_limit_overrides (name, key, effect, made_at) VALUES ($1, 'key 0', 'block', $2)", c.Name, w.clock.now)
+		} else if r.IntN(3) == 0 {
 			decide(new(fmt.Sprintf("key %d", k)))
 		}
 	}
-	if r.IntN(4) == 0 {
+	if noRate := c.Rate != nil && *c.Rate == 0; !noRate && r.IntN(4) == 0 { // else, no key of the run might be without a rate
 		decide(nil)
 	}
 	return w.pool.SendBatch(ctx, &batch).Close()
