@@ -569,6 +569,147 @@ func TestWhatADeadWorkerHeldIsThere(t *testing.T) {
 	}
 }
 
+// TestADeadWorkersTokensAtTheEdges: what comes back is once and whole, whatever is in its way.
+func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
+	t.Parallel()
+	bucket := ratelimit.TokenBucket("tokens", 1000, 1000*time.Second)
+	month := ratelimit.CalendarWindow("month", 2000, ratelimit.Month)
+	days := ratelimit.CalendarWindow("days", 10, ratelimit.Day, ratelimit.Shards(2))
+	small := ratelimit.TokenBucket("small", 10, 10*time.Second, ratelimit.MaxReserved(10))
+	free, pro := ratelimit.CalendarWindow("free", 10, ratelimit.Month), ratelimit.CalendarWindow("pro", 100, ratelimit.Month)
+	window := ratelimit.FixedWindow("window", 10, time.Minute, ratelimit.Start(noon))
+	consumes := func(h holder, r ratelimit.Request) bool {
+		result, err := h.limits.Consume(h.Context(), h.db, r)
+		if err != nil && !denied(err) {
+			h.Fatal(err)
+		}
+		return result.OK
+	}
+	for name, play := range map[string]func(h holder){
+		"more of them than are ended at once, the oldest for nothing": func(h holder) {
+			r := month.Key("a")
+			h.hold("job", time.Minute, r.Count(1))
+			mustExec(h.T, h.db.(*pgxpool.Pool), `INSERT INTO rate_limit_holds SELECT name, key, 'copy ' || i, state, unit, gen_random_uuid(), CASE WHEN i > 1000 THEN 1 ELSE 0 END, taken_at, rest, part, until - interval '1 s' * (2000 - i)
+				FROM rate_limit_holds, generate_series(1, 1500) AS i`)
+			mustExec(h.T, h.db.(*pgxpool.Pool), "UPDATE rate_limits SET value = value - 500")
+			h.clock.Advance(time.Minute)
+			h.has(r, 2000)
+			if !consumes(h, r.Count(1900)) {
+				h.Error("denied")
+			}
+		},
+		"a shard that is older than a calendar's list": func(h holder) {
+			r := days.Key("a")
+			consumes(h, r)
+			h.clock.Advance(20 * 24 * time.Hour)
+			h.hold("job", time.Minute, r.Count(5))
+			h.clock.Advance(time.Minute)
+			h.has(r, 10)
+			if !consumes(h, r.Count(8)) {
+				h.Error("denied")
+			}
+			h.has(r, 2)
+		},
+		"a denied call in a pause": func(h holder) {
+			r := bucket.Key("a")
+			h.hold("job", time.Minute, r.Count(1000))
+			h.clock.Advance(50 * time.Second)
+			succeeds(h.T, h.limits.Pause(h.Context(), h.db, h.clock.now.Add(20*time.Second), r))
+			h.clock.Advance(11 * time.Second)
+			if consumes(h, r) {
+				h.Error("granted in the pause")
+			}
+			h.clock.Advance(10 * time.Second)
+			if left := readBalance(h.T, h.limits, h.db, r); left < 900 {
+				h.Errorf("%v remain", left)
+			}
+		},
+		"a reservation beside another": func(h holder) {
+			r := small.Key("a")
+			h.hold("job", time.Second, r.Count(10))
+			h.clock.Advance(time.Second / 2)
+			succeeds(h.T, second(h.limits.Reserve(h.Context(), h.db, r.Count(2))))
+			h.clock.Advance(700 * time.Millisecond)
+			left := readBalance(h.T, h.limits, h.db, r)
+			succeeds(h.T, second(h.limits.Reserve(h.Context(), h.db, r.Count(3))))
+			if now := readBalance(h.T, h.limits, h.db, r); !near(now, left-3) {
+				h.Errorf("%v remain of %v, of which 3 were reserved", now, left)
+			}
+		},
+		"a move": func(h holder) {
+			h.hold("job", time.Minute, free.Key("a").Count(10))
+			h.clock.Advance(time.Minute)
+			succeeds(h.T, h.limits.Move(h.Context(), h.db, free.Key("a"), pro.Key("a")))
+			h.has(pro.Key("a"), 100)
+		},
+		"a charge in a batch": func(h holder) {
+			r := bucket.Key("a")
+			h.hold("job", time.Minute, r.Count(1000))
+			h.clock.Advance(time.Minute)
+			_, err := h.db.(*pgxpool.Pool).Exec(h.Context(), "SELECT _ratelimit_coalesce('{tokens}', '{1000}', '{1000 s}', '{1000}', '{a}', '{1}', '{}', '{1}', '{500}', '{-Infinity}', '{}', '{}', '{}', '{}', '{}', '{}', $1)", h.clock.now)
+			succeeds(h.T, err)
+		},
+		"a window that is over beside a calendar, ended by who knows neither": func(h holder) {
+			token := h.hold("job", time.Hour, window.Key("a").Count(6), month.Key("a")).Token
+			h.clock.Advance(time.Minute)
+			consumes(h, window.Key("a").Count(8))
+			succeeds(h.T, (&ratelimit.Limiter{Clock: h.clock.Now}).Release(h.Context(), h.db, token))
+			h.has(window.Key("a"), 2)
+		},
+		"what is unlimited now, ended by who does not know it": func(h holder) {
+			r := window.Key("a")
+			token := h.hold("job", time.Second, r.Count(5)).Token
+			h.clock.Advance(time.Minute / 2)
+			h.hold("another", time.Second, r.Count(10)) // which gives back the first
+			mustExec(h.T, h.db.(*pgxpool.Pool), "SELECT ratelimit_unlimited('window', 'a', who => 'ann')")
+			next := &ratelimit.Limiter{Clock: h.clock.Now}
+			succeeds(h.T, second(next.Settle(h.Context(), h.db, token)))
+			h.has(r, 0)
+		},
+		"a reader whose clock was read before the key was used": func(h holder) {
+			r := month.Key("a")
+			h.hold("job", time.Minute, r.Count(400))
+			h.hold("another", time.Minute, bucket.Key("a").Count(400))
+			h.clock.Advance(time.Minute + time.Second/2)
+			consumes(h, r)
+			consumes(h, bucket.Key("a"))
+			h.clock.Advance(-time.Second / 2)
+			h.has(r, 1999)
+			if left := readBalance(h.T, h.limits, h.db, bucket.Key("a")); left < 990 {
+				h.Errorf("%v remain", left)
+			}
+		},
+		"a window that has fewer tokens than when it was held": func(h holder) {
+			r := window.Key("a")
+			h.hold("job", time.Second, r.Count(1))
+			mustExec(h.T, h.db.(*pgxpool.Pool), "UPDATE rate_limits SET value = 19; UPDATE rate_limit_holds SET rest = 19") // as an override of 20 leaves it
+			h.clock.Advance(time.Second)
+			if !consumes(h, r.Count(10)) {
+				h.Error("denied")
+			}
+			h.has(r, 0)
+		},
+		"a denial beside what gives nothing": func(h holder) {
+			r := bucket.Key("a")
+			h.hold("job", time.Minute, r.Count(30))
+			consumes(h, r.Count(970))
+			h.clock.Advance(time.Minute)
+			if consumes(h, r.Count(500)) {
+				h.Error("granted")
+			}
+			if held := scan[int](h.T, h.db.(*pgxpool.Pool), "SELECT count(*) FROM rate_limit_holds WHERE state = 'held'"); held != 1 {
+				h.Error("the denial has ended it")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := newPool(t, 2)
+			succeeds(t, ratelimit.Publish(t.Context(), pool, "api", bucket, month, days, small, free, pro, window))
+			play(newHolder(t, pool))
+		})
+	}
+}
+
 // TestADeployEndsJobsOfTheVersionBefore: a program that does not know some limits any more ends what they hold. What was not used of tokens
 // comes back by the numbers that are published.
 func TestADeployEndsJobsOfTheVersionBefore(t *testing.T) {
@@ -580,7 +721,7 @@ func TestADeployEndsJobsOfTheVersionBefore(t *testing.T) {
 		for _, verb := range []string{"Settle", "Release"} {
 			for _, kept := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s, published %t, rows %t", verb, published, kept), func(t *testing.T) {
-					h := newHolder(t, reusedPool(t, 2, 0))
+					h := newHolder(t, newPool(t, 2))
 					token := h.hold("job", time.Minute, both, slots, tokens.Count(4), month.Count(3)).Token
 					if published {
 						if err := ratelimit.Publish(t.Context(), h.db, "api", bucket, calendar); err != nil {
@@ -705,10 +846,11 @@ func TestHoldsOlderThanTheList(t *testing.T) {
 			h.release(released.Token)
 			h.has(daily.Key("c"), 10)
 			for of, held := range map[string]ratelimit.Held{"d": reclaimed, "e": swept} {
-				if of == "d" {
+				if of == "d" { // the denial writes nothing
 					h.hold("all", time.Hour, daily.Key(of).Count(10))
 					h.refused(ratelimit.ReasonQuota, "too much", time.Hour, daily.Key(of))
-				} else if _, err := pool.Exec(t.Context(), "SELECT _ratelimit_sweep_holds('', '', '', $1)", h.clock.now); err != nil {
+				}
+				if _, err := pool.Exec(t.Context(), "SELECT _ratelimit_sweep_holds('', '', '', $1)", h.clock.now); err != nil {
 					t.Fatal(err)
 				}
 				if got := scan[float64](t, pool, "SELECT count FROM rate_limit_holds WHERE key = '"+of+"' AND state = 'lapsed'"); got != 6 {

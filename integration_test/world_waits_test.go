@@ -249,7 +249,7 @@ func (w *everything) giveUp(p *worldProgram, s worldStep, r *rand.Rand) {
 	if waited && err != nil {
 		w.failf("%s", text)
 	}
-	if h != nil && waited {
+	if h != nil && (waited || callErr == nil) {
 		h.ended, h.when = map[string]string{"settle": "settled", "release": "released"}[what], w.clock.now
 	}
 	after := w.balances(p, id)[0]

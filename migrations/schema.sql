@@ -20,9 +20,7 @@ EXECUTE pg_catalog.replace($engine$
 --
 -- promised is written by reservations that have to wait, in all rows of the key, and read by give-backs: until then, a debt is of waiting work
 -- (docs/refunds.md).
---
--- lapses is written by holds that have an end, in a row that they take from, and is never taken back: tokens of the key may come back by themselves. Only then
--- do denials and readers look for expired holds.
+-- lapses is written by holds that have an end, in the rows that they take from, and stays. Only then do denials and readers look for expired holds.
 --
 -- COLLATE "C" compares names and keys byte by byte, so that all callers lock rows in the same order (CONCURRENCY.md, D1).
 -- The fillfactor leaves room for the row's next version on its page, and no index has value or ts: updates are heap-only.
@@ -210,14 +208,14 @@ BEGIN
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
-                RETURNING r.value, r.ts INTO value, ts;
+                RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
             ELSIF windows IS NOT NULL THEN
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
                    SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, start, windows) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, start, windows) - count >= floor
-                RETURNING r.value, r.ts INTO value, ts;
+                RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
             ELSE
                 upto := date_bin(period, at, start);
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
@@ -225,15 +223,13 @@ BEGIN
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
-                RETURNING r.value, r.ts INTO value, ts;
+                RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
             END IF;
             IF value IS NOT NULL THEN
                 IF value < '0' AND floor > '-Infinity' THEN -- a reservation
-                    SELECT r.lapses INTO lapses FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0;
-                    IF (CASE WHEN lapses THEN /* TEMPLATE: schema */_ratelimit_due(name, key, at) ELSE false END) THEN -- it may not have to wait
-                        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[start], now,
-                            windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
-                        SELECT r.value, r.ts INTO value, ts FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0;
+                    IF lapses THEN -- it may not have to wait
+                        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + count WHERE r.name = name AND r.key = key AND r.shard = 0;
+                        EXIT;
                     END IF;
                     UPDATE /* TEMPLATE: schema */rate_limits AS r
                        SET promised = greatest(r.promised, /* TEMPLATE: schema */_ratelimit_promise(value, floor, ts, rate, period, capacity))
@@ -257,12 +253,8 @@ BEGIN
             ELSE
                 denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor) IS NOT TRUE;
             END IF;
-            IF denied AND (CASE WHEN lapses THEN /* TEMPLATE: schema */_ratelimit_due(name, key, at) ELSE false END) THEN -- it gives back first
-                d := /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-                    ARRAY[start], ARRAY[1], ARRAY[count], ARRAY[floor], ARRAY[0], ARRAY[0], false, now, or_raise,
-                    windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
-                RETURN ROW(d.granted, d.at, d.value[1], d.ts[1])::/* TEMPLATE: schema */_ratelimit_decision;
-            ELSIF denied THEN
+            EXIT WHEN denied AND lapses;
+            IF denied THEN
                 IF or_raise THEN
                     PERFORM /* TEMPLATE: schema */_ratelimit_raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
                 END IF;
@@ -297,6 +289,11 @@ BEGIN
             RAISE serialization_failure USING MESSAGE = 'rate limit ' || quote_literal(name) || ': lost 100 races in a row against other transactions';
         END IF;
     END LOOP;
+    -- Holds of this key may have expired, and give back.
+    d := /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+        ARRAY[start], ARRAY[1], ARRAY[count], ARRAY[floor], ARRAY[0], ARRAY[0], false, now, or_raise,
+        windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
+    RETURN ROW(d.granted, d.at, d.value[1], d.ts[1])::/* TEMPLATE: schema */_ratelimit_decision;
 END
 $body$;
 
@@ -517,8 +514,8 @@ $body$;
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
 -- rows is full and returns none. A sharded limit that took from one shard returns that shard alone.
 --
--- Expired holds count as given back. A check reads them; who would be denied or would have to wait, or would take less than it may, gives them back
--- first, once, with all rows locked in the common order before. Only rows of which a hold with an end has taken are asked for (lapses).
+-- Expired holds count as given back: the plain read of step 3 asks for those that took from a row (lapses), and so does what it denies. Who takes gives
+-- them back before, with all rows locked in the common order.
 --
 -- Locks rows in the common order (name, key, shard). A single shard that has too little once it is locked is released,
 -- by rolling back its subtransaction, before all shards are locked (CONCURRENCY.md, C4 and D1).
@@ -554,13 +551,12 @@ DECLARE
     promised timestamptz;              -- when the work may run, if it has to wait: see _ratelimit_promise
     mark      CONSTANT boolean := CASE WHEN op = 'hold' THEN true END; -- for lapses
     lapsing   boolean[] := '{}';       -- rows say that holds may expire
-    due       boolean;                 -- some have; NULL: that was not asked yet
+    due       boolean;                 -- some give something back
 
     v         double precision[];      -- the values of one limit's rows
     t         timestamptz[];           -- their ts
     same      boolean;                 -- they have its number of shards
     lapses    boolean;
-    waits     boolean;                 -- its work has to wait
     rec       record;
     i         integer;
     m         integer;
@@ -594,7 +590,7 @@ BEGIN
 
             -- 2. If a plain read finds one row of each limit that has enough alone, take from these rows, in order. If an UPDATE
             -- fails, the subtransaction undoes the others and releases all locks (C4). A shard or a reservation takes only
-            -- tokens that the row has: all shards share the debts, and a reservation may forfeit tokens (C1 and C8; step 3).
+            -- tokens that the row has: all shards share the debts, and a reservation may forfeit tokens (C1 and C8; step 3). So it is where holds may give back.
             --
             -- LATERAL and OFFSET 0 make the planner look rows up by their keys, whatever its estimates. Above READ COMMITTED,
             -- the call would otherwise conflict with every row that the plan reads.
@@ -606,7 +602,7 @@ BEGIN
                        AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, /* TEMPLATE: schema */_ratelimit_upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]),
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
                                starts[p], windows[firsts[p]:lasts[p]]) - counts[p]
-                           >= CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END
+                           >= CASE WHEN shards[p] = 1 AND NOT reserve AND r.lapses IS NOT TRUE THEN floors[p] ELSE 0 END
                     OFFSET 0
                    ) AS r
              WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now) AND floors[p] <= '0';
@@ -664,6 +660,7 @@ BEGIN
             END IF;
         END IF;
         at := coalesce(now, clock_timestamp()); -- step 2 may have waited
+        due := false;
 
         -- 3. Otherwise decide on all rows of all limits: first by a plain read, since a denial must not write. If that would
         -- grant, lock all rows in order and decide again. If the decision or the set of rows has changed, or another
@@ -678,7 +675,7 @@ BEGIN
                         PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r
                           WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                         GET DIAGNOSTICS m = ROW_COUNT;
-                        IF m = 0 AND pg_catalog.cardinality(names) > 1 THEN
+                        IF m = 0 AND (due OR pg_catalog.cardinality(names) > 1) THEN
                             -- A limit without rows is full. Insert its rows, and so lock them, before the next limit's. Only what
                             -- is returned was inserted: Citus counts rows that existed, too.
                             FOR rec IN
@@ -696,10 +693,12 @@ BEGIN
                         END IF;
                         locked[i] := m;
                     END LOOP;
+                    IF due THEN
+                        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);
+                    END IF;
                     at := coalesce(now, clock_timestamp()); -- locking may have waited
                 END IF;
                 granted := true;
-                waits := false;
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
                     SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
@@ -707,12 +706,14 @@ BEGIN
                       INTO v, t, same, lapses
                       FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = names[i] AND r.key = keys[i];
-                    lapsing[i] := lapses;
-                    IF op = 'check' AND lapses THEN
-                        SELECT l.value, l.ts INTO v, t
+                    IF pass = 1 AND lapses AND attempt < 3 THEN -- if nothing came of it twice, somebody has locked a hold: then only the rows count
+                        SELECT l.value, l.ts, l.back INTO rec
                           FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]) AS l;
+                        IF op = 'check' OR /* TEMPLATE: schema */_ratelimit_due(rec.back) THEN
+                            v := rec.value; t := rec.ts; due := true;
+                        END IF;
                     END IF;
-                    rows[i] := pg_catalog.cardinality(v); alike[i] := same; latest[i] := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(t) AS u (t));
+                    rows[i] := pg_catalog.cardinality(v); alike[i] := same; lapsing[i] := lapses; latest[i] := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(t) AS u (t));
                     ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[rows[i]]));
                     value := pg_catalog.array_cat(value, v);
                     ts := pg_catalog.array_cat(ts, t);
@@ -720,7 +721,6 @@ BEGIN
                     lefts[i] := least(totals[i] - counts[i], capacities[i]);
                     IF NOT reserve THEN
                         granted := granted AND lefts[i] >= floors[i];
-                        waits := waits OR lefts[i] < '0' AND floors[i] > '-Infinity' AND rates[i] > '0';
                     END IF;
                 END LOOP;
                 IF reserve THEN
@@ -746,15 +746,6 @@ BEGIN
                     FOREACH i IN ARRAY places LOOP
                         lefts[i] := totals[i] - taken;
                     END LOOP;
-                END IF;
-                IF due IS NULL AND true = ANY (lapsing) AND op <> 'check' AND (NOT granted OR waits OR run_at > at OR taken < ANY (mosts)) THEN
-                    due := false;
-                    FOREACH i IN ARRAY places LOOP
-                        due := due OR CASE WHEN lapsing[i] THEN /* TEMPLATE: schema */_ratelimit_due(names[i], keys[i], at) ELSE false END;
-                    END LOOP;
-                    IF due THEN
-                        RAISE SQLSTATE 'RL001';
-                    END IF;
                 END IF;
                 IF pass = 1 AND (op = 'check' OR NOT granted) THEN
                     IF or_raise AND NOT granted THEN
@@ -808,14 +799,6 @@ BEGIN
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
-        IF due THEN
-            due := false;
-            PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY(SELECT names[u.p] FROM pg_catalog.unnest(places) WITH ORDINALITY AS u (p, n) ORDER BY u.n),
-                ARRAY(SELECT keys[u.p] FROM pg_catalog.unnest(places) WITH ORDINALITY AS u (p, n) ORDER BY u.n),
-                ARRAY(SELECT capacities[u.p] FROM pg_catalog.unnest(places) WITH ORDINALITY AS u (p, n) ORDER BY u.n),
-                ARRAY(SELECT shards[u.p] FROM pg_catalog.unnest(places) WITH ORDINALITY AS u (p, n) ORDER BY u.n), now);
-            PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);
-        END IF;
     END LOOP;
     RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
 END
@@ -849,6 +832,8 @@ DECLARE
     wait   double precision; -- the number of windows from now until the work was to run
     owing  double precision; -- a balance below this is a debt
     owed   double precision; -- to waiting work
+    missing CONSTANT double precision := capacity * part - held; -- once it was taken
+    m      CONSTANT double precision := pg_catalog.cardinality(value);
 BEGIN
     back := 0;
     waiting := coalesce(promised > at, false);
@@ -856,7 +841,10 @@ BEGIN
     -- are older than taken_at.
     IF (least(count, rate, capacity, taken, part) >= '0'
         AND count + rate + capacity + taken + abs(held) + part < 'Infinity'
-        AND (period > '0' OR period = '0' AND windows[1] <= ALL (ts)) AND isfinite(period) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE THEN
+        AND (period > '0' OR period = '0' AND windows IS NOT NULL AND NOT EXISTS ( -- by such a list, a row that is older is known only if it is full
+            SELECT 1 FROM unnest(value, ts) AS u (v, t) WHERE u.t < windows[1]
+               AND /* TEMPLATE: schema */_ratelimit_available(u.v, u.t, at, rate / m, period, capacity / m, start, windows) < capacity / m))
+        AND isfinite(period) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE THEN
         RETURN;
     END IF;
     total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
@@ -867,10 +855,10 @@ BEGIN
             count := least(count, owed);
             latest := CASE WHEN at >= taken_at THEN at ELSE latest END;
         END IF;
-        back := capacity * part - held
-            - date_part('epoch', latest - taken_at) * rate / date_part('epoch', period);
+        back := missing - date_part('epoch', latest - taken_at) * rate / date_part('epoch', period);
         back := least(greatest(back - owed, '0'), count);
     ELSE
+        count := CASE WHEN missing < count - /* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN greatest(missing, '0') ELSE count END;
         -- The windows that have begun before the first of the list or begin after its last are not known.
         wait := CASE WHEN latest < windows[1] OR run_at > windows[pg_catalog.cardinality(windows)] THEN '-1'
             WHEN windows IS NOT NULL THEN pg_catalog.width_bucket(run_at, windows) - pg_catalog.width_bucket(latest, windows)
@@ -1061,6 +1049,9 @@ BEGIN
     END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[names[places[1]], names[places[2]]], ARRAY[keys[places[1]], keys[places[2]]],
         ARRAY[capacities[places[1]], capacities[places[2]]], ARRAY[shards[places[1]], shards[places[2]]], now);
+    IF /* TEMPLATE: schema */_ratelimit_may('SELECT') AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') THEN
+        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);
+    END IF;
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     latest := at;
     FOREACH i IN ARRAY ARRAY[1, 2] LOOP
@@ -1099,7 +1090,8 @@ $body$;
 --
 -- Returns the keys that it decided (ord, their positions in keys), each with its row after the decision. The first `early` keys
 -- were granted at `seen`, the others denied at `at`. It leaves some keys to _ratelimit_coalesce: keys without a row, since an
--- INSERT would lock out of order; rows of a limit that was sharded; keys that are denied before expired holds are given back; and keys that had too little at `seen` but enough at `at`.
+-- INSERT would lock out of order; rows of a limit that was sharded; keys that are denied and may
+-- have expired holds; and keys that had too little at `seen` but enough at `at`.
 --
 -- For coalesced calls, the transaction must be READ COMMITTED, as for _ratelimit_coalesce. Otherwise it raises SQLSTATE RL003. At any other
 -- level, a row that was changed since the snapshot is 40001, as for one call.
@@ -1115,9 +1107,6 @@ LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
-DECLARE
-    lapsing integer[]; -- the keys that are denied, and may have expired holds
-    k       integer;
 BEGIN
     IF coalesced AND current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
@@ -1151,19 +1140,13 @@ BEGIN
     at := coalesce(now, clock_timestamp()); -- the UPDATE may have waited
     IF early < pg_catalog.cardinality(keys) THEN
         SELECT pg_catalog.array_cat(ord, pg_catalog.array_agg(i)), pg_catalog.array_cat(value, pg_catalog.array_agg(r.value)),
-               pg_catalog.array_cat(ts, pg_catalog.array_agg(r.ts)), coalesce(pg_catalog.array_agg(i) FILTER (WHERE r.lapses), '{}')
-          INTO ord, value, ts, lapsing
+               pg_catalog.array_cat(ts, pg_catalog.array_agg(r.ts))
+          INTO ord, value, ts
           FROM (SELECT generate_series(1, pg_catalog.cardinality(keys)) EXCEPT SELECT pg_catalog.unnest(ord)) AS rest (i)
          CROSS JOIN LATERAL (
             SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
           ) AS r
-         WHERE /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < floor;
-        FOREACH k IN ARRAY lapsing LOOP
-            IF /* TEMPLATE: schema */_ratelimit_due(name, keys[k], at) THEN
-                ord := ord[1:early]; value := value[1:early]; ts := ts[1:early];
-                EXIT;
-            END IF;
-        END LOOP;
+         WHERE /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < floor AND r.lapses IS NOT TRUE;
     END IF;
 END
 $body$;
@@ -1483,8 +1466,7 @@ $text$;
 -- by a plain read writes and locks nothing.
 --
 -- Errors: RL003 if the transaction is not READ COMMITTED, where each statement sees what was committed before it.
--- RL002 if the rows belong to a limit that was sharded, or expired holds are to be given back before a denial; _ratelimit_consume and
--- _ratelimit_apply do both.
+-- RL002 if a call alone is to merge the rows of a limit that was sharded, or to give back expired holds before it denies.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[],
@@ -1559,14 +1541,13 @@ BEGIN
                 SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r ON true
         LOOP
-            held[rec.i] := rec.value; since[rec.i] := rec.ts; mine[rec.i] := false; taken[rec.i] := false;
-            lapses[rec.i] := coalesce(rec.lapses, false);
+            held[rec.i] := rec.value; since[rec.i] := rec.ts; mine[rec.i] := false; taken[rec.i] := false; lapses[rec.i] := rec.lapses;
             misfit := misfit OR coalesce(rec.shards <> 1, false);
         END LOOP;
     END IF;
 
     FOR pass IN 1..2 LOOP
-        promised := NULL;
+        promised := NULL; lapsing := '{}';
         -- 1. Decide the asks, in order: in the first pass on the rows of the plain read, in the second on the locked rows.
         first := 1;
         WHILE first <= pg_catalog.cardinality(asks) LOOP
@@ -1584,9 +1565,9 @@ BEGIN
                 EXIT WHEN calls[last + 1] IS DISTINCT FROM calls[first];
                 last := last + 1;
             END LOOP;
-            IF granted THEN
-                FOR j IN first..last LOOP
-                    k := asks[j];
+            FOR j IN first..last LOOP
+                k := asks[j];
+                IF granted THEN
                     IF pass = 2 AND NOT mine[k] THEN -- the first pass took nothing from it, so it is not locked
                         RAISE serialization_failure USING MESSAGE = 'rate limits: another transaction has changed rows meanwhile';
                     ELSIF pass = 1 AND NOT taken[k] THEN
@@ -1599,12 +1580,9 @@ BEGIN
                     IF held[k] < '0' AND ask_floors[j] > '-Infinity' THEN
                         promised[k] := greatest(promised[k], /* TEMPLATE: schema */_ratelimit_promise(held[k], ask_floors[j], since[k], rates[d], periods[d], capacities[d]));
                     END IF;
-                END LOOP;
-            END IF;
-            FOR j IN first..last LOOP
-                k := asks[j];
+                END IF;
                 IF lapses[k] AND (NOT granted OR held[k] < '0' AND ask_floors[j] > '-Infinity') THEN
-                    misfit := misfit OR /* TEMPLATE: schema */_ratelimit_due(names[defs[k]], keys[k], at);
+                    lapsing := pg_catalog.array_append(lapsing, k); starts[k] := ask_starts[j];
                 END IF;
             END LOOP;
             first := last + 1;
@@ -1616,7 +1594,7 @@ BEGIN
         WITH s AS MATERIALIZED (
             SELECT c.i, c.name, c.key, c.value, c.ts, c.shards, c.n, c.floor, c.rate, c.period, c.capacity,
                    CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after,
-                   c.lapses AND (c.n < c.repeats::double precision OR c.available - c.n * c.count < '0') AS lapses
+                   c.lapses AND c.floor > '-Infinity' AND (c.n < c.repeats::double precision OR c.available - c.n * c.count < '0') AS lapses
               FROM (
                 SELECT b.*,
                        CASE WHEN b.available - b.count < b.floor THEN 0
@@ -1656,7 +1634,8 @@ BEGIN
                pg_catalog.array_agg(s.value) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.ts) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.after) FILTER (WHERE s.shards IS NOT NULL),
-               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1), false), pg_catalog.array_agg(s.i) FILTER (WHERE s.lapses),
+               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1), false),
+               pg_catalog.array_cat(lapsing, pg_catalog.array_agg(s.i) FILTER (WHERE s.lapses)),
                pg_catalog.array_agg(s.i) FILTER (WHERE s.n > '0' OR s.shards IS NULL), (SELECT pg_catalog.array_agg(u.i) FROM u)
           INTO ord, value, ts, after, missing, misfit, lapsing, todo, done
           FROM s;
@@ -1667,11 +1646,13 @@ BEGIN
                 todo := ARRAY(SELECT pg_catalog.unnest(todo) EXCEPT SELECT pg_catalog.unnest(done) ORDER BY 1);
             END IF;
         END IF;
-        FOREACH k IN ARRAY coalesce(lapsing, '{}') LOOP
-            misfit := misfit OR /* TEMPLATE: schema */_ratelimit_due(names[defs[k]], keys[k], at);
+        FOREACH k IN ARRAY lapsing LOOP
+            d := defs[k];
+            misfit := misfit OR (SELECT /* TEMPLATE: schema */_ratelimit_due(l.back) FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[d], keys[k], at,
+                rates[d], periods[d], capacities[d], starts[k], CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END) AS l);
         END LOOP;
         IF misfit THEN
-            RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit';
+            RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit, or holds of them have expired';
         END IF;
         EXIT WHEN pass = 1 AND todo IS NULL AND wanted IS NULL;
         IF pass = 2 THEN
@@ -4298,61 +4279,55 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.until IS 'held: from th
 CREATE TYPE /* TEMPLATE: schema */_ratelimit_held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
     ts timestamptz[], free_at timestamptz[]);
 
--- What an expired hold gives back to a limit with these rows, which are then as if it had: the one rule for what is given back in fact, and for who counts
--- it before. Where the name was of another kind before, nothing comes back.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_lapse(
-    unit text, count double precision, rest double precision, part double precision, taken_at timestamptz, promised timestamptz, at timestamptz,
-    rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[],
-    INOUT value double precision[], INOUT ts timestamptz[], OUT back double precision
-)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    m     CONSTANT integer := coalesce(pg_catalog.cardinality(value), 0);
-    total double precision;
-BEGIN
-    IF unit = 'slots' AND m = 1 THEN
-        total := value[1];
-        back := least(count, -total);
-    ELSIF unit = 'tokens' AND rate > '0' AND m > 0 THEN
-        SELECT g.total, g.back INTO total, back
-          FROM /* TEMPLATE: schema */_ratelimit_give_back(value, ts, promised, at, rate, period, capacity, start, count, count, rest, part,
-               taken_at, taken_at, windows) AS g;
-    END IF;
-    back := greatest(coalesce(back, '0'), '0');
-    IF back > '0' THEN
-        value := pg_catalog.array_fill((total + back) / m::double precision, ARRAY[m]);
-        ts := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(ts) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
-    END IF;
-END
-$body$;
-
--- The rows of a limit as they are once its expired holds have given back. Rows and holds are of one snapshot: a hold that ends between two would be in neither.
+-- The rows of a limit as they are once its expired holds have given back, or only some of them: the one rule for what is given back in fact, and for who counts
+-- it before. back is by ids. Rows and holds are of one snapshot: a hold that ends between two would be in neither.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_lapsed(
     name text, key text, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[],
-    OUT value double precision[], OUT ts timestamptz[]
+    only_ids text[] DEFAULT NULL, OUT value double precision[], OUT ts timestamptz[], OUT ids text[], OUT back double precision[]
 )
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    last timestamptz; -- the latest of their promised
-    rec  record;
+    ended  CONSTANT timestamptz := at;
+    latest timestamptz;
+    last   timestamptz; -- the latest of their promised
+    m      integer;
+    total  double precision;
+    x      double precision;
+    rec    record;
 BEGIN
-    SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), max(r.promised) INTO value, ts, last
+    SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'), max(r.ts), max(r.promised), count(*)
+      INTO value, ts, latest, last, m
       FROM /* TEMPLATE: schema */rate_limits AS r
      WHERE r.name = name AND r.key = key;
+    IF latest > at AND latest < at + interval '1 second' THEN -- used since the clock was read: that is no pause
+        at := latest;
+    END IF;
     IF NOT /* TEMPLATE: schema */_ratelimit_may('SELECT') THEN
         RETURN;
     END IF;
     FOR rec IN
-        SELECT h.unit, h.count, h.rest, h.part, h.taken_at FROM /* TEMPLATE: schema */rate_limit_holds AS h
-         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
+        SELECT h.id, h.unit, h.count, h.rest, h.part, h.taken_at FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= ended AND (only_ids IS NULL OR h.id = ANY (only_ids))
          ORDER BY h.until
     LOOP
-        SELECT l.value, l.ts INTO value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_lapse(rec.unit, rec.count, rec.rest, rec.part, rec.taken_at, last, at, rate, period, capacity, start, windows, value, ts) AS l;
+        x := 0; -- also if the name was of another kind before
+        IF rec.unit = 'slots' AND m = 1 THEN
+            total := value[1];
+            x := least(rec.count, -total);
+        ELSIF rec.unit = 'tokens' AND rate > '0' AND m > 0 THEN
+            SELECT g.total, g.back INTO total, x
+              FROM /* TEMPLATE: schema */_ratelimit_give_back(value, ts, last, at, rate, period, capacity, start, rec.count, rec.count, rec.rest, rec.part,
+                   rec.taken_at, rec.taken_at, windows) AS g;
+        END IF;
+        CONTINUE WHEN x <= '0' AND rec.unit = 'tokens' AND start IS NULL AND latest > at; -- paused: it comes back afterwards
+        IF x > '0' THEN
+            value := pg_catalog.array_fill((total + x) / m::double precision, ARRAY[m]);
+            ts := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(ts) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
+        END IF;
+        ids := pg_catalog.array_append(ids, rec.id);
+        back := pg_catalog.array_append(back, greatest(x, '0'));
     END LOOP;
 END
 $body$;
@@ -4362,27 +4337,18 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_may(privilege text) RETURNS boo
 LANGUAGE sql STABLE
 RETURN has_table_privilege((SELECT t.typrelid FROM pg_catalog.pg_type AS t WHERE t.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limit_holds)), privilege);
 
--- Whether holds of a key have expired, which this caller may give back: not on a standby, nor without the right.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_due(name text, key text, at timestamptz) RETURNS boolean
-LANGUAGE plpgsql STABLE SET enable_seqscan = off
-AS $body$
-#variable_conflict use_variable
-BEGIN
-    IF current_setting('transaction_read_only') = 'off' AND /* TEMPLATE: schema */_ratelimit_may('SELECT') AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') THEN
-        RETURN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h
-            WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at);
-    END IF;
-    RETURN false;
-END
-$body$;
+-- Whether expired holds give something back, and this caller may do it: not on a standby, nor without the right. back: of _ratelimit_lapsed.
+CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_due(back double precision[]) RETURNS boolean
+LANGUAGE sql STABLE
+RETURN CASE WHEN '0' < ANY (back) THEN current_setting('transaction_read_only') = 'off' AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') ELSE false END;
 
--- Gives back expired holds of limits whose rows are all locked. Returns how many ended: at most 1000 of each key; the caller asks again.
+-- Gives back expired holds of limits whose rows are all locked: of each key at most so many, the oldest first. Returns how many ended.
 --
 -- It never waits: a hold that somebody has locked is being extended or settled. The SELECT that locks asks state and until again, on the
 -- newest version: so a hold is extended or given back, never both.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_reclaim(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]
+    now timestamptz, windows timestamptz[], firsts integer[], lasts integer[], most integer DEFAULT NULL
 ) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
@@ -4391,37 +4357,27 @@ DECLARE
     at    timestamptz := coalesce(now, clock_timestamp());
     kept  timestamptz := at + interval '7 days';
     ended integer := 0;
-    v     double precision[]; -- the values of a limit's rows
-    t     timestamptz[];      -- their ts
-    last  timestamptz;        -- the latest of their promised
-    freed boolean;            -- tokens came back
-    back  double precision;
-    rec   record;
+    ids   text[];
+    l     record;
 BEGIN
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), max(r.promised) INTO v, t, last
-          FROM /* TEMPLATE: schema */rate_limits AS r
-         WHERE r.name = names[i] AND r.key = keys[i];
-        freed := false;
-        FOR rec IN
-            SELECT h.id, h.unit, h.count, h.rest, h.part, h.taken_at
+        ids := ARRAY(SELECT h.id
               FROM /* TEMPLATE: schema */rate_limit_holds AS h
              WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
              ORDER BY h.until
-             LIMIT 1000
-               FOR UPDATE SKIP LOCKED
-        LOOP
-            ended := ended + 1;
-            SELECT l.value, l.ts, l.back INTO v, t, back
-              FROM /* TEMPLATE: schema */_ratelimit_lapse(rec.unit, rec.count, rec.rest, rec.part, rec.taken_at, last, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], v, t) AS l;
-            freed := freed OR back > '0';
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = rec.count - back, until = kept
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = rec.id;
+             LIMIT most
+               FOR UPDATE SKIP LOCKED);
+        SELECT f.value, f.ids, f.back INTO l
+          FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], ids) AS f;
+        FOR j IN 1..coalesce(pg_catalog.cardinality(l.ids), 0) LOOP
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = h.count - l.back[j], until = kept
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = l.ids[j];
         END LOOP;
-        IF freed THEN
-            UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
+        IF '0' < ANY (l.back) THEN
+            UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(l.value[1]), ts = greatest(r.ts, at)
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
+        ended := ended + coalesce(pg_catalog.cardinality(l.ids), 0);
     END LOOP;
     RETURN ended;
 END
@@ -4507,7 +4463,7 @@ $body$;
 -- ON CONFLICT inserts a row, or locks the row that is there and writes nothing. It looks nothing up before, which at SERIALIZABLE would
 -- conflict with the holds of other ids.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_claim(
-    own text, own_token uuid, taking integer, units text[], names text[], keys text[], shards integer[], counts double precision[],
+    own text, own_token uuid, units text[], names text[], keys text[], shards integer[], counts double precision[],
     d /* TEMPLATE: schema */_ratelimit_decisions, at timestamptz, INOUT until timestamptz, OUT state text
 )
 LANGUAGE plpgsql
@@ -4543,14 +4499,13 @@ BEGIN
         SELECT CASE WHEN k.endless AND ends = 'infinity' AND pg_catalog.cardinality(met) = pg_catalog.cardinality(names)
                       OR kind = 'once' AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until
           INTO state, until
-          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, (SELECT count(*)::integer FROM pg_catalog.unnest(met) AS u (i) WHERE u.i <= taking),
-               ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
+          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, 0, ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
                ARRAY(SELECT keys[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i), at) AS k;
     END IF;
     IF state = 'taken' THEN
         until := ends;
         FOREACH i IN ARRAY met LOOP
-            -- An expired hold that is still to come back, where this one takes nothing: it goes on under an id that no caller can have.
+            -- An expired hold that is still to come back goes on under an id that no caller can have.
             UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET id = '~' || h.token::text
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND CASE WHEN h.state = 'held' THEN h.unit <> 'none' AND h.token IS NOT NULL ELSE false END;
             IF FOUND THEN
@@ -4602,7 +4557,7 @@ $body$;
 -- taken once, and the row is kept for so long. If the id is known then, held or settled or once, the call is repeated, and takes nothing.
 --
 -- A taking is undone by its subtransaction if the id is known by then: it may be from any shard, and its rows may be new. If the id is of holds that
--- have expired, it gives them back first. Who has waited for their locks asks once more: meanwhile, others may have given back.
+-- have expired, it gives them back first, where it can look.
 CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_hold(
     own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
@@ -4619,8 +4574,6 @@ DECLARE
     at      timestamptz;
     state   text;
     until   timestamptz;
-    due     boolean; -- holds have expired
-    locked  boolean := false; -- all rows of the limits are
     free_at timestamptz[];
 BEGIN
     IF (octet_length(own) BETWEEN 1 AND 255 AND own COLLATE "C" !~ '^~|[[:cntrl:]]' AND n > 0 AND taking BETWEEN 0 AND n AND n = pg_catalog.cardinality(keys)
@@ -4636,106 +4589,60 @@ BEGIN
         RAISE feature_not_supported USING MESSAGE = 'rate limits: there are no holds where the table is distributed by key',
             HINT = 'Distribute the schema, or put limits with holds into a schema that is not distributed.';
     END IF;
-    FOR attempt IN 1..100 LOOP
-        -- Look the id up first: a duplicate takes nothing, and locks nothing. It would not do to take, and to roll back to here: whoever waits
-        -- for a row that a subtransaction inside this one has written waits for the end of the whole transaction. SERIALIZABLE cannot look:
-        -- an id that is not there would conflict with the holds of other ids.
-        state := NULL;
-        d := NULL;
-        IF current_setting('transaction_isolation') <> 'serializable' THEN
-            at := coalesce(now, clock_timestamp());
-            SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
-              FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;
-            IF state IN ('repeated', 'held', 'settled', 'released') THEN
-                RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
-            END IF;
-        END IF;
-        BEGIN
-            IF state = 'expired' AND NOT locked THEN
-                RAISE SQLSTATE 'RL001'; -- give it back first
-            END IF;
-            state := NULL;
-            IF taking > 0 THEN
-                d := /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN own_token IS NULL THEN 'consume' ELSE 'hold' END, names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
-                    starts[1:taking], shards[1:taking], counts[1:taking], floors[1:taking], shard_a[1:taking], shard_b[1:taking], false, now, false,
-                    windows, firsts[1:taking], lasts[1:taking]);
-            ELSE
-                d := ROW(true, coalesce(now, clock_timestamp()), '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
-            END IF;
-            at := coalesce(now, clock_timestamp()); -- taking may have waited: that is not of the work's time
-            IF d.granted THEN
-                SELECT c.state, c.until INTO state, until
-                  FROM /* TEMPLATE: schema */_ratelimit_claim(own, own_token, taking, units, names, keys, shards, counts, d, at, coalesce(at + ttl, 'infinity')) AS c;
-                IF state <> 'taken' THEN
-                    RAISE SQLSTATE 'RL001';
-                END IF;
-            END IF;
-        EXCEPTION WHEN SQLSTATE 'RL001' THEN
-            NULL;
-        END;
-        IF state = 'taken' THEN
-            RETURN ROW(state, until, d.at, d.ord, d.value, d.ts, NULL)::/* TEMPLATE: schema */_ratelimit_held;
-        ELSIF state IS NULL THEN -- denied: the id may be the one that has the last slot
-            SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
-              FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;
-        END IF;
-        IF state = 'expired' AND NOT locked AND d.granted IS TRUE AND current_setting('transaction_isolation') <> 'serializable' THEN
-            -- While this call waited, another one held the id, and its time is over: nothing may be waited for after what was rolled back.
-            state := 'held';
-            until := at + interval '1 second';
-        END IF;
+    -- Look the id up first: a duplicate takes nothing, and locks nothing. It would not do to take, and to roll back to here: whoever waits
+    -- for a row that a subtransaction inside this one has written waits for the end of the whole transaction. SERIALIZABLE cannot look:
+    -- an id that is not there would conflict with the holds of other ids.
+    IF current_setting('transaction_isolation') <> 'serializable' THEN
+        at := coalesce(now, clock_timestamp());
+        SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
+          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;
         IF state IN ('repeated', 'held', 'settled', 'released') THEN
             RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
-        END IF;
-
-        due := state = 'expired';
-        IF due THEN
+        ELSIF state = 'expired' THEN -- give it back first
             PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
-            due := NOT locked; -- meanwhile, others may have given back
-            locked := true;
-            due := 0 < /* TEMPLATE: schema */_ratelimit_reclaim(names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
-                starts[1:taking], now, windows, firsts[1:taking], lasts[1:taking]) OR due;
+            PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
+                starts[1:taking], now, windows, firsts[1:taking], lasts[1:taking]);
         END IF;
-        IF NOT due AND d.granted IS FALSE THEN
-            FOR i IN 1..taking LOOP
-                IF units[i] = 'slots' THEN
-                    free_at[i] := /* TEMPLATE: schema */_ratelimit_free_at(names[i], keys[i], counts[i], floors[i], at);
-                ELSE
-                    free_at[i] := NULL;
-                END IF;
-            END LOOP;
-            RETURN ROW('denied', NULL, d.at, d.ord, d.value, d.ts, free_at)::/* TEMPLATE: schema */_ratelimit_held;
+    END IF;
+    BEGIN
+        state := NULL;
+        d := ROW(true, coalesce(now, clock_timestamp()), '{}', '{}', '{}', NULL);
+        IF taking > 0 THEN
+            d := /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN own_token IS NULL THEN 'consume' ELSE 'hold' END, names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking],
+                capacities[1:taking], starts[1:taking], shards[1:taking], counts[1:taking], floors[1:taking], shard_a[1:taking], shard_b[1:taking], false, now, false,
+                windows, firsts[1:taking], lasts[1:taking]);
         END IF;
+        at := coalesce(now, clock_timestamp()); -- taking may have waited: that is not of the work's time
+        IF d.granted THEN
+            SELECT c.state, c.until INTO state, until
+              FROM /* TEMPLATE: schema */_ratelimit_claim(own, own_token, units, names, keys, shards, counts, d, at, coalesce(at + ttl, 'infinity')) AS c;
+            IF state <> 'taken' THEN
+                RAISE SQLSTATE 'RL001';
+            END IF;
+        END IF;
+    EXCEPTION WHEN SQLSTATE 'RL001' THEN
+        NULL;
+    END;
+    IF state = 'taken' THEN
+        RETURN ROW(state, until, d.at, d.ord, d.value, d.ts, NULL)::/* TEMPLATE: schema */_ratelimit_held;
+    ELSIF state IS NULL THEN -- denied: the id may be the one that has the last slot
+        SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
+          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;
+    END IF;
+    IF state IN ('repeated', 'held', 'settled', 'released') THEN
+        RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
+    END IF;
+    FOR i IN 1..taking LOOP
+        free_at[i] := CASE WHEN units[i] = 'slots' THEN /* TEMPLATE: schema */_ratelimit_free_at(names[i], keys[i], counts[i], floors[i], at) END;
     END LOOP;
-    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
-END
-$body$;
-
--- The numbers by which tokens come back to a key whose numbers the caller does not know: those that programs have published, as if nothing were
--- blocked. Without any, and if only a program knows them, the rate is 0: nothing comes back but slots.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_giving_back(name text, key text, now timestamptz) RETURNS /* TEMPLATE: schema */_ratelimit_request
-LANGUAGE plpgsql
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    n /* TEMPLATE: schema */_ratelimit_terms := /* TEMPLATE: schema */_ratelimit_defined(name);
-    q /* TEMPLATE: schema */_ratelimit_request;
-BEGIN
-    IF n.kind <> 'slots' THEN
-        n := /* TEMPLATE: schema */_ratelimit_numbers(name, nullif(key, ''), coalesce(now, clock_timestamp()), varying => true, standing => true);
-    END IF;
-    IF n.kind <> 'slots' AND n.effect <> 'varies' AND n.rate > '0' THEN
-        RETURN /* TEMPLATE: schema */_ratelimit_prepare('settle', name, nullif(key, ''), n.rate, n.period, 0, n.kind, n.capacity, n.start, n.shards, key = '', n.zone, n.anchor,
-            NULL, NULL, now);
-    END IF;
-    q.rate := 0; q.period := '1 second'; q.capacity := 0; q.shards := 1;
-    RETURN q;
+    RETURN ROW('denied', NULL, d.at, d.ord, d.value, d.ts, free_at)::/* TEMPLATE: schema */_ratelimit_held;
 END
 $body$;
 
 -- Ends a hold. used: by limit, the tokens that were used; less comes back, by the rule of refunds, and more is charged. Slots come back in any case. release:
 -- the id is free again; a hold that has ended is no error (late), but one that has an end is lost to who knows its id alone. shards: 0 is for a limit whose
--- numbers the caller does not know (_ratelimit_giving_back), and whose rows are not inserted. lifted: by limit, it is unlimited by an override, so nothing is charged.
+-- numbers the caller does not know: they are those that programs have published, as if nothing were blocked. Without any, nothing comes back but slots. Its
+-- rows are not inserted. lifted: by limit, it is unlimited by an override, so nothing is charged.
 --
 -- The rows of the limits are locked first, missing ones inserted: whoever took under this id has changed one of them. So above READ
 -- COMMITTED, a hold that is newer than the snapshot is 40001, and never lost. One that has no rows, of a limit that was unlimited, is found by an
@@ -4758,6 +4665,7 @@ DECLARE
     over   boolean := false;  -- there is a row of this token
     bare   boolean[] := pg_catalog.array_fill(false, ARRAY[n]); -- by position: there were no rows of the limit
     there  boolean;
+    d      /* TEMPLATE: schema */_ratelimit_terms;
     q      /* TEMPLATE: schema */_ratelimit_request;
     rec    /* TEMPLATE: schema */rate_limit_holds;
     list   /* TEMPLATE: schema */rate_limit_holds[] := pg_catalog.array_fill(NULL::/* TEMPLATE: schema */rate_limit_holds, ARRAY[n]); -- by position
@@ -4801,11 +4709,20 @@ BEGIN
     FOR i IN 1..taking LOOP
         CONTINUE WHEN NOT mine[i];
         IF shards[i] = 0 THEN
-            q := /* TEMPLATE: schema */_ratelimit_giving_back(names[i], keys[i], now);
-            rates[i] := q.rate; periods[i] := q.period; capacities[i] := q.capacity; starts[i] := q.start; shards[i] := q.shards;
-            firsts[i] := coalesce(pg_catalog.cardinality(windows), 0) + 1;
-            windows := pg_catalog.array_cat(windows, q.windows);
-            lasts[i] := pg_catalog.cardinality(windows);
+            shards[i] := 1;
+            IF (/* TEMPLATE: schema */_ratelimit_defined(names[i])).kind <> 'slots' THEN
+                d := /* TEMPLATE: schema */_ratelimit_numbers(names[i], nullif(keys[i], ''), coalesce(now, clock_timestamp()), varying => true, standing => true);
+                IF d.effect <> 'varies' AND d.rate > '0' THEN
+                    q := /* TEMPLATE: schema */_ratelimit_prepare('settle', names[i], nullif(keys[i], ''), d.rate, d.period, 0, d.kind, d.capacity, d.start, d.shards,
+                        keys[i] = '', d.zone, d.anchor, NULL, NULL, now);
+                    rates[i] := q.rate; periods[i] := q.period; capacities[i] := q.capacity; starts[i] := q.start; shards[i] := q.shards;
+                    firsts[i] := CASE WHEN q.windows IS NOT NULL THEN coalesce(pg_catalog.cardinality(windows), 0) + 1 END;
+                    windows := pg_catalog.array_cat(windows, q.windows);
+                    lasts[i] := pg_catalog.cardinality(windows);
+                END IF;
+                d := /* TEMPLATE: schema */_ratelimit_numbers(names[i], nullif(keys[i], ''), coalesce(now, clock_timestamp()), varying => true);
+                lifted[i] := coalesce(d.effect = 'unlimited', false);
+            END IF;
             bare[i] := NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i]);
             CONTINUE WHEN bare[i]; -- it is full
         END IF;
@@ -5365,10 +5282,8 @@ BEGIN
     n := pg_catalog.cardinality(ids) - pg_catalog.cardinality(met);
     SELECT least(r.value, '0') INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
     IF pg_catalog.cardinality(met) > 0 OR v - n::double precision < q.floor THEN
-        LOOP -- a denial would undo what is given back here, so give back all of it: of these ids, too
-            EXIT WHEN 0 = /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval],
-                ARRAY['0'::double precision], ARRAY[NULL::timestamptz], NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);
-        END LOOP;
+        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval],
+            ARRAY['0'::double precision], ARRAY[NULL::timestamptz], NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);
         SELECT least(r.value, '0') INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
         FOR rec IN
             SELECT h.id, h.state, h.until FROM /* TEMPLATE: schema */rate_limit_holds AS h
@@ -6362,9 +6277,6 @@ BEGIN
     END IF;
     q.rate := 0;
     IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.unit = 'tokens') THEN
-        IF NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
-            RETURN 0;
-        END IF;
         q := /* TEMPLATE: schema */_ratelimit_prepare('settle', name, nullif(key, ''), NULL, NULL, 0, 'token bucket', NULL, NULL, 1, key = '', NULL, NULL,
             NULL, NULL, now, later => true, standing => true);
         IF q.effect <> 'numbers' THEN
@@ -6379,7 +6291,7 @@ BEGIN
         RETURN 0;
     END IF;
     RETURN /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], now,
-        q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
+        q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)], 1000);
 END
 $body$;
 
@@ -6752,7 +6664,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_bar,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_check_definition,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_due,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_giving_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lapse,_ratelimit_lapsed,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_many,_ratelimit_may,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_promise,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_same_windows,_ratelimit_settle,_ratelimit_shown,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_sweep_turn,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,_ratelimit_zone,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
+           AND p.proname::text = ANY ('{_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_bar,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_check_definition,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_due,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lapsed,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_many,_ratelimit_may,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_promise,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_same_windows,_ratelimit_settle,_ratelimit_shown,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_sweep_turn,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,_ratelimit_zone,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
            AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';

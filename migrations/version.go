@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "bb0526fcc14d0fd9c5100790fed9a2eff3bb1442f7d7c887d2ca5ef079508447"
+const Hash = "bd3aea0a3a2fc8239426261920ad6bb7bd862dac2b572e8e7480ed5879ca9ba3"

@@ -234,7 +234,7 @@ func (l *Limiter) heldInToken(h *holding, release bool) ([]Request, error) {
 	for _, t := range h.list {
 		limit, known := l.definitions.of(t.limit)
 		if !known {
-			limit = unknownLimit(t.limit)
+			limit = Limit{name: t.limit, slots: true, numbers: algebra.Limit{Period: slotsPeriod, Capacity: math.NaN()}}
 		} else if limit.doesVary() {
 			return nil, programError{fmt.Errorf("%w: limit %q: its keys have numbers of their own: name the limits by requests", ErrInvalid, t.limit)}
 		}

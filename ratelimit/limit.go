@@ -134,14 +134,11 @@ func (l Limit) Validate() error {
 // String describes the limit for logs.
 func (l Limit) String() string {
 	c := l.Config()
-	if c.Kind == kindUnlimited {
-		return fmt.Sprintf("%s: %s", c.Name, c.Kind)
+	if c.Capacity == nil {
+		return fmt.Sprintf("%s: %s", c.Name, cmp.Or(c.Kind, "not known"))
 	}
 	if l.blocked {
 		return l.name + ": " + l.blockedText()
-	}
-	if l.unknown() {
-		return c.Name + ": not known"
 	}
 	if l.slots {
 		text := fmt.Sprintf("%s: %v %s", c.Name, *c.Capacity, c.Kind)

@@ -59,11 +59,7 @@ func (l *Limit) setSlots(c Config) (mistakes []string) {
 	return mistakes
 }
 
-// unknownLimit is a limit of which the Limiter knows the name alone, and the database how to end a hold of it. As slots without shards, it has no numbers.
-func unknownLimit(name string) Limit {
-	return Limit{name: name, slots: true, numbers: algebra.Limit{Period: slotsPeriod, Capacity: math.NaN()}}
-}
-
+// unknown reports whether the Limiter knows the name alone, and the database how to end a hold: as slots without shards, it has no numbers.
 func (l *Limit) unknown() bool { return l.slots && l.shards == 0 }
 
 // wholeSlots reports whether there can be so many slots.

@@ -116,11 +116,11 @@ var algebraMutations = []mutation{
 		tests: "TestReserveListed",
 	}, {
 		name: "promise-refilled", file: "internal/algebra/promise.go", what: "a bucket gets back tokens that were refilled since",
-		old: "- taken.Held - refilled", new: "- taken.Held - 0*refilled",
+		old: "max(missing-refilled-owed, 0)", new: "max(missing-owed, 0)",
 		tests: "TestRefund",
 	}, {
 		name: "promise-held", file: "internal/algebra/promise.go", what: "a bucket gets back tokens that it did not miss",
-		old: "- taken.Held - refilled", new: "- refilled",
+		old: "float64(l.Capacity*taken.Part) - taken.Held", new: "float64(l.Capacity*taken.Part)",
 		tests: "TestRefund",
 	}, {
 		name: "promise-part", file: "internal/algebra/promise.go", what: "a shard gets back the tokens that the whole limit would miss",
@@ -128,7 +128,7 @@ var algebraMutations = []mutation{
 		tests: "TestRefund",
 	}, {
 		name: "promise-debt", file: "internal/algebra/promise.go", what: "a refund pays the debt of waiting work, and lets the next work run before it",
-		old: "missing-owed", new: "missing",
+		old: "missing-refilled-owed", new: "missing-refilled",
 		tests: "TestRefund",
 	}, {
 		name: "promise-time-backwards", file: "internal/algebra/promise.go", what: "rows from before a consumption get its refund",

@@ -25,7 +25,7 @@ var holdMutations = []mutation{
 		tests: "TestSlotsOfARowAboveZero",
 	}, {
 		name: "slots-above-many-again", file: byHand, what: "once expired holds were given back, tokens in a row of slots are slots",
-		old: "        END LOOP;\n        SELECT least(r.value, '0') INTO v FROM", new: "        END LOOP;\n        SELECT r.value INTO v FROM",
+		old: "NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);\n        SELECT least(r.value, '0') INTO v FROM", new: "NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);\n        SELECT r.value INTO v FROM",
 		tests: "TestSlotsOfARowAboveZero",
 	}, {
 		name: "slots-above-many-kept", file: byHand, what: "tokens stay in the row of slots that many ids take",
@@ -57,7 +57,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldMany",
 	}, {
 		name: "hold-many-expired-once", file: byHand, what: "slots of 1000 expired holds are free, and no more, and a denial takes them back",
-		old: "            EXIT WHEN 0 = /* TEMPLATE: schema */_ratelimit_reclaim(", new: "            EXIT WHEN 0 <= /* TEMPLATE: schema */_ratelimit_reclaim(",
+		old: "NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);", new: "NULL, NULL, ARRAY[1], ARRAY[NULL::integer], 1000);",
 		tests: "TestHoldManyOfExpired",
 	}, {
 		name: "hold-many-unbounded", file: byHand, what: "more is taken than there is",
@@ -186,19 +186,20 @@ var holdMutations = []mutation{
 	// _ratelimit_hold, _ratelimit_known and _ratelimit_claim
 	{
 		name: "hold-look-first", file: holds, what: "a duplicate takes, and rolls back, and keeps others waiting",
-		old: "        IF current_setting('transaction_isolation') <> 'serializable' THEN\n            at :=", new: "        IF false THEN\n            at :=",
+		old: "    IF current_setting('transaction_isolation') <> 'serializable' THEN\n        at :=", new: "    IF false THEN\n        at :=",
 		tests: "TestHoldsADuplicateTakesNothing",
 	}, {
-		name: "hold-denied-before-lock", file: holds, what: "who waited for the lock is denied by what was there before",
-		old: "            due := NOT locked;", new: "            due := false;",
+		name: "hold-denied-before-lock", file: "migrations/engine/apply.sql", what: "who waited for the lock is denied by what was there before",
+		old:   "IF due THEN\n                        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);",
+		new:   "IF due AND 0 = /* TEMPLATE: schema */_ratelimit_reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts) THEN\n                        RETURN ROW(false, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;",
 		tests: "TestHoldsWhoWaitedAsksAgain",
 	}, {
 		name: "hold-denied-own", file: holds, what: "the holder of the last slot is denied for its own slot, as a stranger",
-		old: "        ELSIF state IS NULL THEN -- denied", new: "        ELSIF false THEN -- denied",
+		old: "    ELSIF state IS NULL THEN -- denied", new: "    ELSIF false THEN -- denied",
 		tests: "TestHoldsOfSlots",
 	}, {
 		name: "hold-no-undo", file: holds, what: "what a duplicate took stays taken",
-		old: "                IF state <> 'taken' THEN\n                    RAISE SQLSTATE 'RL001';\n                END IF;\n", new: "",
+		old: "            IF state <> 'taken' THEN\n                RAISE SQLSTATE 'RL001';\n            END IF;\n", new: "",
 		tests: "TestHoldsOfSlots",
 	}, {
 		name: "hold-no-reclaim", file: "migrations/engine/apply.sql", what: "expired holds are not given back",
@@ -218,23 +219,59 @@ var holdMutations = []mutation{
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-consume", file: "migrations/engine/consume.sql", what: "a Consume is denied what a dead worker held",
-		old: "IF denied AND (CASE WHEN lapses THEN /* TEMPLATE: schema */_ratelimit_due(name, key, at) ELSE false END) THEN", new: "IF false THEN",
+		old: "EXIT WHEN denied AND lapses;", new: "",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-reserve", file: "migrations/engine/consume.sql", what: "a Reserve waits for what a dead worker held",
-		old: "IF (CASE WHEN lapses THEN /* TEMPLATE: schema */_ratelimit_due(name, key, at) ELSE false END) THEN -- it may", new: "IF false THEN -- it may",
+		old: "IF lapses THEN -- it may", new: "IF false THEN -- it may",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
-		name: "dead-take", file: "migrations/engine/apply.sql", what: "a Take leaves what a dead worker held",
-		old: " OR taken < ANY (mosts)", new: "",
-		tests: "TestWhatADeadWorkerHeldIsThere",
+		name: "dead-more", file: "migrations/engine/apply.sql", what: "of many expired holds, only the oldest thousand count",
+		old: "now, windows, firsts, lasts);\n                    END IF;", new: "now, windows, firsts, lasts, 1000);\n                    END IF;",
+		tests: "TestADeadWorkersTokensAtTheEdges",
+	}, {
+		name: "dead-debt", file: "migrations/engine/apply.sql", what: "a taking leaves a debt that holds would have paid",
+		old: " AND r.lapses IS NOT TRUE THEN floors[p]", new: " THEN floors[p]",
+		tests: "TestADeadWorkersTokensAtTheEdges",
+	}, {
+		name: "dead-move", file: "migrations/engine/move.sql", what: "a move takes what a dead worker held for used",
+		old: "    IF /* TEMPLATE: schema */_ratelimit_may('SELECT')", new: "    IF false AND /* TEMPLATE: schema */_ratelimit_may('SELECT')",
+		tests: "TestADeadWorkersTokensAtTheEdges",
+	}, {
+		name: "dead-charge", file: "migrations/engine/coalesce.sql", what: "a coalesced charge falls apart beside what a dead worker held",
+		old: "c.lapses AND c.floor > '-Infinity' AND", new: "c.lapses AND",
+		tests: "TestADeadWorkersTokensAtTheEdges",
+	}, {
+		name: "dead-paused", file: holds, what: "in a pause, expired holds end for nothing",
+		old: "        CONTINUE WHEN x <= '0' AND", new: "        CONTINUE WHEN false AND",
+		tests: "TestADeadWorkersTokensAtTheEdges",
+	}, {
+		name: "dead-ahead", file: holds, what: "a row that was used since the clock was read counts as paused",
+		old: "IF latest > at AND latest < at + interval '1 second' THEN", new: "IF false THEN",
+		tests: "TestADeadWorkersTokensAtTheEdges",
+	}, {
+		name: "settle-unknown-windows", file: holds, what: "a window that is over gets back what it gave, beside a calendar",
+		old: "firsts[i] := CASE WHEN q.windows IS NOT NULL THEN coalesce(pg_catalog.cardinality(windows), 0) + 1 END;", new: "firsts[i] := coalesce(pg_catalog.cardinality(windows), 0) + 1;",
+		tests: "TestADeadWorkersTokensAtTheEdges",
+	}, {
+		name: "settle-unknown-lifted", file: holds, what: "who does not know a limit is charged for what is unlimited",
+		old: "lifted[i] := coalesce(d.effect = 'unlimited', false);", new: "",
+		tests: "TestADeadWorkersTokensAtTheEdges",
+	}, {
+		name: "refund-missing", file: "migrations/engine/refund.sql", what: "a window gets back what its numbers of now never had",
+		old: "count := CASE WHEN missing < count", new: "count := CASE WHEN false AND missing < count",
+		tests: "TestADeadWorkersTokensAtTheEdges",
+	}, {
+		name: "refund-older-rows", file: "migrations/engine/refund.sql", what: "a shard that is older than a calendar's list gets nothing back",
+		old: "rate / m, period, capacity / m, start, windows) < capacity / m", new: "rate / m, period, capacity / m, start, windows) < 'Infinity'",
+		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
 		name: "dead-each", file: "migrations/engine/consume_keys.sql", what: "an Each of many is denied what a dead worker held",
-		old: "FILTER (WHERE r.lapses)", new: "FILTER (WHERE false)",
+		old: " AND r.lapses IS NOT TRUE;", new: ";",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-coalesced-asks", file: "migrations/engine/coalesce.sql", what: "a coalesced call of several limits is denied what a dead worker held",
-		old: "misfit := misfit OR /* TEMPLATE: schema */_ratelimit_due(names[defs[k]], keys[k], at);\n                END IF;", new: "NULL;\n                END IF;",
+		old: "lapsing := pg_catalog.array_append(lapsing, k);", new: "NULL;",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-coalesced", file: "migrations/engine/coalesce.sql", what: "a coalesced call is denied what a dead worker held",
@@ -246,7 +283,7 @@ var holdMutations = []mutation{
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-right", file: holds, what: "a denial fails for a role that may not give back",
-		old: " AND /* TEMPLATE: schema */_ratelimit_may('SELECT') AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') THEN", new: " THEN",
+		old: "current_setting('transaction_read_only') = 'off' AND /* TEMPLATE: schema */_ratelimit_may('UPDATE')", new: "true",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "hold-token-long", file: byHand, what: "a token of any length is read",
@@ -285,15 +322,15 @@ var holdMutations = []mutation{
 		tests: "TestHoldsOfUnlimited",
 	}, {
 		name: "reclaim-waits", file: holds, what: "a denied call waits for a hold that somebody has locked",
-		old: "             LIMIT 1000\n               FOR UPDATE SKIP LOCKED\n        LOOP\n            ended", new: "             LIMIT 1000\n               FOR UPDATE\n        LOOP\n            ended",
+		old: "               FOR UPDATE SKIP LOCKED);", new: "               FOR UPDATE);",
 		tests: "TestHoldsReclaimPassesOverALockedHold",
 	}, {
 		name: "reclaim-in-a-row", file: holds, what: "of several expired holds, the first one alone comes back",
-		old: "SELECT l.value, l.ts, l.back INTO v, t, back", new: "SELECT CASE WHEN freed THEN v ELSE l.value END, l.ts, l.back INTO v, t, back",
+		old: "        IF x > '0' THEN\n            value :=", new: "        IF x > '0' AND ('0' < ANY (back)) IS NOT TRUE THEN\n            value :=",
 		tests: "TestHoldsOnShards",
 	}, {
 		name: "reclaim-kept", file: holds, what: "a lapsed hold is taken to have kept what came back",
-		old: "count = rec.count - back, until = kept", new: "until = kept",
+		old: "count = h.count - l.back[j], until = kept", new: "until = kept",
 		tests: "TestHoldsOfTokens",
 	},
 
@@ -347,7 +384,7 @@ var holdMutations = []mutation{
 	// Slots and Go
 	{
 		name: "slots-expired", file: "migrations/engine/apply.sql", what: "the balance does not count expired holds as free",
-		old: "IF op = 'check' AND lapses THEN", new: "IF false THEN",
+		old: "IF op = 'check' OR /* TEMPLATE: schema */_ratelimit_due(rec.back) THEN", new: "IF op <> 'check' AND /* TEMPLATE: schema */_ratelimit_due(rec.back) THEN",
 		tests: "TestHoldsOfSlots",
 	}, {
 		name: "slots-sum", file: holds, what: "the earliest end alone makes room for all",
@@ -433,13 +470,13 @@ var holdMutations = []mutation{
 		tests: "TestOnceCountsOnce|TestOnceAndHold",
 	}, {
 		name: "once-denied-first", file: holds, what: "an event that was counted is denied when there are no tokens left",
-		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n              FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;\n        END IF;\n        IF state = 'expired' AND NOT locked AND d.granted",
-		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n              FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;\n        END IF;\n        IF state = 'expired' AND NOT locked AND d.granted",
+		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;\n    END IF;\n    IF state",
+		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;\n    END IF;\n    IF state",
 		tests: "TestOnceCountsOnce",
 	}, {
 		name: "once-looks", file: holds, what: "an event that was counted is denied as settled",
-		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n              FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;\n            IF state",
-		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n              FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;\n            IF state",
+		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;\n        IF state",
+		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;\n        IF state",
 		tests: "TestOnceCountsOnce",
 	}, {
 		name: "once-claims", file: holds, what: "at SERIALIZABLE, an event that was counted is denied as settled",
@@ -712,11 +749,11 @@ var holdMutations = []mutation{
 		tests: "TestHoldByHandAboveReadCommitted",
 	}, {
 		name: "release-by-hand-unlimited", file: holds, what: "a hold of an unlimited limit is never released",
-		old: " AND n.rate > '0' THEN\n", new: " THEN\n",
+		old: " AND d.rate > '0' THEN\n", new: " THEN\n",
 		tests: "TestHoldByHandOfTokens",
 	}, {
 		name: "settle-unknown-published", file: holds, what: "tokens of a limit that a deployment has removed never come back",
-		old: " AND n.rate > '0' THEN\n", new: " AND false THEN\n",
+		old: " AND d.rate > '0' THEN\n", new: " AND false THEN\n",
 		tests: "TestADeployEndsJobsOfTheVersionBefore",
 	}, {
 		name: "release-by-hand-full", file: holds, what: "a release writes rows of a key that is full, which an operator may not",

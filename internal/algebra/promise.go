@@ -143,7 +143,7 @@ func (l Limit) Promise(left, lowest float64, rows []Row, now Micros) Micros {
 //     tokens that are owed are subtracted, since they are that work's. (Tokens missing in one shard refill at the rate of all
 //     shards, since the balance may be spread over all of them at any time.) While it is paused, only what waiting work owes
 //     comes back.
-//   - A window gets everything in the window of the job. If other work waits for a later window, it does while nothing is owed;
+//   - A window gets everything in the window of the job, but no more than it lacked then, by its numbers of now. If other work waits for a later window, it does while nothing is owed;
 //     a job that waits itself does if its window is the last one with promised jobs. If the capacity is above the rate, that
 //     must stay so. A job of more than the capacity gets nothing back.
 //
@@ -158,6 +158,7 @@ func (l Limit) Refund(rows []Row, taken Taken, count float64, now Micros) float6
 	}
 	count = max(min(count, l.Capacity-total), 0)
 	waiting := taken.Promised != 0 && taken.Promised > clock // work that is promised
+	missing := float64(l.Capacity*taken.Part) - taken.Held   // once it was taken
 	if !l.Window {
 		elapsed := now - taken.At
 		owed := 0.0
@@ -171,8 +172,10 @@ func (l Limit) Refund(rows []Row, taken Taken, count float64, now Micros) float6
 			}
 		}
 		refilled := float64(seconds(elapsed)*l.Rate) / (float64(l.Period.Microseconds()) / 1e6)
-		missing := float64(l.Capacity*taken.Part) - taken.Held - refilled
-		return min(max(missing-owed, 0), count)
+		return min(max(missing-refilled-owed, 0), count)
+	}
+	if missing < count+l.Lowest(0) {
+		count = max(missing, 0)
 	}
 	// owes reports whether the limit still owes tokens that many windows from now.
 	even := l.even(total)

@@ -18,8 +18,8 @@
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
 -- rows is full and returns none. A sharded limit that took from one shard returns that shard alone.
 --
--- Expired holds count as given back. A check reads them; who would be denied or would have to wait, or would take less than it may, gives them back
--- first, once, with all rows locked in the common order before. Only rows of which a hold with an end has taken are asked for (lapses).
+-- Expired holds count as given back: the plain read of step 3 asks for those that took from a row (lapses), and so does what it denies. Who takes gives
+-- them back before, with all rows locked in the common order.
 --
 -- Locks rows in the common order (name, key, shard). A single shard that has too little once it is locked is released,
 -- by rolling back its subtransaction, before all shards are locked (CONCURRENCY.md, C4 and D1).
@@ -55,13 +55,12 @@ DECLARE
     promised timestamptz;              -- when the work may run, if it has to wait: see _ratelimit_promise
     mark      CONSTANT boolean := CASE WHEN op = 'hold' THEN true END; -- for lapses
     lapsing   boolean[] := '{}';       -- rows say that holds may expire
-    due       boolean;                 -- some have; NULL: that was not asked yet
+    due       boolean;                 -- some give something back
 
     v         double precision[];      -- the values of one limit's rows
     t         timestamptz[];           -- their ts
     same      boolean;                 -- they have its number of shards
     lapses    boolean;
-    waits     boolean;                 -- its work has to wait
     rec       record;
     i         integer;
     m         integer;
@@ -95,7 +94,7 @@ BEGIN
 
             -- 2. If a plain read finds one row of each limit that has enough alone, take from these rows, in order. If an UPDATE
             -- fails, the subtransaction undoes the others and releases all locks (C4). A shard or a reservation takes only
-            -- tokens that the row has: all shards share the debts, and a reservation may forfeit tokens (C1 and C8; step 3).
+            -- tokens that the row has: all shards share the debts, and a reservation may forfeit tokens (C1 and C8; step 3). So it is where holds may give back.
             --
             -- LATERAL and OFFSET 0 make the planner look rows up by their keys, whatever its estimates. Above READ COMMITTED,
             -- the call would otherwise conflict with every row that the plan reads.
@@ -107,7 +106,7 @@ BEGIN
                        AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, /* TEMPLATE: schema */_ratelimit_upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]),
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
                                starts[p], windows[firsts[p]:lasts[p]]) - counts[p]
-                           >= CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END
+                           >= CASE WHEN shards[p] = 1 AND NOT reserve AND r.lapses IS NOT TRUE THEN floors[p] ELSE 0 END
                     OFFSET 0
                    ) AS r
              WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now) AND floors[p] <= '0';
@@ -165,6 +164,7 @@ BEGIN
             END IF;
         END IF;
         at := coalesce(now, clock_timestamp()); -- step 2 may have waited
+        due := false;
 
         -- 3. Otherwise decide on all rows of all limits: first by a plain read, since a denial must not write. If that would
         -- grant, lock all rows in order and decide again. If the decision or the set of rows has changed, or another
@@ -179,7 +179,7 @@ BEGIN
                         PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r
                           WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                         GET DIAGNOSTICS m = ROW_COUNT;
-                        IF m = 0 AND pg_catalog.cardinality(names) > 1 THEN
+                        IF m = 0 AND (due OR pg_catalog.cardinality(names) > 1) THEN
                             -- A limit without rows is full. Insert its rows, and so lock them, before the next limit's. Only what
                             -- is returned was inserted: Citus counts rows that existed, too.
                             FOR rec IN
@@ -197,10 +197,12 @@ BEGIN
                         END IF;
                         locked[i] := m;
                     END LOOP;
+                    IF due THEN
+                        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);
+                    END IF;
                     at := coalesce(now, clock_timestamp()); -- locking may have waited
                 END IF;
                 granted := true;
-                waits := false;
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
                     SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
@@ -208,12 +210,14 @@ BEGIN
                       INTO v, t, same, lapses
                       FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = names[i] AND r.key = keys[i];
-                    lapsing[i] := lapses;
-                    IF op = 'check' AND lapses THEN
-                        SELECT l.value, l.ts INTO v, t
+                    IF pass = 1 AND lapses AND attempt < 3 THEN -- if nothing came of it twice, somebody has locked a hold: then only the rows count
+                        SELECT l.value, l.ts, l.back INTO rec
                           FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]) AS l;
+                        IF op = 'check' OR /* TEMPLATE: schema */_ratelimit_due(rec.back) THEN
+                            v := rec.value; t := rec.ts; due := true;
+                        END IF;
                     END IF;
-                    rows[i] := pg_catalog.cardinality(v); alike[i] := same; latest[i] := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(t) AS u (t));
+                    rows[i] := pg_catalog.cardinality(v); alike[i] := same; lapsing[i] := lapses; latest[i] := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(t) AS u (t));
                     ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[rows[i]]));
                     value := pg_catalog.array_cat(value, v);
                     ts := pg_catalog.array_cat(ts, t);
@@ -221,7 +225,6 @@ BEGIN
                     lefts[i] := least(totals[i] - counts[i], capacities[i]);
                     IF NOT reserve THEN
                         granted := granted AND lefts[i] >= floors[i];
-                        waits := waits OR lefts[i] < '0' AND floors[i] > '-Infinity' AND rates[i] > '0';
                     END IF;
                 END LOOP;
                 IF reserve THEN
@@ -247,15 +250,6 @@ BEGIN
                     FOREACH i IN ARRAY places LOOP
                         lefts[i] := totals[i] - taken;
                     END LOOP;
-                END IF;
-                IF due IS NULL AND true = ANY (lapsing) AND op <> 'check' AND (NOT granted OR waits OR run_at > at OR taken < ANY (mosts)) THEN
-                    due := false;
-                    FOREACH i IN ARRAY places LOOP
-                        due := due OR CASE WHEN lapsing[i] THEN /* TEMPLATE: schema */_ratelimit_due(names[i], keys[i], at) ELSE false END;
-                    END LOOP;
-                    IF due THEN
-                        RAISE SQLSTATE 'RL001';
-                    END IF;
                 END IF;
                 IF pass = 1 AND (op = 'check' OR NOT granted) THEN
                     IF or_raise AND NOT granted THEN
@@ -309,14 +303,6 @@ BEGIN
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
-        IF due THEN
-            due := false;
-            PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY(SELECT names[u.p] FROM pg_catalog.unnest(places) WITH ORDINALITY AS u (p, n) ORDER BY u.n),
-                ARRAY(SELECT keys[u.p] FROM pg_catalog.unnest(places) WITH ORDINALITY AS u (p, n) ORDER BY u.n),
-                ARRAY(SELECT capacities[u.p] FROM pg_catalog.unnest(places) WITH ORDINALITY AS u (p, n) ORDER BY u.n),
-                ARRAY(SELECT shards[u.p] FROM pg_catalog.unnest(places) WITH ORDINALITY AS u (p, n) ORDER BY u.n), now);
-            PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);
-        END IF;
     END LOOP;
     RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
 END

@@ -25,8 +25,7 @@
 -- by a plain read writes and locks nothing.
 --
 -- Errors: RL003 if the transaction is not READ COMMITTED, where each statement sees what was committed before it.
--- RL002 if the rows belong to a limit that was sharded, or expired holds are to be given back before a denial; _ratelimit_consume and
--- _ratelimit_apply do both.
+-- RL002 if a call alone is to merge the rows of a limit that was sharded, or to give back expired holds before it denies.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[],
@@ -101,14 +100,13 @@ BEGIN
                 SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r ON true
         LOOP
-            held[rec.i] := rec.value; since[rec.i] := rec.ts; mine[rec.i] := false; taken[rec.i] := false;
-            lapses[rec.i] := coalesce(rec.lapses, false);
+            held[rec.i] := rec.value; since[rec.i] := rec.ts; mine[rec.i] := false; taken[rec.i] := false; lapses[rec.i] := rec.lapses;
             misfit := misfit OR coalesce(rec.shards <> 1, false);
         END LOOP;
     END IF;
 
     FOR pass IN 1..2 LOOP
-        promised := NULL;
+        promised := NULL; lapsing := '{}';
         -- 1. Decide the asks, in order: in the first pass on the rows of the plain read, in the second on the locked rows.
         first := 1;
         WHILE first <= pg_catalog.cardinality(asks) LOOP
@@ -126,9 +124,9 @@ BEGIN
                 EXIT WHEN calls[last + 1] IS DISTINCT FROM calls[first];
                 last := last + 1;
             END LOOP;
-            IF granted THEN
-                FOR j IN first..last LOOP
-                    k := asks[j];
+            FOR j IN first..last LOOP
+                k := asks[j];
+                IF granted THEN
                     IF pass = 2 AND NOT mine[k] THEN -- the first pass took nothing from it, so it is not locked
                         RAISE serialization_failure USING MESSAGE = 'rate limits: another transaction has changed rows meanwhile';
                     ELSIF pass = 1 AND NOT taken[k] THEN
@@ -141,12 +139,9 @@ BEGIN
                     IF held[k] < '0' AND ask_floors[j] > '-Infinity' THEN
                         promised[k] := greatest(promised[k], /* TEMPLATE: schema */_ratelimit_promise(held[k], ask_floors[j], since[k], rates[d], periods[d], capacities[d]));
                     END IF;
-                END LOOP;
-            END IF;
-            FOR j IN first..last LOOP
-                k := asks[j];
+                END IF;
                 IF lapses[k] AND (NOT granted OR held[k] < '0' AND ask_floors[j] > '-Infinity') THEN
-                    misfit := misfit OR /* TEMPLATE: schema */_ratelimit_due(names[defs[k]], keys[k], at);
+                    lapsing := pg_catalog.array_append(lapsing, k); starts[k] := ask_starts[j];
                 END IF;
             END LOOP;
             first := last + 1;
@@ -158,7 +153,7 @@ BEGIN
         WITH s AS MATERIALIZED (
             SELECT c.i, c.name, c.key, c.value, c.ts, c.shards, c.n, c.floor, c.rate, c.period, c.capacity,
                    CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after,
-                   c.lapses AND (c.n < c.repeats::double precision OR c.available - c.n * c.count < '0') AS lapses
+                   c.lapses AND c.floor > '-Infinity' AND (c.n < c.repeats::double precision OR c.available - c.n * c.count < '0') AS lapses
               FROM (
                 SELECT b.*,
                        CASE WHEN b.available - b.count < b.floor THEN 0
@@ -198,7 +193,8 @@ BEGIN
                pg_catalog.array_agg(s.value) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.ts) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.after) FILTER (WHERE s.shards IS NOT NULL),
-               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1), false), pg_catalog.array_agg(s.i) FILTER (WHERE s.lapses),
+               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1), false),
+               pg_catalog.array_cat(lapsing, pg_catalog.array_agg(s.i) FILTER (WHERE s.lapses)),
                pg_catalog.array_agg(s.i) FILTER (WHERE s.n > '0' OR s.shards IS NULL), (SELECT pg_catalog.array_agg(u.i) FROM u)
           INTO ord, value, ts, after, missing, misfit, lapsing, todo, done
           FROM s;
@@ -209,11 +205,13 @@ BEGIN
                 todo := ARRAY(SELECT pg_catalog.unnest(todo) EXCEPT SELECT pg_catalog.unnest(done) ORDER BY 1);
             END IF;
         END IF;
-        FOREACH k IN ARRAY coalesce(lapsing, '{}') LOOP
-            misfit := misfit OR /* TEMPLATE: schema */_ratelimit_due(names[defs[k]], keys[k], at);
+        FOREACH k IN ARRAY lapsing LOOP
+            d := defs[k];
+            misfit := misfit OR (SELECT /* TEMPLATE: schema */_ratelimit_due(l.back) FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[d], keys[k], at,
+                rates[d], periods[d], capacities[d], starts[k], CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END) AS l);
         END LOOP;
         IF misfit THEN
-            RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit';
+            RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit, or holds of them have expired';
         END IF;
         EXIT WHEN pass = 1 AND todo IS NULL AND wanted IS NULL;
         IF pass = 2 THEN

@@ -51,14 +51,14 @@ BEGIN
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
-                RETURNING r.value, r.ts INTO value, ts;
+                RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
             ELSIF windows IS NOT NULL THEN
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
                    SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, start, windows) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, start, windows) - count >= floor
-                RETURNING r.value, r.ts INTO value, ts;
+                RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
             ELSE
                 upto := date_bin(period, at, start);
                 UPDATE /* TEMPLATE: schema */rate_limits AS r
@@ -66,15 +66,13 @@ BEGIN
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
                    AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
-                RETURNING r.value, r.ts INTO value, ts;
+                RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
             END IF;
             IF value IS NOT NULL THEN
                 IF value < '0' AND floor > '-Infinity' THEN -- a reservation
-                    SELECT r.lapses INTO lapses FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0;
-                    IF (CASE WHEN lapses THEN /* TEMPLATE: schema */_ratelimit_due(name, key, at) ELSE false END) THEN -- it may not have to wait
-                        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity], ARRAY[start], now,
-                            windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
-                        SELECT r.value, r.ts INTO value, ts FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0;
+                    IF lapses THEN -- it may not have to wait
+                        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + count WHERE r.name = name AND r.key = key AND r.shard = 0;
+                        EXIT;
                     END IF;
                     UPDATE /* TEMPLATE: schema */rate_limits AS r
                        SET promised = greatest(r.promised, /* TEMPLATE: schema */_ratelimit_promise(value, floor, ts, rate, period, capacity))
@@ -98,12 +96,8 @@ BEGIN
             ELSE
                 denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor) IS NOT TRUE;
             END IF;
-            IF denied AND (CASE WHEN lapses THEN /* TEMPLATE: schema */_ratelimit_due(name, key, at) ELSE false END) THEN -- it gives back first
-                d := /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
-                    ARRAY[start], ARRAY[1], ARRAY[count], ARRAY[floor], ARRAY[0], ARRAY[0], false, now, or_raise,
-                    windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
-                RETURN ROW(d.granted, d.at, d.value[1], d.ts[1])::/* TEMPLATE: schema */_ratelimit_decision;
-            ELSIF denied THEN
+            EXIT WHEN denied AND lapses;
+            IF denied THEN
                 IF or_raise THEN
                     PERFORM /* TEMPLATE: schema */_ratelimit_raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
                 END IF;
@@ -138,6 +132,11 @@ BEGIN
             RAISE serialization_failure USING MESSAGE = 'rate limit ' || quote_literal(name) || ': lost 100 races in a row against other transactions';
         END IF;
     END LOOP;
+    -- Holds of this key may have expired, and give back.
+    d := /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+        ARRAY[start], ARRAY[1], ARRAY[count], ARRAY[floor], ARRAY[0], ARRAY[0], false, now, or_raise,
+        windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
+    RETURN ROW(d.granted, d.at, d.value[1], d.ts[1])::/* TEMPLATE: schema */_ratelimit_decision;
 END
 $body$;
 

@@ -11,7 +11,8 @@
 --
 -- Returns the keys that it decided (ord, their positions in keys), each with its row after the decision. The first `early` keys
 -- were granted at `seen`, the others denied at `at`. It leaves some keys to _ratelimit_coalesce: keys without a row, since an
--- INSERT would lock out of order; rows of a limit that was sharded; keys that are denied before expired holds are given back; and keys that had too little at `seen` but enough at `at`.
+-- INSERT would lock out of order; rows of a limit that was sharded; keys that are denied and may
+-- have expired holds; and keys that had too little at `seen` but enough at `at`.
 --
 -- For coalesced calls, the transaction must be READ COMMITTED, as for _ratelimit_coalesce. Otherwise it raises SQLSTATE RL003. At any other
 -- level, a row that was changed since the snapshot is 40001, as for one call.
@@ -27,9 +28,6 @@ LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
-DECLARE
-    lapsing integer[]; -- the keys that are denied, and may have expired holds
-    k       integer;
 BEGIN
     IF coalesced AND current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
@@ -63,19 +61,13 @@ BEGIN
     at := coalesce(now, clock_timestamp()); -- the UPDATE may have waited
     IF early < pg_catalog.cardinality(keys) THEN
         SELECT pg_catalog.array_cat(ord, pg_catalog.array_agg(i)), pg_catalog.array_cat(value, pg_catalog.array_agg(r.value)),
-               pg_catalog.array_cat(ts, pg_catalog.array_agg(r.ts)), coalesce(pg_catalog.array_agg(i) FILTER (WHERE r.lapses), '{}')
-          INTO ord, value, ts, lapsing
+               pg_catalog.array_cat(ts, pg_catalog.array_agg(r.ts))
+          INTO ord, value, ts
           FROM (SELECT generate_series(1, pg_catalog.cardinality(keys)) EXCEPT SELECT pg_catalog.unnest(ord)) AS rest (i)
          CROSS JOIN LATERAL (
             SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
           ) AS r
-         WHERE /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < floor;
-        FOREACH k IN ARRAY lapsing LOOP
-            IF /* TEMPLATE: schema */_ratelimit_due(name, keys[k], at) THEN
-                ord := ord[1:early]; value := value[1:early]; ts := ts[1:early];
-                EXIT;
-            END IF;
-        END LOOP;
+         WHERE /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < floor AND r.lapses IS NOT TRUE;
     END IF;
 END
 $body$;

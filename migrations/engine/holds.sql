@@ -53,61 +53,55 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.until IS 'held: from th
 CREATE TYPE /* TEMPLATE: schema */_ratelimit_held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
     ts timestamptz[], free_at timestamptz[]);
 
--- What an expired hold gives back to a limit with these rows, which are then as if it had: the one rule for what is given back in fact, and for who counts
--- it before. Where the name was of another kind before, nothing comes back.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_lapse(
-    unit text, count double precision, rest double precision, part double precision, taken_at timestamptz, promised timestamptz, at timestamptz,
-    rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[],
-    INOUT value double precision[], INOUT ts timestamptz[], OUT back double precision
-)
-LANGUAGE plpgsql STABLE PARALLEL SAFE
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    m     CONSTANT integer := coalesce(pg_catalog.cardinality(value), 0);
-    total double precision;
-BEGIN
-    IF unit = 'slots' AND m = 1 THEN
-        total := value[1];
-        back := least(count, -total);
-    ELSIF unit = 'tokens' AND rate > '0' AND m > 0 THEN
-        SELECT g.total, g.back INTO total, back
-          FROM /* TEMPLATE: schema */_ratelimit_give_back(value, ts, promised, at, rate, period, capacity, start, count, count, rest, part,
-               taken_at, taken_at, windows) AS g;
-    END IF;
-    back := greatest(coalesce(back, '0'), '0');
-    IF back > '0' THEN
-        value := pg_catalog.array_fill((total + back) / m::double precision, ARRAY[m]);
-        ts := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(ts) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
-    END IF;
-END
-$body$;
-
--- The rows of a limit as they are once its expired holds have given back. Rows and holds are of one snapshot: a hold that ends between two would be in neither.
+-- The rows of a limit as they are once its expired holds have given back, or only some of them: the one rule for what is given back in fact, and for who counts
+-- it before. back is by ids. Rows and holds are of one snapshot: a hold that ends between two would be in neither.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_lapsed(
     name text, key text, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[],
-    OUT value double precision[], OUT ts timestamptz[]
+    only_ids text[] DEFAULT NULL, OUT value double precision[], OUT ts timestamptz[], OUT ids text[], OUT back double precision[]
 )
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    last timestamptz; -- the latest of their promised
-    rec  record;
+    ended  CONSTANT timestamptz := at;
+    latest timestamptz;
+    last   timestamptz; -- the latest of their promised
+    m      integer;
+    total  double precision;
+    x      double precision;
+    rec    record;
 BEGIN
-    SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), max(r.promised) INTO value, ts, last
+    SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'), max(r.ts), max(r.promised), count(*)
+      INTO value, ts, latest, last, m
       FROM /* TEMPLATE: schema */rate_limits AS r
      WHERE r.name = name AND r.key = key;
+    IF latest > at AND latest < at + interval '1 second' THEN -- used since the clock was read: that is no pause
+        at := latest;
+    END IF;
     IF NOT /* TEMPLATE: schema */_ratelimit_may('SELECT') THEN
         RETURN;
     END IF;
     FOR rec IN
-        SELECT h.unit, h.count, h.rest, h.part, h.taken_at FROM /* TEMPLATE: schema */rate_limit_holds AS h
-         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
+        SELECT h.id, h.unit, h.count, h.rest, h.part, h.taken_at FROM /* TEMPLATE: schema */rate_limit_holds AS h
+         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= ended AND (only_ids IS NULL OR h.id = ANY (only_ids))
          ORDER BY h.until
     LOOP
-        SELECT l.value, l.ts INTO value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_lapse(rec.unit, rec.count, rec.rest, rec.part, rec.taken_at, last, at, rate, period, capacity, start, windows, value, ts) AS l;
+        x := 0; -- also if the name was of another kind before
+        IF rec.unit = 'slots' AND m = 1 THEN
+            total := value[1];
+            x := least(rec.count, -total);
+        ELSIF rec.unit = 'tokens' AND rate > '0' AND m > 0 THEN
+            SELECT g.total, g.back INTO total, x
+              FROM /* TEMPLATE: schema */_ratelimit_give_back(value, ts, last, at, rate, period, capacity, start, rec.count, rec.count, rec.rest, rec.part,
+                   rec.taken_at, rec.taken_at, windows) AS g;
+        END IF;
+        CONTINUE WHEN x <= '0' AND rec.unit = 'tokens' AND start IS NULL AND latest > at; -- paused: it comes back afterwards
+        IF x > '0' THEN
+            value := pg_catalog.array_fill((total + x) / m::double precision, ARRAY[m]);
+            ts := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(ts) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
+        END IF;
+        ids := pg_catalog.array_append(ids, rec.id);
+        back := pg_catalog.array_append(back, greatest(x, '0'));
     END LOOP;
 END
 $body$;
@@ -117,27 +111,18 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_may(privilege text) 
 LANGUAGE sql STABLE
 RETURN has_table_privilege((SELECT t.typrelid FROM pg_catalog.pg_type AS t WHERE t.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limit_holds)), privilege);
 
--- Whether holds of a key have expired, which this caller may give back: not on a standby, nor without the right.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_due(name text, key text, at timestamptz) RETURNS boolean
-LANGUAGE plpgsql STABLE SET enable_seqscan = off
-AS $body$
-#variable_conflict use_variable
-BEGIN
-    IF current_setting('transaction_read_only') = 'off' AND /* TEMPLATE: schema */_ratelimit_may('SELECT') AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') THEN
-        RETURN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h
-            WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at);
-    END IF;
-    RETURN false;
-END
-$body$;
+-- Whether expired holds give something back, and this caller may do it: not on a standby, nor without the right. back: of _ratelimit_lapsed.
+CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_due(back double precision[]) RETURNS boolean
+LANGUAGE sql STABLE
+RETURN CASE WHEN '0' < ANY (back) THEN current_setting('transaction_read_only') = 'off' AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') ELSE false END;
 
--- Gives back expired holds of limits whose rows are all locked. Returns how many ended: at most 1000 of each key; the caller asks again.
+-- Gives back expired holds of limits whose rows are all locked: of each key at most so many, the oldest first. Returns how many ended.
 --
 -- It never waits: a hold that somebody has locked is being extended or settled. The SELECT that locks asks state and until again, on the
 -- newest version: so a hold is extended or given back, never both.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_reclaim(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]
+    now timestamptz, windows timestamptz[], firsts integer[], lasts integer[], most integer DEFAULT NULL
 ) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
@@ -146,37 +131,27 @@ DECLARE
     at    timestamptz := coalesce(now, clock_timestamp());
     kept  timestamptz := at + interval '7 days';
     ended integer := 0;
-    v     double precision[]; -- the values of a limit's rows
-    t     timestamptz[];      -- their ts
-    last  timestamptz;        -- the latest of their promised
-    freed boolean;            -- tokens came back
-    back  double precision;
-    rec   record;
+    ids   text[];
+    l     record;
 BEGIN
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), max(r.promised) INTO v, t, last
-          FROM /* TEMPLATE: schema */rate_limits AS r
-         WHERE r.name = names[i] AND r.key = keys[i];
-        freed := false;
-        FOR rec IN
-            SELECT h.id, h.unit, h.count, h.rest, h.part, h.taken_at
+        ids := ARRAY(SELECT h.id
               FROM /* TEMPLATE: schema */rate_limit_holds AS h
              WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
              ORDER BY h.until
-             LIMIT 1000
-               FOR UPDATE SKIP LOCKED
-        LOOP
-            ended := ended + 1;
-            SELECT l.value, l.ts, l.back INTO v, t, back
-              FROM /* TEMPLATE: schema */_ratelimit_lapse(rec.unit, rec.count, rec.rest, rec.part, rec.taken_at, last, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], v, t) AS l;
-            freed := freed OR back > '0';
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = rec.count - back, until = kept
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = rec.id;
+             LIMIT most
+               FOR UPDATE SKIP LOCKED);
+        SELECT f.value, f.ids, f.back INTO l
+          FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], ids) AS f;
+        FOR j IN 1..coalesce(pg_catalog.cardinality(l.ids), 0) LOOP
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = h.count - l.back[j], until = kept
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = l.ids[j];
         END LOOP;
-        IF freed THEN
-            UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
+        IF '0' < ANY (l.back) THEN
+            UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(l.value[1]), ts = greatest(r.ts, at)
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
+        ended := ended + coalesce(pg_catalog.cardinality(l.ids), 0);
     END LOOP;
     RETURN ended;
 END
@@ -262,7 +237,7 @@ $body$;
 -- ON CONFLICT inserts a row, or locks the row that is there and writes nothing. It looks nothing up before, which at SERIALIZABLE would
 -- conflict with the holds of other ids.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_claim(
-    own text, own_token uuid, taking integer, units text[], names text[], keys text[], shards integer[], counts double precision[],
+    own text, own_token uuid, units text[], names text[], keys text[], shards integer[], counts double precision[],
     d /* TEMPLATE: schema */_ratelimit_decisions, at timestamptz, INOUT until timestamptz, OUT state text
 )
 LANGUAGE plpgsql
@@ -298,14 +273,13 @@ BEGIN
         SELECT CASE WHEN k.endless AND ends = 'infinity' AND pg_catalog.cardinality(met) = pg_catalog.cardinality(names)
                       OR kind = 'once' AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until
           INTO state, until
-          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, (SELECT count(*)::integer FROM pg_catalog.unnest(met) AS u (i) WHERE u.i <= taking),
-               ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
+          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, 0, ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
                ARRAY(SELECT keys[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i), at) AS k;
     END IF;
     IF state = 'taken' THEN
         until := ends;
         FOREACH i IN ARRAY met LOOP
-            -- An expired hold that is still to come back, where this one takes nothing: it goes on under an id that no caller can have.
+            -- An expired hold that is still to come back goes on under an id that no caller can have.
             UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET id = '~' || h.token::text
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND CASE WHEN h.state = 'held' THEN h.unit <> 'none' AND h.token IS NOT NULL ELSE false END;
             IF FOUND THEN
@@ -357,7 +331,7 @@ $body$;
 -- taken once, and the row is kept for so long. If the id is known then, held or settled or once, the call is repeated, and takes nothing.
 --
 -- A taking is undone by its subtransaction if the id is known by then: it may be from any shard, and its rows may be new. If the id is of holds that
--- have expired, it gives them back first. Who has waited for their locks asks once more: meanwhile, others may have given back.
+-- have expired, it gives them back first, where it can look.
 CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_hold(
     own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
@@ -374,8 +348,6 @@ DECLARE
     at      timestamptz;
     state   text;
     until   timestamptz;
-    due     boolean; -- holds have expired
-    locked  boolean := false; -- all rows of the limits are
     free_at timestamptz[];
 BEGIN
     IF (octet_length(own) BETWEEN 1 AND 255 AND own COLLATE "C" !~ '^~|[[:cntrl:]]' AND n > 0 AND taking BETWEEN 0 AND n AND n = pg_catalog.cardinality(keys)
@@ -391,106 +363,60 @@ BEGIN
         RAISE feature_not_supported USING MESSAGE = 'rate limits: there are no holds where the table is distributed by key',
             HINT = 'Distribute the schema, or put limits with holds into a schema that is not distributed.';
     END IF;
-    FOR attempt IN 1..100 LOOP
-        -- Look the id up first: a duplicate takes nothing, and locks nothing. It would not do to take, and to roll back to here: whoever waits
-        -- for a row that a subtransaction inside this one has written waits for the end of the whole transaction. SERIALIZABLE cannot look:
-        -- an id that is not there would conflict with the holds of other ids.
-        state := NULL;
-        d := NULL;
-        IF current_setting('transaction_isolation') <> 'serializable' THEN
-            at := coalesce(now, clock_timestamp());
-            SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
-              FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;
-            IF state IN ('repeated', 'held', 'settled', 'released') THEN
-                RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
-            END IF;
-        END IF;
-        BEGIN
-            IF state = 'expired' AND NOT locked THEN
-                RAISE SQLSTATE 'RL001'; -- give it back first
-            END IF;
-            state := NULL;
-            IF taking > 0 THEN
-                d := /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN own_token IS NULL THEN 'consume' ELSE 'hold' END, names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
-                    starts[1:taking], shards[1:taking], counts[1:taking], floors[1:taking], shard_a[1:taking], shard_b[1:taking], false, now, false,
-                    windows, firsts[1:taking], lasts[1:taking]);
-            ELSE
-                d := ROW(true, coalesce(now, clock_timestamp()), '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
-            END IF;
-            at := coalesce(now, clock_timestamp()); -- taking may have waited: that is not of the work's time
-            IF d.granted THEN
-                SELECT c.state, c.until INTO state, until
-                  FROM /* TEMPLATE: schema */_ratelimit_claim(own, own_token, taking, units, names, keys, shards, counts, d, at, coalesce(at + ttl, 'infinity')) AS c;
-                IF state <> 'taken' THEN
-                    RAISE SQLSTATE 'RL001';
-                END IF;
-            END IF;
-        EXCEPTION WHEN SQLSTATE 'RL001' THEN
-            NULL;
-        END;
-        IF state = 'taken' THEN
-            RETURN ROW(state, until, d.at, d.ord, d.value, d.ts, NULL)::/* TEMPLATE: schema */_ratelimit_held;
-        ELSIF state IS NULL THEN -- denied: the id may be the one that has the last slot
-            SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
-              FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;
-        END IF;
-        IF state = 'expired' AND NOT locked AND d.granted IS TRUE AND current_setting('transaction_isolation') <> 'serializable' THEN
-            -- While this call waited, another one held the id, and its time is over: nothing may be waited for after what was rolled back.
-            state := 'held';
-            until := at + interval '1 second';
-        END IF;
+    -- Look the id up first: a duplicate takes nothing, and locks nothing. It would not do to take, and to roll back to here: whoever waits
+    -- for a row that a subtransaction inside this one has written waits for the end of the whole transaction. SERIALIZABLE cannot look:
+    -- an id that is not there would conflict with the holds of other ids.
+    IF current_setting('transaction_isolation') <> 'serializable' THEN
+        at := coalesce(now, clock_timestamp());
+        SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
+          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;
         IF state IN ('repeated', 'held', 'settled', 'released') THEN
             RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
-        END IF;
-
-        due := state = 'expired';
-        IF due THEN
+        ELSIF state = 'expired' THEN -- give it back first
             PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
-            due := NOT locked; -- meanwhile, others may have given back
-            locked := true;
-            due := 0 < /* TEMPLATE: schema */_ratelimit_reclaim(names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
-                starts[1:taking], now, windows, firsts[1:taking], lasts[1:taking]) OR due;
+            PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
+                starts[1:taking], now, windows, firsts[1:taking], lasts[1:taking]);
         END IF;
-        IF NOT due AND d.granted IS FALSE THEN
-            FOR i IN 1..taking LOOP
-                IF units[i] = 'slots' THEN
-                    free_at[i] := /* TEMPLATE: schema */_ratelimit_free_at(names[i], keys[i], counts[i], floors[i], at);
-                ELSE
-                    free_at[i] := NULL;
-                END IF;
-            END LOOP;
-            RETURN ROW('denied', NULL, d.at, d.ord, d.value, d.ts, free_at)::/* TEMPLATE: schema */_ratelimit_held;
+    END IF;
+    BEGIN
+        state := NULL;
+        d := ROW(true, coalesce(now, clock_timestamp()), '{}', '{}', '{}', NULL);
+        IF taking > 0 THEN
+            d := /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN own_token IS NULL THEN 'consume' ELSE 'hold' END, names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking],
+                capacities[1:taking], starts[1:taking], shards[1:taking], counts[1:taking], floors[1:taking], shard_a[1:taking], shard_b[1:taking], false, now, false,
+                windows, firsts[1:taking], lasts[1:taking]);
         END IF;
+        at := coalesce(now, clock_timestamp()); -- taking may have waited: that is not of the work's time
+        IF d.granted THEN
+            SELECT c.state, c.until INTO state, until
+              FROM /* TEMPLATE: schema */_ratelimit_claim(own, own_token, units, names, keys, shards, counts, d, at, coalesce(at + ttl, 'infinity')) AS c;
+            IF state <> 'taken' THEN
+                RAISE SQLSTATE 'RL001';
+            END IF;
+        END IF;
+    EXCEPTION WHEN SQLSTATE 'RL001' THEN
+        NULL;
+    END;
+    IF state = 'taken' THEN
+        RETURN ROW(state, until, d.at, d.ord, d.value, d.ts, NULL)::/* TEMPLATE: schema */_ratelimit_held;
+    ELSIF state IS NULL THEN -- denied: the id may be the one that has the last slot
+        SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
+          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;
+    END IF;
+    IF state IN ('repeated', 'held', 'settled', 'released') THEN
+        RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
+    END IF;
+    FOR i IN 1..taking LOOP
+        free_at[i] := CASE WHEN units[i] = 'slots' THEN /* TEMPLATE: schema */_ratelimit_free_at(names[i], keys[i], counts[i], floors[i], at) END;
     END LOOP;
-    RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limits %s: lost 100 races in a row against other transactions', names);
-END
-$body$;
-
--- The numbers by which tokens come back to a key whose numbers the caller does not know: those that programs have published, as if nothing were
--- blocked. Without any, and if only a program knows them, the rate is 0: nothing comes back but slots.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_giving_back(name text, key text, now timestamptz) RETURNS /* TEMPLATE: schema */_ratelimit_request
-LANGUAGE plpgsql
-AS $body$
-#variable_conflict use_variable
-DECLARE
-    n /* TEMPLATE: schema */_ratelimit_terms := /* TEMPLATE: schema */_ratelimit_defined(name);
-    q /* TEMPLATE: schema */_ratelimit_request;
-BEGIN
-    IF n.kind <> 'slots' THEN
-        n := /* TEMPLATE: schema */_ratelimit_numbers(name, nullif(key, ''), coalesce(now, clock_timestamp()), varying => true, standing => true);
-    END IF;
-    IF n.kind <> 'slots' AND n.effect <> 'varies' AND n.rate > '0' THEN
-        RETURN /* TEMPLATE: schema */_ratelimit_prepare('settle', name, nullif(key, ''), n.rate, n.period, 0, n.kind, n.capacity, n.start, n.shards, key = '', n.zone, n.anchor,
-            NULL, NULL, now);
-    END IF;
-    q.rate := 0; q.period := '1 second'; q.capacity := 0; q.shards := 1;
-    RETURN q;
+    RETURN ROW('denied', NULL, d.at, d.ord, d.value, d.ts, free_at)::/* TEMPLATE: schema */_ratelimit_held;
 END
 $body$;
 
 -- Ends a hold. used: by limit, the tokens that were used; less comes back, by the rule of refunds, and more is charged. Slots come back in any case. release:
 -- the id is free again; a hold that has ended is no error (late), but one that has an end is lost to who knows its id alone. shards: 0 is for a limit whose
--- numbers the caller does not know (_ratelimit_giving_back), and whose rows are not inserted. lifted: by limit, it is unlimited by an override, so nothing is charged.
+-- numbers the caller does not know: they are those that programs have published, as if nothing were blocked. Without any, nothing comes back but slots. Its
+-- rows are not inserted. lifted: by limit, it is unlimited by an override, so nothing is charged.
 --
 -- The rows of the limits are locked first, missing ones inserted: whoever took under this id has changed one of them. So above READ
 -- COMMITTED, a hold that is newer than the snapshot is 40001, and never lost. One that has no rows, of a limit that was unlimited, is found by an
@@ -513,6 +439,7 @@ DECLARE
     over   boolean := false;  -- there is a row of this token
     bare   boolean[] := pg_catalog.array_fill(false, ARRAY[n]); -- by position: there were no rows of the limit
     there  boolean;
+    d      /* TEMPLATE: schema */_ratelimit_terms;
     q      /* TEMPLATE: schema */_ratelimit_request;
     rec    /* TEMPLATE: schema */rate_limit_holds;
     list   /* TEMPLATE: schema */rate_limit_holds[] := pg_catalog.array_fill(NULL::/* TEMPLATE: schema */rate_limit_holds, ARRAY[n]); -- by position
@@ -556,11 +483,20 @@ BEGIN
     FOR i IN 1..taking LOOP
         CONTINUE WHEN NOT mine[i];
         IF shards[i] = 0 THEN
-            q := /* TEMPLATE: schema */_ratelimit_giving_back(names[i], keys[i], now);
-            rates[i] := q.rate; periods[i] := q.period; capacities[i] := q.capacity; starts[i] := q.start; shards[i] := q.shards;
-            firsts[i] := coalesce(pg_catalog.cardinality(windows), 0) + 1;
-            windows := pg_catalog.array_cat(windows, q.windows);
-            lasts[i] := pg_catalog.cardinality(windows);
+            shards[i] := 1;
+            IF (/* TEMPLATE: schema */_ratelimit_defined(names[i])).kind <> 'slots' THEN
+                d := /* TEMPLATE: schema */_ratelimit_numbers(names[i], nullif(keys[i], ''), coalesce(now, clock_timestamp()), varying => true, standing => true);
+                IF d.effect <> 'varies' AND d.rate > '0' THEN
+                    q := /* TEMPLATE: schema */_ratelimit_prepare('settle', names[i], nullif(keys[i], ''), d.rate, d.period, 0, d.kind, d.capacity, d.start, d.shards,
+                        keys[i] = '', d.zone, d.anchor, NULL, NULL, now);
+                    rates[i] := q.rate; periods[i] := q.period; capacities[i] := q.capacity; starts[i] := q.start; shards[i] := q.shards;
+                    firsts[i] := CASE WHEN q.windows IS NOT NULL THEN coalesce(pg_catalog.cardinality(windows), 0) + 1 END;
+                    windows := pg_catalog.array_cat(windows, q.windows);
+                    lasts[i] := pg_catalog.cardinality(windows);
+                END IF;
+                d := /* TEMPLATE: schema */_ratelimit_numbers(names[i], nullif(keys[i], ''), coalesce(now, clock_timestamp()), varying => true);
+                lifted[i] := coalesce(d.effect = 'unlimited', false);
+            END IF;
             bare[i] := NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i]);
             CONTINUE WHEN bare[i]; -- it is full
         END IF;

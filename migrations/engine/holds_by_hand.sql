@@ -383,10 +383,8 @@ BEGIN
     n := pg_catalog.cardinality(ids) - pg_catalog.cardinality(met);
     SELECT least(r.value, '0') INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
     IF pg_catalog.cardinality(met) > 0 OR v - n::double precision < q.floor THEN
-        LOOP -- a denial would undo what is given back here, so give back all of it: of these ids, too
-            EXIT WHEN 0 = /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval],
-                ARRAY['0'::double precision], ARRAY[NULL::timestamptz], NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);
-        END LOOP;
+        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval],
+            ARRAY['0'::double precision], ARRAY[NULL::timestamptz], NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);
         SELECT least(r.value, '0') INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
         FOR rec IN
             SELECT h.id, h.state, h.until FROM /* TEMPLATE: schema */rate_limit_holds AS h

@@ -26,6 +26,8 @@ DECLARE
     wait   double precision; -- the number of windows from now until the work was to run
     owing  double precision; -- a balance below this is a debt
     owed   double precision; -- to waiting work
+    missing CONSTANT double precision := capacity * part - held; -- once it was taken
+    m      CONSTANT double precision := pg_catalog.cardinality(value);
 BEGIN
     back := 0;
     waiting := coalesce(promised > at, false);
@@ -33,7 +35,10 @@ BEGIN
     -- are older than taken_at.
     IF (least(count, rate, capacity, taken, part) >= '0'
         AND count + rate + capacity + taken + abs(held) + part < 'Infinity'
-        AND (period > '0' OR period = '0' AND windows[1] <= ALL (ts)) AND isfinite(period) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE THEN
+        AND (period > '0' OR period = '0' AND windows IS NOT NULL AND NOT EXISTS ( -- by such a list, a row that is older is known only if it is full
+            SELECT 1 FROM unnest(value, ts) AS u (v, t) WHERE u.t < windows[1]
+               AND /* TEMPLATE: schema */_ratelimit_available(u.v, u.t, at, rate / m, period, capacity / m, start, windows) < capacity / m))
+        AND isfinite(period) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE THEN
         RETURN;
     END IF;
     total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
@@ -44,10 +49,10 @@ BEGIN
             count := least(count, owed);
             latest := CASE WHEN at >= taken_at THEN at ELSE latest END;
         END IF;
-        back := capacity * part - held
-            - date_part('epoch', latest - taken_at) * rate / date_part('epoch', period);
+        back := missing - date_part('epoch', latest - taken_at) * rate / date_part('epoch', period);
         back := least(greatest(back - owed, '0'), count);
     ELSE
+        count := CASE WHEN missing < count - /* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN greatest(missing, '0') ELSE count END;
         -- The windows that have begun before the first of the list or begin after its last are not known.
         wait := CASE WHEN latest < windows[1] OR run_at > windows[pg_catalog.cardinality(windows)] THEN '-1'
             WHEN windows IS NOT NULL THEN pg_catalog.width_bucket(run_at, windows) - pg_catalog.width_bucket(latest, windows)

@@ -362,9 +362,6 @@ BEGIN
     END IF;
     q.rate := 0;
     IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.unit = 'tokens') THEN
-        IF NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
-            RETURN 0;
-        END IF;
         q := /* TEMPLATE: schema */_ratelimit_prepare('settle', name, nullif(key, ''), NULL, NULL, 0, 'token bucket', NULL, NULL, 1, key = '', NULL, NULL,
             NULL, NULL, now, later => true, standing => true);
         IF q.effect <> 'numbers' THEN
@@ -379,7 +376,7 @@ BEGIN
         RETURN 0;
     END IF;
     RETURN /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], now,
-        q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
+        q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)], 1000);
 END
 $body$;
 

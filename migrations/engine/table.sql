@@ -5,9 +5,7 @@
 --
 -- promised is written by reservations that have to wait, in all rows of the key, and read by give-backs: until then, a debt is of waiting work
 -- (docs/refunds.md).
---
--- lapses is written by holds that have an end, in a row that they take from, and is never taken back: tokens of the key may come back by themselves. Only then
--- do denials and readers look for expired holds.
+-- lapses is written by holds that have an end, in the rows that they take from, and stays. Only then do denials and readers look for expired holds.
 --
 -- COLLATE "C" compares names and keys byte by byte, so that all callers lock rows in the same order (CONCURRENCY.md, D1).
 -- The fillfactor leaves room for the row's next version on its page, and no index has value or ts: updates are heap-only.
