@@ -116,6 +116,7 @@ func flood(t *testing.T, callers, n int, call func(ctx context.Context, i int) e
 
 // One attacker uses a million new keys. Each is a row in the database, and leaves nothing in the process.
 func TestAFloodOfKeysLeavesNothingInTheProcess(t *testing.T) {
+	long(t)
 	pool := newPool(t, 8)
 	for name, consume := range floodWays(t, pool) {
 		t.Run(name, func(t *testing.T) {

@@ -57,6 +57,7 @@ func decider(name string, arguments map[string]string) string {
 }
 
 func TestNoGarbageIsGrantedOrStored(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const noon = "timestamptz '2026-07-01 12:00Z'"
 	valid := map[string]string{

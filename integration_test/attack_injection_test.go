@@ -73,6 +73,7 @@ func injected(text string) ratelimit.Request {
 
 // All ways in which a name or key reaches the server, with both meanings of backslashes in string literals.
 func TestInjectionsAreNamesAndKeysAndNothingElse(t *testing.T) {
+	long(t)
 	t.Parallel()
 	type way struct {
 		name string
@@ -172,6 +173,7 @@ func TestInjectionsAreNamesAndKeysAndNothingElse(t *testing.T) {
 
 // A denial by hand or in a batch is an SQL error. Its text has the name but not the key, and its DETAIL is valid JSON.
 func TestInjectionsComeBackAsTheyAreInErrors(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for _, mode := range execModes {
 		t.Run(mode.String(), func(t *testing.T) {

@@ -49,6 +49,7 @@ END $$;
 // The page and the tool run their statements as an operator, who may do more than an application: none of them may be taken over from
 // another schema of the path, in front of the limiter's or behind.
 func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
+	long(t)
 	t.Parallel()
 	needsSession(t, "since it sets the search_path of connections")
 	admin := newPool(t, 2)

@@ -282,6 +282,7 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 
 // An attacker's schema is in the caller's search_path: behind the limiter's, ahead of it, or ahead of pg_catalog.
 func TestAHostileSearchPath(t *testing.T) {
+	long(t)
 	t.Parallel()
 	needsSession(t, "since it makes temporary tables, for the session")
 	admin, owner, confined, limits := newConfined(t, 1)

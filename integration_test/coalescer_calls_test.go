@@ -23,6 +23,7 @@ import (
 // decides them. It makes the same calls one after another on a pool of another schema. All answers and the tables must be
 // equal.
 func TestCoalescerIsExact(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for i := range 3 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {

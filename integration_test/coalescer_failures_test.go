@@ -71,6 +71,7 @@ func TestCoalescerCancelledCallersHarmNobody(t *testing.T) {
 
 // One call's error is not that of the calls that share its statement, whatever SQLSTATE a trigger or a policy gives it.
 func TestCoalescerOneCallsErrorIsItsOwn(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const refuse = `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.key = 'bad' THEN RAISE SQLSTATE '%s'; END IF; RETURN NEW; END $$;
 		CREATE %s INSERT OR UPDATE ON rate_limits %s FOR EACH ROW EXECUTE FUNCTION refuse()`
@@ -204,6 +205,7 @@ func TestCoalescerCloseDrains(t *testing.T) {
 // The answer arrives before the commit. If Postgres refuses the commit, with any error, even one after which a statement is retried, each
 // caller gets that error, and no answer.
 func TestACommitThatFailsGrantsNothing(t *testing.T) {
+	long(t)
 	t.Parallel()
 	limit := slow("limit", 10)
 	a, b := limit.Key("a"), limit.Key("b")

@@ -72,6 +72,7 @@ func expectGone(t *testing.T, pool *pgxpool.Pool, calls [][]ratelimit.Request, e
 
 // A transaction locks a key for longer than statements may wait. Only the calls for that key fail.
 func TestALockedKeyFailsOnlyItsOwnCalls(t *testing.T) {
+	long(t)
 	t.Parallel()
 	limit, team := slow("limit", 1000), slow("a team", 1000) // the team's row is locked first
 	key := func(i int) ratelimit.Request { return limit.Key(fmt.Sprint(i)) }

@@ -19,6 +19,7 @@ import (
 // A statement that waited for a row finds it changed: its value, or only its time, or, in a window, only its value. It has
 // to decide again each time.
 func TestCoalescerDecidesAnewOnWhatItWaitedFor(t *testing.T) {
+	long(t)
 	t.Parallel()
 	bucket := ratelimit.TokenBucket("bucket", 10, 10*time.Minute)
 	window := ratelimit.FixedWindow("window", 10, 10*time.Minute, ratelimit.Start(noon))

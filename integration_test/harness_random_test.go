@@ -42,6 +42,14 @@ func someOf[T any](t testing.TB, n int, values ...T) []T {
 	return values[:n]
 }
 
+// long leaves a test of more than ten seconds to make long. CI has it in make race or make matrix, which run its area whole.
+func long(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("make long runs it")
+	}
+}
+
 // newRand makes a random source. If the test fails, it prints how to replay it.
 func newRand(t testing.TB) *rand.Rand {
 	t.Helper()

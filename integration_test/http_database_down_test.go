@@ -160,6 +160,7 @@ func (c *cut) off(nobodyAnswers bool) (on func()) {
 }
 
 func TestHTTPWithoutTheDatabaseRequestsAreRefusedOrPassByChoice(t *testing.T) {
+	long(t)
 	t.Parallel()
 	limit := ratelimit.TokenBucket("limit", 2, time.Hour)
 	for _, row := range []struct {
@@ -293,6 +294,7 @@ func TestHTTPAStatementThatIsKilledUnderItGrantsNothing(t *testing.T) {
 // What a client can cause passes no request: a used-up key asked by a crowd, a row that is locked for longer than the probe's
 // patience, a server that takes no more connections.
 func TestFailOpenIsNotForOverload(t *testing.T) {
+	long(t)
 	t.Parallel()
 	limit := ratelimit.TokenBucket("limit", 3, time.Hour)
 	t.Run("a crowd at a used-up key", func(t *testing.T) {

@@ -212,6 +212,7 @@ func (f function) call(schema string, round int) string {
 // TestTheConsumerRoleIsConfined has every role of the table in docs/security.md call every function of the schema with hostile arguments,
 // and use every table. What the page says it may, it may, and nothing else.
 func TestTheConsumerRoleIsConfined(t *testing.T) {
+	long(t)
 	t.Parallel()
 	needsSession(t, "since it sets the role of its sessions")
 	roles := documentedRoles(t)

@@ -15,6 +15,7 @@ import (
 // TestOneDefinitionPerName: a name has one definition, in a list, a Limiter and a call. Where programs or versions of one
 // differ, the newest counts for SQL, and a sweep minds all of them.
 func TestOneDefinitionPerName(t *testing.T) {
+	long(t)
 	t.Parallel()
 	hourly, other := ratelimit.TokenBucket("api", 1000, time.Hour), ratelimit.TokenBucket("api", 2000, time.Hour)
 	varying := ratelimit.TokenBucket("api", 1000, time.Hour, ratelimit.Varies(24*time.Hour))

@@ -448,6 +448,7 @@ func TestAWrongRouterCannotOvergrantAGuardedFleet(t *testing.T) {
 
 // The SQL of docs/distributed.md.
 func TestTheGuardsOfTheDocs(t *testing.T) {
+	long(t)
 	t.Parallel()
 	limit := slow("limit", 100)
 	consume := func(t *testing.T, db ratelimit.DB, key string) error {

@@ -392,6 +392,7 @@ func TestOpenSaysWhatIsWrongWithTheConnection(t *testing.T) {
 
 // TestFiftyProcessesOpenAtOnce: each has a pool of its own. One at a time sweeps, and every row goes once.
 func TestFiftyProcessesOpenAtOnce(t *testing.T) {
+	long(t)
 	t.Parallel()
 	url := newMigrated(t)
 	admin := connect(t, url, 2)

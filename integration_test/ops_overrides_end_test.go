@@ -215,6 +215,7 @@ func (e *endingWorld) proves(what string, ends []time.Time, call func(db ratelim
 // TestAnOverrideThatEnds: RetryAt is the first instant at which the same call is granted, by the override or by what comes after it, and
 // ErrExceedsCapacity is never. The library, SQL by hand and ratelimit_keys agree.
 func TestAnOverrideThatEnds(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for part := range 4 {
 		t.Run(fmt.Sprint(part), func(t *testing.T) {

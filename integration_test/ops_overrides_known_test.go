@@ -91,6 +91,7 @@ func (w *everything) wholeSays(name, key string, flags ...string) (inSQL, listed
 // TestOverridesThatEndBeforeTheProgramsNumbers: of a key whose numbers are the program's, an override tells the numbers until its end. What
 // would be at its end, or later, is not known, and no source says an instant.
 func TestOverridesThatEndBeforeTheProgramsNumbers(t *testing.T) {
+	long(t)
 	t.Parallel()
 	defer failsWorld(t)
 	for _, shards := range someOf(t, 1, 1, 2) {
@@ -271,6 +272,7 @@ func failsWorld(t *testing.T) {
 // TestOverridesToNoSlots: an override to 0 slots is a policy in all sources, as it is for Hold: denied until it ends, whatever is in use, and listed
 // though the key may have no row.
 func TestOverridesToNoSlots(t *testing.T) {
+	long(t)
 	t.Parallel()
 	defer failsWorld(t)
 	fixed, varying := ratelimit.Slots("fixed", 3), ratelimit.Slots("varying", 3, ratelimit.Varies(0))

@@ -773,6 +773,7 @@ func TestWhatIsAddedStays(t *testing.T) {
 
 // TestWhatIsAddedAgainAndAgain: override, add, restore, three times: at most the larger capacity is granted.
 func TestWhatIsAddedAgainAndAgain(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for name, limit := range map[string]ratelimit.Limit{
 		"window": ratelimit.FixedWindow("api", 100, 24*time.Hour), "bucket": ratelimit.TokenBucket("api", 100, 24*time.Hour), "calendar": ratelimit.CalendarWindow("api", 100, ratelimit.Month),

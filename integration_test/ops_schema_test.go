@@ -258,6 +258,7 @@ func TestSchemaSQLMakesWhatTheMigrationsMake(t *testing.T) {
 }
 
 func TestTheSchemasNameMayNeedQuotes(t *testing.T) {
+	long(t)
 	t.Parallel()
 	migrated := newPool(t, 1)
 	want := catalog(t, migrated, schemaOf(t, migrated))

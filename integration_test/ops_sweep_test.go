@@ -150,6 +150,7 @@ func TestASweepKnowsTheGridOfEveryKey(t *testing.T) {
 // on a database in memory that is swept, too, and on one that never is. All must agree on each answer and on what is left.
 // The clock steps back and forth, by up to an hour.
 func TestASweepChangesNoDecision(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for i := range 2 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
@@ -162,6 +163,7 @@ func TestASweepChangesNoDecision(t *testing.T) {
 // TestASweepOfLimitsThatChangeAndAreSharded does the same with limits whose numbers and shards change, on Postgres and on
 // the swept database in memory. (A sharded limit without rows first takes from all shards, so more of them are refilled.)
 func TestASweepOfLimitsThatChangeAndAreSharded(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for i := range 2 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {

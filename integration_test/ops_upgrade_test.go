@@ -366,6 +366,7 @@ func goTo(t *testing.T, provider *goose.Provider, version int64) {
 // TestEveryUpgradePathLeadsToTheSame migrates from each version to each other, in a history that continues after today's
 // with changes of all kinds. A version is the same whatever the path to it, and the newest one is schema.sql.
 func TestEveryUpgradePathLeadsToTheSame(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := newClone(t)
 	c.later()

@@ -22,6 +22,7 @@ import (
 
 // TestTheSchemaHasAVersion: an older schema is refused at the start, a newer one serves, and another hash of the same version is reported.
 func TestTheSchemaHasAVersion(t *testing.T) {
+	long(t)
 	t.Parallel()
 	// warned opens a limiter on a database, and returns what it was told.
 	warned := func(t *testing.T, db ratelimit.DB) (told []string, err error) {

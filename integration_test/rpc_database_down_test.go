@@ -14,6 +14,7 @@ import (
 )
 
 func TestRPCWithoutTheDatabaseCallsAreRefusedOrPassByChoice(t *testing.T) {
+	long(t)
 	limit := ratelimit.TokenBucket("limit", 20, time.Hour)
 	rpcs(t, func(o *office, serve func() rpcClient) {
 		pool := o.pool

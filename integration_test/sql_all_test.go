@@ -361,6 +361,7 @@ func TestRatelimitAllAnswersLikeConsume(t *testing.T) {
 // TestRatelimitAllUnderContention: calls with the list in both orders, and single calls, get exactly what there is, at every level that
 // matters, and no call deadlocks.
 func TestRatelimitAllUnderContention(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable} {
 		for _, shards := range []int{1, 3} {

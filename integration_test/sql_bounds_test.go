@@ -31,6 +31,7 @@ var periodsOfBoth = map[string][][2]string{
 // TestByHandBoundsAreThoseOfTheLibrary makes random limits and requests whose numbers lie at the bounds. What one side grants, denies or
 // refuses, the other does, too.
 func TestByHandBoundsAreThoseOfTheLibrary(t *testing.T) {
+	long(t)
 	t.Parallel()
 	r := newRand(t)
 	pool := newPool(t, 1)

@@ -107,6 +107,7 @@ func askSavepoint(ctx context.Context, tx pgx.Tx, a askedByHand, now time.Time) 
 // answers and the rows must be equal, to the bit and the microsecond. A denied request must be granted at retry_at, and
 // still be denied a microsecond earlier, or the tolerance of a token bucket.
 func TestByHandAnswersLikeTheLibrary(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for part, settings := range []string{
 		"",
@@ -447,6 +448,7 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 
 // Rows written by hand, however unusual, grant no more than the capacity, and cause no error.
 func TestByHandStandsOddRows(t *testing.T) {
+	long(t)
 	behaviour(t, func(w world) {
 		for i, row := range []string{
 			`'NaN', now()`, `'Infinity', now()`, `'-Infinity', now()`, `1e308, now()`, `-1e308, now()`, `5e-324, now()`, `-5e-324, now()`,
@@ -576,6 +578,7 @@ func newTenants(t *testing.T, conns int) *pgxpool.Pool {
 // The trigger of docs/sql.md, with many concurrent inserts by several tenants, at every isolation level. The table must
 // have exactly the rows that the limit allows.
 func TestByHandATriggerLimitsInserts(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const allowed = 200 // the capacity; 100 more are refilled in a minute
 	for _, level := range levels {

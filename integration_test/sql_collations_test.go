@@ -12,6 +12,7 @@ import (
 // TestKeysOfEveryCollation calls every function for SQL by hand, and the trigger of docs/sql.md, with names and keys from columns that have a
 // collation of their own. They mean what literals mean.
 func TestKeysOfEveryCollation(t *testing.T) {
+	long(t)
 	t.Parallel()
 	pool := newPool(t, 2)
 	schema := schemaOf(t, pool)

@@ -20,6 +20,7 @@ import (
 // TestTheDocumentedDataOnlyRestore runs the commands of docs/operations.md: pg_dump --data-only of one database, and pg_restore into another that
 // is migrated. Every row of txlimit is there, with its overrides in force, and a trigger has counted nothing.
 func TestTheDocumentedDataOnlyRestore(t *testing.T) {
+	long(t)
 	t.Parallel()
 	needsSession(t, "since pg_dump needs one")
 	admin := newPool(t, 1)

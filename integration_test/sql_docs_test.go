@@ -188,6 +188,7 @@ func toText(v any) string {
 
 // TestOperationsAt3AM runs the SQL of the recipes as printed.
 func TestOperationsAt3AM(t *testing.T) {
+	long(t)
 	t.Parallel()
 	runDoc(t, "docs/operations.md", map[string]func(n *night, sql string){
 		"ratelimit_keys('sendMessage'": func(n *night, sql string) {
@@ -345,6 +346,7 @@ func TestOperationsAt3AM(t *testing.T) {
 
 // TestOperationsInProduction runs the SQL of the sections on production as printed.
 func TestOperationsInProduction(t *testing.T) {
+	long(t)
 	t.Parallel()
 	runDoc(t, "docs/operations.md", map[string]func(n *night, sql string){
 		"ratelimit_sweep('sendMessage'": func(n *night, sql string) {

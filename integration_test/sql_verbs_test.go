@@ -219,6 +219,7 @@ func TestAReservationInSQLIsNoPermission(t *testing.T) {
 // Many callers reserve and take of the same keys, at every level, in SQL and in Go. Together they get no more than there is, and no debt is
 // exceeded.
 func TestByHandAndTheLibraryShareALimit(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for _, level := range levels {
 		for _, limit := range []ratelimit.Limit{

@@ -156,6 +156,7 @@ func table(t *testing.T, pool *pgxpool.Pool) (rows []any) {
 }
 
 func TestABatchAnswersAsConsumeDoes(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for _, mode := range execModes {
 		for way, send := range batchWays {
@@ -195,6 +196,7 @@ func TestABatchAnswersAsConsumeDoes(t *testing.T) {
 }
 
 func TestADenialStopsABatchWhereverItStands(t *testing.T) {
+	long(t)
 	t.Parallel()
 	bucket := ratelimit.TokenBucket("bucket", 1, time.Minute)
 	other := ratelimit.TokenBucket("other", 100, time.Minute)
@@ -253,6 +255,7 @@ func TestADenialStopsABatchWhereverItStands(t *testing.T) {
 }
 
 func TestABatchOwesNothing(t *testing.T) {
+	long(t)
 	t.Parallel()
 	inBatchWays(t, func(t *testing.T, pool *pgxpool.Pool, send func(*pgx.Batch) error) {
 		limiter, clock := newLimiter()
@@ -279,6 +282,7 @@ func TestABatchOwesNothing(t *testing.T) {
 }
 
 func TestOneBatchMayHoldSeveralConsumptions(t *testing.T) {
+	long(t)
 	t.Parallel()
 	inBatchWays(t, func(t *testing.T, pool *pgxpool.Pool, send func(*pgx.Batch) error) {
 		limiter, _ := newLimiter()
@@ -326,6 +330,7 @@ func TestInvalidRequestsAreNotQueued(t *testing.T) {
 }
 
 func TestTheObserverSeesTheDecisionsOfABatch(t *testing.T) {
+	long(t)
 	t.Parallel()
 	inBatchWays(t, func(t *testing.T, _ *pgxpool.Pool, send func(*pgx.Batch) error) {
 		limiter, _ := newLimiter()
@@ -346,6 +351,7 @@ func TestTheObserverSeesTheDecisionsOfABatch(t *testing.T) {
 }
 
 func TestAnothersPT429IsPassedOn(t *testing.T) {
+	long(t)
 	t.Parallel()
 	inBatchWays(t, func(t *testing.T, pool *pgxpool.Pool, send func(*pgx.Batch) error) {
 		_, err := pool.Exec(t.Context(), `CREATE FUNCTION full_up() RETURNS int LANGUAGE plpgsql AS

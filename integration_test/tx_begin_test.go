@@ -101,6 +101,7 @@ var firstLimit = ratelimit.TokenBucket("first", 10, time.Hour)
 
 // The first statement, whatever it is, runs in the transaction, at its level. It is committed or rolled back with the rest.
 func TestInTxBeginsWithTheFirstStatement(t *testing.T) {
+	long(t)
 	t.Parallel()
 	inQueryModes(t, newPool, func(t *testing.T, pool *pgxpool.Pool) {
 		mustExec(t, pool, "CREATE TABLE stored (by text)")
@@ -182,6 +183,7 @@ func TestTheFirstLimitIsSentWithBegin(t *testing.T) {
 
 // A transaction does not begin. No statement runs outside it, and InTx returns the cause, even if fn does not.
 func TestInTxWhoseTransactionDoesNotBegin(t *testing.T) {
+	long(t)
 	t.Parallel()
 	inQueryModes(t, newPool, func(t *testing.T, pool *pgxpool.Pool) {
 		mustExec(t, pool, "CREATE TABLE stored (by text)")

@@ -67,6 +67,7 @@ func fill(t *testing.T, pool *pgxpool.Pool, rows int) {
 // once, the first new versions have to move to other pages, with new index entries. These conflict on an index leaf until
 // all rows have space: some hundred serialization failures in the first second, none afterwards.
 func TestDistinctKeysNeverConflict(t *testing.T) {
+	long(t)
 	limit := ratelimit.TokenBucket("own", 1e9, time.Second)
 	var limiter ratelimit.Limiter
 
@@ -299,6 +300,7 @@ func TestFirstUsesDoNotDeadlock(t *testing.T) {
 
 // A call that waits for a row has locked none of the later rows, whatever the call and the order of its requests.
 func TestWhoWaitsHoldsNothingThatComesLater(t *testing.T) {
+	long(t)
 	t.Parallel()
 	a, b := ratelimit.TokenBucket("a", 100, time.Hour), ratelimit.TokenBucket("b", 100, time.Hour)
 	aShards, bShards := ratelimit.TokenBucket("aShards", 100, time.Hour, ratelimit.Shards(2)), ratelimit.TokenBucket("bShards", 100, time.Hour, ratelimit.Shards(2))

@@ -145,6 +145,7 @@ func TestHotTransactionsRunInOrderOfArrival(t *testing.T) {
 
 // With the queue, no transaction is run again but for the gap of a COMMIT (see conflicts). Without it, some are.
 func TestHotTransactionsDoNotConflict(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const goroutines, each = 16, 25
 	everyBegunTx(t, goroutines, func(t *testing.T, w txWay) {
@@ -250,6 +251,7 @@ func TestEveryTurnHasItsView(t *testing.T) {
 // At REPEATABLE READ, two transactions conflict if they take from one shard at the same time. In SERIALIZABLE they also
 // conflict if one only reads the shard.
 func TestAHotLimitsShardIsChosenWhenQueueing(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) {

@@ -109,6 +109,7 @@ var grownReads = []struct {
 // TestEveryStatementReadsLittle: whatever the statistics say, each statement reads what it needs, by a plan that it has made and keeps, and by one for
 // its arguments. "planned when small": the plan is from before, when the tables were empty.
 func TestEveryStatementReadsLittle(t *testing.T) {
+	long(t)
 	t.Parallel()
 	conn := acquire(t, newPool(t, 1))
 	exec := func(sql string) {

@@ -21,6 +21,7 @@ import (
 
 // A denial must not break a connection: the pool would have to replace it.
 func TestAFloodOfDenialsCausesNoReconnect(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for way, send := range batchWays {
 		t.Run(way, func(t *testing.T) {
@@ -102,6 +103,7 @@ func (c trips) Read(p []byte) (int, error) {
 }
 
 func TestSendTxIsOneRoundTrip(t *testing.T) {
+	long(t)
 	t.Parallel()
 	inQueryModes(t, newJobs, func(t *testing.T, pool *pgxpool.Pool) {
 		var n atomic.Int64

@@ -107,6 +107,7 @@ func TestATransactionRunsAgain(t *testing.T) {
 
 // Two transactions lock two rows in turn. The server ends one of them, which runs again.
 func TestADeadlockIsRetried(t *testing.T) {
+	long(t)
 	t.Parallel()
 	everyTx(t, 4, func(t *testing.T, w txWay) {
 		limit := ratelimit.TokenBucket("messages", 100, time.Hour)
@@ -159,6 +160,7 @@ func TestADeadlockIsRetried(t *testing.T) {
 }
 
 func TestATransactionGivesUpAndSaysHowManyAttemptsItTook(t *testing.T) {
+	long(t)
 	t.Parallel()
 	everyTx(t, 1, func(t *testing.T, w txWay) {
 		for bound, want := range map[int]int{-1: 1, 0: 1, 1: 1, 4: 4} {
@@ -182,6 +184,7 @@ func TestATransactionGivesUpAndSaysHowManyAttemptsItTook(t *testing.T) {
 }
 
 func TestATransactionRollsBackOnPanicAndGoexit(t *testing.T) {
+	long(t)
 	t.Parallel()
 	everyTx(t, 1, func(t *testing.T, w txWay) {
 		limit := ratelimit.TokenBucket("messages", 1, 1000*time.Hour)
@@ -227,6 +230,7 @@ func TestATransactionRollsBackOnPanicAndGoexit(t *testing.T) {
 }
 
 func TestATransactionRunsAtItsLevel(t *testing.T) {
+	long(t)
 	t.Parallel()
 	everyBegunTx(t, 1, func(t *testing.T, w txWay) {
 		limit := ratelimit.TokenBucket("messages", 100, 1000*time.Hour)
@@ -260,6 +264,7 @@ func TestATransactionRunsAtItsLevel(t *testing.T) {
 }
 
 func TestATransactionEndsWithItsContext(t *testing.T) {
+	long(t)
 	t.Parallel()
 	everyTx(t, 4, func(t *testing.T, w txWay) {
 		reason := errors.New("the caller went home")
@@ -325,6 +330,7 @@ func TestATransactionEndsWithItsContext(t *testing.T) {
 }
 
 func TestATransactionReturnsOtherErrorsAsTheyAre(t *testing.T) {
+	long(t)
 	t.Parallel()
 	everyTx(t, 1, func(t *testing.T, w txWay) {
 		limit := ratelimit.TokenBucket("messages", 1, time.Hour)

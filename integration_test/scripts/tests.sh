@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 names=()
 for area in "$@"; do
 	if [ "$area" = -sized ]; then
-		files=($(grep -lE 'sized\(|someOf\(|testing\.Short\(|behaviour\(|onEveryHandle\(' -- *_test.go))
+		files=($(grep -lE 'sized\(|someOf\(|long\(t\)|testing\.Short\(|behaviour\(|onEveryHandle\(' -- *_test.go))
 	else
 		files=($(compgen -G "${area}_*test.go" || true))
 	fi
