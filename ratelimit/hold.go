@@ -42,8 +42,8 @@ type Held struct {
 // With [ReasonSettled], the work was settled within a day: drop the delivery. Without an end, an id that is held without an end is granted again, Repeated,
 // and nothing is taken.
 //
-// A call that would be denied, of any verb, first gives back expired holds of its keys. For slots, RetryAt is when it is granted at the latest, if no hold is extended and nothing else is
-// taken. It always asks the database, also for [Unlimited] limits: an id counts there, too.
+// What expired holds have taken counts as there, for every verb. For slots, RetryAt is when it is granted at the latest, if no hold is extended and nothing
+// else is taken. It always asks the database, also for [Unlimited] limits: an id counts there, too.
 //
 // In a transaction, it locks the keys until COMMIT: claim the job, hold, commit, work. On a rollback, nothing was held. Above READ COMMITTED, it may miss what came back
 // after the snapshot, and deny. After [ErrUnknownOutcome], the id may be held until ttl ends: Release the Token, which is there beside this error.
