@@ -26,6 +26,7 @@ type holdsModel struct {
 	n      int
 	used   int
 	budget float64 // what is there
+	blind  bool    // a hold does not look its id up first
 	holds  map[string]*modelHold
 }
 
@@ -37,9 +38,22 @@ func (m *holdsModel) move(x float64) float64 {
 	return x
 }
 
+// lacks reports whether there is too little, with what expired holds give back.
+func (m *holdsModel) lacks(now time.Time, slots int, count float64) bool {
+	with := *m
+	for _, h := range m.holds {
+		if h.expired(now) {
+			with.used, with.budget = with.used-h.slots, with.budget+h.count
+		}
+	}
+	return with.used+slots > m.n || with.budget < count
+}
+
+func (h *modelHold) expired(now time.Time) bool { return h.state == "held" && !h.until.After(now) }
+
 func (m *holdsModel) reclaim(now time.Time) {
 	for _, h := range m.holds {
-		if h.state == "held" && !h.until.After(now) {
+		if h.expired(now) {
 			m.used -= h.slots
 			h.state, h.count, h.slots = "lapsed", h.count-m.move(h.count), 0
 		}
@@ -54,15 +68,18 @@ func (m *holdsModel) hold(id, token string, ttl time.Duration, slots int, count 
 			return ratelimit.ReasonHeld
 		case h.state == "settled" && h.settled.Add(24*time.Hour).After(now):
 			return ratelimit.ReasonSettled
-		case h.state == "held": // its own has expired
+		case h.state == "held" && !m.blind: // its own has expired
 			m.reclaim(now)
 		}
+	}
+	if m.lacks(now, slots, count) { // which writes nothing
+		return ratelimit.ReasonQuota
 	}
 	if m.used+slots > m.n || m.budget < count {
 		m.reclaim(now)
 	}
-	if m.used+slots > m.n || m.budget < count {
-		return ratelimit.ReasonQuota
+	if h := m.holds[id]; h != nil && h.state == "held" { // it goes on without its id
+		m.holds["~"+h.token] = h
 	}
 	m.used += slots
 	m.budget -= count
@@ -86,7 +103,7 @@ func TestHoldsGiveBackOnce(t *testing.T) {
 				t.Cleanup(func() { _ = tx.Commit(t.Context()) })
 			}
 			h := newHolder(t, db)
-			m := &holdsModel{n: 3, budget: modelBudget, holds: map[string]*modelHold{}}
+			m := &holdsModel{n: 3, budget: modelBudget, blind: level == pgx.Serializable, holds: map[string]*modelHold{}}
 			slots, budget := ratelimit.Slots("slots", m.n).Key("k"), ratelimit.FixedWindow("budget", modelBudget, 1e6*time.Hour, ratelimit.Start(noon)).Key("k")
 			type given struct{ id, token string }
 			var tokens []given
@@ -165,7 +182,7 @@ func TestHoldsGiveBackOnce(t *testing.T) {
 				// Expired holds count as given back.
 				expired, tokens := 0, 0.0
 				for _, x := range m.holds {
-					if x.state == "held" && !x.until.After(now) {
+					if x.expired(now) {
 						expired += x.slots
 						tokens += x.count
 					}

@@ -590,7 +590,7 @@ BEGIN
 
             -- 2. If a plain read finds one row of each limit that has enough alone, take from these rows, in order. If an UPDATE
             -- fails, the subtransaction undoes the others and releases all locks (C4). A shard or a reservation takes only
-            -- tokens that the row has: all shards share the debts, and a reservation may forfeit tokens (C1 and C8; step 3). So it is where holds may give back.
+            -- tokens that the row has: all shards share the debts, and a reservation may forfeit tokens (C1 and C8; step 3). So it is where holds may give back, but for slots.
             --
             -- LATERAL and OFFSET 0 make the planner look rows up by their keys, whatever its estimates. Above READ COMMITTED,
             -- the call would otherwise conflict with every row that the plan reads.
@@ -602,7 +602,7 @@ BEGIN
                        AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, /* TEMPLATE: schema */_ratelimit_upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]),
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
                                starts[p], windows[firsts[p]:lasts[p]]) - counts[p]
-                           >= CASE WHEN shards[p] = 1 AND NOT reserve AND r.lapses IS NOT TRUE THEN floors[p] ELSE 0 END
+                           >= CASE WHEN shards[p] = 1 AND NOT reserve AND (r.lapses IS NOT TRUE OR rates[p] = '0') THEN floors[p] ELSE 0 END
                     OFFSET 0
                    ) AS r
              WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now) AND floors[p] <= '0';

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "bd3aea0a3a2fc8239426261920ad6bb7bd862dac2b572e8e7480ed5879ca9ba3"
+const Hash = "5cddd7a036e4bdad02f9603a0d93f3bde8f9c0c324bf0d2a7a768ea96357812b"

@@ -116,7 +116,7 @@ var algebraMutations = []mutation{
 		tests: "TestReserveListed",
 	}, {
 		name: "promise-refilled", file: "internal/algebra/promise.go", what: "a bucket gets back tokens that were refilled since",
-		old: "max(missing-refilled-owed, 0)", new: "max(missing-owed, 0)",
+		old: "max(missing-refilled-owed, 0)", new: "max(missing-0*refilled-owed, 0)",
 		tests: "TestRefund",
 	}, {
 		name: "promise-held", file: "internal/algebra/promise.go", what: "a bucket gets back tokens that it did not miss",

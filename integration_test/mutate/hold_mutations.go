@@ -231,7 +231,7 @@ var holdMutations = []mutation{
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
 		name: "dead-debt", file: "migrations/engine/apply.sql", what: "a taking leaves a debt that holds would have paid",
-		old: " AND r.lapses IS NOT TRUE THEN floors[p]", new: " THEN floors[p]",
+		old: " AND (r.lapses IS NOT TRUE OR rates[p] = '0') THEN floors[p]", new: " THEN floors[p]",
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
 		name: "dead-move", file: "migrations/engine/move.sql", what: "a move takes what a dead worker held for used",
