@@ -639,6 +639,16 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 				h.Errorf("%v remain of %v, of which 3 were reserved", now, left)
 			}
 		},
+		"a pause of a second": func(h holder) { // by the server's clock
+			mustExec(h.T, h.db.(*pgxpool.Pool), `DO $$
+				BEGIN
+					INSERT INTO rate_limits (name, key, shard, shards, value, ts, lapses) VALUES ('short', '', 0, 1, 0, clock_timestamp() + interval '900 ms', true);
+					INSERT INTO rate_limit_holds VALUES ('short', '', 'job', 'held', 'tokens', gen_random_uuid(), 5, clock_timestamp() - interval '10 s', 0, 1, clock_timestamp() - interval '1 s');
+					IF (_ratelimit_consume('short', '', 1, '1 minute', 10, NULL, 4, 0)).granted AND clock_timestamp() < (SELECT ts FROM rate_limits WHERE name = 'short') THEN
+						RAISE 'granted in the pause';
+					END IF;
+				END $$`)
+		},
 		"a move": func(h holder) {
 			h.hold("job", time.Minute, free.Key("a").Count(10))
 			h.clock.Advance(time.Minute)

@@ -552,6 +552,7 @@ DECLARE
     mark      CONSTANT boolean := CASE WHEN op = 'hold' THEN true END; -- for lapses
     lapsing   boolean[] := '{}';       -- rows say that holds may expire
     due       boolean;                 -- some give something back
+    missed    integer := 0;            -- how often that was not enough
 
     v         double precision[];      -- the values of one limit's rows
     t         timestamptz[];           -- their ts
@@ -706,7 +707,7 @@ BEGIN
                       INTO v, t, same, lapses
                       FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = names[i] AND r.key = keys[i];
-                    IF pass = 1 AND lapses AND attempt < 3 THEN -- if nothing came of it twice, somebody has locked a hold: then only the rows count
+                    IF pass = 1 AND lapses AND missed < 2 THEN -- if nothing came of it twice, somebody has locked a hold: then only the rows count
                         SELECT l.value, l.ts, l.back INTO rec
                           FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]) AS l;
                         IF op = 'check' OR /* TEMPLATE: schema */_ratelimit_due(rec.back) THEN
@@ -754,6 +755,7 @@ BEGIN
                     RETURN ROW(granted, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
                 END IF;
             END LOOP;
+            missed := missed + CASE WHEN due AND NOT granted THEN 1 ELSE 0 END;
             IF NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
                 RAISE SQLSTATE 'RL001';
             END IF;
@@ -1049,9 +1051,13 @@ BEGIN
     END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[names[places[1]], names[places[2]]], ARRAY[keys[places[1]], keys[places[2]]],
         ARRAY[capacities[places[1]], capacities[places[2]]], ARRAY[shards[places[1]], shards[places[2]]], now);
-    IF /* TEMPLATE: schema */_ratelimit_may('SELECT') AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);
-    END IF;
+    FOREACH i IN ARRAY places LOOP
+        IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses) THEN
+            IF /* TEMPLATE: schema */_ratelimit_may('SELECT') AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') THEN
+                PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names[i:i], keys[i:i], rates[i:i], periods[i:i], capacities[i:i], starts[i:i], now, windows, firsts[i:i], lasts[i:i]);
+            END IF;
+        END IF;
+    END LOOP;
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     latest := at;
     FOREACH i IN ARRAY ARRAY[1, 2] LOOP
@@ -1581,7 +1587,7 @@ BEGIN
                         promised[k] := greatest(promised[k], /* TEMPLATE: schema */_ratelimit_promise(held[k], ask_floors[j], since[k], rates[d], periods[d], capacities[d]));
                     END IF;
                 END IF;
-                IF lapses[k] AND (NOT granted OR held[k] < '0' AND ask_floors[j] > '-Infinity') THEN
+                IF lapses[k] AND k <> ALL (lapsing) AND (NOT granted OR held[k] < '0' AND ask_floors[j] > '-Infinity') THEN
                     lapsing := pg_catalog.array_append(lapsing, k); starts[k] := ask_starts[j];
                 END IF;
             END LOOP;
@@ -1647,6 +1653,7 @@ BEGIN
             END IF;
         END IF;
         FOREACH k IN ARRAY lapsing LOOP
+            EXIT WHEN misfit;
             d := defs[k];
             misfit := misfit OR (SELECT /* TEMPLATE: schema */_ratelimit_due(l.back) FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[d], keys[k], at,
                 rates[d], periods[d], capacities[d], starts[k], CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END) AS l);
@@ -4301,7 +4308,7 @@ BEGIN
       INTO value, ts, latest, last, m
       FROM /* TEMPLATE: schema */rate_limits AS r
      WHERE r.name = name AND r.key = key;
-    IF latest > at AND latest < at + interval '1 second' THEN -- used since the clock was read: that is no pause
+    IF only_ids IS NULL AND latest > at AND latest < at + interval '1 second' AND latest <= clock_timestamp() THEN -- used since the clock was read: no pause
         at := latest;
     END IF;
     IF NOT /* TEMPLATE: schema */_ratelimit_may('SELECT') THEN
@@ -4369,10 +4376,9 @@ BEGIN
                FOR UPDATE SKIP LOCKED);
         SELECT f.value, f.ids, f.back INTO l
           FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], ids) AS f;
-        FOR j IN 1..coalesce(pg_catalog.cardinality(l.ids), 0) LOOP
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = h.count - l.back[j], until = kept
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = l.ids[j];
-        END LOOP;
+        UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = h.count - b.back, until = kept
+          FROM unnest(l.ids, l.back) AS b (id, back)
+         WHERE h.name = names[i] AND h.key = keys[i] AND h.id = b.id;
         IF '0' < ANY (l.back) THEN
             UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(l.value[1]), ts = greatest(r.ts, at)
              WHERE r.name = names[i] AND r.key = keys[i];

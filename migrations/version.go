@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "5cddd7a036e4bdad02f9603a0d93f3bde8f9c0c324bf0d2a7a768ea96357812b"
+const Hash = "87e7da4ea112c2b39492e007b1a6e467bb4fe81c6c300573ed378e94a698d828"

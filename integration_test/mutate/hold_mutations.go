@@ -235,7 +235,7 @@ var holdMutations = []mutation{
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
 		name: "dead-move", file: "migrations/engine/move.sql", what: "a move takes what a dead worker held for used",
-		old: "    IF /* TEMPLATE: schema */_ratelimit_may('SELECT')", new: "    IF false AND /* TEMPLATE: schema */_ratelimit_may('SELECT')",
+		old: "IF /* TEMPLATE: schema */_ratelimit_may('SELECT')", new: "IF false AND /* TEMPLATE: schema */_ratelimit_may('SELECT')",
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
 		name: "dead-charge", file: "migrations/engine/coalesce.sql", what: "a coalesced charge falls apart beside what a dead worker held",
@@ -247,7 +247,11 @@ var holdMutations = []mutation{
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
 		name: "dead-ahead", file: holds, what: "a row that was used since the clock was read counts as paused",
-		old: "IF latest > at AND latest < at + interval '1 second' THEN", new: "IF false THEN",
+		old: "IF only_ids IS NULL AND latest > at", new: "IF false AND latest > at",
+		tests: "TestADeadWorkersTokensAtTheEdges",
+	}, {
+		name: "dead-pause-short", file: holds, what: "a pause counts as none in its last second",
+		old: " AND latest <= clock_timestamp() THEN", new: " THEN",
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
 		name: "settle-unknown-windows", file: holds, what: "a window that is over gets back what it gave, beside a calendar",
@@ -330,7 +334,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsOnShards",
 	}, {
 		name: "reclaim-kept", file: holds, what: "a lapsed hold is taken to have kept what came back",
-		old: "count = h.count - l.back[j], until = kept", new: "until = kept",
+		old: "count = h.count - b.back, until = kept", new: "until = kept",
 		tests: "TestHoldsOfTokens",
 	},
 

@@ -56,6 +56,7 @@ DECLARE
     mark      CONSTANT boolean := CASE WHEN op = 'hold' THEN true END; -- for lapses
     lapsing   boolean[] := '{}';       -- rows say that holds may expire
     due       boolean;                 -- some give something back
+    missed    integer := 0;            -- how often that was not enough
 
     v         double precision[];      -- the values of one limit's rows
     t         timestamptz[];           -- their ts
@@ -210,7 +211,7 @@ BEGIN
                       INTO v, t, same, lapses
                       FROM /* TEMPLATE: schema */rate_limits AS r
                      WHERE r.name = names[i] AND r.key = keys[i];
-                    IF pass = 1 AND lapses AND attempt < 3 THEN -- if nothing came of it twice, somebody has locked a hold: then only the rows count
+                    IF pass = 1 AND lapses AND missed < 2 THEN -- if nothing came of it twice, somebody has locked a hold: then only the rows count
                         SELECT l.value, l.ts, l.back INTO rec
                           FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]) AS l;
                         IF op = 'check' OR /* TEMPLATE: schema */_ratelimit_due(rec.back) THEN
@@ -258,6 +259,7 @@ BEGIN
                     RETURN ROW(granted, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
                 END IF;
             END LOOP;
+            missed := missed + CASE WHEN due AND NOT granted THEN 1 ELSE 0 END;
             IF NOT granted OR locked OPERATOR(pg_catalog.<>) rows THEN
                 RAISE SQLSTATE 'RL001';
             END IF;

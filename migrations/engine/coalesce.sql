@@ -140,7 +140,7 @@ BEGIN
                         promised[k] := greatest(promised[k], /* TEMPLATE: schema */_ratelimit_promise(held[k], ask_floors[j], since[k], rates[d], periods[d], capacities[d]));
                     END IF;
                 END IF;
-                IF lapses[k] AND (NOT granted OR held[k] < '0' AND ask_floors[j] > '-Infinity') THEN
+                IF lapses[k] AND k <> ALL (lapsing) AND (NOT granted OR held[k] < '0' AND ask_floors[j] > '-Infinity') THEN
                     lapsing := pg_catalog.array_append(lapsing, k); starts[k] := ask_starts[j];
                 END IF;
             END LOOP;
@@ -206,6 +206,7 @@ BEGIN
             END IF;
         END IF;
         FOREACH k IN ARRAY lapsing LOOP
+            EXIT WHEN misfit;
             d := defs[k];
             misfit := misfit OR (SELECT /* TEMPLATE: schema */_ratelimit_due(l.back) FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[d], keys[k], at,
                 rates[d], periods[d], capacities[d], starts[k], CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END) AS l);

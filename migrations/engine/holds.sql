@@ -75,7 +75,7 @@ BEGIN
       INTO value, ts, latest, last, m
       FROM /* TEMPLATE: schema */rate_limits AS r
      WHERE r.name = name AND r.key = key;
-    IF latest > at AND latest < at + interval '1 second' THEN -- used since the clock was read: that is no pause
+    IF only_ids IS NULL AND latest > at AND latest < at + interval '1 second' AND latest <= clock_timestamp() THEN -- used since the clock was read: no pause
         at := latest;
     END IF;
     IF NOT /* TEMPLATE: schema */_ratelimit_may('SELECT') THEN
@@ -143,10 +143,9 @@ BEGIN
                FOR UPDATE SKIP LOCKED);
         SELECT f.value, f.ids, f.back INTO l
           FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], ids) AS f;
-        FOR j IN 1..coalesce(pg_catalog.cardinality(l.ids), 0) LOOP
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = h.count - l.back[j], until = kept
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = l.ids[j];
-        END LOOP;
+        UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = h.count - b.back, until = kept
+          FROM unnest(l.ids, l.back) AS b (id, back)
+         WHERE h.name = names[i] AND h.key = keys[i] AND h.id = b.id;
         IF '0' < ANY (l.back) THEN
             UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(l.value[1]), ts = greatest(r.ts, at)
              WHERE r.name = names[i] AND r.key = keys[i];

@@ -39,9 +39,13 @@ BEGIN
     END IF;
     PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[names[places[1]], names[places[2]]], ARRAY[keys[places[1]], keys[places[2]]],
         ARRAY[capacities[places[1]], capacities[places[2]]], ARRAY[shards[places[1]], shards[places[2]]], now);
-    IF /* TEMPLATE: schema */_ratelimit_may('SELECT') AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);
-    END IF;
+    FOREACH i IN ARRAY places LOOP
+        IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses) THEN
+            IF /* TEMPLATE: schema */_ratelimit_may('SELECT') AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') THEN
+                PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names[i:i], keys[i:i], rates[i:i], periods[i:i], capacities[i:i], starts[i:i], now, windows, firsts[i:i], lasts[i:i]);
+            END IF;
+        END IF;
+    END LOOP;
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     latest := at;
     FOREACH i IN ARRAY ARRAY[1, 2] LOOP
