@@ -4366,6 +4366,7 @@ DECLARE
     ended integer := 0;
     ids   text[];
     l     record;
+    rec   record;
 BEGIN
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
         ids := ARRAY(SELECT h.id
@@ -4376,9 +4377,10 @@ BEGIN
                FOR UPDATE SKIP LOCKED);
         SELECT f.value, f.ids, f.back INTO l
           FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], ids) AS f;
-        UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = h.count - b.back, until = kept
-          FROM unnest(l.ids, l.back) AS b (id, back)
-         WHERE h.name = names[i] AND h.key = keys[i] AND h.id = b.id;
+        FOR rec IN SELECT b.id, b.back FROM unnest(l.ids, l.back) AS b (id, back) LOOP -- one after the other, each by the primary key, whatever the statistics
+            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = h.count - rec.back, until = kept
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = rec.id;
+        END LOOP;
         IF '0' < ANY (l.back) THEN
             UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(l.value[1]), ts = greatest(r.ts, at)
              WHERE r.name = names[i] AND r.key = keys[i];

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "87e7da4ea112c2b39492e007b1a6e467bb4fe81c6c300573ed378e94a698d828"
+const Hash = "1482ecfa57e482ae16fa5f204025fd5d00d3111398eb039229d4ba25db9966fd"

@@ -334,7 +334,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsOnShards",
 	}, {
 		name: "reclaim-kept", file: holds, what: "a lapsed hold is taken to have kept what came back",
-		old: "count = h.count - b.back, until = kept", new: "until = kept",
+		old: "count = h.count - rec.back, until = kept", new: "until = kept",
 		tests: "TestHoldsOfTokens",
 	},
 
