@@ -644,7 +644,8 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 				BEGIN
 					INSERT INTO rate_limits (name, key, shard, shards, value, ts, lapses) VALUES ('short', '', 0, 1, 0, clock_timestamp() + interval '900 ms', true);
 					INSERT INTO rate_limit_holds VALUES ('short', '', 'job', 'held', 'tokens', gen_random_uuid(), 5, clock_timestamp() - interval '10 s', 0, 1, clock_timestamp() - interval '1 s');
-					IF (_ratelimit_consume('short', '', 1, '1 minute', 10, NULL, 4, 0)).granted AND clock_timestamp() < (SELECT ts FROM rate_limits WHERE name = 'short') THEN
+					IF ((_ratelimit_apply('check', '{short}', '{""}', '{1}', '{1 minute}', '{10}', '{NULL}', '{1}', '{4}', '{0}', '{0}', '{0}')).granted
+						OR (_ratelimit_consume('short', '', 1, '1 minute', 10, NULL, 4, 0)).granted) AND clock_timestamp() < (SELECT ts FROM rate_limits WHERE name = 'short') THEN
 						RAISE 'granted in the pause';
 					END IF;
 				END $$`)
