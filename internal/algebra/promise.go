@@ -143,9 +143,9 @@ func (l Limit) Promise(left, lowest float64, rows []Row, now Micros) Micros {
 //     tokens that are owed are subtracted, since they are that work's. (Tokens missing in one shard refill at the rate of all
 //     shards, since the balance may be spread over all of them at any time.) While it is paused, only what waiting work owes
 //     comes back.
-//   - A window gets everything in the window of the job, but no more than it lacked then, by its numbers of now. If other work waits for a later window, it does while nothing is owed;
-//     a job that waits itself does if its window is the last one with promised jobs. If the capacity is above the rate, that
-//     must stay so. A job of more than the capacity gets nothing back.
+//   - A window gets everything in the window of the job, but no more than it lacked then, by its numbers of now. If other work
+//     waits for a later window, it does while nothing is owed; a job that waits itself does if its window is the last one with
+//     promised jobs. If the capacity is above the rate, that must stay so. A job of more than the capacity gets nothing back.
 //
 // Several overlapping refunds of a token bucket can exceed the promise together. Then this still holds: since the first
 // use, the limit has granted at most the capacity and the refill of all that time. docs/refunds.md has the proof for fixed
