@@ -6,7 +6,7 @@ MODULES := $(shell sed -n 's/^[[:space:]]\(\.[^[:space:]]*\).*/\1/p' go.work)
 
 GOLANGCI_LINT := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # sqlc looks at the functions in a migrated database.
-WITH_SCHEMA := CGO_ENABLED=0 go run ./internal/postgres/cmd/withpostgres -f migrations/schema.sql --
+WITH_SCHEMA := CGO_ENABLED=0 go run ./internal/postgres/cmd/withpostgres -migrated --
 SQLC := $(WITH_SCHEMA) go run github.com/sqlc-dev/sqlc/cmd/sqlc@v1.31.1
 
 FUZZTIME ?= 10s

@@ -15,7 +15,7 @@ import (
 
 // othersTables are the tables and functions of the other contenders and of the figures.
 const othersTables = `
-	-- The table of the bare UPDATE, with the layout of rate_limits.
+	-- The table of the bare UPDATE, with the layout of ratelimit.limits.
 	CREATE TABLE counters (
 		name text COLLATE "C" NOT NULL, key text COLLATE "C" NOT NULL, shard smallint NOT NULL, shards smallint NOT NULL,
 		value double precision NOT NULL, ts timestamptz NOT NULL, PRIMARY KEY (name, key, shard)
@@ -24,7 +24,7 @@ const othersTables = `
 	-- The minimal cost of a function that decides. It handles a token bucket that exists and has enough, reads no other row whatever
 	-- the planner estimates, and returns the answer that a client needs.
 	CREATE FUNCTION decide_in_function(name text, key text, rate double precision, period interval, capacity double precision,
-		start timestamptz, count double precision, floor double precision, now timestamptz) RETURNS _ratelimit_decision
+		start timestamptz, count double precision, floor double precision, now timestamptz) RETURNS ratelimit._decision
 	LANGUAGE plpgsql SET enable_seqscan = off AS $$
 	#variable_conflict use_variable
 	DECLARE
@@ -33,17 +33,17 @@ const othersTables = `
 		ts    timestamptz;
 	BEGIN
 		UPDATE counters AS c
-		   SET value = _ratelimit_available(c.value, c.ts, at, rate, period, capacity, NULL) - count, ts = greatest(c.ts, at)
+		   SET value = ratelimit._available(c.value, c.ts, at, rate, period, capacity, NULL) - count, ts = greatest(c.ts, at)
 		 WHERE c.name = name AND c.key = key AND c.shard = 0 AND c.shards = 1
-		   AND _ratelimit_available(c.value, c.ts, at, rate, period, capacity, NULL) - count >= floor
+		   AND ratelimit._available(c.value, c.ts, at, rate, period, capacity, NULL) - count >= floor
 		RETURNING c.value, c.ts INTO value, ts;
-		RETURN ROW(value IS NOT NULL, at, value, ts)::_ratelimit_decision;
+		RETURN ROW(value IS NOT NULL, at, value, ts)::ratelimit._decision;
 	END $$;
 	-- The same for several limits, all or nothing: if one fails, the tokens taken before it are given back. With looks, it reads the
 	-- rows first, so that a denial writes nothing.
 	CREATE FUNCTION decide_several_in_function(names text[], keys text[], rates double precision[], periods interval[],
 		capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, looks boolean)
-	RETURNS _ratelimit_decisions LANGUAGE plpgsql SET enable_seqscan = off AS $$
+	RETURNS ratelimit._decisions LANGUAGE plpgsql SET enable_seqscan = off AS $$
 	#variable_conflict use_variable
 	DECLARE
 		name text; key text; rate double precision; period interval; capacity double precision; count double precision;
@@ -53,30 +53,30 @@ const othersTables = `
 		IF looks THEN
 			FOR p IN 2..pg_catalog.cardinality(names) LOOP
 				name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
-				SELECT r.value INTO new_value FROM rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
+				SELECT r.value INTO new_value FROM ratelimit.limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
 				IF (least(new_value, capacity) - count >= floor) IS NOT TRUE THEN
-					RETURN ROW(false, at, NULL, value, ts, NULL)::_ratelimit_decisions; -- a full implementation would look at the refill
+					RETURN ROW(false, at, NULL, value, ts, NULL)::ratelimit._decisions; -- a full implementation would look at the refill
 				END IF;
 			END LOOP;
 		END IF;
 		FOR p IN 1..pg_catalog.cardinality(names) LOOP
 			name := names[p]; key := keys[p]; rate := rates[p]; period := periods[p]; capacity := capacities[p];
 			count := counts[p]; floor := floors[p];
-			UPDATE rate_limits AS r
-			   SET value = _ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count, ts = greatest(r.ts, at)
+			UPDATE ratelimit.limits AS r
+			   SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count, ts = greatest(r.ts, at)
 			 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-			   AND _ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+			   AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
 			RETURNING r.value, r.ts INTO new_value, new_ts;
 			IF new_value IS NULL THEN
 				FOR taken IN 1..p - 1 LOOP
-					UPDATE rate_limits AS r SET value = r.value + counts[taken]
+					UPDATE ratelimit.limits AS r SET value = r.value + counts[taken]
 					 WHERE r.name = names[taken] AND r.key = keys[taken] AND r.shard = 0;
 				END LOOP;
-				RETURN ROW(false, at, NULL, value, ts, NULL)::_ratelimit_decisions;
+				RETURN ROW(false, at, NULL, value, ts, NULL)::ratelimit._decisions;
 			END IF;
 			value[p] := new_value; ts[p] := new_ts;
 		END LOOP;
-		RETURN ROW(true, at, NULL, value, ts, NULL)::_ratelimit_decisions;
+		RETURN ROW(true, at, NULL, value, ts, NULL)::ratelimit._decisions;
 	END $$;
 	-- Token buckets that the client computes. value is NULL while the row is new.
 	CREATE TABLE buckets (key text COLLATE "C" PRIMARY KEY, value double precision, ts timestamptz) WITH (fillfactor = 90);
@@ -260,9 +260,9 @@ const bareUpdateSQL = `UPDATE counters SET value = value - 1 WHERE name = $1 AND
 // large enough.
 func decideByUpdate(ctx context.Context, db oneRow, key string) error {
 	return errUnlessGranted(db.QueryRow(ctx, `UPDATE counters AS c
-		   SET value = _ratelimit_available(c.value, c.ts, statement_timestamp(), $3, $4, $5, NULL) - $6, ts = greatest(c.ts, statement_timestamp())
+		   SET value = ratelimit._available(c.value, c.ts, statement_timestamp(), $3, $4, $5, NULL) - $6, ts = greatest(c.ts, statement_timestamp())
 		 WHERE c.name = $1 AND c.key = $2 AND c.shard = 0 AND c.shards = 1
-		   AND _ratelimit_available(c.value, c.ts, statement_timestamp(), $3, $4, $5, NULL) - $6 >= $7
+		   AND ratelimit._available(c.value, c.ts, statement_timestamp(), $3, $4, $5, NULL) - $6 >= $7
 		RETURNING record_send(ROW(true, statement_timestamp(), c.value, c.ts))`, decideArgs(key)...))
 }
 
@@ -276,7 +276,7 @@ const decideInFunctionSQL = `SELECT record_send(decide_in_function($1, $2, $3, $
 // consumeByHand calls the function that the library calls, and reads only whether it was granted. It is the floor for any client that
 // decides as the library does: first uses, windows, denials with their numbers, rows of several shards.
 func consumeByHand(ctx context.Context, db oneRow, key string) error {
-	return errUnlessGranted(db.QueryRow(ctx, `SELECT record_send(_ratelimit_consume($1, $2, $3, $4, $5, NULL, $6, $7, NULL, false, false))`,
+	return errUnlessGranted(db.QueryRow(ctx, `SELECT record_send(ratelimit._consume($1, $2, $3, $4, $5, NULL, $6, $7, NULL, false, false))`,
 		decideArgs(key)...))
 }
 

@@ -124,7 +124,7 @@ var ownOnes = keys(256)
 // hotKey picks the same key for all goroutines.
 func hotKey(int) string { return "hot" }
 
-// fill inserts n full rows of a limit into rate_limits or counters, and updates the planner's statistics.
+// fill inserts n full rows of a limit into ratelimit.limits or counters, and updates the planner's statistics.
 func fill(ctx context.Context, pool *pgxpool.Pool, table, limit string, n int) error {
 	_, err := pool.Exec(ctx, `INSERT INTO `+table+` (name, key, shard, shards, value, ts)
 		SELECT $1, i::text, 0, 1, 1e9, now() FROM generate_series(0, $2::integer - 1) AS i`, limit, n)

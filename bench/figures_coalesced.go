@@ -80,11 +80,11 @@ func severalKeysFloor(ctx context.Context, e *env, conns int, tracer pgx.QueryTr
 	if err != nil {
 		return nil, err
 	}
-	if err := fill(ctx, pool, "rate_limits", "limit", keys); err != nil {
+	if err := fill(ctx, pool, "ratelimit.limits", "limit", keys); err != nil {
 		return nil, err
 	}
 	_, err = pool.Exec(ctx, `
-		CREATE OR REPLACE FUNCTION _ratelimit_consume_keys(
+		CREATE OR REPLACE FUNCTION ratelimit._consume_keys(
 			name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz DEFAULT NULL,
 			floor double precision DEFAULT 0, coalesced boolean DEFAULT true,
 			OUT seen timestamptz, OUT at timestamptz, OUT early integer, OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
@@ -97,7 +97,7 @@ func severalKeysFloor(ctx context.Context, e *env, conns int, tracer pgx.QueryTr
 			seen := clock_timestamp();
 			at := seen;
 			WITH u AS (
-				UPDATE rate_limits AS r
+				UPDATE ratelimit.limits AS r
 				   SET value = least(capacity, r.value + date_part('epoch', seen - r.ts) * rate) - counts[i], ts = seen
 				  FROM generate_series(1, cardinality(keys)) AS i
 				 WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i

@@ -22,7 +22,7 @@ func holdVsTwoConsumes(ctx context.Context, e *env) (outcome, error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		return pool, func(ctx context.Context, _ int) error { return call(ctx, pool, limit.Key(pick(0))) }, fill(ctx, pool, "rate_limits", limit.Name(), e.few(10_000))
+		return pool, func(ctx context.Context, _ int) error { return call(ctx, pool, limit.Key(pick(0))) }, fill(ctx, pool, "ratelimit.limits", limit.Name(), e.few(10_000))
 	}
 	pool, hold, err := open(func(ctx context.Context, pool *pgxpool.Pool, request ratelimit.Request) error {
 		n++

@@ -23,10 +23,10 @@ func manyHolds(ctx context.Context, e *env) (pool *pgxpool.Pool, slots ratelimit
 	n = e.few(10_000)
 	limit := ratelimit.Slots("slots", n)
 	for _, sql := range []string{
-		fmt.Sprintf(`INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('slots', 'key', 0, 1, -%d, now())`, n),
-		fmt.Sprintf(`INSERT INTO rate_limit_holds (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+		fmt.Sprintf(`INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('slots', 'key', 0, 1, -%d, now())`, n),
+		fmt.Sprintf(`INSERT INTO ratelimit.holds (name, key, id, state, unit, token, count, taken_at, rest, part, until)
 			SELECT 'slots', 'key', i::text, 'held', 'slots', %s, 1, now(), -i, 1, now() + interval '1 hour' FROM generate_series(1, %d) AS i`, tokenOfMany, n),
-		"VACUUM ANALYZE rate_limits, rate_limit_holds",
+		"VACUUM ANALYZE ratelimit.limits, ratelimit.holds",
 	} {
 		if _, err := pool.Exec(ctx, sql); err != nil {
 			return nil, slots, 0, err
@@ -141,7 +141,7 @@ func holdsBesideAnOldSnapshot(ctx context.Context, e *env) (outcome, error) {
 			return outcome{}, err
 		}
 		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, "SELECT 1 FROM rate_limits"); err != nil {
+			if _, err := tx.Exec(ctx, "SELECT 1 FROM ratelimit.limits"); err != nil {
 				return err
 			}
 			if _, err := churn(before); err != nil {
@@ -154,7 +154,7 @@ func holdsBesideAnOldSnapshot(ctx context.Context, e *env) (outcome, error) {
 		if err != nil {
 			return outcome{}, err
 		}
-		if _, err := pool.Exec(ctx, "VACUUM rate_limits, rate_limit_holds"); err != nil {
+		if _, err := pool.Exec(ctx, "VACUUM ratelimit.limits, ratelimit.holds"); err != nil {
 			return outcome{}, err
 		}
 	}
@@ -173,13 +173,13 @@ func holdsInBulk(ctx context.Context, e *env) (outcome, error) {
 	if e.quick {
 		n = 100
 	}
-	if err := ratelimit.Publish(ctx, pool, "bench", ratelimit.Slots("bulk", n)); err != nil {
+	if err := new(ratelimit.Limiter).Publish(ctx, pool, "bench", ratelimit.Slots("bulk", n)); err != nil {
 		return outcome{}, err
 	}
 	var took []float64
 	for _, sql := range []string{
-		`SELECT count(h.at) FROM generate_series(1, $1::integer) AS i, LATERAL ratelimit_hold('bulk', 'key', i::text, forever => true) AS h`,
-		`SELECT count(*) FILTER (WHERE ratelimit_release('bulk', 'key', i::text)) FROM generate_series(1, $1::integer) AS i`,
+		`SELECT count(h.at) FROM generate_series(1, $1::integer) AS i, LATERAL ratelimit.hold('bulk', 'key', i::text, forever => true) AS h`,
+		`SELECT count(*) FILTER (WHERE ratelimit.release('bulk', 'key', i::text)) FROM generate_series(1, $1::integer) AS i`,
 	} {
 		var done int
 		begin := time.Now()

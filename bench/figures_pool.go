@@ -42,12 +42,12 @@ func poolOwnKeys(ctx context.Context, e *env) (outcome, error) {
 			name, table string
 			call        func(ctx context.Context, pool *pgxpool.Pool, key string) error
 		}{
-			{"Consume", "rate_limits", func(ctx context.Context, pool *pgxpool.Pool, key string) error {
+			{"Consume", "ratelimit.limits", func(ctx context.Context, pool *pgxpool.Pool, key string) error {
 				_, err := limits.Consume(ctx, pool, limit.Key(key))
 				return err
 			}},
 			{"a bare UPDATE", "counters", func(ctx context.Context, pool *pgxpool.Pool, key string) error { return bareUpdate(ctx, pool, key) }},
-			{"Consume by the function", "rate_limits", func(ctx context.Context, pool *pgxpool.Pool, key string) error {
+			{"Consume by the function", "ratelimit.limits", func(ctx context.Context, pool *pgxpool.Pool, key string) error {
 				_, err := byFunction.Consume(ctx, pool, limit.Key(key))
 				return err
 			}},
@@ -87,10 +87,10 @@ func poolOwnKeys(ctx context.Context, e *env) (outcome, error) {
 			if err != nil {
 				return outcome{}, err
 			}
-			if err := fill(ctx, pool, "rate_limits", "limit", n); err != nil {
+			if err := fill(ctx, pool, "ratelimit.limits", "limit", n); err != nil {
 				return outcome{}, err
 			}
-			if _, err := pool.Exec(ctx, `UPDATE rate_limits SET value = 0`); err != nil {
+			if _, err := pool.Exec(ctx, `UPDATE ratelimit.limits SET value = 0`); err != nil {
 				return outcome{}, err
 			}
 			sides = append(sides, &side{name: rare.name, goroutines: txGoroutines, call: func(ctx context.Context, _ int) error {

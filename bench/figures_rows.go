@@ -119,7 +119,7 @@ func calendarVsWindow(ctx context.Context, e *env) (outcome, error) {
 		return &side{name: name, goroutines: txGoroutines, call: func(ctx context.Context, worker int) error {
 			_, err := limits.Consume(ctx, pool, limit.Key(pick(worker)))
 			return err
-		}}, fill(ctx, pool, "rate_limits", limit.Name(), n)
+		}}, fill(ctx, pool, "ratelimit.limits", limit.Name(), n)
 	}
 	month, err := open("month", ratelimit.CalendarWindow("month", 1e9, ratelimit.Month, ratelimit.Zone("Europe/Berlin")))
 	if err != nil {
@@ -144,7 +144,7 @@ func tenMillionRows(ctx context.Context, e *env) (outcome, error) {
 	n, step := e.few(10_000_000), e.few(1_000_000)
 	o := plenty(goroutines)
 	pick := anyKey(n)
-	tables := []string{"rate_limits", "counters", "counters", "rate_limits"}
+	tables := []string{"ratelimit.limits", "counters", "counters", "ratelimit.limits"}
 	pools := make([]*pgxpool.Pool, len(tables))
 	for i := range pools {
 		var err error

@@ -82,7 +82,7 @@ func sweepP99(n int) func(ctx context.Context, e *env) (outcome, error) {
 		if err := e.report(ctx, pool, "after the sweep"); err != nil {
 			return outcome{}, err
 		}
-		if _, err := pool.Exec(ctx, "VACUUM rate_limits"); err != nil {
+		if _, err := pool.Exec(ctx, "VACUUM ratelimit.limits"); err != nil {
 			return outcome{}, err
 		}
 		if err := e.report(ctx, pool, "after VACUUM"); err != nil {
@@ -109,7 +109,7 @@ func sweepP99(n int) func(ctx context.Context, e *env) (outcome, error) {
 // exists.
 func fillIdle(ctx context.Context, pool *pgxpool.Pool, all []ratelimit.Limit, n int) error {
 	for _, limit := range all {
-		_, err := pool.Exec(ctx, `INSERT INTO rate_limits (name, key, shard, shards, value, ts)
+		_, err := pool.Exec(ctx, `INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts)
 			SELECT $1, CASE WHEN used THEN i || ' in use' ELSE (random() * 1e9)::bigint || '-' || i END, 0, 1, 1e9 - 1,
 			       now() - CASE WHEN used THEN interval '0' ELSE interval '3 hours' + i * interval '1 ms' END
 			  FROM generate_series(0, $2::integer - 1) AS i, (VALUES (false), (true)) AS v (used)
@@ -119,14 +119,14 @@ func fillIdle(ctx context.Context, pool *pgxpool.Pool, all []ratelimit.Limit, n 
 			return err
 		}
 	}
-	_, err := pool.Exec(ctx, "ANALYZE rate_limits")
+	_, err := pool.Exec(ctx, "ANALYZE ratelimit.limits")
 	return err
 }
 
 // report prints the sizes of the table and its index.
 func (e *env) report(ctx context.Context, pool *pgxpool.Pool, when string) error {
 	var table, index float64
-	if err := pool.QueryRow(ctx, "SELECT pg_table_size('rate_limits'), pg_indexes_size('rate_limits')").Scan(&table, &index); err != nil {
+	if err := pool.QueryRow(ctx, "SELECT pg_table_size('ratelimit.limits'), pg_indexes_size('ratelimit.limits')").Scan(&table, &index); err != nil {
 		return err
 	}
 	fmt.Fprintf(e.out, "  %s: table %.1f MB, index %.1f MB\n", when, table/1e6, index/1e6)
@@ -143,7 +143,7 @@ func (e *env) hourOfUpdates(ctx context.Context) error {
 		return err
 	}
 	limit := plenty(goroutines).limit(1)
-	if err := fill(ctx, pool, "rate_limits", limit.Name(), n); err != nil {
+	if err := fill(ctx, pool, "ratelimit.limits", limit.Name(), n); err != nil {
 		return err
 	}
 	if err := e.report(ctx, pool, thousands(n)+" rows"); err != nil {
@@ -173,7 +173,7 @@ func (e *env) hourOfUpdates(ctx context.Context) error {
 	for until := time.Now().Add(e.moment(20 * time.Second)); ; time.Sleep(200 * time.Millisecond) {
 		var all, hot, dead, vacuums int64
 		err := pool.QueryRow(ctx, `SELECT n_tup_upd, n_tup_hot_upd, n_dead_tup, autovacuum_count FROM pg_stat_user_tables
-			WHERE relid = 'rate_limits'::regclass`).Scan(&all, &hot, &dead, &vacuums)
+			WHERE relid = 'ratelimit.limits'::regclass`).Scan(&all, &hot, &dead, &vacuums)
 		if err != nil {
 			return err
 		}

@@ -61,10 +61,10 @@ func (s *txSide) perCommit(t *tally) float64 {
 
 // The kinds of sides in a comparison of transactions.
 var (
-	byConsume        = txKind{"txlimit", "rate_limits", consumeOne(plenty(0).limit(1))}
+	byConsume        = txKind{"txlimit", "ratelimit.limits", consumeOne(plenty(0).limit(1))}
 	byUpdate         = txKind{"bare UPDATE", "counters", updateOne}
 	byLeast          = txKind{"a function that only decides", "counters", inTx(decideInFunction)}
-	byHand           = txKind{"txlimit's function by hand", "rate_limits", inTx(consumeByHand)}
+	byHand           = txKind{"txlimit's function by hand", "ratelimit.limits", inTx(consumeByHand)}
 	byDecidingUpdate = txKind{"its UPDATE, without the function", "counters", inTx(decideByUpdate)}
 )
 
@@ -250,7 +250,7 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 			return nil, err
 		}
 		for i := range three {
-			if err := fill(ctx, pool, "rate_limits", fmt.Sprintf("limit%d", i), n); err != nil {
+			if err := fill(ctx, pool, "ratelimit.limits", fmt.Sprintf("limit%d", i), n); err != nil {
 				return nil, err
 			}
 		}
@@ -291,9 +291,9 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 	together, err := open("three calls in one statement", func(ctx context.Context, pool *pgxpool.Pool, key string) error {
 		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `SELECT FROM
-				_ratelimit_consume('limit0', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS a,
-				_ratelimit_consume('limit1', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS b,
-				_ratelimit_consume('limit2', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS c`, key)
+				ratelimit._consume('limit0', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS a,
+				ratelimit._consume('limit1', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS b,
+				ratelimit._consume('limit2', $1, 1e9, '1 s', 1e9, NULL, 1, 0) AS c`, key)
 			return err
 		})
 	})
@@ -348,7 +348,7 @@ func each100(ctx context.Context, e *env) (outcome, error) {
 		return pool, fill(ctx, pool, table, limit.Name(), n)
 	}
 	var pools [3]*pgxpool.Pool
-	for i, table := range []string{"rate_limits", "rate_limits", "counters"} {
+	for i, table := range []string{"ratelimit.limits", "ratelimit.limits", "counters"} {
 		var err error
 		if pools[i], err = open(table); err != nil {
 			return outcome{}, err
@@ -376,7 +376,7 @@ func each100(ctx context.Context, e *env) (outcome, error) {
 			slices.Sort(some)
 			var places []int32
 			var values []float64
-			err := tx.QueryRow(ctx, `SELECT ord, value FROM _ratelimit_consume_keys($1, $2, $3, '1 second', $4, $5)`,
+			err := tx.QueryRow(ctx, `SELECT ord, value FROM ratelimit._consume_keys($1, $2, $3, '1 second', $4, $5)`,
 				limit.Name(), some, 1e9, 1e9, slices.Repeat([]float64{1}, len(some))).Scan(&places, &values)
 			if err == nil && len(places) < len(some) {
 				return errors.New("denied")

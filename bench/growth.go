@@ -235,7 +235,7 @@ func openGrowth(ctx context.Context, e *env, g growth) ([]*growthWay, *pgxpool.P
 func (g growth) measures(name string) bool { return g.only == nil || slices.Contains(g.only, name) }
 
 // noLimit is the caller's transaction without a limit.
-var noLimit = txKind{"no limit", "rate_limits", func(context.Context, pgx.Tx, string) error { return nil }}
+var noLimit = txKind{"no limit", "ratelimit.limits", func(context.Context, pgx.Tx, string) error { return nil }}
 
 const (
 	txWithout = "READ COMMITTED transaction, an INSERT, no limit"

@@ -46,15 +46,15 @@ func (e *env) measureSize(ctx context.Context, g growth, shape keyShape) (s size
 		}
 	}()
 	limit := plenty(0).limit(1)
-	_, err = pool.Exec(ctx, `INSERT INTO rate_limits (name, key, shard, shards, value, ts)
+	_, err = pool.Exec(ctx, `INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts)
 		SELECT $1, `+shape.sql+`, 0, 1, 1e9 - 1, now() - interval '3 hours' FROM generate_series(1::bigint, $2) AS i ORDER BY random()`, limit.Name(), g.rows)
 	if err != nil {
 		return s, err
 	}
-	if _, err := pool.Exec(ctx, "VACUUM ANALYZE rate_limits"); err != nil {
+	if _, err := pool.Exec(ctx, "VACUUM ANALYZE ratelimit.limits"); err != nil {
 		return s, err
 	}
-	if err := pool.QueryRow(ctx, "SELECT pg_relation_size('rate_limits')::float8 / count(*), pg_indexes_size('rate_limits')::float8 / count(*) FROM rate_limits").Scan(&s.table, &s.index); err != nil {
+	if err := pool.QueryRow(ctx, "SELECT pg_relation_size('ratelimit.limits')::float8 / count(*), pg_indexes_size('ratelimit.limits')::float8 / count(*) FROM ratelimit.limits").Scan(&s.table, &s.index); err != nil {
 		return s, err
 	}
 	servers, err := findServers(ctx, e, pool)
@@ -102,7 +102,7 @@ func (e *env) measureSize(ctx context.Context, g growth, shape keyShape) (s size
 	if deleted < int64(g.rows-g.calls) {
 		return s, fmt.Errorf("%d rows were swept of %d, of which %d were called", deleted, g.rows, g.calls)
 	}
-	if _, err := pool.Exec(ctx, "VACUUM rate_limits"); err != nil {
+	if _, err := pool.Exec(ctx, "VACUUM ratelimit.limits"); err != nil {
 		return s, err
 	}
 	vacuumed, err := servers.read(ctx, pool, false)

@@ -105,7 +105,7 @@ func TestTheService(t *testing.T) {
 	if status, _, err := post(""); err != nil || status != http.StatusBadRequest {
 		t.Errorf("without a sender: %d, %v", status, err)
 	}
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_block('sendMessage', 'eve')"); err != nil { // which it follows
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.block('sendMessage', 'eve')"); err != nil { // which it follows
 		t.Fatal(err)
 	}
 	for patience := time.Now().Add(5 * time.Minute); ; time.Sleep(time.Second) {
@@ -131,8 +131,8 @@ func TestTheService(t *testing.T) {
 	}
 	var got string
 	err = pool.QueryRow(t.Context(), `
-		SELECT (SELECT count(*) FROM messages WHERE sender = 'ann') || ' sent, ' || (SELECT string_agg(name, ', ' ORDER BY name) FROM rate_limit_definitions WHERE program = 'messages') || ' published, '
-		       || (SELECT sum(denied) > 1 AND sum(granted) > 2 FROM rate_limit_usage WHERE name = 'sendMessage') || ' of the usage'`).Scan(&got)
+		SELECT (SELECT count(*) FROM messages WHERE sender = 'ann') || ' sent, ' || (SELECT string_agg(name, ', ' ORDER BY name) FROM ratelimit.definitions WHERE program = 'messages') || ' published, '
+		       || (SELECT sum(denied) > 1 AND sum(granted) > 2 FROM ratelimit.usage WHERE name = 'sendMessage') || ' of the usage'`).Scan(&got)
 	if want := "3 sent, requests, sendMessage published, true of the usage"; err != nil || got != want {
 		t.Errorf("%q, %v, want %q", got, err, want)
 	}

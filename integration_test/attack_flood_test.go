@@ -289,7 +289,7 @@ func TestKeysThatCollideInWhatIsRememberedOfDenialsDecideNothing(t *testing.T) {
 		}
 	}
 	// All keys are remembered as denied, but are full again.
-	if _, err := pool.Exec(t.Context(), "DELETE FROM rate_limits"); err != nil {
+	if _, err := pool.Exec(t.Context(), "DELETE FROM ratelimit.limits"); err != nil {
 		t.Fatal(err)
 	}
 	if granted, _ := flood(t, 16, n, func(ctx context.Context, i int) error {
@@ -314,7 +314,7 @@ func TestNobodyCanChooseAShard(t *testing.T) {
 		})
 	})
 	var least, most float64
-	if err := pool.QueryRow(t.Context(), "SELECT min(250000 - value), max(250000 - value) FROM rate_limits").Scan(&least, &most); err != nil {
+	if err := pool.QueryRow(t.Context(), "SELECT min(250000 - value), max(250000 - value) FROM ratelimit.limits").Scan(&least, &most); err != nil {
 		t.Fatal(err)
 	}
 	if least < 0.8*n/4 || most > 1.2*n/4 {

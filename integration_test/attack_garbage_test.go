@@ -13,37 +13,37 @@ import (
 // Each decider is a statement with its arguments as {name}. Where it takes arrays, some also have the arguments of another
 // limit. Its answer says whether anything was granted or changed.
 var deciders = map[string]string{
-	"consume":                     `SELECT granted FROM _ratelimit_consume('limit', {key}, {rate}, {period}, {capacity}, {start}, {count}, {floor}, {now})`,
-	"consume, expecting a denial": `SELECT granted FROM _ratelimit_consume('limit', {key}, {rate}, {period}, {capacity}, {start}, {count}, {floor}, {now}, true)`,
-	"consume sharded":             `SELECT granted FROM _ratelimit_consume_sharded('sharded', {key}, {rate}, {period}, {capacity}, {start}, 2, {count}, {floor}, 0, 1, {now})`,
-	"consume several, first": `SELECT granted FROM _ratelimit_consume_several('{limit,other}', ARRAY[{key},{key}], ARRAY[{rate},10], ARRAY[{period},'1 min'],
+	"consume":                     `SELECT granted FROM ratelimit._consume('limit', {key}, {rate}, {period}, {capacity}, {start}, {count}, {floor}, {now})`,
+	"consume, expecting a denial": `SELECT granted FROM ratelimit._consume('limit', {key}, {rate}, {period}, {capacity}, {start}, {count}, {floor}, {now}, true)`,
+	"consume sharded":             `SELECT granted FROM ratelimit._consume_sharded('sharded', {key}, {rate}, {period}, {capacity}, {start}, 2, {count}, {floor}, 0, 1, {now})`,
+	"consume several, first": `SELECT granted FROM ratelimit._consume_several('{limit,other}', ARRAY[{key},{key}], ARRAY[{rate},10], ARRAY[{period},'1 min'],
 		ARRAY[{capacity},10], ARRAY[{start},NULL], ARRAY[{count},1], ARRAY[{floor},0], {now})`,
-	"consume several, second": `SELECT granted FROM _ratelimit_consume_several('{before,limit}', ARRAY[{key},{key}], ARRAY[10,{rate}], ARRAY['1 min',{period}],
+	"consume several, second": `SELECT granted FROM ratelimit._consume_several('{before,limit}', ARRAY[{key},{key}], ARRAY[10,{rate}], ARRAY['1 min',{period}],
 		ARRAY[10,{capacity}], ARRAY[NULL,{start}], ARRAY[1,{count}], ARRAY[0,{floor}], {now})`,
-	"apply": `SELECT granted FROM _ratelimit_apply('consume', '{limit,sharded}', ARRAY[{key},{key}], ARRAY[{rate},10], ARRAY[{period},'1 min'],
+	"apply": `SELECT granted FROM ratelimit._apply('consume', '{limit,sharded}', ARRAY[{key},{key}], ARRAY[{rate},10], ARRAY[{period},'1 min'],
 		ARRAY[{capacity},10], ARRAY[{start},NULL], '{1,2}', ARRAY[{count},1], ARRAY[{floor},0], '{0,0}', '{0,1}', false, {now})`,
-	"apply, sharded": `SELECT granted FROM _ratelimit_apply('consume', '{limit,sharded}', ARRAY[{key},{key}], ARRAY[10,{rate}], ARRAY['1 min',{period}],
+	"apply, sharded": `SELECT granted FROM ratelimit._apply('consume', '{limit,sharded}', ARRAY[{key},{key}], ARRAY[10,{rate}], ARRAY['1 min',{period}],
 		ARRAY[10,{capacity}], ARRAY[NULL,{start}], '{1,2}', ARRAY[1,{count}], ARRAY[0,{floor}], '{0,0}', '{0,1}', false, {now})`,
-	"apply, reserving": `SELECT granted FROM _ratelimit_apply('consume', '{limit,sharded}', ARRAY[{key},{key}], ARRAY[{rate},10], ARRAY[{period},'1 min'],
+	"apply, reserving": `SELECT granted FROM ratelimit._apply('consume', '{limit,sharded}', ARRAY[{key},{key}], ARRAY[{rate},10], ARRAY[{period},'1 min'],
 		ARRAY[{capacity},10], ARRAY[{start},NULL], '{1,2}', ARRAY[{count},1], ARRAY[{floor},0], '{0,0}', '{0,1}', true, {now})`,
-	"apply, taking": `SELECT granted FROM _ratelimit_apply('take', '{limit,sharded}', ARRAY[{key},{key}], ARRAY[{rate},10], ARRAY[{period},'1 min'],
+	"apply, taking": `SELECT granted FROM ratelimit._apply('take', '{limit,sharded}', ARRAY[{key},{key}], ARRAY[{rate},10], ARRAY[{period},'1 min'],
 		ARRAY[{capacity},10], ARRAY[{start},NULL], '{1,2}', ARRAY[{count},1], ARRAY[{floor},0], '{0,0}', '{0,1}', false, {now}, mosts => ARRAY[{most},5])`,
-	"check": `SELECT granted FROM _ratelimit_apply('check', '{limit}', ARRAY[{key}], ARRAY[{rate}], ARRAY[{period}],
+	"check": `SELECT granted FROM ratelimit._apply('check', '{limit}', ARRAY[{key}], ARRAY[{rate}], ARRAY[{period}],
 		ARRAY[{capacity}], ARRAY[{start}], '{1}', ARRAY[{count}], ARRAY[{floor}], '{0}', '{0}', false, {now})`,
-	"consume keys": `SELECT early > 0 FROM _ratelimit_consume_keys('limit', ARRAY[{key}], {rate}, {period}, {capacity}, ARRAY[{count}], {now})`,
+	"consume keys": `SELECT early > 0 FROM ratelimit._consume_keys('limit', ARRAY[{key}], {rate}, {period}, {capacity}, ARRAY[{count}], {now})`,
 	"coalesce": `SELECT EXISTS (SELECT FROM unnest(value, after) AS u (value, after) WHERE value IS DISTINCT FROM after)
-		FROM _ratelimit_coalesce('{limit}', ARRAY[{rate}], ARRAY[{period}], ARRAY[{capacity}],
+		FROM ratelimit._coalesce('{limit}', ARRAY[{rate}], ARRAY[{period}], ARRAY[{capacity}],
 			ARRAY[{key}], '{1}', ARRAY[{start}], '{1}', ARRAY[{count}], ARRAY[{floor}], '{}', '{}', '{}', '{}', '{}', '{}', {now})`,
 	"coalesce, asking": `SELECT EXISTS (SELECT FROM unnest(value, after) AS u (value, after) WHERE value IS DISTINCT FROM after)
-		FROM _ratelimit_coalesce('{limit}', ARRAY[{rate}], ARRAY[{period}], ARRAY[{capacity}],
+		FROM ratelimit._coalesce('{limit}', ARRAY[{rate}], ARRAY[{period}], ARRAY[{capacity}],
 			ARRAY[{key}], '{1}', ARRAY[{start}], '{}', '{}', '{}', '{0,0}', '{1,1}', '{1,1}', ARRAY[{start},{start}], ARRAY[{count},{count}], ARRAY[{floor},{floor}], {now})`,
-	"refund": `SELECT false FROM _ratelimit_refund('{limit}', ARRAY[{key}], ARRAY[{rate}], ARRAY[{period}], ARRAY[{capacity}], ARRAY[{start}],
+	"refund": `SELECT false FROM ratelimit._refund('{limit}', ARRAY[{key}], ARRAY[{rate}], ARRAY[{period}], ARRAY[{capacity}], ARRAY[{start}],
 		ARRAY[{count}], ARRAY[{taken}], ARRAY[{held}], ARRAY[{parts}], {taken_at}, {run_at}, {now})`,
-	"pause": `SELECT _ratelimit_pause('{limit}', ARRAY[{key}], ARRAY[{rate}], ARRAY[{period}], ARRAY[{capacity}], '{1}', ARRAY[{count}],
+	"pause": `SELECT ratelimit._pause('{limit}', ARRAY[{key}], ARRAY[{rate}], ARRAY[{period}], ARRAY[{capacity}], '{1}', ARRAY[{count}],
 		timestamptz '2026-07-01 12:01Z', {now}) IS NOT NULL`,
-	"move": `SELECT _ratelimit_move('{other,limit}', ARRAY[{key},{key}], ARRAY[10,{rate}], ARRAY['1 min',{period}], ARRAY[12,{capacity}],
+	"move": `SELECT ratelimit._move('{other,limit}', ARRAY[{key},{key}], ARRAY[10,{rate}], ARRAY['1 min',{period}], ARRAY[12,{capacity}],
 		ARRAY[{start},{start}], '{1,1}', {floor}, {now}) IS NOT NULL`,
-	"move, from": `SELECT _ratelimit_move('{limit,other}', ARRAY[{key},{key}], ARRAY[{rate},10], ARRAY[{period},'1 min'], ARRAY[{capacity},7],
+	"move, from": `SELECT ratelimit._move('{limit,other}', ARRAY[{key},{key}], ARRAY[{rate},10], ARRAY[{period},'1 min'], ARRAY[{capacity},7],
 		ARRAY[{start},{start}], '{1,1}', {floor}, {now}) IS NOT NULL`,
 }
 
@@ -87,7 +87,7 @@ func TestNoGarbageIsGrantedOrStored(t *testing.T) {
 			pool := newPool(t, 1)
 			for key, value := range keys {
 				if value != "" {
-					_, err := pool.Exec(t.Context(), `INSERT INTO rate_limits SELECT l, $1, s, shards, $2::float8 / shards, '2026-07-01 12:00Z'
+					_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.limits SELECT l, $1, s, shards, $2::float8 / shards, '2026-07-01 12:00Z'
 						FROM (VALUES ('before', 1), ('limit', 1), ('other', 1), ('sharded', 2)) AS v (l, shards), generate_series(0, shards - 1) AS s`, key, value)
 					if err != nil {
 						t.Fatal(err)

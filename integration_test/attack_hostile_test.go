@@ -389,7 +389,7 @@ func TestTheLongestNamesAndKeysFitTheIndex(t *testing.T) {
 func TestOddTextRoundTripsAsData(t *testing.T) {
 	behaviour(t, func(w world) {
 		odd := []string{
-			"'; DROP TABLE rate_limits; --", `'' OR 1=1`, `$1`, `$$`, `$body$`, `@extschema@`, `%s%d%n`, `\`, `\\`, `\x00`, `E'\n'`, `"quoted"`,
+			"'; DROP TABLE ratelimit.limits; --", `'' OR 1=1`, `$1`, `$$`, `$body$`, `@extschema@`, `%s%d%n`, `\`, `\\`, `\x00`, `E'\n'`, `"quoted"`,
 			"{a,b}", "{}", "NULL", "null", "(,)", `{"a":1}`, "a,b", " ", "  leading", "trailing ", "\t", "\n", "\r\n", "\x01", "\x7f",
 			"é", "e\u0301", "É", "ı", "İ", "ß", "SS", "ẞ", "ǆ", "Å", "\u212b", // case folding and normalization would make some of them equal
 			"\u200b", "\ufeff", "\ufffd", "\ufffe", "\uffff", "\u202e\u0041", "\u2028", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\U0010ffff", "\u0000a"[1:], "ﷺ", "漢字",
@@ -412,7 +412,7 @@ func TestOddTextRoundTripsAsData(t *testing.T) {
 			w.Fatalf("%+v", result)
 		}
 		var names []byte
-		w.do(w.db.QueryRow(w.Context(), "SELECT json_object_agg(name, true) FROM rate_limits WHERE name <> 'keys'").Scan(&names))
+		w.do(w.db.QueryRow(w.Context(), "SELECT json_object_agg(name, true) FROM ratelimit.limits WHERE name <> 'keys'").Scan(&names))
 		stored := map[string]bool{}
 		w.do(json.Unmarshal(names, &stored))
 		for _, text := range odd {
@@ -442,7 +442,7 @@ func TestRowsWrittenByHandGrantNoMoreThanTheCapacity(t *testing.T) {
 				}
 				key := limit.Key(fmt.Sprint(i))
 				for shard := range shards {
-					_, err := w.db.Exec(w.Context(), "INSERT INTO rate_limits VALUES ($1, $2, $3, $4, "+value+", $5)", limit.Name(), fmt.Sprint(i), shard, shards, noon)
+					_, err := w.db.Exec(w.Context(), "INSERT INTO ratelimit.limits VALUES ($1, $2, $3, $4, "+value+", $5)", limit.Name(), fmt.Sprint(i), shard, shards, noon)
 					w.do(err)
 				}
 				granted := 0.0
@@ -466,11 +466,11 @@ func TestRowsWrittenByHandGrantNoMoreThanTheCapacity(t *testing.T) {
 func TestTheFunctionsRefuseWhatTheyCannotDecide(t *testing.T) {
 	behaviour(t, func(w world) {
 		apply := func(op, names, keys, reserve string) string {
-			return fmt.Sprintf(`SELECT _ratelimit_apply(%s, %s, %s, '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}', %s)`,
+			return fmt.Sprintf(`SELECT ratelimit._apply(%s, %s, %s, '{10,10}', '{1 min,1 min}', '{10,10}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}', %s)`,
 				op, names, keys, reserve)
 		}
 		several := func(names, keys string) string {
-			return fmt.Sprintf(`SELECT _ratelimit_consume_several(%s, %s, '{10,10}', '{1 min,1 hour}', '{10,10}', '{NULL,NULL}', '{1,1}', '{0,0}')`, names, keys)
+			return fmt.Sprintf(`SELECT ratelimit._consume_several(%s, %s, '{10,10}', '{1 min,1 hour}', '{10,10}', '{NULL,NULL}', '{1,1}', '{0,0}')`, names, keys)
 		}
 		w.grant(ratelimit.TokenBucket("a", 10, time.Minute).Key("b"))
 		before := w.rows()
@@ -489,10 +489,10 @@ func TestTheFunctionsRefuseWhatTheyCannotDecide(t *testing.T) {
 			apply("'CONSUME'", "'{a,c}'", "'{b,d}'", "false"),
 			apply("'refund'", "'{a,c}'", "'{b,d}'", "false"),
 			// Rows with such shards could not be found again.
-			`SELECT _ratelimit_apply('consume', '{l}', '{k}', '{10}', '{1 min}', '{10}', '{NULL}', '{0}', '{1}', '{0}', '{0}', '{0}')`,
-			`SELECT _ratelimit_apply('consume', '{l}', '{k}', '{10}', '{1 min}', '{10}', '{NULL}', '{NULL}', '{1}', '{0}', '{0}', '{0}')`,
+			`SELECT ratelimit._apply('consume', '{l}', '{k}', '{10}', '{1 min}', '{10}', '{NULL}', '{0}', '{1}', '{0}', '{0}', '{0}')`,
+			`SELECT ratelimit._apply('consume', '{l}', '{k}', '{10}', '{1 min}', '{10}', '{NULL}', '{NULL}', '{1}', '{0}', '{0}', '{0}')`,
 			// A first use for more than the capacity: there is no row that shows it.
-			`SELECT _ratelimit_consume('l', 'k', 10, '1 min', 10, NULL, 11, 0)`,
+			`SELECT ratelimit._consume('l', 'k', 10, '1 min', 10, NULL, 11, 0)`,
 		} {
 			w.sqlFails("22023", sql)
 		}
@@ -530,7 +530,7 @@ func TestTheRefundFunctionMintsNothing(t *testing.T) {
 				capacity := strconv.FormatFloat(limit.Capacity(), 'g', -1, 64)
 				tx := w.begin()
 				defer func() { w.do(tx.Rollback(w.Context())) }()
-				_, err := tx.Exec(w.Context(), "SELECT _ratelimit_refund("+strings.Join([]string{
+				_, err := tx.Exec(w.Context(), "SELECT ratelimit._refund("+strings.Join([]string{
 					array("name", "text", "'"+limit.Name()+"'"), array("key", "text", "'ann'"), array("rate", "float8", capacity),
 					array("period", "interval", "'1 hour'"), array("capacity", "float8", capacity),
 					array("start", "timestamptz", "NULLIF('"+limit.start+"', 'NULL')"), array("count", "float8", "1"), array("taken", "float8", "10"),

@@ -28,7 +28,7 @@ import (
 // comments and dollar quotes, placeholders, arrays, rows and JSON, LIKE patterns, formats, terminal escapes, header fields,
 // and text that looks like other text.
 var injections = []string{
-	`'`, `''`, `"`, "`", `';`, `');--`, `'; DROP TABLE rate_limits; --`, `'); DELETE FROM rate_limits; --`, `' OR '1'='1`, `' OR 1=1 --`, `" OR ""="`,
+	`'`, `''`, `"`, "`", `';`, `');--`, `'; DROP TABLE ratelimit.limits; --`, `'); DELETE FROM ratelimit.limits; --`, `' OR '1'='1`, `' OR 1=1 --`, `" OR ""="`,
 	`'||(SELECT usename FROM pg_user LIMIT 1)||'`, `' UNION SELECT 'x','x',0,1,1e9,now() --`, `'/*`, `*/ OR 1=1 /*`, `--`, "-- \n; DROP TABLE canary", `#`, `;`,
 	`\`, `\\`, `\'`, `\'; DROP TABLE canary; --`, `\\'; DROP TABLE canary; --`, `\"`, `E'\x27'`, `U&'\0027'`, `U&"\0027"`, `\047`, `\u0027`, "\\\n'",
 	`$$`, `$body$`, `$ddl$; DROP TABLE canary; $ddl$`, `$1`, `$2`, `:name`, `@name`, `?`, `??`, `%s`, `%%`, `%n%d%I%L`, `%(x)s`, `{}`, `{NULL}`, `NULL`, `{a,"b"}`, `","`, `a","b`, `{"a":"\u0000"}`,
@@ -37,7 +37,7 @@ var injections = []string{
 	"\xc2\xa0'", strings.Repeat("'", 255), strings.Repeat(`\`, 127), strings.Repeat("$", 254),
 }
 
-// newVictim makes a schema with a table that injections attack. unharmed wants the table unchanged, and in rate_limits only
+// newVictim makes a schema with a table that injections attack. unharmed wants the table unchanged, and in ratelimit.limits only
 // the rows of these limits.
 func newVictim(t *testing.T) (pool *pgxpool.Pool, unharmed func(t *testing.T, want int)) {
 	pool = newPool(t, 2)
@@ -48,7 +48,7 @@ func newVictim(t *testing.T) (pool *pgxpool.Pool, unharmed func(t *testing.T, wa
 		if err := pool.QueryRow(t.Context(), "SELECT string_agg(state, ',') FROM canary").Scan(&state); err != nil || state != "alive" {
 			t.Errorf("the canary is %q, %v", state, err)
 		}
-		rows, _ := pool.Query(t.Context(), "SELECT name, key, value, shard FROM rate_limits ORDER BY name, key")
+		rows, _ := pool.Query(t.Context(), "SELECT name, key, value, shard FROM ratelimit.limits ORDER BY name, key")
 		seen := 0
 		var name, key string
 		var value float64
@@ -192,16 +192,16 @@ func TestInjectionsComeBackAsTheyAreInErrors(t *testing.T) {
 				key := result.Requests[0].Key
 				for _, want := range []bool{true, false} {
 					var ok bool
-					if err := pool.QueryRow(t.Context(), "SELECT granted"+fmt.Sprintf(call, "ratelimit_try"), text, key).Scan(&ok); err != nil || ok != want {
+					if err := pool.QueryRow(t.Context(), "SELECT granted"+fmt.Sprintf(call, "ratelimit.try"), text, key).Scan(&ok); err != nil || ok != want {
 						t.Errorf("%q by hand: %v, %v, want %v", text, ok, err, want)
 					}
 				}
-				for _, function := range []string{"ratelimit", "ratelimit_reserve", "ratelimit_take"} {
+				for _, function := range []string{"ratelimit", "ratelimit.reserve", "ratelimit.take"} {
 					call := fmt.Sprintf(call, function)
 					switch function {
-					case "ratelimit_reserve":
+					case "ratelimit.reserve":
 						call = strings.Replace(call, "$2,", "$2, max_reserved => 0,", 1)
-					case "ratelimit_take":
+					case "ratelimit.take":
 						call = strings.Replace(call, "$2,", "$2, most => 1,", 1)
 					}
 					_, err = pool.Exec(t.Context(), "SELECT"+call, text, key)
@@ -228,7 +228,7 @@ func TestInjectionsComeBackAsTheyAreInErrors(t *testing.T) {
 					t.Errorf("%q in a batch: %v", text, err)
 				}
 				// The error for an invalid limit quotes its name.
-				if _, err := pool.Exec(t.Context(), "SELECT FROM ratelimit($1, $2, rate => -1, period => '1 hour')", text, key); sqlState(err) != "22023" {
+				if _, err := pool.Exec(t.Context(), "SELECT FROM ratelimit.consume($1, $2, rate => -1, period => '1 hour')", text, key); sqlState(err) != "22023" {
 					t.Errorf("%q by hand, of a wrong limit: %v", text, err)
 				}
 			}

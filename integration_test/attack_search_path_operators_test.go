@@ -62,13 +62,13 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 	publish(t, admin, `[{"name": "signUps", "kind": "token bucket", "rate": 10, "period": "1000 hours"}, {"name": "window", "kind": "fixed window", "rate": 10, "period": "1000 hours"},
 		{"name": "month", "kind": "calendar window", "rate": 10, "period": "1 month"}, {"name": "own", "kind": "token bucket", "rate": 10, "period": "1000 hours", "varies": "2000 hours"}, {"name": "seats", "kind": "slots", "capacity": 1000}]`)
 	for _, name := range []string{"signUps", "window", "month"} {
-		mustExec(t, admin, "SELECT ratelimit('"+name+"', 'acme', count => 10)")
+		mustExec(t, admin, "SELECT ratelimit.consume('"+name+"', 'acme', count => 10)")
 		recordUsage(t, admin, name, 3, 4, "acme", "initech")
 	}
-	mustExec(t, admin, "SELECT ratelimit('unpublished', 'acme', rate => 10, period => '1000 hours')")
-	mustExec(t, admin, "SELECT ratelimit('own', 'acme', rate => 10, period => '1000 hours')")
+	mustExec(t, admin, "SELECT ratelimit.consume('unpublished', 'acme', rate => 10, period => '1000 hours')")
+	mustExec(t, admin, "SELECT ratelimit.consume('own', 'acme', rate => 10, period => '1000 hours')")
 	for i := range 20 { // ended below
-		mustExec(t, admin, fmt.Sprintf("SELECT ratelimit_hold('seats', 'acme', 'job-%d', ttl => '1 day')", i))
+		mustExec(t, admin, fmt.Sprintf("SELECT ratelimit.hold('seats', 'acme', 'job-%d', ttl => '1 day')", i))
 	}
 	attack(lookalikeSQL)
 	t.Cleanup(func() {
@@ -85,7 +85,7 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 	attack(everyFunctionSQL)
 	attack(operatorsSQL)
 	attack(functionsSQL)
-	mustExec(t, admin, "DROP TABLE "+evil+".rate_limits") // with it, all is refused
+	mustExec(t, admin, "DROP TABLE "+evil+".limits") // with it, all is refused
 	attack("CREATE TABLE evil." + migrations.VersionTable + " (id integer, version_id bigint, is_applied boolean, tstamp timestamp)")
 
 	tool := filepath.Join(t.TempDir(), "txlimit")
@@ -100,7 +100,7 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 	for i, path := range paths {
 		pool := reconfigured(t, admin, func(config *pgxpool.Config) { config.ConnConfig.RuntimeParams["search_path"] = path })
 		// If this fails, the attack is too weak, and what follows shows nothing.
-		if _, err := pool.Exec(t.Context(), "SELECT ratelimit_block($1, $2, $3, $4, $5)", "signUps", "acme", nil, "", ""); sqlState(err) != "EVIL1" {
+		if _, err := pool.Exec(t.Context(), "SELECT ratelimit.block($1, $2, $3, $4, $5)", "signUps", "acme", nil, "", ""); sqlState(err) != "EVIL1" {
 			t.Errorf("search_path %s: %v, want EVIL1", path, err)
 		}
 		p := newConsole(t, pool, "ann")
@@ -153,17 +153,17 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 		}
 	}
 	var n int
-	if err := admin.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides WHERE effect <> 'reset'").Scan(&n); err != nil || n != len(paths)*9 {
+	if err := admin.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.overrides WHERE effect <> 'reset'").Scan(&n); err != nil || n != len(paths)*9 {
 		t.Errorf("%d overrides in the history, %v", n, err)
 	}
 
 	// With a table of that name, the other schema could be the limiter's as well. Nothing of either is run.
-	for _, table := range []string{"rate_limits", "rate_limit_definitions", "rate_limit_overrides", "rate_limit_usage", "rate_limit_denials"} {
+	for _, table := range []string{"ratelimit.limits", "ratelimit.definitions", "ratelimit.overrides", "ratelimit.usage", "ratelimit.denials"} {
 		attack("CREATE TABLE evil." + table + " (LIKE app." + table + " INCLUDING ALL)")
 	}
-	attack("INSERT INTO evil.rate_limit_definitions SELECT * FROM app.rate_limit_definitions")
+	attack("INSERT INTO evil.definitions SELECT * FROM ratelimit.definitions")
 	attack("CREATE FUNCTION evil.planted() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM evil.hijacked(); END'")
-	for _, table := range []string{"rate_limits", "rate_limit_definitions", "rate_limit_overrides", migrations.VersionTable} {
+	for _, table := range []string{"ratelimit.limits", "ratelimit.definitions", "ratelimit.overrides", migrations.VersionTable} {
 		attack("CREATE TRIGGER planted BEFORE INSERT OR UPDATE OR DELETE ON evil." + table + " FOR EACH STATEMENT EXECUTE FUNCTION evil.planted()")
 	}
 	paths = someOf(t, 1, schema+", "+evil, evil+", "+schema, evil+", "+schema+", pg_catalog")
@@ -195,7 +195,7 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 		}
 	}
 	var after int
-	if err := admin.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides WHERE effect <> 'reset'").Scan(&after); err != nil || after != n+len(paths) {
+	if err := admin.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.overrides WHERE effect <> 'reset'").Scan(&after); err != nil || after != n+len(paths) {
 		t.Errorf("%d overrides in the history after %d, %v", after, n, err)
 	}
 }

@@ -16,10 +16,10 @@ const lookalikeSQL = `
 CREATE SCHEMA evil;
 GRANT USAGE ON SCHEMA evil TO PUBLIC;
 CREATE FUNCTION evil.hijacked() RETURNS text LANGUAGE plpgsql IMMUTABLE AS $f$ BEGIN RAISE SQLSTATE 'EVIL1' USING MESSAGE = 'hijacked'; END $f$;
-CREATE TABLE evil.rate_limits (LIKE app.rate_limits);
-GRANT ALL ON evil.rate_limits TO PUBLIC;
-CREATE TYPE evil._ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
-CREATE TYPE evil._ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[], taken double precision);
+CREATE TABLE evil.limits (LIKE ratelimit.limits);
+GRANT ALL ON evil.limits TO PUBLIC;
+CREATE TYPE evil._decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
+CREATE TYPE evil._decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[], taken double precision);
 CREATE DOMAIN evil.text AS pg_catalog.text CHECK (false);
 CREATE DOMAIN evil.timestamptz AS pg_catalog.timestamptz CHECK (false);
 CREATE DOMAIN evil.xid AS pg_catalog.text CHECK (false);
@@ -130,126 +130,126 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 	t.Helper()
 	outcome := map[string]error{}
 	for name, sql := range map[string]string{
-		"consume":                 `SELECT granted FROM app._ratelimit_consume('bucket', $1, 20, '1 hour', 20, NULL, 1, 0)`,
-		"consume, window":         `SELECT granted FROM app._ratelimit_consume('window', $1, 20, '1 hour', 20, '0001-01-01', 1, 0)`,
-		"consume sharded":         `SELECT granted FROM app._ratelimit_consume_sharded('wide', $1, 30, '1 hour', 30, NULL, 3, 1, 0, 0, 1)`,
-		"consume several":         `SELECT granted FROM app._ratelimit_consume_several('{bucket,more}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{0,0}')`,
-		"apply":                   `SELECT granted FROM app._ratelimit_apply('consume', '{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', '{1,1}', '{0,0}', '{0,0}', '{0,1}')`,
-		"coalesce":                `SELECT early IS NOT NULL FROM app._ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
-		"consume keys":            `SELECT early IS NOT NULL FROM app._ratelimit_consume_keys('bucket', ARRAY[$1,'none'], 20, '1 hour', 20, '{1,1}')`,
-		"by hand":                 `SELECT granted FROM app.ratelimit_try('bucket', $1, 20, '1 hour')`,
+		"consume":                 `SELECT granted FROM ratelimit._consume('bucket', $1, 20, '1 hour', 20, NULL, 1, 0)`,
+		"consume, window":         `SELECT granted FROM ratelimit._consume('window', $1, 20, '1 hour', 20, '0001-01-01', 1, 0)`,
+		"consume sharded":         `SELECT granted FROM ratelimit._consume_sharded('wide', $1, 30, '1 hour', 30, NULL, 3, 1, 0, 0, 1)`,
+		"consume several":         `SELECT granted FROM ratelimit._consume_several('{bucket,more}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{0,0}')`,
+		"apply":                   `SELECT granted FROM ratelimit._apply('consume', '{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', '{1,1}', '{0,0}', '{0,0}', '{0,1}')`,
+		"coalesce":                `SELECT early IS NOT NULL FROM ratelimit._coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+		"consume keys":            `SELECT early IS NOT NULL FROM ratelimit._consume_keys('bucket', ARRAY[$1,'none'], 20, '1 hour', 20, '{1,1}')`,
+		"by hand":                 `SELECT granted FROM ratelimit.try('bucket', $1, 20, '1 hour')`,
 		"by hand, raising":        `SELECT remaining IS NOT NULL FROM app.ratelimit('window', $1, 20, '1 hour', kind => 'fixed window')`,
-		"by hand, take":           `SELECT taken IS NOT NULL FROM app.ratelimit_take('wide', $1, most => 2, rate => 30, period => '1 hour', shards => 3)`,
-		"by hand, reserve":        `SELECT retry_at IS NOT NULL FROM app.ratelimit_reserve('bucket', $1, 20, '1 hour', 5, max_reserved => 50)`,
-		"by hand, all":            `SELECT remaining IS NOT NULL FROM app.ratelimit_all(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('name', 'wide', 'key', $1::pg_catalog.text, 'rate', 30, 'period', '1 hour', 'shards', 3), pg_catalog.jsonb_build_object('name', 'month', 'key', $1::pg_catalog.text, 'rate', 20, 'period', '1 month', 'kind', 'calendar window', 'anchor', '2026-01-31'), pg_catalog.jsonb_build_object('name', 'bucket', 'key', $1::pg_catalog.text))) LIMIT 1`,
-		"by hand, month":          `SELECT retry_at IS NOT NULL FROM app.ratelimit_reserve('month', $1, 20, '1 month', 25, 'calendar window')`,
-		"by hand, sharded":        `SELECT granted FROM app.ratelimit_try('wide', $1, 30, '1 hour', shards => 3)`,
-		"key parts":               `SELECT pg_catalog.cardinality(app.ratelimit_key_parts(app.ratelimit_key($1::pg_catalog.text, E'a|b\\\\c'::pg_catalog.text, 'd'::pg_catalog.text))) OPERATOR(pg_catalog.=) 3`,
-		"one part":                `SELECT app.ratelimit_key($1::pg_catalog.text) OPERATOR(pg_catalog.=) $1`,
-		"keys":                    `SELECT true FROM app.ratelimit_keys('bucket', 20, '1 hour') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
-		"sweep":                   `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('bucket', 20, '1 hour', first => $1)`,
-		"publish":                 `SELECT app.ratelimit_publish($1, '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour"},{"name":"cal","kind":"calendar window","rate":20,"period":"1 month","zone":"UTC"},{"name":"u","kind":"unlimited"}]') IS NOT NULL`,
-		"publish one":             `SELECT app.ratelimit_publish($1, '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour"}]') IS NOT NULL`,
-		"override":                `SELECT app.ratelimit_override('bucket', $1, rate => 30) IS NOT NULL`,
-		"block":                   `SELECT app.ratelimit_block('bucket', $1, until => 'tomorrow') IS NOT NULL`,
-		"restore":                 `SELECT app.ratelimit_restore('bucket', $1) IS NOT NULL`,
-		"add to a capacity":       `SELECT app.ratelimit_add(-1, 3) IS NOT NULL AND $1::pg_catalog.text IS NOT NULL`,
-		"add":                     `SELECT app.ratelimit_add(-2) IS NOT NULL AND $1::pg_catalog.text IS NOT NULL`,
-		"poll all":                `SELECT at IS NOT NULL AND $1::pg_catalog.text IS NOT NULL FROM app._ratelimit_overrides(NULL, 0)`,
-		"poll":                    `SELECT at IS NOT NULL AND $1::pg_catalog.text IS NOT NULL FROM app._ratelimit_overrides('1:1:', 0)`,
-		"by hand without numbers": `SELECT granted FROM app.ratelimit_try('bucket', $1)`,
-		"some keys":               `SELECT pg_catalog.count(*) IS NOT NULL FROM app.ratelimit_keys('bucket', keys => ARRAY[$1::pg_catalog.text])`,
-		"all keys":                `SELECT true FROM app.ratelimit_keys('bucket') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
-		"sweep without numbers":   `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('bucket', first => $1)`,
-		"sweep, varying":          `SELECT deleted IS NOT NULL FROM app.ratelimit_sweep('bucket', 20, '1 hour', first => $1, varies => '1 day')`,
-		"publish, varying":        `SELECT app.ratelimit_publish($1, '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 day"},{"name":"cal","kind":"calendar window","rate":20,"period":"1 month","varies":"32 days"},{"name":"w","kind":"fixed window","rate":20,"period":"1 hour","varies":"1 day"}]') IS NOT NULL`,
-		"keys, varying":           `SELECT true FROM app.ratelimit_publish('v', '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 day"}]'), app.ratelimit_keys('bucket') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
-		"sweep, both":             `SELECT deleted IS NOT NULL FROM app.ratelimit_publish('v', '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 day"}]'), app._ratelimit_sweep('bucket', NULL, NULL, 'token bucket', NULL, NULL, '', NULL, '9000-01-01') WHERE $1::pg_catalog.text IS NOT NULL`,
-		"override of all keys":    `SELECT app.ratelimit_override('bucket', NULL, rate => 30) IS NOT NULL AND $1::pg_catalog.text IS NOT NULL`,
-		"reset":                   `SELECT app.ratelimit_reset('bucket', $1) IS NOT NULL`,
-		"apply, check":            `SELECT granted FROM app._ratelimit_apply('check', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}')`,
-		"apply, taking":           `SELECT granted FROM app._ratelimit_apply('take', '{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', '{1,1}', '{0,0}', '{0,0}', '{0,1}', mosts => '{3,3}')`,
-		"apply, reserving":        `SELECT granted FROM app._ratelimit_apply('consume', '{bucket,window}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,0001-01-01}', '{1,1}', '{1,20}', '{0,-20}', '{0,0}', '{0,0}', true)`,
-		"refund":                  `SELECT state OPERATOR(pg_catalog.=) 'done' FROM app._ratelimit_refund('{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{19}', '{1}', '2026-07-01', '2026-07-01')`,
-		"refund, window":          `SELECT state OPERATOR(pg_catalog.=) 'done' FROM app._ratelimit_refund('{window}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{0001-01-01}', '{1}', '{1}', '{19}', '{1}', '2026-07-01', '2026-07-01')`,
-		"refund, sharded":         `SELECT state OPERATOR(pg_catalog.=) 'done' FROM app._ratelimit_refund('{wide}', ARRAY[$1], '{30}', '{1 hour}', '{30}', '{0001-01-01}', '{1}', '{1}', '{29}', '{1}', '2026-07-01', '9000-01-01', '2026-07-01')`,
-		"hold":                    `SELECT state OPERATOR(pg_catalog.=) 'taken' FROM app._ratelimit_hold('job', '00000000-0000-4000-8000-000000000001', '1 minute', 2, '{tokens,tokens,none}', '{bucket,wide,unlimited}', ARRAY[$1,$1,$1], '{20,30,0}', '{1 hour,1 hour,1 hour}', '{20,30,0}', '{NULL,0001-01-01,NULL}', '{1,3,1}', '{1,25,0}', '{0,0,0}', '{0,0,0}', '{0,0,0}')`,
-		"hold, slots":             `SELECT h.state OPERATOR(pg_catalog.=) 'taken' AND l.state OPERATOR(pg_catalog.=) 'done' AND (s.value OPERATOR(pg_catalog.=) '{0}' OR s.value OPERATOR(pg_catalog.=) '{}') FROM app._ratelimit_hold('job', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{slots}', '{slots}', ARRAY[$1], '{0}', '{1 second}', '{0}', '{NULL}', '{1}', '{1}', '{-1}', '{0}', '{0}') AS h, LATERAL app._ratelimit_settle(h.state OPERATOR(pg_catalog.<>) 'taken', 'job', '00000000-0000-4000-8000-000000000001', 1, '{false}', '{slots}', ARRAY[$1], '{0}', '{1 second}', '{0}', '{NULL}', '{1}', '{0}') AS l, LATERAL app._ratelimit_lapsed('slots', CASE WHEN l.state OPERATOR(pg_catalog.=) 'done' THEN $1 END, l.at, '0', '1 second', '0', NULL, NULL) AS s`,
-		"hold, expired":           `SELECT n.state OPERATOR(pg_catalog.=) 'taken' AND d.state OPERATOR(pg_catalog.=) 'denied' AND d.free_at[1] OPERATOR(pg_catalog.=) '2026-07-01 00:02+00' FROM app._ratelimit_hold('job', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{slots}', '{expired}', ARRAY[$1], '{0}', '{1 second}', '{0}', '{NULL}', '{1}', '{1}', '{-1}', '{0}', '{0}', '2026-07-01 00:00+00') AS h, LATERAL app._ratelimit_hold('next', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{slots}', '{expired}', CASE WHEN h.state OPERATOR(pg_catalog.=) 'taken' THEN ARRAY[$1] END, '{0}', '{1 second}', '{0}', '{NULL}', '{1}', '{1}', '{-1}', '{0}', '{0}', '2026-07-01 00:01+00') AS n, LATERAL app._ratelimit_hold('third', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{slots}', '{expired}', CASE WHEN n.state OPERATOR(pg_catalog.=) 'taken' THEN ARRAY[$1] END, '{0}', '{1 second}', '{0}', '{NULL}', '{1}', '{1}', '{-1}', '{0}', '{0}', '2026-07-01 00:01:30+00') AS d`,
-		"hold, tokens expired":    `SELECT n.state OPERATOR(pg_catalog.=) 'taken' FROM app._ratelimit_hold('job', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{tokens}', '{expired2}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{0001-01-01}', '{1}', '{20}', '{0}', '{0}', '{0}', '2026-07-01 00:00+00') AS h, LATERAL app._ratelimit_hold('next', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{tokens}', '{expired2}', CASE WHEN h.state OPERATOR(pg_catalog.=) 'taken' THEN ARRAY[$1] END, '{20}', '{1 hour}', '{20}', '{0001-01-01}', '{1}', '{20}', '{0}', '{0}', '{0}', '2026-07-01 00:01+00') AS n`,
-		"settle":                  `SELECT l.moved OPERATOR(pg_catalog.=) '{5,-5,0}' FROM app._ratelimit_hold('job 2', '00000000-0000-4000-8000-000000000001', '1 minute', 2, '{tokens,tokens,none}', '{fresh3,fresh4,unlimited}', ARRAY[$1,$1,$1], '{20,30,0}', '{1 hour,1 hour,1 hour}', '{20,30,0}', '{NULL,NULL,NULL}', '{1,3,1}', '{6,20,0}', '{0,0,0}', '{0,0,0}', '{0,0,0}', '2026-07-01') AS h, LATERAL app._ratelimit_settle(h.state OPERATOR(pg_catalog.<>) 'taken', 'job 2', '00000000-0000-4000-8000-000000000001', 2, '{false,false,false}', '{fresh3,fresh4,unlimited}', ARRAY[$1,$1,$1], '{20,30,0}', '{1 hour,1 hour,1 hour}', '{20,30,0}', '{NULL,NULL,NULL}', '{1,3,1}', '{1,25,0}', '2026-07-01') AS l`,
-		"once":                    `SELECT h.state OPERATOR(pg_catalog.=) 'taken' AND n.state OPERATOR(pg_catalog.=) 'repeated' FROM app._ratelimit_hold('event', NULL, '1 hour', 1, '{tokens}', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}', '2026-07-01') AS h, LATERAL app._ratelimit_hold('event', NULL, '1 hour', 1, '{tokens}', '{bucket}', CASE WHEN h.state OPERATOR(pg_catalog.=) 'taken' THEN ARRAY[$1] END, '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}', '2026-07-01') AS n`,
-		"extend":                  `SELECT e.lost OPERATOR(pg_catalog.=) '{2}' AND e.busy OPERATOR(pg_catalog.=) '{}' FROM app._ratelimit_hold('job 5', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{tokens}', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}', '2026-07-01') AS h, LATERAL app._ratelimit_extend('{bucket,bucket}', CASE WHEN h.state OPERATOR(pg_catalog.=) 'taken' THEN ARRAY[$1,$1] END, '{job 5,never}', '{00000000-0000-4000-8000-000000000001,00000000-0000-4000-8000-000000000001}', '{1 minute,1 minute}') AS e`,
-		"settle, lost":            `SELECT state OPERATOR(pg_catalog.=) 'lost' FROM app._ratelimit_settle(false, 'never', '00000000-0000-4000-8000-000000000001', 1, '{false}', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{0}')`,
-		"hold over the wire":      `SELECT app._ratelimit_wire_hold('job 3', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{tokens}', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}', NULL, NULL, NULL, NULL) IS NOT NULL`,
-		"settle over the wire":    `SELECT app._ratelimit_wire_settle(true, 'never', '00000000-0000-4000-8000-000000000001', 1, '{false}', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{0}', NULL, NULL, NULL, NULL) IS NOT NULL`,
-		"sweep of holds":          `SELECT s.deleted OPERATOR(pg_catalog.>=) 0 AND s.ended OPERATOR(pg_catalog.>=) 0 FROM app._ratelimit_hold('job 4', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{tokens}', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}', '2026-07-01') AS h, LATERAL app._ratelimit_sweep_holds(CASE WHEN h.state OPERATOR(pg_catalog.=) 'taken' THEN '' END, '', '', '2026-07-02') AS s`,
-		"pause":                   `SELECT app._ratelimit_pause('{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{1,3}', '{3,5}', '2026-07-02', '2026-07-01') IS NOT NULL`,
-		"resume":                  `SELECT app._ratelimit_resume('{bucket,wide}', ARRAY[$1,$1], '2026-07-01') IS NOT NULL`,
-		"pause by hand":           `SELECT app.ratelimit_pause('bucket', $1, 'tomorrow', 3) IS NOT NULL`,
-		"pause, other numbers":    `SELECT app.ratelimit_pause('paused', $1, 'tomorrow', 3, 20, '1 hour', 30, 3) IS NOT NULL`,
-		"hold by hand":            `SELECT token OPERATOR(pg_catalog.=) 'by hand' FROM app.ratelimit_hold('bucket', $1, 'by hand', forever => true)`,
-		"release by hand":         `SELECT app.ratelimit_release('bucket', $1, h.token, who => 'ann') FROM app.ratelimit_hold('bucket', $1, 'released', ttl => '1 hour') AS h`,
-		"holds by hand":           `SELECT pg_catalog.count(*) OPERATOR(pg_catalog.>=) 0::pg_catalog.int8 FROM app.ratelimit_holds('bucket', $1)`,
-		"hold many":               `SELECT app.ratelimit_hold_many('slotted', $1, '{a,b}') OPERATOR(pg_catalog.>=) 0 FROM app.ratelimit_publish('slotted', '[{"name":"slotted","kind":"slots","capacity":5}]')`,
-		"hold many, again":        `SELECT app.ratelimit_hold_many('slotted', $1, '{c,a}') OPERATOR(pg_catalog.>=) 0 FROM app.ratelimit_publish('slotted', '[{"name":"slotted","kind":"slots","capacity":5}]'), (VALUES (1), (2)) AS v (n)`,
-		"release many":            `SELECT app.ratelimit_release_many('slots', $1, '{x}') OPERATOR(pg_catalog.=) 0`,
-		"recount":                 `SELECT app.ratelimit_recount('slotted', $1) IS NOT NULL FROM app.ratelimit_publish('slotted', '[{"name":"slotted","kind":"slots","capacity":5}]')`,
-		"resume by hand":          `SELECT app.ratelimit_resume('bucket', $1) IS NOT NULL`,
-		"move":                    `SELECT app._ratelimit_move('{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', 0) IS NOT NULL`,
-		"move, another number":    `SELECT app._ratelimit_move('{window,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{0001-01-01,0001-01-01}', '{1,2}', -5, '2026-07-01') IS NOT NULL`,
-		"move over the wire":      `SELECT app._ratelimit_wire_move('{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', 0, NULL, NULL, NULL, NULL) IS NOT NULL`,
-		"apply, sharded":          `SELECT granted FROM app._ratelimit_apply('consume', '{wide}', ARRAY[$1], '{30}', '{1 hour}', '{30}', '{NULL}', '{4}', '{1}', '{0}', '{0}', '{1}')`,
-		"coalesce, asks":          `SELECT early IS NOT NULL FROM app._ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{}', '{}', '{}', '{1}', '{1}', '{1}', '{NULL}', '{1}', '{0}')`,
-		"by hand, window":         `SELECT retry_at IS NOT NULL FROM app._ratelimit_by_hand('reserve', 'window', $1, 20, '1 hour', kind => 'fixed window', start => '2026-07-01', now => '2026-07-01')`,
-		"keys, window":            `SELECT true FROM app.ratelimit_keys('window', 20, '1 hour', 'fixed window') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
-		"sweep, idle":             `SELECT deleted IS NOT NULL FROM app._ratelimit_sweep('window', 20, '1 hour', 'fixed window', NULL, NULL, '', NULL, '9000-01-01') WHERE $1::pg_catalog.text IS NOT NULL`,
-		"usage, recording":        `SELECT app._ratelimit_record_usage('{bucket}', '{2026-07-01}', '{1}', '{1}', '{0}', '{1}', '{0}', '{0}', '{bucket}', '{2026-07-01}', ARRAY[$1], '{1}', '{1}', '{2026-07-01}', '30 days') IS NOT NULL`,
-		"usage":                   `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN app.ratelimit_usage('bucket') AS u ON true LIMIT 1`,
-		"usage, all":              `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN app.ratelimit_usage() AS u ON true LIMIT 1`,
-		"denials":                 `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN app.ratelimit_denials('bucket') AS d ON true LIMIT 1`,
+		"by hand, take":           `SELECT taken IS NOT NULL FROM ratelimit.take('wide', $1, most => 2, rate => 30, period => '1 hour', shards => 3)`,
+		"by hand, reserve":        `SELECT retry_at IS NOT NULL FROM ratelimit.reserve('bucket', $1, 20, '1 hour', 5, max_reserved => 50)`,
+		"by hand, all":            `SELECT remaining IS NOT NULL FROM ratelimit.consume_all(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('name', 'wide', 'key', $1::pg_catalog.text, 'rate', 30, 'period', '1 hour', 'shards', 3), pg_catalog.jsonb_build_object('name', 'month', 'key', $1::pg_catalog.text, 'rate', 20, 'period', '1 month', 'kind', 'calendar window', 'anchor', '2026-01-31'), pg_catalog.jsonb_build_object('name', 'bucket', 'key', $1::pg_catalog.text))) LIMIT 1`,
+		"by hand, month":          `SELECT retry_at IS NOT NULL FROM ratelimit.reserve('month', $1, 20, '1 month', 25, 'calendar window')`,
+		"by hand, sharded":        `SELECT granted FROM ratelimit.try('wide', $1, 30, '1 hour', shards => 3)`,
+		"key parts":               `SELECT pg_catalog.cardinality(ratelimit.key_parts(ratelimit.key($1::pg_catalog.text, E'a|b\\\\c'::pg_catalog.text, 'd'::pg_catalog.text))) OPERATOR(pg_catalog.=) 3`,
+		"one part":                `SELECT ratelimit.key($1::pg_catalog.text) OPERATOR(pg_catalog.=) $1`,
+		"keys":                    `SELECT true FROM ratelimit.keys('bucket', 20, '1 hour') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
+		"sweep":                   `SELECT deleted IS NOT NULL FROM ratelimit.sweep('bucket', 20, '1 hour', first => $1)`,
+		"publish":                 `SELECT ratelimit.publish($1, '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour"},{"name":"cal","kind":"calendar window","rate":20,"period":"1 month","zone":"UTC"},{"name":"u","kind":"unlimited"}]') IS NOT NULL`,
+		"publish one":             `SELECT ratelimit.publish($1, '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour"}]') IS NOT NULL`,
+		"override":                `SELECT ratelimit.override('bucket', $1, rate => 30) IS NOT NULL`,
+		"block":                   `SELECT ratelimit.block('bucket', $1, until => 'tomorrow') IS NOT NULL`,
+		"restore":                 `SELECT ratelimit.restore('bucket', $1) IS NOT NULL`,
+		"add to a capacity":       `SELECT ratelimit.add(-1, 3) IS NOT NULL AND $1::pg_catalog.text IS NOT NULL`,
+		"add":                     `SELECT ratelimit.add(-2) IS NOT NULL AND $1::pg_catalog.text IS NOT NULL`,
+		"poll all":                `SELECT at IS NOT NULL AND $1::pg_catalog.text IS NOT NULL FROM ratelimit._overrides(NULL, 0)`,
+		"poll":                    `SELECT at IS NOT NULL AND $1::pg_catalog.text IS NOT NULL FROM ratelimit._overrides('1:1:', 0)`,
+		"by hand without numbers": `SELECT granted FROM ratelimit.try('bucket', $1)`,
+		"some keys":               `SELECT pg_catalog.count(*) IS NOT NULL FROM ratelimit.keys('bucket', keys => ARRAY[$1::pg_catalog.text])`,
+		"all keys":                `SELECT true FROM ratelimit.keys('bucket') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
+		"sweep without numbers":   `SELECT deleted IS NOT NULL FROM ratelimit.sweep('bucket', first => $1)`,
+		"sweep, varying":          `SELECT deleted IS NOT NULL FROM ratelimit.sweep('bucket', 20, '1 hour', first => $1, varies => '1 day')`,
+		"publish, varying":        `SELECT ratelimit.publish($1, '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 day"},{"name":"cal","kind":"calendar window","rate":20,"period":"1 month","varies":"32 days"},{"name":"w","kind":"fixed window","rate":20,"period":"1 hour","varies":"1 day"}]') IS NOT NULL`,
+		"keys, varying":           `SELECT true FROM ratelimit.publish('v', '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 day"}]'), ratelimit.keys('bucket') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
+		"sweep, both":             `SELECT deleted IS NOT NULL FROM ratelimit.publish('v', '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 day"}]'), ratelimit._sweep('bucket', NULL, NULL, 'token bucket', NULL, NULL, '', NULL, '9000-01-01') WHERE $1::pg_catalog.text IS NOT NULL`,
+		"override of all keys":    `SELECT ratelimit.override('bucket', NULL, rate => 30) IS NOT NULL AND $1::pg_catalog.text IS NOT NULL`,
+		"reset":                   `SELECT ratelimit.reset('bucket', $1) IS NOT NULL`,
+		"apply, check":            `SELECT granted FROM ratelimit._apply('check', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}')`,
+		"apply, taking":           `SELECT granted FROM ratelimit._apply('take', '{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', '{1,1}', '{0,0}', '{0,0}', '{0,1}', mosts => '{3,3}')`,
+		"apply, reserving":        `SELECT granted FROM ratelimit._apply('consume', '{bucket,window}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,0001-01-01}', '{1,1}', '{1,20}', '{0,-20}', '{0,0}', '{0,0}', true)`,
+		"refund":                  `SELECT state OPERATOR(pg_catalog.=) 'done' FROM ratelimit._refund('{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{19}', '{1}', '2026-07-01', '2026-07-01')`,
+		"refund, window":          `SELECT state OPERATOR(pg_catalog.=) 'done' FROM ratelimit._refund('{window}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{0001-01-01}', '{1}', '{1}', '{19}', '{1}', '2026-07-01', '2026-07-01')`,
+		"refund, sharded":         `SELECT state OPERATOR(pg_catalog.=) 'done' FROM ratelimit._refund('{wide}', ARRAY[$1], '{30}', '{1 hour}', '{30}', '{0001-01-01}', '{1}', '{1}', '{29}', '{1}', '2026-07-01', '9000-01-01', '2026-07-01')`,
+		"hold":                    `SELECT state OPERATOR(pg_catalog.=) 'taken' FROM ratelimit._hold('job', '00000000-0000-4000-8000-000000000001', '1 minute', 2, '{tokens,tokens,none}', '{bucket,wide,unlimited}', ARRAY[$1,$1,$1], '{20,30,0}', '{1 hour,1 hour,1 hour}', '{20,30,0}', '{NULL,0001-01-01,NULL}', '{1,3,1}', '{1,25,0}', '{0,0,0}', '{0,0,0}', '{0,0,0}')`,
+		"hold, slots":             `SELECT h.state OPERATOR(pg_catalog.=) 'taken' AND l.state OPERATOR(pg_catalog.=) 'done' AND (s.value OPERATOR(pg_catalog.=) '{0}' OR s.value OPERATOR(pg_catalog.=) '{}') FROM ratelimit._hold('job', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{slots}', '{slots}', ARRAY[$1], '{0}', '{1 second}', '{0}', '{NULL}', '{1}', '{1}', '{-1}', '{0}', '{0}') AS h, LATERAL ratelimit._settle(h.state OPERATOR(pg_catalog.<>) 'taken', 'job', '00000000-0000-4000-8000-000000000001', 1, '{false}', '{slots}', ARRAY[$1], '{0}', '{1 second}', '{0}', '{NULL}', '{1}', '{0}') AS l, LATERAL ratelimit._lapsed('slots', CASE WHEN l.state OPERATOR(pg_catalog.=) 'done' THEN $1 END, l.at, '0', '1 second', '0', NULL, NULL) AS s`,
+		"hold, expired":           `SELECT n.state OPERATOR(pg_catalog.=) 'taken' AND d.state OPERATOR(pg_catalog.=) 'denied' AND d.free_at[1] OPERATOR(pg_catalog.=) '2026-07-01 00:02+00' FROM ratelimit._hold('job', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{slots}', '{expired}', ARRAY[$1], '{0}', '{1 second}', '{0}', '{NULL}', '{1}', '{1}', '{-1}', '{0}', '{0}', '2026-07-01 00:00+00') AS h, LATERAL ratelimit._hold('next', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{slots}', '{expired}', CASE WHEN h.state OPERATOR(pg_catalog.=) 'taken' THEN ARRAY[$1] END, '{0}', '{1 second}', '{0}', '{NULL}', '{1}', '{1}', '{-1}', '{0}', '{0}', '2026-07-01 00:01+00') AS n, LATERAL ratelimit._hold('third', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{slots}', '{expired}', CASE WHEN n.state OPERATOR(pg_catalog.=) 'taken' THEN ARRAY[$1] END, '{0}', '{1 second}', '{0}', '{NULL}', '{1}', '{1}', '{-1}', '{0}', '{0}', '2026-07-01 00:01:30+00') AS d`,
+		"hold, tokens expired":    `SELECT n.state OPERATOR(pg_catalog.=) 'taken' FROM ratelimit._hold('job', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{tokens}', '{expired2}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{0001-01-01}', '{1}', '{20}', '{0}', '{0}', '{0}', '2026-07-01 00:00+00') AS h, LATERAL ratelimit._hold('next', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{tokens}', '{expired2}', CASE WHEN h.state OPERATOR(pg_catalog.=) 'taken' THEN ARRAY[$1] END, '{20}', '{1 hour}', '{20}', '{0001-01-01}', '{1}', '{20}', '{0}', '{0}', '{0}', '2026-07-01 00:01+00') AS n`,
+		"settle":                  `SELECT l.moved OPERATOR(pg_catalog.=) '{5,-5,0}' FROM ratelimit._hold('job 2', '00000000-0000-4000-8000-000000000001', '1 minute', 2, '{tokens,tokens,none}', '{fresh3,fresh4,unlimited}', ARRAY[$1,$1,$1], '{20,30,0}', '{1 hour,1 hour,1 hour}', '{20,30,0}', '{NULL,NULL,NULL}', '{1,3,1}', '{6,20,0}', '{0,0,0}', '{0,0,0}', '{0,0,0}', '2026-07-01') AS h, LATERAL ratelimit._settle(h.state OPERATOR(pg_catalog.<>) 'taken', 'job 2', '00000000-0000-4000-8000-000000000001', 2, '{false,false,false}', '{fresh3,fresh4,unlimited}', ARRAY[$1,$1,$1], '{20,30,0}', '{1 hour,1 hour,1 hour}', '{20,30,0}', '{NULL,NULL,NULL}', '{1,3,1}', '{1,25,0}', '2026-07-01') AS l`,
+		"once":                    `SELECT h.state OPERATOR(pg_catalog.=) 'taken' AND n.state OPERATOR(pg_catalog.=) 'repeated' FROM ratelimit._hold('event', NULL, '1 hour', 1, '{tokens}', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}', '2026-07-01') AS h, LATERAL ratelimit._hold('event', NULL, '1 hour', 1, '{tokens}', '{bucket}', CASE WHEN h.state OPERATOR(pg_catalog.=) 'taken' THEN ARRAY[$1] END, '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}', '2026-07-01') AS n`,
+		"extend":                  `SELECT e.lost OPERATOR(pg_catalog.=) '{2}' AND e.busy OPERATOR(pg_catalog.=) '{}' FROM ratelimit._hold('job 5', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{tokens}', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}', '2026-07-01') AS h, LATERAL ratelimit._extend('{bucket,bucket}', CASE WHEN h.state OPERATOR(pg_catalog.=) 'taken' THEN ARRAY[$1,$1] END, '{job 5,never}', '{00000000-0000-4000-8000-000000000001,00000000-0000-4000-8000-000000000001}', '{1 minute,1 minute}') AS e`,
+		"settle, lost":            `SELECT state OPERATOR(pg_catalog.=) 'lost' FROM ratelimit._settle(false, 'never', '00000000-0000-4000-8000-000000000001', 1, '{false}', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{0}')`,
+		"hold over the wire":      `SELECT ratelimit._wire_hold('job 3', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{tokens}', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}', NULL, NULL, NULL, NULL) IS NOT NULL`,
+		"settle over the wire":    `SELECT ratelimit._wire_settle(true, 'never', '00000000-0000-4000-8000-000000000001', 1, '{false}', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{0}', NULL, NULL, NULL, NULL) IS NOT NULL`,
+		"sweep of holds":          `SELECT s.deleted OPERATOR(pg_catalog.>=) 0 AND s.ended OPERATOR(pg_catalog.>=) 0 FROM ratelimit._hold('job 4', '00000000-0000-4000-8000-000000000001', '1 minute', 1, '{tokens}', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}', '2026-07-01') AS h, LATERAL ratelimit._sweep_holds(CASE WHEN h.state OPERATOR(pg_catalog.=) 'taken' THEN '' END, '', '', '2026-07-02') AS s`,
+		"pause":                   `SELECT ratelimit._pause('{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{1,3}', '{3,5}', '2026-07-02', '2026-07-01') IS NOT NULL`,
+		"resume":                  `SELECT ratelimit._resume('{bucket,wide}', ARRAY[$1,$1], '2026-07-01') IS NOT NULL`,
+		"pause by hand":           `SELECT ratelimit.pause('bucket', $1, 'tomorrow', 3) IS NOT NULL`,
+		"pause, other numbers":    `SELECT ratelimit.pause('paused', $1, 'tomorrow', 3, 20, '1 hour', 30, 3) IS NOT NULL`,
+		"hold by hand":            `SELECT token OPERATOR(pg_catalog.=) 'by hand' FROM ratelimit.hold('bucket', $1, 'by hand', forever => true)`,
+		"release by hand":         `SELECT ratelimit.release('bucket', $1, h.token, who => 'ann') FROM ratelimit.hold('bucket', $1, 'released', ttl => '1 hour') AS h`,
+		"holds by hand":           `SELECT pg_catalog.count(*) OPERATOR(pg_catalog.>=) 0::pg_catalog.int8 FROM ratelimit.holds('bucket', $1)`,
+		"hold many":               `SELECT ratelimit.hold_many('slotted', $1, '{a,b}') OPERATOR(pg_catalog.>=) 0 FROM ratelimit.publish('slotted', '[{"name":"slotted","kind":"slots","capacity":5}]')`,
+		"hold many, again":        `SELECT ratelimit.hold_many('slotted', $1, '{c,a}') OPERATOR(pg_catalog.>=) 0 FROM ratelimit.publish('slotted', '[{"name":"slotted","kind":"slots","capacity":5}]'), (VALUES (1), (2)) AS v (n)`,
+		"release many":            `SELECT ratelimit.release_many('slots', $1, '{x}') OPERATOR(pg_catalog.=) 0`,
+		"recount":                 `SELECT ratelimit.recount('slotted', $1) IS NOT NULL FROM ratelimit.publish('slotted', '[{"name":"slotted","kind":"slots","capacity":5}]')`,
+		"resume by hand":          `SELECT ratelimit.resume('bucket', $1) IS NOT NULL`,
+		"move":                    `SELECT ratelimit._move('{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', 0) IS NOT NULL`,
+		"move, another number":    `SELECT ratelimit._move('{window,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{0001-01-01,0001-01-01}', '{1,2}', -5, '2026-07-01') IS NOT NULL`,
+		"move over the wire":      `SELECT ratelimit._wire_move('{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', 0, NULL, NULL, NULL, NULL) IS NOT NULL`,
+		"apply, sharded":          `SELECT granted FROM ratelimit._apply('consume', '{wide}', ARRAY[$1], '{30}', '{1 hour}', '{30}', '{NULL}', '{4}', '{1}', '{0}', '{0}', '{1}')`,
+		"coalesce, asks":          `SELECT early IS NOT NULL FROM ratelimit._coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{}', '{}', '{}', '{1}', '{1}', '{1}', '{NULL}', '{1}', '{0}')`,
+		"by hand, window":         `SELECT retry_at IS NOT NULL FROM ratelimit._by_hand('reserve', 'window', $1, 20, '1 hour', kind => 'fixed window', start => '2026-07-01', now => '2026-07-01')`,
+		"keys, window":            `SELECT true FROM ratelimit.keys('window', 20, '1 hour', 'fixed window') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
+		"sweep, idle":             `SELECT deleted IS NOT NULL FROM ratelimit._sweep('window', 20, '1 hour', 'fixed window', NULL, NULL, '', NULL, '9000-01-01') WHERE $1::pg_catalog.text IS NOT NULL`,
+		"usage, recording":        `SELECT ratelimit._record_usage('{bucket}', '{2026-07-01}', '{1}', '{1}', '{0}', '{1}', '{0}', '{0}', '{bucket}', '{2026-07-01}', ARRAY[$1], '{1}', '{1}', '{2026-07-01}', '30 days') IS NOT NULL`,
+		"usage":                   `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN ratelimit.usage('bucket') AS u ON true LIMIT 1`,
+		"usage, all":              `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN ratelimit.usage() AS u ON true LIMIT 1`,
+		"denials":                 `SELECT true FROM (VALUES ($1::pg_catalog.text)) AS v (key) LEFT JOIN ratelimit.denials('bucket') AS d ON true LIMIT 1`,
 
 		// These must end with that SQLSTATE.
-		"22023, consume":       `SELECT granted FROM app._ratelimit_consume('bucket', $1, 20, '1 hour', 20, NULL, -1, 0)`,
-		"22023, apply":         `SELECT granted FROM app._ratelimit_apply('consume', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{-1}', '{0}', '{0}', '{0}')`,
-		"22023, twice":         `SELECT granted FROM app._ratelimit_apply('check', '{bucket,bucket}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
-		"22023, hold":          `SELECT state IS NULL FROM app._ratelimit_hold('~', NULL, NULL, 1, '{tokens}', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}')`,
-		"22023, extend":        `SELECT lost IS NULL FROM app._ratelimit_extend('{bucket}', ARRAY[$1], '{job}', '{00000000-0000-4000-8000-000000000001}', '{-1 minute}')`,
-		"22023, settle":        `SELECT state IS NULL FROM app._ratelimit_settle(false, 'never', NULL, 1, '{false}', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{-1}')`,
-		"22023, move":          `SELECT app._ratelimit_move('{bucket,wide}', ARRAY[$1,$1], '{20,-1}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', 0) IS NULL`,
-		"22023, pause":         `SELECT app._ratelimit_pause('{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{1}', '{-1}', '2026-07-01') IS NULL`,
-		"22023, pause far":     `SELECT app.ratelimit_pause('bucket', $1, 'infinity') IS NULL`,
-		"22023, coalesce":      `SELECT early IS NULL FROM app._ratelimit_coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{-1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
-		"22023, consume keys":  `SELECT early IS NULL FROM app._ratelimit_consume_keys('bucket', ARRAY[$1], 20, '1 hour', 20, '{-1}')`,
-		"22023, by hand":       `SELECT granted FROM app.ratelimit_try('bucket', $1, -1, '1 hour')`,
-		"22023, take":          `SELECT taken IS NOT NULL FROM app.ratelimit_take('bucket', $1, most => 0, rate => 20, period => '1 hour')`,
-		"22023, never":         `SELECT granted FROM app.ratelimit_try('bucket', $1, 20, '1 hour', 21)`,
-		"22023, varying":       `SELECT granted FROM app.ratelimit_publish('v', '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 day"}]'), app.ratelimit_try('bucket', $1)`,
-		"22023, too long":      `SELECT app.ratelimit_publish($1, '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 minute"}]') IS NULL`,
-		"22023, twice listed":  `SELECT app.ratelimit_publish($1, '[{"name":"u","kind":"unlimited"},{"name":"u","kind":"unlimited"}]') IS NULL`,
-		"22023, sweep":         `SELECT true FROM app.ratelimit_sweep($1, 20, '1 hour', first => NULL)`,
+		"22023, consume":       `SELECT granted FROM ratelimit._consume('bucket', $1, 20, '1 hour', 20, NULL, -1, 0)`,
+		"22023, apply":         `SELECT granted FROM ratelimit._apply('consume', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{-1}', '{0}', '{0}', '{0}')`,
+		"22023, twice":         `SELECT granted FROM ratelimit._apply('check', '{bucket,bucket}', ARRAY[$1,$1], '{20,20}', '{1 hour,1 hour}', '{20,20}', '{NULL,NULL}', '{1,1}', '{1,1}', '{0,0}', '{0,0}', '{0,0}')`,
+		"22023, hold":          `SELECT state IS NULL FROM ratelimit._hold('~', NULL, NULL, 1, '{tokens}', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}')`,
+		"22023, extend":        `SELECT lost IS NULL FROM ratelimit._extend('{bucket}', ARRAY[$1], '{job}', '{00000000-0000-4000-8000-000000000001}', '{-1 minute}')`,
+		"22023, settle":        `SELECT state IS NULL FROM ratelimit._settle(false, 'never', NULL, 1, '{false}', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{-1}')`,
+		"22023, move":          `SELECT ratelimit._move('{bucket,wide}', ARRAY[$1,$1], '{20,-1}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', 0) IS NULL`,
+		"22023, pause":         `SELECT ratelimit._pause('{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{1}', '{-1}', '2026-07-01') IS NULL`,
+		"22023, pause far":     `SELECT ratelimit.pause('bucket', $1, 'infinity') IS NULL`,
+		"22023, coalesce":      `SELECT early IS NULL FROM ratelimit._coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{-1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+		"22023, consume keys":  `SELECT early IS NULL FROM ratelimit._consume_keys('bucket', ARRAY[$1], 20, '1 hour', 20, '{-1}')`,
+		"22023, by hand":       `SELECT granted FROM ratelimit.try('bucket', $1, -1, '1 hour')`,
+		"22023, take":          `SELECT taken IS NOT NULL FROM ratelimit.take('bucket', $1, most => 0, rate => 20, period => '1 hour')`,
+		"22023, never":         `SELECT granted FROM ratelimit.try('bucket', $1, 20, '1 hour', 21)`,
+		"22023, varying":       `SELECT granted FROM ratelimit.publish('v', '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 day"}]'), ratelimit.try('bucket', $1)`,
+		"22023, too long":      `SELECT ratelimit.publish($1, '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 minute"}]') IS NULL`,
+		"22023, twice listed":  `SELECT ratelimit.publish($1, '[{"name":"u","kind":"unlimited"},{"name":"u","kind":"unlimited"}]') IS NULL`,
+		"22023, sweep":         `SELECT true FROM ratelimit.sweep($1, 20, '1 hour', first => NULL)`,
 		"PT429, by hand":       `SELECT remaining IS NOT NULL FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit('denied', $1, 1, '1 hour', v.n, capacity => 2)`,
-		"PT429, all":           `SELECT remaining IS NOT NULL FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_all(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('name', 'denied', 'key', $1::pg_catalog.text, 'rate', 2, 'period', '1 hour', 'count', v.n), pg_catalog.jsonb_build_object('name', 'denied more', 'key', $1::pg_catalog.text, 'rate', 2, 'period', '1 hour', 'kind', 'fixed window', 'count', v.n)))`,
-		"22023, all":           `SELECT remaining IS NOT NULL FROM app.ratelimit_all(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('name', 'bucket', 'key', $1::pg_catalog.text, 'count', '1')))`,
-		"22023, all, twice":    `SELECT remaining IS NOT NULL FROM app.ratelimit_all(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('name', 'bucket', 'key', $1::pg_catalog.text), pg_catalog.jsonb_build_object('name', 'bucket', 'key', $1::pg_catalog.text)))`,
-		"PT429, held by hand":  `SELECT g.token IS NULL FROM app.ratelimit_hold('bucket', $1, 'twice', ttl => '1 hour') AS h, LATERAL app.ratelimit_hold('bucket', CASE WHEN h.token IS NOT NULL THEN $1 END, 'twice', ttl => '1 hour') AS g`,
-		"PT429, hold by hand":  `SELECT g.token IS NULL FROM app.ratelimit_hold('bucket', $1, 'all', 5, ttl => '1 hour') AS h, LATERAL app.ratelimit_hold('bucket', CASE WHEN h.token IS NOT NULL THEN $1 END, 'more', 40, ttl => '1 hour') AS g`,
-		"22023, hold by hand":  `SELECT token IS NULL FROM app.ratelimit_hold('bucket', $1, '~', ttl => '1 hour')`,
-		"22023, hold forever":  `SELECT token IS NULL FROM app.ratelimit_hold('bucket', $1, 'a', ttl => '1 hour', forever => true)`,
-		"22023, hold of none":  `SELECT token IS NULL FROM app.ratelimit_hold('nobody', $1, 'a', ttl => '1 hour')`,
-		"22023, hold many":     `SELECT app.ratelimit_hold_many('bucket', $1, '{a}') IS NULL`,
-		"22023, hold many ids": `SELECT app.ratelimit_hold_many('slotted', $1, '{~}') IS NULL FROM app.ratelimit_publish('slotted', '[{"name":"slotted","kind":"slots","capacity":5}]')`,
-		"PT429, hold many":     `SELECT app.ratelimit_hold_many('slotted', $1, ARRAY(SELECT i::pg_catalog.text FROM pg_catalog.generate_series(1, 50) AS i)) IS NULL FROM app.ratelimit_publish('slotted', '[{"name":"slotted","kind":"slots","capacity":5}]')`,
-		"22023, recount":       `SELECT app.ratelimit_recount('bucket', $1) IS NULL`,
-		"22023, release":       `SELECT app.ratelimit_release('bucket', $1, '~0123456789abcdef0123456789abcdef9:short')`,
-		"22023, release, id":   `SELECT app.ratelimit_release('bucket', $1, CASE WHEN h.token IS NOT NULL THEN 'short' END) FROM app.ratelimit_hold('bucket', $1, 'short', ttl => '1 hour') AS h`,
-		"22023, holds":         `SELECT true FROM app.ratelimit_holds($1)`,
-		"22023, reset":         `SELECT app.ratelimit_reset($1) IS NOT NULL`,
-		"PT429, take":          `SELECT taken IS NOT NULL FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_take('denied', $1, most => v.n, rate => 1, period => '1 hour')`,
-		"PT429, reserve":       `SELECT retry_at IS NOT NULL FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit_reserve('denied', $1, 1, '1 hour', v.n, max_reserved => 1)`,
-		"PT429, consume":       `SELECT granted FROM (VALUES (1), (2)) AS v (n), LATERAL app._ratelimit_consume('denied', $1, 1, '1 hour', 2, NULL, v.n, 0, or_raise => true)`,
-		"PT429, several":       `SELECT granted FROM (VALUES (1), (2)) AS v (n), LATERAL app._ratelimit_consume_several('{bucket,denied}', ARRAY[$1,$1], '{20,1}', '{1 hour,1 hour}', '{20,2}', '{NULL,NULL}', ARRAY[1, v.n], '{0,0}', or_raise => true)`,
-		"PT429, raise":         `SELECT app._ratelimit_raise(ARRAY[$1, 'b'], '2026-07-01', '{1}', '{0.5}', '{2026-07-01}')`,
+		"PT429, all":           `SELECT remaining IS NOT NULL FROM (VALUES (1), (2)) AS v (n), LATERAL ratelimit.consume_all(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('name', 'denied', 'key', $1::pg_catalog.text, 'rate', 2, 'period', '1 hour', 'count', v.n), pg_catalog.jsonb_build_object('name', 'denied more', 'key', $1::pg_catalog.text, 'rate', 2, 'period', '1 hour', 'kind', 'fixed window', 'count', v.n)))`,
+		"22023, all":           `SELECT remaining IS NOT NULL FROM ratelimit.consume_all(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('name', 'bucket', 'key', $1::pg_catalog.text, 'count', '1')))`,
+		"22023, all, twice":    `SELECT remaining IS NOT NULL FROM ratelimit.consume_all(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('name', 'bucket', 'key', $1::pg_catalog.text), pg_catalog.jsonb_build_object('name', 'bucket', 'key', $1::pg_catalog.text)))`,
+		"PT429, held by hand":  `SELECT g.token IS NULL FROM ratelimit.hold('bucket', $1, 'twice', ttl => '1 hour') AS h, LATERAL ratelimit.hold('bucket', CASE WHEN h.token IS NOT NULL THEN $1 END, 'twice', ttl => '1 hour') AS g`,
+		"PT429, hold by hand":  `SELECT g.token IS NULL FROM ratelimit.hold('bucket', $1, 'all', 5, ttl => '1 hour') AS h, LATERAL ratelimit.hold('bucket', CASE WHEN h.token IS NOT NULL THEN $1 END, 'more', 40, ttl => '1 hour') AS g`,
+		"22023, hold by hand":  `SELECT token IS NULL FROM ratelimit.hold('bucket', $1, '~', ttl => '1 hour')`,
+		"22023, hold forever":  `SELECT token IS NULL FROM ratelimit.hold('bucket', $1, 'a', ttl => '1 hour', forever => true)`,
+		"22023, hold of none":  `SELECT token IS NULL FROM ratelimit.hold('nobody', $1, 'a', ttl => '1 hour')`,
+		"22023, hold many":     `SELECT ratelimit.hold_many('bucket', $1, '{a}') IS NULL`,
+		"22023, hold many ids": `SELECT ratelimit.hold_many('slotted', $1, '{~}') IS NULL FROM ratelimit.publish('slotted', '[{"name":"slotted","kind":"slots","capacity":5}]')`,
+		"PT429, hold many":     `SELECT ratelimit.hold_many('slotted', $1, ARRAY(SELECT i::pg_catalog.text FROM pg_catalog.generate_series(1, 50) AS i)) IS NULL FROM ratelimit.publish('slotted', '[{"name":"slotted","kind":"slots","capacity":5}]')`,
+		"22023, recount":       `SELECT ratelimit.recount('bucket', $1) IS NULL`,
+		"22023, release":       `SELECT ratelimit.release('bucket', $1, '~0123456789abcdef0123456789abcdef9:short')`,
+		"22023, release, id":   `SELECT ratelimit.release('bucket', $1, CASE WHEN h.token IS NOT NULL THEN 'short' END) FROM ratelimit.hold('bucket', $1, 'short', ttl => '1 hour') AS h`,
+		"22023, holds":         `SELECT true FROM ratelimit.holds($1)`,
+		"22023, reset":         `SELECT ratelimit.reset($1) IS NOT NULL`,
+		"PT429, take":          `SELECT taken IS NOT NULL FROM (VALUES (1), (2)) AS v (n), LATERAL ratelimit.take('denied', $1, most => v.n, rate => 1, period => '1 hour')`,
+		"PT429, reserve":       `SELECT retry_at IS NOT NULL FROM (VALUES (1), (2)) AS v (n), LATERAL ratelimit.reserve('denied', $1, 1, '1 hour', v.n, max_reserved => 1)`,
+		"PT429, consume":       `SELECT granted FROM (VALUES (1), (2)) AS v (n), LATERAL ratelimit._consume('denied', $1, 1, '1 hour', 2, NULL, v.n, 0, or_raise => true)`,
+		"PT429, several":       `SELECT granted FROM (VALUES (1), (2)) AS v (n), LATERAL ratelimit._consume_several('{bucket,denied}', ARRAY[$1,$1], '{20,1}', '{1 hour,1 hour}', '{20,2}', '{NULL,NULL}', ARRAY[1, v.n], '{0,0}', or_raise => true)`,
+		"PT429, raise":         `SELECT ratelimit._raise(ARRAY[$1, 'b'], '2026-07-01', '{1}', '{0.5}', '{2026-07-01}')`,
 	} {
 		tx, err := conn.Begin(t.Context())
 		if err != nil {
@@ -288,12 +288,12 @@ func TestAHostileSearchPath(t *testing.T) {
 	admin, owner, confined, limits := newConfined(t, 1)
 	invoker := newPool(t, 2)
 	seed(t, owner)
-	mustExec(t, owner, "INSERT INTO rate_limit_definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, NULL, true, now())")
-	mustExec(t, owner, `INSERT INTO rate_limit_overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE
+	mustExec(t, owner, "INSERT INTO ratelimit.definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, NULL, true, now())")
+	mustExec(t, owner, `INSERT INTO ratelimit.overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE
 		VALUES (-1, 'bucket', 'seeded', 'numbers', 40, now() - interval '1 minute'), (-2, 'bucket', 'fresh', 'numbers', 40, now() - interval '1 minute')`)
 	seed(t, invoker)
-	mustExec(t, invoker, "INSERT INTO rate_limit_definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, NULL, true, now())")
-	mustExec(t, invoker, `INSERT INTO rate_limit_overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE
+	mustExec(t, invoker, "INSERT INTO ratelimit.definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, NULL, true, now())")
+	mustExec(t, invoker, `INSERT INTO ratelimit.overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE
 		VALUES (-1, 'bucket', 'seeded', 'numbers', 40, now() - interval '1 minute'), (-2, 'bucket', 'fresh', 'numbers', 40, now() - interval '1 minute')`)
 	evil := "evil_" + schemaOf(t, admin)
 	attack := func(sql string) {
@@ -316,7 +316,7 @@ func TestAHostileSearchPath(t *testing.T) {
 	outcomes := func(pool *pgxpool.Pool, paths ...string) (all map[string]map[string]error) {
 		t.Helper()
 		conn, schema := acquire(t, reconfigured(t, pool, func(*pgxpool.Config) {})), schemaOf(t, pool)
-		if _, err := conn.Exec(t.Context(), "CREATE TEMP TABLE rate_limits (LIKE "+evil+".rate_limits)"); err != nil {
+		if _, err := conn.Exec(t.Context(), "CREATE TEMP TABLE ratelimit.limits (LIKE "+evil+".limits)"); err != nil {
 			t.Fatal(err)
 		}
 		all = map[string]map[string]error{}
@@ -324,7 +324,7 @@ func TestAHostileSearchPath(t *testing.T) {
 			all[path] = byEvil(t, conn, schema, strings.ReplaceAll(named(path, schema, ""), "evil", evil))
 		}
 		var n int
-		if err := conn.QueryRow(t.Context(), "SELECT (SELECT count(*) FROM pg_temp.rate_limits) + (SELECT count(*) FROM "+evil+".rate_limits)").Scan(&n); err != nil || n != 0 {
+		if err := conn.QueryRow(t.Context(), "SELECT (SELECT count(*) FROM pg_temp.limits) + (SELECT count(*) FROM "+evil+".limits)").Scan(&n); err != nil || n != 0 {
 			t.Errorf("%d rows in the wrong tables, %v", n, err)
 		}
 		return all
@@ -381,8 +381,8 @@ func TestAHostileSearchPath(t *testing.T) {
 	other := connect(t, newSchema(t), 2)
 	mustExec(t, other, "SET search_path = "+schemaOf(t, other)+", "+evil+"; "+schemaSQL(t)+"; RESET search_path")
 	seed(t, other)
-	mustExec(t, other, "INSERT INTO rate_limit_definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, NULL, true, now())")
-	mustExec(t, other, `INSERT INTO rate_limit_overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE
+	mustExec(t, other, "INSERT INTO ratelimit.definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, NULL, true, now())")
+	mustExec(t, other, `INSERT INTO ratelimit.overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE
 		VALUES (-1, 'bucket', 'seeded', 'numbers', 40, now() - interval '1 minute'), (-2, 'bucket', 'fresh', 'numbers', 40, now() - interval '1 minute')`)
 	for name, err := range outcomes(other, "app")["app"] {
 		if err != nil {
@@ -392,7 +392,7 @@ func TestAHostileSearchPath(t *testing.T) {
 
 	// The functions of a role that only consumes are safe, whatever the path.
 	conn = acquire(t, reconfigured(t, confined, func(*pgxpool.Config) {}))
-	if _, err := conn.Exec(t.Context(), "CREATE TEMP TABLE rate_limits (LIKE "+evil+".rate_limits)"); err != nil {
+	if _, err := conn.Exec(t.Context(), "CREATE TEMP TABLE ratelimit.limits (LIKE "+evil+".limits)"); err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range anywhere {

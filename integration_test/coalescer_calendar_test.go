@@ -124,7 +124,7 @@ func TestACoalescerCountsOldWindowsForAChargeAlone(t *testing.T) {
 			t.Parallel()
 			pool, coalescer := newCoalescer(t, 6)
 			limit := ratelimit.CalendarWindow("day", 1, ratelimit.Day, tt.option)
-			mustExec(t, pool, fmt.Sprintf("INSERT INTO rate_limits VALUES ('day', 'b', 0, 1, %v, now() - interval '%d days')", tt.owed, tt.days))
+			mustExec(t, pool, fmt.Sprintf("INSERT INTO ratelimit.limits VALUES ('day', 'b', 0, 1, %v, now() - interval '%d days')", tt.owed, tt.days))
 			release := holdFlights(t, coalescer, pool)
 			f := &flight{errs: make([]error, 2)}
 			f.join(t.Context(), coalescer, 0, limit.Key("a"))
@@ -153,7 +153,7 @@ func TestTwoListsOfACalendarShareAStatement(t *testing.T) {
 		{before + "," + before, "{5,10}"}, {before + "," + after, "{5,10}"}, {after + "," + before, "{5,10}"},
 	} {
 		pool := newPool(t, 1)
-		if _, err := pool.Exec(t.Context(), `INSERT INTO rate_limits VALUES ('d', 'a', 0, 1, 1, '2026-07-01 12:00 UTC'), ('d', 'b', 0, 1, 0, '2026-06-30 12:00 UTC')`); err != nil {
+		if _, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.limits VALUES ('d', 'a', 0, 1, 1, '2026-07-01 12:00 UTC'), ('d', 'b', 0, 1, 0, '2026-06-30 12:00 UTC')`); err != nil {
 			t.Fatal(err)
 		}
 		for _, c := range []struct{ at, want string }{
@@ -166,7 +166,7 @@ func TestTwoListsOfACalendarShareAStatement(t *testing.T) {
 					SELECT DISTINCT ON (o.ord) k.key, o.after
 					  FROM unnest(r.ord, r.after) WITH ORDINALITY AS o (ord, after, i) JOIN unnest('{a,b}'::text[]) WITH ORDINALITY AS k (key, ord) ON k.ord = o.ord
 					 ORDER BY o.ord, o.i DESC) AS u)
-				  FROM _ratelimit_coalesce('{d,d}', '{10,10}', '{48 hours,48 hours}', '{30,30}', '{a,b}', '{2,1}', $1::timestamptz[], '{3}', '{1}', '{0}',
+				  FROM ratelimit._coalesce('{d,d}', '{10,10}', '{48 hours,48 hours}', '{30,30}', '{a,b}', '{2,1}', $1::timestamptz[], '{3}', '{1}', '{0}',
 				         '{1,2}', '{2,2}', '{1,2}', $1::timestamptz[], '{1,1}', '{0,0}', $2, $3::timestamptz[], '{1,6}', $4) AS r`,
 				"{2026-06-29 UTC,2026-06-29 UTC}", c.at, "{"+utcDates(lists.windows)+"}", lists.lasts).Scan(&got)
 			if err != nil {

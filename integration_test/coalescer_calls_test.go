@@ -94,7 +94,7 @@ func playBatches(t *testing.T, rounds int) {
 			for _, a := range c.asks {
 				if a.limit.Config().Kind == "calendar window" {
 					for _, pool := range []*pgxpool.Pool{together, apart} {
-						_, err := pool.Exec(t.Context(), "DELETE FROM rate_limits WHERE name = $1 AND ts < $2::timestamptz - 10 * replace($3, '1 quarter', '3 months')::interval",
+						_, err := pool.Exec(t.Context(), "DELETE FROM ratelimit.limits WHERE name = $1 AND ts < $2::timestamptz - 10 * replace($3, '1 quarter', '3 months')::interval",
 							a.limit.Name(), clock.now, a.limit.Config().Period)
 						if err != nil {
 							t.Fatal(err)
@@ -169,7 +169,7 @@ func TestCoalescerDecidesWhatWaitsTogether(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n, all := s.count("_ratelimit_wire_consume"), s.count(""); n != 10 || all != 10 {
+	if n, all := s.count("ratelimit._wire_consume"), s.count(""); n != 10 || all != 10 {
 		t.Errorf("%d statements, %d of them of the ordinary kind, want 10", all, n)
 	}
 	var requests []ratelimit.Request
@@ -185,7 +185,7 @@ func TestCoalescerDecidesWhatWaitsTogether(t *testing.T) {
 			t.Errorf("call %d: %v, want granted %v", i, err, want)
 		}
 	}
-	if n := s.count("_ratelimit_coalesce"); n != 1 {
+	if n := s.count("ratelimit._coalesce"); n != 1 {
 		t.Errorf("%d statements for 300 calls, want 1", n)
 	}
 }
@@ -201,7 +201,7 @@ func TestCoalescerDenialsWriteNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	row := func() (xmin, xmax string) {
-		if err := pool.QueryRow(t.Context(), `SELECT xmin::text, xmax::text FROM rate_limits WHERE name = 'limit' AND key = ''`).Scan(&xmin, &xmax); err != nil {
+		if err := pool.QueryRow(t.Context(), `SELECT xmin::text, xmax::text FROM ratelimit.limits WHERE name = 'limit' AND key = ''`).Scan(&xmin, &xmax); err != nil {
 			t.Fatal(err)
 		}
 		return xmin, xmax
@@ -269,8 +269,8 @@ func TestCoalescedCallsAreDecidedInReadCommittedAlone(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
 	for _, sql := range []string{
-		`SELECT _ratelimit_consume_keys('limit', '{k}', 10, '1 hour', 10, '{2}')`,
-		`SELECT _ratelimit_coalesce('{limit}', '{10}', '{1 hour}', '{10}', '{k}', '{1}', '{}', '{2}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
+		`SELECT ratelimit._consume_keys('limit', '{k}', 10, '1 hour', 10, '{2}')`,
+		`SELECT ratelimit._coalesce('{limit}', '{10}', '{1 hour}', '{10}', '{k}', '{1}', '{}', '{2}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
 	} {
 		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.ReadUncommitted, pgx.RepeatableRead, pgx.Serializable} {
 			err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
@@ -290,7 +290,7 @@ func TestCoalescerAsyncCommit(t *testing.T) {
 		pool := newPool(t, 6)
 		if _, err := pool.Exec(t.Context(), `CREATE TABLE settings (v text);
 			CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO settings VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$;
-			CREATE TRIGGER note BEFORE INSERT OR UPDATE ON rate_limits FOR EACH ROW WHEN (NEW.name <> 'hold') EXECUTE FUNCTION note()`); err != nil {
+			CREATE TRIGGER note BEFORE INSERT OR UPDATE ON ratelimit.limits FOR EACH ROW WHEN (NEW.name <> 'hold') EXECUTE FUNCTION note()`); err != nil {
 			t.Fatal(err)
 		}
 		want := "on"
@@ -347,7 +347,7 @@ func TestCoalescerShardedRows(t *testing.T) {
 		t.Fatal(err)
 	}
 	var decided int
-	if err := pool.QueryRow(t.Context(), `SELECT cardinality(ord) FROM _ratelimit_consume_keys('limit', '{d}', 1e-9, '1 hour', 90, '{1}')`).Scan(&decided); err != nil || decided != 0 {
+	if err := pool.QueryRow(t.Context(), `SELECT cardinality(ord) FROM ratelimit._consume_keys('limit', '{d}', 1e-9, '1 hour', 90, '{1}')`).Scan(&decided); err != nil || decided != 0 {
 		t.Errorf("%d decided, %v, of what one of three shards has", decided, err)
 	}
 	other := &ratelimit.Coalescer{Pool: pool} // it has no reason yet not to ask for sums

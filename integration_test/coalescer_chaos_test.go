@@ -128,7 +128,7 @@ func TestCoalescerChaos(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		if _, err := tx.Exec(context.WithoutCancel(ctx), `SELECT FROM rate_limits WHERE key = $1 FOR UPDATE`, fmt.Sprint(r.IntN(8))); err != nil {
+		if _, err := tx.Exec(context.WithoutCancel(ctx), `SELECT FROM ratelimit.limits WHERE key = $1 FOR UPDATE`, fmt.Sprint(r.IntN(8))); err != nil {
 			t.Error(err)
 		}
 		time.Sleep(time.Duration(r.Int64N(int64(150 * time.Millisecond))))

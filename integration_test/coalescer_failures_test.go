@@ -74,16 +74,16 @@ func TestCoalescerOneCallsErrorIsItsOwn(t *testing.T) {
 	long(t)
 	t.Parallel()
 	const refuse = `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.key = 'bad' THEN RAISE SQLSTATE '%s'; END IF; RETURN NEW; END $$;
-		CREATE %s INSERT OR UPDATE ON rate_limits %s FOR EACH ROW EXECUTE FUNCTION refuse()`
+		CREATE %s INSERT OR UPDATE ON ratelimit.limits %s FOR EACH ROW EXECUTE FUNCTION refuse()`
 	for state, sql := range map[string]string{
 		"P0001": fmt.Sprintf(refuse, "P0001", "TRIGGER refuse BEFORE", ""),
 		"AB123": fmt.Sprintf(refuse, "AB123", "TRIGGER refuse AFTER", ""),
 		"40P01": fmt.Sprintf(refuse, "40P01", "TRIGGER refuse AFTER", ""),
 		"0A000": fmt.Sprintf(refuse, "0A000", "CONSTRAINT TRIGGER refuse AFTER", "DEFERRABLE INITIALLY DEFERRED"),
 		"42501": fmt.Sprintf(refuse, "42501", "TRIGGER refuse BEFORE", ""),
-		"23514": `ALTER TABLE rate_limits ADD CHECK (key <> 'bad')`,
+		"23514": `ALTER TABLE ratelimit.limits ADD CHECK (key <> 'bad')`,
 		// As a server refuses a character that it does not store.
-		"22P05": `ALTER TABLE rate_limits ADD CHECK (key <> 'bad' OR convert_to(key || '日本', 'LATIN1') IS NOT NULL)`,
+		"22P05": `ALTER TABLE ratelimit.limits ADD CHECK (key <> 'bad' OR convert_to(key || '日本', 'LATIN1') IS NOT NULL)`,
 	} {
 		t.Run(state, func(t *testing.T) {
 			t.Parallel()
@@ -241,7 +241,7 @@ func TestACommitThatFailsGrantsNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			mustExec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE SQLSTATE '`+c.state+`'; END $$;
-				CREATE CONSTRAINT TRIGGER refuse AFTER INSERT OR UPDATE ON rate_limits DEFERRABLE INITIALLY DEFERRED
+				CREATE CONSTRAINT TRIGGER refuse AFTER INSERT OR UPDATE ON ratelimit.limits DEFERRABLE INITIALLY DEFERRED
 				FOR EACH ROW WHEN (NEW.name = 'limit') EXECUTE FUNCTION refuse()`)
 			var errs []error
 			if len(c.requests) > 1 {

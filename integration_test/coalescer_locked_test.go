@@ -222,11 +222,11 @@ func TestAKeyThatTimedOutByItselfIsSentApart(t *testing.T) {
 	unlock(t, tx)
 
 	mustExec(t, admin, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE SQLSTATE '23000'; END $$;
-		CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON rate_limits FOR EACH ROW WHEN (NEW.key = 'a') EXECUTE FUNCTION refuse()`)
+		CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON ratelimit.limits FOR EACH ROW WHEN (NEW.key = 'a') EXECUTE FUNCTION refuse()`)
 	if state := consume(); state != "23000" {
 		t.Errorf("SQLSTATE %s, want the trigger's", state)
 	}
-	mustExec(t, admin, `DROP TRIGGER refuse ON rate_limits`)
+	mustExec(t, admin, `DROP TRIGGER refuse ON ratelimit.limits`)
 	if _, err := limiter.Consume(ctx, coalescer, a); err != nil {
 		t.Errorf("after a call that was refused: %v", err)
 	}

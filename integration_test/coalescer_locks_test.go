@@ -165,7 +165,7 @@ func TestCoalescerDoesNotDeadlock(t *testing.T) {
 		again++
 	}
 	t.Logf("granted: %d coalesced, %d direct, %d in transactions, %d resets; %d statements, %d of them for many; %d retried", granted[0].Load(), granted[1].Load(),
-		granted[2].Load(), granted[3].Load(), s.count(""), s.count("_ratelimit_coalesce"), again)
+		granted[2].Load(), granted[3].Load(), s.count(""), s.count("ratelimit._coalesce"), again)
 	for way := range granted {
 		if granted[way].Load() < enough {
 			t.Errorf("%d grants of kind %d: this tested too little", granted[way].Load(), way)

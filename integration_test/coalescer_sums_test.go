@@ -12,7 +12,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// Equal calls for one key become one call of _ratelimit_consume, unless only some of them can be granted.
+// Equal calls for one key become one call of ratelimit._consume, unless only some of them can be granted.
 func TestCoalescerAsksForTheSum(t *testing.T) {
 	t.Parallel()
 	pool, s := traced(t, newPool(t, 2), 4, nil)
@@ -34,11 +34,11 @@ func TestCoalescerAsksForTheSum(t *testing.T) {
 	} {
 		requests := slices.Repeat([]ratelimit.Request{batch.request}, batch.calls)
 		expectStatements(t, i, coalescer, pool, s, requests, 0, func(call int) bool { return call < batch.granted },
-			map[string]int{"_ratelimit_wire_consume(": batch.sums, "_ratelimit_coalesce(": batch.batches})
+			map[string]int{"ratelimit._wire_consume(": batch.sums, "ratelimit._coalesce(": batch.batches})
 	}
 }
 
-// Several keys of one token bucket are decided by their sums. Calls that this does not decide go to _ratelimit_coalesce;
+// Several keys of one token bucket are decided by their sums. Calls that this does not decide go to ratelimit._coalesce;
 // the others get their answers at once.
 func TestCoalescerAsksSeveralKeysForTheirSums(t *testing.T) {
 	t.Parallel()
@@ -78,7 +78,7 @@ func TestCoalescerAsksSeveralKeysForTheirSums(t *testing.T) {
 		{append(many(limit, 12), ratelimit.TokenBucket("limit", 7, time.Hour).Key("12")), nil, 0, 1, 0}, // two definitions
 	} {
 		expectStatements(t, i, coalescer, pool, s, batch.requests, batch.reserved, func(call int) bool { return !slices.Contains(batch.denied, call) },
-			map[string]int{"_ratelimit_consume_keys(": batch.sums, "_ratelimit_coalesce(": batch.batches})
+			map[string]int{"ratelimit._consume_keys(": batch.sums, "ratelimit._coalesce(": batch.batches})
 	}
 }
 
@@ -88,12 +88,12 @@ func TestCoalescerSendsASumThatConflictsAsABatch(t *testing.T) {
 	schema := newPool(t, 2)
 	mustExec(t, schema, `CREATE SEQUENCE written;
 		CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF nextval('written') = 1 THEN RAISE SQLSTATE '40001'; END IF; RETURN NEW; END $$;
-		CREATE TRIGGER conflict BEFORE INSERT OR UPDATE ON rate_limits FOR EACH ROW WHEN (NEW.name = 'limit') EXECUTE FUNCTION conflict()`)
+		CREATE TRIGGER conflict BEFORE INSERT OR UPDATE ON ratelimit.limits FOR EACH ROW WHEN (NEW.name = 'limit') EXECUTE FUNCTION conflict()`)
 	pool, s := traced(t, schema, 4, nil)
 	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	expectStatements(t, 0, coalescer, pool, s, slices.Repeat([]ratelimit.Request{slow("limit", 100).Key("k")}, 20), 0, func(int) bool { return true },
-		map[string]int{"_ratelimit_wire_consume(": 1, "_ratelimit_coalesce(": 1})
+		map[string]int{"ratelimit._wire_consume(": 1, "ratelimit._coalesce(": 1})
 }
 
 // expectStatements lets calls arrive together. The last of them reserve. It compares which of them are granted, and the number of statements of each
@@ -125,12 +125,12 @@ func expectStatements(t *testing.T, batch int, coalescer *ratelimit.Coalescer, p
 	}
 }
 
-// _ratelimit_consume_keys decides each key separately, to the last token. A clock that was set back does not make a row
+// ratelimit._consume_keys decides each key separately, to the last token. A clock that was set back does not make a row
 // older.
 func TestConsumeKeysDecidesEachKeyByItself(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
-	if _, err := pool.Exec(t.Context(), `INSERT INTO rate_limits VALUES ('limit', 'a', 0, 1, 2, '2026-07-01 12:00Z'), ('limit', 'b', 0, 1, 1, '2026-07-01 12:00Z'),
+	if _, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.limits VALUES ('limit', 'a', 0, 1, 2, '2026-07-01 12:00Z'), ('limit', 'b', 0, 1, 1, '2026-07-01 12:00Z'),
 		('limit', 'd', 0, 2, 9, '2026-07-01 12:00Z'), ('limit', 'd', 1, 2, 9, '2026-07-01 12:00Z'), ('limit', 'e', 0, 1, 9, '2026-07-01 09:00Z'),
 		('limit', 'f', 0, 1, 0, '2026-07-01 09:00Z'), ('limit', 'saved', 0, 1, 20, '2026-07-01 12:00Z')`); err != nil {
 		t.Fatal(err)
@@ -139,7 +139,7 @@ func TestConsumeKeysDecidesEachKeyByItself(t *testing.T) {
 	var ord []int32
 	var value []float64
 	var ts []time.Time
-	err := pool.QueryRow(t.Context(), `SELECT early, ord, value, ts FROM _ratelimit_consume_keys('limit', '{a,b,c,d,e,f}', 1, '1 hour', 10, '{2,2,2,2,2,2}',
+	err := pool.QueryRow(t.Context(), `SELECT early, ord, value, ts FROM ratelimit._consume_keys('limit', '{a,b,c,d,e,f}', 1, '1 hour', 10, '{2,2,2,2,2,2}',
 		'2026-07-01 11:00Z')`).Scan(&early, &ord, &value, &ts)
 	if err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func TestConsumeKeysDecidesEachKeyByItself(t *testing.T) {
 		t.Errorf("%d of %v granted, leaving %v at %v", early, ord, value, ts)
 	}
 	// The capacity was larger before.
-	err = pool.QueryRow(t.Context(), "SELECT early, ord FROM _ratelimit_consume_keys('limit', '{saved}', 1, '1 hour', 10, '{11}', '2026-07-01 11:00Z')").Scan(&early, &ord)
+	err = pool.QueryRow(t.Context(), "SELECT early, ord FROM ratelimit._consume_keys('limit', '{saved}', 1, '1 hour', 10, '{11}', '2026-07-01 11:00Z')").Scan(&early, &ord)
 	if err != nil || early != 0 || len(ord) != 1 {
 		t.Errorf("%d of %v granted, %v, want one denial", early, ord, err)
 	}
@@ -161,7 +161,7 @@ func TestConsumeKeysDecidesEachKeyByItself(t *testing.T) {
 func TestConsumeKeysRefusesHostileArguments(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
-	if _, err := pool.Exec(t.Context(), `INSERT INTO rate_limits VALUES ('limit', 'k', 0, 1, 10, '2026-07-01 12:00Z')`); err != nil {
+	if _, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.limits VALUES ('limit', 'k', 0, 1, 10, '2026-07-01 12:00Z')`); err != nil {
 		t.Fatal(err)
 	}
 	numbers := []string{"NULL", "'NaN'", "-1", "'-Infinity'", "'Infinity'", "1e16", "1e300", "-1e-300"}
@@ -177,7 +177,7 @@ func TestConsumeKeysRefusesHostileArguments(t *testing.T) {
 		for _, value := range hostile {
 			args := slices.Clone(valid)
 			args[i] = value
-			sql := "SELECT _ratelimit_consume_keys(" + strings.Join(args, ", ") + ")"
+			sql := "SELECT ratelimit._consume_keys(" + strings.Join(args, ", ") + ")"
 			if _, err := pool.Exec(t.Context(), sql); sqlState(err) != "22023" {
 				t.Errorf("%s: %v, want SQLSTATE 22023", sql, err)
 			}
@@ -186,12 +186,12 @@ func TestConsumeKeysRefusesHostileArguments(t *testing.T) {
 	// Missing arguments decide nothing.
 	for _, args := range []string{"NULL, 10, '1 min', 10, '{1}'", "'{NULL}', 10, '1 min', 10, '{1}'", "'{k}', 10, '1 min', 10, '{}'"} {
 		var decided int
-		if err := pool.QueryRow(t.Context(), "SELECT cardinality(ord) FROM _ratelimit_consume_keys('limit', "+args+")").Scan(&decided); err != nil || decided != 0 {
+		if err := pool.QueryRow(t.Context(), "SELECT cardinality(ord) FROM ratelimit._consume_keys('limit', "+args+")").Scan(&decided); err != nil || decided != 0 {
 			t.Errorf("%s: %d decided, %v", args, decided, err)
 		}
 	}
 	var value float64
-	if err := pool.QueryRow(t.Context(), `SELECT value FROM rate_limits`).Scan(&value); err != nil || value != 10 {
+	if err := pool.QueryRow(t.Context(), `SELECT value FROM ratelimit.limits`).Scan(&value); err != nil || value != 10 {
 		t.Errorf("%v are left, %v", value, err)
 	}
 }

@@ -25,7 +25,7 @@ import (
 func takes(t *testing.T, pool *pgxpool.Pool, name, key string, count float64) bool {
 	t.Helper()
 	var ok bool
-	if err := pool.QueryRow(t.Context(), "SELECT granted FROM ratelimit_try($1, $2, count => $3)", name, key, count).Scan(&ok); err != nil {
+	if err := pool.QueryRow(t.Context(), "SELECT granted FROM ratelimit.try($1, $2, count => $3)", name, key, count).Scan(&ok); err != nil {
 		t.Fatal(err)
 	}
 	return ok
@@ -67,7 +67,7 @@ func TestEveryActionOfTheConsole(t *testing.T) {
 	p.post(http.StatusBadRequest, acme, url.Values{"action": {"reset"}, "reason": {strings.Repeat("x", 4097)}}, "The reason has 4097 bytes")
 	p.post(http.StatusOK, acme, url.Values{"action": {"reset"}, "reason": {"their loop is mended"}}, "It goes on", "Blocked", "reset", "their loop is mended", "done")
 	p.post(http.StatusOK, acme, url.Values{"action": {"reset"}}, "It goes on", "Blocked") // it is full, so nothing is written down
-	if got := scan[string](t, pool, "SELECT string_agg(concat_ws(' ', key, reason, made_by, made_as = session_user), ', ') FROM rate_limit_overrides WHERE effect = 'reset'"); got != "acme their loop is mended ann t" {
+	if got := scan[string](t, pool, "SELECT string_agg(concat_ws(' ', key, reason, made_by, made_as = session_user), ', ') FROM ratelimit.overrides WHERE effect = 'reset'"); got != "acme their loop is mended ann t" {
 		t.Errorf("the trace of the reset: %s", got)
 	}
 	if takes(t, pool, "signUps", "acme", 1) {
@@ -156,13 +156,13 @@ func TestTheConsoleReleasesWhatWasSeen(t *testing.T) {
 	p.post(http.StatusOK, acme, form, "That hold had ended already")
 	h.holds("job 1", time.Hour, rendersByHand.Key("acme"))
 	p.post(http.StatusOK, acme, form, "That hold had ended already", "1 of 2 slots free")
-	if got := lines(t, pool, "SELECT key, reason, made_by FROM rate_limit_overrides WHERE effect = 'release'"); got != "(acme,\"job 1: it hangs\",ann)" {
+	if got := lines(t, pool, "SELECT key, reason, made_by FROM ratelimit.overrides WHERE effect = 'release'"); got != "(acme,\"job 1: it hangs\",ann)" {
 		t.Error(got)
 	}
 	newConsole(t, pool, "").post(http.StatusForbidden, acme, seen())
 
 	// No more than 20, and how many there are. What is hostile is text.
-	mustExec(t, pool, "SELECT ratelimit_override('renders', 'many', capacity => 100), ratelimit_hold('renders', 'many', '<b>' || i, forever => true) FROM generate_series(1, 25) AS i")
+	mustExec(t, pool, "SELECT ratelimit.override('renders', 'many', capacity => 100), ratelimit.hold('renders', 'many', '<b>' || i, forever => true) FROM generate_series(1, 25) AS i")
 	if text := p.get(http.StatusOK, "key?name=renders&key=many", "the oldest 20 of 25"); strings.Count(text, `name="since"`) != 20 || strings.Contains(text, "<b>") {
 		t.Error("not 20 holds, or markup")
 	}
@@ -207,7 +207,7 @@ func TestTheConsoleRefusesBadForms(t *testing.T) {
 		{numbers("max_reserved", "inf"), "owed is not a number"},
 		{numbers("action", "drop"), "another version of the page"},
 		{numbers("action", ""), "another version of the page"},
-		{url.Values{"action": {"add"}, "id": {"1; DROP TABLE rate_limits"}}, "The number of the override is missing"},
+		{url.Values{"action": {"add"}, "id": {"1; DROP TABLE ratelimit.limits"}}, "The number of the override is missing"},
 		{url.Values{"action": {"add"}, "id": {"12345"}}, "There is no such override"},
 		{url.Values{"action": {"restore"}, "effect": {"everything"}}, "Effect must be 'numbers', 'block', 'unlimited' or NULL"},
 	} {
@@ -229,7 +229,7 @@ func TestTheConsoleRefusesBadForms(t *testing.T) {
 		p.get(status, path)
 	}
 	var overrides int
-	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides").Scan(&overrides); err != nil || overrides != 0 {
+	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.overrides").Scan(&overrides); err != nil || overrides != 0 {
 		t.Errorf("%d overrides, %v", overrides, err)
 	}
 }
@@ -287,7 +287,7 @@ func TestWhoMayWriteOnTheConsole(t *testing.T) {
 	// A GET changes nothing, though it looks like a form.
 	ann.get(http.StatusOK, "key?name=signUps&key=acme&action=reset")
 	var overrides int
-	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides").Scan(&overrides); err != nil || overrides != 0 {
+	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.overrides").Scan(&overrides); err != nil || overrides != 0 {
 		t.Errorf("%d overrides, %v", overrides, err)
 	}
 	if after := tableOf(t, pool); after != before {
@@ -353,7 +353,7 @@ func TestMarkupOnTheConsoleIsText(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	evil := `"><script>alert(1)</script><img src=x onerror=alert(2)>'` + "`{{.}}${1}"
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_publish($1, jsonb_build_array(jsonb_build_object('name', $2::text, 'kind', 'token bucket', 'rate', 10, 'period', '1 hour')))", evil, evil); err != nil {
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.publish($1, jsonb_build_array(jsonb_build_object('name', $2::text, 'kind', 'token bucket', 'rate', 10, 'period', '1 hour')))", evil, evil); err != nil {
 		t.Fatal(err)
 	}
 	if !takes(t, pool, evil, evil, 3) {
@@ -428,7 +428,7 @@ func TestTheConsoleEndsNothingThatItHasNotShown(t *testing.T) {
 	publish(t, pool, `[{"name": "logins", "kind": "fixed window", "rate": 10, "period": "1000 hours"}]`)
 	p := newConsole(t, pool, "ann")
 	inForce := func() string {
-		return scan[string](t, pool, "SELECT coalesce(string_agg(id::text, ' ' ORDER BY id), '') FROM rate_limit_overrides WHERE removed_at IS NULL")
+		return scan[string](t, pool, "SELECT coalesce(string_agg(id::text, ' ' ORDER BY id), '') FROM ratelimit.overrides WHERE removed_at IS NULL")
 	}
 	for path, key := range map[string]any{"key?name=logins&key=ann": "ann", "limit?name=logins": nil, "key?name=logins": nil} {
 		decides := func(effect, who string) (id int64) {
@@ -468,7 +468,7 @@ func TestTheConsoleEndsNothingThatItHasNotShown(t *testing.T) {
 
 		// Somebody has ended one of them already: the others end.
 		stale = shownOn(p.get(http.StatusOK, path))
-		mustExec(t, pool, fmt.Sprintf("UPDATE rate_limit_overrides SET removed_at = now() WHERE id = %d", under))
+		mustExec(t, pool, fmt.Sprintf("UPDATE ratelimit.overrides SET removed_at = now() WHERE id = %d", under))
 		p.post(http.StatusOK, path, ends(stale), "Restored")
 		p.post(http.StatusOK, path, ends(stale), "nothing in force to end")
 
@@ -479,10 +479,10 @@ func TestTheConsoleEndsNothingThatItHasNotShown(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := late.Exec(t.Context(), "LOCK TABLE rate_limit_overrides IN EXCLUSIVE MODE"); err != nil { // others read
+		if _, err := late.Exec(t.Context(), "LOCK TABLE ratelimit.overrides IN EXCLUSIVE MODE"); err != nil { // others read
 			t.Fatal(err)
 		}
-		if err := late.QueryRow(t.Context(), "SELECT ratelimit_block('logins', $1, who => 'ben')", key).Scan(&block); err != nil {
+		if err := late.QueryRow(t.Context(), "SELECT ratelimit.block('logins', $1, who => 'ben')", key).Scan(&block); err != nil {
 			t.Fatal(err)
 		}
 		var posted sync.WaitGroup
@@ -568,7 +568,7 @@ func TestTheConsoleSaysThatHalfIsDone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer holder.Rollback(context.WithoutCancel(t.Context()))
-	if _, err := holder.Exec(t.Context(), "SELECT FROM rate_limits FOR UPDATE"); err != nil {
+	if _, err := holder.Exec(t.Context(), "SELECT FROM ratelimit.limits FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
 	p := consoleFor(t, &console.Handler{DB: pool, Timeout: 5 * time.Second})
@@ -589,7 +589,7 @@ func TestTheConsoleSaysThatHalfIsDone(t *testing.T) {
 	var closing sync.WaitGroup
 	closing.Go(func() {
 		for n := 0; n < 2 && t.Context().Err() == nil; time.Sleep(10 * time.Millisecond) {
-			if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides").Scan(&n); err != nil {
+			if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.overrides").Scan(&n); err != nil {
 				t.Error(err)
 				break
 			}
@@ -608,7 +608,7 @@ func TestTheConsoleAddsNothingToAPausedKey(t *testing.T) {
 	if !takes(t, pool, "mails", "acme", 10) {
 		t.Fatal("denied")
 	}
-	mustExec(t, pool, "SELECT ratelimit_pause('mails', 'acme', clock_timestamp() + interval '1 hour')")
+	mustExec(t, pool, "SELECT ratelimit.pause('mails', 'acme', clock_timestamp() + interval '1 hour')")
 	const acme = "key?name=mails&key=acme"
 	promises := func(text string) {
 		t.Helper()
@@ -623,7 +623,7 @@ func TestTheConsoleAddsNothingToAPausedKey(t *testing.T) {
 		"The override is in force. It is number 1. Nothing was added to the balance. Override 1: nothing was added: the key is paused until 20", "once the pause is over"))
 	add := url.Values{"action": {"add"}, "id": {"1"}}
 	promises(p.post(http.StatusBadRequest, acme, add, "Nothing was added to the balance. Override 1: nothing was added: the key is paused until 20", "Add the difference now"))
-	mustExec(t, pool, "SELECT ratelimit_resume('mails', 'acme')")
+	mustExec(t, pool, "SELECT ratelimit.resume('mails', 'acme')")
 	promises(consoleFor(t, &console.Handler{DB: pool, Timeout: time.Second}).post(http.StatusBadRequest, acme, add, "Nothing was added to the balance. Override 1: nothing was added: the call waits for 2 seconds"))
 	p.post(http.StatusOK, acme, add, "The difference of the capacities is added", "15 of 25 tokens")
 }
@@ -636,7 +636,7 @@ func TestTheConsoleUnderOtherDefaults(t *testing.T) {
 	mustExec(t, owner, `CREATE FUNCTION level() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 		IF current_setting('transaction_isolation') <> 'read committed' THEN RAISE 'written in %', current_setting('transaction_isolation'); END IF;
 		RETURN NULL; END $$`)
-	for _, table := range []string{"rate_limits", "rate_limit_overrides"} {
+	for _, table := range []string{"ratelimit.limits", "ratelimit.overrides"} {
 		mustExec(t, owner, "CREATE TRIGGER level AFTER INSERT OR UPDATE OR DELETE ON "+table+" EXECUTE FUNCTION level()")
 	}
 	pool := reconfigured(t, owner, func(c *pgxpool.Config) {
@@ -657,7 +657,7 @@ func TestTheConsoleUnderOtherDefaults(t *testing.T) {
 		p.post(http.StatusOK, "key?name=logins&key=acme", form)
 	}
 	var rate float64
-	if err := owner.QueryRow(t.Context(), "SELECT rate FROM rate_limit_overrides WHERE effect = 'numbers'").Scan(&rate); err != nil || rate != 1025.5 {
+	if err := owner.QueryRow(t.Context(), "SELECT rate FROM ratelimit.overrides WHERE effect = 'numbers'").Scan(&rate); err != nil || rate != 1025.5 {
 		t.Errorf("rate %v, %v", rate, err)
 	}
 }
@@ -668,11 +668,11 @@ func TestNothingOnTheConsoleIsUnseen(t *testing.T) {
 	pool := newPool(t, 4)
 	unseen := func(s string) string { return s + "\u202e\u200b\x1b[31m" }
 	name := unseen("name")
-	if _, err := pool.Exec(t.Context(), `SELECT ratelimit_publish($1, jsonb_build_array(jsonb_build_object('name', $2::text, 'kind', 'token bucket', 'rate', 10, 'period', '1 hour'),
+	if _, err := pool.Exec(t.Context(), `SELECT ratelimit.publish($1, jsonb_build_array(jsonb_build_object('name', $2::text, 'kind', 'token bucket', 'rate', 10, 'period', '1 hour'),
 		jsonb_build_object('name', 'never', 'kind', 'token bucket', 'rate', 0, 'period', '1 hour')))`, unseen("program"), name); err != nil {
 		t.Fatal(err)
 	}
-	mustExec(t, pool, "SELECT ratelimit_publish('other', '[{\"name\": \"free\", \"kind\": \"unlimited\"}]')")
+	mustExec(t, pool, "SELECT ratelimit.publish('other', '[{\"name\": \"free\", \"kind\": \"unlimited\"}]')")
 	if !takes(t, pool, name, unseen("key"), 3) {
 		t.Fatal("denied")
 	}
@@ -696,7 +696,7 @@ func TestNothingOnTheConsoleIsUnseen(t *testing.T) {
 	}
 	unknown := "key?" + url.Values{"name": {unseen("name") + "s"}, "key": {"x"}}.Encode()
 	seen(unknown, p.post(http.StatusBadRequest, unknown, form, "Nothing was changed.", `no program has published a limit of this name, but 'name\u202e\u200b\u001b[31m', 'free', 'never'`))
-	mustExec(t, pool, `SELECT ratelimit_publish('own', '[{"name": "own", "kind": "calendar window", "rate": 10, "period": "1 month", "varies": "40d"}]')`)
+	mustExec(t, pool, `SELECT ratelimit.publish('own', '[{"name": "own", "kind": "calendar window", "rate": 10, "period": "1 month", "varies": "40d"}]')`)
 	zone := "key?" + url.Values{"name": {"own"}, "key": {"x"}, "zone": {unseen("Europe")}}.Encode()
 	seen(zone, p.get(http.StatusBadRequest, zone, "Europe"))
 	for path, contains := range map[string][]string{

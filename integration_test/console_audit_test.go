@@ -87,7 +87,7 @@ func TestTheConsoleBoundsTextsAndKeepsBlocks(t *testing.T) {
 		p.post(http.StatusBadRequest, acme, form, "Nothing was changed. The reason has 4097 bytes, more than 4096.")
 		newConsole(t, pool, strings.Repeat("é", 128)).post(http.StatusBadRequest, acme, form, "Your name, by which the page knows you, is not valid UTF-8 of at most 255 bytes")
 	}
-	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides"); n != 0 {
+	if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.overrides"); n != 0 {
 		t.Errorf("%d overrides", n)
 	}
 	p.post(http.StatusOK, acme, url.Values{"action": {"block"}, "end": {"1h"}, "reason": {long}}, "Blocked. Every program")

@@ -11,40 +11,40 @@ import (
 
 // badRows are rows by hand that no program writes.
 var badRows = []string{
-	"INSERT INTO rate_limit_usage VALUES ('signUps', 'infinity', 1, 1, 1, 1, 1, 1)",
-	"INSERT INTO rate_limit_usage VALUES ('signUps', '-infinity', 1, 1, 1, 1, 1, 1)",
-	"INSERT INTO rate_limit_usage VALUES ('signUps', date_trunc('minute', now()), 9223372036854775807, 9223372036854775807, 9223372036854775807, 1, 1, 1)",
-	"INSERT INTO rate_limit_usage VALUES ('other', date_trunc('minute', now()), 9223372036854775807, 9223372036854775807, 9223372036854775807, 1, 1, 1)",
-	"INSERT INTO rate_limit_usage VALUES ('signUps', date_trunc('minute', now()) - interval '1 minute', 9223372036854775807, 9223372036854775807, 1, 1, 1, 1)",
-	"INSERT INTO rate_limit_usage SELECT 'signUps', date_trunc('minute', now()) - n * interval '1 minute', 1, 1, 1, 1.7e308, 1.7e308, 1.7e308 FROM generate_series(2, 3) AS n",
-	"INSERT INTO rate_limit_usage VALUES ('signUps', date_trunc('minute', now()) - interval '4 minutes', 1, 1, 1, 'NaN', 'Infinity', '-Infinity')",
-	"INSERT INTO rate_limit_denials SELECT 'signUps', date_trunc('hour', now(), 'UTC') - n * interval '1 hour', 'b', 1, 1.7e308, now() FROM generate_series(0, 1) AS n",
-	"INSERT INTO rate_limit_denials VALUES ('signUps', 'infinity', 'acme', 1, 1, now())",
-	"INSERT INTO rate_limit_denials VALUES ('signUps', date_trunc('hour', now(), 'UTC'), 'acme', 9223372036854775807, 1, 'infinity')",
-	"INSERT INTO rate_limit_denials VALUES ('signUps', date_trunc('hour', now(), 'UTC') - interval '1 hour', 'acme', 9223372036854775807, 1, '-infinity')",
-	"INSERT INTO rate_limit_overrides (name, key, effect, rate, made_at) VALUES ('signUps', 'acme', 'numbers', 5, 'infinity')",
-	"INSERT INTO rate_limit_overrides (name, effect, rate, made_at) VALUES ('signUps', 'numbers', 5, '-infinity')",
-	"INSERT INTO rate_limit_overrides (name, effect, rate, removed_at, removed_by) VALUES ('signUps', 'numbers', 5, 'infinity', 'x')",
-	"INSERT INTO rate_limit_overrides (name, key, effect, reason) VALUES ('signUps', 'x', 'block', repeat('x', 5000))",
-	"INSERT INTO rate_limit_overrides (name, key, effect, made_by) VALUES ('signUps', 'x', 'block', repeat('x', 256))",
-	"INSERT INTO rate_limit_overrides (name, key, effect, removed_by) VALUES ('signUps', 'x', 'block', repeat('x', 256))",
-	"UPDATE rate_limit_definitions SET published_at = 'infinity'",
-	"UPDATE rate_limit_definitions SET start = 'infinity' WHERE name = 'window'",
-	"UPDATE rate_limit_definitions SET capacity = NULL WHERE name = 'seats'",
-	"UPDATE rate_limit_definitions SET capacity = NULL WHERE name = 'signUps'",
-	"UPDATE rate_limit_definitions SET period = NULL, rate = NULL WHERE name = 'window'",
+	"INSERT INTO ratelimit.usage VALUES ('signUps', 'infinity', 1, 1, 1, 1, 1, 1)",
+	"INSERT INTO ratelimit.usage VALUES ('signUps', '-infinity', 1, 1, 1, 1, 1, 1)",
+	"INSERT INTO ratelimit.usage VALUES ('signUps', date_trunc('minute', now()), 9223372036854775807, 9223372036854775807, 9223372036854775807, 1, 1, 1)",
+	"INSERT INTO ratelimit.usage VALUES ('other', date_trunc('minute', now()), 9223372036854775807, 9223372036854775807, 9223372036854775807, 1, 1, 1)",
+	"INSERT INTO ratelimit.usage VALUES ('signUps', date_trunc('minute', now()) - interval '1 minute', 9223372036854775807, 9223372036854775807, 1, 1, 1, 1)",
+	"INSERT INTO ratelimit.usage SELECT 'signUps', date_trunc('minute', now()) - n * interval '1 minute', 1, 1, 1, 1.7e308, 1.7e308, 1.7e308 FROM generate_series(2, 3) AS n",
+	"INSERT INTO ratelimit.usage VALUES ('signUps', date_trunc('minute', now()) - interval '4 minutes', 1, 1, 1, 'NaN', 'Infinity', '-Infinity')",
+	"INSERT INTO ratelimit.denials SELECT 'signUps', date_trunc('hour', now(), 'UTC') - n * interval '1 hour', 'b', 1, 1.7e308, now() FROM generate_series(0, 1) AS n",
+	"INSERT INTO ratelimit.denials VALUES ('signUps', 'infinity', 'acme', 1, 1, now())",
+	"INSERT INTO ratelimit.denials VALUES ('signUps', date_trunc('hour', now(), 'UTC'), 'acme', 9223372036854775807, 1, 'infinity')",
+	"INSERT INTO ratelimit.denials VALUES ('signUps', date_trunc('hour', now(), 'UTC') - interval '1 hour', 'acme', 9223372036854775807, 1, '-infinity')",
+	"INSERT INTO ratelimit.overrides (name, key, effect, rate, made_at) VALUES ('signUps', 'acme', 'numbers', 5, 'infinity')",
+	"INSERT INTO ratelimit.overrides (name, effect, rate, made_at) VALUES ('signUps', 'numbers', 5, '-infinity')",
+	"INSERT INTO ratelimit.overrides (name, effect, rate, removed_at, removed_by) VALUES ('signUps', 'numbers', 5, 'infinity', 'x')",
+	"INSERT INTO ratelimit.overrides (name, key, effect, reason) VALUES ('signUps', 'x', 'block', repeat('x', 5000))",
+	"INSERT INTO ratelimit.overrides (name, key, effect, made_by) VALUES ('signUps', 'x', 'block', repeat('x', 256))",
+	"INSERT INTO ratelimit.overrides (name, key, effect, removed_by) VALUES ('signUps', 'x', 'block', repeat('x', 256))",
+	"UPDATE ratelimit.definitions SET published_at = 'infinity'",
+	"UPDATE ratelimit.definitions SET start = 'infinity' WHERE name = 'window'",
+	"UPDATE ratelimit.definitions SET capacity = NULL WHERE name = 'seats'",
+	"UPDATE ratelimit.definitions SET capacity = NULL WHERE name = 'signUps'",
+	"UPDATE ratelimit.definitions SET period = NULL, rate = NULL WHERE name = 'window'",
 }
 
 // finiteRows are allowed, and no year that JSON can write.
 var finiteRows = []string{
-	"INSERT INTO rate_limit_overrides (name, key, effect, made_at, until) VALUES ('signUps', 'acme', 'block', '290000-01-01', '290000-01-01')",
-	"INSERT INTO rate_limit_overrides (name, key, effect, until) VALUES ('signUps', 'acme', 'block', 'infinity')",
-	"INSERT INTO rate_limit_usage VALUES ('signUps', '290000-01-01', 1, 1, 1, 1, 1, 1)",
-	"INSERT INTO rate_limit_denials VALUES ('signUps', '290000-01-01', 'acme', 1, 1, '290000-01-01')",
-	"INSERT INTO rate_limit_holds VALUES ('signUps', 'acme', 'a', 'held', 'tokens', NULL, 'NaN', 'infinity', 'NaN', 'NaN', 'infinity'), ('signUps', 'acme', 'b', 'nonsense', 'x', NULL, 'Infinity', '-infinity', 0, 1, '-infinity')",
-	"INSERT INTO rate_limit_holds VALUES ('signUps', 'acme', '', 'held', 'x', gen_random_uuid(), '-Infinity', '290000-01-01', 0, 1, '290000-01-01'), ('signUps', 'acme', repeat('x', 1000), 'held', 'slots', NULL, 1e300, '-infinity', 0, 1, '-infinity')",
-	"INSERT INTO rate_limit_holds VALUES ('seats', 'acme', E'\\x1b[31m', 'held', 'slots', gen_random_uuid(), 'NaN', 'infinity', 0, 1, '-infinity'), ('seats', '', 'c', 'held', 'slots', gen_random_uuid(), 'Infinity', 'infinity', 0, 1, '-infinity'), ('seats', 'acme', 'd', 'held', 'tokens', gen_random_uuid(), '-Infinity', now(), 'Infinity', 0, 'infinity')",
-	"INSERT INTO rate_limits VALUES ('seats', 'acme', 0, 1, 'NaN', now()), ('seats', '', 0, 1, '-Infinity', 'infinity'), ('seats', 'x', 3, 4, 'Infinity', '-infinity')",
+	"INSERT INTO ratelimit.overrides (name, key, effect, made_at, until) VALUES ('signUps', 'acme', 'block', '290000-01-01', '290000-01-01')",
+	"INSERT INTO ratelimit.overrides (name, key, effect, until) VALUES ('signUps', 'acme', 'block', 'infinity')",
+	"INSERT INTO ratelimit.usage VALUES ('signUps', '290000-01-01', 1, 1, 1, 1, 1, 1)",
+	"INSERT INTO ratelimit.denials VALUES ('signUps', '290000-01-01', 'acme', 1, 1, '290000-01-01')",
+	"INSERT INTO ratelimit.holds VALUES ('signUps', 'acme', 'a', 'held', 'tokens', NULL, 'NaN', 'infinity', 'NaN', 'NaN', 'infinity'), ('signUps', 'acme', 'b', 'nonsense', 'x', NULL, 'Infinity', '-infinity', 0, 1, '-infinity')",
+	"INSERT INTO ratelimit.holds VALUES ('signUps', 'acme', '', 'held', 'x', gen_random_uuid(), '-Infinity', '290000-01-01', 0, 1, '290000-01-01'), ('signUps', 'acme', repeat('x', 1000), 'held', 'slots', NULL, 1e300, '-infinity', 0, 1, '-infinity')",
+	"INSERT INTO ratelimit.holds VALUES ('seats', 'acme', E'\\x1b[31m', 'held', 'slots', gen_random_uuid(), 'NaN', 'infinity', 0, 1, '-infinity'), ('seats', '', 'c', 'held', 'slots', gen_random_uuid(), 'Infinity', 'infinity', 0, 1, '-infinity'), ('seats', 'acme', 'd', 'held', 'tokens', gen_random_uuid(), '-Infinity', now(), 'Infinity', 0, 'infinity')",
+	"INSERT INTO ratelimit.limits VALUES ('seats', 'acme', 0, 1, 'NaN', now()), ('seats', '', 0, 1, '-Infinity', 'infinity'), ('seats', 'x', 3, 4, 'Infinity', '-infinity')",
 }
 
 // One bad row neither gets into the tables nor, if it is there all the same, keeps an operator from the page.
@@ -52,7 +52,7 @@ func TestOneBadRowBlindsNobody(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	publish(t, pool, `[{"name": "signUps", "kind": "token bucket", "rate": 10, "period": "1 hour"}, {"name": "window", "kind": "fixed window", "rate": 10, "period": "1 hour"}, {"name": "seats", "kind": "slots", "capacity": 2}]`)
-	mustExec(t, pool, "SELECT ratelimit('signUps', 'acme')")
+	mustExec(t, pool, "SELECT ratelimit.consume('signUps', 'acme')")
 	for _, sql := range badRows {
 		if _, err := pool.Exec(t.Context(), sql); sqlState(err) != "23514" {
 			t.Errorf("%s: %v, want a check that fails", sql, err)
@@ -65,7 +65,7 @@ func TestOneBadRowBlindsNobody(t *testing.T) {
 	p := newConsole(t, pool, "ann")
 	for _, sql := range append(badRows, finiteRows...) {
 		if sql == badRows[3] || sql == badRows[2] {
-			mustExec(t, pool, "DELETE FROM rate_limit_usage WHERE minute = date_trunc('minute', now())")
+			mustExec(t, pool, "DELETE FROM ratelimit.usage WHERE minute = date_trunc('minute', now())")
 		}
 		mustExec(t, pool, sql)
 		for _, page := range []string{"", "?span=6h", "limit?name=signUps", "limit?name=signUps&q=a", "limit?name=signUps&span=month", "key?name=signUps&key=acme", "key?name=signUps", "usage.json?name=signUps", "limit?name=window", "limit?name=seats", "key?name=seats&key=acme", "key?name=seats", "key?name=seats&key=x"} {
@@ -88,11 +88,11 @@ func TestARowWithAnInfiniteTime(t *testing.T) {
 		}
 	}
 	for _, limit := range []string{"bucket", "window", "calendar"} {
-		exec("SELECT ratelimit($1, 'sound', count => 10)", limit)
+		exec("SELECT ratelimit.consume($1, 'sound', count => 10)", limit)
 		for key, ts := range map[string][2]string{"ahead": {"infinity", "now"}, "past": {"now", "-infinity"}, "both": {"infinity", "-infinity"}} {
-			exec("INSERT INTO rate_limits SELECT $1, $2, n - 1, 2, 1, ($3::text[])[n]::timestamptz FROM generate_series(1, 2) AS n", limit, key, []string{ts[0], ts[1]})
+			exec("INSERT INTO ratelimit.limits SELECT $1, $2, n - 1, 2, 1, ($3::text[])[n]::timestamptz FROM generate_series(1, 2) AS n", limit, key, []string{ts[0], ts[1]})
 		}
-		const sql = "SELECT string_agg(key || ' ' || coalesce(remaining::text, 'NULL') || ' ' || (retry_at = 'infinity'), ', ' ORDER BY key) FROM ratelimit_keys($1) WHERE retry_at IS NOT NULL"
+		const sql = "SELECT string_agg(key || ' ' || coalesce(remaining::text, 'NULL') || ' ' || (retry_at = 'infinity'), ', ' ORDER BY key) FROM ratelimit.keys($1) WHERE retry_at IS NOT NULL"
 		want := "ahead NULL true, both NULL true, past NULL true, sound 0 false"
 		if got := scan[string](t, pool, strings.Replace(sql, "remaining::text", "round(remaining::numeric)::text", 1), limit); got != want {
 			t.Errorf("%s: %s, want %s", limit, got, want)
@@ -106,11 +106,11 @@ func TestARowWithAnInfiniteTime(t *testing.T) {
 			t.Errorf("%s: the other key is not listed", limit)
 		}
 		p.get(http.StatusOK, "limit?name="+limit+"&q=a")
-		if swept := scan[int](t, pool, "SELECT deleted FROM ratelimit_sweep($1)", limit); swept != 0 {
+		if swept := scan[int](t, pool, "SELECT deleted FROM ratelimit.sweep($1)", limit); swept != 0 {
 			t.Errorf("%s: %d rows are swept", limit, swept)
 		}
-		exec("SELECT ratelimit_reset($1, 'past')", limit)
-		exec("SELECT ratelimit($1, 'past')", limit)
+		exec("SELECT ratelimit.reset($1, 'past')", limit)
+		exec("SELECT ratelimit.consume($1, 'past')", limit)
 	}
 }
 
@@ -127,23 +127,23 @@ func TestNobodyRewritesTheHistory(t *testing.T) {
 	})
 	mustExec(t, pool, strings.ReplaceAll(named(docSQL(t, "docs/overrides.md", "GRANT USAGE ON SCHEMA app TO operator"), schemaOf(t, pool), ""), "TO operator", "TO "+role))
 	conn := acquire(t, pool)
-	if _, err := conn.Exec(t.Context(), "SELECT ratelimit_block('x', 'before'); SET ROLE "+role+"; SELECT ratelimit_block('x', 'k', reason => 'r', who => 'somebody'); SELECT ratelimit_restore('x', 'k', who => 'somebody')"); err != nil {
+	if _, err := conn.Exec(t.Context(), "SELECT ratelimit.block('x', 'before'); SET ROLE "+role+"; SELECT ratelimit.block('x', 'k', reason => 'r', who => 'somebody'); SELECT ratelimit.restore('x', 'k', who => 'somebody')"); err != nil {
 		t.Fatal(err)
 	}
 	var by, as, removedBy, removedAs, session string
-	err := conn.QueryRow(t.Context(), "SELECT made_by, made_as, removed_by, removed_as, session_user FROM rate_limit_overrides WHERE key = 'k'").Scan(&by, &as, &removedBy, &removedAs, &session)
+	err := conn.QueryRow(t.Context(), "SELECT made_by, made_as, removed_by, removed_as, session_user FROM ratelimit.overrides WHERE key = 'k'").Scan(&by, &as, &removedBy, &removedAs, &session)
 	if err != nil || by != "somebody" || as != session || removedBy != "somebody" || removedAs != session {
 		t.Errorf("made by %q as %q, removed by %q as %q, %v", by, as, removedBy, removedAs, err)
 	}
-	for _, column := range columnsOf(t, pool, "rate_limit_overrides") {
-		if _, err := conn.Exec(t.Context(), "UPDATE rate_limit_overrides SET "+column+" = DEFAULT"); sqlState(err) != "42501" {
+	for _, column := range columnsOf(t, pool, "ratelimit.overrides") {
+		if _, err := conn.Exec(t.Context(), "UPDATE ratelimit.overrides SET "+column+" = DEFAULT"); sqlState(err) != "42501" {
 			t.Errorf("it may write %s: %v", column, err)
 		}
 	}
 	for _, sql := range []string{
-		"DELETE FROM rate_limit_overrides", "TRUNCATE rate_limit_overrides",
-		"INSERT INTO rate_limit_overrides (name, key, effect, made_as) VALUES ('x', 'k', 'unlimited', 'x')", "INSERT INTO rate_limit_overrides (name, key, effect, made_at) VALUES ('x', 'k', 'unlimited', '2000-01-01')",
-		"INSERT INTO rate_limit_overrides (id, name, key, effect) OVERRIDING SYSTEM VALUE VALUES (9223372036854775807, 'x', 'k', 'unlimited')",
+		"DELETE FROM ratelimit.overrides", "TRUNCATE ratelimit.overrides",
+		"INSERT INTO ratelimit.overrides (name, key, effect, made_as) VALUES ('x', 'k', 'unlimited', 'x')", "INSERT INTO ratelimit.overrides (name, key, effect, made_at) VALUES ('x', 'k', 'unlimited', '2000-01-01')",
+		"INSERT INTO ratelimit.overrides (id, name, key, effect) OVERRIDING SYSTEM VALUE VALUES (9223372036854775807, 'x', 'k', 'unlimited')",
 	} {
 		if _, err := conn.Exec(t.Context(), sql); sqlState(err) != "42501" {
 			t.Errorf("%s: %v", sql, err)
@@ -155,20 +155,20 @@ func TestNobodyRewritesTheHistory(t *testing.T) {
 	// The functions that write with the rights of their owner are for this role alone, and no other schema takes their names over.
 	other := createRole(t, pool)
 	mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+other)
-	for _, sql := range []string{"SELECT ratelimit_restore('x', 'before')", "SELECT ratelimit_unblock('x', 'before')", "SELECT ratelimit_add(1)"} {
+	for _, sql := range []string{"SELECT ratelimit.restore('x', 'before')", "SELECT ratelimit.unblock('x', 'before')", "SELECT ratelimit.add(1)"} {
 		if _, err := conn.Exec(t.Context(), "SET ROLE "+other+"; "+sql); sqlState(err) != "42501" {
 			t.Errorf("%s: %v", sql, err)
 		}
 	}
 	for _, sql := range []string{
-		"RESET ROLE; CREATE TEMPORARY TABLE rate_limit_overrides (LIKE rate_limit_overrides); GRANT ALL ON pg_temp.rate_limit_overrides TO " + role,
-		"SET ROLE " + role + "; SELECT ratelimit_restore('x', 'before')", "RESET ROLE; DROP TABLE pg_temp.rate_limit_overrides",
+		"RESET ROLE; CREATE TEMPORARY TABLE ratelimit.overrides (LIKE ratelimit.overrides); GRANT ALL ON pg_temp.overrides TO " + role,
+		"SET ROLE " + role + "; SELECT ratelimit.restore('x', 'before')", "RESET ROLE; DROP TABLE pg_temp.overrides",
 	} {
 		if _, err := conn.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides WHERE removed_at IS NULL"); n != 0 {
+	if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.overrides WHERE removed_at IS NULL"); n != 0 {
 		t.Errorf("%d are in force, and all were restored", n)
 	}
 }

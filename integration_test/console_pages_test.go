@@ -121,7 +121,7 @@ func TestNoNumberOfAPageDependsOnTheSession(t *testing.T) {
 	url := newMigrated(t)
 	pool := connect(t, url, 2)
 	publish(t, pool, `[{"name": "slow", "kind": "token bucket", "rate": 1, "period": "1000 days", "capacity": 1000}]`)
-	mustExec(t, pool, "INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('slow', 'acme', 0, 2, 218.5, now()), ('slow', 'acme', 1, 2, 219, now())")
+	mustExec(t, pool, "INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('slow', 'acme', 0, 2, 218.5, now()), ('slow', 'acme', 1, 2, 219, now())")
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +148,7 @@ func TestNoNumberOfAPageDependsOnTheSession(t *testing.T) {
 // publish has the program "api" publish limits, by SQL.
 func publish(t *testing.T, pool *pgxpool.Pool, definitions string) {
 	t.Helper()
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_publish('api', $1)", definitions); err != nil {
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.publish('api', $1)", definitions); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -165,7 +165,7 @@ func recordUsage(t *testing.T, pool *pgxpool.Pool, name string, granted, denied 
 		names, hours, last = append(names, name), append(hours, now.Truncate(time.Hour)), append(last, now)
 		each, asked = append(each, int64(i+1)), append(asked, float64(i+1))
 	}
-	_, err := pool.Exec(t.Context(), `SELECT _ratelimit_record_usage(ARRAY[$1], ARRAY[$2::timestamptz], ARRAY[$3::bigint], ARRAY[$4::bigint], '{0}', ARRAY[$3::float8], '{0}', '{0}',
+	_, err := pool.Exec(t.Context(), `SELECT ratelimit._record_usage(ARRAY[$1], ARRAY[$2::timestamptz], ARRAY[$3::bigint], ARRAY[$4::bigint], '{0}', ARRAY[$3::float8], '{0}', '{0}',
 		$5, $6, $7, $8, $9, $10, '30 days')`, name, now.Truncate(time.Minute), granted, denied, names, hours, keys, each, asked, last)
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +180,7 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 		{"name": "reports", "kind": "calendar window", "rate": 5, "period": "1 month", "zone": "Europe/Berlin", "anchor": "2026-01-31 15:00"},
 		{"name": "free", "kind": "unlimited"}, {"name": "never", "kind": "token bucket", "rate": 0, "period": "1 hour"},
 		{"name": "shared", "kind": "token bucket", "rate": 1, "period": "1 hour"}]`)
-	mustExec(t, pool, `SELECT ratelimit_publish('worker', '[{"name": "shared", "kind": "token bucket", "rate": 9, "period": "1 hour"}]')`) // later
+	mustExec(t, pool, `SELECT ratelimit.publish('worker', '[{"name": "shared", "kind": "token bucket", "rate": 9, "period": "1 hour"}]')`) // later
 	limiter := new(ratelimit.Limiter)
 	bucket := ratelimit.TokenBucket("sendMessage", 10, time.Minute, ratelimit.Capacity(20))
 	for _, request := range []ratelimit.Request{bucket.Key("user-17").Count(15), ratelimit.FixedWindow("signUps", 100, time.Hour).Key("acme").Count(40), ratelimit.TokenBucket("unpublished", 1, time.Hour).Key("x")} {
@@ -199,7 +199,7 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	if n := strings.Count(list, ">not counted<"); n != 5 || strings.Contains(list, "Failed") {
 		t.Errorf("%d limits are not counted, want 5, or some have failed", n)
 	}
-	if _, err := pool.Exec(t.Context(), "INSERT INTO rate_limit_usage VALUES ('free', now() - interval '7 days', 1, 0, 0, 1, 0, 0), ('never', date_trunc('minute', now()), 0, 9, 4321, 0, 0, 0)"); err != nil {
+	if _, err := pool.Exec(t.Context(), "INSERT INTO ratelimit.usage VALUES ('free', now() - interval '7 days', 1, 0, 0, 1, 0, 0), ('never', date_trunc('minute', now()), 0, 9, 4321, 0, 0, 0)"); err != nil {
 		t.Fatal(err)
 	}
 	failed := p.get(http.StatusOK, "", "99 denied", "Failed", "4,321")
@@ -224,7 +224,7 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	p.get(http.StatusOK, "key?name=free&key=acme", "Unlimited")
 	p.get(http.StatusOK, "key?name=never&key=acme", "Denied")
 	p.get(http.StatusOK, "key?name=shared&key=acme", "9 of 9 tokens", "does not count here")
-	mustExec(t, pool, "SELECT ratelimit_publish('worker', '[]')")
+	mustExec(t, pool, "SELECT ratelimit.publish('worker', '[]')")
 	p.get(http.StatusOK, "key?name=shared&key=acme", "1 of 1 tokens")
 	p.get(http.StatusOK, "limit?name=shared", "workeruntil", "9 per hour")
 	p.get(http.StatusOK, "key?name=unpublished&key=x", "Not known")
@@ -237,11 +237,11 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	p.post(http.StatusOK, "key?name=sendMessage&key=user-17", url.Values{"action": {"block"}, "end": {"2h"}, "reason": {"a flood"}}, "Blocked. Every program denies", "a flood", "ann")
 
 	// A block changes no numbers: those of the key's newest other override hold beside it.
-	mustExec(t, pool, "SELECT ratelimit_override('signUps', 'acme', rate => 500), ratelimit_block('signUps', 'acme', until => now() + interval '1 hour')")
+	mustExec(t, pool, "SELECT ratelimit.override('signUps', 'acme', rate => 500), ratelimit.block('signUps', 'acme', until => now() + interval '1 hour')")
 	p.get(http.StatusOK, "key?name=signUps&key=acme", "Blocked", "in forceoverridden500 per")
 
 	// A pause is no use that lies ahead.
-	mustExec(t, pool, "SELECT ratelimit_pause('sendMessage', 'paused', until => now() + interval '2 hours', remaining => 1)")
+	mustExec(t, pool, "SELECT ratelimit.pause('sendMessage', 'paused', until => now() + interval '2 hours', remaining => 1)")
 	if text := p.get(http.StatusOK, "key?name=sendMessage&key=paused", "1 of 20 tokens", "Paused: nothing is refilled for 2 h."); strings.Contains(text, "Last granted") {
 		t.Errorf("a paused key is shown as granted:\n%s", text)
 	}
@@ -253,7 +253,7 @@ func TestTheConsoleAsksForTheNumbersOfAKey(t *testing.T) {
 	pool := newPool(t, 4)
 	month := ratelimit.CalendarWindow("reports", 1000, "month", ratelimit.Zone("Europe/Berlin"), ratelimit.Varies(32*24*time.Hour))
 	bucket := ratelimit.TokenBucket("crawls", 100, 1000*time.Hour, ratelimit.Varies(1000*time.Hour))
-	if err := ratelimit.Publish(t.Context(), pool, "api", month, bucket); err != nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), pool, "api", month, bucket); err != nil {
 		t.Fatal(err)
 	}
 	limiter := new(ratelimit.Limiter)
@@ -271,7 +271,7 @@ func TestTheConsoleAsksForTheNumbersOfAKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	recordUsage(t, pool, "crawls", 1, 9, "acme", "blocked", "nobody")
-	mustExec(t, pool, "SELECT ratelimit_block('crawls', 'blocked')")
+	mustExec(t, pool, "SELECT ratelimit.block('crawls', 'blocked')")
 	p := newConsole(t, pool, "ann")
 	lacks := func(text string, numbers ...string) {
 		t.Helper()
@@ -315,7 +315,7 @@ func TestTheConsoleAsksForTheNumbersOfAKey(t *testing.T) {
 	p.get(http.StatusOK, "key?name=crawls&key=acme&rate=7", "3 of 50 tokens")
 
 	// Of a calendar window, zone and anchor stay the program's.
-	mustExec(t, pool, "SELECT ratelimit_override('reports', 'acme', rate => 30, capacity => 40)")
+	mustExec(t, pool, "SELECT ratelimit.override('reports', 'acme', rate => 30, capacity => 40)")
 	lacks(p.get(http.StatusOK, acme, "Not known", "rate 30, capacity 40"), "of 40", "Denied now")
 	p.get(http.StatusOK, acme+"&anchor="+url.QueryEscape(anchor), "0 of 40 tokens", "Denied now", "30 per month")
 	lacks(p.get(http.StatusOK, "limit?name=reports&q=acme", "0 at the last use"))
@@ -409,7 +409,7 @@ func TestTheConsoleLeavesThePoolToTheApplication(t *testing.T) {
 
 	// A statement that waits is ended by the server.
 	holder := acquire(t, pool)
-	if _, err := holder.Exec(t.Context(), "BEGIN; LOCK TABLE rate_limit_definitions"); err != nil {
+	if _, err := holder.Exec(t.Context(), "BEGIN; LOCK TABLE ratelimit.definitions"); err != nil {
 		t.Fatal(err)
 	}
 	h = &console.Handler{DB: deafDB{pool}, Timeout: 200 * time.Millisecond}

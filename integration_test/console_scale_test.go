@@ -72,14 +72,14 @@ func TestNoPageOfTheConsoleScansALimit(t *testing.T) {
 	numbers := strings.NewReplacer("{rows}", fmt.Sprint(rows), "{limits}", fmt.Sprint(limits), "{minutes}", fmt.Sprint(minutes))
 	pool := newPool(t, 4)
 	for _, sql := range []string{
-		"ALTER TABLE rate_limits SET (autovacuum_enabled = false)", // so that index-only scans are counted
-		`SELECT ratelimit_publish('api', (SELECT jsonb_agg(jsonb_build_object('name', 'limit ' || n, 'kind', 'token bucket', 'rate', 100, 'period', '1 hour')) FROM generate_series(1, {limits}) AS n))`,
+		"ALTER TABLE ratelimit.limits SET (autovacuum_enabled = false)", // so that index-only scans are counted
+		`SELECT ratelimit.publish('api', (SELECT jsonb_agg(jsonb_build_object('name', 'limit ' || n, 'kind', 'token bucket', 'rate', 100, 'period', '1 hour')) FROM generate_series(1, {limits}) AS n))`,
 		// Half of all rows are of one limit.
-		`INSERT INTO rate_limits SELECT 'limit ' || CASE WHEN n % 2 = 0 THEN 1 ELSE 1 + n / 2 % {limits} END, 'user-' || n, 0, 1, n % 100, now() - n % 1000 * interval '1 s' FROM generate_series(1, {rows}) AS n`,
-		`INSERT INTO rate_limit_usage SELECT 'limit ' || l, date_trunc('minute', now()) - m * interval '1 minute', 10, l % 7, 0, 10, 0, 0 FROM generate_series(1, {limits}) AS l, generate_series(0, {minutes} - 1) AS m`,
-		`INSERT INTO rate_limit_denials SELECT 'limit ' || l, date_trunc('hour', now(), 'UTC') - h * interval '1 hour', 'user-' || l * 1000 + k * 2, k, k, now() FROM generate_series(1, least(100, {limits})) AS l, generate_series(0, 23) AS h, generate_series(1, 100) AS k`,
-		`INSERT INTO rate_limit_overrides (name, key, effect, rate, until) SELECT 'limit 1', 'user-' || n, 'numbers', 200, CASE WHEN n % 3 = 0 THEN now() END FROM generate_series(1, {rows} / 10) AS n`,
-		"ANALYZE rate_limits", "ANALYZE rate_limit_usage", "ANALYZE rate_limit_denials", "ANALYZE rate_limit_overrides",
+		`INSERT INTO ratelimit.limits SELECT 'limit ' || CASE WHEN n % 2 = 0 THEN 1 ELSE 1 + n / 2 % {limits} END, 'user-' || n, 0, 1, n % 100, now() - n % 1000 * interval '1 s' FROM generate_series(1, {rows}) AS n`,
+		`INSERT INTO ratelimit.usage SELECT 'limit ' || l, date_trunc('minute', now()) - m * interval '1 minute', 10, l % 7, 0, 10, 0, 0 FROM generate_series(1, {limits}) AS l, generate_series(0, {minutes} - 1) AS m`,
+		`INSERT INTO ratelimit.denials SELECT 'limit ' || l, date_trunc('hour', now(), 'UTC') - h * interval '1 hour', 'user-' || l * 1000 + k * 2, k, k, now() FROM generate_series(1, least(100, {limits})) AS l, generate_series(0, 23) AS h, generate_series(1, 100) AS k`,
+		`INSERT INTO ratelimit.overrides (name, key, effect, rate, until) SELECT 'limit 1', 'user-' || n, 'numbers', 200, CASE WHEN n % 3 = 0 THEN now() END FROM generate_series(1, {rows} / 10) AS n`,
+		"ANALYZE ratelimit.limits", "ANALYZE ratelimit.usage", "ANALYZE ratelimit.denials", "ANALYZE ratelimit.overrides",
 	} {
 		mustExec(t, pool, numbers.Replace(sql))
 	}
@@ -87,7 +87,7 @@ func TestNoPageOfTheConsoleScansALimit(t *testing.T) {
 	p := newConsole(t, r, "ann")
 	for _, page := range []struct {
 		what, path string
-		most       int64 // rows of rate_limits
+		most       int64 // rows of ratelimit.limits
 	}{
 		{"limits, 1 hour", "?span=1h", 2 * int64(limits)},
 		{"limits, 3 hours", "?span=3h", 2 * int64(limits)},
@@ -111,14 +111,14 @@ func TestNoPageOfTheConsoleScansALimit(t *testing.T) {
 		p.get(http.StatusOK, page.path)
 		took := time.Since(begin)
 		t.Logf("%-24s %8.1f ms, read: %v", page.what, took.Seconds()*1000, r.read)
-		if n := r.read["rate_limits"].rows; n > page.most {
-			t.Errorf("%s: %d rows of rate_limits were read, want at most %d", page.what, n, page.most)
+		if n := r.read["ratelimit.limits"].rows; n > page.most {
+			t.Errorf("%s: %d rows of ratelimit.limits were read, want at most %d", page.what, n, page.most)
 		}
-		if n := r.read["rate_limit_overrides"].rows; n > 400 {
+		if n := r.read["ratelimit.overrides"].rows; n > 400 {
 			t.Errorf("%s: %d overrides were read, and the page shows 100", page.what, n)
 		}
 		for table, s := range r.read {
-			if s.scans > 0 && table != "rate_limit_definitions" { // which is small, and read as a whole
+			if s.scans > 0 && table != "ratelimit.definitions" { // which is small, and read as a whole
 				t.Errorf("%s: %d sequential scans of %s", page.what, s.scans, table)
 			}
 		}

@@ -68,7 +68,7 @@ func (r garbledRow) Scan(dest ...any) error {
 type notExtending struct{ *pgxpool.Pool }
 
 func (p notExtending) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if strings.Contains(sql, "_ratelimit_extend") {
+	if strings.Contains(sql, "ratelimit._extend") {
 		return refusing{"57014"}
 	}
 	return p.Pool.QueryRow(ctx, sql, args...)
@@ -87,7 +87,7 @@ type checked struct {
 }
 
 func (c checked) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if strings.Contains(sql, "ratelimit_schema()") {
+	if strings.Contains(sql, "ratelimit.schema()") {
 		return c.schema.QueryRow(ctx, sql, args...)
 	}
 	return c.db.QueryRow(ctx, sql, args...)

@@ -52,8 +52,8 @@ func failuresOfOpen(conflicting *pgxpool.Pool) map[string]failure {
 			if _, err := limits.Consume(c.ctx, c.pool, c.request()); err != nil {
 				return err
 			}
-			mustExec(c.T, c.pool, "ALTER TABLE rate_limit_usage RENAME TO away")
-			defer mustExec(c.T, c.pool, "ALTER TABLE away RENAME TO rate_limit_usage")
+			mustExec(c.T, c.pool, "ALTER TABLE ratelimit.usage RENAME TO away")
+			defer mustExec(c.T, c.pool, "ALTER TABLE away RENAME TO ratelimit.usage")
 			return limits.Close(c.ctx)
 		}}
 	}
@@ -87,7 +87,7 @@ func failuresOfOpen(conflicting *pgxpool.Pool) map[string]failure {
 		}},
 		"Open: an older schema": {by: "Open", is: migrations.ErrBehind, bare: true, do: func(c *failing) error {
 			pool := connect(c.T, newSchema(c.T), 1)
-			mustExec(c.T, pool, "CREATE FUNCTION ratelimit_schema(OUT version integer, OUT hash text) LANGUAGE sql AS $$SELECT 0, ''$$")
+			mustExec(c.T, pool, "CREATE FUNCTION ratelimit.schema(OUT version integer, OUT hash text) LANGUAGE sql AS $$SELECT 0, ''$$")
 			return c.opens(pool, func(*ratelimit.Options) {})
 		}},
 		"Open: the context has ended": {by: "Open", is: context.Canceled, bare: true, do: func(c *failing) error {
@@ -116,7 +116,7 @@ func failuresOfOpen(conflicting *pgxpool.Pool) map[string]failure {
 		}),
 		"Open: nothing is published in a standby": readOnly(func(_ ratelimit.DB, o *ratelimit.Options) { o.NoSweep = true }),
 		"Open: a limit of another program": {by: "Open", is: state("22023"), do: func(c *failing) error {
-			if err := ratelimit.Publish(c.ctx, c.pool, "another", ratelimit.FixedWindow(c.limit.Name(), 1, time.Hour)); err != nil {
+			if err := new(ratelimit.Limiter).Publish(c.ctx, c.pool, "another", ratelimit.FixedWindow(c.limit.Name(), 1, time.Hour)); err != nil {
 				return err
 			}
 			return c.opens(c.pool, func(*ratelimit.Options) {})

@@ -210,7 +210,7 @@ func waiting(t *testing.T, pool *pgxpool.Pool, sessions int) {
 	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(time.Millisecond) {
 		var n int
 		err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT w.pid) FROM pg_locks AS w
-			JOIN pg_locks AS l ON l.pid = w.pid AND l.relation = 'rate_limits'::regclass WHERE NOT w.granted`).Scan(&n)
+			JOIN pg_locks AS l ON l.pid = w.pid AND l.relation = 'ratelimit.limits'::regclass WHERE NOT w.granted`).Scan(&n)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -278,7 +278,7 @@ func mustExec(t *testing.T, pool *pgxpool.Pool, sql string) {
 // tableOf returns all rows as text.
 func tableOf(t *testing.T, pool *pgxpool.Pool) (rows string) {
 	t.Helper()
-	if err := pool.QueryRow(t.Context(), `SELECT coalesce(string_agg(r::text, E'\n' ORDER BY name, key, shard), '') FROM rate_limits AS r`).Scan(&rows); err != nil {
+	if err := pool.QueryRow(t.Context(), `SELECT coalesce(string_agg(r::text, E'\n' ORDER BY name, key, shard), '') FROM ratelimit.limits AS r`).Scan(&rows); err != nil {
 		t.Fatal(err)
 	}
 	return rows

@@ -133,7 +133,7 @@ func (m reusableSchema) asMade(t testing.TB) bool {
 	defer cancel()
 	state, err := onConn(ctx, m.url, func(ctx context.Context, conn *pgx.Conn) (string, error) {
 		_, err := conn.Exec(ctx, `SET lock_timeout = '1s';
-			TRUNCATE rate_limits, rate_limit_holds, rate_limit_definitions, rate_limit_overrides, rate_limit_usage, rate_limit_denials, rate_limit_sweeps RESTART IDENTITY`, pgx.QueryExecModeSimpleProtocol)
+			TRUNCATE ratelimit.limits, ratelimit.holds, ratelimit.definitions, ratelimit.overrides, ratelimit.usage, ratelimit.denials, ratelimit.sweeps RESTART IDENTITY`, pgx.QueryExecModeSimpleProtocol)
 		if err != nil {
 			return "", err
 		}
@@ -245,7 +245,7 @@ func reused[T any](t testing.TB, kind string, open func(url string) (T, error), 
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 		defer cancel()
-		if err := truncate(ctx, handle, "TRUNCATE rate_limits, rate_limit_holds"); err != nil {
+		if err := truncate(ctx, handle, "TRUNCATE ratelimit.limits, ratelimit.holds"); err != nil {
 			t.Error(err)
 			closeIt(handle)
 			return

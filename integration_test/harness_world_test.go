@@ -184,7 +184,7 @@ func (w world) rows() string {
 	w.Helper()
 	var lines string
 	w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(string_agg(concat_ws(' ', r.ctid, r.xmin, r.xmax, r), E'\n' ORDER BY name, key, shard), '')
-		FROM rate_limits r`).Scan(&lines))
+		FROM ratelimit.limits r`).Scan(&lines))
 	return lines
 }
 

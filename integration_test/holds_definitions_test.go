@@ -25,7 +25,7 @@ func TestSlotsAreDefined(t *testing.T) {
 	wants := func(name string, rows ...row) {
 		t.Helper()
 		for _, r := range rows {
-			if got := lines(t, pool, "SELECT effect, kind, rate, period, capacity, shards, varies FROM _ratelimit_numbers('"+name+"', '"+r.key+"', now(), varying => true)"); got != r.want {
+			if got := lines(t, pool, "SELECT effect, kind, rate, period, capacity, shards, varies FROM ratelimit._numbers('"+name+"', '"+r.key+"', now(), varying => true)"); got != r.want {
 				t.Errorf("%s, %s: %s, want %s", name, r.key, got, r.want)
 			}
 		}
@@ -34,22 +34,22 @@ func TestSlotsAreDefined(t *testing.T) {
 	wants("projects", row{"acme", "(varies,slots,,,,,00:00:00)"})
 
 	for sql, want := range map[string]string{
-		`SELECT ratelimit_publish('web', '[{"name": "renders", "kind": "token bucket", "rate": 1, "period": "1 second"}]')`: `program "web" defines a token bucket of 00:00:01, and program "api" slots: both would grant`,
-		`SELECT ratelimit_publish('web', '[{"name": "x", "kind": "slots", "capacity": 2.5}]')`:                              "capacity of slots must be a whole number between 0 and 1e9, not 2.5",
-		`SELECT ratelimit_publish('web', '[{"name": "x", "kind": "slots"}]')`:                                               "capacity of slots must be a whole number between 0 and 1e9, not NULL",
-		`SELECT ratelimit_publish('web', '[{"name": "x", "kind": "slots", "capacity": 2, "rate": 1}]')`:                     "slots must have no field but name, kind, capacity and varies",
-		`SELECT ratelimit_publish('web', '[{"name": "x", "kind": "slots", "capacity": 2, "varies": "1 day"}]')`:             "varies of slots must be 0",
-		`SELECT ratelimit_publish('web', '[{"name": "x", "kind": "bucket", "capacity": 2}]')`:                               `''slots'' or ''unlimited'', not ''bucket''`,
-		`SELECT ratelimit_override('renders', 'acme', rate => 3)`:                                                           "rate and max_reserved must be NULL for slots",
-		`SELECT ratelimit_override('renders', 'acme', capacity => 2.5)`:                                                     "capacity of slots must be a whole number between 0 and 1e9, not 2.5",
-		`SELECT ratelimit('renders', 'acme')`:                                                                               "it has slots, which only ratelimit_hold takes",
-		`SELECT ratelimit_try('renders', 'acme')`:                                                                           "it has slots, which only ratelimit_hold takes",
-		`SELECT ratelimit_reserve('renders', 'acme')`:                                                                       "it has slots, which only ratelimit_hold takes",
-		`SELECT ratelimit_take('renders', 'acme', most => 2)`:                                                               "it has slots, which only ratelimit_hold takes",
-		`SELECT * FROM ratelimit_all('[{"name": "renders", "key": "acme"}]')`:                                               "it has slots, which only ratelimit_hold takes",
-		`SELECT ratelimit('projects', 'acme')`:                                                                              "the numbers of this key are the program's",
-		`SELECT * FROM ratelimit_sweep('renders', kind => 'slots', capacity => 2, rate => 1)`:                               "rate, period, start and varies must be NULL for slots",
-		`SELECT * FROM ratelimit_keys('renders', kind => 'slots', capacity => 2)`:                                           "rate must be between 1e-15 and 1e15, not NULL",
+		`SELECT ratelimit.publish('web', '[{"name": "renders", "kind": "token bucket", "rate": 1, "period": "1 second"}]')`: `program "web" defines a token bucket of 00:00:01, and program "api" slots: both would grant`,
+		`SELECT ratelimit.publish('web', '[{"name": "x", "kind": "slots", "capacity": 2.5}]')`:                              "capacity of slots must be a whole number between 0 and 1e9, not 2.5",
+		`SELECT ratelimit.publish('web', '[{"name": "x", "kind": "slots"}]')`:                                               "capacity of slots must be a whole number between 0 and 1e9, not NULL",
+		`SELECT ratelimit.publish('web', '[{"name": "x", "kind": "slots", "capacity": 2, "rate": 1}]')`:                     "slots must have no field but name, kind, capacity and varies",
+		`SELECT ratelimit.publish('web', '[{"name": "x", "kind": "slots", "capacity": 2, "varies": "1 day"}]')`:             "varies of slots must be 0",
+		`SELECT ratelimit.publish('web', '[{"name": "x", "kind": "bucket", "capacity": 2}]')`:                               `''slots'' or ''unlimited'', not ''bucket''`,
+		`SELECT ratelimit.override('renders', 'acme', rate => 3)`:                                                           "rate and max_reserved must be NULL for slots",
+		`SELECT ratelimit.override('renders', 'acme', capacity => 2.5)`:                                                     "capacity of slots must be a whole number between 0 and 1e9, not 2.5",
+		`SELECT ratelimit.consume('renders', 'acme')`:                                                                               "it has slots, which only ratelimit.hold takes",
+		`SELECT ratelimit.try('renders', 'acme')`:                                                                           "it has slots, which only ratelimit.hold takes",
+		`SELECT ratelimit.reserve('renders', 'acme')`:                                                                       "it has slots, which only ratelimit.hold takes",
+		`SELECT ratelimit.take('renders', 'acme', most => 2)`:                                                               "it has slots, which only ratelimit.hold takes",
+		`SELECT * FROM ratelimit.consume_all('[{"name": "renders", "key": "acme"}]')`:                                               "it has slots, which only ratelimit.hold takes",
+		`SELECT ratelimit.consume('projects', 'acme')`:                                                                              "the numbers of this key are the program's",
+		`SELECT * FROM ratelimit.sweep('renders', kind => 'slots', capacity => 2, rate => 1)`:                               "rate, period, start and varies must be NULL for slots",
+		`SELECT * FROM ratelimit.keys('renders', kind => 'slots', capacity => 2)`:                                           "rate must be between 1e-15 and 1e15, not NULL",
 	} {
 		_, err := pool.Exec(t.Context(), sql)
 		if want = strings.ReplaceAll(want, "''", "'"); err == nil || sqlState(err) != "22023" || !strings.Contains(strings.ReplaceAll(err.Error(), `"`, `'`), strings.ReplaceAll(want, `"`, `'`)) {
@@ -59,7 +59,7 @@ func TestSlotsAreDefined(t *testing.T) {
 
 	keys := func() string {
 		t.Helper()
-		return lines(t, pool, "SELECT key, remaining, CASE WHEN retry_at = 'infinity' THEN 'never' WHEN retry_at IS NOT NULL THEN 'later' END FROM ratelimit_keys('renders') ORDER BY key")
+		return lines(t, pool, "SELECT key, remaining, CASE WHEN retry_at = 'infinity' THEN 'never' WHEN retry_at IS NOT NULL THEN 'later' END FROM ratelimit.keys('renders') ORDER BY key")
 	}
 	one, two := h.holds("1", time.Minute, renders.Key("acme")), h.holds("2", -1, renders.Key("acme"))
 	h.holds("3", -1, renders.Key("other"))
@@ -68,21 +68,21 @@ func TestSlotsAreDefined(t *testing.T) {
 		t.Error(got)
 	}
 	// An override of the capacity is another number.
-	mustExec(t, pool, "SELECT ratelimit_override('renders', 'acme', capacity => 3)")
-	mustExec(t, pool, "SELECT ratelimit_block('renders', 'other')")
-	mustExec(t, pool, "SELECT ratelimit_unlimited('renders', 'stuck')")
-	mustExec(t, pool, "SELECT ratelimit_override('projects', 'acme', capacity => 7)")
+	mustExec(t, pool, "SELECT ratelimit.override('renders', 'acme', capacity => 3)")
+	mustExec(t, pool, "SELECT ratelimit.block('renders', 'other')")
+	mustExec(t, pool, "SELECT ratelimit.unlimited('renders', 'stuck')")
+	mustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 7)")
 	if got := keys(); got != "(acme,1,)\n(other,0,never)\n(stuck,Infinity,)" {
 		t.Error(got)
 	}
 	wants("renders", row{"acme", "(numbers,slots,,,3,,)"})
 	wants("projects", row{"acme", "(numbers,slots,,,7,,00:00:00)"})
-	mustExec(t, pool, "SELECT ratelimit_override('renders', 'acme', capacity => 1, until => clock_timestamp() + interval '10 seconds')")
+	mustExec(t, pool, "SELECT ratelimit.override('renders', 'acme', capacity => 1, until => clock_timestamp() + interval '10 seconds')")
 	// Then the older one follows, which has a slot left.
-	if got := lines(t, pool, "SELECT remaining FROM ratelimit_keys('renders', keys => '{acme}') WHERE retry_at = (SELECT max(until) FROM rate_limit_overrides)"); got != "(-1)" {
+	if got := lines(t, pool, "SELECT remaining FROM ratelimit.keys('renders', keys => '{acme}') WHERE retry_at = (SELECT max(until) FROM ratelimit.overrides)"); got != "(-1)" {
 		t.Error(got)
 	}
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_add(min(id)) FROM rate_limit_overrides"); err == nil || !strings.Contains(err.Error(), "it has slots, and nothing is added to them") {
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.add(min(id)) FROM ratelimit.overrides"); err == nil || !strings.Contains(err.Error(), "it has slots, and nothing is added to them") {
 		t.Error(err)
 	}
 
@@ -97,12 +97,12 @@ func TestSlotsAreDefined(t *testing.T) {
 	wants("renders", row{"new", "(numbers,slots,,,9,,)"})
 
 	// Slots in use are not reset. The row of those that are not is swept.
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_reset('renders', 'acme')"); sqlState(err) != "22023" || !strings.Contains(err.Error(), "slots in use cannot be reset") {
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.reset('renders', 'acme')"); sqlState(err) != "22023" || !strings.Contains(err.Error(), "slots in use cannot be reset") {
 		t.Error(err)
 	}
 	sweep := func(want int64) {
 		t.Helper()
-		mustExec(t, pool, "UPDATE rate_limits SET ts = now() - interval '2 hours'")
+		mustExec(t, pool, "UPDATE ratelimit.limits SET ts = now() - interval '2 hours'")
 		if n, err := limits.Sweep(t.Context(), pool, renders, varying); err != nil || n != want {
 			t.Errorf("%d rows were swept, want %d: %v", n, want, err)
 		}
@@ -112,9 +112,9 @@ func TestSlotsAreDefined(t *testing.T) {
 	sweep(0)
 	h.release(two.Token, renders.Key("acme"))
 	sweep(1)
-	mustExec(t, pool, "SELECT ratelimit_reset('renders', 'acme')")
+	mustExec(t, pool, "SELECT ratelimit.reset('renders', 'acme')")
 	h.holds("5", time.Minute, varying.With(ratelimit.Capacity(1)).Key("a"))
-	if got := lines(t, pool, "SELECT key, remaining, retry_at FROM ratelimit_keys('projects')"); got != "(a,,)" {
+	if got := lines(t, pool, "SELECT key, remaining, retry_at FROM ratelimit.keys('projects')"); got != "(a,,)" {
 		t.Error(got)
 	}
 }
@@ -168,7 +168,7 @@ func TestHoldsAreResetAndSwept(t *testing.T) {
 		limits, clock := newLimiter()
 		h := holder{t, limits, pool, clock}
 		budget, renders, unknown := slow("budget", 100), ratelimit.Slots("renders", 2), slow("unknown", 100)
-		if err := ratelimit.Publish(t.Context(), pool, "api", budget, renders); err != nil {
+		if err := new(ratelimit.Limiter).Publish(t.Context(), pool, "api", budget, renders); err != nil {
 			t.Fatal(err)
 		}
 		for i := range 5 {
@@ -177,12 +177,12 @@ func TestHoldsAreResetAndSwept(t *testing.T) {
 		h.hold("job", time.Minute, unknown.Key("a").Count(80))
 		h.hold("long", time.Hour, renders.Key("a"))
 		h.once(false, "event", budget.Key("f"))
-		const states = "SELECT name, state, count(*) FROM rate_limit_holds GROUP BY name, state ORDER BY name, state"
+		const states = "SELECT name, state, count(*) FROM ratelimit.holds GROUP BY name, state ORDER BY name, state"
 		clock.Advance(2 * time.Minute)
 		if _, err := limits.Sweep(t.Context(), pool, budget); err != nil {
 			t.Fatal(err)
 		}
-		if got := lines(t, pool, "SELECT name, sum(value)::int FROM rate_limits GROUP BY name ORDER BY name"); got != "(budget,599)\n(renders,-1)\n(unknown,20)" {
+		if got := lines(t, pool, "SELECT name, sum(value)::int FROM ratelimit.limits GROUP BY name ORDER BY name"); got != "(budget,599)\n(renders,-1)\n(unknown,20)" {
 			t.Error(got)
 		}
 		if got := lines(t, pool, states); got != "(budget,lapsed,5)\n(budget,once,1)\n(renders,held,1)\n(renders,lapsed,5)\n(unknown,held,1)" {
@@ -195,7 +195,7 @@ func TestHoldsAreResetAndSwept(t *testing.T) {
 		if got := lines(t, pool, states); got != "(renders,lapsed,1)\n(unknown,held,1)" {
 			t.Error(got)
 		}
-		if _, err := pool.Exec(t.Context(), "DELETE FROM rate_limits WHERE name = 'unknown'"); err != nil { // as a sweep that knows the numbers does: the key is full
+		if _, err := pool.Exec(t.Context(), "DELETE FROM ratelimit.limits WHERE name = 'unknown'"); err != nil { // as a sweep that knows the numbers does: the key is full
 			t.Fatal(err)
 		}
 		if _, err := limits.Sweep(t.Context(), pool, budget); err != nil {
@@ -212,7 +212,7 @@ func TestHoldsAreResetAndSwept(t *testing.T) {
 		limits := open(t, pool, ratelimit.Options{Program: "api", Limits: []ratelimit.Limit{renders}, SweepEvery: time.Second})
 		h := holder{t, limits, pool, nil}
 		h.holds("job", 100*time.Millisecond, renders.Global())
-		for deadline := time.Now().Add(patience); lines(t, pool, "SELECT state FROM rate_limit_holds") != "(lapsed)"; time.Sleep(50 * time.Millisecond) {
+		for deadline := time.Now().Add(patience); lines(t, pool, "SELECT state FROM ratelimit.holds") != "(lapsed)"; time.Sleep(50 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatal("nobody gave the slot back")
 			}
@@ -226,7 +226,7 @@ func TestTheToolAndThePageShowSlots(t *testing.T) {
 	url := newMigrated(t)
 	pool := connect(t, url, 4)
 	renders, varying, none := ratelimit.Slots("renders", 3), ratelimit.Slots("projects", 5, ratelimit.Varies(0)), ratelimit.Slots("none", 0)
-	if err := ratelimit.Publish(t.Context(), pool, "api", renders, varying, none); err != nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), pool, "api", renders, varying, none); err != nil {
 		t.Fatal(err)
 	}
 	h := holder{t, new(ratelimit.Limiter), pool, nil}
@@ -269,11 +269,11 @@ func TestTheToolAndThePageShowSlots(t *testing.T) {
 	page.get(200, "limit?name=renders&search=", "at most 3 at once")
 	page.get(200, "limit?name=projects&q=acme", "4 in use")
 
-	mustExec(t, pool, "SELECT ratelimit_override('renders', NULL, capacity => 2, until => date_trunc('second', now() + interval '30 minutes'))")
-	until := scan[time.Time](t, pool, "SELECT until FROM rate_limit_overrides").UTC()
-	mustExec(t, pool, "SELECT ratelimit_block('renders', 'stuck')")
-	mustExec(t, pool, "SELECT ratelimit_unlimited('renders', 'full')")
-	mustExec(t, pool, "SELECT ratelimit_override('projects', 'acme', capacity => 4)")
+	mustExec(t, pool, "SELECT ratelimit.override('renders', NULL, capacity => 2, until => date_trunc('second', now() + interval '30 minutes'))")
+	until := scan[time.Time](t, pool, "SELECT until FROM ratelimit.overrides").UTC()
+	mustExec(t, pool, "SELECT ratelimit.block('renders', 'stuck')")
+	mustExec(t, pool, "SELECT ratelimit.unlimited('renders', 'full')")
+	mustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 4)")
 	tool([]string{"acme 0 2 20", "stuck 0 3 for good #2 block", "full unlimited 3 - #3 unlimited"}, "keys", "renders", "--all")
 	tool([]string{"slots 0 of 2 free, 2 in use", "denied yes, until " + until.Format("2006-01-02 15:04:05Z") + " (in"}, "show", "renders", "acme")
 	tool([]string{"slots unlimited: 3 in use", "denied no: a slot would be granted now"}, "show", "renders", "full")
@@ -291,21 +291,21 @@ func TestDocsCountSlotsAgain(t *testing.T) {
 	h.holds("1", time.Hour, renders.Key("acme").Count(2))
 	h.holds("2", time.Hour, renders.Key("other"))
 	h.holds("1", time.Hour, slow("budget", 100).Key("acme").Count(10))
-	who := docSQL(t, "docs/holds.md", "SELECT * FROM ratelimit_holds")
+	who := docSQL(t, "docs/holds.md", "SELECT * FROM ratelimit.holds")
 	if got := lines(t, pool, "SELECT id, count, expired FROM ("+strings.TrimSuffix(who, ";")+") AS w"); got != "(1,2,f)" {
 		t.Error(got)
 	}
-	mustExec(t, pool, "DELETE FROM rate_limits WHERE key = 'acme' AND name = 'renders'")
-	mustExec(t, pool, "UPDATE rate_limits SET value = -3 WHERE key = 'other'")
-	mustExec(t, pool, docSQL(t, "docs/holds.md", "SELECT ratelimit_recount(name,"))
+	mustExec(t, pool, "DELETE FROM ratelimit.limits WHERE key = 'acme' AND name = 'renders'")
+	mustExec(t, pool, "UPDATE ratelimit.limits SET value = -3 WHERE key = 'other'")
+	mustExec(t, pool, docSQL(t, "docs/holds.md", "SELECT ratelimit.recount(name,"))
 	h.has(renders.Key("acme"), 1)
 	h.has(renders.Key("other"), 2)
-	mustExec(t, pool, "TRUNCATE rate_limit_holds")
+	mustExec(t, pool, "TRUNCATE ratelimit.holds")
 	h.has(renders.Key("acme"), 1)
-	if err := ratelimit.Publish(t.Context(), pool, "api", renders); err != nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), pool, "api", renders); err != nil {
 		t.Fatal(err)
 	}
-	mustExec(t, pool, "SELECT ratelimit_recount('renders', 'acme')")
+	mustExec(t, pool, "SELECT ratelimit.recount('renders', 'acme')")
 	h.has(renders.Key("acme"), 3)
 }
 
@@ -339,7 +339,7 @@ func TestAnOlderVersionsLimitIsOverriddenAsWhatItIs(t *testing.T) {
 		{"name": "api", "kind": "token bucket", "rate": 10, "period": "1000 hours"},
 		{"name": "own", "kind": "token bucket", "rate": 10, "period": "1 hour", "varies": "1 day"}]`)
 	mustBeat(t, pool, "web", `[{"name": "other", "kind": "unlimited"}]`)
-	if got := lines(t, pool, "SELECT name FROM rate_limit_definitions WHERE current"); got != "(other)" {
+	if got := lines(t, pool, "SELECT name FROM ratelimit.definitions WHERE current"); got != "(other)" {
 		t.Fatalf("current: %s", got)
 	}
 	refuses := func(sql, want string) {
@@ -348,14 +348,14 @@ func TestAnOlderVersionsLimitIsOverriddenAsWhatItIs(t *testing.T) {
 			t.Errorf("%s: %v, want %q", sql, err, want)
 		}
 	}
-	refuses("SELECT ratelimit_override('rooms', 'acme', rate => 5)", "rate and max_reserved must be NULL for slots")
-	refuses("SELECT ratelimit_override('rooms', 'acme', capacity => 2.5)", "capacity of slots must be a whole number between 0 and 1e9, not 2.5")
+	refuses("SELECT ratelimit.override('rooms', 'acme', rate => 5)", "rate and max_reserved must be NULL for slots")
+	refuses("SELECT ratelimit.override('rooms', 'acme', capacity => 2.5)", "capacity of slots must be a whole number between 0 and 1e9, not 2.5")
 
 	// Tokens that are added to slots are slots that nobody has.
 	take := func() (n int) {
 		t.Helper()
 		for ; n < 20; n++ {
-			if _, err := pool.Exec(t.Context(), "SELECT ratelimit_hold('rooms', 'acme', gen_random_uuid()::text, ttl => '1 hour')"); sqlState(err) == "PT429" {
+			if _, err := pool.Exec(t.Context(), "SELECT ratelimit.hold('rooms', 'acme', gen_random_uuid()::text, ttl => '1 hour')"); sqlState(err) == "PT429" {
 				break
 			} else if err != nil {
 				t.Fatal(err)
@@ -366,17 +366,17 @@ func TestAnOlderVersionsLimitIsOverriddenAsWhatItIs(t *testing.T) {
 	if n := take(); n != 3 {
 		t.Errorf("%d of 3 slots are held", n)
 	}
-	mustExec(t, pool, "SELECT ratelimit_override('rooms', 'acme', capacity => 10)")
-	refuses("SELECT ratelimit_add(max(id)) FROM rate_limit_overrides", "it has slots, and nothing is added to them")
-	refuses("SELECT ratelimit_add(max(id), 3) FROM rate_limit_overrides", "it has slots, and nothing is added to them")
+	mustExec(t, pool, "SELECT ratelimit.override('rooms', 'acme', capacity => 10)")
+	refuses("SELECT ratelimit.add(max(id)) FROM ratelimit.overrides", "it has slots, and nothing is added to them")
+	refuses("SELECT ratelimit.add(max(id), 3) FROM ratelimit.overrides", "it has slots, and nothing is added to them")
 	if n := take(); n != 7 {
 		t.Errorf("%d of 7 more slots are held", n)
 	}
 
 	// A capacity that is the rate follows a new rate, also where the capacity before is given.
-	mustExec(t, pool, "SELECT ratelimit('api', 'ann')")
-	mustExec(t, pool, "SELECT ratelimit_override('api', 'ann', rate => 30)")
-	if got := lines(t, pool, "SELECT ratelimit_add((SELECT max(id) FROM rate_limit_overrides), 10)"); got != "(20)" {
+	mustExec(t, pool, "SELECT ratelimit.consume('api', 'ann')")
+	mustExec(t, pool, "SELECT ratelimit.override('api', 'ann', rate => 30)")
+	if got := lines(t, pool, "SELECT ratelimit.add((SELECT max(id) FROM ratelimit.overrides), 10)"); got != "(20)" {
 		t.Errorf("%s tokens were added, want 20", got)
 	}
 
@@ -386,7 +386,7 @@ func TestAnOlderVersionsLimitIsOverriddenAsWhatItIs(t *testing.T) {
 	conn, err := pgx.ConnectConfig(t.Context(), config)
 	succeeds(t, err)
 	defer func() { _ = conn.Close(t.Context()) }()
-	if _, err := conn.Exec(t.Context(), "SELECT ratelimit_override('own', NULL, rate => 5)"); err != nil || len(notices) != 1 || !strings.Contains(notices[0], "keys with numbers of their own") {
+	if _, err := conn.Exec(t.Context(), "SELECT ratelimit.override('own', NULL, rate => 5)"); err != nil || len(notices) != 1 || !strings.Contains(notices[0], "keys with numbers of their own") {
 		t.Errorf("notices: %q, %v", notices, err)
 	}
 }

@@ -58,7 +58,7 @@ func onEveryPool(t *testing.T, test func(t *testing.T, db ratelimit.DB, beside *
 func longerThan(t *testing.T, pool *pgxpool.Pool, id string, end time.Time) {
 	t.Helper()
 	eventually(t, "the hold is extended", func() bool {
-		return scan[bool](t, pool, "SELECT bool_and(until > '"+end.Format(time.RFC3339Nano)+"') FROM rate_limit_holds WHERE state = 'held' AND id = '"+id+"'")
+		return scan[bool](t, pool, "SELECT bool_and(until > '"+end.Format(time.RFC3339Nano)+"') FROM ratelimit.holds WHERE state = 'held' AND id = '"+id+"'")
 	})
 }
 
@@ -82,7 +82,7 @@ func TestDuringExtendsWhatItHolds(t *testing.T) {
 		if err != nil || !ran {
 			t.Fatal(err)
 		}
-		if got := lines(t, beside, "SELECT name, state FROM rate_limit_holds ORDER BY name"); got != "(budget,settled)\n(slots,settled)" {
+		if got := lines(t, beside, "SELECT name, state FROM ratelimit.holds ORDER BY name"); got != "(budget,settled)\n(slots,settled)" {
 			t.Error(got)
 		}
 		if got := readBalance(t, &other, beside, slots); got != 1 {
@@ -163,7 +163,7 @@ func TestDuringEnds(t *testing.T) {
 		if row.again && err != nil {
 			t.Error(err)
 		}
-		mustExec(t, pool, "DELETE FROM rate_limits WHERE name = 'budget'")
+		mustExec(t, pool, "DELETE FROM ratelimit.limits WHERE name = 'budget'")
 	}
 }
 
@@ -218,7 +218,7 @@ func TestDuringRefuses(t *testing.T) {
 	if err := during(ctx, pool, time.Minute, slots, slow("budget", 100).Key("acme").Count(50)); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	if got := lines(t, pool, "SELECT * FROM rate_limit_holds"); got != "" {
+	if got := lines(t, pool, "SELECT * FROM ratelimit.holds"); got != "" {
 		t.Error(got)
 	}
 	if got := readBalance(t, new(ratelimit.Limiter), pool, slow("budget", 100).Key("acme")); got != 100 {
@@ -260,7 +260,7 @@ func TestDuringNoticesAClockThatSteps(t *testing.T) {
 		if got := readBalance(t, &other, pool, budget); got < 10 || got > 20 {
 			t.Errorf("%v tokens are left of 20 and what was refilled since, once 10 were charged", got)
 		}
-		if got := lines(t, pool, "SELECT id FROM rate_limit_holds WHERE name = 'slots'"); got != "(\"another job\")" {
+		if got := lines(t, pool, "SELECT id FROM ratelimit.holds WHERE name = 'slots'"); got != "(\"another job\")" {
 			t.Error(got)
 		}
 	}
@@ -324,23 +324,23 @@ func TestDuringIsExtendedBesideALongTransaction(t *testing.T) {
 	}
 	eventually(t, "all run", func() bool { return running.Load() == int64(holds) })
 	tx := beginAt(t, pool, pgx.ReadCommitted)
-	if _, err := tx.Exec(t.Context(), "SELECT FROM rate_limits FOR UPDATE"); err != nil {
+	if _, err := tx.Exec(t.Context(), "SELECT FROM ratelimit.limits FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.Exec(t.Context(), "SELECT FROM rate_limit_holds WHERE id = 'job 7' FOR UPDATE"); err != nil {
+	if _, err := tx.Exec(t.Context(), "SELECT FROM ratelimit.holds WHERE id = 'job 7' FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
 	locked := scan[time.Time](t, pool, "SELECT clock_timestamp()")
 	at := "'" + locked.Add(ttl).Format(time.RFC3339Nano) + "'"
 	eventually(t, "all but one are extended", func() bool {
-		return scan[int](t, pool, "SELECT count(*)::int FROM rate_limit_holds WHERE until > "+at) == holds-1
+		return scan[int](t, pool, "SELECT count(*)::int FROM ratelimit.holds WHERE until > "+at) == holds-1
 	})
 	t.Logf("%d of %d holds were extended within %v", holds-1, holds, time.Since(locked))
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "that one is extended", func() bool {
-		return scan[int](t, pool, "SELECT count(*)::int FROM rate_limit_holds WHERE until > "+at) == holds
+		return scan[int](t, pool, "SELECT count(*)::int FROM ratelimit.holds WHERE until > "+at) == holds
 	})
 	stop()
 	wait.Wait()
@@ -420,7 +420,7 @@ func TestDuringAndClose(t *testing.T) {
 		if err := limits.During(t.Context(), pool, "late", time.Minute, nil, slots.Key("acme")); !errors.Is(err, ratelimit.ErrClosed) {
 			t.Error(err)
 		}
-		if got := scan[int](t, pool, "SELECT count(*)::int FROM rate_limit_holds WHERE state = 'held'"); got > 1 { // that of bob
+		if got := scan[int](t, pool, "SELECT count(*)::int FROM ratelimit.holds WHERE state = 'held'"); got > 1 { // that of bob
 			t.Errorf("%d are held", got)
 		}
 		noRenewer(t)
@@ -459,25 +459,25 @@ func TestDuringExtensions(t *testing.T) {
 	h.release(h.hold("released", time.Minute, r).Token)
 	h.hold("endless", -1, r)
 	h.once(false, "once", r)
-	mustExec(t, pool, "UPDATE rate_limit_holds SET state = 'lapsed' WHERE id = 'lapsed'")
+	mustExec(t, pool, "UPDATE ratelimit.holds SET state = 'lapsed' WHERE id = 'lapsed'")
 	tx := beginAt(t, pool, pgx.ReadCommitted)
-	if _, err := tx.Exec(t.Context(), "SELECT FROM rate_limit_holds WHERE id = 'locked' FOR UPDATE"); err != nil {
+	if _, err := tx.Exec(t.Context(), "SELECT FROM ratelimit.holds WHERE id = 'locked' FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.Exec(t.Context(), "SELECT FROM rate_limits FOR UPDATE"); err != nil {
+	if _, err := tx.Exec(t.Context(), "SELECT FROM ratelimit.limits FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
 	ids := []string{"held", "longer", "locked", "another token", "lapsed", "settled", "released", "endless", "once"}
 	const extend = `SELECT format('ended %s lost %s busy %s', e.ended, e.lost, e.busy) FROM (
 		SELECT array_agg('window'::text) AS names, array_agg('k'::text) AS keys, array_agg(u.id ORDER BY u.n) AS ids, array_agg('5 minutes'::interval) AS ttls,
 		       array_agg(CASE WHEN u.id = 'another token' THEN gen_random_uuid() ELSE coalesce(h.token, gen_random_uuid()) END ORDER BY u.n) AS tokens
-		  FROM unnest($1::text[]) WITH ORDINALITY AS u (id, n) LEFT JOIN rate_limit_holds AS h ON h.id = u.id) AS a,
-		LATERAL _ratelimit_extend(a.names, a.keys, a.ids, a.tokens, a.ttls, '2026-07-01 12:02+00') AS e`
+		  FROM unnest($1::text[]) WITH ORDINALITY AS u (id, n) LEFT JOIN ratelimit.holds AS h ON h.id = u.id) AS a,
+		LATERAL ratelimit._extend(a.names, a.keys, a.ids, a.tokens, a.ttls, '2026-07-01 12:02+00') AS e`
 	if got := scan[string](t, pool, extend, ids); got != "ended {6} lost {4,5,7,8,9} busy {3}" {
 		t.Error(got)
 	}
 	// An expired hold lives again, and a longer one is not shortened.
-	if got := lines(t, pool, "SELECT id, to_char(until AT TIME ZONE 'UTC', 'HH24:MI') FROM rate_limit_holds WHERE id IN ('held', 'longer', 'locked', 'another token') ORDER BY id"); got !=
+	if got := lines(t, pool, "SELECT id, to_char(until AT TIME ZONE 'UTC', 'HH24:MI') FROM ratelimit.holds WHERE id IN ('held', 'longer', 'locked', 'another token') ORDER BY id"); got !=
 		"(\"another token\",12:01)\n(held,12:07)\n(locked,12:01)\n(longer,13:00)" {
 		t.Error(got)
 	}
@@ -493,7 +493,7 @@ func TestDuringExtensions(t *testing.T) {
 		"'{a}', '{k}', '{i,j}', '{00000000-0000-4000-8000-000000000001}', '{1 minute}'", "'{a}', NULL, '{i}', '{00000000-0000-4000-8000-000000000001}', '{1 minute}'",
 	} {
 		var lost []int32
-		if err := pool.QueryRow(t.Context(), "SELECT lost FROM _ratelimit_extend("+args+")").Scan(&lost); sqlState(err) != "22023" {
+		if err := pool.QueryRow(t.Context(), "SELECT lost FROM ratelimit._extend("+args+")").Scan(&lost); sqlState(err) != "22023" {
 			t.Errorf("%s: %v, %v", args, lost, err)
 		}
 	}
@@ -513,7 +513,7 @@ func TestDuringRedelivered(t *testing.T) {
 				return nil, errors.New("fails")
 			}
 			for range 100 { // the others come meanwhile
-				if running := scan[int](t, pool, "SELECT count(*)::int FROM rate_limit_holds WHERE state = 'held'"); running != 1 {
+				if running := scan[int](t, pool, "SELECT count(*)::int FROM ratelimit.holds WHERE state = 'held'"); running != 1 {
 					t.Errorf("%d run", running)
 				}
 			}
@@ -558,10 +558,10 @@ func TestWhatBreaksAtMostN(t *testing.T) {
 		ahead time.Duration
 		never bool // the first worker is not told
 	}{
-		"a failover that lost the hold": {sql: "DELETE FROM rate_limit_holds; DELETE FROM rate_limits"},
+		"a failover that lost the hold": {sql: "DELETE FROM ratelimit.holds; DELETE FROM ratelimit.limits"},
 		"a clock that leaps ahead":      {ahead: time.Hour},
-		"released by hand":              {sql: "SELECT ratelimit_release('slots', 'acme', 'job', reason => 'it hangs')"},
-		"rows of rate_limits lost":      {sql: "DELETE FROM rate_limits", never: true},
+		"released by hand":              {sql: "SELECT ratelimit.release('slots', 'acme', 'job', reason => 'it hangs')"},
+		"rows of ratelimit.limits lost":      {sql: "DELETE FROM ratelimit.limits", never: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -597,7 +597,7 @@ func TestWhatBreaksAtMostN(t *testing.T) {
 		sql   string
 		ahead time.Duration
 	}{
-		"a failover that lost the id": {sql: "DELETE FROM rate_limit_holds"},
+		"a failover that lost the id": {sql: "DELETE FROM ratelimit.holds"},
 		"a clock that leaps ahead":    {ahead: 2 * time.Hour},
 	} {
 		t.Run("once, "+name, func(t *testing.T) {

@@ -207,7 +207,7 @@ func newExhaustive(t *testing.T, names ...string) *exhaustive {
 		w.defs = append(w.defs, limit)
 		w.requests = append(w.requests, limit.Key("k"))
 	}
-	if err := ratelimit.Publish(t.Context(), w.pool, "test", w.defs...); err != nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), w.pool, "test", w.defs...); err != nil {
 		t.Fatal(err)
 	}
 	return w
@@ -268,7 +268,7 @@ func (w *exhaustive) steps(at *holdMoment, sweeps bool) (steps []holdStep) {
 			if sweeps { // where an extension is possible, a sweep is
 				steps = append(steps, holdStep{fmt.Sprint("extend ", id, " ", of), func(w *exhaustive, db handle) (string, error) {
 					for _, limit := range w.defs {
-						if _, err := db.Exec(w.Context(), "SELECT _ratelimit_extend(ARRAY[$1], '{k}', ARRAY[$2], ARRAY[$3::uuid], ARRAY[make_interval(mins => $4)])",
+						if _, err := db.Exec(w.Context(), "SELECT ratelimit._extend(ARRAY[$1], '{k}', ARRAY[$2], ARRAY[$3::uuid], ARRAY[make_interval(mins => $4)])",
 							limit.Name(), id, tokens[of][1:33], exhaustiveTTL); err != nil {
 							return "", err
 						}
@@ -280,9 +280,9 @@ func (w *exhaustive) steps(at *holdMoment, sweeps bool) (steps []holdStep) {
 	}
 	for _, minutes := range []int{90, 26 * 60, 8 * 24 * 60} {
 		steps = append(steps, holdStep{fmt.Sprint("wait ", minutes, " minutes"), func(w *exhaustive, db handle) (string, error) {
-			_, err := db.Exec(w.Context(), "UPDATE rate_limits SET ts = ts - make_interval(mins => $1)", minutes)
+			_, err := db.Exec(w.Context(), "UPDATE ratelimit.limits SET ts = ts - make_interval(mins => $1)", minutes)
 			if err == nil {
-				_, err = db.Exec(w.Context(), "UPDATE rate_limit_holds SET taken_at = taken_at - make_interval(mins => $1), until = until - make_interval(mins => $1)", minutes)
+				_, err = db.Exec(w.Context(), "UPDATE ratelimit.holds SET taken_at = taken_at - make_interval(mins => $1), until = until - make_interval(mins => $1)", minutes)
 			}
 			return "done", err
 		}, func(m *holdLedger) string { m.now += minutes; return "done" }})
@@ -293,7 +293,7 @@ func (w *exhaustive) steps(at *holdMoment, sweeps bool) (steps []holdStep) {
 				_, err := w.limits.Sweep(w.Context(), db, w.defs...)
 				return "done", err
 			}
-			_, err := db.Exec(w.Context(), "SELECT _ratelimit_sweep_holds('', '', '', NULL)")
+			_, err := db.Exec(w.Context(), "SELECT ratelimit._sweep_holds('', '', '', NULL)")
 			return "done", err
 		}, func(m *holdLedger) string { m.lapse(true); return "done" }})
 	}
@@ -319,12 +319,12 @@ func (w *exhaustive) restore(ctx context.Context, db interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }, at *holdMoment) error {
 	var b pgx.Batch
-	b.Queue("DELETE FROM rate_limit_holds")
-	b.Queue("DELETE FROM rate_limits")
-	b.Queue(`INSERT INTO rate_limits (name, key, shard, shards, value, ts, lapses)
+	b.Queue("DELETE FROM ratelimit.holds")
+	b.Queue("DELETE FROM ratelimit.limits")
+	b.Queue(`INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts, lapses)
 		SELECT name, key, shard, shards, value, statement_timestamp() + ts * interval '1 minute', lapses
 		FROM jsonb_to_recordset($1::text::jsonb) AS r (name text, key text, shard smallint, shards smallint, value double precision, ts double precision, lapses boolean)`, at.Limits)
-	b.Queue(`INSERT INTO rate_limit_holds (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+	b.Queue(`INSERT INTO ratelimit.holds (name, key, id, state, unit, token, count, taken_at, rest, part, until)
 		SELECT name, key, id, state, unit, token, count, statement_timestamp() + taken_at * interval '1 minute', rest, part, statement_timestamp() + until * interval '1 minute'
 		FROM jsonb_to_recordset($1::text::jsonb) AS h (name text, key text, id text, state text, unit text, token uuid, count double precision, taken_at double precision, rest double precision,
 			part double precision, until double precision)`, at.Holds)
@@ -335,9 +335,9 @@ func (w *exhaustive) restore(ctx context.Context, db interface {
 func (w *exhaustive) look(db handle, model *holdLedger, tokens map[string][]string) (next *holdMoment, said string) {
 	next = &holdMoment{tokens: tokens, model: model}
 	err := db.QueryRow(w.Context(), `SELECT
-		coalesce((SELECT jsonb_agg(to_jsonb(r) || jsonb_build_object('ts', greatest(round(extract(epoch FROM r.ts - statement_timestamp()) / 60), -120)) ORDER BY r.name) FROM rate_limits AS r), '[]')::text,
+		coalesce((SELECT jsonb_agg(to_jsonb(r) || jsonb_build_object('ts', greatest(round(extract(epoch FROM r.ts - statement_timestamp()) / 60), -120)) ORDER BY r.name) FROM ratelimit.limits AS r), '[]')::text,
 		coalesce((SELECT jsonb_agg(to_jsonb(h) || jsonb_build_object('taken_at', greatest(round(extract(epoch FROM h.taken_at - statement_timestamp()) / 60), -120),
-			'until', greatest(round(extract(epoch FROM h.until - statement_timestamp()) / 60), -120)) ORDER BY h.name, h.id) FROM rate_limit_holds AS h WHERE h.state <> 'released'), '[]')::text`).Scan(&next.Limits, &next.Holds)
+			'until', greatest(round(extract(epoch FROM h.until - statement_timestamp()) / 60), -120)) ORDER BY h.name, h.id) FROM ratelimit.holds AS h WHERE h.state <> 'released'), '[]')::text`).Scan(&next.Limits, &next.Holds)
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -113,7 +113,7 @@ func reads(t *testing.T, lines *bufio.Scanner, want string) string {
 func takesOver(t *testing.T, pool *pgxpool.Pool, limits *ratelimit.Limiter) {
 	t.Helper()
 	slots := ratelimit.Slots("slots", 1).Key("acme")
-	ends := scan[time.Time](t, pool, "SELECT until FROM rate_limit_holds WHERE id = 'job'")
+	ends := scan[time.Time](t, pool, "SELECT until FROM ratelimit.holds WHERE id = 'job'")
 	eventually(t, "the slot comes back", func() bool {
 		held, err := limits.Hold(t.Context(), pool, "another job", time.Hour, slots)
 		if err == nil && held.Expires.Add(-time.Hour).Before(ends) {
@@ -147,7 +147,7 @@ func TestDuringOfAStoppedProcess(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
 	}
-	if got := lines(t, pool, "SELECT id, state FROM rate_limit_holds WHERE state = 'held'"); got != `("another job",held)` {
+	if got := lines(t, pool, "SELECT id, state FROM ratelimit.holds WHERE state = 'held'"); got != `("another job",held)` {
 		t.Error(got)
 	}
 	slotsAreTheirHolds(t, pool)
@@ -189,7 +189,7 @@ func TestDuringAtMostNLive(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		mustExec(t, pool, "DELETE FROM rate_limit_holds WHERE state = 'settled'") // a settled id is refused for a day
+		mustExec(t, pool, "DELETE FROM ratelimit.holds WHERE state = 'settled'") // a settled id is refused for a day
 	}
 	const most = "SELECT coalesce(max((SELECT count(*) FROM live AS b WHERE %s AND b.begun <= a.begun AND b.ended > a.begun)), 0)::int FROM live AS a"
 	for same, n := range map[string]int{"b.job = a.job": 1, "b.customer = a.customer": 2, "true": 3} {

@@ -21,8 +21,8 @@ import (
 func slotsAreTheirHolds(t *testing.T, db *pgxpool.Pool) {
 	t.Helper()
 	if wrong := scan[int](t, db, `SELECT count(*) FROM (
-		SELECT name, key, sum(count) AS held FROM rate_limit_holds WHERE state = 'held' AND unit = 'slots' GROUP BY 1, 2) AS h
-		FULL JOIN (SELECT name, key, -value AS used FROM rate_limits WHERE name LIKE 'slots%') AS r USING (name, key)
+		SELECT name, key, sum(count) AS held FROM ratelimit.holds WHERE state = 'held' AND unit = 'slots' GROUP BY 1, 2) AS h
+		FULL JOIN (SELECT name, key, -value AS used FROM ratelimit.limits WHERE name LIKE 'slots%') AS r USING (name, key)
 		WHERE coalesce(held, 0) <> coalesce(used, 0)`); wrong != 0 {
 		t.Errorf("%d rows of slots are not minus what is held", wrong)
 	}
@@ -112,7 +112,7 @@ func TestHoldsAtMostNLive(t *testing.T) {
 							}
 						}
 						if fate == 1 || fate >= 6 { // a settled id is refused for a day
-							if _, err := pool.Exec(t.Context(), "DELETE FROM rate_limit_holds WHERE id = $1 AND state = 'settled'", id); err != nil {
+							if _, err := pool.Exec(t.Context(), "DELETE FROM ratelimit.holds WHERE id = $1 AND state = 'settled'", id); err != nil {
 								t.Error(err)
 								return
 							}
@@ -146,7 +146,7 @@ func blocked(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx, n int) {
 	t.Helper()
 	pid := serverPID(t, tx)
 	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
-		if scan[int](t, pool, fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE %d = ANY (pg_blocking_pids(pid)) OR wait_event_type = 'Lock' AND query ~ '_ratelimit_wire_|^-- name: Update'", pid)) >= n {
+		if scan[int](t, pool, fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE %d = ANY (pg_blocking_pids(pid)) OR wait_event_type = 'Lock' AND query ~ 'ratelimit._wire_|^-- name: Update'", pid)) >= n {
 			return
 		}
 	}
@@ -175,7 +175,7 @@ func TestHoldsWhoWaitedAsksAgain(t *testing.T) {
 	}
 	time.Sleep(150 * time.Millisecond)
 	tx := beginAt(t, pool, pgx.ReadCommitted)
-	if _, err := tx.Exec(t.Context(), "SELECT FROM rate_limits FOR UPDATE"); err != nil {
+	if _, err := tx.Exec(t.Context(), "SELECT FROM ratelimit.limits FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
 	errs := make(chan error, 5)
@@ -219,7 +219,7 @@ func TestHoldsADuplicateTakesNothing(t *testing.T) {
 		for _, level := range levels {
 			tx := beginAt(t, pool, level)
 			refused(t.Context(), tx)
-			for _, table := range []string{"rate_limits", "rate_limit_holds"} {
+			for _, table := range []string{"ratelimit.limits", "ratelimit.holds"} {
 				if _, err := pool.Exec(t.Context(), "SELECT FROM "+table+" FOR UPDATE NOWAIT"); err != nil {
 					t.Errorf("%s, %s: %v", name, level, err)
 				}
@@ -234,7 +234,7 @@ func TestHoldsADuplicateTakesNothing(t *testing.T) {
 			}
 		}
 		tx := beginAt(t, pool, pgx.ReadCommitted)
-		mustExecIn(t, tx, "SELECT FROM rate_limits FOR UPDATE")
+		mustExecIn(t, tx, "SELECT FROM ratelimit.limits FOR UPDATE")
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		refused(ctx, pool)
@@ -265,7 +265,7 @@ func TestHoldsSnapshotBeforeTheHold(t *testing.T) {
 						}
 					}
 					tx := beginAt(t, pool, level)
-					if _, err := tx.Exec(t.Context(), "SELECT 1 FROM rate_limits"); err != nil {
+					if _, err := tx.Exec(t.Context(), "SELECT 1 FROM ratelimit.limits"); err != nil {
 						t.Fatal(err)
 					}
 					held, err := limits.Hold(t.Context(), pool, "a", time.Minute, request)
@@ -359,7 +359,7 @@ func TestHoldsARollbackTakesNothing(t *testing.T) {
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_holds"); n != 0 {
+		if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.holds"); n != 0 {
 			t.Errorf("%d holds are left", n)
 		}
 	}
@@ -397,12 +397,12 @@ func TestHoldsNeverDeadlock(t *testing.T) {
 					case 1, 2:
 						err = limits.Release(t.Context(), pool, held.Token)
 					default:
-						_, err = pool.Exec(t.Context(), "SELECT _ratelimit_sweep_holds('', '', '', NULL)")
+						_, err = pool.Exec(t.Context(), "SELECT ratelimit._sweep_holds('', '', '', NULL)")
 					}
 				} else if denied(err) {
 					err = nil
 					if r.IntN(2) == 0 {
-						_, err = pool.Exec(t.Context(), "DELETE FROM rate_limit_holds WHERE state = 'settled'")
+						_, err = pool.Exec(t.Context(), "DELETE FROM ratelimit.holds WHERE state = 'settled'")
 					}
 				}
 				if err != nil {
@@ -428,7 +428,7 @@ func TestHoldsReclaimPassesOverALockedHold(t *testing.T) {
 	}
 	time.Sleep(110 * time.Millisecond)
 	tx := beginAt(t, pool, pgx.ReadCommitted)
-	if _, err := tx.Exec(t.Context(), "SELECT FROM rate_limit_holds FOR UPDATE"); err != nil {
+	if _, err := tx.Exec(t.Context(), "SELECT FROM ratelimit.holds FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -452,7 +452,7 @@ func TestHoldsAReleaseAfterASettleWaitsForNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	tx := beginAt(t, pool, pgx.ReadCommitted)
-	if _, err := tx.Exec(t.Context(), "SELECT FROM rate_limits FOR UPDATE"); err != nil {
+	if _, err := tx.Exec(t.Context(), "SELECT FROM ratelimit.limits FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -541,7 +541,7 @@ func TestAnEndWaitsForItsHold(t *testing.T) {
 		"read committed": inTx(pgx.ReadCommitted), "repeatable read": inTx(pgx.RepeatableRead), "serializable": inTx(pgx.Serializable),
 		"sql": func(_ *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, _ []ratelimit.Request) error {
 			for name := range strings.SplitSeq("slots bucket sharded unlimited", " ") {
-				if _, err := pool.Exec(context.Background(), "SELECT ratelimit_release($1, $2, $3)", name, key, token); err != nil {
+				if _, err := pool.Exec(context.Background(), "SELECT ratelimit.release($1, $2, $3)", name, key, token); err != nil {
 					return err
 				}
 			}
@@ -553,7 +553,7 @@ func TestAnEndWaitsForItsHold(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 4)
 			var limits ratelimit.Limiter
-			succeeds(t, ratelimit.Publish(t.Context(), pool, "test", of.limits...))
+			succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "test", of.limits...))
 			conn, err := pgx.ConnectConfig(t.Context(), pool.Config().ConnConfig)
 			succeeds(t, err)
 			defer func() { _ = conn.Close(context.Background()) }()
@@ -572,12 +572,12 @@ func TestAnEndWaitsForItsHold(t *testing.T) {
 					succeeds(t, err)
 					succeeds(t, limits.Release(t.Context(), pool, before.Token))
 					if of.new {
-						mustExec(t, pool, "DELETE FROM rate_limits WHERE key = '"+key+"'")
+						mustExec(t, pool, "DELETE FROM ratelimit.limits WHERE key = '"+key+"'")
 					}
 					late := &lateDB{conn: conn}
 					tx := beginAt(t, pool, pgx.ReadCommitted)
 					if waits {
-						mustExecIn(t, tx, "SELECT FROM rate_limits WHERE key = '"+key+"' FOR UPDATE")
+						mustExecIn(t, tx, "SELECT FROM ratelimit.limits WHERE key = '"+key+"' FOR UPDATE")
 						if of.new { // it waits for this first use
 							_, err := limits.Hold(t.Context(), tx, "another", time.Minute, requests...)
 							succeeds(t, err)
@@ -607,7 +607,7 @@ func TestAnEndWaitsForItsHold(t *testing.T) {
 						close(late.gate)
 					}
 					late.sent.Wait()
-					if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_holds WHERE key = $1 AND state = 'held'", key); n != 0 && !partly {
+					if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.holds WHERE key = $1 AND state = 'held'", key); n != 0 && !partly {
 						t.Errorf("%s: %d are held by nobody", key, n)
 					}
 					slotsAreTheirHolds(t, pool)
@@ -632,14 +632,14 @@ func TestAnEndWaitsForACommit(t *testing.T) {
 					t.Parallel()
 					pool := newPool(t, 4)
 					var limits ratelimit.Limiter
-					succeeds(t, ratelimit.Publish(t.Context(), pool, "test", limit))
+					succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "test", limit))
 					tx := beginAt(t, pool, pgx.ReadCommitted)
 					held, err := limits.Hold(t.Context(), tx, "job", ttl, limit.Key("k"))
 					succeeds(t, err)
 					ended := make(chan error, 1)
 					go func() {
 						if byHand {
-							_, err := pool.Exec(context.Background(), "SELECT ratelimit_release('limit', 'k', $1)", held.Token)
+							_, err := pool.Exec(context.Background(), "SELECT ratelimit.release('limit', 'k', $1)", held.Token)
 							ended <- err
 						} else {
 							ended <- limits.Release(context.Background(), pool, held.Token, limit.Key("k"))
@@ -652,7 +652,7 @@ func TestAnEndWaitsForACommit(t *testing.T) {
 						succeeds(t, tx.Commit(t.Context()))
 						succeeds(t, <-ended)
 					}
-					if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_holds"); n != 0 {
+					if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.holds"); n != 0 {
 						t.Errorf("%d rows are left", n)
 					}
 				})
@@ -689,7 +689,7 @@ func TestCanceledWorkLeavesNothing(t *testing.T) {
 	}
 	wait.Wait()
 	time.Sleep(time.Second) // for statements whose cancel was lost
-	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_holds WHERE state = 'held'"); n != 0 {
+	if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.holds WHERE state = 'held'"); n != 0 {
 		t.Errorf("%d of %d canceled are held by nobody", n, canceled.Load())
 	}
 	slotsAreTheirHolds(t, pool)

@@ -308,7 +308,7 @@ func TestHoldsOfUnlimited(t *testing.T) {
 		token := h.hold("a", time.Minute, ratelimit.Unlimited("calls").Key("ann")).Token
 		h.refused(ratelimit.ReasonHeld, "a", time.Minute, ratelimit.Unlimited("calls").Key("ann"))
 		var count float64
-		if err := db.QueryRow(t.Context(), "SELECT count FROM rate_limit_holds WHERE name = 'calls' AND id = 'a'").Scan(&count); err != nil || count != 0 {
+		if err := db.QueryRow(t.Context(), "SELECT count FROM ratelimit.holds WHERE name = 'calls' AND id = 'a'").Scan(&count); err != nil || count != 0 {
 			t.Fatalf("the row says that %v are held, %v", count, err)
 		}
 		h.limits = &ratelimit.Limiter{Clock: h.clock.Now}
@@ -510,7 +510,7 @@ func TestWhatADeadWorkerHeldIsThere(t *testing.T) {
 		},
 		"a list": func(h holder, _ ratelimit.Limit, _ ratelimit.Request) error {
 			var left float64
-			err := h.db.(*pgxpool.Pool).QueryRow(h.Context(), "SELECT remaining FROM _ratelimit_keys('limit', NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, '{a}', $1)", h.clock.now).Scan(&left)
+			err := h.db.(*pgxpool.Pool).QueryRow(h.Context(), "SELECT remaining FROM ratelimit._keys('limit', NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, '{a}', $1)", h.clock.now).Scan(&left)
 			return wants(left, 10.0, err)
 		},
 	}
@@ -521,10 +521,10 @@ func TestWhatADeadWorkerHeldIsThere(t *testing.T) {
 		"a calendar": ratelimit.CalendarWindow("limit", 10, ratelimit.Year),
 	} {
 		pool := newPool(t, 4)
-		succeeds(t, ratelimit.Publish(t.Context(), pool, "api", limit, other))
+		succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "api", limit, other))
 		for verb, do := range verbs {
 			t.Run(verb+" of "+name, func(t *testing.T) {
-				mustExec(t, pool, "TRUNCATE rate_limits, rate_limit_holds")
+				mustExec(t, pool, "TRUNCATE ratelimit.limits, ratelimit.holds")
 				h, r := newHolder(t, pool), limit.Key("a")
 				if name == "its shards" { // of which there were others then
 					before := newHolder(t, h.db)
@@ -549,13 +549,13 @@ func TestWhatADeadWorkerHeldIsThere(t *testing.T) {
 	h.clock.Advance(time.Minute)
 	pool := h.db.(*pgxpool.Pool)
 	for _, calls := range []string{"'{1}', '{10}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}'", "'{}', '{}', '{}', '{1}', '{1}', '{1}', '{NULL}', '{10}', '{0}'"} { // a batch leaves it to a call alone
-		_, err := pool.Exec(t.Context(), "SELECT _ratelimit_coalesce('{limit}', '{10}', '{1000000000 s}', '{10}', '{a}', '{1}', '{}', "+calls+", $1)", h.clock.now)
+		_, err := pool.Exec(t.Context(), "SELECT ratelimit._coalesce('{limit}', '{10}', '{1000000000 s}', '{10}', '{a}', '{1}', '{}', "+calls+", $1)", h.clock.now)
 		if sqlState(err) != "RL002" {
 			t.Errorf("coalesced, %s: %v", calls, err)
 		}
 	}
 	role := createRole(t, pool)
-	mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+role+"; GRANT SELECT, INSERT, UPDATE, DELETE ON rate_limits TO "+role)
+	mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+role+"; GRANT SELECT, INSERT, UPDATE, DELETE ON ratelimit.limits TO "+role)
 	reads, err := pool.BeginTx(t.Context(), pgx.TxOptions{AccessMode: pgx.ReadOnly})
 	succeeds(t, err)
 	defer reads.Rollback(context.WithoutCancel(t.Context()))
@@ -590,9 +590,9 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 		"more of them than are ended at once, the oldest for nothing": func(h holder) {
 			r := month.Key("a")
 			h.hold("job", time.Minute, r.Count(1))
-			mustExec(h.T, h.db.(*pgxpool.Pool), `INSERT INTO rate_limit_holds SELECT name, key, 'copy ' || i, state, unit, gen_random_uuid(), CASE WHEN i > 1000 THEN 1 ELSE 0 END, taken_at, rest, part, until - interval '1 s' * (2000 - i)
-				FROM rate_limit_holds, generate_series(1, 1500) AS i`)
-			mustExec(h.T, h.db.(*pgxpool.Pool), "UPDATE rate_limits SET value = value - 500")
+			mustExec(h.T, h.db.(*pgxpool.Pool), `INSERT INTO ratelimit.holds SELECT name, key, 'copy ' || i, state, unit, gen_random_uuid(), CASE WHEN i > 1000 THEN 1 ELSE 0 END, taken_at, rest, part, until - interval '1 s' * (2000 - i)
+				FROM ratelimit.holds, generate_series(1, 1500) AS i`)
+			mustExec(h.T, h.db.(*pgxpool.Pool), "UPDATE ratelimit.limits SET value = value - 500")
 			h.clock.Advance(time.Minute)
 			h.has(r, 2000)
 			if !consumes(h, r.Count(1900)) {
@@ -620,7 +620,7 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 			if consumes(h, r) {
 				h.Error("granted in the pause")
 			}
-			_, err := h.db.(*pgxpool.Pool).Exec(h.Context(), "SELECT _ratelimit_sweep_holds('', '', '', $1)", h.clock.now)
+			_, err := h.db.(*pgxpool.Pool).Exec(h.Context(), "SELECT ratelimit._sweep_holds('', '', '', $1)", h.clock.now)
 			succeeds(h.T, err)
 			h.clock.Advance(10 * time.Second)
 			if left := readBalance(h.T, h.limits, h.db, r); left < 900 {
@@ -642,10 +642,10 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 		"a pause of a second": func(h holder) { // by the server's clock
 			mustExec(h.T, h.db.(*pgxpool.Pool), `DO $$
 				BEGIN
-					INSERT INTO rate_limits (name, key, shard, shards, value, ts, lapses) VALUES ('short', '', 0, 1, 0, clock_timestamp() + interval '900 ms', true);
-					INSERT INTO rate_limit_holds VALUES ('short', '', 'job', 'held', 'tokens', gen_random_uuid(), 5, clock_timestamp() - interval '10 s', 0, 1, clock_timestamp() - interval '1 s');
-					IF ((_ratelimit_apply('check', '{short}', '{""}', '{1}', '{1 minute}', '{10}', '{NULL}', '{1}', '{4}', '{0}', '{0}', '{0}')).granted
-						OR (_ratelimit_consume('short', '', 1, '1 minute', 10, NULL, 4, 0)).granted) AND clock_timestamp() < (SELECT ts FROM rate_limits WHERE name = 'short') THEN
+					INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts, lapses) VALUES ('short', '', 0, 1, 0, clock_timestamp() + interval '900 ms', true);
+					INSERT INTO ratelimit.holds VALUES ('short', '', 'job', 'held', 'tokens', gen_random_uuid(), 5, clock_timestamp() - interval '10 s', 0, 1, clock_timestamp() - interval '1 s');
+					IF ((ratelimit._apply('check', '{short}', '{""}', '{1}', '{1 minute}', '{10}', '{NULL}', '{1}', '{4}', '{0}', '{0}', '{0}')).granted
+						OR (ratelimit._consume('short', '', 1, '1 minute', 10, NULL, 4, 0)).granted) AND clock_timestamp() < (SELECT ts FROM ratelimit.limits WHERE name = 'short') THEN
 						RAISE 'granted in the pause';
 					END IF;
 				END $$`)
@@ -660,7 +660,7 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 			r := bucket.Key("a")
 			h.hold("job", time.Minute, r.Count(1000))
 			h.clock.Advance(time.Minute)
-			_, err := h.db.(*pgxpool.Pool).Exec(h.Context(), "SELECT _ratelimit_coalesce('{tokens}', '{1000}', '{1000 s}', '{1000}', '{a}', '{1}', '{}', '{1}', '{500}', '{-Infinity}', '{}', '{}', '{}', '{}', '{}', '{}', $1)", h.clock.now)
+			_, err := h.db.(*pgxpool.Pool).Exec(h.Context(), "SELECT ratelimit._coalesce('{tokens}', '{1000}', '{1000 s}', '{1000}', '{a}', '{1}', '{}', '{1}', '{500}', '{-Infinity}', '{}', '{}', '{}', '{}', '{}', '{}', $1)", h.clock.now)
 			succeeds(h.T, err)
 		},
 		"a window that is over beside a calendar, ended by who knows neither": func(h holder) {
@@ -675,7 +675,7 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 			token := h.hold("job", time.Second, r.Count(5)).Token
 			h.clock.Advance(time.Minute / 2)
 			h.hold("another", time.Second, r.Count(10)) // which gives back the first
-			mustExec(h.T, h.db.(*pgxpool.Pool), "SELECT ratelimit_unlimited('window', 'a', who => 'ann')")
+			mustExec(h.T, h.db.(*pgxpool.Pool), "SELECT ratelimit.unlimited('window', 'a', who => 'ann')")
 			next := &ratelimit.Limiter{Clock: h.clock.Now}
 			succeeds(h.T, second(next.Settle(h.Context(), h.db, token)))
 			h.has(r, 0)
@@ -696,7 +696,7 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 		"a window that has fewer tokens than when it was held": func(h holder) {
 			r := window.Key("a")
 			h.hold("job", time.Second, r.Count(1))
-			mustExec(h.T, h.db.(*pgxpool.Pool), "UPDATE rate_limits SET value = 19; UPDATE rate_limit_holds SET rest = 19") // as an override of 20 leaves it
+			mustExec(h.T, h.db.(*pgxpool.Pool), "UPDATE ratelimit.limits SET value = 19; UPDATE ratelimit.holds SET rest = 19") // as an override of 20 leaves it
 			h.clock.Advance(time.Second)
 			if !consumes(h, r.Count(10)) {
 				h.Error("denied")
@@ -711,14 +711,14 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 			if consumes(h, r.Count(500)) {
 				h.Error("granted")
 			}
-			if held := scan[int](h.T, h.db.(*pgxpool.Pool), "SELECT count(*) FROM rate_limit_holds WHERE state = 'held'"); held != 1 {
+			if held := scan[int](h.T, h.db.(*pgxpool.Pool), "SELECT count(*) FROM ratelimit.holds WHERE state = 'held'"); held != 1 {
 				h.Error("the denial has ended it")
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pool := newPool(t, 2)
-			succeeds(t, ratelimit.Publish(t.Context(), pool, "api", bucket, month, days, small, free, pro, window))
+			succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "api", bucket, month, days, small, free, pro, window))
 			play(newHolder(t, pool))
 		})
 	}
@@ -738,12 +738,12 @@ func TestADeployEndsJobsOfTheVersionBefore(t *testing.T) {
 					h := newHolder(t, newPool(t, 2))
 					token := h.hold("job", time.Minute, both, slots, tokens.Count(4), month.Count(3)).Token
 					if published {
-						if err := ratelimit.Publish(t.Context(), h.db, "api", bucket, calendar); err != nil {
+						if err := new(ratelimit.Limiter).Publish(t.Context(), h.db, "api", bucket, calendar); err != nil {
 							t.Fatal(err)
 						}
 					}
 					if !kept { // a sweep has deleted them, or an operator
-						if _, err := h.db.Exec(t.Context(), "DELETE FROM rate_limits WHERE name <> 'both'"); err != nil {
+						if _, err := h.db.Exec(t.Context(), "DELETE FROM ratelimit.limits WHERE name <> 'both'"); err != nil {
 							t.Fatal(err)
 						}
 					}
@@ -843,7 +843,7 @@ func TestHoldsOlderThanTheList(t *testing.T) {
 			pool := newPool(t, 2)
 			h := newHolder(t, pool)
 			daily := ratelimit.CalendarWindow("daily", 10, ratelimit.Day, ratelimit.Zone("Europe/Berlin"))
-			if err := ratelimit.Publish(t.Context(), pool, "test", daily); err != nil {
+			if err := new(ratelimit.Limiter).Publish(t.Context(), pool, "test", daily); err != nil {
 				t.Fatal(err)
 			}
 			const year = 365 * 24 * time.Hour
@@ -864,10 +864,10 @@ func TestHoldsOlderThanTheList(t *testing.T) {
 					h.hold("all", time.Hour, daily.Key(of).Count(10))
 					h.refused(ratelimit.ReasonQuota, "too much", time.Hour, daily.Key(of))
 				}
-				if _, err := pool.Exec(t.Context(), "SELECT _ratelimit_sweep_holds('', '', '', $1)", h.clock.now); err != nil {
+				if _, err := pool.Exec(t.Context(), "SELECT ratelimit._sweep_holds('', '', '', $1)", h.clock.now); err != nil {
 					t.Fatal(err)
 				}
-				if got := scan[float64](t, pool, "SELECT count FROM rate_limit_holds WHERE key = '"+of+"' AND state = 'lapsed'"); got != 6 {
+				if got := scan[float64](t, pool, "SELECT count FROM ratelimit.holds WHERE key = '"+of+"' AND state = 'lapsed'"); got != 6 {
 					t.Errorf("%s: %v were kept, want all 6", of, got)
 				}
 				if days < 7 { // then the hold is forgotten

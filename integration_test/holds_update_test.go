@@ -117,21 +117,21 @@ func TestAHoldOnAPoolIsOneStatement(t *testing.T) {
 				}, map[string]int{"Hold": 1}, 3},
 				{"an id that has expired", func(pool *pgxpool.Pool, r ratelimit.Request) {
 					hold(pool, "a", r.Count(2))
-					mustExec(t, all, "UPDATE rate_limit_holds SET until = now() WHERE key = 'an id that has expired' AND name = '"+limit.Name()+"'")
+					mustExec(t, all, "UPDATE ratelimit.holds SET until = now() WHERE key = 'an id that has expired' AND name = '"+limit.Name()+"'")
 					hold(pool, "a", r.Count(2))
 				}, map[string]int{"UpdateHold": 2, "Hold": 1}, 2},
 				{"a first use", func(pool *pgxpool.Pool, _ ratelimit.Request) { hold(pool, "a", limit.Key("new")) },
 					map[string]int{"UpdateHold": 1, "Hold": 1}, 0},
 				{"a key that was sharded before", func(pool *pgxpool.Pool, r ratelimit.Request) {
 					if !isSlots {
-						mustExec(t, all, "UPDATE rate_limits SET shards = 2 WHERE key = 'a key that was sharded before' AND name = '"+limit.Name()+"'")
+						mustExec(t, all, "UPDATE ratelimit.limits SET shards = 2 WHERE key = 'a key that was sharded before' AND name = '"+limit.Name()+"'")
 						hold(pool, "a", r)
 					}
 				}, map[string]int{"UpdateHold": 1, "Hold": 1}, 1},
 				{"with an unlimited limit", func(pool *pgxpool.Pool, r ratelimit.Request) {
 					held := hold(pool, "a", r, ratelimit.Unlimited("unlimited").Key(limit.Name()))
 					settle(pool, held.Token, false)
-					if n := scan[int](t, all, "SELECT count(*) FROM rate_limit_holds WHERE key = $1 AND state = 'settled'", limit.Name()); n != 1 {
+					if n := scan[int](t, all, "SELECT count(*) FROM ratelimit.holds WHERE key = $1 AND state = 'settled'", limit.Name()); n != 1 {
 						t.Errorf("%d rows of the unlimited limit are settled", n)
 					}
 				}, map[string]int{"Hold": 1, "Settle": 1}, 1},
@@ -161,7 +161,7 @@ func TestAHoldOnAPoolIsOneStatement(t *testing.T) {
 							t.Errorf("%+v, %v", result, err)
 						}
 					}
-					if got := lines(t, all, "SELECT state, token, unit FROM rate_limit_holds WHERE id = 'event' AND name = '"+limit.Name()+"'"); got != "(once,,tokens)" {
+					if got := lines(t, all, "SELECT state, token, unit FROM ratelimit.holds WHERE id = 'event' AND name = '"+limit.Name()+"'"); got != "(once,,tokens)" {
 						t.Error(got)
 					}
 				}, map[string]int{"UpdateHold": 2, "Hold": 1}, 1},
@@ -238,7 +238,7 @@ func TestAPlainHoldDecidesAsTheFunction(t *testing.T) {
 			ago *= 10_000
 		}
 		var ts time.Time
-		if err := pool.QueryRow(t.Context(), `INSERT INTO rate_limits (name, key, shard, shards, value, ts)
+		if err := pool.QueryRow(t.Context(), `INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts)
 			VALUES ($1, 'a', 0, 1, least($2::float8, $3::float8), now() - $4::interval) RETURNING value, ts`, name, value, capacity, ago).Scan(&value, &ts); err != nil {
 			t.Fatal(err)
 		}
@@ -255,7 +255,7 @@ func TestAPlainHoldDecidesAsTheFunction(t *testing.T) {
 		}
 		rows := func() string {
 			t.Helper()
-			return scan[string](t, pool, `WITH h AS (DELETE FROM rate_limit_holds WHERE name = $1 RETURNING *), r AS (SELECT * FROM rate_limits WHERE name = $1)
+			return scan[string](t, pool, `WITH h AS (DELETE FROM ratelimit.holds WHERE name = $1 RETURNING *), r AS (SELECT * FROM ratelimit.limits WHERE name = $1)
 				SELECT ROW(r.value, r.ts, r.lapses, h.key, h.id, h.state, h.unit, h.token IS NULL, h.count, h.taken_at, h.rest, h.part,
 				    CASE WHEN h.until BETWEEN h.taken_at + $2 AND h.taken_at + $2 + interval '1 minute' THEN 'in time' ELSE h.until::text END)::text
 				  FROM r LEFT JOIN h ON true`, name, max(ttl, 0))
@@ -265,14 +265,14 @@ func TestAPlainHoldDecidesAsTheFunction(t *testing.T) {
 			t.Fatal(err)
 		}
 		plain := rows()
-		mustExec(t, pool, fmt.Sprintf("UPDATE rate_limits SET value = %v, ts = '%s' WHERE name = '%s'", value, ts.UTC().Format("2006-01-02 15:04:05.999999Z07:00"), name))
+		mustExec(t, pool, fmt.Sprintf("UPDATE ratelimit.limits SET value = %v, ts = '%s' WHERE name = '%s'", value, ts.UTC().Format("2006-01-02 15:04:05.999999Z07:00"), name))
 		byFunction, expiresBy, errBy := call(&ratelimit.Limiter{Clock: func() time.Time { return result.At }})
 		by := rows()
 		if (err == nil) != (errBy == nil) || plain != by || byFunction.OK != result.OK || byFunction.Remaining != result.Remaining || !byFunction.ResetAt.Equal(result.ResetAt) ||
 			!byFunction.RetryAt.Equal(result.RetryAt) || byFunction.Receipt() != result.Receipt() || expires.Sub(expiresBy).Abs() > time.Minute || expires.IsZero() != expiresBy.IsZero() {
 			t.Fatalf("%v, a row of %v, %v ago, %v for %v:\n%s\n%+v\nby the function:\n%s\n%+v", limit, value, ago, count, ttl, plain, result, by, byFunction)
 		}
-		mustExec(t, pool, "DELETE FROM rate_limits WHERE name = '"+name+"'")
+		mustExec(t, pool, "DELETE FROM ratelimit.limits WHERE name = '"+name+"'")
 	}
 }
 
@@ -282,7 +282,7 @@ func TestAPlainSettleDecidesAsTheFunction(t *testing.T) {
 	pool := newPool(t, 2)
 	var limits ratelimit.Limiter
 	const unchanged = `SELECT r.name, r.key, r.value, r.ts, h.id, h.unit, h.token, h.count, h.taken_at, h.rest, h.part
-		FROM rate_limits AS r JOIN rate_limit_holds AS h USING (name, key) ORDER BY 1, 2`
+		FROM ratelimit.limits AS r JOIN ratelimit.holds AS h USING (name, key) ORDER BY 1, 2`
 	for _, limit := range []ratelimit.Limit{
 		ratelimit.TokenBucket("bucket", 100, time.Hour), ratelimit.FixedWindow("window", 100, 1000*time.Hour), ratelimit.CalendarWindow("calendar", 100, ratelimit.Year),
 	} {
@@ -299,7 +299,7 @@ func TestAPlainSettleDecidesAsTheFunction(t *testing.T) {
 			if after := lines(t, pool, unchanged); after != before {
 				t.Errorf("%s, %s: from %s to %s", limit.Name(), key, before, after)
 			}
-			if n := scan[int](t, pool, `SELECT count(*) FROM rate_limit_holds WHERE name = $1 AND key = $2 AND state = 'settled'
+			if n := scan[int](t, pool, `SELECT count(*) FROM ratelimit.holds WHERE name = $1 AND key = $2 AND state = 'settled'
 				AND until BETWEEN now() + interval '1 day' - interval '1 minute' AND now() + interval '1 day'`, limit.Name(), key); n != 1 {
 				t.Errorf("%s, %s: it is not settled for a day", limit.Name(), key)
 			}
@@ -313,7 +313,7 @@ func TestAPlainHoldIsUndone(t *testing.T) {
 	for _, test := range []struct {
 		name      string
 		new       bool // the key has no row
-		unlimited bool // the one that they wait for knows the limit as unlimited: it has no row of rate_limits, so they wait at the INSERT
+		unlimited bool // the one that they wait for knows the limit as unlimited: it has no row of ratelimit.limits, so they wait at the INSERT
 		slots     bool
 		commits   bool
 		granted   int64
@@ -389,7 +389,7 @@ func TestAPlainHoldIsUndone(t *testing.T) {
 				if err != nil || granted.Load() != test.granted || math.Round(balance[0].Used) != test.used {
 					t.Errorf("%d were granted, and %+v, %v is used: want %d, and %v", granted.Load(), balance, err, test.granted, test.used)
 				}
-				if n := scan[int](t, all, "SELECT count(*) FROM rate_limit_holds WHERE state = 'held'"); n != 1 {
+				if n := scan[int](t, all, "SELECT count(*) FROM ratelimit.holds WHERE state = 'held'"); n != 1 {
 					t.Errorf("%d holds", n)
 				}
 			})
@@ -446,7 +446,7 @@ func TestAJobThatIsDeliveredAtOnce(t *testing.T) {
 			}
 		}
 	}
-	got := lines(t, all, "SELECT name, key, count(*) FROM rate_limit_holds GROUP BY 1, 2 ORDER BY 1, 2")
+	got := lines(t, all, "SELECT name, key, count(*) FROM ratelimit.holds GROUP BY 1, 2 ORDER BY 1, 2")
 	if got != "(bucket,k,40)\n(once,k,40)\n(once,l,40)\n(sharded,l,40)\n(slots,k,40)" {
 		t.Error(got)
 	}
@@ -501,7 +501,7 @@ func TestAPlainHoldUsesTheIndexesOfSmallTables(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	mustExec(t, pool, "VACUUM ANALYZE rate_limits, rate_limit_holds")
+	mustExec(t, pool, "VACUUM ANALYZE ratelimit.limits, ratelimit.holds")
 	rows, err := pool.Query(t.Context(), `SELECT format('EXPLAIN EXECUTE %I (%s)', name, array_to_string(array_fill('NULL'::text, ARRAY[cardinality(parameter_types)]), ', '))
 		FROM pg_prepared_statements WHERE statement ~ '^-- name: Update(Hold|Settle)'`)
 	if err != nil {
@@ -517,7 +517,7 @@ func TestAPlainHoldUsesTheIndexesOfSmallTables(t *testing.T) {
 			t.Fatal(err)
 		}
 		plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if all := strings.Join(plan, "\n"); err != nil || strings.Count(all, "rate_limit_holds_pkey") != 1 || strings.Contains(all, "Seq Scan") {
+		if all := strings.Join(plan, "\n"); err != nil || strings.Count(all, "holds_pkey") != 1 || strings.Contains(all, "Seq Scan") {
 			t.Errorf("%v\n%s", err, all)
 		}
 	}
@@ -529,7 +529,7 @@ func TestATableOfHoldsOfTheSameNameHoldsNothing(t *testing.T) {
 	if server.Pooled() {
 		t.Skip("a temporary table stays on a connection that the pooler shares out")
 	}
-	for _, table := range []string{"rate_limits", "rate_limit_holds"} {
+	for _, table := range []string{"ratelimit.limits", "ratelimit.holds"} {
 		var limits ratelimit.Limiter
 		all := newPool(t, 1)
 		pool := oneConnection(t, all, nil)
@@ -540,8 +540,8 @@ func TestATableOfHoldsOfTheSameNameHoldsNothing(t *testing.T) {
 		}
 		mustExec(t, pool, "CREATE TEMP TABLE "+table+" (LIKE "+table+" INCLUDING ALL)")
 		mustExec(t, pool, "INSERT INTO pg_temp."+table+" SELECT * FROM "+schemaOf(t, all)+"."+table)
-		if table == "rate_limits" {
-			mustExec(t, pool, "UPDATE pg_temp.rate_limits SET value = 5")
+		if table == "ratelimit.limits" {
+			mustExec(t, pool, "UPDATE pg_temp.limits SET value = 5")
 		}
 		if result, err := limits.Settle(t.Context(), pool, held.Token); err != nil || math.Round(result.Remaining) != 9 {
 			t.Errorf("%s: %+v, %v", table, result, err)
@@ -552,7 +552,7 @@ func TestATableOfHoldsOfTheSameNameHoldsNothing(t *testing.T) {
 			}
 		}
 		balance, err := limits.Balance(t.Context(), all, r)
-		if got := lines(t, all, "SELECT string_agg(state, ' ' ORDER BY state) FROM rate_limit_holds"); err != nil || math.Round(balance[0].Used) != 3 || got != `("held held settled")` {
+		if got := lines(t, all, "SELECT string_agg(state, ' ' ORDER BY state) FROM ratelimit.holds"); err != nil || math.Round(balance[0].Used) != 3 || got != `("held held settled")` {
 			t.Errorf("%s: %s, %+v, %v", table, got, balance, err)
 		}
 	}
@@ -568,7 +568,7 @@ func TestAPlainHoldIsRefusedWhereTheTableIsDistributed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mustExec(t, pool, "CREATE OR REPLACE FUNCTION _ratelimit_distributed() RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN true")
+	mustExec(t, pool, "CREATE OR REPLACE FUNCTION ratelimit._distributed() RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN true")
 	if _, err := limits.Hold(t.Context(), pool, "b", time.Minute, r); sqlState(err) != "0A000" {
 		t.Error(err)
 	}
@@ -587,7 +587,7 @@ func TestAPlainHoldLastsFromItsTaking(t *testing.T) {
 		t.Fatal(err)
 	}
 	tx := beginAt(t, pool, pgx.ReadCommitted)
-	mustExecIn(t, tx, "SELECT FROM rate_limits FOR UPDATE")
+	mustExecIn(t, tx, "SELECT FROM ratelimit.limits FOR UPDATE")
 	done := make(chan ratelimit.Held)
 	go func() {
 		held, err := limits.Hold(context.Background(), pool, "a", 100*time.Millisecond, r)
@@ -612,7 +612,7 @@ func TestAPlainSettleEndsWhatIsHeldAlone(t *testing.T) {
 	t.Parallel()
 	window := ratelimit.FixedWindow("window", 10, 1000*time.Hour).Key("k")
 	expire := func(t *testing.T, pool *pgxpool.Pool) {
-		mustExec(t, pool, "UPDATE rate_limit_holds SET until = now()")
+		mustExec(t, pool, "UPDATE ratelimit.holds SET until = now()")
 	}
 	for name, test := range map[string]func(t *testing.T, limits *ratelimit.Limiter, pool *pgxpool.Pool){
 		"given back while it waits": func(t *testing.T, limits *ratelimit.Limiter, pool *pgxpool.Pool) {
@@ -680,7 +680,7 @@ func TestAPlainSettleEndsWhatIsHeldAlone(t *testing.T) {
 			if _, err := limits.Settle(t.Context(), pool, held.Token, window.Count(1)); err != nil {
 				t.Error(err)
 			}
-			if got := lines(t, pool, "SELECT value FROM rate_limits"); got != "(0)" {
+			if got := lines(t, pool, "SELECT value FROM ratelimit.limits"); got != "(0)" {
 				t.Error(got)
 			}
 		},

@@ -273,7 +273,7 @@ func TestHTTPClientsBehindAProxyCannotChooseTheirAddress(t *testing.T) {
 			t.Errorf("request %d of nowhere is not %d", i, want)
 		}
 	}
-	rows, _ := s.pool.Query(t.Context(), "SELECT key FROM rate_limits ORDER BY key")
+	rows, _ := s.pool.Query(t.Context(), "SELECT key FROM ratelimit.limits ORDER BY key")
 	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if want := []string{"127.0.0.1", "2001:db8:1:2::/64", "203.0.113.7", "203.0.113.8", "203.0.113.9"}; err != nil || !slices.Equal(keys, want) {
 		t.Errorf("keys %q, want %q, %v", keys, want, err)
@@ -319,7 +319,7 @@ func TestHTTPClientsBehindACDNCannotChooseTheirAddress(t *testing.T) {
 				}
 			}
 		}
-		rows, _ := s.pool.Query(t.Context(), "SELECT key FROM rate_limits ORDER BY key")
+		rows, _ := s.pool.Query(t.Context(), "SELECT key FROM ratelimit.limits ORDER BY key")
 		keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if want := []string{"2001:db8:1:2::/64", "203.0.113.7", "203.0.113.8"}; err != nil || !slices.Equal(keys, want) {
 			t.Errorf("%s: keys %q, want %q, %v", name, keys, want, err)

@@ -34,7 +34,7 @@ func TestHTTPAHostileKeyIsTheClientsErrorAndNeverAGrant(t *testing.T) {
 			}
 			s.problem(got)
 		}
-		for _, user := range []string{"';drop table rate_limits;--", "|", `\`, "\r\nX: y", strings.Repeat("a", 1024), "名前"} {
+		for _, user := range []string{"';drop table ratelimit.limits;--", "|", `\`, "\r\nX: y", strings.Repeat("a", 1024), "名前"} {
 			if got := s.get("/?user=" + url.QueryEscape(user)); got.Status != 200 {
 				t.Errorf("%.20q: %+v", user, got)
 			}
@@ -58,7 +58,7 @@ func TestHTTPAKeyThatTheServerDoesNotStoreIsTheClientsErrorAndNeverAGrant(t *tes
 			return []ratelimit.Request{perUser.Key(r.URL.Query().Get("user"))}, nil
 		})
 		s.limit.FailOpen = true
-		if _, err := s.pool.Exec(t.Context(), "ALTER TABLE rate_limits ADD CHECK ("+constraint+")"); err != nil {
+		if _, err := s.pool.Exec(t.Context(), "ALTER TABLE ratelimit.limits ADD CHECK ("+constraint+")"); err != nil {
 			t.Fatal(err)
 		}
 		s.serve()

@@ -151,7 +151,7 @@ func compareZone(t *testing.T, r *rand.Rand, pool *pgxpool.Pool, loc *time.Locat
 		}
 	}
 	rows, err := pool.Query(ctx, `SELECT u.at, (SELECT max((extract(epoch FROM w) * 1000000)::bigint)
-			FROM unnest(_ratelimit_windows('1 day', $2, u.anchor, u.at, 0, 0)) AS w WHERE w <= u.at), want, anchor::text
+			FROM unnest(ratelimit._windows('1 day', $2, u.anchor, u.at, 0, 0)) AS w WHERE w <= u.at), want, anchor::text
 		FROM unnest($1::timestamptz[], $3::bigint[], $4::text[]::timestamp[]) AS u (at, want, anchor)`, at, zone, want, anchors)
 	if err != nil {
 		t.Errorf("%s: %v", zone, err)
@@ -189,7 +189,7 @@ func randomTime(r *rand.Rand) string {
 func compareList(t *testing.T, pool *pgxpool.Pool, c calendar.Calendar, at time.Time, want []algebra.Micros) int {
 	var got []int64
 	err := pool.QueryRow(t.Context(), `SELECT array_agg((extract(epoch FROM w) * 1000000)::bigint)
-		FROM unnest(_ratelimit_windows($1::text::interval, $2, $3::text::timestamp, $4, 3, $5)) AS w`, c.Interval(), c.Zone, c.Anchor, at, len(want)+1).Scan(&got)
+		FROM unnest(ratelimit._windows($1::text::interval, $2, $3::text::timestamp, $4, 3, $5)) AS w`, c.Interval(), c.Zone, c.Anchor, at, len(want)+1).Scan(&got)
 	if err != nil {
 		t.Errorf("%+v: %v", c, err)
 		return 0
@@ -267,7 +267,7 @@ func TestAClientsClockMintsNoCalendarWindow(t *testing.T) {
 			var value float64
 			var ts time.Time
 			if got {
-				if err := pool.QueryRow(t.Context(), "SELECT value, ts FROM rate_limits WHERE name = $1", limit.Name()).Scan(&value, &ts); err != nil {
+				if err := pool.QueryRow(t.Context(), "SELECT value, ts FROM ratelimit.limits WHERE name = $1", limit.Name()).Scan(&value, &ts); err != nil {
 					t.Fatal(err)
 				}
 				row := &model[demand.ID][0]

@@ -224,7 +224,7 @@ func TestOverGrant(t *testing.T) {
 			err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 				var value float64
 				var ts time.Time
-				err := tx.QueryRow(ctx, `SELECT value, ts, clock_timestamp() FROM rate_limits WHERE name = 'hot' AND key = 'k'`).Scan(&value, &ts, &result.At)
+				err := tx.QueryRow(ctx, `SELECT value, ts, clock_timestamp() FROM ratelimit.limits WHERE name = 'hot' AND key = 'k'`).Scan(&value, &ts, &result.At)
 				if err != nil {
 					return err
 				}
@@ -232,7 +232,7 @@ func TestOverGrant(t *testing.T) {
 				if value < 1 {
 					return new(ratelimit.DeniedError)
 				}
-				_, err = tx.Exec(ctx, `UPDATE rate_limits SET value = $1, ts = $2 WHERE name = 'hot' AND key = 'k'`, value-1, result.At)
+				_, err = tx.Exec(ctx, `UPDATE ratelimit.limits SET value = $1, ts = $2 WHERE name = 'hot' AND key = 'k'`, value-1, result.At)
 				return err
 			})
 			return result, err

@@ -175,7 +175,7 @@ func (w smallWorld) charge(s smallState) smallState {
 	return s
 }
 
-// take does what _ratelimit_apply and its short forms do.
+// take does what ratelimit._apply and its short forms do.
 func (w smallWorld) take(s smallState, a smallAction) (smallState, bool) {
 	job := smallJob{began: len(s.done), runAt: s.now}
 	rows := slices.Clone(s.rows)
@@ -464,7 +464,7 @@ func jsonTable(t *testing.T, db ratelimit.DB) inmemory.Table {
 	t.Helper()
 	var text string
 	err := db.QueryRow(t.Context(), `SELECT coalesce(json_agg(json_build_array(name, key, shards, value::text, (extract(epoch FROM ts) * 1000000)::bigint)
-		ORDER BY name, key, shard), '[]')::text FROM rate_limits`).Scan(&text)
+		ORDER BY name, key, shard), '[]')::text FROM ratelimit.limits`).Scan(&text)
 	var rows [][]json.RawMessage
 	if err == nil {
 		err = json.Unmarshal([]byte(text), &rows)

@@ -97,7 +97,7 @@ func readReceipt(t *testing.T, text ratelimit.Receipt) grant {
 // readTable reads the table.
 func readTable(t *testing.T, db querier) inmemory.Table {
 	t.Helper()
-	rows, err := db.Query(t.Context(), `SELECT name, key, shard, shards, value, ts, promised FROM rate_limits ORDER BY name, key, shard`)
+	rows, err := db.Query(t.Context(), `SELECT name, key, shard, shards, value, ts, promised FROM ratelimit.limits ORDER BY name, key, shard`)
 	if err != nil {
 		t.Fatal(err)
 	}

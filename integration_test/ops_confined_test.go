@@ -71,7 +71,7 @@ func documentedRoles(t *testing.T) (roles []rightsOf) {
 	var head []string
 	for line := range strings.SplitSeq(string(text), "\n") {
 		switch {
-		case strings.HasPrefix(line, "| the role | `rate_limits` |"):
+		case strings.HasPrefix(line, "| the role | `ratelimit.limits` |"):
 			head = cells(line)
 		case head == nil || strings.HasPrefix(line, "|---"):
 		case !strings.HasPrefix(line, "|"):
@@ -239,11 +239,11 @@ func TestTheConsumerRoleIsConfined(t *testing.T) {
 				mustExec(t, admin, named(sql, schema, role))
 			}
 			seed(t, owner)
-			if err := ratelimit.Publish(t.Context(), owner, "web", ratelimit.TokenBucket("bucket", 10, time.Minute)); err != nil {
+			if err := new(ratelimit.Limiter).Publish(t.Context(), owner, "web", ratelimit.TokenBucket("bucket", 10, time.Minute)); err != nil {
 				t.Fatal(err)
 			}
-			mustExec(t, owner, "SELECT ratelimit_override('bucket', 'seeded', rate => 20)")
-			mustExec(t, owner, `SELECT _ratelimit_record_usage('{bucket}', '{2026-07-01}', '{1}', '{1}', '{0}', '{1}', '{0}', '{0}', '{bucket}', '{2026-07-01}', '{seeded}', '{1}', '{1}', '{2026-07-01}', '3000 days')`)
+			mustExec(t, owner, "SELECT ratelimit.override('bucket', 'seeded', rate => 20)")
+			mustExec(t, owner, `SELECT ratelimit._record_usage('{bucket}', '{2026-07-01}', '{1}', '{1}', '{0}', '{1}', '{0}', '{0}', '{bucket}', '{2026-07-01}', '{seeded}', '{1}', '{1}', '{2026-07-01}', '3000 days')`)
 
 			tables := scan[[]string](t, owner, "SELECT array_agg(relname::text ORDER BY relname) FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p')")
 			if got := slices.Sorted(maps.Keys(documented.tables)); !slices.Equal(got, tables) {
@@ -321,7 +321,7 @@ func TestTheConsumerRoleIsConfined(t *testing.T) {
 						if !denied || pgErr.Message != "permission denied for function "+f.name {
 							t.Errorf("%s: %v, and the page says that it may not call it", sql, err)
 						}
-					case denied && f.name == "ratelimit_unblock" && pgErr.Message == "permission denied for function ratelimit_restore" && slices.Contains(notFor, "ratelimit_restore"):
+					case denied && f.name == "ratelimit.unblock" && pgErr.Message == "permission denied for function ratelimit.restore" && slices.Contains(notFor, "ratelimit.restore"):
 						// which it calls, as the page says
 					case all == "all":
 						if denied && !strings.Contains(pgErr.Message, "permission denied for table ") && !strings.Contains(pgErr.Message, "permission denied for sequence") {
@@ -363,7 +363,7 @@ func TestARoleThatOnlyConsumes(t *testing.T) {
 	needsSession(t, "since it sets the role of its sessions")
 	admin, owner, app, limits := newConfined(t, 2)
 	schema := schemaOf(t, owner)
-	if err := ratelimit.Publish(t.Context(), owner, "web", ratelimit.TokenBucket("sendMessage", 1, time.Hour, ratelimit.Capacity(5)),
+	if err := new(ratelimit.Limiter).Publish(t.Context(), owner, "web", ratelimit.TokenBucket("sendMessage", 1, time.Hour, ratelimit.Capacity(5)),
 		ratelimit.FixedWindow("wide", 50, time.Hour, ratelimit.Shards(3)), ratelimit.FixedWindow("signUps", 5, time.Hour)); err != nil {
 		t.Fatal(err)
 	}
@@ -404,14 +404,14 @@ func TestARoleThatOnlyConsumes(t *testing.T) {
 		"42883": { // numbers, clock, floor and receipt are not there
 			"SELECT limits.consume('sendMessage', " + key + ", 0.5)", "SELECT limits.consume('sendMessage', " + key + ", rate => 1e15, period => '1 second')",
 			"SELECT limits.consume('sendMessage', " + key + ", now => '9999-12-31')", "SELECT limits.consume('sendMessage', " + key + ", floor => '-Infinity')",
-			"SELECT limits.reserve('sendMessage', " + key + ")", "SELECT limits._ratelimit_refund()"},
+			"SELECT limits.reserve('sendMessage', " + key + ")", "SELECT limits._refund()"},
 		"42501": {"CREATE TABLE limits.x (y text)", "CREATE FUNCTION limits.x() RETURNS void LANGUAGE sql AS ''", "CREATE OR REPLACE FUNCTION limits.consume(name text, key text, count integer DEFAULT 1) RETURNS double precision LANGUAGE sql AS 'SELECT 1.0::float8'",
 			"ALTER FUNCTION limits.consume(text, text, integer) SET search_path = pg_temp", "ALTER FUNCTION limits.try(text, text, integer) SECURITY INVOKER", "DROP FUNCTION limits.consume",
-			"GRANT EXECUTE ON FUNCTION limits.consume TO PUBLIC; SELECT * FROM app.rate_limits",
-			"SELECT app._ratelimit_refund('{sendMessage}', '{user-0}', '{1}', '{1 hour}', '{5}', '{NULL}', '{1}', '{5}', '{0}', '{5}', now(), now())",
-			"SELECT app._ratelimit_consume('sendMessage', 'user-0', 1, '1 hour', 5, NULL, 1e15, '-Infinity', '9999-12-31')", "SELECT app.ratelimit_reset('sendMessage', 'user-0')",
-			"SELECT * FROM app.ratelimit_keys('sendMessage')", "TABLE app.rate_limits", "DELETE FROM app.rate_limits", "BEGIN; LOCK TABLE app.rate_limits", "COPY app.rate_limits TO STDOUT",
-			"CREATE VIEW pg_temp.v AS TABLE app.rate_limits", "SELECT currval('app.rate_limit_overrides_id_seq')", "CREATE TEMP TABLE t (LIKE app.rate_limits)"},
+			"GRANT EXECUTE ON FUNCTION limits.consume TO PUBLIC; SELECT * FROM ratelimit.limits",
+			"SELECT ratelimit._refund('{sendMessage}', '{user-0}', '{1}', '{1 hour}', '{5}', '{NULL}', '{1}', '{5}', '{0}', '{5}', now(), now())",
+			"SELECT ratelimit._consume('sendMessage', 'user-0', 1, '1 hour', 5, NULL, 1e15, '-Infinity', '9999-12-31')", "SELECT ratelimit.reset('sendMessage', 'user-0')",
+			"SELECT * FROM ratelimit.keys('sendMessage')", "TABLE ratelimit.limits", "DELETE FROM ratelimit.limits", "BEGIN; LOCK TABLE ratelimit.limits", "COPY ratelimit.limits TO STDOUT",
+			"CREATE VIEW pg_temp.v AS TABLE ratelimit.limits", "SELECT currval('overrides_id_seq')", "CREATE TEMP TABLE t (LIKE ratelimit.limits)"},
 	} {
 		for _, sql := range statements {
 			wants(state, sql)
@@ -419,8 +419,8 @@ func TestARoleThatOnlyConsumes(t *testing.T) {
 		}
 	}
 	// Temporary objects that look like the limiter's, and like what its bodies call.
-	wants("", `CREATE TEMP TABLE rate_limits (name text, key text, shard smallint, shards smallint, value float8, ts timestamptz);
-		CREATE TEMP TABLE rate_limit_definitions (name text); CREATE TEMP TABLE rate_limit_overrides (name text);
+	wants("", `CREATE TEMP TABLE ratelimit.limits (name text, key text, shard smallint, shards smallint, value float8, ts timestamptz);
+		CREATE TEMP TABLE ratelimit.definitions (name text); CREATE TEMP TABLE ratelimit.overrides (name text);
 		CREATE FUNCTION pg_temp.ratelimit(name text, key text, count integer) RETURNS TABLE (remaining float8) LANGUAGE sql AS 'SELECT 1e9::float8';
 		CREATE FUNCTION pg_temp.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$SELECT '9999-12-31'::timestamptz$$;
 		CREATE FUNCTION pg_temp.coalesce_ge(float8, float8) RETURNS boolean LANGUAGE sql AS 'SELECT true';
@@ -435,10 +435,10 @@ func TestARoleThatOnlyConsumes(t *testing.T) {
 	wants("", namedConfined(docSQL(t, "docs/security.md", "limits.consume('sendMessage'"), schema, "", limits))
 	wants("", "SELECT limits.consume('wide', 'w', 16), limits.try('wide', 'w'), limits.consume_global('signUps', 4), limits.try_global('signUps')")
 	wants("PT429", "SELECT limits.consume_global('signUps')")
-	mustExec(t, owner, "SELECT ratelimit_block('sendMessage', 'blocked')")
+	mustExec(t, owner, "SELECT ratelimit.block('sendMessage', 'blocked')")
 	wants("PT429", "SELECT limits.consume('sendMessage', 'blocked')")
 
-	if n := scan[int](t, owner, "SELECT count(*) FROM rate_limits WHERE value < 0 OR ts > clock_timestamp() OR value > 50"); n != 0 {
+	if n := scan[int](t, owner, "SELECT count(*) FROM ratelimit.limits WHERE value < 0 OR ts > clock_timestamp() OR value > 50"); n != 0 {
 		t.Errorf("%d rows owe tokens, are ahead of the clock or are too full", n)
 	}
 	// The test's sessions could set any role, since their user is a superuser. A session of the role itself could not.
@@ -463,7 +463,7 @@ func TestTheDocumentedGrantsWithoutPublicExecute(t *testing.T) {
 	mustExec(t, owner, schemaSQL(t))
 	seed(t, owner)
 	app := asRole(t, admin, role, 4)
-	mustExec(t, owner, "GRANT SELECT, INSERT, UPDATE, DELETE ON rate_limits TO "+role)
+	mustExec(t, owner, "GRANT SELECT, INSERT, UPDATE, DELETE ON ratelimit.limits TO "+role)
 	mustExec(t, admin, "GRANT USAGE ON SCHEMA "+schema+" TO "+role)
 	if _, err := new(ratelimit.Limiter).Consume(t.Context(), app, ratelimit.TokenBucket("bucket", 10, time.Minute).Key("seeded")); sqlState(err) != "42501" {
 		t.Errorf("without EXECUTE: %v, want 42501", err)

@@ -22,23 +22,23 @@ func TestOneDefinitionPerName(t *testing.T) {
 	own := varying.With(ratelimit.Rate(5000))
 	publish := func(t *testing.T, pool *pgxpool.Pool, program string, limits ...ratelimit.Limit) {
 		t.Helper()
-		succeeds(t, ratelimit.Publish(t.Context(), pool, program, limits...))
+		succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, program, limits...))
 	}
 	numbers := func(t *testing.T, pool *pgxpool.Pool) string { // that SQL without numbers goes by
 		t.Helper()
-		return lines(t, pool, "SELECT effect, kind, rate, capacity FROM _ratelimit_numbers('api', 'ann', now(), varying => true)")
+		return lines(t, pool, "SELECT effect, kind, rate, capacity FROM ratelimit._numbers('api', 'ann', now(), varying => true)")
 	}
 	// left writes a row that is empty for so long, and says whether a sweep by the limit, and one by hand, leave it.
 	left := func(t *testing.T, pool *pgxpool.Pool, idle string, limit ratelimit.Limit) bool {
 		t.Helper()
-		row := "INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now() - interval '" + idle + "') ON CONFLICT (name, key, shard) DO UPDATE SET ts = excluded.ts"
+		row := "INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now() - interval '" + idle + "') ON CONFLICT (name, key, shard) DO UPDATE SET ts = excluded.ts"
 		mustExec(t, pool, row)
 		bySweep, err := new(ratelimit.Limiter).Sweep(t.Context(), pool, limit)
 		succeeds(t, err)
 		mustExec(t, pool, row)
-		byHand := scan[int64](t, pool, "SELECT deleted FROM ratelimit_sweep('api')")
+		byHand := scan[int64](t, pool, "SELECT deleted FROM ratelimit.sweep('api')")
 		if byHand != bySweep {
-			t.Fatalf("idle for %s: Sweep deleted %d rows, and ratelimit_sweep %d", idle, bySweep, byHand)
+			t.Fatalf("idle for %s: Sweep deleted %d rows, and ratelimit.sweep %d", idle, bySweep, byHand)
 		}
 		return bySweep == 0
 	}
@@ -50,14 +50,14 @@ func TestOneDefinitionPerName(t *testing.T) {
 			"other numbers": {hourly, other}, "twice": {hourly, hourly}, "unlimited": {hourly, ratelimit.Unlimited("api")},
 			"a rate of 0": {ratelimit.TokenBucket("api", 0, time.Hour), hourly}, "With": {own}, "a definition and With": {varying, own},
 		} {
-			if err := ratelimit.Publish(t.Context(), pool, "web", limits...); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), `"api"`) {
+			if err := new(ratelimit.Limiter).Publish(t.Context(), pool, "web", limits...); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), `"api"`) {
 				t.Errorf("%s: Publish: %v", name, err)
 			}
 			if _, err := new(ratelimit.Limiter).Sweep(t.Context(), pool, limits...); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), `"api"`) {
 				t.Errorf("%s: Sweep: %v", name, err)
 			}
 		}
-		if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_definitions"); n != 0 {
+		if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.definitions"); n != 0 {
 			t.Errorf("%d definitions are published", n)
 		}
 	})
@@ -102,7 +102,7 @@ func TestOneDefinitionPerName(t *testing.T) {
 		if got := numbers(t, pool); got != `(varies,"token bucket",,)` {
 			t.Errorf("one varies: %s", got)
 		}
-		err := ratelimit.Publish(t.Context(), pool, "worker", ratelimit.FixedWindow("api", 1000, time.Hour))
+		err := new(ratelimit.Limiter).Publish(t.Context(), pool, "worker", ratelimit.FixedWindow("api", 1000, time.Hour))
 		if sqlState(err) != "22023" || !strings.Contains(err.Error(), "both would grant") {
 			t.Errorf("another kind: %v", err)
 		}
@@ -119,7 +119,7 @@ func TestOneDefinitionPerName(t *testing.T) {
 			publish(t, pool, "web", before)
 			publish(t, pool, "web", after)
 		}
-		if got := lines(t, pool, "SELECT definition, current FROM rate_limit_definitions ORDER BY rate"); got != "(\"token bucket, 100 per 01:00:00, capacity 1000\",f)\n(\"token bucket, 1000 per 01:00:00, capacity 1000\",t)" {
+		if got := lines(t, pool, "SELECT definition, current FROM ratelimit.definitions ORDER BY rate"); got != "(\"token bucket, 100 per 01:00:00, capacity 1000\",f)\n(\"token bucket, 1000 per 01:00:00, capacity 1000\",t)" {
 			t.Errorf("published:\n%s", got)
 		}
 		if got := numbers(t, pool); got != `(numbers,"token bucket",1000,1000)` {
@@ -128,21 +128,21 @@ func TestOneDefinitionPerName(t *testing.T) {
 		if !left(t, pool, "10 hours", after) || left(t, pool, "12 hours", after) {
 			t.Error("a sweep does not mind the old version")
 		}
-		mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '6 days 23 hours' WHERE NOT current")
+		mustExec(t, pool, "UPDATE ratelimit.definitions SET published_at = now() - interval '6 days 23 hours' WHERE NOT current")
 		if !left(t, pool, "10 hours", after) {
 			t.Error("a sweep does not mind what was current within 7 days")
 		}
-		mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '7 days 1 hour'")
+		mustExec(t, pool, "UPDATE ratelimit.definitions SET published_at = now() - interval '7 days 1 hour'")
 		if left(t, pool, "10 hours", after) {
 			t.Error("a sweep minds what was replaced long ago")
 		}
 		publish(t, pool, "web", after)
-		if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_definitions"); n != 2 {
+		if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.definitions"); n != 2 {
 			t.Errorf("%d lists are known", n)
 		}
-		mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '367 days'")
+		mustExec(t, pool, "UPDATE ratelimit.definitions SET published_at = now() - interval '367 days'")
 		publish(t, pool, "web", after)
-		if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_definitions"); n != 1 {
+		if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.definitions"); n != 1 {
 			t.Errorf("%d definitions are kept for over a year", n)
 		}
 	})
@@ -151,7 +151,7 @@ func TestOneDefinitionPerName(t *testing.T) {
 		t.Parallel()
 		pool := newPool(t, 2)
 		for _, month := range []ratelimit.Limit{ratelimit.TokenBucket("api", 1000, 30*24*time.Hour), ratelimit.CalendarWindow("api", 1000, ratelimit.Month)} {
-			mustExec(t, pool, "DELETE FROM rate_limit_definitions")
+			mustExec(t, pool, "DELETE FROM ratelimit.definitions")
 			publish(t, pool, "web", month)
 			publish(t, pool, "web", hourly) // by mistake
 			for _, idle := range []string{"3 hours", "90 days"} {
@@ -163,14 +163,14 @@ func TestOneDefinitionPerName(t *testing.T) {
 			if !left(t, pool, "3 hours", month) || !left(t, pool, "90 days", month) {
 				t.Errorf("%v: rolled back, a key is refilled", month)
 			}
-			mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '7 days 1 hour' WHERE NOT current")
+			mustExec(t, pool, "UPDATE ratelimit.definitions SET published_at = now() - interval '7 days 1 hour' WHERE NOT current")
 			if !left(t, pool, "3 hours", month) || left(t, pool, "90 days", month) {
 				t.Errorf("%v: later, its rows are not swept as usual", month)
 			}
 		}
 		// The version that does not know the mistake sweeps its own numbers and those that are published.
 		publish(t, pool, "other", ratelimit.Unlimited("elsewhere"))
-		mustExec(t, pool, "DELETE FROM rate_limit_definitions WHERE name = 'api'")
+		mustExec(t, pool, "DELETE FROM ratelimit.definitions WHERE name = 'api'")
 		publish(t, pool, "web", hourly)
 		if n, err := new(ratelimit.Limiter).Sweep(t.Context(), pool, ratelimit.TokenBucket("api", 1000, 30*24*time.Hour)); n != 0 || err != nil {
 			t.Errorf("not published, and another period: %d rows deleted, %v", n, err)
@@ -193,7 +193,7 @@ func TestOneDefinitionPerName(t *testing.T) {
 			if !left(t, pool, "400 hours", differs) {
 				t.Errorf("%v: two grids", differs)
 			}
-			mustExec(t, pool, "DELETE FROM rate_limit_definitions WHERE current")
+			mustExec(t, pool, "DELETE FROM ratelimit.definitions WHERE current")
 		}
 	})
 
@@ -201,9 +201,9 @@ func TestOneDefinitionPerName(t *testing.T) {
 		t.Parallel()
 		pool := newPool(t, 2)
 		role := createRole(t, pool)
-		mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+role+"; GRANT ALL ON rate_limits, rate_limit_holds TO "+role)
+		mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+role+"; GRANT ALL ON ratelimit.limits, ratelimit.holds TO "+role)
 		sweeper := asRole(t, pool, role, 1)
-		for _, table := range []string{"rate_limit_definitions", "rate_limit_overrides", ""} {
+		for _, table := range []string{"ratelimit.definitions", "ratelimit.overrides", ""} {
 			_, err := new(ratelimit.Limiter).Sweep(t.Context(), sweeper, hourly)
 			if table == "" && err != nil || table != "" && (sqlState(err) != "42501" || !strings.Contains(err.Error(), table)) {
 				t.Errorf("%v, want a missing right on %q", err, table)
@@ -222,7 +222,7 @@ func TestASweepOfALimitThatVaries(t *testing.T) {
 	row := func(key string, value float64, idle string, shards int) {
 		t.Helper()
 		for shard := range shards {
-			mustExec(t, pool, fmt.Sprintf("INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('api', '%s', %d, %d, %g, now() - interval '%s')", key, shard, shards, value, idle))
+			mustExec(t, pool, fmt.Sprintf("INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('api', '%s', %d, %d, %g, now() - interval '%s')", key, shard, shards, value, idle))
 		}
 	}
 	day := 24 * time.Hour
@@ -233,7 +233,7 @@ func TestASweepOfALimitThatVaries(t *testing.T) {
 		"day":     ratelimit.CalendarWindow("api", 10, ratelimit.Day, ratelimit.Varies(3*day)),
 		"sharded": ratelimit.TokenBucket("api", 10, time.Hour, ratelimit.Shards(3), ratelimit.Varies(3*day)),
 	} {
-		mustExec(t, pool, "TRUNCATE rate_limits, rate_limit_overrides, rate_limit_definitions")
+		mustExec(t, pool, "TRUNCATE ratelimit.limits, ratelimit.overrides, ratelimit.definitions")
 		shards := limit.Config().Shards
 		row("idle", 0, "73 hours 1 minute", shards)
 		row("full", 1000, "73 hours 1 minute", shards)
@@ -244,33 +244,33 @@ func TestASweepOfALimitThatVaries(t *testing.T) {
 		for _, key := range []string{"overridden", "blocked", "unlimited", "was blocked", "was blocked long ago"} {
 			row(key, 5, "700 days", shards)
 		}
-		mustExec(t, pool, `SELECT ratelimit_override('api', 'overridden', rate => 5), ratelimit_block('api', 'blocked'), ratelimit_unlimited('api', 'unlimited'),
-			ratelimit_block('api', 'was blocked'), ratelimit_block('api', 'was blocked long ago'), ratelimit_block('other', NULL);
-			UPDATE rate_limit_overrides SET removed_at = now() - CASE key WHEN 'was blocked' THEN interval '23 hours' ELSE interval '25 hours' END WHERE key LIKE 'was%'`)
+		mustExec(t, pool, `SELECT ratelimit.override('api', 'overridden', rate => 5), ratelimit.block('api', 'blocked'), ratelimit.unlimited('api', 'unlimited'),
+			ratelimit.block('api', 'was blocked'), ratelimit.block('api', 'was blocked long ago'), ratelimit.block('other', NULL);
+			UPDATE ratelimit.overrides SET removed_at = now() - CASE key WHEN 'was blocked' THEN interval '23 hours' ELSE interval '25 hours' END WHERE key LIKE 'was%'`)
 		sweep := func() string {
 			if _, err := new(ratelimit.Limiter).Sweep(t.Context(), pool, limit); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
-			return scan[string](t, pool, "SELECT coalesce(string_agg(DISTINCT key, '; '), '') FROM rate_limits")
+			return scan[string](t, pool, "SELECT coalesce(string_agg(DISTINCT key, '; '), '') FROM ratelimit.limits")
 		}
-		mustExec(t, pool, "SELECT ratelimit_block('api', NULL)")
+		mustExec(t, pool, "SELECT ratelimit.block('api', NULL)")
 		if got := sweep(); strings.Count(got, ";") != 10 {
 			t.Errorf("%s: an override of all keys; left are %s", name, got)
 		}
-		mustExec(t, pool, "UPDATE rate_limit_overrides SET until = now() - interval '23 hours' WHERE key IS NULL")
+		mustExec(t, pool, "UPDATE ratelimit.overrides SET until = now() - interval '23 hours' WHERE key IS NULL")
 		if got := sweep(); strings.Count(got, ";") != 10 {
 			t.Errorf("%s: an override of all keys that ended less than a day ago; left are %s", name, got)
 		}
-		mustExec(t, pool, "UPDATE rate_limit_overrides SET until = now() - interval '25 hours' WHERE key IS NULL")
+		mustExec(t, pool, "UPDATE ratelimit.overrides SET until = now() - interval '25 hours' WHERE key IS NULL")
 		// A version before has a longer time.
 		longer := limit.Config()
 		longer.Varies = "4d"
-		succeeds(t, ratelimit.Publish(t.Context(), pool, "web", must(longer.Limit())))
-		succeeds(t, ratelimit.Publish(t.Context(), pool, "web", limit))
+		succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", must(longer.Limit())))
+		succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", limit))
 		if got := sweep(); got != "blocked; full; full, and used; idle; in debt; overridden; unlimited; used; was blocked" {
 			t.Errorf("%s: a version before varies within 4 days; left are %s", name, got)
 		}
-		mustExec(t, pool, "DELETE FROM rate_limit_definitions WHERE NOT current")
+		mustExec(t, pool, "DELETE FROM ratelimit.definitions WHERE NOT current")
 		if got := sweep(); got != "blocked; full, and used; in debt; overridden; unlimited; used; was blocked" {
 			t.Errorf("%s: left are %s", name, got)
 		}
@@ -315,19 +315,19 @@ func TestASweepMindsAllDefinitionsAndOverrides(t *testing.T) {
 		"a given one varies":         {nil, "10, '1 hour', 'token bucket', 20, NULL, '5 hours'", "", "varies 05:00:00"},
 		"all keys have an override":  {[]string{varying}, "", "('numbers', 'api', NULL, 1, 500, NULL)", "nothing"},
 	} {
-		mustExec(t, pool, "TRUNCATE rate_limit_overrides, rate_limit_definitions")
+		mustExec(t, pool, "TRUNCATE ratelimit.overrides, ratelimit.definitions")
 		for _, definition := range tt.published {
-			mustExec(t, pool, "SELECT ratelimit_publish(gen_random_uuid()::text, '["+definition+"]')")
+			mustExec(t, pool, "SELECT ratelimit.publish(gen_random_uuid()::text, '["+definition+"]')")
 		}
 		if tt.overrides != "" {
-			mustExec(t, pool, "INSERT INTO rate_limit_overrides (effect, name, key, rate, capacity, until) VALUES "+tt.overrides)
+			mustExec(t, pool, "INSERT INTO ratelimit.overrides (effect, name, key, rate, capacity, until) VALUES "+tt.overrides)
 		}
 		given := tt.given
 		if given == "" {
 			given = "NULL, NULL, 'token bucket', NULL, NULL, NULL"
 		}
 		got := scan[string](t, pool, `SELECT CASE WHEN nothing THEN 'nothing' ELSE concat_ws(', ', 'rate ' || rate, 'capacity ' || capacity, 'varies ' || varies) END
-			FROM _ratelimit_sweep_numbers('api', `+given+`)`)
+			FROM ratelimit._sweep_numbers('api', `+given+`)`)
 		if got != tt.want {
 			t.Errorf("%s: %s, want %s", name, got, tt.want)
 		}

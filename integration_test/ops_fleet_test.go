@@ -25,8 +25,8 @@ import (
 // A fleet is several servers, each with the keys of some tenants. A guard is a trigger by which a server refuses the others' keys.
 
 // guardTheirs makes a guard that refuses keys that begin with "theirs".
-const guardTheirs = `CREATE TRIGGER guard AFTER INSERT OR UPDATE ON rate_limits FOR EACH ROW
-	WHEN (starts_with(NEW.key, 'theirs')) EXECUTE FUNCTION ratelimit_refuse()`
+const guardTheirs = `CREATE TRIGGER guard AFTER INSERT OR UPDATE ON ratelimit.limits FOR EACH ROW
+	WHEN (starts_with(NEW.key, 'theirs')) EXECUTE FUNCTION ratelimit.refuse()`
 
 // refusedByGuard wants the error of a guard: a clear one, without the key.
 func refusedByGuard(t testing.TB, what string, err error) {
@@ -65,7 +65,7 @@ func (w world) inSavepoint(call func(db handle) error) error {
 // contents returns the rows of the table.
 func (w world) contents() (rows string) {
 	w.Helper()
-	w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(string_agg(r::text, E'\n' ORDER BY name, key, shard), '') FROM rate_limits AS r`).Scan(&rows))
+	w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(string_agg(r::text, E'\n' ORDER BY name, key, shard), '') FROM ratelimit.limits AS r`).Scan(&rows))
 	return rows
 }
 
@@ -84,7 +84,7 @@ func TestAGuardRefusesForeignKeysInEveryVerb(t *testing.T) {
 			w.grant(limit.Key("theirs old").Count(2))
 		}
 		w.must(guardTheirs)
-		defer w.must("DROP TRIGGER guard ON rate_limits") // other tests use the schema
+		defer w.must("DROP TRIGGER guard ON ratelimit.limits") // other tests use the schema
 		before := w.contents()
 
 		consume := func(requests ...ratelimit.Request) func(db handle) error {
@@ -141,9 +141,9 @@ func TestAGuardRefusesForeignKeysInEveryVerb(t *testing.T) {
 					_, err := w.limiter.Wait(w.Context(), db, tokens.Key(key))
 					return err
 				},
-				"ratelimit_try, " + key:     byHand("ratelimit_try('tokens', '" + key + "', 10, '1 minute', capacity => 20)"),
-				"ratelimit_reserve, " + key: byHand("ratelimit_reserve('tokens', '" + key + "', 10, '1 minute', capacity => 20)"),
-				"ratelimit_take, " + key:    byHand("ratelimit_take('tokens', '" + key + "', most => 2, rate => 10, period => '1 minute', capacity => 20)"),
+				"ratelimit.try, " + key:     byHand("ratelimit.try('tokens', '" + key + "', 10, '1 minute', capacity => 20)"),
+				"ratelimit.reserve, " + key: byHand("ratelimit.reserve('tokens', '" + key + "', 10, '1 minute', capacity => 20)"),
+				"ratelimit.take, " + key:    byHand("ratelimit.take('tokens', '" + key + "', most => 2, rate => 10, period => '1 minute', capacity => 20)"),
 				"ratelimit, " + key:         byHand("ratelimit('window', '" + key + "', 10, '1 minute', kind => 'fixed window')"),
 			})
 		}
@@ -409,8 +409,8 @@ func TestAWrongRouterCannotOvergrantAGuardedFleet(t *testing.T) {
 	}
 
 	for i, pool := range servers {
-		mustExec(t, pool, fmt.Sprintf(`DELETE FROM rate_limits; CREATE TRIGGER guard AFTER INSERT OR UPDATE ON rate_limits FOR EACH ROW
-			WHEN (hashtextextended(NEW.key, 0) & 1 <> %d) EXECUTE FUNCTION ratelimit_refuse()`, i))
+		mustExec(t, pool, fmt.Sprintf(`DELETE FROM ratelimit.limits; CREATE TRIGGER guard AFTER INSERT OR UPDATE ON ratelimit.limits FOR EACH ROW
+			WHEN (hashtextextended(NEW.key, 0) & 1 <> %d) EXECUTE FUNCTION ratelimit.refuse()`, i))
 	}
 	r := newRand(t)
 	var mu sync.Mutex
@@ -439,7 +439,7 @@ func TestAWrongRouterCannotOvergrantAGuardedFleet(t *testing.T) {
 	for i, pool := range servers {
 		var own, others int
 		err := pool.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE hashtextextended(key, 0) & 1 = $1),
-			count(*) FILTER (WHERE hashtextextended(key, 0) & 1 <> $1) FROM rate_limits`, i).Scan(&own, &others)
+			count(*) FILTER (WHERE hashtextextended(key, 0) & 1 <> $1) FROM ratelimit.limits`, i).Scan(&own, &others)
 		if err != nil || own == 0 || others != 0 {
 			t.Errorf("server %d has %d rows of its keys and %d of others', %v", i, own, others, err)
 		}
@@ -561,11 +561,11 @@ func TestTheGuardsOfTheDocs(t *testing.T) {
 //
 //	go test ./integration_test -run '^$' -bench Guard -benchtime 200x
 func BenchmarkGuard(b *testing.B) {
-	const trigger = "; CREATE TRIGGER guard AFTER INSERT OR UPDATE ON rate_limits FOR EACH ROW WHEN (%s) EXECUTE FUNCTION ratelimit_refuse()"
+	const trigger = "; CREATE TRIGGER guard AFTER INSERT OR UPDATE ON ratelimit.limits FOR EACH ROW WHEN (%s) EXECUTE FUNCTION ratelimit.refuse()"
 	const tenants = `; CREATE TABLE tenants (id text COLLATE "C" PRIMARY KEY, here boolean NOT NULL); INSERT INTO tenants SELECT n::text, true FROM generate_series(0, 999) AS n;
 		CREATE FUNCTION tenant_is_here(key text) RETURNS boolean LANGUAGE plpgsql AS $$
 		BEGIN
-			PERFORM FROM tenants WHERE id = (ratelimit_key_parts(key))[1] AND here %s;
+			PERFORM FROM tenants WHERE id = (ratelimit.key_parts(key))[1] AND here %s;
 			RETURN FOUND;
 		END $$`
 	guards := []struct {
@@ -577,7 +577,7 @@ func BenchmarkGuard(b *testing.B) {
 		{name: "none"},
 		{name: "prefix", sql: fmt.Sprintf(trigger, "NOT starts_with(NEW.key, '')")},
 		{name: "hash", sql: fmt.Sprintf(trigger, "hashtextextended(NEW.key, 0) & 0 <> 0")},
-		{name: "CHECK", sql: "; ALTER TABLE rate_limits ADD CONSTRAINT guard CHECK (hashtextextended(key, 0) & 0 = 0)"},
+		{name: "CHECK", sql: "; ALTER TABLE ratelimit.limits ADD CONSTRAINT guard CHECK (hashtextextended(key, 0) & 0 = 0)"},
 		{name: "table", sql: fmt.Sprintf(tenants, "") + fmt.Sprintf(trigger, "NOT tenant_is_here(NEW.key)")},
 		{name: "table-FOR-SHARE", sql: fmt.Sprintf(tenants, "FOR SHARE") + fmt.Sprintf(trigger, "NOT tenant_is_here(NEW.key)")},
 	}

@@ -28,8 +28,8 @@ func versionOf(t *testing.T, pool *pgxpool.Pool, rate float64, change func(o *ra
 // publishedRate is what SQL without numbers uses.
 func publishedRate(t *testing.T, pool *pgxpool.Pool) float64 {
 	t.Helper()
-	rate := scan[float64](t, pool, "SELECT rate FROM _ratelimit_numbers('api', 'ann', now())")
-	if shown := scan[float64](t, pool, "SELECT rate FROM rate_limit_definitions WHERE name = 'api' AND current"); shown != rate {
+	rate := scan[float64](t, pool, "SELECT rate FROM ratelimit._numbers('api', 'ann', now())")
+	if shown := scan[float64](t, pool, "SELECT rate FROM ratelimit.definitions WHERE name = 'api' AND current"); shown != rate {
 		t.Errorf("SQL uses a rate of %v, and the tool shows %v", rate, shown)
 	}
 	return rate
@@ -38,8 +38,8 @@ func publishedRate(t *testing.T, pool *pgxpool.Pool) float64 {
 // die lets the processes of a version be silent for longer than the bound.
 func die(t *testing.T, pool *pgxpool.Pool, rate float64) {
 	t.Helper()
-	mustExec(t, pool, fmt.Sprintf(`UPDATE rate_limit_definitions SET alive_until = now() - interval '1 second'
-		WHERE list IN (SELECT list FROM rate_limit_definitions WHERE name = 'api' AND rate = %v)`, rate))
+	mustExec(t, pool, fmt.Sprintf(`UPDATE ratelimit.definitions SET alive_until = now() - interval '1 second'
+		WHERE list IN (SELECT list FROM ratelimit.definitions WHERE name = 'api' AND rate = %v)`, rate))
 }
 
 // TestTheNewestVersionInUseCounts: whoever starts again, of the versions of a program that are in use, the one published last has its numbers
@@ -61,7 +61,7 @@ func TestTheNewestVersionInUseCounts(t *testing.T) {
 		wants("the second version", 70)
 		versionOf(t, pool, 9, nil)
 		wants("a process of the first version starts again", 70)
-		if _, err := pool.Exec(t.Context(), "SELECT ratelimit('api', 'ann', count => 60)"); err != nil {
+		if _, err := pool.Exec(t.Context(), "SELECT ratelimit.consume('api', 'ann', count => 60)"); err != nil {
 			t.Error(err)
 		}
 		die(t, pool, 70)
@@ -104,15 +104,15 @@ func TestTheNewestVersionInUseCounts(t *testing.T) {
 		pool := newPool(t, 2)
 		for i, rate := range []float64{9, 70, 9, 70, 9} {
 			if i < 3 {
-				succeeds(t, ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour)))
-			} else if counts := scan[bool](t, pool, "SELECT counts FROM ratelimit_publish('web', jsonb_build_array(jsonb_build_object('name', 'api', 'kind', 'token bucket', 'rate', $1::float8, 'period', '1 hour')))", rate); !counts {
+				succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour)))
+			} else if counts := scan[bool](t, pool, "SELECT counts FROM ratelimit.publish('web', jsonb_build_array(jsonb_build_object('name', 'api', 'kind', 'token bucket', 'rate', $1::float8, 'period', '1 hour')))", rate); !counts {
 				t.Errorf("published %v by hand, and it does not count", rate)
 			}
 			if got := publishedRate(t, pool); got != rate {
 				t.Errorf("published %v: a rate of %v", rate, got)
 			}
 		}
-		if n := scan[int](t, pool, "SELECT count(alive_until) FROM rate_limit_definitions"); n != 0 {
+		if n := scan[int](t, pool, "SELECT count(alive_until) FROM ratelimit.definitions"); n != 0 {
 			t.Errorf("%d lists are in use, and no process is", n)
 		}
 	})
@@ -122,9 +122,9 @@ func TestTheNewestVersionInUseCounts(t *testing.T) {
 		more := ratelimit.TokenBucket("old", 5, time.Hour)
 		versionOf(t, pool, 9, func(o *ratelimit.Options) { o.Limits = append(o.Limits, more) })
 		versionOf(t, pool, 70, nil)
-		mustExec(t, pool, "SELECT ratelimit('old', 'ann')")
-		mustExec(t, pool, "UPDATE rate_limit_definitions SET alive_until = now() WHERE name = 'old'")
-		if _, err := pool.Exec(t.Context(), "SELECT ratelimit('old', 'ann')"); sqlState(err) != "22023" {
+		mustExec(t, pool, "SELECT ratelimit.consume('old', 'ann')")
+		mustExec(t, pool, "UPDATE ratelimit.definitions SET alive_until = now() WHERE name = 'old'")
+		if _, err := pool.Exec(t.Context(), "SELECT ratelimit.consume('old', 'ann')"); sqlState(err) != "22023" {
 			t.Errorf("of a version that nobody uses: %v", err)
 		}
 	})
@@ -132,12 +132,12 @@ func TestTheNewestVersionInUseCounts(t *testing.T) {
 		t.Parallel()
 		pool := newPool(t, 2)
 		for _, rate := range []float64{9, 70} {
-			succeeds(t, ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour)))
+			succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour)))
 			if rate == 9 {
-				mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '30 days'")
+				mustExec(t, pool, "UPDATE ratelimit.definitions SET published_at = now() - interval '30 days'")
 			}
 		}
-		if n := scan[int](t, pool, "SELECT count(*)::integer FROM rate_limit_definitions WHERE published_at > now() - interval '1 minute'"); n != 2 {
+		if n := scan[int](t, pool, "SELECT count(*)::integer FROM ratelimit.definitions WHERE published_at > now() - interval '1 minute'"); n != 2 {
 			t.Errorf("%d of 2 lists are known", n)
 		}
 	})
@@ -146,10 +146,10 @@ func TestTheNewestVersionInUseCounts(t *testing.T) {
 		pool := newPool(t, 4)
 		versionOf(t, pool, 9, nil)
 		versionOf(t, pool, 70, nil)
-		mustExec(t, pool, "UPDATE rate_limit_definitions SET published_at = now() - interval '6 days 23 hours' WHERE NOT current")
+		mustExec(t, pool, "UPDATE ratelimit.definitions SET published_at = now() - interval '6 days 23 hours' WHERE NOT current")
 		versionOf(t, pool, 9, nil) // or a heartbeat
 		versionOf(t, pool, 71, nil)
-		if n := scan[int](t, pool, "SELECT count(*)::integer FROM rate_limit_definitions WHERE rate = 9 AND published_at > now() - interval '1 minute'"); n != 1 {
+		if n := scan[int](t, pool, "SELECT count(*)::integer FROM ratelimit.definitions WHERE rate = 9 AND published_at > now() - interval '1 minute'"); n != 1 {
 			t.Error("a version in use was forgotten")
 		}
 	})
@@ -164,11 +164,11 @@ func TestAnUnchangedListTakesNoLock(t *testing.T) {
 	holder, err := pool.Begin(t.Context())
 	succeeds(t, err)
 	defer func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }()
-	succeeds(t, ratelimit.Publish(t.Context(), holder, "other", ratelimit.TokenBucket("elsewhere", 1, time.Hour)))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), holder, "other", ratelimit.TokenBucket("elsewhere", 1, time.Hour)))
 	for name, change := range map[string]string{
 		"just alive":              "SELECT 1",
-		"to be marked":            "UPDATE rate_limit_definitions SET alive_until = now() + interval '3 minutes' WHERE program = 'web'",
-		"to be marked, and older": "UPDATE rate_limit_definitions SET alive_until = now() + interval '3 minutes', published_at = published_at - interval '2 hours' WHERE program = 'web'",
+		"to be marked":            "UPDATE ratelimit.definitions SET alive_until = now() + interval '3 minutes' WHERE program = 'web'",
+		"to be marked, and older": "UPDATE ratelimit.definitions SET alive_until = now() + interval '3 minutes', published_at = published_at - interval '2 hours' WHERE program = 'web'",
 	} {
 		mustExec(t, pool, change)
 		for _, rate := range []float64{9, 70} {
@@ -182,12 +182,12 @@ func TestAnUnchangedListTakesNoLock(t *testing.T) {
 			}
 			closeLimiter(t, limits)
 		}
-		if n := scan[int](t, pool, "SELECT count(*)::integer FROM rate_limit_definitions WHERE program = 'web' AND alive_until < now() + interval '3 minutes 30 seconds'"); n != 0 {
+		if n := scan[int](t, pool, "SELECT count(*)::integer FROM ratelimit.definitions WHERE program = 'web' AND alive_until < now() + interval '3 minutes 30 seconds'"); n != 0 {
 			t.Errorf("%s: %d definitions are not marked as in use", name, n)
 		}
 	}
-	mustExec(t, pool, "UPDATE rate_limit_definitions SET alive_until = now() + interval '3 minutes' WHERE program = 'web'")
-	succeeds(t, second(holder.Exec(t.Context(), "SELECT FROM rate_limit_definitions FOR UPDATE")))
+	mustExec(t, pool, "UPDATE ratelimit.definitions SET alive_until = now() + interval '3 minutes' WHERE program = 'web'")
+	succeeds(t, second(holder.Exec(t.Context(), "SELECT FROM ratelimit.definitions FOR UPDATE")))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	limits, err := ratelimit.Open(ctx, pool, ratelimit.Options{
@@ -238,7 +238,7 @@ func TestOpenTellsOfOtherNumbers(t *testing.T) {
 	wants("other numbers", "limit 'api': token bucket, 50 per 01:00:00, capacity 50, and program 'web' has published token bucket, 70 per 01:00:00, capacity 70", "program 'worker'")
 }
 
-// Lists as JSON, for ratelimit_publish.
+// Lists as JSON, for ratelimit.publish.
 const (
 	bucketList = `[{"name": "api", "kind": "token bucket", "rate": 9, "period": "1 hour"}]`
 	windowList = `[{"name": "api", "kind": "fixed window", "rate": 9, "period": "1 hour"}]`
@@ -248,7 +248,7 @@ const (
 // beats says that a process of a program uses a list, as Open does and then every minute.
 func beats(t *testing.T, pool *pgxpool.Pool, program, list string) (counts bool, others []string, err error) {
 	t.Helper()
-	err = pool.QueryRow(t.Context(), "SELECT counts, others FROM _ratelimit_publish($1, $2, true)", program, list).Scan(&counts, &others)
+	err = pool.QueryRow(t.Context(), "SELECT counts, others FROM ratelimit._publish($1, $2, true)", program, list).Scan(&counts, &others)
 	return counts, others, err
 }
 
@@ -261,7 +261,7 @@ func mustBeat(t *testing.T, pool *pgxpool.Pool, program, list string) (counts bo
 }
 
 // lateLists are those whose processes are silent.
-const lateLists = "UPDATE rate_limit_definitions SET alive_until = now() - interval '1 second' WHERE program = 'web' AND "
+const lateLists = "UPDATE ratelimit.definitions SET alive_until = now() - interval '1 second' WHERE program = 'web' AND "
 
 // TestAConflictStopsNoHeartbeat: a list that was published stays in use, whatever another program has published meanwhile.
 func TestAConflictStopsNoHeartbeat(t *testing.T) {
@@ -278,7 +278,7 @@ func TestAConflictStopsNoHeartbeat(t *testing.T) {
 			t.Errorf("counts: %t, others: %q, %v", counts, others, err)
 		}
 	}
-	if got := lines(t, pool, "SELECT kind, alive_until > now() + interval '4 minutes' FROM rate_limit_definitions WHERE program = 'web' AND current"); got != `("token bucket",t)` {
+	if got := lines(t, pool, "SELECT kind, alive_until > now() + interval '4 minutes' FROM ratelimit.definitions WHERE program = 'web' AND current"); got != `("token bucket",t)` {
 		t.Errorf("current: %s", got)
 	}
 	if _, _, err := beats(t, pool, "cron", bucketList); sqlState(err) != "22023" || !strings.Contains(err.Error(), "both would grant") {
@@ -304,7 +304,7 @@ func TestAKindInUseIsRefused(t *testing.T) {
 	if err := opens(); sqlState(err) != "22023" || !strings.Contains(err.Error(), "no older version of 'web' has run for five minutes") {
 		t.Errorf("an older version runs: %v", err)
 	}
-	mustExec(t, pool, "BEGIN; SELECT ratelimit_publish('web', '[]'); SELECT ratelimit_publish('worker', '"+windowList+"'); ROLLBACK") // withdrawn
+	mustExec(t, pool, "BEGIN; SELECT ratelimit.publish('web', '[]'); SELECT ratelimit.publish('worker', '"+windowList+"'); ROLLBACK") // withdrawn
 	if err := opens(); sqlState(err) != "22023" {
 		t.Errorf("not withdrawn after all: %v", err)
 	}
@@ -339,9 +339,9 @@ func TestACalendarInUseIsRefused(t *testing.T) {
 		t.Run(c.period+c.first+c.second, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 2)
-			mustExec(t, pool, "SELECT ratelimit_publish('one', '"+calendar(c.period, c.first)+"')")
-			mustExec(t, pool, "SELECT ratelimit_publish('one', '"+calendar(c.period, c.second)+"'); SELECT ratelimit_publish('one', '"+calendar(c.period, c.first)+"')") // one program may change it
-			_, err := pool.Exec(t.Context(), "SELECT ratelimit_publish('two', '"+calendar(c.period, c.second)+"')")
+			mustExec(t, pool, "SELECT ratelimit.publish('one', '"+calendar(c.period, c.first)+"')")
+			mustExec(t, pool, "SELECT ratelimit.publish('one', '"+calendar(c.period, c.second)+"'); SELECT ratelimit.publish('one', '"+calendar(c.period, c.first)+"')") // one program may change it
+			_, err := pool.Exec(t.Context(), "SELECT ratelimit.publish('two', '"+calendar(c.period, c.second)+"')")
 			if c.want == "" {
 				succeeds(t, err)
 			} else if sqlState(err) != "22023" || !strings.Contains(err.Error(), c.want) {
@@ -356,13 +356,13 @@ func TestACalendarInUseIsRefused(t *testing.T) {
 		mustBeat(t, pool, "web", berlin)
 		mustExec(t, pool, lateLists+"true")
 		mustBeat(t, pool, "web", windowList)
-		mustExec(t, pool, lateLists+"true; SELECT ratelimit_publish('web', '[]')")
+		mustExec(t, pool, lateLists+"true; SELECT ratelimit.publish('web', '[]')")
 		mustBeat(t, pool, "worker", calendar("1 day", ""))
 		counts, others, err := beats(t, pool, "web", berlin)
 		if err != nil || !counts || len(others) != 1 || !strings.Contains(others[0], "in UTC from 2001-01-01") {
 			t.Errorf("a list that was published before: counts: %t, others: %q, %v", counts, others, err)
 		}
-		if err := ratelimit.Publish(t.Context(), pool, "cron", ratelimit.CalendarWindow("api", 10, ratelimit.Day, ratelimit.Zone("Asia/Tokyo"))); sqlState(err) != "22023" || !strings.Contains(err.Error(), "both would grant") {
+		if err := new(ratelimit.Limiter).Publish(t.Context(), pool, "cron", ratelimit.CalendarWindow("api", 10, ratelimit.Day, ratelimit.Zone("Asia/Tokyo"))); sqlState(err) != "22023" || !strings.Contains(err.Error(), "both would grant") {
 			t.Errorf("a list that is new: %v", err)
 		}
 	})
@@ -377,35 +377,35 @@ func TestAListIsAsOldAsItWas(t *testing.T) {
 		known  bool
 	}{
 		"in use lately":              {"SELECT 1", 2, true},
-		"a row is gone":              {"DELETE FROM rate_limit_definitions WHERE name = 'also' AND NOT current", 1, true},
-		"8 days ago":                 {"UPDATE rate_limit_definitions SET published_at = now() - interval '8 days' WHERE NOT current", 1, true},
-		"8 days ago, and 6 days ago": {"UPDATE rate_limit_definitions SET published_at = now() - interval '6 days 12 hours' - CASE name WHEN 'also' THEN interval '1 day' ELSE interval '0' END WHERE NOT current", 2, true},
-		"11 months ago":              {"UPDATE rate_limit_definitions SET published_at = now() - interval '11 months' WHERE NOT current", 1, true},
-		"13 months ago":              {"UPDATE rate_limit_definitions SET published_at = now() - interval '13 months' WHERE NOT current", 0, false},
+		"a row is gone":              {"DELETE FROM ratelimit.definitions WHERE name = 'also' AND NOT current", 1, true},
+		"8 days ago":                 {"UPDATE ratelimit.definitions SET published_at = now() - interval '8 days' WHERE NOT current", 1, true},
+		"8 days ago, and 6 days ago": {"UPDATE ratelimit.definitions SET published_at = now() - interval '6 days 12 hours' - CASE name WHEN 'also' THEN interval '1 day' ELSE interval '0' END WHERE NOT current", 2, true},
+		"11 months ago":              {"UPDATE ratelimit.definitions SET published_at = now() - interval '11 months' WHERE NOT current", 1, true},
+		"13 months ago":              {"UPDATE ratelimit.definitions SET published_at = now() - interval '13 months' WHERE NOT current", 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 2)
 			mustBeat(t, pool, "web", bothList)
-			list := scan[string](t, pool, "SELECT DISTINCT list FROM rate_limit_definitions")
+			list := scan[string](t, pool, "SELECT DISTINCT list FROM ratelimit.definitions")
 			mustBeat(t, pool, "web", bucketList)
-			mustExec(t, pool, lateLists+"true; UPDATE rate_limit_definitions SET first_at = first_at - interval '14 months'; "+left.change)
+			mustExec(t, pool, lateLists+"true; UPDATE ratelimit.definitions SET first_at = first_at - interval '14 months'; "+left.change)
 			mustBeat(t, pool, "web", windowList)
-			if n := scan[int](t, pool, "SELECT count(*)::integer FROM rate_limit_definitions WHERE list = '"+list+"'"); n != left.rows {
+			if n := scan[int](t, pool, "SELECT count(*)::integer FROM ratelimit.definitions WHERE list = '"+list+"'"); n != left.rows {
 				t.Errorf("%d rows of the list are left, want %d", n, left.rows)
 			}
 			if left.rows == 1 && name != "a row is gone" {
-				if _, err := pool.Exec(t.Context(), "SELECT ratelimit_block('also', 'ann')"); sqlState(err) != "22023" {
+				if _, err := pool.Exec(t.Context(), "SELECT ratelimit.block('also', 'ann')"); sqlState(err) != "22023" {
 					t.Errorf("a name of long ago is known: %v", err)
 				}
-				if _, err := pool.Exec(t.Context(), "SELECT ratelimit_sweep('also')"); sqlState(err) != "22023" {
+				if _, err := pool.Exec(t.Context(), "SELECT ratelimit.sweep('also')"); sqlState(err) != "22023" {
 					t.Errorf("a name of long ago is swept: %v", err)
 				}
 			}
 			if counts := mustBeat(t, pool, "web", bothList); counts == left.known {
 				t.Errorf("an old version comes back: it counts is %t", counts)
 			}
-			if n := scan[int](t, pool, "SELECT count(DISTINCT (first_at, published_at, alive_until))::integer FROM rate_limit_definitions WHERE list = '"+list+"'"); n != 1 {
+			if n := scan[int](t, pool, "SELECT count(DISTINCT (first_at, published_at, alive_until))::integer FROM ratelimit.definitions WHERE list = '"+list+"'"); n != 1 {
 				t.Errorf("the rows of one list have %d different instants", n)
 			}
 		})
@@ -424,7 +424,7 @@ func TestPublishersSeeEachOther(t *testing.T) {
 			failures := make(chan error, len(rates))
 			for _, rate := range rates {
 				go func() {
-					failures <- ratelimit.Publish(context.WithoutCancel(t.Context()), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour))
+					failures <- new(ratelimit.Limiter).Publish(context.WithoutCancel(t.Context()), pool, "web", ratelimit.TokenBucket("api", rate, time.Hour))
 				}()
 			}
 			for range rates {
@@ -432,17 +432,17 @@ func TestPublishersSeeEachOther(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if n := scan[int](t, main, "SELECT count(*)::integer FROM rate_limit_definitions WHERE current"); n != 1 {
+			if n := scan[int](t, main, "SELECT count(*)::integer FROM ratelimit.definitions WHERE current"); n != 1 {
 				t.Errorf("%d lists of one program are current", n)
 			}
 			versionOf(t, pool, 9, nil)
 			tx, err := pool.Begin(t.Context())
 			succeeds(t, err)
 			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-			if _, err := tx.Exec(t.Context(), "SELECT _ratelimit_publish('web', $1, true)", bucketList); err != nil {
+			if _, err := tx.Exec(t.Context(), "SELECT ratelimit._publish('web', $1, true)", bucketList); err != nil {
 				t.Errorf("a heartbeat: %v", err)
 			}
-			if err, want := ratelimit.Publish(t.Context(), tx, "web", ratelimit.TokenBucket("api", 73, time.Hour)), map[bool]string{true: "RL003"}[level != pgx.ReadCommitted]; sqlState(err) != want {
+			if err, want := new(ratelimit.Limiter).Publish(t.Context(), tx, "web", ratelimit.TokenBucket("api", 73, time.Hour)), map[bool]string{true: "RL003"}[level != pgx.ReadCommitted]; sqlState(err) != want {
 				t.Errorf("in a transaction: %v, want %q", err, want)
 			}
 		})
@@ -457,7 +457,7 @@ func TestOpenWaitsForItsOwnPublish(t *testing.T) {
 	holder, err := pool.Begin(t.Context())
 	succeeds(t, err)
 	defer func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }()
-	succeeds(t, ratelimit.Publish(t.Context(), holder, "web", ratelimit.TokenBucket("api", 70, time.Hour)))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), holder, "web", ratelimit.TokenBucket("api", 70, time.Hour)))
 	opened := make(chan error, 1)
 	told := make(chan error, 8)
 	go func() {
@@ -483,7 +483,7 @@ func TestOpenWaitsForItsOwnPublish(t *testing.T) {
 	if len(told) > 0 {
 		t.Errorf("told: %v", <-told)
 	}
-	if !scan[bool](t, pool, "SELECT bool_and(alive_until > clock_timestamp()) FROM rate_limit_definitions WHERE program = 'web' AND current") {
+	if !scan[bool](t, pool, "SELECT bool_and(alive_until > clock_timestamp()) FROM ratelimit.definitions WHERE program = 'web' AND current") {
 		t.Error("the list is not said to be in use")
 	}
 }
@@ -498,7 +498,7 @@ func TestAHeartbeatLocksNoRowBeforeTheTable(t *testing.T) {
 	holder, err := pool.Begin(t.Context())
 	succeeds(t, err)
 	defer func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }()
-	succeeds(t, ratelimit.Publish(t.Context(), holder, "other", ratelimit.Unlimited("elsewhere")))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), holder, "other", ratelimit.Unlimited("elsewhere")))
 	type answer struct {
 		counts bool
 		err    error
@@ -506,11 +506,11 @@ func TestAHeartbeatLocksNoRowBeforeTheTable(t *testing.T) {
 	answered := make(chan answer, 1)
 	go func() {
 		var a answer
-		a.err = pool.QueryRow(t.Context(), "SELECT counts FROM _ratelimit_publish('web', $1, true)", bucketList).Scan(&a.counts)
+		a.err = pool.QueryRow(t.Context(), "SELECT counts FROM ratelimit._publish('web', $1, true)", bucketList).Scan(&a.counts)
 		answered <- a
 	}()
 	waitingFor(t, pool, holder)
-	if _, err := holder.Exec(t.Context(), "SELECT FROM rate_limit_definitions WHERE program = 'web' FOR UPDATE NOWAIT"); err != nil {
+	if _, err := holder.Exec(t.Context(), "SELECT FROM ratelimit.definitions WHERE program = 'web' FOR UPDATE NOWAIT"); err != nil {
 		t.Errorf("a heartbeat that waits for the table holds rows: %v", err)
 	}
 	if err := holder.Commit(t.Context()); err != nil {

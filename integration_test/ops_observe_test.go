@@ -204,7 +204,7 @@ func TestMetricsOfRetries(t *testing.T) {
 	attempts := 0
 	conflicts := func(ctx context.Context, tx pgx.Tx) error { // twice with another transaction that commits first
 		var n int
-		if err := tx.QueryRow(ctx, "SELECT count(*) FROM rate_limits").Scan(&n); err != nil {
+		if err := tx.QueryRow(ctx, "SELECT count(*) FROM ratelimit.limits").Scan(&n); err != nil {
 			return err
 		}
 		if attempts++; attempts < 3 {

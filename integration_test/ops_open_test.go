@@ -66,7 +66,7 @@ func TestOpenFollowsItsOwnPool(t *testing.T) {
 	}
 	pools := []*pgxpool.Pool{newPool(t, 4), newPool(t, 4)}
 	for i, pool := range pools {
-		mustExec(t, pool, fmt.Sprintf("SELECT ratelimit_block('opened', 'of %d')", i))
+		mustExec(t, pool, fmt.Sprintf("SELECT ratelimit.block('opened', 'of %d')", i))
 	}
 	limits := []*ratelimit.Limiter{open(t, pools[0], o), open(t, pools[1], o)}
 	for i, l := range limits {
@@ -79,9 +79,9 @@ func TestOpenFollowsItsOwnPool(t *testing.T) {
 	if overrides.DB != nil {
 		t.Error("the options were changed")
 	}
-	mustExec(t, pools[1], "ALTER TABLE rate_limit_overrides RENAME TO away")
+	mustExec(t, pools[1], "ALTER TABLE ratelimit.overrides RENAME TO away")
 	eventually(t, "OnError is told of a poll that failed", func() bool { return told.Load() > 0 })
-	mustExec(t, pools[1], "ALTER TABLE away RENAME TO rate_limit_overrides")
+	mustExec(t, pools[1], "ALTER TABLE away RENAME TO ratelimit.overrides")
 }
 
 func TestOpenStartsEverything(t *testing.T) {
@@ -100,8 +100,8 @@ func TestOpenStartsEverything(t *testing.T) {
 			t.Parallel()
 			url := newMigrated(t)
 			pool := connect(t, url, 6)
-			mustExec(t, pool, "INSERT INTO rate_limits SELECT 'opened', 'idle ' || i, 0, 1, 100, now() - interval '2 hours' FROM generate_series(1, 1500) AS i")
-			mustExec(t, pool, "SELECT ratelimit_block('opened', 'eve', reason => 'before the start')")
+			mustExec(t, pool, "INSERT INTO ratelimit.limits SELECT 'opened', 'idle ' || i, 0, 1, 100, now() - interval '2 hours' FROM generate_series(1, 1500) AS i")
+			mustExec(t, pool, "SELECT ratelimit.block('opened', 'eve', reason => 'before the start')")
 			o := opening(handle(t, url, pool))
 			o.SweepEvery = 50 * time.Millisecond
 			var observed atomic.Int64
@@ -112,16 +112,16 @@ func TestOpenStartsEverything(t *testing.T) {
 			if _, err := limits.Consume(t.Context(), pool, openedBucket.Key("eve")); !denied(err) {
 				t.Errorf("a key that was blocked before: %v", err)
 			}
-			if got := scan[string](t, pool, "SELECT string_agg(name, ' ' ORDER BY name) FROM rate_limit_definitions WHERE program = 'shop' AND current"); got != "opened openedWindow" {
+			if got := scan[string](t, pool, "SELECT string_agg(name, ' ' ORDER BY name) FROM ratelimit.definitions WHERE program = 'shop' AND current"); got != "opened openedWindow" {
 				t.Errorf("published: %s", got)
 			}
-			mustExec(t, pool, "SELECT ratelimit_block('opened', 'bob')")
+			mustExec(t, pool, "SELECT ratelimit.block('opened', 'bob')")
 			eventually(t, "a later block is followed", func() bool {
 				_, err := limits.Consume(t.Context(), pool, openedBucket.Key("bob"))
 				return denied(err)
 			})
 			eventually(t, "idle rows are swept", func() bool {
-				return scan[int](t, pool, "SELECT count(*)::integer FROM rate_limits WHERE key LIKE 'idle%'") == 0
+				return scan[int](t, pool, "SELECT count(*)::integer FROM ratelimit.limits WHERE key LIKE 'idle%'") == 0
 			})
 			calls := observed.Load()
 			closeLimiter(t, limits)
@@ -146,7 +146,7 @@ func TestOpenRefusesWhatItIsGiven(t *testing.T) {
 	}
 	limit, other := ratelimit.TokenBucket("l", 1, time.Hour), ratelimit.TokenBucket("l", 2, time.Hour)
 	list := []ratelimit.Limit{limit}
-	before := scan[string](t, pool, "SELECT count(*)::text FROM rate_limit_definitions")
+	before := scan[string](t, pool, "SELECT count(*)::text FROM ratelimit.definitions")
 	for name, test := range map[string]struct {
 		db      ratelimit.DB
 		options ratelimit.Options
@@ -174,7 +174,7 @@ func TestOpenRefusesWhatItIsGiven(t *testing.T) {
 	if _, err := ratelimit.Open(t.Context(), pool, ratelimit.Options{Program: "p", Limits: list, Usage: elsewhere}); err == nil || !strings.HasPrefix(err.Error(), "ratelimit: usage: ") {
 		t.Errorf("usage without tables: %v", err)
 	}
-	if after := scan[string](t, pool, "SELECT count(*)::text FROM rate_limit_definitions"); after != before {
+	if after := scan[string](t, pool, "SELECT count(*)::text FROM ratelimit.definitions"); after != before {
 		t.Errorf("%s definitions are published, and were %s", after, before)
 	}
 }
@@ -245,11 +245,11 @@ func TestOpenByTheApplicationsRole(t *testing.T) {
 		texts       []string
 		off         func()
 	}{
-		{"overrides", "GRANT SELECT ON app.rate_limit_overrides TO app_user", []string{"ratelimit: overrides: ", "SELECT on rate_limit_overrides", "Options.NoOverrides"}, func() { o.NoOverrides = true }},
-		{"sweep", "GRANT SELECT, INSERT, UPDATE, DELETE ON app.rate_limits, app.rate_limit_holds TO app_user; GRANT SELECT, INSERT, UPDATE ON app.rate_limit_sweeps TO app_user; GRANT SELECT ON app.rate_limit_definitions TO app_user",
-			[]string{"ratelimit: sweep: ", "SELECT on rate_limits, INSERT on rate_limits, UPDATE on rate_limits, DELETE on rate_limits, SELECT on rate_limit_holds, INSERT on rate_limit_holds, UPDATE on rate_limit_holds, DELETE on rate_limit_holds, SELECT on rate_limit_sweeps, INSERT on rate_limit_sweeps, UPDATE on rate_limit_sweeps, SELECT on rate_limit_definitions", "Options.NoSweep"}, func() { o.NoSweep = true }},
-		{"usage", "GRANT SELECT, INSERT, UPDATE, DELETE ON app.rate_limit_usage, app.rate_limit_denials TO app_user", []string{"usage: flush", "on rate_limit_usage and rate_limit_denials", "Options.Usage nil"}, func() { o.Usage = nil }},
-		{"publish", "GRANT SELECT, INSERT, UPDATE, DELETE ON app.rate_limit_definitions TO app_user", []string{"ratelimit: publish: ", "on rate_limit_definitions", "Options.NoPublish"}, func() { o.NoPublish = true }},
+		{"overrides", "GRANT SELECT ON ratelimit.overrides TO app_user", []string{"ratelimit: overrides: ", "SELECT on ratelimit.overrides", "Options.NoOverrides"}, func() { o.NoOverrides = true }},
+		{"sweep", "GRANT SELECT, INSERT, UPDATE, DELETE ON ratelimit.limits, ratelimit.holds TO app_user; GRANT SELECT, INSERT, UPDATE ON ratelimit.sweeps TO app_user; GRANT SELECT ON ratelimit.definitions TO app_user",
+			[]string{"ratelimit: sweep: ", "SELECT on ratelimit.limits, INSERT on ratelimit.limits, UPDATE on ratelimit.limits, DELETE on ratelimit.limits, SELECT on ratelimit.holds, INSERT on ratelimit.holds, UPDATE on ratelimit.holds, DELETE on ratelimit.holds, SELECT on ratelimit.sweeps, INSERT on ratelimit.sweeps, UPDATE on ratelimit.sweeps, SELECT on ratelimit.definitions", "Options.NoSweep"}, func() { o.NoSweep = true }},
+		{"usage", "GRANT SELECT, INSERT, UPDATE, DELETE ON ratelimit.usage, ratelimit.denials TO app_user", []string{"usage: flush", "on ratelimit.usage and ratelimit.denials", "Options.Usage nil"}, func() { o.Usage = nil }},
+		{"publish", "GRANT SELECT, INSERT, UPDATE, DELETE ON ratelimit.definitions TO app_user", []string{"ratelimit: publish: ", "on ratelimit.definitions", "Options.NoPublish"}, func() { o.NoPublish = true }},
 	} {
 		wants(part.name, append(part.texts, "SQLSTATE 42501")...)
 		before := o
@@ -268,9 +268,9 @@ func TestOpenByTheApplicationsRole(t *testing.T) {
 		t.Error(err)
 	}
 	// A missing right to look for definitions is the sweep's, too.
-	mustExec(t, owner, named("REVOKE SELECT ON app.rate_limit_definitions FROM app_user", schema, role))
+	mustExec(t, owner, named("REVOKE SELECT ON ratelimit.definitions FROM app_user", schema, role))
 	o.NoPublish = true
-	wants("SELECT on the definitions", "ratelimit: sweep: ", "grant this role SELECT on rate_limit_definitions, or")
+	wants("SELECT on the definitions", "ratelimit: sweep: ", "grant this role SELECT on ratelimit.definitions, or")
 }
 
 // TestOpenWhereNothingCanBeWritten opens in sessions that are read-only, as a standby's are. faults has a real one.
@@ -397,17 +397,17 @@ func TestFiftyProcessesOpenAtOnce(t *testing.T) {
 	url := newMigrated(t)
 	admin := connect(t, url, 2)
 	const rows = 5000
-	mustExec(t, admin, fmt.Sprintf("INSERT INTO rate_limits SELECT 'opened', 'idle ' || i, 0, 1, 100, now() - interval '2 hours' FROM generate_series(1, %d) AS i", rows))
+	mustExec(t, admin, fmt.Sprintf("INSERT INTO ratelimit.limits SELECT 'opened', 'idle ' || i, 0, 1, 100, now() - interval '2 hours' FROM generate_series(1, %d) AS i", rows))
 	// No two sweep at once: a trigger sees who deletes.
 	mustExec(t, admin, `CREATE TABLE sweeping (pid integer, at xid8);
 		CREATE FUNCTION note_sweep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			INSERT INTO sweeping SELECT pg_backend_pid(), pg_current_xact_id();
-			IF NOT EXISTS (SELECT FROM rate_limit_sweeps WHERE name = 'opened' AND xmin = pg_current_xact_id()::xid) THEN RAISE 'not its turn'; END IF;
+			IF NOT EXISTS (SELECT FROM ratelimit.sweeps WHERE name = 'opened' AND xmin = pg_current_xact_id()::xid) THEN RAISE 'not its turn'; END IF;
 			RETURN NULL; END $$;
 		CREATE TABLE passes (name text, done_at timestamptz);
 		CREATE FUNCTION note_pass() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO passes VALUES (NEW.name, NEW.done_at); RETURN NULL; END $$;
-		CREATE TRIGGER note_pass AFTER UPDATE ON rate_limit_sweeps FOR EACH ROW WHEN (OLD.done_at <> NEW.done_at) EXECUTE FUNCTION note_pass();
-		CREATE TRIGGER note_sweep AFTER DELETE ON rate_limits FOR EACH STATEMENT EXECUTE FUNCTION note_sweep()`)
+		CREATE TRIGGER note_pass AFTER UPDATE ON ratelimit.sweeps FOR EACH ROW WHEN (OLD.done_at <> NEW.done_at) EXECUTE FUNCTION note_pass();
+		CREATE TRIGGER note_sweep AFTER DELETE ON ratelimit.limits FOR EACH STATEMENT EXECUTE FUNCTION note_sweep()`)
 	const processes = 50
 	var wg sync.WaitGroup
 	for range processes {
@@ -431,12 +431,12 @@ func TestFiftyProcessesOpenAtOnce(t *testing.T) {
 				t.Error(err)
 			}
 			eventually(t, "all is swept", func() bool {
-				return scan[int](t, pool, "SELECT count(*)::integer FROM rate_limits WHERE key LIKE 'idle%'") == 0
+				return scan[int](t, pool, "SELECT count(*)::integer FROM ratelimit.limits WHERE key LIKE 'idle%'") == 0
 			})
 		})
 	}
 	wg.Wait()
-	if got := scan[int](t, admin, "SELECT count(*)::integer FROM rate_limit_definitions"); got != 2 {
+	if got := scan[int](t, admin, "SELECT count(*)::integer FROM ratelimit.definitions"); got != 2 {
 		t.Errorf("%d definitions", got)
 	}
 	if got := scan[int](t, admin, "SELECT count(*)::integer FROM sweeping"); got == 0 {
@@ -454,14 +454,14 @@ func TestFiftyProcessesOpenAtOnce(t *testing.T) {
 func TestASweepGivesWayToAnother(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
-	mustExec(t, pool, "INSERT INTO rate_limits SELECT 'opened', 'idle', 0, 1, 100, now() - interval '2 hours'")
+	mustExec(t, pool, "INSERT INTO ratelimit.limits SELECT 'opened', 'idle', 0, 1, 100, now() - interval '2 hours'")
 	other, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = other.Rollback(context.WithoutCancel(t.Context())) }()
-	mustExec(t, pool, "INSERT INTO rate_limit_sweeps VALUES ('opened', '-infinity', '-infinity')")
-	if _, err := other.Exec(t.Context(), "SELECT FROM rate_limit_sweeps WHERE name = 'opened' FOR UPDATE"); err != nil {
+	mustExec(t, pool, "INSERT INTO ratelimit.sweeps VALUES ('opened', '-infinity', '-infinity')")
+	if _, err := other.Exec(t.Context(), "SELECT FROM ratelimit.sweeps WHERE name = 'opened' FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
 	o := opening(pool)
@@ -469,7 +469,7 @@ func TestASweepGivesWayToAnother(t *testing.T) {
 	o.SweepEvery, o.OnError = 10*time.Millisecond, func(err error) { told <- err }
 	open(t, pool, o)
 	there := func() bool {
-		return scan[int](t, pool, "SELECT count(*)::integer FROM rate_limits WHERE key = 'idle'") == 1
+		return scan[int](t, pool, "SELECT count(*)::integer FROM ratelimit.limits WHERE key = 'idle'") == 1
 	}
 	for range 20 {
 		time.Sleep(10 * time.Millisecond)
@@ -477,7 +477,7 @@ func TestASweepGivesWayToAnother(t *testing.T) {
 			t.Fatal("swept beside another program")
 		}
 	}
-	if err := <-told; !strings.HasPrefix(err.Error(), `ratelimit: sweep: limit "opened": nobody sweeps it: a session keeps its row of rate_limit_sweeps locked`) {
+	if err := <-told; !strings.HasPrefix(err.Error(), `ratelimit: sweep: limit "opened": nobody sweeps it: a session keeps its row of ratelimit.sweeps locked`) {
 		t.Error(err)
 	}
 	if err := other.Rollback(t.Context()); err != nil {
@@ -503,7 +503,7 @@ func TestCloseEndsEverything(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := holder.Exec(t.Context(), "SELECT FROM rate_limits WHERE key = 'ann' FOR UPDATE"); err != nil {
+	if _, err := holder.Exec(t.Context(), "SELECT FROM ratelimit.limits WHERE key = 'ann' FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
 	waits := make(chan error, 1)
@@ -617,14 +617,14 @@ func TestCloseHasItsTimeAndSaysWhatItLost(t *testing.T) {
 	if _, err := limits.Consume(t.Context(), pool, openedBucket.Key("ann")); err != nil {
 		t.Fatal(err)
 	}
-	mustExec(t, pool, "ALTER TABLE rate_limit_usage RENAME TO away")
+	mustExec(t, pool, "ALTER TABLE ratelimit.usage RENAME TO away")
 	if err := limits.Close(t.Context()); sqlState(err) != "42P01" || !strings.Contains(err.Error(), "ratelimit: close: usage: flush") {
 		t.Errorf("close: %v", err)
 	}
 	if err := limits.Close(t.Context()); err != nil {
 		t.Errorf("a second Close: %v", err)
 	}
-	mustExec(t, pool, "ALTER TABLE away RENAME TO rate_limit_usage")
+	mustExec(t, pool, "ALTER TABLE away RENAME TO ratelimit.usage")
 }
 
 // TestAPoolThatIsClosedFirst: Close says that it has lost the last counts. It is a row of the table in docs/start-and-stop.md, of which the
@@ -686,7 +686,7 @@ func TestAProcessThatLivesASecond(t *testing.T) {
 	t.Parallel()
 	url := newMigrated(t)
 	pool := connect(t, url, 2)
-	mustExec(t, pool, "SELECT ratelimit_block('opened', 'eve')")
+	mustExec(t, pool, "SELECT ratelimit.block('opened', 'eve')")
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), openWorker+"="+url)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -695,7 +695,7 @@ func TestAProcessThatLivesASecond(t *testing.T) {
 	if got := usageOf(t, pool)["opened"]; got.Granted != 1 || got.Denied != 1 || got.Tokens != 3 {
 		t.Errorf("recorded: %+v", got)
 	}
-	if got := scan[string](t, pool, "SELECT string_agg(program || ' ' || name, ', ') FROM rate_limit_definitions"); got != "cron opened" {
+	if got := scan[string](t, pool, "SELECT string_agg(program || ' ' || name, ', ') FROM ratelimit.definitions"); got != "cron opened" {
 		t.Errorf("published: %s", got)
 	}
 }
@@ -716,7 +716,7 @@ func TestTheDocumentedGrantsAreEnoughToOpen(t *testing.T) {
 	owner := newPool(t, 2)
 	role := createRole(t, owner)
 	mustExec(t, owner, named(docSQL(t, "docs/start-and-stop.md", "GRANT USAGE ON SCHEMA"), schemaOf(t, owner), role))
-	mustExec(t, owner, "INSERT INTO rate_limits VALUES ('opened', 'idle', 0, 1, 100, now() - interval '2 hours')")
+	mustExec(t, owner, "INSERT INTO ratelimit.limits VALUES ('opened', 'idle', 0, 1, 100, now() - interval '2 hours')")
 	app := asRole(t, owner, role, 6)
 	o := opening(app)
 	o.SweepEvery, o.OnError = 20*time.Millisecond, noError(t)
@@ -725,7 +725,7 @@ func TestTheDocumentedGrantsAreEnoughToOpen(t *testing.T) {
 		t.Error(err)
 	}
 	eventually(t, "it sweeps", func() bool {
-		return scan[int](t, owner, "SELECT count(*)::integer FROM rate_limits WHERE key = 'idle'") == 0
+		return scan[int](t, owner, "SELECT count(*)::integer FROM ratelimit.limits WHERE key = 'idle'") == 0
 	})
 	closeLimiter(t, limits)
 	if got := usageOf(t, owner)["opened"].Granted; got != 1 {

@@ -42,15 +42,15 @@ func newEnding(t testing.TB, n int) *endingWorld {
 	for i := range n {
 		e.all = append(e.all, e.limit(fmt.Sprintf("limit %d", i)))
 	}
-	succeeds(t, ratelimit.Publish(t.Context(), e.pool, "web", e.all...))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), e.pool, "web", e.all...))
 	for i := range n {
 		e.override(i)
 		e.use(i)
 	}
 	e.all = append(e.all, ratelimit.TokenBucket("plan", 0, time.Hour)) // it grants nothing until the newer override ends, which has no rate
-	succeeds(t, ratelimit.Publish(t.Context(), e.pool, "plans", e.all[n]))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), e.pool, "plans", e.all[n]))
 	e.ends[n] = []time.Time{e.base.Add(time.Hour)}
-	e.exec(`INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity, until, made_at)
+	e.exec(`INSERT INTO ratelimit.overrides (name, key, effect, rate, capacity, until, made_at)
 		VALUES ('plan', 'k', 'numbers', 5, NULL, NULL, now()), ('plan', 'k', 'numbers', NULL, 9, $1, now() + interval '1 ms')`, e.ends[n][0])
 	succeeds(t, e.limits.Overrides.Load(t.Context()))
 	return e
@@ -114,7 +114,7 @@ func (e *endingWorld) override(i int) {
 			until = new(e.base.Add(time.Duration(1+r.Int64N(int64(span/time.Microsecond))) * time.Microsecond))
 			e.ends[i] = append(e.ends[i], *until)
 		}
-		e.exec(`INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity, max_reserved, until, made_at)
+		e.exec(`INSERT INTO ratelimit.overrides (name, key, effect, rate, capacity, max_reserved, until, made_at)
 			VALUES ($1, $2, $3, $4, $5, $6, $7, now() + $8 * interval '1 millisecond')`, e.all[i].Name(), key, effect, rate, capacity, maxReserved, until, n)
 	}
 }
@@ -128,7 +128,7 @@ func (e *endingWorld) use(i int) {
 		value = max(value, -*c.Capacity)
 	}
 	for shard := range c.Shards {
-		e.exec("INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ($1, 'k', $2, $3, $4, $5)", c.Name, shard, c.Shards, value/float64(c.Shards), ts)
+		e.exec("INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ($1, 'k', $2, $3, $4, $5)", c.Name, shard, c.Shards, value/float64(c.Shards), ts)
 	}
 }
 
@@ -153,8 +153,8 @@ func (e *endingWorld) at(now time.Time, call func(db ratelimit.DB) error) (*rate
 func (e *endingWorld) chains() string {
 	text := ""
 	for _, name := range e.asked {
-		text += scan[string](e, e.pool, "SELECT coalesce(string_agg(concat_ws(' ', name, key, effect, 'rate', rate, 'capacity', capacity, 'reserved', max_reserved, 'until', until), E'\n' ORDER BY made_at, id), '') || E'\n' FROM rate_limit_overrides WHERE name = $1", name) +
-			scan[string](e, e.pool, "SELECT coalesce(string_agg(concat_ws(' ', value, ts, shards), E'\n'), 'no rows') || E'\n' FROM rate_limits WHERE name = $1", name)
+		text += scan[string](e, e.pool, "SELECT coalesce(string_agg(concat_ws(' ', name, key, effect, 'rate', rate, 'capacity', capacity, 'reserved', max_reserved, 'until', until), E'\n' ORDER BY made_at, id), '') || E'\n' FROM ratelimit.overrides WHERE name = $1", name) +
+			scan[string](e, e.pool, "SELECT coalesce(string_agg(concat_ws(' ', value, ts, shards), E'\n'), 'no rows') || E'\n' FROM ratelimit.limits WHERE name = $1", name)
 	}
 	return text
 }
@@ -213,7 +213,7 @@ func (e *endingWorld) proves(what string, ends []time.Time, call func(db ratelim
 }
 
 // TestAnOverrideThatEnds: RetryAt is the first instant at which the same call is granted, by the override or by what comes after it, and
-// ErrExceedsCapacity is never. The library, SQL by hand and ratelimit_keys agree.
+// ErrExceedsCapacity is never. The library, SQL by hand and ratelimit.keys agree.
 func TestAnOverrideThatEnds(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -290,15 +290,15 @@ func (e *endingWorld) agrees(i int, count float64) {
 		}
 	}
 	// The list of keys is for one token, or for all of a capacity below one.
-	if scan[bool](e, e.pool, "SELECT coalesce(min(least(rate, capacity)), 1) >= 1 FROM rate_limit_overrides WHERE name = $1", limit.Name()) {
-		retryAt := scan[string](e, e.pool, "SELECT coalesce((SELECT retry_at::text FROM _ratelimit_keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, '{k}', $2)), '')", limit.Name(), e.base)
+	if scan[bool](e, e.pool, "SELECT coalesce(min(least(rate, capacity)), 1) >= 1 FROM ratelimit.overrides WHERE name = $1", limit.Name()) {
+		retryAt := scan[string](e, e.pool, "SELECT coalesce((SELECT retry_at::text FROM ratelimit._keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, '{k}', $2)), '')", limit.Name(), e.base)
 		call := func(db ratelimit.DB) error { return second(e.limits.Consume(e.Context(), db, limit.Key("k"))) }
 		denied, never := e.at(e.base, call)
 		at := scan[*time.Time](e, e.pool, "SELECT CASE WHEN isfinite(nullif($1, '')::timestamptz) THEN $1::timestamptz END", retryAt)
 		switch {
 		case never != nil:
 		case (retryAt == "") != (denied == nil), denied != nil && (at == nil) != denied.RetryAt.IsZero(), denied != nil && at != nil && !at.Equal(denied.RetryAt):
-			e.Fatalf("%v: ratelimit_keys says %q, and a call for one token %v\n%s", limit, retryAt, denied, e.chains())
+			e.Fatalf("%v: ratelimit.keys says %q, and a call for one token %v\n%s", limit, retryAt, denied, e.chains())
 		}
 	}
 }
@@ -308,7 +308,7 @@ func whenByHand(t testing.TB, db ratelimit.DB, verb, name string, count float64,
 	t.Helper()
 	var granted bool
 	var retryAt *time.Time
-	err := db.QueryRow(t.Context(), "SELECT granted, retry_at FROM _ratelimit_by_hand($1, $2, 'k', count => $3, most => $3, now => $4)", verb, name, count, now).Scan(&granted, &retryAt)
+	err := db.QueryRow(t.Context(), "SELECT granted, retry_at FROM ratelimit._by_hand($1, $2, 'k', count => $3, most => $3, now => $4)", verb, name, count, now).Scan(&granted, &retryAt)
 	switch sqlState(err) {
 	case "22023":
 		return "never"
@@ -356,7 +356,7 @@ func TestOverridesThatEndForSeveralLimits(t *testing.T) {
 		_, _ = e.at(e.base, func(db ratelimit.DB) error {
 			requests := fmt.Sprintf(`[{"name": %q, "key": "k", "count": %v}, {"name": %q, "key": "k"}]`, e.all[i].Name(), first.Requests[0].Count, e.all[i+1].Name())
 			var name string
-			err := db.QueryRow(t.Context(), "SELECT name FROM _ratelimit_all($1::text::jsonb, $2)", requests, e.base).Scan(&name)
+			err := db.QueryRow(t.Context(), "SELECT name FROM ratelimit._all($1::text::jsonb, $2)", requests, e.base).Scan(&name)
 			want := "null"
 			if !first.RetryAt.IsZero() {
 				want = scan[string](t, e.pool, "SELECT to_jsonb($1::timestamptz)::text", first.RetryAt)
@@ -431,7 +431,7 @@ func TestTheWorkedExamplesOfOverridesThatEnd(t *testing.T) {
 		now := w.clock.now
 		override := func(key, numbers string, d time.Duration) {
 			w.Helper()
-			scan[int64](w, pool, "SELECT ratelimit_override($1, $1, "+numbers+", until => $2)", key, now.Add(d))
+			scan[int64](w, pool, "SELECT ratelimit.override($1, $1, "+numbers+", until => $2)", key, now.Add(d))
 			w.do(w.limiter.Overrides.Load(w.Context()))
 		}
 		minute, hour := ratelimit.TokenBucket("slow", 60, time.Minute, ratelimit.MaxReserved(30)), ratelimit.TokenBucket("raised", 1, time.Hour)
@@ -452,7 +452,7 @@ func TestTheWorkedExamplesOfOverridesThatEnd(t *testing.T) {
 		w.retries(w.deny(hour.Key("raised")), time.Hour)
 
 		// It ends, and nothing follows that grants.
-		scan[int64](w, pool, "SELECT ratelimit_block('blocked', NULL)")
+		scan[int64](w, pool, "SELECT ratelimit.block('blocked', NULL)")
 		override("blocked", "rate => 1, capacity => 1", time.Minute)
 		blocked := ratelimit.TokenBucket("blocked", 60, time.Minute).Key("blocked")
 		w.grant(blocked)
@@ -486,7 +486,7 @@ func TestAWaitUnderAnOverrideThatEnds(t *testing.T) {
 	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
 	override := func(name, numbers string, d time.Duration) {
 		t.Helper()
-		scan[int64](t, pool, "SELECT ratelimit_override($1, 'k', "+numbers+", until => clock_timestamp() + $2)", name, pgtype.Interval{Microseconds: d.Microseconds(), Valid: true})
+		scan[int64](t, pool, "SELECT ratelimit.override($1, 'k', "+numbers+", until => clock_timestamp() + $2)", name, pgtype.Interval{Microseconds: d.Microseconds(), Valid: true})
 		succeeds(t, limits.Overrides.Load(t.Context()))
 	}
 	waitFor := func(request ratelimit.Request, within time.Duration) (ratelimit.Result, error) {
@@ -532,7 +532,7 @@ func TestAChangeWakesWaiters(t *testing.T) {
 		"bucket": ratelimit.TokenBucket("api", 1, time.Hour), "window": ratelimit.FixedWindow("api", 1, time.Hour), "shards": ratelimit.TokenBucket("api", 2, time.Hour, ratelimit.Shards(2)),
 	} {
 		for change, sql := range map[string]string{
-			"unlimited": "SELECT ratelimit_unlimited('api', 'k')", "raised": "SELECT ratelimit_override('api', NULL, rate => 1000000000)", "lifted": "SELECT ratelimit_restore('api', 'k')",
+			"unlimited": "SELECT ratelimit.unlimited('api', 'k')", "raised": "SELECT ratelimit.override('api', NULL, rate => 1000000000)", "lifted": "SELECT ratelimit.restore('api', 'k')",
 		} {
 			if name == "window" && change != "unlimited" {
 				continue // it refills at the next window, whatever the rate
@@ -541,7 +541,7 @@ func TestAChangeWakesWaiters(t *testing.T) {
 				t.Parallel()
 				pool, limit, used := newPool(t, 4), kind, kind.Capacity()
 				if change == "lifted" {
-					scan[int64](t, pool, "SELECT ratelimit_override('api', 'k', rate => 1, capacity => 1)")
+					scan[int64](t, pool, "SELECT ratelimit.override('api', 'k', rate => 1, capacity => 1)")
 					limit, used = ratelimit.TokenBucket("api", 1e9, time.Hour), 1
 				}
 				limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon})}
@@ -551,8 +551,8 @@ func TestAChangeWakesWaiters(t *testing.T) {
 					_, err := limits.Wait(t.Context(), pool, limit.Key("k"))
 					ended <- err
 				}()
-				eventually(t, "the wait has begun", func() bool { return scan[float64](t, pool, "SELECT sum(value) FROM rate_limits") < -0.5 })
-				mustExec(t, pool, "SELECT ratelimit_block('api', 'other')") // which changes nothing for it
+				eventually(t, "the wait has begun", func() bool { return scan[float64](t, pool, "SELECT sum(value) FROM ratelimit.limits") < -0.5 })
+				mustExec(t, pool, "SELECT ratelimit.block('api', 'other')") // which changes nothing for it
 				select {
 				case err := <-ended:
 					t.Fatalf("it ended at once: %v", err)

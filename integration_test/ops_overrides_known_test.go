@@ -34,7 +34,7 @@ func newKnown(t *testing.T, limits ...ratelimit.Limit) (*everything, *ratelimit.
 	t.Helper()
 	w := &everything{TB: t, clock: &clock{now: time.Date(2031, 3, 17, 9, 30, 12, 0, time.UTC)}}
 	w.openWorld()
-	w.must(ratelimit.Publish(t.Context(), w.pool, "app", limits...))
+	w.must(new(ratelimit.Limiter).Publish(t.Context(), w.pool, "app", limits...))
 	return w, &ratelimit.Limiter{Clock: w.clock.Now, Overrides: &ratelimit.Overrides{DB: w.pool, OnError: func(err error) { t.Error(err) }}}
 }
 
@@ -68,9 +68,9 @@ func mergedValues(all ...url.Values) url.Values {
 	return merged
 }
 
-// wholeSays reads the answer of ratelimit_keys, of txlimit keys, and of show for a key.
+// wholeSays reads the answer of ratelimit.keys, of txlimit keys, and of show for a key.
 func (w *everything) wholeSays(name, key string, flags ...string) (inSQL, listed, shown known) {
-	rows, err := w.pool.Query(w.Context(), "SELECT key, remaining, CASE WHEN isfinite(retry_at) THEN retry_at END AS retry_at, retry_at IS NOT NULL AS denied_now FROM _ratelimit_keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, NULL, $2) WHERE key = $3", name, w.clock.now, key)
+	rows, err := w.pool.Query(w.Context(), "SELECT key, remaining, CASE WHEN isfinite(retry_at) THEN retry_at END AS retry_at, retry_at IS NOT NULL AS denied_now FROM ratelimit._keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, NULL, $2) WHERE key = $3", name, w.clock.now, key)
 	w.must(err)
 	inSQL, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByNameLax[known])
 	w.must(err)
@@ -102,7 +102,7 @@ func TestOverridesThatEndBeforeTheProgramsNumbers(t *testing.T) {
 			own := limit.With(ratelimit.Rate(5), ratelimit.Capacity(50))
 			at := w.clock.now
 			end := at.Add(time.Minute)
-			_, err := w.pool.Exec(t.Context(), "INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity, until, made_at) VALUES ('api', NULL, 'numbers', 60, 60, $1, $2)", end, at.Add(-time.Second))
+			_, err := w.pool.Exec(t.Context(), "INSERT INTO ratelimit.overrides (name, key, effect, rate, capacity, until, made_at) VALUES ('api', NULL, 'numbers', 60, 60, $1, $2)", end, at.Add(-time.Second))
 			w.must(err)
 			in := func(seconds float64) *time.Time { return new(at.Add(time.Duration(seconds * float64(time.Second)))) }
 			for _, k := range []struct {
@@ -122,15 +122,15 @@ func TestOverridesThatEndBeforeTheProgramsNumbers(t *testing.T) {
 			} {
 				key := fmt.Sprint(k.value)
 				for shard := range shards {
-					_, err := w.pool.Exec(t.Context(), "INSERT INTO rate_limits VALUES ('api', $1, $2, $3, $4, $5)", key, shard, shards, k.value/float64(shards), at)
+					_, err := w.pool.Exec(t.Context(), "INSERT INTO ratelimit.limits VALUES ('api', $1, $2, $3, $4, $5)", key, shard, shards, k.value/float64(shards), at)
 					w.must(err)
 				}
 				inSQL, listed, shown := w.wholeSays("api", key)
-				for source, said := range map[string]known{"ratelimit_keys": inSQL, "txlimit keys": listed, "txlimit show": shown} {
+				for source, said := range map[string]known{"ratelimit.keys": inSQL, "txlimit keys": listed, "txlimit show": shown} {
 					if denied := k.value < 1; *said.DeniedNow != denied || !near(*said.Remaining, k.value) || !sameInstant(said.RetryAt, k.retry) {
 						t.Errorf("%s: %s says %s, want a retry at %v", key, source, asText(said), k.retry)
 					}
-					if w.hasClock && source != "ratelimit_keys" && !sameInstant(said.NotBefore, k.atBest) {
+					if w.hasClock && source != "ratelimit.keys" && !sameInstant(said.NotBefore, k.atBest) {
 						t.Errorf("%s: %s says %s, want it not before %v", key, source, asText(said), k.atBest)
 					}
 				}
@@ -190,23 +190,23 @@ func (w *everything) byHandOfUnknown(t *testing.T, key string, value float64, sh
 	inRollback(t, w.pool, func(tx pgx.Tx) {
 		var granted bool
 		var retryAt, resetAt *time.Time
-		w.must(tx.QueryRow(t.Context(), "SELECT granted, retry_at, reset_at FROM _ratelimit_by_hand('try', 'api', $1, now => $2)", key, w.clock.now).Scan(&granted, &retryAt, &resetAt))
+		w.must(tx.QueryRow(t.Context(), "SELECT granted, retry_at, reset_at FROM ratelimit._by_hand('try', 'api', $1, now => $2)", key, w.clock.now).Scan(&granted, &retryAt, &resetAt))
 		if retry == nil && !granted {
 			retry = &end
 		}
 		if granted != (value >= 1) || !sameInstant(retryAt, retry) {
-			t.Errorf("%s: ratelimit_try says %t, retry at %v, want %v", key, granted, retryAt, retry)
+			t.Errorf("%s: ratelimit.try says %t, retry at %v, want %v", key, granted, retryAt, retry)
 		}
 		// A token was taken of those that have one; of shards, one row stands for all.
 		if known := value >= 2; known != (resetAt != nil) || known && shards == 1 && !resetAt.Equal(w.clock.now.Add(time.Duration(61-value)*time.Second)) {
-			t.Errorf("%s: ratelimit_try says that it resets at %v", key, resetAt)
+			t.Errorf("%s: ratelimit.try says that it resets at %v", key, resetAt)
 		}
 	})
 	inRollback(t, w.pool, func(tx pgx.Tx) { // what owes a token more is repaid before the end, or nobody knows when
 		var runAt *time.Time
-		err := tx.QueryRow(t.Context(), "SELECT retry_at FROM _ratelimit_by_hand('reserve', 'api', $1, now => $2)", key, w.clock.now).Scan(&runAt)
+		err := tx.QueryRow(t.Context(), "SELECT retry_at FROM ratelimit._by_hand('reserve', 'api', $1, now => $2)", key, w.clock.now).Scan(&runAt)
 		if known := value > -59; known && (err != nil || !runAt.Equal(w.clock.now.Add(time.Duration(max(1-value, 0))*time.Second))) || !known && (sqlState(err) != "22023" || !strings.Contains(err.Error(), "are the program's")) {
-			t.Errorf("%s: ratelimit_reserve says %v, %v", key, runAt, err)
+			t.Errorf("%s: ratelimit.reserve says %v, %v", key, runAt, err)
 		}
 	})
 }
@@ -218,9 +218,9 @@ func TestConsoleCurvesReachToWhereTheKeyIsFull(t *testing.T) {
 	at := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
 	for _, shards := range []int{1, 2} {
 		limit := ratelimit.CalendarWindow(fmt.Sprint("daily", shards), 1, ratelimit.Day, ratelimit.Capacity(1000), ratelimit.Shards(shards))
-		succeeds(t, ratelimit.Publish(t.Context(), pool, limit.Name(), limit))
+		succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, limit.Name(), limit))
 		for shard := range shards {
-			_, err := pool.Exec(t.Context(), "INSERT INTO rate_limits VALUES ($1, 'ann', $2, $3, $4, $5)", limit.Name(), shard, shards, 400/float64(shards), at)
+			_, err := pool.Exec(t.Context(), "INSERT INTO ratelimit.limits VALUES ($1, 'ann', $2, $3, $4, $5)", limit.Name(), shard, shards, 400/float64(shards), at)
 			succeeds(t, err)
 		}
 		states, err := keystate.Of(t.Context(), pool, limit.Name(), []string{"ann"}, at, nil)
@@ -298,14 +298,14 @@ func TestOverridesToNoSlots(t *testing.T) {
 		"the program's2": {varying, 4, &hour, nil, nil, &hour, "by policy, at least until 2031-03-17 10:30:12Z (in 1h00m): there are no slots", "Denied: there are no slots, for at least 1 h. An override ends in 1 h, and the numbers that follow are the program's."},
 	} {
 		name := c.limit.Name()
-		_, err := w.pool.Exec(t.Context(), "INSERT INTO rate_limit_overrides (name, key, effect, capacity, until, made_at) VALUES ($1, $2, 'numbers', 0, $3, $4)", name, key, c.none, at.Add(-time.Minute))
+		_, err := w.pool.Exec(t.Context(), "INSERT INTO ratelimit.overrides (name, key, effect, capacity, until, made_at) VALUES ($1, $2, 'numbers', 0, $3, $4)", name, key, c.none, at.Add(-time.Minute))
 		w.must(err)
 		if c.block != nil {
-			_, err := w.pool.Exec(t.Context(), "INSERT INTO rate_limit_overrides (name, key, effect, until, made_at) VALUES ($1, $2, 'block', $3, $4)", name, key, c.block, at.Add(-time.Second))
+			_, err := w.pool.Exec(t.Context(), "INSERT INTO ratelimit.overrides (name, key, effect, until, made_at) VALUES ($1, $2, 'block', $3, $4)", name, key, c.block, at.Add(-time.Second))
 			w.must(err)
 		}
 		if c.used > 0 {
-			_, err := w.pool.Exec(t.Context(), "INSERT INTO rate_limits VALUES ($1, $2, 0, 1, $3, $4)", name, key, -c.used, at)
+			_, err := w.pool.Exec(t.Context(), "INSERT INTO ratelimit.limits VALUES ($1, $2, 0, 1, $3, $4)", name, key, -c.used, at)
 			w.must(err)
 		}
 		w.must(asks.Overrides.Load(t.Context()))
@@ -320,12 +320,12 @@ func TestOverridesToNoSlots(t *testing.T) {
 			}
 		})
 		inSQL, listed, shown := w.wholeSays(name, key)
-		for source, said := range map[string]known{"ratelimit_keys": inSQL, "txlimit keys": listed, "txlimit show": shown} {
+		for source, said := range map[string]known{"ratelimit.keys": inSQL, "txlimit keys": listed, "txlimit show": shown} {
 			left := float64(-c.used)
 			if c.block != nil && source != "txlimit show" {
 				left = 0 // of a blocked key
 			}
-			if said.Remaining == nil || *said.Remaining != left || !*said.DeniedNow || !sameInstant(said.RetryAt, c.retry) || w.hasClock && source != "ratelimit_keys" && !sameInstant(said.NotBefore, c.notBefore) {
+			if said.Remaining == nil || *said.Remaining != left || !*said.DeniedNow || !sameInstant(said.RetryAt, c.retry) || w.hasClock && source != "ratelimit.keys" && !sameInstant(said.NotBefore, c.notBefore) {
 				t.Errorf("%s: %s says %s, want %v left, a retry at %v, not before %v", key, source, asText(said), left, c.retry, c.notBefore)
 			}
 		}

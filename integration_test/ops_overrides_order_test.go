@@ -17,7 +17,7 @@ func TestABlockGoesBeforeWhatIsMadeUnderIt(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
 	api := ratelimit.TokenBucket("api", 10, time.Hour)
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", api))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", api))
 	var notices []string
 	config := pool.Config().ConnConfig.Copy()
 	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { notices = append(notices, n.Message) }
@@ -30,11 +30,11 @@ func TestABlockGoesBeforeWhatIsMadeUnderIt(t *testing.T) {
 		succeeds(t, limits.Overrides.Load(t.Context()))
 	}
 	calls := map[string]string{
-		"unlimited": "ratelimit_unlimited('api', %[1]s)", "numbers": "ratelimit_override('api', %[1]s, rate => 20)", "block": "ratelimit_block('api', %[1]s)",
+		"unlimited": "ratelimit.unlimited('api', %[1]s)", "numbers": "ratelimit.override('api', %[1]s, rate => 20)", "block": "ratelimit.block('api', %[1]s)",
 	}
 	for _, order := range [][]string{{"block", "unlimited"}, {"unlimited", "block"}, {"block", "numbers"}, {"numbers", "block"}, {"block", "unlimited", "numbers"}} {
 		for _, key := range []string{"'ann'", "NULL"} {
-			mustExec(t, pool, "DELETE FROM rate_limit_overrides; DELETE FROM rate_limits; SELECT ratelimit('api', 'ann')")
+			mustExec(t, pool, "DELETE FROM ratelimit.overrides; DELETE FROM ratelimit.limits; SELECT ratelimit.consume('api', 'ann')")
 			notices = nil
 			id := int64(0)
 			for i, effect := range order {
@@ -52,13 +52,13 @@ func TestABlockGoesBeforeWhatIsMadeUnderIt(t *testing.T) {
 			if got := limitInForce(t, &limits, pool, api.Key("ann")); got != "api: blocked" {
 				t.Errorf("%v for %s: %s", order, key, got)
 			}
-			if scan[bool](t, pool, "SELECT granted FROM ratelimit_try('api', 'ann')") {
+			if scan[bool](t, pool, "SELECT granted FROM ratelimit.try('api', 'ann')") {
 				t.Errorf("%v for %s: SQL grants", order, key)
 			}
-			if !scan[bool](t, pool, "SELECT remaining = 0 AND retry_at = 'infinity' FROM ratelimit_keys('api') WHERE key = 'ann'") {
-				t.Errorf("%v for %s: ratelimit_keys does not know of the block", order, key)
+			if !scan[bool](t, pool, "SELECT remaining = 0 AND retry_at = 'infinity' FROM ratelimit.keys('api') WHERE key = 'ann'") {
+				t.Errorf("%v for %s: ratelimit.keys does not know of the block", order, key)
 			}
-			scan[int](t, pool, "SELECT ratelimit_unblock('api', "+key+")")
+			scan[int](t, pool, "SELECT ratelimit.unblock('api', "+key+")")
 			load()
 			want := map[string]string{"unlimited": "api: unlimited", "numbers": "api: token bucket, 20 per 1h, capacity 20"}[last(order)]
 			if got := limitInForce(t, &limits, pool, api.Key("ann")); got != want {
@@ -67,9 +67,9 @@ func TestABlockGoesBeforeWhatIsMadeUnderIt(t *testing.T) {
 		}
 	}
 	// A key's own goes before a block of every key.
-	mustExec(t, pool, "DELETE FROM rate_limit_overrides; SELECT ratelimit_unlimited('api', 'ann'); SELECT ratelimit_block('api', NULL)")
+	mustExec(t, pool, "DELETE FROM ratelimit.overrides; SELECT ratelimit.unlimited('api', 'ann'); SELECT ratelimit.block('api', NULL)")
 	load()
-	if got := limitInForce(t, &limits, pool, api.Key("ann")); got != "api: unlimited" || !scan[bool](t, pool, "SELECT granted FROM ratelimit_try('api', 'ann')") {
+	if got := limitInForce(t, &limits, pool, api.Key("ann")); got != "api: unlimited" || !scan[bool](t, pool, "SELECT granted FROM ratelimit.try('api', 'ann')") {
 		t.Errorf("%s under a block of every key", got)
 	}
 }
@@ -90,8 +90,8 @@ func TestOverridesThatWereCopied(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
 	api := ratelimit.TokenBucket("api", 10, time.Hour)
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", api))
-	mustExec(t, pool, `INSERT INTO rate_limit_overrides (id, name, key, effect, made_at) OVERRIDING SYSTEM VALUE
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", api))
+	mustExec(t, pool, `INSERT INTO ratelimit.overrides (id, name, key, effect, made_at) OVERRIDING SYSTEM VALUE
 		SELECT n, 'api', CASE WHEN n % 2 = 0 THEN 'ann' END, 'unlimited', now() - interval '1 hour' FROM generate_series(1, 6) AS n
 		UNION ALL VALUES (1000, 'api', 'ann', 'unlimited', now() - interval '1 hour'), (9223372036854775807, 'api', NULL, 'unlimited', now() - interval '1 hour')`)
 	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
@@ -105,21 +105,21 @@ func TestOverridesThatWereCopied(t *testing.T) {
 		}
 	}
 	is("ann", "api: unlimited")
-	id := scan[int64](t, pool, "SELECT ratelimit_override('api', 'ann', rate => 20)")
+	id := scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => 20)")
 	is("ann", "api: token bucket, 20 per 1h, capacity 20")
-	if rate := scan[float64](t, pool, "SELECT rate FROM _ratelimit_numbers('api', 'ann', now())"); id != 7 || rate != 20 {
+	if rate := scan[float64](t, pool, "SELECT rate FROM ratelimit._numbers('api', 'ann', now())"); id != 7 || rate != 20 {
 		t.Errorf("override %d, SQL says rate %v", id, rate)
 	}
-	scan[int64](t, pool, "SELECT ratelimit_override('api', NULL, rate => 30)")
+	scan[int64](t, pool, "SELECT ratelimit.override('api', NULL, rate => 30)")
 	is("bob", "api: token bucket, 30 per 1h, capacity 30")
-	scan[int64](t, pool, "SELECT ratelimit_block('api', 'ann')")
+	scan[int64](t, pool, "SELECT ratelimit.block('api', 'ann')")
 	is("ann", "api: blocked")
 	// The capacity before is that of the newest that is older, whatever its id.
-	mustExec(t, pool, "DELETE FROM rate_limit_overrides; INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now())")
-	mustExec(t, pool, "INSERT INTO rate_limit_overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE VALUES (1000, 'api', 'ann', 'numbers', 25, now() - interval '1 hour')")
-	id = scan[int64](t, pool, "SELECT ratelimit_override('api', 'ann', capacity => 40)")
-	mustExec(t, pool, "UPDATE rate_limit_overrides SET made_at = made_at - interval '1 minute'")
-	if added := scan[float64](t, pool, "SELECT ratelimit_add($1)", id); added != 15 {
+	mustExec(t, pool, "DELETE FROM ratelimit.overrides; INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now())")
+	mustExec(t, pool, "INSERT INTO ratelimit.overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE VALUES (1000, 'api', 'ann', 'numbers', 25, now() - interval '1 hour')")
+	id = scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', capacity => 40)")
+	mustExec(t, pool, "UPDATE ratelimit.overrides SET made_at = made_at - interval '1 minute'")
+	if added := scan[float64](t, pool, "SELECT ratelimit.add($1)", id); added != 15 {
 		t.Errorf("%v added, want 15", added)
 	}
 }

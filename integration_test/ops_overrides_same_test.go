@@ -13,8 +13,8 @@ import (
 func TestOverridesThatEndReadAlikeInSQL(t *testing.T) {
 	t.Parallel()
 	e := newEnding(t, sized(400, 100))
-	e.exec("UPDATE rate_limits SET value = value + 0.1 / shards WHERE hashtext(name) % 2 = 0")
-	e.exec("UPDATE rate_limit_overrides SET rate = rate * 1.1, capacity = capacity * 0.7 WHERE random() < 0.3 AND NOT name IN (SELECT name FROM rate_limit_definitions WHERE zone IS NOT NULL)")
+	e.exec("UPDATE ratelimit.limits SET value = value + 0.1 / shards WHERE hashtext(name) % 2 = 0")
+	e.exec("UPDATE ratelimit.overrides SET rate = rate * 1.1, capacity = capacity * 0.7 WHERE random() < 0.3 AND NOT name IN (SELECT name FROM ratelimit.definitions WHERE zone IS NOT NULL)")
 	succeeds(t, e.limits.Overrides.Load(t.Context()))
 	waits, resets := 0, 0
 	for _, limit := range e.all {
@@ -40,7 +40,7 @@ func TestOverridesThatEndReadAlikeInSQL(t *testing.T) {
 				continue
 			}
 			_, _ = e.at(e.base, func(db ratelimit.DB) error {
-				err := db.QueryRow(t.Context(), "SELECT granted, remaining, retry_at, reset_at FROM _ratelimit_by_hand($1, $2, 'k', count => $3, now => $4)", verb, limit.Name(), count, e.base).
+				err := db.QueryRow(t.Context(), "SELECT granted, remaining, retry_at, reset_at FROM ratelimit._by_hand($1, $2, 'k', count => $3, now => $4)", verb, limit.Name(), count, e.base).
 					Scan(&got.granted, &got.left, &got.runAt, &got.resetAt)
 				return err
 			})
@@ -67,8 +67,8 @@ func TestTheEndOfAnOverrideThatDoesNotDecideChangesNothing(t *testing.T) {
 	e := newEnding(t, 0)
 	for n := range 60 {
 		limit := ratelimit.TokenBucket(fmt.Sprint("bare ", n), 7, time.Hour, ratelimit.Capacity(3), ratelimit.MaxReserved(100))
-		succeeds(t, ratelimit.Publish(t.Context(), e.pool, "web", limit))
-		e.exec("INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ($1, 'k', 0, 1, $2, $3)", limit.Name(), -5-15*e.r.Float64(),
+		succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), e.pool, "web", limit))
+		e.exec("INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ($1, 'k', 0, 1, $2, $3)", limit.Name(), -5-15*e.r.Float64(),
 			e.base.Add(-time.Duration(e.r.Int64N(1e9))*time.Microsecond))
 		runAt := func() (at time.Time) {
 			succeeds(t, e.limits.Overrides.Load(t.Context()))
@@ -79,9 +79,9 @@ func TestTheEndOfAnOverrideThatDoesNotDecideChangesNothing(t *testing.T) {
 			})
 			return at
 		}
-		e.exec("INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity, until) VALUES ($1, 'k', 'numbers', 6.1, 3, $2)", limit.Name(), e.base.Add(100*time.Hour))
+		e.exec("INSERT INTO ratelimit.overrides (name, key, effect, rate, capacity, until) VALUES ($1, 'k', 'numbers', 6.1, 3, $2)", limit.Name(), e.base.Add(100*time.Hour))
 		want := runAt()
-		e.exec("INSERT INTO rate_limit_overrides (name, key, effect, rate, until) VALUES ($1, NULL, 'numbers', 0.7, $2)", limit.Name(), e.base.Add(time.Duration(1+e.r.Int64N(1e9))*time.Microsecond))
+		e.exec("INSERT INTO ratelimit.overrides (name, key, effect, rate, until) VALUES ($1, NULL, 'numbers', 0.7, $2)", limit.Name(), e.base.Add(time.Duration(1+e.r.Int64N(1e9))*time.Microsecond))
 		if got := runAt(); !got.Equal(want) || !want.After(e.base) {
 			t.Errorf("%v: may run at %v, beside another override at %v", limit, want, got)
 		}

@@ -70,20 +70,20 @@ func TestAnOverrideIsFollowed(t *testing.T) {
 	}
 	const defined = "api: token bucket, 10 per 1h, capacity 10"
 	becomes("ann", defined)
-	scan[int64](t, pool, "SELECT ratelimit_override('api', 'ann', rate => 20, max_reserved => 3, until => now() + interval '1 hour')")
+	scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => 20, max_reserved => 3, until => now() + interval '1 hour')")
 	becomes("ann", "api: token bucket, 20 per 1h, capacity 20, at most 3 reserved")
 	becomes("bob", defined)
-	scan[int64](t, pool, "SELECT ratelimit_override('api', NULL, capacity => 5)")
+	scan[int64](t, pool, "SELECT ratelimit.override('api', NULL, capacity => 5)")
 	becomes("bob", "api: token bucket, 10 per 1h, capacity 5")
 	becomes("ann", "api: token bucket, 20 per 1h, capacity 20, at most 3 reserved")
-	scan[int64](t, pool, "SELECT ratelimit_unlimited('api', 'bob')")
+	scan[int64](t, pool, "SELECT ratelimit.unlimited('api', 'bob')")
 	becomes("bob", "api: unlimited")
-	scan[int64](t, pool, "SELECT ratelimit_block('api', 'ann')")
+	scan[int64](t, pool, "SELECT ratelimit.block('api', 'ann')")
 	becomes("ann", "api: blocked")
-	scan[int](t, pool, "SELECT ratelimit_unblock('api', 'ann')")
+	scan[int](t, pool, "SELECT ratelimit.unblock('api', 'ann')")
 	becomes("ann", "api: token bucket, 20 per 1h, capacity 20, at most 3 reserved")
 	for _, key := range []string{"'ann'", "'bob'", "NULL"} {
-		if n := scan[int](t, pool, "SELECT ratelimit_restore('api', "+key+")"); n != 1 {
+		if n := scan[int](t, pool, "SELECT ratelimit.restore('api', "+key+")"); n != 1 {
 			t.Errorf("%s: %d restored", key, n)
 		}
 	}
@@ -92,16 +92,16 @@ func TestAnOverrideIsFollowed(t *testing.T) {
 
 	// The override ends by itself, at its end by the database's clock.
 	until := scan[time.Time](t, pool, "SELECT now() + interval '3 seconds'")
-	scan[int64](t, pool, "SELECT ratelimit_block('api', 'carl', until => $1)", until)
+	scan[int64](t, pool, "SELECT ratelimit.block('api', 'carl', until => $1)", until)
 	becomes("carl", "api: blocked until "+until.UTC().Add(time.Second-1).Format(time.RFC3339)) // rounded up
 	becomes("carl", defined)
 	if now := scan[time.Time](t, pool, "SELECT clock_timestamp()"); now.Before(until.Add(-50 * time.Millisecond)) {
 		t.Errorf("it ended %v early", until.Sub(now))
 	}
 	// A row that is deleted by hand disappears when all rows are read again.
-	scan[int64](t, pool, "SELECT ratelimit_block('api', 'carl')")
+	scan[int64](t, pool, "SELECT ratelimit.block('api', 'carl')")
 	becomes("carl", "api: blocked")
-	mustExec(t, pool, "DELETE FROM rate_limit_overrides")
+	mustExec(t, pool, "DELETE FROM ratelimit.overrides")
 	succeeds(t, limits.Overrides.Load(t.Context()))
 	becomes("carl", defined)
 }
@@ -115,7 +115,7 @@ func TestABlockHolds(t *testing.T) {
 		w.do(w.limiter.Overrides.Load(w.Context()))
 		granted, reserved := w.grant(api.Key("ann").Count(4)), w.reserve(api.Key("ann").Count(20))
 		until := scan[time.Time](w, pool, "SELECT date_trunc('second', now()) + interval '1 hour'").UTC()
-		scan[int64](w, pool, "SELECT ratelimit_block('api', 'ann', until => $1)", until)
+		scan[int64](w, pool, "SELECT ratelimit.block('api', 'ann', until => $1)", until)
 		w.do(w.limiter.Overrides.Load(w.Context()))
 		for range 2 {
 			ann := api.Key("ann")
@@ -157,16 +157,16 @@ func TestALimitOfAResultIsTheProgramsOwn(t *testing.T) {
 		api := ratelimit.TokenBucket("api", 10, time.Minute, ratelimit.Varies(time.Hour))
 		for key, own := range map[string]ratelimit.Limit{"ann": api, "bob": api.With(ratelimit.Rate(20))} {
 			for _, override := range []string{
-				"ratelimit_block('api', $1)", "ratelimit_unlimited('api', $1)", "ratelimit_override('api', $1, rate => 1, capacity => 1)",
+				"ratelimit.block('api', $1)", "ratelimit.unlimited('api', $1)", "ratelimit.override('api', $1, rate => 1, capacity => 1)",
 			} {
 				scan[int64](w, pool, "SELECT "+override, key)
 				w.do(w.limiter.Overrides.Load(w.Context()))
 				checked, _ := w.limiter.Check(w.Context(), w.db, own.Key(key))
 				of := []ratelimit.Limit{checked.Requests[0].Limit, w.balances(own.Key(key))[0].Limit}
-				if override != "ratelimit_block('api', $1)" && (of[0] == own || of[1] == own) {
+				if override != "ratelimit.block('api', $1)" && (of[0] == own || of[1] == own) {
 					w.Errorf("%s, %s: %v, want the numbers in force", key, override, of)
 				}
-				scan[int](w, pool, "SELECT ratelimit_restore('api', $1)", key)
+				scan[int](w, pool, "SELECT ratelimit.restore('api', $1)", key)
 				w.do(w.limiter.Overrides.Load(w.Context()))
 				for _, limit := range of {
 					for _, request := range []ratelimit.Request{limit.Key(key), limit.With().Key(key)} {
@@ -191,19 +191,19 @@ func TestAnOverrideThatCommitsLateIsNotMissed(t *testing.T) {
 			return (limitInForce(t, &limits, pool, api.Key(key)) == "api: blocked") == blocked
 		}
 	}
-	scan[int64](t, pool, "SELECT ratelimit_block('api', 'removed late')")
+	scan[int64](t, pool, "SELECT ratelimit.block('api', 'removed late')")
 	tx, err := pool.Begin(t.Context())
 	succeeds(t, err)
 	defer tx.Rollback(t.Context())
-	scan[int64](t, tx, "SELECT ratelimit_block('api', 'late')")
-	scan[int](t, tx, "SELECT ratelimit_unblock('api', 'removed late')")
+	scan[int64](t, tx, "SELECT ratelimit.block('api', 'late')")
+	scan[int](t, tx, "SELECT ratelimit.unblock('api', 'removed late')")
 	savepoint, err := tx.Begin(t.Context())
 	succeeds(t, err)
-	scan[int64](t, savepoint, "SELECT ratelimit_block('api', 'late, in a savepoint')")
+	scan[int64](t, savepoint, "SELECT ratelimit.block('api', 'late, in a savepoint')")
 	succeeds(t, savepoint.Commit(t.Context()))
 	for begin, i := time.Now(), 0; time.Since(begin) < sized(10*time.Second, time.Second); i++ {
 		key := fmt.Sprintf("at once %d", i)
-		scan[int64](t, pool, "SELECT ratelimit_block('api', $1)", key)
+		scan[int64](t, pool, "SELECT ratelimit.block('api', $1)", key)
 		eventually(t, key, is(key, true))
 	}
 	if is("late", true)() || is("removed late", false)() {
@@ -220,7 +220,7 @@ func TestTheTableOfOverridesInTrouble(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	api := ratelimit.TokenBucket("api", 10, time.Minute)
-	mustExec(t, pool, "ALTER TABLE rate_limit_overrides DROP CONSTRAINT rate_limit_overrides_effect_check")
+	mustExec(t, pool, "ALTER TABLE ratelimit.overrides DROP CONSTRAINT overrides_effect_check")
 	var told atomic.Int64
 	var last atomic.Pointer[error]
 	o := &ratelimit.Overrides{DB: pool, Every: soon, OnError: func(err error) { told.Add(1); last.Store(&err) }}
@@ -228,7 +228,7 @@ func TestTheTableOfOverridesInTrouble(t *testing.T) {
 	for _, values := range []string{"'nonsense', 1, NULL, NULL", "'numbers', 0, NULL, NULL", "'numbers', 'NaN', NULL, NULL", "'numbers', '-Infinity', NULL, NULL",
 		"'numbers', 1, -7, NULL", "'numbers', 1, 1e300, NULL", "'numbers', 1, 1, 'Infinity'"} {
 		before := told.Load()
-		mustExec(t, pool, "INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity, max_reserved) VALUES ('api', 'ann', "+values+")")
+		mustExec(t, pool, "INSERT INTO ratelimit.overrides (name, key, effect, rate, capacity, max_reserved) VALUES ('api', 'ann', "+values+")")
 		eventually(t, "word of "+values, func() bool { return told.Load() > before })
 		if err := *last.Load(); !strings.Contains(err.Error(), "is passed over") || !strings.Contains(err.Error(), `limit "api"`) {
 			t.Errorf("%s: told %v", values, err)
@@ -237,13 +237,13 @@ func TestTheTableOfOverridesInTrouble(t *testing.T) {
 	if got := limitInForce(t, &limits, pool, api.Key("ann")); got != api.String() {
 		t.Errorf("rows that are wrong made %s", got)
 	}
-	mustExec(t, pool, "INSERT INTO rate_limit_overrides (name, key, effect, until) VALUES ('api', 'no end', 'block', 'infinity'), ('api', 'never', 'block', '-infinity')")
+	mustExec(t, pool, "INSERT INTO ratelimit.overrides (name, key, effect, until) VALUES ('api', 'no end', 'block', 'infinity'), ('api', 'never', 'block', '-infinity')")
 	eventually(t, "a block until infinity", func() bool { return limitInForce(t, &limits, pool, api.Key("no end")) == "api: blocked" })
 	if got := limitInForce(t, &limits, pool, api.Key("never")); got != api.String() {
 		t.Errorf("a block until -infinity made %s", got)
 	}
 
-	mustExec(t, pool, "ALTER TABLE rate_limit_overrides RENAME TO away")
+	mustExec(t, pool, "ALTER TABLE ratelimit.overrides RENAME TO away")
 	before := told.Load()
 	eventually(t, "word of the table", func() bool { return told.Load() > before+2 })
 	if err := *last.Load(); sqlState(err) != "42P01" {
@@ -262,8 +262,8 @@ func TestTheTableOfOverridesInTrouble(t *testing.T) {
 	if _, err := fresh.Consume(t.Context(), pool, api.Key("ann")); err == nil || sqlState(err) != "" || !strings.Contains(err.Error(), "the overrides are not loaded: overrides: ERROR: relation") {
 		t.Errorf("before the first load: %v", err)
 	}
-	mustExec(t, pool, "ALTER TABLE away RENAME TO rate_limit_overrides")
-	scan[int64](t, pool, "SELECT ratelimit_block('api', 'afterwards')")
+	mustExec(t, pool, "ALTER TABLE away RENAME TO ratelimit.overrides")
+	scan[int64](t, pool, "SELECT ratelimit.block('api', 'afterwards')")
 	eventually(t, "a block after the trouble", func() bool { return limitInForce(t, &limits, pool, api.Key("afterwards")) == "api: blocked" })
 }
 
@@ -271,7 +271,7 @@ func TestTheTableOfOverridesInTrouble(t *testing.T) {
 func TestManyOverrides(t *testing.T) { // not parallel: it measures the heap
 	pool := newPool(t, 4)
 	n := *manyOverrides
-	mustExec(t, pool, fmt.Sprintf("INSERT INTO rate_limit_overrides (name, key, effect, rate) SELECT 'api', 'user-' || i, 'numbers', 1 + i %% 100 FROM generate_series(1, %d) AS i", n))
+	mustExec(t, pool, fmt.Sprintf("INSERT INTO ratelimit.overrides (name, key, effect, rate) SELECT 'api', 'user-' || i, 'numbers', 1 + i %% 100 FROM generate_series(1, %d) AS i", n))
 	heap := func() float64 {
 		runtime.GC()
 		runtime.GC() // empties each sync.Pool
@@ -292,7 +292,7 @@ func TestManyOverrides(t *testing.T) { // not parallel: it measures the heap
 			t.Errorf("user-%d has %s, want %s", i, got, want)
 		}
 	}
-	scan[int64](t, pool, "SELECT ratelimit_block('api', 'user-1')")
+	scan[int64](t, pool, "SELECT ratelimit.block('api', 'user-1')")
 	eventually(t, "one more", func() bool { return limitInForce(t, &limits, pool, api.Key("user-1")) == "api: blocked" })
 	t.Logf("%d overrides: loaded in %v, %.0f bytes each", n, took.Round(time.Millisecond), perOverride)
 	if perOverride > 1000 {
@@ -360,7 +360,7 @@ func TestNotificationsThatTellOfNothing(t *testing.T) {
 	eventually(t, "LISTEN", func() bool { return sent.count("LISTEN") > 0 })
 	blocked := func(key string) time.Duration {
 		t.Helper()
-		mustExec(t, other, "SELECT ratelimit_block('limit', '"+key+"')")
+		mustExec(t, other, "SELECT ratelimit.block('limit', '"+key+"')")
 		began := time.Now()
 		eventually(t, "a block of "+key, func() bool {
 			_, err := limiter.Consume(t.Context(), pool, limit.Key(key))
@@ -369,7 +369,7 @@ func TestNotificationsThatTellOfNothing(t *testing.T) {
 		})
 		return time.Since(began)
 	}
-	polls := func() int { return sent.count("_ratelimit_overrides(") }
+	polls := func() int { return sent.count("ratelimit._overrides(") }
 	blocked("before")
 	before := polls()
 	if before == 0 {
@@ -377,7 +377,7 @@ func TestNotificationsThatTellOfNothing(t *testing.T) {
 	}
 	began := time.Now()
 	for time.Since(began) < 5*time.Second {
-		mustExec(t, other, "NOTIFY rate_limit_overrides")
+		mustExec(t, other, "NOTIFY ratelimit.overrides")
 		time.Sleep(time.Millisecond)
 	}
 	took := time.Since(began)
@@ -462,10 +462,10 @@ func TestOverridesInFourProcesses(t *testing.T) {
 		}
 		now := func() algebra.Micros { return algebra.At(scan[time.Time](t, pool, "SELECT clock_timestamp()")) }
 		since := now()
-		scan[int64](t, pool, "SELECT ratelimit_override('steered', 'k', rate => 60, capacity => 40)")
+		scan[int64](t, pool, "SELECT ratelimit.override('steered', 'k', rate => 60, capacity => 40)")
 		up := everywhere(40, since)
 		since = now()
-		scan[int](t, pool, "SELECT ratelimit_restore('steered', 'k')")
+		scan[int](t, pool, "SELECT ratelimit.restore('steered', 'k')")
 		down := everywhere(20, since)
 		for i := range slowest {
 			slowest[i] = max(slowest[i], up[i], down[i])
@@ -491,7 +491,7 @@ func TestWhatIsAddedToARaisedLimit(t *testing.T) {
 	for name, options := range map[string][]ratelimit.Option{"one row": nil, "shards": {ratelimit.Shards(4)}} {
 		pool := newPool(t, 4)
 		api := ratelimit.FixedWindow("api", 10, 24*time.Hour, options...)
-		succeeds(t, ratelimit.Publish(t.Context(), pool, "web", api))
+		succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", api))
 		limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
 		load := func() {
 			succeeds(t, limits.Overrides.Load(t.Context()))
@@ -502,27 +502,27 @@ func TestWhatIsAddedToARaisedLimit(t *testing.T) {
 		}
 		load()
 		succeeds(t, second(limits.Charge(t.Context(), pool, api.Key("ann").Count(8))))
-		id := scan[int64](t, pool, "SELECT ratelimit_override('api', 'ann', rate => 25)")
+		id := scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => 25)")
 		load()
 		if got := left(); !near(got, 2) {
 			t.Errorf("%s: raised, %v are left, want 2", name, got)
 		}
 		for range 2 {
-			if added := scan[float64](t, pool, "SELECT ratelimit_add($1)", id); added != 15 {
+			if added := scan[float64](t, pool, "SELECT ratelimit.add($1)", id); added != 15 {
 				t.Errorf("%s: %v added, want 15", name, added)
 			}
 			if got := left(); !near(got, 17) {
 				t.Errorf("%s: %v are left, want 17", name, got)
 			}
 		}
-		scan[int](t, pool, "SELECT ratelimit_restore('api', 'ann')")
+		scan[int](t, pool, "SELECT ratelimit.restore('api', 'ann')")
 		load()
 		if got := left(); !near(got, 10) {
 			t.Errorf("%s: restored, %v are left, want the capacity, 10", name, got)
 		}
-		for _, wrong := range []int64{id, 0, scan[int64](t, pool, "SELECT ratelimit_block('api', 'ann')")} {
+		for _, wrong := range []int64{id, 0, scan[int64](t, pool, "SELECT ratelimit.block('api', 'ann')")} {
 			var added float64
-			err := pool.QueryRow(t.Context(), "SELECT ratelimit_add($1)", wrong).Scan(&added)
+			err := pool.QueryRow(t.Context(), "SELECT ratelimit.add($1)", wrong).Scan(&added)
 			if wrong == id && added != 15 || wrong != id && sqlState(err) != "22023" {
 				t.Errorf("%s: override %d: %v added, %v", name, wrong, added, err)
 			}
@@ -535,11 +535,11 @@ func TestWhatIsAddedAfterAnOlderOverride(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 24)
 	day := 24 * time.Hour
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", ratelimit.FixedWindow("fixed", 10, day),
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", ratelimit.FixedWindow("fixed", 10, day),
 		ratelimit.FixedWindow("varying", 10, day, ratelimit.Varies(3*day))))
 	var adding sync.WaitGroup // each waits for two seconds
 	for i, test := range []struct {
-		limit, before, now string // arguments of ratelimit_override; before is empty: there is none
+		limit, before, now string // arguments of ratelimit.override; before is empty: there is none
 		capacity           string
 		added              float64
 		refused            string
@@ -567,31 +567,31 @@ func TestWhatIsAddedAfterAnOlderOverride(t *testing.T) {
 		{"fixed", "block", "rate => 30", "10", 20, ""},
 	} {
 		key := fmt.Sprintf("key %d", i)
-		mustExec(t, pool, fmt.Sprintf("INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('%s', '%s', 0, 1, 0, now())", test.limit, key))
+		mustExec(t, pool, fmt.Sprintf("INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('%s', '%s', 0, 1, 0, now())", test.limit, key))
 		switch test.before {
 		case "":
 		case "block":
-			mustExec(t, pool, fmt.Sprintf("SELECT ratelimit_block('%s', '%s')", test.limit, key))
+			mustExec(t, pool, fmt.Sprintf("SELECT ratelimit.block('%s', '%s')", test.limit, key))
 		default:
-			mustExec(t, pool, fmt.Sprintf("SELECT ratelimit_override('%s', '%s', %s)", test.limit, key, test.before))
+			mustExec(t, pool, fmt.Sprintf("SELECT ratelimit.override('%s', '%s', %s)", test.limit, key, test.before))
 		}
-		id := scan[int64](t, pool, fmt.Sprintf("SELECT ratelimit_override('%s', '%s', %s)", test.limit, key, test.now))
+		id := scan[int64](t, pool, fmt.Sprintf("SELECT ratelimit.override('%s', '%s', %s)", test.limit, key, test.now))
 		adding.Go(func() {
 			var added, value float64
-			err := pool.QueryRow(t.Context(), fmt.Sprintf("SELECT ratelimit_add($1, %s)", test.capacity), id).Scan(&added)
+			err := pool.QueryRow(t.Context(), fmt.Sprintf("SELECT ratelimit.add($1, %s)", test.capacity), id).Scan(&added)
 			if test.refused == "" && (err != nil || added != test.added) || test.refused != "" && (sqlState(err) != "22023" || !strings.Contains(err.Error(), test.refused)) {
 				t.Errorf("%+v: %v added, %v", test, added, err)
 			}
-			if err := pool.QueryRow(t.Context(), "SELECT value FROM rate_limits WHERE key = $1", key).Scan(&value); err != nil || value != test.added {
+			if err := pool.QueryRow(t.Context(), "SELECT value FROM ratelimit.limits WHERE key = $1", key).Scan(&value); err != nil || value != test.added {
 				t.Errorf("%+v: the row has %v, %v", test, value, err)
 			}
 		})
 	}
 	adding.Wait()
 	// Where no program publishes, the capacity is passed.
-	mustExec(t, pool, "DELETE FROM rate_limit_definitions; INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('unpublished', 'ann', 0, 1, 0, now())")
-	id := scan[int64](t, pool, "SELECT ratelimit_override('unpublished', 'ann', capacity => 30)")
-	if added := scan[float64](t, pool, "SELECT ratelimit_add($1, 12)", id); added != 18 {
+	mustExec(t, pool, "DELETE FROM ratelimit.definitions; INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('unpublished', 'ann', 0, 1, 0, now())")
+	id := scan[int64](t, pool, "SELECT ratelimit.override('unpublished', 'ann', capacity => 30)")
+	if added := scan[float64](t, pool, "SELECT ratelimit.add($1, 12)", id); added != 18 {
 		t.Errorf("unpublished: %v added, want 18", added)
 	}
 }
@@ -601,34 +601,34 @@ func TestASweepMindsOverrides(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	api := ratelimit.TokenBucket("api", 10, time.Minute)
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", api))
-	scan[int64](t, pool, "SELECT ratelimit_override('api', 'ann', capacity => 100000)")
-	mustExec(t, pool, "INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now() - interval '3 hours')")
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", api))
+	scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', capacity => 100000)")
+	mustExec(t, pool, "INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now() - interval '3 hours')")
 	var limits ratelimit.Limiter // which does not follow them
 	for _, step := range []struct {
 		then    string
 		deletes int64
 	}{
 		{"SELECT 1", 0},
-		{"SELECT ratelimit_restore('api', 'ann')", 0}, // a process may not know yet
-		{"UPDATE rate_limit_overrides SET removed_at = now() - interval '25 hours'", 1},
+		{"SELECT ratelimit.restore('api', 'ann')", 0}, // a process may not know yet
+		{"UPDATE ratelimit.overrides SET removed_at = now() - interval '25 hours'", 1},
 	} {
 		mustExec(t, pool, step.then)
 		deleted, err := limits.Sweep(t.Context(), pool, api)
-		mustExec(t, pool, "INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now() - interval '3 hours') ON CONFLICT DO NOTHING")
-		byHand := scan[int64](t, pool, "SELECT deleted FROM ratelimit_sweep('api')")
+		mustExec(t, pool, "INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now() - interval '3 hours') ON CONFLICT DO NOTHING")
+		byHand := scan[int64](t, pool, "SELECT deleted FROM ratelimit.sweep('api')")
 		if err != nil || deleted != step.deletes || byHand != step.deletes {
 			t.Errorf("%s: %d deleted by Sweep, %v, and %d by hand, want %d", step.then, deleted, err, byHand, step.deletes)
 		}
 	}
 	// The history goes after a year, except for what was added.
-	mustExec(t, pool, `INSERT INTO rate_limit_overrides (name, key, effect, until, made_at, added)
+	mustExec(t, pool, `INSERT INTO ratelimit.overrides (name, key, effect, until, made_at, added)
 		SELECT 'gone', k, CASE k WHEN 'reset' THEN k ELSE 'block' END,
 		       CASE k WHEN 'reset' THEN '-infinity' WHEN 'for good' THEN NULL WHEN 'lately' THEN now() - interval '11 months' ELSE now() - interval '13 months' END,
 		       now() - interval '14 months', CASE k WHEN 'added' THEN 1 END
 		  FROM unnest('{reset,for good,lately,long ago,added}'::text[]) AS k`)
 	_, err := limits.Sweep(t.Context(), pool, api)
-	if got := scan[string](t, pool, "SELECT string_agg(key, ', ' ORDER BY key) FROM rate_limit_overrides WHERE name = 'gone'"); err != nil || got != "added, for good, lately" {
+	if got := scan[string](t, pool, "SELECT string_agg(key, ', ' ORDER BY key) FROM ratelimit.overrides WHERE name = 'gone'"); err != nil || got != "added, for good, lately" {
 		t.Errorf("of the history, %s are left, %v", got, err)
 	}
 }
@@ -638,12 +638,12 @@ func TestOverridesThatEndInTheFarFuture(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	api := ratelimit.TokenBucket("api", 10, time.Minute)
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", api))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", api))
 	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
 	for i, until := range []string{"infinity", "294276-12-31 00:00+00", "10000-01-01 00:00+00"} {
 		byHand, byFunction := fmt.Sprintf("by hand %d", i), fmt.Sprintf("by function %d", i)
-		mustExec(t, pool, fmt.Sprintf("INSERT INTO rate_limit_overrides (name, key, effect, until) VALUES ('api', '%s', 'block', '%s')", byHand, until))
-		mustExec(t, pool, fmt.Sprintf("SELECT ratelimit_block('api', '%s', until => '%s')", byFunction, until))
+		mustExec(t, pool, fmt.Sprintf("INSERT INTO ratelimit.overrides (name, key, effect, until) VALUES ('api', '%s', 'block', '%s')", byHand, until))
+		mustExec(t, pool, fmt.Sprintf("SELECT ratelimit.block('api', '%s', until => '%s')", byFunction, until))
 		if err := limits.Overrides.Load(t.Context()); err != nil {
 			t.Fatalf("%s: %v", until, err)
 		}
@@ -651,10 +651,10 @@ func TestOverridesThatEndInTheFarFuture(t *testing.T) {
 			if got := limitInForce(t, &limits, pool, api.Key(key)); got != "api: blocked" {
 				t.Errorf("%s until %s: %s", key, until, got)
 			}
-			if end := scan[*time.Time](t, pool, "SELECT retry_at FROM ratelimit_try('api', $1) WHERE NOT granted", key); end != nil {
+			if end := scan[*time.Time](t, pool, "SELECT retry_at FROM ratelimit.try('api', $1) WHERE NOT granted", key); end != nil {
 				t.Errorf("%s until %s: by hand, it ends at %v", key, until, end)
 			}
-			if end := scan[string](t, pool, "SELECT retry_at::text FROM ratelimit_keys('api', keys => ARRAY[$1::text])", key); end != "infinity" && !strings.Contains(end, "294276") && !strings.Contains(end, "10000") {
+			if end := scan[string](t, pool, "SELECT retry_at::text FROM ratelimit.keys('api', keys => ARRAY[$1::text])", key); end != "infinity" && !strings.Contains(end, "294276") && !strings.Contains(end, "10000") {
 				t.Errorf("%s until %s: in the list of keys, it ends at %v", key, until, end)
 			}
 		}
@@ -681,11 +681,11 @@ func TestASlowPollEndsNoBlockEarly(t *testing.T) {
 	api := ratelimit.TokenBucket("api", 10, time.Minute)
 	for _, slow := range []slowDB{{pool, time.Second, 0}, {pool, 0, time.Second}} {
 		key := fmt.Sprint(slow.before)
-		scan[int64](t, pool, "SELECT ratelimit_block('api', $1, until => clock_timestamp() + interval '2 seconds')", key)
+		scan[int64](t, pool, "SELECT ratelimit.block('api', $1, until => clock_timestamp() + interval '2 seconds')", key)
 		limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: slow}}
 		succeeds(t, limits.Overrides.Load(t.Context()))
 		eventually(t, "the block ends", func() bool { _, err := limits.Consume(t.Context(), pool, api.Key(key)); return !denied(err) })
-		if early := scan[time.Duration](t, pool, "SELECT until - clock_timestamp() FROM rate_limit_overrides WHERE key = $1", key); early > 0 {
+		if early := scan[time.Duration](t, pool, "SELECT until - clock_timestamp() FROM ratelimit.overrides WHERE key = $1", key); early > 0 {
 			t.Errorf("%+v: it ended %v early", slow, early)
 		}
 	}
@@ -695,7 +695,7 @@ func TestASlowPollEndsNoBlockEarly(t *testing.T) {
 func TestToBeToldMayLoad(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
-	mustExec(t, pool, "INSERT INTO rate_limit_overrides (name, key, effect, rate) VALUES ('api', 'ann', 'numbers', 'NaN')")
+	mustExec(t, pool, "INSERT INTO ratelimit.overrides (name, key, effect, rate) VALUES ('api', 'ann', 'numbers', 'NaN')")
 	told := 0
 	o := &ratelimit.Overrides{DB: pool}
 	o.OnError = func(error) {
@@ -710,25 +710,25 @@ func TestToBeToldMayLoad(t *testing.T) {
 	}
 }
 
-// TestAddRefusesAShortTimeout: ratelimit_add waits for the programs, and a short statement_timeout would cancel it. The next call adds all.
+// TestAddRefusesAShortTimeout: ratelimit.add waits for the programs, and a short statement_timeout would cancel it. The next call adds all.
 func TestAddRefusesAShortTimeout(t *testing.T) {
 	t.Parallel()
 	needsSession(t, "since it sets a timeout")
 	pool := newPool(t, 1)
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("limit", 10, time.Hour)))
-	mustExec(t, pool, "INSERT INTO rate_limits VALUES ('limit', 'ann', 0, 1, 0, now())")
-	id := scan[int64](t, pool, "SELECT ratelimit_override('limit', 'ann', rate => 30)")
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", ratelimit.TokenBucket("limit", 10, time.Hour)))
+	mustExec(t, pool, "INSERT INTO ratelimit.limits VALUES ('limit', 'ann', 0, 1, 0, now())")
+	id := scan[int64](t, pool, "SELECT ratelimit.override('limit', 'ann', rate => 30)")
 	for _, timeout := range []string{"50ms", "1s", "2s"} {
-		_, err := pool.Exec(t.Context(), fmt.Sprintf("SET statement_timeout = '%s'; SELECT ratelimit_add(%d)", timeout, id))
+		_, err := pool.Exec(t.Context(), fmt.Sprintf("SET statement_timeout = '%s'; SELECT ratelimit.add(%d)", timeout, id))
 		if sqlState(err) != "55000" || !strings.Contains(err.Error(), "nothing was added: the call waits for 2 seconds") {
 			t.Errorf("with a timeout of %s: %v, want 55000", timeout, err)
 		}
 	}
 	mustExec(t, pool, "RESET statement_timeout")
-	if value := scan[float64](t, pool, "SELECT value FROM rate_limits"); value != 0 {
+	if value := scan[float64](t, pool, "SELECT value FROM ratelimit.limits"); value != 0 {
 		t.Errorf("the cancelled call added %v", value)
 	}
-	if added := scan[float64](t, pool, "SELECT ratelimit_add(max(id)) FROM rate_limit_overrides"); added != 20 {
+	if added := scan[float64](t, pool, "SELECT ratelimit.add(max(id)) FROM ratelimit.overrides"); added != 20 {
 		t.Errorf("added %v, want 20", added)
 	}
 }
@@ -739,13 +739,13 @@ func TestWhatIsAddedStays(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 6)
 	api := ratelimit.FixedWindow("api", 50, 24*time.Hour)
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", api))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", api))
 	limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool})} // by polls, a second apart
 	succeeds(t, second(limits.Consume(t.Context(), pool, api.Key("ann").Count(50))))
 	tx, err := pool.Begin(t.Context())
 	succeeds(t, err)
 	defer tx.Rollback(t.Context())
-	id := scan[int64](t, tx, "SELECT ratelimit_override('api', 'ann', rate => 500)")
+	id := scan[int64](t, tx, "SELECT ratelimit.override('api', 'ann', rate => 500)")
 	time.Sleep(2500 * time.Millisecond)
 	succeeds(t, tx.Commit(t.Context()))
 	stop := make(chan struct{})
@@ -760,13 +760,13 @@ func TestWhatIsAddedStays(t *testing.T) {
 			}
 		}
 	})
-	added := scan[float64](t, pool, "SELECT ratelimit_add($1)", id)
+	added := scan[float64](t, pool, "SELECT ratelimit.add($1)", id)
 	eventually(t, "the program knows", func() bool {
 		return limitInForce(t, &limits, pool, api.Key("ann")) == "api: fixed window, 500 per 1d, capacity 500"
 	})
 	close(stop)
 	running.Wait()
-	if value := scan[float64](t, pool, "SELECT value FROM rate_limits"); added != 450 || value != 450 {
+	if value := scan[float64](t, pool, "SELECT value FROM ratelimit.limits"); added != 450 || value != 450 {
 		t.Errorf("%v added, and %v are there", added, value)
 	}
 }
@@ -781,7 +781,7 @@ func TestWhatIsAddedAgainAndAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 2)
-			succeeds(t, ratelimit.Publish(t.Context(), pool, "web", limit))
+			succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", limit))
 			limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
 			granted := 0
 			use := func() {
@@ -794,19 +794,19 @@ func TestWhatIsAddedAgainAndAgain(t *testing.T) {
 			}
 			use()
 			for _, rate := range []int{500, 500, 600} {
-				id := scan[int64](t, pool, "SELECT ratelimit_override('api', 'ann', rate => $1)", rate)
-				scan[float64](t, pool, "SELECT ratelimit_add($1)", id)
+				id := scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => $1)", rate)
+				scan[float64](t, pool, "SELECT ratelimit.add($1)", id)
 				use()
-				scan[int](t, pool, "SELECT ratelimit_restore('api', 'ann')")
+				scan[int](t, pool, "SELECT ratelimit.restore('api', 'ann')")
 				use()
 			}
 			if granted != 600 {
 				t.Errorf("%d granted, want 600, the largest capacity", granted)
 			}
 			// Once the limit has filled up, it may be raised again.
-			mustExec(t, pool, "UPDATE rate_limit_overrides SET added_at = added_at - interval '1 year'; UPDATE rate_limits SET value = 0, ts = now()")
-			id := scan[int64](t, pool, "SELECT ratelimit_override('api', 'ann', rate => 500)")
-			if added := scan[float64](t, pool, "SELECT ratelimit_add($1)", id); added != 400 {
+			mustExec(t, pool, "UPDATE ratelimit.overrides SET added_at = added_at - interval '1 year'; UPDATE ratelimit.limits SET value = 0, ts = now()")
+			id := scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => 500)")
+			if added := scan[float64](t, pool, "SELECT ratelimit.add($1)", id); added != 400 {
 				t.Errorf("%v added after a year, want 400", added)
 			}
 		})
@@ -820,7 +820,7 @@ func TestASlowPollBringsNoOverrideBack(t *testing.T) {
 	hourly := ratelimit.TokenBucket("api", 1, time.Hour)
 	limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon})}
 	until := scan[time.Time](t, pool, "SELECT clock_timestamp() + interval '1 second'")
-	for _, call := range []string{"ratelimit_unlimited('api', 'free', until => $1)", "ratelimit_override('api', 'raised', rate => 1000000, until => $1)"} {
+	for _, call := range []string{"ratelimit.unlimited('api', 'free', until => $1)", "ratelimit.override('api', 'raised', rate => 1000000, until => $1)"} {
 		scan[int64](t, pool, "SELECT "+call, until)
 	}
 	eventually(t, "they are in force", func() bool {
@@ -829,7 +829,7 @@ func TestASlowPollBringsNoOverrideBack(t *testing.T) {
 	tx, err := pool.Begin(t.Context())
 	succeeds(t, err)
 	defer tx.Rollback(t.Context())
-	mustExecIn(t, tx, "LOCK TABLE rate_limit_overrides IN ACCESS EXCLUSIVE MODE")
+	mustExecIn(t, tx, "LOCK TABLE ratelimit.overrides IN ACCESS EXCLUSIVE MODE")
 	time.Sleep(3 * time.Second)
 	succeeds(t, tx.Rollback(t.Context()))
 	for begin := time.Now(); time.Since(begin) < 2*time.Second; time.Sleep(5 * time.Millisecond) {
@@ -851,10 +851,10 @@ func TestNoProgramFollowsAnOverrideThatIsNotValid(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
 	limit := ratelimit.TokenBucket("api", 10, time.Hour)
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "app", limit))
-	mustExec(t, pool, "SELECT ratelimit_override('api', 'ann', rate => 20)")
-	mustExec(t, pool, "INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity) VALUES ('api', 'ann', 'numbers', 'NaN', NULL), ('api', 'ann', 'numbers', 0, NULL), ('api', 'ann', 'numbers', 30, 'Infinity')")
-	if rate := scan[float64](t, pool, "SELECT rate FROM _ratelimit_numbers('api', 'ann', now())"); rate != 20 {
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "app", limit))
+	mustExec(t, pool, "SELECT ratelimit.override('api', 'ann', rate => 20)")
+	mustExec(t, pool, "INSERT INTO ratelimit.overrides (name, key, effect, rate, capacity) VALUES ('api', 'ann', 'numbers', 'NaN', NULL), ('api', 'ann', 'numbers', 0, NULL), ('api', 'ann', 'numbers', 30, 'Infinity')")
+	if rate := scan[float64](t, pool, "SELECT rate FROM ratelimit._numbers('api', 'ann', now())"); rate != 20 {
 		t.Errorf("SQL uses a rate of %v", rate)
 	}
 	overrides := &ratelimit.Overrides{DB: pool, OnError: func(error) {}}
@@ -863,7 +863,7 @@ func TestNoProgramFollowsAnOverrideThatIsNotValid(t *testing.T) {
 	if err != nil || balances[0].Capacity != 20 {
 		t.Errorf("the library uses %+v, %v", balances, err)
 	}
-	if n := scan[int](t, pool, "SELECT ratelimit_restore('api', 'ann')"); n != 4 {
+	if n := scan[int](t, pool, "SELECT ratelimit.restore('api', 'ann')"); n != 4 {
 		t.Errorf("%d of 4 are ended", n)
 	}
 }

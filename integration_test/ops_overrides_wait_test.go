@@ -27,10 +27,10 @@ func TestAWaitThatEndsBeforeAnOverrideDoes(t *testing.T) {
 		"lifted after": ratelimit.TokenBucket("lifted", 1, time.Hour, ratelimit.Capacity(1)),
 	} {
 		if name == "lifted after" {
-			scan[int64](t, pool, "SELECT ratelimit_unlimited($1, NULL)", limit.Name())
-			scan[int64](t, pool, "SELECT ratelimit_override($1, 'k', rate => 1, capacity => 1, until => clock_timestamp() + $2)", limit.Name(), pgtype.Interval{Microseconds: 3600e6, Valid: true})
+			scan[int64](t, pool, "SELECT ratelimit.unlimited($1, NULL)", limit.Name())
+			scan[int64](t, pool, "SELECT ratelimit.override($1, 'k', rate => 1, capacity => 1, until => clock_timestamp() + $2)", limit.Name(), pgtype.Interval{Microseconds: 3600e6, Valid: true})
 		} else {
-			scan[int64](t, pool, "SELECT ratelimit_override($1, 'k', rate => 3600, capacity => 1, until => clock_timestamp() + $2)", limit.Name(), pgtype.Interval{Microseconds: 3600e6, Valid: true})
+			scan[int64](t, pool, "SELECT ratelimit.override($1, 'k', rate => 3600, capacity => 1, until => clock_timestamp() + $2)", limit.Name(), pgtype.Interval{Microseconds: 3600e6, Valid: true})
 		}
 		succeeds(t, limits.Overrides.Load(t.Context()))
 		for i := range 2 {
@@ -54,7 +54,7 @@ func TestACalendarBesideAnOverrideThatEndsLate(t *testing.T) {
 	limits := ratelimit.Limiter{Clock: c.Now, Overrides: &ratelimit.Overrides{DB: pool}}
 	daily, slow := ratelimit.CalendarWindow("daily", 1, ratelimit.Day, ratelimit.MaxReserved(0)), ratelimit.TokenBucket("slow", 60, time.Minute, ratelimit.MaxReserved(0))
 	end := c.now.Add(20 * 24 * time.Hour)
-	scan[int64](t, pool, "SELECT ratelimit_override('slow', 'k', rate => 0.0000001, capacity => 1, until => $1)", end)
+	scan[int64](t, pool, "SELECT ratelimit.override('slow', 'k', rate => 0.0000001, capacity => 1, until => $1)", end)
 	succeeds(t, limits.Overrides.Load(t.Context()))
 	succeeds(t, second(limits.Consume(t.Context(), pool, slow.Key("k"))))
 	succeeds(t, second(limits.Consume(t.Context(), pool, daily.Key("k"))))
@@ -76,7 +76,7 @@ func TestAJobAfterTheListBesideAnOverride(t *testing.T) {
 	limits := ratelimit.Limiter{Clock: c.Now, Overrides: &ratelimit.Overrides{DB: pool}}
 	saved := ratelimit.CalendarWindow("saved", 10, ratelimit.Month, ratelimit.Capacity(5000), ratelimit.Shards(3)).Key("k")
 	slow := ratelimit.TokenBucket("slow", 1, 10*365*24*time.Hour).Key("k")
-	scan[int64](t, pool, "SELECT ratelimit_override('saved', 'k', rate => 20, capacity => 5000, until => $1)", c.now.AddDate(5, 0, 0))
+	scan[int64](t, pool, "SELECT ratelimit.override('saved', 'k', rate => 20, capacity => 5000, until => $1)", c.now.AddDate(5, 0, 0))
 	succeeds(t, limits.Overrides.Load(t.Context()))
 	succeeds(t, second(limits.Consume(t.Context(), pool, saved.Count(5000), slow)))
 	if _, err := limits.Reserve(t.Context(), pool, slow.Count(3)); err != nil { // its work runs after 30 years, and that of the next after 40
@@ -125,8 +125,8 @@ func TestAWaitIsWokenByItsClock(t *testing.T) {
 		_, err := limits.Wait(t.Context(), pool, limit.Key("k"))
 		ended <- err
 	}()
-	eventually(t, "the wait has begun", func() bool { return scan[float64](t, pool, "SELECT sum(value) FROM rate_limits") < -0.5 })
-	mustExec(t, pool, "SELECT ratelimit_unlimited('api', 'k')")
+	eventually(t, "the wait has begun", func() bool { return scan[float64](t, pool, "SELECT sum(value) FROM ratelimit.limits") < -0.5 })
+	mustExec(t, pool, "SELECT ratelimit.unlimited('api', 'k')")
 	select {
 	case err := <-ended:
 		if err != nil {
@@ -164,7 +164,7 @@ func TestTheFirstWaitBesideAnOverrideThatEnds(t *testing.T) {
 	c := &clock{now: time.Now().UTC().Truncate(time.Second)}
 	limits := ratelimit.Limiter{Clock: c.Now, Overrides: &ratelimit.Overrides{DB: pool}}
 	limit := ratelimit.TokenBucket("api", 1, time.Second, ratelimit.Capacity(1000))
-	scan[int64](t, pool, "SELECT ratelimit_override('api', 'k', rate => 10, until => $1)", c.now.Add(2000*time.Second))
+	scan[int64](t, pool, "SELECT ratelimit.override('api', 'k', rate => 10, until => $1)", c.now.Add(2000*time.Second))
 	succeeds(t, limits.Overrides.Load(t.Context()))
 	succeeds(t, second(limits.Charge(t.Context(), pool, limit.Key("k").Count(1000+15000))))
 	// By 10 a second for about 1000 s, a Wait may owe about 10,000. By 1 a second afterwards, it may owe 1000.

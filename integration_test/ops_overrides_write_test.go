@@ -20,7 +20,7 @@ import (
 func history(w testing.TB, db ratelimit.DB, name string) string {
 	w.Helper()
 	return scan[string](w, db, `SELECT coalesce(string_agg(concat_ws(' ', coalesce(key, 'NULL'), effect, rate, capacity, max_reserved,
-		date_part('epoch', until)::bigint, quote_literal(reason), made_by = 'ann', removed_by), '; ' ORDER BY id), '') FROM rate_limit_overrides WHERE name = '`+name+"'")
+		date_part('epoch', until)::bigint, quote_literal(reason), made_by = 'ann', removed_by), '; ' ORDER BY id), '') FROM ratelimit.overrides WHERE name = '`+name+"'")
 }
 
 // TestGoOverridesAsSQLDoes: on every handle, and at each isolation level, the rows are those that the SQL functions write.
@@ -40,26 +40,26 @@ func TestGoOverridesAsSQLDoes(t *testing.T) {
 		}
 		id, err := w.limiter.Override(w.Context(), w.db, api.Key("eu", "a|b"), until, "their 'conference'", "ann", ratelimit.Rate(500), ratelimit.Capacity(700), ratelimit.MaxReserved(0))
 		w.do(err)
-		if newest := scan[int64](w, w.db, "SELECT max(id) FROM rate_limit_overrides WHERE name = '"+names[0]+"'"); id != newest {
+		if newest := scan[int64](w, w.db, "SELECT max(id) FROM ratelimit.overrides WHERE name = '"+names[0]+"'"); id != newest {
 			w.Fatalf("the id is %d, want %d", id, newest)
 		}
-		sql(`ratelimit_override('api', ratelimit_key('eu', 'a|b'), 500, 700, 0, UNTIL, 'their ''conference''', 'ann')`)
+		sql(`ratelimit.override('api', ratelimit.key('eu', 'a|b'), 500, 700, 0, UNTIL, 'their ''conference''', 'ann')`)
 		same()
 		_, err = w.limiter.Override(w.Context(), w.db, api.Global(), time.Time{}, "", "", ratelimit.Capacity(0))
 		w.do(err)
-		sql(`ratelimit_override('api', NULL, capacity => 0)`)
+		sql(`ratelimit.override('api', NULL, capacity => 0)`)
 		same()
 		_, err = w.limiter.Block(w.Context(), w.db, api.Key("ann"), until, "guesses", "ann")
 		w.do(err)
-		sql(`ratelimit_block('api', 'ann', UNTIL, 'guesses', 'ann')`)
+		sql(`ratelimit.block('api', 'ann', UNTIL, 'guesses', 'ann')`)
 		same()
 		_, err = w.limiter.Block(w.Context(), w.db, api.Global(), time.Time{}, "", "")
 		w.do(err)
-		sql(`ratelimit_block('api', NULL)`)
+		sql(`ratelimit.block('api', NULL)`)
 		same()
 		_, err = w.limiter.Override(w.Context(), w.db, api.Key("ann"), time.Time{}, "", "bob", ratelimit.Rate(1))
 		w.do(err)
-		sql(`ratelimit_override('api', 'ann', rate => 1, who => 'bob')`)
+		sql(`ratelimit.override('api', 'ann', rate => 1, who => 'bob')`)
 		ended := func(n int, err error, want int) {
 			w.Helper()
 			if w.do(err); n != want {
@@ -68,15 +68,15 @@ func TestGoOverridesAsSQLDoes(t *testing.T) {
 			same()
 		}
 		n, err := w.limiter.Unblock(w.Context(), w.db, api.Key("ann"), "eve")
-		sql(`ratelimit_unblock('api', 'ann', 'eve')`)
+		sql(`ratelimit.unblock('api', 'ann', 'eve')`)
 		ended(n, err, 1)
 		n, err = w.limiter.Unblock(w.Context(), w.db, api.Key("ann"), "eve")
 		ended(n, err, 0)
 		n, err = w.limiter.Restore(w.Context(), w.db, api.Key("ann"), "")
-		sql(`ratelimit_restore('api', 'ann')`)
+		sql(`ratelimit.restore('api', 'ann')`)
 		ended(n, err, 1)
 		n, err = w.limiter.Restore(w.Context(), w.db, api.Global(), "dan")
-		sql(`ratelimit_restore('api', NULL, who => 'dan')`)
+		sql(`ratelimit.restore('api', NULL, who => 'dan')`)
 		ended(n, err, 2)
 	})
 }
@@ -170,26 +170,26 @@ func TestWhatGoRefusesToOverrideIsNotSent(t *testing.T) {
 		sql         string // NULL: only Go can say it
 		refused     bool
 	}{
-		"no numbers":          {refused: true, sql: "ratelimit_override('api', 'k')"},
-		"a rate of 0":         {refused: true, numbers: []number{ratelimit.Rate(0)}, sql: "ratelimit_override('api', 'k', rate => 0)"},
-		"a rate below 0":      {refused: true, numbers: []number{ratelimit.Rate(-1)}, sql: "ratelimit_override('api', 'k', rate => -1)"},
-		"the smallest rate":   {numbers: []number{ratelimit.Rate(1e-15)}, sql: "ratelimit_override('api', 'k', rate => 1e-15)"},
-		"the largest rate":    {numbers: []number{ratelimit.Rate(1e15)}, sql: "ratelimit_override('api', 'k', rate => 1e15)"},
-		"a rate too small":    {refused: true, numbers: []number{ratelimit.Rate(9e-16)}, sql: "ratelimit_override('api', 'k', rate => 9e-16)"},
-		"a rate too large":    {refused: true, numbers: []number{ratelimit.Rate(1.1e15)}, sql: "ratelimit_override('api', 'k', rate => 1.1e15)"},
-		"a rate of NaN":       {refused: true, numbers: []number{ratelimit.Rate(math.NaN())}, sql: "ratelimit_override('api', 'k', rate => 'NaN')"},
-		"a capacity of 0":     {numbers: []number{ratelimit.Capacity(0)}, sql: "ratelimit_override('api', 'k', capacity => 0)"},
-		"a capacity of NaN":   {refused: true, numbers: []number{ratelimit.Capacity(math.NaN())}, sql: "ratelimit_override('api', 'k', capacity => 'NaN')"},
-		"an infinite debt":    {refused: true, numbers: []number{ratelimit.MaxReserved(math.Inf(1))}, sql: "ratelimit_override('api', 'k', max_reserved => 'infinity')"},
+		"no numbers":          {refused: true, sql: "ratelimit.override('api', 'k')"},
+		"a rate of 0":         {refused: true, numbers: []number{ratelimit.Rate(0)}, sql: "ratelimit.override('api', 'k', rate => 0)"},
+		"a rate below 0":      {refused: true, numbers: []number{ratelimit.Rate(-1)}, sql: "ratelimit.override('api', 'k', rate => -1)"},
+		"the smallest rate":   {numbers: []number{ratelimit.Rate(1e-15)}, sql: "ratelimit.override('api', 'k', rate => 1e-15)"},
+		"the largest rate":    {numbers: []number{ratelimit.Rate(1e15)}, sql: "ratelimit.override('api', 'k', rate => 1e15)"},
+		"a rate too small":    {refused: true, numbers: []number{ratelimit.Rate(9e-16)}, sql: "ratelimit.override('api', 'k', rate => 9e-16)"},
+		"a rate too large":    {refused: true, numbers: []number{ratelimit.Rate(1.1e15)}, sql: "ratelimit.override('api', 'k', rate => 1.1e15)"},
+		"a rate of NaN":       {refused: true, numbers: []number{ratelimit.Rate(math.NaN())}, sql: "ratelimit.override('api', 'k', rate => 'NaN')"},
+		"a capacity of 0":     {numbers: []number{ratelimit.Capacity(0)}, sql: "ratelimit.override('api', 'k', capacity => 0)"},
+		"a capacity of NaN":   {refused: true, numbers: []number{ratelimit.Capacity(math.NaN())}, sql: "ratelimit.override('api', 'k', capacity => 'NaN')"},
+		"an infinite debt":    {refused: true, numbers: []number{ratelimit.MaxReserved(math.Inf(1))}, sql: "ratelimit.override('api', 'k', max_reserved => 'infinity')"},
 		"another option":      {refused: true, numbers: []number{ratelimit.Rate(1), ratelimit.Shards(2)}},
 		"a zone":              {refused: true, numbers: []number{ratelimit.Rate(1), ratelimit.Zone("UTC")}},
-		"a long reason":       {reason: strings.Repeat("ä", 2048), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit_override('api', 'k', rate => 1, reason => repeat('ä', 2048))"},
-		"a longer reason":     {refused: true, reason: strings.Repeat("ä", 2049), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit_override('api', 'k', rate => 1, reason => repeat('ä', 2049))"},
+		"a long reason":       {reason: strings.Repeat("ä", 2048), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit.override('api', 'k', rate => 1, reason => repeat('ä', 2048))"},
+		"a longer reason":     {refused: true, reason: strings.Repeat("ä", 2049), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit.override('api', 'k', rate => 1, reason => repeat('ä', 2049))"},
 		"a reason with NUL":   {refused: true, reason: "a\x00b", numbers: []number{ratelimit.Rate(1)}},
-		"a long who":          {who: strings.Repeat("w", 255), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit_override('api', 'k', rate => 1, who => repeat('w', 255))"},
-		"a longer who":        {refused: true, who: strings.Repeat("w", 256), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit_override('api', 'k', rate => 1, who => repeat('w', 256))"},
+		"a long who":          {who: strings.Repeat("w", 255), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit.override('api', 'k', rate => 1, who => repeat('w', 255))"},
+		"a longer who":        {refused: true, who: strings.Repeat("w", 256), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit.override('api', 'k', rate => 1, who => repeat('w', 256))"},
 		"a who without UTF-8": {refused: true, who: "\xff", numbers: []number{ratelimit.Rate(1)}},
-		"an end in the past":  {refused: true, until: time.Now().Add(-time.Second), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit_override('api', 'k', rate => 1, until => now() - interval '1 second')"},
+		"an end in the past":  {refused: true, until: time.Now().Add(-time.Second), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit.override('api', 'k', rate => 1, until => now() - interval '1 second')"},
 		"an end after 9999":   {refused: true, until: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC), numbers: []number{ratelimit.Rate(1)}},
 	} {
 		_, err := limits.Override(t.Context(), tx, api.Key("k"), c.until, c.reason, c.who, c.numbers...)
@@ -216,11 +216,11 @@ func TestWhatGoRefusesToOverrideIsNotSent(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if n := scan[int](t, tx, "SELECT count(*) FROM rate_limit_overrides WHERE effect = 'block'"); n != 0 { // and the transaction is usable
+	if n := scan[int](t, tx, "SELECT count(*) FROM ratelimit.overrides WHERE effect = 'block'"); n != 0 { // and the transaction is usable
 		t.Errorf("%d blocks were written", n)
 	}
 	// A name that no program has published, only the server knows.
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("others", 1, time.Minute)))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", ratelimit.TokenBucket("others", 1, time.Minute)))
 	if _, err := limits.Block(t.Context(), pool, api.Key("k"), time.Time{}, "", ""); sqlState(err) != "22023" || !strings.Contains(err.Error(), "others") {
 		t.Errorf("a name that is not published: %v", err)
 	}

@@ -62,7 +62,7 @@ func newRole(t *testing.T, pool *pgxpool.Pool, usage bool, privileges ...string)
 		mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+role)
 	}
 	if len(privileges) > 0 {
-		mustExec(t, pool, "GRANT "+strings.Join(privileges, ", ")+" ON rate_limits, rate_limit_holds TO "+role+"; GRANT SELECT ON rate_limit_definitions, rate_limit_overrides TO "+role) // the last for Sweep
+		mustExec(t, pool, "GRANT "+strings.Join(privileges, ", ")+" ON ratelimit.limits, ratelimit.holds TO "+role+"; GRANT SELECT ON ratelimit.definitions, ratelimit.overrides TO "+role) // the last for Sweep
 	}
 	return acquire(t, asRole(t, pool, role, 1))
 }
@@ -152,12 +152,12 @@ func everyWay(t *testing.T, pool *pgxpool.Pool) map[string]error {
 	}
 	_, ways["sweep"] = limiter.Sweep(ctx, pool, bucket)
 	for way, sql := range map[string]string{
-		"by hand":          `SELECT granted FROM ratelimit_try('bucket', 'by hand', rate => 10, period => '1 minute')`,
-		"by hand, sharded": `SELECT granted FROM ratelimit_try('wide', 'by hand', rate => 10, period => '1 minute', shards => 3)`,
-		"by hand, raising": `SELECT remaining >= 0 FROM ratelimit('window', 'by hand', rate => 10, period => '1 minute', kind => 'fixed window')`,
-		"by hand, reserve": `SELECT retry_at >= at FROM ratelimit_reserve('bucket', 'by hand', rate => 10, period => '1 minute')`,
-		"by hand, take":    `SELECT taken > 0 FROM ratelimit_take('bucket', 'by hand', most => 2, rate => 10, period => '1 minute')`,
-		"keys":             `SELECT count(*) > 0 FROM ratelimit_keys('bucket', rate => 10, period => '1 minute')`,
+		"by hand":          `SELECT granted FROM ratelimit.try('bucket', 'by hand', rate => 10, period => '1 minute')`,
+		"by hand, sharded": `SELECT granted FROM ratelimit.try('wide', 'by hand', rate => 10, period => '1 minute', shards => 3)`,
+		"by hand, raising": `SELECT remaining >= 0 FROM ratelimit.consume('window', 'by hand', rate => 10, period => '1 minute', kind => 'fixed window')`,
+		"by hand, reserve": `SELECT retry_at >= at FROM ratelimit.reserve('bucket', 'by hand', rate => 10, period => '1 minute')`,
+		"by hand, take":    `SELECT taken > 0 FROM ratelimit.take('bucket', 'by hand', most => 2, rate => 10, period => '1 minute')`,
+		"keys":             `SELECT count(*) > 0 FROM ratelimit.keys('bucket', rate => 10, period => '1 minute')`,
 	} {
 		var ok bool
 		err := pool.QueryRow(ctx, sql).Scan(&ok)
@@ -204,15 +204,15 @@ func wantRefused(t *testing.T, pool *pgxpool.Pool, statements ...string) {
 
 // Statements that only the owner may run.
 var ownersOnly = []string{
-	"TRUNCATE rate_limits", "DROP TABLE rate_limits", "ALTER TABLE rate_limits ADD COLUMN x text", "CREATE TRIGGER t BEFORE INSERT ON rate_limits EXECUTE FUNCTION f()",
-	"CREATE INDEX ON rate_limits (ts)", "DROP FUNCTION ratelimit_reset", "ALTER FUNCTION ratelimit_reset COST 1", "DROP VIEW rate_limits_turn_00",
+	"TRUNCATE ratelimit.limits", "DROP TABLE ratelimit.limits", "ALTER TABLE ratelimit.limits ADD COLUMN x text", "CREATE TRIGGER t BEFORE INSERT ON ratelimit.limits EXECUTE FUNCTION f()",
+	"CREATE INDEX ON ratelimit.limits (ts)", "DROP FUNCTION ratelimit.reset", "ALTER FUNCTION ratelimit.reset COST 1", "DROP VIEW ratelimit.turn_00",
 }
 
 // Statements that touch rows without the functions.
 var rowsByHand = []string{
-	"SELECT * FROM rate_limits", "SELECT count(*) FROM rate_limits", // a reader may do this
-	"INSERT INTO rate_limits VALUES ('bucket', 'seeded', 1, 1, 1e9, now())", "UPDATE rate_limits SET value = 1e9", "DELETE FROM rate_limits",
-	"LOCK TABLE rate_limits IN EXCLUSIVE MODE; SELECT 1", "SELECT FROM rate_limits FOR UPDATE",
+	"SELECT * FROM ratelimit.limits", "SELECT count(*) FROM ratelimit.limits", // a reader may do this
+	"INSERT INTO ratelimit.limits VALUES ('bucket', 'seeded', 1, 1, 1e9, now())", "UPDATE ratelimit.limits SET value = 1e9", "DELETE FROM ratelimit.limits",
+	"LOCK TABLE ratelimit.limits IN EXCLUSIVE MODE; SELECT 1", "SELECT FROM ratelimit.limits FOR UPDATE",
 }
 
 func TestTheDocumentedGrantsAreEnoughForEveryWayToConsume(t *testing.T) {
@@ -268,7 +268,7 @@ func TestAReaderLooksAndCanConsumeNothing(t *testing.T) {
 	owner := newPool(t, 2)
 	seed(t, owner)
 	role := createRole(t, owner)
-	mustExec(t, owner, named(docSQL(t, "docs/security.md", "GRANT SELECT ON app.rate_limits, app.rate_limit_holds TO"), schemaOf(t, owner), role))
+	mustExec(t, owner, named(docSQL(t, "docs/security.md", "GRANT SELECT ON ratelimit.limits, ratelimit.holds TO"), schemaOf(t, owner), role))
 	reader := asRole(t, owner, role, 2)
 	before := tableOf(t, owner)
 
@@ -293,7 +293,7 @@ func TestAReaderLooksAndCanConsumeNothing(t *testing.T) {
 	request := ratelimit.TokenBucket("bucket", 10, time.Minute).Key("ann@example.org")
 	for _, state := range []string{"42501", "25P02"} {
 		result, err := limiter.Consume(t.Context(), tx, request)
-		if sqlState(err) != state || result.OK || denied(err) || strings.Contains(err.Error(), "example") || state == "42501" && !strings.Contains(err.Error(), "rate_limits") {
+		if sqlState(err) != state || result.OK || denied(err) || strings.Contains(err.Error(), "example") || state == "42501" && !strings.Contains(err.Error(), "ratelimit.limits") {
 			t.Errorf("%+v, %v, want %s", result, err, state)
 		}
 	}
@@ -320,18 +320,18 @@ func TestInAnExposedSchemaAClientCanReset(t *testing.T) {
 	clients := []*pgxpool.Pool{asRole(t, owner, anon, 1), asRole(t, owner, user, 1)}
 	for i, key := range []string{"seeded", "reset"} {
 		var rows int
-		if err := clients[i].QueryRow(t.Context(), "SELECT ratelimit_reset('window', $1)", key).Scan(&rows); err != nil || rows != 1 {
+		if err := clients[i].QueryRow(t.Context(), "SELECT ratelimit.reset('window', $1)", key).Scan(&rows); err != nil || rows != 1 {
 			t.Errorf("a client resets %d rows, %v", rows, err)
 		}
 	}
 	// An operator's grants take from such roles what then runs with the rights of the owner.
-	mustExec(t, owner, "SELECT ratelimit_block('window', 'blocked')")
+	mustExec(t, owner, "SELECT ratelimit.block('window', 'blocked')")
 	operator := createRole(t, owner)
 	mustExec(t, owner, named(strings.ReplaceAll(docSQL(t, "docs/overrides.md", "GRANT USAGE ON SCHEMA app TO operator"), "operator", "app_user"), schema, operator))
 	for _, client := range clients {
-		wantRefused(t, client, "SELECT ratelimit_restore('window', 'blocked')", "SELECT ratelimit_add(1)", "SELECT ratelimit_unblock('window', 'blocked')")
+		wantRefused(t, client, "SELECT ratelimit.restore('window', 'blocked')", "SELECT ratelimit.add(1)", "SELECT ratelimit.unblock('window', 'blocked')")
 	}
-	mustExec(t, owner, "GRANT EXECUTE ON FUNCTION ratelimit_restore, ratelimit_add TO "+anon) // as before the operator's grants
+	mustExec(t, owner, "GRANT EXECUTE ON FUNCTION ratelimit.restore, ratelimit.add TO "+anon) // as before the operator's grants
 	revoke := docSQL(t, "docs/security.md", "REVOKE ALL ON %s FROM PUBLIC, anon")
 	mustExec(t, owner, strings.NewReplacer("public.", schema+".", "'public'", "'"+schema+"'", "anon", anon, "authenticated", user).Replace(revoke))
 	var left int
@@ -340,8 +340,8 @@ func TestInAnExposedSchemaAClientCanReset(t *testing.T) {
 	}
 	for _, client := range clients {
 		wantRefused(t, client, rowsByHand...)
-		wantRefused(t, client, "SELECT ratelimit_restore('window', 'blocked')", "SELECT ratelimit_add(1)", "BEGIN; LOCK TABLE rate_limits_turn_00 IN ACCESS EXCLUSIVE MODE; ROLLBACK")
-		wantRefused(t, client, "SELECT ratelimit_reset('bucket', 'seeded')", "SELECT FROM ratelimit('bucket', 'seeded', 10, '1 minute')")
+		wantRefused(t, client, "SELECT ratelimit.restore('window', 'blocked')", "SELECT ratelimit.add(1)", "BEGIN; LOCK TABLE ratelimit.turn_00 IN ACCESS EXCLUSIVE MODE; ROLLBACK")
+		wantRefused(t, client, "SELECT ratelimit.reset('bucket', 'seeded')", "SELECT FROM ratelimit.consume('bucket', 'seeded', 10, '1 minute')")
 	}
 	wantWays(t, everyVerb(t, owner))
 }

@@ -180,7 +180,7 @@ func TestMigrationsLiveBesideTheApplications(t *testing.T) {
 				t.Fatal(err)
 			}
 			var app, limits bool
-			if err := pool.QueryRow(t.Context(), "SELECT to_regclass('app') IS NOT NULL, to_regclass('rate_limits') IS NOT NULL").Scan(&app, &limits); err != nil || app != oursFirst || limits == oursFirst {
+			if err := pool.QueryRow(t.Context(), "SELECT to_regclass('app') IS NOT NULL, to_regclass('ratelimit.limits') IS NOT NULL").Scan(&app, &limits); err != nil || app != oursFirst || limits == oursFirst {
 				t.Fatalf("after the first one's Down: app %v, limits %v, %v", app, limits, err)
 			}
 			if _, err := providers[0].Up(t.Context()); err != nil {
@@ -215,7 +215,7 @@ func TestSchemaSQLMakesWhatTheMigrationsMake(t *testing.T) {
 			}
 			// Again, it says what is wrong in a few lines.
 			out, err = exec.CommandContext(t.Context(), psql, "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", "-f", "../migrations/schema.sql", forAll(t, url)).CombinedOutput()
-			if err == nil || strings.Count(string(out), "\n") > 5 || !strings.Contains(string(out), `relation "rate_limits" already exists in schema`) || !strings.Contains(string(out), "#upgrade") {
+			if err == nil || strings.Count(string(out), "\n") > 5 || !strings.Contains(string(out), `relation "ratelimit.limits" already exists in schema`) || !strings.Contains(string(out), "#upgrade") {
 				t.Errorf("psql, again: %v\n%.1000s", err, out)
 			}
 		}
@@ -241,10 +241,10 @@ func TestSchemaSQLMakesWhatTheMigrationsMake(t *testing.T) {
 			if _, err := provider.Up(t.Context()); sqlState(err) != "42P07" { // and its version table is there
 				t.Errorf("goose before it is told: %v", err)
 			}
-			tell := docSQL(t, "docs/operations.md", "INSERT INTO rate_limits_goose_version")
+			tell := docSQL(t, "docs/operations.md", "INSERT INTO ratelimit.goose_version")
 			mustExec(t, pool, tell)
 			mustExec(t, pool, tell)
-			if noted := lines(t, pool, "SELECT version_id FROM rate_limits_goose_version ORDER BY id"); noted != "(0)\n(1)" {
+			if noted := lines(t, pool, "SELECT version_id FROM ratelimit.goose_version ORDER BY id"); noted != "(0)\n(1)" {
 				t.Errorf("noted are %s", noted)
 			}
 			if ran, err := provider.Up(t.Context()); err != nil || len(ran) != 0 {
@@ -302,25 +302,25 @@ func TestTheFunctionsWorkUnderAnySearchPath(t *testing.T) {
 		}
 		for i, want := range []bool{true, false} {
 			var consumed, applied bool
-			if err := conn.QueryRow(t.Context(), "SELECT granted FROM "+schema+"._ratelimit_consume('l', $1, 1, '1 hour', 1, NULL, 1, 0)", path).Scan(&consumed); err != nil || consumed != want {
+			if err := conn.QueryRow(t.Context(), "SELECT granted FROM "+schema+"._consume('l', $1, 1, '1 hour', 1, NULL, 1, 0)", path).Scan(&consumed); err != nil || consumed != want {
 				t.Errorf("search_path %s, call %d: %v, %v", path, i, consumed, err)
 			}
-			if err := conn.QueryRow(t.Context(), "SELECT granted FROM "+schema+`._ratelimit_apply('consume', '{m}', ARRAY[$1], '{1}', '{1 hour}', '{1}', '{NULL}', '{3}', '{1}', '{0}', '{0}', '{1}')`, path).Scan(&applied); err != nil || applied != want {
+			if err := conn.QueryRow(t.Context(), "SELECT granted FROM "+schema+`._apply('consume', '{m}', ARRAY[$1], '{1}', '{1 hour}', '{1}', '{NULL}', '{3}', '{1}', '{0}', '{0}', '{1}')`, path).Scan(&applied); err != nil || applied != want {
 				t.Errorf("search_path %s, call %d: %v, %v", path, i, applied, err)
 			}
 		}
 		var deleted int
-		if err := conn.QueryRow(t.Context(), "SELECT "+schema+"._ratelimit_reset('{l,m}', ARRAY[$1,$1])", path).Scan(&deleted); err != nil || deleted != 4 {
+		if err := conn.QueryRow(t.Context(), "SELECT "+schema+"._reset('{l,m}', ARRAY[$1,$1])", path).Scan(&deleted); err != nil || deleted != 4 {
 			t.Errorf("search_path %s: %d deleted, %v", path, deleted, err)
 		}
 	}
 	// A table with that name in another schema of the search_path is not used, even if it comes first.
-	if _, err := conn.Exec(t.Context(), "CREATE TEMP TABLE rate_limits (LIKE "+schema+".rate_limits); SET search_path = pg_temp, "+schema); err != nil {
+	if _, err := conn.Exec(t.Context(), "CREATE TEMP TABLE ratelimit.limits (LIKE "+schema+".limits); SET search_path = pg_temp, "+schema); err != nil {
 		t.Fatal(err)
 	}
 	works(t, conn)
 	var n int
-	if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_temp.rate_limits").Scan(&n); err != nil || n != 0 {
+	if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_temp.limits").Scan(&n); err != nil || n != 0 {
 		t.Errorf("%d rows in the wrong table, %v", n, err)
 	}
 }

@@ -87,12 +87,12 @@ func TestASweepDeletesWhatSaysNothing(t *testing.T) {
 		t.Run(test.what, func(t *testing.T) {
 			limiter, clock := newLimiter()
 			w := world{t, pool, limiter, clock}
-			_, err := w.db.Exec(t.Context(), "TRUNCATE rate_limits")
+			_, err := w.db.Exec(t.Context(), "TRUNCATE ratelimit.limits")
 			w.do(err)
 			var want int64
 			for row := range strings.SplitSeq(test.rows, ";") {
 				for _, name := range []string{"l", "other"} { // which is not swept
-					_, err := w.db.Exec(t.Context(), fmt.Sprintf("INSERT INTO rate_limits VALUES ('%s', '', %s)", name, row))
+					_, err := w.db.Exec(t.Context(), fmt.Sprintf("INSERT INTO ratelimit.limits VALUES ('%s', '', %s)", name, row))
 					w.do(err)
 				}
 				if test.gone {
@@ -289,7 +289,7 @@ func values(rows []inmemory.Row) (all []algebra.Row) {
 // idle writes rows of the limit l for keys "0", "1", ... that have been full for a long time.
 func idle(t *testing.T, db handle, n int) {
 	t.Helper()
-	_, err := db.Exec(t.Context(), fmt.Sprintf(`INSERT INTO rate_limits SELECT 'l', i::text, 0, 1, 1e9, '2026-01-01' FROM generate_series(0, %d) AS i`, n-1))
+	_, err := db.Exec(t.Context(), fmt.Sprintf(`INSERT INTO ratelimit.limits SELECT 'l', i::text, 0, 1, 1e9, '2026-01-01' FROM generate_series(0, %d) AS i`, n-1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +298,7 @@ func idle(t *testing.T, db handle, n int) {
 // countRows counts the table's rows.
 func countRows(t *testing.T, db ratelimit.DB) (n int64) {
 	t.Helper()
-	if err := db.QueryRow(t.Context(), "SELECT count(*) FROM rate_limits").Scan(&n); err != nil {
+	if err := db.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.limits").Scan(&n); err != nil {
 		t.Fatal(err)
 	}
 	return n
@@ -397,7 +397,7 @@ func TestASweepLeavesWhatIsLocked(t *testing.T) {
 	}
 	clock.Advance(2 * time.Hour)
 	holder := w.begin()
-	_, err := holder.Exec(t.Context(), "SELECT FROM rate_limits WHERE key = 'locked' AND shard = (shards - 1) FOR UPDATE")
+	_, err := holder.Exec(t.Context(), "SELECT FROM ratelimit.limits WHERE key = 'locked' AND shard = (shards - 1) FOR UPDATE")
 	w.do(err)
 	for _, want := range []int64{4, 0} {
 		if deleted := w.sweep(limit, sharded); deleted != want || countRows(t, pool) != 4 {
@@ -435,7 +435,7 @@ func TestWhoMeetsASweep(t *testing.T) {
 				w.do(err)
 				defer sweeper.Rollback(context.WithoutCancel(t.Context()))
 				var deleted int
-				w.do(sweeper.QueryRow(t.Context(), "SELECT deleted FROM _ratelimit_sweep($1, 10, '1 minute', $2, NULL, NULL, '', NULL, $3)",
+				w.do(sweeper.QueryRow(t.Context(), "SELECT deleted FROM ratelimit._sweep($1, 10, '1 minute', $2, NULL, NULL, '', NULL, $3)",
 					limit.Name(), limit.Config().Kind, clock.now).Scan(&deleted))
 				if deleted != limit.Config().Shards {
 					t.Fatalf("%d rows deleted", deleted)
@@ -670,18 +670,18 @@ func TestASweepWalksThePrimaryKey(t *testing.T) {
 		}
 	}
 	for _, rows := range []string{"0", "1", "40", "6000"} { // when the plan is made
-		exec(`TRUNCATE rate_limits`)
-		exec(`INSERT INTO rate_limits SELECT 'l', i::text, 0, 1, 10, now() FROM generate_series(1, ` + rows + `) AS i`)
-		exec(`ANALYZE rate_limits`)
+		exec(`TRUNCATE ratelimit.limits`)
+		exec(`INSERT INTO ratelimit.limits SELECT 'l', i::text, 0, 1, 10, now() FROM generate_series(1, ` + rows + `) AS i`)
+		exec(`ANALYZE ratelimit.limits`)
 		for range 10 {
-			exec(`SELECT ratelimit_sweep('l', 10, '1 min')`)
+			exec(`SELECT ratelimit.sweep('l', 10, '1 min')`)
 		}
-		exec(`INSERT INTO rate_limits SELECT n, i::text, 0, 1, 10, CASE WHEN i % 100 = 0 THEN '2026-01-01' ELSE now() END
+		exec(`INSERT INTO ratelimit.limits SELECT n, i::text, 0, 1, 10, CASE WHEN i % 100 = 0 THEN '2026-01-01' ELSE now() END
 			FROM generate_series(1, 6000) AS i, (VALUES ('a'), ('l'), ('z')) AS v (n) ON CONFLICT (name, key, shard) DO UPDATE SET ts = EXCLUDED.ts`)
 		counted := func() (scans, read int) {
 			t.Helper()
 			if err := conn.QueryRow(t.Context(), `SELECT sum(seq_scan), sum(coalesce(idx_tup_fetch, 0)) FROM pg_stat_xact_user_tables
-				WHERE relid = 'rate_limits'::regclass OR relid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = 'rate_limits'::regclass)`).Scan(&scans, &read); err != nil {
+				WHERE relid = 'ratelimit.limits'::regclass OR relid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = 'ratelimit.limits'::regclass)`).Scan(&scans, &read); err != nil {
 				t.Fatal(err)
 			}
 			return scans, read
@@ -692,7 +692,7 @@ func TestASweepWalksThePrimaryKey(t *testing.T) {
 			exec("BEGIN")
 			scansBefore, readBefore := counted()
 			var deleted int
-			err := conn.QueryRow(t.Context(), `SELECT deleted, next FROM ratelimit_sweep('l', 10, '1 min', first => $1)`, first).Scan(&deleted, &next)
+			err := conn.QueryRow(t.Context(), `SELECT deleted, next FROM ratelimit.sweep('l', 10, '1 min', first => $1)`, first).Scan(&deleted, &next)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -708,7 +708,7 @@ func TestASweepWalksThePrimaryKey(t *testing.T) {
 		}
 	}
 	var indexes int
-	if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_index WHERE indrelid = 'rate_limits'::regclass").Scan(&indexes); err != nil || indexes != 1 {
+	if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_index WHERE indrelid = 'ratelimit.limits'::regclass").Scan(&indexes); err != nil || indexes != 1 {
 		t.Errorf("the table has %d indexes, %v: with more than the primary key, updates are not heap-only", indexes, err)
 	}
 }
@@ -723,14 +723,14 @@ func TestTheTableStaysSmall(t *testing.T) { // not parallel: VACUUM keeps rows t
 	limit := ratelimit.TokenBucket("l", 10, time.Minute)
 	size := func() (bytes int64) {
 		t.Helper()
-		if err := pool.QueryRow(t.Context(), "SELECT pg_total_relation_size('rate_limits')").Scan(&bytes); err != nil {
+		if err := pool.QueryRow(t.Context(), "SELECT pg_total_relation_size('ratelimit.limits')").Scan(&bytes); err != nil {
 			t.Fatal(err)
 		}
 		return bytes
 	}
 	var first int64
 	for day := range 5 {
-		_, err := pool.Exec(t.Context(), `INSERT INTO rate_limits SELECT 'l', md5($1 || '-' || i), 0, 1, 9, $2 FROM generate_series(1, 5000) AS i`, fmt.Sprint(day), clock.now)
+		_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.limits SELECT 'l', md5($1 || '-' || i), 0, 1, 9, $2 FROM generate_series(1, 5000) AS i`, fmt.Sprint(day), clock.now)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -747,7 +747,7 @@ func TestTheTableStaysSmall(t *testing.T) { // not parallel: VACUUM keeps rows t
 		if _, err := limiter.Sweep(t.Context(), pool, limit); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := pool.Exec(t.Context(), "VACUUM rate_limits"); err != nil {
+		if _, err := pool.Exec(t.Context(), "VACUUM ratelimit.limits"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -779,19 +779,19 @@ func TestTheSweepFunctionRefusesWhatIsWrong(t *testing.T) {
 		`'l', 0, '1 minute'`:                              `rate must be between 1e-15 and 1e15, not 0`,
 		`'m'`:                                             `no program has published it`,
 	} {
-		if _, err := pool.Exec(t.Context(), "SELECT * FROM ratelimit_sweep("+arguments+")"); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
-			t.Errorf("ratelimit_sweep(%s): %v, want %q", arguments, err, text)
+		if _, err := pool.Exec(t.Context(), "SELECT * FROM ratelimit.sweep("+arguments+")"); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
+			t.Errorf("ratelimit.sweep(%s): %v, want %q", arguments, err, text)
 		}
 	}
 	for _, now := range []string{"infinity", "-infinity"} {
-		_, err := pool.Exec(t.Context(), "SELECT * FROM _ratelimit_sweep('l', 10, '1 minute', 'token bucket', NULL, NULL, '', NULL, $1)", now)
+		_, err := pool.Exec(t.Context(), "SELECT * FROM ratelimit._sweep('l', 10, '1 minute', 'token bucket', NULL, NULL, '', NULL, $1)", now)
 		if sqlState(err) != "22023" || !strings.Contains(err.Error(), "now must be finite, not "+now) {
 			t.Errorf("a sweep at %s: %v", now, err)
 		}
 	}
 	for _, level := range levels[1:] { // at these levels, it would conflict with every user of a row that it has read
 		err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-			_, err := tx.Exec(t.Context(), "SELECT * FROM ratelimit_sweep('l', 10, '1 minute')")
+			_, err := tx.Exec(t.Context(), "SELECT * FROM ratelimit.sweep('l', 10, '1 minute')")
 			return err
 		})
 		if sqlState(err) != "RL003" {
@@ -802,7 +802,7 @@ func TestTheSweepFunctionRefusesWhatIsWrong(t *testing.T) {
 		t.Errorf("%d rows are left", n)
 	}
 	// A key with more rows than a batch does not stop the sweep. Such a key can only be made by hand.
-	if _, err := pool.Exec(t.Context(), `INSERT INTO rate_limits SELECT 'l', '0', i, 1, 1, now() FROM generate_series(1, 2500) AS i`); err != nil {
+	if _, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.limits SELECT 'l', '0', i, 1, 1, now() FROM generate_series(1, 2500) AS i`); err != nil {
 		t.Fatal(err)
 	}
 	if deleted, err := new(ratelimit.Limiter).Sweep(t.Context(), pool, ratelimit.TokenBucket("l", 10, time.Minute)); err != nil || deleted != 9 {

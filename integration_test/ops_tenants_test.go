@@ -72,14 +72,14 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 				t.Errorf("tenant %q: %v", tenant, err)
 			}
 			var keys []string
-			if err := tx.QueryRow(t.Context(), "SELECT array_agg(key) FROM ratelimit_keys('bucket', 4, '1000 hours')").Scan(&keys); err != nil || fmt.Sprint(keys) != "["+tenant+"|ann]" {
+			if err := tx.QueryRow(t.Context(), "SELECT array_agg(key) FROM ratelimit.keys('bucket', 4, '1000 hours')").Scan(&keys); err != nil || fmt.Sprint(keys) != "["+tenant+"|ann]" {
 				t.Errorf("tenant %q sees %q, %v", tenant, keys, err)
 			}
 		})
 	}
 	// Holds are as the rows of limits. One without an end can be released by whoever knows its id.
 	renders := ratelimit.Slots("renders", 2)
-	if err := ratelimit.Publish(t.Context(), owner, "web", renders); err != nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), owner, "web", renders); err != nil {
 		t.Fatal(err)
 	}
 	var job string // the token of acme's
@@ -96,7 +96,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			if _, err := limiter.Hold(t.Context(), tx, "one too many", time.Hour, slot); !denied(err) {
 				t.Errorf("tenant %q: %v, want a denial", tenant, err)
 			}
-			if n := scan[int](t, tx, "SELECT count(*) FROM ratelimit_holds('renders', $1)", tenant+"|ann"); n != 2 {
+			if n := scan[int](t, tx, "SELECT count(*) FROM ratelimit.holds('renders', $1)", tenant+"|ann"); n != 2 {
 				t.Errorf("tenant %q sees %d of its 2 holds", tenant, n)
 			}
 			if tenant == "acme" {
@@ -112,7 +112,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 		})
 	}
 	stored := func() string {
-		return tableOf(t, owner) + lines(t, owner, "SELECT * FROM rate_limit_holds ORDER BY name, key, id")
+		return tableOf(t, owner) + lines(t, owner, "SELECT * FROM ratelimit.holds ORDER BY name, key, id")
 	}
 	before := stored()
 
@@ -170,7 +170,7 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 			return err
 		})
 		attack("by hand", "42501", func(ctx context.Context, db handle) error {
-			_, err := db.Exec(ctx, "SELECT FROM ratelimit('bucket', 'acme|ann', 4, '1000 hours')")
+			_, err := db.Exec(ctx, "SELECT FROM ratelimit.consume('bucket', 'acme|ann', 4, '1000 hours')")
 			return err
 		})
 		attack("once", "42501", func(ctx context.Context, db handle) error {
@@ -179,15 +179,15 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 		})
 		attack("release by hand", "", func(ctx context.Context, db handle) error {
 			_, err := db.Exec(ctx, `
-				SELECT ratelimit_release('renders', 'acme|ann', 'job', reason => 'x'),
-				       ratelimit_release_many('renders', 'acme|ann', '{project}')`)
+				SELECT ratelimit.release('renders', 'acme|ann', 'job', reason => 'x'),
+				       ratelimit.release_many('renders', 'acme|ann', '{project}')`)
 			return err
 		})
 		for _, sql := range []string{
-			"UPDATE rate_limits SET value = 1 WHERE key = 'acme|ann'",
-			"DELETE FROM rate_limits WHERE key = 'acme|ann'",
-			"UPDATE rate_limit_holds SET count = 0 WHERE key = 'acme|ann'",
-			"DELETE FROM rate_limit_holds WHERE key = 'acme|ann'",
+			"UPDATE ratelimit.limits SET value = 1 WHERE key = 'acme|ann'",
+			"DELETE FROM ratelimit.limits WHERE key = 'acme|ann'",
+			"UPDATE ratelimit.holds SET count = 0 WHERE key = 'acme|ann'",
+			"DELETE FROM ratelimit.holds WHERE key = 'acme|ann'",
 		} {
 			attack(sql, "", func(ctx context.Context, db handle) error {
 				tag, err := db.Exec(ctx, sql)
@@ -199,9 +199,9 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 		}
 		asTenant(t, app, tenant, func(tx pgx.Tx) {
 			for _, rows := range []string{
-				"rate_limits WHERE key LIKE 'acme%'",
-				"rate_limit_holds WHERE key LIKE 'acme%'",
-				"ratelimit_holds('renders', 'acme|ann')",
+				"ratelimit.limits WHERE key LIKE 'acme%'",
+				"ratelimit.holds WHERE key LIKE 'acme%'",
+				"ratelimit.holds('renders', 'acme|ann')",
 			} {
 				if n := scan[int](t, tx, "SELECT count(*) FROM "+rows); n != 0 {
 					t.Errorf("tenant %q sees %d rows of another tenant: %s", tenant, n, rows)

@@ -264,7 +264,7 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    SELECT count(*) INTO rows FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name;
+    SELECT count(*) INTO rows FROM ratelimit.limits AS r WHERE r.name = name;
 END
 $body$;
 
@@ -283,7 +283,7 @@ COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_rows(text) IS 'How many rows
 	}
 }
 
-// oneLine changes one line of _ratelimit_apply.
+// oneLine changes one line of ratelimit._apply.
 func (c clone) oneLine() {
 	c.Helper()
 	c.edit("engine/apply.sql", "lost 100 races", "lost a hundred races")
@@ -325,7 +325,7 @@ func TestAOneLineChangeAfterARelease(t *testing.T) {
 	t.Logf("%s:\n%s", migration, after[migration])
 	up, down, _ := strings.Cut(after[migration], "-- +goose Down")
 	for direction, other := range map[string]string{up: "lost 100 races", down: "lost a hundred races"} {
-		if strings.Count(direction, "\nCREATE ") != 2 || !strings.Contains(direction, "ratelimit_schema(") || strings.Count(direction, "_ratelimit_apply(") != 1 || strings.Contains(direction, other) {
+		if strings.Count(direction, "\nCREATE ") != 2 || !strings.Contains(direction, "ratelimit.schema(") || strings.Count(direction, "ratelimit._apply(") != 1 || strings.Contains(direction, other) {
 			t.Errorf("one direction is\n%s", direction)
 		}
 	}
@@ -342,7 +342,7 @@ func TestAOneLineChangeAfterARelease(t *testing.T) {
 	want := strings.Replace(old, "lost 100 races", "lost a hundred races", 1)
 	want = strings.Replace(want, fmt.Sprintf("version := '%d'", released), fmt.Sprintf("version := '%d'", released+1), 1)
 	if at(released+1) != want || want == old {
-		t.Error("the migration does not change _ratelimit_apply and the number alone")
+		t.Error("the migration does not change ratelimit._apply and the number alone")
 	}
 	if at(released) != old {
 		t.Error("Down does not restore the old function")
@@ -379,7 +379,7 @@ func TestEveryUpgradePathLeadsToTheSame(t *testing.T) {
 	}
 	asked := err.Error()[strings.LastIndex(err.Error(), "\n")+1:]
 	c.write(fmt.Sprintf("%05d_more.sql", len(c.migrations())+1), "-- +goose Up\n"+asked+"\n"+
-		"ALTER TABLE rate_limits ADD more integer NOT NULL DEFAULT 0;\n-- +goose Down\nALTER TABLE rate_limits DROP more;\n")
+		"ALTER TABLE ratelimit.limits ADD more integer NOT NULL DEFAULT 0;\n-- +goose Down\nALTER TABLE ratelimit.limits DROP more;\n")
 	c.generate()
 
 	open := func(t *testing.T) (*pgxpool.Pool, *goose.Provider) {
@@ -434,7 +434,7 @@ func TestMigrationsUnderTraffic(t *testing.T) {
 	goTo(t, provider, first)
 	pool := connect(t, url, 8)
 	seed(t, pool)
-	const untouched = `SELECT string_agg(concat_ws(' ', ctid, xmin, xmax, r), E'\n' ORDER BY name, key, shard) FROM rate_limits AS r WHERE name NOT LIKE '%traffic'`
+	const untouched = `SELECT string_agg(concat_ws(' ', ctid, xmin, xmax, r), E'\n' ORDER BY name, key, shard) FROM ratelimit.limits AS r WHERE name NOT LIKE '%traffic'`
 	var before string
 	if err := pool.QueryRow(t.Context(), untouched).Scan(&before); err != nil || strings.Count(before, "\n") < 2 {
 		t.Fatalf("the rows are %q, %v", before, err)

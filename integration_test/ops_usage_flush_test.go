@@ -95,7 +95,7 @@ func TestProcessesFlushAtOnce(t *testing.T) {
 			}
 			flush(t, recorder)
 			var most int
-			if err := pool.QueryRow(t.Context(), `SELECT max(n) FROM (SELECT count(*) AS n FROM rate_limit_denials GROUP BY name, hour) AS c`).Scan(&most); err != nil || most != 100 {
+			if err := pool.QueryRow(t.Context(), `SELECT max(n) FROM (SELECT count(*) AS n FROM ratelimit.denials GROUP BY name, hour) AS c`).Scan(&most); err != nil || most != 100 {
 				t.Errorf("%d keys of a limit and hour, %v, want 100", most, err)
 			}
 		})
@@ -143,7 +143,7 @@ func TestTheLastDenialIsTheLast(t *testing.T) {
 		flush(t, recorder)
 	}
 	var last time.Time
-	if err := pool.QueryRow(t.Context(), `SELECT last_denied FROM ratelimit_denials('limit', $1)`, noon).Scan(&last); err != nil || !last.Equal(noon.Add(30*time.Second)) {
+	if err := pool.QueryRow(t.Context(), `SELECT last_denied FROM ratelimit.denials('limit', $1)`, noon).Scan(&last); err != nil || !last.Equal(noon.Add(30*time.Second)) {
 		t.Errorf("%v, %v", last, err)
 	}
 }
@@ -152,17 +152,17 @@ func TestOldUsageGoesLittleByLittle(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
 	mustExec(t, pool, `
-		INSERT INTO rate_limit_usage SELECT 'old', date_trunc('minute', now(), 'UTC') - interval '49 hours' - n * interval '1 minute', 1, 0, 0, 1, 0, 0 FROM generate_series(1, 2500) AS n;
-		INSERT INTO rate_limit_usage SELECT 'new', date_trunc('minute', now(), 'UTC') - interval '47 hours' - n * interval '1 minute', 1, 0, 0, 1, 0, 0 FROM generate_series(1, 30) AS n;
-		INSERT INTO rate_limit_denials SELECT 'old', date_trunc('hour', now(), 'UTC') - interval '50 hours', 'key ' || n, 1, 1, now() FROM generate_series(1, 2500) AS n;
-		INSERT INTO rate_limit_denials SELECT 'new', date_trunc('hour', now(), 'UTC') - interval '46 hours', 'key ' || n, 1, 1, now() FROM generate_series(1, 30) AS n`)
+		INSERT INTO ratelimit.usage SELECT 'old', date_trunc('minute', now(), 'UTC') - interval '49 hours' - n * interval '1 minute', 1, 0, 0, 1, 0, 0 FROM generate_series(1, 2500) AS n;
+		INSERT INTO ratelimit.usage SELECT 'new', date_trunc('minute', now(), 'UTC') - interval '47 hours' - n * interval '1 minute', 1, 0, 0, 1, 0, 0 FROM generate_series(1, 30) AS n;
+		INSERT INTO ratelimit.denials SELECT 'old', date_trunc('hour', now(), 'UTC') - interval '50 hours', 'key ' || n, 1, 1, now() FROM generate_series(1, 2500) AS n;
+		INSERT INTO ratelimit.denials SELECT 'new', date_trunc('hour', now(), 'UTC') - interval '46 hours', 'key ' || n, 1, 1, now() FROM generate_series(1, 30) AS n`)
 	recorder := &usage.Recorder{DB: pool, Keep: 48 * time.Hour}
 	limiter := &ratelimit.Limiter{Observer: recorder.Observe}
 	left := func(want string) {
 		t.Helper()
 		var got string
-		if err := pool.QueryRow(t.Context(), `SELECT concat_ws(' ', (SELECT count(*) FROM rate_limit_usage WHERE name = 'old'), (SELECT count(*) FROM rate_limit_usage WHERE name = 'new'),
-			(SELECT count(*) FROM rate_limit_denials WHERE name = 'old'), (SELECT count(*) FROM rate_limit_denials WHERE name = 'new'))`).Scan(&got); err != nil || got != want {
+		if err := pool.QueryRow(t.Context(), `SELECT concat_ws(' ', (SELECT count(*) FROM ratelimit.usage WHERE name = 'old'), (SELECT count(*) FROM ratelimit.usage WHERE name = 'new'),
+			(SELECT count(*) FROM ratelimit.denials WHERE name = 'old'), (SELECT count(*) FROM ratelimit.denials WHERE name = 'new'))`).Scan(&got); err != nil || got != want {
 			t.Errorf("%s rows are left, %v, want %s", got, err, want)
 		}
 	}
@@ -176,7 +176,7 @@ func TestOldUsageGoesLittleByLittle(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer holder.Rollback(context.WithoutCancel(t.Context()))
-	if _, err := holder.Exec(t.Context(), `SELECT FROM rate_limit_usage WHERE name = 'old' ORDER BY minute LIMIT 7 FOR UPDATE`); err != nil {
+	if _, err := holder.Exec(t.Context(), `SELECT FROM ratelimit.usage WHERE name = 'old' ORDER BY minute LIMIT 7 FOR UPDATE`); err != nil {
 		t.Fatal(err)
 	}
 	deny(t, limiter, "added", "ann", 1)
@@ -299,7 +299,7 @@ func TestALockedRowOfUsageLosesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer holder.Rollback(context.WithoutCancel(t.Context()))
-	if _, err := holder.Exec(t.Context(), "UPDATE rate_limit_usage SET granted = 5"); err != nil {
+	if _, err := holder.Exec(t.Context(), "UPDATE ratelimit.usage SET granted = 5"); err != nil {
 		t.Fatal(err)
 	}
 	deny(t, limiter, "limit", "ann", 1)
@@ -326,7 +326,7 @@ func TestALockedRowAtTheEndLosesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer holder.Rollback(context.WithoutCancel(t.Context()))
-	if _, err := holder.Exec(t.Context(), "LOCK TABLE rate_limit_denials"); err != nil {
+	if _, err := holder.Exec(t.Context(), "LOCK TABLE ratelimit.denials"); err != nil {
 		t.Fatal(err)
 	}
 	failed := 0
@@ -420,7 +420,7 @@ func TestAnUnknownFlushIsNotCountedTwice(t *testing.T) {
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if err := recorder.Run(ended); err != nil || len(told) != 1 || !strings.Contains(told[0], "usage: 6 requests are missing in rate_limit_usage") {
+	if err := recorder.Run(ended); err != nil || len(told) != 1 || !strings.Contains(told[0], "usage: 6 requests are missing in ratelimit.usage") {
 		t.Errorf("%v, told %q", err, told)
 	}
 }
@@ -471,12 +471,12 @@ func TestUsageWaitsForResources(t *testing.T) {
 	flushes("54000", "the denied keys were left out")
 
 	mustExec(t, pool, "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE disk_full; END $$")
-	mustExec(t, pool, "CREATE TRIGGER no_room BEFORE INSERT ON rate_limit_usage EXECUTE FUNCTION no_room()")
+	mustExec(t, pool, "CREATE TRIGGER no_room BEFORE INSERT ON ratelimit.usage EXECUTE FUNCTION no_room()")
 	key = "\xff" // refused at once, and the rest then finds the disk full
 	flushes("22021", "disk_full")
 	key = "ann"
 	flushes("53100", "disk_full")
-	mustExec(t, pool, "DROP TRIGGER no_room ON rate_limit_usage")
+	mustExec(t, pool, "DROP TRIGGER no_room ON ratelimit.usage")
 	flush(t, recorder)
 	if u := usageOf(t, pool)["limit"]; u.Denied != 3 || denialsOf(t, pool)["limit ann"] != 2 {
 		t.Errorf("recorded %+v, %v", u, denialsOf(t, pool))
@@ -494,7 +494,7 @@ func TestUsageNeedsTheDocumentedGrants(t *testing.T) {
 	if err := recorder.Flush(t.Context()); sqlState(err) != "42501" {
 		t.Errorf("%v, want 42501", err)
 	}
-	mustExec(t, owner, named(docSQL(t, "docs/start-and-stop.md", "ON app.rate_limit_usage"), schemaOf(t, owner), role))
+	mustExec(t, owner, named(docSQL(t, "docs/start-and-stop.md", "ON ratelimit.usage"), schemaOf(t, owner), role))
 	flush(t, recorder)
 	if u := usageOf(t, owner)["sendMessage"]; u.Denied != 3 {
 		t.Errorf("recorded %+v", u)
@@ -504,12 +504,12 @@ func TestUsageNeedsTheDocumentedGrants(t *testing.T) {
 	var name string
 	var denials, granted int64
 	var last time.Time
-	if err := reader.QueryRow(t.Context(), docSQL(t, "docs/operations.md", "FROM ratelimit_usage(since")).Scan(&name, &denials, &granted, &last); err != nil || name != "sendMessage" || denials != 3 || granted != 0 {
+	if err := reader.QueryRow(t.Context(), docSQL(t, "docs/operations.md", "FROM ratelimit.usage(since")).Scan(&name, &denials, &granted, &last); err != nil || name != "sendMessage" || denials != 3 || granted != 0 {
 		t.Errorf("%s, %d, %d, %v", name, denials, granted, err)
 	}
 	var key string
 	var asked float64
-	if err := reader.QueryRow(t.Context(), docSQL(t, "docs/operations.md", "ratelimit_denials('sendMessage'")).Scan(&key, &denials, &asked, &last); err != nil ||
+	if err := reader.QueryRow(t.Context(), docSQL(t, "docs/operations.md", "ratelimit.denials('sendMessage'")).Scan(&key, &denials, &asked, &last); err != nil ||
 		key != "ann" || denials != 3 || asked != 3 || time.Since(last).Abs() > time.Hour {
 		t.Errorf("%s, %d, %v, %v, %v", key, denials, asked, last, err)
 	}
@@ -520,11 +520,11 @@ func TestUsageIsReadByIndex(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
 	mustExec(t, pool, `
-		INSERT INTO rate_limit_usage SELECT 'limit ' || l, timestamptz '2026-07-01 12:00Z' + m * interval '1 minute', 1, m, 0, 1, 0, 0
+		INSERT INTO ratelimit.usage SELECT 'limit ' || l, timestamptz '2026-07-01 12:00Z' + m * interval '1 minute', 1, m, 0, 1, 0, 0
 		  FROM generate_series(1, 50) AS l, generate_series(0, 599) AS m;
-		INSERT INTO rate_limit_denials SELECT 'limit ' || l, timestamptz '2026-07-01 12:00Z' + h * interval '1 hour', 'key ' || k, k, 2 * k, timestamptz '2026-07-01 12:30Z' + h * interval '1 hour'
+		INSERT INTO ratelimit.denials SELECT 'limit ' || l, timestamptz '2026-07-01 12:00Z' + h * interval '1 hour', 'key ' || k, k, 2 * k, timestamptz '2026-07-01 12:30Z' + h * interval '1 hour'
 		  FROM generate_series(1, 50) AS l, generate_series(0, 9) AS h, generate_series(1, 50) AS k;
-		ANALYZE rate_limit_usage; ANALYZE rate_limit_denials`)
+		ANALYZE ratelimit.usage; ANALYZE ratelimit.denials`)
 	at := time.Date(2026, time.July, 1, 20, 0, 30, 0, time.UTC)
 	type rows struct {
 		n, granted int64
@@ -533,7 +533,7 @@ func TestUsageIsReadByIndex(t *testing.T) {
 	for name, want := range map[string]rows{"limit 7": {120, 120, at.Truncate(time.Minute)}, "": {6000, 6000, at.Truncate(time.Minute)}, "none": {}} {
 		var got rows
 		var first *time.Time
-		if err := pool.QueryRow(t.Context(), `SELECT count(*), coalesce(sum(granted), 0)::bigint, min(minute) FROM ratelimit_usage(nullif($1, ''), $2)`, name, at).Scan(&got.n, &got.granted, &first); err != nil {
+		if err := pool.QueryRow(t.Context(), `SELECT count(*), coalesce(sum(granted), 0)::bigint, min(minute) FROM ratelimit.usage(nullif($1, ''), $2)`, name, at).Scan(&got.n, &got.granted, &first); err != nil {
 			t.Fatal(err)
 		}
 		if first != nil {
@@ -544,7 +544,7 @@ func TestUsageIsReadByIndex(t *testing.T) {
 		}
 	}
 	var keys []string
-	found, err := pool.Query(t.Context(), `SELECT concat_ws('|', key, denied, asked, last_denied = '2026-07-01 21:30Z') FROM ratelimit_denials('limit 7', $1) LIMIT 2`, at)
+	found, err := pool.Query(t.Context(), `SELECT concat_ws('|', key, denied, asked, last_denied = '2026-07-01 21:30Z') FROM ratelimit.denials('limit 7', $1) LIMIT 2`, at)
 	if err == nil {
 		keys, err = pgx.CollectRows(found, pgx.RowTo[string])
 	}
@@ -552,14 +552,14 @@ func TestUsageIsReadByIndex(t *testing.T) {
 		t.Errorf("%q, %v, want %q", keys, err, want)
 	}
 	for sql, index := range map[string]string{
-		`SELECT count(*) FROM ratelimit_usage('limit 7', '2026-07-01 20:00Z')`: "rate_limit_usage_pkey",
-		`SELECT count(*) FROM ratelimit_usage(since => '2026-07-01 21:50Z')`:   "rate_limit_usage_minute_name_key",
+		`SELECT count(*) FROM ratelimit.usage('limit 7', '2026-07-01 20:00Z')`: "usage_pkey",
+		`SELECT count(*) FROM ratelimit.usage(since => '2026-07-01 21:50Z')`:   "usage_minute_name_key",
 	} {
 		tx, err := pool.Begin(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		const counters = `SELECT pg_stat_get_xact_tuples_returned($1::regclass), pg_stat_get_xact_numscans('rate_limit_usage'::regclass)`
+		const counters = `SELECT pg_stat_get_xact_tuples_returned($1::regclass), pg_stat_get_xact_numscans('ratelimit.usage'::regclass)`
 		var rows, entries, scans, entriesBefore, scansBefore int // the planner looks up a few entries, too
 		if err = tx.QueryRow(t.Context(), counters, index).Scan(&entriesBefore, &scansBefore); err == nil {
 			if err = tx.QueryRow(t.Context(), sql).Scan(&rows); err == nil {
@@ -572,12 +572,12 @@ func TestUsageIsReadByIndex(t *testing.T) {
 		}
 	}
 	for sql, index := range map[string]string{
-		`SELECT * FROM rate_limit_usage WHERE name = 'limit 7' AND minute > timestamptz '2026-07-01 20:00Z'`:                                 "rate_limit_usage_pkey",
-		`SELECT * FROM rate_limit_usage WHERE minute > timestamptz '2026-07-01 21:50Z' ORDER BY minute, name`:                                "rate_limit_usage_minute_name_key",
-		`SELECT * FROM rate_limit_denials WHERE name = 'limit 7' AND hour > timestamptz '2026-07-01 20:00Z'`:                                 "(name = 'limit 7'::text)", // by either index, from PostgreSQL 18 on
-		`SELECT name, key, denied FROM rate_limit_denials WHERE hour > timestamptz '2026-07-01 20:00Z'`:                                      "rate_limit_denials_hour_name_key_key",
-		`SELECT ctid FROM rate_limit_usage WHERE minute < timestamptz '2026-07-01 13:00Z' ORDER BY minute LIMIT 1000 FOR UPDATE SKIP LOCKED`: "rate_limit_usage_minute_name_key",
-		`SELECT ctid FROM rate_limit_denials WHERE hour < timestamptz '2026-07-01 13:00Z' ORDER BY hour LIMIT 1000 FOR UPDATE SKIP LOCKED`:   "rate_limit_denials_hour_name_key_key",
+		`SELECT * FROM ratelimit.usage WHERE name = 'limit 7' AND minute > timestamptz '2026-07-01 20:00Z'`:                                 "usage_pkey",
+		`SELECT * FROM ratelimit.usage WHERE minute > timestamptz '2026-07-01 21:50Z' ORDER BY minute, name`:                                "usage_minute_name_key",
+		`SELECT * FROM ratelimit.denials WHERE name = 'limit 7' AND hour > timestamptz '2026-07-01 20:00Z'`:                                 "(name = 'limit 7'::text)", // by either index, from PostgreSQL 18 on
+		`SELECT name, key, denied FROM ratelimit.denials WHERE hour > timestamptz '2026-07-01 20:00Z'`:                                      "denials_hour_name_key_key",
+		`SELECT ctid FROM ratelimit.usage WHERE minute < timestamptz '2026-07-01 13:00Z' ORDER BY minute LIMIT 1000 FOR UPDATE SKIP LOCKED`: "usage_minute_name_key",
+		`SELECT ctid FROM ratelimit.denials WHERE hour < timestamptz '2026-07-01 13:00Z' ORDER BY hour LIMIT 1000 FOR UPDATE SKIP LOCKED`:   "denials_hour_name_key_key",
 	} {
 		lines, err := pool.Query(t.Context(), "EXPLAIN "+sql)
 		if err != nil {

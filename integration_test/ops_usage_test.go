@@ -24,7 +24,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/usage"
 )
 
-// used is a row of rate_limit_usage, or a sum of rows.
+// used is a row of ratelimit.usage, or a sum of rows.
 type used struct {
 	Granted, Denied, Failed  int64
 	Tokens, Refunded, Waited float64
@@ -39,11 +39,11 @@ func (u *used) add(more used) {
 	u.Waited += more.Waited
 }
 
-// usageOf is the sums of rate_limit_usage by limit.
+// usageOf is the sums of ratelimit.usage by limit.
 func usageOf(t testing.TB, pool *pgxpool.Pool) map[string]used {
 	t.Helper()
 	rows, err := pool.Query(t.Context(), `SELECT name, sum(granted)::bigint, sum(denied)::bigint, sum(failed)::bigint, sum(tokens), sum(refunded), sum(waited)
-		FROM rate_limit_usage GROUP BY name`)
+		FROM ratelimit.usage GROUP BY name`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,10 +59,10 @@ func usageOf(t testing.TB, pool *pgxpool.Pool) map[string]used {
 	return sums
 }
 
-// denialsOf is the sums of rate_limit_denials by limit and key.
+// denialsOf is the sums of ratelimit.denials by limit and key.
 func denialsOf(t testing.TB, pool *pgxpool.Pool) map[string]int64 {
 	t.Helper()
-	rows, err := pool.Query(t.Context(), `SELECT name || ' ' || key, sum(denied)::bigint FROM rate_limit_denials GROUP BY 1`)
+	rows, err := pool.Query(t.Context(), `SELECT name || ' ' || key, sum(denied)::bigint FROM ratelimit.denials GROUP BY 1`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func TestUsageSaysWhatCallersCounted(t *testing.T) {
 		t.Errorf("denied keys %v, callers counted %v", got, wantKeys)
 	}
 	var off int
-	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM rate_limit_usage WHERE minute <> date_trunc('minute', minute, 'UTC') OR minute < now() - interval '1 hour' OR minute > now()`).Scan(&off); err != nil || off != 0 {
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.usage WHERE minute <> date_trunc('minute', minute, 'UTC') OR minute < now() - interval '1 hour' OR minute > now()`).Scan(&off); err != nil || off != 0 {
 		t.Errorf("%d rows at other times, %v", off, err)
 	}
 }
@@ -281,9 +281,9 @@ func TestUsageIsWrittenByEveryDriver(t *testing.T) {
 					t.Errorf("%q, %v, want %q", got, err, want)
 				}
 			}
-			tell(`SELECT concat_ws('|', name, minute = '2026-07-01 12:17Z', granted, denied, failed, tokens, refunded, waited) FROM rate_limit_usage ORDER BY name`,
+			tell(`SELECT concat_ws('|', name, minute = '2026-07-01 12:17Z', granted, denied, failed, tokens, refunded, waited) FROM ratelimit.usage ORDER BY name`,
 				[]string{hostile + "|t|0|4|0|0|0|0", "free|t|2|0|0|0.2|0|0"})
-			tell(`SELECT concat_ws('|', name, hour = '2026-07-01 12:00Z', key, denied, asked, last_denied = '2026-07-01 12:17:03.123456Z') FROM rate_limit_denials`,
+			tell(`SELECT concat_ws('|', name, hour = '2026-07-01 12:00Z', key, denied, asked, last_denied = '2026-07-01 12:17:03.123456Z') FROM ratelimit.denials`,
 				[]string{hostile + "|t|" + hostile + "|4|4|t"})
 		})
 	}
@@ -457,7 +457,7 @@ func TestKilledProcessesLoseOneFlushEach(t *testing.T) {
 	// A killed worker's last flush may still be under way.
 	eventually(t, "no worker's session is left", func() bool {
 		var n int
-		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%_ratelimit_record_usage%' AND pid <> pg_backend_pid()
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%ratelimit._record_usage%' AND pid <> pg_backend_pid()
 			AND datname = current_database()`).Scan(&n)
 		return err == nil && n == 0
 	})
@@ -512,7 +512,7 @@ func TestAFloodOfDeniedKeys(t *testing.T) {
 			now = now.Add(10 * time.Second)
 			flush(t, recorder)
 			var rows, keys int
-			if err := pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM rate_limit_usage), (SELECT count(*) FROM rate_limit_denials)`).Scan(&rows, &keys); err != nil || rows > 2 || keys != 100 {
+			if err := pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM ratelimit.usage), (SELECT count(*) FROM ratelimit.denials)`).Scan(&rows, &keys); err != nil || rows > 2 || keys != 100 {
 				t.Errorf("after %d keys: %d rows of usage and %d of denials, %v, want 2 at most and 100", i+1, rows, keys, err)
 			}
 		}
@@ -526,7 +526,7 @@ func TestAFloodOfDeniedKeys(t *testing.T) {
 	}
 	var key string
 	var n int64
-	if err := pool.QueryRow(t.Context(), `SELECT key, denied FROM ratelimit_denials('flood', since => $1) LIMIT 1`, noon).Scan(&key, &n); err != nil || key != "worst" || n > worst || n < worst*9/10 {
+	if err := pool.QueryRow(t.Context(), `SELECT key, denied FROM ratelimit.denials('flood', since => $1) LIMIT 1`, noon).Scan(&key, &n); err != nil || key != "worst" || n > worst || n < worst*9/10 {
 		t.Errorf("the worst key is %q with %d denials, %v, want at most %d", key, n, err, worst)
 	}
 }

@@ -102,7 +102,7 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 		if _, err := warned(t, pool); !errors.Is(err, migrations.ErrBehind) || !strings.HasPrefix(err.Error(), "ratelimit: schema: ") {
 			t.Errorf("open: %v", err)
 		}
-		if got := scan[int](t, pool, "SELECT count(*)::integer FROM rate_limit_definitions"); got != 0 {
+		if got := scan[int](t, pool, "SELECT count(*)::integer FROM ratelimit.definitions"); got != 0 {
 			t.Error("it has published all the same")
 		}
 	})
@@ -124,10 +124,10 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 	t.Run("edited", func(t *testing.T) {
 		t.Parallel()
 		for name, edit := range map[string]string{
-			"a body in text":       `SELECT replace(pg_get_functiondef('_ratelimit_consume'::regproc), 'Locks nothing', 'Locks little')`,
-			"a body after RETURN":  `SELECT replace(pg_get_functiondef('_ratelimit_available'::regproc), 'LEAST(capacity', 'LEAST(capacity + ''1''::double precision')`,
-			"another form of body": `SELECT regexp_replace(pg_get_functiondef('_ratelimit_valid'::regproc), 'RETURN (.*)$', 'AS $$ SELECT \1 $$')`,
-			"a function is gone":   `SELECT 'DROP FUNCTION ratelimit_refuse()'`,
+			"a body in text":       `SELECT replace(pg_get_functiondef('ratelimit._consume'::regproc), 'Locks nothing', 'Locks little')`,
+			"a body after RETURN":  `SELECT replace(pg_get_functiondef('ratelimit._available'::regproc), 'LEAST(capacity', 'LEAST(capacity + ''1''::double precision')`,
+			"another form of body": `SELECT regexp_replace(pg_get_functiondef('ratelimit._valid'::regproc), 'RETURN (.*)$', 'AS $$ SELECT \1 $$')`,
+			"a function is gone":   `SELECT 'DROP FUNCTION ratelimit.refuse()'`,
 		} {
 			pool := connect(t, newMigrated(t), 2)
 			before, err := check(t, pool)
@@ -135,7 +135,7 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 				t.Fatal(err)
 			}
 			statement := scan[string](t, pool, edit)
-			if unchanged := scan[bool](t, pool, "SELECT $1 = pg_get_functiondef('_ratelimit_consume'::regproc)", statement); unchanged {
+			if unchanged := scan[bool](t, pool, "SELECT $1 = pg_get_functiondef('ratelimit._consume'::regproc)", statement); unchanged {
 				t.Errorf("%s: nothing is edited", name)
 			}
 			mustExec(t, pool, statement)
@@ -153,10 +153,10 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 	t.Run("configured, with functions of others beside it", func(t *testing.T) {
 		t.Parallel()
 		pool := newPool(t, 2)
-		mustExec(t, pool, `ALTER FUNCTION _ratelimit_consume SECURITY DEFINER SET search_path = pg_catalog, pg_temp;
-			ALTER FUNCTION _ratelimit_wire_consume SET enable_seqscan = off;
+		mustExec(t, pool, `ALTER FUNCTION ratelimit._consume SECURITY DEFINER SET search_path = pg_catalog, pg_temp;
+			ALTER FUNCTION ratelimit._wire_consume SET enable_seqscan = off;
 			CREATE FUNCTION ratelimit_of_mine() RETURNS integer LANGUAGE sql RETURN 1;
-			CREATE OR REPLACE FUNCTION _ratelimit_distributed() RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN true`)
+			CREATE OR REPLACE FUNCTION ratelimit._distributed() RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN true`)
 		if s, err := check(t, pool); err != nil || s.Hash != migrations.Hash {
 			t.Errorf("%+v, %v", s, err)
 		}

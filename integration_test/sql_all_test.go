@@ -17,17 +17,17 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// TestADenialInSQLThatNobodyLooksAt: a trigger and a function of a web API call ratelimit and ratelimit_all, and look at no answer. A denial
+// TestADenialInSQLThatNobodyLooksAt: a trigger and a function of a web API call ratelimit and ratelimit.consume_all, and look at no answer. A denial
 // stops them, and rolls back what they did before it.
 func TestADenialInSQLThatNobodyLooksAt(t *testing.T) {
 	behaviour(t, func(w world) {
 		w.must(`CREATE TABLE messages (sender text); CREATE TABLE log (what text)`)
 		for name, perform := range map[string]string{
-			"one":     `PERFORM ratelimit('one', sender, rate => 2, period => '1000 hours')`,
-			"several": `PERFORM ratelimit_all(jsonb_build_array(jsonb_build_object('name', 'more', 'key', sender, 'rate', 9, 'period', '1000 hours'), jsonb_build_object('name', 'two', 'key', sender, 'rate', 2, 'period', '1000 hours')))`,
+			"one":     `PERFORM ratelimit.consume('one', sender, rate => 2, period => '1000 hours')`,
+			"several": `PERFORM ratelimit.consume_all(jsonb_build_array(jsonb_build_object('name', 'more', 'key', sender, 'rate', 9, 'period', '1000 hours'), jsonb_build_object('name', 'two', 'key', sender, 'rate', 2, 'period', '1000 hours')))`,
 			"call":    `CALL limited(sender)`,
 		} {
-			w.must(`CREATE OR REPLACE PROCEDURE limited(sender text) LANGUAGE plpgsql AS $$ BEGIN PERFORM ratelimit('deep', sender, rate => 2, period => '1000 hours'); END $$`)
+			w.must(`CREATE OR REPLACE PROCEDURE limited(sender text) LANGUAGE plpgsql AS $$ BEGIN PERFORM ratelimit.consume('deep', sender, rate => 2, period => '1000 hours'); END $$`)
 			w.must(fmt.Sprintf(`CREATE FUNCTION %[1]s_trigger() RETURNS trigger LANGUAGE plpgsql AS $$
 				DECLARE sender text := NEW.sender; BEGIN INSERT INTO log VALUES ('before'); %[2]s; RETURN NEW; END $$`, name, perform))
 			w.must(fmt.Sprintf(`CREATE TRIGGER %[1]s BEFORE INSERT ON messages FOR EACH ROW EXECUTE FUNCTION %[1]s_trigger()`, name))
@@ -53,7 +53,7 @@ func TestADenialInSQLThatNobodyLooksAt(t *testing.T) {
 		}
 		// A block that catches everything swallows the denial, as docs/sql.md says.
 		w.must(`INSERT INTO messages VALUES ('ann')`)
-		w.must(`DO $$ BEGIN PERFORM ratelimit('one', 'ann', rate => 2, period => '1000 hours'); EXCEPTION WHEN OTHERS THEN INSERT INTO log VALUES ('swallowed'); END $$`)
+		w.must(`DO $$ BEGIN PERFORM ratelimit.consume('one', 'ann', rate => 2, period => '1000 hours'); EXCEPTION WHEN OTHERS THEN INSERT INTO log VALUES ('swallowed'); END $$`)
 		var swallowed int
 		w.do(w.db.QueryRow(w.Context(), `SELECT count(*) FROM log WHERE what = 'swallowed'`).Scan(&swallowed))
 		if swallowed != 1 {
@@ -67,7 +67,7 @@ func TestADenialInSQLThatNobodyLooksAt(t *testing.T) {
 func TestThePublicFunctionsPassTheirArgumentsOn(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
-	for function, verb := range map[string]string{"ratelimit": "consume", "ratelimit_try": "try", "ratelimit_reserve": "reserve", "ratelimit_take": "take"} {
+	for function, verb := range map[string]string{"ratelimit": "consume", "ratelimit.try": "try", "ratelimit.reserve": "reserve", "ratelimit.take": "take"} {
 		for i, arguments := range []string{
 			`rate => 10, period => '100 days', capacity => 20, count => 3`,
 			`rate => 10, period => '100 days', count => 2, shards => 3`,
@@ -99,17 +99,17 @@ func TestThePublicFunctionsPassTheirArgumentsOn(t *testing.T) {
 					return answer
 				}
 				got := ask(fmt.Sprintf("%s(%s, %s)", function, key, arguments))
-				want := ask(fmt.Sprintf("_ratelimit_by_hand('%s', %s, %s)", verb, strings.Replace(key, "public", "private", 1), arguments))
+				want := ask(fmt.Sprintf("ratelimit._by_hand('%s', %s, %s)", verb, strings.Replace(key, "public", "private", 1), arguments))
 				if got != want {
 					t.Errorf("%s, %d, call %d: %q, want %q", function, i, n, got, want)
 				}
 			}
-			mustExec(t, pool, "DELETE FROM rate_limits")
+			mustExec(t, pool, "DELETE FROM ratelimit.limits")
 		}
 	}
 }
 
-// The public functions for SQL take no instant, and their denials are errors but for ratelimit_try's. Their names, and the names and order
+// The public functions for SQL take no instant, and their denials are errors but for ratelimit.try's. Their names, and the names and order
 // of what they take and return, stay.
 func TestThePublicFunctionsOfSQL(t *testing.T) {
 	t.Parallel()
@@ -121,21 +121,21 @@ func TestThePublicFunctionsOfSQL(t *testing.T) {
 	const instants = "reset_at timestamp with time zone, OUT at timestamp with time zone"
 	want := map[string]string{
 		"ratelimit":              one + ", OUT remaining double precision, OUT " + instants,
-		"ratelimit_try":          one + ", OUT granted boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamp with time zone, OUT " + instants,
-		"ratelimit_reserve":      one + ", max_reserved double precision DEFAULT NULL::double precision, OUT retry_at timestamp with time zone, OUT delay interval, OUT remaining double precision, OUT " + instants,
-		"ratelimit_take":         strings.Replace(one, "count double precision DEFAULT 1", "most bigint DEFAULT NULL::bigint", 1) + ", OUT taken bigint, OUT remaining double precision, OUT " + instants,
-		"ratelimit_all":          "requests jsonb, TABLE(name text, key text, remaining double precision, reset_at timestamp with time zone, at timestamp with time zone)",
-		"ratelimit_keys":         "name text, " + numbers + kind + calendar + ", keys text[] DEFAULT NULL::text[], TABLE(key text, remaining double precision, retry_at timestamp with time zone, paused_until timestamp with time zone)",
-		"ratelimit_sweep":        "name text, " + numbers + kind + "first text DEFAULT ''::text, varies interval DEFAULT NULL::interval, OUT deleted integer, OUT next text",
-		"ratelimit_pause":        "name text, key text DEFAULT NULL::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone, remaining double precision DEFAULT 0, " + numbers + "capacity double precision DEFAULT NULL::double precision, shards integer DEFAULT 1, global boolean DEFAULT false",
-		"ratelimit_resume":       "name text, key text DEFAULT NULL::text, global boolean DEFAULT false",
-		"ratelimit_hold":         "name text, key text DEFAULT NULL::text, id text DEFAULT NULL::text, count double precision DEFAULT 1, ttl interval DEFAULT NULL::interval, forever boolean DEFAULT false, global boolean DEFAULT false, OUT token text, OUT expires timestamp with time zone, OUT repeated boolean, OUT remaining double precision, OUT at timestamp with time zone",
-		"ratelimit_hold_many":    "name text, key text DEFAULT NULL::text, ids text[] DEFAULT NULL::text[], global boolean DEFAULT false",
-		"ratelimit_release_many": "name text, key text DEFAULT NULL::text, ids text[] DEFAULT NULL::text[], global boolean DEFAULT false",
-		"ratelimit_recount":      "name text, key text DEFAULT NULL::text, global boolean DEFAULT false",
-		"ratelimit_release":      "name text, key text DEFAULT NULL::text, id text DEFAULT NULL::text, global boolean DEFAULT false, reason text DEFAULT NULL::text, who text DEFAULT NULL::text",
-		"ratelimit_holds":        "name text, key text DEFAULT NULL::text, global boolean DEFAULT false, TABLE(id text, count double precision, since timestamp with time zone, until timestamp with time zone, expired boolean)",
-		"ratelimit_reset":        "name text, key text DEFAULT NULL::text, global boolean DEFAULT false, reason text DEFAULT NULL::text, who text DEFAULT NULL::text",
+		"ratelimit.try":          one + ", OUT granted boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamp with time zone, OUT " + instants,
+		"ratelimit.reserve":      one + ", max_reserved double precision DEFAULT NULL::double precision, OUT retry_at timestamp with time zone, OUT delay interval, OUT remaining double precision, OUT " + instants,
+		"ratelimit.take":         strings.Replace(one, "count double precision DEFAULT 1", "most bigint DEFAULT NULL::bigint", 1) + ", OUT taken bigint, OUT remaining double precision, OUT " + instants,
+		"ratelimit.consume_all":          "requests jsonb, TABLE(name text, key text, remaining double precision, reset_at timestamp with time zone, at timestamp with time zone)",
+		"ratelimit.keys":         "name text, " + numbers + kind + calendar + ", keys text[] DEFAULT NULL::text[], TABLE(key text, remaining double precision, retry_at timestamp with time zone, paused_until timestamp with time zone)",
+		"ratelimit.sweep":        "name text, " + numbers + kind + "first text DEFAULT ''::text, varies interval DEFAULT NULL::interval, OUT deleted integer, OUT next text",
+		"ratelimit.pause":        "name text, key text DEFAULT NULL::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone, remaining double precision DEFAULT 0, " + numbers + "capacity double precision DEFAULT NULL::double precision, shards integer DEFAULT 1, global boolean DEFAULT false",
+		"ratelimit.resume":       "name text, key text DEFAULT NULL::text, global boolean DEFAULT false",
+		"ratelimit.hold":         "name text, key text DEFAULT NULL::text, id text DEFAULT NULL::text, count double precision DEFAULT 1, ttl interval DEFAULT NULL::interval, forever boolean DEFAULT false, global boolean DEFAULT false, OUT token text, OUT expires timestamp with time zone, OUT repeated boolean, OUT remaining double precision, OUT at timestamp with time zone",
+		"ratelimit.hold_many":    "name text, key text DEFAULT NULL::text, ids text[] DEFAULT NULL::text[], global boolean DEFAULT false",
+		"ratelimit.release_many": "name text, key text DEFAULT NULL::text, ids text[] DEFAULT NULL::text[], global boolean DEFAULT false",
+		"ratelimit.recount":      "name text, key text DEFAULT NULL::text, global boolean DEFAULT false",
+		"ratelimit.release":      "name text, key text DEFAULT NULL::text, id text DEFAULT NULL::text, global boolean DEFAULT false, reason text DEFAULT NULL::text, who text DEFAULT NULL::text",
+		"ratelimit.holds":        "name text, key text DEFAULT NULL::text, global boolean DEFAULT false, TABLE(id text, count double precision, since timestamp with time zone, until timestamp with time zone, expired boolean)",
+		"ratelimit.reset":        "name text, key text DEFAULT NULL::text, global boolean DEFAULT false, reason text DEFAULT NULL::text, who text DEFAULT NULL::text",
 	}
 	rows, err := pool.Query(t.Context(), `SELECT p.proname, pg_get_function_arguments(p.oid) || CASE WHEN p.proretset THEN ', ' || pg_get_function_result(p.oid) ELSE '' END, obj_description(p.oid) IS NOT NULL
 		  FROM pg_proc AS p WHERE p.pronamespace = current_schema::regnamespace AND p.proname LIKE 'ratelimit%'`)
@@ -163,7 +163,7 @@ func TestThePublicFunctionsOfSQL(t *testing.T) {
 	}
 }
 
-// request is a request of ratelimit_all.
+// request is a request of ratelimit.consume_all.
 func allRequest(limit ratelimit.Limit, key string, count float64) map[string]any {
 	c := limit.Config()
 	request := map[string]any{"name": c.Name, "rate": *c.Rate, "kind": c.Kind, "capacity": *c.Capacity, "shards": c.Shards, "count": count}
@@ -190,7 +190,7 @@ func allRequest(limit ratelimit.Limit, key string, count float64) map[string]any
 	return request
 }
 
-// allAnswer is what ratelimit_all, or Consume, says of several requests: after a denial, only the limits that deny, and the wait.
+// allAnswer is what ratelimit.consume_all, or Consume, says of several requests: after a denial, only the limits that deny, and the wait.
 type allAnswer struct {
 	granted   bool
 	remaining []float64
@@ -211,14 +211,14 @@ func (a allAnswer) equals(b allAnswer) bool {
 	return true
 }
 
-// askAll asks _ratelimit_all in a savepoint.
+// askAll asks ratelimit._all in a savepoint.
 func askAll(w world, tx pgx.Tx, requests []map[string]any, now time.Time) (a allAnswer) {
 	w.Helper()
 	text, err := json.Marshal(requests)
 	w.do(err)
 	savepoint, err := tx.Begin(w.Context())
 	w.do(err)
-	rows, err := savepoint.Query(w.Context(), `SELECT remaining, reset_at, at, name, key FROM _ratelimit_all($1::text::jsonb, $2)`, string(text), now)
+	rows, err := savepoint.Query(w.Context(), `SELECT remaining, reset_at, at, name, key FROM ratelimit._all($1::text::jsonb, $2)`, string(text), now)
 	var remaining float64
 	var resetAt, at time.Time
 	var name, key string
@@ -274,10 +274,10 @@ func TestRatelimitAllAnswersLikeConsume(t *testing.T) {
 		var requests []map[string]any
 		var asked []ratelimit.Request
 		var limits []ratelimit.Limit
-		w.must("DELETE FROM rate_limits")
+		w.must("DELETE FROM ratelimit.limits")
 		tableText := func() (text string) {
 			w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(string_agg(concat_ws(' ', name, key, shards, float8send(value), timestamptz_send(ts)), e'\n'
-				ORDER BY name, key, float8send(value), ts), '') FROM rate_limits`).Scan(&text))
+				ORDER BY name, key, float8send(value), ts), '') FROM ratelimit.limits`).Scan(&text))
 			return text
 		}
 		for i := range 1 + r.IntN(4) {
@@ -297,7 +297,7 @@ func TestRatelimitAllAnswersLikeConsume(t *testing.T) {
 				value := limit.Capacity() / float64(shards) * oneOf(r, 0, r.Float64(), 0.9, 1, 1, -r.Float64())
 				ts := clock.now.Add(-time.Duration(r.Int64N(oneOf[int64](r, 1e3, 1e9, 1e13))) * time.Microsecond) // up to 115 days ago
 				for shard := range shards {                                                                       // equal rows, so that the picked shard does not matter
-					w.must("INSERT INTO rate_limits VALUES ($1, $2, $3, $4, $5, $6)", name, key, shard, shards, value, ts)
+					w.must("INSERT INTO ratelimit.limits VALUES ($1, $2, $3, $4, $5, $6)", name, key, shard, shards, value, ts)
 				}
 			}
 			requests, limits = append(requests, allRequest(limit, key, count)), append(limits, limit)
@@ -307,7 +307,7 @@ func TestRatelimitAllAnswersLikeConsume(t *testing.T) {
 				asked = append(asked, limit.Key(key).Count(count))
 			}
 		}
-		w.must("CREATE TEMP TABLE IF NOT EXISTS kept AS SELECT * FROM rate_limits WITH NO DATA; DELETE FROM kept; INSERT INTO kept SELECT * FROM rate_limits")
+		w.must("CREATE TEMP TABLE IF NOT EXISTS kept AS SELECT * FROM ratelimit.limits WITH NO DATA; DELETE FROM kept; INSERT INTO kept SELECT * FROM ratelimit.limits")
 		result, err := (&ratelimit.Limiter{Clock: clock.Now}).Consume(t.Context(), begun, asked...) // a name has another definition in each case
 		exceeded, denied := errors.AsType[*ratelimit.DeniedError](err)
 		if err != nil && !denied {
@@ -327,7 +327,7 @@ func TestRatelimitAllAnswersLikeConsume(t *testing.T) {
 			}
 		}
 		wantTable := tableText()
-		w.must("DELETE FROM rate_limits; INSERT INTO rate_limits SELECT * FROM kept")
+		w.must("DELETE FROM ratelimit.limits; INSERT INTO ratelimit.limits SELECT * FROM kept")
 		got := askAll(w, begun, requests, clock.now)
 		if !got.equals(want) {
 			t.Fatalf("case %d at %v: %v\nSQL %+v\nGo  %+v", n, clock.now, requests, got, want)
@@ -387,7 +387,7 @@ func TestRatelimitAllUnderContention(t *testing.T) {
 						done <- func() error {
 							for {
 								err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-									_, err := tx.Exec(ctx, "SELECT ratelimit_all($1::text::jsonb)", lists[g%4])
+									_, err := tx.Exec(ctx, "SELECT ratelimit.consume_all($1::text::jsonb)", lists[g%4])
 									return err
 								}, ratelimit.Isolation(level), ratelimit.Attempts(1000))
 								switch {
@@ -417,7 +417,7 @@ func TestRatelimitAllUnderContention(t *testing.T) {
 				}
 				for name, left := range map[string]int{"a": 60 - of(0, 1, 2), "b": 90 - of(0, 1, 2, 3), "c": 70 - of(2)} {
 					// A thousandth of an hour refills less than a tenth of a token.
-					if got := scan[float64](t, pool, "SELECT coalesce(sum(remaining), $2::double precision) FROM ratelimit_keys($1, $2::double precision, '1000 hours')", name, map[string]float64{"a": 60, "b": 90, "c": 70}[name]); math.Abs(got-float64(left)) > 0.1 {
+					if got := scan[float64](t, pool, "SELECT coalesce(sum(remaining), $2::double precision) FROM ratelimit.keys($1, $2::double precision, '1000 hours')", name, map[string]float64{"a": 60, "b": 90, "c": 70}[name]); math.Abs(got-float64(left)) > 0.1 {
 						t.Errorf("%s has %v left, want %d", name, got, left)
 					}
 				}
@@ -431,9 +431,9 @@ func TestRatelimitAllMindsOverrides(t *testing.T) {
 	t.Parallel()
 	pool := publishedPool(t)
 	mustExec(t, pool, `
-		SELECT ratelimit_override('bucket', 'raised', rate => 100, capacity => 100), ratelimit_block('bucket', 'blocked', until => '9000-01-01 00:00+00'),
-		       ratelimit_block('bucket', 'for good'), ratelimit_unlimited('bucket', 'free'), ratelimit_override('none', NULL, capacity => 7, until => '8000-01-01 00:00+00');
-		SELECT ratelimit('window', 'empty', count => 7), ratelimit('sharded', 'half', count => 6)`)
+		SELECT ratelimit.override('bucket', 'raised', rate => 100, capacity => 100), ratelimit.block('bucket', 'blocked', until => '9000-01-01 00:00+00'),
+		       ratelimit.block('bucket', 'for good'), ratelimit.unlimited('bucket', 'free'), ratelimit.override('none', NULL, capacity => 7, until => '8000-01-01 00:00+00');
+		SELECT ratelimit.consume('window', 'empty', count => 7), ratelimit('sharded', 'half', count => 6)`)
 	for list, want := range map[string]string{
 		`[{"name": "bucket", "key": "ann", "count": 20}, {"name": "sharded", "key": "ann", "count": 4}]`:                     "bucket 0, sharded 8",
 		`[{"name": "bucket", "key": "raised", "count": 60}, {"name": "open", "key": "ann", "count": 1e6}]`:                   "bucket 40, open Infinity",
@@ -457,7 +457,7 @@ func TestRatelimitAllMindsOverrides(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := ""
-		err = pool.QueryRow(t.Context(), "SELECT string_agg(name || ' ' || floor(remaining), ', ') FROM ratelimit_all($1::text::jsonb)", list).Scan(&got)
+		err = pool.QueryRow(t.Context(), "SELECT string_agg(name || ' ' || floor(remaining), ', ') FROM ratelimit.consume_all($1::text::jsonb)", list).Scan(&got)
 		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
 			var detail struct {
 				RetryAt *time.Time `json:"retry_at"`
@@ -477,26 +477,26 @@ func TestRatelimitAllMindsOverrides(t *testing.T) {
 			t.Errorf("%s: %s, want %s", list, got, want)
 		}
 	}
-	if rows := scan[int](t, pool, "SELECT count(*) FROM rate_limits WHERE key = 'bob' AND name = 'window'"); rows != 0 {
+	if rows := scan[int](t, pool, "SELECT count(*) FROM ratelimit.limits WHERE key = 'bob' AND name = 'window'"); rows != 0 {
 		t.Error("a call with a blocked key has taken of the others")
 	}
 	// The plan that grants nothing does not end with an override of other numbers.
-	if end := scan[*time.Time](t, pool, "SELECT retry_at FROM ratelimit_try('none', 'ann')"); end != nil {
+	if end := scan[*time.Time](t, pool, "SELECT retry_at FROM ratelimit.try('none', 'ann')"); end != nil {
 		t.Errorf("a rate of 0 until %v", end)
 	}
 }
 
-// TestADenialByPolicyLocksNothing: ratelimit_all reads the other keys of a call with a blocked one, and does not wait for their rows.
+// TestADenialByPolicyLocksNothing: ratelimit.consume_all reads the other keys of a call with a blocked one, and does not wait for their rows.
 func TestADenialByPolicyLocksNothing(t *testing.T) {
 	t.Parallel()
 	pool := publishedPool(t)
-	mustExec(t, pool, "SELECT ratelimit_block('bucket', 'blocked'), ratelimit('window', 'ann')")
+	mustExec(t, pool, "SELECT ratelimit.block('bucket', 'blocked'), ratelimit('window', 'ann')")
 	other, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = other.Rollback(context.Background()) }()
-	if _, err := other.Exec(t.Context(), "SELECT ratelimit('window', 'ann')"); err != nil {
+	if _, err := other.Exec(t.Context(), "SELECT ratelimit.consume('window', 'ann')"); err != nil {
 		t.Fatal(err)
 	}
 	tx, err := pool.Begin(t.Context())
@@ -507,7 +507,7 @@ func TestADenialByPolicyLocksNothing(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), "SET LOCAL lock_timeout = '1s'"); err != nil {
 		t.Fatal(err)
 	}
-	_, err = tx.Exec(t.Context(), `SELECT ratelimit_all('[{"name": "window", "key": "ann"}, {"name": "bucket", "key": "blocked"}]')`)
+	_, err = tx.Exec(t.Context(), `SELECT ratelimit.consume_all('[{"name": "window", "key": "ann"}, {"name": "bucket", "key": "blocked"}]')`)
 	if sqlState(err) != "PT429" || !strings.Contains(err.Error(), "rate limit exceeded: bucket") {
 		t.Errorf("%v, want a denial by bucket alone", err)
 	}
@@ -570,7 +570,7 @@ func TestRatelimitAllRefusesWhatIsWrong(t *testing.T) {
 		`[{"name": "open", "global": true}, {"name": "open", "global": true}]`:                                                  `rate limit 'open': two requests have the same key`,
 		`[{"name": "none", "key": "secret"}, {"name": "none", "key": "secret"}]`:                                                `rate limit 'none': two requests have the same key`,
 	} {
-		_, err := pool.Exec(t.Context(), "SELECT ratelimit_all($1::text::jsonb)", list)
+		_, err := pool.Exec(t.Context(), "SELECT ratelimit.consume_all($1::text::jsonb)", list)
 		pgErr, ok := errors.AsType[*pgconn.PgError](err)
 		if !ok || pgErr.Code != "22023" || !strings.Contains(pgErr.Message, text) {
 			t.Errorf("%s: %v, want 22023 and %q", list, err, text)
@@ -578,7 +578,7 @@ func TestRatelimitAllRefusesWhatIsWrong(t *testing.T) {
 			t.Errorf("%s: the error has the key: %+v", list, *pgErr)
 		}
 	}
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_all(NULL)"); sqlState(err) != "22023" {
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.consume_all(NULL)"); sqlState(err) != "22023" {
 		t.Errorf("NULL: %v", err)
 	}
 	if rows := tableOf(t, pool); rows != "" {
@@ -586,7 +586,7 @@ func TestRatelimitAllRefusesWhatIsWrong(t *testing.T) {
 	}
 }
 
-// TestAStartInJSONIsOneInstant: in ratelimit_all and ratelimit_publish, a start has its offset. A start that is another instant in each call
+// TestAStartInJSONIsOneInstant: in ratelimit.consume_all and ratelimit.publish, a start has its offset. A start that is another instant in each call
 // would give each call a window of its own, and nothing would be denied.
 func TestAStartInJSONIsOneInstant(t *testing.T) {
 	t.Parallel()
@@ -594,12 +594,12 @@ func TestAStartInJSONIsOneInstant(t *testing.T) {
 	call := func(function, start string) error {
 		t.Helper()
 		limit := `[{"name": "x", "kind": "fixed window", "rate": 5, "period": "1 hour", "start": "` + start + `"`
-		if function == "ratelimit_all" {
-			return second(pool.Exec(t.Context(), "SELECT ratelimit_all($1::text::jsonb)", limit+`, "key": "ann"}]`))
+		if function == "ratelimit.consume_all" {
+			return second(pool.Exec(t.Context(), "SELECT ratelimit.consume_all($1::text::jsonb)", limit+`, "key": "ann"}]`))
 		}
-		return second(pool.Exec(t.Context(), "SELECT ratelimit_publish('p', $1::text::jsonb)", limit+`}]`))
+		return second(pool.Exec(t.Context(), "SELECT ratelimit.publish('p', $1::text::jsonb)", limit+`}]`))
 	}
-	for function, before := range map[string]string{"ratelimit_all": "request 1: ", "ratelimit_publish": ""} {
+	for function, before := range map[string]string{"ratelimit.consume_all": "request 1: ", "ratelimit.publish": ""} {
 		for _, start := range []string{
 			"now", "today", "tomorrow", "yesterday", "epoch", "infinity", "-infinity", "", " ", "2026-01-31", "01.02.2026", "1/2/2026 00:00Z", "12:00Z", "20260131T000000Z",
 			"2026-01-31T00:00:00", "2026-01-31 00:00", "2026-01-31 00:00 Europe/Berlin", "2026-01-31 00:00 CET", "2026-01-31T00Z", "2026-01-31T00:00:00Z BC",
@@ -619,14 +619,14 @@ func TestAStartInJSONIsOneInstant(t *testing.T) {
 			if err := call(function, start); err != nil {
 				t.Errorf("%s: %q: %v", function, start, err)
 			}
-			mustExec(t, pool, "TRUNCATE rate_limits; TRUNCATE rate_limit_definitions")
+			mustExec(t, pool, "TRUNCATE ratelimit.limits; TRUNCATE ratelimit.definitions")
 		}
 	}
 	// Go sends what is accepted.
 	for _, start := range []time.Time{noon, noon.Add(time.Microsecond), time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(9999, 12, 31, 23, 59, 59, 999_999_000, time.UTC), noon.In(time.FixedZone("", 5*3600+1800))} {
 		limit := ratelimit.FixedWindow("x", 5, time.Hour, ratelimit.Start(start))
-		succeeds(t, ratelimit.Publish(t.Context(), pool, "p", limit))
-		if got := scan[time.Time](t, pool, "SELECT start FROM rate_limit_definitions WHERE current"); !got.Equal(start) {
+		succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "p", limit))
+		if got := scan[time.Time](t, pool, "SELECT start FROM ratelimit.definitions WHERE current"); !got.Equal(start) {
 			t.Errorf("%v is published as %v", start, got)
 		}
 	}
@@ -636,11 +636,11 @@ func TestAStartInJSONIsOneInstant(t *testing.T) {
 func TestRatelimitReset(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
-	mustExec(t, pool, `SELECT ratelimit('l', 'ann', rate => 10, period => '1000 hours', shards => 3), ratelimit('l', 'bob', rate => 10, period => '1000 hours'),
+	mustExec(t, pool, `SELECT ratelimit.consume('l', 'ann', rate => 10, period => '1000 hours', shards => 3), ratelimit('l', 'bob', rate => 10, period => '1000 hours'),
 		ratelimit('l', rate => 10, period => '1000 hours', global => true)`)
 	for call, deleted := range map[string]int{"'l', 'nobody'": 0, "'other', 'ann'": 0} {
-		if got := scan[int](t, pool, "SELECT ratelimit_reset("+call+")"); got != deleted {
-			t.Errorf("ratelimit_reset(%s): %d rows, want %d", call, got, deleted)
+		if got := scan[int](t, pool, "SELECT ratelimit.reset("+call+")"); got != deleted {
+			t.Errorf("ratelimit.reset(%s): %d rows, want %d", call, got, deleted)
 		}
 	}
 	for call, text := range map[string]string{
@@ -648,20 +648,20 @@ func TestRatelimitReset(t *testing.T) {
 		"'l', 'ann', global => true": "key must be NULL with global => true", "repeat('x', 256), 'ann'": "name must have 1 to 255 bytes, not 256",
 		"'l', 'ann', reason => repeat('x', 4097)": "the reason is longer than 4096 bytes", "'l', 'ann', who => repeat('x', 256)": "who is longer than 255 bytes",
 	} {
-		if _, err := pool.Exec(t.Context(), "SELECT ratelimit_reset("+call+")"); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
-			t.Errorf("ratelimit_reset(%s): %v, want %q", call, err, text)
+		if _, err := pool.Exec(t.Context(), "SELECT ratelimit.reset("+call+")"); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
+			t.Errorf("ratelimit.reset(%s): %v, want %q", call, err, text)
 		}
 	}
-	if got := scan[int](t, pool, "SELECT ratelimit_reset('l', 'ann')"); got != 3 {
+	if got := scan[int](t, pool, "SELECT ratelimit.reset('l', 'ann')"); got != 3 {
 		t.Errorf("%d rows of ann, want 3", got)
 	}
-	if got := scan[int](t, pool, "SELECT ratelimit_reset('l', global => true)"); got != 1 {
+	if got := scan[int](t, pool, "SELECT ratelimit.reset('l', global => true)"); got != 1 {
 		t.Errorf("%d rows of the global limit, want 1", got)
 	}
 	if rows := tableOf(t, pool); !strings.HasPrefix(rows, "(l,bob,") || strings.Contains(rows, "\n") {
 		t.Errorf("the table has\n%s", rows)
 	}
-	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides"); n != 0 {
+	if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.overrides"); n != 0 {
 		t.Errorf("%d rows of history without a reason or a name", n)
 	}
 }
@@ -686,18 +686,18 @@ func TestAResetLeavesATrace(t *testing.T) {
 		}
 	}
 	before := scan[string](t, pool, "SELECT pg_current_snapshot()::text")
-	mustExec(t, pool, "SELECT ratelimit_reset('l', 'ann', who => 'an operator')")
-	mustExec(t, pool, "SELECT ratelimit_reset('l', 'bob', reason => 'why not')")
-	mustExec(t, pool, "SELECT ratelimit_reset('l', 'nobody', who => 'an operator')")
-	mustExec(t, pool, "SELECT ratelimit_reset('l', 'cid')")
-	mustExec(t, pool, "SELECT ratelimit('other', rate => 1, period => '1 hour', global => true), ratelimit_reset('other', global => true, who => 'an operator')")
-	const trace = "SELECT string_agg(concat_ws(' ', name, coalesce(key, '-'), effect, until, reason, made_by = session_user, made_by = 'an operator', made_as = session_user, made_at > now() - interval '1 minute', removed_at IS NULL), ', ' ORDER BY id) FROM rate_limit_overrides"
+	mustExec(t, pool, "SELECT ratelimit.reset('l', 'ann', who => 'an operator')")
+	mustExec(t, pool, "SELECT ratelimit.reset('l', 'bob', reason => 'why not')")
+	mustExec(t, pool, "SELECT ratelimit.reset('l', 'nobody', who => 'an operator')")
+	mustExec(t, pool, "SELECT ratelimit.reset('l', 'cid')")
+	mustExec(t, pool, "SELECT ratelimit.consume('other', rate => 1, period => '1 hour', global => true), ratelimit.reset('other', global => true, who => 'an operator')")
+	const trace = "SELECT string_agg(concat_ws(' ', name, coalesce(key, '-'), effect, until, reason, made_by = session_user, made_by = 'an operator', made_as = session_user, made_at > now() - interval '1 minute', removed_at IS NULL), ', ' ORDER BY id) FROM ratelimit.overrides"
 	const want = "l ann reset -infinity  f t t t t, l bob reset -infinity why not t f t t t, other - reset -infinity  f t t t t"
 	if got := scan[string](t, pool, trace); got != want {
 		t.Errorf("the history has %s\nwant %s", got, want)
 	}
 	load() // what has changed
-	if n := scan[int](t, pool, "SELECT coalesce(cardinality(ids), 0) FROM _ratelimit_overrides('"+before+"', 0)"); n != 0 {
+	if n := scan[int](t, pool, "SELECT coalesce(cardinality(ids), 0) FROM ratelimit._overrides('"+before+"', 0)"); n != 0 {
 		t.Errorf("programs read %d traces", n)
 	}
 	limiter.Overrides = &ratelimit.Overrides{DB: pool, OnError: limiter.Overrides.OnError}
@@ -705,13 +705,13 @@ func TestAResetLeavesATrace(t *testing.T) {
 	if _, err := limiter.Consume(t.Context(), pool, limit.Key("ann").Count(10)); err != nil || len(problems) > 0 {
 		t.Errorf("%v, %v", err, problems)
 	}
-	if n := scan[int](t, pool, "SELECT count(*) FROM (VALUES ('l', 'ann'), ('l', 'new'), ('other', '')) AS k (name, key), _ratelimit_in_force(k.name, ARRAY[k.key], clock_timestamp() - interval '10 years')"); n != 0 {
+	if n := scan[int](t, pool, "SELECT count(*) FROM (VALUES ('l', 'ann'), ('l', 'new'), ('other', '')) AS k (name, key), ratelimit._in_force(k.name, ARRAY[k.key], clock_timestamp() - interval '10 years')"); n != 0 {
 		t.Errorf("%d are in force", n)
 	}
-	if _, err := pool.Exec(t.Context(), "INSERT INTO rate_limit_overrides (name, key, effect) VALUES ('l', 'ann', 'reset')"); sqlState(err) != "23514" {
+	if _, err := pool.Exec(t.Context(), "INSERT INTO ratelimit.overrides (name, key, effect) VALUES ('l', 'ann', 'reset')"); sqlState(err) != "23514" {
 		t.Errorf("a reset that is in force: %v", err)
 	}
-	if _, err := pool.Exec(t.Context(), "UPDATE rate_limit_overrides SET until = 'infinity'"); sqlState(err) != "23514" {
+	if _, err := pool.Exec(t.Context(), "UPDATE ratelimit.overrides SET until = 'infinity'"); sqlState(err) != "23514" {
 		t.Errorf("a reset that is in force: %v", err)
 	}
 }

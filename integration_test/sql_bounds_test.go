@@ -172,7 +172,7 @@ func boundsInSQL(ctx context.Context, tx pgx.Tx, c ratelimit.Config, period, ver
 	args := []any{c.Rate, period, c.Kind, c.Capacity, c.Shards, count, c.MaxReserved, most, at}
 	var ok bool
 	var runsAt *time.Time
-	err = tx.QueryRow(ctx, `SELECT granted, coalesce(taken, 0)::bigint, remaining, retry_at FROM _ratelimit_by_hand('`+verb+`', 'limit', 'k', rate => $1, period => $2::text::interval, kind => $3,
+	err = tx.QueryRow(ctx, `SELECT granted, coalesce(taken, 0)::bigint, remaining, retry_at FROM ratelimit._by_hand('`+verb+`', 'limit', 'k', rate => $1, period => $2::text::interval, kind => $3,
 		capacity => $4, shards => $5, count => $6, max_reserved => $7, most => $8::bigint::float8, now => $9)`, args...).Scan(&ok, &d.taken, &d.has, &runsAt)
 	switch state := sqlState(err); {
 	case state == "22023":
@@ -196,7 +196,7 @@ func TestWhatLeavesTheFloorIsGranted(t *testing.T) {
 	pool := newPool(t, 1)
 	for key, start := range map[string]string{"bucket": "NULL", "window": "'2026-07-01'"} {
 		for _, want := range []bool{true, true, false} {
-			sql := "SELECT granted FROM _ratelimit_consume('l', '" + key + "', 2, '1 hour', 2, " + start + ", 1, 0, '2026-07-01 12:00Z')"
+			sql := "SELECT granted FROM ratelimit._consume('l', '" + key + "', 2, '1 hour', 2, " + start + ", 1, 0, '2026-07-01 12:00Z')"
 			if granted := scan[bool](t, pool, sql); granted != want {
 				t.Errorf("%s: %v, want %v", key, granted, want)
 			}

@@ -34,7 +34,7 @@ type askedByHand struct {
 	verb string
 }
 
-// askSQL decides as ratelimit_try, ratelimit_reserve or ratelimit_take does. A denial by an error has no instant.
+// askSQL decides as ratelimit.try, ratelimit.reserve or ratelimit.take does. A denial by an error has no instant.
 func askSQL(ctx context.Context, db ratelimit.DB, a askedByHand, now time.Time) (r byHand, err error) {
 	c := a.limit.Config()
 	var key *string
@@ -52,7 +52,7 @@ func askSQL(ctx context.Context, db ratelimit.DB, a askedByHand, now time.Time) 
 	}
 	var retryAfter *float64
 	var retryAt *time.Time
-	err = db.QueryRow(ctx, `SELECT `+columns+` FROM _ratelimit_by_hand('`+verb+`', $1, $2, rate => $3, period => $4, kind => $5, capacity => $6, start => $7, shards => $8,
+	err = db.QueryRow(ctx, `SELECT `+columns+` FROM ratelimit._by_hand('`+verb+`', $1, $2, rate => $3, period => $4, kind => $5, capacity => $6, start => $7, shards => $8,
 			global => $10, now => $11, `+argument+`)`, args...).Scan(&r.ok, &r.remaining, &retryAfter, &retryAt, &r.resetAt, &r.at, &r.taken)
 	if retryAfter != nil {
 		r.retryAfter, r.retryAt = *retryAfter, *retryAt
@@ -148,7 +148,7 @@ func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 				rows := oneOf(r, shards, shards, shards, 0, 1+r.IntN(3)) // some limits had another number of shards
 				fresh := func() {
 					t.Helper()
-					w.must("DELETE FROM rate_limits WHERE name = 'limit' AND key = $1", a.key)
+					w.must("DELETE FROM ratelimit.limits WHERE name = 'limit' AND key = $1", a.key)
 					for shard := range rows {
 						insert(t, tx, a.key, shard, rows, value, ts) // equal rows, so the picked shard does not matter
 					}
@@ -214,7 +214,7 @@ func (w world) holding(key string) string {
 	var text string
 	w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(string_agg(
 			concat_ws(' ', name, key, shards, float8send(value), timestamptz_send(ts)), e'\n' ORDER BY float8send(value), ts), '')
-		FROM rate_limits WHERE name = 'limit' AND key = $1`, key).Scan(&text))
+		FROM ratelimit.limits WHERE name = 'limit' AND key = $1`, key).Scan(&text))
 	return text
 }
 
@@ -251,7 +251,7 @@ func TestByHandWindowsAreThoseOfTheLibrary(t *testing.T) {
 		names, keys, periods = append(names, name), append(keys, key), append(periods, period)
 		want = append(want, numbers(ratelimit.FixedWindow(name, 1, period), key).Start.Time())
 	}
-	rows, err := pool.Query(t.Context(), `SELECT _ratelimit_grid(u.name, u.key, u.period, 'fixed window', NULL)
+	rows, err := pool.Query(t.Context(), `SELECT ratelimit._grid(u.name, u.key, u.period, 'fixed window', NULL)
 		FROM unnest($1::text[], $2::text[], $3::interval[]) WITH ORDINALITY AS u (name, key, period, n) ORDER BY n`, names, keys, periods)
 	succeeds(t, err)
 	got, err := pgx.CollectRows(rows, pgx.RowTo[time.Time])
@@ -274,7 +274,7 @@ func TestByHandInstantsAreExact(t *testing.T) {
 	for range 5000 {
 		micros = append(micros, int64(algebra.Min)+r.Int64N(int64(algebra.Max-algebra.Min)))
 	}
-	rows, err := conn.Query(t.Context(), `SELECT _ratelimit_instant(m), _ratelimit_micros(_ratelimit_instant(m)) FROM unnest($1::bigint[]) WITH ORDINALITY AS u (m, n) ORDER BY n`, micros)
+	rows, err := conn.Query(t.Context(), `SELECT ratelimit._instant(m), ratelimit._micros(ratelimit._instant(m)) FROM unnest($1::bigint[]) WITH ORDINALITY AS u (m, n) ORDER BY n`, micros)
 	succeeds(t, err)
 	n := 0
 	var at time.Time
@@ -296,7 +296,7 @@ func TestByHandDefaults(t *testing.T) {
 			w.Helper()
 			var gotOK bool
 			var got float64
-			if err := w.db.QueryRow(w.Context(), `SELECT granted, remaining FROM _ratelimit_by_hand('try', `+sql).Scan(&gotOK, &got); err != nil || gotOK != ok || !near(got, remaining) {
+			if err := w.db.QueryRow(w.Context(), `SELECT granted, remaining FROM ratelimit._by_hand('try', `+sql).Scan(&gotOK, &got); err != nil || gotOK != ok || !near(got, remaining) {
 				w.Fatalf("%s: %v, %v, %v, want %v, %v", sql, gotOK, got, err, ok, remaining)
 			}
 		}
@@ -368,7 +368,7 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			`'l', 'ann', 10, '1 minute', capacity => 'Infinity'`:                                     `capacity must be 0 or between 1e-15 and 1e15, not Infinity`,
 			`'l', 'ann', 10, '1 minute', kind => 'leaky bucket'`:                                     `kind must be 'token bucket', 'fixed window' or 'calendar window', not 'leaky bucket'`,
 			`'l', 'ann', 10, '1 minute', kind => NULL`:                                               `kind must be 'token bucket', 'fixed window' or 'calendar window', not NULL`,
-			`'l', 'ann', 10, '1 minute', kind => 'x''; DROP TABLE rate_limits; --'`:                  `kind must be 'token bucket'`,
+			`'l', 'ann', 10, '1 minute', kind => 'x''; DROP TABLE ratelimit.limits; --'`:                  `kind must be 'token bucket'`,
 			`'l', 'ann', 10, '1 month', kind => 'fixed window'`:                                      `without months and years`,
 			`'l', 'ann', 10, '2 days', kind => 'calendar window'`:                                    `3 months or 1 year, not 2 days`,
 			`'l', 'ann', 10, '30 days', kind => 'calendar window'`:                                   `3 months or 1 year, not 30 days`,
@@ -394,8 +394,8 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => '-infinity'`:     `must be between the years 1 and 9999, not`,
 			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 BC'`: `must be between the years 1 and 9999, not`,
 		} {
-			for _, function := range []string{"ratelimit", "ratelimit_try", "ratelimit_reserve"} {
-				if function == "ratelimit_reserve" && strings.Contains(text, "can never be granted") {
+			for _, function := range []string{"ratelimit", "ratelimit.try", "ratelimit.reserve"} {
+				if function == "ratelimit.reserve" && strings.Contains(text, "can never be granted") {
 					arguments += ", max_reserved => 0" // without it, there is no bound
 				}
 				w.sqlRefused("SELECT * FROM "+function+"("+arguments+")", text)
@@ -405,7 +405,7 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			"infinity": "now must be between the years 1000 and 9999, not infinity", "-infinity": "9999, not -infinity", "0999-12-31 23:59Z": "9999, not 0999-12-31", "10000-01-01Z": "9999, not 10000-01-01",
 		} {
 			for _, verb := range []string{"consume", "try", "reserve"} {
-				w.sqlRefused("SELECT * FROM _ratelimit_by_hand('"+verb+"', 'l', 'ann', 10, '1 minute', now => '"+now+"')", text)
+				w.sqlRefused("SELECT * FROM ratelimit._by_hand('"+verb+"', 'l', 'ann', 10, '1 minute', now => '"+now+"')", text)
 			}
 		}
 		for arguments, text := range map[string]string{
@@ -417,16 +417,16 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			`'l', 10, '1 minute', start => '2026-07-01'`:          `start must be NULL for a token bucket, not 20`,
 			`'l', 'Infinity', '1 minute', kind => 'fixed window'`: `rate must be between 1e-15 and 1e15, not Infinity`,
 		} {
-			w.sqlRefused("SELECT * FROM ratelimit_keys("+arguments+")", text)
+			w.sqlRefused("SELECT * FROM ratelimit.keys("+arguments+")", text)
 		}
 		for _, now := range []string{"infinity", "-infinity"} {
-			w.sqlRefused("SELECT * FROM _ratelimit_keys('l', 10, '1 minute', 'token bucket', NULL, NULL, NULL, NULL, NULL, '"+now+"')", "now must be finite, not "+now)
+			w.sqlRefused("SELECT * FROM ratelimit._keys('l', 10, '1 minute', 'token bucket', NULL, NULL, NULL, NULL, NULL, '"+now+"')", "now must be finite, not "+now)
 		}
 		if rows := w.rows(); rows != "" {
 			w.Errorf("something was written:\n%s", rows)
 		}
-		w.must(`SELECT _ratelimit_by_hand('consume', 'm', 'end', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 00:00Z', now => '9999-12-31 23:59:59.999999Z')`)
-		w.must(`SELECT _ratelimit_by_hand('consume', 'l', 'end', 10, '1 minute', now => '9999-12-31 23:59:59.999999Z')`)
+		w.must(`SELECT ratelimit._by_hand('consume', 'm', 'end', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 00:00Z', now => '9999-12-31 23:59:59.999999Z')`)
+		w.must(`SELECT ratelimit._by_hand('consume', 'l', 'end', 10, '1 minute', now => '9999-12-31 23:59:59.999999Z')`)
 
 		// Unusual arguments work, with the names as they are.
 		for _, arguments := range []string{
@@ -439,8 +439,8 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			`'m', 'bob', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 00:00Z'`,
 		} {
 			var ok bool
-			if err := w.db.QueryRow(w.Context(), "SELECT granted FROM ratelimit_try("+arguments+")").Scan(&ok); err != nil || !ok {
-				w.Errorf("ratelimit_try(%s): %v, %v", arguments, ok, err)
+			if err := w.db.QueryRow(w.Context(), "SELECT granted FROM ratelimit.try("+arguments+")").Scan(&ok); err != nil || !ok {
+				w.Errorf("ratelimit.try(%s): %v, %v", arguments, ok, err)
 			}
 		}
 	})
@@ -456,8 +456,8 @@ func TestByHandStandsOddRows(t *testing.T) {
 		} {
 			for j, kind := range []string{"token bucket", "fixed window", "token bucket", "fixed window", "token bucket", "fixed window"} {
 				name := fmt.Sprint(kind, i, j)
-				call := []string{"ratelimit($1, 'ann', count => 1", "ratelimit_reserve($1, 'ann', max_reserved => 0", "ratelimit_take($1, 'ann', most => 1"}[j/2]
-				w.must(`INSERT INTO rate_limits (name, key, shard, shards, value, ts) SELECT '` + name + `', 'ann', 0, 1, ` + row)
+				call := []string{"ratelimit($1, 'ann', count => 1", "ratelimit.reserve($1, 'ann', max_reserved => 0", "ratelimit.take($1, 'ann', most => 1"}[j/2]
+				w.must(`INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) SELECT '` + name + `', 'ann', 0, 1, ` + row)
 				granted := 0
 				for range 12 {
 					savepoint := w.begin()
@@ -476,7 +476,7 @@ func TestByHandStandsOddRows(t *testing.T) {
 				if granted > 10 {
 					w.Errorf("%s, %s of a %s: %d granted, the capacity is 10", row, call, kind, granted)
 				}
-				w.must(`SELECT * FROM ratelimit_keys($1, 10, '1000 hours', $2)`, name, kind)
+				w.must(`SELECT * FROM ratelimit.keys($1, 10, '1000 hours', $2)`, name, kind)
 			}
 		}
 	})
@@ -484,7 +484,7 @@ func TestByHandStandsOddRows(t *testing.T) {
 
 func TestByHandADenialIsAnError(t *testing.T) {
 	behaviour(t, func(w world) {
-		const call = `SELECT _ratelimit_by_hand('consume', 'secret', 'ann@example.org', 1, '1 minute', now => '2026-07-01 12:00:00Z')`
+		const call = `SELECT ratelimit._by_hand('consume', 'secret', 'ann@example.org', 1, '1 minute', now => '2026-07-01 12:00:00Z')`
 		w.must(call)
 		tx := w.begin()
 		_, err := tx.Exec(w.Context(), call)
@@ -512,14 +512,14 @@ func TestByHandADenialInABatchIsTheCallersOwn(t *testing.T) {
 	var limiter ratelimit.Limiter
 	batch := &pgx.Batch{}
 	result := queue(t, &limiter, batch, ratelimit.TokenBucket("mine", 10, time.Hour).Key("ann"))
-	batch.Queue(`SELECT ratelimit('theirs', 'ann', 1, '1 hour') FROM generate_series(1, 2) AS n WHERE n > 0`)
-	batch.Queue(`SELECT ratelimit('theirs', 'ann', 1, '1 hour')`)
+	batch.Queue(`SELECT ratelimit.consume('theirs', 'ann', 1, '1 hour') FROM generate_series(1, 2) AS n WHERE n > 0`)
+	batch.Queue(`SELECT ratelimit.consume('theirs', 'ann', 1, '1 hour')`)
 	err := limiter.SendTx(t.Context(), pool, batch)
 	if sqlState(err) != "PT429" || denied(err) || !result.OK {
 		t.Fatalf("%v, %+v", err, result)
 	}
 	var rows int
-	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM rate_limits").Scan(&rows); err != nil || rows != 0 {
+	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.limits").Scan(&rows); err != nil || rows != 0 {
 		t.Errorf("it was not rolled back: %d rows, %v", rows, err)
 	}
 }
@@ -533,9 +533,9 @@ func TestByHandInPsql(t *testing.T) {
 	}
 	pool := newPool(t, 1)
 	out, err := exec.CommandContext(t.Context(), psql, "-X", "-At", "-v", "ON_ERROR_STOP=1",
-		"-c", `SELECT granted, remaining, retry_after FROM ratelimit_try('sendMessage', 'user-17', rate => 10, period => '1 day')`,
-		"-c", `SELECT granted, floor(remaining), retry_after > '1 hour' FROM ratelimit_try('sendMessage', 'user-17', rate => 10, period => '1 day', count => 9.5)`,
-		"-c", `SELECT obj_description('ratelimit'::regproc)`, "-c", `\df+ ratelimit_keys`, forAll(t, pool.Config().ConnString())).CombinedOutput()
+		"-c", `SELECT granted, remaining, retry_after FROM ratelimit.try('sendMessage', 'user-17', rate => 10, period => '1 day')`,
+		"-c", `SELECT granted, floor(remaining), retry_after > '1 hour' FROM ratelimit.try('sendMessage', 'user-17', rate => 10, period => '1 day', count => 9.5)`,
+		"-c", `SELECT obj_description('ratelimit'::regproc)`, "-c", `\df+ ratelimit.keys`, forAll(t, pool.Config().ConnString())).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -551,18 +551,18 @@ func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
 	t.Parallel()
 	url := newSchema(t)
 	pool := connect(t, url, 1)
-	for _, name := range []string{"ratelimit", "ratelimit_try", "ratelimit_reserve", "ratelimit_take", "ratelimit_all", "ratelimit_keys", "_ratelimit_by_hand", "_ratelimit_denied", "_ratelimit_when", "_ratelimit_micros", "ratelimit_sweep"} {
+	for _, name := range []string{"ratelimit", "ratelimit.try", "ratelimit.reserve", "ratelimit.take", "ratelimit.consume_all", "ratelimit.keys", "ratelimit._by_hand", "ratelimit._denied", "ratelimit._when", "ratelimit._micros", "ratelimit.sweep"} {
 		succeeds(t, second(pool.Exec(t.Context(), `CREATE FUNCTION `+name+`(path) RETURNS text LANGUAGE sql RETURN 'mine'`)))
 	}
 	provider := newGoose(t, openSQL(t, "pgx", url, 4), migrated.Files(), migrations.VersionTable)
 	succeeds(t, second(provider.Up(t.Context())))
 	var ok bool
 	var mine string
-	if err := pool.QueryRow(t.Context(), `SELECT granted, ratelimit('[(0,0)]'::path) FROM ratelimit_try('l', 'ann', 1, '1 hour')`).Scan(&ok, &mine); err != nil || !ok || mine != "mine" {
+	if err := pool.QueryRow(t.Context(), `SELECT granted, ratelimit('[(0,0)]'::path) FROM ratelimit.try('l', 'ann', 1, '1 hour')`).Scan(&ok, &mine); err != nil || !ok || mine != "mine" {
 		t.Errorf("%v, %q, %v", ok, mine, err)
 	}
 	succeeds(t, second(provider.DownTo(t.Context(), 0)))
-	if err := pool.QueryRow(t.Context(), `SELECT ratelimit_keys('[(0,0)]'::path)`).Scan(&mine); err != nil {
+	if err := pool.QueryRow(t.Context(), `SELECT ratelimit.keys('[(0,0)]'::path)`).Scan(&mine); err != nil {
 		t.Error(err)
 	}
 }
@@ -618,7 +618,7 @@ func TestByHandATriggerLimitsInserts(t *testing.T) {
 				var n int
 				var remaining float64
 				succeeds(t, pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM messages WHERE tenant = $1), remaining
-					FROM ratelimit_keys('messages', 100, '1 minute', capacity => 200) WHERE key = $1`, tenant).Scan(&n, &remaining))
+					FROM ratelimit.keys('messages', 100, '1 minute', capacity => 200) WHERE key = $1`, tenant).Scan(&n, &remaining))
 				if n < allowed-3 || n > allowed+refilled || float64(n)+remaining > float64(allowed+refilled) || float64(n)+remaining < allowed {
 					t.Errorf("%s has %d messages, and %v left of %d and %d that were refilled", tenant, n, remaining, allowed, refilled)
 				}
@@ -655,7 +655,7 @@ func TestByHandATriggerOfItsOwnersRights(t *testing.T) {
 	}
 	mustExec(t, pool, named(docSQL(t, "docs/sql.md", "ALTER FUNCTION limit_messages()"), schema, ""))
 	// The role's own table, first in its search_path, does not change that.
-	if _, err := role.Exec(t.Context(), `CREATE TEMP TABLE rate_limits (LIKE `+schema+`.rate_limits)`); err != nil && sqlState(err) != "42501" {
+	if _, err := role.Exec(t.Context(), `CREATE TEMP TABLE ratelimit.limits (LIKE `+schema+`.limits)`); err != nil && sqlState(err) != "42501" {
 		t.Fatal(err)
 	}
 	if _, err := role.Exec(t.Context(), `INSERT INTO messages SELECT 'acme', 'hello' FROM generate_series(1, 200)`); err != nil {
@@ -667,7 +667,7 @@ func TestByHandATriggerOfItsOwnersRights(t *testing.T) {
 	if _, err := role.Exec(t.Context(), insert+strings.Repeat(", ('acme', 'hello')", 149)); sqlState(err) != "PT429" {
 		t.Errorf("not limited: %v", err)
 	}
-	if _, err := role.Exec(t.Context(), `DELETE FROM `+schema+`.rate_limits`); sqlState(err) != "42501" {
+	if _, err := role.Exec(t.Context(), `DELETE FROM `+schema+`.limits`); sqlState(err) != "42501" {
 		t.Errorf("the role can touch the limits: %v", err)
 	}
 	// Nor can the role use that function as a trigger on its own table to take the tokens of others.
@@ -725,11 +725,11 @@ func TestByHandAPreRequest(t *testing.T) {
 			t.Errorf("%s: %v, want %s", no.what, err, no.state)
 		}
 	}
-	mustExec(t, pool, `UPDATE rate_limits SET value = 0, ts = now() + interval '1 hour'`)
+	mustExec(t, pool, `UPDATE ratelimit.limits SET value = 0, ts = now() + interval '1 hour'`)
 	if err := request("POST", ann, pgx.ReadWrite, nil); sqlState(err) != "PT429" {
 		t.Errorf("%v, want a denial", err)
 	}
-	for _, sql := range []string{"DELETE FROM " + schema + ".rate_limits", "SELECT " + schema + ".ratelimit_reset('requests', 'ann')"} {
+	for _, sql := range []string{"DELETE FROM " + schema + ".limits", "SELECT " + schema + ".reset('requests', 'ann')"} {
 		if _, err := role.Exec(t.Context(), sql); sqlState(err) != "42501" {
 			t.Errorf("%s: %v, want 42501", sql, err)
 		}

@@ -72,10 +72,10 @@ func runCitusFile(t *testing.T, pool *pgxpool.Pool) error {
 	return err
 }
 
-// distribute notes that rate_limits is distributed and, for a whole schema, the other tables.
+// distribute notes that ratelimit.limits is distributed and, for a whole schema, the other tables.
 func distribute(t *testing.T, pool *pgxpool.Pool, how string) {
 	t.Helper()
-	mustExec(t, pool, `TRUNCATE pg_dist_partition, pg_dist_schema; INSERT INTO pg_dist_partition VALUES ('rate_limits', `+how+`)`)
+	mustExec(t, pool, `TRUNCATE pg_dist_partition, pg_dist_schema; INSERT INTO pg_dist_partition VALUES ('ratelimit.limits', `+how+`)`)
 }
 
 // distributeSchema notes what citus_schema_distribute does.
@@ -106,9 +106,9 @@ func TestTheFileForCitusSaysWhatIsMissing(t *testing.T) {
 	}
 	// An engine that finds rows by ctid must not be made to work on a table that has several shards.
 	distribute(t, pool, citusByKey)
-	mustExec(t, pool, `CREATE FUNCTION _ratelimit_consume_old() RETURNS bigint LANGUAGE plpgsql AS $$BEGIN RETURN (SELECT count(*) FROM rate_limits AS r WHERE r.ctid = '(0,1)'); END$$`)
-	wants("0A000", "_ratelimit_consume_old")
-	mustExec(t, pool, `DROP FUNCTION _ratelimit_consume_old`)
+	mustExec(t, pool, `CREATE FUNCTION ratelimit._consume_old() RETURNS bigint LANGUAGE plpgsql AS $$BEGIN RETURN (SELECT count(*) FROM ratelimit.limits AS r WHERE r.ctid = '(0,1)'); END$$`)
+	wants("0A000", "ratelimit._consume_old")
+	mustExec(t, pool, `DROP FUNCTION ratelimit._consume_old`)
 
 	for _, wrong := range []struct{ sql, undo, code, words string }{
 		{"UPDATE pg_dist_local_group SET groupid = 1", "UPDATE pg_dist_local_group SET groupid = 0", "55000", "this node is a worker"},
@@ -123,13 +123,13 @@ func TestTheFileForCitusSaysWhatIsMissing(t *testing.T) {
 		mustExec(t, pool, wrong.undo)
 	}
 	distributeSchema(t, pool)
-	mustExec(t, pool, `DELETE FROM pg_dist_partition WHERE logicalrelid = 'rate_limit_usage'::regclass`)
-	wants("55000", "are not distributed: rate_limit_usage")
+	mustExec(t, pool, `DELETE FROM pg_dist_partition WHERE logicalrelid = 'ratelimit.usage'::regclass`)
+	wants("55000", "are not distributed: ratelimit.usage")
 	distribute(t, pool, citusByKey)
-	mustExec(t, pool, `ALTER FUNCTION _ratelimit_refund RENAME TO _ratelimit_refund_old`)
+	mustExec(t, pool, `ALTER FUNCTION ratelimit._refund RENAME TO ratelimit._refund_old`)
 	wants("42883", "26 of 27 functions")
-	mustExec(t, pool, `DROP TABLE rate_limits CASCADE`)
-	wants("42P01", "no table rate_limits")
+	mustExec(t, pool, `DROP TABLE ratelimit.limits CASCADE`)
+	wants("42P01", "no table ratelimit.limits")
 }
 
 // What the file does besides calling Citus is the same on any Postgres.
@@ -177,19 +177,19 @@ func TestTheFileForCitusRunsTwice(t *testing.T) {
 		}
 		var functions int
 		var byKey, oneServer bool
-		if err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT f), _ratelimit_distributed(), _ratelimit_one_server() FROM distributed`).Scan(&functions, &byKey, &oneServer); err != nil {
+		if err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT f), ratelimit._distributed(), ratelimit._one_server() FROM distributed`).Scan(&functions, &byKey, &oneServer); err != nil {
 			t.Fatal(err)
 		}
 		if functions != want || byKey != (how == citusByKey) || oneServer == way.schema {
 			t.Errorf("%s: %d functions are distributed, want %d; statements for one key each: %v; one server: %v", how, functions, want, byKey, oneServer)
 		}
-		if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit_schema() WHERE hash = '"+migrations.Hash+"'"); n != 1 {
+		if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.schema() WHERE hash = '"+migrations.Hash+"'"); n != 1 {
 			t.Errorf("%s: the file has changed the engine", how)
 		}
 		works(t, pool)
 
 		// An inlined function is not delegated.
-		rows, err := pool.Query(t.Context(), `EXPLAIN (VERBOSE, COSTS OFF) SELECT _ratelimit_wire_consume('limit', 'ann', 1, '1 s', 1, NULL, 1, 0, NULL, false, false, NULL)`)
+		rows, err := pool.Query(t.Context(), `EXPLAIN (VERBOSE, COSTS OFF) SELECT ratelimit._wire_consume('limit', 'ann', 1, '1 s', 1, NULL, 1, 0, NULL, false, false, NULL)`)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -225,10 +225,10 @@ func TestOverridesOfADistributedSchemaAreFollowedByTime(t *testing.T) {
 			sql    string
 			denied bool
 		}{
-			{"SELECT ratelimit_block('api', '" + key + "')", true},
-			{"SELECT ratelimit_unblock('api', '" + key + "')", false},
+			{"SELECT ratelimit.block('api', '" + key + "')", true},
+			{"SELECT ratelimit.unblock('api', '" + key + "')", false},
 		} {
-			mustExec(t, pool, "BEGIN; "+step.sql+"; UPDATE rate_limit_overrides SET changed_in = '"+xid+"' WHERE key = '"+key+"'; COMMIT")
+			mustExec(t, pool, "BEGIN; "+step.sql+"; UPDATE ratelimit.overrides SET changed_in = '"+xid+"' WHERE key = '"+key+"'; COMMIT")
 			for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
 				_, err := limits.Consume(t.Context(), pool, api.Key(key))
 				if denied := errors.Is(err, ratelimit.ErrDenied); denied == step.denied {
@@ -241,11 +241,11 @@ func TestOverridesOfADistributedSchemaAreFollowedByTime(t *testing.T) {
 		}
 	}
 	// For five minutes, a change is reported again.
-	if n := scan[int](t, pool, "SELECT cardinality(ids) FROM _ratelimit_overrides(pg_current_snapshot(), 0)"); n != 2 {
+	if n := scan[int](t, pool, "SELECT cardinality(ids) FROM ratelimit._overrides(pg_current_snapshot(), 0)"); n != 2 {
 		t.Errorf("%d rows are reported again, want 2", n)
 	}
-	mustExec(t, pool, "UPDATE rate_limit_overrides SET made_at = now() - interval '6 minutes', removed_at = now() - interval '6 minutes'")
-	if n := scan[int](t, pool, "SELECT coalesce(cardinality(ids), 0) FROM _ratelimit_overrides(pg_current_snapshot(), 0)"); n != 0 {
+	mustExec(t, pool, "UPDATE ratelimit.overrides SET made_at = now() - interval '6 minutes', removed_at = now() - interval '6 minutes'")
+	if n := scan[int](t, pool, "SELECT coalesce(cardinality(ids), 0) FROM ratelimit._overrides(pg_current_snapshot(), 0)"); n != 0 {
 		t.Errorf("%d rows of long ago are reported", n)
 	}
 }
@@ -257,7 +257,7 @@ func TestAnInternalErrorAtCommitIsAnUnknownOutcome(t *testing.T) {
 	pool := newPool(t, 4)
 	mustExec(t, pool, `
 		CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE internal_error USING MESSAGE = 'could not commit transaction for shard 102008 on at least one active node'; END$$;
-		CREATE CONSTRAINT TRIGGER fails AFTER INSERT OR UPDATE ON rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fails()`)
+		CREATE CONSTRAINT TRIGGER fails AFTER INSERT OR UPDATE ON ratelimit.limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fails()`)
 	request := ratelimit.TokenBucket("api", 1000, time.Hour).Key("ann")
 	limits := ratelimit.Limiter{}
 	runs := 0

@@ -18,47 +18,47 @@ func TestKeysOfEveryCollation(t *testing.T) {
 	schema := schemaOf(t, pool)
 	mustExec(t, pool, `CREATE COLLATION folding (provider = icu, locale = 'und-u-ks-level2', deterministic = false)`)
 	calls := map[string]string{ // {n}: a name, {k}: a key
-		"ratelimit":              `SELECT remaining = 8 FROM ratelimit({n}, {k}, rate => 9, period => '1 hour')`,
-		"ratelimit_try":          `SELECT granted FROM ratelimit_try({n}, {k}, rate => 10, period => '1 hour')`,
-		"ratelimit_reserve":      `SELECT retry_at >= at FROM ratelimit_reserve({n}, {k}, rate => 10, period => '1 hour')`,
-		"ratelimit_take":         `SELECT taken = 2 FROM ratelimit_take({n}, {k}, most => 2, rate => 10, period => '1 hour')`,
-		"ratelimit_all":          `SELECT remaining = 8 FROM ratelimit_all(jsonb_build_array(jsonb_build_object('name', {n}, 'key', {k}, 'rate', 9, 'period', '1 hour')))`,
-		"ratelimit_key":          `SELECT ratelimit_key({n}, {k}) = {n} || '|' || {k} COLLATE "C"`,
-		"ratelimit_key_parts":    `SELECT (ratelimit_key_parts({k}))[1] = {k}`,
-		"ratelimit_keys":         `SELECT count(*) = 0 FROM ratelimit_keys({n}, rate => 10, period => '1 hour', keys => ARRAY[{k}])`,
-		"ratelimit_reset":        `SELECT ratelimit_reset({n}, {k}) = 0`,
-		"ratelimit_hold":         `SELECT NOT repeated FROM ratelimit_hold({n}, {k}, {k}, ttl => '1 hour')`,
-		"ratelimit_release":      `SELECT ratelimit_release({n}, {k}, token, reason => {k}, who => {n}) FROM ratelimit_hold({n}, {k}, {n}, ttl => '1 hour')`,
-		"ratelimit_hold_many":    `SELECT ratelimit_hold_many('slots', {k}, ARRAY[{k}, 'a']) = 2 FROM ratelimit_publish('slots', '[{"name": "slots", "kind": "slots", "capacity": 5}]')`,
-		"ratelimit_release_many": `SELECT ratelimit_release_many({n}, {k}, ARRAY[{k}]) = 0`,
-		"ratelimit_recount":      `SELECT ratelimit_recount('slots', {k}) >= 0 FROM ratelimit_publish('slots', '[{"name": "slots", "kind": "slots", "capacity": 5}]')`,
-		"ratelimit_holds":        `SELECT count(*) = 0 FROM ratelimit_holds({n}, {k}) WHERE id = {k}`,
-		"ratelimit_pause":        `SELECT ratelimit_pause({n}, {k}, until => now(), rate => 10, period => '1 hour') IS NOT NULL`,
-		"ratelimit_resume":       `SELECT NOT ratelimit_resume({n}, {k})`,
-		"ratelimit_sweep":        `SELECT deleted = 0 FROM ratelimit_sweep({n}, rate => 10, period => '1 hour', first => {k})`,
-		"ratelimit_override":     `SELECT ratelimit_override({n}, {k}, rate => 5, reason => {k}, who => {n}) > 0`,
-		"ratelimit_block":        `SELECT ratelimit_block({n}, {k}, reason => {k}, who => {n}) > 0`,
-		"ratelimit_unlimited":    `SELECT ratelimit_unlimited({n}, {k}, reason => {k}, who => {n}) > 0`,
-		"ratelimit_unblock":      `SELECT ratelimit_unblock({n}, {k}, who => {n}) = 1 FROM ratelimit_block({n}, {k})`,
-		"ratelimit_restore":      `SELECT ratelimit_restore({n}, {k}, who => {n}) = 1 FROM ratelimit_override({n}, {k}, rate => 5)`,
-		"ratelimit_usage":        `SELECT count(*) = 0 FROM ratelimit_usage({n})`,
-		"ratelimit_denials":      `SELECT count(*) = 0 FROM ratelimit_denials({n})`,
-		"ratelimit_publish":      `SELECT count(*) > 0 FROM ratelimit_publish({k}, '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 hour"}]')`,
-		"ratelimit_add":          `SELECT 1 > 0`, // takes no text
-		"ratelimit_schema":       `SELECT 1 > 0`,
-		"ratelimit_refuse":       `SELECT 1 > 0`, // a trigger, below
+		"ratelimit":              `SELECT remaining = 8 FROM ratelimit.consume({n}, {k}, rate => 9, period => '1 hour')`,
+		"ratelimit.try":          `SELECT granted FROM ratelimit.try({n}, {k}, rate => 10, period => '1 hour')`,
+		"ratelimit.reserve":      `SELECT retry_at >= at FROM ratelimit.reserve({n}, {k}, rate => 10, period => '1 hour')`,
+		"ratelimit.take":         `SELECT taken = 2 FROM ratelimit.take({n}, {k}, most => 2, rate => 10, period => '1 hour')`,
+		"ratelimit.consume_all":          `SELECT remaining = 8 FROM ratelimit.consume_all(jsonb_build_array(jsonb_build_object('name', {n}, 'key', {k}, 'rate', 9, 'period', '1 hour')))`,
+		"ratelimit.key":          `SELECT ratelimit.key({n}, {k}) = {n} || '|' || {k} COLLATE "C"`,
+		"ratelimit.key_parts":    `SELECT (ratelimit.key_parts({k}))[1] = {k}`,
+		"ratelimit.keys":         `SELECT count(*) = 0 FROM ratelimit.keys({n}, rate => 10, period => '1 hour', keys => ARRAY[{k}])`,
+		"ratelimit.reset":        `SELECT ratelimit.reset({n}, {k}) = 0`,
+		"ratelimit.hold":         `SELECT NOT repeated FROM ratelimit.hold({n}, {k}, {k}, ttl => '1 hour')`,
+		"ratelimit.release":      `SELECT ratelimit.release({n}, {k}, token, reason => {k}, who => {n}) FROM ratelimit.hold({n}, {k}, {n}, ttl => '1 hour')`,
+		"ratelimit.hold_many":    `SELECT ratelimit.hold_many('slots', {k}, ARRAY[{k}, 'a']) = 2 FROM ratelimit.publish('slots', '[{"name": "slots", "kind": "slots", "capacity": 5}]')`,
+		"ratelimit.release_many": `SELECT ratelimit.release_many({n}, {k}, ARRAY[{k}]) = 0`,
+		"ratelimit.recount":      `SELECT ratelimit.recount('slots', {k}) >= 0 FROM ratelimit.publish('slots', '[{"name": "slots", "kind": "slots", "capacity": 5}]')`,
+		"ratelimit.holds":        `SELECT count(*) = 0 FROM ratelimit.holds({n}, {k}) WHERE id = {k}`,
+		"ratelimit.pause":        `SELECT ratelimit.pause({n}, {k}, until => now(), rate => 10, period => '1 hour') IS NOT NULL`,
+		"ratelimit.resume":       `SELECT NOT ratelimit.resume({n}, {k})`,
+		"ratelimit.sweep":        `SELECT deleted = 0 FROM ratelimit.sweep({n}, rate => 10, period => '1 hour', first => {k})`,
+		"ratelimit.override":     `SELECT ratelimit.override({n}, {k}, rate => 5, reason => {k}, who => {n}) > 0`,
+		"ratelimit.block":        `SELECT ratelimit.block({n}, {k}, reason => {k}, who => {n}) > 0`,
+		"ratelimit.unlimited":    `SELECT ratelimit.unlimited({n}, {k}, reason => {k}, who => {n}) > 0`,
+		"ratelimit.unblock":      `SELECT ratelimit.unblock({n}, {k}, who => {n}) = 1 FROM ratelimit.block({n}, {k})`,
+		"ratelimit.restore":      `SELECT ratelimit.restore({n}, {k}, who => {n}) = 1 FROM ratelimit.override({n}, {k}, rate => 5)`,
+		"ratelimit.usage":        `SELECT count(*) = 0 FROM ratelimit.usage({n})`,
+		"ratelimit.denials":      `SELECT count(*) = 0 FROM ratelimit.denials({n})`,
+		"ratelimit.publish":      `SELECT count(*) > 0 FROM ratelimit.publish({k}, '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 hour"}]')`,
+		"ratelimit.add":          `SELECT 1 > 0`, // takes no text
+		"ratelimit.schema":       `SELECT 1 > 0`,
+		"ratelimit.refuse":       `SELECT 1 > 0`, // a trigger, below
 		// The same by what was published, by shards, windows and calendars, and several at once.
-		"ratelimit, published":         `SELECT remaining = 9 FROM ratelimit({n}, {k})`,
-		"ratelimit_try, published":     `SELECT granted FROM ratelimit_try({n}, {k})`,
-		"ratelimit_keys, published":    `SELECT count(*) = 0 FROM ratelimit_keys({n}) WHERE {k} <> ''`,
-		"ratelimit_keys, those":        `SELECT count(*) = 0 FROM ratelimit_keys({n}, keys => ARRAY[{k}])`,
-		"ratelimit_sweep, published":   `SELECT deleted = 0 FROM ratelimit_sweep({n}, first => {k})`,
-		"ratelimit_pause, published":   `SELECT ratelimit_pause({n}, {k}, until => now()) IS NOT NULL`,
-		"ratelimit, sharded":           `SELECT remaining = 8 FROM ratelimit({n}, {k}, rate => 9, period => '1 hour', shards => 3)`,
-		"ratelimit, window":            `SELECT remaining = 8 FROM ratelimit({n}, {k}, rate => 9, period => '1 hour', kind => {w})`,
-		"ratelimit, calendar":          `SELECT remaining = 8 FROM ratelimit({n}, {k}, rate => 9, period => '1 month', kind => {c}, zone => {z})`,
-		"ratelimit_reserve, calendar":  `SELECT retry_at >= at FROM ratelimit_reserve({n}, {k}, count => 20, rate => 9, period => '1 month', kind => {c}, zone => {z})`,
-		"ratelimit_restore, an effect": `SELECT ratelimit_restore({n}, {k}, {e}) = 1 FROM ratelimit_block({n}, {k})`,
+		"ratelimit, published":         `SELECT remaining = 9 FROM ratelimit.consume({n}, {k})`,
+		"ratelimit.try, published":     `SELECT granted FROM ratelimit.try({n}, {k})`,
+		"ratelimit.keys, published":    `SELECT count(*) = 0 FROM ratelimit.keys({n}) WHERE {k} <> ''`,
+		"ratelimit.keys, those":        `SELECT count(*) = 0 FROM ratelimit.keys({n}, keys => ARRAY[{k}])`,
+		"ratelimit.sweep, published":   `SELECT deleted = 0 FROM ratelimit.sweep({n}, first => {k})`,
+		"ratelimit.pause, published":   `SELECT ratelimit.pause({n}, {k}, until => now()) IS NOT NULL`,
+		"ratelimit, sharded":           `SELECT remaining = 8 FROM ratelimit.consume({n}, {k}, rate => 9, period => '1 hour', shards => 3)`,
+		"ratelimit, window":            `SELECT remaining = 8 FROM ratelimit.consume({n}, {k}, rate => 9, period => '1 hour', kind => {w})`,
+		"ratelimit, calendar":          `SELECT remaining = 8 FROM ratelimit.consume({n}, {k}, rate => 9, period => '1 month', kind => {c}, zone => {z})`,
+		"ratelimit.reserve, calendar":  `SELECT retry_at >= at FROM ratelimit.reserve({n}, {k}, count => 20, rate => 9, period => '1 month', kind => {c}, zone => {z})`,
+		"ratelimit.restore, an effect": `SELECT ratelimit.restore({n}, {k}, {e}) = 1 FROM ratelimit.block({n}, {k})`,
 	}
 	public := scan[[]string](t, pool, `SELECT array_agg(DISTINCT proname::text) FROM pg_proc WHERE pronamespace = current_schema()::regnamespace AND proname LIKE 'ratelimit%'`)
 	for _, name := range public {
@@ -85,7 +85,7 @@ func TestKeysOfEveryCollation(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := tx.Exec(t.Context(), `SELECT ratelimit_publish('p', '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 hour"}]');
+				if _, err := tx.Exec(t.Context(), `SELECT ratelimit.publish('p', '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 hour"}]');
 					CREATE TEMP TABLE texts ON COMMIT DROP AS SELECT 1 AS one`+from); err != nil {
 					t.Fatal(err)
 				}
@@ -104,13 +104,13 @@ func TestKeysOfEveryCollation(t *testing.T) {
 		// The trigger of the docs, and a guard.
 		mustExec(t, pool, strings.NewReplacer("tenant text NOT NULL", "tenant text COLLATE "+collation+" NOT NULL", "CREATE TABLE", "DROP TABLE IF EXISTS messages; CREATE TABLE",
 			"CREATE FUNCTION", "CREATE OR REPLACE FUNCTION").Replace(docSQL(t, "docs/sql.md", "CREATE TRIGGER limit_messages")))
-		mustExec(t, pool, "DELETE FROM rate_limits; INSERT INTO messages SELECT 'acme', 'x' FROM generate_series(1, 150); INSERT INTO messages VALUES ('b', 'x')")
+		mustExec(t, pool, "DELETE FROM ratelimit.limits; INSERT INTO messages SELECT 'acme', 'x' FROM generate_series(1, 150); INSERT INTO messages VALUES ('b', 'x')")
 		if _, err := pool.Exec(t.Context(), "INSERT INTO messages SELECT 'acme', 'x' FROM generate_series(1, 60)"); sqlState(err) != "PT429" {
 			t.Errorf("the trigger, COLLATE %s: %v, want PT429", collation, err)
 		}
 		mustExec(t, pool, strings.NewReplacer("ratelimit('messages', tenant, count => n, rate => 100, period => '1 minute', capacity => 200)", "ratelimit('published', tenant)").Replace(
 			strings.NewReplacer("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION").Replace(strings.Split(docSQL(t, "docs/sql.md", "CREATE TRIGGER limit_messages"), "\n\n")[1])))
-		mustExec(t, pool, `SELECT ratelimit_publish('p', '[{"name": "published", "kind": "token bucket", "rate": 10, "period": "1 hour"}]'); INSERT INTO messages VALUES ('acme', 'x')`)
+		mustExec(t, pool, `SELECT ratelimit.publish('p', '[{"name": "published", "kind": "token bucket", "rate": 10, "period": "1 hour"}]'); INSERT INTO messages VALUES ('acme', 'x')`)
 		// Keys stay distinct, byte by byte.
 		if n := scan[int](t, pool, "WITH t (k) AS (VALUES ('Ann' COLLATE "+collation+"), ('ann'), ('ANN')) SELECT count(*) FROM t, "+schema+".ratelimit('own', k, rate => 1, period => '1 hour')"); n != 3 {
 			t.Errorf("%d of 3 keys", n)

@@ -15,7 +15,7 @@ import (
 func TestTheDocumentedOverrides(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", nightMessages, nightSignUps))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", nightMessages, nightSignUps))
 	schema := scan[string](t, pool, "SELECT current_schema")
 	role := func(name string, grants ...string) func(sql string) string {
 		own := fmt.Sprintf("%s_%s", strings.ReplaceAll(schema, "-", "_"), name)
@@ -73,12 +73,12 @@ func TestTheDocumentedOverrides(t *testing.T) {
 	succeeds(t, second(limits.Charge(t.Context(), pool, nightSignUps.Key("acme").Count(100))))
 	id := operator(docSQL(t, "docs/overrides.md", "their conference"))
 	is(nightSignUps.Key("acme"), "signUps: fixed window, 500 per 1h, capacity 500")
-	if added := operator(strings.Replace(docSQL(t, "docs/overrides.md", "ratelimit_add(17)"), "17", id, 1)); added != "400" {
+	if added := operator(strings.Replace(docSQL(t, "docs/overrides.md", "ratelimit.add(17)"), "17", id, 1)); added != "400" {
 		t.Errorf("added %s, want 400", added)
 	}
 	operator(docSQL(t, "docs/overrides.md", "reason => 'spam'"))
 	is(nightMessages.Key("user-17"), "sendMessage: blocked until ")
-	operator(docSQL(t, "docs/overrides.md", "ratelimit_unlimited('signUps', 'load-test'"))
+	operator(docSQL(t, "docs/overrides.md", "ratelimit.unlimited('signUps', 'load-test'"))
 	is(nightSignUps.Key("load-test"), "signUps: unlimited")
 	if list := operator(docSQL(t, "docs/overrides.md", "SELECT id, name, key, effect")); strings.Count(list, "\n") != 2 || !strings.Contains(list, "their conference") {
 		t.Errorf("in force:\n%s", list)
@@ -86,32 +86,32 @@ func TestTheDocumentedOverrides(t *testing.T) {
 	if history := operator(docSQL(t, "docs/overrides.md", "removed_by, removed_as, removed_at")); strings.Count(history, "\n") != 1 || !strings.Contains(history, "their conference") {
 		t.Errorf("history:\n%s", history)
 	}
-	operator(docSQL(t, "docs/overrides.md", "SELECT ratelimit_restore"))
+	operator(docSQL(t, "docs/overrides.md", "SELECT ratelimit.restore"))
 	is(nightSignUps.Key("acme"), "signUps: fixed window, 100 per 1h, capacity 100")
 	is(nightMessages.Key("user-17"), "sendMessage: token bucket, 10 per 1m, capacity 20")
 
-	mustExec(t, pool, "UPDATE rate_limit_overrides SET added_at = added_at - interval '2 hours'") // what was added is refilled since
-	id = operator("SELECT ratelimit_override('signUps', 'acme', rate => 40, capacity => 40)")
-	if added := operator(strings.Replace(docSQL(t, "docs/overrides.md", "ratelimit_add(21, 20)"), "21,", id+",", 1)); added != "20" {
+	mustExec(t, pool, "UPDATE ratelimit.overrides SET added_at = added_at - interval '2 hours'") // what was added is refilled since
+	id = operator("SELECT ratelimit.override('signUps', 'acme', rate => 40, capacity => 40)")
+	if added := operator(strings.Replace(docSQL(t, "docs/overrides.md", "ratelimit.add(21, 20)"), "21,", id+",", 1)); added != "20" {
 		t.Errorf("added %s, want 20", added)
 	}
 
 	operator(docSQL(t, "docs/overrides.md", "the provider is down"))
 	is(nightSignUps.Key("nobody"), "signUps: blocked")
-	if who := scan[string](t, pool, "SELECT made_by FROM rate_limit_overrides WHERE effect = 'block' AND key IS NULL"); who != "bea" {
+	if who := scan[string](t, pool, "SELECT made_by FROM ratelimit.overrides WHERE effect = 'block' AND key IS NULL"); who != "bea" {
 		t.Errorf("it was blocked by %s", who)
 	}
 
-	mustExec(t, pool, "UPDATE rate_limit_overrides SET made_at = now() - interval '3 years', removed_at = now() - interval '2 years' WHERE effect = 'block'; SELECT _ratelimit_note_reset('signUps', 'acme', NULL, 'bea')")
-	mustExec(t, pool, "SELECT _ratelimit_sweep_holds('', '', '', NULL)") // which forgets what is over for a year
-	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides"); n != 4 {
+	mustExec(t, pool, "UPDATE ratelimit.overrides SET made_at = now() - interval '3 years', removed_at = now() - interval '2 years' WHERE effect = 'block'; SELECT ratelimit._note_reset('signUps', 'acme', NULL, 'bea')")
+	mustExec(t, pool, "SELECT ratelimit._sweep_holds('', '', '', NULL)") // which forgets what is over for a year
+	if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.overrides"); n != 4 {
 		t.Errorf("%d overrides are left, want 3 and a reset", n)
 	}
 
-	app := role("app_user", "GRANT USAGE ON SCHEMA app TO app_user", docSQL(t, "docs/start-and-stop.md", "ON app.rate_limit_definitions TO app_user"))
-	app("SELECT * FROM _ratelimit_overrides(NULL, 0)")
-	app(`SELECT ratelimit_publish('app', '[{"name": "sendMessage", "kind": "token bucket", "rate": 1, "period": "1 minute"}]')`)
-	for _, refused := range []string{"SELECT ratelimit_block('sendMessage', 'x')", "SELECT ratelimit_restore('signUps', 'load-test')"} {
+	app := role("app_user", "GRANT USAGE ON SCHEMA app TO app_user", docSQL(t, "docs/start-and-stop.md", "ON ratelimit.definitions TO app_user"))
+	app("SELECT * FROM ratelimit._overrides(NULL, 0)")
+	app(`SELECT ratelimit.publish('app', '[{"name": "sendMessage", "kind": "token bucket", "rate": 1, "period": "1 minute"}]')`)
+	for _, refused := range []string{"SELECT ratelimit.block('sendMessage', 'x')", "SELECT ratelimit.restore('signUps', 'load-test')"} {
 		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(t.Context(), fmt.Sprintf("SET LOCAL ROLE %s_app_user", schema)); err != nil {
 				return err

@@ -97,16 +97,16 @@ func TestTheRoleThatMayPause(t *testing.T) {
 	app, client := createRole(t, owner), createRole(t, owner)
 	for _, role := range []string{app, client} {
 		mustExec(t, owner, named(docSQL(t, "docs/security.md", "GRANT SELECT, INSERT"), schemaOf(t, owner), role))
-		mustExec(t, owner, "REVOKE EXECUTE ON FUNCTION _ratelimit_pause, _ratelimit_resume FROM "+role)
+		mustExec(t, owner, "REVOKE EXECUTE ON FUNCTION ratelimit._pause, ratelimit._resume FROM "+role)
 	}
-	mustExec(t, owner, strings.ReplaceAll(named(docSQL(t, "docs/security.md", "GRANT EXECUTE ON FUNCTION app._ratelimit_pause"), schemaOf(t, owner), app), "provider_client", client))
-	mustExec(t, owner, "REVOKE SELECT ON rate_limit_definitions FROM "+client) // it gives its numbers
+	mustExec(t, owner, strings.ReplaceAll(named(docSQL(t, "docs/security.md", "GRANT EXECUTE ON FUNCTION ratelimit._pause"), schemaOf(t, owner), app), "provider_client", client))
+	mustExec(t, owner, "REVOKE SELECT ON ratelimit.definitions FROM "+client) // it gives its numbers
 	limiter := new(ratelimit.Limiter)
 	r := steady(1).Key("ann")
 	for role, want := range map[string]string{app: "42501", client: ""} {
 		pool := asRole(t, owner, role, 2)
 		succeeds(t, second(limiter.Consume(t.Context(), pool, steady(1).Key("bob"))))
-		_, byHand := pool.Exec(t.Context(), "SELECT ratelimit_pause('steady in 1', 'ann', now(), 3, 10, '1 minute', 20), ratelimit_resume('steady in 1', 'ann')")
+		_, byHand := pool.Exec(t.Context(), "SELECT ratelimit.pause('steady in 1', 'ann', now(), 3, 10, '1 minute', 20), ratelimit.resume('steady in 1', 'ann')")
 		err := errors.Join(limiter.Pause(t.Context(), pool, time.Now(), r.Count(3)), limiter.Resume(t.Context(), pool, r))
 		if sqlState(err) != want || sqlState(byHand) != want {
 			t.Errorf("%v, and by hand %v, want SQLSTATE %q", err, byHand, want)

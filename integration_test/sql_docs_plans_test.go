@@ -25,12 +25,12 @@ func TestThePlansOfTheDocs(t *testing.T) {
 	limiter, clock := newLimiter()
 	clock.now = time.Now().UTC().Truncate(time.Microsecond) // the query's now
 	pro := ratelimit.CalendarWindow("apiCalls.pro", 50_000, ratelimit.Month, ratelimit.Varies(32*24*time.Hour))
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "api", pro))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "api", pro))
 	acme := pro.With(ratelimit.Zone("Europe/Berlin"), ratelimit.Anchor(scan[string](t, pool, "SELECT to_char(anchor, 'YYYY-MM-DD HH24:MI:SS') FROM customers"))).Key("acme", "2026-01-15 15:00:00")
 	succeeds(t, second(limiter.Consume(t.Context(), pool, acme.Count(50_000))))
 	balances, err := limiter.Balance(t.Context(), pool, acme)
 	succeeds(t, err)
-	query := docSQL(t, "docs/plans.md", "ratelimit_keys")
+	query := docSQL(t, "docs/plans.md", "ratelimit.keys")
 	var key string
 	var remaining float64
 	var retryAt time.Time

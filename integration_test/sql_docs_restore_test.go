@@ -60,10 +60,10 @@ func TestTheDocumentedDataOnlyRestore(t *testing.T) {
 		mustExec(t, pool, docSQL(t, "docs/sql.md", "CREATE TRIGGER"))
 		return pool
 	}
-	const tables = "SELECT (SELECT string_agg(r::text, '; ' ORDER BY r::text) FROM rate_limits AS r) || (SELECT string_agg(o::text, '; ' ORDER BY id) FROM rate_limit_overrides AS o) || (SELECT string_agg(d::text, '; ' ORDER BY d::text) FROM rate_limit_definitions AS d) || (SELECT string_agg(h::text, '; ' ORDER BY id) FROM rate_limit_holds AS h) || (SELECT count(*) FROM messages)"
+	const tables = "SELECT (SELECT string_agg(r::text, '; ' ORDER BY r::text) FROM ratelimit.limits AS r) || (SELECT string_agg(o::text, '; ' ORDER BY id) FROM ratelimit.overrides AS o) || (SELECT string_agg(d::text, '; ' ORDER BY d::text) FROM ratelimit.definitions AS d) || (SELECT string_agg(h::text, '; ' ORDER BY id) FROM ratelimit.holds AS h) || (SELECT count(*) FROM messages)"
 	source := migrated()
 	publish(t, source, `[{"name": "signUps", "kind": "token bucket", "rate": 10, "period": "1000 hours"}, {"name": "renders", "kind": "slots", "capacity": 1}]`)
-	mustExec(t, source, "SELECT ratelimit_hold('renders', 'acme', 'job 17', ttl => '1 day'), ratelimit('signUps', 'ann', count => 7), ratelimit_block('signUps', 'bob'); INSERT INTO messages SELECT 'acme', 'x' FROM generate_series(1, 3)")
+	mustExec(t, source, "SELECT ratelimit.hold('renders', 'acme', 'job 17', ttl => '1 day'), ratelimit('signUps', 'ann', count => 7), ratelimit.block('signUps', 'bob'); INSERT INTO messages SELECT 'acme', 'x' FROM generate_series(1, 3)")
 	want := scan[string](t, source, tables)
 	dir := t.TempDir()
 	run := func(target *pgxpool.Pool, commands string) (string, error) {
@@ -88,19 +88,19 @@ func TestTheDocumentedDataOnlyRestore(t *testing.T) {
 		if got := scan[string](t, target, tables); got != want {
 			t.Errorf("%s: restored are\n%s\nof\n%s", what, got, want)
 		}
-		if effect := scan[string](t, target, "SELECT effect FROM _ratelimit_in_force('signUps', '{bob}', now()) LIMIT 1"); effect != "block" {
+		if effect := scan[string](t, target, "SELECT effect FROM ratelimit._in_force('signUps', '{bob}', now()) LIMIT 1"); effect != "block" {
 			t.Errorf("%s: in force for bob is %s", what, effect)
 		}
 		if !takes(t, target, "signUps", "ann", 3) || takes(t, target, "signUps", "ann", 1) {
 			t.Errorf("%s: ann does not have 3 left", what)
 		}
-		mustExec(t, target, "SELECT ratelimit_block('signUps', 'cid')") // an id that is free
-		if _, err := target.Exec(t.Context(), "SELECT ratelimit_hold('renders', 'acme', 'job 18', ttl => '1 day')"); sqlState(err) != "PT429" {
+		mustExec(t, target, "SELECT ratelimit.block('signUps', 'cid')") // an id that is free
+		if _, err := target.Exec(t.Context(), "SELECT ratelimit.hold('renders', 'acme', 'job 18', ttl => '1 day')"); sqlState(err) != "PT429" {
 			t.Errorf("%s: a slot that is in use is granted: %v", what, err)
 		}
 	}
 	// What the page warns of.
-	if out, err := run(migrated(), withGoose+"\n"+restore); err == nil || !strings.Contains(out, "rate_limits_goose_version") || !strings.Contains(out, "duplicate key") {
+	if out, err := run(migrated(), withGoose+"\n"+restore); err == nil || !strings.Contains(out, "ratelimit.goose_version") || !strings.Contains(out, "duplicate key") {
 		t.Errorf("with the version table: %v\n%s", err, out)
 	}
 }

@@ -117,13 +117,13 @@ func (n *night) whileOneWaits(do func(blocker int)) {
 func (n *night) locksInOrder(name, sql string) {
 	n.Helper()
 	for _, shard := range []int{2, 1, 0} {
-		n.exec(fmt.Sprintf(`INSERT INTO rate_limits VALUES ('%s', 'sharded', %d, 3, 5, now() + interval '1 year')`, name, shard))
+		n.exec(fmt.Sprintf(`INSERT INTO ratelimit.limits VALUES ('%s', 'sharded', %d, 3, 5, now() + interval '1 year')`, name, shard))
 	}
 	tx, err := n.pool.Begin(n.Context())
 	succeeds(n, err)
 	defer tx.Rollback(context.WithoutCancel(n.Context()))
 	lock := func(shard int) error {
-		return second(tx.Exec(n.Context(), `SELECT FROM rate_limits WHERE name = $1 AND key = 'sharded' AND shard = $2 FOR UPDATE`, name, shard))
+		return second(tx.Exec(n.Context(), `SELECT FROM ratelimit.limits WHERE name = $1 AND key = 'sharded' AND shard = $2 FOR UPDATE`, name, shard))
 	}
 	succeeds(n, lock(0))
 	done := make(chan error, 1)
@@ -138,7 +138,7 @@ func (n *night) locksInOrder(name, sql string) {
 	if err := <-done; err != nil {
 		n.Errorf("the recipe beside a call: %v", err)
 	}
-	if rows := scan[int](n.T, n.pool, `SELECT count(*) FROM rate_limits WHERE key = 'sharded'`); rows != 0 {
+	if rows := scan[int](n.T, n.pool, `SELECT count(*) FROM ratelimit.limits WHERE key = 'sharded'`); rows != 0 {
 		n.Errorf("%d rows are left", rows)
 	}
 }
@@ -155,10 +155,10 @@ func (n *night) holds(ahead time.Duration) (after func()) {
 	succeeds(n, second(l.Consume(n.Context(), n.pool, ratelimit.TokenBucket("pool", 9, time.Hour, ratelimit.Shards(3)).Key("acme"))))
 	return func() {
 		n.Helper()
-		if got := lines(n.T, n.pool, "SELECT name, state FROM rate_limit_holds WHERE id = 'job' ORDER BY name"); got != "(budget,lapsed)\n(renders,held)\n(rendersInAll,held)" {
+		if got := lines(n.T, n.pool, "SELECT name, state FROM ratelimit.holds WHERE id = 'job' ORDER BY name"); got != "(budget,lapsed)\n(renders,held)\n(rendersInAll,held)" {
 			n.Error(got)
 		}
-		n.exec("DELETE FROM rate_limit_holds; DELETE FROM rate_limits WHERE name IN ('renders', 'rendersInAll', 'budget', 'pool')")
+		n.exec("DELETE FROM ratelimit.holds; DELETE FROM ratelimit.limits WHERE name IN ('renders', 'rendersInAll', 'budget', 'pool')")
 	}
 }
 
@@ -191,8 +191,8 @@ func TestOperationsAt3AM(t *testing.T) {
 	long(t)
 	t.Parallel()
 	runDoc(t, "docs/operations.md", map[string]func(n *night, sql string){
-		"ratelimit_keys('sendMessage'": func(n *night, sql string) {
-			succeeds(n, ratelimit.Publish(n.Context(), n.pool, "web", nightMessages))
+		"ratelimit.keys('sendMessage'": func(n *night, sql string) {
+			succeeds(n, new(ratelimit.Limiter).Publish(n.Context(), n.pool, "web", nightMessages))
 			n.consume(n.pool, nightMessages.Key("has some").Count(3))
 			n.consume(n.pool, nightMessages.Key("limited").Count(20))
 			n.reserve(nightMessages.Key("in debt").Count(30))
@@ -200,7 +200,7 @@ func TestOperationsAt3AM(t *testing.T) {
 				n.Errorf("limited are %q", got)
 			}
 		},
-		"ratelimit_keys('signUps'": func(n *night, sql string) {
+		"ratelimit.keys('signUps'": func(n *night, sql string) {
 			n.consume(n.pool, nightSignUps.Key("has some").Count(99))
 			for n.consume(n.pool, nightSignUps.Global().Count(50)) { // twice, unless a new hour has just begun
 			}
@@ -210,7 +210,7 @@ func TestOperationsAt3AM(t *testing.T) {
 		},
 		"last_used": func(n *night, sql string) {
 			n.consume(n.pool, nightMessages.Key("ann"))
-			n.exec(`UPDATE rate_limits SET ts = ts - interval '1 day'`)
+			n.exec(`UPDATE ratelimit.limits SET ts = ts - interval '1 day'`)
 			n.consume(n.pool, ratelimit.TokenBucket("other", 10, time.Minute).Global())
 			if got := n.first(sql); len(got) != 2 || got[0] != "other" || got[1] != "sendMessage" {
 				n.Errorf("the limits are %q", got)
@@ -238,7 +238,7 @@ func TestOperationsAt3AM(t *testing.T) {
 				n.Error("the query shows a waiting session, but none waits any more")
 			}
 		},
-		"sum(ratelimit_reset('signUps'": func(n *night, sql string) {
+		"sum(ratelimit.reset('signUps'": func(n *night, sql string) {
 			n.locksInOrder("signUps", sql)
 			n.holds(0)
 			n.consume(n.pool, nightSignUps.Key("another").Count(100))
@@ -276,7 +276,7 @@ func TestOperationsAt3AM(t *testing.T) {
 				n.Error(err)
 			}
 		},
-		"ratelimit_reset('sendMessage', 'user-17'": func(n *night, sql string) {
+		"ratelimit.reset('sendMessage', 'user-17'": func(n *night, sql string) {
 			user, other := nightMessages.Key("user-17"), nightMessages.Key("user-18")
 			for range 3 { // again and again
 				n.consume(n.pool, user.Count(20))
@@ -292,13 +292,13 @@ func TestOperationsAt3AM(t *testing.T) {
 				}
 			}
 		},
-		"ratelimit_override('signUps', 'acme'": func(n *night, sql string) {
+		"ratelimit.override('signUps', 'acme'": func(n *night, sql string) {
 			n.exec(sql)
-			if got := n.first("SELECT effect FROM _ratelimit_in_force('signUps', '{acme}', now() + interval '119 minutes') LIMIT 1"); len(got) != 1 || got[0] != "numbers" {
+			if got := n.first("SELECT effect FROM ratelimit._in_force('signUps', '{acme}', now() + interval '119 minutes') LIMIT 1"); len(got) != 1 || got[0] != "numbers" {
 				n.Errorf("in force: %q", got)
 			}
 		},
-		"ratelimit_block('sendMessage', 'user-17'": func(n *night, sql string) {
+		"ratelimit.block('sendMessage', 'user-17'": func(n *night, sql string) {
 			n.exec(sql)
 			n.limiter.Overrides = &ratelimit.Overrides{DB: n.pool}
 			succeeds(n, n.limiter.Overrides.Load(n.Context()))
@@ -309,7 +309,7 @@ func TestOperationsAt3AM(t *testing.T) {
 		"'sendMessage', 'user-17', 0, 1, 0, now() + interval '1 hour'": func(n *night, sql string) {
 			for _, used := range []bool{false, true} {
 				user := nightMessages.Key("user-17")
-				n.exec(`DELETE FROM rate_limits`)
+				n.exec(`DELETE FROM ratelimit.limits`)
 				if used {
 					n.consume(n.pool, user)
 				}
@@ -322,20 +322,20 @@ func TestOperationsAt3AM(t *testing.T) {
 					n.Error("another key is shut out")
 				}
 				if used { // with shards
-					n.exec(docSQL(n.T, "docs/operations.md", "ratelimit_reset('sendMessage'"))
+					n.exec(docSQL(n.T, "docs/operations.md", "ratelimit.reset('sendMessage'"))
 					sharded := ratelimit.TokenBucket("sendMessage", 10, time.Minute, ratelimit.Capacity(20), ratelimit.Shards(3)).Key("user-17")
 					later := ratelimit.Limiter{Clock: n.limiter.Clock} // of a version with shards
 					if _, err := later.Consume(n.Context(), n.pool, sharded); err != nil {
 						n.Error(err)
 					}
-					n.exec(docSQL(n.T, "docs/operations.md", "ratelimit_reset('sendMessage'"))
+					n.exec(docSQL(n.T, "docs/operations.md", "ratelimit.reset('sendMessage'"))
 					n.exec(sql)
 					if result, err := later.Consume(n.Context(), n.pool, sharded); !denied(err) || result.RetryAfter < 59*time.Minute {
 						n.Errorf("with shards, shut out for %v, %v", result.RetryAfter, err)
 					}
 				}
 				// An hour later.
-				n.exec(`UPDATE rate_limits SET ts = ts - interval '1 hour 1 minute' WHERE key = 'user-17'`)
+				n.exec(`UPDATE ratelimit.limits SET ts = ts - interval '1 hour 1 minute' WHERE key = 'user-17'`)
 				if !n.consume(n.pool, user.Count(10)) || n.consume(n.pool, user.Count(5)) {
 					n.Error("an hour later, the balance is not as usual")
 				}
@@ -349,12 +349,12 @@ func TestOperationsInProduction(t *testing.T) {
 	long(t)
 	t.Parallel()
 	runDoc(t, "docs/operations.md", map[string]func(n *night, sql string){
-		"ratelimit_sweep('sendMessage'": func(n *night, sql string) {
+		"ratelimit.sweep('sendMessage'": func(n *night, sql string) {
 			n.sweeps(sql, nightMessages.Name())
 		},
 		"ts > now() + interval '1 minute'": func(n *night, sql string) {
 			user := nightMessages.Key("user-17")
-			n.exec(`INSERT INTO rate_limits VALUES ('sendMessage', 'user-17', 0, 1, 0, now() + interval '74 years')`)
+			n.exec(`INSERT INTO ratelimit.limits VALUES ('sendMessage', 'user-17', 0, 1, 0, now() + interval '74 years')`)
 			n.consume(n.pool, nightMessages.Key("user-18"))
 			if n.consume(n.pool, user) {
 				n.Error("it is refilled before the clock is back at that time")
@@ -379,7 +379,7 @@ func TestOperationsInProduction(t *testing.T) {
 			paused := nightMessages.Key("paused")
 			succeeds(n, n.limiter.Pause(n.Context(), n.pool, time.Now().Add(30*24*time.Hour), paused))
 			for i, other := range others {
-				n.exec(`INSERT INTO rate_limits VALUES ('sendMessage', 'ahead', 0, 1, 0, ` + []string{"'2030-05-01 09:10+00'", "now() + interval '74 years'"}[i] + `)`)
+				n.exec(`INSERT INTO ratelimit.limits VALUES ('sendMessage', 'ahead', 0, 1, 0, ` + []string{"'2030-05-01 09:10+00'", "now() + interval '74 years'"}[i] + `)`)
 				if keys := scan[int](n.T, n.pool, strings.Replace(sql, "ts > now() + interval '1 minute'", other[1], 1)); keys != 1 || n.consume(n.pool, paused) {
 					n.Errorf("with %s, %d keys are reset", other[1], keys)
 				}
@@ -404,7 +404,7 @@ func TestOperationsInProduction(t *testing.T) {
 					if err := load(tx, rows); err != nil {
 						return err
 					}
-					_, err := tx.Exec(n.Context(), fmt.Sprintf(`INSERT INTO %s.rate_limits VALUES ('messages', 'acme', 0, 1, 50, now())`, schema))
+					_, err := tx.Exec(n.Context(), fmt.Sprintf(`INSERT INTO %s.limits VALUES ('messages', 'acme', 0, 1, 50, now())`, schema))
 					return err
 				})
 			}
@@ -432,12 +432,12 @@ func TestOperationsInProduction(t *testing.T) {
 		"INSERT INTO limits.": func(n *night, sql string) {
 			n.renamesItsSchema()
 			n.consume(n.pool, nightMessages.Key("ann").Count(15))
-			mustExec(n.T, n.pool, `SELECT ratelimit_publish('night', '[{"name": "renders", "kind": "slots", "capacity": 2},
+			mustExec(n.T, n.pool, `SELECT ratelimit.publish('night', '[{"name": "renders", "kind": "slots", "capacity": 2},
 					{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20}]');
-				SELECT ratelimit_hold('renders', 'ann', 'job', forever => true);
-				SELECT ratelimit_block('sendMessage', 'eve'), ratelimit_block('sendMessage', 'fay');
-				INSERT INTO rate_limit_usage VALUES ('messages', now(), 1, 2, 3, 4, 5, 6);
-				INSERT INTO rate_limit_denials VALUES ('messages', now(), 'ann', 1, 2, now())`)
+				SELECT ratelimit.hold('renders', 'ann', 'job', forever => true);
+				SELECT ratelimit.block('sendMessage', 'eve'), ratelimit.block('sendMessage', 'fay');
+				INSERT INTO ratelimit.usage VALUES ('messages', now(), 1, 2, 3, 4, 5, 6);
+				INSERT INTO ratelimit.denials VALUES ('messages', now(), 'ann', 1, 2, now())`)
 			moved := newPool(n.T, 1)
 			mustExec(n.T, moved, regexp.MustCompile(`\blimits\.rate`).ReplaceAllString(named(sql, schemaOf(n.T, n.pool), ""), schemaOf(n.T, moved)+".rate"))
 			tables := n.first(`SELECT tablename FROM pg_tables WHERE schemaname = current_schema() AND tablename ~ '^rate_limit' AND tablename !~ 'goose|sweeps' ORDER BY 1`) // whose turn it is to sweep is not moved
@@ -453,22 +453,22 @@ func TestOperationsInProduction(t *testing.T) {
 			if !n.consume(moved, nightMessages.Key("ann").Count(5)) || n.consume(moved, nightMessages.Key("ann").Count(5)) {
 				n.Error("the new key does not have the rest of the old one")
 			}
-			if granted := scan[bool](n.T, moved, "SELECT granted FROM ratelimit_try('sendMessage', 'eve')"); granted {
+			if granted := scan[bool](n.T, moved, "SELECT granted FROM ratelimit.try('sendMessage', 'eve')"); granted {
 				n.Error("a blocked key is granted")
 			}
-			if id := scan[int64](n.T, moved, "SELECT ratelimit_block('sendMessage', 'gil')"); id != 3 {
+			if id := scan[int64](n.T, moved, "SELECT ratelimit.block('sendMessage', 'gil')"); id != 3 {
 				n.Errorf("the next override has the id %d, want 3", id)
 			}
-			if ended := scan[bool](n.T, moved, "SELECT ratelimit_release('renders', 'ann', 'job')"); !ended {
+			if ended := scan[bool](n.T, moved, "SELECT ratelimit.release('renders', 'ann', 'job')"); !ended {
 				n.Error("the hold is not there")
 			}
 		},
 		"name = 'a limit of last year'": func(n *night, sql string) {
-			mustExec(n.T, n.pool, `SELECT ratelimit_publish('night', '[{"name": "a limit of last year", "kind": "slots", "capacity": 2}]');
-				SELECT ratelimit_hold('a limit of last year', 'ann', 'job', forever => true)`)
+			mustExec(n.T, n.pool, `SELECT ratelimit.publish('night', '[{"name": "a limit of last year", "kind": "slots", "capacity": 2}]');
+				SELECT ratelimit.hold('a limit of last year', 'ann', 'job', forever => true)`)
 			n.consume(n.pool, nightMessages.Key("ann"))
 			mustExec(n.T, n.pool, sql)
-			if names := n.first(`SELECT name FROM rate_limits UNION ALL SELECT name FROM rate_limit_holds`); !slices.Equal(names, []string{nightMessages.Name()}) {
+			if names := n.first(`SELECT name FROM ratelimit.limits UNION ALL SELECT name FROM ratelimit.holds`); !slices.Equal(names, []string{nightMessages.Name()}) {
 				n.Errorf("rows are left of %q", names)
 			}
 		},
@@ -569,7 +569,7 @@ func (n *night) sweeps(sql, name string) {
 	n.Helper()
 	rows := func(keys, ts string, value int) {
 		n.Helper()
-		n.exec(fmt.Sprintf(`INSERT INTO rate_limits SELECT '%s', %s, 0, 1, %d, %s FROM generate_series(1, 3000) AS i ON CONFLICT DO NOTHING`, name, keys, value, ts))
+		n.exec(fmt.Sprintf(`INSERT INTO ratelimit.limits SELECT '%s', %s, 0, 1, %d, %s FROM generate_series(1, 3000) AS i ON CONFLICT DO NOTHING`, name, keys, value, ts))
 	}
 	rows(`'idle ' || i`, `now() - interval '2 hours'`, 0)
 	rows(`'in debt'`, `now() - interval '2 hours'`, -1e9)
@@ -579,9 +579,9 @@ func (n *night) sweeps(sql, name string) {
 	tx, err := n.pool.Begin(n.Context())
 	succeeds(n, err)
 	defer tx.Rollback(n.Context())
-	succeeds(n, second(tx.Exec(n.Context(), `SELECT FROM rate_limits WHERE key = 'locked' FOR UPDATE`)))
+	succeeds(n, second(tx.Exec(n.Context(), `SELECT FROM ratelimit.limits WHERE key = 'locked' FOR UPDATE`)))
 	n.exec(sql)
-	if got := strings.Join(n.first(`SELECT key FROM rate_limits ORDER BY key`), "; "); got != "ahead; full for a minute; in debt; locked" {
+	if got := strings.Join(n.first(`SELECT key FROM ratelimit.limits ORDER BY key`), "; "); got != "ahead; full for a minute; in debt; locked" {
 		n.Errorf("left are %s", got)
 	}
 }
@@ -614,10 +614,10 @@ func (n *night) renamesItsSchema() {
 		"Check":   func(tx pgx.Tx) error { _, err := n.limiter.Check(n.Context(), tx, key); return err },
 		"Reset":   func(tx pgx.Tx) error { return n.limiter.Reset(n.Context(), tx, key) },
 		"ratelimit": func(tx pgx.Tx) error {
-			return second(tx.Exec(n.Context(), `SELECT FROM ratelimit('l', 'ann', 1, '1 hour')`))
+			return second(tx.Exec(n.Context(), `SELECT FROM ratelimit.consume('l', 'ann', 1, '1 hour')`))
 		},
-		"ratelimit_keys": func(tx pgx.Tx) error {
-			return second(tx.Exec(n.Context(), `SELECT FROM ratelimit_keys('l', 1, '1 hour')`))
+		"ratelimit.keys": func(tx pgx.Tx) error {
+			return second(tx.Exec(n.Context(), `SELECT FROM ratelimit.keys('l', 1, '1 hour')`))
 		},
 	} {
 		there(func(tx pgx.Tx) {
@@ -633,7 +633,7 @@ func (n *night) renamesItsSchema() {
 			n.Error("denied")
 		}
 	})
-	if !n.is(fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s.rate_limits) AND NOT EXISTS (SELECT FROM %s.rate_limits)`, old, renamed)) {
+	if !n.is(fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s.limits) AND NOT EXISTS (SELECT FROM %s.limits)`, old, renamed)) {
 		n.Error("it did not consume from the schema of the old name")
 	}
 	mustExec(n.T, n.pool, "DROP SCHEMA "+old+" CASCADE; ALTER SCHEMA "+renamed+" RENAME TO "+old)
@@ -646,8 +646,8 @@ func TestNoRowLiftsALimit(t *testing.T) {
 	for _, limit := range []ratelimit.Limit{nightMessages, nightSignUps} {
 		n := &night{T: t, pool: newPool(t, 1)}
 		for _, row := range []string{`1e15, now()`, `1e15, now() + interval '1 hour'`, `1e15, now() - interval '1 hour'`, `'Infinity', now()`} {
-			n.exec(`DELETE FROM rate_limits`)
-			n.exec(`INSERT INTO rate_limits SELECT '` + limit.Name() + `', 'user-17', 0, 1, ` + row)
+			n.exec(`DELETE FROM ratelimit.limits`)
+			n.exec(`INSERT INTO ratelimit.limits SELECT '` + limit.Name() + `', 'user-17', 0, 1, ` + row)
 			if !n.consume(n.pool, limit.Key("user-17").Count(limit.Capacity())) || n.consume(n.pool, limit.Key("user-17").Count(limit.Capacity()/2)) {
 				n.Errorf("%v: a row of %s does not grant exactly the capacity", limit, row)
 			}
@@ -659,10 +659,10 @@ func TestNoRowLiftsALimit(t *testing.T) {
 func TestTheKeysCanBeReadInAReadOnlyTransaction(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", nightMessages))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", nightMessages))
 	succeeds(t, pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		for _, name := range []string{"sendMessage", "signUps"} {
-			if _, err := tx.Exec(t.Context(), docSQL(t, "docs/operations.md", "ratelimit_keys('"+name+"'")); err != nil {
+			if _, err := tx.Exec(t.Context(), docSQL(t, "docs/operations.md", "ratelimit.keys('"+name+"'")); err != nil {
 				return err
 			}
 		}
@@ -674,7 +674,7 @@ func TestTheKeysCanBeReadInAReadOnlyTransaction(t *testing.T) {
 func TestTheDocumentedCallsInSQL(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
-	calls := docSQL(t, "docs/sql.md", "FROM ratelimit('signUps'")
+	calls := docSQL(t, "docs/sql.md", "FROM ratelimit.consume('signUps'")
 	results, err := acquire(t, pool).PgConn().Exec(context.WithoutCancel(t.Context()), calls).ReadAll()
 	if err != nil || len(results) != 3 {
 		t.Fatalf("%d results, %v", len(results), err)
@@ -685,11 +685,11 @@ func TestTheDocumentedCallsInSQL(t *testing.T) {
 			t.Errorf("call %d: %s, want %s", i, row, want)
 		}
 	}
-	if _, err := pool.Exec(t.Context(), docSQL(t, "docs/sql.md", "SELECT ratelimit('sendMessage', 'user-17');")); sqlState(err) != "22023" {
+	if _, err := pool.Exec(t.Context(), docSQL(t, "docs/sql.md", "SELECT ratelimit.consume('sendMessage', 'user-17');")); sqlState(err) != "22023" {
 		t.Errorf("without numbers, before they are published: %v", err)
 	}
 	granted := 0
-	for both := []string{docSQL(t, "docs/sql.md", "FROM ratelimit_all('["), docSQL(t, "docs/sql.md", "jsonb_build_object")}; granted < 1000; granted++ {
+	for both := []string{docSQL(t, "docs/sql.md", "FROM ratelimit.consume_all('["), docSQL(t, "docs/sql.md", "jsonb_build_object")}; granted < 1000; granted++ {
 		if _, err := pool.Exec(t.Context(), both[granted%2]); sqlState(err) == "PT429" {
 			break
 		} else if err != nil {
@@ -709,10 +709,10 @@ func TestTheDocumentedCallsInSQL(t *testing.T) {
 	mustExec(t, pool, swallows)
 	mustExec(t, pool, "INSERT INTO inbox SELECT 'acme' FROM generate_series(1, 150)")
 	var left float64
-	if err := pool.QueryRow(t.Context(), `SELECT remaining FROM ratelimit_keys('messages', 100, '1 minute') WHERE key = 'acme'`).Scan(&left); err != nil || left > 50 {
+	if err := pool.QueryRow(t.Context(), `SELECT remaining FROM ratelimit.keys('messages', 100, '1 minute') WHERE key = 'acme'`).Scan(&left); err != nil || left > 50 {
 		t.Errorf("after 150 rows of a limit of 100, %v are left, %v", left, err)
 	}
-	if err := pool.QueryRow(t.Context(), `SELECT remaining FROM ratelimit_keys('sendMessage', 10, '1 minute', capacity => 20) WHERE key = 'user-17'`).Scan(&left); err != nil || left < 18 || left >= 19 {
+	if err := pool.QueryRow(t.Context(), `SELECT remaining FROM ratelimit.keys('sendMessage', 10, '1 minute', capacity => 20) WHERE key = 'user-17'`).Scan(&left); err != nil || left < 18 || left >= 19 {
 		t.Errorf("after two calls of user-17 %v are left, %v", left, err)
 	}
 }

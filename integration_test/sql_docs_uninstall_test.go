@@ -26,13 +26,13 @@ func TestTheDocumentedUninstall(t *testing.T) {
 	root, err := filepath.Abs("..")
 	succeeds(t, err)
 	pool := newPool(t, 1)
-	mustExec(t, pool, "CREATE TABLE of_the_application (id int); SELECT ratelimit('l', 'k', rate => 1, period => '1 hour'), ratelimit_block('l', NULL, who => 'bea')")
+	mustExec(t, pool, "CREATE TABLE of_the_application (id int); SELECT ratelimit.consume('l', 'k', rate => 1, period => '1 hour'), ratelimit.block('l', NULL, who => 'bea')")
 	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", strings.Replace(block[1], `$(go list -m -f '{{.Dir}}' github.com/txlimit/txlimit)`, root, 1))
 	cmd.Env = append(os.Environ(), "DATABASE_URL="+forAll(t, pool.Config().ConnString()), "PSQLRC=/dev/null", "PATH="+filepath.Dir(psql)+":"+os.Getenv("PATH"))
 	if output, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, output)
 	}
-	mustExec(t, pool, "DROP TABLE IF EXISTS rate_limits_goose_version")
+	mustExec(t, pool, "DROP TABLE IF EXISTS ratelimit.goose_version")
 	left := lines(t, pool, `
 		SELECT relname::text FROM pg_class WHERE relnamespace = current_schema()::regnamespace
 		UNION ALL SELECT proname::text FROM pg_proc WHERE pronamespace = current_schema()::regnamespace
@@ -53,7 +53,7 @@ func TestTheDocumentedWebhook(t *testing.T) {
 	mustExec(t, pool, table)
 	for delivery := range 2 {
 		mustExec(t, pool, call)
-		if value := scan[float64](t, pool, "SELECT value FROM rate_limits WHERE name = 'webhooks'"); value != 99 {
+		if value := scan[float64](t, pool, "SELECT value FROM ratelimit.limits WHERE name = 'webhooks'"); value != 99 {
 			t.Errorf("after delivery %d, the row has %v", delivery+1, value)
 		}
 	}

@@ -18,23 +18,23 @@ import (
 func TestHoldMany(t *testing.T) {
 	t.Parallel()
 	pool, h := holdingByHand(t)
-	mustExec(t, pool, "SELECT ratelimit_override('projects', 'acme', capacity => 5)")
+	mustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 5)")
 	acme := projectsByHand.With(ratelimit.Capacity(5)).Key("acme")
 	many := func(want int, ids string) {
 		t.Helper()
-		if got := scan[int](t, pool, "SELECT ratelimit_hold_many('projects', 'acme', $1)", strings.Fields(ids)); got != want {
+		if got := scan[int](t, pool, "SELECT ratelimit.hold_many('projects', 'acme', $1)", strings.Fields(ids)); got != want {
 			t.Errorf("%s: %d were taken, want %d", ids, got, want)
 		}
 	}
 	released := func(want int, ids string) {
 		t.Helper()
-		if got := scan[int](t, pool, "SELECT ratelimit_release_many('projects', 'acme', $1)", strings.Fields(ids)); got != want {
+		if got := scan[int](t, pool, "SELECT ratelimit.release_many('projects', 'acme', $1)", strings.Fields(ids)); got != want {
 			t.Errorf("%s: %d were released, want %d", ids, got, want)
 		}
 	}
 	denied := func(reason, ids string) (d string) {
 		t.Helper()
-		_, err := pool.Exec(t.Context(), "SELECT ratelimit_hold_many('projects', 'acme', $1)", strings.Fields(ids))
+		_, err := pool.Exec(t.Context(), "SELECT ratelimit.hold_many('projects', 'acme', $1)", strings.Fields(ids))
 		e, ok := errors.AsType[*pgconn.PgError](err)
 		if !ok || e.Code != "PT429" || !strings.Contains(e.Message+e.Detail, reason) {
 			t.Errorf("%s: %v", ids, err)
@@ -44,7 +44,7 @@ func TestHoldMany(t *testing.T) {
 	}
 	value := func(want float64) {
 		t.Helper()
-		if got := scan[float64](t, pool, "SELECT value FROM rate_limits WHERE name = 'projects' AND key = 'acme'"); got != want {
+		if got := scan[float64](t, pool, "SELECT value FROM ratelimit.limits WHERE name = 'projects' AND key = 'acme'"); got != want {
 			t.Errorf("value %v, want %v", got, want)
 		}
 	}
@@ -60,30 +60,30 @@ func TestHoldMany(t *testing.T) {
 	released(2, "a d x")
 	released(0, "a d x")
 	value(-2)
-	if got := lines(t, pool, "SELECT id, count, until, expired FROM ratelimit_holds('projects', 'acme')"); got != "(c,1,,f)\n(b,1,,f)" && got != "(b,1,,f)\n(c,1,,f)" {
+	if got := lines(t, pool, "SELECT id, count, until, expired FROM ratelimit.holds('projects', 'acme')"); got != "(c,1,,f)\n(b,1,,f)" && got != "(b,1,,f)\n(c,1,,f)" {
 		t.Error(got)
 	}
 	if held := h.holds("b", -1, acme); !held.Repeated {
 		t.Errorf("%+v", held)
 	}
-	mustExec(t, pool, "SELECT ratelimit_hold('projects', 'acme', 'two', 2, forever => true)")
+	mustExec(t, pool, "SELECT ratelimit.hold('projects', 'acme', 'two', 2, forever => true)")
 	released(3, "b two c")
 	value(0)
 
 	// Ids with another past: in time, settled, expired, lapsed.
 	first := h.holds("job", time.Hour, acme)
 	denied(`"reason" : "held"`, "e job")
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_release_many('projects', 'acme', '{job,x}')"); sqlState(err) != "22023" || !strings.Contains(err.Error(), "not a hold of slots without an end") {
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.release_many('projects', 'acme', '{job,x}')"); sqlState(err) != "22023" || !strings.Contains(err.Error(), "not a hold of slots without an end") {
 		t.Error(err)
 	}
-	mustExec(t, pool, "UPDATE rate_limit_holds SET until = now() - interval '1 second' WHERE id = 'job'")
+	mustExec(t, pool, "UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'job'")
 	many(2, "e job")
 	value(-2)
 	h.lost(first.Token, acme)
 	second := h.holds("done", time.Hour, acme)
 	h.settle(second.Token, []float64{1}, acme)
 	denied(`"reason" : "settled"`, "done f")
-	mustExec(t, pool, "UPDATE rate_limit_holds SET until = now() WHERE id = 'done'")
+	mustExec(t, pool, "UPDATE ratelimit.holds SET until = now() WHERE id = 'done'")
 	many(1, "done e")
 	value(-3)
 
@@ -93,10 +93,10 @@ func TestHoldMany(t *testing.T) {
 	if d := denied("rate limit exceeded: projects", "f"); !strings.Contains(d, `"retry_at" : "`+third.Expires.UTC().Format("2006-01-02T15")[:10]) {
 		t.Error(d)
 	}
-	mustExec(t, pool, "UPDATE rate_limit_holds SET until = now() - interval '1 second' WHERE id = 'job 3'")
+	mustExec(t, pool, "UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'job 3'")
 	many(1, "f")
 	value(-5)
-	mustExec(t, pool, "SELECT ratelimit_block('projects', 'acme')")
+	mustExec(t, pool, "SELECT ratelimit.block('projects', 'acme')")
 	released(1, "f") // goes on
 	denied("rate limit exceeded: projects", "g")
 	value(-4)
@@ -106,13 +106,13 @@ func TestHoldMany(t *testing.T) {
 func TestHoldManyOfExpired(t *testing.T) {
 	t.Parallel()
 	pool, _ := holdingByHand(t)
-	mustExec(t, pool, "SELECT ratelimit_override('renders', k, capacity => 3000), ratelimit_hold_many('renders', k, array_agg('old' || i)) FROM unnest('{others,same}'::text[]) AS k, generate_series(1, 3000) AS i GROUP BY k")
-	mustExec(t, pool, "UPDATE rate_limit_holds SET token = gen_random_uuid(), until = now() - interval '1 second'")
+	mustExec(t, pool, "SELECT ratelimit.override('renders', k, capacity => 3000), ratelimit.hold_many('renders', k, array_agg('old' || i)) FROM unnest('{others,same}'::text[]) AS k, generate_series(1, 3000) AS i GROUP BY k")
+	mustExec(t, pool, "UPDATE ratelimit.holds SET token = gen_random_uuid(), until = now() - interval '1 second'")
 	for key, id := range map[string]string{"others": "new", "same": "old"} {
-		if got := scan[int](t, pool, "SELECT ratelimit_hold_many('renders', $1, (SELECT array_agg($2 || i) FROM generate_series(1, 2500) AS i))", key, id); got != 2500 {
+		if got := scan[int](t, pool, "SELECT ratelimit.hold_many('renders', $1, (SELECT array_agg($2 || i) FROM generate_series(1, 2500) AS i))", key, id); got != 2500 {
 			t.Errorf("%s: %d were taken", key, got)
 		}
-		if got := lines(t, pool, "SELECT value, (SELECT count(*) FROM rate_limit_holds WHERE key = '"+key+"' AND state = 'held') FROM rate_limits WHERE key = '"+key+"'"); got != "(-2500,2500)" {
+		if got := lines(t, pool, "SELECT value, (SELECT count(*) FROM ratelimit.holds WHERE key = '"+key+"' AND state = 'held') FROM ratelimit.limits WHERE key = '"+key+"'"); got != "(-2500,2500)" {
 			t.Errorf("%s: in use and held: %s", key, got)
 		}
 	}
@@ -124,38 +124,38 @@ func TestSlotsOfARowAboveZero(t *testing.T) {
 	t.Parallel()
 	pool, h := holdingByHand(t)
 	acme := rendersByHand.Key("acme")
-	mustExec(t, pool, "SELECT ratelimit('renders', 'acme', rate => 1000, period => '1 second')") // as docs/holds.md says
-	above := func() { t.Helper(); mustExec(t, pool, "UPDATE rate_limits SET value = 21.6") }
+	mustExec(t, pool, "SELECT ratelimit.consume('renders', 'acme', rate => 1000, period => '1 second')") // as docs/holds.md says
+	above := func() { t.Helper(); mustExec(t, pool, "UPDATE ratelimit.limits SET value = 21.6") }
 	value := func(want float64) {
 		t.Helper()
-		if got := scan[float64](t, pool, "SELECT value FROM rate_limits"); got != want {
+		if got := scan[float64](t, pool, "SELECT value FROM ratelimit.limits"); got != want {
 			t.Errorf("value %v, want %v", got, want)
 		}
 	}
 	above()
 	h.has(acme, 2)
-	if got := lines(t, pool, "SELECT s.used, s.free, k.remaining FROM _ratelimit_free_slots('renders', 'acme', 2, now()) AS s, ratelimit_keys('renders', keys => '{acme}') AS k"); got != "(0,2,2)" {
+	if got := lines(t, pool, "SELECT s.used, s.free, k.remaining FROM ratelimit._free_slots('renders', 'acme', 2, now()) AS s, ratelimit.keys('renders', keys => '{acme}') AS k"); got != "(0,2,2)" {
 		t.Errorf("used and free: %s", got)
 	}
-	if d := denies(t, pool, "rate limit exceeded: renders", "SELECT ratelimit_hold_many('renders', 'acme', '{a,b,c}')::text"); *d.Remaining != 2 {
+	if d := denies(t, pool, "rate limit exceeded: renders", "SELECT ratelimit.hold_many('renders', 'acme', '{a,b,c}')::text"); *d.Remaining != 2 {
 		t.Errorf("%+v", d)
 	}
-	mustExec(t, pool, "SELECT ratelimit_override('renders', 'acme', capacity => 1, until => now() + interval '1 hour')")
-	if d := denies(t, pool, "rate limit exceeded: renders", "SELECT token FROM ratelimit_hold('renders', 'acme', 'a', 2, forever => true)"); *d.Remaining != 1 || d.RetryAt != nil {
+	mustExec(t, pool, "SELECT ratelimit.override('renders', 'acme', capacity => 1, until => now() + interval '1 hour')")
+	if d := denies(t, pool, "rate limit exceeded: renders", "SELECT token FROM ratelimit.hold('renders', 'acme', 'a', 2, forever => true)"); *d.Remaining != 1 || d.RetryAt != nil {
 		t.Errorf("%+v", d)
 	}
-	mustExec(t, pool, "SELECT ratelimit_restore('renders', 'acme')")
-	if got := scan[int](t, pool, "SELECT ratelimit_hold_many('renders', 'acme', '{a,b}')"); got != 2 {
+	mustExec(t, pool, "SELECT ratelimit.restore('renders', 'acme')")
+	if got := scan[int](t, pool, "SELECT ratelimit.hold_many('renders', 'acme', '{a,b}')"); got != 2 {
 		t.Errorf("%d were taken", got)
 	}
 	value(-2)
-	denies(t, pool, "rate limit exceeded: renders", "SELECT ratelimit_hold_many('renders', 'acme', '{c}')::text")
-	mustExec(t, pool, "SELECT ratelimit_release_many('renders', 'acme', '{a,b}')")
+	denies(t, pool, "rate limit exceeded: renders", "SELECT ratelimit.hold_many('renders', 'acme', '{c}')::text")
+	mustExec(t, pool, "SELECT ratelimit.release_many('renders', 'acme', '{a,b}')")
 	for _, ttl := range []time.Duration{-1, time.Hour} { // the function, and the plain statement
 		above()
 		h.holds(fmt.Sprint(ttl), ttl, acme)
 		value(-1)
-		scan[bool](t, pool, "SELECT ratelimit_release('renders', 'acme', $1, who => 'ann')", fmt.Sprint(ttl))
+		scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', $1, who => 'ann')", fmt.Sprint(ttl))
 	}
 }
 
@@ -163,28 +163,28 @@ func TestHoldManyRefuses(t *testing.T) {
 	t.Parallel()
 	pool, _ := holdingByHand(t)
 	for sql, want := range map[string]string{
-		"ratelimit_hold_many('renders', 'acme')":                        "ids must not be NULL",
-		"ratelimit_hold_many('renders', 'acme', '{a,NULL}')":            "id must have 1 to 255 bytes, not NULL",
-		"ratelimit_hold_many('renders', 'acme', '{a,~b}')":              "id must not begin with ~",
-		"ratelimit_hold_many('renders', NULL, '{a}')":                   "key must have 1 to 1024 bytes, not NULL",
-		"ratelimit_hold_many('rendrs', 'acme', '{a}')":                  "no program has published it",
-		"ratelimit_hold_many('projects', 'acme', '{a}')":                "the numbers of this key are the program's",
-		"ratelimit_hold_many('budget', 'acme', '{a}')":                  "many ids hold slots, and it has none",
-		"ratelimit_hold_many('renders', 'acme', '{a}', global => true)": "key must be NULL with global => true",
-		"ratelimit_release_many(NULL, 'acme', '{a}')":                   "name must have 1 to 255 bytes, not NULL",
-		"ratelimit_release_many('renders', 'acme')":                     "ids must not be NULL",
-		"ratelimit_recount('renders')":                                  "key must have 1 to 1024 bytes, not NULL",
-		"ratelimit_recount('budget', 'acme')":                           "it has no slots",
+		"ratelimit.hold_many('renders', 'acme')":                        "ids must not be NULL",
+		"ratelimit.hold_many('renders', 'acme', '{a,NULL}')":            "id must have 1 to 255 bytes, not NULL",
+		"ratelimit.hold_many('renders', 'acme', '{a,~b}')":              "id must not begin with ~",
+		"ratelimit.hold_many('renders', NULL, '{a}')":                   "key must have 1 to 1024 bytes, not NULL",
+		"ratelimit.hold_many('rendrs', 'acme', '{a}')":                  "no program has published it",
+		"ratelimit.hold_many('projects', 'acme', '{a}')":                "the numbers of this key are the program's",
+		"ratelimit.hold_many('budget', 'acme', '{a}')":                  "many ids hold slots, and it has none",
+		"ratelimit.hold_many('renders', 'acme', '{a}', global => true)": "key must be NULL with global => true",
+		"ratelimit.release_many(NULL, 'acme', '{a}')":                   "name must have 1 to 255 bytes, not NULL",
+		"ratelimit.release_many('renders', 'acme')":                     "ids must not be NULL",
+		"ratelimit.recount('renders')":                                  "key must have 1 to 1024 bytes, not NULL",
+		"ratelimit.recount('budget', 'acme')":                           "it has no slots",
 	} {
 		if _, err := pool.Exec(t.Context(), "SELECT "+sql); sqlState(err) != "22023" || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", sql, err, want)
 		}
 	}
-	mustExec(t, pool, "SELECT ratelimit_hold('budget', 'acme', 'a', forever => true)")
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_release_many('budget', 'acme', '{a}')"); sqlState(err) != "22023" {
+	mustExec(t, pool, "SELECT ratelimit.hold('budget', 'acme', 'a', forever => true)")
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.release_many('budget', 'acme', '{a}')"); sqlState(err) != "22023" {
 		t.Error(err)
 	}
-	if got := scan[int](t, pool, "SELECT ratelimit_hold_many('noGlobal', ids => '{a,b}', global => true) FROM ratelimit_publish('b', '[{\"name\": \"noGlobal\", \"kind\": \"slots\", \"capacity\": 2}]')"); got != 2 {
+	if got := scan[int](t, pool, "SELECT ratelimit.hold_many('noGlobal', ids => '{a,b}', global => true) FROM ratelimit.publish('b', '[{\"name\": \"noGlobal\", \"kind\": \"slots\", \"capacity\": 2}]')"); got != 2 {
 		t.Error(got)
 	}
 }
@@ -194,13 +194,13 @@ func TestHoldManyAboveReadCommitted(t *testing.T) {
 	t.Parallel()
 	pool, h := holdingByHand(t)
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
-		for _, sql := range []string{"SELECT ratelimit_hold_many('renders', $1, '{x}')", "SELECT ratelimit_release_many('renders', $1, '{id}')", "SELECT ratelimit_recount('renders', $1)"} {
+		for _, sql := range []string{"SELECT ratelimit.hold_many('renders', $1, '{x}')", "SELECT ratelimit.release_many('renders', $1, '{id}')", "SELECT ratelimit.recount('renders', $1)"} {
 			key := string(level) + sql[7:28]
 			tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
 			if err != nil {
 				t.Fatal(err)
 			}
-			mustExecIn(t, tx, "SELECT count(*) FROM rate_limits")
+			mustExecIn(t, tx, "SELECT count(*) FROM ratelimit.limits")
 			h.holds("id", -1, rendersByHand.Key(key))
 			if _, err := tx.Exec(t.Context(), sql, key); sqlState(err) != "40001" {
 				t.Errorf("%s: %s: %v, want 40001", level, sql, err)
@@ -223,21 +223,21 @@ func TestHoldManyAboveReadCommitted(t *testing.T) {
 func TestHoldManyRace(t *testing.T) {
 	t.Parallel()
 	pool, _ := holdingByHand(t)
-	mustExec(t, pool, "SELECT ratelimit_override('projects', 'acme', capacity => 4)")
+	mustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 4)")
 	var wg sync.WaitGroup
 	for worker := range 4 {
 		wg.Go(func() {
 			for i := range 60 {
 				ids := []string{fmt.Sprint((worker + i) % 3), fmt.Sprint((worker * i) % 5)}
 				for _, sql := range []string{
-					"SELECT ratelimit_hold_many('projects', 'acme', $1)", "SELECT ratelimit_hold('projects', 'acme', ($1::text[])[1], forever => true)", "SELECT ratelimit_recount('projects', 'acme') WHERE $1::text[] IS NOT NULL",
-					"SELECT ratelimit_release('projects', 'acme', ($1::text[])[2])", "SELECT ratelimit_release_many('projects', 'acme', $1)",
+					"SELECT ratelimit.hold_many('projects', 'acme', $1)", "SELECT ratelimit.hold('projects', 'acme', ($1::text[])[1], forever => true)", "SELECT ratelimit.recount('projects', 'acme') WHERE $1::text[] IS NOT NULL",
+					"SELECT ratelimit.release('projects', 'acme', ($1::text[])[2])", "SELECT ratelimit.release_many('projects', 'acme', $1)",
 				}[i%2*3:] {
 					if _, err := pool.Exec(t.Context(), sql, ids); err != nil && sqlState(err) != "PT429" {
 						t.Errorf("%s: %v", sql, err)
 					}
 				}
-				if got := lines(t, pool, "SELECT value, held FROM rate_limits AS r, LATERAL (SELECT count(*) AS held FROM rate_limit_holds WHERE state = 'held') AS h WHERE r.value <> -held OR held > 4"); got != "" {
+				if got := lines(t, pool, "SELECT value, held FROM ratelimit.limits AS r, LATERAL (SELECT count(*) AS held FROM ratelimit.holds WHERE state = 'held') AS h WHERE r.value <> -held OR held > 4"); got != "" {
 					t.Error(got)
 				}
 			}
@@ -254,11 +254,11 @@ func TestSlotsOfATable(t *testing.T) {
 	mustExec(t, pool, "CREATE TABLE teams (id text PRIMARY KEY)")
 	mustExec(t, pool, "INSERT INTO teams VALUES ('a'), ('b')")
 	mustExec(t, pool, "ALTER TABLE projects ADD FOREIGN KEY (team) REFERENCES teams ON DELETE CASCADE ON UPDATE CASCADE")
-	mustExec(t, pool, "SELECT ratelimit_override('projects', k, capacity => 10000) FROM unnest(ARRAY['a', 'b']) AS k")
+	mustExec(t, pool, "SELECT ratelimit.override('projects', k, capacity => 10000) FROM unnest(ARRAY['a', 'b']) AS k")
 	agrees := func(what string, a, b int) {
 		t.Helper()
-		got := lines(t, pool, `SELECT k, coalesce(0 - (SELECT value FROM rate_limits WHERE name = 'projects' AND key = k), 0),
-			(SELECT count(*) FROM rate_limit_holds WHERE name = 'projects' AND key = k AND state = 'held'), (SELECT count(*) FROM projects WHERE team = k) FROM unnest(ARRAY['a', 'b']) AS k ORDER BY k`)
+		got := lines(t, pool, `SELECT k, coalesce(0 - (SELECT value FROM ratelimit.limits WHERE name = 'projects' AND key = k), 0),
+			(SELECT count(*) FROM ratelimit.holds WHERE name = 'projects' AND key = k AND state = 'held'), (SELECT count(*) FROM projects WHERE team = k) FROM unnest(ARRAY['a', 'b']) AS k ORDER BY k`)
 		if want := fmt.Sprintf("(a,%d,%d,%d)\n(b,%d,%d,%d)", a, a, a, b, b, b); got != want {
 			t.Errorf("%s: %s, want %s", what, got, want)
 		}
@@ -282,20 +282,20 @@ func TestSlotsOfATable(t *testing.T) {
 	agrees("a cascade", moved, 0)
 
 	// A restore of one table, or a TRUNCATE of it.
-	mustExec(t, pool, "TRUNCATE rate_limits")
-	if got := scan[float64](t, pool, "SELECT ratelimit_recount('projects', 'a')"); got != float64(moved) {
+	mustExec(t, pool, "TRUNCATE ratelimit.limits")
+	if got := scan[float64](t, pool, "SELECT ratelimit.recount('projects', 'a')"); got != float64(moved) {
 		t.Errorf("%v in use, want %d", got, moved)
 	}
 	agrees("recounted", moved, 0)
 	mustExec(t, pool, "TRUNCATE projects") // fires no trigger for rows
-	mustExec(t, pool, "SELECT ratelimit_release_many('projects', 'a', (SELECT array_agg(id) FROM ratelimit_holds('projects', 'a')))")
+	mustExec(t, pool, "SELECT ratelimit.release_many('projects', 'a', (SELECT array_agg(id) FROM ratelimit.holds('projects', 'a')))")
 	agrees("emptied", 0, 0)
 	mustExec(t, pool, "INSERT INTO projects VALUES ('x', 'a'), ('y', 'a')")
-	mustExec(t, pool, "DELETE FROM rate_limit_holds")
-	if got := scan[float64](t, pool, "SELECT ratelimit_recount('projects', 'a')"); got != 0 {
+	mustExec(t, pool, "DELETE FROM ratelimit.holds")
+	if got := scan[float64](t, pool, "SELECT ratelimit.recount('projects', 'a')"); got != 0 {
 		t.Errorf("%v in use", got)
 	}
-	mustExec(t, pool, "SELECT ratelimit_hold_many('projects', 'a', array_agg(id)) FROM projects")
+	mustExec(t, pool, "SELECT ratelimit.hold_many('projects', 'a', array_agg(id)) FROM projects")
 	agrees("taken up again", 2, 0)
 }
 
@@ -306,14 +306,14 @@ func TestASweepBesideARecount(t *testing.T) {
 	needsSession(t, "since it sets a role")
 	pool, h := holdingByHand(t)
 	h.holds("job", time.Hour, rendersByHand.Key("acme"))
-	mustExec(t, pool, "UPDATE rate_limit_holds SET until = now() - interval '1 second'")
-	mustExec(t, pool, "DELETE FROM rate_limits")
+	mustExec(t, pool, "UPDATE ratelimit.holds SET until = now() - interval '1 second'")
+	mustExec(t, pool, "DELETE FROM ratelimit.limits")
 
 	// A policy keeps the sweep waiting where it reads a hold: only of a role that is bound by it.
 	role := createRole(t, pool)
 	schema := scan[string](t, pool, "SELECT current_schema()")
 	mustExec(t, pool, "CREATE FUNCTION waits() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock_shared(45); RETURN true; END'")
-	mustExec(t, pool, "ALTER TABLE rate_limit_holds ENABLE ROW LEVEL SECURITY; CREATE POLICY waits ON rate_limit_holds TO "+role+" USING (waits()) WITH CHECK (true)")
+	mustExec(t, pool, "ALTER TABLE ratelimit.holds ENABLE ROW LEVEL SECURITY; CREATE POLICY waits ON ratelimit.holds TO "+role+" USING (waits()) WITH CHECK (true)")
 	mustExec(t, pool, fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s; GRANT ALL ON ALL TABLES IN SCHEMA %[1]s TO %[2]s", schema, role))
 	recount := beginAt(t, pool, pgx.ReadCommitted)
 	mustExecIn(t, recount, "SELECT pg_advisory_xact_lock(45)")
@@ -323,23 +323,23 @@ func TestASweepBesideARecount(t *testing.T) {
 			if _, err := tx.Exec(t.Context(), "SET LOCAL ROLE "+role); err != nil {
 				return err
 			}
-			_, err := tx.Exec(t.Context(), "SELECT _ratelimit_sweep_key('renders', 'acme', NULL)")
+			_, err := tx.Exec(t.Context(), "SELECT ratelimit._sweep_key('renders', 'acme', NULL)")
 			return err
 		})
 	}()
 	waitingFor(t, pool, recount)
-	mustExecIn(t, recount, "SELECT ratelimit_recount('renders', 'acme')")
+	mustExecIn(t, recount, "SELECT ratelimit.recount('renders', 'acme')")
 	if err := recount.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
-	counted := "SELECT value, (SELECT count(*) FROM rate_limit_holds WHERE state = 'held') FROM rate_limits"
+	counted := "SELECT value, (SELECT count(*) FROM ratelimit.holds WHERE state = 'held') FROM ratelimit.limits"
 	if got := lines(t, pool, counted); got != "(-1,1)" {
 		t.Errorf("in use and held: %s", got)
 	}
-	mustExec(t, pool, "SELECT _ratelimit_sweep_holds('', '', '', NULL)")
+	mustExec(t, pool, "SELECT ratelimit._sweep_holds('', '', '', NULL)")
 	if got := lines(t, pool, counted); got != "(0,0)" {
 		t.Errorf("after the next sweep: %s", got)
 	}
@@ -353,19 +353,19 @@ func TestAReleaseBesideARecount(t *testing.T) {
 		pool, h := holdingByHand(t)
 		h.holds("1", -1, rendersByHand.Key("acme"))
 		h.holds("2", -1, rendersByHand.Key("acme"))
-		mustExec(t, pool, "DELETE FROM rate_limits")
+		mustExec(t, pool, "DELETE FROM ratelimit.limits")
 		counted := func(want string) {
 			t.Helper()
-			if got := lines(t, pool, "SELECT value, (SELECT count(*) FROM rate_limit_holds WHERE state = 'held') FROM rate_limits"); got != want {
+			if got := lines(t, pool, "SELECT value, (SELECT count(*) FROM ratelimit.holds WHERE state = 'held') FROM ratelimit.limits"); got != want {
 				t.Errorf("%s: in use and held: %s, want %s", level, got, want)
 			}
 		}
 
 		recount := beginAt(t, pool, pgx.ReadCommitted)
-		mustExecIn(t, recount, "SELECT ratelimit_recount('renders', 'acme')")
+		mustExecIn(t, recount, "SELECT ratelimit.recount('renders', 'acme')")
 		release := beginAt(t, pool, level)
 		ended := make(chan error, 1)
-		go func() { ended <- second(release.Exec(t.Context(), "SELECT ratelimit_release('renders', 'acme', '1')")) }()
+		go func() { ended <- second(release.Exec(t.Context(), "SELECT ratelimit.release('renders', 'acme', '1')")) }()
 		waitingFor(t, pool, recount)
 		succeeds(t, recount.Commit(t.Context()))
 		if err := <-ended; sqlState(err) != "40001" {
@@ -373,16 +373,16 @@ func TestAReleaseBesideARecount(t *testing.T) {
 		}
 		succeeds(t, release.Rollback(t.Context()))
 		counted("(-2,2)")
-		if !scan[bool](t, pool, "SELECT ratelimit_release('renders', 'acme', '1')") {
+		if !scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', '1')") {
 			t.Errorf("%s: there is no such hold", level)
 		}
 		counted("(-1,1)")
 
 		h.holds("1", -1, rendersByHand.Key("acme"))
-		mustExec(t, pool, "DELETE FROM rate_limits")
+		mustExec(t, pool, "DELETE FROM ratelimit.limits")
 		release = beginAt(t, pool, level)
-		mustExecIn(t, release, "SELECT ratelimit_release('renders', 'acme', '1')")
-		go func() { ended <- second(pool.Exec(t.Context(), "SELECT ratelimit_recount('renders', 'acme')")) }()
+		mustExecIn(t, release, "SELECT ratelimit.release('renders', 'acme', '1')")
+		go func() { ended <- second(pool.Exec(t.Context(), "SELECT ratelimit.recount('renders', 'acme')")) }()
 		waitingFor(t, pool, release)
 		succeeds(t, release.Commit(t.Context()))
 		succeeds(t, <-ended)
@@ -395,16 +395,16 @@ func TestAReleaseBesideAConsume(t *testing.T) {
 	t.Parallel()
 	pool, h := holdingByHand(t)
 	h.holds("1", -1, budgetByHand.Key("acme").Count(5))
-	mustExec(t, pool, "DELETE FROM rate_limits")
+	mustExec(t, pool, "DELETE FROM ratelimit.limits")
 	other := beginAt(t, pool, pgx.ReadCommitted)
-	mustExecIn(t, other, "SELECT FROM rate_limit_holds FOR UPDATE")
+	mustExecIn(t, other, "SELECT FROM ratelimit.holds FOR UPDATE")
 	ended := make(chan error, 1)
-	go func() { ended <- second(pool.Exec(t.Context(), "SELECT ratelimit_release('budget', 'acme', '1')")) }()
+	go func() { ended <- second(pool.Exec(t.Context(), "SELECT ratelimit.release('budget', 'acme', '1')")) }()
 	waitingFor(t, pool, other)
-	mustExecIn(t, other, "SELECT ratelimit('budget', 'acme', count => 7)")
+	mustExecIn(t, other, "SELECT ratelimit.consume('budget', 'acme', count => 7)")
 	succeeds(t, other.Commit(t.Context()))
 	succeeds(t, <-ended)
-	if got := lines(t, pool, "SELECT r.value BETWEEN 93 AND 94, (SELECT count(*) FROM rate_limit_holds) FROM rate_limits AS r"); got != "(t,0)" {
+	if got := lines(t, pool, "SELECT r.value BETWEEN 93 AND 94, (SELECT count(*) FROM ratelimit.holds) FROM ratelimit.limits AS r"); got != "(t,0)" {
 		t.Errorf("7 of 100 taken, and held: %s", got)
 	}
 }

@@ -67,62 +67,62 @@ func TestHoldByHand(t *testing.T) {
 	var expires, at time.Time
 	var repeated bool
 	var remaining float64
-	if err := pool.QueryRow(t.Context(), "SELECT * FROM ratelimit_hold('renders', 'acme', 'jöb 1', ttl => '1 hour')").Scan(&token, &expires, &repeated, &remaining, &at); err != nil {
+	if err := pool.QueryRow(t.Context(), "SELECT * FROM ratelimit.hold('renders', 'acme', 'jöb 1', ttl => '1 hour')").Scan(&token, &expires, &repeated, &remaining, &at); err != nil {
 		t.Fatal(err)
 	}
 	if repeated || remaining != 1 || at.Before(before) || expires.Sub(at) < time.Hour || expires.Sub(at) > time.Hour+time.Minute || !strings.HasPrefix(token, "~") {
 		t.Errorf("%q until %v, %t, %v, %v", token, expires, repeated, remaining, at)
 	}
 	h.has(acme, 1)
-	if d := denies(t, pool, "rate limit exceeded: renders: the id is held already", "SELECT token FROM ratelimit_hold('renders', 'acme', 'jöb 1', ttl => '1 hour')"); d.Reason != "held" || !d.RetryAt.Equal(expires) || d.Remaining != nil {
+	if d := denies(t, pool, "rate limit exceeded: renders: the id is held already", "SELECT token FROM ratelimit.hold('renders', 'acme', 'jöb 1', ttl => '1 hour')"); d.Reason != "held" || !d.RetryAt.Equal(expires) || d.Remaining != nil {
 		t.Errorf("%+v", d)
 	}
 	two := h.holds("job 2", 30*time.Minute, acme)
-	d := denies(t, pool, "rate limit exceeded: renders", "SELECT token FROM ratelimit_hold('renders', 'acme', 'job 3', ttl => '1 hour')")
+	d := denies(t, pool, "rate limit exceeded: renders", "SELECT token FROM ratelimit.hold('renders', 'acme', 'job 3', ttl => '1 hour')")
 	if d.Reason != "" || !d.RetryAt.Equal(two.Expires) || d.Remaining == nil || *d.Remaining != 0 || *d.RetryAfter > 1800 {
 		t.Errorf("%+v", d)
 	}
-	if got := lines(t, pool, "SELECT id, count, since >= '"+before.Format(time.RFC3339Nano)+"', until - since > '29 minutes', expired FROM ratelimit_holds('renders', 'acme')"); got != "(\"jöb 1\",1,t,t,f)\n(\"job 2\",1,t,t,f)" {
+	if got := lines(t, pool, "SELECT id, count, since >= '"+before.Format(time.RFC3339Nano)+"', until - since > '29 minutes', expired FROM ratelimit.holds('renders', 'acme')"); got != "(\"jöb 1\",1,t,t,f)\n(\"job 2\",1,t,t,f)" {
 		t.Error(got)
 	}
 
 	// Go ends a hold of SQL, and SQL one of Go. A second time is no error.
 	for _, want := range []bool{true, false} {
-		if got := scan[bool](t, pool, "SELECT ratelimit_release('renders', 'acme', $1)", two.Token); got != want {
+		if got := scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', $1)", two.Token); got != want {
 			t.Errorf("released: %t, want %t", got, want)
 		}
 	}
 	h.lost(two.Token, acme)
 	h.settle(token, []float64{1}, acme)
 	h.has(acme, 2)
-	if d := denies(t, pool, "rate limit exceeded: renders: the id is settled", "SELECT token FROM ratelimit_hold('renders', 'acme', 'jöb 1', ttl => '1 hour')"); d.Reason != "settled" || d.RetryAt != nil {
+	if d := denies(t, pool, "rate limit exceeded: renders: the id is settled", "SELECT token FROM ratelimit.hold('renders', 'acme', 'jöb 1', ttl => '1 hour')"); d.Reason != "settled" || d.RetryAt != nil {
 		t.Errorf("%+v", d)
 	}
-	if got := lines(t, pool, "SELECT * FROM ratelimit_holds('renders', 'acme')"); got != "" {
+	if got := lines(t, pool, "SELECT * FROM ratelimit.holds('renders', 'acme')"); got != "" {
 		t.Error(got)
 	}
-	if scan[bool](t, pool, "SELECT ratelimit_release('renders', 'acme', $1)", token) {
+	if scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', $1)", token) {
 		t.Error("a settled hold was released")
 	}
 	// The token of an ended hold does not end the next one of the id.
-	again := scan[string](t, pool, "SELECT token FROM ratelimit_hold('renders', 'acme', 'job 2', ttl => '1 hour')")
-	if scan[bool](t, pool, "SELECT ratelimit_release('renders', 'acme', $1)", two.Token) || !scan[bool](t, pool, "SELECT ratelimit_release('renders', 'acme', $1)", again) {
+	again := scan[string](t, pool, "SELECT token FROM ratelimit.hold('renders', 'acme', 'job 2', ttl => '1 hour')")
+	if scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', $1)", two.Token) || !scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', $1)", again) {
 		t.Error("the token of another hold")
 	}
 
 	// The length of an id in a token is in bytes.
-	if !scan[bool](t, pool, "SELECT ratelimit_release('renders', 'acme', token) FROM ratelimit_hold('renders', 'acme', 'ö1', ttl => '1 hour')") {
+	if !scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', token) FROM ratelimit.hold('renders', 'acme', 'ö1', ttl => '1 hour')") {
 		t.Error("the token of an id with an ö")
 	}
 
 	// An expired hold is one until somebody needs it.
-	expired := scan[string](t, pool, "SELECT token FROM ratelimit_hold('renders', 'acme', 'dead', 2, ttl => '1 hour')")
-	mustExec(t, pool, "UPDATE rate_limit_holds SET until = now() - interval '1 second' WHERE id = 'dead'")
-	if got := lines(t, pool, "SELECT id, count, expired FROM ratelimit_holds('renders', 'acme')"); got != "(dead,2,t)" {
+	expired := scan[string](t, pool, "SELECT token FROM ratelimit.hold('renders', 'acme', 'dead', 2, ttl => '1 hour')")
+	mustExec(t, pool, "UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'dead'")
+	if got := lines(t, pool, "SELECT id, count, expired FROM ratelimit.holds('renders', 'acme')"); got != "(dead,2,t)" {
 		t.Error(got)
 	}
-	mustExec(t, pool, "SELECT ratelimit_hold('renders', 'acme', 'alive', ttl => '1 hour')")
-	if scan[bool](t, pool, "SELECT ratelimit_release('renders', 'acme', $1)", expired) {
+	mustExec(t, pool, "SELECT ratelimit.hold('renders', 'acme', 'alive', ttl => '1 hour')")
+	if scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', $1)", expired) {
 		t.Error("a lost hold was released")
 	}
 	h.has(acme, 1)
@@ -131,7 +131,7 @@ func TestHoldByHand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mustExecIn(t, tx, "SELECT ratelimit_hold('renders', 'acme', 'never', ttl => '1 hour')")
+	mustExecIn(t, tx, "SELECT ratelimit.hold('renders', 'acme', 'never', ttl => '1 hour')")
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -143,28 +143,28 @@ func TestHoldByHandWithoutAnEnd(t *testing.T) {
 	t.Parallel()
 	pool, h := holdingByHand(t)
 	team := projectsByHand.With(ratelimit.Capacity(2)).Key("acme")
-	mustExec(t, pool, "SELECT ratelimit_override('projects', 'acme', capacity => 2)") // the number of this key
+	mustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 2)") // the number of this key
 	for _, want := range []string{"(p1,,f,1)", "(p1,,t,)"} {
-		if got := lines(t, pool, "SELECT token, expires, repeated, remaining FROM ratelimit_hold('projects', 'acme', 'p1', forever => true)"); got != want {
+		if got := lines(t, pool, "SELECT token, expires, repeated, remaining FROM ratelimit.hold('projects', 'acme', 'p1', forever => true)"); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
-	if d := denies(t, pool, "rate limit exceeded: projects: the id is held already", "SELECT token FROM ratelimit_hold('projects', 'acme', 'p1', ttl => '1 hour')"); d.RetryAt != nil || d.Reason != "held" {
+	if d := denies(t, pool, "rate limit exceeded: projects: the id is held already", "SELECT token FROM ratelimit.hold('projects', 'acme', 'p1', ttl => '1 hour')"); d.RetryAt != nil || d.Reason != "held" {
 		t.Errorf("%+v", d)
 	}
 	h.holds("p2", -1, team)
-	if d := denies(t, pool, "rate limit exceeded: projects", "SELECT token FROM ratelimit_hold('projects', 'acme', 'p3', forever => true)"); d.RetryAt != nil || *d.Remaining != 0 {
+	if d := denies(t, pool, "rate limit exceeded: projects", "SELECT token FROM ratelimit.hold('projects', 'acme', 'p3', forever => true)"); d.RetryAt != nil || *d.Remaining != 0 {
 		t.Errorf("%+v", d)
 	}
 	for _, want := range []bool{true, false} {
-		if got := scan[bool](t, pool, "SELECT ratelimit_release('projects', 'acme', 'p2')"); got != want {
+		if got := scan[bool](t, pool, "SELECT ratelimit.release('projects', 'acme', 'p2')"); got != want {
 			t.Errorf("released: %t, want %t", got, want)
 		}
 	}
 	h.has(team, 1)
 	h.release("p1", team)
 	h.has(team, 2)
-	if got := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides WHERE effect = 'release'"); got != 0 {
+	if got := scan[int](t, pool, "SELECT count(*) FROM ratelimit.overrides WHERE effect = 'release'"); got != 0 {
 		t.Errorf("%d releases were written down, and nobody said who", got)
 	}
 }
@@ -176,79 +176,79 @@ func TestHoldByHandOfTokens(t *testing.T) {
 	for _, limit := range []ratelimit.Limit{budgetByHand, wideByHand} {
 		var token string
 		var remaining float64
-		if err := pool.QueryRow(t.Context(), "SELECT token, remaining FROM ratelimit_hold($1, 'acme', 'job', 20, ttl => '1 hour')", limit.Name()).Scan(&token, &remaining); err != nil || remaining < 19.9 {
+		if err := pool.QueryRow(t.Context(), "SELECT token, remaining FROM ratelimit.hold($1, 'acme', 'job', 20, ttl => '1 hour')", limit.Name()).Scan(&token, &remaining); err != nil || remaining < 19.9 {
 			t.Fatalf("%v: %v remain, %v", limit, remaining, err)
 		}
 		if got := readBalance(t, h.limits, pool, limit.Key("acme")); got < 80 || got > 80.1 {
 			t.Errorf("%v has %v", limit, got)
 		}
 		message := "rate limit exceeded: " + limit.Name()
-		if d := denies(t, pool, message, "SELECT token FROM ratelimit_hold('"+limit.Name()+"', 'acme', 'other', 81, ttl => '1 hour')"); d.RetryAt == nil || *d.RetryAfter < 3000000 || *d.Remaining < 80 {
+		if d := denies(t, pool, message, "SELECT token FROM ratelimit.hold('"+limit.Name()+"', 'acme', 'other', 81, ttl => '1 hour')"); d.RetryAt == nil || *d.RetryAfter < 3000000 || *d.Remaining < 80 {
 			t.Errorf("%+v", d)
 		}
 		// Under a block, and by an operator who says so, it is released by its id.
-		mustExec(t, pool, "SELECT ratelimit_block('"+limit.Name()+"', 'acme', until => now() + interval '1 hour')")
-		if d := denies(t, pool, message, "SELECT token FROM ratelimit_hold('"+limit.Name()+"', 'acme', 'other', ttl => '1 hour')"); *d.RetryAfter > 3600 || *d.RetryAfter < 3500 || *d.Remaining != 0 {
+		mustExec(t, pool, "SELECT ratelimit.block('"+limit.Name()+"', 'acme', until => now() + interval '1 hour')")
+		if d := denies(t, pool, message, "SELECT token FROM ratelimit.hold('"+limit.Name()+"', 'acme', 'other', ttl => '1 hour')"); *d.RetryAfter > 3600 || *d.RetryAfter < 3500 || *d.Remaining != 0 {
 			t.Errorf("%+v", d)
 		}
-		if !scan[bool](t, pool, "SELECT ratelimit_release($1, 'acme', $2)", limit.Name(), token) {
+		if !scan[bool](t, pool, "SELECT ratelimit.release($1, 'acme', $2)", limit.Name(), token) {
 			t.Error("nothing was released")
 		}
-		mustExec(t, pool, "SELECT ratelimit_unblock('"+limit.Name()+"', 'acme')")
+		mustExec(t, pool, "SELECT ratelimit.unblock('"+limit.Name()+"', 'acme')")
 		allBack := func() bool { // once the Limiter has heard what is in force
 			got := readBalance(t, h.limits, pool, limit.Key("acme"))
 			return got >= 99.9 && got <= 100
 		}
 		eventually(t, limit.Name()+" has all after the release", allBack)
 		// While an override lifts the limit, nothing is held; what was held before comes back.
-		token = scan[string](t, pool, "SELECT token FROM ratelimit_hold($1, 'acme', 'lifted', 30, ttl => '1 hour')", limit.Name())
-		mustExec(t, pool, "SELECT ratelimit_unlimited('"+limit.Name()+"', 'acme')")
-		if got := lines(t, pool, "SELECT remaining FROM ratelimit_hold('"+limit.Name()+"', 'acme', 'during', 1000, ttl => '1 hour')"); got != "(Infinity)" {
+		token = scan[string](t, pool, "SELECT token FROM ratelimit.hold($1, 'acme', 'lifted', 30, ttl => '1 hour')", limit.Name())
+		mustExec(t, pool, "SELECT ratelimit.unlimited('"+limit.Name()+"', 'acme')")
+		if got := lines(t, pool, "SELECT remaining FROM ratelimit.hold('"+limit.Name()+"', 'acme', 'during', 1000, ttl => '1 hour')"); got != "(Infinity)" {
 			t.Error(got)
 		}
-		for _, id := range []string{token, scan[string](t, pool, "SELECT ratelimit_release($1, 'acme', 'during', who => 'ann')::text", limit.Name())} {
-			if id != "true" && !scan[bool](t, pool, "SELECT ratelimit_release($1, 'acme', $2)", limit.Name(), id) {
+		for _, id := range []string{token, scan[string](t, pool, "SELECT ratelimit.release($1, 'acme', 'during', who => 'ann')::text", limit.Name())} {
+			if id != "true" && !scan[bool](t, pool, "SELECT ratelimit.release($1, 'acme', $2)", limit.Name(), id) {
 				t.Error("nothing was released")
 			}
 		}
-		mustExec(t, pool, "SELECT ratelimit_restore('"+limit.Name()+"', 'acme')")
+		mustExec(t, pool, "SELECT ratelimit.restore('"+limit.Name()+"', 'acme')")
 		eventually(t, limit.Name()+" has all after the second release", allBack)
 		// A key whose rows were swept is full.
-		mustExec(t, pool, "SELECT ratelimit_hold('"+limit.Name()+"', 'swept', 'job', 5, forever => true)")
-		mustExec(t, pool, "DELETE FROM rate_limits WHERE key = 'swept'")
-		if got := lines(t, pool, "SELECT repeated, remaining FROM ratelimit_hold('"+limit.Name()+"', 'swept', 'job', 5, forever => true)"); got != "(t,)" {
+		mustExec(t, pool, "SELECT ratelimit.hold('"+limit.Name()+"', 'swept', 'job', 5, forever => true)")
+		mustExec(t, pool, "DELETE FROM ratelimit.limits WHERE key = 'swept'")
+		if got := lines(t, pool, "SELECT repeated, remaining FROM ratelimit.hold('"+limit.Name()+"', 'swept', 'job', 5, forever => true)"); got != "(t,)" {
 			t.Error(got)
 		}
-		if !scan[bool](t, pool, "SELECT ratelimit_release($1, 'swept', 'job')", limit.Name()) || scan[int](t, pool, "SELECT count(*) FROM rate_limits WHERE key = 'swept'") != 0 {
+		if !scan[bool](t, pool, "SELECT ratelimit.release($1, 'swept', 'job')", limit.Name()) || scan[int](t, pool, "SELECT count(*) FROM ratelimit.limits WHERE key = 'swept'") != 0 {
 			t.Error("a release of a full key")
 		}
 	}
 	// Limits without rows.
-	if got := lines(t, pool, "SELECT token, remaining FROM ratelimit_hold('free', 'acme', 'a', 1000, forever => true)"); got != "(a,Infinity)" {
+	if got := lines(t, pool, "SELECT token, remaining FROM ratelimit.hold('free', 'acme', 'a', 1000, forever => true)"); got != "(a,Infinity)" {
 		t.Error(got)
 	}
-	if got := lines(t, pool, "SELECT id, count FROM ratelimit_holds('free', 'acme')"); got != "(a,0)" {
+	if got := lines(t, pool, "SELECT id, count FROM ratelimit.holds('free', 'acme')"); got != "(a,0)" {
 		t.Error(got)
 	}
-	if !scan[bool](t, pool, "SELECT ratelimit_release('free', 'acme', 'a')") {
+	if !scan[bool](t, pool, "SELECT ratelimit.release('free', 'acme', 'a')") {
 		t.Error("nothing was released")
 	}
 	for _, name := range []string{"none", "noSlots"} {
-		if d := denies(t, pool, "rate limit exceeded: "+name, "SELECT token FROM ratelimit_hold('"+name+"', 'acme', 'a', ttl => '1 hour')"); d.RetryAt != nil || *d.Remaining != 0 {
+		if d := denies(t, pool, "rate limit exceeded: "+name, "SELECT token FROM ratelimit.hold('"+name+"', 'acme', 'a', ttl => '1 hour')"); d.RetryAt != nil || *d.Remaining != 0 {
 			t.Errorf("%+v", d)
 		}
 	}
 	// More than the numbers grant now, but not for good.
-	mustExec(t, pool, "SELECT ratelimit_override('budget', 'small', capacity => 10, until => now() + interval '1 hour')")
-	if d := denies(t, pool, "rate limit exceeded: budget", "SELECT token FROM ratelimit_hold('budget', 'small', 'a', 50, forever => true)"); d.RetryAt == nil {
+	mustExec(t, pool, "SELECT ratelimit.override('budget', 'small', capacity => 10, until => now() + interval '1 hour')")
+	if d := denies(t, pool, "rate limit exceeded: budget", "SELECT token FROM ratelimit.hold('budget', 'small', 'a', 50, forever => true)"); d.RetryAt == nil {
 		t.Errorf("%+v", d)
 	}
 	// Limits without keys.
-	token := scan[string](t, pool, "SELECT token FROM ratelimit_hold('budget', id => 'job', count => 60, ttl => '1 hour', global => true)")
-	if got := lines(t, pool, "SELECT id, count FROM ratelimit_holds('budget', global => true)"); got != "(job,60)" {
+	token := scan[string](t, pool, "SELECT token FROM ratelimit.hold('budget', id => 'job', count => 60, ttl => '1 hour', global => true)")
+	if got := lines(t, pool, "SELECT id, count FROM ratelimit.holds('budget', global => true)"); got != "(job,60)" {
 		t.Error(got)
 	}
-	if !scan[bool](t, pool, "SELECT ratelimit_release('budget', id => $1, global => true)", token) {
+	if !scan[bool](t, pool, "SELECT ratelimit.release('budget', id => $1, global => true)", token) {
 		t.Error("nothing was released")
 	}
 	if got := readBalance(t, h.limits, pool, budgetByHand.Global()); got < 99.9 {
@@ -262,26 +262,26 @@ func TestAnOperatorReleasesAHold(t *testing.T) {
 	pool, h := holdingByHand(t)
 	acme := rendersByHand.Key("acme")
 	held := h.holds("job 1", time.Hour, acme)
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_release('renders', 'acme', 'job 1')"); sqlState(err) != "22023" || !strings.Contains(err.Error(), "this hold has an end: pass its token instead of its id") {
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.release('renders', 'acme', 'job 1')"); sqlState(err) != "22023" || !strings.Contains(err.Error(), "this hold has an end: pass its token instead of its id") {
 		t.Error(err)
 	}
 	h.has(acme, 1)
 	for _, want := range []bool{true, false} {
-		if got := scan[bool](t, pool, "SELECT ratelimit_release('renders', 'acme', 'job 1', reason => 'its worker hangs', who => 'ann')"); got != want {
+		if got := scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', 'job 1', reason => 'its worker hangs', who => 'ann')"); got != want {
 			t.Errorf("released: %t, want %t", got, want)
 		}
 	}
 	h.has(acme, 2)
 	h.lost(held.Token, acme)
 	h.holds("job 2", -1, acme)
-	if !scan[bool](t, pool, "SELECT ratelimit_release('renders', 'acme', 'job 2', who => 'bob')") {
+	if !scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', 'job 2', who => 'bob')") {
 		t.Error("nothing was released")
 	}
-	if got := lines(t, pool, "SELECT name, key, effect, reason, made_by, made_as = session_user, until FROM rate_limit_overrides ORDER BY id"); got != "(renders,acme,release,\"job 1: its worker hangs\",ann,t,-infinity)\n(renders,acme,release,\"job 2\",bob,t,-infinity)" {
+	if got := lines(t, pool, "SELECT name, key, effect, reason, made_by, made_as = session_user, until FROM ratelimit.overrides ORDER BY id"); got != "(renders,acme,release,\"job 1: its worker hangs\",ann,t,-infinity)\n(renders,acme,release,\"job 2\",bob,t,-infinity)" {
 		t.Error(got)
 	}
 	// It is no override: nothing is in force, and programs do not see it.
-	if got := scan[int](t, pool, "SELECT count(*) FROM _ratelimit_in_force('renders', '{acme}', now())"); got != 0 {
+	if got := scan[int](t, pool, "SELECT count(*) FROM ratelimit._in_force('renders', '{acme}', now())"); got != 0 {
 		t.Errorf("%d are in force", got)
 	}
 	h.holds("job 3", time.Hour, acme)
@@ -291,7 +291,7 @@ func TestAnOperatorReleasesAHold(t *testing.T) {
 
 	// One whom nobody has told the token, and one who would say a wrong one.
 	for _, id := range []string{"never", "~0123456789abcdef0123456789abcdef5:job 3", "~0123456789abcdef0123456789abcdef5:job 3[[\"renders\",\"acme\",1]]"} {
-		if scan[bool](t, pool, "SELECT ratelimit_release('renders', 'acme', $1, who => 'ann')", id) {
+		if scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', $1, who => 'ann')", id) {
 			t.Errorf("%s was released", id)
 		}
 	}
@@ -302,39 +302,39 @@ func TestHoldByHandRefuses(t *testing.T) {
 	pool, _ := holdingByHand(t)
 	const published = "no program has published it"
 	for sql, want := range map[string]string{
-		"ratelimit_hold('renders', 'acme', ttl => '1 hour')":                                                   "id must have 1 to 255 bytes, not NULL",
-		"ratelimit_hold('renders', 'acme', '', ttl => '1 hour')":                                               "id must have 1 to 255 bytes, not 0",
-		"ratelimit_hold('renders', 'acme', repeat('x', 256), ttl => '1 hour')":                                 "id must have 1 to 255 bytes, not 256",
-		"ratelimit_hold('renders', 'acme', '~x', ttl => '1 hour')":                                             "id must not begin with ~",
-		"ratelimit_hold('renders', 'acme', E'a\\nb', ttl => '1 hour')":                                         "must have no control characters",
-		"ratelimit_hold('renders', 'acme', E'a\\u0085b', ttl => '1 hour')":                                     "must have no control characters",
-		"ratelimit_hold('renders', 'acme', 'a')":                                                               "ttl must be between 100 milliseconds and 366 days, not NULL; forever => true",
-		"ratelimit_hold('renders', 'acme', 'a', ttl => '99 milliseconds')":                                     "not 00:00:00.099",
-		"ratelimit_hold('renders', 'acme', 'a', ttl => '367 days')":                                            "not 367 days",
-		"ratelimit_hold('renders', 'acme', 'a', ttl => '-1 second')":                                           "not -00:00:01",
-		"ratelimit_hold('renders', 'acme', 'a', ttl => '1 hour', forever => true)":                             "ttl must be NULL with forever => true, not 01:00:00",
-		"ratelimit_hold('renders', 'acme', 'a', forever => NULL)":                                              "forever must be true or false, not NULL",
-		"ratelimit_hold('renders', NULL, 'a', forever => true)":                                                "key must have 1 to 1024 bytes, not NULL",
-		"ratelimit_hold('renders', 'acme', 'a', forever => true, global => true)":                              "key must be NULL with global => true",
-		"ratelimit_hold('renders', 'acme', 'a', 1.5, forever => true)":                                         "count of slots must be a whole number between 1 and 1e9, not 1.5",
-		"ratelimit_hold('renders', 'acme', 'a', 0, forever => true)":                                           "count of slots must be a whole number between 1 and 1e9, not 0",
-		"ratelimit_hold('renders', 'acme', 'a', 3, forever => true)":                                           "count must be at most 2, not 3: more can never be granted",
-		"ratelimit_hold('budget', 'acme', 'a', -1, forever => true)":                                           "count must be 0 or between 1e-15 and 1e15, not -1",
-		"ratelimit_hold('budget', 'acme', 'a', 101, forever => true)":                                          "count must be at most 100, not 101: more can never be granted",
-		"ratelimit_hold('rendrs', 'acme', 'a', forever => true)":                                               published,
-		"ratelimit_hold(NULL, 'acme', 'a', forever => true)":                                                   published,
-		"ratelimit_hold('projects', 'acme', 'a', forever => true)":                                             "the numbers of this key are the program's",
-		"ratelimit_release(NULL, 'acme', 'a')":                                                                 "name must have 1 to 255 bytes, not NULL",
-		"ratelimit_release('renders', NULL, 'a')":                                                              "key must have 1 to 1024 bytes, not NULL",
-		"ratelimit_release('renders', 'acme')":                                                                 "id must have 1 to 255 bytes, not NULL",
-		"ratelimit_release('renders', 'acme', '~x')":                                                           "the token cannot be read: it was altered",
-		"ratelimit_release('renders', 'acme', '~0123456789abcdef0123456789abcdef9:short')":                     "the token cannot be read: it was altered",
-		"ratelimit_release('renders', 'acme', '~0123456789abcdef0123456789abcdef1:ö')":                         "the token cannot be read: it was altered",
-		"ratelimit_release('renders', 'acme', '~0123456789abcdef0123456789abcdef1:x' || repeat(' ', 1048576))": "the token cannot be read: it was altered",
-		"ratelimit_release('renders', 'acme', 'a', reason => repeat('x', 3801))":                               "the reason is longer than 3800 bytes",
-		"ratelimit_release('renders', 'acme', 'a', who => repeat('x', 256))":                                   "who is longer than 255 bytes",
-		"ratelimit_holds(NULL, 'acme')":                                                                        "name must have 1 to 255 bytes, not NULL",
-		"ratelimit_holds('renders')":                                                                           "key must have 1 to 1024 bytes, not NULL",
+		"ratelimit.hold('renders', 'acme', ttl => '1 hour')":                                                   "id must have 1 to 255 bytes, not NULL",
+		"ratelimit.hold('renders', 'acme', '', ttl => '1 hour')":                                               "id must have 1 to 255 bytes, not 0",
+		"ratelimit.hold('renders', 'acme', repeat('x', 256), ttl => '1 hour')":                                 "id must have 1 to 255 bytes, not 256",
+		"ratelimit.hold('renders', 'acme', '~x', ttl => '1 hour')":                                             "id must not begin with ~",
+		"ratelimit.hold('renders', 'acme', E'a\\nb', ttl => '1 hour')":                                         "must have no control characters",
+		"ratelimit.hold('renders', 'acme', E'a\\u0085b', ttl => '1 hour')":                                     "must have no control characters",
+		"ratelimit.hold('renders', 'acme', 'a')":                                                               "ttl must be between 100 milliseconds and 366 days, not NULL; forever => true",
+		"ratelimit.hold('renders', 'acme', 'a', ttl => '99 milliseconds')":                                     "not 00:00:00.099",
+		"ratelimit.hold('renders', 'acme', 'a', ttl => '367 days')":                                            "not 367 days",
+		"ratelimit.hold('renders', 'acme', 'a', ttl => '-1 second')":                                           "not -00:00:01",
+		"ratelimit.hold('renders', 'acme', 'a', ttl => '1 hour', forever => true)":                             "ttl must be NULL with forever => true, not 01:00:00",
+		"ratelimit.hold('renders', 'acme', 'a', forever => NULL)":                                              "forever must be true or false, not NULL",
+		"ratelimit.hold('renders', NULL, 'a', forever => true)":                                                "key must have 1 to 1024 bytes, not NULL",
+		"ratelimit.hold('renders', 'acme', 'a', forever => true, global => true)":                              "key must be NULL with global => true",
+		"ratelimit.hold('renders', 'acme', 'a', 1.5, forever => true)":                                         "count of slots must be a whole number between 1 and 1e9, not 1.5",
+		"ratelimit.hold('renders', 'acme', 'a', 0, forever => true)":                                           "count of slots must be a whole number between 1 and 1e9, not 0",
+		"ratelimit.hold('renders', 'acme', 'a', 3, forever => true)":                                           "count must be at most 2, not 3: more can never be granted",
+		"ratelimit.hold('budget', 'acme', 'a', -1, forever => true)":                                           "count must be 0 or between 1e-15 and 1e15, not -1",
+		"ratelimit.hold('budget', 'acme', 'a', 101, forever => true)":                                          "count must be at most 100, not 101: more can never be granted",
+		"ratelimit.hold('rendrs', 'acme', 'a', forever => true)":                                               published,
+		"ratelimit.hold(NULL, 'acme', 'a', forever => true)":                                                   published,
+		"ratelimit.hold('projects', 'acme', 'a', forever => true)":                                             "the numbers of this key are the program's",
+		"ratelimit.release(NULL, 'acme', 'a')":                                                                 "name must have 1 to 255 bytes, not NULL",
+		"ratelimit.release('renders', NULL, 'a')":                                                              "key must have 1 to 1024 bytes, not NULL",
+		"ratelimit.release('renders', 'acme')":                                                                 "id must have 1 to 255 bytes, not NULL",
+		"ratelimit.release('renders', 'acme', '~x')":                                                           "the token cannot be read: it was altered",
+		"ratelimit.release('renders', 'acme', '~0123456789abcdef0123456789abcdef9:short')":                     "the token cannot be read: it was altered",
+		"ratelimit.release('renders', 'acme', '~0123456789abcdef0123456789abcdef1:ö')":                         "the token cannot be read: it was altered",
+		"ratelimit.release('renders', 'acme', '~0123456789abcdef0123456789abcdef1:x' || repeat(' ', 1048576))": "the token cannot be read: it was altered",
+		"ratelimit.release('renders', 'acme', 'a', reason => repeat('x', 3801))":                               "the reason is longer than 3800 bytes",
+		"ratelimit.release('renders', 'acme', 'a', who => repeat('x', 256))":                                   "who is longer than 255 bytes",
+		"ratelimit.holds(NULL, 'acme')":                                                                        "name must have 1 to 255 bytes, not NULL",
+		"ratelimit.holds('renders')":                                                                           "key must have 1 to 1024 bytes, not NULL",
 	} {
 		_, err := pool.Exec(t.Context(), "SELECT * FROM "+sql)
 		if sqlState(err) != "22023" || !strings.Contains(err.Error(), want) {
@@ -344,15 +344,15 @@ func TestHoldByHandRefuses(t *testing.T) {
 			t.Errorf("%s: the hint names arguments that there are not: %s", sql, e.Hint)
 		}
 	}
-	if n := scan[int](t, pool, "SELECT (SELECT count(*) FROM rate_limits) + (SELECT count(*) FROM rate_limit_holds)"); n != 0 {
+	if n := scan[int](t, pool, "SELECT (SELECT count(*) FROM ratelimit.limits) + (SELECT count(*) FROM ratelimit.holds)"); n != 0 {
 		t.Errorf("%d rows were written", n)
 	}
 	// Of tokens, the numbers must be known to give them back.
-	mustExec(t, pool, "SELECT ratelimit_hold('budget', 'acme', 'a', 5, forever => true), ratelimit_hold('renders', 'acme', 'a', forever => true), ratelimit_publish('api', '[]')")
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_release('budget', 'acme', 'a')"); sqlState(err) != "22023" || !strings.Contains(err.Error(), published) {
+	mustExec(t, pool, "SELECT ratelimit.hold('budget', 'acme', 'a', 5, forever => true), ratelimit.hold('renders', 'acme', 'a', forever => true), ratelimit.publish('api', '[]')")
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.release('budget', 'acme', 'a')"); sqlState(err) != "22023" || !strings.Contains(err.Error(), published) {
 		t.Error(err)
 	}
-	if !scan[bool](t, pool, "SELECT ratelimit_release('renders', 'acme', 'a')") {
+	if !scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', 'a')") {
 		t.Error("slots are given back whatever their number")
 	}
 }
@@ -367,21 +367,21 @@ func TestHoldByHandAboveReadCommitted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		mustExecIn(t, tx, "SELECT count(*) FROM rate_limits")
+		mustExecIn(t, tx, "SELECT count(*) FROM ratelimit.limits")
 		h.holds(id, -1, rendersByHand.Key("acme"))
-		if _, err := tx.Exec(t.Context(), "SELECT ratelimit_release('renders', 'acme', $1)", id); sqlState(err) != "40001" {
+		if _, err := tx.Exec(t.Context(), "SELECT ratelimit.release('renders', 'acme', $1)", id); sqlState(err) != "40001" {
 			t.Errorf("%s: %v, want 40001", level, err)
 		}
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		err = pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-			if !scan[bool](t, tx, "SELECT ratelimit_release('renders', 'acme', $1)", id) || scan[bool](t, tx, "SELECT ratelimit_release('renders', 'acme', $1)", id) {
+			if !scan[bool](t, tx, "SELECT ratelimit.release('renders', 'acme', $1)", id) || scan[bool](t, tx, "SELECT ratelimit.release('renders', 'acme', $1)", id) {
 				t.Error("it is released once")
 			}
-			mustExecIn(t, tx, "SELECT ratelimit_hold('renders', 'acme', 'next', forever => true), ratelimit_release('renders', 'acme', 'next')")
-			mustExecIn(t, tx, "SELECT ratelimit_hold('renders', 'acme', 'mine', ttl => '1 hour')")
-			if scan[bool](t, tx, "SELECT ratelimit_release('renders', 'acme', '~0123456789abcdef0123456789abcdef4:mine')") || !scan[bool](t, tx, "SELECT ratelimit_release('renders', 'acme', 'mine', who => 'ann')") {
+			mustExecIn(t, tx, "SELECT ratelimit.hold('renders', 'acme', 'next', forever => true), ratelimit.release('renders', 'acme', 'next')")
+			mustExecIn(t, tx, "SELECT ratelimit.hold('renders', 'acme', 'mine', ttl => '1 hour')")
+			if scan[bool](t, tx, "SELECT ratelimit.release('renders', 'acme', '~0123456789abcdef0123456789abcdef4:mine')") || !scan[bool](t, tx, "SELECT ratelimit.release('renders', 'acme', 'mine', who => 'ann')") {
 				t.Error("another token ends a hold")
 			}
 			return nil
@@ -403,24 +403,24 @@ func TestHoldByHandThatHasEnded(t *testing.T) {
 	expired := h.holds("expired", time.Hour, acme.Count(40))
 	settled := h.holds("settled", time.Hour, rendersByHand.Key("acme"), acme.Count(10))
 	h.settle(settled.Token, []float64{1, 0}, rendersByHand.Key("acme"), acme.Count(10))
-	mustExec(t, pool, "UPDATE rate_limit_holds SET until = now() - interval '1 second' WHERE id = 'expired'")
-	mustExec(t, pool, "SELECT _ratelimit_sweep_holds('', '', '', NULL)")
-	before := lines(t, pool, "SELECT name, id, state, count FROM rate_limit_holds ORDER BY id, name")
+	mustExec(t, pool, "UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'expired'")
+	mustExec(t, pool, "SELECT ratelimit._sweep_holds('', '', '', NULL)")
+	before := lines(t, pool, "SELECT name, id, state, count FROM ratelimit.holds ORDER BY id, name")
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		tx := beginAt(t, pool, level)
 		for _, name := range []string{"renders", "budget"} {
 			for _, id := range []string{"expired", "settled", "never"} {
-				if scan[bool](t, tx, "SELECT ratelimit_release($1, 'acme', $2)", name, id) || scan[bool](t, tx, "SELECT ratelimit_release($1, 'acme', $2, reason => 'late')", name, id) {
+				if scan[bool](t, tx, "SELECT ratelimit.release($1, 'acme', $2)", name, id) || scan[bool](t, tx, "SELECT ratelimit.release($1, 'acme', $2, reason => 'late')", name, id) {
 					t.Errorf("%s: %s of %s was released", level, id, name)
 				}
 			}
 		}
 		succeeds(t, tx.Commit(t.Context()))
 	}
-	if after := lines(t, pool, "SELECT name, id, state, count FROM rate_limit_holds ORDER BY id, name"); after != before || strings.Count(after, "lapsed") != 2 {
+	if after := lines(t, pool, "SELECT name, id, state, count FROM ratelimit.holds ORDER BY id, name"); after != before || strings.Count(after, "lapsed") != 2 {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
-	if scan[bool](t, pool, "SELECT ratelimit_release('renders', 'acme', $1)", lapsed.Token) {
+	if scan[bool](t, pool, "SELECT ratelimit.release('renders', 'acme', $1)", lapsed.Token) {
 		t.Error("a lapsed hold was released by its token")
 	}
 	succeeds(t, second(h.limits.Settle(t.Context(), pool, expired.Token, acme.Count(30))))
@@ -441,7 +441,7 @@ func TestHoldsByHandRace(t *testing.T) {
 			for i := range 60 {
 				id := fmt.Sprint("id ", (worker+i)%3)
 				var repeated bool
-				err := pool.QueryRow(t.Context(), "SELECT repeated FROM ratelimit_hold('renders', 'acme', $1, forever => true)", id).Scan(&repeated)
+				err := pool.QueryRow(t.Context(), "SELECT repeated FROM ratelimit.hold('renders', 'acme', $1, forever => true)", id).Scan(&repeated)
 				mu.Lock()
 				if err == nil && !repeated {
 					held++
@@ -451,8 +451,8 @@ func TestHoldsByHandRace(t *testing.T) {
 				mu.Unlock()
 				var was bool
 				var n int
-				err = errors.Join(pool.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit_holds('renders', 'acme')").Scan(&n),
-					pool.QueryRow(t.Context(), "SELECT ratelimit_release('renders', 'acme', $1, who => 'ann')", id).Scan(&was))
+				err = errors.Join(pool.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.holds('renders', 'acme')").Scan(&n),
+					pool.QueryRow(t.Context(), "SELECT ratelimit.release('renders', 'acme', $1, who => 'ann')", id).Scan(&was))
 				mu.Lock()
 				if most = max(most, n); err != nil {
 					t.Error(err)
@@ -464,8 +464,8 @@ func TestHoldsByHandRace(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	left := scan[int](t, pool, "SELECT count(*) FROM ratelimit_holds('renders', 'acme')")
-	if trace := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides WHERE effect = 'release'"); held != released+left || trace != released || most > 2 || held == 0 {
+	left := scan[int](t, pool, "SELECT count(*) FROM ratelimit.holds('renders', 'acme')")
+	if trace := scan[int](t, pool, "SELECT count(*) FROM ratelimit.overrides WHERE effect = 'release'"); held != released+left || trace != released || most > 2 || held == 0 {
 		t.Errorf("%d held, %d released, %d written down, %d left, at most %d at once", held, released, trace, left, most)
 	}
 	h.has(rendersByHand.Key("acme"), float64(2-left))
@@ -476,7 +476,7 @@ func TestDocsHoldBySQL(t *testing.T) {
 	t.Parallel()
 	needsSession(t, "since it sets the role of its sessions")
 	owner, h := holdingByHand(t)
-	mustExec(t, owner, "SELECT ratelimit_override('projects', 'team 7', capacity => 2), ratelimit_override('projects', 'team 8', capacity => 3)")
+	mustExec(t, owner, "SELECT ratelimit.override('projects', 'team 7', capacity => 2), ratelimit.override('projects', 'team 8', capacity => 3)")
 	as := func(page, words, placeholder string) *pgxpool.Pool {
 		role := createRole(t, owner)
 		mustExec(t, owner, named(strings.ReplaceAll(docSQL(t, page, words), placeholder, "app_user"), schemaOf(t, owner), role))
@@ -484,22 +484,22 @@ func TestDocsHoldBySQL(t *testing.T) {
 	}
 	app := as("docs/security.md", "GRANT SELECT, INSERT", "app_user")
 	operator := as("docs/overrides.md", "GRANT USAGE ON SCHEMA app TO operator", "operator")
-	looker := as("docs/security.md", "GRANT SELECT ON app.rate_limits, app.rate_limit_holds", "app_user")
+	looker := as("docs/security.md", "GRANT SELECT ON ratelimit.limits, ratelimit.holds", "app_user")
 
-	mustExec(t, app, docSQL(t, "docs/holds.md", "SELECT token, expires FROM ratelimit_hold"))
-	listing := docSQL(t, "docs/holds.md", "SELECT * FROM ratelimit_holds")
+	mustExec(t, app, docSQL(t, "docs/holds.md", "SELECT token, expires FROM ratelimit.hold"))
+	listing := docSQL(t, "docs/holds.md", "SELECT * FROM ratelimit.holds")
 	for _, pool := range []*pgxpool.Pool{app, operator, looker} {
 		if got := lines(t, pool, "SELECT id, count, expired FROM ("+strings.TrimSuffix(listing, ";")+") AS w"); got != "(\"job 17\",1,f)" {
 			t.Error(got)
 		}
 	}
-	mustExec(t, app, docSQL(t, "docs/holds.md", "ratelimit_release('projects', 'team 7', 'project 17')"))
-	wantRefused(t, looker, docSQL(t, "docs/holds.md", "its worker hangs"), "SELECT ratelimit_hold('renders', 'acme', 'x', forever => true)")
+	mustExec(t, app, docSQL(t, "docs/holds.md", "ratelimit.release('projects', 'team 7', 'project 17')"))
+	wantRefused(t, looker, docSQL(t, "docs/holds.md", "its worker hangs"), "SELECT ratelimit.hold('renders', 'acme', 'x', forever => true)")
 	wantRefused(t, app, docSQL(t, "docs/holds.md", "its worker hangs")) // it may not write the history
-	mustExec(t, operator, "SELECT ratelimit_block('budget', 'acme')")
+	mustExec(t, operator, "SELECT ratelimit.block('budget', 'acme')")
 	mustExec(t, operator, docSQL(t, "docs/holds.md", "its worker hangs"))
 	h.has(rendersByHand.Key("acme"), 2)
-	if got := lines(t, owner, "SELECT key, reason, made_by FROM rate_limit_overrides WHERE effect = 'release'"); got != "(acme,\"job 17: its worker hangs\",ann)" {
+	if got := lines(t, owner, "SELECT key, reason, made_by FROM ratelimit.overrides WHERE effect = 'release'"); got != "(acme,\"job 17: its worker hangs\",ann)" {
 		t.Error(got)
 	}
 
@@ -515,7 +515,7 @@ func TestDocsHoldBySQL(t *testing.T) {
 		{"DELETE FROM teams WHERE id = 'team 7'", "", "[c]"},
 	} {
 		_, err := conn.PgConn().Exec(t.Context(), step.sql).ReadAll()
-		if got := fmt.Sprint(scan[[]string](t, owner, "SELECT array(SELECT id FROM ratelimit_holds('projects', 'team 8') UNION ALL SELECT id FROM ratelimit_holds('projects', 'team 7'))")); sqlState(err) != step.state || got != step.want {
+		if got := fmt.Sprint(scan[[]string](t, owner, "SELECT array(SELECT id FROM ratelimit.holds('projects', 'team 8') UNION ALL SELECT id FROM ratelimit.holds('projects', 'team 7'))")); sqlState(err) != step.state || got != step.want {
 			t.Errorf("%s: %v, and %s are held, want %s", step.sql, err, got, step.want)
 		}
 	}

@@ -30,7 +30,7 @@ var published = []ratelimit.Limit{
 func publishedPool(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := newPool(t, 4)
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", published...))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", published...))
 	return pool
 }
 
@@ -61,8 +61,8 @@ func TestByHandWithoutNumbers(t *testing.T) {
 			if name != "none" && i%3 == 0 {
 				function, numbers = "reserve", all
 			}
-			with := lines(t, pool, fmt.Sprintf("SELECT * FROM _ratelimit_by_hand('%s', '%s', 'with', %s, %s)", function, name, numbers, more))
-			without := lines(t, pool, fmt.Sprintf("SELECT * FROM _ratelimit_by_hand('%s', '%s', 'without', %s)", function, name, more))
+			with := lines(t, pool, fmt.Sprintf("SELECT * FROM ratelimit._by_hand('%s', '%s', 'with', %s, %s)", function, name, numbers, more))
+			without := lines(t, pool, fmt.Sprintf("SELECT * FROM ratelimit._by_hand('%s', '%s', 'without', %s)", function, name, more))
 			if with != without || with == "" {
 				t.Errorf("%s at %s: with numbers\n%s\nwithout\n%s", name, at, with, without)
 			}
@@ -70,25 +70,25 @@ func TestByHandWithoutNumbers(t *testing.T) {
 	}
 	// What may be owed is for reservations alone.
 	for i, want := range []bool{true, false} {
-		if granted := scan[bool](t, pool, "SELECT granted FROM _ratelimit_by_hand('try', 'bucket', 'owes', count => $1, now => $2)", 20-18*i, noon); granted != want {
+		if granted := scan[bool](t, pool, "SELECT granted FROM ratelimit._by_hand('try', 'bucket', 'owes', count => $1, now => $2)", 20-18*i, noon); granted != want {
 			t.Errorf("call %d of a bucket that may owe 5 to reservations: granted %v, want %v", i+1, granted, want)
 		}
 	}
 	// The keys have the windows of the anchor, too.
 	at := noon.Format(time.RFC3339)
-	mustExec(t, pool, "SELECT _ratelimit_by_hand('consume', 'calendar', 'used up', count => 5, now => '"+at+"')")
-	with := lines(t, pool, "SELECT * FROM _ratelimit_keys('calendar', 5, '1 month', 'calendar window', NULL, NULL, 'Europe/Berlin', '2026-01-31 15:00:05', '{used up}', '"+at+"')")
-	without := lines(t, pool, "SELECT * FROM _ratelimit_keys('calendar', NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, '{used up}', '"+at+"')")
+	mustExec(t, pool, "SELECT ratelimit._by_hand('consume', 'calendar', 'used up', count => 5, now => '"+at+"')")
+	with := lines(t, pool, "SELECT * FROM ratelimit._keys('calendar', 5, '1 month', 'calendar window', NULL, NULL, 'Europe/Berlin', '2026-01-31 15:00:05', '{used up}', '"+at+"')")
+	without := lines(t, pool, "SELECT * FROM ratelimit._keys('calendar', NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, '{used up}', '"+at+"')")
 	if with != without || !strings.Contains(with, ":00:05") {
 		t.Errorf("the keys of a calendar: with numbers\n%s\nwithout\n%s", with, without)
 	}
-	if got := scan[float64](t, pool, "SELECT remaining FROM ratelimit('sharded', 'ann', count => 4)"); !near(got, 8) {
+	if got := scan[float64](t, pool, "SELECT remaining FROM ratelimit.consume('sharded', 'ann', count => 4)"); !near(got, 8) {
 		t.Errorf("sharded: %v remain, want 8", got)
 	}
-	if got := scan[string](t, pool, "SELECT remaining::text || ' ' || taken FROM ratelimit_take('open', 'ann', most => 1000000000)"); got != "Infinity 1000000000" {
+	if got := scan[string](t, pool, "SELECT remaining::text || ' ' || taken FROM ratelimit.take('open', 'ann', most => 1000000000)"); got != "Infinity 1000000000" {
 		t.Errorf("unlimited: %s", got)
 	}
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit('none', 'ann')"); sqlState(err) != "PT429" {
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.consume('none', 'ann')"); sqlState(err) != "PT429" {
 		t.Errorf("a rate of 0: %v", err)
 	}
 }
@@ -98,11 +98,11 @@ func TestByHandUnderOverrides(t *testing.T) {
 	t.Parallel()
 	pool := publishedPool(t)
 	mustExec(t, pool, `
-		SELECT ratelimit_override('bucket', 'raised', rate => 100), ratelimit_override('bucket', 'both', rate => 100, capacity => 100),
-		       ratelimit_block('bucket', 'blocked', until => '9000-01-01 00:00+00'), ratelimit_block('bucket', 'for good'),
-		       ratelimit_unlimited('bucket', 'free'), ratelimit_override('calendar', NULL, rate => 2);
-		SELECT ratelimit_override('varying', 'ann', rate => 5, capacity => 5), ratelimit_block('varying', 'eve'), ratelimit_unlimited('varying month', 'ann'),
-		       ratelimit_override('varying', 'half', rate => 5)`)
+		SELECT ratelimit.override('bucket', 'raised', rate => 100), ratelimit.override('bucket', 'both', rate => 100, capacity => 100),
+		       ratelimit.block('bucket', 'blocked', until => '9000-01-01 00:00+00'), ratelimit.block('bucket', 'for good'),
+		       ratelimit.unlimited('bucket', 'free'), ratelimit.override('calendar', NULL, rate => 2);
+		SELECT ratelimit.override('varying', 'ann', rate => 5, capacity => 5), ratelimit.block('varying', 'eve'), ratelimit.unlimited('varying month', 'ann'),
+		       ratelimit.override('varying', 'half', rate => 5)`)
 	for call, want := range map[string]string{
 		"'bucket', 'raised', count => 20":   "t 0",
 		"'bucket', 'both', count => 60":     "t 40",
@@ -119,42 +119,42 @@ func TestByHandUnderOverrides(t *testing.T) {
 		"'varying month', 'ann'":            "t Infinity",
 		"'bucket', 'blocked', 10, '1 hour'": "t 9",
 	} {
-		got := scan[string](t, pool, `SELECT concat_ws(' ', granted, floor(remaining), CASE WHEN NOT granted THEN to_char(retry_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') END) FROM ratelimit_try(`+call+`)`)
+		got := scan[string](t, pool, `SELECT concat_ws(' ', granted, floor(remaining), CASE WHEN NOT granted THEN to_char(retry_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') END) FROM ratelimit.try(`+call+`)`)
 		if got != want {
-			t.Errorf("ratelimit_try(%s): %s, want %s", call, got, want)
+			t.Errorf("ratelimit.try(%s): %s, want %s", call, got, want)
 		}
 	}
-	mustExec(t, pool, "UPDATE rate_limits SET ts = ts + interval '1 hour'") // nothing is refilled meanwhile
-	keys := lines(t, pool, `SELECT key, floor(remaining) AS left, retry_at = 'infinity' OR retry_at > '8000-01-01' AS blocked FROM ratelimit_keys('bucket') ORDER BY key COLLATE "C"`)
+	mustExec(t, pool, "UPDATE ratelimit.limits SET ts = ts + interval '1 hour'") // nothing is refilled meanwhile
+	keys := lines(t, pool, `SELECT key, floor(remaining) AS left, retry_at = 'infinity' OR retry_at > '8000-01-01' AS blocked FROM ratelimit.keys('bucket') ORDER BY key COLLATE "C"`)
 	const want = "(blocked,0,t)\n(both,40,)\n(\"for good\",0,t)\n(free,Infinity,)\n(other,0,f)\n(raised,0,f)"
 	if keys != want {
-		t.Errorf("ratelimit_keys:\n%s\nwant\n%s", keys, want)
+		t.Errorf("ratelimit.keys:\n%s\nwant\n%s", keys, want)
 	}
-	mustExec(t, pool, "UPDATE rate_limits SET ts = ts - interval '1 hour'")
-	if some := lines(t, pool, "SELECT key FROM ratelimit_keys('bucket', keys => '{both,other,nobody}') ORDER BY key"); some != "(both)\n(other)" {
-		t.Errorf("ratelimit_keys of some: %s", some)
+	mustExec(t, pool, "UPDATE ratelimit.limits SET ts = ts - interval '1 hour'")
+	if some := lines(t, pool, "SELECT key FROM ratelimit.keys('bucket', keys => '{both,other,nobody}') ORDER BY key"); some != "(both)\n(other)" {
+		t.Errorf("ratelimit.keys of some: %s", some)
 	}
-	mustExec(t, pool, "SELECT ratelimit_block('bucket', NULL)")
-	if all := lines(t, pool, "SELECT key FROM ratelimit_keys('bucket') WHERE retry_at = 'infinity' ORDER BY key COLLATE \"C\""); all != "(blocked)\n(\"for good\")\n(other)" { // the block of every key follows
+	mustExec(t, pool, "SELECT ratelimit.block('bucket', NULL)")
+	if all := lines(t, pool, "SELECT key FROM ratelimit.keys('bucket') WHERE retry_at = 'infinity' ORDER BY key COLLATE \"C\""); all != "(blocked)\n(\"for good\")\n(other)" { // the block of every key follows
 		t.Errorf("everybody is blocked but those with overrides of their own: %s", all)
 	}
 	const notKnown = "(ann,0)\n(bob,)\n(eve,0)\n(half,)"
-	if varying := lines(t, pool, "SELECT key, floor(remaining) FROM ratelimit_keys('varying') ORDER BY key"); varying != notKnown {
+	if varying := lines(t, pool, "SELECT key, floor(remaining) FROM ratelimit.keys('varying') ORDER BY key"); varying != notKnown {
 		t.Errorf("of keys with numbers of their own: %s, want %s", varying, notKnown)
 	}
-	if known := lines(t, pool, "SELECT key, floor(remaining) FROM ratelimit_keys('varying', 7, '1 day', keys => '{bob,half}') ORDER BY key"); known != "(bob,6)\n(half,6)" {
+	if known := lines(t, pool, "SELECT key, floor(remaining) FROM ratelimit.keys('varying', 7, '1 day', keys => '{bob,half}') ORDER BY key"); known != "(bob,6)\n(half,6)" {
 		t.Errorf("with numbers: %s", known)
 	}
-	mustExec(t, pool, "SELECT ratelimit_override('varying', NULL, rate => 4, capacity => 4)")
-	if all := lines(t, pool, "SELECT key, floor(remaining) FROM ratelimit_keys('varying') ORDER BY key"); all != "(ann,0)\n(bob,4)\n(eve,0)\n(half,)" {
+	mustExec(t, pool, "SELECT ratelimit.override('varying', NULL, rate => 4, capacity => 4)")
+	if all := lines(t, pool, "SELECT key, floor(remaining) FROM ratelimit.keys('varying') ORDER BY key"); all != "(ann,0)\n(bob,4)\n(eve,0)\n(half,)" {
 		t.Errorf("numbers for all keys: %s", all)
 	}
-	if open := lines(t, pool, "SELECT * FROM ratelimit_keys('open')"); open != "" {
+	if open := lines(t, pool, "SELECT * FROM ratelimit.keys('open')"); open != "" {
 		t.Errorf("the keys of an unlimited limit: %s", open)
 	}
 }
 
-// TestByHandKeysSaysWhatFollowsABlock: ratelimit_keys and ratelimit_try say when a blocked key is granted again, whether it has a row or not.
+// TestByHandKeysSaysWhatFollowsABlock: ratelimit.keys and ratelimit.try say when a blocked key is granted again, whether it has a row or not.
 func TestByHandKeysSaysWhatFollowsABlock(t *testing.T) {
 	t.Parallel()
 	pool := publishedPool(t)
@@ -180,9 +180,9 @@ func TestByHandKeysSaysWhatFollowsABlock(t *testing.T) {
 		{"varying", "", x},
 		{"varying", "block('varying', NULL, until => '" + y + "')", y},
 	} {
-		for _, row := range []string{"", "INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('" + c.name + "', 'ann', 0, 1, 1, now())"} {
+		for _, row := range []string{"", "INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('" + c.name + "', 'ann', 0, 1, 1, now())"} {
 			err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-				sql := row + "; SELECT ratelimit_block('" + c.name + "', 'ann', until => '" + x + "')"
+				sql := row + "; SELECT ratelimit.block('" + c.name + "', 'ann', until => '" + x + "')"
 				if c.all != "" {
 					sql += ", ratelimit_" + c.all
 				}
@@ -190,11 +190,11 @@ func TestByHandKeysSaysWhatFollowsABlock(t *testing.T) {
 					return err
 				}
 				var listed, tried string
-				if err := tx.QueryRow(t.Context(), `SELECT (SELECT retry_at::text FROM ratelimit_keys($1) WHERE key = 'ann'), (SELECT coalesce(retry_at, 'infinity')::text FROM ratelimit_try($1, 'ann'))`, c.name).Scan(&listed, &tried); err != nil {
+				if err := tx.QueryRow(t.Context(), `SELECT (SELECT retry_at::text FROM ratelimit.keys($1) WHERE key = 'ann'), (SELECT coalesce(retry_at, 'infinity')::text FROM ratelimit.try($1, 'ann'))`, c.name).Scan(&listed, &tried); err != nil {
 					return err
 				}
 				if listed != c.want || tried != c.want {
-					t.Errorf("%s, blocked until %s, and then %q, row %t: ratelimit_keys says %s, ratelimit_try %s, want %s", c.name, x, c.all, row != "", listed, tried, c.want)
+					t.Errorf("%s, blocked until %s, and then %q, row %t: ratelimit.keys says %s, ratelimit.try %s, want %s", c.name, x, c.all, row != "", listed, tried, c.want)
 				}
 				return errRollBack
 			})
@@ -213,69 +213,69 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 		"ratelimit('varying', 'ann')":                                              "rate limit 'varying': the numbers of this key are the program's",
 		"ratelimit('varying month', 'ann', count => 0)":                            "rate limit 'varying month': the numbers of this key are the program's",
 		"ratelimit('typo', 'ann')":                                                 "rate limit 'typo': no program has published it",
-		"ratelimit_keys('typo')":                                                   "no program has published it",
-		"ratelimit_sweep('typo')":                                                  "no program has published it",
+		"ratelimit.keys('typo')":                                                   "no program has published it",
+		"ratelimit.sweep('typo')":                                                  "no program has published it",
 		"ratelimit('bucket', '')":                                                  "key must have 1 to 1024 bytes, not",
 		"ratelimit('bucket', 'ann', count => 21)":                                  "count must be at most 20, not 21: more can never be granted",
-		"ratelimit_override('typo', 'ann', rate => 1)":                             "no program has published a limit of this name, but 'none', 'open', 'bucket', 'window', 'sharded', 'varying', 'calendar', 'varying month'",
-		"ratelimit_override('bucket', 'ann')":                                      "rate, capacity or max_reserved must be given, not NULL",
-		"ratelimit_override('bucket', '', rate => 1)":                              "key must have 1 to 1024 bytes, not 0; NULL is for every key",
-		"ratelimit_override('bucket', repeat('k', 1025), rate => 1)":               "key must have 1 to 1024 bytes, not 1025",
-		"ratelimit_override('bucket', 'ann', rate => 0)":                           "rate must be between 1e-15 and 1e15, not 0",
-		"ratelimit_override('bucket', 'ann', rate => 'NaN')":                       "between 1e-15 and 1e15, not NaN",
-		"ratelimit_override('bucket', 'ann', capacity => -1)":                      "capacity must be 0 or between 1e-15 and 1e15, not -1",
-		"ratelimit_override('bucket', 'ann', max_reserved => 'Infinity')":          "max_reserved must be 0 or between 1e-15 and 1e15, not Infinity",
-		"ratelimit_override(NULL, 'ann', rate => 1)":                               "name must have 1 to 255 bytes, not",
-		"ratelimit_block('bucket', 'ann', until => now())":                         "until must be in the future, not 20",
-		"ratelimit_unlimited('bucket', 'ann', until => '2000-01-01 00:00Z')":       "until must be in the future, not 20",
-		"ratelimit_restore('bucket', 'ann', 'nonsense')":                           "effect must be 'numbers', 'block', 'unlimited' or NULL, which is all of them, not 'nonsense'",
-		"ratelimit_block('bucket', 'k', reason => repeat('é', 2048) || 'x')":       "reason is longer than 4096 bytes",
-		"ratelimit_block('bucket', 'k', reason => repeat('x', 100 * 1024 * 1024))": "reason is longer than 4096 bytes",
-		"ratelimit_unlimited('bucket', 'k', who => repeat('é', 128))":              "who is longer than 255 bytes",
-		"ratelimit_restore('bucket', 'k', who => repeat('x', 256))":                "who is longer than 255 bytes",
-		"ratelimit_unblock('bucket', 'k', who => repeat('x', 256))":                "who is longer than 255 bytes",
-		"ratelimit_publish('p', NULL)":                                             "definitions must be a JSON array, not",
-		`ratelimit_publish('p', '{"name": "x"}')`:                                  "definitions must be a JSON array, not",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "maxReserved": 5}]')`: "a definition has no field maxReserved",
-		`ratelimit_publish('p', '[{"name": "x", "rate": 1, "period": "1 hour"}]')`:                                             "rate limit 'x': kind must be 'token bucket', 'fixed window', 'calendar window', 'slots' or 'unlimited', not NULL",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": -1, "period": "1 hour"}]')`:                    "rate must be 0 or between 1e-15 and 1e15, not -1",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "unlimited"}, 7]')`:                                                    "definition 2 must be a JSON object, not number",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "unlimited", "rate": 1}]')`:                                            "an unlimited limit must have no field but name and kind",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 0, "period": "1 minute", "capacity": 3}]')`:    "capacity and max_reserved must be NULL or 0 with a rate of 0, not 3 and NULL",
-		"ratelimit_add(NULL)": "id must be of an override in force that changes numbers, not NULL: there is no override of this id",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00Z"}]')`:              "2026-01-31 15:00, not '2026-01-31 15:00Z'",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31T15:00"}]')`:               "2026-01-31 15:00, not '2026-01-31T15:00'",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00+02"}]')`:            "2026-01-31 15:00, not '2026-01-31 15:00+02'",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00:05.5"}]')`:          "2026-01-31 15:00, not '2026-01-31 15:00:05.5'",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 3 PM"}]')`:                "2026-01-31 15:00, not '2026-01-31 3 PM'",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 24:00"}]')`:               "2026-01-31 15:00, not '2026-01-31 24:00'",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 23:59:60"}]')`:            "2026-01-31 15:00, not '2026-01-31 23:59:60'",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "zone": "CET-1CEST,M3.5.0/2,M10.5.0/3"}]')`:     "zone must be 'UTC' or a name with a slash",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "31.1.2026"}]')`:                      "2026-01-31 15:00, not '31.1.2026'",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "infinity"}]')`:                       "2026-01-31 15:00, not 'infinity'",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "now"}]')`:                            "2026-01-31 15:00, not 'now'",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "10000-01-01"}]')`:                    "2026-01-31 15:00, not '10000-01-01'",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00 Europe/Berlin"}]')`: "2026-01-31 15:00, not '2026-01-31 15:00 Europe/Berlin'",
-		"ratelimit_publish('', '[]')":                                                                                                             "program must have 1 to 255 bytes, not 0",
-		`ratelimit_publish('p', '[{"kind": "unlimited"}]')`:                                                                                       "name must have 1 to 255 bytes, not",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1}]')`:                                                            "without months and years, not NULL",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "unlimited"}, {"name": "x", "kind": "unlimited"}]')`:                                      "rate limit 'x': name is in the list twice, but a name has one definition",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "unlimited", "varies": "1 day"}]')`:                                                       "an unlimited limit must have no field but name and kind",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "varies": "0"}]')`:                       "without months and years, not 00:00:00",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "varies": "1 month"}]')`:                 "without months and years, not 1 mon",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "capacity": 61, "varies": "1 hour"}]')`:  "varies must be at least 3660 s, which its numbers need to fill a row, not 3600 s",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "fixed window", "rate": 2, "period": "1 minute", "capacity": 3, "varies": "1 minute"}]')`: "varies must be at least 120 s, which its numbers need",
-		`ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 2, "period": "1 month", "varies": "31 days"}]')`:               "varies must be at least 2764800 s, which its numbers need",
-		`ratelimit_publish('p', '[{"name": "bucket", "kind": "fixed window", "rate": 1, "period": "1 minute"}]')`:                                 "rate limit 'bucket': program 'p' defines a fixed window of 00:01:00, and program 'web' a token bucket of 00:01:00: both would grant",
-		`ratelimit_publish('p', '[{"name": "bucket", "kind": "token bucket", "rate": 1, "period": "2 minutes"}]')`:                                "program 'p' defines a token bucket of 00:02:00",
-		`ratelimit_publish('p', '[{"name": "window", "kind": "fixed window", "rate": 1, "period": "36:00:00.000001"}]')`:                          "both would grant",
+		"ratelimit.override('typo', 'ann', rate => 1)":                             "no program has published a limit of this name, but 'none', 'open', 'bucket', 'window', 'sharded', 'varying', 'calendar', 'varying month'",
+		"ratelimit.override('bucket', 'ann')":                                      "rate, capacity or max_reserved must be given, not NULL",
+		"ratelimit.override('bucket', '', rate => 1)":                              "key must have 1 to 1024 bytes, not 0; NULL is for every key",
+		"ratelimit.override('bucket', repeat('k', 1025), rate => 1)":               "key must have 1 to 1024 bytes, not 1025",
+		"ratelimit.override('bucket', 'ann', rate => 0)":                           "rate must be between 1e-15 and 1e15, not 0",
+		"ratelimit.override('bucket', 'ann', rate => 'NaN')":                       "between 1e-15 and 1e15, not NaN",
+		"ratelimit.override('bucket', 'ann', capacity => -1)":                      "capacity must be 0 or between 1e-15 and 1e15, not -1",
+		"ratelimit.override('bucket', 'ann', max_reserved => 'Infinity')":          "max_reserved must be 0 or between 1e-15 and 1e15, not Infinity",
+		"ratelimit.override(NULL, 'ann', rate => 1)":                               "name must have 1 to 255 bytes, not",
+		"ratelimit.block('bucket', 'ann', until => now())":                         "until must be in the future, not 20",
+		"ratelimit.unlimited('bucket', 'ann', until => '2000-01-01 00:00Z')":       "until must be in the future, not 20",
+		"ratelimit.restore('bucket', 'ann', 'nonsense')":                           "effect must be 'numbers', 'block', 'unlimited' or NULL, which is all of them, not 'nonsense'",
+		"ratelimit.block('bucket', 'k', reason => repeat('é', 2048) || 'x')":       "reason is longer than 4096 bytes",
+		"ratelimit.block('bucket', 'k', reason => repeat('x', 100 * 1024 * 1024))": "reason is longer than 4096 bytes",
+		"ratelimit.unlimited('bucket', 'k', who => repeat('é', 128))":              "who is longer than 255 bytes",
+		"ratelimit.restore('bucket', 'k', who => repeat('x', 256))":                "who is longer than 255 bytes",
+		"ratelimit.unblock('bucket', 'k', who => repeat('x', 256))":                "who is longer than 255 bytes",
+		"ratelimit.publish('p', NULL)":                                             "definitions must be a JSON array, not",
+		`ratelimit.publish('p', '{"name": "x"}')`:                                  "definitions must be a JSON array, not",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "maxReserved": 5}]')`: "a definition has no field maxReserved",
+		`ratelimit.publish('p', '[{"name": "x", "rate": 1, "period": "1 hour"}]')`:                                             "rate limit 'x': kind must be 'token bucket', 'fixed window', 'calendar window', 'slots' or 'unlimited', not NULL",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "token bucket", "rate": -1, "period": "1 hour"}]')`:                    "rate must be 0 or between 1e-15 and 1e15, not -1",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "unlimited"}, 7]')`:                                                    "definition 2 must be a JSON object, not number",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "unlimited", "rate": 1}]')`:                                            "an unlimited limit must have no field but name and kind",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "token bucket", "rate": 0, "period": "1 minute", "capacity": 3}]')`:    "capacity and max_reserved must be NULL or 0 with a rate of 0, not 3 and NULL",
+		"ratelimit.add(NULL)": "id must be of an override in force that changes numbers, not NULL: there is no override of this id",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00Z"}]')`:              "2026-01-31 15:00, not '2026-01-31 15:00Z'",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31T15:00"}]')`:               "2026-01-31 15:00, not '2026-01-31T15:00'",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00+02"}]')`:            "2026-01-31 15:00, not '2026-01-31 15:00+02'",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00:05.5"}]')`:          "2026-01-31 15:00, not '2026-01-31 15:00:05.5'",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 3 PM"}]')`:                "2026-01-31 15:00, not '2026-01-31 3 PM'",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 24:00"}]')`:               "2026-01-31 15:00, not '2026-01-31 24:00'",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 23:59:60"}]')`:            "2026-01-31 15:00, not '2026-01-31 23:59:60'",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "zone": "CET-1CEST,M3.5.0/2,M10.5.0/3"}]')`:     "zone must be 'UTC' or a name with a slash",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "31.1.2026"}]')`:                      "2026-01-31 15:00, not '31.1.2026'",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "infinity"}]')`:                       "2026-01-31 15:00, not 'infinity'",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "now"}]')`:                            "2026-01-31 15:00, not 'now'",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "10000-01-01"}]')`:                    "2026-01-31 15:00, not '10000-01-01'",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00 Europe/Berlin"}]')`: "2026-01-31 15:00, not '2026-01-31 15:00 Europe/Berlin'",
+		"ratelimit.publish('', '[]')":                                                                                                             "program must have 1 to 255 bytes, not 0",
+		`ratelimit.publish('p', '[{"kind": "unlimited"}]')`:                                                                                       "name must have 1 to 255 bytes, not",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1}]')`:                                                            "without months and years, not NULL",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "unlimited"}, {"name": "x", "kind": "unlimited"}]')`:                                      "rate limit 'x': name is in the list twice, but a name has one definition",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "unlimited", "varies": "1 day"}]')`:                                                       "an unlimited limit must have no field but name and kind",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "varies": "0"}]')`:                       "without months and years, not 00:00:00",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "varies": "1 month"}]')`:                 "without months and years, not 1 mon",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "capacity": 61, "varies": "1 hour"}]')`:  "varies must be at least 3660 s, which its numbers need to fill a row, not 3600 s",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "fixed window", "rate": 2, "period": "1 minute", "capacity": 3, "varies": "1 minute"}]')`: "varies must be at least 120 s, which its numbers need",
+		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 2, "period": "1 month", "varies": "31 days"}]')`:               "varies must be at least 2764800 s, which its numbers need",
+		`ratelimit.publish('p', '[{"name": "bucket", "kind": "fixed window", "rate": 1, "period": "1 minute"}]')`:                                 "rate limit 'bucket': program 'p' defines a fixed window of 00:01:00, and program 'web' a token bucket of 00:01:00: both would grant",
+		`ratelimit.publish('p', '[{"name": "bucket", "kind": "token bucket", "rate": 1, "period": "2 minutes"}]')`:                                "program 'p' defines a token bucket of 00:02:00",
+		`ratelimit.publish('p', '[{"name": "window", "kind": "fixed window", "rate": 1, "period": "36:00:00.000001"}]')`:                          "both would grant",
 	} {
 		_, err := pool.Exec(t.Context(), "SELECT "+call)
 		if sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
 			t.Errorf("%s: %v, want %q", call, err, text)
 		}
 	}
-	if rows := scan[int](t, pool, "SELECT count(*) FROM rate_limit_overrides"); rows != 0 {
+	if rows := scan[int](t, pool, "SELECT count(*) FROM ratelimit.overrides"); rows != 0 {
 		t.Errorf("%d overrides", rows)
 	}
 }
@@ -309,13 +309,13 @@ func TestPublishReadsFieldsAsRatelimitAllDoes(t *testing.T) {
 		`{"name": null, "kind": "unlimited"}`:   `definition 2: name is null: leave it out`,
 		`{"kind": "token bucket", "rate": "1"}`: `definition 2: rate must be a JSON number, not string`,
 	} {
-		_, err := pool.Exec(t.Context(), "SELECT ratelimit_publish('p', $1::text::jsonb)", `[{"name": "good", "kind": "unlimited"}, `+definition+`]`)
+		_, err := pool.Exec(t.Context(), "SELECT ratelimit.publish('p', $1::text::jsonb)", `[{"name": "good", "kind": "unlimited"}, `+definition+`]`)
 		if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Code != "22023" || !strings.HasPrefix(pgErr.Message, want) {
 			t.Errorf("%s: %v, want %q", definition, err, want)
 		}
 	}
-	mustExec(t, pool, `SELECT ratelimit_publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1e1, "period": "1 hour", "shards": 2.0}]')`)
-	if got := lines(t, pool, "SELECT definition, shards FROM rate_limit_definitions"); got != `("token bucket, 10 per 01:00:00, capacity 10, 2 shards",2)` {
+	mustExec(t, pool, `SELECT ratelimit.publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1e1, "period": "1 hour", "shards": 2.0}]')`)
+	if got := lines(t, pool, "SELECT definition, shards FROM ratelimit.definitions"); got != `("token bucket, 10 per 01:00:00, capacity 10, 2 shards",2)` {
 		t.Error(got)
 	}
 }
@@ -328,11 +328,11 @@ func TestAMistypedNameIsToldTheNearest(t *testing.T) {
 	for i := range 488 {
 		limits = append(limits, ratelimit.TokenBucket(fmt.Sprintf("plan %d", i), 1, time.Hour))
 	}
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "web", limits...))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", limits...))
 	for name, nearest := range map[string]string{
 		"sendmessage": "'sendMessage'", "sendMesage": "'sendMessage'", "SIGNUPS": "'signUps'", "singUps": "'signUps'", "messages": "'sendMessage'", "plan 4711": "'plan 471'", "x": "'plan 0'",
 	} {
-		_, err := pool.Exec(t.Context(), "SELECT ratelimit_block($1, 'ann')", name)
+		_, err := pool.Exec(t.Context(), "SELECT ratelimit.block($1, 'ann')", name)
 		want := "no program has published a limit of this name, but " + nearest + ", "
 		if sqlState(err) != "22023" || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), " and 480 others") || strings.Count(err.Error(), "', '") != 9 {
 			t.Errorf("%s: %v, want %q", name, err, want)
@@ -345,10 +345,10 @@ func TestPublish(t *testing.T) {
 	pool := newPool(t, 8)
 	publish := func(program string, limits ...ratelimit.Limit) {
 		t.Helper()
-		succeeds(t, ratelimit.Publish(t.Context(), pool, program, limits...))
+		succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, program, limits...))
 	}
 	current := func() string {
-		return lines(t, pool, "SELECT program, name, definition FROM rate_limit_definitions WHERE current ORDER BY 1, 2, 3")
+		return lines(t, pool, "SELECT program, name, definition FROM ratelimit.definitions WHERE current ORDER BY 1, 2, 3")
 	}
 	old := ratelimit.TokenBucket("api", 10, time.Minute)
 	publish("web", old, ratelimit.Unlimited("open"))
@@ -360,7 +360,7 @@ func TestPublish(t *testing.T) {
 	failures := make(chan error, 8)
 	for range 8 {
 		go func() {
-			failures <- ratelimit.Publish(context.WithoutCancel(t.Context()), pool, "web", ratelimit.TokenBucket("api", 5, time.Minute))
+			failures <- new(ratelimit.Limiter).Publish(context.WithoutCancel(t.Context()), pool, "web", ratelimit.TokenBucket("api", 5, time.Minute))
 		}()
 	}
 	for range 8 {
@@ -371,10 +371,10 @@ func TestPublish(t *testing.T) {
 	if got, want := current(), `(web,api,"token bucket, 5 per 00:01:00, capacity 5")`+"\n"+`(worker,api,"token bucket, 30 per 00:01:00, capacity 30")`; got != want {
 		t.Errorf("published again:\n%s\nwant\n%s", got, want)
 	}
-	if err := ratelimit.Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", 1, 0)); err == nil || sqlState(err) != "" {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", 1, 0)); err == nil || sqlState(err) != "" {
 		t.Errorf("an invalid limit: %v", err)
 	}
-	if err := ratelimit.Publish(t.Context(), nil, "web"); err == nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), nil, "web"); err == nil {
 		t.Error("without a DB, it worked")
 	}
 	publish("web")

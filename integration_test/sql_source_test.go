@@ -25,7 +25,7 @@ var (
 	functionSQL = regexp.MustCompile(`(?s)CREATE OR REPLACE FUNCTION (\w+)\(.*?\bLANGUAGE (\w+)(.*?)(?:AS \$body\$(.*?)\$body\$|\bRETURN (.*?);\n)`)
 	condition   = regexp.MustCompile(`(?s)\b(?:IF|ELSIF|WHILE)\b(.*?)\b(?:THEN|LOOP)\b`)
 	loopBegins  = regexp.MustCompile(`\bLOOP\b`)
-	ofTheEngine = `(?:rate_limits|rate_limit_\w+)\b`
+	ofTheEngine = `(?:ratelimit.limits|rate_limit_\w+)\b`
 	readsTable  = regexp.MustCompile(`\b(?:FROM|JOIN|INTO|UPDATE|USING)\s+` + ofTheEngine)
 	writesTable = regexp.MustCompile(`\b(?:UPDATE|DELETE FROM|INSERT INTO) ` + ofTheEngine)
 	insertsRow  = regexp.MustCompile(`(?s)INSERT INTO .*?\bVALUES\b.*?(?:\bON CONFLICT\b|$)`)
@@ -165,34 +165,34 @@ func TestTheEngineReadsAlikeOnEveryServer(t *testing.T) {
 
 // Each rule finds what the engine once said, and leaves what it says now.
 func TestTheEngineIsReadForWhatCitusTakesOtherwise(t *testing.T) {
-	const tables = "CREATE OR REPLACE FUNCTION _ratelimit_reads()\nLANGUAGE plpgsql STABLE\nAS $body$ BEGIN RETURN (SELECT 1 FROM rate_limits); END $body$;\n" +
-		"CREATE OR REPLACE FUNCTION _ratelimit_pure()\nLANGUAGE sql IMMUTABLE\nRETURN 1;\n"
+	const tables = "CREATE OR REPLACE FUNCTION ratelimit._reads()\nLANGUAGE plpgsql STABLE\nAS $body$ BEGIN RETURN (SELECT 1 FROM ratelimit.limits); END $body$;\n" +
+		"CREATE OR REPLACE FUNCTION ratelimit._pure()\nLANGUAGE sql IMMUTABLE\nRETURN 1;\n"
 	for body, want := range map[string]string{
-		"INSERT INTO rate_limits (a) SELECT b FROM c ON CONFLICT DO NOTHING; GET DIAGNOSTICS m = ROW_COUNT;":                      countOfInsert,
-		"INSERT INTO rate_limits (a) SELECT b FROM c; IF NOT FOUND THEN m := 1; END IF;":                                          countOfInsert,
-		"INSERT INTO rate_limits (a) SELECT b FROM c; m := 1; IF m > 0 THEN EXIT WHEN FOUND; END IF;":                             countOfInsert,
-		"INSERT INTO rate_limits (a) VALUES (b) ON CONFLICT DO NOTHING; IF FOUND THEN m := 1; END IF;":                            "",
-		"INSERT INTO rate_limits (a) SELECT b FROM c; PERFORM 1 FROM rate_limits AS r FOR UPDATE; GET DIAGNOSTICS m = ROW_COUNT;": "",
-		"SELECT r.xmax INTO m FROM rate_limits AS r;":                                                                             systemColumn,
-		"SELECT xmin INTO m FROM rate_limits;":                                                                                    systemColumn,
+		"INSERT INTO ratelimit.limits (a) SELECT b FROM c ON CONFLICT DO NOTHING; GET DIAGNOSTICS m = ROW_COUNT;":                      countOfInsert,
+		"INSERT INTO ratelimit.limits (a) SELECT b FROM c; IF NOT FOUND THEN m := 1; END IF;":                                          countOfInsert,
+		"INSERT INTO ratelimit.limits (a) SELECT b FROM c; m := 1; IF m > 0 THEN EXIT WHEN FOUND; END IF;":                             countOfInsert,
+		"INSERT INTO ratelimit.limits (a) VALUES (b) ON CONFLICT DO NOTHING; IF FOUND THEN m := 1; END IF;":                            "",
+		"INSERT INTO ratelimit.limits (a) SELECT b FROM c; PERFORM 1 FROM ratelimit.limits AS r FOR UPDATE; GET DIAGNOSTICS m = ROW_COUNT;": "",
+		"SELECT r.xmax INTO m FROM ratelimit.limits AS r;":                                                                             systemColumn,
+		"SELECT xmin INTO m FROM ratelimit.limits;":                                                                                    systemColumn,
 		"m := pg_snapshot_xmin(since);":                                                                                           "",
-		"UPDATE rate_limits AS r SET value = held[k], ts = at WHERE r.key = key;":                                                 elementAlone,
-		"UPDATE rate_limits AS r SET value = coalesce(held[k]), ts = at WHERE r.key = key;":                                       "",
-		"IF EXISTS (SELECT FROM rate_limits AS r) THEN m := 1; END IF;":                                                           noColumns,
-		"UPDATE rate_limit_overrides AS o SET removed_at = clock_timestamp() WHERE o.name = name;":                                mutableInWrite,
-		"UPDATE rate_limit_overrides AS o SET removed_at = at WHERE o.until > clock_timestamp();":                                 mutableInWrite,
-		"UPDATE rate_limit_overrides AS o SET removed_by = coalesce(who, SESSION_USER);":                                          mutableInWrite,
-		"UPDATE rate_limits AS r SET shard = random();":                                                                           mutableInWrite,
-		"DELETE FROM rate_limit_usage AS r WHERE r.minute < at - interval '1 hour';":                                              mutableInWrite,
-		"DELETE FROM rate_limits AS r WHERE r.value = _ratelimit_reads();":                                                        mutableInWrite,
-		"INSERT INTO rate_limits (ts) SELECT clock_timestamp();":                                                                  mutableInWrite,
-		"INSERT INTO rate_limits (ts) VALUES (1) ON CONFLICT (ts) DO UPDATE SET ts = at + interval '5 minutes';":                  mutableInWrite,
-		"INSERT INTO rate_limits (ts) VALUES (coalesce(who, SESSION_USER)) ON CONFLICT DO NOTHING RETURNING id INTO id;":          "",
-		"IF a THEN b := 1; END IF; DELETE FROM rate_limits AS r WHERE r.ts = CASE WHEN a THEN clock_timestamp() END;":             mutableInWrite,
-		"UPDATE rate_limits AS r SET value = _ratelimit_pure() WHERE r.ts = at;":                                                  "",
-		"PERFORM 1 FROM rate_limits AS r WHERE r.ts < clock_timestamp() FOR UPDATE OF r SKIP LOCKED;":                             "",
-		"RETURN QUERY SELECT 1 FROM _ratelimit_reads() AS f WHERE NOT EXISTS (SELECT 1 FROM rate_limit_overrides AS o);":          nested,
-		"IF EXISTS (SELECT 1 FROM rate_limits AS r) THEN PERFORM _ratelimit_reads(); END IF;":                                     "",
+		"UPDATE ratelimit.limits AS r SET value = held[k], ts = at WHERE r.key = key;":                                                 elementAlone,
+		"UPDATE ratelimit.limits AS r SET value = coalesce(held[k]), ts = at WHERE r.key = key;":                                       "",
+		"IF EXISTS (SELECT FROM ratelimit.limits AS r) THEN m := 1; END IF;":                                                           noColumns,
+		"UPDATE ratelimit.overrides AS o SET removed_at = clock_timestamp() WHERE o.name = name;":                                mutableInWrite,
+		"UPDATE ratelimit.overrides AS o SET removed_at = at WHERE o.until > clock_timestamp();":                                 mutableInWrite,
+		"UPDATE ratelimit.overrides AS o SET removed_by = coalesce(who, SESSION_USER);":                                          mutableInWrite,
+		"UPDATE ratelimit.limits AS r SET shard = random();":                                                                           mutableInWrite,
+		"DELETE FROM ratelimit.usage AS r WHERE r.minute < at - interval '1 hour';":                                              mutableInWrite,
+		"DELETE FROM ratelimit.limits AS r WHERE r.value = ratelimit._reads();":                                                        mutableInWrite,
+		"INSERT INTO ratelimit.limits (ts) SELECT clock_timestamp();":                                                                  mutableInWrite,
+		"INSERT INTO ratelimit.limits (ts) VALUES (1) ON CONFLICT (ts) DO UPDATE SET ts = at + interval '5 minutes';":                  mutableInWrite,
+		"INSERT INTO ratelimit.limits (ts) VALUES (coalesce(who, SESSION_USER)) ON CONFLICT DO NOTHING RETURNING id INTO id;":          "",
+		"IF a THEN b := 1; END IF; DELETE FROM ratelimit.limits AS r WHERE r.ts = CASE WHEN a THEN clock_timestamp() END;":             mutableInWrite,
+		"UPDATE ratelimit.limits AS r SET value = ratelimit._pure() WHERE r.ts = at;":                                                  "",
+		"PERFORM 1 FROM ratelimit.limits AS r WHERE r.ts < clock_timestamp() FOR UPDATE OF r SKIP LOCKED;":                             "",
+		"RETURN QUERY SELECT 1 FROM ratelimit._reads() AS f WHERE NOT EXISTS (SELECT 1 FROM ratelimit.overrides AS o);":          nested,
+		"IF EXISTS (SELECT 1 FROM ratelimit.limits AS r) THEN PERFORM ratelimit._reads(); END IF;":                                     "",
 	} {
 		found := suspicious(parseEngine("x.sql", tables+"CREATE OR REPLACE FUNCTION it()\nLANGUAGE plpgsql\nAS $body$\nBEGIN\n    "+body+"\nEND\n$body$;\n"))
 		if want == "" && len(found) > 0 {
@@ -202,7 +202,7 @@ func TestTheEngineIsReadForWhatCitusTakesOtherwise(t *testing.T) {
 			t.Errorf("%s is not found in %q, but %q", want, body, found)
 		}
 	}
-	if found := suspicious(parseEngine("x.sql", "CREATE OR REPLACE FUNCTION it()\nLANGUAGE sql STABLE\nAS $body$ SELECT 1 FROM rate_limits $body$;\n")); len(found) != 1 || !strings.Contains(found[0], tableInSQL) {
+	if found := suspicious(parseEngine("x.sql", "CREATE OR REPLACE FUNCTION it()\nLANGUAGE sql STABLE\nAS $body$ SELECT 1 FROM ratelimit.limits $body$;\n")); len(found) != 1 || !strings.Contains(found[0], tableInSQL) {
 		t.Errorf("%q", found)
 	}
 }

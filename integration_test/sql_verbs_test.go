@@ -15,25 +15,25 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// reserveByHand decides as ratelimit_reserve does, and wants a reservation whose work may run after a delay.
+// reserveByHand decides as ratelimit.reserve does, and wants a reservation whose work may run after a delay.
 func (w world) reserveByHand(arguments string, delay time.Duration, remaining float64) {
 	w.Helper()
 	var retryAt, at time.Time
 	var wait, left float64
-	err := w.db.QueryRow(w.Context(), fmt.Sprintf("SELECT retry_at, extract(epoch FROM retry_after), remaining, at FROM _ratelimit_by_hand('reserve', %s, now => '%s')",
+	err := w.db.QueryRow(w.Context(), fmt.Sprintf("SELECT retry_at, extract(epoch FROM retry_after), remaining, at FROM ratelimit._by_hand('reserve', %s, now => '%s')",
 		arguments, w.clock.now.Format(time.RFC3339Nano))).Scan(&retryAt, &wait, &left, &at)
 	if err != nil || !at.Equal(w.clock.now) || !retryAt.Equal(at.Add(delay)) || wait != delay.Seconds() || left != remaining && !near(left, remaining) {
-		w.Fatalf("ratelimit_reserve(%s): run at %v, after %v s, %v left, at %v, %v, want %v and %v", arguments, retryAt, wait, left, at, err, delay, remaining)
+		w.Fatalf("ratelimit.reserve(%s): run at %v, after %v s, %v left, at %v, %v, want %v and %v", arguments, retryAt, wait, left, at, err, delay, remaining)
 	}
 }
 
-// takeByHand decides as ratelimit_take does, and wants it to take n.
+// takeByHand decides as ratelimit.take does, and wants it to take n.
 func (w world) takeByHand(arguments string, n int, remaining float64) {
 	w.Helper()
 	var taken, left float64
-	err := w.db.QueryRow(w.Context(), fmt.Sprintf("SELECT taken, remaining FROM _ratelimit_by_hand('take', %s, now => '%s')", arguments, w.clock.now.Format(time.RFC3339Nano))).Scan(&taken, &left)
+	err := w.db.QueryRow(w.Context(), fmt.Sprintf("SELECT taken, remaining FROM ratelimit._by_hand('take', %s, now => '%s')", arguments, w.clock.now.Format(time.RFC3339Nano))).Scan(&taken, &left)
 	if err != nil || taken != float64(n) || left != remaining && !near(left, remaining) {
-		w.Fatalf("ratelimit_take(%s): took %v, %v left, %v, want %d and %v", arguments, taken, left, err, n, remaining)
+		w.Fatalf("ratelimit.take(%s): took %v, %v left, %v, want %d and %v", arguments, taken, left, err, n, remaining)
 	}
 }
 
@@ -41,7 +41,7 @@ func (w world) takeByHand(arguments string, n int, remaining float64) {
 func (w world) denyByHand(call, retryAt string) {
 	w.Helper()
 	savepoint := w.begin()
-	verbs := strings.NewReplacer("ratelimit(", "_ratelimit_by_hand('consume', ", "ratelimit_reserve(", "_ratelimit_by_hand('reserve', ", "ratelimit_take(", "_ratelimit_by_hand('take', ")
+	verbs := strings.NewReplacer("ratelimit(", "ratelimit._by_hand('consume', ", "ratelimit.reserve(", "ratelimit._by_hand('reserve', ", "ratelimit.take(", "ratelimit._by_hand('take', ")
 	_, err := savepoint.Exec(w.Context(), fmt.Sprintf("SELECT FROM %s, now => '%s')", strings.TrimSuffix(verbs.Replace(call), ")"), w.clock.now.Format(time.RFC3339Nano)))
 	w.do(savepoint.Rollback(w.Context()))
 	if err == nil || sqlState(err) != "PT429" {
@@ -61,13 +61,13 @@ func TestByHandReserveOfWindows(t *testing.T) {
 			window := fmt.Sprintf("'window %d', 'ann', 6, '1 hour', kind => 'fixed window', start => '2026-07-01 12:00Z', shards => %[1]d, max_reserved => 6", shards)
 			w.reserveByHand(window+", count => 2", 0, 4)
 			w.reserveByHand(window+", count => 5", time.Hour, -5)
-			w.denyByHand("ratelimit_reserve("+window+", count => 6)", "2026-07-01 13:00:00")
+			w.denyByHand("ratelimit.reserve("+window+", count => 6)", "2026-07-01 13:00:00")
 			month := fmt.Sprintf("'month %d', 'ann', 6, '1 month', kind => 'calendar window', zone => 'Europe/Berlin', anchor => '2026-01-31', shards => %[1]d, max_reserved => 6", shards)
 			next := utc("2026-07-30 22:00:00").Sub(noon) // midnight of the 31st in Berlin
 			w.reserveByHand(month+", count => 4", 0, 2)
 			w.reserveByHand(month+", count => 3", next, -3)
-			w.denyByHand("ratelimit_reserve("+month+", count => 6)", "2026-07-30 22:00:00")
-			w.denyByHand(fmt.Sprintf("ratelimit_take('month %d', 'ann', 6, '1 month', kind => 'calendar window', most => 100, zone => 'Europe/Berlin', anchor => '2026-01-31', shards => %[1]d)", shards),
+			w.denyByHand("ratelimit.reserve("+month+", count => 6)", "2026-07-30 22:00:00")
+			w.denyByHand(fmt.Sprintf("ratelimit.take('month %d', 'ann', 6, '1 month', kind => 'calendar window', most => 100, zone => 'Europe/Berlin', anchor => '2026-01-31', shards => %[1]d)", shards),
 				"2026-07-30 22:00:00")
 			if got := w.balance(ratelimit.FixedWindow(fmt.Sprint("window ", shards), 6, time.Hour, ratelimit.Start(noon), ratelimit.Shards(shards)).Key("ann")); !near(got, -5) {
 				w.Fatalf("the library says that %v are left, want -5", got)
@@ -93,34 +93,34 @@ func TestByHandADebtOfManyCalendarWindowsIsRefilled(t *testing.T) {
 func TestByHandReserveAndTakeRefuseWhatIsWrong(t *testing.T) {
 	behaviour(t, func(w world) {
 		for call, text := range map[string]string{
-			`ratelimit_reserve('l', 'ann', 10, '1 minute', max_reserved => -1)`:                                               `max_reserved must be 0 or between 1e-15 and 1e15, not -1`,
-			`ratelimit_reserve('l', 'ann', 10, '1 minute', max_reserved => 1e-16)`:                                            `max_reserved must be 0 or between 1e-15 and 1e15, not 1e-16`,
-			`ratelimit_reserve('l', 'ann', 10, '1 minute', max_reserved => 'NaN')`:                                            `max_reserved must be 0 or between 1e-15 and 1e15, not NaN`,
-			`ratelimit_reserve('l', 'ann', 10, '1 minute', max_reserved => 'Infinity')`:                                       `max_reserved must be 0 or between 1e-15 and 1e15, not Infinity`,
-			`ratelimit_reserve('l', 'ann', 0, '1 minute', max_reserved => 1)`:                                                 `capacity and max_reserved must be NULL or 0 with a rate of 0, not`,
-			`ratelimit_reserve('l', 'ann', max_reserved => 1)`:                                                                `between 1e-15 and 1e15, not NULL`,
-			`ratelimit_reserve('l', 'ann', 10, '1 minute', 12.1, max_reserved => 2)`:                                          `count must be at most 12, not 12.1: more can never be granted`,
-			`ratelimit_reserve('l', 'ann', 10, '1 day', 1011, 'calendar window')`:                                             `count must be at most 1010, not 1011: more can never be granted`,
-			`ratelimit_take('l', 'ann')`:                                                                                      `no program has published it`,
-			`ratelimit_take('l', 'ann', 10, '1 minute', most => NULL)`:                                                        `most must be a whole number between 1 and 1e15, not NULL`,
-			`ratelimit_take('l', 'ann', rate => 10, period => '1 minute')`:                                                    `most must be a whole number between 1 and 1e15, not NULL`,
-			`ratelimit_take('l', 'ann', 10, '1 minute', most => 0)`:                                                           `most must be a whole number between 1 and 1e15, not 0`,
-			`ratelimit_take('l', 'ann', 10, '1 minute', most => -1)`:                                                          `most must be a whole number between 1 and 1e15, not -1`,
-			`ratelimit_take('l', 'ann', 10, '1 minute', most => 1000000000000001)`:                                            `must be a whole number between 1 and 1e15`,
-			`ratelimit_take('l', 'ann', 10, '1 minute', most => -9223372036854775808)`:                                        `must be a whole number between 1 and 1e15`,
-			`ratelimit_take('l', 'ann', 0, '1 minute', most => 0)`:                                                            `most must be a whole number between 1 and 1e15, not 0`,
-			`ratelimit_take('l', 'ann', 0.5, '1 minute', most => 1)`:                                                          `capacity must be at least 1 to take whole tokens, not 0.5`,
-			`ratelimit_take('l', 'ann', 10, '1 minute', most => 1, capacity => 0)`:                                            `capacity must be at least 1 to take whole tokens, not 0`,
-			`ratelimit_take('l', '', 10, '1 minute', most => 1)`:                                                              `key must have 1 to 1024 bytes, not`,
-			`ratelimit_take('l', NULL, 10, '1 minute', most => 1)`:                                                            `key must have 1 to 1024 bytes, not`,
-			`ratelimit_take('l', 'ann', 10, '1 minute', most => 1, global => true)`:                                           `key must be NULL with global => true`,
-			`ratelimit_take('', 'ann', 10, '1 minute', most => 1)`:                                                            `name must have 1 to 255 bytes, not`,
-			`ratelimit_take('l', 'ann', 'NaN', '1 minute', most => 1)`:                                                        `between 1e-15 and 1e15, not NaN`,
-			`ratelimit_take('l', 'ann', 10, '1 month', most => 1)`:                                                            `without months and years`,
-			`ratelimit_take('l', 'ann', 10, '1 minute', most => 1, kind => 'leaky bucket')`:                                   `kind must be 'token bucket', 'fixed window' or 'calendar window', not 'leaky bucket'`,
-			`ratelimit_take('l', 'ann', 10, '1 minute', most => 1, shards => 101)`:                                            `shards must be a whole number between 1 and 100, not 101`,
-			`_ratelimit_by_hand('take', 'l', 'ann', 10, '1 minute', most => 1, now => 'infinity')`:                            `now must be between the years 1000 and 9999, not infinity`,
-			`ratelimit_take('l', 'ann', 10, '1 day', most => 1, kind => 'calendar window', zone => 'x''; DROP TABLE y; --/')`: `zone must be 'UTC' or a name with a slash`,
+			`ratelimit.reserve('l', 'ann', 10, '1 minute', max_reserved => -1)`:                                               `max_reserved must be 0 or between 1e-15 and 1e15, not -1`,
+			`ratelimit.reserve('l', 'ann', 10, '1 minute', max_reserved => 1e-16)`:                                            `max_reserved must be 0 or between 1e-15 and 1e15, not 1e-16`,
+			`ratelimit.reserve('l', 'ann', 10, '1 minute', max_reserved => 'NaN')`:                                            `max_reserved must be 0 or between 1e-15 and 1e15, not NaN`,
+			`ratelimit.reserve('l', 'ann', 10, '1 minute', max_reserved => 'Infinity')`:                                       `max_reserved must be 0 or between 1e-15 and 1e15, not Infinity`,
+			`ratelimit.reserve('l', 'ann', 0, '1 minute', max_reserved => 1)`:                                                 `capacity and max_reserved must be NULL or 0 with a rate of 0, not`,
+			`ratelimit.reserve('l', 'ann', max_reserved => 1)`:                                                                `between 1e-15 and 1e15, not NULL`,
+			`ratelimit.reserve('l', 'ann', 10, '1 minute', 12.1, max_reserved => 2)`:                                          `count must be at most 12, not 12.1: more can never be granted`,
+			`ratelimit.reserve('l', 'ann', 10, '1 day', 1011, 'calendar window')`:                                             `count must be at most 1010, not 1011: more can never be granted`,
+			`ratelimit.take('l', 'ann')`:                                                                                      `no program has published it`,
+			`ratelimit.take('l', 'ann', 10, '1 minute', most => NULL)`:                                                        `most must be a whole number between 1 and 1e15, not NULL`,
+			`ratelimit.take('l', 'ann', rate => 10, period => '1 minute')`:                                                    `most must be a whole number between 1 and 1e15, not NULL`,
+			`ratelimit.take('l', 'ann', 10, '1 minute', most => 0)`:                                                           `most must be a whole number between 1 and 1e15, not 0`,
+			`ratelimit.take('l', 'ann', 10, '1 minute', most => -1)`:                                                          `most must be a whole number between 1 and 1e15, not -1`,
+			`ratelimit.take('l', 'ann', 10, '1 minute', most => 1000000000000001)`:                                            `must be a whole number between 1 and 1e15`,
+			`ratelimit.take('l', 'ann', 10, '1 minute', most => -9223372036854775808)`:                                        `must be a whole number between 1 and 1e15`,
+			`ratelimit.take('l', 'ann', 0, '1 minute', most => 0)`:                                                            `most must be a whole number between 1 and 1e15, not 0`,
+			`ratelimit.take('l', 'ann', 0.5, '1 minute', most => 1)`:                                                          `capacity must be at least 1 to take whole tokens, not 0.5`,
+			`ratelimit.take('l', 'ann', 10, '1 minute', most => 1, capacity => 0)`:                                            `capacity must be at least 1 to take whole tokens, not 0`,
+			`ratelimit.take('l', '', 10, '1 minute', most => 1)`:                                                              `key must have 1 to 1024 bytes, not`,
+			`ratelimit.take('l', NULL, 10, '1 minute', most => 1)`:                                                            `key must have 1 to 1024 bytes, not`,
+			`ratelimit.take('l', 'ann', 10, '1 minute', most => 1, global => true)`:                                           `key must be NULL with global => true`,
+			`ratelimit.take('', 'ann', 10, '1 minute', most => 1)`:                                                            `name must have 1 to 255 bytes, not`,
+			`ratelimit.take('l', 'ann', 'NaN', '1 minute', most => 1)`:                                                        `between 1e-15 and 1e15, not NaN`,
+			`ratelimit.take('l', 'ann', 10, '1 month', most => 1)`:                                                            `without months and years`,
+			`ratelimit.take('l', 'ann', 10, '1 minute', most => 1, kind => 'leaky bucket')`:                                   `kind must be 'token bucket', 'fixed window' or 'calendar window', not 'leaky bucket'`,
+			`ratelimit.take('l', 'ann', 10, '1 minute', most => 1, shards => 101)`:                                            `shards must be a whole number between 1 and 100, not 101`,
+			`ratelimit._by_hand('take', 'l', 'ann', 10, '1 minute', most => 1, now => 'infinity')`:                            `now must be between the years 1000 and 9999, not infinity`,
+			`ratelimit.take('l', 'ann', 10, '1 day', most => 1, kind => 'calendar window', zone => 'x''; DROP TABLE y; --/')`: `zone must be 'UTC' or a name with a slash`,
 		} {
 			w.sqlRefused("SELECT FROM "+call, text)
 		}
@@ -128,10 +128,10 @@ func TestByHandReserveAndTakeRefuseWhatIsWrong(t *testing.T) {
 			w.Errorf("something was written:\n%s", rows)
 		}
 		for _, call := range []string{
-			`ratelimit_reserve('o''limit', 'a''b"c%s$1', 10, '1 minute', 20)`, `ratelimit_take('o''limit', 'b''; DROP TABLE rate_limits; --', 10, '1 minute', most => 5)`,
-			`_ratelimit_by_hand('reserve', 'l', 'fay', 10, '1 minute', 9.5, now => '9999-12-31 23:59:59.999999Z')`,
-			`_ratelimit_by_hand('reserve', 'l', 'fay', 10, '1 minute', 9.5, now => '9999-12-31 23:59:59.999999Z')`,
-			`ratelimit_reserve('l', 'gus', 1e15, '1 microsecond', 1e15, max_reserved => 1e15)`, `ratelimit_take('l', 'gus', 1e15, '1 microsecond', most => 1000000000000000)`,
+			`ratelimit.reserve('o''limit', 'a''b"c%s$1', 10, '1 minute', 20)`, `ratelimit.take('o''limit', 'b''; DROP TABLE ratelimit.limits; --', 10, '1 minute', most => 5)`,
+			`ratelimit._by_hand('reserve', 'l', 'fay', 10, '1 minute', 9.5, now => '9999-12-31 23:59:59.999999Z')`,
+			`ratelimit._by_hand('reserve', 'l', 'fay', 10, '1 minute', 9.5, now => '9999-12-31 23:59:59.999999Z')`,
+			`ratelimit.reserve('l', 'gus', 1e15, '1 microsecond', 1e15, max_reserved => 1e15)`, `ratelimit.take('l', 'gus', 1e15, '1 microsecond', most => 1000000000000000)`,
 		} {
 			w.must("SELECT FROM " + call)
 		}
@@ -143,29 +143,29 @@ func TestByHandReserveAndTakeWithoutNumbers(t *testing.T) {
 	t.Parallel()
 	pool := publishedPool(t)
 	mustExec(t, pool, `
-		SELECT ratelimit_override('bucket', 'raised', rate => 100, capacity => 100), ratelimit_override('bucket', 'deeper', max_reserved => 50),
-		       ratelimit_block('bucket', 'blocked', until => '9000-01-01 00:00+00'), ratelimit_block('bucket', 'for good'), ratelimit_unlimited('bucket', 'free')`)
+		SELECT ratelimit.override('bucket', 'raised', rate => 100, capacity => 100), ratelimit.override('bucket', 'deeper', max_reserved => 50),
+		       ratelimit.block('bucket', 'blocked', until => '9000-01-01 00:00+00'), ratelimit.block('bucket', 'for good'), ratelimit.unlimited('bucket', 'free')`)
 	limiter, clock := newLimiter()
 	w := world{t, pool, limiter, clock}
 	w.reserveByHand("'bucket', 'ann', count => 25", 30*time.Second, -5) // the limit's own max_reserved
-	w.denyByHand("ratelimit_reserve('bucket', 'ann')", "2026-07-01 12:00:06")
+	w.denyByHand("ratelimit.reserve('bucket', 'ann')", "2026-07-01 12:00:06")
 	w.reserveByHand("'bucket', 'deeper', count => 70", 5*time.Minute, -50)
 	w.reserveByHand("'bucket', 'raised', count => 105", 3*time.Second, -5)
-	w.denyByHand("ratelimit_reserve('bucket', 'raised')", "2026-07-01 12:00:00")
-	w.denyByHand("ratelimit_reserve('bucket', 'blocked')", "9000-01-01 00:00:00")
-	w.denyByHand("ratelimit_reserve('bucket', 'for good')", "")
-	w.denyByHand("ratelimit_reserve('none', 'ann')", "")
+	w.denyByHand("ratelimit.reserve('bucket', 'raised')", "2026-07-01 12:00:00")
+	w.denyByHand("ratelimit.reserve('bucket', 'blocked')", "9000-01-01 00:00:00")
+	w.denyByHand("ratelimit.reserve('bucket', 'for good')", "")
+	w.denyByHand("ratelimit.reserve('none', 'ann')", "")
 	w.reserveByHand("'bucket', 'for good', count => 0", 0, 0)
 	w.takeByHand("'bucket', 'bob', most => 30", 20, 0)
 	w.takeByHand("'sharded', 'bob', most => 30", 12, 0)
 	w.takeByHand("'bucket', 'free', most => 1000000000000000", 1e15, math.Inf(1))
 	w.takeByHand("'open', 'ann', most => 7", 7, math.Inf(1))
 	w.reserveByHand("'open', 'ann', count => 1e15", 0, math.Inf(1))
-	w.denyByHand("ratelimit_take('bucket', 'blocked', most => 5)", "9000-01-01 00:00:00")
-	w.denyByHand("ratelimit_take('bucket', 'for good', most => 5)", "")
-	w.denyByHand("ratelimit_take('none', 'ann', most => 5)", "")
+	w.denyByHand("ratelimit.take('bucket', 'blocked', most => 5)", "9000-01-01 00:00:00")
+	w.denyByHand("ratelimit.take('bucket', 'for good', most => 5)", "")
+	w.denyByHand("ratelimit.take('none', 'ann', most => 5)", "")
 	w.takeByHand("'bucket', 'blocked', 10, '1 minute', most => 30", 10, 0) // with numbers, nobody looks for a block
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_take('bucket', 'blocked', most => 0)"); sqlState(err) != "22023" {
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.take('bucket', 'blocked', most => 0)"); sqlState(err) != "22023" {
 		t.Errorf("a most of 0 of a blocked key: %v", err)
 	}
 }
@@ -173,7 +173,7 @@ func TestByHandReserveAndTakeWithoutNumbers(t *testing.T) {
 // TestAReservationInSQLIsNoPermission: no call that could be taken for a grant owes tokens, and no denial can be overlooked.
 func TestAReservationInSQLIsNoPermission(t *testing.T) {
 	behaviour(t, func(w world) {
-		for _, function := range []string{"ratelimit", "ratelimit_try"} {
+		for _, function := range []string{"ratelimit", "ratelimit.try"} {
 			for _, argument := range []string{"reserve => true", "max_reserved => 5", "up_to => true"} {
 				w.sqlFails("42883", "SELECT "+function+"('l', 'ann', 1, '1 hour', "+argument+")")
 			}
@@ -186,7 +186,7 @@ func TestAReservationInSQLIsNoPermission(t *testing.T) {
 					var ok bool
 					var left float64
 					var retryAt *time.Time
-					w.do(w.db.QueryRow(w.Context(), "SELECT granted, remaining, retry_at FROM ratelimit_try($1, 'ann', 4, $2::interval, count => 1.5, kind => $1, shards => $3)",
+					w.do(w.db.QueryRow(w.Context(), "SELECT granted, remaining, retry_at FROM ratelimit.try($1, 'ann', 4, $2::interval, count => 1.5, kind => $1, shards => $3)",
 						kind, map[bool]string{true: "1 day", false: "1000 hours"}[kind == "calendar window"], shards).Scan(&ok, &left, &retryAt))
 					if ok != (retryAt == nil) || left < 0 {
 						w.Fatalf("%s: ok %v, %v left, retry at %v", kind, ok, left, retryAt)
@@ -203,8 +203,8 @@ func TestAReservationInSQLIsNoPermission(t *testing.T) {
 		// A denied reservation or take raises, also where nobody looks at the result.
 		w.must(`CREATE TABLE messages (sender text)`)
 		for function, perform := range map[string]string{
-			"reserves": "PERFORM ratelimit_reserve('sends', NEW.sender, rate => 2, period => '1000 hours', max_reserved => 1)",
-			"takes":    "PERFORM ratelimit_take('takes', NEW.sender, most => 1, rate => 3, period => '1000 hours')",
+			"reserves": "PERFORM ratelimit.reserve('sends', NEW.sender, rate => 2, period => '1000 hours', max_reserved => 1)",
+			"takes":    "PERFORM ratelimit.take('takes', NEW.sender, most => 1, rate => 3, period => '1000 hours')",
 		} {
 			w.must(fmt.Sprintf(`CREATE FUNCTION %[1]s() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN %[2]s; RETURN NEW; END $$`, function, perform))
 			w.must(fmt.Sprintf(`CREATE TRIGGER %[1]s BEFORE INSERT ON messages FOR EACH ROW EXECUTE FUNCTION %[1]s()`, function))
@@ -230,7 +230,7 @@ func TestByHandAndTheLibraryShareALimit(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %s", level, limit.Name()), func(t *testing.T) {
 				t.Parallel()
 				pool := newPool(t, 8)
-				succeeds(t, ratelimit.Publish(t.Context(), pool, "web", limit))
+				succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", limit))
 				coalescer := &ratelimit.Coalescer{Pool: pool}
 				defer coalescer.Close()
 				var limiter ratelimit.Limiter
@@ -241,7 +241,7 @@ func TestByHandAndTheLibraryShareALimit(t *testing.T) {
 				ways := []func() (n int, err error){
 					func() (n int, err error) {
 						return n, inTx(func(ctx context.Context, tx pgx.Tx) error {
-							return tx.QueryRow(ctx, "SELECT taken FROM ratelimit_take($1, 'take', most => 2)", limit.Name()).Scan(&n)
+							return tx.QueryRow(ctx, "SELECT taken FROM ratelimit.take($1, 'take', most => 2)", limit.Name()).Scan(&n)
 						})
 					},
 					func() (int, error) {
@@ -250,7 +250,7 @@ func TestByHandAndTheLibraryShareALimit(t *testing.T) {
 					func() (int, error) { return 1, second(limiter.Consume(t.Context(), coalescer, limit.Key("take"))) },
 					func() (int, error) {
 						return 1, inTx(func(ctx context.Context, tx pgx.Tx) error {
-							return second(tx.Exec(ctx, "SELECT ratelimit_reserve($1, 'reserve')", limit.Name()))
+							return second(tx.Exec(ctx, "SELECT ratelimit.reserve($1, 'reserve')", limit.Name()))
 						})
 					},
 				}
@@ -290,7 +290,7 @@ func TestTheDocumentedJobsInSQL(t *testing.T) {
 		CREATE TABLE emails (address text, run_at timestamptz);
 		CREATE TABLE outbox (id int GENERATED ALWAYS AS IDENTITY, address text);
 		INSERT INTO outbox (address) SELECT 'user-' || n FROM generate_series(1, 12) AS n`)
-	reserve := docSQL(t, "docs/sql.md", "ratelimit_reserve('emails'")
+	reserve := docSQL(t, "docs/sql.md", "ratelimit.reserve('emails'")
 	for n := range 111 {
 		_, err := pool.Exec(t.Context(), reserve)
 		if n < 110 && err != nil || n == 110 && sqlState(err) != "PT429" {
@@ -300,8 +300,8 @@ func TestTheDocumentedJobsInSQL(t *testing.T) {
 	if got := scan[string](t, pool, "SELECT concat(count(*) FILTER (WHERE run_at <= now()), ' ', count(*) FILTER (WHERE run_at > now() + interval '9 minutes')) FROM emails"); got != "10 10" {
 		t.Errorf("emails that run now, and in the last minute: %s", got)
 	}
-	mustExec(t, pool, "DELETE FROM rate_limits; SELECT ratelimit('emails', 'team-a', 10, '1 minute', 3)")
-	fetch := docSQL(t, "docs/sql.md", "ratelimit_take('emails'")
+	mustExec(t, pool, "DELETE FROM ratelimit.limits; SELECT ratelimit.consume('emails', 'team-a', 10, '1 minute', 3)")
+	fetch := docSQL(t, "docs/sql.md", "ratelimit.take('emails'")
 	fetched := func() (addresses []string, err error) {
 		rows, err := pool.Query(t.Context(), fetch)
 		if err != nil {
@@ -315,14 +315,14 @@ func TestTheDocumentedJobsInSQL(t *testing.T) {
 	if addresses, err := fetched(); sqlState(err) != "PT429" {
 		t.Fatalf("without tokens: %q, %v", addresses, err)
 	}
-	mustExec(t, pool, "DELETE FROM rate_limits")
+	mustExec(t, pool, "DELETE FROM ratelimit.limits")
 	if addresses, err := fetched(); err != nil || len(addresses) != 5 {
 		t.Fatalf("more tokens than jobs: %q, %v", addresses, err)
 	}
 	if addresses, err := fetched(); err != nil || len(addresses) != 0 {
 		t.Fatalf("without jobs: %q, %v", addresses, err)
 	}
-	if left := scan[float64](t, pool, "SELECT value FROM rate_limits"); left < 5 || left > 6 {
+	if left := scan[float64](t, pool, "SELECT value FROM ratelimit.limits"); left < 5 || left > 6 {
 		t.Errorf("%v tokens left of 10 after 5 jobs", left)
 	}
 }

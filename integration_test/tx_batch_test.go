@@ -138,7 +138,7 @@ func sameAsConsume(t *testing.T, pool *pgxpool.Pool, send func(ctx context.Conte
 	}
 }
 
-// table returns the rows of rate_limits, read in the binary format. Unlike tableOf, it does not depend on the session's
+// table returns the rows of ratelimit.limits, read in the binary format. Unlike tableOf, it does not depend on the session's
 // settings.
 func table(t *testing.T, pool *pgxpool.Pool) (rows []any) {
 	t.Helper()
@@ -148,7 +148,7 @@ func table(t *testing.T, pool *pgxpool.Pool) (rows []any) {
 		ts     []time.Time
 	)
 	err := pool.QueryRow(t.Context(), `SELECT array_agg(concat_ws(' ', name, key, shard, shards) ORDER BY name, key, shard),
-		array_agg(value ORDER BY name, key, shard), array_agg(ts AT TIME ZONE 'UTC' ORDER BY name, key, shard) FROM rate_limits`).Scan(&keys, &values, &ts)
+		array_agg(value ORDER BY name, key, shard), array_agg(ts AT TIME ZONE 'UTC' ORDER BY name, key, shard) FROM ratelimit.limits`).Scan(&keys, &values, &ts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -379,7 +379,7 @@ func TestAnothersPT429IsPassedOn(t *testing.T) {
 		for _, detail := range []string{``, `{}`, `1`, `{"at": 1, "ord": [2], "value": [1], "ts": [1]}`, `{"at": 1, "ord": [1], "value": [], "ts": [1]}`, `{"at": 1, "ord": [1], "value": [1], "ts": [1], "more": 1}`} {
 			_, err := pool.Exec(t.Context(), fmt.Sprintf(`CREATE OR REPLACE FUNCTION full_up_trigger() RETURNS trigger LANGUAGE plpgsql AS
 				$$ BEGIN RAISE SQLSTATE 'PT429' USING MESSAGE = 'full up', DETAIL = '%s'; END $$;
-				CREATE OR REPLACE TRIGGER full_up BEFORE INSERT ON rate_limits FOR EACH ROW EXECUTE FUNCTION full_up_trigger()`, detail))
+				CREATE OR REPLACE TRIGGER full_up BEFORE INSERT ON ratelimit.limits FOR EACH ROW EXECUTE FUNCTION full_up_trigger()`, detail))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -131,14 +131,14 @@ func TestInTxBeginsWithTheFirstStatement(t *testing.T) {
 					}
 					var stored, consumed int
 					if err := pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM stored WHERE by IN ($1, 'copy')),
-							(SELECT count(*) FROM rate_limits)`, name).Scan(&stored, &consumed); err != nil {
+							(SELECT count(*) FROM ratelimit.limits)`, name).Scan(&stored, &consumed); err != nil {
 						t.Fatal(err)
 					}
 					committed := end == nil
 					if (stored > 0) != committed || consumed > 0 && !committed {
 						t.Errorf("%s, ended with %v: %d rows and %d limits are stored", name, end, stored, consumed)
 					}
-					mustExec(t, pool, "TRUNCATE stored, rate_limits")
+					mustExec(t, pool, "TRUNCATE stored, ratelimit.limits")
 				}
 			}
 		}
@@ -383,7 +383,7 @@ func TestInTxOfAFunctionThatRollsBackItself(t *testing.T) {
 			t.Errorf("%s, rolled back by hand: %v, want that nothing is committed", what, err)
 		}
 	}
-	if rows := scan[int](t, pool, "SELECT count(*) FROM rate_limits WHERE key = 'by hand'"); rows != 0 {
+	if rows := scan[int](t, pool, "SELECT count(*) FROM ratelimit.limits WHERE key = 'by hand'"); rows != 0 {
 		t.Errorf("%d rows after rollbacks", rows)
 	}
 	for what, err := range map[string]error{"pool": ended(pool, commit), "connection": onConn(commit)} {
@@ -391,7 +391,7 @@ func TestInTxOfAFunctionThatRollsBackItself(t *testing.T) {
 			t.Errorf("%s, committed by hand: %v, want an unknown outcome", what, err)
 		}
 	}
-	if rows := scan[int](t, pool, "SELECT count(*) FROM rate_limits WHERE key = 'by hand'"); rows != 1 || attempts != 4 {
+	if rows := scan[int](t, pool, "SELECT count(*) FROM ratelimit.limits WHERE key = 'by hand'"); rows != 1 || attempts != 4 {
 		t.Errorf("%d rows after commits, %d attempts", rows, attempts)
 	}
 	// Nobody can tell which statement it was.
@@ -422,7 +422,7 @@ func TestConflictsAtTheFirstStatementPrepareNothing(t *testing.T) {
 		wrapConns(c, func(conn net.Conn) net.Conn { return tapped{conn, &sent} })
 	})
 	mustExec(t, pool, `CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE serialization_failure; END $$;
-		CREATE TRIGGER conflict BEFORE INSERT ON rate_limits FOR EACH ROW WHEN (NEW.key = 'conflict') EXECUTE FUNCTION conflict()`)
+		CREATE TRIGGER conflict BEFORE INSERT ON ratelimit.limits FOR EACH ROW WHEN (NEW.key = 'conflict') EXECUTE FUNCTION conflict()`)
 	var limiter ratelimit.Limiter
 	consume := func(key string) error {
 		return limiter.InTx(t.Context(), conn, func(ctx context.Context, tx pgx.Tx) error {
@@ -433,7 +433,7 @@ func TestConflictsAtTheFirstStatementPrepareNothing(t *testing.T) {
 	if err := consume("a"); err != nil { // this prepares the statement
 		t.Fatal(err)
 	}
-	if !bytes.Contains(sent.Bytes(), []byte("_ratelimit_wire_consume(")) {
+	if !bytes.Contains(sent.Bytes(), []byte("ratelimit._wire_consume(")) {
 		t.Fatal("the tap does not see a query that is prepared")
 	}
 	sent.Reset()
@@ -443,7 +443,7 @@ func TestConflictsAtTheFirstStatementPrepareNothing(t *testing.T) {
 	if err := consume("b"); err != nil {
 		t.Error(err)
 	}
-	if sent := sent.Bytes(); bytes.Contains(sent, []byte("_ratelimit_wire_consume(")) {
+	if sent := sent.Bytes(); bytes.Contains(sent, []byte("ratelimit._wire_consume(")) {
 		t.Errorf("prepared again: %q", sent)
 	}
 }

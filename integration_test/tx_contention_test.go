@@ -49,12 +49,12 @@ func serializable(t *testing.T, pool *pgxpool.Pool, d time.Duration, work func(c
 // fill inserts rows of other keys, and tells the planner how small the table is.
 func fill(t *testing.T, pool *pgxpool.Pool, rows int) {
 	t.Helper()
-	_, err := pool.Exec(t.Context(), `INSERT INTO rate_limits SELECT 'own', i::text, 0, 1, 1e9, now() FROM generate_series(1, $1::int) AS i`, rows)
+	_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.limits SELECT 'own', i::text, 0, 1, 1e9, now() FROM generate_series(1, $1::int) AS i`, rows)
 	if err == nil {
-		_, err = pool.Exec(t.Context(), `ANALYZE rate_limits`)
+		_, err = pool.Exec(t.Context(), `ANALYZE ratelimit.limits`)
 	}
 	if err == nil { // a later ANALYZE would plan everything again, for a larger table
-		_, err = pool.Exec(t.Context(), `ALTER TABLE rate_limits SET (autovacuum_enabled = off)`)
+		_, err = pool.Exec(t.Context(), `ALTER TABLE ratelimit.limits SET (autovacuum_enabled = off)`)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +76,7 @@ func TestDistinctKeysNeverConflict(t *testing.T) {
 		enough := int64(sized(1000, 200))
 		measure := func(what string, leastFailures int64, work func(ctx context.Context, tx pgx.Tx, key string) error) (commits, failures int64) {
 			pool := newPool(t, 16)
-			if _, err := pool.Exec(t.Context(), `ALTER TABLE rate_limits SET (fillfactor = 14)`); err != nil {
+			if _, err := pool.Exec(t.Context(), `ALTER TABLE ratelimit.limits SET (fillfactor = 14)`); err != nil {
 				t.Fatal(err)
 			}
 			fill(t, pool, 100)
@@ -159,7 +159,7 @@ func prepare(t *testing.T, pool *pgxpool.Pool, work func(ctx context.Context, tx
 			t.Fatal(err)
 		}
 		defer conn.Release() // at the end, so that each loop gets another connection
-		_, err = conn.Conn().Prepare(t.Context(), bareUpdate, `UPDATE rate_limits SET value = value - 1 WHERE name = 'own' AND key = $1 AND shard = 0`)
+		_, err = conn.Conn().Prepare(t.Context(), bareUpdate, `UPDATE ratelimit.limits SET value = value - 1 WHERE name = 'own' AND key = $1 AND shard = 0`)
 		for range 7 {
 			if err == nil {
 				err = pgx.BeginTxFunc(t.Context(), conn, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
@@ -437,7 +437,7 @@ func TestARefundWritesNoRowThatItHasNotLocked(t *testing.T) {
 // backwards asks in an order that the library never uses: the library sorts.
 func backwards(ctx context.Context, db ratelimit.DB) error {
 	var granted bool
-	err := db.QueryRow(ctx, `SELECT granted FROM _ratelimit_consume_several('{b,a}', '{"",""}', '{100,100}', '{1 hour,1 hour}', '{100,100}', '{NULL,NULL}', '{1,1}', '{0,0}')`).Scan(&granted)
+	err := db.QueryRow(ctx, `SELECT granted FROM ratelimit._consume_several('{b,a}', '{"",""}', '{100,100}', '{1 hour,1 hour}', '{100,100}', '{NULL,NULL}', '{1,1}', '{0,0}')`).Scan(&granted)
 	if err == nil && !granted {
 		err = errors.New("denied")
 	}
@@ -495,7 +495,7 @@ func TestARowMadeAfterAWaitIsNotRefilledForTheWait(t *testing.T) {
 					t.Fatal(err)
 				}
 				var first time.Time
-				if err := pool.QueryRow(t.Context(), "SELECT min(ts) FROM rate_limits").Scan(&first); err != nil || first.Before(waited) {
+				if err := pool.QueryRow(t.Context(), "SELECT min(ts) FROM ratelimit.limits").Scan(&first); err != nil || first.Before(waited) {
 					t.Errorf("a row as of %v, %v, but at %v a call still waited for it", first, err, waited)
 				}
 			})

@@ -242,7 +242,7 @@ func TestEveryTurnHasItsView(t *testing.T) {
 	}
 	defer tx.Rollback(context.WithoutCancel(t.Context()))
 	for n := range 32 {
-		if _, err := tx.Exec(t.Context(), fmt.Sprintf("LOCK TABLE rate_limits_turn_%02d IN SHARE UPDATE EXCLUSIVE MODE", n)); err != nil {
+		if _, err := tx.Exec(t.Context(), fmt.Sprintf("LOCK TABLE ratelimit.turn_%02d IN SHARE UPDATE EXCLUSIVE MODE", n)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -307,7 +307,7 @@ func hotShards(t *testing.T, w txWay, level pgx.TxIsoLevel) {
 	}
 	var taken float64
 	var used int
-	err := w.pool.QueryRow(t.Context(), `SELECT sum(1e6 / 5 - value), count(*) FILTER (WHERE value < 1e6 / 5) FROM rate_limits`).Scan(&taken, &used)
+	err := w.pool.QueryRow(t.Context(), `SELECT sum(1e6 / 5 - value), count(*) FILTER (WHERE value < 1e6 / 5) FROM ratelimit.limits`).Scan(&taken, &used)
 	if err != nil || taken < 2*commits-1e-3 || taken > 2*commits+1e-3 || used != 5 {
 		t.Errorf("%v tokens taken from %d shards, %v", taken, used, err)
 	}
@@ -577,7 +577,7 @@ func TestHotSaysWhatTheRoleLacks(t *testing.T) {
 	try := func(conn *pgx.Conn, want string) {
 		t.Helper()
 		err := limiter.InTx(t.Context(), conn, nothing, ratelimit.Hot(limit.Global()))
-		if sqlState(err) != want || want != "" && !strings.Contains(err.Error(), "rate_limits_turn_00 to _31") {
+		if sqlState(err) != want || want != "" && !strings.Contains(err.Error(), "ratelimit.turn_00 to _31") {
 			t.Errorf("%v, want %q", err, want)
 		}
 		if status := conn.PgConn().TxStatus(); status != 'I' {
@@ -594,7 +594,7 @@ func TestHotSaysWhatTheRoleLacks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := range 32 {
-		if _, err := pool.Exec(t.Context(), fmt.Sprintf("GRANT UPDATE ON rate_limits_turn_%02d TO %s", n, role)); err != nil {
+		if _, err := pool.Exec(t.Context(), fmt.Sprintf("GRANT UPDATE ON ratelimit.turn_%02d TO %s", n, role)); err != nil {
 			t.Fatal(err)
 		}
 	}

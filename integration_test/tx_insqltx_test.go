@@ -29,7 +29,7 @@ func TestHotOnDatabaseSQLSaysWhatTheSchemaLacks(t *testing.T) {
 		limit := ratelimit.TokenBucket("hot", 10, time.Hour)
 		var limiter ratelimit.Limiter
 		err := limiter.InSQLTx(t.Context(), db, func(context.Context, *sql.Tx) error { t.Error("called"); return nil }, ratelimit.Hot(limit.Global()))
-		if sqlState(err) != "42P01" || !strings.Contains(err.Error(), "rate_limits_turn_00 to _31") {
+		if sqlState(err) != "42P01" || !strings.Contains(err.Error(), "ratelimit.turn_00 to _31") {
 			t.Errorf("%s: %v", driver, err)
 		}
 		_, err = limiter.Consume(t.Context(), ratelimit.SQL(db), limit.Global())
@@ -44,7 +44,7 @@ func TestDatabaseSQLNoticesACommitThatFails(t *testing.T) {
 	t.Parallel()
 	withEveryDriver(t, func(t *testing.T, db *sql.DB) {
 		_, err := db.ExecContext(t.Context(), `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE integrity_constraint_violation; END $$;
-			CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`)
+			CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON ratelimit.limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -45,7 +45,7 @@ func TestNestedRetriesDoNotMultiply(t *testing.T) {
 	_, err := pool.Exec(t.Context(), `CREATE SEQUENCE tries;
 		CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS
 			'BEGIN PERFORM nextval(''tries''); RAISE serialization_failure USING DETAIL = ''Reason code: none''; END';
-		CREATE TRIGGER conflict BEFORE INSERT ON rate_limits FOR EACH ROW EXECUTE FUNCTION conflict()`)
+		CREATE TRIGGER conflict BEFORE INSERT ON ratelimit.limits FOR EACH ROW EXECUTE FUNCTION conflict()`)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,24 +19,24 @@ import (
 // grownTables has 100,000 rows of each table, as after years. Of the limit l, 80,000 overrides have ended: 20,000 of them of one key and 10,000 of
 // every key.
 const grownTables = `
-INSERT INTO rate_limit_definitions SELECT program, CASE WHEN i < 50 THEN name ELSE name || i END, definition, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, varies, i >= 50, published_at, list || i
-  FROM rate_limit_definitions, generate_series(1, 500) AS i;
-INSERT INTO rate_limits SELECT n, i::text, s, CASE n WHEN 's' THEN 2 ELSE 1 END, 10, now() - interval '1 minute'
+INSERT INTO ratelimit.definitions SELECT program, CASE WHEN i < 50 THEN name ELSE name || i END, definition, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor, varies, i >= 50, published_at, list || i
+  FROM ratelimit.definitions, generate_series(1, 500) AS i;
+INSERT INTO ratelimit.limits SELECT n, i::text, s, CASE n WHEN 's' THEN 2 ELSE 1 END, 10, now() - interval '1 minute'
   FROM generate_series(1, 25000) AS i, (VALUES ('l', 0), ('m', 0), ('s', 0), ('s', 1)) AS v (n, s);
-INSERT INTO rate_limits VALUES ('slots', '', 0, 1, -5000, now()), ('forever', '', 0, 1, -5000, now());
-INSERT INTO rate_limit_holds SELECT 'own', i::text, 'job', 'held', 'slots', md5(i::text)::uuid, 1, now(), 0, 1, now() + interval '1 hour' FROM generate_series(1, 50000) AS i;
-INSERT INTO rate_limit_overrides (name, key, effect, until, made_at)
+INSERT INTO ratelimit.limits VALUES ('slots', '', 0, 1, -5000, now()), ('forever', '', 0, 1, -5000, now());
+INSERT INTO ratelimit.holds SELECT 'own', i::text, 'job', 'held', 'slots', md5(i::text)::uuid, 1, now(), 0, 1, now() + interval '1 hour' FROM generate_series(1, 50000) AS i;
+INSERT INTO ratelimit.overrides (name, key, effect, until, made_at)
 SELECT 'l', CASE WHEN i <= 50000 THEN i::text WHEN i <= 70000 THEN '5' END, 'block', now() - interval '1 day' - i * interval '1 second', now() - interval '2 days' - i * interval '1 second'
   FROM generate_series(1, 80000) AS i;
-INSERT INTO rate_limit_overrides (name, key, effect, rate, until) SELECT 'm', i::text, 'numbers', 20, now() + interval '1 day' FROM generate_series(1, 20000) AS i;
-INSERT INTO rate_limit_usage SELECT n::text, date_trunc('minute', now()) - i * interval '1 minute', 1, 1, 0, 1, 0, 0 FROM generate_series(1, 100) AS n, generate_series(1, 1000) AS i;
-INSERT INTO rate_limit_denials SELECT n::text, date_trunc('hour', now(), 'UTC') - i * interval '1 hour', k::text, 1, 1, now() FROM generate_series(1, 4) AS n, generate_series(1, 500) AS i, generate_series(1, 50) AS k`
+INSERT INTO ratelimit.overrides (name, key, effect, rate, until) SELECT 'm', i::text, 'numbers', 20, now() + interval '1 day' FROM generate_series(1, 20000) AS i;
+INSERT INTO ratelimit.usage SELECT n::text, date_trunc('minute', now()) - i * interval '1 minute', 1, 1, 0, 1, 0, 0 FROM generate_series(1, 100) AS n, generate_series(1, 1000) AS i;
+INSERT INTO ratelimit.denials SELECT n::text, date_trunc('hour', now(), 'UTC') - i * interval '1 hour', k::text, 1, 1, now() FROM generate_series(1, 4) AS n, generate_series(1, 500) AS i, generate_series(1, 50) AS k`
 
 // grownKeys has one key with 5,000 live holds beside 40,000 that are settled, and one with 5,000 that have no end. Statistics from before do not know them.
 const grownKeys = `
-INSERT INTO rate_limit_holds SELECT 'slots', '', i::text, 'held', 'slots', md5(i::text)::uuid, 1, now(), 0, 1, now() + interval '1 hour' FROM generate_series(1, 5000) AS i ORDER BY md5(i::text);
-INSERT INTO rate_limit_holds SELECT 'slots', '', 's' || i, 'settled', 'slots', md5(i::text)::uuid, 1, now(), 0, 1, now() + interval '1 hour' FROM generate_series(1, 40000) AS i ORDER BY md5(i::text);
-INSERT INTO rate_limit_holds SELECT 'forever', '', i::text, 'held', 'slots', NULL, 1, now(), 0, 1, 'infinity' FROM generate_series(1, 5000) AS i ORDER BY md5(i::text)`
+INSERT INTO ratelimit.holds SELECT 'slots', '', i::text, 'held', 'slots', md5(i::text)::uuid, 1, now(), 0, 1, now() + interval '1 hour' FROM generate_series(1, 5000) AS i ORDER BY md5(i::text);
+INSERT INTO ratelimit.holds SELECT 'slots', '', 's' || i, 'settled', 'slots', md5(i::text)::uuid, 1, now(), 0, 1, now() + interval '1 hour' FROM generate_series(1, 40000) AS i ORDER BY md5(i::text);
+INSERT INTO ratelimit.holds SELECT 'forever', '', i::text, 'held', 'slots', NULL, 1, now(), 0, 1, 'infinity' FROM generate_series(1, 5000) AS i ORDER BY md5(i::text)`
 
 // few is the most pages of 8 KB that a statement for a few keys may read. To look up a row takes four or five.
 const few = 150
@@ -84,26 +84,26 @@ var grownReads = []struct {
 	{"UpdateSettle", `'slots', '', '4000', md5('4000'), 1`, few},
 	{"UpdateWindow", `'1 min', '2026-01-01', 10, 10, 1, 'l', '5', 0`, few},
 
-	{"SELECT ratelimit_try('l', '5')", "", few},
-	{"SELECT ratelimit_try('l', '5', rate => 10, period => '1 minute')", "", few},
-	{"SELECT ratelimit_try('m', '5')", "", few},
-	{"SELECT ratelimit_hold('own', '5', 'new', ttl => '1 minute')", "", few},
-	{"SELECT ratelimit_release('forever', id => '4000', global => true)", "", few},
-	{"SELECT ratelimit_release('slots', id => '4000', global => true, who => 'ann')", "", few},
-	{"SELECT ratelimit_release_many('forever', ids => '{4000,17}', global => true)", "", few},
-	{"SELECT ratelimit_hold_many('own', '5', ids => '{a,b}')", "", few},
-	{"SELECT ratelimit_keys('l', keys => '{5,6}')", "", few},
-	{"SELECT ratelimit_denials('1')", "", few},
-	{"SELECT ratelimit_usage('1')", "", few},
-	{"SELECT ratelimit_usage()", "", 7000},
-	{"SELECT ratelimit_holds('own', '5')", "", few},
-	{"SELECT ratelimit_holds('slots', global => true)", "", 15000}, // two pages or three for each that is held, with dead ones, and none that is settled
-	{"SELECT _ratelimit_free_slots('forever', '', 5000, now())", "", few},
-	{"SELECT _ratelimit_in_force('l', '{5,6,NULL}', now())", "", few},
-	{"SELECT _ratelimit_in_force('l', NULL, now(), 100)", "", 1500},
-	{"SELECT _ratelimit_in_force('m', NULL, now(), 100)", "", few},
-	{"SELECT _ratelimit_sweep_numbers('l', NULL, NULL, 'token bucket', NULL, NULL, NULL)", "", 500},
-	{"SELECT _ratelimit_stored_keys('l', '', NULL, 10)", "", few},
+	{"SELECT ratelimit.try('l', '5')", "", few},
+	{"SELECT ratelimit.try('l', '5', rate => 10, period => '1 minute')", "", few},
+	{"SELECT ratelimit.try('m', '5')", "", few},
+	{"SELECT ratelimit.hold('own', '5', 'new', ttl => '1 minute')", "", few},
+	{"SELECT ratelimit.release('forever', id => '4000', global => true)", "", few},
+	{"SELECT ratelimit.release('slots', id => '4000', global => true, who => 'ann')", "", few},
+	{"SELECT ratelimit.release_many('forever', ids => '{4000,17}', global => true)", "", few},
+	{"SELECT ratelimit.hold_many('own', '5', ids => '{a,b}')", "", few},
+	{"SELECT ratelimit.keys('l', keys => '{5,6}')", "", few},
+	{"SELECT ratelimit.denials('1')", "", few},
+	{"SELECT ratelimit.usage('1')", "", few},
+	{"SELECT ratelimit.usage()", "", 7000},
+	{"SELECT ratelimit.holds('own', '5')", "", few},
+	{"SELECT ratelimit.holds('slots', global => true)", "", 15000}, // two pages or three for each that is held, with dead ones, and none that is settled
+	{"SELECT ratelimit._free_slots('forever', '', 5000, now())", "", few},
+	{"SELECT ratelimit._in_force('l', '{5,6,NULL}', now())", "", few},
+	{"SELECT ratelimit._in_force('l', NULL, now(), 100)", "", 1500},
+	{"SELECT ratelimit._in_force('m', NULL, now(), 100)", "", few},
+	{"SELECT ratelimit._sweep_numbers('l', NULL, NULL, 'token bucket', NULL, NULL, NULL)", "", 500},
+	{"SELECT ratelimit._stored_keys('l', '', NULL, 10)", "", few},
 }
 
 // TestEveryStatementReadsLittle: whatever the statistics say, each statement reads what it needs, by a plan that it has made and keeps, and by one for
@@ -119,7 +119,7 @@ func TestEveryStatementReadsLittle(t *testing.T) {
 		}
 	}
 	tables := make([]string, 0, 7)
-	for table := range strings.FieldsSeq("rate_limits rate_limit_holds rate_limit_definitions rate_limit_overrides rate_limit_usage rate_limit_denials rate_limit_sweeps") {
+	for table := range strings.FieldsSeq("ratelimit.limits ratelimit.holds ratelimit.definitions ratelimit.overrides ratelimit.usage ratelimit.denials ratelimit.sweeps") {
 		tables = append(tables, table)
 		exec("ALTER TABLE " + table + " SET (autovacuum_enabled = false)")
 	}
@@ -169,7 +169,7 @@ func TestEveryStatementReadsLittle(t *testing.T) {
 	}
 	analyze := "ANALYZE " + strings.Join(tables, ", ")
 	exec("SET plan_cache_mode = force_generic_plan")
-	exec(`SELECT ratelimit_publish('api', '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 minute"}, {"name": "m", "kind": "token bucket", "rate": 10, "period": "1 minute"},
+	exec(`SELECT ratelimit.publish('api', '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 minute"}, {"name": "m", "kind": "token bucket", "rate": 10, "period": "1 minute"},
   {"name": "slots", "kind": "slots", "capacity": 5000}, {"name": "forever", "kind": "slots", "capacity": 5000}, {"name": "own", "kind": "slots", "capacity": 5000}]')`)
 	exec(analyze)
 	all("")
@@ -180,7 +180,7 @@ func TestEveryStatementReadsLittle(t *testing.T) {
 		exec("SET plan_cache_mode = force_" + mode + "_plan")
 		for _, age := range []struct{ name, sql string }{
 			{"analyzed full", analyze},
-			{"analyzed before a key grew", "BEGIN; DELETE FROM rate_limit_holds WHERE name IN ('slots', 'forever'); " + analyze + "; " + grownKeys + "; COMMIT"},
+			{"analyzed before a key grew", "BEGIN; DELETE FROM ratelimit.holds WHERE name IN ('slots', 'forever'); " + analyze + "; " + grownKeys + "; COMMIT"},
 			{"never analyzed", `DELETE FROM pg_statistic WHERE starelid = ANY ('{` + strings.Join(tables, ",") + `}'::regclass[]);
 				UPDATE pg_class SET relpages = 0, reltuples = -1 WHERE oid = ANY ('{` + strings.Join(tables, ",") + `}'::regclass[])`},
 			{"analyzed empty", `UPDATE pg_class SET relpages = 0, reltuples = 0 WHERE oid = ANY ('{` + strings.Join(tables, ",") + `}'::regclass[])`},
@@ -224,8 +224,8 @@ func TestDifferentKeysDoNotConflictInATinyTable(t *testing.T) {
 			var limiter ratelimit.Limiter
 			conns := []*pgx.Conn{acquire(t, pool), acquire(t, pool)}
 			for _, sql := range []string{
-				fmt.Sprintf(`INSERT INTO rate_limits SELECT 'limit', 'x' || i, 0, 1, 5, now() FROM generate_series(1, %d) AS i`, rows),
-				`VACUUM ANALYZE rate_limits`,
+				fmt.Sprintf(`INSERT INTO ratelimit.limits SELECT 'limit', 'x' || i, 0, 1, 5, now() FROM generate_series(1, %d) AS i`, rows),
+				`VACUUM ANALYZE ratelimit.limits`,
 			} {
 				if _, err := conns[0].Exec(t.Context(), sql); err != nil {
 					t.Fatal(err)

@@ -268,7 +268,7 @@ func TestBalanceUnderOverrides(t *testing.T) {
 		}
 		ends := func(name, key string) {
 			w.Helper()
-			scan[int](w, pool, "SELECT ratelimit_restore($1, $2)", name, key)
+			scan[int](w, pool, "SELECT ratelimit.restore($1, $2)", name, key)
 		}
 		for _, limit := range []ratelimit.Limit{api, window} {
 			ann, other := limit.Key("ann"), limit.Key("other")
@@ -277,7 +277,7 @@ func TestBalanceUnderOverrides(t *testing.T) {
 			decided("definition", time.Time{}, ann)
 
 			// A block with an end. What is used is still said.
-			scan[int64](w, pool, "SELECT ratelimit_block($1, 'ann', until => $2)", name, end)
+			scan[int64](w, pool, "SELECT ratelimit.block($1, 'ann', until => $2)", name, end)
 			b := decided("block", end, ann)
 			if b.Remaining != 0 || !near(b.Used, 4) || b.Capacity != 10 || !b.NextAt.Equal(end) || b.Limit != limit {
 				w.Fatalf("blocked: %+v", b)
@@ -301,40 +301,40 @@ func TestBalanceUnderOverrides(t *testing.T) {
 			ends(name, "ann")
 			decided("definition", time.Time{}, ann)
 			w.grant(ann.Count(0)) // a row
-			scan[int64](w, pool, "SELECT ratelimit_override($1, 'ann', rate => 20)", name)
+			scan[int64](w, pool, "SELECT ratelimit.override($1, 'ann', rate => 20)", name)
 			if b = decided("override", time.Time{}, ann); !near(b.Remaining, 10) || !near(b.Used, 10) || b.Capacity != 20 || b.Limit.Capacity() != 20 {
 				w.Fatalf("other numbers: %+v", b)
 			}
 			w.proves(ann)
-			scan[int64](w, pool, "SELECT ratelimit_override($1, 'ann', capacity => 15, until => $2)", name, end)
+			scan[int64](w, pool, "SELECT ratelimit.override($1, 'ann', capacity => 15, until => $2)", name, end)
 			if b = decided("override", end, ann); !near(b.Remaining, 10) || b.Capacity != 15 {
 				w.Fatalf("other numbers with an end: %+v", b)
 			}
 
 			// A block over numbers, with an end and without.
-			scan[int64](w, pool, "SELECT ratelimit_block($1, 'ann', until => $2)", name, end)
+			scan[int64](w, pool, "SELECT ratelimit.block($1, 'ann', until => $2)", name, end)
 			if b = decided("block", end, ann); b.Remaining != 0 || !near(b.Used, 5) || b.Capacity != 15 || !b.NextAt.Equal(end) {
 				w.Fatalf("a block over numbers: %+v", b)
 			}
-			scan[int64](w, pool, "SELECT ratelimit_block($1, 'ann')", name)
+			scan[int64](w, pool, "SELECT ratelimit.block($1, 'ann')", name)
 			if b = decided("block", time.Time{}, ann); b.Remaining != 0 || b.Capacity != 15 || !b.NextAt.IsZero() || b.ResetAt.IsZero() {
 				w.Fatalf("a block without an end: %+v", b)
 			}
 
 			// No limit, and a block over that.
 			ends(name, "ann")
-			scan[int64](w, pool, "SELECT ratelimit_unlimited($1, 'ann', until => $2)", name, end)
+			scan[int64](w, pool, "SELECT ratelimit.unlimited($1, 'ann', until => $2)", name, end)
 			if b = decided("override", end, ann); !math.IsInf(b.Remaining, 1) || !math.IsNaN(b.Used) || !math.IsInf(b.Capacity, 1) || !b.NextAt.IsZero() || !b.ResetAt.IsZero() {
 				w.Fatalf("unlimited: %+v", b)
 			}
-			scan[int64](w, pool, "SELECT ratelimit_block($1, 'ann', until => $2)", name, end.Add(-time.Minute))
+			scan[int64](w, pool, "SELECT ratelimit.block($1, 'ann', until => $2)", name, end.Add(-time.Minute))
 			if b = decided("block", end.Add(-time.Minute), ann); b.Remaining != 0 || !math.IsNaN(b.Used) || !math.IsInf(b.Capacity, 1) || !b.NextAt.Equal(end.Add(-time.Minute)) {
 				w.Fatalf("a block over no limit: %+v", b)
 			}
 			granted(b, ann)
 
 			// All keys, but for those of their own.
-			scan[int64](w, pool, "SELECT ratelimit_block($1, NULL)", name)
+			scan[int64](w, pool, "SELECT ratelimit.block($1, NULL)", name)
 			decided("block", end.Add(-time.Minute), ann)
 			if b = decided("block", time.Time{}, other); b.Remaining != 0 || !near(b.Used, 2) || !b.NextAt.IsZero() {
 				w.Fatalf("all keys are blocked: %+v", b)
@@ -343,17 +343,17 @@ func TestBalanceUnderOverrides(t *testing.T) {
 		}
 
 		// A plan that grants nothing is no better after a block.
-		scan[int64](w, pool, "SELECT ratelimit_block('exports.free', 'ann', until => $1)", end)
+		scan[int64](w, pool, "SELECT ratelimit.block('exports.free', 'ann', until => $1)", end)
 		if b := decided("block", end, free.Key("ann")); b.Remaining != 0 || b.Capacity != 0 || !b.NextAt.IsZero() {
 			w.Fatalf("a blocked plan: %+v", b)
 		}
 		// An override that has no effect decides nothing.
-		scan[int64](w, pool, "SELECT ratelimit_override('exports.free', 'bob', capacity => 5, until => $1)", end)
+		scan[int64](w, pool, "SELECT ratelimit.override('exports.free', 'bob', capacity => 5, until => $1)", end)
 		if b := decided("definition", time.Time{}, free.Key("bob")); b.Capacity != 0 {
 			w.Fatalf("a plan with a capacity: %+v", b)
 		}
 		half := ratelimit.TokenBucket("half", 10, time.Minute, ratelimit.Capacity(0.5))
-		scan[int64](w, pool, "SELECT ratelimit_block('half', 'ann', until => $1)", end)
+		scan[int64](w, pool, "SELECT ratelimit.block('half', 'ann', until => $1)", end)
 		if b := decided("block", end, half.Key("ann")); !b.NextAt.IsZero() {
 			w.Fatalf("a block of what never has a token: %+v", b)
 		}

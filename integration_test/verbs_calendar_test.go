@@ -412,7 +412,7 @@ func TestACalendarGrantsAtItsRetryAtWhateverItsShardsHave(t *testing.T) {
 	}
 	want := utc("2026-07-10 00:00:00")
 	w.retries(w.check(all), want.Sub(clock.now))
-	byHand := scan[time.Time](t, pool, `SELECT retry_at FROM _ratelimit_by_hand('try', 'limit', 'ann', 1, '1 day', 9, 'calendar window',
+	byHand := scan[time.Time](t, pool, `SELECT retry_at FROM ratelimit._by_hand('try', 'limit', 'ann', 1, '1 day', 9, 'calendar window',
 		capacity => 9, shards => 3, now => '2026-07-01 12:00Z')`)
 	if !byHand.Equal(want) {
 		t.Errorf("by hand, it is %v", byHand)
@@ -430,7 +430,7 @@ func TestByHandCountsTheDaysOfADebt(t *testing.T) {
 	var clock time.Time
 	limiter := ratelimit.Limiter{Clock: func() time.Time { return clock }}
 	day := ratelimit.CalendarWindow("day", 1, ratelimit.Day, ratelimit.Zone("Europe/Berlin"), ratelimit.MaxReserved(2))
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "api", day))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "api", day))
 	began := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	clock = began
 	succeeds(t, second(limiter.Charge(t.Context(), pool, day.Key("ann").Count(50))))
@@ -442,8 +442,8 @@ func TestByHandCountsTheDaysOfADebt(t *testing.T) {
 		clock = began.AddDate(0, 0, days)
 		balances, err := limiter.Balance(t.Context(), pool, day.Key("ann"))
 		succeeds(t, err)
-		remaining := scan[float64](t, pool, "SELECT remaining FROM _ratelimit_by_hand('try', 'day', 'ann', count => 0, now => $1)", clock)
-		keys := scan[float64](t, pool, "SELECT remaining FROM _ratelimit_keys('day', NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, NULL, $1)", clock)
+		remaining := scan[float64](t, pool, "SELECT remaining FROM ratelimit._by_hand('try', 'day', 'ann', count => 0, now => $1)", clock)
+		keys := scan[float64](t, pool, "SELECT remaining FROM ratelimit._keys('day', NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, NULL, $1)", clock)
 		if balances[0].Remaining != want || remaining != want || keys != want {
 			t.Errorf("after %d days: Go %v, by hand %v, keys %v, want %v", days, balances[0].Remaining, remaining, keys, want)
 		}
@@ -451,7 +451,7 @@ func TestByHandCountsTheDaysOfADebt(t *testing.T) {
 	for _, numbers := range []string{
 		"rate => 0.00001, period => '1 second', capacity => 100000", "rate => 1, period => '1 day', capacity => 3e9, kind => 'fixed window'",
 	} {
-		scan[time.Time](t, pool, "SELECT retry_at FROM ratelimit_reserve('large', 'ann', "+numbers+")")
+		scan[time.Time](t, pool, "SELECT retry_at FROM ratelimit.reserve('large', 'ann', "+numbers+")")
 	}
 }
 
@@ -511,7 +511,7 @@ func randomAnchor(r *rand.Rand) string {
 	return calendar.AnchorText(anchor.Add(oneOf(r, 0, time.Duration(r.IntN(24))*time.Hour, time.Duration(r.IntN(24*60*60))*time.Second)))
 }
 
-// TestByHandCalendarWindowsAreThoseOfTheLibrary: ratelimit_try, ratelimit_reserve and ratelimit_keys have the same windows as the library.
+// TestByHandCalendarWindowsAreThoseOfTheLibrary: ratelimit.try, ratelimit.reserve and ratelimit.keys have the same windows as the library.
 func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
@@ -531,14 +531,14 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 			count, verb := float64(r.IntN(6)), oneOf(r, "consume", "consume", "reserve")
 			want, err := askGo(t.Context(), limiter, pool, askedByHand{ask{limit: byGo, key: "k", count: count}, verb})
 			succeeds(t, err)
-			query, detail := `SELECT true, remaining, retry_at, reset_at FROM _ratelimit_by_hand('reserve', $1, 'k', 5, $2::text::interval, $3, 'calendar window',
+			query, detail := `SELECT true, remaining, retry_at, reset_at FROM ratelimit._by_hand('reserve', $1, 'k', 5, $2::text::interval, $3, 'calendar window',
 					$4, max_reserved => 10, now => $5, zone => $6, anchor => $7::text::timestamp)`, struct {
 				Remaining float64
 				RetryAt   *time.Time `json:"retry_at"`
 				ResetAt   time.Time  `json:"reset_at"`
 			}{}
 			if verb == "consume" {
-				query = `SELECT granted, remaining, retry_at, reset_at FROM _ratelimit_by_hand('try', $1, 'k', 5, $2::text::interval, $3, 'calendar window', $4, now => $5, zone => $6, anchor => $7::text::timestamp)`
+				query = `SELECT granted, remaining, retry_at, reset_at FROM ratelimit._by_hand('try', $1, 'k', 5, $2::text::interval, $3, 'calendar window', $4, now => $5, zone => $6, anchor => $7::text::timestamp)`
 			}
 			var ok bool
 			err = pool.QueryRow(t.Context(), query, byHand.Name(), period, count, capacity, clock.now, zone, anchor).Scan(&ok, &detail.Remaining, &detail.RetryAt, &detail.ResetAt)
@@ -554,13 +554,13 @@ func TestByHandCalendarWindowsAreThoseOfTheLibrary(t *testing.T) {
 			}
 			var left float64
 			var retryKey *time.Time
-			if err := pool.QueryRow(t.Context(), `SELECT remaining, retry_at FROM _ratelimit_keys($1, 5, $2::text::interval, 'calendar window', $3, NULL, $5, $6::text::timestamp, NULL, $4)`,
+			if err := pool.QueryRow(t.Context(), `SELECT remaining, retry_at FROM ratelimit._keys($1, 5, $2::text::interval, 'calendar window', $3, NULL, $5, $6::text::timestamp, NULL, $4)`,
 				byGo.Name(), period, capacity, clock.now, zone, anchor).Scan(&left, &retryKey); err != nil {
 				t.Fatal(err)
 			}
 			status, _ := limiter.Check(t.Context(), pool, byGo.Key("k").Count(1))
 			if !near(left, status.Remaining) || (retryKey != nil) != (status.RetryAt.After(clock.now)) || retryKey != nil && !retryKey.Equal(status.RetryAt) {
-				t.Fatalf("%s at %v: ratelimit_keys says %v left, retry at %v; the library %+v", byGo, clock.now, left, retryKey, status)
+				t.Fatalf("%s at %v: ratelimit.keys says %v left, retry at %v; the library %+v", byGo, clock.now, left, retryKey, status)
 			}
 		}
 		clock.Advance(3 * 366 * 24 * time.Hour)
@@ -603,32 +603,32 @@ func TestACalendarRowWhoseTimeLiesAhead(t *testing.T) {
 	pool := newPool(t, 2)
 	limiter, clock := newLimiter()
 	daily := ratelimit.CalendarWindow("daily", 1, ratelimit.Day, ratelimit.Capacity(5))
-	mustExec(t, pool, fmt.Sprintf("INSERT INTO rate_limits VALUES ('daily', 'ann', 0, 1, -1, '%s')", clock.now.AddDate(0, 0, 9).Format(time.RFC3339)))
+	mustExec(t, pool, fmt.Sprintf("INSERT INTO ratelimit.limits VALUES ('daily', 'ann', 0, 1, -1, '%s')", clock.now.AddDate(0, 0, 9).Format(time.RFC3339)))
 	_, err := limiter.Consume(t.Context(), pool, daily.Key("ann"))
 	var denied *ratelimit.DeniedError
 	if want := time.Date(2026, 7, 12, 0, 0, 0, 0, time.UTC); !errors.As(err, &denied) || !denied.RetryAt.Equal(want) {
 		t.Errorf("%v, want a denial until %v", err, want)
 	}
-	byHand := scan[time.Time](t, pool, "SELECT retry_at FROM _ratelimit_by_hand('try', 'daily', 'ann', rate => 1, period => '1 day', kind => 'calendar window', capacity => 5, now => $1)", clock.now)
+	byHand := scan[time.Time](t, pool, "SELECT retry_at FROM ratelimit._by_hand('try', 'daily', 'ann', rate => 1, period => '1 day', kind => 'calendar window', capacity => 5, now => $1)", clock.now)
 	if denied != nil && !byHand.Equal(denied.RetryAt) {
 		t.Errorf("by hand until %v, by the library until %v", byHand, denied.RetryAt)
 	}
 }
 
-// TestAnchorsWithTheSameWindows compares _ratelimit_same_windows with the windows from 2018 to 2034.
+// TestAnchorsWithTheSameWindows compares ratelimit._same_windows with the windows from 2018 to 2034.
 func TestAnchorsWithTheSameWindows(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
 	got := lines(t, pool, `
 		WITH list AS (
-			SELECT p.period, a.anchor, ARRAY(SELECT w FROM unnest(_ratelimit_windows(p.period, 'UTC', a.anchor, '2026-01-01 00:00Z', p.reach, p.reach)) AS w
+			SELECT p.period, a.anchor, ARRAY(SELECT w FROM unnest(ratelimit._windows(p.period, 'UTC', a.anchor, '2026-01-01 00:00Z', p.reach, p.reach)) AS w
 			       WHERE w BETWEEN '2018-01-01 00:00Z' AND '2034-01-01 00:00Z') AS windows
 			  FROM (VALUES (interval '1 day', 3000), ('7 days', 500), ('1 month', 100), ('3 months', 40), ('1 year', 10)) AS p (period, reach),
 			       unnest('{2001-01-01, 2001-01-02, 2001-01-08, 2001-01-01 15:00, 2026-01-01, 2026-01-31, 2026-01-31 15:00, 2026-03-31, 2024-03-31, 2026-04-30, 2026-02-28, 2024-02-29,
 			           2020-02-29, 2021-02-28, 2026-12-31, 2025-12-30, 0001-12-31, 9999-12-31, 9999-01-31 15:00}'::timestamp[]) AS a (anchor)
 		)
 		SELECT a.period, a.anchor, b.anchor, a.windows = b.windows FROM list AS a JOIN list AS b ON b.period = a.period
-		 WHERE (a.windows = b.windows) IS DISTINCT FROM _ratelimit_same_windows(a.period, a.anchor, b.anchor) OR cardinality(a.windows) < 15`)
+		 WHERE (a.windows = b.windows) IS DISTINCT FROM ratelimit._same_windows(a.period, a.anchor, b.anchor) OR cardinality(a.windows) < 15`)
 	if got != "" {
 		t.Errorf("period, anchors, and whether their windows are the same:\n%s", got)
 	}
@@ -639,7 +639,7 @@ func TestOnlyWhatGoReadsIsACalendar(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
 	publish := func(period, zone string) string {
-		return fmt.Sprintf(`SELECT ratelimit_publish('p', '[{"name": "x", "kind": "calendar window", "rate": 10, "period": "%s", "zone": "%s"}]')`, period, zone)
+		return fmt.Sprintf(`SELECT ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 10, "period": "%s", "zone": "%s"}]')`, period, zone)
 	}
 	refuses := func(sql, want string) {
 		t.Helper()
@@ -652,11 +652,11 @@ func TestOnlyWhatGoReadsIsACalendar(t *testing.T) {
 		"1 month 1 day", "1 year 1 day", "8 days", "2 months", "2 years", "0", "24 hours", "1 day 1 hour", "-1 days", "-1 months", "178000000 years",
 	} {
 		refuses(publish(period, "UTC"), "rate limit 'x': period of a calendar window must be 1 day, 7 days, 1 month, 3 months or 1 year, not ")
-		refuses("SELECT ratelimit('x', 'k', kind => 'calendar window', rate => 10, period => '"+period+"')", "period of a calendar window must be")
+		refuses("SELECT ratelimit.consume('x', 'k', kind => 'calendar window', rate => 10, period => '"+period+"')", "period of a calendar window must be")
 	}
 	for period, longest := range map[string]string{"1 day": "48:00:00", "1 week": "192:00:00", "1 month": "768:00:00", "3 months": "2232:00:00", "12 months": "8808:00:00", "1 year": "8808:00:00"} {
 		mustExec(t, pool, publish(period, "UTC"))
-		if got := scan[string](t, pool, "SELECT _ratelimit_longest(period)::text FROM rate_limit_definitions WHERE current"); got != longest {
+		if got := scan[string](t, pool, "SELECT ratelimit._longest(period)::text FROM ratelimit.definitions WHERE current"); got != longest {
 			t.Errorf("the longest of %s is %s, want %s", period, got, longest)
 		}
 	}
@@ -666,8 +666,8 @@ func TestOnlyWhatGoReadsIsACalendar(t *testing.T) {
 	refuses(publish("1 day", "America/New_York1"), "rate limit 'x': zone must be in pg_timezone_names, which 'America/New_York1' is not") // to Postgres, a rule such as EST5
 	mustExec(t, pool, publish("1 day", "Europe/Berlin"))
 	mustExec(t, pool, publish("1 day", "America/Argentina/Buenos_Aires"))
-	list := strings.TrimSuffix(strings.TrimPrefix(publish("1 day", "Europe/Nowhere"), "SELECT ratelimit_publish('p', '"), "')")
-	mustExec(t, pool, "SELECT ratelimit_publish('p', '[]')")
+	list := strings.TrimSuffix(strings.TrimPrefix(publish("1 day", "Europe/Nowhere"), "SELECT ratelimit.publish('p', '"), "')")
+	mustExec(t, pool, "SELECT ratelimit.publish('p', '[]')")
 	mustBeat(t, pool, "go", list) // whose zone files are newer
 	if _, _, err := beats(t, pool, "go", strings.ReplaceAll(list, "Nowhere", "berlin")); sqlState(err) != "22023" || !strings.Contains(err.Error(), "'Europe/Berlin', not 'Europe/berlin'") {
 		t.Error(err)
@@ -677,10 +677,10 @@ func TestOnlyWhatGoReadsIsACalendar(t *testing.T) {
 	if n := scan[int](t, pool, "SELECT count(*)"+names); n < 300 {
 		t.Errorf("Postgres has %d zones", n)
 	}
-	if got := lines(t, pool, "SELECT name, _ratelimit_zone(name), _ratelimit_zone(upper(name))"+names+" AND (_ratelimit_zone(name) IS DISTINCT FROM name OR _ratelimit_zone(upper(name)) IS DISTINCT FROM name)"); got != "" {
+	if got := lines(t, pool, "SELECT name, ratelimit._zone(name), ratelimit._zone(upper(name))"+names+" AND (ratelimit._zone(name) IS DISTINCT FROM name OR ratelimit._zone(upper(name)) IS DISTINCT FROM name)"); got != "" {
 		t.Errorf("zones, and what Postgres is said to call them:\n%s", got)
 	}
-	if got := lines(t, pool, "SELECT set_config('timezone', 'Asia/Tokyo', false), _ratelimit_zone('Europe/Berlin'), _ratelimit_zone('Europe/Nowhere'), current_setting('timezone')"); got != "(Asia/Tokyo,Europe/Berlin,,Asia/Tokyo)" {
+	if got := lines(t, pool, "SELECT set_config('timezone', 'Asia/Tokyo', false), ratelimit._zone('Europe/Berlin'), ratelimit._zone('Europe/Nowhere'), current_setting('timezone')"); got != "(Asia/Tokyo,Europe/Berlin,,Asia/Tokyo)" {
 		t.Errorf("the zone of the session: %s", got)
 	}
 }

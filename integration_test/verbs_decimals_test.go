@@ -205,8 +205,8 @@ func TestRoundingNeverDeniesByHand(t *testing.T) {
 			if verb == "all" {
 				key := fmt.Sprintf(`[{"name": "%s", "key": "k", "rate": %v, "period": "1 day", "kind": "fixed window", "count": %v},
 					{"name": "beside", "key": "k", "rate": 10000, "period": "1 hour"}]`, p.name, p.count(p.capacity), p.count(count))
-				if _, err := pool.Exec(t.Context(), "SELECT * FROM _ratelimit_all($1::text::jsonb, $2)", key, noon); err != nil {
-					t.Fatalf("%v: call %d of ratelimit_all: %v", p, n, err)
+				if _, err := pool.Exec(t.Context(), "SELECT * FROM ratelimit._all($1::text::jsonb, $2)", key, noon); err != nil {
+					t.Fatalf("%v: call %d of ratelimit.consume_all: %v", p, n, err)
 				}
 				continue
 			}
@@ -234,10 +234,10 @@ func TestRoundingNeverDeniesByHand(t *testing.T) {
 		}
 		var remaining float64
 		var retryAt *time.Time
-		succeeds(t, pool.QueryRow(t.Context(), "SELECT remaining, retry_at FROM _ratelimit_keys($1, $2, $3, $4, $5, $6, NULL, NULL, ARRAY['k'], $7)",
+		succeeds(t, pool.QueryRow(t.Context(), "SELECT remaining, retry_at FROM ratelimit._keys($1, $2, $3, $4, $5, $6, NULL, NULL, ARRAY['k'], $7)",
 			c.Name, c.Rate, period(c), c.Kind, c.Capacity, c.Start, noon).Scan(&remaining, &retryAt))
 		if remaining < 0 || remaining > 1e-9 || retryAt == nil {
-			t.Fatalf("%v: ratelimit_keys shows %v until %v", p, remaining, retryAt)
+			t.Fatalf("%v: ratelimit.keys shows %v until %v", p, remaining, retryAt)
 		}
 	}
 }
@@ -262,7 +262,7 @@ func decimalByHand(ctx context.Context, db ratelimit.DB, a askedByHand) (got dec
 		args[9] = period(c)
 	}
 	var retryAt *time.Time
-	err = db.QueryRow(ctx, `SELECT granted, remaining, retry_at, reset_at FROM _ratelimit_by_hand('`+verb+`', $1, $2, rate => $3, period => coalesce($10::interval, '1 month'),
+	err = db.QueryRow(ctx, `SELECT granted, remaining, retry_at, reset_at FROM ratelimit._by_hand('`+verb+`', $1, $2, rate => $3, period => coalesce($10::interval, '1 month'),
 		kind => $4, capacity => $5, start => $6, shards => $7, count => $8, now => $9)`, args...).Scan(&got.granted, &got.remaining, &retryAt, &got.resetAt)
 	if retryAt != nil {
 		got.retryAt = *retryAt
@@ -426,7 +426,7 @@ func TestTheToleranceDoesNotAddUp(t *testing.T) {
 		if granted > tolerance*(1+1e-6) || granted < tolerance/2 {
 			t.Errorf("%d shards: %v granted above the capacity, want at most the tolerance, %v", shards, granted, tolerance)
 		}
-		if lowest := scan[float64](t, pool, "SELECT sum(value) FROM rate_limits WHERE name = '"+limit.Name()+"'"); lowest < -tolerance*(1+1e-6) {
+		if lowest := scan[float64](t, pool, "SELECT sum(value) FROM ratelimit.limits WHERE name = '"+limit.Name()+"'"); lowest < -tolerance*(1+1e-6) {
 			t.Errorf("%d shards: the balance is %v", shards, lowest)
 		}
 		if b := readBalance(t, limiter, pool, limit.Key("k")); b != 0 {
@@ -447,7 +447,7 @@ func TestTheToleranceIsOneNumber(t *testing.T) {
 		total := oneOf(r, capacity*r.Float64(), -capacity*r.Float64(), math.Round(capacity*r.Float64())-1e-9*r.Float64(), 1e-15*r.Float64(), -1e-15*r.Float64(), -1e15)
 		limit := algebra.Limit{Rate: rate, Period: time.Hour, Capacity: capacity}
 		var lowest, shown, whole float64
-		if err := pool.QueryRow(t.Context(), "SELECT $1::float8 - _ratelimit_tolerance($2, $1), _ratelimit_shown($3, $4, $2), _ratelimit_whole($3, -_ratelimit_tolerance($2, 0))",
+		if err := pool.QueryRow(t.Context(), "SELECT $1::float8 - ratelimit._tolerance($2, $1), ratelimit._shown($3, $4, $2), ratelimit._whole($3, -ratelimit._tolerance($2, 0))",
 			floor, capacity, total, rate).Scan(&lowest, &shown, &whole); err != nil {
 			t.Fatal(err)
 		}
@@ -480,7 +480,7 @@ func TestKeysThatLackOnlyRoundingAreNotLimited(t *testing.T) {
 	}
 	var remaining float64
 	var retryAt *time.Time
-	if err := pool.QueryRow(t.Context(), "SELECT remaining, retry_at FROM _ratelimit_keys('jobs', 3, '24 hours', 'token bucket', 3, NULL, NULL, NULL, NULL, $1)",
+	if err := pool.QueryRow(t.Context(), "SELECT remaining, retry_at FROM ratelimit._keys('jobs', 3, '24 hours', 'token bucket', 3, NULL, NULL, NULL, NULL, $1)",
 		noon).Scan(&remaining, &retryAt); err != nil {
 		t.Fatal(err)
 	}
@@ -515,7 +515,7 @@ func TestSQLTakesNoWholeNumberThatRoundingMakes(t *testing.T) {
 				}
 				roundedUp++
 				var whole float64
-				succeeds(t, pool.QueryRow(t.Context(), "SELECT _ratelimit_whole($1, -_ratelimit_tolerance($2, 0))", balance, capacity).Scan(&whole))
+				succeeds(t, pool.QueryRow(t.Context(), "SELECT ratelimit._whole($1, -ratelimit._tolerance($2, 0))", balance, capacity).Scan(&whole))
 				if whole != n-1 {
 					t.Errorf("%v of %v: %v whole tokens, want %v", balance, capacity, whole, n-1)
 				}
@@ -531,11 +531,11 @@ func TestSQLTakesNoWholeNumberThatRoundingMakes(t *testing.T) {
 func TestARestBelowTheSmallestCountIsNothingByHand(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
-	remaining := scan[float64](t, pool, "SELECT remaining FROM ratelimit('calls', 'k', rate => 10, period => '1 hour', count => 0.1::float8 + 0.2::float8 - 0.3::float8)")
+	remaining := scan[float64](t, pool, "SELECT remaining FROM ratelimit.consume('calls', 'k', rate => 10, period => '1 hour', count => 0.1::float8 + 0.2::float8 - 0.3::float8)")
 	if remaining != 10 {
 		t.Errorf("%v remain, want 10", remaining)
 	}
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit('calls', 'k', rate => 10, period => '1 hour', count => -1e-15)"); sqlState(err) != "22023" {
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.consume('calls', 'k', rate => 10, period => '1 hour', count => -1e-15)"); sqlState(err) != "22023" {
 		t.Errorf("a count below 0: %v", err)
 	}
 }

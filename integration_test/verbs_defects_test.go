@@ -71,8 +71,8 @@ func TestDefectANegativeCountMints(t *testing.T) {
 			if !errors.Is(err, ratelimit.ErrInvalid) {
 				w.Errorf("refund %v: %v", count, err)
 			}
-			w.sqlFails("22023", `SELECT _ratelimit_consume('messages', 'ann', 10, '1 min', 10, NULL, $1, 0, $2)`, count, noon)
-			_, err = w.db.Exec(w.Context(), `SELECT _ratelimit_refund('{messages}', '{ann}', '{10}', '{1 min}', '{10}', '{NULL}', ARRAY[$1::float8], '{10}', '{0}', '{1}', $2, $2, $2)`, count, noon)
+			w.sqlFails("22023", `SELECT ratelimit._consume('messages', 'ann', 10, '1 min', 10, NULL, $1, 0, $2)`, count, noon)
+			_, err = w.db.Exec(w.Context(), `SELECT ratelimit._refund('{messages}', '{ann}', '{10}', '{1 min}', '{10}', '{NULL}', ARRAY[$1::float8], '{10}', '{0}', '{1}', $2, $2, $2)`, count, noon)
 			w.do(err)
 		}
 		w.holds(limit.Key("ann"), 0)

@@ -45,11 +45,11 @@ func TestNothingIsWrittenOnDenial(t *testing.T) {
 	}
 	t.Run("arrays in another order than the lock order", func(t *testing.T) {
 		pool := newPool(t, 1)
-		_, err := pool.Exec(t.Context(), `INSERT INTO rate_limits SELECT name, '', 0, 1, value, now() FROM (VALUES ('a', 1e6), ('b', 1e6), ('c', 0)) AS l (name, value)`)
+		_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.limits SELECT name, '', 0, 1, value, now() FROM (VALUES ('a', 1e6), ('b', 1e6), ('c', 0)) AS l (name, value)`)
 		succeeds(t, err)
 		writesNothing(t, pool, func() {
 			var granted bool
-			err := pool.QueryRow(t.Context(), `SELECT granted FROM _ratelimit_apply('consume', '{b,c,a}', '{"","",""}', '{1,1,1}', '{1 day,1 day,1 day}',
+			err := pool.QueryRow(t.Context(), `SELECT granted FROM ratelimit._apply('consume', '{b,c,a}', '{"","",""}', '{1,1,1}', '{1 day,1 day,1 day}',
 				'{1e6,1e6,1e6}', '{NULL,NULL,NULL}', '{1,1,1}', '{1,1,1}', '{0,0,0}', '{0,0,0}', '{0,0,0}')`).Scan(&granted)
 			if err != nil || granted {
 				t.Fatalf("%v, %v, want a denial", granted, err)
@@ -74,13 +74,13 @@ func TestExpectingADenialDecidesTheSame(t *testing.T) {
 					for i := range answers {
 						savepoint, err := tx.Begin(t.Context())
 						if err == nil {
-							_, err = savepoint.Exec(t.Context(), `INSERT INTO rate_limits SELECT 'limit', 'k', s, $1::int, 3.0 / greatest($1::int, 1), '2026-07-01 12:00 UTC'
+							_, err = savepoint.Exec(t.Context(), `INSERT INTO ratelimit.limits SELECT 'limit', 'k', s, $1::int, 3.0 / greatest($1::int, 1), '2026-07-01 12:00 UTC'
 								FROM generate_series(0, $1::int - 1) AS s`, shards)
 						}
 						var ok bool
 						if err == nil {
-							err = savepoint.QueryRow(t.Context(), `SELECT granted, concat_ws(' ', r, (SELECT array_agg(l ORDER BY shard) FROM rate_limits AS l))
-								FROM _ratelimit_consume('limit', 'k', 1, '1 minute', 10, `+start+`, $1, 0, '2026-07-01 12:00 UTC'::timestamptz + $2 * interval '1 minute', $3) AS r`,
+							err = savepoint.QueryRow(t.Context(), `SELECT granted, concat_ws(' ', r, (SELECT array_agg(l ORDER BY shard) FROM ratelimit.limits AS l))
+								FROM ratelimit._consume('limit', 'k', 1, '1 minute', 10, `+start+`, $1, 0, '2026-07-01 12:00 UTC'::timestamptz + $2 * interval '1 minute', $3) AS r`,
 								count, minute, i == 1).Scan(&ok, &answers[i])
 						}
 						if err == nil {

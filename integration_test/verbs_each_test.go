@@ -222,12 +222,12 @@ func TestEachWaitsHoldingNothingThatComesLater(t *testing.T) {
 		}
 		holder, err := pool.Begin(t.Context())
 		succeeds(t, err)
-		succeeds(t, second(holder.Exec(t.Context(), "SELECT FROM rate_limits WHERE key = 'c' FOR UPDATE")))
+		succeeds(t, second(holder.Exec(t.Context(), "SELECT FROM ratelimit.limits WHERE key = 'c' FOR UPDATE")))
 		slices.Reverse(requests)
 		done := make(chan error, 1)
 		go func() { done <- second(limits.Each(t.Context(), pool, requests...)) }()
 		waiting(t, pool, 1)
-		if n := scan[int](t, holder, "SELECT count(*) FROM (SELECT FROM rate_limits WHERE key > 'c' FOR UPDATE NOWAIT) AS free"); n != 2 {
+		if n := scan[int](t, holder, "SELECT count(*) FROM (SELECT FROM ratelimit.limits WHERE key > 'c' FOR UPDATE NOWAIT) AS free"); n != 2 {
 			t.Errorf("%d rows are free", n)
 		}
 		succeeds(t, holder.Rollback(t.Context()))
@@ -296,7 +296,7 @@ func TestEachUnderOverrides(t *testing.T) {
 	} {
 		succeeds(t, err)
 	}
-	scan[int64](t, pool, "SELECT ratelimit_unlimited('each', 'free')")
+	scan[int64](t, pool, "SELECT ratelimit.unlimited('each', 'free')")
 	succeeds(t, limits.Overrides.Load(t.Context()))
 	results, err := limits.Each(t.Context(), pool,
 		limit.Key("blocked"), limit.Key("banned"), limit.Key("small").Count(5), limit.Key("smaller").Count(5), limit.Key("free").Count(1000), limit.Key("ann").Count(5),
@@ -338,7 +338,7 @@ func TestAnObserverSeesEachAsConsumes(t *testing.T) {
 // eachByHand is a call of the function for keys of one token bucket of 10 a hour.
 func eachByHand(name, ends, keys, counts string) string {
 	fill := func(value string) string { return "array_fill(" + value + ", ARRAY[cardinality(e)])" }
-	return "SELECT ord::text || granted::text FROM (VALUES ('" + ends + "'::integer[])) AS v (e), LATERAL _ratelimit_each(" + strings.Join([]string{
+	return "SELECT ord::text || granted::text FROM (VALUES ('" + ends + "'::integer[])) AS v (e), LATERAL ratelimit._each(" + strings.Join([]string{
 		"e", fill("'" + name + "'::text"), fill("10::float8"), fill("interval '1 hour'"), fill("10::float8"), fill("NULL::timestamptz"), fill("1"),
 		fill("-0.000000001::float8"), fill("0"), fill("0"), "'" + keys + "'", "'" + counts + "'",
 	}, ", ") + ")"
@@ -359,7 +359,7 @@ func TestEachIsInOrder(t *testing.T) {
 	if got := scan[string](t, pool, eachByHand("l", "{1,6}", "{a,a,b,c,d,e}", "{1,10,1,1,1,1}")); got != "{1,2,3,4,5,6}{1,0,1,1,1,1}" {
 		t.Error(got)
 	}
-	if n := scan[int](t, pool, "SELECT count(*) FROM rate_limits WHERE value = 9"); n != 5 {
+	if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.limits WHERE value = 9"); n != 5 {
 		t.Errorf("%d keys have given one token", n)
 	}
 }
@@ -399,7 +399,7 @@ func TestEachDecidesAnewWhatTheUpdateLeft(t *testing.T) {
 	succeeds(t, second(limits.Each(t.Context(), pool, requests...)))
 	holder, err := pool.Begin(t.Context())
 	succeeds(t, err)
-	for _, sql := range []string{"DELETE FROM rate_limits WHERE key = 'b'", "SELECT FROM rate_limits WHERE key = 'd' FOR UPDATE"} {
+	for _, sql := range []string{"DELETE FROM ratelimit.limits WHERE key = 'b'", "SELECT FROM ratelimit.limits WHERE key = 'd' FOR UPDATE"} {
 		succeeds(t, second(holder.Exec(t.Context(), sql)))
 	}
 	results, done := []ratelimit.Result(nil), make(chan error, 1)

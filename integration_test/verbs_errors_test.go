@@ -249,7 +249,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		}
 		if by == "Override" || by == "Block" { // which take only names that are published, if any is
 			lost.do = func(c *failing) error {
-				if err := ratelimit.Publish(c.ctx, c.pool, c.limit.Name(), c.limit); err != nil {
+				if err := new(ratelimit.Limiter).Publish(c.ctx, c.pool, c.limit.Name(), c.limit); err != nil {
 					return err
 				}
 				return call(c, answerLost{c.pool}, c.request())
@@ -483,10 +483,10 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Sweep: a transaction": func(c *failing) error {
 			return c.limiter.InTx(c.ctx, c.pool, func(_ context.Context, tx pgx.Tx) error { return second(c.limiter.Sweep(c.ctx, tx, c.limit)) })
 		},
-		"Publish: no database":     func(c *failing) error { return ratelimit.Publish(c.ctx, nil, "p", c.limit) },
-		"Publish: no program":      func(c *failing) error { return ratelimit.Publish(c.ctx, c.pool, "", c.limit) },
-		"Publish: a bad name":      func(c *failing) error { return ratelimit.Publish(c.ctx, c.pool, "\xff", c.limit) },
-		"Publish: a long name":     func(c *failing) error { return ratelimit.Publish(c.ctx, c.pool, strings.Repeat("n", 256), c.limit) },
+		"Publish: no database":     func(c *failing) error { return new(ratelimit.Limiter).Publish(c.ctx, nil, "p", c.limit) },
+		"Publish: no program":      func(c *failing) error { return new(ratelimit.Limiter).Publish(c.ctx, c.pool, "", c.limit) },
+		"Publish: a bad name":      func(c *failing) error { return new(ratelimit.Limiter).Publish(c.ctx, c.pool, "\xff", c.limit) },
+		"Publish: a long name":     func(c *failing) error { return new(ratelimit.Limiter).Publish(c.ctx, c.pool, strings.Repeat("n", 256), c.limit) },
 		"Validate: the zero Limit": func(*failing) error { return ratelimit.Limit{}.Validate() },
 		"UnmarshalJSON: no object": func(*failing) error { return new(ratelimit.Config).UnmarshalJSON([]byte("1")) },
 		"Load: no database":        func(c *failing) error { return new(ratelimit.Overrides).Load(c.ctx) },
@@ -531,7 +531,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		},
 		"During: the hold is lost": func(c *failing) error {
 			return c.during(c.pool, 6*time.Second, func(ctx context.Context) ([]ratelimit.Request, error) {
-				_, err := c.pool.Exec(ctx, "DELETE FROM rate_limit_holds WHERE name = $1", c.limit.Name())
+				_, err := c.pool.Exec(ctx, "DELETE FROM ratelimit.holds WHERE name = $1", c.limit.Name())
 				<-ctx.Done()
 				return nil, errors.Join(err, context.Cause(ctx))
 			})
@@ -580,7 +580,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		},
 	})
 	add(failure{is: exhausted, bare: true}, map[string]func(c *failing) error{
-		"Publish: conflicts without end": func(c *failing) error { return ratelimit.Publish(soonEnded(c), refusing{"40001"}, "p", c.limit) },
+		"Publish: conflicts without end": func(c *failing) error { return new(ratelimit.Limiter).Publish(soonEnded(c), refusing{"40001"}, "p", c.limit) },
 	})
 	add(failure{is: context.Canceled}, map[string]func(c *failing) error{
 		"During: the context ends before the function is called": func(c *failing) error {
@@ -703,11 +703,11 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		}},
 		"Sweep: holds": {by: "Sweep", is: state("42883"), bare: true, do: func(c *failing) error {
 			pool := newPool(c.T, 1)
-			mustExec(c.T, pool, "DROP FUNCTION _ratelimit_sweep_holds")
+			mustExec(c.T, pool, "DROP FUNCTION ratelimit._sweep_holds")
 			return second(c.limiter.Sweep(c.ctx, pool, c.limit))
 		}},
 		"Publish: no right": {by: "Publish", is: state("42501"), bare: true, do: func(c *failing) error {
-			return ratelimit.Publish(c.ctx, refusing{"42501"}, "p", c.limit)
+			return new(ratelimit.Limiter).Publish(c.ctx, refusing{"42501"}, "p", c.limit)
 		}},
 	})
 	maps.Copy(all, failuresOfOpen(conflicting))
@@ -723,8 +723,8 @@ func TestEveryErrorMatchesASentinel(t *testing.T) {
 	mustExec(t, pool, "CREATE TABLE later (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
 	mustExec(t, pool, "INSERT INTO later VALUES (1)")
 	mustExec(t, conflicting, "CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE serialization_failure; END'")
-	mustExec(t, conflicting, "CREATE TRIGGER conflict BEFORE INSERT OR UPDATE ON rate_limits FOR EACH ROW EXECUTE FUNCTION conflict()")
-	mustExec(t, conflicting, "CREATE TRIGGER conflict BEFORE INSERT OR UPDATE ON rate_limit_definitions FOR EACH ROW EXECUTE FUNCTION conflict()")
+	mustExec(t, conflicting, "CREATE TRIGGER conflict BEFORE INSERT OR UPDATE ON ratelimit.limits FOR EACH ROW EXECUTE FUNCTION conflict()")
+	mustExec(t, conflicting, "CREATE TRIGGER conflict BEFORE INSERT OR UPDATE ON ratelimit.definitions FOR EACH ROW EXECUTE FUNCTION conflict()")
 	sentinels := map[string]error{
 		"ErrDenied": ratelimit.ErrDenied, "ErrInvalid": ratelimit.ErrInvalid, "ErrExceedsCapacity": ratelimit.ErrExceedsCapacity,
 		"ErrNotLoaded": ratelimit.ErrNotLoaded, "ErrHoldLost": ratelimit.ErrHoldLost, "migrations.ErrBehind": migrations.ErrBehind, "ErrClosed": ratelimit.ErrClosed, "ErrAttemptsExhausted": ratelimit.ErrAttemptsExhausted, "ErrUnknownOutcome": ratelimit.ErrUnknownOutcome,
@@ -828,7 +828,7 @@ var neverMade = map[string]string{
 	"%w: the database and the library disagree about a decision": "a defect",
 	"an entry has three fields":                                  "it is replaced by the error of the token",
 	"another program sweeps, or has swept":                       "it ends a sweep of the background, and is not returned",
-	"nobody sweeps it: a session keeps its row of rate_limit_sweeps locked, or a batch takes minutes. End the first; its pid is one of: SELECT pid FROM pg_locks WHERE relation = 'rate_limit_sweeps'::regclass": "it is told to Options.OnError",
+	"nobody sweeps it: a session keeps its row of ratelimit.sweeps locked, or a batch takes minutes. End the first; its pid is one of: SELECT pid FROM pg_locks WHERE relation = 'ratelimit.sweeps'::regclass": "it is told to Options.OnError",
 	"ratelimit: schema: ":              "it is told to Options.OnError",
 	"other numbers are published":      "it is told to Options.OnError",
 	"ratelimit: publish: %w: limit %s": "it is told to Options.OnError",

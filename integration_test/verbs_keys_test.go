@@ -116,17 +116,17 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 	window := ratelimit.FixedWindow("window", 5, 100_000*time.Hour)
 	pairs := ratelimit.TokenBucket("pairs", 5, 100_000*time.Hour)
 	seats := ratelimit.Slots("seats", 1)
-	succeeds(t, ratelimit.Publish(t.Context(), w.pool, "api", logins, window, pairs, seats))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), w.pool, "api", logins, window, pairs, seats))
 	ways := map[string]struct{ block, unblock, reset func(limit, key string) }{
 		"SQL": {
 			func(limit, key string) {
-				w.sql(fmt.Sprintf("SELECT ratelimit_block(%s, %s)", quoted(limit), quoted(key)), new(int64))
+				w.sql(fmt.Sprintf("SELECT ratelimit.block(%s, %s)", quoted(limit), quoted(key)), new(int64))
 			},
 			func(limit, key string) {
-				w.sql(fmt.Sprintf("SELECT ratelimit_unblock(%s, %s)", quoted(limit), quoted(key)), new(int64))
+				w.sql(fmt.Sprintf("SELECT ratelimit.unblock(%s, %s)", quoted(limit), quoted(key)), new(int64))
 			},
 			func(limit, key string) {
-				w.sql(fmt.Sprintf("SELECT ratelimit_reset(%s, %s)", quoted(limit), quoted(key)), new(int64))
+				w.sql(fmt.Sprintf("SELECT ratelimit.reset(%s, %s)", quoted(limit), quoted(key)), new(int64))
 			},
 		},
 		"the tool": {
@@ -175,25 +175,25 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 		r, lit := logins.Key(key), quoted(key)
 		w.goes(fmt.Sprintf("%q", key), r.Count(3), "")
 		var rows, listed int
-		w.sql("SELECT count(*) FROM rate_limits WHERE name = 'logins' AND key = "+lit, &rows)
-		w.sql("SELECT count(*) FROM ratelimit_keys('logins', keys => ARRAY["+lit+"]) WHERE key = "+lit, &listed)
+		w.sql("SELECT count(*) FROM ratelimit.limits WHERE name = 'logins' AND key = "+lit, &rows)
+		w.sql("SELECT count(*) FROM ratelimit.keys('logins', keys => ARRAY["+lit+"]) WHERE key = "+lit, &listed)
 		if rows != 1 || listed != 1 || ratelimit.StoredKey(key) != key {
 			t.Errorf("%q has %d rows, and is listed %d times", key, rows, listed)
 		}
 		var granted bool
-		if w.sql("SELECT granted FROM ratelimit_try('logins', "+lit+", count => 2)", &granted); !granted {
+		if w.sql("SELECT granted FROM ratelimit.try('logins', "+lit+", count => 2)", &granted); !granted {
 			t.Errorf("%q was denied in SQL", key)
 		}
 		w.goes(fmt.Sprintf("%q, used up in SQL", key), r, ratelimit.ReasonQuota)
-		w.sql("SELECT ratelimit_reset('logins', "+lit+")", new(int64))
+		w.sql("SELECT ratelimit.reset('logins', "+lit+")", new(int64))
 		steer("logins", key, r, *whole || i%4 == 0 && (!testing.Short() || i%16 == 0))
 
 		// The windows of a key begin at its hash, in Go as in SQL.
 		result, err := w.limits.Consume(t.Context(), w.pool, window.Key(key).Count(4))
 		succeeds(t, err)
 		var resetAt time.Time
-		w.sql("SELECT reset_at FROM ratelimit('window', "+lit+")", &resetAt)
-		if w.sql("SELECT granted FROM ratelimit_try('window', "+lit+")", &granted); granted || !resetAt.Equal(result.ResetAt) {
+		w.sql("SELECT reset_at FROM ratelimit.consume('window', "+lit+")", &resetAt)
+		if w.sql("SELECT granted FROM ratelimit.try('window', "+lit+")", &granted); granted || !resetAt.Equal(result.ResetAt) {
 			t.Errorf("the window of %q: granted %v, until %v in SQL and %v in Go", key, granted, resetAt, result.ResetAt)
 		}
 		w.page.get(http.StatusOK, "key?name=window&key="+url.QueryEscape(key), "0 of 5 tokens")
@@ -202,11 +202,11 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 		if _, err := w.limits.Hold(t.Context(), w.pool, "go", -1, seats.Key(key)); err != nil {
 			t.Errorf("%q: %v", key, err)
 		}
-		if _, err := w.pool.Exec(t.Context(), "SELECT ratelimit_hold('seats', "+lit+", 'sql', ttl => '1 day')"); sqlState(err) != "PT429" {
+		if _, err := w.pool.Exec(t.Context(), "SELECT ratelimit.hold('seats', "+lit+", 'sql', ttl => '1 day')"); sqlState(err) != "PT429" {
 			t.Errorf("%q: SQL holds what Go has: %v", key, err)
 		}
 		var id string
-		w.sql("SELECT id FROM ratelimit_holds('seats', "+lit+")", &id)
+		w.sql("SELECT id FROM ratelimit.holds('seats', "+lit+")", &id)
 		w.page.get(http.StatusOK, "key?name=seats&key="+url.QueryEscape(key), "0 of 1 slots")
 		switch released := false; {
 		case i%4 == 1 || *whole:
@@ -215,7 +215,7 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 			}
 			w.tool("release", "--yes", "--", "seats", key, "go")
 		case i%2 == 0:
-			if w.sql("SELECT ratelimit_release('seats', "+lit+", 'go')", &released); !released {
+			if w.sql("SELECT ratelimit.release('seats', "+lit+", 'go')", &released); !released {
 				t.Errorf("%q: SQL releases nothing", key)
 			}
 		default:
@@ -224,7 +224,7 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 			}
 		}
 		var held int
-		if w.sql("SELECT count(*) FROM rate_limit_holds WHERE name = 'seats'", &held); held != 0 || id != "go" {
+		if w.sql("SELECT count(*) FROM ratelimit.holds WHERE name = 'seats'", &held); held != 0 || id != "go" {
 			t.Errorf("%q: %d holds are left, and %q was listed", key, held, id)
 		}
 	}
@@ -237,7 +237,7 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 		w.goes(fmt.Sprintf("%q", parts), r.Count(3), "")
 		var stored string
 		var back []string
-		w.sql(fmt.Sprintf("SELECT key, ratelimit_key_parts(key) FROM rate_limits WHERE name = 'pairs' AND key = ratelimit_key(%s)", quotedList(parts)), &stored, &back)
+		w.sql(fmt.Sprintf("SELECT key, ratelimit.key_parts(key) FROM ratelimit.limits WHERE name = 'pairs' AND key = ratelimit.key(%s)", quotedList(parts)), &stored, &back)
 		if stored != key || !slices.Equal(back, parts) {
 			t.Errorf("%q are stored as %q, and in Go as %q; SQL reads %q", parts, stored, key, back)
 		}
@@ -307,7 +307,7 @@ func TestTenantsOfAnyNameAreKeptApart(t *testing.T) {
 	}
 	for _, tenant := range hostileTenants {
 		asTenant(t, app, tenant, func(tx pgx.Tx) {
-			rows, _ := tx.Query(t.Context(), "SELECT key FROM rate_limits")
+			rows, _ := tx.Query(t.Context(), "SELECT key FROM ratelimit.limits")
 			seen, err := pgx.CollectRows(rows, pgx.RowTo[string])
 			var own []string
 			for _, parts := range [][]string{{tenant, "all"}, {tenant, "ann"}, {tenant, "b", "c"}, {tenant, "|"}, {tenant, `\`}} {
@@ -335,7 +335,7 @@ func TestTenantsOfAnyNameAreKeptApart(t *testing.T) {
 			}
 			// By hand, all at once.
 			refused(tenant, "deletes", tx, "", func(tx pgx.Tx) error {
-				tag, err := tx.Exec(t.Context(), "DELETE FROM rate_limits")
+				tag, err := tx.Exec(t.Context(), "DELETE FROM ratelimit.limits")
 				if err == nil && tag.RowsAffected() != int64(len(own)) {
 					err = fmt.Errorf("%d rows", tag.RowsAffected())
 				}
@@ -378,7 +378,7 @@ func TestAGuardFindsTheTenantOfAnyName(t *testing.T) {
 	// A move takes exactly the tenant's rows.
 	for _, tenant := range hostileTenants {
 		var n int
-		err := pool.QueryRow(t.Context(), "SELECT count(*) FROM rate_limits WHERE name = 'limit' AND (ratelimit_key_parts(key))[1] = $1", tenant).Scan(&n)
+		err := pool.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.limits WHERE name = 'limit' AND (ratelimit.key_parts(key))[1] = $1", tenant).Scan(&n)
 		if want := map[bool]int{true: 4}[here[tenant]]; err != nil || n != want {
 			t.Errorf("%q has %d rows, %v, want %d", tenant, n, err, want)
 		}
@@ -388,7 +388,7 @@ func TestAGuardFindsTheTenantOfAnyName(t *testing.T) {
 // firstOf is the first part of a stored key of several, or empty.
 func firstOf(t *testing.T, pool *pgxpool.Pool, key string) (first string) {
 	t.Helper()
-	err := pool.QueryRow(t.Context(), "SELECT CASE WHEN cardinality(p) > 1 THEN p[1] ELSE '' END FROM ratelimit_key_parts($1) AS p", key).Scan(&first)
+	err := pool.QueryRow(t.Context(), "SELECT CASE WHEN cardinality(p) > 1 THEN p[1] ELSE '' END FROM ratelimit.key_parts($1) AS p", key).Scan(&first)
 	succeeds(t, err)
 	return first
 }
@@ -416,7 +416,7 @@ func TestSQLJoinsKeysAsGoDoes(t *testing.T) {
 		var stored string
 		var back, ofText []string
 		other := text(0)
-		err := pool.QueryRow(t.Context(), "SELECT k, ratelimit_key_parts(k), ratelimit_key_parts($2) FROM ratelimit_key(VARIADIC $1) AS k", parts, other).Scan(&stored, &back, &ofText)
+		err := pool.QueryRow(t.Context(), "SELECT k, ratelimit.key_parts(k), ratelimit.key_parts($2) FROM ratelimit.key(VARIADIC $1) AS k", parts, other).Scan(&stored, &back, &ofText)
 		if err != nil || stored != ratelimit.StoredKey(parts...) || len(parts) > 1 && !slices.Equal(back, parts) {
 			t.Fatalf("seed %d: %q: stored as %q in SQL and %q in Go, which is %q, %v", seed, parts, stored, ratelimit.StoredKey(parts...), back, err)
 		}
@@ -441,16 +441,16 @@ func TestSQLJoinsKeysAsGoDoes(t *testing.T) {
 		loose = `FROM "POSIX"`
 	}
 	for statements, want := range map[string]string{
-		"SELECT ratelimit_key('a', NULL)": "22023", "SELECT ratelimit_key('a', '')": "22023", "SELECT ratelimit_key('')": "22023", "SELECT ratelimit_key(NULL)": "22023",
-		"SELECT ratelimit_key(VARIADIC '{}')": "22023", "SELECT ratelimit_key(VARIADIC NULL::text[])": "22023", "SELECT 1 / (ratelimit_key_parts(NULL) IS NULL)::integer": "",
+		"SELECT ratelimit.key('a', NULL)": "22023", "SELECT ratelimit.key('a', '')": "22023", "SELECT ratelimit.key('')": "22023", "SELECT ratelimit.key(NULL)": "22023",
+		"SELECT ratelimit.key(VARIADIC '{}')": "22023", "SELECT ratelimit.key(VARIADIC NULL::text[])": "22023", "SELECT 1 / (ratelimit.key_parts(NULL) IS NULL)::integer": "",
 		// Collations that Postgres does not match by, and two of them in one call.
 		`CREATE COLLATION loose ` + loose + `;
 		 CREATE TABLE people (tenant text COLLATE loose, name text COLLATE "POSIX"); INSERT INTO people VALUES ('a|b', 'C\d');
-		 SELECT 1 / (ratelimit_key(tenant, name) COLLATE "C" = 'a\|b|C\\d' AND (ratelimit_key_parts(ratelimit_key(tenant, name)))[1] COLLATE "C" = 'a|b'
-		   AND ratelimit_key_parts(tenant) = ARRAY['a', 'b'] AND ratelimit_key(tenant) COLLATE "C" = 'a|b')::integer FROM people`: "",
+		 SELECT 1 / (ratelimit.key(tenant, name) COLLATE "C" = 'a\|b|C\\d' AND (ratelimit.key_parts(ratelimit.key(tenant, name)))[1] COLLATE "C" = 'a|b'
+		   AND ratelimit.key_parts(tenant) = ARRAY['a', 'b'] AND ratelimit.key(tenant) COLLATE "C" = 'a|b')::integer FROM people`: "",
 		`SET LOCAL standard_conforming_strings = off;
-		 SELECT 1 / (ratelimit_key('a|b', 'C\\d') = 'a\\|b|C\\\\d' AND ratelimit_key_parts('a\\|b|C\\\\d') = ARRAY['a|b', 'C\\d'])::integer`: "",
-		"CREATE TABLE found AS SELECT 'a|b'::text AS key; CREATE INDEX ON found ((ratelimit_key_parts(key)))": "",
+		 SELECT 1 / (ratelimit.key('a|b', 'C\\d') = 'a\\|b|C\\\\d' AND ratelimit.key_parts('a\\|b|C\\\\d') = ARRAY['a|b', 'C\\d'])::integer`: "",
+		"CREATE TABLE found AS SELECT 'a|b'::text AS key; CREATE INDEX ON found ((ratelimit.key_parts(key)))": "",
 	} {
 		tx, err := pool.Begin(t.Context())
 		succeeds(t, err)

@@ -127,7 +127,7 @@ func TestDeletingAnIdleRowChangesNoDecision(t *testing.T) {
 				count := float64(random.IntN(3))
 				if w.balance(key) == limit.Capacity() {
 					before := []any{w.check(key.Count(count)), w.check(key.Count(limit.Capacity())), w.balances(key), w.wouldReserve(key.Count(9))}
-					w.do(second(w.db.Exec(w.Context(), "DELETE FROM rate_limits WHERE name = $1", limit.Name())))
+					w.do(second(w.db.Exec(w.Context(), "DELETE FROM ratelimit.limits WHERE name = $1", limit.Name())))
 					after := []any{w.check(key.Count(count)), w.check(key.Count(limit.Capacity())), w.balances(key), w.wouldReserve(key.Count(9))}
 					if !reflect.DeepEqual(before, after) {
 						w.Fatalf("%s, step %d: was\n%+v, is\n%+v", limit.Name(), step, before, after)
@@ -146,7 +146,7 @@ func TestDeletingAnIdleRowChangesNoDecision(t *testing.T) {
 		for step := range 100 {
 			w.clock.Advance(time.Duration(random.Int64N(int64(time.Minute))))
 			if w.balance(limit.Key("swept")) == 5 {
-				_, err := w.db.Exec(w.Context(), "DELETE FROM rate_limits WHERE name = 'swept' AND key = 'swept'")
+				_, err := w.db.Exec(w.Context(), "DELETE FROM ratelimit.limits WHERE name = 'swept' AND key = 'swept'")
 				w.do(err)
 			}
 			count := float64(random.IntN(5))

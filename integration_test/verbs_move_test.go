@@ -267,13 +267,13 @@ func TestMoveUnderOverrides(t *testing.T) {
 			first      bool // it is overridden before the tokens are used
 			used, want float64
 		}{
-			{"raised", "ratelimit_override('hashed.small 1 to 1', $1, rate => 300)", true, 250, 750},
-			{"lowered", "ratelimit_override('hashed.small 1 to 1', $1, rate => 40)", true, 40, 960},
-			{"lowered to", "ratelimit_override('hashed.large 1 to 1', $1, rate => 200)", true, 90, 110},
-			{"blocked", "ratelimit_block('hashed.small 1 to 1', $1)", false, 90, 910},
-			{"blocked to", "ratelimit_block('hashed.large 1 to 1', $1)", true, 90, 910},
-			{"lifted", "ratelimit_unlimited('hashed.small 1 to 1', $1)", false, 90, 910},
-			{"lifted to", "ratelimit_unlimited('hashed.large 1 to 1', $1)", true, 90, 910},
+			{"raised", "ratelimit.override('hashed.small 1 to 1', $1, rate => 300)", true, 250, 750},
+			{"lowered", "ratelimit.override('hashed.small 1 to 1', $1, rate => 40)", true, 40, 960},
+			{"lowered to", "ratelimit.override('hashed.large 1 to 1', $1, rate => 200)", true, 90, 110},
+			{"blocked", "ratelimit.block('hashed.small 1 to 1', $1)", false, 90, 910},
+			{"blocked to", "ratelimit.block('hashed.large 1 to 1', $1)", true, 90, 910},
+			{"lifted", "ratelimit.unlimited('hashed.small 1 to 1', $1)", false, 90, 910},
+			{"lifted to", "ratelimit.unlimited('hashed.large 1 to 1', $1)", true, 90, 910},
 		} {
 			override := func(now bool) {
 				if now {
@@ -356,7 +356,7 @@ func TestAMoveMissesNoUse(t *testing.T) {
 								if err := limiter.Move(ctx, tx, from, to); err != nil {
 									return err
 								}
-								if n := scan[int](t, pool, "SELECT count(*) FROM (SELECT FROM rate_limits FOR UPDATE SKIP LOCKED) AS free"); n != 0 {
+								if n := scan[int](t, pool, "SELECT count(*) FROM (SELECT FROM ratelimit.limits FOR UPDATE SKIP LOCKED) AS free"); n != 0 {
 									t.Errorf("%d rows are not locked after the move", n)
 								}
 								return nil
@@ -370,7 +370,7 @@ func TestAMoveMissesNoUse(t *testing.T) {
 										return err
 									}
 								}
-								if _, err := tx.Exec(ctx, "SELECT FROM rate_limits"); err != nil { // the snapshot
+								if _, err := tx.Exec(ctx, "SELECT FROM ratelimit.limits"); err != nil { // the snapshot
 									return err
 								}
 								other, err := pool.Begin(t.Context())
@@ -433,7 +433,7 @@ func TestAMoveReadsTheClockAfterWaiting(t *testing.T) {
 	waitingFor(t, pool, other)
 	waited := scan[time.Time](t, other, "SELECT clock_timestamp()")
 	succeeds(t, errors.Join(other.Commit(t.Context()), <-moved))
-	if ts := scan[time.Time](t, pool, "SELECT ts FROM rate_limits WHERE name = 'b'"); ts.Before(waited) {
+	if ts := scan[time.Time](t, pool, "SELECT ts FROM ratelimit.limits WHERE name = 'b'"); ts.Before(waited) {
 		t.Errorf("moved as of %v, but at %v the move still waited", ts, waited)
 	}
 }
@@ -623,7 +623,7 @@ func TestMoveRefusesHostileArguments(t *testing.T) {
 	} {
 		args := append([]string{}, good...)
 		args[change.at] = change.text
-		_, err := pool.Exec(t.Context(), "SELECT _ratelimit_move("+strings.Join(args, ", ")+")")
+		_, err := pool.Exec(t.Context(), "SELECT ratelimit._move("+strings.Join(args, ", ")+")")
 		if sqlState(err) != "22023" {
 			t.Errorf("%s: %v, want 22023", name, err)
 		}
@@ -631,7 +631,7 @@ func TestMoveRefusesHostileArguments(t *testing.T) {
 	if rows := tableOf(t, pool); rows != "" {
 		t.Errorf("the table has\n%s", rows)
 	}
-	if balance := scan[float64](t, pool, "SELECT _ratelimit_move("+strings.Join(good, ", ")+")"); balance != 1 {
+	if balance := scan[float64](t, pool, "SELECT ratelimit._move("+strings.Join(good, ", ")+")"); balance != 1 {
 		t.Errorf("%v", balance)
 	}
 }

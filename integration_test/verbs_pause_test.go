@@ -243,7 +243,7 @@ func TestAWaitDuringAPause(t *testing.T) {
 	}
 	owing := steady(1).Key("owing")
 	succeeds(t, second(limits.Charge(t.Context(), pool, owing.Count(10_000))))
-	const version = "SELECT xmin FROM rate_limits WHERE key = 'owing'"
+	const version = "SELECT xmin FROM ratelimit.limits WHERE key = 'owing'"
 	before := lines(t, pool, version)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -308,8 +308,8 @@ func TestPauseUnderOverrides(t *testing.T) {
 		bare := w
 		bare.limiter = &ratelimit.Limiter{Clock: w.clock.Now}
 		for key, sql := range map[string]string{
-			"lowered": "ratelimit_override('steady in 1', 'lowered', capacity => 5)", "blocked": "ratelimit_block('steady in 1', 'blocked')",
-			"lifted": "ratelimit_unlimited('steady in 1', 'lifted')",
+			"lowered": "ratelimit.override('steady in 1', 'lowered', capacity => 5)", "blocked": "ratelimit.block('steady in 1', 'blocked')",
+			"lifted": "ratelimit.unlimited('steady in 1', 'lifted')",
 		} {
 			override(sql)
 			r := limit.Key(key)
@@ -376,7 +376,7 @@ func TestPauseOnOtherHandles(t *testing.T) {
 				!errors.Is(verbs[2].Err, ratelimit.ErrInvalid) {
 				t.Fatalf("%s: observed %+v", name, verbs)
 			}
-			mustExec(t, pool, "DELETE FROM rate_limits")
+			mustExec(t, pool, "DELETE FROM ratelimit.limits")
 		}
 	}
 }
@@ -518,17 +518,17 @@ func TestAddInAPause(t *testing.T) {
 	limiter := new(ratelimit.Limiter)
 	r := steady(3).Key("ann")
 	succeeds(t, limiter.Pause(t.Context(), pool, time.Now().Add(time.Hour), r))
-	id := scan[int64](t, pool, "SELECT ratelimit_override('steady in 3', 'ann', rate => 10, capacity => 50)")
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit_add($1, 20)", id); sqlState(err) != "55000" || !strings.Contains(err.Error(), "nothing was added: the key is paused until 20") {
+	id := scan[int64](t, pool, "SELECT ratelimit.override('steady in 3', 'ann', rate => 10, capacity => 50)")
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.add($1, 20)", id); sqlState(err) != "55000" || !strings.Contains(err.Error(), "nothing was added: the key is paused until 20") {
 		t.Fatalf("%v", err)
 	}
 	succeeds(t, limiter.Resume(t.Context(), pool, r))
-	if added := scan[float64](t, pool, "SELECT ratelimit_add($1, 20)", id); added < 29.9999 || added > 30.0001 {
+	if added := scan[float64](t, pool, "SELECT ratelimit.add($1, 20)", id); added < 29.9999 || added > 30.0001 {
 		t.Fatalf("%v were added", added)
 	}
 }
 
-// TestKeysArePausedUntil: ratelimit_keys says until when a key is paused, as Balance does.
+// TestKeysArePausedUntil: ratelimit.keys says until when a key is paused, as Balance does.
 func TestKeysArePausedUntil(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
@@ -537,13 +537,13 @@ func TestKeysArePausedUntil(t *testing.T) {
 		steady(1), steady(3), ratelimit.FixedWindow("window", 3, time.Hour), ratelimit.TokenBucket("never", 0, time.Hour), ratelimit.Slots("slots", 2),
 		ratelimit.TokenBucket("varies", 3, time.Hour, ratelimit.Varies(time.Hour)),
 	}
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "test", limits...))
-	mustExec(t, pool, `SELECT ratelimit_block('steady in 1', 'blocked'), ratelimit_unlimited('steady in 1', 'lifted'), ratelimit_override('steady in 1', 'lowered', rate => 1, capacity => 1),
-		ratelimit_override('steady in 1', 'both', capacity => 3), ratelimit_block('steady in 1', 'both'), ratelimit_unlimited('steady in 1', 'lifted, blocked'), ratelimit_block('steady in 1', 'lifted, blocked')`)
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "test", limits...))
+	mustExec(t, pool, `SELECT ratelimit.block('steady in 1', 'blocked'), ratelimit.unlimited('steady in 1', 'lifted'), ratelimit.override('steady in 1', 'lowered', rate => 1, capacity => 1),
+		ratelimit.override('steady in 1', 'both', capacity => 3), ratelimit.block('steady in 1', 'both'), ratelimit.unlimited('steady in 1', 'lifted, blocked'), ratelimit.block('steady in 1', 'lifted, blocked')`)
 	limiter := &ratelimit.Limiter{Clock: func() time.Time { return at }, Overrides: &ratelimit.Overrides{DB: pool, OnError: func(err error) { t.Error(err) }}}
 	succeeds(t, limiter.Overrides.Load(t.Context()))
 	insert := func(row ...any) {
-		succeeds(t, second(pool.Exec(t.Context(), "INSERT INTO rate_limits VALUES ($1, $2, $3, $4, 0, $5)", row...)))
+		succeeds(t, second(pool.Exec(t.Context(), "INSERT INTO ratelimit.limits VALUES ($1, $2, $3, $4, 0, $5)", row...)))
 	}
 	minute := at.Add(time.Minute)
 	for _, c := range []struct {
@@ -577,18 +577,18 @@ func TestKeysArePausedUntil(t *testing.T) {
 		if b := readBalances(t, limiter, pool, c.limit.Key(c.key))[0]; !b.PausedUntil.Equal(want) {
 			t.Errorf("%s: Balance says %v, want %v", c.key, b.PausedUntil, want)
 		}
-		got := scan[*time.Time](t, pool, "SELECT paused_until FROM _ratelimit_keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, ARRAY[$2], $3)", c.limit.Name(), c.key, at)
+		got := scan[*time.Time](t, pool, "SELECT paused_until FROM ratelimit._keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, ARRAY[$2], $3)", c.limit.Name(), c.key, at)
 		if (got != nil) != c.paused || got != nil && !got.Equal(want) {
-			t.Errorf("%s: ratelimit_keys says %v, want %v", c.key, got, want)
+			t.Errorf("%s: ratelimit.keys says %v, want %v", c.key, got, want)
 		}
 	}
 	insert("steady in 3", "broken", 0, 3, minute)
 	insert("steady in 3", "broken", 1, 3, pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true})
-	if got := scan[*time.Time](t, pool, "SELECT paused_until FROM _ratelimit_keys('steady in 3', NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, ARRAY['broken'], $1)", at); got != nil {
+	if got := scan[*time.Time](t, pool, "SELECT paused_until FROM ratelimit._keys('steady in 3', NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, ARRAY['broken'], $1)", at); got != nil {
 		t.Errorf("a row of no program: %v", got)
 	}
 	// With numbers, these alone count.
-	if got := scan[*time.Time](t, pool, "SELECT paused_until FROM ratelimit_keys('steady in 1', 1, '1 minute', keys => ARRAY['lifted'])"); got == nil || !got.Equal(minute) {
+	if got := scan[*time.Time](t, pool, "SELECT paused_until FROM ratelimit.keys('steady in 1', 1, '1 minute', keys => ARRAY['lifted'])"); got == nil || !got.Equal(minute) {
 		t.Errorf("with numbers: %v", got)
 	}
 }
@@ -602,90 +602,90 @@ func TestPauseBySQL(t *testing.T) {
 	window := ratelimit.FixedWindow("window", 3, time.Hour)
 	varies := ratelimit.TokenBucket("varies", 3, time.Hour, ratelimit.Varies(time.Hour))
 	never := ratelimit.TokenBucket("never", 0, time.Hour)
-	succeeds(t, ratelimit.Publish(t.Context(), pool, "test", steady(1), steady(3), free, slots, window, varies, never))
+	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "test", steady(1), steady(3), free, slots, window, varies, never))
 	for _, shards := range []int{1, 3} {
 		limit := steady(shards)
-		until := scan[time.Time](t, pool, "SELECT ratelimit_pause($1, 'ann', until => now() + interval '1 minute', remaining => 2)", limit.Name())
+		until := scan[time.Time](t, pool, "SELECT ratelimit.pause($1, 'ann', until => now() + interval '1 minute', remaining => 2)", limit.Name())
 		for _, r := range []ratelimit.Request{limit.Key("ann")} {
 			if b := readBalances(t, limiter, pool, r)[0]; b.Remaining != 2 || !b.PausedUntil.Equal(until) {
 				t.Errorf("%+v, want 2 until %v", b, until)
 			}
-			if n := scan[int](t, pool, "SELECT count(*) FROM rate_limits WHERE name = $1 AND key = 'ann'", limit.Name()); n != shards {
+			if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.limits WHERE name = $1 AND key = 'ann'", limit.Name()); n != shards {
 				t.Errorf("%d rows", n)
 			}
 		}
-		if later := scan[time.Time](t, pool, "SELECT ratelimit_pause($1, 'ann', until => now() + interval '1 second')", limit.Name()); !later.Equal(until) {
+		if later := scan[time.Time](t, pool, "SELECT ratelimit.pause($1, 'ann', until => now() + interval '1 second')", limit.Name()); !later.Equal(until) {
 			t.Errorf("paused until %v, want %v", later, until)
 		}
 		if b := readBalances(t, limiter, pool, limit.Key("ann"))[0]; b.Remaining != 0 {
 			t.Errorf("%+v", b)
 		}
 		for i, want := range []bool{true, false} {
-			if got := scan[bool](t, pool, "SELECT ratelimit_resume($1, 'ann')", limit.Name()); got != want {
+			if got := scan[bool](t, pool, "SELECT ratelimit.resume($1, 'ann')", limit.Name()); got != want {
 				t.Errorf("resume %d: %v", i, got)
 			}
 		}
-		if got := scan[bool](t, pool, "SELECT ratelimit_resume($1, 'nobody')", limit.Name()); got {
+		if got := scan[bool](t, pool, "SELECT ratelimit.resume($1, 'nobody')", limit.Name()); got {
 			t.Error("a key that was never used was paused")
 		}
 	}
 	// Numbers that nobody has published, a limit without keys, and what decides beside the numbers.
-	scan[time.Time](t, pool, "SELECT ratelimit_pause('own', 'ann', now() + interval '1 minute', 3, rate => 1, period => '1 hour', capacity => 2)")
+	scan[time.Time](t, pool, "SELECT ratelimit.pause('own', 'ann', now() + interval '1 minute', 3, rate => 1, period => '1 hour', capacity => 2)")
 	if b := readBalances(t, limiter, pool, ratelimit.TokenBucket("own", 1, time.Hour, ratelimit.Capacity(2)).Key("ann"))[0]; b.Remaining != 2 || b.PausedUntil.IsZero() {
 		t.Errorf("%+v", b)
 	}
-	mustExec(t, pool, "SELECT ratelimit_block('steady in 1', 'blocked'), ratelimit_unlimited('steady in 1', 'lifted'), ratelimit_override('steady in 1', 'lowered', rate => 1, capacity => 1), ratelimit_override('steady in 1', 'both', capacity => 3), ratelimit_block('steady in 1', 'both')")
+	mustExec(t, pool, "SELECT ratelimit.block('steady in 1', 'blocked'), ratelimit.unlimited('steady in 1', 'lifted'), ratelimit.override('steady in 1', 'lowered', rate => 1, capacity => 1), ratelimit.override('steady in 1', 'both', capacity => 3), ratelimit.block('steady in 1', 'both')")
 	for key, want := range map[string]float64{"blocked": 5, "lifted": 5, "lowered": 1, "both": 3} {
-		scan[time.Time](t, pool, "SELECT ratelimit_pause('steady in 1', $1, until => now() + interval '1 minute', remaining => 5)", key)
+		scan[time.Time](t, pool, "SELECT ratelimit.pause('steady in 1', $1, until => now() + interval '1 minute', remaining => 5)", key)
 		if b := readBalances(t, limiter, pool, steady(1).Key(key))[0]; b.Remaining != want || b.PausedUntil.IsZero() {
 			t.Errorf("%s: %+v, want %v", key, b, want)
 		}
 	}
-	scan[time.Time](t, pool, "SELECT ratelimit_pause('steady in 1', until => now() + interval '1 minute', global => true)")
+	scan[time.Time](t, pool, "SELECT ratelimit.pause('steady in 1', until => now() + interval '1 minute', global => true)")
 	if b := readBalances(t, limiter, pool, steady(1).Global())[0]; b.Remaining != 0 {
 		t.Errorf("%+v", b)
 	}
-	scan[time.Time](t, pool, "SELECT ratelimit_pause('never', 'ann', until => now() + interval '1 minute')")
+	scan[time.Time](t, pool, "SELECT ratelimit.pause('never', 'ann', until => now() + interval '1 minute')")
 	before := tableOf(t, pool)
 	for call, text := range map[string]string{
-		"ratelimit_pause('window', 'ann', until => now() + interval '1 minute')":                                       "only a token bucket can be paused, and its kind is 'fixed window'",
-		"ratelimit_pause('slots', 'ann', until => now() + interval '1 minute')":                                        "only a token bucket can be paused, and its kind is 'slots'",
-		"ratelimit_pause('slots', 'ann', until => now(), remaining => 5, rate => 1000, period => '1 second')":          "only a token bucket can be paused, and its kind is 'slots'",
-		"ratelimit_pause('free', 'ann', until => now() + interval '1 minute')":                                         "only a token bucket can be paused, and its kind is 'unlimited'",
-		"ratelimit_pause('nobody''s', 'ann', until => now() + interval '1 minute')":                                    "no program has published it",
-		"ratelimit_pause('varies', 'ann', until => now() + interval '1 minute')":                                       "the numbers of this key are the program's",
-		"ratelimit_pause('steady in 1', 'ann')":                                                                        "until must be at most 31 days away, not NULL",
-		"ratelimit_pause('steady in 1', 'ann', until => 'infinity')":                                                   "until must be at most 31 days away, not infinity",
-		"ratelimit_pause('steady in 1', 'ann', until => now() + interval '31 days 1 minute')":                          "until must be at most 31 days away, not 20",
-		"ratelimit_pause('steady in 1', 'ann', until => to_timestamp(60))":                                             "until must be at most 31 days away, not 1970",
-		"ratelimit_pause('steady in 1', 'ann', until => now(), remaining => -1)":                                       "remaining must be 0 or between 1e-15 and 1e15, not -1",
-		"ratelimit_pause('steady in 1', 'ann', until => now(), remaining => NULL)":                                     "remaining must be 0 or between 1e-15 and 1e15, not NULL",
-		"ratelimit_pause('steady in 1', 'ann', until => now(), remaining => 'NaN')":                                    "remaining must be 0 or between 1e-15 and 1e15, not NaN",
-		"ratelimit_pause('steady in 1', '', until => now())":                                                           "key must have 1 to 1024 bytes, not 0",
-		"ratelimit_pause('steady in 1', 'ann', until => now(), global => true)":                                        "key must be NULL with global => true",
-		"ratelimit_pause('own', 'ann', until => now(), rate => -1, period => '1 hour')":                                "rate must be 0 or between",
-		"ratelimit_pause('own', 'ann', until => now(), shards => 3)":                                                   "rate must be 0 or between",
-		"ratelimit_pause('own', 'ann', until => now(), capacity => 3)":                                                 "rate must be 0 or between",
-		"ratelimit_pause('own', 'ann', until => now(), period => '1 hour')":                                            "rate must be 0 or between",
-		"ratelimit_pause(NULL, 'ann', until => now())":                                                                 "no program has published it",
-		"ratelimit_resume(NULL, 'ann')":                                                                                "name must have 1 to 255 bytes, not NULL",
-		"ratelimit_resume('steady in 1')":                                                                              "key must have 1 to 1024 bytes, not NULL",
-		"_ratelimit_resume('{l}', '{k}', 'infinity')":                                                                  "the arguments are not valid",
-		"_ratelimit_pause('{}', '{}', '{}', '{}', '{}', '{}', '{}', now())":                                            "the arguments are not valid",
-		"_ratelimit_pause(NULL, NULL, NULL, NULL, NULL, NULL, NULL, now())":                                            "the arguments are not valid",
-		"_ratelimit_pause('{l,l}', '{k,k}', '{1,1}', '{1 h,1 h}', '{1,1}', '{1,1}', '{0,0}', now())":                   "the arguments are not valid",
-		"_ratelimit_pause('{m,l}', '{k,k}', '{1,1}', '{1 h,1 h}', '{1,1}', '{1,1}', '{0,0}', now())":                   "the arguments are not valid",
-		"_ratelimit_pause('{l}', '{k}', '{0}', '{1 h}', '{1}', '{1}', '{0}', now())":                                   "the arguments are not valid",
-		"_ratelimit_pause('{l}', '{k}', '{NaN}', '{1 h}', '{1}', '{1}', '{0}', now())":                                 "the arguments are not valid",
-		"_ratelimit_pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{0}', '{0}', now())":                                   "the arguments are not valid",
-		"_ratelimit_pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{101}', '{0}', now())":                                 "the arguments are not valid",
-		"_ratelimit_pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{NaN}', now())":                                 "the arguments are not valid",
-		"_ratelimit_pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{0,0}', now())":                                 "the arguments are not valid",
-		"_ratelimit_pause('{l}', '{k,k}', '{1}', '{1 h}', '{1}', '{1}', '{0}', now())":                                 "the arguments are not valid",
-		"_ratelimit_pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{0}', 'infinity')":                              "the arguments are not valid",
-		"_ratelimit_pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{0}', NULL)":                                    "the arguments are not valid",
-		"_ratelimit_pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{0}', now() + interval '32 days 1 minute')":     "the arguments are not valid",
-		"_ratelimit_pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{0}', '2026-03-06', '2026-02-01'::timestamptz)": "the arguments are not valid",
+		"ratelimit.pause('window', 'ann', until => now() + interval '1 minute')":                                       "only a token bucket can be paused, and its kind is 'fixed window'",
+		"ratelimit.pause('slots', 'ann', until => now() + interval '1 minute')":                                        "only a token bucket can be paused, and its kind is 'slots'",
+		"ratelimit.pause('slots', 'ann', until => now(), remaining => 5, rate => 1000, period => '1 second')":          "only a token bucket can be paused, and its kind is 'slots'",
+		"ratelimit.pause('free', 'ann', until => now() + interval '1 minute')":                                         "only a token bucket can be paused, and its kind is 'unlimited'",
+		"ratelimit.pause('nobody''s', 'ann', until => now() + interval '1 minute')":                                    "no program has published it",
+		"ratelimit.pause('varies', 'ann', until => now() + interval '1 minute')":                                       "the numbers of this key are the program's",
+		"ratelimit.pause('steady in 1', 'ann')":                                                                        "until must be at most 31 days away, not NULL",
+		"ratelimit.pause('steady in 1', 'ann', until => 'infinity')":                                                   "until must be at most 31 days away, not infinity",
+		"ratelimit.pause('steady in 1', 'ann', until => now() + interval '31 days 1 minute')":                          "until must be at most 31 days away, not 20",
+		"ratelimit.pause('steady in 1', 'ann', until => to_timestamp(60))":                                             "until must be at most 31 days away, not 1970",
+		"ratelimit.pause('steady in 1', 'ann', until => now(), remaining => -1)":                                       "remaining must be 0 or between 1e-15 and 1e15, not -1",
+		"ratelimit.pause('steady in 1', 'ann', until => now(), remaining => NULL)":                                     "remaining must be 0 or between 1e-15 and 1e15, not NULL",
+		"ratelimit.pause('steady in 1', 'ann', until => now(), remaining => 'NaN')":                                    "remaining must be 0 or between 1e-15 and 1e15, not NaN",
+		"ratelimit.pause('steady in 1', '', until => now())":                                                           "key must have 1 to 1024 bytes, not 0",
+		"ratelimit.pause('steady in 1', 'ann', until => now(), global => true)":                                        "key must be NULL with global => true",
+		"ratelimit.pause('own', 'ann', until => now(), rate => -1, period => '1 hour')":                                "rate must be 0 or between",
+		"ratelimit.pause('own', 'ann', until => now(), shards => 3)":                                                   "rate must be 0 or between",
+		"ratelimit.pause('own', 'ann', until => now(), capacity => 3)":                                                 "rate must be 0 or between",
+		"ratelimit.pause('own', 'ann', until => now(), period => '1 hour')":                                            "rate must be 0 or between",
+		"ratelimit.pause(NULL, 'ann', until => now())":                                                                 "no program has published it",
+		"ratelimit.resume(NULL, 'ann')":                                                                                "name must have 1 to 255 bytes, not NULL",
+		"ratelimit.resume('steady in 1')":                                                                              "key must have 1 to 1024 bytes, not NULL",
+		"ratelimit._resume('{l}', '{k}', 'infinity')":                                                                  "the arguments are not valid",
+		"ratelimit._pause('{}', '{}', '{}', '{}', '{}', '{}', '{}', now())":                                            "the arguments are not valid",
+		"ratelimit._pause(NULL, NULL, NULL, NULL, NULL, NULL, NULL, now())":                                            "the arguments are not valid",
+		"ratelimit._pause('{l,l}', '{k,k}', '{1,1}', '{1 h,1 h}', '{1,1}', '{1,1}', '{0,0}', now())":                   "the arguments are not valid",
+		"ratelimit._pause('{m,l}', '{k,k}', '{1,1}', '{1 h,1 h}', '{1,1}', '{1,1}', '{0,0}', now())":                   "the arguments are not valid",
+		"ratelimit._pause('{l}', '{k}', '{0}', '{1 h}', '{1}', '{1}', '{0}', now())":                                   "the arguments are not valid",
+		"ratelimit._pause('{l}', '{k}', '{NaN}', '{1 h}', '{1}', '{1}', '{0}', now())":                                 "the arguments are not valid",
+		"ratelimit._pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{0}', '{0}', now())":                                   "the arguments are not valid",
+		"ratelimit._pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{101}', '{0}', now())":                                 "the arguments are not valid",
+		"ratelimit._pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{NaN}', now())":                                 "the arguments are not valid",
+		"ratelimit._pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{0,0}', now())":                                 "the arguments are not valid",
+		"ratelimit._pause('{l}', '{k,k}', '{1}', '{1 h}', '{1}', '{1}', '{0}', now())":                                 "the arguments are not valid",
+		"ratelimit._pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{0}', 'infinity')":                              "the arguments are not valid",
+		"ratelimit._pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{0}', NULL)":                                    "the arguments are not valid",
+		"ratelimit._pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{0}', now() + interval '32 days 1 minute')":     "the arguments are not valid",
+		"ratelimit._pause('{l}', '{k}', '{1}', '{1 h}', '{1}', '{1}', '{0}', '2026-03-06', '2026-02-01'::timestamptz)": "the arguments are not valid",
 	} {
 		if _, err := pool.Exec(t.Context(), "SELECT "+call); sqlState(err) != "22023" || !strings.Contains(err.Error(), text) {
 			t.Errorf("%s: %v, want %q", call, err, text)
@@ -727,7 +727,7 @@ func TestAPauseReadsTheClockAfterWaiting(t *testing.T) {
 	before := scan[time.Time](t, pool, "SELECT clock_timestamp()")
 	succeeds(t, tx.Commit(t.Context()))
 	succeeds(t, <-paused)
-	if ts := scan[time.Time](t, pool, "SELECT ts FROM rate_limits"); ts.Before(before) {
+	if ts := scan[time.Time](t, pool, "SELECT ts FROM ratelimit.limits"); ts.Before(before) {
 		t.Errorf("the row is of %v, and the lock was there at %v", ts, before)
 	}
 }

@@ -149,23 +149,23 @@ func TestAReservationIsNoPermission(t *testing.T) {
 		})
 		owesNothing(t, limiter, pool)
 	})
-	// By hand. A denial is an error of all but ratelimit_try.
+	// By hand. A denial is an error of all but ratelimit.try.
 	for name, sql := range map[string]string{
-		"ratelimit":      "SELECT FROM ratelimit('hourly', 'ann')",
-		"ratelimit_take": "SELECT FROM ratelimit_take('hourly', 'ann', most => 100)",
-		"ratelimit_all":  `SELECT FROM ratelimit_all('[{"name": "hourly", "key": "ann"}]')`,
-		"ratelimit_try":  "SELECT FROM ratelimit_try('hourly', 'ann') WHERE granted",
+		"ratelimit":      "SELECT FROM ratelimit.consume('hourly', 'ann')",
+		"ratelimit.take": "SELECT FROM ratelimit.take('hourly', 'ann', most => 100)",
+		"ratelimit.consume_all":  `SELECT FROM ratelimit.consume_all('[{"name": "hourly", "key": "ann"}]')`,
+		"ratelimit.try":  "SELECT FROM ratelimit.try('hourly', 'ann') WHERE granted",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, 1)
-			succeeds(t, ratelimit.Publish(t.Context(), pool, "web", limit))
+			succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", limit))
 			passes(t, func() bool {
 				tag, err := pool.Exec(t.Context(), sql)
 				if err != nil && sqlState(err) != "PT429" {
 					t.Error(err)
 				}
-				return err == nil && tag.RowsAffected() == 1 // of ratelimit_try, if it was granted
+				return err == nil && tag.RowsAffected() == 1 // of ratelimit.try, if it was granted
 			})
 			owesNothing(t, new(ratelimit.Limiter), pool)
 		})

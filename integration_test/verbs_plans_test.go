@@ -221,23 +221,23 @@ func TestByHandARateOfZeroDeniesByPolicy(t *testing.T) {
 			var ok, never bool
 			var remaining float64
 			var at time.Time
-			w.do(w.db.QueryRow(w.Context(), "SELECT granted, remaining, at, num_nulls(retry_at, retry_after, reset_at) = 3 FROM _ratelimit_by_hand('try', "+arguments+", now => '2026-07-01 12:00:00+00')").
+			w.do(w.db.QueryRow(w.Context(), "SELECT granted, remaining, at, num_nulls(retry_at, retry_after, reset_at) = 3 FROM ratelimit._by_hand('try', "+arguments+", now => '2026-07-01 12:00:00+00')").
 				Scan(&ok, &remaining, &at, &never))
 			if ok || remaining != 0 || !never || !at.Equal(noon) {
 				w.Fatalf("%s: %v, %v, %v, %v", arguments, ok, remaining, at, never)
 			}
 		}
 		var ok, now bool
-		w.do(w.db.QueryRow(w.Context(), "SELECT granted, num_nulls(retry_at, retry_after) = 2 FROM ratelimit_try('exports', 'ann', 0, '1 hour', 0)").Scan(&ok, &now))
+		w.do(w.db.QueryRow(w.Context(), "SELECT granted, num_nulls(retry_at, retry_after) = 2 FROM ratelimit.try('exports', 'ann', 0, '1 hour', 0)").Scan(&ok, &now))
 		if !ok || !now {
 			w.Fatalf("0 tokens: %v, %v", ok, now)
 		}
-		w.do(w.db.QueryRow(w.Context(), "SELECT retry_at = at AND delay = '0' FROM ratelimit_reserve('exports', 'ann', 0, '1 hour', 0)").Scan(&now))
+		w.do(w.db.QueryRow(w.Context(), "SELECT retry_at = at AND delay = '0' FROM ratelimit.reserve('exports', 'ann', 0, '1 hour', 0)").Scan(&now))
 		if !now {
 			w.Fatal("a reservation of 0 tokens does not run now")
 		}
 		savepoint := w.begin()
-		err := savepoint.QueryRow(w.Context(), "SELECT true FROM ratelimit('exports', 'ann', 0, '1 hour')").Scan(&ok)
+		err := savepoint.QueryRow(w.Context(), "SELECT true FROM ratelimit.consume('exports', 'ann', 0, '1 hour')").Scan(&ok)
 		var sqlErr interface{ SQLState() string }
 		if !errors.As(err, &sqlErr) || sqlErr.SQLState() != "PT429" {
 			w.Fatalf("%v, want PT429", err)

@@ -22,14 +22,14 @@ func TestADenialTellsWhy(t *testing.T) {
 		w.limiter.Overrides = &ratelimit.Overrides{DB: pool}
 		until := scan[time.Time](w, pool, "SELECT date_trunc('second', now()) + interval '1 hour'").UTC()
 		for _, key := range []string{"blocked", "later"} {
-			scan[int64](w, pool, "SELECT ratelimit_block('api', $1, until => $2)", key, until.Add(time.Duration(len(key)-7)*time.Minute))
+			scan[int64](w, pool, "SELECT ratelimit.block('api', $1, until => $2)", key, until.Add(time.Duration(len(key)-7)*time.Minute))
 		}
-		scan[int64](w, pool, "SELECT ratelimit_block('api', 'banned')")
-		scan[int64](w, pool, "SELECT ratelimit_block('exports.free', 'blocked', until => $1)", until)
-		scan[int64](w, pool, "SELECT ratelimit_block($1, 'blocked', until => $2)", enterprise.Name(), until)
-		for key, sql := range map[string]string{"trial": "ratelimit_override('exports.free', 'trial', rate => 5)", "friend": "ratelimit_unlimited('exports.free', 'friend')"} {
+		scan[int64](w, pool, "SELECT ratelimit.block('api', 'banned')")
+		scan[int64](w, pool, "SELECT ratelimit.block('exports.free', 'blocked', until => $1)", until)
+		scan[int64](w, pool, "SELECT ratelimit.block($1, 'blocked', until => $2)", enterprise.Name(), until)
+		for key, sql := range map[string]string{"trial": "ratelimit.override('exports.free', 'trial', rate => 5)", "friend": "ratelimit.unlimited('exports.free', 'friend')"} {
 			scan[int64](w, pool, "SELECT "+sql)
-			scan[int64](w, pool, "SELECT ratelimit_block('exports.free', $1, until => $2)", key, until)
+			scan[int64](w, pool, "SELECT ratelimit.block('exports.free', $1, until => $2)", key, until)
 		}
 		w.do(w.limiter.Overrides.Load(w.Context()))
 		w.clock.now = until.Add(-time.Hour)
@@ -114,8 +114,8 @@ func TestADenialTellsWhyOnEveryWayIn(t *testing.T) {
 	w := world{t, pool, limiter, clock}
 	limiter.Overrides = &ratelimit.Overrides{DB: pool}
 	until := scan[time.Time](t, pool, "SELECT date_trunc('second', now()) + interval '1 hour'").UTC()
-	scan[int64](t, pool, "SELECT ratelimit_block('api', 'blocked', until => $1)", until)
-	scan[int64](t, pool, "SELECT ratelimit_block('sharded', NULL)")
+	scan[int64](t, pool, "SELECT ratelimit.block('api', 'blocked', until => $1)", until)
+	scan[int64](t, pool, "SELECT ratelimit.block('sharded', NULL)")
 	w.do(limiter.Overrides.Load(t.Context()))
 	clock.now = until.Add(-time.Hour)
 	coalescer := &ratelimit.Coalescer{Pool: pool}

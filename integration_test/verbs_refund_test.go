@@ -283,7 +283,7 @@ func TestWhatRoundingTakesIsNoDebt(t *testing.T) {
 	behaviour(t, func(w world) {
 		limit := ratelimit.FixedWindow("window", 10, time.Hour, ratelimit.Start(noon), ratelimit.Shards(3)).Global()
 		receipt := w.grant(limit.Count(10)).Receipt()
-		w.do(second(w.db.Exec(w.Context(), "UPDATE rate_limits SET value = -1e-13")))
+		w.do(second(w.db.Exec(w.Context(), "UPDATE ratelimit.limits SET value = -1e-13")))
 		w.refund(receipt, limit.Count(10))
 		w.holds(limit, 10)
 	})
@@ -490,7 +490,7 @@ func TestARefundIsDecidedInGoAsInSQL(t *testing.T) {
 			start = nil
 		}
 		var back float64
-		succeeds(t, conn.QueryRow(t.Context(), "SELECT back FROM _ratelimit_give_back($1, $2, $14, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, NULL)",
+		succeeds(t, conn.QueryRow(t.Context(), "SELECT back FROM ratelimit._give_back($1, $2, $14, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, NULL)",
 			values, ts, now.Time(), l.Rate, l.Period, l.Capacity, start, count, taken.Count, taken.Held, taken.Part, taken.At.Time(), taken.RunAt.Time(), taken.Promised.Time()).Scan(&back))
 		if want := l.Refund(rows, taken, count, now); !near(back, want) {
 			t.Fatalf("%+v, rows %v, %+v, count %v, at %v: %v come back, want %v", l, rows, taken, count, now.Time(), back, want)

@@ -305,7 +305,7 @@ func TestReservedJobsRunAtTheirInstantsAndCrashesLoseNeitherTokensNorJobs(t *tes
 	}
 	lost := func(q *jobQueue, jobs []job) float64 {
 		var value float64
-		if err := q.admin.QueryRow(q.Context(), "SELECT value FROM rate_limits").Scan(&value); err != nil {
+		if err := q.admin.QueryRow(q.Context(), "SELECT value FROM ratelimit.limits").Scan(&value); err != nil {
 			q.Fatal(err)
 		}
 		return leftBy(jobs, capacity, perSecond) - value

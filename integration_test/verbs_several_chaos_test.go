@@ -28,8 +28,8 @@ func TestSeveralLimitsInChaos(t *testing.T) {
 		ratelimit.TokenBucket("c", 18, time.Second, ratelimit.MaxReserved(5)),
 		ratelimit.TokenBucket("d", 12, time.Second, ratelimit.MaxReserved(0)),
 	}
-	const deleteFull = `DELETE FROM rate_limits WHERE name IN (
-		SELECT name FROM rate_limits WHERE (name, value) IN (VALUES ('a', 20), ('b', 15), ('c', 18), ('d', 12)) FOR UPDATE SKIP LOCKED)`
+	const deleteFull = `DELETE FROM ratelimit.limits WHERE name IN (
+		SELECT name FROM ratelimit.limits WHERE (name, value) IN (VALUES ('a', 20), ('b', 15), ('c', 18), ('d', 12)) FOR UPDATE SKIP LOCKED)`
 
 	var granted, refused, timedOut, lost atomic.Int64
 	// late reports a timeout that fired at the very end of a statement. PostgreSQL then cancels the connection's next

@@ -22,7 +22,7 @@ func (w world) shardValues(name, key string) []float64 {
 	w.Helper()
 	var list []byte
 	var values []float64
-	w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(json_agg(value ORDER BY shard), '[]') FROM rate_limits WHERE name = $1 AND key = $2`, name, key).Scan(&list))
+	w.do(w.db.QueryRow(w.Context(), `SELECT coalesce(json_agg(value ORDER BY shard), '[]') FROM ratelimit.limits WHERE name = $1 AND key = $2`, name, key).Scan(&list))
 	w.do(json.Unmarshal(list, &values))
 	return values
 }
@@ -295,7 +295,7 @@ func TestAMissingShardIsNotAFullOne(t *testing.T) {
 		key := limit.Key("ann")
 		w.grant(key.Count(10))
 		w.charge(key.Count(5))
-		_, err := w.db.Exec(w.Context(), "DELETE FROM rate_limits WHERE shard >= 3")
+		_, err := w.db.Exec(w.Context(), "DELETE FROM ratelimit.limits WHERE shard >= 3")
 		w.do(err)
 		w.holds(key, -3) // the debt of the remaining rows
 		w.deny(key)
@@ -421,7 +421,7 @@ func TestAboveReadCommittedDifferentShardsDoNotConflict(t *testing.T) {
 						t.Fatal(err)
 					}
 					defer txs[i].Rollback(context.WithoutCancel(t.Context()))
-					if _, err := txs[i].Exec(t.Context(), "SELECT FROM rate_limits WHERE false"); err != nil { // the snapshot
+					if _, err := txs[i].Exec(t.Context(), "SELECT FROM ratelimit.limits WHERE false"); err != nil { // the snapshot
 						t.Fatal(err)
 					}
 				}
@@ -527,7 +527,7 @@ func TestAChargeThatWaitedForAShardIsSharedByAll(t *testing.T) {
 	succeeds(t, tx.Commit(t.Context()))
 	succeeds(t, <-charged)
 	var shards, equal int
-	err = pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE value = 3.5) FROM rate_limits WHERE name = 'limit'`).Scan(&shards, &equal)
+	err = pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE value = 3.5) FROM ratelimit.limits WHERE name = 'limit'`).Scan(&shards, &equal)
 	if err != nil || shards != 2 || equal != 2 {
 		t.Errorf("%d of %d shards hold 3.5, want both: %v", equal, shards, err)
 	}

@@ -168,7 +168,7 @@ func TestTakeTakesATokenThatIsThereButForRounding(t *testing.T) {
 	behaviour(t, func(w world) {
 		jobs := sharded("jobs", 3).Key("red")
 		for shard, value := range []float64{1.1, 1.2, 0.7 - 1e-12} {
-			_, err := w.db.Exec(w.Context(), `INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('jobs', 'red', $1, 3, $2, $3)`, shard, value, w.clock.now)
+			_, err := w.db.Exec(w.Context(), `INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('jobs', 'red', $1, 3, $2, $3)`, shard, value, w.clock.now)
 			w.do(err)
 		}
 		w.take(3, 5, jobs)

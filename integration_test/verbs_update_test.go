@@ -105,7 +105,7 @@ func TestAGrantOnAPoolIsOneUpdate(t *testing.T) {
 					return nil
 				}, map[string]int{kind.update: 1, "Consume": 2}},
 				{"a key that was sharded before", func(pool *pgxpool.Pool, r ratelimit.Request) error {
-					if _, err := all.Exec(t.Context(), "UPDATE rate_limits SET shards = 2 WHERE key = 'a key that was sharded before'"); err != nil {
+					if _, err := all.Exec(t.Context(), "UPDATE ratelimit.limits SET shards = 2 WHERE key = 'a key that was sharded before'"); err != nil {
 						return err
 					}
 					_, err := limits.Consume(t.Context(), pool, r)
@@ -236,7 +236,7 @@ func TestTheUpdateReadsNothingAboveReadCommitted(t *testing.T) {
 			}
 			one := oneConnection(t, all, map[string]string{"default_transaction_isolation": level})
 			rows, err := one.Query(t.Context(), `EXPLAIN (ANALYZE, COSTS off, TIMING off, SUMMARY off)
-				UPDATE rate_limits SET value = value - 1 WHERE name = 'bucket' AND current_setting('transaction_isolation') = 'read committed'`)
+				UPDATE ratelimit.limits SET value = value - 1 WHERE name = 'bucket' AND current_setting('transaction_isolation') = 'read committed'`)
 			succeeds(t, err)
 			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 			if plan := strings.Join(lines, "\n"); err != nil || !strings.Contains(plan, "One-Time Filter") || !strings.Contains(plan, "never executed") {
@@ -275,7 +275,7 @@ func TestTheUpdateUsesTheIndexOfASmallTable(t *testing.T) {
 			succeeds(t, second(limits.Consume(t.Context(), db, limit.Key("small table"))))
 		}
 	}
-	mustExec(t, pool, "VACUUM ANALYZE rate_limits")
+	mustExec(t, pool, "VACUUM ANALYZE ratelimit.limits")
 	rows, err := pool.Query(t.Context(), `SELECT format('EXPLAIN EXECUTE %I (%s)', name, array_to_string(array_fill('NULL'::text, ARRAY[cardinality(parameter_types)]), ', '))
 		FROM pg_prepared_statements WHERE statement LIKE '-- name: Update%'`)
 	succeeds(t, err)
@@ -300,7 +300,7 @@ func TestWhereOnlyTheFunctionsMayBeUsed(t *testing.T) {
 	all := newPool(t, 2)
 	role := createRole(t, all)
 	mustExec(t, all, "GRANT USAGE ON SCHEMA "+schemaOf(t, all)+" TO "+role)
-	mustExec(t, all, "ALTER FUNCTION _ratelimit_consume(text, text, double precision, interval, double precision, timestamptz, double precision, double precision, timestamptz, boolean, boolean, timestamptz[]) SECURITY DEFINER")
+	mustExec(t, all, "ALTER FUNCTION ratelimit._consume(text, text, double precision, interval, double precision, timestamptz, double precision, double precision, timestamptz, boolean, boolean, timestamptz[]) SECURITY DEFINER")
 	var failed statements
 	pool := reconfigured(t, all, func(c *pgxpool.Config) {
 		c.MaxConns = 1
@@ -333,7 +333,7 @@ func TestATableOfTheSameNameGrantsNothing(t *testing.T) {
 	pool := oneConnection(t, all, nil)
 	limit := ratelimit.TokenBucket("copied", 1e-6, time.Hour, ratelimit.Capacity(10))
 	succeeds(t, second(limits.Consume(t.Context(), all, limit.Key("a"))))
-	succeeds(t, second(pool.Exec(t.Context(), "CREATE TEMP TABLE rate_limits AS TABLE rate_limits")))
+	succeeds(t, second(pool.Exec(t.Context(), "CREATE TEMP TABLE ratelimit.limits AS TABLE ratelimit.limits")))
 	for range 2 {
 		succeeds(t, second(limits.Consume(t.Context(), pool, limit.Key("a"))))
 	}
@@ -433,7 +433,7 @@ func TestAnUpdateDecidesAsTheFunction(t *testing.T) {
 		}
 		var ts, tsAfter, tsBy time.Time
 		var after, by float64
-		if err := pool.QueryRow(t.Context(), `INSERT INTO rate_limits (name, key, shard, shards, value, ts)
+		if err := pool.QueryRow(t.Context(), `INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts)
 			VALUES ($1, 'a', 0, 1, least($2::float8, $3::float8), now() - $4::interval) RETURNING value, ts`, name, value, capacity, ago).Scan(&value, &ts); err != nil {
 			t.Fatal(err)
 		}
@@ -441,8 +441,8 @@ func TestAnUpdateDecidesAsTheFunction(t *testing.T) {
 		if err != nil && !errors.Is(err, ratelimit.ErrDenied) {
 			t.Fatal(err)
 		}
-		const swap = `WITH old AS (SELECT value, ts FROM rate_limits WHERE name = $1)
-			UPDATE rate_limits AS r SET value = $2, ts = $3 FROM old WHERE r.name = $1 RETURNING old.value, old.ts`
+		const swap = `WITH old AS (SELECT value, ts FROM ratelimit.limits WHERE name = $1)
+			UPDATE ratelimit.limits AS r SET value = $2, ts = $3 FROM old WHERE r.name = $1 RETURNING old.value, old.ts`
 		succeeds(t, pool.QueryRow(t.Context(), swap, name, value, ts).Scan(&after, &tsAfter))
 		at := ratelimit.Limiter{Clock: func() time.Time { return result.At }}
 		again := at.Consume

@@ -587,7 +587,7 @@ func TestAWaitThatEndsAtTheDeadlineIsGranted(t *testing.T) {
 		granted bool
 	}{{"0", true}, {"59 min 59.999999 s", false}, {"1 hour", true}, {"1 hour", false}, {"2 hours", true}} {
 		var granted bool
-		err := pool.QueryRow(t.Context(), `SELECT granted FROM _ratelimit_apply('consume', '{hourly}', '{k}', '{1}', '{1 hour}', '{1}', ARRAY[$1::timestamptz],
+		err := pool.QueryRow(t.Context(), `SELECT granted FROM ratelimit._apply('consume', '{hourly}', '{k}', '{1}', '{1 hour}', '{1}', ARRAY[$1::timestamptz],
 			'{1}', '{1}', '{-Infinity}', '{0}', '{0}', reserve => true, now => $1, within => $2)`, noon, c.within).Scan(&granted)
 		if err != nil || granted != c.granted {
 			t.Errorf("call %d, within %s: granted %v, %v", i, c.within, granted, err)
@@ -632,7 +632,7 @@ type refundSpy struct {
 var errSpy = errors.New("the refund fails")
 
 func (s *refundSpy) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if strings.Contains(sql, "_ratelimit_wire_refund") {
+	if strings.Contains(sql, "ratelimit._wire_refund") {
 		s.refunds++
 		if deadline, ok := ctx.Deadline(); ok {
 			s.left = time.Until(deadline)

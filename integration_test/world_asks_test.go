@@ -290,7 +290,7 @@ func (w *everything) steers(on ratelimit.DB, way string, o *worldOverride, key *
 			form.Set("end", o.until.Format(time.RFC3339Nano))
 		}
 		w.post(o.limit, key, form)
-		w.must(w.pool.QueryRow(w.Context(), "SELECT max(id) FROM rate_limit_overrides").Scan(&id))
+		w.must(w.pool.QueryRow(w.Context(), "SELECT max(id) FROM ratelimit.overrides").Scan(&id))
 		return id
 	}
 	if way == "go" {
@@ -323,7 +323,7 @@ func (w *everything) steers(on ratelimit.DB, way string, o *worldOverride, key *
 	}
 	name := w.limits[o.limit].Name()
 	if o.effect == "numbers" {
-		w.must(on.QueryRow(w.Context(), "SELECT ratelimit_override($1, $2, rate => $3, capacity => $4, until => $5)", name, key, o.rate, o.capacity, until).Scan(&id))
+		w.must(on.QueryRow(w.Context(), "SELECT ratelimit.override($1, $2, rate => $3, capacity => $4, until => $5)", name, key, o.rate, o.capacity, until).Scan(&id))
 	} else {
 		w.must(on.QueryRow(w.Context(), "SELECT ratelimit_"+function+"($1, $2, until => $3)", name, key, until).Scan(&id))
 	}
@@ -519,11 +519,11 @@ func (w *everything) usage() {
 			}
 		}
 		w.must(w.pool.QueryRow(w.Context(), `SELECT coalesce(sum(granted), 0)::bigint, coalesce(sum(denied), 0)::bigint, coalesce(sum(failed), 0)::bigint, coalesce(sum(tokens), 0), coalesce(sum(refunded), 0)
-			FROM ratelimit_usage($1, since => '2000-01-01')`, limit.Name()).Scan(&got.granted, &got.denied, &got.failed, &got.tokens, &got.refunded))
+			FROM ratelimit.usage($1, since => '2000-01-01')`, limit.Name()).Scan(&got.granted, &got.denied, &got.failed, &got.tokens, &got.refunded))
 		if got.granted != want.granted || got.denied != want.denied || got.failed != want.failed || !near(got.tokens, want.tokens) || !near(got.refunded, want.refunded) {
 			w.failf("usage of %v: %+v, but callers have counted %+v", limit, got, want)
 		}
-		rows, err := w.pool.Query(w.Context(), "SELECT key, denied FROM ratelimit_denials($1, since => '2000-01-01')", limit.Name())
+		rows, err := w.pool.Query(w.Context(), "SELECT key, denied FROM ratelimit.denials($1, since => '2000-01-01')", limit.Name())
 		w.must(err)
 		var key string
 		var n int64

@@ -66,7 +66,7 @@ func (w *everything) looks() {
 	if len(w.holds) == 0 {
 		return
 	}
-	rows, err := w.pool.Query(w.Context(), "SELECT name, id, state, coalesce(replace(token::text, '-', ''), '') FROM rate_limit_holds WHERE state <> 'released'") // no hold, but the mark of an end
+	rows, err := w.pool.Query(w.Context(), "SELECT name, id, state, coalesce(replace(token::text, '-', ''), '') FROM ratelimit.holds WHERE state <> 'released'") // no hold, but the mark of an end
 	w.must(err)
 	states := map[[3]string]string{}
 	var name, id, state, token string
@@ -535,14 +535,14 @@ func (w *everything) slotsSay(p *worldProgram, k int) {
 		key = *stored
 	}
 	var remaining float64
-	err = w.pool.QueryRow(w.Context(), "SELECT remaining FROM _ratelimit_keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, $2, $3)",
+	err = w.pool.QueryRow(w.Context(), "SELECT remaining FROM ratelimit._keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, $2, $3)",
 		worldSlotsLimit.Name(), []string{key}, w.clock.now).Scan(&remaining)
 	if errors.Is(err, pgx.ErrNoRows) && live == 0 {
 		return
 	}
 	w.must(err)
 	if remaining != float64(n-live) {
-		w.failf("%d works of key %d are live, of %d: ratelimit_keys says that %v slots are free", live, k, n, remaining)
+		w.failf("%d works of key %d are live, of %d: ratelimit.keys says that %v slots are free", live, k, n, remaining)
 	}
 }
 

@@ -124,7 +124,7 @@ func (w *everything) play(script worldScript) (failed string) {
 		}
 		w.end()
 	}()
-	_, err := w.pool.Exec(w.Context(), `TRUNCATE rate_limits, rate_limit_definitions, rate_limit_overrides, rate_limit_usage, rate_limit_denials, rate_limit_holds, rate_limit_sweeps RESTART IDENTITY`)
+	_, err := w.pool.Exec(w.Context(), `TRUNCATE ratelimit.limits, ratelimit.definitions, ratelimit.overrides, ratelimit.usage, ratelimit.denials, ratelimit.holds, ratelimit.sweeps RESTART IDENTITY`)
 	w.must(err)
 	ctx := w.Context()
 	w.programs = make([]*worldProgram, w.worldNumbers.programs)
@@ -136,7 +136,7 @@ func (w *everything) play(script worldScript) (failed string) {
 		for _, limit := range w.limits {
 			all = append(all, withRate(limit, 5))
 		}
-		w.must(ratelimit.Publish(ctx, w.pool, w.older, all...))
+		w.must(new(ratelimit.Limiter).Publish(ctx, w.pool, w.older, all...))
 	}
 	w.publish()
 	for i, s := range script.Steps {
@@ -222,7 +222,7 @@ func (w *everything) request(i, k int) ratelimit.Request {
 	return w.own(i, k).Key(w.keys[k]...)
 }
 
-// stored is a key as people write it in SQL: one part as it is, several by ratelimit_key; NULL for a limit without keys.
+// stored is a key as people write it in SQL: one part as it is, several by ratelimit.key; NULL for a limit without keys.
 func (w *everything) stored(k int) *string {
 	parts := w.keys[k]
 	if parts == nil {
@@ -231,7 +231,7 @@ func (w *everything) stored(k int) *string {
 	if w.storedKeys[k] == "" {
 		var key string
 		var again []string
-		w.must(w.pool.QueryRow(w.Context(), "SELECT ratelimit_key(VARIADIC $1), ratelimit_key_parts(ratelimit_key(VARIADIC $1))", parts).Scan(&key, &again))
+		w.must(w.pool.QueryRow(w.Context(), "SELECT ratelimit.key(VARIADIC $1), ratelimit.key_parts(ratelimit.key(VARIADIC $1))", parts).Scan(&key, &again))
 		if len(parts) == 1 && key != parts[0] || len(parts) > 1 && !slices.Equal(again, parts) {
 			w.failf("the key of %q is %q, of %q", parts, key, again)
 		}
@@ -250,12 +250,12 @@ func (w *everything) allLimits() []ratelimit.Limit {
 }
 
 func (w *everything) publish() {
-	w.must(ratelimit.Publish(w.Context(), w.pool, "web", w.allLimits()...))
+	w.must(new(ratelimit.Limiter).Publish(w.Context(), w.pool, "web", w.allLimits()...))
 }
 
 // rows are the rows of the limits, as far as anybody can see.
 func (w *everything) rows() (text string) {
-	w.must(w.pool.QueryRow(w.Context(), `SELECT coalesce(string_agg(concat_ws(' ', name, key, shard, shards, float8send(value), ts), E'\n' ORDER BY name, key, shard), '') FROM rate_limits`).Scan(&text))
+	w.must(w.pool.QueryRow(w.Context(), `SELECT coalesce(string_agg(concat_ws(' ', name, key, shard, shards, float8send(value), ts), E'\n' ORDER BY name, key, shard), '') FROM ratelimit.limits`).Scan(&text))
 	return text
 }
 
@@ -400,13 +400,13 @@ func (w *everything) do(ctx context.Context, s worldStep) {
 }
 
 func (w *everything) countRows() (n int) {
-	w.must(w.pool.QueryRow(w.Context(), "SELECT count(*) FROM rate_limits").Scan(&n))
+	w.must(w.pool.QueryRow(w.Context(), "SELECT count(*) FROM ratelimit.limits").Scan(&n))
 	return n
 }
 
 // rowsOf is how many rows a key has.
 func (w *everything) rowsOf(id worldKey) (n int) {
-	w.must(w.pool.QueryRow(w.Context(), "SELECT count(*) FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')", w.limits[id.limit].Name(), w.stored(id.key)).Scan(&n))
+	w.must(w.pool.QueryRow(w.Context(), "SELECT count(*) FROM ratelimit.limits WHERE name = $1 AND key = coalesce($2, '')", w.limits[id.limit].Name(), w.stored(id.key)).Scan(&n))
 	return n
 }
 
@@ -580,7 +580,7 @@ func (w *everything) adds(b ratelimit.Balance, id worldKey) bool {
 
 // liesAhead reports whether a row of a key is later than now: the key is paused, however shortly, or the clock has stepped back.
 func (w *everything) liesAhead(limit int, key *string) (ahead bool) {
-	err := w.pool.QueryRow(w.Context(), "SELECT coalesce(max(ts) > $3, false) FROM rate_limits WHERE name = $1 AND key = coalesce($2, '')", w.limits[limit].Name(), key, w.clock.now).Scan(&ahead)
+	err := w.pool.QueryRow(w.Context(), "SELECT coalesce(max(ts) > $3, false) FROM ratelimit.limits WHERE name = $1 AND key = coalesce($2, '')", w.limits[limit].Name(), key, w.clock.now).Scan(&ahead)
 	w.must(err)
 	return ahead
 }
@@ -749,7 +749,7 @@ func (w *everything) reset(p *worldProgram, s worldStep, r *rand.Rand) {
 	default:
 		var deleted int
 		had := w.rowsOf(id)
-		w.must(w.pool.QueryRow(w.Context(), "SELECT ratelimit_reset($1, $2, global => $3, who => 'ann')", w.limits[id.limit].Name(), w.stored(id.key), w.stored(id.key) == nil).Scan(&deleted))
+		w.must(w.pool.QueryRow(w.Context(), "SELECT ratelimit.reset($1, $2, global => $3, who => 'ann')", w.limits[id.limit].Name(), w.stored(id.key), w.stored(id.key) == nil).Scan(&deleted))
 		if had != deleted {
 			w.failf("a reset of %v says that it deleted %d of %d rows", id, deleted, had)
 		}
@@ -889,16 +889,16 @@ func (w *everything) add(s worldStep) {
 			key = *w.stored(*o.key)
 		}
 		sum := func() (sum float64) {
-			w.must(w.pool.QueryRow(w.Context(), "SELECT coalesce(sum(value), 0) FROM rate_limits WHERE name = $1 AND key = $2", w.limits[o.limit].Name(), key).Scan(&sum))
+			w.must(w.pool.QueryRow(w.Context(), "SELECT coalesce(sum(value), 0) FROM ratelimit.limits WHERE name = $1 AND key = $2", w.limits[o.limit].Name(), key).Scan(&sum))
 			return sum
 		}
 		var added float64
 		before := sum()
 		var err error
 		if w.hasClock {
-			w.session(func(conn *pgx.Conn) { err = conn.QueryRow(w.Context(), "SELECT ratelimit_add($1)", o.id).Scan(&added) })
+			w.session(func(conn *pgx.Conn) { err = conn.QueryRow(w.Context(), "SELECT ratelimit.add($1)", o.id).Scan(&added) })
 		} else {
-			err = w.pool.QueryRow(w.Context(), "SELECT ratelimit_add($1)", o.id).Scan(&added)
+			err = w.pool.QueryRow(w.Context(), "SELECT ratelimit.add($1)", o.id).Scan(&added)
 		}
 		if o.added {
 			before -= added // it was added before
@@ -910,13 +910,13 @@ func (w *everything) add(s worldStep) {
 		case sqlState(err) == "55000" && w.liesAhead(o.limit, &key):
 			added, before = 0, after
 		case err != nil:
-			w.failf("ratelimit_add: %v", err)
+			w.failf("ratelimit.add: %v", err)
 		default:
 			o.added = true
 			w.meetsAll(o.limit, "add")
 		}
 		if added < 0 || math.Abs(after-before-added) > 1e-9*(math.Abs(after)+math.Abs(before)+added) {
-			w.failf("ratelimit_add(%d) says that it added %v: there were %v, and are %v", o.id, added, before, after)
+			w.failf("ratelimit.add(%d) says that it added %v: there were %v, and are %v", o.id, added, before, after)
 		}
 		w.changed(o.limit)
 		return

@@ -25,7 +25,7 @@ type sourced struct {
 }
 
 // TestEverySourceSaysTheSame makes keys of all kinds, with debts, blocks and overrides that begin and end later, and asks for each of them
-// Balance, a Check of one token, ratelimit_keys, txlimit keys, and of some txlimit show and the page: they say one thing.
+// Balance, a Check of one token, ratelimit.keys, txlimit keys, and of some txlimit show and the page: they say one thing.
 func TestEverySourceSaysTheSame(t *testing.T) {
 	t.Parallel()
 	defer func() {
@@ -53,7 +53,7 @@ func TestEverySourceSaysTheSame(t *testing.T) {
 			keys = append(keys, sourced{limit, own, fmt.Sprintf("key %d", k), limit.Config().Varies != ""})
 		}
 	}
-	w.must(ratelimit.Publish(t.Context(), w.pool, "app", limits...))
+	w.must(new(ratelimit.Limiter).Publish(t.Context(), w.pool, "app", limits...))
 	w.must(sourcedRows(t.Context(), w, r, keys))
 	for _, limit := range limits {
 		w.must(sourcedOverrides(t.Context(), w, r, limit, perLimit))
@@ -65,7 +65,7 @@ func TestEverySourceSaysTheSame(t *testing.T) {
 		w.must(asks.Overrides.Load(t.Context())) // what gives more lapses after five minutes
 		of := keys[i*perLimit : (i+1)*perLimit]
 		listed := map[string]listedKey{}
-		rows, err := w.pool.Query(t.Context(), "SELECT key, remaining, CASE WHEN isfinite(retry_at) THEN retry_at END AS retry_at, retry_at IS NOT NULL AS denied, paused_until FROM _ratelimit_keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, NULL, $2)", limit.Name(), w.clock.now)
+		rows, err := w.pool.Query(t.Context(), "SELECT key, remaining, CASE WHEN isfinite(retry_at) THEN retry_at END AS retry_at, retry_at IS NOT NULL AS denied, paused_until FROM ratelimit._keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, NULL, $2)", limit.Name(), w.clock.now)
 		w.must(err)
 		list, err := pgx.CollectRows(rows, pgx.RowToStructByName[listedKey])
 		w.must(err)
@@ -82,7 +82,7 @@ func TestEverySourceSaysTheSame(t *testing.T) {
 				}
 			}
 			if len(tool) != len(listed) {
-				w.failf("txlimit keys of %v lists %d keys, and ratelimit_keys %d", limit, len(tool), len(listed))
+				w.failf("txlimit keys of %v lists %d keys, and ratelimit.keys %d", limit, len(tool), len(listed))
 			}
 		}
 		for n, k := range of {
@@ -97,7 +97,7 @@ func TestEverySourceSaysTheSame(t *testing.T) {
 	t.Logf("%v", said)
 }
 
-// listedKey is what ratelimit_keys says. retry_at is nil if it is infinite, too.
+// listedKey is what ratelimit.keys says. retry_at is nil if it is infinite, too.
 type listedKey struct {
 	Key       string
 	Remaining *float64
@@ -150,10 +150,10 @@ func sourcedRows(ctx context.Context, w *everything, r *rand.Rand, keys []source
 		case r.IntN(6) == 0: // no row
 		case c.Kind == "slots":
 			used := r.IntN(8)
-			batch.Queue("INSERT INTO rate_limits VALUES ($1, $2, 0, 1, $3, $4, NULL, true)", c.Name, k.key, -float64(used), ts)
+			batch.Queue("INSERT INTO ratelimit.limits VALUES ($1, $2, 0, 1, $3, $4, NULL, true)", c.Name, k.key, -float64(used), ts)
 			for h := range used {
 				if r.IntN(3) > 0 {
-					batch.Queue("INSERT INTO rate_limit_holds VALUES ($1, $2, $3, 'held', 'slots', gen_random_uuid(), 1, $4, 0, 1, $5)", c.Name, k.key, fmt.Sprint(h), ts,
+					batch.Queue("INSERT INTO ratelimit.holds VALUES ($1, $2, $3, 'held', 'slots', gen_random_uuid(), 1, $4, 0, 1, $5)", c.Name, k.key, fmt.Sprint(h), ts,
 						w.clock.now.Add(time.Duration(r.IntN(7200)-1800)*time.Second))
 				}
 			}
@@ -164,7 +164,7 @@ func sourcedRows(ctx context.Context, w *everything, r *rand.Rand, keys []source
 			}
 			left, shards := capacity*oneOf(r, 0, 1.0/3, 1, r.Float64(), -r.Float64(), -3), max(c.Shards, 1)
 			for shard := range shards {
-				batch.Queue("INSERT INTO rate_limits VALUES ($1, $2, $3, $4, $5, $6)", c.Name, k.key, shard, shards, left/float64(shards), ts)
+				batch.Queue("INSERT INTO ratelimit.limits VALUES ($1, $2, $3, $4, $5, $6)", c.Name, k.key, shard, shards, left/float64(shards), ts)
 			}
 		}
 	}
@@ -190,13 +190,13 @@ func sourcedOverrides(ctx context.Context, w *everything, r *rand.Rand, limit ra
 					rate = new(oneOf(r, 1, 2, 100, 5.0/3))
 				}
 			}
-			batch.Queue("INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity, until, made_at) VALUES ($1, $2, $3, $4, $5, $6, $7)",
+			batch.Queue("INSERT INTO ratelimit.overrides (name, key, effect, rate, capacity, until, made_at) VALUES ($1, $2, $3, $4, $5, $6, $7)",
 				c.Name, key, effect, rate, capacity, until, w.clock.now.Add(-time.Duration(r.IntN(1e6))*time.Second))
 		}
 	}
 	for k := range keys {
 		if k == 0 { // of each limit, one key that is surely blocked
-			batch.Queue("INSERT INTO rate_limit_overrides (name, key, effect, made_at) VALUES ($1, 'key 0', 'block', $2)", c.Name, w.clock.now)
+			batch.Queue("INSERT INTO ratelimit.overrides (name, key, effect, made_at) VALUES ($1, 'key 0', 'block', $2)", c.Name, w.clock.now)
 		} else if r.IntN(3) == 0 {
 			decide(new(fmt.Sprintf("key %d", k)))
 		}
@@ -276,7 +276,7 @@ func (w *everything) sourced(asks *ratelimit.Limiter, k sourced, listed map[stri
 		}
 	}
 	if found {
-		paused("ratelimit_keys", row.PausedUntil)
+		paused("ratelimit.keys", row.PausedUntil)
 	}
 	for name, is := range map[string]bool{"paused": !b.PausedUntil.IsZero(), "paused and blocked": blocked && !b.PausedUntil.IsZero()} {
 		if is {
@@ -286,21 +286,21 @@ func (w *everything) sourced(asks *ratelimit.Limiter, k sourced, listed map[stri
 	if said["listed"]++; found && row.Remaining == nil {
 		said["unknown"]++
 		if !k.varies {
-			w.failf("%s, and ratelimit_keys does not know", what)
+			w.failf("%s, and ratelimit.keys does not know", what)
 		}
 	} else if found && !(k.varies && b.Decides == "definition") {
-		agrees("ratelimit_keys", row.Remaining, row.RetryAt, row.Denied)
+		agrees("ratelimit.keys", row.Remaining, row.RetryAt, row.Denied)
 	} else if !found && (blocked || unlimited || b.Remaining != b.Capacity) && b.Decides != "definition" && w.ofKeyAlone(k) {
-		w.failf("%s, and ratelimit_keys does not list it", what)
+		w.failf("%s, and ratelimit.keys does not list it", what)
 	}
 	if !w.hasClock {
 		return
 	}
 	if s, ok := tool[k.key]; ok != found {
-		w.failf("%s: ratelimit_keys lists it: %t, and txlimit keys: %t", what, found, ok)
+		w.failf("%s: ratelimit.keys lists it: %t, and txlimit keys: %t", what, found, ok)
 	} else if found && row.Remaining == nil != (s.Unknown != nil) || s.DeniedNow != nil && *s.DeniedNow != row.Denied || s.Unknown == nil && found && !sameNumber(s.Remaining, row.Remaining) ||
 		(s.RetryAt == nil) != (row.RetryAt == nil) || s.RetryAt != nil && !s.RetryAt.Equal(*row.RetryAt) {
-		w.failf("%s: ratelimit_keys says %s, and txlimit keys %s", what, asText(row), asText(s))
+		w.failf("%s: ratelimit.keys says %s, and txlimit keys %s", what, asText(row), asText(s))
 	} else if found {
 		paused("txlimit keys", s.PausedUntil)
 		if s.NotBefore != nil && (!k.varies || s.RetryAt != nil || one == nil || !one.RetryAt.IsZero() && one.RetryAt.Before(*s.NotBefore)) {
@@ -314,7 +314,7 @@ func (w *everything) sourced(asks *ratelimit.Limiter, k sourced, listed map[stri
 
 // ofKeyAlone reports whether an override of the key itself decides.
 func (w *everything) ofKeyAlone(k sourced) (own bool) {
-	w.must(w.pool.QueryRow(w.Context(), "SELECT EXISTS (SELECT 1 FROM _ratelimit_in_force($1, ARRAY[$2], $3) AS o WHERE o.key IS NOT NULL AND o.effect <> 'numbers')", k.limit.Name(), k.key, w.clock.now).Scan(&own))
+	w.must(w.pool.QueryRow(w.Context(), "SELECT EXISTS (SELECT 1 FROM ratelimit._in_force($1, ARRAY[$2], $3) AS o WHERE o.key IS NOT NULL AND o.effect <> 'numbers')", k.limit.Name(), k.key, w.clock.now).Scan(&own))
 	return own
 }
 

@@ -255,9 +255,9 @@ func (w *everything) restore(s worldStep, r *rand.Rand) {
 	if w.keys[s.Key] != nil && r.IntN(3) > 0 {
 		key = w.stored(s.Key)
 	}
-	sql := "SELECT ratelimit_restore($1, $2)"
+	sql := "SELECT ratelimit.restore($1, $2)"
 	if s.Do == "unblock" {
-		sql = "SELECT ratelimit_unblock($1, $2)"
+		sql = "SELECT ratelimit.unblock($1, $2)"
 	}
 	var n, want int
 	switch s.Way {
@@ -531,7 +531,7 @@ func (w *everything) dead(id worldKey, b ratelimit.Balance, what string) {
 	}
 	var sum float64
 	counted := false
-	w.must(w.pool.QueryRow(w.Context(), "SELECT coalesce(sum(value), 0) FROM rate_limits WHERE name = $1 AND key = $2", b.Limit.Name(), b.Key).Scan(&sum))
+	w.must(w.pool.QueryRow(w.Context(), "SELECT coalesce(sum(value), 0) FROM ratelimit.limits WHERE name = $1 AND key = $2", b.Limit.Name(), b.Key).Scan(&sum))
 	for _, h := range w.expired(id) {
 		switch {
 		case h.of != id || h.tokens != "held":
@@ -551,7 +551,7 @@ func (w *everything) dead(id worldKey, b ratelimit.Balance, what string) {
 // the time before them, too. What is granted then depends on the row that a call meets.
 func (w *everything) uneven(b ratelimit.Balance) (owes bool) {
 	if b.Limit.Config().Shards > 1 && slices.ContainsFunc(w.made, func(o *worldOverride) bool { return w.limits[o.limit].Name() == b.Limit.Name() }) {
-		w.must(w.pool.QueryRow(w.Context(), "SELECT coalesce(min(value) < 0, false) FROM rate_limits WHERE name = $1 AND key = $2", b.Limit.Name(), b.Key).Scan(&owes))
+		w.must(w.pool.QueryRow(w.Context(), "SELECT coalesce(min(value) < 0, false) FROM ratelimit.limits WHERE name = $1 AND key = $2", b.Limit.Name(), b.Key).Scan(&owes))
 	}
 	return owes
 }
@@ -601,7 +601,7 @@ func (w *everything) resets(p *worldProgram, id worldKey, b ratelimit.Balance, w
 	}
 }
 
-// listed wants ratelimit_keys to say what the library says.
+// listed wants ratelimit.keys to say what the library says.
 func (w *everything) listed(p *worldProgram, id worldKey, b ratelimit.Balance, what string) {
 	if w.limits[id.limit].Config().Varies != "" {
 		return
@@ -612,28 +612,28 @@ func (w *everything) listed(p *worldProgram, id worldKey, b ratelimit.Balance, w
 	}
 	var remaining float64
 	var retryAt *time.Time
-	err := w.pool.QueryRow(w.Context(), "SELECT remaining, CASE retry_at WHEN 'infinity' THEN '9999-12-31' ELSE retry_at END FROM _ratelimit_keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, $2, $3)",
+	err := w.pool.QueryRow(w.Context(), "SELECT remaining, CASE retry_at WHEN 'infinity' THEN '9999-12-31' ELSE retry_at END FROM ratelimit._keys($1, NULL, NULL, 'token bucket', NULL, NULL, NULL, NULL, $2, $3)",
 		w.limits[id.limit].Name(), []string{key}, w.clock.now).Scan(&remaining, &retryAt)
 	blocked := b.Decides == "block"
 	if errors.Is(err, pgx.ErrNoRows) {
 		if blocked && w.ownBlock(id) || !blocked && b.Remaining != b.Capacity {
-			w.failf("%s, and ratelimit_keys has no such key", what)
+			w.failf("%s, and ratelimit.keys has no such key", what)
 		}
 		return
 	}
 	w.must(err)
 	if blocked && remaining > 0 || !blocked && math.Abs(remaining-b.Remaining) > w.slack(b) {
-		w.failf("%s, and ratelimit_keys says that %v remain", what, remaining)
+		w.failf("%s, and ratelimit.keys says that %v remain", what, remaining)
 	}
 	if b.Capacity > 0 && b.Capacity < 1 || w.holdsLess(id) {
 		return
 	}
 	one := w.try(p, w.clock.now, "consume", 1, w.request(id.limit, id.key))
 	if one.granted != (retryAt == nil) || retryAt != nil && !one.retryAt.IsZero() && !w.far(one.retryAt, id) && !w.resharded && !w.agrees(p, []worldKey{id}, worldAnswer{retryAt: *retryAt}, worldAnswer{retryAt: one.retryAt}) {
-		w.failf("%s: one token %v; ratelimit_keys says %v", what, one, retryAt)
+		w.failf("%s: one token %v; ratelimit.keys says %v", what, one, retryAt)
 	}
 	if one.permanent && retryAt.Year() < 9999 {
-		w.failf("%s: one token %v; ratelimit_keys says %v", what, one, retryAt)
+		w.failf("%s: one token %v; ratelimit.keys says %v", what, one, retryAt)
 	}
 }
 

@@ -87,10 +87,10 @@ func (w *everything) locked(name string, key *string, f func()) {
 	tx, err := w.pool.Begin(w.Context())
 	w.must(err)
 	defer func() { w.must(tx.Rollback(context.WithoutCancel(w.Context()))) }()
-	_, err = tx.Exec(w.Context(), `INSERT INTO rate_limits (name, key, shard, shards, value, ts)
+	_, err = tx.Exec(w.Context(), `INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts)
 		SELECT $1, coalesce($2, ''), shard, 4, 0, now() FROM generate_series(0, 3) AS shard ON CONFLICT DO NOTHING`, name, key)
 	w.must(err)
-	_, err = tx.Exec(w.Context(), "SELECT FROM rate_limits WHERE name = $1 AND key = coalesce($2, '') ORDER BY shard FOR UPDATE", name, key)
+	_, err = tx.Exec(w.Context(), "SELECT FROM ratelimit.limits WHERE name = $1 AND key = coalesce($2, '') ORDER BY shard FOR UPDATE", name, key)
 	w.must(err)
 	f()
 }
@@ -203,7 +203,7 @@ func (w *everything) giveUp(p *worldProgram, s worldStep, r *rand.Rand) {
 				w.session(func(conn *pgx.Conn) {
 					for _, name := range []string{w.limits[id.limit].Name(), worldSlotsLimit.Name()}[:len(requests)] {
 						key := w.stored(id.key)
-						_, failed := conn.Exec(ctx, "SELECT ratelimit_release($1, $2, $3, global => $4)", name, key, token, key == nil)
+						_, failed := conn.Exec(ctx, "SELECT ratelimit.release($1, $2, $3, global => $4)", name, key, token, key == nil)
 						err = errors.Join(err, failed)
 					}
 				})
@@ -258,7 +258,7 @@ func (w *everything) giveUp(p *worldProgram, s worldStep, r *rand.Rand) {
 	switch what {
 	case "hold", "during":
 		var held int
-		w.must(w.pool.QueryRow(w.Context(), "SELECT count(*) FROM rate_limit_holds WHERE id = $1 AND state = 'held' AND until > $2", job, w.clock.now).Scan(&held))
+		w.must(w.pool.QueryRow(w.Context(), "SELECT count(*) FROM ratelimit.holds WHERE id = $1 AND state = 'held' AND until > $2", job, w.clock.now).Scan(&held))
 		if held > 0 || plain && math.Abs(back) > slack {
 			w.failf("%s: %d rows hold, and %v came back", text, held, back)
 		}

@@ -184,7 +184,7 @@ func (w *everything) byHand(db ratelimit.DB, verb string, i, k int, count float6
 	if verb == "take" {
 		count = max(1, math.Floor(count))
 	}
-	err := db.QueryRow(w.Context(), "SELECT granted, taken, retry_at FROM _ratelimit_by_hand($1, $2, $3, count => $4, most => $4, global => $5, now => $6)",
+	err := db.QueryRow(w.Context(), "SELECT granted, taken, retry_at FROM ratelimit._by_hand($1, $2, $3, count => $4, most => $4, global => $5, now => $6)",
 		name, w.limits[i].Name(), w.stored(k), count, w.stored(k) == nil, w.clock.now).Scan(&t.granted, &taken, &retryAt)
 	switch sqlState(err) {
 	case "":
@@ -227,7 +227,7 @@ func (w *everything) tryByHand(verb string, id worldKey, count float64) (t world
 	return t
 }
 
-// allByHand wants ratelimit_all to answer on a copy as the library does.
+// allByHand wants ratelimit.consume_all to answer on a copy as the library does.
 func (w *everything) allByHand(ids []worldKey, count float64, want worldAnswer, what string) {
 	var requests []map[string]any
 	for _, id := range ids {
@@ -247,7 +247,7 @@ func (w *everything) allByHand(ids []worldKey, count float64, want worldAnswer, 
 	var got worldAnswer
 	err = pgx.BeginFunc(w.Context(), w.pool, func(tx pgx.Tx) error {
 		var n int
-		if err := tx.QueryRow(w.Context(), "SELECT count(*) FROM _ratelimit_all($1::text::jsonb, $2)", string(text), w.clock.now).Scan(&n); err != nil {
+		if err := tx.QueryRow(w.Context(), "SELECT count(*) FROM ratelimit._all($1::text::jsonb, $2)", string(text), w.clock.now).Scan(&n); err != nil {
 			return err
 		}
 		return errRollBack
@@ -267,10 +267,10 @@ func (w *everything) allByHand(ids []worldKey, count float64, want worldAnswer, 
 			got.retryAt = *detail.RetryAt
 		}
 	default:
-		w.failf("%s: ratelimit_all: %v", what, err)
+		w.failf("%s: ratelimit.consume_all: %v", what, err)
 	}
 	if got.granted != want.granted || got.never != want.never || want.reason == ratelimit.ReasonQuota && !w.agrees(w.programs[0], ids, got, want) { // after a block, SQL reads the other rows, too
-		w.failf("%s: ratelimit_all says %v, the library %v", what, got, want)
+		w.failf("%s: ratelimit.consume_all says %v, the library %v", what, got, want)
 	}
 }
 

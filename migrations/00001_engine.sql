@@ -2,21 +2,20 @@
 
 -- +goose Up
 -- +goose StatementBegin
-DO $migration$
+DO $$
 BEGIN
-IF current_setting('server_encoding') <> 'UTF8' THEN
-    RAISE feature_not_supported USING MESSAGE = pg_catalog.format('txlimit needs a database with the encoding UTF8, and this one has %s', current_setting('server_encoding')),
-        HINT = 'CREATE DATABASE ... ENCODING ''UTF8'' TEMPLATE template0, and move the data there.';
-END IF;
-IF EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = current_schema() AND tablename = 'rate_limits') THEN
-    RAISE duplicate_table USING MESSAGE = pg_catalog.format('relation "rate_limits" already exists in schema %I: txlimit is there already, or another table has its name', current_schema()),
-        HINT = 'docs/operations.md#upgrade says how to upgrade it, and #which-schema-is-this which version it is.';
-END IF;
-EXECUTE pg_catalog.replace($engine$
+    IF current_setting('server_encoding') <> 'UTF8' THEN
+        RAISE feature_not_supported USING MESSAGE = pg_catalog.format('txlimit needs a database with the encoding UTF8, and this one has %s', current_setting('server_encoding')),
+            HINT = 'CREATE DATABASE ... ENCODING ''UTF8'' TEMPLATE template0, and move the data there.';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+-- +goose StatementBegin
 -- One row per (limit, key), or per shard of it. A missing row is a full one.
 --
 -- value is the balance in tokens at the instant ts. Below zero, reservations and charges owe tokens. The row does not hold the
--- tokens that were refilled since ts: every reader adds them (_ratelimit_available).
+-- tokens that were refilled since ts: every reader adds them (ratelimit._available).
 --
 -- promised is written by reservations that have to wait, in all rows of the key, and read by give-backs: until then, a debt is of waiting work
 -- (docs/refunds.md).
@@ -25,7 +24,7 @@ EXECUTE pg_catalog.replace($engine$
 -- COLLATE "C" compares names and keys byte by byte, so that all callers lock rows in the same order (CONCURRENCY.md, D1).
 -- The fillfactor leaves room for the row's next version on its page, and no index has value or ts: updates are heap-only.
 -- The table has no CHECK constraints (G1).
-CREATE TABLE /* TEMPLATE: schema */rate_limits (
+CREATE TABLE ratelimit.limits (
     name   text COLLATE "C" NOT NULL,
     key    text COLLATE "C" NOT NULL,
     shard  smallint         NOT NULL,
@@ -37,25 +36,25 @@ CREATE TABLE /* TEMPLATE: schema */rate_limits (
     PRIMARY KEY (name, key, shard)
 ) WITH (fillfactor = 90);
 
-COMMENT ON TABLE /* TEMPLATE: schema */rate_limits IS 'txlimit: one row per limit and key, or per shard of it; a missing row is a full limit';
+COMMENT ON TABLE ratelimit.limits IS 'txlimit: one row per limit and key, or per shard of it; a missing row is a full limit';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.name IS 'the name of the limit';
+COMMENT ON COLUMN ratelimit.limits.name IS 'the name of the limit';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.key IS 'whose tokens they are, such as a user; '''' if the limit has no keys';
+COMMENT ON COLUMN ratelimit.limits.key IS 'whose tokens they are, such as a user; '''' if the limit has no keys';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.shard IS 'the number of the row among those of the key, 0 to shards - 1';
+COMMENT ON COLUMN ratelimit.limits.shard IS 'the number of the row among those of the key, 0 to shards - 1';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.shards IS 'the number of rows that the limit has for this key';
+COMMENT ON COLUMN ratelimit.limits.shards IS 'the number of rows that the limit has for this key';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.value IS 'the balance in tokens at the instant ts, without what was refilled since; below zero, tokens are owed';
+COMMENT ON COLUMN ratelimit.limits.value IS 'the balance in tokens at the instant ts, without what was refilled since; below zero, tokens are owed';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.ts IS 'the instant of the balance';
+COMMENT ON COLUMN ratelimit.limits.ts IS 'the instant of the balance';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.promised IS 'the latest instant at which work that had to wait was told to run; NULL: none had to';
+COMMENT ON COLUMN ratelimit.limits.promised IS 'the latest instant at which work that had to wait was told to run; NULL: none had to';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.lapses IS 'true: a hold with an end has taken from the row, so tokens may come back when its time is over';
+COMMENT ON COLUMN ratelimit.limits.lapses IS 'true: a hold with an end has taken from the row, so tokens may come back when its time is over';
 
--- The tokens in a row at `upto` (see _ratelimit_upto). Time that runs backwards refills nothing. All functions in it are
+-- The tokens in a row at `upto` (see ratelimit._upto). Time that runs backwards refills nothing. All functions in it are
 -- IMMUTABLE, so that the planner inlines it.
 --
 -- The windows of a calendar are as long as months are, so their starts are listed. For a row older than the list, the refills
@@ -64,7 +63,7 @@ COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.lapses IS 'true: a hold with
 --
 -- ts is the instant of the row's last use, for a fixed window too. If it were the start of the window, a new kind, period or
 -- start would refill tokens for time in which the limit was used under the old numbers.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_available(
+CREATE FUNCTION ratelimit._available(
     value double precision, ts timestamptz, upto timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[] DEFAULT NULL
 ) RETURNS double precision
@@ -86,73 +85,73 @@ RETURN least(capacity, value + CASE
     END);
 
 -- The instant up to which refills count at `at`: `at` itself, or the start of the current window for a fixed window.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_upto(at timestamptz, period interval, start timestamptz, windows timestamptz[] DEFAULT NULL) RETURNS timestamptz
+CREATE FUNCTION ratelimit._upto(at timestamptz, period interval, start timestamptz, windows timestamptz[] DEFAULT NULL) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN start IS NULL OR windows IS NOT NULL THEN at ELSE date_bin(period, at, start) END;
 
 -- How many tokens a call may lack because of rounding, if it may leave a balance of `lowest`: rounding alone denies nothing. It is at
 -- most a thousandth of a token, so whole tokens stay exact at every capacity. No call leaves less than its floor less this, so that of
 -- several calls does not add up. internal/algebra has the same. The callers of the functions that decide take it from the floor.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_tolerance(capacity double precision, lowest double precision) RETURNS double precision
+CREATE FUNCTION ratelimit._tolerance(capacity double precision, lowest double precision) RETURNS double precision
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least((capacity - lowest) * '1e-9', '1e-3');
 
 -- The largest whole number of tokens that can be taken from total and leaves at least `lowest`. The difference may have been rounded up
 -- to a whole number.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_whole(total double precision, lowest double precision) RETURNS double precision
+CREATE FUNCTION ratelimit._whole(total double precision, lowest double precision) RETURNS double precision
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN floor(total - lowest) - CASE WHEN total - floor(total - lowest) < lowest THEN '1'::double precision ELSE 0 END;
 
 -- The balance from which on nothing is owed, for a limit whose balance is total now. A refill that repays a debt is rounded, too, also
 -- where the capacity is 0.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_even(total double precision, rate double precision, capacity double precision) RETURNS double precision
+CREATE FUNCTION ratelimit._even(total double precision, rate double precision, capacity double precision) RETURNS double precision
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, least(total, '0') - rate);
+RETURN -ratelimit._tolerance(capacity, least(total, '0') - rate);
 
 -- A balance as callers see it. If it lacks only the tolerance of a whole number, it is that number: so many tokens can be taken. What is
 -- less than the smallest count is 0, as is a debt that rounding alone makes.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_shown(total double precision, rate double precision, capacity double precision) RETURNS double precision
+CREATE FUNCTION ratelimit._shown(total double precision, rate double precision, capacity double precision) RETURNS double precision
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
-    WHEN total >= '1e-15' THEN greatest(total, /* TEMPLATE: schema */_ratelimit_whole(total, -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0)))
-    WHEN total >= /* TEMPLATE: schema */_ratelimit_even(total, rate, capacity) THEN 0
+    WHEN total >= '1e-15' THEN greatest(total, ratelimit._whole(total, -ratelimit._tolerance(capacity, 0)))
+    WHEN total >= ratelimit._even(total, rate, capacity) THEN 0
     ELSE total END;
 
 -- Reports whether a decision can be made with these numbers. Callers validate their arguments; this check stops NaN and NULL,
 -- which would be granted or fill a bucket (CONCURRENCY.md, G2).
 --
--- The planner inlines it. Each operator costs 1 % of a call of _ratelimit_consume, so it has no more than it needs.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_valid(
+-- The planner inlines it. Each operator costs 1 % of a call of ratelimit._consume, so it has no more than it needs.
+CREATE FUNCTION ratelimit._valid(
     rate double precision, period interval, capacity double precision, count double precision, now timestamptz
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN rate + capacity + count < '1e16' AND least(rate, capacity, count) >= '0' AND isfinite(period) AND isfinite(coalesce(now, 'epoch'));
 
--- Reports whether rate_limits is distributed by key over several servers. migrations/citus.sql replaces the function. Then the
+-- Reports whether ratelimit.limits is distributed by key over several servers. migrations/citus.sql replaces the function. Then the
 -- functions run statements for one key each, which such a server can send on. On one server these cost up to three times as much.
 -- The planner inlines it.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_distributed() RETURNS boolean
+CREATE FUNCTION ratelimit._distributed() RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN false;
 
 -- Reports whether one server numbers the transactions of all that write overrides. migrations/citus.sql replaces it, too: of a
 -- distributed schema, each node that is called gives its own numbers.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_one_server() RETURNS boolean
+CREATE FUNCTION ratelimit._one_server() RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN true;
 
 -- The decision on one limit. value and ts are the row's new state if it was granted, or the state that led to the denial.
 -- A named type saves time: Postgres assembles the row type of OUT parameters again for every call, and a ROW that is cast to
 -- this type needs no conversion on return.
-CREATE TYPE /* TEMPLATE: schema */_ratelimit_decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
+CREATE TYPE ratelimit._decision AS (granted boolean, at timestamptz, value double precision, ts timestamptz);
 
 -- The decision on the rows of several limits, or of a sharded one. ord has, for each row, the position of its limit in the
--- arguments. NULL: one row for each limit, in order. taken is what _ratelimit_apply took with the op 'take', otherwise NULL.
-CREATE TYPE /* TEMPLATE: schema */_ratelimit_decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[],
+-- arguments. NULL: one row for each limit, in order. taken is what ratelimit._apply took with the op 'take', otherwise NULL.
+CREATE TYPE ratelimit._decisions AS (granted boolean, at timestamptz, ord integer[], value double precision[], ts timestamptz[],
     taken double precision);
 
 -- The answer of a refund, and of the end of a hold. state: done; repeated; lost. The rows are those of after. moved: by limit, the tokens that came back; below zero: that were charged. lost: the positions of the lost.
-CREATE TYPE /* TEMPLATE: schema */_ratelimit_settled AS (state text, at timestamptz, ord integer[], value double precision[], ts timestamptz[],
+CREATE TYPE ratelimit._settled AS (state text, at timestamptz, ord integer[], value double precision[], ts timestamptz[],
     moved double precision[], lost integer[]);
 
 -- The arguments that the functions share:
@@ -162,23 +161,23 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_settled AS (state text, at timestam
 --                  Otherwise: a fixed window, which gets `rate` tokens at each instant start + k * period. start must lie
 --                  before every instant that occurs; the library moves it to the first period after 0001-01-01 UTC.
 --   windows        a calendar window: the starts of its windows around the present, in order. It gets `rate` tokens at each.
---                  Then start is the first of them, and period the longest of those before, or 0 (see _ratelimit_available). Refills after the last one
+--                  Then start is the first of them, and period the longest of those before, or 0 (see ratelimit._available). Refills after the last one
 --                  are not counted. NULL: not a calendar window
 --   count, floor   take `count` if at least `floor` is left: 0 usually, -maxReserved to reserve (-1e300 at the least), -Infinity to charge; always less the
---                  tolerance (_ratelimit_tolerance), which the caller subtracts
+--                  tolerance (ratelimit._tolerance), which the caller subtracts
 --   now            NULL: clock_timestamp()
---   or_raise       true: a denial is raised as an error (_ratelimit_raise) instead of being returned
--- Package ratelimit and the SQL function ratelimit validate them before the call. See _ratelimit_valid.
+--   or_raise       true: a denial is raised as an error (ratelimit._raise) instead of being returned
+-- Package ratelimit and the SQL function ratelimit validate them before the call. See ratelimit._valid.
 
 -- Takes tokens from one limit without shards. The benchmarks compare every other path with this one. Its length costs more
 -- than its arithmetic, since Postgres looks up each operator again for every call.
 -- expect_denial: read the row before the UPDATE. The decision is the same; a denial is faster and a grant slower.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume(
+CREATE FUNCTION ratelimit._consume(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz,
     count double precision, floor double precision, now timestamptz DEFAULT NULL, expect_denial boolean DEFAULT false,
     or_raise boolean DEFAULT false, windows timestamptz[] DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */_ratelimit_decision
+) RETURNS ratelimit._decision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -191,9 +190,9 @@ DECLARE
     one     boolean;
     lapses  boolean;
     denied  boolean;
-    d       /* TEMPLATE: schema */_ratelimit_decisions;
+    d       ratelimit._decisions;
 BEGIN
-    IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN
+    IF ratelimit._valid(rate, period, capacity, count, now) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
     END IF;
     LOOP
@@ -203,83 +202,83 @@ BEGIN
         IF NOT expect_denial THEN
             at := coalesce(now, clock_timestamp());
             IF start IS NULL THEN
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                UPDATE ratelimit.limits AS r
+                   SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                   AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
             ELSIF windows IS NOT NULL THEN
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, start, windows) - count,
+                UPDATE ratelimit.limits AS r
+                   SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, start, windows) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, start, windows) - count >= floor
+                   AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, start, windows) - count >= floor
                 RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
             ELSE
                 upto := date_bin(period, at, start);
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                UPDATE ratelimit.limits AS r
+                   SET value = ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                   AND ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                 RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
             END IF;
             IF value IS NOT NULL THEN
                 IF value < '0' AND floor > '-Infinity' THEN -- a reservation
                     IF lapses THEN -- it may not have to wait
-                        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + count WHERE r.name = name AND r.key = key AND r.shard = 0;
+                        UPDATE ratelimit.limits AS r SET value = r.value + count WHERE r.name = name AND r.key = key AND r.shard = 0;
                         EXIT;
                     END IF;
-                    UPDATE /* TEMPLATE: schema */rate_limits AS r
-                       SET promised = greatest(r.promised, /* TEMPLATE: schema */_ratelimit_promise(value, floor, ts, rate, period, capacity))
+                    UPDATE ratelimit.limits AS r
+                       SET promised = greatest(r.promised, ratelimit._promise(value, floor, ts, rate, period, capacity))
                      WHERE r.name = name AND r.key = key AND r.shard = 0;
                 END IF;
-                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
+                RETURN ROW(true, at, value, ts)::ratelimit._decision;
             END IF;
         END IF;
 
         -- Locks nothing. The UPDATE may have waited, so the clock is read again: a row inserted with the old instant would
         -- be refilled for the wait (A5).
         SELECT r.value, r.ts, r.shards = 1, r.lapses INTO value, ts, one, lapses
-          FROM /* TEMPLATE: schema */rate_limits AS r
+          FROM ratelimit.limits AS r
          WHERE r.name = name AND r.key = key AND r.shard = 0;
         at := coalesce(now, clock_timestamp());
         IF one THEN
             IF start IS NULL THEN
-                denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count >= floor) IS NOT TRUE;
+                denied := (ratelimit._available(value, ts, at, rate, period, capacity, NULL) - count >= floor) IS NOT TRUE;
             ELSIF windows IS NOT NULL THEN
-                denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, start, windows) - count >= floor) IS NOT TRUE;
+                denied := (ratelimit._available(value, ts, at, rate, period, capacity, start, windows) - count >= floor) IS NOT TRUE;
             ELSE
-                denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor) IS NOT TRUE;
+                denied := (ratelimit._available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor) IS NOT TRUE;
             END IF;
             EXIT WHEN denied AND lapses;
             IF denied THEN
                 IF or_raise THEN
-                    PERFORM /* TEMPLATE: schema */_ratelimit_raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
+                    PERFORM ratelimit._raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
                 END IF;
-                RETURN ROW(false, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
+                RETURN ROW(false, at, value, ts)::ratelimit._decision;
             END IF;
             -- The row has enough by now: try again.
-        ELSIF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
+        ELSIF EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key = key) THEN
             -- The limit was sharded before. Merge its rows into one, take nothing, and try again. If the library's list is too short for
             -- the refills of a row, it must ask again with a longer one, as for any row that is as old.
-            IF period = '0' AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.ts < windows[1]) THEN
-                RETURN ROW(false, at, '-Infinity', '-infinity')::/* TEMPLATE: schema */_ratelimit_decision;
+            IF period = '0' AND EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key = key AND r.ts < windows[1]) THEN
+                RETURN ROW(false, at, '-Infinity', '-infinity')::ratelimit._decision;
             END IF;
-            PERFORM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+            PERFORM ratelimit._apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
                 ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now, false,
                 windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
         ELSIF (capacity - count >= floor AND isfinite(coalesce(start, 'epoch'))) IS NOT TRUE THEN
             RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_literal(name) || ': the request can never be granted';
         ELSE
             -- Waits for another transaction's INSERT of the same key. If that commits, nothing is inserted here.
-            INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts, promised)
-            VALUES (name, key, 0, 1, capacity - count, at, /* TEMPLATE: schema */_ratelimit_promise(capacity - count, floor, at, rate, period, capacity))
+            INSERT INTO ratelimit.limits AS r (name, key, shard, shards, value, ts, promised)
+            VALUES (name, key, 0, 1, capacity - count, at, ratelimit._promise(capacity - count, floor, at, rate, period, capacity))
             ON CONFLICT DO NOTHING
             RETURNING r.value, r.ts INTO value, ts;
             IF FOUND THEN
-                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
+                RETURN ROW(true, at, value, ts)::ratelimit._decision;
             END IF;
         END IF;
         value := NULL;
@@ -290,23 +289,16 @@ BEGIN
         END IF;
     END LOOP;
     -- Holds of this key may have expired, and give back.
-    d := /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+    d := ratelimit._apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
         ARRAY[start], ARRAY[1], ARRAY[count], ARRAY[floor], ARRAY[0], ARRAY[0], false, now, or_raise,
         windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
-    RETURN ROW(d.granted, d.at, d.value[1], d.ts[1])::/* TEMPLATE: schema */_ratelimit_decision;
+    RETURN ROW(d.granted, d.at, d.value[1], d.ts[1])::ratelimit._decision;
 END
-$body$;
-
--- Whether a table is this schema's: the path of a caller may find another of that name, such as a temporary one. Inlined.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_here(place regtype) RETURNS boolean
-LANGUAGE sql STABLE PARALLEL SAFE
-AS $body$
-    SELECT place = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limits)
 $body$;
 
 -- False, asked only of a row that is not its key's only one. Its cost keeps the planner from reading a whole table because that has a few rows: a plan that was made then
 -- is kept while the table grows.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_costly(shards smallint) RETURNS boolean
+CREATE FUNCTION ratelimit._costly(shards smallint) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE COST 1000000
 AS $body$
 BEGIN
@@ -315,16 +307,16 @@ END
 $body$;
 
 -- Takes tokens from one sharded limit. If one shard has enough, it takes from that shard and returns an ord of NULL.
--- Otherwise _ratelimit_apply decides.
+-- Otherwise ratelimit._apply decides.
 --
 -- A plain read picks the fuller of shard_a and shard_b. Above READ COMMITTED, or if both are the same, only shard_a is used:
 -- a shard that is read but not taken from conflicts with the transactions that take from it (CONCURRENCY.md, C6).
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(
+CREATE FUNCTION ratelimit._consume_sharded(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz, shards integer,
     count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
     windows timestamptz[] DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
+) RETURNS ratelimit._decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -337,67 +329,67 @@ DECLARE
     new_value double precision;
     new_ts    timestamptz;
 BEGIN
-    IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) AND floor <= '0') IS NOT TRUE THEN
+    IF (ratelimit._valid(rate, period, capacity, count, now) AND floor <= '0') IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
     END IF;
     at := coalesce(now, clock_timestamp());
-    upto := /* TEMPLATE: schema */_ratelimit_upto(at, period, start, windows);
+    upto := ratelimit._upto(at, period, start, windows);
     each := rate / shards::double precision;
     room := capacity / shards::double precision;
     pick := shard_a;
     IF shard_a <> shard_b AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
         SELECT r.shard INTO pick
-          FROM /* TEMPLATE: schema */rate_limits AS r
+          FROM ratelimit.limits AS r
          WHERE r.name = name AND r.key = key AND r.shard IN (shard_a, shard_b)
-         ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start, windows) DESC, r.shard LIMIT 1;
+         ORDER BY ratelimit._available(r.value, r.ts, upto, each, period, room, start, windows) DESC, r.shard LIMIT 1;
     END IF;
 
     -- A shard takes only tokens that it has, since all shards share the debts (C1). The UPDATE locks the row if it has enough, and
     -- checks it again after a wait (or raises 40001). If it then has too little, the subtransaction releases the lock, and
-    -- _ratelimit_apply locks all shards in order (C4).
+    -- ratelimit._apply locks all shards in order (C4).
     BEGIN
         IF start IS NULL THEN
-            UPDATE /* TEMPLATE: schema */rate_limits AS r
-               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count,
+            UPDATE ratelimit.limits AS r
+               SET value = ratelimit._available(r.value, r.ts, upto, each, period, room, NULL) - count,
                    ts = greatest(r.ts, at)
              WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
-               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'
+               AND ratelimit._available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'
             RETURNING r.value, r.ts INTO new_value, new_ts;
         ELSE
-            UPDATE /* TEMPLATE: schema */rate_limits AS r
-               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start, windows) - count,
+            UPDATE ratelimit.limits AS r
+               SET value = ratelimit._available(r.value, r.ts, upto, each, period, room, start, windows) - count,
                    ts = greatest(r.ts, at)
              WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
-               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, start, windows) - count >= '0'
+               AND ratelimit._available(r.value, r.ts, upto, each, period, room, start, windows) - count >= '0'
             RETURNING r.value, r.ts INTO new_value, new_ts;
         END IF;
         IF new_value IS NULL THEN
             RAISE SQLSTATE 'RL001';
         END IF;
-        RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts], NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
+        RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts], NULL)::ratelimit._decisions;
     EXCEPTION WHEN SQLSTATE 'RL001' THEN
         NULL;
     END;
 
-    RETURN /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+    RETURN ratelimit._apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
         ARRAY[start], ARRAY[shards], ARRAY[count], ARRAY[floor], ARRAY[shard_a], ARRAY[shard_b], false, now, or_raise,
         windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
 END
 $body$;
 
--- Takes tokens from several limits without shards, all or nothing. The arguments are the same as for _ratelimit_apply.
+-- Takes tokens from several limits without shards, all or nothing. The arguments are the same as for ratelimit._apply.
 -- If the limits are in the common lock order, it takes from them one by one and returns an ord of NULL. Otherwise
--- _ratelimit_apply decides.
+-- ratelimit._apply decides.
 --
 -- The first pass reads all rows but the first, since a denial must not write; the first UPDATE checks its own row. The second
 -- pass updates. If an UPDATE loses a race, the tokens taken before it are given back (CONCURRENCY.md, B1).
 --
 -- The variables save time: PL/pgSQL keeps a loop's simple expressions for the transaction, but starts each statement afresh.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(
+CREATE FUNCTION ratelimit._consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
     windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
+) RETURNS ratelimit._decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -425,7 +417,7 @@ BEGIN
             name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
             IF pass = 1 THEN
                 SELECT r.value, r.ts INTO new_value, new_ts
-                  FROM /* TEMPLATE: schema */rate_limits AS r
+                  FROM ratelimit.limits AS r
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
                 EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (name, key)) IS NOT TRUE;
                 -- A refill only adds tokens, up to the capacity, so most rows need no calculation.
@@ -438,44 +430,44 @@ BEGIN
             END IF;
             IF pass = 1 THEN
                 IF start IS NULL THEN
-                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
+                    new_value := ratelimit._available(new_value, new_ts, at, rate, period, capacity, NULL);
                 ELSIF listed IS NULL THEN
-                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
+                    new_value := ratelimit._available(new_value, new_ts, upto, rate, period, capacity, start);
                 ELSE
-                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start, listed);
+                    new_value := ratelimit._available(new_value, new_ts, upto, rate, period, capacity, start, listed);
                 END IF;
                 EXIT passes WHEN new_value - count < floor;
                 CONTINUE;
             END IF;
 
-            IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN
+            IF ratelimit._valid(rate, period, capacity, count, now) IS NOT TRUE THEN
                 RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
             END IF;
             IF start IS NULL THEN
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                UPDATE ratelimit.limits AS r
+                   SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                   AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSIF listed IS NULL THEN
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                UPDATE ratelimit.limits AS r
+                   SET value = ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                   AND ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSE
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count,
+                UPDATE ratelimit.limits AS r
+                   SET value = ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count >= floor
+                   AND ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             END IF;
             IF NOT FOUND THEN
                 FOR taken IN 1..p - 1 LOOP
-                    UPDATE /* TEMPLATE: schema */rate_limits AS r
+                    UPDATE ratelimit.limits AS r
                        SET value = r.value + counts[taken]
                      WHERE r.name = names[taken] AND r.key = keys[taken] AND r.shard = 0;
                 END LOOP;
@@ -483,12 +475,12 @@ BEGIN
             END IF;
             value[p] := new_value; ts[p] := new_ts;
             IF p = n THEN
-                RETURN ROW(true, at, NULL, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
+                RETURN ROW(true, at, NULL, value, ts, NULL)::ratelimit._decisions;
             END IF;
         END LOOP;
     END LOOP;
 
-    RETURN /* TEMPLATE: schema */_ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
+    RETURN ratelimit._apply('consume', names, keys, rates, periods, capacities, starts,
         pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise,
         windows, firsts, lasts);
 END
@@ -519,13 +511,13 @@ $body$;
 --
 -- Locks rows in the common order (name, key, shard). A single shard that has too little once it is locked is released,
 -- by rolling back its subtransaction, before all shards are locked (CONCURRENCY.md, C4 and D1).
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_apply(
+CREATE FUNCTION ratelimit._apply(
     op text, names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
     reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
     windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL, mosts double precision[] DEFAULT NULL, within interval DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
+) RETURNS ratelimit._decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -548,7 +540,7 @@ DECLARE
     owns   timestamptz[] := '{}';      -- the instant at which the limit alone would let the work run
     run_at timestamptz;                -- the instant at which the work may run
     taken  double precision;           -- what every limit gives
-    promised timestamptz;              -- when the work may run, if it has to wait: see _ratelimit_promise
+    promised timestamptz;              -- when the work may run, if it has to wait: see ratelimit._promise
     mark      CONSTANT boolean := CASE WHEN op = 'hold' THEN true END; -- for lapses
     lapsing   boolean[] := '{}';       -- rows say that holds may expire
     due       boolean;                 -- some give something back
@@ -565,7 +557,7 @@ DECLARE
     new_ts    timestamptz;
 BEGIN
     FOR attempt IN 1..100 LOOP
-        IF op IN ('consume', 'hold') AND NOT /* TEMPLATE: schema */_ratelimit_distributed() THEN
+        IF op IN ('consume', 'hold') AND NOT ratelimit._distributed() THEN
             -- 1. Pick the fuller of a sharded limit's two shards by a plain read. Above READ COMMITTED, pick shard_a: a shard
             -- that is read but not taken from conflicts with the transactions that take from it (C6).
             at := coalesce(now, clock_timestamp());
@@ -579,9 +571,9 @@ BEGIN
                     AS u (name, key, rate, period, capacity, start, first, last, shards, a, b, ord)
                   LEFT JOIN LATERAL (
                     SELECT r.shard
-                      FROM /* TEMPLATE: schema */rate_limits AS r
+                      FROM ratelimit.limits AS r
                      WHERE r.name = u.name AND r.key = u.key AND r.shard IN (u.a, u.b) AND u.a <> u.b
-                     ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, /* TEMPLATE: schema */_ratelimit_upto(at, u.period, u.start, windows[u.first:u.last]),
+                     ORDER BY ratelimit._available(r.value, r.ts, ratelimit._upto(at, u.period, u.start, windows[u.first:u.last]),
                                   u.rate / u.shards::double precision, u.period, u.capacity / u.shards::double precision,
                                   u.start, windows[u.first:u.last]) DESC,
                               r.shard
@@ -598,15 +590,15 @@ BEGIN
             SELECT count(*) INTO m
               FROM pg_catalog.generate_subscripts(names, 1) AS p,
                    LATERAL (
-                    SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r
+                    SELECT 1 FROM ratelimit.limits AS r
                      WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
-                       AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, /* TEMPLATE: schema */_ratelimit_upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]),
+                       AND ratelimit._available(r.value, r.ts, ratelimit._upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]),
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
                                starts[p], windows[firsts[p]:lasts[p]]) - counts[p]
                            >= CASE WHEN shards[p] = 1 AND NOT reserve AND (r.lapses IS NOT TRUE OR rates[p] = '0') THEN floors[p] ELSE 0 END
                     OFFSET 0
                    ) AS r
-             WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now) AND floors[p] <= '0';
+             WHERE ratelimit._valid(rates[p], periods[p], capacities[p], counts[p], now) AND floors[p] <= '0';
             IF m > 0 AND m = pg_catalog.cardinality(names) AND m = pg_catalog.cardinality(keys) THEN
                 ord := '{}'; value := '{}'; ts := '{}';
                 BEGIN
@@ -616,23 +608,23 @@ BEGIN
                                capacities[p] / shards[p]::double precision AS capacity, starts[p] AS start,
                                windows[firsts[p]:lasts[p]] AS windows, counts[p] AS count,
                                CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END AS floor,
-                               /* TEMPLATE: schema */_ratelimit_upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]) AS upto
+                               ratelimit._upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]) AS upto
                           FROM pg_catalog.generate_subscripts(names, 1) AS p
                          ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"
                     LOOP
                         IF rec.start IS NULL THEN
-                            UPDATE /* TEMPLATE: schema */rate_limits AS r
-                               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
+                            UPDATE ratelimit.limits AS r
+                               SET value = ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
                                    ts = greatest(r.ts, at), lapses = mark OR r.lapses
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
-                               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
+                               AND ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
-                            UPDATE /* TEMPLATE: schema */rate_limits AS r
-                               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count,
+                            UPDATE ratelimit.limits AS r
+                               SET value = ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count,
                                    ts = greatest(r.ts, at), lapses = mark OR r.lapses
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
-                               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count >= rec.floor
+                               AND ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         END IF;
                         IF new_value IS NULL THEN
@@ -642,7 +634,7 @@ BEGIN
                         value := pg_catalog.array_append(value, new_value);
                         ts := pg_catalog.array_append(ts, new_ts);
                     END LOOP;
-                    RETURN ROW(true, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
+                    RETURN ROW(true, at, ord, value, ts, NULL)::ratelimit._decisions;
                 EXCEPTION WHEN SQLSTATE 'RL001' THEN
                     NULL;
                 END;
@@ -651,7 +643,7 @@ BEGIN
 
         IF places IS NULL THEN
             SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"),
-                   pg_catalog.count(DISTINCT (names[p], keys[p])) FILTER (WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now)
+                   pg_catalog.count(DISTINCT (names[p], keys[p])) FILTER (WHERE ratelimit._valid(rates[p], periods[p], capacities[p], counts[p], now)
                        AND floors[p] <= '0' AND isfinite(coalesce(starts[p], 'epoch')) AND shards[p] BETWEEN 1 AND 100)
               INTO places, m
               FROM pg_catalog.generate_subscripts(names, 1) AS p;
@@ -673,14 +665,14 @@ BEGIN
             FOR pass IN 1..2 LOOP
                 IF pass = 2 THEN
                     FOREACH i IN ARRAY places LOOP
-                        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r
+                        PERFORM 1 FROM ratelimit.limits AS r
                           WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                         GET DIAGNOSTICS m = ROW_COUNT;
                         IF m = 0 AND (due OR pg_catalog.cardinality(names) > 1) THEN
                             -- A limit without rows is full. Insert its rows, and so lock them, before the next limit's. Only what
                             -- is returned was inserted: Citus counts rows that existed, too.
                             FOR rec IN
-                                INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
+                                INSERT INTO ratelimit.limits AS r (name, key, shard, shards, value, ts)
                                 SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
                                   FROM generate_series(0, shards[i] - 1) AS s
                                 ON CONFLICT DO NOTHING
@@ -695,7 +687,7 @@ BEGIN
                         locked[i] := m;
                     END LOOP;
                     IF due THEN
-                        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);
+                        PERFORM ratelimit._reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);
                     END IF;
                     at := coalesce(now, clock_timestamp()); -- locking may have waited
                 END IF;
@@ -705,12 +697,12 @@ BEGIN
                     SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
                            coalesce(bool_and(r.shards = shards[i]), false), bool_or(r.lapses)
                       INTO v, t, same, lapses
-                      FROM /* TEMPLATE: schema */rate_limits AS r
+                      FROM ratelimit.limits AS r
                      WHERE r.name = names[i] AND r.key = keys[i];
                     IF pass = 1 AND lapses AND missed < 2 THEN -- if nothing came of it twice, somebody has locked a hold: then only the rows count
                         SELECT l.value, l.ts, l.back INTO rec
-                          FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]) AS l;
-                        IF op = 'check' OR /* TEMPLATE: schema */_ratelimit_due(rec.back) THEN
+                          FROM ratelimit._lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]) AS l;
+                        IF op = 'check' OR ratelimit._due(rec.back) THEN
                             v := rec.value; t := rec.ts; due := true;
                         END IF;
                     END IF;
@@ -718,7 +710,7 @@ BEGIN
                     ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[rows[i]]));
                     value := pg_catalog.array_cat(value, v);
                     ts := pg_catalog.array_cat(ts, t);
-                    totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
+                    totals[i] := ratelimit._total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
                     lefts[i] := least(totals[i] - counts[i], capacities[i]);
                     IF NOT reserve THEN
                         granted := granted AND lefts[i] >= floors[i];
@@ -727,13 +719,13 @@ BEGIN
                 IF reserve THEN
                     run_at := at;
                     FOREACH i IN ARRAY places LOOP
-                        owns[i] := /* TEMPLATE: schema */_ratelimit_run_at(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i ORDER BY j),
+                        owns[i] := ratelimit._run_at(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i ORDER BY j),
                             at, rates[i], periods[i], capacities[i], starts[i], shards[i], windows[firsts[i]:lasts[i]]);
                         run_at := greatest(run_at, owns[i]);
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
                         IF starts[i] IS NOT NULL OR run_at > owns[i] THEN
-                            lefts[i] := /* TEMPLATE: schema */_ratelimit_kept(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i),
+                            lefts[i] := ratelimit._kept(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i),
                                 at, run_at, rates[i], periods[i], capacities[i], starts[i], counts[i], windows[firsts[i]:lasts[i]]);
                         END IF;
                         -- Refills after the last window are not known, so no promise can be made for that time.
@@ -742,7 +734,7 @@ BEGIN
                 ELSIF op = 'take' AND granted THEN
                     taken := 'Infinity';
                     FOREACH i IN ARRAY places LOOP
-                        taken := least(taken, mosts[i], /* TEMPLATE: schema */_ratelimit_whole(totals[i], floors[i]));
+                        taken := least(taken, mosts[i], ratelimit._whole(totals[i], floors[i]));
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
                         lefts[i] := totals[i] - taken;
@@ -750,9 +742,9 @@ BEGIN
                 END IF;
                 IF pass = 1 AND (op = 'check' OR NOT granted) THEN
                     IF or_raise AND NOT granted THEN
-                        PERFORM /* TEMPLATE: schema */_ratelimit_raise(names, at, ord, value, ts);
+                        PERFORM ratelimit._raise(names, at, ord, value, ts);
                     END IF;
-                    RETURN ROW(granted, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
+                    RETURN ROW(granted, at, ord, value, ts, NULL)::ratelimit._decisions;
                 END IF;
             END LOOP;
             missed := missed + CASE WHEN due AND NOT granted THEN 1 ELSE 0 END;
@@ -763,11 +755,11 @@ BEGIN
             -- 4. Take the tokens, and spread the rest evenly over the shards.
             ord := '{}'; value := '{}'; ts := '{}';
             FOREACH i IN ARRAY places LOOP
-                promised := CASE WHEN NOT reserve THEN /* TEMPLATE: schema */_ratelimit_promise(lefts[i], floors[i], latest[i], rates[i], periods[i], capacities[i])
+                promised := CASE WHEN NOT reserve THEN ratelimit._promise(lefts[i], floors[i], latest[i], rates[i], periods[i], capacities[i])
                     WHEN run_at > at THEN run_at END;
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
-                        UPDATE /* TEMPLATE: schema */rate_limits AS r
+                        UPDATE ratelimit.limits AS r
                            SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at), promised = greatest(r.promised, promised), lapses = mark OR r.lapses
                          WHERE r.name = names[i] AND r.key = keys[i]
                         RETURNING r.value, r.ts
@@ -777,11 +769,11 @@ BEGIN
                         ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
                 ELSE -- the first use, or a new number of shards
-                    promised := greatest(promised, (SELECT max(r.promised) FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0));
-                    DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
+                    promised := greatest(promised, (SELECT max(r.promised) FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0));
+                    DELETE FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
                     m := 0;
                     FOR rec IN
-                        INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts, promised, lapses)
+                        INSERT INTO ratelimit.limits AS r (name, key, shard, shards, value, ts, promised, lapses)
                         SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i], promised, mark OR lapsing[i]
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
@@ -797,7 +789,7 @@ BEGIN
                     END IF;
                 END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts, taken)::/* TEMPLATE: schema */_ratelimit_decisions;
+            RETURN ROW(true, at, ord, value, ts, taken)::ratelimit._decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
@@ -808,19 +800,19 @@ $body$;
 
 -- When work may run that leaves a token bucket's rows this balance, or NULL if it does not wait. A floor of -Infinity is a charge's, which
 -- promises nothing. ts: the latest of the rows. Promise in internal/algebra/promise.go has the same rule.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_promise(
+CREATE FUNCTION ratelimit._promise(
     "left" double precision, floor double precision, ts timestamptz, rate double precision, period interval, capacity double precision
 ) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN floor > '-Infinity' AND rate > '0' AND "left" < -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN
+RETURN CASE WHEN floor > '-Infinity' AND rate > '0' AND "left" < -ratelimit._tolerance(capacity, 0) THEN
     CASE WHEN -"left" / rate * (date_part('epoch', period) * '1e6') < '3e15' THEN
         ts + ceil(-"left" / rate * (date_part('epoch', period) * '1e6')) * interval '1 microsecond' ELSE 'infinity' END END;
 
 -- What comes back of a call's tokens at an instant, to a limit with these rows: `back`. `total` is what is there, `waiting` whether work waits
 -- that was promised what is owed. This is the rule of every give-back: Refund, Settle, Release, and expired holds. Limit.Refund in
 -- internal/algebra/promise.go is the same, docs/refunds.md has the reasons. promised is the latest of the rows; the other arguments are those of
--- _ratelimit_refund, of one limit.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_give_back(
+-- ratelimit._refund, of one limit.
+CREATE FUNCTION ratelimit._give_back(
     value double precision[], ts timestamptz[], promised timestamptz, at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
     count double precision, taken double precision, held double precision, part double precision,
@@ -845,11 +837,11 @@ BEGIN
         AND count + rate + capacity + taken + abs(held) + part < 'Infinity'
         AND (period > '0' OR period = '0' AND windows IS NOT NULL AND NOT EXISTS ( -- by such a list, a row that is older is known only if it is full
             SELECT 1 FROM unnest(value, ts) AS u (v, t) WHERE u.t < windows[1]
-               AND /* TEMPLATE: schema */_ratelimit_available(u.v, u.t, at, rate / m, period, capacity / m, start, windows) < capacity / m))
+               AND ratelimit._available(u.v, u.t, at, rate / m, period, capacity / m, start, windows) < capacity / m))
         AND isfinite(period) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE THEN
         RETURN;
     END IF;
-    total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
+    total := ratelimit._total(value, ts, at, rate, period, capacity, start, windows);
     count := greatest(least(count, capacity - total), '0');
     IF start IS NULL THEN
         owed := CASE WHEN waiting THEN greatest(-total, '0') ELSE 0 END;
@@ -860,15 +852,15 @@ BEGIN
         back := missing - date_part('epoch', latest - taken_at) * rate / date_part('epoch', period);
         back := least(greatest(back - owed, '0'), count);
     ELSE
-        count := CASE WHEN missing < count - /* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN greatest(missing, '0') ELSE count END;
+        count := CASE WHEN missing < count - ratelimit._tolerance(capacity, 0) THEN greatest(missing, '0') ELSE count END;
         -- The windows that have begun before the first of the list or begin after its last are not known.
         wait := CASE WHEN latest < windows[1] OR run_at > windows[pg_catalog.cardinality(windows)] THEN '-1'
             WHEN windows IS NOT NULL THEN pg_catalog.width_bucket(run_at, windows) - pg_catalog.width_bucket(latest, windows)
             ELSE round(date_part('epoch', date_bin(period, run_at, start) - date_bin(period, latest, start))
             / date_part('epoch', period)) END;
-        owing := /* TEMPLATE: schema */_ratelimit_even(total, rate, capacity);
+        owing := ratelimit._even(total, rate, capacity);
         back := CASE
-            WHEN capacity - taken < -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) OR wait < '0' THEN 0
+            WHEN capacity - taken < -ratelimit._tolerance(capacity, 0) OR wait < '0' THEN 0
             WHEN (wait > '0' OR waiting) AND total + wait * rate < owing THEN 0
             WHEN wait > '0' AND total + (wait - '1') * rate >= owing THEN 0
             WHEN wait > '0' AND capacity > rate AND total + count + (wait - '1') * rate >= owing THEN 0
@@ -877,7 +869,7 @@ BEGIN
 END
 $body$;
 
--- Gives tokens back to several limits: _ratelimit_give_back.
+-- Gives tokens back to several limits: ratelimit._give_back.
 --
 --   counts       the tokens to give back
 --   taken        the tokens that the refunded call took at taken_at; its work was to run at run_at
@@ -889,12 +881,12 @@ $body$;
 --
 -- Locks all rows of each limit. The arguments must be in the common order (name, key, shard). If another transaction has
 -- changed the set of rows meanwhile, the subtransaction releases the locks and the loop tries again (CONCURRENCY.md, C7).
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_refund(
+CREATE FUNCTION ratelimit._refund(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], taken double precision[], held double precision[], parts double precision[],
     taken_at timestamptz, run_at timestamptz, now timestamptz DEFAULT NULL,
     windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */_ratelimit_settled
+) RETURNS ratelimit._settled
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -909,14 +901,14 @@ DECLARE
     t      timestamptz[];      -- their ts
     m      integer;            -- their number
     last   timestamptz;        -- the latest of their promised
-    g      record;             -- the answer of _ratelimit_give_back
+    g      record;             -- the answer of ratelimit._give_back
     moved  double precision[];
     owed   integer[];          -- the positions of the limits of which work waits
 BEGIN
     FOR attempt IN 1..100 LOOP
         BEGIN
             FOR i IN 1..pg_catalog.cardinality(names) LOOP
-                PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r
+                PERFORM 1 FROM ratelimit.limits AS r
                   WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                 GET DIAGNOSTICS m = ROW_COUNT;
                 locked[i] := m;
@@ -928,14 +920,14 @@ BEGIN
                 SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
                        count(*), max(r.promised)
                   INTO v, t, m, last
-                  FROM /* TEMPLATE: schema */rate_limits AS r
+                  FROM ratelimit.limits AS r
                  WHERE r.name = names[i] AND r.key = keys[i];
                 IF m <> locked[i] THEN
                     RAISE SQLSTATE 'RL001';
                 END IF;
                 CONTINUE WHEN m = 0;
                 SELECT b.total, b.back, b.waiting INTO g
-                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, last, at, rates[i], periods[i], capacities[i], starts[i], counts[i], taken[i], held[i], parts[i],
+                  FROM ratelimit._give_back(v, t, last, at, rates[i], periods[i], capacities[i], starts[i], counts[i], taken[i], held[i], parts[i],
                        taken_at, run_at, windows[firsts[i]:lasts[i]]) AS b;
                 IF g.waiting THEN
                     owed := pg_catalog.array_append(owed, i);
@@ -944,14 +936,14 @@ BEGIN
                     moved[i] := g.back;
                     v := pg_catalog.array_fill(least(g.total + g.back, capacities[i]) / m::double precision, ARRAY[m]);
                     t := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(t) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
-                    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
+                    UPDATE ratelimit.limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
                      WHERE r.name = names[i] AND r.key = keys[i];
                 END IF;
                 ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
                 value := pg_catalog.array_cat(value, v);
                 ts := pg_catalog.array_cat(ts, t);
             END LOOP;
-            RETURN ROW('done', at, ord, value, ts, moved, owed)::/* TEMPLATE: schema */_ratelimit_settled;
+            RETURN ROW('done', at, ord, value, ts, moved, owed)::ratelimit._settled;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;
@@ -962,7 +954,7 @@ $body$;
 
 -- Locks all rows of the limits, which are in the order of locks. A limit without rows is full; its rows are inserted, and so locked, too. If
 -- another transaction has inserted them meanwhile, the subtransaction releases the locks and the loop tries again (CONCURRENCY.md, H2).
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_lock(names text[], keys text[], capacities double precision[], shards integer[], now timestamptz) RETURNS void
+CREATE FUNCTION ratelimit._lock(names text[], keys text[], capacities double precision[], shards integer[], now timestamptz) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -973,7 +965,7 @@ DECLARE
     rec   record;
 BEGIN
     WHILE first <= coalesce(pg_catalog.cardinality(names), 0) LOOP -- rows that exist need no subtransaction
-        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[first] AND r.key = keys[first] ORDER BY r.shard FOR UPDATE;
+        PERFORM 1 FROM ratelimit.limits AS r WHERE r.name = names[first] AND r.key = keys[first] ORDER BY r.shard FOR UPDATE;
         EXIT WHEN NOT FOUND;
         first := first + 1;
     END LOOP;
@@ -983,13 +975,13 @@ BEGIN
     FOR attempt IN 1..100 LOOP
         BEGIN
             FOR i IN first..pg_catalog.cardinality(names) LOOP
-                PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
+                PERFORM 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                 GET DIAGNOSTICS m = ROW_COUNT;
                 CONTINUE WHEN m > 0;
                 -- Above READ COMMITTED, a row that another transaction has committed since the snapshot is a conflict here.
                 at := coalesce(now, clock_timestamp());
                 FOR rec IN
-                    INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
+                    INSERT INTO ratelimit.limits AS r (name, key, shard, shards, value, ts)
                     SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
                       FROM generate_series(0, shards[i] - 1) AS s
                     ON CONFLICT DO NOTHING
@@ -1018,8 +1010,8 @@ $body$;
 -- The limit to move to gets no more tokens than it has, and no token comes back to the other. So no move adds a token, also one
 -- that is repeated or that goes there and back. It returns the balance of the limit to move to.
 --
--- Locks all rows of both limits, in the common order (name, key, shard): see _ratelimit_lock (CONCURRENCY.md, H).
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_move(
+-- Locks all rows of both limits, in the common order (name, key, shard): see ratelimit._lock (CONCURRENCY.md, H).
+CREATE FUNCTION ratelimit._move(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     floor double precision, now timestamptz DEFAULT NULL,
     windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
@@ -1042,19 +1034,19 @@ DECLARE
     i       integer;
 BEGIN
     SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"),
-           pg_catalog.count(DISTINCT (names[p], keys[p])) FILTER (WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], '0', now)
+           pg_catalog.count(DISTINCT (names[p], keys[p])) FILTER (WHERE ratelimit._valid(rates[p], periods[p], capacities[p], '0', now)
                AND isfinite(coalesce(starts[p], 'epoch')) AND shards[p] BETWEEN 1 AND 100)
       INTO places, m
       FROM pg_catalog.generate_subscripts(names, 1) AS p;
     IF (m = 2 AND pg_catalog.cardinality(names) = 2 AND floor <= '0') IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[names[places[1]], names[places[2]]], ARRAY[keys[places[1]], keys[places[2]]],
+    PERFORM ratelimit._lock(ARRAY[names[places[1]], names[places[2]]], ARRAY[keys[places[1]], keys[places[2]]],
         ARRAY[capacities[places[1]], capacities[places[2]]], ARRAY[shards[places[1]], shards[places[2]]], now);
     FOREACH i IN ARRAY places LOOP
-        IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses) THEN
-            IF /* TEMPLATE: schema */_ratelimit_may('SELECT') AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') THEN
-                PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names[i:i], keys[i:i], rates[i:i], periods[i:i], capacities[i:i], starts[i:i], now, windows, firsts[i:i], lasts[i:i]);
+        IF EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses) THEN
+            IF ratelimit._may('SELECT') AND ratelimit._may('UPDATE') THEN
+                PERFORM ratelimit._reclaim(names[i:i], keys[i:i], rates[i:i], periods[i:i], capacities[i:i], starts[i:i], now, windows, firsts[i:i], lasts[i:i]);
             END IF;
         END IF;
     END LOOP;
@@ -1064,18 +1056,18 @@ BEGIN
         SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard),
                count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i]), greatest(max(r.promised), last), bool_or(r.lapses)
           INTO v, t, m, latest, alike, last, lapses
-          FROM /* TEMPLATE: schema */rate_limits AS r
+          FROM ratelimit.limits AS r
          WHERE r.name = names[i] AND r.key = keys[i];
-        totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
+        totals[i] := ratelimit._total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
     END LOOP;
     balance := least(totals[2], greatest(floor, capacities[2] - (capacities[1] - totals[1])));
     IF m = shards[2] AND alike THEN
-        UPDATE /* TEMPLATE: schema */rate_limits AS r
+        UPDATE ratelimit.limits AS r
            SET value = balance / shards[2]::double precision, ts = latest, promised = last
          WHERE r.name = names[2] AND r.key = keys[2];
     ELSE -- a new number of shards
-        DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[2] AND r.key = keys[2];
-        INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts, promised, lapses)
+        DELETE FROM ratelimit.limits AS r WHERE r.name = names[2] AND r.key = keys[2];
+        INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts, promised, lapses)
         SELECT names[2], keys[2], s, shards[2], balance / shards[2]::double precision, latest, last, lapses
           FROM generate_series(0, shards[2] - 1) AS s;
     END IF;
@@ -1084,10 +1076,10 @@ END
 $body$;
 
 -- The Go library's Coalescer calls the functions of this file and of coalesce.sql. One statement decides many calls that are in
--- no transaction of their own. _ratelimit_each calls this one, too.
+-- no transaction of their own. ratelimit._each calls this one, too.
 
 -- Takes counts[i] from each of several keys of one token bucket. Each key is granted if it has enough, whatever the others
--- have. Where it can decide, it is faster than _ratelimit_coalesce.
+-- have. Where it can decide, it is faster than ratelimit._coalesce.
 --
 --   keys, counts   each key once, in the order of COLLATE "C"; in any other order, calls could deadlock
 --   now            NULL: clock_timestamp()
@@ -1095,13 +1087,13 @@ $body$;
 --   coalesced      the calls are of several callers
 --
 -- Returns the keys that it decided (ord, their positions in keys), each with its row after the decision. The first `early` keys
--- were granted at `seen`, the others denied at `at`. It leaves some keys to _ratelimit_coalesce: keys without a row, since an
+-- were granted at `seen`, the others denied at `at`. It leaves some keys to ratelimit._coalesce: keys without a row, since an
 -- INSERT would lock out of order; rows of a limit that was sharded; keys that are denied and may
 -- have expired holds; and keys that had too little at `seen` but enough at `at`.
 --
--- For coalesced calls, the transaction must be READ COMMITTED, as for _ratelimit_coalesce. Otherwise it raises SQLSTATE RL003. At any other
+-- For coalesced calls, the transaction must be READ COMMITTED, as for ratelimit._coalesce. Otherwise it raises SQLSTATE RL003. At any other
 -- level, a row that was changed since the snapshot is 40001, as for one call.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(
+CREATE FUNCTION ratelimit._consume_keys(
     name text, keys text[],
     rate double precision, period interval, capacity double precision,
     counts double precision[], now timestamptz DEFAULT NULL, floor double precision DEFAULT 0, coalesced boolean DEFAULT true,
@@ -1109,7 +1101,7 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(
     OUT ord integer[], OUT value double precision[], OUT ts timestamptz[]
 )
 LANGUAGE plpgsql
--- The same settings as in _ratelimit_coalesce.
+-- The same settings as in ratelimit._coalesce.
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -1117,24 +1109,24 @@ BEGIN
     IF coalesced AND current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
     END IF;
-    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN -- a transaction on several servers would cost more than it saves
+    IF ratelimit._distributed() THEN -- a transaction on several servers would cost more than it saves
         RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the table is distributed, so each call is decided alone';
     END IF;
-    IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, 0, now) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND floor <= '0') IS NOT TRUE THEN
+    IF (ratelimit._valid(rate, period, capacity, 0, now) AND '0' <= ALL (counts) AND '1e15' >= ALL (counts) AND floor <= '0') IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limits: the arguments are not valid';
     END IF;
 
-    -- This UPDATE decides as the one in _ratelimit_consume does. It locks rows in the order of keys only if the plan looks up one key
+    -- This UPDATE decides as the one in ratelimit._consume does. It locks rows in the order of keys only if the plan looks up one key
     -- after another. The expressions of i and = ANY rule out plans that walk the index instead (CONCURRENCY.md, E6).
     seen := coalesce(now, clock_timestamp());
     WITH u AS (
-        UPDATE /* TEMPLATE: schema */rate_limits AS r
-           SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i],
+        UPDATE ratelimit.limits AS r
+           SET value = ratelimit._available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i],
                ts = greatest(r.ts, seen)
           FROM generate_series(1, pg_catalog.cardinality(keys)) AS i
          WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1 + 0 * i
            AND (least(r.value, capacity) >= counts[i] -- most rows have: this saves calculating their refill twice
-                OR /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= floor)
+                OR ratelimit._available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= floor)
         RETURNING i, r.value, r.ts
     )
     SELECT coalesce(pg_catalog.array_agg(u.i), '{}'), pg_catalog.array_agg(u.value), pg_catalog.array_agg(u.ts)
@@ -1150,15 +1142,15 @@ BEGIN
           INTO ord, value, ts
           FROM (SELECT generate_series(1, pg_catalog.cardinality(keys)) EXCEPT SELECT pg_catalog.unnest(ord)) AS rest (i)
          CROSS JOIN LATERAL (
-            SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
+            SELECT * FROM ratelimit.limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
           ) AS r
-         WHERE /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < floor AND r.lapses IS NOT TRUE;
+         WHERE ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < floor AND r.lapses IS NOT TRUE;
     END IF;
 END
 $body$;
 
 -- Decides several requests, each by itself, in the caller's transaction: see Limiter.Each. Requests of one limit with the same numbers may be
--- a group. The arguments have one position for each group, and are those of _ratelimit_apply, but for
+-- a group. The arguments have one position for each group, and are those of ratelimit._apply, but for
 --
 --   ends          the position of each group's last request
 --   keys, counts  of each request. The requests are sorted by name and key (COLLATE "C"): rows are locked in that order. A group of
@@ -1171,7 +1163,7 @@ $body$;
 -- A group is one UPDATE. If that leaves a key undecided (one without a row, say), the group is decided request by request, since an INSERT of
 -- a missing row must come before later keys are locked. The subtransaction undoes the UPDATE and releases its locks before that
 -- (CONCURRENCY.md, I1).
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_each(
+CREATE FUNCTION ratelimit._each(
     ends integer[], names text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floors double precision[],
     shard_a integer[], shard_b integer[], keys text[], counts double precision[], now timestamptz DEFAULT NULL,
@@ -1182,14 +1174,14 @@ LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_pl
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    alone CONSTANT boolean := /* TEMPLATE: schema */_ratelimit_distributed(); -- each key is on a server of its own
+    alone CONSTANT boolean := ratelimit._distributed(); -- each key is on a server of its own
     first integer := 1;
     last  integer;
     m     integer;
     forbidden boolean;
     run   record;
-    one   /* TEMPLATE: schema */_ratelimit_decision;
-    many  /* TEMPLATE: schema */_ratelimit_decisions;
+    one   ratelimit._decision;
+    many  ratelimit._decisions;
 BEGIN
     ord := '{}'; granted := '{}'; at := '{}'; value := '{}'; ts := '{}';
     FOR g IN 1..coalesce(pg_catalog.cardinality(ends), 0) LOOP
@@ -1203,7 +1195,7 @@ BEGIN
         IF m > 3 AND NOT alone THEN -- for fewer, it saves nothing
             BEGIN
                 SELECT k.* INTO run
-                  FROM /* TEMPLATE: schema */_ratelimit_consume_keys(names[g], keys[first:last], rates[g], periods[g], capacities[g],
+                  FROM ratelimit._consume_keys(names[g], keys[first:last], rates[g], periods[g], capacities[g],
                       counts[first:last], now, floors[g], false) AS k;
                 IF pg_catalog.cardinality(run.ord) <> m THEN
                     RAISE SQLSTATE 'RL001';
@@ -1221,7 +1213,7 @@ BEGIN
         WHILE first <= last LOOP
             forbidden := (capacities[g] - counts[first] >= floors[g]) IS NOT TRUE; -- whatever is there
             IF shards[g] = 1 AND NOT forbidden THEN
-                one := /* TEMPLATE: schema */_ratelimit_consume(names[g], keys[first], rates[g], periods[g], capacities[g], starts[g],
+                one := ratelimit._consume(names[g], keys[first], rates[g], periods[g], capacities[g], starts[g],
                     counts[first], floors[g], now, false, false, windows[firsts[g]:lasts[g]]);
                 ord := pg_catalog.array_append(ord, first);
                 granted := pg_catalog.array_append(granted, CASE WHEN one.granted THEN 1 ELSE 0 END);
@@ -1230,14 +1222,14 @@ BEGIN
                 ts := pg_catalog.array_append(ts, one.ts);
             ELSE
                 IF forbidden THEN -- the rows say when numbers of another time will grant it
-                    many := /* TEMPLATE: schema */_ratelimit_apply('check', names[g:g], keys[first:first], rates[g:g], periods[g:g], capacities[g:g], starts[g:g],
+                    many := ratelimit._apply('check', names[g:g], keys[first:first], rates[g:g], periods[g:g], capacities[g:g], starts[g:g],
                         shards[g:g], counts[first:first], floors[g:g], shard_a[g:g], shard_b[g:g], false, now, false, windows, firsts[g:g], lasts[g:g]);
                     IF pg_catalog.cardinality(many.value) = 0 THEN
                         many.value := ARRAY['0'::double precision];
                         many.ts := ARRAY['-infinity'::timestamptz];
                     END IF;
                 ELSE
-                    many := /* TEMPLATE: schema */_ratelimit_consume_sharded(names[g], keys[first], rates[g], periods[g], capacities[g], starts[g],
+                    many := ratelimit._consume_sharded(names[g], keys[first], rates[g], periods[g], capacities[g], starts[g],
                         shards[g], counts[first], floors[g], shard_a[g], shard_b[g], now, false, windows[firsts[g]:lasts[g]]);
                 END IF;
                 m := pg_catalog.cardinality(many.value);
@@ -1256,35 +1248,35 @@ $body$;
 -- What the Go library calls for one decision. The answer is a bytea with the decision in the binary format of its type, since a composite
 -- result would be text in some query modes.
 --
--- Each is a call of its own in the select list, SELECT _ratelimit_wire_consume(...), so that a distributed Postgres can send it to
+-- Each is a call of its own in the select list, SELECT ratelimit._wire_consume(...), so that a distributed Postgres can send it to
 -- the server that has the key, which it looks for among the arguments. The planner inlines them.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume(
+CREATE FUNCTION ratelimit._wire_consume(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz,
     count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume(name, key, rate, period, capacity, start, count, floor, now, expect_denial, or_raise, windows));
+RETURN pg_catalog.record_send(ratelimit._consume(name, key, rate, period, capacity, start, count, floor, now, expect_denial, or_raise, windows));
 
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_sharded(
+CREATE FUNCTION ratelimit._wire_consume_sharded(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz, shards integer,
     count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_sharded(name, key, rate, period, capacity, start, shards, count, floor, shard_a, shard_b, now,
+RETURN pg_catalog.record_send(ratelimit._consume_sharded(name, key, rate, period, capacity, start, shards, count, floor, shard_a, shard_b, now,
     or_raise, windows));
 
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_several(
+CREATE FUNCTION ratelimit._wire_consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], floors double precision[], now timestamptz, or_raise boolean,
     windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_consume_several(names, keys, rates, periods, capacities, starts, counts, floors, now, or_raise,
+RETURN pg_catalog.record_send(ratelimit._consume_several(names, keys, rates, periods, capacities, starts, counts, floors, now, or_raise,
     windows, firsts, lasts));
 
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply(
+CREATE FUNCTION ratelimit._wire_apply(
     op text, names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
@@ -1292,11 +1284,11 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply(
     windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_apply(op, names, keys, rates, periods, capacities, starts, shards, counts, floors, shard_a, shard_b,
+RETURN pg_catalog.record_send(ratelimit._apply(op, names, keys, rates, periods, capacities, starts, shards, counts, floors, shard_a, shard_b,
     reserve, now, or_raise, windows, firsts, lasts, mosts, within));
 
 -- One limit: the key is an argument of its own.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply_one(
+CREATE FUNCTION ratelimit._wire_apply_one(
     op text, name text, key text,
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
@@ -1304,48 +1296,48 @@ CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply_one(
     windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_apply(op, ARRAY[name], ARRAY[key], rates, periods, capacities, starts, shards, counts, floors,
+RETURN pg_catalog.record_send(ratelimit._apply(op, ARRAY[name], ARRAY[key], rates, periods, capacities, starts, shards, counts, floors,
     shard_a, shard_b, reserve, now, or_raise, windows, firsts, lasts, mosts, within));
 
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_refund(
+CREATE FUNCTION ratelimit._wire_refund(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], taken double precision[], held double precision[], parts double precision[],
     taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_refund(names, keys, rates, periods, capacities, starts, counts, taken, held, parts,
+RETURN pg_catalog.record_send(ratelimit._refund(names, keys, rates, periods, capacities, starts, counts, taken, held, parts,
     taken_at, run_at, now, windows, firsts, lasts));
 
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_refund_one(
+CREATE FUNCTION ratelimit._wire_refund_one(
     name text, key text, rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], taken double precision[], held double precision[], parts double precision[],
     taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_refund(ARRAY[name], ARRAY[key], rates, periods, capacities, starts, counts, taken, held, parts,
+RETURN pg_catalog.record_send(ratelimit._refund(ARRAY[name], ARRAY[key], rates, periods, capacities, starts, counts, taken, held, parts,
     taken_at, run_at, now, windows, firsts, lasts));
 
 -- It returns no composite, so it needs no record_send.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_move(
+CREATE FUNCTION ratelimit._wire_move(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     floor double precision, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS double precision
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_move(names, keys, rates, periods, capacities, starts, shards, floor, now, windows, firsts, lasts);
+RETURN ratelimit._move(names, keys, rates, periods, capacities, starts, shards, floor, now, windows, firsts, lasts);
 
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_each(
+CREATE FUNCTION ratelimit._wire_each(
     ends integer[], names text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floors double precision[],
     shard_a integer[], shard_b integer[], keys text[], counts double precision[], now timestamptz,
     windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_each(ends, names, rates, periods, capacities, starts, shards, floors, shard_a, shard_b, keys, counts, now,
+RETURN pg_catalog.record_send(ratelimit._each(ends, names, rates, periods, capacities, starts, shards, floors, shard_a, shard_b, keys, counts, now,
     windows, firsts, lasts));
 
 -- Makes limits full again by deleting the rows of all their shards, which it locks in the common order (CONCURRENCY.md, D1).
 -- Returns the number of deleted rows. Holds of the limits lapse: what they hold is forgotten, too, and does not come back. Slots in use cannot be reset.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_reset(names text[], keys text[], OUT deleted integer)
+CREATE FUNCTION ratelimit._reset(names text[], keys text[], OUT deleted integer)
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -1361,8 +1353,8 @@ BEGIN
         SELECT DISTINCT u.name COLLATE "C" AS name, u.key COLLATE "C" AS key
           FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2
     LOOP
-        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = r.name AND t.key = r.key ORDER BY t.shard FOR UPDATE;
-        DELETE FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = r.name AND t.key = r.key;
+        PERFORM 1 FROM ratelimit.limits AS t WHERE t.name = r.name AND t.key = r.key ORDER BY t.shard FOR UPDATE;
+        DELETE FROM ratelimit.limits AS t WHERE t.name = r.name AND t.key = r.key;
         GET DIAGNOSTICS n = ROW_COUNT;
         deleted := deleted + n;
     END LOOP;
@@ -1371,20 +1363,20 @@ BEGIN
           FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2
     LOOP
         FOR h IN
-            SELECT l.id, l.unit FROM /* TEMPLATE: schema */rate_limit_holds AS l WHERE l.name = r.name AND l.key = r.key AND l.state = 'held' ORDER BY l.id FOR UPDATE
+            SELECT l.id, l.unit FROM ratelimit.holds AS l WHERE l.name = r.name AND l.key = r.key AND l.state = 'held' ORDER BY l.id FOR UPDATE
         LOOP
             IF h.unit = 'slots' THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: slots in use cannot be reset', r.name),
-                    HINT = 'ratelimit_holds says which work has them, and ratelimit_release frees them.';
+                    HINT = 'ratelimit.holds says which work has them, and ratelimit.release frees them.';
             END IF;
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS l SET state = 'lapsed', until = kept WHERE l.name = r.name AND l.key = r.key AND l.id = h.id;
+            UPDATE ratelimit.holds AS l SET state = 'lapsed', until = kept WHERE l.name = r.name AND l.key = r.key AND l.id = h.id;
         END LOOP;
     END LOOP;
 END
 $body$;
 
 -- Writes into the history of overrides that a key was reset, or a hold of it released. Such a row has never been in force.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_note_reset(name text, key text, reason text, who text, effect text DEFAULT 'reset') RETURNS void
+CREATE FUNCTION ratelimit._note_reset(name text, key text, reason text, who text, effect text DEFAULT 'reset') RETURNS void
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -1392,7 +1384,7 @@ DECLARE
     id bigint;
 BEGIN
     LOOP
-        INSERT INTO /* TEMPLATE: schema */rate_limit_overrides AS o (name, key, effect, until, reason, made_by)
+        INSERT INTO ratelimit.overrides AS o (name, key, effect, until, reason, made_by)
         VALUES (name, nullif(key, ''), effect, '-infinity', coalesce(reason, ''), coalesce(who, SESSION_USER))
         ON CONFLICT DO NOTHING RETURNING o.id INTO id;
         EXIT WHEN id IS NOT NULL; -- rows that were copied here may have the next ids already
@@ -1400,7 +1392,7 @@ BEGIN
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_reset(
+CREATE FUNCTION ratelimit.reset(
     name text, key text DEFAULT NULL, global boolean DEFAULT false, reason text DEFAULT NULL, who text DEFAULT NULL
 ) RETURNS integer
 LANGUAGE plpgsql
@@ -1411,25 +1403,25 @@ DECLARE
         WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
         WHEN octet_length(reason) > 4096 THEN 'the reason is longer than 4096 bytes'
         WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
-        ELSE /* TEMPLATE: schema */_ratelimit_wrong_key(key, global) END;
+        ELSE ratelimit._wrong_key(key, global) END;
     deleted integer;
 BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
-    deleted := /* TEMPLATE: schema */_ratelimit_reset(ARRAY[name], ARRAY[coalesce(key, '')]);
+    deleted := ratelimit._reset(ARRAY[name], ARRAY[coalesce(key, '')]);
     IF deleted > 0 AND coalesce(reason, who) IS NOT NULL THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_note_reset(name, key, reason, who);
+        PERFORM ratelimit._note_reset(name, key, reason, who);
     END IF;
     RETURN deleted;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reset(text, text, boolean, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.reset(text, text, boolean, text, text) IS $text$
 Makes a key of a rate limit full again, and forgets its debts. It deletes the key's rows, and returns how many. What is held of it lapses: it
 is forgotten, too, and does not come back.
 
-    SELECT ratelimit_reset('sendMessage', 'user-17', reason => 'their retry loop is mended')
+    SELECT ratelimit.reset('sendMessage', 'user-17', reason => 'their retry loop is mended')
 
 Arguments:
   name    the name of the limit
@@ -1438,7 +1430,7 @@ Arguments:
   reason  why, for those who look later: at most 4096 bytes; default NULL
   who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
 
-With a reason or with who, it adds a row to rate_limit_overrides if it deletes rows: the history says who has reset the key, and when. The
+With a reason or with who, it adds a row to ratelimit.overrides if it deletes rows: the history says who has reset the key, and when. The
 effect of such a row is reset. Without both, nothing is written down: a program that resets keys as it works fills no history.
 
 Errors:
@@ -1473,7 +1465,7 @@ $text$;
 --
 -- Errors: RL003 if the transaction is not READ COMMITTED, where each statement sees what was committed before it.
 -- RL002 if a call alone is to merge the rows of a limit that was sharded, or to give back expired holds before it denies.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
+CREATE FUNCTION ratelimit._coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[],
     repeats integer[], counts double precision[], floors double precision[],
@@ -1524,7 +1516,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
     END IF;
-    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN -- a transaction on several servers would cost more than it saves
+    IF ratelimit._distributed() THEN -- a transaction on several servers would cost more than it saves
         RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the table is distributed, so each call is decided alone';
     END IF;
     IF (isfinite(coalesce(now, 'epoch')) AND '0' <= ALL (periods) AND '106752 days' > ALL (periods)
@@ -1544,7 +1536,7 @@ BEGIN
             SELECT i, r.value, r.ts, r.shards, r.lapses
               FROM generate_series(pg_catalog.cardinality(repeats) + 1, pg_catalog.cardinality(keys)) AS i
               LEFT JOIN LATERAL (
-                SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
+                SELECT * FROM ratelimit.limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r ON true
         LOOP
             held[rec.i] := rec.value; since[rec.i] := rec.ts; mine[rec.i] := false; taken[rec.i] := false; lapses[rec.i] := rec.lapses;
@@ -1564,9 +1556,9 @@ BEGIN
                 IF windows IS NOT NULL THEN
                     listed := CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END;
                 END IF;
-                upto[last] := /* TEMPLATE: schema */_ratelimit_upto(at, periods[d], ask_starts[last], listed);
+                upto[last] := ratelimit._upto(at, periods[d], ask_starts[last], listed);
                 available[last] := CASE WHEN since[k] IS NULL THEN capacities[d] ELSE
-                    /* TEMPLATE: schema */_ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last], listed) END;
+                    ratelimit._available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last], listed) END;
                 granted := granted AND available[last] - ask_counts[last] >= ask_floors[last];
                 EXIT WHEN calls[last + 1] IS DISTINCT FROM calls[first];
                 last := last + 1;
@@ -1584,7 +1576,7 @@ BEGIN
                     since[k] := greatest(since[k], at);
                     d := ask_defs[j];
                     IF held[k] < '0' AND ask_floors[j] > '-Infinity' THEN
-                        promised[k] := greatest(promised[k], /* TEMPLATE: schema */_ratelimit_promise(held[k], ask_floors[j], since[k], rates[d], periods[d], capacities[d]));
+                        promised[k] := greatest(promised[k], ratelimit._promise(held[k], ask_floors[j], since[k], rates[d], periods[d], capacities[d]));
                     END IF;
                 END IF;
                 IF lapses[k] AND k <> ALL (lapsing) AND (NOT granted OR held[k] < '0' AND ask_floors[j] > '-Infinity') THEN
@@ -1611,7 +1603,7 @@ BEGIN
                             ELSE least(b.repeats, floor((b.available - b.floor) / b.count)) END AS n
                   FROM (
                     SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, r.lapses, a.repeats, a.count, a.floor, a.rate, a.period, a.capacity,
-                           /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available
+                           ratelimit._available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
                                capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
@@ -1620,16 +1612,16 @@ BEGIN
                           FROM pg_catalog.unnest(todo) AS i -- which keeps the order of keys
                         OFFSET 0
                       ) AS a
-                      LEFT JOIN /* TEMPLATE: schema */rate_limits AS r ON r.name = a.name AND r.key = a.key AND r.shard = 0
+                      LEFT JOIN ratelimit.limits AS r ON r.name = a.name AND r.key = a.key AND r.shard = 0
                     OFFSET 0
                   ) AS b
                 OFFSET 0
               ) AS c
         ), u AS (
-            UPDATE /* TEMPLATE: schema */rate_limits AS r
+            UPDATE ratelimit.limits AS r
                SET value = s.after, ts = greatest(s.ts, at),
                    promised = CASE WHEN s.after < '0' THEN
-                       greatest(r.promised, /* TEMPLATE: schema */_ratelimit_promise(s.after, s.floor, greatest(s.ts, at), s.rate, s.period, s.capacity)) ELSE r.promised END
+                       greatest(r.promised, ratelimit._promise(s.after, s.floor, greatest(s.ts, at), s.rate, s.period, s.capacity)) ELSE r.promised END
               FROM s
              WHERE r.name = ANY (ARRAY[CASE WHEN s.i > 0 THEN s.name END]) AND r.key = s.key AND r.shard = 0 * s.i -- (E6)
                AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
@@ -1655,7 +1647,7 @@ BEGIN
         FOREACH k IN ARRAY lapsing LOOP
             EXIT WHEN misfit;
             d := defs[k];
-            misfit := misfit OR (SELECT /* TEMPLATE: schema */_ratelimit_due(l.back) FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[d], keys[k], at,
+            misfit := misfit OR (SELECT ratelimit._due(l.back) FROM ratelimit._lapsed(names[d], keys[k], at,
                 rates[d], periods[d], capacities[d], starts[k], CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END) AS l);
         END LOOP;
         IF misfit THEN
@@ -1676,7 +1668,7 @@ BEGIN
         -- deleted meanwhile. Waiting for these would break the lock order.
         IF missing OR wanted IS NOT NULL THEN
             WITH n AS (
-                INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
+                INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts)
                 SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]], at
                   FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
                  ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
@@ -1685,13 +1677,13 @@ BEGIN
             )
             SELECT pg_catalog.array_agg(n.name), pg_catalog.array_agg(n.key) INTO new_names, new_keys FROM n;
             IF EXISTS (SELECT 1 FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
-                    WHERE EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r
+                    WHERE EXISTS (SELECT 1 FROM ratelimit.limits AS r
                         WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shards > 1 OFFSET 0)) THEN
                 RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit';
             END IF;
         ELSE
             FOREACH k IN ARRAY todo LOOP
-                PERFORM FROM /* TEMPLATE: schema */rate_limits AS r
+                PERFORM FROM ratelimit.limits AS r
                   WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0 FOR NO KEY UPDATE SKIP LOCKED;
                 IF NOT FOUND THEN
                     RAISE serialization_failure USING MESSAGE = 'rate limits: another transaction has deleted rows meanwhile';
@@ -1704,7 +1696,7 @@ BEGIN
             SELECT i, r.value, r.ts, (r.name, r.key) IN (SELECT n.name, n.key FROM unnest(new_names, new_keys) AS n (name, key)) AS inserted
               FROM pg_catalog.unnest(wanted) AS i
              CROSS JOIN LATERAL (
-                SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
+                SELECT * FROM ratelimit.limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r
         LOOP
             -- A row that was inserted here is still full, whatever the definition.
@@ -1728,7 +1720,7 @@ BEGIN
         FOR k IN pg_catalog.cardinality(repeats) + 1..pg_catalog.cardinality(keys) LOOP
             IF taken[k] THEN
                 -- Citus cannot send an element of an array that stands alone in SET.
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                UPDATE ratelimit.limits AS r
                    SET value = coalesce(held[k]), ts = coalesce(since[k]), promised = greatest(r.promised, promised[k])
                  WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0;
                 ord := pg_catalog.array_append(ord, k);
@@ -1753,9 +1745,9 @@ $body$;
 --   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
 --   MESSAGE   the names of the limits in the request, each once. It has no keys: they may be personal data, and errors are
 --             logged
---   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, as _ratelimit_apply returns them for a denial. Doubles are
+--   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, as ratelimit._apply returns them for a denial. Doubles are
 --             exact to the last bit; instants are microseconds since 1970-01-01 UTC
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_raise(
+CREATE FUNCTION ratelimit._raise(
     names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]
 ) RETURNS void
 LANGUAGE plpgsql
@@ -1790,139 +1782,139 @@ $body$;
 --
 -- LOCK TABLE takes no snapshot, unlike an advisory lock (CONCURRENCY.md, F2). Views have no storage, and nothing else uses
 -- them. There are 32, so that different limits seldom share one. LOCK TABLE needs UPDATE on them, which allows nothing else.
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_00 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_00 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_00 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_00 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_01 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_01 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_01 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_01 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_02 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_02 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_02 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_02 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_03 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_03 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_03 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_03 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_04 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_04 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_04 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_04 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_05 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_05 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_05 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_05 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_06 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_06 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_06 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_06 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_07 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_07 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_07 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_07 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_08 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_08 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_08 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_08 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_09 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_09 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_09 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_09 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_10 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_10 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_10 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_10 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_11 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_11 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_11 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_11 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_12 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_12 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_12 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_12 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_13 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_13 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_13 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_13 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_14 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_14 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_14 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_14 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_15 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_15 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_15 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_15 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_16 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_16 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_16 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_16 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_17 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_17 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_17 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_17 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_18 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_18 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_18 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_18 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_19 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_19 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_19 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_19 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_20 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_20 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_20 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_20 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_21 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_21 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_21 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_21 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_22 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_22 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_22 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_22 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_23 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_23 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_23 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_23 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_24 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_24 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_24 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_24 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_25 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_25 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_25 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_25 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_26 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_26 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_26 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_26 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_27 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_27 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_27 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_27 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_28 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_28 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_28 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_28 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_29 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_29 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_29 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_29 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_30 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_30 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_30 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_30 IS 'txlimit: locked by transactions that queue for a hot limit';
 
-CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_31 AS SELECT NULL AS nothing;
+CREATE VIEW ratelimit.turn_31 AS SELECT NULL AS nothing;
 
-COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_31 IS 'txlimit: locked by transactions that queue for a hot limit';
+COMMENT ON VIEW ratelimit.turn_31 IS 'txlimit: locked by transactions that queue for a hot limit';
 
 -- A key of several parts is stored as one text. These are the two directions. The Go library has the first one: StoredKey.
 --
 -- E'' is the same under any standard_conforming_strings. The collation is given, since a caller's may be one that Postgres neither
 -- replaces nor matches by.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_key(VARIADIC parts text[]) RETURNS text
+CREATE FUNCTION ratelimit.key(VARIADIC parts text[]) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
@@ -1945,10 +1937,10 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_key(text[]) IS $text$
+COMMENT ON FUNCTION ratelimit.key(text[]) IS $text$
 The stored text of a key, from its parts. The Go library's limit.Key("eu", "user-17") stores the same.
 
-    SELECT * FROM ratelimit('sendMessage', ratelimit_key('eu', 'user-17'), rate => 10, period => '1 minute')
+    SELECT * FROM ratelimit.consume('sendMessage', ratelimit.key('eu', 'user-17'), rate => 10, period => '1 minute')
 
 One part is the text itself, whatever characters it has. Several are joined by |, with a backslash before each | and each backslash of a
 part. So different parts make different keys. Only the one part 'eu|ann' is the same text as the two parts 'eu' and 'ann': give all keys
@@ -1958,7 +1950,7 @@ A part that is empty or NULL is an error, SQLSTATE 22023, and so are no parts at
 $text$;
 
 -- A text that several parts cannot make is a key of one part. No text is an error: a policy or a guard meets every row.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_key_parts(key text) RETURNS text[]
+CREATE FUNCTION ratelimit.key_parts(key text) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
@@ -1973,11 +1965,11 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_key_parts(text) IS $text$
-The parts of a stored key, for policies, guards and searches. It undoes ratelimit_key: of all keys of two parts or more, it returns the
+COMMENT ON FUNCTION ratelimit.key_parts(text) IS $text$
+The parts of a stored key, for policies, guards and searches. It undoes ratelimit.key: of all keys of two parts or more, it returns the
 parts that made them. The keys of a tenant, if the tenant is the first of several parts:
 
-    SELECT * FROM rate_limits WHERE cardinality(ratelimit_key_parts(key)) > 1 AND (ratelimit_key_parts(key))[1] = 'acme'
+    SELECT * FROM ratelimit.limits WHERE cardinality(ratelimit.key_parts(key)) > 1 AND (ratelimit.key_parts(key))[1] = 'acme'
 
 A text that several parts cannot make, such as 'ann', 'a||b' or '|', is one part: the text itself. The text 'eu|ann' is two parts, though a
 key of one part may have it, too. The empty key of a limit without keys is one empty part. NULL is NULL. No text is an error.
@@ -1988,7 +1980,7 @@ $text$;
 
 -- Returns the longest that a calendar window can be, changes of the zone's offset included. It is NULL if period is not a
 -- unit of the calendar.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_longest(period interval) RETURNS interval
+CREATE FUNCTION ratelimit._longest(period interval) RETURNS interval
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period) = '0' AND date_part('second', period) = '0' THEN
     CASE (date_part('year', period) * '12' + date_part('month', period)) * '1e10' + date_part('day', period) -- no number of days is as large
@@ -2003,7 +1995,7 @@ RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period)
 -- `ahead` after it. A window begins at the anchor's time of day in the zone, on a date that is whole periods from the anchor. In a
 -- month with too few days, that is the month's last day. If that time occurs twice or not at all, AT TIME ZONE takes the later
 -- reading. A day that a zone skipped has no window.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_windows(
+CREATE FUNCTION ratelimit._windows(
     period interval, zone text, anchor timestamp, at timestamptz, back integer, ahead integer
 ) RETURNS timestamptz[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -2023,9 +2015,9 @@ BEGIN
 END
 $body$;
 
--- Reports whether two anchors have the same windows in one zone: those of _ratelimit_windows. In months, the 31st and the 30th differ, since only
+-- Reports whether two anchors have the same windows in one zone: those of ratelimit._windows. In months, the 31st and the 30th differ, since only
 -- short months have both on their last day.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_same_windows(period interval, a timestamp, b timestamp) RETURNS boolean
+CREATE FUNCTION ratelimit._same_windows(period interval, a timestamp, b timestamp) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN a::time = b::time AND CASE WHEN date_part('day', period) > '0' THEN (a::date - b::date) % date_part('day', period)::integer = 0
     ELSE date_part('day', a) = date_part('day', b)
@@ -2034,7 +2026,7 @@ RETURN a::time = b::time AND CASE WHEN date_part('day', period) > '0' THEN (a::d
 
 -- Returns the name of a zone as pg_timezone_names has it, or NULL if Postgres knows no such zone. Postgres takes it in any case, Go as it is
 -- written. The view itself would open the files of all zones, so it is asked only about what Postgres may have taken for a rule such as EST5.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_zone(zone text) RETURNS text
+CREATE FUNCTION ratelimit._zone(zone text) RETURNS text
 LANGUAGE plpgsql
 SET timezone = 'UTC' -- so that the zone of the session is as before
 AS $body$
@@ -2049,15 +2041,15 @@ END
 $body$;
 
 -- Returns how many windows the list must reach back so that it has every refill of a row that owes the tokens of 100 windows.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision) RETURNS integer
+CREATE FUNCTION ratelimit._back(rate double precision, capacity double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least(ceil(capacity / rate) + '101', 1000)::integer;
 
 -- Raises an error if a limit's definition is invalid. It has the bounds of the Go library (Config.Limit). zero: a rate of 0 is valid,
--- which denies every token by policy. For a sweep and for ratelimit_keys, such a limit has no rows.
+-- which denies every token by policy. For a sweep and for ratelimit.keys, such a limit has no rows.
 --
 -- An error says which argument is wrong, what it must be, and what it is. Every 22023 of the SQL functions is written so.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
+CREATE FUNCTION ratelimit._validate(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     max_reserved double precision, shards integer, zone text, anchor timestamp, zero boolean DEFAULT false
 ) RETURNS void
@@ -2072,7 +2064,7 @@ DECLARE
             pg_catalog.format('rate must be %sbetween 1e-15 and 1e15, not %s', CASE WHEN zero THEN '0 or ' END, coalesce(rate::text, 'NULL'))
         WHEN kind IS NULL OR kind NOT IN ('token bucket', 'fixed window', 'calendar window') THEN
             pg_catalog.format('kind must be ''token bucket'', ''fixed window'' or ''calendar window'', not %s', quote_nullable(kind))
-        WHEN kind = 'calendar window' AND /* TEMPLATE: schema */_ratelimit_longest(period) IS NULL THEN
+        WHEN kind = 'calendar window' AND ratelimit._longest(period) IS NULL THEN
             pg_catalog.format('period of a calendar window must be 1 day, 7 days, 1 month, 3 months or 1 year, not %s', coalesce(period::text, 'NULL'))
         WHEN kind <> 'calendar window' AND zone IS NOT NULL THEN pg_catalog.format('zone must be NULL for a %s, not %L', kind, zone)
         WHEN kind <> 'calendar window' AND anchor IS NOT NULL THEN pg_catalog.format('anchor must be NULL for a %s, not %s', kind, anchor)
@@ -2103,7 +2095,7 @@ END
 $body$;
 
 -- Says what is wrong with a key, or returns NULL. It does not say the key: keys may be personal data, and errors are logged.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wrong_key(key text, global boolean) RETURNS text
+CREATE FUNCTION ratelimit._wrong_key(key text, global boolean) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
     WHEN global AND key IS NOT NULL THEN 'key must be NULL with global => true: such a limit has no keys'
@@ -2114,24 +2106,24 @@ RETURN CASE
 
 -- These convert an instant to microseconds since 1970, and back. The interval has hours and no days, since Postgres adds days in
 -- the session's time zone.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_micros(at timestamptz) RETURNS bigint
+CREATE FUNCTION ratelimit._micros(at timestamptz) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (extract(epoch FROM at) * '1000000')::bigint;
 
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_instant(micros bigint) RETURNS timestamptz
+CREATE FUNCTION ratelimit._instant(micros bigint) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN timestamptz 'epoch' + make_interval(hours => (micros / 3600000000)::integer, secs => (micros % 3600000000)::double precision / '1000000');
 
--- Returns the argument `start` of _ratelimit_consume: NULL for a token bucket, or the first instant of a fixed window's grid from
+-- Returns the argument `start` of ratelimit._consume: NULL for a token bucket, or the first instant of a fixed window's grid from
 -- the year 1 on. Without a start, the grid's offset is a hash of the key alone, or of the name if the key is empty. The Go
 -- library has the same hash.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_grid(name text, key text, period interval, kind text, start timestamptz) RETURNS timestamptz
+CREATE FUNCTION ratelimit._grid(name text, key text, period interval, kind text, start timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
     year1 CONSTANT bigint := -62135596800000000;
-    along bigint := /* TEMPLATE: schema */_ratelimit_micros(start) - year1;
+    along bigint := ratelimit._micros(start) - year1;
 BEGIN
     IF kind = 'token bucket' THEN
         RETURN NULL;
@@ -2139,13 +2131,13 @@ BEGIN
     IF along IS NULL THEN
         along := (('x' || left(encode(sha256(pg_catalog.convert_to(CASE WHEN key = '' THEN name ELSE key END, 'UTF8')), 'hex'), 16))::bit(64) >> 1)::bigint;
     END IF;
-    RETURN /* TEMPLATE: schema */_ratelimit_instant(year1 + along % (extract(epoch FROM period) * '1000000')::bigint);
+    RETURN ratelimit._instant(year1 + along % (extract(epoch FROM period) * '1000000')::bigint);
 END
 $body$;
 
 -- Returns the tokens that the rows (shards) of a limit and key hold together at an instant. Without rows, the limit is full. Equal shares
 -- are multiplied: a sum could round.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_total(
+CREATE FUNCTION ratelimit._total(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[] DEFAULT NULL
 ) RETURNS double precision
@@ -2154,14 +2146,14 @@ AS $body$
 #variable_conflict use_variable
 DECLARE
     m         integer := pg_catalog.cardinality(value);
-    upto      timestamptz := /* TEMPLATE: schema */_ratelimit_upto(at, period, start, windows);
+    upto      timestamptz := ratelimit._upto(at, period, start, windows);
     total     double precision := 0;
     available double precision;
     lowest    double precision;
     highest   double precision;
 BEGIN
     FOR i IN 1..m LOOP
-        available := /* TEMPLATE: schema */_ratelimit_available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start, windows);
+        available := ratelimit._available(value[i], ts[i], upto, rate / m::double precision, period, capacity / m::double precision, start, windows);
         total := total + available;
         lowest := least(lowest, available); highest := greatest(highest, available);
     END LOOP;
@@ -2178,7 +2170,7 @@ $body$;
 -- A quotient gives a first guess, which is a little wrong because of rounding. Growing steps from there, and then a bisection,
 -- find the answer. It is right to the microsecond, since each step asks the predicate that decides. With `reserve`, the predicate
 -- is that of a reservation, which may forfeit tokens.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_when(
+CREATE FUNCTION ratelimit._when(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
     shards integer, count double precision, floor double precision, reserve boolean DEFAULT false, windows timestamptz[] DEFAULT NULL
@@ -2189,37 +2181,37 @@ AS $body$
 DECLARE
     -- `due` is left when the tokens have been refilled. A token bucket refills a rest in a moment, so there it is without the tolerance,
     -- but for the rounding of a sum over shards.
-    lowest  double precision := floor - /* TEMPLATE: schema */_ratelimit_tolerance(capacity, floor);
+    lowest  double precision := floor - ratelimit._tolerance(capacity, floor);
     due     double precision := CASE WHEN start IS NULL THEN greatest(lowest, least(floor - CASE WHEN pg_catalog.cardinality(value) > 1 THEN '1e-9'::double precision ELSE 0 END, capacity - count)) ELSE lowest END;
-    missing double precision := floor + count - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
-    too_early bigint := /* TEMPLATE: schema */_ratelimit_micros(at);
+    missing double precision := floor + count - ratelimit._total(value, ts, at, rate, period, capacity, start, windows);
+    too_early bigint := ratelimit._micros(at);
     -- Reservations after the last window of a list are denied, since its refills are not known: nothing is to be found there.
-    never     CONSTANT bigint := CASE WHEN reserve AND windows IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_micros(windows[pg_catalog.cardinality(windows)]) + 1
+    never     CONSTANT bigint := CASE WHEN reserve AND windows IS NOT NULL THEN ratelimit._micros(windows[pg_catalog.cardinality(windows)]) + 1
                   ELSE 253402300799999999 END;
     late      bigint := never;
     guess     bigint := too_early + 1;
     step      bigint := 1;
     wait      double precision;
 BEGIN
-    IF too_early >= 253402300799999999 OR /* TEMPLATE: schema */_ratelimit_left(value, ts, at, rate, period, capacity, start, shards, count, reserve, windows) >= lowest THEN
+    IF too_early >= 253402300799999999 OR ratelimit._left(value, ts, at, rate, period, capacity, start, shards, count, reserve, windows) >= lowest THEN
         RETURN at;
     END IF;
     wait := least(greatest(missing, 1e-30), 1e30) / rate; -- in periods; the bounds prevent an overflow from rows written by hand
     wait := CASE WHEN start IS NULL THEN wait ELSE ceil(wait) END;
     IF windows IS NOT NULL AND wait < '1e6' THEN
-        guess := greatest(guess, /* TEMPLATE: schema */_ratelimit_micros(windows[pg_catalog.width_bucket(at, windows) + wait::integer]));
+        guess := greatest(guess, ratelimit._micros(windows[pg_catalog.width_bucket(at, windows) + wait::integer]));
     END IF;
     wait := wait * date_part('epoch', period) * '1e6';
     IF windows IS NULL AND wait < (late - too_early)::double precision THEN
         guess := greatest(guess, wait::bigint
-            + /* TEMPLATE: schema */_ratelimit_micros(/* TEMPLATE: schema */_ratelimit_upto(at, period, start)));
+            + ratelimit._micros(ratelimit._upto(at, period, start)));
     END IF;
     WHILE too_early + 1 < late LOOP
         IF guess <= too_early OR guess >= late THEN -- the growing steps have ended: bisect
             guess := too_early + (late - too_early) / 2;
             step := 0;
         END IF;
-        IF /* TEMPLATE: schema */_ratelimit_left(value, ts, /* TEMPLATE: schema */_ratelimit_instant(guess), rate, period, capacity, start, shards, count, reserve, windows) >= due THEN
+        IF ratelimit._left(value, ts, ratelimit._instant(guess), rate, period, capacity, start, shards, count, reserve, windows) >= due THEN
             late := guess;
             guess := guess - least(step, late - too_early);
         ELSE
@@ -2228,22 +2220,22 @@ BEGIN
         END IF;
         step := least(step, 100000000000000000) * 8;
     END LOOP;
-    RETURN /* TEMPLATE: schema */_ratelimit_instant(CASE WHEN late < never THEN late ELSE 253402300799999999 END);
+    RETURN ratelimit._instant(CASE WHEN late < never THEN late ELSE 253402300799999999 END);
 END
 $body$;
 
 -- Returns the first instant, not before `at`, at which nothing is owed, if no other call takes or gives back tokens.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_repaid(
+CREATE FUNCTION ratelimit._repaid(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz, shards integer, windows timestamptz[] DEFAULT NULL
 ) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN /* TEMPLATE: schema */_ratelimit_when(value, ts, at, rate, period, capacity, start, shards, '0', CASE WHEN start IS NULL THEN '0' ELSE
-    /* TEMPLATE: schema */_ratelimit_even(/* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows), rate, capacity) END, false, windows);
+RETURN ratelimit._when(value, ts, at, rate, period, capacity, start, shards, '0', CASE WHEN start IS NULL THEN '0' ELSE
+    ratelimit._even(ratelimit._total(value, ts, at, rate, period, capacity, start, windows), rate, capacity) END, false, windows);
 
 -- Returns the instant at which work may run if its call leaves `left` tokens: the first at which nothing is owed. `ts` has
 -- the ts of the rows before the call.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_run_at(
+CREATE FUNCTION ratelimit._run_at(
     "left" double precision, ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz, shards integer, windows timestamptz[] DEFAULT NULL
 ) RETURNS timestamptz
@@ -2258,14 +2250,14 @@ BEGIN
     ELSE
         after := pg_catalog.array_fill((SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(ts) AS u (t)), ARRAY[shards]);
     END IF;
-    RETURN /* TEMPLATE: schema */_ratelimit_repaid(pg_catalog.array_fill("left" / shards::double precision, ARRAY[shards]), after, at,
+    RETURN ratelimit._repaid(pg_catalog.array_fill("left" / shards::double precision, ARRAY[shards]), after, at,
         rate, period, capacity, start, shards, windows);
 END
 $body$;
 
 -- Returns what is kept of the tokens that a reservation leaves. If its work has to wait, those that would be refilled above the capacity
 -- until then are forfeited: Reserve in internal/algebra/promise.go has the rule. `ts` has the ts of the rows before the call.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_kept(
+CREATE FUNCTION ratelimit._kept(
     "left" double precision, ts timestamptz[], at timestamptz, run_at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz, count double precision, windows timestamptz[] DEFAULT NULL
 ) RETURNS double precision
@@ -2273,13 +2265,13 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    -- A variable: with a SELECT as its argument, _ratelimit_available is not inlined, and before Postgres 18 it is then planned for each call.
+    -- A variable: with a SELECT as its argument, ratelimit._available is not inlined, and before Postgres 18 it is then planned for each call.
     refills timestamptz; -- from then on
 BEGIN
-    IF run_at > at AND capacity - count >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN
+    IF run_at > at AND capacity - count >= -ratelimit._tolerance(capacity, 0) THEN
         refills := (SELECT coalesce(min(greatest(u.t, at)), at) FROM pg_catalog.unnest(ts) AS u (t));
-        RETURN least("left", capacity - count - /* TEMPLATE: schema */_ratelimit_available(0, refills,
-            /* TEMPLATE: schema */_ratelimit_upto(run_at, period, start, windows), rate, period, 'Infinity', start, windows));
+        RETURN least("left", capacity - count - ratelimit._available(0, refills,
+            ratelimit._upto(run_at, period, start, windows), rate, period, 'Infinity', start, windows));
     END IF;
     RETURN "left";
 END
@@ -2287,7 +2279,7 @@ $body$;
 
 -- Returns the tokens that a call alone would leave. A reservation of a fixed window that has to wait also forfeits tokens. If the work would
 -- have to run after the last of a calendar's windows, it is -Infinity.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_left(
+CREATE FUNCTION ratelimit._left(
     value double precision[], ts timestamptz[], at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
     shards integer, count double precision, reserve boolean, windows timestamptz[] DEFAULT NULL
@@ -2296,15 +2288,15 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    remaining double precision := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows) - count;
+    remaining double precision := ratelimit._total(value, ts, at, rate, period, capacity, start, windows) - count;
     run_at    timestamptz;
 BEGIN
     IF reserve AND start IS NOT NULL THEN
-        run_at := /* TEMPLATE: schema */_ratelimit_run_at(remaining, ts, at, rate, period, capacity, start, shards, windows);
+        run_at := ratelimit._run_at(remaining, ts, at, rate, period, capacity, start, shards, windows);
         IF run_at > windows[pg_catalog.cardinality(windows)] THEN
             remaining := '-Infinity';
         ELSE
-            remaining := /* TEMPLATE: schema */_ratelimit_kept(remaining, ts, at, run_at, rate, period, capacity, start, count, windows);
+            remaining := ratelimit._kept(remaining, ts, at, run_at, rate, period, capacity, start, count, windows);
         END IF;
     END IF;
     RETURN remaining;
@@ -2319,7 +2311,7 @@ $body$;
 -- again changes nothing, and if only older ones are left, theirs counts: a rollback. What does not count stays for 7 days after it was
 -- last used, since sweeps mind it. Then one row of its list stays, for a year: if a process of it comes back, the list is as old as before.
 -- Readers pass over such rows. Of the definitions that several programs have of a name, the one published last is taken.
-CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
+CREATE TABLE ratelimit.definitions (
     program      text COLLATE "C" NOT NULL,
     name         text COLLATE "C" NOT NULL,
     definition   text COLLATE "C" NOT NULL,
@@ -2342,46 +2334,46 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     PRIMARY KEY (name, program, list)
 );
 
-COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_definitions IS 'txlimit: the limits that programs define, as they publish them';
+COMMENT ON TABLE ratelimit.definitions IS 'txlimit: the limits that programs define, as they publish them';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.program IS 'the program that has published it';
+COMMENT ON COLUMN ratelimit.definitions.program IS 'the program that has published it';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.name IS 'the name of the limit';
+COMMENT ON COLUMN ratelimit.definitions.name IS 'the name of the limit';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.definition IS 'all the numbers as text';
+COMMENT ON COLUMN ratelimit.definitions.definition IS 'all the numbers as text';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.kind IS 'token bucket, fixed window, calendar window, slots or unlimited';
+COMMENT ON COLUMN ratelimit.definitions.kind IS 'token bucket, fixed window, calendar window, slots or unlimited';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.rate IS 'tokens per period; 0: every token is denied by policy; NULL: slots, and an unlimited limit, which has no numbers at all';
+COMMENT ON COLUMN ratelimit.definitions.rate IS 'tokens per period; 0: every token is denied by policy; NULL: slots, and an unlimited limit, which has no numbers at all';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.period IS 'the interval in which the rate is refilled';
+COMMENT ON COLUMN ratelimit.definitions.period IS 'the interval in which the rate is refilled';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.capacity IS 'the most tokens that can be saved up; of slots, how many there are';
+COMMENT ON COLUMN ratelimit.definitions.capacity IS 'the most tokens that can be saved up; of slots, how many there are';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.max_reserved IS 'the most tokens that may be owed; NULL: no bound';
+COMMENT ON COLUMN ratelimit.definitions.max_reserved IS 'the most tokens that may be owed; NULL: no bound';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.start IS 'an instant at which a fixed window begins; NULL: by a hash of the key';
+COMMENT ON COLUMN ratelimit.definitions.start IS 'an instant at which a fixed window begins; NULL: by a hash of the key';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.shards IS 'over how many rows a key is spread';
+COMMENT ON COLUMN ratelimit.definitions.shards IS 'over how many rows a key is spread';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.zone IS 'the time zone of a calendar window';
+COMMENT ON COLUMN ratelimit.definitions.zone IS 'the time zone of a calendar window';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.anchor IS 'a local time in the zone, at which a calendar window begins';
+COMMENT ON COLUMN ratelimit.definitions.anchor IS 'a local time in the zone, at which a calendar window begins';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.varies IS 'a key may have numbers of its own, which fill a row within this time, 0 for slots; NULL: none has';
+COMMENT ON COLUMN ratelimit.definitions.varies IS 'a key may have numbers of its own, which fill a row within this time, 0 for slots; NULL: none has';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.current IS 'true: it is in the program''s list that counts';
+COMMENT ON COLUMN ratelimit.definitions.current IS 'true: it is in the program''s list that counts';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.published_at IS 'when it was published; of one that is not current, when it was replaced or, if later, last used';
+COMMENT ON COLUMN ratelimit.definitions.published_at IS 'when it was published; of one that is not current, when it was replaced or, if later, last used';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.list IS 'a hash of all the definitions that the program published together';
+COMMENT ON COLUMN ratelimit.definitions.list IS 'a hash of all the definitions that the program published together';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.first_at IS 'when the list was first published';
+COMMENT ON COLUMN ratelimit.definitions.first_at IS 'when the list was first published';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.alive_until IS 'five minutes after a process has last said that it uses the list; NULL: none has';
+COMMENT ON COLUMN ratelimit.definitions.alive_until IS 'five minutes after a process has last said that it uses the list; NULL: none has';
 
 -- Raises an error unless numbers of a limit fill a row from 0 within the time that its definition names.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate_varies(
+CREATE FUNCTION ratelimit._validate_varies(
     name text, rate double precision, period interval, kind text, capacity double precision, varies interval
 ) RETURNS void
 LANGUAGE plpgsql
@@ -2398,7 +2390,7 @@ BEGIN
     needed := CASE WHEN rate = '0' THEN 0
         WHEN kind = 'token bucket' THEN capacity / rate * date_part('epoch', period)
         WHEN kind = 'fixed window' THEN ceil(capacity / rate) * date_part('epoch', period)
-        ELSE ceil(capacity / rate) * date_part('epoch', /* TEMPLATE: schema */_ratelimit_longest(period)) END;
+        ELSE ceil(capacity / rate) * date_part('epoch', ratelimit._longest(period)) END;
     IF needed > date_part('epoch', varies) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
             'rate limit %L: varies must be at least %s s, which its numbers need to fill a row, not %s s', name, needed, date_part('epoch', varies));
@@ -2407,12 +2399,12 @@ END
 $body$;
 
 -- Raises an error unless so many slots are valid.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_validate_slots(name text, capacity double precision) RETURNS void
+CREATE FUNCTION ratelimit._validate_slots(name text, capacity double precision) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
+    PERFORM ratelimit._validate(name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
     IF (capacity BETWEEN '0' AND '1e9' AND capacity = trunc(capacity)) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
             'rate limit %L: capacity of slots must be a whole number between 0 and 1e9, not %s', name, coalesce(capacity::text, 'NULL'));
@@ -2420,8 +2412,8 @@ BEGIN
 END
 $body$;
 
--- Raises an error unless each field of a definition has the type that ratelimit_all wants, and a text or number that Postgres can read.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_check_definition(definition jsonb, number bigint) RETURNS void
+-- Raises an error unless each field of a definition has the type that ratelimit.consume_all wants, and a text or number that Postgres can read.
+CREATE FUNCTION ratelimit._check_definition(definition jsonb, number bigint) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -2479,12 +2471,12 @@ END
 $body$;
 
 -- The list of a program that counts: the newest that is in use or, if none is, the newest. own: a list that is in use from now on.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_list(program text, own text, OUT list text)
+CREATE FUNCTION ratelimit._list(program text, own text, OUT list text)
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    SELECT o.list INTO list FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+    SELECT o.list INTO list FROM ratelimit.definitions AS o
      WHERE o.program = program COLLATE "C"
      GROUP BY o.list
      ORDER BY coalesce(o.list = own COLLATE "C" OR max(o.alive_until) > clock_timestamp(), false) DESC, max(o.first_at) DESC, o.list
@@ -2492,7 +2484,7 @@ BEGIN
 END
 $body$;
 
--- ratelimit_publish, and what a process of the Go library says of its list:
+-- ratelimit.publish, and what a process of the Go library says of its list:
 --
 --   heartbeat   NULL: the list is the program's newest from now on. true: a process uses it, and repeats the call every minute while it
 --               runs. false: a process uses it, and does not repeat the call. For both, a list that was published before is no newer
@@ -2500,7 +2492,7 @@ $body$;
 --
 -- With heartbeat, a list that was used within 7 days is written without a lock of the table, unless another one counts from now on.
 -- Without, it waits for others that publish.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_publish(
+CREATE FUNCTION ratelimit._publish(
     program text, definitions jsonb, heartbeat boolean, OUT counts boolean, OUT others text[]
 )
 LANGUAGE plpgsql
@@ -2547,7 +2539,7 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || definition,
             HINT = 'Its fields are name, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor and varies.';
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_check_definition(e.value, e.number) FROM jsonb_array_elements(definitions) WITH ORDINALITY AS e (value, number);
+    PERFORM ratelimit._check_definition(e.value, e.number) FROM jsonb_array_elements(definitions) WITH ORDINALITY AS e (value, number);
     FOR d IN
         SELECT r.name, r.kind, r.rate, r.period, r.capacity, r.max_reserved, r.start, r.shards::integer AS shards, r.zone, r.anchor, r.varies
           FROM jsonb_to_recordset(definitions) AS r (name text, kind text, rate double precision, period interval,
@@ -2557,12 +2549,12 @@ BEGIN
             RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: name is in the list twice, but a name has one definition', d.name);
         END IF;
         IF d.kind = 'unlimited' THEN
-            PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
+            PERFORM ratelimit._validate(d.name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
             IF pg_catalog.num_nonnulls(d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies) > 0 THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: an unlimited limit must have no field but name and kind', d.name);
             END IF;
         ELSIF d.kind = 'slots' THEN
-            PERFORM /* TEMPLATE: schema */_ratelimit_validate_slots(d.name, d.capacity);
+            PERFORM ratelimit._validate_slots(d.name, d.capacity);
             IF pg_catalog.num_nonnulls(d.rate, d.period, d.max_reserved, d.start, d.shards, d.zone, d.anchor) > 0 THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: slots must have no field but name, kind, capacity and varies', d.name);
             END IF;
@@ -2576,7 +2568,7 @@ BEGIN
                     quote_nullable(left(d.name, 255)), quote_nullable(d.kind));
             END IF;
             d.shards := coalesce(d.shards, 1);
-            PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, d.rate, d.period, d.kind, d.capacity, d.start, d.max_reserved, d.shards, d.zone,
+            PERFORM ratelimit._validate(d.name, d.rate, d.period, d.kind, d.capacity, d.start, d.max_reserved, d.shards, d.zone,
                 d.anchor, zero => true);
             d.capacity := coalesce(d.capacity, d.rate);
             IF d.kind = 'calendar window' THEN
@@ -2584,7 +2576,7 @@ BEGIN
                 d.anchor := coalesce(d.anchor, '2001-01-01');
             END IF;
             IF d.varies IS NOT NULL THEN
-                PERFORM /* TEMPLATE: schema */_ratelimit_validate_varies(d.name, d.rate, d.period, d.kind, d.capacity, d.varies);
+                PERFORM ratelimit._validate_varies(d.name, d.rate, d.period, d.kind, d.capacity, d.varies);
             END IF;
         END IF;
         definition := pg_catalog.concat_ws(', ', d.kind, d.rate::text || ' per ' || d.period::text, 'capacity ' || d.capacity::text,
@@ -2604,18 +2596,18 @@ BEGIN
     fresh := at + interval '4 minutes';
     hour := at - interval '1 hour';
     known := heartbeat IS NOT NULL AND hash IS NOT NULL AND pg_catalog.cardinality(names)
-        = (SELECT count(*) FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+        = (SELECT count(*) FROM ratelimit.definitions AS o
             WHERE o.program = program COLLATE "C" AND o.list = hash AND (o.current OR o.published_at > at - interval '7 days'));
-    winner := CASE WHEN known THEN /* TEMPLATE: schema */_ratelimit_list(program, CASE WHEN heartbeat THEN hash END) END;
+    winner := CASE WHEN known THEN ratelimit._list(program, CASE WHEN heartbeat THEN hash END) END;
     IF winner IS NOT NULL
-       AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.current <> (o.list = winner)) THEN
+       AND NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS o WHERE o.program = program COLLATE "C" AND o.current <> (o.list = winner)) THEN
         -- A process that starts or runs says that it uses the list. If this was said within the last minute, nothing is written. Rows
         -- that are locked are passed over: another process says the same. No lock conflicts with that of a process that publishes.
-        UPDATE /* TEMPLATE: schema */rate_limit_definitions AS o
+        UPDATE ratelimit.definitions AS o
            SET alive_until = coalesce(alive, o.alive_until),
                published_at = CASE WHEN o.current THEN o.published_at ELSE at END
           FROM (
-            SELECT o.name FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+            SELECT o.name FROM ratelimit.definitions AS o
              WHERE o.program = program COLLATE "C" AND o.list = hash
                AND (heartbeat AND coalesce(o.alive_until < fresh, true)
                     OR NOT o.current AND o.published_at < hour)
@@ -2629,13 +2621,13 @@ BEGIN
         END IF;
         -- One at a time: processes of one program start together. Reads and heartbeats go on. Rows are locked after the table, never
         -- before: who publishes has the table, and may want the rows.
-        LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE UPDATE EXCLUSIVE MODE;
+        LOCK TABLE ratelimit.definitions IN SHARE UPDATE EXCLUSIVE MODE;
         at := clock_timestamp();
         alive := CASE WHEN heartbeat THEN at + interval '5 minutes' END;
         week := at - interval '7 days';
         year := at - interval '1 year';
         first := CASE WHEN heartbeat IS NOT NULL THEN
-            (SELECT max(o.first_at) FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.list = hash) END;
+            (SELECT max(o.first_at) FROM ratelimit.definitions AS o WHERE o.program = program COLLATE "C" AND o.list = hash) END;
         first := coalesce(first, at);
         FOR d IN
             SELECT r.*, n.text FROM ROWS FROM (pg_catalog.unnest(whole), pg_catalog.unnest(texts)) AS n (one, text),
@@ -2643,7 +2635,7 @@ BEGIN
                     capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp, varies interval)
         LOOP
             IF NOT known AND d.zone IS NOT NULL THEN
-                zone := /* TEMPLATE: schema */_ratelimit_zone(d.zone);
+                zone := ratelimit._zone(d.zone);
                 IF zone <> d.zone THEN
                     RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: zone must be written as in pg_timezone_names, %L, not %L', d.name, zone, d.zone);
                 ELSIF zone IS NULL AND heartbeat IS NULL THEN -- a process of the Go library has loaded it already, and its calls do without Postgres' zones
@@ -2653,10 +2645,10 @@ BEGIN
             END IF;
             -- It has rows. What runs already is not refused: it would be taken for dead, and sweeps would no longer mind it.
             IF NOT known AND (d.rate > '0' OR d.varies IS NOT NULL OR d.kind = 'slots') THEN
-                SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+                SELECT o.* INTO other FROM ratelimit.definitions AS o
                  WHERE o.name = d.name AND o.program <> program COLLATE "C" AND (o.current OR o.alive_until > at) AND (o.rate > '0' OR o.varies IS NOT NULL OR o.kind = 'slots')
                    AND (o.kind <> d.kind OR o.period <> d.period OR (o.start IS NULL) <> (d.start IS NULL) OR date_bin(d.period, d.start, o.start) <> d.start
-                        OR d.varies IS NULL AND o.varies IS NULL AND (o.zone <> d.zone OR NOT /* TEMPLATE: schema */_ratelimit_same_windows(d.period, d.anchor, o.anchor)))
+                        OR d.varies IS NULL AND o.varies IS NULL AND (o.zone <> d.zone OR NOT ratelimit._same_windows(d.period, d.anchor, o.anchor)))
                  ORDER BY o.current DESC, o.program
                  LIMIT 1;
                 IF FOUND THEN
@@ -2667,33 +2659,33 @@ BEGIN
                             other.program, CASE other.kind WHEN 'slots' THEN other.kind ELSE pg_catalog.format('a %s of %s', other.kind, other.period) END, ' from ' || other.start::text,
                             pg_catalog.format(' in %s from ', other.zone) || other.anchor::text),
                         HINT = pg_catalog.format(CASE WHEN other.current THEN
-                            'Give one of them another name. If %1$L no longer runs: SELECT ratelimit_publish(%1$L, ''[]'')' ELSE
+                            'Give one of them another name. If %1$L no longer runs: SELECT ratelimit.publish(%1$L, ''[]'')' ELSE
                             'Give one of them another name, or wait until no older version of %1$L has run for five minutes' END, other.program);
                 END IF;
             END IF;
-            INSERT INTO /* TEMPLATE: schema */rate_limit_definitions AS old
+            INSERT INTO ratelimit.definitions AS old
             VALUES (program, d.name, d.text, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies,
                 false, at, hash, first, alive)
-            ON CONFLICT ON CONSTRAINT rate_limit_definitions_pkey DO UPDATE
+            ON CONFLICT ON CONSTRAINT definitions_pkey DO UPDATE
                SET published_at = CASE WHEN heartbeat IS NULL OR NOT old.current THEN at ELSE old.published_at END,
                    first_at = first,
                    alive_until = coalesce(alive, old.alive_until);
         END LOOP;
-        winner := CASE WHEN hash IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_list(program, CASE WHEN heartbeat THEN hash END) END;
-        UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old
+        winner := CASE WHEN hash IS NOT NULL THEN ratelimit._list(program, CASE WHEN heartbeat THEN hash END) END;
+        UPDATE ratelimit.definitions AS old
            SET current = coalesce(old.list = winner, false), published_at = at,
                alive_until = CASE WHEN hash IS NOT NULL THEN old.alive_until END -- what is withdrawn is not in use
          WHERE old.program = program COLLATE "C" AND (old.current <> coalesce(old.list = winner, false) OR hash IS NULL AND old.alive_until > at);
-        DELETE FROM /* TEMPLATE: schema */rate_limit_definitions AS old
+        DELETE FROM ratelimit.definitions AS old
          WHERE old.program = program COLLATE "C" AND NOT old.current AND old.published_at < week
-           AND (old.published_at < year OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+           AND (old.published_at < year OR EXISTS (SELECT 1 FROM ratelimit.definitions AS o
                     WHERE o.program = program COLLATE "C" AND o.list = old.list AND o.name < old.name));
     END IF;
     counts := hash IS NULL OR hash = winner;
     others := ARRAY(
         SELECT pg_catalog.format('%L: %s, and program %L has published %s', o.name, n.text, o.program, o.definition)
           FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(texts), pg_catalog.unnest(whole)) AS n (name, text, one)
-          JOIN /* TEMPLATE: schema */rate_limit_definitions AS o ON o.name = n.name AND o.program <> program COLLATE "C" AND o.definition <> n.text
+          JOIN ratelimit.definitions AS o ON o.name = n.name AND o.program <> program COLLATE "C" AND o.definition <> n.text
            AND (o.current OR o.alive_until > at AND (o.kind <> n.one->>'kind'::text OR o.period <> (n.one->>'period'::text)::interval))
          GROUP BY o.name, n.text, o.program, o.definition
          ORDER BY o.name, o.program, o.definition
@@ -2701,24 +2693,24 @@ BEGIN
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb, OUT counts boolean, OUT others text[])
+CREATE FUNCTION ratelimit.publish(program text, definitions jsonb, OUT counts boolean, OUT others text[])
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    SELECT p.counts, p.others INTO counts, others FROM /* TEMPLATE: schema */_ratelimit_publish(program COLLATE "C", definitions, NULL::boolean) AS p;
+    SELECT p.counts, p.others INTO counts, others FROM ratelimit._publish(program COLLATE "C", definitions, NULL::boolean) AS p;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_publish(text, jsonb) IS $text$
+COMMENT ON FUNCTION ratelimit.publish(text, jsonb) IS $text$
 Writes down all limits that a program defines, in place of those that it published before, as Publish of the Go library does.
 
-    SELECT ratelimit_publish('api', '[{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20}]')
+    SELECT ratelimit.publish('api', '[{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20}]')
 
 Arguments:
   program      the name of the program, 1 to 255 bytes. All processes of a program publish the same limits
   definitions  a JSON array of objects with the fields name, kind, rate, period, capacity, max_reserved, start, shards, zone and anchor, as
-               for ratelimit, of the JSON types that ratelimit_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
+               for ratelimit, of the JSON types that ratelimit.consume_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
                slots there are. Each name is there once. The field varies, an interval, 0 for slots, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
                fills a row from 0. A start is written as '2026-01-31T00:00:00Z' or '2026-01-31 00:00:00+00', and a
@@ -2743,10 +2735,10 @@ $text$;
 -- What people decide about limits: other numbers, a block, or no limit, for one key or for all. Programs that have
 -- Limiter.Overrides follow this table. SQL by hand looks here if it is called without numbers.
 --
--- Rows are added and marked as removed; a sweep deletes them a year after their end. The effects reset and release are those of ratelimit_reset and
--- ratelimit_release: they are history from the beginning, and no predicate finds it in force. A row for the key goes before one for all keys. Among those of one
+-- Rows are added and marked as removed; a sweep deletes them a year after their end. The effects reset and release are those of ratelimit.reset and
+-- ratelimit.release: they are history from the beginning, and no predicate finds it in force. A row for the key goes before one for all keys. Among those of one
 -- level, a block in force goes before all others, and else the newest wins: by made_at, since ids begin anew where the rows were copied to.
-CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
+CREATE TABLE ratelimit.overrides (
     id           bigint           GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name         text COLLATE "C" NOT NULL,
     key          text COLLATE "C" CHECK (key <> ''),
@@ -2771,58 +2763,58 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
 
 -- By when they are over: what is in force for a key, however long its history is, and, for sweeps, the numbers of a limit. And the newest of
 -- a limit: only a query that says COLLATE "POSIX" takes that index. For a key, the planner would sometimes prefer it, and read the whole limit.
-CREATE INDEX rate_limit_overrides_ends ON /* TEMPLATE: schema */rate_limit_overrides (name, key, (greatest(made_at, coalesce(least(until, removed_at), 'infinity'))));
+CREATE INDEX overrides_ends ON ratelimit.overrides (name, key, (greatest(made_at, coalesce(least(until, removed_at), 'infinity'))));
 
-CREATE INDEX rate_limit_overrides_numbers ON /* TEMPLATE: schema */rate_limit_overrides (name, (greatest(made_at, coalesce(least(until, removed_at), 'infinity'))))
+CREATE INDEX overrides_numbers ON ratelimit.overrides (name, (greatest(made_at, coalesce(least(until, removed_at), 'infinity'))))
     WHERE effect = 'numbers';
 
-CREATE INDEX rate_limit_overrides_newest ON /* TEMPLATE: schema */rate_limit_overrides (name COLLATE "POSIX", made_at, id);
+CREATE INDEX overrides_newest ON ratelimit.overrides (name COLLATE "POSIX", made_at, id);
 
-COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_overrides IS 'txlimit: what people decide about limits: other numbers, a block, or no limit';
+COMMENT ON TABLE ratelimit.overrides IS 'txlimit: what people decide about limits: other numbers, a block, or no limit';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.id IS 'the number of the override';
+COMMENT ON COLUMN ratelimit.overrides.id IS 'the number of the override';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.name IS 'the name of the limit';
+COMMENT ON COLUMN ratelimit.overrides.name IS 'the name of the limit';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.key IS 'the key; NULL: every key that has no override of its own, and the limit without keys';
+COMMENT ON COLUMN ratelimit.overrides.key IS 'the key; NULL: every key that has no override of its own, and the limit without keys';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.effect IS 'numbers, block or unlimited; reset: the key was made full again, or release: a hold of it was ended, and nothing is in force';
+COMMENT ON COLUMN ratelimit.overrides.effect IS 'numbers, block or unlimited; reset: the key was made full again, or release: a hold of it was ended, and nothing is in force';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.rate IS 'tokens per period; NULL: as defined';
+COMMENT ON COLUMN ratelimit.overrides.rate IS 'tokens per period; NULL: as defined';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.capacity IS 'the most tokens that can be saved up; NULL: as defined or, if that is the defined rate, the new rate';
+COMMENT ON COLUMN ratelimit.overrides.capacity IS 'the most tokens that can be saved up; NULL: as defined or, if that is the defined rate, the new rate';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.max_reserved IS 'the most tokens that may be owed; NULL: as defined';
+COMMENT ON COLUMN ratelimit.overrides.max_reserved IS 'the most tokens that may be owed; NULL: as defined';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.until IS 'when it ends; NULL: never';
+COMMENT ON COLUMN ratelimit.overrides.until IS 'when it ends; NULL: never';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.reason IS 'why, for those who look later';
+COMMENT ON COLUMN ratelimit.overrides.reason IS 'why, for those who look later';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_by IS 'who decided, as the caller says';
+COMMENT ON COLUMN ratelimit.overrides.made_by IS 'who decided, as the caller says';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_at IS 'when: of those in force, a block wins, and else the newest';
+COMMENT ON COLUMN ratelimit.overrides.made_at IS 'when: of those in force, a block wins, and else the newest';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.added IS 'the tokens that ratelimit_add has added; NULL: it was not called';
+COMMENT ON COLUMN ratelimit.overrides.added IS 'the tokens that ratelimit.add has added; NULL: it was not called';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.added_at IS 'when';
+COMMENT ON COLUMN ratelimit.overrides.added_at IS 'when';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_by IS 'who ended it early';
+COMMENT ON COLUMN ratelimit.overrides.removed_by IS 'who ended it early';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_at IS 'when it was ended early; NULL: it was not';
+COMMENT ON COLUMN ratelimit.overrides.removed_at IS 'when it was ended early; NULL: it was not';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.changed_in IS 'the transaction that changed the row last, by which programs find what is new';
+COMMENT ON COLUMN ratelimit.overrides.changed_in IS 'the transaction that changed the row last, by which programs find what is new';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_as IS 'the role that was logged in; nobody is granted to write it';
+COMMENT ON COLUMN ratelimit.overrides.made_as IS 'the role that was logged in; nobody is granted to write it';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_as IS 'the role that was logged in when it was ended early';
+COMMENT ON COLUMN ratelimit.overrides.removed_as IS 'the role that was logged in when it was ended early';
 
 -- Reports whether an override is not over at an instant: it was not removed, and its end has not come.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_lasts(until timestamptz, removed_at timestamptz, at timestamptz) RETURNS boolean
+CREATE FUNCTION ratelimit._lasts(until timestamptz, removed_at timestamptz, at timestamptz) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN removed_at IS NULL AND (until IS NULL OR until > at);
 
 -- Reports whether programs follow an override: they pass over a row whose effect or a number is not valid.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_usable(effect text, rate double precision, capacity double precision, max_reserved double precision) RETURNS boolean
+CREATE FUNCTION ratelimit._usable(effect text, rate double precision, capacity double precision, max_reserved double precision) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN effect IN ('numbers', 'block', 'unlimited') AND coalesce(rate, '1') BETWEEN '1e-15' AND '1e15'
     AND (capacity IS NULL OR capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15')
@@ -2831,8 +2823,8 @@ RETURN effect IN ('numbers', 'block', 'unlimited') AND coalesce(rate, '1') BETWE
 -- Returns the overrides in force for some keys and for every key or, without keys, all of a limit; without a name, those of all limits. They
 -- come in the order in which they decide: by key, those for every key last; of each, blocks first, and then the newest. most: at most so
 -- many of single keys, the first ones, and at most so many for every key.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_in_force(name text, keys text[], at timestamptz, most bigint DEFAULT NULL)
-RETURNS SETOF /* TEMPLATE: schema */rate_limit_overrides
+CREATE FUNCTION ratelimit._in_force(name text, keys text[], at timestamptz, most bigint DEFAULT NULL)
+RETURNS SETOF ratelimit.overrides
 LANGUAGE plpgsql STABLE ROWS 10 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -2840,38 +2832,38 @@ DECLARE
     one text;
 BEGIN
     IF name IS NULL THEN
-        RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-         WHERE /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+        RETURN QUERY SELECT o.* FROM ratelimit.overrides AS o
+         WHERE ratelimit._lasts(o.until, o.removed_at, at) AND ratelimit._usable(o.effect, o.rate, o.capacity, o.max_reserved)
          ORDER BY o.name, o.key, o.effect = 'block' DESC, o.made_at DESC, o.id DESC;
         RETURN;
     ELSIF keys IS NULL THEN
         RETURN QUERY SELECT a.* FROM ( -- along an index, however many there are
-            SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-             WHERE o.name = name AND o.key IS NOT NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+            SELECT o.* FROM ratelimit.overrides AS o
+             WHERE o.name = name AND o.key IS NOT NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND ratelimit._lasts(o.until, o.removed_at, at) AND ratelimit._usable(o.effect, o.rate, o.capacity, o.max_reserved)
              ORDER BY o.key, greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) LIMIT most
           ) AS a ORDER BY a.key, a.effect = 'block' DESC, a.made_at DESC, a.id DESC;
     ELSE
         FOR one IN SELECT DISTINCT u.key COLLATE "C" FROM pg_catalog.unnest(keys) AS u (key) WHERE u.key IS NOT NULL ORDER BY 1 LOOP
-            RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-             WHERE o.name = name AND o.key = one AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+            RETURN QUERY SELECT o.* FROM ratelimit.overrides AS o
+             WHERE o.name = name AND o.key = one AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND ratelimit._lasts(o.until, o.removed_at, at) AND ratelimit._usable(o.effect, o.rate, o.capacity, o.max_reserved)
              ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC;
         END LOOP;
     END IF;
-    RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-     WHERE o.name = name AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+    RETURN QUERY SELECT o.* FROM ratelimit.overrides AS o
+     WHERE o.name = name AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND ratelimit._lasts(o.until, o.removed_at, at) AND ratelimit._usable(o.effect, o.rate, o.capacity, o.max_reserved)
      ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT most;
 END
 $body$;
 
 -- The capacity of a definition under an override: a capacity that is the rate follows the rate.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_capacity(
+CREATE FUNCTION ratelimit._capacity(
     rate double precision, capacity double precision, new_rate double precision, new_capacity double precision
 ) RETURNS double precision
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity);
 
 -- Numbers, and what they come from: what is in force for a key or, without an override, a definition.
-CREATE TYPE /* TEMPLATE: schema */_ratelimit_terms AS (
+CREATE TYPE ratelimit._terms AS (
     effect text,       -- 'numbers', 'block', 'unlimited', or 'varies': only the program knows the numbers
     override bigint,   -- the id of the override; NULL: there is none
     until timestamptz, -- its end; NULL: it has none
@@ -2881,17 +2873,17 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_terms AS (
 );
 
 -- Returns the newest definition of a limit. kind is NULL if there is none.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_defined(name text) RETURNS /* TEMPLATE: schema */_ratelimit_terms
+CREATE FUNCTION ratelimit._defined(name text) RETURNS ratelimit._terms
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    d /* TEMPLATE: schema */_ratelimit_terms;
+    d ratelimit._terms;
 BEGIN
     SELECT 'numbers', NULL, NULL, f.kind, f.rate, f.period, coalesce(f.capacity, CASE f.kind WHEN 'slots' THEN '0' ELSE f.rate END), f.max_reserved, CASE WHEN isfinite(f.start) THEN f.start END, f.shards, f.zone, f.anchor,
            max(f.varies) OVER (PARTITION BY f.current)
       INTO d
-      FROM /* TEMPLATE: schema */rate_limit_definitions AS f
+      FROM ratelimit.definitions AS f
      WHERE f.name = name AND (f.current OR f.alive_until > clock_timestamp()) -- an older process still uses what is not current
      ORDER BY f.current DESC, f.published_at DESC, f.program
      LIMIT 1;
@@ -2903,8 +2895,8 @@ $body$;
 --
 -- If the limit varies, only the program knows the numbers of a key, unless an override gives rate and capacity (and there is no zone or
 -- anchor). Otherwise the effect is 'varies': rate and capacity are those of the override or NULL, and zone and anchor are NULL.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_under(d /* TEMPLATE: schema */_ratelimit_terms, o /* TEMPLATE: schema */rate_limit_overrides)
-RETURNS /* TEMPLATE: schema */_ratelimit_terms
+CREATE FUNCTION ratelimit._under(d ratelimit._terms, o ratelimit.overrides)
+RETURNS ratelimit._terms
 LANGUAGE plpgsql IMMUTABLE
 AS $body$
 BEGIN
@@ -2926,7 +2918,7 @@ BEGIN
     ELSIF d.kind = 'slots' THEN
         d.capacity := coalesce(floor(o.capacity), d.capacity);
     ELSIF coalesce(o.rate, d.rate) > '0' THEN -- without a rate, other numbers say nothing of a limit that has none
-        d.capacity := /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity);
+        d.capacity := ratelimit._capacity(d.rate, d.capacity, o.rate, o.capacity);
         d.rate := coalesce(o.rate, d.rate);
         d.max_reserved := coalesce(o.max_reserved, d.max_reserved);
     END IF;
@@ -2938,29 +2930,29 @@ $body$;
 -- another one. before: only those overrides count that are older than this one, and none if there is none of this id. standing: as if nothing were
 -- blocked. A limit that no program has published is an error, unless an override needs no numbers, and so are numbers that only the program
 -- knows, unless they may vary.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(
+CREATE FUNCTION ratelimit._numbers(
     name text, key text, at timestamptz, before bigint DEFAULT NULL, varying boolean DEFAULT false, under bigint DEFAULT NULL,
-    standing boolean DEFAULT false, given /* TEMPLATE: schema */_ratelimit_terms DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */_ratelimit_terms
+    standing boolean DEFAULT false, given ratelimit._terms DEFAULT NULL
+) RETURNS ratelimit._terms
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    o /* TEMPLATE: schema */rate_limit_overrides;
-    n /* TEMPLATE: schema */_ratelimit_terms;
-    made timestamptz := (SELECT b.made_at FROM /* TEMPLATE: schema */rate_limit_overrides AS b WHERE b.id = before);
+    o ratelimit.overrides;
+    n ratelimit._terms;
+    made timestamptz := (SELECT b.made_at FROM ratelimit.overrides AS b WHERE b.id = before);
 BEGIN
     IF under IS NOT NULL THEN
-        SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = under;
+        SELECT f.* INTO o FROM ratelimit.overrides AS f WHERE f.id = under;
     ELSE
-        SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_in_force(name, ARRAY[key], at) AS f
+        SELECT f.* INTO o FROM ratelimit._in_force(name, ARRAY[key], at) AS f
          WHERE NOT (standing AND f.effect = 'block') AND (before IS NULL OR f.made_at < made OR f.made_at = made AND f.id < before) LIMIT 1;
     END IF;
-    n := /* TEMPLATE: schema */_ratelimit_under(CASE WHEN given.kind IS NULL THEN /* TEMPLATE: schema */_ratelimit_defined(name) ELSE given END, o);
+    n := ratelimit._under(CASE WHEN given.kind IS NULL THEN ratelimit._defined(name) ELSE given END, o);
     IF n.effect = 'numbers' AND n.kind IS NULL THEN
         RAISE invalid_parameter_value USING
             MESSAGE = pg_catalog.format('rate limit %s: no program has published it', quote_nullable(left(name, 255))),
-            HINT = 'Pass rate and period, or have a program publish its limits (ratelimit_publish).';
+            HINT = 'Pass rate and period, or have a program publish its limits (ratelimit.publish).';
     ELSIF n.effect = 'varies' AND NOT varying THEN
         RAISE invalid_parameter_value USING
             MESSAGE = pg_catalog.format('rate limit %L: the numbers of this key are the program''s', name),
@@ -2971,7 +2963,7 @@ END
 $body$;
 
 -- Lists the names that programs have published, at most ten, the nearest first: those that have most pairs of letters of the name.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_nearest(name text) RETURNS text
+CREATE FUNCTION ratelimit._nearest(name text) RETURNS text
 LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
@@ -2986,7 +2978,7 @@ BEGIN
                     SELECT lower(substr(name, i, 2)) AS pair FROM pg_catalog.generate_series(1, greatest(length(name) - 1, 1)) AS i
                 ) AS p
             ) - length(d.name)::bigint DESC, d.name) AS place
-          FROM (SELECT DISTINCT f.name FROM /* TEMPLATE: schema */rate_limit_definitions AS f
+          FROM (SELECT DISTINCT f.name FROM ratelimit.definitions AS f
                  WHERE f.current OR f.published_at > clock_timestamp() - interval '7 days') AS d
       ) AS n;
     RETURN list || CASE WHEN all_ > '10' THEN pg_catalog.format(' and %s others', all_ - '10') ELSE '' END;
@@ -2994,7 +2986,7 @@ END
 $body$;
 
 -- Adds a row. It refuses what a program could not use, and the name of no limit.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_insert_override(
+CREATE FUNCTION ratelimit._insert_override(
     name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision,
     until timestamptz, reason text, who text
 ) RETURNS bigint
@@ -3004,15 +2996,15 @@ AS $body$
 DECLARE
     wrong text;
     unknown boolean; -- programs publish limits, but none of this name
-    slots boolean := EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots');
+    slots boolean := EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots');
     id bigint;
     blocked bigint;
 BEGIN
     until := CASE WHEN until < '10000-01-01 00:00+00' THEN until END;
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, coalesce(rate, '1'), '1 second', 'token bucket', capacity, NULL, max_reserved, 1, NULL, NULL);
-    unknown := NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+    PERFORM ratelimit._validate(name, coalesce(rate, '1'), '1 second', 'token bucket', capacity, NULL, max_reserved, 1, NULL, NULL);
+    unknown := NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d
                  WHERE d.name = name AND (d.current OR d.published_at > clock_timestamp() - interval '7 days'))
-             AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+             AND EXISTS (SELECT 1 FROM ratelimit.definitions AS d
                  WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days');
     wrong := CASE
         WHEN NOT octet_length(key) BETWEEN 1 AND 1024 THEN
@@ -3025,24 +3017,24 @@ BEGIN
             CASE WHEN coalesce(rate, max_reserved) IS NOT NULL THEN 'rate and max_reserved must be NULL for slots'
                  WHEN (capacity <= '1e9' AND capacity = trunc(capacity)) IS NOT TRUE THEN
                      pg_catalog.format('capacity of slots must be a whole number between 0 and 1e9, not %s', capacity) END
-        WHEN unknown THEN 'no program has published a limit of this name, but ' || /* TEMPLATE: schema */_ratelimit_nearest(name)
+        WHEN unknown THEN 'no program has published a limit of this name, but ' || ratelimit._nearest(name)
     END;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
     END IF;
     LOOP
-        INSERT INTO /* TEMPLATE: schema */rate_limit_overrides AS o (name, key, effect, rate, capacity, max_reserved, until, reason, made_by)
+        INSERT INTO ratelimit.overrides AS o (name, key, effect, rate, capacity, max_reserved, until, reason, made_by)
         VALUES (name, key, effect, rate, capacity, max_reserved, until, coalesce(reason, ''), coalesce(who, SESSION_USER))
         ON CONFLICT DO NOTHING RETURNING o.id INTO id;
         EXIT WHEN id IS NOT NULL; -- rows that were copied here may have the next ids already
     END LOOP;
-    PERFORM pg_notify('rate_limit_overrides', '');
-    blocked := (SELECT f.id FROM /* TEMPLATE: schema */_ratelimit_in_force(name, ARRAY[key], clock_timestamp()) AS f
+    PERFORM pg_notify('ratelimit.overrides', '');
+    blocked := (SELECT f.id FROM ratelimit._in_force(name, ARRAY[key], clock_timestamp()) AS f
          WHERE f.key IS NOT DISTINCT FROM key AND f.effect = 'block' AND effect <> 'block' LIMIT 1);
     IF blocked IS NOT NULL THEN
-        RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: block %s stays in force, and denies all the same: see ratelimit_unblock', name, blocked);
+        RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: block %s stays in force, and denies all the same: see ratelimit.unblock', name, blocked);
     END IF;
-    IF effect = 'numbers' AND key IS NULL AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+    IF effect = 'numbers' AND key IS NULL AND EXISTS (SELECT 1 FROM ratelimit.definitions AS d
             WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp()) AND d.varies IS NOT NULL) THEN
         RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: keys with numbers of their own get the numbers of this override, too', name);
     END IF;
@@ -3050,24 +3042,24 @@ BEGIN
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_override(
+CREATE FUNCTION ratelimit.override(
     name text, key text, rate double precision DEFAULT NULL, capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL,
     until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_insert_override(name COLLATE "C", key COLLATE "C", 'numbers', rate, capacity, max_reserved, until, reason, who);
+RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'numbers', rate, capacity, max_reserved, until, reason, who);
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_override(text, text, double precision, double precision, double precision, timestamptz, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.override(text, text, double precision, double precision, double precision, timestamptz, text, text) IS $text$
 Gives a rate limit other numbers, for one key or for all, until an instant or for good. Programs with Limiter.Overrides follow within two
 seconds of the commit.
 
-    SELECT ratelimit_override('signUps', 'acme', rate => 500, until => now() + interval '2 hours', reason => 'their conference')
+    SELECT ratelimit.override('signUps', 'acme', rate => 500, until => now() + interval '2 hours', reason => 'their conference')
 
 Arguments:
   name          the name of the limit
   key           the key; NULL: every key that has no override of its own, and the limit without keys. It has no default: a key that
                 is forgotten must not mean all of them
-  rate          tokens per period; default NULL: as defined. ratelimit_block is for a rate of 0
+  rate          tokens per period; default NULL: as defined. ratelimit.block is for a rate of 0
   capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate. Of slots,
                 how many there are: they have no other number
   max_reserved  the most tokens that may be owed with reserve; default NULL: as defined
@@ -3075,47 +3067,47 @@ Arguments:
   reason        why, for those who look later: at most 4096 bytes
   who           who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
 
-It returns the id of its row in rate_limit_overrides. New numbers add no tokens to what a key has: see ratelimit_add. The newest
-override wins, but a block in force stays (a notice says so): see ratelimit_unblock. ratelimit_restore ends it. Keys to which the program gives numbers of their own have those of the override instead.
+It returns the id of its row in ratelimit.overrides. New numbers add no tokens to what a key has: see ratelimit.add. The newest
+override wins, but a block in force stays (a notice says so): see ratelimit.unblock. ratelimit.restore ends it. Keys to which the program gives numbers of their own have those of the override instead.
 
 Errors:
   22023         an argument is invalid, or programs publish their limits and none has this name
 $text$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_block(
+CREATE FUNCTION ratelimit.block(
     name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_insert_override(name COLLATE "C", key COLLATE "C", 'block', NULL, NULL, NULL, until, reason, who);
+RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'block', NULL, NULL, NULL, until, reason, who);
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_block(text, text, timestamptz, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.block(text, text, timestamptz, text, text) IS $text$
 Denies a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Refunds, resets and tokens that
-were reserved before change nothing. Charges are still recorded. Arguments and result are the same as for ratelimit_override.
+were reserved before change nothing. Charges are still recorded. Arguments and result are the same as for ratelimit.override.
 
-    SELECT ratelimit_block('logins', 'user-17', until => now() + interval '1 hour', reason => 'password guessing')
+    SELECT ratelimit.block('logins', 'user-17', until => now() + interval '1 hour', reason => 'password guessing')
 
     -- a limit without keys, or every key
-    SELECT ratelimit_block('provider', NULL, until => now() + interval '1 hour', reason => 'their outage')
+    SELECT ratelimit.block('provider', NULL, until => now() + interval '1 hour', reason => 'their outage')
 
 A denial by a block has its end as retry_at, unless another block follows. Calls that were sent before the block was known are decided as they
 were then. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
 $text$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(
+CREATE FUNCTION ratelimit.unlimited(
     name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_insert_override(name COLLATE "C", key COLLATE "C", 'unlimited', NULL, NULL, NULL, until, reason, who);
+RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'unlimited', NULL, NULL, NULL, until, reason, who);
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(text, text, timestamptz, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.unlimited(text, text, timestamptz, text, text) IS $text$
 Grants a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Nothing is taken meanwhile. Arguments
-and result are the same as for ratelimit_override.
+and result are the same as for ratelimit.override.
 
-    SELECT ratelimit_unlimited('signUps', 'load-test', until => now() + interval '30 minutes')
+    SELECT ratelimit.unlimited('signUps', 'load-test', until => now() + interval '30 minutes')
 $text$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_restore(name text, key text, effect text DEFAULT NULL, who text DEFAULT NULL) RETURNS integer
-LANGUAGE plpgsql SET enable_seqscan = off
+CREATE FUNCTION ratelimit.restore(name text, key text, effect text DEFAULT NULL, who text DEFAULT NULL) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off SET search_path = pg_catalog, pg_temp
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -3132,45 +3124,45 @@ BEGIN
     IF octet_length(who) > 255 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'who is longer than 255 bytes';
     END IF;
-    ids := CASE WHEN key IS NULL THEN ARRAY(SELECT o.id FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+    ids := CASE WHEN key IS NULL THEN ARRAY(SELECT o.id FROM ratelimit.overrides AS o
             WHERE o.name = name COLLATE "C" AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at)
-        ELSE ARRAY(SELECT o.id FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+        ELSE ARRAY(SELECT o.id FROM ratelimit.overrides AS o
             WHERE o.name = name COLLATE "C" AND o.key = key COLLATE "C" AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at) END;
-    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS o
+    UPDATE ratelimit.overrides AS o
        SET removed_at = at, removed_by = coalesce(who, role), removed_as = role, changed_in = xid
-     WHERE o.id = ANY (ids) AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND (effect IS NULL OR o.effect = effect);
+     WHERE o.id = ANY (ids) AND ratelimit._lasts(o.until, o.removed_at, at) AND (effect IS NULL OR o.effect = effect);
     GET DIAGNOSTICS removed = ROW_COUNT;
-    PERFORM pg_notify('rate_limit_overrides', '');
+    PERFORM pg_notify('ratelimit.overrides', '');
     RETURN removed;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_restore(text, text, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.restore(text, text, text, text) IS $text$
 Ends the overrides in force for a key of a rate limit, or with a NULL key those for all keys, and returns how many.
 
-    SELECT ratelimit_restore('signUps', 'acme')
+    SELECT ratelimit.restore('signUps', 'acme')
 
 Arguments:
   effect  'numbers', 'block' or 'unlimited': only those; default NULL: all of them
   who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (removed_as)
 $text$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_unblock(name text, key text, who text DEFAULT NULL) RETURNS integer
+CREATE FUNCTION ratelimit.unblock(name text, key text, who text DEFAULT NULL) RETURNS integer
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */ratelimit_restore(name COLLATE "C", key COLLATE "C", 'block', who);
+RETURN ratelimit.restore(name COLLATE "C", key COLLATE "C", 'block', who);
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_unblock(text, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.unblock(text, text, text) IS $text$
 Ends the blocks of a key of a rate limit, or with a NULL key the block of all keys, and returns how many. Other overrides stay.
 
-    SELECT ratelimit_unblock('logins', 'user-17')
+    SELECT ratelimit.unblock('logins', 'user-17')
 $text$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision DEFAULT NULL) RETURNS double precision
-LANGUAGE plpgsql SET enable_seqscan = off
+CREATE FUNCTION ratelimit.add(id bigint, capacity double precision DEFAULT NULL) RETURNS double precision
+LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off SET search_path = pg_catalog, pg_temp
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    o /* TEMPLATE: schema */rate_limit_overrides;
+    o ratelimit.overrides;
     was record;
     fills interval;         -- within this time, the limit fills up; NULL: not known
     more double precision;
@@ -3180,7 +3172,7 @@ DECLARE
     wrong text;
     timeout double precision; -- of a statement, in seconds; 0: none
 BEGIN
-    SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = id FOR UPDATE;
+    SELECT f.* INTO o FROM ratelimit.overrides AS f WHERE f.id = id FOR UPDATE;
     IF o.added IS NOT NULL THEN
         RETURN o.added;
     END IF;
@@ -3207,22 +3199,22 @@ BEGIN
     -- knows the numbers, an override has to give its capacity.
     SELECT CASE WHEN f.effect IN ('block', 'unlimited') THEN f.effect ELSE 'varies' END AS effect, f.capacity, f.id AS override
       INTO was FROM (VALUES (1)) AS one LEFT JOIN LATERAL (
-        SELECT f.* FROM /* TEMPLATE: schema */_ratelimit_in_force(o.name, ARRAY[o.key], clock_timestamp()) AS f
+        SELECT f.* FROM ratelimit._in_force(o.name, ARRAY[o.key], clock_timestamp()) AS f
          WHERE f.made_at < o.made_at OR f.made_at = o.made_at AND f.id < o.id LIMIT 1) AS f ON true;
-    IF capacity IS NULL OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND (d.current OR d.alive_until > clock_timestamp())) THEN
-        SELECT f.effect, f.capacity, f.override INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS f;
-        SELECT f.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS f;
+    IF capacity IS NULL OR EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = o.name AND (d.current OR d.alive_until > clock_timestamp())) THEN
+        SELECT f.effect, f.capacity, f.override INTO was FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS f;
+        SELECT f.capacity INTO o.capacity FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS f;
         -- A limit that is empty fills up within this time, by the numbers as defined and by those of the override.
         SELECT make_interval(secs => max(least('3e9', CASE WHEN f.varies IS NOT NULL THEN date_part('epoch', f.varies) ELSE ceil(f.capacity / nullif(f.rate, '0'))
-                   * date_part('epoch', CASE f.kind WHEN 'calendar window' THEN /* TEMPLATE: schema */_ratelimit_longest(f.period) ELSE f.period END) END)))
+                   * date_part('epoch', CASE f.kind WHEN 'calendar window' THEN ratelimit._longest(f.period) ELSE f.period END) END)))
           INTO fills
-          FROM (SELECT * FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id)
-                UNION ALL SELECT * FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), '0', varying => true)) AS f;
+          FROM (SELECT * FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id)
+                UNION ALL SELECT * FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), '0', varying => true)) AS f;
     END IF;
     was.capacity := CASE WHEN was.effect IN ('numbers', 'varies') THEN was.capacity END;
     more := o.capacity - coalesce(capacity, was.capacity);
     wrong := CASE
-        WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots') THEN
+        WHEN EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = o.name AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots') THEN
             'it has slots, and nothing is added to them: another capacity counts at once'
         WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN pg_catalog.format('capacity must be 0 or between 1e-15 and 1e15, not %s', capacity)
         WHEN was.override IS NOT NULL AND capacity <> was.capacity THEN
@@ -3237,33 +3229,33 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', o.name, wrong);
     END IF;
     -- What an ended override has added is gone, and would be granted once more. Where nobody knows when the limit fills up, it always counts.
-    SELECT coalesce(sum(f.added), '0') INTO spent FROM /* TEMPLATE: schema */rate_limit_overrides AS f
+    SELECT coalesce(sum(f.added), '0') INTO spent FROM ratelimit.overrides AS f
      WHERE f.name = o.name AND (f.key = o.key OR f.key IS NULL AND o.key IS NULL) AND f.added > '0' AND f.id <> o.id
        AND (f.removed_at IS NOT NULL OR f.until <= clock_timestamp()) AND (fills IS NULL OR f.added_at > clock_timestamp() - fills);
     more := greatest(more - spent, '0');
-    PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
-    SELECT max(r.ts) INTO paused FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '');
+    PERFORM 1 FROM ratelimit.limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
+    SELECT max(r.ts) INTO paused FROM ratelimit.limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '');
     IF paused > clock_timestamp() + interval '1 second' THEN -- not a clock that has stepped back by less
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = pg_catalog.format('override %s: nothing was added: the key is paused until %s', id, paused),
-            HINT = 'Call it again once the pause is over, or after ratelimit_resume.';
+            HINT = 'Call it again once the pause is over, or after ratelimit.resume.';
     END IF;
     WITH u AS (
-        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + more / r.shards::double precision
+        UPDATE ratelimit.limits AS r SET value = r.value + more / r.shards::double precision
          WHERE r.name = o.name AND r.key = coalesce(o.key, '') RETURNING more / r.shards::double precision AS added
     )
     SELECT coalesce(sum(u.added), 0) INTO more FROM u;
     at := clock_timestamp();
-    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more, added_at = at WHERE f.id = id;
+    UPDATE ratelimit.overrides AS f SET added = more, added_at = at WHERE f.id = id;
     RETURN more;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_add(bigint, double precision) IS $text$
+COMMENT ON FUNCTION ratelimit.add(bigint, double precision) IS $text$
 Adds the difference of the capacities to what the key of an override has, once for each override, and returns it.
 
-    SELECT ratelimit_override('signUps', 'acme', rate => 500); -- returns 17. Once that is committed:
-    SELECT ratelimit_add(17);
+    SELECT ratelimit.override('signUps', 'acme', rate => 500); -- returns 17. Once that is committed:
+    SELECT ratelimit.add(17);
 
 A program that does not yet know of the override cuts what it finds to the old capacity. So the function waits for two seconds before it
 adds: an override that is committed is known by then. What an override that has ended added is subtracted, until the limit would have filled
@@ -3278,7 +3270,7 @@ Arguments:
             before has it; and the override itself has to give a capacity
 
 Errors:
-  55000  statement_timeout ends the call before it has waited for two seconds, or the key is paused (ratelimit_pause)
+  55000  statement_timeout ends the call before it has waited for two seconds, or the key is paused (ratelimit.pause)
   22023  there is no such override in force, it is of this transaction or of slots, or the capacity before it is not known, or is another
 $text$;
 
@@ -3286,7 +3278,7 @@ $text$;
 -- the poll before; NULL: all that are in force, and the numbers that were until a day ago. mades: made_at, in microseconds since 1970. after: the last id of the page before. The Go library asks every
 -- second. A transaction that commits late is in no snapshot before, so its rows are not missed, whatever their ids. With several servers, it is
 -- missed after 5 minutes, until the next poll that reads all.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(
+CREATE FUNCTION ratelimit._overrides(
     since pg_snapshot, after bigint,
     OUT ids bigint[], OUT names text[], OUT keys text[], OUT effects text[], OUT rates double precision[], OUT capacities double precision[],
     OUT max_reserveds double precision[], OUT untils bigint[], OUT mades bigint[], OUT more boolean, OUT snapshot text, OUT at timestamptz, OUT server timestamptz
@@ -3309,7 +3301,7 @@ BEGIN
            count(*) = '10000', present::text
       INTO ids, names, keys, effects, rates, capacities, max_reserveds, untils, mades, more, snapshot
       FROM (
-        (SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+        (SELECT o.*, least(o.until, o.removed_at) AS ends FROM ratelimit.overrides AS o
           WHERE since IS NULL AND o.id > after
             AND coalesce(least(o.until, o.removed_at), 'infinity') > CASE WHEN o.effect = 'numbers' THEN at - interval '1 day' ELSE at END
           ORDER BY o.id LIMIT 10000)
@@ -3317,33 +3309,33 @@ BEGIN
         -- OFFSET 0 makes the planner use the index of changed_in, whatever the statistics say. Rows of another cluster's future come with
         -- all others only. A standby does not know which transactions are running.
         (SELECT c.* FROM (
-            SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+            SELECT o.*, least(o.until, o.removed_at) AS ends FROM ratelimit.overrides AS o
              WHERE o.changed_in >= pg_snapshot_xmin(since) AND o.changed_in < pg_snapshot_xmax(present)
-               AND /* TEMPLATE: schema */_ratelimit_one_server() AND (pg_is_in_recovery() OR NOT pg_visible_in_snapshot(o.changed_in, since))
+               AND ratelimit._one_server() AND (pg_is_in_recovery() OR NOT pg_visible_in_snapshot(o.changed_in, since))
             OFFSET 0
           ) AS c
           WHERE c.id > after AND c.effect NOT IN ('reset', 'release')
           ORDER BY c.id LIMIT 10000)
         UNION ALL
         -- Several servers number their transactions each by itself: then what was changed lately, by their clocks.
-        (SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-          WHERE since IS NOT NULL AND NOT /* TEMPLATE: schema */_ratelimit_one_server() AND o.id > after AND o.effect NOT IN ('reset', 'release')
+        (SELECT o.*, least(o.until, o.removed_at) AS ends FROM ratelimit.overrides AS o
+          WHERE since IS NOT NULL AND NOT ratelimit._one_server() AND o.id > after AND o.effect NOT IN ('reset', 'release')
             AND greatest(o.made_at, o.removed_at) > at - interval '5 minutes'
           ORDER BY o.id LIMIT 10000)
       ) AS p;
 END
 $body$;
 
--- The limiter for SQL by hand, for triggers and for other languages: ratelimit, ratelimit_try, ratelimit_reserve, ratelimit_take,
--- ratelimit_all and, in keys.sql, ratelimit_keys. They call the functions above and decide as the Go library does: a limit with the
+-- The limiter for SQL by hand, for triggers and for other languages: ratelimit, ratelimit.try, ratelimit.reserve, ratelimit.take,
+-- ratelimit.consume_all and, in keys.sql, ratelimit.keys. They call the functions above and decide as the Go library does: a limit with the
 -- same numbers is the same limit on both sides. Their COMMENTs are the manual: SELECT obj_description('ratelimit'::regproc)
 --
--- All of them but ratelimit_try raise a denial: an answer that nobody looks at must not let everybody pass.
+-- All of them but ratelimit.try raise a denial: an answer that nobody looks at must not let everybody pass.
 
--- A request of SQL by hand, as _ratelimit_prepare makes it: valid, with the numbers in force.
-CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
+-- A request of SQL by hand, as ratelimit._prepare makes it: valid, with the numbers in force.
+CREATE TYPE ratelimit._request AS (
     name text, key text, rate double precision, period interval, capacity double precision,
-    start timestamptz,      -- of the windows' grid, as for _ratelimit_consume
+    start timestamptz,      -- of the windows' grid, as for ratelimit._consume
     shards integer, count double precision, floor double precision,
     most double precision,  -- of take; the count is then 1
     windows timestamptz[],  -- of a calendar window, as are the next four
@@ -3354,19 +3346,19 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
     effect text,            -- 'numbers': the rows decide. 'block' (or a rate of 0, or no slots) and 'unlimited': nothing is read or written. 'never': the
                             -- count is more than the numbers can grant, but not what comes after them. 'varies': only the program knows
     until timestamptz,      -- the end of the override in force; NULL: there is none, or it has no end
-    given /* TEMPLATE: schema */_ratelimit_terms -- of a balance: the definition to ask about; kind NULL: the published one
+    given ratelimit._terms -- of a balance: the definition to ask about; kind NULL: the published one
 );
 
--- The request of _ratelimit_prepare for slots: a row of one shard with a rate and a capacity of 0, whose floor is minus how many there are.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_prepare_slots(
+-- The request of ratelimit._prepare for slots: a row of one shard with a rate and a capacity of 0, whose floor is minus how many there are.
+CREATE FUNCTION ratelimit._prepare_slots(
     verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz
-) RETURNS /* TEMPLATE: schema */_ratelimit_request
+) RETURNS ratelimit._request
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    wrong text := CASE WHEN verb NOT IN ('hold', 'settle') THEN 'it has slots, which only ratelimit_hold takes' ELSE coalesce(
-        /* TEMPLATE: schema */_ratelimit_wrong_key(key, global), CASE
+    wrong text := CASE WHEN verb NOT IN ('hold', 'settle') THEN 'it has slots, which only ratelimit.hold takes' ELSE coalesce(
+        ratelimit._wrong_key(key, global), CASE
         WHEN verb = 'hold' AND (count BETWEEN '1' AND '1e9' AND count = trunc(count)) IS NOT TRUE THEN
             pg_catalog.format('count of slots must be a whole number between 1 and 1e9, not %s', coalesce(count::text, 'NULL'))
         WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
@@ -3374,7 +3366,7 @@ DECLARE
     END) END;
 BEGIN
     IF wrong IS NULL AND effect = 'numbers' THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_validate_slots(name, capacity);
+        PERFORM ratelimit._validate_slots(name, capacity);
         wrong := CASE WHEN verb = 'hold' AND count > capacity AND capacity > '0' AND until IS NULL THEN
             pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity, count) END;
     END IF;
@@ -3383,7 +3375,7 @@ BEGIN
     END IF;
     RETURN ROW(name, coalesce(key, ''), 0, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
         NULL, NULL, NULL, 0, NULL, CASE WHEN effect = 'numbers' AND capacity = '0' THEN 'block' WHEN effect IN ('numbers', 'unlimited') THEN 'slots' ELSE effect END,
-        until, NULL)::/* TEMPLATE: schema */_ratelimit_request;
+        until, NULL)::ratelimit._request;
 END
 $body$;
 
@@ -3396,12 +3388,12 @@ $body$;
 --   settle   end a hold
 -- Only the last two know slots, whose effect is 'slots', or what decides beside it. later: the request is valid now, and the question is what will be in force at `now`. Then no numbers are an error. standing: as if
 -- nothing were blocked.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_prepare(
+CREATE FUNCTION ratelimit._prepare(
     verb text, name text, key text, rate double precision, period interval, count double precision, kind text,
     capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp,
     max_reserved double precision, most double precision, now timestamptz, later boolean DEFAULT false,
     standing boolean DEFAULT false
-) RETURNS /* TEMPLATE: schema */_ratelimit_request
+) RETURNS ratelimit._request
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -3414,16 +3406,16 @@ DECLARE
     ahead integer := 2;
     effect text := 'numbers';
     until timestamptz;
-    after /* TEMPLATE: schema */_ratelimit_request;
+    after ratelimit._request;
 BEGIN
-    IF later AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
-        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL, NULL)::/* TEMPLATE: schema */_ratelimit_request;
+    IF later AND NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
+        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL, NULL)::ratelimit._request;
     END IF;
     IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
        AND kind = 'token bucket' AND shards = 1 THEN
         SELECT n.effect, n.until, n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
           INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
-          FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp()), varying => later, standing => standing) AS n;
+          FROM ratelimit._numbers(name, key, coalesce(now, clock_timestamp()), varying => later, standing => standing) AS n;
         IF effect <> 'numbers' AND kind IS DISTINCT FROM 'slots' THEN -- which needs no numbers, and may have none
             kind := 'token bucket';
             rate := 1;
@@ -3437,14 +3429,14 @@ BEGIN
         END IF;
     END IF;
     IF kind = 'slots' THEN
-        RETURN /* TEMPLATE: schema */_ratelimit_prepare_slots(verb, name, key, count, capacity, global, effect, until, now);
+        RETURN ratelimit._prepare_slots(verb, name, key, count, capacity, global, effect, until, now);
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
+    PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
     capacity := coalesce(capacity, rate);
     IF abs(count) < '1e-15' THEN -- what rounding leaves of a difference
         count := 0;
     END IF;
-    wrong := coalesce(/* TEMPLATE: schema */_ratelimit_wrong_key(key, global), CASE
+    wrong := coalesce(ratelimit._wrong_key(key, global), CASE
         WHEN verb = 'take' AND (most BETWEEN '1' AND '1e15') IS NOT TRUE THEN
             pg_catalog.format('most must be a whole number between 1 and 1e15, not %s', coalesce(most::text, 'NULL'))
         WHEN count IS NULL OR NOT (count = '0' OR count BETWEEN '1e-15' AND '1e15') THEN
@@ -3456,7 +3448,7 @@ BEGIN
         effect := 'block';
     END IF;
     IF wrong IS NULL AND effect <> 'numbers' THEN
-        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until, NULL)::/* TEMPLATE: schema */_ratelimit_request;
+        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until, NULL)::ratelimit._request;
     END IF;
     IF wrong IS NULL AND verb = 'reserve' THEN
         floor := coalesce(-max_reserved, '-1e300'); -- -Infinity is a charge's
@@ -3465,7 +3457,7 @@ BEGIN
             ahead := ceil(-floor / rate)::integer + 2;
         END IF;
     END IF;
-    IF capacity - count < floor - /* TEMPLATE: schema */_ratelimit_tolerance(capacity, floor) THEN
+    IF capacity - count < floor - ratelimit._tolerance(capacity, floor) THEN
         IF later OR wrong IS NULL AND until IS NOT NULL THEN
             effect := 'never';
         ELSE
@@ -3483,14 +3475,14 @@ BEGIN
         zone := coalesce(zone, 'UTC');
         anchor := coalesce(anchor, '2001-01-01');
         unit := period;
-        windows := /* TEMPLATE: schema */_ratelimit_windows(unit, zone, anchor, coalesce(now, clock_timestamp()), /* TEMPLATE: schema */_ratelimit_back(rate, capacity), ahead);
+        windows := ratelimit._windows(unit, zone, anchor, coalesce(now, clock_timestamp()), ratelimit._back(rate, capacity), ahead);
         grid := windows[1];
-        period := /* TEMPLATE: schema */_ratelimit_longest(unit);
+        period := ratelimit._longest(unit);
     ELSE
-        grid := /* TEMPLATE: schema */_ratelimit_grid(name, key, period, kind, start);
+        grid := ratelimit._grid(name, key, period, kind, start);
     END IF;
-    after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until, NULL)::/* TEMPLATE: schema */_ratelimit_request;
-    IF effect = 'never' AND NOT later AND /* TEMPLATE: schema */_ratelimit_retry_at(verb, after, NULL, NULL, coalesce(now, clock_timestamp())) IS NULL THEN
+    after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until, NULL)::ratelimit._request;
+    IF effect = 'never' AND NOT later AND ratelimit._retry_at(verb, after, NULL, NULL, coalesce(now, clock_timestamp())) IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: count must be at most %s, not %s: more can never be granted', name, capacity - floor, count);
     END IF;
     RETURN after;
@@ -3499,13 +3491,13 @@ $body$;
 
 -- The request of a balance, by the terms in force: for one token or, where the capacity is less, for all of them. It is valid, since whoever
 -- reads is told what is there. windows: of a calendar, if the caller has them.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_ask(name text, key text, n /* TEMPLATE: schema */_ratelimit_terms, at timestamptz, given /* TEMPLATE: schema */_ratelimit_terms, windows timestamptz[] DEFAULT NULL)
-RETURNS /* TEMPLATE: schema */_ratelimit_request
+CREATE FUNCTION ratelimit._ask(name text, key text, n ratelimit._terms, at timestamptz, given ratelimit._terms, windows timestamptz[] DEFAULT NULL)
+RETURNS ratelimit._request
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    q /* TEMPLATE: schema */_ratelimit_request;
+    q ratelimit._request;
 BEGIN
     q.name := name; q.key := key; q.effect := n.effect; q.until := n.until; q.given := given; q.count := 1; q.floor := 0; q.shards := n.shards;
     q.rate := n.rate; q.period := n.period; q.capacity := n.capacity; q.max_reserved := n.max_reserved; q.ahead := 100;
@@ -3517,11 +3509,11 @@ BEGIN
     ELSIF n.effect = 'numbers' THEN
         q.count := least(n.capacity, '1');
         IF n.kind = 'calendar window' THEN
-            q.unit := n.period; q.zone := n.zone; q.anchor := n.anchor; q.period := /* TEMPLATE: schema */_ratelimit_longest(n.period);
-            q.windows := coalesce(windows, /* TEMPLATE: schema */_ratelimit_windows(n.period, n.zone, n.anchor, at, /* TEMPLATE: schema */_ratelimit_back(n.rate, n.capacity), q.ahead));
+            q.unit := n.period; q.zone := n.zone; q.anchor := n.anchor; q.period := ratelimit._longest(n.period);
+            q.windows := coalesce(windows, ratelimit._windows(n.period, n.zone, n.anchor, at, ratelimit._back(n.rate, n.capacity), q.ahead));
             q.start := q.windows[1];
         ELSE
-            q.start := /* TEMPLATE: schema */_ratelimit_grid(name, key, n.period, n.kind, n.start);
+            q.start := ratelimit._grid(name, key, n.period, n.kind, n.start);
         END IF;
     END IF;
     RETURN q;
@@ -3529,16 +3521,16 @@ END
 $body$;
 
 -- The same request once the override that is in force for it has ended. standing: as if nothing were blocked.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_after(verb text, q /* TEMPLATE: schema */_ratelimit_request, standing boolean DEFAULT false)
-RETURNS /* TEMPLATE: schema */_ratelimit_request
+CREATE FUNCTION ratelimit._after(verb text, q ratelimit._request, standing boolean DEFAULT false)
+RETURNS ratelimit._request
 LANGUAGE sql
 RETURN CASE WHEN verb = 'balance' THEN
-    /* TEMPLATE: schema */_ratelimit_ask(q.name, q.key, /* TEMPLATE: schema */_ratelimit_numbers(q.name, nullif(q.key, ''), q.until, varying => true, standing => standing, given => q.given), q.until, q.given)
-ELSE /* TEMPLATE: schema */_ratelimit_prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing) END;
+    ratelimit._ask(q.name, q.key, ratelimit._numbers(q.name, nullif(q.key, ''), q.until, varying => true, standing => standing, given => q.given), q.until, q.given)
+ELSE ratelimit._prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing) END;
 
 -- Returns the end of the override after which only the program knows the numbers, or NULL if there is none: nothing is known of what is at or
 -- after it. standing: as if nothing were blocked.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_known_until(q /* TEMPLATE: schema */_ratelimit_request, standing boolean) RETURNS timestamptz
+CREATE FUNCTION ratelimit._known_until(q ratelimit._request, standing boolean) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -3548,15 +3540,15 @@ BEGIN
     WHILE q.effect <> 'varies' LOOP
         known := q.until;
         EXIT WHEN known IS NULL;
-        q := /* TEMPLATE: schema */_ratelimit_after('balance', q, standing => standing);
+        q := ratelimit._after('balance', q, standing => standing);
     END LOOP;
     RETURN known;
 END
 $body$;
 
 -- The windows of a request, in a list that reaches to where the tokens will be there.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_reaching(
-    q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, count double precision, floor double precision
+CREATE FUNCTION ratelimit._reaching(
+    q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz, count double precision, floor double precision
 ) RETURNS timestamptz[]
 LANGUAGE plpgsql
 AS $body$
@@ -3567,12 +3559,12 @@ BEGIN
     IF q.windows IS NOT NULL THEN
         -- All shards but one may be full.
         reach := least(greatest(ceil((count + floor
-            - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows))
+            - ratelimit._total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows))
             / q.rate * greatest(pg_catalog.cardinality(value), 1)::double precision), '0') + '2'
             -- Nothing is refilled before a row's instant, which may lie ahead.
             + greatest(ceil((SELECT date_part('epoch', max(u.t) - at) FROM pg_catalog.unnest(ts) AS u (t)) / date_part('epoch', q.unit) * '1.1'), '0'), 40000)::integer;
         IF reach > q.ahead OR at > q.windows[pg_catalog.cardinality(q.windows)] THEN
-            RETURN /* TEMPLATE: schema */_ratelimit_windows(q.unit, q.zone, q.anchor, at, /* TEMPLATE: schema */_ratelimit_back(q.rate, q.capacity), reach);
+            RETURN ratelimit._windows(q.unit, q.zone, q.anchor, at, ratelimit._back(q.rate, q.capacity), reach);
         END IF;
     END IF;
     RETURN q.windows;
@@ -3582,9 +3574,9 @@ $body$;
 -- Returns when a request will be granted alone: the first instant from `at` on at which the numbers in force then grant it, or NULL if
 -- there is none. Overrides that end make room for what comes after them; the rows stay as they are. value is NULL if nobody has read the
 -- rows: then it is when no policy denies it. anyhow: also for a count that is never granted. From an instant on at which only the program knows
--- the numbers, it is that instant: it is not earlier (see _ratelimit_known_until).
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_retry_at(
-    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, anyhow boolean DEFAULT false
+-- the numbers, it is that instant: it is not earlier (see ratelimit._known_until).
+CREATE FUNCTION ratelimit._retry_at(
+    verb text, q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz, anyhow boolean DEFAULT false
 ) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
@@ -3595,19 +3587,19 @@ DECLARE
 BEGIN
     LOOP
         IF q.until <= at THEN
-            q := /* TEMPLATE: schema */_ratelimit_after(verb, q);
+            q := ratelimit._after(verb, q);
             IF verb = 'balance' AND q.effect = 'numbers' AND value IS NOT NULL THEN -- still as much as before
                 q.count := asked;
-                q.effect := CASE WHEN q.capacity - asked < -/* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, 0) THEN 'never' ELSE 'numbers' END;
+                q.effect := CASE WHEN q.capacity - asked < -ratelimit._tolerance(q.capacity, 0) THEN 'never' ELSE 'numbers' END;
             END IF;
             CONTINUE;
         END IF;
         retry_at := CASE
             WHEN q.effect = 'numbers' AND value IS NOT NULL THEN
-                /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, verb = 'reserve',
-                    /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, greatest(q.count, CASE WHEN verb = 'reserve' THEN q.capacity END), abs(q.floor)))
+                ratelimit._when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, verb = 'reserve',
+                    ratelimit._reaching(q, value, ts, at, greatest(q.count, CASE WHEN verb = 'reserve' THEN q.capacity END), abs(q.floor)))
             WHEN q.effect = 'slots' AND value IS NOT NULL THEN
-                coalesce((SELECT f.retry_at FROM /* TEMPLATE: schema */_ratelimit_free_slots(q.name, q.key, -q.floor, at) AS f), at)
+                coalesce((SELECT f.retry_at FROM ratelimit._free_slots(q.name, q.key, -q.floor, at) AS f), at)
             WHEN q.effect = 'never' AND NOT anyhow OR q.effect = 'block' AND q.count > '0' THEN NULL
             ELSE at END;
         IF q.until IS NULL OR retry_at < q.until THEN
@@ -3620,8 +3612,8 @@ $body$;
 
 -- Returns when a limit will be full or, if asked so, when nothing is owed, if nothing is taken, or NULL if that is never, or not known, since
 -- only the program knows the numbers by then. A block changes nothing.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_full_at(
-    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, owed boolean DEFAULT false
+CREATE FUNCTION ratelimit._full_at(
+    verb text, q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz, owed boolean DEFAULT false
 ) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
@@ -3632,16 +3624,16 @@ BEGIN
     WHILE q.effect <> 'varies' LOOP
         full_at := CASE
             WHEN q.effect IN ('numbers', 'never') AND owed THEN
-                /* TEMPLATE: schema */_ratelimit_repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, 0, 0))
+                ratelimit._repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, ratelimit._reaching(q, value, ts, at, 0, 0))
             WHEN q.effect IN ('numbers', 'never') THEN
-                /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.capacity, 0, false,
-                    /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, q.capacity, 0))
+                ratelimit._when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.capacity, 0, false,
+                    ratelimit._reaching(q, value, ts, at, q.capacity, 0))
             WHEN q.effect <> 'block' THEN at END;
         IF q.until IS NULL OR full_at < q.until THEN
             RETURN full_at;
         END IF;
         at := greatest(at, q.until);
-        q := /* TEMPLATE: schema */_ratelimit_after(verb, q, standing => true);
+        q := ratelimit._after(verb, q, standing => true);
     END LOOP;
     RETURN NULL;
 END
@@ -3649,14 +3641,14 @@ $body$;
 
 -- Returns when nothing is owed any more, whatever other calls take meanwhile: call.repaidAt of the Go library has the rule. A block changes
 -- nothing. If only the program knows the numbers by then, it is an error: an instant that is too early would have work run too early.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_repaid_at(
-    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
+CREATE FUNCTION ratelimit._repaid_at(
+    verb text, q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz
 ) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    after   /* TEMPLATE: schema */_ratelimit_request;
+    after   ratelimit._request;
     windows timestamptz[];
     run_at  timestamptz;
     least_  double precision;
@@ -3675,10 +3667,10 @@ BEGIN
             FOR i IN 0..pg_catalog.cardinality(tokens) / m - 1 LOOP
                 value := tokens[i * m + 1:i * m + m];
                 ts := since[i * m + 1:i * m + m];
-                windows := /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, 0, 0);
-                run_at := greatest(run_at, /* TEMPLATE: schema */_ratelimit_repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, m, windows));
+                windows := ratelimit._reaching(q, value, ts, at, 0, 0);
+                run_at := greatest(run_at, ratelimit._repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, m, windows));
                 IF q.until IS NOT NULL THEN
-                    least_ := least(least_, /* TEMPLATE: schema */_ratelimit_total(value, ts, q.until, q.rate, q.period, q.capacity, q.start, windows));
+                    least_ := least(least_, ratelimit._total(value, ts, q.until, q.rate, q.period, q.capacity, q.start, windows));
                 END IF;
             END LOOP;
             IF q.until IS NULL OR run_at < q.until THEN
@@ -3691,9 +3683,9 @@ BEGIN
         ELSIF q.effect <> 'block' THEN -- unlimited
             RETURN at;
         ELSIF q.until IS NULL THEN -- a rate of 0
-            RETURN /* TEMPLATE: schema */_ratelimit_instant(253402300799999999);
+            RETURN ratelimit._instant(253402300799999999);
         END IF;
-        after := /* TEMPLATE: schema */_ratelimit_after(verb, q, standing => true);
+        after := ratelimit._after(verb, q, standing => true);
         IF after.effect IN ('numbers', 'never') AND (after.rate, after.capacity) = (q.rate, q.capacity) THEN
             q.until := after.until; -- the same numbers go on
             CONTINUE;
@@ -3711,8 +3703,8 @@ $body$;
 -- Says what a decision means to the caller. value and ts are the request's rows, after a grant or as they led to a denial. retry_at of a
 -- denial is when the request alone would be granted: `at`, if it has enough, or NULL, if waiting does not help. retry_at of a
 -- reservation is when the work may run. Otherwise it is NULL.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_answer(
-    verb text, q /* TEMPLATE: schema */_ratelimit_request, granted boolean, at timestamptz, value double precision[], ts timestamptz[],
+CREATE FUNCTION ratelimit._answer(
+    verb text, q ratelimit._request, granted boolean, at timestamptz, value double precision[], ts timestamptz[],
     OUT remaining double precision, OUT retry_at timestamptz, OUT reset_at timestamptz
 )
 LANGUAGE plpgsql
@@ -3726,9 +3718,9 @@ BEGIN
         remaining := 0;
     END IF;
     IF q.effect NOT IN ('numbers', 'never') THEN
-        retry_at := CASE WHEN NOT granted THEN /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, NULL, NULL, at) WHEN verb = 'reserve' THEN at END;
+        retry_at := CASE WHEN NOT granted THEN ratelimit._retry_at(verb, q, NULL, NULL, at) WHEN verb = 'reserve' THEN at END;
         IF NOT granted AND retry_at IS NULL THEN -- a block ends, also for a count that is never granted
-            retry_at := /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, NULL, NULL, at, anyhow => true);
+            retry_at := ratelimit._retry_at(verb, q, NULL, NULL, at, anyhow => true);
         END IF;
         RETURN;
     END IF;
@@ -3736,26 +3728,26 @@ BEGIN
         value := pg_catalog.array_fill(value[1], ARRAY[q.shards]);
         ts := pg_catalog.array_fill(ts[1], ARRAY[q.shards]);
     END IF;
-    remaining := /* TEMPLATE: schema */_ratelimit_shown(/* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows), q.rate, q.capacity);
+    remaining := ratelimit._shown(ratelimit._total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows), q.rate, q.capacity);
     IF NOT granted THEN
-        retry_at := /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, value, ts, at);
+        retry_at := ratelimit._retry_at(verb, q, value, ts, at);
     ELSIF verb = 'reserve' THEN
-        retry_at := /* TEMPLATE: schema */_ratelimit_repaid_at(verb, q, value, ts, at);
+        retry_at := ratelimit._repaid_at(verb, q, value, ts, at);
     END IF;
     IF q.windows IS NOT NULL THEN
         reset_at := q.windows[pg_catalog.width_bucket(at, q.windows) + 1];
     ELSIF q.start IS NULL THEN
-        reset_at := /* TEMPLATE: schema */_ratelimit_full_at(verb, q, value, ts, at);
+        reset_at := ratelimit._full_at(verb, q, value, ts, at);
     ELSE
-        reset_at := /* TEMPLATE: schema */_ratelimit_instant(least(253402300799999999,
-            /* TEMPLATE: schema */_ratelimit_micros(date_bin(q.period, at, q.start)) + (extract(epoch FROM q.period) * '1000000')::bigint));
+        reset_at := ratelimit._instant(least(253402300799999999,
+            ratelimit._micros(date_bin(q.period, at, q.start)) + (extract(epoch FROM q.period) * '1000000')::bigint));
     END IF;
 END
 $body$;
 
 -- Raises a denial as an error. names are the limits that deny, and name the one to wait for. QueueConsume of the Go library does not
 -- take the error for a denial of its own, since the DETAIL differs.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_denied(
+CREATE FUNCTION ratelimit._denied(
     names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz
 ) RETURNS void
 LANGUAGE plpgsql
@@ -3772,9 +3764,9 @@ END
 $body$;
 
 -- Decides for the functions below that ask one limit. They pass name and key with COLLATE "C", as every function for SQL by hand does: a
--- column of another collation could not be compared with the tables' (42P22). verb is that of _ratelimit_prepare, or try: consume, but return a denial. The
+-- column of another collation could not be compared with the tables' (42P22). verb is that of ratelimit._prepare, or try: consume, but return a denial. The
 -- others raise it. Those functions have no `now`: a program must not choose the time. Tests call this one.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_by_hand(
+CREATE FUNCTION ratelimit._by_hand(
     verb text, name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
@@ -3787,9 +3779,9 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    q /* TEMPLATE: schema */_ratelimit_request := /* TEMPLATE: schema */_ratelimit_prepare(verb, name, key, rate, period,
+    q ratelimit._request := ratelimit._prepare(verb, name, key, rate, period,
         CASE WHEN verb = 'take' THEN 1 ELSE count END, kind, capacity, start, shards, global, zone, anchor, max_reserved, most, now);
-    lowest double precision := q.floor - /* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, q.floor);
+    lowest double precision := q.floor - ratelimit._tolerance(q.capacity, q.floor);
     value double precision[];
     ts    timestamptz[];
     a     integer := 0;
@@ -3801,7 +3793,7 @@ BEGIN
     END IF;
     IF q.effect = 'never' THEN -- the rows say when
         SELECT false, r.at, r.value, r.ts INTO granted, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_apply('check', ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards],
+          FROM ratelimit._apply('check', ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards],
               ARRAY[q.count], ARRAY[q.floor], ARRAY[a], ARRAY[b], now => now, windows => q.windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(q.windows)]) AS r;
     ELSIF q.effect <> 'numbers' THEN
         granted := q.effect = 'unlimited' OR q.count = '0';
@@ -3809,25 +3801,25 @@ BEGIN
         taken := CASE WHEN granted THEN q.most END;
     ELSIF verb = 'take' OR verb = 'reserve' AND q.start IS NOT NULL THEN
         SELECT r.granted, r.at, r.value, r.ts, r.taken INTO granted, at, value, ts, taken
-          FROM /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN verb = 'take' THEN 'take' ELSE 'consume' END, ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards],
+          FROM ratelimit._apply(CASE WHEN verb = 'take' THEN 'take' ELSE 'consume' END, ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards],
               ARRAY[q.count], ARRAY[lowest], ARRAY[a], ARRAY[b], reserve => verb = 'reserve', now => now,
               windows => q.windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(q.windows)], mosts => ARRAY[q.most]) AS r;
     ELSIF q.shards = 1 THEN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO granted, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.count, lowest, now, windows => q.windows) AS r;
+          FROM ratelimit._consume(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.count, lowest, now, windows => q.windows) AS r;
     ELSE
         SELECT r.granted, r.at, r.value, r.ts INTO granted, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.shards, q.count, lowest, a, b, now, windows => q.windows) AS r;
+          FROM ratelimit._consume_sharded(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.shards, q.count, lowest, a, b, now, windows => q.windows) AS r;
     END IF;
     SELECT r.remaining, r.retry_at, r.retry_at - at, r.reset_at INTO remaining, retry_at, retry_after, reset_at
-      FROM /* TEMPLATE: schema */_ratelimit_answer(verb, q, granted, at, value, ts) AS r;
+      FROM ratelimit._answer(verb, q, granted, at, value, ts) AS r;
     IF NOT granted AND verb <> 'try' THEN -- whatever is returned could be overlooked
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, remaining, retry_at, reset_at, at);
+        PERFORM ratelimit._denied(ARRAY[name], name, remaining, retry_at, reset_at, at);
     END IF;
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit(
+CREATE FUNCTION ratelimit.consume(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
@@ -3839,23 +3831,23 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.remaining, r.reset_at, r.at INTO remaining, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('consume', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
+      FROM ratelimit._by_hand('consume', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
+COMMENT ON FUNCTION ratelimit.consume(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
 Takes tokens from a rate limit in the caller's transaction, or raises an error if it has not enough. A rollback gives them back.
 
-    SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
+    SELECT * FROM ratelimit.consume('sendMessage', 'user-17', rate => 10, period => '1 minute')
 
-    PERFORM ratelimit('sendMessage', NEW.sender, rate => 10, period => '1 minute')
+    PERFORM ratelimit.consume('sendMessage', NEW.sender, rate => 10, period => '1 minute')
 
 A denial is an error, so nobody can overlook it. It aborts the transaction, or the savepoint. A block that catches it, such as
-EXCEPTION WHEN OTHERS, goes on without tokens. ratelimit_try returns a denial instead.
+EXCEPTION WHEN OTHERS, goes on without tokens. ratelimit.try returns a denial instead.
 
-Without any numbers, they are those that a program has published (ratelimit_publish), under the override in force:
+Without any numbers, they are those that a program has published (ratelimit.publish), under the override in force:
 
-    SELECT * FROM ratelimit('sendMessage', 'user-17')
+    SELECT * FROM ratelimit.consume('sendMessage', 'user-17')
 
 With numbers, nobody looks for overrides and blocks.
 
@@ -3865,7 +3857,7 @@ Pass name and key by position, and the other arguments by name: their positions 
 Arguments:
   name          the name of the limit, 1 to 255 bytes
   key           the user, tenant or other owner of the tokens, 1 to 1024 bytes; NULL or empty is an error, unless global is
-                true. It is stored as it is. A key of several parts is ratelimit_key('eu', 'user-17')
+                true. It is stored as it is. A key of several parts is ratelimit.key('eu', 'user-17')
   rate          tokens per period, 1e-15 to 1e15; or 0: every token is denied by policy, and nothing is read or written
   period        an interval of 1 microsecond to 106751 days, without months and years; for a calendar window '1 day', '7 days',
                 '1 month', '3 months' or '1 year'
@@ -3874,7 +3866,7 @@ Arguments:
   kind          'token bucket' (the default), refilled continuously; 'fixed window', refilled at the start of each period; or
                 'calendar window', refilled at the start of each day, week, month, quarter or year
   capacity      the most tokens that can be saved up: 0, or 1e-15 to 1e15; default NULL, the rate. With 0, tokens can only be
-                reserved (ratelimit_reserve)
+                reserved (ratelimit.reserve)
   start         an instant at which a fixed window begins, in the years 1 to 9999; the other windows are whole periods from it.
                 Default NULL: an offset that is a hash of the key, or of the name if global. A token bucket has none
   shards        the number of rows that the key is spread over, 1 to 100; default 1
@@ -3908,7 +3900,7 @@ The error of a denial has
   HINT          'Retry in ... s.', in whole seconds, rounded up; or 'Waiting alone does not help.'
 $text$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_try(
+CREATE FUNCTION ratelimit.try(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
@@ -3921,14 +3913,14 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.granted, r.remaining, r.retry_after, r.retry_at, r.reset_at, r.at INTO granted, remaining, retry_after, retry_at, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('try', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
+      FROM ratelimit._by_hand('try', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_try(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
+COMMENT ON FUNCTION ratelimit.try(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
 The same as ratelimit, but it returns a denial. The caller must look at granted: if it is false, the call took nothing.
 
-    SELECT granted, retry_after FROM ratelimit_try('sendMessage', 'user-17', rate => 10, period => '1 minute')
+    SELECT granted, retry_after FROM ratelimit.try('sendMessage', 'user-17', rate => 10, period => '1 minute')
 
 The arguments and the other errors are the same as for ratelimit.
 
@@ -3943,7 +3935,7 @@ Result:
   at            the instant of the decision
 $text$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_reserve(
+CREATE FUNCTION ratelimit.reserve(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
@@ -3956,15 +3948,15 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.retry_at, r.retry_after, r.remaining, r.reset_at, r.at INTO retry_at, delay, remaining, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('reserve', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor, max_reserved) AS r;
+      FROM ratelimit._by_hand('reserve', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor, max_reserved) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reserve(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp, double precision) IS $text$
+COMMENT ON FUNCTION ratelimit.reserve(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp, double precision) IS $text$
 Takes tokens that may not be there yet, in the caller's transaction. A rollback gives them back.
 
     INSERT INTO jobs (payload, run_at)
-    SELECT 'hello', retry_at FROM ratelimit_reserve('emails', 'team-a', rate => 10, period => '1 minute', max_reserved => 100)
+    SELECT 'hello', retry_at FROM ratelimit.reserve('emails', 'team-a', rate => 10, period => '1 minute', max_reserved => 100)
 
 A reservation is no permission to work now: the work may run at retry_at, when its tokens will have been refilled. A caller that
 ignores retry_at exceeds the limit. A denial is an error, the same as of ratelimit: more would be owed than max_reserved.
@@ -3985,7 +3977,7 @@ Result:
 Errors: as for ratelimit
 $text$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_take(
+CREATE FUNCTION ratelimit.take(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     most bigint DEFAULT NULL, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
@@ -3997,15 +3989,15 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.taken::bigint, r.remaining, r.reset_at, r.at INTO taken, remaining, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('take', name COLLATE "C", key COLLATE "C", rate, period, NULL, kind, capacity, start, shards, global, zone, anchor, most => most::double precision) AS r;
+      FROM ratelimit._by_hand('take', name COLLATE "C", key COLLATE "C", rate, period, NULL, kind, capacity, start, shards, global, zone, anchor, most => most::double precision) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_take(text, text, double precision, interval, bigint, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
+COMMENT ON FUNCTION ratelimit.take(text, text, double precision, interval, bigint, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
 Takes the whole tokens that a rate limit has, at least 1 and at most `most`, in the caller's transaction. A rollback gives them
 back. It is for workers that fetch work in batches: take up to 100, and fetch as many jobs as were taken.
 
-    SELECT taken FROM ratelimit_take('emails', 'team-a', most => 100, rate => 10, period => '1 minute')
+    SELECT taken FROM ratelimit.take('emails', 'team-a', most => 100, rate => 10, period => '1 minute')
 
 The arguments are the same as for ratelimit, also without any numbers. There is no count, but
   most  the most tokens to take, a whole number of 1 to 1e15. It is required, and may be above the capacity
@@ -4019,8 +4011,8 @@ Result:
 Errors: as for ratelimit. With less than one token, it is a denial
 $text$;
 
--- Reads one request of ratelimit_all, the one with this number in the list.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_read(request jsonb, number bigint, now timestamptz) RETURNS /* TEMPLATE: schema */_ratelimit_request
+-- Reads one request of ratelimit.consume_all, the one with this number in the list.
+CREATE FUNCTION ratelimit._read(request jsonb, number bigint, now timestamptz) RETURNS ratelimit._request
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -4074,27 +4066,27 @@ BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('request %s: %s', number, wrong);
     END IF;
-    RETURN /* TEMPLATE: schema */_ratelimit_prepare('consume', request->>'name'::text, request->>'key'::text, rate, period, count,
+    RETURN ratelimit._prepare('consume', request->>'name'::text, request->>'key'::text, rate, period, count,
         coalesce(request->>'kind'::text, 'token bucket'), capacity, start, shards::integer, coalesce((request->>'global'::text)::boolean, false),
         request->>'zone'::text, anchor, max_reserved, NULL, now);
 END
 $body$;
 
--- Decides for ratelimit_all, at an instant that tests choose.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_all(requests jsonb, now timestamptz)
+-- Decides for ratelimit.consume_all, at an instant that tests choose.
+CREATE FUNCTION ratelimit._all(requests jsonb, now timestamptz)
 RETURNS TABLE (name text, key text, remaining double precision, reset_at timestamptz, at timestamptz)
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
     e record;
-    q /* TEMPLATE: schema */_ratelimit_request;
-    list /* TEMPLATE: schema */_ratelimit_request[] := '{}';
-    -- The arguments of _ratelimit_apply: of the requests that rows decide.
+    q ratelimit._request;
+    list ratelimit._request[] := '{}';
+    -- The arguments of ratelimit._apply: of the requests that rows decide.
     names text[] := '{}'; keys text[] := '{}'; rates double precision[] := '{}'; periods interval[] := '{}'; capacities double precision[] := '{}';
     starts timestamptz[] := '{}'; shards integer[] := '{}'; counts double precision[] := '{}'; floors double precision[] := '{}';
     a integer[] := '{}'; b integer[] := '{}'; windows timestamptz[]; firsts integer[] := '{}'; lasts integer[] := '{}';
-    d     /* TEMPLATE: schema */_ratelimit_decisions;
+    d     ratelimit._decisions;
     i     integer := 0; -- a position in them
     own   record;       -- the rows of a request
     said  record;       -- the answer to a request
@@ -4109,7 +4101,7 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('requests must be a JSON array, not %s', coalesce(jsonb_typeof(requests), 'NULL'));
     END IF;
     FOR e IN SELECT r.value, r.number FROM jsonb_array_elements(requests) WITH ORDINALITY AS r (value, number) LOOP
-        q := /* TEMPLATE: schema */_ratelimit_read(e.value, e.number, now);
+        q := ratelimit._read(e.value, e.number, now);
         list := pg_catalog.array_append(list, q);
         together := together OR q.until IS NOT NULL AND q.effect <> 'block';
         policy := policy AND (q.effect IN ('unlimited', 'numbers') OR q.effect = 'block' AND q.count = '0');
@@ -4117,7 +4109,7 @@ BEGIN
         names := pg_catalog.array_append(names, q.name); keys := pg_catalog.array_append(keys, q.key);
         rates := pg_catalog.array_append(rates, q.rate); periods := pg_catalog.array_append(periods, q.period);
         capacities := pg_catalog.array_append(capacities, q.capacity); starts := pg_catalog.array_append(starts, q.start);
-        shards := pg_catalog.array_append(shards, q.shards); counts := pg_catalog.array_append(counts, q.count); floors := pg_catalog.array_append(floors, q.floor - /* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, q.floor));
+        shards := pg_catalog.array_append(shards, q.shards); counts := pg_catalog.array_append(counts, q.count); floors := pg_catalog.array_append(floors, q.floor - ratelimit._tolerance(q.capacity, q.floor));
         i := trunc(random() * q.shards::double precision);
         a := pg_catalog.array_append(a, i);
         b := pg_catalog.array_append(b, CASE WHEN q.shards = 1 THEN i ELSE (i + 1 + trunc(random() * (q.shards - 1)::double precision)::integer) % q.shards END); -- a shard other than a
@@ -4136,7 +4128,7 @@ BEGIN
 
     d.at := coalesce(now, clock_timestamp());
     IF pg_catalog.cardinality(names) > 0 THEN -- if it is denied already, the rows are read alone: they may deny, too
-        d := /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN policy THEN 'consume' ELSE 'check' END, names, keys, rates, periods, capacities, starts,
+        d := ratelimit._apply(CASE WHEN policy THEN 'consume' ELSE 'check' END, names, keys, rates, periods, capacities, starts,
             shards, counts, floors, a, b, now => now, windows => windows, firsts => firsts, lasts => lasts);
     END IF;
     d.granted := policy AND coalesce(d.granted, true);
@@ -4149,7 +4141,7 @@ BEGIN
         SELECT coalesce(pg_catalog.array_agg(u.value ORDER BY u.n), '{}') AS value, coalesce(pg_catalog.array_agg(u.ts ORDER BY u.n), '{}') AS ts INTO own
           FROM unnest(d.ord, d.value, d.ts) WITH ORDINALITY AS u (ord, value, ts, n)
          WHERE u.ord = i AND q.effect IN ('numbers', 'never');
-        SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM /* TEMPLATE: schema */_ratelimit_answer('consume', q, d.granted, at, own.value, own.ts) AS r;
+        SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM ratelimit._answer('consume', q, d.granted, at, own.value, own.ts) AS r;
         IF d.granted THEN
             name := q.name; key := q.key; remaining := said.remaining; reset_at := said.reset_at;
             RETURN NEXT;
@@ -4173,32 +4165,32 @@ BEGIN
                 SELECT coalesce(pg_catalog.array_agg(u.value ORDER BY u.n), '{}') AS value, coalesce(pg_catalog.array_agg(u.ts ORDER BY u.n), '{}') AS ts INTO own
                   FROM unnest(d.ord, d.value, d.ts) WITH ORDINALITY AS u (ord, value, ts, n)
                  WHERE u.ord = i;
-                "then" := coalesce(/* TEMPLATE: schema */_ratelimit_retry_at('consume', q, CASE WHEN q.effect IN ('numbers', 'never') THEN own.value END, own.ts, waits), 'infinity');
+                "then" := coalesce(ratelimit._retry_at('consume', q, CASE WHEN q.effect IN ('numbers', 'never') THEN own.value END, own.ts, waits), 'infinity');
                 together := together OR "then" > waits;
                 waits := greatest(waits, "then");
                 EXIT WHEN waits = 'infinity';
             END LOOP;
         END LOOP;
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at);
+        PERFORM ratelimit._denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at);
     END IF;
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_all(requests jsonb)
+CREATE FUNCTION ratelimit.consume_all(requests jsonb)
 RETURNS TABLE (name text, key text, remaining double precision, reset_at timestamptz, at timestamptz)
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */_ratelimit_all(requests, NULL) AS r;
+    RETURN QUERY SELECT r.* FROM ratelimit._all(requests, NULL) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_all(jsonb) IS $text$
+COMMENT ON FUNCTION ratelimit.consume_all(jsonb) IS $text$
 Takes tokens from several rate limits, all or none, in the caller's transaction. If one of them has not enough, it raises the error of a
 denial, as ratelimit does. The rows are locked in one order, whatever the order of the list, so that such calls do not deadlock.
 
-    SELECT * FROM ratelimit_all('[
+    SELECT * FROM ratelimit.consume_all('[
         {"name": "sendMessage", "key": "user-17", "rate": 10, "period": "1 minute"},
         {"name": "bytesSent", "key": "user-17", "rate": 1000000, "period": "1 hour", "count": 2048}
     ]')
@@ -4223,20 +4215,20 @@ $text$;
 -- Holds: tokens and slots that are taken under an id, and come back when the work is settled or released, or its time is over. CONCURRENCY.md,
 -- J, has the order of the locks, and why it holds. Tokens that are taken once for an id do not come back: the row alone says that they were.
 --
--- The arguments are arrays of one length, with one position for each limit: those of _ratelimit_apply, and
+-- The arguments are arrays of one length, with one position for each limit: those of ratelimit._apply, and
 --   units   tokens; slots; none: the limit has no rows now (it is unlimited, or grants nothing), so no token moves
 --   taking  the first so many positions are tokens and slots, in the common order (name, key); the others are none, in that order too
 -- Slots are a row of one shard with a rate and a capacity of 0: its value is minus the sum of the counts that are held, and the floor is
 -- minus how many there may be. Who calls the same name with a rate may have left more: above 0, it counts as 0.
 --
--- _ratelimit_hold, _ratelimit_settle and the sweep set how the planner looks rows up, for the functions that they call, too.
+-- ratelimit._hold, ratelimit._settle and the sweep set how the planner looks rows up, for the functions that they call, too.
 
 -- Tokens and slots that come back: one row per limit, key and id. Limits without holds have no rows here, and no call of theirs reads it.
 --
--- A row is written after the row of rate_limits, in one transaction (CONCURRENCY.md, J). For slots, value in rate_limits is minus the sum of the
--- counts of the held rows here. Like rate_limits, the table has no CHECK constraints (G1).
+-- A row is written after the row of ratelimit.limits, in one transaction (CONCURRENCY.md, J). For slots, value in ratelimit.limits is minus the sum of the
+-- counts of the held rows here. Like ratelimit.limits, the table has no CHECK constraints (G1).
 -- The fillfactor leaves room for the next version: an extension changes only until, which no index has, so it is heap-only.
-CREATE TABLE /* TEMPLATE: schema */rate_limit_holds (
+CREATE TABLE ratelimit.holds (
     name     text COLLATE "C" NOT NULL,
     key      text COLLATE "C" NOT NULL,
     id       text COLLATE "C" NOT NULL,
@@ -4253,42 +4245,42 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_holds (
 
 -- What is held of a key, without the settled rows of a day, and of that what can expire (token IS NOT NULL). The planner takes it for one hold,
 -- too: token and id make it as good as the primary key then.
-CREATE INDEX rate_limit_holds_held ON /* TEMPLATE: schema */rate_limit_holds (name, key, token, id)
+CREATE INDEX holds_held ON ratelimit.holds (name, key, token, id)
     WHERE state = 'held';
 
-COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_holds IS 'txlimit: tokens and slots that are held under an id, and come back';
+COMMENT ON TABLE ratelimit.holds IS 'txlimit: tokens and slots that are held under an id, and come back';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.name IS 'the name of the limit';
+COMMENT ON COLUMN ratelimit.holds.name IS 'the name of the limit';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.key IS 'whose tokens they are; '''' if the limit has no keys';
+COMMENT ON COLUMN ratelimit.holds.key IS 'whose tokens they are; '''' if the limit has no keys';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.id IS 'the id that the caller chose: a job, an event, a project';
+COMMENT ON COLUMN ratelimit.holds.id IS 'the id that the caller chose: a job, an event, a project';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.state IS 'held; lapsed: it expired or was reset, and is lost; settled: the work is over; once: the tokens were taken, once for the id; released: before its hold came, which is refused';
+COMMENT ON COLUMN ratelimit.holds.state IS 'held; lapsed: it expired or was reset, and is lost; settled: the work is over; once: the tokens were taken, once for the id; released: before its hold came, which is refused';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.unit IS 'tokens; slots; none: the key was unlimited, so no tokens ever move';
+COMMENT ON COLUMN ratelimit.holds.unit IS 'tokens; slots; none: the key was unlimited, so no tokens ever move';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.token IS 'whose hold it is; NULL: of everybody who knows the id, since it does not expire, or was taken once';
+COMMENT ON COLUMN ratelimit.holds.token IS 'whose hold it is; NULL: of everybody who knows the id, since it does not expire, or was taken once';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.count IS 'the tokens or slots that were taken; of a lapsed one, those that did not come back';
+COMMENT ON COLUMN ratelimit.holds.count IS 'the tokens or slots that were taken; of a lapsed one, those that did not come back';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.taken_at IS 'the instant of the decision';
+COMMENT ON COLUMN ratelimit.holds.taken_at IS 'the instant of the decision';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.rest IS 'the tokens that were left in the rows of rate_limits that they were taken from';
+COMMENT ON COLUMN ratelimit.holds.rest IS 'the tokens that were left in the rows of ratelimit.limits that they were taken from';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.part IS 'the part of the limit in those rows: 1, or 1/shards for one shard';
+COMMENT ON COLUMN ratelimit.holds.part IS 'the part of the limit in those rows: 1, or 1/shards for one shard';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.until IS 'held: from then on it may be given back; else: from then on it counts as absent; infinity: never';
+COMMENT ON COLUMN ratelimit.holds.until IS 'held: from then on it may be given back; else: from then on it counts as absent; infinity: never';
 
 -- state: taken; repeated: all is held under the id already, without an end, or was taken once; denied; held: by somebody, in time; settled: within a day;
 -- released: the token was, before. until: the end of the hold, or of the one that is held. free_at: of a denial, by
 -- limit, when expiries alone make room for slots; NULL: never, or not known.
-CREATE TYPE /* TEMPLATE: schema */_ratelimit_held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
+CREATE TYPE ratelimit._held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
     ts timestamptz[], free_at timestamptz[]);
 
 -- The rows of a limit as they are once its expired holds have given back, or only some of them: the one rule for what is given back in fact, and for who counts
 -- it before. back is by ids. Rows and holds are of one snapshot: a hold that ends between two would be in neither.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_lapsed(
+CREATE FUNCTION ratelimit._lapsed(
     name text, key text, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[],
     only_ids text[] DEFAULT NULL, OUT value double precision[], OUT ts timestamptz[], OUT ids text[], OUT back double precision[]
 )
@@ -4306,16 +4298,16 @@ DECLARE
 BEGIN
     SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'), max(r.ts), max(r.promised), count(*)
       INTO value, ts, latest, last, m
-      FROM /* TEMPLATE: schema */rate_limits AS r
+      FROM ratelimit.limits AS r
      WHERE r.name = name AND r.key = key;
     IF only_ids IS NULL AND latest > at AND latest < at + interval '1 second' AND latest <= clock_timestamp() THEN -- used since the clock was read: no pause
         at := latest;
     END IF;
-    IF NOT /* TEMPLATE: schema */_ratelimit_may('SELECT') THEN
+    IF NOT ratelimit._may('SELECT') THEN
         RETURN;
     END IF;
     FOR rec IN
-        SELECT h.id, h.unit, h.count, h.rest, h.part, h.taken_at FROM /* TEMPLATE: schema */rate_limit_holds AS h
+        SELECT h.id, h.unit, h.count, h.rest, h.part, h.taken_at FROM ratelimit.holds AS h
          WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= ended AND (only_ids IS NULL OR h.id = ANY (only_ids))
          ORDER BY h.until
     LOOP
@@ -4325,7 +4317,7 @@ BEGIN
             x := least(rec.count, -total);
         ELSIF rec.unit = 'tokens' AND rate > '0' AND m > 0 THEN
             SELECT g.total, g.back INTO total, x
-              FROM /* TEMPLATE: schema */_ratelimit_give_back(value, ts, last, at, rate, period, capacity, start, rec.count, rec.count, rec.rest, rec.part,
+              FROM ratelimit._give_back(value, ts, last, at, rate, period, capacity, start, rec.count, rec.count, rec.rest, rec.part,
                    rec.taken_at, rec.taken_at, windows) AS g;
         END IF;
         CONTINUE WHEN x <= '0' AND rec.unit = 'tokens' AND start IS NULL AND latest > at; -- paused: it comes back afterwards
@@ -4340,20 +4332,20 @@ END
 $body$;
 
 -- Whether the caller has a right to the table of holds.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_may(privilege text) RETURNS boolean
+CREATE FUNCTION ratelimit._may(privilege text) RETURNS boolean
 LANGUAGE sql STABLE
-RETURN has_table_privilege((SELECT t.typrelid FROM pg_catalog.pg_type AS t WHERE t.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limit_holds)), privilege);
+RETURN has_table_privilege((SELECT t.typrelid FROM pg_catalog.pg_type AS t WHERE t.oid = pg_catalog.pg_typeof(NULL::ratelimit.holds)), privilege);
 
--- Whether expired holds give something back, and this caller may do it: not on a standby, nor without the right. back: of _ratelimit_lapsed.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_due(back double precision[]) RETURNS boolean
+-- Whether expired holds give something back, and this caller may do it: not on a standby, nor without the right. back: of ratelimit._lapsed.
+CREATE FUNCTION ratelimit._due(back double precision[]) RETURNS boolean
 LANGUAGE sql STABLE
-RETURN CASE WHEN '0' < ANY (back) THEN current_setting('transaction_read_only') = 'off' AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') ELSE false END;
+RETURN CASE WHEN '0' < ANY (back) THEN current_setting('transaction_read_only') = 'off' AND ratelimit._may('UPDATE') ELSE false END;
 
 -- Gives back expired holds of limits whose rows are all locked: of each key at most so many, the oldest first. Returns how many ended.
 --
 -- It never waits: a hold that somebody has locked is being extended or settled. The SELECT that locks asks state and until again, on the
 -- newest version: so a hold is extended or given back, never both.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_reclaim(
+CREATE FUNCTION ratelimit._reclaim(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     now timestamptz, windows timestamptz[], firsts integer[], lasts integer[], most integer DEFAULT NULL
 ) RETURNS integer
@@ -4370,19 +4362,19 @@ DECLARE
 BEGIN
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
         ids := ARRAY(SELECT h.id
-              FROM /* TEMPLATE: schema */rate_limit_holds AS h
+              FROM ratelimit.holds AS h
              WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
              ORDER BY h.until
              LIMIT most
                FOR UPDATE SKIP LOCKED);
         SELECT f.value, f.ids, f.back INTO l
-          FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], ids) AS f;
+          FROM ratelimit._lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], ids) AS f;
         FOR rec IN SELECT b.id, b.back FROM unnest(l.ids, l.back) AS b (id, back) LOOP -- one after the other, each by the primary key, whatever the statistics
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = h.count - rec.back, until = kept
+            UPDATE ratelimit.holds AS h SET state = 'lapsed', count = h.count - rec.back, until = kept
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = rec.id;
         END LOOP;
         IF '0' < ANY (l.back) THEN
-            UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(l.value[1]), ts = greatest(r.ts, at)
+            UPDATE ratelimit.limits AS r SET value = coalesce(l.value[1]), ts = greatest(r.ts, at)
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
         ended := ended + coalesce(pg_catalog.cardinality(l.ids), 0);
@@ -4393,7 +4385,7 @@ $body$;
 
 -- What is known of an id over these limits: held, by somebody in time; settled, within a day; expired, but not given back: only of the limits that
 -- take; released: the token was; or taken: it may be. until: the latest end of the holds in time; infinity: one of them has none. endless: all of them are held, without an end.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_known(
+CREATE FUNCTION ratelimit._known(
     own text, own_token uuid, taking integer, names text[], keys text[], at timestamptz,
     OUT state text, OUT until timestamptz, OUT endless boolean
 )
@@ -4406,7 +4398,7 @@ DECLARE
 BEGIN
     endless := true;
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        SELECT h.state, h.until, h.token INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h
+        SELECT h.state, h.until, h.token INTO rec FROM ratelimit.holds AS h
          WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         endless := endless AND coalesce(rec.state = 'held' AND rec.until = 'infinity', false);
         CONTINUE WHEN rec.state IS NULL;
@@ -4428,7 +4420,7 @@ $body$;
 -- For a token, or an id without one, of which there is no row: a hold of it that is on its way has come when this returns, which is false then, or
 -- comes no more. It meets the mark, which is a row of its own primary key: it sees no other that is newer than its snapshot. A hold of another token
 -- overwrites the mark, and a sweep deletes it an hour later. One mark is enough, since a hold is all or nothing. CONCURRENCY.md, J6, has the argument.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_bar(own text, own_token uuid, names text[], keys text[], now timestamptz) RETURNS boolean
+CREATE FUNCTION ratelimit._bar(own text, own_token uuid, names text[], keys text[], now timestamptz) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -4438,15 +4430,15 @@ DECLARE
 BEGIN
     BEGIN
         FOR i IN 1..pg_catalog.cardinality(names) LOOP
-            INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+            INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
             VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, at, 0, 1, at)
             ON CONFLICT (name, key, id) DO UPDATE SET state = 'released', unit = 'none', token = own_token, count = 0, taken_at = at, until = at
              WHERE h.token IS DISTINCT FROM own_token AND h.state <> 'held' AND h.until <= at;
             IF FOUND THEN -- without a token, the id is the next hold's, too
-                DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND own_token IS NULL;
+                DELETE FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND own_token IS NULL;
                 RETURN true;
             END IF;
-            EXIT WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
+            EXIT WHEN EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
                 AND h.token = own_token);
         END LOOP;
         RAISE SQLSTATE 'RL001'; -- which releases the rows, since those of the limits are locked before them
@@ -4454,10 +4446,10 @@ BEGIN
         NULL;
     END;
     FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP -- the id is another's: wait behind
-        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
+        PERFORM 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
     END LOOP;
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
+        IF EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
                 AND h.token IS NOT DISTINCT FROM own_token AND h.state <> 'once') THEN
             RETURN false;
         END IF;
@@ -4470,9 +4462,9 @@ $body$;
 --
 -- ON CONFLICT inserts a row, or locks the row that is there and writes nothing. It looks nothing up before, which at SERIALIZABLE would
 -- conflict with the holds of other ids.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_claim(
+CREATE FUNCTION ratelimit._claim(
     own text, own_token uuid, units text[], names text[], keys text[], shards integer[], counts double precision[],
-    d /* TEMPLATE: schema */_ratelimit_decisions, at timestamptz, INOUT until timestamptz, OUT state text
+    d ratelimit._decisions, at timestamptz, INOUT until timestamptz, OUT state text
 )
 LANGUAGE plpgsql
 AS $body$
@@ -4495,7 +4487,7 @@ BEGIN
         counts[i] := CASE WHEN units[i] = 'none' THEN 0 ELSE counts[i] END;
     END LOOP;
     FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP
-        INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+        INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
         VALUES (names[i], keys[i], own, kind, units[i], own_token, counts[i], d.at, rest[i], part[i], ends)
         ON CONFLICT (name, key, id) DO UPDATE SET count = h.count WHERE false;
         IF NOT FOUND THEN
@@ -4507,21 +4499,21 @@ BEGIN
         SELECT CASE WHEN k.endless AND ends = 'infinity' AND pg_catalog.cardinality(met) = pg_catalog.cardinality(names)
                       OR kind = 'once' AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until
           INTO state, until
-          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, 0, ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
+          FROM ratelimit._known(own, own_token, 0, ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
                ARRAY(SELECT keys[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i), at) AS k;
     END IF;
     IF state = 'taken' THEN
         until := ends;
         FOREACH i IN ARRAY met LOOP
             -- An expired hold that is still to come back goes on under an id that no caller can have.
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET id = '~' || h.token::text
+            UPDATE ratelimit.holds AS h SET id = '~' || h.token::text
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND CASE WHEN h.state = 'held' THEN h.unit <> 'none' AND h.token IS NOT NULL ELSE false END;
             IF FOUND THEN
-                INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+                INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
                 VALUES (names[i], keys[i], own, kind, coalesce(units[i]), own_token, coalesce(counts[i]), d.at, coalesce(rest[i]), coalesce(part[i]), ends);
                 CONTINUE;
             END IF;
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h
+            UPDATE ratelimit.holds AS h
                SET state = kind, unit = coalesce(units[i]), token = own_token, count = coalesce(counts[i]), taken_at = d.at,
                    rest = coalesce(rest[i]), part = coalesce(part[i]), until = ends
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
@@ -4532,7 +4524,7 @@ $body$;
 
 -- When expiries alone make room for slots: an upper bound, if nobody extends and nothing else is taken; at: there is room now. NULL: never. The row and its
 -- holds are of one snapshot: a hold that has ended between two would be in neither.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_free_at(
+CREATE FUNCTION ratelimit._free_at(
     name text, key text, count double precision, floor double precision, at timestamptz
 ) RETURNS timestamptz
 LANGUAGE plpgsql
@@ -4544,8 +4536,8 @@ DECLARE
 BEGIN
     FOR rec IN
         SELECT h.count, h.until, u.value
-          FROM (SELECT coalesce((SELECT least(r.value, '0') FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0') AS value) AS u
-          LEFT JOIN /* TEMPLATE: schema */rate_limit_holds AS h
+          FROM (SELECT coalesce((SELECT least(r.value, '0') FROM ratelimit.limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0') AS value) AS u
+          LEFT JOIN ratelimit.holds AS h
             ON h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'slots'
          ORDER BY h.until
     LOOP
@@ -4560,25 +4552,25 @@ BEGIN
 END
 $body$;
 
--- Takes tokens and slots under an id, as _ratelimit_apply takes, all or nothing. The token is a random one, of the caller, who so can end the
+-- Takes tokens and slots under an id, as ratelimit._apply takes, all or nothing. The token is a random one, of the caller, who so can end the
 -- hold whose answer was lost. ttl is how long the hold lasts; NULL, without a token: it does not expire. A ttl without a token: the tokens are
 -- taken once, and the row is kept for so long. If the id is known then, held or settled or once, the call is repeated, and takes nothing.
 --
 -- A taking is undone by its subtransaction if the id is known by then: it may be from any shard, and its rows may be new. If the id is of holds that
 -- have expired, it gives them back first, where it can look.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_hold(
+CREATE FUNCTION ratelimit._hold(
     own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz DEFAULT NULL,
     windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */_ratelimit_held
+) RETURNS ratelimit._held
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
 DECLARE
     n       CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
     once    CONSTANT boolean := own_token IS NULL AND ttl IS NOT NULL;
-    d       /* TEMPLATE: schema */_ratelimit_decisions;
+    d       ratelimit._decisions;
     at      timestamptz;
     state   text;
     until   timestamptz;
@@ -4593,7 +4585,7 @@ BEGIN
                AND (p IN (1, taking + 1) OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C"))) IS NOT TRUE) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
     END IF;
-    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN
+    IF ratelimit._distributed() THEN
         RAISE feature_not_supported USING MESSAGE = 'rate limits: there are no holds where the table is distributed by key',
             HINT = 'Distribute the schema, or put limits with holds into a schema that is not distributed.';
     END IF;
@@ -4603,12 +4595,12 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'serializable' THEN
         at := coalesce(now, clock_timestamp());
         SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
-          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;
+          FROM ratelimit._known(own, own_token, taking, names, keys, at) AS k;
         IF state IN ('repeated', 'held', 'settled', 'released') THEN
-            RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
+            RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::ratelimit._held;
         ELSIF state = 'expired' THEN -- give it back first
-            PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
-            PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
+            PERFORM ratelimit._lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
+            PERFORM ratelimit._reclaim(names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
                 starts[1:taking], now, windows, firsts[1:taking], lasts[1:taking]);
         END IF;
     END IF;
@@ -4616,14 +4608,14 @@ BEGIN
         state := NULL;
         d := ROW(true, coalesce(now, clock_timestamp()), '{}', '{}', '{}', NULL);
         IF taking > 0 THEN
-            d := /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN own_token IS NULL THEN 'consume' ELSE 'hold' END, names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking],
+            d := ratelimit._apply(CASE WHEN own_token IS NULL THEN 'consume' ELSE 'hold' END, names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking],
                 capacities[1:taking], starts[1:taking], shards[1:taking], counts[1:taking], floors[1:taking], shard_a[1:taking], shard_b[1:taking], false, now, false,
                 windows, firsts[1:taking], lasts[1:taking]);
         END IF;
         at := coalesce(now, clock_timestamp()); -- taking may have waited: that is not of the work's time
         IF d.granted THEN
             SELECT c.state, c.until INTO state, until
-              FROM /* TEMPLATE: schema */_ratelimit_claim(own, own_token, units, names, keys, shards, counts, d, at, coalesce(at + ttl, 'infinity')) AS c;
+              FROM ratelimit._claim(own, own_token, units, names, keys, shards, counts, d, at, coalesce(at + ttl, 'infinity')) AS c;
             IF state <> 'taken' THEN
                 RAISE SQLSTATE 'RL001';
             END IF;
@@ -4632,18 +4624,18 @@ BEGIN
         NULL;
     END;
     IF state = 'taken' THEN
-        RETURN ROW(state, until, d.at, d.ord, d.value, d.ts, NULL)::/* TEMPLATE: schema */_ratelimit_held;
+        RETURN ROW(state, until, d.at, d.ord, d.value, d.ts, NULL)::ratelimit._held;
     ELSIF state IS NULL THEN -- denied: the id may be the one that has the last slot
         SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
-          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;
+          FROM ratelimit._known(own, own_token, taking, names, keys, at) AS k;
     END IF;
     IF state IN ('repeated', 'held', 'settled', 'released') THEN
-        RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
+        RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::ratelimit._held;
     END IF;
     FOR i IN 1..taking LOOP
-        free_at[i] := CASE WHEN units[i] = 'slots' THEN /* TEMPLATE: schema */_ratelimit_free_at(names[i], keys[i], counts[i], floors[i], at) END;
+        free_at[i] := CASE WHEN units[i] = 'slots' THEN ratelimit._free_at(names[i], keys[i], counts[i], floors[i], at) END;
     END LOOP;
-    RETURN ROW('denied', NULL, d.at, d.ord, d.value, d.ts, free_at)::/* TEMPLATE: schema */_ratelimit_held;
+    RETURN ROW('denied', NULL, d.at, d.ord, d.value, d.ts, free_at)::ratelimit._held;
 END
 $body$;
 
@@ -4655,12 +4647,12 @@ $body$;
 -- The rows of the limits are locked first, missing ones inserted: whoever took under this id has changed one of them. So above READ
 -- COMMITTED, a hold that is newer than the snapshot is 40001, and never lost. One that has no rows, of a limit that was unlimited, is found by an
 -- INSERT that conflicts.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_settle(
+CREATE FUNCTION ratelimit._settle(
     release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     used double precision[], now timestamptz DEFAULT NULL,
     windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */_ratelimit_settled
+) RETURNS ratelimit._settled
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -4673,10 +4665,10 @@ DECLARE
     over   boolean := false;  -- there is a row of this token
     bare   boolean[] := pg_catalog.array_fill(false, ARRAY[n]); -- by position: there were no rows of the limit
     there  boolean;
-    d      /* TEMPLATE: schema */_ratelimit_terms;
-    q      /* TEMPLATE: schema */_ratelimit_request;
-    rec    /* TEMPLATE: schema */rate_limit_holds;
-    list   /* TEMPLATE: schema */rate_limit_holds[] := pg_catalog.array_fill(NULL::/* TEMPLATE: schema */rate_limit_holds, ARRAY[n]); -- by position
+    d      ratelimit._terms;
+    q      ratelimit._request;
+    rec    ratelimit.holds;
+    list   ratelimit.holds[] := pg_catalog.array_fill(NULL::ratelimit.holds, ARRAY[n]); -- by position
     states text[] := pg_catalog.array_fill(NULL::text, ARRAY[n]);
     moved  double precision[] := pg_catalog.array_fill('0'::double precision, ARRAY[n]);
     lost   integer[] := '{}';
@@ -4695,7 +4687,7 @@ BEGIN
     IF (n > 0 AND taking BETWEEN 0 AND n AND n = pg_catalog.cardinality(keys) AND n = pg_catalog.cardinality(lifted) AND n = pg_catalog.cardinality(rates)
         AND n = pg_catalog.cardinality(used) AND '0' <= ALL (used) AND '1e15' >= ALL (used) AND release IS NOT NULL AND own IS NOT NULL) IS NOT TRUE
        OR EXISTS (SELECT 1 FROM pg_catalog.generate_subscripts(names, 1) AS p
-           WHERE (p > taking OR /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], used[p], now)) IS NOT TRUE
+           WHERE (p > taking OR ratelimit._valid(rates[p], periods[p], capacities[p], used[p], now)) IS NOT TRUE
               OR (p IN (1, taking + 1) OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C")) IS NOT TRUE) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
     END IF;
@@ -4704,37 +4696,37 @@ BEGIN
     END IF;
     WHILE own_token IS NOT NULL LOOP -- look first: of what is not there, no row of a limit is locked or written
         FOR i IN 1..n LOOP
-            SELECT h.state, h.unit INTO rec.state, rec.unit FROM /* TEMPLATE: schema */rate_limit_holds AS h
+            SELECT h.state, h.unit INTO rec.state, rec.unit FROM ratelimit.holds AS h
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND h.token = own_token;
             over := over OR FOUND;
             mine[i] := coalesce(rec.state IN ('held', 'lapsed') OR rec.state = 'settled' AND NOT release, false);
         END LOOP;
-        EXIT WHEN over OR /* TEMPLATE: schema */_ratelimit_bar(own, own_token, names, keys, now);
+        EXIT WHEN over OR ratelimit._bar(own, own_token, names, keys, now);
     END LOOP;
     IF release AND true <> ALL (mine) THEN
-        RETURN ROW('late', coalesce(now, clock_timestamp()), '{}', '{}', '{}', moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+        RETURN ROW('late', coalesce(now, clock_timestamp()), '{}', '{}', '{}', moved, lost)::ratelimit._settled;
     END IF;
     FOR i IN 1..taking LOOP
         CONTINUE WHEN NOT mine[i];
         IF shards[i] = 0 THEN
             shards[i] := 1;
-            IF (/* TEMPLATE: schema */_ratelimit_defined(names[i])).kind <> 'slots' THEN
-                d := /* TEMPLATE: schema */_ratelimit_numbers(names[i], nullif(keys[i], ''), coalesce(now, clock_timestamp()), varying => true, standing => true);
+            IF (ratelimit._defined(names[i])).kind <> 'slots' THEN
+                d := ratelimit._numbers(names[i], nullif(keys[i], ''), coalesce(now, clock_timestamp()), varying => true, standing => true);
                 IF d.effect <> 'varies' AND d.rate > '0' THEN
-                    q := /* TEMPLATE: schema */_ratelimit_prepare('settle', names[i], nullif(keys[i], ''), d.rate, d.period, 0, d.kind, d.capacity, d.start, d.shards,
+                    q := ratelimit._prepare('settle', names[i], nullif(keys[i], ''), d.rate, d.period, 0, d.kind, d.capacity, d.start, d.shards,
                         keys[i] = '', d.zone, d.anchor, NULL, NULL, now);
                     rates[i] := q.rate; periods[i] := q.period; capacities[i] := q.capacity; starts[i] := q.start; shards[i] := q.shards;
                     firsts[i] := CASE WHEN q.windows IS NOT NULL THEN coalesce(pg_catalog.cardinality(windows), 0) + 1 END;
                     windows := pg_catalog.array_cat(windows, q.windows);
                     lasts[i] := pg_catalog.cardinality(windows);
                 END IF;
-                d := /* TEMPLATE: schema */_ratelimit_numbers(names[i], nullif(keys[i], ''), coalesce(now, clock_timestamp()), varying => true);
+                d := ratelimit._numbers(names[i], nullif(keys[i], ''), coalesce(now, clock_timestamp()), varying => true);
                 lifted[i] := coalesce(d.effect = 'unlimited', false);
             END IF;
-            bare[i] := NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i]);
+            bare[i] := NOT EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i]);
             CONTINUE WHEN bare[i]; -- it is full
         END IF;
-        PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[i:i], keys[i:i], capacities[i:i], shards[i:i], now);
+        PERFORM ratelimit._lock(names[i:i], keys[i:i], capacities[i:i], shards[i:i], now);
     END LOOP;
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     kept := at + interval '1 day';
@@ -4742,13 +4734,13 @@ BEGIN
         rec := NULL;
         there := NOT mine[i];
         WHILE NOT there LOOP
-            SELECT h.* INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own FOR UPDATE;
+            SELECT h.* INTO rec FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own FOR UPDATE;
             EXIT WHEN FOUND OR own_token IS NOT NULL;
             -- Waits for a hold without an end that is on its way. 40001 if it is newer than the snapshot.
-            INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, count, taken_at, rest, part, until)
+            INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, count, taken_at, rest, part, until)
             VALUES (names[i], keys[i], own, 'lapsed', 'none', 0, at, 0, 1, at) ON CONFLICT DO NOTHING;
             there := FOUND;
-            DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND there;
+            DELETE FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND there;
         END LOOP;
         list[i] := rec;
         states[i] := CASE WHEN rec.state IS NULL OR rec.token IS DISTINCT FROM own_token OR rec.state = 'once' OR rec.state <> 'held' AND rec.until <= at
@@ -4758,7 +4750,7 @@ BEGIN
         END IF;
     END LOOP;
     IF pg_catalog.cardinality(lost) > 0 THEN
-        RETURN ROW('lost', at, '{}', '{}', '{}', moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+        RETURN ROW('lost', at, '{}', '{}', '{}', moved, lost)::ratelimit._settled;
     END IF;
     FOR i IN 1..n LOOP
         rec := list[i];
@@ -4767,7 +4759,7 @@ BEGIN
         IF i <= taking THEN
             SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at), max(r.promised)
               INTO v, t, m, latest, last
-              FROM /* TEMPLATE: schema */rate_limits AS r
+              FROM ratelimit.limits AS r
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
         w := windows[firsts[i]:lasts[i]];
@@ -4783,7 +4775,7 @@ BEGIN
             total := v[1];
             x := CASE WHEN states[i] = 'held' THEN greatest(least(rec.count, -total), '0') ELSE 0 END;
         ELSIF rates[i] > '0' AND rec.unit = 'tokens' THEN
-            total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], w);
+            total := ratelimit._total(v, t, at, rates[i], periods[i], capacities[i], starts[i], w);
             IF states[i] = 'held' THEN
                 x := rec.count - used[i];
             ELSIF (starts[i] IS NULL OR w IS NULL AND date_bin(periods[i], rec.taken_at, starts[i]) = date_bin(periods[i], latest, starts[i])
@@ -4792,7 +4784,7 @@ BEGIN
             END IF;
             IF x > '0' THEN
                 SELECT g.back INTO x
-                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, last, at, rates[i], periods[i], capacities[i], starts[i], x, rec.count, rec.rest, rec.part,
+                  FROM ratelimit._give_back(v, t, last, at, rates[i], periods[i], capacities[i], starts[i], x, rec.count, rec.rest, rec.part,
                        rec.taken_at, rec.taken_at, w) AS g;
             ELSIF lifted[i] THEN
                 x := 0;
@@ -4801,7 +4793,7 @@ BEGIN
         IF x <> '0' THEN
             v := pg_catalog.array_fill((total + x) / m::double precision, ARRAY[m]);
             t := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(t) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
-            UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
+            UPDATE ratelimit.limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
         IF m > 0 THEN
@@ -4812,13 +4804,13 @@ BEGIN
         moved[i] := x;
         CONTINUE WHEN states[i] NOT IN ('held', 'lapsed'); -- nobody else's row is touched
         IF release THEN
-            DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+            DELETE FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         ELSE
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'settled', until = kept
+            UPDATE ratelimit.holds AS h SET state = 'settled', until = kept
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         END IF;
     END LOOP;
-    RETURN ROW(CASE WHEN NOT release AND 'settled' = ALL (states) THEN 'repeated' WHEN release AND 'held' <> ALL (states) THEN 'late' ELSE 'done' END, at, ord, value, ts, moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+    RETURN ROW(CASE WHEN NOT release AND 'settled' = ALL (states) THEN 'repeated' WHEN release AND 'held' <> ALL (states) THEN 'late' ELSE 'done' END, at, ord, value, ts, moved, lost)::ratelimit._settled;
 END
 $body$;
 
@@ -4826,7 +4818,7 @@ $body$;
 -- transaction that has one of them keeps no other from being extended. In a call of its own, since it locks the holds until COMMIT.
 --
 -- ended: the positions that are settled. lost: those that are not held under this token any more. busy: those that somebody has locked: ask again.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_extend(
+CREATE FUNCTION ratelimit._extend(
     names text[], keys text[], ids text[], tokens uuid[], ttls interval[], now timestamptz DEFAULT NULL,
     OUT ended integer[], OUT lost integer[], OUT busy integer[]
 )
@@ -4847,14 +4839,14 @@ BEGIN
     END IF;
     ended := '{}'; lost := '{}'; busy := '{}';
     FOR i IN 1..n LOOP
-        PERFORM 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h
+        PERFORM 1 FROM ratelimit.holds AS h
           WHERE h.name = names[i] AND h.key = keys[i] AND h.id = ids[i] AND h.token = tokens[i] AND h.state = 'held' FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET until = greatest(h.until, at + ttls[i])
+            UPDATE ratelimit.holds AS h SET until = greatest(h.until, at + ttls[i])
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = ids[i];
             CONTINUE;
         END IF;
-        SELECT h.state INTO was FROM /* TEMPLATE: schema */rate_limit_holds AS h
+        SELECT h.state INTO was FROM ratelimit.holds AS h
          WHERE h.name = names[i] AND h.key = keys[i] AND h.id = ids[i] AND h.token = tokens[i];
         IF was = 'held' THEN
             busy := pg_catalog.array_append(busy, i);
@@ -4867,16 +4859,9 @@ BEGIN
 END
 $body$;
 
--- For the plain statements of holds (CONCURRENCY.md, J13): as _ratelimit_here, for the table of holds. Inlined.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_holds_here(place regtype) RETURNS boolean
-LANGUAGE sql STABLE PARALLEL SAFE
-AS $body$
-    SELECT place = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limit_holds)
-$body$;
-
 -- Fails a plain statement that took under an id which another call has taken meanwhile. The error rolls the taking back, and the library asks
--- _ratelimit_hold.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_taken_twice() RETURNS boolean
+-- ratelimit._hold.
+CREATE FUNCTION ratelimit._taken_twice() RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
 BEGIN
@@ -4885,38 +4870,38 @@ END
 $body$;
 
 -- What the Go library calls: see wire.sql.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_hold(
+CREATE FUNCTION ratelimit._wire_hold(
     own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz,
     windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_hold(own, own_token, ttl, taking, units, names, keys, rates, periods, capacities, starts, shards, counts, floors,
+RETURN pg_catalog.record_send(ratelimit._hold(own, own_token, ttl, taking, units, names, keys, rates, periods, capacities, starts, shards, counts, floors,
     shard_a, shard_b, now, windows, firsts, lasts));
 
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_settle(
+CREATE FUNCTION ratelimit._wire_settle(
     release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     used double precision[], now timestamptz,
     windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_settle(release, own, own_token, taking, lifted, names, keys, rates, periods, capacities, starts, shards,
+RETURN pg_catalog.record_send(ratelimit._settle(release, own, own_token, taking, lifted, names, keys, rates, periods, capacities, starts, shards,
     used, now, windows, firsts, lasts));
 
--- Holds by SQL by hand: ratelimit_hold, ratelimit_release and ratelimit_holds. The numbers are those that programs have published, under the
+-- Holds by SQL by hand: ratelimit.hold, ratelimit.release and ratelimit.holds. The numbers are those that programs have published, under the
 -- override in force. A token is one that the Go library reads, and the other way round.
 
--- Says what is wrong with the id of a hold, or returns NULL. It does not say the id, as _ratelimit_wrong_key.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_wrong_id(id text) RETURNS text
+-- Says what is wrong with the id of a hold, or returns NULL. It does not say the id, as ratelimit._wrong_key.
+CREATE FUNCTION ratelimit._wrong_id(id text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
     WHEN id IS NULL OR octet_length(id) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('id must have 1 to 255 bytes, not %s', coalesce(octet_length(id)::text, 'NULL'))
     WHEN id COLLATE "C" ~ '^~|[[:cntrl:]\u0080-\u009f]' THEN 'id must not begin with ~, and must have no control characters' END;
 
 -- Reads a token, or the id of a hold without an end. id is NULL if it is none. Above 1 MiB it is none: to read 50 MB takes 18 s.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_read_token(INOUT id text, OUT token uuid)
+CREATE FUNCTION ratelimit._read_token(INOUT id text, OUT token uuid)
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
@@ -4930,8 +4915,8 @@ BEGIN
 END
 $body$;
 
--- Decides for ratelimit_hold, at an instant that tests choose.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_hold_by_hand(
+-- Decides for ratelimit.hold, at an instant that tests choose.
+CREATE FUNCTION ratelimit._hold_by_hand(
     name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz DEFAULT NULL,
     OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz
 )
@@ -4939,29 +4924,29 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    wrong text := coalesce(/* TEMPLATE: schema */_ratelimit_wrong_id(id), CASE
+    wrong text := coalesce(ratelimit._wrong_id(id), CASE
         WHEN forever IS NULL THEN 'forever must be true or false, not NULL'
         WHEN forever AND ttl IS NOT NULL THEN pg_catalog.format('ttl must be NULL with forever => true, not %s', ttl)
         WHEN NOT forever AND (isfinite(ttl) AND ttl BETWEEN '100 milliseconds' AND '366 days') IS NOT TRUE THEN
             pg_catalog.format('ttl must be between 100 milliseconds and 366 days, not %s; forever => true is for a hold without an end', coalesce(ttl::text, 'NULL'))
     END);
     own   uuid := CASE WHEN NOT forever THEN gen_random_uuid() END;
-    q     /* TEMPLATE: schema */_ratelimit_request;
+    q     ratelimit._request;
     unit  text;
     a     integer := 0;
     b     integer := 0;
-    h     /* TEMPLATE: schema */_ratelimit_held;
+    h     ratelimit._held;
     said  record;
 BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_published(name, key);
-    q := /* TEMPLATE: schema */_ratelimit_prepare('hold', name, key, NULL, NULL, count, 'token bucket', NULL, NULL, 1, global, NULL, NULL, NULL, NULL, now);
+    PERFORM ratelimit._published(name, key);
+    q := ratelimit._prepare('hold', name, key, NULL, NULL, count, 'token bucket', NULL, NULL, 1, global, NULL, NULL, NULL, NULL, now);
     at := coalesce(now, clock_timestamp());
     IF q.effect = 'block' AND q.count > '0' THEN
-        SELECT r.retry_at, r.reset_at INTO said FROM /* TEMPLATE: schema */_ratelimit_answer('hold', q, false, at, NULL, NULL) AS r;
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        SELECT r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, NULL, NULL) AS r;
+        PERFORM ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
     END IF;
     unit := CASE WHEN q.effect = 'slots' THEN 'slots' WHEN q.effect IN ('numbers', 'never') THEN 'tokens' ELSE 'none' END;
     IF unit = 'none' THEN
@@ -4970,8 +4955,8 @@ BEGIN
         a := trunc(random() * q.shards::double precision);
         b := (a + 1 + trunc(random() * (q.shards - 1)::double precision)::integer) % q.shards; -- a shard other than a
     END IF;
-    h := /* TEMPLATE: schema */_ratelimit_hold(id, own, ttl, CASE unit WHEN 'none' THEN 0 ELSE 1 END, ARRAY[unit], ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period],
-        ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards], ARRAY[q.count], ARRAY[q.floor - /* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, q.floor)], ARRAY[a], ARRAY[b], now,
+    h := ratelimit._hold(id, own, ttl, CASE unit WHEN 'none' THEN 0 ELSE 1 END, ARRAY[unit], ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period],
+        ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards], ARRAY[q.count], ARRAY[q.floor - ratelimit._tolerance(q.capacity, q.floor)], ARRAY[a], ARRAY[b], now,
         q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
     at := h.at;
     IF h.state IN ('held', 'settled') THEN
@@ -4987,9 +4972,9 @@ BEGIN
         IF unit = 'slots' THEN
             SELECT least(h.value[1], '0') - q.floor AS remaining, h.free_at[1] AS retry_at, NULL::timestamptz AS reset_at INTO said;
         ELSE
-            SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM /* TEMPLATE: schema */_ratelimit_answer('hold', q, false, at, h.value, h.ts) AS r;
+            SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, h.value, h.ts) AS r;
         END IF;
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, said.remaining, said.retry_at, said.reset_at, at);
+        PERFORM ratelimit._denied(ARRAY[name], name, said.remaining, said.retry_at, said.reset_at, at);
     END IF;
     token := CASE WHEN forever THEN id ELSE pg_catalog.format('~%s%s:%s', pg_catalog.replace(own::text, '-'::text, ''::text), octet_length(id), id) END;
     expires := nullif(h.until, 'infinity');
@@ -4999,24 +4984,24 @@ BEGIN
     ELSIF unit = 'slots' THEN
         remaining := h.value[1] - q.floor;
     ELSE
-        SELECT r.remaining INTO remaining FROM /* TEMPLATE: schema */_ratelimit_answer('hold', q, true, at, h.value, h.ts) AS r;
+        SELECT r.remaining INTO remaining FROM ratelimit._answer('hold', q, true, at, h.value, h.ts) AS r;
     END IF;
 END
 $body$;
 
 -- Wants the numbers of a key to be known: what is held comes back by them.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_published(name text, key text) RETURNS /* TEMPLATE: schema */_ratelimit_terms
+CREATE FUNCTION ratelimit._published(name text, key text) RETURNS ratelimit._terms
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    n /* TEMPLATE: schema */_ratelimit_terms := /* TEMPLATE: schema */_ratelimit_defined(name);
+    n ratelimit._terms := ratelimit._defined(name);
 BEGIN
     IF n.kind IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: no program has published it', quote_nullable(left(name, 255))),
-            HINT = 'Have a program publish its limits: Open or Publish of the Go library, txlimit publish, or ratelimit_publish.';
+            HINT = 'Have a program publish its limits: Open or Publish of the Go library, txlimit publish, or ratelimit.publish.';
     END IF;
-    n := /* TEMPLATE: schema */_ratelimit_numbers(name, nullif(key, ''), clock_timestamp(), varying => true, standing => true);
+    n := ratelimit._numbers(name, nullif(key, ''), clock_timestamp(), varying => true, standing => true);
     IF n.effect = 'varies' THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: the numbers of this key are the program''s', name),
             HINT = 'Only the Go library can hold and release here, or give the key an override with all its numbers.';
@@ -5025,7 +5010,7 @@ BEGIN
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_hold(
+CREATE FUNCTION ratelimit.hold(
     name text, key text DEFAULT NULL, id text DEFAULT NULL, count double precision DEFAULT 1, ttl interval DEFAULT NULL,
     forever boolean DEFAULT false, global boolean DEFAULT false,
     OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz
@@ -5035,19 +5020,19 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.token, r.expires, r.repeated, r.remaining, r.at INTO token, expires, repeated, remaining, at
-      FROM /* TEMPLATE: schema */_ratelimit_hold_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", count, ttl, forever, global) AS r;
+      FROM ratelimit._hold_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", count, ttl, forever, global) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_hold(text, text, text, double precision, interval, boolean, boolean) IS $text$
+COMMENT ON FUNCTION ratelimit.hold(text, text, text, double precision, interval, boolean, boolean) IS $text$
 Takes slots or tokens under an id, in the caller's transaction, or raises an error if there are not enough. They come back when they are released,
 or when ttl is over. A rollback gives them back.
 
-    SELECT ratelimit_hold('projects', 'team 7', 'project 17', forever => true)
+    SELECT ratelimit.hold('projects', 'team 7', 'project 17', forever => true)
 
-    SELECT token FROM ratelimit_hold('renders', 'acme', 'job 17', ttl => '5 minutes')
+    SELECT token FROM ratelimit.hold('renders', 'acme', 'job 17', ttl => '5 minutes')
 
-The numbers are those that a program has published (ratelimit_publish), under the override in force. A block denies. The key stays locked until the
+The numbers are those that a program has published (ratelimit.publish), under the override in force. A block denies. The key stays locked until the
 transaction ends: claim the job, hold, commit, and work then. Hold of the Go library is the same.
 
 Arguments:
@@ -5060,7 +5045,7 @@ Arguments:
   global   true: the limit has no keys, and key must be NULL. Default false
 
 Result:
-  token      for ratelimit_release, and for Settle and Release of the Go library. Without an end, it is the id
+  token      for ratelimit.release, and for Settle and Release of the Go library. Without an end, it is the id
   expires    when it ends; NULL: it has no end
   repeated   true: the id is held without an end already, and is asked for without an end again. Nothing was taken
   remaining  the balance, in slots or tokens; NULL if repeated
@@ -5075,8 +5060,8 @@ Errors:
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
--- Decides for ratelimit_release, at an instant that tests choose.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_release_by_hand(
+-- Decides for ratelimit.release, at an instant that tests choose.
+CREATE FUNCTION ratelimit._release_by_hand(
     name text, key text, id text, global boolean, reason text, who text, now timestamptz DEFAULT NULL
 ) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off
@@ -5088,28 +5073,28 @@ DECLARE
     own    uuid;
     forced CONSTANT boolean := coalesce(reason, who) IS NOT NULL;
     rec    record;
-    s      /* TEMPLATE: schema */_ratelimit_settled;
+    s      ratelimit._settled;
 BEGIN
-    SELECT f.id, f.token INTO r FROM /* TEMPLATE: schema */_ratelimit_read_token(id) AS f;
+    SELECT f.id, f.token INTO r FROM ratelimit._read_token(id) AS f;
     wrong := CASE
         WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
         WHEN octet_length(reason) > 3800 THEN 'the reason is longer than 3800 bytes'
         WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         WHEN id IS NOT NULL AND r.id IS NULL THEN 'the token cannot be read: it was altered'
-        ELSE coalesce(/* TEMPLATE: schema */_ratelimit_wrong_key(key, global), /* TEMPLATE: schema */_ratelimit_wrong_id(r.id)) END;
+        ELSE coalesce(ratelimit._wrong_key(key, global), ratelimit._wrong_id(r.id)) END;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
     key := coalesce(key, '');
     LOOP
-        SELECT h.unit, h.token, h.state INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
+        SELECT h.unit, h.token, h.state INTO rec FROM ratelimit.holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
         own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);
         EXIT WHEN rec.state = 'held' AND own IS NULL OR rec.state <> 'once' AND rec.token = own
             OR forced AND r.token IS NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable'); -- an operator has seen it
         IF own IS NULL THEN -- one without an end may wait for this row
-            PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = name AND t.key = key ORDER BY t.shard FOR UPDATE;
+            PERFORM 1 FROM ratelimit.limits AS t WHERE t.name = name AND t.key = key ORDER BY t.shard FOR UPDATE;
         END IF;
-        EXIT WHEN /* TEMPLATE: schema */_ratelimit_bar(r.id, own, ARRAY[name], ARRAY[key], now);
+        EXIT WHEN ratelimit._bar(r.id, own, ARRAY[name], ARRAY[key], now);
     END LOOP;
 
     -- By its id alone, a hold with an end is released by somebody who says so: it may be another delivery's by now. One that has ended stays as
@@ -5122,45 +5107,45 @@ BEGIN
         RETURN false;
     END IF;
     IF rec.unit <> 'slots' THEN -- whose numbers do not matter
-        PERFORM /* TEMPLATE: schema */_ratelimit_published(name, key);
+        PERFORM ratelimit._published(name, key);
     END IF;
-    s := /* TEMPLATE: schema */_ratelimit_settle(true, r.id, own, 1, ARRAY[false], ARRAY[name], ARRAY[key], ARRAY['0'::double precision], ARRAY['1 second'::interval],
+    s := ratelimit._settle(true, r.id, own, 1, ARRAY[false], ARRAY[name], ARRAY[key], ARRAY['0'::double precision], ARRAY['1 second'::interval],
         ARRAY['0'::double precision], ARRAY[NULL::timestamptz], ARRAY[0], ARRAY['0'::double precision], now);
     IF s.state = 'done' AND forced THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_note_reset(name, key, pg_catalog.concat_ws(': ', r.id, nullif(reason, '')), who, 'release');
+        PERFORM ratelimit._note_reset(name, key, pg_catalog.concat_ws(': ', r.id, nullif(reason, '')), who, 'release');
     END IF;
     RETURN s.state = 'done';
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_release(
+CREATE FUNCTION ratelimit.release(
     name text, key text DEFAULT NULL, id text DEFAULT NULL, global boolean DEFAULT false, reason text DEFAULT NULL, who text DEFAULT NULL
 ) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
 BEGIN
-    RETURN /* TEMPLATE: schema */_ratelimit_release_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", global, reason COLLATE "C", who COLLATE "C");
+    RETURN ratelimit._release_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", global, reason COLLATE "C", who COLLATE "C");
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_release(text, text, text, boolean, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.release(text, text, text, boolean, text, text) IS $text$
 Ends a hold, in the caller's transaction: what it holds comes back, tokens by the rule of refunds, and its id is free. It returns whether
 there was such a hold. One that has ended is no error.
 
-    SELECT ratelimit_release('projects', 'team 7', 'project 17')
+    SELECT ratelimit.release('projects', 'team 7', 'project 17')
 
-    SELECT ratelimit_release('renders', 'acme', 'job 17', reason => 'its worker hangs', who => 'ann')
+    SELECT ratelimit.release('renders', 'acme', 'job 17', reason => 'its worker hangs', who => 'ann')
 
 Arguments:
   name    the name of the limit
   key     the key as it is stored; NULL or empty is an error, unless global is true
-  id      the token of the hold, of ratelimit_hold or of the Go library; of a hold without an end, its id. With a reason or with who, it is the
+  id      the token of the hold, of ratelimit.hold or of the Go library; of a hold without an end, its id. With a reason or with who, it is the
           id of any hold: its holder then loses it
   global  true: the limit has no keys, and key must be NULL. Default false
   reason  why, for those who look later: at most 3800 bytes; default NULL
   who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
 
-With a reason or with who, it adds a row to rate_limit_overrides if it ends a hold: the history says who has released it, and when. The
+With a reason or with who, it adds a row to ratelimit.overrides if it ends a hold: the history says who has released it, and when. The
 effect of such a row is release, and its reason begins with the id. Without both, nothing is written down.
 
 Errors:
@@ -5169,8 +5154,8 @@ Errors:
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
--- Lists for ratelimit_holds.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_list_holds(name text, key text, global boolean)
+-- Lists for ratelimit.holds.
+CREATE FUNCTION ratelimit._list_holds(name text, key text, global boolean)
 RETURNS TABLE (id text, count double precision, since timestamptz, until timestamptz, expired boolean)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
@@ -5178,7 +5163,7 @@ AS $body$
 DECLARE
     wrong text := CASE
         WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
-        ELSE /* TEMPLATE: schema */_ratelimit_wrong_key(key, global) END;
+        ELSE ratelimit._wrong_key(key, global) END;
     at    timestamptz := clock_timestamp();
     own   text COLLATE "C" := coalesce(key, '');
 BEGIN
@@ -5187,26 +5172,26 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT h.id::text, h.count, h.taken_at, nullif(h.until, 'infinity'), h.until <= at
-      FROM /* TEMPLATE: schema */rate_limit_holds AS h
+      FROM ratelimit.holds AS h
      WHERE h.name = name AND h.key = own AND h.state = 'held' AND NOT starts_with(h.id, '~'::text)
      ORDER BY h.taken_at, h.id;
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_holds(name text, key text DEFAULT NULL, global boolean DEFAULT false)
+CREATE FUNCTION ratelimit.holds(name text, key text DEFAULT NULL, global boolean DEFAULT false)
 RETURNS TABLE (id text, count double precision, since timestamptz, until timestamptz, expired boolean)
 LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */_ratelimit_list_holds(name COLLATE "C", key COLLATE "C", global) AS r;
+    RETURN QUERY SELECT r.* FROM ratelimit._list_holds(name COLLATE "C", key COLLATE "C", global) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_holds(text, text, boolean) IS $text$
+COMMENT ON FUNCTION ratelimit.holds(text, text, boolean) IS $text$
 Lists who holds slots or tokens of a key, the oldest first. The tokens that end holds are not shown.
 
-    SELECT * FROM ratelimit_holds('renders', 'acme')
+    SELECT * FROM ratelimit.holds('renders', 'acme')
 
 Arguments:
   name    the name of the limit
@@ -5225,7 +5210,7 @@ Errors:
 $text$;
 
 -- Checks the arguments of the functions for many ids or for slots alone, and returns the ids in the order of locks, each once.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_many(name text, key text, ids text[], global boolean) RETURNS text[]
+CREATE FUNCTION ratelimit._many(name text, key text, ids text[], global boolean) RETURNS text[]
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -5233,13 +5218,13 @@ DECLARE
     wrong text := CASE
         WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
         WHEN ids IS NULL THEN 'ids must not be NULL'
-        ELSE coalesce(/* TEMPLATE: schema */_ratelimit_wrong_key(key, global),
-            (SELECT min(/* TEMPLATE: schema */_ratelimit_wrong_id(u.id)) FROM pg_catalog.unnest(ids) AS u (id))) END;
+        ELSE coalesce(ratelimit._wrong_key(key, global),
+            (SELECT min(ratelimit._wrong_id(u.id)) FROM pg_catalog.unnest(ids) AS u (id))) END;
 BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
-    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN
+    IF ratelimit._distributed() THEN
         RAISE feature_not_supported USING MESSAGE = 'rate limits: there are no holds where the table is distributed by key',
             HINT = 'Distribute the schema, or put limits with holds into a schema that is not distributed.';
     END IF;
@@ -5249,12 +5234,12 @@ $body$;
 
 -- Holds one slot for each id, without an end, or raises. The limit's row is locked first, and so nobody else takes or gives back slots of the key;
 -- then the holds, in the order of their ids. Only an extender may have one of those, and it waits for nothing.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_hold_many(name text, key text, ids text[], global boolean) RETURNS integer
+CREATE FUNCTION ratelimit._hold_many(name text, key text, ids text[], global boolean) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    q     /* TEMPLATE: schema */_ratelimit_request;
+    q     ratelimit._request;
     own   text COLLATE "C" := coalesce(key, '');
     at    timestamptz;
     met   text[]; -- the ids that had a row
@@ -5263,38 +5248,38 @@ DECLARE
     v     double precision;
     said  record;
 BEGIN
-    ids := /* TEMPLATE: schema */_ratelimit_many(name, key, ids, global);
-    PERFORM /* TEMPLATE: schema */_ratelimit_published(name, key);
-    IF (/* TEMPLATE: schema */_ratelimit_defined(name)).kind <> 'slots' THEN
+    ids := ratelimit._many(name, key, ids, global);
+    PERFORM ratelimit._published(name, key);
+    IF (ratelimit._defined(name)).kind <> 'slots' THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: many ids hold slots, and it has none', name),
-            HINT = 'Call ratelimit_hold for each id.';
+            HINT = 'Call ratelimit.hold for each id.';
     END IF;
     IF pg_catalog.cardinality(ids) = 0 THEN
         RETURN 0;
     END IF;
-    q := /* TEMPLATE: schema */_ratelimit_prepare('hold', name, key, NULL, NULL, 1, 'token bucket', NULL, NULL, 1, global, NULL, NULL, NULL, NULL, NULL);
+    q := ratelimit._prepare('hold', name, key, NULL, NULL, 1, 'token bucket', NULL, NULL, 1, global, NULL, NULL, NULL, NULL, NULL);
     IF q.effect = 'block' THEN
         at := clock_timestamp();
-        SELECT r.retry_at, r.reset_at INTO said FROM /* TEMPLATE: schema */_ratelimit_answer('hold', q, false, at, NULL, NULL) AS r;
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        SELECT r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, NULL, NULL) AS r;
+        PERFORM ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
+    PERFORM ratelimit._lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
     at := clock_timestamp();
     WITH inserted AS (
-        INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+        INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
         SELECT name, own, u.id, 'held', 'slots', NULL, 1, at, 0, 1, 'infinity' FROM pg_catalog.unnest(ids) WITH ORDINALITY AS u (id, i) ORDER BY u.i
-        ON CONFLICT ON CONSTRAINT rate_limit_holds_pkey DO UPDATE SET count = h.count WHERE false -- which locks the row that is there
+        ON CONFLICT ON CONSTRAINT holds_pkey DO UPDATE SET count = h.count WHERE false -- which locks the row that is there
         RETURNING h.id
     )
     SELECT ARRAY(SELECT u.id FROM pg_catalog.unnest(ids) AS u (id) EXCEPT SELECT i.id FROM inserted AS i) INTO met;
     n := pg_catalog.cardinality(ids) - pg_catalog.cardinality(met);
-    SELECT least(r.value, '0') INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
+    SELECT least(r.value, '0') INTO v FROM ratelimit.limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
     IF pg_catalog.cardinality(met) > 0 OR v - n::double precision < q.floor THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval],
+        PERFORM ratelimit._reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval],
             ARRAY['0'::double precision], ARRAY[NULL::timestamptz], NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);
-        SELECT least(r.value, '0') INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
+        SELECT least(r.value, '0') INTO v FROM ratelimit.limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
         FOR rec IN
-            SELECT h.id, h.state, h.until FROM /* TEMPLATE: schema */rate_limit_holds AS h
+            SELECT h.id, h.state, h.until FROM ratelimit.holds AS h
              WHERE h.name = name AND h.key = own AND h.id = ANY (met)
         LOOP
             CONTINUE WHEN rec.state = 'held' AND rec.until = 'infinity';
@@ -5305,48 +5290,48 @@ BEGIN
                     DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM rec.until - at), 'retry_at', rec.until, 'reset_at', NULL,
                         'reason', rec.state);
             END IF;
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'held', unit = 'slots', token = NULL, count = 1, taken_at = at, rest = 0, part = 1, until = 'infinity'
+            UPDATE ratelimit.holds AS h SET state = 'held', unit = 'slots', token = NULL, count = 1, taken_at = at, rest = 0, part = 1, until = 'infinity'
              WHERE h.name = name AND h.key = own AND h.id = rec.id;
             n := n + 1;
         END LOOP;
     END IF;
     IF v - n::double precision < q.floor THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, v - q.floor, /* TEMPLATE: schema */_ratelimit_free_at(name, own, n::double precision, q.floor, at), NULL, at);
+        PERFORM ratelimit._denied(ARRAY[name], name, v - q.floor, ratelimit._free_at(name, own, n::double precision, q.floor, at), NULL, at);
     END IF;
-    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = least(r.value, '0') - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
+    UPDATE ratelimit.limits AS r SET value = least(r.value, '0') - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
     RETURN n;
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_hold_many(name text, key text DEFAULT NULL, ids text[] DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
+CREATE FUNCTION ratelimit.hold_many(name text, key text DEFAULT NULL, ids text[] DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
 BEGIN
-    RETURN /* TEMPLATE: schema */_ratelimit_hold_many(name COLLATE "C", key COLLATE "C", ids, global);
+    RETURN ratelimit._hold_many(name COLLATE "C", key COLLATE "C", ids, global);
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_hold_many(text, text, text[], boolean) IS $text$
+COMMENT ON FUNCTION ratelimit.hold_many(text, text, text[], boolean) IS $text$
 Takes one slot for each of many ids, without an end, in the caller's transaction, all or nothing: it raises an error if there are not enough. It
-is ratelimit_hold with forever => true for each id, and takes each once. It returns how many were taken: those that are held already are not.
+is ratelimit.hold with forever => true for each id, and takes each once. It returns how many were taken: those that are held already are not.
 
-    SELECT ratelimit_hold_many('projects', team, array_agg(id)) FROM (SELECT team, id FROM come ORDER BY team COLLATE "C") AS c GROUP BY team
+    SELECT ratelimit.hold_many('projects', team, array_agg(id)) FROM (SELECT team, id FROM come ORDER BY team COLLATE "C") AS c GROUP BY team
 
 Arguments:
   name    the name of the limit, of slots
   key     the key as it is stored; NULL or empty is an error, unless global is true
-  ids     as the id of ratelimit_hold
+  ids     as the id of ratelimit.hold
   global  true: the limit has no keys, and key must be NULL. Default false
 
 Errors:
-  PT429    denied: nothing was taken. As of ratelimit_hold
+  PT429    denied: nothing was taken. As of ratelimit.hold
   22023    an argument is invalid, the limit has no slots, no program has published it, or only the program knows their number
   0A000    the table is distributed by key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
 -- Ends holds of slots without an end. The limit's row is locked first, if there is one, and then the holds, in the order of their ids.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_release_many(name text, key text, ids text[], global boolean) RETURNS integer
+CREATE FUNCTION ratelimit._release_many(name text, key text, ids text[], global boolean) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -5358,41 +5343,41 @@ DECLARE
     one  text;
     rec  record;
 BEGIN
-    ids := /* TEMPLATE: schema */_ratelimit_many(name, key, ids, global);
-    IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own)
+    ids := ratelimit._many(name, key, ids, global);
+    IF EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key = own)
        OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN -- there, holds that are newer than the snapshot are 40001
-        PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
+        PERFORM ratelimit._lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
     END IF;
     at := clock_timestamp();
     FOREACH one IN ARRAY ids LOOP
-        SELECT h.state, h.unit, h.token, h.count INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h
+        SELECT h.state, h.unit, h.token, h.count INTO rec FROM ratelimit.holds AS h
          WHERE h.name = name AND h.key = own AND h.id = one FOR UPDATE;
         CONTINUE WHEN rec.state IS DISTINCT FROM 'held';
         IF rec.token IS NOT NULL OR rec.unit <> 'slots' THEN
             RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: one of these is not a hold of slots without an end', name),
-                HINT = 'Call ratelimit_release for it.';
+                HINT = 'Call ratelimit.release for it.';
         END IF;
-        DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = own AND h.id = one;
+        DELETE FROM ratelimit.holds AS h WHERE h.name = name AND h.key = own AND h.id = one;
         n := n + 1;
         x := x + rec.count;
     END LOOP;
-    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = least(r.value + x, '0'), ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
+    UPDATE ratelimit.limits AS r SET value = least(r.value + x, '0'), ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
     RETURN n;
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_release_many(name text, key text DEFAULT NULL, ids text[] DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
+CREATE FUNCTION ratelimit.release_many(name text, key text DEFAULT NULL, ids text[] DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
 BEGIN
-    RETURN /* TEMPLATE: schema */_ratelimit_release_many(name COLLATE "C", key COLLATE "C", ids, global);
+    RETURN ratelimit._release_many(name COLLATE "C", key COLLATE "C", ids, global);
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_release_many(text, text, text[], boolean) IS $text$
-Ends holds of slots without an end, as ratelimit_release for each id, in the caller's transaction. It returns how many there were. It needs no numbers.
+COMMENT ON FUNCTION ratelimit.release_many(text, text, text[], boolean) IS $text$
+Ends holds of slots without an end, as ratelimit.release for each id, in the caller's transaction. It returns how many there were. It needs no numbers.
 
-    SELECT ratelimit_release_many('projects', 'team 7', ARRAY['project 17', 'project 18'])
+    SELECT ratelimit.release_many('projects', 'team 7', ARRAY['project 17', 'project 18'])
 
 Arguments:
   name    the name of the limit
@@ -5408,49 +5393,49 @@ $text$;
 
 -- Counts the slots in use again. The limit's row is locked first, then the holds, so that a sweep that ends some is waited for. Each hold is
 -- written: above READ COMMITTED, a release that has seen no row of the limit is 40001 then.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_recount(name text, key text, global boolean) RETURNS double precision
+CREATE FUNCTION ratelimit._recount(name text, key text, global boolean) RETURNS double precision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
     own  text COLLATE "C" := coalesce(key, '');
-    kind text := (/* TEMPLATE: schema */_ratelimit_defined(name)).kind;
+    kind text := (ratelimit._defined(name)).kind;
     at   timestamptz;
     used double precision;
 BEGIN
-    PERFORM /* TEMPLATE: schema */_ratelimit_many(name, key, '{}', global);
+    PERFORM ratelimit._many(name, key, '{}', global);
     IF kind IS DISTINCT FROM 'slots'
-       AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots') THEN
+       AND NOT EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots') THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: it has no slots', name);
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
+    PERFORM ratelimit._lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
     at := clock_timestamp();
-    PERFORM 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h
+    PERFORM 1 FROM ratelimit.holds AS h
       WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots' ORDER BY h.id FOR UPDATE;
     WITH counted AS (
-        UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET count = h.count
+        UPDATE ratelimit.holds AS h SET count = h.count
          WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots'
         RETURNING h.count
     )
     SELECT coalesce(sum(c.count), '0') INTO used FROM counted AS c;
-    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = '0'::double precision - used, ts = greatest(r.ts, at), lapses = true WHERE r.name = name AND r.key = own AND r.shard = 0;
+    UPDATE ratelimit.limits AS r SET value = '0'::double precision - used, ts = greatest(r.ts, at), lapses = true WHERE r.name = name AND r.key = own AND r.shard = 0;
     RETURN used;
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_recount(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS double precision
+CREATE FUNCTION ratelimit.recount(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS double precision
 LANGUAGE plpgsql
 AS $body$
 BEGIN
-    RETURN /* TEMPLATE: schema */_ratelimit_recount(name COLLATE "C", key COLLATE "C", global);
+    RETURN ratelimit._recount(name COLLATE "C", key COLLATE "C", global);
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_recount(text, text, boolean) IS $text$
-Counts the slots of a key again: those that its holds have are in use, and no others. It returns how many. Call it after rows of rate_limits or of
-rate_limit_holds were lost: a TRUNCATE, a restore of one of the tables.
+COMMENT ON FUNCTION ratelimit.recount(text, text, boolean) IS $text$
+Counts the slots of a key again: those that its holds have are in use, and no others. It returns how many. Call it after rows of ratelimit.limits or of
+ratelimit.holds were lost: a TRUNCATE, a restore of one of the tables.
 
-    SELECT ratelimit_recount('projects', 'team 7')
+    SELECT ratelimit.recount('projects', 'team 7')
 
 Arguments:
   name    the name of the limit
@@ -5470,7 +5455,7 @@ $text$;
 -- and the lower balance hold. Missing rows are inserted. Returns the instant from which on all of them are refilled.
 --
 -- Locks all rows of each limit. The arguments must be in the common order (name, key) (CONCURRENCY.md, K).
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_pause(
+CREATE FUNCTION ratelimit._pause(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], shards integer[],
     mosts double precision[], until timestamptz, now timestamptz DEFAULT NULL
 ) RETURNS timestamptz
@@ -5490,19 +5475,19 @@ BEGIN
     -- A day more than callers are told, since their clocks differ.
     IF (n > 0 AND n = pg_catalog.cardinality(keys) AND n = pg_catalog.cardinality(mosts) AND isfinite(until) AND until <= at + interval '32 days') IS NOT TRUE
        OR EXISTS (SELECT 1 FROM pg_catalog.generate_subscripts(names, 1) AS p
-           WHERE (/* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], mosts[p], now) AND rates[p] > '0' AND shards[p] BETWEEN 1 AND 100
+           WHERE (ratelimit._valid(rates[p], periods[p], capacities[p], mosts[p], now) AND rates[p] > '0' AND shards[p] BETWEEN 1 AND 100
                AND (p = 1 OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C"))) IS NOT TRUE) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_lock(names, keys, capacities, shards, now);
+    PERFORM ratelimit._lock(names, keys, capacities, shards, now);
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     FOR i IN 1..n LOOP
         SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at, until)
           INTO v, t, m, latest
-          FROM /* TEMPLATE: schema */rate_limits AS r
+          FROM ratelimit.limits AS r
          WHERE r.name = names[i] AND r.key = keys[i];
-        value := least(/* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], NULL), mosts[i]) / m::double precision;
-        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = value, ts = latest
+        value := least(ratelimit._total(v, t, at, rates[i], periods[i], capacities[i], NULL), mosts[i]) / m::double precision;
+        UPDATE ratelimit.limits AS r SET value = value, ts = latest
          WHERE r.name = names[i] AND r.key = keys[i];
         ends := greatest(ends, latest);
     END LOOP;
@@ -5513,7 +5498,7 @@ $body$;
 -- Ends pauses: limits whose ts lies ahead are refilled from now on. What was emptied stays gone. Returns how many rows were paused.
 --
 -- Locks all rows of each limit, in the common order (name, key, shard).
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_resume(names text[], keys text[], now timestamptz DEFAULT NULL) RETURNS integer
+CREATE FUNCTION ratelimit._resume(names text[], keys text[], now timestamptz DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -5530,9 +5515,9 @@ BEGIN
         SELECT DISTINCT u.name COLLATE "C" AS name, u.key COLLATE "C" AS key
           FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2
     LOOP
-        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = r.name AND t.key = r.key ORDER BY t.shard FOR UPDATE;
+        PERFORM 1 FROM ratelimit.limits AS t WHERE t.name = r.name AND t.key = r.key ORDER BY t.shard FOR UPDATE;
         at := coalesce(now, clock_timestamp()); -- locking may have waited
-        UPDATE /* TEMPLATE: schema */rate_limits AS t SET ts = at WHERE t.name = r.name AND t.key = r.key AND t.ts > at;
+        UPDATE ratelimit.limits AS t SET ts = at WHERE t.name = r.name AND t.key = r.key AND t.ts > at;
         GET DIAGNOSTICS m = ROW_COUNT;
         resumed := resumed + m;
     END LOOP;
@@ -5540,7 +5525,7 @@ BEGIN
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_pause(
+CREATE FUNCTION ratelimit.pause(
     name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, remaining double precision DEFAULT 0,
     rate double precision DEFAULT NULL, period interval DEFAULT NULL, capacity double precision DEFAULT NULL,
     shards integer DEFAULT 1, global boolean DEFAULT false
@@ -5556,7 +5541,7 @@ DECLARE
 BEGIN
     IF coalesce(rate, capacity) IS NULL AND period IS NULL AND shards = 1 THEN
         -- Beside a block, or an override that lifts the limit: the pause is there when that ends.
-        SELECT f.* INTO n FROM /* TEMPLATE: schema */_ratelimit_numbers(name COLLATE "C", key COLLATE "C", at, standing => true) AS f;
+        SELECT f.* INTO n FROM ratelimit._numbers(name COLLATE "C", key COLLATE "C", at, standing => true) AS f;
         kind := n.kind;
         rate := n.rate;
         period := n.period;
@@ -5564,13 +5549,13 @@ BEGIN
         shards := n.shards;
     ELSE
         BEGIN
-            kind := CASE (/* TEMPLATE: schema */_ratelimit_defined(name COLLATE "C")).kind WHEN 'slots' THEN 'slots' ELSE kind END;
+            kind := CASE (ratelimit._defined(name COLLATE "C")).kind WHEN 'slots' THEN 'slots' ELSE kind END;
         EXCEPTION WHEN insufficient_privilege THEN
             NULL; -- a role that gives the numbers need not see what programs have published
         END;
     END IF;
     IF kind = 'token bucket' THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, NULL, NULL, shards, NULL, NULL, zero => true);
+        PERFORM ratelimit._validate(name, rate, period, kind, capacity, NULL, NULL, shards, NULL, NULL, zero => true);
     END IF;
     wrong := CASE
         WHEN kind <> 'token bucket' THEN pg_catalog.format('only a token bucket can be paused, and its kind is %L', kind)
@@ -5578,27 +5563,27 @@ BEGIN
             pg_catalog.format('until must be at most 31 days away, not %s', coalesce(until::text, 'NULL'))
         WHEN remaining IS NULL OR NOT (remaining = '0' OR remaining BETWEEN '1e-15' AND '1e15') THEN
             pg_catalog.format('remaining must be 0 or between 1e-15 and 1e15, not %s', coalesce(remaining::text, 'NULL'))
-        ELSE /* TEMPLATE: schema */_ratelimit_wrong_key(key, global) END;
+        ELSE ratelimit._wrong_key(key, global) END;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
     END IF;
     IF rate > '0' THEN -- otherwise it grants nothing anyway, and has no rows
-        RETURN /* TEMPLATE: schema */_ratelimit_pause(ARRAY[name COLLATE "C"], ARRAY[coalesce(key, '') COLLATE "C"], ARRAY[rate], ARRAY[period],
+        RETURN ratelimit._pause(ARRAY[name COLLATE "C"], ARRAY[coalesce(key, '') COLLATE "C"], ARRAY[rate], ARRAY[period],
             ARRAY[coalesce(capacity, rate)], ARRAY[shards], ARRAY[remaining], until);
     END IF;
     RETURN until;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_pause(text, text, timestamptz, double precision, double precision, interval, double precision, integer, boolean) IS $text$
+COMMENT ON FUNCTION ratelimit.pause(text, text, timestamptz, double precision, double precision, interval, double precision, integer, boolean) IS $text$
 Empties a token bucket, and refills nothing before an instant. A provider has said so: Retry-After. It returns the instant from which on the
 limit is refilled: until or, if it was paused until later, that.
 
-    SELECT ratelimit_pause('provider', 'eu', until => now() + interval '30 seconds');
-    SELECT ratelimit_pause('provider', until => now() + interval '30 seconds', remaining => 3, global => true);
+    SELECT ratelimit.pause('provider', 'eu', until => now() + interval '30 seconds');
+    SELECT ratelimit.pause('provider', until => now() + interval '30 seconds', remaining => 3, global => true);
 
-Reservations that were made before keep their instant. Meanwhile refunds repay only what is owed. ratelimit_reset makes the key full, and
-so ends the pause; ratelimit_resume ends it, too, but what was emptied stays gone. An unlimited override grants all the same.
+Reservations that were made before keep their instant. Meanwhile refunds repay only what is owed. ratelimit.reset makes the key full, and
+so ends the pause; ratelimit.resume ends it, too, but what was emptied stays gone. An unlimited override grants all the same.
 
 Arguments:
   name       the name of the limit
@@ -5615,26 +5600,26 @@ Errors:
   22023   an argument is invalid, or the limit is no token bucket; with numbers, if a program has published it as slots
 $text$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_resume(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS boolean
+CREATE FUNCTION ratelimit.resume(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
     wrong text := CASE
         WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
-        ELSE /* TEMPLATE: schema */_ratelimit_wrong_key(key, global) END;
+        ELSE ratelimit._wrong_key(key, global) END;
 BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
-    RETURN /* TEMPLATE: schema */_ratelimit_resume(ARRAY[name], ARRAY[coalesce(key, '')]) > 0;
+    RETURN ratelimit._resume(ARRAY[name], ARRAY[coalesce(key, '')]) > 0;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_resume(text, text, boolean) IS $text$
+COMMENT ON FUNCTION ratelimit.resume(text, text, boolean) IS $text$
 Ends the pause of a token bucket: it is refilled from now on. What was emptied stays gone. It returns whether the key was paused.
 
-    SELECT ratelimit_resume('provider', 'eu')
+    SELECT ratelimit.resume('provider', 'eu')
 
 Arguments:
   name    the name of the limit
@@ -5647,7 +5632,7 @@ $text$;
 
 -- The names that rows have, in order, at most so many of them; NULL: all. Each is one look-up in the primary key. A recursive query would do
 -- the same, but Citus has none over a table that is distributed by key.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_stored_names(most integer) RETURNS SETOF text
+CREATE FUNCTION ratelimit._stored_names(most integer) RETURNS SETOF text
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -5656,7 +5641,7 @@ DECLARE
     n    integer := 0;
 BEGIN
     LOOP
-        last := (SELECT r.name FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name > last ORDER BY r.name LIMIT 1);
+        last := (SELECT r.name FROM ratelimit.limits AS r WHERE r.name > last ORDER BY r.name LIMIT 1);
         EXIT WHEN last IS NULL;
         RETURN NEXT last;
         n := n + 1;
@@ -5667,24 +5652,24 @@ $body$;
 
 -- The keys of a limit that have rows, from `first` on and below `below` (NULL: to the last), in order, at most so many of them. Each is one
 -- look-up, however many shards it has.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_stored_keys(name text, first text, below text, most integer) RETURNS SETOF text
+CREATE FUNCTION ratelimit._stored_keys(name text, first text, below text, most integer) RETURNS SETOF text
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    last text := (SELECT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key >= first ORDER BY r.key LIMIT 1);
+    last text := (SELECT r.key FROM ratelimit.limits AS r WHERE r.name = name AND r.key >= first ORDER BY r.key LIMIT 1);
     n    integer := 0;
 BEGIN
     WHILE n < most AND (last COLLATE "C" < below OR below IS NULL AND last IS NOT NULL) LOOP
         RETURN NEXT last;
         n := n + 1;
-        last := (SELECT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key > last ORDER BY r.key LIMIT 1);
+        last := (SELECT r.key FROM ratelimit.limits AS r WHERE r.name = name AND r.key > last ORDER BY r.key LIMIT 1);
     END LOOP;
 END
 $body$;
 
 -- The rows of a limit, by key: of some keys or, without them, of all.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_rows(name text, keys text[]) RETURNS TABLE (key text, value double precision[], ts timestamptz[], lapses boolean)
+CREATE FUNCTION ratelimit._rows(name text, keys text[]) RETURNS TABLE (key text, value double precision[], ts timestamptz[], lapses boolean)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -5693,19 +5678,19 @@ DECLARE
 BEGIN
     IF keys IS NULL THEN
         RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), bool_or(r.lapses)
-          FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name GROUP BY r.key;
+          FROM ratelimit.limits AS r WHERE r.name = name GROUP BY r.key;
         RETURN;
     END IF;
     FOR one IN SELECT DISTINCT u.key FROM pg_catalog.unnest(keys) AS u (key) LOOP -- for all at once, the planner may read the limit
         RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), bool_or(r.lapses)
-          FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = one GROUP BY r.key;
+          FROM ratelimit.limits AS r WHERE r.name = name AND r.key = one GROUP BY r.key;
     END LOOP;
 END
 $body$;
 
 -- The slots of a key, if there are so many: those in use, without those whose holds have expired; those that are free, below zero if fewer are
 -- granted than are in use; and, if none is free, when one is at the latest, if nobody extends. infinity: no expiry frees one.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_free_slots(
+CREATE FUNCTION ratelimit._free_slots(
     name text, key text, capacity double precision, at timestamptz, OUT used double precision, OUT free double precision, OUT retry_at timestamptz
 )
 LANGUAGE plpgsql SET enable_seqscan = off
@@ -5714,11 +5699,11 @@ AS $body$
 DECLARE
     value double precision[];
 BEGIN
-    SELECT l.value INTO value FROM /* TEMPLATE: schema */_ratelimit_lapsed(name, key, at, 0, '1 second', 0, NULL, NULL) AS l;
+    SELECT l.value INTO value FROM ratelimit._lapsed(name, key, at, 0, '1 second', 0, NULL, NULL) AS l;
     used := '0' - least(coalesce(value[1], '0'), '0');
     free := capacity - used;
     retry_at := CASE WHEN free < '1' THEN coalesce(CASE WHEN capacity >= '1' THEN
-        /* TEMPLATE: schema */_ratelimit_free_at(name, key, 1, -capacity, at) END, 'infinity') END;
+        ratelimit._free_at(name, key, 1, -capacity, at) END, 'infinity') END;
 END
 $body$;
 
@@ -5728,7 +5713,7 @@ $body$;
 --   retry_at   what a denied call for one token says, or for all where the capacity is less: of a block, when no block denies any more.
 --              infinity: never, or not known. NULL: it would be granted
 --   not_before if that is not known: retry_at is not earlier, since an override ends then, and only the program knows the numbers that follow
---   paused_until  nothing is refilled before it, as ratelimit_pause says; NULL: that is not so, or for less than a second more, in which a row may
+--   paused_until  nothing is refilled before it, as ratelimit.pause says; NULL: that is not so, or for less than a second more, in which a row may
 --              be used between two looks at the clock. Only for a token bucket that has a rate, also beside a block
 -- whole: more about one key. Then a block changes no numbers:
 --   numbers    the terms beside a block, by which the rest is
@@ -5737,43 +5722,43 @@ $body$;
 --   known_until the end of the override after which only the program knows the numbers; NULL: there is none. owed_until and full_at are
 --              earlier, or not known
 -- windows: of a calendar, by these terms.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_state(
-    name text, key text, n /* TEMPLATE: schema */_ratelimit_terms, value double precision[], ts timestamptz[], lapses boolean, at timestamptz,
-    given /* TEMPLATE: schema */_ratelimit_terms, windows timestamptz[], whole boolean,
+CREATE FUNCTION ratelimit._state(
+    name text, key text, n ratelimit._terms, value double precision[], ts timestamptz[], lapses boolean, at timestamptz,
+    given ratelimit._terms, windows timestamptz[], whole boolean,
     OUT used double precision, OUT remaining double precision, OUT retry_at timestamptz, OUT paused_until timestamptz,
-    OUT numbers /* TEMPLATE: schema */_ratelimit_terms, OUT owed_until timestamptz, OUT full_at timestamptz,
+    OUT numbers ratelimit._terms, OUT owed_until timestamptz, OUT full_at timestamptz,
     OUT not_before timestamptz, OUT known_until timestamptz
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    q      /* TEMPLATE: schema */_ratelimit_request := /* TEMPLATE: schema */_ratelimit_ask(name, key, n, at, given, windows);
-    s      /* TEMPLATE: schema */_ratelimit_request := q; -- what stands beside a block
+    q      ratelimit._request := ratelimit._ask(name, key, n, at, given, windows);
+    s      ratelimit._request := q; -- what stands beside a block
     broken boolean := 'infinity' = ANY (ts) OR '-infinity' = ANY (ts);
     total  double precision;
     latest timestamptz := (SELECT max(u.t) FROM pg_catalog.unnest(ts) AS u (t));
     ahead  boolean := latest > at + interval '1 second' AND NOT broken;
-    beside /* TEMPLATE: schema */_ratelimit_terms := n; -- a block
+    beside ratelimit._terms := n; -- a block
 BEGIN
     value := coalesce(value, '{}');
     ts := coalesce(ts, '{}');
     numbers := n;
     IF n.effect = 'block' AND (whole OR ahead) THEN
-        beside := /* TEMPLATE: schema */_ratelimit_numbers(name, nullif(key, ''), at, varying => true, standing => true, given => given);
+        beside := ratelimit._numbers(name, nullif(key, ''), at, varying => true, standing => true, given => given);
     END IF;
     IF whole AND n.effect = 'block' THEN
         numbers := beside;
-        s := /* TEMPLATE: schema */_ratelimit_ask(name, key, numbers, at, given);
+        s := ratelimit._ask(name, key, numbers, at, given);
     END IF;
     IF n.kind = 'slots' THEN
-        SELECT f.used, f.free INTO used, remaining FROM /* TEMPLATE: schema */_ratelimit_free_slots(name, key, -s.floor, at) AS f;
+        SELECT f.used, f.free INTO used, remaining FROM ratelimit._free_slots(name, key, -s.floor, at) AS f;
     ELSIF s.effect = 'numbers' AND NOT coalesce(broken, false) THEN
         IF lapses THEN
-            SELECT l.value, l.ts INTO value, ts FROM /* TEMPLATE: schema */_ratelimit_lapsed(name, key, at, s.rate, s.period, s.capacity, s.start, s.windows) AS l;
+            SELECT l.value, l.ts INTO value, ts FROM ratelimit._lapsed(name, key, at, s.rate, s.period, s.capacity, s.start, s.windows) AS l;
         END IF;
-        total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, s.rate, s.period, s.capacity, s.start, s.windows);
-        remaining := /* TEMPLATE: schema */_ratelimit_shown(total, s.rate, s.capacity);
+        total := ratelimit._total(value, ts, at, s.rate, s.period, s.capacity, s.start, s.windows);
+        remaining := ratelimit._shown(total, s.rate, s.capacity);
     END IF;
     remaining := CASE WHEN s.effect = 'unlimited' THEN 'Infinity'
         WHEN s.effect = 'block' AND NOT (n.kind = 'slots' AND numbers.effect = 'numbers') THEN 0 -- of no slots, some may be in use
@@ -5781,9 +5766,9 @@ BEGIN
     retry_at := CASE
         WHEN q.effect IN ('unlimited', 'varies') OR q.effect = 'numbers' AND total >= q.count OR q.effect = 'slots' AND remaining >= '1' THEN NULL
         WHEN q.effect = 'numbers' AND broken THEN 'infinity'
-        ELSE nullif(coalesce(/* TEMPLATE: schema */_ratelimit_retry_at('balance', q, CASE WHEN q.effect <> 'block' THEN value END, ts, at), 'infinity'), at) END;
+        ELSE nullif(coalesce(ratelimit._retry_at('balance', q, CASE WHEN q.effect <> 'block' THEN value END, ts, at), 'infinity'), at) END;
     IF n.varies IS NOT NULL AND n.effect <> 'block' AND retry_at < 'infinity' THEN
-        not_before := /* TEMPLATE: schema */_ratelimit_known_until(q, standing => false);
+        not_before := ratelimit._known_until(q, standing => false);
         IF retry_at >= not_before THEN
             retry_at := 'infinity';
         ELSE
@@ -5794,31 +5779,31 @@ BEGIN
         paused_until := least(latest, '9999-12-31 00:00+00');
     END IF;
     IF whole AND total IS NOT NULL THEN
-        owed_until := nullif(/* TEMPLATE: schema */_ratelimit_full_at('balance', s, value, ts, at, owed => true), at);
-        full_at := nullif(/* TEMPLATE: schema */_ratelimit_full_at('balance', s, value, ts, at), at);
+        owed_until := nullif(ratelimit._full_at('balance', s, value, ts, at, owed => true), at);
+        full_at := nullif(ratelimit._full_at('balance', s, value, ts, at), at);
     END IF;
-    known_until := CASE WHEN whole AND n.varies IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_known_until(s, standing => true) END;
+    known_until := CASE WHEN whole AND n.varies IS NOT NULL THEN ratelimit._known_until(s, standing => true) END;
 END
 $body$;
 
--- The states of the keys of a limit that have rows, or by an override of their own need none (a block, no limit, a rate of 0, no slots): some keys, or all. It is what ratelimit_keys, the tool and
--- the page show. given: in place of the published definition (_ratelimit_state has the rest). alone: no override counts.
+-- The states of the keys of a limit that have rows, or by an override of their own need none (a block, no limit, a rate of 0, no slots): some keys, or all. It is what ratelimit.keys, the tool and
+-- the page show. given: in place of the published definition (ratelimit._state has the rest). alone: no override counts.
 --
--- whole: all of what _ratelimit_state says, also of those of the keys that have no row.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_states(
-    name text, keys text[], at timestamptz, given /* TEMPLATE: schema */_ratelimit_terms DEFAULT NULL, alone boolean DEFAULT false, whole boolean DEFAULT false
+-- whole: all of what ratelimit._state says, also of those of the keys that have no row.
+CREATE FUNCTION ratelimit._states(
+    name text, keys text[], at timestamptz, given ratelimit._terms DEFAULT NULL, alone boolean DEFAULT false, whole boolean DEFAULT false
 ) RETURNS TABLE (
     key text, effect text, override bigint, until timestamptz, -- of what is in force
     rows integer, stored double precision, last_use timestamptz, broken boolean, -- of its rows; broken: an instant is infinite
     used double precision, remaining double precision, retry_at timestamptz, paused_until timestamptz,
-    numbers /* TEMPLATE: schema */_ratelimit_terms, owed_until timestamptz, full_at timestamptz, not_before timestamptz, known_until timestamptz
+    numbers ratelimit._terms, owed_until timestamptz, full_at timestamptz, not_before timestamptz, known_until timestamptz
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    d       /* TEMPLATE: schema */_ratelimit_terms;
-    every   /* TEMPLATE: schema */_ratelimit_terms; -- of the keys without an override of their own
+    d       ratelimit._terms;
+    every   ratelimit._terms; -- of the keys without an override of their own
     windows timestamptz[];
 BEGIN
     IF NOT isfinite(at) THEN
@@ -5827,11 +5812,11 @@ BEGIN
     IF alone THEN
         every := given;
     ELSE
-        PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0', varying => true, given => given); -- which is an error, if nobody has published it
-        d := CASE WHEN given.kind IS NULL THEN /* TEMPLATE: schema */_ratelimit_defined(name) ELSE given END;
-        every := /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, varying => true, given => d);
+        PERFORM ratelimit._numbers(name, NULL, at, '0', varying => true, given => given); -- which is an error, if nobody has published it
+        d := CASE WHEN given.kind IS NULL THEN ratelimit._defined(name) ELSE given END;
+        every := ratelimit._numbers(name, NULL, at, varying => true, given => d);
     END IF;
-    windows := (/* TEMPLATE: schema */_ratelimit_ask(name, '', every, at, given)).windows;
+    windows := (ratelimit._ask(name, '', every, at, given)).windows;
     RETURN QUERY
         SELECT k.key, (k.n).effect, (k.n).override, (k.n).until, coalesce(pg_catalog.cardinality(k.value), 0),
                (SELECT sum(u.v) FROM pg_catalog.unnest(k.value) AS u (v)),
@@ -5840,23 +5825,23 @@ BEGIN
                s.used, s.remaining, s.retry_at, s.paused_until, s.numbers, s.owed_until, s.full_at, s.not_before, s.known_until
           FROM (
             SELECT coalesce(r.key, o.key, w.key) COLLATE "C" AS key, r.value, r.ts, r.lapses, o.key IS NOT NULL AS own,
-                   CASE WHEN o.key IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_under(d, o.of) ELSE every END AS n
-              FROM /* TEMPLATE: schema */_ratelimit_rows(name, keys) AS r
+                   CASE WHEN o.key IS NOT NULL THEN ratelimit._under(d, o.of) ELSE every END AS n
+              FROM ratelimit._rows(name, keys) AS r
               FULL JOIN (
-                SELECT DISTINCT ON (f.key) f.key, f AS of FROM /* TEMPLATE: schema */_ratelimit_in_force(name, keys, at) AS f
+                SELECT DISTINCT ON (f.key) f.key, f AS of FROM ratelimit._in_force(name, keys, at) AS f
                  WHERE f.key IS NOT NULL AND NOT alone
                  ORDER BY f.key, f.effect = 'block' DESC, f.made_at DESC, f.id DESC
               ) AS o ON o.key = r.key COLLATE "C"
               FULL JOIN (SELECT u.key FROM pg_catalog.unnest(keys) AS u (key) WHERE whole GROUP BY u.key) AS w ON w.key = coalesce(r.key, o.key) COLLATE "C"
             OFFSET 0
           ) AS k
-         CROSS JOIN LATERAL /* TEMPLATE: schema */_ratelimit_state(name, k.key, k.n, k.value, k.ts, k.lapses, at, given, CASE WHEN NOT k.own THEN windows END, whole) AS s
+         CROSS JOIN LATERAL ratelimit._state(name, k.key, k.n, k.value, k.ts, k.lapses, at, given, CASE WHEN NOT k.own THEN windows END, whole) AS s
          WHERE whole OR k.value IS NOT NULL OR k.own AND ((k.n).effect IN ('block', 'unlimited') OR (k.n).effect = 'numbers' AND CASE (k.n).kind WHEN 'slots' THEN (k.n).capacity ELSE (k.n).rate END = '0');
 END
 $body$;
 
--- The same as ratelimit_keys, at an instant that tests choose.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_keys(
+-- The same as ratelimit.keys, at an instant that tests choose.
+CREATE FUNCTION ratelimit._keys(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     zone text, anchor timestamp, keys text[], now timestamptz
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz)
@@ -5864,19 +5849,19 @@ LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    given /* TEMPLATE: schema */_ratelimit_terms; -- if there are numbers, they alone count
+    given ratelimit._terms; -- if there are numbers, they alone count
 BEGIN
     IF (pg_catalog.num_nonnulls(rate, capacity, period, start, zone, anchor) = 0 AND kind = 'token bucket') IS NOT TRUE THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, zone, anchor);
+        PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, NULL, 1, zone, anchor);
         given := ROW('numbers', NULL, NULL, kind, rate, period, coalesce(capacity, rate), NULL, start, 1,
             CASE kind WHEN 'calendar window' THEN coalesce(zone, 'UTC') END, CASE kind WHEN 'calendar window' THEN coalesce(anchor, '2001-01-01') END, NULL);
     END IF;
     RETURN QUERY SELECT s.key, s.remaining, s.retry_at, s.paused_until
-      FROM /* TEMPLATE: schema */_ratelimit_states(name, keys, coalesce(now, clock_timestamp()), given, alone => given.kind IS NOT NULL) AS s;
+      FROM ratelimit._states(name, keys, coalesce(now, clock_timestamp()), given, alone => given.kind IS NOT NULL) AS s;
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
+CREATE FUNCTION ratelimit.keys(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
     zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, keys text[] DEFAULT NULL
@@ -5884,13 +5869,13 @@ CREATE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
 LANGUAGE sql STABLE
 AS $body$
     SELECT k.key, k.remaining, k.retry_at, k.paused_until
-      FROM /* TEMPLATE: schema */_ratelimit_keys(name COLLATE "C", rate, period, kind, capacity, start, zone, anchor, keys, NULL) AS k
+      FROM ratelimit._keys(name COLLATE "C", rate, period, kind, capacity, start, zone, anchor, keys, NULL) AS k
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, text, timestamp, text[]) IS $text$
+COMMENT ON FUNCTION ratelimit.keys(text, double precision, interval, text, double precision, timestamptz, text, timestamp, text[]) IS $text$
 The keys of a rate limit that have been used, and their tokens now. It writes and locks nothing. The limited keys:
 
-    SELECT * FROM ratelimit_keys('sendMessage', rate => 10, period => '1 minute') WHERE retry_at IS NOT NULL ORDER BY remaining
+    SELECT * FROM ratelimit.keys('sendMessage', rate => 10, period => '1 minute') WHERE retry_at IS NOT NULL ORDER BY remaining
 
 Result, one row for each key:
   key        the key as it is stored; '' for a limit without keys
@@ -5902,7 +5887,7 @@ Result, one row for each key:
              call for one token says. So of a blocked key it is when no block denies any more, whether the tokens are there then or
              not, and infinity if the block has no end. infinity also stands for an instant that is not known: an override ends
              before it, and the program gives this key numbers of its own
-  paused_until  of a token bucket: nothing is refilled before it (ratelimit_pause, or a clock leapt ahead). NULL: it is not paused, or
+  paused_until  of a token bucket: nothing is refilled before it (ratelimit.pause, or a clock leapt ahead). NULL: it is not paused, or
              for less than a second more. A key may be paused and have tokens, or be blocked, too
 
 The arguments and their defaults are the same as for ratelimit, and
@@ -5910,12 +5895,12 @@ The arguments and their defaults are the same as for ratelimit, and
 
 Without any numbers, they are those that a program has published, each key's under the override in force for it:
 
-    SELECT * FROM ratelimit_keys('sendMessage') WHERE retry_at IS NOT NULL ORDER BY remaining
+    SELECT * FROM ratelimit.keys('sendMessage') WHERE retry_at IS NOT NULL ORDER BY remaining
 
 If an override ends before, retry_at is by what follows. A blocked key has remaining 0, and an unlimited one Infinity. Numbers other than the program's
 give another answer. If the program gives some keys numbers of their own, remaining and retry_at are NULL without numbers: they are not
 known. remaining NULL with retry_at infinity is a key whose row no program has written: its ts is infinite. Every call for it fails until
-ratelimit_reset. An invalid argument is an error, SQLSTATE 22023.
+ratelimit.reset. An invalid argument is an error, SQLSTATE 22023.
 $text$;
 
 -- Deletes idle rows, so that the table does not grow with every key ever used. An idle row has exactly the tokens of a
@@ -5928,24 +5913,24 @@ $text$;
 -- Who sweeps: programs take turns, so that a limit is walked once in the time between two sweeps, however many there are. at is the last batch of a
 -- pass, done_at the end of the last one. name '': the holds of all limits. A lock of a row needs the right to update it; an advisory lock needs none,
 -- and whoever takes it would stop all sweeps.
-CREATE TABLE /* TEMPLATE: schema */rate_limit_sweeps (
+CREATE TABLE ratelimit.sweeps (
     name    text COLLATE "C" PRIMARY KEY,
     at      timestamptz NOT NULL,
     done_at timestamptz NOT NULL
 );
 
-COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_sweeps IS 'txlimit: when each limit was swept last, so that programs take turns';
+COMMENT ON TABLE ratelimit.sweeps IS 'txlimit: when each limit was swept last, so that programs take turns';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_sweeps.name IS 'the name of the limit; '''': the holds of all limits';
+COMMENT ON COLUMN ratelimit.sweeps.name IS 'the name of the limit; '''': the holds of all limits';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_sweeps.at IS 'the instant of the last batch';
+COMMENT ON COLUMN ratelimit.sweeps.at IS 'the instant of the last batch';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_sweeps.done_at IS 'when a pass over all rows was completed last';
+COMMENT ON COLUMN ratelimit.sweeps.done_at IS 'when a pass over all rows was completed last';
 
 -- Says whether the caller may begin or go on with a pass, in this transaction: mine, and then its mark is at, which is to be passed as mine next;
 -- other: another program does, or has within `since`; locked: somebody has the row. step: begin; go on; or end, after the last batch. A pass whose
 -- program has done nothing for a minute is begun anew by another one, and its own finds another mark. It waits for no lock but a first row's.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_turn(
+CREATE FUNCTION ratelimit._sweep_turn(
     name text, step text, since interval, mine timestamptz, OUT state text, OUT at timestamptz
 )
 LANGUAGE plpgsql SET enable_seqscan = off
@@ -5956,17 +5941,17 @@ DECLARE
     minute timestamptz := now - interval '1 minute';
     rec    record;
 BEGIN
-    IF (SELECT row_security_active(y.typrelid) FROM pg_catalog.pg_type AS y WHERE y.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limits)::oid) THEN
+    IF (SELECT row_security_active(y.typrelid) FROM pg_catalog.pg_type AS y WHERE y.oid = pg_catalog.pg_typeof(NULL::ratelimit.limits)::oid) THEN
         state := 'mine'; -- it sees some of the rows, so its pass is nobody else's
         at := now;
         RETURN;
     END IF;
-    SELECT s.at, s.done_at INTO rec FROM /* TEMPLATE: schema */rate_limit_sweeps AS s WHERE s.name = name;
+    SELECT s.at, s.done_at INTO rec FROM ratelimit.sweeps AS s WHERE s.name = name;
     IF NOT FOUND THEN
-        INSERT INTO /* TEMPLATE: schema */rate_limit_sweeps AS s (name, at, done_at) VALUES (name, '-infinity', '-infinity') ON CONFLICT DO NOTHING;
+        INSERT INTO ratelimit.sweeps AS s (name, at, done_at) VALUES (name, '-infinity', '-infinity') ON CONFLICT DO NOTHING;
     END IF;
     state := CASE WHEN step = 'begin' AND rec.at BETWEEN minute AND now THEN 'other' ELSE 'locked' END;
-    SELECT s.at, s.done_at INTO rec FROM /* TEMPLATE: schema */rate_limit_sweeps AS s WHERE s.name = name FOR UPDATE SKIP LOCKED;
+    SELECT s.at, s.done_at INTO rec FROM ratelimit.sweeps AS s WHERE s.name = name FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
     END IF;
@@ -5977,7 +5962,7 @@ BEGIN
              ELSE rec.at = mine END) THEN
         state := 'mine';
         at := now;
-        UPDATE /* TEMPLATE: schema */rate_limit_sweeps AS s SET at = now, done_at = CASE WHEN step = 'end' THEN now ELSE s.done_at END WHERE s.name = name;
+        UPDATE ratelimit.sweeps AS s SET at = now, done_at = CASE WHEN step = 'end' THEN now ELSE s.done_at END WHERE s.name = name;
     ELSE
         state := 'other';
     END IF;
@@ -5985,18 +5970,18 @@ END
 $body$;
 
 -- Reports whether a row, one of `shards`, was full at an instant and at every later one. Then no call can tell it from a missing row. A
--- row whose ts lies after the last refill before that instant (see _ratelimit_upto) differs from a missing one: its refills begin at its ts.
+-- row whose ts lies after the last refill before that instant (see ratelimit._upto) differs from a missing one: its refills begin at its ts.
 -- Rows written by hand must not stop a sweep: infinite instants, which cannot be subtracted, and 0 shards.
 --
 -- rate: NULL if all definitions vary, and for slots, whose varies is 0: such a row says nothing if no slot is in use. varies: a key has numbers that are not known here, but within this time they fill a row from 0. A
 -- row in debt may need longer, and stays. Less than the smallest count is no debt.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_idle(
+CREATE FUNCTION ratelimit._idle(
     value double precision, ts timestamptz, shards smallint, at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz, varies interval
 ) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN isfinite(ts) AND ts <= /* TEMPLATE: schema */_ratelimit_upto(at, period, start) AND shards > 0 THEN
-    (rate IS NULL OR /* TEMPLATE: schema */_ratelimit_available(value, ts, /* TEMPLATE: schema */_ratelimit_upto(at, period, start),
+RETURN CASE WHEN isfinite(ts) AND ts <= ratelimit._upto(at, period, start) AND shards > 0 THEN
+    (rate IS NULL OR ratelimit._available(value, ts, ratelimit._upto(at, period, start),
             rate / shards::double precision, period, capacity / shards::double precision, start) = capacity / shards::double precision)
     AND (varies IS NULL OR value > '-1e-15' AND date_part('epoch', at - ts) > date_part('epoch', varies))
     ELSE false END;
@@ -6006,7 +5991,7 @@ RETURN CASE WHEN isfinite(ts) AND ts <= /* TEMPLATE: schema */_ratelimit_upto(at
 -- full by the largest capacity and the slowest rate is full by each of them, under each override. An override that ended less than a day
 -- ago counts, too: a process may not know yet. Where definitions vary, their numbers say nothing, and varies is the longest of them.
 -- nothing: there are no rows to sweep, or they do not all refill alike, or an override of all keys changes numbers that are not known.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_numbers(
+CREATE FUNCTION ratelimit._sweep_numbers(
     name text, INOUT rate double precision, INOUT period interval, INOUT kind text, INOUT capacity double precision, INOUT start timestamptz,
     INOUT varies interval, OUT nothing boolean
 )
@@ -6018,24 +6003,24 @@ DECLARE
     given boolean := pg_catalog.num_nonnulls(rate, period, capacity, start, varies) > 0 OR kind IS DISTINCT FROM 'token bucket';
 BEGIN
     IF kind = 'slots' THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_validate_slots(name, capacity);
+        PERFORM ratelimit._validate_slots(name, capacity);
         IF pg_catalog.num_nonnulls(rate, period, start) > 0 OR varies <> '0' THEN
             RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: rate, period, start and varies must be NULL for slots', name);
         END IF;
     ELSIF given THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, NULL, NULL,
+        PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, NULL, 1, NULL, NULL,
             zero => varies IS NOT NULL);
         capacity := coalesce(capacity, rate);
         IF varies IS NOT NULL THEN
-            PERFORM /* TEMPLATE: schema */_ratelimit_validate_varies(name, rate, period, kind, capacity, varies);
+            PERFORM ratelimit._validate_varies(name, rate, period, kind, capacity, varies);
         END IF;
-    ELSIF NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+    ELSIF NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d
             WHERE d.name = name AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')) THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, since, '0'); -- which is an error
+        PERFORM ratelimit._numbers(name, NULL, since, '0'); -- which is an error
     END IF;
     WITH o AS MATERIALIZED ( -- read once, however many definitions there are
         SELECT min(o.rate) AS slowest, max(o.rate) AS fastest, max(o.capacity) AS largest
-          FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+          FROM ratelimit.overrides AS o
          WHERE o.name = name AND o.effect = 'numbers' AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > since
              AND coalesce(least(o.until, o.removed_at), 'infinity') > since AND coalesce(o.rate, '1') > '0'
          GROUP BY o.rate IS NULL, o.capacity IS NULL
@@ -6048,7 +6033,7 @@ BEGIN
         SELECT d.*, d.start - date_bin(d.period, d.start, '2000-01-01 00:00+00') AS grid
           FROM (
             SELECT d.kind, d.period, d.start, d.rate, d.capacity, d.varies
-              FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+              FROM ratelimit.definitions AS d
              WHERE d.name = name AND d.kind <> 'unlimited' AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')
             UNION ALL
             SELECT kind, period, start, rate, capacity, varies WHERE given
@@ -6057,7 +6042,7 @@ BEGIN
       LEFT JOIN LATERAL (
         SELECT d.rate, d.capacity
         UNION ALL
-        SELECT coalesce(o.slowest, d.rate), /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.fastest, o.largest) FROM o
+        SELECT coalesce(o.slowest, d.rate), ratelimit._capacity(d.rate, d.capacity, o.fastest, o.largest) FROM o
      ) AS n ON d.varies IS NULL
      WHERE n.rate > '0' OR d.varies IS NOT NULL OR d.kind = 'slots';
     IF kind = 'slots' THEN -- a row says nothing once no slot is in use, whatever the numbers
@@ -6065,7 +6050,7 @@ BEGIN
         varies := '0';
         RETURN;
     END IF;
-    nothing := nothing OR varies IS NOT NULL AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+    nothing := nothing OR varies IS NOT NULL AND EXISTS (SELECT 1 FROM ratelimit.overrides AS o
          WHERE o.name = name AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > since
              AND coalesce(least(o.until, o.removed_at), 'infinity') > since);
 END
@@ -6077,8 +6062,8 @@ $body$;
 -- each with its own snapshot: a plain read, since locking writes; locking, which checks the row's latest version; and the DELETE,
 -- which sees the locked rows (CONCURRENCY.md, F3).
 --
--- The numbers are those of _ratelimit_sweep_numbers. If they vary, keys with an override stay.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_rows(
+-- The numbers are those of ratelimit._sweep_numbers. If they vary, keys with an override stay.
+CREATE FUNCTION ratelimit._sweep_rows(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, varies interval,
     first text, now timestamptz,
     OUT deleted integer, OUT next text
@@ -6108,18 +6093,18 @@ BEGIN
     -- Each key may have a zone and an anchor of its own. By any of them, as many windows have begun since ts as the longest
     -- windows fit in between, so the grid of a calendar window begins at ts.
     IF kind = 'calendar window' THEN
-        period := /* TEMPLATE: schema */_ratelimit_longest(period);
+        period := ratelimit._longest(period);
     END IF;
 
     SELECT pg_catalog.array_agg(k.key) FILTER (WHERE k.idle), CASE WHEN sum(k.rows) = '1000' THEN max(k.key) END INTO keys, next
       FROM (
         SELECT r.key, count(*) AS rows, count(*) = min(r.shards) AND count(*) = max(r.shards) AND bool_and(
-               /* TEMPLATE: schema */_ratelimit_idle(r.value, r.ts, r.shards, at,
+               ratelimit._idle(r.value, r.ts, r.shards, at,
                    rate, period, capacity, r.grid, varies)) AS idle
           FROM (
             SELECT r.*, CASE WHEN NOT isfinite(r.ts) OR r.ts > at THEN NULL WHEN kind = 'calendar window' THEN r.ts
-                   WHEN kind = 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, r.key, period, kind, start) END AS grid
-              FROM /* TEMPLATE: schema */rate_limits AS r
+                   WHEN kind = 'fixed window' THEN ratelimit._grid(name, r.key, period, kind, start) END AS grid
+              FROM ratelimit.limits AS r
              WHERE r.name = name AND r.key >= first
              ORDER BY r.key, r.shard
              LIMIT 1000
@@ -6132,7 +6117,7 @@ BEGIN
     IF varies IS NOT NULL AND kind <> 'slots' THEN
         keys := ARRAY(SELECT u.key
             FROM pg_catalog.unnest(keys) AS u (key)
-           WHERE NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+           WHERE NOT EXISTS (SELECT 1 FROM ratelimit.overrides AS o
                  WHERE o.name = name AND o.key = u.key AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > clock_timestamp() - interval '1 day'
                    AND coalesce(least(o.until, o.removed_at), 'infinity') > clock_timestamp() - interval '1 day'));
     END IF;
@@ -6140,20 +6125,20 @@ BEGIN
         RETURN;
     END IF;
 
-    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN -- key by key, each on its server
+    IF ratelimit._distributed() THEN -- key by key, each on its server
         FOREACH k IN ARRAY keys LOOP
-            grid := CASE WHEN kind = 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, k, period, kind, start) END;
+            grid := CASE WHEN kind = 'fixed window' THEN ratelimit._grid(name, k, period, kind, start) END;
             SELECT count(*) = min(l.shards) AND count(*) = max(l.shards) INTO idle
               FROM (
                 SELECT r.shards
-                  FROM /* TEMPLATE: schema */rate_limits AS r
+                  FROM ratelimit.limits AS r
                  WHERE r.name = name AND r.key = k
-                   AND /* TEMPLATE: schema */_ratelimit_idle(r.value, r.ts, r.shards, at,
+                   AND ratelimit._idle(r.value, r.ts, r.shards, at,
                            rate, period, capacity, CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE grid END, varies)
                    FOR UPDATE OF r SKIP LOCKED
               ) AS l;
             IF idle THEN
-                DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = k;
+                DELETE FROM ratelimit.limits AS r WHERE r.name = name AND r.key = k;
                 GET DIAGNOSTICS n = ROW_COUNT;
                 deleted := deleted + n;
             END IF;
@@ -6166,16 +6151,16 @@ BEGIN
       FROM (
         SELECT l.key
           FROM (
-            SELECT u.key, CASE WHEN kind = 'fixed window' THEN /* TEMPLATE: schema */_ratelimit_grid(name, u.key, period, kind, start) END AS grid
+            SELECT u.key, CASE WHEN kind = 'fixed window' THEN ratelimit._grid(name, u.key, period, kind, start) END AS grid
               FROM pg_catalog.unnest(keys) AS u (key)
             OFFSET 0
           ) AS g
          CROSS JOIN LATERAL (
             SELECT r.key, r.shards
-              FROM /* TEMPLATE: schema */rate_limits AS r
+              FROM ratelimit.limits AS r
              CROSS JOIN LATERAL (SELECT CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE g.grid END AS grid) AS own
              WHERE r.name = name AND r.key = g.key
-               AND /* TEMPLATE: schema */_ratelimit_idle(r.value, r.ts, r.shards, at,
+               AND ratelimit._idle(r.value, r.ts, r.shards, at,
                        rate, period, capacity, own.grid, varies)
                FOR UPDATE OF r SKIP LOCKED
           ) AS l
@@ -6183,15 +6168,15 @@ BEGIN
         HAVING count(*) = min(l.shards) AND count(*) = max(l.shards)
       ) AS k;
 
-    DELETE FROM /* TEMPLATE: schema */rate_limits AS r
+    DELETE FROM ratelimit.limits AS r
      USING pg_catalog.unnest(keys) AS u (key)
      WHERE r.name = ANY (ARRAY[CASE WHEN u.key IS NOT NULL THEN name END]) AND r.key = u.key;
     GET DIAGNOSTICS deleted = ROW_COUNT;
 END
 $body$;
 
--- The same as ratelimit_sweep, at an instant that the library may choose.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep(
+-- The same as ratelimit.sweep, at an instant that the library may choose.
+CREATE FUNCTION ratelimit._sweep(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     first text, varies interval, now timestamptz,
     OUT deleted integer, OUT next text
@@ -6202,17 +6187,17 @@ AS $body$
 DECLARE
     n record;
 BEGIN
-    SELECT s.* INTO n FROM /* TEMPLATE: schema */_ratelimit_sweep_numbers(name, rate, period, kind, capacity, start, varies) AS s;
+    SELECT s.* INTO n FROM ratelimit._sweep_numbers(name, rate, period, kind, capacity, start, varies) AS s;
     IF n.nothing THEN
         deleted := 0;
         RETURN;
     END IF;
     SELECT r.deleted, r.next INTO deleted, next
-      FROM /* TEMPLATE: schema */_ratelimit_sweep_rows(name, n.rate, n.period, n.kind, n.capacity, n.start, n.varies, first, now) AS r;
+      FROM ratelimit._sweep_rows(name, n.rate, n.period, n.kind, n.capacity, n.start, n.varies, first, now) AS r;
 END
 $body$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_sweep(
+CREATE FUNCTION ratelimit.sweep(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
     first text DEFAULT '', varies interval DEFAULT NULL,
@@ -6222,21 +6207,21 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    SELECT s.deleted, s.next INTO deleted, next FROM /* TEMPLATE: schema */_ratelimit_sweep(name COLLATE "C", rate, period, kind, capacity, start, first, varies, NULL) AS s;
+    SELECT s.deleted, s.next INTO deleted, next FROM ratelimit._sweep(name COLLATE "C", rate, period, kind, capacity, start, first, varies, NULL) AS s;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_sweep(text, double precision, interval, text, double precision, timestamptz, text, interval) IS $text$
+COMMENT ON FUNCTION ratelimit.sweep(text, double precision, interval, text, double precision, timestamptz, text, interval) IS $text$
 Deletes rows of a rate limit that have been full for an hour. A missing row means the same. A call looks at 1000 rows, in the order
 of their keys, and never waits for a lock. It holds the locks of the deleted rows until the transaction ends: commit after each call.
 
-    SELECT * FROM ratelimit_sweep('sendMessage')
+    SELECT * FROM ratelimit.sweep('sendMessage')
 
 A row is deleted if it is full (of slots: if none is in use) by every definition of this name that a program has published or replaced within 7 days, and by every
 override of it within a day. Where their kinds, periods or starts differ, nothing is deleted. If programs do not publish their limits, pass
 the numbers that they use. They count in addition to those that are published:
 
-    SELECT * FROM ratelimit_sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
+    SELECT * FROM ratelimit.sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
 
 Arguments: as for ratelimit, without zone and anchor, and
   varies   if keys have numbers of their own, the longest time in which any of them fills a row; default NULL: no key has any. Then rows
@@ -6254,51 +6239,51 @@ $text$;
 
 -- Gives back the expired holds of one key, unless its rows are locked or its numbers are not known. A key without rows is full: nothing comes back,
 -- whatever its numbers, and no row of it is locked.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_key(name text, key text, now timestamptz) RETURNS integer
+CREATE FUNCTION ratelimit._sweep_key(name text, key text, now timestamptz) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    q    /* TEMPLATE: schema */_ratelimit_request;
+    q    ratelimit._request;
     m    integer;
     n    integer;
     at   timestamptz := coalesce(now, clock_timestamp());
     kept timestamptz := at + interval '7 days';
     rec  record;
 BEGIN
-    SELECT count(*) INTO n FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key;
+    SELECT count(*) INTO n FROM ratelimit.limits AS r WHERE r.name = name AND r.key = key;
     IF n = 0 THEN
         m := 0;
         FOR rec IN
-            SELECT h.id FROM /* TEMPLATE: schema */rate_limit_holds AS h
+            SELECT h.id FROM ratelimit.holds AS h
              WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
              LIMIT 1000
                FOR UPDATE SKIP LOCKED
         LOOP
             -- A recount has counted this hold meanwhile: the next sweep gives it back. Asked under the hold's lock, for which a later recount waits.
-            EXIT WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key);
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', until = kept
+            EXIT WHEN EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key = key);
+            UPDATE ratelimit.holds AS h SET state = 'lapsed', until = kept
              WHERE h.name = name AND h.key = key AND h.id = rec.id;
             m := m + 1;
         END LOOP;
         RETURN m;
     END IF;
     q.rate := 0;
-    IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.unit = 'tokens') THEN
-        q := /* TEMPLATE: schema */_ratelimit_prepare('settle', name, nullif(key, ''), NULL, NULL, 0, 'token bucket', NULL, NULL, 1, key = '', NULL, NULL,
+    IF EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.unit = 'tokens') THEN
+        q := ratelimit._prepare('settle', name, nullif(key, ''), NULL, NULL, 0, 'token bucket', NULL, NULL, 1, key = '', NULL, NULL,
             NULL, NULL, now, later => true, standing => true);
         IF q.effect <> 'numbers' THEN
             RETURN 0;
         END IF;
     END IF;
     SELECT count(*) INTO m FROM (
-        SELECT r.shard FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key ORDER BY r.shard FOR UPDATE SKIP LOCKED
+        SELECT r.shard FROM ratelimit.limits AS r WHERE r.name = name AND r.key = key ORDER BY r.shard FOR UPDATE SKIP LOCKED
     ) AS l;
-    SELECT count(*) INTO n FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key;
+    SELECT count(*) INTO n FROM ratelimit.limits AS r WHERE r.name = name AND r.key = key;
     IF m = 0 OR m <> n THEN
         RETURN 0;
     END IF;
-    RETURN /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], now,
+    RETURN ratelimit._reclaim(ARRAY[name], ARRAY[key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], now,
         q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)], 1000);
 END
 $body$;
@@ -6306,7 +6291,7 @@ $body$;
 -- Sweeps one batch of holds: the next 1000 rows of the primary key, after the given one. It deletes rows that count as absent since an hour,
 -- and gives back expired holds, where the numbers of the limit are known: published, and the same for all keys. It never waits for a lock.
 -- next_name is NULL after the last batch. Commit after each: it holds the locks until then. Each also deletes overrides that are over since a year.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_holds(
+CREATE FUNCTION ratelimit._sweep_holds(
     after_name text, after_key text, after_id text, now timestamptz,
     OUT deleted integer, OUT ended integer, OUT next_name text, OUT next_key text, OUT next_id text
 )
@@ -6327,19 +6312,19 @@ BEGIN
     END IF;
     deleted := 0;
     ended := 0;
-    -- The history of overrides, of a role that may. What ratelimit_add has added is subtracted later, and stays.
+    -- The history of overrides, of a role that may. What ratelimit.add has added is subtracted later, and stays.
     next_name := after_name; next_key := after_key; next_id := after_id;
     IF (SELECT has_table_privilege(y.typrelid, 'DELETE') AND has_table_privilege(y.typrelid, 'UPDATE') FROM pg_catalog.pg_type AS y
-            WHERE y.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limit_overrides)::oid) THEN
-        DELETE FROM /* TEMPLATE: schema */rate_limit_overrides AS o WHERE o.id = ANY (ARRAY(
-            SELECT f.id FROM /* TEMPLATE: schema */rate_limit_overrides AS f
+            WHERE y.oid = pg_catalog.pg_typeof(NULL::ratelimit.overrides)::oid) THEN
+        DELETE FROM ratelimit.overrides AS o WHERE o.id = ANY (ARRAY(
+            SELECT f.id FROM ratelimit.overrides AS f
              WHERE greatest(f.made_at, coalesce(least(f.until, f.removed_at), 'infinity')) < year AND f.added IS NULL
              LIMIT 1000 FOR UPDATE SKIP LOCKED));
         GET DIAGNOSTICS gone = ROW_COUNT;
     END IF;
     FOR rec IN
         SELECT h.name, h.key, h.id, h.unit, h.state <> 'held' AND h.until < hour AS over, h.state = 'held' AND h.token IS NOT NULL AND h.until <= at AS expired
-          FROM /* TEMPLATE: schema */rate_limit_holds AS h
+          FROM ratelimit.holds AS h
          WHERE (h.name, h.key, h.id) > (after_name, after_key, after_id)
          ORDER BY h.name, h.key, h.id
          LIMIT 1000
@@ -6350,14 +6335,14 @@ BEGIN
         END IF;
         next_name := rec.name; next_key := rec.key; next_id := rec.id;
         CONTINUE WHEN NOT rec.over;
-        PERFORM 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h -- asks again, on the newest version
+        PERFORM 1 FROM ratelimit.holds AS h -- asks again, on the newest version
           WHERE h.name = rec.name AND h.key = rec.key AND h.id = rec.id AND h.state <> 'held' AND h.until < hour FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
-        DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = rec.name AND h.key = rec.key AND h.id = rec.id;
+        DELETE FROM ratelimit.holds AS h WHERE h.name = rec.name AND h.key = rec.key AND h.id = rec.id;
         deleted := deleted + 1;
     END LOOP;
     FOR i IN 1..pg_catalog.cardinality(due) / 2 LOOP
-        ended := ended + /* TEMPLATE: schema */_ratelimit_sweep_key(due[2 * i - 1], due[2 * i], now);
+        ended := ended + ratelimit._sweep_key(due[2 * i - 1], due[2 * i], now);
     END LOOP;
     IF seen < 1000 AND gone < 1000 THEN
         next_name := NULL; next_key := NULL; next_id := NULL;
@@ -6369,7 +6354,7 @@ $body$;
 --
 -- Both tables are read by limit and by time, and rows go by time: hence the two indexes. Counts are in no index, so that updates are
 -- heap-only. ON CONFLICT takes both indexes, whatever the order of their columns.
-CREATE TABLE /* TEMPLATE: schema */rate_limit_usage (
+CREATE TABLE ratelimit.usage (
     name     text COLLATE "C" NOT NULL,
     minute   timestamptz      NOT NULL CHECK (isfinite(minute)),
     granted  bigint           NOT NULL,
@@ -6384,26 +6369,26 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_usage (
     UNIQUE (minute, name)
 ) WITH (fillfactor = 90);
 
-COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_usage IS 'txlimit: what was granted and denied, by limit and minute; see ratelimit_usage';
+COMMENT ON TABLE ratelimit.usage IS 'txlimit: what was granted and denied, by limit and minute; see ratelimit.usage';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.name IS 'the name of the limit';
+COMMENT ON COLUMN ratelimit.usage.name IS 'the name of the limit';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.minute IS 'the begin of the minute';
+COMMENT ON COLUMN ratelimit.usage.minute IS 'the begin of the minute';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.granted IS 'requests that were granted; a Wait that was given up is not in it';
+COMMENT ON COLUMN ratelimit.usage.granted IS 'requests that were granted; a Wait that was given up is not in it';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.denied IS 'requests that were denied';
+COMMENT ON COLUMN ratelimit.usage.denied IS 'requests that were denied';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.failed IS 'requests that were neither: the database failed, or they were invalid or above the capacity. Canceled calls, 40001 and 40P01 are not counted';
+COMMENT ON COLUMN ratelimit.usage.failed IS 'requests that were neither: the database failed, or they were invalid or above the capacity. Canceled calls, 40001 and 40P01 are not counted';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.tokens IS 'tokens that were taken, by Charge, by Settle and by a Wait that was given up as well';
+COMMENT ON COLUMN ratelimit.usage.tokens IS 'tokens that were taken, by Charge, by Settle and by a Wait that was given up as well';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.refunded IS 'tokens that were given back';
+COMMENT ON COLUMN ratelimit.usage.refunded IS 'tokens that were given back';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.waited IS 'seconds from the grants to the instants at which their work may run, added up';
+COMMENT ON COLUMN ratelimit.usage.waited IS 'seconds from the grants to the instants at which their work may run, added up';
 
 -- The most denied keys of each limit and hour, 100 at most.
-CREATE TABLE /* TEMPLATE: schema */rate_limit_denials (
+CREATE TABLE ratelimit.denials (
     name        text COLLATE "C" NOT NULL,
     hour        timestamptz      NOT NULL CHECK (isfinite(hour)),
     key         text COLLATE "C" NOT NULL,
@@ -6415,30 +6400,30 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_denials (
     UNIQUE (hour, name, key)
 ) WITH (fillfactor = 90);
 
-COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_denials IS 'txlimit: the most denied keys, by limit and hour; see ratelimit_denials';
+COMMENT ON TABLE ratelimit.denials IS 'txlimit: the most denied keys, by limit and hour; see ratelimit.denials';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.name IS 'the name of the limit';
+COMMENT ON COLUMN ratelimit.denials.name IS 'the name of the limit';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.hour IS 'the begin of the hour, in UTC';
+COMMENT ON COLUMN ratelimit.denials.hour IS 'the begin of the hour, in UTC';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.key IS 'the key, or its hash';
+COMMENT ON COLUMN ratelimit.denials.key IS 'the key, or its hash';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.denied IS 'at least so many requests';
+COMMENT ON COLUMN ratelimit.denials.denied IS 'at least so many requests';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.asked IS 'the tokens that they asked for';
+COMMENT ON COLUMN ratelimit.denials.asked IS 'the tokens that they asked for';
 
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.last_denied IS 'the instant of the last denial';
+COMMENT ON COLUMN ratelimit.denials.last_denied IS 'the instant of the last denial';
 
 -- Adds to the tables what a recorder has counted, and returns the number of rows that were deleted.
 --
---   names, minutes, granted ...     the rows to add to rate_limit_usage
---   denial_names, hours, keys ...   the rows to add to rate_limit_denials
+--   names, minutes, granted ...     the rows to add to ratelimit.usage
+--   denial_names, hours, keys ...   the rows to add to ratelimit.denials
 --   keep                            older rows go: each call deletes up to 1000 of each table, and two for each row that it adds
 --
 -- Arrays may be NULL, which is no row. No two elements may be the same row. Two processes cannot deadlock: the rows that a call may wait for come in one order (usage before
 -- denials), and it waits for no row that it deletes. A row that is locked is left to the next call. A call that waits for 2 seconds
 -- fails (55P03), so that its caller knows that nothing was written.
-CREATE FUNCTION /* TEMPLATE: schema */_ratelimit_record_usage(
+CREATE FUNCTION ratelimit._record_usage(
     names text[], minutes timestamptz[], granted bigint[], denied bigint[], failed bigint[],
     tokens double precision[], refunded double precision[], waited double precision[],
     denial_names text[], hours timestamptz[], keys text[], denials bigint[], asked double precision[], last_denied timestamptz[],
@@ -6457,7 +6442,7 @@ DECLARE
     rec     record;
     deleted integer := 0;
 BEGIN
-    INSERT INTO /* TEMPLATE: schema */rate_limit_usage AS r
+    INSERT INTO ratelimit.usage AS r
     SELECT u.*
       FROM unnest(names, minutes, granted, denied, failed, tokens, refunded, waited) AS u (name, minute, granted, denied, failed, tokens, refunded, waited)
      ORDER BY u.name COLLATE pg_catalog."C", u.minute
@@ -6465,7 +6450,7 @@ BEGIN
        SET granted = r.granted + EXCLUDED.granted, denied = r.denied + EXCLUDED.denied, failed = r.failed + EXCLUDED.failed,
            tokens = r.tokens + EXCLUDED.tokens, refunded = r.refunded + EXCLUDED.refunded, waited = r.waited + EXCLUDED.waited;
 
-    INSERT INTO /* TEMPLATE: schema */rate_limit_denials AS r
+    INSERT INTO ratelimit.denials AS r
     SELECT u.*
       FROM unnest(denial_names, hours, keys, denials, asked, last_denied) AS u (name, hour, key, denied, asked, last_denied)
      ORDER BY u.name COLLATE pg_catalog."C", u.hour, u.key COLLATE pg_catalog."C"
@@ -6482,7 +6467,7 @@ BEGIN
               FROM (SELECT DISTINCT u.name COLLATE pg_catalog."C" AS name, u.hour FROM unnest(denial_names, hours) AS u (name, hour)) AS h
              CROSS JOIN LATERAL (
                 SELECT k.key
-                  FROM /* TEMPLATE: schema */rate_limit_denials AS k
+                  FROM ratelimit.denials AS k
                  WHERE k.name = h.name AND k.hour = h.hour
                  ORDER BY k.denied DESC, k.last_denied DESC, k.key
                 OFFSET 100
@@ -6491,34 +6476,34 @@ BEGIN
           ) AS v
          CROSS JOIN LATERAL (
             SELECT d.name, d.hour, d.key
-              FROM /* TEMPLATE: schema */rate_limit_denials AS d
+              FROM ratelimit.denials AS d
              WHERE d.name = v.name AND d.hour = v.hour AND d.key = v.key
                FOR UPDATE SKIP LOCKED
           ) AS l
     LOOP
-        DELETE FROM /* TEMPLATE: schema */rate_limit_denials AS r WHERE r.name = rec.name AND r.hour = rec.hour AND r.key = rec.key;
+        DELETE FROM ratelimit.denials AS r WHERE r.name = rec.name AND r.hour = rec.hour AND r.key = rec.key;
         deleted := deleted + 1;
     END LOOP;
     FOR rec IN
         SELECT d.name, d.minute
-          FROM /* TEMPLATE: schema */rate_limit_usage AS d
+          FROM ratelimit.usage AS d
          WHERE d.minute < minutes_before
          ORDER BY d.minute
          LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(names), 0)
            FOR UPDATE SKIP LOCKED
     LOOP
-        DELETE FROM /* TEMPLATE: schema */rate_limit_usage AS r WHERE r.name = rec.name AND r.minute = rec.minute;
+        DELETE FROM ratelimit.usage AS r WHERE r.name = rec.name AND r.minute = rec.minute;
         deleted := deleted + 1;
     END LOOP;
     FOR rec IN
         SELECT d.name, d.hour, d.key
-          FROM /* TEMPLATE: schema */rate_limit_denials AS d
+          FROM ratelimit.denials AS d
          WHERE d.hour < hours_before
          ORDER BY d.hour
          LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(denial_names), 0)
            FOR UPDATE SKIP LOCKED
     LOOP
-        DELETE FROM /* TEMPLATE: schema */rate_limit_denials AS r WHERE r.name = rec.name AND r.hour = rec.hour AND r.key = rec.key;
+        DELETE FROM ratelimit.denials AS r WHERE r.name = rec.name AND r.hour = rec.hour AND r.key = rec.key;
         deleted := deleted + 1;
     END LOOP;
     RETURN deleted;
@@ -6527,8 +6512,8 @@ $body$;
 
 -- A query of all limits takes the index by minute, and one of a limit the primary key. It is PL/pgSQL, since Citus refuses a function of
 -- SQL that reads a distributed table by its arguments.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_usage(name text DEFAULT NULL, since timestamptz DEFAULT NULL)
-RETURNS SETOF /* TEMPLATE: schema */rate_limit_usage
+CREATE FUNCTION ratelimit.usage(name text DEFAULT NULL, since timestamptz DEFAULT NULL)
+RETURNS SETOF ratelimit.usage
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -6536,20 +6521,20 @@ DECLARE
     first timestamptz := coalesce(since, now() - interval '1 hour') - interval '1 minute';
 BEGIN
     IF name IS NULL THEN
-        RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */rate_limit_usage AS r WHERE r.minute > first ORDER BY r.minute, r.name;
+        RETURN QUERY SELECT r.* FROM ratelimit.usage AS r WHERE r.minute > first ORDER BY r.minute, r.name;
     ELSE
-        RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */rate_limit_usage AS r WHERE r.name = name COLLATE "C" AND r.minute > first ORDER BY r.minute;
+        RETURN QUERY SELECT r.* FROM ratelimit.usage AS r WHERE r.name = name COLLATE "C" AND r.minute > first ORDER BY r.minute;
     END IF;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_usage(text, timestamptz) IS $text$
+COMMENT ON FUNCTION ratelimit.usage(text, timestamptz) IS $text$
 What was granted and denied, minute by minute, as the programs' usage.Recorder has counted it. A minute without calls has no row.
 
-    SELECT * FROM ratelimit_usage('sendMessage', since => now() - interval '3 hours')
+    SELECT * FROM ratelimit.usage('sendMessage', since => now() - interval '3 hours')
 
     -- the limits that denied most in the last hour
-    SELECT name, sum(denied) AS denied, sum(granted) AS granted FROM ratelimit_usage() GROUP BY name ORDER BY denied DESC
+    SELECT name, sum(denied) AS denied, sum(granted) AS granted FROM ratelimit.usage() GROUP BY name ORDER BY denied DESC
 
 Arguments:
   name      the limit; default NULL: all limits
@@ -6571,7 +6556,7 @@ Result:
 The newest counts are missing: a program writes them every ten seconds, unless it says otherwise.
 $text$;
 
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_denials(name text, since timestamptz DEFAULT NULL)
+CREATE FUNCTION ratelimit.denials(name text, since timestamptz DEFAULT NULL)
 RETURNS TABLE (key text, denied bigint, asked double precision, last_denied timestamptz)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
@@ -6583,7 +6568,7 @@ BEGIN
         SELECT k.key, k.denied, k.asked, k.last_denied
           FROM (
             SELECT r.key, least(sum(r.denied), 9223372036854775807::numeric)::bigint AS denied, sum(greatest(least(r.asked, '1e100'), '-1e100')) AS asked, max(r.last_denied) AS last_denied
-              FROM /* TEMPLATE: schema */rate_limit_denials AS r
+              FROM ratelimit.denials AS r
              WHERE r.name = name COLLATE "C" AND r.hour > first
              GROUP BY r.key
           ) AS k
@@ -6591,10 +6576,10 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_denials(text, timestamptz) IS $text$
+COMMENT ON FUNCTION ratelimit.denials(text, timestamptz) IS $text$
 The most denied keys of a rate limit, worst first, as the programs' usage.Recorder has counted them.
 
-    SELECT * FROM ratelimit_denials('sendMessage', since => now() - interval '3 hours') LIMIT 20
+    SELECT * FROM ratelimit.denials('sendMessage', since => now() - interval '3 hours') LIMIT 20
 
 Arguments:
   name         the limit
@@ -6615,7 +6600,7 @@ $text$;
 -- Tokens are granted by writing rows, so no grant passes the trigger, whatever the call. It is an AFTER trigger: a BEFORE trigger
 -- would lock the row before the UPDATE does, and would also see the rows that ON CONFLICT DO NOTHING does not insert. It is not a
 -- CHECK: the DETAIL of a CHECK's error has the row, and so the key, and its error cannot say what to do.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_refuse() RETURNS trigger
+CREATE FUNCTION ratelimit.refuse() RETURNS trigger
 LANGUAGE plpgsql
 AS $body$
 BEGIN
@@ -6626,13 +6611,13 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_refuse() IS $text$
+COMMENT ON FUNCTION ratelimit.refuse() IS $text$
 Refuses keys that do not belong to this server, one of several between which the keys are shared out. Without it, a call that reaches
 the wrong server finds a full limit there, and is granted. Each server gets a trigger of its own, with a condition that is true for
 keys that are not its own:
 
-    CREATE TRIGGER rate_limits_guard AFTER INSERT OR UPDATE ON rate_limits FOR EACH ROW
-        WHEN (NOT starts_with(NEW.key, 'eu|')) EXECUTE FUNCTION ratelimit_refuse()
+    CREATE TRIGGER limits_guard AFTER INSERT OR UPDATE ON ratelimit.limits FOR EACH ROW
+        WHEN (NOT starts_with(NEW.key, 'eu|')) EXECUTE FUNCTION ratelimit.refuse()
 
     -- the third of four servers, which share keys by their hash
         WHEN (hashtextextended(NEW.key, 0) & 3 <> 2)
@@ -6643,6 +6628,53 @@ Errors:
   RL004    the key is not this server's. Nothing was taken, and the transaction is aborted
 $text$;
 
+-- Gives a role what its work needs. Three words are enough: who looks, who consumes, who operates. The owner of the schema calls it.
+--
+-- The functions with the rights of their owner change rows of the history. So they are for operators alone.
+CREATE FUNCTION ratelimit.grant(role name, work text) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    own regnamespace := (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'ratelimit.limits'::regclass);
+    f   regprocedure;
+BEGIN
+    IF (work IN ('look', 'consume', 'operate')) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'work must be look, consume or operate, not ' || coalesce(quote_literal(work), 'NULL');
+    END IF;
+    EXECUTE format('GRANT USAGE ON SCHEMA %s TO %I', own, role);
+    FOR f IN SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = own AND (NOT p.prosecdef OR work = 'operate') LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', f, role);
+    END LOOP;
+    EXECUTE format('GRANT SELECT ON ratelimit.limits, ratelimit.holds, ratelimit.definitions, ratelimit.overrides, ratelimit.usage, ratelimit.denials TO %I', role);
+    IF work = 'consume' THEN
+        EXECUTE format('GRANT INSERT, UPDATE, DELETE ON ratelimit.limits, ratelimit.holds, ratelimit.definitions, ratelimit.usage, ratelimit.denials TO %I', role);
+        EXECUTE format('GRANT SELECT, INSERT, UPDATE ON ratelimit.sweeps TO %I', role);
+        FOR n IN 0..31 LOOP -- Hot locks them
+            EXECUTE format('GRANT UPDATE ON ratelimit.turn_%s TO %I', to_char(n, 'FM00'), role);
+        END LOOP;
+    ELSIF work = 'operate' THEN
+        EXECUTE format('GRANT INSERT (name, key, effect, rate, capacity, max_reserved, until, reason, made_by) ON ratelimit.overrides TO %I', role);
+        EXECUTE format('GRANT UPDATE, DELETE ON ratelimit.limits, ratelimit.holds TO %I', role);
+    END IF;
+END
+$body$;
+
+COMMENT ON FUNCTION ratelimit.grant(name, text) IS $text$
+Give a role what its work needs: USAGE on the schema, and the functions and tables.
+
+    SELECT ratelimit.grant('app', 'consume')
+
+Arguments:
+  role  the role
+  work  'look'     reads limits, keys, holds, overrides and usage: Check, ratelimit.keys, a page that only reads
+        'consume'  what a program needs, with all that ratelimit.Open does. It may not override
+        'operate'  looks, and overrides, blocks, restores, resets and releases
+
+Roles that were granted may also use the functions that later migrations make. docs/security.md says what each of them can do. To take it back: DROP OWNED BY
+$text$;
+
 -- Says which schema this is. The library asks it when a program starts, and `txlimit migrate status` does.
 --
 -- version is the number of the newest migration. hash is made of the functions as they are now, without the schema's name, so it also
@@ -6650,7 +6682,7 @@ $text$;
 --
 -- Postgres has no source of a body after RETURN: it prints one. So that it always prints the same, no schema is in sight but this one.
 -- Bodies in text have "schema". before each name of the engine, and nowhere else: the engine quotes nothing.
-CREATE FUNCTION /* TEMPLATE: schema */ratelimit_schema(OUT version integer, OUT hash text)
+CREATE FUNCTION ratelimit.schema(OUT version integer, OUT hash text)
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC' SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1 SET quote_all_identifiers = off
@@ -6663,243 +6695,255 @@ DECLARE
 BEGIN
     SELECT n.oid, n.nspname INTO own, name
       FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace
-     WHERE t.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limits)::oid;
+     WHERE t.oid = pg_catalog.pg_typeof(NULL::ratelimit.limits)::oid;
     PERFORM set_config('search_path', quote_ident(name) || ', pg_temp', true); -- until this function ends
     SELECT encode(sha256(convert_to(pg_catalog.string_agg(f.text, E'\n' ORDER BY f.text COLLATE "C"), 'UTF8')), 'hex') INTO hash
       FROM (
         SELECT p.proname::text || ' ' || CASE WHEN p.prosqlbody IS NULL
-               THEN pg_catalog.replace(p.prosrc, '"' || pg_catalog.replace(name, '"', '""') || '".', '')
+               THEN pg_catalog.replace(p.prosrc, 'ratelimit.', '')
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_ratelimit_after,_ratelimit_all,_ratelimit_answer,_ratelimit_apply,_ratelimit_ask,_ratelimit_available,_ratelimit_back,_ratelimit_bar,_ratelimit_by_hand,_ratelimit_capacity,_ratelimit_check_definition,_ratelimit_claim,_ratelimit_coalesce,_ratelimit_consume,_ratelimit_consume_keys,_ratelimit_consume_several,_ratelimit_consume_sharded,_ratelimit_costly,_ratelimit_defined,_ratelimit_denied,_ratelimit_distributed,_ratelimit_due,_ratelimit_each,_ratelimit_even,_ratelimit_extend,_ratelimit_free_at,_ratelimit_free_slots,_ratelimit_full_at,_ratelimit_give_back,_ratelimit_grid,_ratelimit_here,_ratelimit_hold,_ratelimit_hold_by_hand,_ratelimit_hold_many,_ratelimit_holds_here,_ratelimit_idle,_ratelimit_in_force,_ratelimit_insert_override,_ratelimit_instant,_ratelimit_kept,_ratelimit_keys,_ratelimit_known,_ratelimit_known_until,_ratelimit_lapsed,_ratelimit_lasts,_ratelimit_left,_ratelimit_list,_ratelimit_list_holds,_ratelimit_lock,_ratelimit_longest,_ratelimit_many,_ratelimit_may,_ratelimit_micros,_ratelimit_move,_ratelimit_nearest,_ratelimit_note_reset,_ratelimit_numbers,_ratelimit_one_server,_ratelimit_overrides,_ratelimit_pause,_ratelimit_prepare,_ratelimit_prepare_slots,_ratelimit_promise,_ratelimit_publish,_ratelimit_published,_ratelimit_raise,_ratelimit_reaching,_ratelimit_read,_ratelimit_read_token,_ratelimit_reclaim,_ratelimit_record_usage,_ratelimit_recount,_ratelimit_refund,_ratelimit_release_by_hand,_ratelimit_release_many,_ratelimit_repaid,_ratelimit_repaid_at,_ratelimit_reset,_ratelimit_resume,_ratelimit_retry_at,_ratelimit_rows,_ratelimit_run_at,_ratelimit_same_windows,_ratelimit_settle,_ratelimit_shown,_ratelimit_state,_ratelimit_states,_ratelimit_stored_keys,_ratelimit_stored_names,_ratelimit_sweep,_ratelimit_sweep_holds,_ratelimit_sweep_key,_ratelimit_sweep_numbers,_ratelimit_sweep_rows,_ratelimit_sweep_turn,_ratelimit_taken_twice,_ratelimit_tolerance,_ratelimit_total,_ratelimit_under,_ratelimit_upto,_ratelimit_usable,_ratelimit_valid,_ratelimit_validate,_ratelimit_validate_slots,_ratelimit_validate_varies,_ratelimit_when,_ratelimit_whole,_ratelimit_windows,_ratelimit_wire_apply,_ratelimit_wire_apply_one,_ratelimit_wire_consume,_ratelimit_wire_consume_several,_ratelimit_wire_consume_sharded,_ratelimit_wire_each,_ratelimit_wire_hold,_ratelimit_wire_move,_ratelimit_wire_refund,_ratelimit_wire_refund_one,_ratelimit_wire_settle,_ratelimit_wrong_id,_ratelimit_wrong_key,_ratelimit_zone,ratelimit,ratelimit_add,ratelimit_all,ratelimit_block,ratelimit_denials,ratelimit_hold,ratelimit_hold_many,ratelimit_holds,ratelimit_key,ratelimit_key_parts,ratelimit_keys,ratelimit_override,ratelimit_pause,ratelimit_publish,ratelimit_recount,ratelimit_refuse,ratelimit_release,ratelimit_release_many,ratelimit_reserve,ratelimit_reset,ratelimit_restore,ratelimit_resume,ratelimit_schema,ratelimit_sweep,ratelimit_take,ratelimit_try,ratelimit_unblock,ratelimit_unlimited,ratelimit_usage}'::text[])
-           AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
+           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_due,_each,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_list_holds,_lock,_longest,_many,_may,_micros,_move,_nearest,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_settle,_shown,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage}'::text[])
+           AND p.proname::text <> ALL ('{_distributed,_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_schema() IS $text$
+COMMENT ON FUNCTION ratelimit.schema() IS $text$
 Says which schema of txlimit this is.
 
-    SELECT * FROM ratelimit_schema()
+    SELECT * FROM ratelimit.schema()
 
 Result:
   version  the number of the newest migration. A library works on its own version and on newer ones
   hash     of the functions as they are now. Another one for the same version: a function was edited here, or the schema is of another build.
            `txlimit migrate status` says whether it is as it was generated
 $text$;
-$engine$, '/* TEMPLATE: schema */', '"' || pg_catalog.replace(current_schema::text, '"', '""') || '".');
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+DO $$
+DECLARE
+    f record;
+BEGIN
+    FOR f IN
+        SELECT p.oid::pg_catalog.regprocedure AS signature, a.grantee::pg_catalog.regrole AS role
+          FROM pg_catalog.pg_proc AS p
+          JOIN pg_catalog.pg_proc AS beside ON beside.oid = CASE WHEN p.prosecdef THEN 'ratelimit.restore' ELSE 'ratelimit.schema' END::pg_catalog.regproc
+          LEFT JOIN LATERAL pg_catalog.aclexplode(beside.proacl) AS a ON a.grantee NOT IN (0, p.proowner)
+         WHERE p.pronamespace = beside.pronamespace
+           AND p.proname::text = ANY ('{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_publish,publish,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_due,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,_list_holds,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}'::text[])
+    LOOP
+        EXECUTE pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', f.signature);
+        IF f.role IS NOT NULL THEN
+            EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', f.signature, f.role);
+        END IF;
+    END LOOP;
 END
-$migration$;
+$$;
 -- +goose StatementEnd
 
 -- +goose Down
 -- +goose StatementBegin
-DO $migration$
-BEGIN
-EXECUTE pg_catalog.replace($engine$
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_schema();
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_refuse();
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_denials(name text, since timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_usage(name text, since timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_record_usage(names text[], minutes timestamptz[], granted bigint[], denied bigint[], failed bigint[], tokens double precision[], refunded double precision[], waited double precision[], denial_names text[], hours timestamptz[], keys text[], denials bigint[], asked double precision[], last_denied timestamptz[], keep interval);
-DROP TABLE /* TEMPLATE: schema */rate_limit_denials;
-DROP TABLE /* TEMPLATE: schema */rate_limit_usage;
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_holds(after_name text, after_key text, after_id text, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_key(name text, key text, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_sweep(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, first text, varies interval);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, first text, varies interval, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_rows(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, varies interval, first text, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_numbers(name text, INOUT rate double precision, INOUT period interval, INOUT kind text, INOUT capacity double precision, INOUT start timestamptz, INOUT varies interval);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_idle(value double precision, ts timestamptz, shards smallint, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, varies interval);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_sweep_turn(name text, step text, since interval, mine timestamptz);
-DROP TABLE /* TEMPLATE: schema */rate_limit_sweeps;
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_states(name text, keys text[], at timestamptz, given /* TEMPLATE: schema */_ratelimit_terms, alone boolean, whole boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_state(name text, key text, n /* TEMPLATE: schema */_ratelimit_terms, value double precision[], ts timestamptz[], lapses boolean, at timestamptz, given /* TEMPLATE: schema */_ratelimit_terms, windows timestamptz[], whole boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_free_slots(name text, key text, capacity double precision, at timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_rows(name text, keys text[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_stored_keys(name text, first text, below text, most integer);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_stored_names(most integer);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_resume(name text, key text, global boolean);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_pause(name text, key text, until timestamptz, remaining double precision, rate double precision, period interval, capacity double precision, shards integer, global boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_resume(names text[], keys text[], now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_pause(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], shards integer[], mosts double precision[], until timestamptz, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_recount(name text, key text, global boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_recount(name text, key text, global boolean);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_release_many(name text, key text, ids text[], global boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_release_many(name text, key text, ids text[], global boolean);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_hold_many(name text, key text, ids text[], global boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_hold_many(name text, key text, ids text[], global boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_many(name text, key text, ids text[], global boolean);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_holds(name text, key text, global boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_list_holds(name text, key text, global boolean);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_release(name text, key text, id text, global boolean, reason text, who text);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_release_by_hand(name text, key text, id text, global boolean, reason text, who text, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_hold(name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_published(name text, key text);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_hold_by_hand(name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_read_token(INOUT id text);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wrong_id(id text);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_settle(release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], used double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_hold(own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_taken_twice();
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_holds_here(place regtype);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_extend(names text[], keys text[], ids text[], tokens uuid[], ttls interval[], now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_settle(release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], used double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_hold(own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_free_at(name text, key text, count double precision, floor double precision, at timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_claim(own text, own_token uuid, units text[], names text[], keys text[], shards integer[], counts double precision[], d /* TEMPLATE: schema */_ratelimit_decisions, at timestamptz, INOUT until timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_bar(own text, own_token uuid, names text[], keys text[], now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_known(own text, own_token uuid, taking integer, names text[], keys text[], at timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_reclaim(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[], most integer);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_due(back double precision[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_may(privilege text);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_lapsed(name text, key text, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[], only_ids text[]);
-DROP TYPE /* TEMPLATE: schema */_ratelimit_held;
-DROP INDEX /* TEMPLATE: schema */rate_limit_holds_held;
-DROP TABLE /* TEMPLATE: schema */rate_limit_holds;
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_all(requests jsonb);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_all(requests jsonb, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_read(request jsonb, number bigint, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_take(name text, key text, rate double precision, period interval, most bigint, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_reserve(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_try(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_by_hand(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_denied(names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_answer(verb text, q /* TEMPLATE: schema */_ratelimit_request, granted boolean, at timestamptz, value double precision[], ts timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_repaid_at(verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_full_at(verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, owed boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_retry_at(verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, anyhow boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_reaching(q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, count double precision, floor double precision);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_known_until(q /* TEMPLATE: schema */_ratelimit_request, standing boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_after(verb text, q /* TEMPLATE: schema */_ratelimit_request, standing boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_ask(name text, key text, n /* TEMPLATE: schema */_ratelimit_terms, at timestamptz, given /* TEMPLATE: schema */_ratelimit_terms, windows timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_prepare(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz, later boolean, standing boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_prepare_slots(verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz);
-DROP TYPE /* TEMPLATE: schema */_ratelimit_request;
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(since pg_snapshot, after bigint);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_unblock(name text, key text, who text);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_restore(name text, key text, effect text, who text);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(name text, key text, until timestamptz, reason text, who text);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_block(name text, key text, until timestamptz, reason text, who text);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_override(name text, key text, rate double precision, capacity double precision, max_reserved double precision, until timestamptz, reason text, who text);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_insert_override(name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision, until timestamptz, reason text, who text);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_nearest(name text);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(name text, key text, at timestamptz, before bigint, varying boolean, under bigint, standing boolean, given /* TEMPLATE: schema */_ratelimit_terms);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_under(d /* TEMPLATE: schema */_ratelimit_terms, o /* TEMPLATE: schema */rate_limit_overrides);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_defined(name text);
-DROP TYPE /* TEMPLATE: schema */_ratelimit_terms;
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_capacity(rate double precision, capacity double precision, new_rate double precision, new_capacity double precision);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_in_force(name text, keys text[], at timestamptz, most bigint);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_usable(effect text, rate double precision, capacity double precision, max_reserved double precision);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_lasts(until timestamptz, removed_at timestamptz, at timestamptz);
-DROP INDEX /* TEMPLATE: schema */rate_limit_overrides_newest;
-DROP INDEX /* TEMPLATE: schema */rate_limit_overrides_numbers;
-DROP INDEX /* TEMPLATE: schema */rate_limit_overrides_ends;
-DROP TABLE /* TEMPLATE: schema */rate_limit_overrides;
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_publish(program text, definitions jsonb, heartbeat boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_list(program text, own text);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_check_definition(definition jsonb, number bigint);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate_slots(name text, capacity double precision);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate_varies(name text, rate double precision, period interval, kind text, capacity double precision, varies interval);
-DROP TABLE /* TEMPLATE: schema */rate_limit_definitions;
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_left(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, reserve boolean, windows timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_kept("left" double precision, ts timestamptz[], at timestamptz, run_at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, windows timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_run_at("left" double precision, ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, windows timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_repaid(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, windows timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_when(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, reserve boolean, windows timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_total(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_grid(name text, key text, period interval, kind text, start timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_instant(micros bigint);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_micros(at timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wrong_key(key text, global boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_validate(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer, zone text, anchor timestamp, zero boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_zone(zone text);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_same_windows(period interval, a timestamp, b timestamp);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_windows(period interval, zone text, anchor timestamp, at timestamptz, back integer, ahead integer);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_longest(period interval);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_key_parts(key text);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_key(VARIADIC parts text[]);
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_31;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_30;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_29;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_28;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_27;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_26;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_25;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_24;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_23;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_22;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_21;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_20;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_19;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_18;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_17;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_16;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_15;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_14;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_13;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_12;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_11;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_10;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_09;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_08;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_07;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_06;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_05;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_04;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_03;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_02;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_01;
-DROP VIEW /* TEMPLATE: schema */rate_limits_turn_00;
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_raise(names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(names text[], rates double precision[], periods interval[], capacities double precision[], keys text[], defs integer[], starts timestamptz[], repeats integer[], counts double precision[], floors double precision[], calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[], ask_counts double precision[], ask_floors double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */ratelimit_reset(name text, key text, global boolean, reason text, who text);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_note_reset(name text, key text, reason text, who text, effect text);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_reset(names text[], keys text[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_each(ends integer[], names text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floors double precision[], shard_a integer[], shard_b integer[], keys text[], counts double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_move(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floor double precision, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_refund_one(name text, key text, rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply_one(op text, name text, key text, rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_wire_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_each(ends integer[], names text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floors double precision[], shard_a integer[], shard_b integer[], keys text[], counts double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_keys(name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz, floor double precision, coalesced boolean);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_move(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floor double precision, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_lock(names text[], keys text[], capacities double precision[], shards integer[], now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_give_back(value double precision[], ts timestamptz[], promised timestamptz, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, taken double precision, held double precision, part double precision, taken_at timestamptz, run_at timestamptz, windows timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_promise("left" double precision, floor double precision, ts timestamptz, rate double precision, period interval, capacity double precision);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_costly(shards smallint);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_here(place regtype);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]);
-DROP TYPE /* TEMPLATE: schema */_ratelimit_settled;
-DROP TYPE /* TEMPLATE: schema */_ratelimit_decisions;
-DROP TYPE /* TEMPLATE: schema */_ratelimit_decision;
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_one_server();
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_distributed();
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_valid(rate double precision, period interval, capacity double precision, count double precision, now timestamptz);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_shown(total double precision, rate double precision, capacity double precision);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_even(total double precision, rate double precision, capacity double precision);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_whole(total double precision, lowest double precision);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_tolerance(capacity double precision, lowest double precision);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_upto(at timestamptz, period interval, start timestamptz, windows timestamptz[]);
-DROP FUNCTION /* TEMPLATE: schema */_ratelimit_available(value double precision, ts timestamptz, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[]);
-DROP TABLE /* TEMPLATE: schema */rate_limits;
-$engine$, '/* TEMPLATE: schema */', '"' || pg_catalog.replace(current_schema::text, '"', '""') || '".');
-END
-$migration$;
+DROP FUNCTION ratelimit.schema();
+DROP FUNCTION ratelimit.grant(role name, work text);
+DROP FUNCTION ratelimit.refuse();
+DROP FUNCTION ratelimit.denials(name text, since timestamptz);
+DROP FUNCTION ratelimit.usage(name text, since timestamptz);
+DROP FUNCTION ratelimit._record_usage(names text[], minutes timestamptz[], granted bigint[], denied bigint[], failed bigint[], tokens double precision[], refunded double precision[], waited double precision[], denial_names text[], hours timestamptz[], keys text[], denials bigint[], asked double precision[], last_denied timestamptz[], keep interval);
+DROP TABLE ratelimit.denials;
+DROP TABLE ratelimit.usage;
+DROP FUNCTION ratelimit._sweep_holds(after_name text, after_key text, after_id text, now timestamptz);
+DROP FUNCTION ratelimit._sweep_key(name text, key text, now timestamptz);
+DROP FUNCTION ratelimit.sweep(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, first text, varies interval);
+DROP FUNCTION ratelimit._sweep(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, first text, varies interval, now timestamptz);
+DROP FUNCTION ratelimit._sweep_rows(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, varies interval, first text, now timestamptz);
+DROP FUNCTION ratelimit._sweep_numbers(name text, INOUT rate double precision, INOUT period interval, INOUT kind text, INOUT capacity double precision, INOUT start timestamptz, INOUT varies interval);
+DROP FUNCTION ratelimit._idle(value double precision, ts timestamptz, shards smallint, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, varies interval);
+DROP FUNCTION ratelimit._sweep_turn(name text, step text, since interval, mine timestamptz);
+DROP TABLE ratelimit.sweeps;
+DROP FUNCTION ratelimit.keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[]);
+DROP FUNCTION ratelimit._keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], now timestamptz);
+DROP FUNCTION ratelimit._states(name text, keys text[], at timestamptz, given ratelimit._terms, alone boolean, whole boolean);
+DROP FUNCTION ratelimit._state(name text, key text, n ratelimit._terms, value double precision[], ts timestamptz[], lapses boolean, at timestamptz, given ratelimit._terms, windows timestamptz[], whole boolean);
+DROP FUNCTION ratelimit._free_slots(name text, key text, capacity double precision, at timestamptz);
+DROP FUNCTION ratelimit._rows(name text, keys text[]);
+DROP FUNCTION ratelimit._stored_keys(name text, first text, below text, most integer);
+DROP FUNCTION ratelimit._stored_names(most integer);
+DROP FUNCTION ratelimit.resume(name text, key text, global boolean);
+DROP FUNCTION ratelimit.pause(name text, key text, until timestamptz, remaining double precision, rate double precision, period interval, capacity double precision, shards integer, global boolean);
+DROP FUNCTION ratelimit._resume(names text[], keys text[], now timestamptz);
+DROP FUNCTION ratelimit._pause(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], shards integer[], mosts double precision[], until timestamptz, now timestamptz);
+DROP FUNCTION ratelimit.recount(name text, key text, global boolean);
+DROP FUNCTION ratelimit._recount(name text, key text, global boolean);
+DROP FUNCTION ratelimit.release_many(name text, key text, ids text[], global boolean);
+DROP FUNCTION ratelimit._release_many(name text, key text, ids text[], global boolean);
+DROP FUNCTION ratelimit.hold_many(name text, key text, ids text[], global boolean);
+DROP FUNCTION ratelimit._hold_many(name text, key text, ids text[], global boolean);
+DROP FUNCTION ratelimit._many(name text, key text, ids text[], global boolean);
+DROP FUNCTION ratelimit.holds(name text, key text, global boolean);
+DROP FUNCTION ratelimit._list_holds(name text, key text, global boolean);
+DROP FUNCTION ratelimit.release(name text, key text, id text, global boolean, reason text, who text);
+DROP FUNCTION ratelimit._release_by_hand(name text, key text, id text, global boolean, reason text, who text, now timestamptz);
+DROP FUNCTION ratelimit.hold(name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean);
+DROP FUNCTION ratelimit._published(name text, key text);
+DROP FUNCTION ratelimit._hold_by_hand(name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz);
+DROP FUNCTION ratelimit._read_token(INOUT id text);
+DROP FUNCTION ratelimit._wrong_id(id text);
+DROP FUNCTION ratelimit._wire_settle(release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], used double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION ratelimit._wire_hold(own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION ratelimit._taken_twice();
+DROP FUNCTION ratelimit._extend(names text[], keys text[], ids text[], tokens uuid[], ttls interval[], now timestamptz);
+DROP FUNCTION ratelimit._settle(release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], used double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION ratelimit._hold(own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION ratelimit._free_at(name text, key text, count double precision, floor double precision, at timestamptz);
+DROP FUNCTION ratelimit._claim(own text, own_token uuid, units text[], names text[], keys text[], shards integer[], counts double precision[], d ratelimit._decisions, at timestamptz, INOUT until timestamptz);
+DROP FUNCTION ratelimit._bar(own text, own_token uuid, names text[], keys text[], now timestamptz);
+DROP FUNCTION ratelimit._known(own text, own_token uuid, taking integer, names text[], keys text[], at timestamptz);
+DROP FUNCTION ratelimit._reclaim(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[], most integer);
+DROP FUNCTION ratelimit._due(back double precision[]);
+DROP FUNCTION ratelimit._may(privilege text);
+DROP FUNCTION ratelimit._lapsed(name text, key text, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[], only_ids text[]);
+DROP TYPE ratelimit._held;
+DROP INDEX ratelimit.holds_held;
+DROP TABLE ratelimit.holds;
+DROP FUNCTION ratelimit.consume_all(requests jsonb);
+DROP FUNCTION ratelimit._all(requests jsonb, now timestamptz);
+DROP FUNCTION ratelimit._read(request jsonb, number bigint, now timestamptz);
+DROP FUNCTION ratelimit.take(name text, key text, rate double precision, period interval, most bigint, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp);
+DROP FUNCTION ratelimit.reserve(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision);
+DROP FUNCTION ratelimit.try(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp);
+DROP FUNCTION ratelimit.consume(name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp);
+DROP FUNCTION ratelimit._by_hand(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz);
+DROP FUNCTION ratelimit._denied(names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz);
+DROP FUNCTION ratelimit._answer(verb text, q ratelimit._request, granted boolean, at timestamptz, value double precision[], ts timestamptz[]);
+DROP FUNCTION ratelimit._repaid_at(verb text, q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz);
+DROP FUNCTION ratelimit._full_at(verb text, q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz, owed boolean);
+DROP FUNCTION ratelimit._retry_at(verb text, q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz, anyhow boolean);
+DROP FUNCTION ratelimit._reaching(q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz, count double precision, floor double precision);
+DROP FUNCTION ratelimit._known_until(q ratelimit._request, standing boolean);
+DROP FUNCTION ratelimit._after(verb text, q ratelimit._request, standing boolean);
+DROP FUNCTION ratelimit._ask(name text, key text, n ratelimit._terms, at timestamptz, given ratelimit._terms, windows timestamptz[]);
+DROP FUNCTION ratelimit._prepare(verb text, name text, key text, rate double precision, period interval, count double precision, kind text, capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp, max_reserved double precision, most double precision, now timestamptz, later boolean, standing boolean);
+DROP FUNCTION ratelimit._prepare_slots(verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz);
+DROP TYPE ratelimit._request;
+DROP FUNCTION ratelimit._overrides(since pg_snapshot, after bigint);
+DROP FUNCTION ratelimit.add(id bigint, capacity double precision);
+DROP FUNCTION ratelimit.unblock(name text, key text, who text);
+DROP FUNCTION ratelimit.restore(name text, key text, effect text, who text);
+DROP FUNCTION ratelimit.unlimited(name text, key text, until timestamptz, reason text, who text);
+DROP FUNCTION ratelimit.block(name text, key text, until timestamptz, reason text, who text);
+DROP FUNCTION ratelimit.override(name text, key text, rate double precision, capacity double precision, max_reserved double precision, until timestamptz, reason text, who text);
+DROP FUNCTION ratelimit._insert_override(name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision, until timestamptz, reason text, who text);
+DROP FUNCTION ratelimit._nearest(name text);
+DROP FUNCTION ratelimit._numbers(name text, key text, at timestamptz, before bigint, varying boolean, under bigint, standing boolean, given ratelimit._terms);
+DROP FUNCTION ratelimit._under(d ratelimit._terms, o ratelimit.overrides);
+DROP FUNCTION ratelimit._defined(name text);
+DROP TYPE ratelimit._terms;
+DROP FUNCTION ratelimit._capacity(rate double precision, capacity double precision, new_rate double precision, new_capacity double precision);
+DROP FUNCTION ratelimit._in_force(name text, keys text[], at timestamptz, most bigint);
+DROP FUNCTION ratelimit._usable(effect text, rate double precision, capacity double precision, max_reserved double precision);
+DROP FUNCTION ratelimit._lasts(until timestamptz, removed_at timestamptz, at timestamptz);
+DROP INDEX ratelimit.overrides_newest;
+DROP INDEX ratelimit.overrides_numbers;
+DROP INDEX ratelimit.overrides_ends;
+DROP TABLE ratelimit.overrides;
+DROP FUNCTION ratelimit.publish(program text, definitions jsonb);
+DROP FUNCTION ratelimit._publish(program text, definitions jsonb, heartbeat boolean);
+DROP FUNCTION ratelimit._list(program text, own text);
+DROP FUNCTION ratelimit._check_definition(definition jsonb, number bigint);
+DROP FUNCTION ratelimit._validate_slots(name text, capacity double precision);
+DROP FUNCTION ratelimit._validate_varies(name text, rate double precision, period interval, kind text, capacity double precision, varies interval);
+DROP TABLE ratelimit.definitions;
+DROP FUNCTION ratelimit._left(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, reserve boolean, windows timestamptz[]);
+DROP FUNCTION ratelimit._kept("left" double precision, ts timestamptz[], at timestamptz, run_at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, windows timestamptz[]);
+DROP FUNCTION ratelimit._run_at("left" double precision, ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, windows timestamptz[]);
+DROP FUNCTION ratelimit._repaid(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, windows timestamptz[]);
+DROP FUNCTION ratelimit._when(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, reserve boolean, windows timestamptz[]);
+DROP FUNCTION ratelimit._total(value double precision[], ts timestamptz[], at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[]);
+DROP FUNCTION ratelimit._grid(name text, key text, period interval, kind text, start timestamptz);
+DROP FUNCTION ratelimit._instant(micros bigint);
+DROP FUNCTION ratelimit._micros(at timestamptz);
+DROP FUNCTION ratelimit._wrong_key(key text, global boolean);
+DROP FUNCTION ratelimit._validate(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer, zone text, anchor timestamp, zero boolean);
+DROP FUNCTION ratelimit._back(rate double precision, capacity double precision);
+DROP FUNCTION ratelimit._zone(zone text);
+DROP FUNCTION ratelimit._same_windows(period interval, a timestamp, b timestamp);
+DROP FUNCTION ratelimit._windows(period interval, zone text, anchor timestamp, at timestamptz, back integer, ahead integer);
+DROP FUNCTION ratelimit._longest(period interval);
+DROP FUNCTION ratelimit.key_parts(key text);
+DROP FUNCTION ratelimit.key(VARIADIC parts text[]);
+DROP VIEW ratelimit.turn_31;
+DROP VIEW ratelimit.turn_30;
+DROP VIEW ratelimit.turn_29;
+DROP VIEW ratelimit.turn_28;
+DROP VIEW ratelimit.turn_27;
+DROP VIEW ratelimit.turn_26;
+DROP VIEW ratelimit.turn_25;
+DROP VIEW ratelimit.turn_24;
+DROP VIEW ratelimit.turn_23;
+DROP VIEW ratelimit.turn_22;
+DROP VIEW ratelimit.turn_21;
+DROP VIEW ratelimit.turn_20;
+DROP VIEW ratelimit.turn_19;
+DROP VIEW ratelimit.turn_18;
+DROP VIEW ratelimit.turn_17;
+DROP VIEW ratelimit.turn_16;
+DROP VIEW ratelimit.turn_15;
+DROP VIEW ratelimit.turn_14;
+DROP VIEW ratelimit.turn_13;
+DROP VIEW ratelimit.turn_12;
+DROP VIEW ratelimit.turn_11;
+DROP VIEW ratelimit.turn_10;
+DROP VIEW ratelimit.turn_09;
+DROP VIEW ratelimit.turn_08;
+DROP VIEW ratelimit.turn_07;
+DROP VIEW ratelimit.turn_06;
+DROP VIEW ratelimit.turn_05;
+DROP VIEW ratelimit.turn_04;
+DROP VIEW ratelimit.turn_03;
+DROP VIEW ratelimit.turn_02;
+DROP VIEW ratelimit.turn_01;
+DROP VIEW ratelimit.turn_00;
+DROP FUNCTION ratelimit._raise(names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]);
+DROP FUNCTION ratelimit._coalesce(names text[], rates double precision[], periods interval[], capacities double precision[], keys text[], defs integer[], starts timestamptz[], repeats integer[], counts double precision[], floors double precision[], calls integer[], asks integer[], ask_defs integer[], ask_starts timestamptz[], ask_counts double precision[], ask_floors double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION ratelimit.reset(name text, key text, global boolean, reason text, who text);
+DROP FUNCTION ratelimit._note_reset(name text, key text, reason text, who text, effect text);
+DROP FUNCTION ratelimit._reset(names text[], keys text[]);
+DROP FUNCTION ratelimit._wire_each(ends integer[], names text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floors double precision[], shard_a integer[], shard_b integer[], keys text[], counts double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION ratelimit._wire_move(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floor double precision, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION ratelimit._wire_refund_one(name text, key text, rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION ratelimit._wire_refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION ratelimit._wire_apply_one(op text, name text, key text, rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval);
+DROP FUNCTION ratelimit._wire_apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval);
+DROP FUNCTION ratelimit._wire_consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION ratelimit._wire_consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]);
+DROP FUNCTION ratelimit._wire_consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]);
+DROP FUNCTION ratelimit._each(ends integer[], names text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floors double precision[], shard_a integer[], shard_b integer[], keys text[], counts double precision[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION ratelimit._consume_keys(name text, keys text[], rate double precision, period interval, capacity double precision, counts double precision[], now timestamptz, floor double precision, coalesced boolean);
+DROP FUNCTION ratelimit._move(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floor double precision, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION ratelimit._lock(names text[], keys text[], capacities double precision[], shards integer[], now timestamptz);
+DROP FUNCTION ratelimit._refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION ratelimit._give_back(value double precision[], ts timestamptz[], promised timestamptz, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, taken double precision, held double precision, part double precision, taken_at timestamptz, run_at timestamptz, windows timestamptz[]);
+DROP FUNCTION ratelimit._promise("left" double precision, floor double precision, ts timestamptz, rate double precision, period interval, capacity double precision);
+DROP FUNCTION ratelimit._apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval);
+DROP FUNCTION ratelimit._consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[]);
+DROP FUNCTION ratelimit._consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]);
+DROP FUNCTION ratelimit._costly(shards smallint);
+DROP FUNCTION ratelimit._consume(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, floor double precision, now timestamptz, expect_denial boolean, or_raise boolean, windows timestamptz[]);
+DROP TYPE ratelimit._settled;
+DROP TYPE ratelimit._decisions;
+DROP TYPE ratelimit._decision;
+DROP FUNCTION ratelimit._one_server();
+DROP FUNCTION ratelimit._distributed();
+DROP FUNCTION ratelimit._valid(rate double precision, period interval, capacity double precision, count double precision, now timestamptz);
+DROP FUNCTION ratelimit._shown(total double precision, rate double precision, capacity double precision);
+DROP FUNCTION ratelimit._even(total double precision, rate double precision, capacity double precision);
+DROP FUNCTION ratelimit._whole(total double precision, lowest double precision);
+DROP FUNCTION ratelimit._tolerance(capacity double precision, lowest double precision);
+DROP FUNCTION ratelimit._upto(at timestamptz, period interval, start timestamptz, windows timestamptz[]);
+DROP FUNCTION ratelimit._available(value double precision, ts timestamptz, upto timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[]);
+DROP TABLE ratelimit.limits;
 -- +goose StatementEnd

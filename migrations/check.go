@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/internal/inschema"
 )
 
 // ErrBehind is matched by the error of [Check] for a schema that is older than this library needs, or is not there.
@@ -34,25 +36,28 @@ func (s Schema) Differs() string {
 // It also returns an error if the database or the session has another encoding than UTF8. There, the same key would be stored as one
 // text by this library, and as another by programs that convert.
 //
-// db is a pool, a connection or a transaction of pgx, or ratelimit.SQL of a handle of database/sql. Check only reads. It works on a
-// standby, and needs USAGE on the schema, which must be in the search_path. ratelimit.Open calls it. In a transaction, an older schema
-// than version 1 is a SQL error (42883), after which the transaction is aborted.
+// db is a pool, a connection or a transaction of pgx, or ratelimit.SQL of a handle of database/sql. schema is as for [In]. Check only reads. It works
+// on a standby, and needs USAGE on the schema. ratelimit.Open calls it. In a transaction, a schema that is not there is a SQL error (42883 or
+// 3F000), after which the transaction is aborted.
 func Check(ctx context.Context, db interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}) (Schema, error) {
+}, schema string) (Schema, error) {
+	sql, err := inschema.SQL("SELECT s.version, s.hash, current_setting('server_encoding'), current_setting('client_encoding') FROM ratelimit.schema() AS s", schema)
+	if err != nil {
+		return Schema{}, err
+	}
 	var s Schema
 	var server, client string
 	read := func() error {
-		return db.QueryRow(ctx, "SELECT s.version, s.hash, current_setting('server_encoding'), current_setting('client_encoding') FROM ratelimit_schema() AS s").
-			Scan(&s.Version, &s.Hash, &server, &client)
+		return db.QueryRow(ctx, sql).Scan(&s.Version, &s.Hash, &server, &client)
 	}
-	err := read()
+	err = read()
 	if err == nil && s.Differs() != "" { // while a migration commits, its version may come with the functions of before
 		err = read()
 	}
-	if state := (interface{ SQLState() string })(nil); errors.As(err, &state) && state.SQLState() == "42883" {
-		return Schema{}, fmt.Errorf("%w: there is no function ratelimit_schema: migrate first (`txlimit migrate`, or goose with package migrations); "+
-			"if that was done, is the schema in the search_path, and has this role USAGE on it? %w", ErrBehind, err)
+	if state := (interface{ SQLState() string })(nil); errors.As(err, &state) && (state.SQLState() == "42883" || state.SQLState() == "3F000") {
+		return Schema{}, fmt.Errorf("%w: migrate first (`txlimit migrate`, or goose with package migrations); if that was done, is it the right database and schema, "+
+			"and has this role USAGE on it? %w", ErrBehind, err)
 	}
 	if err != nil {
 		return Schema{}, err

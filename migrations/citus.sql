@@ -1,5 +1,5 @@
 -- For Citus: checks each step of docs/citus.md, says what to do next where one is not as it should be, and makes the functions suit a
--- distributed rate_limits. Run it on the coordinator, as the owner of the functions, for each schema, after every migration:
+-- distributed ratelimit.limits. Run it on the coordinator, as the owner of the functions, for each schema, after every migration:
 --
 --   PGOPTIONS='-c search_path=app' psql -v ON_ERROR_STOP=1 -f citus.sql
 --
@@ -12,7 +12,7 @@ DECLARE
     by_key  boolean; -- row-based sharding; otherwise all rows are on one node
     spread  boolean; -- the other tables are distributed, too: schema-based sharding
     plain   text;    -- tables that are not
-    own     regnamespace; -- of rate_limits
+    own     regnamespace; -- of ratelimit.limits
     n       integer := 0;
     found   text;
     f       record;
@@ -38,42 +38,42 @@ BEGIN
     END IF;
 
     -- 2. The migration.
-    IF to_regclass('rate_limits') IS NULL THEN
-        RAISE undefined_table USING MESSAGE = 'there is no table rate_limits in the search_path',
+    IF to_regclass('ratelimit.limits') IS NULL THEN
+        RAISE undefined_table USING MESSAGE = 'there is no table ratelimit.limits in the search_path',
             HINT = 'Migrate first. If you have: set the search_path to the schema that the migrations ran in, as PGOPTIONS above.';
     END IF;
-    own := (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'rate_limits'::regclass);
-    IF NOT (SELECT pg_has_role(c.relowner, 'USAGE') FROM pg_class AS c WHERE c.oid = 'rate_limits'::regclass) THEN
-        RAISE insufficient_privilege USING MESSAGE = format('%I does not own rate_limits', current_user), HINT = 'Run this file as the role that has migrated.';
+    own := (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'ratelimit.limits'::regclass);
+    IF NOT (SELECT pg_has_role(c.relowner, 'USAGE') FROM pg_class AS c WHERE c.oid = 'ratelimit.limits'::regclass) THEN
+        RAISE insufficient_privilege USING MESSAGE = format('%I does not own ratelimit.limits', current_user), HINT = 'Run this file as the role that has migrated.';
     END IF;
 
     -- 3. The table. 'h': by the hash of a column. 'n': no column; then a reference table has the repmodel 't', and a table of the coordinator no
     -- colocation.
     SELECT d.partmethod = 'h' INTO by_key
       FROM pg_dist_partition AS d
-     WHERE d.logicalrelid = 'rate_limits'::regclass
+     WHERE d.logicalrelid = 'ratelimit.limits'::regclass
        AND (d.partmethod = 'h' OR d.partmethod = 'n' AND d.repmodel <> 't' AND d.colocationid <> 0);
     SELECT string_agg(c.relname, ', ' ORDER BY c.relname) INTO plain
       FROM pg_class AS c
      WHERE c.relnamespace = own AND c.relkind = 'r' AND c.relname ~ '^rate_limit_'
        AND NOT EXISTS (SELECT 1 FROM pg_dist_partition AS d WHERE d.logicalrelid = c.oid AND d.partmethod = 'n' AND d.repmodel <> 't' AND d.colocationid <> 0);
     spread := EXISTS (SELECT 1 FROM pg_dist_partition AS d JOIN pg_class AS c ON c.oid = d.logicalrelid
-         WHERE c.relnamespace = own AND c.relname = 'rate_limit_overrides' AND d.partmethod = 'n' AND d.repmodel <> 't' AND d.colocationid <> 0);
+         WHERE c.relnamespace = own AND c.relname = 'overrides' AND d.partmethod = 'n' AND d.repmodel <> 't' AND d.colocationid <> 0);
     IF to_regclass('pg_dist_schema') IS NOT NULL THEN
         EXECUTE 'SELECT max(''the schema'') FROM pg_dist_schema WHERE schemaid = $1' INTO found USING own;
     END IF;
     IF by_key IS NULL AND found IS NOT NULL THEN
-        RAISE object_not_in_prerequisite_state USING MESSAGE = format('the schema %s is distributed, but its table rate_limits is not', own),
+        RAISE object_not_in_prerequisite_state USING MESSAGE = format('the schema %s is distributed, but its table ratelimit.limits is not', own),
             HINT = 'The schema was distributed before the migration, and Citus does not convert tables that a migration makes. Migrate into a schema that is not distributed, and distribute it then.';
     ELSIF by_key IS NULL THEN
-        RAISE object_not_in_prerequisite_state USING MESSAGE = 'rate_limits is not distributed',
-            HINT = format('For a schema of its own (not public): SELECT citus_schema_distribute(%L). For keys on all nodes: SELECT create_distributed_table(''rate_limits'', ''key'', colocate_with => ''none''). For one node: the same with NULL instead of ''key''.', own);
+        RAISE object_not_in_prerequisite_state USING MESSAGE = 'ratelimit.limits is not distributed',
+            HINT = format('For a schema of its own (not public): SELECT citus_schema_distribute(%L). For keys on all nodes: SELECT create_distributed_table(''ratelimit.limits'', ''key'', colocate_with => ''none''). For one node: the same with NULL instead of ''key''.', own);
     ELSIF (spread OR found IS NOT NULL) AND plain IS NOT NULL THEN
         RAISE object_not_in_prerequisite_state USING MESSAGE = format('of the schema %s, these tables are not distributed: %s', own, plain),
             HINT = 'Make each of them again in the distributed schema, by a CREATE TABLE statement of its own: Citus does not convert tables that a block makes.';
-    ELSIF by_key AND (SELECT column_to_column_name(d.logicalrelid, d.partkey) <> 'key' FROM pg_dist_partition AS d WHERE d.logicalrelid = 'rate_limits'::regclass) THEN
-        RAISE object_not_in_prerequisite_state USING MESSAGE = 'rate_limits is distributed by another column than key',
-            HINT = 'SELECT undistribute_table(''rate_limits''), and SELECT create_distributed_table(''rate_limits'', ''key'', colocate_with => ''none'')';
+    ELSIF by_key AND (SELECT column_to_column_name(d.logicalrelid, d.partkey) <> 'key' FROM pg_dist_partition AS d WHERE d.logicalrelid = 'ratelimit.limits'::regclass) THEN
+        RAISE object_not_in_prerequisite_state USING MESSAGE = 'ratelimit.limits is distributed by another column than key',
+            HINT = 'SELECT undistribute_table(''ratelimit.limits''), and SELECT create_distributed_table(''ratelimit.limits'', ''key'', colocate_with => ''none'')';
     END IF;
 
     -- 4. The functions. A ctid would match rows of every shard. An engine that finds rows by their ctid must stay refused, as it is by its generic plans.
@@ -108,8 +108,8 @@ BEGIN
         SELECT p.oid::regprocedure AS signature
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname IN ('_ratelimit_consume', '_ratelimit_consume_sharded', '_ratelimit_consume_several', '_ratelimit_apply', '_ratelimit_refund',
-                             '_ratelimit_move', '_ratelimit_pause', '_ratelimit_hold', '_ratelimit_settle', '_ratelimit_extend', '_ratelimit_consume_keys', '_ratelimit_each', '_ratelimit_coalesce', '_ratelimit_in_force', '_ratelimit_sweep_numbers', '_ratelimit_sweep_rows')
+           AND p.proname IN ('_consume', '_consume_sharded', '_consume_several', '_apply', '_refund',
+                             '_move', '_pause', '_hold', '_settle', '_extend', '_consume_keys', '_each', '_coalesce', '_in_force', '_sweep_numbers', '_sweep_rows')
     LOOP
         n := n + 1;
         EXECUTE format('ALTER FUNCTION %s %s plan_cache_mode %s', f.signature,
@@ -120,7 +120,7 @@ BEGIN
     FOR f IN
         SELECT p.oid::regprocedure AS signature
           FROM pg_proc AS p
-         WHERE p.pronamespace = own AND p.proname ~ '^_ratelimit_wire_'
+         WHERE p.pronamespace = own AND p.proname ~ '^_wire_'
     LOOP
         n := n + 1;
         EXECUTE format('ALTER FUNCTION %s SET enable_seqscan = off', f.signature);
@@ -128,19 +128,19 @@ BEGIN
     IF n <> 27 THEN
         RAISE undefined_function USING MESSAGE = format('the schema has %s of 27 functions', n), HINT = 'Migrate first, and use the citus.sql of the same release.';
     END IF;
-    -- With true, the functions for several keys run statements for one key each. _ratelimit_coalesce and _ratelimit_consume_keys then refuse
+    -- With true, the functions for several keys run statements for one key each. ratelimit._coalesce and ratelimit._consume_keys then refuse
     -- their batches, and the Coalescer sends one call after another: a transaction on several nodes would cost more than it saves.
-    EXECUTE format('CREATE OR REPLACE FUNCTION %s._ratelimit_distributed() RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN %s', own, by_key::text);
+    EXECUTE format('CREATE OR REPLACE FUNCTION %s._distributed() RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN %s', own, by_key::text);
     -- With false, programs that follow overrides find what was changed lately by the time. The nodes that they ask, and those that
     -- operators write on, number their transactions each by itself.
-    EXECUTE format('CREATE OR REPLACE FUNCTION %s._ratelimit_one_server() RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN %s', own, (NOT spread)::text);
+    EXECUTE format('CREATE OR REPLACE FUNCTION %s._one_server() RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN %s', own, (NOT spread)::text);
     IF spread THEN
-        EXECUTE format('CREATE INDEX IF NOT EXISTS rate_limit_overrides_changed ON %s.rate_limit_overrides (greatest(made_at, removed_at))', own);
+        EXECUTE format('CREATE INDEX IF NOT EXISTS overrides_changed ON %s.overrides (greatest(made_at, removed_at))', own);
     END IF;
     RAISE NOTICE USING MESSAGE = format('%s: %s', citus_version(), CASE
-        WHEN by_key THEN 'rate_limits is distributed by key. Definitions, overrides and usage are on the coordinator: what reads or writes them connects there'
+        WHEN by_key THEN 'ratelimit.limits is distributed by key. Definitions, overrides and usage are on the coordinator: what reads or writes them connects there'
         WHEN spread THEN format('the schema %s is distributed. Programs and operators may connect to any node', own)
-        ELSE 'rate_limits is on one node. Definitions, overrides and usage are on the coordinator: what reads or writes them connects there' END);
+        ELSE 'ratelimit.limits is on one node. Definitions, overrides and usage are on the coordinator: what reads or writes them connects there' END);
     IF leaks THEN
         RAISE NOTICE 'This release keeps a plan for every statement: plans are not kept, at a higher cost. Upgrade Citus, and run this file again.';
     END IF;
@@ -148,19 +148,19 @@ END
 $$;
 
 -- 5. These run on the node that has the rows: of a key, or all. A sweep goes there only with the definitions, which it reads.
-SELECT create_distributed_function(p.oid::regprocedure, distribution_arg_name => CASE WHEN d.partmethod = 'h' THEN 'key' END, colocate_with => 'rate_limits')
+SELECT create_distributed_function(p.oid::regprocedure, distribution_arg_name => CASE WHEN d.partmethod = 'h' THEN 'key' END, colocate_with => 'ratelimit.limits')
   FROM pg_dist_partition AS d
   JOIN pg_class AS c ON c.oid = d.logicalrelid
   JOIN pg_proc AS p ON p.pronamespace = c.relnamespace
- WHERE d.logicalrelid = 'rate_limits'::regclass
-   AND p.proname ~ CASE WHEN d.partmethod = 'h' THEN '^_ratelimit_wire_(consume(_sharded)?|(apply|refund)_one)$'
-                        ELSE '^(_ratelimit_wire_\w+|_ratelimit_consume_keys|_ratelimit_coalesce|_ratelimit_sweep)$' END
-   AND (p.proname <> '_ratelimit_sweep' OR EXISTS (SELECT 1 FROM pg_dist_partition AS o WHERE o.logicalrelid = 'rate_limit_definitions'::regclass AND o.colocationid = d.colocationid));
+ WHERE d.logicalrelid = 'ratelimit.limits'::regclass
+   AND p.proname ~ CASE WHEN d.partmethod = 'h' THEN '^ratelimit._wire_(consume(_sharded)?|(apply|refund)_one)$'
+                        ELSE '^(ratelimit._wire_\w+|ratelimit._consume_keys|ratelimit._coalesce|ratelimit._sweep)$' END
+   AND (p.proname <> '_sweep' OR EXISTS (SELECT 1 FROM pg_dist_partition AS o WHERE o.logicalrelid = 'ratelimit.definitions'::regclass AND o.colocationid = d.colocationid));
 
 -- 6. What the workers have.
 DO $$
 DECLARE
-    own    regnamespace := (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'rate_limits'::regclass);
+    own    regnamespace := (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'ratelimit.limits'::regclass);
     names  text;
     wanted bigint;
     found  text;

@@ -1,7 +1,7 @@
 //go:build ignore
 
 // This program writes the generated files of this directory. With -check, it says whether it would change any. With -hash, it
-// writes or checks version.go, by the database that TXLIMIT_DATABASE_URL names, which schema.sql has made.
+// writes or checks version.go, by the database that TXLIMIT_DATABASE_URL names, which is migrated.
 package main
 
 import (
@@ -34,7 +34,7 @@ func main() {
 			}
 			defer conn.Close(ctx)
 			var s migrations.Schema
-			if err := conn.QueryRow(ctx, "SELECT s.version, s.hash FROM ratelimit_schema() AS s").Scan(&s.Version, &s.Hash); err != nil {
+			if err := conn.QueryRow(ctx, "SELECT s.version, s.hash FROM ratelimit.schema() AS s").Scan(&s.Version, &s.Hash); err != nil {
 				return err
 			}
 			return migrationgen.WriteVersion(dir, s.Version, s.Hash, *check)

@@ -1,7 +1,10 @@
-// Package migrations holds the limiter's schema: the table rate_limits and the functions that work on it.
+// Package migrations makes the limiter's schema: its tables, and the functions that work on them. Nothing of it is in another schema.
 //
-// Run it with goose. Give it a version table of its own: otherwise goose takes the application's migration 1 for the limiter's.
+// Run it with goose:
 //
+//	if err := migrations.Prepare(ctx, db, ""); err != nil {
+//		return err
+//	}
 //	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
 //	...
 //	_, err = provider.Up(ctx)
@@ -14,18 +17,91 @@
 // or 42P01 for a view), and grants nothing there.
 // Migrations lock no rows of the limits, so traffic can go on.
 //
-// Everything is made in the schema that comes first in the search_path of the connection. It belongs to the role that runs the
-// migration. Other tools can run schema.sql, which makes in a new database what all migrations make together.
+// Everything belongs to the role that runs the migration. Nobody else may use it until ratelimit.grant says so. Who may use the functions may
+// also use those that a later migration makes.
 //
 // The source is engine/*.sql; engine/README.md says how to change it. The rest is generated.
 package migrations
 
-import "embed"
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
 
-// FS holds the goose migrations, in SQL.
+	"github.com/txlimit/txlimit/internal/inschema"
+)
+
+// FS holds the goose migrations, in SQL, for the schema ratelimit.
 //
 //go:embed 0*.sql
 var FS embed.FS
 
-// VersionTable is the name of the table in which goose should note which of these migrations it has run.
-const VersionTable = "rate_limits_goose_version"
+// VersionTable is where goose should note which migrations of [FS] it has run. It is in the schema, so that a dump has both or neither. For
+// another schema, say "tenant_a.goose_version".
+const VersionTable = inschema.Default + ".goose_version"
+
+// In returns the migrations for a schema with another name, of letters, digits, spaces, _ and -. "" is ratelimit. With another character, its files cannot be
+// opened: goose.NewProvider returns that error. All Limiters of the schema name it: ratelimit.Options has Schema.
+//
+// Goose does not know a table whose schema has to be in quotes. For such a name, connect with the schema as the search_path, and have the
+// versions noted in "goose_version"; or use `txlimit migrate`.
+func In(schema string) fs.FS { return named{FS, schema} }
+
+type named struct {
+	fs.FS
+	schema string
+}
+
+func (n named) Open(name string) (fs.File, error) {
+	file, err := n.FS.Open(name)
+	if err != nil || !strings.HasSuffix(name, ".sql") {
+		return file, err
+	}
+	text, err := fs.ReadFile(n.FS, name)
+	if err != nil {
+		return nil, err
+	}
+	sql, err := inschema.Text(string(text), n.schema)
+	return sqlFile{file, strings.NewReader(sql)}, err
+}
+
+// sqlFile is a file whose names were put into a schema.
+type sqlFile struct {
+	fs.File
+	text *strings.Reader
+}
+
+func (f sqlFile) Read(p []byte) (int, error) { return f.text.Read(p) }
+
+// Prepare makes the schema, which goose needs for its table, if it is not there. "" is ratelimit. It refuses one that another role owns, since
+// whoever owns a schema can replace what is in it. Otherwise it needs CREATE on the database.
+func Prepare(ctx context.Context, db interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+}, schema string) error {
+	if schema == "" {
+		schema = inschema.Default
+	}
+	if err := inschema.Check(schema); err != nil {
+		return err
+	}
+	var mine bool
+	var owner string
+	err := db.QueryRowContext(ctx, `SELECT CASE pg_catalog.current_setting('is_superuser') WHEN 'off' THEN pg_catalog.pg_has_role(n.nspowner, 'USAGE')
+			ELSE n.nspowner OPERATOR(pg_catalog.=) CAST(current_user AS pg_catalog.regrole)::pg_catalog.oid END, pg_catalog.pg_get_userbyid(n.nspowner)
+		FROM pg_catalog.pg_namespace AS n WHERE n.nspname OPERATOR(pg_catalog.=) CAST($1 AS pg_catalog.text)::pg_catalog.name`, schema).Scan(&mine, &owner)
+	switch {
+	case errors.Is(err, sql.ErrNoRows): // IF NOT EXISTS: another process may be as far
+		_, err = db.ExecContext(ctx, `CREATE SCHEMA IF NOT EXISTS "`+schema+`"`)
+	case err == nil && !mine:
+		return fmt.Errorf("migrations: the schema %q belongs to the role %q, which could replace what is in it: migrate as that role, or into a schema of another name", schema, owner)
+	}
+	if err != nil {
+		return fmt.Errorf("migrations: prepare the schema %q: %w", schema, err)
+	}
+	return nil
+}

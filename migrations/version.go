@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "1482ecfa57e482ae16fa5f204025fd5d00d3111398eb039229d4ba25db9966fd"
+const Hash = "38425582a8f49c802090c523f4e07d37c5c8eb2f2e94e854dfa21d51e74b3a16"

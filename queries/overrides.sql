@@ -1,19 +1,19 @@
 -- name: Overrides :one
 SELECT o.ids, o.names, o.keys, o.effects, o.rates, o.capacities, o.max_reserveds, o.untils, o.mades, o.more, o.snapshot, o.at, o.server
-  FROM _ratelimit_overrides((sqlc.narg('since')::text)::pg_snapshot, @after::bigint) AS o;
+  FROM ratelimit._overrides((sqlc.narg('since')::text)::pg_snapshot, @after::bigint) AS o;
 
 -- name: Publish :one
-SELECT p.counts, p.others FROM _ratelimit_publish(@program::text, (@definitions::text)::jsonb, sqlc.narg('heartbeat')::boolean) AS p;
+SELECT p.counts, p.others FROM ratelimit._publish(@program::text, (@definitions::text)::jsonb, sqlc.narg('heartbeat')::boolean) AS p;
 
 -- name: Override :one
-SELECT ratelimit_override(@name::text, sqlc.narg('key')::text, sqlc.narg('rate')::double precision, sqlc.narg('capacity')::double precision,
+SELECT ratelimit.override(@name::text, sqlc.narg('key')::text, sqlc.narg('rate')::double precision, sqlc.narg('capacity')::double precision,
       sqlc.narg('max_reserved')::double precision, sqlc.narg('until')::timestamptz, @reason::text, sqlc.narg('who')::text)::bigint AS id;
 
 -- name: Block :one
-SELECT ratelimit_block(@name::text, sqlc.narg('key')::text, sqlc.narg('until')::timestamptz, @reason::text, sqlc.narg('who')::text)::bigint AS id;
+SELECT ratelimit.block(@name::text, sqlc.narg('key')::text, sqlc.narg('until')::timestamptz, @reason::text, sqlc.narg('who')::text)::bigint AS id;
 
 -- name: Restore :one
-SELECT ratelimit_restore(@name::text, sqlc.narg('key')::text, NULL, sqlc.narg('who')::text)::integer AS ended;
+SELECT ratelimit.restore(@name::text, sqlc.narg('key')::text, NULL, sqlc.narg('who')::text)::integer AS ended;
 
 -- name: Unblock :one
-SELECT ratelimit_unblock(@name::text, sqlc.narg('key')::text, sqlc.narg('who')::text)::integer AS ended;
+SELECT ratelimit.unblock(@name::text, sqlc.narg('key')::text, sqlc.narg('who')::text)::integer AS ended;

@@ -16,6 +16,7 @@ import (
 type call struct {
 	verb      verb
 	does      *rules
+	schema    string
 	asked     []Request // with the limits of the program
 	requests  []Request // with the limits in force
 	demands   []demand
@@ -36,7 +37,7 @@ type call struct {
 
 // newCall validates a call. db is nil if it is not known.
 func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, err error) {
-	c = call{verb: v, hold: of.hold, does: verbs[v], requests: requests, within: algebra.Forever, patience: algebra.Forever, overrides: l.Overrides}
+	c = call{verb: v, schema: l.Schema, hold: of.hold, does: verbs[v], requests: requests, within: algebra.Forever, patience: algebra.Forever, overrides: l.Overrides}
 	if c.does.refunds && len(requests) == 0 {
 		if requests, err = l.refundable(of.receipt); err != nil {
 			return c, err
@@ -141,7 +142,7 @@ func (c *call) decide(ctx context.Context, db DB) (Result, error) {
 	if coalescer, ok := coalescerOf(db); ok && c.does.takes && !c.does.holds {
 		err = coalescer.join(ctx, c, &result)
 	} else {
-		err = c.ask(ctx, wire{db, c.does.writes == onceOnly && !handles.IsTx(db)}, &result)
+		err = c.ask(ctx, wire{db, c.schema, c.does.writes == onceOnly && !handles.IsTx(db)}, &result)
 	}
 	return c.conclude(result, err)
 }

@@ -56,7 +56,7 @@ func (a *answer) setRows(demands int, rows []algebra.Row, ord []int32) bool {
 // Each query answers with one value: the function's row, encoded by record_send. Separate columns would need the function
 // in FROM, which costs the server 6 % more instructions for one limit.
 
-// readOne reads a _ratelimit_decision: the answer for one demand of a limit without shards.
+// readOne reads a ratelimit._decision: the answer for one demand of a limit without shards.
 func readOne(reply pgx.Row, _ int) (*answer, error) {
 	var b []byte
 	if err := reply.Scan(&b); err != nil {
@@ -72,7 +72,7 @@ func readOne(reply pgx.Row, _ int) (*answer, error) {
 	return a, nil
 }
 
-// readSeveral reads a _ratelimit_decisions: the answer for any demands.
+// readSeveral reads a ratelimit._decisions: the answer for any demands.
 func readSeveral(reply pgx.Row, demands int) (*answer, error) {
 	var b []byte
 	if err := reply.Scan(&b); err != nil {
@@ -101,8 +101,8 @@ func readUnused[T int32 | float64 | pgtype.Timestamptz](reply pgx.Row, _ int) (*
 // denialState is the SQLSTATE of a denial in a batch.
 const denialState = "PT429"
 
-// denialIn reads the answer that _ratelimit_raise puts into an error. Other SQL may raise PT429 too, so an error that
-// _ratelimit_raise would not write exactly like this is not taken for a denial.
+// denialIn reads the answer that ratelimit._raise puts into an error. Other SQL may raise PT429 too, so an error that
+// ratelimit._raise would not write exactly like this is not taken for a denial.
 func denialIn(err error, demands int) (a *answer, ok bool) {
 	if err == nil { // avoids allocating pgErr
 		return nil, false

@@ -110,7 +110,7 @@ search:
 	return limit, other
 }
 
-// under is the limit with the numbers of an override or, if that is in doubt, with those that are lower. It is _ratelimit_under in SQL.
+// under is the limit with the numbers of an override or, if that is in doubt, with those that are lower. It is ratelimit._under in SQL.
 func (l Limit) under(in override, doubtful bool) Limit {
 	if l.err != nil || l.unlimited() || l.unknown() {
 		return l

@@ -15,7 +15,7 @@ import (
 // A call that is a transaction of its own, for one limit without shards, begins with a plain statement. If that returns no row, it changed
 // nothing, and the function decides. Above READ COMMITTED it reads nothing: on a small table it would scan, and conflict with all keys.
 //
-// That of a Consume is the first step of _ratelimit_consume without the function, which costs about a tenth of it. Those about holds cost less than half of
+// That of a Consume is the first step of ratelimit._consume without the function, which costs about a tenth of it. Those about holds cost less than half of
 // theirs: of a Hold and a Once whose id is not known and whose tokens are there, and of a Settle that used the tokens it holds.
 
 // updater has the plain statement that a call begins with: a demand, or a call about a hold.
@@ -92,7 +92,7 @@ func (c *call) instead(function statement) statement {
 
 func (c *call) note() string { return "txlimit: updates of holds" }
 
-// takenTwice is the SQLSTATE by which a plain statement undoes itself: see _ratelimit_taken_twice.
+// takenTwice is the SQLSTATE by which a plain statement undoes itself: see ratelimit._taken_twice.
 const takenTwice = "RL001"
 
 // updates notes on a connection how its plain UPDATEs went. One that takes nothing costs about four times what one that takes saves, so

@@ -4,24 +4,27 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/inschema"
 )
 
 // wire sends statements to a DB, in the form that its connection needs.
 type wire struct {
 	db      DB
-	commits bool // a statement writes, and is a transaction of its own unless its connection is in one
+	schema  string // of the limits; "": ratelimit
+	commits bool   // a statement writes, and is a transaction of its own unless its connection is in one
 }
 
 // ask runs a statement and reads its answer.
 func (w wire) ask(ctx context.Context, s statement) (*answer, error) {
 	r := replyTo(s.args, w.commits)
-	r.update, r.function = s.update, s.sql
+	r.update, r.schema = s.update, w.schema
 	a, err := s.read(w.sendFor(ctx, r, s.sql, s.args), s.demands)
 	if r.updates != nil && r.updates.missed(err) {
 		return w.ask(ctx, s.update.instead(s))
@@ -39,6 +42,12 @@ func (w wire) send(ctx context.Context, sql string, args []any) *reply {
 
 // sendFor sends a query for a reply, which is its first argument.
 func (w wire) sendFor(ctx context.Context, r *reply, sql string, args []any) *reply {
+	sql, err := inschema.SQL(sql, w.schema)
+	if err != nil {
+		r.row = failedResults(unsentError{fmt.Errorf("%w: %w", ErrInvalid, err)}).QueryRow()
+		return r
+	}
+	r.function = sql
 	if late, ok := w.db.(*lateTx); ok {
 		r.row = late.queryOwn(ctx, sql, args)
 	} else {
@@ -76,6 +85,7 @@ type reply struct {
 	requests []Request // of a call in a batch
 	update   updater   // for which a plain UPDATE may be sent instead of the function
 	function string    // the SQL of it
+	schema   string    // of the limits
 	updates  *updates  // of the connection on which it was sent
 }
 
@@ -99,6 +109,7 @@ func (r *reply) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args
 	if r.update != nil && r.sent && sql == r.function { // else a DB has added something to it
 		if r.updates = updatesOf(conn, r.update.note()); r.updates != nil {
 			sql, args = r.update.update()
+			sql, _ = inschema.SQL(sql, r.schema) // it was valid for the function
 		}
 	}
 	return sql, args, nil

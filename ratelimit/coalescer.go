@@ -62,12 +62,14 @@ type Coalescer struct {
 	OnBatch func(calls int)
 
 	begin    atomic.Bool // the database's default isolation level is not READ COMMITTED: use BEGIN
-	skipSums atomic.Bool // sums would have decided too few keys of the last batch: send the next one to _ratelimit_coalesce at once
+	skipSums atomic.Bool // sums would have decided too few keys of the last batch: send the next one to ratelimit._coalesce at once
 
 	calls sync.WaitGroup // calls, and goroutines that send batches
 
 	mu       sync.Mutex
 	closed   bool // no further calls are accepted
+	serves   bool // it has been called
+	schema   string
 	schedule schedule
 }
 
@@ -98,7 +100,7 @@ func (c *call) goesAlone() bool {
 const (
 	stateSharded   = "RL002" // rows of shards have to be combined first
 	stateIsolation = "RL003" // not a READ COMMITTED transaction
-	stateForeign   = "RL004" // a guard (ratelimit_refuse) refused a key
+	stateForeign   = "RL004" // a guard (ratelimit.refuse) refused a key
 )
 
 // join decides a call: at once if a place at the database is free, or else together with other calls in the queue. A call
@@ -111,6 +113,13 @@ func (c *Coalescer) join(ctx context.Context, asked *call, result *Result) error
 			return c.send(ctx, asked, result)
 		}
 		return fmt.Errorf("the Coalescer is %w", ErrClosed)
+	}
+	if c.serves && c.schema != asked.schema {
+		c.mu.Unlock()
+		return fmt.Errorf("%w: a Coalescer serves the limits of one schema", ErrInvalid)
+	}
+	if !c.serves {
+		c.serves, c.schema = true, asked.schema
 	}
 	c.calls.Add(1)
 	defer c.calls.Done()
@@ -290,7 +299,7 @@ func (c *Coalescer) attempt(ctx context.Context, begin bool, statement func(db w
 					return err
 				}
 			}
-			err := statement(wire{tx, false})
+			err := statement(wire{tx, c.schema, false})
 			committing = err == nil
 			return err
 		})
@@ -301,7 +310,7 @@ func (c *Coalescer) attempt(ctx context.Context, begin bool, statement func(db w
 	case c.AsyncCommit:
 		db = asyncDB{c.Pool}
 	}
-	return statement(wire{db, true})
+	return statement(wire{db, c.schema, true})
 }
 
 // asyncCommit lasts until the end of the transaction.
@@ -331,7 +340,7 @@ func (r asyncRow) Scan(dest ...any) error {
 }
 
 // coalesce decides a batch. If it can, it first asks for the sum of each key's calls, which is faster. Calls that this
-// decides are answered at once. _ratelimit_coalesce decides the rest.
+// decides are answered at once. ratelimit._coalesce decides the rest.
 func (c *Coalescer) coalesce(b *batch) error {
 	sums := b.sums()
 	ask := sums && !c.skipSums.Load()

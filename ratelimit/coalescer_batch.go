@@ -255,7 +255,7 @@ func (b *batch) consumeSums(ctx context.Context, db wire) (answer dbsqlc.Coalesc
 	return answer, nil
 }
 
-// consumeOneKey is consumeSums for a batch of one key. _ratelimit_consume is faster, and also decides fixed windows and keys
+// consumeOneKey is consumeSums for a batch of one key. ratelimit._consume is faster, and also decides fixed windows and keys
 // without a row. A denial is remembered.
 func (b *batch) consumeOneKey(ctx context.Context, db wire) (dbsqlc.ConsumeKeysRow, error) {
 	g := &b.groups[0]

@@ -427,7 +427,7 @@ func survives(err error) bool {
 func (n *line) send(ctx context.Context, args dbsqlc.ExtendParams) (dbsqlc.ExtendRow, error) {
 	var answer dbsqlc.ExtendRow
 	ask := func(ctx context.Context, db DB) (err error) {
-		answer, err = wire{db: db}.queries().Extend(ctx, args)
+		answer, err = wire{db: db, schema: n.l.Schema}.queries().Extend(ctx, args)
 		return err
 	}
 	own, begin := n.own, n.begin

@@ -84,7 +84,7 @@ func (l *Limiter) each(ctx context.Context, db DB, requests []Request) (results 
 	if len(whole.demands) == 0 {
 		return results, denials, nil
 	}
-	reply := wire{db, !handles.IsTx(db)}.send(ctx, dbsqlc.Each, whole.eachArguments(ctx))
+	reply := wire{db, l.Schema, !handles.IsTx(db)}.send(ctx, dbsqlc.Each, whole.eachArguments(ctx))
 	answers, err := readEach(reply, len(whole.demands))
 	if err != nil {
 		return nil, nil, explainCall(verbEach, requests, reply.unknownIfSent(err))
@@ -139,7 +139,7 @@ func groups(a, b demand) bool {
 		a.numbers == b.numbers && a.lowest() == b.lowest()
 }
 
-// readEach reads a record of _ratelimit_each: the answers for demands that are decided by themselves.
+// readEach reads a record of ratelimit._each: the answers for demands that are decided by themselves.
 func readEach(reply pgx.Row, demands int) ([]answer, error) {
 	var b []byte
 	if err := reply.Scan(&b); err != nil {

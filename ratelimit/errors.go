@@ -296,7 +296,7 @@ func (w inner) Unwrap() error { return w.error }
 // explain adds the failed operation to a database error and, for a missing function, a hint.
 func explain(what string, err error) error {
 	if sqlState(err) == "42883" { // undefined_function, which has several causes
-		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, and may this role use it?)", what, inner{err})
+		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, and may this role use it?)", what, inner{err})
 	}
 	return fmt.Errorf("ratelimit: %s: %w", what, inner{err})
 }

@@ -561,7 +561,7 @@ func ExampleLimiter_Sweep() {
 	visits := ratelimit.TokenBucket("visits", 100, time.Minute)
 	uploads := ratelimit.FixedWindow("uploads", 10, 24*time.Hour)
 
-	_, err := pool.Exec(ctx, "INSERT INTO rate_limits VALUES ('visits', 'once, long ago', 0, 1, 99, now() - interval '1 day')")
+	_, err := pool.Exec(ctx, "INSERT INTO ratelimit.limits VALUES ('visits', 'once, long ago', 0, 1, 99, now() - interval '1 day')")
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -963,7 +963,7 @@ func ExampleOverrides() {
 		}
 		go func() { _ = overrides.Run(ctx) }() // follows until ctx ends
 		limits := ratelimit.Limiter{Overrides: overrides}
-		err := ratelimit.Publish(ctx, pool, "web", sendMessage, signUps)
+		err := limits.Publish(ctx, pool, "web", sendMessage, signUps)
 		return &limits, err
 	}
 	limits, err := start()

@@ -375,7 +375,7 @@ func (h *holding) lost(r Result) error {
 	return fmt.Errorf("%w: %s%s", ErrHoldLost, strings.TrimSuffix(limitsIn(lost), ": "), why)
 }
 
-// readHeld reads a _ratelimit_held.
+// readHeld reads a ratelimit._held.
 func readHeld(reply pgx.Row, demands int) (*answer, error) {
 	var b []byte
 	if err := reply.Scan(&b); err != nil {
@@ -398,7 +398,7 @@ func readHeld(reply pgx.Row, demands int) (*answer, error) {
 	return a, nil
 }
 
-// readSettled reads a _ratelimit_settled.
+// readSettled reads a ratelimit._settled.
 func readSettled(reply pgx.Row, demands int) (*answer, error) {
 	var b []byte
 	if err := reply.Scan(&b); err != nil {

@@ -142,7 +142,7 @@ func (l *Limit) setVaries(c Config, valid bool) (mistakes []string) {
 			periods = math.Ceil(periods)
 		}
 		seconds := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1e6 }
-		if periods*seconds(n.Period) > seconds(idle) { // rounded as by _ratelimit_validate_varies
+		if periods*seconds(n.Period) > seconds(idle) { // rounded as by ratelimit._validate_varies
 			return []string{fmt.Sprintf("rate %v and capacity %v may need %.6g hours to fill a row, but the limit varies within %s",
 				n.Rate, n.Capacity, periods*n.Period.Hours(), c.Varies)}
 		}

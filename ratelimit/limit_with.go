@@ -32,7 +32,7 @@ func Varies(idle time.Duration) Option {
 // The definition must say [Varies], and the numbers must fill a row within that time. Otherwise, and with another option, the limit
 // is [ErrInvalid]: [Limit.Validate] and every call that uses it say so.
 //
-// The limit remembers its definition. [Publish] and [Limiter.Sweep] take the definition, which stands for all keys.
+// The limit remembers its definition. [Limiter.Publish] and [Limiter.Sweep] take the definition, which stands for all keys.
 //
 // If the numbers are in a row of the database, read that row FOR NO KEY UPDATE in the transaction that consumes, in READ COMMITTED.
 // After a plain read, a call may use old numbers, and cut the key's balance to an old capacity. FOR SHARE prevents that, too, but

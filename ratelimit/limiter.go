@@ -33,6 +33,10 @@ type Limiter struct {
 	// processes share.
 	Clock func() time.Time
 
+	// Schema is where package migrations has made the limiter's tables and functions. "" is ratelimit. Another name is of letters, digits,
+	// spaces, _ and -: anything else is [ErrInvalid].
+	Schema string
+
 	// Observer is called after every call of a verb, before the call returns, with its outcome: for metrics, logs and
 	// alarms. [Join] makes one of several. A denial leaves no row that could be looked up later. Check can report a denial
 	// too: look at the Verb, and do not count it, since a check refuses nothing.

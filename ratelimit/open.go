@@ -14,6 +14,7 @@ import (
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 	"github.com/txlimit/txlimit/internal/handles"
+	"github.com/txlimit/txlimit/internal/inschema"
 	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/migrations"
 )
@@ -45,7 +46,8 @@ type Options struct {
 	// nil: new ones.
 	Overrides *Overrides
 
-	// Clock, Observer and OnRetry are those of [Limiter]. Observer is called before Usage.
+	// Schema, Clock, Observer and OnRetry are those of [Limiter]. The Overrides and the Usage take the schema, too. Observer is called before Usage.
+	Schema   string
 	Clock    func() time.Time
 	Observer func(ctx context.Context, d Decision)
 	OnRetry  func(ctx context.Context, failed Attempt)
@@ -101,11 +103,11 @@ const (
 //  4. It checks that it may sweep, and write the usage. With the rights to sweep, it asks for INSERT, which no sweep needs but a
 //     call for a new key does.
 //  5. It publishes the limits. An unchanged list takes no lock. If another program has other numbers of a name, or a newer
-//     version of this program runs, OnError is told ([ErrNotCurrent]). Where both would grant, Open fails: see [Publish].
+//     version of this program runs, OnError is told ([ErrNotCurrent]). Where both would grant, Open fails: see [Limiter.Publish].
 //
 // Then, in the background and until [Limiter.Close], it says every minute that it uses its limits, follows the overrides,
 // sweeps the limits ([Limiter.Sweep]) and writes the usage. Of all programs on a schema, one sweeps a limit in the time between two
-// sweeps: rate_limit_sweeps has when. If another session keeps its row there locked three times in a row, OnError is told
+// sweeps: ratelimit.sweeps has when. If another session keeps its row there locked three times in a row, OnError is told
 // so. ctx bounds Open alone, not what runs in the background.
 //
 // Where the role lacks a right (SQLSTATE 42501), or the server is a standby (25006), the error says what to grant or to switch off.
@@ -118,7 +120,7 @@ func Open(ctx context.Context, db DB, options Options) (*Limiter, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Limiter{Clock: o.Clock, Observer: o.observer(), OnRetry: o.OnRetry, Overrides: o.Overrides, life: newLife()}
+	l := &Limiter{Schema: o.Schema, Clock: o.Clock, Observer: o.observer(), OnRetry: o.OnRetry, Overrides: o.Overrides, life: newLife()}
 	if len(o.Limits) > 0 {
 		l.definitions.only(o.Limits)
 	}
@@ -133,11 +135,11 @@ func Open(ctx context.Context, db DB, options Options) (*Limiter, error) {
 		return nil, err
 	}
 
-	background, end := context.WithCancel(context.WithoutCancel(ctx))
+	background, end := context.WithCancel(inschema.With(context.WithoutCancel(ctx), o.Schema))
 	l.life.over, l.life.end = background, end
 	if !o.NoBackground {
 		if !o.NoPublish && !isInMemory(pool) {
-			l.life.background.Go(func() { o.keepPublished(background, pool) })
+			l.life.background.Go(func() { o.keepPublished(background, pool, l) })
 		}
 		if l.Overrides != nil {
 			l.life.background.Go(func() { _ = l.Overrides.Run(background) })
@@ -193,6 +195,11 @@ func (o *Options) check(db DB) (pool DB, err error) {
 	case o.SweepEvery == 0:
 		o.SweepEvery = defaultSweepEvery
 	}
+	if o.Schema != "" {
+		if err := inschema.Check(o.Schema); err != nil {
+			return nil, fmt.Errorf("%w: open: Options.Schema: %w", ErrInvalid, err)
+		}
+	}
 	if handles.IsNil(o.Usage) {
 		o.Usage = nil
 	} else if err := o.Usage.Validate(); err != nil {
@@ -204,10 +211,10 @@ func (o *Options) check(db DB) (pool DB, err error) {
 	case o.NoOverrides:
 		return db, nil
 	case o.Overrides == nil:
-		o.Overrides = &Overrides{DB: db, OnError: o.OnError}
+		o.Overrides = &Overrides{DB: db, Schema: o.Schema, OnError: o.OnError}
 	case o.Overrides.DB == nil: // not the caller's: the options may be used for other pools, too
 		given := o.Overrides
-		o.Overrides = &Overrides{DB: db, Every: given.Every, Listen: given.Listen, OnError: given.OnError}
+		o.Overrides = &Overrides{DB: db, Schema: o.Schema, Every: given.Every, Listen: given.Listen, OnError: given.OnError}
 		if given.OnError == nil {
 			o.Overrides.OnError = o.OnError
 		}
@@ -228,7 +235,7 @@ func (o *Options) observer() func(ctx context.Context, d Decision) {
 // start does what has to be done before the first call.
 func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) error {
 	if !isInMemory(db) {
-		schema, err := migrations.Check(ctx, db)
+		schema, err := migrations.Check(ctx, db, o.Schema)
 		if err != nil {
 			return refused("schema", err, "", "")
 		}
@@ -238,11 +245,11 @@ func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) err
 	}
 	if l.Overrides != nil {
 		if err := l.Overrides.Load(ctx); err != nil {
-			return refused("", err, "SELECT on rate_limit_overrides", "set Options.NoOverrides")
+			return refused("", err, "SELECT on ratelimit.overrides", "set Options.NoOverrides")
 		}
 	}
 	if sweeps {
-		may, err := wire{db: db}.queries().MaySweep(ctx)
+		may, err := wire{db: db, schema: o.Schema}.queries().MaySweep(ctx)
 		switch {
 		case err != nil:
 		case may.ReadOnly:
@@ -255,21 +262,21 @@ func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) err
 		}
 	}
 	if o.Usage != nil {
-		if err := o.Usage.Flush(ctx); err != nil {
-			return refused("", fmt.Errorf("ratelimit: %w", inner{err}), "SELECT, INSERT, UPDATE and DELETE on rate_limit_usage and rate_limit_denials", "leave Options.Usage nil")
+		if err := o.Usage.Flush(inschema.With(ctx, o.Schema)); err != nil {
+			return refused("", fmt.Errorf("ratelimit: %w", inner{err}), "SELECT, INSERT, UPDATE and DELETE on ratelimit.usage and ratelimit.denials", "leave Options.Usage nil")
 		}
 	}
 	if !o.NoPublish { // last, so that an Open that fails has published nothing
-		if err := o.publish(ctx, db); err != nil {
-			return refused("", err, "SELECT, INSERT, UPDATE and DELETE on rate_limit_definitions", "set Options.NoPublish")
+		if err := o.publish(ctx, db, l); err != nil {
+			return refused("", err, "SELECT, INSERT, UPDATE and DELETE on ratelimit.definitions", "set Options.NoPublish")
 		}
 	}
 	return nil
 }
 
 // publish publishes the list, or says that this process still uses it. It tells what is not as published, unless that was told before.
-func (o *Options) publish(ctx context.Context, db DB) error {
-	row, err := publish(ctx, db, o.Program, pgtype.Bool{Bool: !o.NoBackground, Valid: true}, o.Limits)
+func (o *Options) publish(ctx context.Context, db DB, l *Limiter) error {
+	row, err := l.publish(ctx, db, o.Program, pgtype.Bool{Bool: !o.NoBackground, Valid: true}, o.Limits)
 	if err != nil {
 		return err
 	}
@@ -290,7 +297,7 @@ func (o *Options) publish(ctx context.Context, db DB) error {
 }
 
 // keepPublished says every minute, until ctx ends, that this process uses its list. One that has not for five minutes is taken for dead.
-func (o *Options) keepPublished(ctx context.Context, db DB) {
+func (o *Options) keepPublished(ctx context.Context, db DB, l *Limiter) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -298,7 +305,7 @@ func (o *Options) keepPublished(ctx context.Context, db DB) {
 		case <-time.After(heartbeatEvery - heartbeatEvery/8 + rand.N(heartbeatEvery/4)):
 		}
 		bounded, cancel := context.WithTimeout(ctx, heartbeatEvery/2)
-		err := o.publish(bounded, db)
+		err := o.publish(bounded, db, l)
 		cancel()
 		if err != nil && ctx.Err() == nil {
 			o.tell(err)
@@ -320,7 +327,7 @@ func refused(part string, err error, grant, without string) error {
 	case strings.HasPrefix(state, "28"):
 		return fmt.Errorf("%w: the server refused the login: correct the role, its password, or pg_hba.conf", err)
 	case state == "42P01", state == "3F000":
-		return fmt.Errorf("%w: migrate first (`txlimit migrate`); if that was done, is the schema in the search_path, has this role USAGE on it, and was it not renamed?", err)
+		return fmt.Errorf("%w: migrate first (`txlimit migrate`); if that was done, has this role USAGE on the schema, and was it not renamed?", err)
 	case state == "42501":
 		if grant == "" {
 			grant = "CONNECT on the database, USAGE on the schema and what else docs/security.md lists"
@@ -351,7 +358,7 @@ func (o *Options) tell(err error) {
 
 // keepSweeping sweeps until ctx ends.
 func (l *Limiter) keepSweeping(ctx context.Context, inTx inReadCommitted, o *Options) {
-	turns := &sweepTurns{inTx: inTx, every: o.SweepEvery, marks: map[string]*time.Time{}, kept: map[string]int{}}
+	turns := &sweepTurns{inTx: inTx, schema: o.Schema, every: o.SweepEvery, marks: map[string]*time.Time{}, kept: map[string]int{}}
 	next := time.NewTimer(rand.N(o.SweepEvery)) // processes that start together do not sweep together
 	defer next.Stop()
 	for {
@@ -372,16 +379,17 @@ func (l *Limiter) keepSweeping(ctx context.Context, inTx inReadCommitted, o *Opt
 
 // sweepTurns are those of one process among all programs: a limit is swept once in the time between two sweeps, whoever does it.
 type sweepTurns struct {
-	inTx  inReadCommitted
-	every time.Duration
-	marks map[string]*time.Time // by limit: which pass is this process's
-	kept  map[string]int        // by limit, how many times in a row somebody who does not sweep has kept this process out
+	inTx   inReadCommitted
+	schema string
+	every  time.Duration
+	marks  map[string]*time.Time // by limit: which pass is this process's
+	kept   map[string]int        // by limit, how many times in a row somebody who does not sweep has kept this process out
 }
 
 var (
 	errNotItsTurn  = errors.New("another program sweeps, or has swept")
-	errSweepLocked = errors.New("nobody sweeps it: a session keeps its row of rate_limit_sweeps locked, or a batch takes minutes. End the first; its pid is one of: " +
-		"SELECT pid FROM pg_locks WHERE relation = 'rate_limit_sweeps'::regclass")
+	errSweepLocked = errors.New("nobody sweeps it: a session keeps its row of ratelimit.sweeps locked, or a batch takes minutes. End the first; its pid is one of: " +
+		"SELECT pid FROM pg_locks WHERE relation = 'ratelimit.sweeps'::regclass")
 )
 
 // run runs a step of the pass over a limit, in a transaction. A pass that has begun waits for its row, or none would ever end, but not for long.
@@ -389,7 +397,7 @@ func (t *sweepTurns) run(ctx context.Context, name, step string, fn func(ctx con
 	for range sweepPauses {
 		var at time.Time
 		err := t.inTx(ctx, func(ctx context.Context, tx DB) error {
-			turn, err := wire{db: tx}.queries().SweepTurn(ctx, dbsqlc.SweepTurnParams{Name: name, Step: step, Since: t.every * 3 / 4, Mine: t.marks[name]})
+			turn, err := wire{db: tx, schema: t.schema}.queries().SweepTurn(ctx, dbsqlc.SweepTurnParams{Name: name, Step: step, Since: t.every * 3 / 4, Mine: t.marks[name]})
 			switch {
 			case err != nil:
 				return err

@@ -16,7 +16,7 @@ import (
 
 // sweepable is a database whose tables are swept in batches.
 type sweepable struct {
-	turns   []string         // what _ratelimit_sweep_turn says, by attempt; then mine
+	turns   []string         // what ratelimit._sweep_turn says, by attempt; then mine
 	batches map[string]int   // of each limit; 0 is 1
 	fails   map[string]error // instead of a batch
 

@@ -16,17 +16,19 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 	"github.com/txlimit/txlimit/internal/handles"
+	"github.com/txlimit/txlimit/internal/inschema"
 	"github.com/txlimit/txlimit/internal/visible"
 )
 
 // Overrides are what people decide about limits while the program runs: other numbers, a block, or no limit, for one key
-// or for all keys of a limit, until an instant or for good. They are rows of the table rate_limit_overrides, which
+// or for all keys of a limit, until an instant or for good. They are rows of the table ratelimit.overrides, which
 // [Limiter.Override], [Limiter.Block], [Limiter.Restore] and [Limiter.Unblock], SQL functions of the same names, the tool txlimit
 // and the page of package console write. A [Limiter] applies them in the process, before anything is sent. So they cost no round trip, and hold on every handle.
 //
@@ -42,7 +44,7 @@ import (
 // asking the database, whatever is refunded, reset or reserved meanwhile. RetryAt is its end, or zero if it has none. A call
 // that was sent before the block was known is decided as it was then, even if it waits for a locked row.
 // Charges are still recorded, and [Limiter.Balance] says what is used. An unlimited key is granted everything, and nothing
-// is taken. Kind, period and start cannot be overridden. New numbers add no tokens (the SQL function ratelimit_add does).
+// is taken. Kind, period and start cannot be overridden. New numbers add no tokens (the SQL function ratelimit.add does).
 //
 // It fails closed. Until the first load has succeeded, every call returns [ErrNotLoaded]. If the table cannot be read later, blocks
 // and lower numbers stay, and raised numbers and unlimited keys count as defined after 5 minutes. An override ends at its
@@ -56,8 +58,11 @@ import (
 // their fields changed. A DB that is missing, one connection or a transaction, and fields out of their bounds, are [ErrInvalid] from Load and
 // Run.
 type Overrides struct {
-	// DB is a pool, or [SQL] of a *sql.DB. It is required. Its role needs SELECT on rate_limit_overrides.
+	// DB is a pool, or [SQL] of a *sql.DB. It is required. Its role needs SELECT on ratelimit.overrides.
 	DB DB
+
+	// Schema is that of [Limiter]. [Open] sets it in Overrides of its own.
+	Schema string
 
 	// Every is the time between two polls: at most a second, which is the default, for 0. Otherwise tokens that are added to
 	// an override could be lost. A poll is one statement. It reads what has changed. Once a minute it reads all overrides
@@ -282,6 +287,8 @@ func (o *Overrides) validate() error {
 	switch {
 	case noDatabase(o.DB), handles.IsOne(o.DB):
 		return fmt.Errorf("%w: Overrides need a pool as their DB", ErrInvalid)
+	case o.Schema != "" && inschema.Check(o.Schema) != nil:
+		return fmt.Errorf("%w: Overrides: %w", ErrInvalid, inschema.Check(o.Schema))
 	case o.Every < 0 || o.Every > defaultEvery:
 		return fmt.Errorf("%w: Overrides poll every %v, which is not between 0 and %v", ErrInvalid, o.Every, defaultEvery)
 	case o.Listen && o.pool() == nil:
@@ -401,14 +408,14 @@ func (o *Overrides) page(ctx context.Context, args dbsqlc.OverridesParams) (dbsq
 	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()
 	sent := time.Since(started)
-	page, err := wire{db: o.DB}.queries().Overrides(ctx, args)
+	page, err := wire{db: o.DB, schema: o.Schema}.queries().Overrides(ctx, args)
 	if err == nil {
 		o.polled(sent, time.Since(started), page.At.Time)
 	}
 	return page, err
 }
 
-// usable are the rows of a page that can be used, as _ratelimit_usable says.
+// usable are the rows of a page that can be used, as ratelimit._usable says.
 func (o *Overrides) usable(page dbsqlc.OverridesRow) []change {
 	changes := make([]change, 0, len(page.Ids))
 	for i, id := range page.Ids {
@@ -459,7 +466,8 @@ func (o *Overrides) listen(ctx context.Context, wake chan<- struct{}) {
 	for ctx.Err() == nil {
 		err := o.pool().AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 			listening := conn.Conn()
-			if _, err := listening.Exec(ctx, "LISTEN rate_limit_overrides"); err != nil {
+			channel, _ := inschema.Text("ratelimit.overrides", o.Schema) // it was validated
+			if _, err := listening.Exec(ctx, "LISTEN "+pgx.Identifier{channel}.Sanitize()); err != nil {
 				return err
 			}
 			for {

@@ -15,7 +15,7 @@ import (
 // of the limit's periods, [Capacity] and [MaxReserved], in tokens; one that is not given stays as defined, and a capacity that is the rate
 // follows the rate. Of [Slots], only the Capacity is a number. The override ends at until; the zero time is no end. reason and who, which may
 // be empty, are for those who look later: at most 4096 and 255 bytes. Beside who, the
-// database writes down the role that is logged in. It is the SQL function ratelimit_override, with its rules:
+// database writes down the role that is logged in. It is the SQL function ratelimit.override, with its rules:
 //
 //	id, err := limits.Override(ctx, tx, signUps.Key("acme"), time.Now().Add(2*time.Hour), "their conference", "bea", ratelimit.Rate(500))
 //
@@ -26,7 +26,7 @@ import (
 // when the call returns on a pool, or when [Limiter.InTx] or [Limiter.InSQLTx] returns that was given the pool. The transaction itself is
 // still decided by what is known from before. A Limiter without Overrides knows of none.
 //
-// New numbers add no tokens: the SQL function ratelimit_add does, with the id. A block in force stays, and denies all the same. Numbers
+// New numbers add no tokens: the SQL function ratelimit.add does, with the id. A block in force stays, and denies all the same. Numbers
 // change nothing of an [Unlimited] limit.
 //
 // A mistake is [ErrInvalid], before anything is sent. If programs publish their limits, and none has this name, the error is the database's:
@@ -42,14 +42,14 @@ func (l *Limiter) Override(ctx context.Context, db DB, request Request, until ti
 //
 //	_, err := limits.Block(ctx, tx, failedLogins.Key(account), time.Now().Add(24*time.Hour), "guesses from 80 addresses", "login")
 //
-// What [Limiter.Override] says of the arguments, of transactions and of errors holds here, too. It is the SQL function ratelimit_block.
+// What [Limiter.Override] says of the arguments, of transactions and of errors holds here, too. It is the SQL function ratelimit.block.
 func (l *Limiter) Block(ctx context.Context, db DB, request Request, until time.Time, reason, who string) (id int64, err error) {
 	d := decree{what: "block", request: request, until: until, reason: reason, who: who, effect: block}
 	return d.send(ctx, l, db)
 }
 
 // Restore ends all overrides in force for a key, blocks too, or with [Limit.Global] those that are for all keys, and returns how many. who
-// is as for [Limiter.Override], and so are transactions and errors. It is the SQL function ratelimit_restore.
+// is as for [Limiter.Override], and so are transactions and errors. It is the SQL function ratelimit.restore.
 //
 // In REPEATABLE READ and SERIALIZABLE, an override that was committed after the transaction's snapshot is not seen, and stays.
 func (l *Limiter) Restore(ctx context.Context, db DB, request Request, who string) (ended int, err error) {
@@ -97,7 +97,7 @@ func (d *decree) send(ctx context.Context, l *Limiter, db DB) (n int64, err erro
 	if err != nil {
 		return 0, err
 	}
-	if n, err = d.ask(ctx, wire{db: db}.queries(), args); err != nil {
+	if n, err = d.ask(ctx, wire{db: db, schema: l.Schema}.queries(), args); err != nil {
 		return 0, explainCall(verb(d.what), asked, err)
 	}
 	switch {

@@ -13,7 +13,7 @@ import (
 )
 
 // Publish writes down the limits that a program defines, in place of those that it published before, in the table
-// rate_limit_definitions. Then the tool, the page and SQL by hand know the numbers, and a sweep minds them. No other decision depends
+// ratelimit.definitions. Then the tool, the page and SQL by hand know the numbers, and a sweep minds them. No other decision depends
 // on it. Pass all limits of the program, each name once. program is its name, 1 to 255 bytes. Without limits, everything that the
 // program published is withdrawn.
 //
@@ -32,13 +32,13 @@ import (
 //
 // What the program has published before counts for sweeps for another 7 days after it was last used. If several
 // programs have current definitions of one name, the tool, the page and SQL take the one that was published last.
-func Publish(ctx context.Context, db DB, program string, limits ...Limit) error {
-	_, err := publish(ctx, db, program, pgtype.Bool{}, limits)
+func (l *Limiter) Publish(ctx context.Context, db DB, program string, limits ...Limit) error {
+	_, err := l.publish(ctx, db, program, pgtype.Bool{}, limits)
 	return err
 }
 
-// publish publishes. heartbeat is that of the SQL function _ratelimit_publish.
-func publish(ctx context.Context, db DB, program string, heartbeat pgtype.Bool, limits []Limit) (row dbsqlc.PublishRow, err error) {
+// publish publishes. heartbeat is that of the SQL function ratelimit._publish.
+func (l *Limiter) publish(ctx context.Context, db DB, program string, heartbeat pgtype.Bool, limits []Limit) (row dbsqlc.PublishRow, err error) {
 	if noDatabase(db) {
 		return row, fmt.Errorf("%w: %s", ErrInvalid, noDatabaseText)
 	}
@@ -52,15 +52,15 @@ func publish(ctx context.Context, db DB, program string, heartbeat pgtype.Bool, 
 		return row, err
 	}
 	definitions := make([]definition, 0, len(limits))
-	for _, l := range limits {
-		definitions = append(definitions, l.published())
+	for _, limit := range limits {
+		definitions = append(definitions, limit.published())
 	}
 	text, err := json.Marshal(definitions)
 	if err != nil {
 		return row, err
 	}
 	send := func(db DB) (err error) {
-		row, err = wire{db: db}.queries().Publish(ctx, dbsqlc.PublishParams{Program: program, Definitions: string(text), Heartbeat: heartbeat})
+		row, err = wire{db: db, schema: l.Schema}.queries().Publish(ctx, dbsqlc.PublishParams{Program: program, Definitions: string(text), Heartbeat: heartbeat})
 		return err
 	}
 	switch {
@@ -71,7 +71,7 @@ func publish(ctx context.Context, db DB, program string, heartbeat pgtype.Bool, 
 	default:
 		err = retry(ctx, defaultAttempts, nil, func() (committing bool, err error) { return true, send(db) })
 		if sqlState(err) == stateIsolation { // the database's default level is higher, and the lists have to be changed
-			if inTx, no := new(Limiter).readCommitted(db); no == nil {
+			if inTx, no := l.readCommitted(db); no == nil {
 				err = inTx(ctx, func(_ context.Context, tx DB) error { return send(tx) })
 			}
 		}
@@ -82,7 +82,7 @@ func publish(ctx context.Context, db DB, program string, heartbeat pgtype.Bool, 
 	return row, nil
 }
 
-// definition is a limit in the form of the SQL function ratelimit_publish.
+// definition is a limit in the form of the SQL function ratelimit.publish.
 type definition struct {
 	Name        string     `json:"name"`
 	Kind        string     `json:"kind"`

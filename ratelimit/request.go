@@ -70,8 +70,8 @@ func (r Request) Count(tokens float64) Request {
 
 // StoredKey is the text under which [Limit.Key] stores a key of these parts, for SQL by hand and for texts to compare with
 // [Status] and [Decision]. One part is the text itself. Several are joined by "|", with a backslash before each "|" and each
-// backslash of a part: "eu" and "a|b" are stored as eu|a\|b. The SQL function ratelimit_key does the same, and
-// ratelimit_key_parts finds the parts again. It checks nothing: Key refuses a key without parts, and an empty part.
+// backslash of a part: "eu" and "a|b" are stored as eu|a\|b. The SQL function ratelimit.key does the same, and
+// ratelimit.key_parts finds the parts again. It checks nothing: Key refuses a key without parts, and an empty part.
 func StoredKey(parts ...string) string {
 	if len(parts) == 1 {
 		return parts[0]

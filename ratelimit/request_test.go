@@ -13,7 +13,7 @@ import (
 	"github.com/txlimit/txlimit/internal/algebra"
 )
 
-// keyParts is what ratelimit_key_parts does in SQL: the only two or more parts that are stored so, or else the key.
+// keyParts is what ratelimit.key_parts does in SQL: the only two or more parts that are stored so, or else the key.
 func keyParts(key string) []string {
 	parts := []string{""}
 	for i := 0; i < len(key); i++ {

@@ -179,7 +179,7 @@ func (l *Limiter) InSQLTx(
 			return nil, err
 		}
 		if len(t) > 0 {
-			if _, err := tx.ExecContext(ctx, lockQuery(t.views()...)); err != nil {
+			if _, err := tx.ExecContext(ctx, lockQuery(l.Schema, t.views()...)); err != nil {
 				_ = tx.Rollback()
 				return nil, err
 			}

@@ -25,9 +25,9 @@ import (
 // they vary.
 //
 // A row is deleted if it is full by the limit passed, by every definition of its name that a program has published or replaced
-// within 7 days ([Publish]), and by every override in force within a day. If these differ in kind, period or start, nothing of
+// within 7 days ([Limiter.Publish]), and by every override in force within a day. If these differ in kind, period or start, nothing of
 // the name is deleted. So a mistaken definition that is rolled back refills no key. The role needs SELECT on the tables
-// rate_limit_definitions and rate_limit_overrides, and SELECT, UPDATE and DELETE on rate_limit_holds.
+// ratelimit.definitions and ratelimit.overrides, and SELECT, UPDATE and DELETE on ratelimit.holds.
 //
 // If the limit [Varies], only the program knows the numbers of a key. Then a row is deleted if it was not used for so long, unless
 // it is in debt, or the key has or had an override within a day.
@@ -94,7 +94,7 @@ func (l *Limiter) sweep(ctx context.Context, run sweepStep, limit Limit) (delete
 	}
 	err = l.sweepBatches(ctx, run, limit.name, func(ctx context.Context, tx DB, now *time.Time) (more bool, done func(), err error) {
 		args.Now = now
-		row, err := wire{db: tx}.queries().Sweep(ctx, args)
+		row, err := wire{db: tx, schema: l.Schema}.queries().Sweep(ctx, args)
 		return row.Next.Valid, func() {
 			deleted += int64(row.Deleted.Int32)
 			args.First = row.Next.String
@@ -111,7 +111,7 @@ func (l *Limiter) sweepHolds(ctx context.Context, run sweepStep) error {
 			return false, func() {}, nil
 		}
 		args.Now = now
-		row, err := wire{db: tx}.queries().SweepHolds(ctx, args)
+		row, err := wire{db: tx, schema: l.Schema}.queries().SweepHolds(ctx, args)
 		return row.NextName.Valid, func() {
 			args.AfterName, args.AfterKey, args.AfterID = row.NextName.String, row.NextKey.String, row.NextID.String
 		}, err
@@ -121,7 +121,7 @@ func (l *Limiter) sweepHolds(ctx context.Context, run sweepStep) error {
 // sweepStep runs a step of the pass over a limit ("": all holds) in a transaction: a batch, or, after the last one, nothing.
 type sweepStep func(ctx context.Context, name, step string, fn func(ctx context.Context, tx DB) error) error
 
-// The steps, as _ratelimit_sweep_turn knows them.
+// The steps, as ratelimit._sweep_turn knows them.
 const (
 	sweepBegins = "begin"
 	sweepGoesOn = "go on"

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/handles"
+	"github.com/txlimit/txlimit/internal/inschema"
 )
 
 // txBeginner is the handle that InTx takes.
@@ -113,9 +114,9 @@ func (l *Limiter) InTx(
 			return nil, err
 		}
 		if conn == nil {
-			return beginAtOnce(ctx, db, isolation, t, fn)
+			return l.beginAtOnce(ctx, db, isolation, t, fn)
 		}
-		tx := &lateTx{ctx: ctx, conn: conn, isolation: isolation, turn: t}
+		tx := &lateTx{ctx: ctx, conn: conn, isolation: isolation, turn: t, schema: l.Schema}
 		return &transaction{
 			run: func(ctx context.Context) error {
 				if connOf(db) != nil { // fn may use the connection beside tx
@@ -155,7 +156,7 @@ func (l *Limiter) InTx(
 
 // beginAtOnce is for a handle that is not a pool or a connection of pgx: BEGIN and the lock are a round trip each, before
 // fn.
-func beginAtOnce(ctx context.Context, db txBeginner, isolation pgx.TxIsoLevel, t turn, fn func(ctx context.Context, tx pgx.Tx) error) (*transaction, error) {
+func (l *Limiter) beginAtOnce(ctx context.Context, db txBeginner, isolation pgx.TxIsoLevel, t turn, fn func(ctx context.Context, tx pgx.Tx) error) (*transaction, error) {
 	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: isolation})
 	if err != nil {
 		return nil, err
@@ -163,7 +164,7 @@ func beginAtOnce(ctx context.Context, db txBeginner, isolation pgx.TxIsoLevel, t
 	return &transaction{
 		run: func(ctx context.Context) error {
 			if len(t) > 0 {
-				if _, err := tx.Exec(ctx, lockQuery(t.views()...)); err != nil {
+				if _, err := tx.Exec(ctx, lockQuery(l.Schema, t.views()...)); err != nil {
 					return beginFailed(t, err)
 				}
 			}
@@ -284,6 +285,11 @@ func (l *Limiter) inTx(ctx context.Context, db any, options []TxOption, begin be
 	if err != nil {
 		return err
 	}
+	if l.Schema != "" && len(hot) > 0 {
+		if err := inschema.Check(l.Schema); err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalid, err)
+		}
+	}
 	return retry(ctx, o.attempts, l.OnRetry, func() (committing bool, err error) { return l.attempt(ctx, db, o.isolation, hot, begin) })
 }
 
@@ -334,8 +340,8 @@ func beginFailed(t turn, err error) error {
 	}
 	state := sqlState(err) // undefined_table, insufficient_privilege; the latter also if the role may not connect
 	if (state == "42P01" || state == "42501") && !errors.As(err, new(*pgconn.ConnectError)) {
-		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, is it in the search_path, "+
-			"and has this role UPDATE on the views rate_limits_turn_00 to _31?)", what, inner{err})
+		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, "+
+			"and has this role UPDATE on the views ratelimit.turn_00 to _31?)", what, inner{err})
 	}
 	return fmt.Errorf("ratelimit: %s: %w", what, inner{err})
 }

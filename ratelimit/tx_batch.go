@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/internal/inschema"
 )
 
 // QueueConsume queues a [Limiter.Consume] on a batch of the caller's, so that it needs no round trip of its own. An invalid
@@ -64,6 +66,9 @@ func (l *Limiter) QueueConsume(ctx context.Context, batch *pgx.Batch, requests .
 	}
 
 	s := c.statement(ctx, true)
+	if s.sql, err = inschema.SQL(s.sql, l.Schema); err != nil {
+		return nil, invalidCall(requests, err.Error())
+	}
 	r := replyTo(s.args, true)
 	r.requests = c.requests
 	batch.Queue(s.sql, s.args...).Fn = func(results pgx.BatchResults) (err error) {

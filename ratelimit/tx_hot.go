@@ -10,6 +10,8 @@ import (
 	"sync"
 
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/txlimit/txlimit/internal/inschema"
 	"github.com/txlimit/txlimit/internal/shardpick"
 )
 
@@ -22,7 +24,7 @@ import (
 // and can conflict. Several Hot options add up. If ctx ends while queued, the error matches ctx's error. Invalid requests,
 // and Hot inside the function of another transaction with Hot, are [ErrInvalid].
 //
-// In the database, the turn is a lock on a view, rate_limits_turn_00 to _31 of package migrations. The role needs UPDATE on
+// In the database, the turn is a lock on a view, ratelimit.turn_00 to _31 of package migrations. The role needs UPDATE on
 // the views. lock_timeout and statement_timeout end that wait with their own errors. docs/contention.md has the details.
 func Hot(requests ...Request) TxOption {
 	return txOption(func(o *txOptions) { o.hot = append(o.hot, requests...) })
@@ -93,14 +95,15 @@ func (t turn) views() []string {
 	slices.Sort(numbers)
 	var views []string
 	for _, number := range slices.Compact(numbers) {
-		views = append(views, fmt.Sprintf("rate_limits_turn_%02d", number))
+		views = append(views, fmt.Sprintf("ratelimit.turn_%02d", number))
 	}
 	return views
 }
 
-func lockQuery(views ...string) string {
+func lockQuery(schema string, views ...string) string {
 	// This is the weakest mode that conflicts with itself.
-	return "lock table " + strings.Join(views, ", ") + " in share update exclusive mode"
+	sql, _ := inschema.SQL("lock table "+strings.Join(views, ", ")+" in share update exclusive mode", schema) // inTx has checked the name
+	return sql
 }
 
 type turnKey struct{}

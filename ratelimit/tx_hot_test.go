@@ -320,11 +320,11 @@ func TestTheShardTravelsInTheContext(t *testing.T) {
 func TestTheStripesStayTheSame(t *testing.T) {
 	t.Parallel()
 	for want, n := range map[string]lane{
-		"lock table rate_limits_turn_10 in share update exclusive mode": {"signUps", "", 0, 1},
-		"lock table rate_limits_turn_15 in share update exclusive mode": {"wide", "k", 0, 10},
-		"lock table rate_limits_turn_22 in share update exclusive mode": {"wide", "k", 7, 10},
+		"lock table ratelimit.turn_10 in share update exclusive mode": {"signUps", "", 0, 1},
+		"lock table ratelimit.turn_15 in share update exclusive mode": {"wide", "k", 0, 10},
+		"lock table ratelimit.turn_22 in share update exclusive mode": {"wide", "k", 7, 10},
 	} {
-		if got := lockQuery((turn{n}).views()...); got != want {
+		if got := lockQuery("", (turn{n}).views()...); got != want {
 			t.Errorf("%+v: %q", n, got)
 		}
 	}
@@ -335,8 +335,8 @@ func TestTheStripesStayTheSame(t *testing.T) {
 	if len(seen) != stripes {
 		t.Errorf("%d shards share %d stripes", stripes, len(seen))
 	}
-	query := lockQuery(turn{{"wide", "k", 3, 10}, {"wide", "k", 3 + stripes, 100}, {"wide", "k", 1, 10}}.views()...)
-	if !strings.Contains(query, "rate_limits_turn_16, rate_limits_turn_18 in") {
+	query := lockQuery("", turn{{"wide", "k", 3, 10}, {"wide", "k", 3 + stripes, 100}, {"wide", "k", 1, 10}}.views()...)
+	if !strings.Contains(query, "ratelimit.turn_16, ratelimit.turn_18 in") {
 		t.Errorf("not sorted, or locked twice: %q", query)
 	}
 }

@@ -16,6 +16,7 @@ type lateTx struct {
 	conn      *pgx.Conn
 	isolation pgx.TxIsoLevel
 	turn      turn
+	schema    string
 
 	tx     pgx.Tx // nil: no statement yet
 	failed error  // why it did not begin: later statements fail with it, and tx is closed or aborted
@@ -33,7 +34,7 @@ func (t *lateTx) beginning() *pgx.Batch {
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: t.isolation})
 	for _, view := range t.turn.views() { // one by one, so that each of these queries stays prepared
-		batch.Queue(lockQuery(view))
+		batch.Queue(lockQuery(t.schema, view))
 	}
 	return batch
 }

@@ -48,7 +48,7 @@ type rules struct {
 	owes         owes   // how far below zero it may leave a balance
 	writes       writes // whether it changes rows
 	answers      answers
-	op           string // of the statement for any demands: see _ratelimit_apply
+	op           string // of the statement for any demands: see ratelimit._apply
 }
 
 // verbs has a row for each verb.
@@ -235,7 +235,7 @@ func (l *Limiter) Refund(ctx context.Context, db DB, receipt Receipt, requests .
 // been consumed before the transaction began.
 //
 // It writes nothing into the history of overrides, as the tool and the page do: it is the application's own doing. To say who has decided it,
-// call the SQL function ratelimit_reset with reason and who instead, in the same transaction.
+// call the SQL function ratelimit.reset with reason and who instead, in the same transaction.
 func (l *Limiter) Reset(ctx context.Context, db DB, requests ...Request) error {
 	_, err := l.do(ctx, db, verbReset, about{}, requests)
 	return err

@@ -36,7 +36,7 @@ import (
 // database may leave [ErrUnknownOutcome].
 //
 // A change of the limit's [Overrides] wakes it: it goes on as soon as nothing is owed by the new numbers, or at once if the key
-// is unlimited. It does not see what else is given back meanwhile, by a Reset, a Refund or the SQL function ratelimit_add: a
+// is unlimited. It does not see what else is given back meanwhile, by a Reset, a Refund or the SQL function ratelimit.add: a
 // newcomer may then be granted while it sleeps on. Nor does a block end it.
 //
 // The result is that of the reservation, as of its decision. Its receipt can be refunded. If ctx ended, the result is no grant, and its

@@ -43,7 +43,7 @@ type app struct {
 	parts            []string // of the key
 
 	conn    *pgx.Conn
-	needs   []string // the privileges that the command needs: "SELECT rate_limits"
+	needs   []string // the privileges that the command needs: "SELECT ratelimit.limits"
 	running bool     // the command line was understood
 }
 
@@ -270,7 +270,7 @@ func version() string {
 }
 
 // lookNeeds are the privileges for looking up a limit.
-var lookNeeds = []string{"SELECT rate_limits", "SELECT rate_limit_holds", "SELECT rate_limit_definitions", "SELECT rate_limit_overrides"} // appended to, it is copied
+var lookNeeds = []string{"SELECT ratelimit.limits", "SELECT ratelimit.holds", "SELECT ratelimit.definitions", "SELECT ratelimit.overrides"} // appended to, it is copied
 
 // do makes run what the command does. needs are the privileges that it needs.
 func (a *app) do(command *cobra.Command, needs []string, run func(ctx context.Context, args []string) error) *cobra.Command {

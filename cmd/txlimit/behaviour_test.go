@@ -42,7 +42,7 @@ type limitsRead struct {
 func newPublished(t *testing.T, limits ...ratelimit.Limit) *world {
 	t.Helper()
 	w := newMigrated(t)
-	if err := ratelimit.Publish(t.Context(), w.conn, "api", limits...); err != nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), w.conn, "api", limits...); err != nil {
 		t.Fatal(err)
 	}
 	return w
@@ -81,12 +81,12 @@ func TestAnInstantAheadIsNeverTooEarly(t *testing.T) {
 // TestShowIsOfOneSnapshot: an override that commits while show reads is in all of what it says, or in none of it.
 func TestShowIsOfOneSnapshot(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 10, 100000*time.Hour))
-	w.sql("SELECT ratelimit('l', 'k', rate => 10, period => '100000 hours')")
+	w.sql("SELECT ratelimit.consume('l', 'k', rate => 10, period => '100000 hours')")
 	w.url += "&application_name=" + w.schema
-	for i, change := range []string{"ratelimit_override('l', 'k', rate => 500)", "ratelimit_block('l', 'k')"} {
+	for i, change := range []string{"ratelimit.override('l', 'k', rate => 500)", "ratelimit.block('l', 'k')"} {
 		for _, args := range [][]string{{"show", "l", "k"}, {"show", "l", "k", "--json"}} {
 			// It has read which overrides are in force when it comes to the definitions.
-			w.sql("BEGIN; LOCK TABLE rate_limit_definitions")
+			w.sql("BEGIN; LOCK TABLE ratelimit.definitions")
 			shown := make(chan result)
 			go func() { shown <- w.run(args...) }()
 			waits := false
@@ -113,7 +113,7 @@ func TestShowIsOfOneSnapshot(t *testing.T) {
 			} else if r.wants(t, exitOK, "balance +9(\\.\\d+)? of 10", "denied +no"); strings.Contains(r.out, "override") || strings.Contains(r.out, "in force") {
 				t.Errorf("%d: %s", i, r)
 			}
-			w.sql("DELETE FROM rate_limit_overrides")
+			w.sql("DELETE FROM ratelimit.overrides")
 		}
 	}
 }
@@ -135,8 +135,8 @@ func (s *snapshotSeen) Write(b []byte) (int, error) {
 // TestAnAnswerIsPrintedWithoutASnapshot: a pager in which somebody reads for hours holds back no vacuum.
 func TestAnAnswerIsPrintedWithoutASnapshot(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour))
-	w.sql("SELECT ratelimit('l', 'k', rate => 1, period => '100000 hours'), ratelimit_block('l', NULL), ratelimit_hold('l', 'other', 'job', 0, forever => true)")
-	w.sql("INSERT INTO rate_limit_denials VALUES ('l', date_trunc('hour', now(), 'UTC'), 'k', 1, 1, now())")
+	w.sql("SELECT ratelimit.consume('l', 'k', rate => 1, period => '100000 hours'), ratelimit.block('l', NULL), ratelimit.hold('l', 'other', 'job', 0, forever => true)")
+	w.sql("INSERT INTO ratelimit.denials VALUES ('l', date_trunc('hour', now(), 'UTC'), 'k', 1, 1, now())")
 	w.url += "&application_name=" + w.schema
 	for _, args := range [][]string{
 		{"limits"}, {"keys", "l"}, {"keys", "l", "--all"}, {"keys", "l", "--denied"}, {"show", "l", "k"}, {"show", "l"}, {"show", "l", ""}, {"overrides"}, {"overrides", "--all"}, {"holds", "l"}, {"locks", "--old", "1h"},
@@ -153,8 +153,8 @@ func TestAnAnswerIsPrintedWithoutASnapshot(t *testing.T) {
 
 func TestManyKeysAreEstimated(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("many", 1, time.Hour))
-	w.sql("INSERT INTO rate_limits SELECT 'many', 'key' || n, 0, 1, 0, now() FROM generate_series(1, 5000) AS n")
-	w.sql("ANALYZE rate_limits")
+	w.sql("INSERT INTO ratelimit.limits SELECT 'many', 'key' || n, 0, 1, 0, now() FROM generate_series(1, 5000) AS n")
+	w.sql("ANALYZE ratelimit.limits")
 	for _, count := range []bool{false, true} {
 		args := []string{"limits", "--json"}
 		if count {
@@ -178,13 +178,13 @@ const evil = "\x1b[2J\x07|\u202eevil\n\u009b31m\x7f\u2066\u200b\ufeff\U000e0041"
 func TestNoEscapeReachesTheTerminal(t *testing.T) {
 	limit := ratelimit.TokenBucket("name\x1b[31m", 1, 100000*time.Hour)
 	w := newMigrated(t)
-	if err := ratelimit.Publish(t.Context(), w.conn, "pro\x1b[31mgram", limit); err != nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), w.conn, "pro\x1b[31mgram", limit); err != nil {
 		t.Fatal(err)
 	}
 	name := limit.Name()
-	w.sql("SELECT ratelimit($1, $2, rate => 1, period => '100000 hours')", name, evil)
-	w.sql("INSERT INTO rate_limit_denials VALUES ($1, date_trunc('hour', now(), 'UTC'), $2, 1, 1, now())", name, evil)
-	w.sql("INSERT INTO rate_limit_holds VALUES ($1, $2, $2, 'held', $2, NULL, 1, now(), 0, 1, 'infinity')", name, evil)
+	w.sql("SELECT ratelimit.consume($1, $2, rate => 1, period => '100000 hours')", name, evil)
+	w.sql("INSERT INTO ratelimit.denials VALUES ($1, date_trunc('hour', now(), 'UTC'), $2, 1, 1, now())", name, evil)
+	w.sql("INSERT INTO ratelimit.holds VALUES ($1, $2, $2, 'held', $2, NULL, 1, now(), 0, 1, 'infinity')", name, evil)
 	bad := regexp.MustCompile(`[\x00-\x09\x0b-\x1f\x7f\x{80}-\x{9f}\p{Cf}]`)
 	for _, args := range [][]string{
 		{"limits"},
@@ -271,7 +271,7 @@ func TestMissingGrants(t *testing.T) {
 	} {
 		t.Run(args[0], func(t *testing.T) {
 			w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour))
-			w.sql("SELECT ratelimit('l', 'k', rate => 1, period => '100000 hours'), ratelimit_override('l', 'k', rate => 2), ratelimit_hold('l', 'k', 'job', 0, forever => true)")
+			w.sql("SELECT ratelimit.consume('l', 'k', rate => 1, period => '100000 hours'), ratelimit.override('l', 'k', rate => 2), ratelimit.hold('l', 'k', 'job', 0, forever => true)")
 			role := w.newRole()
 			asRole := func() result { return w.as(role, args...) }
 			r := asRole()
@@ -299,19 +299,19 @@ func TestMissingGrants(t *testing.T) {
 // A role that may not read what was counted is told so: it is not as if nothing was counted.
 func TestUsageThatMayNotBeRead(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 1, time.Hour))
-	w.sql("INSERT INTO rate_limit_usage VALUES ('l', date_trunc('minute', now()), 3, 2, 0, 3, 0, 0)")
-	w.sql("INSERT INTO rate_limit_denials VALUES ('l', date_trunc('hour', now(), 'UTC'), 'k', 2, 2, now())")
+	w.sql("INSERT INTO ratelimit.usage VALUES ('l', date_trunc('minute', now()), 3, 2, 0, 3, 0, 0)")
+	w.sql("INSERT INTO ratelimit.denials VALUES ('l', date_trunc('hour', now(), 'UTC'), 'k', 2, 2, now())")
 	role := w.newRole()
-	w.sql("GRANT USAGE ON SCHEMA " + w.schema + " TO " + role + "; GRANT SELECT ON rate_limits, rate_limit_definitions, rate_limit_overrides TO " + role)
-	w.as(role, "limits").wants(t, exitOK, "may not read what was counted.*GRANT SELECT ON rate_limit_usage TO "+role)
-	w.as(role, "show", "l", "k").wants(t, exitOK, "may not read what was counted.*GRANT SELECT ON rate_limit_denials TO "+role)
+	w.sql("GRANT USAGE ON SCHEMA " + w.schema + " TO " + role + "; GRANT SELECT ON ratelimit.limits, ratelimit.definitions, ratelimit.overrides TO " + role)
+	w.as(role, "limits").wants(t, exitOK, "may not read what was counted.*GRANT SELECT ON ratelimit.usage TO "+role)
+	w.as(role, "show", "l", "k").wants(t, exitOK, "may not read what was counted.*GRANT SELECT ON ratelimit.denials TO "+role)
 	if l := parse[limitsRead](t, w.as(role, "limits", "--json")); !l.UsageUnreadable || l.Limits[0].LastHour != nil {
 		t.Errorf("%+v", l)
 	}
 	if k := parse[keyDetails](t, w.as(role, "show", "l", "k", "--json")); !k.Unreadable || k.Denials != nil {
 		t.Errorf("%+v", k)
 	}
-	w.sql("GRANT SELECT ON rate_limit_usage, rate_limit_denials TO " + role)
+	w.sql("GRANT SELECT ON ratelimit.usage, ratelimit.denials TO " + role)
 	if r := w.as(role, "limits", "--json"); r.errOut != "" || parse[limitsRead](t, r).Limits[0].LastHour.Denied != 2 {
 		t.Error(r)
 	}
@@ -319,7 +319,7 @@ func TestUsageThatMayNotBeRead(t *testing.T) {
 		t.Error(r)
 	}
 	// Tables that are not there are none of the role's business.
-	w.sql("DROP TABLE rate_limit_denials CASCADE")
+	w.sql("DROP TABLE ratelimit.denials CASCADE")
 	if r := w.as(role, "show", "l", "k", "--json"); r.code != exitOK || r.errOut != "" || parse[keyDetails](t, r).Unreadable {
 		t.Error(r)
 	}
@@ -352,8 +352,8 @@ func (w *world) as(role string, args ...string) result {
 // A trigger of the application's can undo an override in its own transaction.
 func TestAnOverrideThatCannotBeReadBack(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("signUps", 5, time.Hour))
-	w.sql("CREATE FUNCTION undo() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM " + w.schema + ".rate_limit_overrides WHERE id = NEW.id; RETURN NULL; END'")
-	w.sql("CREATE TRIGGER undo AFTER INSERT ON rate_limit_overrides FOR EACH ROW EXECUTE FUNCTION undo()")
+	w.sql("CREATE FUNCTION undo() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM " + w.schema + ".overrides WHERE id = NEW.id; RETURN NULL; END'")
+	w.sql("CREATE TRIGGER undo AFTER INSERT ON ratelimit.overrides FOR EACH ROW EXECUTE FUNCTION undo()")
 	w.run("block", "signUps", "acme", "--reason", "r").wants(t, exitError, `the override #\d+ cannot be read back, so it was not made`)
 }
 
@@ -366,13 +366,13 @@ func TestReasonsWhyNothingIsThere(t *testing.T) {
 		{"unblock", "l", "k"}, {"unlimited", "l", "k"}, {"restore", "l", "k"}, {"reset", "l", "k", "--yes"}, {"sweep"},
 		{"publish", "testdata/array.json", "--program", "other"}, {"holds", "l"}, {"release", "l", "k", "job"}, {"replay", "--log", "testdata/messages.csv", "--time", "1", "--published", "l"},
 	} {
-		w.run(args...).wants(t, exitError, `no table rate_limits in no_such_schema \(database \S+ on \S+, role \S+\)\. Is that the right database\? If it is, run .txlimit migrate.\. Other schemas have it: --schema `)
+		w.run(args...).wants(t, exitError, `no table ratelimit.limits in no_such_schema \(database \S+ on \S+, role \S+\)\. Is that the right database\? If it is, run .txlimit migrate.\. Other schemas have it: --schema `)
 	}
 	for _, args := range [][]string{{"migrate"}, {"migrate", "status"}, {"migrate", "down", "--yes"}} {
 		w.run(args...).wants(t, exitError, "there is no schema no_such_schema")
 	}
 	w.schema = schema
-	w.sql("DROP FUNCTION _ratelimit_states")
+	w.sql("DROP FUNCTION ratelimit._states")
 	w.run("publish", "testdata/array.json", "--program", "api").wants(t, exitOK)
 	w.run("keys", "sendMessage").wants(t, exitError, "The schema is older than this program: run `txlimit migrate`")
 }
@@ -392,9 +392,9 @@ func TestARateOf0OfAKeyIsGiven(t *testing.T) {
 // The override in force is found although a hundred newer ones have ended, and one without an end in the calendar is no error.
 func TestShowFindsTheOverrideInForce(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 1, time.Hour))
-	w.sql("SELECT ratelimit_block('l', 'k', until => 'infinity', reason => 'abuse')")
-	w.sql("SELECT ratelimit_override('l', 'k', rate => 1 + n) FROM generate_series(1, 120) AS n")
-	w.sql("SELECT ratelimit_restore('l', 'k', 'numbers')")
+	w.sql("SELECT ratelimit.block('l', 'k', until => 'infinity', reason => 'abuse')")
+	w.sql("SELECT ratelimit.override('l', 'k', rate => 1 + n) FROM generate_series(1, 120) AS n")
+	w.sql("SELECT ratelimit.restore('l', 'k', 'numbers')")
 	k := parse[keyDetails](t, w.run("show", "l", "k", "--json"))
 	if k.Override == nil || k.Override.Effect != effectBlock || k.Override.Until != nil || k.Reason != ratelimit.ReasonBlock || k.RetryAt != nil || len(k.History) != 100 {
 		t.Errorf("%+v, denied %q until %v, %d overrides", k.Override, k.Reason, k.RetryAt, len(k.History))
@@ -404,21 +404,21 @@ func TestShowFindsTheOverrideInForce(t *testing.T) {
 	w.run("overrides").wants(t, exitOK, `block +for good`)
 	w.run("keys", "l", "--all").wants(t, exitOK, `k .* block`)
 	// One for every key goes after the key's own, though it is newer.
-	w.sql("SELECT ratelimit_unlimited('l', NULL)")
+	w.sql("SELECT ratelimit.unlimited('l', NULL)")
 	if k := parse[keyDetails](t, w.run("show", "l", "k", "--json")); k.Override.Effect != effectBlock {
 		t.Errorf("%+v", k.Override)
 	}
 	if k := parse[keyDetails](t, w.run("show", "l", "other", "--json")); k.Override.Effect != effectUnlimited {
 		t.Errorf("%+v", k.Override)
 	}
-	w.sql("UPDATE rate_limit_overrides SET until = '-infinity'")
+	w.sql("UPDATE ratelimit.overrides SET until = '-infinity'")
 	w.run("overrides", "--all", "--limit", "0").wants(t, exitOK, "expired")
 }
 
 // A limit that denies everything stays so under an override that leaves its rate, and is shown as what it is.
 func TestALimitOfNothingUnderAnOverride(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("never", 0, time.Hour))
-	w.sql("SELECT ratelimit_override('never', 'k', capacity => 5, max_reserved => 2)")
+	w.sql("SELECT ratelimit.override('never', 'k', capacity => 5, max_reserved => 2)")
 	r := w.run("show", "never", "k")
 	r.wants(t, exitOK, "denied +yes, by policy", "balance +0\n", "override +#[0-9]+: capacity 5, at most 2 reserved")
 	if strings.Contains(r.out, "cannot read") {
@@ -427,15 +427,15 @@ func TestALimitOfNothingUnderAnOverride(t *testing.T) {
 	if _, err := new(ratelimit.Limiter).Consume(t.Context(), w.conn, ratelimit.TokenBucket("never", 0, time.Hour).Key("k")); err == nil {
 		t.Error("granted")
 	}
-	w.sql("SELECT ratelimit_override('never', 'k', rate => 3)")
+	w.sql("SELECT ratelimit.override('never', 'k', rate => 3)")
 	w.run("show", "never", "k").wants(t, exitOK, "denied +no", "balance +3 of 3")
 }
 
 // A definition of another version, or of another hand, is text too.
 func TestADefinitionThatCannotBeRead(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 1, time.Hour))
-	w.sql("ALTER TABLE rate_limit_definitions DROP CONSTRAINT IF EXISTS rate_limit_definitions_kind_check")
-	w.sql("UPDATE rate_limit_definitions SET kind = $1", "k\x1b[31m\u202eind")
+	w.sql("ALTER TABLE ratelimit.definitions DROP CONSTRAINT IF EXISTS definitions_kind_check")
+	w.sql("UPDATE ratelimit.definitions SET kind = $1", "k\x1b[31m\u202eind")
 	r := w.run("limits")
 	r.wants(t, exitOK, "which this program cannot read")
 	if strings.ContainsAny(r.out+r.errOut, "\x1b\u202e") {
@@ -554,7 +554,7 @@ func TestARenamedSchema(t *testing.T) {
 
 func TestLocks(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("sendMessage", 1, time.Hour))
-	w.sql("SELECT ratelimit('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)")
+	w.sql("SELECT ratelimit.consume('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)")
 	r := w.run("locks", "--json")
 	report := parse[lockReport](t, r)
 	if len(report.Sessions) != 0 {
@@ -568,15 +568,15 @@ func TestLocks(t *testing.T) {
 		}
 		return conn.PgConn().PID()
 	}
-	held := begin(holder, "SELECT ratelimit('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)")
-	turnHeld := begin(turn, "LOCK TABLE rate_limits_turn_07")
+	held := begin(holder, "SELECT ratelimit.consume('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)")
+	turnHeld := begin(turn, "LOCK TABLE ratelimit.turn_07")
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	waiting := []uint32{}
 	for _, sql := range []string{
-		"SELECT ratelimit('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)",
-		"SELECT ratelimit('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)",
-		"BEGIN; LOCK TABLE rate_limits_turn_07",
+		"SELECT ratelimit.consume('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)",
+		"SELECT ratelimit.consume('sendMessage', 'user-17', rate => 1, period => '1 hour', capacity => 9)",
+		"BEGIN; LOCK TABLE ratelimit.turn_07",
 	} {
 		conn := w.connect()
 		waiting = append(waiting, conn.PgConn().PID())
@@ -609,7 +609,7 @@ func TestLocks(t *testing.T) {
 			t.Errorf("in the way: %+v: %s", s, r)
 		}
 	}
-	for i, want := range []string{"sendMessage user-17", "sendMessage user-17", "its turn (rate_limits_turn_07)"} {
+	for i, want := range []string{"sendMessage user-17", "sendMessage user-17", "its turn (ratelimit.turn_07)"} {
 		if s := byPID[waiting[i]]; s.InTheWay || s.WaitsFor != want || len(s.BlockedBy) == 0 {
 			t.Errorf("waiting for %s: %+v", want, s)
 		}
@@ -621,7 +621,7 @@ func TestLocks(t *testing.T) {
 
 	// A report reads on one snapshot, and has written nothing.
 	reader := w.connect()
-	reportPID := begin(reader, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM rate_limits")
+	reportPID := begin(reader, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM ratelimit.limits")
 	r = w.run("locks", "--old", "1ms", "--json")
 	i := slices.IndexFunc(parse[lockReport](t, r).Old, func(o oldTransaction) bool { return uint32(o.PID) == reportPID })
 	if i < 0 {
@@ -635,7 +635,7 @@ func TestLocks(t *testing.T) {
 		t.Errorf("it is not old yet: %s", r)
 	}
 	// Between its statements a READ COMMITTED transaction that has not written holds nothing back.
-	if _, err := reader.Exec(t.Context(), "ROLLBACK; BEGIN; SELECT count(*) FROM rate_limits"); err != nil {
+	if _, err := reader.Exec(t.Context(), "ROLLBACK; BEGIN; SELECT count(*) FROM ratelimit.limits"); err != nil {
 		t.Fatal(err)
 	}
 	if r := w.run("locks", "--old", "1ms", "--json"); slices.ContainsFunc(parse[lockReport](t, r).Old, func(o oldTransaction) bool { return uint32(o.PID) == reportPID }) {
@@ -655,7 +655,7 @@ func TestLocks(t *testing.T) {
 	w.change = func(a *app) { a.patience = 500 * time.Millisecond }
 	w.run("reset", "sendMessage", "user-17", "--yes").wants(t, exitError, "`txlimit locks` shows which")
 	// An override is in force, although the addition has to wait.
-	w.run("override", "sendMessage", "user-17", "--capacity", "20", "--add").wants(t, exitError, `#\d+ is in force, but nothing was added: .*To try again: SELECT ratelimit_add\(\d+\)`)
+	w.run("override", "sendMessage", "user-17", "--capacity", "20", "--add").wants(t, exitError, `#\d+ is in force, but nothing was added: .*To try again: SELECT ratelimit.add\(\d+\)`)
 	w.run("overrides").wants(t, exitOK, "capacity 20")
 
 	// Interrupted, it ends.
@@ -692,9 +692,9 @@ func TestNoErrorHasAPassword(t *testing.T) {
 
 func TestCompletion(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("sendMessage", 1, time.Hour), ratelimit.TokenBucket("signUps", 1, time.Hour), ratelimit.TokenBucket("other", 1, time.Hour))
-	w.sql("SELECT ratelimit('sendMessage', k, rate => 1, period => '1 hour') FROM unnest(ARRAY['user-1', 'user-2', 'admin', $1]) AS k", "user-"+evil)
-	w.sql("SELECT ratelimit_hold('sendMessage', 'x', id, 0, forever => true) FROM unnest(ARRAY['job-1', 'job-2', 'my-job', 'job 3']) AS id")
-	w.sql("SELECT ratelimit_hold('signUps', id => 'job-4', count => 0, forever => true, global => true)")
+	w.sql("SELECT ratelimit.consume('sendMessage', k, rate => 1, period => '1 hour') FROM unnest(ARRAY['user-1', 'user-2', 'admin', $1]) AS k", "user-"+evil)
+	w.sql("SELECT ratelimit.hold('sendMessage', 'x', id, 0, forever => true) FROM unnest(ARRAY['job-1', 'job-2', 'my-job', 'job 3']) AS id")
+	w.sql("SELECT ratelimit.hold('signUps', id => 'job-4', count => 0, forever => true, global => true)")
 	for words, want := range map[string][]string{
 		"holds s":                              {"sendMessage", "signUps"},
 		"holds sendMessage adm":                {"admin"},
@@ -818,19 +818,19 @@ func TestAKeyWithNumbersOfItsOwn(t *testing.T) {
 	}
 
 	// An override of numbers leaves zone and anchor to the program.
-	w.sql("SELECT ratelimit_override('exports', 'acme', rate => 40, capacity => 50)")
+	w.sql("SELECT ratelimit.override('exports', 'acme', rate => 40, capacity => 50)")
 	if k = show(); k.Numbers != nil || k.Remaining != nil || k.Override == nil {
 		t.Errorf("%+v", k)
 	}
 	if k = show(numbers[4:]...); *k.Numbers.Rate != 40 || *k.Numbers.Capacity != 50 || *k.Remaining != 0 || !k.RetryAt.Equal(denied.RetryAt) {
 		t.Errorf("%+v", k)
 	}
-	w.sql("SELECT ratelimit_block('exports', 'acme')")
+	w.sql("SELECT ratelimit.block('exports', 'acme')")
 	if k = show(); k.Reason != ratelimit.ReasonBlock || k.Remaining != nil {
 		t.Errorf("%+v", k)
 	}
-	w.sql("SELECT ratelimit_unblock('exports', 'acme')")
-	w.sql("SELECT ratelimit_unlimited('exports', 'acme')")
+	w.sql("SELECT ratelimit.unblock('exports', 'acme')")
+	w.sql("SELECT ratelimit.unlimited('exports', 'acme')")
 	if k = show(); *k.Denied || k.Reason != "" || k.Remaining != nil {
 		t.Errorf("%+v", k)
 	}
@@ -845,7 +845,7 @@ func TestAKeyWithNumbersOfItsOwn(t *testing.T) {
 func TestOneDefinitionCounts(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour, ratelimit.Capacity(10)))
 	w.run("show", "l", "k").wants(t, exitOK, "balance +10 of 10")
-	if err := ratelimit.Publish(t.Context(), w.conn, "worker", ratelimit.TokenBucket("l", 2, 100000*time.Hour, ratelimit.Capacity(20))); err != nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), w.conn, "worker", ratelimit.TokenBucket("l", 2, 100000*time.Hour, ratelimit.Capacity(20))); err != nil {
 		t.Fatal(err)
 	}
 	r := w.run("show", "l", "k")
@@ -865,12 +865,12 @@ func TestOneDefinitionCounts(t *testing.T) {
 	}
 	w.run("limits").wants(t, exitOK, `l +worker +token bucket, 2 per.*\n +api +since 20.*Z: token bucket, 1 per`)
 	// It is withdrawn.
-	if err := ratelimit.Publish(t.Context(), w.conn, "worker"); err != nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), w.conn, "worker"); err != nil {
 		t.Fatal(err)
 	}
 	w.run("show", "l", "k").wants(t, exitOK, "defined +token bucket, 1 per .*capacity 10 .of api.\n +worker, until 20.*capacity 20", "balance +10 of 10")
 	// A program that agrees is one more that has it.
-	if err := ratelimit.Publish(t.Context(), w.conn, "mailer", ratelimit.TokenBucket("l", 1, 100000*time.Hour, ratelimit.Capacity(10))); err != nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), w.conn, "mailer", ratelimit.TokenBucket("l", 1, 100000*time.Hour, ratelimit.Capacity(10))); err != nil {
 		t.Fatal(err)
 	}
 	w.run("show", "l", "k").wants(t, exitOK, "defined .* .of mailer, api.")
@@ -885,7 +885,7 @@ func TestAnOverrideOfEveryKeySaysWhomItReaches(t *testing.T) {
 	if strings.Contains(r.out, "of its own") || strings.Contains(r.out, itsOwn) {
 		t.Error(r)
 	}
-	w.sql("SELECT ratelimit_block('l', 'a'), ratelimit_override('l', 'b', rate => 3), ratelimit_override('l', 'b', rate => 4), ratelimit_block('v', 'c', until => now() + interval '1 hour')")
+	w.sql("SELECT ratelimit.block('l', 'a'), ratelimit.override('l', 'b', rate => 3), ratelimit.override('l', 'b', rate => 4), ratelimit.block('v', 'c', until => now() + interval '1 hour')")
 	w.run("override", "l", "--rate", "6", "--yes").wants(t, exitOK, "2 keys have overrides of their own, and keep them")
 	w.run("override", "v", "--rate", "6", "--yes").wants(t, exitOK, "1 key has an override of its own, and keeps it. "+itsOwn)
 	if r := w.run("block", "v", "--yes"); strings.Contains(r.out, itsOwn) || !strings.Contains(r.out, "1 key has an override of its own") {
@@ -896,7 +896,7 @@ func TestAnOverrideOfEveryKeySaysWhomItReaches(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	// What would be added to a key depends on its own capacity.
-	w.sql("SELECT ratelimit('v', 'd', rate => 9, period => '1 hour', count => 9)")
+	w.sql("SELECT ratelimit.consume('v', 'd', rate => 9, period => '1 hour', count => 9)")
 	w.run("override", "v", "d", "--rate", "20", "--add").wants(t, exitUsage, "--add needs --capacity, and --capacity-now")
 	w.run("overrides", "v").wants(t, exitOK)
 	if r := w.run("overrides", "v"); strings.Contains(r.out, "rate 20") {
@@ -914,10 +914,10 @@ func TestAnOverrideOfEveryKeySaysWhomItReaches(t *testing.T) {
 	w.run("show", "v", "d").wants(t, exitOK, "balance +11(\\.[0-9]+)? of 20") // rate and capacity are the override's
 
 	// One program that says so is enough, if another one published later.
-	if err := ratelimit.Publish(t.Context(), w.conn, "worker", ratelimit.TokenBucket("l", 1, time.Hour, ratelimit.Varies(24*time.Hour))); err != nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), w.conn, "worker", ratelimit.TokenBucket("l", 1, time.Hour, ratelimit.Varies(24*time.Hour))); err != nil {
 		t.Fatal(err)
 	}
-	if err := ratelimit.Publish(t.Context(), w.conn, "api", ratelimit.TokenBucket("l", 2, time.Hour)); err != nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), w.conn, "api", ratelimit.TokenBucket("l", 2, time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 	w.run("override", "l", "d", "--rate", "20", "--add").wants(t, exitUsage, "--add needs --capacity, and --capacity-now")
@@ -995,15 +995,15 @@ func TestReplayWritesAPicture(t *testing.T) {
 func TestABlockOverNumbers(t *testing.T) {
 	limit := ratelimit.TokenBucket("l", 10, 100000*time.Hour)
 	w := newPublished(t, limit)
-	w.sql("SELECT ratelimit_override('l', 'k', rate => 500)")
-	w.sql("INSERT INTO rate_limits VALUES ('l', 'k', 0, 1, 400, now())")
-	w.sql("SELECT ratelimit_block('l', 'k', until => now() + interval '1 hour')")
+	w.sql("SELECT ratelimit.override('l', 'k', rate => 500)")
+	w.sql("INSERT INTO ratelimit.limits VALUES ('l', 'k', 0, 1, 400, now())")
+	w.sql("SELECT ratelimit.block('l', 'k', until => now() + interval '1 hour')")
 	w.run("show", "l", "k").wants(t, exitOK, "override +#2: block", `in force +token bucket, 500 per .*by override #1`, `balance +400(\.\d+)? of 500`, "denied +yes, blocked by override #2")
 	// The key's blocks leave the numbers of every key.
-	w.sql("SELECT ratelimit_override('l', NULL, rate => 30), ratelimit_block('l', 'other')")
+	w.sql("SELECT ratelimit.override('l', NULL, rate => 30), ratelimit.block('l', 'other')")
 	w.run("show", "l", "other").wants(t, exitOK, "balance +30 of 30", "denied +yes, blocked")
 	// And one over no limit leaves that.
-	w.sql("SELECT ratelimit_unlimited('l', 'k'), ratelimit_block('l', 'k')")
+	w.sql("SELECT ratelimit.unlimited('l', 'k'), ratelimit.block('l', 'k')")
 	w.run("show", "l", "k").wants(t, exitOK, "balance +unlimited: nothing is taken", "denied +yes, blocked by override")
 }
 
@@ -1017,7 +1017,7 @@ func TestKeysAreUTF8WhateverTheSessionIs(t *testing.T) {
 	w.url += separator + "client_encoding=LATIN1"
 	w.run("block", "l", "é日").wants(t, exitOK)
 	var key string
-	if err := w.conn.QueryRow(t.Context(), "SELECT key FROM rate_limit_overrides").Scan(&key); err != nil || key != "é日" {
+	if err := w.conn.QueryRow(t.Context(), "SELECT key FROM ratelimit.overrides").Scan(&key); err != nil || key != "é日" {
 		t.Errorf("the key é日 is stored as %q, %v", key, err)
 	}
 }
@@ -1025,10 +1025,10 @@ func TestKeysAreUTF8WhateverTheSessionIs(t *testing.T) {
 // TestNoNumberDependsOnTheSession: a role or a URL may have settings that change how values are written.
 func TestNoNumberDependsOnTheSession(t *testing.T) {
 	w := newMigrated(t)
-	w.sql(`SELECT ratelimit_publish('api', '[{"name": "slow", "kind": "token bucket", "rate": 1, "period": "1000 days", "capacity": 1000},
+	w.sql(`SELECT ratelimit.publish('api', '[{"name": "slow", "kind": "token bucket", "rate": 1, "period": "1000 days", "capacity": 1000},
 		{"name": "monthly", "kind": "calendar window", "rate": 10.125, "period": "1 month", "zone": "Europe/Berlin"}]')`)
-	w.sql(`INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('slow', 'acme', 0, 2, 218.5, now()), ('slow', 'acme', 1, 2, 219.123456789, now())`)
-	w.sql(`SELECT ratelimit_override('slow', 'acme', capacity => 2000.125, until => '9000-01-02 03:04Z'), ratelimit_block('slow', 'bob', until => '2950-12-04 03:00Z')`)
+	w.sql(`INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('slow', 'acme', 0, 2, 218.5, now()), ('slow', 'acme', 1, 2, 219.123456789, now())`)
+	w.sql(`SELECT ratelimit.override('slow', 'acme', capacity => 2000.125, until => '9000-01-02 03:04Z'), ratelimit.block('slow', 'bob', until => '2950-12-04 03:00Z')`)
 	w.sql(`CREATE TABLE calls AS SELECT 'acme' AS key, '2026-11-27 18:00Z'::timestamptz + n * interval '1 second' AS at, 1.125::float8 AS tokens FROM generate_series(1, 20) AS n`)
 	since := regexp.MustCompile(`\(in [^)]*\)|20\d\d-\S+ \d\d:\d\d:\d\dZ`)
 	plain, query := w.url, "SELECT at, key, tokens FROM "+w.schema+".calls ORDER BY at"

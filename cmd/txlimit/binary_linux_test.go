@@ -73,7 +73,7 @@ func TestTheProgramAsInstalled(t *testing.T) {
 	}
 
 	// It waits until all programs know of the override.
-	w.sql("SELECT ratelimit('sendMessage', 'user-17', count => 20)")
+	w.sql("SELECT ratelimit.consume('sendMessage', 'user-17', count => 20)")
 	began := time.Now()
 	out, err := w.program(libpq, "override", "sendMessage", "user-17", "--capacity", "30", "--add").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "added 10 tokens") || time.Since(began) < 2*time.Second {
@@ -88,8 +88,8 @@ func TestItAsksOnATerminal(t *testing.T) {
 		code   int
 		left   float64
 	}{{"n\n", exitError, 0}, {"\n", exitError, 0}, {"y\n", exitOK, 20}} {
-		w.sql("DELETE FROM rate_limits")
-		w.sql("SELECT ratelimit('sendMessage', 'user-17', count => 20)")
+		w.sql("DELETE FROM ratelimit.limits")
+		w.sql("SELECT ratelimit.consume('sendMessage', 'user-17', count => 20)")
 		master, terminal := newTerminal(t)
 		cmd := w.program([]string{"DATABASE_URL=" + w.url}, "--schema", w.schema, "reset", "sendMessage", "user-17")
 		var out bytes.Buffer
@@ -134,7 +134,7 @@ func newTerminal(t *testing.T) (master, terminal *os.File) {
 
 func TestCtrlCEndsAQuestion(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("sendMessage", 1, 100000*time.Hour))
-	w.sql("SELECT ratelimit('sendMessage', 'user-17')")
+	w.sql("SELECT ratelimit.consume('sendMessage', 'user-17')")
 	_, terminal := newTerminal(t)
 	cmd := w.program([]string{"DATABASE_URL=" + w.url}, "--schema", w.schema, "reset", "sendMessage", "user-17")
 	asked, err := cmd.StderrPipe()
@@ -167,11 +167,11 @@ func TestCtrlCEndsAQuestion(t *testing.T) {
 func TestCtrlCEndsWhatWaits(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("sendMessage", 1, 100000*time.Hour))
 	holder := w.connect()
-	if _, err := holder.Exec(t.Context(), "BEGIN; SELECT ratelimit('sendMessage', 'user-17', rate => 1, period => '1 hour')"); err != nil {
+	if _, err := holder.Exec(t.Context(), "BEGIN; SELECT ratelimit.consume('sendMessage', 'user-17', rate => 1, period => '1 hour')"); err != nil {
 		t.Fatal(err)
 	}
 	// The row must be there to be waited for.
-	if _, err := holder.Exec(t.Context(), "COMMIT; BEGIN; SELECT FROM rate_limits FOR UPDATE"); err != nil {
+	if _, err := holder.Exec(t.Context(), "COMMIT; BEGIN; SELECT FROM ratelimit.limits FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
 	cmd := w.program([]string{"DATABASE_URL=" + w.url}, "--schema", w.schema, "reset", "sendMessage", "user-17", "--yes")

@@ -52,7 +52,7 @@ func (a *app) completeLimitAndKey(cmd *cobra.Command, args []string, begin strin
 		}
 		return a.complete(cmd, begin, func(ctx context.Context, tx pgx.Tx) ([]string, error) {
 			return collect(ctx, tx, pgx.RowTo[string], `
-				SELECT key FROM (SELECT key FROM rate_limits WHERE name = $1 AND key >= $2 AND key <> '' AND shard = 0 ORDER BY key LIMIT 50) AS k
+				SELECT key FROM (SELECT key FROM ratelimit.limits WHERE name = $1 AND key >= $2 AND key <> '' AND shard = 0 ORDER BY key LIMIT 50) AS k
 				 WHERE starts_with(key, $2)`, args[0], begin)
 		})
 	}
@@ -66,7 +66,7 @@ func (a *app) completeHold(cmd *cobra.Command, args []string, begin string) ([]s
 	}
 	ids, directive := a.complete(cmd, begin, func(ctx context.Context, tx pgx.Tx) ([]string, error) {
 		return collect(ctx, tx, pgx.RowTo[string], `
-			SELECT h.id FROM rate_limit_holds AS h WHERE h.name = $1 AND h.key = $2 AND h.state = 'held' AND NOT starts_with(h.id, '~'::text) AND starts_with(h.id, $3) ORDER BY h.id LIMIT 50`,
+			SELECT h.id FROM ratelimit.holds AS h WHERE h.name = $1 AND h.key = $2 AND h.state = 'held' AND NOT starts_with(h.id, '~'::text) AND starts_with(h.id, $3) ORDER BY h.id LIMIT 50`,
 			args[0], strings.Join(args[1:], ""), begin)
 	})
 	if len(args) == 1 {

@@ -62,10 +62,10 @@ source completion.sh
 			}
 			w := newMigrated(t)
 			for i, word := range slices.Concat(hostileWords, plainWords) {
-				w.sql("SELECT ratelimit($1, $2, rate => 1, period => '100000 hours')", fmt.Sprintf("limit%d", i), word)
-				w.sql("SELECT ratelimit($1, 'k', rate => 1, period => '100000 hours')", word)
+				w.sql("SELECT ratelimit.consume($1, $2, rate => 1, period => '100000 hours')", fmt.Sprintf("limit%d", i), word)
+				w.sql("SELECT ratelimit.consume($1, 'k', rate => 1, period => '100000 hours')", word)
 				if !strings.ContainsFunc(word, unicode.IsControl) && !strings.HasPrefix(word, "~") {
-					w.sql("INSERT INTO rate_limit_holds VALUES ($1, 'k', $2, 'held', 'slots', NULL, 1, now(), 0, 1, 'infinity')", fmt.Sprintf("limit%d", i), word)
+					w.sql("INSERT INTO ratelimit.holds VALUES ($1, 'k', $2, 'held', 'slots', NULL, 1, now(), 0, 1, 'infinity')", fmt.Sprintf("limit%d", i), word)
 				}
 			}
 			tool, err := binary()

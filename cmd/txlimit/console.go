@@ -60,7 +60,7 @@ behind a login of their own: docs/console.md.`,
 	c.Flags().StringArrayVar(&f.hosts, "allow-host", nil, "a `host` that the page answers to besides, such as limits.example.com or localhost:9000; may be repeated")
 	c.Flags().BoolVar(&f.noToken, "no-token", false, "with --allow-host: let in everybody who can reach the page, since a proxy with a login is in front of it")
 	whoFlag(a, c, &f.who)
-	needs := append(lookNeeds, "SELECT rate_limit_usage", "SELECT rate_limit_denials")
+	needs := append(lookNeeds, "SELECT ratelimit.usage", "SELECT ratelimit.denials")
 	return a.do(c, needs, func(ctx context.Context, _ []string) error { return a.console(ctx, &f) })
 }
 
@@ -71,7 +71,7 @@ func (a *app) console(ctx context.Context, f *consoleFlags) error {
 	// The errors of a page are for those who look at it. Better to know at once that the tables are not there, or may not be read.
 	role := ""
 	err := a.reading(ctx, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SELECT FROM rate_limits, rate_limit_definitions, rate_limit_overrides, rate_limit_usage, rate_limit_denials LIMIT 0"); err != nil {
+		if _, err := tx.Exec(ctx, "SELECT FROM ratelimit.limits, ratelimit.definitions, ratelimit.overrides, ratelimit.usage, ratelimit.denials LIMIT 0"); err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, "SELECT current_user").Scan(&role)

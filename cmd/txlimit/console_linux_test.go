@@ -118,7 +118,7 @@ var block = url.Values{"action": {"block"}, "end": {"1h"}, "reason": {"spam"}}
 
 func TestTheConsoleReads(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("signUps", 5, time.Hour))
-	w.sql("SELECT ratelimit('signUps', 'acme', count => 5)")
+	w.sql("SELECT ratelimit.consume('signUps', 'acme', count => 5)")
 	p := w.console().enter()
 	if p.who != "" {
 		t.Errorf("it changes limits as %q", p.who)
@@ -151,7 +151,7 @@ func TestTheConsoleReads(t *testing.T) {
 
 func TestTheConsoleWrites(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("signUps", 5, time.Hour))
-	w.sql("SELECT ratelimit('signUps', 'acme', count => 5)")
+	w.sql("SELECT ratelimit.consume('signUps', 'acme', count => 5)")
 	p := w.console("--write", "--who", "bea", "--allow-host", "Limits.example.com", "--allow-host", "localhost:9000").enter()
 	if p.who != "bea" {
 		t.Errorf("it changes limits as %q", p.who)
@@ -183,7 +183,7 @@ func TestTheConsoleWrites(t *testing.T) {
 		answered <- answer{status, body}
 	}()
 	for n := 0; n == 0; time.Sleep(10 * time.Millisecond) {
-		if err := w.conn.QueryRow(t.Context(), "SELECT count(*) FROM rate_limit_overrides WHERE effect = 'numbers'").Scan(&n); err != nil {
+		if err := w.conn.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.overrides WHERE effect = 'numbers'").Scan(&n); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -226,8 +226,8 @@ func TestConsolesThatCannotBe(t *testing.T) {
 	}
 	role := w.newRole()
 	w.sql("GRANT USAGE ON SCHEMA " + w.schema + " TO " + role)
-	w.as(role, "console", "--listen", "127.0.0.1:0").wants(t, exitError, "GRANT SELECT ON rate_limit_usage TO")
-	w.sql("DROP TABLE rate_limit_usage, rate_limit_denials CASCADE")
+	w.as(role, "console", "--listen", "127.0.0.1:0").wants(t, exitError, "GRANT SELECT ON ratelimit.usage TO")
+	w.sql("DROP TABLE ratelimit.usage, ratelimit.denials CASCADE")
 	w.run("console", "--listen", "127.0.0.1:0").wants(t, exitError, "The schema is older than this program: run `txlimit migrate`")
 }
 

@@ -31,12 +31,12 @@ func TestTheDocs(t *testing.T) {
 	if time.Now().UTC().Truncate(24*time.Hour) != time.Now().UTC().Add(2*time.Minute).Truncate(24*time.Hour) {
 		time.Sleep(2 * time.Minute) // the windows must not end meanwhile
 	}
-	w.sql("SELECT ratelimit('signUps', global => true, count => 100)")
-	w.sql("SELECT ratelimit('sendMessage', k, count => n) FROM (VALUES ('acme', 50), ('mallory', 50), ('bob', 49.25), ('carol', 3)) AS v (k, n)")
-	w.sql("SELECT ratelimit('apiCalls', 'acme', rate => 5000, period => '1 month', kind => 'calendar window', anchor => '2026-01-20', count => 5000)")
-	w.sql(`INSERT INTO rate_limit_usage VALUES ('signUps', date_trunc('minute', now()), 100, 4711, 0, 100, 0, 0), ('sendMessage', date_trunc('minute', now()), 152, 95, 0, 152, 0, 0),
+	w.sql("SELECT ratelimit.consume('signUps', global => true, count => 100)")
+	w.sql("SELECT ratelimit.consume('sendMessage', k, count => n) FROM (VALUES ('acme', 50), ('mallory', 50), ('bob', 49.25), ('carol', 3)) AS v (k, n)")
+	w.sql("SELECT ratelimit.consume('apiCalls', 'acme', rate => 5000, period => '1 month', kind => 'calendar window', anchor => '2026-01-20', count => 5000)")
+	w.sql(`INSERT INTO ratelimit.usage VALUES ('signUps', date_trunc('minute', now()), 100, 4711, 0, 100, 0, 0), ('sendMessage', date_trunc('minute', now()), 152, 95, 0, 152, 0, 0),
 		('logins', date_trunc('minute', now()), 38, 2, 0, 38, 0, 0)`)
-	w.sql(`INSERT INTO rate_limit_denials SELECT 'sendMessage', date_trunc('hour', now(), 'UTC'), 'acme', 31, 31, now()`)
+	w.sql(`INSERT INTO ratelimit.denials SELECT 'sendMessage', date_trunc('hour', now(), 'UTC'), 'acme', 31, 31, now()`)
 	w.hang()
 
 	var b strings.Builder
@@ -78,7 +78,7 @@ func (w *world) terminal(args []string) string {
 
 // hang makes two sessions wait for a third.
 func (w *world) hang() {
-	const consume = "SELECT ratelimit('logins', 'dave')"
+	const consume = "SELECT ratelimit.consume('logins', 'dave')"
 	w.sql(consume)
 	ctx, cancel := context.WithCancel(w.t.Context())
 	ended := make(chan struct{})

@@ -99,7 +99,7 @@ var qualified = regexp.MustCompile(`^(?:schema "([^"]+)"|(?:relation|type|functi
 func (a *app) notThere(ctx context.Context, text string) string {
 	var here bool
 	var path, role string
-	err := a.conn.QueryRow(ctx, "SELECT pg_catalog.to_regclass('rate_limits') IS NOT NULL, pg_catalog.array_to_string(pg_catalog.current_schemas(false), ', '), current_user").Scan(&here, &path, &role)
+	err := a.conn.QueryRow(ctx, "SELECT pg_catalog.to_regclass('ratelimit.limits') IS NOT NULL, pg_catalog.array_to_string(pg_catalog.current_schemas(false), ', '), current_user").Scan(&here, &path, &role)
 	if err != nil {
 		return text
 	}
@@ -113,7 +113,7 @@ func (a *app) notThere(ctx context.Context, text string) string {
 	err = a.reading(ctx, func(tx pgx.Tx) (err error) {
 		places, err = collect(ctx, tx, pgx.RowToStructByPos[place], `
 			SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE') FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-			 WHERE c.relname = 'rate_limits' AND c.relkind = 'r' AND has_schema_privilege(n.oid, 'USAGE') IS NOT NULL ORDER BY 1`) // NULL: it was dropped meanwhile
+			 WHERE c.relname = 'limits' AND c.relkind = 'r' AND has_schema_privilege(n.oid, 'USAGE') IS NOT NULL ORDER BY 1`) // NULL: it was dropped meanwhile
 		return err
 	})
 	if err != nil {
@@ -130,7 +130,7 @@ func (a *app) notThere(ctx context.Context, text string) string {
 		return "no schema of the role's search_path exists: pass --schema" + other(places)
 	}
 	config := a.conn.Config()
-	return fmt.Sprintf("there is no table rate_limits in %s (database %s on %s, role %s). Is that the right database? If it is, run `txlimit migrate`%s",
+	return fmt.Sprintf("there is no table ratelimit.limits in %s (database %s on %s, role %s). Is that the right database? If it is, run `txlimit migrate`%s",
 		printable(wanted), printable(config.Database), printable(config.Host), printable(role), other(places))
 }
 
@@ -150,7 +150,7 @@ const asOwner = `
 	SELECT format('REVOKE EXECUTE ON FUNCTION %1$s FROM PUBLIC; GRANT EXECUTE ON FUNCTION %1$s TO %2$I; ALTER FUNCTION %1$s SECURITY DEFINER SET search_path = pg_catalog, pg_temp',
 	       f.oid::regprocedure, current_user)
 	  FROM pg_class AS c JOIN pg_proc AS f ON f.pronamespace = c.relnamespace
-	 WHERE c.oid = to_regclass('rate_limits') AND f.proname = $1::name AND NOT (f.prosecdef AND has_function_privilege(f.oid, 'EXECUTE'))`
+	 WHERE c.oid = to_regclass('ratelimit.limits') AND f.proname = $1::name AND NOT (f.prosecdef AND has_function_privilege(f.oid, 'EXECUTE'))`
 
 // notGranted explains which privileges are missing.
 func (a *app) notGranted(ctx context.Context, text string) string {

@@ -156,7 +156,7 @@ published their numbers. Who did it, when and why is in the history: txlimit ove
 		}
 		return checkText("id", args[last], 255)
 	})
-	return a.do(c, append(steerNeeds, "UPDATE rate_limits", "UPDATE rate_limit_holds", "DELETE rate_limit_holds"), func(ctx context.Context, args []string) error {
+	return a.do(c, append(steerNeeds, "UPDATE ratelimit.limits", "UPDATE ratelimit.holds", "DELETE ratelimit.holds"), func(ctx context.Context, args []string) error {
 		if len(a.parts) > 0 {
 			args = []string{args[0], args[2], args[1]}
 		}

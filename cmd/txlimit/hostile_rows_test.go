@@ -17,42 +17,42 @@ import (
 func TestOneBadRowBlindsNoCommand(t *testing.T) {
 	midnight := ratelimit.Start(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
 	w := newPublished(t, ratelimit.TokenBucket("signUps", 10, time.Hour), ratelimit.FixedWindow("window", 10, time.Hour, midnight), ratelimit.Slots("seats", 2))
-	w.sql("SELECT ratelimit_hold('seats', 'acme', 'a', ttl => '1 hour')")
-	w.sql("SELECT ratelimit('signUps', 'acme'), ratelimit('window', 'acme')")
+	w.sql("SELECT ratelimit.hold('seats', 'acme', 'a', ttl => '1 hour')")
+	w.sql("SELECT ratelimit.consume('signUps', 'acme'), ratelimit('window', 'acme')")
 	w.sql(`DO $$ DECLARE c record; BEGIN
 		FOR c IN SELECT conrelid::regclass AS t, conname FROM pg_constraint WHERE contype = 'c' AND connamespace = current_schema()::regnamespace
 		LOOP EXECUTE format('ALTER TABLE %s DROP CONSTRAINT %I', c.t, c.conname); END LOOP; END $$`)
 	const maxInt = "9223372036854775807"
 	for _, rows := range [][]string{
 		{
-			"INSERT INTO rate_limits VALUES ('signUps', 'far', 0, 1, 1, '290000-01-01'), ('signUps', 'NaN', 0, 1, 'NaN', now()), ('signUps', 'Infinity', 0, 1, 'Infinity', now()), ('signUps', '-Infinity', 0, 1, '-Infinity', now())",
-			"INSERT INTO rate_limits VALUES ('signUps', 'ahead', 0, 1, 1, 'infinity'), ('signUps', 'past', 0, 2, 1, '-infinity'), ('signUps', 'past', 1, 2, 1, now()), ('window', 'ahead', 0, 1, 1, 'infinity'), ('window', '', 0, 1, 1, '-infinity')",
+			"INSERT INTO ratelimit.limits VALUES ('signUps', 'far', 0, 1, 1, '290000-01-01'), ('signUps', 'NaN', 0, 1, 'NaN', now()), ('signUps', 'Infinity', 0, 1, 'Infinity', now()), ('signUps', '-Infinity', 0, 1, '-Infinity', now())",
+			"INSERT INTO ratelimit.limits VALUES ('signUps', 'ahead', 0, 1, 1, 'infinity'), ('signUps', 'past', 0, 2, 1, '-infinity'), ('signUps', 'past', 1, 2, 1, now()), ('window', 'ahead', 0, 1, 1, 'infinity'), ('window', '', 0, 1, 1, '-infinity')",
 		},
 		{
-			"INSERT INTO rate_limit_usage VALUES ('signUps', 'infinity', 1, 1, 1, 1, 1, 1), ('signUps', '-infinity', 1, 1, 1, 1, 1, 1), ('signUps', '290000-01-01', 1, 1, 1, 1, 1, 1)",
-			"INSERT INTO rate_limit_usage VALUES ('signUps', date_trunc('minute', now()), " + maxInt + ", " + maxInt + ", " + maxInt + ", 'NaN', 'Infinity', 1), ('signUps', date_trunc('minute', now()) - interval '1 minute', " + maxInt + ", " + maxInt + ", 1, 1, 1, 1)",
+			"INSERT INTO ratelimit.usage VALUES ('signUps', 'infinity', 1, 1, 1, 1, 1, 1), ('signUps', '-infinity', 1, 1, 1, 1, 1, 1), ('signUps', '290000-01-01', 1, 1, 1, 1, 1, 1)",
+			"INSERT INTO ratelimit.usage VALUES ('signUps', date_trunc('minute', now()), " + maxInt + ", " + maxInt + ", " + maxInt + ", 'NaN', 'Infinity', 1), ('signUps', date_trunc('minute', now()) - interval '1 minute', " + maxInt + ", " + maxInt + ", 1, 1, 1, 1)",
 		},
 		{
-			"INSERT INTO rate_limit_denials VALUES ('signUps', 'infinity', 'acme', 1, 1, now()), ('signUps', '290000-01-01', 'acme', 1, 1, '290000-01-01')",
-			"INSERT INTO rate_limit_denials VALUES ('signUps', date_trunc('hour', now(), 'UTC'), 'acme', " + maxInt + ", 'NaN', 'infinity'), ('signUps', date_trunc('hour', now(), 'UTC') - interval '1 hour', 'acme', " + maxInt + ", 'Infinity', '-infinity')",
+			"INSERT INTO ratelimit.denials VALUES ('signUps', 'infinity', 'acme', 1, 1, now()), ('signUps', '290000-01-01', 'acme', 1, 1, '290000-01-01')",
+			"INSERT INTO ratelimit.denials VALUES ('signUps', date_trunc('hour', now(), 'UTC'), 'acme', " + maxInt + ", 'NaN', 'infinity'), ('signUps', date_trunc('hour', now(), 'UTC') - interval '1 hour', 'acme', " + maxInt + ", 'Infinity', '-infinity')",
 		},
 		{
-			"INSERT INTO rate_limit_overrides (name, key, effect, rate, made_at) VALUES ('signUps', 'acme', 'numbers', 5, 'infinity'), ('signUps', NULL, 'numbers', 5, '-infinity'), ('window', 'acme', 'block', NULL, '290000-01-01')",
-			"INSERT INTO rate_limit_overrides (name, key, effect, removed_at, removed_by, removed_as) VALUES ('signUps', 'acme', 'block', 'infinity', 'x', NULL), ('signUps', 'acme', 'block', '-infinity', NULL, 'x'), ('signUps', 'acme', 'block', '290000-01-01', NULL, NULL)",
-			"INSERT INTO rate_limit_overrides (name, key, effect, until) VALUES ('signUps', 'b', 'block', 'infinity'), ('signUps', 'c', 'block', '-infinity'), ('signUps', 'd', 'block', '290000-01-01')",
-			"INSERT INTO rate_limit_overrides (name, key, effect, reason, made_by) VALUES ('signUps', 'e', 'nonsense', repeat('x', 5000), repeat('x', 5000))",
-			"INSERT INTO rate_limit_overrides (name, key, effect, rate, capacity, max_reserved, added) VALUES ('signUps', 'f', 'numbers', 'NaN', 'Infinity', '-Infinity', 'NaN')",
+			"INSERT INTO ratelimit.overrides (name, key, effect, rate, made_at) VALUES ('signUps', 'acme', 'numbers', 5, 'infinity'), ('signUps', NULL, 'numbers', 5, '-infinity'), ('window', 'acme', 'block', NULL, '290000-01-01')",
+			"INSERT INTO ratelimit.overrides (name, key, effect, removed_at, removed_by, removed_as) VALUES ('signUps', 'acme', 'block', 'infinity', 'x', NULL), ('signUps', 'acme', 'block', '-infinity', NULL, 'x'), ('signUps', 'acme', 'block', '290000-01-01', NULL, NULL)",
+			"INSERT INTO ratelimit.overrides (name, key, effect, until) VALUES ('signUps', 'b', 'block', 'infinity'), ('signUps', 'c', 'block', '-infinity'), ('signUps', 'd', 'block', '290000-01-01')",
+			"INSERT INTO ratelimit.overrides (name, key, effect, reason, made_by) VALUES ('signUps', 'e', 'nonsense', repeat('x', 5000), repeat('x', 5000))",
+			"INSERT INTO ratelimit.overrides (name, key, effect, rate, capacity, max_reserved, added) VALUES ('signUps', 'f', 'numbers', 'NaN', 'Infinity', '-Infinity', 'NaN')",
 		},
 		{
-			"INSERT INTO rate_limit_definitions SELECT 'other', name, 'x', 'nonsense', 'NaN', '-1 hour', 'Infinity', 'NaN', 'infinity', -1, 'Nowhere', '-infinity', NULL, false, 'infinity' FROM rate_limit_definitions WHERE name = 'signUps'",
-			"UPDATE rate_limit_definitions SET published_at = 'infinity' WHERE program <> 'other'",
-			"UPDATE rate_limit_definitions SET published_at = '290000-01-01', first_at = '-infinity', alive_until = 'infinity'",
-			"UPDATE rate_limit_definitions SET start = 'infinity' WHERE name = 'window'",
-			"UPDATE rate_limit_definitions SET capacity = NULL",
+			"INSERT INTO ratelimit.definitions SELECT 'other', name, 'x', 'nonsense', 'NaN', '-1 hour', 'Infinity', 'NaN', 'infinity', -1, 'Nowhere', '-infinity', NULL, false, 'infinity' FROM ratelimit.definitions WHERE name = 'signUps'",
+			"UPDATE ratelimit.definitions SET published_at = 'infinity' WHERE program <> 'other'",
+			"UPDATE ratelimit.definitions SET published_at = '290000-01-01', first_at = '-infinity', alive_until = 'infinity'",
+			"UPDATE ratelimit.definitions SET start = 'infinity' WHERE name = 'window'",
+			"UPDATE ratelimit.definitions SET capacity = NULL",
 		},
 		{
-			"INSERT INTO rate_limit_holds VALUES ('signUps', 'acme', 'a', 'held', 'tokens', NULL, 'NaN', 'infinity', 0, 1, 'infinity'), ('signUps', 'acme', 'b', 'held', 'x', NULL, 'Infinity', '-infinity', 0, 1, '-infinity')",
-			"INSERT INTO rate_limit_holds VALUES ('signUps', 'acme', '', 'held', 'slots', gen_random_uuid(), '-Infinity', '290000-01-01', 0, 1, '290000-01-01'), ('signUps', '', repeat('x', 1000), 'held', 'slots', NULL, 1e300, now(), 0, 1, now())",
+			"INSERT INTO ratelimit.holds VALUES ('signUps', 'acme', 'a', 'held', 'tokens', NULL, 'NaN', 'infinity', 0, 1, 'infinity'), ('signUps', 'acme', 'b', 'held', 'x', NULL, 'Infinity', '-infinity', 0, 1, '-infinity')",
+			"INSERT INTO ratelimit.holds VALUES ('signUps', 'acme', '', 'held', 'slots', gen_random_uuid(), '-Infinity', '290000-01-01', 0, 1, '290000-01-01'), ('signUps', '', repeat('x', 1000), 'held', 'slots', NULL, 1e300, now(), 0, 1, now())",
 		},
 	} {
 		for _, row := range rows {
@@ -74,8 +74,8 @@ func TestOneBadRowBlindsNoCommand(t *testing.T) {
 // A row whose ts is infinite is listed first, with what to do. The others are listed as ever.
 func TestABrokenRowIsShown(t *testing.T) {
 	w := newPublished(t, ratelimit.FixedWindow("window", 10, 1000*time.Hour))
-	w.sql("SELECT ratelimit('window', 'acme', count => 10)")
-	w.sql("INSERT INTO rate_limits VALUES ('window', 'bad key', 0, 1, 3, 'infinity')")
+	w.sql("SELECT ratelimit.consume('window', 'acme', count => 10)")
+	w.sql("INSERT INTO ratelimit.limits VALUES ('window', 'bad key', 0, 1, 3, 'infinity')")
 	w.run("keys", "window").wants(t, exitOK, "bad key +not known +it is reset", "acme +0 ", "by txlimit reset window 'bad key'\n")
 	list := parse[keyList](t, w.run("keys", "window", "--json")).Keys
 	if len(list) != 2 || list[0].Key != "bad key" || list[0].Remaining != nil || list[0].Unknown == nil || !*list[0].Denied || list[0].RetryAt != nil {
@@ -87,7 +87,7 @@ func TestABrokenRowIsShown(t *testing.T) {
 	}
 	w.run("sweep").wants(t, exitOK, "window +0")
 	w.run("reset", "window", "bad key", "--yes").wants(t, exitOK, "full again")
-	w.sql("SELECT ratelimit('window', 'bad key')")
+	w.sql("SELECT ratelimit.consume('window', 'bad key')")
 }
 
 // What a command prints as a key without quotes is the key: it can be copied into another command, or into SQL.
@@ -98,8 +98,8 @@ func TestPrintedKeysAreTheKeys(t *testing.T) {
 		`"`, `""`, `"quoted"`, ` a`, "a ", "a\tb", "a\nb", "a\x1b[31m", "a\u202eb", "a\u009bb", "\u00a0", "a\u200b", "\u00e9",
 	}
 	for _, key := range keys {
-		w.sql("SELECT ratelimit('l', $1, count => 2), ratelimit_override('l', $1, capacity => 20)", key)
-		w.sql("INSERT INTO rate_limit_denials VALUES ('l', date_trunc('hour', now(), 'UTC'), $1, 1, 1, now())", key)
+		w.sql("SELECT ratelimit.consume('l', $1, count => 2), ratelimit.override('l', $1, capacity => 20)", key)
+		w.sql("INSERT INTO ratelimit.denials VALUES ('l', date_trunc('hour', now(), 'UTC'), $1, 1, 1, now())", key)
 	}
 	cell := regexp.MustCompile(`  +`)
 	for _, list := range []struct {
@@ -144,14 +144,14 @@ func TestPrintedKeysAreTheKeys(t *testing.T) {
 // What was seen is released, and nothing that came under the same id after it.
 func TestAReleaseEndsWhatWasSeen(t *testing.T) {
 	w := newPublished(t, ratelimit.Slots("renders", 1))
-	const hold = "SELECT ratelimit_hold('renders', 'acme', 'job', ttl => '1 hour')"
+	const hold = "SELECT ratelimit.hold('renders', 'acme', 'job', ttl => '1 hour')"
 	w.sql(hold)
 	asked := 0
 	w.change = func(a *app) {
 		a.terminal = true
 		a.stdin = reads(func(p []byte) (int, error) {
 			asked++
-			w.sql("SELECT ratelimit_release('renders', 'acme', 'job', who => 'x')")
+			w.sql("SELECT ratelimit.release('renders', 'acme', 'job', who => 'x')")
 			w.sql(hold)
 			return copy(p, "y\n"), nil
 		})
@@ -167,7 +167,7 @@ func TestAReleaseEndsWhatWasSeen(t *testing.T) {
 	w.sql(hold)
 	w.run("release", "renders", "acme", "job", "--yes", "--reason", strings.Repeat("x", maxReleaseReason)).wants(t, exitOK)
 	w.sql(hold)
-	w.sql("UPDATE rate_limit_holds SET state = 'settled'")
+	w.sql("UPDATE ratelimit.holds SET state = 'settled'")
 	w.run("holds", "renders").wants(t, exitNothing, "Nobody holds anything")
 	w.run("release", "renders", "acme", "job", "--yes").wants(t, exitNothing, "renders acme has no hold job")
 }
@@ -180,7 +180,7 @@ func (r reads) Read(p []byte) (int, error) { return r(p) }
 // A reset is in the history of its key, with who did it and why, and in force nowhere.
 func TestAResetIsInTheHistory(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 10, 1000*time.Hour))
-	w.sql("SELECT ratelimit('l', 'k', count => 9), ratelimit('l', global => true)")
+	w.sql("SELECT ratelimit.consume('l', 'k', count => 9), ratelimit('l', global => true)")
 	w.run("reset", "l", "k", "--yes", "--reason", "their loop is mended", "--who", "bea").wants(t, exitOK, "l k is full again")
 	w.run("reset", "l", "k", "--yes").wants(t, exitNothing, "it was full already")
 	w.run("reset", "l", "--yes").wants(t, exitOK, "full again")

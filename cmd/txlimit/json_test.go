@@ -209,27 +209,27 @@ func TestTheJSONIsAsDocumented(t *testing.T) {
 	}
 	run(exitOK, "publish", "publish", file, "--check")
 	run(exitOK, "publish", "publish", file)
-	if err := ratelimit.Publish(t.Context(), w.conn, "worker", limits...); err != nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), w.conn, "worker", limits...); err != nil {
 		t.Fatal(err)
 	}
-	if err := ratelimit.Publish(t.Context(), w.conn, "api", append(limits[1:], ratelimit.TokenBucket("bucket", 2, 100000*time.Hour, ratelimit.Capacity(5)))...); err != nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), w.conn, "api", append(limits[1:], ratelimit.TokenBucket("bucket", 2, 100000*time.Hour, ratelimit.Capacity(5)))...); err != nil {
 		t.Fatal(err)
 	}
-	w.sql(`INSERT INTO rate_limit_usage VALUES ('bucket', date_trunc('minute', now()), 100, 4711, 0, 100, 0, 0)`)
-	w.sql(`INSERT INTO rate_limit_denials SELECT 'bucket', date_trunc('hour', now(), 'UTC'), 'acme', 31, 31, now()`)
+	w.sql(`INSERT INTO ratelimit.usage VALUES ('bucket', date_trunc('minute', now()), 100, 4711, 0, 100, 0, 0)`)
+	w.sql(`INSERT INTO ratelimit.denials SELECT 'bucket', date_trunc('hour', now(), 'UTC'), 'acme', 31, 31, now()`)
 	var limiter ratelimit.Limiter
 	for _, request := range []ratelimit.Request{limits[0].Key("acme").Count(7), limits[1].Key("acme").Count(2), limits[2].Key("acme").Count(3), limits[3].Key("acme").Count(10)} {
 		if _, err := limiter.Charge(t.Context(), w.conn, request); err != nil {
 			t.Fatal(err)
 		}
 	}
-	w.sql("INSERT INTO rate_limits (name, key, shard, shards, value, ts) VALUES ('window', 'old', 0, 1, 0, '2026-01-01')")
+	w.sql("INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('window', 'old', 0, 1, 0, '2026-01-01')")
 	if err := limiter.Pause(t.Context(), w.conn, time.Now().Add(24*time.Hour), limits[0].Key("paused")); err != nil {
 		t.Fatal(err)
 	}
 
 	renders := ratelimit.Slots("renders", 1)
-	if err := ratelimit.Publish(t.Context(), w.conn, "renderer", renders); err != nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), w.conn, "renderer", renders); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := limiter.Hold(t.Context(), w.conn, "job", time.Hour, renders.Key("acme")); err != nil {
@@ -246,10 +246,10 @@ func TestTheJSONIsAsDocumented(t *testing.T) {
 	run(exitNothing, "release", "release", "renders", "acme", "job", "--yes")
 	run(exitOK, "keys", "keys", "bucket")
 	run(exitOK, "keys", "keys", "varies")
-	w.sql("SELECT ratelimit_override('varies', 'acme', rate => 1, capacity => 1, until => now() + interval '1 minute')")
+	w.sql("SELECT ratelimit.override('varies', 'acme', rate => 1, capacity => 1, until => now() + interval '1 minute')")
 	run(exitOK, "keys", "keys", "varies")
 	run(exitOK, "show", "show", "varies", "acme")
-	w.sql("SELECT ratelimit_restore('varies', 'acme')")
+	w.sql("SELECT ratelimit.restore('varies', 'acme')")
 	run(exitNothing, "keys", "keys", "logins")
 	run(exitOK, "keys --denied", "keys", "bucket", "--denied")
 	run(exitNothing, "keys --denied", "keys", "logins", "--denied")
@@ -298,9 +298,9 @@ func TestTheJSONIsAsDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.object("console", "console", served)
-	w.sql("ALTER TABLE rate_limit_denials RENAME TO hidden")
+	w.sql("ALTER TABLE ratelimit.denials RENAME TO hidden")
 	run(exitOK, "show", "show", "window", "acme")
-	w.sql("ALTER TABLE hidden RENAME TO rate_limit_denials")
+	w.sql("ALTER TABLE hidden RENAME TO ratelimit.denials")
 
 	// Every field had a value, and a name has one type.
 	types := map[string]string{}

@@ -287,10 +287,10 @@ func (a *app) deniedKeys(ctx context.Context, name, since string, most int) erro
 	if err != nil {
 		return err
 	}
-	a.needs = append(lookNeeds, "SELECT rate_limit_denials")
+	a.needs = append(lookNeeds, "SELECT ratelimit.denials")
 	return a.answering(ctx, func(tx pgx.Tx) (func() error, error) {
 		list, err := collect(ctx, tx, pgx.RowToStructByPos[deniedKey],
-			"SELECT d.key, d.denied, d.asked, "+keystate.ShownTime("d.last_denied")+" FROM ratelimit_denials($1::text, clock_timestamp() - $2::interval) AS d LIMIT nullif($3::bigint, 0)", name, back, most)
+			"SELECT d.key, d.denied, d.asked, "+keystate.ShownTime("d.last_denied")+" FROM ratelimit.denials($1::text, clock_timestamp() - $2::interval) AS d LIMIT nullif($3::bigint, 0)", name, back, most)
 		if err != nil {
 			return nil, err
 		}

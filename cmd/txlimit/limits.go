@@ -83,7 +83,7 @@ func (a *app) limits(ctx context.Context, tx pgx.Tx, exact bool) (answer func() 
 		Name string
 		N    int64
 	}
-	inForce, err := collect(ctx, tx, pgx.RowToStructByPos[named], "SELECT o.name, count(*) FROM _ratelimit_in_force(NULL, NULL, clock_timestamp()) AS o GROUP BY o.name")
+	inForce, err := collect(ctx, tx, pgx.RowToStructByPos[named], "SELECT o.name, count(*) FROM ratelimit._in_force(NULL, NULL, clock_timestamp()) AS o GROUP BY o.name")
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +129,7 @@ func countKeys(ctx context.Context, tx pgx.Tx, names []string, list []limitSumma
 		  FROM unnest($1::text[]) WITH ORDINALITY AS n (name, i)
 		 CROSS JOIN LATERAL (
 			SELECT count(DISTINCT r.key) AS keys, count(*) AS rows, avg(r.shards) AS shards
-			  FROM (SELECT r.key, r.shards FROM rate_limits AS r WHERE r.name = n.name ORDER BY r.key LIMIT $2) AS r
+			  FROM (SELECT r.key, r.shards FROM ratelimit.limits AS r WHERE r.name = n.name ORDER BY r.key LIMIT $2) AS r
 		  ) AS k
 		 ORDER BY n.i`, names, most)
 	if err != nil {
@@ -153,7 +153,7 @@ func countKeys(ctx context.Context, tx pgx.Tx, names []string, list []limitSumma
 func estimate(ctx context.Context, tx pgx.Tx, name string) (rows float64, err error) {
 	var text string
 	// EXPLAIN takes no parameters that are sent apart.
-	err = tx.QueryRow(ctx, "EXPLAIN (FORMAT JSON) SELECT FROM rate_limits WHERE name = $1", pgx.QueryExecModeSimpleProtocol, name).Scan(&text)
+	err = tx.QueryRow(ctx, "EXPLAIN (FORMAT JSON) SELECT FROM ratelimit.limits WHERE name = $1", pgx.QueryExecModeSimpleProtocol, name).Scan(&text)
 	if err != nil {
 		return 0, err
 	}
@@ -173,7 +173,7 @@ func estimate(ctx context.Context, tx pgx.Tx, name string) (rows float64, err er
 
 // keysOf counts the keys of a limit that have rows, up to the bound.
 func keysOf(ctx context.Context, db querier, name string) (n int64, err error) {
-	err = db.QueryRow(ctx, "SELECT count(*) FROM (SELECT DISTINCT key FROM rate_limits WHERE name = $1 AND key <> '' ORDER BY key LIMIT $2) AS k", name, bound).Scan(&n)
+	err = db.QueryRow(ctx, "SELECT count(*) FROM (SELECT DISTINCT key FROM ratelimit.limits WHERE name = $1 AND key <> '' ORDER BY key LIMIT $2) AS k", name, bound).Scan(&n)
 	return n, err
 }
 
@@ -202,7 +202,7 @@ func (a *app) hasUsage(ctx context.Context, db querier, table string, unreadable
 
 // addUsage adds what was counted in the last hour.
 func (a *app) addUsage(ctx context.Context, tx pgx.Tx, names []string, to *limitList) error {
-	has, err := a.hasUsage(ctx, tx, "rate_limit_usage", &to.Unreadable)
+	has, err := a.hasUsage(ctx, tx, "ratelimit.usage", &to.Unreadable)
 	if err != nil || !has {
 		return err
 	}
@@ -213,7 +213,7 @@ func (a *app) addUsage(ctx context.Context, tx pgx.Tx, names []string, to *limit
 	rows, err := collect(ctx, tx, func(row pgx.CollectableRow) (u used, err error) {
 		err = row.Scan(&u.Name, &u.Granted, &u.Denied, &u.Failed)
 		return u, err
-	}, "SELECT name, least(sum(granted), 9223372036854775807)::bigint, least(sum(denied), 9223372036854775807)::bigint, least(sum(failed), 9223372036854775807)::bigint FROM ratelimit_usage() GROUP BY name")
+	}, "SELECT name, least(sum(granted), 9223372036854775807)::bigint, least(sum(denied), 9223372036854775807)::bigint, least(sum(failed), 9223372036854775807)::bigint FROM ratelimit.usage() GROUP BY name")
 	for _, u := range rows {
 		if i, ok := slices.BinarySearch(names, u.Name); ok {
 			to.Limits[i].LastHour = &u.lastHour

@@ -93,7 +93,7 @@ func (a *app) locks(ctx context.Context, old pgtype.Interval) error {
 	var here, sees bool
 	var role string
 	err := a.reading(ctx, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, "SELECT 'rate_limits'::regclass IS NOT NULL, pg_has_role('pg_read_all_stats', 'USAGE'), current_user").Scan(&here, &sees, &role)
+		return tx.QueryRow(ctx, "SELECT 'ratelimit.limits'::regclass IS NOT NULL, pg_has_role('pg_read_all_stats', 'USAGE'), current_user").Scan(&here, &sees, &role)
 	})
 	if err != nil {
 		return err
@@ -111,8 +111,8 @@ func (a *app) locks(ctx context.Context, old pgtype.Interval) error {
 		SELECT l.pid, c.relname::text, CASE WHEN l.locktype = 'tuple' THEN format('(%s,%s)', l.page, l.tuple) END
 		  FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
 		 WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-		   AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'rate_limits'::regclass)
-		   AND (c.relname = 'rate_limits' OR c.relname LIKE 'rate\_limits\_turn\_%' AND NOT l.granted)
+		   AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'ratelimit.limits'::regclass)
+		   AND (c.relname = 'limits' OR c.relname LIKE 'rate\_limits\_turn\_%' AND NOT l.granted)
 		   AND cardinality(pg_blocking_pids(l.pid)) > 0
 		 ORDER BY 1, l.locktype = 'tuple'`)
 	if err != nil {
@@ -123,7 +123,7 @@ func (a *app) locks(ctx context.Context, old pgtype.Interval) error {
 		switch {
 		case l.Row != nil:
 			waits[l.PID] = a.rowAt(ctx, *l.Row)
-		case l.Relation != "rate_limits":
+		case l.Relation != "ratelimit.limits":
 			waits[l.PID] = "its turn (" + l.Relation + ")"
 		case waits[l.PID] == "":
 			waits[l.PID] = "a row"
@@ -229,7 +229,7 @@ func alone[T any](ctx context.Context, a *app, row pgx.RowToFunc[T], sql string,
 func (a *app) rowAt(ctx context.Context, ctid string) string {
 	var name, key string
 	err := a.reading(ctx, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, "SELECT name, key FROM ONLY rate_limits WHERE ctid = $1::text::tid", ctid).Scan(&name, &key)
+		return tx.QueryRow(ctx, "SELECT name, key FROM ONLY ratelimit.limits WHERE ctid = $1::text::tid", ctid).Scan(&name, &key)
 	})
 	if err != nil {
 		return "a row" // it is gone, or may not be read

@@ -307,7 +307,7 @@ func (a *app) migrateStatus(ctx context.Context, _ []string) error {
 func (a *app) bySchemaSQL(ctx context.Context, provider *goose.Provider, schema string) (noted, made bool, err error) {
 	// Of a migration that runs meanwhile, goose's table comes first: so it is looked up last.
 	err = a.conn.QueryRow(ctx, "SELECT pg_catalog.to_regclass($1::pg_catalog.text) IS NOT NULL, pg_catalog.to_regclass($2::pg_catalog.text) IS NOT NULL",
-		pgx.Identifier{schema, "rate_limits"}.Sanitize(), pgx.Identifier{schema, migrations.VersionTable}.Sanitize()).Scan(&made, &noted)
+		pgx.Identifier{schema, "ratelimit.limits"}.Sanitize(), pgx.Identifier{schema, migrations.VersionTable}.Sanitize()).Scan(&made, &noted)
 	if err != nil || !made || !noted {
 		return noted, made, err
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// definition is a row of rate_limit_definitions.
+// definition is a row of ratelimit.definitions.
 type definition struct {
 	Program string `json:"program"`
 	ratelimit.Config
@@ -59,7 +59,7 @@ func definitions(ctx context.Context, db querier, name *string) ([]definition, e
 	}, `SELECT program, name, kind, rate, period, coalesce(capacity, CASE kind WHEN 'slots' THEN 0 ELSE rate END), max_reserved, CASE WHEN isfinite(start) THEN start END, shards, zone, anchor, varies, current, in_use, `+keystate.ShownTime("published_at")+`,
 	           current AND definition = first_value(definition) OVER (PARTITION BY name ORDER BY current DESC, published_at DESC, program) AS counts
 	      FROM (SELECT DISTINCT ON (d.name, d.program, d.definition) d.*, coalesce(d.alive_until > clock_timestamp(), false) AS in_use -- several lists of a program may have it
-	              FROM rate_limit_definitions AS d WHERE (d.name = $1 OR $1 IS NULL) AND `+counting+`
+	              FROM ratelimit.definitions AS d WHERE (d.name = $1 OR $1 IS NULL) AND `+counting+`
 	             ORDER BY d.name, d.program, d.definition, d.current DESC, in_use DESC, d.published_at DESC) AS d
 	     ORDER BY name, counts DESC, current DESC, published_at DESC, program`, name)
 }
@@ -111,7 +111,7 @@ const (
 	effectReset     = keystate.EffectReset
 )
 
-// override is a row of rate_limit_overrides.
+// override is a row of ratelimit.overrides.
 type override = keystate.Override
 
 // inForce reads the overrides in force for a key, or for a limit without keys: the one that decides first.
@@ -355,17 +355,17 @@ func (d *defined) how() string {
 
 // knownLimits are the names that are published, have rows or have an override in force.
 func knownLimits(ctx context.Context, db querier) ([]string, error) {
-	stored, err := collect(ctx, db, pgx.RowTo[string], "SELECT n.name FROM _ratelimit_stored_names(NULL::integer) AS n (name)")
+	stored, err := collect(ctx, db, pgx.RowTo[string], "SELECT n.name FROM ratelimit._stored_names(NULL::integer) AS n (name)")
 	if err != nil {
 		return nil, err
 	}
-	overridden, err := collect(ctx, db, pgx.RowTo[string], "SELECT DISTINCT o.name FROM _ratelimit_in_force(NULL, NULL, clock_timestamp()) AS o")
+	overridden, err := collect(ctx, db, pgx.RowTo[string], "SELECT DISTINCT o.name FROM ratelimit._in_force(NULL, NULL, clock_timestamp()) AS o")
 	if err != nil {
 		return nil, err
 	}
 	return collect(ctx, db, pgx.RowTo[string], `
 		SELECT name COLLATE "C" FROM unnest($1::text[]) AS n (name)
-		UNION SELECT name FROM rate_limit_definitions WHERE `+counting+`
+		UNION SELECT name FROM ratelimit.definitions WHERE `+counting+`
 		UNION SELECT name FROM unnest($2::text[]) AS n (name)
 		ORDER BY 1`, stored, overridden)
 }
@@ -374,9 +374,9 @@ func knownLimits(ctx context.Context, db querier) ([]string, error) {
 func checkKnown(ctx context.Context, db querier, name string) error {
 	var known, others bool
 	err := db.QueryRow(ctx, `
-		SELECT EXISTS (SELECT 1 FROM rate_limit_definitions WHERE name = $1 AND `+counting+`) OR EXISTS (SELECT 1 FROM rate_limits WHERE name = $1)
-		       OR EXISTS (SELECT 1 FROM rate_limit_overrides WHERE name = $1),
-		       EXISTS (SELECT 1 FROM rate_limit_definitions WHERE `+counting+`) OR EXISTS (SELECT 1 FROM rate_limits)`, name).Scan(&known, &others)
+		SELECT EXISTS (SELECT 1 FROM ratelimit.definitions WHERE name = $1 AND `+counting+`) OR EXISTS (SELECT 1 FROM ratelimit.limits WHERE name = $1)
+		       OR EXISTS (SELECT 1 FROM ratelimit.overrides WHERE name = $1),
+		       EXISTS (SELECT 1 FROM ratelimit.definitions WHERE `+counting+`) OR EXISTS (SELECT 1 FROM ratelimit.limits)`, name).Scan(&known, &others)
 	if err != nil || known {
 		return err
 	}

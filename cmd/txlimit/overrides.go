@@ -63,11 +63,11 @@ func (a *app) overrides(ctx context.Context, tx pgx.Tx, name *string, all bool, 
 	if err != nil {
 		return nil, err
 	}
-	from := "_ratelimit_in_force($1::text, NULL, clock_timestamp()) AS o"
+	from := "ratelimit._in_force($1::text, NULL, clock_timestamp()) AS o"
 	if all {
-		from = "rate_limit_overrides AS o WHERE $1::text IS NULL"
+		from = "ratelimit.overrides AS o WHERE $1::text IS NULL"
 		if name != nil {
-			from = `rate_limit_overrides AS o WHERE o.name COLLATE "POSIX" = $1`
+			from = `ratelimit.overrides AS o WHERE o.name COLLATE "POSIX" = $1`
 		}
 	}
 	list, err := keystate.History(ctx, tx, from+" ORDER BY o.made_at DESC, o.id DESC LIMIT nullif($2::bigint, 0)", name, most)
@@ -212,7 +212,7 @@ func whoFlag(a *app, command *cobra.Command, who *string) {
 	command.Flags().Lookup("who").Usage += " (default: you, by your name on this machine)"
 }
 
-var steerNeeds = slices.Clip(append(lookNeeds, "INSERT rate_limit_overrides")) // appended to, it is copied
+var steerNeeds = slices.Clip(append(lookNeeds, "INSERT ratelimit.overrides")) // appended to, it is copied
 
 // decided is what the commands that add an override print.
 type decided struct {
@@ -228,7 +228,7 @@ type reach struct {
 }
 
 func reachOf(ctx context.Context, db querier, name, effect string) (r reach, err error) {
-	err = db.QueryRow(ctx, "SELECT count(DISTINCT o.key) FROM _ratelimit_in_force($1::text, NULL, clock_timestamp()) AS o", name).Scan(&r.keysWith)
+	err = db.QueryRow(ctx, "SELECT count(DISTINCT o.key) FROM ratelimit._in_force($1::text, NULL, clock_timestamp()) AS o", name).Scan(&r.keysWith)
 	if err != nil || effect != effectNumbers {
 		return r, err
 	}
@@ -291,7 +291,7 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 		if err != nil {
 			return err
 		}
-		list, err := keystate.History(ctx, tx, "rate_limit_overrides AS o WHERE o.id = $1", id)
+		list, err := keystate.History(ctx, tx, "ratelimit.overrides AS o WHERE o.id = $1", id)
 		if err != nil {
 			return err
 		}
@@ -299,12 +299,12 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 			return fmt.Errorf("the override #%d cannot be read back, so it was not made", id)
 		}
 		o = &list[0]
-		before, err = keystate.History(ctx, tx, "_ratelimit_in_force($1::text, ARRAY[$2::text], clock_timestamp()) AS o WHERE o.key IS NOT DISTINCT FROM $2 AND o.id <> $3 LIMIT 1", name, key, id)
+		before, err = keystate.History(ctx, tx, "ratelimit._in_force($1::text, ARRAY[$2::text], clock_timestamp()) AS o WHERE o.key IS NOT DISTINCT FROM $2 AND o.id <> $3 LIMIT 1", name, key, id)
 		if err != nil {
 			return err
 		}
 		if key != nil {
-			if err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM rate_limits WHERE name = $1 AND key = $2)", name, key).Scan(&hasRow); err != nil {
+			if err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM ratelimit.limits WHERE name = $1 AND key = $2)", name, key).Scan(&hasRow); err != nil {
 				return err
 			}
 		} else if r, err := reachOf(ctx, tx, name, o.Effect); err != nil {
@@ -376,7 +376,7 @@ Keys with numbers of their own, which the program alone knows (Varies), get thos
 		}
 		return nil
 	}
-	return a.do(c, append(steerNeeds, "EXECUTE ratelimit_add"), func(ctx context.Context, args []string) error {
+	return a.do(c, append(steerNeeds, "EXECUTE ratelimit.add"), func(ctx context.Context, args []string) error {
 		name, key := args[0], keyOf(args)
 		if !f.Changed("rate") && !f.Changed("capacity") && !f.Changed("max-reserved") {
 			return usagef("say what changes: --rate, --capacity or --max-reserved")
@@ -397,16 +397,16 @@ Keys with numbers of their own, which the program alone knows (Varies), get thos
 				return err
 			}
 		}
-		result, err := a.decide(ctx, &d, name, key, "ratelimit_override", "rate => $7::float8, capacity => $8::float8, max_reserved => $9::float8, ",
+		result, err := a.decide(ctx, &d, name, key, "ratelimit.override", "rate => $7::float8, capacity => $8::float8, max_reserved => $9::float8, ",
 			given("rate", &rate), given("capacity", &capacity), given("max-reserved", &maxReserved))
 		if err != nil {
 			return err
 		}
 		if add {
 			if result.AddedNow, result.Override.Added, err = a.add(ctx, result.Override.ID, given("capacity-now", &capacityNow)); err != nil {
-				again := fmt.Sprintf("SELECT ratelimit_add(%d)", result.Override.ID)
+				again := fmt.Sprintf("SELECT ratelimit.add(%d)", result.Override.ID)
 				if f.Changed("capacity-now") {
-					again = fmt.Sprintf("SELECT ratelimit_add(%d, %s)", result.Override.ID, number(capacityNow))
+					again = fmt.Sprintf("SELECT ratelimit.add(%d, %s)", result.Override.ID, number(capacityNow))
 				}
 				return fmt.Errorf("#%d is in force, but nothing was added: %s. To try again: %s", result.Override.ID, a.explain(ctx, err), again)
 			}
@@ -483,12 +483,12 @@ func (a *app) add(ctx context.Context, id int64, before *float64) (added, record
 	}
 	err = a.inTx(ctx, func(tx pgx.Tx) error {
 		var row bool
-		err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM rate_limits AS r JOIN rate_limit_overrides AS o ON o.name = r.name AND coalesce(o.key, '') = r.key
+		err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM ratelimit.limits AS r JOIN ratelimit.overrides AS o ON o.name = r.name AND coalesce(o.key, '') = r.key
 			WHERE o.id = $1)`, id).Scan(&row)
 		if err != nil {
 			return err
 		}
-		err = tx.QueryRow(ctx, "SELECT ratelimit_add($1::bigint, $2::float8)", id, before).Scan(&recorded)
+		err = tx.QueryRow(ctx, "SELECT ratelimit.add($1::bigint, $2::float8)", id, before).Scan(&recorded)
 		if added = recorded; !row {
 			added = new(float64)
 		}
@@ -498,7 +498,7 @@ func (a *app) add(ctx context.Context, id int64, before *float64) (added, record
 }
 
 func (a *app) blockCommand() *cobra.Command {
-	return a.decisionCommand("block", "ratelimit_block", "Block", &cobra.Command{
+	return a.decisionCommand("block", "ratelimit.block", "Block", &cobra.Command{
 		Short: "Deny a key, or every key, everything",
 		Long: `Deny a key of a limit everything, for a while or for good. Denials say when the block ends. Refunds, resets and tokens that were
 reserved before change nothing, and charges are still recorded. txlimit unblock ends it.` + everyKeyHelp,
@@ -508,7 +508,7 @@ reserved before change nothing, and charges are still recorded. txlimit unblock 
 }
 
 func (a *app) unlimitedCommand() *cobra.Command {
-	return a.decisionCommand("unlimited", "ratelimit_unlimited", "Take the limit from", &cobra.Command{
+	return a.decisionCommand("unlimited", "ratelimit.unlimited", "Take the limit from", &cobra.Command{
 		Short: "Grant a key, or every key, everything",
 		Long: `Grant a key of a limit everything, for a while or for good. Nothing is taken meanwhile, and nothing is written. txlimit restore
 ends it.` + everyKeyHelp,
@@ -577,7 +577,7 @@ func (a *app) removalCommand(name string, effect *string, c *cobra.Command) *cob
 	var who string
 	whoFlag(a, c, &who)
 	a.takesKey(c)
-	return a.do(c, append(lookNeeds, "EXECUTE ratelimit_restore"), func(ctx context.Context, args []string) error {
+	return a.do(c, append(lookNeeds, "EXECUTE ratelimit.restore"), func(ctx context.Context, args []string) error {
 		switch *effect {
 		case "", effectNumbers, effectBlock, effectUnlimited:
 		default:
@@ -596,7 +596,7 @@ func (a *app) removalCommand(name string, effect *string, c *cobra.Command) *cob
 			}
 		}
 		err := a.inTx(ctx, func(tx pgx.Tx) error {
-			return tx.QueryRow(ctx, "SELECT ratelimit_restore($1::text, $2::text, $3::text, $4::text)", result.Limit, result.Key, optional(*effect), optional(who)).Scan(&result.Removed)
+			return tx.QueryRow(ctx, "SELECT ratelimit.restore($1::text, $2::text, $3::text, $4::text)", result.Limit, result.Key, optional(*effect), optional(who)).Scan(&result.Removed)
 		})
 		if err != nil {
 			return err
@@ -639,7 +639,7 @@ without keys. Who did it, when and why is in the history: txlimit overrides --al
 	}
 	a.takesKey(c)
 	d.whyFlags(a, c)
-	return a.do(c, append(steerNeeds, "UPDATE rate_limits", "DELETE rate_limits", "UPDATE rate_limit_holds"), func(ctx context.Context, args []string) error {
+	return a.do(c, append(steerNeeds, "UPDATE ratelimit.limits", "DELETE ratelimit.limits", "UPDATE ratelimit.holds"), func(ctx context.Context, args []string) error {
 		if err := d.check(); err != nil {
 			return err
 		}
@@ -655,9 +655,9 @@ without keys. Who did it, when and why is in the history: txlimit overrides --al
 			return err
 		}
 		err := a.inTx(ctx, func(tx pgx.Tx) error {
-			err := tx.QueryRow(ctx, "SELECT deleted FROM _ratelimit_reset(ARRAY[$1::text], ARRAY[$2::text])", result.Limit, key).Scan(&result.Deleted)
+			err := tx.QueryRow(ctx, "SELECT deleted FROM ratelimit._reset(ARRAY[$1::text], ARRAY[$2::text])", result.Limit, key).Scan(&result.Deleted)
 			if err == nil && result.Deleted > 0 {
-				_, err = tx.Exec(ctx, "SELECT _ratelimit_note_reset($1::text, $2::text, $3::text, $4::text)", result.Limit, key, d.reason, optional(d.who))
+				_, err = tx.Exec(ctx, "SELECT ratelimit._note_reset($1::text, $2::text, $3::text, $4::text)", result.Limit, key, d.reason, optional(d.who))
 			}
 			if err != nil {
 				return err

@@ -46,7 +46,7 @@ database.`,
 	}
 	c.Flags().StringVar(&program, "program", "", "the `name` of the program, if the file does not have it")
 	c.Flags().BoolVar(&check, "check", false, "only say what is wrong in the file")
-	return a.do(c, []string{"SELECT rate_limit_definitions", "INSERT rate_limit_definitions", "UPDATE rate_limit_definitions", "DELETE rate_limit_definitions"},
+	return a.do(c, []string{"SELECT ratelimit.definitions", "INSERT ratelimit.definitions", "UPDATE ratelimit.definitions", "DELETE ratelimit.definitions"},
 		func(ctx context.Context, args []string) error {
 			file, limits, err := a.readLimits(args[0])
 			if err != nil {
@@ -66,7 +66,7 @@ database.`,
 			if check {
 				did = "checked"
 			} else {
-				err := a.inTx(ctx, func(tx pgx.Tx) error { return ratelimit.Publish(ctx, tx, program, limits...) })
+				err := a.inTx(ctx, func(tx pgx.Tx) error { return new(ratelimit.Limiter).Publish(ctx, tx, program, limits...) })
 				if err != nil {
 					return err
 				}

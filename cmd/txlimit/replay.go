@@ -108,7 +108,7 @@ The log must have all calls, the denied ones too. A replay knows nothing of refu
 	c.MarkFlagsOneRequired("log", "query")
 	c.MarkFlagsMutuallyExclusive("log", "query")
 	c.MarkFlagsOneRequired("candidate", "limits", "published")
-	return a.do(c, []string{"SELECT rate_limit_definitions"}, func(ctx context.Context, _ []string) error { return a.replay(ctx, &r) })
+	return a.do(c, []string{"SELECT ratelimit.definitions"}, func(ctx context.Context, _ []string) error { return a.replay(ctx, &r) })
 }
 
 func (a *app) replay(ctx context.Context, r *replayFlags) error {
@@ -248,7 +248,7 @@ func (a *app) replayLimits(ctx context.Context, r *replayFlags) (limits []rateli
 			}
 			i := slices.IndexFunc(defs, func(d definition) bool { return d.Counts })
 			if i < 0 {
-				list, err := collect(ctx, tx, pgx.RowTo[string], "SELECT DISTINCT name FROM rate_limit_definitions WHERE "+counting+" ORDER BY 1")
+				list, err := collect(ctx, tx, pgx.RowTo[string], "SELECT DISTINCT name FROM ratelimit.definitions WHERE "+counting+" ORDER BY 1")
 				if err != nil {
 					return err
 				}

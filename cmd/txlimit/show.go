@@ -78,7 +78,7 @@ longer. If the recorder hashes keys, the denials are under the hash.`,
   txlimit show perRegion --part eu --part user-17    # a key of two parts
   txlimit show signUps                   # a limit without keys
   txlimit show apiCalls acme --rate 50000 --anchor 2026-01-31    # a key with numbers of its own`,
-	}, append(lookNeeds, "SELECT rate_limit_denials"), func(ctx context.Context, args []string) error {
+	}, append(lookNeeds, "SELECT ratelimit.denials"), func(ctx context.Context, args []string) error {
 		back, err := duration("--since", since)
 		if err != nil {
 			return err
@@ -129,13 +129,13 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 			return nil, err
 		}
 	}
-	has, err := a.hasUsage(ctx, tx, "rate_limit_denials", &k.Unreadable)
+	has, err := a.hasUsage(ctx, tx, "ratelimit.denials", &k.Unreadable)
 	if err != nil {
 		return nil, err
 	}
 	if has {
 		k.Denials, err = collect(ctx, tx, pgx.RowToStructByPos[deniedHour], `
-			SELECT hour, denied, asked, `+keystate.ShownTime("last_denied")+` FROM rate_limit_denials
+			SELECT hour, denied, asked, `+keystate.ShownTime("last_denied")+` FROM ratelimit.denials
 			 WHERE name = $1 AND key = coalesce($2, '') AND hour > clock_timestamp() - $3::interval - interval '1 hour' AND hour < clock_timestamp() + interval '1 day' ORDER BY hour DESC`, name, key, since)
 		if err != nil {
 			return nil, err
@@ -166,7 +166,7 @@ const nearKeys = 5
 // keysFrom finds the keys with rows that begin with a prefix and go on, each by one look-up in the primary key.
 func keysFrom(ctx context.Context, db querier, name, prefix string, most int) ([]string, error) {
 	return collect(ctx, db, pgx.RowTo[string], `
-		SELECT f.key FROM _ratelimit_stored_keys($1::text, $2::text || E'\x01', NULL::text, $3::integer) AS f (key) WHERE starts_with(f.key, $2)`, name, prefix, most)
+		SELECT f.key FROM ratelimit._stored_keys($1::text, $2::text || E'\x01', NULL::text, $3::integer) AS f (key) WHERE starts_with(f.key, $2)`, name, prefix, most)
 }
 
 // fill fills in how the key stands.
@@ -345,7 +345,7 @@ func (k *keyDetails) print(w io.Writer) {
 		line("last grant", "none is known: the key has no row")
 	case inSlots: // its row changes when a slot comes back, too
 	case k.Paused != nil:
-		line("paused", "until %s: nothing is refilled before (ratelimit_pause; or a clock leapt ahead)", until(k.Paused, k.At))
+		line("paused", "until %s: nothing is refilled before (ratelimit.pause; or a clock leapt ahead)", until(k.Paused, k.At))
 	case k.LastUse != nil:
 		line("last grant", "%s", instant(*k.LastUse))
 	}

@@ -59,7 +59,7 @@ It also gives back what expired holds of all limits hold, and forgets holds that
 	_ = c.Flags().MarkHidden("zone") // a key that is full by the longest windows is full in every zone
 	_ = c.Flags().MarkHidden("anchor")
 	a.checked(c, checkLimits)
-	return a.do(c, append(lookNeeds, "UPDATE rate_limits", "DELETE rate_limits", "UPDATE rate_limit_holds", "DELETE rate_limit_holds"), func(ctx context.Context, args []string) error {
+	return a.do(c, append(lookNeeds, "UPDATE ratelimit.limits", "DELETE ratelimit.limits", "UPDATE ratelimit.holds", "DELETE ratelimit.holds"), func(ctx context.Context, args []string) error {
 		return a.sweep(ctx, &n, args)
 	})
 }
@@ -71,7 +71,7 @@ func (a *app) sweep(ctx context.Context, n *numbers, names []string) error {
 		return usagef("--rate and --period are for one LIMIT")
 	}
 	err := a.reading(ctx, func(tx pgx.Tx) error {
-		published, err := collect(ctx, tx, pgx.RowTo[string], "SELECT DISTINCT name FROM rate_limit_definitions WHERE "+counting+" ORDER BY 1")
+		published, err := collect(ctx, tx, pgx.RowTo[string], "SELECT DISTINCT name FROM ratelimit.definitions WHERE "+counting+" ORDER BY 1")
 		if err != nil {
 			return err
 		}
@@ -147,9 +147,9 @@ func (a *app) whyNothing(ctx context.Context, name string, c *ratelimit.Config) 
 	err := a.reading(ctx, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `
 			SELECT coalesce(s.nothing, false) AND s.kind IS NOT NULL, s.varies IS NOT NULL,
-			       EXISTS (SELECT 1 FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key IS NULL
+			       EXISTS (SELECT 1 FROM ratelimit.overrides AS o WHERE o.name = $1 AND o.key IS NULL
 			               AND coalesce(least(o.until, o.removed_at), 'infinity') > now() - interval '1 day')
-			  FROM _ratelimit_sweep_numbers($1::text, $2::float8, $3::interval, $4::text, $5::float8, $6::timestamptz, $7::interval) AS s`,
+			  FROM ratelimit._sweep_numbers($1::text, $2::float8, $3::interval, $4::text, $5::float8, $6::timestamptz, $7::interval) AS s`,
 			append([]any{name}, sweepNumbers(c)...)...).Scan(&nothing, &varies, &overridden)
 	})
 	switch {
@@ -170,12 +170,12 @@ func (a *app) countOwing(ctx context.Context, name string, c *ratelimit.Config) 
 		var varies *pgtype.Interval // by itself, since on Citus the function reads a table. Slots in use are no debt.
 		err := tx.QueryRow(ctx, `
 			SELECT CASE WHEN s.kind <> 'slots' THEN s.varies END
-			  FROM _ratelimit_sweep_numbers($1::text, $2::float8, $3::interval, $4::text, $5::float8, $6::timestamptz, $7::interval) AS s`,
+			  FROM ratelimit._sweep_numbers($1::text, $2::float8, $3::interval, $4::text, $5::float8, $6::timestamptz, $7::interval) AS s`,
 			append([]any{name}, sweepNumbers(c)...)...).Scan(&varies)
 		if err != nil || varies == nil {
 			return err
 		}
-		return tx.QueryRow(ctx, "SELECT count(*) FROM rate_limits WHERE name = $1 AND value < 0 AND ts < now() - $2::interval", name, varies).Scan(&owing)
+		return tx.QueryRow(ctx, "SELECT count(*) FROM ratelimit.limits WHERE name = $1 AND value < 0 AND ts < now() - $2::interval", name, varies).Scan(&owing)
 	})
 	if owing > 0 {
 		fmt.Fprintf(a.stderr, "Not swept of %s: %s in debt, until the next use. `txlimit keys %s` lists what is below 0\n",
@@ -191,7 +191,7 @@ func (a *app) sweepHolds(ctx context.Context) error {
 		began := time.Now()
 		var next [3]*string
 		err := a.inTx(ctx, func(tx pgx.Tx) error {
-			return tx.QueryRow(ctx, "SELECT next_name, next_key, next_id FROM _ratelimit_sweep_holds($1::text, $2::text, $3::text, NULL)", after...).Scan(&next[0], &next[1], &next[2])
+			return tx.QueryRow(ctx, "SELECT next_name, next_key, next_id FROM ratelimit._sweep_holds($1::text, $2::text, $3::text, NULL)", after...).Scan(&next[0], &next[1], &next[2])
 		})
 		if err != nil || next[0] == nil {
 			return err
@@ -215,7 +215,7 @@ func (a *app) sweepOne(ctx context.Context, name string, c *ratelimit.Config) (s
 		var deleted int64
 		var next *string
 		err := a.inTx(ctx, func(tx pgx.Tx) error {
-			return tx.QueryRow(ctx, `SELECT deleted, next FROM ratelimit_sweep($1::text, first => $2::text, rate => $3::float8, period => $4::interval, kind => $5::text,
+			return tx.QueryRow(ctx, `SELECT deleted, next FROM ratelimit.sweep($1::text, first => $2::text, rate => $3::float8, period => $4::interval, kind => $5::text,
 				capacity => $6::float8, start => $7::timestamptz, varies => $8::interval)`, args...).Scan(&deleted, &next)
 		})
 		if err != nil {

@@ -126,7 +126,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 
 	return demo.PrintTable(ctx, pool, os.Stdout, `
 		SELECT name, count(*) AS keys, bool_and(key ~ '^[0-9a-f]{64}$') AS "all are hashes"
-		  FROM rate_limits WHERE key <> '' GROUP BY name ORDER BY name`)
+		  FROM ratelimit.limits WHERE key <> '' GROUP BY name ORDER BY name`)
 }
 
 // sentWith returns the cookie that a browser sends with another page.

@@ -174,7 +174,7 @@ func smallTenants(ctx context.Context, pool *pgxpool.Pool) error {
 // nothingTaken wants no job to be started, and no token to be gone.
 func nothingTaken(ctx context.Context, pool *pgxpool.Pool, limits *ratelimit.Limiter) error {
 	var jobs, holds int
-	err := pool.QueryRow(ctx, "SELECT (SELECT count(*) FROM jobs WHERE state <> 'waiting'), (SELECT count(*) FROM rate_limit_holds)").Scan(&jobs, &holds)
+	err := pool.QueryRow(ctx, "SELECT (SELECT count(*) FROM jobs WHERE state <> 'waiting'), (SELECT count(*) FROM ratelimit.holds)").Scan(&jobs, &holds)
 	if err != nil {
 		return err
 	}

@@ -43,7 +43,7 @@ const schema = `
 	-- behind the move. The second is an error in a REPEATABLE READ transaction that began before the move.
 	CREATE FUNCTION tenant_is_here(key text) RETURNS boolean LANGUAGE plpgsql AS $$
 	DECLARE
-		parts  text[] := ratelimit_key_parts(key);
+		parts  text[] := ratelimit.key_parts(key);
 		tenant text   := parts[1];
 	BEGIN
 		IF cardinality(parts) < 2 THEN
@@ -54,8 +54,8 @@ const schema = `
 		RETURN FOUND;
 	END $$;
 
-	CREATE TRIGGER rate_limits_guard AFTER INSERT OR UPDATE ON rate_limits FOR EACH ROW
-		WHEN (NOT tenant_is_here(NEW.key)) EXECUTE FUNCTION ratelimit_refuse()`
+	CREATE TRIGGER limits_guard AFTER INSERT OR UPDATE ON ratelimit.limits FOR EACH ROW
+		WHEN (NOT tenant_is_here(NEW.key)) EXECUTE FUNCTION ratelimit.refuse()`
 
 // fleet is the servers, and where each tenant is.
 type fleet struct {
@@ -161,9 +161,9 @@ func (f *fleet) move(ctx context.Context, tenant string, from, to int) error {
 // tables are those with rows of tenants, and how to find whose they are. Each server numbers its overrides.
 var tables = []struct{ name, tenant, columns string }{
 	{"messages", "tenant", "*"},
-	{"rate_limits", "(ratelimit_key_parts(key))[1]", "*"},
-	{"rate_limit_holds", "(ratelimit_key_parts(key))[1]", "*"},
-	{"rate_limit_overrides", "(ratelimit_key_parts(key))[1]", `name, key, effect, rate, capacity, max_reserved, until, reason,
+	{"ratelimit.limits", "(ratelimit.key_parts(key))[1]", "*"},
+	{"ratelimit.holds", "(ratelimit.key_parts(key))[1]", "*"},
+	{"ratelimit.overrides", "(ratelimit.key_parts(key))[1]", `name, key, effect, rate, capacity, max_reserved, until, reason,
 		made_by, made_at, added, added_at, removed_by, removed_at, made_as, removed_as`},
 }
 
@@ -232,7 +232,7 @@ func story(ctx context.Context, first *pgxpool.Pool) (err error) {
 	fmt.Println("acme on server 2:", err)
 
 	// Globex, which has a blocked user, moves to server 2 while it sends.
-	if _, err := f.servers[1].Exec(ctx, "SELECT ratelimit_block('perUser', ratelimit_key('globex', 'eve'), reason => 'spam')"); err != nil {
+	if _, err := f.servers[1].Exec(ctx, "SELECT ratelimit.block('perUser', ratelimit.key('globex', 'eve'), reason => 'spam')"); err != nil {
 		return err
 	}
 	before, err := f.sendMany(ctx, "globex", 12)
@@ -257,8 +257,8 @@ func story(ctx context.Context, first *pgxpool.Pool) (err error) {
 	for i, server := range f.servers {
 		var messages, rows, blocks int
 		err := server.QueryRow(ctx, `SELECT (SELECT count(*) FROM messages WHERE tenant = 'globex'),
-			(SELECT count(*) FROM rate_limits WHERE starts_with(key, 'globex')),
-			(SELECT count(*) FROM rate_limit_overrides WHERE starts_with(key, 'globex'))`).Scan(&messages, &rows, &blocks)
+			(SELECT count(*) FROM ratelimit.limits WHERE starts_with(key, 'globex')),
+			(SELECT count(*) FROM ratelimit.overrides WHERE starts_with(key, 'globex'))`).Scan(&messages, &rows, &blocks)
 		if err != nil {
 			return err
 		}

@@ -187,7 +187,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	var held int
-	if err := pool.QueryRow(ctx, "SELECT count(*) FROM rate_limit_holds WHERE state = 'held'").Scan(&held); err != nil {
+	if err := pool.QueryRow(ctx, "SELECT count(*) FROM ratelimit.holds WHERE state = 'held'").Scan(&held); err != nil {
 		return err
 	}
 	fmt.Printf("tokens were used: %.0f; calls that still hold some: %d\n", used, held)

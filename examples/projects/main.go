@@ -31,14 +31,14 @@ CREATE TABLE projects (id text PRIMARY KEY, team text NOT NULL);
 
 CREATE FUNCTION projects_come() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM ratelimit_hold_many('projects', p.team, p.ids)
+    PERFORM ratelimit.hold_many('projects', p.team, p.ids)
        FROM (SELECT team, array_agg(id) AS ids FROM come GROUP BY team ORDER BY team COLLATE "C") AS p; -- everybody locks in one order, so nobody deadlocks
     RETURN NULL;
 END $$;
 
 CREATE FUNCTION projects_go() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM ratelimit_release_many('projects', p.team, p.ids)
+    PERFORM ratelimit.release_many('projects', p.team, p.ids)
        FROM (SELECT team, array_agg(id) AS ids FROM gone GROUP BY team ORDER BY team COLLATE "C") AS p;
     RETURN NULL;
 END $$;
@@ -53,8 +53,8 @@ BEGIN
                 UNION ALL (SELECT team, id, true FROM come EXCEPT SELECT team, id, true FROM gone)) AS m
          GROUP BY team ORDER BY team COLLATE "C"
     LOOP -- what goes makes room for what comes
-        PERFORM ratelimit_release_many('projects', p.team, coalesce(p.gone, '{}'));
-        PERFORM ratelimit_hold_many('projects', p.team, coalesce(p.come, '{}'));
+        PERFORM ratelimit.release_many('projects', p.team, coalesce(p.gone, '{}'));
+        PERFORM ratelimit.hold_many('projects', p.team, coalesce(p.come, '{}'));
     END LOOP;
     RETURN NULL;
 END $$;
@@ -208,7 +208,7 @@ func moved(ctx context.Context, _ *ratelimit.Limiter, pool *pgxpool.Pool) error 
 // check compares what is counted with what exists.
 func check(ctx context.Context, _ *ratelimit.Limiter, pool *pgxpool.Pool) error {
 	rows, err := pool.Query(ctx, `
-		SELECT team, count(*), array_agg(id ORDER BY id) = (SELECT array_agg(h.id ORDER BY h.id) FROM ratelimit_holds('projects', team) AS h)
+		SELECT team, count(*), array_agg(id ORDER BY id) = (SELECT array_agg(h.id ORDER BY h.id) FROM ratelimit.holds('projects', team) AS h)
 		  FROM projects GROUP BY team ORDER BY team`)
 	if err != nil {
 		return err
@@ -226,7 +226,7 @@ func check(ctx context.Context, _ *ratelimit.Limiter, pool *pgxpool.Pool) error 
 		return err
 	}
 	var held int
-	if err := pool.QueryRow(ctx, "SELECT count(*) FROM rate_limit_holds").Scan(&held); err != nil {
+	if err := pool.QueryRow(ctx, "SELECT count(*) FROM ratelimit.holds").Scan(&held); err != nil {
 		return err
 	}
 	if held != all {

@@ -168,7 +168,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 func count(ctx context.Context, pool *pgxpool.Pool, what string, wantJobs, wantDone int) error {
 	var jobs, done, rows int
 	err := pool.QueryRow(ctx, `
-		SELECT count(*), count(*) FILTER (WHERE state = 'done'), (SELECT count(*) FROM rate_limits)
+		SELECT count(*), count(*) FILTER (WHERE state = 'done'), (SELECT count(*) FROM ratelimit.limits)
 		  FROM jobs`).Scan(&jobs, &done, &rows)
 	if err != nil {
 		return err

@@ -114,8 +114,8 @@ func run(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 		}
 	}
 
-	fmt.Fprintln(out, "\nAll rows of the limits, select * from rate_limits:")
-	if err := demo.PrintTable(ctx, pool, out, "SELECT * FROM rate_limits ORDER BY name, key, shard"); err != nil {
+	fmt.Fprintln(out, "\nAll rows of the limits, select * from ratelimit.limits:")
+	if err := demo.PrintTable(ctx, pool, out, "SELECT * FROM ratelimit.limits ORDER BY name, key, shard"); err != nil {
 		return err
 	}
 	fmt.Fprintln(out, "\nEvery story ended as expected.")
@@ -273,7 +273,7 @@ func twoLimits(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 		return err
 	}
 	quotaRow := func() (value float64, err error) {
-		err = pool.QueryRow(ctx, "SELECT value FROM rate_limits WHERE name = $1", mailQuota.Name()).Scan(&value)
+		err = pool.QueryRow(ctx, "SELECT value FROM ratelimit.limits WHERE name = $1", mailQuota.Name()).Scan(&value)
 		return value, err
 	}
 

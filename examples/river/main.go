@@ -264,7 +264,7 @@ func agree(ctx context.Context, pool *pgxpool.Pool, what string, want int) error
 	}
 	var value float64 // at ts
 	var ts time.Time
-	err = pool.QueryRow(ctx, "SELECT value, ts FROM rate_limits WHERE name = $1", llmTokens.Name()).Scan(&value, &ts)
+	err = pool.QueryRow(ctx, "SELECT value, ts FROM ratelimit.limits WHERE name = $1", llmTokens.Name()).Scan(&value, &ts)
 	if err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ func TestAnOperatorFindsAKeyAndSteersIt(t *testing.T) {
 	p := open(t, pool, "ann", desktop)
 
 	var denials int
-	if err := pool.QueryRow(t.Context(), "SELECT sum(denied) FROM rate_limit_usage WHERE name = 'signUps'").Scan(&denials); err != nil || denials < 1000 || denials > 9999 {
+	if err := pool.QueryRow(t.Context(), "SELECT sum(denied) FROM ratelimit.usage WHERE name = 'signUps'").Scan(&denials); err != nil || denials < 1000 || denials > 9999 {
 		t.Fatal(denials, err)
 	}
 	p.see("")
@@ -67,8 +67,8 @@ func TestAnOperatorFindsAKeyAndSteersIt(t *testing.T) {
 	p.picture("key-override")
 	p.reads("#history tbody tr:first-child", "rate 500", "400 added", "ann", "in force")
 	var seconds, added, left float64
-	err := pool.QueryRow(t.Context(), `SELECT extract(epoch FROM o.until - o.made_at), o.added, (SELECT value FROM rate_limits AS r WHERE r.name = 'signUps' AND r.key = 'acme')
-		FROM rate_limit_overrides AS o WHERE o.name = 'signUps' AND o.key = 'acme' AND o.made_by = 'ann' AND o.reason = 'their conference, ticket 4711'`).Scan(&seconds, &added, &left)
+	err := pool.QueryRow(t.Context(), `SELECT extract(epoch FROM o.until - o.made_at), o.added, (SELECT value FROM ratelimit.limits AS r WHERE r.name = 'signUps' AND r.key = 'acme')
+		FROM ratelimit.overrides AS o WHERE o.name = 'signUps' AND o.key = 'acme' AND o.made_by = 'ann' AND o.reason = 'their conference, ticket 4711'`).Scan(&seconds, &added, &left)
 	if err != nil || seconds < 1180 || seconds > 1200.5 || added != 400 || left < 400 || left > 401 {
 		t.Errorf("the override ends after %v s, added %v, and left %v: %v", seconds, added, left, err)
 	}
@@ -143,7 +143,7 @@ func TestADenialAppearsOnTheLiveChart(t *testing.T) {
 	})
 	limiter := &ratelimit.Limiter{Observer: recorder.Observe}
 	limit := ratelimit.TokenBucket("signUps", 3, time.Hour)
-	execute(t, pool, `SELECT ratelimit_publish('api', '[{"name": "signUps", "kind": "token bucket", "rate": 3, "period": "1 hour"}]')`)
+	execute(t, pool, `SELECT ratelimit.publish('api', '[{"name": "signUps", "kind": "token bucket", "rate": 3, "period": "1 hour"}]')`)
 	p := open(t, pool, "ann", desktop)
 	p.see("limit?name=signUps")
 	for range 3 {
@@ -241,14 +241,14 @@ func TestAttacksInABrowser(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	evil := `</title></svg>"><script>window.broken = 1</script><img src=x onerror="window.broken = 2">`
-	execute(t, pool, "SELECT ratelimit_publish($1, jsonb_build_array(jsonb_build_object('name', $1::text, 'kind', 'token bucket', 'rate', 10, 'period', '1 hour')))", evil)
+	execute(t, pool, "SELECT ratelimit.publish($1, jsonb_build_array(jsonb_build_object('name', $1::text, 'kind', 'token bucket', 'rate', 10, 'period', '1 hour')))", evil)
 	limiter := new(ratelimit.Limiter)
 	if _, err := limiter.Consume(t.Context(), pool, ratelimit.TokenBucket(evil, 10, time.Hour).Key(evil)); err != nil {
 		t.Fatal(err)
 	}
-	execute(t, pool, "INSERT INTO rate_limit_denials VALUES ($1, date_trunc('hour', now(), 'UTC'), $1, 1, 1, now())", evil)
-	execute(t, pool, "INSERT INTO rate_limit_usage VALUES ($1, date_trunc('minute', now()), 1, 1, 0, 1, 0, 0)", evil)
-	execute(t, pool, "SELECT ratelimit_override($1, $1, 20, reason => $1, who => $1)", evil)
+	execute(t, pool, "INSERT INTO ratelimit.denials VALUES ($1, date_trunc('hour', now(), 'UTC'), $1, 1, 1, now())", evil)
+	execute(t, pool, "INSERT INTO ratelimit.usage VALUES ($1, date_trunc('minute', now()), 1, 1, 0, 1, 0, 0)", evil)
+	execute(t, pool, "SELECT ratelimit.override($1, $1, 20, reason => $1, who => $1)", evil)
 	p := open(t, pool, evil, desktop)
 	q := "?" + url.Values{"name": {evil}, "key": {evil}, "q": {evil}}.Encode()
 	for _, path := range []string{"", q, "limit" + q, "key" + q, "limit" + q + "&done=" + url.QueryEscape(evil)} {
@@ -285,7 +285,7 @@ func TestAttacksInABrowser(t *testing.T) {
 	p.do(chromedp.Click(chromedp.CSS("button")), chromedp.WaitVisible(chromedp.CSS(".error")))
 	p.reads("main", "403", "Another site sent this", "Nothing was changed")
 	var rows int
-	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM rate_limits").Scan(&rows); err != nil || rows != 1 {
+	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.limits").Scan(&rows); err != nil || rows != 1 {
 		t.Errorf("%d rows, %v", rows, err)
 	}
 }
@@ -311,12 +311,12 @@ func TestAnOperatorGivesTheNumbersOfAKey(t *testing.T) {
 // hold makes a limit of slots, of which acme holds so many and four others, one of them expired.
 func hold(t *testing.T, pool *pgxpool.Pool, many int) {
 	t.Helper()
-	execute(t, pool, `SELECT ratelimit_publish('renderer', '[{"name": "renders", "kind": "slots", "capacity": 100}]')`)
-	execute(t, pool, `SELECT ratelimit_hold('renders', 'acme', 'project "Aurora"', 2, forever => true),
-		ratelimit_hold('renders', 'acme', 'job 4711 of the worker on host-0123456789abcdef-0123456789abcdef', ttl => '90 seconds'), ratelimit_hold('renders', 'acme', 'job 17', ttl => '5 minutes')`)
-	execute(t, pool, "SELECT ratelimit_hold('renders', 'acme', 'job ' || i, ttl => '1 hour') FROM generate_series(100, 99 + $1) AS i", many)
-	execute(t, pool, "UPDATE rate_limit_holds SET taken_at = now() - interval '8 minutes', until = now() - interval '3 minutes' WHERE id = 'job 17'")
-	execute(t, pool, "UPDATE rate_limit_holds SET taken_at = now() - interval '9 days' WHERE until = 'infinity'")
+	execute(t, pool, `SELECT ratelimit.publish('renderer', '[{"name": "renders", "kind": "slots", "capacity": 100}]')`)
+	execute(t, pool, `SELECT ratelimit.hold('renders', 'acme', 'project "Aurora"', 2, forever => true),
+		ratelimit.hold('renders', 'acme', 'job 4711 of the worker on host-0123456789abcdef-0123456789abcdef', ttl => '90 seconds'), ratelimit.hold('renders', 'acme', 'job 17', ttl => '5 minutes')`)
+	execute(t, pool, "SELECT ratelimit.hold('renders', 'acme', 'job ' || i, ttl => '1 hour') FROM generate_series(100, 99 + $1) AS i", many)
+	execute(t, pool, "UPDATE ratelimit.holds SET taken_at = now() - interval '8 minutes', until = now() - interval '3 minutes' WHERE id = 'job 17'")
+	execute(t, pool, "UPDATE ratelimit.holds SET taken_at = now() - interval '9 days' WHERE until = 'infinity'")
 }
 
 // An operator sees who holds what, while it changes, and releases what hangs. Of a limit without holds, nothing is shown.
@@ -337,12 +337,12 @@ func TestAnOperatorReleasesAHold(t *testing.T) {
 	p.reads("#holds tbody tr:nth-child(3)", "job 4711", "left")
 
 	// It follows, but not while somebody is about to release.
-	execute(t, pool, "SELECT ratelimit_hold('renders', 'acme', 'the next', ttl => '1 hour')")
+	execute(t, pool, "SELECT ratelimit.hold('renders', 'acme', 'the next', ttl => '1 hour')")
 	p.reads("#holds", "the next")
 	p.do(chromedp.Click(chromedp.CSS("#holds tbody tr:nth-child(3) summary")))
 	p.do(chromedp.SendKeys(chromedp.CSS(`details[open] input[name="reason"]`), "its worker hangs"))
 	value[bool](p, "document.activeElement.blur() === undefined")
-	execute(t, pool, "SELECT ratelimit_hold('renders', 'acme', 'one more', ttl => '1 hour')")
+	execute(t, pool, "SELECT ratelimit.hold('renders', 'acme', 'one more', ttl => '1 hour')")
 	p.reads("#balance", "95 of 100 slots free") // which follows meanwhile
 	p.picture("key-release")
 	p.press("Release")
@@ -353,7 +353,7 @@ func TestAnOperatorReleasesAHold(t *testing.T) {
 	if text := p.text("#holds"); strings.Contains(text, "4711") {
 		t.Errorf("it is still held: %s", text)
 	}
-	execute(t, pool, "SELECT ratelimit_release('renders', 'acme', id, who => 'x') FROM ratelimit_holds('renders', 'acme')")
+	execute(t, pool, "SELECT ratelimit.release('renders', 'acme', id, who => 'x') FROM ratelimit.holds('renders', 'acme')")
 	p.within(30*time.Second, "no holds", func() bool { return !value[bool](p, `document.getElementById("holds").checkVisibility()`) })
 	p.quiet()
 }
@@ -416,7 +416,7 @@ func TestPictures(t *testing.T) {
 // grants asks a limit for a token, as a program with overrides does.
 func grants(t *testing.T, pool *pgxpool.Pool, name, key string) (ok bool) {
 	t.Helper()
-	if err := pool.QueryRow(t.Context(), "SELECT granted FROM ratelimit_try($1, $2)", name, key).Scan(&ok); err != nil {
+	if err := pool.QueryRow(t.Context(), "SELECT granted FROM ratelimit.try($1, $2)", name, key).Scan(&ok); err != nil {
 		t.Fatal(err)
 	}
 	return ok

@@ -119,7 +119,7 @@ func signUp() error {
 			fail(err)
 		}
 	}}
-	if err := ratelimit.Publish(ctx, pool, "web", nightly, mails); err != nil {
+	if err := new(ratelimit.Limiter).Publish(ctx, pool, "web", nightly, mails); err != nil {
 		return err
 	}
 	following := make(chan error, 1)
@@ -213,7 +213,7 @@ func TestTheNightOfTheFlood(t *testing.T) {
 		made, until, answered time.Time
 		added                 float64
 	}
-	n.must(n.pool.QueryRow(t.Context(), "SELECT made_at, until, added, clock_timestamp() FROM rate_limit_overrides WHERE name = 'signUps' AND key = 'acme' AND made_by = 'ann'").
+	n.must(n.pool.QueryRow(t.Context(), "SELECT made_at, until, added, clock_timestamp() FROM ratelimit.overrides WHERE name = 'signUps' AND key = 'acme' AND made_by = 'ann'").
 		Scan(&o.made, &o.until, &o.added, &o.answered))
 	if o.added != 100 || !o.until.After(o.answered) {
 		t.Fatalf("%+v", o)
@@ -499,14 +499,14 @@ func (n *night) counted(entries []entry) {
 		}
 	}
 	var got [2]int64
-	n.must(n.pool.QueryRow(n.Context(), "SELECT sum(granted)::bigint, sum(denied)::bigint FROM rate_limit_usage WHERE name = 'signUps'").Scan(&got[0], &got[1]))
+	n.must(n.pool.QueryRow(n.Context(), "SELECT sum(granted)::bigint, sum(denied)::bigint FROM ratelimit.usage WHERE name = 'signUps'").Scan(&got[0], &got[1]))
 	n.Logf("%d calls were granted and %d denied", got[0], got[1])
 	if got != want[""] {
 		n.Errorf("the database counted %v granted and denied, and the log has %v", got, want[""])
 	}
 	for _, key := range append([]string{"acme"}, flooders...) {
 		var denials int64
-		n.must(n.pool.QueryRow(n.Context(), "SELECT sum(denied)::bigint FROM rate_limit_denials WHERE name = 'signUps' AND key = $1", key).Scan(&denials))
+		n.must(n.pool.QueryRow(n.Context(), "SELECT sum(denied)::bigint FROM ratelimit.denials WHERE name = 'signUps' AND key = $1", key).Scan(&denials))
 		if denials != want[key][1] {
 			n.Errorf("%s: the database counted %d denials, and the log has %d", key, denials, want[key][1])
 		}

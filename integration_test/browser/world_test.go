@@ -64,8 +64,8 @@ func drain(t *testing.T, pool *pgxpool.Pool, limit ratelimit.Limit, key string, 
 func newWorld(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := newPool(t)
-	execute(t, pool, "SELECT ratelimit_publish('api', $1)", definitions)
-	execute(t, pool, `SELECT ratelimit_publish('worker', '[{"name": "llmTokens", "kind": "token bucket", "rate": 40000, "period": "1 minute", "max_reserved": 120000}]')`)
+	execute(t, pool, "SELECT ratelimit.publish('api', $1)", definitions)
+	execute(t, pool, `SELECT ratelimit.publish('worker', '[{"name": "llmTokens", "kind": "token bucket", "rate": 40000, "period": "1 minute", "max_reserved": 120000}]')`)
 
 	r := rand.New(rand.NewPCG(1, 2))
 	now := time.Now().UTC().Truncate(time.Minute)
@@ -105,11 +105,11 @@ func newWorld(t *testing.T) *pgxpool.Pool {
 			names, minutes, granted, denied, tokens = append(names, name), append(minutes, at), append(granted, n), append(denied, no), append(tokens, cost*float64(n))
 		}
 	}
-	execute(t, pool, `INSERT INTO rate_limit_usage SELECT u.name, u.minute, u.granted, u.denied, 0, u.tokens, 0, 0
+	execute(t, pool, `INSERT INTO ratelimit.usage SELECT u.name, u.minute, u.granted, u.denied, 0, u.tokens, 0, 0
 		FROM unnest($1::text[], $2::timestamptz[], $3::bigint[], $4::bigint[], $5::float8[]) AS u (name, minute, granted, denied, tokens)`, names, minutes, granted, denied, tokens)
 
 	deny := func(name, key string, hoursAgo int, times int64, last time.Time) {
-		execute(t, pool, "INSERT INTO rate_limit_denials VALUES ($1, date_trunc('hour', now(), 'UTC') - make_interval(hours => $2), $3, $4::bigint, $4::bigint, $5)", name, hoursAgo, key, times, last)
+		execute(t, pool, "INSERT INTO ratelimit.denials VALUES ($1, date_trunc('hour', now(), 'UTC') - make_interval(hours => $2), $3, $4::bigint, $4::bigint, $5)", name, hoursAgo, key, times, last)
 	}
 	for i, key := range []string{"acme", "203.0.113.24", "198.51.100.7", "203.0.113.91", "initech", "192.0.2.144", "globex", "203.0.113.3", "hooli", "192.0.2.18"} {
 		deny("signUps", key, 0, int64(612/(i*i+1)+5), now.Add(time.Duration(-i*7)*time.Second))
@@ -125,10 +125,10 @@ func newWorld(t *testing.T) *pgxpool.Pool {
 	drain(t, pool, exports, "acme", 6)
 	drain(t, pool, crawls.With(ratelimit.Rate(50)), "acme", 0)
 	drain(t, pool, llm, "acme", 12000)
-	execute(t, pool, "SELECT ratelimit_block('failedLogins', 'mallory@example.org', now() + interval '9 hours', 'password guessing', 'bea')")
-	execute(t, pool, "SELECT ratelimit_override('llmTokens', 'acme', rate => 90000, until => now() + interval '6 days', reason => 'their launch week, ticket 4711', who => 'ann')")
-	execute(t, pool, "SELECT ratelimit_override('signUps', 'initech', rate => 500, until => now() + interval '1 second', reason => 'their conference', who => 'bea')")
-	execute(t, pool, "UPDATE rate_limit_overrides SET made_at = now() - interval '5 hours', until = now() - interval '3 hours' WHERE name = 'signUps'")
+	execute(t, pool, "SELECT ratelimit.block('failedLogins', 'mallory@example.org', now() + interval '9 hours', 'password guessing', 'bea')")
+	execute(t, pool, "SELECT ratelimit.override('llmTokens', 'acme', rate => 90000, until => now() + interval '6 days', reason => 'their launch week, ticket 4711', who => 'ann')")
+	execute(t, pool, "SELECT ratelimit.override('signUps', 'initech', rate => 500, until => now() + interval '1 second', reason => 'their conference', who => 'bea')")
+	execute(t, pool, "UPDATE ratelimit.overrides SET made_at = now() - interval '5 hours', until = now() - interval '3 hours' WHERE name = 'signUps'")
 	execute(t, pool, "ANALYZE")
 	return pool
 }

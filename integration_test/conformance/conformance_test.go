@@ -93,7 +93,7 @@ func TestAPlainServerConforms(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close(t.Context())
-	for _, table := range []string{"rate_limits", "rate_limit_definitions", "rate_limit_overrides", "rate_limit_usage", "rate_limit_denials", "rate_limit_sweeps", defaultTable} {
+	for _, table := range []string{"ratelimit.limits", "ratelimit.definitions", "ratelimit.overrides", "ratelimit.usage", "ratelimit.denials", "ratelimit.sweeps", defaultTable} {
 		var rows int
 		if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM "+table).Scan(&rows); err != nil || rows > 0 {
 			t.Errorf("%d rows are left in %s: %v", rows, table, err)
@@ -166,53 +166,53 @@ func TestItSaysWhatIsWrong(t *testing.T) {
 		timeout time.Duration
 	}{
 		"grants too much": {
-			[]string{`CREATE OR REPLACE FUNCTION _ratelimit_available(value double precision, ts timestamptz, upto timestamptz,
+			[]string{`CREATE OR REPLACE FUNCTION ratelimit._available(value double precision, ts timestamptz, upto timestamptz,
 				rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[] DEFAULT NULL)
 				RETURNS double precision LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN capacity`},
 			first + "|one key gives|one key keeps|one limit, partly", wrong, []string{"want"}, 0,
 		},
 		"refills too fast": {
-			[]string{broken("_ratelimit_consume", "rate := 3 * rate;")},
+			[]string{broken("ratelimit._consume", "rate := 3 * rate;")},
 			"Consume: token bucket|one key keeps", wrong, []string{"want"}, 0,
 		},
 		"loses a token": {
-			[]string{broken("_ratelimit_consume", "count := count + 1e-4;")},
+			[]string{broken("ratelimit._consume", "count := count + 1e-4;")},
 			first + "|one key gives", wrong, []string{"want"}, 0,
 		},
 		"refuses": {
-			[]string{broken("_ratelimit_consume", "RAISE feature_not_supported USING MESSAGE = 'not here', HINT = 'go there';")},
+			[]string{broken("ratelimit._consume", "RAISE feature_not_supported USING MESSAGE = 'not here', HINT = 'go there';")},
 			first, refused, []string{"0A000", "not here", "go there"}, 0,
 		},
 		"refuses with a code of the library": {
-			[]string{broken("_ratelimit_consume", "RAISE SQLSTATE 'RL009' USING MESSAGE = 'not here';")},
+			[]string{broken("ratelimit._consume", "RAISE SQLSTATE 'RL009' USING MESSAGE = 'not here';")},
 			first, refused, []string{"RL009"}, 0,
 		},
 		"fails unclearly": {
-			[]string{broken("_ratelimit_consume", "RAISE internal_error USING MESSAGE = 'cache lookup failed';")},
+			[]string{broken("ratelimit._consume", "RAISE internal_error USING MESSAGE = 'cache lookup failed';")},
 			first, wrong, []string{"XX000", "cache lookup failed"}, 0,
 		},
 		"hangs": {
-			[]string{broken("_ratelimit_consume", "PERFORM pg_sleep(3600);")},
+			[]string{broken("ratelimit._consume", "PERFORM pg_sleep(3600);")},
 			"a denial raised by ratelimit", wrong, []string{"no answer in time"}, time.Second,
 		},
 		"not in SERIALIZABLE": {
-			[]string{broken("_ratelimit_consume", `IF current_setting('transaction_isolation') = 'serializable' THEN RAISE feature_not_supported USING MESSAGE = 'level'; END IF;`)},
+			[]string{broken("ratelimit._consume", `IF current_setting('transaction_isolation') = 'serializable' THEN RAISE feature_not_supported USING MESSAGE = 'level'; END IF;`)},
 			first, conditional, []string{"not in SERIALIZABLE", "0A000", "level"}, 0,
 		},
 		"one key a call": {
-			[]string{several("_ratelimit_consume_several"), several("_ratelimit_apply")},
+			[]string{several("ratelimit._consume_several"), several("ratelimit._apply")},
 			"Several limits: later uses", conditional, []string{"only if all requests of a call have the same key", "many keys"}, 0,
 		},
 		"conflicts with nobody": {
-			[]string{"CREATE SEQUENCE attempts", broken("_ratelimit_consume", `IF nextval('attempts') % 31 = 0 THEN RAISE serialization_failure; END IF;`)},
+			[]string{"CREATE SEQUENCE attempts", broken("ratelimit._consume", `IF nextval('attempts') % 31 = 0 THEN RAISE serialization_failure; END IF;`)},
 			first, conditional, []string{"run again", "40001"}, 0,
 		},
 		"refuses now and then": {
-			[]string{"CREATE SEQUENCE attempts", broken("_ratelimit_consume", `IF nextval('attempts') % 50 = 0 THEN RAISE feature_not_supported USING MESSAGE = 'sometimes'; END IF;`)},
+			[]string{"CREATE SEQUENCE attempts", broken("ratelimit._consume", `IF nextval('attempts') % 50 = 0 THEN RAISE feature_not_supported USING MESSAGE = 'sometimes'; END IF;`)},
 			"one key gives", conditional, []string{"worked when made again", "sometimes"}, 0,
 		},
 		"sweeps what is not idle": {
-			[]string{`CREATE OR REPLACE FUNCTION _ratelimit_idle(value double precision, ts timestamptz, shards smallint, at timestamptz,
+			[]string{`CREATE OR REPLACE FUNCTION ratelimit._idle(value double precision, ts timestamptz, shards smallint, at timestamptz,
 				rate double precision, period interval, capacity double precision, start timestamptz, varies interval)
 				RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN true`},
 			"Sweep: idle|nothing is idle", wrong, []string{"rows deleted"}, 0,
@@ -252,9 +252,9 @@ func TestARefusalThatTakesTokensIsWrong(t *testing.T) {
 			t.Error(err)
 		}
 		var nothing int
-		tr.must("a call", tr.db.QueryRow(tr.ctx, "SELECT 1 FROM pg_sleep(0) WHERE _ratelimit_refuse()").Scan(&nothing))
+		tr.must("a call", tr.db.QueryRow(tr.ctx, "SELECT 1 FROM pg_sleep(0) WHERE ratelimit._refuse()").Scan(&nothing))
 	}}
-	if _, err := s.pool.Exec(t.Context(), `CREATE FUNCTION _ratelimit_refuse() RETURNS boolean LANGUAGE plpgsql AS
+	if _, err := s.pool.Exec(t.Context(), `CREATE FUNCTION ratelimit._refuse() RETURNS boolean LANGUAGE plpgsql AS
 		$$BEGIN RAISE feature_not_supported USING MESSAGE = 'not here'; END$$`); err != nil {
 		t.Fatal(err)
 	}
@@ -288,13 +288,13 @@ func TestAConditionNamesAChoice(t *testing.T) {
 
 // TestTheReportIsComplete: the table for people has every case and every error text.
 func TestTheReportIsComplete(t *testing.T) {
-	url := changed(t, broken("_ratelimit_consume", "RAISE feature_not_supported USING MESSAGE = 'not here | there', DETAIL = '"+strings.Repeat("x", 2*lineRunes)+"';"))
+	url := changed(t, broken("ratelimit._consume", "RAISE feature_not_supported USING MESSAGE = 'not here | there', DETAIL = '"+strings.Repeat("x", 2*lineRunes)+"';"))
 	var out, progress bytes.Buffer
 	if err := run(t.Context(), config{url: url, only: "^Consume: token bucket$|^Check$", short: true, timeout: time.Minute}, &out, &progress); err != nil {
 		t.Fatal(err)
 	}
 	for _, text := range []string{
-		"- version: PostgreSQL", "- rate_limits is: a plain table", "- migration: 1", "- txlimit: ", `not here \| there`, strings.Repeat("x", 2*lineRunes), "sql.Tx serializable",
+		"- version: PostgreSQL", "- ratelimit.limits is: a plain table", "- migration: 1", "- txlimit: ", `not here \| there`, strings.Repeat("x", 2*lineRunes), "sql.Tx serializable",
 		"2 cases: works 0, with a condition 0, refused 2, wrong 0",
 	} {
 		if !strings.Contains(out.String(), text) {
@@ -321,12 +321,12 @@ func TestContentionConforms(t *testing.T) {
 }
 
 // TestARowThatWasNotInsertedIsNoticed puts back what was wrong on Citus, whose INSERT ... SELECT ... ON CONFLICT DO NOTHING counts rows that
-// existed: _ratelimit_apply took them for inserted, and so for locked.
+// existed: ratelimit._apply took them for inserted, and so for locked.
 func TestARowThatWasNotInsertedIsNoticed(t *testing.T) {
 	t.Parallel()
 	url := changed(t, `DO $do$
 		DECLARE
-			body text := pg_get_functiondef('_ratelimit_apply'::regproc);
+			body text := pg_get_functiondef('ratelimit._apply'::regproc);
 			changed text := regexp_replace(body, '(RETURNING r.shard\s+LOOP\s+m := m \+ 1;\s+END LOOP;)', '\1 m := shards[i];');
 		BEGIN
 			IF changed = body THEN RAISE 'there is no such loop'; END IF;

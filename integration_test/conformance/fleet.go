@@ -49,7 +49,7 @@ func (c config) followed() time.Duration {
 func follow(t *trial) {
 	limit := t.still("bucket", 1000)
 	t.published(limit)
-	t.cleanups = append(t.cleanups, "DELETE FROM rate_limit_overrides WHERE name = '"+limit.Name()+"'")
+	t.cleanups = append(t.cleanups, "DELETE FROM ratelimit.overrides WHERE name = '"+limit.Name()+"'")
 	other := t.otherProcess()
 	defer other.Close()
 	every, soon := time.Duration(0), 3*time.Second // the default
@@ -116,18 +116,18 @@ func follow(t *trial) {
 	}
 	t.step = "before any override"
 	t.want(knows(ann) == 1000, "1000, as defined, came %v", knows(ann))
-	does("a raised key", "SELECT ratelimit_override('%s', '%s', capacity => 5000)", ann, 5000)
+	does("a raised key", "SELECT ratelimit.override('%s', '%s', capacity => 5000)", ann, 5000)
 	t.want(knows(bob) == 1000, "another key as defined, came %v", knows(bob))
-	ends := while("a newer one, for a while", "SELECT ratelimit_override('%s', '%s', capacity => 20, until => clock_timestamp() + interval '%s')", 20)
-	does("a block before both", "SELECT ratelimit_block('%s', '%s')", ann, 0)
+	ends := while("a newer one, for a while", "SELECT ratelimit.override('%s', '%s', capacity => 20, until => clock_timestamp() + interval '%s')", 20)
+	does("a block before both", "SELECT ratelimit.block('%s', '%s')", ann, 0)
 	time.Sleep(time.Until(ends))
-	does("the end of the block, after that of the newer one", "SELECT ratelimit_unblock('%s', '%s')", ann, 5000)
-	ends = while("no limit for a while", "SELECT ratelimit_unlimited('%s', '%s', until => clock_timestamp() + interval '%s')", -1)
+	does("the end of the block, after that of the newer one", "SELECT ratelimit.unblock('%s', '%s')", ann, 5000)
+	ends = while("no limit for a while", "SELECT ratelimit.unlimited('%s', '%s', until => clock_timestamp() + interval '%s')", -1)
 	follows("the one before it, once that has ended", ann, 5000, ends, time.Time{})
-	does("one for every key", "SELECT ratelimit_override('%s', NULL, capacity => 70) WHERE '%s' <> ''", bob, 70)
+	does("one for every key", "SELECT ratelimit.override('%s', NULL, capacity => 70) WHERE '%s' <> ''", bob, 70)
 	t.want(knows(ann) == 5000, "a key's own override before one for every key, came %v", knows(ann))
-	does("the end of the key's own", "SELECT ratelimit_restore('%s', '%s')", ann, 70)
-	does("the end of the one for every key", "SELECT ratelimit_restore('%s', NULL) WHERE '%s' <> ''", ann, 1000)
+	does("the end of the key's own", "SELECT ratelimit.restore('%s', '%s')", ann, 70)
+	does("the end of the one for every key", "SELECT ratelimit.restore('%s', NULL) WHERE '%s' <> ''", ann, 1000)
 	t.note = fmt.Sprintf("followed after %v at most", slowest.Round(time.Millisecond))
 }
 
@@ -137,14 +137,14 @@ func forget(t *trial) {
 	limit := t.bucket("bucket", ratelimit.Capacity(20))
 	another := t.name("another program")
 	t.published(limit)
-	t.cleanups = append(t.cleanups, "SELECT ratelimit_publish('"+another+"', '[]')", "DELETE FROM rate_limit_definitions WHERE program = '"+another+"'")
+	t.cleanups = append(t.cleanups, "SELECT ratelimit.publish('"+another+"', '[]')", "DELETE FROM ratelimit.definitions WHERE program = '"+another+"'")
 	other := t.otherProcess()
 	defer other.Close()
 	t.of(limit, t.key(0))
 	counts := func(step, want string) {
 		var got string
 		t.step = step
-		err := other.QueryRow(t.ctx, "SELECT concat(n.rate, ' a ', n.period, ', ', n.capacity) FROM _ratelimit_numbers('"+limit.Name()+"', NULL, clock_timestamp()) AS n").Scan(&got)
+		err := other.QueryRow(t.ctx, "SELECT concat(n.rate, ' a ', n.period, ', ', n.capacity) FROM ratelimit._numbers('"+limit.Name()+"', NULL, clock_timestamp()) AS n").Scan(&got)
 		if sqlState(err) == "22023" {
 			got, err = "not published", nil
 		}
@@ -152,12 +152,12 @@ func forget(t *trial) {
 		t.want(got == want, "%q, came %q", want, got)
 	}
 	publish := func(step, program string, limits ...ratelimit.Limit) {
-		t.must(step, ratelimit.Publish(t.ctx, t.db, program, limits...))
+		t.must(step, new(ratelimit.Limiter).Publish(t.ctx, t.db, program, limits...))
 	}
 	program := t.name("program")
 	counts("a published limit", "10 a 00:01:00, 20")
 	var remaining float64
-	t.must("ratelimit_try in another process", other.QueryRow(t.ctx, "SELECT floor(remaining) FROM ratelimit_try('"+limit.Name()+"', '"+t.key(0)+"', count => 4)").Scan(&remaining))
+	t.must("ratelimit.try in another process", other.QueryRow(t.ctx, "SELECT floor(remaining) FROM ratelimit.try('"+limit.Name()+"', '"+t.key(0)+"', count => 4)").Scan(&remaining))
 	t.want(remaining == 16, "16 tokens, came %v", remaining)
 	publish("other numbers", program, t.bucket("bucket", ratelimit.Capacity(40)))
 	counts("other numbers", "10 a 00:01:00, 40")
@@ -174,11 +174,11 @@ func openAll(t *trial) {
 	t.unmodelled = true
 	limit, idle := t.still("bucket", 10), t.bucket("idle")
 	program := t.name("program")
-	t.cleanups = append(t.cleanups, "DELETE FROM rate_limit_overrides WHERE name = '"+limit.Name()+"'")
-	for _, table := range []string{"rate_limit_usage", "rate_limit_denials", "rate_limit_sweeps"} {
+	t.cleanups = append(t.cleanups, "DELETE FROM ratelimit.overrides WHERE name = '"+limit.Name()+"'")
+	for _, table := range []string{"ratelimit.usage", "ratelimit.denials", "ratelimit.sweeps"} {
 		t.cleanups = append(t.cleanups, "DELETE FROM "+table+" WHERE name IN ('"+limit.Name()+"', '"+idle.Name()+"')")
 	}
-	t.cleanups = append(t.cleanups, "SELECT ratelimit_publish('"+program+"', '[]')", "DELETE FROM rate_limit_definitions WHERE program = '"+program+"'")
+	t.cleanups = append(t.cleanups, "SELECT ratelimit.publish('"+program+"', '[]')", "DELETE FROM ratelimit.definitions WHERE program = '"+program+"'")
 	ann := t.of(limit, t.key(0))
 	_, err := usedEarlier().Consume(t.ctx, t.s.pool, t.of(idle, t.key(0)).Count(5))
 	t.must("a use three hours ago", err)
@@ -209,7 +209,7 @@ func openAll(t *trial) {
 		t.step = fmt.Sprintf("use %d of 10", i+1)
 		t.wantGrant(i < 10, err)
 	}
-	t.value("ratelimit_unlimited", "SELECT ratelimit_unlimited('"+limit.Name()+"', '"+t.key(0)+"')")
+	t.value("ratelimit.unlimited", "SELECT ratelimit.unlimited('"+limit.Name()+"', '"+t.key(0)+"')")
 	t.step = "a call under the override"
 	for began := time.Now(); ; time.Sleep(pause) {
 		_, err := l.Consume(t.ctx, t.db, ann)
@@ -219,7 +219,7 @@ func openAll(t *trial) {
 		t.want(errors.Is(err, ratelimit.ErrDenied) && time.Since(began) < t.s.followed(), "a grant within %v, came %v", t.s.followed(), err)
 	}
 	t.step = "the sweep"
-	for began := time.Now(); t.value("the idle key's rows", "SELECT count(*)::text FROM ratelimit_keys('"+idle.Name()+"')") != "0"; time.Sleep(pause) {
+	for began := time.Now(); t.value("the idle key's rows", "SELECT count(*)::text FROM ratelimit.keys('"+idle.Name()+"')") != "0"; time.Sleep(pause) {
 		mu.Lock()
 		var first error
 		if len(told) > 0 {
@@ -234,7 +234,7 @@ func openAll(t *trial) {
 	ctx, cancel := context.WithTimeout(t.ctx, t.s.timeout/2)
 	defer cancel()
 	t.must("Close", errors.Join(l.Close(ctx), beside.Close(ctx)))
-	got := t.value("ratelimit_usage", "SELECT concat(sum(granted) >= 11, sum(denied) >= 2) FROM ratelimit_usage('"+limit.Name()+"')")
+	got := t.value("ratelimit.usage", "SELECT concat(sum(granted) >= 11, sum(denied) >= 2) FROM ratelimit.usage('"+limit.Name()+"')")
 	t.want(got == "tt", "11 granted and 2 denied at least, came %s", got)
 }
 
@@ -258,17 +258,17 @@ func sweepByName(t *trial) {
 	use("uses now", new(ratelimit.Limiter), limit, "used", 4, 3)
 	use("uses of another limit", usedEarlier(), second, "idle", 3, 3)
 	keys := func(limit ratelimit.Limit) string {
-		return t.value("ratelimit_keys", "SELECT coalesce(string_agg(key, ' ' ORDER BY key COLLATE \"C\"), '') FROM ratelimit_keys('"+limit.Name()+"')")
+		return t.value("ratelimit.keys", "SELECT coalesce(string_agg(key, ' ' ORDER BY key COLLATE \"C\"), '') FROM ratelimit.keys('"+limit.Name()+"')")
 	}
 	t.want(len(strings.Fields(keys(limit))) == 21, "21 keys, came %q", keys(limit))
 	for _, want := range []string{"24", "0"} { // two rows for each key
-		got := t.value("ratelimit_sweep", "SELECT concat(deleted, next) FROM ratelimit_sweep('"+limit.Name()+"')")
+		got := t.value("ratelimit.sweep", "SELECT concat(deleted, next) FROM ratelimit.sweep('"+limit.Name()+"')")
 		t.want(got == want, "%s rows deleted, came %s", want, got)
 	}
 	left := keys(limit)
 	t.want(len(strings.Fields(left)) == 9 && !strings.Contains(left, "idle"), "the 9 keys that are not idle, came %q", left)
 	t.want(len(strings.Fields(keys(second))) == 3, "the keys of the other limit, came %q", keys(second))
-	got := t.value("a sweep of nobody's limit", "SELECT concat(deleted, next) FROM ratelimit_sweep('"+second.Name()+"')")
+	got := t.value("a sweep of nobody's limit", "SELECT concat(deleted, next) FROM ratelimit.sweep('"+second.Name()+"')")
 	t.want(got == "3", "3 rows deleted, came %s", got)
 }
 
@@ -298,7 +298,7 @@ func sweepBatches(t *trial) {
 	for first := ""; ; batches++ {
 		var n int
 		var after *string
-		t.must("ratelimit_sweep", t.db.QueryRow(t.ctx, "SELECT deleted, next FROM ratelimit_sweep('"+limit.Name()+"', first => $1)", first).Scan(&n, &after))
+		t.must("ratelimit.sweep", t.db.QueryRow(t.ctx, "SELECT deleted, next FROM ratelimit.sweep('"+limit.Name()+"', first => $1)", first).Scan(&n, &after))
 		deleted += n
 		if after == nil {
 			break
@@ -330,12 +330,12 @@ func keyPages(t *trial) {
 		return strings.Fields(page)
 	}
 	for _, limit := range []ratelimit.Limit{limit, shards} {
-		step := "ratelimit_keys of " + limit.Name()
-		got := read(step, "(SELECT key FROM ratelimit_keys('"+limit.Name()+"') ORDER BY key COLLATE \"C\") AS f (k)")
+		step := "ratelimit.keys of " + limit.Name()
+		got := read(step, "(SELECT key FROM ratelimit.keys('"+limit.Name()+"') ORDER BY key COLLATE \"C\") AS f (k)")
 		t.want(slices.Equal(got, want), "40 keys, came %q", got)
 		step, got = "pages of "+limit.Name(), nil
 		for first := ""; ; {
-			page := read(step, "_ratelimit_stored_keys('"+limit.Name()+"', $1, NULL, 7) AS f (k)", first)
+			page := read(step, "ratelimit._stored_keys('"+limit.Name()+"', $1, NULL, 7) AS f (k)", first)
 			if got = append(got, page...); len(page) < 7 {
 				break
 			}
@@ -344,6 +344,6 @@ func keyPages(t *trial) {
 		}
 		t.want(slices.Equal(got, want), "40 keys in order, came %q", got)
 	}
-	names := read("the names", "_ratelimit_stored_names(NULL) AS f (k)")
+	names := read("the names", "ratelimit._stored_names(NULL) AS f (k)")
 	t.want(slices.Contains(names, limit.Name()), "the name %s among %q", limit.Name(), names)
 }

@@ -27,7 +27,7 @@ func holdCases() []testCase {
 // holding begins a script about holds.
 func (t *trial) holding() {
 	t.unmodelled = true
-	for _, table := range []string{"rate_limit_holds", "rate_limits"} {
+	for _, table := range []string{"ratelimit.holds", "ratelimit.limits"} {
 		t.cleanups = append(t.cleanups, fmt.Sprintf("DELETE FROM %s WHERE name LIKE '%s%%'", table, t.name("")))
 	}
 }
@@ -181,7 +181,7 @@ func during(t *trial) {
 	err = limits.During(t.ctx, t.db, t.job(1), 3*time.Second, func(ctx context.Context, held ratelimit.Held) ([]ratelimit.Request, error) {
 		for {
 			var extended bool
-			err := t.s.pool.QueryRow(t.ctx, "SELECT until > $3 FROM rate_limit_holds WHERE name = $1 AND id = $2", t.name("slots"), t.job(1), held.Expires).Scan(&extended)
+			err := t.s.pool.QueryRow(t.ctx, "SELECT until > $3 FROM ratelimit.holds WHERE name = $1 AND id = $2", t.name("slots"), t.job(1), held.Expires).Scan(&extended)
 			switch {
 			case err != nil || extended:
 				return nil, err
@@ -205,18 +205,18 @@ func manyHolds(t *trial) {
 	t.holding()
 	slots := ratelimit.Slots(t.name("slots"), 5)
 	t.publishedOn(t.s.pool, slots) // a transaction has no snapshot yet, and could not publish above READ COMMITTED
-	t.cleanups = append(t.cleanups, fmt.Sprintf("DELETE FROM rate_limit_holds WHERE name = '%s'", slots.Name()))
+	t.cleanups = append(t.cleanups, fmt.Sprintf("DELETE FROM ratelimit.holds WHERE name = '%s'", slots.Name()))
 	call := func(step, function, ids, want string) {
 		got := t.value(step, fmt.Sprintf("SELECT %s('%s', '%s'%s)::text", function, slots.Name(), t.key(0), ids))
 		t.want(got == want, "%s, came %s", want, got)
 	}
-	call("many holds", "ratelimit_hold_many", ", '{a,b,c}'", "3")
-	call("of which some are held", "ratelimit_hold_many", ", '{c,d,a}'", "1")
+	call("many holds", "ratelimit.hold_many", ", '{a,b,c}'", "3")
+	call("of which some are held", "ratelimit.hold_many", ", '{c,d,a}'", "1")
 	t.left("the slots that are left", 1, slots.Key(t.key(0)))
-	call("a release of many", "ratelimit_release_many", ", '{b,d,e}'", "2")
-	call("a second one", "ratelimit_release_many", ", '{b,d,e}'", "0")
+	call("a release of many", "ratelimit.release_many", ", '{b,d,e}'", "2")
+	call("a second one", "ratelimit.release_many", ", '{b,d,e}'", "0")
 	t.left("the slots that came back", 3, slots.Key(t.key(0)))
-	t.must("the row is lost", t.db.QueryRow(t.ctx, fmt.Sprintf("WITH lost AS (DELETE FROM rate_limits WHERE name = '%s' AND key = '%s' RETURNING name) SELECT name FROM lost", slots.Name(), t.key(0))).Scan(new(string)))
-	call("a recount", "ratelimit_recount", "", "2")
+	t.must("the row is lost", t.db.QueryRow(t.ctx, fmt.Sprintf("WITH lost AS (DELETE FROM ratelimit.limits WHERE name = '%s' AND key = '%s' RETURNING name) SELECT name FROM lost", slots.Name(), t.key(0))).Scan(new(string)))
+	call("a recount", "ratelimit.recount", "", "2")
 	t.left("the slots that are counted", 3, slots.Key(t.key(0)))
 }

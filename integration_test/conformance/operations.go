@@ -20,7 +20,7 @@ func operationsCases() []testCase {
 		{name: "Sweep: shards, windows and calendars", ways: handles, script: sweepKinds},
 		{name: "Publish, and SQL by hand without numbers", ways: handles, clear: absent, script: publish},
 		{name: "Overrides: other numbers, a block, no limit", ways: handles, clear: absent, script: overrides},
-		{name: "Overrides: ratelimit_add", ways: pool, clear: absent, script: add},
+		{name: "Overrides: ratelimit.add", ways: pool, clear: absent, script: add},
 		{name: "Usage: a Recorder, and what it has recorded", ways: handles, clear: absent, script: recordUsage},
 	}
 }
@@ -80,9 +80,9 @@ func (t *trial) publishedOn(db ratelimit.DB, limits ...ratelimit.Limit) {
 	t.unmodelled = true // by the server's clock
 	program := t.name("program")
 	t.cleanups = append(t.cleanups,
-		"SELECT ratelimit_publish('"+program+"', '[]')",
-		"DELETE FROM rate_limit_definitions WHERE program = '"+program+"'")
-	t.must("Publish", ratelimit.Publish(t.ctx, db, program, limits...))
+		"SELECT ratelimit.publish('"+program+"', '[]')",
+		"DELETE FROM ratelimit.definitions WHERE program = '"+program+"'")
+	t.must("Publish", new(ratelimit.Limiter).Publish(t.ctx, db, program, limits...))
 }
 
 // value is a query's only value, as text.
@@ -101,12 +101,12 @@ func publish(t *trial) {
 		t.must("a use by the library", err)
 	}
 	for _, q := range []struct{ query, want string }{
-		{"SELECT concat(granted, ' ', floor(remaining)) FROM ratelimit_try('" + bucket.Name() + "', '" + key + "', count => 10)", "t 6"},
-		{"SELECT concat(granted, ' ', floor(remaining)) FROM ratelimit_try('" + bucket.Name() + "', '" + key + "', count => 19)", "f 6"},
-		{"SELECT concat(granted, ' ', floor(remaining)) FROM ratelimit_try('" + calendar.Name() + "', '" + key + "')", "t 0"},
-		{"SELECT concat(granted, ' ', floor(remaining)) FROM ratelimit_try('" + t.name("open") + "', '" + key + "', count => 1e6)", "t Infinity"},
-		{"SELECT concat(count(*), ' ', sum(floor(remaining))) FROM ratelimit_keys('" + bucket.Name() + "')", "1 6"},
-		{"SELECT concat(deleted, next) FROM ratelimit_sweep('" + bucket.Name() + "')", "0"},
+		{"SELECT concat(granted, ' ', floor(remaining)) FROM ratelimit.try('" + bucket.Name() + "', '" + key + "', count => 10)", "t 6"},
+		{"SELECT concat(granted, ' ', floor(remaining)) FROM ratelimit.try('" + bucket.Name() + "', '" + key + "', count => 19)", "f 6"},
+		{"SELECT concat(granted, ' ', floor(remaining)) FROM ratelimit.try('" + calendar.Name() + "', '" + key + "')", "t 0"},
+		{"SELECT concat(granted, ' ', floor(remaining)) FROM ratelimit.try('" + t.name("open") + "', '" + key + "', count => 1e6)", "t Infinity"},
+		{"SELECT concat(count(*), ' ', sum(floor(remaining))) FROM ratelimit.keys('" + bucket.Name() + "')", "1 6"},
+		{"SELECT concat(deleted, next) FROM ratelimit.sweep('" + bucket.Name() + "')", "0"},
 	} {
 		got := t.value(q.query, q.query)
 		t.want(got == q.want, "%q, came %q", q.want, got)
@@ -116,7 +116,7 @@ func publish(t *trial) {
 func overrides(t *trial) {
 	limit := t.still("bucket", 10)
 	t.published(limit)
-	t.cleanups = append(t.cleanups, "DELETE FROM rate_limit_overrides WHERE name = '"+limit.Name()+"'")
+	t.cleanups = append(t.cleanups, "DELETE FROM ratelimit.overrides WHERE name = '"+limit.Name()+"'")
 	o := &ratelimit.Overrides{DB: t.db, OnError: func(error) {}} // about rows of others
 	for _, key := range []string{"raised", "blocked", "free", "other"} {
 		t.of(limit, key)
@@ -127,7 +127,7 @@ func overrides(t *trial) {
 	t.must("Override", err)
 	_, err = l.Block(t.ctx, t.db, limit.Key("blocked"), time.Time{}, "", "")
 	t.must("Block", err)
-	t.value("ratelimit_unlimited", "SELECT ratelimit_unlimited('"+limit.Name()+"', 'free')")
+	t.value("ratelimit.unlimited", "SELECT ratelimit.unlimited('"+limit.Name()+"', 'free')")
 	t.must("Overrides.Load again", o.Load(t.ctx))
 	consume := func(step, key string, count float64, want error) {
 		_, err := l.Consume(t.ctx, t.db, limit.Key(key).Count(count))
@@ -141,7 +141,7 @@ func overrides(t *trial) {
 	consume("a blocked key", "blocked", 1, ratelimit.ErrDenied)
 	consume("an unlimited key", "free", 1e6, nil)
 	consume("a key without an override", "other", 11, ratelimit.ErrExceedsCapacity)
-	if got := t.value("ratelimit_try of a blocked key", "SELECT granted::text FROM ratelimit_try('"+limit.Name()+"', 'blocked')"); got != "false" {
+	if got := t.value("ratelimit.try of a blocked key", "SELECT granted::text FROM ratelimit.try('"+limit.Name()+"', 'blocked')"); got != "false" {
 		t.wrong("want a denial, came ok %s", got)
 	}
 	ended, err := l.Unblock(t.ctx, t.db, limit.Key("blocked"), "conformance")
@@ -157,12 +157,12 @@ func overrides(t *trial) {
 func add(t *trial) {
 	limit := t.still("bucket", 10)
 	t.published(limit)
-	t.cleanups = append(t.cleanups, "DELETE FROM rate_limit_overrides WHERE name = '"+limit.Name()+"'")
+	t.cleanups = append(t.cleanups, "DELETE FROM ratelimit.overrides WHERE name = '"+limit.Name()+"'")
 	ann := t.of(limit, t.key(0))
 	_, err := new(ratelimit.Limiter).Consume(t.ctx, t.db, ann.Count(10))
 	t.must("a use of everything", err)
-	id := t.value("ratelimit_override", "SELECT ratelimit_override('"+limit.Name()+"', '"+t.key(0)+"', capacity => 15)")
-	added := t.value("ratelimit_add", "SELECT ratelimit_add("+id+")::text")
+	id := t.value("ratelimit.override", "SELECT ratelimit.override('"+limit.Name()+"', '"+t.key(0)+"', capacity => 15)")
+	added := t.value("ratelimit.add", "SELECT ratelimit.add("+id+")::text")
 	t.want(added == "5", "5 tokens added, came %s", added)
 	raised := t.still("bucket", 15).Key(t.key(0))
 	r, err := new(ratelimit.Limiter).Consume(t.ctx, t.db, raised.Count(5))
@@ -180,8 +180,8 @@ func recordUsage(t *trial) {
 	t.unmodelled = true
 	limit := t.still("bucket", 3)
 	t.cleanups = append(t.cleanups,
-		"DELETE FROM rate_limit_usage WHERE name = '"+limit.Name()+"'",
-		"DELETE FROM rate_limit_denials WHERE name = '"+limit.Name()+"'")
+		"DELETE FROM ratelimit.usage WHERE name = '"+limit.Name()+"'",
+		"DELETE FROM ratelimit.denials WHERE name = '"+limit.Name()+"'")
 	recorder := &usage.Recorder{DB: t.db, Keep: centuries}
 	l := &ratelimit.Limiter{Observer: recorder.Observe}
 	ann := t.of(limit, t.key(0))
@@ -195,10 +195,10 @@ func recordUsage(t *trial) {
 		}
 		t.must("Recorder.Flush", recorder.Flush(t.ctx))
 	}
-	if got := t.value("ratelimit_usage", "SELECT concat(sum(granted), ' granted, ', sum(denied), ' denied') FROM ratelimit_usage('"+limit.Name()+"')"); got != "3 granted, 7 denied" {
+	if got := t.value("ratelimit.usage", "SELECT concat(sum(granted), ' granted, ', sum(denied), ' denied') FROM ratelimit.usage('"+limit.Name()+"')"); got != "3 granted, 7 denied" {
 		t.wrong("want 3 granted, 7 denied; came %s", got)
 	}
-	if got := t.value("ratelimit_denials", "SELECT concat(count(*), ' keys, ', sum(denied), ' denied') FROM ratelimit_denials('"+limit.Name()+"')"); got != "1 keys, 7 denied" {
+	if got := t.value("ratelimit.denials", "SELECT concat(count(*), ' keys, ', sum(denied), ' denied') FROM ratelimit.denials('"+limit.Name()+"')"); got != "1 keys, 7 denied" {
 		t.wrong("want 1 keys, 7 denied; came %s", got)
 	}
 }

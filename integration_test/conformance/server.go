@@ -16,16 +16,16 @@ var facts = []fact{
 	{"settings", `SELECT string_agg(n || ' = ' || coalesce(current_setting(n, true), 'unknown'), ', ')
 		FROM unnest(ARRAY['server_version', 'default_transaction_isolation', 'synchronous_commit', 'fsync', 'plan_cache_mode', 'lock_timeout', 'statement_timeout', 'TimeZone', 'citus.enable_schema_based_sharding']) AS n`},
 	{"schemas", `SELECT array_to_string(current_schemas(false), ', ')`},
-	{"rate_limits is", `SELECT CASE c.relkind WHEN 'r' THEN 'a plain table' WHEN 'p' THEN 'a partitioned table' WHEN 'f' THEN 'a foreign table' WHEN 'v' THEN 'a view' ELSE 'of kind ' || c.relkind::text END
-		FROM pg_class AS c WHERE c.oid = to_regclass('rate_limits')`},
-	{"?partitions", `SELECT pg_get_partkeydef(to_regclass('rate_limits')) || ', ' || count(*) || ' partitions' FROM pg_inherits WHERE inhparent = to_regclass('rate_limits') HAVING count(*) > 0`},
+	{"ratelimit.limits is", `SELECT CASE c.relkind WHEN 'r' THEN 'a plain table' WHEN 'p' THEN 'a partitioned table' WHEN 'f' THEN 'a foreign table' WHEN 'v' THEN 'a view' ELSE 'of kind ' || c.relkind::text END
+		FROM pg_class AS c WHERE c.oid = to_regclass('ratelimit.limits')`},
+	{"?partitions", `SELECT pg_get_partkeydef(to_regclass('ratelimit.limits')) || ', ' || count(*) || ' partitions' FROM pg_inherits WHERE inhparent = to_regclass('ratelimit.limits') HAVING count(*) > 0`},
 	{"?Citus", `SELECT citus_version()`},
-	{"?Citus' table", `SELECT 'partmethod ' || p.partmethod::text || ', colocation ' || p.colocationid || ', ' || (SELECT count(*) FROM pg_dist_shard AS s WHERE s.logicalrelid = p.logicalrelid) || ' shards' FROM pg_dist_partition AS p WHERE p.logicalrelid = to_regclass('rate_limits')`},
+	{"?Citus' table", `SELECT 'partmethod ' || p.partmethod::text || ', colocation ' || p.colocationid || ', ' || (SELECT count(*) FROM pg_dist_shard AS s WHERE s.logicalrelid = p.logicalrelid) || ' shards' FROM pg_dist_partition AS p WHERE p.logicalrelid = to_regclass('ratelimit.limits')`},
 	{"?Citus' nodes", `SELECT count(*) || ' primaries, ' || count(*) FILTER (WHERE shouldhaveshards) || ' with shards' FROM pg_dist_node WHERE noderole = 'primary'`},
 	{"?Citus' functions", `SELECT string_agg(objid::regprocedure::text, ', ') FROM pg_catalog.pg_dist_object WHERE classid = 'pg_proc'::regclass AND distribution_argument_index IS NOT NULL`},
 	{"extensions", `SELECT coalesce(string_agg(extname || ' ' || extversion, ', ' ORDER BY extname), 'none') FROM pg_extension`},
 	{"functions", `SELECT string_agg(q.lanname || ' ' || q.n, ', ') FROM (SELECT l.lanname, count(*) AS n FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
-		WHERE p.pronamespace = (SELECT pronamespace FROM pg_proc WHERE proname = '_ratelimit_consume' ORDER BY pronamespace = current_schema()::regnamespace DESC LIMIT 1)
+		WHERE p.pronamespace = (SELECT pronamespace FROM pg_proc WHERE proname = '_consume' ORDER BY pronamespace = current_schema()::regnamespace DESC LIMIT 1)
 		AND p.proname LIKE '%ratelimit%' GROUP BY l.lanname ORDER BY l.lanname) AS q`},
 	{"functions with forced plans", `SELECT coalesce(string_agg(DISTINCT p.proname::text, ', '), 'none') FROM pg_proc AS p WHERE p.proname LIKE '%ratelimit%' AND p.proconfig::text LIKE '%plan_cache_mode%'`},
 	{"?migration", `SELECT max(version_id)::text FROM ` + migrations.VersionTable + ` WHERE is_applied`},

@@ -12,15 +12,15 @@ import (
 // sqlCases are the functions for SQL by hand. They must decide as the library does.
 func sqlCases() []testCase {
 	return []testCase{
-		{name: "SQL by hand: ratelimit_try with numbers", ways: everyWay(), script: byHand},
-		{name: "SQL by hand: ratelimit_try of a sharded limit", ways: everyWay(), script: byHandSharded},
-		{name: "SQL by hand: ratelimit_reserve", ways: everyWay(), script: reserveByHand},
-		{name: "SQL by hand: ratelimit_take", ways: everyWay(), script: takeByHand},
+		{name: "SQL by hand: ratelimit.try with numbers", ways: everyWay(), script: byHand},
+		{name: "SQL by hand: ratelimit.try of a sharded limit", ways: everyWay(), script: byHandSharded},
+		{name: "SQL by hand: ratelimit.reserve", ways: everyWay(), script: reserveByHand},
+		{name: "SQL by hand: ratelimit.take", ways: everyWay(), script: takeByHand},
 		{name: "SQL by hand: a denial raised by ratelimit", ways: poolWays(), script: raising},
-		{name: "SQL by hand: several limits by ratelimit_all", ways: poolWays(), script: raisingAll},
-		{name: "SQL by hand: ratelimit_keys with numbers", ways: everyWay(), script: listKeys},
-		{name: "SQL by hand: ratelimit_reset", ways: everyWay(), spread: true, script: resetByHand},
-		{name: "SQL by hand: ratelimit_sweep", ways: poolWays()[:1], script: sweepByHand},
+		{name: "SQL by hand: several limits by ratelimit.consume_all", ways: poolWays(), script: raisingAll},
+		{name: "SQL by hand: ratelimit.keys with numbers", ways: everyWay(), script: listKeys},
+		{name: "SQL by hand: ratelimit.reset", ways: everyWay(), spread: true, script: resetByHand},
+		{name: "SQL by hand: ratelimit.sweep", ways: poolWays()[:1], script: sweepByHand},
 	}
 }
 
@@ -40,7 +40,7 @@ func numbers(limit ratelimit.Limit) string {
 
 func (t *trial) now() string { return "now => '" + t.memory.Now().Format(time.RFC3339Nano) + "'" }
 
-// ask decides as ratelimit_try does, and wants what the library answers on the model.
+// ask decides as ratelimit.try does, and wants what the library answers on the model.
 func (t *trial) ask(step string, limit ratelimit.Limit, request ratelimit.Request, options string, exact bool) {
 	t.step = step
 	key := t.key(0)
@@ -48,7 +48,7 @@ func (t *trial) ask(step string, limit ratelimit.Limit, request ratelimit.Reques
 	var remaining float64
 	var retryAt int64 // 0: NULL
 	shards := limit.Config().Shards
-	query := fmt.Sprintf("SELECT granted, remaining, coalesce((extract(epoch FROM retry_at) * 1000000)::bigint, 0) FROM _ratelimit_by_hand('try', '%s', '%s', %s, shards => %d, %s%s)",
+	query := fmt.Sprintf("SELECT granted, remaining, coalesce((extract(epoch FROM retry_at) * 1000000)::bigint, 0) FROM ratelimit._by_hand('try', '%s', '%s', %s, shards => %d, %s%s)",
 		limit.Name(), key, numbers(limit), shards, t.now(), options)
 	if err := t.db.QueryRow(t.ctx, query).Scan(&ok, &remaining, &retryAt); err != nil {
 		t.failed(err)
@@ -78,13 +78,13 @@ func byHand(t *trial) {
 	t.ask("token bucket: a denial", bucket, bucket.Key(t.key(0)), "", true)
 }
 
-// reserveByHand decides as ratelimit_reserve does, and wants what the library answers on the model.
+// reserveByHand decides as ratelimit.reserve does, and wants what the library answers on the model.
 func reserveByHand(t *trial) {
 	reserve := func(step string, limit ratelimit.Limit, count float64) {
 		t.step = step
 		var retryAt int64
 		var remaining float64
-		query := fmt.Sprintf("SELECT (extract(epoch FROM retry_at) * 1000000)::bigint, remaining FROM _ratelimit_by_hand('reserve', '%s', '%s', %s, %s, count => %v)",
+		query := fmt.Sprintf("SELECT (extract(epoch FROM retry_at) * 1000000)::bigint, remaining FROM ratelimit._by_hand('reserve', '%s', '%s', %s, %s, count => %v)",
 			limit.Name(), t.key(0), numbers(limit), t.now(), count)
 		if err := t.db.QueryRow(t.ctx, query).Scan(&retryAt, &remaining); err != nil {
 			t.failed(err)
@@ -105,12 +105,12 @@ func reserveByHand(t *trial) {
 	reserve("token bucket: a reservation at an earlier time", bucket, 20)
 }
 
-// takeByHand decides as ratelimit_take does, and wants what the library answers on the model.
+// takeByHand decides as ratelimit.take does, and wants what the library answers on the model.
 func takeByHand(t *trial) {
 	take := func(step string, limit ratelimit.Limit, most, n int) {
 		t.step = step
 		var taken int
-		query := fmt.Sprintf("SELECT taken FROM _ratelimit_by_hand('take', '%s', '%s', most => %d, %s, shards => %d, %s)",
+		query := fmt.Sprintf("SELECT taken FROM ratelimit._by_hand('take', '%s', '%s', most => %d, %s, shards => %d, %s)",
 			limit.Name(), t.key(0), most, numbers(limit), limit.Config().Shards, t.now())
 		if err := t.db.QueryRow(t.ctx, query).Scan(&taken); err != nil {
 			t.failed(err)
@@ -139,7 +139,7 @@ func byHandSharded(t *trial) {
 func raising(t *trial) {
 	limit := t.bucket("bucket")
 	t.grant("a use by the library", t.of(limit, t.key(0)).Count(9))
-	query := fmt.Sprintf("SELECT remaining FROM _ratelimit_by_hand('consume', '%s', '%s', %s, %s)", limit.Name(), t.key(0), numbers(limit), t.now())
+	query := fmt.Sprintf("SELECT remaining FROM ratelimit._by_hand('consume', '%s', '%s', %s, %s)", limit.Name(), t.key(0), numbers(limit), t.now())
 	var left float64
 	t.must("a grant", t.db.QueryRow(t.ctx, query).Scan(&left))
 	_, _ = (&ratelimit.Limiter{Clock: t.memory.Now}).Consume(context.Background(), t.model, limit.Key(t.key(0)))
@@ -160,7 +160,7 @@ func raisingAll(t *trial) {
 		list := fmt.Sprintf(`[{"name": "%s", "key": "%s", "rate": %v, "period": "1 hour", "kind": "fixed window", "count": %d}, {"name": "%s", "key": "%s", "rate": %v, "period": "1 minute", "count": %d}]`,
 			window.Name(), t.key(0), window.Capacity(), fromWindow, bucket.Name(), t.key(0), bucket.Capacity(), fromBucket)
 		var rows int
-		return t.db.QueryRow(t.ctx, fmt.Sprintf("SELECT count(*) FROM _ratelimit_all('%s', '%s')", list, t.memory.Now().Format(time.RFC3339Nano))).Scan(&rows)
+		return t.db.QueryRow(t.ctx, fmt.Sprintf("SELECT count(*) FROM ratelimit._all('%s', '%s')", list, t.memory.Now().Format(time.RFC3339Nano))).Scan(&rows)
 	}
 	t.must("a grant of both", take(3, 4))
 	_, _ = (&ratelimit.Limiter{Clock: t.memory.Now}).Consume(context.Background(), t.model, bucket.Key(t.key(0)).Count(3), window.Key(t.key(0)).Count(4))
@@ -187,8 +187,8 @@ func listKeys(t *trial) {
 		fmt.Sprintf("ARRAY['%s-1', '%[1]s-7', '%[1]s-nobody']", t.key(0)): "2 keys, 6 tokens, 1 limited, 1 paused",
 	} {
 		var got string
-		t.must("ratelimit_keys", t.db.QueryRow(t.ctx, fmt.Sprintf(
-			"SELECT concat(count(*), ' keys, ', sum(remaining), ' tokens, ', count(retry_at), ' limited, ', count(paused_until), ' paused') FROM _ratelimit_keys('%s', %s, start => NULL, zone => NULL, anchor => NULL, keys => %s, %s)",
+		t.must("ratelimit.keys", t.db.QueryRow(t.ctx, fmt.Sprintf(
+			"SELECT concat(count(*), ' keys, ', sum(remaining), ' tokens, ', count(retry_at), ' limited, ', count(paused_until), ' paused') FROM ratelimit._keys('%s', %s, start => NULL, zone => NULL, anchor => NULL, keys => %s, %s)",
 			limit.Name(), numbers(limit), keys, t.now())).Scan(&got))
 		t.want(got == want, "%s, came %s", want, got)
 	}
@@ -203,7 +203,7 @@ func resetByHand(t *trial) {
 		_ = (&ratelimit.Limiter{Clock: t.memory.Now}).Reset(context.Background(), t.model, limit.Key(t.key(i)))
 	}
 	var deleted int
-	t.must("ratelimit_reset", t.db.QueryRow(t.ctx, fmt.Sprintf("SELECT _ratelimit_reset(ARRAY['%s'], ARRAY['%s'])",
+	t.must("ratelimit.reset", t.db.QueryRow(t.ctx, fmt.Sprintf("SELECT ratelimit._reset(ARRAY['%s'], ARRAY['%s'])",
 		strings.Join(names, "', '"), strings.Join(keys, "', '"))).Scan(&deleted))
 	t.want(deleted == 8, "8 rows deleted, came %d", deleted)
 }
@@ -215,6 +215,6 @@ func sweepByHand(t *trial) {
 	}
 	t.memory.Advance(2 * time.Hour)
 	var deleted int
-	t.must("ratelimit_sweep", t.db.QueryRow(t.ctx, fmt.Sprintf("SELECT deleted FROM _ratelimit_sweep('%s', %s, start => NULL, first => '', varies => NULL, %s)", limit.Name(), numbers(limit), t.now())).Scan(&deleted))
+	t.must("ratelimit.sweep", t.db.QueryRow(t.ctx, fmt.Sprintf("SELECT deleted FROM ratelimit._sweep('%s', %s, start => NULL, first => '', varies => NULL, %s)", limit.Name(), numbers(limit), t.now())).Scan(&deleted))
 	t.want(deleted == 8, "8 rows deleted, came %d", deleted)
 }

@@ -92,7 +92,7 @@ func (t *trial) ran(answer any, arguments ...string) {
 func (t *trial) publishedAndUsed() (limit ratelimit.Limit, key string) {
 	limit, key = t.still("bucket", 10), t.key(0)
 	t.published(limit)
-	t.cleanups = append(t.cleanups, "DELETE FROM rate_limit_overrides WHERE name = '"+limit.Name()+"'")
+	t.cleanups = append(t.cleanups, "DELETE FROM ratelimit.overrides WHERE name = '"+limit.Name()+"'")
 	_, err := new(ratelimit.Limiter).Consume(t.ctx, t.s.pool, t.of(limit, key).Count(4))
 	t.must("a use", err)
 	return limit, key
@@ -100,7 +100,7 @@ func (t *trial) publishedAndUsed() (limit ratelimit.Limit, key string) {
 
 // decides asks SQL by name, which follows overrides at once.
 func (t *trial) decides(limit ratelimit.Limit, key string, count float64, want bool) {
-	got := t.value("ratelimit_try", fmt.Sprintf("SELECT granted::text FROM ratelimit_try('%s', '%s', count => %v)", limit.Name(), key, count))
+	got := t.value("ratelimit.try", fmt.Sprintf("SELECT granted::text FROM ratelimit.try('%s', '%s', count => %v)", limit.Name(), key, count))
 	t.want(got == fmt.Sprint(want), "granted %v of %v tokens, came %s", want, count, got)
 }
 
@@ -141,7 +141,7 @@ func toolKeys(t *trial) {
 
 func toolDenied(t *trial) {
 	limit, key := t.publishedAndUsed()
-	t.cleanups = append(t.cleanups, "DELETE FROM rate_limit_usage WHERE name = '"+limit.Name()+"'", "DELETE FROM rate_limit_denials WHERE name = '"+limit.Name()+"'")
+	t.cleanups = append(t.cleanups, "DELETE FROM ratelimit.usage WHERE name = '"+limit.Name()+"'", "DELETE FROM ratelimit.denials WHERE name = '"+limit.Name()+"'")
 	recorder := &usage.Recorder{DB: t.s.pool, Keep: centuries}
 	l := &ratelimit.Limiter{Observer: recorder.Observe}
 	for range 3 {
@@ -269,7 +269,7 @@ func toolSweep(t *trial) {
 func toolPublish(t *trial) {
 	t.unmodelled = true
 	limit, program := t.bucket("bucket", ratelimit.Capacity(20)), t.name("program")
-	t.cleanups = append(t.cleanups, "SELECT ratelimit_publish('"+program+"', '[]')", "DELETE FROM rate_limit_definitions WHERE program = '"+program+"'")
+	t.cleanups = append(t.cleanups, "SELECT ratelimit.publish('"+program+"', '[]')", "DELETE FROM ratelimit.definitions WHERE program = '"+program+"'")
 	list, err := json.Marshal([]ratelimit.Config{limit.Config()})
 	t.must("the list", err)
 	var answer struct{ Defined []ratelimit.Config }

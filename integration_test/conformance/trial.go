@@ -37,7 +37,7 @@ type trial struct {
 	unmodelled bool // the script has counted for itself: what is stored is not compared with the model
 
 	tally    tally    // of callers that contend
-	cleanups []string // SQL that deletes what the trial has left in other tables than rate_limits
+	cleanups []string // SQL that deletes what the trial has left in other tables than ratelimit.limits
 
 	attempt    int // of InTx
 	step       string

@@ -387,7 +387,7 @@ func TestTimeoutsOfTheServer(t *testing.T) {
 			for until := time.Now().Add(lasting(1500*time.Millisecond, 20*time.Second)); time.Now().Before(until); {
 				h := l.handles[r.IntN(len(l.handles))]
 				err := pgx.BeginFunc(t.Context(), admin, func(tx pgx.Tx) error {
-					_, err := tx.Exec(t.Context(), "SELECT FROM rate_limits WHERE name = $1 FOR UPDATE", h.limit.Name())
+					_, err := tx.Exec(t.Context(), "SELECT FROM ratelimit.limits WHERE name = $1 FOR UPDATE", h.limit.Name())
 					time.Sleep(time.Duration(r.IntN(150)) * time.Millisecond)
 					return err
 				})

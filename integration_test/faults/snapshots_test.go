@@ -69,7 +69,7 @@ func (s *snapshots) grants(calls int) (pages int) {
 			s.Fatal(err)
 		}
 	}
-	if err := s.pool.QueryRow(s.Context(), "SELECT pg_relation_size('rate_limits') / 8192").Scan(&pages); err != nil {
+	if err := s.pool.QueryRow(s.Context(), "SELECT pg_relation_size('ratelimit.limits') / 8192").Scan(&pages); err != nil {
 		s.Fatal(err)
 	}
 	return pages
@@ -186,7 +186,7 @@ func TestWhatHoldsBackCleanup(t *testing.T) {
 			return "l_slot", func() { s.exec(s.pool, "SELECT pg_drop_replication_slot('l_slot')") }
 		}},
 	} {
-		s.exec(s.pool, "TRUNCATE rate_limits")
+		s.exec(s.pool, "TRUNCATE ratelimit.limits")
 		before := s.grants(10)
 		name, end := test.begin()
 		after := s.grants(2000)
@@ -291,7 +291,7 @@ func TestWhatAnOldSnapshotCosts(t *testing.T) {
 		}
 		slices.Sort(spans)
 		for range 5 { // the first ones of a connection read catalogs, too
-			rows, err := s.pool.Query(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON, TIMING OFF) SELECT ratelimit('hot', global => true, rate => 1e9, period => '1 hour', capacity => 1e9)")
+			rows, err := s.pool.Query(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON, TIMING OFF) SELECT ratelimit.consume('hot', global => true, rate => 1e9, period => '1 hour', capacity => 1e9)")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -314,7 +314,7 @@ func TestWhatAnOldSnapshotCosts(t *testing.T) {
 	t.Logf("without an old snapshot: %d pages read, %v", first, took)
 	report := s.session("postgres")
 	s.exec(report, "BEGIN ISOLATION LEVEL REPEATABLE READ")
-	s.exec(report, "SELECT 1 FROM rate_limits")
+	s.exec(report, "SELECT 1 FROM ratelimit.limits")
 	var last int
 	for _, calls := range []int{1000, 3000, 10000} {
 		pages := s.grants(calls)

@@ -536,7 +536,7 @@ var callMutations = []mutation{
 		tests: "TestAnUpdateDecidesAsTheFunction",
 	}, {
 		name: "update-bucket-shards", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a bucket takes from a shard",
-		old: "r.key = $6::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))", new: "r.key = $6::text AND r.shard = 0",
+		old: "r.key = $6::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))", new: "r.key = $6::text AND r.shard = 0",
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	}, {
 		name: "update-bucket-ts-back", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a bucket moves ts back with the clock",
@@ -548,7 +548,7 @@ var callMutations = []mutation{
 		tests: "TestAnUpdateDecidesAsTheFunction",
 	}, {
 		name: "update-window-shards", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a window takes from a shard",
-		old: "r.key = $7::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))\n   AND _ratelimit_available(r.value, r.ts, date_bin", new: "r.key = $7::text AND r.shard = 0\n   AND _ratelimit_available(r.value, r.ts, date_bin",
+		old: "r.key = $7::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))\n   AND ratelimit._available(r.value, r.ts, date_bin", new: "r.key = $7::text AND r.shard = 0\n   AND ratelimit._available(r.value, r.ts, date_bin",
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	}, {
 		name: "update-window-ts-back", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a window moves ts back with the clock",
@@ -560,7 +560,7 @@ var callMutations = []mutation{
 		tests: "TestAnUpdateDecidesAsTheFunction",
 	}, {
 		name: "update-calendar-shards", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a calendar takes from a shard",
-		old: "r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))\n   AND", new: "r.key = $8::text AND r.shard = 0\n   AND",
+		old: "r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))\n   AND", new: "r.key = $8::text AND r.shard = 0\n   AND",
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	}, {
 		name: "update-calendar-ts-back", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a calendar moves ts back with the clock",
@@ -572,11 +572,11 @@ var callMutations = []mutation{
 		tests: "TestTheUpdateReadsNothingAboveReadCommitted",
 	}, {
 		name: "update-scans", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE scans a small table, and goes on when it is large",
-		old: "r.key = $6::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))", new: "r.key = $6::text AND r.shard = 0 AND r.shards = 1",
+		old: "r.key = $6::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))", new: "r.key = $6::text AND r.shard = 0 AND r.shards = 1",
 		tests: "TestTheUpdateUsesTheIndexOfASmallTable",
 	}, {
 		name: "update-another-table", file: "migrations/engine/consume.sql", what: "the plain UPDATE takes from any table that the path finds",
-		old: "SELECT place = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limits)", new: "SELECT place IS NOT NULL",
+		old: "SELECT place = pg_catalog.pg_typeof(NULL::ratelimit.limits)", new: "SELECT place IS NOT NULL",
 		tests: "TestATableOfTheSameNameGrantsNothing",
 	}, {
 		name: "update-of-a-wrapper", file: "ratelimit/call_wire.go", what: "what a DB adds to the statement is lost",

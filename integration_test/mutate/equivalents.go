@@ -2,15 +2,15 @@ package main
 
 // These edits are left out. They change no decision, so no test could notice them, nor should one.
 //
-//   - consume.sql: _ratelimit_consume does not look at expect_denial: it decides what is read first, not the answer
+//   - consume.sql: ratelimit._consume does not look at expect_denial: it decides what is read first, not the answer
 //     (TestExpectingADenialDecidesTheSame); the same holds for deniedLately.expect in call_statement.go
 //   - apply.sql: FOR NO KEY UPDATE for FOR UPDATE: the UPDATEs take this lock; it conflicts with itself and with a DELETE
 //   - consume_sharded.sql: another of the two shards is picked, or always the first: it changes only which transactions
 //     wait: bench measures that
-//   - consume_several.sql: _ratelimit_consume_several goes on to _ratelimit_apply more often, as by > for >=: the decision
+//   - consume_several.sql: ratelimit._consume_several goes on to ratelimit._apply more often, as by > for >=: the decision
 //     is the same, but slower
 //   - call_demand.go: left <= d.floor for left < d.floor: if they are equal, the floor gets the same value
-//   - balance.sql: in _ratelimit_kept for _ratelimit_left, a refill counts from now, not from the rows' ts: it is called only after a denial,
+//   - balance.sql: in ratelimit._kept for ratelimit._left, a refill counts from now, not from the rows' ts: it is called only after a denial,
 //     and nothing is refilled before that ts: the call stays denied
 //   - coalesce.sql: without floor(b.available / b.count) * b.count > b.available: if a key is repeated, its counts are whole
 //     numbers (a contract of the arguments), and their multiples up to 1e15 are exact: no smaller quotient is rounded up to

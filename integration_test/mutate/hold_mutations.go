@@ -61,7 +61,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldManyOfExpired",
 	}, {
 		name: "hold-many-unbounded", file: byHand, what: "more is taken than there is",
-		old: "    IF v - n::double precision < q.floor THEN\n        PERFORM /* TEMPLATE: schema */_ratelimit_denied", new: "    IF false THEN\n        PERFORM /* TEMPLATE: schema */_ratelimit_denied",
+		old: "    IF v - n::double precision < q.floor THEN\n        PERFORM ratelimit._denied", new: "    IF false THEN\n        PERFORM ratelimit._denied",
 		tests: "TestHoldMany|TestSlotsOfATable",
 	}, {
 		name: "hold-many-block", file: byHand, what: "a block does not deny many",
@@ -85,7 +85,7 @@ var holdMutations = []mutation{
 		tests: "TestSlotsOfATable",
 	}, {
 		name: "hold-sweep-recounted", file: sweep, what: "a sweep ends a hold that a recount has counted meanwhile, and its slot stays in use",
-		old: "            EXIT WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key);\n", new: "",
+		old: "            EXIT WHEN EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key = key);\n", new: "",
 		tests: "TestASweepBesideARecount",
 	}, {
 		name: "release-recounted", file: holds, what: "a release ends a hold that a recount has counted meanwhile, and its slot stays in use",
@@ -97,8 +97,8 @@ var holdMutations = []mutation{
 		tests: "TestAReleaseBesideAConsume",
 	}, {
 		name: "recount-unwritten", file: byHand, what: "above READ COMMITTED, a release ends a hold that a recount has counted meanwhile, and its slot stays in use",
-		old:   "        UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET count = h.count\n         WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots'\n        RETURNING h.count\n",
-		new:   "        SELECT h.count FROM /* TEMPLATE: schema */rate_limit_holds AS h\n         WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots'\n",
+		old:   "        UPDATE ratelimit.holds AS h SET count = h.count\n         WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots'\n        RETURNING h.count\n",
+		new:   "        SELECT h.count FROM ratelimit.holds AS h\n         WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots'\n",
 		tests: "TestAReleaseBesideARecount",
 	},
 	// Who holds what: the tool and the page of a key
@@ -183,15 +183,15 @@ var holdMutations = []mutation{
 		old: "\t\t\treturn \"gone\", err", new: "\t\t\treturn \"released\", err",
 		tests: "TestTheConsoleReleasesWhatWasSeen",
 	},
-	// _ratelimit_hold, _ratelimit_known and _ratelimit_claim
+	// ratelimit._hold, ratelimit._known and ratelimit._claim
 	{
 		name: "hold-look-first", file: holds, what: "a duplicate takes, and rolls back, and keeps others waiting",
 		old: "    IF current_setting('transaction_isolation') <> 'serializable' THEN\n        at :=", new: "    IF false THEN\n        at :=",
 		tests: "TestHoldsADuplicateTakesNothing",
 	}, {
 		name: "hold-denied-before-lock", file: "migrations/engine/apply.sql", what: "who waited for the lock is denied by what was there before",
-		old:   "IF due THEN\n                        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);",
-		new:   "IF due AND 0 = /* TEMPLATE: schema */_ratelimit_reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts) THEN\n                        RETURN ROW(false, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;",
+		old:   "IF due THEN\n                        PERFORM ratelimit._reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);",
+		new:   "IF due AND 0 = ratelimit._reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts) THEN\n                        RETURN ROW(false, at, ord, value, ts, NULL)::ratelimit._decisions;",
 		tests: "TestHoldsWhoWaitedAsksAgain",
 	}, {
 		name: "hold-denied-own", file: holds, what: "the holder of the last slot is denied for its own slot, as a stranger",
@@ -235,7 +235,7 @@ var holdMutations = []mutation{
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
 		name: "dead-move", file: "migrations/engine/move.sql", what: "a move takes what a dead worker held for used",
-		old: "IF /* TEMPLATE: schema */_ratelimit_may('SELECT')", new: "IF false AND /* TEMPLATE: schema */_ratelimit_may('SELECT')",
+		old: "IF ratelimit._may('SELECT')", new: "IF false AND ratelimit._may('SELECT')",
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
 		name: "dead-charge", file: "migrations/engine/coalesce.sql", what: "a coalesced charge falls apart beside what a dead worker held",
@@ -287,7 +287,7 @@ var holdMutations = []mutation{
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-right", file: holds, what: "a denial fails for a role that may not give back",
-		old: "current_setting('transaction_read_only') = 'off' AND /* TEMPLATE: schema */_ratelimit_may('UPDATE')", new: "true",
+		old: "current_setting('transaction_read_only') = 'off' AND ratelimit._may('UPDATE')", new: "true",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "hold-token-long", file: byHand, what: "a token of any length is read",
@@ -319,7 +319,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsOfUnlimited",
 	},
 
-	// _ratelimit_reclaim
+	// ratelimit._reclaim
 	{
 		name: "claim-overwrites", file: holds, what: "an expired hold is overwritten by one that takes nothing, and never comes back",
 		old: "THEN h.unit <> 'none' AND h.token IS NOT NULL ELSE", new: "THEN false ELSE",
@@ -338,7 +338,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsOfTokens",
 	},
 
-	// _ratelimit_settle
+	// ratelimit._settle
 	{
 		name: "settle-no-token", file: holds, what: "everybody who knows the id can settle",
 		old: "rec.token IS DISTINCT FROM own_token OR rec.state = 'once'", new: "rec.state = 'once'",
@@ -361,7 +361,7 @@ var holdMutations = []mutation{
 		tests: "TestAnEndWaitsForItsHold",
 	}, {
 		name: "end-by-hand", file: byHand, what: "a release by SQL waits for no hold",
-		old: "        EXIT WHEN /* TEMPLATE: schema */_ratelimit_bar(r.id, own,", new: "        EXIT WHEN true OR /* TEMPLATE: schema */_ratelimit_bar(r.id, own,",
+		old: "        EXIT WHEN ratelimit._bar(r.id, own,", new: "        EXIT WHEN true OR ratelimit._bar(r.id, own,",
 		tests: "TestAnEndWaitsForItsHold|TestAnEndWaitsForACommit",
 	}, {
 		name: "settle-lapsed-slots", file: holds, what: "slots that are another's by now are settled",
@@ -388,7 +388,7 @@ var holdMutations = []mutation{
 	// Slots and Go
 	{
 		name: "slots-expired", file: "migrations/engine/apply.sql", what: "the balance does not count expired holds as free",
-		old: "IF op = 'check' OR /* TEMPLATE: schema */_ratelimit_due(rec.back) THEN", new: "IF op <> 'check' AND /* TEMPLATE: schema */_ratelimit_due(rec.back) THEN",
+		old: "IF op = 'check' OR ratelimit._due(rec.back) THEN", new: "IF op <> 'check' AND ratelimit._due(rec.back) THEN",
 		tests: "TestHoldsOfSlots",
 	}, {
 		name: "slots-sum", file: holds, what: "the earliest end alone makes room for all",
@@ -424,7 +424,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsRefuse",
 	},
 
-	// _ratelimit_extend
+	// ratelimit._extend
 	{
 		name: "extend-waits", file: holds, what: "a hold that somebody has locked keeps all others from being extended",
 		old: "h.token = tokens[i] AND h.state = 'held' FOR UPDATE SKIP LOCKED;", new: "h.token = tokens[i] AND h.state = 'held' FOR UPDATE;",
@@ -474,13 +474,13 @@ var holdMutations = []mutation{
 		tests: "TestOnceCountsOnce|TestOnceAndHold",
 	}, {
 		name: "once-denied-first", file: holds, what: "an event that was counted is denied when there are no tokens left",
-		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;\n    END IF;\n    IF state",
-		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;\n    END IF;\n    IF state",
+		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM ratelimit._known(own, own_token, taking, names, keys, at) AS k;\n    END IF;\n    IF state",
+		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM ratelimit._known(own, own_token, taking, names, keys, at) AS k;\n    END IF;\n    IF state",
 		tests: "TestOnceCountsOnce",
 	}, {
 		name: "once-looks", file: holds, what: "an event that was counted is denied as settled",
-		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;\n        IF state",
-		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;\n        IF state",
+		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM ratelimit._known(own, own_token, taking, names, keys, at) AS k;\n        IF state",
+		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM ratelimit._known(own, own_token, taking, names, keys, at) AS k;\n        IF state",
 		tests: "TestOnceCountsOnce",
 	}, {
 		name: "once-claims", file: holds, what: "at SERIALIZABLE, an event that was counted is denied as settled",
@@ -674,7 +674,7 @@ var holdMutations = []mutation{
 		tests: "TestSlotsAreDefined",
 	}, {
 		name: "slots-expired-in-use", file: "migrations/engine/keys.sql", what: "tool and page show an expired hold as in use",
-		old: "_ratelimit_lapsed(name, key, at, 0,", new: "_ratelimit_lapsed(name, key, '-infinity', 0,",
+		old: "ratelimit._lapsed(name, key, at, 0,", new: "ratelimit._lapsed(name, key, '-infinity', 0,",
 		tests: "TestTheToolAndThePageShowSlots",
 	}, {
 		name: "slots-another-kind", file: "migrations/engine/definitions.sql", what: "two programs have slots and a bucket of one name",
@@ -724,8 +724,8 @@ var holdMutations = []mutation{
 		old: "WHEN forever AND ttl IS NOT NULL THEN", new: "WHEN false THEN",
 		tests: "TestHoldByHandRefuses",
 	}, {
-		name: "hold-by-hand-hint", file: byHand, what: "the error of a limit that is not published names arguments that ratelimit_hold does not have",
-		old: "    PERFORM /* TEMPLATE: schema */_ratelimit_published(name, key);\n    q :=", new: "    q :=",
+		name: "hold-by-hand-hint", file: byHand, what: "the error of a limit that is not published names arguments that ratelimit.hold does not have",
+		old: "    PERFORM ratelimit._published(name, key);\n    q :=", new: "    q :=",
 		tests: "TestHoldByHandRefuses",
 	}, {
 		name: "hold-by-hand-repeated", file: byHand, what: "a repeated hold shows a balance",
@@ -813,17 +813,17 @@ var holdMutations = []mutation{
 	},
 	{
 		name: "hold-plain-shards", file: plainHolds, what: "the plain statement of a hold takes from a shard",
-		old: "r.key = $9::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))\n       AND", new: "r.key = $9::text AND r.shard = 0\n       AND",
+		old: "r.key = $9::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))\n       AND", new: "r.key = $9::text AND r.shard = 0\n       AND",
 		tests: "TestAHoldOnAPoolIsOneStatement",
 	},
 	{
 		name: "hold-plain-scans", file: plainHolds, what: "the plain statement of a hold scans a small table, and goes on when it is large",
-		old: "r.key = $9::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))\n       AND", new: "r.key = $9::text AND r.shard = 0 AND r.shards = 1\n       AND",
+		old: "r.key = $9::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))\n       AND", new: "r.key = $9::text AND r.shard = 0 AND r.shards = 1\n       AND",
 		tests: "TestAPlainHoldUsesTheIndexesOfSmallTables",
 	},
 	{
 		name: "hold-plain-scans-holds", file: plainHolds, what: "the plain statement of a hold scans a small table of holds",
-		old: "h.id = $11::text AND (h.part > '0' OR _ratelimit_costly(h.part::smallint))", new: "h.id = $11::text",
+		old: "h.id = $11::text AND (h.part > '0' OR ratelimit._costly(h.part::smallint))", new: "h.id = $11::text",
 		tests: "TestAPlainHoldUsesTheIndexesOfSmallTables",
 	},
 	{
@@ -838,27 +838,27 @@ var holdMutations = []mutation{
 	},
 	{
 		name: "hold-plain-distributed", file: plainHolds, what: "where the table is distributed by key, the plain statement holds",
-		old: " AND NOT _ratelimit_distributed()\n", new: "\n",
+		old: " AND NOT ratelimit._distributed()\n", new: "\n",
 		tests: "TestAPlainHoldIsRefusedWhereTheTableIsDistributed",
 	},
 	{
 		name: "hold-plain-another-table", file: plainHolds, what: "the plain statement of a hold takes from any table that the path finds",
-		old: "                 AND _ratelimit_here('rate_limits') AND", new: "                 AND",
+		old: "                 AND ratelimit._here('ratelimit.limits') AND", new: "                 AND",
 		tests: "TestATableOfHoldsOfTheSameNameHoldsNothing",
 	},
 	{
 		name: "hold-plain-another-table-of-holds", file: holds, what: "the plain statements take any table of holds that the path finds",
-		old: "SELECT place = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limit_holds)", new: "SELECT place IS NOT NULL",
+		old: "SELECT place = pg_catalog.pg_typeof(NULL::ratelimit.holds)", new: "SELECT place IS NOT NULL",
 		tests: "TestATableOfHoldsOfTheSameNameHoldsNothing",
 	},
 	{
 		name: "hold-plain-known", file: plainHolds, what: "a duplicate waits for the row of the limit, and takes before it is refused",
-		old: "THEN NOT EXISTS (SELECT 1 FROM rate_limit_holds AS h", new: "THEN EXISTS (SELECT 1) OR NOT EXISTS (SELECT 1 FROM rate_limit_holds AS h",
+		old: "THEN NOT EXISTS (SELECT 1 FROM ratelimit.holds AS h", new: "THEN EXISTS (SELECT 1) OR NOT EXISTS (SELECT 1 FROM ratelimit.holds AS h",
 		tests: "TestHoldsADuplicateTakesNothing",
 	},
 	{
 		name: "hold-plain-no-undo", file: plainHolds, what: "what a duplicate took by the plain statement stays taken",
-		old: "h.until IS NOT NULL OR _ratelimit_taken_twice()", new: "true",
+		old: "h.until IS NOT NULL OR ratelimit._taken_twice()", new: "true",
 		tests: "TestAPlainHoldIsUndone|TestAJobThatIsDeliveredAtOnce",
 	},
 	{
@@ -898,7 +898,7 @@ var holdMutations = []mutation{
 	},
 	{
 		name: "settle-plain-level", file: plainHolds, what: "above READ COMMITTED, the plain UPDATE of a settle settles",
-		old: "   AND current_setting('transaction_isolation') = 'read committed' AND _ratelimit_here('rate_limits') AND _ratelimit_holds_here", new: "   AND _ratelimit_here('rate_limits') AND _ratelimit_holds_here",
+		old: "   AND current_setting('transaction_isolation') = 'read committed' AND ratelimit._here('ratelimit.limits') AND ratelimit._holds_here", new: "   AND ratelimit._here('ratelimit.limits') AND ratelimit._holds_here",
 		tests: "TestAPlainHoldReadsNothingAboveReadCommitted",
 	},
 	{
@@ -923,12 +923,12 @@ var holdMutations = []mutation{
 	},
 	{
 		name: "settle-plain-shards", file: plainHolds, what: "the plain UPDATE of a settle shows the balance of one shard",
-		old: "r.key = $2::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))", new: "r.key = $2::text AND r.shard = 0",
+		old: "r.key = $2::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))", new: "r.key = $2::text AND r.shard = 0",
 		tests: "TestAPlainSettleEndsWhatIsHeldAlone",
 	},
 	{
 		name: "settle-plain-scans", file: plainHolds, what: "the plain UPDATE of a settle scans a small table",
-		old: "r.key = $2::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))", new: "r.key = $2::text AND r.shard = 0 AND r.shards = 1",
+		old: "r.key = $2::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))", new: "r.key = $2::text AND r.shard = 0 AND r.shards = 1",
 		tests: "TestAPlainHoldUsesTheIndexesOfSmallTables",
 	},
 	{
@@ -938,7 +938,7 @@ var holdMutations = []mutation{
 	},
 	{
 		name: "settle-plain-another-table", file: plainHolds, what: "the plain UPDATE of a settle reads any table that the path finds",
-		old: "AND _ratelimit_here('rate_limits') AND _ratelimit_holds_here('rate_limit_holds')\nRETURNING", new: "AND _ratelimit_holds_here('rate_limit_holds')\nRETURNING",
+		old: "AND ratelimit._here('ratelimit.limits') AND ratelimit._holds_here('ratelimit.holds')\nRETURNING", new: "AND ratelimit._holds_here('ratelimit.holds')\nRETURNING",
 		tests: "TestATableOfHoldsOfTheSameNameHoldsNothing",
 	},
 	{

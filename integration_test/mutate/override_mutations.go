@@ -115,7 +115,7 @@ var overrideMutations = []mutation{
 		old: "ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC;", new: "ORDER BY o.made_at DESC, o.id DESC;",
 		tests: "TestABlockGoesBeforeWhatIsMadeUnderIt",
 	}, {
-		name: "steer-under-block-keys", file: keysSQL, what: "ratelimit_keys takes what was made under a block for what holds",
+		name: "steer-under-block-keys", file: keysSQL, what: "ratelimit.keys takes what was made under a block for what holds",
 		old: "ORDER BY f.key, f.effect = 'block' DESC, ", new: "ORDER BY f.key, ",
 		tests: "TestABlockGoesBeforeWhatIsMadeUnderIt",
 	}, {
@@ -229,7 +229,7 @@ var overrideMutations = []mutation{
 		tests: "TestWhatIsAddedAfterAnOlderOverride",
 	}, {
 		name: "steer-add-whole", file: "migrations/engine/overrides.sql", what: "the new capacity is that of the override before",
-		old: "SELECT f.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id)", new: "SELECT f.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true)",
+		old: "SELECT f.capacity INTO o.capacity FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id)", new: "SELECT f.capacity INTO o.capacity FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), o.id, varying => true)",
 		tests: "TestWhatIsAddedAfterAnOlderOverride",
 	}, {
 		name: "steer-names", file: "migrations/engine/overrides.sql", what: "a refusal lists names by the alphabet",
@@ -245,7 +245,7 @@ var overrideMutations = []mutation{
 		tests: "TestAnOverrideIsFollowed",
 	}, {
 		name: "steer-typo", file: "migrations/engine/overrides.sql", what: "an override may name a limit that nobody has",
-		old: "AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d\n                 WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days');", new: "AND false;",
+		old: "AND EXISTS (SELECT 1 FROM ratelimit.definitions AS d\n                 WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days');", new: "AND false;",
 		tests: "TestSteeringRefusesWhatIsWrong",
 	}, {
 		name: "steer-past", file: "migrations/engine/overrides.sql", what: "an override may end before it begins",
@@ -269,7 +269,7 @@ var overrideMutations = []mutation{
 		tests: "TestByHandUnderOverrides",
 	}, {
 		name: "steer-keys-own", file: keysSQL, what: "in the list of keys, what is decided of every key counts for those with an override of their own, too",
-		old: "CASE WHEN o.key IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_under(d, o.of) ELSE every END AS n", new: "every AS n",
+		old: "CASE WHEN o.key IS NOT NULL THEN ratelimit._under(d, o.of) ELSE every END AS n", new: "every AS n",
 		tests: "TestByHandUnderOverrides",
 	}, {
 		name: "steer-publish-both", file: "migrations/engine/definitions.sql", what: "two programs may define one name by different clocks",
@@ -292,7 +292,7 @@ var overrideMutations = []mutation{
 		old: "shards BETWEEN '1' AND '100' AND shards = trunc(shards)", new: "shards BETWEEN '1' AND '100'",
 		tests: "TestPublishReadsFieldsAsRatelimitAllDoes",
 	}, {
-		name: "publish-start", file: definitions, what: "a start may be another instant in each call of ratelimit_publish",
+		name: "publish-start", file: definitions, what: "a start may be another instant in each call of ratelimit.publish",
 		old: "IF wrong IS NULL AND definition->>'start'::text !~", new: "IF false AND definition->>'start'::text !~",
 		tests: "TestAStartInJSONIsOneInstant",
 	}, {
@@ -300,7 +300,7 @@ var overrideMutations = []mutation{
 		old: "(Z|[+-][0-9]{2}(:?[0-9]{2}(:[0-9]{2})?)?)$'", new: "(Z|[+-][0-9]{2}(:?[0-9]{2}(:[0-9]{2})?)?)?$'",
 		tests: "TestAStartInJSONIsOneInstant",
 	}, {
-		name: "all-start", file: ratelimit, what: "a start may be another instant in each call of ratelimit_all, which denies nothing then",
+		name: "all-start", file: ratelimit, what: "a start may be another instant in each call of ratelimit.consume_all, which denies nothing then",
 		old: "IF wrong IS NULL AND request->>'start'::text !~", new: "IF false AND request->>'start'::text !~",
 		tests: "TestAStartInJSONIsOneInstant",
 	}, {
@@ -313,7 +313,7 @@ var overrideMutations = []mutation{
 		tests: "TestACalendarInUseIsRefused",
 	}, {
 		name: "publish-anchor", file: definitions, what: "two programs may define one calendar window from other anchors",
-		old: "o.zone <> d.zone OR NOT /* TEMPLATE: schema */_ratelimit_same_windows(d.period, d.anchor, o.anchor)", new: "o.zone <> d.zone",
+		old: "o.zone <> d.zone OR NOT ratelimit._same_windows(d.period, d.anchor, o.anchor)", new: "o.zone <> d.zone",
 		tests: "TestACalendarInUseIsRefused",
 	}, {
 		name: "publish-zone-varies", file: definitions, what: "a program whose keys have zones of their own is refused",
@@ -421,7 +421,7 @@ var overrideMutations = []mutation{
 		tests: "TestOpenWaitsForItsOwnPublish",
 	}, {
 		name: "publish-rows-first", file: "migrations/engine/definitions.sql", what: "a heartbeat that changes what counts locks rows before the table",
-		old: "        LOCK TABLE", new: "        PERFORM FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program FOR UPDATE;\n        LOCK TABLE",
+		old: "        LOCK TABLE", new: "        PERFORM FROM ratelimit.definitions AS o WHERE o.program = program FOR UPDATE;\n        LOCK TABLE",
 		tests: "TestAHeartbeatLocksNoRowBeforeTheTable",
 	}, {
 		name: "publish-older-sql", file: overrides, what: "SQL of an older version that runs finds no numbers",
@@ -432,11 +432,11 @@ var overrideMutations = []mutation{
 		old: "AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots');", new: "AND d.current AND d.kind = 'slots');",
 		tests: "TestAnOlderVersionsLimitIsOverriddenAsWhatItIs",
 	}, {
-		name: "steer-older-add", file: overrides, what: "ratelimit_add mints slots that only an older version defines",
+		name: "steer-older-add", file: overrides, what: "ratelimit.add mints slots that only an older version defines",
 		old: "AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots') THEN", new: "AND d.current AND d.kind = 'slots') THEN",
 		tests: "TestAnOlderVersionsLimitIsOverriddenAsWhatItIs",
 	}, {
-		name: "steer-older-capacity", file: overrides, what: "ratelimit_add does not know the numbers that only an older version defines",
+		name: "steer-older-capacity", file: overrides, what: "ratelimit.add does not know the numbers that only an older version defines",
 		old: "d.name = o.name AND (d.current OR d.alive_until > clock_timestamp())) THEN", new: "d.name = o.name AND d.current) THEN",
 		tests: "TestAnOlderVersionsLimitIsOverriddenAsWhatItIs",
 	}, {
@@ -585,23 +585,23 @@ var overrideMutations = []mutation{
 		old: "RETURN effect IN ('numbers', 'block', 'unlimited') AND", new: "RETURN true OR",
 		tests: "TestNoProgramFollowsAnOverrideThatIsNotValid",
 	}, {
-		name: "later-keys", file: ratelimit, what: "ratelimit_keys takes the numbers in force to hold for good",
+		name: "later-keys", file: ratelimit, what: "ratelimit.keys takes the numbers in force to hold for good",
 		old: "q.until := n.until;", new: "q.until := NULL;",
 		tests: "TestAnOverrideThatEnds",
 	}, {
-		name: "later-keys-no-row", file: keysSQL, what: "ratelimit_keys says of a blocked key when the tokens are there, and a denied call when the block ends",
+		name: "later-keys-no-row", file: keysSQL, what: "ratelimit.keys says of a blocked key when the tokens are there, and a denied call when the block ends",
 		old: "CASE WHEN q.effect <> 'block' THEN value END", new: "value",
 		tests: "TestAnOverrideThatEnds",
 	}, {
 		name: "later-keys-own", file: ratelimit, what: "after a block, what is decided of every key counts for a key with an override of its own, too",
-		old: "_ratelimit_numbers(q.name, nullif(q.key, ''), q.until, varying => true", new: "_ratelimit_numbers(q.name, NULL, q.until, varying => true",
+		old: "ratelimit._numbers(q.name, nullif(q.key, ''), q.until, varying => true", new: "ratelimit._numbers(q.name, NULL, q.until, varying => true",
 		tests: "TestByHandKeysSaysWhatFollowsABlock",
 	}, {
 		name: "later-byhand", file: "migrations/engine/ratelimit.sql", what: "SQL by hand takes the numbers in force to hold for good",
 		old: "        IF q.until IS NULL OR retry_at < q.until THEN\n            RETURN retry_at;", new: "        IF true THEN\n            RETURN retry_at;",
 		tests: "TestAnOverrideThatEnds",
 	}, {
-		name: "later-all", file: "migrations/engine/ratelimit.sql", what: "ratelimit_all is granted when each request was, though one has lost it since",
+		name: "later-all", file: "migrations/engine/ratelimit.sql", what: "ratelimit.consume_all is granted when each request was, though one has lost it since",
 		old: "WHILE together AND waits < 'infinity' LOOP", new: "WHILE false LOOP",
 		tests: "TestOverridesThatEndForSeveralLimits",
 	}, {

@@ -9,10 +9,10 @@ const (
 )
 
 var pauseMutations = []mutation{
-	// _ratelimit_pause
+	// ratelimit._pause
 	{
 		name: "pause-no-lock", file: pause, what: "a pause writes what it has read before the lock, and inserts no row",
-		old: "    PERFORM /* TEMPLATE: schema */_ratelimit_lock(names, keys, capacities, shards, now);\n", new: "",
+		old: "    PERFORM ratelimit._lock(names, keys, capacities, shards, now);\n", new: "",
 		tests: pauseTests,
 	}, {
 		name: "pause-order", file: pause, what: "limits out of order are locked as they come",
@@ -20,11 +20,11 @@ var pauseMutations = []mutation{
 		tests: "TestPauseBySQL",
 	}, {
 		name: "pause-raises", file: pause, what: "a pause adds tokens",
-		old: "least(/* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], NULL), mosts[i])", new: "mosts[i]",
+		old: "least(ratelimit._total(v, t, at, rates[i], periods[i], capacities[i], NULL), mosts[i])", new: "mosts[i]",
 		tests: pauseTests,
 	}, {
 		name: "pause-keeps", file: pause, what: "a pause leaves all tokens",
-		old: "least(/* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], NULL), mosts[i])", new: "/* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], NULL)",
+		old: "least(ratelimit._total(v, t, at, rates[i], periods[i], capacities[i], NULL), mosts[i])", new: "ratelimit._total(v, t, at, rates[i], periods[i], capacities[i], NULL)",
 		tests: pauseTests,
 	}, {
 		name: "pause-sooner", file: pause, what: "a pause ends another one that is longer",
@@ -48,7 +48,7 @@ var pauseMutations = []mutation{
 		tests: "TestAPauseReadsTheClockAfterWaiting",
 	},
 
-	// ratelimit_pause
+	// ratelimit.pause
 	{
 		name: "pause-slots", file: pause, what: "with numbers, slots are paused, and are free afterwards",
 		old: ".kind WHEN 'slots' THEN 'slots' ELSE kind END;", new: ".kind WHEN 'slots' THEN kind ELSE kind END;",
@@ -59,7 +59,7 @@ var pauseMutations = []mutation{
 		tests: "TestTheRoleThatMayPause",
 	},
 
-	// _ratelimit_resume
+	// ratelimit._resume
 	{
 		name: "resume-always", file: pause, what: "resuming what is not paused forgets what was refilled",
 		old: " AND t.ts > at;", new: ";",
@@ -85,13 +85,13 @@ var pauseMutations = []mutation{
 		tests: "TestPauseBySQL",
 	}, {
 		name: "pause-hand-blocked", file: pause, what: "a blocked key is not paused",
-		old: "_ratelimit_numbers(name COLLATE \"C\", key COLLATE \"C\", at, standing => true)", new: "_ratelimit_numbers(name COLLATE \"C\", key COLLATE \"C\", at)",
+		old: "ratelimit._numbers(name COLLATE \"C\", key COLLATE \"C\", at, standing => true)", new: "ratelimit._numbers(name COLLATE \"C\", key COLLATE \"C\", at)",
 		tests: "TestPauseBySQL",
 	},
 
-	// ratelimit_keys, the tool and the page
+	// ratelimit.keys, the tool and the page
 	{
-		name: "pause-keys-second", file: keysSQL, what: "ratelimit_keys says that every key is paused that was used a moment later",
+		name: "pause-keys-second", file: keysSQL, what: "ratelimit.keys says that every key is paused that was used a moment later",
 		old: "latest > at + interval '1 second' AND NOT broken;", new: "latest > at AND NOT broken;",
 		tests: "TestKeysArePausedUntil",
 	}, {
@@ -124,7 +124,7 @@ var pauseMutations = []mutation{
 		tests: "TestKeysArePausedUntil",
 	},
 
-	// Refunds, ratelimit_add, sweeps
+	// Refunds, ratelimit.add, sweeps
 	{
 		name: "pause-refund", file: refunds, what: "a refund fills a limit that is paused",
 		old: "            count := least(count, owed);\n", new: "",
@@ -138,7 +138,7 @@ var pauseMutations = []mutation{
 		old: "latest := CASE WHEN at >= taken_at THEN at ELSE latest END;", new: "latest := at;",
 		tests: "TestWhatComesBackInAPause",
 	}, {
-		name: "pause-add", file: "migrations/engine/overrides.sql", what: "ratelimit_add fills a limit that is paused",
+		name: "pause-add", file: "migrations/engine/overrides.sql", what: "ratelimit.add fills a limit that is paused",
 		old: "IF paused > clock_timestamp() + interval '1 second' THEN", new: "IF false THEN",
 		tests: "TestAddInAPause",
 	},

@@ -28,7 +28,7 @@ const (
 )
 
 var sqlMutations = []mutation{
-	// ratelimit_key, ratelimit_key_parts
+	// ratelimit.key, ratelimit.key_parts
 
 	{
 		name: "parts-bar", file: parts, what: "a part with a bar is joined like two parts",
@@ -60,7 +60,7 @@ var sqlMutations = []mutation{
 		tests: "TestSQLJoinsKeysAsGoDoes|TestTenantsOfAnyNameAreKeptApart",
 	},
 
-	// _ratelimit_available
+	// ratelimit._available
 
 	{
 		name: "available-unclamped", file: available, what: "a row may hold more than the capacity",
@@ -85,31 +85,31 @@ var sqlMutations = []mutation{
 		tests: "TestChangingALimitTakesEffectAtTheNextCallAndNeverMints|TestModel",
 	},
 
-	// _ratelimit_consume
+	// ratelimit._consume
 
 	{
 		name: "consume-last-token", file: consume, what: "the last token of a bucket is not granted (>= to >)",
-		old: "start IS NULL THEN\n                UPDATE /* TEMPLATE: schema */rate_limits AS r\n" +
-			"                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
+		old: "start IS NULL THEN\n                UPDATE ratelimit.limits AS r\n" +
+			"                   SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
 			"                       ts = greatest(r.ts, at)\n" +
 			"                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1\n" +
-			"                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor",
-		new: "start IS NULL THEN\n                UPDATE /* TEMPLATE: schema */rate_limits AS r\n" +
-			"                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
+			"                   AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor",
+		new: "start IS NULL THEN\n                UPDATE ratelimit.limits AS r\n" +
+			"                   SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
 			"                       ts = greatest(r.ts, at)\n" +
 			"                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1\n" +
-			"                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count > floor",
+			"                   AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count > floor",
 		tests: "TestWhatLeavesTheFloorIsGranted",
 	}, {
 		name: "consume-unconditionally", file: consume, what: "the UPDATE of a window does not check whether it has enough",
-		old:   "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor\n                RETURNING",
+		old:   "AND ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor\n                RETURNING",
 		new:   "RETURNING",
 		tests: "TestAFixedWindowsGridGoesThroughItsStart|TestModel",
 	}, {
 		name: "consume-no-recheck", file: consume, what: "after a wait, the UPDATE does not check again whether the row has enough: it trusts a plain read",
-		old: "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor\n                RETURNING",
-		new: "AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS s WHERE s.name = name AND s.key = key AND s.shard = 0 AND s.shards = 1\n" +
-			"                       AND /* TEMPLATE: schema */_ratelimit_available(s.value, s.ts, at, rate, period, capacity, NULL) - count >= floor)\n                RETURNING",
+		old: "AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor\n                RETURNING",
+		new: "AND EXISTS (SELECT 1 FROM ratelimit.limits AS s WHERE s.name = name AND s.key = key AND s.shard = 0 AND s.shards = 1\n" +
+			"                       AND ratelimit._available(s.value, s.ts, at, rate, period, capacity, NULL) - count >= floor)\n                RETURNING",
 		tests: "TestTwoVersionsWithDifferentShardsAtOnceAreExact|TestOverGrant",
 	}, {
 		name: "consume-ts-back", file: consume, what: "a bucket's ts moves back with the clock",
@@ -159,7 +159,7 @@ var sqlMutations = []mutation{
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "consume-trusts", file: consume, what: "invalid numbers pass the check",
-		old: "    IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN\n", new: "    IF false THEN\n",
+		old: "    IF ratelimit._valid(rate, period, capacity, count, now) IS NOT TRUE THEN\n", new: "    IF false THEN\n",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "consume-first-floor", file: consume, what: "a first use that leaves less than the floor is granted",
@@ -183,12 +183,12 @@ var sqlMutations = []mutation{
 		tests: "TestOverGrant",
 	}, {
 		name: "consume-first-lost-race", file: consume, what: "a caller that loses the race for a first use is granted anyway",
-		old: "            IF FOUND THEN\n                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;", new: "            IF true THEN\n                RETURN ROW(true, at, capacity - count, at);",
+		old: "            IF FOUND THEN\n                RETURN ROW(true, at, value, ts)::ratelimit._decision;", new: "            IF true THEN\n                RETURN ROW(true, at, capacity - count, at);",
 		tests: "TestOverGrant",
 	}, {
 		name: "consume-expecting-exact", file: consume, what: "a caller that expects a denial is denied the last token (>= to >)",
-		old:   "denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count >= floor) IS NOT TRUE;",
-		new:   "denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count > floor) IS NOT TRUE;",
+		old:   "denied := (ratelimit._available(value, ts, at, rate, period, capacity, NULL) - count >= floor) IS NOT TRUE;",
+		new:   "denied := (ratelimit._available(value, ts, at, rate, period, capacity, NULL) - count > floor) IS NOT TRUE;",
 		tests: "TestExpectingADenialDecidesTheSame",
 	}, {
 		name: "consume-expecting-for-ever", file: consume, what: "a caller that wrongly expects a denial never gets to the UPDATE",
@@ -196,11 +196,11 @@ var sqlMutations = []mutation{
 		tests: "TestExpectingADenialDecidesTheSame",
 	}, {
 		name: "consume-denies-sharded", file: consume, what: "rows that were sharded are not merged",
-		old: "ELSIF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN", new: "ELSIF false THEN",
+		old: "ELSIF EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key = key) THEN", new: "ELSIF false THEN",
 		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets",
 	},
 
-	// _ratelimit_apply
+	// ratelimit._apply
 
 	{
 		name: "apply-reads-two", file: apply, what: "for several limits in SERIALIZABLE, the other shards are read, too, and conflict with transactions that take from them",
@@ -214,7 +214,7 @@ var sqlMutations = []mutation{
 		name: "apply-count-of-insert", file: apply, what: "on Citus, rows that exist count as inserted, and so as locked",
 		old: "ON CONFLICT DO NOTHING\n                                RETURNING r.shard\n                            LOOP\n                                m := m + 1;\n                            END LOOP;",
 		new: "ON CONFLICT DO NOTHING\n                                RETURNING r.shard\n                            LOOP\n                                NULL;\n                            END LOOP;\n" +
-			"INSERT INTO rate_limits SELECT r.* FROM rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] ON CONFLICT DO NOTHING; GET DIAGNOSTICS m = ROW_COUNT; m := shards[i];",
+			"INSERT INTO ratelimit.limits SELECT r.* FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] ON CONFLICT DO NOTHING; GET DIAGNOSTICS m = ROW_COUNT; m := shards[i];",
 		tests: "TestTheEngineReadsAlikeOnEveryServer",
 	}, {
 		name: "coalesce-element-alone", file: coalesce, what: "a session of Citus crashes on an element of an array that stands alone in SET",
@@ -223,12 +223,12 @@ var sqlMutations = []mutation{
 	}, {
 		name: "move-found-of-insert", file: lock, what: "on Citus, rows that exist are found by an INSERT ... SELECT that inserts none",
 		old: "                END LOOP;\n                IF m <> shards[i] THEN",
-		new: "                END LOOP;\n                INSERT INTO /* TEMPLATE: schema */rate_limits SELECT r.* FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] ON CONFLICT DO NOTHING;\n" +
+		new: "                END LOOP;\n                INSERT INTO ratelimit.limits SELECT r.* FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] ON CONFLICT DO NOTHING;\n" +
 			"                IF NOT FOUND AND m <> shards[i] THEN",
 		tests: "TestTheEngineReadsAlikeOnEveryServer",
 	}, {
 		name: "reset-system-column", file: reset, what: "rows are told apart by their transaction, which is another one on each server",
-		old: "DELETE FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = r.name", new: "DELETE FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.xmin IS NOT NULL AND t.name = r.name",
+		old: "DELETE FROM ratelimit.limits AS t WHERE t.name = r.name", new: "DELETE FROM ratelimit.limits AS t WHERE t.xmin IS NOT NULL AND t.name = r.name",
 		tests: "TestTheEngineReadsAlikeOnEveryServer",
 	}, {
 		name: "restore-volatile", file: overrides, what: "on Citus, no override can be ended: its time is volatile",
@@ -240,7 +240,7 @@ var sqlMutations = []mutation{
 		tests: "TestTheEngineReadsAlikeOnEveryServer",
 	}, {
 		name: "keys-beside-table", file: keysSQL, what: "on Citus, a function that reads a table runs where another table is read, and is refused",
-		old: "WHERE f.key IS NOT NULL AND NOT alone", new: "WHERE f.key IS NOT NULL AND NOT alone AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_overrides AS x WHERE x.name = name)",
+		old: "WHERE f.key IS NOT NULL AND NOT alone", new: "WHERE f.key IS NOT NULL AND NOT alone AND EXISTS (SELECT 1 FROM ratelimit.overrides AS x WHERE x.name = name)",
 		tests: "TestTheEngineReadsAlikeOnEveryServer",
 	}, {
 		name: "consume-no-columns", file: consume, what: "on Citus, a subquery without columns is a syntax error",
@@ -248,11 +248,11 @@ var sqlMutations = []mutation{
 		tests: "TestTheEngineReadsAlikeOnEveryServer",
 	}, {
 		name: "capacity-reads-a-table", file: overrides, what: "on Citus, a function of SQL that reads a table by its arguments is refused",
-		old: "RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity);", new: "RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity, (SELECT d.capacity FROM /* TEMPLATE: schema */rate_limit_definitions AS d LIMIT 1));",
+		old: "RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity);", new: "RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity, (SELECT d.capacity FROM ratelimit.definitions AS d LIMIT 1));",
 		tests: "TestTheEngineReadsAlikeOnEveryServer",
 	}, {
 		name: "poll-by-xid", file: overrides, what: "on several servers, overrides are followed by the numbers of one server's transactions",
-		old: "AND NOT /* TEMPLATE: schema */_ratelimit_one_server() AND o.id > after", new: "AND false AND o.id > after",
+		old: "AND NOT ratelimit._one_server() AND o.id > after", new: "AND false AND o.id > after",
 		tests: "TestOverridesOfADistributedSchemaAreFollowedByTime",
 	}, {
 		name: "poll-twice", file: "ratelimit/overrides.go", what: "an override that is reported again wakes all who wait",
@@ -264,8 +264,8 @@ var sqlMutations = []mutation{
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "apply-keeps-a-lost-lock", file: apply, what: "a locked shard that has too little stays locked while all are locked",
-		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    RETURN ROW(true, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;\n",
-		new:   "                        EXIT WHEN new_value IS NULL AND ord = '{}';\n                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    IF ord <> '{}' THEN\n                        RETURN ROW(true, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;\n                    END IF;\n",
+		old:   "                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    RETURN ROW(true, at, ord, value, ts, NULL)::ratelimit._decisions;\n",
+		new:   "                        EXIT WHEN new_value IS NULL AND ord = '{}';\n                        IF new_value IS NULL THEN\n                            RAISE SQLSTATE 'RL001';\n                        END IF;\n                        ord := pg_catalog.array_append(ord, rec.p);\n                        value := pg_catalog.array_append(value, new_value);\n                        ts := pg_catalog.array_append(ts, new_ts);\n                    END LOOP;\n                    IF ord <> '{}' THEN\n                        RETURN ROW(true, at, ord, value, ts, NULL)::ratelimit._decisions;\n                    END IF;\n",
 		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	}, {
 		name: "apply-no-lock", file: apply, what: "all shards are added up without being locked",
@@ -323,7 +323,7 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	}, {
 		name: "apply-reshard-mints", file: apply, what: "rows are read as if their number were the new number of shards",
-		old: "totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], ", new: "totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i] * rows[i] / shards[i], periods[i], capacities[i] * rows[i] / shards[i], ",
+		old: "totals[i] := ratelimit._total(v, t, at, rates[i], periods[i], capacities[i], ", new: "totals[i] := ratelimit._total(v, t, at, rates[i] * rows[i] / shards[i], periods[i], capacities[i] * rows[i] / shards[i], ",
 		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets",
 	}, {
 		name: "apply-check-takes", file: apply, what: "a check takes tokens",
@@ -339,7 +339,7 @@ var sqlMutations = []mutation{
 		tests: "TestTheFunctionsRefuseWhatTheyCannotDecide",
 	}, {
 		name: "apply-trusts", file: apply, what: "invalid numbers pass the check",
-		old: "FILTER (WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now)\n                       AND floors", new: "FILTER (WHERE floors",
+		old: "FILTER (WHERE ratelimit._valid(rates[p], periods[p], capacities[p], counts[p], now)\n                       AND floors", new: "FILTER (WHERE floors",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "apply-no-floor", file: apply, what: "a floor of NULL, which allows any balance, is granted",
@@ -347,7 +347,7 @@ var sqlMutations = []mutation{
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "apply-one-row-trusts", file: apply, what: "invalid numbers pass the check where one row of each limit has enough",
-		old: "             WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now) AND floors[p] <= '0';", new: "             ;",
+		old: "             WHERE ratelimit._valid(rates[p], periods[p], capacities[p], counts[p], now) AND floors[p] <= '0';", new: "             ;",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "apply-one-row-no-floor", file: apply, what: "a floor of NULL is granted where one row of each limit has enough, since a shard leaves at least 0",
@@ -359,7 +359,7 @@ var sqlMutations = []mutation{
 		tests: "TestTheFunctionsRefuseWhatTheyCannotDecide",
 	},
 
-	// _ratelimit_apply and ratelimit(): reservations
+	// ratelimit._apply and ratelimit(): reservations
 
 	{
 		name: "reserve-forfeits-nothing", file: balance, what: "a reservation that waits forfeits nothing",
@@ -367,7 +367,7 @@ var sqlMutations = []mutation{
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
 	}, {
 		name: "reserve-above-capacity", file: balance, what: "a reservation of more than the capacity forfeits tokens, although it has no promise",
-		old: " AND capacity - count >= -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN\n", new: " THEN\n",
+		old: " AND capacity - count >= -ratelimit._tolerance(capacity, 0) THEN\n", new: " THEN\n",
 		tests: "TestModel",
 	}, {
 		name: "reserve-others-wait", file: apply, what: "a token bucket that another limit makes wait forfeits nothing",
@@ -439,7 +439,7 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	}, {
 		name: "reserve-runs-in-mid-window", file: balance, what: "the window in which the work runs counts as begun already",
-		old: "/* TEMPLATE: schema */_ratelimit_upto(run_at, period, start, windows), rate, period, 'Infinity'", new: "run_at, rate, period, 'Infinity'",
+		old: "ratelimit._upto(run_at, period, start, windows), rate, period, 'Infinity'", new: "run_at, rate, period, 'Infinity'",
 		tests: "TestModel",
 	}, {
 		name: "reserve-by-one-row", file: apply, what: "a reservation of a window that waited for the row forfeits nothing",
@@ -455,7 +455,7 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	},
 
-	// _ratelimit_apply and ratelimit(): what is there
+	// ratelimit._apply and ratelimit(): what is there
 
 	{
 		name: "take-above-the-most", file: apply, what: "a call takes more than its count",
@@ -463,11 +463,11 @@ var sqlMutations = []mutation{
 		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "take-parts", file: apply, what: "a call takes a fraction of a token",
-		old: "/* TEMPLATE: schema */_ratelimit_whole(totals[i], floors[i])", new: "totals[i]",
+		old: "ratelimit._whole(totals[i], floors[i])", new: "totals[i]",
 		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "take-tolerance", file: apply, what: "a call leaves a token that only rounding makes too small",
-		old: "/* TEMPLATE: schema */_ratelimit_whole(totals[i], floors[i])", new: "floor(totals[i])",
+		old: "ratelimit._whole(totals[i], floors[i])", new: "floor(totals[i])",
 		tests: "TestTakeTakesATokenThatIsThereButForRounding|TestTakeFindsWholeTokensAfterFractions",
 	}, {
 		name: "take-the-last-limits", file: apply, what: "all of several limits give the tokens that the last one has",
@@ -498,16 +498,16 @@ var sqlMutations = []mutation{
 		old: "(most BETWEEN '1' AND '1e15') IS NOT TRUE", new: "(most BETWEEN '1' AND '1e15') IS FALSE",
 		tests: "TestByHandReserveAndTakeRefuseWhatIsWrong",
 	}, {
-		name: "byhand-take-raises-nothing", file: ratelimit, what: "a denied ratelimit_take returns",
+		name: "byhand-take-raises-nothing", file: ratelimit, what: "a denied ratelimit.take returns",
 		old: "IF NOT granted AND verb <> 'try' THEN", new: "IF NOT granted AND verb NOT IN ('try', 'take') THEN",
 		tests: "TestAReservationInSQLIsNoPermission",
 	}, {
-		name: "byhand-reserve-raises-nothing", file: ratelimit, what: "a denied ratelimit_reserve returns",
+		name: "byhand-reserve-raises-nothing", file: ratelimit, what: "a denied ratelimit.reserve returns",
 		old: "IF NOT granted AND verb <> 'try' THEN", new: "IF NOT granted AND verb NOT IN ('try', 'reserve') THEN",
 		tests: "TestAReservationInSQLIsNoPermission",
 	}, {
 		name: "byhand-grant-retries", file: ratelimit, what: "a grant has a time to retry",
-		old: "    IF NOT granted THEN\n        retry_at := /* TEMPLATE: schema */_ratelimit_retry_at(", new: "    IF true THEN\n        retry_at := /* TEMPLATE: schema */_ratelimit_retry_at(",
+		old: "    IF NOT granted THEN\n        retry_at := ratelimit._retry_at(", new: "    IF true THEN\n        retry_at := ratelimit._retry_at(",
 		tests: "TestAReservationInSQLIsNoPermission",
 	}, {
 		name: "byhand-reserve-waits-not", file: ratelimit, what: "by hand, a reservation of a window that has to wait forfeits nothing",
@@ -515,11 +515,11 @@ var sqlMutations = []mutation{
 		tests: "TestByHandReserveOfWindows|TestByHandAnswersLikeTheLibrary",
 	}, {
 		name: "byhand-tolerance", file: ratelimit, what: "by hand, a call is denied because of rounding",
-		old: "    lowest double precision := q.floor - /* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, q.floor);\n", new: "    lowest double precision := q.floor;\n",
+		old: "    lowest double precision := q.floor - ratelimit._tolerance(q.capacity, q.floor);\n", new: "    lowest double precision := q.floor;\n",
 		tests: "TestRoundingNeverDeniesByHand",
 	}, {
 		name: "byhand-reserve-unlimited", file: ratelimit, what: "a reservation of an unlimited limit has no time to run",
-		old: "_ratelimit_retry_at(verb, q, NULL, NULL, at) WHEN verb = 'reserve' THEN at END;", new: "_ratelimit_retry_at(verb, q, NULL, NULL, at) END;",
+		old: "ratelimit._retry_at(verb, q, NULL, NULL, at) WHEN verb = 'reserve' THEN at END;", new: "ratelimit._retry_at(verb, q, NULL, NULL, at) END;",
 		tests: "TestByHandReserveAndTakeWithoutNumbers",
 	}, {
 		name: "byhand-debt-of-windows", file: calendarSQL, what: "the windows of a long debt are not all refilled",
@@ -527,7 +527,7 @@ var sqlMutations = []mutation{
 		tests: "TestByHandADebtOfManyCalendarWindowsIsRefilled",
 	},
 
-	// _ratelimit_move
+	// ratelimit._move
 
 	{
 		name: "move-order", file: move, what: "the two limits are locked in the order in which they are named",
@@ -543,7 +543,7 @@ var sqlMutations = []mutation{
 		tests: "TestAMoveMissesNoUse",
 	}, {
 		name: "move-locks-to", file: move, what: "only the limit to move to is locked",
-		old: "    PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[names[places[1]], names[places[2]]]", new: "    places := '{2,2}';\n    PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[names[places[1]], names[places[2]]]",
+		old: "    PERFORM ratelimit._lock(ARRAY[names[places[1]], names[places[2]]]", new: "    places := '{2,2}';\n    PERFORM ratelimit._lock(ARRAY[names[places[1]], names[places[2]]]",
 		tests: "TestAMoveMissesNoUse",
 	}, {
 		name: "move-first-lost-race", file: lock, what: "rows that another transaction has inserted meanwhile are read without a lock",
@@ -591,12 +591,12 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	},
 
-	// _ratelimit_refund
+	// ratelimit._refund
 
 	{
 		name: "refund-one-held", file: wire, what: "a refund to one limit takes what was held for what was taken",
-		old:   "_ratelimit_refund(ARRAY[name], ARRAY[key], rates, periods, capacities, starts, counts, taken, held,",
-		new:   "_ratelimit_refund(ARRAY[name], ARRAY[key], rates, periods, capacities, starts, counts, held, taken,",
+		old:   "ratelimit._refund(ARRAY[name], ARRAY[key], rates, periods, capacities, starts, counts, taken, held,",
+		new:   "ratelimit._refund(ARRAY[name], ARRAY[key], rates, periods, capacities, starts, counts, held, taken,",
 		tests: "TestWaitGivesBackOnAContextOfItsOwn",
 	}, {
 		name: "apply-one-most", file: wire, what: "UpTo of one limit takes all or nothing",
@@ -677,7 +677,7 @@ var sqlMutations = []mutation{
 		tests: "TestRefundToATokenBucketGivesBackWhatIsStillMissing",
 	}, {
 		name: "refund-above-capacity", file: refund, what: "a job of more than the capacity is refunded, although it has no promise",
-		old: "WHEN capacity - taken < -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) OR wait", new: "WHEN wait",
+		old: "WHEN capacity - taken < -ratelimit._tolerance(capacity, 0) OR wait", new: "WHEN wait",
 		tests: "TestModel",
 	}, {
 		name: "refund-charges", file: refund, what: "the debt of a charge swallows what others give back",
@@ -713,7 +713,7 @@ var sqlMutations = []mutation{
 		tests: "TestAReservationThatStraddlesABoundaryForfeitsWhatTheWindowHasLeft",
 	}, {
 		name: "refund-tolerance", file: refund, what: "a window owes what was lost by rounding",
-		old: "owing := /* TEMPLATE: schema */_ratelimit_even(total, rate, capacity);", new: "owing := 0;",
+		old: "owing := ratelimit._even(total, rate, capacity);", new: "owing := 0;",
 		tests: "TestWhatRoundingTakesIsNoDebt|TestRoundingNeverDenies",
 	}, {
 		name: "refund-windows-rounded-down", file: refund, what: "a quotient of doubles is rounded down to too few windows",
@@ -729,11 +729,11 @@ var sqlMutations = []mutation{
 		tests: "TestRefundAfterTheClockSteppedBackNeverMints|TestModel",
 	},
 
-	// _ratelimit_consume_sharded
+	// ratelimit._consume_sharded
 
 	{
 		name: "sharded-owes", file: consumeSharded, what: "each shard may owe as much as all shards together",
-		old: "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'", new: "AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL) - count >= floor",
+		old: "AND ratelimit._available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'", new: "AND ratelimit._available(r.value, r.ts, upto, each, period, room, NULL) - count >= floor",
 		tests: "TestReservationsAreSharedByAllShards",
 	}, {
 		name: "sharded-rate", file: consumeSharded, what: "each shard is refilled at the whole rate",
@@ -741,8 +741,8 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	}, {
 		name: "sharded-other-number", file: consumeSharded, what: "a row with another number of shards is taken from",
-		old:   "AND r.shard = pick AND r.shards = shards\n               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
-		new:   "AND r.shard = pick\n               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, each, period, room, NULL)",
+		old:   "AND r.shard = pick AND r.shards = shards\n               AND ratelimit._available(r.value, r.ts, upto, each, period, room, NULL)",
+		new:   "AND r.shard = pick\n               AND ratelimit._available(r.value, r.ts, upto, each, period, room, NULL)",
 		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets|TestTwoVersionsWithDifferentShardsAtOnceAreExact",
 	}, {
 		name: "sharded-reads-two", file: consumeSharded, what: "in SERIALIZABLE, the other shard is read, too, and conflicts with transactions that take from it",
@@ -750,7 +750,7 @@ var sqlMutations = []mutation{
 		tests: "TestAboveReadCommittedDifferentShardsDoNotConflict",
 	}, {
 		name: "sharded-trusts", file: consumeSharded, what: "invalid numbers pass the check",
-		old: "    IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) AND floor <= '0') IS NOT TRUE THEN\n", new: "    IF (floor <= '0') IS NOT TRUE THEN\n",
+		old: "    IF (ratelimit._valid(rate, period, capacity, count, now) AND floor <= '0') IS NOT TRUE THEN\n", new: "    IF (floor <= '0') IS NOT TRUE THEN\n",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "sharded-no-floor", file: consumeSharded, what: "a floor of NULL is granted, since one shard leaves at least 0",
@@ -758,12 +758,12 @@ var sqlMutations = []mutation{
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "sharded-keeps-a-lost-lock", file: consumeSharded, what: "a locked shard that has too little stays locked while all are locked",
-		old:   "        IF new_value IS NULL THEN\n            RAISE SQLSTATE 'RL001';\n        END IF;\n        RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts], NULL)::/* TEMPLATE: schema */_ratelimit_decisions;\n",
-		new:   "        IF new_value IS NOT NULL THEN\n            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts], NULL)::/* TEMPLATE: schema */_ratelimit_decisions;\n        END IF;\n",
+		old:   "        IF new_value IS NULL THEN\n            RAISE SQLSTATE 'RL001';\n        END IF;\n        RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts], NULL)::ratelimit._decisions;\n",
+		new:   "        IF new_value IS NOT NULL THEN\n            RETURN ROW(true, at, NULL, ARRAY[new_value], ARRAY[new_ts], NULL)::ratelimit._decisions;\n        END IF;\n",
 		tests: "TestAShardThatIsFoundWantingIsNotHeld",
 	},
 
-	// _ratelimit_consume_several
+	// ratelimit._consume_several
 
 	{
 		name: "several-keeps", file: consumeSeveral, what: "tokens taken before a lost race are not given back",
@@ -779,7 +779,7 @@ var sqlMutations = []mutation{
 		tests: "TestWhoWaitsHoldsNothingThatComesLater",
 	}, {
 		name: "several-trusts", file: consumeSeveral, what: "invalid numbers pass the check",
-		old: "            IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN\n", new: "            IF false THEN\n",
+		old: "            IF ratelimit._valid(rate, period, capacity, count, now) IS NOT TRUE THEN\n", new: "            IF false THEN\n",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "several-denial-writes", file: consumeSeveral, what: "a denial takes tokens and gives them back",
@@ -791,7 +791,7 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	},
 
-	// _ratelimit_reset
+	// ratelimit._reset
 
 	{
 		name: "reset-shards-order", file: reset, what: "the shards of a limit are reset from the last to the first",
@@ -815,7 +815,7 @@ var sqlMutations = []mutation{
 		tests: "TestARowWithAnInfiniteTime",
 	},
 
-	// _ratelimit_consume_keys
+	// ratelimit._consume_keys
 
 	{
 		name: "keys-plan", file: consumeKeys, what: "a plan may read rows before it has a key for them",
@@ -891,11 +891,11 @@ var sqlMutations = []mutation{
 		tests: "TestConsumeKeysRefusesHostileArguments|TestNoGarbageIsGrantedOrStored",
 	}, {
 		name: "keys-trusts", file: consumeKeys, what: "invalid numbers pass the check",
-		old: "    IF (/* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, 0, now) AND '0'", new: "    IF ('0'",
+		old: "    IF (ratelimit._valid(rate, period, capacity, 0, now) AND '0'", new: "    IF ('0'",
 		tests: "TestNoGarbageIsGrantedOrStored",
 	},
 
-	// _ratelimit_coalesce
+	// ratelimit._coalesce
 
 	{
 		name: "coalesce-no-compare", file: coalesce, what: "rows are written although they have changed since they were read",
@@ -1003,7 +1003,7 @@ var sqlMutations = []mutation{
 		tests: "TestACoalescerDecidesCalendars",
 	},
 
-	// ratelimit_refuse
+	// ratelimit.refuse
 
 	{
 		name: "guard-state", file: guard, what: "a refusal has the SQLSTATE of a race that was lost, so the function decides again",
@@ -1039,8 +1039,8 @@ var sqlMutations = []mutation{
 		tests: "TestEveryQueryExecModeTakesBatches|TestABatchAnswersAsConsumeDoes",
 	}, {
 		name: "turns-too-few", file: turns, what: "one of the views is missing",
-		old: "CREATE VIEW /* TEMPLATE: schema */rate_limits_turn_31 AS SELECT NULL AS nothing;\n" +
-			"COMMENT ON VIEW /* TEMPLATE: schema */rate_limits_turn_31 IS 'txlimit: locked by transactions that queue for a hot limit';\n",
+		old: "CREATE VIEW ratelimit.turn_31 AS SELECT NULL AS nothing;\n" +
+			"COMMENT ON VIEW ratelimit.turn_31 IS 'txlimit: locked by transactions that queue for a hot limit';\n",
 		new:   "",
 		tests: "TestEveryTurnHasItsView",
 	}, {
@@ -1064,11 +1064,11 @@ var sqlMutations = []mutation{
 		old: "IF NOT granted AND verb <> 'try' THEN", new: "IF NOT granted AND verb NOT IN ('try', 'consume') THEN",
 		tests: "TestADenialInSQLThatNobodyLooksAt|TestByHandADenialIsAnError",
 	}, {
-		name: "byhand-try-raises", file: ratelimit, what: "ratelimit_try raises a denial",
+		name: "byhand-try-raises", file: ratelimit, what: "ratelimit.try raises a denial",
 		old: "IF NOT granted AND verb <> 'try' THEN", new: "IF NOT granted THEN",
 		tests: "TestByHandDefaults",
 	}, {
-		name: "byhand-wiring", file: ratelimit, what: "ratelimit_try passes no anchor on",
+		name: "byhand-wiring", file: ratelimit, what: "ratelimit.try passes no anchor on",
 		old: "'try', name COLLATE \"C\", key COLLATE \"C\", rate, period, count, kind, capacity, start, shards, global, zone, anchor)", new: "'try', name COLLATE \"C\", key COLLATE \"C\", rate, period, count, kind, capacity, start, shards, global, zone)",
 		tests: "TestThePublicFunctionsPassTheirArgumentsOn",
 	}, {
@@ -1080,15 +1080,15 @@ var sqlMutations = []mutation{
 		old: "d.until := CASE WHEN o.until < ", new: "d.until := CASE WHEN d.rate > '0' AND o.until < ",
 		tests: "TestAnOverrideThatEnds",
 	}, {
-		name: "all-twice", file: ratelimit, what: "ratelimit_all leaves a key that is there twice to the engine, whose error does not say what is wrong",
+		name: "all-twice", file: ratelimit, what: "ratelimit.consume_all leaves a key that is there twice to the engine, whose error does not say what is wrong",
 		old: "HAVING count(*) > 1 ORDER BY 1", new: "HAVING count(*) > 9 ORDER BY 1",
 		tests: "TestRatelimitAllRefusesWhatIsWrong",
 	}, {
-		name: "all-policy", file: ratelimit, what: "ratelimit_all takes tokens of the others although one key is blocked",
+		name: "all-policy", file: ratelimit, what: "ratelimit.consume_all takes tokens of the others although one key is blocked",
 		old: "        policy := policy AND (q.effect IN ('unlimited', 'numbers') OR q.effect = 'block' AND q.count = '0');\n", new: "",
 		tests: "TestRatelimitAllMindsOverrides",
 	}, {
-		name: "all-policy-takes", file: ratelimit, what: "ratelimit_all locks rows before it denies by policy",
+		name: "all-policy-takes", file: ratelimit, what: "ratelimit.consume_all locks rows before it denies by policy",
 		old: "CASE WHEN policy THEN 'consume' ELSE 'check' END", new: "'consume'",
 		tests: "TestADenialByPolicyLocksNothing",
 	}, {
@@ -1096,11 +1096,11 @@ var sqlMutations = []mutation{
 		old: "    IF pg_catalog.cardinality(names) > 0 THEN -- if it", new: "    IF policy AND pg_catalog.cardinality(names) > 0 THEN -- if it",
 		tests: "TestRatelimitAllMindsOverrides",
 	}, {
-		name: "all-first-wait", file: ratelimit, what: "a denial of ratelimit_all says when the first of the limits has enough",
+		name: "all-first-wait", file: ratelimit, what: "a denial of ratelimit.consume_all says when the first of the limits has enough",
 		old: "IF waits IS NULL OR coalesce(said.retry_at, 'infinity') > waits THEN", new: "IF waits IS NULL THEN",
 		tests: "TestRatelimitAllAnswersLikeConsume",
 	}, {
-		name: "all-names", file: ratelimit, what: "a denial of ratelimit_all names limits that have enough",
+		name: "all-names", file: ratelimit, what: "a denial of ratelimit.consume_all names limits that have enough",
 		old: "IF coalesce(said.retry_at, 'infinity') > at AND", new: "IF",
 		tests: "TestRatelimitAllAnswersLikeConsume",
 	}, {
@@ -1108,20 +1108,20 @@ var sqlMutations = []mutation{
 		old: "coalesce(pg_catalog.cardinality(windows), 0) + 1 END", new: "1 END",
 		tests: "TestRatelimitAllAnswersLikeConsume",
 	}, {
-		name: "all-null", file: ratelimit, what: "ratelimit_all takes a null for a default",
+		name: "all-null", file: ratelimit, what: "ratelimit.consume_all takes a null for a default",
 		old: "     WHERE f.expected IS DISTINCT FROM f.type\n", new: "     WHERE f.expected IS DISTINCT FROM f.type AND (f.type <> 'null' OR f.expected IS NULL)\n",
 		tests: "TestRatelimitAllRefusesWhatIsWrong",
 	}, {
-		name: "all-unknown", file: ratelimit, what: "ratelimit_all ignores fields that it does not know",
+		name: "all-unknown", file: ratelimit, what: "ratelimit.consume_all ignores fields that it does not know",
 		old: "     WHERE f.expected IS DISTINCT FROM f.type\n", new: "     WHERE f.expected <> f.type\n",
 		tests: "TestRatelimitAllRefusesWhatIsWrong",
 	}, {
-		name: "all-shares-shards", file: ratelimit, what: "ratelimit_all rounds a number of shards",
+		name: "all-shares-shards", file: ratelimit, what: "ratelimit.consume_all rounds a number of shards",
 		old: "AND shards = trunc(shards)", new: "",
 		tests: "TestRatelimitAllRefusesWhatIsWrong",
 	},
 
-	// ratelimit_sweep
+	// ratelimit.sweep
 
 	{
 		name: "sweep-no-lock", file: sweep, what: "rows are deleted without being locked and checked again",
@@ -1133,7 +1133,7 @@ var sqlMutations = []mutation{
 		tests: "TestASweepLeavesWhatIsLocked",
 	}, {
 		name: "sweep-calendar", file: sweep, what: "a calendar's row is deleted a day before it is full by every anchor",
-		old: "_ratelimit_longest(period);", new: "_ratelimit_longest(period) - interval '24 hours';",
+		old: "ratelimit._longest(period);", new: "ratelimit._longest(period) - interval '24 hours';",
 		tests: "TestASweepOfACalendarMindsEveryAnchor",
 	}, {
 		name: "sweep-some-shards", file: sweep, what: "shards are deleted although others of their key are in use",
@@ -1149,7 +1149,7 @@ var sqlMutations = []mutation{
 		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
 	}, {
 		name: "sweep-future", file: sweep, what: "a full row whose ts lies ahead is deleted",
-		old: "RETURN CASE WHEN isfinite(ts) AND ts <= /* TEMPLATE: schema */_ratelimit_upto(at, period, start) AND shards", new: "RETURN CASE WHEN isfinite(ts) AND shards",
+		old: "RETURN CASE WHEN isfinite(ts) AND ts <= ratelimit._upto(at, period, start) AND shards", new: "RETURN CASE WHEN isfinite(ts) AND shards",
 		tests: "TestASweepDeletesWhatSaysNothing|TestASweepChangesNoDecision",
 	}, {
 		name: "sweep-any-level", file: sweep, what: "a sweep deletes on a snapshot older than its locks",
@@ -1185,7 +1185,7 @@ var sqlMutations = []mutation{
 		tests: "TestSQLTakesNoWholeNumberThatRoundingMakes",
 	}, {
 		name: "shown-debt", file: available, what: "a debt that only rounding makes is shown",
-		old: "WHEN total >= /* TEMPLATE: schema */_ratelimit_even(total, rate, capacity) THEN 0", new: "WHEN false THEN 0",
+		old: "WHEN total >= ratelimit._even(total, rate, capacity) THEN 0", new: "WHEN false THEN 0",
 		tests: "TestTheToleranceIsOneNumber",
 	}, {
 		name: "shown-rest", file: available, what: "less than the smallest count is shown",
@@ -1193,11 +1193,11 @@ var sqlMutations = []mutation{
 		tests: "TestTheToleranceIsOneNumber",
 	}, {
 		name: "repaid-rounding", file: balance, what: "work waits for another window because of rounding",
-		old: "    /* TEMPLATE: schema */_ratelimit_even(/* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows), rate, capacity) END, false, windows);", new: "    '0' END, false, windows);",
+		old: "    ratelimit._even(ratelimit._total(value, ts, at, rate, period, capacity, start, windows), rate, capacity) END, false, windows);", new: "    '0' END, false, windows);",
 		tests: "TestRoundingNeverDeniesByHand",
 	}, {
 		name: "keys-shown", file: keysSQL, what: "a listed key owes what was lost by rounding",
-		old: "remaining := /* TEMPLATE: schema */_ratelimit_shown(total, s.rate, s.capacity);", new: "remaining := total;",
+		old: "remaining := ratelimit._shown(total, s.rate, s.capacity);", new: "remaining := total;",
 		tests: "TestRoundingNeverDeniesByHand",
 	}, {
 		name: "coalesce-rounding", file: coalesce, what: "the last of several calls in a statement is denied because of rounding",

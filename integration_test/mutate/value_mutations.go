@@ -52,7 +52,7 @@ var valueMutations = []mutation{
 		tests: "TestAHostileSearchPath",
 	}, {
 		name: "grants-all-functions", file: "docs/security.md", what: "the grants to consume are for all functions of the schema",
-		old: " AND proname ~ '^_?ratelimit' AND proname NOT IN ('ratelimit_restore', 'ratelimit_add') LOOP\n        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO app_user', f);\n    END LOOP;\nEND $$;\n-- Only for Hot", new: " LOOP\n        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO app_user', f);\n    END LOOP;\nEND $$;\n-- Only for Hot",
+		old: " AND proname ~ '^_?ratelimit' AND proname NOT IN ('restore', 'add') LOOP\n        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO app_user', f);\n    END LOOP;\nEND $$;\n-- Only for Hot", new: " LOOP\n        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO app_user', f);\n    END LOOP;\nEND $$;\n-- Only for Hot",
 		tests: "TestTheConsumerRoleIsConfined",
 	}, {
 		name: "grants-execute", file: "docs/security.md", what: "the grants to consume say nothing of EXECUTE",
@@ -60,7 +60,7 @@ var valueMutations = []mutation{
 		tests: "TestTheDocumentedGrantsWithoutPublicExecute",
 	}, {
 		name: "collation-by-hand", file: "migrations/engine/ratelimit.sql", what: "SQL by hand compares keys by the collation of the caller's column",
-		old: "_ratelimit_by_hand('consume', name COLLATE \"C\", key COLLATE \"C\",", new: "_ratelimit_by_hand('consume', name, key,",
+		old: "ratelimit._by_hand('consume', name COLLATE \"C\", key COLLATE \"C\",", new: "ratelimit._by_hand('consume', name, key,",
 		tests: "TestKeysOfEveryCollation",
 	}, {
 		name: "collation-restore", file: "migrations/engine/overrides.sql", what: "a block made from a column of another collation cannot be ended from it",
@@ -68,15 +68,15 @@ var valueMutations = []mutation{
 		tests: "TestKeysOfEveryCollation",
 	}, {
 		name: "keys-tenant-of-one-part", file: "docs/security.md", what: "a tenant has the keys of one part that begin with its name",
-		old: "ON app.rate_limits TO app_user\n    USING (cardinality(app.ratelimit_key_parts(key)) > 1", new: "ON app.rate_limits TO app_user\n    USING (cardinality(app.ratelimit_key_parts(key)) > 0",
+		old: "ON ratelimit.limits TO app_user\n    USING (cardinality(ratelimit.key_parts(key)) > 1", new: "ON ratelimit.limits TO app_user\n    USING (cardinality(ratelimit.key_parts(key)) > 0",
 		tests: "TestTenantsOfAnyNameAreKeptApart",
 	}, {
 		name: "keys-tenant-by-prefix", file: "docs/security.md", what: "a tenant sees the keys of one whose name is its own and more",
-		old: "(app.ratelimit_key_parts(key))[1] = nullif(current_setting('app.tenant', true), ''));\nALTER", new: "starts_with(key, nullif(current_setting('app.tenant', true), '') || '|'));\nALTER",
+		old: "(ratelimit.key_parts(key))[1] = nullif(current_setting('app.tenant', true), ''));\nALTER", new: "starts_with(key, nullif(current_setting('app.tenant', true), '') || '|'));\nALTER",
 		tests: "TestTenantsOfAnyNameAreKeptApart",
 	}, {
 		name: "keys-tenant-holds", file: "docs/security.md", what: "a tenant sees the holds of all tenants",
-		old: "ALTER TABLE app.rate_limit_holds ENABLE ROW LEVEL SECURITY;\n", new: "",
+		old: "ALTER TABLE ratelimit.holds ENABLE ROW LEVEL SECURITY;\n", new: "",
 		tests: "TestUnderRowLevelSecurityATenantHasHisOwnLimits",
 	}, {
 		name: "keys-guard-of-one-part", file: "docs/distributed.md", what: "a guard takes a key of one part for one of a tenant",

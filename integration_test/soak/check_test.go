@@ -1006,7 +1006,7 @@ func numbersOf(p place) algebra.Limit {
 
 // compareWithTable compares the end of each chain with the table.
 func (c *checker) compareWithTable(s *soak) {
-	rows, err := s.admin.Query(s.Context(), `SELECT name, key, shard, shards, value, ts FROM rate_limits WHERE name NOT LIKE 'held %'`)
+	rows, err := s.admin.Query(s.Context(), `SELECT name, key, shard, shards, value, ts FROM ratelimit.limits WHERE name NOT LIKE 'held %'`)
 	noError(c, err)
 	inTable := map[place]int{}
 	var name, key string

@@ -48,7 +48,7 @@ func heldUsed(id string) float64 { return float64(id[len(id)-1] % 5) }
 const heldRecords = `
 CREATE TABLE soak_holds (
     n bigint DEFAULT nextval('soak_n'), xid xid8 DEFAULT pg_current_xact_id(), at timestamptz DEFAULT clock_timestamp(),
-    old rate_limit_holds, new rate_limit_holds -- NULL: no row
+    old ratelimit.holds, new ratelimit.holds -- NULL: no row
 );
 CREATE TABLE soak_held (n bigint DEFAULT nextval('soak_n'), xid xid8 DEFAULT pg_current_xact_id(), name text, key text, old_value double precision, value double precision);
 CREATE FUNCTION soak_hold() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -56,7 +56,7 @@ BEGIN
     INSERT INTO soak_holds (old, new) VALUES (CASE WHEN TG_OP <> 'INSERT' THEN OLD END, CASE WHEN TG_OP <> 'DELETE' THEN NEW END);
     RETURN NULL;
 END $$;
-CREATE TRIGGER soak AFTER INSERT OR UPDATE OR DELETE ON rate_limit_holds FOR EACH ROW EXECUTE FUNCTION soak_hold();`
+CREATE TRIGGER soak AFTER INSERT OR UPDATE OR DELETE ON ratelimit.holds FOR EACH ROW EXECUTE FUNCTION soak_hold();`
 
 // heldLine is what a process was told of a hold.
 type heldLine struct {
@@ -287,7 +287,7 @@ func (h *holder) many(ctx context.Context) {
 			ids = append(ids, fmt.Sprint("thing ", i))
 		}
 	}
-	verb := []string{"ratelimit_hold_many", "ratelimit_release_many"}[h.IntN(2)]
+	verb := []string{"ratelimit.hold_many", "ratelimit.release_many"}[h.IntN(2)]
 	_, err := h.pool.Exec(ctx, "SELECT "+verb+"($1, $2, $3)", heldThings.Name(), keyName(0), ids)
 	l := heldLine{Verb: verb, Limits: []string{heldThings.Name()}, Outcome: committed}
 	if sqlState(err) == deniedByHand {
@@ -310,7 +310,7 @@ func (h *holder) once(ctx context.Context) {
 	})
 }
 
-// heldRow is a version of a row of rate_limit_holds.
+// heldRow is a version of a row of ratelimit.holds.
 type heldRow struct {
 	Name, Key, ID, State, Unit, Token string
 	Count                             float64
@@ -345,7 +345,7 @@ func moved(was, is *heldRow) float64 {
 
 // checkHolds compares the records of holds with what they must satisfy, and with the tables.
 func (c *checker) checkHolds(s *soak) {
-	_, err := s.admin.Exec(s.Context(), `SELECT pg_sleep(greatest(extract(epoch FROM max(until) - clock_timestamp())::double precision, 0) + 0.01) FROM rate_limit_holds WHERE state = 'held' AND until < 'infinity'`)
+	_, err := s.admin.Exec(s.Context(), `SELECT pg_sleep(greatest(extract(epoch FROM max(until) - clock_timestamp())::double precision, 0) + 0.01) FROM ratelimit.holds WHERE state = 'held' AND until < 'infinity'`)
 	noError(c, err)
 	_, err = new(ratelimit.Limiter).Sweep(s.Context(), s.admin, heldLimits...)
 	noError(c, err)
@@ -530,16 +530,16 @@ func (c *checker) checkHolds(s *soak) {
 
 	// Nothing has leaked.
 	for what, query := range map[string]string{
-		"holds whose time is over are left": `SELECT count(*) FROM rate_limit_holds WHERE state = 'held' AND until < 'infinity'`,
-		"slots are in use that no hold has": `SELECT count(*) FROM rate_limits AS l WHERE name LIKE 'held %' AND name <> 'held budget' AND -value <> (SELECT coalesce(sum(count), 0) FROM rate_limit_holds AS h WHERE h.name = l.name AND h.key = l.key AND state = 'held')`,
-		"slots in use are not of things":    `SELECT count(*) FROM rate_limits WHERE name IN ('held slots', 'held in all') AND value <> 0`,
+		"holds whose time is over are left": `SELECT count(*) FROM ratelimit.holds WHERE state = 'held' AND until < 'infinity'`,
+		"slots are in use that no hold has": `SELECT count(*) FROM ratelimit.limits AS l WHERE name LIKE 'held %' AND name <> 'held budget' AND -value <> (SELECT coalesce(sum(count), 0) FROM ratelimit.holds AS h WHERE h.name = l.name AND h.key = l.key AND state = 'held')`,
+		"slots in use are not of things":    `SELECT count(*) FROM ratelimit.limits WHERE name IN ('held slots', 'held in all') AND value <> 0`,
 	} {
 		var n int
 		if err := s.admin.QueryRow(s.Context(), query).Scan(&n); err != nil || n != 0 {
 			c.fail("%d %s: %v", n, what, err)
 		}
 	}
-	table, err := s.admin.Query(s.Context(), "SELECT name, key, value FROM rate_limits WHERE name LIKE 'held %'")
+	table, err := s.admin.Query(s.Context(), "SELECT name, key, value FROM ratelimit.limits WHERE name LIKE 'held %'")
 	noError(c, err)
 	var there float64
 	_, err = pgx.ForEachRow(table, []any{&name, &key, &there}, func() error {
@@ -552,10 +552,10 @@ func (c *checker) checkHolds(s *soak) {
 	wants := []string{
 		"changes of holds: granted", "changes of holds: settled", "changes of holds: released", "changes of holds: lapsed", "changes of holds: counted once",
 		"holds: hold, denied, quota", "holds: hold, denied, held", "holds: settle, lost", "holds: settle, repeated", "holds: once, repeated", "holds: during, committed",
-		"holds: ratelimit_hold_many, committed", "holds: ratelimit_release_many, committed",
+		"holds: ratelimit.hold_many, committed", "holds: ratelimit.release_many, committed",
 	}
 	if *duration >= time.Minute {
-		wants = append(wants, "changes of holds: extended", "changes of holds: settled late", "holds: hold, denied, settled", "holds: ratelimit_hold_many, denied")
+		wants = append(wants, "changes of holds: extended", "changes of holds: settled late", "holds: hold, denied, settled", "holds: ratelimit.hold_many, denied")
 	}
 	for _, want := range wants {
 		if c.counts[want] == 0 {

@@ -3,7 +3,7 @@
 //
 //	go test ./integration_test/soak -time 20m -timeout 1h
 //
-// There are two records. In the database, a trigger records each change of a row of rate_limits, and a transaction records
+// There are two records. In the database, a trigger records each change of a row of ratelimit.limits, and a transaction records
 // its calls: both commit exactly if the tokens do. In files, each process records its answers: a transaction's outcome,
 // and, for a call that is its own transaction, the call before it is sent and the answer after it. check_test.go says what
 // the records must satisfy.
@@ -58,7 +58,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// records are the tables for the records in the database. One sequence numbers both. A row of rate_limits stays locked from
+// records are the tables for the records in the database. One sequence numbers both. A row of ratelimit.limits stays locked from
 // its change to the end of the transaction, so each row's numbers are in the order of its versions.
 const records = `
 CREATE SEQUENCE soak_n;
@@ -90,7 +90,7 @@ BEGIN
     END IF;
     RETURN NULL;
 END $$;
-CREATE TRIGGER soak AFTER INSERT OR UPDATE OR DELETE ON rate_limits FOR EACH ROW EXECUTE FUNCTION soak_change();`
+CREATE TRIGGER soak AFTER INSERT OR UPDATE OR DELETE ON ratelimit.limits FOR EACH ROW EXECUTE FUNCTION soak_change();`
 
 // soak is one run.
 type soak struct {
@@ -126,7 +126,7 @@ func TestSoak(t *testing.T) {
 	t.Cleanup(s.admin.Close)
 	_, err = s.admin.Exec(t.Context(), records+heldRecords)
 	noError(t, err)
-	noError(t, ratelimit.Publish(t.Context(), s.admin, "soak", heldLimits...))
+	noError(t, new(ratelimit.Limiter).Publish(t.Context(), s.admin, "soak", heldLimits...))
 
 	for i := range s.workers {
 		s.workers[i] = s.spawn(i, 0)
@@ -236,7 +236,7 @@ func (s *soak) sweepAhead(ctx context.Context) (deleted int, err error) {
 		config := limit.Config()
 		for first := new(string); first != nil; {
 			var n int
-			if err := s.admin.QueryRow(ctx, `SELECT deleted, next FROM _ratelimit_sweep($1, $2, $3, $4, $5, $6, $7, NULL, clock_timestamp() + interval '1 hour')`,
+			if err := s.admin.QueryRow(ctx, `SELECT deleted, next FROM ratelimit._sweep($1, $2, $3, $4, $5, $6, $7, NULL, clock_timestamp() + interval '1 hour')`,
 				config.Name, config.Rate, period(config), config.Kind, *config.Capacity, config.Start, *first).Scan(&n, &first); err != nil {
 				return deleted, err
 			}
@@ -258,7 +258,7 @@ func (s *soak) fault(what string, n int, err error) {
 // lockARow locks the rows of a key, perhaps for longer than statement_timeout.
 func (s *soak) lockARow(ctx context.Context, key string, d time.Duration) error {
 	return pgx.BeginFunc(ctx, s.admin, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `SELECT FROM rate_limits WHERE key = $1 ORDER BY name, key, shard FOR UPDATE`, key)
+		_, err := tx.Exec(ctx, `SELECT FROM ratelimit.limits WHERE key = $1 ORDER BY name, key, shard FOR UPDATE`, key)
 		time.Sleep(d)
 		return err
 	})

@@ -603,7 +603,7 @@ func answerOf(r ratelimit.Result) answer {
 
 // resetByHand resets with the SQL of docs/operations.md.
 func (w *worker) resetByHand(ctx context.Context, c *call) error {
-	_, err := w.pool.Exec(ctx, `DELETE FROM rate_limits WHERE name = $1 AND key = $2`, subjects[c.Asks[0].Subject].Name(), c.Asks[0].Key)
+	_, err := w.pool.Exec(ctx, `DELETE FROM ratelimit.limits WHERE name = $1 AND key = $2`, subjects[c.Asks[0].Subject].Name(), c.Asks[0].Key)
 	c.Granted = err == nil
 	return err
 }
@@ -617,7 +617,7 @@ func period(c ratelimit.Config) time.Duration {
 	return fixed
 }
 
-// byHand takes tokens with the SQL functions. A denial by ratelimit_try is no error.
+// byHand takes tokens with the SQL functions. A denial by ratelimit.try is no error.
 func byHand(ctx context.Context, db ratelimit.DB, c *call) error {
 	a := c.Asks[0]
 	config := subjects[a.Subject].Config()
@@ -626,13 +626,13 @@ func byHand(ctx context.Context, db ratelimit.DB, c *call) error {
 	c.answer = answer{}
 	switch c.Verb {
 	case "reserve":
-		err := db.QueryRow(ctx, "SELECT at, retry_at FROM ratelimit_reserve($1, $2, "+numbers+", count => $8, max_reserved => $9)",
+		err := db.QueryRow(ctx, "SELECT at, retry_at FROM ratelimit.reserve($1, $2, "+numbers+", count => $8, max_reserved => $9)",
 			append(args, a.Count, config.MaxReserved)...).Scan(&c.At, &c.RetryAt)
 		c.Granted = err == nil
 		return err
 	case "take":
 		var n float64
-		err := db.QueryRow(ctx, "SELECT at, taken FROM ratelimit_take($1, $2, most => $8, "+numbers+")",
+		err := db.QueryRow(ctx, "SELECT at, taken FROM ratelimit.take($1, $2, most => $8, "+numbers+")",
 			append(args, int64(c.Most))...).Scan(&c.At, &n)
 		if c.Granted = err == nil; c.Granted {
 			*c = c.took(n)
@@ -640,7 +640,7 @@ func byHand(ctx context.Context, db ratelimit.DB, c *call) error {
 		return err
 	default:
 		var retryAt *time.Time
-		err := db.QueryRow(ctx, "SELECT granted, at, retry_at FROM ratelimit_try($1, $2, "+numbers+", count => $8)",
+		err := db.QueryRow(ctx, "SELECT granted, at, retry_at FROM ratelimit.try($1, $2, "+numbers+", count => $8)",
 			append(args, a.Count)...).Scan(&c.Granted, &c.At, &retryAt)
 		if c.Granted && retryAt != nil {
 			c.RetryAt = *retryAt
@@ -649,7 +649,7 @@ func byHand(ctx context.Context, db ratelimit.DB, c *call) error {
 	}
 }
 
-// deniedByHand is the SQLSTATE of a denial by ratelimit_reserve and ratelimit_take.
+// deniedByHand is the SQLSTATE of a denial by ratelimit.reserve and ratelimit.take.
 const deniedByHand = "PT429"
 
 // single makes a call that is its own transaction.

@@ -1,6 +1,6 @@
 // Package algebra is the arithmetic of limits: pure functions of a limit, its rows and an instant.
 //
-// It does the sums of _ratelimit_available and _ratelimit_apply in the same order and to the same bit, so that Go can
+// It does the sums of ratelimit._available and ratelimit._apply in the same order and to the same bit, so that Go can
 // predict the database's decisions. Products are converted to float64 before they are added to. Otherwise Go may fuse the
 // two operations (on arm64), and Postgres does not.
 package algebra
@@ -14,7 +14,7 @@ import (
 )
 
 // The tolerance: rounding alone denies nothing. A call is granted if what is missing is at most this share of the range in which
-// balances may lie, and at most this many tokens. So whole tokens stay exact at every capacity. _ratelimit_tolerance has the
+// balances may lie, and at most this many tokens. So whole tokens stay exact at every capacity. ratelimit._tolerance has the
 // same numbers.
 const (
 	toleranceShare  = 1e-9

@@ -1,5 +1,5 @@
 // Package calendar works out when the windows of a calendar begin: days, weeks, months, quarters and years in a time zone. It
-// reads times as Postgres does (_ratelimit_windows), so that Go and SQL agree if their zone files do.
+// reads times as Postgres does (ratelimit._windows), so that Go and SQL agree if their zone files do.
 package calendar
 
 import (

@@ -14,7 +14,7 @@ import (
 
 const Coalesce = `-- name: Coalesce :one
 SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts, r.after
-  FROM _ratelimit_coalesce(
+  FROM ratelimit._coalesce(
       $1::text[], $2::double precision[], $3::interval[], $4::double precision[],
       $5::text[], $6::integer[], $7::timestamptz[],
       $8::integer[], $9::double precision[], $10::double precision[],
@@ -94,7 +94,7 @@ func (q *Queries) Coalesce(ctx context.Context, arg CoalesceParams) (CoalesceRow
 
 const ConsumeKeys = `-- name: ConsumeKeys :one
 SELECT r.seen, r.at, r.early, r.ord, r.value, r.ts
-  FROM _ratelimit_consume_keys(
+  FROM ratelimit._consume_keys(
       $1::text, $2::text[],
       $3::double precision, $4::interval, $5::double precision,
       $6::double precision[], $7::timestamptz) AS r

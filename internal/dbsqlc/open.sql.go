@@ -15,21 +15,21 @@ import (
 const MaySweep = `-- name: MaySweep :one
 SELECT current_setting('transaction_read_only') = 'on' AS read_only,
        CASE WHEN p.prosecdef THEN '' ELSE pg_catalog.concat_ws(', ',
-           CASE WHEN NOT has_table_privilege('rate_limits', 'SELECT') THEN 'SELECT on rate_limits' END,
-           CASE WHEN NOT has_table_privilege('rate_limits', 'INSERT') THEN 'INSERT on rate_limits' END,
-           CASE WHEN NOT has_table_privilege('rate_limits', 'UPDATE') THEN 'UPDATE on rate_limits' END,
-           CASE WHEN NOT has_table_privilege('rate_limits', 'DELETE') THEN 'DELETE on rate_limits' END,
-           CASE WHEN NOT has_table_privilege('rate_limit_holds', 'SELECT') THEN 'SELECT on rate_limit_holds' END,
-           CASE WHEN NOT has_table_privilege('rate_limit_holds', 'INSERT') THEN 'INSERT on rate_limit_holds' END,
-           CASE WHEN NOT has_table_privilege('rate_limit_holds', 'UPDATE') THEN 'UPDATE on rate_limit_holds' END,
-           CASE WHEN NOT has_table_privilege('rate_limit_holds', 'DELETE') THEN 'DELETE on rate_limit_holds' END,
-           CASE WHEN NOT has_table_privilege('rate_limit_sweeps', 'SELECT') THEN 'SELECT on rate_limit_sweeps' END,
-           CASE WHEN NOT has_table_privilege('rate_limit_sweeps', 'INSERT') THEN 'INSERT on rate_limit_sweeps' END,
-           CASE WHEN NOT has_table_privilege('rate_limit_sweeps', 'UPDATE') THEN 'UPDATE on rate_limit_sweeps' END,
-           CASE WHEN NOT has_table_privilege('rate_limit_definitions', 'SELECT') THEN 'SELECT on rate_limit_definitions' END,
-           CASE WHEN NOT has_table_privilege('rate_limit_overrides', 'SELECT') THEN 'SELECT on rate_limit_overrides' END) END::text AS missing
+           CASE WHEN NOT has_table_privilege('ratelimit.limits', 'SELECT') THEN 'SELECT on ratelimit.limits' END,
+           CASE WHEN NOT has_table_privilege('ratelimit.limits', 'INSERT') THEN 'INSERT on ratelimit.limits' END,
+           CASE WHEN NOT has_table_privilege('ratelimit.limits', 'UPDATE') THEN 'UPDATE on ratelimit.limits' END,
+           CASE WHEN NOT has_table_privilege('ratelimit.limits', 'DELETE') THEN 'DELETE on ratelimit.limits' END,
+           CASE WHEN NOT has_table_privilege('ratelimit.holds', 'SELECT') THEN 'SELECT on ratelimit.holds' END,
+           CASE WHEN NOT has_table_privilege('ratelimit.holds', 'INSERT') THEN 'INSERT on ratelimit.holds' END,
+           CASE WHEN NOT has_table_privilege('ratelimit.holds', 'UPDATE') THEN 'UPDATE on ratelimit.holds' END,
+           CASE WHEN NOT has_table_privilege('ratelimit.holds', 'DELETE') THEN 'DELETE on ratelimit.holds' END,
+           CASE WHEN NOT has_table_privilege('ratelimit.sweeps', 'SELECT') THEN 'SELECT on ratelimit.sweeps' END,
+           CASE WHEN NOT has_table_privilege('ratelimit.sweeps', 'INSERT') THEN 'INSERT on ratelimit.sweeps' END,
+           CASE WHEN NOT has_table_privilege('ratelimit.sweeps', 'UPDATE') THEN 'UPDATE on ratelimit.sweeps' END,
+           CASE WHEN NOT has_table_privilege('ratelimit.definitions', 'SELECT') THEN 'SELECT on ratelimit.definitions' END,
+           CASE WHEN NOT has_table_privilege('ratelimit.overrides', 'SELECT') THEN 'SELECT on ratelimit.overrides' END) END::text AS missing
   FROM pg_catalog.pg_proc AS p
- WHERE p.oid = '_ratelimit_sweep'::regproc
+ WHERE p.oid = 'ratelimit._sweep'::regproc
 `
 
 type MaySweepRow struct {
@@ -45,7 +45,7 @@ func (q *Queries) MaySweep(ctx context.Context) (MaySweepRow, error) {
 }
 
 const SweepTurn = `-- name: SweepTurn :one
-SELECT t.state, t.at FROM _ratelimit_sweep_turn($1::text, $2::text, $3::interval, $4::timestamptz) AS t
+SELECT t.state, t.at FROM ratelimit._sweep_turn($1::text, $2::text, $3::interval, $4::timestamptz) AS t
 `
 
 type SweepTurnParams struct {

@@ -13,7 +13,7 @@ import (
 )
 
 const Block = `-- name: Block :one
-SELECT ratelimit_block($1::text, $2::text, $3::timestamptz, $4::text, $5::text)::bigint AS id
+SELECT ratelimit.block($1::text, $2::text, $3::timestamptz, $4::text, $5::text)::bigint AS id
 `
 
 type BlockParams struct {
@@ -38,7 +38,7 @@ func (q *Queries) Block(ctx context.Context, arg BlockParams) (int64, error) {
 }
 
 const Override = `-- name: Override :one
-SELECT ratelimit_override($1::text, $2::text, $3::double precision, $4::double precision,
+SELECT ratelimit.override($1::text, $2::text, $3::double precision, $4::double precision,
       $5::double precision, $6::timestamptz, $7::text, $8::text)::bigint AS id
 `
 
@@ -71,7 +71,7 @@ func (q *Queries) Override(ctx context.Context, arg OverrideParams) (int64, erro
 
 const Overrides = `-- name: Overrides :one
 SELECT o.ids, o.names, o.keys, o.effects, o.rates, o.capacities, o.max_reserveds, o.untils, o.mades, o.more, o.snapshot, o.at, o.server
-  FROM _ratelimit_overrides(($1::text)::pg_snapshot, $2::bigint) AS o
+  FROM ratelimit._overrides(($1::text)::pg_snapshot, $2::bigint) AS o
 `
 
 type OverridesParams struct {
@@ -117,7 +117,7 @@ func (q *Queries) Overrides(ctx context.Context, arg OverridesParams) (Overrides
 }
 
 const Publish = `-- name: Publish :one
-SELECT p.counts, p.others FROM _ratelimit_publish($1::text, ($2::text)::jsonb, $3::boolean) AS p
+SELECT p.counts, p.others FROM ratelimit._publish($1::text, ($2::text)::jsonb, $3::boolean) AS p
 `
 
 type PublishParams struct {
@@ -139,7 +139,7 @@ func (q *Queries) Publish(ctx context.Context, arg PublishParams) (PublishRow, e
 }
 
 const Restore = `-- name: Restore :one
-SELECT ratelimit_restore($1::text, $2::text, NULL, $3::text)::integer AS ended
+SELECT ratelimit.restore($1::text, $2::text, NULL, $3::text)::integer AS ended
 `
 
 type RestoreParams struct {
@@ -156,7 +156,7 @@ func (q *Queries) Restore(ctx context.Context, arg RestoreParams) (int32, error)
 }
 
 const Unblock = `-- name: Unblock :one
-SELECT ratelimit_unblock($1::text, $2::text, $3::text)::integer AS ended
+SELECT ratelimit.unblock($1::text, $2::text, $3::text)::integer AS ended
 `
 
 type UnblockParams struct {

@@ -13,7 +13,7 @@ import (
 )
 
 const Apply = `-- name: Apply :one
-SELECT _ratelimit_wire_apply(
+SELECT ratelimit._wire_apply(
       $1::text, $2::text[], $3::text[],
       $4::double precision[], $5::interval[], $6::double precision[], $7::timestamptz[],
       $8::integer[], $9::double precision[], $10::double precision[],
@@ -74,7 +74,7 @@ func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
 }
 
 const ApplyOne = `-- name: ApplyOne :one
-SELECT _ratelimit_wire_apply_one(
+SELECT ratelimit._wire_apply_one(
       $1::text, $2::text, $3::text,
       $4::double precision[], $5::interval[], $6::double precision[], $7::timestamptz[],
       $8::integer[], $9::double precision[], $10::double precision[],
@@ -135,7 +135,7 @@ func (q *Queries) ApplyOne(ctx context.Context, arg ApplyOneParams) ([]byte, err
 }
 
 const Consume = `-- name: Consume :one
-SELECT _ratelimit_wire_consume(
+SELECT ratelimit._wire_consume(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
       $7::double precision, $8::double precision, $9::timestamptz, $10::boolean, $11::boolean,
@@ -178,7 +178,7 @@ func (q *Queries) Consume(ctx context.Context, arg ConsumeParams) ([]byte, error
 }
 
 const ConsumeSeveral = `-- name: ConsumeSeveral :one
-SELECT _ratelimit_wire_consume_several(
+SELECT ratelimit._wire_consume_several(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
       $7::double precision[], $8::double precision[], $9::timestamptz, $10::boolean,
@@ -223,7 +223,7 @@ func (q *Queries) ConsumeSeveral(ctx context.Context, arg ConsumeSeveralParams) 
 }
 
 const ConsumeSharded = `-- name: ConsumeSharded :one
-SELECT _ratelimit_wire_consume_sharded(
+SELECT ratelimit._wire_consume_sharded(
       $1::text, $2::text,
       $3::double precision, $4::interval, $5::double precision, $6::timestamptz,
       $7::integer, $8::double precision, $9::double precision,
@@ -271,7 +271,7 @@ func (q *Queries) ConsumeSharded(ctx context.Context, arg ConsumeShardedParams) 
 }
 
 const Each = `-- name: Each :one
-SELECT _ratelimit_wire_each(
+SELECT ratelimit._wire_each(
       $1::integer[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[], $7::integer[],
       $8::double precision[], $9::integer[], $10::integer[], $11::text[], $12::double precision[], $13::timestamptz,
@@ -323,7 +323,7 @@ func (q *Queries) Each(ctx context.Context, arg EachParams) ([]byte, error) {
 
 const Extend = `-- name: Extend :one
 SELECT e.ended, e.lost, e.busy
-  FROM _ratelimit_extend($1::text[], $2::text[], $3::text[], ($4::text[])::uuid[], ($5::text[])::interval[], $6::timestamptz) AS e
+  FROM ratelimit._extend($1::text[], $2::text[], $3::text[], ($4::text[])::uuid[], ($5::text[])::interval[], $6::timestamptz) AS e
 `
 
 type ExtendParams struct {
@@ -356,7 +356,7 @@ func (q *Queries) Extend(ctx context.Context, arg ExtendParams) (ExtendRow, erro
 }
 
 const Hold = `-- name: Hold :one
-SELECT _ratelimit_wire_hold(
+SELECT ratelimit._wire_hold(
       $1::text, ($2::text)::uuid, ($3::text)::interval, $4::integer, $5::text[], $6::text[], $7::text[],
       $8::double precision[], $9::interval[], $10::double precision[], $11::timestamptz[],
       $12::integer[], $13::double precision[], $14::double precision[],
@@ -416,7 +416,7 @@ func (q *Queries) Hold(ctx context.Context, arg HoldParams) ([]byte, error) {
 }
 
 const Move = `-- name: Move :one
-SELECT _ratelimit_wire_move(
+SELECT ratelimit._wire_move(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[], $7::integer[],
       $8::double precision, $9::timestamptz,
@@ -459,7 +459,7 @@ func (q *Queries) Move(ctx context.Context, arg MoveParams) (float64, error) {
 }
 
 const Pause = `-- name: Pause :one
-SELECT _ratelimit_pause(
+SELECT ratelimit._pause(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::integer[],
       $7::double precision[], $8::timestamptz, $9::timestamptz)::timestamptz AS until
@@ -495,7 +495,7 @@ func (q *Queries) Pause(ctx context.Context, arg PauseParams) (pgtype.Timestampt
 }
 
 const Refund = `-- name: Refund :one
-SELECT _ratelimit_wire_refund(
+SELECT ratelimit._wire_refund(
       $1::text[], $2::text[],
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
       $7::double precision[], $8::double precision[], $9::double precision[], $10::double precision[],
@@ -547,7 +547,7 @@ func (q *Queries) Refund(ctx context.Context, arg RefundParams) ([]byte, error) 
 }
 
 const RefundOne = `-- name: RefundOne :one
-SELECT _ratelimit_wire_refund_one(
+SELECT ratelimit._wire_refund_one(
       $1::text, $2::text,
       $3::double precision[], $4::interval[], $5::double precision[], $6::timestamptz[],
       $7::double precision[], $8::double precision[], $9::double precision[], $10::double precision[],
@@ -599,7 +599,7 @@ func (q *Queries) RefundOne(ctx context.Context, arg RefundOneParams) ([]byte, e
 }
 
 const Reset = `-- name: Reset :one
-SELECT _ratelimit_reset($1::text[], $2::text[])::integer AS deleted
+SELECT ratelimit._reset($1::text[], $2::text[])::integer AS deleted
 `
 
 type ResetParams struct {
@@ -615,7 +615,7 @@ func (q *Queries) Reset(ctx context.Context, arg ResetParams) (int32, error) {
 }
 
 const Resume = `-- name: Resume :one
-SELECT _ratelimit_resume($1::text[], $2::text[], $3::timestamptz)::integer AS resumed
+SELECT ratelimit._resume($1::text[], $2::text[], $3::timestamptz)::integer AS resumed
 `
 
 type ResumeParams struct {
@@ -632,7 +632,7 @@ func (q *Queries) Resume(ctx context.Context, arg ResumeParams) (int32, error) {
 }
 
 const Settle = `-- name: Settle :one
-SELECT _ratelimit_wire_settle(
+SELECT ratelimit._wire_settle(
       $1::boolean, $2::text, ($3::text)::uuid, $4::integer, $5::boolean[], $6::text[], $7::text[],
       $8::double precision[], $9::interval[], $10::double precision[], $11::timestamptz[],
       $12::integer[], $13::double precision[], $14::timestamptz,
@@ -686,7 +686,7 @@ func (q *Queries) Settle(ctx context.Context, arg SettleParams) ([]byte, error) 
 
 const Sweep = `-- name: Sweep :one
 SELECT s.deleted, s.next
-  FROM _ratelimit_sweep(
+  FROM ratelimit._sweep(
       $1::text, CASE WHEN $2::text <> 'slots' THEN $3::double precision END,
       CASE WHEN $2::text <> 'slots' THEN coalesce(($4::text)::interval, $5::interval) END, $2::text, $6::double precision,
       $7::timestamptz, $8::text, ($9::text)::interval, $10::timestamptz) AS s
@@ -730,7 +730,7 @@ func (q *Queries) Sweep(ctx context.Context, arg SweepParams) (SweepRow, error) 
 
 const SweepHolds = `-- name: SweepHolds :one
 SELECT s.next_name, s.next_key, s.next_id
-  FROM _ratelimit_sweep_holds($1::text, $2::text, $3::text, $4::timestamptz) AS s
+  FROM ratelimit._sweep_holds($1::text, $2::text, $3::text, $4::timestamptz) AS s
 `
 
 type SweepHoldsParams struct {
@@ -759,12 +759,12 @@ func (q *Queries) SweepHolds(ctx context.Context, arg SweepHoldsParams) (SweepHo
 }
 
 const UpdateBucket = `-- name: UpdateBucket :one
-UPDATE rate_limits AS r
-   SET value = _ratelimit_available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, NULL) - $4::double precision,
+UPDATE ratelimit.limits AS r
+   SET value = ratelimit._available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, NULL) - $4::double precision,
        ts = greatest(r.ts, statement_timestamp())
- WHERE r.name = $5::text AND r.key = $6::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
-   AND _ratelimit_available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, NULL) - $4::double precision >= $7::double precision
-   AND current_setting('transaction_isolation') = 'read committed' AND _ratelimit_here('rate_limits')
+ WHERE r.name = $5::text AND r.key = $6::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
+   AND ratelimit._available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, NULL) - $4::double precision >= $7::double precision
+   AND current_setting('transaction_isolation') = 'read committed'
 RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer
 `
 
@@ -794,12 +794,12 @@ func (q *Queries) UpdateBucket(ctx context.Context, arg UpdateBucketParams) ([]b
 }
 
 const UpdateCalendar = `-- name: UpdateCalendar :one
-UPDATE rate_limits AS r
-   SET value = _ratelimit_available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, $4::timestamptz, $5::timestamptz[]) - $6::double precision,
+UPDATE ratelimit.limits AS r
+   SET value = ratelimit._available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, $4::timestamptz, $5::timestamptz[]) - $6::double precision,
        ts = greatest(r.ts, statement_timestamp())
- WHERE r.name = $7::text AND r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
-   AND _ratelimit_available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, $4::timestamptz, $5::timestamptz[]) - $6::double precision >= $9::double precision
-   AND current_setting('transaction_isolation') = 'read committed' AND _ratelimit_here('rate_limits')
+ WHERE r.name = $7::text AND r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
+   AND ratelimit._available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, $4::timestamptz, $5::timestamptz[]) - $6::double precision >= $9::double precision
+   AND current_setting('transaction_isolation') = 'read committed'
 RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer
 `
 
@@ -834,21 +834,20 @@ func (q *Queries) UpdateCalendar(ctx context.Context, arg UpdateCalendarParams) 
 
 const UpdateHold = `-- name: UpdateHold :one
 WITH taken AS (
-    UPDATE rate_limits AS r
-       SET value = _ratelimit_available(r.value, r.ts, _ratelimit_upto(statement_timestamp(), $1::interval, $2::timestamptz, $3::timestamptz[]),
+    UPDATE ratelimit.limits AS r
+       SET value = ratelimit._available(r.value, r.ts, ratelimit._upto(statement_timestamp(), $1::interval, $2::timestamptz, $3::timestamptz[]),
                $4::double precision, $1::interval, $5::double precision, $2::timestamptz, $3::timestamptz[]) - $6::double precision,
            ts = greatest(r.ts, statement_timestamp()), lapses = CASE WHEN $7::text IS NOT NULL THEN true ELSE r.lapses END
-     WHERE r.name = $8::text AND r.key = $9::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
-       AND _ratelimit_available(r.value, r.ts, _ratelimit_upto(statement_timestamp(), $1::interval, $2::timestamptz, $3::timestamptz[]),
+     WHERE r.name = $8::text AND r.key = $9::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
+       AND ratelimit._available(r.value, r.ts, ratelimit._upto(statement_timestamp(), $1::interval, $2::timestamptz, $3::timestamptz[]),
                $4::double precision, $1::interval, $5::double precision, $2::timestamptz, $3::timestamptz[]) - $6::double precision >= $10::double precision
-       AND CASE WHEN current_setting('transaction_isolation') = 'read committed' AND NOT _ratelimit_distributed()
-                 AND _ratelimit_here('rate_limits') AND _ratelimit_holds_here('rate_limit_holds')
-           THEN NOT EXISTS (SELECT 1 FROM rate_limit_holds AS h
-                 WHERE h.name = $8::text AND h.key = $9::text AND h.id = $11::text AND (h.part > '0' OR _ratelimit_costly(h.part::smallint)))
+       AND CASE WHEN current_setting('transaction_isolation') = 'read committed' AND NOT ratelimit._distributed()
+           THEN NOT EXISTS (SELECT 1 FROM ratelimit.holds AS h
+                 WHERE h.name = $8::text AND h.key = $9::text AND h.id = $11::text AND (h.part > '0' OR ratelimit._costly(h.part::smallint)))
            ELSE false END
     RETURNING r.value, r.ts
 ), held AS (
-    INSERT INTO rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+    INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
     SELECT $8::text, $9::text, $11::text, $12::text, $13::text, ($7::text)::uuid, $6::double precision, statement_timestamp(), t.value, 1,
            coalesce(clock_timestamp() + ($14::text)::interval, 'infinity')
       FROM taken AS t
@@ -857,7 +856,7 @@ WITH taken AS (
 )
 SELECT record_send(ROW('taken'::text, h.until, statement_timestamp(), ARRAY[1], ARRAY[t.value], ARRAY[t.ts], NULL::timestamptz[])) AS answer
   FROM taken AS t LEFT JOIN held AS h ON true
- WHERE h.until IS NOT NULL OR _ratelimit_taken_twice()
+ WHERE h.until IS NOT NULL OR ratelimit._taken_twice()
 `
 
 type UpdateHoldParams struct {
@@ -901,13 +900,13 @@ func (q *Queries) UpdateHold(ctx context.Context, arg UpdateHoldParams) ([]byte,
 }
 
 const UpdateSettle = `-- name: UpdateSettle :one
-UPDATE rate_limit_holds AS h
+UPDATE ratelimit.holds AS h
    SET state = 'settled', until = clock_timestamp() + interval '1 day'
-  FROM rate_limits AS r
- WHERE h.name = $1::text AND h.key = $2::text AND h.id = $3::text AND (h.part > '0' OR _ratelimit_costly(h.part::smallint))
+  FROM ratelimit.limits AS r
+ WHERE h.name = $1::text AND h.key = $2::text AND h.id = $3::text AND (h.part > '0' OR ratelimit._costly(h.part::smallint))
    AND CASE WHEN h.state = 'held' AND h.unit = 'tokens' AND h.token = ($4::text)::uuid THEN h.count = $5::double precision ELSE false END
-   AND r.name = $1::text AND r.key = $2::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
-   AND current_setting('transaction_isolation') = 'read committed' AND _ratelimit_here('rate_limits') AND _ratelimit_holds_here('rate_limit_holds')
+   AND r.name = $1::text AND r.key = $2::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
+   AND current_setting('transaction_isolation') = 'read committed'
 RETURNING record_send(ROW('done'::text, statement_timestamp(), ARRAY[1], ARRAY[r.value], ARRAY[r.ts], ARRAY[0::double precision], '{}'::integer[])) AS answer
 `
 
@@ -934,12 +933,12 @@ func (q *Queries) UpdateSettle(ctx context.Context, arg UpdateSettleParams) ([]b
 }
 
 const UpdateWindow = `-- name: UpdateWindow :one
-UPDATE rate_limits AS r
-   SET value = _ratelimit_available(r.value, r.ts, date_bin($1::interval, statement_timestamp(), $2::timestamptz), $3::double precision, $1::interval, $4::double precision, $2::timestamptz) - $5::double precision,
+UPDATE ratelimit.limits AS r
+   SET value = ratelimit._available(r.value, r.ts, date_bin($1::interval, statement_timestamp(), $2::timestamptz), $3::double precision, $1::interval, $4::double precision, $2::timestamptz) - $5::double precision,
        ts = greatest(r.ts, statement_timestamp())
- WHERE r.name = $6::text AND r.key = $7::text AND r.shard = 0 AND (r.shards = 1 OR _ratelimit_costly(r.shards))
-   AND _ratelimit_available(r.value, r.ts, date_bin($1::interval, statement_timestamp(), $2::timestamptz), $3::double precision, $1::interval, $4::double precision, $2::timestamptz) - $5::double precision >= $8::double precision
-   AND current_setting('transaction_isolation') = 'read committed' AND _ratelimit_here('rate_limits')
+ WHERE r.name = $6::text AND r.key = $7::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
+   AND ratelimit._available(r.value, r.ts, date_bin($1::interval, statement_timestamp(), $2::timestamptz), $3::double precision, $1::interval, $4::double precision, $2::timestamptz) - $5::double precision >= $8::double precision
+   AND current_setting('transaction_isolation') = 'read committed'
 RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer
 `
 

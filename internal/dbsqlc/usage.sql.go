@@ -13,7 +13,7 @@ import (
 )
 
 const RecordUsage = `-- name: RecordUsage :one
-SELECT _ratelimit_record_usage(
+SELECT ratelimit._record_usage(
     $1::text[], $2::timestamptz[], $3::bigint[], $4::bigint[], $5::bigint[],
     $6::double precision[], $7::double precision[], $8::double precision[],
     $9::text[], $10::timestamptz[], $11::text[], $12::bigint[], $13::double precision[], $14::timestamptz[],

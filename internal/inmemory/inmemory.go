@@ -16,14 +16,14 @@ type Mark struct{}
 // ID is the key of a limit's rows.
 type ID struct{ Name, Key string }
 
-// Row is a row of rate_limits. Its place in a list is its shard.
+// Row is a row of ratelimit.limits. Its place in a list is its shard.
 type Row struct {
 	algebra.Row
 	Shards   int            // the number of rows of the limit and key
 	Promised algebra.Micros // the latest instant at which work that had to wait was told to run; 0: none
 }
 
-// Table is rate_limits. The lists are never changed in place, so a copy of the map is a snapshot.
+// Table is ratelimit.limits. The lists are never changed in place, so a copy of the map is a snapshot.
 type Table map[ID][]Row
 
 // Demand is a call's demand for one limit and key.
@@ -62,7 +62,7 @@ func (t Table) Consume(ds []Demand, reserve bool, within algebra.Micros, level I
 		if l := d.Limit; l.Windows != nil && l.Period == 0 && slices.ContainsFunc(t[d.ID], func(r Row) bool { return r.TS < (*l.Windows)[0] }) {
 			return Answer{Rows: [][]algebra.Row{{{Value: math.Inf(-1), TS: algebra.Min}}}} // package ratelimit asks again, with a longer list
 		}
-		t.set(d, d.Limit.Take(t.rows(d.ID), 1, 0, now)) // _ratelimit_consume merges the rows first, whatever its decision
+		t.set(d, d.Limit.Take(t.rows(d.ID), 1, 0, now)) // ratelimit._consume merges the rows first, whatever its decision
 	}
 	if a, ok := t.fromOneRowEach(ds, reserve, level, now); ok {
 		return a

@@ -11,7 +11,7 @@ import (
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
-// override is a row of rate_limit_overrides. The empty key is every key.
+// override is a row of ratelimit.overrides. The empty key is every key.
 type override struct {
 	id int64
 	ID

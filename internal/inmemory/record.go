@@ -14,7 +14,7 @@ import (
 // y2k is where Postgres' instants begin to count.
 const y2k = algebra.Micros(946_684_800_000_000)
 
-// decision is a _ratelimit_decision.
+// decision is a ratelimit._decision.
 func decision(granted bool, at algebra.Micros, r algebra.Row) []byte {
 	b := binary.BigEndian.AppendUint32(make([]byte, 0, 64), 4)
 	b = column(b, pgtype.BoolOID, boolean(granted))
@@ -23,7 +23,7 @@ func decision(granted bool, at algebra.Micros, r algebra.Row) []byte {
 	return column(b, pgtype.TimestamptzOID, instant(r.TS))
 }
 
-// decisions is a _ratelimit_decisions.
+// decisions is a ratelimit._decisions.
 func decisions(a Answer, at algebra.Micros) []byte {
 	b := binary.BigEndian.AppendUint32(nil, 6)
 	b = column(b, pgtype.BoolOID, boolean(a.Granted))
@@ -31,7 +31,7 @@ func decisions(a Answer, at algebra.Micros) []byte {
 	return column(b, pgtype.Float8OID, double(a.Taken))
 }
 
-// settled is a _ratelimit_settled.
+// settled is a ratelimit._settled.
 func settled(a Answer, at algebra.Micros) []byte {
 	var moved, waiting [][]byte
 	for _, v := range a.Moved {
@@ -62,7 +62,7 @@ func (a Answer) rows(b []byte) []byte {
 	return column(b, pgtype.TimestamptzArrayOID, array(pgtype.TimestamptzOID, ts))
 }
 
-// each is a record of _ratelimit_each.
+// each is a record of ratelimit._each.
 func each(answers []Answer, at algebra.Micros) []byte {
 	var places, granted, ats, values, ts [][]byte
 	for i, a := range answers {

@@ -303,7 +303,7 @@ func (s statement) run(t Table, level Isolation, now algebra.Micros) row {
 	return row{value: decisions(a, now)}
 }
 
-// denial is the error of _ratelimit_raise.
+// denial is the error of ratelimit._raise.
 func (s statement) denial(a Answer, now algebra.Micros) error {
 	detail := struct {
 		At    algebra.Micros   `json:"at"`

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/inschema"
 )
 
 var levels = map[pgx.TxIsoLevel]Isolation{
@@ -64,7 +65,8 @@ func (s *session) run(ctx context.Context, sql string, args []any) row {
 	if err := s.usable(ctx); err != nil {
 		return row{err: err}
 	}
-	if strings.HasPrefix(sql, "lock table rate_limits_turn_") { // by Hot: nothing ever waits here
+	sql = inschema.Back(sql)
+	if strings.HasPrefix(sql, "lock table ratelimit.turn_") { // by Hot: nothing ever waits here
 		return row{value: struct{}{}}
 	}
 	answer := s.answer(sql, args)

@@ -41,7 +41,7 @@ func Holds(ctx context.Context, db Querier, name string, key, id *string, at tim
 		return h, err
 	}, `SELECT h.key, h.id, h.unit, h.count, `+ShownTime("h.taken_at")+`,
 		       CASE WHEN h.until < 'infinity' THEN `+ShownTime("h.until")+` END, h.until <= $2, count(*) OVER ()
-		  FROM rate_limit_holds AS h WHERE h.name = $1 AND h.state = 'held' AND NOT starts_with(h.id, '~'::text)`+where+`
+		  FROM ratelimit.holds AS h WHERE h.name = $1 AND h.state = 'held' AND NOT starts_with(h.id, '~'::text)`+where+`
 		 ORDER BY h.taken_at, h.key, h.id LIMIT nullif($3::bigint, 0)`, args...)
 	return list, all, err
 }
@@ -53,9 +53,9 @@ func Release(ctx context.Context, db interface {
 }, name, key, id string, since time.Time, reason string, who *string) (released bool, err error) {
 	// By the token that it has now: an id may be held anew before its row is locked.
 	err = db.QueryRow(ctx, `
-		SELECT ratelimit_release($1::text, nullif($2::text, ''), coalesce('~' || replace(h.token::text, '-', '') || octet_length(h.id) || ':' || h.id, h.id),
+		SELECT ratelimit.release($1::text, nullif($2::text, ''), coalesce('~' || replace(h.token::text, '-', '') || octet_length(h.id) || ':' || h.id, h.id),
 		       global => $2::text = '', reason => $5::text, who => coalesce($6::text, SESSION_USER))
-		  FROM rate_limit_holds AS h WHERE h.name = $1 AND h.key = $2 AND h.id = $3 AND h.state = 'held'
+		  FROM ratelimit.holds AS h WHERE h.name = $1 AND h.key = $2 AND h.id = $3 AND h.state = 'held'
 		   AND `+ShownTime("h.taken_at")+` = $4`, name, key, id, since, reason, who).Scan(&released)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil

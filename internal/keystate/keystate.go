@@ -1,5 +1,5 @@
 // Package keystate reads how keys stand and which overrides are in force, for the tool and the page. All that it says is worked out by
-// _ratelimit_states and _ratelimit_in_force, as in ratelimit_keys. What one answer says is read in one transaction that is REPEATABLE READ, at
+// ratelimit._states and ratelimit._in_force, as in ratelimit.keys. What one answer says is read in one transaction that is REPEATABLE READ, at
 // one instant: else an override may be in one part of it, and not in another.
 package keystate
 
@@ -77,9 +77,9 @@ func (s *State) Known() bool { return s.Numbers.Effect != "varies" }
 // given is the definition to ask about, as the column g: $1 is the limit, $4 to $11 are the numbers given.
 const given = `(
 	SELECT CASE WHEN $4 THEN ROW('numbers', NULL, NULL, coalesce($5::text, d.kind), coalesce($6::float8, d.rate), coalesce($8::interval, d.period),
-	       _ratelimit_capacity(d.rate, d.capacity, $6::float8, $7::float8), d.max_reserved, coalesce($9::timestamptz, d.start), coalesce(d.shards, 1),
-	       coalesce($10::text, d.zone), coalesce($11::text::timestamp, d.anchor), NULL)::_ratelimit_terms END AS g
-	  FROM _ratelimit_defined($1::text) AS d OFFSET 0) AS given`
+	       ratelimit._capacity(d.rate, d.capacity, $6::float8, $7::float8), d.max_reserved, coalesce($9::timestamptz, d.start), coalesce(d.shards, 1),
+	       coalesce($10::text, d.zone), coalesce($11::text::timestamp, d.anchor), NULL)::ratelimit._terms END AS g
+	  FROM ratelimit._defined($1::text) AS d OFFSET 0) AS given`
 
 func arguments(name string, keys any, at time.Time, g *Given) []any {
 	if g == nil {
@@ -97,7 +97,7 @@ var columns = `SELECT s.key, s.effect, s.override, s.rows, s.stored, s.last_use,
 // Of reads the state of each of some keys, whether it has a row or not, in the order of the keys. The empty key is a limit without keys. A limit that no program
 // has published is an error unless its numbers are given.
 func Of(ctx context.Context, db Querier, name string, keys []string, at time.Time, g *Given) ([]State, error) {
-	return collect(ctx, db, scan, columns+` CROSS JOIN LATERAL _ratelimit_states($1::text, $2::text[], $3::timestamptz, given.g, whole => true) AS s ORDER BY s.key`,
+	return collect(ctx, db, scan, columns+` CROSS JOIN LATERAL ratelimit._states($1::text, $2::text[], $3::timestamptz, given.g, whole => true) AS s ORDER BY s.key`,
 		arguments(name, keys, at, g)...)
 }
 
@@ -105,7 +105,7 @@ func Of(ctx context.Context, db Querier, name string, keys []string, at time.Tim
 // have the least. denied: only those that would be denied or, if their numbers are not known, that may be: what they had at the last use is less
 // than one token, and within idle before at (nil: ever).
 func All(ctx context.Context, db Querier, name string, at time.Time, g *Given, denied bool, idle *pgtype.Interval, most int) ([]State, error) {
-	return collect(ctx, db, scan, columns+` CROSS JOIN LATERAL _ratelimit_states($1::text, $2::text[], $3::timestamptz, given.g) AS s
+	return collect(ctx, db, scan, columns+` CROSS JOIN LATERAL ratelimit._states($1::text, $2::text[], $3::timestamptz, given.g) AS s
 		 WHERE NOT $12 OR s.retry_at IS NOT NULL OR s.effect = 'varies' AND CASE WHEN s.used IS NOT NULL THEN s.used > 0
 		       ELSE s.stored < 1 AND NOT coalesce(s.override IS NULL AND s.stored > -1e-15 AND s.last_use < $3::timestamptz - $13::interval, false) END
 		 ORDER BY coalesce(s.remaining, CASE WHEN s.effect = 'varies' THEN coalesce(-s.used, s.stored) END) NULLS FIRST, s.key COLLATE "C" LIMIT nullif($14::bigint, 0)`,
@@ -148,12 +148,12 @@ type Point struct {
 // Curve works out what a key with known numbers has between two instants, if nothing more is taken.
 func Curve(ctx context.Context, db Querier, name, key string, at time.Time, g *Given, from, to time.Time) ([]Point, error) {
 	return collect(ctx, db, pgx.RowToStructByPos[Point], `
-		SELECT t.at, _ratelimit_total(r.value, r.ts, t.at, q.rate, q.period, q.capacity, q.start, l.windows)
+		SELECT t.at, ratelimit._total(r.value, r.ts, t.at, q.rate, q.period, q.capacity, q.start, l.windows)
 		  FROM `+given+`
-		 CROSS JOIN LATERAL _ratelimit_numbers($1::text, nullif($2::text, ''), $3::timestamptz, varying => true, standing => true, given => given.g) AS n
-		 CROSS JOIN LATERAL _ratelimit_ask($1::text, $2::text, n, $3::timestamptz, given.g) AS q
-		 CROSS JOIN LATERAL _ratelimit_lapsed($1::text, $2::text, $3::timestamptz, q.rate, q.period, q.capacity, q.start, q.windows) AS r
-		 CROSS JOIN LATERAL (SELECT _ratelimit_reaching(q, r.value, r.ts, $3::timestamptz, q.capacity, 0) AS windows OFFSET 0) AS l -- to where it is full
+		 CROSS JOIN LATERAL ratelimit._numbers($1::text, nullif($2::text, ''), $3::timestamptz, varying => true, standing => true, given => given.g) AS n
+		 CROSS JOIN LATERAL ratelimit._ask($1::text, $2::text, n, $3::timestamptz, given.g) AS q
+		 CROSS JOIN LATERAL ratelimit._lapsed($1::text, $2::text, $3::timestamptz, q.rate, q.period, q.capacity, q.start, q.windows) AS r
+		 CROSS JOIN LATERAL (SELECT ratelimit._reaching(q, r.value, r.ts, $3::timestamptz, q.capacity, 0) AS windows OFFSET 0) AS l -- to where it is full
 		 CROSS JOIN LATERAL (SELECT $12::timestamptz + ($13::timestamptz - $12::timestamptz) * (n / 120.0::float8) AS at FROM generate_series(0, 120) AS n) AS t
 		 WHERE q.effect = 'numbers' AND r.value IS NOT NULL ORDER BY t.at`, append(arguments(name, key, at, g), from, to)...)
 }

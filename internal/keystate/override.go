@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Override is a row of rate_limit_overrides. The tool prints it as JSON.
+// Override is a row of ratelimit.overrides. The tool prints it as JSON.
 type Override struct {
 	ID          int64      `json:"id"`
 	Limit       string     `json:"limit"`
@@ -54,10 +54,10 @@ var overrideColumns = `SELECT o.id, o.name, o.key, o.effect, o.rate, o.capacity,
 // limits. They are in the order in which they decide: those of a key, and then those of every key; of each, blocks first, and then the newest.
 // most: at most so many of single keys, and as many of every key; 0: all.
 func InForce(ctx context.Context, db Querier, name *string, keys []string, at time.Time, most int) ([]Override, error) {
-	return collect(ctx, db, override, overrideColumns+`FROM _ratelimit_in_force($1::text, $2::text[], $3::timestamptz, nullif($4::bigint, 0)) AS o`, name, keys, at, most)
+	return collect(ctx, db, override, overrideColumns+`FROM ratelimit._in_force($1::text, $2::text[], $3::timestamptz, nullif($4::bigint, 0)) AS o`, name, keys, at, most)
 }
 
-// History reads overrides, in force or not, by what comes after FROM rate_limit_overrides AS o.
+// History reads overrides, in force or not, by what comes after FROM ratelimit.overrides AS o.
 func History(ctx context.Context, db Querier, from string, args ...any) ([]Override, error) {
 	return collect(ctx, db, override, overrideColumns+"FROM "+from, args...)
 }
@@ -65,8 +65,8 @@ func History(ctx context.Context, db Querier, from string, args ...any) ([]Overr
 // KeyHistory reads the newest overrides that were for a key (nil: of none), or for every key: of each, those that are over last or are in force.
 func KeyHistory(ctx context.Context, db Querier, name string, key *string, most int) ([]Override, error) {
 	const last = " ORDER BY greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) DESC LIMIT $3)"
-	return History(ctx, db, `((SELECT o.* FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key = $2`+last+`
-		UNION ALL (SELECT o.* FROM rate_limit_overrides AS o WHERE o.name = $1 AND o.key IS NULL`+last+`) AS o
+	return History(ctx, db, `((SELECT o.* FROM ratelimit.overrides AS o WHERE o.name = $1 AND o.key = $2`+last+`
+		UNION ALL (SELECT o.* FROM ratelimit.overrides AS o WHERE o.name = $1 AND o.key IS NULL`+last+`) AS o
 		ORDER BY o.made_at DESC, o.id DESC LIMIT $3`, name, key, most)
 }
 

@@ -3,7 +3,6 @@
 // All files that it reads and writes are in the directory of package migrations:
 //
 //   - engine/*.sql is the source: the statements that make the engine. The variable order has the order of the files.
-//   - schema.sql is generated. It has the whole engine.
 //   - released.sha256 lists the released migrations. They never change again.
 //   - NNNNN_engine.sql is generated and follows the last released migration. It has all changes since, in both directions.
 //
@@ -27,13 +26,12 @@ var order = []string{
 	"table.sql", "available.sql", "distributed.sql", "decisions.sql", "consume.sql", "consume_sharded.sql", "consume_several.sql", "apply.sql", "refund.sql", "lock.sql", "move.sql",
 	"consume_keys.sql", "each.sql", "wire.sql", "reset.sql", "coalesce.sql", "raise.sql", "turns.sql",
 	"parts.sql", "calendar.sql", "validate.sql", "grid.sql", "balance.sql", "definitions.sql", "overrides.sql", "ratelimit.sql", "holds.sql", "holds_by_hand.sql", "pause.sql", "keys.sql", "sweep.sql",
-	"usage.sql", "guard.sql", "version.sql",
+	"usage.sql", "guard.sql", "grants.sql", "version.sql",
 }
 
 // The names in a directory of migrations.
 const (
 	engineDir    = "engine"
-	schemaFile   = "schema.sql"
 	releasedFile = "released.sha256"
 	generatedBy  = "-- Code generated from engine/*.sql by `make generate`; DO NOT EDIT.\n"
 )
@@ -51,10 +49,10 @@ func Files(dir fs.FS) (map[string]string, error) {
 	// The number changes with every migration, and only then.
 	source := engine
 	engine = numbered(source, h.next-1)
-	up, down, err := h.changes(engine)
+	up, down, new, err := h.changes(engine)
 	if err == nil && up != "" {
 		engine = numbered(source, h.next)
-		up, down, err = h.changes(engine)
+		up, down, new, err = h.changes(engine)
 	}
 	if err != nil {
 		return nil, err
@@ -64,18 +62,12 @@ func Files(dir fs.FS) (map[string]string, error) {
 		files[name] = ""
 	}
 	if up != "" {
-		first := onlyUTF8
+		up = engineBegin + strings.TrimLeft(up, "\n") + engineEnd
 		if h.next == 1 {
-			first += notTwice
+			up = onlyUTF8 + up
 		}
-		files[fmt.Sprintf("%05d_engine.sql", h.next)] = generatedBy + "\n-- +goose Up\n-- +goose StatementBegin\n" + inSchema(first, up) +
-			"-- +goose StatementEnd\n\n-- +goose Down\n-- +goose StatementBegin\n" + inSchema("", down) + "-- +goose StatementEnd\n"
+		files[fmt.Sprintf("%05d_engine.sql", h.next)] = generatedBy + "\n-- +goose Up\n" + up + granted(new) + "\n-- +goose Down\n" + engineBegin + down + engineEnd
 	}
-	var all strings.Builder
-	for _, s := range engine {
-		all.WriteString(s.lead + s.created())
-	}
-	files[schemaFile] = generatedBy + "--\n-- For psql and other tools: psql -1 -v ON_ERROR_STOP=1 -f schema.sql\n\n" + inSchema(onlyUTF8+notTwice, all.String())
 	return files, nil
 }
 
@@ -102,35 +94,56 @@ const (
 	functionsMark = "/* TEMPLATE: functions */"
 )
 
-// inSchema returns a statement that runs first, and then sql with the schema put in. The schema is the first one of the search_path at that time. So the
-// bodies of the functions name it, and work whatever the search_path of their callers is. It is always in quotes: so ratelimit_schema can
-// take it out again, and takes no alias of a table for it.
-func inSchema(first, sql string) string {
-	return "DO $migration$\nBEGIN\n" + first + "EXECUTE pg_catalog.replace(" + sqlBegin + strings.TrimRight(sql, "\n") + sqlEnd +
-		", '" + schemaMark + "', '\"' || pg_catalog.replace(current_schema::text, '\"', '\"\"') || '\".');\nEND\n$migration$;\n"
-}
+// engineBegin and engineEnd are around the statements of the engine in a migration. Goose sends them together.
+const (
+	engineBegin = "-- +goose StatementBegin\n"
+	engineEnd   = "-- +goose StatementEnd\n"
+)
 
 // onlyUTF8 refuses a database of another encoding. There, a program whose texts are UTF-8 and one whose texts are not write different bytes
 // for one key, and so have a limit each. The driver does not convert: it leaves the client's encoding as the database has it.
-const onlyUTF8 = `IF current_setting('server_encoding') <> 'UTF8' THEN
-    RAISE feature_not_supported USING MESSAGE = pg_catalog.format('txlimit needs a database with the encoding UTF8, and this one has %s', current_setting('server_encoding')),
-        HINT = 'CREATE DATABASE ... ENCODING ''UTF8'' TEMPLATE template0, and move the data there.';
-END IF;
+const onlyUTF8 = `-- +goose StatementBegin
+DO $$
+BEGIN
+    IF current_setting('server_encoding') <> 'UTF8' THEN
+        RAISE feature_not_supported USING MESSAGE = pg_catalog.format('txlimit needs a database with the encoding UTF8, and this one has %s', current_setting('server_encoding')),
+            HINT = 'CREATE DATABASE ... ENCODING ''UTF8'' TEMPLATE template0, and move the data there.';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
 `
 
-// notTwice refuses a schema that has the tables. The error of CREATE TABLE would have all of the SQL as its context, which psql prints.
-const notTwice = `IF EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = current_schema() AND tablename = 'rate_limits') THEN
-    RAISE duplicate_table USING MESSAGE = pg_catalog.format('relation "rate_limits" already exists in schema %I: txlimit is there already, or another table has its name', current_schema()),
-        HINT = 'docs/operations.md#upgrade says how to upgrade it, and #which-schema-is-this which version it is.';
-END IF;
+// granted takes the functions of a migration from PUBLIC, and gives them to the roles that may use the ones beside them. Otherwise a function that
+// was replaced, and calls a new one, would fail until somebody grants that. Functions with the rights of their owner are for those who may restore.
+func granted(functions []string) string {
+	if len(functions) == 0 {
+		return ""
+	}
+	return `
+-- +goose StatementBegin
+DO $$
+DECLARE
+    f record;
+BEGIN
+    FOR f IN
+        SELECT p.oid::pg_catalog.regprocedure AS signature, a.grantee::pg_catalog.regrole AS role
+          FROM pg_catalog.pg_proc AS p
+          JOIN pg_catalog.pg_proc AS beside ON beside.oid = CASE WHEN p.prosecdef THEN 'ratelimit.restore' ELSE 'ratelimit.schema' END::pg_catalog.regproc
+          LEFT JOIN LATERAL pg_catalog.aclexplode(beside.proacl) AS a ON a.grantee NOT IN (0, p.proowner)
+         WHERE p.pronamespace = beside.pronamespace
+           AND p.proname::text = ANY ('{` + strings.Join(functions, ",") + `}'::text[])
+    LOOP
+        EXECUTE pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', f.signature);
+        IF f.role IS NOT NULL THEN
+            EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', f.signature, f.role);
+        END IF;
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
 `
-
-// inSchema puts sqlBegin and sqlEnd around the SQL, and replaces schemaMark by the schema.
-const (
-	sqlBegin   = "$engine$\n"
-	sqlEnd     = "\n$engine$"
-	schemaMark = "/* TEMPLATE: schema */"
-)
+}
 
 // readEngine reads the statements of the engine.
 func readEngine(dir fs.FS) (engine []statement, err error) {
@@ -175,7 +188,7 @@ type history struct {
 	byHand    map[string]string    // by key: the mark of the statement that a later migration by hand leads to; or gone
 }
 
-// byHandLine is a line in a migration that was written by hand. "-- engine: table rate_limits 0123456789abcdef" says that the migration
+// byHandLine is a line in a migration that was written by hand. "-- engine: table ratelimit.limits 0123456789abcdef" says that the migration
 // leads to the statement in engine/ with this mark; "-- engine: function f gone" says that it drops the function.
 var byHandLine = regexp.MustCompile(`(?m)^-- engine: (.+) ([0-9a-f]{16}|gone)$`)
 
@@ -248,10 +261,11 @@ func readReleased(dir fs.FS) (sums map[string]string, err error) {
 
 // replay notes the statements of a generated migration.
 func (h *history) replay(text string) error {
-	_, up, _ := strings.Cut(text, sqlBegin)
-	up, _, found := strings.Cut(up, sqlEnd)
+	text = strings.TrimPrefix(text[strings.Index(text, engineBegin)+1:], onlyUTF8[1:])
+	_, up, _ := strings.Cut(text, engineBegin[1:])
+	up, _, found := strings.Cut(up, engineEnd)
 	if !found {
-		return fmt.Errorf("there is no SQL between %q and %q", sqlBegin, sqlEnd)
+		return fmt.Errorf("there is no SQL between %q and %q", engineBegin, engineEnd)
 	}
 	statements, err := split(up)
 	if err != nil {
@@ -283,8 +297,8 @@ func (h *history) replayByHand(text string) error {
 	return nil
 }
 
-// changes returns the SQL that leads from the released state to the engine, and back.
-func (h *history) changes(engine []statement) (up, down string, err error) {
+// changes returns the SQL that leads from the released state to the engine, and back, and the functions that are new.
+func (h *history) changes(engine []statement) (up, down string, functions []string, err error) {
 	left := maps.Clone(h.made)
 	created := map[string]bool{} // the new objects
 	for _, s := range engine {
@@ -295,6 +309,9 @@ func (h *history) changes(engine []statement) (up, down string, err error) {
 		switch {
 		case !wasMade && !wasByHand && s.comments == "":
 			created[s.object()] = true
+			if s.kind == "FUNCTION" {
+				functions = append(functions, s.name)
+			}
 			up += s.lead + s.created()
 			down = s.dropped() + down
 		case !wasMade && !wasByHand:
@@ -308,20 +325,20 @@ func (h *history) changes(engine []statement) (up, down string, err error) {
 			up += s.lead + s.text + "\n"
 			down = old.text + "\n" + down
 		default:
-			return "", "", h.byHandError(s.file+": "+s.key()+" differs from the released statement. The change may touch rows or break older libraries, so no migration can be generated",
+			return "", "", nil, h.byHandError(s.file+": "+s.key()+" differs from the released statement. The change may touch rows or break older libraries, so no migration can be generated",
 				"-- engine: "+s.key()+" "+s.mark())
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(left)) {
 		old := left[key]
 		if old.comments == "" {
-			return "", "", h.byHandError(key+" was released and is no longer in the engine. But older libraries may call it, so no migration can be generated",
+			return "", "", nil, h.byHandError(key+" was released and is no longer in the engine. But older libraries may call it, so no migration can be generated",
 				"-- engine: "+key+" "+gone)
 		}
 		up += "\n" + old.uncomment()
 		down += "\n" + old.text + "\n"
 	}
-	return up, down, nil
+	return up, down, functions, nil
 }
 
 func (h *history) byHandError(what, line string) error {

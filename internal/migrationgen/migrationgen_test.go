@@ -114,7 +114,7 @@ func (r repo) want(name string, wantUp, wantDown []string) {
 	up, down := r.statements(name)
 	for _, direction := range []*[]string{&up, &down} { // each has a number of its own
 		before := len(*direction)
-		*direction = slices.DeleteFunc(*direction, func(begin string) bool { return begin == "CREATE OR REPLACE FUNCTION ratelimit_schema" })
+		*direction = slices.DeleteFunc(*direction, func(begin string) bool { return begin == "CREATE OR REPLACE FUNCTION ratelimit.schema" })
 		if len(*direction) != before-1 {
 			r.Errorf("%s does not change its number", name)
 		}
@@ -128,14 +128,14 @@ const (
 	first  = "00001_engine.sql"
 	second = "00002_engine.sql"
 	third  = "00003_engine.sql"
-	body   = "-- Locks nothing. The UPDATE may have waited" // a line of _ratelimit_consume
+	body   = "-- Locks nothing. The UPDATE may have waited" // a line of ratelimit._consume
 )
 
 func TestBeforeTheFirstReleaseThereIsOneMigration(t *testing.T) {
 	r := newRepo(t)
 	before := r.read(first)
 	up, down := r.statements(first)
-	if len(up) < 60 || up[0] != "CREATE TABLE rate_limits" || down[len(down)-1] != "DROP TABLE rate_limits" || strings.Contains(before, "OR REPLACE") {
+	if len(up) < 60 || up[0] != "CREATE TABLE ratelimit.limits" || down[len(down)-1] != "DROP TABLE ratelimit.limits" || strings.Contains(before, "OR REPLACE") {
 		t.Errorf("up by %q, down by %q", up, down)
 	}
 	r.edit("consume.sql", body, "-- "+body)
@@ -168,7 +168,7 @@ func TestAfterAReleaseAMigrationHoldsWhatHasChanged(t *testing.T) {
 	r.generate()
 	r.edit("consume.sql", "-- Once. ", "-- Twice. ")
 	r.generate()
-	r.want(second, []string{"CREATE OR REPLACE FUNCTION _ratelimit_consume"}, []string{"CREATE OR REPLACE FUNCTION _ratelimit_consume"})
+	r.want(second, []string{"CREATE OR REPLACE FUNCTION ratelimit._consume"}, []string{"CREATE OR REPLACE FUNCTION ratelimit._consume"})
 	if up, down, _ := strings.Cut(r.read(second), "+goose Down"); !strings.Contains(up, "-- Twice. "+body) || !strings.Contains(down, body) || strings.Contains(down, "Twice") {
 		t.Errorf("the migration is\n%s", r.read(second))
 	}
@@ -216,8 +216,8 @@ func TestNewObjectsComeAndGo(t *testing.T) {
 	r.write(engineDir+"/reset.sql", r.read(engineDir+"/reset.sql")+"\n"+two)
 	r.edit("keys.sql", "The limited keys:", "The keys limited now:") // a comment
 	r.generate()
-	r.want(second, []string{"CREATE FUNCTION two", "COMMENT ON FUNCTION two", "COMMENT ON FUNCTION ratelimit_keys"},
-		[]string{"COMMENT ON FUNCTION ratelimit_keys", "DROP FUNCTION two"})
+	r.want(second, []string{"CREATE FUNCTION two", "COMMENT ON FUNCTION two", "COMMENT ON FUNCTION ratelimit.keys"},
+		[]string{"COMMENT ON FUNCTION ratelimit.keys", "DROP FUNCTION two"})
 	if drop := "DROP FUNCTION " + schemaMark + "two(a integer, b double precision[]);"; !strings.Contains(r.read(second), drop) {
 		t.Errorf("no %s in\n%s", drop, r.read(second))
 	}
@@ -226,10 +226,10 @@ func TestNewObjectsComeAndGo(t *testing.T) {
 	// Down restores a removed comment and removes a new one.
 	at := strings.Index(r.read(engineDir+"/keys.sql"), "COMMENT ON FUNCTION")
 	r.write(engineDir+"/keys.sql", r.read(engineDir + "/keys.sql")[:at])
-	r.write(engineDir+"/reset.sql", r.read(engineDir+"/reset.sql")+"COMMENT ON FUNCTION "+schemaMark+"_ratelimit_reset(text[], text[]) IS 'new';\n")
+	r.write(engineDir+"/reset.sql", r.read(engineDir+"/reset.sql")+"COMMENT ON FUNCTION "+schemaMark+"ratelimit._reset(text[], text[]) IS 'new';\n")
 	r.generate()
-	r.want(third, []string{"COMMENT ON FUNCTION _ratelimit_reset", "COMMENT ON FUNCTION ratelimit_keys"},
-		[]string{"COMMENT ON FUNCTION _ratelimit_reset", "COMMENT ON FUNCTION ratelimit_keys"})
+	r.want(third, []string{"COMMENT ON FUNCTION ratelimit._reset", "COMMENT ON FUNCTION ratelimit.keys"},
+		[]string{"COMMENT ON FUNCTION ratelimit._reset", "COMMENT ON FUNCTION ratelimit.keys"})
 	if n := strings.Count(r.read(third), " IS NULL;"); n != 2 {
 		t.Errorf("%d comments go in\n%s", n, r.read(third))
 	}
@@ -248,31 +248,31 @@ func TestAChangeOfTheTableIsWrittenByHand(t *testing.T) {
 	r.release(first)
 	r.edit("table.sql", "    ts     timestamptz      NOT NULL,\n", "    ts     timestamptz      NOT NULL,\n    more   integer,\n")
 	r.edit("consume.sql", body, "-- With more. "+body)
-	message := r.wantError("engine/table.sql", "table rate_limits", "migrations/00002_WHAT.sql", "-- engine: table rate_limits ")
+	message := r.wantError("engine/table.sql", "table ratelimit.limits", "migrations/00002_WHAT.sql", "-- engine: table ratelimit.limits ")
 	if r.MapFS[second] != nil {
 		t.Error("something was written all the same")
 	}
 	const byHand = "00002_more.sql"
-	up := "-- +goose Up\nALTER TABLE rate_limits ADD more integer;\n"
+	up := "-- +goose Up\nALTER TABLE ratelimit.limits ADD more integer;\n"
 	r.write(byHand, up+line(message))
 	r.wantError(byHand, "no Down part")
-	r.write(byHand, up+line(message)+"-- +goose Down\nALTER TABLE rate_limits DROP more;\n")
+	r.write(byHand, up+line(message)+"-- +goose Down\nALTER TABLE ratelimit.limits DROP more;\n")
 	r.generate()
-	r.want(third, []string{"CREATE OR REPLACE FUNCTION _ratelimit_consume"}, []string{"CREATE OR REPLACE FUNCTION _ratelimit_consume"})
+	r.want(third, []string{"CREATE OR REPLACE FUNCTION ratelimit._consume"}, []string{"CREATE OR REPLACE FUNCTION ratelimit._consume"})
 	if r.MapFS[second] != nil {
 		t.Error("two migrations have one number")
 	}
 
 	// After another change before the release, the migration must be edited.
 	r.edit("table.sql", "more   integer,", "more   bigint,")
-	message = r.wantError("table rate_limits", "migrations/00003_WHAT.sql")
-	r.write(byHand, up+line(message)+"-- +goose Down\nALTER TABLE rate_limits DROP more;\n")
+	message = r.wantError("table ratelimit.limits", "migrations/00003_WHAT.sql")
+	r.write(byHand, up+line(message)+"-- +goose Down\nALTER TABLE ratelimit.limits DROP more;\n")
 	r.generate()
 	r.release(byHand)
 	r.release(third)
 	r.generate()
 	r.edit("table.sql", "more   bigint,", "")
-	r.wantError("table rate_limits", "migrations/00004_WHAT.sql")
+	r.wantError("table ratelimit.limits", "migrations/00004_WHAT.sql")
 }
 
 func TestWhatOlderLibrariesCallIsNotTakenAway(t *testing.T) {
@@ -287,24 +287,24 @@ func TestWhatOlderLibrariesCallIsNotTakenAway(t *testing.T) {
 			r.edit("keys.sql", "DEFAULT NULL\n) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz)", "DEFAULT NULL\n) RETURNS TABLE (key text, remaining double precision)")
 		},
 		"an argument changes name": func(r repo) {
-			r.edit("keys.sql", "ratelimit_keys(\n    name text, rate double precision DEFAULT", "ratelimit_keys(\n    nom text, rate double precision DEFAULT")
+			r.edit("keys.sql", "ratelimit.keys(\n    name text, rate double precision DEFAULT", "ratelimit.keys(\n    nom text, rate double precision DEFAULT")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRepo(t)
 			r.release(first)
 			edit(r)
-			r.wantError("engine/keys.sql", "function ratelimit_keys", "older libraries")
+			r.wantError("engine/keys.sql", "function ratelimit.keys", "older libraries")
 		})
 	}
 	r := newRepo(t)
 	r.release(first)
-	private, _, _ := strings.Cut(r.read(engineDir+"/keys.sql"), "CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_keys(")
+	private, _, _ := strings.Cut(r.read(engineDir+"/keys.sql"), "CREATE OR REPLACE FUNCTION ratelimit.keys(")
 	r.write(engineDir+"/keys.sql", private)
-	message := r.wantError("function ratelimit_keys", "older libraries", "-- engine: function ratelimit_keys gone")
-	r.write("00002_no_keys.sql", "-- +goose Up\nDROP FUNCTION ratelimit_keys;\n"+line(message)+"-- +goose Down\nSELECT 1;\n")
+	message := r.wantError("function ratelimit.keys", "older libraries", "-- engine: function ratelimit.keys gone")
+	r.write("00002_no_keys.sql", "-- +goose Up\nDROP FUNCTION ratelimit.keys;\n"+line(message)+"-- +goose Down\nSELECT 1;\n")
 	r.generate()
-	if up, _ := r.statements(first); !slices.Contains(up, "CREATE FUNCTION ratelimit_keys") {
+	if up, _ := r.statements(first); !slices.Contains(up, "CREATE FUNCTION ratelimit.keys") {
 		t.Error("the released migration has changed")
 	}
 	r.want(third, nil, nil) // nor the comment on the function that was dropped
@@ -338,8 +338,8 @@ func TestTheSourceIsRefusedWhereItIsNotUnderstood(t *testing.T) {
 		"no end":                     {"reset.sql", "CREATE VIEW " + schemaMark + "v AS SELECT 1", "has no end"},
 		"no end of a quotation":      {"reset.sql", "CREATE FUNCTION " + schemaMark + "f() AS $x$; ;", "$x$ has no end"},
 		"a comment on nothing":       {"reset.sql", "-- The end.\n", "after the last statement there is a comment"},
-		"the same twice":             {"reset.sql", "CREATE TABLE " + schemaMark + "rate_limits ();", "table rate_limits is in engine/table.sql, too"},
-		"an overloaded function":     {"reset.sql", "CREATE FUNCTION " + schemaMark + "ratelimit_keys() RETURNS void AS '';", "function ratelimit_keys is in engine/"},
+		"the same twice":             {"reset.sql", "CREATE TABLE " + schemaMark + "ratelimit.limits ();", "table ratelimit.limits is in engine/table.sql, too"},
+		"an overloaded function":     {"reset.sql", "CREATE FUNCTION " + schemaMark + "ratelimit.keys() RETURNS void AS '';", "function ratelimit.keys is in engine/"},
 		"a file that has no place":   {"other.sql", "", "engine/other.sql is not in the order of the files"},
 		"what a migration begins by": {"reset.sql", "COMMENT ON TABLE " + schemaMark + "x IS $engine$\n$engine$;", "knows no such statement: COMMENT ON"},
 	} {

@@ -52,7 +52,7 @@ func (s statement) signature() string {
 
 // dropped returns the statement that drops the object.
 func (s statement) dropped() string {
-	name := schemaMark + s.name
+	name := schema + s.name
 	if s.kind == "FUNCTION" {
 		name += "(" + strings.Join(s.arguments(), ", ") + ")"
 	}
@@ -92,10 +92,11 @@ func (s statement) uncomment() string {
 
 func (s statement) isUncomment() bool { return s.comments != "" && s.text+"\n" == s.uncomment() }
 
-// known matches the statements that the engine may have. Each name must have the mark of the schema, but that of an index, which is in the
-// schema of its table.
-var known = regexp.MustCompile(`^(COMMENT ON|CREATE OR REPLACE|CREATE) (FUNCTION|TABLE|TYPE|VIEW|COLUMN|INDEX) ` +
-	`(?:` + regexp.QuoteMeta(schemaMark) + `(\w+(?:\.\w+)?)|(\w+) ON ` + regexp.QuoteMeta(schemaMark) + `)`)
+// schema is before each name of the engine but that of an index, which is in the schema of its table.
+const schema = "ratelimit."
+
+// known matches the statements that the engine may have.
+var known = regexp.MustCompile(`^(COMMENT ON|CREATE OR REPLACE|CREATE) (FUNCTION|TABLE|TYPE|VIEW|COLUMN|INDEX) (?:ratelimit\.(\w+(?:\.\w+)?)|(\w+) ON ratelimit\.)`)
 
 // split splits SQL into statements.
 func split(sql string) (statements []statement, err error) {
@@ -114,7 +115,7 @@ func split(sql string) (statements []statement, err error) {
 		s := statement{lead: "\n" + strings.TrimLeft(sql[:begin], "\n"), text: sql[begin : begin+end]}
 		sql = sql[begin+end:]
 		match := known.FindStringSubmatch(s.text)
-		if match == nil || strings.Contains(s.text, sqlBegin) {
+		if match == nil {
 			first, _, _ := strings.Cut(s.text, "\n")
 			return nil, fmt.Errorf("the generator knows no such statement: %s", first)
 		}

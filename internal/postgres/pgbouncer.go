@@ -16,7 +16,7 @@ import (
 // among the clients as much as possible. It listens on this machine alone,
 // connects to this machine alone, and trusts all users, like the throwaway cluster.
 //
-// A pool belongs to a user and so to a test (see NewSchema). Some tests hold
+// A pool belongs to a database and so to a test (see NewDatabase). Some tests hold
 // dozens of transactions open at once. The cluster has max_connections = 300.
 const pgBouncerINI = `[databases]
 * = host=127.0.0.1 port=%[1]d

@@ -3,7 +3,7 @@
 // [Start] takes the first of these ways that is possible:
 //
 //  1. url: the server that TXLIMIT_TEST_DATABASE_URL names. This package never
-//     stops it, and creates and drops only its own schemas there.
+//     stops it, and creates and drops only its own databases there.
 //  2. binaries: a throwaway cluster of installed server binaries (PATH,
 //     /usr/lib/postgresql/*/bin, Homebrew, or only the directory that
 //     TXLIMIT_TEST_POSTGRES_BIN names).
@@ -66,15 +66,15 @@ var ladder = []rung{
 type Server struct {
 	url     string
 	what    string
-	foreign bool         // not started here: it outlives Close, so Close drops the schemas
+	foreign bool         // not started here: it outlives Close, so Close drops the databases
 	stop    func() error // nil if there is nothing to stop
 	cluster string       // the cluster_name of a throwaway cluster
 	direct  string       // the URL without PgBouncer, if url leads through one
 
-	mu       sync.Mutex
-	closed   bool
-	closeErr error
-	schemas  map[string]struct{} // made by NewSchema and not dropped yet
+	mu        sync.Mutex
+	closed    bool
+	closeErr  error
+	databases map[string]struct{} // made by NewDatabase and not dropped yet
 }
 
 // Start finds or starts a server, as the package comment says. If no way is
@@ -139,7 +139,7 @@ func climb(ctx context.Context, rungs []rung, only string) (*Server, error) {
 }
 
 // URL returns the connection string of the server, for a user with the right to
-// create schemas. It is a URL, unless TXLIMIT_TEST_DATABASE_URL has the
+// create databases. It is a URL, unless TXLIMIT_TEST_DATABASE_URL has the
 // keyword=value form.
 func (s *Server) URL() string { return s.url }
 
@@ -152,7 +152,7 @@ func (s *Server) Pooled() bool { return s.direct != "" }
 func (s *Server) String() string { return s.what }
 
 // Close stops and removes everything that [Start] started. In a server that
-// existed before, it drops the remaining schemas of this package. Further calls do
+// existed before, it drops the remaining databases of this package. Further calls do
 // nothing and return the same error.
 func (s *Server) Close() error {
 	s.mu.Lock()
@@ -163,8 +163,8 @@ func (s *Server) Close() error {
 	s.closed = true
 	if s.foreign {
 		var errs []error
-		for name := range s.schemas {
-			errs = append(errs, s.dropSchema(name))
+		for name := range s.databases {
+			errs = append(errs, s.dropDatabase(name))
 		}
 		s.closeErr = errors.Join(errs...)
 	}

@@ -16,14 +16,14 @@ import (
 func startURL(ctx context.Context) (*Server, error) {
 	url := os.Getenv(envURL)
 	if url == "" {
-		return nil, errors.New(envURL + " is not set; set it to the URL of a server in which schemas may be created and dropped")
+		return nil, errors.New(envURL + " is not set; set it to the URL of a server on which databases may be created and dropped")
 	}
 	config, err := pgx.ParseConfig(url)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", envURL, err)
 	}
-	// Check the search path now, not when the first test asks for a schema.
-	if _, err := withSearchPath(url, "public"); err != nil {
+	// Check it now, not when the first test asks for a database.
+	if _, err := withDatabase(url, "postgres"); err != nil {
 		return nil, fmt.Errorf("%s: %w", envURL, err)
 	}
 

@@ -23,13 +23,13 @@
 --
 -- Locks rows in the common order (name, key, shard). A single shard that has too little once it is locked is released,
 -- by rolling back its subtransaction, before all shards are locked (CONCURRENCY.md, C4 and D1).
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_apply(
+CREATE OR REPLACE FUNCTION ratelimit._apply(
     op text, names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
     reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
     windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL, mosts double precision[] DEFAULT NULL, within interval DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
+) RETURNS ratelimit._decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -52,7 +52,7 @@ DECLARE
     owns   timestamptz[] := '{}';      -- the instant at which the limit alone would let the work run
     run_at timestamptz;                -- the instant at which the work may run
     taken  double precision;           -- what every limit gives
-    promised timestamptz;              -- when the work may run, if it has to wait: see _ratelimit_promise
+    promised timestamptz;              -- when the work may run, if it has to wait: see ratelimit._promise
     mark      CONSTANT boolean := CASE WHEN op = 'hold' THEN true END; -- for lapses
     lapsing   boolean[] := '{}';       -- rows say that holds may expire
     due       boolean;                 -- some give something back
@@ -69,7 +69,7 @@ DECLARE
     new_ts    timestamptz;
 BEGIN
     FOR attempt IN 1..100 LOOP
-        IF op IN ('consume', 'hold') AND NOT /* TEMPLATE: schema */_ratelimit_distributed() THEN
+        IF op IN ('consume', 'hold') AND NOT ratelimit._distributed() THEN
             -- 1. Pick the fuller of a sharded limit's two shards by a plain read. Above READ COMMITTED, pick shard_a: a shard
             -- that is read but not taken from conflicts with the transactions that take from it (C6).
             at := coalesce(now, clock_timestamp());
@@ -83,9 +83,9 @@ BEGIN
                     AS u (name, key, rate, period, capacity, start, first, last, shards, a, b, ord)
                   LEFT JOIN LATERAL (
                     SELECT r.shard
-                      FROM /* TEMPLATE: schema */rate_limits AS r
+                      FROM ratelimit.limits AS r
                      WHERE r.name = u.name AND r.key = u.key AND r.shard IN (u.a, u.b) AND u.a <> u.b
-                     ORDER BY /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, /* TEMPLATE: schema */_ratelimit_upto(at, u.period, u.start, windows[u.first:u.last]),
+                     ORDER BY ratelimit._available(r.value, r.ts, ratelimit._upto(at, u.period, u.start, windows[u.first:u.last]),
                                   u.rate / u.shards::double precision, u.period, u.capacity / u.shards::double precision,
                                   u.start, windows[u.first:u.last]) DESC,
                               r.shard
@@ -102,15 +102,15 @@ BEGIN
             SELECT count(*) INTO m
               FROM pg_catalog.generate_subscripts(names, 1) AS p,
                    LATERAL (
-                    SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r
+                    SELECT 1 FROM ratelimit.limits AS r
                      WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
-                       AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, /* TEMPLATE: schema */_ratelimit_upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]),
+                       AND ratelimit._available(r.value, r.ts, ratelimit._upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]),
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
                                starts[p], windows[firsts[p]:lasts[p]]) - counts[p]
                            >= CASE WHEN shards[p] = 1 AND NOT reserve AND (r.lapses IS NOT TRUE OR rates[p] = '0') THEN floors[p] ELSE 0 END
                     OFFSET 0
                    ) AS r
-             WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now) AND floors[p] <= '0';
+             WHERE ratelimit._valid(rates[p], periods[p], capacities[p], counts[p], now) AND floors[p] <= '0';
             IF m > 0 AND m = pg_catalog.cardinality(names) AND m = pg_catalog.cardinality(keys) THEN
                 ord := '{}'; value := '{}'; ts := '{}';
                 BEGIN
@@ -120,23 +120,23 @@ BEGIN
                                capacities[p] / shards[p]::double precision AS capacity, starts[p] AS start,
                                windows[firsts[p]:lasts[p]] AS windows, counts[p] AS count,
                                CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END AS floor,
-                               /* TEMPLATE: schema */_ratelimit_upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]) AS upto
+                               ratelimit._upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]) AS upto
                           FROM pg_catalog.generate_subscripts(names, 1) AS p
                          ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"
                     LOOP
                         IF rec.start IS NULL THEN
-                            UPDATE /* TEMPLATE: schema */rate_limits AS r
-                               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
+                            UPDATE ratelimit.limits AS r
+                               SET value = ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
                                    ts = greatest(r.ts, at), lapses = mark OR r.lapses
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
-                               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
+                               AND ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
-                            UPDATE /* TEMPLATE: schema */rate_limits AS r
-                               SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count,
+                            UPDATE ratelimit.limits AS r
+                               SET value = ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count,
                                    ts = greatest(r.ts, at), lapses = mark OR r.lapses
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
-                               AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count >= rec.floor
+                               AND ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         END IF;
                         IF new_value IS NULL THEN
@@ -146,7 +146,7 @@ BEGIN
                         value := pg_catalog.array_append(value, new_value);
                         ts := pg_catalog.array_append(ts, new_ts);
                     END LOOP;
-                    RETURN ROW(true, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
+                    RETURN ROW(true, at, ord, value, ts, NULL)::ratelimit._decisions;
                 EXCEPTION WHEN SQLSTATE 'RL001' THEN
                     NULL;
                 END;
@@ -155,7 +155,7 @@ BEGIN
 
         IF places IS NULL THEN
             SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"),
-                   pg_catalog.count(DISTINCT (names[p], keys[p])) FILTER (WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], counts[p], now)
+                   pg_catalog.count(DISTINCT (names[p], keys[p])) FILTER (WHERE ratelimit._valid(rates[p], periods[p], capacities[p], counts[p], now)
                        AND floors[p] <= '0' AND isfinite(coalesce(starts[p], 'epoch')) AND shards[p] BETWEEN 1 AND 100)
               INTO places, m
               FROM pg_catalog.generate_subscripts(names, 1) AS p;
@@ -177,14 +177,14 @@ BEGIN
             FOR pass IN 1..2 LOOP
                 IF pass = 2 THEN
                     FOREACH i IN ARRAY places LOOP
-                        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r
+                        PERFORM 1 FROM ratelimit.limits AS r
                           WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                         GET DIAGNOSTICS m = ROW_COUNT;
                         IF m = 0 AND (due OR pg_catalog.cardinality(names) > 1) THEN
                             -- A limit without rows is full. Insert its rows, and so lock them, before the next limit's. Only what
                             -- is returned was inserted: Citus counts rows that existed, too.
                             FOR rec IN
-                                INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
+                                INSERT INTO ratelimit.limits AS r (name, key, shard, shards, value, ts)
                                 SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
                                   FROM generate_series(0, shards[i] - 1) AS s
                                 ON CONFLICT DO NOTHING
@@ -199,7 +199,7 @@ BEGIN
                         locked[i] := m;
                     END LOOP;
                     IF due THEN
-                        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);
+                        PERFORM ratelimit._reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);
                     END IF;
                     at := coalesce(now, clock_timestamp()); -- locking may have waited
                 END IF;
@@ -209,12 +209,12 @@ BEGIN
                     SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
                            coalesce(bool_and(r.shards = shards[i]), false), bool_or(r.lapses)
                       INTO v, t, same, lapses
-                      FROM /* TEMPLATE: schema */rate_limits AS r
+                      FROM ratelimit.limits AS r
                      WHERE r.name = names[i] AND r.key = keys[i];
                     IF pass = 1 AND lapses AND missed < 2 THEN -- if nothing came of it twice, somebody has locked a hold: then only the rows count
                         SELECT l.value, l.ts, l.back INTO rec
-                          FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]) AS l;
-                        IF op = 'check' OR /* TEMPLATE: schema */_ratelimit_due(rec.back) THEN
+                          FROM ratelimit._lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]) AS l;
+                        IF op = 'check' OR ratelimit._due(rec.back) THEN
                             v := rec.value; t := rec.ts; due := true;
                         END IF;
                     END IF;
@@ -222,7 +222,7 @@ BEGIN
                     ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[rows[i]]));
                     value := pg_catalog.array_cat(value, v);
                     ts := pg_catalog.array_cat(ts, t);
-                    totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
+                    totals[i] := ratelimit._total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
                     lefts[i] := least(totals[i] - counts[i], capacities[i]);
                     IF NOT reserve THEN
                         granted := granted AND lefts[i] >= floors[i];
@@ -231,13 +231,13 @@ BEGIN
                 IF reserve THEN
                     run_at := at;
                     FOREACH i IN ARRAY places LOOP
-                        owns[i] := /* TEMPLATE: schema */_ratelimit_run_at(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i ORDER BY j),
+                        owns[i] := ratelimit._run_at(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i ORDER BY j),
                             at, rates[i], periods[i], capacities[i], starts[i], shards[i], windows[firsts[i]:lasts[i]]);
                         run_at := greatest(run_at, owns[i]);
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
                         IF starts[i] IS NOT NULL OR run_at > owns[i] THEN
-                            lefts[i] := /* TEMPLATE: schema */_ratelimit_kept(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i),
+                            lefts[i] := ratelimit._kept(lefts[i], ARRAY(SELECT ts[j] FROM pg_catalog.generate_subscripts(ord, 1) AS j WHERE ord[j] = i),
                                 at, run_at, rates[i], periods[i], capacities[i], starts[i], counts[i], windows[firsts[i]:lasts[i]]);
                         END IF;
                         -- Refills after the last window are not known, so no promise can be made for that time.
@@ -246,7 +246,7 @@ BEGIN
                 ELSIF op = 'take' AND granted THEN
                     taken := 'Infinity';
                     FOREACH i IN ARRAY places LOOP
-                        taken := least(taken, mosts[i], /* TEMPLATE: schema */_ratelimit_whole(totals[i], floors[i]));
+                        taken := least(taken, mosts[i], ratelimit._whole(totals[i], floors[i]));
                     END LOOP;
                     FOREACH i IN ARRAY places LOOP
                         lefts[i] := totals[i] - taken;
@@ -254,9 +254,9 @@ BEGIN
                 END IF;
                 IF pass = 1 AND (op = 'check' OR NOT granted) THEN
                     IF or_raise AND NOT granted THEN
-                        PERFORM /* TEMPLATE: schema */_ratelimit_raise(names, at, ord, value, ts);
+                        PERFORM ratelimit._raise(names, at, ord, value, ts);
                     END IF;
-                    RETURN ROW(granted, at, ord, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
+                    RETURN ROW(granted, at, ord, value, ts, NULL)::ratelimit._decisions;
                 END IF;
             END LOOP;
             missed := missed + CASE WHEN due AND NOT granted THEN 1 ELSE 0 END;
@@ -267,11 +267,11 @@ BEGIN
             -- 4. Take the tokens, and spread the rest evenly over the shards.
             ord := '{}'; value := '{}'; ts := '{}';
             FOREACH i IN ARRAY places LOOP
-                promised := CASE WHEN NOT reserve THEN /* TEMPLATE: schema */_ratelimit_promise(lefts[i], floors[i], latest[i], rates[i], periods[i], capacities[i])
+                promised := CASE WHEN NOT reserve THEN ratelimit._promise(lefts[i], floors[i], latest[i], rates[i], periods[i], capacities[i])
                     WHEN run_at > at THEN run_at END;
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
-                        UPDATE /* TEMPLATE: schema */rate_limits AS r
+                        UPDATE ratelimit.limits AS r
                            SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at), promised = greatest(r.promised, promised), lapses = mark OR r.lapses
                          WHERE r.name = names[i] AND r.key = keys[i]
                         RETURNING r.value, r.ts
@@ -281,11 +281,11 @@ BEGIN
                         ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
                 ELSE -- the first use, or a new number of shards
-                    promised := greatest(promised, (SELECT max(r.promised) FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0));
-                    DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
+                    promised := greatest(promised, (SELECT max(r.promised) FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0));
+                    DELETE FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
                     m := 0;
                     FOR rec IN
-                        INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts, promised, lapses)
+                        INSERT INTO ratelimit.limits AS r (name, key, shard, shards, value, ts, promised, lapses)
                         SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i], promised, mark OR lapsing[i]
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
@@ -301,7 +301,7 @@ BEGIN
                     END IF;
                 END IF;
             END LOOP;
-            RETURN ROW(true, at, ord, value, ts, taken)::/* TEMPLATE: schema */_ratelimit_decisions;
+            RETURN ROW(true, at, ord, value, ts, taken)::ratelimit._decisions;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;

@@ -3,7 +3,7 @@
 
 -- Returns the longest that a calendar window can be, changes of the zone's offset included. It is NULL if period is not a
 -- unit of the calendar.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_longest(period interval) RETURNS interval
+CREATE OR REPLACE FUNCTION ratelimit._longest(period interval) RETURNS interval
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period) = '0' AND date_part('second', period) = '0' THEN
     CASE (date_part('year', period) * '12' + date_part('month', period)) * '1e10' + date_part('day', period) -- no number of days is as large
@@ -18,7 +18,7 @@ RETURN CASE WHEN date_part('hour', period) = '0' AND date_part('minute', period)
 -- `ahead` after it. A window begins at the anchor's time of day in the zone, on a date that is whole periods from the anchor. In a
 -- month with too few days, that is the month's last day. If that time occurs twice or not at all, AT TIME ZONE takes the later
 -- reading. A day that a zone skipped has no window.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_windows(
+CREATE OR REPLACE FUNCTION ratelimit._windows(
     period interval, zone text, anchor timestamp, at timestamptz, back integer, ahead integer
 ) RETURNS timestamptz[]
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -38,9 +38,9 @@ BEGIN
 END
 $body$;
 
--- Reports whether two anchors have the same windows in one zone: those of _ratelimit_windows. In months, the 31st and the 30th differ, since only
+-- Reports whether two anchors have the same windows in one zone: those of ratelimit._windows. In months, the 31st and the 30th differ, since only
 -- short months have both on their last day.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_same_windows(period interval, a timestamp, b timestamp) RETURNS boolean
+CREATE OR REPLACE FUNCTION ratelimit._same_windows(period interval, a timestamp, b timestamp) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN a::time = b::time AND CASE WHEN date_part('day', period) > '0' THEN (a::date - b::date) % date_part('day', period)::integer = 0
     ELSE date_part('day', a) = date_part('day', b)
@@ -49,7 +49,7 @@ RETURN a::time = b::time AND CASE WHEN date_part('day', period) > '0' THEN (a::d
 
 -- Returns the name of a zone as pg_timezone_names has it, or NULL if Postgres knows no such zone. Postgres takes it in any case, Go as it is
 -- written. The view itself would open the files of all zones, so it is asked only about what Postgres may have taken for a rule such as EST5.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_zone(zone text) RETURNS text
+CREATE OR REPLACE FUNCTION ratelimit._zone(zone text) RETURNS text
 LANGUAGE plpgsql
 SET timezone = 'UTC' -- so that the zone of the session is as before
 AS $body$
@@ -64,6 +64,6 @@ END
 $body$;
 
 -- Returns how many windows the list must reach back so that it has every refill of a row that owes the tokens of 100 windows.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_back(rate double precision, capacity double precision) RETURNS integer
+CREATE OR REPLACE FUNCTION ratelimit._back(rate double precision, capacity double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least(ceil(capacity / rate) + '101', 1000)::integer;

@@ -26,7 +26,7 @@
 --
 -- Errors: RL003 if the transaction is not READ COMMITTED, where each statement sees what was committed before it.
 -- RL002 if a call alone is to merge the rows of a limit that was sharded, or to give back expired holds before it denies.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_coalesce(
+CREATE OR REPLACE FUNCTION ratelimit._coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[],
     repeats integer[], counts double precision[], floors double precision[],
@@ -77,7 +77,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE SQLSTATE 'RL003' USING MESSAGE = 'rate limits: coalesced calls need a READ COMMITTED transaction';
     END IF;
-    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN -- a transaction on several servers would cost more than it saves
+    IF ratelimit._distributed() THEN -- a transaction on several servers would cost more than it saves
         RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the table is distributed, so each call is decided alone';
     END IF;
     IF (isfinite(coalesce(now, 'epoch')) AND '0' <= ALL (periods) AND '106752 days' > ALL (periods)
@@ -97,7 +97,7 @@ BEGIN
             SELECT i, r.value, r.ts, r.shards, r.lapses
               FROM generate_series(pg_catalog.cardinality(repeats) + 1, pg_catalog.cardinality(keys)) AS i
               LEFT JOIN LATERAL (
-                SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
+                SELECT * FROM ratelimit.limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r ON true
         LOOP
             held[rec.i] := rec.value; since[rec.i] := rec.ts; mine[rec.i] := false; taken[rec.i] := false; lapses[rec.i] := rec.lapses;
@@ -117,9 +117,9 @@ BEGIN
                 IF windows IS NOT NULL THEN
                     listed := CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END;
                 END IF;
-                upto[last] := /* TEMPLATE: schema */_ratelimit_upto(at, periods[d], ask_starts[last], listed);
+                upto[last] := ratelimit._upto(at, periods[d], ask_starts[last], listed);
                 available[last] := CASE WHEN since[k] IS NULL THEN capacities[d] ELSE
-                    /* TEMPLATE: schema */_ratelimit_available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last], listed) END;
+                    ratelimit._available(held[k], since[k], upto[last], rates[d], periods[d], capacities[d], ask_starts[last], listed) END;
                 granted := granted AND available[last] - ask_counts[last] >= ask_floors[last];
                 EXIT WHEN calls[last + 1] IS DISTINCT FROM calls[first];
                 last := last + 1;
@@ -137,7 +137,7 @@ BEGIN
                     since[k] := greatest(since[k], at);
                     d := ask_defs[j];
                     IF held[k] < '0' AND ask_floors[j] > '-Infinity' THEN
-                        promised[k] := greatest(promised[k], /* TEMPLATE: schema */_ratelimit_promise(held[k], ask_floors[j], since[k], rates[d], periods[d], capacities[d]));
+                        promised[k] := greatest(promised[k], ratelimit._promise(held[k], ask_floors[j], since[k], rates[d], periods[d], capacities[d]));
                     END IF;
                 END IF;
                 IF lapses[k] AND k <> ALL (lapsing) AND (NOT granted OR held[k] < '0' AND ask_floors[j] > '-Infinity') THEN
@@ -164,7 +164,7 @@ BEGIN
                             ELSE least(b.repeats, floor((b.available - b.floor) / b.count)) END AS n
                   FROM (
                     SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, r.lapses, a.repeats, a.count, a.floor, a.rate, a.period, a.capacity,
-                           /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available
+                           ratelimit._available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
                                capacities[defs[i]] AS capacity, repeats[i] AS repeats, counts[i] AS count, floors[i] AS floor,
@@ -173,16 +173,16 @@ BEGIN
                           FROM pg_catalog.unnest(todo) AS i -- which keeps the order of keys
                         OFFSET 0
                       ) AS a
-                      LEFT JOIN /* TEMPLATE: schema */rate_limits AS r ON r.name = a.name AND r.key = a.key AND r.shard = 0
+                      LEFT JOIN ratelimit.limits AS r ON r.name = a.name AND r.key = a.key AND r.shard = 0
                     OFFSET 0
                   ) AS b
                 OFFSET 0
               ) AS c
         ), u AS (
-            UPDATE /* TEMPLATE: schema */rate_limits AS r
+            UPDATE ratelimit.limits AS r
                SET value = s.after, ts = greatest(s.ts, at),
                    promised = CASE WHEN s.after < '0' THEN
-                       greatest(r.promised, /* TEMPLATE: schema */_ratelimit_promise(s.after, s.floor, greatest(s.ts, at), s.rate, s.period, s.capacity)) ELSE r.promised END
+                       greatest(r.promised, ratelimit._promise(s.after, s.floor, greatest(s.ts, at), s.rate, s.period, s.capacity)) ELSE r.promised END
               FROM s
              WHERE r.name = ANY (ARRAY[CASE WHEN s.i > 0 THEN s.name END]) AND r.key = s.key AND r.shard = 0 * s.i -- (E6)
                AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
@@ -208,7 +208,7 @@ BEGIN
         FOREACH k IN ARRAY lapsing LOOP
             EXIT WHEN misfit;
             d := defs[k];
-            misfit := misfit OR (SELECT /* TEMPLATE: schema */_ratelimit_due(l.back) FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[d], keys[k], at,
+            misfit := misfit OR (SELECT ratelimit._due(l.back) FROM ratelimit._lapsed(names[d], keys[k], at,
                 rates[d], periods[d], capacities[d], starts[k], CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END) AS l);
         END LOOP;
         IF misfit THEN
@@ -229,7 +229,7 @@ BEGIN
         -- deleted meanwhile. Waiting for these would break the lock order.
         IF missing OR wanted IS NOT NULL THEN
             WITH n AS (
-                INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts)
+                INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts)
                 SELECT names[defs[i]], keys[i], 0, 1, capacities[defs[i]], at
                   FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
                  ORDER BY names[defs[i]] COLLATE "C", keys[i] COLLATE "C"
@@ -238,13 +238,13 @@ BEGIN
             )
             SELECT pg_catalog.array_agg(n.name), pg_catalog.array_agg(n.key) INTO new_names, new_keys FROM n;
             IF EXISTS (SELECT 1 FROM pg_catalog.unnest(pg_catalog.array_cat(todo, wanted)) AS i
-                    WHERE EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r
+                    WHERE EXISTS (SELECT 1 FROM ratelimit.limits AS r
                         WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shards > 1 OFFSET 0)) THEN
                 RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit';
             END IF;
         ELSE
             FOREACH k IN ARRAY todo LOOP
-                PERFORM FROM /* TEMPLATE: schema */rate_limits AS r
+                PERFORM FROM ratelimit.limits AS r
                   WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0 FOR NO KEY UPDATE SKIP LOCKED;
                 IF NOT FOUND THEN
                     RAISE serialization_failure USING MESSAGE = 'rate limits: another transaction has deleted rows meanwhile';
@@ -257,7 +257,7 @@ BEGIN
             SELECT i, r.value, r.ts, (r.name, r.key) IN (SELECT n.name, n.key FROM unnest(new_names, new_keys) AS n (name, key)) AS inserted
               FROM pg_catalog.unnest(wanted) AS i
              CROSS JOIN LATERAL (
-                SELECT * FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
+                SELECT * FROM ratelimit.limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
               ) AS r
         LOOP
             -- A row that was inserted here is still full, whatever the definition.
@@ -281,7 +281,7 @@ BEGIN
         FOR k IN pg_catalog.cardinality(repeats) + 1..pg_catalog.cardinality(keys) LOOP
             IF taken[k] THEN
                 -- Citus cannot send an element of an array that stands alone in SET.
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
+                UPDATE ratelimit.limits AS r
                    SET value = coalesce(held[k]), ts = coalesce(since[k]), promised = greatest(r.promised, promised[k])
                  WHERE r.name = names[defs[k]] AND r.key = keys[k] AND r.shard = 0;
                 ord := pg_catalog.array_append(ord, k);

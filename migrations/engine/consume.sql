@@ -5,23 +5,23 @@
 --                  Otherwise: a fixed window, which gets `rate` tokens at each instant start + k * period. start must lie
 --                  before every instant that occurs; the library moves it to the first period after 0001-01-01 UTC.
 --   windows        a calendar window: the starts of its windows around the present, in order. It gets `rate` tokens at each.
---                  Then start is the first of them, and period the longest of those before, or 0 (see _ratelimit_available). Refills after the last one
+--                  Then start is the first of them, and period the longest of those before, or 0 (see ratelimit._available). Refills after the last one
 --                  are not counted. NULL: not a calendar window
 --   count, floor   take `count` if at least `floor` is left: 0 usually, -maxReserved to reserve (-1e300 at the least), -Infinity to charge; always less the
---                  tolerance (_ratelimit_tolerance), which the caller subtracts
+--                  tolerance (ratelimit._tolerance), which the caller subtracts
 --   now            NULL: clock_timestamp()
---   or_raise       true: a denial is raised as an error (_ratelimit_raise) instead of being returned
--- Package ratelimit and the SQL function ratelimit validate them before the call. See _ratelimit_valid.
+--   or_raise       true: a denial is raised as an error (ratelimit._raise) instead of being returned
+-- Package ratelimit and the SQL function ratelimit validate them before the call. See ratelimit._valid.
 
 -- Takes tokens from one limit without shards. The benchmarks compare every other path with this one. Its length costs more
 -- than its arithmetic, since Postgres looks up each operator again for every call.
 -- expect_denial: read the row before the UPDATE. The decision is the same; a denial is faster and a grant slower.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_consume(
+CREATE OR REPLACE FUNCTION ratelimit._consume(
     name text, key text,
     rate double precision, period interval, capacity double precision, start timestamptz,
     count double precision, floor double precision, now timestamptz DEFAULT NULL, expect_denial boolean DEFAULT false,
     or_raise boolean DEFAULT false, windows timestamptz[] DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */_ratelimit_decision
+) RETURNS ratelimit._decision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -34,9 +34,9 @@ DECLARE
     one     boolean;
     lapses  boolean;
     denied  boolean;
-    d       /* TEMPLATE: schema */_ratelimit_decisions;
+    d       ratelimit._decisions;
 BEGIN
-    IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN
+    IF ratelimit._valid(rate, period, capacity, count, now) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
     END IF;
     LOOP
@@ -46,83 +46,83 @@ BEGIN
         IF NOT expect_denial THEN
             at := coalesce(now, clock_timestamp());
             IF start IS NULL THEN
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                UPDATE ratelimit.limits AS r
+                   SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                   AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
             ELSIF windows IS NOT NULL THEN
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, start, windows) - count,
+                UPDATE ratelimit.limits AS r
+                   SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, start, windows) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, start, windows) - count >= floor
+                   AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, start, windows) - count >= floor
                 RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
             ELSE
                 upto := date_bin(period, at, start);
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                UPDATE ratelimit.limits AS r
+                   SET value = ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                   AND ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                 RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
             END IF;
             IF value IS NOT NULL THEN
                 IF value < '0' AND floor > '-Infinity' THEN -- a reservation
                     IF lapses THEN -- it may not have to wait
-                        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + count WHERE r.name = name AND r.key = key AND r.shard = 0;
+                        UPDATE ratelimit.limits AS r SET value = r.value + count WHERE r.name = name AND r.key = key AND r.shard = 0;
                         EXIT;
                     END IF;
-                    UPDATE /* TEMPLATE: schema */rate_limits AS r
-                       SET promised = greatest(r.promised, /* TEMPLATE: schema */_ratelimit_promise(value, floor, ts, rate, period, capacity))
+                    UPDATE ratelimit.limits AS r
+                       SET promised = greatest(r.promised, ratelimit._promise(value, floor, ts, rate, period, capacity))
                      WHERE r.name = name AND r.key = key AND r.shard = 0;
                 END IF;
-                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
+                RETURN ROW(true, at, value, ts)::ratelimit._decision;
             END IF;
         END IF;
 
         -- Locks nothing. The UPDATE may have waited, so the clock is read again: a row inserted with the old instant would
         -- be refilled for the wait (A5).
         SELECT r.value, r.ts, r.shards = 1, r.lapses INTO value, ts, one, lapses
-          FROM /* TEMPLATE: schema */rate_limits AS r
+          FROM ratelimit.limits AS r
          WHERE r.name = name AND r.key = key AND r.shard = 0;
         at := coalesce(now, clock_timestamp());
         IF one THEN
             IF start IS NULL THEN
-                denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, NULL) - count >= floor) IS NOT TRUE;
+                denied := (ratelimit._available(value, ts, at, rate, period, capacity, NULL) - count >= floor) IS NOT TRUE;
             ELSIF windows IS NOT NULL THEN
-                denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, at, rate, period, capacity, start, windows) - count >= floor) IS NOT TRUE;
+                denied := (ratelimit._available(value, ts, at, rate, period, capacity, start, windows) - count >= floor) IS NOT TRUE;
             ELSE
-                denied := (/* TEMPLATE: schema */_ratelimit_available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor) IS NOT TRUE;
+                denied := (ratelimit._available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor) IS NOT TRUE;
             END IF;
             EXIT WHEN denied AND lapses;
             IF denied THEN
                 IF or_raise THEN
-                    PERFORM /* TEMPLATE: schema */_ratelimit_raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
+                    PERFORM ratelimit._raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
                 END IF;
-                RETURN ROW(false, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
+                RETURN ROW(false, at, value, ts)::ratelimit._decision;
             END IF;
             -- The row has enough by now: try again.
-        ELSIF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key) THEN
+        ELSIF EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key = key) THEN
             -- The limit was sharded before. Merge its rows into one, take nothing, and try again. If the library's list is too short for
             -- the refills of a row, it must ask again with a longer one, as for any row that is as old.
-            IF period = '0' AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.ts < windows[1]) THEN
-                RETURN ROW(false, at, '-Infinity', '-infinity')::/* TEMPLATE: schema */_ratelimit_decision;
+            IF period = '0' AND EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key = key AND r.ts < windows[1]) THEN
+                RETURN ROW(false, at, '-Infinity', '-infinity')::ratelimit._decision;
             END IF;
-            PERFORM /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+            PERFORM ratelimit._apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
                 ARRAY[start], ARRAY[1], ARRAY[0], ARRAY['-Infinity'::double precision], ARRAY[0], ARRAY[0], false, now, false,
                 windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
         ELSIF (capacity - count >= floor AND isfinite(coalesce(start, 'epoch'))) IS NOT TRUE THEN
             RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_literal(name) || ': the request can never be granted';
         ELSE
             -- Waits for another transaction's INSERT of the same key. If that commits, nothing is inserted here.
-            INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts, promised)
-            VALUES (name, key, 0, 1, capacity - count, at, /* TEMPLATE: schema */_ratelimit_promise(capacity - count, floor, at, rate, period, capacity))
+            INSERT INTO ratelimit.limits AS r (name, key, shard, shards, value, ts, promised)
+            VALUES (name, key, 0, 1, capacity - count, at, ratelimit._promise(capacity - count, floor, at, rate, period, capacity))
             ON CONFLICT DO NOTHING
             RETURNING r.value, r.ts INTO value, ts;
             IF FOUND THEN
-                RETURN ROW(true, at, value, ts)::/* TEMPLATE: schema */_ratelimit_decision;
+                RETURN ROW(true, at, value, ts)::ratelimit._decision;
             END IF;
         END IF;
         value := NULL;
@@ -133,23 +133,16 @@ BEGIN
         END IF;
     END LOOP;
     -- Holds of this key may have expired, and give back.
-    d := /* TEMPLATE: schema */_ratelimit_apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
+    d := ratelimit._apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
         ARRAY[start], ARRAY[1], ARRAY[count], ARRAY[floor], ARRAY[0], ARRAY[0], false, now, or_raise,
         windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
-    RETURN ROW(d.granted, d.at, d.value[1], d.ts[1])::/* TEMPLATE: schema */_ratelimit_decision;
+    RETURN ROW(d.granted, d.at, d.value[1], d.ts[1])::ratelimit._decision;
 END
-$body$;
-
--- Whether a table is this schema's: the path of a caller may find another of that name, such as a temporary one. Inlined.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_here(place regtype) RETURNS boolean
-LANGUAGE sql STABLE PARALLEL SAFE
-AS $body$
-    SELECT place = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limits)
 $body$;
 
 -- False, asked only of a row that is not its key's only one. Its cost keeps the planner from reading a whole table because that has a few rows: a plan that was made then
 -- is kept while the table grows.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_costly(shards smallint) RETURNS boolean
+CREATE OR REPLACE FUNCTION ratelimit._costly(shards smallint) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE COST 1000000
 AS $body$
 BEGIN

@@ -1,16 +1,16 @@
--- Takes tokens from several limits without shards, all or nothing. The arguments are the same as for _ratelimit_apply.
+-- Takes tokens from several limits without shards, all or nothing. The arguments are the same as for ratelimit._apply.
 -- If the limits are in the common lock order, it takes from them one by one and returns an ord of NULL. Otherwise
--- _ratelimit_apply decides.
+-- ratelimit._apply decides.
 --
 -- The first pass reads all rows but the first, since a denial must not write; the first UPDATE checks its own row. The second
 -- pass updates. If an UPDATE loses a race, the tokens taken before it are given back (CONCURRENCY.md, B1).
 --
 -- The variables save time: PL/pgSQL keeps a loop's simple expressions for the transaction, but starts each statement afresh.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_consume_several(
+CREATE OR REPLACE FUNCTION ratelimit._consume_several(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], floors double precision[], now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
     windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */_ratelimit_decisions
+) RETURNS ratelimit._decisions
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -38,7 +38,7 @@ BEGIN
             name := names[p]; key := keys[p]; capacity := capacities[p]; count := counts[p]; floor := floors[p];
             IF pass = 1 THEN
                 SELECT r.value, r.ts INTO new_value, new_ts
-                  FROM /* TEMPLATE: schema */rate_limits AS r
+                  FROM ratelimit.limits AS r
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
                 EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (name, key)) IS NOT TRUE;
                 -- A refill only adds tokens, up to the capacity, so most rows need no calculation.
@@ -51,44 +51,44 @@ BEGIN
             END IF;
             IF pass = 1 THEN
                 IF start IS NULL THEN
-                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, at, rate, period, capacity, NULL);
+                    new_value := ratelimit._available(new_value, new_ts, at, rate, period, capacity, NULL);
                 ELSIF listed IS NULL THEN
-                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start);
+                    new_value := ratelimit._available(new_value, new_ts, upto, rate, period, capacity, start);
                 ELSE
-                    new_value := /* TEMPLATE: schema */_ratelimit_available(new_value, new_ts, upto, rate, period, capacity, start, listed);
+                    new_value := ratelimit._available(new_value, new_ts, upto, rate, period, capacity, start, listed);
                 END IF;
                 EXIT passes WHEN new_value - count < floor;
                 CONTINUE;
             END IF;
 
-            IF /* TEMPLATE: schema */_ratelimit_valid(rate, period, capacity, count, now) IS NOT TRUE THEN
+            IF ratelimit._valid(rate, period, capacity, count, now) IS NOT TRUE THEN
                 RAISE invalid_parameter_value USING MESSAGE = 'rate limit ' || quote_nullable(name) || ': the arguments are not valid';
             END IF;
             IF start IS NULL THEN
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
+                UPDATE ratelimit.limits AS r
+                   SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
+                   AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSIF listed IS NULL THEN
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count,
+                UPDATE ratelimit.limits AS r
+                   SET value = ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
+                   AND ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSE
-                UPDATE /* TEMPLATE: schema */rate_limits AS r
-                   SET value = /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count,
+                UPDATE ratelimit.limits AS r
+                   SET value = ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count,
                        ts = greatest(r.ts, at)
                  WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
-                   AND /* TEMPLATE: schema */_ratelimit_available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count >= floor
+                   AND ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             END IF;
             IF NOT FOUND THEN
                 FOR taken IN 1..p - 1 LOOP
-                    UPDATE /* TEMPLATE: schema */rate_limits AS r
+                    UPDATE ratelimit.limits AS r
                        SET value = r.value + counts[taken]
                      WHERE r.name = names[taken] AND r.key = keys[taken] AND r.shard = 0;
                 END LOOP;
@@ -96,12 +96,12 @@ BEGIN
             END IF;
             value[p] := new_value; ts[p] := new_ts;
             IF p = n THEN
-                RETURN ROW(true, at, NULL, value, ts, NULL)::/* TEMPLATE: schema */_ratelimit_decisions;
+                RETURN ROW(true, at, NULL, value, ts, NULL)::ratelimit._decisions;
             END IF;
         END LOOP;
     END LOOP;
 
-    RETURN /* TEMPLATE: schema */_ratelimit_apply('consume', names, keys, rates, periods, capacities, starts,
+    RETURN ratelimit._apply('consume', names, keys, rates, periods, capacities, starts,
         pg_catalog.array_fill(1, ARRAY[n]), counts, floors, pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill(0, ARRAY[n]), false, now, or_raise,
         windows, firsts, lasts);
 END

@@ -6,7 +6,7 @@
 -- again changes nothing, and if only older ones are left, theirs counts: a rollback. What does not count stays for 7 days after it was
 -- last used, since sweeps mind it. Then one row of its list stays, for a year: if a process of it comes back, the list is as old as before.
 -- Readers pass over such rows. Of the definitions that several programs have of a name, the one published last is taken.
-CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
+CREATE TABLE ratelimit.definitions (
     program      text COLLATE "C" NOT NULL,
     name         text COLLATE "C" NOT NULL,
     definition   text COLLATE "C" NOT NULL,
@@ -29,28 +29,28 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_definitions (
     PRIMARY KEY (name, program, list)
 );
 
-COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_definitions IS 'txlimit: the limits that programs define, as they publish them';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.program IS 'the program that has published it';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.name IS 'the name of the limit';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.definition IS 'all the numbers as text';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.kind IS 'token bucket, fixed window, calendar window, slots or unlimited';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.rate IS 'tokens per period; 0: every token is denied by policy; NULL: slots, and an unlimited limit, which has no numbers at all';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.period IS 'the interval in which the rate is refilled';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.capacity IS 'the most tokens that can be saved up; of slots, how many there are';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.max_reserved IS 'the most tokens that may be owed; NULL: no bound';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.start IS 'an instant at which a fixed window begins; NULL: by a hash of the key';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.shards IS 'over how many rows a key is spread';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.zone IS 'the time zone of a calendar window';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.anchor IS 'a local time in the zone, at which a calendar window begins';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.varies IS 'a key may have numbers of its own, which fill a row within this time, 0 for slots; NULL: none has';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.current IS 'true: it is in the program''s list that counts';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.published_at IS 'when it was published; of one that is not current, when it was replaced or, if later, last used';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.list IS 'a hash of all the definitions that the program published together';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.first_at IS 'when the list was first published';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_definitions.alive_until IS 'five minutes after a process has last said that it uses the list; NULL: none has';
+COMMENT ON TABLE ratelimit.definitions IS 'txlimit: the limits that programs define, as they publish them';
+COMMENT ON COLUMN ratelimit.definitions.program IS 'the program that has published it';
+COMMENT ON COLUMN ratelimit.definitions.name IS 'the name of the limit';
+COMMENT ON COLUMN ratelimit.definitions.definition IS 'all the numbers as text';
+COMMENT ON COLUMN ratelimit.definitions.kind IS 'token bucket, fixed window, calendar window, slots or unlimited';
+COMMENT ON COLUMN ratelimit.definitions.rate IS 'tokens per period; 0: every token is denied by policy; NULL: slots, and an unlimited limit, which has no numbers at all';
+COMMENT ON COLUMN ratelimit.definitions.period IS 'the interval in which the rate is refilled';
+COMMENT ON COLUMN ratelimit.definitions.capacity IS 'the most tokens that can be saved up; of slots, how many there are';
+COMMENT ON COLUMN ratelimit.definitions.max_reserved IS 'the most tokens that may be owed; NULL: no bound';
+COMMENT ON COLUMN ratelimit.definitions.start IS 'an instant at which a fixed window begins; NULL: by a hash of the key';
+COMMENT ON COLUMN ratelimit.definitions.shards IS 'over how many rows a key is spread';
+COMMENT ON COLUMN ratelimit.definitions.zone IS 'the time zone of a calendar window';
+COMMENT ON COLUMN ratelimit.definitions.anchor IS 'a local time in the zone, at which a calendar window begins';
+COMMENT ON COLUMN ratelimit.definitions.varies IS 'a key may have numbers of its own, which fill a row within this time, 0 for slots; NULL: none has';
+COMMENT ON COLUMN ratelimit.definitions.current IS 'true: it is in the program''s list that counts';
+COMMENT ON COLUMN ratelimit.definitions.published_at IS 'when it was published; of one that is not current, when it was replaced or, if later, last used';
+COMMENT ON COLUMN ratelimit.definitions.list IS 'a hash of all the definitions that the program published together';
+COMMENT ON COLUMN ratelimit.definitions.first_at IS 'when the list was first published';
+COMMENT ON COLUMN ratelimit.definitions.alive_until IS 'five minutes after a process has last said that it uses the list; NULL: none has';
 
 -- Raises an error unless numbers of a limit fill a row from 0 within the time that its definition names.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_validate_varies(
+CREATE OR REPLACE FUNCTION ratelimit._validate_varies(
     name text, rate double precision, period interval, kind text, capacity double precision, varies interval
 ) RETURNS void
 LANGUAGE plpgsql
@@ -67,7 +67,7 @@ BEGIN
     needed := CASE WHEN rate = '0' THEN 0
         WHEN kind = 'token bucket' THEN capacity / rate * date_part('epoch', period)
         WHEN kind = 'fixed window' THEN ceil(capacity / rate) * date_part('epoch', period)
-        ELSE ceil(capacity / rate) * date_part('epoch', /* TEMPLATE: schema */_ratelimit_longest(period)) END;
+        ELSE ceil(capacity / rate) * date_part('epoch', ratelimit._longest(period)) END;
     IF needed > date_part('epoch', varies) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
             'rate limit %L: varies must be at least %s s, which its numbers need to fill a row, not %s s', name, needed, date_part('epoch', varies));
@@ -76,12 +76,12 @@ END
 $body$;
 
 -- Raises an error unless so many slots are valid.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_validate_slots(name text, capacity double precision) RETURNS void
+CREATE OR REPLACE FUNCTION ratelimit._validate_slots(name text, capacity double precision) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
+    PERFORM ratelimit._validate(name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
     IF (capacity BETWEEN '0' AND '1e9' AND capacity = trunc(capacity)) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format(
             'rate limit %L: capacity of slots must be a whole number between 0 and 1e9, not %s', name, coalesce(capacity::text, 'NULL'));
@@ -89,8 +89,8 @@ BEGIN
 END
 $body$;
 
--- Raises an error unless each field of a definition has the type that ratelimit_all wants, and a text or number that Postgres can read.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_check_definition(definition jsonb, number bigint) RETURNS void
+-- Raises an error unless each field of a definition has the type that ratelimit.consume_all wants, and a text or number that Postgres can read.
+CREATE OR REPLACE FUNCTION ratelimit._check_definition(definition jsonb, number bigint) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -148,12 +148,12 @@ END
 $body$;
 
 -- The list of a program that counts: the newest that is in use or, if none is, the newest. own: a list that is in use from now on.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_list(program text, own text, OUT list text)
+CREATE OR REPLACE FUNCTION ratelimit._list(program text, own text, OUT list text)
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    SELECT o.list INTO list FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+    SELECT o.list INTO list FROM ratelimit.definitions AS o
      WHERE o.program = program COLLATE "C"
      GROUP BY o.list
      ORDER BY coalesce(o.list = own COLLATE "C" OR max(o.alive_until) > clock_timestamp(), false) DESC, max(o.first_at) DESC, o.list
@@ -161,7 +161,7 @@ BEGIN
 END
 $body$;
 
--- ratelimit_publish, and what a process of the Go library says of its list:
+-- ratelimit.publish, and what a process of the Go library says of its list:
 --
 --   heartbeat   NULL: the list is the program's newest from now on. true: a process uses it, and repeats the call every minute while it
 --               runs. false: a process uses it, and does not repeat the call. For both, a list that was published before is no newer
@@ -169,7 +169,7 @@ $body$;
 --
 -- With heartbeat, a list that was used within 7 days is written without a lock of the table, unless another one counts from now on.
 -- Without, it waits for others that publish.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_publish(
+CREATE OR REPLACE FUNCTION ratelimit._publish(
     program text, definitions jsonb, heartbeat boolean, OUT counts boolean, OUT others text[]
 )
 LANGUAGE plpgsql
@@ -216,7 +216,7 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'a definition has no field ' || definition,
             HINT = 'Its fields are name, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor and varies.';
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_check_definition(e.value, e.number) FROM jsonb_array_elements(definitions) WITH ORDINALITY AS e (value, number);
+    PERFORM ratelimit._check_definition(e.value, e.number) FROM jsonb_array_elements(definitions) WITH ORDINALITY AS e (value, number);
     FOR d IN
         SELECT r.name, r.kind, r.rate, r.period, r.capacity, r.max_reserved, r.start, r.shards::integer AS shards, r.zone, r.anchor, r.varies
           FROM jsonb_to_recordset(definitions) AS r (name text, kind text, rate double precision, period interval,
@@ -226,12 +226,12 @@ BEGIN
             RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: name is in the list twice, but a name has one definition', d.name);
         END IF;
         IF d.kind = 'unlimited' THEN
-            PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
+            PERFORM ratelimit._validate(d.name, '1', '1 second', 'token bucket', NULL, NULL, NULL, 1, NULL, NULL);
             IF pg_catalog.num_nonnulls(d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies) > 0 THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: an unlimited limit must have no field but name and kind', d.name);
             END IF;
         ELSIF d.kind = 'slots' THEN
-            PERFORM /* TEMPLATE: schema */_ratelimit_validate_slots(d.name, d.capacity);
+            PERFORM ratelimit._validate_slots(d.name, d.capacity);
             IF pg_catalog.num_nonnulls(d.rate, d.period, d.max_reserved, d.start, d.shards, d.zone, d.anchor) > 0 THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: slots must have no field but name, kind, capacity and varies', d.name);
             END IF;
@@ -245,7 +245,7 @@ BEGIN
                     quote_nullable(left(d.name, 255)), quote_nullable(d.kind));
             END IF;
             d.shards := coalesce(d.shards, 1);
-            PERFORM /* TEMPLATE: schema */_ratelimit_validate(d.name, d.rate, d.period, d.kind, d.capacity, d.start, d.max_reserved, d.shards, d.zone,
+            PERFORM ratelimit._validate(d.name, d.rate, d.period, d.kind, d.capacity, d.start, d.max_reserved, d.shards, d.zone,
                 d.anchor, zero => true);
             d.capacity := coalesce(d.capacity, d.rate);
             IF d.kind = 'calendar window' THEN
@@ -253,7 +253,7 @@ BEGIN
                 d.anchor := coalesce(d.anchor, '2001-01-01');
             END IF;
             IF d.varies IS NOT NULL THEN
-                PERFORM /* TEMPLATE: schema */_ratelimit_validate_varies(d.name, d.rate, d.period, d.kind, d.capacity, d.varies);
+                PERFORM ratelimit._validate_varies(d.name, d.rate, d.period, d.kind, d.capacity, d.varies);
             END IF;
         END IF;
         definition := pg_catalog.concat_ws(', ', d.kind, d.rate::text || ' per ' || d.period::text, 'capacity ' || d.capacity::text,
@@ -273,18 +273,18 @@ BEGIN
     fresh := at + interval '4 minutes';
     hour := at - interval '1 hour';
     known := heartbeat IS NOT NULL AND hash IS NOT NULL AND pg_catalog.cardinality(names)
-        = (SELECT count(*) FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+        = (SELECT count(*) FROM ratelimit.definitions AS o
             WHERE o.program = program COLLATE "C" AND o.list = hash AND (o.current OR o.published_at > at - interval '7 days'));
-    winner := CASE WHEN known THEN /* TEMPLATE: schema */_ratelimit_list(program, CASE WHEN heartbeat THEN hash END) END;
+    winner := CASE WHEN known THEN ratelimit._list(program, CASE WHEN heartbeat THEN hash END) END;
     IF winner IS NOT NULL
-       AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.current <> (o.list = winner)) THEN
+       AND NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS o WHERE o.program = program COLLATE "C" AND o.current <> (o.list = winner)) THEN
         -- A process that starts or runs says that it uses the list. If this was said within the last minute, nothing is written. Rows
         -- that are locked are passed over: another process says the same. No lock conflicts with that of a process that publishes.
-        UPDATE /* TEMPLATE: schema */rate_limit_definitions AS o
+        UPDATE ratelimit.definitions AS o
            SET alive_until = coalesce(alive, o.alive_until),
                published_at = CASE WHEN o.current THEN o.published_at ELSE at END
           FROM (
-            SELECT o.name FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+            SELECT o.name FROM ratelimit.definitions AS o
              WHERE o.program = program COLLATE "C" AND o.list = hash
                AND (heartbeat AND coalesce(o.alive_until < fresh, true)
                     OR NOT o.current AND o.published_at < hour)
@@ -298,13 +298,13 @@ BEGIN
         END IF;
         -- One at a time: processes of one program start together. Reads and heartbeats go on. Rows are locked after the table, never
         -- before: who publishes has the table, and may want the rows.
-        LOCK TABLE /* TEMPLATE: schema */rate_limit_definitions IN SHARE UPDATE EXCLUSIVE MODE;
+        LOCK TABLE ratelimit.definitions IN SHARE UPDATE EXCLUSIVE MODE;
         at := clock_timestamp();
         alive := CASE WHEN heartbeat THEN at + interval '5 minutes' END;
         week := at - interval '7 days';
         year := at - interval '1 year';
         first := CASE WHEN heartbeat IS NOT NULL THEN
-            (SELECT max(o.first_at) FROM /* TEMPLATE: schema */rate_limit_definitions AS o WHERE o.program = program COLLATE "C" AND o.list = hash) END;
+            (SELECT max(o.first_at) FROM ratelimit.definitions AS o WHERE o.program = program COLLATE "C" AND o.list = hash) END;
         first := coalesce(first, at);
         FOR d IN
             SELECT r.*, n.text FROM ROWS FROM (pg_catalog.unnest(whole), pg_catalog.unnest(texts)) AS n (one, text),
@@ -312,7 +312,7 @@ BEGIN
                     capacity double precision, max_reserved double precision, start timestamptz, shards integer, zone text, anchor timestamp, varies interval)
         LOOP
             IF NOT known AND d.zone IS NOT NULL THEN
-                zone := /* TEMPLATE: schema */_ratelimit_zone(d.zone);
+                zone := ratelimit._zone(d.zone);
                 IF zone <> d.zone THEN
                     RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: zone must be written as in pg_timezone_names, %L, not %L', d.name, zone, d.zone);
                 ELSIF zone IS NULL AND heartbeat IS NULL THEN -- a process of the Go library has loaded it already, and its calls do without Postgres' zones
@@ -322,10 +322,10 @@ BEGIN
             END IF;
             -- It has rows. What runs already is not refused: it would be taken for dead, and sweeps would no longer mind it.
             IF NOT known AND (d.rate > '0' OR d.varies IS NOT NULL OR d.kind = 'slots') THEN
-                SELECT o.* INTO other FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+                SELECT o.* INTO other FROM ratelimit.definitions AS o
                  WHERE o.name = d.name AND o.program <> program COLLATE "C" AND (o.current OR o.alive_until > at) AND (o.rate > '0' OR o.varies IS NOT NULL OR o.kind = 'slots')
                    AND (o.kind <> d.kind OR o.period <> d.period OR (o.start IS NULL) <> (d.start IS NULL) OR date_bin(d.period, d.start, o.start) <> d.start
-                        OR d.varies IS NULL AND o.varies IS NULL AND (o.zone <> d.zone OR NOT /* TEMPLATE: schema */_ratelimit_same_windows(d.period, d.anchor, o.anchor)))
+                        OR d.varies IS NULL AND o.varies IS NULL AND (o.zone <> d.zone OR NOT ratelimit._same_windows(d.period, d.anchor, o.anchor)))
                  ORDER BY o.current DESC, o.program
                  LIMIT 1;
                 IF FOUND THEN
@@ -336,33 +336,33 @@ BEGIN
                             other.program, CASE other.kind WHEN 'slots' THEN other.kind ELSE pg_catalog.format('a %s of %s', other.kind, other.period) END, ' from ' || other.start::text,
                             pg_catalog.format(' in %s from ', other.zone) || other.anchor::text),
                         HINT = pg_catalog.format(CASE WHEN other.current THEN
-                            'Give one of them another name. If %1$L no longer runs: SELECT ratelimit_publish(%1$L, ''[]'')' ELSE
+                            'Give one of them another name. If %1$L no longer runs: SELECT ratelimit.publish(%1$L, ''[]'')' ELSE
                             'Give one of them another name, or wait until no older version of %1$L has run for five minutes' END, other.program);
                 END IF;
             END IF;
-            INSERT INTO /* TEMPLATE: schema */rate_limit_definitions AS old
+            INSERT INTO ratelimit.definitions AS old
             VALUES (program, d.name, d.text, d.kind, d.rate, d.period, d.capacity, d.max_reserved, d.start, d.shards, d.zone, d.anchor, d.varies,
                 false, at, hash, first, alive)
-            ON CONFLICT ON CONSTRAINT rate_limit_definitions_pkey DO UPDATE
+            ON CONFLICT ON CONSTRAINT definitions_pkey DO UPDATE
                SET published_at = CASE WHEN heartbeat IS NULL OR NOT old.current THEN at ELSE old.published_at END,
                    first_at = first,
                    alive_until = coalesce(alive, old.alive_until);
         END LOOP;
-        winner := CASE WHEN hash IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_list(program, CASE WHEN heartbeat THEN hash END) END;
-        UPDATE /* TEMPLATE: schema */rate_limit_definitions AS old
+        winner := CASE WHEN hash IS NOT NULL THEN ratelimit._list(program, CASE WHEN heartbeat THEN hash END) END;
+        UPDATE ratelimit.definitions AS old
            SET current = coalesce(old.list = winner, false), published_at = at,
                alive_until = CASE WHEN hash IS NOT NULL THEN old.alive_until END -- what is withdrawn is not in use
          WHERE old.program = program COLLATE "C" AND (old.current <> coalesce(old.list = winner, false) OR hash IS NULL AND old.alive_until > at);
-        DELETE FROM /* TEMPLATE: schema */rate_limit_definitions AS old
+        DELETE FROM ratelimit.definitions AS old
          WHERE old.program = program COLLATE "C" AND NOT old.current AND old.published_at < week
-           AND (old.published_at < year OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS o
+           AND (old.published_at < year OR EXISTS (SELECT 1 FROM ratelimit.definitions AS o
                     WHERE o.program = program COLLATE "C" AND o.list = old.list AND o.name < old.name));
     END IF;
     counts := hash IS NULL OR hash = winner;
     others := ARRAY(
         SELECT pg_catalog.format('%L: %s, and program %L has published %s', o.name, n.text, o.program, o.definition)
           FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(texts), pg_catalog.unnest(whole)) AS n (name, text, one)
-          JOIN /* TEMPLATE: schema */rate_limit_definitions AS o ON o.name = n.name AND o.program <> program COLLATE "C" AND o.definition <> n.text
+          JOIN ratelimit.definitions AS o ON o.name = n.name AND o.program <> program COLLATE "C" AND o.definition <> n.text
            AND (o.current OR o.alive_until > at AND (o.kind <> n.one->>'kind'::text OR o.period <> (n.one->>'period'::text)::interval))
          GROUP BY o.name, n.text, o.program, o.definition
          ORDER BY o.name, o.program, o.definition
@@ -370,24 +370,24 @@ BEGIN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_publish(program text, definitions jsonb, OUT counts boolean, OUT others text[])
+CREATE OR REPLACE FUNCTION ratelimit.publish(program text, definitions jsonb, OUT counts boolean, OUT others text[])
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    SELECT p.counts, p.others INTO counts, others FROM /* TEMPLATE: schema */_ratelimit_publish(program COLLATE "C", definitions, NULL::boolean) AS p;
+    SELECT p.counts, p.others INTO counts, others FROM ratelimit._publish(program COLLATE "C", definitions, NULL::boolean) AS p;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_publish(text, jsonb) IS $text$
+COMMENT ON FUNCTION ratelimit.publish(text, jsonb) IS $text$
 Writes down all limits that a program defines, in place of those that it published before, as Publish of the Go library does.
 
-    SELECT ratelimit_publish('api', '[{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20}]')
+    SELECT ratelimit.publish('api', '[{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20}]')
 
 Arguments:
   program      the name of the program, 1 to 255 bytes. All processes of a program publish the same limits
   definitions  a JSON array of objects with the fields name, kind, rate, period, capacity, max_reserved, start, shards, zone and anchor, as
-               for ratelimit, of the JSON types that ratelimit_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
+               for ratelimit, of the JSON types that ratelimit.consume_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
                slots there are. Each name is there once. The field varies, an interval, 0 for slots, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
                fills a row from 0. A start is written as '2026-01-31T00:00:00Z' or '2026-01-31 00:00:00+00', and a

@@ -1,5 +1,5 @@
 -- Decides several requests, each by itself, in the caller's transaction: see Limiter.Each. Requests of one limit with the same numbers may be
--- a group. The arguments have one position for each group, and are those of _ratelimit_apply, but for
+-- a group. The arguments have one position for each group, and are those of ratelimit._apply, but for
 --
 --   ends          the position of each group's last request
 --   keys, counts  of each request. The requests are sorted by name and key (COLLATE "C"): rows are locked in that order. A group of
@@ -12,7 +12,7 @@
 -- A group is one UPDATE. If that leaves a key undecided (one without a row, say), the group is decided request by request, since an INSERT of
 -- a missing row must come before later keys are locked. The subtransaction undoes the UPDATE and releases its locks before that
 -- (CONCURRENCY.md, I1).
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_each(
+CREATE OR REPLACE FUNCTION ratelimit._each(
     ends integer[], names text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], floors double precision[],
     shard_a integer[], shard_b integer[], keys text[], counts double precision[], now timestamptz DEFAULT NULL,
@@ -23,14 +23,14 @@ LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_pl
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    alone CONSTANT boolean := /* TEMPLATE: schema */_ratelimit_distributed(); -- each key is on a server of its own
+    alone CONSTANT boolean := ratelimit._distributed(); -- each key is on a server of its own
     first integer := 1;
     last  integer;
     m     integer;
     forbidden boolean;
     run   record;
-    one   /* TEMPLATE: schema */_ratelimit_decision;
-    many  /* TEMPLATE: schema */_ratelimit_decisions;
+    one   ratelimit._decision;
+    many  ratelimit._decisions;
 BEGIN
     ord := '{}'; granted := '{}'; at := '{}'; value := '{}'; ts := '{}';
     FOR g IN 1..coalesce(pg_catalog.cardinality(ends), 0) LOOP
@@ -44,7 +44,7 @@ BEGIN
         IF m > 3 AND NOT alone THEN -- for fewer, it saves nothing
             BEGIN
                 SELECT k.* INTO run
-                  FROM /* TEMPLATE: schema */_ratelimit_consume_keys(names[g], keys[first:last], rates[g], periods[g], capacities[g],
+                  FROM ratelimit._consume_keys(names[g], keys[first:last], rates[g], periods[g], capacities[g],
                       counts[first:last], now, floors[g], false) AS k;
                 IF pg_catalog.cardinality(run.ord) <> m THEN
                     RAISE SQLSTATE 'RL001';
@@ -62,7 +62,7 @@ BEGIN
         WHILE first <= last LOOP
             forbidden := (capacities[g] - counts[first] >= floors[g]) IS NOT TRUE; -- whatever is there
             IF shards[g] = 1 AND NOT forbidden THEN
-                one := /* TEMPLATE: schema */_ratelimit_consume(names[g], keys[first], rates[g], periods[g], capacities[g], starts[g],
+                one := ratelimit._consume(names[g], keys[first], rates[g], periods[g], capacities[g], starts[g],
                     counts[first], floors[g], now, false, false, windows[firsts[g]:lasts[g]]);
                 ord := pg_catalog.array_append(ord, first);
                 granted := pg_catalog.array_append(granted, CASE WHEN one.granted THEN 1 ELSE 0 END);
@@ -71,14 +71,14 @@ BEGIN
                 ts := pg_catalog.array_append(ts, one.ts);
             ELSE
                 IF forbidden THEN -- the rows say when numbers of another time will grant it
-                    many := /* TEMPLATE: schema */_ratelimit_apply('check', names[g:g], keys[first:first], rates[g:g], periods[g:g], capacities[g:g], starts[g:g],
+                    many := ratelimit._apply('check', names[g:g], keys[first:first], rates[g:g], periods[g:g], capacities[g:g], starts[g:g],
                         shards[g:g], counts[first:first], floors[g:g], shard_a[g:g], shard_b[g:g], false, now, false, windows, firsts[g:g], lasts[g:g]);
                     IF pg_catalog.cardinality(many.value) = 0 THEN
                         many.value := ARRAY['0'::double precision];
                         many.ts := ARRAY['-infinity'::timestamptz];
                     END IF;
                 ELSE
-                    many := /* TEMPLATE: schema */_ratelimit_consume_sharded(names[g], keys[first], rates[g], periods[g], capacities[g], starts[g],
+                    many := ratelimit._consume_sharded(names[g], keys[first], rates[g], periods[g], capacities[g], starts[g],
                         shards[g], counts[first], floors[g], shard_a[g], shard_b[g], now, false, windows[firsts[g]:lasts[g]]);
                 END IF;
                 m := pg_catalog.cardinality(many.value);

@@ -4,7 +4,7 @@
 -- Tokens are granted by writing rows, so no grant passes the trigger, whatever the call. It is an AFTER trigger: a BEFORE trigger
 -- would lock the row before the UPDATE does, and would also see the rows that ON CONFLICT DO NOTHING does not insert. It is not a
 -- CHECK: the DETAIL of a CHECK's error has the row, and so the key, and its error cannot say what to do.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_refuse() RETURNS trigger
+CREATE OR REPLACE FUNCTION ratelimit.refuse() RETURNS trigger
 LANGUAGE plpgsql
 AS $body$
 BEGIN
@@ -15,13 +15,13 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_refuse() IS $text$
+COMMENT ON FUNCTION ratelimit.refuse() IS $text$
 Refuses keys that do not belong to this server, one of several between which the keys are shared out. Without it, a call that reaches
 the wrong server finds a full limit there, and is granted. Each server gets a trigger of its own, with a condition that is true for
 keys that are not its own:
 
-    CREATE TRIGGER rate_limits_guard AFTER INSERT OR UPDATE ON rate_limits FOR EACH ROW
-        WHEN (NOT starts_with(NEW.key, 'eu|')) EXECUTE FUNCTION ratelimit_refuse()
+    CREATE TRIGGER limits_guard AFTER INSERT OR UPDATE ON ratelimit.limits FOR EACH ROW
+        WHEN (NOT starts_with(NEW.key, 'eu|')) EXECUTE FUNCTION ratelimit.refuse()
 
     -- the third of four servers, which share keys by their hash
         WHEN (hashtextextended(NEW.key, 0) & 3 <> 2)

@@ -1,20 +1,20 @@
 -- Holds: tokens and slots that are taken under an id, and come back when the work is settled or released, or its time is over. CONCURRENCY.md,
 -- J, has the order of the locks, and why it holds. Tokens that are taken once for an id do not come back: the row alone says that they were.
 --
--- The arguments are arrays of one length, with one position for each limit: those of _ratelimit_apply, and
+-- The arguments are arrays of one length, with one position for each limit: those of ratelimit._apply, and
 --   units   tokens; slots; none: the limit has no rows now (it is unlimited, or grants nothing), so no token moves
 --   taking  the first so many positions are tokens and slots, in the common order (name, key); the others are none, in that order too
 -- Slots are a row of one shard with a rate and a capacity of 0: its value is minus the sum of the counts that are held, and the floor is
 -- minus how many there may be. Who calls the same name with a rate may have left more: above 0, it counts as 0.
 --
--- _ratelimit_hold, _ratelimit_settle and the sweep set how the planner looks rows up, for the functions that they call, too.
+-- ratelimit._hold, ratelimit._settle and the sweep set how the planner looks rows up, for the functions that they call, too.
 
 -- Tokens and slots that come back: one row per limit, key and id. Limits without holds have no rows here, and no call of theirs reads it.
 --
--- A row is written after the row of rate_limits, in one transaction (CONCURRENCY.md, J). For slots, value in rate_limits is minus the sum of the
--- counts of the held rows here. Like rate_limits, the table has no CHECK constraints (G1).
+-- A row is written after the row of ratelimit.limits, in one transaction (CONCURRENCY.md, J). For slots, value in ratelimit.limits is minus the sum of the
+-- counts of the held rows here. Like ratelimit.limits, the table has no CHECK constraints (G1).
 -- The fillfactor leaves room for the next version: an extension changes only until, which no index has, so it is heap-only.
-CREATE TABLE /* TEMPLATE: schema */rate_limit_holds (
+CREATE TABLE ratelimit.holds (
     name     text COLLATE "C" NOT NULL,
     key      text COLLATE "C" NOT NULL,
     id       text COLLATE "C" NOT NULL,
@@ -31,31 +31,31 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_holds (
 
 -- What is held of a key, without the settled rows of a day, and of that what can expire (token IS NOT NULL). The planner takes it for one hold,
 -- too: token and id make it as good as the primary key then.
-CREATE INDEX rate_limit_holds_held ON /* TEMPLATE: schema */rate_limit_holds (name, key, token, id)
+CREATE INDEX holds_held ON ratelimit.holds (name, key, token, id)
     WHERE state = 'held';
 
-COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_holds IS 'txlimit: tokens and slots that are held under an id, and come back';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.name IS 'the name of the limit';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.key IS 'whose tokens they are; '''' if the limit has no keys';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.id IS 'the id that the caller chose: a job, an event, a project';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.state IS 'held; lapsed: it expired or was reset, and is lost; settled: the work is over; once: the tokens were taken, once for the id; released: before its hold came, which is refused';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.unit IS 'tokens; slots; none: the key was unlimited, so no tokens ever move';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.token IS 'whose hold it is; NULL: of everybody who knows the id, since it does not expire, or was taken once';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.count IS 'the tokens or slots that were taken; of a lapsed one, those that did not come back';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.taken_at IS 'the instant of the decision';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.rest IS 'the tokens that were left in the rows of rate_limits that they were taken from';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.part IS 'the part of the limit in those rows: 1, or 1/shards for one shard';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_holds.until IS 'held: from then on it may be given back; else: from then on it counts as absent; infinity: never';
+COMMENT ON TABLE ratelimit.holds IS 'txlimit: tokens and slots that are held under an id, and come back';
+COMMENT ON COLUMN ratelimit.holds.name IS 'the name of the limit';
+COMMENT ON COLUMN ratelimit.holds.key IS 'whose tokens they are; '''' if the limit has no keys';
+COMMENT ON COLUMN ratelimit.holds.id IS 'the id that the caller chose: a job, an event, a project';
+COMMENT ON COLUMN ratelimit.holds.state IS 'held; lapsed: it expired or was reset, and is lost; settled: the work is over; once: the tokens were taken, once for the id; released: before its hold came, which is refused';
+COMMENT ON COLUMN ratelimit.holds.unit IS 'tokens; slots; none: the key was unlimited, so no tokens ever move';
+COMMENT ON COLUMN ratelimit.holds.token IS 'whose hold it is; NULL: of everybody who knows the id, since it does not expire, or was taken once';
+COMMENT ON COLUMN ratelimit.holds.count IS 'the tokens or slots that were taken; of a lapsed one, those that did not come back';
+COMMENT ON COLUMN ratelimit.holds.taken_at IS 'the instant of the decision';
+COMMENT ON COLUMN ratelimit.holds.rest IS 'the tokens that were left in the rows of ratelimit.limits that they were taken from';
+COMMENT ON COLUMN ratelimit.holds.part IS 'the part of the limit in those rows: 1, or 1/shards for one shard';
+COMMENT ON COLUMN ratelimit.holds.until IS 'held: from then on it may be given back; else: from then on it counts as absent; infinity: never';
 
 -- state: taken; repeated: all is held under the id already, without an end, or was taken once; denied; held: by somebody, in time; settled: within a day;
 -- released: the token was, before. until: the end of the hold, or of the one that is held. free_at: of a denial, by
 -- limit, when expiries alone make room for slots; NULL: never, or not known.
-CREATE TYPE /* TEMPLATE: schema */_ratelimit_held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
+CREATE TYPE ratelimit._held AS (state text, until timestamptz, at timestamptz, ord integer[], value double precision[],
     ts timestamptz[], free_at timestamptz[]);
 
 -- The rows of a limit as they are once its expired holds have given back, or only some of them: the one rule for what is given back in fact, and for who counts
 -- it before. back is by ids. Rows and holds are of one snapshot: a hold that ends between two would be in neither.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_lapsed(
+CREATE OR REPLACE FUNCTION ratelimit._lapsed(
     name text, key text, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[],
     only_ids text[] DEFAULT NULL, OUT value double precision[], OUT ts timestamptz[], OUT ids text[], OUT back double precision[]
 )
@@ -73,16 +73,16 @@ DECLARE
 BEGIN
     SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'), max(r.ts), max(r.promised), count(*)
       INTO value, ts, latest, last, m
-      FROM /* TEMPLATE: schema */rate_limits AS r
+      FROM ratelimit.limits AS r
      WHERE r.name = name AND r.key = key;
     IF only_ids IS NULL AND latest > at AND latest < at + interval '1 second' AND latest <= clock_timestamp() THEN -- used since the clock was read: no pause
         at := latest;
     END IF;
-    IF NOT /* TEMPLATE: schema */_ratelimit_may('SELECT') THEN
+    IF NOT ratelimit._may('SELECT') THEN
         RETURN;
     END IF;
     FOR rec IN
-        SELECT h.id, h.unit, h.count, h.rest, h.part, h.taken_at FROM /* TEMPLATE: schema */rate_limit_holds AS h
+        SELECT h.id, h.unit, h.count, h.rest, h.part, h.taken_at FROM ratelimit.holds AS h
          WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= ended AND (only_ids IS NULL OR h.id = ANY (only_ids))
          ORDER BY h.until
     LOOP
@@ -92,7 +92,7 @@ BEGIN
             x := least(rec.count, -total);
         ELSIF rec.unit = 'tokens' AND rate > '0' AND m > 0 THEN
             SELECT g.total, g.back INTO total, x
-              FROM /* TEMPLATE: schema */_ratelimit_give_back(value, ts, last, at, rate, period, capacity, start, rec.count, rec.count, rec.rest, rec.part,
+              FROM ratelimit._give_back(value, ts, last, at, rate, period, capacity, start, rec.count, rec.count, rec.rest, rec.part,
                    rec.taken_at, rec.taken_at, windows) AS g;
         END IF;
         CONTINUE WHEN x <= '0' AND rec.unit = 'tokens' AND start IS NULL AND latest > at; -- paused: it comes back afterwards
@@ -107,20 +107,20 @@ END
 $body$;
 
 -- Whether the caller has a right to the table of holds.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_may(privilege text) RETURNS boolean
+CREATE OR REPLACE FUNCTION ratelimit._may(privilege text) RETURNS boolean
 LANGUAGE sql STABLE
-RETURN has_table_privilege((SELECT t.typrelid FROM pg_catalog.pg_type AS t WHERE t.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limit_holds)), privilege);
+RETURN has_table_privilege((SELECT t.typrelid FROM pg_catalog.pg_type AS t WHERE t.oid = pg_catalog.pg_typeof(NULL::ratelimit.holds)), privilege);
 
--- Whether expired holds give something back, and this caller may do it: not on a standby, nor without the right. back: of _ratelimit_lapsed.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_due(back double precision[]) RETURNS boolean
+-- Whether expired holds give something back, and this caller may do it: not on a standby, nor without the right. back: of ratelimit._lapsed.
+CREATE OR REPLACE FUNCTION ratelimit._due(back double precision[]) RETURNS boolean
 LANGUAGE sql STABLE
-RETURN CASE WHEN '0' < ANY (back) THEN current_setting('transaction_read_only') = 'off' AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') ELSE false END;
+RETURN CASE WHEN '0' < ANY (back) THEN current_setting('transaction_read_only') = 'off' AND ratelimit._may('UPDATE') ELSE false END;
 
 -- Gives back expired holds of limits whose rows are all locked: of each key at most so many, the oldest first. Returns how many ended.
 --
 -- It never waits: a hold that somebody has locked is being extended or settled. The SELECT that locks asks state and until again, on the
 -- newest version: so a hold is extended or given back, never both.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_reclaim(
+CREATE OR REPLACE FUNCTION ratelimit._reclaim(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     now timestamptz, windows timestamptz[], firsts integer[], lasts integer[], most integer DEFAULT NULL
 ) RETURNS integer
@@ -137,19 +137,19 @@ DECLARE
 BEGIN
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
         ids := ARRAY(SELECT h.id
-              FROM /* TEMPLATE: schema */rate_limit_holds AS h
+              FROM ratelimit.holds AS h
              WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
              ORDER BY h.until
              LIMIT most
                FOR UPDATE SKIP LOCKED);
         SELECT f.value, f.ids, f.back INTO l
-          FROM /* TEMPLATE: schema */_ratelimit_lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], ids) AS f;
+          FROM ratelimit._lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], ids) AS f;
         FOR rec IN SELECT b.id, b.back FROM unnest(l.ids, l.back) AS b (id, back) LOOP -- one after the other, each by the primary key, whatever the statistics
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'lapsed', count = h.count - rec.back, until = kept
+            UPDATE ratelimit.holds AS h SET state = 'lapsed', count = h.count - rec.back, until = kept
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = rec.id;
         END LOOP;
         IF '0' < ANY (l.back) THEN
-            UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(l.value[1]), ts = greatest(r.ts, at)
+            UPDATE ratelimit.limits AS r SET value = coalesce(l.value[1]), ts = greatest(r.ts, at)
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
         ended := ended + coalesce(pg_catalog.cardinality(l.ids), 0);
@@ -160,7 +160,7 @@ $body$;
 
 -- What is known of an id over these limits: held, by somebody in time; settled, within a day; expired, but not given back: only of the limits that
 -- take; released: the token was; or taken: it may be. until: the latest end of the holds in time; infinity: one of them has none. endless: all of them are held, without an end.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_known(
+CREATE OR REPLACE FUNCTION ratelimit._known(
     own text, own_token uuid, taking integer, names text[], keys text[], at timestamptz,
     OUT state text, OUT until timestamptz, OUT endless boolean
 )
@@ -173,7 +173,7 @@ DECLARE
 BEGIN
     endless := true;
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        SELECT h.state, h.until, h.token INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h
+        SELECT h.state, h.until, h.token INTO rec FROM ratelimit.holds AS h
          WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         endless := endless AND coalesce(rec.state = 'held' AND rec.until = 'infinity', false);
         CONTINUE WHEN rec.state IS NULL;
@@ -195,7 +195,7 @@ $body$;
 -- For a token, or an id without one, of which there is no row: a hold of it that is on its way has come when this returns, which is false then, or
 -- comes no more. It meets the mark, which is a row of its own primary key: it sees no other that is newer than its snapshot. A hold of another token
 -- overwrites the mark, and a sweep deletes it an hour later. One mark is enough, since a hold is all or nothing. CONCURRENCY.md, J6, has the argument.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_bar(own text, own_token uuid, names text[], keys text[], now timestamptz) RETURNS boolean
+CREATE OR REPLACE FUNCTION ratelimit._bar(own text, own_token uuid, names text[], keys text[], now timestamptz) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -205,15 +205,15 @@ DECLARE
 BEGIN
     BEGIN
         FOR i IN 1..pg_catalog.cardinality(names) LOOP
-            INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+            INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
             VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, at, 0, 1, at)
             ON CONFLICT (name, key, id) DO UPDATE SET state = 'released', unit = 'none', token = own_token, count = 0, taken_at = at, until = at
              WHERE h.token IS DISTINCT FROM own_token AND h.state <> 'held' AND h.until <= at;
             IF FOUND THEN -- without a token, the id is the next hold's, too
-                DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND own_token IS NULL;
+                DELETE FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND own_token IS NULL;
                 RETURN true;
             END IF;
-            EXIT WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
+            EXIT WHEN EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
                 AND h.token = own_token);
         END LOOP;
         RAISE SQLSTATE 'RL001'; -- which releases the rows, since those of the limits are locked before them
@@ -221,10 +221,10 @@ BEGIN
         NULL;
     END;
     FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP -- the id is another's: wait behind
-        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
+        PERFORM 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
     END LOOP;
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
+        IF EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
                 AND h.token IS NOT DISTINCT FROM own_token AND h.state <> 'once') THEN
             RETURN false;
         END IF;
@@ -237,9 +237,9 @@ $body$;
 --
 -- ON CONFLICT inserts a row, or locks the row that is there and writes nothing. It looks nothing up before, which at SERIALIZABLE would
 -- conflict with the holds of other ids.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_claim(
+CREATE OR REPLACE FUNCTION ratelimit._claim(
     own text, own_token uuid, units text[], names text[], keys text[], shards integer[], counts double precision[],
-    d /* TEMPLATE: schema */_ratelimit_decisions, at timestamptz, INOUT until timestamptz, OUT state text
+    d ratelimit._decisions, at timestamptz, INOUT until timestamptz, OUT state text
 )
 LANGUAGE plpgsql
 AS $body$
@@ -262,7 +262,7 @@ BEGIN
         counts[i] := CASE WHEN units[i] = 'none' THEN 0 ELSE counts[i] END;
     END LOOP;
     FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP
-        INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+        INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
         VALUES (names[i], keys[i], own, kind, units[i], own_token, counts[i], d.at, rest[i], part[i], ends)
         ON CONFLICT (name, key, id) DO UPDATE SET count = h.count WHERE false;
         IF NOT FOUND THEN
@@ -274,21 +274,21 @@ BEGIN
         SELECT CASE WHEN k.endless AND ends = 'infinity' AND pg_catalog.cardinality(met) = pg_catalog.cardinality(names)
                       OR kind = 'once' AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until
           INTO state, until
-          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, 0, ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
+          FROM ratelimit._known(own, own_token, 0, ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
                ARRAY(SELECT keys[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i), at) AS k;
     END IF;
     IF state = 'taken' THEN
         until := ends;
         FOREACH i IN ARRAY met LOOP
             -- An expired hold that is still to come back goes on under an id that no caller can have.
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET id = '~' || h.token::text
+            UPDATE ratelimit.holds AS h SET id = '~' || h.token::text
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND CASE WHEN h.state = 'held' THEN h.unit <> 'none' AND h.token IS NOT NULL ELSE false END;
             IF FOUND THEN
-                INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+                INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
                 VALUES (names[i], keys[i], own, kind, coalesce(units[i]), own_token, coalesce(counts[i]), d.at, coalesce(rest[i]), coalesce(part[i]), ends);
                 CONTINUE;
             END IF;
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h
+            UPDATE ratelimit.holds AS h
                SET state = kind, unit = coalesce(units[i]), token = own_token, count = coalesce(counts[i]), taken_at = d.at,
                    rest = coalesce(rest[i]), part = coalesce(part[i]), until = ends
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
@@ -299,7 +299,7 @@ $body$;
 
 -- When expiries alone make room for slots: an upper bound, if nobody extends and nothing else is taken; at: there is room now. NULL: never. The row and its
 -- holds are of one snapshot: a hold that has ended between two would be in neither.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_free_at(
+CREATE OR REPLACE FUNCTION ratelimit._free_at(
     name text, key text, count double precision, floor double precision, at timestamptz
 ) RETURNS timestamptz
 LANGUAGE plpgsql
@@ -311,8 +311,8 @@ DECLARE
 BEGIN
     FOR rec IN
         SELECT h.count, h.until, u.value
-          FROM (SELECT coalesce((SELECT least(r.value, '0') FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0') AS value) AS u
-          LEFT JOIN /* TEMPLATE: schema */rate_limit_holds AS h
+          FROM (SELECT coalesce((SELECT least(r.value, '0') FROM ratelimit.limits AS r WHERE r.name = name AND r.key = key AND r.shard = 0), '0') AS value) AS u
+          LEFT JOIN ratelimit.holds AS h
             ON h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.unit = 'slots'
          ORDER BY h.until
     LOOP
@@ -327,25 +327,25 @@ BEGIN
 END
 $body$;
 
--- Takes tokens and slots under an id, as _ratelimit_apply takes, all or nothing. The token is a random one, of the caller, who so can end the
+-- Takes tokens and slots under an id, as ratelimit._apply takes, all or nothing. The token is a random one, of the caller, who so can end the
 -- hold whose answer was lost. ttl is how long the hold lasts; NULL, without a token: it does not expire. A ttl without a token: the tokens are
 -- taken once, and the row is kept for so long. If the id is known then, held or settled or once, the call is repeated, and takes nothing.
 --
 -- A taking is undone by its subtransaction if the id is known by then: it may be from any shard, and its rows may be new. If the id is of holds that
 -- have expired, it gives them back first, where it can look.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_hold(
+CREATE OR REPLACE FUNCTION ratelimit._hold(
     own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz DEFAULT NULL,
     windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */_ratelimit_held
+) RETURNS ratelimit._held
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
 DECLARE
     n       CONSTANT integer := coalesce(pg_catalog.cardinality(names), 0);
     once    CONSTANT boolean := own_token IS NULL AND ttl IS NOT NULL;
-    d       /* TEMPLATE: schema */_ratelimit_decisions;
+    d       ratelimit._decisions;
     at      timestamptz;
     state   text;
     until   timestamptz;
@@ -360,7 +360,7 @@ BEGIN
                AND (p IN (1, taking + 1) OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C"))) IS NOT TRUE) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
     END IF;
-    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN
+    IF ratelimit._distributed() THEN
         RAISE feature_not_supported USING MESSAGE = 'rate limits: there are no holds where the table is distributed by key',
             HINT = 'Distribute the schema, or put limits with holds into a schema that is not distributed.';
     END IF;
@@ -370,12 +370,12 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'serializable' THEN
         at := coalesce(now, clock_timestamp());
         SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
-          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;
+          FROM ratelimit._known(own, own_token, taking, names, keys, at) AS k;
         IF state IN ('repeated', 'held', 'settled', 'released') THEN
-            RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
+            RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::ratelimit._held;
         ELSIF state = 'expired' THEN -- give it back first
-            PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
-            PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
+            PERFORM ratelimit._lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
+            PERFORM ratelimit._reclaim(names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
                 starts[1:taking], now, windows, firsts[1:taking], lasts[1:taking]);
         END IF;
     END IF;
@@ -383,14 +383,14 @@ BEGIN
         state := NULL;
         d := ROW(true, coalesce(now, clock_timestamp()), '{}', '{}', '{}', NULL);
         IF taking > 0 THEN
-            d := /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN own_token IS NULL THEN 'consume' ELSE 'hold' END, names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking],
+            d := ratelimit._apply(CASE WHEN own_token IS NULL THEN 'consume' ELSE 'hold' END, names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking],
                 capacities[1:taking], starts[1:taking], shards[1:taking], counts[1:taking], floors[1:taking], shard_a[1:taking], shard_b[1:taking], false, now, false,
                 windows, firsts[1:taking], lasts[1:taking]);
         END IF;
         at := coalesce(now, clock_timestamp()); -- taking may have waited: that is not of the work's time
         IF d.granted THEN
             SELECT c.state, c.until INTO state, until
-              FROM /* TEMPLATE: schema */_ratelimit_claim(own, own_token, units, names, keys, shards, counts, d, at, coalesce(at + ttl, 'infinity')) AS c;
+              FROM ratelimit._claim(own, own_token, units, names, keys, shards, counts, d, at, coalesce(at + ttl, 'infinity')) AS c;
             IF state <> 'taken' THEN
                 RAISE SQLSTATE 'RL001';
             END IF;
@@ -399,18 +399,18 @@ BEGIN
         NULL;
     END;
     IF state = 'taken' THEN
-        RETURN ROW(state, until, d.at, d.ord, d.value, d.ts, NULL)::/* TEMPLATE: schema */_ratelimit_held;
+        RETURN ROW(state, until, d.at, d.ord, d.value, d.ts, NULL)::ratelimit._held;
     ELSIF state IS NULL THEN -- denied: the id may be the one that has the last slot
         SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
-          FROM /* TEMPLATE: schema */_ratelimit_known(own, own_token, taking, names, keys, at) AS k;
+          FROM ratelimit._known(own, own_token, taking, names, keys, at) AS k;
     END IF;
     IF state IN ('repeated', 'held', 'settled', 'released') THEN
-        RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::/* TEMPLATE: schema */_ratelimit_held;
+        RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::ratelimit._held;
     END IF;
     FOR i IN 1..taking LOOP
-        free_at[i] := CASE WHEN units[i] = 'slots' THEN /* TEMPLATE: schema */_ratelimit_free_at(names[i], keys[i], counts[i], floors[i], at) END;
+        free_at[i] := CASE WHEN units[i] = 'slots' THEN ratelimit._free_at(names[i], keys[i], counts[i], floors[i], at) END;
     END LOOP;
-    RETURN ROW('denied', NULL, d.at, d.ord, d.value, d.ts, free_at)::/* TEMPLATE: schema */_ratelimit_held;
+    RETURN ROW('denied', NULL, d.at, d.ord, d.value, d.ts, free_at)::ratelimit._held;
 END
 $body$;
 
@@ -422,12 +422,12 @@ $body$;
 -- The rows of the limits are locked first, missing ones inserted: whoever took under this id has changed one of them. So above READ
 -- COMMITTED, a hold that is newer than the snapshot is 40001, and never lost. One that has no rows, of a limit that was unlimited, is found by an
 -- INSERT that conflicts.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_settle(
+CREATE OR REPLACE FUNCTION ratelimit._settle(
     release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     used double precision[], now timestamptz DEFAULT NULL,
     windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */_ratelimit_settled
+) RETURNS ratelimit._settled
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -440,10 +440,10 @@ DECLARE
     over   boolean := false;  -- there is a row of this token
     bare   boolean[] := pg_catalog.array_fill(false, ARRAY[n]); -- by position: there were no rows of the limit
     there  boolean;
-    d      /* TEMPLATE: schema */_ratelimit_terms;
-    q      /* TEMPLATE: schema */_ratelimit_request;
-    rec    /* TEMPLATE: schema */rate_limit_holds;
-    list   /* TEMPLATE: schema */rate_limit_holds[] := pg_catalog.array_fill(NULL::/* TEMPLATE: schema */rate_limit_holds, ARRAY[n]); -- by position
+    d      ratelimit._terms;
+    q      ratelimit._request;
+    rec    ratelimit.holds;
+    list   ratelimit.holds[] := pg_catalog.array_fill(NULL::ratelimit.holds, ARRAY[n]); -- by position
     states text[] := pg_catalog.array_fill(NULL::text, ARRAY[n]);
     moved  double precision[] := pg_catalog.array_fill('0'::double precision, ARRAY[n]);
     lost   integer[] := '{}';
@@ -462,7 +462,7 @@ BEGIN
     IF (n > 0 AND taking BETWEEN 0 AND n AND n = pg_catalog.cardinality(keys) AND n = pg_catalog.cardinality(lifted) AND n = pg_catalog.cardinality(rates)
         AND n = pg_catalog.cardinality(used) AND '0' <= ALL (used) AND '1e15' >= ALL (used) AND release IS NOT NULL AND own IS NOT NULL) IS NOT TRUE
        OR EXISTS (SELECT 1 FROM pg_catalog.generate_subscripts(names, 1) AS p
-           WHERE (p > taking OR /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], used[p], now)) IS NOT TRUE
+           WHERE (p > taking OR ratelimit._valid(rates[p], periods[p], capacities[p], used[p], now)) IS NOT TRUE
               OR (p IN (1, taking + 1) OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C")) IS NOT TRUE) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
     END IF;
@@ -471,37 +471,37 @@ BEGIN
     END IF;
     WHILE own_token IS NOT NULL LOOP -- look first: of what is not there, no row of a limit is locked or written
         FOR i IN 1..n LOOP
-            SELECT h.state, h.unit INTO rec.state, rec.unit FROM /* TEMPLATE: schema */rate_limit_holds AS h
+            SELECT h.state, h.unit INTO rec.state, rec.unit FROM ratelimit.holds AS h
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND h.token = own_token;
             over := over OR FOUND;
             mine[i] := coalesce(rec.state IN ('held', 'lapsed') OR rec.state = 'settled' AND NOT release, false);
         END LOOP;
-        EXIT WHEN over OR /* TEMPLATE: schema */_ratelimit_bar(own, own_token, names, keys, now);
+        EXIT WHEN over OR ratelimit._bar(own, own_token, names, keys, now);
     END LOOP;
     IF release AND true <> ALL (mine) THEN
-        RETURN ROW('late', coalesce(now, clock_timestamp()), '{}', '{}', '{}', moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+        RETURN ROW('late', coalesce(now, clock_timestamp()), '{}', '{}', '{}', moved, lost)::ratelimit._settled;
     END IF;
     FOR i IN 1..taking LOOP
         CONTINUE WHEN NOT mine[i];
         IF shards[i] = 0 THEN
             shards[i] := 1;
-            IF (/* TEMPLATE: schema */_ratelimit_defined(names[i])).kind <> 'slots' THEN
-                d := /* TEMPLATE: schema */_ratelimit_numbers(names[i], nullif(keys[i], ''), coalesce(now, clock_timestamp()), varying => true, standing => true);
+            IF (ratelimit._defined(names[i])).kind <> 'slots' THEN
+                d := ratelimit._numbers(names[i], nullif(keys[i], ''), coalesce(now, clock_timestamp()), varying => true, standing => true);
                 IF d.effect <> 'varies' AND d.rate > '0' THEN
-                    q := /* TEMPLATE: schema */_ratelimit_prepare('settle', names[i], nullif(keys[i], ''), d.rate, d.period, 0, d.kind, d.capacity, d.start, d.shards,
+                    q := ratelimit._prepare('settle', names[i], nullif(keys[i], ''), d.rate, d.period, 0, d.kind, d.capacity, d.start, d.shards,
                         keys[i] = '', d.zone, d.anchor, NULL, NULL, now);
                     rates[i] := q.rate; periods[i] := q.period; capacities[i] := q.capacity; starts[i] := q.start; shards[i] := q.shards;
                     firsts[i] := CASE WHEN q.windows IS NOT NULL THEN coalesce(pg_catalog.cardinality(windows), 0) + 1 END;
                     windows := pg_catalog.array_cat(windows, q.windows);
                     lasts[i] := pg_catalog.cardinality(windows);
                 END IF;
-                d := /* TEMPLATE: schema */_ratelimit_numbers(names[i], nullif(keys[i], ''), coalesce(now, clock_timestamp()), varying => true);
+                d := ratelimit._numbers(names[i], nullif(keys[i], ''), coalesce(now, clock_timestamp()), varying => true);
                 lifted[i] := coalesce(d.effect = 'unlimited', false);
             END IF;
-            bare[i] := NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i]);
+            bare[i] := NOT EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i]);
             CONTINUE WHEN bare[i]; -- it is full
         END IF;
-        PERFORM /* TEMPLATE: schema */_ratelimit_lock(names[i:i], keys[i:i], capacities[i:i], shards[i:i], now);
+        PERFORM ratelimit._lock(names[i:i], keys[i:i], capacities[i:i], shards[i:i], now);
     END LOOP;
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     kept := at + interval '1 day';
@@ -509,13 +509,13 @@ BEGIN
         rec := NULL;
         there := NOT mine[i];
         WHILE NOT there LOOP
-            SELECT h.* INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own FOR UPDATE;
+            SELECT h.* INTO rec FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own FOR UPDATE;
             EXIT WHEN FOUND OR own_token IS NOT NULL;
             -- Waits for a hold without an end that is on its way. 40001 if it is newer than the snapshot.
-            INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, count, taken_at, rest, part, until)
+            INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, count, taken_at, rest, part, until)
             VALUES (names[i], keys[i], own, 'lapsed', 'none', 0, at, 0, 1, at) ON CONFLICT DO NOTHING;
             there := FOUND;
-            DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND there;
+            DELETE FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND there;
         END LOOP;
         list[i] := rec;
         states[i] := CASE WHEN rec.state IS NULL OR rec.token IS DISTINCT FROM own_token OR rec.state = 'once' OR rec.state <> 'held' AND rec.until <= at
@@ -525,7 +525,7 @@ BEGIN
         END IF;
     END LOOP;
     IF pg_catalog.cardinality(lost) > 0 THEN
-        RETURN ROW('lost', at, '{}', '{}', '{}', moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+        RETURN ROW('lost', at, '{}', '{}', '{}', moved, lost)::ratelimit._settled;
     END IF;
     FOR i IN 1..n LOOP
         rec := list[i];
@@ -534,7 +534,7 @@ BEGIN
         IF i <= taking THEN
             SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at), max(r.promised)
               INTO v, t, m, latest, last
-              FROM /* TEMPLATE: schema */rate_limits AS r
+              FROM ratelimit.limits AS r
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
         w := windows[firsts[i]:lasts[i]];
@@ -550,7 +550,7 @@ BEGIN
             total := v[1];
             x := CASE WHEN states[i] = 'held' THEN greatest(least(rec.count, -total), '0') ELSE 0 END;
         ELSIF rates[i] > '0' AND rec.unit = 'tokens' THEN
-            total := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], w);
+            total := ratelimit._total(v, t, at, rates[i], periods[i], capacities[i], starts[i], w);
             IF states[i] = 'held' THEN
                 x := rec.count - used[i];
             ELSIF (starts[i] IS NULL OR w IS NULL AND date_bin(periods[i], rec.taken_at, starts[i]) = date_bin(periods[i], latest, starts[i])
@@ -559,7 +559,7 @@ BEGIN
             END IF;
             IF x > '0' THEN
                 SELECT g.back INTO x
-                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, last, at, rates[i], periods[i], capacities[i], starts[i], x, rec.count, rec.rest, rec.part,
+                  FROM ratelimit._give_back(v, t, last, at, rates[i], periods[i], capacities[i], starts[i], x, rec.count, rec.rest, rec.part,
                        rec.taken_at, rec.taken_at, w) AS g;
             ELSIF lifted[i] THEN
                 x := 0;
@@ -568,7 +568,7 @@ BEGIN
         IF x <> '0' THEN
             v := pg_catalog.array_fill((total + x) / m::double precision, ARRAY[m]);
             t := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(t) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
-            UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
+            UPDATE ratelimit.limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
              WHERE r.name = names[i] AND r.key = keys[i];
         END IF;
         IF m > 0 THEN
@@ -579,13 +579,13 @@ BEGIN
         moved[i] := x;
         CONTINUE WHEN states[i] NOT IN ('held', 'lapsed'); -- nobody else's row is touched
         IF release THEN
-            DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
+            DELETE FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         ELSE
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'settled', until = kept
+            UPDATE ratelimit.holds AS h SET state = 'settled', until = kept
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         END IF;
     END LOOP;
-    RETURN ROW(CASE WHEN NOT release AND 'settled' = ALL (states) THEN 'repeated' WHEN release AND 'held' <> ALL (states) THEN 'late' ELSE 'done' END, at, ord, value, ts, moved, lost)::/* TEMPLATE: schema */_ratelimit_settled;
+    RETURN ROW(CASE WHEN NOT release AND 'settled' = ALL (states) THEN 'repeated' WHEN release AND 'held' <> ALL (states) THEN 'late' ELSE 'done' END, at, ord, value, ts, moved, lost)::ratelimit._settled;
 END
 $body$;
 
@@ -593,7 +593,7 @@ $body$;
 -- transaction that has one of them keeps no other from being extended. In a call of its own, since it locks the holds until COMMIT.
 --
 -- ended: the positions that are settled. lost: those that are not held under this token any more. busy: those that somebody has locked: ask again.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_extend(
+CREATE OR REPLACE FUNCTION ratelimit._extend(
     names text[], keys text[], ids text[], tokens uuid[], ttls interval[], now timestamptz DEFAULT NULL,
     OUT ended integer[], OUT lost integer[], OUT busy integer[]
 )
@@ -614,14 +614,14 @@ BEGIN
     END IF;
     ended := '{}'; lost := '{}'; busy := '{}';
     FOR i IN 1..n LOOP
-        PERFORM 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h
+        PERFORM 1 FROM ratelimit.holds AS h
           WHERE h.name = names[i] AND h.key = keys[i] AND h.id = ids[i] AND h.token = tokens[i] AND h.state = 'held' FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET until = greatest(h.until, at + ttls[i])
+            UPDATE ratelimit.holds AS h SET until = greatest(h.until, at + ttls[i])
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = ids[i];
             CONTINUE;
         END IF;
-        SELECT h.state INTO was FROM /* TEMPLATE: schema */rate_limit_holds AS h
+        SELECT h.state INTO was FROM ratelimit.holds AS h
          WHERE h.name = names[i] AND h.key = keys[i] AND h.id = ids[i] AND h.token = tokens[i];
         IF was = 'held' THEN
             busy := pg_catalog.array_append(busy, i);
@@ -634,16 +634,9 @@ BEGIN
 END
 $body$;
 
--- For the plain statements of holds (CONCURRENCY.md, J13): as _ratelimit_here, for the table of holds. Inlined.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_holds_here(place regtype) RETURNS boolean
-LANGUAGE sql STABLE PARALLEL SAFE
-AS $body$
-    SELECT place = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limit_holds)
-$body$;
-
 -- Fails a plain statement that took under an id which another call has taken meanwhile. The error rolls the taking back, and the library asks
--- _ratelimit_hold.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_taken_twice() RETURNS boolean
+-- ratelimit._hold.
+CREATE OR REPLACE FUNCTION ratelimit._taken_twice() RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
 BEGIN
@@ -652,22 +645,22 @@ END
 $body$;
 
 -- What the Go library calls: see wire.sql.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_hold(
+CREATE OR REPLACE FUNCTION ratelimit._wire_hold(
     own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], now timestamptz,
     windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_hold(own, own_token, ttl, taking, units, names, keys, rates, periods, capacities, starts, shards, counts, floors,
+RETURN pg_catalog.record_send(ratelimit._hold(own, own_token, ttl, taking, units, names, keys, rates, periods, capacities, starts, shards, counts, floors,
     shard_a, shard_b, now, windows, firsts, lasts));
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wire_settle(
+CREATE OR REPLACE FUNCTION ratelimit._wire_settle(
     release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     used double precision[], now timestamptz,
     windows timestamptz[], firsts integer[], lasts integer[]
 ) RETURNS bytea
 LANGUAGE sql
-RETURN pg_catalog.record_send(/* TEMPLATE: schema */_ratelimit_settle(release, own, own_token, taking, lifted, names, keys, rates, periods, capacities, starts, shards,
+RETURN pg_catalog.record_send(ratelimit._settle(release, own, own_token, taking, lifted, names, keys, rates, periods, capacities, starts, shards,
     used, now, windows, firsts, lasts));

@@ -1,15 +1,15 @@
--- Holds by SQL by hand: ratelimit_hold, ratelimit_release and ratelimit_holds. The numbers are those that programs have published, under the
+-- Holds by SQL by hand: ratelimit.hold, ratelimit.release and ratelimit.holds. The numbers are those that programs have published, under the
 -- override in force. A token is one that the Go library reads, and the other way round.
 
--- Says what is wrong with the id of a hold, or returns NULL. It does not say the id, as _ratelimit_wrong_key.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wrong_id(id text) RETURNS text
+-- Says what is wrong with the id of a hold, or returns NULL. It does not say the id, as ratelimit._wrong_key.
+CREATE OR REPLACE FUNCTION ratelimit._wrong_id(id text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
     WHEN id IS NULL OR octet_length(id) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('id must have 1 to 255 bytes, not %s', coalesce(octet_length(id)::text, 'NULL'))
     WHEN id COLLATE "C" ~ '^~|[[:cntrl:]\u0080-\u009f]' THEN 'id must not begin with ~, and must have no control characters' END;
 
 -- Reads a token, or the id of a hold without an end. id is NULL if it is none. Above 1 MiB it is none: to read 50 MB takes 18 s.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_read_token(INOUT id text, OUT token uuid)
+CREATE OR REPLACE FUNCTION ratelimit._read_token(INOUT id text, OUT token uuid)
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
@@ -23,8 +23,8 @@ BEGIN
 END
 $body$;
 
--- Decides for ratelimit_hold, at an instant that tests choose.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_hold_by_hand(
+-- Decides for ratelimit.hold, at an instant that tests choose.
+CREATE OR REPLACE FUNCTION ratelimit._hold_by_hand(
     name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz DEFAULT NULL,
     OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz
 )
@@ -32,29 +32,29 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    wrong text := coalesce(/* TEMPLATE: schema */_ratelimit_wrong_id(id), CASE
+    wrong text := coalesce(ratelimit._wrong_id(id), CASE
         WHEN forever IS NULL THEN 'forever must be true or false, not NULL'
         WHEN forever AND ttl IS NOT NULL THEN pg_catalog.format('ttl must be NULL with forever => true, not %s', ttl)
         WHEN NOT forever AND (isfinite(ttl) AND ttl BETWEEN '100 milliseconds' AND '366 days') IS NOT TRUE THEN
             pg_catalog.format('ttl must be between 100 milliseconds and 366 days, not %s; forever => true is for a hold without an end', coalesce(ttl::text, 'NULL'))
     END);
     own   uuid := CASE WHEN NOT forever THEN gen_random_uuid() END;
-    q     /* TEMPLATE: schema */_ratelimit_request;
+    q     ratelimit._request;
     unit  text;
     a     integer := 0;
     b     integer := 0;
-    h     /* TEMPLATE: schema */_ratelimit_held;
+    h     ratelimit._held;
     said  record;
 BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_published(name, key);
-    q := /* TEMPLATE: schema */_ratelimit_prepare('hold', name, key, NULL, NULL, count, 'token bucket', NULL, NULL, 1, global, NULL, NULL, NULL, NULL, now);
+    PERFORM ratelimit._published(name, key);
+    q := ratelimit._prepare('hold', name, key, NULL, NULL, count, 'token bucket', NULL, NULL, 1, global, NULL, NULL, NULL, NULL, now);
     at := coalesce(now, clock_timestamp());
     IF q.effect = 'block' AND q.count > '0' THEN
-        SELECT r.retry_at, r.reset_at INTO said FROM /* TEMPLATE: schema */_ratelimit_answer('hold', q, false, at, NULL, NULL) AS r;
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        SELECT r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, NULL, NULL) AS r;
+        PERFORM ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
     END IF;
     unit := CASE WHEN q.effect = 'slots' THEN 'slots' WHEN q.effect IN ('numbers', 'never') THEN 'tokens' ELSE 'none' END;
     IF unit = 'none' THEN
@@ -63,8 +63,8 @@ BEGIN
         a := trunc(random() * q.shards::double precision);
         b := (a + 1 + trunc(random() * (q.shards - 1)::double precision)::integer) % q.shards; -- a shard other than a
     END IF;
-    h := /* TEMPLATE: schema */_ratelimit_hold(id, own, ttl, CASE unit WHEN 'none' THEN 0 ELSE 1 END, ARRAY[unit], ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period],
-        ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards], ARRAY[q.count], ARRAY[q.floor - /* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, q.floor)], ARRAY[a], ARRAY[b], now,
+    h := ratelimit._hold(id, own, ttl, CASE unit WHEN 'none' THEN 0 ELSE 1 END, ARRAY[unit], ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period],
+        ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards], ARRAY[q.count], ARRAY[q.floor - ratelimit._tolerance(q.capacity, q.floor)], ARRAY[a], ARRAY[b], now,
         q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)]);
     at := h.at;
     IF h.state IN ('held', 'settled') THEN
@@ -80,9 +80,9 @@ BEGIN
         IF unit = 'slots' THEN
             SELECT least(h.value[1], '0') - q.floor AS remaining, h.free_at[1] AS retry_at, NULL::timestamptz AS reset_at INTO said;
         ELSE
-            SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM /* TEMPLATE: schema */_ratelimit_answer('hold', q, false, at, h.value, h.ts) AS r;
+            SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, h.value, h.ts) AS r;
         END IF;
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, said.remaining, said.retry_at, said.reset_at, at);
+        PERFORM ratelimit._denied(ARRAY[name], name, said.remaining, said.retry_at, said.reset_at, at);
     END IF;
     token := CASE WHEN forever THEN id ELSE pg_catalog.format('~%s%s:%s', pg_catalog.replace(own::text, '-'::text, ''::text), octet_length(id), id) END;
     expires := nullif(h.until, 'infinity');
@@ -92,24 +92,24 @@ BEGIN
     ELSIF unit = 'slots' THEN
         remaining := h.value[1] - q.floor;
     ELSE
-        SELECT r.remaining INTO remaining FROM /* TEMPLATE: schema */_ratelimit_answer('hold', q, true, at, h.value, h.ts) AS r;
+        SELECT r.remaining INTO remaining FROM ratelimit._answer('hold', q, true, at, h.value, h.ts) AS r;
     END IF;
 END
 $body$;
 
 -- Wants the numbers of a key to be known: what is held comes back by them.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_published(name text, key text) RETURNS /* TEMPLATE: schema */_ratelimit_terms
+CREATE OR REPLACE FUNCTION ratelimit._published(name text, key text) RETURNS ratelimit._terms
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    n /* TEMPLATE: schema */_ratelimit_terms := /* TEMPLATE: schema */_ratelimit_defined(name);
+    n ratelimit._terms := ratelimit._defined(name);
 BEGIN
     IF n.kind IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: no program has published it', quote_nullable(left(name, 255))),
-            HINT = 'Have a program publish its limits: Open or Publish of the Go library, txlimit publish, or ratelimit_publish.';
+            HINT = 'Have a program publish its limits: Open or Publish of the Go library, txlimit publish, or ratelimit.publish.';
     END IF;
-    n := /* TEMPLATE: schema */_ratelimit_numbers(name, nullif(key, ''), clock_timestamp(), varying => true, standing => true);
+    n := ratelimit._numbers(name, nullif(key, ''), clock_timestamp(), varying => true, standing => true);
     IF n.effect = 'varies' THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: the numbers of this key are the program''s', name),
             HINT = 'Only the Go library can hold and release here, or give the key an override with all its numbers.';
@@ -118,7 +118,7 @@ BEGIN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_hold(
+CREATE OR REPLACE FUNCTION ratelimit.hold(
     name text, key text DEFAULT NULL, id text DEFAULT NULL, count double precision DEFAULT 1, ttl interval DEFAULT NULL,
     forever boolean DEFAULT false, global boolean DEFAULT false,
     OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz
@@ -128,19 +128,19 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.token, r.expires, r.repeated, r.remaining, r.at INTO token, expires, repeated, remaining, at
-      FROM /* TEMPLATE: schema */_ratelimit_hold_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", count, ttl, forever, global) AS r;
+      FROM ratelimit._hold_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", count, ttl, forever, global) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_hold(text, text, text, double precision, interval, boolean, boolean) IS $text$
+COMMENT ON FUNCTION ratelimit.hold(text, text, text, double precision, interval, boolean, boolean) IS $text$
 Takes slots or tokens under an id, in the caller's transaction, or raises an error if there are not enough. They come back when they are released,
 or when ttl is over. A rollback gives them back.
 
-    SELECT ratelimit_hold('projects', 'team 7', 'project 17', forever => true)
+    SELECT ratelimit.hold('projects', 'team 7', 'project 17', forever => true)
 
-    SELECT token FROM ratelimit_hold('renders', 'acme', 'job 17', ttl => '5 minutes')
+    SELECT token FROM ratelimit.hold('renders', 'acme', 'job 17', ttl => '5 minutes')
 
-The numbers are those that a program has published (ratelimit_publish), under the override in force. A block denies. The key stays locked until the
+The numbers are those that a program has published (ratelimit.publish), under the override in force. A block denies. The key stays locked until the
 transaction ends: claim the job, hold, commit, and work then. Hold of the Go library is the same.
 
 Arguments:
@@ -153,7 +153,7 @@ Arguments:
   global   true: the limit has no keys, and key must be NULL. Default false
 
 Result:
-  token      for ratelimit_release, and for Settle and Release of the Go library. Without an end, it is the id
+  token      for ratelimit.release, and for Settle and Release of the Go library. Without an end, it is the id
   expires    when it ends; NULL: it has no end
   repeated   true: the id is held without an end already, and is asked for without an end again. Nothing was taken
   remaining  the balance, in slots or tokens; NULL if repeated
@@ -168,8 +168,8 @@ Errors:
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
--- Decides for ratelimit_release, at an instant that tests choose.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_release_by_hand(
+-- Decides for ratelimit.release, at an instant that tests choose.
+CREATE OR REPLACE FUNCTION ratelimit._release_by_hand(
     name text, key text, id text, global boolean, reason text, who text, now timestamptz DEFAULT NULL
 ) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off
@@ -181,28 +181,28 @@ DECLARE
     own    uuid;
     forced CONSTANT boolean := coalesce(reason, who) IS NOT NULL;
     rec    record;
-    s      /* TEMPLATE: schema */_ratelimit_settled;
+    s      ratelimit._settled;
 BEGIN
-    SELECT f.id, f.token INTO r FROM /* TEMPLATE: schema */_ratelimit_read_token(id) AS f;
+    SELECT f.id, f.token INTO r FROM ratelimit._read_token(id) AS f;
     wrong := CASE
         WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
         WHEN octet_length(reason) > 3800 THEN 'the reason is longer than 3800 bytes'
         WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         WHEN id IS NOT NULL AND r.id IS NULL THEN 'the token cannot be read: it was altered'
-        ELSE coalesce(/* TEMPLATE: schema */_ratelimit_wrong_key(key, global), /* TEMPLATE: schema */_ratelimit_wrong_id(r.id)) END;
+        ELSE coalesce(ratelimit._wrong_key(key, global), ratelimit._wrong_id(r.id)) END;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
     key := coalesce(key, '');
     LOOP
-        SELECT h.unit, h.token, h.state INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
+        SELECT h.unit, h.token, h.state INTO rec FROM ratelimit.holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
         own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);
         EXIT WHEN rec.state = 'held' AND own IS NULL OR rec.state <> 'once' AND rec.token = own
             OR forced AND r.token IS NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable'); -- an operator has seen it
         IF own IS NULL THEN -- one without an end may wait for this row
-            PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = name AND t.key = key ORDER BY t.shard FOR UPDATE;
+            PERFORM 1 FROM ratelimit.limits AS t WHERE t.name = name AND t.key = key ORDER BY t.shard FOR UPDATE;
         END IF;
-        EXIT WHEN /* TEMPLATE: schema */_ratelimit_bar(r.id, own, ARRAY[name], ARRAY[key], now);
+        EXIT WHEN ratelimit._bar(r.id, own, ARRAY[name], ARRAY[key], now);
     END LOOP;
 
     -- By its id alone, a hold with an end is released by somebody who says so: it may be another delivery's by now. One that has ended stays as
@@ -215,45 +215,45 @@ BEGIN
         RETURN false;
     END IF;
     IF rec.unit <> 'slots' THEN -- whose numbers do not matter
-        PERFORM /* TEMPLATE: schema */_ratelimit_published(name, key);
+        PERFORM ratelimit._published(name, key);
     END IF;
-    s := /* TEMPLATE: schema */_ratelimit_settle(true, r.id, own, 1, ARRAY[false], ARRAY[name], ARRAY[key], ARRAY['0'::double precision], ARRAY['1 second'::interval],
+    s := ratelimit._settle(true, r.id, own, 1, ARRAY[false], ARRAY[name], ARRAY[key], ARRAY['0'::double precision], ARRAY['1 second'::interval],
         ARRAY['0'::double precision], ARRAY[NULL::timestamptz], ARRAY[0], ARRAY['0'::double precision], now);
     IF s.state = 'done' AND forced THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_note_reset(name, key, pg_catalog.concat_ws(': ', r.id, nullif(reason, '')), who, 'release');
+        PERFORM ratelimit._note_reset(name, key, pg_catalog.concat_ws(': ', r.id, nullif(reason, '')), who, 'release');
     END IF;
     RETURN s.state = 'done';
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_release(
+CREATE OR REPLACE FUNCTION ratelimit.release(
     name text, key text DEFAULT NULL, id text DEFAULT NULL, global boolean DEFAULT false, reason text DEFAULT NULL, who text DEFAULT NULL
 ) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
 BEGIN
-    RETURN /* TEMPLATE: schema */_ratelimit_release_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", global, reason COLLATE "C", who COLLATE "C");
+    RETURN ratelimit._release_by_hand(name COLLATE "C", key COLLATE "C", id COLLATE "C", global, reason COLLATE "C", who COLLATE "C");
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_release(text, text, text, boolean, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.release(text, text, text, boolean, text, text) IS $text$
 Ends a hold, in the caller's transaction: what it holds comes back, tokens by the rule of refunds, and its id is free. It returns whether
 there was such a hold. One that has ended is no error.
 
-    SELECT ratelimit_release('projects', 'team 7', 'project 17')
+    SELECT ratelimit.release('projects', 'team 7', 'project 17')
 
-    SELECT ratelimit_release('renders', 'acme', 'job 17', reason => 'its worker hangs', who => 'ann')
+    SELECT ratelimit.release('renders', 'acme', 'job 17', reason => 'its worker hangs', who => 'ann')
 
 Arguments:
   name    the name of the limit
   key     the key as it is stored; NULL or empty is an error, unless global is true
-  id      the token of the hold, of ratelimit_hold or of the Go library; of a hold without an end, its id. With a reason or with who, it is the
+  id      the token of the hold, of ratelimit.hold or of the Go library; of a hold without an end, its id. With a reason or with who, it is the
           id of any hold: its holder then loses it
   global  true: the limit has no keys, and key must be NULL. Default false
   reason  why, for those who look later: at most 3800 bytes; default NULL
   who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
 
-With a reason or with who, it adds a row to rate_limit_overrides if it ends a hold: the history says who has released it, and when. The
+With a reason or with who, it adds a row to ratelimit.overrides if it ends a hold: the history says who has released it, and when. The
 effect of such a row is release, and its reason begins with the id. Without both, nothing is written down.
 
 Errors:
@@ -262,8 +262,8 @@ Errors:
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
--- Lists for ratelimit_holds.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_list_holds(name text, key text, global boolean)
+-- Lists for ratelimit.holds.
+CREATE OR REPLACE FUNCTION ratelimit._list_holds(name text, key text, global boolean)
 RETURNS TABLE (id text, count double precision, since timestamptz, until timestamptz, expired boolean)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
@@ -271,7 +271,7 @@ AS $body$
 DECLARE
     wrong text := CASE
         WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
-        ELSE /* TEMPLATE: schema */_ratelimit_wrong_key(key, global) END;
+        ELSE ratelimit._wrong_key(key, global) END;
     at    timestamptz := clock_timestamp();
     own   text COLLATE "C" := coalesce(key, '');
 BEGIN
@@ -280,26 +280,26 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT h.id::text, h.count, h.taken_at, nullif(h.until, 'infinity'), h.until <= at
-      FROM /* TEMPLATE: schema */rate_limit_holds AS h
+      FROM ratelimit.holds AS h
      WHERE h.name = name AND h.key = own AND h.state = 'held' AND NOT starts_with(h.id, '~'::text)
      ORDER BY h.taken_at, h.id;
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_holds(name text, key text DEFAULT NULL, global boolean DEFAULT false)
+CREATE OR REPLACE FUNCTION ratelimit.holds(name text, key text DEFAULT NULL, global boolean DEFAULT false)
 RETURNS TABLE (id text, count double precision, since timestamptz, until timestamptz, expired boolean)
 LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */_ratelimit_list_holds(name COLLATE "C", key COLLATE "C", global) AS r;
+    RETURN QUERY SELECT r.* FROM ratelimit._list_holds(name COLLATE "C", key COLLATE "C", global) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_holds(text, text, boolean) IS $text$
+COMMENT ON FUNCTION ratelimit.holds(text, text, boolean) IS $text$
 Lists who holds slots or tokens of a key, the oldest first. The tokens that end holds are not shown.
 
-    SELECT * FROM ratelimit_holds('renders', 'acme')
+    SELECT * FROM ratelimit.holds('renders', 'acme')
 
 Arguments:
   name    the name of the limit
@@ -318,7 +318,7 @@ Errors:
 $text$;
 
 -- Checks the arguments of the functions for many ids or for slots alone, and returns the ids in the order of locks, each once.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_many(name text, key text, ids text[], global boolean) RETURNS text[]
+CREATE OR REPLACE FUNCTION ratelimit._many(name text, key text, ids text[], global boolean) RETURNS text[]
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -326,13 +326,13 @@ DECLARE
     wrong text := CASE
         WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
         WHEN ids IS NULL THEN 'ids must not be NULL'
-        ELSE coalesce(/* TEMPLATE: schema */_ratelimit_wrong_key(key, global),
-            (SELECT min(/* TEMPLATE: schema */_ratelimit_wrong_id(u.id)) FROM pg_catalog.unnest(ids) AS u (id))) END;
+        ELSE coalesce(ratelimit._wrong_key(key, global),
+            (SELECT min(ratelimit._wrong_id(u.id)) FROM pg_catalog.unnest(ids) AS u (id))) END;
 BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
-    IF /* TEMPLATE: schema */_ratelimit_distributed() THEN
+    IF ratelimit._distributed() THEN
         RAISE feature_not_supported USING MESSAGE = 'rate limits: there are no holds where the table is distributed by key',
             HINT = 'Distribute the schema, or put limits with holds into a schema that is not distributed.';
     END IF;
@@ -342,12 +342,12 @@ $body$;
 
 -- Holds one slot for each id, without an end, or raises. The limit's row is locked first, and so nobody else takes or gives back slots of the key;
 -- then the holds, in the order of their ids. Only an extender may have one of those, and it waits for nothing.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_hold_many(name text, key text, ids text[], global boolean) RETURNS integer
+CREATE OR REPLACE FUNCTION ratelimit._hold_many(name text, key text, ids text[], global boolean) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    q     /* TEMPLATE: schema */_ratelimit_request;
+    q     ratelimit._request;
     own   text COLLATE "C" := coalesce(key, '');
     at    timestamptz;
     met   text[]; -- the ids that had a row
@@ -356,38 +356,38 @@ DECLARE
     v     double precision;
     said  record;
 BEGIN
-    ids := /* TEMPLATE: schema */_ratelimit_many(name, key, ids, global);
-    PERFORM /* TEMPLATE: schema */_ratelimit_published(name, key);
-    IF (/* TEMPLATE: schema */_ratelimit_defined(name)).kind <> 'slots' THEN
+    ids := ratelimit._many(name, key, ids, global);
+    PERFORM ratelimit._published(name, key);
+    IF (ratelimit._defined(name)).kind <> 'slots' THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: many ids hold slots, and it has none', name),
-            HINT = 'Call ratelimit_hold for each id.';
+            HINT = 'Call ratelimit.hold for each id.';
     END IF;
     IF pg_catalog.cardinality(ids) = 0 THEN
         RETURN 0;
     END IF;
-    q := /* TEMPLATE: schema */_ratelimit_prepare('hold', name, key, NULL, NULL, 1, 'token bucket', NULL, NULL, 1, global, NULL, NULL, NULL, NULL, NULL);
+    q := ratelimit._prepare('hold', name, key, NULL, NULL, 1, 'token bucket', NULL, NULL, 1, global, NULL, NULL, NULL, NULL, NULL);
     IF q.effect = 'block' THEN
         at := clock_timestamp();
-        SELECT r.retry_at, r.reset_at INTO said FROM /* TEMPLATE: schema */_ratelimit_answer('hold', q, false, at, NULL, NULL) AS r;
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
+        SELECT r.retry_at, r.reset_at INTO said FROM ratelimit._answer('hold', q, false, at, NULL, NULL) AS r;
+        PERFORM ratelimit._denied(ARRAY[name], name, 0, said.retry_at, said.reset_at, at);
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
+    PERFORM ratelimit._lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
     at := clock_timestamp();
     WITH inserted AS (
-        INSERT INTO /* TEMPLATE: schema */rate_limit_holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
+        INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
         SELECT name, own, u.id, 'held', 'slots', NULL, 1, at, 0, 1, 'infinity' FROM pg_catalog.unnest(ids) WITH ORDINALITY AS u (id, i) ORDER BY u.i
-        ON CONFLICT ON CONSTRAINT rate_limit_holds_pkey DO UPDATE SET count = h.count WHERE false -- which locks the row that is there
+        ON CONFLICT ON CONSTRAINT holds_pkey DO UPDATE SET count = h.count WHERE false -- which locks the row that is there
         RETURNING h.id
     )
     SELECT ARRAY(SELECT u.id FROM pg_catalog.unnest(ids) AS u (id) EXCEPT SELECT i.id FROM inserted AS i) INTO met;
     n := pg_catalog.cardinality(ids) - pg_catalog.cardinality(met);
-    SELECT least(r.value, '0') INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
+    SELECT least(r.value, '0') INTO v FROM ratelimit.limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
     IF pg_catalog.cardinality(met) > 0 OR v - n::double precision < q.floor THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval],
+        PERFORM ratelimit._reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval],
             ARRAY['0'::double precision], ARRAY[NULL::timestamptz], NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);
-        SELECT least(r.value, '0') INTO v FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
+        SELECT least(r.value, '0') INTO v FROM ratelimit.limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
         FOR rec IN
-            SELECT h.id, h.state, h.until FROM /* TEMPLATE: schema */rate_limit_holds AS h
+            SELECT h.id, h.state, h.until FROM ratelimit.holds AS h
              WHERE h.name = name AND h.key = own AND h.id = ANY (met)
         LOOP
             CONTINUE WHEN rec.state = 'held' AND rec.until = 'infinity';
@@ -398,48 +398,48 @@ BEGIN
                     DETAIL = pg_catalog.json_build_object('limit', name, 'remaining', NULL, 'retry_after', extract(epoch FROM rec.until - at), 'retry_at', rec.until, 'reset_at', NULL,
                         'reason', rec.state);
             END IF;
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET state = 'held', unit = 'slots', token = NULL, count = 1, taken_at = at, rest = 0, part = 1, until = 'infinity'
+            UPDATE ratelimit.holds AS h SET state = 'held', unit = 'slots', token = NULL, count = 1, taken_at = at, rest = 0, part = 1, until = 'infinity'
              WHERE h.name = name AND h.key = own AND h.id = rec.id;
             n := n + 1;
         END LOOP;
     END IF;
     IF v - n::double precision < q.floor THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, v - q.floor, /* TEMPLATE: schema */_ratelimit_free_at(name, own, n::double precision, q.floor, at), NULL, at);
+        PERFORM ratelimit._denied(ARRAY[name], name, v - q.floor, ratelimit._free_at(name, own, n::double precision, q.floor, at), NULL, at);
     END IF;
-    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = least(r.value, '0') - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
+    UPDATE ratelimit.limits AS r SET value = least(r.value, '0') - n::double precision, ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
     RETURN n;
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_hold_many(name text, key text DEFAULT NULL, ids text[] DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
+CREATE OR REPLACE FUNCTION ratelimit.hold_many(name text, key text DEFAULT NULL, ids text[] DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
 BEGIN
-    RETURN /* TEMPLATE: schema */_ratelimit_hold_many(name COLLATE "C", key COLLATE "C", ids, global);
+    RETURN ratelimit._hold_many(name COLLATE "C", key COLLATE "C", ids, global);
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_hold_many(text, text, text[], boolean) IS $text$
+COMMENT ON FUNCTION ratelimit.hold_many(text, text, text[], boolean) IS $text$
 Takes one slot for each of many ids, without an end, in the caller's transaction, all or nothing: it raises an error if there are not enough. It
-is ratelimit_hold with forever => true for each id, and takes each once. It returns how many were taken: those that are held already are not.
+is ratelimit.hold with forever => true for each id, and takes each once. It returns how many were taken: those that are held already are not.
 
-    SELECT ratelimit_hold_many('projects', team, array_agg(id)) FROM (SELECT team, id FROM come ORDER BY team COLLATE "C") AS c GROUP BY team
+    SELECT ratelimit.hold_many('projects', team, array_agg(id)) FROM (SELECT team, id FROM come ORDER BY team COLLATE "C") AS c GROUP BY team
 
 Arguments:
   name    the name of the limit, of slots
   key     the key as it is stored; NULL or empty is an error, unless global is true
-  ids     as the id of ratelimit_hold
+  ids     as the id of ratelimit.hold
   global  true: the limit has no keys, and key must be NULL. Default false
 
 Errors:
-  PT429    denied: nothing was taken. As of ratelimit_hold
+  PT429    denied: nothing was taken. As of ratelimit.hold
   22023    an argument is invalid, the limit has no slots, no program has published it, or only the program knows their number
   0A000    the table is distributed by key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
 -- Ends holds of slots without an end. The limit's row is locked first, if there is one, and then the holds, in the order of their ids.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_release_many(name text, key text, ids text[], global boolean) RETURNS integer
+CREATE OR REPLACE FUNCTION ratelimit._release_many(name text, key text, ids text[], global boolean) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -451,41 +451,41 @@ DECLARE
     one  text;
     rec  record;
 BEGIN
-    ids := /* TEMPLATE: schema */_ratelimit_many(name, key, ids, global);
-    IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = own)
+    ids := ratelimit._many(name, key, ids, global);
+    IF EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key = own)
        OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN -- there, holds that are newer than the snapshot are 40001
-        PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
+        PERFORM ratelimit._lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
     END IF;
     at := clock_timestamp();
     FOREACH one IN ARRAY ids LOOP
-        SELECT h.state, h.unit, h.token, h.count INTO rec FROM /* TEMPLATE: schema */rate_limit_holds AS h
+        SELECT h.state, h.unit, h.token, h.count INTO rec FROM ratelimit.holds AS h
          WHERE h.name = name AND h.key = own AND h.id = one FOR UPDATE;
         CONTINUE WHEN rec.state IS DISTINCT FROM 'held';
         IF rec.token IS NOT NULL OR rec.unit <> 'slots' THEN
             RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: one of these is not a hold of slots without an end', name),
-                HINT = 'Call ratelimit_release for it.';
+                HINT = 'Call ratelimit.release for it.';
         END IF;
-        DELETE FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = own AND h.id = one;
+        DELETE FROM ratelimit.holds AS h WHERE h.name = name AND h.key = own AND h.id = one;
         n := n + 1;
         x := x + rec.count;
     END LOOP;
-    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = least(r.value + x, '0'), ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
+    UPDATE ratelimit.limits AS r SET value = least(r.value + x, '0'), ts = greatest(r.ts, at) WHERE r.name = name AND r.key = own AND r.shard = 0 AND n > 0;
     RETURN n;
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_release_many(name text, key text DEFAULT NULL, ids text[] DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
+CREATE OR REPLACE FUNCTION ratelimit.release_many(name text, key text DEFAULT NULL, ids text[] DEFAULT NULL, global boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
 BEGIN
-    RETURN /* TEMPLATE: schema */_ratelimit_release_many(name COLLATE "C", key COLLATE "C", ids, global);
+    RETURN ratelimit._release_many(name COLLATE "C", key COLLATE "C", ids, global);
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_release_many(text, text, text[], boolean) IS $text$
-Ends holds of slots without an end, as ratelimit_release for each id, in the caller's transaction. It returns how many there were. It needs no numbers.
+COMMENT ON FUNCTION ratelimit.release_many(text, text, text[], boolean) IS $text$
+Ends holds of slots without an end, as ratelimit.release for each id, in the caller's transaction. It returns how many there were. It needs no numbers.
 
-    SELECT ratelimit_release_many('projects', 'team 7', ARRAY['project 17', 'project 18'])
+    SELECT ratelimit.release_many('projects', 'team 7', ARRAY['project 17', 'project 18'])
 
 Arguments:
   name    the name of the limit
@@ -501,49 +501,49 @@ $text$;
 
 -- Counts the slots in use again. The limit's row is locked first, then the holds, so that a sweep that ends some is waited for. Each hold is
 -- written: above READ COMMITTED, a release that has seen no row of the limit is 40001 then.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_recount(name text, key text, global boolean) RETURNS double precision
+CREATE OR REPLACE FUNCTION ratelimit._recount(name text, key text, global boolean) RETURNS double precision
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
     own  text COLLATE "C" := coalesce(key, '');
-    kind text := (/* TEMPLATE: schema */_ratelimit_defined(name)).kind;
+    kind text := (ratelimit._defined(name)).kind;
     at   timestamptz;
     used double precision;
 BEGIN
-    PERFORM /* TEMPLATE: schema */_ratelimit_many(name, key, '{}', global);
+    PERFORM ratelimit._many(name, key, '{}', global);
     IF kind IS DISTINCT FROM 'slots'
-       AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots') THEN
+       AND NOT EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots') THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: it has no slots', name);
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
+    PERFORM ratelimit._lock(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY[1], NULL);
     at := clock_timestamp();
-    PERFORM 1 FROM /* TEMPLATE: schema */rate_limit_holds AS h
+    PERFORM 1 FROM ratelimit.holds AS h
       WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots' ORDER BY h.id FOR UPDATE;
     WITH counted AS (
-        UPDATE /* TEMPLATE: schema */rate_limit_holds AS h SET count = h.count
+        UPDATE ratelimit.holds AS h SET count = h.count
          WHERE h.name = name AND h.key = own AND h.state = 'held' AND h.unit = 'slots'
         RETURNING h.count
     )
     SELECT coalesce(sum(c.count), '0') INTO used FROM counted AS c;
-    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = '0'::double precision - used, ts = greatest(r.ts, at), lapses = true WHERE r.name = name AND r.key = own AND r.shard = 0;
+    UPDATE ratelimit.limits AS r SET value = '0'::double precision - used, ts = greatest(r.ts, at), lapses = true WHERE r.name = name AND r.key = own AND r.shard = 0;
     RETURN used;
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_recount(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS double precision
+CREATE OR REPLACE FUNCTION ratelimit.recount(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS double precision
 LANGUAGE plpgsql
 AS $body$
 BEGIN
-    RETURN /* TEMPLATE: schema */_ratelimit_recount(name COLLATE "C", key COLLATE "C", global);
+    RETURN ratelimit._recount(name COLLATE "C", key COLLATE "C", global);
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_recount(text, text, boolean) IS $text$
-Counts the slots of a key again: those that its holds have are in use, and no others. It returns how many. Call it after rows of rate_limits or of
-rate_limit_holds were lost: a TRUNCATE, a restore of one of the tables.
+COMMENT ON FUNCTION ratelimit.recount(text, text, boolean) IS $text$
+Counts the slots of a key again: those that its holds have are in use, and no others. It returns how many. Call it after rows of ratelimit.limits or of
+ratelimit.holds were lost: a TRUNCATE, a restore of one of the tables.
 
-    SELECT ratelimit_recount('projects', 'team 7')
+    SELECT ratelimit.recount('projects', 'team 7')
 
 Arguments:
   name    the name of the limit

@@ -1,6 +1,6 @@
 -- The names that rows have, in order, at most so many of them; NULL: all. Each is one look-up in the primary key. A recursive query would do
 -- the same, but Citus has none over a table that is distributed by key.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_stored_names(most integer) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION ratelimit._stored_names(most integer) RETURNS SETOF text
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -9,7 +9,7 @@ DECLARE
     n    integer := 0;
 BEGIN
     LOOP
-        last := (SELECT r.name FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name > last ORDER BY r.name LIMIT 1);
+        last := (SELECT r.name FROM ratelimit.limits AS r WHERE r.name > last ORDER BY r.name LIMIT 1);
         EXIT WHEN last IS NULL;
         RETURN NEXT last;
         n := n + 1;
@@ -20,24 +20,24 @@ $body$;
 
 -- The keys of a limit that have rows, from `first` on and below `below` (NULL: to the last), in order, at most so many of them. Each is one
 -- look-up, however many shards it has.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_stored_keys(name text, first text, below text, most integer) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION ratelimit._stored_keys(name text, first text, below text, most integer) RETURNS SETOF text
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    last text := (SELECT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key >= first ORDER BY r.key LIMIT 1);
+    last text := (SELECT r.key FROM ratelimit.limits AS r WHERE r.name = name AND r.key >= first ORDER BY r.key LIMIT 1);
     n    integer := 0;
 BEGIN
     WHILE n < most AND (last COLLATE "C" < below OR below IS NULL AND last IS NOT NULL) LOOP
         RETURN NEXT last;
         n := n + 1;
-        last := (SELECT r.key FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key > last ORDER BY r.key LIMIT 1);
+        last := (SELECT r.key FROM ratelimit.limits AS r WHERE r.name = name AND r.key > last ORDER BY r.key LIMIT 1);
     END LOOP;
 END
 $body$;
 
 -- The rows of a limit, by key: of some keys or, without them, of all.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_rows(name text, keys text[]) RETURNS TABLE (key text, value double precision[], ts timestamptz[], lapses boolean)
+CREATE OR REPLACE FUNCTION ratelimit._rows(name text, keys text[]) RETURNS TABLE (key text, value double precision[], ts timestamptz[], lapses boolean)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -46,19 +46,19 @@ DECLARE
 BEGIN
     IF keys IS NULL THEN
         RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), bool_or(r.lapses)
-          FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name GROUP BY r.key;
+          FROM ratelimit.limits AS r WHERE r.name = name GROUP BY r.key;
         RETURN;
     END IF;
     FOR one IN SELECT DISTINCT u.key FROM pg_catalog.unnest(keys) AS u (key) LOOP -- for all at once, the planner may read the limit
         RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), bool_or(r.lapses)
-          FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = name AND r.key = one GROUP BY r.key;
+          FROM ratelimit.limits AS r WHERE r.name = name AND r.key = one GROUP BY r.key;
     END LOOP;
 END
 $body$;
 
 -- The slots of a key, if there are so many: those in use, without those whose holds have expired; those that are free, below zero if fewer are
 -- granted than are in use; and, if none is free, when one is at the latest, if nobody extends. infinity: no expiry frees one.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_free_slots(
+CREATE OR REPLACE FUNCTION ratelimit._free_slots(
     name text, key text, capacity double precision, at timestamptz, OUT used double precision, OUT free double precision, OUT retry_at timestamptz
 )
 LANGUAGE plpgsql SET enable_seqscan = off
@@ -67,11 +67,11 @@ AS $body$
 DECLARE
     value double precision[];
 BEGIN
-    SELECT l.value INTO value FROM /* TEMPLATE: schema */_ratelimit_lapsed(name, key, at, 0, '1 second', 0, NULL, NULL) AS l;
+    SELECT l.value INTO value FROM ratelimit._lapsed(name, key, at, 0, '1 second', 0, NULL, NULL) AS l;
     used := '0' - least(coalesce(value[1], '0'), '0');
     free := capacity - used;
     retry_at := CASE WHEN free < '1' THEN coalesce(CASE WHEN capacity >= '1' THEN
-        /* TEMPLATE: schema */_ratelimit_free_at(name, key, 1, -capacity, at) END, 'infinity') END;
+        ratelimit._free_at(name, key, 1, -capacity, at) END, 'infinity') END;
 END
 $body$;
 
@@ -81,7 +81,7 @@ $body$;
 --   retry_at   what a denied call for one token says, or for all where the capacity is less: of a block, when no block denies any more.
 --              infinity: never, or not known. NULL: it would be granted
 --   not_before if that is not known: retry_at is not earlier, since an override ends then, and only the program knows the numbers that follow
---   paused_until  nothing is refilled before it, as ratelimit_pause says; NULL: that is not so, or for less than a second more, in which a row may
+--   paused_until  nothing is refilled before it, as ratelimit.pause says; NULL: that is not so, or for less than a second more, in which a row may
 --              be used between two looks at the clock. Only for a token bucket that has a rate, also beside a block
 -- whole: more about one key. Then a block changes no numbers:
 --   numbers    the terms beside a block, by which the rest is
@@ -90,43 +90,43 @@ $body$;
 --   known_until the end of the override after which only the program knows the numbers; NULL: there is none. owed_until and full_at are
 --              earlier, or not known
 -- windows: of a calendar, by these terms.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_state(
-    name text, key text, n /* TEMPLATE: schema */_ratelimit_terms, value double precision[], ts timestamptz[], lapses boolean, at timestamptz,
-    given /* TEMPLATE: schema */_ratelimit_terms, windows timestamptz[], whole boolean,
+CREATE OR REPLACE FUNCTION ratelimit._state(
+    name text, key text, n ratelimit._terms, value double precision[], ts timestamptz[], lapses boolean, at timestamptz,
+    given ratelimit._terms, windows timestamptz[], whole boolean,
     OUT used double precision, OUT remaining double precision, OUT retry_at timestamptz, OUT paused_until timestamptz,
-    OUT numbers /* TEMPLATE: schema */_ratelimit_terms, OUT owed_until timestamptz, OUT full_at timestamptz,
+    OUT numbers ratelimit._terms, OUT owed_until timestamptz, OUT full_at timestamptz,
     OUT not_before timestamptz, OUT known_until timestamptz
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    q      /* TEMPLATE: schema */_ratelimit_request := /* TEMPLATE: schema */_ratelimit_ask(name, key, n, at, given, windows);
-    s      /* TEMPLATE: schema */_ratelimit_request := q; -- what stands beside a block
+    q      ratelimit._request := ratelimit._ask(name, key, n, at, given, windows);
+    s      ratelimit._request := q; -- what stands beside a block
     broken boolean := 'infinity' = ANY (ts) OR '-infinity' = ANY (ts);
     total  double precision;
     latest timestamptz := (SELECT max(u.t) FROM pg_catalog.unnest(ts) AS u (t));
     ahead  boolean := latest > at + interval '1 second' AND NOT broken;
-    beside /* TEMPLATE: schema */_ratelimit_terms := n; -- a block
+    beside ratelimit._terms := n; -- a block
 BEGIN
     value := coalesce(value, '{}');
     ts := coalesce(ts, '{}');
     numbers := n;
     IF n.effect = 'block' AND (whole OR ahead) THEN
-        beside := /* TEMPLATE: schema */_ratelimit_numbers(name, nullif(key, ''), at, varying => true, standing => true, given => given);
+        beside := ratelimit._numbers(name, nullif(key, ''), at, varying => true, standing => true, given => given);
     END IF;
     IF whole AND n.effect = 'block' THEN
         numbers := beside;
-        s := /* TEMPLATE: schema */_ratelimit_ask(name, key, numbers, at, given);
+        s := ratelimit._ask(name, key, numbers, at, given);
     END IF;
     IF n.kind = 'slots' THEN
-        SELECT f.used, f.free INTO used, remaining FROM /* TEMPLATE: schema */_ratelimit_free_slots(name, key, -s.floor, at) AS f;
+        SELECT f.used, f.free INTO used, remaining FROM ratelimit._free_slots(name, key, -s.floor, at) AS f;
     ELSIF s.effect = 'numbers' AND NOT coalesce(broken, false) THEN
         IF lapses THEN
-            SELECT l.value, l.ts INTO value, ts FROM /* TEMPLATE: schema */_ratelimit_lapsed(name, key, at, s.rate, s.period, s.capacity, s.start, s.windows) AS l;
+            SELECT l.value, l.ts INTO value, ts FROM ratelimit._lapsed(name, key, at, s.rate, s.period, s.capacity, s.start, s.windows) AS l;
         END IF;
-        total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, s.rate, s.period, s.capacity, s.start, s.windows);
-        remaining := /* TEMPLATE: schema */_ratelimit_shown(total, s.rate, s.capacity);
+        total := ratelimit._total(value, ts, at, s.rate, s.period, s.capacity, s.start, s.windows);
+        remaining := ratelimit._shown(total, s.rate, s.capacity);
     END IF;
     remaining := CASE WHEN s.effect = 'unlimited' THEN 'Infinity'
         WHEN s.effect = 'block' AND NOT (n.kind = 'slots' AND numbers.effect = 'numbers') THEN 0 -- of no slots, some may be in use
@@ -134,9 +134,9 @@ BEGIN
     retry_at := CASE
         WHEN q.effect IN ('unlimited', 'varies') OR q.effect = 'numbers' AND total >= q.count OR q.effect = 'slots' AND remaining >= '1' THEN NULL
         WHEN q.effect = 'numbers' AND broken THEN 'infinity'
-        ELSE nullif(coalesce(/* TEMPLATE: schema */_ratelimit_retry_at('balance', q, CASE WHEN q.effect <> 'block' THEN value END, ts, at), 'infinity'), at) END;
+        ELSE nullif(coalesce(ratelimit._retry_at('balance', q, CASE WHEN q.effect <> 'block' THEN value END, ts, at), 'infinity'), at) END;
     IF n.varies IS NOT NULL AND n.effect <> 'block' AND retry_at < 'infinity' THEN
-        not_before := /* TEMPLATE: schema */_ratelimit_known_until(q, standing => false);
+        not_before := ratelimit._known_until(q, standing => false);
         IF retry_at >= not_before THEN
             retry_at := 'infinity';
         ELSE
@@ -147,31 +147,31 @@ BEGIN
         paused_until := least(latest, '9999-12-31 00:00+00');
     END IF;
     IF whole AND total IS NOT NULL THEN
-        owed_until := nullif(/* TEMPLATE: schema */_ratelimit_full_at('balance', s, value, ts, at, owed => true), at);
-        full_at := nullif(/* TEMPLATE: schema */_ratelimit_full_at('balance', s, value, ts, at), at);
+        owed_until := nullif(ratelimit._full_at('balance', s, value, ts, at, owed => true), at);
+        full_at := nullif(ratelimit._full_at('balance', s, value, ts, at), at);
     END IF;
-    known_until := CASE WHEN whole AND n.varies IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_known_until(s, standing => true) END;
+    known_until := CASE WHEN whole AND n.varies IS NOT NULL THEN ratelimit._known_until(s, standing => true) END;
 END
 $body$;
 
--- The states of the keys of a limit that have rows, or by an override of their own need none (a block, no limit, a rate of 0, no slots): some keys, or all. It is what ratelimit_keys, the tool and
--- the page show. given: in place of the published definition (_ratelimit_state has the rest). alone: no override counts.
+-- The states of the keys of a limit that have rows, or by an override of their own need none (a block, no limit, a rate of 0, no slots): some keys, or all. It is what ratelimit.keys, the tool and
+-- the page show. given: in place of the published definition (ratelimit._state has the rest). alone: no override counts.
 --
--- whole: all of what _ratelimit_state says, also of those of the keys that have no row.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_states(
-    name text, keys text[], at timestamptz, given /* TEMPLATE: schema */_ratelimit_terms DEFAULT NULL, alone boolean DEFAULT false, whole boolean DEFAULT false
+-- whole: all of what ratelimit._state says, also of those of the keys that have no row.
+CREATE OR REPLACE FUNCTION ratelimit._states(
+    name text, keys text[], at timestamptz, given ratelimit._terms DEFAULT NULL, alone boolean DEFAULT false, whole boolean DEFAULT false
 ) RETURNS TABLE (
     key text, effect text, override bigint, until timestamptz, -- of what is in force
     rows integer, stored double precision, last_use timestamptz, broken boolean, -- of its rows; broken: an instant is infinite
     used double precision, remaining double precision, retry_at timestamptz, paused_until timestamptz,
-    numbers /* TEMPLATE: schema */_ratelimit_terms, owed_until timestamptz, full_at timestamptz, not_before timestamptz, known_until timestamptz
+    numbers ratelimit._terms, owed_until timestamptz, full_at timestamptz, not_before timestamptz, known_until timestamptz
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    d       /* TEMPLATE: schema */_ratelimit_terms;
-    every   /* TEMPLATE: schema */_ratelimit_terms; -- of the keys without an override of their own
+    d       ratelimit._terms;
+    every   ratelimit._terms; -- of the keys without an override of their own
     windows timestamptz[];
 BEGIN
     IF NOT isfinite(at) THEN
@@ -180,11 +180,11 @@ BEGIN
     IF alone THEN
         every := given;
     ELSE
-        PERFORM /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, '0', varying => true, given => given); -- which is an error, if nobody has published it
-        d := CASE WHEN given.kind IS NULL THEN /* TEMPLATE: schema */_ratelimit_defined(name) ELSE given END;
-        every := /* TEMPLATE: schema */_ratelimit_numbers(name, NULL, at, varying => true, given => d);
+        PERFORM ratelimit._numbers(name, NULL, at, '0', varying => true, given => given); -- which is an error, if nobody has published it
+        d := CASE WHEN given.kind IS NULL THEN ratelimit._defined(name) ELSE given END;
+        every := ratelimit._numbers(name, NULL, at, varying => true, given => d);
     END IF;
-    windows := (/* TEMPLATE: schema */_ratelimit_ask(name, '', every, at, given)).windows;
+    windows := (ratelimit._ask(name, '', every, at, given)).windows;
     RETURN QUERY
         SELECT k.key, (k.n).effect, (k.n).override, (k.n).until, coalesce(pg_catalog.cardinality(k.value), 0),
                (SELECT sum(u.v) FROM pg_catalog.unnest(k.value) AS u (v)),
@@ -193,23 +193,23 @@ BEGIN
                s.used, s.remaining, s.retry_at, s.paused_until, s.numbers, s.owed_until, s.full_at, s.not_before, s.known_until
           FROM (
             SELECT coalesce(r.key, o.key, w.key) COLLATE "C" AS key, r.value, r.ts, r.lapses, o.key IS NOT NULL AS own,
-                   CASE WHEN o.key IS NOT NULL THEN /* TEMPLATE: schema */_ratelimit_under(d, o.of) ELSE every END AS n
-              FROM /* TEMPLATE: schema */_ratelimit_rows(name, keys) AS r
+                   CASE WHEN o.key IS NOT NULL THEN ratelimit._under(d, o.of) ELSE every END AS n
+              FROM ratelimit._rows(name, keys) AS r
               FULL JOIN (
-                SELECT DISTINCT ON (f.key) f.key, f AS of FROM /* TEMPLATE: schema */_ratelimit_in_force(name, keys, at) AS f
+                SELECT DISTINCT ON (f.key) f.key, f AS of FROM ratelimit._in_force(name, keys, at) AS f
                  WHERE f.key IS NOT NULL AND NOT alone
                  ORDER BY f.key, f.effect = 'block' DESC, f.made_at DESC, f.id DESC
               ) AS o ON o.key = r.key COLLATE "C"
               FULL JOIN (SELECT u.key FROM pg_catalog.unnest(keys) AS u (key) WHERE whole GROUP BY u.key) AS w ON w.key = coalesce(r.key, o.key) COLLATE "C"
             OFFSET 0
           ) AS k
-         CROSS JOIN LATERAL /* TEMPLATE: schema */_ratelimit_state(name, k.key, k.n, k.value, k.ts, k.lapses, at, given, CASE WHEN NOT k.own THEN windows END, whole) AS s
+         CROSS JOIN LATERAL ratelimit._state(name, k.key, k.n, k.value, k.ts, k.lapses, at, given, CASE WHEN NOT k.own THEN windows END, whole) AS s
          WHERE whole OR k.value IS NOT NULL OR k.own AND ((k.n).effect IN ('block', 'unlimited') OR (k.n).effect = 'numbers' AND CASE (k.n).kind WHEN 'slots' THEN (k.n).capacity ELSE (k.n).rate END = '0');
 END
 $body$;
 
--- The same as ratelimit_keys, at an instant that tests choose.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_keys(
+-- The same as ratelimit.keys, at an instant that tests choose.
+CREATE OR REPLACE FUNCTION ratelimit._keys(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     zone text, anchor timestamp, keys text[], now timestamptz
 ) RETURNS TABLE (key text, remaining double precision, retry_at timestamptz, paused_until timestamptz)
@@ -217,19 +217,19 @@ LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    given /* TEMPLATE: schema */_ratelimit_terms; -- if there are numbers, they alone count
+    given ratelimit._terms; -- if there are numbers, they alone count
 BEGIN
     IF (pg_catalog.num_nonnulls(rate, capacity, period, start, zone, anchor) = 0 AND kind = 'token bucket') IS NOT TRUE THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, NULL, 1, zone, anchor);
+        PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, NULL, 1, zone, anchor);
         given := ROW('numbers', NULL, NULL, kind, rate, period, coalesce(capacity, rate), NULL, start, 1,
             CASE kind WHEN 'calendar window' THEN coalesce(zone, 'UTC') END, CASE kind WHEN 'calendar window' THEN coalesce(anchor, '2001-01-01') END, NULL);
     END IF;
     RETURN QUERY SELECT s.key, s.remaining, s.retry_at, s.paused_until
-      FROM /* TEMPLATE: schema */_ratelimit_states(name, keys, coalesce(now, clock_timestamp()), given, alone => given.kind IS NOT NULL) AS s;
+      FROM ratelimit._states(name, keys, coalesce(now, clock_timestamp()), given, alone => given.kind IS NOT NULL) AS s;
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
+CREATE OR REPLACE FUNCTION ratelimit.keys(
     name text, rate double precision DEFAULT NULL, period interval DEFAULT NULL, kind text DEFAULT 'token bucket',
     capacity double precision DEFAULT NULL, start timestamptz DEFAULT NULL,
     zone text DEFAULT NULL, anchor timestamp DEFAULT NULL, keys text[] DEFAULT NULL
@@ -237,13 +237,13 @@ CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_keys(
 LANGUAGE sql STABLE
 AS $body$
     SELECT k.key, k.remaining, k.retry_at, k.paused_until
-      FROM /* TEMPLATE: schema */_ratelimit_keys(name COLLATE "C", rate, period, kind, capacity, start, zone, anchor, keys, NULL) AS k
+      FROM ratelimit._keys(name COLLATE "C", rate, period, kind, capacity, start, zone, anchor, keys, NULL) AS k
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_keys(text, double precision, interval, text, double precision, timestamptz, text, timestamp, text[]) IS $text$
+COMMENT ON FUNCTION ratelimit.keys(text, double precision, interval, text, double precision, timestamptz, text, timestamp, text[]) IS $text$
 The keys of a rate limit that have been used, and their tokens now. It writes and locks nothing. The limited keys:
 
-    SELECT * FROM ratelimit_keys('sendMessage', rate => 10, period => '1 minute') WHERE retry_at IS NOT NULL ORDER BY remaining
+    SELECT * FROM ratelimit.keys('sendMessage', rate => 10, period => '1 minute') WHERE retry_at IS NOT NULL ORDER BY remaining
 
 Result, one row for each key:
   key        the key as it is stored; '' for a limit without keys
@@ -255,7 +255,7 @@ Result, one row for each key:
              call for one token says. So of a blocked key it is when no block denies any more, whether the tokens are there then or
              not, and infinity if the block has no end. infinity also stands for an instant that is not known: an override ends
              before it, and the program gives this key numbers of its own
-  paused_until  of a token bucket: nothing is refilled before it (ratelimit_pause, or a clock leapt ahead). NULL: it is not paused, or
+  paused_until  of a token bucket: nothing is refilled before it (ratelimit.pause, or a clock leapt ahead). NULL: it is not paused, or
              for less than a second more. A key may be paused and have tokens, or be blocked, too
 
 The arguments and their defaults are the same as for ratelimit, and
@@ -263,10 +263,10 @@ The arguments and their defaults are the same as for ratelimit, and
 
 Without any numbers, they are those that a program has published, each key's under the override in force for it:
 
-    SELECT * FROM ratelimit_keys('sendMessage') WHERE retry_at IS NOT NULL ORDER BY remaining
+    SELECT * FROM ratelimit.keys('sendMessage') WHERE retry_at IS NOT NULL ORDER BY remaining
 
 If an override ends before, retry_at is by what follows. A blocked key has remaining 0, and an unlimited one Infinity. Numbers other than the program's
 give another answer. If the program gives some keys numbers of their own, remaining and retry_at are NULL without numbers: they are not
 known. remaining NULL with retry_at infinity is a key whose row no program has written: its ts is infinite. Every call for it fails until
-ratelimit_reset. An invalid argument is an error, SQLSTATE 22023.
+ratelimit.reset. An invalid argument is an error, SQLSTATE 22023.
 $text$;

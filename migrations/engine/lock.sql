@@ -1,6 +1,6 @@
 -- Locks all rows of the limits, which are in the order of locks. A limit without rows is full; its rows are inserted, and so locked, too. If
 -- another transaction has inserted them meanwhile, the subtransaction releases the locks and the loop tries again (CONCURRENCY.md, H2).
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_lock(names text[], keys text[], capacities double precision[], shards integer[], now timestamptz) RETURNS void
+CREATE OR REPLACE FUNCTION ratelimit._lock(names text[], keys text[], capacities double precision[], shards integer[], now timestamptz) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -11,7 +11,7 @@ DECLARE
     rec   record;
 BEGIN
     WHILE first <= coalesce(pg_catalog.cardinality(names), 0) LOOP -- rows that exist need no subtransaction
-        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[first] AND r.key = keys[first] ORDER BY r.shard FOR UPDATE;
+        PERFORM 1 FROM ratelimit.limits AS r WHERE r.name = names[first] AND r.key = keys[first] ORDER BY r.shard FOR UPDATE;
         EXIT WHEN NOT FOUND;
         first := first + 1;
     END LOOP;
@@ -21,13 +21,13 @@ BEGIN
     FOR attempt IN 1..100 LOOP
         BEGIN
             FOR i IN first..pg_catalog.cardinality(names) LOOP
-                PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
+                PERFORM 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                 GET DIAGNOSTICS m = ROW_COUNT;
                 CONTINUE WHEN m > 0;
                 -- Above READ COMMITTED, a row that another transaction has committed since the snapshot is a conflict here.
                 at := coalesce(now, clock_timestamp());
                 FOR rec IN
-                    INSERT INTO /* TEMPLATE: schema */rate_limits AS r (name, key, shard, shards, value, ts)
+                    INSERT INTO ratelimit.limits AS r (name, key, shard, shards, value, ts)
                     SELECT names[i], keys[i], s, shards[i], capacities[i] / shards[i]::double precision, at
                       FROM generate_series(0, shards[i] - 1) AS s
                     ON CONFLICT DO NOTHING

@@ -6,8 +6,8 @@
 -- The limit to move to gets no more tokens than it has, and no token comes back to the other. So no move adds a token, also one
 -- that is repeated or that goes there and back. It returns the balance of the limit to move to.
 --
--- Locks all rows of both limits, in the common order (name, key, shard): see _ratelimit_lock (CONCURRENCY.md, H).
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_move(
+-- Locks all rows of both limits, in the common order (name, key, shard): see ratelimit._lock (CONCURRENCY.md, H).
+CREATE OR REPLACE FUNCTION ratelimit._move(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     floor double precision, now timestamptz DEFAULT NULL,
     windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
@@ -30,19 +30,19 @@ DECLARE
     i       integer;
 BEGIN
     SELECT pg_catalog.array_agg(p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C"),
-           pg_catalog.count(DISTINCT (names[p], keys[p])) FILTER (WHERE /* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], '0', now)
+           pg_catalog.count(DISTINCT (names[p], keys[p])) FILTER (WHERE ratelimit._valid(rates[p], periods[p], capacities[p], '0', now)
                AND isfinite(coalesce(starts[p], 'epoch')) AND shards[p] BETWEEN 1 AND 100)
       INTO places, m
       FROM pg_catalog.generate_subscripts(names, 1) AS p;
     IF (m = 2 AND pg_catalog.cardinality(names) = 2 AND floor <= '0') IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_lock(ARRAY[names[places[1]], names[places[2]]], ARRAY[keys[places[1]], keys[places[2]]],
+    PERFORM ratelimit._lock(ARRAY[names[places[1]], names[places[2]]], ARRAY[keys[places[1]], keys[places[2]]],
         ARRAY[capacities[places[1]], capacities[places[2]]], ARRAY[shards[places[1]], shards[places[2]]], now);
     FOREACH i IN ARRAY places LOOP
-        IF EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses) THEN
-            IF /* TEMPLATE: schema */_ratelimit_may('SELECT') AND /* TEMPLATE: schema */_ratelimit_may('UPDATE') THEN
-                PERFORM /* TEMPLATE: schema */_ratelimit_reclaim(names[i:i], keys[i:i], rates[i:i], periods[i:i], capacities[i:i], starts[i:i], now, windows, firsts[i:i], lasts[i:i]);
+        IF EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses) THEN
+            IF ratelimit._may('SELECT') AND ratelimit._may('UPDATE') THEN
+                PERFORM ratelimit._reclaim(names[i:i], keys[i:i], rates[i:i], periods[i:i], capacities[i:i], starts[i:i], now, windows, firsts[i:i], lasts[i:i]);
             END IF;
         END IF;
     END LOOP;
@@ -52,18 +52,18 @@ BEGIN
         SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard),
                count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i]), greatest(max(r.promised), last), bool_or(r.lapses)
           INTO v, t, m, latest, alike, last, lapses
-          FROM /* TEMPLATE: schema */rate_limits AS r
+          FROM ratelimit.limits AS r
          WHERE r.name = names[i] AND r.key = keys[i];
-        totals[i] := /* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
+        totals[i] := ratelimit._total(v, t, at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]);
     END LOOP;
     balance := least(totals[2], greatest(floor, capacities[2] - (capacities[1] - totals[1])));
     IF m = shards[2] AND alike THEN
-        UPDATE /* TEMPLATE: schema */rate_limits AS r
+        UPDATE ratelimit.limits AS r
            SET value = balance / shards[2]::double precision, ts = latest, promised = last
          WHERE r.name = names[2] AND r.key = keys[2];
     ELSE -- a new number of shards
-        DELETE FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = names[2] AND r.key = keys[2];
-        INSERT INTO /* TEMPLATE: schema */rate_limits (name, key, shard, shards, value, ts, promised, lapses)
+        DELETE FROM ratelimit.limits AS r WHERE r.name = names[2] AND r.key = keys[2];
+        INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts, promised, lapses)
         SELECT names[2], keys[2], s, shards[2], balance / shards[2]::double precision, latest, last, lapses
           FROM generate_series(0, shards[2] - 1) AS s;
     END IF;

@@ -1,10 +1,10 @@
 -- What people decide about limits: other numbers, a block, or no limit, for one key or for all. Programs that have
 -- Limiter.Overrides follow this table. SQL by hand looks here if it is called without numbers.
 --
--- Rows are added and marked as removed; a sweep deletes them a year after their end. The effects reset and release are those of ratelimit_reset and
--- ratelimit_release: they are history from the beginning, and no predicate finds it in force. A row for the key goes before one for all keys. Among those of one
+-- Rows are added and marked as removed; a sweep deletes them a year after their end. The effects reset and release are those of ratelimit.reset and
+-- ratelimit.release: they are history from the beginning, and no predicate finds it in force. A row for the key goes before one for all keys. Among those of one
 -- level, a block in force goes before all others, and else the newest wins: by made_at, since ids begin anew where the rows were copied to.
-CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
+CREATE TABLE ratelimit.overrides (
     id           bigint           GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name         text COLLATE "C" NOT NULL,
     key          text COLLATE "C" CHECK (key <> ''),
@@ -29,38 +29,38 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_overrides (
 
 -- By when they are over: what is in force for a key, however long its history is, and, for sweeps, the numbers of a limit. And the newest of
 -- a limit: only a query that says COLLATE "POSIX" takes that index. For a key, the planner would sometimes prefer it, and read the whole limit.
-CREATE INDEX rate_limit_overrides_ends ON /* TEMPLATE: schema */rate_limit_overrides (name, key, (greatest(made_at, coalesce(least(until, removed_at), 'infinity'))));
-CREATE INDEX rate_limit_overrides_numbers ON /* TEMPLATE: schema */rate_limit_overrides (name, (greatest(made_at, coalesce(least(until, removed_at), 'infinity'))))
+CREATE INDEX overrides_ends ON ratelimit.overrides (name, key, (greatest(made_at, coalesce(least(until, removed_at), 'infinity'))));
+CREATE INDEX overrides_numbers ON ratelimit.overrides (name, (greatest(made_at, coalesce(least(until, removed_at), 'infinity'))))
     WHERE effect = 'numbers';
-CREATE INDEX rate_limit_overrides_newest ON /* TEMPLATE: schema */rate_limit_overrides (name COLLATE "POSIX", made_at, id);
+CREATE INDEX overrides_newest ON ratelimit.overrides (name COLLATE "POSIX", made_at, id);
 
-COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_overrides IS 'txlimit: what people decide about limits: other numbers, a block, or no limit';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.id IS 'the number of the override';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.name IS 'the name of the limit';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.key IS 'the key; NULL: every key that has no override of its own, and the limit without keys';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.effect IS 'numbers, block or unlimited; reset: the key was made full again, or release: a hold of it was ended, and nothing is in force';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.rate IS 'tokens per period; NULL: as defined';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.capacity IS 'the most tokens that can be saved up; NULL: as defined or, if that is the defined rate, the new rate';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.max_reserved IS 'the most tokens that may be owed; NULL: as defined';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.until IS 'when it ends; NULL: never';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.reason IS 'why, for those who look later';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_by IS 'who decided, as the caller says';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_at IS 'when: of those in force, a block wins, and else the newest';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.added IS 'the tokens that ratelimit_add has added; NULL: it was not called';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.added_at IS 'when';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_by IS 'who ended it early';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_at IS 'when it was ended early; NULL: it was not';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.changed_in IS 'the transaction that changed the row last, by which programs find what is new';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.made_as IS 'the role that was logged in; nobody is granted to write it';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_overrides.removed_as IS 'the role that was logged in when it was ended early';
+COMMENT ON TABLE ratelimit.overrides IS 'txlimit: what people decide about limits: other numbers, a block, or no limit';
+COMMENT ON COLUMN ratelimit.overrides.id IS 'the number of the override';
+COMMENT ON COLUMN ratelimit.overrides.name IS 'the name of the limit';
+COMMENT ON COLUMN ratelimit.overrides.key IS 'the key; NULL: every key that has no override of its own, and the limit without keys';
+COMMENT ON COLUMN ratelimit.overrides.effect IS 'numbers, block or unlimited; reset: the key was made full again, or release: a hold of it was ended, and nothing is in force';
+COMMENT ON COLUMN ratelimit.overrides.rate IS 'tokens per period; NULL: as defined';
+COMMENT ON COLUMN ratelimit.overrides.capacity IS 'the most tokens that can be saved up; NULL: as defined or, if that is the defined rate, the new rate';
+COMMENT ON COLUMN ratelimit.overrides.max_reserved IS 'the most tokens that may be owed; NULL: as defined';
+COMMENT ON COLUMN ratelimit.overrides.until IS 'when it ends; NULL: never';
+COMMENT ON COLUMN ratelimit.overrides.reason IS 'why, for those who look later';
+COMMENT ON COLUMN ratelimit.overrides.made_by IS 'who decided, as the caller says';
+COMMENT ON COLUMN ratelimit.overrides.made_at IS 'when: of those in force, a block wins, and else the newest';
+COMMENT ON COLUMN ratelimit.overrides.added IS 'the tokens that ratelimit.add has added; NULL: it was not called';
+COMMENT ON COLUMN ratelimit.overrides.added_at IS 'when';
+COMMENT ON COLUMN ratelimit.overrides.removed_by IS 'who ended it early';
+COMMENT ON COLUMN ratelimit.overrides.removed_at IS 'when it was ended early; NULL: it was not';
+COMMENT ON COLUMN ratelimit.overrides.changed_in IS 'the transaction that changed the row last, by which programs find what is new';
+COMMENT ON COLUMN ratelimit.overrides.made_as IS 'the role that was logged in; nobody is granted to write it';
+COMMENT ON COLUMN ratelimit.overrides.removed_as IS 'the role that was logged in when it was ended early';
 
 -- Reports whether an override is not over at an instant: it was not removed, and its end has not come.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_lasts(until timestamptz, removed_at timestamptz, at timestamptz) RETURNS boolean
+CREATE OR REPLACE FUNCTION ratelimit._lasts(until timestamptz, removed_at timestamptz, at timestamptz) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN removed_at IS NULL AND (until IS NULL OR until > at);
 
 -- Reports whether programs follow an override: they pass over a row whose effect or a number is not valid.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_usable(effect text, rate double precision, capacity double precision, max_reserved double precision) RETURNS boolean
+CREATE OR REPLACE FUNCTION ratelimit._usable(effect text, rate double precision, capacity double precision, max_reserved double precision) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN effect IN ('numbers', 'block', 'unlimited') AND coalesce(rate, '1') BETWEEN '1e-15' AND '1e15'
     AND (capacity IS NULL OR capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15')
@@ -69,8 +69,8 @@ RETURN effect IN ('numbers', 'block', 'unlimited') AND coalesce(rate, '1') BETWE
 -- Returns the overrides in force for some keys and for every key or, without keys, all of a limit; without a name, those of all limits. They
 -- come in the order in which they decide: by key, those for every key last; of each, blocks first, and then the newest. most: at most so
 -- many of single keys, the first ones, and at most so many for every key.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_in_force(name text, keys text[], at timestamptz, most bigint DEFAULT NULL)
-RETURNS SETOF /* TEMPLATE: schema */rate_limit_overrides
+CREATE OR REPLACE FUNCTION ratelimit._in_force(name text, keys text[], at timestamptz, most bigint DEFAULT NULL)
+RETURNS SETOF ratelimit.overrides
 LANGUAGE plpgsql STABLE ROWS 10 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -78,38 +78,38 @@ DECLARE
     one text;
 BEGIN
     IF name IS NULL THEN
-        RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-         WHERE /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+        RETURN QUERY SELECT o.* FROM ratelimit.overrides AS o
+         WHERE ratelimit._lasts(o.until, o.removed_at, at) AND ratelimit._usable(o.effect, o.rate, o.capacity, o.max_reserved)
          ORDER BY o.name, o.key, o.effect = 'block' DESC, o.made_at DESC, o.id DESC;
         RETURN;
     ELSIF keys IS NULL THEN
         RETURN QUERY SELECT a.* FROM ( -- along an index, however many there are
-            SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-             WHERE o.name = name AND o.key IS NOT NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+            SELECT o.* FROM ratelimit.overrides AS o
+             WHERE o.name = name AND o.key IS NOT NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND ratelimit._lasts(o.until, o.removed_at, at) AND ratelimit._usable(o.effect, o.rate, o.capacity, o.max_reserved)
              ORDER BY o.key, greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) LIMIT most
           ) AS a ORDER BY a.key, a.effect = 'block' DESC, a.made_at DESC, a.id DESC;
     ELSE
         FOR one IN SELECT DISTINCT u.key COLLATE "C" FROM pg_catalog.unnest(keys) AS u (key) WHERE u.key IS NOT NULL ORDER BY 1 LOOP
-            RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-             WHERE o.name = name AND o.key = one AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+            RETURN QUERY SELECT o.* FROM ratelimit.overrides AS o
+             WHERE o.name = name AND o.key = one AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND ratelimit._lasts(o.until, o.removed_at, at) AND ratelimit._usable(o.effect, o.rate, o.capacity, o.max_reserved)
              ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC;
         END LOOP;
     END IF;
-    RETURN QUERY SELECT o.* FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-     WHERE o.name = name AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND /* TEMPLATE: schema */_ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved)
+    RETURN QUERY SELECT o.* FROM ratelimit.overrides AS o
+     WHERE o.name = name AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at AND ratelimit._lasts(o.until, o.removed_at, at) AND ratelimit._usable(o.effect, o.rate, o.capacity, o.max_reserved)
      ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT most;
 END
 $body$;
 
 -- The capacity of a definition under an override: a capacity that is the rate follows the rate.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_capacity(
+CREATE OR REPLACE FUNCTION ratelimit._capacity(
     rate double precision, capacity double precision, new_rate double precision, new_capacity double precision
 ) RETURNS double precision
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(new_capacity, CASE WHEN capacity = rate THEN new_rate END, capacity);
 
 -- Numbers, and what they come from: what is in force for a key or, without an override, a definition.
-CREATE TYPE /* TEMPLATE: schema */_ratelimit_terms AS (
+CREATE TYPE ratelimit._terms AS (
     effect text,       -- 'numbers', 'block', 'unlimited', or 'varies': only the program knows the numbers
     override bigint,   -- the id of the override; NULL: there is none
     until timestamptz, -- its end; NULL: it has none
@@ -119,17 +119,17 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_terms AS (
 );
 
 -- Returns the newest definition of a limit. kind is NULL if there is none.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_defined(name text) RETURNS /* TEMPLATE: schema */_ratelimit_terms
+CREATE OR REPLACE FUNCTION ratelimit._defined(name text) RETURNS ratelimit._terms
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    d /* TEMPLATE: schema */_ratelimit_terms;
+    d ratelimit._terms;
 BEGIN
     SELECT 'numbers', NULL, NULL, f.kind, f.rate, f.period, coalesce(f.capacity, CASE f.kind WHEN 'slots' THEN '0' ELSE f.rate END), f.max_reserved, CASE WHEN isfinite(f.start) THEN f.start END, f.shards, f.zone, f.anchor,
            max(f.varies) OVER (PARTITION BY f.current)
       INTO d
-      FROM /* TEMPLATE: schema */rate_limit_definitions AS f
+      FROM ratelimit.definitions AS f
      WHERE f.name = name AND (f.current OR f.alive_until > clock_timestamp()) -- an older process still uses what is not current
      ORDER BY f.current DESC, f.published_at DESC, f.program
      LIMIT 1;
@@ -141,8 +141,8 @@ $body$;
 --
 -- If the limit varies, only the program knows the numbers of a key, unless an override gives rate and capacity (and there is no zone or
 -- anchor). Otherwise the effect is 'varies': rate and capacity are those of the override or NULL, and zone and anchor are NULL.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_under(d /* TEMPLATE: schema */_ratelimit_terms, o /* TEMPLATE: schema */rate_limit_overrides)
-RETURNS /* TEMPLATE: schema */_ratelimit_terms
+CREATE OR REPLACE FUNCTION ratelimit._under(d ratelimit._terms, o ratelimit.overrides)
+RETURNS ratelimit._terms
 LANGUAGE plpgsql IMMUTABLE
 AS $body$
 BEGIN
@@ -164,7 +164,7 @@ BEGIN
     ELSIF d.kind = 'slots' THEN
         d.capacity := coalesce(floor(o.capacity), d.capacity);
     ELSIF coalesce(o.rate, d.rate) > '0' THEN -- without a rate, other numbers say nothing of a limit that has none
-        d.capacity := /* TEMPLATE: schema */_ratelimit_capacity(d.rate, d.capacity, o.rate, o.capacity);
+        d.capacity := ratelimit._capacity(d.rate, d.capacity, o.rate, o.capacity);
         d.rate := coalesce(o.rate, d.rate);
         d.max_reserved := coalesce(o.max_reserved, d.max_reserved);
     END IF;
@@ -176,29 +176,29 @@ $body$;
 -- another one. before: only those overrides count that are older than this one, and none if there is none of this id. standing: as if nothing were
 -- blocked. A limit that no program has published is an error, unless an override needs no numbers, and so are numbers that only the program
 -- knows, unless they may vary.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_numbers(
+CREATE OR REPLACE FUNCTION ratelimit._numbers(
     name text, key text, at timestamptz, before bigint DEFAULT NULL, varying boolean DEFAULT false, under bigint DEFAULT NULL,
-    standing boolean DEFAULT false, given /* TEMPLATE: schema */_ratelimit_terms DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */_ratelimit_terms
+    standing boolean DEFAULT false, given ratelimit._terms DEFAULT NULL
+) RETURNS ratelimit._terms
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    o /* TEMPLATE: schema */rate_limit_overrides;
-    n /* TEMPLATE: schema */_ratelimit_terms;
-    made timestamptz := (SELECT b.made_at FROM /* TEMPLATE: schema */rate_limit_overrides AS b WHERE b.id = before);
+    o ratelimit.overrides;
+    n ratelimit._terms;
+    made timestamptz := (SELECT b.made_at FROM ratelimit.overrides AS b WHERE b.id = before);
 BEGIN
     IF under IS NOT NULL THEN
-        SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = under;
+        SELECT f.* INTO o FROM ratelimit.overrides AS f WHERE f.id = under;
     ELSE
-        SELECT f.* INTO o FROM /* TEMPLATE: schema */_ratelimit_in_force(name, ARRAY[key], at) AS f
+        SELECT f.* INTO o FROM ratelimit._in_force(name, ARRAY[key], at) AS f
          WHERE NOT (standing AND f.effect = 'block') AND (before IS NULL OR f.made_at < made OR f.made_at = made AND f.id < before) LIMIT 1;
     END IF;
-    n := /* TEMPLATE: schema */_ratelimit_under(CASE WHEN given.kind IS NULL THEN /* TEMPLATE: schema */_ratelimit_defined(name) ELSE given END, o);
+    n := ratelimit._under(CASE WHEN given.kind IS NULL THEN ratelimit._defined(name) ELSE given END, o);
     IF n.effect = 'numbers' AND n.kind IS NULL THEN
         RAISE invalid_parameter_value USING
             MESSAGE = pg_catalog.format('rate limit %s: no program has published it', quote_nullable(left(name, 255))),
-            HINT = 'Pass rate and period, or have a program publish its limits (ratelimit_publish).';
+            HINT = 'Pass rate and period, or have a program publish its limits (ratelimit.publish).';
     ELSIF n.effect = 'varies' AND NOT varying THEN
         RAISE invalid_parameter_value USING
             MESSAGE = pg_catalog.format('rate limit %L: the numbers of this key are the program''s', name),
@@ -209,7 +209,7 @@ END
 $body$;
 
 -- Lists the names that programs have published, at most ten, the nearest first: those that have most pairs of letters of the name.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_nearest(name text) RETURNS text
+CREATE OR REPLACE FUNCTION ratelimit._nearest(name text) RETURNS text
 LANGUAGE plpgsql STABLE
 AS $body$
 #variable_conflict use_variable
@@ -224,7 +224,7 @@ BEGIN
                     SELECT lower(substr(name, i, 2)) AS pair FROM pg_catalog.generate_series(1, greatest(length(name) - 1, 1)) AS i
                 ) AS p
             ) - length(d.name)::bigint DESC, d.name) AS place
-          FROM (SELECT DISTINCT f.name FROM /* TEMPLATE: schema */rate_limit_definitions AS f
+          FROM (SELECT DISTINCT f.name FROM ratelimit.definitions AS f
                  WHERE f.current OR f.published_at > clock_timestamp() - interval '7 days') AS d
       ) AS n;
     RETURN list || CASE WHEN all_ > '10' THEN pg_catalog.format(' and %s others', all_ - '10') ELSE '' END;
@@ -232,7 +232,7 @@ END
 $body$;
 
 -- Adds a row. It refuses what a program could not use, and the name of no limit.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_insert_override(
+CREATE OR REPLACE FUNCTION ratelimit._insert_override(
     name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision,
     until timestamptz, reason text, who text
 ) RETURNS bigint
@@ -242,15 +242,15 @@ AS $body$
 DECLARE
     wrong text;
     unknown boolean; -- programs publish limits, but none of this name
-    slots boolean := EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots');
+    slots boolean := EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots');
     id bigint;
     blocked bigint;
 BEGIN
     until := CASE WHEN until < '10000-01-01 00:00+00' THEN until END;
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, coalesce(rate, '1'), '1 second', 'token bucket', capacity, NULL, max_reserved, 1, NULL, NULL);
-    unknown := NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+    PERFORM ratelimit._validate(name, coalesce(rate, '1'), '1 second', 'token bucket', capacity, NULL, max_reserved, 1, NULL, NULL);
+    unknown := NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d
                  WHERE d.name = name AND (d.current OR d.published_at > clock_timestamp() - interval '7 days'))
-             AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+             AND EXISTS (SELECT 1 FROM ratelimit.definitions AS d
                  WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days');
     wrong := CASE
         WHEN NOT octet_length(key) BETWEEN 1 AND 1024 THEN
@@ -263,24 +263,24 @@ BEGIN
             CASE WHEN coalesce(rate, max_reserved) IS NOT NULL THEN 'rate and max_reserved must be NULL for slots'
                  WHEN (capacity <= '1e9' AND capacity = trunc(capacity)) IS NOT TRUE THEN
                      pg_catalog.format('capacity of slots must be a whole number between 0 and 1e9, not %s', capacity) END
-        WHEN unknown THEN 'no program has published a limit of this name, but ' || /* TEMPLATE: schema */_ratelimit_nearest(name)
+        WHEN unknown THEN 'no program has published a limit of this name, but ' || ratelimit._nearest(name)
     END;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
     END IF;
     LOOP
-        INSERT INTO /* TEMPLATE: schema */rate_limit_overrides AS o (name, key, effect, rate, capacity, max_reserved, until, reason, made_by)
+        INSERT INTO ratelimit.overrides AS o (name, key, effect, rate, capacity, max_reserved, until, reason, made_by)
         VALUES (name, key, effect, rate, capacity, max_reserved, until, coalesce(reason, ''), coalesce(who, SESSION_USER))
         ON CONFLICT DO NOTHING RETURNING o.id INTO id;
         EXIT WHEN id IS NOT NULL; -- rows that were copied here may have the next ids already
     END LOOP;
-    PERFORM pg_notify('rate_limit_overrides', '');
-    blocked := (SELECT f.id FROM /* TEMPLATE: schema */_ratelimit_in_force(name, ARRAY[key], clock_timestamp()) AS f
+    PERFORM pg_notify('ratelimit.overrides', '');
+    blocked := (SELECT f.id FROM ratelimit._in_force(name, ARRAY[key], clock_timestamp()) AS f
          WHERE f.key IS NOT DISTINCT FROM key AND f.effect = 'block' AND effect <> 'block' LIMIT 1);
     IF blocked IS NOT NULL THEN
-        RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: block %s stays in force, and denies all the same: see ratelimit_unblock', name, blocked);
+        RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: block %s stays in force, and denies all the same: see ratelimit.unblock', name, blocked);
     END IF;
-    IF effect = 'numbers' AND key IS NULL AND EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d
+    IF effect = 'numbers' AND key IS NULL AND EXISTS (SELECT 1 FROM ratelimit.definitions AS d
             WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp()) AND d.varies IS NOT NULL) THEN
         RAISE NOTICE USING MESSAGE = pg_catalog.format('rate limit %L: keys with numbers of their own get the numbers of this override, too', name);
     END IF;
@@ -288,24 +288,24 @@ BEGIN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_override(
+CREATE OR REPLACE FUNCTION ratelimit.override(
     name text, key text, rate double precision DEFAULT NULL, capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL,
     until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_insert_override(name COLLATE "C", key COLLATE "C", 'numbers', rate, capacity, max_reserved, until, reason, who);
+RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'numbers', rate, capacity, max_reserved, until, reason, who);
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_override(text, text, double precision, double precision, double precision, timestamptz, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.override(text, text, double precision, double precision, double precision, timestamptz, text, text) IS $text$
 Gives a rate limit other numbers, for one key or for all, until an instant or for good. Programs with Limiter.Overrides follow within two
 seconds of the commit.
 
-    SELECT ratelimit_override('signUps', 'acme', rate => 500, until => now() + interval '2 hours', reason => 'their conference')
+    SELECT ratelimit.override('signUps', 'acme', rate => 500, until => now() + interval '2 hours', reason => 'their conference')
 
 Arguments:
   name          the name of the limit
   key           the key; NULL: every key that has no override of its own, and the limit without keys. It has no default: a key that
                 is forgotten must not mean all of them
-  rate          tokens per period; default NULL: as defined. ratelimit_block is for a rate of 0
+  rate          tokens per period; default NULL: as defined. ratelimit.block is for a rate of 0
   capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate. Of slots,
                 how many there are: they have no other number
   max_reserved  the most tokens that may be owed with reserve; default NULL: as defined
@@ -313,47 +313,47 @@ Arguments:
   reason        why, for those who look later: at most 4096 bytes
   who           who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
 
-It returns the id of its row in rate_limit_overrides. New numbers add no tokens to what a key has: see ratelimit_add. The newest
-override wins, but a block in force stays (a notice says so): see ratelimit_unblock. ratelimit_restore ends it. Keys to which the program gives numbers of their own have those of the override instead.
+It returns the id of its row in ratelimit.overrides. New numbers add no tokens to what a key has: see ratelimit.add. The newest
+override wins, but a block in force stays (a notice says so): see ratelimit.unblock. ratelimit.restore ends it. Keys to which the program gives numbers of their own have those of the override instead.
 
 Errors:
   22023         an argument is invalid, or programs publish their limits and none has this name
 $text$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_block(
+CREATE OR REPLACE FUNCTION ratelimit.block(
     name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_insert_override(name COLLATE "C", key COLLATE "C", 'block', NULL, NULL, NULL, until, reason, who);
+RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'block', NULL, NULL, NULL, until, reason, who);
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_block(text, text, timestamptz, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.block(text, text, timestamptz, text, text) IS $text$
 Denies a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Refunds, resets and tokens that
-were reserved before change nothing. Charges are still recorded. Arguments and result are the same as for ratelimit_override.
+were reserved before change nothing. Charges are still recorded. Arguments and result are the same as for ratelimit.override.
 
-    SELECT ratelimit_block('logins', 'user-17', until => now() + interval '1 hour', reason => 'password guessing')
+    SELECT ratelimit.block('logins', 'user-17', until => now() + interval '1 hour', reason => 'password guessing')
 
     -- a limit without keys, or every key
-    SELECT ratelimit_block('provider', NULL, until => now() + interval '1 hour', reason => 'their outage')
+    SELECT ratelimit.block('provider', NULL, until => now() + interval '1 hour', reason => 'their outage')
 
 A denial by a block has its end as retry_at, unless another block follows. Calls that were sent before the block was known are decided as they
 were then. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
 $text$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(
+CREATE OR REPLACE FUNCTION ratelimit.unlimited(
     name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */_ratelimit_insert_override(name COLLATE "C", key COLLATE "C", 'unlimited', NULL, NULL, NULL, until, reason, who);
+RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'unlimited', NULL, NULL, NULL, until, reason, who);
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_unlimited(text, text, timestamptz, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.unlimited(text, text, timestamptz, text, text) IS $text$
 Grants a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Nothing is taken meanwhile. Arguments
-and result are the same as for ratelimit_override.
+and result are the same as for ratelimit.override.
 
-    SELECT ratelimit_unlimited('signUps', 'load-test', until => now() + interval '30 minutes')
+    SELECT ratelimit.unlimited('signUps', 'load-test', until => now() + interval '30 minutes')
 $text$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_restore(name text, key text, effect text DEFAULT NULL, who text DEFAULT NULL) RETURNS integer
-LANGUAGE plpgsql SET enable_seqscan = off
+CREATE OR REPLACE FUNCTION ratelimit.restore(name text, key text, effect text DEFAULT NULL, who text DEFAULT NULL) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off SET search_path = pg_catalog, pg_temp
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -370,45 +370,45 @@ BEGIN
     IF octet_length(who) > 255 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'who is longer than 255 bytes';
     END IF;
-    ids := CASE WHEN key IS NULL THEN ARRAY(SELECT o.id FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+    ids := CASE WHEN key IS NULL THEN ARRAY(SELECT o.id FROM ratelimit.overrides AS o
             WHERE o.name = name COLLATE "C" AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at)
-        ELSE ARRAY(SELECT o.id FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+        ELSE ARRAY(SELECT o.id FROM ratelimit.overrides AS o
             WHERE o.name = name COLLATE "C" AND o.key = key COLLATE "C" AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at) END;
-    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS o
+    UPDATE ratelimit.overrides AS o
        SET removed_at = at, removed_by = coalesce(who, role), removed_as = role, changed_in = xid
-     WHERE o.id = ANY (ids) AND /* TEMPLATE: schema */_ratelimit_lasts(o.until, o.removed_at, at) AND (effect IS NULL OR o.effect = effect);
+     WHERE o.id = ANY (ids) AND ratelimit._lasts(o.until, o.removed_at, at) AND (effect IS NULL OR o.effect = effect);
     GET DIAGNOSTICS removed = ROW_COUNT;
-    PERFORM pg_notify('rate_limit_overrides', '');
+    PERFORM pg_notify('ratelimit.overrides', '');
     RETURN removed;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_restore(text, text, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.restore(text, text, text, text) IS $text$
 Ends the overrides in force for a key of a rate limit, or with a NULL key those for all keys, and returns how many.
 
-    SELECT ratelimit_restore('signUps', 'acme')
+    SELECT ratelimit.restore('signUps', 'acme')
 
 Arguments:
   effect  'numbers', 'block' or 'unlimited': only those; default NULL: all of them
   who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (removed_as)
 $text$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_unblock(name text, key text, who text DEFAULT NULL) RETURNS integer
+CREATE OR REPLACE FUNCTION ratelimit.unblock(name text, key text, who text DEFAULT NULL) RETURNS integer
 LANGUAGE sql
-RETURN /* TEMPLATE: schema */ratelimit_restore(name COLLATE "C", key COLLATE "C", 'block', who);
+RETURN ratelimit.restore(name COLLATE "C", key COLLATE "C", 'block', who);
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_unblock(text, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.unblock(text, text, text) IS $text$
 Ends the blocks of a key of a rate limit, or with a NULL key the block of all keys, and returns how many. Other overrides stay.
 
-    SELECT ratelimit_unblock('logins', 'user-17')
+    SELECT ratelimit.unblock('logins', 'user-17')
 $text$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_add(id bigint, capacity double precision DEFAULT NULL) RETURNS double precision
-LANGUAGE plpgsql SET enable_seqscan = off
+CREATE OR REPLACE FUNCTION ratelimit.add(id bigint, capacity double precision DEFAULT NULL) RETURNS double precision
+LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off SET search_path = pg_catalog, pg_temp
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    o /* TEMPLATE: schema */rate_limit_overrides;
+    o ratelimit.overrides;
     was record;
     fills interval;         -- within this time, the limit fills up; NULL: not known
     more double precision;
@@ -418,7 +418,7 @@ DECLARE
     wrong text;
     timeout double precision; -- of a statement, in seconds; 0: none
 BEGIN
-    SELECT f.* INTO o FROM /* TEMPLATE: schema */rate_limit_overrides AS f WHERE f.id = id FOR UPDATE;
+    SELECT f.* INTO o FROM ratelimit.overrides AS f WHERE f.id = id FOR UPDATE;
     IF o.added IS NOT NULL THEN
         RETURN o.added;
     END IF;
@@ -445,22 +445,22 @@ BEGIN
     -- knows the numbers, an override has to give its capacity.
     SELECT CASE WHEN f.effect IN ('block', 'unlimited') THEN f.effect ELSE 'varies' END AS effect, f.capacity, f.id AS override
       INTO was FROM (VALUES (1)) AS one LEFT JOIN LATERAL (
-        SELECT f.* FROM /* TEMPLATE: schema */_ratelimit_in_force(o.name, ARRAY[o.key], clock_timestamp()) AS f
+        SELECT f.* FROM ratelimit._in_force(o.name, ARRAY[o.key], clock_timestamp()) AS f
          WHERE f.made_at < o.made_at OR f.made_at = o.made_at AND f.id < o.id LIMIT 1) AS f ON true;
-    IF capacity IS NULL OR EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND (d.current OR d.alive_until > clock_timestamp())) THEN
-        SELECT f.effect, f.capacity, f.override INTO was FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS f;
-        SELECT f.capacity INTO o.capacity FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS f;
+    IF capacity IS NULL OR EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = o.name AND (d.current OR d.alive_until > clock_timestamp())) THEN
+        SELECT f.effect, f.capacity, f.override INTO was FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), o.id, varying => true) AS f;
+        SELECT f.capacity INTO o.capacity FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id) AS f;
         -- A limit that is empty fills up within this time, by the numbers as defined and by those of the override.
         SELECT make_interval(secs => max(least('3e9', CASE WHEN f.varies IS NOT NULL THEN date_part('epoch', f.varies) ELSE ceil(f.capacity / nullif(f.rate, '0'))
-                   * date_part('epoch', CASE f.kind WHEN 'calendar window' THEN /* TEMPLATE: schema */_ratelimit_longest(f.period) ELSE f.period END) END)))
+                   * date_part('epoch', CASE f.kind WHEN 'calendar window' THEN ratelimit._longest(f.period) ELSE f.period END) END)))
           INTO fills
-          FROM (SELECT * FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id)
-                UNION ALL SELECT * FROM /* TEMPLATE: schema */_ratelimit_numbers(o.name, o.key, clock_timestamp(), '0', varying => true)) AS f;
+          FROM (SELECT * FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), varying => true, under => o.id)
+                UNION ALL SELECT * FROM ratelimit._numbers(o.name, o.key, clock_timestamp(), '0', varying => true)) AS f;
     END IF;
     was.capacity := CASE WHEN was.effect IN ('numbers', 'varies') THEN was.capacity END;
     more := o.capacity - coalesce(capacity, was.capacity);
     wrong := CASE
-        WHEN EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = o.name AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots') THEN
+        WHEN EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = o.name AND (d.current OR d.alive_until > clock_timestamp()) AND d.kind = 'slots') THEN
             'it has slots, and nothing is added to them: another capacity counts at once'
         WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN pg_catalog.format('capacity must be 0 or between 1e-15 and 1e15, not %s', capacity)
         WHEN was.override IS NOT NULL AND capacity <> was.capacity THEN
@@ -475,33 +475,33 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', o.name, wrong);
     END IF;
     -- What an ended override has added is gone, and would be granted once more. Where nobody knows when the limit fills up, it always counts.
-    SELECT coalesce(sum(f.added), '0') INTO spent FROM /* TEMPLATE: schema */rate_limit_overrides AS f
+    SELECT coalesce(sum(f.added), '0') INTO spent FROM ratelimit.overrides AS f
      WHERE f.name = o.name AND (f.key = o.key OR f.key IS NULL AND o.key IS NULL) AND f.added > '0' AND f.id <> o.id
        AND (f.removed_at IS NOT NULL OR f.until <= clock_timestamp()) AND (fills IS NULL OR f.added_at > clock_timestamp() - fills);
     more := greatest(more - spent, '0');
-    PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
-    SELECT max(r.ts) INTO paused FROM /* TEMPLATE: schema */rate_limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '');
+    PERFORM 1 FROM ratelimit.limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '') ORDER BY r.shard FOR UPDATE;
+    SELECT max(r.ts) INTO paused FROM ratelimit.limits AS r WHERE r.name = o.name AND r.key = coalesce(o.key, '');
     IF paused > clock_timestamp() + interval '1 second' THEN -- not a clock that has stepped back by less
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = pg_catalog.format('override %s: nothing was added: the key is paused until %s', id, paused),
-            HINT = 'Call it again once the pause is over, or after ratelimit_resume.';
+            HINT = 'Call it again once the pause is over, or after ratelimit.resume.';
     END IF;
     WITH u AS (
-        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = r.value + more / r.shards::double precision
+        UPDATE ratelimit.limits AS r SET value = r.value + more / r.shards::double precision
          WHERE r.name = o.name AND r.key = coalesce(o.key, '') RETURNING more / r.shards::double precision AS added
     )
     SELECT coalesce(sum(u.added), 0) INTO more FROM u;
     at := clock_timestamp();
-    UPDATE /* TEMPLATE: schema */rate_limit_overrides AS f SET added = more, added_at = at WHERE f.id = id;
+    UPDATE ratelimit.overrides AS f SET added = more, added_at = at WHERE f.id = id;
     RETURN more;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_add(bigint, double precision) IS $text$
+COMMENT ON FUNCTION ratelimit.add(bigint, double precision) IS $text$
 Adds the difference of the capacities to what the key of an override has, once for each override, and returns it.
 
-    SELECT ratelimit_override('signUps', 'acme', rate => 500); -- returns 17. Once that is committed:
-    SELECT ratelimit_add(17);
+    SELECT ratelimit.override('signUps', 'acme', rate => 500); -- returns 17. Once that is committed:
+    SELECT ratelimit.add(17);
 
 A program that does not yet know of the override cuts what it finds to the old capacity. So the function waits for two seconds before it
 adds: an override that is committed is known by then. What an override that has ended added is subtracted, until the limit would have filled
@@ -516,7 +516,7 @@ Arguments:
             before has it; and the override itself has to give a capacity
 
 Errors:
-  55000  statement_timeout ends the call before it has waited for two seconds, or the key is paused (ratelimit_pause)
+  55000  statement_timeout ends the call before it has waited for two seconds, or the key is paused (ratelimit.pause)
   22023  there is no such override in force, it is of this transaction or of slots, or the capacity before it is not known, or is another
 $text$;
 
@@ -524,7 +524,7 @@ $text$;
 -- the poll before; NULL: all that are in force, and the numbers that were until a day ago. mades: made_at, in microseconds since 1970. after: the last id of the page before. The Go library asks every
 -- second. A transaction that commits late is in no snapshot before, so its rows are not missed, whatever their ids. With several servers, it is
 -- missed after 5 minutes, until the next poll that reads all.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_overrides(
+CREATE OR REPLACE FUNCTION ratelimit._overrides(
     since pg_snapshot, after bigint,
     OUT ids bigint[], OUT names text[], OUT keys text[], OUT effects text[], OUT rates double precision[], OUT capacities double precision[],
     OUT max_reserveds double precision[], OUT untils bigint[], OUT mades bigint[], OUT more boolean, OUT snapshot text, OUT at timestamptz, OUT server timestamptz
@@ -547,7 +547,7 @@ BEGIN
            count(*) = '10000', present::text
       INTO ids, names, keys, effects, rates, capacities, max_reserveds, untils, mades, more, snapshot
       FROM (
-        (SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+        (SELECT o.*, least(o.until, o.removed_at) AS ends FROM ratelimit.overrides AS o
           WHERE since IS NULL AND o.id > after
             AND coalesce(least(o.until, o.removed_at), 'infinity') > CASE WHEN o.effect = 'numbers' THEN at - interval '1 day' ELSE at END
           ORDER BY o.id LIMIT 10000)
@@ -555,17 +555,17 @@ BEGIN
         -- OFFSET 0 makes the planner use the index of changed_in, whatever the statistics say. Rows of another cluster's future come with
         -- all others only. A standby does not know which transactions are running.
         (SELECT c.* FROM (
-            SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
+            SELECT o.*, least(o.until, o.removed_at) AS ends FROM ratelimit.overrides AS o
              WHERE o.changed_in >= pg_snapshot_xmin(since) AND o.changed_in < pg_snapshot_xmax(present)
-               AND /* TEMPLATE: schema */_ratelimit_one_server() AND (pg_is_in_recovery() OR NOT pg_visible_in_snapshot(o.changed_in, since))
+               AND ratelimit._one_server() AND (pg_is_in_recovery() OR NOT pg_visible_in_snapshot(o.changed_in, since))
             OFFSET 0
           ) AS c
           WHERE c.id > after AND c.effect NOT IN ('reset', 'release')
           ORDER BY c.id LIMIT 10000)
         UNION ALL
         -- Several servers number their transactions each by itself: then what was changed lately, by their clocks.
-        (SELECT o.*, least(o.until, o.removed_at) AS ends FROM /* TEMPLATE: schema */rate_limit_overrides AS o
-          WHERE since IS NOT NULL AND NOT /* TEMPLATE: schema */_ratelimit_one_server() AND o.id > after AND o.effect NOT IN ('reset', 'release')
+        (SELECT o.*, least(o.until, o.removed_at) AS ends FROM ratelimit.overrides AS o
+          WHERE since IS NOT NULL AND NOT ratelimit._one_server() AND o.id > after AND o.effect NOT IN ('reset', 'release')
             AND greatest(o.made_at, o.removed_at) > at - interval '5 minutes'
           ORDER BY o.id LIMIT 10000)
       ) AS p;

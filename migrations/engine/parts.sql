@@ -2,7 +2,7 @@
 --
 -- E'' is the same under any standard_conforming_strings. The collation is given, since a caller's may be one that Postgres neither
 -- replaces nor matches by.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_key(VARIADIC parts text[]) RETURNS text
+CREATE OR REPLACE FUNCTION ratelimit.key(VARIADIC parts text[]) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
@@ -25,10 +25,10 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_key(text[]) IS $text$
+COMMENT ON FUNCTION ratelimit.key(text[]) IS $text$
 The stored text of a key, from its parts. The Go library's limit.Key("eu", "user-17") stores the same.
 
-    SELECT * FROM ratelimit('sendMessage', ratelimit_key('eu', 'user-17'), rate => 10, period => '1 minute')
+    SELECT * FROM ratelimit.consume('sendMessage', ratelimit.key('eu', 'user-17'), rate => 10, period => '1 minute')
 
 One part is the text itself, whatever characters it has. Several are joined by |, with a backslash before each | and each backslash of a
 part. So different parts make different keys. Only the one part 'eu|ann' is the same text as the two parts 'eu' and 'ann': give all keys
@@ -38,7 +38,7 @@ A part that is empty or NULL is an error, SQLSTATE 22023, and so are no parts at
 $text$;
 
 -- A text that several parts cannot make is a key of one part. No text is an error: a policy or a guard meets every row.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_key_parts(key text) RETURNS text[]
+CREATE OR REPLACE FUNCTION ratelimit.key_parts(key text) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
@@ -53,11 +53,11 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_key_parts(text) IS $text$
-The parts of a stored key, for policies, guards and searches. It undoes ratelimit_key: of all keys of two parts or more, it returns the
+COMMENT ON FUNCTION ratelimit.key_parts(text) IS $text$
+The parts of a stored key, for policies, guards and searches. It undoes ratelimit.key: of all keys of two parts or more, it returns the
 parts that made them. The keys of a tenant, if the tenant is the first of several parts:
 
-    SELECT * FROM rate_limits WHERE cardinality(ratelimit_key_parts(key)) > 1 AND (ratelimit_key_parts(key))[1] = 'acme'
+    SELECT * FROM ratelimit.limits WHERE cardinality(ratelimit.key_parts(key)) > 1 AND (ratelimit.key_parts(key))[1] = 'acme'
 
 A text that several parts cannot make, such as 'ann', 'a||b' or '|', is one part: the text itself. The text 'eu|ann' is two parts, though a
 key of one part may have it, too. The empty key of a limit without keys is one empty part. NULL is NULL. No text is an error.

@@ -5,7 +5,7 @@
 -- and the lower balance hold. Missing rows are inserted. Returns the instant from which on all of them are refilled.
 --
 -- Locks all rows of each limit. The arguments must be in the common order (name, key) (CONCURRENCY.md, K).
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_pause(
+CREATE OR REPLACE FUNCTION ratelimit._pause(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], shards integer[],
     mosts double precision[], until timestamptz, now timestamptz DEFAULT NULL
 ) RETURNS timestamptz
@@ -25,19 +25,19 @@ BEGIN
     -- A day more than callers are told, since their clocks differ.
     IF (n > 0 AND n = pg_catalog.cardinality(keys) AND n = pg_catalog.cardinality(mosts) AND isfinite(until) AND until <= at + interval '32 days') IS NOT TRUE
        OR EXISTS (SELECT 1 FROM pg_catalog.generate_subscripts(names, 1) AS p
-           WHERE (/* TEMPLATE: schema */_ratelimit_valid(rates[p], periods[p], capacities[p], mosts[p], now) AND rates[p] > '0' AND shards[p] BETWEEN 1 AND 100
+           WHERE (ratelimit._valid(rates[p], periods[p], capacities[p], mosts[p], now) AND rates[p] > '0' AND shards[p] BETWEEN 1 AND 100
                AND (p = 1 OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C"))) IS NOT TRUE) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_lock(names, keys, capacities, shards, now);
+    PERFORM ratelimit._lock(names, keys, capacities, shards, now);
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     FOR i IN 1..n LOOP
         SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), count(*), greatest(max(r.ts), at, until)
           INTO v, t, m, latest
-          FROM /* TEMPLATE: schema */rate_limits AS r
+          FROM ratelimit.limits AS r
          WHERE r.name = names[i] AND r.key = keys[i];
-        value := least(/* TEMPLATE: schema */_ratelimit_total(v, t, at, rates[i], periods[i], capacities[i], NULL), mosts[i]) / m::double precision;
-        UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = value, ts = latest
+        value := least(ratelimit._total(v, t, at, rates[i], periods[i], capacities[i], NULL), mosts[i]) / m::double precision;
+        UPDATE ratelimit.limits AS r SET value = value, ts = latest
          WHERE r.name = names[i] AND r.key = keys[i];
         ends := greatest(ends, latest);
     END LOOP;
@@ -48,7 +48,7 @@ $body$;
 -- Ends pauses: limits whose ts lies ahead are refilled from now on. What was emptied stays gone. Returns how many rows were paused.
 --
 -- Locks all rows of each limit, in the common order (name, key, shard).
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_resume(names text[], keys text[], now timestamptz DEFAULT NULL) RETURNS integer
+CREATE OR REPLACE FUNCTION ratelimit._resume(names text[], keys text[], now timestamptz DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -65,9 +65,9 @@ BEGIN
         SELECT DISTINCT u.name COLLATE "C" AS name, u.key COLLATE "C" AS key
           FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2
     LOOP
-        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = r.name AND t.key = r.key ORDER BY t.shard FOR UPDATE;
+        PERFORM 1 FROM ratelimit.limits AS t WHERE t.name = r.name AND t.key = r.key ORDER BY t.shard FOR UPDATE;
         at := coalesce(now, clock_timestamp()); -- locking may have waited
-        UPDATE /* TEMPLATE: schema */rate_limits AS t SET ts = at WHERE t.name = r.name AND t.key = r.key AND t.ts > at;
+        UPDATE ratelimit.limits AS t SET ts = at WHERE t.name = r.name AND t.key = r.key AND t.ts > at;
         GET DIAGNOSTICS m = ROW_COUNT;
         resumed := resumed + m;
     END LOOP;
@@ -75,7 +75,7 @@ BEGIN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_pause(
+CREATE OR REPLACE FUNCTION ratelimit.pause(
     name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, remaining double precision DEFAULT 0,
     rate double precision DEFAULT NULL, period interval DEFAULT NULL, capacity double precision DEFAULT NULL,
     shards integer DEFAULT 1, global boolean DEFAULT false
@@ -91,7 +91,7 @@ DECLARE
 BEGIN
     IF coalesce(rate, capacity) IS NULL AND period IS NULL AND shards = 1 THEN
         -- Beside a block, or an override that lifts the limit: the pause is there when that ends.
-        SELECT f.* INTO n FROM /* TEMPLATE: schema */_ratelimit_numbers(name COLLATE "C", key COLLATE "C", at, standing => true) AS f;
+        SELECT f.* INTO n FROM ratelimit._numbers(name COLLATE "C", key COLLATE "C", at, standing => true) AS f;
         kind := n.kind;
         rate := n.rate;
         period := n.period;
@@ -99,13 +99,13 @@ BEGIN
         shards := n.shards;
     ELSE
         BEGIN
-            kind := CASE (/* TEMPLATE: schema */_ratelimit_defined(name COLLATE "C")).kind WHEN 'slots' THEN 'slots' ELSE kind END;
+            kind := CASE (ratelimit._defined(name COLLATE "C")).kind WHEN 'slots' THEN 'slots' ELSE kind END;
         EXCEPTION WHEN insufficient_privilege THEN
             NULL; -- a role that gives the numbers need not see what programs have published
         END;
     END IF;
     IF kind = 'token bucket' THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, NULL, NULL, shards, NULL, NULL, zero => true);
+        PERFORM ratelimit._validate(name, rate, period, kind, capacity, NULL, NULL, shards, NULL, NULL, zero => true);
     END IF;
     wrong := CASE
         WHEN kind <> 'token bucket' THEN pg_catalog.format('only a token bucket can be paused, and its kind is %L', kind)
@@ -113,27 +113,27 @@ BEGIN
             pg_catalog.format('until must be at most 31 days away, not %s', coalesce(until::text, 'NULL'))
         WHEN remaining IS NULL OR NOT (remaining = '0' OR remaining BETWEEN '1e-15' AND '1e15') THEN
             pg_catalog.format('remaining must be 0 or between 1e-15 and 1e15, not %s', coalesce(remaining::text, 'NULL'))
-        ELSE /* TEMPLATE: schema */_ratelimit_wrong_key(key, global) END;
+        ELSE ratelimit._wrong_key(key, global) END;
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: %s', name, wrong);
     END IF;
     IF rate > '0' THEN -- otherwise it grants nothing anyway, and has no rows
-        RETURN /* TEMPLATE: schema */_ratelimit_pause(ARRAY[name COLLATE "C"], ARRAY[coalesce(key, '') COLLATE "C"], ARRAY[rate], ARRAY[period],
+        RETURN ratelimit._pause(ARRAY[name COLLATE "C"], ARRAY[coalesce(key, '') COLLATE "C"], ARRAY[rate], ARRAY[period],
             ARRAY[coalesce(capacity, rate)], ARRAY[shards], ARRAY[remaining], until);
     END IF;
     RETURN until;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_pause(text, text, timestamptz, double precision, double precision, interval, double precision, integer, boolean) IS $text$
+COMMENT ON FUNCTION ratelimit.pause(text, text, timestamptz, double precision, double precision, interval, double precision, integer, boolean) IS $text$
 Empties a token bucket, and refills nothing before an instant. A provider has said so: Retry-After. It returns the instant from which on the
 limit is refilled: until or, if it was paused until later, that.
 
-    SELECT ratelimit_pause('provider', 'eu', until => now() + interval '30 seconds');
-    SELECT ratelimit_pause('provider', until => now() + interval '30 seconds', remaining => 3, global => true);
+    SELECT ratelimit.pause('provider', 'eu', until => now() + interval '30 seconds');
+    SELECT ratelimit.pause('provider', until => now() + interval '30 seconds', remaining => 3, global => true);
 
-Reservations that were made before keep their instant. Meanwhile refunds repay only what is owed. ratelimit_reset makes the key full, and
-so ends the pause; ratelimit_resume ends it, too, but what was emptied stays gone. An unlimited override grants all the same.
+Reservations that were made before keep their instant. Meanwhile refunds repay only what is owed. ratelimit.reset makes the key full, and
+so ends the pause; ratelimit.resume ends it, too, but what was emptied stays gone. An unlimited override grants all the same.
 
 Arguments:
   name       the name of the limit
@@ -150,26 +150,26 @@ Errors:
   22023   an argument is invalid, or the limit is no token bucket; with numbers, if a program has published it as slots
 $text$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_resume(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS boolean
+CREATE OR REPLACE FUNCTION ratelimit.resume(name text, key text DEFAULT NULL, global boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
     wrong text := CASE
         WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
-        ELSE /* TEMPLATE: schema */_ratelimit_wrong_key(key, global) END;
+        ELSE ratelimit._wrong_key(key, global) END;
 BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
-    RETURN /* TEMPLATE: schema */_ratelimit_resume(ARRAY[name], ARRAY[coalesce(key, '')]) > 0;
+    RETURN ratelimit._resume(ARRAY[name], ARRAY[coalesce(key, '')]) > 0;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_resume(text, text, boolean) IS $text$
+COMMENT ON FUNCTION ratelimit.resume(text, text, boolean) IS $text$
 Ends the pause of a token bucket: it is refilled from now on. What was emptied stays gone. It returns whether the key was paused.
 
-    SELECT ratelimit_resume('provider', 'eu')
+    SELECT ratelimit.resume('provider', 'eu')
 
 Arguments:
   name    the name of the limit

@@ -5,9 +5,9 @@
 --   SQLSTATE  PT429, which PostgREST turns into the HTTP status 429
 --   MESSAGE   the names of the limits in the request, each once. It has no keys: they may be personal data, and errors are
 --             logged
---   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, as _ratelimit_apply returns them for a denial. Doubles are
+--   DETAIL    {"at": ..., "ord": [...], "value": [...], "ts": [...]}, as ratelimit._apply returns them for a denial. Doubles are
 --             exact to the last bit; instants are microseconds since 1970-01-01 UTC
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_raise(
+CREATE OR REPLACE FUNCTION ratelimit._raise(
     names text[], at timestamptz, ord integer[], value double precision[], ts timestamptz[]
 ) RETURNS void
 LANGUAGE plpgsql

@@ -1,13 +1,13 @@
--- The limiter for SQL by hand, for triggers and for other languages: ratelimit, ratelimit_try, ratelimit_reserve, ratelimit_take,
--- ratelimit_all and, in keys.sql, ratelimit_keys. They call the functions above and decide as the Go library does: a limit with the
+-- The limiter for SQL by hand, for triggers and for other languages: ratelimit, ratelimit.try, ratelimit.reserve, ratelimit.take,
+-- ratelimit.consume_all and, in keys.sql, ratelimit.keys. They call the functions above and decide as the Go library does: a limit with the
 -- same numbers is the same limit on both sides. Their COMMENTs are the manual: SELECT obj_description('ratelimit'::regproc)
 --
--- All of them but ratelimit_try raise a denial: an answer that nobody looks at must not let everybody pass.
+-- All of them but ratelimit.try raise a denial: an answer that nobody looks at must not let everybody pass.
 
--- A request of SQL by hand, as _ratelimit_prepare makes it: valid, with the numbers in force.
-CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
+-- A request of SQL by hand, as ratelimit._prepare makes it: valid, with the numbers in force.
+CREATE TYPE ratelimit._request AS (
     name text, key text, rate double precision, period interval, capacity double precision,
-    start timestamptz,      -- of the windows' grid, as for _ratelimit_consume
+    start timestamptz,      -- of the windows' grid, as for ratelimit._consume
     shards integer, count double precision, floor double precision,
     most double precision,  -- of take; the count is then 1
     windows timestamptz[],  -- of a calendar window, as are the next four
@@ -18,19 +18,19 @@ CREATE TYPE /* TEMPLATE: schema */_ratelimit_request AS (
     effect text,            -- 'numbers': the rows decide. 'block' (or a rate of 0, or no slots) and 'unlimited': nothing is read or written. 'never': the
                             -- count is more than the numbers can grant, but not what comes after them. 'varies': only the program knows
     until timestamptz,      -- the end of the override in force; NULL: there is none, or it has no end
-    given /* TEMPLATE: schema */_ratelimit_terms -- of a balance: the definition to ask about; kind NULL: the published one
+    given ratelimit._terms -- of a balance: the definition to ask about; kind NULL: the published one
 );
 
--- The request of _ratelimit_prepare for slots: a row of one shard with a rate and a capacity of 0, whose floor is minus how many there are.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_prepare_slots(
+-- The request of ratelimit._prepare for slots: a row of one shard with a rate and a capacity of 0, whose floor is minus how many there are.
+CREATE OR REPLACE FUNCTION ratelimit._prepare_slots(
     verb text, name text, key text, count double precision, capacity double precision, global boolean, effect text, until timestamptz, now timestamptz
-) RETURNS /* TEMPLATE: schema */_ratelimit_request
+) RETURNS ratelimit._request
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    wrong text := CASE WHEN verb NOT IN ('hold', 'settle') THEN 'it has slots, which only ratelimit_hold takes' ELSE coalesce(
-        /* TEMPLATE: schema */_ratelimit_wrong_key(key, global), CASE
+    wrong text := CASE WHEN verb NOT IN ('hold', 'settle') THEN 'it has slots, which only ratelimit.hold takes' ELSE coalesce(
+        ratelimit._wrong_key(key, global), CASE
         WHEN verb = 'hold' AND (count BETWEEN '1' AND '1e9' AND count = trunc(count)) IS NOT TRUE THEN
             pg_catalog.format('count of slots must be a whole number between 1 and 1e9, not %s', coalesce(count::text, 'NULL'))
         WHEN NOT (isfinite(now) AND extract(epoch FROM now) * '1000000' BETWEEN '-30610224000000000' AND '253402300799999999') THEN
@@ -38,7 +38,7 @@ DECLARE
     END) END;
 BEGIN
     IF wrong IS NULL AND effect = 'numbers' THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_validate_slots(name, capacity);
+        PERFORM ratelimit._validate_slots(name, capacity);
         wrong := CASE WHEN verb = 'hold' AND count > capacity AND capacity > '0' AND until IS NULL THEN
             pg_catalog.format('count must be at most %s, not %s: more can never be granted', capacity, count) END;
     END IF;
@@ -47,7 +47,7 @@ BEGIN
     END IF;
     RETURN ROW(name, coalesce(key, ''), 0, '1 second', 0, NULL, 1, count, CASE effect WHEN 'unlimited' THEN '-Infinity' ELSE -capacity END, NULL, NULL,
         NULL, NULL, NULL, 0, NULL, CASE WHEN effect = 'numbers' AND capacity = '0' THEN 'block' WHEN effect IN ('numbers', 'unlimited') THEN 'slots' ELSE effect END,
-        until, NULL)::/* TEMPLATE: schema */_ratelimit_request;
+        until, NULL)::ratelimit._request;
 END
 $body$;
 
@@ -60,12 +60,12 @@ $body$;
 --   settle   end a hold
 -- Only the last two know slots, whose effect is 'slots', or what decides beside it. later: the request is valid now, and the question is what will be in force at `now`. Then no numbers are an error. standing: as if
 -- nothing were blocked.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_prepare(
+CREATE OR REPLACE FUNCTION ratelimit._prepare(
     verb text, name text, key text, rate double precision, period interval, count double precision, kind text,
     capacity double precision, start timestamptz, shards integer, global boolean, zone text, anchor timestamp,
     max_reserved double precision, most double precision, now timestamptz, later boolean DEFAULT false,
     standing boolean DEFAULT false
-) RETURNS /* TEMPLATE: schema */_ratelimit_request
+) RETURNS ratelimit._request
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -78,16 +78,16 @@ DECLARE
     ahead integer := 2;
     effect text := 'numbers';
     until timestamptz;
-    after /* TEMPLATE: schema */_ratelimit_request;
+    after ratelimit._request;
 BEGIN
-    IF later AND NOT EXISTS (SELECT 1 FROM /* TEMPLATE: schema */rate_limit_definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
-        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL, NULL)::/* TEMPLATE: schema */_ratelimit_request;
+    IF later AND NOT EXISTS (SELECT 1 FROM ratelimit.definitions AS d WHERE d.name = name AND (d.current OR d.alive_until > clock_timestamp())) THEN
+        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, 'varies', NULL, NULL)::ratelimit._request;
     END IF;
     IF coalesce(rate, capacity, max_reserved) IS NULL AND period IS NULL AND start IS NULL AND zone IS NULL AND anchor IS NULL
        AND kind = 'token bucket' AND shards = 1 THEN
         SELECT n.effect, n.until, n.kind, n.rate, n.period, n.capacity, n.max_reserved, n.start, n.shards, n.zone, n.anchor
           INTO effect, until, kind, rate, period, capacity, max_reserved, start, shards, zone, anchor
-          FROM /* TEMPLATE: schema */_ratelimit_numbers(name, key, coalesce(now, clock_timestamp()), varying => later, standing => standing) AS n;
+          FROM ratelimit._numbers(name, key, coalesce(now, clock_timestamp()), varying => later, standing => standing) AS n;
         IF effect <> 'numbers' AND kind IS DISTINCT FROM 'slots' THEN -- which needs no numbers, and may have none
             kind := 'token bucket';
             rate := 1;
@@ -101,14 +101,14 @@ BEGIN
         END IF;
     END IF;
     IF kind = 'slots' THEN
-        RETURN /* TEMPLATE: schema */_ratelimit_prepare_slots(verb, name, key, count, capacity, global, effect, until, now);
+        RETURN ratelimit._prepare_slots(verb, name, key, count, capacity, global, effect, until, now);
     END IF;
-    PERFORM /* TEMPLATE: schema */_ratelimit_validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
+    PERFORM ratelimit._validate(name, rate, period, kind, capacity, start, max_reserved, shards, zone, anchor, zero => true);
     capacity := coalesce(capacity, rate);
     IF abs(count) < '1e-15' THEN -- what rounding leaves of a difference
         count := 0;
     END IF;
-    wrong := coalesce(/* TEMPLATE: schema */_ratelimit_wrong_key(key, global), CASE
+    wrong := coalesce(ratelimit._wrong_key(key, global), CASE
         WHEN verb = 'take' AND (most BETWEEN '1' AND '1e15') IS NOT TRUE THEN
             pg_catalog.format('most must be a whole number between 1 and 1e15, not %s', coalesce(most::text, 'NULL'))
         WHEN count IS NULL OR NOT (count = '0' OR count BETWEEN '1e-15' AND '1e15') THEN
@@ -120,7 +120,7 @@ BEGIN
         effect := 'block';
     END IF;
     IF wrong IS NULL AND effect <> 'numbers' THEN
-        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until, NULL)::/* TEMPLATE: schema */_ratelimit_request;
+        RETURN ROW(name, coalesce(key, ''), rate, period, capacity, NULL, shards, count, floor, most, NULL, NULL, zone, anchor, ahead, max_reserved, effect, until, NULL)::ratelimit._request;
     END IF;
     IF wrong IS NULL AND verb = 'reserve' THEN
         floor := coalesce(-max_reserved, '-1e300'); -- -Infinity is a charge's
@@ -129,7 +129,7 @@ BEGIN
             ahead := ceil(-floor / rate)::integer + 2;
         END IF;
     END IF;
-    IF capacity - count < floor - /* TEMPLATE: schema */_ratelimit_tolerance(capacity, floor) THEN
+    IF capacity - count < floor - ratelimit._tolerance(capacity, floor) THEN
         IF later OR wrong IS NULL AND until IS NOT NULL THEN
             effect := 'never';
         ELSE
@@ -147,14 +147,14 @@ BEGIN
         zone := coalesce(zone, 'UTC');
         anchor := coalesce(anchor, '2001-01-01');
         unit := period;
-        windows := /* TEMPLATE: schema */_ratelimit_windows(unit, zone, anchor, coalesce(now, clock_timestamp()), /* TEMPLATE: schema */_ratelimit_back(rate, capacity), ahead);
+        windows := ratelimit._windows(unit, zone, anchor, coalesce(now, clock_timestamp()), ratelimit._back(rate, capacity), ahead);
         grid := windows[1];
-        period := /* TEMPLATE: schema */_ratelimit_longest(unit);
+        period := ratelimit._longest(unit);
     ELSE
-        grid := /* TEMPLATE: schema */_ratelimit_grid(name, key, period, kind, start);
+        grid := ratelimit._grid(name, key, period, kind, start);
     END IF;
-    after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until, NULL)::/* TEMPLATE: schema */_ratelimit_request;
-    IF effect = 'never' AND NOT later AND /* TEMPLATE: schema */_ratelimit_retry_at(verb, after, NULL, NULL, coalesce(now, clock_timestamp())) IS NULL THEN
+    after := ROW(name, key, rate, period, capacity, grid, shards, count, floor, most, windows, unit, zone, anchor, ahead, max_reserved, effect, until, NULL)::ratelimit._request;
+    IF effect = 'never' AND NOT later AND ratelimit._retry_at(verb, after, NULL, NULL, coalesce(now, clock_timestamp())) IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: count must be at most %s, not %s: more can never be granted', name, capacity - floor, count);
     END IF;
     RETURN after;
@@ -163,13 +163,13 @@ $body$;
 
 -- The request of a balance, by the terms in force: for one token or, where the capacity is less, for all of them. It is valid, since whoever
 -- reads is told what is there. windows: of a calendar, if the caller has them.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_ask(name text, key text, n /* TEMPLATE: schema */_ratelimit_terms, at timestamptz, given /* TEMPLATE: schema */_ratelimit_terms, windows timestamptz[] DEFAULT NULL)
-RETURNS /* TEMPLATE: schema */_ratelimit_request
+CREATE OR REPLACE FUNCTION ratelimit._ask(name text, key text, n ratelimit._terms, at timestamptz, given ratelimit._terms, windows timestamptz[] DEFAULT NULL)
+RETURNS ratelimit._request
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    q /* TEMPLATE: schema */_ratelimit_request;
+    q ratelimit._request;
 BEGIN
     q.name := name; q.key := key; q.effect := n.effect; q.until := n.until; q.given := given; q.count := 1; q.floor := 0; q.shards := n.shards;
     q.rate := n.rate; q.period := n.period; q.capacity := n.capacity; q.max_reserved := n.max_reserved; q.ahead := 100;
@@ -181,11 +181,11 @@ BEGIN
     ELSIF n.effect = 'numbers' THEN
         q.count := least(n.capacity, '1');
         IF n.kind = 'calendar window' THEN
-            q.unit := n.period; q.zone := n.zone; q.anchor := n.anchor; q.period := /* TEMPLATE: schema */_ratelimit_longest(n.period);
-            q.windows := coalesce(windows, /* TEMPLATE: schema */_ratelimit_windows(n.period, n.zone, n.anchor, at, /* TEMPLATE: schema */_ratelimit_back(n.rate, n.capacity), q.ahead));
+            q.unit := n.period; q.zone := n.zone; q.anchor := n.anchor; q.period := ratelimit._longest(n.period);
+            q.windows := coalesce(windows, ratelimit._windows(n.period, n.zone, n.anchor, at, ratelimit._back(n.rate, n.capacity), q.ahead));
             q.start := q.windows[1];
         ELSE
-            q.start := /* TEMPLATE: schema */_ratelimit_grid(name, key, n.period, n.kind, n.start);
+            q.start := ratelimit._grid(name, key, n.period, n.kind, n.start);
         END IF;
     END IF;
     RETURN q;
@@ -193,16 +193,16 @@ END
 $body$;
 
 -- The same request once the override that is in force for it has ended. standing: as if nothing were blocked.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_after(verb text, q /* TEMPLATE: schema */_ratelimit_request, standing boolean DEFAULT false)
-RETURNS /* TEMPLATE: schema */_ratelimit_request
+CREATE OR REPLACE FUNCTION ratelimit._after(verb text, q ratelimit._request, standing boolean DEFAULT false)
+RETURNS ratelimit._request
 LANGUAGE sql
 RETURN CASE WHEN verb = 'balance' THEN
-    /* TEMPLATE: schema */_ratelimit_ask(q.name, q.key, /* TEMPLATE: schema */_ratelimit_numbers(q.name, nullif(q.key, ''), q.until, varying => true, standing => standing, given => q.given), q.until, q.given)
-ELSE /* TEMPLATE: schema */_ratelimit_prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing) END;
+    ratelimit._ask(q.name, q.key, ratelimit._numbers(q.name, nullif(q.key, ''), q.until, varying => true, standing => standing, given => q.given), q.until, q.given)
+ELSE ratelimit._prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing) END;
 
 -- Returns the end of the override after which only the program knows the numbers, or NULL if there is none: nothing is known of what is at or
 -- after it. standing: as if nothing were blocked.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_known_until(q /* TEMPLATE: schema */_ratelimit_request, standing boolean) RETURNS timestamptz
+CREATE OR REPLACE FUNCTION ratelimit._known_until(q ratelimit._request, standing boolean) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -212,15 +212,15 @@ BEGIN
     WHILE q.effect <> 'varies' LOOP
         known := q.until;
         EXIT WHEN known IS NULL;
-        q := /* TEMPLATE: schema */_ratelimit_after('balance', q, standing => standing);
+        q := ratelimit._after('balance', q, standing => standing);
     END LOOP;
     RETURN known;
 END
 $body$;
 
 -- The windows of a request, in a list that reaches to where the tokens will be there.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_reaching(
-    q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, count double precision, floor double precision
+CREATE OR REPLACE FUNCTION ratelimit._reaching(
+    q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz, count double precision, floor double precision
 ) RETURNS timestamptz[]
 LANGUAGE plpgsql
 AS $body$
@@ -231,12 +231,12 @@ BEGIN
     IF q.windows IS NOT NULL THEN
         -- All shards but one may be full.
         reach := least(greatest(ceil((count + floor
-            - /* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows))
+            - ratelimit._total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows))
             / q.rate * greatest(pg_catalog.cardinality(value), 1)::double precision), '0') + '2'
             -- Nothing is refilled before a row's instant, which may lie ahead.
             + greatest(ceil((SELECT date_part('epoch', max(u.t) - at) FROM pg_catalog.unnest(ts) AS u (t)) / date_part('epoch', q.unit) * '1.1'), '0'), 40000)::integer;
         IF reach > q.ahead OR at > q.windows[pg_catalog.cardinality(q.windows)] THEN
-            RETURN /* TEMPLATE: schema */_ratelimit_windows(q.unit, q.zone, q.anchor, at, /* TEMPLATE: schema */_ratelimit_back(q.rate, q.capacity), reach);
+            RETURN ratelimit._windows(q.unit, q.zone, q.anchor, at, ratelimit._back(q.rate, q.capacity), reach);
         END IF;
     END IF;
     RETURN q.windows;
@@ -246,9 +246,9 @@ $body$;
 -- Returns when a request will be granted alone: the first instant from `at` on at which the numbers in force then grant it, or NULL if
 -- there is none. Overrides that end make room for what comes after them; the rows stay as they are. value is NULL if nobody has read the
 -- rows: then it is when no policy denies it. anyhow: also for a count that is never granted. From an instant on at which only the program knows
--- the numbers, it is that instant: it is not earlier (see _ratelimit_known_until).
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_retry_at(
-    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, anyhow boolean DEFAULT false
+-- the numbers, it is that instant: it is not earlier (see ratelimit._known_until).
+CREATE OR REPLACE FUNCTION ratelimit._retry_at(
+    verb text, q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz, anyhow boolean DEFAULT false
 ) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
@@ -259,19 +259,19 @@ DECLARE
 BEGIN
     LOOP
         IF q.until <= at THEN
-            q := /* TEMPLATE: schema */_ratelimit_after(verb, q);
+            q := ratelimit._after(verb, q);
             IF verb = 'balance' AND q.effect = 'numbers' AND value IS NOT NULL THEN -- still as much as before
                 q.count := asked;
-                q.effect := CASE WHEN q.capacity - asked < -/* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, 0) THEN 'never' ELSE 'numbers' END;
+                q.effect := CASE WHEN q.capacity - asked < -ratelimit._tolerance(q.capacity, 0) THEN 'never' ELSE 'numbers' END;
             END IF;
             CONTINUE;
         END IF;
         retry_at := CASE
             WHEN q.effect = 'numbers' AND value IS NOT NULL THEN
-                /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, verb = 'reserve',
-                    /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, greatest(q.count, CASE WHEN verb = 'reserve' THEN q.capacity END), abs(q.floor)))
+                ratelimit._when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.count, q.floor, verb = 'reserve',
+                    ratelimit._reaching(q, value, ts, at, greatest(q.count, CASE WHEN verb = 'reserve' THEN q.capacity END), abs(q.floor)))
             WHEN q.effect = 'slots' AND value IS NOT NULL THEN
-                coalesce((SELECT f.retry_at FROM /* TEMPLATE: schema */_ratelimit_free_slots(q.name, q.key, -q.floor, at) AS f), at)
+                coalesce((SELECT f.retry_at FROM ratelimit._free_slots(q.name, q.key, -q.floor, at) AS f), at)
             WHEN q.effect = 'never' AND NOT anyhow OR q.effect = 'block' AND q.count > '0' THEN NULL
             ELSE at END;
         IF q.until IS NULL OR retry_at < q.until THEN
@@ -284,8 +284,8 @@ $body$;
 
 -- Returns when a limit will be full or, if asked so, when nothing is owed, if nothing is taken, or NULL if that is never, or not known, since
 -- only the program knows the numbers by then. A block changes nothing.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_full_at(
-    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz, owed boolean DEFAULT false
+CREATE OR REPLACE FUNCTION ratelimit._full_at(
+    verb text, q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz, owed boolean DEFAULT false
 ) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
@@ -296,16 +296,16 @@ BEGIN
     WHILE q.effect <> 'varies' LOOP
         full_at := CASE
             WHEN q.effect IN ('numbers', 'never') AND owed THEN
-                /* TEMPLATE: schema */_ratelimit_repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, 0, 0))
+                ratelimit._repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, ratelimit._reaching(q, value, ts, at, 0, 0))
             WHEN q.effect IN ('numbers', 'never') THEN
-                /* TEMPLATE: schema */_ratelimit_when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.capacity, 0, false,
-                    /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, q.capacity, 0))
+                ratelimit._when(value, ts, at, q.rate, q.period, q.capacity, q.start, q.shards, q.capacity, 0, false,
+                    ratelimit._reaching(q, value, ts, at, q.capacity, 0))
             WHEN q.effect <> 'block' THEN at END;
         IF q.until IS NULL OR full_at < q.until THEN
             RETURN full_at;
         END IF;
         at := greatest(at, q.until);
-        q := /* TEMPLATE: schema */_ratelimit_after(verb, q, standing => true);
+        q := ratelimit._after(verb, q, standing => true);
     END LOOP;
     RETURN NULL;
 END
@@ -313,14 +313,14 @@ $body$;
 
 -- Returns when nothing is owed any more, whatever other calls take meanwhile: call.repaidAt of the Go library has the rule. A block changes
 -- nothing. If only the program knows the numbers by then, it is an error: an instant that is too early would have work run too early.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_repaid_at(
-    verb text, q /* TEMPLATE: schema */_ratelimit_request, value double precision[], ts timestamptz[], at timestamptz
+CREATE OR REPLACE FUNCTION ratelimit._repaid_at(
+    verb text, q ratelimit._request, value double precision[], ts timestamptz[], at timestamptz
 ) RETURNS timestamptz
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    after   /* TEMPLATE: schema */_ratelimit_request;
+    after   ratelimit._request;
     windows timestamptz[];
     run_at  timestamptz;
     least_  double precision;
@@ -339,10 +339,10 @@ BEGIN
             FOR i IN 0..pg_catalog.cardinality(tokens) / m - 1 LOOP
                 value := tokens[i * m + 1:i * m + m];
                 ts := since[i * m + 1:i * m + m];
-                windows := /* TEMPLATE: schema */_ratelimit_reaching(q, value, ts, at, 0, 0);
-                run_at := greatest(run_at, /* TEMPLATE: schema */_ratelimit_repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, m, windows));
+                windows := ratelimit._reaching(q, value, ts, at, 0, 0);
+                run_at := greatest(run_at, ratelimit._repaid(value, ts, at, q.rate, q.period, q.capacity, q.start, m, windows));
                 IF q.until IS NOT NULL THEN
-                    least_ := least(least_, /* TEMPLATE: schema */_ratelimit_total(value, ts, q.until, q.rate, q.period, q.capacity, q.start, windows));
+                    least_ := least(least_, ratelimit._total(value, ts, q.until, q.rate, q.period, q.capacity, q.start, windows));
                 END IF;
             END LOOP;
             IF q.until IS NULL OR run_at < q.until THEN
@@ -355,9 +355,9 @@ BEGIN
         ELSIF q.effect <> 'block' THEN -- unlimited
             RETURN at;
         ELSIF q.until IS NULL THEN -- a rate of 0
-            RETURN /* TEMPLATE: schema */_ratelimit_instant(253402300799999999);
+            RETURN ratelimit._instant(253402300799999999);
         END IF;
-        after := /* TEMPLATE: schema */_ratelimit_after(verb, q, standing => true);
+        after := ratelimit._after(verb, q, standing => true);
         IF after.effect IN ('numbers', 'never') AND (after.rate, after.capacity) = (q.rate, q.capacity) THEN
             q.until := after.until; -- the same numbers go on
             CONTINUE;
@@ -375,8 +375,8 @@ $body$;
 -- Says what a decision means to the caller. value and ts are the request's rows, after a grant or as they led to a denial. retry_at of a
 -- denial is when the request alone would be granted: `at`, if it has enough, or NULL, if waiting does not help. retry_at of a
 -- reservation is when the work may run. Otherwise it is NULL.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_answer(
-    verb text, q /* TEMPLATE: schema */_ratelimit_request, granted boolean, at timestamptz, value double precision[], ts timestamptz[],
+CREATE OR REPLACE FUNCTION ratelimit._answer(
+    verb text, q ratelimit._request, granted boolean, at timestamptz, value double precision[], ts timestamptz[],
     OUT remaining double precision, OUT retry_at timestamptz, OUT reset_at timestamptz
 )
 LANGUAGE plpgsql
@@ -390,9 +390,9 @@ BEGIN
         remaining := 0;
     END IF;
     IF q.effect NOT IN ('numbers', 'never') THEN
-        retry_at := CASE WHEN NOT granted THEN /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, NULL, NULL, at) WHEN verb = 'reserve' THEN at END;
+        retry_at := CASE WHEN NOT granted THEN ratelimit._retry_at(verb, q, NULL, NULL, at) WHEN verb = 'reserve' THEN at END;
         IF NOT granted AND retry_at IS NULL THEN -- a block ends, also for a count that is never granted
-            retry_at := /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, NULL, NULL, at, anyhow => true);
+            retry_at := ratelimit._retry_at(verb, q, NULL, NULL, at, anyhow => true);
         END IF;
         RETURN;
     END IF;
@@ -400,26 +400,26 @@ BEGIN
         value := pg_catalog.array_fill(value[1], ARRAY[q.shards]);
         ts := pg_catalog.array_fill(ts[1], ARRAY[q.shards]);
     END IF;
-    remaining := /* TEMPLATE: schema */_ratelimit_shown(/* TEMPLATE: schema */_ratelimit_total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows), q.rate, q.capacity);
+    remaining := ratelimit._shown(ratelimit._total(value, ts, at, q.rate, q.period, q.capacity, q.start, q.windows), q.rate, q.capacity);
     IF NOT granted THEN
-        retry_at := /* TEMPLATE: schema */_ratelimit_retry_at(verb, q, value, ts, at);
+        retry_at := ratelimit._retry_at(verb, q, value, ts, at);
     ELSIF verb = 'reserve' THEN
-        retry_at := /* TEMPLATE: schema */_ratelimit_repaid_at(verb, q, value, ts, at);
+        retry_at := ratelimit._repaid_at(verb, q, value, ts, at);
     END IF;
     IF q.windows IS NOT NULL THEN
         reset_at := q.windows[pg_catalog.width_bucket(at, q.windows) + 1];
     ELSIF q.start IS NULL THEN
-        reset_at := /* TEMPLATE: schema */_ratelimit_full_at(verb, q, value, ts, at);
+        reset_at := ratelimit._full_at(verb, q, value, ts, at);
     ELSE
-        reset_at := /* TEMPLATE: schema */_ratelimit_instant(least(253402300799999999,
-            /* TEMPLATE: schema */_ratelimit_micros(date_bin(q.period, at, q.start)) + (extract(epoch FROM q.period) * '1000000')::bigint));
+        reset_at := ratelimit._instant(least(253402300799999999,
+            ratelimit._micros(date_bin(q.period, at, q.start)) + (extract(epoch FROM q.period) * '1000000')::bigint));
     END IF;
 END
 $body$;
 
 -- Raises a denial as an error. names are the limits that deny, and name the one to wait for. QueueConsume of the Go library does not
 -- take the error for a denial of its own, since the DETAIL differs.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_denied(
+CREATE OR REPLACE FUNCTION ratelimit._denied(
     names text[], name text, remaining double precision, retry_at timestamptz, reset_at timestamptz, at timestamptz
 ) RETURNS void
 LANGUAGE plpgsql
@@ -436,9 +436,9 @@ END
 $body$;
 
 -- Decides for the functions below that ask one limit. They pass name and key with COLLATE "C", as every function for SQL by hand does: a
--- column of another collation could not be compared with the tables' (42P22). verb is that of _ratelimit_prepare, or try: consume, but return a denial. The
+-- column of another collation could not be compared with the tables' (42P22). verb is that of ratelimit._prepare, or try: consume, but return a denial. The
 -- others raise it. Those functions have no `now`: a program must not choose the time. Tests call this one.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_by_hand(
+CREATE OR REPLACE FUNCTION ratelimit._by_hand(
     verb text, name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
@@ -451,9 +451,9 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    q /* TEMPLATE: schema */_ratelimit_request := /* TEMPLATE: schema */_ratelimit_prepare(verb, name, key, rate, period,
+    q ratelimit._request := ratelimit._prepare(verb, name, key, rate, period,
         CASE WHEN verb = 'take' THEN 1 ELSE count END, kind, capacity, start, shards, global, zone, anchor, max_reserved, most, now);
-    lowest double precision := q.floor - /* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, q.floor);
+    lowest double precision := q.floor - ratelimit._tolerance(q.capacity, q.floor);
     value double precision[];
     ts    timestamptz[];
     a     integer := 0;
@@ -465,7 +465,7 @@ BEGIN
     END IF;
     IF q.effect = 'never' THEN -- the rows say when
         SELECT false, r.at, r.value, r.ts INTO granted, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_apply('check', ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards],
+          FROM ratelimit._apply('check', ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards],
               ARRAY[q.count], ARRAY[q.floor], ARRAY[a], ARRAY[b], now => now, windows => q.windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(q.windows)]) AS r;
     ELSIF q.effect <> 'numbers' THEN
         granted := q.effect = 'unlimited' OR q.count = '0';
@@ -473,25 +473,25 @@ BEGIN
         taken := CASE WHEN granted THEN q.most END;
     ELSIF verb = 'take' OR verb = 'reserve' AND q.start IS NOT NULL THEN
         SELECT r.granted, r.at, r.value, r.ts, r.taken INTO granted, at, value, ts, taken
-          FROM /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN verb = 'take' THEN 'take' ELSE 'consume' END, ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards],
+          FROM ratelimit._apply(CASE WHEN verb = 'take' THEN 'take' ELSE 'consume' END, ARRAY[q.name], ARRAY[q.key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], ARRAY[q.shards],
               ARRAY[q.count], ARRAY[lowest], ARRAY[a], ARRAY[b], reserve => verb = 'reserve', now => now,
               windows => q.windows, firsts => ARRAY[1], lasts => ARRAY[pg_catalog.cardinality(q.windows)], mosts => ARRAY[q.most]) AS r;
     ELSIF q.shards = 1 THEN
         SELECT r.granted, r.at, ARRAY[r.value], ARRAY[r.ts] INTO granted, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.count, lowest, now, windows => q.windows) AS r;
+          FROM ratelimit._consume(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.count, lowest, now, windows => q.windows) AS r;
     ELSE
         SELECT r.granted, r.at, r.value, r.ts INTO granted, at, value, ts
-          FROM /* TEMPLATE: schema */_ratelimit_consume_sharded(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.shards, q.count, lowest, a, b, now, windows => q.windows) AS r;
+          FROM ratelimit._consume_sharded(q.name, q.key, q.rate, q.period, q.capacity, q.start, q.shards, q.count, lowest, a, b, now, windows => q.windows) AS r;
     END IF;
     SELECT r.remaining, r.retry_at, r.retry_at - at, r.reset_at INTO remaining, retry_at, retry_after, reset_at
-      FROM /* TEMPLATE: schema */_ratelimit_answer(verb, q, granted, at, value, ts) AS r;
+      FROM ratelimit._answer(verb, q, granted, at, value, ts) AS r;
     IF NOT granted AND verb <> 'try' THEN -- whatever is returned could be overlooked
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(ARRAY[name], name, remaining, retry_at, reset_at, at);
+        PERFORM ratelimit._denied(ARRAY[name], name, remaining, retry_at, reset_at, at);
     END IF;
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit(
+CREATE OR REPLACE FUNCTION ratelimit.consume(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
@@ -503,23 +503,23 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.remaining, r.reset_at, r.at INTO remaining, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('consume', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
+      FROM ratelimit._by_hand('consume', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
+COMMENT ON FUNCTION ratelimit.consume(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
 Takes tokens from a rate limit in the caller's transaction, or raises an error if it has not enough. A rollback gives them back.
 
-    SELECT * FROM ratelimit('sendMessage', 'user-17', rate => 10, period => '1 minute')
+    SELECT * FROM ratelimit.consume('sendMessage', 'user-17', rate => 10, period => '1 minute')
 
-    PERFORM ratelimit('sendMessage', NEW.sender, rate => 10, period => '1 minute')
+    PERFORM ratelimit.consume('sendMessage', NEW.sender, rate => 10, period => '1 minute')
 
 A denial is an error, so nobody can overlook it. It aborts the transaction, or the savepoint. A block that catches it, such as
-EXCEPTION WHEN OTHERS, goes on without tokens. ratelimit_try returns a denial instead.
+EXCEPTION WHEN OTHERS, goes on without tokens. ratelimit.try returns a denial instead.
 
-Without any numbers, they are those that a program has published (ratelimit_publish), under the override in force:
+Without any numbers, they are those that a program has published (ratelimit.publish), under the override in force:
 
-    SELECT * FROM ratelimit('sendMessage', 'user-17')
+    SELECT * FROM ratelimit.consume('sendMessage', 'user-17')
 
 With numbers, nobody looks for overrides and blocks.
 
@@ -529,7 +529,7 @@ Pass name and key by position, and the other arguments by name: their positions 
 Arguments:
   name          the name of the limit, 1 to 255 bytes
   key           the user, tenant or other owner of the tokens, 1 to 1024 bytes; NULL or empty is an error, unless global is
-                true. It is stored as it is. A key of several parts is ratelimit_key('eu', 'user-17')
+                true. It is stored as it is. A key of several parts is ratelimit.key('eu', 'user-17')
   rate          tokens per period, 1e-15 to 1e15; or 0: every token is denied by policy, and nothing is read or written
   period        an interval of 1 microsecond to 106751 days, without months and years; for a calendar window '1 day', '7 days',
                 '1 month', '3 months' or '1 year'
@@ -538,7 +538,7 @@ Arguments:
   kind          'token bucket' (the default), refilled continuously; 'fixed window', refilled at the start of each period; or
                 'calendar window', refilled at the start of each day, week, month, quarter or year
   capacity      the most tokens that can be saved up: 0, or 1e-15 to 1e15; default NULL, the rate. With 0, tokens can only be
-                reserved (ratelimit_reserve)
+                reserved (ratelimit.reserve)
   start         an instant at which a fixed window begins, in the years 1 to 9999; the other windows are whole periods from it.
                 Default NULL: an offset that is a hash of the key, or of the name if global. A token bucket has none
   shards        the number of rows that the key is spread over, 1 to 100; default 1
@@ -572,7 +572,7 @@ The error of a denial has
   HINT          'Retry in ... s.', in whole seconds, rounded up; or 'Waiting alone does not help.'
 $text$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_try(
+CREATE OR REPLACE FUNCTION ratelimit.try(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
@@ -585,14 +585,14 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.granted, r.remaining, r.retry_after, r.retry_at, r.reset_at, r.at INTO granted, remaining, retry_after, retry_at, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('try', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
+      FROM ratelimit._by_hand('try', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_try(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
+COMMENT ON FUNCTION ratelimit.try(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
 The same as ratelimit, but it returns a denial. The caller must look at granted: if it is false, the call took nothing.
 
-    SELECT granted, retry_after FROM ratelimit_try('sendMessage', 'user-17', rate => 10, period => '1 minute')
+    SELECT granted, retry_after FROM ratelimit.try('sendMessage', 'user-17', rate => 10, period => '1 minute')
 
 The arguments and the other errors are the same as for ratelimit.
 
@@ -607,7 +607,7 @@ Result:
   at            the instant of the decision
 $text$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_reserve(
+CREATE OR REPLACE FUNCTION ratelimit.reserve(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     count double precision DEFAULT 1, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
@@ -620,15 +620,15 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.retry_at, r.retry_after, r.remaining, r.reset_at, r.at INTO retry_at, delay, remaining, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('reserve', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor, max_reserved) AS r;
+      FROM ratelimit._by_hand('reserve', name COLLATE "C", key COLLATE "C", rate, period, count, kind, capacity, start, shards, global, zone, anchor, max_reserved) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reserve(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp, double precision) IS $text$
+COMMENT ON FUNCTION ratelimit.reserve(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp, double precision) IS $text$
 Takes tokens that may not be there yet, in the caller's transaction. A rollback gives them back.
 
     INSERT INTO jobs (payload, run_at)
-    SELECT 'hello', retry_at FROM ratelimit_reserve('emails', 'team-a', rate => 10, period => '1 minute', max_reserved => 100)
+    SELECT 'hello', retry_at FROM ratelimit.reserve('emails', 'team-a', rate => 10, period => '1 minute', max_reserved => 100)
 
 A reservation is no permission to work now: the work may run at retry_at, when its tokens will have been refilled. A caller that
 ignores retry_at exceeds the limit. A denial is an error, the same as of ratelimit: more would be owed than max_reserved.
@@ -649,7 +649,7 @@ Result:
 Errors: as for ratelimit
 $text$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_take(
+CREATE OR REPLACE FUNCTION ratelimit.take(
     name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, period interval DEFAULT NULL,
     most bigint DEFAULT NULL, kind text DEFAULT 'token bucket', capacity double precision DEFAULT NULL,
     start timestamptz DEFAULT NULL, shards integer DEFAULT 1, global boolean DEFAULT false,
@@ -661,15 +661,15 @@ AS $body$
 #variable_conflict use_variable
 BEGIN
     SELECT r.taken::bigint, r.remaining, r.reset_at, r.at INTO taken, remaining, reset_at, at
-      FROM /* TEMPLATE: schema */_ratelimit_by_hand('take', name COLLATE "C", key COLLATE "C", rate, period, NULL, kind, capacity, start, shards, global, zone, anchor, most => most::double precision) AS r;
+      FROM ratelimit._by_hand('take', name COLLATE "C", key COLLATE "C", rate, period, NULL, kind, capacity, start, shards, global, zone, anchor, most => most::double precision) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_take(text, text, double precision, interval, bigint, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
+COMMENT ON FUNCTION ratelimit.take(text, text, double precision, interval, bigint, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
 Takes the whole tokens that a rate limit has, at least 1 and at most `most`, in the caller's transaction. A rollback gives them
 back. It is for workers that fetch work in batches: take up to 100, and fetch as many jobs as were taken.
 
-    SELECT taken FROM ratelimit_take('emails', 'team-a', most => 100, rate => 10, period => '1 minute')
+    SELECT taken FROM ratelimit.take('emails', 'team-a', most => 100, rate => 10, period => '1 minute')
 
 The arguments are the same as for ratelimit, also without any numbers. There is no count, but
   most  the most tokens to take, a whole number of 1 to 1e15. It is required, and may be above the capacity
@@ -683,8 +683,8 @@ Result:
 Errors: as for ratelimit. With less than one token, it is a denial
 $text$;
 
--- Reads one request of ratelimit_all, the one with this number in the list.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_read(request jsonb, number bigint, now timestamptz) RETURNS /* TEMPLATE: schema */_ratelimit_request
+-- Reads one request of ratelimit.consume_all, the one with this number in the list.
+CREATE OR REPLACE FUNCTION ratelimit._read(request jsonb, number bigint, now timestamptz) RETURNS ratelimit._request
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -738,27 +738,27 @@ BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('request %s: %s', number, wrong);
     END IF;
-    RETURN /* TEMPLATE: schema */_ratelimit_prepare('consume', request->>'name'::text, request->>'key'::text, rate, period, count,
+    RETURN ratelimit._prepare('consume', request->>'name'::text, request->>'key'::text, rate, period, count,
         coalesce(request->>'kind'::text, 'token bucket'), capacity, start, shards::integer, coalesce((request->>'global'::text)::boolean, false),
         request->>'zone'::text, anchor, max_reserved, NULL, now);
 END
 $body$;
 
--- Decides for ratelimit_all, at an instant that tests choose.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_all(requests jsonb, now timestamptz)
+-- Decides for ratelimit.consume_all, at an instant that tests choose.
+CREATE OR REPLACE FUNCTION ratelimit._all(requests jsonb, now timestamptz)
 RETURNS TABLE (name text, key text, remaining double precision, reset_at timestamptz, at timestamptz)
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
     e record;
-    q /* TEMPLATE: schema */_ratelimit_request;
-    list /* TEMPLATE: schema */_ratelimit_request[] := '{}';
-    -- The arguments of _ratelimit_apply: of the requests that rows decide.
+    q ratelimit._request;
+    list ratelimit._request[] := '{}';
+    -- The arguments of ratelimit._apply: of the requests that rows decide.
     names text[] := '{}'; keys text[] := '{}'; rates double precision[] := '{}'; periods interval[] := '{}'; capacities double precision[] := '{}';
     starts timestamptz[] := '{}'; shards integer[] := '{}'; counts double precision[] := '{}'; floors double precision[] := '{}';
     a integer[] := '{}'; b integer[] := '{}'; windows timestamptz[]; firsts integer[] := '{}'; lasts integer[] := '{}';
-    d     /* TEMPLATE: schema */_ratelimit_decisions;
+    d     ratelimit._decisions;
     i     integer := 0; -- a position in them
     own   record;       -- the rows of a request
     said  record;       -- the answer to a request
@@ -773,7 +773,7 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('requests must be a JSON array, not %s', coalesce(jsonb_typeof(requests), 'NULL'));
     END IF;
     FOR e IN SELECT r.value, r.number FROM jsonb_array_elements(requests) WITH ORDINALITY AS r (value, number) LOOP
-        q := /* TEMPLATE: schema */_ratelimit_read(e.value, e.number, now);
+        q := ratelimit._read(e.value, e.number, now);
         list := pg_catalog.array_append(list, q);
         together := together OR q.until IS NOT NULL AND q.effect <> 'block';
         policy := policy AND (q.effect IN ('unlimited', 'numbers') OR q.effect = 'block' AND q.count = '0');
@@ -781,7 +781,7 @@ BEGIN
         names := pg_catalog.array_append(names, q.name); keys := pg_catalog.array_append(keys, q.key);
         rates := pg_catalog.array_append(rates, q.rate); periods := pg_catalog.array_append(periods, q.period);
         capacities := pg_catalog.array_append(capacities, q.capacity); starts := pg_catalog.array_append(starts, q.start);
-        shards := pg_catalog.array_append(shards, q.shards); counts := pg_catalog.array_append(counts, q.count); floors := pg_catalog.array_append(floors, q.floor - /* TEMPLATE: schema */_ratelimit_tolerance(q.capacity, q.floor));
+        shards := pg_catalog.array_append(shards, q.shards); counts := pg_catalog.array_append(counts, q.count); floors := pg_catalog.array_append(floors, q.floor - ratelimit._tolerance(q.capacity, q.floor));
         i := trunc(random() * q.shards::double precision);
         a := pg_catalog.array_append(a, i);
         b := pg_catalog.array_append(b, CASE WHEN q.shards = 1 THEN i ELSE (i + 1 + trunc(random() * (q.shards - 1)::double precision)::integer) % q.shards END); -- a shard other than a
@@ -800,7 +800,7 @@ BEGIN
 
     d.at := coalesce(now, clock_timestamp());
     IF pg_catalog.cardinality(names) > 0 THEN -- if it is denied already, the rows are read alone: they may deny, too
-        d := /* TEMPLATE: schema */_ratelimit_apply(CASE WHEN policy THEN 'consume' ELSE 'check' END, names, keys, rates, periods, capacities, starts,
+        d := ratelimit._apply(CASE WHEN policy THEN 'consume' ELSE 'check' END, names, keys, rates, periods, capacities, starts,
             shards, counts, floors, a, b, now => now, windows => windows, firsts => firsts, lasts => lasts);
     END IF;
     d.granted := policy AND coalesce(d.granted, true);
@@ -813,7 +813,7 @@ BEGIN
         SELECT coalesce(pg_catalog.array_agg(u.value ORDER BY u.n), '{}') AS value, coalesce(pg_catalog.array_agg(u.ts ORDER BY u.n), '{}') AS ts INTO own
           FROM unnest(d.ord, d.value, d.ts) WITH ORDINALITY AS u (ord, value, ts, n)
          WHERE u.ord = i AND q.effect IN ('numbers', 'never');
-        SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM /* TEMPLATE: schema */_ratelimit_answer('consume', q, d.granted, at, own.value, own.ts) AS r;
+        SELECT r.remaining, r.retry_at, r.reset_at INTO said FROM ratelimit._answer('consume', q, d.granted, at, own.value, own.ts) AS r;
         IF d.granted THEN
             name := q.name; key := q.key; remaining := said.remaining; reset_at := said.reset_at;
             RETURN NEXT;
@@ -837,32 +837,32 @@ BEGIN
                 SELECT coalesce(pg_catalog.array_agg(u.value ORDER BY u.n), '{}') AS value, coalesce(pg_catalog.array_agg(u.ts ORDER BY u.n), '{}') AS ts INTO own
                   FROM unnest(d.ord, d.value, d.ts) WITH ORDINALITY AS u (ord, value, ts, n)
                  WHERE u.ord = i;
-                "then" := coalesce(/* TEMPLATE: schema */_ratelimit_retry_at('consume', q, CASE WHEN q.effect IN ('numbers', 'never') THEN own.value END, own.ts, waits), 'infinity');
+                "then" := coalesce(ratelimit._retry_at('consume', q, CASE WHEN q.effect IN ('numbers', 'never') THEN own.value END, own.ts, waits), 'infinity');
                 together := together OR "then" > waits;
                 waits := greatest(waits, "then");
                 EXIT WHEN waits = 'infinity';
             END LOOP;
         END LOOP;
-        PERFORM /* TEMPLATE: schema */_ratelimit_denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at);
+        PERFORM ratelimit._denied(denied, slowest.name, slowest.remaining, nullif(waits, 'infinity'), slowest.reset_at, at);
     END IF;
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_all(requests jsonb)
+CREATE OR REPLACE FUNCTION ratelimit.consume_all(requests jsonb)
 RETURNS TABLE (name text, key text, remaining double precision, reset_at timestamptz, at timestamptz)
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
-    RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */_ratelimit_all(requests, NULL) AS r;
+    RETURN QUERY SELECT r.* FROM ratelimit._all(requests, NULL) AS r;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_all(jsonb) IS $text$
+COMMENT ON FUNCTION ratelimit.consume_all(jsonb) IS $text$
 Takes tokens from several rate limits, all or none, in the caller's transaction. If one of them has not enough, it raises the error of a
 denial, as ratelimit does. The rows are locked in one order, whatever the order of the list, so that such calls do not deadlock.
 
-    SELECT * FROM ratelimit_all('[
+    SELECT * FROM ratelimit.consume_all('[
         {"name": "sendMessage", "key": "user-17", "rate": 10, "period": "1 minute"},
         {"name": "bytesSent", "key": "user-17", "rate": 1000000, "period": "1 hour", "count": 2048}
     ]')

@@ -1,18 +1,18 @@
 -- When work may run that leaves a token bucket's rows this balance, or NULL if it does not wait. A floor of -Infinity is a charge's, which
 -- promises nothing. ts: the latest of the rows. Promise in internal/algebra/promise.go has the same rule.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_promise(
+CREATE OR REPLACE FUNCTION ratelimit._promise(
     "left" double precision, floor double precision, ts timestamptz, rate double precision, period interval, capacity double precision
 ) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN floor > '-Infinity' AND rate > '0' AND "left" < -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN
+RETURN CASE WHEN floor > '-Infinity' AND rate > '0' AND "left" < -ratelimit._tolerance(capacity, 0) THEN
     CASE WHEN -"left" / rate * (date_part('epoch', period) * '1e6') < '3e15' THEN
         ts + ceil(-"left" / rate * (date_part('epoch', period) * '1e6')) * interval '1 microsecond' ELSE 'infinity' END END;
 
 -- What comes back of a call's tokens at an instant, to a limit with these rows: `back`. `total` is what is there, `waiting` whether work waits
 -- that was promised what is owed. This is the rule of every give-back: Refund, Settle, Release, and expired holds. Limit.Refund in
 -- internal/algebra/promise.go is the same, docs/refunds.md has the reasons. promised is the latest of the rows; the other arguments are those of
--- _ratelimit_refund, of one limit.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_give_back(
+-- ratelimit._refund, of one limit.
+CREATE OR REPLACE FUNCTION ratelimit._give_back(
     value double precision[], ts timestamptz[], promised timestamptz, at timestamptz,
     rate double precision, period interval, capacity double precision, start timestamptz,
     count double precision, taken double precision, held double precision, part double precision,
@@ -37,11 +37,11 @@ BEGIN
         AND count + rate + capacity + taken + abs(held) + part < 'Infinity'
         AND (period > '0' OR period = '0' AND windows IS NOT NULL AND NOT EXISTS ( -- by such a list, a row that is older is known only if it is full
             SELECT 1 FROM unnest(value, ts) AS u (v, t) WHERE u.t < windows[1]
-               AND /* TEMPLATE: schema */_ratelimit_available(u.v, u.t, at, rate / m, period, capacity / m, start, windows) < capacity / m))
+               AND ratelimit._available(u.v, u.t, at, rate / m, period, capacity / m, start, windows) < capacity / m))
         AND isfinite(period) AND isfinite(taken_at) AND isfinite(run_at) AND isfinite(at) AND latest >= taken_at) IS NOT TRUE THEN
         RETURN;
     END IF;
-    total := /* TEMPLATE: schema */_ratelimit_total(value, ts, at, rate, period, capacity, start, windows);
+    total := ratelimit._total(value, ts, at, rate, period, capacity, start, windows);
     count := greatest(least(count, capacity - total), '0');
     IF start IS NULL THEN
         owed := CASE WHEN waiting THEN greatest(-total, '0') ELSE 0 END;
@@ -52,15 +52,15 @@ BEGIN
         back := missing - date_part('epoch', latest - taken_at) * rate / date_part('epoch', period);
         back := least(greatest(back - owed, '0'), count);
     ELSE
-        count := CASE WHEN missing < count - /* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) THEN greatest(missing, '0') ELSE count END;
+        count := CASE WHEN missing < count - ratelimit._tolerance(capacity, 0) THEN greatest(missing, '0') ELSE count END;
         -- The windows that have begun before the first of the list or begin after its last are not known.
         wait := CASE WHEN latest < windows[1] OR run_at > windows[pg_catalog.cardinality(windows)] THEN '-1'
             WHEN windows IS NOT NULL THEN pg_catalog.width_bucket(run_at, windows) - pg_catalog.width_bucket(latest, windows)
             ELSE round(date_part('epoch', date_bin(period, run_at, start) - date_bin(period, latest, start))
             / date_part('epoch', period)) END;
-        owing := /* TEMPLATE: schema */_ratelimit_even(total, rate, capacity);
+        owing := ratelimit._even(total, rate, capacity);
         back := CASE
-            WHEN capacity - taken < -/* TEMPLATE: schema */_ratelimit_tolerance(capacity, 0) OR wait < '0' THEN 0
+            WHEN capacity - taken < -ratelimit._tolerance(capacity, 0) OR wait < '0' THEN 0
             WHEN (wait > '0' OR waiting) AND total + wait * rate < owing THEN 0
             WHEN wait > '0' AND total + (wait - '1') * rate >= owing THEN 0
             WHEN wait > '0' AND capacity > rate AND total + count + (wait - '1') * rate >= owing THEN 0
@@ -69,7 +69,7 @@ BEGIN
 END
 $body$;
 
--- Gives tokens back to several limits: _ratelimit_give_back.
+-- Gives tokens back to several limits: ratelimit._give_back.
 --
 --   counts       the tokens to give back
 --   taken        the tokens that the refunded call took at taken_at; its work was to run at run_at
@@ -81,12 +81,12 @@ $body$;
 --
 -- Locks all rows of each limit. The arguments must be in the common order (name, key, shard). If another transaction has
 -- changed the set of rows meanwhile, the subtransaction releases the locks and the loop tries again (CONCURRENCY.md, C7).
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_refund(
+CREATE OR REPLACE FUNCTION ratelimit._refund(
     names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
     counts double precision[], taken double precision[], held double precision[], parts double precision[],
     taken_at timestamptz, run_at timestamptz, now timestamptz DEFAULT NULL,
     windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL
-) RETURNS /* TEMPLATE: schema */_ratelimit_settled
+) RETURNS ratelimit._settled
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
 #variable_conflict use_variable
@@ -101,14 +101,14 @@ DECLARE
     t      timestamptz[];      -- their ts
     m      integer;            -- their number
     last   timestamptz;        -- the latest of their promised
-    g      record;             -- the answer of _ratelimit_give_back
+    g      record;             -- the answer of ratelimit._give_back
     moved  double precision[];
     owed   integer[];          -- the positions of the limits of which work waits
 BEGIN
     FOR attempt IN 1..100 LOOP
         BEGIN
             FOR i IN 1..pg_catalog.cardinality(names) LOOP
-                PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS r
+                PERFORM 1 FROM ratelimit.limits AS r
                   WHERE r.name = names[i] AND r.key = keys[i] ORDER BY r.shard FOR UPDATE;
                 GET DIAGNOSTICS m = ROW_COUNT;
                 locked[i] := m;
@@ -120,14 +120,14 @@ BEGIN
                 SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
                        count(*), max(r.promised)
                   INTO v, t, m, last
-                  FROM /* TEMPLATE: schema */rate_limits AS r
+                  FROM ratelimit.limits AS r
                  WHERE r.name = names[i] AND r.key = keys[i];
                 IF m <> locked[i] THEN
                     RAISE SQLSTATE 'RL001';
                 END IF;
                 CONTINUE WHEN m = 0;
                 SELECT b.total, b.back, b.waiting INTO g
-                  FROM /* TEMPLATE: schema */_ratelimit_give_back(v, t, last, at, rates[i], periods[i], capacities[i], starts[i], counts[i], taken[i], held[i], parts[i],
+                  FROM ratelimit._give_back(v, t, last, at, rates[i], periods[i], capacities[i], starts[i], counts[i], taken[i], held[i], parts[i],
                        taken_at, run_at, windows[firsts[i]:lasts[i]]) AS b;
                 IF g.waiting THEN
                     owed := pg_catalog.array_append(owed, i);
@@ -136,14 +136,14 @@ BEGIN
                     moved[i] := g.back;
                     v := pg_catalog.array_fill(least(g.total + g.back, capacities[i]) / m::double precision, ARRAY[m]);
                     t := ARRAY(SELECT greatest(u.t, at) FROM pg_catalog.unnest(t) WITH ORDINALITY AS u (t, n) ORDER BY u.n);
-                    UPDATE /* TEMPLATE: schema */rate_limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
+                    UPDATE ratelimit.limits AS r SET value = coalesce(v[1]), ts = greatest(r.ts, at)
                      WHERE r.name = names[i] AND r.key = keys[i];
                 END IF;
                 ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[m]));
                 value := pg_catalog.array_cat(value, v);
                 ts := pg_catalog.array_cat(ts, t);
             END LOOP;
-            RETURN ROW('done', at, ord, value, ts, moved, owed)::/* TEMPLATE: schema */_ratelimit_settled;
+            RETURN ROW('done', at, ord, value, ts, moved, owed)::ratelimit._settled;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN
             NULL;
         END;

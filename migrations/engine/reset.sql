@@ -1,6 +1,6 @@
 -- Makes limits full again by deleting the rows of all their shards, which it locks in the common order (CONCURRENCY.md, D1).
 -- Returns the number of deleted rows. Holds of the limits lapse: what they hold is forgotten, too, and does not come back. Slots in use cannot be reset.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_reset(names text[], keys text[], OUT deleted integer)
+CREATE OR REPLACE FUNCTION ratelimit._reset(names text[], keys text[], OUT deleted integer)
 LANGUAGE plpgsql SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -16,8 +16,8 @@ BEGIN
         SELECT DISTINCT u.name COLLATE "C" AS name, u.key COLLATE "C" AS key
           FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2
     LOOP
-        PERFORM 1 FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = r.name AND t.key = r.key ORDER BY t.shard FOR UPDATE;
-        DELETE FROM /* TEMPLATE: schema */rate_limits AS t WHERE t.name = r.name AND t.key = r.key;
+        PERFORM 1 FROM ratelimit.limits AS t WHERE t.name = r.name AND t.key = r.key ORDER BY t.shard FOR UPDATE;
+        DELETE FROM ratelimit.limits AS t WHERE t.name = r.name AND t.key = r.key;
         GET DIAGNOSTICS n = ROW_COUNT;
         deleted := deleted + n;
     END LOOP;
@@ -26,20 +26,20 @@ BEGIN
           FROM unnest(names, keys) AS u (name, key) ORDER BY 1, 2
     LOOP
         FOR h IN
-            SELECT l.id, l.unit FROM /* TEMPLATE: schema */rate_limit_holds AS l WHERE l.name = r.name AND l.key = r.key AND l.state = 'held' ORDER BY l.id FOR UPDATE
+            SELECT l.id, l.unit FROM ratelimit.holds AS l WHERE l.name = r.name AND l.key = r.key AND l.state = 'held' ORDER BY l.id FOR UPDATE
         LOOP
             IF h.unit = 'slots' THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: slots in use cannot be reset', r.name),
-                    HINT = 'ratelimit_holds says which work has them, and ratelimit_release frees them.';
+                    HINT = 'ratelimit.holds says which work has them, and ratelimit.release frees them.';
             END IF;
-            UPDATE /* TEMPLATE: schema */rate_limit_holds AS l SET state = 'lapsed', until = kept WHERE l.name = r.name AND l.key = r.key AND l.id = h.id;
+            UPDATE ratelimit.holds AS l SET state = 'lapsed', until = kept WHERE l.name = r.name AND l.key = r.key AND l.id = h.id;
         END LOOP;
     END LOOP;
 END
 $body$;
 
 -- Writes into the history of overrides that a key was reset, or a hold of it released. Such a row has never been in force.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_note_reset(name text, key text, reason text, who text, effect text DEFAULT 'reset') RETURNS void
+CREATE OR REPLACE FUNCTION ratelimit._note_reset(name text, key text, reason text, who text, effect text DEFAULT 'reset') RETURNS void
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -47,7 +47,7 @@ DECLARE
     id bigint;
 BEGIN
     LOOP
-        INSERT INTO /* TEMPLATE: schema */rate_limit_overrides AS o (name, key, effect, until, reason, made_by)
+        INSERT INTO ratelimit.overrides AS o (name, key, effect, until, reason, made_by)
         VALUES (name, nullif(key, ''), effect, '-infinity', coalesce(reason, ''), coalesce(who, SESSION_USER))
         ON CONFLICT DO NOTHING RETURNING o.id INTO id;
         EXIT WHEN id IS NOT NULL; -- rows that were copied here may have the next ids already
@@ -55,7 +55,7 @@ BEGIN
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_reset(
+CREATE OR REPLACE FUNCTION ratelimit.reset(
     name text, key text DEFAULT NULL, global boolean DEFAULT false, reason text DEFAULT NULL, who text DEFAULT NULL
 ) RETURNS integer
 LANGUAGE plpgsql
@@ -66,25 +66,25 @@ DECLARE
         WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
         WHEN octet_length(reason) > 4096 THEN 'the reason is longer than 4096 bytes'
         WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
-        ELSE /* TEMPLATE: schema */_ratelimit_wrong_key(key, global) END;
+        ELSE ratelimit._wrong_key(key, global) END;
     deleted integer;
 BEGIN
     IF wrong IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
-    deleted := /* TEMPLATE: schema */_ratelimit_reset(ARRAY[name], ARRAY[coalesce(key, '')]);
+    deleted := ratelimit._reset(ARRAY[name], ARRAY[coalesce(key, '')]);
     IF deleted > 0 AND coalesce(reason, who) IS NOT NULL THEN
-        PERFORM /* TEMPLATE: schema */_ratelimit_note_reset(name, key, reason, who);
+        PERFORM ratelimit._note_reset(name, key, reason, who);
     END IF;
     RETURN deleted;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_reset(text, text, boolean, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.reset(text, text, boolean, text, text) IS $text$
 Makes a key of a rate limit full again, and forgets its debts. It deletes the key's rows, and returns how many. What is held of it lapses: it
 is forgotten, too, and does not come back.
 
-    SELECT ratelimit_reset('sendMessage', 'user-17', reason => 'their retry loop is mended')
+    SELECT ratelimit.reset('sendMessage', 'user-17', reason => 'their retry loop is mended')
 
 Arguments:
   name    the name of the limit
@@ -93,7 +93,7 @@ Arguments:
   reason  why, for those who look later: at most 4096 bytes; default NULL
   who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
 
-With a reason or with who, it adds a row to rate_limit_overrides if it deletes rows: the history says who has reset the key, and when. The
+With a reason or with who, it adds a row to ratelimit.overrides if it deletes rows: the history says who has reset the key, and when. The
 effect of such a row is reset. Without both, nothing is written down: a program that resets keys as it works fills no history.
 
 Errors:

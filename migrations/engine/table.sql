@@ -1,7 +1,7 @@
 -- One row per (limit, key), or per shard of it. A missing row is a full one.
 --
 -- value is the balance in tokens at the instant ts. Below zero, reservations and charges owe tokens. The row does not hold the
--- tokens that were refilled since ts: every reader adds them (_ratelimit_available).
+-- tokens that were refilled since ts: every reader adds them (ratelimit._available).
 --
 -- promised is written by reservations that have to wait, in all rows of the key, and read by give-backs: until then, a debt is of waiting work
 -- (docs/refunds.md).
@@ -10,7 +10,7 @@
 -- COLLATE "C" compares names and keys byte by byte, so that all callers lock rows in the same order (CONCURRENCY.md, D1).
 -- The fillfactor leaves room for the row's next version on its page, and no index has value or ts: updates are heap-only.
 -- The table has no CHECK constraints (G1).
-CREATE TABLE /* TEMPLATE: schema */rate_limits (
+CREATE TABLE ratelimit.limits (
     name   text COLLATE "C" NOT NULL,
     key    text COLLATE "C" NOT NULL,
     shard  smallint         NOT NULL,
@@ -22,12 +22,12 @@ CREATE TABLE /* TEMPLATE: schema */rate_limits (
     PRIMARY KEY (name, key, shard)
 ) WITH (fillfactor = 90);
 
-COMMENT ON TABLE /* TEMPLATE: schema */rate_limits IS 'txlimit: one row per limit and key, or per shard of it; a missing row is a full limit';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.name IS 'the name of the limit';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.key IS 'whose tokens they are, such as a user; '''' if the limit has no keys';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.shard IS 'the number of the row among those of the key, 0 to shards - 1';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.shards IS 'the number of rows that the limit has for this key';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.value IS 'the balance in tokens at the instant ts, without what was refilled since; below zero, tokens are owed';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.ts IS 'the instant of the balance';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.promised IS 'the latest instant at which work that had to wait was told to run; NULL: none had to';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limits.lapses IS 'true: a hold with an end has taken from the row, so tokens may come back when its time is over';
+COMMENT ON TABLE ratelimit.limits IS 'txlimit: one row per limit and key, or per shard of it; a missing row is a full limit';
+COMMENT ON COLUMN ratelimit.limits.name IS 'the name of the limit';
+COMMENT ON COLUMN ratelimit.limits.key IS 'whose tokens they are, such as a user; '''' if the limit has no keys';
+COMMENT ON COLUMN ratelimit.limits.shard IS 'the number of the row among those of the key, 0 to shards - 1';
+COMMENT ON COLUMN ratelimit.limits.shards IS 'the number of rows that the limit has for this key';
+COMMENT ON COLUMN ratelimit.limits.value IS 'the balance in tokens at the instant ts, without what was refilled since; below zero, tokens are owed';
+COMMENT ON COLUMN ratelimit.limits.ts IS 'the instant of the balance';
+COMMENT ON COLUMN ratelimit.limits.promised IS 'the latest instant at which work that had to wait was told to run; NULL: none had to';
+COMMENT ON COLUMN ratelimit.limits.lapses IS 'true: a hold with an end has taken from the row, so tokens may come back when its time is over';

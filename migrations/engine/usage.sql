@@ -2,7 +2,7 @@
 --
 -- Both tables are read by limit and by time, and rows go by time: hence the two indexes. Counts are in no index, so that updates are
 -- heap-only. ON CONFLICT takes both indexes, whatever the order of their columns.
-CREATE TABLE /* TEMPLATE: schema */rate_limit_usage (
+CREATE TABLE ratelimit.usage (
     name     text COLLATE "C" NOT NULL,
     minute   timestamptz      NOT NULL CHECK (isfinite(minute)),
     granted  bigint           NOT NULL,
@@ -17,18 +17,18 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_usage (
     UNIQUE (minute, name)
 ) WITH (fillfactor = 90);
 
-COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_usage IS 'txlimit: what was granted and denied, by limit and minute; see ratelimit_usage';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.name IS 'the name of the limit';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.minute IS 'the begin of the minute';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.granted IS 'requests that were granted; a Wait that was given up is not in it';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.denied IS 'requests that were denied';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.failed IS 'requests that were neither: the database failed, or they were invalid or above the capacity. Canceled calls, 40001 and 40P01 are not counted';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.tokens IS 'tokens that were taken, by Charge, by Settle and by a Wait that was given up as well';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.refunded IS 'tokens that were given back';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_usage.waited IS 'seconds from the grants to the instants at which their work may run, added up';
+COMMENT ON TABLE ratelimit.usage IS 'txlimit: what was granted and denied, by limit and minute; see ratelimit.usage';
+COMMENT ON COLUMN ratelimit.usage.name IS 'the name of the limit';
+COMMENT ON COLUMN ratelimit.usage.minute IS 'the begin of the minute';
+COMMENT ON COLUMN ratelimit.usage.granted IS 'requests that were granted; a Wait that was given up is not in it';
+COMMENT ON COLUMN ratelimit.usage.denied IS 'requests that were denied';
+COMMENT ON COLUMN ratelimit.usage.failed IS 'requests that were neither: the database failed, or they were invalid or above the capacity. Canceled calls, 40001 and 40P01 are not counted';
+COMMENT ON COLUMN ratelimit.usage.tokens IS 'tokens that were taken, by Charge, by Settle and by a Wait that was given up as well';
+COMMENT ON COLUMN ratelimit.usage.refunded IS 'tokens that were given back';
+COMMENT ON COLUMN ratelimit.usage.waited IS 'seconds from the grants to the instants at which their work may run, added up';
 
 -- The most denied keys of each limit and hour, 100 at most.
-CREATE TABLE /* TEMPLATE: schema */rate_limit_denials (
+CREATE TABLE ratelimit.denials (
     name        text COLLATE "C" NOT NULL,
     hour        timestamptz      NOT NULL CHECK (isfinite(hour)),
     key         text COLLATE "C" NOT NULL,
@@ -40,24 +40,24 @@ CREATE TABLE /* TEMPLATE: schema */rate_limit_denials (
     UNIQUE (hour, name, key)
 ) WITH (fillfactor = 90);
 
-COMMENT ON TABLE /* TEMPLATE: schema */rate_limit_denials IS 'txlimit: the most denied keys, by limit and hour; see ratelimit_denials';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.name IS 'the name of the limit';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.hour IS 'the begin of the hour, in UTC';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.key IS 'the key, or its hash';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.denied IS 'at least so many requests';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.asked IS 'the tokens that they asked for';
-COMMENT ON COLUMN /* TEMPLATE: schema */rate_limit_denials.last_denied IS 'the instant of the last denial';
+COMMENT ON TABLE ratelimit.denials IS 'txlimit: the most denied keys, by limit and hour; see ratelimit.denials';
+COMMENT ON COLUMN ratelimit.denials.name IS 'the name of the limit';
+COMMENT ON COLUMN ratelimit.denials.hour IS 'the begin of the hour, in UTC';
+COMMENT ON COLUMN ratelimit.denials.key IS 'the key, or its hash';
+COMMENT ON COLUMN ratelimit.denials.denied IS 'at least so many requests';
+COMMENT ON COLUMN ratelimit.denials.asked IS 'the tokens that they asked for';
+COMMENT ON COLUMN ratelimit.denials.last_denied IS 'the instant of the last denial';
 
 -- Adds to the tables what a recorder has counted, and returns the number of rows that were deleted.
 --
---   names, minutes, granted ...     the rows to add to rate_limit_usage
---   denial_names, hours, keys ...   the rows to add to rate_limit_denials
+--   names, minutes, granted ...     the rows to add to ratelimit.usage
+--   denial_names, hours, keys ...   the rows to add to ratelimit.denials
 --   keep                            older rows go: each call deletes up to 1000 of each table, and two for each row that it adds
 --
 -- Arrays may be NULL, which is no row. No two elements may be the same row. Two processes cannot deadlock: the rows that a call may wait for come in one order (usage before
 -- denials), and it waits for no row that it deletes. A row that is locked is left to the next call. A call that waits for 2 seconds
 -- fails (55P03), so that its caller knows that nothing was written.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_record_usage(
+CREATE OR REPLACE FUNCTION ratelimit._record_usage(
     names text[], minutes timestamptz[], granted bigint[], denied bigint[], failed bigint[],
     tokens double precision[], refunded double precision[], waited double precision[],
     denial_names text[], hours timestamptz[], keys text[], denials bigint[], asked double precision[], last_denied timestamptz[],
@@ -76,7 +76,7 @@ DECLARE
     rec     record;
     deleted integer := 0;
 BEGIN
-    INSERT INTO /* TEMPLATE: schema */rate_limit_usage AS r
+    INSERT INTO ratelimit.usage AS r
     SELECT u.*
       FROM unnest(names, minutes, granted, denied, failed, tokens, refunded, waited) AS u (name, minute, granted, denied, failed, tokens, refunded, waited)
      ORDER BY u.name COLLATE pg_catalog."C", u.minute
@@ -84,7 +84,7 @@ BEGIN
        SET granted = r.granted + EXCLUDED.granted, denied = r.denied + EXCLUDED.denied, failed = r.failed + EXCLUDED.failed,
            tokens = r.tokens + EXCLUDED.tokens, refunded = r.refunded + EXCLUDED.refunded, waited = r.waited + EXCLUDED.waited;
 
-    INSERT INTO /* TEMPLATE: schema */rate_limit_denials AS r
+    INSERT INTO ratelimit.denials AS r
     SELECT u.*
       FROM unnest(denial_names, hours, keys, denials, asked, last_denied) AS u (name, hour, key, denied, asked, last_denied)
      ORDER BY u.name COLLATE pg_catalog."C", u.hour, u.key COLLATE pg_catalog."C"
@@ -101,7 +101,7 @@ BEGIN
               FROM (SELECT DISTINCT u.name COLLATE pg_catalog."C" AS name, u.hour FROM unnest(denial_names, hours) AS u (name, hour)) AS h
              CROSS JOIN LATERAL (
                 SELECT k.key
-                  FROM /* TEMPLATE: schema */rate_limit_denials AS k
+                  FROM ratelimit.denials AS k
                  WHERE k.name = h.name AND k.hour = h.hour
                  ORDER BY k.denied DESC, k.last_denied DESC, k.key
                 OFFSET 100
@@ -110,34 +110,34 @@ BEGIN
           ) AS v
          CROSS JOIN LATERAL (
             SELECT d.name, d.hour, d.key
-              FROM /* TEMPLATE: schema */rate_limit_denials AS d
+              FROM ratelimit.denials AS d
              WHERE d.name = v.name AND d.hour = v.hour AND d.key = v.key
                FOR UPDATE SKIP LOCKED
           ) AS l
     LOOP
-        DELETE FROM /* TEMPLATE: schema */rate_limit_denials AS r WHERE r.name = rec.name AND r.hour = rec.hour AND r.key = rec.key;
+        DELETE FROM ratelimit.denials AS r WHERE r.name = rec.name AND r.hour = rec.hour AND r.key = rec.key;
         deleted := deleted + 1;
     END LOOP;
     FOR rec IN
         SELECT d.name, d.minute
-          FROM /* TEMPLATE: schema */rate_limit_usage AS d
+          FROM ratelimit.usage AS d
          WHERE d.minute < minutes_before
          ORDER BY d.minute
          LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(names), 0)
            FOR UPDATE SKIP LOCKED
     LOOP
-        DELETE FROM /* TEMPLATE: schema */rate_limit_usage AS r WHERE r.name = rec.name AND r.minute = rec.minute;
+        DELETE FROM ratelimit.usage AS r WHERE r.name = rec.name AND r.minute = rec.minute;
         deleted := deleted + 1;
     END LOOP;
     FOR rec IN
         SELECT d.name, d.hour, d.key
-          FROM /* TEMPLATE: schema */rate_limit_denials AS d
+          FROM ratelimit.denials AS d
          WHERE d.hour < hours_before
          ORDER BY d.hour
          LIMIT 1000 + 2 * coalesce(pg_catalog.cardinality(denial_names), 0)
            FOR UPDATE SKIP LOCKED
     LOOP
-        DELETE FROM /* TEMPLATE: schema */rate_limit_denials AS r WHERE r.name = rec.name AND r.hour = rec.hour AND r.key = rec.key;
+        DELETE FROM ratelimit.denials AS r WHERE r.name = rec.name AND r.hour = rec.hour AND r.key = rec.key;
         deleted := deleted + 1;
     END LOOP;
     RETURN deleted;
@@ -146,8 +146,8 @@ $body$;
 
 -- A query of all limits takes the index by minute, and one of a limit the primary key. It is PL/pgSQL, since Citus refuses a function of
 -- SQL that reads a distributed table by its arguments.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_usage(name text DEFAULT NULL, since timestamptz DEFAULT NULL)
-RETURNS SETOF /* TEMPLATE: schema */rate_limit_usage
+CREATE OR REPLACE FUNCTION ratelimit.usage(name text DEFAULT NULL, since timestamptz DEFAULT NULL)
+RETURNS SETOF ratelimit.usage
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -155,20 +155,20 @@ DECLARE
     first timestamptz := coalesce(since, now() - interval '1 hour') - interval '1 minute';
 BEGIN
     IF name IS NULL THEN
-        RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */rate_limit_usage AS r WHERE r.minute > first ORDER BY r.minute, r.name;
+        RETURN QUERY SELECT r.* FROM ratelimit.usage AS r WHERE r.minute > first ORDER BY r.minute, r.name;
     ELSE
-        RETURN QUERY SELECT r.* FROM /* TEMPLATE: schema */rate_limit_usage AS r WHERE r.name = name COLLATE "C" AND r.minute > first ORDER BY r.minute;
+        RETURN QUERY SELECT r.* FROM ratelimit.usage AS r WHERE r.name = name COLLATE "C" AND r.minute > first ORDER BY r.minute;
     END IF;
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_usage(text, timestamptz) IS $text$
+COMMENT ON FUNCTION ratelimit.usage(text, timestamptz) IS $text$
 What was granted and denied, minute by minute, as the programs' usage.Recorder has counted it. A minute without calls has no row.
 
-    SELECT * FROM ratelimit_usage('sendMessage', since => now() - interval '3 hours')
+    SELECT * FROM ratelimit.usage('sendMessage', since => now() - interval '3 hours')
 
     -- the limits that denied most in the last hour
-    SELECT name, sum(denied) AS denied, sum(granted) AS granted FROM ratelimit_usage() GROUP BY name ORDER BY denied DESC
+    SELECT name, sum(denied) AS denied, sum(granted) AS granted FROM ratelimit.usage() GROUP BY name ORDER BY denied DESC
 
 Arguments:
   name      the limit; default NULL: all limits
@@ -190,7 +190,7 @@ Result:
 The newest counts are missing: a program writes them every ten seconds, unless it says otherwise.
 $text$;
 
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_denials(name text, since timestamptz DEFAULT NULL)
+CREATE OR REPLACE FUNCTION ratelimit.denials(name text, since timestamptz DEFAULT NULL)
 RETURNS TABLE (key text, denied bigint, asked double precision, last_denied timestamptz)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
@@ -202,7 +202,7 @@ BEGIN
         SELECT k.key, k.denied, k.asked, k.last_denied
           FROM (
             SELECT r.key, least(sum(r.denied), 9223372036854775807::numeric)::bigint AS denied, sum(greatest(least(r.asked, '1e100'), '-1e100')) AS asked, max(r.last_denied) AS last_denied
-              FROM /* TEMPLATE: schema */rate_limit_denials AS r
+              FROM ratelimit.denials AS r
              WHERE r.name = name COLLATE "C" AND r.hour > first
              GROUP BY r.key
           ) AS k
@@ -210,10 +210,10 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_denials(text, timestamptz) IS $text$
+COMMENT ON FUNCTION ratelimit.denials(text, timestamptz) IS $text$
 The most denied keys of a rate limit, worst first, as the programs' usage.Recorder has counted them.
 
-    SELECT * FROM ratelimit_denials('sendMessage', since => now() - interval '3 hours') LIMIT 20
+    SELECT * FROM ratelimit.denials('sendMessage', since => now() - interval '3 hours') LIMIT 20
 
 Arguments:
   name         the limit

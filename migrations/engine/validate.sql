@@ -1,8 +1,8 @@
 -- Raises an error if a limit's definition is invalid. It has the bounds of the Go library (Config.Limit). zero: a rate of 0 is valid,
--- which denies every token by policy. For a sweep and for ratelimit_keys, such a limit has no rows.
+-- which denies every token by policy. For a sweep and for ratelimit.keys, such a limit has no rows.
 --
 -- An error says which argument is wrong, what it must be, and what it is. Every 22023 of the SQL functions is written so.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_validate(
+CREATE OR REPLACE FUNCTION ratelimit._validate(
     name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz,
     max_reserved double precision, shards integer, zone text, anchor timestamp, zero boolean DEFAULT false
 ) RETURNS void
@@ -17,7 +17,7 @@ DECLARE
             pg_catalog.format('rate must be %sbetween 1e-15 and 1e15, not %s', CASE WHEN zero THEN '0 or ' END, coalesce(rate::text, 'NULL'))
         WHEN kind IS NULL OR kind NOT IN ('token bucket', 'fixed window', 'calendar window') THEN
             pg_catalog.format('kind must be ''token bucket'', ''fixed window'' or ''calendar window'', not %s', quote_nullable(kind))
-        WHEN kind = 'calendar window' AND /* TEMPLATE: schema */_ratelimit_longest(period) IS NULL THEN
+        WHEN kind = 'calendar window' AND ratelimit._longest(period) IS NULL THEN
             pg_catalog.format('period of a calendar window must be 1 day, 7 days, 1 month, 3 months or 1 year, not %s', coalesce(period::text, 'NULL'))
         WHEN kind <> 'calendar window' AND zone IS NOT NULL THEN pg_catalog.format('zone must be NULL for a %s, not %L', kind, zone)
         WHEN kind <> 'calendar window' AND anchor IS NOT NULL THEN pg_catalog.format('anchor must be NULL for a %s, not %s', kind, anchor)
@@ -48,7 +48,7 @@ END
 $body$;
 
 -- Says what is wrong with a key, or returns NULL. It does not say the key: keys may be personal data, and errors are logged.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */_ratelimit_wrong_key(key text, global boolean) RETURNS text
+CREATE OR REPLACE FUNCTION ratelimit._wrong_key(key text, global boolean) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
     WHEN global AND key IS NOT NULL THEN 'key must be NULL with global => true: such a limit has no keys'

@@ -5,7 +5,7 @@
 --
 -- Postgres has no source of a body after RETURN: it prints one. So that it always prints the same, no schema is in sight but this one.
 -- Bodies in text have "schema". before each name of the engine, and nowhere else: the engine quotes nothing.
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_schema(OUT version integer, OUT hash text)
+CREATE OR REPLACE FUNCTION ratelimit.schema(OUT version integer, OUT hash text)
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC' SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET extra_float_digits = 1 SET quote_all_identifiers = off
@@ -18,26 +18,26 @@ DECLARE
 BEGIN
     SELECT n.oid, n.nspname INTO own, name
       FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace
-     WHERE t.oid = pg_catalog.pg_typeof(NULL::/* TEMPLATE: schema */rate_limits)::oid;
+     WHERE t.oid = pg_catalog.pg_typeof(NULL::ratelimit.limits)::oid;
     PERFORM set_config('search_path', quote_ident(name) || ', pg_temp', true); -- until this function ends
     SELECT encode(sha256(convert_to(pg_catalog.string_agg(f.text, E'\n' ORDER BY f.text COLLATE "C"), 'UTF8')), 'hex') INTO hash
       FROM (
         SELECT p.proname::text || ' ' || CASE WHEN p.prosqlbody IS NULL
-               THEN pg_catalog.replace(p.prosrc, '"' || pg_catalog.replace(name, '"', '""') || '".', '')
+               THEN pg_catalog.replace(p.prosrc, 'ratelimit.', '')
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
            AND p.proname::text = ANY ('{/* TEMPLATE: functions */}'::text[])
-           AND p.proname::text <> ALL ('{_ratelimit_distributed,_ratelimit_one_server}'::text[]) -- which citus.sql changes
+           AND p.proname::text <> ALL ('{_distributed,_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '/* TEMPLATE: version */';
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_schema() IS $text$
+COMMENT ON FUNCTION ratelimit.schema() IS $text$
 Says which schema of txlimit this is.
 
-    SELECT * FROM ratelimit_schema()
+    SELECT * FROM ratelimit.schema()
 
 Result:
   version  the number of the newest migration. A library works on its own version and on newer ones

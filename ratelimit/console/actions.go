@@ -122,9 +122,9 @@ func (c *visit) do(name, key string, f form) (did string, err error) {
 		}
 		return "reset", c.writing(func(ctx context.Context, tx pgx.Tx) error {
 			var deleted int
-			err := tx.QueryRow(ctx, "SELECT _ratelimit_reset(ARRAY[$1::text], ARRAY[$2::text])", name, key).Scan(&deleted)
+			err := tx.QueryRow(ctx, "SELECT ratelimit._reset(ARRAY[$1::text], ARRAY[$2::text])", name, key).Scan(&deleted)
 			if err == nil && deleted > 0 {
-				_, err = tx.Exec(ctx, "SELECT _ratelimit_note_reset($1::text, $2::text, $3::text, $4::text)", name, key, f.Reason, c.who)
+				_, err = tx.Exec(ctx, "SELECT ratelimit._note_reset($1::text, $2::text, $3::text, $4::text)", name, key, f.Reason, c.who)
 			}
 			return err
 		})
@@ -182,7 +182,7 @@ func (c *visit) do(name, key string, f form) (did string, err error) {
 	if f.Action != "numbers" {
 		var beside bool
 		err := c.writing(func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "SELECT ratelimit_"+f.Action+"($1::text, $2::text, $3::timestamptz, $4::text, $5::text)", name, scope, until, f.Reason, c.who)
+			_, err := tx.Exec(ctx, "SELECT ratelimit."+f.Action+"($1::text, $2::text, $3::timestamptz, $4::text, $5::text)", name, scope, until, f.Reason, c.who)
 			if err == nil && f.Action != "block" {
 				beside, err = blocked(ctx, tx, name, key)
 			}
@@ -213,7 +213,7 @@ func (c *visit) do(name, key string, f form) (did string, err error) {
 	var id int64
 	var beside bool
 	err = c.writing(func(ctx context.Context, tx pgx.Tx) error {
-		err := tx.QueryRow(ctx, "SELECT ratelimit_override($1::text, $2::text, $3::float8, $4::float8, $5::float8, $6::timestamptz, $7::text, $8::text)", name, scope, numbers[0], numbers[1], numbers[2], until, f.Reason, c.who).Scan(&id)
+		err := tx.QueryRow(ctx, "SELECT ratelimit.override($1::text, $2::text, $3::float8, $4::float8, $5::float8, $6::timestamptz, $7::text, $8::text)", name, scope, numbers[0], numbers[1], numbers[2], until, f.Reason, c.who).Scan(&id)
 		if err == nil {
 			beside, err = blocked(ctx, tx, name, key)
 		}
@@ -250,7 +250,7 @@ func (c *visit) restore(name string, key *string, f form) (did string, err error
 		if err := tx.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&since); err != nil {
 			return err
 		}
-		if err := tx.QueryRow(ctx, "SELECT ratelimit_restore($1::text, $2::text, $3::text, $4::text)", name, key, optional(f.Effect), c.who).Scan(&removed); err != nil || removed == 0 {
+		if err := tx.QueryRow(ctx, "SELECT ratelimit.restore($1::text, $2::text, $3::text, $4::text)", name, key, optional(f.Effect), c.who).Scan(&removed); err != nil || removed == 0 {
 			return err
 		}
 		unseen, err := queryUnseen(ctx, tx, name, key, ids, since)
@@ -268,7 +268,7 @@ func (c *visit) restore(name string, key *string, f form) (did string, err error
 
 // blocked reports whether a block decides for a key, or for every key, that has an override of its own.
 func blocked(ctx context.Context, tx pgx.Tx, name, key string) (is bool, err error) {
-	err = tx.QueryRow(ctx, "SELECT coalesce((SELECT o.effect = 'block' FROM _ratelimit_in_force($1::text, ARRAY[$2::text], clock_timestamp()) AS o LIMIT 1), false)", name, key).Scan(&is)
+	err = tx.QueryRow(ctx, "SELECT coalesce((SELECT o.effect = 'block' FROM ratelimit._in_force($1::text, ARRAY[$2::text], clock_timestamp()) AS o LIMIT 1), false)", name, key).Scan(&is)
 	return is, err
 }
 
@@ -307,7 +307,7 @@ func (c *visit) notAdded(id int64, err error) error {
 func (c *visit) add(id int64, name string, before *float64) error {
 	return c.writing(func(ctx context.Context, tx pgx.Tx) error {
 		var added float64
-		err := tx.QueryRow(ctx, "SELECT ratelimit_add(o.id, $3::float8) FROM rate_limit_overrides AS o WHERE o.id = $1::bigint AND o.name = $2", id, name, before).Scan(&added)
+		err := tx.QueryRow(ctx, "SELECT ratelimit.add(o.id, $3::float8) FROM ratelimit.overrides AS o WHERE o.id = $1::bigint AND o.name = $2", id, name, before).Scan(&added)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return wrong("There is no such override.")
 		}

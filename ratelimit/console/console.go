@@ -63,12 +63,14 @@ const knownAfter = 2 * time.Second
 // It refuses what pages of other sites ask of it, unless somebody follows a link, and cannot be framed. Its Content-Security-Policy allows scripts and
 // styles from the same origin only, none of them inline.
 type Handler struct {
-	// DB is a pool, such as *pgxpool.Pool, whose search_path leads to the limiter's schema. Required. If several schemas of the path
-	// have a table rate_limits, pages are answered with 503: let the path name the limiter's schema alone. A page takes one
+	// DB is a pool, such as *pgxpool.Pool. Required. A page takes one
 	// connection, and all pages together at most two at once: more readers wait, and after three seconds are answered with 503.
 	DB interface {
 		BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 	}
+
+	// Schema is that of [ratelimit.Limiter]; "" is ratelimit.
+	Schema string
 
 	// Who names the person who sent a request. The name is written beside the overrides that the person makes. For a request of
 	// nobody, it returns "": then the page only reads, and writes are answered with 403. nil: the page only reads.
@@ -240,10 +242,11 @@ func (c *visit) inTx(options pgx.TxOptions, statements func(ctx context.Context,
 	if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL statement_timeout = %d", max(timeout.Milliseconds(), 1))); err != nil {
 		return err
 	}
-	if err := pin.To(ctx, tx); err != nil {
+	named, err := pin.To(ctx, tx, c.h.Schema)
+	if err != nil {
 		return err
 	}
-	if err := statements(ctx, tx); err != nil {
+	if err := statements(ctx, named); err != nil {
 		return err
 	}
 	return tx.Commit(ctx)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/txlimit/txlimit/internal/pin"
 	"github.com/txlimit/txlimit/internal/visible"
 )
 
@@ -34,10 +33,6 @@ func inWords(err error) *refusal {
 	if refused, ok := errors.AsType[*refusal](err); ok {
 		return refused
 	}
-	if _, ok := errors.AsType[*pin.SeveralError](err); ok {
-		return &refusal{status: http.StatusServiceUnavailable, title: "Several schemas have rate limits", text: "The search_path of this page's connections names several schemas with a table rate_limits, and one may be somebody else's. " +
-			"Nothing was read or changed. Give the pool of the page a search_path that names the application's schema alone (txlimit console: pass --schema). The log of this program names the schemas."}
-	}
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
 		switch pgErr.Code {
 		case "22023", "55000": // invalid_parameter_value, object_not_in_prerequisite_state: raised by the engine, which says what is wrong
@@ -45,7 +40,7 @@ func inWords(err error) *refusal {
 		case "42501":
 			return &refusal{status: http.StatusForbidden, title: "The database refuses this", text: sentence(pgErr.Message) + " docs/console.md has the grants."}
 		case "42P01", "42883", "42703", "3F000":
-			return &refusal{status: http.StatusInternalServerError, title: "The limiter's tables are not there", text: "Migrate the schema to this version of txlimit, and see that the search_path of this connection leads to it. If the schema was renamed, docs/operations.md says what to do."}
+			return &refusal{status: http.StatusInternalServerError, title: "The limiter's tables are not there", text: "Migrate the schema to this version of txlimit. If its name is not ratelimit, set Handler.Schema. If the schema was renamed, docs/operations.md says what to do."}
 		case "25006":
 			return isReplica()
 		case "57014", "55P03":

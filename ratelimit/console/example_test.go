@@ -31,7 +31,7 @@ func staffOf(r *http.Request) string {
 
 // The page is mounted behind the application's own login.
 func Example() {
-	var pool *pgxpool.Pool // its search_path leads to the limiter's schema
+	var pool *pgxpool.Pool
 	mux := http.NewServeMux()
 
 	page := &console.Handler{

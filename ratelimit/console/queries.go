@@ -57,11 +57,11 @@ func (l limitRow) Numbers() numbers {
 // Names are found by index look-ups, one for each: nothing reads the rows of all keys.
 const limitsSQL = `
 WITH used AS (
-    SELECT u.name, least(sum(u.granted), 9223372036854775807)::bigint AS granted, least(sum(u.denied), 9223372036854775807)::bigint AS denied, least(sum(u.failed), 9223372036854775807)::bigint AS failed FROM rate_limit_usage AS u WHERE u.minute > now() - $1::interval AND u.minute < now() + interval '1 day' GROUP BY u.name
+    SELECT u.name, least(sum(u.granted), 9223372036854775807)::bigint AS granted, least(sum(u.denied), 9223372036854775807)::bigint AS denied, least(sum(u.failed), 9223372036854775807)::bigint AS failed FROM ratelimit.usage AS u WHERE u.minute > now() - $1::interval AND u.minute < now() + interval '1 day' GROUP BY u.name
 ),
 named AS (
     SELECT u.name FROM used AS u
-    UNION SELECT d.name FROM rate_limit_definitions AS d WHERE d.current
+    UNION SELECT d.name FROM ratelimit.definitions AS d WHERE d.current
     UNION SELECT n.name FROM unnest($4::text[]) AS n (name)
 ),
 listed AS (
@@ -72,18 +72,18 @@ listed AS (
      ORDER BY denied DESC, granted DESC, n.name
     OFFSET $3 LIMIT $5
 )
-SELECT l.name, l.granted, l.denied, l.failed, EXISTS (SELECT 1 FROM rate_limit_usage AS u WHERE u.name = l.name) AS counted, d.kind, d.rate, d.period::text AS period, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, p.programs, p.versions, p.varies,
+SELECT l.name, l.granted, l.denied, l.failed, EXISTS (SELECT 1 FROM ratelimit.usage AS u WHERE u.name = l.name) AS counted, d.kind, d.rate, d.period::text AS period, extract(epoch FROM d.period)::float8 AS seconds, d.capacity, p.programs, p.versions, p.varies,
        l.total, l.all_grants, l.all_denied
   FROM listed AS l
-  LEFT JOIN LATERAL (SELECT d.* FROM rate_limit_definitions AS d WHERE d.name = l.name AND d.current ORDER BY d.published_at DESC, d.program LIMIT 1) AS d ON true
+  LEFT JOIN LATERAL (SELECT d.* FROM ratelimit.definitions AS d WHERE d.name = l.name AND d.current ORDER BY d.published_at DESC, d.program LIMIT 1) AS d ON true
  CROSS JOIN LATERAL (
     SELECT string_agg(DISTINCT d.program, ', ') AS programs, count(DISTINCT d.definition) AS versions, coalesce(bool_or(d.varies IS NOT NULL), false) AS varies
-      FROM rate_limit_definitions AS d WHERE d.name = l.name AND d.current
+      FROM ratelimit.definitions AS d WHERE d.name = l.name AND d.current
   ) AS p
  ORDER BY l.denied DESC, l.granted DESC, l.name`
 
 func queryLimits(ctx context.Context, tx pgx.Tx, s span, search string, offset int) ([]limitRow, error) {
-	stored, err := column[string](tx.Query(ctx, "SELECT n.name FROM _ratelimit_stored_names($1::integer) AS n (name)", maxNames))
+	stored, err := column[string](tx.Query(ctx, "SELECT n.name FROM ratelimit._stored_names($1::integer) AS n (name)", maxNames))
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +97,7 @@ func queryLimits(ctx context.Context, tx pgx.Tx, s span, search string, offset i
 	}
 	inForce, err := collect[inForceRow](tx.Query(ctx, `
 		SELECT least(count(o.id), 100) AS overrides, coalesce(bool_or(o.key IS NULL AND o.effect = 'block'), false) AS blocked
-		  FROM unnest($1::text[]) WITH ORDINALITY AS n (name, i) LEFT JOIN LATERAL _ratelimit_in_force(n.name, NULL, now(), 100) AS o ON true
+		  FROM unnest($1::text[]) WITH ORDINALITY AS n (name, i) LEFT JOIN LATERAL ratelimit._in_force(n.name, NULL, now(), 100) AS o ON true
 		 GROUP BY n.i ORDER BY n.i`, names))
 	for i, row := range inForce {
 		limits[i].Overrides, limits[i].Blocked = row.Overrides, row.Blocked
@@ -124,7 +124,7 @@ SELECT u.name, date_bin($3::interval, u.minute, timestamptz 'epoch') AS at, leas
        sum(greatest(least(u.tokens, 1e100), -1e100)) AS tokens, sum(greatest(least(u.refunded, 1e100), -1e100)) AS refunded,
        sum(greatest(least(u.waited, 1e100), -1e100)) AS waited
   FROM unnest($1::text[]) AS n (name)
- CROSS JOIN LATERAL (SELECT u.* FROM rate_limit_usage AS u WHERE u.name = n.name COLLATE "C" AND u.minute >= $2 AND u.minute < now() + interval '1 day') AS u
+ CROSS JOIN LATERAL (SELECT u.* FROM ratelimit.usage AS u WHERE u.name = n.name COLLATE "C" AND u.minute >= $2 AND u.minute < now() + interval '1 day') AS u
  GROUP BY 1, 2 ORDER BY 1, 2`
 
 func queryBins(ctx context.Context, tx pgx.Tx, since time.Time, bin time.Duration, names ...string) ([]binRow, error) {
@@ -162,7 +162,7 @@ func queryDefinitions(ctx context.Context, tx pgx.Tx, name string) ([]definition
 		       CASE WHEN isfinite(d.start) THEN d.start END AS start, d.shards, d.zone, `+keystate.AnchorText("d.anchor")+` AS anchor, d.varies IS NOT NULL AS varies, d.current, d.in_use, `+keystate.ShownTime("d.published_at")+` AS published_at,
 		       d.current AND d.definition = first_value(d.definition) OVER (ORDER BY d.current DESC, d.published_at DESC, d.program) AS counts
 		  FROM (SELECT DISTINCT ON (d.program, d.definition) d.*, coalesce(d.alive_until > clock_timestamp(), false) AS in_use -- several lists of a program may have it
-		          FROM rate_limit_definitions AS d WHERE d.name = $1 AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')
+		          FROM ratelimit.definitions AS d WHERE d.name = $1 AND (d.current OR d.published_at > clock_timestamp() - interval '7 days')
 		         ORDER BY d.program, d.definition, d.current DESC, in_use DESC, d.published_at DESC) AS d
 		 ORDER BY counts DESC, d.current DESC, d.published_at DESC, d.program LIMIT $2`, name, maxDefinitions))
 }
@@ -209,7 +209,7 @@ func queryOverridesInForce(ctx context.Context, tx pgx.Tx, name string, now time
 
 // queryHistory reads the newest overrides of a limit, whatever their key.
 func queryHistory(ctx context.Context, tx pgx.Tx, name string) ([]overrideRow, error) {
-	return overrideRows(keystate.History(ctx, tx, `rate_limit_overrides AS o WHERE o.name COLLATE "POSIX" = $1 ORDER BY o.made_at DESC, o.id DESC LIMIT $2`, name, maxOverrides))
+	return overrideRows(keystate.History(ctx, tx, `ratelimit.overrides AS o WHERE o.name COLLATE "POSIX" = $1 ORDER BY o.made_at DESC, o.id DESC LIMIT $2`, name, maxOverrides))
 }
 
 // queryKeyHistory reads the newest overrides that were for a key, or for every key.
@@ -265,14 +265,14 @@ func (k *keyRow) setState(s *keystate.State) {
 }
 
 func queryDenied(ctx context.Context, tx pgx.Tx, name string, since time.Time, search string) ([]keyRow, error) {
-	return collect[keyRow](tx.Query(ctx, `SELECT d.key, d.denied, `+keystate.ShownTime("d.last_denied")+` AS last_denied FROM ratelimit_denials($1, $2) AS d
+	return collect[keyRow](tx.Query(ctx, `SELECT d.key, d.denied, `+keystate.ShownTime("d.last_denied")+` AS last_denied FROM ratelimit.denials($1, $2) AS d
 		WHERE strpos(lower(d.key), lower($3)) > 0 OR $3 = '' LIMIT $4`, name, since, search, maxDeniedKeys))
 }
 
 // queryKeys finds the keys that begin with a prefix. Each key is one look-up in the primary key, however many shards it has.
 func queryKeys(ctx context.Context, tx pgx.Tx, name, prefix string) ([]keyRow, error) {
 	return collect[keyRow](tx.Query(ctx, `
-		SELECT f.key, NULL::bigint AS denied, NULL::timestamptz AS last_denied FROM _ratelimit_stored_keys($1::text, $2::text, $3::text, $4::integer) AS f (key)`, name, prefix, above(prefix), maxKeys))
+		SELECT f.key, NULL::bigint AS denied, NULL::timestamptz AS last_denied FROM ratelimit._stored_keys($1::text, $2::text, $3::text, $4::integer) AS f (key)`, name, prefix, above(prefix), maxKeys))
 }
 
 // above is the first text that does not begin with a prefix, in the order of the bytes, or nil if there is none.
@@ -385,12 +385,12 @@ func parseShown(text string) (ids shownOverrides, ok bool) {
 
 // queryUnseen finds an override that this transaction has ended, of a key (nil: of every key), and that a form has not shown; nil: there is none. since is
 // an instant of this transaction before that. It looks at what was ended, since an override may be committed until the moment in which
-// ratelimit_restore looks. Several servers number transactions each by itself: there, what was ended since counts, whoever ended it.
+// ratelimit.restore looks. Several servers number transactions each by itself: there, what was ended since counts, whoever ended it.
 func queryUnseen(ctx context.Context, tx pgx.Tx, name string, key *string, ids shownOverrides, since time.Time) (*overrideRow, error) {
-	rows, err := overrideRows(keystate.History(ctx, tx, `rate_limit_overrides AS o
-		WHERE o.name = $1 AND (o.key = $2 OR $2::text IS NULL AND o.key IS NULL) AND o.removed_at IS NOT NULL AND (o.changed_in = pg_current_xact_id() OR NOT _ratelimit_one_server() AND o.removed_at >= $3)
-		  AND _ratelimit_usable(o.effect, o.rate, o.capacity, o.max_reserved) AND o.id <> ALL ($4::bigint[])
-		  AND NOT (cardinality($4::bigint[]) = $5 AND o.made_at < (SELECT min(s.made_at) FROM rate_limit_overrides AS s WHERE s.id = ANY ($4::bigint[])))
+	rows, err := overrideRows(keystate.History(ctx, tx, `ratelimit.overrides AS o
+		WHERE o.name = $1 AND (o.key = $2 OR $2::text IS NULL AND o.key IS NULL) AND o.removed_at IS NOT NULL AND (o.changed_in = pg_current_xact_id() OR NOT ratelimit._one_server() AND o.removed_at >= $3)
+		  AND ratelimit._usable(o.effect, o.rate, o.capacity, o.max_reserved) AND o.id <> ALL ($4::bigint[])
+		  AND NOT (cardinality($4::bigint[]) = $5 AND o.made_at < (SELECT min(s.made_at) FROM ratelimit.overrides AS s WHERE s.id = ANY ($4::bigint[])))
 		ORDER BY o.effect = 'block' DESC, o.made_at DESC, o.id DESC LIMIT 1`, name, key, since, append([]int64{}, ids...), maxOverrides))
 	if len(rows) == 0 {
 		return nil, err
@@ -409,7 +409,7 @@ func queryKeyDenials(ctx context.Context, tx pgx.Tx, name, key string) ([]hourRo
 	return collect[hourRow](tx.Query(ctx, `
 		SELECT d.hour, d.denied, `+keystate.ShownTime("d.last_denied")+` AS last_denied
 		  FROM generate_series(date_trunc('hour', now(), 'UTC') - interval '47 hours', now(), interval '1 hour') AS h
-		 CROSS JOIN LATERAL (SELECT d.* FROM rate_limit_denials AS d WHERE d.name = $1 AND d.hour = h AND d.key = $2) AS d
+		 CROSS JOIN LATERAL (SELECT d.* FROM ratelimit.denials AS d WHERE d.name = $1 AND d.hour = h AND d.key = $2) AS d
 		 ORDER BY d.hour`, name, key))
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/inschema"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -89,9 +90,13 @@ func (r *Recorder) record(ctx context.Context, args dbsqlc.RecordUsageParams) er
 		defer conn.Release()
 		db = conn
 	}
+	sql, err := inschema.SQL(dbsqlc.RecordUsage, inschema.From(ctx, r.Schema))
+	if err != nil {
+		return unsentError{fmt.Errorf("%w: %w", ratelimit.ErrInvalid, err)}
+	}
 	return new(ratelimit.Limiter).Retry(ctx, func(ctx context.Context) error {
 		var deleted int32
-		return db.QueryRow(ctx, dbsqlc.RecordUsage,
+		return db.QueryRow(ctx, sql,
 			args.Names, args.Minutes, args.Granted, args.Denied, args.Failed, args.Tokens, args.Refunded, args.Waited,
 			args.DenialNames, args.Hours, args.Keys, args.Denials, args.Asked, args.LastDenied, args.Keep).Scan(&deleted)
 	})

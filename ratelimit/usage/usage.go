@@ -10,8 +10,8 @@
 // A [Recorder] adds up, in the process, and writes the sums every ten seconds, to two tables of package migrations. Two
 // functions read them:
 //
-//	SELECT * FROM ratelimit_usage('sendMessage', since => now() - interval '3 hours')   -- minute by minute
-//	SELECT * FROM ratelimit_denials('sendMessage', since => now() - interval '3 hours') -- the most denied keys
+//	SELECT * FROM ratelimit.usage('sendMessage', since => now() - interval '3 hours')   -- minute by minute
+//	SELECT * FROM ratelimit.denials('sendMessage', since => now() - interval '3 hours') -- the most denied keys
 //
 // With Open, Options.Observer is a second observer, such as one of package observe. Without, [ratelimit.Join] joins two.
 //
@@ -49,8 +49,8 @@ const (
 	maxWorst   = 100  // of these, written by each flush
 
 	// A flush is several statements if there are more rows.
-	maxRows = 1000 // of rate_limit_usage, give or take one limit's
-	maxKept = 5000 // of rate_limit_denials, likewise
+	maxRows = 1000 // of ratelimit.usage, give or take one limit's
+	maxKept = 5000 // of ratelimit.denials, likewise
 
 	flushTimeout = 5 * time.Second
 	sweepAtLeast = time.Hour // how often rows are deleted if there is nothing to write
@@ -86,9 +86,12 @@ const others = "(others)"
 // limit "(others)".
 type Recorder struct {
 	// DB is a pool: a *pgxpool.Pool, [ratelimit.SQL] of a *sql.DB, or a [ratelimit.Coalescer], whose pool is used. Required.
-	// A connection or a transaction is [ratelimit.ErrInvalid]. Its role needs SELECT, INSERT, UPDATE and DELETE on rate_limit_usage and rate_limit_denials. A flush uses one
+	// A connection or a transaction is [ratelimit.ErrInvalid]. Its role needs SELECT, INSERT, UPDATE and DELETE on ratelimit.usage and ratelimit.denials. A flush uses one
 	// connection, and waits for 2 seconds at most for a row that another transaction has locked.
 	DB ratelimit.DB
+
+	// Schema is that of [ratelimit.Limiter]. [ratelimit.Open] says it itself.
+	Schema string
 
 	// Every is the time from one flush to the next. 0: DefaultEvery, 10 seconds.
 	Every time.Duration
@@ -99,7 +102,7 @@ type Recorder struct {
 	Keep time.Duration
 
 	// HashKey converts a denied key before it is stored, for example into an HMAC, since keys may be personal data. It is
-	// called during flushes. nil: keys are stored as in rate_limits.
+	// called during flushes. nil: keys are stored as in ratelimit.limits.
 	HashKey func(key string) string
 
 	// OnError is called by Run for each flush that failed, and when counts were dropped. nil: the error is logged by
@@ -153,7 +156,7 @@ func (r *Recorder) flushInTime(ctx context.Context, last bool) error {
 
 func (r *Recorder) tell(err error) {
 	if n := r.dropped.Swap(0); n > 0 {
-		err = errors.Join(err, fmt.Errorf("usage: %d requests are missing in rate_limit_usage: their flush was not answered, or the database was away for too long", n))
+		err = errors.Join(err, fmt.Errorf("usage: %d requests are missing in ratelimit.usage: their flush was not answered, or the database was away for too long", n))
 	}
 	switch {
 	case err == nil:

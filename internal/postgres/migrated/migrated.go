@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"io/fs"
 	"os"
+	"sync"
 	"testing"
 
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
@@ -26,15 +27,24 @@ func Files() fs.FS {
 	return migrations.FS
 }
 
-// Up migrates the database or schema that a connection string leads to.
-func Up(ctx context.Context, url string) error {
+// Up migrates the database that a connection string leads to.
+func Up(ctx context.Context, url string) error { return UpIn(ctx, url, "") }
+
+// UpIn is Up for a schema with another name.
+func UpIn(ctx context.Context, url, schema string) error {
 	db, err := sql.Open("pgx", url)
 	if err != nil {
 		return err
 	}
 	defer db.Close()
-	// The limiter has its own version table: its migration 1 is not the application's migration 1.
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, Files(), goose.WithTableName(migrations.VersionTable))
+	if err := migrations.Prepare(ctx, db, schema); err != nil {
+		return err
+	}
+	files, table := Files(), migrations.VersionTable
+	if schema != "" {
+		files, table = migrations.In(schema), schema+".goose_version"
+	}
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, files, goose.WithTableName(table))
 	if err != nil {
 		return err
 	}
@@ -42,10 +52,39 @@ func Up(ctx context.Context, url string) error {
 	return err
 }
 
-// NewSchema makes a migrated schema for a test, and returns a connection string for it. It is dropped when the test ends.
-func NewSchema(t testing.TB, server *postgres.Server) (url string) {
+var templates struct {
+	sync.Mutex
+	urls map[*postgres.Server]string
+}
+
+// Template returns a migrated database of a server, for copies of it. Nobody must connect to it.
+func Template(ctx context.Context, server *postgres.Server) (url string, err error) {
+	templates.Lock()
+	defer templates.Unlock()
+	if url := templates.urls[server]; url != "" {
+		return url, nil
+	}
+	if url, _, err = server.NewDatabase(ctx, ""); err != nil {
+		return "", err
+	}
+	if err := Up(ctx, url); err != nil {
+		return "", err
+	}
+	if templates.urls == nil {
+		templates.urls = map[*postgres.Server]string{}
+	}
+	templates.urls[server] = url
+	return url, nil
+}
+
+// NewDatabase makes a migrated database for a test, and returns a connection string for it. It is dropped when the test ends.
+func NewDatabase(t testing.TB, server *postgres.Server) (url string) {
 	t.Helper()
-	url, drop, err := server.NewSchema(t.Context())
+	template, err := Template(t.Context(), server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	url, drop, err := server.NewDatabase(t.Context(), template)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,8 +93,5 @@ func NewSchema(t testing.TB, server *postgres.Server) (url string) {
 			t.Error(err)
 		}
 	})
-	if err := Up(t.Context(), url); err != nil {
-		t.Fatal(err)
-	}
 	return url
 }

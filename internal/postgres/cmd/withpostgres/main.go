@@ -1,10 +1,10 @@
 // Withpostgres runs a command that needs a PostgreSQL.
 //
-//	go run ./internal/postgres/cmd/withpostgres [-f file.sql] -- command args...
+//	go run ./internal/postgres/cmd/withpostgres [-migrated] [-f file.sql] -- command args...
 //
-// It finds or starts a server, as package postgres describes. It makes a schema,
-// runs the SQL file in it, and runs the command with TXLIMIT_DATABASE_URL set to a
-// connection string whose search_path is that schema. When the command ends, it
+// It finds or starts a server, as package postgres describes. It makes a database,
+// migrates it or runs the SQL file in it, and runs the command with TXLIMIT_DATABASE_URL set to a
+// connection string for it. When the command ends, it
 // removes everything that it made and exits with the command's exit code. (go run
 // itself turns every exit code but 0 into 1.)
 package main
@@ -24,12 +24,14 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/txlimit/txlimit/internal/postgres"
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 )
 
 func main() {
-	file := flag.String("f", "", "SQL `file` to run in the new schema before the command")
+	up := flag.Bool("migrated", false, "run the limiter's migrations in the new database")
+	file := flag.String("f", "", "SQL `file` to run in the new database before the command")
 	flag.Usage = func() {
-		fmt.Fprintln(flag.CommandLine.Output(), "usage: withpostgres [-f file.sql] -- command args...")
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: withpostgres [-migrated] [-f file.sql] -- command args...")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -37,7 +39,7 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
-	code, err := run(*file, flag.Args())
+	code, err := run(*up, *file, flag.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "withpostgres:", err)
 		code = max(code, 1)
@@ -46,7 +48,7 @@ func main() {
 }
 
 // run returns the exit code of the command. An error is a failure of this program.
-func run(file string, command []string) (code int, err error) {
+func run(up bool, file string, command []string) (code int, err error) {
 	// Until the command runs, a signal ends the preparations. After that, SIGTERM is
 	// passed on to the command. The terminal sends Ctrl-C to both processes, and
 	// this one only has to outlive the command.
@@ -68,9 +70,14 @@ func run(file string, command []string) (code int, err error) {
 	}
 	defer func() { err = errors.Join(err, server.Close()) }()
 	fmt.Fprintln(os.Stderr, "withpostgres:", server)
-	url, _, err := server.NewSchema(ctx) // Close drops it
+	url, _, err := server.NewDatabase(ctx, "") // Close drops it
 	if err != nil {
 		return 0, err
+	}
+	if up {
+		if err := migrated.Up(ctx, url); err != nil {
+			return 0, err
+		}
 	}
 	if err := runSQL(ctx, url, file, string(sql)); err != nil {
 		return 0, err
