@@ -80,9 +80,9 @@ func (e *env) close() error {
 	return err
 }
 
-// newSchema makes a schema with the tables and functions of this library and of the other contenders, and returns its URL. Each
+// newDatabase makes a database with the tables and functions of this library and of the other contenders, and returns its URL. Each
 // side of a comparison has its own.
-func (e *env) newSchema(ctx context.Context) (string, error) {
+func (e *env) newDatabase(ctx context.Context) (string, error) {
 	if e.postgres == nil {
 		server, err := postgres.Start(ctx)
 		if err != nil {
@@ -91,14 +91,15 @@ func (e *env) newSchema(ctx context.Context) (string, error) {
 		e.postgres = server
 		fmt.Fprintln(e.out, "on", server)
 	}
-	url, drop, err := e.postgres.NewSchema(ctx)
+	template, err := migrated.Template(ctx, e.postgres)
+	if err != nil {
+		return "", err
+	}
+	url, drop, err := e.postgres.NewDatabase(ctx, template)
 	if err != nil {
 		return "", err
 	}
 	e.undos = append(e.undos, drop)
-	if err := migrated.Up(ctx, url); err != nil {
-		return "", err
-	}
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return "", err
@@ -108,9 +109,9 @@ func (e *env) newSchema(ctx context.Context) (string, error) {
 	return url, err
 }
 
-// newPool makes a schema and a pool with conns connections to it.
+// newPool makes a database and a pool with conns connections to it.
 func (e *env) newPool(ctx context.Context, conns int, tracer pgx.QueryTracer) (*pgxpool.Pool, error) {
-	url, err := e.newSchema(ctx)
+	url, err := e.newDatabase(ctx)
 	if err != nil {
 		return nil, err
 	}

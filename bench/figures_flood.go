@@ -59,7 +59,7 @@ func floodP99(ctx context.Context, e *env) (outcome, error) {
 	held := make([]byte, floodHeap)
 	defer runtime.KeepAlive(held)
 	for _, f := range floods {
-		url, err := e.newSchema(ctx)
+		url, err := e.newDatabase(ctx)
 		if err != nil {
 			return outcome{}, err
 		}

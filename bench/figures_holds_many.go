@@ -79,13 +79,13 @@ func holdsRenewed(ctx context.Context, e *env) (outcome, error) {
 	var p dbsqlc.ExtendParams
 	for i := range n {
 		p.Names, p.Keys, p.Ids = append(p.Names, "slots"), append(p.Keys, "key"), append(p.Ids, strconv.Itoa(i+1))
-		p.Tokens, p.Ttls = append(p.Tokens, tokenOfMany[1:len(tokenOfMany)-1]), append(p.Ttls, "")
+		p.Tokens, p.Ttls = append(p.Tokens, tokenOfMany[1:len(tokenOfMany)-1]), append(p.Ttls, 0)
 	}
 	hours := 1
 	result, err := milliseconds(e, 20, func() error {
 		hours++ // else nothing would be extended
 		for i := range p.Ttls {
-			p.Ttls[i] = fmt.Sprint(hours, " hours")
+			p.Ttls[i] = time.Duration(hours) * time.Hour
 		}
 		answer, err := dbsqlc.New(dbtx{pool}).Extend(ctx, p)
 		if err == nil && len(answer.Ended)+len(answer.Lost)+len(answer.Busy) > 0 {

@@ -72,7 +72,7 @@ func hotQueueWasted4Processes(ctx context.Context, e *env) (outcome, error) {
 	var values []float64
 	var notes []string
 	for _, queue := range []bool{true, false} {
-		url, err := e.newSchema(ctx)
+		url, err := e.newDatabase(ctx)
 		if err != nil {
 			return outcome{}, err
 		}

@@ -36,16 +36,20 @@ func TestGettingStarted(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := server.Close(); err != nil { // this drops the schema, too
+		if err := server.Close(); err != nil { // this drops the database, too
 			t.Error(err)
 		}
 	})
-	url, _, err := server.NewSchema(t.Context())
+	url, _, err := server.NewDatabase(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
 
 	dir := t.TempDir()
+	tool := filepath.Join(dir, "txlimit")
+	if output, err := exec.CommandContext(t.Context(), "go", "build", "-C", root, "-o", tool, "./cmd/txlimit").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
 	run := func(script string) string {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script)
@@ -75,7 +79,7 @@ func TestGettingStarted(t *testing.T) {
 			if ran == 0 {
 				text = strings.Replace(text, "go get "+module, "go mod edit -require "+module+"@v0.0.0 -replace "+module+"="+root, 1)
 			}
-			printed = run(text)
+			printed = run(strings.Replace(text, "go run "+module+"/cmd/txlimit@latest", tool, 1))
 			if ran == 0 {
 				dir = filepath.Join(dir, "app")
 			}

@@ -196,7 +196,7 @@ func TestInjectionsComeBackAsTheyAreInErrors(t *testing.T) {
 						t.Errorf("%q by hand: %v, %v, want %v", text, ok, err, want)
 					}
 				}
-				for _, function := range []string{"ratelimit", "ratelimit.reserve", "ratelimit.take"} {
+				for _, function := range []string{"ratelimit.consume", "ratelimit.reserve", "ratelimit.take"} {
 					call := fmt.Sprintf(call, function)
 					switch function {
 					case "ratelimit.reserve":

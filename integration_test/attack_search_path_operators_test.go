@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -11,10 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/txlimit/txlimit/migrations"
 )
 
 // everyFunctionSQL adds to a schema functions with the names of all of the limiter's, and of those of Postgres that take texts, for arguments
@@ -28,7 +24,7 @@ BEGIN
     FOR f IN
         SELECT DISTINCT p.proname, n, p.proargnames[1:n] AS names
           FROM pg_proc AS p, generate_series(p.pronargs::int - p.pronargdefaults, p.pronargs::int) AS n
-         WHERE p.pronamespace = 'app'::regnamespace AND p.prokind = 'f' AND n > 0
+         WHERE p.pronamespace = 'ratelimit'::regnamespace AND p.prokind = 'f' AND n > 0
         UNION
         SELECT DISTINCT p.proname, p.pronargs::int, NULL::text[] FROM pg_proc AS p
          WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.prokind = 'f' AND p.pronargs BETWEEN 1 AND 3 AND 'text'::regtype = ANY (p.proargtypes)
@@ -53,12 +49,6 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 	t.Parallel()
 	needsSession(t, "since it sets the search_path of connections")
 	admin := newPool(t, 2)
-	schema, evil := schemaOf(t, admin), "evil_"+schemaOf(t, admin)
-	attack := func(sql string) {
-		t.Helper()
-		sql = named(sql, schema, "")
-		mustExec(t, admin, strings.NewReplacer("evil.", evil+".", "SCHEMA evil", "SCHEMA "+evil).Replace(sql))
-	}
 	publish(t, admin, `[{"name": "signUps", "kind": "token bucket", "rate": 10, "period": "1000 hours"}, {"name": "window", "kind": "fixed window", "rate": 10, "period": "1000 hours"},
 		{"name": "month", "kind": "calendar window", "rate": 10, "period": "1 month"}, {"name": "own", "kind": "token bucket", "rate": 10, "period": "1000 hours", "varies": "2000 hours"}, {"name": "seats", "kind": "slots", "capacity": 1000}]`)
 	for _, name := range []string{"signUps", "window", "month"} {
@@ -70,23 +60,8 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 	for i := range 20 { // ended below
 		mustExec(t, admin, fmt.Sprintf("SELECT ratelimit.hold('seats', 'acme', 'job-%d', ttl => '1 day')", i))
 	}
-	attack(lookalikeSQL)
-	t.Cleanup(func() {
-		ctx := context.WithoutCancel(t.Context())
-		conn, err := pgx.Connect(ctx, admin.Config().ConnString())
-		if err == nil {
-			_, err = conn.Exec(ctx, "DROP SCHEMA "+evil+" CASCADE")
-			_ = conn.Close(ctx)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	})
-	attack(everyFunctionSQL)
-	attack(operatorsSQL)
-	attack(functionsSQL)
-	mustExec(t, admin, "DROP TABLE "+evil+".limits") // with it, all is refused
-	attack("CREATE TABLE evil." + migrations.VersionTable + " (id integer, version_id bigint, is_applied boolean, tstamp timestamp)")
+	mustExec(t, admin, lookalikeSQL+everyFunctionSQL+operatorsSQL+functionsSQL)
+	mustExec(t, admin, "CREATE TABLE evil.goose_version (id integer, version_id bigint, is_applied boolean, tstamp timestamp)")
 
 	tool := filepath.Join(t.TempDir(), "txlimit")
 	if out, err := exec.Command("go", "build", "-C", "../cmd/txlimit", "-o", tool, ".").CombinedOutput(); err != nil {
@@ -96,11 +71,11 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 	if err := os.WriteFile(limits, []byte(`{"program": "file", "limits": [{"name": "ofFile", "kind": "token bucket", "rate": 10, "period": "1000h"}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	paths := someOf(t, 1, schema+", "+evil, evil+", "+schema, evil+", "+schema+", pg_catalog", schema+", "+evil+", pg_catalog")
+	paths := someOf(t, 1, "ratelimit, evil", "evil, ratelimit", "evil, ratelimit, pg_catalog", "evil, pg_catalog")
 	for i, path := range paths {
 		pool := reconfigured(t, admin, func(config *pgxpool.Config) { config.ConnConfig.RuntimeParams["search_path"] = path })
 		// If this fails, the attack is too weak, and what follows shows nothing.
-		if _, err := pool.Exec(t.Context(), "SELECT ratelimit.block($1, $2, $3, $4, $5)", "signUps", "acme", nil, "", ""); sqlState(err) != "EVIL1" {
+		if _, err := pool.Exec(t.Context(), "SELECT block($1, $2, $3, $4, $5)", "signUps", "acme", nil, "", ""); sqlState(err) != "EVIL1" {
 			t.Errorf("search_path %s: %v, want EVIL1", path, err)
 		}
 		p := newConsole(t, pool, "ann")
@@ -155,48 +130,6 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 	var n int
 	if err := admin.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.overrides WHERE effect <> 'reset'").Scan(&n); err != nil || n != len(paths)*9 {
 		t.Errorf("%d overrides in the history, %v", n, err)
-	}
-
-	// With a table of that name, the other schema could be the limiter's as well. Nothing of either is run.
-	for _, table := range []string{"ratelimit.limits", "ratelimit.definitions", "ratelimit.overrides", "ratelimit.usage", "ratelimit.denials"} {
-		attack("CREATE TABLE evil." + table + " (LIKE app." + table + " INCLUDING ALL)")
-	}
-	attack("INSERT INTO evil.definitions SELECT * FROM ratelimit.definitions")
-	attack("CREATE FUNCTION evil.planted() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM evil.hijacked(); END'")
-	for _, table := range []string{"ratelimit.limits", "ratelimit.definitions", "ratelimit.overrides", migrations.VersionTable} {
-		attack("CREATE TRIGGER planted BEFORE INSERT OR UPDATE OR DELETE ON evil." + table + " FOR EACH STATEMENT EXECUTE FUNCTION evil.planted()")
-	}
-	paths = someOf(t, 1, schema+", "+evil, evil+", "+schema, evil+", "+schema+", pg_catalog")
-	for _, path := range paths {
-		p := newConsole(t, reconfigured(t, admin, func(config *pgxpool.Config) { config.ConnConfig.RuntimeParams["search_path"] = path }), "ann")
-		for _, page := range []string{"", "limit?name=signUps", "key?name=signUps&key=acme"} {
-			p.get(http.StatusServiceUnavailable, page, "Several schemas have rate limits", "pass --schema")
-		}
-		p.get(http.StatusServiceUnavailable, "usage.json?name=signUps")
-		for _, action := range []string{"block", "reset", "restore"} {
-			p.post(http.StatusServiceUnavailable, "key?name=signUps&key=acme", url.Values{"action": {action}, "end": {"1h"}, "reason": {"r"}}, "Several schemas have rate limits")
-		}
-		for _, line := range []string{
-			"limits", "keys signUps --all", "show signUps acme", "override signUps acme --rate 40 --for 1h --reason r --add", "overrides", "block signUps acme --reason r", "block signUps --yes", "unblock signUps acme", "holds seats", "release seats acme job-9 --yes",
-			"unlimited signUps acme --for 1h", "restore signUps acme", "reset signUps acme --yes", "sweep", "publish " + limits, "locks", "console --listen 127.0.0.1:0", "migrate", "migrate status", "migrate down --yes",
-		} {
-			cmd := exec.Command(tool, strings.Fields(line)...)
-			cmd.Env = append(os.Environ(), "DATABASE_URL="+withPath(t, admin.Config().ConnString(), path))
-			out, err := cmd.CombinedOutput()
-			if cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(string(out), "txlimit: several schemas of the search_path have rate limits: pass --schema") ||
-				!strings.Contains(string(out), "--schema "+schema) || strings.Contains(string(out), "hijacked") {
-				t.Errorf("search_path %s: txlimit %s: %v\n%s", path, line, err, out)
-			}
-		}
-		cmd := exec.Command(tool, "--schema", schema, "block", "signUps", "acme", "--for", "1h", "--reason", "r")
-		cmd.Env = append(os.Environ(), "DATABASE_URL="+withPath(t, admin.Config().ConnString(), path))
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("search_path %s, with --schema: %v\n%s", path, err, out)
-		}
-	}
-	var after int
-	if err := admin.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.overrides WHERE effect <> 'reset'").Scan(&after); err != nil || after != n+len(paths) {
-		t.Errorf("%d overrides in the history after %d, %v", after, n, err)
 	}
 }
 

@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -31,8 +30,8 @@ BEGIN
     FOR f IN
         SELECT DISTINCT p.proname AS name, pg_get_function_identity_arguments(p.oid) AS args, pg_get_function_result(p.oid) AS result
           FROM pg_proc AS p
-         WHERE p.pronamespace IN ('pg_catalog'::regnamespace, 'app'::regnamespace) AND p.prokind = 'f' AND p.proargmodes IS NULL
-           AND EXISTS (SELECT FROM pg_proc AS b WHERE b.pronamespace = 'app'::regnamespace AND b.prosrc ~ ('\m' || p.proname || '\('))
+         WHERE p.pronamespace IN ('pg_catalog'::regnamespace, 'ratelimit'::regnamespace) AND p.prokind = 'f' AND p.proargmodes IS NULL
+           AND EXISTS (SELECT FROM pg_proc AS b WHERE b.pronamespace = 'ratelimit'::regnamespace AND b.prosrc ~ ('\m' || p.proname || '\('))
            AND p.prorettype NOT IN ('internal'::regtype, 'cstring'::regtype)
            AND NOT ('"any"'::regtype = ANY (p.proargtypes) OR 'internal'::regtype = ANY (p.proargtypes))
     LOOP
@@ -89,7 +88,7 @@ BEGIN
                                regexp_replace(regexp_replace(pg_get_function_result(p.oid), '\m' || was || '\M', becomes, 'g'),
                                    'any(compatible|element|nonarray)\M', '#', 'g') AS result) AS c
          WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.proargmodes IS NULL AND (p.prokind = 'f' OR p.proname = 'array_agg')
-           AND EXISTS (SELECT FROM pg_proc AS b WHERE b.pronamespace = 'app'::regnamespace AND b.prosrc ~ ('\m' || p.proname || '\('))
+           AND EXISTS (SELECT FROM pg_proc AS b WHERE b.pronamespace = 'ratelimit'::regnamespace AND b.prosrc ~ ('\m' || p.proname || '\('))
            AND c.args <> pg_get_function_identity_arguments(p.oid) AND c.args || c.result !~ 'any|internal|cstring'
     LOOP
         FOREACH t IN ARRAY '{text,int2,int4,int8,float8,timestamptz,interval,tid,int4[],int8[],float8[]}'::text[] LOOP
@@ -126,7 +125,7 @@ var loose = []string{
 
 // byEvil calls each function on a connection with a hostile search_path, and returns the outcomes. The statements qualify
 // the functions' names: what a caller's own statement means there is up to the caller. The test is of the bodies.
-func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error {
+func byEvil(t *testing.T, conn *pgx.Conn, path string) map[string]error {
 	t.Helper()
 	outcome := map[string]error{}
 	for name, sql := range map[string]string{
@@ -138,7 +137,7 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"coalesce":                `SELECT early IS NOT NULL FROM ratelimit._coalesce('{bucket}', '{20}', '{1 hour}', '{20}', ARRAY[$1], '{1}', '{}', '{1}', '{1}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')`,
 		"consume keys":            `SELECT early IS NOT NULL FROM ratelimit._consume_keys('bucket', ARRAY[$1,'none'], 20, '1 hour', 20, '{1,1}')`,
 		"by hand":                 `SELECT granted FROM ratelimit.try('bucket', $1, 20, '1 hour')`,
-		"by hand, raising":        `SELECT remaining IS NOT NULL FROM app.ratelimit('window', $1, 20, '1 hour', kind => 'fixed window')`,
+		"by hand, raising":        `SELECT remaining IS NOT NULL FROM ratelimit.consume('window', $1, 20, '1 hour', kind => 'fixed window')`,
 		"by hand, take":           `SELECT taken IS NOT NULL FROM ratelimit.take('wide', $1, most => 2, rate => 30, period => '1 hour', shards => 3)`,
 		"by hand, reserve":        `SELECT retry_at IS NOT NULL FROM ratelimit.reserve('bucket', $1, 20, '1 hour', 5, max_reserved => 50)`,
 		"by hand, all":            `SELECT remaining IS NOT NULL FROM ratelimit.consume_all(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('name', 'wide', 'key', $1::pg_catalog.text, 'rate', 30, 'period', '1 hour', 'shards', 3), pg_catalog.jsonb_build_object('name', 'month', 'key', $1::pg_catalog.text, 'rate', 20, 'period', '1 month', 'kind', 'calendar window', 'anchor', '2026-01-31'), pg_catalog.jsonb_build_object('name', 'bucket', 'key', $1::pg_catalog.text))) LIMIT 1`,
@@ -228,7 +227,7 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		"22023, too long":      `SELECT ratelimit.publish($1, '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 minute"}]') IS NULL`,
 		"22023, twice listed":  `SELECT ratelimit.publish($1, '[{"name":"u","kind":"unlimited"},{"name":"u","kind":"unlimited"}]') IS NULL`,
 		"22023, sweep":         `SELECT true FROM ratelimit.sweep($1, 20, '1 hour', first => NULL)`,
-		"PT429, by hand":       `SELECT remaining IS NOT NULL FROM (VALUES (1), (2)) AS v (n), LATERAL app.ratelimit('denied', $1, 1, '1 hour', v.n, capacity => 2)`,
+		"PT429, by hand":       `SELECT remaining IS NOT NULL FROM (VALUES (1), (2)) AS v (n), LATERAL ratelimit.consume('denied', $1, 1, '1 hour', v.n, capacity => 2)`,
 		"PT429, all":           `SELECT remaining IS NOT NULL FROM (VALUES (1), (2)) AS v (n), LATERAL ratelimit.consume_all(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('name', 'denied', 'key', $1::pg_catalog.text, 'rate', 2, 'period', '1 hour', 'count', v.n), pg_catalog.jsonb_build_object('name', 'denied more', 'key', $1::pg_catalog.text, 'rate', 2, 'period', '1 hour', 'kind', 'fixed window', 'count', v.n)))`,
 		"22023, all":           `SELECT remaining IS NOT NULL FROM ratelimit.consume_all(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('name', 'bucket', 'key', $1::pg_catalog.text, 'count', '1')))`,
 		"22023, all, twice":    `SELECT remaining IS NOT NULL FROM ratelimit.consume_all(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('name', 'bucket', 'key', $1::pg_catalog.text), pg_catalog.jsonb_build_object('name', 'bucket', 'key', $1::pg_catalog.text)))`,
@@ -260,7 +259,7 @@ func byEvil(t *testing.T, conn *pgx.Conn, schema, path string) map[string]error 
 		}
 		for _, key := range []string{"seeded", "fresh"} {
 			var ok bool
-			err = tx.QueryRow(t.Context(), strings.ReplaceAll(sql, "app.", schema+"."), pgx.QueryExecModeExec, key).Scan(&ok)
+			err = tx.QueryRow(t.Context(), sql, pgx.QueryExecModeExec, key).Scan(&ok)
 			if err == nil && !ok {
 				err = fmt.Errorf("%s: not granted", sql)
 			}
@@ -285,7 +284,7 @@ func TestAHostileSearchPath(t *testing.T) {
 	long(t)
 	t.Parallel()
 	needsSession(t, "since it makes temporary tables, for the session")
-	admin, owner, confined, limits := newConfined(t, 1)
+	admin, owner, confined := newConfined(t, 1)
 	invoker := newPool(t, 2)
 	seed(t, owner)
 	mustExec(t, owner, "INSERT INTO ratelimit.definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, NULL, true, now())")
@@ -295,42 +294,30 @@ func TestAHostileSearchPath(t *testing.T) {
 	mustExec(t, invoker, "INSERT INTO ratelimit.definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, NULL, true, now())")
 	mustExec(t, invoker, `INSERT INTO ratelimit.overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE
 		VALUES (-1, 'bucket', 'seeded', 'numbers', 40, now() - interval '1 minute'), (-2, 'bucket', 'fresh', 'numbers', 40, now() - interval '1 minute')`)
-	evil := "evil_" + schemaOf(t, admin)
 	attack := func(sql string) {
 		t.Helper()
-		sql = named(sql, schemaOf(t, admin), "")
-		mustExec(t, admin, strings.NewReplacer("evil.", evil+".", "SCHEMA evil", "SCHEMA "+evil).Replace(sql))
+		mustExec(t, admin, sql)
+		mustExec(t, invoker, sql)
 	}
 	attack(lookalikeSQL)
-	t.Cleanup(func() {
-		ctx := context.WithoutCancel(t.Context())
-		conn, err := pgx.Connect(ctx, admin.Config().ConnString())
-		if err == nil {
-			_, err = conn.Exec(ctx, "DROP SCHEMA "+evil+" CASCADE")
-			_ = conn.Close(ctx)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	})
 	outcomes := func(pool *pgxpool.Pool, paths ...string) (all map[string]map[string]error) {
 		t.Helper()
-		conn, schema := acquire(t, reconfigured(t, pool, func(*pgxpool.Config) {})), schemaOf(t, pool)
-		if _, err := conn.Exec(t.Context(), "CREATE TEMP TABLE ratelimit.limits (LIKE "+evil+".limits)"); err != nil {
+		conn := acquire(t, reconfigured(t, pool, func(*pgxpool.Config) {}))
+		if _, err := conn.Exec(t.Context(), "CREATE TEMP TABLE limits (LIKE evil.limits)"); err != nil {
 			t.Fatal(err)
 		}
 		all = map[string]map[string]error{}
 		for _, path := range paths {
-			all[path] = byEvil(t, conn, schema, strings.ReplaceAll(named(path, schema, ""), "evil", evil))
+			all[path] = byEvil(t, conn, path)
 		}
 		var n int
-		if err := conn.QueryRow(t.Context(), "SELECT (SELECT count(*) FROM pg_temp.limits) + (SELECT count(*) FROM "+evil+".limits)").Scan(&n); err != nil || n != 0 {
+		if err := conn.QueryRow(t.Context(), "SELECT (SELECT count(*) FROM pg_temp.limits) + (SELECT count(*) FROM evil.limits)").Scan(&n); err != nil || n != 0 {
 			t.Errorf("%d rows in the wrong tables, %v", n, err)
 		}
 		return all
 	}
 	// If pg_catalog is not named, it comes first.
-	behind := someOf(t, 1, "app, evil", "evil, app", "pg_temp, evil, app", "evil")
+	behind := someOf(t, 1, "ratelimit, evil", "evil, ratelimit", "pg_temp, evil, ratelimit", "evil")
 	ahead := someOf(t, 1, "evil, pg_catalog", "pg_temp, evil, pg_catalog")
 	anywhere := slices.Concat(behind, ahead)
 
@@ -358,7 +345,7 @@ func TestAHostileSearchPath(t *testing.T) {
 	// Where types do not match exactly, the attack works. If this fails, the attack is too weak, and the checks above show
 	// nothing.
 	conn := acquire(t, reconfigured(t, invoker, func(*pgxpool.Config) {}))
-	if _, err := conn.Exec(t.Context(), "SET search_path = "+schemaOf(t, invoker)+", "+evil); err != nil {
+	if _, err := conn.Exec(t.Context(), "SET search_path = ratelimit, evil"); err != nil {
 		t.Fatal(err)
 	}
 	for _, expression := range loose {
@@ -378,13 +365,14 @@ func TestAHostileSearchPath(t *testing.T) {
 	}
 
 	// Such a path does not mislead a migration either, nor the objects that it makes.
-	other := connect(t, newSchema(t), 2)
-	mustExec(t, other, "SET search_path = "+schemaOf(t, other)+", "+evil+"; "+schemaSQL(t)+"; RESET search_path")
+	other := connect(t, newDatabase(t), 2)
+	mustExec(t, other, schemaSQL(t)+"; "+lookalikeSQL+operatorsSQL+functionsSQL+"; DROP SCHEMA ratelimit CASCADE")
+	mustExec(t, other, "SET search_path = ratelimit, evil; "+schemaSQL(t)+"; RESET search_path")
 	seed(t, other)
 	mustExec(t, other, "INSERT INTO ratelimit.definitions VALUES ('web', 'bucket', 'x', 'token bucket', 20, '1 hour', 20, NULL, NULL, 1, NULL, NULL, NULL, true, now())")
 	mustExec(t, other, `INSERT INTO ratelimit.overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE
 		VALUES (-1, 'bucket', 'seeded', 'numbers', 40, now() - interval '1 minute'), (-2, 'bucket', 'fresh', 'numbers', 40, now() - interval '1 minute')`)
-	for name, err := range outcomes(other, "app")["app"] {
+	for name, err := range outcomes(other, "ratelimit")["ratelimit"] {
 		if err != nil {
 			t.Errorf("migrated with a hostile search_path, %s: %v", name, err)
 		}
@@ -392,15 +380,15 @@ func TestAHostileSearchPath(t *testing.T) {
 
 	// The functions of a role that only consumes are safe, whatever the path.
 	conn = acquire(t, reconfigured(t, confined, func(*pgxpool.Config) {}))
-	if _, err := conn.Exec(t.Context(), "CREATE TEMP TABLE ratelimit.limits (LIKE "+evil+".limits)"); err != nil {
+	if _, err := conn.Exec(t.Context(), "CREATE TEMP TABLE limits (LIKE evil.limits)"); err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range anywhere {
-		if _, err := conn.Exec(t.Context(), "SET search_path = "+strings.ReplaceAll(named(path, limits, ""), "evil", evil)); err != nil {
+		if _, err := conn.Exec(t.Context(), "SET search_path = "+strings.ReplaceAll(path, "ratelimit", "limits")); err != nil {
 			t.Fatal(err)
 		}
 		for _, key := range []string{"seeded", "fresh"} {
-			for _, sql := range []string{"SELECT true FROM " + limits + ".consume('bucket', $1)", "SELECT granted FROM " + limits + ".try('bucket', $1)"} {
+			for _, sql := range []string{"SELECT true FROM limits.consume('bucket', $1)", "SELECT granted FROM limits.try('bucket', $1)"} {
 				var granted bool
 				if err := conn.QueryRow(t.Context(), sql, pgx.QueryExecModeExec, key).Scan(&granted); err != nil || !granted {
 					t.Errorf("a role that only consumes, search_path %s, %s: %v, %v", path, sql, granted, err)
@@ -409,7 +397,7 @@ func TestAHostileSearchPath(t *testing.T) {
 		}
 	}
 
-	mustExec(t, invoker, named(docSQL(t, "docs/security.md", "AND prosrc <>"), schemaOf(t, invoker), ""))
+	mustExec(t, invoker, docSQL(t, "docs/security.md", "AND prosrc <>"))
 	for path, outcome := range outcomes(invoker, anywhere...) {
 		for name, err := range outcome {
 			if err != nil {

@@ -29,7 +29,7 @@ func TestAStructThatEmbedsACoalescerCoalesces(t *testing.T) {
 			t.Errorf("call %d on %s: %v", i, db.name, err)
 		}
 	}
-	if n := s.count("ratelimit_coalesce"); n != 1 {
+	if n := s.count("ratelimit._coalesce"); n != 1 {
 		t.Errorf("%d statements for 3 calls, want 1", n)
 	}
 	if left := math.Floor(remaining(t, db, limit.Key("a"))); left != 98 {

@@ -432,7 +432,7 @@ func TestTheConsoleEndsNothingThatItHasNotShown(t *testing.T) {
 	}
 	for path, key := range map[string]any{"key?name=logins&key=ann": "ann", "limit?name=logins": nil, "key?name=logins": nil} {
 		decides := func(effect, who string) (id int64) {
-			return scan[int64](t, pool, "SELECT ratelimit_"+effect+"('logins', $1, reason => 'stolen credentials', who => $2)", key, who)
+			return scan[int64](t, pool, "SELECT ratelimit."+effect+"('logins', $1, reason => 'stolen credentials', who => $2)", key, who)
 		}
 		ends := func(shown string) url.Values { return url.Values{"action": {"restore"}, "shown": {shown}} }
 		first := decides("unlimited", "ann")
@@ -516,13 +516,13 @@ func TestTheConsoleEndsNothingThatItHasNotShown(t *testing.T) {
 // What the database refuses, or cannot do, is a page that says so, and the page tells nothing that is not the reader's business.
 func TestTheConsoleWithoutItsDatabase(t *testing.T) {
 	t.Parallel()
-	empty := connect(t, newSchema(t), 2)
+	empty := connect(t, newDatabase(t), 2)
 	newConsole(t, empty, "ann").get(http.StatusInternalServerError, "", "tables are not there", "Migrate the schema")
 
 	pool := newPool(t, 4)
 	publish(t, pool, `[{"name": "signUps", "kind": "fixed window", "rate": 10, "period": "1 hour"}]`)
 	role := createRole(t, pool)
-	mustExec(t, pool, named(docSQL(t, "docs/console.md", "GRANT SELECT"), schemaOf(t, pool), role))
+	grantWork(t, pool, role, "look")
 	reader := newConsole(t, asRole(t, pool, role, 2), "ann")
 	for _, path := range []string{"", "limit?name=signUps&q=a", "key?name=signUps&key=acme", "usage.json?name=signUps"} {
 		reader.get(http.StatusOK, path)
@@ -530,7 +530,7 @@ func TestTheConsoleWithoutItsDatabase(t *testing.T) {
 	for _, form := range []url.Values{{"action": {"reset"}}, {"action": {"block"}, "end": {"1h"}, "reason": {"r"}}, {"action": {"restore"}}} {
 		reader.post(http.StatusForbidden, "key?name=signUps&key=acme", form, "The database refuses this", "Permission denied")
 	}
-	mustExec(t, pool, named(docSQL(t, "docs/console.md", "GRANT INSERT"), schemaOf(t, pool), role))
+	grantWork(t, pool, role, "operate")
 	for _, form := range []url.Values{
 		{"action": {"reset"}}, {"action": {"block"}, "end": {"1h"}, "reason": {"r"}}, {"action": {"restore"}}, {"action": {"unlimited"}, "end": {"1h"}, "reason": {"r"}}, {"action": {"restore"}},
 		{"action": {"numbers"}, "rate": {"20"}, "end": {"1h"}, "reason": {"r"}, "add": {"1"}},

@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"context"
 	"net/http"
 	"strings"
 	"testing"
@@ -60,7 +59,7 @@ func TestOneBadRowBlindsNobody(t *testing.T) {
 	}
 	// As in a table of an older version, or one that was restored without checks.
 	mustExec(t, pool, `DO $$ DECLARE c record; BEGIN
-		FOR c IN SELECT conrelid::regclass AS t, conname FROM pg_constraint WHERE contype = 'c' AND connamespace = current_schema()::regnamespace AND conrelid::regclass::text ~ '(usage|denials|overrides|definitions)$'
+		FOR c IN SELECT conrelid::regclass AS t, conname FROM pg_constraint WHERE contype = 'c' AND connamespace = 'ratelimit'::regnamespace AND conrelid::regclass::text ~ '(usage|denials|overrides|definitions)$'
 		LOOP EXECUTE format('ALTER TABLE %s DROP CONSTRAINT %I', c.t, c.conname); END LOOP; END $$`)
 	p := newConsole(t, pool, "ann")
 	for _, sql := range append(badRows, finiteRows...) {
@@ -118,14 +117,8 @@ func TestARowWithAnInfiniteTime(t *testing.T) {
 func TestNobodyRewritesTheHistory(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
-	role := "history_" + schemaOf(t, pool)
-	mustExec(t, pool, "CREATE ROLE "+role)
-	t.Cleanup(func() {
-		if _, err := pool.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
-			t.Error(err)
-		}
-	})
-	mustExec(t, pool, strings.ReplaceAll(named(docSQL(t, "docs/overrides.md", "GRANT USAGE ON SCHEMA app TO operator"), schemaOf(t, pool), ""), "TO operator", "TO "+role))
+	role := createRole(t, pool)
+	grantWork(t, pool, role, "operate")
 	conn := acquire(t, pool)
 	if _, err := conn.Exec(t.Context(), "SELECT ratelimit.block('x', 'before'); SET ROLE "+role+"; SELECT ratelimit.block('x', 'k', reason => 'r', who => 'somebody'); SELECT ratelimit.restore('x', 'k', who => 'somebody')"); err != nil {
 		t.Fatal(err)
@@ -154,14 +147,14 @@ func TestNobodyRewritesTheHistory(t *testing.T) {
 	}
 	// The functions that write with the rights of their owner are for this role alone, and no other schema takes their names over.
 	other := createRole(t, pool)
-	mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+other)
+	mustExec(t, pool, execute(other)+"; GRANT USAGE ON SCHEMA ratelimit TO "+other)
 	for _, sql := range []string{"SELECT ratelimit.restore('x', 'before')", "SELECT ratelimit.unblock('x', 'before')", "SELECT ratelimit.add(1)"} {
 		if _, err := conn.Exec(t.Context(), "SET ROLE "+other+"; "+sql); sqlState(err) != "42501" {
 			t.Errorf("%s: %v", sql, err)
 		}
 	}
 	for _, sql := range []string{
-		"RESET ROLE; CREATE TEMPORARY TABLE ratelimit.overrides (LIKE ratelimit.overrides); GRANT ALL ON pg_temp.overrides TO " + role,
+		"RESET ROLE; CREATE TEMPORARY TABLE overrides (LIKE ratelimit.overrides); GRANT ALL ON pg_temp.overrides TO " + role,
 		"SET ROLE " + role + "; SELECT ratelimit.restore('x', 'before')", "RESET ROLE; DROP TABLE pg_temp.overrides",
 	} {
 		if _, err := conn.Exec(t.Context(), sql); err != nil {

@@ -34,8 +34,8 @@ func (r *reading) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, e
 }
 
 func (r *reading) count(ctx context.Context, tx pgx.Tx, sign int64) error {
-	rows, err := tx.Query(ctx, `SELECT relname, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0), coalesce(seq_scan, 0) FROM pg_stat_xact_user_tables
-		WHERE relname LIKE 'rate_limit%' AND schemaname = current_schema()`)
+	rows, err := tx.Query(ctx, `SELECT 'ratelimit.' || relname, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0), coalesce(seq_scan, 0) FROM pg_stat_xact_user_tables
+		WHERE schemaname = 'ratelimit'`)
 	if err != nil {
 		return err
 	}

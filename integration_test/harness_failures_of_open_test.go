@@ -30,7 +30,7 @@ func failuresOfOpen(conflicting *pgxpool.Pool) map[string]failure {
 	noRight := func(change func(db ratelimit.DB, o *ratelimit.Options)) failure {
 		return failure{by: "Open", is: state("42501"), bare: true, do: func(c *failing) error {
 			role := createRole(c.T, c.pool)
-			mustExec(c.T, c.pool, named("GRANT USAGE ON SCHEMA app TO app_user", schemaOf(c.T, c.pool), role))
+			mustExec(c.T, c.pool, execute(role)+"; GRANT USAGE ON SCHEMA ratelimit TO "+role)
 			app := asRole(c.T, c.pool, role, 1)
 			return c.opens(app, func(o *ratelimit.Options) { change(app, o) })
 		}}
@@ -53,7 +53,7 @@ func failuresOfOpen(conflicting *pgxpool.Pool) map[string]failure {
 				return err
 			}
 			mustExec(c.T, c.pool, "ALTER TABLE ratelimit.usage RENAME TO away")
-			defer mustExec(c.T, c.pool, "ALTER TABLE away RENAME TO ratelimit.usage")
+			defer mustExec(c.T, c.pool, "ALTER TABLE ratelimit.away RENAME TO usage")
 			return limits.Close(c.ctx)
 		}}
 	}
@@ -83,11 +83,11 @@ func failuresOfOpen(conflicting *pgxpool.Pool) map[string]failure {
 		})},
 
 		"Open: a schema that is not migrated": {by: "Open", is: migrations.ErrBehind, bare: true, do: func(c *failing) error {
-			return c.opens(connect(c.T, newSchema(c.T), 1), func(*ratelimit.Options) {})
+			return c.opens(connect(c.T, newDatabase(c.T), 1), func(*ratelimit.Options) {})
 		}},
 		"Open: an older schema": {by: "Open", is: migrations.ErrBehind, bare: true, do: func(c *failing) error {
-			pool := connect(c.T, newSchema(c.T), 1)
-			mustExec(c.T, pool, "CREATE FUNCTION ratelimit.schema(OUT version integer, OUT hash text) LANGUAGE sql AS $$SELECT 0, ''$$")
+			pool := connect(c.T, newDatabase(c.T), 1)
+			mustExec(c.T, pool, "CREATE SCHEMA ratelimit; CREATE FUNCTION ratelimit.schema(OUT version integer, OUT hash text) LANGUAGE sql AS $$SELECT 0, ''$$")
 			return c.opens(pool, func(*ratelimit.Options) {})
 		}},
 		"Open: the context has ended": {by: "Open", is: context.Canceled, bare: true, do: func(c *failing) error {

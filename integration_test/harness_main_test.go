@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"regexp"
+	"strings"
 	"sync"
 	"testing"
 
@@ -63,10 +63,10 @@ func run(m *testing.M) int {
 // levels are the isolation levels that behaviour is tested at.
 var levels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
 
-// newSchema makes an empty schema for the test and returns a URL for it.
-func newSchema(t testing.TB) string {
+// newDatabase makes an empty database for the test and returns a URL for it.
+func newDatabase(t testing.TB) string {
 	t.Helper()
-	url, drop, err := server.NewSchema(t.Context())
+	url, drop, err := server.NewDatabase(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,37 +78,34 @@ func newSchema(t testing.TB) string {
 	return url
 }
 
-// reusableSchema is a migrated schema.
-type reusableSchema struct {
+// reusable is a migrated database.
+type reusable struct {
 	url   string
 	drop  func() error
 	state string // of its objects, see stateOf
 }
 
-// spare are the migrated schemas that tests have left as they were made. They are dropped when the server is closed.
+// spare are the migrated databases that tests have left as they were made. They are dropped when the server is closed.
 var spare struct {
 	sync.Mutex
-	schemas []reusableSchema
+	databases []reusable
 }
 
 // leavesStatements matches tests that end clients without waiting for their statements, which may run after the test.
 var leavesStatements = regexp.MustCompile("Chaos|Kill")
 
-// newMigrated returns a URL for a migrated schema without limits. An earlier test may have used it: to make one takes longer than many tests.
+// newMigrated returns a URL for a migrated database without limits. An earlier test may have used it: to make one takes longer than many tests.
 func newMigrated(t testing.TB) string {
 	t.Helper()
-	var m reusableSchema
+	var m reusable
 	spare.Lock()
-	if n := len(spare.schemas); n > 0 {
-		m, spare.schemas = spare.schemas[n-1], spare.schemas[:n-1]
+	if n := len(spare.databases); n > 0 {
+		m, spare.databases = spare.databases[n-1], spare.databases[:n-1]
 	}
 	spare.Unlock()
 	if m.url == "" {
 		var err error
-		if m.url, m.drop, err = server.NewSchema(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		migrate(t, m.url)
+		m.url, m.drop = makeMigrated(t)
 		if m.state, err = onConn(t.Context(), m.url, stateOf); err != nil {
 			t.Fatal(err)
 		}
@@ -122,13 +119,13 @@ func newMigrated(t testing.TB) string {
 		}
 		spare.Lock()
 		defer spare.Unlock()
-		spare.schemas = append(spare.schemas, m)
+		spare.databases = append(spare.databases, m)
 	})
 	return m.url
 }
 
-// asMade deletes all rows, and reports whether the schema is as it was when it was made.
-func (m reusableSchema) asMade(t testing.TB) bool {
+// asMade deletes all rows, and reports whether the database is as it was when it was made.
+func (m reusable) asMade(t testing.TB) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 	defer cancel()
 	state, err := onConn(ctx, m.url, func(ctx context.Context, conn *pgx.Conn) (string, error) {
@@ -151,11 +148,25 @@ func onConn[T any](ctx context.Context, url string, do func(context.Context, *pg
 	return do(ctx, conn)
 }
 
-// stateOf returns a hash of what the schema has besides rows: its objects with what tests change of them, the statistics of the
+// makeMigrated makes a migrated database, by a copy of one unless the tables are of another kind.
+func makeMigrated(t testing.TB) (url string, drop func() error) {
+	t.Helper()
+	template, err := migrated.Template(t.Context(), server)
+	if err == nil {
+		url, drop, err = server.NewDatabase(t.Context(), template)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	changeTables(t, url)
+	return url, drop
+}
+
+// stateOf returns a hash of what the database has besides rows: its objects with what tests change of them, the statistics of the
 // planner, and the versions.
 func stateOf(ctx context.Context, conn *pgx.Conn) (state string, err error) {
 	err = conn.QueryRow(ctx, `
-		WITH s AS (SELECT current_schema()::regnamespace AS oid),
+		WITH s AS (SELECT n.oid FROM pg_namespace AS n WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'),
 		     c AS (SELECT c.* FROM pg_class AS c, s WHERE c.relnamespace = s.oid)
 		SELECT md5(string_agg(o, chr(10) ORDER BY o)) FROM (
 			SELECT concat_ws(' ', 'schema', n.xmin) FROM pg_namespace AS n JOIN s ON n.oid = s.oid
@@ -179,6 +190,12 @@ func migrate(t testing.TB, url string) {
 	if err := migrated.Up(t.Context(), url); err != nil {
 		t.Fatal(err)
 	}
+	changeTables(t, url)
+}
+
+// changeTables makes the tables of the kind that tableKind names.
+func changeTables(t testing.TB, url string) {
+	t.Helper()
 	if kind := os.Getenv(tableKind); kind != "" {
 		change, err := os.ReadFile("testdata/" + kind + ".sql")
 		if err != nil {
@@ -198,42 +215,55 @@ func migrate(t testing.TB, url string) {
 // migrations make it.
 const tableKind = "TXLIMIT_TEST_TABLE"
 
-// schemaSQL is schema.sql, which makes in an empty schema what the migrations make.
+// schemaSQL is the migrations as SQL for psql.
 func schemaSQL(t testing.TB) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(migrationsDir(), "schema.sql"))
+	return upOf(t, os.DirFS(migrationsDir()))
+}
+
+// upOf makes the schema, and then what the Up parts of migrations make.
+func upOf(t testing.TB, files fs.FS) string {
+	t.Helper()
+	names, err := fs.Glob(files, "0*.sql")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(text)
+	all := "CREATE SCHEMA ratelimit;\n"
+	for _, name := range names {
+		text, err := fs.ReadFile(files, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, up, _ := strings.Cut(string(text), "-- +goose Up\n")
+		up, _, _ = strings.Cut(up, "-- +goose Down\n")
+		all += up
+	}
+	return all
 }
 
 // migrationsDir is the directory of package migrations.
 func migrationsDir() string { return cmp.Or(os.Getenv(migrated.Dir), "../migrations") }
 
-var reusable = struct {
+var handles = struct {
 	sync.Mutex
-	handles map[string][]any // by kind
-}{handles: map[string][]any{}}
+	byKind map[string][]any
+}{byKind: map[string][]any{}}
 
-// reused returns a handle of a kind, for a test that leaves nothing but limits in its migrated schema. Earlier tests of
-// that sort may have used the same handle: a new schema and new connections take longer than most of those tests. The
-// schema is dropped with the server, or when the server is closed.
+// reused returns a handle of a kind, for a test that leaves nothing but limits in its migrated database. Earlier tests of
+// that sort may have used the same handle: a new database and new connections take longer than most of those tests. The
+// database is dropped with the server, or when the server is closed.
 func reused[T any](t testing.TB, kind string, open func(url string) (T, error), truncate func(ctx context.Context, handle T, sql string) error, closeIt func(T)) T {
 	t.Helper()
-	reusable.Lock()
+	handles.Lock()
 	var handle T
-	free := reusable.handles[kind]
+	free := handles.byKind[kind]
 	if n := len(free); n > 0 {
-		handle, reusable.handles[kind] = free[n-1].(T), free[:n-1]
+		handle, handles.byKind[kind] = free[n-1].(T), free[:n-1]
 	}
-	reusable.Unlock()
+	handles.Unlock()
 	if len(free) == 0 {
-		url, _, err := server.NewSchema(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		migrate(t, url)
+		url, _ := makeMigrated(t)
+		var err error
 		if handle, err = open(url); err != nil {
 			t.Fatal(err)
 		}
@@ -250,9 +280,9 @@ func reused[T any](t testing.TB, kind string, open func(url string) (T, error), 
 			closeIt(handle)
 			return
 		}
-		reusable.Lock()
-		defer reusable.Unlock()
-		reusable.handles[kind] = append(reusable.handles[kind], handle)
+		handles.Lock()
+		defer handles.Unlock()
+		handles.byKind[kind] = append(handles.byKind[kind], handle)
 	})
 	return handle
 }
@@ -274,16 +304,16 @@ func reusedPool(t testing.TB, conns int, mode pgx.QueryExecMode) *pgxpool.Pool {
 	}, (*pgxpool.Pool).Close)
 }
 
-// newPool makes a migrated schema for the test and a pool on it.
+// newPool makes a migrated database for the test and a pool on it.
 func newPool(t testing.TB, conns int) *pgxpool.Pool {
 	t.Helper()
 	return connect(t, newMigrated(t), conns)
 }
 
-// newUnmigrated makes an empty schema for the test and a pool on it.
+// newUnmigrated makes an empty database for the test and a pool on it.
 func newUnmigrated(t testing.TB, conns int) *pgxpool.Pool {
 	t.Helper()
-	return connect(t, newSchema(t), conns)
+	return connect(t, newDatabase(t), conns)
 }
 
 // connect makes a pool for a URL.
@@ -315,6 +345,9 @@ func openPool(ctx context.Context, url string, conns int, mode pgx.QueryExecMode
 
 func newGoose(t testing.TB, db *sql.DB, files fs.FS, table string) *goose.Provider {
 	t.Helper()
+	if table == migrations.VersionTable {
+		succeeds(t, migrations.Prepare(t.Context(), db, ""))
+	}
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, files, goose.WithTableName(table))
 	if err != nil {
 		t.Fatal(err)

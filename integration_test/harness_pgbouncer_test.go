@@ -91,17 +91,15 @@ func forAll(t testing.TB, conn string) string {
 }
 
 // startWith starts sessions with settings. They are sent in the startup packet; PgBouncer does not pass them on, so there
-// they become settings of a user. The search_path stays as it is, unless it is among the settings.
+// they become settings of a user.
 func startWith(t testing.TB, config *pgx.ConnConfig, settings map[string]string) {
 	t.Helper()
 	if !server.Pooled() {
 		maps.Copy(config.RuntimeParams, settings)
 		return
 	}
-	all := map[string]string{"search_path": config.User} // NewSchema gives both the same name
-	maps.Copy(all, settings)
 	var err error
-	if config.User, err = server.NewUser(t.Context(), all); err != nil {
+	if config.User, err = server.NewUser(t.Context(), settings); err != nil {
 		t.Fatal(err)
 	}
 }

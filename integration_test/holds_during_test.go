@@ -561,7 +561,7 @@ func TestWhatBreaksAtMostN(t *testing.T) {
 		"a failover that lost the hold": {sql: "DELETE FROM ratelimit.holds; DELETE FROM ratelimit.limits"},
 		"a clock that leaps ahead":      {ahead: time.Hour},
 		"released by hand":              {sql: "SELECT ratelimit.release('slots', 'acme', 'job', reason => 'it hangs')"},
-		"rows of ratelimit.limits lost":      {sql: "DELETE FROM ratelimit.limits", never: true},
+		"rows of ratelimit.limits lost": {sql: "DELETE FROM ratelimit.limits", never: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

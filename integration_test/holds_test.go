@@ -555,7 +555,7 @@ func TestWhatADeadWorkerHeldIsThere(t *testing.T) {
 		}
 	}
 	role := createRole(t, pool)
-	mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+role+"; GRANT SELECT, INSERT, UPDATE, DELETE ON ratelimit.limits TO "+role)
+	mustExec(t, pool, execute(role)+"; GRANT USAGE ON SCHEMA ratelimit TO "+role+"; GRANT SELECT, INSERT, UPDATE, DELETE ON ratelimit.limits TO "+role)
 	reads, err := pool.BeginTx(t.Context(), pgx.TxOptions{AccessMode: pgx.ReadOnly})
 	succeeds(t, err)
 	defer reads.Rollback(context.WithoutCancel(t.Context()))

@@ -523,41 +523,6 @@ func TestAPlainHoldUsesTheIndexesOfSmallTables(t *testing.T) {
 	}
 }
 
-// TestATableOfHoldsOfTheSameNameHoldsNothing has copies of the tables that the path finds first.
-func TestATableOfHoldsOfTheSameNameHoldsNothing(t *testing.T) {
-	t.Parallel()
-	if server.Pooled() {
-		t.Skip("a temporary table stays on a connection that the pooler shares out")
-	}
-	for _, table := range []string{"ratelimit.limits", "ratelimit.holds"} {
-		var limits ratelimit.Limiter
-		all := newPool(t, 1)
-		pool := oneConnection(t, all, nil)
-		r := ratelimit.TokenBucket("copied", 1e-6, time.Hour, ratelimit.Capacity(10)).Key("a")
-		held, err := limits.Hold(t.Context(), all, "before", time.Minute, r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		mustExec(t, pool, "CREATE TEMP TABLE "+table+" (LIKE "+table+" INCLUDING ALL)")
-		mustExec(t, pool, "INSERT INTO pg_temp."+table+" SELECT * FROM "+schemaOf(t, all)+"."+table)
-		if table == "ratelimit.limits" {
-			mustExec(t, pool, "UPDATE pg_temp.limits SET value = 5")
-		}
-		if result, err := limits.Settle(t.Context(), pool, held.Token); err != nil || math.Round(result.Remaining) != 9 {
-			t.Errorf("%s: %+v, %v", table, result, err)
-		}
-		for i := range 2 {
-			if _, err := limits.Hold(t.Context(), pool, strconv.Itoa(i), time.Minute, r); err != nil {
-				t.Fatal(err)
-			}
-		}
-		balance, err := limits.Balance(t.Context(), all, r)
-		if got := lines(t, all, "SELECT string_agg(state, ' ' ORDER BY state) FROM ratelimit.holds"); err != nil || math.Round(balance[0].Used) != 3 || got != `("held held settled")` {
-			t.Errorf("%s: %s, %+v, %v", table, got, balance, err)
-		}
-	}
-}
-
 // TestAPlainHoldIsRefusedWhereTheTableIsDistributed: as the function refuses it.
 func TestAPlainHoldIsRefusedWhereTheTableIsDistributed(t *testing.T) {
 	t.Parallel()

@@ -18,34 +18,37 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// newConfined makes a migrated schema whose owner has only an owner's rights, and a role that only consumes, as docs/security.md
-// makes it. limits is the schema with the functions of this role.
-func newConfined(t *testing.T, conns int) (admin, owner, confined *pgxpool.Pool, limits string) {
+// newConfined makes a migrated database whose schema belongs to a role that has only an owner's rights, and a role that only consumes, as
+// docs/security.md makes it.
+func newConfined(t *testing.T, conns int) (admin, owner, confined *pgxpool.Pool) {
 	t.Helper()
-	admin = connect(t, newSchema(t), 2)
-	schema, ownerRole, appRole := schemaOf(t, admin), createRole(t, admin), createRole(t, admin)
-	mustExec(t, admin, "GRANT USAGE, CREATE ON SCHEMA "+schema+" TO "+ownerRole)
-	owner = asRole(t, admin, ownerRole, 4)
-	mustExec(t, owner, schemaSQL(t))
-	return admin, owner, asRole(t, admin, appRole, conns), confine(t, admin, owner, ownerRole, appRole)
+	admin, owner, ownerRole := newOwned(t, 4)
+	appRole := createRole(t, admin)
+	confine(t, admin, owner, ownerRole, appRole)
+	return admin, owner, asRole(t, admin, appRole, conns)
 }
 
-// confine runs the recipe of docs/security.md for a role that only consumes, and returns the schema with its functions.
-func confine(t *testing.T, admin, owner *pgxpool.Pool, ownerRole, role string) (limits string) {
+// newOwned makes a database with a schema of a role, which migrates it. Its functions are for nobody by default.
+func newOwned(t *testing.T, conns int) (admin, owner *pgxpool.Pool, ownerRole string) {
 	t.Helper()
-	limits = "limits_" + strings.TrimPrefix(role, "txlimit_test_")
+	admin = connect(t, newDatabase(t), 2)
+	ownerRole = createRole(t, admin)
+	mustExec(t, admin, "CREATE SCHEMA ratelimit AUTHORIZATION "+ownerRole+"; ALTER DEFAULT PRIVILEGES FOR ROLE "+ownerRole+" REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
+	owner = asRole(t, admin, ownerRole, conns)
+	mustExec(t, owner, strings.TrimPrefix(schemaSQL(t), "CREATE SCHEMA ratelimit;\n"))
+	return admin, owner, ownerRole
+}
+
+// confine runs the recipe of docs/security.md for a role that only consumes.
+func confine(t *testing.T, admin, owner *pgxpool.Pool, ownerRole, role string) {
+	t.Helper()
 	// A schema is made by who may, and the rest by the owner of the tables.
-	create, rest, ok := strings.Cut(namedConfined(docSQL(t, "docs/security.md", "CREATE SCHEMA limits"), schemaOf(t, admin), role, limits), ";")
-	if !ok || create != "CREATE SCHEMA "+limits {
+	create, rest, ok := strings.Cut(named(docSQL(t, "docs/security.md", "CREATE SCHEMA limits"), role), ";")
+	if !ok || create != "CREATE SCHEMA limits" {
 		t.Fatalf("the recipe begins with %q", create)
 	}
 	mustExec(t, admin, create+" AUTHORIZATION "+ownerRole)
 	mustExec(t, owner, rest)
-	return limits
-}
-
-func namedConfined(sql, schema, role, limits string) string {
-	return regexp.MustCompile(`\blimits\b`).ReplaceAllString(named(sql, schema, role), limits)
 }
 
 // rightsOf is a row of the table of roles in docs/security.md.
@@ -94,34 +97,6 @@ func documentedRoles(t *testing.T) (roles []rightsOf) {
 	return roles
 }
 
-// grantsAt returns the SQL with GRANT in the section that a link of docs/security.md leads to.
-func grantsAt(t *testing.T, link string) (sql string) {
-	t.Helper()
-	page, anchor, _ := strings.Cut(link, "#")
-	if page == "" {
-		page = "security.md"
-	}
-	text, err := os.ReadFile("../docs/" + page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for section := range strings.SplitSeq("\n"+string(text), "\n#") {
-		heading, body, _ := strings.Cut(strings.TrimLeft(section, "# "), "\n")
-		if strings.ReplaceAll(strings.ToLower(heading), " ", "-") != anchor {
-			continue
-		}
-		for _, match := range regexp.MustCompile("(?s)\n```sql\n(.*?)\n```\n").FindAllStringSubmatch(body, -1) {
-			if strings.Contains(match[1], "GRANT ") {
-				sql += match[1] + "\n"
-			}
-		}
-	}
-	if sql == "" {
-		t.Fatalf("no grants at %s", link)
-	}
-	return sql
-}
-
 // function is one of the limiter's schema.
 type function struct {
 	name     string
@@ -133,7 +108,7 @@ type function struct {
 func functionsOf(t *testing.T, pool *pgxpool.Pool) (all []function) {
 	t.Helper()
 	rows, err := pool.Query(t.Context(), `SELECT p.proname::text, ARRAY(SELECT format_type(a, NULL) FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY AS u (a, n) ORDER BY n),
-		coalesce(p.proargnames[:p.pronargs], '{}'), p.provariadic <> 0 FROM pg_proc AS p WHERE p.pronamespace = current_schema()::regnamespace ORDER BY 1, p.oid`)
+		coalesce(p.proargnames[:p.pronargs], '{}'), p.provariadic <> 0 FROM pg_proc AS p WHERE p.pronamespace = 'ratelimit'::regnamespace ORDER BY 1, p.oid`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,21 +197,12 @@ func TestTheConsumerRoleIsConfined(t *testing.T) {
 	for _, documented := range roles {
 		t.Run(documented.role, func(t *testing.T) {
 			t.Parallel()
-			admin := connect(t, newSchema(t), 2)
-			schema, ownerRole, role := schemaOf(t, admin), createRole(t, admin), createRole(t, admin)
-			mustExec(t, admin, "GRANT USAGE, CREATE ON SCHEMA "+schema+" TO "+ownerRole)
-			owner := asRole(t, admin, ownerRole, 2)
-			// The grants must do where functions are for nobody by default.
-			hardened := "ALTER DEFAULT PRIVILEGES FOR ROLE " + ownerRole + " REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC"
-			mustExec(t, admin, hardened)
-			mustExec(t, owner, schemaSQL(t))
-			// The schema may have functions of the application's, which no grant of the page is for.
-			mustExec(t, owner, "CREATE FUNCTION transfer(name text) RETURNS text LANGUAGE sql AS 'SELECT name'; CREATE FUNCTION my_ratelimit(name text) RETURNS text LANGUAGE sql AS 'SELECT name'")
-			if strings.Contains(grantsAt(t, documented.link), "CREATE SCHEMA limits") {
-				confine(t, admin, owner, ownerRole, role)
+			admin, owner, ownerRole := newOwned(t, 2)
+			role := createRole(t, admin)
+			if documented.link == "#grants" {
+				grantWork(t, owner, role, documented.role)
 			} else {
-				sql := strings.ReplaceAll(grantsAt(t, documented.link), "operator", "app_user")
-				mustExec(t, admin, named(sql, schema, role))
+				confine(t, admin, owner, ownerRole, role)
 			}
 			seed(t, owner)
 			if err := new(ratelimit.Limiter).Publish(t.Context(), owner, "web", ratelimit.TokenBucket("bucket", 10, time.Minute)); err != nil {
@@ -245,7 +211,7 @@ func TestTheConsumerRoleIsConfined(t *testing.T) {
 			mustExec(t, owner, "SELECT ratelimit.override('bucket', 'seeded', rate => 20)")
 			mustExec(t, owner, `SELECT ratelimit._record_usage('{bucket}', '{2026-07-01}', '{1}', '{1}', '{0}', '{1}', '{0}', '{0}', '{bucket}', '{2026-07-01}', '{seeded}', '{1}', '{1}', '{2026-07-01}', '3000 days')`)
 
-			tables := scan[[]string](t, owner, "SELECT array_agg(relname::text ORDER BY relname) FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p')")
+			tables := scan[[]string](t, owner, "SELECT array_agg('ratelimit.' || relname ORDER BY relname) FROM pg_class WHERE relnamespace = 'ratelimit'::regnamespace AND relkind IN ('r', 'p')")
 			if got := slices.Sorted(maps.Keys(documented.tables)); !slices.Equal(got, tables) {
 				t.Fatalf("the page has the tables %q, and the schema has %q", got, tables)
 			}
@@ -277,7 +243,7 @@ func TestTheConsumerRoleIsConfined(t *testing.T) {
 					if privilege != "SELECT" && !slices.Contains(documented.tables[table], "SELECT") {
 						sql = strings.ReplaceAll(sql, column+" = "+column, column+" = DEFAULT")
 					}
-					err := exec("BEGIN; " + fmt.Sprintf(sql, schema+"."+table) + "; ROLLBACK")
+					err := exec("BEGIN; " + fmt.Sprintf(sql, table) + "; ROLLBACK")
 					if granted := sqlState(err) != "42501"; granted != want && !(columns && privilege == "INSERT") {
 						t.Errorf("%s on %s: %v, and the page says %v", privilege, table, err, want)
 					}
@@ -303,12 +269,8 @@ func TestTheConsumerRoleIsConfined(t *testing.T) {
 			all, others, _ := strings.Cut(documented.functions, " but ")
 			notFor := strings.Split(others, ", ")
 			for _, f := range functions {
-				notOurs := f.name == "transfer" || f.name == "my_ratelimit"
-				if !notOurs && !strings.HasPrefix(strings.TrimPrefix(f.name, "_"), "ratelimit") {
-					t.Fatalf("the grants of the page miss %s", f.name)
-				}
 				for round := range 7 {
-					sql := f.call(schema, round)
+					sql := f.call("ratelimit", round)
 					err := exec("SET statement_timeout = '10s'; " + sql)
 					pgErr, _ := errors.AsType[*pgconn.PgError](err)
 					denied := pgErr != nil && pgErr.Code == "42501"
@@ -317,18 +279,18 @@ func TestTheConsumerRoleIsConfined(t *testing.T) {
 						if !denied {
 							t.Errorf("%s: %v, want 42501", sql, err)
 						}
-					case notOurs || slices.Contains(notFor, f.name):
+					case f.name == "grant" || slices.Contains(notFor, "ratelimit."+f.name):
 						if !denied || pgErr.Message != "permission denied for function "+f.name {
 							t.Errorf("%s: %v, and the page says that it may not call it", sql, err)
 						}
-					case denied && f.name == "ratelimit.unblock" && pgErr.Message == "permission denied for function ratelimit.restore" && slices.Contains(notFor, "ratelimit.restore"):
+					case denied && f.name == "unblock" && pgErr.Message == "permission denied for function restore" && slices.Contains(notFor, "ratelimit.restore"):
 						// which it calls, as the page says
 					case all == "all":
 						if denied && !strings.Contains(pgErr.Message, "permission denied for table ") && !strings.Contains(pgErr.Message, "permission denied for sequence") {
 							t.Errorf("%s: %v", sql, err)
 						}
 						if denied { // by a table that the page does not give
-							table := pgErr.Message[strings.LastIndex(pgErr.Message, " ")+1:]
+							table := "ratelimit." + pgErr.Message[strings.LastIndex(pgErr.Message, " ")+1:]
 							if len(documented.tables[table]) >= 4 {
 								t.Errorf("%s: %v, and the page says that it may", sql, err)
 							}
@@ -361,15 +323,14 @@ func TestTheConsumerRoleIsConfined(t *testing.T) {
 func TestARoleThatOnlyConsumes(t *testing.T) {
 	t.Parallel()
 	needsSession(t, "since it sets the role of its sessions")
-	admin, owner, app, limits := newConfined(t, 2)
-	schema := schemaOf(t, owner)
+	admin, owner, app := newConfined(t, 2)
 	if err := new(ratelimit.Limiter).Publish(t.Context(), owner, "web", ratelimit.TokenBucket("sendMessage", 1, time.Hour, ratelimit.Capacity(5)),
 		ratelimit.FixedWindow("wide", 50, time.Hour, ratelimit.Shards(3)), ratelimit.FixedWindow("signUps", 5, time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 	conn := acquire(t, app)
 	exec := func(sql string) error {
-		_, err := conn.PgConn().Exec(t.Context(), strings.NewReplacer("limits.", limits+".", "app.", schema+".").Replace(sql)).ReadAll()
+		_, err := conn.PgConn().Exec(t.Context(), sql).ReadAll()
 		return err
 	}
 	wants := func(state, sql string) {
@@ -390,7 +351,7 @@ func TestARoleThatOnlyConsumes(t *testing.T) {
 		}
 		wants("PT429", "SELECT limits.consume('sendMessage', '"+key+"')")
 		var granted bool
-		if err := conn.QueryRow(t.Context(), "SELECT granted FROM "+limits+".try('sendMessage', '"+key+"')").Scan(&granted); err != nil || granted {
+		if err := conn.QueryRow(t.Context(), "SELECT granted FROM limits.try('sendMessage', '"+key+"')").Scan(&granted); err != nil || granted {
 			t.Errorf("with %s, a sixth: %v, %v", setting, granted, err)
 		}
 		wants("", "RESET ALL; SET ROLE "+scan[string](t, app, "SELECT current_user::text"))
@@ -411,7 +372,7 @@ func TestARoleThatOnlyConsumes(t *testing.T) {
 			"SELECT ratelimit._refund('{sendMessage}', '{user-0}', '{1}', '{1 hour}', '{5}', '{NULL}', '{1}', '{5}', '{0}', '{5}', now(), now())",
 			"SELECT ratelimit._consume('sendMessage', 'user-0', 1, '1 hour', 5, NULL, 1e15, '-Infinity', '9999-12-31')", "SELECT ratelimit.reset('sendMessage', 'user-0')",
 			"SELECT * FROM ratelimit.keys('sendMessage')", "TABLE ratelimit.limits", "DELETE FROM ratelimit.limits", "BEGIN; LOCK TABLE ratelimit.limits", "COPY ratelimit.limits TO STDOUT",
-			"CREATE VIEW pg_temp.v AS TABLE ratelimit.limits", "SELECT currval('overrides_id_seq')", "CREATE TEMP TABLE t (LIKE ratelimit.limits)"},
+			"CREATE VIEW pg_temp.v AS TABLE ratelimit.limits", "SELECT currval('ratelimit.overrides_id_seq')", "CREATE TEMP TABLE t (LIKE ratelimit.limits)"},
 	} {
 		for _, sql := range statements {
 			wants(state, sql)
@@ -419,9 +380,9 @@ func TestARoleThatOnlyConsumes(t *testing.T) {
 		}
 	}
 	// Temporary objects that look like the limiter's, and like what its bodies call.
-	wants("", `CREATE TEMP TABLE ratelimit.limits (name text, key text, shard smallint, shards smallint, value float8, ts timestamptz);
-		CREATE TEMP TABLE ratelimit.definitions (name text); CREATE TEMP TABLE ratelimit.overrides (name text);
-		CREATE FUNCTION pg_temp.ratelimit(name text, key text, count integer) RETURNS TABLE (remaining float8) LANGUAGE sql AS 'SELECT 1e9::float8';
+	wants("", `CREATE TEMP TABLE limits (name text, key text, shard smallint, shards smallint, value float8, ts timestamptz);
+		CREATE TEMP TABLE definitions (name text); CREATE TEMP TABLE overrides (name text);
+		CREATE FUNCTION pg_temp.consume(name text, key text, count integer) RETURNS TABLE (remaining float8) LANGUAGE sql AS 'SELECT 1e9::float8';
 		CREATE FUNCTION pg_temp.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$SELECT '9999-12-31'::timestamptz$$;
 		CREATE FUNCTION pg_temp.coalesce_ge(float8, float8) RETURNS boolean LANGUAGE sql AS 'SELECT true';
 		CREATE OPERATOR pg_temp.>= (LEFTARG = float8, RIGHTARG = float8, FUNCTION = pg_temp.coalesce_ge);
@@ -432,7 +393,7 @@ func TestARoleThatOnlyConsumes(t *testing.T) {
 	wants("", "RESET search_path")
 
 	// The recipe's own example, overrides, blocks and shards.
-	wants("", namedConfined(docSQL(t, "docs/security.md", "limits.consume('sendMessage'"), schema, "", limits))
+	wants("", docSQL(t, "docs/security.md", "limits.consume('sendMessage'"))
 	wants("", "SELECT limits.consume('wide', 'w', 16), limits.try('wide', 'w'), limits.consume_global('signUps', 4), limits.try_global('signUps')")
 	wants("PT429", "SELECT limits.consume_global('signUps')")
 	mustExec(t, owner, "SELECT ratelimit.block('sendMessage', 'blocked')")
@@ -447,8 +408,8 @@ func TestARoleThatOnlyConsumes(t *testing.T) {
 	}
 	// Another role may use nothing, also if it may use the schemas.
 	role := createRole(t, admin)
-	mustExec(t, admin, "GRANT USAGE ON SCHEMA "+limits+" TO "+role)
-	wantRefused(t, asRole(t, admin, role, 1), "SELECT "+limits+".consume('sendMessage', 'k')", "SELECT "+limits+".try('sendMessage', 'k')")
+	mustExec(t, admin, "GRANT USAGE ON SCHEMA limits TO "+role)
+	wantRefused(t, asRole(t, admin, role, 1), "SELECT limits.consume('sendMessage', 'k')", "SELECT limits.try('sendMessage', 'k')")
 }
 
 // TestTheDocumentedGrantsWithoutPublicExecute: where functions are for nobody by default, every way works with the documented grants, and
@@ -456,18 +417,15 @@ func TestARoleThatOnlyConsumes(t *testing.T) {
 func TestTheDocumentedGrantsWithoutPublicExecute(t *testing.T) {
 	t.Parallel()
 	needsSession(t, "since it sets the role of its sessions")
-	admin := connect(t, newSchema(t), 2)
-	schema, ownerRole, role := schemaOf(t, admin), createRole(t, admin), createRole(t, admin)
-	mustExec(t, admin, "GRANT USAGE, CREATE ON SCHEMA "+schema+" TO "+ownerRole+"; ALTER DEFAULT PRIVILEGES FOR ROLE "+ownerRole+" REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
-	owner := asRole(t, admin, ownerRole, 2)
-	mustExec(t, owner, schemaSQL(t))
+	admin, owner, _ := newOwned(t, 2)
+	role := createRole(t, admin)
 	seed(t, owner)
 	app := asRole(t, admin, role, 4)
 	mustExec(t, owner, "GRANT SELECT, INSERT, UPDATE, DELETE ON ratelimit.limits TO "+role)
-	mustExec(t, admin, "GRANT USAGE ON SCHEMA "+schema+" TO "+role)
+	mustExec(t, admin, "GRANT USAGE ON SCHEMA ratelimit TO "+role)
 	if _, err := new(ratelimit.Limiter).Consume(t.Context(), app, ratelimit.TokenBucket("bucket", 10, time.Minute).Key("seeded")); sqlState(err) != "42501" {
 		t.Errorf("without EXECUTE: %v, want 42501", err)
 	}
-	mustExec(t, admin, named(docSQL(t, "docs/security.md", "GRANT SELECT, INSERT"), schema, role))
+	grantWork(t, admin, role, "consume")
 	wantWays(t, everyWay(t, app))
 }

@@ -201,7 +201,7 @@ func TestOneDefinitionPerName(t *testing.T) {
 		t.Parallel()
 		pool := newPool(t, 2)
 		role := createRole(t, pool)
-		mustExec(t, pool, "GRANT USAGE ON SCHEMA "+schemaOf(t, pool)+" TO "+role+"; GRANT ALL ON ratelimit.limits, ratelimit.holds TO "+role)
+		mustExec(t, pool, execute(role)+"; GRANT USAGE ON SCHEMA ratelimit TO "+role+"; GRANT ALL ON ratelimit.limits, ratelimit.holds TO "+role)
 		sweeper := asRole(t, pool, role, 1)
 		for _, table := range []string{"ratelimit.definitions", "ratelimit.overrides", ""} {
 			_, err := new(ratelimit.Limiter).Sweep(t.Context(), sweeper, hourly)

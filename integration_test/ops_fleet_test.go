@@ -144,7 +144,7 @@ func TestAGuardRefusesForeignKeysInEveryVerb(t *testing.T) {
 				"ratelimit.try, " + key:     byHand("ratelimit.try('tokens', '" + key + "', 10, '1 minute', capacity => 20)"),
 				"ratelimit.reserve, " + key: byHand("ratelimit.reserve('tokens', '" + key + "', 10, '1 minute', capacity => 20)"),
 				"ratelimit.take, " + key:    byHand("ratelimit.take('tokens', '" + key + "', most => 2, rate => 10, period => '1 minute', capacity => 20)"),
-				"ratelimit, " + key:         byHand("ratelimit('window', '" + key + "', 10, '1 minute', kind => 'fixed window')"),
+				"ratelimit, " + key:         byHand("ratelimit.consume('window', '" + key + "', 10, '1 minute', kind => 'fixed window')"),
 			})
 		}
 		calls["refund"] = func(db handle) error {
@@ -303,7 +303,7 @@ func newFleet(t *testing.T, n int) (pools []*pgxpool.Pool) {
 				t.Error(err)
 			}
 		})
-		url, _, err := another.NewSchema(t.Context())
+		url, _, err := another.NewDatabase(t.Context(), "")
 		if err != nil {
 			t.Fatal(err)
 		}

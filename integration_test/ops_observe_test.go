@@ -415,7 +415,7 @@ func TestTheLogOfDecisions(t *testing.T) {
 			w.Errorf("mistakes: %v", got)
 		}
 		if _, isTx := w.db.(pgx.Tx); !isTx {
-			elsewhere := connect(w.T, newSchema(w.T), 1) // a schema without the functions
+			elsewhere := connect(w.T, newDatabase(w.T), 1) // a schema without the functions
 			_, err := w.limiter.Consume(w.Context(), elsewhere, ann)
 			got := out.records(w.T)
 			if err == nil || len(got) != 1 || got[0]["level"] != "ERROR" || got[0]["limit"] != "perUser" || got[0]["verb"] != "consume" || got[0]["error"] != err.Error() {

@@ -81,7 +81,7 @@ func TestOpenFollowsItsOwnPool(t *testing.T) {
 	}
 	mustExec(t, pools[1], "ALTER TABLE ratelimit.overrides RENAME TO away")
 	eventually(t, "OnError is told of a poll that failed", func() bool { return told.Load() > 0 })
-	mustExec(t, pools[1], "ALTER TABLE away RENAME TO ratelimit.overrides")
+	mustExec(t, pools[1], "ALTER TABLE ratelimit.away RENAME TO overrides")
 }
 
 func TestOpenStartsEverything(t *testing.T) {
@@ -170,7 +170,7 @@ func TestOpenRefusesWhatItIsGiven(t *testing.T) {
 		}
 	}
 	// What only the server refuses: usage that has no tables.
-	elsewhere := &usage.Recorder{DB: connect(t, newSchema(t), 1)}
+	elsewhere := &usage.Recorder{DB: connect(t, newDatabase(t), 1)}
 	if _, err := ratelimit.Open(t.Context(), pool, ratelimit.Options{Program: "p", Limits: list, Usage: elsewhere}); err == nil || !strings.HasPrefix(err.Error(), "ratelimit: usage: ") {
 		t.Errorf("usage without tables: %v", err)
 	}
@@ -218,7 +218,6 @@ func TestOpenByTheApplicationsRole(t *testing.T) {
 	t.Parallel()
 	needsSession(t, "since it sets the role of its sessions")
 	owner := newPool(t, 2)
-	schema := schemaOf(t, owner)
 	role := createRole(t, owner)
 	app := asRole(t, owner, role, 6)
 	o := opening(app)
@@ -239,7 +238,7 @@ func TestOpenByTheApplicationsRole(t *testing.T) {
 	if defaultMode(t) != pgx.QueryExecModeCacheStatement || !server.Pooled() {
 		wants("USAGE", "ratelimit: schema: ", migrations.ErrBehind.Error(), "USAGE", "txlimit migrate")
 	}
-	mustExec(t, owner, named("GRANT USAGE ON SCHEMA app TO app_user", schema, role))
+	mustExec(t, owner, named("GRANT USAGE ON SCHEMA ratelimit TO app_user", role)+"; "+execute(role))
 	for _, part := range []struct {
 		name, grant string
 		texts       []string
@@ -261,14 +260,14 @@ func TestOpenByTheApplicationsRole(t *testing.T) {
 			t.Errorf("with %s switched off: %v", part.name, err)
 		}
 		o = before
-		mustExec(t, owner, named(part.grant, schema, role))
+		mustExec(t, owner, named(part.grant, role))
 	}
 	limits := open(t, app, o)
 	if _, err := limits.Consume(t.Context(), app, openedBucket.Key("ann")); err != nil {
 		t.Error(err)
 	}
 	// A missing right to look for definitions is the sweep's, too.
-	mustExec(t, owner, named("REVOKE SELECT ON ratelimit.definitions FROM app_user", schema, role))
+	mustExec(t, owner, named("REVOKE SELECT ON ratelimit.definitions FROM app_user", role))
 	o.NoPublish = true
 	wants("SELECT on the definitions", "ratelimit: sweep: ", "grant this role SELECT on ratelimit.definitions, or")
 }
@@ -624,7 +623,7 @@ func TestCloseHasItsTimeAndSaysWhatItLost(t *testing.T) {
 	if err := limits.Close(t.Context()); err != nil {
 		t.Errorf("a second Close: %v", err)
 	}
-	mustExec(t, pool, "ALTER TABLE away RENAME TO ratelimit.usage")
+	mustExec(t, pool, "ALTER TABLE ratelimit.away RENAME TO usage")
 }
 
 // TestAPoolThatIsClosedFirst: Close says that it has lost the last counts. It is a row of the table in docs/start-and-stop.md, of which the
@@ -715,7 +714,7 @@ func TestTheDocumentedGrantsAreEnoughToOpen(t *testing.T) {
 	needsSession(t, "since it sets the role of its sessions")
 	owner := newPool(t, 2)
 	role := createRole(t, owner)
-	mustExec(t, owner, named(docSQL(t, "docs/start-and-stop.md", "GRANT USAGE ON SCHEMA"), schemaOf(t, owner), role))
+	grantWork(t, owner, role, "consume")
 	mustExec(t, owner, "INSERT INTO ratelimit.limits VALUES ('opened', 'idle', 0, 1, 100, now() - interval '2 hours')")
 	app := asRole(t, owner, role, 6)
 	o := opening(app)

@@ -262,7 +262,7 @@ func TestTheTableOfOverridesInTrouble(t *testing.T) {
 	if _, err := fresh.Consume(t.Context(), pool, api.Key("ann")); err == nil || sqlState(err) != "" || !strings.Contains(err.Error(), "the overrides are not loaded: overrides: ERROR: relation") {
 		t.Errorf("before the first load: %v", err)
 	}
-	mustExec(t, pool, "ALTER TABLE away RENAME TO ratelimit.overrides")
+	mustExec(t, pool, "ALTER TABLE ratelimit.away RENAME TO overrides")
 	scan[int64](t, pool, "SELECT ratelimit.block('api', 'afterwards')")
 	eventually(t, "a block after the trouble", func() bool { return limitInForce(t, &limits, pool, api.Key("afterwards")) == "api: blocked" })
 }

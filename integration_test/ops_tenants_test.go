@@ -4,13 +4,13 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -30,19 +30,18 @@ func asTenant(t *testing.T, pool *pgxpool.Pool, tenant string, fn func(tx pgx.Tx
 }
 
 // tenantPolicy is the policy of docs/security.md.
-func tenantPolicy(t *testing.T, schema, role string) string {
+func tenantPolicy(t *testing.T, role string) string {
 	t.Helper()
-	names := strings.NewReplacer("app.rate", schema+".rate", "app_user", role) // but not app.tenant
-	return names.Replace(docSQL(t, "docs/security.md", "CREATE POLICY"))
+	return named(docSQL(t, "docs/security.md", "CREATE POLICY"), role)
 }
 
 // Under a policy, every function works on the rows of its tenant, and no others.
 func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 	t.Parallel()
 	owner := newPool(t, 2)
-	role, schema := createRole(t, owner), schemaOf(t, owner)
-	mustExec(t, owner, named(docSQL(t, "docs/security.md", "GRANT SELECT, INSERT"), schema, role))
-	mustExec(t, owner, tenantPolicy(t, schema, role))
+	role := createRole(t, owner)
+	grantWork(t, owner, role, "consume")
+	mustExec(t, owner, tenantPolicy(t, role))
 	app := asRole(t, owner, role, 4)
 	var limiter ratelimit.Limiter
 	bucket := ratelimit.TokenBucket("bucket", 4, 1000*time.Hour)
@@ -214,23 +213,20 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 	}
 }
 
-// A schema for each tenant, with its own limits. In one variant, each transaction on one pool selects the schema; the
-// connections have prepared the statements for another tenant before. In the other, each tenant has a role that may not use
-// the other schema.
+// A schema for each tenant, with its own limits, and a Limiter for each. A tenant's role may not use the other schema.
 func TestASchemaForEachTenant(t *testing.T) {
 	t.Parallel()
-	a, b := newPool(t, 2), newPool(t, 2)
-	schemas := []string{schemaOf(t, a), schemaOf(t, b)}
-	pool := reconfigured(t, a, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	var limiter ratelimit.Limiter
+	pool := newPool(t, 2)
+	url := pool.Config().ConnString()
+	limiters := map[string]*ratelimit.Limiter{"tenant_a": {Schema: "tenant_a"}, "tenant_b": {Schema: "tenant_b"}}
 	limit := ratelimit.TokenBucket("limit", 3, 1000*time.Hour)
+	for schema := range limiters {
+		succeeds(t, migrated.UpIn(t.Context(), url, schema))
+	}
 	for use := range 5 {
-		for _, schema := range schemas {
-			err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-				if _, err := tx.Exec(t.Context(), "SET LOCAL search_path = "+schema); err != nil {
-					return err
-				}
-				result, err := limiter.Consume(t.Context(), tx, limit.Key("ann"))
+		for schema, limiter := range limiters {
+			err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				result, err := limiter.Consume(ctx, tx, limit.Key("ann"))
 				if granted := err == nil; granted != (use < 3) || err != nil && !denied(err) {
 					t.Errorf("use %d in %s: %+v, %v", use, schema, result, err)
 				}
@@ -241,29 +237,21 @@ func TestASchemaForEachTenant(t *testing.T) {
 			}
 		}
 	}
+	if rows := tableOf(t, pool); rows != "" {
+		t.Errorf("in the schema ratelimit:\n%s", rows)
+	}
 
-	role := createRole(t, a)
-	mustExec(t, a, named(docSQL(t, "docs/security.md", "GRANT SELECT, INSERT"), schemas[0], role))
-	tenant := asRole(t, a, role, 1)
-	before := tableOf(t, b)
+	role := createRole(t, pool)
+	mustExec(t, pool, "SELECT tenant_a.grant('"+role+"', 'consume')")
+	tenant := asRole(t, pool, role, 1)
+	before := lines(t, pool, "TABLE tenant_b.limits")
 	for _, request := range []ratelimit.Request{limit.Key("ann"), limit.Key("fresh")} {
-		err := pgx.BeginFunc(t.Context(), tenant, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(t.Context(), "SET LOCAL search_path = "+schemas[1]); err != nil {
-				return err
-			}
-			_, err := limiter.Consume(t.Context(), tx, request)
-			return err
-		})
-		if err == nil || denied(err) || sqlState(err) == "" {
-			t.Errorf("in another tenant's schema: %v, want an error of the database", err)
+		if _, err := limiters["tenant_b"].Consume(t.Context(), tenant, request); sqlState(err) != "42501" {
+			t.Errorf("in another tenant's schema: %v, want 42501", err)
 		}
 	}
-	for verb, err := range everyVerb(t, tenant) {
-		if err != nil {
-			t.Errorf("%s in its own schema: %v", verb, err)
-		}
-	}
-	if after := tableOf(t, b); after != before {
+	succeeds(t, second(limiters["tenant_a"].Consume(t.Context(), tenant, limit.Key("bob"))))
+	if after := lines(t, pool, "TABLE tenant_b.limits"); after != before {
 		t.Errorf("the other's rows became\n%s", after)
 	}
 }

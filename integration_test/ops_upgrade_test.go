@@ -130,14 +130,14 @@ var (
 
 func TestTheLibraryOnOlderSchemas(t *testing.T) {
 	t.Parallel()
-	newest := int64(len(newGoose(t, openSQL(t, "pgx", newSchema(t), 2), migrated.Files(), migrations.VersionTable).ListSources()))
+	newest := int64(len(newGoose(t, openSQL(t, "pgx", newDatabase(t), 2), migrated.Files(), migrations.VersionTable).ListSources()))
 	for version := range newest + 1 {
 		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
 			t.Parallel()
 			if version < 5 {
 				needsToPrepareAgain(t)
 			}
-			url := newSchema(t)
+			url := newDatabase(t)
 			if version > 0 {
 				provider := newGoose(t, openSQL(t, "pgx", url, 4), migrated.Files(), migrations.VersionTable)
 				if _, err := provider.UpTo(t.Context(), version); err != nil {
@@ -205,6 +205,19 @@ func (c clone) edit(name, old, with string) {
 	c.write(name, strings.Replace(text, old, with, 1))
 }
 
+// unreleased is a clone of the engine alone, with one migration that makes all of it.
+func (c clone) unreleased() clone {
+	c.Helper()
+	whole := clone{c.T, c.TempDir()}
+	succeeds(c, os.CopyFS(whole.dir, os.DirFS(c.dir)))
+	for _, name := range whole.migrations() {
+		succeeds(c, os.Remove(filepath.Join(whole.dir, name)))
+	}
+	whole.write("released.sha256", "")
+	whole.generate()
+	return whole
+}
+
 // generate does what make generate does.
 func (c clone) generate() {
 	c.Helper()
@@ -259,7 +272,7 @@ func (c clone) later() {
 		func() { // a changed body, and a new function
 			c.edit("engine/consume.sql", "-- Locks nothing.", "-- Locks nothing, again.")
 			c.write("engine/reset.sql", c.read("engine/reset.sql")+`
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */ratelimit_rows(name text, OUT rows bigint)
+CREATE OR REPLACE FUNCTION ratelimit.rows(name text, OUT rows bigint)
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
@@ -268,7 +281,7 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION /* TEMPLATE: schema */ratelimit_rows(text) IS 'How many rows a limit has; not how many keys.';
+COMMENT ON FUNCTION ratelimit.rows(text) IS 'How many rows a limit has; not how many keys.';
 `)
 		},
 		func() { // a changed comment, and two changed bodies, one of them for the second time
@@ -306,8 +319,7 @@ func TestAOneLineChangeAfterARelease(t *testing.T) {
 	}
 	migration := names[released]
 	for name, text := range after {
-		generated := name == migration || name == "schema.sql"
-		if changed := text != before[name]; changed != (generated || name == "engine/apply.sql") {
+		if changed := text != before[name]; changed != (name == migration || name == "engine/apply.sql") {
 			t.Errorf("%s: changed %v", name, changed)
 		}
 	}
@@ -330,13 +342,13 @@ func TestAOneLineChangeAfterARelease(t *testing.T) {
 		}
 	}
 
-	url := newSchema(t)
+	url := newDatabase(t)
 	pool := connect(t, url, 1)
 	provider := newGoose(t, openSQL(t, "pgx", url, 4), os.DirFS(c.dir), migrations.VersionTable)
 	at := func(version int) string {
 		t.Helper()
 		goTo(t, provider, int64(version))
-		return catalog(t, pool, schemaOf(t, pool))
+		return catalog(t, pool, "ratelimit")
 	}
 	old := at(released)
 	want := strings.Replace(old, "lost 100 races", "lost a hundred races", 1)
@@ -364,7 +376,7 @@ func goTo(t *testing.T, provider *goose.Provider, version int64) {
 }
 
 // TestEveryUpgradePathLeadsToTheSame migrates from each version to each other, in a history that continues after today's
-// with changes of all kinds. A version is the same whatever the path to it, and the newest one is schema.sql.
+// with changes of all kinds. A version is the same whatever the path to it, and the newest one is what the engine makes in a new database.
 func TestEveryUpgradePathLeadsToTheSame(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -383,7 +395,7 @@ func TestEveryUpgradePathLeadsToTheSame(t *testing.T) {
 	c.generate()
 
 	open := func(t *testing.T) (*pgxpool.Pool, *goose.Provider) {
-		url := newSchema(t)
+		url := newDatabase(t)
 		return connect(t, url, 1), newGoose(t, openSQL(t, "pgx", url, 4), os.DirFS(c.dir), migrations.VersionTable)
 	}
 	newest := len(c.migrations())
@@ -391,7 +403,7 @@ func TestEveryUpgradePathLeadsToTheSame(t *testing.T) {
 	for version := range catalogs {
 		pool, provider := open(t)
 		goTo(t, provider, int64(version))
-		catalogs[version] = catalog(t, pool, schemaOf(t, pool))
+		catalogs[version] = catalog(t, pool, "ratelimit")
 		if version > 0 && catalogs[version] == catalogs[version-1] {
 			t.Errorf("migration %d changes nothing", version)
 		}
@@ -399,10 +411,10 @@ func TestEveryUpgradePathLeadsToTheSame(t *testing.T) {
 			works(t, pool)
 		}
 	}
-	pool, _ := open(t)
-	mustExec(t, pool, c.read("schema.sql"))
-	if got := catalog(t, pool, schemaOf(t, pool)); got != catalogs[newest] {
-		t.Errorf("schema.sql makes\n%s\nthe migrations make\n%s", got, catalogs[newest])
+	pool := connect(t, newDatabase(t), 1)
+	mustExec(t, pool, upOf(t, os.DirFS(c.unreleased().dir)))
+	if got := strings.Replace(catalog(t, pool, "ratelimit"), "version := '1'", fmt.Sprintf("version := '%d'", newest), 1); got != catalogs[newest] {
+		t.Errorf("the engine makes %s", differences(got, catalogs[newest]))
 	}
 	works(t, pool)
 	for from := range catalogs {
@@ -412,13 +424,38 @@ func TestEveryUpgradePathLeadsToTheSame(t *testing.T) {
 			for to := range catalogs {
 				for _, version := range []int{from, to} {
 					goTo(t, provider, int64(version))
-					if got := catalog(t, pool, schemaOf(t, pool)); got != catalogs[version] {
-						t.Fatalf("from %d to %d and at %d, there is\n%s\nnot\n%s", from, to, version, got, catalogs[version])
+					if got := catalog(t, pool, "ratelimit"); got != catalogs[version] {
+						t.Fatalf("from %d to %d and at %d, there is %s", from, to, version, differences(got, catalogs[version]))
 					}
 				}
 			}
 		})
 	}
+}
+
+// TestRightsSurviveAMigration: a migration brings a function, and one that was there calls it. Who may use the functions may use the new one, and
+// nobody else.
+func TestRightsSurviveAMigration(t *testing.T) {
+	t.Parallel()
+	needsSession(t, "since it sets the role of its sessions")
+	c := newClone(t)
+	c.later()
+	url := newDatabase(t)
+	provider := newGoose(t, openSQL(t, "pgx", url, 4), os.DirFS(c.dir), migrations.VersionTable)
+	goTo(t, provider, 1)
+	owner := connect(t, url, 2)
+	app, looker, stranger := createRole(t, owner), createRole(t, owner), createRole(t, owner)
+	grantWork(t, owner, app, "consume")
+	grantWork(t, owner, looker, "look")
+	mustExec(t, owner, "GRANT USAGE ON SCHEMA ratelimit TO "+stranger)
+	goTo(t, provider, int64(len(c.migrations())))
+	for _, role := range []string{app, looker} {
+		mustExec(t, asRole(t, owner, role, 1), "SELECT ratelimit.rows('l')")
+	}
+	wantRefused(t, asRole(t, owner, stranger, 1), "SELECT ratelimit.rows('l')")
+	wantWays(t, everyVerb(t, asRole(t, owner, app, 2)))
+	goTo(t, provider, 1)
+	wantWays(t, everyVerb(t, asRole(t, owner, app, 2)))
 }
 
 // TestMigrationsUnderTraffic migrates from the first version to the newest of a history that continues after today's, back
@@ -428,7 +465,7 @@ func TestMigrationsUnderTraffic(t *testing.T) {
 	t.Parallel()
 	c := newClone(t)
 	c.later()
-	url := newSchema(t)
+	url := newDatabase(t)
 	provider := newGoose(t, openSQL(t, "pgx", url, 4), os.DirFS(c.dir), migrations.VersionTable)
 	const first = 1
 	goTo(t, provider, first)

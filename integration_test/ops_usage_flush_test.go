@@ -487,14 +487,14 @@ func TestUsageNeedsTheDocumentedGrants(t *testing.T) {
 	t.Parallel()
 	owner := newPool(t, 1)
 	role := createRole(t, owner)
-	mustExec(t, owner, "GRANT USAGE ON SCHEMA "+schemaOf(t, owner)+" TO "+role)
+	mustExec(t, owner, execute(role)+"; GRANT USAGE ON SCHEMA ratelimit TO "+role)
 	recorder := &usage.Recorder{DB: asRole(t, owner, role, 1)}
 	limiter := &ratelimit.Limiter{Observer: recorder.Observe}
 	deny(t, limiter, "sendMessage", "ann", 3)
 	if err := recorder.Flush(t.Context()); sqlState(err) != "42501" {
 		t.Errorf("%v, want 42501", err)
 	}
-	mustExec(t, owner, named(docSQL(t, "docs/start-and-stop.md", "ON ratelimit.usage"), schemaOf(t, owner), role))
+	grantWork(t, owner, role, "consume")
 	flush(t, recorder)
 	if u := usageOf(t, owner)["sendMessage"]; u.Denied != 3 {
 		t.Errorf("recorded %+v", u)
@@ -552,8 +552,8 @@ func TestUsageIsReadByIndex(t *testing.T) {
 		t.Errorf("%q, %v, want %q", keys, err, want)
 	}
 	for sql, index := range map[string]string{
-		`SELECT count(*) FROM ratelimit.usage('limit 7', '2026-07-01 20:00Z')`: "usage_pkey",
-		`SELECT count(*) FROM ratelimit.usage(since => '2026-07-01 21:50Z')`:   "usage_minute_name_key",
+		`SELECT count(*) FROM ratelimit.usage('limit 7', '2026-07-01 20:00Z')`: "ratelimit.usage_pkey",
+		`SELECT count(*) FROM ratelimit.usage(since => '2026-07-01 21:50Z')`:   "ratelimit.usage_minute_name_key",
 	} {
 		tx, err := pool.Begin(t.Context())
 		if err != nil {

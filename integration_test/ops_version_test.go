@@ -37,7 +37,7 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 	}
 	check := func(t *testing.T, db ratelimit.DB) (s migrations.Schema, err error) {
 		t.Helper()
-		s, err = migrations.Check(t.Context(), db)
+		s, err = migrations.Check(t.Context(), db, "")
 		return s, err
 	}
 
@@ -57,7 +57,7 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 		// Whatever the session has set.
 		conn := acquire(t, connect(t, url, 1))
 		for _, set := range []string{"SET timezone = 'Asia/Kolkata'", "SET datestyle = 'SQL, DMY'", "SET intervalstyle = 'iso_8601'", "SET extra_float_digits = -3",
-			"SET quote_all_identifiers = on", "SET standard_conforming_strings = off", "SET search_path = " + schemaOf(t, pool) + ", pg_catalog", "SET default_transaction_read_only = on", "SET default_transaction_isolation = 'serializable'"} {
+			"SET quote_all_identifiers = on", "SET standard_conforming_strings = off", "SET search_path = public, pg_catalog", "SET default_transaction_read_only = on", "SET default_transaction_isolation = 'serializable'"} {
 			if server.Pooled() {
 				break
 			}
@@ -81,9 +81,9 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 	t.Run("none", func(t *testing.T) {
 		t.Parallel()
 		needsToPrepareAgain(t)
-		pool := connect(t, newSchema(t), 2)
+		pool := connect(t, newDatabase(t), 2)
 		for _, err := range []error{second(check(t, pool)), second(warned(t, pool))} {
-			if !errors.Is(err, migrations.ErrBehind) || sqlState(err) != "42883" || !strings.Contains(err.Error(), "txlimit migrate") || !strings.Contains(err.Error(), "search_path") {
+			if !errors.Is(err, migrations.ErrBehind) || sqlState(err) != "3F000" || !strings.Contains(err.Error(), "txlimit migrate") {
 				t.Errorf("%v", err)
 			}
 		}
@@ -91,10 +91,10 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 
 	t.Run("older", func(t *testing.T) {
 		t.Parallel()
-		pool := connect(t, newSchema(t), 2)
+		pool := connect(t, newDatabase(t), 2)
 		c := newClone(t)
 		c.older()
-		mustExec(t, pool, c.read("schema.sql"))
+		mustExec(t, pool, upOf(t, os.DirFS(c.dir)))
 		s, err := check(t, pool)
 		if s.Version != migrations.Version-1 || !errors.Is(err, migrations.ErrBehind) || !strings.Contains(err.Error(), "txlimit migrate") {
 			t.Errorf("%+v, %v", s, err)
@@ -109,10 +109,10 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 
 	t.Run("newer", func(t *testing.T) {
 		t.Parallel()
-		pool := connect(t, newSchema(t), 2)
+		pool := connect(t, newDatabase(t), 2)
 		c := newClone(t)
 		c.later()
-		mustExec(t, pool, c.read("schema.sql"))
+		mustExec(t, pool, upOf(t, os.DirFS(c.dir)))
 		if s, err := check(t, pool); err != nil || s.Version != migrations.Version+3 || s.Differs() != "" || s.Hash == migrations.Hash {
 			t.Errorf("%+v, %v", s, err)
 		}
@@ -155,37 +155,10 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 		pool := newPool(t, 2)
 		mustExec(t, pool, `ALTER FUNCTION ratelimit._consume SECURITY DEFINER SET search_path = pg_catalog, pg_temp;
 			ALTER FUNCTION ratelimit._wire_consume SET enable_seqscan = off;
-			CREATE FUNCTION ratelimit_of_mine() RETURNS integer LANGUAGE sql RETURN 1;
+			CREATE FUNCTION ratelimit.of_mine() RETURNS integer LANGUAGE sql RETURN 1;
 			CREATE OR REPLACE FUNCTION ratelimit._distributed() RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN true`)
 		if s, err := check(t, pool); err != nil || s.Hash != migrations.Hash {
 			t.Errorf("%+v, %v", s, err)
-		}
-	})
-
-	t.Run("another schema name", func(t *testing.T) {
-		t.Parallel()
-		needsSession(t, "since it SETs search_path for the session")
-		text := schemaSQL(t)
-		conn := acquire(t, connect(t, newSchema(t), 1))
-		// r, o and d are aliases in the functions.
-		for _, name := range []string{"r", "o", "d", "value", "app", "Weird Schema", `quo"te'd`, "select", "100%", "ünïcode"} {
-			quoted := pgx.Identifier{name}.Sanitize()
-			tx, err := conn.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := tx.Exec(t.Context(), "CREATE SCHEMA "+quoted+"; SET LOCAL search_path = "+quoted); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := tx.Conn().PgConn().Exec(t.Context(), text).ReadAll(); err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
-			if s, err := check(t, tx); err != nil || s.Hash != migrations.Hash {
-				t.Errorf("%s: %+v, %v", name, s, err)
-			}
-			if err := tx.Rollback(t.Context()); err != nil {
-				t.Fatal(err)
-			}
 		}
 	})
 
@@ -193,7 +166,7 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 		t.Parallel()
 		c := newClone(t)
 		c.later()
-		url := newSchema(t)
+		url := newDatabase(t)
 		pool := connect(t, url, 8)
 		provider := newGoose(t, openSQL(t, "pgx", url, 4), os.DirFS(c.dir), migrations.VersionTable)
 		goTo(t, provider, migrations.Version)
@@ -263,9 +236,8 @@ func TestOnlyUTF8(t *testing.T) {
 	})
 	latin1 := reconfigured(t, admin, func(c *pgxpool.Config) {
 		c.ConnConfig.Database = name
-		startWith(t, c.ConnConfig, map[string]string{"search_path": "public"})
 	})
-	schema := schemaSQL(t)
+	schema := strings.TrimPrefix(schemaSQL(t), "CREATE SCHEMA ratelimit;\n") // newGoose makes it
 	db := stdlib.OpenDBFromPool(latin1)
 	defer db.Close()
 	_, up := newGoose(t, db, migrated.Files(), migrations.VersionTable).Up(t.Context())
@@ -275,7 +247,7 @@ func TestOnlyUTF8(t *testing.T) {
 			return err
 		})
 	}
-	for what, err := range map[string]error{"goose": up, "schema.sql": run(schema)} {
+	for what, err := range map[string]error{"goose": up, "psql": run("BEGIN; " + schema + "; ROLLBACK")} {
 		if sqlState(err) != "0A000" || !strings.Contains(err.Error(), "UTF8") || !strings.Contains(err.Error(), "LATIN1") {
 			t.Errorf("%s in a LATIN1 database: %v", what, err)
 		}
@@ -287,7 +259,7 @@ func TestOnlyUTF8(t *testing.T) {
 	utf8 := connect(t, newMigrated(t), 2)
 	session := func(pool *pgxpool.Pool, encoding string) *pgxpool.Pool {
 		return reconfigured(t, pool, func(c *pgxpool.Config) {
-			startWith(t, c.ConnConfig, map[string]string{"search_path": schemaOf(t, pool), "client_encoding": encoding})
+			startWith(t, c.ConnConfig, map[string]string{"client_encoding": encoding})
 		})
 	}
 	for what, row := range map[string]struct {
@@ -303,7 +275,7 @@ func TestOnlyUTF8(t *testing.T) {
 		if opened == nil {
 			closeLimiter(t, limits)
 		}
-		_, checked := migrations.Check(t.Context(), row.pool)
+		_, checked := migrations.Check(t.Context(), row.pool, "")
 		for call, err := range map[string]error{"Open": opened, "Check": checked} {
 			if (err == nil) != row.fine || err != nil && (!strings.Contains(err.Error(), "LATIN1") || !strings.Contains(err.Error(), "client_encoding") || errors.Is(err, migrations.ErrBehind)) {
 				t.Errorf("%s on %s: %v", call, what, err)

@@ -67,7 +67,7 @@ func TestADenialInSQLThatNobodyLooksAt(t *testing.T) {
 func TestThePublicFunctionsPassTheirArgumentsOn(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
-	for function, verb := range map[string]string{"ratelimit": "consume", "ratelimit.try": "try", "ratelimit.reserve": "reserve", "ratelimit.take": "take"} {
+	for function, verb := range map[string]string{"ratelimit.consume": "consume", "ratelimit.try": "try", "ratelimit.reserve": "reserve", "ratelimit.take": "take"} {
 		for i, arguments := range []string{
 			`rate => 10, period => '100 days', capacity => 20, count => 3`,
 			`rate => 10, period => '100 days', count => 2, shards => 3`,
@@ -120,11 +120,11 @@ func TestThePublicFunctionsOfSQL(t *testing.T) {
 	const one = "name text, key text DEFAULT NULL::text, " + numbers + "count double precision DEFAULT 1, " + kind + "shards integer DEFAULT 1, global boolean DEFAULT false, " + calendar
 	const instants = "reset_at timestamp with time zone, OUT at timestamp with time zone"
 	want := map[string]string{
-		"ratelimit":              one + ", OUT remaining double precision, OUT " + instants,
+		"ratelimit.consume":      one + ", OUT remaining double precision, OUT " + instants,
 		"ratelimit.try":          one + ", OUT granted boolean, OUT remaining double precision, OUT retry_after interval, OUT retry_at timestamp with time zone, OUT " + instants,
 		"ratelimit.reserve":      one + ", max_reserved double precision DEFAULT NULL::double precision, OUT retry_at timestamp with time zone, OUT delay interval, OUT remaining double precision, OUT " + instants,
 		"ratelimit.take":         strings.Replace(one, "count double precision DEFAULT 1", "most bigint DEFAULT NULL::bigint", 1) + ", OUT taken bigint, OUT remaining double precision, OUT " + instants,
-		"ratelimit.consume_all":          "requests jsonb, TABLE(name text, key text, remaining double precision, reset_at timestamp with time zone, at timestamp with time zone)",
+		"ratelimit.consume_all":  "requests jsonb, TABLE(name text, key text, remaining double precision, reset_at timestamp with time zone, at timestamp with time zone)",
 		"ratelimit.keys":         "name text, " + numbers + kind + calendar + ", keys text[] DEFAULT NULL::text[], TABLE(key text, remaining double precision, retry_at timestamp with time zone, paused_until timestamp with time zone)",
 		"ratelimit.sweep":        "name text, " + numbers + kind + "first text DEFAULT ''::text, varies interval DEFAULT NULL::interval, OUT deleted integer, OUT next text",
 		"ratelimit.pause":        "name text, key text DEFAULT NULL::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone, remaining double precision DEFAULT 0, " + numbers + "capacity double precision DEFAULT NULL::double precision, shards integer DEFAULT 1, global boolean DEFAULT false",
@@ -137,8 +137,8 @@ func TestThePublicFunctionsOfSQL(t *testing.T) {
 		"ratelimit.holds":        "name text, key text DEFAULT NULL::text, global boolean DEFAULT false, TABLE(id text, count double precision, since timestamp with time zone, until timestamp with time zone, expired boolean)",
 		"ratelimit.reset":        "name text, key text DEFAULT NULL::text, global boolean DEFAULT false, reason text DEFAULT NULL::text, who text DEFAULT NULL::text",
 	}
-	rows, err := pool.Query(t.Context(), `SELECT p.proname, pg_get_function_arguments(p.oid) || CASE WHEN p.proretset THEN ', ' || pg_get_function_result(p.oid) ELSE '' END, obj_description(p.oid) IS NOT NULL
-		  FROM pg_proc AS p WHERE p.pronamespace = current_schema::regnamespace AND p.proname LIKE 'ratelimit%'`)
+	rows, err := pool.Query(t.Context(), `SELECT 'ratelimit.' || p.proname, pg_get_function_arguments(p.oid) || CASE WHEN p.proretset THEN ', ' || pg_get_function_result(p.oid) ELSE '' END, obj_description(p.oid) IS NOT NULL
+		  FROM pg_proc AS p WHERE p.pronamespace = 'ratelimit'::regnamespace AND p.proname NOT LIKE '\_%'`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -433,7 +433,7 @@ func TestRatelimitAllMindsOverrides(t *testing.T) {
 	mustExec(t, pool, `
 		SELECT ratelimit.override('bucket', 'raised', rate => 100, capacity => 100), ratelimit.block('bucket', 'blocked', until => '9000-01-01 00:00+00'),
 		       ratelimit.block('bucket', 'for good'), ratelimit.unlimited('bucket', 'free'), ratelimit.override('none', NULL, capacity => 7, until => '8000-01-01 00:00+00');
-		SELECT ratelimit.consume('window', 'empty', count => 7), ratelimit('sharded', 'half', count => 6)`)
+		SELECT ratelimit.consume('window', 'empty', count => 7), ratelimit.consume('sharded', 'half', count => 6)`)
 	for list, want := range map[string]string{
 		`[{"name": "bucket", "key": "ann", "count": 20}, {"name": "sharded", "key": "ann", "count": 4}]`:                     "bucket 0, sharded 8",
 		`[{"name": "bucket", "key": "raised", "count": 60}, {"name": "open", "key": "ann", "count": 1e6}]`:                   "bucket 40, open Infinity",
@@ -490,7 +490,7 @@ func TestRatelimitAllMindsOverrides(t *testing.T) {
 func TestADenialByPolicyLocksNothing(t *testing.T) {
 	t.Parallel()
 	pool := publishedPool(t)
-	mustExec(t, pool, "SELECT ratelimit.block('bucket', 'blocked'), ratelimit('window', 'ann')")
+	mustExec(t, pool, "SELECT ratelimit.block('bucket', 'blocked'), ratelimit.consume('window', 'ann')")
 	other, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -636,8 +636,8 @@ func TestAStartInJSONIsOneInstant(t *testing.T) {
 func TestRatelimitReset(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
-	mustExec(t, pool, `SELECT ratelimit.consume('l', 'ann', rate => 10, period => '1000 hours', shards => 3), ratelimit('l', 'bob', rate => 10, period => '1000 hours'),
-		ratelimit('l', rate => 10, period => '1000 hours', global => true)`)
+	mustExec(t, pool, `SELECT ratelimit.consume('l', 'ann', rate => 10, period => '1000 hours', shards => 3), ratelimit.consume('l', 'bob', rate => 10, period => '1000 hours'),
+		ratelimit.consume('l', rate => 10, period => '1000 hours', global => true)`)
 	for call, deleted := range map[string]int{"'l', 'nobody'": 0, "'other', 'ann'": 0} {
 		if got := scan[int](t, pool, "SELECT ratelimit.reset("+call+")"); got != deleted {
 			t.Errorf("ratelimit.reset(%s): %d rows, want %d", call, got, deleted)

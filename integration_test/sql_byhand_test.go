@@ -124,7 +124,7 @@ func TestByHandAnswersLikeTheLibrary(t *testing.T) {
 			tx, err := newPool(t, 1).Begin(t.Context())
 			succeeds(t, err)
 			defer tx.Rollback(t.Context())
-			succeeds(t, second(tx.Exec(t.Context(), strings.ReplaceAll(settings, "%s", schemaOf(t, tx)))))
+			succeeds(t, second(tx.Exec(t.Context(), strings.ReplaceAll(settings, "%s", "ratelimit"))))
 			limiter, clock := newLimiter()
 			w := world{t, tx, limiter, clock}
 			rounded := strings.Contains(settings, "extra_float_digits")
@@ -368,7 +368,7 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			`'l', 'ann', 10, '1 minute', capacity => 'Infinity'`:                                     `capacity must be 0 or between 1e-15 and 1e15, not Infinity`,
 			`'l', 'ann', 10, '1 minute', kind => 'leaky bucket'`:                                     `kind must be 'token bucket', 'fixed window' or 'calendar window', not 'leaky bucket'`,
 			`'l', 'ann', 10, '1 minute', kind => NULL`:                                               `kind must be 'token bucket', 'fixed window' or 'calendar window', not NULL`,
-			`'l', 'ann', 10, '1 minute', kind => 'x''; DROP TABLE ratelimit.limits; --'`:                  `kind must be 'token bucket'`,
+			`'l', 'ann', 10, '1 minute', kind => 'x''; DROP TABLE ratelimit.limits; --'`:             `kind must be 'token bucket'`,
 			`'l', 'ann', 10, '1 month', kind => 'fixed window'`:                                      `without months and years`,
 			`'l', 'ann', 10, '2 days', kind => 'calendar window'`:                                    `3 months or 1 year, not 2 days`,
 			`'l', 'ann', 10, '30 days', kind => 'calendar window'`:                                   `3 months or 1 year, not 30 days`,
@@ -394,7 +394,7 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => '-infinity'`:     `must be between the years 1 and 9999, not`,
 			`'l', 'ann', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 BC'`: `must be between the years 1 and 9999, not`,
 		} {
-			for _, function := range []string{"ratelimit", "ratelimit.try", "ratelimit.reserve"} {
+			for _, function := range []string{"ratelimit.consume", "ratelimit.try", "ratelimit.reserve"} {
 				if function == "ratelimit.reserve" && strings.Contains(text, "can never be granted") {
 					arguments += ", max_reserved => 0" // without it, there is no bound
 				}
@@ -456,7 +456,7 @@ func TestByHandStandsOddRows(t *testing.T) {
 		} {
 			for j, kind := range []string{"token bucket", "fixed window", "token bucket", "fixed window", "token bucket", "fixed window"} {
 				name := fmt.Sprint(kind, i, j)
-				call := []string{"ratelimit($1, 'ann', count => 1", "ratelimit.reserve($1, 'ann', max_reserved => 0", "ratelimit.take($1, 'ann', most => 1"}[j/2]
+				call := []string{"ratelimit.consume($1, 'ann', count => 1", "ratelimit.reserve($1, 'ann', max_reserved => 0", "ratelimit.take($1, 'ann', most => 1"}[j/2]
 				w.must(`INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) SELECT '` + name + `', 'ann', 0, 1, ` + row)
 				granted := 0
 				for range 12 {
@@ -535,7 +535,7 @@ func TestByHandInPsql(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), psql, "-X", "-At", "-v", "ON_ERROR_STOP=1",
 		"-c", `SELECT granted, remaining, retry_after FROM ratelimit.try('sendMessage', 'user-17', rate => 10, period => '1 day')`,
 		"-c", `SELECT granted, floor(remaining), retry_after > '1 hour' FROM ratelimit.try('sendMessage', 'user-17', rate => 10, period => '1 day', count => 9.5)`,
-		"-c", `SELECT obj_description('ratelimit'::regproc)`, "-c", `\df+ ratelimit.keys`, forAll(t, pool.Config().ConnString())).CombinedOutput()
+		"-c", `SELECT obj_description('ratelimit.consume'::regproc)`, "-c", `\df+ ratelimit.keys`, forAll(t, pool.Config().ConnString())).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -549,16 +549,17 @@ func TestByHandInPsql(t *testing.T) {
 // An application may already have functions with these names, and other arguments.
 func TestByHandBesideFunctionsOfTheSameNames(t *testing.T) {
 	t.Parallel()
-	url := newSchema(t)
+	url := newDatabase(t)
 	pool := connect(t, url, 1)
-	for _, name := range []string{"ratelimit", "ratelimit.try", "ratelimit.reserve", "ratelimit.take", "ratelimit.consume_all", "ratelimit.keys", "ratelimit._by_hand", "ratelimit._denied", "ratelimit._when", "ratelimit._micros", "ratelimit.sweep"} {
+	mustExec(t, pool, "CREATE SCHEMA ratelimit; CREATE TABLE public.ratelimit (limits int); CREATE TABLE public.limits (usage int); CREATE FUNCTION public.holds() RETURNS int LANGUAGE sql RETURN 1")
+	for _, name := range []string{"ratelimit.consume", "ratelimit.try", "ratelimit.reserve", "ratelimit.take", "ratelimit.consume_all", "ratelimit.keys", "ratelimit._by_hand", "ratelimit._denied", "ratelimit._when", "ratelimit._micros", "ratelimit.sweep"} {
 		succeeds(t, second(pool.Exec(t.Context(), `CREATE FUNCTION `+name+`(path) RETURNS text LANGUAGE sql RETURN 'mine'`)))
 	}
 	provider := newGoose(t, openSQL(t, "pgx", url, 4), migrated.Files(), migrations.VersionTable)
 	succeeds(t, second(provider.Up(t.Context())))
 	var ok bool
 	var mine string
-	if err := pool.QueryRow(t.Context(), `SELECT granted, ratelimit('[(0,0)]'::path) FROM ratelimit.try('l', 'ann', 1, '1 hour')`).Scan(&ok, &mine); err != nil || !ok || mine != "mine" {
+	if err := pool.QueryRow(t.Context(), `SELECT granted, ratelimit.consume('[(0,0)]'::path) FROM ratelimit.try('l', 'ann', 1, '1 hour')`).Scan(&ok, &mine); err != nil || !ok || mine != "mine" {
 		t.Errorf("%v, %q, %v", ok, mine, err)
 	}
 	succeeds(t, second(provider.DownTo(t.Context(), 0)))
@@ -646,16 +647,15 @@ func oneOfTwo[T any](g int, even, odd T) T {
 func TestByHandATriggerOfItsOwnersRights(t *testing.T) {
 	t.Parallel()
 	pool := newTenants(t, 2)
-	schema := schemaOf(t, pool)
 	role := newRole(t, pool, true)
 	succeeds(t, second(pool.Exec(t.Context(), "GRANT INSERT ON messages TO PUBLIC")))
 	const insert = `INSERT INTO messages VALUES ('acme', 'hello')`
 	if _, err := role.Exec(t.Context(), insert); sqlState(err) != "42501" {
 		t.Errorf("without rights on the limits: %v", err)
 	}
-	mustExec(t, pool, named(docSQL(t, "docs/sql.md", "ALTER FUNCTION limit_messages()"), schema, ""))
+	mustExec(t, pool, docSQL(t, "docs/sql.md", "ALTER FUNCTION limit_messages()"))
 	// The role's own table, first in its search_path, does not change that.
-	if _, err := role.Exec(t.Context(), `CREATE TEMP TABLE ratelimit.limits (LIKE `+schema+`.limits)`); err != nil && sqlState(err) != "42501" {
+	if _, err := role.Exec(t.Context(), `CREATE TEMP TABLE limits (LIKE ratelimit.limits)`); err != nil && sqlState(err) != "42501" {
 		t.Fatal(err)
 	}
 	if _, err := role.Exec(t.Context(), `INSERT INTO messages SELECT 'acme', 'hello' FROM generate_series(1, 200)`); err != nil {
@@ -667,12 +667,12 @@ func TestByHandATriggerOfItsOwnersRights(t *testing.T) {
 	if _, err := role.Exec(t.Context(), insert+strings.Repeat(", ('acme', 'hello')", 149)); sqlState(err) != "PT429" {
 		t.Errorf("not limited: %v", err)
 	}
-	if _, err := role.Exec(t.Context(), `DELETE FROM `+schema+`.limits`); sqlState(err) != "42501" {
+	if _, err := role.Exec(t.Context(), `DELETE FROM ratelimit.limits`); sqlState(err) != "42501" {
 		t.Errorf("the role can touch the limits: %v", err)
 	}
 	// Nor can the role use that function as a trigger on its own table to take the tokens of others.
 	_, err := role.Exec(t.Context(), `CREATE TEMP TABLE mine (tenant text); CREATE TRIGGER mine AFTER INSERT ON mine
-		REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION `+schema+`.limit_messages()`, pgx.QueryExecModeSimpleProtocol)
+		REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION limit_messages()`, pgx.QueryExecModeSimpleProtocol)
 	if sqlState(err) != "42501" {
 		t.Errorf("the role can use the function: %v", err)
 	}
@@ -682,8 +682,7 @@ func TestByHandATriggerOfItsOwnersRights(t *testing.T) {
 func TestByHandAPreRequest(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 2)
-	schema := schemaOf(t, pool)
-	mustExec(t, pool, named(docSQL(t, "docs/sql.md", "limit_requests()"), schema, ""))
+	mustExec(t, pool, docSQL(t, "docs/sql.md", "limit_requests()"))
 	role := newRole(t, pool, true)
 	failed := errors.New("the request failed")
 	request := func(method, claims string, mode pgx.TxAccessMode, result error) error {
@@ -691,7 +690,7 @@ func TestByHandAPreRequest(t *testing.T) {
 			if _, err := tx.Exec(t.Context(), `SELECT set_config('request.method', $1, true), set_config('request.jwt.claims', $2, true)`, method, claims); err != nil {
 				return err
 			}
-			if _, err := tx.Exec(t.Context(), `SELECT `+schema+`.limit_requests()`); err != nil {
+			if _, err := tx.Exec(t.Context(), `SELECT limit_requests()`); err != nil {
 				return err
 			}
 			return result
@@ -729,7 +728,7 @@ func TestByHandAPreRequest(t *testing.T) {
 	if err := request("POST", ann, pgx.ReadWrite, nil); sqlState(err) != "PT429" {
 		t.Errorf("%v, want a denial", err)
 	}
-	for _, sql := range []string{"DELETE FROM " + schema + ".limits", "SELECT " + schema + ".reset('requests', 'ann')"} {
+	for _, sql := range []string{"DELETE FROM ratelimit.limits", "SELECT ratelimit.reset('requests', 'ann')"} {
 		if _, err := role.Exec(t.Context(), sql); sqlState(err) != "42501" {
 			t.Errorf("%s: %v, want 42501", sql, err)
 		}

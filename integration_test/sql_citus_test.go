@@ -3,8 +3,11 @@ package integration_test
 import (
 	"context"
 	"errors"
-	"os"
+	"fmt"
+	"os/exec"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -59,56 +62,71 @@ const citusStub = `
 			RAISE '% has no argument % of type text', function_name, distribution_arg_name;
 		END IF;
 		INSERT INTO distributed VALUES (function_name, distribution_arg_name);
-	END $$;`
+	END $$;
+	CREATE TABLE granted (tag text);
+	CREATE FUNCTION granting() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.granted VALUES (tg_tag); END $$;
+	CREATE EVENT TRIGGER granting ON ddl_command_end WHEN TAG IN ('GRANT') EXECUTE FUNCTION granting();`
 
-// runCitusFile runs the whole file, as psql does.
-func runCitusFile(t *testing.T, pool *pgxpool.Pool) error {
+// psqlError is what psql prints of an error, verbosely.
+var psqlError = regexp.MustCompile(`(?s)ERROR:  (\w{5}): (.*?)\n(?:HINT:  (.*?)\n)?`)
+
+// runCitusFile runs the file by psql.
+func runCitusFile(t *testing.T, pool *pgxpool.Pool, flags ...string) error {
 	t.Helper()
-	text, err := os.ReadFile("../migrations/citus.sql")
+	psql, err := exec.LookPath("psql")
 	if err != nil {
-		t.Fatal(err)
+		t.Skip("there is no psql")
 	}
-	_, err = pool.Exec(t.Context(), string(text), pgx.QueryExecModeSimpleProtocol)
-	return err
+	args := append([]string{"-X", "-q", "-v", "ON_ERROR_STOP=1", "-v", "VERBOSITY=verbose", "-f", "../migrations/citus.sql"}, flags...)
+	out, err := exec.CommandContext(t.Context(), psql, append(args, forAll(t, pool.Config().ConnString()))...).CombinedOutput()
+	if match := psqlError.FindSubmatch(out); match != nil {
+		return &pgconn.PgError{Code: string(match[1]), Message: string(match[2]), Hint: string(match[3])}
+	}
+	if err == nil && !strings.Contains(string(out), " functions. Done.") {
+		err = errors.New("it has not come to its end")
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
 }
 
-// distribute notes that ratelimit.limits is distributed and, for a whole schema, the other tables.
+// distribute notes that a table is distributed: ratelimit.limits by key, or each of the schema.
 func distribute(t *testing.T, pool *pgxpool.Pool, how string) {
 	t.Helper()
 	mustExec(t, pool, `TRUNCATE pg_dist_partition, pg_dist_schema; INSERT INTO pg_dist_partition VALUES ('ratelimit.limits', `+how+`)`)
-}
-
-// distributeSchema notes what citus_schema_distribute does.
-func distributeSchema(t *testing.T, pool *pgxpool.Pool) {
-	t.Helper()
-	distribute(t, pool, citusBySchema)
-	mustExec(t, pool, `INSERT INTO pg_dist_schema VALUES (current_schema()::regnamespace, 7);
-		INSERT INTO pg_dist_partition SELECT c.oid, `+citusBySchema+` FROM pg_class AS c WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'r' AND c.relname ~ '^rate_limit_'`)
+	if how == citusBySchema {
+		mustExec(t, pool, `INSERT INTO pg_dist_schema VALUES ('ratelimit'::regnamespace, 7); INSERT INTO pg_dist_partition SELECT c.oid, `+how+`
+			FROM pg_class AS c WHERE c.relnamespace = 'ratelimit'::regnamespace AND c.relkind = 'r' AND c.relname <> 'limits'`)
+	}
 }
 
 // Without Citus, or before the table is distributed, the file changes nothing and says what is missing.
 func TestTheFileForCitusSaysWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 1)
-	wants := func(code, words string) {
+	wants := func(code, words string, flags ...string) {
 		t.Helper()
-		pgErr, ok := errors.AsType[*pgconn.PgError](runCitusFile(t, pool))
+		err := runCitusFile(t, pool, flags...)
+		pgErr, ok := errors.AsType[*pgconn.PgError](err)
 		if !ok || pgErr.Code != code || !strings.Contains(pgErr.Message, words) || pgErr.Hint == "" {
-			t.Errorf("%+v, want %s: %s", pgErr, code, words)
+			t.Errorf("%v, want %s: %s", err, code, words)
 		}
 	}
 	wants("0A000", "does not have Citus")
 	mustExec(t, pool, citusStub)
-	wants("55000", "not distributed")
-	for _, how := range []string{`'n', 7, 't'`, `'n', 0, 's'`} { // a reference table; a table that stays on the coordinator
+	wants("55000", "neither the schema ratelimit nor the keys of ratelimit.limits are distributed")
+	wants("42P01", `no table "a b".limits`, "-v", "schema=a b")
+	// A reference table, a table that stays on the coordinator, and one that is on a node without the others.
+	for _, how := range []string{`'n', 7, 't'`, `'n', 0, 's'`, `'n', 7, 's', 'nothing'`} {
 		distribute(t, pool, how)
-		wants("55000", "not distributed")
+		wants("55000", "neither the schema")
 	}
 	// An engine that finds rows by ctid must not be made to work on a table that has several shards.
 	distribute(t, pool, citusByKey)
-	mustExec(t, pool, `CREATE FUNCTION ratelimit._consume_old() RETURNS bigint LANGUAGE plpgsql AS $$BEGIN RETURN (SELECT count(*) FROM ratelimit.limits AS r WHERE r.ctid = '(0,1)'); END$$`)
-	wants("0A000", "ratelimit._consume_old")
-	mustExec(t, pool, `DROP FUNCTION ratelimit._consume_old`)
+	mustExec(t, pool, `CREATE FUNCTION ratelimit.old() RETURNS bigint LANGUAGE plpgsql AS $$BEGIN RETURN (SELECT count(*) FROM ratelimit.limits AS r WHERE r.ctid = '(0,1)'); END$$`)
+	wants("0A000", "ratelimit.old")
+	mustExec(t, pool, `DROP FUNCTION ratelimit.old`)
 
 	for _, wrong := range []struct{ sql, undo, code, words string }{
 		{"UPDATE pg_dist_local_group SET groupid = 1", "UPDATE pg_dist_local_group SET groupid = 0", "55000", "this node is a worker"},
@@ -116,18 +134,20 @@ func TestTheFileForCitusSaysWhatIsMissing(t *testing.T) {
 		{"UPDATE pg_dist_node SET metadatasynced = false", "UPDATE pg_dist_node SET metadatasynced = true", "55000", "do not have the metadata: w1:5432"},
 		{"UPDATE pg_dist_partition SET partkey = 'name'", "UPDATE pg_dist_partition SET partkey = 'key'", "55000", "by another column"},
 		{"UPDATE missing SET n = 3", "UPDATE missing SET n = 0", "55000", "do not have all"},
-		{"INSERT INTO pg_dist_schema VALUES (current_schema()::regnamespace, 7); TRUNCATE pg_dist_partition", "", "55000", "is distributed, but its table"},
+		{"INSERT INTO pg_dist_schema VALUES ('ratelimit'::regnamespace, 7); TRUNCATE pg_dist_partition", "", "55000", "these of its tables are not: ratelimit.definitions, ratelimit.denials"},
 	} {
 		mustExec(t, pool, wrong.sql)
 		wants(wrong.code, wrong.words)
 		mustExec(t, pool, wrong.undo)
 	}
-	distributeSchema(t, pool)
+	distribute(t, pool, citusBySchema)
 	mustExec(t, pool, `DELETE FROM pg_dist_partition WHERE logicalrelid = 'ratelimit.usage'::regclass`)
-	wants("55000", "are not distributed: ratelimit.usage")
+	wants("55000", "these of its tables are not: ratelimit.usage")
 	distribute(t, pool, citusByKey)
-	mustExec(t, pool, `ALTER FUNCTION ratelimit._refund RENAME TO ratelimit._refund_old`)
+	mustExec(t, pool, `ALTER FUNCTION ratelimit._refund RENAME TO _refund_old`)
 	wants("42883", "26 of 27 functions")
+	mustExec(t, pool, `ALTER FUNCTION ratelimit._refund_old RENAME TO _refund; ALTER FUNCTION ratelimit._wire_refund_one RENAME TO _wire_other`)
+	wants("42883", "3 functions run where the rows are")
 	mustExec(t, pool, `DROP TABLE ratelimit.limits CASCADE`)
 	wants("42P01", "no table ratelimit.limits")
 }
@@ -135,20 +155,13 @@ func TestTheFileForCitusSaysWhatIsMissing(t *testing.T) {
 // What the file does besides calling Citus is the same on any Postgres.
 func TestTheFileForCitusRunsTwice(t *testing.T) {
 	t.Parallel()
-	for _, way := range []struct {
-		how    string
-		schema bool
-		want   int // distributed functions
-	}{{citusBySchema, true, 14}, {citusBySchema, false, 13}, {citusByKey, false, 4}} {
-		how, want := way.how, way.want
+	for how, want := range map[string]int{citusBySchema: 14, citusByKey: 4} { // distributed functions
 		pool := newPool(t, 4)
 		mustExec(t, pool, citusStub)
-		if distribute(t, pool, how); way.schema {
-			distributeSchema(t, pool)
-		}
+		distribute(t, pool, how)
 		settings := func(pattern string) (values []string) {
 			t.Helper()
-			rows, err := pool.Query(t.Context(), `SELECT s FROM pg_proc, unnest(proconfig) AS s WHERE pronamespace = current_schema()::regnamespace AND s LIKE $1`, pattern)
+			rows, err := pool.Query(t.Context(), `SELECT s FROM pg_proc, unnest(proconfig) AS s WHERE pronamespace = 'ratelimit'::regnamespace AND s LIKE $1`, pattern)
 			if err == nil {
 				values, err = pgx.CollectRows(rows, pgx.RowTo[string])
 			}
@@ -180,7 +193,7 @@ func TestTheFileForCitusRunsTwice(t *testing.T) {
 		if err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT f), ratelimit._distributed(), ratelimit._one_server() FROM distributed`).Scan(&functions, &byKey, &oneServer); err != nil {
 			t.Fatal(err)
 		}
-		if functions != want || byKey != (how == citusByKey) || oneServer == way.schema {
+		if functions != want || byKey != (how == citusByKey) || oneServer != (how == citusByKey) {
 			t.Errorf("%s: %d functions are distributed, want %d; statements for one key each: %v; one server: %v", how, functions, want, byKey, oneServer)
 		}
 		if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.schema() WHERE hash = '"+migrations.Hash+"'"); n != 1 {
@@ -196,6 +209,89 @@ func TestTheFileForCitusRunsTwice(t *testing.T) {
 		if plan, err := pgx.CollectRows(rows, pgx.RowTo[string]); err != nil || !strings.Contains(strings.Join(plan, " "), "_wire_consume(") {
 			t.Errorf("%s: the planner inlines what is to be delegated: %q, %v", how, plan, err)
 		}
+
+		// In a schema of another name, and with grants: a node that was added gets those of the views.
+		mustExec(t, pool, `SELECT ratelimit.grant('pg_monitor', 'consume'); TRUNCATE granted; ALTER SCHEMA ratelimit RENAME TO "a b"`)
+		if err := runCitusFile(t, pool, "-v", "schema=a b"); err != nil {
+			t.Errorf("%s: %v", how, err)
+		}
+		if n := scan[int](t, pool, "SELECT count(*) FROM granted"); n != 32 {
+			t.Errorf("%s: %d grants of views are sent again", how, n)
+		}
+	}
+}
+
+// TestNoPlainStatementIsSentWhereTheTablesAreDistributed: once Citus has refused one, the session delegates no call.
+func TestNoPlainStatementIsSentWhereTheTablesAreDistributed(t *testing.T) {
+	t.Parallel()
+	if server.Pooled() {
+		t.Skip("the statements are prepared on connections that the pooler shares out")
+	}
+	for how, holds := range map[string]bool{"": true, "_one_server": true, "_distributed": false} {
+		all := newPool(t, 2)
+		if how != "" {
+			mustExec(t, all, "CREATE OR REPLACE FUNCTION ratelimit."+how+"() RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN "+strconv.FormatBool(!holds))
+		}
+		pool := oneConnection(t, all, nil)
+		var limits ratelimit.Limiter
+		r := ratelimit.TokenBucket("bucket", 10, time.Hour).Key("k")
+		for i := range 3 {
+			if _, err := limits.Consume(t.Context(), pool, r); err != nil {
+				t.Fatal(err)
+			}
+			held, err := limits.Hold(t.Context(), pool, strconv.Itoa(i), time.Minute, r)
+			if (sqlState(err) == "0A000") == holds {
+				t.Errorf("%q: %v", how, err)
+			}
+			if err == nil {
+				_, err = limits.Settle(t.Context(), pool, held.Token)
+				succeeds(t, err)
+			}
+		}
+		sent := sentOn(t, pool)
+		if plain := sent["UpdateBucket"] + sent["UpdateHold"] + sent["UpdateSettle"]; (plain > 0) == (how != "") {
+			t.Errorf("%q: sent %v", how, sent)
+		}
+	}
+}
+
+// citusDependencies are the functions of the schema, with all that each depends on by the rules of Citus (dependency.c): pg_depend; the fields of a
+// composite type, and the elements of an array; and all functions that are used by what uses a column of a table or of a type.
+const citusDependencies = `
+	WITH RECURSIVE uses AS (
+		SELECT p.oid AS function, d.refclassid AS class, d.refobjid AS object
+		  FROM pg_proc AS p JOIN pg_depend AS d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'n'
+		 WHERE p.pronamespace = 'ratelimit'::regnamespace
+		UNION
+		SELECT u.function, v.class, v.object
+		  FROM uses AS u CROSS JOIN LATERAL (
+			SELECT d.refclassid, d.refobjid FROM pg_depend AS d WHERE d.classid = u.class AND d.objid = u.object AND d.deptype = 'n'
+			UNION ALL
+			SELECT CASE WHEN t.typrelid <> 0 THEN 'pg_class' ELSE 'pg_type' END::regclass, CASE WHEN t.typrelid <> 0 THEN t.typrelid ELSE t.typelem END
+			  FROM pg_type AS t WHERE u.class = 'pg_type'::regclass AND t.oid = u.object AND (t.typrelid <> 0 OR t.typcategory = 'A')
+			UNION ALL
+			SELECT f.refclassid, f.refobjid FROM pg_depend AS d JOIN pg_depend AS f USING (classid, objid, objsubid)
+			 WHERE u.class = 'pg_class'::regclass AND d.refclassid = u.class AND d.refobjid = u.object AND f.refclassid = 'pg_proc'::regclass
+			   AND (d.deptype = 'n' OR d.deptype = 'a' AND d.refobjsubid <> 0)
+		  ) AS v (class, object)
+	) SELECT DISTINCT u.function::regproc::text FROM uses AS u `
+
+// TestCitusCanReplaceAndGrantTheFunctions: it refuses to do so with a function that depends on itself, and does not make one that depends on a table on
+// the workers, before the table is distributed.
+func TestCitusCanReplaceAndGrantTheFunctions(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	const circles = citusDependencies + `WHERE u.class = 'pg_proc'::regclass AND u.object = u.function ORDER BY 1`
+	if got := lines(t, pool, circles); got != "" {
+		t.Errorf("these depend on themselves: %s", got)
+	}
+	if got := lines(t, pool, citusDependencies+`JOIN pg_class AS c ON c.oid = u.object WHERE u.class = 'pg_class'::regclass AND c.relkind = 'r' ORDER BY 1`); got != "(ratelimit._in_force)\n(ratelimit._under)\n(ratelimit.usage)" {
+		t.Errorf("migrations/citus.sql makes those again that depend on a table by their signatures; there are %s", got)
+	}
+	// A function whose body Postgres reads makes the functions that it calls parts of the type whose fields it reads.
+	mustExec(t, pool, `CREATE FUNCTION ratelimit.reads(q ratelimit._request) RETURNS text LANGUAGE sql RETURN (ratelimit._read(q.name::jsonb, 1, NULL)).key`)
+	if got := lines(t, pool, circles); got != "(ratelimit._read)" {
+		t.Errorf("a circle is not found: %s", got)
 	}
 }
 
@@ -205,7 +301,7 @@ func TestOverridesOfADistributedSchemaAreFollowedByTime(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	mustExec(t, pool, citusStub)
-	distributeSchema(t, pool)
+	distribute(t, pool, citusBySchema)
 	if err := runCitusFile(t, pool); err != nil {
 		t.Fatal(err)
 	}

@@ -15,14 +15,13 @@ func TestKeysOfEveryCollation(t *testing.T) {
 	long(t)
 	t.Parallel()
 	pool := newPool(t, 2)
-	schema := schemaOf(t, pool)
 	mustExec(t, pool, `CREATE COLLATION folding (provider = icu, locale = 'und-u-ks-level2', deterministic = false)`)
 	calls := map[string]string{ // {n}: a name, {k}: a key
-		"ratelimit":              `SELECT remaining = 8 FROM ratelimit.consume({n}, {k}, rate => 9, period => '1 hour')`,
+		"ratelimit.consume":      `SELECT remaining = 8 FROM ratelimit.consume({n}, {k}, rate => 9, period => '1 hour')`,
 		"ratelimit.try":          `SELECT granted FROM ratelimit.try({n}, {k}, rate => 10, period => '1 hour')`,
 		"ratelimit.reserve":      `SELECT retry_at >= at FROM ratelimit.reserve({n}, {k}, rate => 10, period => '1 hour')`,
 		"ratelimit.take":         `SELECT taken = 2 FROM ratelimit.take({n}, {k}, most => 2, rate => 10, period => '1 hour')`,
-		"ratelimit.consume_all":          `SELECT remaining = 8 FROM ratelimit.consume_all(jsonb_build_array(jsonb_build_object('name', {n}, 'key', {k}, 'rate', 9, 'period', '1 hour')))`,
+		"ratelimit.consume_all":  `SELECT remaining = 8 FROM ratelimit.consume_all(jsonb_build_array(jsonb_build_object('name', {n}, 'key', {k}, 'rate', 9, 'period', '1 hour')))`,
 		"ratelimit.key":          `SELECT ratelimit.key({n}, {k}) = {n} || '|' || {k} COLLATE "C"`,
 		"ratelimit.key_parts":    `SELECT (ratelimit.key_parts({k}))[1] = {k}`,
 		"ratelimit.keys":         `SELECT count(*) = 0 FROM ratelimit.keys({n}, rate => 10, period => '1 hour', keys => ARRAY[{k}])`,
@@ -45,6 +44,7 @@ func TestKeysOfEveryCollation(t *testing.T) {
 		"ratelimit.denials":      `SELECT count(*) = 0 FROM ratelimit.denials({n})`,
 		"ratelimit.publish":      `SELECT count(*) > 0 FROM ratelimit.publish({k}, '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 hour"}]')`,
 		"ratelimit.add":          `SELECT 1 > 0`, // takes no text
+		"ratelimit.grant":        `SELECT 1 > 0`, // names a role
 		"ratelimit.schema":       `SELECT 1 > 0`,
 		"ratelimit.refuse":       `SELECT 1 > 0`, // a trigger, below
 		// The same by what was published, by shards, windows and calendars, and several at once.
@@ -60,7 +60,7 @@ func TestKeysOfEveryCollation(t *testing.T) {
 		"ratelimit.reserve, calendar":  `SELECT retry_at >= at FROM ratelimit.reserve({n}, {k}, count => 20, rate => 9, period => '1 month', kind => {c}, zone => {z})`,
 		"ratelimit.restore, an effect": `SELECT ratelimit.restore({n}, {k}, {e}) = 1 FROM ratelimit.block({n}, {k})`,
 	}
-	public := scan[[]string](t, pool, `SELECT array_agg(DISTINCT proname::text) FROM pg_proc WHERE pronamespace = current_schema()::regnamespace AND proname LIKE 'ratelimit%'`)
+	public := scan[[]string](t, pool, `SELECT array_agg(DISTINCT 'ratelimit.' || proname) FROM pg_proc WHERE pronamespace = 'ratelimit'::regnamespace AND proname NOT LIKE '\_%'`)
 	for _, name := range public {
 		if calls[name] == "" {
 			t.Errorf("%s is not called", name)
@@ -108,11 +108,11 @@ func TestKeysOfEveryCollation(t *testing.T) {
 		if _, err := pool.Exec(t.Context(), "INSERT INTO messages SELECT 'acme', 'x' FROM generate_series(1, 60)"); sqlState(err) != "PT429" {
 			t.Errorf("the trigger, COLLATE %s: %v, want PT429", collation, err)
 		}
-		mustExec(t, pool, strings.NewReplacer("ratelimit('messages', tenant, count => n, rate => 100, period => '1 minute', capacity => 200)", "ratelimit('published', tenant)").Replace(
+		mustExec(t, pool, strings.NewReplacer("ratelimit.consume('messages', tenant, count => n, rate => 100, period => '1 minute', capacity => 200)", "ratelimit.consume('published', tenant)").Replace(
 			strings.NewReplacer("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION").Replace(strings.Split(docSQL(t, "docs/sql.md", "CREATE TRIGGER limit_messages"), "\n\n")[1])))
 		mustExec(t, pool, `SELECT ratelimit.publish('p', '[{"name": "published", "kind": "token bucket", "rate": 10, "period": "1 hour"}]'); INSERT INTO messages VALUES ('acme', 'x')`)
 		// Keys stay distinct, byte by byte.
-		if n := scan[int](t, pool, "WITH t (k) AS (VALUES ('Ann' COLLATE "+collation+"), ('ann'), ('ANN')) SELECT count(*) FROM t, "+schema+".ratelimit('own', k, rate => 1, period => '1 hour')"); n != 3 {
+		if n := scan[int](t, pool, "WITH t (k) AS (VALUES ('Ann' COLLATE "+collation+"), ('ann'), ('ANN')) SELECT count(*) FROM t, ratelimit.consume('own', k, rate => 1, period => '1 hour')"); n != 3 {
 			t.Errorf("%d of 3 keys", n)
 		}
 	}

@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -16,21 +15,10 @@ func TestTheDocumentedOverrides(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
 	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", nightMessages, nightSignUps))
-	schema := scan[string](t, pool, "SELECT current_schema")
-	role := func(name string, grants ...string) func(sql string) string {
-		own := fmt.Sprintf("%s_%s", strings.ReplaceAll(schema, "-", "_"), name)
-		mustExec(t, pool, "CREATE ROLE "+own)
-		t.Cleanup(func() {
-			if _, err := pool.Exec(context.Background(), "DROP OWNED BY "+own+"; DROP ROLE "+own); err != nil {
-				t.Error(err)
-			}
-		})
-		for _, grant := range grants {
-			grant = strings.ReplaceAll(grant, "app.", schema+".")
-			grant = strings.ReplaceAll(grant, "SCHEMA app ", "SCHEMA "+schema+" ")
-			grant = strings.ReplaceAll(grant, "'app'", "'"+schema+"'")
-			grant = strings.ReplaceAll(grant, " FROM "+name, " FROM "+own)
-			mustExec(t, pool, strings.ReplaceAll(grant, " TO "+name, " TO "+own))
+	role := func(name string, words ...string) func(sql string) string {
+		own := createRole(t, pool)
+		for _, work := range words {
+			grantWork(t, pool, own, work)
 		}
 		return func(sql string) (first string) {
 			t.Helper()
@@ -58,7 +46,7 @@ func TestTheDocumentedOverrides(t *testing.T) {
 			return strings.TrimSpace(first)
 		}
 	}
-	operator := role("operator", docSQL(t, "docs/overrides.md", "GRANT USAGE ON SCHEMA app TO operator"))
+	operator := role("operator", "operate")
 	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
 	is := func(request ratelimit.Request, want string) {
 		t.Helper()
@@ -108,19 +96,11 @@ func TestTheDocumentedOverrides(t *testing.T) {
 		t.Errorf("%d overrides are left, want 3 and a reset", n)
 	}
 
-	app := role("app_user", "GRANT USAGE ON SCHEMA app TO app_user", docSQL(t, "docs/start-and-stop.md", "ON ratelimit.definitions TO app_user"))
-	app("SELECT * FROM ratelimit._overrides(NULL, 0)")
-	app(`SELECT ratelimit.publish('app', '[{"name": "sendMessage", "kind": "token bucket", "rate": 1, "period": "1 minute"}]')`)
+	app := createRole(t, pool)
+	grantWork(t, pool, app, "consume")
+	mustExec(t, asRole(t, pool, app, 1), "SELECT * FROM ratelimit._overrides(NULL, 0)")
+	mustExec(t, asRole(t, pool, app, 1), `SELECT ratelimit.publish('app', '[{"name": "sendMessage", "kind": "token bucket", "rate": 1, "period": "1 minute"}]')`)
 	for _, refused := range []string{"SELECT ratelimit.block('sendMessage', 'x')", "SELECT ratelimit.restore('signUps', 'load-test')"} {
-		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(t.Context(), fmt.Sprintf("SET LOCAL ROLE %s_app_user", schema)); err != nil {
-				return err
-			}
-			_, err := tx.Exec(t.Context(), refused)
-			return err
-		})
-		if sqlState(err) != "42501" {
-			t.Errorf("the application's role: %s: %v", refused, err)
-		}
+		wantRefused(t, asRole(t, pool, app, 1), refused)
 	}
 }

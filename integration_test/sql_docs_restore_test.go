@@ -41,7 +41,7 @@ func TestTheDocumentedDataOnlyRestore(t *testing.T) {
 		t.Fatalf("the commands are %q", blocks)
 	}
 
-	migrated := func() (pool *pgxpool.Pool) {
+	newTarget := func() (pool *pgxpool.Pool) {
 		name := "restore_" + strings.ToLower(rand.Text())
 		mustExec(t, admin, "CREATE DATABASE "+name)
 		t.Cleanup(func() {
@@ -51,9 +51,7 @@ func TestTheDocumentedDataOnlyRestore(t *testing.T) {
 		})
 		pool = reconfigured(t, admin, func(c *pgxpool.Config) {
 			c.ConnConfig.Database = name
-			startWith(t, c.ConnConfig, map[string]string{"search_path": "app"})
 		})
-		mustExec(t, pool, "CREATE SCHEMA app")
 		db := stdlib.OpenDBFromPool(pool)
 		defer db.Close()
 		succeeds(t, second(newGoose(t, db, migrated.Files(), migrations.VersionTable).Up(t.Context())))
@@ -61,9 +59,9 @@ func TestTheDocumentedDataOnlyRestore(t *testing.T) {
 		return pool
 	}
 	const tables = "SELECT (SELECT string_agg(r::text, '; ' ORDER BY r::text) FROM ratelimit.limits AS r) || (SELECT string_agg(o::text, '; ' ORDER BY id) FROM ratelimit.overrides AS o) || (SELECT string_agg(d::text, '; ' ORDER BY d::text) FROM ratelimit.definitions AS d) || (SELECT string_agg(h::text, '; ' ORDER BY id) FROM ratelimit.holds AS h) || (SELECT count(*) FROM messages)"
-	source := migrated()
+	source := newTarget()
 	publish(t, source, `[{"name": "signUps", "kind": "token bucket", "rate": 10, "period": "1000 hours"}, {"name": "renders", "kind": "slots", "capacity": 1}]`)
-	mustExec(t, source, "SELECT ratelimit.hold('renders', 'acme', 'job 17', ttl => '1 day'), ratelimit('signUps', 'ann', count => 7), ratelimit.block('signUps', 'bob'); INSERT INTO messages SELECT 'acme', 'x' FROM generate_series(1, 3)")
+	mustExec(t, source, "SELECT ratelimit.hold('renders', 'acme', 'job 17', ttl => '1 day'), ratelimit.consume('signUps', 'ann', count => 7), ratelimit.block('signUps', 'bob'); INSERT INTO messages SELECT 'acme', 'x' FROM generate_series(1, 3)")
 	want := scan[string](t, source, tables)
 	dir := t.TempDir()
 	run := func(target *pgxpool.Pool, commands string) (string, error) {
@@ -80,7 +78,7 @@ func TestTheDocumentedDataOnlyRestore(t *testing.T) {
 	dump, restore, _ := strings.Cut(blocks[0][1], "\n")
 	withGoose := regexp.MustCompile(` --exclude-table-data='[^']*'`).ReplaceAllString(dump, "")
 	for what, commands := range map[string]string{"as documented": blocks[0][1], "from a dump that has the table": withGoose + "\n" + blocks[1][1]} {
-		target := migrated()
+		target := newTarget()
 		if out, err := run(target, commands); err != nil {
 			t.Errorf("%s: %v\n%s", what, err, out)
 			continue
@@ -99,8 +97,34 @@ func TestTheDocumentedDataOnlyRestore(t *testing.T) {
 			t.Errorf("%s: a slot that is in use is granted: %v", what, err)
 		}
 	}
+	// One schema alone: all of the limiter, or nothing of it.
+	for schema, want := range map[string]string{"ratelimit": "(1)", "public": "(0)"} {
+		name := "restore_" + strings.ToLower(rand.Text())
+		mustExec(t, admin, "CREATE DATABASE "+name)
+		target := reconfigured(t, admin, func(c *pgxpool.Config) { c.ConnConfig.Database = name })
+		t.Cleanup(func() {
+			target.Close()
+			succeeds(t, second(admin.Exec(context.WithoutCancel(t.Context()), "DROP DATABASE "+name+" WITH (FORCE)")))
+		})
+		if out, err := run(target, `pg_dump --clean --if-exists --schema=`+schema+` "$DATABASE_URL" | psql -q -v ON_ERROR_STOP=1 "$NEW_DATABASE_URL"`); err != nil {
+			t.Errorf("%s alone: %v\n%s", schema, err, out)
+			continue
+		}
+		if got := lines(t, target, "SELECT count(*) FROM pg_namespace WHERE nspname = 'ratelimit'"); got != want {
+			t.Errorf("%s alone: %s schemas of the limiter", schema, got)
+		}
+		if schema == "ratelimit" {
+			if s, err := migrations.Check(t.Context(), target, ""); err != nil || s.Differs() != "" {
+				t.Errorf("%+v, %v", s, err)
+			}
+			succeeds(t, second(newGoose(t, stdlib.OpenDBFromPool(target), migrated.Files(), migrations.VersionTable).Up(t.Context()))) // nothing is left to do
+			if !takes(t, target, "signUps", "ann", 3) || takes(t, target, "signUps", "ann", 1) {
+				t.Error("ann does not have 3 left")
+			}
+		}
+	}
 	// What the page warns of.
-	if out, err := run(migrated(), withGoose+"\n"+restore); err == nil || !strings.Contains(out, "ratelimit.goose_version") || !strings.Contains(out, "duplicate key") {
+	if out, err := run(newTarget(), withGoose+"\n"+restore); err == nil || !strings.Contains(out, "ratelimit.goose_version") || !strings.Contains(out, "duplicate key") {
 		t.Errorf("with the version table: %v\n%s", err, out)
 	}
 }

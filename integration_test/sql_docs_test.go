@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/txlimit/txlimit/internal/postgres/migrated"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -251,29 +252,16 @@ func TestOperationsAt3AM(t *testing.T) {
 				n.Error("it is not full")
 			}
 		},
-		"to_regproc": func(n *night, sql string) {
-			found := `SELECT q.found IS NOT NULL FROM (` + strings.TrimSuffix(sql, ";") + `) AS q`
-			if !n.is(found) || !n.is(`SELECT current_schema() = ANY (q.search_path) FROM (`+strings.TrimSuffix(sql, ";")+`) AS q`) {
-				n.Error("not found")
-			}
-			for name, want := range map[string]bool{"with USAGE": true, "without": false} {
-				var is bool
-				if err := newRole(n.T, n.pool, want).QueryRow(n.Context(), found).Scan(&is); err != nil || is != want {
-					n.Errorf("a role %s: %v, %v", name, is, err)
+		"SELECT version, current_database()": func(n *night, sql string) {
+			for state, pool := range map[string]*pgxpool.Pool{"": n.pool, "3F000": connect(n.T, newDatabase(n.T), 1)} {
+				if _, err := pool.Exec(n.Context(), sql); sqlState(err) != state || state == "" && err != nil {
+					n.Errorf("%v, want %q", err, state)
 				}
 			}
-			err := pgx.BeginFunc(n.Context(), n.pool, func(tx pgx.Tx) error {
-				if _, err := tx.Exec(n.Context(), "SET LOCAL search_path = pg_temp"); err != nil {
-					return err
+			for usage, state := range map[bool]string{true: "", false: "42501"} {
+				if _, err := newRole(n.T, n.pool, usage).Exec(n.Context(), sql); sqlState(err) != state || usage && err != nil {
+					n.Errorf("a role with USAGE %v: %v, want %q", usage, err, state)
 				}
-				var is bool
-				if err := tx.QueryRow(n.Context(), found).Scan(&is); err != nil || is {
-					n.Errorf("with another search_path: %v, %v", is, err)
-				}
-				return nil
-			})
-			if err != nil {
-				n.Error(err)
 			}
 		},
 		"ratelimit.reset('sendMessage', 'user-17'": func(n *night, sql string) {
@@ -389,11 +377,9 @@ func TestOperationsInProduction(t *testing.T) {
 			}
 		},
 		"DISABLE TRIGGER limit_messages": func(n *night, sql string) {
-			schema := schemaOf(n.T, n.pool)
-			trigger := docSQL(n.T, "docs/sql.md", "CREATE TRIGGER")
-			mustExec(n.T, n.pool, trigger)
+			mustExec(n.T, n.pool, docSQL(n.T, "docs/sql.md", "CREATE TRIGGER"))
 			load := func(tx pgx.Tx, rows int) error {
-				return second(tx.Exec(n.Context(), fmt.Sprintf(`INSERT INTO %s.messages SELECT 'acme', 'x' FROM generate_series(1, %d)`, schema, rows)))
+				return second(tx.Exec(n.Context(), fmt.Sprintf(`INSERT INTO public.messages SELECT 'acme', 'x' FROM generate_series(1, %d)`, rows)))
 			}
 			// As a dump is loaded: with an empty search_path, and then the rows of the limit.
 			restore := func(rows int) error {
@@ -404,7 +390,7 @@ func TestOperationsInProduction(t *testing.T) {
 					if err := load(tx, rows); err != nil {
 						return err
 					}
-					_, err := tx.Exec(n.Context(), fmt.Sprintf(`INSERT INTO %s.limits VALUES ('messages', 'acme', 0, 1, 50, now())`, schema))
+					_, err := tx.Exec(n.Context(), `INSERT INTO ratelimit.limits VALUES ('messages', 'acme', 0, 1, 50, now())`)
 					return err
 				})
 			}
@@ -414,10 +400,8 @@ func TestOperationsInProduction(t *testing.T) {
 					n.Errorf("%s, %d rows: %v, want %q", how, rows, err, state)
 				}
 			}
-			wants("without a search_path", 150, "42883")
-			mustExec(n.T, n.pool, `ALTER FUNCTION limit_messages() SET search_path = `+schema+`, pg_temp`)
-			wants("with one", 150, "23505")
-			wants("with one", 300, "22023")
+			wants("with the trigger", 150, "23505")
+			wants("with the trigger", 300, "22023")
 			disable, enable, ok := strings.Cut(sql, "-- Load the rows here.")
 			if !ok {
 				n.Fatal("the block does not say where to load the rows")
@@ -429,7 +413,7 @@ func TestOperationsInProduction(t *testing.T) {
 				n.Errorf("enabled again: %v", err)
 			}
 		},
-		"INSERT INTO limits.": func(n *night, sql string) {
+		"INSERT INTO other.": func(n *night, sql string) {
 			n.renamesItsSchema()
 			n.consume(n.pool, nightMessages.Key("ann").Count(15))
 			mustExec(n.T, n.pool, `SELECT ratelimit.publish('night', '[{"name": "renders", "kind": "slots", "capacity": 2},
@@ -438,28 +422,29 @@ func TestOperationsInProduction(t *testing.T) {
 				SELECT ratelimit.block('sendMessage', 'eve'), ratelimit.block('sendMessage', 'fay');
 				INSERT INTO ratelimit.usage VALUES ('messages', now(), 1, 2, 3, 4, 5, 6);
 				INSERT INTO ratelimit.denials VALUES ('messages', now(), 'ann', 1, 2, now())`)
-			moved := newPool(n.T, 1)
-			mustExec(n.T, moved, regexp.MustCompile(`\blimits\.rate`).ReplaceAllString(named(sql, schemaOf(n.T, n.pool), ""), schemaOf(n.T, moved)+".rate"))
-			tables := n.first(`SELECT tablename FROM pg_tables WHERE schemaname = current_schema() AND tablename ~ '^rate_limit' AND tablename !~ 'goose|sweeps' ORDER BY 1`) // whose turn it is to sweep is not moved
+			succeeds(n, migrated.UpIn(n.Context(), n.pool.Config().ConnString(), "other"))
+			mustExec(n.T, n.pool, sql)
+			tables := n.first(`SELECT tablename FROM pg_tables WHERE schemaname = 'ratelimit' AND tablename !~ 'goose|sweeps' ORDER BY 1`) // whose turn it is to sweep is not moved
 			if len(tables) != 6 {
 				n.Errorf("the tables are %v", tables)
 			}
 			for _, table := range tables {
-				before, after := lines(n.T, n.pool, "SELECT * FROM "+table+" AS t ORDER BY t"), lines(n.T, moved, "SELECT * FROM "+table+" AS t ORDER BY t")
+				before, after := lines(n.T, n.pool, "SELECT * FROM ratelimit."+table+" AS t ORDER BY t"), lines(n.T, n.pool, "SELECT * FROM other."+table+" AS t ORDER BY t")
 				if before == "" || before != after {
 					n.Errorf("%s had\n%s\nand has\n%s", table, before, after)
 				}
 			}
-			if !n.consume(moved, nightMessages.Key("ann").Count(5)) || n.consume(moved, nightMessages.Key("ann").Count(5)) {
+			n.limiter = ratelimit.Limiter{Schema: "other"}
+			if !n.consume(n.pool, nightMessages.Key("ann").Count(5)) || n.consume(n.pool, nightMessages.Key("ann").Count(5)) {
 				n.Error("the new key does not have the rest of the old one")
 			}
-			if granted := scan[bool](n.T, moved, "SELECT granted FROM ratelimit.try('sendMessage', 'eve')"); granted {
+			if granted := scan[bool](n.T, n.pool, "SELECT granted FROM other.try('sendMessage', 'eve')"); granted {
 				n.Error("a blocked key is granted")
 			}
-			if id := scan[int64](n.T, moved, "SELECT ratelimit.block('sendMessage', 'gil')"); id != 3 {
+			if id := scan[int64](n.T, n.pool, "SELECT other.block('sendMessage', 'gil')"); id != 3 {
 				n.Errorf("the next override has the id %d, want 3", id)
 			}
-			if ended := scan[bool](n.T, moved, "SELECT ratelimit.release('renders', 'ann', 'job')"); !ended {
+			if ended := scan[bool](n.T, n.pool, "SELECT other.release('renders', 'ann', 'job')"); !ended {
 				n.Error("the hold is not there")
 			}
 		},
@@ -590,53 +575,31 @@ func (n *night) sweeps(sql, name string) {
 // now.
 func (n *night) renamesItsSchema() {
 	n.Helper()
-	old := schemaOf(n.T, n.pool)
-	renamed := old + "_renamed"
 	key := nightMessages.Key("ann")
-	// In that transaction, the session has the new name in its path.
-	there := func(do func(tx pgx.Tx)) {
-		n.Helper()
-		err := pgx.BeginFunc(n.Context(), n.pool, func(tx pgx.Tx) error {
-			_, err := tx.Exec(n.Context(), "SET LOCAL search_path = "+renamed)
-			if err == nil {
-				do(tx)
+	mustExec(n.T, n.pool, "ALTER SCHEMA ratelimit RENAME TO renamed")
+	for _, schema := range []string{"ratelimit", "renamed"} {
+		limiter := ratelimit.Limiter{Schema: schema}
+		for name, err := range map[string]error{
+			"Consume":           second(limiter.Consume(n.Context(), n.pool, key)),
+			"several":           second(limiter.Consume(n.Context(), n.pool, key, nightSignUps.Global())),
+			"Check":             second(limiter.Check(n.Context(), n.pool, key)),
+			"Reset":             limiter.Reset(n.Context(), n.pool, key),
+			"ratelimit.consume": second(n.pool.Exec(n.Context(), `SELECT FROM `+schema+`.consume('l', 'ann', 1, '1 hour')`)),
+			"ratelimit.keys":    second(n.pool.Exec(n.Context(), `SELECT FROM `+schema+`.keys('l', 1, '1 hour')`)),
+		} {
+			if denied(err) || sqlState(err) != "3F000" && sqlState(err) != "42P01" {
+				n.Errorf("%s of the schema %s, which was renamed: %v, want 3F000 or 42P01", name, schema, err)
 			}
-			return err
-		})
-		if err != nil && sqlState(err) != "" {
-			n.Error(err)
 		}
 	}
-	mustExec(n.T, n.pool, "ALTER SCHEMA "+old+" RENAME TO "+renamed)
-	for name, call := range map[string]func(tx pgx.Tx) error{
-		"Consume": func(tx pgx.Tx) error { _, err := n.limiter.Consume(n.Context(), tx, key); return err },
-		"several": func(tx pgx.Tx) error { return second(n.limiter.Consume(n.Context(), tx, key, nightSignUps.Global())) },
-		"Check":   func(tx pgx.Tx) error { _, err := n.limiter.Check(n.Context(), tx, key); return err },
-		"Reset":   func(tx pgx.Tx) error { return n.limiter.Reset(n.Context(), tx, key) },
-		"ratelimit": func(tx pgx.Tx) error {
-			return second(tx.Exec(n.Context(), `SELECT FROM ratelimit.consume('l', 'ann', 1, '1 hour')`))
-		},
-		"ratelimit.keys": func(tx pgx.Tx) error {
-			return second(tx.Exec(n.Context(), `SELECT FROM ratelimit.keys('l', 1, '1 hour')`))
-		},
-	} {
-		there(func(tx pgx.Tx) {
-			if err := call(tx); denied(err) || sqlState(err) != "3F000" && sqlState(err) != "42P01" {
-				n.Errorf("%s in a renamed schema: %v, want 3F000 or 42P01", name, err)
-			}
-		})
-	}
-	mustExec(n.T, n.pool, "CREATE SCHEMA "+old)
 	mustExec(n.T, n.pool, schemaSQL(n.T))
-	there(func(tx pgx.Tx) {
-		if !n.consume(tx, key) {
-			n.Error("denied")
-		}
-	})
-	if !n.is(fmt.Sprintf(`SELECT EXISTS (SELECT FROM %s.limits) AND NOT EXISTS (SELECT FROM %s.limits)`, old, renamed)) {
+	if !n.consume(n.pool, key) {
+		n.Error("denied")
+	}
+	if !n.is(`SELECT EXISTS (SELECT FROM ratelimit.limits) AND NOT EXISTS (SELECT FROM renamed.limits)`) {
 		n.Error("it did not consume from the schema of the old name")
 	}
-	mustExec(n.T, n.pool, "DROP SCHEMA "+old+" CASCADE; ALTER SCHEMA "+renamed+" RENAME TO "+old)
+	mustExec(n.T, n.pool, "DROP SCHEMA ratelimit CASCADE; ALTER SCHEMA renamed RENAME TO ratelimit")
 	works(n.T, n.pool)
 }
 

@@ -311,10 +311,9 @@ func TestASweepBesideARecount(t *testing.T) {
 
 	// A policy keeps the sweep waiting where it reads a hold: only of a role that is bound by it.
 	role := createRole(t, pool)
-	schema := scan[string](t, pool, "SELECT current_schema()")
 	mustExec(t, pool, "CREATE FUNCTION waits() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock_shared(45); RETURN true; END'")
 	mustExec(t, pool, "ALTER TABLE ratelimit.holds ENABLE ROW LEVEL SECURITY; CREATE POLICY waits ON ratelimit.holds TO "+role+" USING (waits()) WITH CHECK (true)")
-	mustExec(t, pool, fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s; GRANT ALL ON ALL TABLES IN SCHEMA %[1]s TO %[2]s", schema, role))
+	mustExec(t, pool, execute(role)+"; GRANT USAGE ON SCHEMA ratelimit TO "+role+"; GRANT ALL ON ALL TABLES IN SCHEMA ratelimit TO "+role)
 	recount := beginAt(t, pool, pgx.ReadCommitted)
 	mustExecIn(t, recount, "SELECT pg_advisory_xact_lock(45)")
 	ended := make(chan error, 1)

@@ -477,14 +477,12 @@ func TestDocsHoldBySQL(t *testing.T) {
 	needsSession(t, "since it sets the role of its sessions")
 	owner, h := holdingByHand(t)
 	mustExec(t, owner, "SELECT ratelimit.override('projects', 'team 7', capacity => 2), ratelimit.override('projects', 'team 8', capacity => 3)")
-	as := func(page, words, placeholder string) *pgxpool.Pool {
+	as := func(work string) *pgxpool.Pool {
 		role := createRole(t, owner)
-		mustExec(t, owner, named(strings.ReplaceAll(docSQL(t, page, words), placeholder, "app_user"), schemaOf(t, owner), role))
+		grantWork(t, owner, role, work)
 		return asRole(t, owner, role, 2)
 	}
-	app := as("docs/security.md", "GRANT SELECT, INSERT", "app_user")
-	operator := as("docs/overrides.md", "GRANT USAGE ON SCHEMA app TO operator", "operator")
-	looker := as("docs/security.md", "GRANT SELECT ON ratelimit.limits, ratelimit.holds", "app_user")
+	app, operator, looker := as("consume"), as("operate"), as("look")
 
 	mustExec(t, app, docSQL(t, "docs/holds.md", "SELECT token, expires FROM ratelimit.hold"))
 	listing := docSQL(t, "docs/holds.md", "SELECT * FROM ratelimit.holds")

@@ -184,7 +184,7 @@ func TestByHandKeysSaysWhatFollowsABlock(t *testing.T) {
 			err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 				sql := row + "; SELECT ratelimit.block('" + c.name + "', 'ann', until => '" + x + "')"
 				if c.all != "" {
-					sql += ", ratelimit_" + c.all
+					sql += ", ratelimit." + c.all
 				}
 				if _, err := tx.Exec(t.Context(), "SET LOCAL TimeZone = 'UTC'; "+sql); err != nil {
 					return err
@@ -210,13 +210,13 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	pool := publishedPool(t)
 	for call, text := range map[string]string{
-		"ratelimit('varying', 'ann')":                                              "rate limit 'varying': the numbers of this key are the program's",
-		"ratelimit('varying month', 'ann', count => 0)":                            "rate limit 'varying month': the numbers of this key are the program's",
-		"ratelimit('typo', 'ann')":                                                 "rate limit 'typo': no program has published it",
+		"ratelimit.consume('varying', 'ann')":                                      "rate limit 'varying': the numbers of this key are the program's",
+		"ratelimit.consume('varying month', 'ann', count => 0)":                    "rate limit 'varying month': the numbers of this key are the program's",
+		"ratelimit.consume('typo', 'ann')":                                         "rate limit 'typo': no program has published it",
 		"ratelimit.keys('typo')":                                                   "no program has published it",
 		"ratelimit.sweep('typo')":                                                  "no program has published it",
-		"ratelimit('bucket', '')":                                                  "key must have 1 to 1024 bytes, not",
-		"ratelimit('bucket', 'ann', count => 21)":                                  "count must be at most 20, not 21: more can never be granted",
+		"ratelimit.consume('bucket', '')":                                          "key must have 1 to 1024 bytes, not",
+		"ratelimit.consume('bucket', 'ann', count => 21)":                          "count must be at most 20, not 21: more can never be granted",
 		"ratelimit.override('typo', 'ann', rate => 1)":                             "no program has published a limit of this name, but 'none', 'open', 'bucket', 'window', 'sharded', 'varying', 'calendar', 'varying month'",
 		"ratelimit.override('bucket', 'ann')":                                      "rate, capacity or max_reserved must be given, not NULL",
 		"ratelimit.override('bucket', '', rate => 1)":                              "key must have 1 to 1024 bytes, not 0; NULL is for every key",

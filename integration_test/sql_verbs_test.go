@@ -41,7 +41,7 @@ func (w world) takeByHand(arguments string, n int, remaining float64) {
 func (w world) denyByHand(call, retryAt string) {
 	w.Helper()
 	savepoint := w.begin()
-	verbs := strings.NewReplacer("ratelimit(", "ratelimit._by_hand('consume', ", "ratelimit.reserve(", "ratelimit._by_hand('reserve', ", "ratelimit.take(", "ratelimit._by_hand('take', ")
+	verbs := strings.NewReplacer("ratelimit.consume(", "ratelimit._by_hand('consume', ", "ratelimit.reserve(", "ratelimit._by_hand('reserve', ", "ratelimit.take(", "ratelimit._by_hand('take', ")
 	_, err := savepoint.Exec(w.Context(), fmt.Sprintf("SELECT FROM %s, now => '%s')", strings.TrimSuffix(verbs.Replace(call), ")"), w.clock.now.Format(time.RFC3339Nano)))
 	w.do(savepoint.Rollback(w.Context()))
 	if err == nil || sqlState(err) != "PT429" {
@@ -82,7 +82,7 @@ func TestByHandADebtOfManyCalendarWindowsIsRefilled(t *testing.T) {
 		const daily = "'daily', 'ann', 1, '1 day', kind => 'calendar window'"
 		w.reserveByHand(daily+", count => 50", 48*24*time.Hour+12*time.Hour, -49)
 		w.clock.Advance(40 * 24 * time.Hour)
-		w.denyByHand("ratelimit("+daily+")", "2026-08-20 00:00:00")
+		w.denyByHand("ratelimit.consume("+daily+")", "2026-08-20 00:00:00")
 		w.reserveByHand(daily, 9*24*time.Hour+12*time.Hour, -10)
 		w.clock.Advance(12 * 24 * time.Hour)
 		w.takeByHand("'daily', 'ann', 1, '1 day', most => 5, kind => 'calendar window'", 1, 0)
@@ -173,7 +173,7 @@ func TestByHandReserveAndTakeWithoutNumbers(t *testing.T) {
 // TestAReservationInSQLIsNoPermission: no call that could be taken for a grant owes tokens, and no denial can be overlooked.
 func TestAReservationInSQLIsNoPermission(t *testing.T) {
 	behaviour(t, func(w world) {
-		for _, function := range []string{"ratelimit", "ratelimit.try"} {
+		for _, function := range []string{"ratelimit.consume", "ratelimit.try"} {
 			for _, argument := range []string{"reserve => true", "max_reserved => 5", "up_to => true"} {
 				w.sqlFails("42883", "SELECT "+function+"('l', 'ann', 1, '1 hour', "+argument+")")
 			}

@@ -402,7 +402,7 @@ func TestABatchSaysWhenTheSchemaIsMissing(t *testing.T) {
 			var batch pgx.Batch
 			result := queue(t, &limiter, &batch, requests...)
 			err := limiter.SendTx(t.Context(), pool, &batch)
-			if result.OK || sqlState(err) != "42883" || !strings.Contains(err.Error(), "has the schema of package migrations been migrated") {
+			if result.OK || sqlState(err) != "3F000" || !strings.Contains(err.Error(), "has the schema of package migrations been migrated") {
 				t.Errorf("%v", err)
 			}
 		}

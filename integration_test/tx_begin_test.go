@@ -480,7 +480,7 @@ func TestInTxOnAHandleOfTheCallersOwn(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	err := limiter.InTx(t.Context(), ownHandle{connect(t, newSchema(t), 1)}, nothing, ratelimit.Hot(firstLimit.Global()))
+	err := limiter.InTx(t.Context(), ownHandle{connect(t, newDatabase(t), 1)}, nothing, ratelimit.Hot(firstLimit.Global()))
 	if sqlState(err) != "42P01" || !strings.Contains(err.Error(), "with a turn on first") {
 		t.Errorf("%v, want that there are no views", err)
 	}

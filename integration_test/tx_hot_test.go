@@ -38,7 +38,7 @@ func nobodyQueues(t *testing.T, limiter *ratelimit.Limiter, pool *pgxpool.Pool) 
 func waitingForTurns(t *testing.T, pool *pgxpool.Pool) (n int) {
 	t.Helper()
 	err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE NOT granted AND relation IN
-		(SELECT oid FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relname LIKE 'rate\_limits\_turn\_%')`).Scan(&n)
+		(SELECT oid FROM pg_class WHERE relnamespace = 'ratelimit'::regnamespace AND relname LIKE 'turn\_%')`).Scan(&n)
 	if err != nil {
 		t.Error(err)
 	}
@@ -599,7 +599,7 @@ func TestHotSaysWhatTheRoleLacks(t *testing.T) {
 		}
 	}
 	try(conn, "") // UPDATE is enough
-	try(acquire(t, connect(t, newSchema(t), 1)), "42P01")
+	try(acquire(t, connect(t, newDatabase(t), 1)), "3F000")
 }
 
 // A lock_timeout or a statement_timeout of the caller ends a wait in the database.

@@ -483,10 +483,12 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Sweep: a transaction": func(c *failing) error {
 			return c.limiter.InTx(c.ctx, c.pool, func(_ context.Context, tx pgx.Tx) error { return second(c.limiter.Sweep(c.ctx, tx, c.limit)) })
 		},
-		"Publish: no database":     func(c *failing) error { return new(ratelimit.Limiter).Publish(c.ctx, nil, "p", c.limit) },
-		"Publish: no program":      func(c *failing) error { return new(ratelimit.Limiter).Publish(c.ctx, c.pool, "", c.limit) },
-		"Publish: a bad name":      func(c *failing) error { return new(ratelimit.Limiter).Publish(c.ctx, c.pool, "\xff", c.limit) },
-		"Publish: a long name":     func(c *failing) error { return new(ratelimit.Limiter).Publish(c.ctx, c.pool, strings.Repeat("n", 256), c.limit) },
+		"Publish: no database": func(c *failing) error { return new(ratelimit.Limiter).Publish(c.ctx, nil, "p", c.limit) },
+		"Publish: no program":  func(c *failing) error { return new(ratelimit.Limiter).Publish(c.ctx, c.pool, "", c.limit) },
+		"Publish: a bad name":  func(c *failing) error { return new(ratelimit.Limiter).Publish(c.ctx, c.pool, "\xff", c.limit) },
+		"Publish: a long name": func(c *failing) error {
+			return new(ratelimit.Limiter).Publish(c.ctx, c.pool, strings.Repeat("n", 256), c.limit)
+		},
 		"Validate: the zero Limit": func(*failing) error { return ratelimit.Limit{}.Validate() },
 		"UnmarshalJSON: no object": func(*failing) error { return new(ratelimit.Config).UnmarshalJSON([]byte("1")) },
 		"Load: no database":        func(c *failing) error { return new(ratelimit.Overrides).Load(c.ctx) },
@@ -580,7 +582,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		},
 	})
 	add(failure{is: exhausted, bare: true}, map[string]func(c *failing) error{
-		"Publish: conflicts without end": func(c *failing) error { return new(ratelimit.Limiter).Publish(soonEnded(c), refusing{"40001"}, "p", c.limit) },
+		"Publish: conflicts without end": func(c *failing) error {
+			return new(ratelimit.Limiter).Publish(soonEnded(c), refusing{"40001"}, "p", c.limit)
+		},
 	})
 	add(failure{is: context.Canceled}, map[string]func(c *failing) error{
 		"During: the context ends before the function is called": func(c *failing) error {
@@ -665,9 +669,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"SendTx: the answer to COMMIT is lost": func(c *failing) error { return c.limiter.SendTx(c.ctx, c.cutPool(theCommit), c.batch()) },
 	})
 	add(failure{is: state("42883")}, map[string]func(c *failing) error{
-		"SendTx: a schema that is not migrated": func(c *failing) error { return c.limiter.SendTx(c.ctx, connect(c.T, newSchema(c.T), 1), c.batch()) },
+		"SendTx: a schema that is not migrated": func(c *failing) error { return c.limiter.SendTx(c.ctx, connect(c.T, newDatabase(c.T), 1), c.batch()) },
 		"Sweep: a schema that is not migrated": func(c *failing) error {
-			return second(c.limiter.Sweep(c.ctx, connect(c.T, newSchema(c.T), 1), c.limit))
+			return second(c.limiter.Sweep(c.ctx, connect(c.T, newDatabase(c.T), 1), c.limit))
 		},
 	})
 	maps.Copy(all, map[string]failure{

@@ -151,10 +151,10 @@ func TestAReservationIsNoPermission(t *testing.T) {
 	})
 	// By hand. A denial is an error of all but ratelimit.try.
 	for name, sql := range map[string]string{
-		"ratelimit":      "SELECT FROM ratelimit.consume('hourly', 'ann')",
-		"ratelimit.take": "SELECT FROM ratelimit.take('hourly', 'ann', most => 100)",
-		"ratelimit.consume_all":  `SELECT FROM ratelimit.consume_all('[{"name": "hourly", "key": "ann"}]')`,
-		"ratelimit.try":  "SELECT FROM ratelimit.try('hourly', 'ann') WHERE granted",
+		"ratelimit.consume":     "SELECT FROM ratelimit.consume('hourly', 'ann')",
+		"ratelimit.take":        "SELECT FROM ratelimit.take('hourly', 'ann', most => 100)",
+		"ratelimit.consume_all": `SELECT FROM ratelimit.consume_all('[{"name": "hourly", "key": "ann"}]')`,
+		"ratelimit.try":         "SELECT FROM ratelimit.try('hourly', 'ann') WHERE granted",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -247,7 +247,7 @@ func TestTwentyWaitAtTwentyPerSecond(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			if calls := statements.count("ratelimit_"); calls > 40 || on == "pool" && calls != 20 {
+			if calls := statements.count("ratelimit."); calls > 40 || on == "pool" && calls != 20 {
 				t.Errorf("%d calls of the database", calls)
 			}
 			slices.SortFunc(runAt, time.Time.Compare)

@@ -45,8 +45,7 @@ BEGIN
     IF coalesce(pg_catalog.current_setting('world.now', true), '') = '' THEN
         PERFORM pg_catalog.real_pg_sleep($1);
     END IF;
-END $$;
-CREATE SCHEMA app;`
+END $$;`
 
 // newWorldDatabase is a migrated database of its own, whose sessions may have a clock of their own.
 func newWorldDatabase(w *everything) (databaseURL string) {
@@ -66,7 +65,6 @@ func newWorldDatabase(w *everything) (databaseURL string) {
 	w.Cleanup(func() { run(server.URL(), "DROP DATABASE "+name+" WITH (FORCE)") })
 	databaseURL = withParameter(server.URL(), "dbname", name)
 	run(databaseURL, worldClockSQL)
-	databaseURL = withParameter(databaseURL, "search_path", "app")
 	migrate(w, databaseURL)
 	return databaseURL
 }
@@ -325,7 +323,7 @@ func (w *everything) steers(on ratelimit.DB, way string, o *worldOverride, key *
 	if o.effect == "numbers" {
 		w.must(on.QueryRow(w.Context(), "SELECT ratelimit.override($1, $2, rate => $3, capacity => $4, until => $5)", name, key, o.rate, o.capacity, until).Scan(&id))
 	} else {
-		w.must(on.QueryRow(w.Context(), "SELECT ratelimit_"+function+"($1, $2, until => $3)", name, key, until).Scan(&id))
+		w.must(on.QueryRow(w.Context(), "SELECT ratelimit."+function+"($1, $2, until => $3)", name, key, until).Scan(&id))
 	}
 	return id
 }

@@ -167,7 +167,7 @@ CREATE TYPE ratelimit._settled AS (state text, at timestamptz, ord integer[], va
 --                  tolerance (ratelimit._tolerance), which the caller subtracts
 --   now            NULL: clock_timestamp()
 --   or_raise       true: a denial is raised as an error (ratelimit._raise) instead of being returned
--- Package ratelimit and the SQL function ratelimit validate them before the call. See ratelimit._valid.
+-- Package ratelimit and the SQL function ratelimit.consume validate them before the call. See ratelimit._valid.
 
 -- Takes tokens from one limit without shards. The benchmarks compare every other path with this one. Its length costs more
 -- than its arithmetic, since Postgres looks up each operator again for every call.
@@ -2710,7 +2710,7 @@ Writes down all limits that a program defines, in place of those that it publish
 Arguments:
   program      the name of the program, 1 to 255 bytes. All processes of a program publish the same limits
   definitions  a JSON array of objects with the fields name, kind, rate, period, capacity, max_reserved, start, shards, zone and anchor, as
-               for ratelimit, of the JSON types that ratelimit.consume_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
+               for ratelimit.consume, of the JSON types that ratelimit.consume_all wants; or with name and the kind 'unlimited'; or with name, the kind 'slots' and capacity, which is how many
                slots there are. Each name is there once. The field varies, an interval, 0 for slots, says that
                the program gives some keys another rate, capacity, zone or anchor. It is the longest time in which any of these numbers
                fills a row from 0. A start is written as '2026-01-31T00:00:00Z' or '2026-01-31 00:00:00+00', and a
@@ -3326,9 +3326,9 @@ BEGIN
 END
 $body$;
 
--- The limiter for SQL by hand, for triggers and for other languages: ratelimit, ratelimit.try, ratelimit.reserve, ratelimit.take,
+-- The limiter for SQL by hand, for triggers and for other languages: ratelimit.consume, ratelimit.try, ratelimit.reserve, ratelimit.take,
 -- ratelimit.consume_all and, in keys.sql, ratelimit.keys. They call the functions above and decide as the Go library does: a limit with the
--- same numbers is the same limit on both sides. Their COMMENTs are the manual: SELECT obj_description('ratelimit'::regproc)
+-- same numbers is the same limit on both sides. Their COMMENTs are the manual: SELECT obj_description('ratelimit.consume'::regproc)
 --
 -- All of them but ratelimit.try raise a denial: an answer that nobody looks at must not let everybody pass.
 
@@ -3521,12 +3521,17 @@ END
 $body$;
 
 -- The same request once the override that is in force for it has ended. standing: as if nothing were blocked.
+--
+-- The body is a text: Postgres notes which fields and functions a body after RETURN uses. Citus then takes the functions for parts of the type, which
+-- depends on itself, and refuses to replace and to grant all functions that take or return it.
 CREATE FUNCTION ratelimit._after(verb text, q ratelimit._request, standing boolean DEFAULT false)
 RETURNS ratelimit._request
 LANGUAGE sql
-RETURN CASE WHEN verb = 'balance' THEN
+AS $body$
+SELECT CASE WHEN verb = 'balance' THEN
     ratelimit._ask(q.name, q.key, ratelimit._numbers(q.name, nullif(q.key, ''), q.until, varying => true, standing => standing, given => q.given), q.until, q.given)
-ELSE ratelimit._prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing) END;
+ELSE ratelimit._prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing) END
+$body$;
 
 -- Returns the end of the override after which only the program knows the numbers, or NULL if there is none: nothing is known of what is at or
 -- after it. standing: as if nothing were blocked.
@@ -3852,7 +3857,7 @@ Without any numbers, they are those that a program has published (ratelimit.publ
 With numbers, nobody looks for overrides and blocks.
 
 Pass name and key by position, and the other arguments by name: their positions may change. Call it in FROM or alone:
-(ratelimit(...)).* calls it once for each column.
+(ratelimit.consume(...)).* calls it once for each column.
 
 Arguments:
   name          the name of the limit, 1 to 255 bytes
@@ -3918,11 +3923,11 @@ END
 $body$;
 
 COMMENT ON FUNCTION ratelimit.try(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
-The same as ratelimit, but it returns a denial. The caller must look at granted: if it is false, the call took nothing.
+The same as ratelimit.consume, but it returns a denial. The caller must look at granted: if it is false, the call took nothing.
 
     SELECT granted, retry_after FROM ratelimit.try('sendMessage', 'user-17', rate => 10, period => '1 minute')
 
-The arguments and the other errors are the same as for ratelimit.
+The arguments and the other errors are the same as for ratelimit.consume.
 
 Result:
   granted       true: the tokens were taken. false: the call was denied and took nothing
@@ -3931,7 +3936,7 @@ Result:
   retry_at      denied: the first instant at which the same call would be granted, if no other call takes tokens, or the end of an
                 override, if only the program knows the numbers that follow: it is not granted earlier. NULL: the call was
                 granted, or waiting does not help, since it was denied by policy or by a block without an end
-  reset_at      as for ratelimit
+  reset_at      as for ratelimit.consume
   at            the instant of the decision
 $text$;
 
@@ -3959,11 +3964,11 @@ Takes tokens that may not be there yet, in the caller's transaction. A rollback 
     SELECT 'hello', retry_at FROM ratelimit.reserve('emails', 'team-a', rate => 10, period => '1 minute', max_reserved => 100)
 
 A reservation is no permission to work now: the work may run at retry_at, when its tokens will have been refilled. A caller that
-ignores retry_at exceeds the limit. A denial is an error, the same as of ratelimit: more would be owed than max_reserved.
+ignores retry_at exceeds the limit. A denial is an error, the same as of ratelimit.consume: more would be owed than max_reserved.
 Its retry_at is when the same reservation would be made. If an override ends before the work may run, the slower of the two rates counts,
 and it is an error (22023) if only the program knows the numbers that follow.
 
-The arguments are the same as for ratelimit, also without any numbers, and
+The arguments are the same as for ratelimit.consume, also without any numbers, and
   max_reserved  the most tokens that may be owed: 0, or 1e-15 to 1e15; default NULL, no bound but, of a calendar window, the
                 tokens of 100 windows. With 0, only tokens that are there can be taken
 
@@ -3971,10 +3976,10 @@ Result:
   retry_at   the instant at which the work may run; at, if the tokens are there
   delay      the wait from at to retry_at, an interval
   remaining  the balance in tokens; below zero if tokens are owed
-  reset_at   as for ratelimit
+  reset_at   as for ratelimit.consume
   at         the instant of the decision
 
-Errors: as for ratelimit
+Errors: as for ratelimit.consume
 $text$;
 
 CREATE FUNCTION ratelimit.take(
@@ -3999,16 +4004,16 @@ back. It is for workers that fetch work in batches: take up to 100, and fetch as
 
     SELECT taken FROM ratelimit.take('emails', 'team-a', most => 100, rate => 10, period => '1 minute')
 
-The arguments are the same as for ratelimit, also without any numbers. There is no count, but
+The arguments are the same as for ratelimit.consume, also without any numbers. There is no count, but
   most  the most tokens to take, a whole number of 1 to 1e15. It is required, and may be above the capacity
 
 Result:
   taken      how many tokens were taken, a whole number of at least 1
   remaining  the balance in tokens
-  reset_at   as for ratelimit
+  reset_at   as for ratelimit.consume
   at         the instant of the decision
 
-Errors: as for ratelimit. With less than one token, it is a denial
+Errors: as for ratelimit.consume. With less than one token, it is a denial
 $text$;
 
 -- Reads one request of ratelimit.consume_all, the one with this number in the list.
@@ -4188,14 +4193,14 @@ $body$;
 
 COMMENT ON FUNCTION ratelimit.consume_all(jsonb) IS $text$
 Takes tokens from several rate limits, all or none, in the caller's transaction. If one of them has not enough, it raises the error of a
-denial, as ratelimit does. The rows are locked in one order, whatever the order of the list, so that such calls do not deadlock.
+denial, as ratelimit.consume does. The rows are locked in one order, whatever the order of the list, so that such calls do not deadlock.
 
     SELECT * FROM ratelimit.consume_all('[
         {"name": "sendMessage", "key": "user-17", "rate": 10, "period": "1 minute"},
         {"name": "bytesSent", "key": "user-17", "rate": 1000000, "period": "1 hour", "count": 2048}
     ]')
 
-requests is a JSON array of objects with the same names as the arguments of ratelimit: name, key, rate, period, count, kind, capacity,
+requests is a JSON array of objects with the same names as the arguments of ratelimit.consume: name, key, rate, period, count, kind, capacity,
 start, shards, global, zone, anchor; and max_reserved, which changes nothing here. Names, keys, intervals, instants and dates are strings. A field that
 is left out has the same default. Each object without any numbers has those that a program has published, under the override in force.
 An anchor is written as '2026-01-31' or '2026-01-31 15:00', a start as '2026-01-31T00:00:00Z' or '2026-01-31 00:00:00+00'. jsonb_build_array and jsonb_build_object make the list from variables.
@@ -4203,10 +4208,10 @@ An anchor is written as '2026-01-31' or '2026-01-31 15:00', a start as '2026-01-
 Result, one row for each object, in the order of the list:
   name, key  of the request; the key is '' if the limit is global
   remaining  the balance in tokens
-  reset_at   as for ratelimit
+  reset_at   as for ratelimit.consume
   at         the instant of the decision
 
-Errors, besides those of ratelimit:
+Errors, besides those of ratelimit.consume:
   PT429  denied: nothing was taken from any of them. MESSAGE names the limits that deny. limit in the DETAIL is the one to wait for,
          and retry_at is the first instant at which the same call would be granted; null if one of them waits for nothing
   22023  also for an empty list, an unknown field, a null, a value of the wrong type, and a limit and key that are there twice
@@ -4331,10 +4336,13 @@ BEGIN
 END
 $body$;
 
--- Whether the caller has a right to the table of holds.
+-- Whether the caller has a right to the table of holds. The body is a text, so that the function does not depend on the table: Citus would not make it,
+-- nor ratelimit._due, on the workers before the table is distributed.
 CREATE FUNCTION ratelimit._may(privilege text) RETURNS boolean
 LANGUAGE sql STABLE
-RETURN has_table_privilege((SELECT t.typrelid FROM pg_catalog.pg_type AS t WHERE t.oid = pg_catalog.pg_typeof(NULL::ratelimit.holds)), privilege);
+AS $body$
+SELECT pg_catalog.has_table_privilege('ratelimit.holds'::text, privilege)
+$body$;
 
 -- Whether expired holds give something back, and this caller may do it: not on a standby, nor without the right. back: of ratelimit._lapsed.
 CREATE FUNCTION ratelimit._due(back double precision[]) RETURNS boolean
@@ -5590,7 +5598,7 @@ Arguments:
   key        the key as it is stored; NULL or empty is an error, unless global is true
   until      the instant, at most 31 days away; one that has passed only empties
   remaining  at most so many tokens are left; default 0. It adds none
-  rate       tokens per period, and so on, as for ratelimit. Without any numbers, they are those that a program has published
+  rate       tokens per period, and so on, as for ratelimit.consume. Without any numbers, they are those that a program has published
   period
   capacity
   shards
@@ -5890,7 +5898,7 @@ Result, one row for each key:
   paused_until  of a token bucket: nothing is refilled before it (ratelimit.pause, or a clock leapt ahead). NULL: it is not paused, or
              for less than a second more. A key may be paused and have tokens, or be blocked, too
 
-The arguments and their defaults are the same as for ratelimit, and
+The arguments and their defaults are the same as for ratelimit.consume, and
   keys       only these keys; default NULL: all that have a row
 
 Without any numbers, they are those that a program has published, each key's under the override in force for it:
@@ -6223,7 +6231,7 @@ the numbers that they use. They count in addition to those that are published:
 
     SELECT * FROM ratelimit.sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
 
-Arguments: as for ratelimit, without zone and anchor, and
+Arguments: as for ratelimit.consume, without zone and anchor, and
   varies   if keys have numbers of their own, the longest time in which any of them fills a row; default NULL: no key has any. Then rows
            are deleted that were not used for so long, unless they are in debt, or their key has an override
   first    the key to begin with; default '', the first of all
@@ -6644,7 +6652,7 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'work must be look, consume or operate, not ' || coalesce(quote_literal(work), 'NULL');
     END IF;
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO %I', own, role);
-    FOR f IN SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = own AND (NOT p.prosecdef OR work = 'operate') LOOP
+    FOR f IN SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = own AND p.proname <> 'grant' AND (NOT p.prosecdef OR work = 'operate') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', f, role);
     END LOOP;
     EXECUTE format('GRANT SELECT ON ratelimit.limits, ratelimit.holds, ratelimit.definitions, ratelimit.overrides, ratelimit.usage, ratelimit.denials TO %I', role);
@@ -6669,10 +6677,10 @@ Give a role what its work needs: USAGE on the schema, and the functions and tabl
 Arguments:
   role  the role
   work  'look'     reads limits, keys, holds, overrides and usage: Check, ratelimit.keys, a page that only reads
-        'consume'  what a program needs, with all that ratelimit.Open does. It may not override
+        'consume'  what a program needs, with all that Open does. It may not override
         'operate'  looks, and overrides, blocks, restores, resets and releases
 
-Roles that were granted may also use the functions that later migrations make. docs/security.md says what each of them can do. To take it back: DROP OWNED BY
+Roles that were granted may also use the functions that later migrations make. docs/security.md says what each of them can do, and how to take it back
 $text$;
 
 -- Says which schema this is. The library asks it when a program starts, and `txlimit migrate status` does.

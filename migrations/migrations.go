@@ -45,7 +45,7 @@ var FS embed.FS
 const VersionTable = inschema.Default + ".goose_version"
 
 // In returns the migrations for a schema with another name, of letters, digits, spaces, _ and -. "" is ratelimit. With another character, its files cannot be
-// opened: goose.NewProvider returns that error. All Limiters of the schema name it: ratelimit.Options has Schema.
+// opened: goose says so. All Limiters of the schema name it: ratelimit.Options has Schema.
 //
 // Goose does not know a table whose schema has to be in quotes. For such a name, connect with the schema as the search_path, and have the
 // versions noted in "goose_version"; or use `txlimit migrate`.

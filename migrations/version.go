@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "38425582a8f49c802090c523f4e07d37c5c8eb2f2e94e854dfa21d51e74b3a16"
+const Hash = "f77d8ddb0c8596cae95f1636f43ad211073011f625e96cbb510d4a2d95689f77"

@@ -1,9 +1,9 @@
 -- name: Overrides :one
 SELECT o.ids, o.names, o.keys, o.effects, o.rates, o.capacities, o.max_reserveds, o.untils, o.mades, o.more, o.snapshot, o.at, o.server
-  FROM ratelimit._overrides((sqlc.narg('since')::text)::pg_snapshot, @after::bigint) AS o;
+  FROM ratelimit._overrides(sqlc.narg('since')::pg_snapshot, @after::bigint) AS o;
 
 -- name: Publish :one
-SELECT p.counts, p.others FROM ratelimit._publish(@program::text, (@definitions::text)::jsonb, sqlc.narg('heartbeat')::boolean) AS p;
+SELECT p.counts, p.others FROM ratelimit._publish(@program::text, @definitions::jsonb, sqlc.narg('heartbeat')::boolean) AS p;
 
 -- name: Override :one
 SELECT ratelimit.override(@name::text, sqlc.narg('key')::text, sqlc.narg('rate')::double precision, sqlc.narg('capacity')::double precision,

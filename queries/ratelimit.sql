@@ -106,7 +106,7 @@ SELECT ratelimit._resume(@names::text[], @keys::text[], sqlc.narg('now')::timest
 
 -- name: Hold :one
 SELECT ratelimit._wire_hold(
-      @id::text, (sqlc.narg('token')::text)::uuid, (sqlc.narg('ttl')::text)::interval, @taking::integer, @units::text[], @names::text[], @keys::text[],
+      @id::text, sqlc.narg('token')::uuid, sqlc.narg('ttl')::interval, @taking::integer, @units::text[], @names::text[], @keys::text[],
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
       @shards::integer[], @counts::double precision[], @floors::double precision[],
       @shard_a::integer[], @shard_b::integer[], sqlc.narg('now')::timestamptz,
@@ -118,7 +118,7 @@ WITH taken AS (
     UPDATE ratelimit.limits AS r
        SET value = ratelimit._available(r.value, r.ts, ratelimit._upto(statement_timestamp(), @period::interval, sqlc.narg('start')::timestamptz, @windows::timestamptz[]),
                @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz, @windows::timestamptz[]) - @count::double precision,
-           ts = greatest(r.ts, statement_timestamp()), lapses = CASE WHEN sqlc.narg('token')::text IS NOT NULL THEN true ELSE r.lapses END
+           ts = greatest(r.ts, statement_timestamp()), lapses = CASE WHEN sqlc.narg('token')::uuid IS NOT NULL THEN true ELSE r.lapses END
      WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
        AND ratelimit._available(r.value, r.ts, ratelimit._upto(statement_timestamp(), @period::interval, sqlc.narg('start')::timestamptz, @windows::timestamptz[]),
                @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz, @windows::timestamptz[]) - @count::double precision >= @floor::double precision
@@ -129,8 +129,8 @@ WITH taken AS (
     RETURNING r.value, r.ts
 ), held AS (
     INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
-    SELECT @name::text, @key::text, @id::text, @state::text, @unit::text, (sqlc.narg('token')::text)::uuid, @count::double precision, statement_timestamp(), t.value, 1,
-           coalesce(clock_timestamp() + (sqlc.narg('ttl')::text)::interval, 'infinity')
+    SELECT @name::text, @key::text, @id::text, @state::text, @unit::text, sqlc.narg('token')::uuid, @count::double precision, statement_timestamp(), t.value, 1,
+           coalesce(clock_timestamp() + sqlc.narg('ttl')::interval, 'infinity')
       FROM taken AS t
     ON CONFLICT DO NOTHING
     RETURNING h.until
@@ -141,7 +141,7 @@ SELECT record_send(ROW('taken'::text, h.until, statement_timestamp(), ARRAY[1], 
 
 -- name: Settle :one
 SELECT ratelimit._wire_settle(
-      @release::boolean, @id::text, (sqlc.narg('token')::text)::uuid, @taking::integer, @lifted::boolean[], @names::text[], @keys::text[],
+      @release::boolean, @id::text, sqlc.narg('token')::uuid, @taking::integer, @lifted::boolean[], @names::text[], @keys::text[],
       @rates::double precision[], @periods::interval[], @capacities::double precision[], @starts::timestamptz[],
       @shards::integer[], @used::double precision[], sqlc.narg('now')::timestamptz,
       @windows::timestamptz[], @firsts::integer[], @lasts::integer[]) AS answer;
@@ -152,14 +152,14 @@ UPDATE ratelimit.holds AS h
    SET state = 'settled', until = clock_timestamp() + interval '1 day'
   FROM ratelimit.limits AS r
  WHERE h.name = @name::text AND h.key = @key::text AND h.id = @id::text AND (h.part > '0' OR ratelimit._costly(h.part::smallint))
-   AND CASE WHEN h.state = 'held' AND h.unit = 'tokens' AND h.token = (@token::text)::uuid THEN h.count = @used::double precision ELSE false END
+   AND CASE WHEN h.state = 'held' AND h.unit = 'tokens' AND h.token = @token::uuid THEN h.count = @used::double precision ELSE false END
    AND r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
    AND current_setting('transaction_isolation') = 'read committed'
 RETURNING record_send(ROW('done'::text, statement_timestamp(), ARRAY[1], ARRAY[r.value], ARRAY[r.ts], ARRAY[0::double precision], '{}'::integer[])) AS answer;
 
 -- name: Extend :one
 SELECT e.ended, e.lost, e.busy
-  FROM ratelimit._extend(@names::text[], @keys::text[], @ids::text[], (@tokens::text[])::uuid[], (@ttls::text[])::interval[], sqlc.narg('now')::timestamptz) AS e;
+  FROM ratelimit._extend(@names::text[], @keys::text[], @ids::text[], @tokens::uuid[], @ttls::interval[], sqlc.narg('now')::timestamptz) AS e;
 
 -- name: Reset :one
 SELECT ratelimit._reset(@names::text[], @keys::text[])::integer AS deleted;
@@ -172,5 +172,5 @@ SELECT s.next_name, s.next_key, s.next_id
 SELECT s.deleted, s.next
   FROM ratelimit._sweep(
       @name::text, CASE WHEN @kind::text <> 'slots' THEN @rate::double precision END,
-      CASE WHEN @kind::text <> 'slots' THEN coalesce((sqlc.narg('unit')::text)::interval, @period::interval) END, @kind::text, @capacity::double precision,
-      sqlc.narg('start')::timestamptz, @first::text, (sqlc.narg('varies')::text)::interval, sqlc.narg('now')::timestamptz) AS s;
+      CASE WHEN @kind::text <> 'slots' THEN coalesce(sqlc.narg('unit')::interval, @period::interval) END, @kind::text, @capacity::double precision,
+      sqlc.narg('start')::timestamptz, @first::text, sqlc.narg('varies')::interval, sqlc.narg('now')::timestamptz) AS s;

@@ -1,8 +1,10 @@
 package ratelimit
 
 import (
+	"context"
 	"database/sql"
 	"errors"
+	"math"
 	"strings"
 	"sync/atomic"
 
@@ -10,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/inschema"
 )
 
 // A call that is a transaction of its own, for one limit without shards, begins with a plain statement. If that returns no row, it changed
@@ -100,19 +103,31 @@ const takenTwice = "RL001"
 // above READ COMMITTED, a flood of new keys and a flood of denials cost hardly more than the function.
 type updates struct{ score, wait atomic.Int32 }
 
-// updatesOf is the note of that name of a connection, or nil if a plain UPDATE is not worth it now.
-func updatesOf(conn *pgx.Conn, note string) *updates {
+// oneServer is true if no other server has any of the tables.
+const oneServer = "SELECT ratelimit._one_server() AND NOT ratelimit._distributed()"
+
+// updatesOf is the note of that name of a connection, or nil if a plain UPDATE is not worth it now. Where the tables are distributed, it never is:
+// after Citus has refused that of a Hold, it sends no call of the session to the server that has the key.
+func updatesOf(ctx context.Context, conn *pgx.Conn, note, schema string) (*updates, error) {
 	notes := conn.PgConn().CustomData()
-	u, known := notes[note].(*updates)
+	u, known := notes[note+schema].(*updates)
 	if !known {
+		sql, _ := inschema.SQL(oneServer, schema) // it was valid for the function
+		results, err := conn.PgConn().Exec(ctx, sql).ReadAll()
+		if _, refused := errors.AsType[*pgconn.PgError](err); err != nil && (!refused || conn.IsClosed()) {
+			return nil, err
+		}
 		u = new(updates)
-		notes[note] = u
+		if err != nil || string(results[0].Rows[0][0]) != "t" {
+			u.wait.Store(math.MaxInt32)
+		}
+		notes[note+schema] = u
 	}
 	if u.wait.Load() > 0 {
 		u.wait.Add(-1)
-		return nil
+		return nil, nil
 	}
-	return u
+	return u, nil
 }
 
 // missed notes the outcome of an UPDATE, and reports whether it took nothing, so that the function decides.

@@ -97,7 +97,7 @@ func replyTo(args []any, commits bool) *reply {
 }
 
 // RewriteQuery chooses the form. Without a connection of pgx, it is the portable one.
-func (r *reply) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args []any) (string, []any, error) {
+func (r *reply) RewriteQuery(ctx context.Context, conn *pgx.Conn, sql string, args []any) (_ string, _ []any, err error) {
 	if conn != nil && unsendable(conn) {
 		return "", nil, errUnsendable
 	}
@@ -107,7 +107,9 @@ func (r *reply) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, args
 		return portable(sql, args)
 	}
 	if r.update != nil && r.sent && sql == r.function { // else a DB has added something to it
-		if r.updates = updatesOf(conn, r.update.note()); r.updates != nil {
+		if r.updates, err = updatesOf(ctx, conn, r.update.note(), r.schema); err != nil {
+			return "", nil, unsentError{err}
+		} else if r.updates != nil {
 			sql, args = r.update.update()
 			sql, _ = inschema.SQL(sql, r.schema) // it was valid for the function
 		}

@@ -239,13 +239,12 @@ func (r *renewer) renew(batch []*lease) {
 	r.of.mu.Lock()
 	for _, e := range batch {
 		shortest = min(shortest, e.ttl)
-		ttl := clockText(e.ttl)
 		for i := range e.rows {
 			if row := &e.rows[i]; !row.over {
 				rows, of = append(rows, row), append(of, e)
 				args.Names, args.Keys = append(args.Names, row.name), append(args.Keys, row.key)
 				args.Ids, args.Tokens = append(args.Ids, row.id), append(args.Tokens, row.uuid)
-				args.Ttls = append(args.Ttls, ttl)
+				args.Ttls = append(args.Ttls, e.ttl)
 			}
 		}
 	}

@@ -295,7 +295,7 @@ func (w inner) Unwrap() error { return w.error }
 
 // explain adds the failed operation to a database error and, for a missing function, a hint.
 func explain(what string, err error) error {
-	if sqlState(err) == "42883" { // undefined_function, which has several causes
+	if state := sqlState(err); state == "42883" || state == "3F000" { // undefined_function, invalid_schema_name
 		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, and may this role use it?)", what, inner{err})
 	}
 	return fmt.Errorf("ratelimit: %s: %w", what, inner{err})

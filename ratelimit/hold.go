@@ -138,12 +138,20 @@ type holding struct {
 	list  []heldTokens  // in it
 }
 
-// token128 is the token as the database has it.
-func (h *holding) token128() pgtype.Text { return pgtype.Text{String: h.uuid, Valid: h.uuid != ""} }
+// token128 is the token as an argument.
+func (h *holding) token128() any {
+	if h.uuid == "" {
+		return nil
+	}
+	return h.uuid
+}
 
-// interval is the ttl as the database has it.
-func (h *holding) interval() pgtype.Text {
-	return pgtype.Text{String: clockText(h.ttl), Valid: h.ttl != endless}
+// interval is the ttl as an argument.
+func (h *holding) interval() any {
+	if h.ttl == endless {
+		return nil
+	}
+	return h.ttl
 }
 
 // matches reports whether the token says that a demand is for what is held: for tokens, and as many.

@@ -83,7 +83,7 @@ func TestAProcessSaysEveryMinuteThatItUsesItsLimits(t *testing.T) {
 		o := Options{Program: "web", Limits: []Limit{TokenBucket("a", 1, time.Hour)}, OnError: func(err error) { told = append(told, err) }}
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 		defer cancel()
-		o.keepPublished(ctx, db)
+		o.keepPublished(ctx, db, &Limiter{})
 		if db.beats < 17 || db.beats > 23 { // an eighth more or less than a minute
 			t.Errorf("%d times in 20 minutes", db.beats)
 		}

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/algebra"
@@ -318,9 +317,9 @@ func (o *Overrides) tell(err error) {
 // read reads what has changed since the last poll, or everything.
 func (o *Overrides) read(ctx context.Context, whole bool) error {
 	began := time.Now()
-	table, args := o.table.Load(), dbsqlc.OverridesParams{Since: pgtype.Text{String: o.snapshot, Valid: true}}
+	table, args := o.table.Load(), dbsqlc.OverridesParams{Since: &o.snapshot}
 	if whole {
-		table, args.Since.Valid, o.names = new(overrideTable), false, map[string]string{}
+		table, args.Since, o.names = new(overrideTable), nil, map[string]string{}
 	}
 	snapshot, changed := "", whole
 	for more := true; more; {

@@ -87,10 +87,10 @@ func (l *Limiter) sweep(ctx context.Context, run sweepStep, limit Limit) (delete
 		Capacity: limit.numbers.Capacity, Start: nullable(pgtype.Timestamptz{Time: limit.start, Valid: limit.hasStart}),
 	}
 	if limit.varies > 0 {
-		args.Varies = pgtype.Text{String: intervalText(limit.varies), Valid: true}
+		args.Varies = new(intervalText(limit.varies))
 	}
 	if limit.onCalendar() {
-		args.Unit = pgtype.Text{String: limit.calendar.Interval(), Valid: true}
+		args.Unit = new(limit.calendar.Interval())
 	}
 	err = l.sweepBatches(ctx, run, limit.name, func(ctx context.Context, tx DB, now *time.Time) (more bool, done func(), err error) {
 		args.Now = now

@@ -24,8 +24,8 @@ import (
 // and can conflict. Several Hot options add up. If ctx ends while queued, the error matches ctx's error. Invalid requests,
 // and Hot inside the function of another transaction with Hot, are [ErrInvalid].
 //
-// In the database, the turn is a lock on a view, ratelimit.turn_00 to _31 of package migrations. The role needs UPDATE on
-// the views. lock_timeout and statement_timeout end that wait with their own errors. docs/contention.md has the details.
+// In the database, the turn is a lock on a view, ratelimit.turn_00 to turn_31 of package migrations. The role needs UPDATE on
+// the views: ratelimit.grant gives it with 'consume'. lock_timeout and statement_timeout end that wait with their own errors. docs/contention.md has the details.
 func Hot(requests ...Request) TxOption {
 	return txOption(func(o *txOptions) { o.hot = append(o.hot, requests...) })
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/txlimit/txlimit/internal/inschema"
 	"github.com/txlimit/txlimit/internal/visible"
 )
 
@@ -43,8 +44,8 @@ type app struct {
 	parts            []string // of the key
 
 	conn    *pgx.Conn
-	needs   []string // the privileges that the command needs: "SELECT ratelimit.limits"
-	running bool     // the command line was understood
+	work    string // what the command does, as ratelimit.grant calls it; empty: what only the owner of the schema may
+	running bool   // the command line was understood
 }
 
 // usageError is a mistake in the command line.
@@ -113,9 +114,9 @@ const rootLong = `txlimit looks after the rate limits that an application keeps 
 
 Where the database is: --database, or else the environment variable DATABASE_URL. Both take a URL, postgres://user@host/db,
 or words as in "host=db user=app". What they leave out comes from the environment as with psql: PGHOST, PGPORT, PGUSER,
-PGDATABASE, PGPASSWORD, PGSERVICE, PGPASSFILE, PGSSLMODE and so on. Through a pooler, all works but migrate and --schema.
+PGDATABASE, PGPASSWORD, PGSERVICE, PGPASSFILE, PGSSLMODE and so on. Through a pooler, all works but migrate.
 
-Which schema: the one of the role's search_path that has the limits, or --schema. If several have, pass --schema.
+The tables and functions are in the schema ratelimit, or in that of --schema.
 
 LIMIT is the name of a limit. KEY is the key as the program has it, or as it is listed. A key of several parts is given by --part
 eu --part user-17, or as it is stored: 'eu|user-17'. For a limit without keys, leave it out.
@@ -215,7 +216,7 @@ func (a *app) root() *cobra.Command {
 	})
 	flags := root.PersistentFlags()
 	flags.StringVarP(&a.database, "database", "d", "", "where the database is, a `URL` or words (default $DATABASE_URL, then PGHOST and so on)")
-	flags.StringVar(&a.schema, "schema", "", "the `schema` of the limits (default: by the search_path)")
+	flags.StringVar(&a.schema, "schema", inschema.Default, "the `schema` of the limits")
 	flags.BoolVar(&a.json, "json", false, "print JSON")
 	root.AddGroup(
 		&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "steer", Title: "Change:"},
@@ -269,14 +270,21 @@ func version() string {
 	return "(devel)"
 }
 
-// lookNeeds are the privileges for looking up a limit.
-var lookNeeds = []string{"SELECT ratelimit.limits", "SELECT ratelimit.holds", "SELECT ratelimit.definitions", "SELECT ratelimit.overrides"} // appended to, it is copied
+// What commands do, as ratelimit.grant calls it.
+const (
+	look    = "look"
+	consume = "consume"
+	operate = "operate"
+)
 
-// do makes run what the command does. needs are the privileges that it needs.
-func (a *app) do(command *cobra.Command, needs []string, run func(ctx context.Context, args []string) error) *cobra.Command {
+// do makes run what the command does.
+func (a *app) do(command *cobra.Command, work string, run func(ctx context.Context, args []string) error) *cobra.Command {
 	command.DisableFlagsInUseLine = true
 	command.RunE = func(cmd *cobra.Command, args []string) error {
-		a.running, a.needs = true, needs
+		if err := inschema.Check(a.schema); err != nil {
+			return usagef("--schema: %w", err)
+		}
+		a.running, a.work = true, work
 		return run(cmd.Context(), a.withParts(args))
 	}
 	return command

@@ -82,7 +82,7 @@ func TestAnInstantAheadIsNeverTooEarly(t *testing.T) {
 func TestShowIsOfOneSnapshot(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 10, 100000*time.Hour))
 	w.sql("SELECT ratelimit.consume('l', 'k', rate => 10, period => '100000 hours')")
-	w.url += "&application_name=" + w.schema
+	w.url += "&application_name=" + w.name
 	for i, change := range []string{"ratelimit.override('l', 'k', rate => 500)", "ratelimit.block('l', 'k')"} {
 		for _, args := range [][]string{{"show", "l", "k"}, {"show", "l", "k", "--json"}} {
 			// It has read which overrides are in force when it comes to the definitions.
@@ -91,7 +91,7 @@ func TestShowIsOfOneSnapshot(t *testing.T) {
 			go func() { shown <- w.run(args...) }()
 			waits := false
 			for range 1000 {
-				if err := w.conn.QueryRow(t.Context(), "SELECT EXISTS (SELECT 1 FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid) WHERE NOT l.granted AND a.application_name = $1)", w.schema).Scan(&waits); err != nil {
+				if err := w.conn.QueryRow(t.Context(), "SELECT EXISTS (SELECT 1 FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid) WHERE NOT l.granted AND a.application_name = $1)", w.name).Scan(&waits); err != nil {
 					t.Fatal(err)
 				}
 				if waits {
@@ -127,7 +127,7 @@ type snapshotSeen struct {
 
 func (s *snapshotSeen) Write(b []byte) (int, error) {
 	var held int
-	err := s.w.conn.QueryRow(s.w.t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND (backend_xmin IS NOT NULL OR xact_start IS NOT NULL)", s.w.schema).Scan(&held)
+	err := s.w.conn.QueryRow(s.w.t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND (backend_xmin IS NOT NULL OR xact_start IS NOT NULL)", s.w.name).Scan(&held)
 	s.most, s.writes = max(s.most, held), s.writes+1
 	return len(b), err
 }
@@ -137,7 +137,7 @@ func TestAnAnswerIsPrintedWithoutASnapshot(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour))
 	w.sql("SELECT ratelimit.consume('l', 'k', rate => 1, period => '100000 hours'), ratelimit.block('l', NULL), ratelimit.hold('l', 'other', 'job', 0, forever => true)")
 	w.sql("INSERT INTO ratelimit.denials VALUES ('l', date_trunc('hour', now(), 'UTC'), 'k', 1, 1, now())")
-	w.url += "&application_name=" + w.schema
+	w.url += "&application_name=" + w.name
 	for _, args := range [][]string{
 		{"limits"}, {"keys", "l"}, {"keys", "l", "--all"}, {"keys", "l", "--denied"}, {"show", "l", "k"}, {"show", "l"}, {"show", "l", ""}, {"overrides"}, {"overrides", "--all"}, {"holds", "l"}, {"locks", "--old", "1h"},
 	} {
@@ -262,35 +262,38 @@ func TestKeysThatNoServerTakes(t *testing.T) {
 	w.run("show", "l", "--part", long[:512], "--part", long[:512]).wants(t, exitError, "^txlimit: the key has 1025 bytes")
 }
 
-// A role that may do nothing is told what to grant for each command. Granted just that, it can.
+// A role that may do nothing, or only look, is told what to grant for each command. Granted that, it can.
 func TestMissingGrants(t *testing.T) {
-	for _, args := range [][]string{
-		{"limits"}, {"keys", "l"}, {"keys", "l", "--denied"}, {"show", "l", "k"}, {"overrides"},
-		{"override", "l", "k", "--rate", "2", "--add"}, {"block", "l", "k"}, {"unblock", "l", "k"}, {"unlimited", "l", "k"}, {"restore", "l", "k"},
-		{"reset", "l", "k", "--yes"}, {"sweep"}, {"publish", "testdata/array.json", "--program", "other"}, {"holds", "l"}, {"release", "l", "k", "job", "--yes"},
+	for _, row := range []struct {
+		work string
+		args []string
+	}{
+		{look, []string{"limits"}}, {look, []string{"keys", "l"}}, {look, []string{"keys", "l", "--denied"}}, {look, []string{"show", "l", "k"}}, {look, []string{"overrides"}},
+		{look, []string{"holds", "l"}}, {look, []string{"locks"}}, {look, []string{"replay", "--log", "testdata/messages.csv", "--time", "created_at", "--skip-mistakes", "--published", "l"}},
+		{operate, []string{"override", "l", "k", "--rate", "2", "--add"}}, {operate, []string{"block", "l", "k"}}, {operate, []string{"unblock", "l", "k"}}, {operate, []string{"unlimited", "l", "k"}},
+		{operate, []string{"restore", "l", "k"}}, {operate, []string{"reset", "l", "k", "--yes"}}, {operate, []string{"release", "l", "k", "job", "--yes"}},
+		{consume, []string{"sweep"}}, {consume, []string{"publish", "testdata/array.json", "--program", "other"}},
 	} {
-		t.Run(args[0], func(t *testing.T) {
+		t.Run(row.args[0], func(t *testing.T) {
 			w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour))
 			w.sql("SELECT ratelimit.consume('l', 'k', rate => 1, period => '100000 hours'), ratelimit.override('l', 'k', rate => 2), ratelimit.hold('l', 'k', 'job', 0, forever => true)")
+			w.sql("INSERT INTO ratelimit.limits VALUES ('l', 'full', 0, 1, 1, now() - interval '1 day')")
 			role := w.newRole()
-			asRole := func() result { return w.as(role, args...) }
-			r := asRole()
-			r.wants(t, exitError, "may not use the schema "+w.schema)
-			grant := regexp.MustCompile(`(REVOKE|GRANT|ALTER FUNCTION) [^;\n]*`)
-			var asked []string
-			for r.code == exitError && len(asked) < 20 {
-				grants := grant.FindAllString(r.errOut, -1)
-				if len(grants) == 0 || slices.Contains(asked, grants[0]) {
-					t.Fatalf("granted %q: %s", asked, r)
+			sql := fmt.Sprintf("SELECT ratelimit.grant('%s', '%s')", role, row.work)
+			refused := func(what string) {
+				t.Helper()
+				if r := w.as(role, row.args...); r.code != exitError || !strings.Contains(r.errOut, "permission denied for "+what) || !strings.HasSuffix(r.errOut, ". Have the owner of the schema run: "+sql+"\n") {
+					t.Error(r)
 				}
-				for _, g := range grants {
-					w.sql(g)
-				}
-				asked = append(asked, grants...)
-				r = asRole()
 			}
-			if r.code != exitOK && r.code != exitNothing || len(asked) < 2 {
-				t.Errorf("granted %q: %s", asked, r)
+			refused("schema ratelimit")
+			if row.work != look {
+				w.sql("SELECT ratelimit.grant($1, 'look')", role)
+				refused("")
+			}
+			w.sql(sql)
+			if r := w.as(role, row.args...); r.code != exitOK && r.code != exitNothing {
+				t.Error(r)
 			}
 		})
 	}
@@ -302,16 +305,17 @@ func TestUsageThatMayNotBeRead(t *testing.T) {
 	w.sql("INSERT INTO ratelimit.usage VALUES ('l', date_trunc('minute', now()), 3, 2, 0, 3, 0, 0)")
 	w.sql("INSERT INTO ratelimit.denials VALUES ('l', date_trunc('hour', now(), 'UTC'), 'k', 2, 2, now())")
 	role := w.newRole()
-	w.sql("GRANT USAGE ON SCHEMA " + w.schema + " TO " + role + "; GRANT SELECT ON ratelimit.limits, ratelimit.definitions, ratelimit.overrides TO " + role)
-	w.as(role, "limits").wants(t, exitOK, "may not read what was counted.*GRANT SELECT ON ratelimit.usage TO "+role)
-	w.as(role, "show", "l", "k").wants(t, exitOK, "may not read what was counted.*GRANT SELECT ON ratelimit.denials TO "+role)
+	w.sql("SELECT ratelimit.grant('" + role + "', 'look'); REVOKE SELECT ON ratelimit.usage, ratelimit.denials FROM " + role)
+	grant := "Have the owner of the schema run: SELECT ratelimit.grant\\('" + role + "', 'look'\\)\n"
+	w.as(role, "limits").wants(t, exitOK, "may not read what was counted. "+grant)
+	w.as(role, "show", "l", "k").wants(t, exitOK, "may not read what was counted. "+grant)
 	if l := parse[limitsRead](t, w.as(role, "limits", "--json")); !l.UsageUnreadable || l.Limits[0].LastHour != nil {
 		t.Errorf("%+v", l)
 	}
 	if k := parse[keyDetails](t, w.as(role, "show", "l", "k", "--json")); !k.Unreadable || k.Denials != nil {
 		t.Errorf("%+v", k)
 	}
-	w.sql("GRANT SELECT ON ratelimit.usage, ratelimit.denials TO " + role)
+	w.sql("SELECT ratelimit.grant($1, 'look')", role)
 	if r := w.as(role, "limits", "--json"); r.errOut != "" || parse[limitsRead](t, r).Limits[0].LastHour.Denied != 2 {
 		t.Error(r)
 	}
@@ -327,7 +331,7 @@ func TestUsageThatMayNotBeRead(t *testing.T) {
 
 // newRole makes a role without rights.
 func (w *world) newRole() string {
-	role := w.schema + "_role"
+	role := w.name + "_role"
 	w.sql("CREATE ROLE " + role)
 	w.t.Cleanup(func() {
 		if _, err := w.conn.Exec(context.WithoutCancel(w.t.Context()), "DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
@@ -341,10 +345,7 @@ func (w *world) newRole() string {
 func (w *world) as(role string, args ...string) result {
 	w.t.Helper()
 	url := w.url
-	w.url = strings.Replace(url, "options=", "options=-c%20role%3D"+role+"%20", 1)
-	if w.url == url {
-		w.t.Fatalf("no options in %s", url)
-	}
+	w.url += "&options=-c%20role%3D" + role
 	defer func() { w.url = url }()
 	return w.run(args...)
 }
@@ -352,26 +353,32 @@ func (w *world) as(role string, args ...string) result {
 // A trigger of the application's can undo an override in its own transaction.
 func TestAnOverrideThatCannotBeReadBack(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("signUps", 5, time.Hour))
-	w.sql("CREATE FUNCTION undo() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM " + w.schema + ".overrides WHERE id = NEW.id; RETURN NULL; END'")
+	w.sql("CREATE FUNCTION undo() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM ratelimit.overrides WHERE id = NEW.id; RETURN NULL; END'")
 	w.sql("CREATE TRIGGER undo AFTER INSERT ON ratelimit.overrides FOR EACH ROW EXECUTE FUNCTION undo()")
 	w.run("block", "signUps", "acme", "--reason", "r").wants(t, exitError, `the override #\d+ cannot be read back, so it was not made`)
 }
 
 func TestReasonsWhyNothingIsThere(t *testing.T) {
 	w := newMigrated(t)
-	schema := w.schema
 	w.schema = "no_such_schema"
 	for _, args := range [][]string{
 		{"limits"}, {"keys", "l"}, {"keys", "l", "--denied"}, {"show", "l"}, {"overrides"}, {"locks"}, {"override", "l", "k", "--rate", "2"}, {"block", "l", "k"},
 		{"unblock", "l", "k"}, {"unlimited", "l", "k"}, {"restore", "l", "k"}, {"reset", "l", "k", "--yes"}, {"sweep"},
 		{"publish", "testdata/array.json", "--program", "other"}, {"holds", "l"}, {"release", "l", "k", "job"}, {"replay", "--log", "testdata/messages.csv", "--time", "1", "--published", "l"},
 	} {
-		w.run(args...).wants(t, exitError, `no table ratelimit.limits in no_such_schema \(database \S+ on \S+, role \S+\)\. Is that the right database\? If it is, run .txlimit migrate.\. Other schemas have it: --schema `)
+		w.run(args...).wants(t, exitError, `^txlimit: there is no schema no_such_schema \(database \S+, on host \S+, role \S+\)\. Is that the right database\? If it is, run .txlimit migrate.\. Other schemas have them: --schema ratelimit\n$`)
 	}
-	for _, args := range [][]string{{"migrate"}, {"migrate", "status"}, {"migrate", "down", "--yes"}} {
-		w.run(args...).wants(t, exitError, "there is no schema no_such_schema")
-	}
-	w.schema = schema
+	w.run("migrate", "status").wants(t, exitNothing, "Run `txlimit migrate`: the schema no_such_schema is behind")
+	w.run("migrate", "down", "--yes").wants(t, exitNothing, "Nothing to undo")
+	w.run("limits").wants(t, exitError, "there is no schema no_such_schema ") // it was not made
+	w.sql("CREATE SCHEMA app; CREATE TABLE app.limits (user_id text)")                        // which is somebody else's
+	w.schema = "app"
+	w.run("limits").wants(t, exitError, `there are no rate limits in the schema app \(.*Other schemas have them: --schema ratelimit\n$`)
+	w.run("migrate", "status").wants(t, exitNothing, "Run `txlimit migrate`: the schema app is behind")
+	w.run("migrate").wants(t, exitError, `relation "limits" already exists`)
+	w.schema = `a"; DROP`
+	w.run("limits").wants(t, exitUsage, "--schema: the schema's name .* has more than letters, digits, spaces, _ and -")
+	w.schema = ""
 	w.sql("DROP FUNCTION ratelimit._states")
 	w.run("publish", "testdata/array.json", "--program", "api").wants(t, exitOK)
 	w.run("keys", "sendMessage").wants(t, exitError, "The schema is older than this program: run `txlimit migrate`")
@@ -470,13 +477,47 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 	w.run("show", "l", "k").wants(t, exitOK, "blocked by override")
 }
 
-func TestMigrateMakesTheSchema(t *testing.T) {
+func TestWhoMayMigrate(t *testing.T) {
+	w := newMigrated(t)
+	role := w.newRole()
+	const who = " To migrate is for the owner of the schema or, while there is none, for a role with CREATE on the database\n$"
+	w.as(role, "migrate", "status").wants(t, exitError, "permission denied for .*"+who)
+	w.schema = "theirs"
+	w.as(role, "migrate").wants(t, exitError, "permission denied for database .*"+who)
+	w.sql("CREATE SCHEMA theirs AUTHORIZATION " + role)
+	w.run("migrate").wants(t, exitError, `belongs to the role "`+role+`"`)
+	w.as(role, "migrate").wants(t, exitOK, "up 00001_engine.sql")
+	w.as(role, "limits").wants(t, exitNothing)
+}
+
+// A schema that was made by SQL, not by goose, and whose name needs quotes, is as good.
+func TestAnotherSchema(t *testing.T) {
 	w := newWorld(t)
-	w.sql("DROP SCHEMA " + w.schema)
-	w.run("migrate").wants(t, exitError, "pass --create-schema, or run CREATE SCHEMA "+w.schema)
-	w.run("migrate", "--create-schema").wants(t, exitOK, "up 00001_engine.sql")
-	w.run("migrate", "up", "--create-schema").wants(t, exitOK, "nothing to do")
-	w.run("limits").wants(t, exitNothing)
+	w.schema = "a b"
+	w.sql(w.run("migrate", "sql").out)
+	w.run("migrate", "status").wants(t, exitOK, "by migrate sql\n.* was made by `txlimit migrate sql`, not noted by goose: no migration is left to run.*tells goose what is there.\n$")
+	// What the message says to do helps.
+	w.sql("ALTER FUNCTION ratelimit.add RENAME TO was_add")
+	status := w.run("migrate", "status")
+	status.wants(t, exitOK, "but other functions.*an unreleased build made the schema")
+	w.sql(regexp.MustCompile(`DROP SCHEMA \S+ \S+ CASCADE`).FindString(status.errOut))
+	w.run("migrate").wants(t, exitOK, "up 00001_engine.sql\nthe schema a b has version 1 now\n$")
+
+	w.run("migrate", "sql", "--json").wants(t, exitUsage, "prints SQL, not JSON")
+	if err := (&ratelimit.Limiter{Schema: w.schema}).Publish(t.Context(), w.conn, "api", ratelimit.TokenBucket("logins", 5, time.Hour), ratelimit.TokenBucket("sendMessage", 20, 100000*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	w.hang()
+	w.run("locks").wants(t, exitOK, "logins dave", "in the way")
+	w.run("__complete", "keys", "send").wants(t, exitOK, "^sendMessage\n")
+	w.run("replay", "--log", "testdata/messages.csv", "--time", "created_at", "--skip-mistakes", "--published", "sendMessage").wants(t, exitOK)
+	w.sql("SELECT ratelimit.consume('sendMessage', 'k', count => 20)")
+	w.run("override", "sendMessage", "k", "--capacity", "30", "--add").wants(t, exitOK, "added 10 tokens")
+	w.sql("ALTER FUNCTION ratelimit.add RENAME TO was_add")
+	w.run("override", "sendMessage", "k", "--capacity", "40", "--add").wants(t, exitError, `nothing was added: .*To try again: SELECT "a b".add\(\d+\)\n`)
+	w.as(w.newRole(), "block", "sendMessage", "k").wants(t, exitError, `permission denied for schema a b\. Have the owner of the schema run: SELECT "a b".grant\('\w+', 'operate'\)\n$`)
+	w.schema = ""
+	w.run("limits").wants(t, exitError, "there is no schema ratelimit .* Other schemas have them: --schema 'a b'\n$")
 }
 
 func TestProcessesThatMigrateAtOnce(t *testing.T) {
@@ -500,9 +541,9 @@ func TestNoConnection(t *testing.T) {
 	w := newWorld(t)
 	good := w.url
 	for url, want := range map[string]string{
-		"postgres://app:secret@127.0.0.1:1/db":                 "cannot connect: .*127.0.0.1:1.*Say where the database is with --database, DATABASE_URL, or PGHOST",
-		"postgres://app:secret@[::1/db":                        "DATABASE_URL is not a way to a database",
-		strings.Replace(good, "/postgres?", "/no_such_db?", 1): `cannot connect: .*no_such_db`,
+		"postgres://app:secret@127.0.0.1:1/db":         "cannot connect: .*127.0.0.1:1.*Say where the database is with --database, DATABASE_URL, or PGHOST",
+		"postgres://app:secret@[::1/db":                "DATABASE_URL is not a way to a database",
+		strings.Replace(good, w.name, "no_such_db", 1): `cannot connect: .*no_such_db`,
 	} {
 		w.url = url
 		r := w.run("limits")
@@ -515,7 +556,7 @@ func TestNoConnection(t *testing.T) {
 	if plain := strings.Replace(good, "sslmode=disable", "sslmode=prefer", 1); plain == good {
 		t.Errorf("no sslmode in %s", good)
 	} else {
-		w.url = strings.Replace(plain, "/postgres?", "/no_such_db?", 1)
+		w.url = strings.Replace(plain, w.name, "no_such_db", 1)
 		if r := w.run("limits"); strings.Contains(r.errOut, "tls error") || !strings.Contains(r.errOut, `"no_such_db" does not exist`) {
 			t.Error(r)
 		}
@@ -540,16 +581,14 @@ func TestNoConnection(t *testing.T) {
 // A schema that was renamed is not behind: to migrate does not help. The functions in it name the schema in which they were made.
 func TestARenamedSchema(t *testing.T) {
 	w := newMigrated(t)
-	was := w.schema
-	w.schema += "_renamed"
-	w.sql("ALTER SCHEMA " + was + " RENAME TO " + w.schema)
-	defer w.sql("ALTER SCHEMA " + w.schema + " RENAME TO " + was)
+	w.sql("ALTER SCHEMA ratelimit RENAME TO renamed")
+	w.schema = "renamed"
 	const renamed = `was it renamed\? docs/operations.md#rename-or-move-the-schema`
-	w.run("show", "api", "ann").wants(t, exitError, was+`.* does not exist.*`+renamed)
+	w.run("show", "api", "ann").wants(t, exitError, `ratelimit.* does not exist.*`+renamed)
 	w.run("migrate").wants(t, exitError, renamed)
-	w.sql("CREATE SCHEMA " + was)
-	w.run("show", "api", "ann").wants(t, exitError, was+`\..* does not exist.*`+renamed)
-	w.sql("DROP SCHEMA " + was)
+	w.sql(`CREATE SCHEMA "ratelimit"`)
+	w.run("show", "api", "ann").wants(t, exitError, `ratelimit\..* does not exist.*`+renamed)
+	w.run("migrate").wants(t, exitError, renamed)
 }
 
 func TestLocks(t *testing.T) {
@@ -609,7 +648,7 @@ func TestLocks(t *testing.T) {
 			t.Errorf("in the way: %+v: %s", s, r)
 		}
 	}
-	for i, want := range []string{"sendMessage user-17", "sendMessage user-17", "its turn (ratelimit.turn_07)"} {
+	for i, want := range []string{"sendMessage user-17", "sendMessage user-17", "its turn (turn_07)"} {
 		if s := byPID[waiting[i]]; s.InTheWay || s.WaitsFor != want || len(s.BlockedBy) == 0 {
 			t.Errorf("waiting for %s: %+v", want, s)
 		}
@@ -644,7 +683,7 @@ func TestLocks(t *testing.T) {
 
 	// A role that may see less is told so, and still sees who is in the way.
 	role := w.newRole()
-	w.sql("GRANT USAGE ON SCHEMA " + w.schema + " TO " + role)
+	w.sql("GRANT USAGE ON SCHEMA ratelimit TO " + role)
 	w.as(role, "locks").wants(t, exitOK, "GRANT pg_monitor TO "+role, fmt.Sprintf(`SELECT pg_terminate_backend\(%d\)`, held), "a row")
 	w.sql("GRANT pg_monitor TO " + role)
 	if r := w.as(role, "locks"); strings.Contains(r.errOut, "pg_monitor") || !strings.Contains(r.out, "idle in transaction") {
@@ -674,7 +713,7 @@ func TestNoErrorHasAPassword(t *testing.T) {
 	} {
 		for _, inEnvironment := range []bool{false, true} {
 			for _, command := range []string{"limits", "console", "migrate"} {
-				w := &world{t: t, schema: "x", url: text}
+				w := &world{t: t, url: text}
 				args := []string{command, "-d", text}
 				if inEnvironment {
 					args = args[:1]
@@ -686,7 +725,7 @@ func TestNoErrorHasAPassword(t *testing.T) {
 			}
 		}
 	}
-	w := &world{t: t, schema: "x"}
+	w := &world{t: t}
 	w.run("limits", "-d", "postgres://u:s3cr3t@host:port/db").wants(t, exitUsage, "--database is not a way to a database: invalid port. Write postgres://user@host:5432/db")
 }
 
@@ -716,7 +755,7 @@ func TestCompletion(t *testing.T) {
 		"lo":                                   {"locks"},
 		"show no'such user":                    {},
 		"limits --da":                          {"--database"},
-		"migrate s":                            {"status"},
+		"migrate s":                            {"status", "sql"},
 		"restore sendMessage adm":              {"admin"},
 		"restore --effect ":                    {"numbers", "block", "unlimited"},
 		"replay --published si":                {"signUps"},
@@ -744,7 +783,7 @@ func TestCompletion(t *testing.T) {
 
 func TestEveryCommandHasHelp(t *testing.T) {
 	t.Parallel()
-	w := &world{t: t, url: "postgres://127.0.0.1:1/none", schema: "x"}
+	w := &world{t: t, url: "postgres://127.0.0.1:1/none"}
 	var visit func(c *cobra.Command)
 	visit = func(c *cobra.Command) {
 		path := strings.Fields(c.CommandPath())[1:]
@@ -927,7 +966,7 @@ func TestAnOverrideOfEveryKeySaysWhomItReaches(t *testing.T) {
 // Only lines without an event are mistakes that can be left out. A report on a part of a log is worse than none.
 func TestReplaySkipsLinesOnly(t *testing.T) {
 	t.Parallel()
-	w := &world{t: t, url: "postgres://127.0.0.1:1/none", schema: "x"} // a log needs no database
+	w := &world{t: t, url: "postgres://127.0.0.1:1/none"} // a log needs no database
 	dir := t.TempDir()
 	log := func(name, text string) string {
 		if err := os.WriteFile(dir+"/"+name, []byte(text), 0o644); err != nil {
@@ -964,7 +1003,7 @@ func TestReplaySkipsLinesOnly(t *testing.T) {
 
 func TestReplayWritesAPicture(t *testing.T) {
 	t.Parallel()
-	w := &world{t: t, url: "postgres://127.0.0.1:1/none", schema: "x"} // a log needs no database
+	w := &world{t: t, url: "postgres://127.0.0.1:1/none"} // a log needs no database
 	svg := t.TempDir() + "/report.svg"
 	w.run("replay", "--log", "testdata/messages.csv", "--time", "created_at", "--key", "user_id", "-c", "1/1h", "--skip-mistakes", "--svg", svg).wants(t, exitOK, "2 keys")
 	if text, err := os.ReadFile(svg); err != nil || !strings.HasPrefix(string(text), "<svg ") || !strings.Contains(string(text), "candidate: token bucket, 1 per 1h") {
@@ -1031,7 +1070,7 @@ func TestNoNumberDependsOnTheSession(t *testing.T) {
 	w.sql(`SELECT ratelimit.override('slow', 'acme', capacity => 2000.125, until => '9000-01-02 03:04Z'), ratelimit.block('slow', 'bob', until => '2950-12-04 03:00Z')`)
 	w.sql(`CREATE TABLE calls AS SELECT 'acme' AS key, '2026-11-27 18:00Z'::timestamptz + n * interval '1 second' AS at, 1.125::float8 AS tokens FROM generate_series(1, 20) AS n`)
 	since := regexp.MustCompile(`\(in [^)]*\)|20\d\d-\S+ \d\d:\d\d:\d\dZ`)
-	plain, query := w.url, "SELECT at, key, tokens FROM "+w.schema+".calls ORDER BY at"
+	plain, query := w.url, "SELECT at, key, tokens FROM calls ORDER BY at"
 	strange := "&DateStyle=German&IntervalStyle=sql_standard&extra_float_digits=-15&bytea_output=escape&TimeZone=Europe/Dublin"
 	for _, args := range [][]string{
 		{"limits"}, {"keys", "slow", "--all"}, {"show", "slow", "acme"}, {"show", "slow", "bob"}, {"show", "monthly", "acme"}, {"overrides"}, {"locks"},

@@ -49,17 +49,17 @@ func TestTheProgramAsInstalled(t *testing.T) {
 	}
 	libpq := []string{
 		"PGHOST=" + config.Host, fmt.Sprintf("PGPORT=%d", config.Port), "PGUSER=" + config.User, "PGDATABASE=" + config.Database, "PGPASSWORD=" + config.Password,
-		"PGSSLMODE=prefer", "PGOPTIONS=-c search_path=" + w.schema,
+		"PGSSLMODE=prefer",
 	}
 	for _, test := range []struct {
 		env  []string
 		args []string
 		code int
 	}{
-		{[]string{"DATABASE_URL=" + w.url}, []string{"limits", "--schema", w.schema}, exitOK},
+		{[]string{"DATABASE_URL=" + w.url}, []string{"limits"}, exitOK},
 		{libpq, []string{"limits"}, exitOK},
 		{append(libpq, "DATABASE_URL=postgres://127.0.0.1:1/none"), []string{"limits"}, exitError},
-		{append(libpq, "DATABASE_URL=postgres://127.0.0.1:1/none"), []string{"limits", "-d", w.url, "--schema", w.schema}, exitOK},
+		{append(libpq, "DATABASE_URL=postgres://127.0.0.1:1/none"), []string{"limits", "-d", w.url}, exitOK},
 		{libpq, []string{"keys", "sendMessage"}, exitNothing},
 		{libpq, []string{"keys", "sendMesage"}, exitError},
 		{libpq, []string{"keys"}, exitUsage},
@@ -91,7 +91,7 @@ func TestItAsksOnATerminal(t *testing.T) {
 		w.sql("DELETE FROM ratelimit.limits")
 		w.sql("SELECT ratelimit.consume('sendMessage', 'user-17', count => 20)")
 		master, terminal := newTerminal(t)
-		cmd := w.program([]string{"DATABASE_URL=" + w.url}, "--schema", w.schema, "reset", "sendMessage", "user-17")
+		cmd := w.program([]string{"DATABASE_URL=" + w.url}, "reset", "sendMessage", "user-17")
 		var out bytes.Buffer
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal, &out, &out
 		if _, err := io.WriteString(master, test.answer); err != nil {
@@ -136,7 +136,7 @@ func TestCtrlCEndsAQuestion(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("sendMessage", 1, 100000*time.Hour))
 	w.sql("SELECT ratelimit.consume('sendMessage', 'user-17')")
 	_, terminal := newTerminal(t)
-	cmd := w.program([]string{"DATABASE_URL=" + w.url}, "--schema", w.schema, "reset", "sendMessage", "user-17")
+	cmd := w.program([]string{"DATABASE_URL=" + w.url}, "reset", "sendMessage", "user-17")
 	asked, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -174,7 +174,7 @@ func TestCtrlCEndsWhatWaits(t *testing.T) {
 	if _, err := holder.Exec(t.Context(), "COMMIT; BEGIN; SELECT FROM ratelimit.limits FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
-	cmd := w.program([]string{"DATABASE_URL=" + w.url}, "--schema", w.schema, "reset", "sendMessage", "user-17", "--yes")
+	cmd := w.program([]string{"DATABASE_URL=" + w.url}, "reset", "sendMessage", "user-17", "--yes")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {

@@ -80,9 +80,9 @@ source completion.sh
 			}
 			// The shell runs what was typed and completed by this, which notes its arguments.
 			write(filepath.Join(bin, "txlimit"), fmt.Sprintf(`#!/bin/sh
-case $1 in __complete*) exec %[1]s --schema %[2]s "$@" ;; esac
-printf '%%s\0' "$@" END >>%[3]s/args
-`, shellQuote(tool), w.schema, shellQuote(bin)), 0o755)
+case $1 in __complete*) exec %[1]s "$@" ;; esac
+printf '%%s\0' "$@" END >>%[2]s/args
+`, shellQuote(tool), shellQuote(bin)), 0o755)
 			write(filepath.Join(bin, "args"), "", 0o644)
 			script, err := w.program(nil, "completion", shell.name).Output()
 			if err != nil {

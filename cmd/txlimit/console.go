@@ -60,8 +60,7 @@ behind a login of their own: docs/console.md.`,
 	c.Flags().StringArrayVar(&f.hosts, "allow-host", nil, "a `host` that the page answers to besides, such as limits.example.com or localhost:9000; may be repeated")
 	c.Flags().BoolVar(&f.noToken, "no-token", false, "with --allow-host: let in everybody who can reach the page, since a proxy with a login is in front of it")
 	whoFlag(a, c, &f.who)
-	needs := append(lookNeeds, "SELECT ratelimit.usage", "SELECT ratelimit.denials")
-	return a.do(c, needs, func(ctx context.Context, _ []string) error { return a.console(ctx, &f) })
+	return a.do(c, look, func(ctx context.Context, _ []string) error { return a.console(ctx, &f) })
 }
 
 func (a *app) console(ctx context.Context, f *consoleFlags) error {
@@ -69,6 +68,9 @@ func (a *app) console(ctx context.Context, f *consoleFlags) error {
 		return err
 	}
 	// The errors of a page are for those who look at it. Better to know at once that the tables are not there, or may not be read.
+	if f.write {
+		a.work = operate
+	}
 	role := ""
 	err := a.reading(ctx, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SELECT FROM ratelimit.limits, ratelimit.definitions, ratelimit.overrides, ratelimit.usage, ratelimit.denials LIMIT 0"); err != nil {
@@ -93,7 +95,7 @@ func (a *app) console(ctx context.Context, f *consoleFlags) error {
 	if err != nil {
 		return err
 	}
-	page := &console.Handler{DB: pool}
+	page := &console.Handler{DB: pool, Schema: a.schema}
 	address := "http://" + listener.Addr().String() + "/"
 	handler, entrance := http.Handler(page), newDoor(address, port)
 	result := served{URL: address}

@@ -32,7 +32,7 @@ type page struct {
 func (w *world) console(args ...string) *page {
 	w.t.Helper()
 	p := &page{t: w.t}
-	p.cmd = w.program([]string{"DATABASE_URL=" + w.url}, append([]string{"console", "--schema", w.schema, "--listen", "127.0.0.1:0", "--json"}, args...)...)
+	p.cmd = w.program([]string{"DATABASE_URL=" + w.url}, w.args(append([]string{"console", "--listen", "127.0.0.1:0", "--json"}, args...))...)
 	p.cmd.Stderr = &p.errOut
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
@@ -225,8 +225,10 @@ func TestConsolesThatCannotBe(t *testing.T) {
 		w.run(append([]string{"console"}, test.args...)...).wants(t, test.code, test.want)
 	}
 	role := w.newRole()
-	w.sql("GRANT USAGE ON SCHEMA " + w.schema + " TO " + role)
-	w.as(role, "console", "--listen", "127.0.0.1:0").wants(t, exitError, "GRANT SELECT ON ratelimit.usage TO")
+	w.sql("GRANT USAGE ON SCHEMA ratelimit TO " + role)
+	for flag, work := range map[string]string{"--write": "operate", "--json": "look"} {
+		w.as(role, "console", "--listen", "127.0.0.1:0", flag).wants(t, exitError, "SELECT ratelimit.grant\\('"+role+"', '"+work+"'\\)\n")
+	}
 	w.sql("DROP TABLE ratelimit.usage, ratelimit.denials CASCADE")
 	w.run("console", "--listen", "127.0.0.1:0").wants(t, exitError, "The schema is older than this program: run `txlimit migrate`")
 }
@@ -298,7 +300,7 @@ func TestTheConsoleLetsInWhoHasTheToken(t *testing.T) {
 func TestEnterPrintsAnotherAddress(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("signUps", 5, time.Hour))
 	master, terminal := newTerminal(t)
-	cmd := w.program([]string{"DATABASE_URL=" + w.url}, "console", "--schema", w.schema, "--listen", "127.0.0.1:0")
+	cmd := w.program([]string{"DATABASE_URL=" + w.url}, "console", "--listen", "127.0.0.1:0")
 	errOut, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)

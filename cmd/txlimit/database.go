@@ -35,9 +35,6 @@ func (a *app) config() (*pgx.ConnConfig, error) {
 	}
 	// Arguments are UTF-8, whatever a role or a database has set.
 	config.RuntimeParams["client_encoding"] = "UTF8"
-	if a.schema != "" {
-		config.RuntimeParams["search_path"] = pgx.Identifier{a.schema}.Sanitize()
-	}
 	if config.ConnectTimeout == 0 {
 		config.ConnectTimeout = 10 * time.Second
 	}
@@ -105,10 +102,11 @@ func (a *app) within(ctx context.Context, options pgx.TxOptions, set string, fn 
 		if _, err := tx.Exec(ctx, set); err != nil {
 			return err
 		}
-		if err := pin.To(ctx, tx); err != nil {
+		pinned, err := pin.To(ctx, tx, a.schema)
+		if err != nil {
 			return err
 		}
-		return fn(tx)
+		return fn(pinned)
 	})
 }
 

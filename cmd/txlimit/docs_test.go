@@ -72,7 +72,7 @@ func (w *world) terminal(args []string) string {
 		stdin: strings.NewReader(""), stdout: &out, stderr: &out, terminal: true,
 		getenv: func(string) string { return w.url }, who: "ann", settle: time.Millisecond, patience: 10 * time.Second,
 	}
-	a.run(w.t.Context(), append([]string{"--schema", w.schema}, args...))
+	a.run(w.t.Context(), args)
 	return out.String()
 }
 
@@ -83,7 +83,7 @@ func (w *world) hang() {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	ended := make(chan struct{})
 	for i, sql := range []string{"BEGIN; " + consume + "; SELECT 'something slow'", consume, consume} {
-		conn := w.connect()
+		conn, sql := w.connect(), w.in(sql)
 		if _, err := conn.Exec(w.t.Context(), "SET application_name = web"); err != nil {
 			w.t.Fatal(err)
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/txlimit/txlimit/internal/pin"
+	"github.com/txlimit/txlimit/internal/inschema"
 	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -27,14 +27,10 @@ func (a *app) explain(ctx context.Context, err error) string {
 	}
 	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
 		text := "cannot connect: " + oneLine(withoutTLS(err.Error()))
-		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "08P01" && a.schema != "" {
-			return text + ". A pooler is in between: connect to the server itself, or give the role the search_path and leave out --schema"
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "08P01" { // it takes no search_path
+			return text + ". A pooler is in between: connect to the server itself"
 		}
 		return text + ". Say where the database is with --database, DATABASE_URL, or PGHOST and so on, as for psql"
-	}
-	if several, ok := errors.AsType[*pin.SeveralError](err); ok {
-		return fmt.Sprintf("several schemas of the search_path have rate limits: pass --schema with the application's (%s). Nothing was run of any. "+
-			"If one is not yours, somebody else may create objects in it: see docs/security.md#search_path", options(several.Schemas))
 	}
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
 	if !ok {
@@ -44,7 +40,10 @@ func (a *app) explain(ctx context.Context, err error) string {
 	defer cancel()
 	text := oneLine(pgErr.Message)
 	switch pgErr.Code {
-	case "42883", "42P01", "3F000":
+	case "42883", "42P01", "3F000", "42704":
+		if pgErr.Code == "42704" && !strings.HasPrefix(text, "type ") {
+			break
+		}
 		return a.notThere(ctx, text)
 	case "42501":
 		return a.notGranted(ctx, text)
@@ -65,73 +64,46 @@ func (a *app) explain(ctx context.Context, err error) string {
 	return text
 }
 
-// place is a schema that has the limits.
-type place struct {
-	Name  string
-	Usage bool // the role may use it
-}
-
-// other names the schemas to choose instead, five at most.
-func other(places []place) string {
-	if len(places) == 0 {
-		return ""
-	}
-	names := make([]string, len(places))
-	for i, p := range places {
-		names[i] = p.Name
-	}
-	return ". Other schemas have it: " + options(names)
-}
-
-// options are the flags that choose the first five schemas.
-func options(schemas []string) string {
-	var flags []string
-	for _, name := range schemas[:min(len(schemas), 5)] {
-		flags = append(flags, "--schema "+shellQuote(name))
-	}
-	return strings.Join(flags, ", ")
-}
-
 // qualified is what Postgres says is not there: a schema, or what is in one.
-var qualified = regexp.MustCompile(`^(?:schema "([^"]+)"|(?:relation|type|function) "?([^".( ]+)\.)`)
+var qualified = regexp.MustCompile(`^(?:schema "([^"]+)"|(?:relation|type|function) "?([^".(]+)\.)`)
 
 // notThere explains that a table or a function is not there.
 func (a *app) notThere(ctx context.Context, text string) string {
-	var here bool
-	var path, role string
-	err := a.conn.QueryRow(ctx, "SELECT pg_catalog.to_regclass('ratelimit.limits') IS NOT NULL, pg_catalog.array_to_string(pg_catalog.current_schemas(false), ', '), current_user").Scan(&here, &path, &role)
-	if err != nil {
-		return text
-	}
-	if here {
-		if named := qualified.FindStringSubmatch(text); named != nil && !slices.Contains(strings.Split(path, ", "), cmp.Or(named[1], named[2])) {
-			return text + ". The functions name the schema in which they were made: was it renamed? docs/operations.md#rename-or-move-the-schema says what to do"
+	var there bool
+	var role string
+	var have []string // the schemas that have limits
+	err := a.reading(ctx, func(tx pgx.Tx) error {
+		err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_namespace AS n WHERE n.nspname = $1::text::name), current_user", a.schema).Scan(&there, &role)
+		if err != nil {
+			return err
 		}
-		return text + ". The schema is older than this program: run `txlimit migrate`"
-	}
-	var places []place
-	err = a.reading(ctx, func(tx pgx.Tx) (err error) {
-		places, err = collect(ctx, tx, pgx.RowToStructByPos[place], `
-			SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE') FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-			 WHERE c.relname = 'limits' AND c.relkind = 'r' AND has_schema_privilege(n.oid, 'USAGE') IS NOT NULL ORDER BY 1`) // NULL: it was dropped meanwhile
+		have, err = collect(ctx, tx, pgx.RowTo[string], `
+			SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+			 WHERE c.relname = 'limits' AND EXISTS (SELECT FROM pg_proc AS f WHERE f.pronamespace = n.oid AND f.proname = '_consume') ORDER BY 1`)
 		return err
 	})
 	if err != nil {
 		return text
 	}
-	wanted := cmp.Or(a.schema, path)
-	for _, p := range places {
-		if !p.Usage && (a.schema == "" && !slices.ContainsFunc(places, func(p place) bool { return p.Usage }) || p.Name == a.schema) {
-			return fmt.Sprintf("the role %s may not use the schema %s, which has the limits: GRANT USAGE ON SCHEMA %s TO %s",
-				printable(role), printable(p.Name), identifier(p.Name), identifier(role))
+	if slices.Contains(have, a.schema) {
+		if named := qualified.FindStringSubmatch(text); named != nil && cmp.Or(named[1], named[2]) != a.schema {
+			return text + ". The functions name the schema in which they were made: was it renamed? docs/operations.md#rename-or-move-the-schema says what to do"
 		}
+		return text + ". The schema is older than this program: run `txlimit migrate`"
 	}
-	if wanted == "" {
-		return "no schema of the role's search_path exists: pass --schema" + other(places)
+	what, others := "there is no schema", ""
+	if there {
+		what = "there are no rate limits in the schema"
+	}
+	if len(have) > 0 {
+		for i := range have {
+			have[i] = "--schema " + shellQuote(have[i])
+		}
+		others = ". Other schemas have them: " + strings.Join(have[:min(len(have), 5)], ", ")
 	}
 	config := a.conn.Config()
-	return fmt.Sprintf("there is no table ratelimit.limits in %s (database %s on %s, role %s). Is that the right database? If it is, run `txlimit migrate`%s",
-		printable(wanted), printable(config.Database), printable(config.Host), printable(role), other(places))
+	return fmt.Sprintf("%s %s (database %s, on host %s, role %s). Is that the right database? If it is, run `txlimit migrate`%s",
+		what, printable(a.schema), printable(config.Database), printable(config.Host), printable(role), others)
 }
 
 // withoutTLS is a message without its lines that the server has no TLS, if others say what failed without it.
@@ -144,37 +116,28 @@ func withoutTLS(message string) string {
 	return strings.Join(kept, "\n")
 }
 
-// asOwner has a function run with the rights of its owner, for this role, as docs/overrides.md does: so that nobody need be granted to change
-// the rows of the history.
-const asOwner = `
-	SELECT format('REVOKE EXECUTE ON FUNCTION %1$s FROM PUBLIC; GRANT EXECUTE ON FUNCTION %1$s TO %2$I; ALTER FUNCTION %1$s SECURITY DEFINER SET search_path = pg_catalog, pg_temp',
-	       f.oid::regprocedure, current_user)
-	  FROM pg_class AS c JOIN pg_proc AS f ON f.pronamespace = c.relnamespace
-	 WHERE c.oid = to_regclass('ratelimit.limits') AND f.proname = $1::name AND NOT (f.prosecdef AND has_function_privilege(f.oid, 'EXECUTE'))`
-
-// notGranted explains which privileges are missing.
+// notGranted explains what to grant.
 func (a *app) notGranted(ctx context.Context, text string) string {
-	var missing []string
-	for _, need := range a.needs {
-		privilege, relation, _ := strings.Cut(need, " ")
-		var grant *string
-		err := a.reading(ctx, func(tx pgx.Tx) error {
-			if privilege == "EXECUTE" {
-				return tx.QueryRow(ctx, asOwner, relation).Scan(&grant)
-			}
-			return tx.QueryRow(ctx, `
-				SELECT format('GRANT %s ON %s TO %I', $1::text, c.oid::regclass, current_user)
-				  FROM pg_class AS c WHERE c.oid = to_regclass($2::text) AND NOT CASE WHEN $1::text = 'DELETE' THEN has_table_privilege(c.oid, 'DELETE') ELSE has_any_column_privilege(c.oid, $1::text) END`, privilege, relation).Scan(&grant)
-		})
-		if err == nil && grant != nil {
-			missing = append(missing, *grant)
-		}
+	var role string
+	err := a.reading(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, "SELECT current_user").Scan(&role) })
+	switch {
+	case err != nil:
+		return text
+	case a.work == "":
+		return text + ". To migrate is for the owner of the schema or, while there is none, for a role with CREATE on the database"
 	}
-	if len(missing) == 0 {
-		return text + ". See docs/security.md for what to grant"
-	}
-	slices.Sort(missing)
-	return fmt.Sprintf("%s. Have the owner of the tables run: %s", text, strings.Join(slices.Compact(missing), "; "))
+	return text + ". " + a.grant(role, a.work)
+}
+
+// grant says how a role gets what its work needs.
+func (a *app) grant(role, work string) string {
+	return fmt.Sprintf(a.in("Have the owner of the schema run: SELECT ratelimit.grant(%s, '%s')"), literal(role), work)
+}
+
+// in is a text whose SQL is for the schema.
+func (a *app) in(text string) string {
+	text, _ = inschema.Text(text, a.schema) // do has checked the name
+	return text
 }
 
 // noSuchLimit is the error for a name that no limit has.

@@ -72,7 +72,7 @@ then its worker may still settle it. NOTHING is held if the key was unlimited th
 It reads all holds of the key, or of the limit, and locks nothing.`,
 		Example: `  txlimit holds renders acme
   txlimit holds renders --limit 0`,
-	}, lookNeeds, func(ctx context.Context, args []string) error {
+	}, look, func(ctx context.Context, args []string) error {
 		if most < 0 {
 			return usagef("--limit %d is below 0", most)
 		}
@@ -156,7 +156,7 @@ published their numbers. Who did it, when and why is in the history: txlimit ove
 		}
 		return checkText("id", args[last], 255)
 	})
-	return a.do(c, append(steerNeeds, "UPDATE ratelimit.limits", "UPDATE ratelimit.holds", "DELETE ratelimit.holds"), func(ctx context.Context, args []string) error {
+	return a.do(c, operate, func(ctx context.Context, args []string) error {
 		if len(a.parts) > 0 {
 			args = []string{args[0], args[2], args[1]}
 		}

@@ -18,9 +18,9 @@ func TestOneBadRowBlindsNoCommand(t *testing.T) {
 	midnight := ratelimit.Start(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
 	w := newPublished(t, ratelimit.TokenBucket("signUps", 10, time.Hour), ratelimit.FixedWindow("window", 10, time.Hour, midnight), ratelimit.Slots("seats", 2))
 	w.sql("SELECT ratelimit.hold('seats', 'acme', 'a', ttl => '1 hour')")
-	w.sql("SELECT ratelimit.consume('signUps', 'acme'), ratelimit('window', 'acme')")
+	w.sql("SELECT ratelimit.consume('signUps', 'acme'), ratelimit.consume('window', 'acme')")
 	w.sql(`DO $$ DECLARE c record; BEGIN
-		FOR c IN SELECT conrelid::regclass AS t, conname FROM pg_constraint WHERE contype = 'c' AND connamespace = current_schema()::regnamespace
+		FOR c IN SELECT conrelid::regclass AS t, conname FROM pg_constraint WHERE contype = 'c' AND connamespace = 'ratelimit'::regnamespace
 		LOOP EXECUTE format('ALTER TABLE %s DROP CONSTRAINT %I', c.t, c.conname); END LOOP; END $$`)
 	const maxInt = "9223372036854775807"
 	for _, rows := range [][]string{
@@ -180,7 +180,7 @@ func (r reads) Read(p []byte) (int, error) { return r(p) }
 // A reset is in the history of its key, with who did it and why, and in force nowhere.
 func TestAResetIsInTheHistory(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 10, 1000*time.Hour))
-	w.sql("SELECT ratelimit.consume('l', 'k', count => 9), ratelimit('l', global => true)")
+	w.sql("SELECT ratelimit.consume('l', 'k', count => 9), ratelimit.consume('l', global => true)")
 	w.run("reset", "l", "k", "--yes", "--reason", "their loop is mended", "--who", "bea").wants(t, exitOK, "l k is full again")
 	w.run("reset", "l", "k", "--yes").wants(t, exitNothing, "it was full already")
 	w.run("reset", "l", "--yes").wants(t, exitOK, "full again")

@@ -300,7 +300,7 @@ func TestTheJSONIsAsDocumented(t *testing.T) {
 	c.object("console", "console", served)
 	w.sql("ALTER TABLE ratelimit.denials RENAME TO hidden")
 	run(exitOK, "show", "show", "window", "acme")
-	w.sql("ALTER TABLE hidden RENAME TO ratelimit.denials")
+	w.sql("ALTER TABLE ratelimit.hidden RENAME TO denials")
 
 	// Every field had a value, and a name has one type.
 	types := map[string]string{}
@@ -328,7 +328,7 @@ func TestTheJSONIsAsDocumented(t *testing.T) {
 	// Every command is documented.
 	var walk func(c *cobra.Command, path string)
 	walk = func(c *cobra.Command, path string) {
-		if c.Name() == "completion" || c.Name() == "help" {
+		if c.Name() == "completion" || c.Name() == "help" || path == "migrate sql" { // which prints SQL
 			return
 		}
 		if c.Runnable() && c.HasParent() && objects[path] == nil {

@@ -100,7 +100,7 @@ than one token left at their last use: they may be denied now. (A key to which t
   txlimit keys oldLimit --rate 10 --period 1m    # which no program has published`,
 		Args:              func(_ *cobra.Command, args []string) error { return onlyLimit(args) },
 		ValidArgsFunction: a.completeLimits,
-	}, lookNeeds, func(ctx context.Context, args []string) error {
+	}, look, func(ctx context.Context, args []string) error {
 		if most < 0 {
 			return usagef("--limit %d is below 0", most)
 		}
@@ -287,7 +287,6 @@ func (a *app) deniedKeys(ctx context.Context, name, since string, most int) erro
 	if err != nil {
 		return err
 	}
-	a.needs = append(lookNeeds, "SELECT ratelimit.denials")
 	return a.answering(ctx, func(tx pgx.Tx) (func() error, error) {
 		list, err := collect(ctx, tx, pgx.RowToStructByPos[deniedKey],
 			"SELECT d.key, d.denied, d.asked, "+keystate.ShownTime("d.last_denied")+" FROM ratelimit.denials($1::text, clock_timestamp() - $2::interval) AS d LIMIT nullif($3::bigint, 0)", name, back, most)

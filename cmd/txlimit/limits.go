@@ -51,7 +51,7 @@ estimate, with a ~ before it. GRANTED 1H and DENIED 1H are the requests of the l
 		Example: `  txlimit limits
   txlimit limits --json | jq -r '.limits[] | select(.lastHour.denied > 100) | .limit'`,
 		Args: noArgs,
-	}, lookNeeds, func(ctx context.Context, _ []string) error {
+	}, look, func(ctx context.Context, _ []string) error {
 		return a.answering(ctx, func(tx pgx.Tx) (func() error, error) { return a.limits(ctx, tx, exact) })
 	})
 	c.Flags().BoolVar(&exact, "count", false, "count all keys, which reads the whole table")
@@ -186,16 +186,13 @@ func keysWith(name string, n int64) string {
 	return fmt.Sprintf("%s has %s with rows: see `txlimit keys %s`", printable(name), number, shellQuote(name))
 }
 
-// hasUsage reports whether a usage table is there and may be read. If it may not be read, it says so and sets unreadable.
+// hasUsage reports whether a usage table is there and may be read. If it is there and may not be read, it says so.
 func (a *app) hasUsage(ctx context.Context, db querier, table string, unreadable *bool) (has bool, err error) {
-	var grant *string // nil: it may be read, or is not there
-	err = db.QueryRow(ctx, `
-		SELECT coalesce(has_table_privilege(t, 'SELECT'), false),
-		       CASE WHEN NOT has_table_privilege(t, 'SELECT') THEN format('GRANT SELECT ON %s TO %I', t, current_user) END
-		  FROM to_regclass($1) AS t`, table).Scan(&has, &grant)
-	if grant != nil {
-		*unreadable = true
-		fmt.Fprintf(a.stderr, "The role may not read what was counted. Have the owner of the tables run: %s\n", *grant)
+	var role string
+	err = db.QueryRow(ctx, "SELECT coalesce(has_table_privilege(t, 'SELECT'), false), NOT coalesce(has_table_privilege(t, 'SELECT'), true), current_user FROM to_regclass('"+table+"') AS t").
+		Scan(&has, unreadable, &role)
+	if *unreadable {
+		fmt.Fprintf(a.stderr, "The role may not read what was counted. %s\n", a.grant(role, look))
 	}
 	return has, err
 }

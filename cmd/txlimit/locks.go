@@ -72,7 +72,7 @@ To see what sessions of other roles do, the role must be a member of pg_monitor;
 		Example: `  txlimit locks
   txlimit locks --json | jq '.sessions[] | select(.inTheWay) | .pid'`,
 		Args: noArgs,
-	}, nil, func(ctx context.Context, _ []string) error {
+	}, look, func(ctx context.Context, _ []string) error {
 		length, err := duration("--old", old)
 		if err != nil {
 			return err
@@ -112,7 +112,7 @@ func (a *app) locks(ctx context.Context, old pgtype.Interval) error {
 		  FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
 		 WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 		   AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'ratelimit.limits'::regclass)
-		   AND (c.relname = 'limits' OR c.relname LIKE 'rate\_limits\_turn\_%' AND NOT l.granted)
+		   AND (c.relname = 'limits' OR c.relname LIKE 'turn\___' AND NOT l.granted)
 		   AND cardinality(pg_blocking_pids(l.pid)) > 0
 		 ORDER BY 1, l.locktype = 'tuple'`)
 	if err != nil {
@@ -123,7 +123,7 @@ func (a *app) locks(ctx context.Context, old pgtype.Interval) error {
 		switch {
 		case l.Row != nil:
 			waits[l.PID] = a.rowAt(ctx, *l.Row)
-		case l.Relation != "ratelimit.limits":
+		case l.Relation != "limits":
 			waits[l.PID] = "its turn (" + l.Relation + ")"
 		case waits[l.PID] == "":
 			waits[l.PID] = "a row"

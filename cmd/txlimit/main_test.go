@@ -5,15 +5,19 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/txlimit/txlimit/internal/inschema"
 )
 
 // inner marks the process that runs the tests on a Postgres. Its value is a directory that is removed afterwards.
@@ -48,7 +52,7 @@ func runBelow() (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	tests := exec.Command(filepath.Join(dir, "withpostgres"), append([]string{"--", self}, os.Args[1:]...)...)
+	tests := exec.Command(filepath.Join(dir, "withpostgres"), append([]string{"-migrated", "--", self}, os.Args[1:]...)...)
 	tests.Env = append(os.Environ(), inner+"="+dir)
 	tests.Stdout, tests.Stderr = os.Stdout, os.Stderr
 	if err := tests.Run(); tests.ProcessState == nil {
@@ -57,53 +61,78 @@ func runBelow() (code int, err error) {
 	return tests.ProcessState.ExitCode(), nil
 }
 
-// world is a schema of the test's own.
+// world is a database of the test's own.
 type world struct {
 	t      *testing.T
 	url    string
-	schema string
-	conn   *pgx.Conn // the superuser's, in the schema
+	name   string    // of the database
+	schema string    // "": ratelimit
+	conn   *pgx.Conn // the superuser's
 	change func(a *app)
 }
 
-// newWorld makes an empty schema.
-func newWorld(t *testing.T) *world {
-	t.Helper()
-	t.Parallel()
-	w := &world{t: t, url: os.Getenv("TXLIMIT_DATABASE_URL"), schema: "tool_" + strings.ToLower(rand.Text()[:12])}
-	w.conn = w.connect()
-	w.sql("CREATE SCHEMA " + w.schema)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Minute)
-		defer cancel()
-		if _, err := w.conn.Exec(ctx, "DROP SCHEMA IF EXISTS "+w.schema+" CASCADE"); err != nil {
-			t.Error(err)
-		}
-	})
-	return w
+// server makes the databases. Its session is the only one in the database that is migrated: otherwise, that could not be copied.
+var server struct {
+	sync.Mutex
+	conn *pgx.Conn
 }
 
-// newMigrated makes a schema with the limiter.
+// newWorld makes a database without the limiter.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	return newDatabase(t, "")
+}
+
+// newMigrated makes a database with the limiter.
 func newMigrated(t *testing.T) *world {
 	t.Helper()
-	w := newWorld(t)
-	schema, err := os.ReadFile("../../migrations/schema.sql")
+	migrated, err := pgx.ParseConfig(os.Getenv("TXLIMIT_DATABASE_URL"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.sql(string(schema))
+	return newDatabase(t, " TEMPLATE "+migrated.Database)
+}
+
+func newDatabase(t *testing.T, template string) *world {
+	t.Helper()
+	t.Parallel()
+	w := &world{t: t, name: "tool_" + strings.ToLower(rand.Text()[:12])}
+	onServer := func(ctx context.Context, sql string) error {
+		server.Lock()
+		defer server.Unlock()
+		if server.conn == nil {
+			var err error
+			if server.conn, err = pgx.Connect(ctx, os.Getenv("TXLIMIT_DATABASE_URL")); err != nil {
+				return err
+			}
+		}
+		_, err := server.conn.Exec(ctx, sql)
+		return err
+	}
+	if err := onServer(t.Context(), "CREATE DATABASE "+w.name+template); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Minute)
+		defer cancel()
+		if err := onServer(ctx, "DROP DATABASE "+w.name+" WITH (FORCE)"); err != nil {
+			t.Error(err)
+		}
+	})
+	u, err := url.Parse(os.Getenv("TXLIMIT_DATABASE_URL"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Path = "/" + w.name
+	w.url = u.String()
+	w.conn = w.connect()
 	return w
 }
 
-// connect opens a connection to the schema.
+// connect opens a connection.
 func (w *world) connect() *pgx.Conn {
 	w.t.Helper()
-	config, err := pgx.ParseConfig(w.url)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	config.RuntimeParams["search_path"] = w.schema
-	conn, err := pgx.ConnectConfig(w.t.Context(), config)
+	conn, err := pgx.Connect(w.t.Context(), w.url)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -111,9 +140,18 @@ func (w *world) connect() *pgx.Conn {
 	return conn
 }
 
+// in is SQL in the schema.
+func (w *world) in(sql string) string {
+	sql, err := inschema.Text(sql, w.schema)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return sql
+}
+
 func (w *world) sql(sql string, args ...any) {
 	w.t.Helper()
-	if _, err := w.conn.Exec(w.t.Context(), sql, args...); err != nil {
+	if _, err := w.conn.Exec(w.t.Context(), w.in(sql), args...); err != nil {
 		w.t.Fatalf("%s: %v", sql, err)
 	}
 }
@@ -129,7 +167,7 @@ func (r result) String() string {
 	return fmt.Sprintf("txlimit %q: exit status %d\n%s\n%s", r.args, r.code, r.out, r.errOut)
 }
 
-// run runs a command in the schema.
+// run runs a command.
 func (w *world) run(args ...string) result {
 	w.t.Helper()
 	return w.runWith(w.t.Context(), "", args...)
@@ -146,8 +184,17 @@ func (w *world) runWith(ctx context.Context, answer string, args ...string) resu
 	if w.change != nil {
 		w.change(a)
 	}
-	code := a.run(ctx, append([]string{"--schema", w.schema}, args...))
+	code := a.run(ctx, w.args(args))
 	return result{args, code, out.String(), errOut.String()}
+}
+
+// args are those of a command in the schema.
+func (w *world) args(args []string) []string {
+	all := []string{} // for nil, cobra takes those of the tests
+	if w.schema != "" {
+		all = append(all, "--schema", w.schema)
+	}
+	return append(all, args...)
 }
 
 // wants fails unless the command ends with this status, and its output matches.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -40,7 +39,7 @@ One for the key goes before one for every key. Of several in force for the same,
 			return onlyLimit(args)
 		},
 		ValidArgsFunction: a.completeLimits,
-	}, lookNeeds, func(ctx context.Context, args []string) error {
+	}, look, func(ctx context.Context, args []string) error {
 		if most < 0 {
 			return usagef("--limit %d is below 0", most)
 		}
@@ -212,8 +211,6 @@ func whoFlag(a *app, command *cobra.Command, who *string) {
 	command.Flags().Lookup("who").Usage += " (default: you, by your name on this machine)"
 }
 
-var steerNeeds = slices.Clip(append(lookNeeds, "INSERT ratelimit.overrides")) // appended to, it is copied
-
 // decided is what the commands that add an override print.
 type decided struct {
 	Override override `json:"override"`
@@ -376,7 +373,7 @@ Keys with numbers of their own, which the program alone knows (Varies), get thos
 		}
 		return nil
 	}
-	return a.do(c, append(steerNeeds, "EXECUTE ratelimit.add"), func(ctx context.Context, args []string) error {
+	return a.do(c, operate, func(ctx context.Context, args []string) error {
 		name, key := args[0], keyOf(args)
 		if !f.Changed("rate") && !f.Changed("capacity") && !f.Changed("max-reserved") {
 			return usagef("say what changes: --rate, --capacity or --max-reserved")
@@ -404,11 +401,11 @@ Keys with numbers of their own, which the program alone knows (Varies), get thos
 		}
 		if add {
 			if result.AddedNow, result.Override.Added, err = a.add(ctx, result.Override.ID, given("capacity-now", &capacityNow)); err != nil {
-				again := fmt.Sprintf("SELECT ratelimit.add(%d)", result.Override.ID)
+				before := ""
 				if f.Changed("capacity-now") {
-					again = fmt.Sprintf("SELECT ratelimit.add(%d, %s)", result.Override.ID, number(capacityNow))
+					before = ", " + number(capacityNow)
 				}
-				return fmt.Errorf("#%d is in force, but nothing was added: %s. To try again: %s", result.Override.ID, a.explain(ctx, err), again)
+				return fmt.Errorf(a.in("#%d is in force, but nothing was added: %s. To try again: SELECT ratelimit.add(%[1]d%[3]s)"), result.Override.ID, a.explain(ctx, err), before)
 			}
 			keys := int64(0)
 			if key == nil && *result.AddedNow == 0 {
@@ -521,7 +518,7 @@ func (a *app) decisionCommand(name, function, question string, c *cobra.Command)
 	c.Use = name + " LIMIT [KEY] [--for 2h | --until WHEN] [--reason TEXT]"
 	a.takesKey(c)
 	d.flags(a, c)
-	return a.do(c, steerNeeds, func(ctx context.Context, args []string) error {
+	return a.do(c, operate, func(ctx context.Context, args []string) error {
 		key := keyOf(args)
 		if key == nil {
 			if err := a.confirmEvery(ctx, fmt.Sprintf("%s every key of %s?", question, printable(args[0])), args[0], ""); err != nil {
@@ -577,7 +574,7 @@ func (a *app) removalCommand(name string, effect *string, c *cobra.Command) *cob
 	var who string
 	whoFlag(a, c, &who)
 	a.takesKey(c)
-	return a.do(c, append(lookNeeds, "EXECUTE ratelimit.restore"), func(ctx context.Context, args []string) error {
+	return a.do(c, operate, func(ctx context.Context, args []string) error {
 		switch *effect {
 		case "", effectNumbers, effectBlock, effectUnlimited:
 		default:
@@ -639,7 +636,7 @@ without keys. Who did it, when and why is in the history: txlimit overrides --al
 	}
 	a.takesKey(c)
 	d.whyFlags(a, c)
-	return a.do(c, append(steerNeeds, "UPDATE ratelimit.limits", "DELETE ratelimit.limits", "UPDATE ratelimit.holds"), func(ctx context.Context, args []string) error {
+	return a.do(c, operate, func(ctx context.Context, args []string) error {
 		if err := d.check(); err != nil {
 			return err
 		}

@@ -15,12 +15,7 @@ import (
 func TestAProgramFollows(t *testing.T) {
 	limit := ratelimit.TokenBucket("sendMessage", 1, 100000*time.Hour, ratelimit.Capacity(2))
 	w := newPublished(t, limit)
-	config, err := pgxpool.ParseConfig(w.url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.ConnConfig.RuntimeParams["search_path"] = w.schema
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	pool, err := pgxpool.New(t.Context(), w.url)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,42 +46,43 @@ database.`,
 	}
 	c.Flags().StringVar(&program, "program", "", "the `name` of the program, if the file does not have it")
 	c.Flags().BoolVar(&check, "check", false, "only say what is wrong in the file")
-	return a.do(c, []string{"SELECT ratelimit.definitions", "INSERT ratelimit.definitions", "UPDATE ratelimit.definitions", "DELETE ratelimit.definitions"},
-		func(ctx context.Context, args []string) error {
-			file, limits, err := a.readLimits(args[0])
+	return a.do(c, consume, func(ctx context.Context, args []string) error {
+		file, limits, err := a.readLimits(args[0])
+		if err != nil {
+			return err
+		}
+		if program == "" {
+			program = file
+		}
+		if program == "" && !check {
+			return usagef("the name of the program is missing: pass --program, or have it in the file")
+		}
+		result := published{Program: program, Limits: []ratelimit.Config{}, Checked: check}
+		for _, limit := range limits {
+			result.Limits = append(result.Limits, limit.Config())
+		}
+		did := "published"
+		if check {
+			did = "checked"
+		} else {
+			err := a.inTx(ctx, func(tx pgx.Tx) error {
+				return (&ratelimit.Limiter{Schema: a.schema}).Publish(ctx, tx, program, limits...)
+			})
 			if err != nil {
 				return err
 			}
-			if program == "" {
-				program = file
-			}
-			if program == "" && !check {
-				return usagef("the name of the program is missing: pass --program, or have it in the file")
-			}
-			result := published{Program: program, Limits: []ratelimit.Config{}, Checked: check}
+		}
+		return a.emit(result, func(w io.Writer) {
 			for _, limit := range limits {
-				result.Limits = append(result.Limits, limit.Config())
+				fmt.Fprintf(w, "%s: %s\n", printable(limit.Name()), describe(limit.Config()))
 			}
-			did := "published"
-			if check {
-				did = "checked"
-			} else {
-				err := a.inTx(ctx, func(tx pgx.Tx) error { return new(ratelimit.Limiter).Publish(ctx, tx, program, limits...) })
-				if err != nil {
-					return err
-				}
+			of := ""
+			if program != "" {
+				of = " of " + printable(program)
 			}
-			return a.emit(result, func(w io.Writer) {
-				for _, limit := range limits {
-					fmt.Fprintf(w, "%s: %s\n", printable(limit.Name()), describe(limit.Config()))
-				}
-				of := ""
-				if program != "" {
-					of = " of " + printable(program)
-				}
-				fmt.Fprintf(w, "%s %s%s\n", did, plural(int64(len(limits)), "limit"), of)
-			})
+			fmt.Fprintf(w, "%s %s%s\n", did, plural(int64(len(limits)), "limit"), of)
 		})
+	})
 }
 
 // open opens a file, or the standard input for -.

@@ -108,7 +108,7 @@ The log must have all calls, the denied ones too. A replay knows nothing of refu
 	c.MarkFlagsOneRequired("log", "query")
 	c.MarkFlagsMutuallyExclusive("log", "query")
 	c.MarkFlagsOneRequired("candidate", "limits", "published")
-	return a.do(c, []string{"SELECT ratelimit.definitions"}, func(ctx context.Context, _ []string) error { return a.replay(ctx, &r) })
+	return a.do(c, look, func(ctx context.Context, _ []string) error { return a.replay(ctx, &r) })
 }
 
 func (a *app) replay(ctx context.Context, r *replayFlags) error {
@@ -134,7 +134,11 @@ func (a *app) replay(ctx context.Context, r *replayFlags) error {
 	}
 	if r.query != "" {
 		err = a.within(ctx, pgx.TxOptions{AccessMode: pgx.ReadOnly}, "SET LOCAL timezone = 'UTC'", func(tx pgx.Tx) error {
-			err := run(replay.Query(ctx, tx, r.query))
+			// The query is as in psql: with the role's search_path, and with its own names.
+			if _, err := tx.Exec(ctx, "SET LOCAL search_path TO DEFAULT"); err != nil {
+				return err
+			}
+			err := run(replay.Query(ctx, a.conn, r.query))
 			if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok { // which is about the user's tables, not about ours
 				return fmt.Errorf("--query: %s", strings.TrimSpace(pgErr.Message+". "+pgErr.Hint))
 			}

@@ -78,7 +78,7 @@ longer. If the recorder hashes keys, the denials are under the hash.`,
   txlimit show perRegion --part eu --part user-17    # a key of two parts
   txlimit show signUps                   # a limit without keys
   txlimit show apiCalls acme --rate 50000 --anchor 2026-01-31    # a key with numbers of its own`,
-	}, append(lookNeeds, "SELECT ratelimit.denials"), func(ctx context.Context, args []string) error {
+	}, look, func(ctx context.Context, args []string) error {
 		back, err := duration("--since", since)
 		if err != nil {
 			return err

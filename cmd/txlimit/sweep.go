@@ -59,7 +59,7 @@ It also gives back what expired holds of all limits hold, and forgets holds that
 	_ = c.Flags().MarkHidden("zone") // a key that is full by the longest windows is full in every zone
 	_ = c.Flags().MarkHidden("anchor")
 	a.checked(c, checkLimits)
-	return a.do(c, append(lookNeeds, "UPDATE ratelimit.limits", "DELETE ratelimit.limits", "UPDATE ratelimit.holds", "DELETE ratelimit.holds"), func(ctx context.Context, args []string) error {
+	return a.do(c, consume, func(ctx context.Context, args []string) error {
 		return a.sweep(ctx, &n, args)
 	})
 }

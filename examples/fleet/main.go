@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,7 +51,7 @@ const schema = `
 			RETURN false; -- nobody's: the one part a|b would be a key of the tenant a
 		END IF;
 		PERFORM pg_advisory_xact_lock_shared(hashtextextended(tenant, 0));
-		PERFORM FROM tenants WHERE id = tenant AND here FOR SHARE;
+		PERFORM FROM public.tenants WHERE id = tenant AND here FOR SHARE;
 		RETURN FOUND;
 	END $$;
 
@@ -188,7 +189,7 @@ func copyRows(ctx context.Context, to pgx.Tx, from *pgxpool.Pool, table, query s
 	for _, column := range rows.FieldDescriptions() {
 		columns = append(columns, column.Name)
 	}
-	_, err = to.CopyFrom(ctx, pgx.Identifier{table}, columns, rows)
+	_, err = to.CopyFrom(ctx, strings.Split(table, "."), columns, rows)
 	return err
 }
 

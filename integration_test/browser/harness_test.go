@@ -34,7 +34,7 @@ import (
 // newPool makes a schema with the engine in it, and a pool for it.
 func newPool(t *testing.T) *pgxpool.Pool {
 	t.Helper()
-	config, err := pgxpool.ParseConfig(migrated.NewSchema(t, server))
+	config, err := pgxpool.ParseConfig(migrated.NewDatabase(t, server))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 // changed makes a migrated schema, changes it, and returns its URL.
 func changed(t *testing.T, changes ...string) string {
 	t.Helper()
-	url := migrated.NewSchema(t, server)
+	url := migrated.NewDatabase(t, server)
 	db, err := sql.Open("pgx", url)
 	if err != nil {
 		t.Fatal(err)
@@ -124,9 +124,7 @@ func TestAnApplicationsRoleSuffices(t *testing.T) {
 	t.Parallel()
 	role := "conformance_" + strings.ToLower(rand.Text())
 	url := changed(t, "CREATE ROLE "+role,
-		"DO $$ BEGIN EXECUTE 'GRANT USAGE ON SCHEMA ' || current_schema() || ' TO "+role+"'; END $$",
-		"DO $$ BEGIN EXECUTE 'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA ' || current_schema() || ' TO "+role+"'; END $$",
-		"DO $$ BEGIN EXECUTE 'GRANT USAGE ON ALL SEQUENCES IN SCHEMA ' || current_schema() || ' TO "+role+"'; END $$")
+		"SELECT ratelimit.grant('"+role+"', 'consume'), ratelimit.grant('"+role+"', 'operate')")
 	t.Cleanup(func() {
 		conn, err := pgx.Connect(context.Background(), url)
 		if err == nil {
@@ -137,7 +135,7 @@ func TestAnApplicationsRoleSuffices(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	r, _ := conformance(t, config{url: strings.Replace(url, "options=", "options=-c%20role%3D"+role+"%20", 1), only: "Consume: token|together|everything back|Hot$|Overrides|Publish|Usage|Sweep"})
+	r, _ := conformance(t, config{url: strings.Replace(url, "?", "?options=-c%20role%3D"+role+"&", 1), only: "Consume: token|together|everything back|Hot$|Overrides|Publish|Usage|Sweep"})
 	for _, c := range r.Cases {
 		want := works
 		if strings.Contains(c.Name, "business row") || strings.Contains(c.Name, "everything back") {

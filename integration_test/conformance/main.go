@@ -5,7 +5,7 @@
 //	go run ./integration_test/conformance -url URL -json  # the same as JSON, with every trial
 //	go run ./integration_test/conformance -url URL -only 'sweep|Coalescer'
 //
-// It uses the schema of the URL's search_path as it is, and needs no more rights than an application. Its limits have a
+// It uses the schema ratelimit as it is, and needs no more rights than an application. Its limits have a
 // random prefix, and their rows are deleted afterwards. A business table is used if it can be made, or if -table names one.
 // Use a schema without limits of value: if the engine is wrong on this server, it may take or delete other rows too.
 //
@@ -59,7 +59,7 @@ var errWrong = errors.New("something is wrong or, with -strict, refused on this 
 
 func main() {
 	var c config
-	flag.StringVar(&c.url, "url", os.Getenv("DATABASE_URL"), "the server, and by its search_path the schema")
+	flag.StringVar(&c.url, "url", os.Getenv("DATABASE_URL"), "the database")
 	flag.BoolVar(&c.json, "json", false, "print JSON")
 	flag.StringVar(&c.only, "only", "", "run the cases whose names match this regular expression")
 	flag.StringVar(&c.table, "table", "", "a table with a text column id, for business rows; without it, "+defaultTable+" is made")
@@ -108,7 +108,11 @@ func run(ctx context.Context, c config, out, progress io.Writer) error {
 		fmt.Fprintf(progress, "%6.1fs  %s: %s\n", time.Since(began).Seconds(), result.Name, result.Verdict)
 	}
 	if c.only == "" {
-		r.add(s.sent.conclude(s.pool.Config().ConnConfig.DefaultQueryExecMode))
+		var oneServer bool
+		if err := s.pool.QueryRow(ctx, "SELECT ratelimit._one_server() AND NOT ratelimit._distributed()").Scan(&oneServer); err != nil {
+			return err
+		}
+		r.add(s.sent.conclude(s.pool.Config().ConnConfig.DefaultQueryExecMode, oneServer))
 	}
 	r.Leftover = s.leftover
 	if c.json {

@@ -15,7 +15,6 @@ var facts = []fact{
 	{"version", `SELECT version()`},
 	{"settings", `SELECT string_agg(n || ' = ' || coalesce(current_setting(n, true), 'unknown'), ', ')
 		FROM unnest(ARRAY['server_version', 'default_transaction_isolation', 'synchronous_commit', 'fsync', 'plan_cache_mode', 'lock_timeout', 'statement_timeout', 'TimeZone', 'citus.enable_schema_based_sharding']) AS n`},
-	{"schemas", `SELECT array_to_string(current_schemas(false), ', ')`},
 	{"ratelimit.limits is", `SELECT CASE c.relkind WHEN 'r' THEN 'a plain table' WHEN 'p' THEN 'a partitioned table' WHEN 'f' THEN 'a foreign table' WHEN 'v' THEN 'a view' ELSE 'of kind ' || c.relkind::text END
 		FROM pg_class AS c WHERE c.oid = to_regclass('ratelimit.limits')`},
 	{"?partitions", `SELECT pg_get_partkeydef(to_regclass('ratelimit.limits')) || ', ' || count(*) || ' partitions' FROM pg_inherits WHERE inhparent = to_regclass('ratelimit.limits') HAVING count(*) > 0`},
@@ -25,9 +24,9 @@ var facts = []fact{
 	{"?Citus' functions", `SELECT string_agg(objid::regprocedure::text, ', ') FROM pg_catalog.pg_dist_object WHERE classid = 'pg_proc'::regclass AND distribution_argument_index IS NOT NULL`},
 	{"extensions", `SELECT coalesce(string_agg(extname || ' ' || extversion, ', ' ORDER BY extname), 'none') FROM pg_extension`},
 	{"functions", `SELECT string_agg(q.lanname || ' ' || q.n, ', ') FROM (SELECT l.lanname, count(*) AS n FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
-		WHERE p.pronamespace = (SELECT pronamespace FROM pg_proc WHERE proname = '_consume' ORDER BY pronamespace = current_schema()::regnamespace DESC LIMIT 1)
-		AND p.proname LIKE '%ratelimit%' GROUP BY l.lanname ORDER BY l.lanname) AS q`},
-	{"functions with forced plans", `SELECT coalesce(string_agg(DISTINCT p.proname::text, ', '), 'none') FROM pg_proc AS p WHERE p.proname LIKE '%ratelimit%' AND p.proconfig::text LIKE '%plan_cache_mode%'`},
+		WHERE p.pronamespace = 'ratelimit'::regnamespace GROUP BY l.lanname ORDER BY l.lanname) AS q`},
+	{"functions with forced plans", `SELECT coalesce(string_agg(DISTINCT p.proname::text, ', '), 'none') FROM pg_proc AS p
+		WHERE p.pronamespace = 'ratelimit'::regnamespace AND p.proconfig::text LIKE '%plan_cache_mode%'`},
 	{"?migration", `SELECT max(version_id)::text FROM ` + migrations.VersionTable + ` WHERE is_applied`},
 	{"rights", `SELECT CASE WHEN rolsuper THEN 'superuser' ELSE 'no superuser' END FROM pg_roles WHERE rolname = current_user`},
 }

@@ -73,7 +73,7 @@ func client(url string) int {
 func TestAClientIsKilled(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
-	url := newSchema(t)
+	url := newDatabase(t)
 	var mu sync.Mutex
 	acknowledged := map[string]bool{}
 	kills, rounds := 0, 3
@@ -180,7 +180,7 @@ func TestAClientIsKilled(t *testing.T) {
 // idle_in_transaction_session_timeout ends it.
 func TestAClientVanishes(t *testing.T) {
 	t.Parallel()
-	url := newSchema(t)
+	url := newDatabase(t)
 	p := newProxy(t, hostOf(t, url))
 	const timeout = time.Second
 	vanishing := connect(t, url, 1, p.dial, setting("idle_in_transaction_session_timeout", fmt.Sprint(timeout.Milliseconds())))

@@ -36,7 +36,7 @@ func hostOf(t *testing.T, url string) string {
 func TestBackendsAreTerminated(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
-	l := newLoad(t, newSchema(t), loadConfig{})
+	l := newLoad(t, newDatabase(t), loadConfig{})
 	admin := connect(t, l.url, 1)
 	killed := 0
 	for began := time.Now(); time.Since(began) < lasting(1500*time.Millisecond, 20*time.Second) || (killed < 10 || l.failed() == 0) && time.Since(began) < patience; {
@@ -61,7 +61,7 @@ func TestBackendsAreTerminated(t *testing.T) {
 func TestConnectionsAreCut(t *testing.T) {
 	t.Parallel()
 	r := newRand(t)
-	url := newSchema(t)
+	url := newDatabase(t)
 	p := newProxy(t, hostOf(t, url))
 	var mu sync.Mutex
 	cuts := map[fate]int{}
@@ -98,7 +98,7 @@ func (never) Uint64() uint64 { return 1<<64 - 1 }
 // from a lost COMMIT. The library says so, and retries neither.
 func TestTheAnswerIsLost(t *testing.T) {
 	t.Parallel()
-	url := newSchema(t)
+	url := newDatabase(t)
 	admin := connect(t, url, 2)
 	var limiter ratelimit.Limiter
 
@@ -332,7 +332,7 @@ func (c *caller) order(ctx context.Context, tx pgx.Tx) error {
 // TestNothingIsSent has no usable connection, so the outcome is known.
 func TestNothingIsSent(t *testing.T) {
 	t.Parallel()
-	url := newSchema(t)
+	url := newDatabase(t)
 	var limiter ratelimit.Limiter
 	request := ratelimit.TokenBucket("unsent", 1e-9, time.Hour, ratelimit.Capacity(100)).Global()
 	consume := func(ctx context.Context, db ratelimit.DB) error {
@@ -382,7 +382,7 @@ func TestTimeoutsOfTheServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRand(t)
-			l := newLoad(t, newSchema(t), loadConfig{configure: []func(*pgx.ConnConfig){setting(name, "60")}})
+			l := newLoad(t, newDatabase(t), loadConfig{configure: []func(*pgx.ConnConfig){setting(name, "60")}})
 			admin := connect(t, l.url, 1)
 			for until := time.Now().Add(lasting(1500*time.Millisecond, 20*time.Second)); time.Now().Before(until); {
 				h := l.handles[r.IntN(len(l.handles))]
@@ -411,7 +411,7 @@ func TestTimeoutsOfTheServer(t *testing.T) {
 // TestAPoolOfOneConnection makes a hundred goroutines share one connection, on all handles.
 func TestAPoolOfOneConnection(t *testing.T) {
 	t.Parallel()
-	l := newLoad(t, newSchema(t), loadConfig{goroutines: 13, conns: 1})
+	l := newLoad(t, newDatabase(t), loadConfig{goroutines: 13, conns: 1})
 	time.Sleep(lasting(1500*time.Millisecond, 20*time.Second))
 	l.flows(3 * 13)
 	l.stop()

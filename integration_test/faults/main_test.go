@@ -99,10 +99,10 @@ func newServer(t *testing.T, config postgres.BreakableConfig) *postgres.Breakabl
 	return b
 }
 
-// newSchema makes a migrated schema for the test, in the shared server.
-func newSchema(t *testing.T) (url string) {
+// newDatabase makes a migrated database for the test, in the shared server.
+func newDatabase(t *testing.T) (url string) {
 	t.Helper()
-	url = migrated.NewSchema(t, server)
+	url = migrated.NewDatabase(t, server)
 	if err := makeOrders(t.Context(), url); err != nil {
 		t.Fatal(err)
 	}

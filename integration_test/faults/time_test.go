@@ -106,7 +106,7 @@ func TestTheClockSteps(t *testing.T) {
 		t.Parallel()
 		var offset atomic.Int64
 		limiter := &ratelimit.Limiter{Clock: func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }}
-		stepClock(t, newSchema(t), limiter, func(d time.Duration) { offset.Store(int64(d)) })
+		stepClock(t, newDatabase(t), limiter, func(d time.Duration) { offset.Store(int64(d)) })
 	})
 	t.Run("the server's, by libfaketime", func(t *testing.T) {
 		t.Parallel()
@@ -331,7 +331,7 @@ func stepClock(t *testing.T, url string, limiter *ratelimit.Limiter, set func(of
 // hours. All sessions agree: a window is 24 hours from Start.
 func TestDaylightSaving(t *testing.T) {
 	t.Parallel()
-	url := newSchema(t)
+	url := newDatabase(t)
 	zones := []string{"UTC", "America/New_York", "Europe/Berlin", "Australia/Lord_Howe", "Asia/Kathmandu", "Pacific/Apia"}
 	for _, start := range []time.Time{
 		time.Date(2026, 3, 8, 5, 0, 0, 0, time.UTC),      // midnight in New York; the day has 23 hours

@@ -211,7 +211,7 @@ var holdMutations = []mutation{
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "hold-plain-no-mark", file: plainHolds, what: "after the plain statement of a hold, the row does not say that a hold has taken from it",
-		old: "lapses = CASE WHEN $7::text IS NOT NULL THEN true ELSE r.lapses END", new: "lapses = r.lapses",
+		old: "lapses = CASE WHEN $7::uuid IS NOT NULL THEN true ELSE r.lapses END", new: "lapses = r.lapses",
 		tests: "TestAPlainHoldDecidesAsTheFunction",
 	}, {
 		name: "hold-mark-resharded", file: "migrations/engine/apply.sql", what: "a new number of shards forgets that a hold has taken from the rows",
@@ -842,16 +842,6 @@ var holdMutations = []mutation{
 		tests: "TestAPlainHoldIsRefusedWhereTheTableIsDistributed",
 	},
 	{
-		name: "hold-plain-another-table", file: plainHolds, what: "the plain statement of a hold takes from any table that the path finds",
-		old: "                 AND ratelimit._here('ratelimit.limits') AND", new: "                 AND",
-		tests: "TestATableOfHoldsOfTheSameNameHoldsNothing",
-	},
-	{
-		name: "hold-plain-another-table-of-holds", file: holds, what: "the plain statements take any table of holds that the path finds",
-		old: "SELECT place = pg_catalog.pg_typeof(NULL::ratelimit.holds)", new: "SELECT place IS NOT NULL",
-		tests: "TestATableOfHoldsOfTheSameNameHoldsNothing",
-	},
-	{
 		name: "hold-plain-known", file: plainHolds, what: "a duplicate waits for the row of the limit, and takes before it is refused",
 		old: "THEN NOT EXISTS (SELECT 1 FROM ratelimit.holds AS h", new: "THEN EXISTS (SELECT 1) OR NOT EXISTS (SELECT 1 FROM ratelimit.holds AS h",
 		tests: "TestHoldsADuplicateTakesNothing",
@@ -868,7 +858,7 @@ var holdMutations = []mutation{
 	},
 	{
 		name: "hold-plain-waits", file: plainHolds, what: "what a hold waited is of the work's time",
-		old: "coalesce(clock_timestamp() + ($14", new: "coalesce(statement_timestamp() + ($14",
+		old: "coalesce(clock_timestamp() + $14", new: "coalesce(statement_timestamp() + $14",
 		tests: "TestAPlainHoldLastsFromItsTaking",
 	},
 	{
@@ -898,7 +888,7 @@ var holdMutations = []mutation{
 	},
 	{
 		name: "settle-plain-level", file: plainHolds, what: "above READ COMMITTED, the plain UPDATE of a settle settles",
-		old: "   AND current_setting('transaction_isolation') = 'read committed' AND ratelimit._here('ratelimit.limits') AND ratelimit._holds_here", new: "   AND ratelimit._here('ratelimit.limits') AND ratelimit._holds_here",
+		old: "_costly(r.shards))\n   AND current_setting('transaction_isolation') = 'read committed'\nRETURNING record_send(ROW('done'", new: "_costly(r.shards))\nRETURNING record_send(ROW('done'",
 		tests: "TestAPlainHoldReadsNothingAboveReadCommitted",
 	},
 	{
@@ -913,7 +903,7 @@ var holdMutations = []mutation{
 	},
 	{
 		name: "settle-plain-token", file: plainHolds, what: "the hold that another one has by now is settled",
-		old: " AND h.token = ($4::text)::uuid THEN", new: " AND $4::text IS NOT NULL THEN",
+		old: " AND h.token = $4::uuid THEN", new: " AND $4::uuid IS NOT NULL THEN",
 		tests: "TestAPlainSettleEndsWhatIsHeldAlone",
 	},
 	{
@@ -935,11 +925,6 @@ var holdMutations = []mutation{
 		name: "settle-plain-index", file: plainHolds, what: "the plain UPDATE of a settle walks over all live holds of its key",
 		old: "   AND CASE WHEN h.state = 'held' AND", new: "   AND h.state = 'held' AND h.token IS NOT NULL AND CASE WHEN",
 		tests: "TestAPlainHoldUsesTheIndexesOfSmallTables",
-	},
-	{
-		name: "settle-plain-another-table", file: plainHolds, what: "the plain UPDATE of a settle reads any table that the path finds",
-		old: "AND ratelimit._here('ratelimit.limits') AND ratelimit._holds_here('ratelimit.holds')\nRETURNING", new: "AND ratelimit._holds_here('ratelimit.holds')\nRETURNING",
-		tests: "TestATableOfHoldsOfTheSameNameHoldsNothing",
 	},
 	{
 		name: "settle-plain-rowless", file: "ratelimit/call_update.go", what: "the plain UPDATE of a settle forgets an unlimited limit",

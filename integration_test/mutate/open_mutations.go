@@ -112,7 +112,7 @@ var openMutations = []mutation{
 		tests: "TestTheSchemaHasAVersion",
 	}, {
 		name: "open-shares-overrides", file: "ratelimit/open.go", what: "Options that open a second pool follow the overrides of the first",
-		old: "		o.Overrides = &Overrides{DB: db, Every: given.Every, Listen: given.Listen, OnError: given.OnError}\n", new: "		given.DB = db\n",
+		old: "		o.Overrides = &Overrides{DB: db, Schema: o.Schema, Every: given.Every, Listen: given.Listen, OnError: given.OnError}\n", new: "		given.DB = db\n",
 		tests: "TestOpenFollowsItsOwnPool",
 	}, {
 		name: "open-overrides-on-error", file: "ratelimit/open.go", what: "nobody is told of polls that fail if the options have Overrides",

@@ -359,7 +359,7 @@ var sqlMutations = []mutation{
 		tests: "TestTheFunctionsRefuseWhatTheyCannotDecide",
 	},
 
-	// ratelimit._apply and ratelimit(): reservations
+	// ratelimit._apply and ratelimit.consume(): reservations
 
 	{
 		name: "reserve-forfeits-nothing", file: balance, what: "a reservation that waits forfeits nothing",
@@ -455,11 +455,11 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	},
 
-	// ratelimit._apply and ratelimit(): what is there
+	// ratelimit._apply and ratelimit.consume(): what is there
 
 	{
 		name: "take-above-the-most", file: apply, what: "a call takes more than its count",
-		old: "taken := least(taken, mosts[i], /* TEMPLATE: schema */_", new: "taken := least(taken, /* TEMPLATE: schema */_",
+		old: "taken := least(taken, mosts[i], ratelimit._", new: "taken := least(taken, ratelimit._",
 		tests: "TestTakeTakesTheWholeTokensThatAreThere",
 	}, {
 		name: "take-parts", file: apply, what: "a call takes a fraction of a token",

@@ -40,7 +40,7 @@ var valueMutations = []mutation{
 		tests: "TestKeysAreStoredAsWritten",
 	}, {
 		name: "confined-count", file: "docs/security.md", what: "a role that only consumes may ask for 0 tokens, which costs nothing",
-		old: "app.ratelimit(name, key, count => CASE WHEN count > 0 THEN count END)", new: "app.ratelimit(name, key, count => count)",
+		old: "ratelimit.consume(name, key, count => CASE WHEN count > 0 THEN count END)", new: "ratelimit.consume(name, key, count => count)",
 		tests: "TestARoleThatOnlyConsumes",
 	}, {
 		name: "confined-execute", file: "docs/security.md", what: "everybody may call the functions of the role that only consumes",
@@ -48,15 +48,15 @@ var valueMutations = []mutation{
 		tests: "TestARoleThatOnlyConsumes",
 	}, {
 		name: "confined-path", file: "docs/security.md", what: "the functions of the role that only consumes take the caller's search_path",
-		old: "LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$\n    SELECT remaining FROM app.ratelimit(name, key", new: "LANGUAGE sql SECURITY DEFINER AS $$\n    SELECT remaining FROM app.ratelimit(name, key",
+		old: "LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$\n    SELECT remaining FROM ratelimit.consume(name, key", new: "LANGUAGE sql SECURITY DEFINER AS $$\n    SELECT remaining FROM ratelimit.consume(name, key",
 		tests: "TestAHostileSearchPath",
 	}, {
-		name: "grants-all-functions", file: "docs/security.md", what: "the grants to consume are for all functions of the schema",
-		old: " AND proname ~ '^_?ratelimit' AND proname NOT IN ('restore', 'add') LOOP\n        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO app_user', f);\n    END LOOP;\nEND $$;\n-- Only for Hot", new: " LOOP\n        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO app_user', f);\n    END LOOP;\nEND $$;\n-- Only for Hot",
+		name: "grants-all-functions", file: "migrations/engine/grants.sql", what: "a role that consumes may call what has the rights of its owner",
+		old: "(NOT p.prosecdef OR work = 'operate')", new: "true",
 		tests: "TestTheConsumerRoleIsConfined",
 	}, {
-		name: "grants-execute", file: "docs/security.md", what: "the grants to consume say nothing of EXECUTE",
-		old: "EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO app_user', f);\n    END LOOP;\nEND $$;\n-- Only for Hot", new: "END LOOP;\nEND $$;\n-- Only for Hot",
+		name: "grants-execute", file: "migrations/engine/grants.sql", what: "a role is granted tables, and no functions",
+		old: "        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', f, role);\n", new: "        NULL;\n",
 		tests: "TestTheDocumentedGrantsWithoutPublicExecute",
 	}, {
 		name: "collation-by-hand", file: "migrations/engine/ratelimit.sql", what: "SQL by hand compares keys by the collation of the caller's column",

@@ -19,10 +19,10 @@ failed=()
 on() { # NAME FILE... (EXCEPT: cases that are refused there)
 	local name=$1
 	shift
-	cat migrations/schema.sql "$@" >"$work/schema.sql"
+	cat "$@" </dev/null >"$work/change.sql"
 	printf '\n== %s\n\n' "$name"
 	# shellcheck disable=SC2016,SC2086
-	"$work/withpostgres" -f "$work/schema.sql" -- sh -c '"$0" "$@" -url "$TXLIMIT_DATABASE_URL"' "$work/conformance" -strict -except "${EXCEPT-}" -tool "$work/txlimit" ${ARGS--short} 2>"$work/progress" || {
+	"$work/withpostgres" -migrated -f "$work/change.sql" -- sh -c '"$0" "$@" -url "$TXLIMIT_DATABASE_URL"' "$work/conformance" -strict -except "${EXCEPT-}" -tool "$work/txlimit" ${ARGS--short} 2>"$work/progress" || {
 		failed+=("$name")
 		tail -n 5 "$work/progress" >&2
 	}

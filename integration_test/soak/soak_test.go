@@ -119,7 +119,7 @@ func TestSoak(t *testing.T) {
 	}
 	t.Cleanup(func() { noError(t, server.Close()) })
 	t.Logf("on %v", server)
-	s := &soak{T: t, url: migrated.NewSchema(t, server), seed: seed, dir: t.TempDir(), holdsDir: t.TempDir(), faults: map[string]int{}}
+	s := &soak{T: t, url: migrated.NewDatabase(t, server), seed: seed, dir: t.TempDir(), holdsDir: t.TempDir(), faults: map[string]int{}}
 	if s.admin, err = pgxpool.New(t.Context(), s.url); err != nil {
 		t.Fatal(err)
 	}

@@ -71,11 +71,11 @@ func (q *Queries) Override(ctx context.Context, arg OverrideParams) (int64, erro
 
 const Overrides = `-- name: Overrides :one
 SELECT o.ids, o.names, o.keys, o.effects, o.rates, o.capacities, o.max_reserveds, o.untils, o.mades, o.more, o.snapshot, o.at, o.server
-  FROM ratelimit._overrides(($1::text)::pg_snapshot, $2::bigint) AS o
+  FROM ratelimit._overrides($1::pg_snapshot, $2::bigint) AS o
 `
 
 type OverridesParams struct {
-	Since pgtype.Text
+	Since *string
 	After int64
 }
 
@@ -117,7 +117,7 @@ func (q *Queries) Overrides(ctx context.Context, arg OverridesParams) (Overrides
 }
 
 const Publish = `-- name: Publish :one
-SELECT p.counts, p.others FROM ratelimit._publish($1::text, ($2::text)::jsonb, $3::boolean) AS p
+SELECT p.counts, p.others FROM ratelimit._publish($1::text, $2::jsonb, $3::boolean) AS p
 `
 
 type PublishParams struct {

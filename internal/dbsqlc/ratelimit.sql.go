@@ -42,7 +42,7 @@ type ApplyParams struct {
 	Firsts     []int32
 	Lasts      []int32
 	Mosts      []float64
-	Within     pgtype.Interval
+	Within     *string
 }
 
 func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
@@ -103,7 +103,7 @@ type ApplyOneParams struct {
 	Firsts     []int32
 	Lasts      []int32
 	Mosts      []float64
-	Within     pgtype.Interval
+	Within     *string
 }
 
 func (q *Queries) ApplyOne(ctx context.Context, arg ApplyOneParams) ([]byte, error) {
@@ -323,7 +323,7 @@ func (q *Queries) Each(ctx context.Context, arg EachParams) ([]byte, error) {
 
 const Extend = `-- name: Extend :one
 SELECT e.ended, e.lost, e.busy
-  FROM ratelimit._extend($1::text[], $2::text[], $3::text[], ($4::text[])::uuid[], ($5::text[])::interval[], $6::timestamptz) AS e
+  FROM ratelimit._extend($1::text[], $2::text[], $3::text[], $4::uuid[], $5::interval[], $6::timestamptz) AS e
 `
 
 type ExtendParams struct {
@@ -331,7 +331,7 @@ type ExtendParams struct {
 	Keys   []string
 	Ids    []string
 	Tokens []string
-	Ttls   []string
+	Ttls   []time.Duration
 	Now    *time.Time
 }
 
@@ -357,7 +357,7 @@ func (q *Queries) Extend(ctx context.Context, arg ExtendParams) (ExtendRow, erro
 
 const Hold = `-- name: Hold :one
 SELECT ratelimit._wire_hold(
-      $1::text, ($2::text)::uuid, ($3::text)::interval, $4::integer, $5::text[], $6::text[], $7::text[],
+      $1::text, $2::uuid, $3::interval, $4::integer, $5::text[], $6::text[], $7::text[],
       $8::double precision[], $9::interval[], $10::double precision[], $11::timestamptz[],
       $12::integer[], $13::double precision[], $14::double precision[],
       $15::integer[], $16::integer[], $17::timestamptz,
@@ -366,8 +366,8 @@ SELECT ratelimit._wire_hold(
 
 type HoldParams struct {
 	ID         string
-	Token      pgtype.Text
-	Ttl        pgtype.Text
+	Token      pgtype.UUID
+	Ttl        *string
 	Taking     int32
 	Units      []string
 	Names      []string
@@ -633,7 +633,7 @@ func (q *Queries) Resume(ctx context.Context, arg ResumeParams) (int32, error) {
 
 const Settle = `-- name: Settle :one
 SELECT ratelimit._wire_settle(
-      $1::boolean, $2::text, ($3::text)::uuid, $4::integer, $5::boolean[], $6::text[], $7::text[],
+      $1::boolean, $2::text, $3::uuid, $4::integer, $5::boolean[], $6::text[], $7::text[],
       $8::double precision[], $9::interval[], $10::double precision[], $11::timestamptz[],
       $12::integer[], $13::double precision[], $14::timestamptz,
       $15::timestamptz[], $16::integer[], $17::integer[]) AS answer
@@ -642,7 +642,7 @@ SELECT ratelimit._wire_settle(
 type SettleParams struct {
 	Release    bool
 	ID         string
-	Token      pgtype.Text
+	Token      pgtype.UUID
 	Taking     int32
 	Lifted     []bool
 	Names      []string
@@ -688,20 +688,20 @@ const Sweep = `-- name: Sweep :one
 SELECT s.deleted, s.next
   FROM ratelimit._sweep(
       $1::text, CASE WHEN $2::text <> 'slots' THEN $3::double precision END,
-      CASE WHEN $2::text <> 'slots' THEN coalesce(($4::text)::interval, $5::interval) END, $2::text, $6::double precision,
-      $7::timestamptz, $8::text, ($9::text)::interval, $10::timestamptz) AS s
+      CASE WHEN $2::text <> 'slots' THEN coalesce($4::interval, $5::interval) END, $2::text, $6::double precision,
+      $7::timestamptz, $8::text, $9::interval, $10::timestamptz) AS s
 `
 
 type SweepParams struct {
 	Name     string
 	Kind     string
 	Rate     float64
-	Unit     pgtype.Text
+	Unit     *string
 	Period   time.Duration
 	Capacity float64
 	Start    *time.Time
 	First    string
-	Varies   pgtype.Text
+	Varies   *string
 	Now      *time.Time
 }
 
@@ -837,7 +837,7 @@ WITH taken AS (
     UPDATE ratelimit.limits AS r
        SET value = ratelimit._available(r.value, r.ts, ratelimit._upto(statement_timestamp(), $1::interval, $2::timestamptz, $3::timestamptz[]),
                $4::double precision, $1::interval, $5::double precision, $2::timestamptz, $3::timestamptz[]) - $6::double precision,
-           ts = greatest(r.ts, statement_timestamp()), lapses = CASE WHEN $7::text IS NOT NULL THEN true ELSE r.lapses END
+           ts = greatest(r.ts, statement_timestamp()), lapses = CASE WHEN $7::uuid IS NOT NULL THEN true ELSE r.lapses END
      WHERE r.name = $8::text AND r.key = $9::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
        AND ratelimit._available(r.value, r.ts, ratelimit._upto(statement_timestamp(), $1::interval, $2::timestamptz, $3::timestamptz[]),
                $4::double precision, $1::interval, $5::double precision, $2::timestamptz, $3::timestamptz[]) - $6::double precision >= $10::double precision
@@ -848,8 +848,8 @@ WITH taken AS (
     RETURNING r.value, r.ts
 ), held AS (
     INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
-    SELECT $8::text, $9::text, $11::text, $12::text, $13::text, ($7::text)::uuid, $6::double precision, statement_timestamp(), t.value, 1,
-           coalesce(clock_timestamp() + ($14::text)::interval, 'infinity')
+    SELECT $8::text, $9::text, $11::text, $12::text, $13::text, $7::uuid, $6::double precision, statement_timestamp(), t.value, 1,
+           coalesce(clock_timestamp() + $14::interval, 'infinity')
       FROM taken AS t
     ON CONFLICT DO NOTHING
     RETURNING h.until
@@ -866,14 +866,14 @@ type UpdateHoldParams struct {
 	Rate     float64
 	Capacity float64
 	Count    float64
-	Token    pgtype.Text
+	Token    pgtype.UUID
 	Name     string
 	Key      string
 	Floor    float64
 	ID       string
 	State    string
 	Unit     string
-	Ttl      pgtype.Text
+	Ttl      *string
 }
 
 // Locks the limit's row, and then the id's own, which it inserts (CONCURRENCY.md, J13).
@@ -904,7 +904,7 @@ UPDATE ratelimit.holds AS h
    SET state = 'settled', until = clock_timestamp() + interval '1 day'
   FROM ratelimit.limits AS r
  WHERE h.name = $1::text AND h.key = $2::text AND h.id = $3::text AND (h.part > '0' OR ratelimit._costly(h.part::smallint))
-   AND CASE WHEN h.state = 'held' AND h.unit = 'tokens' AND h.token = ($4::text)::uuid THEN h.count = $5::double precision ELSE false END
+   AND CASE WHEN h.state = 'held' AND h.unit = 'tokens' AND h.token = $4::uuid THEN h.count = $5::double precision ELSE false END
    AND r.name = $1::text AND r.key = $2::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
    AND current_setting('transaction_isolation') = 'read committed'
 RETURNING record_send(ROW('done'::text, statement_timestamp(), ARRAY[1], ARRAY[r.value], ARRAY[r.ts], ARRAY[0::double precision], '{}'::integer[])) AS answer
@@ -914,7 +914,7 @@ type UpdateSettleParams struct {
 	Name  pgtype.Text
 	Key   pgtype.Text
 	ID    pgtype.Text
-	Token pgtype.Text
+	Token pgtype.UUID
 	Used  pgtype.Float8
 }
 

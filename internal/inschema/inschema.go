@@ -15,7 +15,7 @@ import (
 const Default = "ratelimit"
 
 var (
-	ours   = regexp.MustCompile(`(^|[^\w."$])ratelimit\.([a-z_%])`)
+	ours   = regexp.MustCompile(`(^|[^\w."$])ratelimit\.([a-z_%'])`)
 	others = regexp.MustCompile(`"[^"]+"\.`)
 )
 

@@ -51,14 +51,18 @@ func Holds(ctx context.Context, db Querier, name string, key, id *string, at tim
 func Release(ctx context.Context, db interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }, name, key, id string, since time.Time, reason string, who *string) (released bool, err error) {
-	// By the token that it has now: an id may be held anew before its row is locked.
+	// By the token that it has now: an id may be held anew before its row is locked. Citus refuses to call the function over rows.
+	var token string
 	err = db.QueryRow(ctx, `
-		SELECT ratelimit.release($1::text, nullif($2::text, ''), coalesce('~' || replace(h.token::text, '-', '') || octet_length(h.id) || ':' || h.id, h.id),
-		       global => $2::text = '', reason => $5::text, who => coalesce($6::text, SESSION_USER))
+		SELECT coalesce('~' || replace(h.token::text, '-', '') || octet_length(h.id) || ':' || h.id, h.id)
 		  FROM ratelimit.holds AS h WHERE h.name = $1 AND h.key = $2 AND h.id = $3 AND h.state = 'held'
-		   AND `+ShownTime("h.taken_at")+` = $4`, name, key, id, since, reason, who).Scan(&released)
+		   AND `+ShownTime("h.taken_at")+` = $4`, name, key, id, since).Scan(&token)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
+	}
+	if err == nil {
+		err = db.QueryRow(ctx, `SELECT ratelimit.release($1::text, nullif($2::text, ''), $3::text, global => $2::text = '',
+			reason => $4::text, who => coalesce($5::text, SESSION_USER))`, name, key, token, reason, who).Scan(&released)
 	}
 	return released, err
 }

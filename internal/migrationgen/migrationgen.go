@@ -188,7 +188,7 @@ type history struct {
 	byHand    map[string]string    // by key: the mark of the statement that a later migration by hand leads to; or gone
 }
 
-// byHandLine is a line in a migration that was written by hand. "-- engine: table ratelimit.limits 0123456789abcdef" says that the migration
+// byHandLine is a line in a migration that was written by hand. "-- engine: table limits 0123456789abcdef" says that the migration
 // leads to the statement in engine/ with this mark; "-- engine: function f gone" says that it drops the function.
 var byHandLine = regexp.MustCompile(`(?m)^-- engine: (.+) ([0-9a-f]{16}|gone)$`)
 

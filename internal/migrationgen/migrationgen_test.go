@@ -93,17 +93,17 @@ func (r repo) release(name string) {
 	r.write(releasedFile, string(r.MapFS[releasedFile].Data)+fmt.Sprintf("%x  %s\n", sha256.Sum256([]byte(r.read(name))), name))
 }
 
-var beginning = regexp.MustCompile(`(?m)^(CREATE|CREATE OR REPLACE|DROP|COMMENT ON) \w+ ` + regexp.QuoteMeta(schemaMark) + `\w+`)
+var beginning = regexp.MustCompile(`(?m)^(CREATE|CREATE OR REPLACE|DROP|COMMENT ON) \w+ ratelimit\.\w+`)
 
 // statements returns the beginnings of a migration's statements, in both directions.
 func (r repo) statements(name string) (up, down []string) {
 	r.Helper()
 	parts := strings.Split(r.read(name), "-- +goose Down\n")
 	for i, direction := range []*[]string{&up, &down} {
-		_, sql, _ := strings.Cut(parts[i], sqlBegin)
-		sql, _, _ = strings.Cut(sql, sqlEnd)
+		_, sql, _ := strings.Cut(strings.Replace(parts[i], onlyUTF8, "", 1), engineBegin)
+		sql, _, _ = strings.Cut(sql, engineEnd)
 		for _, begin := range beginning.FindAllString(sql, -1) {
-			*direction = append(*direction, strings.ReplaceAll(begin, schemaMark, ""))
+			*direction = append(*direction, begin)
 		}
 	}
 	return up, down
@@ -141,7 +141,7 @@ func TestBeforeTheFirstReleaseThereIsOneMigration(t *testing.T) {
 	r.edit("consume.sql", body, "-- "+body)
 	r.edit("table.sql", "shard  smallint ", "shard  integer  ")
 	r.generate()
-	if r.read(first) == before || len(r.MapFS) != len(order)+3 {
+	if r.read(first) == before || len(r.MapFS) != len(order)+2 {
 		t.Errorf("no change, or another file: %v", slices.Sorted(maps.Keys(r.MapFS)))
 	}
 }
@@ -174,9 +174,6 @@ func TestAfterAReleaseAMigrationHoldsWhatHasChanged(t *testing.T) {
 	}
 	if r.read(first) != released {
 		t.Error("the released migration has changed")
-	}
-	if !strings.Contains(r.read(schemaFile), "-- Twice. "+body) {
-		t.Error("schema.sql does not follow")
 	}
 
 	// The change is undone: there is nothing to migrate.
@@ -211,14 +208,14 @@ func TestACommentOutsideAStatementNeedsNoMigration(t *testing.T) {
 func TestNewObjectsComeAndGo(t *testing.T) {
 	r := newRepo(t)
 	r.release(first)
-	const two = "CREATE OR REPLACE FUNCTION " + schemaMark + "two(a integer DEFAULT (1), b double precision[], OUT c text)\nLANGUAGE sql RETURN 'x; y';\n" +
-		"COMMENT ON FUNCTION " + schemaMark + "two(integer, double precision[]) IS 'both IS this; and that';\n"
+	const two = "CREATE OR REPLACE FUNCTION ratelimit.two(a integer DEFAULT (1), b double precision[], OUT c text)\nLANGUAGE sql RETURN 'x; y';\n" +
+		"COMMENT ON FUNCTION ratelimit.two(integer, double precision[]) IS 'both IS this; and that';\n"
 	r.write(engineDir+"/reset.sql", r.read(engineDir+"/reset.sql")+"\n"+two)
 	r.edit("keys.sql", "The limited keys:", "The keys limited now:") // a comment
 	r.generate()
-	r.want(second, []string{"CREATE FUNCTION two", "COMMENT ON FUNCTION two", "COMMENT ON FUNCTION ratelimit.keys"},
-		[]string{"COMMENT ON FUNCTION ratelimit.keys", "DROP FUNCTION two"})
-	if drop := "DROP FUNCTION " + schemaMark + "two(a integer, b double precision[]);"; !strings.Contains(r.read(second), drop) {
+	r.want(second, []string{"CREATE FUNCTION ratelimit.two", "COMMENT ON FUNCTION ratelimit.two", "COMMENT ON FUNCTION ratelimit.keys"},
+		[]string{"COMMENT ON FUNCTION ratelimit.keys", "DROP FUNCTION ratelimit.two"})
+	if drop := "DROP FUNCTION ratelimit.two(a integer, b double precision[]);"; !strings.Contains(r.read(second), drop) {
 		t.Errorf("no %s in\n%s", drop, r.read(second))
 	}
 	r.release(second)
@@ -226,7 +223,7 @@ func TestNewObjectsComeAndGo(t *testing.T) {
 	// Down restores a removed comment and removes a new one.
 	at := strings.Index(r.read(engineDir+"/keys.sql"), "COMMENT ON FUNCTION")
 	r.write(engineDir+"/keys.sql", r.read(engineDir + "/keys.sql")[:at])
-	r.write(engineDir+"/reset.sql", r.read(engineDir+"/reset.sql")+"COMMENT ON FUNCTION "+schemaMark+"ratelimit._reset(text[], text[]) IS 'new';\n")
+	r.write(engineDir+"/reset.sql", r.read(engineDir+"/reset.sql")+"COMMENT ON FUNCTION ratelimit._reset(text[], text[]) IS 'new';\n")
 	r.generate()
 	r.want(third, []string{"COMMENT ON FUNCTION ratelimit._reset", "COMMENT ON FUNCTION ratelimit.keys"},
 		[]string{"COMMENT ON FUNCTION ratelimit._reset", "COMMENT ON FUNCTION ratelimit.keys"})
@@ -248,7 +245,7 @@ func TestAChangeOfTheTableIsWrittenByHand(t *testing.T) {
 	r.release(first)
 	r.edit("table.sql", "    ts     timestamptz      NOT NULL,\n", "    ts     timestamptz      NOT NULL,\n    more   integer,\n")
 	r.edit("consume.sql", body, "-- With more. "+body)
-	message := r.wantError("engine/table.sql", "table ratelimit.limits", "migrations/00002_WHAT.sql", "-- engine: table ratelimit.limits ")
+	message := r.wantError("engine/table.sql", "table limits", "migrations/00002_WHAT.sql", "-- engine: table limits ")
 	if r.MapFS[second] != nil {
 		t.Error("something was written all the same")
 	}
@@ -265,14 +262,14 @@ func TestAChangeOfTheTableIsWrittenByHand(t *testing.T) {
 
 	// After another change before the release, the migration must be edited.
 	r.edit("table.sql", "more   integer,", "more   bigint,")
-	message = r.wantError("table ratelimit.limits", "migrations/00003_WHAT.sql")
+	message = r.wantError("table limits", "migrations/00003_WHAT.sql")
 	r.write(byHand, up+line(message)+"-- +goose Down\nALTER TABLE ratelimit.limits DROP more;\n")
 	r.generate()
 	r.release(byHand)
 	r.release(third)
 	r.generate()
 	r.edit("table.sql", "more   bigint,", "")
-	r.wantError("table ratelimit.limits", "migrations/00004_WHAT.sql")
+	r.wantError("table limits", "migrations/00004_WHAT.sql")
 }
 
 func TestWhatOlderLibrariesCallIsNotTakenAway(t *testing.T) {
@@ -294,14 +291,14 @@ func TestWhatOlderLibrariesCallIsNotTakenAway(t *testing.T) {
 			r := newRepo(t)
 			r.release(first)
 			edit(r)
-			r.wantError("engine/keys.sql", "function ratelimit.keys", "older libraries")
+			r.wantError("engine/keys.sql", "function keys", "older libraries")
 		})
 	}
 	r := newRepo(t)
 	r.release(first)
 	private, _, _ := strings.Cut(r.read(engineDir+"/keys.sql"), "CREATE OR REPLACE FUNCTION ratelimit.keys(")
 	r.write(engineDir+"/keys.sql", private)
-	message := r.wantError("function ratelimit.keys", "older libraries", "-- engine: function ratelimit.keys gone")
+	message := r.wantError("function keys", "older libraries", "-- engine: function keys gone")
 	r.write("00002_no_keys.sql", "-- +goose Up\nDROP FUNCTION ratelimit.keys;\n"+line(message)+"-- +goose Down\nSELECT 1;\n")
 	r.generate()
 	if up, _ := r.statements(first); !slices.Contains(up, "CREATE FUNCTION ratelimit.keys") {
@@ -334,14 +331,14 @@ func TestTheSourceIsRefusedWhereItIsNotUnderstood(t *testing.T) {
 		file, sql, want string
 	}{
 		"an unknown statement":       {"reset.sql", "INSERT INTO x VALUES (1);", "knows no such statement: INSERT INTO x"},
-		"no mark":                    {"reset.sql", "CREATE VIEW v AS SELECT 1;", "knows no such statement: CREATE VIEW v"},
-		"no end":                     {"reset.sql", "CREATE VIEW " + schemaMark + "v AS SELECT 1", "has no end"},
-		"no end of a quotation":      {"reset.sql", "CREATE FUNCTION " + schemaMark + "f() AS $x$; ;", "$x$ has no end"},
+		"no schema":                  {"reset.sql", "CREATE VIEW v AS SELECT 1;", "knows no such statement: CREATE VIEW v"},
+		"no end":                     {"reset.sql", "CREATE VIEW ratelimit.v AS SELECT 1", "has no end"},
+		"no end of a quotation":      {"reset.sql", "CREATE FUNCTION ratelimit.f() AS $x$; ;", "$x$ has no end"},
 		"a comment on nothing":       {"reset.sql", "-- The end.\n", "after the last statement there is a comment"},
-		"the same twice":             {"reset.sql", "CREATE TABLE " + schemaMark + "ratelimit.limits ();", "table ratelimit.limits is in engine/table.sql, too"},
-		"an overloaded function":     {"reset.sql", "CREATE FUNCTION " + schemaMark + "ratelimit.keys() RETURNS void AS '';", "function ratelimit.keys is in engine/"},
+		"the same twice":             {"reset.sql", "CREATE TABLE ratelimit.limits ();", "table limits is in engine/table.sql, too"},
+		"an overloaded function":     {"reset.sql", "CREATE FUNCTION ratelimit.keys() RETURNS void AS '';", "function keys is in engine/"},
 		"a file that has no place":   {"other.sql", "", "engine/other.sql is not in the order of the files"},
-		"what a migration begins by": {"reset.sql", "COMMENT ON TABLE " + schemaMark + "x IS $engine$\n$engine$;", "knows no such statement: COMMENT ON"},
+		"what a migration begins by": {"reset.sql", "COMMENT ON TABLE ratelimit.x IS $x$\n-- +goose StatementEnd\n$x$;", "knows no such statement: COMMENT ON"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRepo(t)
@@ -361,9 +358,9 @@ func TestTheSourceIsRefusedWhereItIsNotUnderstood(t *testing.T) {
 
 func TestSplit(t *testing.T) {
 	const sql = `-- a; b
-CREATE VIEW /* TEMPLATE: schema */v AS SELECT ';' AS "a;b", 'it''s;' /* ; * ; */; -- c
+CREATE VIEW ratelimit.v AS SELECT ';' AS "a;b", 'it''s;' /* ; * ; */; -- c
 -- d
-CREATE OR REPLACE FUNCTION /* TEMPLATE: schema */f() RETURNS text LANGUAGE sql AS $x$ SELECT ';' $y$ ; $x$;`
+CREATE OR REPLACE FUNCTION ratelimit.f() RETURNS text LANGUAGE sql AS $x$ SELECT ';' $y$ ; $x$;`
 	statements, err := split(sql)
 	if err != nil || len(statements) != 2 {
 		t.Fatalf("%v, %v", statements, err)
@@ -394,11 +391,11 @@ func TestWriteAndCheck(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, stray), []byte(generatedBy), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, schemaFile), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, first), []byte(generatedBy), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	err = Check(dir)
-	if err == nil || !strings.Contains(err.Error(), schemaFile) || !strings.Contains(err.Error(), stray) {
+	if err == nil || !strings.Contains(err.Error(), first) || !strings.Contains(err.Error(), stray) {
 		t.Fatalf("%v", err)
 	}
 	if err := Write(dir); err != nil {

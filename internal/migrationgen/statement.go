@@ -115,7 +115,7 @@ func split(sql string) (statements []statement, err error) {
 		s := statement{lead: "\n" + strings.TrimLeft(sql[:begin], "\n"), text: sql[begin : begin+end]}
 		sql = sql[begin+end:]
 		match := known.FindStringSubmatch(s.text)
-		if match == nil {
+		if match == nil || strings.Contains(s.text, "-- +goose") {
 			first, _, _ := strings.Cut(s.text, "\n")
 			return nil, fmt.Errorf("the generator knows no such statement: %s", first)
 		}

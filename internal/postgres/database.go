@@ -128,3 +128,13 @@ func withDatabase(conn, name string) (string, error) {
 	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // libpq does not read + as a space; a literal + is %2B by now
 	return u.String(), nil
 }
+
+// withUser returns a URL with another user, without a password.
+func withUser(conn, name string) (string, error) {
+	u, err := url.Parse(conn)
+	if err != nil {
+		return "", err
+	}
+	u.User = url.User(name)
+	return u.String(), nil
+}

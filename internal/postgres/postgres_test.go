@@ -132,8 +132,8 @@ func TestStartServesAndCloseIsIdempotent(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, _, err := s.NewSchema(t.Context()); err == nil {
-		t.Error("NewSchema works after Close")
+	if _, _, err := s.NewDatabase(t.Context(), ""); err == nil {
+		t.Error("NewDatabase works after Close")
 	}
 }
 
@@ -279,7 +279,7 @@ func TestURLIsUsedAndNothingOfOursIsLeftInIt(t *testing.T) {
 			t.Errorf("took %v at %s", s, s.URL())
 		}
 		for i := range 3 {
-			url, drop, err := s.NewSchema(t.Context())
+			url, drop, err := s.NewDatabase(t.Context(), "")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -296,8 +296,7 @@ func TestURLIsUsedAndNothingOfOursIsLeftInIt(t *testing.T) {
 			t.Error(err)
 		}
 		left := query(t, foreign.URL(), `
-			SELECT coalesce(string_agg(nspname, ' '), '') FROM pg_namespace
-			WHERE nspname NOT LIKE 'pg\_%' AND nspname NOT IN ('public', 'information_schema')`)
+			SELECT coalesce(string_agg(datname, ' '), '') FROM pg_database WHERE datname NOT IN ('postgres', 'template0', 'template1')`)
 		if left != "" {
 			t.Errorf("left in the foreign server: %s", left)
 		}

@@ -11,7 +11,7 @@
 --                  tolerance (ratelimit._tolerance), which the caller subtracts
 --   now            NULL: clock_timestamp()
 --   or_raise       true: a denial is raised as an error (ratelimit._raise) instead of being returned
--- Package ratelimit and the SQL function ratelimit validate them before the call. See ratelimit._valid.
+-- Package ratelimit and the SQL function ratelimit.consume validate them before the call. See ratelimit._valid.
 
 -- Takes tokens from one limit without shards. The benchmarks compare every other path with this one. Its length costs more
 -- than its arithmetic, since Postgres looks up each operator again for every call.

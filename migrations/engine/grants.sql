@@ -14,7 +14,7 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'work must be look, consume or operate, not ' || coalesce(quote_literal(work), 'NULL');
     END IF;
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO %I', own, role);
-    FOR f IN SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = own AND (NOT p.prosecdef OR work = 'operate') LOOP
+    FOR f IN SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = own AND p.proname <> 'grant' AND (NOT p.prosecdef OR work = 'operate') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', f, role);
     END LOOP;
     EXECUTE format('GRANT SELECT ON ratelimit.limits, ratelimit.holds, ratelimit.definitions, ratelimit.overrides, ratelimit.usage, ratelimit.denials TO %I', role);
@@ -39,8 +39,8 @@ Give a role what its work needs: USAGE on the schema, and the functions and tabl
 Arguments:
   role  the role
   work  'look'     reads limits, keys, holds, overrides and usage: Check, ratelimit.keys, a page that only reads
-        'consume'  what a program needs, with all that ratelimit.Open does. It may not override
+        'consume'  what a program needs, with all that Open does. It may not override
         'operate'  looks, and overrides, blocks, restores, resets and releases
 
-Roles that were granted may also use the functions that later migrations make. docs/security.md says what each of them can do. To take it back: DROP OWNED BY
+Roles that were granted may also use the functions that later migrations make. docs/security.md says what each of them can do, and how to take it back
 $text$;

@@ -106,10 +106,13 @@ BEGIN
 END
 $body$;
 
--- Whether the caller has a right to the table of holds.
+-- Whether the caller has a right to the table of holds. The body is a text, so that the function does not depend on the table: Citus would not make it,
+-- nor ratelimit._due, on the workers before the table is distributed.
 CREATE OR REPLACE FUNCTION ratelimit._may(privilege text) RETURNS boolean
 LANGUAGE sql STABLE
-RETURN has_table_privilege((SELECT t.typrelid FROM pg_catalog.pg_type AS t WHERE t.oid = pg_catalog.pg_typeof(NULL::ratelimit.holds)), privilege);
+AS $body$
+SELECT pg_catalog.has_table_privilege('ratelimit.holds'::text, privilege)
+$body$;
 
 -- Whether expired holds give something back, and this caller may do it: not on a standby, nor without the right. back: of ratelimit._lapsed.
 CREATE OR REPLACE FUNCTION ratelimit._due(back double precision[]) RETURNS boolean

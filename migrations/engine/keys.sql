@@ -258,7 +258,7 @@ Result, one row for each key:
   paused_until  of a token bucket: nothing is refilled before it (ratelimit.pause, or a clock leapt ahead). NULL: it is not paused, or
              for less than a second more. A key may be paused and have tokens, or be blocked, too
 
-The arguments and their defaults are the same as for ratelimit, and
+The arguments and their defaults are the same as for ratelimit.consume, and
   keys       only these keys; default NULL: all that have a row
 
 Without any numbers, they are those that a program has published, each key's under the override in force for it:

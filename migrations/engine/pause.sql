@@ -140,7 +140,7 @@ Arguments:
   key        the key as it is stored; NULL or empty is an error, unless global is true
   until      the instant, at most 31 days away; one that has passed only empties
   remaining  at most so many tokens are left; default 0. It adds none
-  rate       tokens per period, and so on, as for ratelimit. Without any numbers, they are those that a program has published
+  rate       tokens per period, and so on, as for ratelimit.consume. Without any numbers, they are those that a program has published
   period
   capacity
   shards

@@ -1,6 +1,6 @@
--- The limiter for SQL by hand, for triggers and for other languages: ratelimit, ratelimit.try, ratelimit.reserve, ratelimit.take,
+-- The limiter for SQL by hand, for triggers and for other languages: ratelimit.consume, ratelimit.try, ratelimit.reserve, ratelimit.take,
 -- ratelimit.consume_all and, in keys.sql, ratelimit.keys. They call the functions above and decide as the Go library does: a limit with the
--- same numbers is the same limit on both sides. Their COMMENTs are the manual: SELECT obj_description('ratelimit'::regproc)
+-- same numbers is the same limit on both sides. Their COMMENTs are the manual: SELECT obj_description('ratelimit.consume'::regproc)
 --
 -- All of them but ratelimit.try raise a denial: an answer that nobody looks at must not let everybody pass.
 
@@ -193,12 +193,17 @@ END
 $body$;
 
 -- The same request once the override that is in force for it has ended. standing: as if nothing were blocked.
+--
+-- The body is a text: Postgres notes which fields and functions a body after RETURN uses. Citus then takes the functions for parts of the type, which
+-- depends on itself, and refuses to replace and to grant all functions that take or return it.
 CREATE OR REPLACE FUNCTION ratelimit._after(verb text, q ratelimit._request, standing boolean DEFAULT false)
 RETURNS ratelimit._request
 LANGUAGE sql
-RETURN CASE WHEN verb = 'balance' THEN
+AS $body$
+SELECT CASE WHEN verb = 'balance' THEN
     ratelimit._ask(q.name, q.key, ratelimit._numbers(q.name, nullif(q.key, ''), q.until, varying => true, standing => standing, given => q.given), q.until, q.given)
-ELSE ratelimit._prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing) END;
+ELSE ratelimit._prepare(verb, q.name, nullif(q.key, ''), NULL, NULL, q.count, 'token bucket', NULL, NULL, 1, q.key = '', NULL, NULL, NULL, q.most, q.until, later => true, standing => standing) END
+$body$;
 
 -- Returns the end of the override after which only the program knows the numbers, or NULL if there is none: nothing is known of what is at or
 -- after it. standing: as if nothing were blocked.
@@ -524,7 +529,7 @@ Without any numbers, they are those that a program has published (ratelimit.publ
 With numbers, nobody looks for overrides and blocks.
 
 Pass name and key by position, and the other arguments by name: their positions may change. Call it in FROM or alone:
-(ratelimit(...)).* calls it once for each column.
+(ratelimit.consume(...)).* calls it once for each column.
 
 Arguments:
   name          the name of the limit, 1 to 255 bytes
@@ -590,11 +595,11 @@ END
 $body$;
 
 COMMENT ON FUNCTION ratelimit.try(text, text, double precision, interval, double precision, text, double precision, timestamptz, integer, boolean, text, timestamp) IS $text$
-The same as ratelimit, but it returns a denial. The caller must look at granted: if it is false, the call took nothing.
+The same as ratelimit.consume, but it returns a denial. The caller must look at granted: if it is false, the call took nothing.
 
     SELECT granted, retry_after FROM ratelimit.try('sendMessage', 'user-17', rate => 10, period => '1 minute')
 
-The arguments and the other errors are the same as for ratelimit.
+The arguments and the other errors are the same as for ratelimit.consume.
 
 Result:
   granted       true: the tokens were taken. false: the call was denied and took nothing
@@ -603,7 +608,7 @@ Result:
   retry_at      denied: the first instant at which the same call would be granted, if no other call takes tokens, or the end of an
                 override, if only the program knows the numbers that follow: it is not granted earlier. NULL: the call was
                 granted, or waiting does not help, since it was denied by policy or by a block without an end
-  reset_at      as for ratelimit
+  reset_at      as for ratelimit.consume
   at            the instant of the decision
 $text$;
 
@@ -631,11 +636,11 @@ Takes tokens that may not be there yet, in the caller's transaction. A rollback 
     SELECT 'hello', retry_at FROM ratelimit.reserve('emails', 'team-a', rate => 10, period => '1 minute', max_reserved => 100)
 
 A reservation is no permission to work now: the work may run at retry_at, when its tokens will have been refilled. A caller that
-ignores retry_at exceeds the limit. A denial is an error, the same as of ratelimit: more would be owed than max_reserved.
+ignores retry_at exceeds the limit. A denial is an error, the same as of ratelimit.consume: more would be owed than max_reserved.
 Its retry_at is when the same reservation would be made. If an override ends before the work may run, the slower of the two rates counts,
 and it is an error (22023) if only the program knows the numbers that follow.
 
-The arguments are the same as for ratelimit, also without any numbers, and
+The arguments are the same as for ratelimit.consume, also without any numbers, and
   max_reserved  the most tokens that may be owed: 0, or 1e-15 to 1e15; default NULL, no bound but, of a calendar window, the
                 tokens of 100 windows. With 0, only tokens that are there can be taken
 
@@ -643,10 +648,10 @@ Result:
   retry_at   the instant at which the work may run; at, if the tokens are there
   delay      the wait from at to retry_at, an interval
   remaining  the balance in tokens; below zero if tokens are owed
-  reset_at   as for ratelimit
+  reset_at   as for ratelimit.consume
   at         the instant of the decision
 
-Errors: as for ratelimit
+Errors: as for ratelimit.consume
 $text$;
 
 CREATE OR REPLACE FUNCTION ratelimit.take(
@@ -671,16 +676,16 @@ back. It is for workers that fetch work in batches: take up to 100, and fetch as
 
     SELECT taken FROM ratelimit.take('emails', 'team-a', most => 100, rate => 10, period => '1 minute')
 
-The arguments are the same as for ratelimit, also without any numbers. There is no count, but
+The arguments are the same as for ratelimit.consume, also without any numbers. There is no count, but
   most  the most tokens to take, a whole number of 1 to 1e15. It is required, and may be above the capacity
 
 Result:
   taken      how many tokens were taken, a whole number of at least 1
   remaining  the balance in tokens
-  reset_at   as for ratelimit
+  reset_at   as for ratelimit.consume
   at         the instant of the decision
 
-Errors: as for ratelimit. With less than one token, it is a denial
+Errors: as for ratelimit.consume. With less than one token, it is a denial
 $text$;
 
 -- Reads one request of ratelimit.consume_all, the one with this number in the list.
@@ -860,14 +865,14 @@ $body$;
 
 COMMENT ON FUNCTION ratelimit.consume_all(jsonb) IS $text$
 Takes tokens from several rate limits, all or none, in the caller's transaction. If one of them has not enough, it raises the error of a
-denial, as ratelimit does. The rows are locked in one order, whatever the order of the list, so that such calls do not deadlock.
+denial, as ratelimit.consume does. The rows are locked in one order, whatever the order of the list, so that such calls do not deadlock.
 
     SELECT * FROM ratelimit.consume_all('[
         {"name": "sendMessage", "key": "user-17", "rate": 10, "period": "1 minute"},
         {"name": "bytesSent", "key": "user-17", "rate": 1000000, "period": "1 hour", "count": 2048}
     ]')
 
-requests is a JSON array of objects with the same names as the arguments of ratelimit: name, key, rate, period, count, kind, capacity,
+requests is a JSON array of objects with the same names as the arguments of ratelimit.consume: name, key, rate, period, count, kind, capacity,
 start, shards, global, zone, anchor; and max_reserved, which changes nothing here. Names, keys, intervals, instants and dates are strings. A field that
 is left out has the same default. Each object without any numbers has those that a program has published, under the override in force.
 An anchor is written as '2026-01-31' or '2026-01-31 15:00', a start as '2026-01-31T00:00:00Z' or '2026-01-31 00:00:00+00'. jsonb_build_array and jsonb_build_object make the list from variables.
@@ -875,10 +880,10 @@ An anchor is written as '2026-01-31' or '2026-01-31 15:00', a start as '2026-01-
 Result, one row for each object, in the order of the list:
   name, key  of the request; the key is '' if the limit is global
   remaining  the balance in tokens
-  reset_at   as for ratelimit
+  reset_at   as for ratelimit.consume
   at         the instant of the decision
 
-Errors, besides those of ratelimit:
+Errors, besides those of ratelimit.consume:
   PT429  denied: nothing was taken from any of them. MESSAGE names the limits that deny. limit in the DETAIL is the one to wait for,
          and retry_at is the first instant at which the same call would be granted; null if one of them waits for nothing
   22023  also for an empty list, an unknown field, a null, a value of the wrong type, and a limit and key that are there twice

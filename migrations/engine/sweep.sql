@@ -315,7 +315,7 @@ the numbers that they use. They count in addition to those that are published:
 
     SELECT * FROM ratelimit.sweep('sendMessage', rate => 10, period => '1 minute', capacity => 20)
 
-Arguments: as for ratelimit, without zone and anchor, and
+Arguments: as for ratelimit.consume, without zone and anchor, and
   varies   if keys have numbers of their own, the longest time in which any of them fills a row; default NULL: no key has any. Then rows
            are deleted that were not used for so long, unless they are in debt, or their key has an override
   first    the key to begin with; default '', the first of all

@@ -64,6 +64,6 @@ func written(ctx context.Context, pool *pgxpool.Pool, queue string) (c Cost, err
 	err = pool.QueryRow(ctx, `
 		SELECT sum(n_tup_ins + n_tup_upd + n_tup_del), sum(n_tup_ins + n_tup_upd + n_tup_del) FILTER (WHERE relname = $1),
 		       pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8
-		  FROM pg_stat_user_tables WHERE schemaname = current_schema()`, queue).Scan(&c.rows, &c.queue, &c.wal)
+		  FROM pg_stat_user_tables WHERE schemaname = 'ratelimit'`, queue).Scan(&c.rows, &c.queue, &c.wal)
 	return c, err
 }

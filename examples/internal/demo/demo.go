@@ -56,7 +56,7 @@ func Close(ctx context.Context, limits *ratelimit.Limiter) {
 	}
 }
 
-// Pool finds or starts a Postgres (see package internal/postgres), and makes a schema there with the limiter's table and
+// Pool finds or starts a Postgres (see package internal/postgres), and makes a database there with the limiter's tables and
 // functions. It names the server on stderr. closePool removes everything.
 func Pool(ctx context.Context) (pool *pgxpool.Pool, closePool func() error, err error) {
 	server, err := postgres.Start(ctx)
@@ -64,7 +64,7 @@ func Pool(ctx context.Context) (pool *pgxpool.Pool, closePool func() error, err 
 		return nil, nil, err
 	}
 	fmt.Fprintln(os.Stderr, "On", server)
-	url, _, err := server.NewSchema(ctx)
+	url, _, err := server.NewDatabase(ctx, "")
 	if err == nil {
 		err = migrated.Up(ctx, url)
 	}

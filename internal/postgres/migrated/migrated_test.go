@@ -19,6 +19,9 @@ func TestMain(m *testing.M) { os.Exit(postgres.RunTests(m, &server)) }
 
 // migrate is what docs/operations.md says.
 func migrate(ctx context.Context, db *sql.DB) error {
+	if err := migrations.Prepare(ctx, db, ""); err != nil {
+		return err
+	}
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.VersionTable))
 	if err != nil {
 		return err
@@ -27,10 +30,10 @@ func migrate(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
-// TestTheDocsMigrateAsWeDo: on a schema that Up has migrated, nothing is left to do.
+// TestTheDocsMigrateAsWeDo: on a database that Up has migrated, nothing is left to do.
 func TestTheDocsMigrateAsWeDo(t *testing.T) {
 	t.Parallel()
-	db, err := sql.Open("pgx", migrated.NewSchema(t, server))
+	db, err := sql.Open("pgx", migrated.NewDatabase(t, server))
 	if err != nil {
 		t.Fatal(err)
 	}
