@@ -210,7 +210,7 @@ func waiting(t *testing.T, pool *pgxpool.Pool, sessions int) {
 	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(time.Millisecond) {
 		var n int
 		err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT w.pid) FROM pg_locks AS w
-			JOIN pg_locks AS l ON l.pid = w.pid AND l.relation = 'ratelimit.limits'::regclass WHERE NOT w.granted`).Scan(&n)
+			JOIN pg_locks AS l ON l.pid = w.pid AND l.relation = 'ratelimit.limits'::regclass AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) WHERE NOT w.granted`).Scan(&n)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -146,7 +146,7 @@ func blocked(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx, n int) {
 	t.Helper()
 	pid := serverPID(t, tx)
 	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
-		if scan[int](t, pool, fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE %d = ANY (pg_blocking_pids(pid)) OR wait_event_type = 'Lock' AND query ~ 'ratelimit._wire_|^-- name: Update'", pid)) >= n {
+		if scan[int](t, pool, fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE %d = ANY (pg_blocking_pids(pid)) OR datname = current_database() AND wait_event_type = 'Lock' AND query ~ 'ratelimit._wire_|^-- name: Update'", pid)) >= n {
 			return
 		}
 	}

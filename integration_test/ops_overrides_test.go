@@ -377,7 +377,7 @@ func TestNotificationsThatTellOfNothing(t *testing.T) {
 	}
 	began := time.Now()
 	for time.Since(began) < 5*time.Second {
-		mustExec(t, other, "NOTIFY ratelimit.overrides")
+		mustExec(t, other, "NOTIFY \"ratelimit.overrides\"")
 		time.Sleep(time.Millisecond)
 	}
 	took := time.Since(began)

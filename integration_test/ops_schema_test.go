@@ -5,7 +5,11 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -383,6 +387,45 @@ func TestNoNameWorksWithoutItsSchema(t *testing.T) {
 				t.Errorf("%s: %v", fmt.Sprintf(call, name), err)
 			}
 		}
+	}
+}
+
+// TestNamesInTheSource: the names of before are nowhere. In SQL that is sent or stored, each table has an alias: usage is a table, a function and, in a
+// body, a label, and a column of one name with an argument must say which it is.
+func TestNamesInTheSource(t *testing.T) {
+	t.Parallel()
+	old := regexp.MustCompile(`\brate_limit|\b_ratelimit_|\bratelimit_(?:[a-su-z]|t[a-df-z])`) // but the package ratelimit_test
+	table := regexp.MustCompile(`\b(?:FROM|JOIN|UPDATE|USING|DELETE FROM)\s+(?:ONLY )?ratelimit\.(?:limits|holds|overrides|definitions|usage|denials|sweeps)\b(.{0,4})`)
+	files := 0
+	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		name := entry.Name()
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && (name == ".git" || name == "pictures"):
+			return fs.SkipDir
+		case entry.IsDir(), name == "CHANGELOG.md", name == "ops_schema_test.go", !regexp.MustCompile(`\.(?:go|sql|md|sh|txt|html|js|json|yaml|mod)$`).MatchString(name):
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		files++
+		if found := old.FindString(string(text)); found != "" {
+			t.Errorf("%s has a name of before: %s", path, found)
+		}
+		if strings.HasPrefix(path, "../migrations/engine/") && name != "parts.sql" && name != "README.md" || strings.HasPrefix(path, "../queries/") {
+			for _, match := range table.FindAllStringSubmatch(commentOn.ReplaceAllString(string(text), ""), -1) {
+				if match[1] != " AS " && !strings.HasPrefix(match[1], "(") && !strings.HasPrefix(match[1], ".") {
+					t.Errorf("%s: no alias: %s", path, match[0])
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil || files < 500 {
+		t.Errorf("%d files, %v", files, err)
 	}
 }
 

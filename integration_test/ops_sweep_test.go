@@ -380,7 +380,7 @@ func TestWhereASweepWorks(t *testing.T) {
 	if _, err := far.Sweep(t.Context(), pool, limit); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Errorf("a clock out of range: %v", err)
 	}
-	if _, err := limiter.Sweep(t.Context(), connect(t, newDatabase(t), 1), limit); sqlState(err) != "42883" || !strings.Contains(err.Error(), "been migrated") {
+	if _, err := limiter.Sweep(t.Context(), connect(t, newDatabase(t), 1), limit); sqlState(err) != "3F000" || !strings.Contains(err.Error(), "been migrated") {
 		t.Errorf("without the schema: %v", err)
 	}
 }

@@ -457,7 +457,7 @@ func TestKilledProcessesLoseOneFlushEach(t *testing.T) {
 	// A killed worker's last flush may still be under way.
 	eventually(t, "no worker's session is left", func() bool {
 		var n int
-		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%ratelimit._record_usage%' AND pid <> pg_backend_pid()
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND query LIKE '%ratelimit._record_usage%' AND pid <> pg_backend_pid()
 			AND datname = current_database()`).Scan(&n)
 		return err == nil && n == 0
 	})

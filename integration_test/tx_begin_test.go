@@ -313,7 +313,7 @@ func TestInTxWithoutTheSchema(t *testing.T) {
 				if err == nil || errors.Is(err, ratelimit.ErrUnknownOutcome) {
 					t.Errorf("hidden: %v", err)
 				}
-			} else if !errors.Is(err, mine) || sqlState(err) != "42883" || !strings.Contains(err.Error(), "been migrated") {
+			} else if !errors.Is(err, mine) || sqlState(err) != "3F000" || !strings.Contains(err.Error(), "been migrated") {
 				t.Errorf("%v", err)
 			}
 		}
@@ -481,7 +481,7 @@ func TestInTxOnAHandleOfTheCallersOwn(t *testing.T) {
 		t.Error(err)
 	}
 	err := limiter.InTx(t.Context(), ownHandle{connect(t, newDatabase(t), 1)}, nothing, ratelimit.Hot(firstLimit.Global()))
-	if sqlState(err) != "42P01" || !strings.Contains(err.Error(), "with a turn on first") {
+	if sqlState(err) != "3F000" || !strings.Contains(err.Error(), "with a turn on first") {
 		t.Errorf("%v, want that there are no views", err)
 	}
 }

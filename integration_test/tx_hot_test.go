@@ -37,7 +37,7 @@ func nobodyQueues(t *testing.T, limiter *ratelimit.Limiter, pool *pgxpool.Pool) 
 // waitingForTurns returns how many transactions wait for a turn in the database.
 func waitingForTurns(t *testing.T, pool *pgxpool.Pool) (n int) {
 	t.Helper()
-	err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE NOT granted AND relation IN
+	err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND relation IN
 		(SELECT oid FROM pg_class WHERE relnamespace = 'ratelimit'::regnamespace AND relname LIKE 'turn\_%')`).Scan(&n)
 	if err != nil {
 		t.Error(err)

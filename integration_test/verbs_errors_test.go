@@ -236,7 +236,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		}
 		add("a Coalescer without a pool", failure{is: invalid, do: on(func(*failing) ratelimit.DB { return &ratelimit.Coalescer{} })})
 		add("an error of the server", failure{is: state("55P03"), do: on(func(*failing) ratelimit.DB { return refusing{"55P03"} })})
-		add("a schema that is not migrated", failure{is: state("42883"), do: on(func(*failing) ratelimit.DB { return refusing{"42883"} })})
+		add("a schema that is not migrated", failure{is: state("3F000"), do: on(func(*failing) ratelimit.DB { return refusing{"3F000"} })})
 		lost := failure{is: unknown, gone: 1, do: on(func(c *failing) ratelimit.DB { return answerLost{c.pool} })}
 		if slices.Contains(onlyReads, by) || slices.Contains(repeatable, by) {
 			lost.is, lost.gone = io.ErrUnexpectedEOF, 0
@@ -668,7 +668,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		},
 		"SendTx: the answer to COMMIT is lost": func(c *failing) error { return c.limiter.SendTx(c.ctx, c.cutPool(theCommit), c.batch()) },
 	})
-	add(failure{is: state("42883")}, map[string]func(c *failing) error{
+	add(failure{is: state("3F000")}, map[string]func(c *failing) error{
 		"SendTx: a schema that is not migrated": func(c *failing) error { return c.limiter.SendTx(c.ctx, connect(c.T, newDatabase(c.T), 1), c.batch()) },
 		"Sweep: a schema that is not migrated": func(c *failing) error {
 			return second(c.limiter.Sweep(c.ctx, connect(c.T, newDatabase(c.T), 1), c.limit))
@@ -832,7 +832,7 @@ var neverMade = map[string]string{
 	"%w: the database and the library disagree about a decision": "a defect",
 	"an entry has three fields":                                  "it is replaced by the error of the token",
 	"another program sweeps, or has swept":                       "it ends a sweep of the background, and is not returned",
-	"nobody sweeps it: a session keeps its row of ratelimit.sweeps locked, or a batch takes minutes. End the first; its pid is one of: SELECT pid FROM pg_locks WHERE relation = 'ratelimit.sweeps'::regclass": "it is told to Options.OnError",
+	"nobody sweeps it: a session keeps its row of ratelimit.sweeps locked, or a batch takes minutes. End the first; its pid is one of: SELECT pid FROM pg_locks WHERE relation = 'ratelimit.sweeps'::regclass AND database = (SELECT oid FROM pg_database WHERE datname = current_database())": "it is told to Options.OnError",
 	"ratelimit: schema: ":              "it is told to Options.OnError",
 	"other numbers are published":      "it is told to Options.OnError",
 	"ratelimit: publish: %w: limit %s": "it is told to Options.OnError",

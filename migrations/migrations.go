@@ -95,10 +95,13 @@ func Prepare(ctx context.Context, db interface {
 			ELSE n.nspowner OPERATOR(pg_catalog.=) CAST(current_user AS pg_catalog.regrole)::pg_catalog.oid END, pg_catalog.pg_get_userbyid(n.nspowner)
 		FROM pg_catalog.pg_namespace AS n WHERE n.nspname OPERATOR(pg_catalog.=) CAST($1 AS pg_catalog.text)::pg_catalog.name`, schema).Scan(&mine, &owner)
 	switch {
-	case errors.Is(err, sql.ErrNoRows): // IF NOT EXISTS: another process may be as far
+	case errors.Is(err, sql.ErrNoRows):
 		_, err = db.ExecContext(ctx, `CREATE SCHEMA IF NOT EXISTS "`+schema+`"`)
 	case err == nil && !mine:
 		return fmt.Errorf("migrations: the schema %q belongs to the role %q, which could replace what is in it: migrate as that role, or into a schema of another name", schema, owner)
+	}
+	if state := (interface{ SQLState() string })(nil); errors.As(err, &state) && state.SQLState() == "23505" { // another process has made it at the same time
+		return Prepare(ctx, db, schema)
 	}
 	if err != nil {
 		return fmt.Errorf("migrations: prepare the schema %q: %w", schema, err)

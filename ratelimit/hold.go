@@ -147,11 +147,8 @@ func (h *holding) token128() any {
 }
 
 // interval is the ttl as an argument.
-func (h *holding) interval() any {
-	if h.ttl == endless {
-		return nil
-	}
-	return h.ttl
+func (h *holding) interval() pgtype.Interval {
+	return pgtype.Interval{Microseconds: h.ttl.Microseconds(), Valid: h.ttl != endless}
 }
 
 // matches reports whether the token says that a demand is for what is held: for tokens, and as many.

@@ -330,7 +330,7 @@ func refused(part string, err error, grant, without string) error {
 		return fmt.Errorf("%w: migrate first (`txlimit migrate`); if that was done, has this role USAGE on the schema, and was it not renamed?", err)
 	case state == "42501":
 		if grant == "" {
-			grant = "CONNECT on the database, USAGE on the schema and what else docs/security.md lists"
+			grant = "CONNECT on the database, and what SELECT ratelimit.grant('its name', 'consume') gives"
 		}
 		if without != "" {
 			grant += ", or " + without
@@ -389,7 +389,7 @@ type sweepTurns struct {
 var (
 	errNotItsTurn  = errors.New("another program sweeps, or has swept")
 	errSweepLocked = errors.New("nobody sweeps it: a session keeps its row of ratelimit.sweeps locked, or a batch takes minutes. End the first; its pid is one of: " +
-		"SELECT pid FROM pg_locks WHERE relation = 'ratelimit.sweeps'::regclass")
+		"SELECT pid FROM pg_locks WHERE relation = 'ratelimit.sweeps'::regclass AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
 )
 
 // run runs a step of the pass over a limit, in a transaction. A pass that has begun waits for its row, or none would ever end, but not for long.

@@ -69,7 +69,7 @@ func (l *Limiter) sweepAll(ctx context.Context, run sweepStep, limits []Limit) (
 		deleted += n
 		if err != nil && !errors.Is(err, errNotItsTurn) {
 			errs = append(errs, explain("sweep", fmt.Errorf("limit %q: %w", limit.name, inner{err})))
-			if state := sqlState(err); ctx.Err() != nil || state == "" && !errors.Is(err, errSweepLocked) || state == "42883" { // the others would fail alike
+			if state := sqlState(err); ctx.Err() != nil || state == "" && !errors.Is(err, errSweepLocked) || state == "42883" || state == "3F000" { // the others would fail alike
 				return deleted, errs
 			}
 		}
@@ -87,10 +87,11 @@ func (l *Limiter) sweep(ctx context.Context, run sweepStep, limit Limit) (delete
 		Capacity: limit.numbers.Capacity, Start: nullable(pgtype.Timestamptz{Time: limit.start, Valid: limit.hasStart}),
 	}
 	if limit.varies > 0 {
-		args.Varies = new(intervalText(limit.varies))
+		args.Varies = pgtype.Interval{Days: int32(limit.varies / day), Microseconds: (limit.varies % day).Microseconds(), Valid: true}
 	}
 	if limit.onCalendar() {
-		args.Unit = new(limit.calendar.Interval())
+		months, days := limit.calendar.Step()
+		args.Unit = pgtype.Interval{Months: int32(months), Days: int32(days), Valid: true}
 	}
 	err = l.sweepBatches(ctx, run, limit.name, func(ctx context.Context, tx DB, now *time.Time) (more bool, done func(), err error) {
 		args.Now = now

@@ -277,7 +277,7 @@ func TestMissingGrants(t *testing.T) {
 		t.Run(row.args[0], func(t *testing.T) {
 			w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour))
 			w.sql("SELECT ratelimit.consume('l', 'k', rate => 1, period => '100000 hours'), ratelimit.override('l', 'k', rate => 2), ratelimit.hold('l', 'k', 'job', 0, forever => true)")
-			w.sql("INSERT INTO ratelimit.limits VALUES ('l', 'full', 0, 1, 1, now() - interval '1 day')")
+			w.sql("INSERT INTO ratelimit.limits VALUES ('l', 'full', 0, 1, 2, now() - interval '1 day')")
 			role := w.newRole()
 			sql := fmt.Sprintf("SELECT ratelimit.grant('%s', '%s')", role, row.work)
 			refused := func(what string) {
@@ -371,7 +371,7 @@ func TestReasonsWhyNothingIsThere(t *testing.T) {
 	w.run("migrate", "status").wants(t, exitNothing, "Run `txlimit migrate`: the schema no_such_schema is behind")
 	w.run("migrate", "down", "--yes").wants(t, exitNothing, "Nothing to undo")
 	w.run("limits").wants(t, exitError, "there is no schema no_such_schema ") // it was not made
-	w.sql("CREATE SCHEMA app; CREATE TABLE app.limits (user_id text)")                        // which is somebody else's
+	w.sql("CREATE SCHEMA app; CREATE TABLE app.limits (user_id text)")        // which is somebody else's
 	w.schema = "app"
 	w.run("limits").wants(t, exitError, `there are no rate limits in the schema app \(.*Other schemas have them: --schema ratelimit\n$`)
 	w.run("migrate", "status").wants(t, exitNothing, "Run `txlimit migrate`: the schema app is behind")

@@ -67,13 +67,13 @@ func (a *app) connect(ctx context.Context) error {
 	return err
 }
 
-// inTx runs fn in a transaction in which only the limiter's names count, and commits it. It gives up waiting for a lock when a.patience has
-// passed.
+// inTx runs fn in a transaction in which only Postgres' own names count and the limiter's, in its schema, and commits it. It gives up waiting
+// for a lock when a.patience has passed.
 func (a *app) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	return a.within(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, fmt.Sprintf("SET LOCAL lock_timeout = %d", a.patience.Milliseconds()), fn)
 }
 
-// reading runs fn in a transaction that reads, along indexes where it can, and in which only the limiter's names count. All that fn reads is
+// reading runs fn in a transaction that reads, along indexes where it can, with the same names. All that fn reads is
 // of one snapshot: an answer must not mix what was there before a change with what is there after it.
 // Nothing is compiled: a scan that cannot be avoided looks costly, and its compilation would take half a second.
 func (a *app) reading(ctx context.Context, fn func(tx pgx.Tx) error) error {

@@ -189,7 +189,7 @@ func keysWith(name string, n int64) string {
 // hasUsage reports whether a usage table is there and may be read. If it is there and may not be read, it says so.
 func (a *app) hasUsage(ctx context.Context, db querier, table string, unreadable *bool) (has bool, err error) {
 	var role string
-	err = db.QueryRow(ctx, "SELECT coalesce(has_table_privilege(t, 'SELECT'), false), NOT coalesce(has_table_privilege(t, 'SELECT'), true), current_user FROM to_regclass('"+table+"') AS t").
+	err = db.QueryRow(ctx, "SELECT t IS NOT NULL AND may, t IS NOT NULL AND NOT may, current_user FROM to_regclass('"+table+"') AS t, has_table_privilege(t, 'SELECT') AS may").
 		Scan(&has, unreadable, &role)
 	if *unreadable {
 		fmt.Fprintf(a.stderr, "The role may not read what was counted. %s\n", a.grant(role, look))

@@ -44,7 +44,9 @@ func (a *app) migrateCommand() *cobra.Command {
 		Short: "Make or upgrade the tables and functions",
 		Long: `Make the tables and functions of the limits, or upgrade them to this program's version. It says what it did. Migrate first, then deploy. To go back: deploy first, then txlimit migrate down.
 
-They are made in a schema of their own, --schema, which is made first if it is not there. It and all in it belong to the role that migrates. Others may use it when they are granted: SELECT ratelimit.grant('app', 'consume').
+They are made in a schema of their own, --schema, which is made first if it is not there. It belongs to the role that migrates. Another role
+may use it once the owner has granted it: SELECT ratelimit.grant('app', 'consume').
+
 The migrations are those of package migrations, run by goose; which have been run is noted in ` + migrations.VersionTable + `. Two that run at once wait for each other.
 Rows of limits are not locked, so traffic can go on.`,
 		Example: `  txlimit migrate
@@ -82,7 +84,7 @@ and usage. The command asks first, unless --yes is given.`,
 		Use:   "sql",
 		Short: "Print SQL that makes the schema, for psql or another tool",
 		Long: `Print the SQL that makes the schema and all in it, for psql or another tool that migrates. It needs no database. Run it in one transaction,
-in a database that does not have the schema yet. goose notes nothing of it.`,
+in a database that does not have the schema yet. Goose notes nothing of it.`,
 		Example: `  txlimit migrate sql | psql -1 -v ON_ERROR_STOP=1
   txlimit migrate sql --schema app > limits.sql`,
 		Args: noArgs,
@@ -137,10 +139,7 @@ func (a *app) goose(ctx context.Context, fn func(db *sql.DB, provider *goose.Pro
 	var f found
 	err := a.reading(ctx, func(tx pgx.Tx) error {
 		// Of a migration that runs meanwhile, goose's table comes first: so it is looked up last.
-		return tx.QueryRow(ctx, `
-			SELECT EXISTS (SELECT FROM pg_proc AS f JOIN pg_namespace AS n ON n.oid = f.pronamespace WHERE n.nspname = $1::text::name AND f.proname = '_consume'),
-			       EXISTS (SELECT FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE n.nspname = $1::text::name AND c.relname = 'goose_version')`,
-			a.schema).Scan(&f.made, &f.table)
+		return tx.QueryRow(ctx, "SELECT to_regproc('ratelimit._consume') IS NOT NULL, to_regclass('ratelimit.goose_version') IS NOT NULL").Scan(&f.made, &f.table)
 	})
 	if err != nil {
 		return err
@@ -189,8 +188,8 @@ func (a *app) migrateDown(ctx context.Context, _ []string) error {
 		schema, nothing := printable(a.schema), migrated{a.schema, 0, []migration{}}
 		switch {
 		case f.bySQL():
-			return a.nothing(nothing, "Nothing to undo: the schema %s was made by `txlimit migrate sql`, not noted by goose. To drop it with all limits, overrides and usage: DROP SCHEMA %s CASCADE",
-				schema, identifier(a.schema))
+			return a.nothing(nothing, "Nothing to undo: the schema %s was made by `txlimit migrate sql`, not noted by goose. "+
+				"To drop it with all limits, overrides and usage: DROP SCHEMA %s CASCADE", schema, identifier(a.schema))
 		case f.version == 0:
 			return a.nothing(nothing, "Nothing to undo: no migration has been run in the schema %s.", schema)
 		}
@@ -308,15 +307,20 @@ func (a *app) sayStatus(ctx context.Context, provider *goose.Provider, f found) 
 		return err
 	}
 	pending := slices.ContainsFunc(m.Migrations, func(one migration) bool { return !one.Applied })
-	const how = "docs/operations.md#migrations has the SQL that tells goose what is there."
+	unreleased := f.bySQL() && m.Version == 0
 	switch {
-	case f.bySQL() && m.Version > 0 && pending:
-		fmt.Fprintf(a.stderr, "The schema %s was made by `txlimit migrate sql`, not noted by goose, and is behind this program. First %s Then run `txlimit migrate`.\n", printable(a.schema), how)
-		return errNothing
-	case f.bySQL() && m.Version > 0:
-		fmt.Fprintf(a.stderr, "The schema %s was made by `txlimit migrate sql`, not noted by goose: no migration is left to run. To go on with goose: %s\n", printable(a.schema), how)
-	case !f.bySQL() && pending:
+	case unreleased:
+	case f.bySQL():
+		state, then := "no migration is left to run", ""
+		if pending {
+			state, then = "it is behind this program", " Then run `txlimit migrate`."
+		}
+		fmt.Fprintf(a.stderr, "The schema %s was made by `txlimit migrate sql`, not noted by goose: %s. To go on with goose: "+
+			"docs/operations.md#migrations has the SQL that tells goose what is there.%s\n", printable(a.schema), state, then)
+	case pending:
 		fmt.Fprintf(a.stderr, "Run `txlimit migrate`: the schema %s is behind this program.\n", printable(a.schema))
+	}
+	if pending && !unreleased {
 		return errNothing
 	}
 	return a.sayChecked(m.Version, s, checked)

@@ -23,8 +23,8 @@ type Calendar struct {
 // Units are the units of the calendar.
 var Units = []string{"day", "week", "month", "quarter", "year"}
 
-// step is the unit's length in months or in days.
-func (c Calendar) step() (months, days int) {
+// Step is the unit's length in months or in days.
+func (c Calendar) Step() (months, days int) {
 	switch c.Unit {
 	case "day":
 		return 0, 1
@@ -87,7 +87,7 @@ func (c Calendar) starts() func(number int) algebra.Micros {
 	if err != nil {
 		panic(err) // never: the zone was loaded when the limit was made
 	}
-	months, days := c.step()
+	months, days := c.Step()
 	if months == 0 {
 		return func(number int) algebra.Micros { return instant(anchor.AddDate(0, 0, number*days), loc) }
 	}
@@ -105,7 +105,7 @@ func (c Calendar) Number(at algebra.Micros) (n int) {
 	anchor, _ := ParseAnchor(c.Anchor)
 	now := at.Time()
 	// An estimate in UTC, which is at most two windows wrong.
-	if months, days := c.step(); months > 0 {
+	if months, days := c.Step(); months > 0 {
 		n = (12*(now.Year()-anchor.Year()) + int(now.Month()-anchor.Month())) / months
 	} else {
 		n = int((at - algebra.At(anchor)) / algebra.Micros((24*time.Hour).Microseconds()*int64(days)))

@@ -42,7 +42,7 @@ type ApplyParams struct {
 	Firsts     []int32
 	Lasts      []int32
 	Mosts      []float64
-	Within     *string
+	Within     pgtype.Interval
 }
 
 func (q *Queries) Apply(ctx context.Context, arg ApplyParams) ([]byte, error) {
@@ -103,7 +103,7 @@ type ApplyOneParams struct {
 	Firsts     []int32
 	Lasts      []int32
 	Mosts      []float64
-	Within     *string
+	Within     pgtype.Interval
 }
 
 func (q *Queries) ApplyOne(ctx context.Context, arg ApplyOneParams) ([]byte, error) {
@@ -367,7 +367,7 @@ SELECT ratelimit._wire_hold(
 type HoldParams struct {
 	ID         string
 	Token      pgtype.UUID
-	Ttl        *string
+	Ttl        pgtype.Interval
 	Taking     int32
 	Units      []string
 	Names      []string
@@ -696,12 +696,12 @@ type SweepParams struct {
 	Name     string
 	Kind     string
 	Rate     float64
-	Unit     *string
+	Unit     pgtype.Interval
 	Period   time.Duration
 	Capacity float64
 	Start    *time.Time
 	First    string
-	Varies   *string
+	Varies   pgtype.Interval
 	Now      *time.Time
 }
 
@@ -873,7 +873,7 @@ type UpdateHoldParams struct {
 	ID       string
 	State    string
 	Unit     string
-	Ttl      *string
+	Ttl      pgtype.Interval
 }
 
 // Locks the limit's row, and then the id's own, which it inserts (CONCURRENCY.md, J13).

@@ -2,10 +2,7 @@ package inmemory
 
 import (
 	"cmp"
-	"fmt"
-	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -27,12 +24,13 @@ func readSweep(a arguments, now algebra.Micros) sweeping {
 	s := sweeping{name: take[string](&a)}
 	kind := take[string](&a)
 	s.limit.Rate = take[float64](&a)
-	unit := take[pgtype.Text](&a)
+	unit := take[pgtype.Interval](&a)
 	s.limit.Period = take[time.Duration](&a)
 	s.limit.Capacity = take[float64](&a)
 	start := take[*time.Time](&a)
 	take[string](&a) // the key to begin with: here, a sweep is one batch
-	s.varies = interval(take[pgtype.Text](&a).String)
+	varies := take[pgtype.Interval](&a)
+	s.varies = algebra.Micros(int64(varies.Days)*24*time.Hour.Microseconds() + varies.Microseconds)
 	if at := take[*time.Time](&a); at != nil {
 		now = algebra.At(*at)
 	}
@@ -48,26 +46,12 @@ func readSweep(a arguments, now algebra.Micros) sweeping {
 		return algebra.Grid(cmp.Or(key, s.name), s.limit.Period)
 	}
 	for _, u := range calendar.Units {
-		if c := (calendar.Calendar{Unit: u}); unit.Valid && c.Interval() == unit.String {
+		c := calendar.Calendar{Unit: u}
+		if months, days := c.Step(); unit.Valid && months == int(unit.Months) && days == int(unit.Days) {
 			s.limit.Period = c.Longest()
 		}
 	}
 	return s
-}
-
-// interval reads the text of an interval, as package ratelimit writes it.
-func interval(text string) algebra.Micros {
-	var days, hours, minutes int64
-	var seconds float64
-	for _, part := range strings.SplitAfter(text, " days") {
-		switch {
-		case strings.HasSuffix(part, " days"):
-			_, _ = fmt.Sscan(part, &days)
-		case part != "":
-			_, _ = fmt.Sscanf(strings.TrimSpace(part), "%d:%d:%f", &hours, &minutes, &seconds)
-		}
-	}
-	return algebra.Micros(((days*24+hours)*60+minutes)*60_000_000) + algebra.Micros(math.Round(seconds*1e6))
 }
 
 // idle reports whether no call can tell a key's rows from missing ones: they were full at an instant, and at every later one.

@@ -121,8 +121,8 @@ func notSaved(err error) bool {
 	case state == "57014": // canceled: a statement_timeout
 		return true
 	default:
-		// A read-only transaction, serialization, a table or a right that is missing, a full disk, a lock.
-		return slices.Contains([]string{"25", "40", "42", "53", "55"}, state[:2])
+		// A read-only transaction, serialization, a schema, a table or a right that is missing, a full disk, a lock.
+		return slices.Contains([]string{"25", "3F", "40", "42", "53", "55"}, state[:2])
 	}
 }
 
