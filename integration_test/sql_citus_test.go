@@ -70,15 +70,23 @@ const citusStub = `
 // psqlError is what psql prints of an error, verbosely.
 var psqlError = regexp.MustCompile(`(?s)ERROR:  (\w{5}): (.*?)\n(?:HINT:  (.*?)\n)?`)
 
-// runCitusFile runs the file by psql.
-func runCitusFile(t *testing.T, pool *pgxpool.Pool, flags ...string) error {
+// runPsql runs psql on the database of a pool.
+func runPsql(t *testing.T, pool *pgxpool.Pool, input string, flags ...string) ([]byte, error) {
 	t.Helper()
 	psql, err := exec.LookPath("psql")
 	if err != nil {
 		t.Skip("there is no psql")
 	}
-	args := append([]string{"-X", "-q", "-v", "ON_ERROR_STOP=1", "-v", "VERBOSITY=verbose", "-f", "../migrations/citus.sql"}, flags...)
-	out, err := exec.CommandContext(t.Context(), psql, append(args, forAll(t, pool.Config().ConnString()))...).CombinedOutput()
+	args := append([]string{"-X", "-q", "-v", "ON_ERROR_STOP=1", "-v", "VERBOSITY=verbose"}, flags...)
+	cmd := exec.CommandContext(t.Context(), psql, append(args, forAll(t, pool.Config().ConnString()))...)
+	cmd.Stdin = strings.NewReader(input)
+	return cmd.CombinedOutput()
+}
+
+// runCitusFile runs the file.
+func runCitusFile(t *testing.T, pool *pgxpool.Pool, flags ...string) error {
+	t.Helper()
+	out, err := runPsql(t, pool, "", append(flags, "-f", "../migrations/citus.sql")...)
 	if match := psqlError.FindSubmatch(out); match != nil {
 		return &pgconn.PgError{Code: string(match[1]), Message: string(match[2]), Hint: string(match[3])}
 	}
@@ -292,6 +300,22 @@ func TestCitusCanReplaceAndGrantTheFunctions(t *testing.T) {
 	mustExec(t, pool, `CREATE FUNCTION ratelimit.reads(q ratelimit._request) RETURNS text LANGUAGE sql RETURN (ratelimit._read(q.name::jsonb, 1, NULL)).key`)
 	if got := lines(t, pool, circles); got != "(ratelimit._read)" {
 		t.Errorf("a circle is not found: %s", got)
+	}
+}
+
+// TestTheRecountOnCitusReadsFirst runs that of docs/citus.md.
+func TestTheRecountOnCitusReadsFirst(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 1)
+	mustExec(t, pool, `SELECT ratelimit.publish('test', '[{"name": "renders", "kind": "slots", "capacity": 3}]');
+		SELECT ratelimit.hold('renders', 'a', id => 'x', ttl => '1 hour'), ratelimit.hold('renders', 'o''b', id => 'y', ttl => '1 hour');
+		SELECT ratelimit.hold('renders', id => 'z', global => true, forever => true);
+		DELETE FROM ratelimit.limits`)
+	if out, err := runPsql(t, pool, docSQL(t, "docs/citus.md", "gexec")); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if got := lines(t, pool, "SELECT key, value FROM ratelimit.limits ORDER BY 1"); got != `("",-1)`+"\n(a,-1)\n(o'b,-1)" {
+		t.Errorf("counted %s", got)
 	}
 }
 

@@ -675,6 +675,11 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		},
 	})
 	maps.Copy(all, map[string]failure{
+		"Consume: a Coalescer of another schema": {by: "Consume", is: invalid, do: func(c *failing) error {
+			coalescer := &ratelimit.Coalescer{Pool: c.pool}
+			succeeds(c.T, second(new(ratelimit.Limiter).Consume(c.ctx, coalescer, ratelimit.TokenBucket("another", 1, time.Hour).Global())))
+			return second((&ratelimit.Limiter{Schema: "another"}).Consume(c.ctx, coalescer, c.request()))
+		}},
 		"QueueConsume: a lost answer in a transaction": {by: "QueueConsume", is: io.ErrUnexpectedEOF, do: func(c *failing) error {
 			return c.limiter.InTx(c.ctx, c.cutPool(aRow), func(ctx context.Context, tx pgx.Tx) error { return tx.SendBatch(ctx, c.batch()).Close() })
 		}},

@@ -49,10 +49,10 @@ func Files(dir fs.FS) (map[string]string, error) {
 	// The number changes with every migration, and only then.
 	source := engine
 	engine = numbered(source, h.next-1)
-	up, down, new, err := h.changes(engine)
+	up, down, added, err := h.changes(engine)
 	if err == nil && up != "" {
 		engine = numbered(source, h.next)
-		up, down, new, err = h.changes(engine)
+		up, down, added, err = h.changes(engine)
 	}
 	if err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ func Files(dir fs.FS) (map[string]string, error) {
 		if h.next == 1 {
 			up = onlyUTF8 + up
 		}
-		files[fmt.Sprintf("%05d_engine.sql", h.next)] = generatedBy + "\n-- +goose Up\n" + up + granted(new) + "\n-- +goose Down\n" + engineBegin + down + engineEnd
+		files[fmt.Sprintf("%05d_engine.sql", h.next)] = generatedBy + "\n-- +goose Up\n" + up + granted(added) + "\n-- +goose Down\n" + engineBegin + down + engineEnd
 	}
 	return files, nil
 }

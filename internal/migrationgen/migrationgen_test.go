@@ -102,9 +102,7 @@ func (r repo) statements(name string) (up, down []string) {
 	for i, direction := range []*[]string{&up, &down} {
 		_, sql, _ := strings.Cut(strings.Replace(parts[i], onlyUTF8, "", 1), engineBegin)
 		sql, _, _ = strings.Cut(sql, engineEnd)
-		for _, begin := range beginning.FindAllString(sql, -1) {
-			*direction = append(*direction, begin)
-		}
+		*direction = append(*direction, beginning.FindAllString(sql, -1)...)
 	}
 	return up, down
 }

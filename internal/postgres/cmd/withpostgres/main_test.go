@@ -49,28 +49,28 @@ func TestCommandSeesTheFilesTableAndItsExitCodeIsReturned(t *testing.T) {
 	}
 	t.Setenv(envExit, "yes")
 	file := write(t, "CREATE TABLE exit_codes (code int);\nINSERT INTO exit_codes VALUES (42);")
-	code, err := run(file, []string{self})
+	code, err := run(false, file, []string{self})
 	if code != 42 || err != nil {
 		t.Errorf("run = %d, %v, want 42", code, err)
 	}
 }
 
 func TestCommandKilledBySignal(t *testing.T) {
-	code, err := run("", []string{"sh", "-c", "kill -TERM $$"})
+	code, err := run(false, "", []string{"sh", "-c", "kill -TERM $$"})
 	if code != 128+15 || err != nil {
 		t.Errorf("run = %d, %v, want 143", code, err)
 	}
 }
 
 func TestOwnFailures(t *testing.T) {
-	if _, err := run("/nonexistent.sql", []string{"true"}); err == nil {
+	if _, err := run(false, "/nonexistent.sql", []string{"true"}); err == nil {
 		t.Error("no error for a file that is not there")
 	}
-	if _, err := run("", []string{"/nonexistent"}); err == nil {
+	if _, err := run(false, "", []string{"/nonexistent"}); err == nil {
 		t.Error("no error for a command that is not there")
 	}
 	file := write(t, "SELECT 1;\n-- häßlich\nSELECT nonsense;\n")
-	if _, err := run(file, []string{"true"}); err == nil || !strings.Contains(err.Error(), file+":3: ") {
+	if _, err := run(false, file, []string{"true"}); err == nil || !strings.Contains(err.Error(), file+":3: ") {
 		t.Errorf("the error does not name line 3 of the file: %v", err)
 	}
 }
