@@ -142,7 +142,7 @@ BEGIN
         RAISE undefined_function USING MESSAGE = format('the schema has %s of 27 functions', n),
             HINT = 'Migrate first, and use the citus.sql of the same release.';
     END IF;
-    -- With true, the functions for several keys run statements for one key each. _coalesce and _consume_keys then refuse
+    -- With true, the functions for several keys run statements for one key each. _coalesce and _consume_keys refuse
     -- their batches, and the Coalescer sends one call after another: several nodes would cost more than it saves.
     EXECUTE format('CREATE OR REPLACE FUNCTION %s._distributed() RETURNS boolean '
         'LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN %s', own, by_key::text);
@@ -193,7 +193,8 @@ DECLARE
     wanted bigint;
     found  text;
 BEGIN
-    IF current_setting('txlimit.delegated') <> (CASE current_setting('txlimit.by_key') WHEN 'true' THEN '4' ELSE '14' END) THEN
+    IF current_setting('txlimit.delegated')
+       <> (CASE current_setting('txlimit.by_key') WHEN 'true' THEN '4' ELSE '14' END) THEN
         RAISE undefined_function USING
             MESSAGE = format('%s functions run where the rows are', current_setting('txlimit.delegated')),
             HINT = 'Use the citus.sql of the same release.';
@@ -214,10 +215,11 @@ BEGIN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('these workers do not have all %s functions: %s', wanted, found),
             HINT = format('If the migration is older than CREATE EXTENSION citus: '
-                'SELECT create_distributed_function(oid::regprocedure) FROM pg_proc WHERE pronamespace = %L::regnamespace, '
-                'and CREATE OR REPLACE each view turn_... as it is. Otherwise, as a superuser: '
+                'SELECT create_distributed_function(oid::regprocedure) FROM pg_proc '
+                'WHERE pronamespace = %L::regnamespace, and CREATE OR REPLACE each view turn_... as it is. '
+                'Otherwise, as a superuser: '
                 'SELECT start_metadata_sync_to_all_nodes(). Then run this file again.', own);
     END IF;
-    RAISE NOTICE 'All workers have the % functions. Done. Next: make conformance URL=..., as docs/citus.md says.', wanted;
+    RAISE NOTICE 'All workers have the % functions. Done. Next: make conformance URL=... (docs/citus.md).', wanted;
 END
 $$;

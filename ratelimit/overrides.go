@@ -286,8 +286,6 @@ func (o *Overrides) validate() error {
 	switch {
 	case noDatabase(o.DB), handles.IsOne(o.DB):
 		return fmt.Errorf("%w: Overrides need a pool as their DB", ErrInvalid)
-	case o.Schema != "" && inschema.Check(o.Schema) != nil:
-		return fmt.Errorf("%w: Overrides: %w", ErrInvalid, inschema.Check(o.Schema))
 	case o.Every < 0 || o.Every > defaultEvery:
 		return fmt.Errorf("%w: Overrides poll every %v, which is not between 0 and %v", ErrInvalid, o.Every, defaultEvery)
 	case o.Listen && o.pool() == nil:
@@ -465,7 +463,10 @@ func (o *Overrides) listen(ctx context.Context, wake chan<- struct{}) {
 	for ctx.Err() == nil {
 		err := o.pool().AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 			listening := conn.Conn()
-			channel, _ := inschema.Text("ratelimit.overrides", o.Schema) // it was validated
+			channel, err := inschema.Text("ratelimit.overrides", o.Schema)
+			if err != nil {
+				return err
+			}
 			if _, err := listening.Exec(ctx, "LISTEN "+pgx.Identifier{channel}.Sanitize()); err != nil {
 				return err
 			}
