@@ -63,7 +63,7 @@ func coalescedAndRedis(goroutines int, pick func(worker int) string, fillKeys, o
 	}
 }
 
-// openCoalescedFloor opens a coalescer on the schema of severalKeysFloor.
+// openCoalescedFloor opens a coalescer on the database of severalKeysFloor.
 func openCoalescedFloor(ctx context.Context, e *env, o setting, keys int) (*opened, error) {
 	pool, err := severalKeysFloor(ctx, e, o.conns, o.tracer, keys)
 	if err != nil {
@@ -72,7 +72,7 @@ func openCoalescedFloor(ctx context.Context, e *env, o setting, keys int) (*open
 	return coalescedOn(e, &ratelimit.Coalescer{Pool: pool}, o), nil
 }
 
-// severalKeysFloor opens a pool on a schema with a minimal function that decides several keys, by the same plan. It checks
+// severalKeysFloor opens a pool on a database with a minimal function that decides several keys, by the same plan. It checks
 // nothing and has only a period of one second. It leaves out cases that do not occur here: denials, keys without a row, rows of several
 // shards, and a clock that goes back.
 func severalKeysFloor(ctx context.Context, e *env, conns int, tracer pgx.QueryTracer, keys int) (*pgxpool.Pool, error) {

@@ -120,7 +120,7 @@ func measureGrowth(ctx context.Context, e *env, g growth, out io.Writer) error {
 	return nil
 }
 
-// openGrowth opens the ways, each on a schema or a prefix of its own, and a pool to ask the server.
+// openGrowth opens the ways, each on a database or a prefix of its own, and a pool to ask the server.
 func openGrowth(ctx context.Context, e *env, g growth) ([]*growthWay, *pgxpool.Pool, error) {
 	admin, err := e.newPool(ctx, 1, nil)
 	if err != nil {

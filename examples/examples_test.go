@@ -41,7 +41,7 @@ func TestEveryExampleTellsItsStory(t *testing.T) {
 		t.Fatalf("%v: %v\n%s", build, err, output)
 	}
 
-	// One server for all. Each example makes its own schema there.
+	// One server for all. Each example makes its own database there.
 	server, err := postgres.Start(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +76,7 @@ func play(t *testing.T, program string, env []string, golden string) {
 	cmd.Env = env
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // the example then drops its schema
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // the example then drops its database
 	cmd.WaitDelay = 30 * time.Second
 	err := cmd.Run()
 	t.Logf("\n%s%s", &stderr, &stdout)

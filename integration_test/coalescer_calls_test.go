@@ -20,7 +20,7 @@ import (
 )
 
 // TestCoalescerIsExact lets random calls arrive in a known order while others are at the database, so that one statement
-// decides them. It makes the same calls one after another on a pool of another schema. All answers and the tables must be
+// decides them. It makes the same calls one after another on a pool of another database. All answers and the tables must be
 // equal.
 func TestCoalescerIsExact(t *testing.T) {
 	long(t)

@@ -101,7 +101,7 @@ func (s *statements) count(word string) (n int) {
 	return n
 }
 
-// traced makes another pool on the same schema, and counts its statements.
+// traced makes another pool on the same database, and counts its statements.
 func traced(t *testing.T, pool *pgxpool.Pool, conns int, settings map[string]string) (*pgxpool.Pool, *statements) {
 	t.Helper()
 	var s statements

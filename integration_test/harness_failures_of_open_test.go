@@ -76,6 +76,9 @@ func failuresOfOpen(conflicting *pgxpool.Pool) map[string]failure {
 		"Open: overrides and none": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) {
 			o.Overrides, o.NoOverrides = new(ratelimit.Overrides), true
 		})},
+		"Open: Overrides of another schema": {by: "Open", is: invalid, bare: true, do: unsent(func(c *failing, o *ratelimit.Options) {
+			o.Overrides = &ratelimit.Overrides{DB: c.pool, Schema: "another"}
+		})},
 		"Open: a name that no schema has": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.Schema = "a.b" })},
 		"Open: a Recorder without a pool": {by: "Open", is: invalid, bare: true, do: unsent(func(_ *failing, o *ratelimit.Options) { o.Usage = new(usage.Recorder) })},
 		"Open: a limit twice":             {by: "Open", is: invalid, do: unsent(func(c *failing, o *ratelimit.Options) { o.Limits = []ratelimit.Limit{c.limit, c.limit} })},

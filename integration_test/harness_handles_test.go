@@ -115,7 +115,7 @@ func inQueryModes(t *testing.T, open func(t testing.TB, conns int) *pgxpool.Pool
 	}
 }
 
-// reconfigured makes another pool for the same schema.
+// reconfigured makes another pool for the same database.
 func reconfigured(t *testing.T, pool *pgxpool.Pool, change func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	config := pool.Config()

@@ -14,14 +14,14 @@ import (
 // txWay is a way to run a function in a transaction, and to run it again after a conflict.
 type txWay struct {
 	limiter *ratelimit.Limiter
-	pool    *pgxpool.Pool // to look at the same schema, which has the table jobs
+	pool    *pgxpool.Pool // to look at the same database, which has the table jobs
 	inUse   func() int    // connections that are taken
 	begins  bool          // the library begins the transaction, so there are Isolation and Hot
 
 	// in runs the function. Its context must not be used for other transactions on the same pool.
 	in func(ctx context.Context, fn func(ctx context.Context, tx handle) error, options ...ratelimit.TxOption) error
 
-	// another is another process on the same schema: it has a limiter and connections of its own.
+	// another is another process on the same database: it has a limiter and connections of its own.
 	another func(t *testing.T) txWay
 }
 

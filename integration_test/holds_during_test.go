@@ -18,7 +18,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// onEveryPool runs a test on every kind of pool, and beside it on another pool of the same schema.
+// onEveryPool runs a test on every kind of pool, and beside it on another pool of the same database.
 func onEveryPool(t *testing.T, test func(t *testing.T, db ratelimit.DB, beside *pgxpool.Pool)) {
 	t.Helper()
 	on := func(name string, db func(t *testing.T, url string) ratelimit.DB) {

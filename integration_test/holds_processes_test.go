@@ -18,7 +18,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
-// duringWorker is the environment variable that makes this program a process that does jobs, with the schema of its value. With duringJob, it does
+// duringWorker is the environment variable that makes this program a process that does jobs, with the database of its value. With duringJob, it does
 // this one job, until its hold is lost, and says when it begins and ends.
 const (
 	duringWorker = "TXLIMIT_TEST_DURING_WORKER"

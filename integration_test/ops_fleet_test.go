@@ -84,7 +84,7 @@ func TestAGuardRefusesForeignKeysInEveryVerb(t *testing.T) {
 			w.grant(limit.Key("theirs old").Count(2))
 		}
 		w.must(guardTheirs)
-		defer w.must("DROP TRIGGER guard ON ratelimit.limits") // other tests use the schema
+		defer w.must("DROP TRIGGER guard ON ratelimit.limits") // other tests use the database
 		before := w.contents()
 
 		consume := func(requests ...ratelimit.Request) func(db handle) error {
@@ -289,7 +289,7 @@ func TestAGuardRefusesOnlyTheForeignCallsOfABatch(t *testing.T) {
 	}
 }
 
-// newFleet makes n servers, each with a migrated schema. If there is but one server (TXLIMIT_TEST_DATABASE_URL), they are schemas.
+// newFleet makes n servers, each with a migrated database. If there is but one server (TXLIMIT_TEST_DATABASE_URL), they are databases of it.
 func newFleet(t *testing.T, n int) (pools []*pgxpool.Pool) {
 	t.Helper()
 	pools = append(pools, newPool(t, 8))

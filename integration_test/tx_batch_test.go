@@ -81,7 +81,7 @@ func queue(t *testing.T, limiter *ratelimit.Limiter, batch *pgx.Batch, requests 
 	return result
 }
 
-// sameAsConsume compares random batches with Consume in another schema.
+// sameAsConsume compares random batches with Consume in another database.
 func sameAsConsume(t *testing.T, pool *pgxpool.Pool, send func(ctx context.Context, pool *pgxpool.Pool, batch *pgx.Batch) error) {
 	t.Helper()
 	r := newRand(t)

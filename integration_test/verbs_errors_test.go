@@ -675,6 +675,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		},
 	})
 	maps.Copy(all, map[string]failure{
+		"Consume: Overrides of another schema": {by: "Consume", is: invalid, do: func(c *failing) error {
+			return second((&ratelimit.Limiter{Schema: "another", Overrides: new(ratelimit.Overrides)}).Consume(c.ctx, c.pool, c.request()))
+		}},
 		"Consume: a Coalescer of another schema": {by: "Consume", is: invalid, do: func(c *failing) error {
 			coalescer := &ratelimit.Coalescer{Pool: c.pool}
 			succeeds(c.T, second(new(ratelimit.Limiter).Consume(c.ctx, coalescer, ratelimit.TokenBucket("another", 1, time.Hour).Global())))

@@ -35,7 +35,7 @@ func sentOn(t *testing.T, pool *pgxpool.Pool) map[string]int {
 	return sent
 }
 
-// oneConnection is a pool of one connection to the schema of another, in a query mode that prepares statements.
+// oneConnection is a pool of one connection to the database of another, in a query mode that prepares statements.
 func oneConnection(t *testing.T, pool *pgxpool.Pool, settings map[string]string) *pgxpool.Pool {
 	t.Helper()
 	return reconfigured(t, pool, func(c *pgxpool.Config) {

@@ -36,8 +36,8 @@ func (s Schema) Differs() string {
 // It also returns an error if the database or the session has another encoding than UTF8. There, the same key would be stored as one
 // text by this library, and as another by programs that convert.
 //
-// db is a pool, a connection or a transaction of pgx, or ratelimit.SQL of a handle of database/sql. schema is as for [In]. Check only reads. It works
-// on a standby, and needs USAGE on the schema. ratelimit.Open calls it. In a transaction, a schema that is not there is a SQL error (42883 or
+// db is a pool, a connection or a transaction of pgx, or ratelimit.SQL of a handle of database/sql. schema is as for [In]. Check only reads, and works
+// on a standby. It needs any word of ratelimit.grant: without one, the error is 42501 and does not match ErrBehind. ratelimit.Open calls it. In a transaction, a schema that is not there is a SQL error (42883 or
 // 3F000), after which the transaction is aborted.
 func Check(ctx context.Context, db interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
@@ -56,8 +56,8 @@ func Check(ctx context.Context, db interface {
 		err = read()
 	}
 	if state := (interface{ SQLState() string })(nil); errors.As(err, &state) && (state.SQLState() == "42883" || state.SQLState() == "3F000") {
-		return Schema{}, fmt.Errorf("%w: migrate first (`txlimit migrate`, or goose with package migrations); if that was done, is it the right database and schema, "+
-			"and has this role USAGE on it? %w", ErrBehind, err)
+		return Schema{}, fmt.Errorf("%w: is it the right database and schema, and was that not renamed? Otherwise migrate first "+
+			"(`txlimit migrate`, or goose with package migrations): %w", ErrBehind, err)
 	}
 	if err != nil {
 		return Schema{}, err

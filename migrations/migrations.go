@@ -1,4 +1,4 @@
-// Package migrations makes the limiter's schema: its tables, and the functions that work on them. Nothing of it is in another schema.
+// Package migrations makes the limiter's schema: its tables, and the functions that work on them. Everything is in that schema.
 //
 // Run it with goose:
 //
@@ -44,8 +44,8 @@ var FS embed.FS
 // another schema, say "tenant_a.goose_version".
 const VersionTable = inschema.Default + ".goose_version"
 
-// In returns the migrations for a schema with another name, of letters, digits, spaces, _ and -. "" is ratelimit. With another character, its files cannot be
-// opened: goose says so. All Limiters of the schema name it: ratelimit.Options has Schema.
+// In returns the migrations for a schema with another name: at most 63 bytes of letters, digits, spaces, _ and -. "" is ratelimit. For an invalid name,
+// opening a file fails. All Limiters of the schema name it: ratelimit.Options has Schema.
 //
 // Goose does not know a table whose schema has to be in quotes. For such a name, connect with the schema as the search_path, and have the
 // versions noted in "goose_version"; or use `txlimit migrate`.
@@ -77,8 +77,9 @@ type sqlFile struct {
 
 func (f sqlFile) Read(p []byte) (int, error) { return f.text.Read(p) }
 
-// Prepare makes the schema, which goose needs for its table, if it is not there. "" is ratelimit. It refuses one that another role owns, since
-// whoever owns a schema can replace what is in it. Otherwise it needs CREATE on the database.
+// Prepare makes the schema, which goose needs for its table, if it is not there. "" is ratelimit. db is a *sql.DB, *sql.Conn or *sql.Tx; a rollback
+// of a transaction undoes it. It refuses a schema whose owner this role is not a member of and, from a superuser, one that another role owns: the
+// owner can replace what is in it. To make the schema, the role needs CREATE on the database.
 func Prepare(ctx context.Context, db interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)

@@ -293,10 +293,10 @@ type inner struct{ error }
 func (w inner) Error() string { return strings.TrimPrefix(w.error.Error(), "ratelimit: ") }
 func (w inner) Unwrap() error { return w.error }
 
-// explain adds the failed operation to a database error and, for a missing function, a hint.
+// explain adds the failed operation to a database error and, if something is not there, a hint.
 func explain(what string, err error) error {
 	if state := sqlState(err); state == "42883" || state == "3F000" { // undefined_function, invalid_schema_name
-		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, and may this role use it?)", what, inner{err})
+		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, in this database, and not been renamed?)", what, inner{err})
 	}
 	return fmt.Errorf("ratelimit: %s: %w", what, inner{err})
 }

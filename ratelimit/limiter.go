@@ -33,8 +33,8 @@ type Limiter struct {
 	// processes share.
 	Clock func() time.Time
 
-	// Schema is where package migrations has made the limiter's tables and functions. "" is ratelimit. Another name is of letters, digits,
-	// spaces, _ and -: anything else is [ErrInvalid].
+	// Schema is where package migrations has made the limiter's tables and functions. "" is ratelimit. Another name has at most 63 bytes of
+	// letters, digits, spaces, _ and -: anything else is [ErrInvalid]. A [Coalescer] serves one schema: a call for another is ErrInvalid.
 	Schema string
 
 	// Observer is called after every call of a verb, before the call returns, with its outcome: for metrics, logs and

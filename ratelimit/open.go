@@ -219,6 +219,9 @@ func (o *Options) check(db DB) (pool DB, err error) {
 			o.Overrides.OnError = o.OnError
 		}
 	}
+	if o.Overrides.Schema != o.Schema {
+		return nil, fmt.Errorf("%w: open: the Overrides follow the schema %q, and Options.Schema is %q", ErrInvalid, o.Overrides.Schema, o.Schema)
+	}
 	if err := o.Overrides.validate(); err != nil {
 		return nil, err
 	}
@@ -327,7 +330,7 @@ func refused(part string, err error, grant, without string) error {
 	case strings.HasPrefix(state, "28"):
 		return fmt.Errorf("%w: the server refused the login: correct the role, its password, or pg_hba.conf", err)
 	case state == "42P01", state == "3F000":
-		return fmt.Errorf("%w: migrate first (`txlimit migrate`); if that was done, has this role USAGE on the schema, and was it not renamed?", err)
+		return fmt.Errorf("%w: is it the right database, and was the schema not renamed? Otherwise migrate (`txlimit migrate`)", err)
 	case state == "42501":
 		if grant == "" {
 			grant = "CONNECT on the database, and what SELECT ratelimit.grant('its name', 'consume') gives"

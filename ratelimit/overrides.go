@@ -60,7 +60,7 @@ type Overrides struct {
 	// DB is a pool, or [SQL] of a *sql.DB. It is required. Its role needs SELECT on ratelimit.overrides.
 	DB DB
 
-	// Schema is that of [Limiter]. [Open] sets it in Overrides of its own.
+	// Schema must be that of the Limiter; "" is ratelimit. Without a DB, [Open] sets it.
 	Schema string
 
 	// Every is the time between two polls: at most a second, which is the default, for 0. Otherwise tokens that are added to

@@ -13,8 +13,8 @@ import (
 )
 
 // Publish writes down the limits that a program defines, in place of those that it published before, in the table
-// ratelimit.definitions. Then the tool, the page and SQL by hand know the numbers, and a sweep minds them. No other decision depends
-// on it. Pass all limits of the program, each name once. program is its name, 1 to 255 bytes. Without limits, everything that the
+// definitions of [Limiter.Schema]. The other fields of the Limiter are not used. Then the tool, the page and SQL by hand know the numbers, and a
+// sweep minds them. No other decision depends on it. Pass all limits of the program, each name once. program is its name, 1 to 255 bytes. Without limits, everything that the
 // program published is withdrawn.
 //
 // Call it when a program migrates. A program that starts uses [Open]: Publish makes its list the newest, and a process of an older
@@ -22,7 +22,7 @@ import (
 //
 // db is a pool, a connection, a READ COMMITTED transaction, or [SQL] of one. Publish waits for others that publish. In a
 // transaction, they wait until it ends. A transaction above READ COMMITTED is refused (SQLSTATE RL003), since it would not see what
-// they wrote. The role needs SELECT, INSERT, UPDATE and DELETE on the table.
+// they wrote. The role needs the word consume (ratelimit.grant).
 //
 // An invalid limit or program is [ErrInvalid], before anything is sent. So are two limits of one name, and a limit made by
 // [Limit.With]. If another program has published a limit of the same

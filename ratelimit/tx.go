@@ -341,7 +341,7 @@ func beginFailed(t turn, err error) error {
 	state := sqlState(err) // undefined_table, insufficient_privilege; the latter also if the role may not connect
 	if (state == "42P01" || state == "3F000" || state == "42501") && !errors.As(err, new(*pgconn.ConnectError)) {
 		return fmt.Errorf("ratelimit: %s: %w (has the schema of package migrations been migrated, "+
-			"and has this role UPDATE on the views ratelimit.turn_00 to _31?)", what, inner{err})
+			"and has this role UPDATE on the views ratelimit.turn_00 to _31, which ratelimit.grant gives?)", what, inner{err})
 	}
 	return fmt.Errorf("ratelimit: %s: %w", what, inner{err})
 }

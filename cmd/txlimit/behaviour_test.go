@@ -38,7 +38,7 @@ type limitsRead struct {
 	UsageUnreadable bool
 }
 
-// newPublished makes a schema in which a program has published limits.
+// newPublished makes a database in which a program has published limits.
 func newPublished(t *testing.T, limits ...ratelimit.Limit) *world {
 	t.Helper()
 	w := newMigrated(t)
@@ -366,18 +366,18 @@ func TestReasonsWhyNothingIsThere(t *testing.T) {
 		{"unblock", "l", "k"}, {"unlimited", "l", "k"}, {"restore", "l", "k"}, {"reset", "l", "k", "--yes"}, {"sweep"},
 		{"publish", "testdata/array.json", "--program", "other"}, {"holds", "l"}, {"release", "l", "k", "job"}, {"replay", "--log", "testdata/messages.csv", "--time", "1", "--published", "l"},
 	} {
-		w.run(args...).wants(t, exitError, `^txlimit: there is no schema no_such_schema \(database \S+, on host \S+, role \S+\)\. Is that the right database\? If it is, run .txlimit migrate.\. Other schemas have them: --schema ratelimit\n$`)
+		w.run(args...).wants(t, exitError, `^txlimit: there is no schema no_such_schema \(database \S+, on host \S+, role \S+\)\. Is that the right database\? Other schemas have them: --schema ratelimit\. If one was renamed, do not migrate: docs/operations\.md#rename-or-move-the-schema\n$`)
 	}
 	w.run("migrate", "status").wants(t, exitNothing, "Run `txlimit migrate`: the schema no_such_schema is behind")
 	w.run("migrate", "down", "--yes").wants(t, exitNothing, "Nothing to undo")
 	w.run("limits").wants(t, exitError, "there is no schema no_such_schema ") // it was not made
 	w.sql("CREATE SCHEMA app; CREATE TABLE app.limits (user_id text)")        // which is somebody else's
 	w.schema = "app"
-	w.run("limits").wants(t, exitError, `there are no rate limits in the schema app \(.*Other schemas have them: --schema ratelimit\n$`)
+	w.run("limits").wants(t, exitError, `there are no rate limits in the schema app \(.*Other schemas have them: --schema ratelimit\. If one was renamed, do not migrate: docs/operations\.md#rename-or-move-the-schema\n$`)
 	w.run("migrate", "status").wants(t, exitNothing, "Run `txlimit migrate`: the schema app is behind")
 	w.run("migrate").wants(t, exitError, `relation "limits" already exists`)
 	w.schema = `a"; DROP`
-	w.run("limits").wants(t, exitUsage, "--schema: the schema's name .* has more than letters, digits, spaces, _ and -")
+	w.run("limits").wants(t, exitUsage, "--schema: the schema's name .* may have only letters, digits, spaces, _ and -")
 	w.schema = ""
 	w.sql("DROP FUNCTION ratelimit._states")
 	w.run("publish", "testdata/array.json", "--program", "api").wants(t, exitOK)
@@ -517,7 +517,7 @@ func TestAnotherSchema(t *testing.T) {
 	w.run("override", "sendMessage", "k", "--capacity", "40", "--add").wants(t, exitError, `nothing was added: .*To try again: SELECT "a b".add\(\d+\)\n`)
 	w.as(w.newRole(), "block", "sendMessage", "k").wants(t, exitError, `permission denied for schema a b\. Have the owner of the schema run: SELECT "a b".grant\('\w+', 'operate'\)\n$`)
 	w.schema = ""
-	w.run("limits").wants(t, exitError, "there is no schema ratelimit .* Other schemas have them: --schema 'a b'\n$")
+	w.run("limits").wants(t, exitError, "there is no schema ratelimit .* Other schemas have them: --schema 'a b'\\. If one was renamed, do not migrate: .*\n$")
 }
 
 func TestProcessesThatMigrateAtOnce(t *testing.T) {

@@ -91,7 +91,7 @@ func (a *app) notThere(ctx context.Context, text string) string {
 		}
 		return text + ". The schema is older than this program: run `txlimit migrate`"
 	}
-	what, others := "there is no schema", ""
+	what, others := "there is no schema", " If it is, run `txlimit migrate`"
 	if there {
 		what = "there are no rate limits in the schema"
 	}
@@ -99,10 +99,10 @@ func (a *app) notThere(ctx context.Context, text string) string {
 		for i := range have {
 			have[i] = "--schema " + shellQuote(have[i])
 		}
-		others = ". Other schemas have them: " + strings.Join(have[:min(len(have), 5)], ", ")
+		others = " Other schemas have them: " + strings.Join(have[:min(len(have), 5)], ", ") + ". If one was renamed, do not migrate: docs/operations.md#rename-or-move-the-schema"
 	}
 	config := a.conn.Config()
-	return fmt.Sprintf("%s %s (database %s, on host %s, role %s). Is that the right database? If it is, run `txlimit migrate`%s",
+	return fmt.Sprintf("%s %s (database %s, on host %s, role %s). Is that the right database?%s",
 		what, printable(a.schema), printable(config.Database), printable(config.Host), printable(role), others)
 }
 

@@ -31,7 +31,7 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/console"
 )
 
-// newPool makes a schema with the engine in it, and a pool for it.
+// newPool makes a database with the engine in it, and a pool for it.
 func newPool(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(migrated.NewDatabase(t, server))

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(postgres.RunTests(m, &server))
 }
 
-// changed makes a migrated schema, changes it, and returns its URL.
+// changed makes a migrated database, changes it, and returns its URL.
 func changed(t *testing.T, changes ...string) string {
 	t.Helper()
 	url := migrated.NewDatabase(t, server)

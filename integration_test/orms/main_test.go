@@ -45,7 +45,7 @@ func consume(ctx context.Context, request ratelimit.Request) finish {
 	}
 }
 
-// open makes a schema with the limiter's table and messages, and opens it with a driver of database/sql.
+// open makes a database with the limiter's table and messages, and opens it with a driver of database/sql.
 func open(t *testing.T, driver string) *sql.DB {
 	t.Helper()
 	db, err := sql.Open(driver, migrated.NewDatabase(t, server))

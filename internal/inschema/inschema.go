@@ -27,7 +27,7 @@ func Check(schema string) error {
 	case schema == "" || len(schema) > 63:
 		return fmt.Errorf("the schema's name has %d bytes, not 1 to 63", len(schema))
 	case strange >= 0:
-		return fmt.Errorf("the schema's name %q has more than letters, digits, spaces, _ and -", schema)
+		return fmt.Errorf("the schema's name %q may have only letters, digits, spaces, _ and -", schema)
 	}
 	return nil
 }
@@ -61,7 +61,7 @@ func SQL(sql, schema string) (string, error) {
 
 var made sync.Map // by SQL and schema
 
-// Back is the SQL that was made for a schema as it was for the default one. No statement has other names in quotes.
+// Back undoes SQL. No statement has other names in quotes.
 func Back(sql string) string { return others.ReplaceAllString(sql, Default+".") }
 
 type contextKey struct{}

@@ -17,7 +17,7 @@ const sql = `SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', 
 
 // To leaves pg_catalog alone in the search_path of a transaction. Then no operator or function of another schema can be taken for one of
 // Postgres' (CVE-2018-1058), whatever the types of the parameters. Without binary results, a DateStyle would make times unreadable, and
-// extra_float_digits would round numbers. The transaction that it returns has the limiter's names in the schema.
+// extra_float_digits would round numbers. The transaction that it returns puts the limiter's names into the schema.
 func To(ctx context.Context, tx pgx.Tx, schema string) (pgx.Tx, error) {
 	if _, err := inschema.Text("", schema); err != nil {
 		return nil, err

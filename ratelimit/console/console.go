@@ -38,6 +38,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/txlimit/txlimit/internal/inschema"
 	"github.com/txlimit/txlimit/internal/pin"
 	"github.com/txlimit/txlimit/internal/visible"
 )
@@ -69,7 +70,7 @@ type Handler struct {
 		BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 	}
 
-	// Schema is that of [ratelimit.Limiter]; "" is ratelimit.
+	// Schema is that of [ratelimit.Limiter]; "" is ratelimit. An invalid name is answered with 500.
 	Schema string
 
 	// Who names the person who sent a request. The name is written beside the overrides that the person makes. For a request of
@@ -226,6 +227,9 @@ func (c *visit) inTx(options pgx.TxOptions, statements func(ctx context.Context,
 		return err
 	}
 	defer leave()
+	if _, err := inschema.Text("", c.h.Schema); err != nil {
+		return &refusal{status: http.StatusInternalServerError, title: "Handler.Schema cannot be", text: sentence(err.Error())}
+	}
 	tx, err := c.h.DB.BeginTx(ctx, options)
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "0A000" { // READ WRITE during recovery
 		return isReplica()

@@ -38,7 +38,7 @@ func inWords(err error) *refusal {
 		case "22023", "55000": // invalid_parameter_value, object_not_in_prerequisite_state: raised by the engine, which says what is wrong
 			return &refusal{status: http.StatusBadRequest, title: "That is not possible", text: sentence(pgErr.Message) + " " + pgErr.Hint}
 		case "42501":
-			return &refusal{status: http.StatusForbidden, title: "The database refuses this", text: sentence(pgErr.Message) + " docs/console.md has the grants."}
+			return &refusal{status: http.StatusForbidden, title: "The database refuses this", text: sentence(pgErr.Message) + " SELECT ratelimit.grant(role, 'operate') gives the rights, and 'look' those to read."}
 		case "42P01", "42883", "42703", "3F000":
 			return &refusal{status: http.StatusInternalServerError, title: "The limiter's tables are not there", text: "Migrate the schema to this version of txlimit. If its name is not ratelimit, set Handler.Schema. If the schema was renamed, docs/operations.md says what to do."}
 		case "25006":

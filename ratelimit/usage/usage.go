@@ -90,7 +90,7 @@ type Recorder struct {
 	// connection, and waits for 2 seconds at most for a row that another transaction has locked.
 	DB ratelimit.DB
 
-	// Schema is that of [ratelimit.Limiter]. [ratelimit.Open] says it itself.
+	// Schema is that of [ratelimit.Limiter]. With [ratelimit.Open], that of its Options counts.
 	Schema string
 
 	// Every is the time from one flush to the next. 0: DefaultEvery, 10 seconds.

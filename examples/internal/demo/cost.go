@@ -29,7 +29,7 @@ func (c Cost) Line(what string) string {
 		what, n/c.Took.Seconds(), float64(c.Fetched)/n, float64(c.queue)/n, float64(c.rows)/n, c.wal/n/1e3, c.Waited)
 }
 
-// Costs prepares something, then runs something, and returns what the database wrote in the second: the rows of this schema, and WAL of the
+// Costs prepares something, then runs something, and returns what the database wrote in the second: the rows of this database, and WAL of the
 // server. Both are on a pool of their own, since a connection reports what it wrote when it is closed, if not before.
 func Costs(ctx context.Context, pool *pgxpool.Pool, queue string, prepare, run func(ctx context.Context, own *pgxpool.Pool) error) (Cost, error) {
 	if _, err := onOwnPool(ctx, pool, prepare); err != nil {
