@@ -14,7 +14,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 
+	"github.com/txlimit/txlimit/migrations"
 	"github.com/txlimit/txlimit/ratelimit"
 )
 
@@ -410,6 +412,40 @@ func TestARoleThatOnlyConsumes(t *testing.T) {
 	role := createRole(t, admin)
 	mustExec(t, admin, "GRANT USAGE ON SCHEMA limits TO "+role)
 	wantRefused(t, asRole(t, admin, role, 1), "SELECT limits.consume('sendMessage', 'k')", "SELECT limits.try('sendMessage', 'k')")
+}
+
+// TestWhoseSchemaItIs: Prepare makes it once, and takes none in which somebody else could replace what is called. Default privileges give nobody the
+// functions with the rights of their owner.
+func TestWhoseSchemaItIs(t *testing.T) {
+	t.Parallel()
+	needsSession(t, "since it sets the role of its sessions")
+	admin := connect(t, newDatabase(t), 4)
+	owner, other, eager := createRole(t, admin), createRole(t, admin), createRole(t, admin)
+	mustExec(t, admin, "CREATE SCHEMA ratelimit AUTHORIZATION "+owner+"; ALTER DEFAULT PRIVILEGES FOR ROLE "+owner+" GRANT ALL ON FUNCTIONS TO "+eager)
+	prepare := func(pool *pgxpool.Pool) error { return migrations.Prepare(t.Context(), stdlib.OpenDBFromPool(pool), "") }
+	owners := asRole(t, admin, owner, 2)
+	for what, err := range map[string]error{"a superuser": prepare(admin), "another role": prepare(asRole(t, admin, other, 1))} {
+		if err == nil || !strings.Contains(err.Error(), "belongs to the role \""+owner) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	mustExec(t, admin, "GRANT CREATE ON SCHEMA ratelimit TO "+other)
+	if err := prepare(owners); err == nil || !strings.Contains(err.Error(), "other roles may create objects") {
+		t.Errorf("with CREATE for others: %v", err)
+	}
+	mustExec(t, admin, "REVOKE CREATE ON SCHEMA ratelimit FROM "+other)
+	succeeds(t, prepare(owners))
+	mustExec(t, owners, strings.TrimPrefix(schemaSQL(t), "CREATE SCHEMA ratelimit;\n"))
+	seed(t, owners)
+	grantWork(t, owners, eager, "look")
+	wantRefused(t, asRole(t, admin, eager, 1), "SELECT ratelimit.restore('bucket', 'seeded')", "SELECT ratelimit.add(1)")
+	quoted := pgx.Identifier{"Ann B. " + owner}.Sanitize()
+	mustExec(t, admin, "CREATE ROLE "+quoted+" SUPERUSER")
+	defer mustExec(t, admin, "DROP OWNED BY "+quoted+"; DROP ROLE "+quoted)
+	super := stdlib.OpenDBFromPool(asRole(t, admin, "Ann B. "+owner, 2))
+	for range 2 {
+		succeeds(t, migrations.Prepare(t.Context(), super, "another"))
+	}
 }
 
 // TestTheDocumentedGrantsWithoutPublicExecute: where functions are for nobody by default, every way works with the documented grants, and

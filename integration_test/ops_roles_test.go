@@ -336,7 +336,7 @@ func TestTheDocumentedGrantsGrant(t *testing.T) {
 				t.Errorf("%s: %s does not have %s", page, name, privilege)
 			}
 		}
-		for _, sql := range []string{"SELECT ratelimit.grant('postgres', 'all')", "SELECT ratelimit.grant('postgres', NULL)"} {
+		for _, sql := range []string{"SELECT ratelimit.grant('postgres', 'all')", "SELECT ratelimit.grant('postgres', NULL)", "SELECT ratelimit.grant('public', 'look')"} {
 			if _, err := owner.Exec(t.Context(), sql); sqlState(err) != "22023" {
 				t.Errorf("%s: %v", sql, err)
 			}

@@ -341,7 +341,7 @@ func TestNamesThatNoSchemaHas(t *testing.T) {
 	pool := newPool(t, 2)
 	limit := ratelimit.TokenBucket("l", 1, time.Hour)
 	db := stdlib.OpenDBFromPool(pool)
-	for _, schema := range []string{`$body$; DROP TABLE ratelimit.limits; --`, `quo"te'd`, "100%", `a\b`, "a.b", strings.Repeat("x", 64), "new\nline", "nul\x00"} {
+	for _, schema := range []string{`$body$; DROP TABLE ratelimit.limits; --`, `quo"te'd`, "100%", `a\b`, "a.b", strings.Repeat("x", 52), "new\nline", "nul\x00"} {
 		limits := ratelimit.Limiter{Schema: schema}
 		coalescer := &ratelimit.Coalescer{Pool: pool}
 		for what, err := range map[string]error{

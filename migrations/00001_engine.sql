@@ -6651,6 +6651,9 @@ BEGIN
     IF (work IN ('look', 'consume', 'operate')) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'work must be look, consume or operate, not ' || coalesce(quote_literal(work), 'NULL');
     END IF;
+    IF role = 'public' THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'role must be a role: everybody may not use a limit';
+    END IF;
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO %I', own, role);
     FOR f IN SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = own AND p.proname <> 'grant' AND (NOT p.prosecdef OR work = 'operate') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', f, role);
@@ -6734,20 +6737,25 @@ $text$;
 -- +goose StatementBegin
 DO $$
 DECLARE
-    f record;
+    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_publish,publish,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_due,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,_list_holds,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
+    said  text;
 BEGIN
-    FOR f IN
-        SELECT p.oid::pg_catalog.regprocedure AS signature, a.grantee::pg_catalog.regrole AS role
+    FOR said IN
+        SELECT pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s', p.oid::pg_catalog.regprocedure, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::pg_catalog.regrole::text END)
+          FROM pg_catalog.pg_proc AS p CROSS JOIN LATERAL pg_catalog.aclexplode(coalesce(p.proacl, pg_catalog.acldefault('f', p.proowner))) AS a
+         WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_catalog.pg_class AS c WHERE c.oid = 'ratelimit.limits'::pg_catalog.regclass)
+           AND p.proname::text = ANY (added) AND a.grantee <> p.proowner
+    LOOP
+        EXECUTE said;
+    END LOOP;
+    FOR said IN
+        SELECT pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::pg_catalog.regprocedure, a.grantee::pg_catalog.regrole)
           FROM pg_catalog.pg_proc AS p
           JOIN pg_catalog.pg_proc AS beside ON beside.oid = CASE WHEN p.prosecdef THEN 'ratelimit.restore' ELSE 'ratelimit.schema' END::pg_catalog.regproc
-          LEFT JOIN LATERAL pg_catalog.aclexplode(beside.proacl) AS a ON a.grantee NOT IN (0, p.proowner)
-         WHERE p.pronamespace = beside.pronamespace
-           AND p.proname::text = ANY ('{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_publish,publish,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_due,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,_list_holds,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}'::text[])
+          CROSS JOIN LATERAL pg_catalog.aclexplode(beside.proacl) AS a
+         WHERE p.pronamespace = beside.pronamespace AND p.proname::text = ANY (added) AND a.grantee NOT IN (0, p.proowner)
     LOOP
-        EXECUTE pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', f.signature);
-        IF f.role IS NOT NULL THEN
-            EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', f.signature, f.role);
-        END IF;
+        EXECUTE said;
     END LOOP;
 END
 $$;

@@ -44,7 +44,7 @@ var FS embed.FS
 // another schema, say "tenant_a.goose_version".
 const VersionTable = inschema.Default + ".goose_version"
 
-// In returns the migrations for a schema with another name: at most 63 bytes of letters, digits, spaces, _ and -. "" is ratelimit. For an invalid name,
+// In returns the migrations for a schema with another name: at most 51 bytes of letters, digits, spaces, _ and -. "" is ratelimit. For an invalid name,
 // opening a file fails. All Limiters of the schema name it: ratelimit.Options has Schema.
 //
 // Goose does not know a table whose schema has to be in quotes. For such a name, connect with the schema as the search_path, and have the
@@ -78,8 +78,8 @@ type sqlFile struct {
 func (f sqlFile) Read(p []byte) (int, error) { return f.text.Read(p) }
 
 // Prepare makes the schema, which goose needs for its table, if it is not there. "" is ratelimit. db is a *sql.DB, *sql.Conn or *sql.Tx; a rollback
-// of a transaction undoes it. It refuses a schema whose owner this role is not a member of and, from a superuser, one that another role owns: the
-// owner can replace what is in it. To make the schema, the role needs CREATE on the database.
+// of a transaction undoes it. To make the schema, the role needs CREATE on the database. Prepare refuses a schema that another role owns, or
+// in which others may create objects: they could replace what is called there. A role of a group that owns it sets that role first.
 func Prepare(ctx context.Context, db interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
@@ -90,18 +90,20 @@ func Prepare(ctx context.Context, db interface {
 	if err := inschema.Check(schema); err != nil {
 		return err
 	}
-	var mine bool
+	var mine, open bool
 	var owner string
-	err := db.QueryRowContext(ctx, `SELECT CASE pg_catalog.current_setting('is_superuser') WHEN 'off' THEN pg_catalog.pg_has_role(n.nspowner, 'USAGE')
-			ELSE n.nspowner OPERATOR(pg_catalog.=) CAST(current_user AS pg_catalog.regrole)::pg_catalog.oid END, pg_catalog.pg_get_userbyid(n.nspowner)
-		FROM pg_catalog.pg_namespace AS n WHERE n.nspname OPERATOR(pg_catalog.=) CAST($1 AS pg_catalog.text)::pg_catalog.name`, schema).Scan(&mine, &owner)
+	err := db.QueryRowContext(ctx, `SELECT pg_catalog.pg_get_userbyid(n.nspowner), pg_catalog.pg_get_userbyid(n.nspowner) OPERATOR(pg_catalog.=) current_user,
+		    EXISTS (SELECT FROM pg_catalog.aclexplode(n.nspacl) AS a WHERE a.privilege_type OPERATOR(pg_catalog.=) 'CREATE'::pg_catalog.text AND a.grantee OPERATOR(pg_catalog.<>) n.nspowner)
+		FROM pg_catalog.pg_namespace AS n WHERE n.nspname OPERATOR(pg_catalog.=) CAST($1 AS pg_catalog.text)::pg_catalog.name`, schema).Scan(&owner, &mine, &open)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
-		_, err = db.ExecContext(ctx, `CREATE SCHEMA IF NOT EXISTS "`+schema+`"`)
+		_, err = db.ExecContext(ctx, `CREATE SCHEMA "`+schema+`"`)
 	case err == nil && !mine:
 		return fmt.Errorf("migrations: the schema %q belongs to the role %q, which could replace what is in it: migrate as that role, or into a schema of another name", schema, owner)
+	case err == nil && open:
+		return fmt.Errorf("migrations: other roles may create objects in the schema %q, and so replace what is called there: REVOKE CREATE ON SCHEMA from them, or migrate into a schema of another name", schema)
 	}
-	if state := (interface{ SQLState() string })(nil); errors.As(err, &state) && state.SQLState() == "23505" { // another process has made it at the same time
+	if state := (interface{ SQLState() string })(nil); errors.As(err, &state) && (state.SQLState() == "23505" || state.SQLState() == "42P06") { // it was made at the same time
 		return Prepare(ctx, db, schema)
 	}
 	if err != nil {

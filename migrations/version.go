@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "f77d8ddb0c8596cae95f1636f43ad211073011f625e96cbb510d4a2d95689f77"
+const Hash = "ba485e61e18ec2d08853ffacbff94ff28d0cdab1cc27c15223029b7f148763e1"

@@ -10,6 +10,7 @@ import (
 
 	"github.com/txlimit/txlimit/internal/algebra"
 	"github.com/txlimit/txlimit/internal/handles"
+	"github.com/txlimit/txlimit/internal/inschema"
 )
 
 // call is one use of a verb, validated by newCall.
@@ -38,7 +39,7 @@ type call struct {
 // newCall validates a call. db is nil if it is not known.
 func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, err error) {
 	c = call{verb: v, schema: l.Schema, hold: of.hold, does: verbs[v], requests: requests, within: algebra.Forever, patience: algebra.Forever, overrides: l.Overrides}
-	if l.Overrides != nil && l.Overrides.Schema != l.Schema {
+	if l.Overrides != nil && !inschema.Same(l.Overrides.Schema, l.Schema) {
 		return c, invalidCall(requests, fmt.Sprintf("the Overrides follow the schema %q, and the Limiter uses %q: set Overrides.Schema", l.Overrides.Schema, l.Schema))
 	}
 	if c.does.refunds && len(requests) == 0 {

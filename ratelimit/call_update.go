@@ -118,7 +118,10 @@ func updatesOf(ctx context.Context, conn *pgx.Conn, note, schema string) (*updat
 			return nil, err
 		}
 		u = new(updates)
-		if err != nil || string(results[0].Rows[0][0]) != "t" {
+		switch {
+		case err != nil:
+			u.wait.Store(1_000_000)
+		case string(results[0].Rows[0][0]) != "t":
 			u.wait.Store(math.MaxInt32)
 		}
 		notes[note+schema] = u

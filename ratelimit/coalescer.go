@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/dbsqlc"
+	"github.com/txlimit/txlimit/internal/inschema"
 )
 
 // Coalescer is a [DB] for many concurrent calls outside transactions. Calls that arrive while others are at the database
@@ -106,20 +107,23 @@ const (
 // join decides a call: at once if a place at the database is free, or else together with other calls in the queue. A call
 // that shares no statement needs no place.
 func (c *Coalescer) join(ctx context.Context, asked *call, result *Result) error {
+	if _, err := inschema.Text("", asked.schema); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
 	c.mu.Lock()
+	if !c.serves {
+		c.serves, c.schema = true, asked.schema
+	}
+	if !inschema.Same(c.schema, asked.schema) {
+		c.mu.Unlock()
+		return fmt.Errorf("%w: a Coalescer serves the limits of one schema", ErrInvalid)
+	}
 	if c.closed {
 		c.mu.Unlock()
 		if asked.does.settles {
 			return c.send(ctx, asked, result)
 		}
 		return fmt.Errorf("the Coalescer is %w", ErrClosed)
-	}
-	if c.serves && c.schema != asked.schema {
-		c.mu.Unlock()
-		return fmt.Errorf("%w: a Coalescer serves the limits of one schema", ErrInvalid)
-	}
-	if !c.serves {
-		c.serves, c.schema = true, asked.schema
 	}
 	c.calls.Add(1)
 	defer c.calls.Done()

@@ -33,7 +33,7 @@ type Limiter struct {
 	// processes share.
 	Clock func() time.Time
 
-	// Schema is where package migrations has made the limiter's tables and functions. "" is ratelimit. Another name has at most 63 bytes of
+	// Schema is where package migrations has made the limiter's tables and functions. "" is ratelimit. Another name has at most 51 bytes of
 	// letters, digits, spaces, _ and -: anything else is [ErrInvalid]. A [Coalescer] serves one schema: a call for another is ErrInvalid.
 	Schema string
 

@@ -219,7 +219,7 @@ func (o *Options) check(db DB) (pool DB, err error) {
 			o.Overrides.OnError = o.OnError
 		}
 	}
-	if o.Overrides.Schema != o.Schema {
+	if !inschema.Same(o.Overrides.Schema, o.Schema) {
 		return nil, fmt.Errorf("%w: open: the Overrides follow the schema %q, and Options.Schema is %q", ErrInvalid, o.Overrides.Schema, o.Schema)
 	}
 	if err := o.Overrides.validate(); err != nil {
@@ -240,7 +240,7 @@ func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) err
 	if !isInMemory(db) {
 		schema, err := migrations.Check(ctx, db, o.Schema)
 		if err != nil {
-			return refused("schema", err, "", "")
+			return o.refused("schema", err, "", "")
 		}
 		if text := schema.Differs(); text != "" {
 			o.tell(errors.New("ratelimit: schema: " + text))
@@ -248,7 +248,7 @@ func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) err
 	}
 	if l.Overrides != nil {
 		if err := l.Overrides.Load(ctx); err != nil {
-			return refused("", err, "SELECT on ratelimit.overrides", "set Options.NoOverrides")
+			return o.refused("", err, "SELECT on ratelimit.overrides", "set Options.NoOverrides")
 		}
 	}
 	if sweeps {
@@ -261,17 +261,17 @@ func (o *Options) start(ctx context.Context, db DB, l *Limiter, sweeps bool) err
 			err = stateError{"a right is missing", "42501"}
 		}
 		if err != nil {
-			return refused("sweep", err, may.Missing, "set Options.NoSweep")
+			return o.refused("sweep", err, may.Missing, "set Options.NoSweep")
 		}
 	}
 	if o.Usage != nil {
 		if err := o.Usage.Flush(inschema.With(ctx, o.Schema)); err != nil {
-			return refused("", fmt.Errorf("ratelimit: %w", inner{err}), "SELECT, INSERT, UPDATE and DELETE on ratelimit.usage and ratelimit.denials", "leave Options.Usage nil")
+			return o.refused("", fmt.Errorf("ratelimit: %w", inner{err}), "SELECT, INSERT, UPDATE and DELETE on ratelimit.usage and ratelimit.denials", "leave Options.Usage nil")
 		}
 	}
 	if !o.NoPublish { // last, so that an Open that fails has published nothing
 		if err := o.publish(ctx, db, l); err != nil {
-			return refused("", err, "SELECT, INSERT, UPDATE and DELETE on ratelimit.definitions", "set Options.NoPublish")
+			return o.refused("", err, "SELECT, INSERT, UPDATE and DELETE on ratelimit.definitions", "set Options.NoPublish")
 		}
 	}
 	return nil
@@ -317,7 +317,7 @@ func (o *Options) keepPublished(ctx context.Context, db DB, l *Limiter) {
 }
 
 // refused is the error of a part of Open, with what can be done if the role or the server refuses it.
-func refused(part string, err error, grant, without string) error {
+func (o *Options) refused(part string, err error, grant, without string) error {
 	if part != "" {
 		err = fmt.Errorf("ratelimit: %s: %w", part, inner{err})
 	}
@@ -338,6 +338,7 @@ func refused(part string, err error, grant, without string) error {
 		if without != "" {
 			grant += ", or " + without
 		}
+		grant, _ = inschema.Text(grant, o.Schema) // it was checked
 		return fmt.Errorf("%w: grant this role %s", err, grant)
 	case state == "25006":
 		return fmt.Errorf("%w: this is a standby, or its sessions are read-only: %s here", err, without)

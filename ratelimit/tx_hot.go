@@ -102,7 +102,7 @@ func (t turn) views() []string {
 
 func lockQuery(schema string, views ...string) string {
 	// This is the weakest mode that conflicts with itself.
-	sql, _ := inschema.SQL("lock table "+strings.Join(views, ", ")+" in share update exclusive mode", schema) // inTx has checked the name
+	sql, _ := inschema.Text("lock table "+strings.Join(views, ", ")+" in share update exclusive mode", schema) // inTx has checked the name
 	return sql
 }
 

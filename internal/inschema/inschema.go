@@ -3,6 +3,7 @@
 package inschema
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"regexp"
@@ -19,13 +20,19 @@ var (
 	others = regexp.MustCompile(`"[^"]+"\.`)
 )
 
+// maxLen leaves room in the names of channels, which have at most 63 bytes, too: "name".overrides.
+const maxLen = 51
+
+// Same reports whether two names are of one schema.
+func Same(a, b string) bool { return cmp.Or(a, Default) == cmp.Or(b, Default) }
+
 // Check refuses names that would need an escape in a text, in a body or in a format. Nothing of a name may be run.
 func Check(schema string) error {
 	switch strange := strings.IndexFunc(schema, func(r rune) bool {
 		return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("_- ", r)
 	}); {
-	case schema == "" || len(schema) > 63:
-		return fmt.Errorf("the schema's name has %d bytes, not 1 to 63", len(schema))
+	case schema == "" || len(schema) > maxLen:
+		return fmt.Errorf("the schema's name has %d bytes, not 1 to %d", len(schema), maxLen)
 	case strange >= 0:
 		return fmt.Errorf("the schema's name %q may have only letters, digits, spaces, _ and -", schema)
 	}

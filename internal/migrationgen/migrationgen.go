@@ -114,8 +114,9 @@ $$;
 -- +goose StatementEnd
 `
 
-// granted takes the functions of a migration from PUBLIC, and gives them to the roles that may use the ones beside them. Otherwise a function that
-// was replaced, and calls a new one, would fail until somebody grants that. Functions with the rights of their owner are for those who may restore.
+// granted takes the functions of a migration from PUBLIC, and from whom default privileges gave them, and gives them to the roles that may use the
+// ones beside them. Otherwise a function that was replaced, and calls a new one, would fail until somebody grants that. Functions with the rights of
+// their owner are for those who may restore.
 func granted(functions []string) string {
 	if len(functions) == 0 {
 		return ""
@@ -124,20 +125,25 @@ func granted(functions []string) string {
 -- +goose StatementBegin
 DO $$
 DECLARE
-    f record;
+    added CONSTANT text[] := '{` + strings.Join(functions, ",") + `}';
+    said  text;
 BEGIN
-    FOR f IN
-        SELECT p.oid::pg_catalog.regprocedure AS signature, a.grantee::pg_catalog.regrole AS role
+    FOR said IN
+        SELECT pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s', p.oid::pg_catalog.regprocedure, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::pg_catalog.regrole::text END)
+          FROM pg_catalog.pg_proc AS p CROSS JOIN LATERAL pg_catalog.aclexplode(coalesce(p.proacl, pg_catalog.acldefault('f', p.proowner))) AS a
+         WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_catalog.pg_class AS c WHERE c.oid = 'ratelimit.limits'::pg_catalog.regclass)
+           AND p.proname::text = ANY (added) AND a.grantee <> p.proowner
+    LOOP
+        EXECUTE said;
+    END LOOP;
+    FOR said IN
+        SELECT pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::pg_catalog.regprocedure, a.grantee::pg_catalog.regrole)
           FROM pg_catalog.pg_proc AS p
           JOIN pg_catalog.pg_proc AS beside ON beside.oid = CASE WHEN p.prosecdef THEN 'ratelimit.restore' ELSE 'ratelimit.schema' END::pg_catalog.regproc
-          LEFT JOIN LATERAL pg_catalog.aclexplode(beside.proacl) AS a ON a.grantee NOT IN (0, p.proowner)
-         WHERE p.pronamespace = beside.pronamespace
-           AND p.proname::text = ANY ('{` + strings.Join(functions, ",") + `}'::text[])
+          CROSS JOIN LATERAL pg_catalog.aclexplode(beside.proacl) AS a
+         WHERE p.pronamespace = beside.pronamespace AND p.proname::text = ANY (added) AND a.grantee NOT IN (0, p.proowner)
     LOOP
-        EXECUTE pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', f.signature);
-        IF f.role IS NOT NULL THEN
-            EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', f.signature, f.role);
-        END IF;
+        EXECUTE said;
     END LOOP;
 END
 $$;

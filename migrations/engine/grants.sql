@@ -13,6 +13,9 @@ BEGIN
     IF (work IN ('look', 'consume', 'operate')) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'work must be look, consume or operate, not ' || coalesce(quote_literal(work), 'NULL');
     END IF;
+    IF role = 'public' THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'role must be a role: everybody may not use a limit';
+    END IF;
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO %I', own, role);
     FOR f IN SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = own AND p.proname <> 'grant' AND (NOT p.prosecdef OR work = 'operate') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', f, role);

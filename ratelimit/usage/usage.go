@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/txlimit/txlimit/internal/handles"
+	"github.com/txlimit/txlimit/internal/inschema"
 	"github.com/txlimit/txlimit/internal/visible"
 	"github.com/txlimit/txlimit/ratelimit"
 )
@@ -176,6 +177,8 @@ func (r *Recorder) Validate() error {
 		return fmt.Errorf("%w: the DB of a usage.Recorder is nil: set it to a pool", ratelimit.ErrInvalid)
 	case handles.IsOne(r.DB):
 		return fmt.Errorf("%w: the DB of a usage.Recorder is a %s, which cannot be used beside other work: set it to a pool", ratelimit.ErrInvalid, handles.Type(r.DB))
+	case r.Schema != "" && inschema.Check(r.Schema) != nil:
+		return fmt.Errorf("%w: Schema of a usage.Recorder: %w", ratelimit.ErrInvalid, inschema.Check(r.Schema))
 	case r.Every < 0:
 		return fmt.Errorf("%w: Every of a usage.Recorder is %v: it must be positive, or 0 for %v", ratelimit.ErrInvalid, r.Every, DefaultEvery)
 	case r.Keep < 0:
