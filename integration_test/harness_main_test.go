@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"regexp"
-	"strings"
 	"sync"
 	"testing"
 
@@ -18,6 +17,7 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 
+	"github.com/txlimit/txlimit/internal/inschema"
 	"github.com/txlimit/txlimit/internal/postgres"
 	"github.com/txlimit/txlimit/internal/postgres/migrated"
 	"github.com/txlimit/txlimit/migrations"
@@ -215,30 +215,20 @@ func changeTables(t testing.TB, url string) {
 // migrations make it.
 const tableKind = "TXLIMIT_TEST_TABLE"
 
-// schemaSQL is the migrations as SQL for psql.
+// schemaSQL makes the schema, and what the migrations make in it.
 func schemaSQL(t testing.TB) string {
 	t.Helper()
-	return upOf(t, os.DirFS(migrationsDir()))
+	return "CREATE SCHEMA ratelimit;\n" + upOf(t, os.DirFS(migrationsDir()))
 }
 
-// upOf makes the schema, and then what the Up parts of migrations make.
+// upOf is what migrations run, without the schema itself.
 func upOf(t testing.TB, files fs.FS) string {
 	t.Helper()
-	names, err := fs.Glob(files, "0*.sql")
+	sql, err := inschema.Up(files)
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := "CREATE SCHEMA ratelimit;\n"
-	for _, name := range names {
-		text, err := fs.ReadFile(files, name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, up, _ := strings.Cut(string(text), "-- +goose Up\n")
-		up, _, _ = strings.Cut(up, "-- +goose Down\n")
-		all += up
-	}
-	return all
+	return sql
 }
 
 // migrationsDir is the directory of package migrations.

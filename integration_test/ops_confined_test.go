@@ -37,7 +37,7 @@ func newOwned(t *testing.T, conns int) (admin, owner *pgxpool.Pool, ownerRole st
 	ownerRole = createRole(t, admin)
 	mustExec(t, admin, "CREATE SCHEMA ratelimit AUTHORIZATION "+ownerRole+"; ALTER DEFAULT PRIVILEGES FOR ROLE "+ownerRole+" REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
 	owner = asRole(t, admin, ownerRole, conns)
-	mustExec(t, owner, strings.TrimPrefix(schemaSQL(t), "CREATE SCHEMA ratelimit;\n"))
+	mustExec(t, owner, upOf(t, os.DirFS(migrationsDir())))
 	return admin, owner, ownerRole
 }
 
@@ -422,7 +422,9 @@ func TestWhoseSchemaItIs(t *testing.T) {
 	admin := connect(t, newDatabase(t), 4)
 	owner, other, eager := createRole(t, admin), createRole(t, admin), createRole(t, admin)
 	mustExec(t, admin, "CREATE SCHEMA ratelimit AUTHORIZATION "+owner+"; ALTER DEFAULT PRIVILEGES FOR ROLE "+owner+" GRANT ALL ON FUNCTIONS TO "+eager)
-	prepare := func(pool *pgxpool.Pool) error { return migrations.Prepare(t.Context(), stdlib.OpenDBFromPool(pool), "") }
+	prepare := func(pool *pgxpool.Pool) error {
+		return migrations.Prepare(t.Context(), stdlib.OpenDBFromPool(pool), "")
+	}
 	owners := asRole(t, admin, owner, 2)
 	for what, err := range map[string]error{"a superuser": prepare(admin), "another role": prepare(asRole(t, admin, other, 1))} {
 		if err == nil || !strings.Contains(err.Error(), "belongs to the role \""+owner) {
@@ -435,7 +437,7 @@ func TestWhoseSchemaItIs(t *testing.T) {
 	}
 	mustExec(t, admin, "REVOKE CREATE ON SCHEMA ratelimit FROM "+other)
 	succeeds(t, prepare(owners))
-	mustExec(t, owners, strings.TrimPrefix(schemaSQL(t), "CREATE SCHEMA ratelimit;\n"))
+	mustExec(t, owners, upOf(t, os.DirFS(migrationsDir())))
 	seed(t, owners)
 	grantWork(t, owners, eager, "look")
 	wantRefused(t, asRole(t, admin, eager, 1), "SELECT ratelimit.restore('bucket', 'seeded')", "SELECT ratelimit.add(1)")

@@ -412,7 +412,7 @@ func TestEveryUpgradePathLeadsToTheSame(t *testing.T) {
 		}
 	}
 	pool := connect(t, newDatabase(t), 1)
-	mustExec(t, pool, upOf(t, os.DirFS(c.unreleased().dir)))
+	mustExec(t, pool, "CREATE SCHEMA ratelimit; "+upOf(t, os.DirFS(c.unreleased().dir)))
 	if got := strings.Replace(catalog(t, pool, "ratelimit"), "version := '1'", fmt.Sprintf("version := '%d'", newest), 1); got != catalogs[newest] {
 		t.Errorf("the engine makes %s", differences(got, catalogs[newest]))
 	}

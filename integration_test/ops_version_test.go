@@ -94,7 +94,7 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 		pool := connect(t, newDatabase(t), 2)
 		c := newClone(t)
 		c.older()
-		mustExec(t, pool, upOf(t, os.DirFS(c.dir)))
+		mustExec(t, pool, "CREATE SCHEMA ratelimit; "+upOf(t, os.DirFS(c.dir)))
 		s, err := check(t, pool)
 		if s.Version != migrations.Version-1 || !errors.Is(err, migrations.ErrBehind) || !strings.Contains(err.Error(), "txlimit migrate") {
 			t.Errorf("%+v, %v", s, err)
@@ -112,7 +112,7 @@ func TestTheSchemaHasAVersion(t *testing.T) {
 		pool := connect(t, newDatabase(t), 2)
 		c := newClone(t)
 		c.later()
-		mustExec(t, pool, upOf(t, os.DirFS(c.dir)))
+		mustExec(t, pool, "CREATE SCHEMA ratelimit; "+upOf(t, os.DirFS(c.dir)))
 		if s, err := check(t, pool); err != nil || s.Version != migrations.Version+3 || s.Differs() != "" || s.Hash == migrations.Hash {
 			t.Errorf("%+v, %v", s, err)
 		}
@@ -237,7 +237,7 @@ func TestOnlyUTF8(t *testing.T) {
 	latin1 := reconfigured(t, admin, func(c *pgxpool.Config) {
 		c.ConnConfig.Database = name
 	})
-	schema := strings.TrimPrefix(schemaSQL(t), "CREATE SCHEMA ratelimit;\n") // newGoose makes it
+	schema := upOf(t, os.DirFS(migrationsDir())) // newGoose makes it
 	db := stdlib.OpenDBFromPool(latin1)
 	defer db.Close()
 	_, up := newGoose(t, db, migrated.Files(), migrations.VersionTable).Up(t.Context())

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"slices"
 	"strings"
 	"time"
@@ -86,7 +85,7 @@ and usage. The command asks first, unless --yes is given.`,
 		Long: `Print the SQL that makes the schema and all in it, for psql or another tool that migrates. It needs no database. Run it in one transaction,
 in a database that does not have the schema yet. Goose notes nothing of it.`,
 		Example: `  txlimit migrate sql | psql -1 -v ON_ERROR_STOP=1
-  txlimit migrate sql --schema app > limits.sql`,
+  txlimit migrate sql --schema tenant_a > limits.sql`,
 		Args: noArgs,
 	}, "", a.migrateSQL)
 	c.AddCommand(up, status, down, text)
@@ -102,26 +101,11 @@ func (a *app) migrateSQL(context.Context, []string) error {
 	if schema != inschema.Default {
 		schema = pgx.Identifier{schema}.Sanitize()
 	}
-	fmt.Fprintf(a.stdout, "CREATE SCHEMA %s;\n", schema)
-	files := migrations.In(a.schema)
-	list, err := fs.Glob(files, "*.sql") // in their order
-	if err != nil {
-		return err
+	sql, err := inschema.Up(migrations.In(a.schema))
+	if err == nil {
+		_, err = fmt.Fprintf(a.stdout, "CREATE SCHEMA %s;\n%s", schema, sql)
 	}
-	for _, file := range list {
-		text, err := fs.ReadFile(files, file)
-		if err != nil {
-			return err
-		}
-		_, up, _ := strings.Cut(string(text), "-- +goose Up\n")
-		up, _, _ = strings.Cut(up, "-- +goose Down\n")
-		for line := range strings.Lines(up) {
-			if !strings.HasPrefix(line, "-- +goose ") {
-				fmt.Fprint(a.stdout, line)
-			}
-		}
-	}
-	return nil
+	return err
 }
 
 // found is what there is of the schema.

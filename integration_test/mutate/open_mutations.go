@@ -24,7 +24,7 @@ var openMutations = []mutation{
 		tests: "TestOpenByTheApplicationsRole",
 	}, {
 		name: "open-publish-first", file: "ratelimit/open.go", what: "an Open that fails has published",
-		old: "	if l.Overrides != nil {\n		if err := l.Overrides.Load", new: "	if !o.NoPublish {\n		_ = Publish(ctx, db, o.Program, o.Limits...)\n	}\n	if l.Overrides != nil {\n		if err := l.Overrides.Load",
+		old: "	if l.Overrides != nil {\n		if err := l.Overrides.Load", new: "	if !o.NoPublish {\n		_ = l.Publish(ctx, db, o.Program, o.Limits...)\n	}\n	if l.Overrides != nil {\n		if err := l.Overrides.Load",
 		tests: "TestOpenRefusesWhatItIsGiven",
 	}, {
 		name: "open-observer", file: "ratelimit/open.go", what: "with an Observer, nothing is recorded",

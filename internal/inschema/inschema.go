@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io/fs"
 	"regexp"
 	"strings"
 	"sync"
@@ -70,6 +71,23 @@ var made sync.Map // by SQL and schema
 
 // Back undoes SQL. No statement has other names in quotes.
 func Back(sql string) string { return others.ReplaceAllString(sql, Default+".") }
+
+// Up is the SQL of the migrations, without the schema itself and without what only goose reads.
+func Up(files fs.FS) (sql string, err error) {
+	names, err := fs.Glob(files, "0*.sql") // in their order
+	for _, name := range names {
+		text, failed := fs.ReadFile(files, name)
+		err = cmp.Or(err, failed)
+		_, up, _ := strings.Cut(string(text), "-- +goose Up\n")
+		up, _, _ = strings.Cut(up, "-- +goose Down\n")
+		for line := range strings.Lines(up) {
+			if !strings.HasPrefix(line, "-- +goose ") {
+				sql += line
+			}
+		}
+	}
+	return sql, err
+}
 
 type contextKey struct{}
 
