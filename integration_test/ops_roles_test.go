@@ -235,7 +235,7 @@ func TestTheDocumentedGrantsAreEnoughForEveryWayToConsume(t *testing.T) {
 	grantWork(t, owner, role, "consume")
 	app := asRole(t, owner, role, 4)
 	wantWays(t, everyWay(t, app))
-	wantRefused(t, app, append(ownersOnly, "CREATE TABLE more (x text)")...)
+	wantRefused(t, app, append(ownersOnly, "CREATE TABLE ratelimit.more (x text)")...)
 }
 
 func TestOnePrivilegeLessIsAnErrorAndNeverAGrant(t *testing.T) {
