@@ -354,8 +354,8 @@ func TestOpenSaysWhatIsWrongWithTheConnection(t *testing.T) {
 		state string
 		wants string
 	}{
-		"no table":          {refused("42P01"), "42P01", "migrate first"},
-		"no schema":         {refused("3F000"), "3F000", "migrate first"},
+		"no table":          {refused("42P01"), "42P01", "Otherwise migrate"},
+		"no schema":         {refused("3F000"), "3F000", "migrat"},
 		"no right":          {refused("42501"), "42501", "grant this role"},
 		"no database":       {refused("3D000"), "3D000", "no such database"},
 		"a wrong password":  {refused("28P01"), "28P01", "refused the login"},

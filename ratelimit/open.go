@@ -329,7 +329,7 @@ func (o *Options) refused(part string, err error, grant, without string) error {
 		return fmt.Errorf("%w: the server has no such database: correct the connection string", err)
 	case strings.HasPrefix(state, "28"):
 		return fmt.Errorf("%w: the server refused the login: correct the role, its password, or pg_hba.conf", err)
-	case state == "42P01", state == "3F000":
+	case state == "42P01": // what lacks the schema says so already
 		return fmt.Errorf("%w: is it the right database, and was the schema not renamed? Otherwise migrate (`txlimit migrate`)", err)
 	case state == "42501":
 		if grant == "" {
