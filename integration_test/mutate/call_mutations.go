@@ -612,8 +612,12 @@ var callMutations = []mutation{
 		tests: "TestWhereOnlyTheFunctionsMayBeUsed",
 	}, {
 		name: "update-refused-again", file: "ratelimit/call_update.go", what: "where only the functions may be used, each call is refused first",
-		old: "u.wait.Store(1_000_000)", new: "u.wait.Store(0)",
+		old: "The server logs the error.\n		u.wait.Store(1_000_000)", new: "The server logs the error.\n		u.wait.Store(0)",
 		tests: "TestWhereOnlyTheFunctionsMayBeUsed",
+	}, {
+		name: "update-distributed", file: "ratelimit/call_update.go", what: "a plain statement is sent where the tables are distributed",
+		old: "string(results[0].Rows[0][0]) != \"t\"", new: "false && len(results) == 0",
+		tests: "TestNoPlainStatementIsSentWhereTheTablesAreDistributed",
 	}, {
 		name: "update-twice", file: "ratelimit/call_wire.go", what: "a denial sends its UPDATE twice",
 		old: "return w.ask(ctx, s.update.instead(s))", new: "return w.ask(ctx, s)",
