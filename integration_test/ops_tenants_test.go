@@ -11,7 +11,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/txlimit/txlimit/internal/postgres/migrated"
+	"github.com/txlimit/txlimit/migrations"
 	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 )
 
 // asTenant runs a function in a tenant's transaction.
@@ -210,6 +212,25 @@ func TestUnderRowLevelSecurityATenantHasHisOwnLimits(t *testing.T) {
 	}
 	if after := stored(); after != before {
 		t.Errorf("the tenants made of\n%s\nthis\n%s", before, after)
+	}
+}
+
+// TestASchemaForEachTest: it is empty, nobody else sees it, and nothing of it is left.
+func TestASchemaForEachTest(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 4)
+	limit := ratelimit.TokenBucket("limit", 1, time.Hour)
+	for range 2 {
+		t.Run("", func(t *testing.T) {
+			limits := ratelimittest.NewSchema(t, pool)
+			succeeds(t, second(limits.Consume(t.Context(), pool, limit.Key("ann"))))
+			if s, err := migrations.Check(t.Context(), pool, limits.Schema); err != nil || s.Differs() != "" {
+				t.Errorf("%+v, %v", s, err)
+			}
+		})
+	}
+	if left := lines(t, pool, "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'ratelimit\\_%'"); left != "" {
+		t.Errorf("left are %s", left)
 	}
 }
 
