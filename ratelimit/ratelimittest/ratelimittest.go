@@ -13,7 +13,7 @@
 // [ratelimit.Limiter.SendTx] and [ratelimit.Limiter.Sweep]. [ratelimit.Overrides] follow what [ratelimit.Limiter.Override],
 // [ratelimit.Limiter.Block], [ratelimit.Limiter.Restore] and [ratelimit.Limiter.Unblock] write there.
 //
-// What it cannot do, test on a Postgres:
+// What it cannot do, test on a Postgres, where [NewSchema] makes a schema for a test:
 //
 //   - It has no holds: [ratelimit.Limiter.Hold], Settle, Release, During and Once, and [ratelimit.Slots] in any verb, are [ratelimit.ErrInvalid].
 //   - It has rate limits and nothing else: any other SQL is an error, the SQL functions of txlimit too.

@@ -15,9 +15,12 @@ import (
 
 // NewSchema makes a schema with a random name on a Postgres, for one test, and returns a Limiter for it: its limits are full, and no other test
 // shares them. The schema is dropped when the test ends. It takes some 0.2 s. The role needs CREATE on the database. Pass Schema of the Limiter on to
-// what has a schema of its own, such as [ratelimit.Options].
+// what has a schema of its own, such as [ratelimit.Options]. The test ends at once if the schema cannot be made.
 func NewSchema(t testing.TB, pool *pgxpool.Pool) *ratelimit.Limiter {
 	t.Helper()
+	if pool == nil {
+		t.Fatal("ratelimittest: the pool is nil")
+	}
 	schema := "ratelimit_test_" + strings.ToLower(rand.Text())[:12]
 	sql, err := inschema.Up(migrations.In(schema))
 	if err == nil {
