@@ -44,11 +44,10 @@ type holdLedger struct {
 	rows   map[string]holdRow // by limit and id
 	given  map[string]int     // grants of an id
 	locked map[string]bool    // rows that are passed over where nothing waits for them
-	blind  bool               // a hold does not look its id up first
 }
 
 func (m *holdLedger) clone() *holdLedger {
-	return &holdLedger{names: m.names, now: m.now, there: maps.Clone(m.there), rows: maps.Clone(m.rows), given: maps.Clone(m.given), blind: m.blind}
+	return &holdLedger{names: m.names, now: m.now, there: maps.Clone(m.there), rows: maps.Clone(m.rows), given: maps.Clone(m.given)}
 }
 
 // String is what the database must say.
@@ -89,7 +88,7 @@ func (m *holdLedger) lapse(all bool) {
 }
 
 func (m *holdLedger) hold(id string) string {
-	settled, expired := false, false
+	settled := false
 	for _, name := range m.names {
 		row := m.rows[name+" "+id]
 		switch {
@@ -97,23 +96,19 @@ func (m *holdLedger) hold(id string) string {
 			return "held"
 		case row.state == "settled" && row.until > m.now:
 			settled = true
-		case row.state == "held":
-			expired = true
 		}
 	}
 	if settled {
 		return "settled"
 	}
 	takes := map[string]float64{"slots": 1, "budget": exhaustiveCount}
-	room := func() bool {
-		return !slices.ContainsFunc(m.names, func(name string) bool { return m.there[name] < takes[name] })
+	then := m.clone()
+	then.locked = m.locked
+	then.lapse(false)
+	if slices.ContainsFunc(m.names, func(name string) bool { return then.there[name] < takes[name] }) {
+		return "quota" // which writes nothing
 	}
-	if expired && !m.blind || !room() {
-		m.lapse(false)
-	}
-	if !room() {
-		return "quota"
-	}
+	m.lapse(false)
 	for _, name := range m.names {
 		if own := m.rows[name+" "+id]; own.state == "held" { // it goes on without its id, and comes back for whoever asks
 			m.there[name] += m.comesBack(name, own.count)
@@ -199,7 +194,6 @@ type exhaustive struct {
 	pool     *pgxpool.Pool
 	requests []ratelimit.Request
 	granted  string // the token of a grant
-	blind    bool   // of the model
 }
 
 func newExhaustive(t *testing.T, names ...string) *exhaustive {
@@ -219,7 +213,7 @@ func newExhaustive(t *testing.T, names ...string) *exhaustive {
 }
 
 func (w *exhaustive) begin() *holdMoment {
-	m := &holdLedger{there: map[string]float64{}, rows: map[string]holdRow{}, given: map[string]int{}, blind: w.blind}
+	m := &holdLedger{there: map[string]float64{}, rows: map[string]holdRow{}, given: map[string]int{}}
 	for _, limit := range w.defs {
 		m.names = append(m.names, limit.Name())
 		m.there[limit.Name()] = map[string]float64{"slots": exhaustiveSlots, "budget": exhaustiveBudget}[limit.Name()]
@@ -285,7 +279,7 @@ func (w *exhaustive) steps(at *holdMoment, sweeps bool) (steps []holdStep) {
 	}
 	for _, minutes := range []int{90, 26 * 60, 8 * 24 * 60} {
 		steps = append(steps, holdStep{fmt.Sprint("wait ", minutes, " minutes"), func(w *exhaustive, db handle) (string, error) {
-			_, err := db.Exec(w.Context(), "UPDATE ratelimit.limits SET ts = ts - make_interval(mins => $1)", minutes)
+			_, err := db.Exec(w.Context(), "UPDATE ratelimit.limits SET ts = ts - make_interval(mins => $1), lapses = lapses - make_interval(mins => $1)", minutes)
 			if err == nil {
 				_, err = db.Exec(w.Context(), "UPDATE ratelimit.holds SET taken_at = taken_at - make_interval(mins => $1), until = until - make_interval(mins => $1)", minutes)
 			}
@@ -327,8 +321,8 @@ func (w *exhaustive) restore(ctx context.Context, db interface {
 	b.Queue("DELETE FROM ratelimit.holds")
 	b.Queue("DELETE FROM ratelimit.limits")
 	b.Queue(`INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts, lapses)
-		SELECT name, key, shard, shards, value, statement_timestamp() + ts * interval '1 minute', lapses
-		FROM jsonb_to_recordset($1::text::jsonb) AS r (name text, key text, shard smallint, shards smallint, value double precision, ts double precision, lapses boolean)`, at.Limits)
+		SELECT name, key, shard, shards, value, statement_timestamp() + ts * interval '1 minute', statement_timestamp() + lapses * interval '1 minute'
+		FROM jsonb_to_recordset($1::text::jsonb) AS r (name text, key text, shard smallint, shards smallint, value double precision, ts double precision, lapses double precision)`, at.Limits)
 	b.Queue(`INSERT INTO ratelimit.holds (name, key, id, state, unit, token, count, taken_at, rest, part, until)
 		SELECT name, key, id, state, unit, token, count, statement_timestamp() + taken_at * interval '1 minute', rest, part, statement_timestamp() + until * interval '1 minute'
 		FROM jsonb_to_recordset($1::text::jsonb) AS h (name text, key text, id text, state text, unit text, token uuid, count double precision, taken_at double precision, rest double precision,
@@ -340,7 +334,8 @@ func (w *exhaustive) restore(ctx context.Context, db interface {
 func (w *exhaustive) look(db handle, model *holdLedger, tokens map[string][]string) (next *holdMoment, said string) {
 	next = &holdMoment{tokens: tokens, model: model}
 	err := db.QueryRow(w.Context(), `SELECT
-		coalesce((SELECT jsonb_agg(to_jsonb(r) || jsonb_build_object('ts', greatest(round(extract(epoch FROM r.ts - statement_timestamp()) / 60), -120)) ORDER BY r.name) FROM ratelimit.limits AS r), '[]')::text,
+		coalesce((SELECT jsonb_agg(to_jsonb(r) || jsonb_build_object('ts', greatest(round(extract(epoch FROM r.ts - statement_timestamp()) / 60), -120),
+			'lapses', CASE WHEN r.lapses IS NOT NULL THEN greatest(round(extract(epoch FROM r.lapses - statement_timestamp()) / 60), -120) END) ORDER BY r.name) FROM ratelimit.limits AS r), '[]')::text,
 		coalesce((SELECT jsonb_agg(to_jsonb(h) || jsonb_build_object('taken_at', greatest(round(extract(epoch FROM h.taken_at - statement_timestamp()) / 60), -120),
 			'until', greatest(round(extract(epoch FROM h.until - statement_timestamp()) / 60), -120)) ORDER BY h.name, h.id) FROM ratelimit.holds AS h WHERE h.state <> 'released'), '[]')::text`).Scan(&next.Limits, &next.Holds)
 	if err != nil {
@@ -352,7 +347,7 @@ func (w *exhaustive) look(db handle, model *holdLedger, tokens map[string][]stri
 	}
 	var holds []struct {
 		Name, ID, State, Unit, Token string
-		Count, Until                 float64
+		Count, Rest, Until           float64
 	}
 	if err := errors.Join(json.Unmarshal([]byte(next.Limits), &limits), json.Unmarshal([]byte(next.Holds), &holds)); err != nil {
 		w.Fatal(err)
@@ -369,6 +364,9 @@ func (w *exhaustive) look(db handle, model *holdLedger, tokens map[string][]stri
 	}
 	used, live, back := 0.0, 0, map[string]float64{}
 	for _, row := range holds {
+		if row.State == "lapsed" {
+			row.Count = row.Rest
+		}
 		if strings.HasPrefix(row.ID, "~") {
 			back[row.Name] += row.Count
 		} else {
@@ -476,7 +474,6 @@ func TestHoldsInEveryOrder(t *testing.T) {
 			t.Run(fmt.Sprint(name, " ", level), func(t *testing.T) {
 				t.Parallel()
 				w := newExhaustive(t, limits...)
-				w.blind = level == pgx.Serializable
 				on := func(do func(db handle) error) error { return do(w.pool) }
 				depth := 4
 				if testing.Short() {

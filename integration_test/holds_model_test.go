@@ -26,7 +26,6 @@ type holdsModel struct {
 	n      int
 	used   int
 	budget float64 // what is there
-	blind  bool    // a hold does not look its id up first
 	holds  map[string]*modelHold
 }
 
@@ -68,19 +67,12 @@ func (m *holdsModel) hold(id, token string, ttl time.Duration, slots int, count 
 			return ratelimit.ReasonHeld
 		case h.state == "settled" && h.settled.Add(24*time.Hour).After(now):
 			return ratelimit.ReasonSettled
-		case h.state == "held" && !m.blind: // its own has expired
-			m.reclaim(now)
 		}
 	}
 	if m.lacks(now, slots, count) { // which writes nothing
 		return ratelimit.ReasonQuota
 	}
-	if m.used+slots > m.n || m.budget < count {
-		m.reclaim(now)
-	}
-	if h := m.holds[id]; h != nil && h.state == "held" { // it goes on without its id
-		m.holds["~"+h.token] = h
-	}
+	m.reclaim(now)
 	m.used += slots
 	m.budget -= count
 	m.holds[id] = &modelHold{token: token, state: "held", slots: slots, count: count, until: now.Add(ttl)}
@@ -103,7 +95,7 @@ func TestHoldsGiveBackOnce(t *testing.T) {
 				t.Cleanup(func() { _ = tx.Commit(t.Context()) })
 			}
 			h := newHolder(t, db)
-			m := &holdsModel{n: 3, budget: modelBudget, blind: level == pgx.Serializable, holds: map[string]*modelHold{}}
+			m := &holdsModel{n: 3, budget: modelBudget, holds: map[string]*modelHold{}}
 			slots, budget := ratelimit.Slots("slots", m.n).Key("k"), ratelimit.FixedWindow("budget", modelBudget, 1e6*time.Hour, ratelimit.Start(noon)).Key("k")
 			type given struct{ id, token string }
 			var tokens []given

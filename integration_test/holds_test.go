@@ -642,7 +642,7 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 		"a pause of a second": func(h holder) { // by the server's clock
 			mustExec(h.T, h.db.(*pgxpool.Pool), `DO $$
 				BEGIN
-					INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts, lapses) VALUES ('short', '', 0, 1, 0, clock_timestamp() + interval '900 ms', true);
+					INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts, lapses) VALUES ('short', '', 0, 1, 0, clock_timestamp() + interval '900 ms', '-infinity');
 					INSERT INTO ratelimit.holds VALUES ('short', '', 'job', 'held', 'tokens', gen_random_uuid(), 5, clock_timestamp() - interval '10 s', 0, 1, clock_timestamp() - interval '1 s');
 					IF ((ratelimit._apply('check', '{short}', '{""}', '{1}', '{1 minute}', '{10}', '{NULL}', '{1}', '{4}', '{0}', '{0}', '{0}')).granted
 						OR (ratelimit._consume('short', '', 1, '1 minute', 10, NULL, 4, 0)).granted) AND clock_timestamp() < (SELECT ts FROM ratelimit.limits WHERE name = 'short') THEN
@@ -655,13 +655,6 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 			h.clock.Advance(time.Minute)
 			succeeds(h.T, h.limits.Move(h.Context(), h.db, free.Key("a"), pro.Key("a")))
 			h.has(pro.Key("a"), 100)
-		},
-		"a charge in a batch": func(h holder) {
-			r := bucket.Key("a")
-			h.hold("job", time.Minute, r.Count(1000))
-			h.clock.Advance(time.Minute)
-			_, err := h.db.(*pgxpool.Pool).Exec(h.Context(), "SELECT ratelimit._coalesce('{tokens}', '{1000}', '{1000 s}', '{1000}', '{a}', '{1}', '{}', '{1}', '{500}', '{-Infinity}', '{}', '{}', '{}', '{}', '{}', '{}', $1)", h.clock.now)
-			succeeds(h.T, err)
 		},
 		"a window that is over beside a calendar, ended by who knows neither": func(h holder) {
 			token := h.hold("job", time.Hour, window.Key("a").Count(6), month.Key("a")).Token
@@ -702,6 +695,54 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 				h.Error("denied")
 			}
 			h.has(r, 0)
+		},
+		"who takes from a full bucket ends what has expired": func(h holder) {
+			pool, r, byFunction := h.db.(*pgxpool.Pool), bucket.Key("a").Count(1000), &ratelimit.Limiter{Clock: time.Now}
+			l := new(ratelimit.Limiter)
+			batch := func(statement string) func() error { // which leaves the key to a call of its own
+				return func() error {
+					if _, err := pool.Exec(h.Context(), statement); err != nil && !strings.Contains(err.Error(), "RL002") {
+						return err
+					}
+					return second(l.Consume(h.Context(), pool, r))
+				}
+			}
+			for way, take := range map[string]func() error{
+				"Consume":         func() error { return second(l.Consume(h.Context(), pool, r)) },
+				"by the function": func() error { return second(byFunction.Consume(h.Context(), pool, r)) },
+				"by hand": func() error {
+					return second(pool.Exec(h.Context(), "SELECT ratelimit.consume('tokens', 'a', count => 1000)"))
+				},
+				"Hold":             func() error { return second(l.Hold(h.Context(), pool, "id", time.Hour, r)) },
+				"Charge":           func() error { return second(l.Charge(h.Context(), pool, r)) },
+				"of two":           func() error { return second(l.Consume(h.Context(), pool, r, month.Key("a"))) },
+				"Each":             func() error { return second(l.Each(h.Context(), pool, r, bucket.Key("b"))) },
+				"a batch of sums":  batch("SELECT ratelimit._consume_keys('tokens', '{a}', 1000, '1000 s', 1000, '{1000}')"),
+				"a batch":          batch("SELECT ratelimit._coalesce('{tokens}', '{1000}', '{1000 s}', '{1000}', '{a}', '{1}', '{}', '{1}', '{1000}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')"),
+				"a batch, of asks": batch("SELECT ratelimit._coalesce('{tokens}', '{1000}', '{1000 s}', '{1000}', '{a}', '{1}', '{}', '{}', '{}', '{}', '{1}', '{1}', '{1}', '{NULL}', '{1000}', '{0}')"),
+			} {
+				mustExec(h.T, pool, `TRUNCATE ratelimit.limits, ratelimit.holds;
+					INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts, lapses) VALUES ('tokens', 'a', 0, 1, 1000, now() - interval '1 s', now() - interval '1 s');
+					INSERT INTO ratelimit.holds SELECT 'tokens', 'a', u, 'held', 'tokens', gen_random_uuid(), 500, now() - interval '2 s', 0, 1, now() + make_interval(secs => u::integer) FROM unnest('{-1,900}'::text[]) AS u`)
+				if err := take(); err != nil {
+					h.Errorf("%s: %v", way, err)
+				}
+				if left := readBalance(h.T, l, pool, r); left > 200 { // refilled meanwhile
+					h.Errorf("%s: %v remain, once the expired hold has given back", way, left)
+				}
+				if next := scan[bool](h.T, pool, "SELECT bool_and(r.lapses <= h.until AND r.lapses > now()) FROM ratelimit.limits AS r JOIN ratelimit.holds AS h ON h.key = r.key AND h.state = 'held' AND h.name = r.name"); !next {
+					h.Errorf("%s: the row does not say when the next one expires", way)
+				}
+			}
+		},
+		"a sweep of what is full": func(h holder) {
+			pool := h.db.(*pgxpool.Pool)
+			mustExec(h.T, pool, `INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts, lapses) SELECT 'tokens', k, 0, 1, 1000, now() - interval '2 h', now() - interval '2 h' FROM unnest('{live,dead,none}'::text[]) AS k;
+				INSERT INTO ratelimit.holds SELECT 'tokens', k, 'id', 'held', 'tokens', gen_random_uuid(), 1, now() - interval '3 h', 0, 1, now() + CASE k WHEN 'live' THEN interval '1 h' ELSE interval '-2 h' END FROM unnest('{live,dead}'::text[]) AS k`)
+			succeeds(h.T, second(new(ratelimit.Limiter).Sweep(h.Context(), pool, bucket)))
+			if rows := scan[string](h.T, pool, "SELECT (SELECT string_agg(key, ' ') FROM ratelimit.limits) || ', ' || (SELECT string_agg(key || ' ' || state, ', ' ORDER BY key) FROM ratelimit.holds)"); rows != "live, dead lapsed, live held" {
+				h.Error(rows)
+			}
 		},
 		"a denial beside what gives nothing": func(h holder) {
 			r := bucket.Key("a")
@@ -867,15 +908,17 @@ func TestHoldsOlderThanTheList(t *testing.T) {
 				if _, err := pool.Exec(t.Context(), "SELECT ratelimit._sweep_holds('', '', '', $1)", h.clock.now); err != nil {
 					t.Fatal(err)
 				}
-				if got := scan[float64](t, pool, "SELECT count FROM ratelimit.holds WHERE key = '"+of+"' AND state = 'lapsed'"); got != 6 {
+				if got := scan[float64](t, pool, "SELECT rest FROM ratelimit.holds WHERE key = '"+of+"' AND state = 'lapsed'"); got != 6 {
 					t.Errorf("%s: %v were kept, want all 6", of, got)
 				}
 				if days < 7 { // then the hold is forgotten
-					h.settle(held.Token, []float64{0}, daily.Key(of).Count(9))
+					h.settle(held.Token, []float64{-3}, daily.Key(of).Count(9))
+				} else {
+					succeeds(t, second(h.limits.Charge(t.Context(), pool, daily.Key(of).Count(3))))
 				}
 			}
-			h.has(daily.Key("d"), 0)
-			h.has(daily.Key("e"), 10)
+			h.has(daily.Key("d"), -3)
+			h.has(daily.Key("e"), 7)
 		})
 	}
 }

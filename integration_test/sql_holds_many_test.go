@@ -76,14 +76,14 @@ func TestHoldMany(t *testing.T) {
 	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.release_many('projects', 'acme', '{job,x}')"); sqlState(err) != "22023" || !strings.Contains(err.Error(), "not a hold of slots without an end") {
 		t.Error(err)
 	}
-	mustExec(t, pool, "UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'job'")
+	mustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity'; UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'job'")
 	many(2, "e job")
 	value(-2)
 	h.lost(first.Token, acme)
 	second := h.holds("done", time.Hour, acme)
 	h.settle(second.Token, []float64{1}, acme)
 	denied(`"reason" : "settled"`, "done f")
-	mustExec(t, pool, "UPDATE ratelimit.holds SET until = now() WHERE id = 'done'")
+	mustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity'; UPDATE ratelimit.holds SET until = now() WHERE id = 'done'")
 	many(1, "done e")
 	value(-3)
 
@@ -93,7 +93,7 @@ func TestHoldMany(t *testing.T) {
 	if d := denied("rate limit exceeded: projects", "f"); !strings.Contains(d, `"retry_at" : "`+third.Expires.UTC().Format("2006-01-02T15")[:10]) {
 		t.Error(d)
 	}
-	mustExec(t, pool, "UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'job 3'")
+	mustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity'; UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'job 3'")
 	many(1, "f")
 	value(-5)
 	mustExec(t, pool, "SELECT ratelimit.block('projects', 'acme')")
@@ -107,7 +107,7 @@ func TestHoldManyOfExpired(t *testing.T) {
 	t.Parallel()
 	pool, _ := holdingByHand(t)
 	mustExec(t, pool, "SELECT ratelimit.override('renders', k, capacity => 3000), ratelimit.hold_many('renders', k, array_agg('old' || i)) FROM unnest('{others,same}'::text[]) AS k, generate_series(1, 3000) AS i GROUP BY k")
-	mustExec(t, pool, "UPDATE ratelimit.holds SET token = gen_random_uuid(), until = now() - interval '1 second'")
+	mustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity'; UPDATE ratelimit.holds SET token = gen_random_uuid(), until = now() - interval '1 second'")
 	for key, id := range map[string]string{"others": "new", "same": "old"} {
 		if got := scan[int](t, pool, "SELECT ratelimit.hold_many('renders', $1, (SELECT array_agg($2 || i) FROM generate_series(1, 2500) AS i))", key, id); got != 2500 {
 			t.Errorf("%s: %d were taken", key, got)
@@ -306,7 +306,7 @@ func TestASweepBesideARecount(t *testing.T) {
 	needsSession(t, "since it sets a role")
 	pool, h := holdingByHand(t)
 	h.holds("job", time.Hour, rendersByHand.Key("acme"))
-	mustExec(t, pool, "UPDATE ratelimit.holds SET until = now() - interval '1 second'")
+	mustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity'; UPDATE ratelimit.holds SET until = now() - interval '1 second'")
 	mustExec(t, pool, "DELETE FROM ratelimit.limits")
 
 	// A policy keeps the sweep waiting where it reads a hold: only of a role that is bound by it.

@@ -117,7 +117,7 @@ func TestHoldByHand(t *testing.T) {
 
 	// An expired hold is one until somebody needs it.
 	expired := scan[string](t, pool, "SELECT token FROM ratelimit.hold('renders', 'acme', 'dead', 2, ttl => '1 hour')")
-	mustExec(t, pool, "UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'dead'")
+	mustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity'; UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'dead'")
 	if got := lines(t, pool, "SELECT id, count, expired FROM ratelimit.holds('renders', 'acme')"); got != "(dead,2,t)" {
 		t.Error(got)
 	}
@@ -403,7 +403,7 @@ func TestHoldByHandThatHasEnded(t *testing.T) {
 	expired := h.holds("expired", time.Hour, acme.Count(40))
 	settled := h.holds("settled", time.Hour, rendersByHand.Key("acme"), acme.Count(10))
 	h.settle(settled.Token, []float64{1, 0}, rendersByHand.Key("acme"), acme.Count(10))
-	mustExec(t, pool, "UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'expired'")
+	mustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity'; UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'expired'")
 	mustExec(t, pool, "SELECT ratelimit._sweep_holds('', '', '', NULL)")
 	before := lines(t, pool, "SELECT name, id, state, count FROM ratelimit.holds ORDER BY id, name")
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {

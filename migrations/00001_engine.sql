@@ -19,7 +19,8 @@ $$;
 --
 -- promised is written by reservations that have to wait, in all rows of the key, and read by give-backs: until then, a debt is of waiting work
 -- (docs/refunds.md).
--- lapses is written by holds that have an end, in the rows that they take from, and stays. Only then do denials and readers look for expired holds.
+-- lapses is written by holds that have an end, in the rows that they take from: none of the key's that the row knows of expires before it. Whoever finds it passed looks
+-- for expired holds, and who takes ends them first (CONCURRENCY.md, J5).
 --
 -- COLLATE "C" compares names and keys byte by byte, so that all callers lock rows in the same order (CONCURRENCY.md, D1).
 -- The fillfactor leaves room for the row's next version on its page, and no index has value or ts: updates are heap-only.
@@ -32,7 +33,7 @@ CREATE TABLE ratelimit.limits (
     value  double precision NOT NULL,
     ts     timestamptz      NOT NULL,
     promised timestamptz,
-    lapses boolean,
+    lapses timestamptz,
     PRIMARY KEY (name, key, shard)
 ) WITH (fillfactor = 90);
 
@@ -52,7 +53,7 @@ COMMENT ON COLUMN ratelimit.limits.ts IS 'the instant of the balance';
 
 COMMENT ON COLUMN ratelimit.limits.promised IS 'the latest instant at which work that had to wait was told to run; NULL: none had to';
 
-COMMENT ON COLUMN ratelimit.limits.lapses IS 'true: a hold with an end has taken from the row, so tokens may come back when its time is over';
+COMMENT ON COLUMN ratelimit.limits.lapses IS 'no hold that has taken from the row expires before this instant; NULL: none can';
 
 -- The tokens in a row at `upto` (see ratelimit._upto). Time that runs backwards refills nothing. All functions in it are
 -- IMMUTABLE, so that the planner inlines it.
@@ -188,7 +189,7 @@ DECLARE
     value   double precision;
     ts      timestamptz;
     one     boolean;
-    lapses  boolean;
+    lapses  timestamptz;
     denied  boolean;
     d       ratelimit._decisions;
 BEGIN
@@ -205,31 +206,27 @@ BEGIN
                 UPDATE ratelimit.limits AS r
                    SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
                        ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1 AND (r.lapses <= at) IS NOT TRUE
                    AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
-                RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
+                RETURNING r.value, r.ts INTO value, ts;
             ELSIF windows IS NOT NULL THEN
                 UPDATE ratelimit.limits AS r
                    SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, start, windows) - count,
                        ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1 AND (r.lapses <= at) IS NOT TRUE
                    AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, start, windows) - count >= floor
-                RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
+                RETURNING r.value, r.ts INTO value, ts;
             ELSE
                 upto := date_bin(period, at, start);
                 UPDATE ratelimit.limits AS r
                    SET value = ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1 AND (r.lapses <= at) IS NOT TRUE
                    AND ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
-                RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
+                RETURNING r.value, r.ts INTO value, ts;
             END IF;
             IF value IS NOT NULL THEN
                 IF value < '0' AND floor > '-Infinity' THEN -- a reservation
-                    IF lapses THEN -- it may not have to wait
-                        UPDATE ratelimit.limits AS r SET value = r.value + count WHERE r.name = name AND r.key = key AND r.shard = 0;
-                        EXIT;
-                    END IF;
                     UPDATE ratelimit.limits AS r
                        SET promised = greatest(r.promised, ratelimit._promise(value, floor, ts, rate, period, capacity))
                      WHERE r.name = name AND r.key = key AND r.shard = 0;
@@ -245,6 +242,7 @@ BEGIN
          WHERE r.name = name AND r.key = key AND r.shard = 0;
         at := coalesce(now, clock_timestamp());
         IF one THEN
+            EXIT WHEN lapses <= at;
             IF start IS NULL THEN
                 denied := (ratelimit._available(value, ts, at, rate, period, capacity, NULL) - count >= floor) IS NOT TRUE;
             ELSIF windows IS NOT NULL THEN
@@ -252,7 +250,6 @@ BEGIN
             ELSE
                 denied := (ratelimit._available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor) IS NOT TRUE;
             END IF;
-            EXIT WHEN denied AND lapses;
             IF denied THEN
                 IF or_raise THEN
                     PERFORM ratelimit._raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
@@ -288,7 +285,7 @@ BEGIN
             RAISE serialization_failure USING MESSAGE = 'rate limit ' || quote_literal(name) || ': lost 100 races in a row against other transactions';
         END IF;
     END LOOP;
-    -- Holds of this key may have expired, and give back.
+    -- Holds of this key may have expired, and are ended first.
     d := ratelimit._apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
         ARRAY[start], ARRAY[1], ARRAY[count], ARRAY[floor], ARRAY[0], ARRAY[0], false, now, or_raise,
         windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);
@@ -352,14 +349,14 @@ BEGIN
             UPDATE ratelimit.limits AS r
                SET value = ratelimit._available(r.value, r.ts, upto, each, period, room, NULL) - count,
                    ts = greatest(r.ts, at)
-             WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
+             WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards AND (r.lapses <= at) IS NOT TRUE
                AND ratelimit._available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'
             RETURNING r.value, r.ts INTO new_value, new_ts;
         ELSE
             UPDATE ratelimit.limits AS r
                SET value = ratelimit._available(r.value, r.ts, upto, each, period, room, start, windows) - count,
                    ts = greatest(r.ts, at)
-             WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
+             WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards AND (r.lapses <= at) IS NOT TRUE
                AND ratelimit._available(r.value, r.ts, upto, each, period, room, start, windows) - count >= '0'
             RETURNING r.value, r.ts INTO new_value, new_ts;
         END IF;
@@ -488,12 +485,11 @@ $body$;
 
 -- Decides several limits together, all or nothing, with or without shards. op is
 --   consume  take every count, or nothing
---   hold     the same, for a hold with an end, whose rows say so then (lapses)
 --   check    return what consume would return; write and lock nothing
 --   take     take as many tokens as there are (see `mosts`), or nothing
 -- With `reserve`, the work may have to wait. Tokens that would be refilled above a capacity until it runs are forfeited:
 -- Reserve in internal/algebra/promise.go has the rule, docs/refunds.md the reasons. Work that would wait longer than `within`
--- is denied; NULL is no bound.
+-- is denied; NULL is no bound. until: the tokens are for a hold that lasts so long at least.
 --
 -- The arguments are arrays of one length, with one position for each limit. No (name, key) occurs twice. shard_a and shard_b
 -- are two shards to choose between. `windows` has the windows of all calendar windows, one list after another: those of limit
@@ -506,8 +502,7 @@ $body$;
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
 -- rows is full and returns none. A sharded limit that took from one shard returns that shard alone.
 --
--- Expired holds count as given back: the plain read of step 3 asks for those that took from a row (lapses), and so does what it denies. Who takes gives
--- them back before, with all rows locked in the common order.
+-- Expired holds are ended first, with all rows locked in the common order; the plain read of step 3, and what it denies, count them as ended.
 --
 -- Locks rows in the common order (name, key, shard). A single shard that has too little once it is locked is released,
 -- by rolling back its subtransaction, before all shards are locked (CONCURRENCY.md, C4 and D1).
@@ -516,7 +511,8 @@ CREATE FUNCTION ratelimit._apply(
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
     reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
-    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL, mosts double precision[] DEFAULT NULL, within interval DEFAULT NULL
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL, mosts double precision[] DEFAULT NULL, within interval DEFAULT NULL,
+    until timestamptz DEFAULT NULL
 ) RETURNS ratelimit._decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
@@ -541,15 +537,14 @@ DECLARE
     run_at timestamptz;                -- the instant at which the work may run
     taken  double precision;           -- what every limit gives
     promised timestamptz;              -- when the work may run, if it has to wait: see ratelimit._promise
-    mark      CONSTANT boolean := CASE WHEN op = 'hold' THEN true END; -- for lapses
-    lapsing   boolean[] := '{}';       -- rows say that holds may expire
-    due       boolean;                 -- some give something back
+    lapsing   timestamptz[] := '{}';   -- when the first hold of each may expire
+    due       boolean;                 -- some have
     missed    integer := 0;            -- how often that was not enough
 
     v         double precision[];      -- the values of one limit's rows
     t         timestamptz[];           -- their ts
     same      boolean;                 -- they have its number of shards
-    lapses    boolean;
+    lapses    timestamptz;
     rec       record;
     i         integer;
     m         integer;
@@ -557,7 +552,7 @@ DECLARE
     new_ts    timestamptz;
 BEGIN
     FOR attempt IN 1..100 LOOP
-        IF op IN ('consume', 'hold') AND NOT ratelimit._distributed() THEN
+        IF op = 'consume' AND NOT ratelimit._distributed() THEN
             -- 1. Pick the fuller of a sharded limit's two shards by a plain read. Above READ COMMITTED, pick shard_a: a shard
             -- that is read but not taken from conflicts with the transactions that take from it (C6).
             at := coalesce(now, clock_timestamp());
@@ -583,7 +578,7 @@ BEGIN
 
             -- 2. If a plain read finds one row of each limit that has enough alone, take from these rows, in order. If an UPDATE
             -- fails, the subtransaction undoes the others and releases all locks (C4). A shard or a reservation takes only
-            -- tokens that the row has: all shards share the debts, and a reservation may forfeit tokens (C1 and C8; step 3). So it is where holds may give back, but for slots.
+            -- tokens that the row has: all shards share the debts, and a reservation may forfeit tokens (C1 and C8; step 3).
             --
             -- LATERAL and OFFSET 0 make the planner look rows up by their keys, whatever its estimates. Above READ COMMITTED,
             -- the call would otherwise conflict with every row that the plan reads.
@@ -591,11 +586,11 @@ BEGIN
               FROM pg_catalog.generate_subscripts(names, 1) AS p,
                    LATERAL (
                     SELECT 1 FROM ratelimit.limits AS r
-                     WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
+                     WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p] AND (r.lapses <= at) IS NOT TRUE
                        AND ratelimit._available(r.value, r.ts, ratelimit._upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]),
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
                                starts[p], windows[firsts[p]:lasts[p]]) - counts[p]
-                           >= CASE WHEN shards[p] = 1 AND NOT reserve AND (r.lapses IS NOT TRUE OR rates[p] = '0') THEN floors[p] ELSE 0 END
+                           >= CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END
                     OFFSET 0
                    ) AS r
              WHERE ratelimit._valid(rates[p], periods[p], capacities[p], counts[p], now) AND floors[p] <= '0';
@@ -615,14 +610,14 @@ BEGIN
                         IF rec.start IS NULL THEN
                             UPDATE ratelimit.limits AS r
                                SET value = ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
-                                   ts = greatest(r.ts, at), lapses = mark OR r.lapses
+                                   ts = greatest(r.ts, at), lapses = least(r.lapses, until)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
                                AND ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
                             UPDATE ratelimit.limits AS r
                                SET value = ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count,
-                                   ts = greatest(r.ts, at), lapses = mark OR r.lapses
+                                   ts = greatest(r.ts, at), lapses = least(r.lapses, until)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
                                AND ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
@@ -647,7 +642,7 @@ BEGIN
                        AND floors[p] <= '0' AND isfinite(coalesce(starts[p], 'epoch')) AND shards[p] BETWEEN 1 AND 100)
               INTO places, m
               FROM pg_catalog.generate_subscripts(names, 1) AS p;
-            IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'hold', 'check', 'take') AND reserve IS NOT NULL
+            IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'check', 'take') AND reserve IS NOT NULL
                 AND (op <> 'take' OR m = pg_catalog.cardinality(mosts) AND '1' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND NOT reserve)) IS NOT TRUE THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
             END IF;
@@ -695,14 +690,14 @@ BEGIN
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
                     SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
-                           coalesce(bool_and(r.shards = shards[i]), false), bool_or(r.lapses)
+                           coalesce(bool_and(r.shards = shards[i]), false), min(r.lapses)
                       INTO v, t, same, lapses
                       FROM ratelimit.limits AS r
                      WHERE r.name = names[i] AND r.key = keys[i];
-                    IF pass = 1 AND lapses AND missed < 2 THEN -- if nothing came of it twice, somebody has locked a hold: then only the rows count
-                        SELECT l.value, l.ts, l.back INTO rec
+                    IF pass = 1 AND lapses <= at AND missed < 2 THEN -- if nothing came of it twice, somebody has locked a hold: then only the rows count
+                        SELECT l.value, l.ts, l.ids INTO rec
                           FROM ratelimit._lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]) AS l;
-                        IF op = 'check' OR ratelimit._due(rec.back) THEN
+                        IF op = 'check' OR ratelimit._due(rec.ids) THEN
                             v := rec.value; t := rec.ts; due := true;
                         END IF;
                     END IF;
@@ -760,7 +755,7 @@ BEGIN
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
                         UPDATE ratelimit.limits AS r
-                           SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at), promised = greatest(r.promised, promised), lapses = mark OR r.lapses
+                           SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at), promised = greatest(r.promised, promised), lapses = least(r.lapses, until)
                          WHERE r.name = names[i] AND r.key = keys[i]
                         RETURNING r.value, r.ts
                     LOOP
@@ -774,7 +769,7 @@ BEGIN
                     m := 0;
                     FOR rec IN
                         INSERT INTO ratelimit.limits AS r (name, key, shard, shards, value, ts, promised, lapses)
-                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i], promised, mark OR lapsing[i]
+                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i], promised, least(lapsing[i], until)
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
                         RETURNING r.value, r.ts
@@ -1029,7 +1024,7 @@ DECLARE
     m       integer;            -- their number
     alike   boolean;            -- true if they have the limit's number of shards
     last    timestamptz;        -- the latest promised of all rows of both limits
-    lapses  boolean;            -- of the limit to move to
+    lapses  timestamptz;        -- of the limit to move to
     balance double precision;   -- of the limit to move to
     i       integer;
 BEGIN
@@ -1044,7 +1039,7 @@ BEGIN
     PERFORM ratelimit._lock(ARRAY[names[places[1]], names[places[2]]], ARRAY[keys[places[1]], keys[places[2]]],
         ARRAY[capacities[places[1]], capacities[places[2]]], ARRAY[shards[places[1]], shards[places[2]]], now);
     FOREACH i IN ARRAY places LOOP
-        IF EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses) THEN
+        IF EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses <= coalesce(now, clock_timestamp())) THEN
             IF ratelimit._may('SELECT') AND ratelimit._may('UPDATE') THEN
                 PERFORM ratelimit._reclaim(names[i:i], keys[i:i], rates[i:i], periods[i:i], capacities[i:i], starts[i:i], now, windows, firsts[i:i], lasts[i:i]);
             END IF;
@@ -1054,7 +1049,7 @@ BEGIN
     latest := at;
     FOREACH i IN ARRAY ARRAY[1, 2] LOOP
         SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard),
-               count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i]), greatest(max(r.promised), last), bool_or(r.lapses)
+               count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i]), greatest(max(r.promised), last), min(r.lapses)
           INTO v, t, m, latest, alike, last, lapses
           FROM ratelimit.limits AS r
          WHERE r.name = names[i] AND r.key = keys[i];
@@ -1088,8 +1083,8 @@ $body$;
 --
 -- Returns the keys that it decided (ord, their positions in keys), each with its row after the decision. The first `early` keys
 -- were granted at `seen`, the others denied at `at`. It leaves some keys to ratelimit._coalesce: keys without a row, since an
--- INSERT would lock out of order; rows of a limit that was sharded; keys that are denied and may
--- have expired holds; and keys that had too little at `seen` but enough at `at`.
+-- INSERT would lock out of order; rows of a limit that was sharded; keys that may have
+-- expired holds; and keys that had too little at `seen` but enough at `at`.
 --
 -- For coalesced calls, the transaction must be READ COMMITTED, as for ratelimit._coalesce. Otherwise it raises SQLSTATE RL003. At any other
 -- level, a row that was changed since the snapshot is 40001, as for one call.
@@ -1125,6 +1120,7 @@ BEGIN
                ts = greatest(r.ts, seen)
           FROM generate_series(1, pg_catalog.cardinality(keys)) AS i
          WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1 + 0 * i
+           AND (r.lapses <= seen) IS NOT TRUE
            AND (least(r.value, capacity) >= counts[i] -- most rows have: this saves calculating their refill twice
                 OR ratelimit._available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= floor)
         RETURNING i, r.value, r.ts
@@ -1144,7 +1140,7 @@ BEGIN
          CROSS JOIN LATERAL (
             SELECT * FROM ratelimit.limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
           ) AS r
-         WHERE ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < floor AND r.lapses IS NOT TRUE;
+         WHERE ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < floor AND (r.lapses <= at) IS NOT TRUE;
     END IF;
 END
 $body$;
@@ -1369,7 +1365,7 @@ BEGIN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: slots in use cannot be reset', r.name),
                     HINT = 'ratelimit.holds says which work has them, and ratelimit.release frees them.';
             END IF;
-            UPDATE ratelimit.holds AS l SET state = 'lapsed', until = kept WHERE l.name = r.name AND l.key = r.key AND l.id = h.id;
+            UPDATE ratelimit.holds AS l SET state = 'lapsed', rest = l.count, until = kept WHERE l.name = r.name AND l.key = r.key AND l.id = h.id;
         END LOOP;
     END LOOP;
 END
@@ -1464,7 +1460,7 @@ $text$;
 -- by a plain read writes and locks nothing.
 --
 -- Errors: RL003 if the transaction is not READ COMMITTED, where each statement sees what was committed before it.
--- RL002 if a call alone is to merge the rows of a limit that was sharded, or to give back expired holds before it denies.
+-- RL002 if a call alone is to merge the rows of a limit that was sharded, or to end expired holds.
 CREATE FUNCTION ratelimit._coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[],
@@ -1494,8 +1490,7 @@ DECLARE
     since   timestamptz[];
     mine    boolean[];
     taken   boolean[];
-    lapses  boolean[];
-    lapsing integer[];            -- the keys that are denied, or wait, and may have expired holds
+    lapses  timestamptz[];
     wanted  integer[];            -- the keys that will be taken from, according to a plain read
     new_names text[];             -- the rows that were inserted here
     new_keys  text[];
@@ -1545,7 +1540,7 @@ BEGIN
     END IF;
 
     FOR pass IN 1..2 LOOP
-        promised := NULL; lapsing := '{}';
+        promised := NULL;
         -- 1. Decide the asks, in order: in the first pass on the rows of the plain read, in the second on the locked rows.
         first := 1;
         WHILE first <= pg_catalog.cardinality(asks) LOOP
@@ -1579,8 +1574,11 @@ BEGIN
                         promised[k] := greatest(promised[k], ratelimit._promise(held[k], ask_floors[j], since[k], rates[d], periods[d], capacities[d]));
                     END IF;
                 END IF;
-                IF lapses[k] AND k <> ALL (lapsing) AND (NOT granted OR held[k] < '0' AND ask_floors[j] > '-Infinity') THEN
-                    lapsing := pg_catalog.array_append(lapsing, k); starts[k] := ask_starts[j];
+                IF lapses[k] <= at AND NOT misfit THEN
+                    d := ask_defs[j];
+                    SELECT ratelimit._due(CASE WHEN granted OR '0' < ANY (l.back) THEN l.ids END) INTO misfit
+                      FROM ratelimit._lapsed(names[d], keys[k], at, rates[d], periods[d], capacities[d], ask_starts[j],
+                           CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END) AS l;
                 END IF;
             END LOOP;
             first := last + 1;
@@ -1592,7 +1590,10 @@ BEGIN
         WITH s AS MATERIALIZED (
             SELECT c.i, c.name, c.key, c.value, c.ts, c.shards, c.n, c.floor, c.rate, c.period, c.capacity,
                    CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after,
-                   c.lapses AND c.floor > '-Infinity' AND (c.n < c.repeats::double precision OR c.available - c.n * c.count < '0') AS lapses
+                   CASE WHEN c.lapses <= at THEN (
+                       SELECT ratelimit._due(CASE WHEN c.n > '0' OR '0' < ANY (l.back) THEN l.ids END)
+                         FROM ratelimit._lapsed(c.name, c.key, at, c.rate, c.period, c.capacity, c.start, c.windows) AS l
+                   ) ELSE false END AS due
               FROM (
                 SELECT b.*,
                        CASE WHEN b.available - b.count < b.floor THEN 0
@@ -1602,7 +1603,7 @@ BEGIN
                                 least(b.repeats, floor((b.available - b.floor) / b.count) - '1')
                             ELSE least(b.repeats, floor((b.available - b.floor) / b.count)) END AS n
                   FROM (
-                    SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, r.lapses, a.repeats, a.count, a.floor, a.rate, a.period, a.capacity,
+                    SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, r.lapses, a.repeats, a.count, a.floor, a.rate, a.period, a.capacity, a.start, a.windows,
                            ratelimit._available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
@@ -1625,17 +1626,16 @@ BEGIN
               FROM s
              WHERE r.name = ANY (ARRAY[CASE WHEN s.i > 0 THEN s.name END]) AND r.key = s.key AND r.shard = 0 * s.i -- (E6)
                AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
-               AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s) AND (pass = 2 OR wanted IS NULL)
+               AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1 AND NOT s.due) FROM s) AND (pass = 2 OR wanted IS NULL)
             RETURNING s.i
         )
         SELECT pg_catalog.array_agg(s.i) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.value) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.ts) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.after) FILTER (WHERE s.shards IS NOT NULL),
-               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1), false),
-               pg_catalog.array_cat(lapsing, pg_catalog.array_agg(s.i) FILTER (WHERE s.lapses)),
+               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1 OR s.due), false),
                pg_catalog.array_agg(s.i) FILTER (WHERE s.n > '0' OR s.shards IS NULL), (SELECT pg_catalog.array_agg(u.i) FROM u)
-          INTO ord, value, ts, after, missing, misfit, lapsing, todo, done
+          INTO ord, value, ts, after, missing, misfit, todo, done
           FROM s;
         IF pg_catalog.cardinality(todo) > 0 THEN
             IF pg_catalog.cardinality(todo) = pg_catalog.cardinality(done) THEN
@@ -1644,12 +1644,6 @@ BEGIN
                 todo := ARRAY(SELECT pg_catalog.unnest(todo) EXCEPT SELECT pg_catalog.unnest(done) ORDER BY 1);
             END IF;
         END IF;
-        FOREACH k IN ARRAY lapsing LOOP
-            EXIT WHEN misfit;
-            d := defs[k];
-            misfit := misfit OR (SELECT ratelimit._due(l.back) FROM ratelimit._lapsed(names[d], keys[k], at,
-                rates[d], periods[d], capacities[d], starts[k], CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END) AS l);
-        END LOOP;
         IF misfit THEN
             RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit, or holds of them have expired';
         END IF;
@@ -4267,11 +4261,11 @@ COMMENT ON COLUMN ratelimit.holds.unit IS 'tokens; slots; none: the key was unli
 
 COMMENT ON COLUMN ratelimit.holds.token IS 'whose hold it is; NULL: of everybody who knows the id, since it does not expire, or was taken once';
 
-COMMENT ON COLUMN ratelimit.holds.count IS 'the tokens or slots that were taken; of a lapsed one, those that did not come back';
+COMMENT ON COLUMN ratelimit.holds.count IS 'the tokens or slots that were taken';
 
 COMMENT ON COLUMN ratelimit.holds.taken_at IS 'the instant of the decision';
 
-COMMENT ON COLUMN ratelimit.holds.rest IS 'the tokens that were left in the rows of ratelimit.limits that they were taken from';
+COMMENT ON COLUMN ratelimit.holds.rest IS 'the tokens that were left in the rows of ratelimit.limits that they were taken from; of a lapsed one, those that did not come back';
 
 COMMENT ON COLUMN ratelimit.holds.part IS 'the part of the limit in those rows: 1, or 1/shards for one shard';
 
@@ -4344,10 +4338,10 @@ AS $body$
 SELECT pg_catalog.has_table_privilege('ratelimit.holds'::text, privilege)
 $body$;
 
--- Whether expired holds give something back, and this caller may do it: not on a standby, nor without the right. back: of ratelimit._lapsed.
-CREATE FUNCTION ratelimit._due(back double precision[]) RETURNS boolean
+-- Whether there are expired holds, and this caller may end them: not on a standby, nor without the right. ids: of ratelimit._lapsed.
+CREATE FUNCTION ratelimit._due(ids text[]) RETURNS boolean
 LANGUAGE sql STABLE
-RETURN CASE WHEN '0' < ANY (back) THEN current_setting('transaction_read_only') = 'off' AND ratelimit._may('UPDATE') ELSE false END;
+RETURN CASE WHEN ids IS NOT NULL THEN current_setting('transaction_read_only') = 'off' AND ratelimit._may('UPDATE') ELSE false END;
 
 -- Gives back expired holds of limits whose rows are all locked: of each key at most so many, the oldest first. Returns how many ended.
 --
@@ -4364,6 +4358,8 @@ DECLARE
     at    timestamptz := coalesce(now, clock_timestamp());
     kept  timestamptz := at + interval '7 days';
     ended integer := 0;
+    gives boolean;
+    next  timestamptz; -- when the next of a key may expire
     ids   text[];
     l     record;
     rec   record;
@@ -4378,30 +4374,31 @@ BEGIN
         SELECT f.value, f.ids, f.back INTO l
           FROM ratelimit._lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], ids) AS f;
         FOR rec IN SELECT b.id, b.back FROM unnest(l.ids, l.back) AS b (id, back) LOOP -- one after the other, each by the primary key, whatever the statistics
-            UPDATE ratelimit.holds AS h SET state = 'lapsed', count = h.count - rec.back, until = kept
+            UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count - rec.back, until = kept
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = rec.id;
         END LOOP;
-        IF '0' < ANY (l.back) THEN
-            UPDATE ratelimit.limits AS r SET value = coalesce(l.value[1]), ts = greatest(r.ts, at)
-             WHERE r.name = names[i] AND r.key = keys[i];
-        END IF;
+        gives := coalesce('0' < ANY (l.back), false);
+        SELECT min(h.until) INTO next FROM ratelimit.holds AS h
+         WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL;
+        UPDATE ratelimit.limits AS r
+           SET value = CASE WHEN gives THEN l.value[1] ELSE r.value END, ts = CASE WHEN gives THEN greatest(r.ts, at) ELSE r.ts END, lapses = next
+         WHERE r.name = names[i] AND r.key = keys[i];
         ended := ended + coalesce(pg_catalog.cardinality(l.ids), 0);
     END LOOP;
     RETURN ended;
 END
 $body$;
 
--- What is known of an id over these limits: held, by somebody in time; settled, within a day; expired, but not given back: only of the limits that
--- take; released: the token was; or taken: it may be. until: the latest end of the holds in time; infinity: one of them has none. endless: all of them are held, without an end.
+-- What is known of an id over these limits: held, by somebody in time; settled, within a day; released: the token was; or taken: it may be. until: the latest end of the holds in time; infinity: one of them has none. endless: all of them are held, without an end.
 CREATE FUNCTION ratelimit._known(
-    own text, own_token uuid, taking integer, names text[], keys text[], at timestamptz,
+    own text, own_token uuid, names text[], keys text[], at timestamptz,
     OUT state text, OUT until timestamptz, OUT endless boolean
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    rank integer := 5;
+    rank integer := 4;
     rec  record;
 BEGIN
     endless := true;
@@ -4417,11 +4414,9 @@ BEGIN
             rank := least(rank, 2);
         ELSIF rec.state IN ('settled', 'once') AND rec.until > at THEN
             rank := least(rank, 3);
-        ELSIF rec.state = 'held' AND i <= taking THEN
-            rank := least(rank, 4);
         END IF;
     END LOOP;
-    state := (ARRAY['released', 'held', 'settled', 'expired', 'taken'])[rank];
+    state := (ARRAY['released', 'held', 'settled', 'taken'])[rank];
 END
 $body$;
 
@@ -4507,7 +4502,7 @@ BEGIN
         SELECT CASE WHEN k.endless AND ends = 'infinity' AND pg_catalog.cardinality(met) = pg_catalog.cardinality(names)
                       OR kind = 'once' AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until
           INTO state, until
-          FROM ratelimit._known(own, own_token, 0, ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
+          FROM ratelimit._known(own, own_token, ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
                ARRAY(SELECT keys[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i), at) AS k;
     END IF;
     IF state = 'taken' THEN
@@ -4564,8 +4559,7 @@ $body$;
 -- hold whose answer was lost. ttl is how long the hold lasts; NULL, without a token: it does not expire. A ttl without a token: the tokens are
 -- taken once, and the row is kept for so long. If the id is known then, held or settled or once, the call is repeated, and takes nothing.
 --
--- A taking is undone by its subtransaction if the id is known by then: it may be from any shard, and its rows may be new. If the id is of holds that
--- have expired, it gives them back first, where it can look.
+-- A taking is undone by its subtransaction if the id is known by then: it may be from any shard, and its rows may be new.
 CREATE FUNCTION ratelimit._hold(
     own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
@@ -4603,22 +4597,18 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'serializable' THEN
         at := coalesce(now, clock_timestamp());
         SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
-          FROM ratelimit._known(own, own_token, taking, names, keys, at) AS k;
+          FROM ratelimit._known(own, own_token, names, keys, at) AS k;
         IF state IN ('repeated', 'held', 'settled', 'released') THEN
             RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::ratelimit._held;
-        ELSIF state = 'expired' THEN -- give it back first
-            PERFORM ratelimit._lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
-            PERFORM ratelimit._reclaim(names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
-                starts[1:taking], now, windows, firsts[1:taking], lasts[1:taking]);
         END IF;
     END IF;
     BEGIN
         state := NULL;
         d := ROW(true, coalesce(now, clock_timestamp()), '{}', '{}', '{}', NULL);
         IF taking > 0 THEN
-            d := ratelimit._apply(CASE WHEN own_token IS NULL THEN 'consume' ELSE 'hold' END, names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking],
+            d := ratelimit._apply('consume', names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking],
                 capacities[1:taking], starts[1:taking], shards[1:taking], counts[1:taking], floors[1:taking], shard_a[1:taking], shard_b[1:taking], false, now, false,
-                windows, firsts[1:taking], lasts[1:taking]);
+                windows, firsts[1:taking], lasts[1:taking], until => CASE WHEN own_token IS NOT NULL THEN coalesce(now, clock_timestamp()) + ttl END);
         END IF;
         at := coalesce(now, clock_timestamp()); -- taking may have waited: that is not of the work's time
         IF d.granted THEN
@@ -4635,7 +4625,7 @@ BEGIN
         RETURN ROW(state, until, d.at, d.ord, d.value, d.ts, NULL)::ratelimit._held;
     ELSIF state IS NULL THEN -- denied: the id may be the one that has the last slot
         SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
-          FROM ratelimit._known(own, own_token, taking, names, keys, at) AS k;
+          FROM ratelimit._known(own, own_token, names, keys, at) AS k;
     END IF;
     IF state IN ('repeated', 'held', 'settled', 'released') THEN
         RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::ratelimit._held;
@@ -4786,9 +4776,9 @@ BEGIN
             total := ratelimit._total(v, t, at, rates[i], periods[i], capacities[i], starts[i], w);
             IF states[i] = 'held' THEN
                 x := rec.count - used[i];
-            ELSIF (starts[i] IS NULL OR w IS NULL AND date_bin(periods[i], rec.taken_at, starts[i]) = date_bin(periods[i], latest, starts[i])
-                OR rec.taken_at >= w[1] AND pg_catalog.width_bucket(rec.taken_at, w) = pg_catalog.width_bucket(latest, w)) THEN
-                x := least('0', rec.count - used[i]); -- what it kept is paid
+            ELSE -- what it kept is paid; what came back in a window that is over counts as used there
+                x := least('0', CASE WHEN starts[i] IS NULL OR w IS NULL AND date_bin(periods[i], rec.taken_at, starts[i]) = date_bin(periods[i], latest, starts[i])
+                    OR rec.taken_at >= w[1] AND pg_catalog.width_bucket(rec.taken_at, w) = pg_catalog.width_bucket(latest, w) THEN rec.rest ELSE rec.count END - used[i]);
             END IF;
             IF x > '0' THEN
                 SELECT g.back INTO x
@@ -5426,7 +5416,7 @@ BEGIN
         RETURNING h.count
     )
     SELECT coalesce(sum(c.count), '0') INTO used FROM counted AS c;
-    UPDATE ratelimit.limits AS r SET value = '0'::double precision - used, ts = greatest(r.ts, at), lapses = true WHERE r.name = name AND r.key = own AND r.shard = 0;
+    UPDATE ratelimit.limits AS r SET value = '0'::double precision - used, ts = greatest(r.ts, at), lapses = '-infinity' WHERE r.name = name AND r.key = own AND r.shard = 0;
     RETURN used;
 END
 $body$;
@@ -5677,7 +5667,7 @@ END
 $body$;
 
 -- The rows of a limit, by key: of some keys or, without them, of all.
-CREATE FUNCTION ratelimit._rows(name text, keys text[]) RETURNS TABLE (key text, value double precision[], ts timestamptz[], lapses boolean)
+CREATE FUNCTION ratelimit._rows(name text, keys text[]) RETURNS TABLE (key text, value double precision[], ts timestamptz[], lapses timestamptz)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -5685,12 +5675,12 @@ DECLARE
     one text;
 BEGIN
     IF keys IS NULL THEN
-        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), bool_or(r.lapses)
+        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), min(r.lapses)
           FROM ratelimit.limits AS r WHERE r.name = name GROUP BY r.key;
         RETURN;
     END IF;
     FOR one IN SELECT DISTINCT u.key FROM pg_catalog.unnest(keys) AS u (key) LOOP -- for all at once, the planner may read the limit
-        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), bool_or(r.lapses)
+        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), min(r.lapses)
           FROM ratelimit.limits AS r WHERE r.name = name AND r.key = one GROUP BY r.key;
     END LOOP;
 END
@@ -5731,7 +5721,7 @@ $body$;
 --              earlier, or not known
 -- windows: of a calendar, by these terms.
 CREATE FUNCTION ratelimit._state(
-    name text, key text, n ratelimit._terms, value double precision[], ts timestamptz[], lapses boolean, at timestamptz,
+    name text, key text, n ratelimit._terms, value double precision[], ts timestamptz[], lapses timestamptz, at timestamptz,
     given ratelimit._terms, windows timestamptz[], whole boolean,
     OUT used double precision, OUT remaining double precision, OUT retry_at timestamptz, OUT paused_until timestamptz,
     OUT numbers ratelimit._terms, OUT owed_until timestamptz, OUT full_at timestamptz,
@@ -5762,7 +5752,7 @@ BEGIN
     IF n.kind = 'slots' THEN
         SELECT f.used, f.free INTO used, remaining FROM ratelimit._free_slots(name, key, -s.floor, at) AS f;
     ELSIF s.effect = 'numbers' AND NOT coalesce(broken, false) THEN
-        IF lapses THEN
+        IF lapses <= at THEN
             SELECT l.value, l.ts INTO value, ts FROM ratelimit._lapsed(name, key, at, s.rate, s.period, s.capacity, s.start, s.windows) AS l;
         END IF;
         total := ratelimit._total(value, ts, at, s.rate, s.period, s.capacity, s.start, s.windows);
@@ -6085,6 +6075,7 @@ DECLARE
     -- Rows must have been full an hour ago: then a clock that steps back by up to an hour after a sweep changes nothing.
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
     keys text[]; -- the keys whose rows are all idle: according to a plain read, then locked
+    held text[]; -- those of which something may be held
     k    text;
     n    integer;
     grid timestamptz; -- the start of the windows of k
@@ -6155,16 +6146,16 @@ BEGIN
     END IF;
 
     -- LATERAL and = ANY make the planner look keys up one by one, whatever its estimates (CONCURRENCY.md, E6).
-    SELECT pg_catalog.array_agg(k.key) INTO keys
+    SELECT pg_catalog.array_agg(k.key), pg_catalog.array_agg(k.key) FILTER (WHERE k.held) INTO keys, held
       FROM (
-        SELECT l.key
+        SELECT l.key, bool_or(l.lapses IS NOT NULL) AS held
           FROM (
             SELECT u.key, CASE WHEN kind = 'fixed window' THEN ratelimit._grid(name, u.key, period, kind, start) END AS grid
               FROM pg_catalog.unnest(keys) AS u (key)
             OFFSET 0
           ) AS g
          CROSS JOIN LATERAL (
-            SELECT r.key, r.shards
+            SELECT r.key, r.shards, r.lapses
               FROM ratelimit.limits AS r
              CROSS JOIN LATERAL (SELECT CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE g.grid END AS grid) AS own
              WHERE r.name = name AND r.key = g.key
@@ -6176,6 +6167,17 @@ BEGIN
         HAVING count(*) = min(l.shards) AND count(*) = max(l.shards)
       ) AS k;
 
+    -- What expired before then gives nothing back, since the row was full. What is still held keeps its row, which tells when it expires.
+    FOREACH k IN ARRAY coalesce(held, '{}') LOOP
+        UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count, until = at + interval '7 days'
+         WHERE h.name = name AND h.key = k AND h.id = ANY (ARRAY(
+               SELECT d.id FROM ratelimit.holds AS d
+                WHERE d.name = name AND d.key = k AND d.state = 'held' AND d.token IS NOT NULL AND d.until <= at
+                  FOR UPDATE SKIP LOCKED));
+        IF EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = name AND h.key = k AND h.state = 'held' AND h.token IS NOT NULL) THEN
+            keys := pg_catalog.array_remove(keys, k);
+        END IF;
+    END LOOP;
     DELETE FROM ratelimit.limits AS r
      USING pg_catalog.unnest(keys) AS u (key)
      WHERE r.name = ANY (ARRAY[CASE WHEN u.key IS NOT NULL THEN name END]) AND r.key = u.key;
@@ -6270,7 +6272,7 @@ BEGIN
         LOOP
             -- A recount has counted this hold meanwhile: the next sweep gives it back. Asked under the hold's lock, for which a later recount waits.
             EXIT WHEN EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key = key);
-            UPDATE ratelimit.holds AS h SET state = 'lapsed', until = kept
+            UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count, until = kept
              WHERE h.name = name AND h.key = key AND h.id = rec.id;
             m := m + 1;
         END LOOP;
@@ -6783,7 +6785,7 @@ DROP TABLE ratelimit.sweeps;
 DROP FUNCTION ratelimit.keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[]);
 DROP FUNCTION ratelimit._keys(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, zone text, anchor timestamp, keys text[], now timestamptz);
 DROP FUNCTION ratelimit._states(name text, keys text[], at timestamptz, given ratelimit._terms, alone boolean, whole boolean);
-DROP FUNCTION ratelimit._state(name text, key text, n ratelimit._terms, value double precision[], ts timestamptz[], lapses boolean, at timestamptz, given ratelimit._terms, windows timestamptz[], whole boolean);
+DROP FUNCTION ratelimit._state(name text, key text, n ratelimit._terms, value double precision[], ts timestamptz[], lapses timestamptz, at timestamptz, given ratelimit._terms, windows timestamptz[], whole boolean);
 DROP FUNCTION ratelimit._free_slots(name text, key text, capacity double precision, at timestamptz);
 DROP FUNCTION ratelimit._rows(name text, keys text[]);
 DROP FUNCTION ratelimit._stored_keys(name text, first text, below text, most integer);
@@ -6817,9 +6819,9 @@ DROP FUNCTION ratelimit._hold(own text, own_token uuid, ttl interval, taking int
 DROP FUNCTION ratelimit._free_at(name text, key text, count double precision, floor double precision, at timestamptz);
 DROP FUNCTION ratelimit._claim(own text, own_token uuid, units text[], names text[], keys text[], shards integer[], counts double precision[], d ratelimit._decisions, at timestamptz, INOUT until timestamptz);
 DROP FUNCTION ratelimit._bar(own text, own_token uuid, names text[], keys text[], now timestamptz);
-DROP FUNCTION ratelimit._known(own text, own_token uuid, taking integer, names text[], keys text[], at timestamptz);
+DROP FUNCTION ratelimit._known(own text, own_token uuid, names text[], keys text[], at timestamptz);
 DROP FUNCTION ratelimit._reclaim(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[], most integer);
-DROP FUNCTION ratelimit._due(back double precision[]);
+DROP FUNCTION ratelimit._due(ids text[]);
 DROP FUNCTION ratelimit._may(privilege text);
 DROP FUNCTION ratelimit._lapsed(name text, key text, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[], only_ids text[]);
 DROP TYPE ratelimit._held;
@@ -6944,7 +6946,7 @@ DROP FUNCTION ratelimit._lock(names text[], keys text[], capacities double preci
 DROP FUNCTION ratelimit._refund(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], taken double precision[], held double precision[], parts double precision[], taken_at timestamptz, run_at timestamptz, now timestamptz, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION ratelimit._give_back(value double precision[], ts timestamptz[], promised timestamptz, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, count double precision, taken double precision, held double precision, part double precision, taken_at timestamptz, run_at timestamptz, windows timestamptz[]);
 DROP FUNCTION ratelimit._promise("left" double precision, floor double precision, ts timestamptz, rate double precision, period interval, capacity double precision);
-DROP FUNCTION ratelimit._apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval);
+DROP FUNCTION ratelimit._apply(op text, names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[], counts double precision[], floors double precision[], shard_a integer[], shard_b integer[], reserve boolean, now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[], mosts double precision[], within interval, until timestamptz);
 DROP FUNCTION ratelimit._consume_several(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], counts double precision[], floors double precision[], now timestamptz, or_raise boolean, windows timestamptz[], firsts integer[], lasts integer[]);
 DROP FUNCTION ratelimit._consume_sharded(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, shards integer, count double precision, floor double precision, shard_a integer, shard_b integer, now timestamptz, or_raise boolean, windows timestamptz[]);
 DROP FUNCTION ratelimit._costly(shards smallint);

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "ba485e61e18ec2d08853ffacbff94ff28d0cdab1cc27c15223029b7f148763e1"
+const Hash = "a4462008966a855bb602f2e7a88ca3f1c7dce57ba68e85ab5c0819bf867fc809"

@@ -9,7 +9,7 @@ SELECT ratelimit._wire_consume(
 UPDATE ratelimit.limits AS r
    SET value = ratelimit._available(r.value, r.ts, statement_timestamp(), @rate::double precision, @period::interval, @capacity::double precision, NULL) - @count::double precision,
        ts = greatest(r.ts, statement_timestamp())
- WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
+ WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards)) AND (r.lapses <= statement_timestamp()) IS NOT TRUE
    AND ratelimit._available(r.value, r.ts, statement_timestamp(), @rate::double precision, @period::interval, @capacity::double precision, NULL) - @count::double precision >= @floor::double precision
    AND current_setting('transaction_isolation') = 'read committed'
 RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer;
@@ -18,7 +18,7 @@ RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer
 UPDATE ratelimit.limits AS r
    SET value = ratelimit._available(r.value, r.ts, date_bin(@period::interval, statement_timestamp(), @start::timestamptz), @rate::double precision, @period::interval, @capacity::double precision, @start::timestamptz) - @count::double precision,
        ts = greatest(r.ts, statement_timestamp())
- WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
+ WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards)) AND (r.lapses <= statement_timestamp()) IS NOT TRUE
    AND ratelimit._available(r.value, r.ts, date_bin(@period::interval, statement_timestamp(), @start::timestamptz), @rate::double precision, @period::interval, @capacity::double precision, @start::timestamptz) - @count::double precision >= @floor::double precision
    AND current_setting('transaction_isolation') = 'read committed'
 RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer;
@@ -27,7 +27,7 @@ RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer
 UPDATE ratelimit.limits AS r
    SET value = ratelimit._available(r.value, r.ts, statement_timestamp(), @rate::double precision, @period::interval, @capacity::double precision, @start::timestamptz, @windows::timestamptz[]) - @count::double precision,
        ts = greatest(r.ts, statement_timestamp())
- WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
+ WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards)) AND (r.lapses <= statement_timestamp()) IS NOT TRUE
    AND ratelimit._available(r.value, r.ts, statement_timestamp(), @rate::double precision, @period::interval, @capacity::double precision, @start::timestamptz, @windows::timestamptz[]) - @count::double precision >= @floor::double precision
    AND current_setting('transaction_isolation') = 'read committed'
 RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer;
@@ -118,8 +118,8 @@ WITH taken AS (
     UPDATE ratelimit.limits AS r
        SET value = ratelimit._available(r.value, r.ts, ratelimit._upto(statement_timestamp(), @period::interval, sqlc.narg('start')::timestamptz, @windows::timestamptz[]),
                @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz, @windows::timestamptz[]) - @count::double precision,
-           ts = greatest(r.ts, statement_timestamp()), lapses = CASE WHEN sqlc.narg('token')::uuid IS NOT NULL THEN true ELSE r.lapses END
-     WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
+           ts = greatest(r.ts, statement_timestamp()), lapses = least(r.lapses, CASE WHEN sqlc.narg('token')::uuid IS NOT NULL THEN clock_timestamp() + sqlc.narg('ttl')::interval END)
+     WHERE r.name = @name::text AND r.key = @key::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards)) AND (r.lapses <= statement_timestamp()) IS NOT TRUE
        AND ratelimit._available(r.value, r.ts, ratelimit._upto(statement_timestamp(), @period::interval, sqlc.narg('start')::timestamptz, @windows::timestamptz[]),
                @rate::double precision, @period::interval, @capacity::double precision, sqlc.narg('start')::timestamptz, @windows::timestamptz[]) - @count::double precision >= @floor::double precision
        AND CASE WHEN current_setting('transaction_isolation') = 'read committed' AND NOT ratelimit._distributed()

@@ -83,8 +83,8 @@ func (c *call) update() (sql string, args []any) {
 		unit = "slots"
 	}
 	return dbsqlc.UpdateHold, []any{
-		n.Period, nullable(start(n)), windows(n), n.Rate, n.Capacity, d.count, h.token128(), d.limit.name, d.key, d.lowest(),
-		h.id, state, unit, h.interval(),
+		n.Period, nullable(start(n)), windows(n), n.Rate, n.Capacity, d.count, h.token128(), h.interval(), d.limit.name, d.key, d.lowest(),
+		h.id, state, unit,
 	}
 }
 

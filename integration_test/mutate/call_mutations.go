@@ -548,7 +548,7 @@ var callMutations = []mutation{
 		tests: "TestAnUpdateDecidesAsTheFunction",
 	}, {
 		name: "update-window-shards", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a window takes from a shard",
-		old: "r.key = $7::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))\n   AND ratelimit._available(r.value, r.ts, date_bin", new: "r.key = $7::text AND r.shard = 0\n   AND ratelimit._available(r.value, r.ts, date_bin",
+		old: "r.key = $7::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards)) AND (r.lapses <= statement_timestamp()) IS NOT TRUE\n   AND ratelimit._available(r.value, r.ts, date_bin", new: "r.key = $7::text AND r.shard = 0\n   AND ratelimit._available(r.value, r.ts, date_bin",
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	}, {
 		name: "update-window-ts-back", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a window moves ts back with the clock",
@@ -560,7 +560,7 @@ var callMutations = []mutation{
 		tests: "TestAnUpdateDecidesAsTheFunction",
 	}, {
 		name: "update-calendar-shards", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a calendar takes from a shard",
-		old: "r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))\n   AND", new: "r.key = $8::text AND r.shard = 0\n   AND",
+		old: "r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards)) AND (r.lapses <= statement_timestamp()) IS NOT TRUE\n   AND", new: "r.key = $8::text AND r.shard = 0\n   AND",
 		tests: "TestAGrantOnAPoolIsOneUpdate",
 	}, {
 		name: "update-calendar-ts-back", file: "internal/dbsqlc/ratelimit.sql.go", what: "the plain UPDATE of a calendar moves ts back with the clock",

@@ -206,24 +206,24 @@ var holdMutations = []mutation{
 		old: "                    IF due THEN\n", new: "                    IF false THEN\n",
 		tests: "TestHoldsOfSlots",
 	}, {
-		name: "hold-no-mark", file: "migrations/engine/apply.sql", what: "the rows do not say that a hold has taken from them",
-		old: "CASE WHEN op = 'hold' THEN true END;", new: "NULL;",
+		name: "hold-no-mark", file: holds, what: "the rows do not say when a hold that has taken from them may expire",
+		old: "until => CASE WHEN own_token IS NOT NULL", new: "until => CASE WHEN false",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
-		name: "hold-plain-no-mark", file: plainHolds, what: "after the plain statement of a hold, the row does not say that a hold has taken from it",
-		old: "lapses = CASE WHEN $7::uuid IS NOT NULL THEN true ELSE r.lapses END", new: "lapses = r.lapses",
+		name: "hold-plain-no-mark", file: plainHolds, what: "after the plain statement of a hold, the row does not say when it may expire",
+		old: "lapses = least(r.lapses, CASE WHEN $7::uuid IS NOT NULL THEN clock_timestamp() + $8::interval END)", new: "lapses = r.lapses",
 		tests: "TestAPlainHoldDecidesAsTheFunction",
 	}, {
 		name: "hold-mark-resharded", file: "migrations/engine/apply.sql", what: "a new number of shards forgets that a hold has taken from the rows",
-		old: "promised, mark OR lapsing[i]", new: "promised, mark",
+		old: "promised, least(lapsing[i], until)", new: "promised, until",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-consume", file: "migrations/engine/consume.sql", what: "a Consume is denied what a dead worker held",
-		old: "EXIT WHEN denied AND lapses;", new: "",
+		old: "EXIT WHEN lapses <= at;", new: "",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-reserve", file: "migrations/engine/consume.sql", what: "a Reserve waits for what a dead worker held",
-		old: "IF lapses THEN -- it may", new: "IF false THEN -- it may",
+		old: "r.shards = 1 AND (r.lapses <= at) IS NOT TRUE\n                   AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL)", new: "r.shards = 1\n                   AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL)",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-more", file: "migrations/engine/apply.sql", what: "of many expired holds, only the oldest thousand count",
@@ -231,15 +231,27 @@ var holdMutations = []mutation{
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
 		name: "dead-debt", file: "migrations/engine/apply.sql", what: "a taking leaves a debt that holds would have paid",
-		old: " AND (r.lapses IS NOT TRUE OR rates[p] = '0') THEN floors[p]", new: " THEN floors[p]",
+		old: "r.shards = shards[p] AND (r.lapses <= at) IS NOT TRUE", new: "r.shards = shards[p]",
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
 		name: "dead-move", file: "migrations/engine/move.sql", what: "a move takes what a dead worker held for used",
 		old: "IF ratelimit._may('SELECT')", new: "IF false AND ratelimit._may('SELECT')",
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
-		name: "dead-charge", file: "migrations/engine/coalesce.sql", what: "a coalesced charge falls apart beside what a dead worker held",
-		old: "c.lapses AND c.floor > '-Infinity' AND", new: "c.lapses AND",
+		name: "dead-full", file: holds, what: "who takes from a full bucket leaves an expired hold, which comes back afterwards",
+		old: "RETURN CASE WHEN ids IS NOT NULL THEN", new: "RETURN CASE WHEN false THEN",
+		tests: "TestADeadWorkersTokensAtTheEdges",
+	}, {
+		name: "dead-full-plain", file: plainHolds, what: "a plain statement takes beside an expired hold, which comes back afterwards",
+		old: "(r.lapses <= statement_timestamp()) IS NOT TRUE\n   AND ratelimit._available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, NULL)", new: "true\n   AND ratelimit._available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, NULL)",
+		tests: "TestADeadWorkersTokensAtTheEdges",
+	}, {
+		name: "dead-next", file: holds, what: "a row that has ended its expired holds forgets the others",
+		old: "lapses = next\n", new: "lapses = NULL\n",
+		tests: "TestADeadWorkersTokensAtTheEdges",
+	}, {
+		name: "dead-swept", file: "migrations/engine/sweep.sql", what: "a sweep deletes a row of which something is held, and nobody sees that expire",
+		old: "keys := pg_catalog.array_remove(keys, k);", new: "NULL;",
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
 		name: "dead-paused", file: holds, what: "in a pause, expired holds end for nothing",
@@ -271,19 +283,19 @@ var holdMutations = []mutation{
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
 		name: "dead-each", file: "migrations/engine/consume_keys.sql", what: "an Each of many is denied what a dead worker held",
-		old: " AND r.lapses IS NOT TRUE;", new: ";",
+		old: " AND (r.lapses <= at) IS NOT TRUE;", new: ";",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-coalesced-asks", file: "migrations/engine/coalesce.sql", what: "a coalesced call of several limits is denied what a dead worker held",
-		old: "lapsing := pg_catalog.array_append(lapsing, k);", new: "NULL;",
+		old: "IF lapses[k] <= at AND NOT misfit", new: "IF false",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-coalesced", file: "migrations/engine/coalesce.sql", what: "a coalesced call is denied what a dead worker held",
-		old: "FILTER (WHERE s.lapses)", new: "FILTER (WHERE false)",
+		old: "CASE WHEN c.lapses <= at THEN", new: "CASE WHEN false THEN",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-keys", file: "migrations/engine/keys.sql", what: "lists count what a dead worker held as used",
-		old: "        IF lapses THEN\n", new: "        IF false THEN\n",
+		old: "        IF lapses <= at THEN\n", new: "        IF false THEN\n",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-right", file: holds, what: "a denial fails for a role that may not give back",
@@ -334,7 +346,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsOnShards",
 	}, {
 		name: "reclaim-kept", file: holds, what: "a lapsed hold is taken to have kept what came back",
-		old: "count = h.count - rec.back, until = kept", new: "until = kept",
+		old: "rest = h.count - rec.back, until = kept", new: "rest = h.count, until = kept",
 		tests: "TestHoldsOfTokens",
 	},
 
@@ -369,7 +381,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsOfSlots",
 	}, {
 		name: "settle-lapsed-window", file: holds, what: "late work is charged to a window that it did not run in",
-		old: "            ELSIF (starts[i] IS NULL OR", new: "            ELSIF (true OR",
+		old: "CASE WHEN starts[i] IS NULL OR w IS NULL AND date_bin", new: "CASE WHEN true OR w IS NULL AND date_bin",
 		tests: "TestHoldsLateInTheNextWindow",
 	}, {
 		name: "settle-lost-moves", file: holds, what: "of a lost hold, the other limits are settled",
@@ -388,7 +400,7 @@ var holdMutations = []mutation{
 	// Slots and Go
 	{
 		name: "slots-expired", file: "migrations/engine/apply.sql", what: "the balance does not count expired holds as free",
-		old: "IF op = 'check' OR ratelimit._due(rec.back) THEN", new: "IF op <> 'check' AND ratelimit._due(rec.back) THEN",
+		old: "IF op = 'check' OR ratelimit._due(rec.ids) THEN", new: "IF op <> 'check' AND ratelimit._due(rec.ids) THEN",
 		tests: "TestHoldsOfSlots",
 	}, {
 		name: "slots-sum", file: holds, what: "the earliest end alone makes room for all",
@@ -474,13 +486,13 @@ var holdMutations = []mutation{
 		tests: "TestOnceCountsOnce|TestOnceAndHold",
 	}, {
 		name: "once-denied-first", file: holds, what: "an event that was counted is denied when there are no tokens left",
-		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM ratelimit._known(own, own_token, taking, names, keys, at) AS k;\n    END IF;\n    IF state",
-		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM ratelimit._known(own, own_token, taking, names, keys, at) AS k;\n    END IF;\n    IF state",
+		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM ratelimit._known(own, own_token, names, keys, at) AS k;\n    END IF;\n    IF state",
+		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM ratelimit._known(own, own_token, names, keys, at) AS k;\n    END IF;\n    IF state",
 		tests: "TestOnceCountsOnce",
 	}, {
 		name: "once-looks", file: holds, what: "an event that was counted is denied as settled",
-		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM ratelimit._known(own, own_token, taking, names, keys, at) AS k;\n        IF state",
-		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM ratelimit._known(own, own_token, taking, names, keys, at) AS k;\n        IF state",
+		old:   "CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM ratelimit._known(own, own_token, names, keys, at) AS k;\n        IF state",
+		new:   "CASE WHEN k.endless AND ttl IS NULL THEN 'repeated' ELSE k.state END, k.until INTO state, until\n          FROM ratelimit._known(own, own_token, names, keys, at) AS k;\n        IF state",
 		tests: "TestOnceCountsOnce",
 	}, {
 		name: "once-claims", file: holds, what: "at SERIALIZABLE, an event that was counted is denied as settled",
@@ -808,22 +820,22 @@ var holdMutations = []mutation{
 	// The plain statements
 	{
 		name: "hold-plain-unconditionally", file: plainHolds, what: "the plain statement of a hold does not check whether there is enough",
-		old: "- $6::double precision >= $10::double precision\n       AND CASE", new: "- $6::double precision >= $10::double precision - 1e9\n       AND CASE",
+		old: "- $6::double precision >= $11::double precision\n       AND CASE", new: "- $6::double precision >= $11::double precision - 1e9\n       AND CASE",
 		tests: "TestAPlainHoldDecidesAsTheFunction",
 	},
 	{
 		name: "hold-plain-shards", file: plainHolds, what: "the plain statement of a hold takes from a shard",
-		old: "r.key = $9::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))\n       AND", new: "r.key = $9::text AND r.shard = 0\n       AND",
+		old: "r.key = $10::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards)) AND (r.lapses <= statement_timestamp()) IS NOT TRUE\n       AND", new: "r.key = $10::text AND r.shard = 0\n       AND",
 		tests: "TestAHoldOnAPoolIsOneStatement",
 	},
 	{
 		name: "hold-plain-scans", file: plainHolds, what: "the plain statement of a hold scans a small table, and goes on when it is large",
-		old: "r.key = $9::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))\n       AND", new: "r.key = $9::text AND r.shard = 0 AND r.shards = 1\n       AND",
+		old: "r.key = $10::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards)) AND (r.lapses <= statement_timestamp()) IS NOT TRUE\n       AND", new: "r.key = $10::text AND r.shard = 0 AND r.shards = 1\n       AND",
 		tests: "TestAPlainHoldUsesTheIndexesOfSmallTables",
 	},
 	{
 		name: "hold-plain-scans-holds", file: plainHolds, what: "the plain statement of a hold scans a small table of holds",
-		old: "h.id = $11::text AND (h.part > '0' OR ratelimit._costly(h.part::smallint))", new: "h.id = $11::text",
+		old: "h.id = $12::text AND (h.part > '0' OR ratelimit._costly(h.part::smallint))", new: "h.id = $12::text",
 		tests: "TestAPlainHoldUsesTheIndexesOfSmallTables",
 	},
 	{
@@ -858,7 +870,7 @@ var holdMutations = []mutation{
 	},
 	{
 		name: "hold-plain-waits", file: plainHolds, what: "what a hold waited is of the work's time",
-		old: "coalesce(clock_timestamp() + $14", new: "coalesce(statement_timestamp() + $14",
+		old: "coalesce(clock_timestamp() + $8", new: "coalesce(statement_timestamp() + $8",
 		tests: "TestAPlainHoldLastsFromItsTaking",
 	},
 	{

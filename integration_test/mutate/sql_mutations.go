@@ -92,12 +92,12 @@ var sqlMutations = []mutation{
 		old: "start IS NULL THEN\n                UPDATE ratelimit.limits AS r\n" +
 			"                   SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
 			"                       ts = greatest(r.ts, at)\n" +
-			"                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1\n" +
+			"                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1 AND (r.lapses <= at) IS NOT TRUE\n" +
 			"                   AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor",
 		new: "start IS NULL THEN\n                UPDATE ratelimit.limits AS r\n" +
 			"                   SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count,\n" +
 			"                       ts = greatest(r.ts, at)\n" +
-			"                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1\n" +
+			"                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1 AND (r.lapses <= at) IS NOT TRUE\n" +
 			"                   AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count > floor",
 		tests: "TestWhatLeavesTheFloorIsGranted",
 	}, {
@@ -741,7 +741,7 @@ var sqlMutations = []mutation{
 		tests: "TestModel",
 	}, {
 		name: "sharded-other-number", file: consumeSharded, what: "a row with another number of shards is taken from",
-		old:   "AND r.shard = pick AND r.shards = shards\n               AND ratelimit._available(r.value, r.ts, upto, each, period, room, NULL)",
+		old:   "AND r.shard = pick AND r.shards = shards AND (r.lapses <= at) IS NOT TRUE\n               AND ratelimit._available(r.value, r.ts, upto, each, period, room, NULL)",
 		new:   "AND r.shard = pick\n               AND ratelimit._available(r.value, r.ts, upto, each, period, room, NULL)",
 		tests: "TestChangingTheNumberOfShardsNeitherMintsNorForgets|TestTwoVersionsWithDifferentShardsAtOnceAreExact",
 	}, {

@@ -762,7 +762,7 @@ const UpdateBucket = `-- name: UpdateBucket :one
 UPDATE ratelimit.limits AS r
    SET value = ratelimit._available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, NULL) - $4::double precision,
        ts = greatest(r.ts, statement_timestamp())
- WHERE r.name = $5::text AND r.key = $6::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
+ WHERE r.name = $5::text AND r.key = $6::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards)) AND (r.lapses <= statement_timestamp()) IS NOT TRUE
    AND ratelimit._available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, NULL) - $4::double precision >= $7::double precision
    AND current_setting('transaction_isolation') = 'read committed'
 RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer
@@ -797,7 +797,7 @@ const UpdateCalendar = `-- name: UpdateCalendar :one
 UPDATE ratelimit.limits AS r
    SET value = ratelimit._available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, $4::timestamptz, $5::timestamptz[]) - $6::double precision,
        ts = greatest(r.ts, statement_timestamp())
- WHERE r.name = $7::text AND r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
+ WHERE r.name = $7::text AND r.key = $8::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards)) AND (r.lapses <= statement_timestamp()) IS NOT TRUE
    AND ratelimit._available(r.value, r.ts, statement_timestamp(), $1::double precision, $2::interval, $3::double precision, $4::timestamptz, $5::timestamptz[]) - $6::double precision >= $9::double precision
    AND current_setting('transaction_isolation') = 'read committed'
 RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer
@@ -837,19 +837,19 @@ WITH taken AS (
     UPDATE ratelimit.limits AS r
        SET value = ratelimit._available(r.value, r.ts, ratelimit._upto(statement_timestamp(), $1::interval, $2::timestamptz, $3::timestamptz[]),
                $4::double precision, $1::interval, $5::double precision, $2::timestamptz, $3::timestamptz[]) - $6::double precision,
-           ts = greatest(r.ts, statement_timestamp()), lapses = CASE WHEN $7::uuid IS NOT NULL THEN true ELSE r.lapses END
-     WHERE r.name = $8::text AND r.key = $9::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
+           ts = greatest(r.ts, statement_timestamp()), lapses = least(r.lapses, CASE WHEN $7::uuid IS NOT NULL THEN clock_timestamp() + $8::interval END)
+     WHERE r.name = $9::text AND r.key = $10::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards)) AND (r.lapses <= statement_timestamp()) IS NOT TRUE
        AND ratelimit._available(r.value, r.ts, ratelimit._upto(statement_timestamp(), $1::interval, $2::timestamptz, $3::timestamptz[]),
-               $4::double precision, $1::interval, $5::double precision, $2::timestamptz, $3::timestamptz[]) - $6::double precision >= $10::double precision
+               $4::double precision, $1::interval, $5::double precision, $2::timestamptz, $3::timestamptz[]) - $6::double precision >= $11::double precision
        AND CASE WHEN current_setting('transaction_isolation') = 'read committed' AND NOT ratelimit._distributed()
            THEN NOT EXISTS (SELECT 1 FROM ratelimit.holds AS h
-                 WHERE h.name = $8::text AND h.key = $9::text AND h.id = $11::text AND (h.part > '0' OR ratelimit._costly(h.part::smallint)))
+                 WHERE h.name = $9::text AND h.key = $10::text AND h.id = $12::text AND (h.part > '0' OR ratelimit._costly(h.part::smallint)))
            ELSE false END
     RETURNING r.value, r.ts
 ), held AS (
     INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
-    SELECT $8::text, $9::text, $11::text, $12::text, $13::text, $7::uuid, $6::double precision, statement_timestamp(), t.value, 1,
-           coalesce(clock_timestamp() + $14::interval, 'infinity')
+    SELECT $9::text, $10::text, $12::text, $13::text, $14::text, $7::uuid, $6::double precision, statement_timestamp(), t.value, 1,
+           coalesce(clock_timestamp() + $8::interval, 'infinity')
       FROM taken AS t
     ON CONFLICT DO NOTHING
     RETURNING h.until
@@ -867,13 +867,13 @@ type UpdateHoldParams struct {
 	Capacity float64
 	Count    float64
 	Token    pgtype.UUID
+	Ttl      pgtype.Interval
 	Name     string
 	Key      string
 	Floor    float64
 	ID       string
 	State    string
 	Unit     string
-	Ttl      pgtype.Interval
 }
 
 // Locks the limit's row, and then the id's own, which it inserts (CONCURRENCY.md, J13).
@@ -886,13 +886,13 @@ func (q *Queries) UpdateHold(ctx context.Context, arg UpdateHoldParams) ([]byte,
 		arg.Capacity,
 		arg.Count,
 		arg.Token,
+		arg.Ttl,
 		arg.Name,
 		arg.Key,
 		arg.Floor,
 		arg.ID,
 		arg.State,
 		arg.Unit,
-		arg.Ttl,
 	)
 	var answer []byte
 	err := row.Scan(&answer)
@@ -936,7 +936,7 @@ const UpdateWindow = `-- name: UpdateWindow :one
 UPDATE ratelimit.limits AS r
    SET value = ratelimit._available(r.value, r.ts, date_bin($1::interval, statement_timestamp(), $2::timestamptz), $3::double precision, $1::interval, $4::double precision, $2::timestamptz) - $5::double precision,
        ts = greatest(r.ts, statement_timestamp())
- WHERE r.name = $6::text AND r.key = $7::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards))
+ WHERE r.name = $6::text AND r.key = $7::text AND r.shard = 0 AND (r.shards = 1 OR ratelimit._costly(r.shards)) AND (r.lapses <= statement_timestamp()) IS NOT TRUE
    AND ratelimit._available(r.value, r.ts, date_bin($1::interval, statement_timestamp(), $2::timestamptz), $3::double precision, $1::interval, $4::double precision, $2::timestamptz) - $5::double precision >= $8::double precision
    AND current_setting('transaction_isolation') = 'read committed'
 RETURNING record_send(ROW(true, statement_timestamp(), r.value, r.ts)) AS answer

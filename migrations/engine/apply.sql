@@ -1,11 +1,10 @@
 -- Decides several limits together, all or nothing, with or without shards. op is
 --   consume  take every count, or nothing
---   hold     the same, for a hold with an end, whose rows say so then (lapses)
 --   check    return what consume would return; write and lock nothing
 --   take     take as many tokens as there are (see `mosts`), or nothing
 -- With `reserve`, the work may have to wait. Tokens that would be refilled above a capacity until it runs are forfeited:
 -- Reserve in internal/algebra/promise.go has the rule, docs/refunds.md the reasons. Work that would wait longer than `within`
--- is denied; NULL is no bound.
+-- is denied; NULL is no bound. until: the tokens are for a hold that lasts so long at least.
 --
 -- The arguments are arrays of one length, with one position for each limit. No (name, key) occurs twice. shard_a and shard_b
 -- are two shards to choose between. `windows` has the windows of all calendar windows, one list after another: those of limit
@@ -18,8 +17,7 @@
 -- Returns the rows of each limit, with ord: the new ones if it was granted, or the ones that led to the denial. A limit without
 -- rows is full and returns none. A sharded limit that took from one shard returns that shard alone.
 --
--- Expired holds count as given back: the plain read of step 3 asks for those that took from a row (lapses), and so does what it denies. Who takes gives
--- them back before, with all rows locked in the common order.
+-- Expired holds are ended first, with all rows locked in the common order; the plain read of step 3, and what it denies, count them as ended.
 --
 -- Locks rows in the common order (name, key, shard). A single shard that has too little once it is locked is released,
 -- by rolling back its subtransaction, before all shards are locked (CONCURRENCY.md, C4 and D1).
@@ -28,7 +26,8 @@ CREATE OR REPLACE FUNCTION ratelimit._apply(
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
     counts double precision[], floors double precision[], shard_a integer[], shard_b integer[],
     reserve boolean DEFAULT false, now timestamptz DEFAULT NULL, or_raise boolean DEFAULT false,
-    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL, mosts double precision[] DEFAULT NULL, within interval DEFAULT NULL
+    windows timestamptz[] DEFAULT NULL, firsts integer[] DEFAULT NULL, lasts integer[] DEFAULT NULL, mosts double precision[] DEFAULT NULL, within interval DEFAULT NULL,
+    until timestamptz DEFAULT NULL
 ) RETURNS ratelimit._decisions
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $body$
@@ -53,15 +52,14 @@ DECLARE
     run_at timestamptz;                -- the instant at which the work may run
     taken  double precision;           -- what every limit gives
     promised timestamptz;              -- when the work may run, if it has to wait: see ratelimit._promise
-    mark      CONSTANT boolean := CASE WHEN op = 'hold' THEN true END; -- for lapses
-    lapsing   boolean[] := '{}';       -- rows say that holds may expire
-    due       boolean;                 -- some give something back
+    lapsing   timestamptz[] := '{}';   -- when the first hold of each may expire
+    due       boolean;                 -- some have
     missed    integer := 0;            -- how often that was not enough
 
     v         double precision[];      -- the values of one limit's rows
     t         timestamptz[];           -- their ts
     same      boolean;                 -- they have its number of shards
-    lapses    boolean;
+    lapses    timestamptz;
     rec       record;
     i         integer;
     m         integer;
@@ -69,7 +67,7 @@ DECLARE
     new_ts    timestamptz;
 BEGIN
     FOR attempt IN 1..100 LOOP
-        IF op IN ('consume', 'hold') AND NOT ratelimit._distributed() THEN
+        IF op = 'consume' AND NOT ratelimit._distributed() THEN
             -- 1. Pick the fuller of a sharded limit's two shards by a plain read. Above READ COMMITTED, pick shard_a: a shard
             -- that is read but not taken from conflicts with the transactions that take from it (C6).
             at := coalesce(now, clock_timestamp());
@@ -95,7 +93,7 @@ BEGIN
 
             -- 2. If a plain read finds one row of each limit that has enough alone, take from these rows, in order. If an UPDATE
             -- fails, the subtransaction undoes the others and releases all locks (C4). A shard or a reservation takes only
-            -- tokens that the row has: all shards share the debts, and a reservation may forfeit tokens (C1 and C8; step 3). So it is where holds may give back, but for slots.
+            -- tokens that the row has: all shards share the debts, and a reservation may forfeit tokens (C1 and C8; step 3).
             --
             -- LATERAL and OFFSET 0 make the planner look rows up by their keys, whatever its estimates. Above READ COMMITTED,
             -- the call would otherwise conflict with every row that the plan reads.
@@ -103,11 +101,11 @@ BEGIN
               FROM pg_catalog.generate_subscripts(names, 1) AS p,
                    LATERAL (
                     SELECT 1 FROM ratelimit.limits AS r
-                     WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p]
+                     WHERE r.name = names[p] AND r.key = keys[p] AND r.shard = picks[p] AND r.shards = shards[p] AND (r.lapses <= at) IS NOT TRUE
                        AND ratelimit._available(r.value, r.ts, ratelimit._upto(at, periods[p], starts[p], windows[firsts[p]:lasts[p]]),
                                rates[p] / shards[p]::double precision, periods[p], capacities[p] / shards[p]::double precision,
                                starts[p], windows[firsts[p]:lasts[p]]) - counts[p]
-                           >= CASE WHEN shards[p] = 1 AND NOT reserve AND (r.lapses IS NOT TRUE OR rates[p] = '0') THEN floors[p] ELSE 0 END
+                           >= CASE WHEN shards[p] = 1 AND NOT reserve THEN floors[p] ELSE 0 END
                     OFFSET 0
                    ) AS r
              WHERE ratelimit._valid(rates[p], periods[p], capacities[p], counts[p], now) AND floors[p] <= '0';
@@ -127,14 +125,14 @@ BEGIN
                         IF rec.start IS NULL THEN
                             UPDATE ratelimit.limits AS r
                                SET value = ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
-                                   ts = greatest(r.ts, at), lapses = mark OR r.lapses
+                                   ts = greatest(r.ts, at), lapses = least(r.lapses, until)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
                                AND ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
                             UPDATE ratelimit.limits AS r
                                SET value = ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count,
-                                   ts = greatest(r.ts, at), lapses = mark OR r.lapses
+                                   ts = greatest(r.ts, at), lapses = least(r.lapses, until)
                              WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
                                AND ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
@@ -159,7 +157,7 @@ BEGIN
                        AND floors[p] <= '0' AND isfinite(coalesce(starts[p], 'epoch')) AND shards[p] BETWEEN 1 AND 100)
               INTO places, m
               FROM pg_catalog.generate_subscripts(names, 1) AS p;
-            IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'hold', 'check', 'take') AND reserve IS NOT NULL
+            IF (m > 0 AND m = pg_catalog.cardinality(names) AND op IN ('consume', 'check', 'take') AND reserve IS NOT NULL
                 AND (op <> 'take' OR m = pg_catalog.cardinality(mosts) AND '1' <= ALL (mosts) AND '1e15' >= ALL (mosts) AND NOT reserve)) IS NOT TRUE THEN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
             END IF;
@@ -207,14 +205,14 @@ BEGIN
                 ord := '{}'; value := '{}'; ts := '{}';
                 FOREACH i IN ARRAY places LOOP
                     SELECT coalesce(pg_catalog.array_agg(r.value ORDER BY r.shard), '{}'), coalesce(pg_catalog.array_agg(r.ts ORDER BY r.shard), '{}'),
-                           coalesce(bool_and(r.shards = shards[i]), false), bool_or(r.lapses)
+                           coalesce(bool_and(r.shards = shards[i]), false), min(r.lapses)
                       INTO v, t, same, lapses
                       FROM ratelimit.limits AS r
                      WHERE r.name = names[i] AND r.key = keys[i];
-                    IF pass = 1 AND lapses AND missed < 2 THEN -- if nothing came of it twice, somebody has locked a hold: then only the rows count
-                        SELECT l.value, l.ts, l.back INTO rec
+                    IF pass = 1 AND lapses <= at AND missed < 2 THEN -- if nothing came of it twice, somebody has locked a hold: then only the rows count
+                        SELECT l.value, l.ts, l.ids INTO rec
                           FROM ratelimit._lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]) AS l;
-                        IF op = 'check' OR ratelimit._due(rec.back) THEN
+                        IF op = 'check' OR ratelimit._due(rec.ids) THEN
                             v := rec.value; t := rec.ts; due := true;
                         END IF;
                     END IF;
@@ -272,7 +270,7 @@ BEGIN
                 IF rows[i] = shards[i] AND alike[i] THEN
                     FOR rec IN
                         UPDATE ratelimit.limits AS r
-                           SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at), promised = greatest(r.promised, promised), lapses = mark OR r.lapses
+                           SET value = lefts[i] / shards[i]::double precision, ts = greatest(r.ts, at), promised = greatest(r.promised, promised), lapses = least(r.lapses, until)
                          WHERE r.name = names[i] AND r.key = keys[i]
                         RETURNING r.value, r.ts
                     LOOP
@@ -286,7 +284,7 @@ BEGIN
                     m := 0;
                     FOR rec IN
                         INSERT INTO ratelimit.limits AS r (name, key, shard, shards, value, ts, promised, lapses)
-                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i], promised, mark OR lapsing[i]
+                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i], promised, least(lapsing[i], until)
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
                         RETURNING r.value, r.ts

@@ -25,7 +25,7 @@
 -- by a plain read writes and locks nothing.
 --
 -- Errors: RL003 if the transaction is not READ COMMITTED, where each statement sees what was committed before it.
--- RL002 if a call alone is to merge the rows of a limit that was sharded, or to give back expired holds before it denies.
+-- RL002 if a call alone is to merge the rows of a limit that was sharded, or to end expired holds.
 CREATE OR REPLACE FUNCTION ratelimit._coalesce(
     names text[], rates double precision[], periods interval[], capacities double precision[],
     keys text[], defs integer[], starts timestamptz[],
@@ -55,8 +55,7 @@ DECLARE
     since   timestamptz[];
     mine    boolean[];
     taken   boolean[];
-    lapses  boolean[];
-    lapsing integer[];            -- the keys that are denied, or wait, and may have expired holds
+    lapses  timestamptz[];
     wanted  integer[];            -- the keys that will be taken from, according to a plain read
     new_names text[];             -- the rows that were inserted here
     new_keys  text[];
@@ -106,7 +105,7 @@ BEGIN
     END IF;
 
     FOR pass IN 1..2 LOOP
-        promised := NULL; lapsing := '{}';
+        promised := NULL;
         -- 1. Decide the asks, in order: in the first pass on the rows of the plain read, in the second on the locked rows.
         first := 1;
         WHILE first <= pg_catalog.cardinality(asks) LOOP
@@ -140,8 +139,11 @@ BEGIN
                         promised[k] := greatest(promised[k], ratelimit._promise(held[k], ask_floors[j], since[k], rates[d], periods[d], capacities[d]));
                     END IF;
                 END IF;
-                IF lapses[k] AND k <> ALL (lapsing) AND (NOT granted OR held[k] < '0' AND ask_floors[j] > '-Infinity') THEN
-                    lapsing := pg_catalog.array_append(lapsing, k); starts[k] := ask_starts[j];
+                IF lapses[k] <= at AND NOT misfit THEN
+                    d := ask_defs[j];
+                    SELECT ratelimit._due(CASE WHEN granted OR '0' < ANY (l.back) THEN l.ids END) INTO misfit
+                      FROM ratelimit._lapsed(names[d], keys[k], at, rates[d], periods[d], capacities[d], ask_starts[j],
+                           CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END) AS l;
                 END IF;
             END LOOP;
             first := last + 1;
@@ -153,7 +155,10 @@ BEGIN
         WITH s AS MATERIALIZED (
             SELECT c.i, c.name, c.key, c.value, c.ts, c.shards, c.n, c.floor, c.rate, c.period, c.capacity,
                    CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after,
-                   c.lapses AND c.floor > '-Infinity' AND (c.n < c.repeats::double precision OR c.available - c.n * c.count < '0') AS lapses
+                   CASE WHEN c.lapses <= at THEN (
+                       SELECT ratelimit._due(CASE WHEN c.n > '0' OR '0' < ANY (l.back) THEN l.ids END)
+                         FROM ratelimit._lapsed(c.name, c.key, at, c.rate, c.period, c.capacity, c.start, c.windows) AS l
+                   ) ELSE false END AS due
               FROM (
                 SELECT b.*,
                        CASE WHEN b.available - b.count < b.floor THEN 0
@@ -163,7 +168,7 @@ BEGIN
                                 least(b.repeats, floor((b.available - b.floor) / b.count) - '1')
                             ELSE least(b.repeats, floor((b.available - b.floor) / b.count)) END AS n
                   FROM (
-                    SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, r.lapses, a.repeats, a.count, a.floor, a.rate, a.period, a.capacity,
+                    SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, r.lapses, a.repeats, a.count, a.floor, a.rate, a.period, a.capacity, a.start, a.windows,
                            ratelimit._available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
@@ -186,17 +191,16 @@ BEGIN
               FROM s
              WHERE r.name = ANY (ARRAY[CASE WHEN s.i > 0 THEN s.name END]) AND r.key = s.key AND r.shard = 0 * s.i -- (E6)
                AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
-               AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s) AND (pass = 2 OR wanted IS NULL)
+               AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1 AND NOT s.due) FROM s) AND (pass = 2 OR wanted IS NULL)
             RETURNING s.i
         )
         SELECT pg_catalog.array_agg(s.i) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.value) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.ts) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.after) FILTER (WHERE s.shards IS NOT NULL),
-               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1), false),
-               pg_catalog.array_cat(lapsing, pg_catalog.array_agg(s.i) FILTER (WHERE s.lapses)),
+               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1 OR s.due), false),
                pg_catalog.array_agg(s.i) FILTER (WHERE s.n > '0' OR s.shards IS NULL), (SELECT pg_catalog.array_agg(u.i) FROM u)
-          INTO ord, value, ts, after, missing, misfit, lapsing, todo, done
+          INTO ord, value, ts, after, missing, misfit, todo, done
           FROM s;
         IF pg_catalog.cardinality(todo) > 0 THEN
             IF pg_catalog.cardinality(todo) = pg_catalog.cardinality(done) THEN
@@ -205,12 +209,6 @@ BEGIN
                 todo := ARRAY(SELECT pg_catalog.unnest(todo) EXCEPT SELECT pg_catalog.unnest(done) ORDER BY 1);
             END IF;
         END IF;
-        FOREACH k IN ARRAY lapsing LOOP
-            EXIT WHEN misfit;
-            d := defs[k];
-            misfit := misfit OR (SELECT ratelimit._due(l.back) FROM ratelimit._lapsed(names[d], keys[k], at,
-                rates[d], periods[d], capacities[d], starts[k], CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END) AS l);
-        END LOOP;
         IF misfit THEN
             RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit, or holds of them have expired';
         END IF;

@@ -32,7 +32,7 @@ DECLARE
     value   double precision;
     ts      timestamptz;
     one     boolean;
-    lapses  boolean;
+    lapses  timestamptz;
     denied  boolean;
     d       ratelimit._decisions;
 BEGIN
@@ -49,31 +49,27 @@ BEGIN
                 UPDATE ratelimit.limits AS r
                    SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
                        ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1 AND (r.lapses <= at) IS NOT TRUE
                    AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
-                RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
+                RETURNING r.value, r.ts INTO value, ts;
             ELSIF windows IS NOT NULL THEN
                 UPDATE ratelimit.limits AS r
                    SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, start, windows) - count,
                        ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1 AND (r.lapses <= at) IS NOT TRUE
                    AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, start, windows) - count >= floor
-                RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
+                RETURNING r.value, r.ts INTO value, ts;
             ELSE
                 upto := date_bin(period, at, start);
                 UPDATE ratelimit.limits AS r
                    SET value = ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1 AND (r.lapses <= at) IS NOT TRUE
                    AND ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
-                RETURNING r.value, r.ts, r.lapses INTO value, ts, lapses;
+                RETURNING r.value, r.ts INTO value, ts;
             END IF;
             IF value IS NOT NULL THEN
                 IF value < '0' AND floor > '-Infinity' THEN -- a reservation
-                    IF lapses THEN -- it may not have to wait
-                        UPDATE ratelimit.limits AS r SET value = r.value + count WHERE r.name = name AND r.key = key AND r.shard = 0;
-                        EXIT;
-                    END IF;
                     UPDATE ratelimit.limits AS r
                        SET promised = greatest(r.promised, ratelimit._promise(value, floor, ts, rate, period, capacity))
                      WHERE r.name = name AND r.key = key AND r.shard = 0;
@@ -89,6 +85,7 @@ BEGIN
          WHERE r.name = name AND r.key = key AND r.shard = 0;
         at := coalesce(now, clock_timestamp());
         IF one THEN
+            EXIT WHEN lapses <= at;
             IF start IS NULL THEN
                 denied := (ratelimit._available(value, ts, at, rate, period, capacity, NULL) - count >= floor) IS NOT TRUE;
             ELSIF windows IS NOT NULL THEN
@@ -96,7 +93,6 @@ BEGIN
             ELSE
                 denied := (ratelimit._available(value, ts, date_bin(period, at, start), rate, period, capacity, start) - count >= floor) IS NOT TRUE;
             END IF;
-            EXIT WHEN denied AND lapses;
             IF denied THEN
                 IF or_raise THEN
                     PERFORM ratelimit._raise(ARRAY[name], at, ARRAY[1], ARRAY[value], ARRAY[ts]);
@@ -132,7 +128,7 @@ BEGIN
             RAISE serialization_failure USING MESSAGE = 'rate limit ' || quote_literal(name) || ': lost 100 races in a row against other transactions';
         END IF;
     END LOOP;
-    -- Holds of this key may have expired, and give back.
+    -- Holds of this key may have expired, and are ended first.
     d := ratelimit._apply('consume', ARRAY[name], ARRAY[key], ARRAY[rate], ARRAY[period], ARRAY[capacity],
         ARRAY[start], ARRAY[1], ARRAY[count], ARRAY[floor], ARRAY[0], ARRAY[0], false, now, or_raise,
         windows, ARRAY[1], ARRAY[pg_catalog.cardinality(windows)]);

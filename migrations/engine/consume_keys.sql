@@ -11,8 +11,8 @@
 --
 -- Returns the keys that it decided (ord, their positions in keys), each with its row after the decision. The first `early` keys
 -- were granted at `seen`, the others denied at `at`. It leaves some keys to ratelimit._coalesce: keys without a row, since an
--- INSERT would lock out of order; rows of a limit that was sharded; keys that are denied and may
--- have expired holds; and keys that had too little at `seen` but enough at `at`.
+-- INSERT would lock out of order; rows of a limit that was sharded; keys that may have
+-- expired holds; and keys that had too little at `seen` but enough at `at`.
 --
 -- For coalesced calls, the transaction must be READ COMMITTED, as for ratelimit._coalesce. Otherwise it raises SQLSTATE RL003. At any other
 -- level, a row that was changed since the snapshot is 40001, as for one call.
@@ -48,6 +48,7 @@ BEGIN
                ts = greatest(r.ts, seen)
           FROM generate_series(1, pg_catalog.cardinality(keys)) AS i
          WHERE r.name = ANY (ARRAY[CASE WHEN i > 0 THEN name END]) AND r.key = keys[i] AND r.shard = 0 * i AND r.shards = 1 + 0 * i
+           AND (r.lapses <= seen) IS NOT TRUE
            AND (least(r.value, capacity) >= counts[i] -- most rows have: this saves calculating their refill twice
                 OR ratelimit._available(r.value, r.ts, seen, rate, period, capacity, NULL) - counts[i] >= floor)
         RETURNING i, r.value, r.ts
@@ -67,7 +68,7 @@ BEGIN
          CROSS JOIN LATERAL (
             SELECT * FROM ratelimit.limits AS r WHERE r.name = name AND r.key = keys[i] AND r.shard = 0 AND r.shards = 1 OFFSET 0
           ) AS r
-         WHERE ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < floor AND r.lapses IS NOT TRUE;
+         WHERE ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - counts[i] < floor AND (r.lapses <= at) IS NOT TRUE;
     END IF;
 END
 $body$;

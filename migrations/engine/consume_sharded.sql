@@ -44,14 +44,14 @@ BEGIN
             UPDATE ratelimit.limits AS r
                SET value = ratelimit._available(r.value, r.ts, upto, each, period, room, NULL) - count,
                    ts = greatest(r.ts, at)
-             WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
+             WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards AND (r.lapses <= at) IS NOT TRUE
                AND ratelimit._available(r.value, r.ts, upto, each, period, room, NULL) - count >= '0'
             RETURNING r.value, r.ts INTO new_value, new_ts;
         ELSE
             UPDATE ratelimit.limits AS r
                SET value = ratelimit._available(r.value, r.ts, upto, each, period, room, start, windows) - count,
                    ts = greatest(r.ts, at)
-             WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards
+             WHERE r.name = name AND r.key = key AND r.shard = pick AND r.shards = shards AND (r.lapses <= at) IS NOT TRUE
                AND ratelimit._available(r.value, r.ts, upto, each, period, room, start, windows) - count >= '0'
             RETURNING r.value, r.ts INTO new_value, new_ts;
         END IF;

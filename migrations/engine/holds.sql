@@ -41,9 +41,9 @@ COMMENT ON COLUMN ratelimit.holds.id IS 'the id that the caller chose: a job, an
 COMMENT ON COLUMN ratelimit.holds.state IS 'held; lapsed: it expired or was reset, and is lost; settled: the work is over; once: the tokens were taken, once for the id; released: before its hold came, which is refused';
 COMMENT ON COLUMN ratelimit.holds.unit IS 'tokens; slots; none: the key was unlimited, so no tokens ever move';
 COMMENT ON COLUMN ratelimit.holds.token IS 'whose hold it is; NULL: of everybody who knows the id, since it does not expire, or was taken once';
-COMMENT ON COLUMN ratelimit.holds.count IS 'the tokens or slots that were taken; of a lapsed one, those that did not come back';
+COMMENT ON COLUMN ratelimit.holds.count IS 'the tokens or slots that were taken';
 COMMENT ON COLUMN ratelimit.holds.taken_at IS 'the instant of the decision';
-COMMENT ON COLUMN ratelimit.holds.rest IS 'the tokens that were left in the rows of ratelimit.limits that they were taken from';
+COMMENT ON COLUMN ratelimit.holds.rest IS 'the tokens that were left in the rows of ratelimit.limits that they were taken from; of a lapsed one, those that did not come back';
 COMMENT ON COLUMN ratelimit.holds.part IS 'the part of the limit in those rows: 1, or 1/shards for one shard';
 COMMENT ON COLUMN ratelimit.holds.until IS 'held: from then on it may be given back; else: from then on it counts as absent; infinity: never';
 
@@ -114,10 +114,10 @@ AS $body$
 SELECT pg_catalog.has_table_privilege('ratelimit.holds'::text, privilege)
 $body$;
 
--- Whether expired holds give something back, and this caller may do it: not on a standby, nor without the right. back: of ratelimit._lapsed.
-CREATE OR REPLACE FUNCTION ratelimit._due(back double precision[]) RETURNS boolean
+-- Whether there are expired holds, and this caller may end them: not on a standby, nor without the right. ids: of ratelimit._lapsed.
+CREATE OR REPLACE FUNCTION ratelimit._due(ids text[]) RETURNS boolean
 LANGUAGE sql STABLE
-RETURN CASE WHEN '0' < ANY (back) THEN current_setting('transaction_read_only') = 'off' AND ratelimit._may('UPDATE') ELSE false END;
+RETURN CASE WHEN ids IS NOT NULL THEN current_setting('transaction_read_only') = 'off' AND ratelimit._may('UPDATE') ELSE false END;
 
 -- Gives back expired holds of limits whose rows are all locked: of each key at most so many, the oldest first. Returns how many ended.
 --
@@ -134,6 +134,8 @@ DECLARE
     at    timestamptz := coalesce(now, clock_timestamp());
     kept  timestamptz := at + interval '7 days';
     ended integer := 0;
+    gives boolean;
+    next  timestamptz; -- when the next of a key may expire
     ids   text[];
     l     record;
     rec   record;
@@ -148,30 +150,31 @@ BEGIN
         SELECT f.value, f.ids, f.back INTO l
           FROM ratelimit._lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], ids) AS f;
         FOR rec IN SELECT b.id, b.back FROM unnest(l.ids, l.back) AS b (id, back) LOOP -- one after the other, each by the primary key, whatever the statistics
-            UPDATE ratelimit.holds AS h SET state = 'lapsed', count = h.count - rec.back, until = kept
+            UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count - rec.back, until = kept
              WHERE h.name = names[i] AND h.key = keys[i] AND h.id = rec.id;
         END LOOP;
-        IF '0' < ANY (l.back) THEN
-            UPDATE ratelimit.limits AS r SET value = coalesce(l.value[1]), ts = greatest(r.ts, at)
-             WHERE r.name = names[i] AND r.key = keys[i];
-        END IF;
+        gives := coalesce('0' < ANY (l.back), false);
+        SELECT min(h.until) INTO next FROM ratelimit.holds AS h
+         WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL;
+        UPDATE ratelimit.limits AS r
+           SET value = CASE WHEN gives THEN l.value[1] ELSE r.value END, ts = CASE WHEN gives THEN greatest(r.ts, at) ELSE r.ts END, lapses = next
+         WHERE r.name = names[i] AND r.key = keys[i];
         ended := ended + coalesce(pg_catalog.cardinality(l.ids), 0);
     END LOOP;
     RETURN ended;
 END
 $body$;
 
--- What is known of an id over these limits: held, by somebody in time; settled, within a day; expired, but not given back: only of the limits that
--- take; released: the token was; or taken: it may be. until: the latest end of the holds in time; infinity: one of them has none. endless: all of them are held, without an end.
+-- What is known of an id over these limits: held, by somebody in time; settled, within a day; released: the token was; or taken: it may be. until: the latest end of the holds in time; infinity: one of them has none. endless: all of them are held, without an end.
 CREATE OR REPLACE FUNCTION ratelimit._known(
-    own text, own_token uuid, taking integer, names text[], keys text[], at timestamptz,
+    own text, own_token uuid, names text[], keys text[], at timestamptz,
     OUT state text, OUT until timestamptz, OUT endless boolean
 )
 LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 DECLARE
-    rank integer := 5;
+    rank integer := 4;
     rec  record;
 BEGIN
     endless := true;
@@ -187,11 +190,9 @@ BEGIN
             rank := least(rank, 2);
         ELSIF rec.state IN ('settled', 'once') AND rec.until > at THEN
             rank := least(rank, 3);
-        ELSIF rec.state = 'held' AND i <= taking THEN
-            rank := least(rank, 4);
         END IF;
     END LOOP;
-    state := (ARRAY['released', 'held', 'settled', 'expired', 'taken'])[rank];
+    state := (ARRAY['released', 'held', 'settled', 'taken'])[rank];
 END
 $body$;
 
@@ -277,7 +278,7 @@ BEGIN
         SELECT CASE WHEN k.endless AND ends = 'infinity' AND pg_catalog.cardinality(met) = pg_catalog.cardinality(names)
                       OR kind = 'once' AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until
           INTO state, until
-          FROM ratelimit._known(own, own_token, 0, ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
+          FROM ratelimit._known(own, own_token, ARRAY(SELECT names[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i),
                ARRAY(SELECT keys[u.i] FROM pg_catalog.unnest(met) AS u (i) ORDER BY u.i), at) AS k;
     END IF;
     IF state = 'taken' THEN
@@ -334,8 +335,7 @@ $body$;
 -- hold whose answer was lost. ttl is how long the hold lasts; NULL, without a token: it does not expire. A ttl without a token: the tokens are
 -- taken once, and the row is kept for so long. If the id is known then, held or settled or once, the call is repeated, and takes nothing.
 --
--- A taking is undone by its subtransaction if the id is known by then: it may be from any shard, and its rows may be new. If the id is of holds that
--- have expired, it gives them back first, where it can look.
+-- A taking is undone by its subtransaction if the id is known by then: it may be from any shard, and its rows may be new.
 CREATE OR REPLACE FUNCTION ratelimit._hold(
     own text, own_token uuid, ttl interval, taking integer, units text[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
@@ -373,22 +373,18 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'serializable' THEN
         at := coalesce(now, clock_timestamp());
         SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
-          FROM ratelimit._known(own, own_token, taking, names, keys, at) AS k;
+          FROM ratelimit._known(own, own_token, names, keys, at) AS k;
         IF state IN ('repeated', 'held', 'settled', 'released') THEN
             RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::ratelimit._held;
-        ELSIF state = 'expired' THEN -- give it back first
-            PERFORM ratelimit._lock(names[1:taking], keys[1:taking], capacities[1:taking], shards[1:taking], now);
-            PERFORM ratelimit._reclaim(names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking], capacities[1:taking],
-                starts[1:taking], now, windows, firsts[1:taking], lasts[1:taking]);
         END IF;
     END IF;
     BEGIN
         state := NULL;
         d := ROW(true, coalesce(now, clock_timestamp()), '{}', '{}', '{}', NULL);
         IF taking > 0 THEN
-            d := ratelimit._apply(CASE WHEN own_token IS NULL THEN 'consume' ELSE 'hold' END, names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking],
+            d := ratelimit._apply('consume', names[1:taking], keys[1:taking], rates[1:taking], periods[1:taking],
                 capacities[1:taking], starts[1:taking], shards[1:taking], counts[1:taking], floors[1:taking], shard_a[1:taking], shard_b[1:taking], false, now, false,
-                windows, firsts[1:taking], lasts[1:taking]);
+                windows, firsts[1:taking], lasts[1:taking], until => CASE WHEN own_token IS NOT NULL THEN coalesce(now, clock_timestamp()) + ttl END);
         END IF;
         at := coalesce(now, clock_timestamp()); -- taking may have waited: that is not of the work's time
         IF d.granted THEN
@@ -405,7 +401,7 @@ BEGIN
         RETURN ROW(state, until, d.at, d.ord, d.value, d.ts, NULL)::ratelimit._held;
     ELSIF state IS NULL THEN -- denied: the id may be the one that has the last slot
         SELECT CASE WHEN k.endless AND ttl IS NULL OR once AND k.state IN ('held', 'settled') THEN 'repeated' ELSE k.state END, k.until INTO state, until
-          FROM ratelimit._known(own, own_token, taking, names, keys, at) AS k;
+          FROM ratelimit._known(own, own_token, names, keys, at) AS k;
     END IF;
     IF state IN ('repeated', 'held', 'settled', 'released') THEN
         RETURN ROW(state, until, at, '{}', '{}', '{}', NULL)::ratelimit._held;
@@ -556,9 +552,9 @@ BEGIN
             total := ratelimit._total(v, t, at, rates[i], periods[i], capacities[i], starts[i], w);
             IF states[i] = 'held' THEN
                 x := rec.count - used[i];
-            ELSIF (starts[i] IS NULL OR w IS NULL AND date_bin(periods[i], rec.taken_at, starts[i]) = date_bin(periods[i], latest, starts[i])
-                OR rec.taken_at >= w[1] AND pg_catalog.width_bucket(rec.taken_at, w) = pg_catalog.width_bucket(latest, w)) THEN
-                x := least('0', rec.count - used[i]); -- what it kept is paid
+            ELSE -- what it kept is paid; what came back in a window that is over counts as used there
+                x := least('0', CASE WHEN starts[i] IS NULL OR w IS NULL AND date_bin(periods[i], rec.taken_at, starts[i]) = date_bin(periods[i], latest, starts[i])
+                    OR rec.taken_at >= w[1] AND pg_catalog.width_bucket(rec.taken_at, w) = pg_catalog.width_bucket(latest, w) THEN rec.rest ELSE rec.count END - used[i]);
             END IF;
             IF x > '0' THEN
                 SELECT g.back INTO x

@@ -526,7 +526,7 @@ BEGIN
         RETURNING h.count
     )
     SELECT coalesce(sum(c.count), '0') INTO used FROM counted AS c;
-    UPDATE ratelimit.limits AS r SET value = '0'::double precision - used, ts = greatest(r.ts, at), lapses = true WHERE r.name = name AND r.key = own AND r.shard = 0;
+    UPDATE ratelimit.limits AS r SET value = '0'::double precision - used, ts = greatest(r.ts, at), lapses = '-infinity' WHERE r.name = name AND r.key = own AND r.shard = 0;
     RETURN used;
 END
 $body$;

@@ -37,7 +37,7 @@ END
 $body$;
 
 -- The rows of a limit, by key: of some keys or, without them, of all.
-CREATE OR REPLACE FUNCTION ratelimit._rows(name text, keys text[]) RETURNS TABLE (key text, value double precision[], ts timestamptz[], lapses boolean)
+CREATE OR REPLACE FUNCTION ratelimit._rows(name text, keys text[]) RETURNS TABLE (key text, value double precision[], ts timestamptz[], lapses timestamptz)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off
 AS $body$
 #variable_conflict use_variable
@@ -45,12 +45,12 @@ DECLARE
     one text;
 BEGIN
     IF keys IS NULL THEN
-        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), bool_or(r.lapses)
+        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), min(r.lapses)
           FROM ratelimit.limits AS r WHERE r.name = name GROUP BY r.key;
         RETURN;
     END IF;
     FOR one IN SELECT DISTINCT u.key FROM pg_catalog.unnest(keys) AS u (key) LOOP -- for all at once, the planner may read the limit
-        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), bool_or(r.lapses)
+        RETURN QUERY SELECT r.key, pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard), min(r.lapses)
           FROM ratelimit.limits AS r WHERE r.name = name AND r.key = one GROUP BY r.key;
     END LOOP;
 END
@@ -91,7 +91,7 @@ $body$;
 --              earlier, or not known
 -- windows: of a calendar, by these terms.
 CREATE OR REPLACE FUNCTION ratelimit._state(
-    name text, key text, n ratelimit._terms, value double precision[], ts timestamptz[], lapses boolean, at timestamptz,
+    name text, key text, n ratelimit._terms, value double precision[], ts timestamptz[], lapses timestamptz, at timestamptz,
     given ratelimit._terms, windows timestamptz[], whole boolean,
     OUT used double precision, OUT remaining double precision, OUT retry_at timestamptz, OUT paused_until timestamptz,
     OUT numbers ratelimit._terms, OUT owed_until timestamptz, OUT full_at timestamptz,
@@ -122,7 +122,7 @@ BEGIN
     IF n.kind = 'slots' THEN
         SELECT f.used, f.free INTO used, remaining FROM ratelimit._free_slots(name, key, -s.floor, at) AS f;
     ELSIF s.effect = 'numbers' AND NOT coalesce(broken, false) THEN
-        IF lapses THEN
+        IF lapses <= at THEN
             SELECT l.value, l.ts INTO value, ts FROM ratelimit._lapsed(name, key, at, s.rate, s.period, s.capacity, s.start, s.windows) AS l;
         END IF;
         total := ratelimit._total(value, ts, at, s.rate, s.period, s.capacity, s.start, s.windows);

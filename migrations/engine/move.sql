@@ -25,7 +25,7 @@ DECLARE
     m       integer;            -- their number
     alike   boolean;            -- true if they have the limit's number of shards
     last    timestamptz;        -- the latest promised of all rows of both limits
-    lapses  boolean;            -- of the limit to move to
+    lapses  timestamptz;        -- of the limit to move to
     balance double precision;   -- of the limit to move to
     i       integer;
 BEGIN
@@ -40,7 +40,7 @@ BEGIN
     PERFORM ratelimit._lock(ARRAY[names[places[1]], names[places[2]]], ARRAY[keys[places[1]], keys[places[2]]],
         ARRAY[capacities[places[1]], capacities[places[2]]], ARRAY[shards[places[1]], shards[places[2]]], now);
     FOREACH i IN ARRAY places LOOP
-        IF EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses) THEN
+        IF EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses <= coalesce(now, clock_timestamp())) THEN
             IF ratelimit._may('SELECT') AND ratelimit._may('UPDATE') THEN
                 PERFORM ratelimit._reclaim(names[i:i], keys[i:i], rates[i:i], periods[i:i], capacities[i:i], starts[i:i], now, windows, firsts[i:i], lasts[i:i]);
             END IF;
@@ -50,7 +50,7 @@ BEGIN
     latest := at;
     FOREACH i IN ARRAY ARRAY[1, 2] LOOP
         SELECT pg_catalog.array_agg(r.value ORDER BY r.shard), pg_catalog.array_agg(r.ts ORDER BY r.shard),
-               count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i]), greatest(max(r.promised), last), bool_or(r.lapses)
+               count(*), greatest(max(r.ts), latest), bool_and(r.shards = shards[i]), greatest(max(r.promised), last), min(r.lapses)
           INTO v, t, m, latest, alike, last, lapses
           FROM ratelimit.limits AS r
          WHERE r.name = names[i] AND r.key = keys[i];

@@ -32,7 +32,7 @@ BEGIN
                 RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: slots in use cannot be reset', r.name),
                     HINT = 'ratelimit.holds says which work has them, and ratelimit.release frees them.';
             END IF;
-            UPDATE ratelimit.holds AS l SET state = 'lapsed', until = kept WHERE l.name = r.name AND l.key = r.key AND l.id = h.id;
+            UPDATE ratelimit.holds AS l SET state = 'lapsed', rest = l.count, until = kept WHERE l.name = r.name AND l.key = r.key AND l.id = h.id;
         END LOOP;
     END LOOP;
 END

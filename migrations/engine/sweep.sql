@@ -169,6 +169,7 @@ DECLARE
     -- Rows must have been full an hour ago: then a clock that steps back by up to an hour after a sweep changes nothing.
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
     keys text[]; -- the keys whose rows are all idle: according to a plain read, then locked
+    held text[]; -- those of which something may be held
     k    text;
     n    integer;
     grid timestamptz; -- the start of the windows of k
@@ -239,16 +240,16 @@ BEGIN
     END IF;
 
     -- LATERAL and = ANY make the planner look keys up one by one, whatever its estimates (CONCURRENCY.md, E6).
-    SELECT pg_catalog.array_agg(k.key) INTO keys
+    SELECT pg_catalog.array_agg(k.key), pg_catalog.array_agg(k.key) FILTER (WHERE k.held) INTO keys, held
       FROM (
-        SELECT l.key
+        SELECT l.key, bool_or(l.lapses IS NOT NULL) AS held
           FROM (
             SELECT u.key, CASE WHEN kind = 'fixed window' THEN ratelimit._grid(name, u.key, period, kind, start) END AS grid
               FROM pg_catalog.unnest(keys) AS u (key)
             OFFSET 0
           ) AS g
          CROSS JOIN LATERAL (
-            SELECT r.key, r.shards
+            SELECT r.key, r.shards, r.lapses
               FROM ratelimit.limits AS r
              CROSS JOIN LATERAL (SELECT CASE WHEN kind = 'calendar window' AND isfinite(r.ts) THEN r.ts ELSE g.grid END AS grid) AS own
              WHERE r.name = name AND r.key = g.key
@@ -260,6 +261,17 @@ BEGIN
         HAVING count(*) = min(l.shards) AND count(*) = max(l.shards)
       ) AS k;
 
+    -- What expired before then gives nothing back, since the row was full. What is still held keeps its row, which tells when it expires.
+    FOREACH k IN ARRAY coalesce(held, '{}') LOOP
+        UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count, until = at + interval '7 days'
+         WHERE h.name = name AND h.key = k AND h.id = ANY (ARRAY(
+               SELECT d.id FROM ratelimit.holds AS d
+                WHERE d.name = name AND d.key = k AND d.state = 'held' AND d.token IS NOT NULL AND d.until <= at
+                  FOR UPDATE SKIP LOCKED));
+        IF EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = name AND h.key = k AND h.state = 'held' AND h.token IS NOT NULL) THEN
+            keys := pg_catalog.array_remove(keys, k);
+        END IF;
+    END LOOP;
     DELETE FROM ratelimit.limits AS r
      USING pg_catalog.unnest(keys) AS u (key)
      WHERE r.name = ANY (ARRAY[CASE WHEN u.key IS NOT NULL THEN name END]) AND r.key = u.key;
@@ -354,7 +366,7 @@ BEGIN
         LOOP
             -- A recount has counted this hold meanwhile: the next sweep gives it back. Asked under the hold's lock, for which a later recount waits.
             EXIT WHEN EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key = key);
-            UPDATE ratelimit.holds AS h SET state = 'lapsed', until = kept
+            UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count, until = kept
              WHERE h.name = name AND h.key = key AND h.id = rec.id;
             m := m + 1;
         END LOOP;

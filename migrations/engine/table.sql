@@ -5,7 +5,8 @@
 --
 -- promised is written by reservations that have to wait, in all rows of the key, and read by give-backs: until then, a debt is of waiting work
 -- (docs/refunds.md).
--- lapses is written by holds that have an end, in the rows that they take from, and stays. Only then do denials and readers look for expired holds.
+-- lapses is written by holds that have an end, in the rows that they take from: none of the key's that the row knows of expires before it. Whoever finds it passed looks
+-- for expired holds, and who takes ends them first (CONCURRENCY.md, J5).
 --
 -- COLLATE "C" compares names and keys byte by byte, so that all callers lock rows in the same order (CONCURRENCY.md, D1).
 -- The fillfactor leaves room for the row's next version on its page, and no index has value or ts: updates are heap-only.
@@ -18,7 +19,7 @@ CREATE TABLE ratelimit.limits (
     value  double precision NOT NULL,
     ts     timestamptz      NOT NULL,
     promised timestamptz,
-    lapses boolean,
+    lapses timestamptz,
     PRIMARY KEY (name, key, shard)
 ) WITH (fillfactor = 90);
 
@@ -30,4 +31,4 @@ COMMENT ON COLUMN ratelimit.limits.shards IS 'the number of rows that the limit 
 COMMENT ON COLUMN ratelimit.limits.value IS 'the balance in tokens at the instant ts, without what was refilled since; below zero, tokens are owed';
 COMMENT ON COLUMN ratelimit.limits.ts IS 'the instant of the balance';
 COMMENT ON COLUMN ratelimit.limits.promised IS 'the latest instant at which work that had to wait was told to run; NULL: none had to';
-COMMENT ON COLUMN ratelimit.limits.lapses IS 'true: a hold with an end has taken from the row, so tokens may come back when its time is over';
+COMMENT ON COLUMN ratelimit.limits.lapses IS 'no hold that has taken from the row expires before this instant; NULL: none can';
