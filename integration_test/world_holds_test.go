@@ -71,16 +71,19 @@ func (w *everything) looks() {
 	states := map[[3]string]string{}
 	var name, id, state, token string
 	_, err = pgx.ForEachRow(rows, []any{&name, &id, &state, &token}, func() error {
+		if token != "" {
+			id = "" // one that has expired may go on without it
+		}
 		states[[3]string{name, id, token}] = state
 		return nil
 	})
 	w.must(err)
 	for _, h := range w.holds {
-		token := ""
+		id, token := h.id, ""
 		if !h.until.IsZero() {
-			token = h.token[1:33]
+			id, token = "", h.token[1:33]
 		}
-		h.tokens, h.inSlots = states[[3]string{w.limits[h.of.limit].Name(), h.id, token}], states[[3]string{worldSlotsLimit.Name(), h.id, token}]
+		h.tokens, h.inSlots = states[[3]string{w.limits[h.of.limit].Name(), id, token}], states[[3]string{worldSlotsLimit.Name(), id, token}]
 		if h.until.IsZero() && h.ended != "" {
 			h.tokens, h.inSlots = "", "" // an id without an end is everybody's
 		}

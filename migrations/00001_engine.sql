@@ -1491,6 +1491,7 @@ DECLARE
     mine    boolean[];
     taken   boolean[];
     lapses  timestamptz[];
+    lapsing integer[];            -- the keys that are denied, and may have expired holds
     wanted  integer[];            -- the keys that will be taken from, according to a plain read
     new_names text[];             -- the rows that were inserted here
     new_keys  text[];
@@ -1540,7 +1541,7 @@ BEGIN
     END IF;
 
     FOR pass IN 1..2 LOOP
-        promised := NULL;
+        promised := NULL; lapsing := '{}';
         -- 1. Decide the asks, in order: in the first pass on the rows of the plain read, in the second on the locked rows.
         first := 1;
         WHILE first <= pg_catalog.cardinality(asks) LOOP
@@ -1574,11 +1575,9 @@ BEGIN
                         promised[k] := greatest(promised[k], ratelimit._promise(held[k], ask_floors[j], since[k], rates[d], periods[d], capacities[d]));
                     END IF;
                 END IF;
-                IF lapses[k] <= at AND NOT misfit THEN
-                    d := ask_defs[j];
-                    SELECT ratelimit._due(CASE WHEN granted OR '0' < ANY (l.back) THEN l.ids END) INTO misfit
-                      FROM ratelimit._lapsed(names[d], keys[k], at, rates[d], periods[d], capacities[d], ask_starts[j],
-                           CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END) AS l;
+                IF lapses[k] <= at THEN
+                    misfit := misfit OR granted; starts[k] := ask_starts[j];
+                    lapsing := pg_catalog.array_append(lapsing, k);
                 END IF;
             END LOOP;
             first := last + 1;
@@ -1590,10 +1589,7 @@ BEGIN
         WITH s AS MATERIALIZED (
             SELECT c.i, c.name, c.key, c.value, c.ts, c.shards, c.n, c.floor, c.rate, c.period, c.capacity,
                    CASE WHEN c.n > '0' THEN c.available - c.n * c.count ELSE c.value END AS after,
-                   CASE WHEN c.lapses <= at THEN (
-                       SELECT ratelimit._due(CASE WHEN c.n > '0' OR '0' < ANY (l.back) THEN l.ids END)
-                         FROM ratelimit._lapsed(c.name, c.key, at, c.rate, c.period, c.capacity, c.start, c.windows) AS l
-                   ) ELSE false END AS due
+                   c.lapses <= at AS lapses
               FROM (
                 SELECT b.*,
                        CASE WHEN b.available - b.count < b.floor THEN 0
@@ -1603,7 +1599,7 @@ BEGIN
                                 least(b.repeats, floor((b.available - b.floor) / b.count) - '1')
                             ELSE least(b.repeats, floor((b.available - b.floor) / b.count)) END AS n
                   FROM (
-                    SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, r.lapses, a.repeats, a.count, a.floor, a.rate, a.period, a.capacity, a.start, a.windows,
+                    SELECT a.i, a.name, a.key, r.value, r.ts, r.shards, r.lapses, a.repeats, a.count, a.floor, a.rate, a.period, a.capacity,
                            ratelimit._available(r.value, r.ts, a.upto, a.rate, a.period, a.capacity, a.start, a.windows) AS available
                       FROM (
                         SELECT i, names[defs[i]] AS name, keys[i] AS key, rates[defs[i]] AS rate, periods[defs[i]] AS period,
@@ -1626,16 +1622,17 @@ BEGIN
               FROM s
              WHERE r.name = ANY (ARRAY[CASE WHEN s.i > 0 THEN s.name END]) AND r.key = s.key AND r.shard = 0 * s.i -- (E6)
                AND r.value = s.value AND r.ts = s.ts AND s.n > '0'
-               AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1 AND NOT s.due) FROM s) AND (pass = 2 OR wanted IS NULL)
+               AND (SELECT bool_and(s.shards IS NOT DISTINCT FROM 1) FROM s) AND (pass = 2 OR wanted IS NULL)
             RETURNING s.i
         )
         SELECT pg_catalog.array_agg(s.i) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.value) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.ts) FILTER (WHERE s.shards IS NOT NULL),
                pg_catalog.array_agg(s.after) FILTER (WHERE s.shards IS NOT NULL),
-               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1 OR s.due), false),
+               missing OR coalesce(bool_or(s.shards IS NULL), false), misfit OR coalesce(bool_or(s.shards <> 1 OR s.lapses AND s.n > '0'), false),
+               pg_catalog.array_cat(lapsing, pg_catalog.array_agg(s.i) FILTER (WHERE s.lapses)),
                pg_catalog.array_agg(s.i) FILTER (WHERE s.n > '0' OR s.shards IS NULL), (SELECT pg_catalog.array_agg(u.i) FROM u)
-          INTO ord, value, ts, after, missing, misfit, todo, done
+          INTO ord, value, ts, after, missing, misfit, lapsing, todo, done
           FROM s;
         IF pg_catalog.cardinality(todo) > 0 THEN
             IF pg_catalog.cardinality(todo) = pg_catalog.cardinality(done) THEN
@@ -1644,6 +1641,12 @@ BEGIN
                 todo := ARRAY(SELECT pg_catalog.unnest(todo) EXCEPT SELECT pg_catalog.unnest(done) ORDER BY 1);
             END IF;
         END IF;
+        FOREACH k IN ARRAY lapsing LOOP
+            EXIT WHEN misfit;
+            d := defs[k];
+            misfit := (SELECT ratelimit._due(CASE WHEN '0' < ANY (l.back) THEN l.ids END) FROM ratelimit._lapsed(names[d], keys[k], at,
+                rates[d], periods[d], capacities[d], starts[k], CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END) AS l);
+        END LOOP;
         IF misfit THEN
             RAISE SQLSTATE 'RL002' USING MESSAGE = 'rate limits: the rows belong to a sharded limit, or holds of them have expired';
         END IF;
@@ -6076,6 +6079,8 @@ DECLARE
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
     keys text[]; -- the keys whose rows are all idle: according to a plain read, then locked
     held text[]; -- those of which something may be held
+    kept timestamptz := at + interval '7 days';
+    own  text;   -- the id of a hold
     k    text;
     n    integer;
     grid timestamptz; -- the start of the windows of k
@@ -6169,11 +6174,14 @@ BEGIN
 
     -- What expired before then gives nothing back, since the row was full. What is still held keeps its row, which tells when it expires.
     FOREACH k IN ARRAY coalesce(held, '{}') LOOP
-        UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count, until = at + interval '7 days'
-         WHERE h.name = name AND h.key = k AND h.id = ANY (ARRAY(
-               SELECT d.id FROM ratelimit.holds AS d
-                WHERE d.name = name AND d.key = k AND d.state = 'held' AND d.token IS NOT NULL AND d.until <= at
-                  FOR UPDATE SKIP LOCKED));
+        FOR own IN
+            SELECT h.id FROM ratelimit.holds AS h
+             WHERE h.name = name AND h.key = k AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
+               FOR UPDATE SKIP LOCKED
+        LOOP
+            UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count, until = kept
+             WHERE h.name = name AND h.key = k AND h.id = own;
+        END LOOP;
         IF EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = name AND h.key = k AND h.state = 'held' AND h.token IS NOT NULL) THEN
             keys := pg_catalog.array_remove(keys, k);
         END IF;

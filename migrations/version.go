@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "a4462008966a855bb602f2e7a88ca3f1c7dce57ba68e85ab5c0819bf867fc809"
+const Hash = "5d2495e84319c65565fb8bc8c09b56baf9ec2c08ff6830429e6ee6e721b7c9a6"

@@ -250,6 +250,14 @@ var holdMutations = []mutation{
 		old: "lapses = next\n", new: "lapses = NULL\n",
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
+		name: "dead-batch", file: "migrations/engine/coalesce.sql", what: "a batch takes beside an expired hold, which comes back afterwards",
+		old: "s.shards <> 1 OR s.lapses AND s.n > '0'", new: "s.shards <> 1",
+		tests: "TestADeadWorkersTokensAtTheEdges",
+	}, {
+		name: "dead-batch-asks", file: "migrations/engine/coalesce.sql", what: "a batch of asks takes beside an expired hold, which comes back afterwards",
+		old: "misfit := misfit OR granted;", new: "",
+		tests: "TestADeadWorkersTokensAtTheEdges",
+	}, {
 		name: "dead-swept", file: "migrations/engine/sweep.sql", what: "a sweep deletes a row of which something is held, and nobody sees that expire",
 		old: "keys := pg_catalog.array_remove(keys, k);", new: "NULL;",
 		tests: "TestADeadWorkersTokensAtTheEdges",
@@ -287,11 +295,11 @@ var holdMutations = []mutation{
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-coalesced-asks", file: "migrations/engine/coalesce.sql", what: "a coalesced call of several limits is denied what a dead worker held",
-		old: "IF lapses[k] <= at AND NOT misfit", new: "IF false",
+		old: "lapsing := pg_catalog.array_append(lapsing, k);", new: "NULL;",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-coalesced", file: "migrations/engine/coalesce.sql", what: "a coalesced call is denied what a dead worker held",
-		old: "CASE WHEN c.lapses <= at THEN", new: "CASE WHEN false THEN",
+		old: "FILTER (WHERE s.lapses)", new: "FILTER (WHERE false)",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-keys", file: "migrations/engine/keys.sql", what: "lists count what a dead worker held as used",

@@ -170,6 +170,8 @@ DECLARE
     at   timestamptz := coalesce(now, clock_timestamp()) - interval '1 hour';
     keys text[]; -- the keys whose rows are all idle: according to a plain read, then locked
     held text[]; -- those of which something may be held
+    kept timestamptz := at + interval '7 days';
+    own  text;   -- the id of a hold
     k    text;
     n    integer;
     grid timestamptz; -- the start of the windows of k
@@ -263,11 +265,14 @@ BEGIN
 
     -- What expired before then gives nothing back, since the row was full. What is still held keeps its row, which tells when it expires.
     FOREACH k IN ARRAY coalesce(held, '{}') LOOP
-        UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count, until = at + interval '7 days'
-         WHERE h.name = name AND h.key = k AND h.id = ANY (ARRAY(
-               SELECT d.id FROM ratelimit.holds AS d
-                WHERE d.name = name AND d.key = k AND d.state = 'held' AND d.token IS NOT NULL AND d.until <= at
-                  FOR UPDATE SKIP LOCKED));
+        FOR own IN
+            SELECT h.id FROM ratelimit.holds AS h
+             WHERE h.name = name AND h.key = k AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
+               FOR UPDATE SKIP LOCKED
+        LOOP
+            UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count, until = kept
+             WHERE h.name = name AND h.key = k AND h.id = own;
+        END LOOP;
         IF EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = name AND h.key = k AND h.state = 'held' AND h.token IS NOT NULL) THEN
             keys := pg_catalog.array_remove(keys, k);
         END IF;
