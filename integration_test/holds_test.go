@@ -722,7 +722,7 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 				"a batch, of asks": batch("SELECT ratelimit._coalesce('{tokens}', '{1000}', '{1000 s}', '{1000}', '{a}', '{1}', '{}', '{}', '{}', '{}', '{1}', '{1}', '{1}', '{NULL}', '{1000}', '{0}')"),
 			} {
 				mustExec(h.T, pool, `TRUNCATE ratelimit.limits, ratelimit.holds;
-					INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts, lapses) VALUES ('tokens', 'a', 0, 1, 1000, now() - interval '1 s', now() - interval '1 s');
+					INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts, lapses) VALUES ('tokens', 'a', 0, 1, 1000, now() - interval '1 s', now() - interval '1 s'), ('month', 'a', 0, 1, 1000, now(), NULL);
 					INSERT INTO ratelimit.holds SELECT 'tokens', 'a', u, 'held', 'tokens', gen_random_uuid(), 500, now() - interval '2 s', 0, 1, now() + make_interval(secs => u::integer) FROM unnest('{-1,900}'::text[]) AS u`)
 				if err := take(); err != nil {
 					h.Errorf("%s: %v", way, err)
@@ -733,6 +733,15 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 				if next := scan[bool](h.T, pool, "SELECT bool_and(r.lapses <= h.until AND r.lapses > now()) FROM ratelimit.limits AS r JOIN ratelimit.holds AS h ON h.key = r.key AND h.state = 'held' AND h.name = r.name"); !next {
 					h.Errorf("%s: the row does not say when the next one expires", way)
 				}
+			}
+		},
+		"a row whose holds have all been settled": func(h holder) {
+			r := bucket.Key("a")
+			h.settle(h.hold("job", time.Second, r.Count(5)).Token, []float64{0}, r.Count(5))
+			h.clock.Advance(time.Minute)
+			consumes(h, r)
+			if lapses := scan[*time.Time](h.T, h.db.(*pgxpool.Pool), "SELECT lapses FROM ratelimit.limits"); lapses != nil {
+				h.Errorf("every call still looks for what expires at %v", lapses)
 			}
 		},
 		"a sweep of what is full": func(h holder) {

@@ -436,6 +436,11 @@ func TestWhoseSchemaItIs(t *testing.T) {
 		t.Errorf("with CREATE for others: %v", err)
 	}
 	mustExec(t, admin, "REVOKE CREATE ON SCHEMA ratelimit FROM "+other)
+	mustExec(t, owners, "CREATE TABLE ratelimit.limits ()")
+	if err := prepare(owners); err == nil || !strings.Contains(err.Error(), "tables of somebody else") {
+		t.Errorf("with a table of the owner's: %v", err)
+	}
+	mustExec(t, owners, "DROP TABLE ratelimit.limits")
 	succeeds(t, prepare(owners))
 	mustExec(t, owners, upOf(t, os.DirFS(migrationsDir())))
 	seed(t, owners)

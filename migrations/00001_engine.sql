@@ -415,7 +415,7 @@ BEGIN
             IF pass = 1 THEN
                 SELECT r.value, r.ts INTO new_value, new_ts
                   FROM ratelimit.limits AS r
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1 AND (r.lapses <= at) IS NOT TRUE;
                 EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (name, key)) IS NOT TRUE;
                 -- A refill only adds tokens, up to the capacity, so most rows need no calculation.
                 CONTINUE WHEN least(new_value, capacity) - count >= floor;
@@ -444,21 +444,21 @@ BEGIN
                 UPDATE ratelimit.limits AS r
                    SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
                        ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1 AND (r.lapses <= at) IS NOT TRUE
                    AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSIF listed IS NULL THEN
                 UPDATE ratelimit.limits AS r
                    SET value = ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1 AND (r.lapses <= at) IS NOT TRUE
                    AND ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSE
                 UPDATE ratelimit.limits AS r
                    SET value = ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count,
                        ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1 AND (r.lapses <= at) IS NOT TRUE
                    AND ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             END IF;
@@ -537,8 +537,7 @@ DECLARE
     run_at timestamptz;                -- the instant at which the work may run
     taken  double precision;           -- what every limit gives
     promised timestamptz;              -- when the work may run, if it has to wait: see ratelimit._promise
-    lapsing   timestamptz[] := '{}';   -- when the first hold of each may expire
-    due       boolean;                 -- some have
+    due       boolean;                 -- some may have expired
     missed    integer := 0;            -- how often that was not enough
 
     v         double precision[];      -- the values of one limit's rows
@@ -611,14 +610,14 @@ BEGIN
                             UPDATE ratelimit.limits AS r
                                SET value = ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
                                    ts = greatest(r.ts, at), lapses = least(r.lapses, until)
-                             WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
+                             WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards AND (r.lapses <= at) IS NOT TRUE
                                AND ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
                             UPDATE ratelimit.limits AS r
                                SET value = ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count,
                                    ts = greatest(r.ts, at), lapses = least(r.lapses, until)
-                             WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
+                             WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards AND (r.lapses <= at) IS NOT TRUE
                                AND ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         END IF;
@@ -681,10 +680,12 @@ BEGIN
                         END IF;
                         locked[i] := m;
                     END LOOP;
-                    IF due THEN
-                        PERFORM ratelimit._reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);
-                    END IF;
                     at := coalesce(now, clock_timestamp()); -- locking may have waited
+                    FOREACH i IN ARRAY places LOOP
+                        IF due AND EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses <= at) THEN
+                            PERFORM ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], starts[i], at, windows[firsts[i]:lasts[i]]);
+                        END IF;
+                    END LOOP;
                 END IF;
                 granted := true;
                 ord := '{}'; value := '{}'; ts := '{}';
@@ -695,13 +696,13 @@ BEGIN
                       FROM ratelimit.limits AS r
                      WHERE r.name = names[i] AND r.key = keys[i];
                     IF pass = 1 AND lapses <= at AND missed < 2 THEN -- if nothing came of it twice, somebody has locked a hold: then only the rows count
-                        SELECT l.value, l.ts, l.ids INTO rec
-                          FROM ratelimit._lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]) AS l;
-                        IF op = 'check' OR ratelimit._due(rec.ids) THEN
-                            v := rec.value; t := rec.ts; due := true;
+                        due := ratelimit._ends();
+                        IF due OR op = 'check' THEN
+                            SELECT l.value, l.ts INTO v, t
+                              FROM ratelimit._lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]) AS l;
                         END IF;
                     END IF;
-                    rows[i] := pg_catalog.cardinality(v); alike[i] := same; lapsing[i] := lapses; latest[i] := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(t) AS u (t));
+                    rows[i] := pg_catalog.cardinality(v); alike[i] := same; latest[i] := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(t) AS u (t));
                     ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[rows[i]]));
                     value := pg_catalog.array_cat(value, v);
                     ts := pg_catalog.array_cat(ts, t);
@@ -764,12 +765,13 @@ BEGIN
                         ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
                 ELSE -- the first use, or a new number of shards
-                    promised := greatest(promised, (SELECT max(r.promised) FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0));
+                    SELECT greatest(max(r.promised), promised), least(min(r.lapses), until) INTO promised, lapses
+                      FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
                     DELETE FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
                     m := 0;
                     FOR rec IN
                         INSERT INTO ratelimit.limits AS r (name, key, shard, shards, value, ts, promised, lapses)
-                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i], promised, least(lapsing[i], until)
+                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i], promised, lapses
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
                         RETURNING r.value, r.ts
@@ -1040,8 +1042,8 @@ BEGIN
         ARRAY[capacities[places[1]], capacities[places[2]]], ARRAY[shards[places[1]], shards[places[2]]], now);
     FOREACH i IN ARRAY places LOOP
         IF EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses <= coalesce(now, clock_timestamp())) THEN
-            IF ratelimit._may('SELECT') AND ratelimit._may('UPDATE') THEN
-                PERFORM ratelimit._reclaim(names[i:i], keys[i:i], rates[i:i], periods[i:i], capacities[i:i], starts[i:i], now, windows, firsts[i:i], lasts[i:i]);
+            IF ratelimit._may('SELECT') AND ratelimit._ends() THEN
+                PERFORM ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], starts[i], now, windows[firsts[i]:lasts[i]]);
             END IF;
         END IF;
     END LOOP;
@@ -1577,7 +1579,7 @@ BEGIN
                 END IF;
                 IF lapses[k] <= at THEN
                     misfit := misfit OR granted; starts[k] := ask_starts[j];
-                    lapsing := pg_catalog.array_append(lapsing, k);
+                    lapsing := pg_catalog.array_append(pg_catalog.array_remove(lapsing, k), k);
                 END IF;
             END LOOP;
             first := last + 1;
@@ -1644,7 +1646,7 @@ BEGIN
         FOREACH k IN ARRAY lapsing LOOP
             EXIT WHEN misfit;
             d := defs[k];
-            misfit := (SELECT ratelimit._due(CASE WHEN '0' < ANY (l.back) THEN l.ids END) FROM ratelimit._lapsed(names[d], keys[k], at,
+            misfit := (SELECT CASE WHEN '0' < ANY (l.back) THEN ratelimit._ends() ELSE false END FROM ratelimit._lapsed(names[d], keys[k], at,
                 rates[d], periods[d], capacities[d], starts[k], CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END) AS l);
         END LOOP;
         IF misfit THEN
@@ -1690,7 +1692,7 @@ BEGIN
         at := coalesce(now, clock_timestamp()); -- locking may have waited
         missing := false;
         FOR rec IN
-            SELECT i, r.value, r.ts, (r.name, r.key) IN (SELECT n.name, n.key FROM unnest(new_names, new_keys) AS n (name, key)) AS inserted
+            SELECT i, r.value, r.ts, r.lapses, (r.name, r.key) IN (SELECT n.name, n.key FROM unnest(new_names, new_keys) AS n (name, key)) AS inserted
               FROM pg_catalog.unnest(wanted) AS i
              CROSS JOIN LATERAL (
                 SELECT * FROM ratelimit.limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
@@ -1701,7 +1703,7 @@ BEGIN
             since[rec.i] := CASE WHEN NOT rec.inserted THEN rec.ts END;
             before_value[rec.i] := CASE WHEN rec.inserted THEN 'NaN' ELSE rec.value END;
             before_ts[rec.i] := rec.ts;
-            mine[rec.i] := true; taken[rec.i] := false;
+            mine[rec.i] := true; taken[rec.i] := false; lapses[rec.i] := rec.lapses;
         END LOOP;
     END LOOP;
 
@@ -4334,25 +4336,25 @@ END
 $body$;
 
 -- Whether the caller has a right to the table of holds. The body is a text, so that the function does not depend on the table: Citus would not make it,
--- nor ratelimit._due, on the workers before the table is distributed.
+-- nor ratelimit._ends, on the workers before the table is distributed.
 CREATE FUNCTION ratelimit._may(privilege text) RETURNS boolean
 LANGUAGE sql STABLE
 AS $body$
 SELECT pg_catalog.has_table_privilege('ratelimit.holds'::text, privilege)
 $body$;
 
--- Whether there are expired holds, and this caller may end them: not on a standby, nor without the right. ids: of ratelimit._lapsed.
-CREATE FUNCTION ratelimit._due(ids text[]) RETURNS boolean
+-- Whether this caller may end expired holds: not on a standby, nor without the right.
+CREATE FUNCTION ratelimit._ends() RETURNS boolean
 LANGUAGE sql STABLE
-RETURN CASE WHEN ids IS NOT NULL THEN current_setting('transaction_read_only') = 'off' AND ratelimit._may('UPDATE') ELSE false END;
+RETURN current_setting('transaction_read_only') = 'off' AND ratelimit._may('UPDATE');
 
--- Gives back expired holds of limits whose rows are all locked: of each key at most so many, the oldest first. Returns how many ended.
+-- Ends expired holds of a key whose rows are all locked: at most so many, the oldest first. Returns how many.
 --
 -- It never waits: a hold that somebody has locked is being extended or settled. The SELECT that locks asks state and until again, on the
 -- newest version: so a hold is extended or given back, never both.
 CREATE FUNCTION ratelimit._reclaim(
-    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    now timestamptz, windows timestamptz[], firsts integer[], lasts integer[], most integer DEFAULT NULL
+    name text, key text, rate double precision, period interval, capacity double precision, start timestamptz,
+    now timestamptz, windows timestamptz[], most integer DEFAULT NULL
 ) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
@@ -4360,35 +4362,30 @@ AS $body$
 DECLARE
     at    timestamptz := coalesce(now, clock_timestamp());
     kept  timestamptz := at + interval '7 days';
-    ended integer := 0;
     gives boolean;
-    next  timestamptz; -- when the next of a key may expire
+    next  timestamptz; -- when the next one may expire
     ids   text[];
     l     record;
     rec   record;
 BEGIN
-    FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        ids := ARRAY(SELECT h.id
-              FROM ratelimit.holds AS h
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
-             ORDER BY h.until
-             LIMIT most
-               FOR UPDATE SKIP LOCKED);
-        SELECT f.value, f.ids, f.back INTO l
-          FROM ratelimit._lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], ids) AS f;
-        FOR rec IN SELECT b.id, b.back FROM unnest(l.ids, l.back) AS b (id, back) LOOP -- one after the other, each by the primary key, whatever the statistics
-            UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count - rec.back, until = kept
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = rec.id;
-        END LOOP;
-        gives := coalesce('0' < ANY (l.back), false);
-        SELECT min(h.until) INTO next FROM ratelimit.holds AS h
-         WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL;
-        UPDATE ratelimit.limits AS r
-           SET value = CASE WHEN gives THEN l.value[1] ELSE r.value END, ts = CASE WHEN gives THEN greatest(r.ts, at) ELSE r.ts END, lapses = next
-         WHERE r.name = names[i] AND r.key = keys[i];
-        ended := ended + coalesce(pg_catalog.cardinality(l.ids), 0);
+    ids := ARRAY(SELECT h.id
+          FROM ratelimit.holds AS h
+         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
+         ORDER BY h.until
+         LIMIT most
+           FOR UPDATE SKIP LOCKED);
+    SELECT f.value, f.ids, f.back INTO l FROM ratelimit._lapsed(name, key, at, rate, period, capacity, start, windows, ids) AS f;
+    FOR rec IN SELECT b.id, b.back FROM unnest(l.ids, l.back) AS b (id, back) LOOP -- one after the other, each by the primary key, whatever the statistics
+        UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count - rec.back, until = kept
+         WHERE h.name = name AND h.key = key AND h.id = rec.id;
     END LOOP;
-    RETURN ended;
+    gives := coalesce('0' < ANY (l.back), false);
+    SELECT min(h.until) INTO next FROM ratelimit.holds AS h
+     WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL;
+    UPDATE ratelimit.limits AS r
+       SET value = CASE WHEN gives THEN l.value[1] ELSE r.value END, ts = CASE WHEN gives THEN greatest(r.ts, at) ELSE r.ts END, lapses = next
+     WHERE r.name = name AND r.key = key;
+    RETURN coalesce(pg_catalog.cardinality(l.ids), 0);
 END
 $body$;
 
@@ -4406,11 +4403,11 @@ DECLARE
 BEGIN
     endless := true;
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        SELECT h.state, h.until, h.token INTO rec FROM ratelimit.holds AS h
+        SELECT h.state, h.until, h.token, h.taken_at INTO rec FROM ratelimit.holds AS h
          WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         endless := endless AND coalesce(rec.state = 'held' AND rec.until = 'infinity', false);
         CONTINUE WHEN rec.state IS NULL;
-        IF rec.state = 'released' AND rec.token = own_token THEN
+        IF rec.state = 'released' AND coalesce(rec.token = own_token, own_token IS NULL AND rec.token IS NULL AND statement_timestamp() < rec.taken_at) THEN
             rank := 1;
         ELSIF rec.state = 'held' AND rec.until > at THEN
             until := greatest(until, rec.until);
@@ -4424,8 +4421,9 @@ END
 $body$;
 
 -- For a token, or an id without one, of which there is no row: a hold of it that is on its way has come when this returns, which is false then, or
--- comes no more. It meets the mark, which is a row of its own primary key: it sees no other that is newer than its snapshot. A hold of another token
--- overwrites the mark, and a sweep deletes it an hour later. One mark is enough, since a hold is all or nothing. CONCURRENCY.md, J6, has the argument.
+-- comes no more. It meets the mark, which is a row of its own primary key: it sees no other that is newer than its snapshot. Without a token, the mark is for
+-- every hold of the id whose statement is older. Any other hold overwrites the mark, and a sweep deletes it an hour later. One mark is enough, since a hold
+-- is all or nothing. CONCURRENCY.md, J6, has the argument.
 CREATE FUNCTION ratelimit._bar(own text, own_token uuid, names text[], keys text[], now timestamptz) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
@@ -4437,11 +4435,10 @@ BEGIN
     BEGIN
         FOR i IN 1..pg_catalog.cardinality(names) LOOP
             INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
-            VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, at, 0, 1, at)
-            ON CONFLICT (name, key, id) DO UPDATE SET state = 'released', unit = 'none', token = own_token, count = 0, taken_at = at, until = at
-             WHERE h.token IS DISTINCT FROM own_token AND h.state <> 'held' AND h.until <= at;
-            IF FOUND THEN -- without a token, the id is the next hold's, too
-                DELETE FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND own_token IS NULL;
+            VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, clock_timestamp(), 0, 1, at)
+            ON CONFLICT (name, key, id) DO UPDATE SET state = 'released', unit = 'none', token = own_token, count = 0, taken_at = excluded.taken_at, until = at
+             WHERE h.token IS DISTINCT FROM own_token AND h.state <> 'held' AND h.until <= at OR own_token IS NULL AND h.token IS NULL AND h.state = 'released';
+            IF FOUND THEN
                 RETURN true;
             END IF;
             EXIT WHEN EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
@@ -4645,9 +4642,8 @@ $body$;
 -- numbers the caller does not know: they are those that programs have published, as if nothing were blocked. Without any, nothing comes back but slots. Its
 -- rows are not inserted. lifted: by limit, it is unlimited by an override, so nothing is charged.
 --
--- The rows of the limits are locked first, missing ones inserted: whoever took under this id has changed one of them. So above READ
--- COMMITTED, a hold that is newer than the snapshot is 40001, and never lost. One that has no rows, of a limit that was unlimited, is found by an
--- INSERT that conflicts.
+-- A hold that is not there yet meets a mark (ratelimit._bar). The rows of the limits are locked before those of the id, missing ones inserted. Above READ
+-- COMMITTED, a hold that is newer than the snapshot is 40001, and never lost.
 CREATE FUNCTION ratelimit._settle(
     release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
@@ -4665,7 +4661,6 @@ DECLARE
     mine   boolean[] := '{}'; -- by position: the row is of this token, and may be ended
     over   boolean := false;  -- there is a row of this token
     bare   boolean[] := pg_catalog.array_fill(false, ARRAY[n]); -- by position: there were no rows of the limit
-    there  boolean;
     d      ratelimit._terms;
     q      ratelimit._request;
     rec    ratelimit.holds;
@@ -4692,13 +4687,10 @@ BEGIN
               OR (p IN (1, taking + 1) OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C")) IS NOT TRUE) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
     END IF;
-    IF own_token IS NULL THEN
-        mine := pg_catalog.array_fill(true, ARRAY[n]);
-    END IF;
-    WHILE own_token IS NOT NULL LOOP -- look first: of what is not there, no row of a limit is locked or written
+    LOOP -- look first: of what is not there, no row of a limit is locked or written
         FOR i IN 1..n LOOP
             SELECT h.state, h.unit INTO rec.state, rec.unit FROM ratelimit.holds AS h
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND h.token = own_token;
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND (h.token = own_token OR own_token IS NULL AND h.state <> 'released');
             over := over OR FOUND;
             mine[i] := coalesce(rec.state IN ('held', 'lapsed') OR rec.state = 'settled' AND NOT release, false);
         END LOOP;
@@ -4733,16 +4725,9 @@ BEGIN
     kept := at + interval '1 day';
     FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP
         rec := NULL;
-        there := NOT mine[i];
-        WHILE NOT there LOOP
+        IF mine[i] THEN
             SELECT h.* INTO rec FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own FOR UPDATE;
-            EXIT WHEN FOUND OR own_token IS NOT NULL;
-            -- Waits for a hold without an end that is on its way. 40001 if it is newer than the snapshot.
-            INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, count, taken_at, rest, part, until)
-            VALUES (names[i], keys[i], own, 'lapsed', 'none', 0, at, 0, 1, at) ON CONFLICT DO NOTHING;
-            there := FOUND;
-            DELETE FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND there;
-        END LOOP;
+        END IF;
         list[i] := rec;
         states[i] := CASE WHEN rec.state IS NULL OR rec.token IS DISTINCT FROM own_token OR rec.state = 'once' OR rec.state <> 'held' AND rec.until <= at
             OR rec.state = 'lapsed' AND rec.unit = 'slots' AND NOT release THEN 'lost' ELSE rec.state END;
@@ -4969,6 +4954,8 @@ BEGIN
             HINT = CASE WHEN h.state = 'settled' THEN 'The work was done within a day: drop this delivery of it.'
                 WHEN h.until IS NULL THEN 'It is held without an end, until it is released.'
                 ELSE pg_catalog.format('Another delivery of the work is running. Retry in %s s.', ceil(extract(epoch FROM h.until - at))) END;
+    ELSIF h.state = 'released' THEN
+        RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limit %L: the id was released while this hold of it was on its way', name);
     ELSIF h.state = 'denied' THEN
         IF unit = 'slots' THEN
             SELECT least(h.value[1], '0') - q.floor AS remaining, h.free_at[1] AS retry_at, NULL::timestamptz AS reset_at INTO said;
@@ -5090,11 +5077,8 @@ BEGIN
     LOOP
         SELECT h.unit, h.token, h.state INTO rec FROM ratelimit.holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
         own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);
-        EXIT WHEN rec.state = 'held' AND own IS NULL OR rec.state <> 'once' AND rec.token = own
+        EXIT WHEN rec.state = 'held' AND own IS NULL OR rec.state <> 'once' AND coalesce(rec.token = own, rec.token IS NULL AND own IS NULL AND rec.state <> 'released')
             OR forced AND r.token IS NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable'); -- an operator has seen it
-        IF own IS NULL THEN -- one without an end may wait for this row
-            PERFORM 1 FROM ratelimit.limits AS t WHERE t.name = name AND t.key = key ORDER BY t.shard FOR UPDATE;
-        END IF;
         EXIT WHEN ratelimit._bar(r.id, own, ARRAY[name], ARRAY[key], now);
     END LOOP;
 
@@ -5204,7 +5188,7 @@ Result, one row for each hold:
   count    the slots or tokens that it holds; 0: the key was unlimited then
   since    when they were taken
   until    when the hold ends; NULL: it has no end
-  expired  true: until has passed, and the next call that needs them, or a sweep, gives them back. Until then its worker may still settle it
+  expired  true: until has passed, and the next call that takes from the key, or a sweep, gives them back. Until then its worker may still settle it
 
 Errors:
   22023    an argument is invalid
@@ -5276,8 +5260,7 @@ BEGIN
     n := pg_catalog.cardinality(ids) - pg_catalog.cardinality(met);
     SELECT least(r.value, '0') INTO v FROM ratelimit.limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
     IF pg_catalog.cardinality(met) > 0 OR v - n::double precision < q.floor THEN
-        PERFORM ratelimit._reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval],
-            ARRAY['0'::double precision], ARRAY[NULL::timestamptz], NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);
+        PERFORM ratelimit._reclaim(name, own, 0, '1 second', 0, NULL, NULL, NULL);
         SELECT least(r.value, '0') INTO v FROM ratelimit.limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
         FOR rec IN
             SELECT h.id, h.state, h.until FROM ratelimit.holds AS h
@@ -6177,6 +6160,7 @@ BEGIN
         FOR own IN
             SELECT h.id FROM ratelimit.holds AS h
              WHERE h.name = name AND h.key = k AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
+             LIMIT 1000
                FOR UPDATE SKIP LOCKED
         LOOP
             UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count, until = kept
@@ -6301,8 +6285,7 @@ BEGIN
     IF m = 0 OR m <> n THEN
         RETURN 0;
     END IF;
-    RETURN ratelimit._reclaim(ARRAY[name], ARRAY[key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], now,
-        q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)], 1000);
+    RETURN ratelimit._reclaim(name, key, q.rate, q.period, q.capacity, q.start, now, q.windows, 1000);
 END
 $body$;
 
@@ -6725,7 +6708,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_due,_each,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_list_holds,_lock,_longest,_many,_may,_micros,_move,_nearest,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_settle,_shown,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage}'::text[])
+           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_list_holds,_lock,_longest,_many,_may,_micros,_move,_nearest,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_settle,_shown,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage}'::text[])
            AND p.proname::text <> ALL ('{_distributed,_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -6747,7 +6730,7 @@ $text$;
 -- +goose StatementBegin
 DO $$
 DECLARE
-    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_publish,publish,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_due,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,_list_holds,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
+    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_publish,publish,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,_list_holds,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
     said  text;
 BEGIN
     FOR said IN
@@ -6828,8 +6811,8 @@ DROP FUNCTION ratelimit._free_at(name text, key text, count double precision, fl
 DROP FUNCTION ratelimit._claim(own text, own_token uuid, units text[], names text[], keys text[], shards integer[], counts double precision[], d ratelimit._decisions, at timestamptz, INOUT until timestamptz);
 DROP FUNCTION ratelimit._bar(own text, own_token uuid, names text[], keys text[], now timestamptz);
 DROP FUNCTION ratelimit._known(own text, own_token uuid, names text[], keys text[], at timestamptz);
-DROP FUNCTION ratelimit._reclaim(names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], now timestamptz, windows timestamptz[], firsts integer[], lasts integer[], most integer);
-DROP FUNCTION ratelimit._due(ids text[]);
+DROP FUNCTION ratelimit._reclaim(name text, key text, rate double precision, period interval, capacity double precision, start timestamptz, now timestamptz, windows timestamptz[], most integer);
+DROP FUNCTION ratelimit._ends();
 DROP FUNCTION ratelimit._may(privilege text);
 DROP FUNCTION ratelimit._lapsed(name text, key text, at timestamptz, rate double precision, period interval, capacity double precision, start timestamptz, windows timestamptz[], only_ids text[]);
 DROP TYPE ratelimit._held;

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "5d2495e84319c65565fb8bc8c09b56baf9ec2c08ff6830429e6ee6e721b7c9a6"
+const Hash = "ba12d2057038e35b345dade87c05e3d2255c54ec3673bb92628ee3e6e67178a5"

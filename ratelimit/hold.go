@@ -75,8 +75,8 @@ func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration,
 // an end are [ErrInvalid] without requests. A limit that the Limiter does not know, such as one that a deployment has removed, is settled, too; its Status
 // has a Remaining of NaN: not known. With requests, it settles only these, and the rest stays held.
 //
-// It may come late. If the hold expired, and nobody needed what it held, it is as if in time. If it was given back: of tokens, what was used and not kept is charged, in a
-// window only until it ends; of slots it is [ErrHoldLost], as for a hold that is not there. Then nothing is changed, of no limit. Return the error to roll the transaction
+// It may come late. If the hold expired, and nobody has taken from the key since, it is as if in time. If it was given back: of tokens, what was used and not kept is charged, once
+// its window is over only what is more than was held; of slots it is [ErrHoldLost], as for a hold that is not there. Then nothing is changed, of no limit. Return the error to roll the transaction
 // back that stores the result.
 //
 // A second Settle is Repeated and does nothing. So after [ErrUnknownOutcome], call it again. For a day, the id is refused ([ReasonSettled]). Settle goes on after Close, and

@@ -25,7 +25,7 @@ var holdMutations = []mutation{
 		tests: "TestSlotsOfARowAboveZero",
 	}, {
 		name: "slots-above-many-again", file: byHand, what: "once expired holds were given back, tokens in a row of slots are slots",
-		old: "NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);\n        SELECT least(r.value, '0') INTO v FROM", new: "NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);\n        SELECT r.value INTO v FROM",
+		old: "0, NULL, NULL, NULL);\n        SELECT least(r.value, '0') INTO v FROM", new: "0, NULL, NULL, NULL);\n        SELECT r.value INTO v FROM",
 		tests: "TestSlotsOfARowAboveZero",
 	}, {
 		name: "slots-above-many-kept", file: byHand, what: "tokens stay in the row of slots that many ids take",
@@ -57,7 +57,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldMany",
 	}, {
 		name: "hold-many-expired-once", file: byHand, what: "slots of 1000 expired holds are free, and no more, and a denial takes them back",
-		old: "NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);", new: "NULL, NULL, ARRAY[1], ARRAY[NULL::integer], 1000);",
+		old: "own, 0, '1 second', 0, NULL, NULL, NULL);", new: "own, 0, '1 second', 0, NULL, NULL, NULL, 1000);",
 		tests: "TestHoldManyOfExpired",
 	}, {
 		name: "hold-many-unbounded", file: byHand, what: "more is taken than there is",
@@ -190,8 +190,8 @@ var holdMutations = []mutation{
 		tests: "TestHoldsADuplicateTakesNothing",
 	}, {
 		name: "hold-denied-before-lock", file: "migrations/engine/apply.sql", what: "who waited for the lock is denied by what was there before",
-		old:   "IF due THEN\n                        PERFORM ratelimit._reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);",
-		new:   "IF due AND 0 = ratelimit._reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts) THEN\n                        RETURN ROW(false, at, ord, value, ts, NULL)::ratelimit._decisions;",
+		old:   "PERFORM ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], starts[i], at, windows[firsts[i]:lasts[i]]);",
+		new:   "IF 0 = ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], starts[i], at, windows[firsts[i]:lasts[i]]) THEN RETURN ROW(false, at, ord, value, ts, NULL)::ratelimit._decisions; END IF;",
 		tests: "TestHoldsWhoWaitedAsksAgain",
 	}, {
 		name: "hold-denied-own", file: holds, what: "the holder of the last slot is denied for its own slot, as a stranger",
@@ -203,7 +203,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsOfSlots",
 	}, {
 		name: "hold-no-reclaim", file: "migrations/engine/apply.sql", what: "expired holds are not given back",
-		old: "                    IF due THEN\n", new: "                    IF false THEN\n",
+		old: "IF due AND EXISTS (", new: "IF false AND EXISTS (",
 		tests: "TestHoldsOfSlots",
 	}, {
 		name: "hold-no-mark", file: holds, what: "the rows do not say when a hold that has taken from them may expire",
@@ -215,7 +215,7 @@ var holdMutations = []mutation{
 		tests: "TestAPlainHoldDecidesAsTheFunction",
 	}, {
 		name: "hold-mark-resharded", file: "migrations/engine/apply.sql", what: "a new number of shards forgets that a hold has taken from the rows",
-		old: "promised, least(lapsing[i], until)", new: "promised, until",
+		old: "least(min(r.lapses), until) INTO promised", new: "until INTO promised",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-consume", file: "migrations/engine/consume.sql", what: "a Consume is denied what a dead worker held",
@@ -227,7 +227,7 @@ var holdMutations = []mutation{
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-more", file: "migrations/engine/apply.sql", what: "of many expired holds, only the oldest thousand count",
-		old: "now, windows, firsts, lasts);\n                    END IF;", new: "now, windows, firsts, lasts, 1000);\n                    END IF;",
+		old: "at, windows[firsts[i]:lasts[i]]);\n                        END IF;", new: "at, windows[firsts[i]:lasts[i]], 1000);\n                        END IF;",
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
 		name: "dead-debt", file: "migrations/engine/apply.sql", what: "a taking leaves a debt that holds would have paid",
@@ -238,8 +238,8 @@ var holdMutations = []mutation{
 		old: "IF ratelimit._may('SELECT')", new: "IF false AND ratelimit._may('SELECT')",
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
-		name: "dead-full", file: holds, what: "who takes from a full bucket leaves an expired hold, which comes back afterwards",
-		old: "RETURN CASE WHEN ids IS NOT NULL THEN", new: "RETURN CASE WHEN false THEN",
+		name: "dead-full", file: "migrations/engine/apply.sql", what: "who takes from a full bucket leaves an expired hold, which comes back afterwards",
+		old: "due := ratelimit._ends();", new: "due := false;",
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
 		name: "dead-full-plain", file: plainHolds, what: "a plain statement takes beside an expired hold, which comes back afterwards",
@@ -256,6 +256,10 @@ var holdMutations = []mutation{
 	}, {
 		name: "dead-batch-asks", file: "migrations/engine/coalesce.sql", what: "a batch of asks takes beside an expired hold, which comes back afterwards",
 		old: "misfit := misfit OR granted;", new: "",
+		tests: "TestADeadWorkersTokensAtTheEdges",
+	}, {
+		name: "dead-several", file: "migrations/engine/consume_several.sql", what: "a call of several limits takes beside an expired hold, which comes back afterwards",
+		old: "r.shards = 1 AND (r.lapses <= at) IS NOT TRUE;", new: "r.shards = 1;",
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
 		name: "dead-swept", file: "migrations/engine/sweep.sql", what: "a sweep deletes a row of which something is held, and nobody sees that expire",
@@ -295,7 +299,7 @@ var holdMutations = []mutation{
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-coalesced-asks", file: "migrations/engine/coalesce.sql", what: "a coalesced call of several limits is denied what a dead worker held",
-		old: "lapsing := pg_catalog.array_append(lapsing, k);", new: "NULL;",
+		old: "lapsing := pg_catalog.array_append(pg_catalog.array_remove(lapsing, k), k);", new: "NULL;",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-coalesced", file: "migrations/engine/coalesce.sql", what: "a coalesced call is denied what a dead worker held",
@@ -307,7 +311,7 @@ var holdMutations = []mutation{
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "dead-right", file: holds, what: "a denial fails for a role that may not give back",
-		old: "current_setting('transaction_read_only') = 'off' AND ratelimit._may('UPDATE')", new: "true",
+		old: "RETURN current_setting('transaction_read_only') = 'off' AND ratelimit._may('UPDATE')", new: "RETURN true",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {
 		name: "hold-token-long", file: byHand, what: "a token of any length is read",
@@ -346,7 +350,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsOfUnlimited",
 	}, {
 		name: "reclaim-waits", file: holds, what: "a denied call waits for a hold that somebody has locked",
-		old: "               FOR UPDATE SKIP LOCKED);", new: "               FOR UPDATE);",
+		old: "           FOR UPDATE SKIP LOCKED);\n    SELECT f.value", new: "           FOR UPDATE);\n    SELECT f.value",
 		tests: "TestHoldsReclaimPassesOverALockedHold",
 	}, {
 		name: "reclaim-in-a-row", file: holds, what: "of several expired holds, the first one alone comes back",
@@ -365,20 +369,28 @@ var holdMutations = []mutation{
 		tests: "TestHoldsRefuse",
 	}, {
 		name: "settle-probe", file: holds, what: "a hold without an end of an unlimited key is not waited for",
-		old: "            EXIT WHEN FOUND OR own_token IS NOT NULL;\n", new: "            EXIT;\n",
+		old: "EXIT WHEN over OR ratelimit._bar(", new: "EXIT WHEN over OR own_token IS NULL OR ratelimit._bar(",
 		tests: "TestAnEndWaitsForACommit",
 	}, {
 		name: "end-no-mark", file: holds, what: "an end leaves a hold that comes later to nobody",
-		old: "            VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, at, 0, 1, at)\n", new: "            SELECT names[i], keys[i], own, 'released', 'none', own_token, 0, at, 0, 1, at WHERE false\n",
+		old: "            VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, clock_timestamp(), 0, 1, at)\n", new: "            SELECT names[i], keys[i], own, 'released', 'none', own_token, 0, clock_timestamp(), 0, 1, at WHERE false\n",
 		tests: "TestAnEndWaitsForItsHold|TestHoldsSnapshotBeforeTheHold",
 	}, {
 		name: "end-mark-unseen", file: holds, what: "a hold passes over the mark of its own token",
-		old: "        IF rec.state = 'released' AND rec.token = own_token THEN", new: "        IF false THEN",
+		old: "        IF rec.state = 'released' AND coalesce(", new: "        IF false AND coalesce(",
 		tests: "TestAnEndWaitsForItsHold",
 	}, {
 		name: "end-mark-bars", file: holds, what: "a mark bars other tokens, so the id is not free",
-		old: "        IF rec.state = 'released' AND rec.token = own_token THEN", new: "        IF rec.state = 'released' THEN",
+		old: "        IF rec.state = 'released' AND coalesce(rec.token = own_token, ", new: "        IF rec.state = 'released' AND coalesce(rec.token IS NOT NULL, ",
 		tests: "TestAnEndWaitsForItsHold",
+	}, {
+		name: "end-mark-endless", file: holds, what: "the mark of an id without an end bars the next hold of it",
+		old: "AND statement_timestamp() < rec.taken_at) THEN", new: ") THEN",
+		tests: "TestAnEndWaitsForItsHold",
+	}, {
+		name: "end-mark-by-hand", file: byHand, what: "a hold by SQL that was released before it came is granted",
+		old: "    ELSIF h.state = 'released' THEN", new: "    ELSIF false THEN",
+		tests: "TestHoldsByHandRace",
 	}, {
 		name: "end-by-hand", file: byHand, what: "a release by SQL waits for no hold",
 		old: "        EXIT WHEN ratelimit._bar(r.id, own,", new: "        EXIT WHEN true OR ratelimit._bar(r.id, own,",
@@ -408,7 +420,7 @@ var holdMutations = []mutation{
 	// Slots and Go
 	{
 		name: "slots-expired", file: "migrations/engine/apply.sql", what: "the balance does not count expired holds as free",
-		old: "IF op = 'check' OR ratelimit._due(rec.ids) THEN", new: "IF op <> 'check' AND ratelimit._due(rec.ids) THEN",
+		old: "IF due OR op = 'check' THEN", new: "IF due AND op <> 'check' THEN",
 		tests: "TestHoldsOfSlots",
 	}, {
 		name: "slots-sum", file: holds, what: "the earliest end alone makes room for all",

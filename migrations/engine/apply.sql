@@ -52,8 +52,7 @@ DECLARE
     run_at timestamptz;                -- the instant at which the work may run
     taken  double precision;           -- what every limit gives
     promised timestamptz;              -- when the work may run, if it has to wait: see ratelimit._promise
-    lapsing   timestamptz[] := '{}';   -- when the first hold of each may expire
-    due       boolean;                 -- some have
+    due       boolean;                 -- some may have expired
     missed    integer := 0;            -- how often that was not enough
 
     v         double precision[];      -- the values of one limit's rows
@@ -126,14 +125,14 @@ BEGIN
                             UPDATE ratelimit.limits AS r
                                SET value = ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count,
                                    ts = greatest(r.ts, at), lapses = least(r.lapses, until)
-                             WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
+                             WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards AND (r.lapses <= at) IS NOT TRUE
                                AND ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, NULL) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         ELSE
                             UPDATE ratelimit.limits AS r
                                SET value = ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count,
                                    ts = greatest(r.ts, at), lapses = least(r.lapses, until)
-                             WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards
+                             WHERE r.name = rec.name AND r.key = rec.key AND r.shard = rec.pick AND r.shards = rec.shards AND (r.lapses <= at) IS NOT TRUE
                                AND ratelimit._available(r.value, r.ts, rec.upto, rec.rate, rec.period, rec.capacity, rec.start, rec.windows) - rec.count >= rec.floor
                             RETURNING r.value, r.ts INTO new_value, new_ts;
                         END IF;
@@ -196,10 +195,12 @@ BEGIN
                         END IF;
                         locked[i] := m;
                     END LOOP;
-                    IF due THEN
-                        PERFORM ratelimit._reclaim(names, keys, rates, periods, capacities, starts, now, windows, firsts, lasts);
-                    END IF;
                     at := coalesce(now, clock_timestamp()); -- locking may have waited
+                    FOREACH i IN ARRAY places LOOP
+                        IF due AND EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses <= at) THEN
+                            PERFORM ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], starts[i], at, windows[firsts[i]:lasts[i]]);
+                        END IF;
+                    END LOOP;
                 END IF;
                 granted := true;
                 ord := '{}'; value := '{}'; ts := '{}';
@@ -210,13 +211,13 @@ BEGIN
                       FROM ratelimit.limits AS r
                      WHERE r.name = names[i] AND r.key = keys[i];
                     IF pass = 1 AND lapses <= at AND missed < 2 THEN -- if nothing came of it twice, somebody has locked a hold: then only the rows count
-                        SELECT l.value, l.ts, l.ids INTO rec
-                          FROM ratelimit._lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]) AS l;
-                        IF op = 'check' OR ratelimit._due(rec.ids) THEN
-                            v := rec.value; t := rec.ts; due := true;
+                        due := ratelimit._ends();
+                        IF due OR op = 'check' THEN
+                            SELECT l.value, l.ts INTO v, t
+                              FROM ratelimit._lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]]) AS l;
                         END IF;
                     END IF;
-                    rows[i] := pg_catalog.cardinality(v); alike[i] := same; lapsing[i] := lapses; latest[i] := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(t) AS u (t));
+                    rows[i] := pg_catalog.cardinality(v); alike[i] := same; latest[i] := (SELECT greatest(max(u.t), at) FROM pg_catalog.unnest(t) AS u (t));
                     ord := pg_catalog.array_cat(ord, pg_catalog.array_fill(i, ARRAY[rows[i]]));
                     value := pg_catalog.array_cat(value, v);
                     ts := pg_catalog.array_cat(ts, t);
@@ -279,12 +280,13 @@ BEGIN
                         ts := pg_catalog.array_append(ts, rec.ts);
                     END LOOP;
                 ELSE -- the first use, or a new number of shards
-                    promised := greatest(promised, (SELECT max(r.promised) FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0));
+                    SELECT greatest(max(r.promised), promised), least(min(r.lapses), until) INTO promised, lapses
+                      FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
                     DELETE FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND rows[i] > 0;
                     m := 0;
                     FOR rec IN
                         INSERT INTO ratelimit.limits AS r (name, key, shard, shards, value, ts, promised, lapses)
-                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i], promised, least(lapsing[i], until)
+                        SELECT names[i], keys[i], s, shards[i], lefts[i] / shards[i]::double precision, latest[i], promised, lapses
                           FROM generate_series(0, shards[i] - 1) AS s
                         ON CONFLICT DO NOTHING
                         RETURNING r.value, r.ts

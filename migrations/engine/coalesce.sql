@@ -142,7 +142,7 @@ BEGIN
                 END IF;
                 IF lapses[k] <= at THEN
                     misfit := misfit OR granted; starts[k] := ask_starts[j];
-                    lapsing := pg_catalog.array_append(lapsing, k);
+                    lapsing := pg_catalog.array_append(pg_catalog.array_remove(lapsing, k), k);
                 END IF;
             END LOOP;
             first := last + 1;
@@ -209,7 +209,7 @@ BEGIN
         FOREACH k IN ARRAY lapsing LOOP
             EXIT WHEN misfit;
             d := defs[k];
-            misfit := (SELECT ratelimit._due(CASE WHEN '0' < ANY (l.back) THEN l.ids END) FROM ratelimit._lapsed(names[d], keys[k], at,
+            misfit := (SELECT CASE WHEN '0' < ANY (l.back) THEN ratelimit._ends() ELSE false END FROM ratelimit._lapsed(names[d], keys[k], at,
                 rates[d], periods[d], capacities[d], starts[k], CASE WHEN firsts[d] > 0 THEN windows[firsts[d]:lasts[d]] END) AS l);
         END LOOP;
         IF misfit THEN
@@ -255,7 +255,7 @@ BEGIN
         at := coalesce(now, clock_timestamp()); -- locking may have waited
         missing := false;
         FOR rec IN
-            SELECT i, r.value, r.ts, (r.name, r.key) IN (SELECT n.name, n.key FROM unnest(new_names, new_keys) AS n (name, key)) AS inserted
+            SELECT i, r.value, r.ts, r.lapses, (r.name, r.key) IN (SELECT n.name, n.key FROM unnest(new_names, new_keys) AS n (name, key)) AS inserted
               FROM pg_catalog.unnest(wanted) AS i
              CROSS JOIN LATERAL (
                 SELECT * FROM ratelimit.limits AS r WHERE r.name = names[defs[i]] AND r.key = keys[i] AND r.shard = 0 OFFSET 0
@@ -266,7 +266,7 @@ BEGIN
             since[rec.i] := CASE WHEN NOT rec.inserted THEN rec.ts END;
             before_value[rec.i] := CASE WHEN rec.inserted THEN 'NaN' ELSE rec.value END;
             before_ts[rec.i] := rec.ts;
-            mine[rec.i] := true; taken[rec.i] := false;
+            mine[rec.i] := true; taken[rec.i] := false; lapses[rec.i] := rec.lapses;
         END LOOP;
     END LOOP;
 

@@ -39,7 +39,7 @@ BEGIN
             IF pass = 1 THEN
                 SELECT r.value, r.ts INTO new_value, new_ts
                   FROM ratelimit.limits AS r
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1;
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1 AND (r.lapses <= at) IS NOT TRUE;
                 EXIT passes WHEN (FOUND AND (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (name, key)) IS NOT TRUE;
                 -- A refill only adds tokens, up to the capacity, so most rows need no calculation.
                 CONTINUE WHEN least(new_value, capacity) - count >= floor;
@@ -68,21 +68,21 @@ BEGIN
                 UPDATE ratelimit.limits AS r
                    SET value = ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count,
                        ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1 AND (r.lapses <= at) IS NOT TRUE
                    AND ratelimit._available(r.value, r.ts, at, rate, period, capacity, NULL) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSIF listed IS NULL THEN
                 UPDATE ratelimit.limits AS r
                    SET value = ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count,
                        ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1 AND (r.lapses <= at) IS NOT TRUE
                    AND ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             ELSE
                 UPDATE ratelimit.limits AS r
                    SET value = ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count,
                        ts = greatest(r.ts, at)
-                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1
+                 WHERE r.name = name AND r.key = key AND r.shard = 0 AND r.shards = 1 AND (r.lapses <= at) IS NOT TRUE
                    AND ratelimit._available(r.value, r.ts, upto, rate, period, capacity, start, listed) - count >= floor
                 RETURNING r.value, r.ts INTO new_value, new_ts;
             END IF;

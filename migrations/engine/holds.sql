@@ -107,25 +107,25 @@ END
 $body$;
 
 -- Whether the caller has a right to the table of holds. The body is a text, so that the function does not depend on the table: Citus would not make it,
--- nor ratelimit._due, on the workers before the table is distributed.
+-- nor ratelimit._ends, on the workers before the table is distributed.
 CREATE OR REPLACE FUNCTION ratelimit._may(privilege text) RETURNS boolean
 LANGUAGE sql STABLE
 AS $body$
 SELECT pg_catalog.has_table_privilege('ratelimit.holds'::text, privilege)
 $body$;
 
--- Whether there are expired holds, and this caller may end them: not on a standby, nor without the right. ids: of ratelimit._lapsed.
-CREATE OR REPLACE FUNCTION ratelimit._due(ids text[]) RETURNS boolean
+-- Whether this caller may end expired holds: not on a standby, nor without the right.
+CREATE OR REPLACE FUNCTION ratelimit._ends() RETURNS boolean
 LANGUAGE sql STABLE
-RETURN CASE WHEN ids IS NOT NULL THEN current_setting('transaction_read_only') = 'off' AND ratelimit._may('UPDATE') ELSE false END;
+RETURN current_setting('transaction_read_only') = 'off' AND ratelimit._may('UPDATE');
 
--- Gives back expired holds of limits whose rows are all locked: of each key at most so many, the oldest first. Returns how many ended.
+-- Ends expired holds of a key whose rows are all locked: at most so many, the oldest first. Returns how many.
 --
 -- It never waits: a hold that somebody has locked is being extended or settled. The SELECT that locks asks state and until again, on the
 -- newest version: so a hold is extended or given back, never both.
 CREATE OR REPLACE FUNCTION ratelimit._reclaim(
-    names text[], keys text[], rates double precision[], periods interval[], capacities double precision[], starts timestamptz[],
-    now timestamptz, windows timestamptz[], firsts integer[], lasts integer[], most integer DEFAULT NULL
+    name text, key text, rate double precision, period interval, capacity double precision, start timestamptz,
+    now timestamptz, windows timestamptz[], most integer DEFAULT NULL
 ) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
@@ -133,35 +133,30 @@ AS $body$
 DECLARE
     at    timestamptz := coalesce(now, clock_timestamp());
     kept  timestamptz := at + interval '7 days';
-    ended integer := 0;
     gives boolean;
-    next  timestamptz; -- when the next of a key may expire
+    next  timestamptz; -- when the next one may expire
     ids   text[];
     l     record;
     rec   record;
 BEGIN
-    FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        ids := ARRAY(SELECT h.id
-              FROM ratelimit.holds AS h
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
-             ORDER BY h.until
-             LIMIT most
-               FOR UPDATE SKIP LOCKED);
-        SELECT f.value, f.ids, f.back INTO l
-          FROM ratelimit._lapsed(names[i], keys[i], at, rates[i], periods[i], capacities[i], starts[i], windows[firsts[i]:lasts[i]], ids) AS f;
-        FOR rec IN SELECT b.id, b.back FROM unnest(l.ids, l.back) AS b (id, back) LOOP -- one after the other, each by the primary key, whatever the statistics
-            UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count - rec.back, until = kept
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = rec.id;
-        END LOOP;
-        gives := coalesce('0' < ANY (l.back), false);
-        SELECT min(h.until) INTO next FROM ratelimit.holds AS h
-         WHERE h.name = names[i] AND h.key = keys[i] AND h.state = 'held' AND h.token IS NOT NULL;
-        UPDATE ratelimit.limits AS r
-           SET value = CASE WHEN gives THEN l.value[1] ELSE r.value END, ts = CASE WHEN gives THEN greatest(r.ts, at) ELSE r.ts END, lapses = next
-         WHERE r.name = names[i] AND r.key = keys[i];
-        ended := ended + coalesce(pg_catalog.cardinality(l.ids), 0);
+    ids := ARRAY(SELECT h.id
+          FROM ratelimit.holds AS h
+         WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
+         ORDER BY h.until
+         LIMIT most
+           FOR UPDATE SKIP LOCKED);
+    SELECT f.value, f.ids, f.back INTO l FROM ratelimit._lapsed(name, key, at, rate, period, capacity, start, windows, ids) AS f;
+    FOR rec IN SELECT b.id, b.back FROM unnest(l.ids, l.back) AS b (id, back) LOOP -- one after the other, each by the primary key, whatever the statistics
+        UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count - rec.back, until = kept
+         WHERE h.name = name AND h.key = key AND h.id = rec.id;
     END LOOP;
-    RETURN ended;
+    gives := coalesce('0' < ANY (l.back), false);
+    SELECT min(h.until) INTO next FROM ratelimit.holds AS h
+     WHERE h.name = name AND h.key = key AND h.state = 'held' AND h.token IS NOT NULL;
+    UPDATE ratelimit.limits AS r
+       SET value = CASE WHEN gives THEN l.value[1] ELSE r.value END, ts = CASE WHEN gives THEN greatest(r.ts, at) ELSE r.ts END, lapses = next
+     WHERE r.name = name AND r.key = key;
+    RETURN coalesce(pg_catalog.cardinality(l.ids), 0);
 END
 $body$;
 
@@ -179,11 +174,11 @@ DECLARE
 BEGIN
     endless := true;
     FOR i IN 1..pg_catalog.cardinality(names) LOOP
-        SELECT h.state, h.until, h.token INTO rec FROM ratelimit.holds AS h
+        SELECT h.state, h.until, h.token, h.taken_at INTO rec FROM ratelimit.holds AS h
          WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own;
         endless := endless AND coalesce(rec.state = 'held' AND rec.until = 'infinity', false);
         CONTINUE WHEN rec.state IS NULL;
-        IF rec.state = 'released' AND rec.token = own_token THEN
+        IF rec.state = 'released' AND coalesce(rec.token = own_token, own_token IS NULL AND rec.token IS NULL AND statement_timestamp() < rec.taken_at) THEN
             rank := 1;
         ELSIF rec.state = 'held' AND rec.until > at THEN
             until := greatest(until, rec.until);
@@ -197,8 +192,9 @@ END
 $body$;
 
 -- For a token, or an id without one, of which there is no row: a hold of it that is on its way has come when this returns, which is false then, or
--- comes no more. It meets the mark, which is a row of its own primary key: it sees no other that is newer than its snapshot. A hold of another token
--- overwrites the mark, and a sweep deletes it an hour later. One mark is enough, since a hold is all or nothing. CONCURRENCY.md, J6, has the argument.
+-- comes no more. It meets the mark, which is a row of its own primary key: it sees no other that is newer than its snapshot. Without a token, the mark is for
+-- every hold of the id whose statement is older. Any other hold overwrites the mark, and a sweep deletes it an hour later. One mark is enough, since a hold
+-- is all or nothing. CONCURRENCY.md, J6, has the argument.
 CREATE OR REPLACE FUNCTION ratelimit._bar(own text, own_token uuid, names text[], keys text[], now timestamptz) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
@@ -210,11 +206,10 @@ BEGIN
     BEGIN
         FOR i IN 1..pg_catalog.cardinality(names) LOOP
             INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, token, count, taken_at, rest, part, until)
-            VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, at, 0, 1, at)
-            ON CONFLICT (name, key, id) DO UPDATE SET state = 'released', unit = 'none', token = own_token, count = 0, taken_at = at, until = at
-             WHERE h.token IS DISTINCT FROM own_token AND h.state <> 'held' AND h.until <= at;
-            IF FOUND THEN -- without a token, the id is the next hold's, too
-                DELETE FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND own_token IS NULL;
+            VALUES (names[i], keys[i], own, 'released', 'none', own_token, 0, clock_timestamp(), 0, 1, at)
+            ON CONFLICT (name, key, id) DO UPDATE SET state = 'released', unit = 'none', token = own_token, count = 0, taken_at = excluded.taken_at, until = at
+             WHERE h.token IS DISTINCT FROM own_token AND h.state <> 'held' AND h.until <= at OR own_token IS NULL AND h.token IS NULL AND h.state = 'released';
+            IF FOUND THEN
                 RETURN true;
             END IF;
             EXIT WHEN EXISTS (SELECT 1 FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own
@@ -418,9 +413,8 @@ $body$;
 -- numbers the caller does not know: they are those that programs have published, as if nothing were blocked. Without any, nothing comes back but slots. Its
 -- rows are not inserted. lifted: by limit, it is unlimited by an override, so nothing is charged.
 --
--- The rows of the limits are locked first, missing ones inserted: whoever took under this id has changed one of them. So above READ
--- COMMITTED, a hold that is newer than the snapshot is 40001, and never lost. One that has no rows, of a limit that was unlimited, is found by an
--- INSERT that conflicts.
+-- A hold that is not there yet meets a mark (ratelimit._bar). The rows of the limits are locked before those of the id, missing ones inserted. Above READ
+-- COMMITTED, a hold that is newer than the snapshot is 40001, and never lost.
 CREATE OR REPLACE FUNCTION ratelimit._settle(
     release boolean, own text, own_token uuid, taking integer, lifted boolean[], names text[], keys text[],
     rates double precision[], periods interval[], capacities double precision[], starts timestamptz[], shards integer[],
@@ -438,7 +432,6 @@ DECLARE
     mine   boolean[] := '{}'; -- by position: the row is of this token, and may be ended
     over   boolean := false;  -- there is a row of this token
     bare   boolean[] := pg_catalog.array_fill(false, ARRAY[n]); -- by position: there were no rows of the limit
-    there  boolean;
     d      ratelimit._terms;
     q      ratelimit._request;
     rec    ratelimit.holds;
@@ -465,13 +458,10 @@ BEGIN
               OR (p IN (1, taking + 1) OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C")) IS NOT TRUE) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
     END IF;
-    IF own_token IS NULL THEN
-        mine := pg_catalog.array_fill(true, ARRAY[n]);
-    END IF;
-    WHILE own_token IS NOT NULL LOOP -- look first: of what is not there, no row of a limit is locked or written
+    LOOP -- look first: of what is not there, no row of a limit is locked or written
         FOR i IN 1..n LOOP
             SELECT h.state, h.unit INTO rec.state, rec.unit FROM ratelimit.holds AS h
-             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND h.token = own_token;
+             WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND (h.token = own_token OR own_token IS NULL AND h.state <> 'released');
             over := over OR FOUND;
             mine[i] := coalesce(rec.state IN ('held', 'lapsed') OR rec.state = 'settled' AND NOT release, false);
         END LOOP;
@@ -506,16 +496,9 @@ BEGIN
     kept := at + interval '1 day';
     FOR i IN SELECT p FROM pg_catalog.generate_subscripts(names, 1) AS p ORDER BY names[p] COLLATE "C", keys[p] COLLATE "C" LOOP
         rec := NULL;
-        there := NOT mine[i];
-        WHILE NOT there LOOP
+        IF mine[i] THEN
             SELECT h.* INTO rec FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own FOR UPDATE;
-            EXIT WHEN FOUND OR own_token IS NOT NULL;
-            -- Waits for a hold without an end that is on its way. 40001 if it is newer than the snapshot.
-            INSERT INTO ratelimit.holds AS h (name, key, id, state, unit, count, taken_at, rest, part, until)
-            VALUES (names[i], keys[i], own, 'lapsed', 'none', 0, at, 0, 1, at) ON CONFLICT DO NOTHING;
-            there := FOUND;
-            DELETE FROM ratelimit.holds AS h WHERE h.name = names[i] AND h.key = keys[i] AND h.id = own AND there;
-        END LOOP;
+        END IF;
         list[i] := rec;
         states[i] := CASE WHEN rec.state IS NULL OR rec.token IS DISTINCT FROM own_token OR rec.state = 'once' OR rec.state <> 'held' AND rec.until <= at
             OR rec.state = 'lapsed' AND rec.unit = 'slots' AND NOT release THEN 'lost' ELSE rec.state END;

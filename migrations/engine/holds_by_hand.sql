@@ -76,6 +76,8 @@ BEGIN
             HINT = CASE WHEN h.state = 'settled' THEN 'The work was done within a day: drop this delivery of it.'
                 WHEN h.until IS NULL THEN 'It is held without an end, until it is released.'
                 ELSE pg_catalog.format('Another delivery of the work is running. Retry in %s s.', ceil(extract(epoch FROM h.until - at))) END;
+    ELSIF h.state = 'released' THEN
+        RAISE serialization_failure USING MESSAGE = pg_catalog.format('rate limit %L: the id was released while this hold of it was on its way', name);
     ELSIF h.state = 'denied' THEN
         IF unit = 'slots' THEN
             SELECT least(h.value[1], '0') - q.floor AS remaining, h.free_at[1] AS retry_at, NULL::timestamptz AS reset_at INTO said;
@@ -197,11 +199,8 @@ BEGIN
     LOOP
         SELECT h.unit, h.token, h.state INTO rec FROM ratelimit.holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
         own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);
-        EXIT WHEN rec.state = 'held' AND own IS NULL OR rec.state <> 'once' AND rec.token = own
+        EXIT WHEN rec.state = 'held' AND own IS NULL OR rec.state <> 'once' AND coalesce(rec.token = own, rec.token IS NULL AND own IS NULL AND rec.state <> 'released')
             OR forced AND r.token IS NULL AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable'); -- an operator has seen it
-        IF own IS NULL THEN -- one without an end may wait for this row
-            PERFORM 1 FROM ratelimit.limits AS t WHERE t.name = name AND t.key = key ORDER BY t.shard FOR UPDATE;
-        END IF;
         EXIT WHEN ratelimit._bar(r.id, own, ARRAY[name], ARRAY[key], now);
     END LOOP;
 
@@ -311,7 +310,7 @@ Result, one row for each hold:
   count    the slots or tokens that it holds; 0: the key was unlimited then
   since    when they were taken
   until    when the hold ends; NULL: it has no end
-  expired  true: until has passed, and the next call that needs them, or a sweep, gives them back. Until then its worker may still settle it
+  expired  true: until has passed, and the next call that takes from the key, or a sweep, gives them back. Until then its worker may still settle it
 
 Errors:
   22023    an argument is invalid
@@ -383,8 +382,7 @@ BEGIN
     n := pg_catalog.cardinality(ids) - pg_catalog.cardinality(met);
     SELECT least(r.value, '0') INTO v FROM ratelimit.limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
     IF pg_catalog.cardinality(met) > 0 OR v - n::double precision < q.floor THEN
-        PERFORM ratelimit._reclaim(ARRAY[name], ARRAY[own::text], ARRAY['0'::double precision], ARRAY['1 second'::interval],
-            ARRAY['0'::double precision], ARRAY[NULL::timestamptz], NULL, NULL, ARRAY[1], ARRAY[NULL::integer]);
+        PERFORM ratelimit._reclaim(name, own, 0, '1 second', 0, NULL, NULL, NULL);
         SELECT least(r.value, '0') INTO v FROM ratelimit.limits AS r WHERE r.name = name AND r.key = own AND r.shard = 0;
         FOR rec IN
             SELECT h.id, h.state, h.until FROM ratelimit.holds AS h

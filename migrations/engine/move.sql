@@ -41,8 +41,8 @@ BEGIN
         ARRAY[capacities[places[1]], capacities[places[2]]], ARRAY[shards[places[1]], shards[places[2]]], now);
     FOREACH i IN ARRAY places LOOP
         IF EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = names[i] AND r.key = keys[i] AND r.lapses <= coalesce(now, clock_timestamp())) THEN
-            IF ratelimit._may('SELECT') AND ratelimit._may('UPDATE') THEN
-                PERFORM ratelimit._reclaim(names[i:i], keys[i:i], rates[i:i], periods[i:i], capacities[i:i], starts[i:i], now, windows, firsts[i:i], lasts[i:i]);
+            IF ratelimit._may('SELECT') AND ratelimit._ends() THEN
+                PERFORM ratelimit._reclaim(names[i], keys[i], rates[i], periods[i], capacities[i], starts[i], now, windows[firsts[i]:lasts[i]]);
             END IF;
         END IF;
     END LOOP;

@@ -268,6 +268,7 @@ BEGIN
         FOR own IN
             SELECT h.id FROM ratelimit.holds AS h
              WHERE h.name = name AND h.key = k AND h.state = 'held' AND h.token IS NOT NULL AND h.until <= at
+             LIMIT 1000
                FOR UPDATE SKIP LOCKED
         LOOP
             UPDATE ratelimit.holds AS h SET state = 'lapsed', rest = h.count, until = kept
@@ -392,8 +393,7 @@ BEGIN
     IF m = 0 OR m <> n THEN
         RETURN 0;
     END IF;
-    RETURN ratelimit._reclaim(ARRAY[name], ARRAY[key], ARRAY[q.rate], ARRAY[q.period], ARRAY[q.capacity], ARRAY[q.start], now,
-        q.windows, ARRAY[1], ARRAY[pg_catalog.cardinality(q.windows)], 1000);
+    RETURN ratelimit._reclaim(name, key, q.rate, q.period, q.capacity, q.start, now, q.windows, 1000);
 END
 $body$;
 
