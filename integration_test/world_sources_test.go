@@ -150,7 +150,7 @@ func sourcedRows(ctx context.Context, w *everything, r *rand.Rand, keys []source
 		case r.IntN(6) == 0: // no row
 		case c.Kind == "slots":
 			used := r.IntN(8)
-			batch.Queue("INSERT INTO ratelimit.limits VALUES ($1, $2, 0, 1, $3, $4, NULL, true)", c.Name, k.key, -float64(used), ts)
+			batch.Queue("INSERT INTO ratelimit.limits VALUES ($1, $2, 0, 1, $3, $4, NULL, '-infinity')", c.Name, k.key, -float64(used), ts)
 			for h := range used {
 				if r.IntN(3) > 0 {
 					batch.Queue("INSERT INTO ratelimit.holds VALUES ($1, $2, $3, 'held', 'slots', gen_random_uuid(), 1, $4, 0, 1, $5)", c.Name, k.key, fmt.Sprint(h), ts,

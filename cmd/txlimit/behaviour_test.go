@@ -375,7 +375,7 @@ func TestReasonsWhyNothingIsThere(t *testing.T) {
 	w.schema = "app"
 	w.run("limits").wants(t, exitError, `there are no rate limits in the schema app \(.*Other schemas have them: --schema ratelimit\. If one was renamed, do not migrate: docs/operations\.md#rename-or-move-the-schema\n$`)
 	w.run("migrate", "status").wants(t, exitNothing, "Run `txlimit migrate`: the schema app is behind")
-	w.run("migrate").wants(t, exitError, `relation "limits" already exists`)
+	w.run("migrate").wants(t, exitError, `the schema "app" has tables of somebody else`)
 	w.schema = `a"; DROP`
 	w.run("limits").wants(t, exitUsage, "--schema: the schema's name .* may have only letters, digits, spaces, _ and -")
 	w.schema = ""
