@@ -105,7 +105,7 @@ func TestTheService(t *testing.T) {
 	if status, _, err := post(""); err != nil || status != http.StatusBadRequest {
 		t.Errorf("without a sender: %d, %v", status, err)
 	}
-	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.block('sendMessage', 'eve')"); err != nil { // which it follows
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.block('sendMessage', 'eve', forever => true)"); err != nil { // which it follows
 		t.Fatal(err)
 	}
 	for patience := time.Now().Add(5 * time.Minute); ; time.Sleep(time.Second) {

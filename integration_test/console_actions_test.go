@@ -162,7 +162,7 @@ func TestTheConsoleReleasesWhatWasSeen(t *testing.T) {
 	newConsole(t, pool, "").post(http.StatusForbidden, acme, seen())
 
 	// No more than 20, and how many there are. What is hostile is text.
-	mustExec(t, pool, "SELECT ratelimit.override('renders', 'many', capacity => 100), ratelimit.hold('renders', 'many', '<b>' || i, forever => true) FROM generate_series(1, 25) AS i")
+	mustExec(t, pool, "SELECT ratelimit.override('renders', 'many', capacity => 100, forever => true), ratelimit.hold('renders', 'many', '<b>' || i, forever => true) FROM generate_series(1, 25) AS i")
 	if text := p.get(http.StatusOK, "key?name=renders&key=many", "the oldest 20 of 25"); strings.Count(text, `name="since"`) != 20 || strings.Contains(text, "<b>") {
 		t.Error("not 20 holds, or markup")
 	}
@@ -432,7 +432,7 @@ func TestTheConsoleEndsNothingThatItHasNotShown(t *testing.T) {
 	}
 	for path, key := range map[string]any{"key?name=logins&key=ann": "ann", "limit?name=logins": nil, "key?name=logins": nil} {
 		decides := func(effect, who string) (id int64) {
-			return scan[int64](t, pool, "SELECT ratelimit."+effect+"('logins', $1, reason => 'stolen credentials', who => $2)", key, who)
+			return scan[int64](t, pool, "SELECT ratelimit."+effect+"('logins', $1, reason => 'stolen credentials', who => $2, forever => true)", key, who)
 		}
 		ends := func(shown string) url.Values { return url.Values{"action": {"restore"}, "shown": {shown}} }
 		first := decides("unlimited", "ann")
@@ -482,7 +482,7 @@ func TestTheConsoleEndsNothingThatItHasNotShown(t *testing.T) {
 		if _, err := late.Exec(t.Context(), "LOCK TABLE ratelimit.overrides IN EXCLUSIVE MODE"); err != nil { // others read
 			t.Fatal(err)
 		}
-		if err := late.QueryRow(t.Context(), "SELECT ratelimit.block('logins', $1, who => 'ben')", key).Scan(&block); err != nil {
+		if err := late.QueryRow(t.Context(), "SELECT ratelimit.block('logins', $1, who => 'ben', forever => true)", key).Scan(&block); err != nil {
 			t.Fatal(err)
 		}
 		var posted sync.WaitGroup

@@ -120,7 +120,7 @@ func TestNobodyRewritesTheHistory(t *testing.T) {
 	role := createRole(t, pool)
 	grantWork(t, pool, role, "operate")
 	conn := acquire(t, pool)
-	if _, err := conn.Exec(t.Context(), "SELECT ratelimit.block('x', 'before'); SET ROLE "+role+"; SELECT ratelimit.block('x', 'k', reason => 'r', who => 'somebody'); SELECT ratelimit.restore('x', 'k', who => 'somebody')"); err != nil {
+	if _, err := conn.Exec(t.Context(), "SELECT ratelimit.block('x', 'before', forever => true); SET ROLE "+role+"; SELECT ratelimit.block('x', 'k', reason => 'r', who => 'somebody', forever => true); SELECT ratelimit.restore('x', 'k', who => 'somebody')"); err != nil {
 		t.Fatal(err)
 	}
 	var by, as, removedBy, removedAs, session string

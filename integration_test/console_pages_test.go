@@ -237,7 +237,7 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	p.post(http.StatusOK, "key?name=sendMessage&key=user-17", url.Values{"action": {"block"}, "end": {"2h"}, "reason": {"a flood"}}, "Blocked. Every program denies", "a flood", "ann")
 
 	// A block changes no numbers: those of the key's newest other override hold beside it.
-	mustExec(t, pool, "SELECT ratelimit.override('signUps', 'acme', rate => 500), ratelimit.block('signUps', 'acme', until => now() + interval '1 hour')")
+	mustExec(t, pool, "SELECT ratelimit.override('signUps', 'acme', rate => 500, forever => true), ratelimit.block('signUps', 'acme', until => now() + interval '1 hour')")
 	p.get(http.StatusOK, "key?name=signUps&key=acme", "Blocked", "in forceoverridden500 per")
 
 	// A pause is no use that lies ahead.
@@ -271,7 +271,7 @@ func TestTheConsoleAsksForTheNumbersOfAKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	recordUsage(t, pool, "crawls", 1, 9, "acme", "blocked", "nobody")
-	mustExec(t, pool, "SELECT ratelimit.block('crawls', 'blocked')")
+	mustExec(t, pool, "SELECT ratelimit.block('crawls', 'blocked', forever => true)")
 	p := newConsole(t, pool, "ann")
 	lacks := func(text string, numbers ...string) {
 		t.Helper()
@@ -315,7 +315,7 @@ func TestTheConsoleAsksForTheNumbersOfAKey(t *testing.T) {
 	p.get(http.StatusOK, "key?name=crawls&key=acme&rate=7", "3 of 50 tokens")
 
 	// Of a calendar window, zone and anchor stay the program's.
-	mustExec(t, pool, "SELECT ratelimit.override('reports', 'acme', rate => 30, capacity => 40)")
+	mustExec(t, pool, "SELECT ratelimit.override('reports', 'acme', rate => 30, capacity => 40, forever => true)")
 	lacks(p.get(http.StatusOK, acme, "Not known", "rate 30, capacity 40"), "of 40", "Denied now")
 	p.get(http.StatusOK, acme+"&anchor="+url.QueryEscape(anchor), "0 of 40 tokens", "Denied now", "30 per month")
 	lacks(p.get(http.StatusOK, "limit?name=reports&q=acme", "0 at the last use"))

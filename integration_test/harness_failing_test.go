@@ -272,11 +272,11 @@ func using(requests ...ratelimit.Request) func(context.Context) ([]ratelimit.Req
 }
 
 func (c *failing) overrides(numbers ...ratelimit.Option) error {
-	return second(c.limiter.Override(c.ctx, c.pool, c.request(), time.Time{}, "", "", numbers...))
+	return second(c.limiter.Override(c.ctx, c.pool, c.request(), ratelimit.Terms{Forever: true}, numbers...))
 }
 
 func (c *failing) blocks(db ratelimit.DB, until time.Time, reason string) error {
-	_, err := c.limiter.Block(c.ctx, db, c.request(), until, reason, "")
+	_, err := c.limiter.Block(c.ctx, db, c.request(), ratelimit.Terms{Until: until, Forever: until.IsZero(), Reason: reason})
 	return err
 }
 

@@ -40,8 +40,8 @@ func TestSlotsAreDefined(t *testing.T) {
 		`SELECT ratelimit.publish('web', '[{"name": "x", "kind": "slots", "capacity": 2, "rate": 1}]')`:                     "slots must have no field but name, kind, capacity and varies",
 		`SELECT ratelimit.publish('web', '[{"name": "x", "kind": "slots", "capacity": 2, "varies": "1 day"}]')`:             "varies of slots must be 0",
 		`SELECT ratelimit.publish('web', '[{"name": "x", "kind": "bucket", "capacity": 2}]')`:                               `''slots'' or ''unlimited'', not ''bucket''`,
-		`SELECT ratelimit.override('renders', 'acme', rate => 3)`:                                                           "rate and max_reserved must be NULL for slots",
-		`SELECT ratelimit.override('renders', 'acme', capacity => 2.5)`:                                                     "capacity of slots must be a whole number between 0 and 1e9, not 2.5",
+		`SELECT ratelimit.override('renders', 'acme', rate => 3, forever => true)`:                                          "rate and max_reserved must be NULL for slots",
+		`SELECT ratelimit.override('renders', 'acme', capacity => 2.5, forever => true)`:                                    "capacity of slots must be a whole number between 0 and 1e9, not 2.5",
 		`SELECT ratelimit.consume('renders', 'acme')`:                                                                       "it has slots, which only ratelimit.hold takes",
 		`SELECT ratelimit.try('renders', 'acme')`:                                                                           "it has slots, which only ratelimit.hold takes",
 		`SELECT ratelimit.reserve('renders', 'acme')`:                                                                       "it has slots, which only ratelimit.hold takes",
@@ -68,10 +68,10 @@ func TestSlotsAreDefined(t *testing.T) {
 		t.Error(got)
 	}
 	// An override of the capacity is another number.
-	mustExec(t, pool, "SELECT ratelimit.override('renders', 'acme', capacity => 3)")
-	mustExec(t, pool, "SELECT ratelimit.block('renders', 'other')")
-	mustExec(t, pool, "SELECT ratelimit.unlimited('renders', 'stuck')")
-	mustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 7)")
+	mustExec(t, pool, "SELECT ratelimit.override('renders', 'acme', capacity => 3, forever => true)")
+	mustExec(t, pool, "SELECT ratelimit.block('renders', 'other', forever => true)")
+	mustExec(t, pool, "SELECT ratelimit.unlimited('renders', 'stuck', forever => true)")
+	mustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 7, forever => true)")
 	if got := keys(); got != "(acme,1,)\n(other,0,never)\n(stuck,Infinity,)" {
 		t.Error(got)
 	}
@@ -87,11 +87,11 @@ func TestSlotsAreDefined(t *testing.T) {
 	}
 
 	for what, number := range map[string]ratelimit.Option{"a rate": ratelimit.Rate(1), "half a slot": ratelimit.Capacity(1.5), "a debt": ratelimit.MaxReserved(1)} {
-		if _, err := limits.Override(t.Context(), pool, renders.Key("new"), time.Time{}, "", "", number); !errors.Is(err, ratelimit.ErrInvalid) {
+		if _, err := limits.Override(t.Context(), pool, renders.Key("new"), ratelimit.Terms{Forever: true}, number); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("Override of %s: %v", what, err)
 		}
 	}
-	if _, err := limits.Override(t.Context(), pool, renders.Key("new"), time.Time{}, "", "", ratelimit.Capacity(9)); err != nil {
+	if _, err := limits.Override(t.Context(), pool, renders.Key("new"), ratelimit.Terms{Forever: true}, ratelimit.Capacity(9)); err != nil {
 		t.Error(err)
 	}
 	wants("renders", row{"new", "(numbers,slots,,,9,,)"})
@@ -255,8 +255,8 @@ func TestTheToolAndThePageShowSlots(t *testing.T) {
 	tool([]string{"slots 0 of 0 free, 0 in use", "yes, by policy: there are no slots"}, "show", "none", "acme")
 	tool([]string{"renders api 3 slots 3", "projects api 5 slots, which vary 1"}, "limits")
 	tool([]string{"renders 0 1"}, "sweep", "renders")
-	tool([]string{"has slots, and nothing is added to them"}, "override", "renders", "acme", "--capacity", "5", "--add")
-	tool([]string{"rate and max_reserved must be NULL for slots"}, "override", "renders", "acme", "--rate", "5")
+	tool([]string{"has slots, and nothing is added to them"}, "override", "renders", "acme", "--capacity", "5", "--add", "--forever")
+	tool([]string{"rate and max_reserved must be NULL for slots"}, "override", "renders", "acme", "--rate", "5", "--forever")
 	tool([]string{"slots cannot be replayed"}, "replay", "--log", "/dev/null", "--format", "json", "--time", "t", "--published", "renders")
 
 	page := newConsole(t, pool, "ann")
@@ -271,9 +271,9 @@ func TestTheToolAndThePageShowSlots(t *testing.T) {
 
 	mustExec(t, pool, "SELECT ratelimit.override('renders', NULL, capacity => 2, until => date_trunc('second', now() + interval '30 minutes'))")
 	until := scan[time.Time](t, pool, "SELECT until FROM ratelimit.overrides").UTC()
-	mustExec(t, pool, "SELECT ratelimit.block('renders', 'stuck')")
-	mustExec(t, pool, "SELECT ratelimit.unlimited('renders', 'full')")
-	mustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 4)")
+	mustExec(t, pool, "SELECT ratelimit.block('renders', 'stuck', forever => true)")
+	mustExec(t, pool, "SELECT ratelimit.unlimited('renders', 'full', forever => true)")
+	mustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 4, forever => true)")
 	tool([]string{"acme 0 2 20", "stuck 0 3 for good #2 block", "full unlimited 3 - #3 unlimited"}, "keys", "renders", "--all")
 	tool([]string{"slots 0 of 2 free, 2 in use", "denied yes, until " + until.Format("2006-01-02 15:04:05Z") + " (in"}, "show", "renders", "acme")
 	tool([]string{"slots unlimited: 3 in use", "denied no: a slot would be granted now"}, "show", "renders", "full")
@@ -348,8 +348,8 @@ func TestAnOlderVersionsLimitIsOverriddenAsWhatItIs(t *testing.T) {
 			t.Errorf("%s: %v, want %q", sql, err, want)
 		}
 	}
-	refuses("SELECT ratelimit.override('rooms', 'acme', rate => 5)", "rate and max_reserved must be NULL for slots")
-	refuses("SELECT ratelimit.override('rooms', 'acme', capacity => 2.5)", "capacity of slots must be a whole number between 0 and 1e9, not 2.5")
+	refuses("SELECT ratelimit.override('rooms', 'acme', rate => 5, forever => true)", "rate and max_reserved must be NULL for slots")
+	refuses("SELECT ratelimit.override('rooms', 'acme', capacity => 2.5, forever => true)", "capacity of slots must be a whole number between 0 and 1e9, not 2.5")
 
 	// Tokens that are added to slots are slots that nobody has.
 	take := func() (n int) {
@@ -366,7 +366,7 @@ func TestAnOlderVersionsLimitIsOverriddenAsWhatItIs(t *testing.T) {
 	if n := take(); n != 3 {
 		t.Errorf("%d of 3 slots are held", n)
 	}
-	mustExec(t, pool, "SELECT ratelimit.override('rooms', 'acme', capacity => 10)")
+	mustExec(t, pool, "SELECT ratelimit.override('rooms', 'acme', capacity => 10, forever => true)")
 	refuses("SELECT ratelimit.add(max(id)) FROM ratelimit.overrides", "it has slots, and nothing is added to them")
 	refuses("SELECT ratelimit.add(max(id), 3) FROM ratelimit.overrides", "it has slots, and nothing is added to them")
 	if n := take(); n != 7 {
@@ -375,7 +375,7 @@ func TestAnOlderVersionsLimitIsOverriddenAsWhatItIs(t *testing.T) {
 
 	// A capacity that is the rate follows a new rate, also where the capacity before is given.
 	mustExec(t, pool, "SELECT ratelimit.consume('api', 'ann')")
-	mustExec(t, pool, "SELECT ratelimit.override('api', 'ann', rate => 30)")
+	mustExec(t, pool, "SELECT ratelimit.override('api', 'ann', rate => 30, forever => true)")
 	if got := lines(t, pool, "SELECT ratelimit.add((SELECT max(id) FROM ratelimit.overrides), 10)"); got != "(20)" {
 		t.Errorf("%s tokens were added, want 20", got)
 	}
@@ -386,7 +386,7 @@ func TestAnOlderVersionsLimitIsOverriddenAsWhatItIs(t *testing.T) {
 	conn, err := pgx.ConnectConfig(t.Context(), config)
 	succeeds(t, err)
 	defer func() { _ = conn.Close(t.Context()) }()
-	if _, err := conn.Exec(t.Context(), "SELECT ratelimit.override('own', NULL, rate => 5)"); err != nil || len(notices) != 1 || !strings.Contains(notices[0], "keys with numbers of their own") {
+	if _, err := conn.Exec(t.Context(), "SELECT ratelimit.override('own', NULL, rate => 5, forever => true)"); err != nil || len(notices) != 1 || !strings.Contains(notices[0], "keys with numbers of their own") {
 		t.Errorf("notices: %q, %v", notices, err)
 	}
 }

@@ -179,14 +179,14 @@ func TestOnceUnderABlock(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	load("SELECT ratelimit.unlimited('a', 'k')")
+	load("SELECT ratelimit.unlimited('a', 'k', forever => true)")
 	h := holder{t, limits, pool, nil}
 	h.once(false, "event", a.Count(100))
 	h.once(true, "event", a.Count(100))
 	if got := lines(t, pool, "SELECT state, unit, count, token FROM ratelimit.holds"); got != "(once,none,0,)" {
 		t.Error(got)
 	}
-	load("SELECT ratelimit.block('a', 'k')")
+	load("SELECT ratelimit.block('a', 'k', forever => true)")
 	h.notOnce(ratelimit.ReasonBlock, "event", a)
 }
 

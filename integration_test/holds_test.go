@@ -668,7 +668,7 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 			token := h.hold("job", time.Second, r.Count(5)).Token
 			h.clock.Advance(time.Minute / 2)
 			h.hold("another", time.Second, r.Count(10)) // which gives back the first
-			mustExec(h.T, h.db.(*pgxpool.Pool), "SELECT ratelimit.unlimited('window', 'a', who => 'ann')")
+			mustExec(h.T, h.db.(*pgxpool.Pool), "SELECT ratelimit.unlimited('window', 'a', who => 'ann', forever => true)")
 			next := &ratelimit.Limiter{Clock: h.clock.Now}
 			succeeds(h.T, second(next.Settle(h.Context(), h.db, token)))
 			h.has(r, 0)

@@ -210,7 +210,7 @@ func TestTheConsumerRoleIsConfined(t *testing.T) {
 			if err := new(ratelimit.Limiter).Publish(t.Context(), owner, "web", ratelimit.TokenBucket("bucket", 10, time.Minute)); err != nil {
 				t.Fatal(err)
 			}
-			mustExec(t, owner, "SELECT ratelimit.override('bucket', 'seeded', rate => 20)")
+			mustExec(t, owner, "SELECT ratelimit.override('bucket', 'seeded', rate => 20, forever => true)")
 			mustExec(t, owner, `SELECT ratelimit._record_usage('{bucket}', '{2026-07-01}', '{1}', '{1}', '{0}', '{1}', '{0}', '{0}', '{bucket}', '{2026-07-01}', '{seeded}', '{1}', '{1}', '{2026-07-01}', '3000 days')`)
 
 			tables := scan[[]string](t, owner, "SELECT array_agg('ratelimit.' || relname ORDER BY relname) FROM pg_class WHERE relnamespace = 'ratelimit'::regnamespace AND relkind IN ('r', 'p')")
@@ -398,7 +398,7 @@ func TestARoleThatOnlyConsumes(t *testing.T) {
 	wants("", docSQL(t, "docs/security.md", "limits.consume('sendMessage'"))
 	wants("", "SELECT limits.consume('wide', 'w', 16), limits.try('wide', 'w'), limits.consume_global('signUps', 4), limits.try_global('signUps')")
 	wants("PT429", "SELECT limits.consume_global('signUps')")
-	mustExec(t, owner, "SELECT ratelimit.block('sendMessage', 'blocked')")
+	mustExec(t, owner, "SELECT ratelimit.block('sendMessage', 'blocked', forever => true)")
 	wants("PT429", "SELECT limits.consume('sendMessage', 'blocked')")
 
 	if n := scan[int](t, owner, "SELECT count(*) FROM ratelimit.limits WHERE value < 0 OR ts > clock_timestamp() OR value > 50"); n != 0 {

@@ -395,7 +395,7 @@ func TestAListIsAsOldAsItWas(t *testing.T) {
 				t.Errorf("%d rows of the list are left, want %d", n, left.rows)
 			}
 			if left.rows == 1 && name != "a row is gone" {
-				if _, err := pool.Exec(t.Context(), "SELECT ratelimit.block('also', 'ann')"); sqlState(err) != "22023" {
+				if _, err := pool.Exec(t.Context(), "SELECT ratelimit.block('also', 'ann', forever => true)"); sqlState(err) != "22023" {
 					t.Errorf("a name of long ago is known: %v", err)
 				}
 				if _, err := pool.Exec(t.Context(), "SELECT ratelimit.sweep('also')"); sqlState(err) != "22023" {

@@ -65,7 +65,7 @@ func TestOpenFollowsItsOwnPool(t *testing.T) {
 	}
 	pools := []*pgxpool.Pool{newPool(t, 4), newPool(t, 4)}
 	for i, pool := range pools {
-		mustExec(t, pool, fmt.Sprintf("SELECT ratelimit.block('opened', 'of %d')", i))
+		mustExec(t, pool, fmt.Sprintf("SELECT ratelimit.block('opened', 'of %d', forever => true)", i))
 	}
 	limits := []*ratelimit.Limiter{open(t, pools[0], o), open(t, pools[1], o)}
 	for i, l := range limits {
@@ -100,7 +100,7 @@ func TestOpenStartsEverything(t *testing.T) {
 			url := newMigrated(t)
 			pool := connect(t, url, 6)
 			mustExec(t, pool, "INSERT INTO ratelimit.limits SELECT 'opened', 'idle ' || i, 0, 1, 100, now() - interval '2 hours' FROM generate_series(1, 1500) AS i")
-			mustExec(t, pool, "SELECT ratelimit.block('opened', 'eve', reason => 'before the start')")
+			mustExec(t, pool, "SELECT ratelimit.block('opened', 'eve', reason => 'before the start', forever => true)")
 			o := opening(handle(t, url, pool))
 			o.SweepEvery = 50 * time.Millisecond
 			var observed atomic.Int64
@@ -114,7 +114,7 @@ func TestOpenStartsEverything(t *testing.T) {
 			if got := scan[string](t, pool, "SELECT string_agg(name, ' ' ORDER BY name) FROM ratelimit.definitions WHERE program = 'shop' AND current"); got != "opened openedWindow" {
 				t.Errorf("published: %s", got)
 			}
-			mustExec(t, pool, "SELECT ratelimit.block('opened', 'bob')")
+			mustExec(t, pool, "SELECT ratelimit.block('opened', 'bob', forever => true)")
 			eventually(t, "a later block is followed", func() bool {
 				_, err := limits.Consume(t.Context(), pool, openedBucket.Key("bob"))
 				return denied(err)
@@ -684,7 +684,7 @@ func TestAProcessThatLivesASecond(t *testing.T) {
 	t.Parallel()
 	url := newMigrated(t)
 	pool := connect(t, url, 2)
-	mustExec(t, pool, "SELECT ratelimit.block('opened', 'eve')")
+	mustExec(t, pool, "SELECT ratelimit.block('opened', 'eve', forever => true)")
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), openWorker+"="+url)
 	if out, err := cmd.CombinedOutput(); err != nil {

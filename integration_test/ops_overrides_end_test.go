@@ -452,7 +452,7 @@ func TestTheWorkedExamplesOfOverridesThatEnd(t *testing.T) {
 		w.retries(w.deny(hour.Key("raised")), time.Hour)
 
 		// It ends, and nothing follows that grants.
-		scan[int64](w, pool, "SELECT ratelimit.block('blocked', NULL)")
+		scan[int64](w, pool, "SELECT ratelimit.block('blocked', NULL, forever => true)")
 		override("blocked", "rate => 1, capacity => 1", time.Minute)
 		blocked := ratelimit.TokenBucket("blocked", 60, time.Minute).Key("blocked")
 		w.grant(blocked)
@@ -532,7 +532,7 @@ func TestAChangeWakesWaiters(t *testing.T) {
 		"bucket": ratelimit.TokenBucket("api", 1, time.Hour), "window": ratelimit.FixedWindow("api", 1, time.Hour), "shards": ratelimit.TokenBucket("api", 2, time.Hour, ratelimit.Shards(2)),
 	} {
 		for change, sql := range map[string]string{
-			"unlimited": "SELECT ratelimit.unlimited('api', 'k')", "raised": "SELECT ratelimit.override('api', NULL, rate => 1000000000)", "lifted": "SELECT ratelimit.restore('api', 'k')",
+			"unlimited": "SELECT ratelimit.unlimited('api', 'k', forever => true)", "raised": "SELECT ratelimit.override('api', NULL, rate => 1000000000, forever => true)", "lifted": "SELECT ratelimit.restore('api', 'k')",
 		} {
 			if name == "window" && change != "unlimited" {
 				continue // it refills at the next window, whatever the rate
@@ -541,7 +541,7 @@ func TestAChangeWakesWaiters(t *testing.T) {
 				t.Parallel()
 				pool, limit, used := newPool(t, 4), kind, kind.Capacity()
 				if change == "lifted" {
-					scan[int64](t, pool, "SELECT ratelimit.override('api', 'k', rate => 1, capacity => 1)")
+					scan[int64](t, pool, "SELECT ratelimit.override('api', 'k', rate => 1, capacity => 1, forever => true)")
 					limit, used = ratelimit.TokenBucket("api", 1e9, time.Hour), 1
 				}
 				limits := ratelimit.Limiter{Overrides: following(t, &ratelimit.Overrides{DB: pool, Every: soon})}
@@ -552,7 +552,7 @@ func TestAChangeWakesWaiters(t *testing.T) {
 					ended <- err
 				}()
 				eventually(t, "the wait has begun", func() bool { return scan[float64](t, pool, "SELECT sum(value) FROM ratelimit.limits") < -0.5 })
-				mustExec(t, pool, "SELECT ratelimit.block('api', 'other')") // which changes nothing for it
+				mustExec(t, pool, "SELECT ratelimit.block('api', 'other', forever => true)") // which changes nothing for it
 				select {
 				case err := <-ended:
 					t.Fatalf("it ended at once: %v", err)

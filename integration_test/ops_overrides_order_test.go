@@ -30,7 +30,7 @@ func TestABlockGoesBeforeWhatIsMadeUnderIt(t *testing.T) {
 		succeeds(t, limits.Overrides.Load(t.Context()))
 	}
 	calls := map[string]string{
-		"unlimited": "ratelimit.unlimited('api', %[1]s)", "numbers": "ratelimit.override('api', %[1]s, rate => 20)", "block": "ratelimit.block('api', %[1]s)",
+		"unlimited": "ratelimit.unlimited('api', %[1]s, forever => true)", "numbers": "ratelimit.override('api', %[1]s, rate => 20, forever => true)", "block": "ratelimit.block('api', %[1]s, forever => true)",
 	}
 	for _, order := range [][]string{{"block", "unlimited"}, {"unlimited", "block"}, {"block", "numbers"}, {"numbers", "block"}, {"block", "unlimited", "numbers"}} {
 		for _, key := range []string{"'ann'", "NULL"} {
@@ -67,7 +67,7 @@ func TestABlockGoesBeforeWhatIsMadeUnderIt(t *testing.T) {
 		}
 	}
 	// A key's own goes before a block of every key.
-	mustExec(t, pool, "DELETE FROM ratelimit.overrides; SELECT ratelimit.unlimited('api', 'ann'); SELECT ratelimit.block('api', NULL)")
+	mustExec(t, pool, "DELETE FROM ratelimit.overrides; SELECT ratelimit.unlimited('api', 'ann', forever => true); SELECT ratelimit.block('api', NULL, forever => true)")
 	load()
 	if got := limitInForce(t, &limits, pool, api.Key("ann")); got != "api: unlimited" || !scan[bool](t, pool, "SELECT granted FROM ratelimit.try('api', 'ann')") {
 		t.Errorf("%s under a block of every key", got)
@@ -105,19 +105,19 @@ func TestOverridesThatWereCopied(t *testing.T) {
 		}
 	}
 	is("ann", "api: unlimited")
-	id := scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => 20)")
+	id := scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => 20, forever => true)")
 	is("ann", "api: token bucket, 20 per 1h, capacity 20")
 	if rate := scan[float64](t, pool, "SELECT rate FROM ratelimit._numbers('api', 'ann', now())"); id != 7 || rate != 20 {
 		t.Errorf("override %d, SQL says rate %v", id, rate)
 	}
-	scan[int64](t, pool, "SELECT ratelimit.override('api', NULL, rate => 30)")
+	scan[int64](t, pool, "SELECT ratelimit.override('api', NULL, rate => 30, forever => true)")
 	is("bob", "api: token bucket, 30 per 1h, capacity 30")
-	scan[int64](t, pool, "SELECT ratelimit.block('api', 'ann')")
+	scan[int64](t, pool, "SELECT ratelimit.block('api', 'ann', forever => true)")
 	is("ann", "api: blocked")
 	// The capacity before is that of the newest that is older, whatever its id.
 	mustExec(t, pool, "DELETE FROM ratelimit.overrides; INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now())")
 	mustExec(t, pool, "INSERT INTO ratelimit.overrides (id, name, key, effect, capacity, made_at) OVERRIDING SYSTEM VALUE VALUES (1000, 'api', 'ann', 'numbers', 25, now() - interval '1 hour')")
-	id = scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', capacity => 40)")
+	id = scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', capacity => 40, forever => true)")
 	mustExec(t, pool, "UPDATE ratelimit.overrides SET made_at = made_at - interval '1 minute'")
 	if added := scan[float64](t, pool, "SELECT ratelimit.add($1)", id); added != 15 {
 		t.Errorf("%v added, want 15", added)

@@ -73,12 +73,12 @@ func TestAnOverrideIsFollowed(t *testing.T) {
 	scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => 20, max_reserved => 3, until => now() + interval '1 hour')")
 	becomes("ann", "api: token bucket, 20 per 1h, capacity 20, at most 3 reserved")
 	becomes("bob", defined)
-	scan[int64](t, pool, "SELECT ratelimit.override('api', NULL, capacity => 5)")
+	scan[int64](t, pool, "SELECT ratelimit.override('api', NULL, capacity => 5, forever => true)")
 	becomes("bob", "api: token bucket, 10 per 1h, capacity 5")
 	becomes("ann", "api: token bucket, 20 per 1h, capacity 20, at most 3 reserved")
-	scan[int64](t, pool, "SELECT ratelimit.unlimited('api', 'bob')")
+	scan[int64](t, pool, "SELECT ratelimit.unlimited('api', 'bob', forever => true)")
 	becomes("bob", "api: unlimited")
-	scan[int64](t, pool, "SELECT ratelimit.block('api', 'ann')")
+	scan[int64](t, pool, "SELECT ratelimit.block('api', 'ann', forever => true)")
 	becomes("ann", "api: blocked")
 	scan[int](t, pool, "SELECT ratelimit.unblock('api', 'ann')")
 	becomes("ann", "api: token bucket, 20 per 1h, capacity 20, at most 3 reserved")
@@ -99,7 +99,7 @@ func TestAnOverrideIsFollowed(t *testing.T) {
 		t.Errorf("it ended %v early", until.Sub(now))
 	}
 	// A row that is deleted by hand disappears when all rows are read again.
-	scan[int64](t, pool, "SELECT ratelimit.block('api', 'carl')")
+	scan[int64](t, pool, "SELECT ratelimit.block('api', 'carl', forever => true)")
 	becomes("carl", "api: blocked")
 	mustExec(t, pool, "DELETE FROM ratelimit.overrides")
 	succeeds(t, limits.Overrides.Load(t.Context()))
@@ -157,13 +157,13 @@ func TestALimitOfAResultIsTheProgramsOwn(t *testing.T) {
 		api := ratelimit.TokenBucket("api", 10, time.Minute, ratelimit.Varies(time.Hour))
 		for key, own := range map[string]ratelimit.Limit{"ann": api, "bob": api.With(ratelimit.Rate(20))} {
 			for _, override := range []string{
-				"ratelimit.block('api', $1)", "ratelimit.unlimited('api', $1)", "ratelimit.override('api', $1, rate => 1, capacity => 1)",
+				"ratelimit.block('api', $1, forever => true)", "ratelimit.unlimited('api', $1, forever => true)", "ratelimit.override('api', $1, rate => 1, capacity => 1, forever => true)",
 			} {
 				scan[int64](w, pool, "SELECT "+override, key)
 				w.do(w.limiter.Overrides.Load(w.Context()))
 				checked, _ := w.limiter.Check(w.Context(), w.db, own.Key(key))
 				of := []ratelimit.Limit{checked.Requests[0].Limit, w.balances(own.Key(key))[0].Limit}
-				if override != "ratelimit.block('api', $1)" && (of[0] == own || of[1] == own) {
+				if override != "ratelimit.block('api', $1, forever => true)" && (of[0] == own || of[1] == own) {
 					w.Errorf("%s, %s: %v, want the numbers in force", key, override, of)
 				}
 				scan[int](w, pool, "SELECT ratelimit.restore('api', $1)", key)
@@ -191,19 +191,19 @@ func TestAnOverrideThatCommitsLateIsNotMissed(t *testing.T) {
 			return (limitInForce(t, &limits, pool, api.Key(key)) == "api: blocked") == blocked
 		}
 	}
-	scan[int64](t, pool, "SELECT ratelimit.block('api', 'removed late')")
+	scan[int64](t, pool, "SELECT ratelimit.block('api', 'removed late', forever => true)")
 	tx, err := pool.Begin(t.Context())
 	succeeds(t, err)
 	defer tx.Rollback(t.Context())
-	scan[int64](t, tx, "SELECT ratelimit.block('api', 'late')")
+	scan[int64](t, tx, "SELECT ratelimit.block('api', 'late', forever => true)")
 	scan[int](t, tx, "SELECT ratelimit.unblock('api', 'removed late')")
 	savepoint, err := tx.Begin(t.Context())
 	succeeds(t, err)
-	scan[int64](t, savepoint, "SELECT ratelimit.block('api', 'late, in a savepoint')")
+	scan[int64](t, savepoint, "SELECT ratelimit.block('api', 'late, in a savepoint', forever => true)")
 	succeeds(t, savepoint.Commit(t.Context()))
 	for begin, i := time.Now(), 0; time.Since(begin) < sized(10*time.Second, time.Second); i++ {
 		key := fmt.Sprintf("at once %d", i)
-		scan[int64](t, pool, "SELECT ratelimit.block('api', $1)", key)
+		scan[int64](t, pool, "SELECT ratelimit.block('api', $1, forever => true)", key)
 		eventually(t, key, is(key, true))
 	}
 	if is("late", true)() || is("removed late", false)() {
@@ -263,7 +263,7 @@ func TestTheTableOfOverridesInTrouble(t *testing.T) {
 		t.Errorf("before the first load: %v", err)
 	}
 	mustExec(t, pool, "ALTER TABLE ratelimit.away RENAME TO overrides")
-	scan[int64](t, pool, "SELECT ratelimit.block('api', 'afterwards')")
+	scan[int64](t, pool, "SELECT ratelimit.block('api', 'afterwards', forever => true)")
 	eventually(t, "a block after the trouble", func() bool { return limitInForce(t, &limits, pool, api.Key("afterwards")) == "api: blocked" })
 }
 
@@ -292,7 +292,7 @@ func TestManyOverrides(t *testing.T) { // not parallel: it measures the heap
 			t.Errorf("user-%d has %s, want %s", i, got, want)
 		}
 	}
-	scan[int64](t, pool, "SELECT ratelimit.block('api', 'user-1')")
+	scan[int64](t, pool, "SELECT ratelimit.block('api', 'user-1', forever => true)")
 	eventually(t, "one more", func() bool { return limitInForce(t, &limits, pool, api.Key("user-1")) == "api: blocked" })
 	t.Logf("%d overrides: loaded in %v, %.0f bytes each", n, took.Round(time.Millisecond), perOverride)
 	if perOverride > 1000 {
@@ -360,7 +360,7 @@ func TestNotificationsThatTellOfNothing(t *testing.T) {
 	eventually(t, "LISTEN", func() bool { return sent.count("LISTEN") > 0 })
 	blocked := func(key string) time.Duration {
 		t.Helper()
-		mustExec(t, other, "SELECT ratelimit.block('limit', '"+key+"')")
+		mustExec(t, other, "SELECT ratelimit.block('limit', '"+key+"', forever => true)")
 		began := time.Now()
 		eventually(t, "a block of "+key, func() bool {
 			_, err := limiter.Consume(t.Context(), pool, limit.Key(key))
@@ -462,7 +462,7 @@ func TestOverridesInFourProcesses(t *testing.T) {
 		}
 		now := func() algebra.Micros { return algebra.At(scan[time.Time](t, pool, "SELECT clock_timestamp()")) }
 		since := now()
-		scan[int64](t, pool, "SELECT ratelimit.override('steered', 'k', rate => 60, capacity => 40)")
+		scan[int64](t, pool, "SELECT ratelimit.override('steered', 'k', rate => 60, capacity => 40, forever => true)")
 		up := everywhere(40, since)
 		since = now()
 		scan[int](t, pool, "SELECT ratelimit.restore('steered', 'k')")
@@ -502,7 +502,7 @@ func TestWhatIsAddedToARaisedLimit(t *testing.T) {
 		}
 		load()
 		succeeds(t, second(limits.Charge(t.Context(), pool, api.Key("ann").Count(8))))
-		id := scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => 25)")
+		id := scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => 25, forever => true)")
 		load()
 		if got := left(); !near(got, 2) {
 			t.Errorf("%s: raised, %v are left, want 2", name, got)
@@ -520,7 +520,7 @@ func TestWhatIsAddedToARaisedLimit(t *testing.T) {
 		if got := left(); !near(got, 10) {
 			t.Errorf("%s: restored, %v are left, want the capacity, 10", name, got)
 		}
-		for _, wrong := range []int64{id, 0, scan[int64](t, pool, "SELECT ratelimit.block('api', 'ann')")} {
+		for _, wrong := range []int64{id, 0, scan[int64](t, pool, "SELECT ratelimit.block('api', 'ann', forever => true)")} {
 			var added float64
 			err := pool.QueryRow(t.Context(), "SELECT ratelimit.add($1)", wrong).Scan(&added)
 			if wrong == id && added != 15 || wrong != id && sqlState(err) != "22023" {
@@ -571,11 +571,11 @@ func TestWhatIsAddedAfterAnOlderOverride(t *testing.T) {
 		switch test.before {
 		case "":
 		case "block":
-			mustExec(t, pool, fmt.Sprintf("SELECT ratelimit.block('%s', '%s')", test.limit, key))
+			mustExec(t, pool, fmt.Sprintf("SELECT ratelimit.block('%s', '%s', forever => true)", test.limit, key))
 		default:
-			mustExec(t, pool, fmt.Sprintf("SELECT ratelimit.override('%s', '%s', %s)", test.limit, key, test.before))
+			mustExec(t, pool, fmt.Sprintf("SELECT ratelimit.override('%s', '%s', %s, forever => true)", test.limit, key, test.before))
 		}
-		id := scan[int64](t, pool, fmt.Sprintf("SELECT ratelimit.override('%s', '%s', %s)", test.limit, key, test.now))
+		id := scan[int64](t, pool, fmt.Sprintf("SELECT ratelimit.override('%s', '%s', %s, forever => true)", test.limit, key, test.now))
 		adding.Go(func() {
 			var added, value float64
 			err := pool.QueryRow(t.Context(), fmt.Sprintf("SELECT ratelimit.add($1, %s)", test.capacity), id).Scan(&added)
@@ -590,7 +590,7 @@ func TestWhatIsAddedAfterAnOlderOverride(t *testing.T) {
 	adding.Wait()
 	// Where no program publishes, the capacity is passed.
 	mustExec(t, pool, "DELETE FROM ratelimit.definitions; INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('unpublished', 'ann', 0, 1, 0, now())")
-	id := scan[int64](t, pool, "SELECT ratelimit.override('unpublished', 'ann', capacity => 30)")
+	id := scan[int64](t, pool, "SELECT ratelimit.override('unpublished', 'ann', capacity => 30, forever => true)")
 	if added := scan[float64](t, pool, "SELECT ratelimit.add($1, 12)", id); added != 18 {
 		t.Errorf("unpublished: %v added, want 18", added)
 	}
@@ -602,7 +602,7 @@ func TestASweepMindsOverrides(t *testing.T) {
 	pool := newPool(t, 4)
 	api := ratelimit.TokenBucket("api", 10, time.Minute)
 	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", api))
-	scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', capacity => 100000)")
+	scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', capacity => 100000, forever => true)")
 	mustExec(t, pool, "INSERT INTO ratelimit.limits (name, key, shard, shards, value, ts) VALUES ('api', 'ann', 0, 1, 0, now() - interval '3 hours')")
 	var limits ratelimit.Limiter // which does not follow them
 	for _, step := range []struct {
@@ -633,7 +633,7 @@ func TestASweepMindsOverrides(t *testing.T) {
 	}
 }
 
-// TestOverridesThatEndInTheFarFuture have no end, whoever wrote them.
+// TestOverridesThatEndInTheFarFuture have no end. The functions want that said.
 func TestOverridesThatEndInTheFarFuture(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
@@ -643,7 +643,12 @@ func TestOverridesThatEndInTheFarFuture(t *testing.T) {
 	for i, until := range []string{"infinity", "294276-12-31 00:00+00", "10000-01-01 00:00+00"} {
 		byHand, byFunction := fmt.Sprintf("by hand %d", i), fmt.Sprintf("by function %d", i)
 		mustExec(t, pool, fmt.Sprintf("INSERT INTO ratelimit.overrides (name, key, effect, until) VALUES ('api', '%s', 'block', '%s')", byHand, until))
-		mustExec(t, pool, fmt.Sprintf("SELECT ratelimit.block('api', '%s', until => '%s')", byFunction, until))
+		for _, said := range []string{"", "until => NULL", "forever => NULL", "until => '" + until + "'", "until => '" + until + "', forever => NULL", "until => now() + interval '1 hour', forever => true"} {
+			if _, err := pool.Exec(t.Context(), strings.Replace(fmt.Sprintf("SELECT ratelimit.block('api', '%s', %s)", byFunction, said), ", )", ")", 1)); sqlState(err) != "22023" {
+				t.Errorf("%s: %v", said, err)
+			}
+		}
+		mustExec(t, pool, fmt.Sprintf("SELECT ratelimit.block('api', '%s', forever => true)", byFunction))
 		if err := limits.Overrides.Load(t.Context()); err != nil {
 			t.Fatalf("%s: %v", until, err)
 		}
@@ -717,7 +722,7 @@ func TestAddRefusesAShortTimeout(t *testing.T) {
 	pool := newPool(t, 1)
 	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", ratelimit.TokenBucket("limit", 10, time.Hour)))
 	mustExec(t, pool, "INSERT INTO ratelimit.limits VALUES ('limit', 'ann', 0, 1, 0, now())")
-	id := scan[int64](t, pool, "SELECT ratelimit.override('limit', 'ann', rate => 30)")
+	id := scan[int64](t, pool, "SELECT ratelimit.override('limit', 'ann', rate => 30, forever => true)")
 	for _, timeout := range []string{"50ms", "1s", "2s"} {
 		_, err := pool.Exec(t.Context(), fmt.Sprintf("SET statement_timeout = '%s'; SELECT ratelimit.add(%d)", timeout, id))
 		if sqlState(err) != "55000" || !strings.Contains(err.Error(), "nothing was added: the call waits for 2 seconds") {
@@ -745,7 +750,7 @@ func TestWhatIsAddedStays(t *testing.T) {
 	tx, err := pool.Begin(t.Context())
 	succeeds(t, err)
 	defer tx.Rollback(t.Context())
-	id := scan[int64](t, tx, "SELECT ratelimit.override('api', 'ann', rate => 500)")
+	id := scan[int64](t, tx, "SELECT ratelimit.override('api', 'ann', rate => 500, forever => true)")
 	time.Sleep(2500 * time.Millisecond)
 	succeeds(t, tx.Commit(t.Context()))
 	stop := make(chan struct{})
@@ -794,7 +799,7 @@ func TestWhatIsAddedAgainAndAgain(t *testing.T) {
 			}
 			use()
 			for _, rate := range []int{500, 500, 600} {
-				id := scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => $1)", rate)
+				id := scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => $1, forever => true)", rate)
 				scan[float64](t, pool, "SELECT ratelimit.add($1)", id)
 				use()
 				scan[int](t, pool, "SELECT ratelimit.restore('api', 'ann')")
@@ -805,7 +810,7 @@ func TestWhatIsAddedAgainAndAgain(t *testing.T) {
 			}
 			// Once the limit has filled up, it may be raised again.
 			mustExec(t, pool, "UPDATE ratelimit.overrides SET added_at = added_at - interval '1 year'; UPDATE ratelimit.limits SET value = 0, ts = now()")
-			id := scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => 500)")
+			id := scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => 500, forever => true)")
 			if added := scan[float64](t, pool, "SELECT ratelimit.add($1)", id); added != 400 {
 				t.Errorf("%v added after a year, want 400", added)
 			}
@@ -852,7 +857,7 @@ func TestNoProgramFollowsAnOverrideThatIsNotValid(t *testing.T) {
 	pool := newPool(t, 2)
 	limit := ratelimit.TokenBucket("api", 10, time.Hour)
 	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "app", limit))
-	mustExec(t, pool, "SELECT ratelimit.override('api', 'ann', rate => 20)")
+	mustExec(t, pool, "SELECT ratelimit.override('api', 'ann', rate => 20, forever => true)")
 	mustExec(t, pool, "INSERT INTO ratelimit.overrides (name, key, effect, rate, capacity) VALUES ('api', 'ann', 'numbers', 'NaN', NULL), ('api', 'ann', 'numbers', 0, NULL), ('api', 'ann', 'numbers', 30, 'Infinity')")
 	if rate := scan[float64](t, pool, "SELECT rate FROM ratelimit._numbers('api', 'ann', now())"); rate != 20 {
 		t.Errorf("SQL uses a rate of %v", rate)

@@ -38,28 +38,28 @@ func TestGoOverridesAsSQLDoes(t *testing.T) {
 				w.Fatalf("Go wrote\n%s\nand SQL\n%s", got, want)
 			}
 		}
-		id, err := w.limiter.Override(w.Context(), w.db, api.Key("eu", "a|b"), until, "their 'conference'", "ann", ratelimit.Rate(500), ratelimit.Capacity(700), ratelimit.MaxReserved(0))
+		id, err := w.limiter.Override(w.Context(), w.db, api.Key("eu", "a|b"), ratelimit.Terms{Until: until, Reason: "their 'conference'", Who: "ann"}, ratelimit.Rate(500), ratelimit.Capacity(700), ratelimit.MaxReserved(0))
 		w.do(err)
 		if newest := scan[int64](w, w.db, "SELECT max(id) FROM ratelimit.overrides WHERE name = '"+names[0]+"'"); id != newest {
 			w.Fatalf("the id is %d, want %d", id, newest)
 		}
 		sql(`ratelimit.override('api', ratelimit.key('eu', 'a|b'), 500, 700, 0, UNTIL, 'their ''conference''', 'ann')`)
 		same()
-		_, err = w.limiter.Override(w.Context(), w.db, api.Global(), time.Time{}, "", "", ratelimit.Capacity(0))
+		_, err = w.limiter.Override(w.Context(), w.db, api.Global(), ratelimit.Terms{Forever: true}, ratelimit.Capacity(0))
 		w.do(err)
-		sql(`ratelimit.override('api', NULL, capacity => 0)`)
+		sql(`ratelimit.override('api', NULL, capacity => 0, forever => true)`)
 		same()
-		_, err = w.limiter.Block(w.Context(), w.db, api.Key("ann"), until, "guesses", "ann")
+		_, err = w.limiter.Block(w.Context(), w.db, api.Key("ann"), ratelimit.Terms{Until: until, Reason: "guesses", Who: "ann"})
 		w.do(err)
 		sql(`ratelimit.block('api', 'ann', UNTIL, 'guesses', 'ann')`)
 		same()
-		_, err = w.limiter.Block(w.Context(), w.db, api.Global(), time.Time{}, "", "")
+		_, err = w.limiter.Block(w.Context(), w.db, api.Global(), ratelimit.Terms{Forever: true})
 		w.do(err)
-		sql(`ratelimit.block('api', NULL)`)
+		sql(`ratelimit.block('api', NULL, forever => true)`)
 		same()
-		_, err = w.limiter.Override(w.Context(), w.db, api.Key("ann"), time.Time{}, "", "bob", ratelimit.Rate(1))
+		_, err = w.limiter.Override(w.Context(), w.db, api.Key("ann"), ratelimit.Terms{Forever: true, Who: "bob"}, ratelimit.Rate(1))
 		w.do(err)
-		sql(`ratelimit.override('api', 'ann', rate => 1, who => 'bob')`)
+		sql(`ratelimit.override('api', 'ann', rate => 1, who => 'bob', forever => true)`)
 		ended := func(n int, err error, want int) {
 			w.Helper()
 			if w.do(err); n != want {
@@ -67,15 +67,15 @@ func TestGoOverridesAsSQLDoes(t *testing.T) {
 			}
 			same()
 		}
-		n, err := w.limiter.Unblock(w.Context(), w.db, api.Key("ann"), "eve")
+		n, err := w.limiter.Unblock(w.Context(), w.db, api.Key("ann"), ratelimit.End{Who: "eve"})
 		sql(`ratelimit.unblock('api', 'ann', 'eve')`)
 		ended(n, err, 1)
-		n, err = w.limiter.Unblock(w.Context(), w.db, api.Key("ann"), "eve")
+		n, err = w.limiter.Unblock(w.Context(), w.db, api.Key("ann"), ratelimit.End{Who: "eve"})
 		ended(n, err, 0)
-		n, err = w.limiter.Restore(w.Context(), w.db, api.Key("ann"), "")
+		n, err = w.limiter.Restore(w.Context(), w.db, api.Key("ann"), ratelimit.End{})
 		sql(`ratelimit.restore('api', 'ann')`)
 		ended(n, err, 1)
-		n, err = w.limiter.Restore(w.Context(), w.db, api.Global(), "dan")
+		n, err = w.limiter.Restore(w.Context(), w.db, api.Global(), ratelimit.End{Who: "dan"})
 		sql(`ratelimit.restore('api', NULL, who => 'dan')`)
 		ended(n, err, 2)
 	})
@@ -96,7 +96,7 @@ func TestABlockByGoHoldsAtOnce(t *testing.T) {
 		}
 	}
 	block := func(ctx context.Context, db ratelimit.DB, key string) error {
-		return second(limits.Block(ctx, db, api.Key(key), time.Now().Add(time.Hour), "spam", "ann"))
+		return second(limits.Block(ctx, db, api.Key(key), ratelimit.Terms{For: time.Hour, Reason: "spam", Who: "ann"}))
 	}
 	succeeds(t, block(t.Context(), pool, "pool"))
 	is("on a pool", "pool", true)
@@ -104,7 +104,7 @@ func TestABlockByGoHoldsAtOnce(t *testing.T) {
 		_, err := other.Check(t.Context(), pool, api.Key("pool"))
 		return denied(err)
 	})
-	if n, err := limits.Unblock(t.Context(), pool, api.Key("pool"), "ann"); n != 1 || err != nil {
+	if n, err := limits.Unblock(t.Context(), pool, api.Key("pool"), ratelimit.End{Who: "ann"}); n != 1 || err != nil {
 		t.Fatalf("%d, %v", n, err)
 	}
 	is("unblocked", "pool", false)
@@ -170,29 +170,29 @@ func TestWhatGoRefusesToOverrideIsNotSent(t *testing.T) {
 		sql         string // NULL: only Go can say it
 		refused     bool
 	}{
-		"no numbers":          {refused: true, sql: "ratelimit.override('api', 'k')"},
-		"a rate of 0":         {refused: true, numbers: []number{ratelimit.Rate(0)}, sql: "ratelimit.override('api', 'k', rate => 0)"},
-		"a rate below 0":      {refused: true, numbers: []number{ratelimit.Rate(-1)}, sql: "ratelimit.override('api', 'k', rate => -1)"},
-		"the smallest rate":   {numbers: []number{ratelimit.Rate(1e-15)}, sql: "ratelimit.override('api', 'k', rate => 1e-15)"},
-		"the largest rate":    {numbers: []number{ratelimit.Rate(1e15)}, sql: "ratelimit.override('api', 'k', rate => 1e15)"},
-		"a rate too small":    {refused: true, numbers: []number{ratelimit.Rate(9e-16)}, sql: "ratelimit.override('api', 'k', rate => 9e-16)"},
-		"a rate too large":    {refused: true, numbers: []number{ratelimit.Rate(1.1e15)}, sql: "ratelimit.override('api', 'k', rate => 1.1e15)"},
-		"a rate of NaN":       {refused: true, numbers: []number{ratelimit.Rate(math.NaN())}, sql: "ratelimit.override('api', 'k', rate => 'NaN')"},
-		"a capacity of 0":     {numbers: []number{ratelimit.Capacity(0)}, sql: "ratelimit.override('api', 'k', capacity => 0)"},
-		"a capacity of NaN":   {refused: true, numbers: []number{ratelimit.Capacity(math.NaN())}, sql: "ratelimit.override('api', 'k', capacity => 'NaN')"},
-		"an infinite debt":    {refused: true, numbers: []number{ratelimit.MaxReserved(math.Inf(1))}, sql: "ratelimit.override('api', 'k', max_reserved => 'infinity')"},
+		"no numbers":          {refused: true, sql: "ratelimit.override('api', 'k', forever => true)"},
+		"a rate of 0":         {refused: true, numbers: []number{ratelimit.Rate(0)}, sql: "ratelimit.override('api', 'k', rate => 0, forever => true)"},
+		"a rate below 0":      {refused: true, numbers: []number{ratelimit.Rate(-1)}, sql: "ratelimit.override('api', 'k', rate => -1, forever => true)"},
+		"the smallest rate":   {numbers: []number{ratelimit.Rate(1e-15)}, sql: "ratelimit.override('api', 'k', rate => 1e-15, forever => true)"},
+		"the largest rate":    {numbers: []number{ratelimit.Rate(1e15)}, sql: "ratelimit.override('api', 'k', rate => 1e15, forever => true)"},
+		"a rate too small":    {refused: true, numbers: []number{ratelimit.Rate(9e-16)}, sql: "ratelimit.override('api', 'k', rate => 9e-16, forever => true)"},
+		"a rate too large":    {refused: true, numbers: []number{ratelimit.Rate(1.1e15)}, sql: "ratelimit.override('api', 'k', rate => 1.1e15, forever => true)"},
+		"a rate of NaN":       {refused: true, numbers: []number{ratelimit.Rate(math.NaN())}, sql: "ratelimit.override('api', 'k', rate => 'NaN', forever => true)"},
+		"a capacity of 0":     {numbers: []number{ratelimit.Capacity(0)}, sql: "ratelimit.override('api', 'k', capacity => 0, forever => true)"},
+		"a capacity of NaN":   {refused: true, numbers: []number{ratelimit.Capacity(math.NaN())}, sql: "ratelimit.override('api', 'k', capacity => 'NaN', forever => true)"},
+		"an infinite debt":    {refused: true, numbers: []number{ratelimit.MaxReserved(math.Inf(1))}, sql: "ratelimit.override('api', 'k', max_reserved => 'infinity', forever => true)"},
 		"another option":      {refused: true, numbers: []number{ratelimit.Rate(1), ratelimit.Shards(2)}},
 		"a zone":              {refused: true, numbers: []number{ratelimit.Rate(1), ratelimit.Zone("UTC")}},
-		"a long reason":       {reason: strings.Repeat("ä", 2048), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit.override('api', 'k', rate => 1, reason => repeat('ä', 2048))"},
-		"a longer reason":     {refused: true, reason: strings.Repeat("ä", 2049), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit.override('api', 'k', rate => 1, reason => repeat('ä', 2049))"},
+		"a long reason":       {reason: strings.Repeat("ä", 2048), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit.override('api', 'k', rate => 1, reason => repeat('ä', 2048), forever => true)"},
+		"a longer reason":     {refused: true, reason: strings.Repeat("ä", 2049), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit.override('api', 'k', rate => 1, reason => repeat('ä', 2049), forever => true)"},
 		"a reason with NUL":   {refused: true, reason: "a\x00b", numbers: []number{ratelimit.Rate(1)}},
-		"a long who":          {who: strings.Repeat("w", 255), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit.override('api', 'k', rate => 1, who => repeat('w', 255))"},
-		"a longer who":        {refused: true, who: strings.Repeat("w", 256), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit.override('api', 'k', rate => 1, who => repeat('w', 256))"},
+		"a long who":          {who: strings.Repeat("w", 255), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit.override('api', 'k', rate => 1, who => repeat('w', 255), forever => true)"},
+		"a longer who":        {refused: true, who: strings.Repeat("w", 256), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit.override('api', 'k', rate => 1, who => repeat('w', 256), forever => true)"},
 		"a who without UTF-8": {refused: true, who: "\xff", numbers: []number{ratelimit.Rate(1)}},
 		"an end in the past":  {refused: true, until: time.Now().Add(-time.Second), numbers: []number{ratelimit.Rate(1)}, sql: "ratelimit.override('api', 'k', rate => 1, until => now() - interval '1 second')"},
 		"an end after 9999":   {refused: true, until: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC), numbers: []number{ratelimit.Rate(1)}},
 	} {
-		_, err := limits.Override(t.Context(), tx, api.Key("k"), c.until, c.reason, c.who, c.numbers...)
+		_, err := limits.Override(t.Context(), tx, api.Key("k"), ratelimit.Terms{Until: c.until, Forever: c.until.IsZero(), Reason: c.reason, Who: c.who}, c.numbers...)
 		if errors.Is(err, ratelimit.ErrInvalid) != c.refused || err != nil && !c.refused || c.refused && !strings.Contains(err.Error(), `"api"`) {
 			t.Errorf("%s: %v, want it refused: %v", name, err, c.refused)
 		}
@@ -205,12 +205,12 @@ func TestWhatGoRefusesToOverrideIsNotSent(t *testing.T) {
 	coalescer := &ratelimit.Coalescer{Pool: pool}
 	defer coalescer.Close()
 	for name, err := range map[string]error{
-		"a Coalescer":         second(limits.Block(t.Context(), coalescer, api.Key("k"), time.Time{}, "", "")),
-		"a count":             second(limits.Block(t.Context(), tx, api.Key("k").Count(2), time.Time{}, "", "")),
-		"a count to restore":  second(limits.Restore(t.Context(), tx, api.Key("k").Count(2), "")),
-		"an empty key":        second(limits.Unblock(t.Context(), tx, api.Key(""), "")),
-		"a long who, restore": second(limits.Restore(t.Context(), tx, api.Key("k"), strings.Repeat("w", 256))),
-		"a block in the past": second(limits.Block(t.Context(), tx, api.Key("k"), time.Now().Add(-time.Minute), "", "")),
+		"a Coalescer":         second(limits.Block(t.Context(), coalescer, api.Key("k"), ratelimit.Terms{Forever: true})),
+		"a count":             second(limits.Block(t.Context(), tx, api.Key("k").Count(2), ratelimit.Terms{Forever: true})),
+		"a count to restore":  second(limits.Restore(t.Context(), tx, api.Key("k").Count(2), ratelimit.End{})),
+		"an empty key":        second(limits.Unblock(t.Context(), tx, api.Key(""), ratelimit.End{})),
+		"a long who, restore": second(limits.Restore(t.Context(), tx, api.Key("k"), ratelimit.End{Who: strings.Repeat("w", 256)})),
+		"a block in the past": second(limits.Block(t.Context(), tx, api.Key("k"), ratelimit.Terms{Until: time.Now().Add(-time.Minute)})),
 	} {
 		if !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
@@ -221,7 +221,7 @@ func TestWhatGoRefusesToOverrideIsNotSent(t *testing.T) {
 	}
 	// A name that no program has published, only the server knows.
 	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", ratelimit.TokenBucket("others", 1, time.Minute)))
-	if _, err := limits.Block(t.Context(), pool, api.Key("k"), time.Time{}, "", ""); sqlState(err) != "22023" || !strings.Contains(err.Error(), "others") {
+	if _, err := limits.Block(t.Context(), pool, api.Key("k"), ratelimit.Terms{Forever: true}); sqlState(err) != "22023" || !strings.Contains(err.Error(), "others") {
 		t.Errorf("a name that is not published: %v", err)
 	}
 }

@@ -318,7 +318,7 @@ func TestASchemaOfAnotherName(t *testing.T) {
 		}, ratelimit.Hot(limit.Key("tx")))
 		succeeds(t, err)
 		succeeds(t, limits.During(t.Context(), pool, "job", time.Minute, func(context.Context, ratelimit.Held) ([]ratelimit.Request, error) { return nil, nil }, slots.Key("k")))
-		succeeds(t, second(limits.Block(t.Context(), pool, limit.Key("mallory"), time.Time{}, "spam", "ops")))
+		succeeds(t, second(limits.Block(t.Context(), pool, limit.Key("mallory"), ratelimit.Terms{Forever: true, Reason: "spam", Who: "ops"})))
 		succeeds(t, second(limits.Sweep(t.Context(), pool, limit)))
 		closeLimiter(t, limits)
 		for table, atLeast := range map[string]int{"limits": 4, "definitions": 2, "overrides": 1, "usage": 1} {

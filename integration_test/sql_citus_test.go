@@ -345,7 +345,7 @@ func TestOverridesOfADistributedSchemaAreFollowedByTime(t *testing.T) {
 			sql    string
 			denied bool
 		}{
-			{"SELECT ratelimit.block('api', '" + key + "')", true},
+			{"SELECT ratelimit.block('api', '" + key + "', forever => true)", true},
 			{"SELECT ratelimit.unblock('api', '" + key + "')", false},
 		} {
 			mustExec(t, pool, "BEGIN; "+step.sql+"; UPDATE ratelimit.overrides SET changed_in = '"+xid+"' WHERE key = '"+key+"'; COMMIT")

@@ -35,11 +35,11 @@ func TestKeysOfEveryCollation(t *testing.T) {
 		"ratelimit.pause":        `SELECT ratelimit.pause({n}, {k}, until => now(), rate => 10, period => '1 hour') IS NOT NULL`,
 		"ratelimit.resume":       `SELECT NOT ratelimit.resume({n}, {k})`,
 		"ratelimit.sweep":        `SELECT deleted = 0 FROM ratelimit.sweep({n}, rate => 10, period => '1 hour', first => {k})`,
-		"ratelimit.override":     `SELECT ratelimit.override({n}, {k}, rate => 5, reason => {k}, who => {n}) > 0`,
-		"ratelimit.block":        `SELECT ratelimit.block({n}, {k}, reason => {k}, who => {n}) > 0`,
-		"ratelimit.unlimited":    `SELECT ratelimit.unlimited({n}, {k}, reason => {k}, who => {n}) > 0`,
-		"ratelimit.unblock":      `SELECT ratelimit.unblock({n}, {k}, who => {n}) = 1 FROM ratelimit.block({n}, {k})`,
-		"ratelimit.restore":      `SELECT ratelimit.restore({n}, {k}, who => {n}) = 1 FROM ratelimit.override({n}, {k}, rate => 5)`,
+		"ratelimit.override":     `SELECT ratelimit.override({n}, {k}, rate => 5, reason => {k}, who => {n}, forever => true) > 0`,
+		"ratelimit.block":        `SELECT ratelimit.block({n}, {k}, reason => {k}, who => {n}, forever => true) > 0`,
+		"ratelimit.unlimited":    `SELECT ratelimit.unlimited({n}, {k}, reason => {k}, who => {n}, forever => true) > 0`,
+		"ratelimit.unblock":      `SELECT ratelimit.unblock({n}, {k}, who => {n}) = 1 FROM ratelimit.block({n}, {k}, forever => true)`,
+		"ratelimit.restore":      `SELECT ratelimit.restore({n}, {k}, who => {n}) = 1 FROM ratelimit.override({n}, {k}, rate => 5, forever => true)`,
 		"ratelimit.usage":        `SELECT count(*) = 0 FROM ratelimit.usage({n})`,
 		"ratelimit.denials":      `SELECT count(*) = 0 FROM ratelimit.denials({n})`,
 		"ratelimit.publish":      `SELECT count(*) > 0 FROM ratelimit.publish({k}, '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 hour"}]')`,
@@ -58,7 +58,7 @@ func TestKeysOfEveryCollation(t *testing.T) {
 		"ratelimit, window":            `SELECT remaining = 8 FROM ratelimit.consume({n}, {k}, rate => 9, period => '1 hour', kind => {w})`,
 		"ratelimit, calendar":          `SELECT remaining = 8 FROM ratelimit.consume({n}, {k}, rate => 9, period => '1 month', kind => {c}, zone => {z})`,
 		"ratelimit.reserve, calendar":  `SELECT retry_at >= at FROM ratelimit.reserve({n}, {k}, count => 20, rate => 9, period => '1 month', kind => {c}, zone => {z})`,
-		"ratelimit.restore, an effect": `SELECT ratelimit.restore({n}, {k}, {e}) = 1 FROM ratelimit.block({n}, {k})`,
+		"ratelimit.restore, an effect": `SELECT ratelimit.restore({n}, {k}, {e}) = 1 FROM ratelimit.block({n}, {k}, forever => true)`,
 	}
 	public := scan[[]string](t, pool, `SELECT array_agg(DISTINCT 'ratelimit.' || proname) FROM pg_proc WHERE pronamespace = 'ratelimit'::regnamespace AND proname NOT LIKE '\_%'`)
 	for _, name := range public {

@@ -79,7 +79,7 @@ func TestTheDocumentedOverrides(t *testing.T) {
 	is(nightMessages.Key("user-17"), "sendMessage: token bucket, 10 per 1m, capacity 20")
 
 	mustExec(t, pool, "UPDATE ratelimit.overrides SET added_at = added_at - interval '2 hours'") // what was added is refilled since
-	id = operator("SELECT ratelimit.override('signUps', 'acme', rate => 40, capacity => 40)")
+	id = operator("SELECT ratelimit.override('signUps', 'acme', rate => 40, capacity => 40, forever => true)")
 	if added := operator(strings.Replace(docSQL(t, "docs/overrides.md", "ratelimit.add(21, 20)"), "21,", id+",", 1)); added != "20" {
 		t.Errorf("added %s, want 20", added)
 	}
@@ -100,7 +100,7 @@ func TestTheDocumentedOverrides(t *testing.T) {
 	grantWork(t, pool, app, "consume")
 	mustExec(t, asRole(t, pool, app, 1), "SELECT * FROM ratelimit._overrides(NULL, 0)")
 	mustExec(t, asRole(t, pool, app, 1), `SELECT ratelimit.publish('app', '[{"name": "sendMessage", "kind": "token bucket", "rate": 1, "period": "1 minute"}]')`)
-	for _, refused := range []string{"SELECT ratelimit.block('sendMessage', 'x')", "SELECT ratelimit.restore('signUps', 'load-test')"} {
+	for _, refused := range []string{"SELECT ratelimit.block('sendMessage', 'x', forever => true)", "SELECT ratelimit.restore('signUps', 'load-test')"} {
 		wantRefused(t, asRole(t, pool, app, 1), refused)
 	}
 }

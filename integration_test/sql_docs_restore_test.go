@@ -61,7 +61,7 @@ func TestTheDocumentedDataOnlyRestore(t *testing.T) {
 	const tables = "SELECT (SELECT string_agg(r::text, '; ' ORDER BY r::text) FROM ratelimit.limits AS r) || (SELECT string_agg(o::text, '; ' ORDER BY id) FROM ratelimit.overrides AS o) || (SELECT string_agg(d::text, '; ' ORDER BY d::text) FROM ratelimit.definitions AS d) || (SELECT string_agg(h::text, '; ' ORDER BY id) FROM ratelimit.holds AS h) || (SELECT count(*) FROM messages)"
 	source := newTarget()
 	publish(t, source, `[{"name": "signUps", "kind": "token bucket", "rate": 10, "period": "1000 hours"}, {"name": "renders", "kind": "slots", "capacity": 1}]`)
-	mustExec(t, source, "SELECT ratelimit.hold('renders', 'acme', 'job 17', ttl => '1 day'), ratelimit.consume('signUps', 'ann', count => 7), ratelimit.block('signUps', 'bob'); INSERT INTO messages SELECT 'acme', 'x' FROM generate_series(1, 3)")
+	mustExec(t, source, "SELECT ratelimit.hold('renders', 'acme', 'job 17', ttl => '1 day'), ratelimit.consume('signUps', 'ann', count => 7), ratelimit.block('signUps', 'bob', forever => true); INSERT INTO messages SELECT 'acme', 'x' FROM generate_series(1, 3)")
 	want := scan[string](t, source, tables)
 	dir := t.TempDir()
 	run := func(target *pgxpool.Pool, commands string) (string, error) {
@@ -92,7 +92,7 @@ func TestTheDocumentedDataOnlyRestore(t *testing.T) {
 		if !takes(t, target, "signUps", "ann", 3) || takes(t, target, "signUps", "ann", 1) {
 			t.Errorf("%s: ann does not have 3 left", what)
 		}
-		mustExec(t, target, "SELECT ratelimit.block('signUps', 'cid')") // an id that is free
+		mustExec(t, target, "SELECT ratelimit.block('signUps', 'cid', forever => true)") // an id that is free
 		if _, err := target.Exec(t.Context(), "SELECT ratelimit.hold('renders', 'acme', 'job 18', ttl => '1 day')"); sqlState(err) != "PT429" {
 			t.Errorf("%s: a slot that is in use is granted: %v", what, err)
 		}

@@ -419,7 +419,7 @@ func TestOperationsInProduction(t *testing.T) {
 			mustExec(n.T, n.pool, `SELECT ratelimit.publish('night', '[{"name": "renders", "kind": "slots", "capacity": 2},
 					{"name": "sendMessage", "kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20}]');
 				SELECT ratelimit.hold('renders', 'ann', 'job', forever => true);
-				SELECT ratelimit.block('sendMessage', 'eve'), ratelimit.block('sendMessage', 'fay');
+				SELECT ratelimit.block('sendMessage', 'eve', forever => true), ratelimit.block('sendMessage', 'fay', forever => true);
 				INSERT INTO ratelimit.usage VALUES ('messages', now(), 1, 2, 3, 4, 5, 6);
 				INSERT INTO ratelimit.denials VALUES ('messages', now(), 'ann', 1, 2, now())`)
 			succeeds(n, migrated.UpIn(n.Context(), n.pool.Config().ConnString(), "other"))

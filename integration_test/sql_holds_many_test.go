@@ -18,7 +18,7 @@ import (
 func TestHoldMany(t *testing.T) {
 	t.Parallel()
 	pool, h := holdingByHand(t)
-	mustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 5)")
+	mustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 5, forever => true)")
 	acme := projectsByHand.With(ratelimit.Capacity(5)).Key("acme")
 	many := func(want int, ids string) {
 		t.Helper()
@@ -96,7 +96,7 @@ func TestHoldMany(t *testing.T) {
 	mustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity'; UPDATE ratelimit.holds SET until = now() - interval '1 second' WHERE id = 'job 3'")
 	many(1, "f")
 	value(-5)
-	mustExec(t, pool, "SELECT ratelimit.block('projects', 'acme')")
+	mustExec(t, pool, "SELECT ratelimit.block('projects', 'acme', forever => true)")
 	released(1, "f") // goes on
 	denied("rate limit exceeded: projects", "g")
 	value(-4)
@@ -106,7 +106,7 @@ func TestHoldMany(t *testing.T) {
 func TestHoldManyOfExpired(t *testing.T) {
 	t.Parallel()
 	pool, _ := holdingByHand(t)
-	mustExec(t, pool, "SELECT ratelimit.override('renders', k, capacity => 3000), ratelimit.hold_many('renders', k, array_agg('old' || i)) FROM unnest('{others,same}'::text[]) AS k, generate_series(1, 3000) AS i GROUP BY k")
+	mustExec(t, pool, "SELECT ratelimit.override('renders', k, capacity => 3000, forever => true), ratelimit.hold_many('renders', k, array_agg('old' || i)) FROM unnest('{others,same}'::text[]) AS k, generate_series(1, 3000) AS i GROUP BY k")
 	mustExec(t, pool, "UPDATE ratelimit.limits SET lapses = '-infinity'; UPDATE ratelimit.holds SET token = gen_random_uuid(), until = now() - interval '1 second'")
 	for key, id := range map[string]string{"others": "new", "same": "old"} {
 		if got := scan[int](t, pool, "SELECT ratelimit.hold_many('renders', $1, (SELECT array_agg($2 || i) FROM generate_series(1, 2500) AS i))", key, id); got != 2500 {
@@ -223,7 +223,7 @@ func TestHoldManyAboveReadCommitted(t *testing.T) {
 func TestHoldManyRace(t *testing.T) {
 	t.Parallel()
 	pool, _ := holdingByHand(t)
-	mustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 4)")
+	mustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 4, forever => true)")
 	var wg sync.WaitGroup
 	for worker := range 4 {
 		wg.Go(func() {
@@ -254,7 +254,7 @@ func TestSlotsOfATable(t *testing.T) {
 	mustExec(t, pool, "CREATE TABLE teams (id text PRIMARY KEY)")
 	mustExec(t, pool, "INSERT INTO teams VALUES ('a'), ('b')")
 	mustExec(t, pool, "ALTER TABLE projects ADD FOREIGN KEY (team) REFERENCES teams ON DELETE CASCADE ON UPDATE CASCADE")
-	mustExec(t, pool, "SELECT ratelimit.override('projects', k, capacity => 10000) FROM unnest(ARRAY['a', 'b']) AS k")
+	mustExec(t, pool, "SELECT ratelimit.override('projects', k, capacity => 10000, forever => true) FROM unnest(ARRAY['a', 'b']) AS k")
 	agrees := func(what string, a, b int) {
 		t.Helper()
 		got := lines(t, pool, `SELECT k, coalesce(0 - (SELECT value FROM ratelimit.limits WHERE name = 'projects' AND key = k), 0),

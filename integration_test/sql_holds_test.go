@@ -143,7 +143,7 @@ func TestHoldByHandWithoutAnEnd(t *testing.T) {
 	t.Parallel()
 	pool, h := holdingByHand(t)
 	team := projectsByHand.With(ratelimit.Capacity(2)).Key("acme")
-	mustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 2)") // the number of this key
+	mustExec(t, pool, "SELECT ratelimit.override('projects', 'acme', capacity => 2, forever => true)") // the number of this key
 	for _, want := range []string{"(p1,,f,1)", "(p1,,t,)"} {
 		if got := lines(t, pool, "SELECT token, expires, repeated, remaining FROM ratelimit.hold('projects', 'acme', 'p1', forever => true)"); got != want {
 			t.Errorf("%s, want %s", got, want)
@@ -202,7 +202,7 @@ func TestHoldByHandOfTokens(t *testing.T) {
 		eventually(t, limit.Name()+" has all after the release", allBack)
 		// While an override lifts the limit, nothing is held; what was held before comes back.
 		token = scan[string](t, pool, "SELECT token FROM ratelimit.hold($1, 'acme', 'lifted', 30, ttl => '1 hour')", limit.Name())
-		mustExec(t, pool, "SELECT ratelimit.unlimited('"+limit.Name()+"', 'acme')")
+		mustExec(t, pool, "SELECT ratelimit.unlimited('"+limit.Name()+"', 'acme', forever => true)")
 		if got := lines(t, pool, "SELECT remaining FROM ratelimit.hold('"+limit.Name()+"', 'acme', 'during', 1000, ttl => '1 hour')"); got != "(Infinity)" {
 			t.Error(got)
 		}
@@ -477,7 +477,7 @@ func TestDocsHoldBySQL(t *testing.T) {
 	t.Parallel()
 	needsSession(t, "since it sets the role of its sessions")
 	owner, h := holdingByHand(t)
-	mustExec(t, owner, "SELECT ratelimit.override('projects', 'team 7', capacity => 2), ratelimit.override('projects', 'team 8', capacity => 3)")
+	mustExec(t, owner, "SELECT ratelimit.override('projects', 'team 7', capacity => 2, forever => true), ratelimit.override('projects', 'team 8', capacity => 3, forever => true)")
 	as := func(work string) *pgxpool.Pool {
 		role := createRole(t, owner)
 		grantWork(t, owner, role, work)
@@ -495,7 +495,7 @@ func TestDocsHoldBySQL(t *testing.T) {
 	mustExec(t, app, docSQL(t, "docs/holds.md", "ratelimit.release('projects', 'team 7', 'project 17')"))
 	wantRefused(t, looker, docSQL(t, "docs/holds.md", "its worker hangs"), "SELECT ratelimit.hold('renders', 'acme', 'x', forever => true)")
 	wantRefused(t, app, docSQL(t, "docs/holds.md", "its worker hangs")) // it may not write the history
-	mustExec(t, operator, "SELECT ratelimit.block('budget', 'acme')")
+	mustExec(t, operator, "SELECT ratelimit.block('budget', 'acme', forever => true)")
 	mustExec(t, operator, docSQL(t, "docs/holds.md", "its worker hangs"))
 	h.has(rendersByHand.Key("acme"), 2)
 	if got := lines(t, owner, "SELECT key, reason, made_by FROM ratelimit.overrides WHERE effect = 'release'"); got != "(acme,\"job 17: its worker hangs\",ann)" {

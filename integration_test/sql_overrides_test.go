@@ -98,11 +98,11 @@ func TestByHandUnderOverrides(t *testing.T) {
 	t.Parallel()
 	pool := publishedPool(t)
 	mustExec(t, pool, `
-		SELECT ratelimit.override('bucket', 'raised', rate => 100), ratelimit.override('bucket', 'both', rate => 100, capacity => 100),
-		       ratelimit.block('bucket', 'blocked', until => '9000-01-01 00:00+00'), ratelimit.block('bucket', 'for good'),
-		       ratelimit.unlimited('bucket', 'free'), ratelimit.override('calendar', NULL, rate => 2);
-		SELECT ratelimit.override('varying', 'ann', rate => 5, capacity => 5), ratelimit.block('varying', 'eve'), ratelimit.unlimited('varying month', 'ann'),
-		       ratelimit.override('varying', 'half', rate => 5)`)
+		SELECT ratelimit.override('bucket', 'raised', rate => 100, forever => true), ratelimit.override('bucket', 'both', rate => 100, capacity => 100, forever => true),
+		       ratelimit.block('bucket', 'blocked', until => '9000-01-01 00:00+00'), ratelimit.block('bucket', 'for good', forever => true),
+		       ratelimit.unlimited('bucket', 'free', forever => true), ratelimit.override('calendar', NULL, rate => 2, forever => true);
+		SELECT ratelimit.override('varying', 'ann', rate => 5, capacity => 5, forever => true), ratelimit.block('varying', 'eve', forever => true), ratelimit.unlimited('varying month', 'ann', forever => true),
+		       ratelimit.override('varying', 'half', rate => 5, forever => true)`)
 	for call, want := range map[string]string{
 		"'bucket', 'raised', count => 20":   "t 0",
 		"'bucket', 'both', count => 60":     "t 40",
@@ -134,7 +134,7 @@ func TestByHandUnderOverrides(t *testing.T) {
 	if some := lines(t, pool, "SELECT key FROM ratelimit.keys('bucket', keys => '{both,other,nobody}') ORDER BY key"); some != "(both)\n(other)" {
 		t.Errorf("ratelimit.keys of some: %s", some)
 	}
-	mustExec(t, pool, "SELECT ratelimit.block('bucket', NULL)")
+	mustExec(t, pool, "SELECT ratelimit.block('bucket', NULL, forever => true)")
 	if all := lines(t, pool, "SELECT key FROM ratelimit.keys('bucket') WHERE retry_at = 'infinity' ORDER BY key COLLATE \"C\""); all != "(blocked)\n(\"for good\")\n(other)" { // the block of every key follows
 		t.Errorf("everybody is blocked but those with overrides of their own: %s", all)
 	}
@@ -145,7 +145,7 @@ func TestByHandUnderOverrides(t *testing.T) {
 	if known := lines(t, pool, "SELECT key, floor(remaining) FROM ratelimit.keys('varying', 7, '1 day', keys => '{bob,half}') ORDER BY key"); known != "(bob,6)\n(half,6)" {
 		t.Errorf("with numbers: %s", known)
 	}
-	mustExec(t, pool, "SELECT ratelimit.override('varying', NULL, rate => 4, capacity => 4)")
+	mustExec(t, pool, "SELECT ratelimit.override('varying', NULL, rate => 4, capacity => 4, forever => true)")
 	if all := lines(t, pool, "SELECT key, floor(remaining) FROM ratelimit.keys('varying') ORDER BY key"); all != "(ann,0)\n(bob,4)\n(eve,0)\n(half,)" {
 		t.Errorf("numbers for all keys: %s", all)
 	}
@@ -210,32 +210,32 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	pool := publishedPool(t)
 	for call, text := range map[string]string{
-		"ratelimit.consume('varying', 'ann')":                                      "rate limit 'varying': the numbers of this key are the program's",
-		"ratelimit.consume('varying month', 'ann', count => 0)":                    "rate limit 'varying month': the numbers of this key are the program's",
-		"ratelimit.consume('typo', 'ann')":                                         "rate limit 'typo': no program has published it",
-		"ratelimit.keys('typo')":                                                   "no program has published it",
-		"ratelimit.sweep('typo')":                                                  "no program has published it",
-		"ratelimit.consume('bucket', '')":                                          "key must have 1 to 1024 bytes, not",
-		"ratelimit.consume('bucket', 'ann', count => 21)":                          "count must be at most 20, not 21: more can never be granted",
-		"ratelimit.override('typo', 'ann', rate => 1)":                             "no program has published a limit of this name, but 'none', 'open', 'bucket', 'window', 'sharded', 'varying', 'calendar', 'varying month'",
-		"ratelimit.override('bucket', 'ann')":                                      "rate, capacity or max_reserved must be given, not NULL",
-		"ratelimit.override('bucket', '', rate => 1)":                              "key must have 1 to 1024 bytes, not 0; NULL is for every key",
-		"ratelimit.override('bucket', repeat('k', 1025), rate => 1)":               "key must have 1 to 1024 bytes, not 1025",
-		"ratelimit.override('bucket', 'ann', rate => 0)":                           "rate must be between 1e-15 and 1e15, not 0",
-		"ratelimit.override('bucket', 'ann', rate => 'NaN')":                       "between 1e-15 and 1e15, not NaN",
-		"ratelimit.override('bucket', 'ann', capacity => -1)":                      "capacity must be 0 or between 1e-15 and 1e15, not -1",
-		"ratelimit.override('bucket', 'ann', max_reserved => 'Infinity')":          "max_reserved must be 0 or between 1e-15 and 1e15, not Infinity",
-		"ratelimit.override(NULL, 'ann', rate => 1)":                               "name must have 1 to 255 bytes, not",
-		"ratelimit.block('bucket', 'ann', until => now())":                         "until must be in the future, not 20",
-		"ratelimit.unlimited('bucket', 'ann', until => '2000-01-01 00:00Z')":       "until must be in the future, not 20",
-		"ratelimit.restore('bucket', 'ann', 'nonsense')":                           "effect must be 'numbers', 'block', 'unlimited' or NULL, which is all of them, not 'nonsense'",
-		"ratelimit.block('bucket', 'k', reason => repeat('é', 2048) || 'x')":       "reason is longer than 4096 bytes",
-		"ratelimit.block('bucket', 'k', reason => repeat('x', 100 * 1024 * 1024))": "reason is longer than 4096 bytes",
-		"ratelimit.unlimited('bucket', 'k', who => repeat('é', 128))":              "who is longer than 255 bytes",
-		"ratelimit.restore('bucket', 'k', who => repeat('x', 256))":                "who is longer than 255 bytes",
-		"ratelimit.unblock('bucket', 'k', who => repeat('x', 256))":                "who is longer than 255 bytes",
-		"ratelimit.publish('p', NULL)":                                             "definitions must be a JSON array, not",
-		`ratelimit.publish('p', '{"name": "x"}')`:                                  "definitions must be a JSON array, not",
+		"ratelimit.consume('varying', 'ann')":                                                                                  "rate limit 'varying': the numbers of this key are the program's",
+		"ratelimit.consume('varying month', 'ann', count => 0)":                                                                "rate limit 'varying month': the numbers of this key are the program's",
+		"ratelimit.consume('typo', 'ann')":                                                                                     "rate limit 'typo': no program has published it",
+		"ratelimit.keys('typo')":                                                                                               "no program has published it",
+		"ratelimit.sweep('typo')":                                                                                              "no program has published it",
+		"ratelimit.consume('bucket', '')":                                                                                      "key must have 1 to 1024 bytes, not",
+		"ratelimit.consume('bucket', 'ann', count => 21)":                                                                      "count must be at most 20, not 21: more can never be granted",
+		"ratelimit.override('typo', 'ann', rate => 1, forever => true)":                                                        "no program has published a limit of this name, but 'none', 'open', 'bucket', 'window', 'sharded', 'varying', 'calendar', 'varying month'",
+		"ratelimit.override('bucket', 'ann', forever => true)":                                                                 "rate, capacity or max_reserved must be given, not NULL",
+		"ratelimit.override('bucket', '', rate => 1, forever => true)":                                                         "key must have 1 to 1024 bytes, not 0; NULL is for every key",
+		"ratelimit.override('bucket', repeat('k', 1025), rate => 1, forever => true)":                                          "key must have 1 to 1024 bytes, not 1025",
+		"ratelimit.override('bucket', 'ann', rate => 0, forever => true)":                                                      "rate must be between 1e-15 and 1e15, not 0",
+		"ratelimit.override('bucket', 'ann', rate => 'NaN', forever => true)":                                                  "between 1e-15 and 1e15, not NaN",
+		"ratelimit.override('bucket', 'ann', capacity => -1, forever => true)":                                                 "capacity must be 0 or between 1e-15 and 1e15, not -1",
+		"ratelimit.override('bucket', 'ann', max_reserved => 'Infinity', forever => true)":                                     "max_reserved must be 0 or between 1e-15 and 1e15, not Infinity",
+		"ratelimit.override(NULL, 'ann', rate => 1, forever => true)":                                                          "name must have 1 to 255 bytes, not",
+		"ratelimit.block('bucket', 'ann', until => now())":                                                                     "until must be in the future, not 20",
+		"ratelimit.unlimited('bucket', 'ann', until => '2000-01-01 00:00Z')":                                                   "until must be in the future, not 20",
+		"ratelimit.restore('bucket', 'ann', 'nonsense')":                                                                       "effect must be 'numbers', 'block', 'unlimited' or NULL, which is all of them, not 'nonsense'",
+		"ratelimit.block('bucket', 'k', reason => repeat('é', 2048) || 'x', forever => true)":                                  "reason is longer than 4096 bytes",
+		"ratelimit.block('bucket', 'k', reason => repeat('x', 100 * 1024 * 1024), forever => true)":                            "reason is longer than 4096 bytes",
+		"ratelimit.unlimited('bucket', 'k', who => repeat('é', 128), forever => true)":                                         "who is longer than 255 bytes",
+		"ratelimit.restore('bucket', 'k', who => repeat('x', 256))":                                                            "who is longer than 255 bytes",
+		"ratelimit.unblock('bucket', 'k', who => repeat('x', 256))":                                                            "who is longer than 255 bytes",
+		"ratelimit.publish('p', NULL)":                                                                                         "definitions must be a JSON array, not",
+		`ratelimit.publish('p', '{"name": "x"}')`:                                                                              "definitions must be a JSON array, not",
 		`ratelimit.publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1, "period": "1 minute", "maxReserved": 5}]')`: "a definition has no field maxReserved",
 		`ratelimit.publish('p', '[{"name": "x", "rate": 1, "period": "1 hour"}]')`:                                             "rate limit 'x': kind must be 'token bucket', 'fixed window', 'calendar window', 'slots' or 'unlimited', not NULL",
 		`ratelimit.publish('p', '[{"name": "x", "kind": "token bucket", "rate": -1, "period": "1 hour"}]')`:                    "rate must be 0 or between 1e-15 and 1e15, not -1",
@@ -332,7 +332,7 @@ func TestAMistypedNameIsToldTheNearest(t *testing.T) {
 	for name, nearest := range map[string]string{
 		"sendmessage": "'sendMessage'", "sendMesage": "'sendMessage'", "SIGNUPS": "'signUps'", "singUps": "'signUps'", "messages": "'sendMessage'", "plan 4711": "'plan 471'", "x": "'plan 0'",
 	} {
-		_, err := pool.Exec(t.Context(), "SELECT ratelimit.block($1, 'ann')", name)
+		_, err := pool.Exec(t.Context(), "SELECT ratelimit.block($1, 'ann', forever => true)", name)
 		want := "no program has published a limit of this name, but " + nearest + ", "
 		if sqlState(err) != "22023" || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), " and 480 others") || strings.Count(err.Error(), "', '") != 9 {
 			t.Errorf("%s: %v, want %q", name, err, want)

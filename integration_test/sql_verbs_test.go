@@ -143,8 +143,8 @@ func TestByHandReserveAndTakeWithoutNumbers(t *testing.T) {
 	t.Parallel()
 	pool := publishedPool(t)
 	mustExec(t, pool, `
-		SELECT ratelimit.override('bucket', 'raised', rate => 100, capacity => 100), ratelimit.override('bucket', 'deeper', max_reserved => 50),
-		       ratelimit.block('bucket', 'blocked', until => '9000-01-01 00:00+00'), ratelimit.block('bucket', 'for good'), ratelimit.unlimited('bucket', 'free')`)
+		SELECT ratelimit.override('bucket', 'raised', rate => 100, capacity => 100, forever => true), ratelimit.override('bucket', 'deeper', max_reserved => 50, forever => true),
+		       ratelimit.block('bucket', 'blocked', until => '9000-01-01 00:00+00'), ratelimit.block('bucket', 'for good', forever => true), ratelimit.unlimited('bucket', 'free', forever => true)`)
 	limiter, clock := newLimiter()
 	w := world{t, pool, limiter, clock}
 	w.reserveByHand("'bucket', 'ann', count => 25", 30*time.Second, -5) // the limit's own max_reserved

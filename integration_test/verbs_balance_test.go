@@ -301,7 +301,7 @@ func TestBalanceUnderOverrides(t *testing.T) {
 			ends(name, "ann")
 			decided("definition", time.Time{}, ann)
 			w.grant(ann.Count(0)) // a row
-			scan[int64](w, pool, "SELECT ratelimit.override($1, 'ann', rate => 20)", name)
+			scan[int64](w, pool, "SELECT ratelimit.override($1, 'ann', rate => 20, forever => true)", name)
 			if b = decided("override", time.Time{}, ann); !near(b.Remaining, 10) || !near(b.Used, 10) || b.Capacity != 20 || b.Limit.Capacity() != 20 {
 				w.Fatalf("other numbers: %+v", b)
 			}
@@ -316,7 +316,7 @@ func TestBalanceUnderOverrides(t *testing.T) {
 			if b = decided("block", end, ann); b.Remaining != 0 || !near(b.Used, 5) || b.Capacity != 15 || !b.NextAt.Equal(end) {
 				w.Fatalf("a block over numbers: %+v", b)
 			}
-			scan[int64](w, pool, "SELECT ratelimit.block($1, 'ann')", name)
+			scan[int64](w, pool, "SELECT ratelimit.block($1, 'ann', forever => true)", name)
 			if b = decided("block", time.Time{}, ann); b.Remaining != 0 || b.Capacity != 15 || !b.NextAt.IsZero() || b.ResetAt.IsZero() {
 				w.Fatalf("a block without an end: %+v", b)
 			}
@@ -334,7 +334,7 @@ func TestBalanceUnderOverrides(t *testing.T) {
 			granted(b, ann)
 
 			// All keys, but for those of their own.
-			scan[int64](w, pool, "SELECT ratelimit.block($1, NULL)", name)
+			scan[int64](w, pool, "SELECT ratelimit.block($1, NULL, forever => true)", name)
 			decided("block", end.Add(-time.Minute), ann)
 			if b = decided("block", time.Time{}, other); b.Remaining != 0 || !near(b.Used, 2) || !b.NextAt.IsZero() {
 				w.Fatalf("all keys are blocked: %+v", b)

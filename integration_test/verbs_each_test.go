@@ -250,7 +250,7 @@ func TestEachTellsWhenAForbiddenCountIsGranted(t *testing.T) {
 		ran = append(ran, limit.Key("ran").Count(10))
 		for _, key := range []string{"ran", "new"} {
 			requests = append(requests, limit.Key(key).Count(5))
-			succeeds(t, second(limits.Override(t.Context(), pool, limit.Key(key), time.Now().Add(time.Hour), "", "", ratelimit.Rate(2))))
+			succeeds(t, second(limits.Override(t.Context(), pool, limit.Key(key), ratelimit.Terms{For: time.Hour}, ratelimit.Rate(2))))
 		}
 	}
 	began := time.Now()
@@ -289,14 +289,14 @@ func TestEachUnderOverrides(t *testing.T) {
 	limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: pool}}
 	until := time.Now().Add(time.Hour).Truncate(time.Second).UTC()
 	for _, err := range []error{
-		second(limits.Block(t.Context(), pool, limit.Key("blocked"), until, "", "")),
-		second(limits.Block(t.Context(), pool, limit.Key("banned"), time.Time{}, "", "")),
-		second(limits.Override(t.Context(), pool, limit.Key("small"), until, "", "", ratelimit.Rate(2))),
-		second(limits.Override(t.Context(), pool, limit.Key("smaller"), time.Time{}, "", "", ratelimit.Rate(2))),
+		second(limits.Block(t.Context(), pool, limit.Key("blocked"), ratelimit.Terms{Until: until})),
+		second(limits.Block(t.Context(), pool, limit.Key("banned"), ratelimit.Terms{Forever: true})),
+		second(limits.Override(t.Context(), pool, limit.Key("small"), ratelimit.Terms{Until: until}, ratelimit.Rate(2))),
+		second(limits.Override(t.Context(), pool, limit.Key("smaller"), ratelimit.Terms{Forever: true}, ratelimit.Rate(2))),
 	} {
 		succeeds(t, err)
 	}
-	scan[int64](t, pool, "SELECT ratelimit.unlimited('each', 'free')")
+	scan[int64](t, pool, "SELECT ratelimit.unlimited('each', 'free', forever => true)")
 	succeeds(t, limits.Overrides.Load(t.Context()))
 	results, err := limits.Each(t.Context(), pool,
 		limit.Key("blocked"), limit.Key("banned"), limit.Key("small").Count(5), limit.Key("smaller").Count(5), limit.Key("free").Count(1000), limit.Key("ann").Count(5),

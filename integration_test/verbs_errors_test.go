@@ -80,10 +80,10 @@ func verbCalls(c *failing, db ratelimit.DB, r ratelimit.Request) map[string]func
 		"During":       func() error { return l.During(ctx, db, "work", time.Minute, noWork, r) },
 		"Once":         func() error { return second(l.Once(ctx, db, "event", time.Hour, r)) },
 		"Each":         func() error { return second(l.Each(ctx, db, r)) },
-		"Override":     func() error { return second(l.Override(ctx, db, r, time.Time{}, "", "", ratelimit.Rate(2))) },
-		"Block":        func() error { return second(l.Block(ctx, db, r, time.Time{}, "", "")) },
-		"Restore":      func() error { return second(l.Restore(ctx, db, r, "")) },
-		"Unblock":      func() error { return second(l.Unblock(ctx, db, r, "")) },
+		"Override":     func() error { return second(l.Override(ctx, db, r, ratelimit.Terms{Forever: true}, ratelimit.Rate(2))) },
+		"Block":        func() error { return second(l.Block(ctx, db, r, ratelimit.Terms{Forever: true})) },
+		"Restore":      func() error { return second(l.Restore(ctx, db, r, ratelimit.End{})) },
+		"Unblock":      func() error { return second(l.Unblock(ctx, db, r, ratelimit.End{})) },
 		"QueueConsume": func() error { return c.queued(db, r) },
 	}
 }
@@ -391,7 +391,16 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Override: another option":       func(c *failing) error { return c.overrides(ratelimit.Shards(2)) },
 		"Block: an end in the past":      func(c *failing) error { return c.blocks(c.pool, time.Now().Add(-time.Hour), "") },
 		"Block: an end that is too late": func(c *failing) error { return c.blocks(c.pool, time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC), "") },
-		"Block: a reason":                func(c *failing) error { return c.blocks(c.pool, time.Time{}, strings.Repeat("r", 4097)) },
+		"Block: no end": func(c *failing) error {
+			return second(c.limiter.Block(c.ctx, c.pool, c.request(), ratelimit.Terms{Reason: "spam"}))
+		},
+		"Block: two ends": func(c *failing) error {
+			return second(c.limiter.Block(c.ctx, c.pool, c.request(), ratelimit.Terms{For: time.Hour, Forever: true}))
+		},
+		"Block: for too long": func(c *failing) error {
+			return second(c.limiter.Block(c.ctx, c.pool, c.request(), ratelimit.Terms{For: math.MaxInt64}))
+		},
+		"Block: a reason": func(c *failing) error { return c.blocks(c.pool, time.Time{}, strings.Repeat("r", 4097)) },
 		"Block: a Coalescer": func(c *failing) error {
 			coalescer := &ratelimit.Coalescer{Pool: c.pool}
 			defer coalescer.Close()

@@ -120,7 +120,7 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 	ways := map[string]struct{ block, unblock, reset func(limit, key string) }{
 		"SQL": {
 			func(limit, key string) {
-				w.sql(fmt.Sprintf("SELECT ratelimit.block(%s, %s)", quoted(limit), quoted(key)), new(int64))
+				w.sql(fmt.Sprintf("SELECT ratelimit.block(%s, %s, forever => true)", quoted(limit), quoted(key)), new(int64))
 			},
 			func(limit, key string) {
 				w.sql(fmt.Sprintf("SELECT ratelimit.unblock(%s, %s)", quoted(limit), quoted(key)), new(int64))

@@ -267,13 +267,13 @@ func TestMoveUnderOverrides(t *testing.T) {
 			first      bool // it is overridden before the tokens are used
 			used, want float64
 		}{
-			{"raised", "ratelimit.override('hashed.small 1 to 1', $1, rate => 300)", true, 250, 750},
-			{"lowered", "ratelimit.override('hashed.small 1 to 1', $1, rate => 40)", true, 40, 960},
-			{"lowered to", "ratelimit.override('hashed.large 1 to 1', $1, rate => 200)", true, 90, 110},
-			{"blocked", "ratelimit.block('hashed.small 1 to 1', $1)", false, 90, 910},
-			{"blocked to", "ratelimit.block('hashed.large 1 to 1', $1)", true, 90, 910},
-			{"lifted", "ratelimit.unlimited('hashed.small 1 to 1', $1)", false, 90, 910},
-			{"lifted to", "ratelimit.unlimited('hashed.large 1 to 1', $1)", true, 90, 910},
+			{"raised", "ratelimit.override('hashed.small 1 to 1', $1, rate => 300, forever => true)", true, 250, 750},
+			{"lowered", "ratelimit.override('hashed.small 1 to 1', $1, rate => 40, forever => true)", true, 40, 960},
+			{"lowered to", "ratelimit.override('hashed.large 1 to 1', $1, rate => 200, forever => true)", true, 90, 110},
+			{"blocked", "ratelimit.block('hashed.small 1 to 1', $1, forever => true)", false, 90, 910},
+			{"blocked to", "ratelimit.block('hashed.large 1 to 1', $1, forever => true)", true, 90, 910},
+			{"lifted", "ratelimit.unlimited('hashed.small 1 to 1', $1, forever => true)", false, 90, 910},
+			{"lifted to", "ratelimit.unlimited('hashed.large 1 to 1', $1, forever => true)", true, 90, 910},
 		} {
 			override := func(now bool) {
 				if now {

@@ -308,8 +308,8 @@ func TestPauseUnderOverrides(t *testing.T) {
 		bare := w
 		bare.limiter = &ratelimit.Limiter{Clock: w.clock.Now}
 		for key, sql := range map[string]string{
-			"lowered": "ratelimit.override('steady in 1', 'lowered', capacity => 5)", "blocked": "ratelimit.block('steady in 1', 'blocked')",
-			"lifted": "ratelimit.unlimited('steady in 1', 'lifted')",
+			"lowered": "ratelimit.override('steady in 1', 'lowered', capacity => 5, forever => true)", "blocked": "ratelimit.block('steady in 1', 'blocked', forever => true)",
+			"lifted": "ratelimit.unlimited('steady in 1', 'lifted', forever => true)",
 		} {
 			override(sql)
 			r := limit.Key(key)
@@ -518,7 +518,7 @@ func TestAddInAPause(t *testing.T) {
 	limiter := new(ratelimit.Limiter)
 	r := steady(3).Key("ann")
 	succeeds(t, limiter.Pause(t.Context(), pool, time.Now().Add(time.Hour), r))
-	id := scan[int64](t, pool, "SELECT ratelimit.override('steady in 3', 'ann', rate => 10, capacity => 50)")
+	id := scan[int64](t, pool, "SELECT ratelimit.override('steady in 3', 'ann', rate => 10, capacity => 50, forever => true)")
 	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.add($1, 20)", id); sqlState(err) != "55000" || !strings.Contains(err.Error(), "nothing was added: the key is paused until 20") {
 		t.Fatalf("%v", err)
 	}
@@ -538,8 +538,8 @@ func TestKeysArePausedUntil(t *testing.T) {
 		ratelimit.TokenBucket("varies", 3, time.Hour, ratelimit.Varies(time.Hour)),
 	}
 	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "test", limits...))
-	mustExec(t, pool, `SELECT ratelimit.block('steady in 1', 'blocked'), ratelimit.unlimited('steady in 1', 'lifted'), ratelimit.override('steady in 1', 'lowered', rate => 1, capacity => 1),
-		ratelimit.override('steady in 1', 'both', capacity => 3), ratelimit.block('steady in 1', 'both'), ratelimit.unlimited('steady in 1', 'lifted, blocked'), ratelimit.block('steady in 1', 'lifted, blocked')`)
+	mustExec(t, pool, `SELECT ratelimit.block('steady in 1', 'blocked', forever => true), ratelimit.unlimited('steady in 1', 'lifted', forever => true), ratelimit.override('steady in 1', 'lowered', rate => 1, capacity => 1, forever => true),
+		ratelimit.override('steady in 1', 'both', capacity => 3, forever => true), ratelimit.block('steady in 1', 'both', forever => true), ratelimit.unlimited('steady in 1', 'lifted, blocked', forever => true), ratelimit.block('steady in 1', 'lifted, blocked', forever => true)`)
 	limiter := &ratelimit.Limiter{Clock: func() time.Time { return at }, Overrides: &ratelimit.Overrides{DB: pool, OnError: func(err error) { t.Error(err) }}}
 	succeeds(t, limiter.Overrides.Load(t.Context()))
 	insert := func(row ...any) {
@@ -634,7 +634,7 @@ func TestPauseBySQL(t *testing.T) {
 	if b := readBalances(t, limiter, pool, ratelimit.TokenBucket("own", 1, time.Hour, ratelimit.Capacity(2)).Key("ann"))[0]; b.Remaining != 2 || b.PausedUntil.IsZero() {
 		t.Errorf("%+v", b)
 	}
-	mustExec(t, pool, "SELECT ratelimit.block('steady in 1', 'blocked'), ratelimit.unlimited('steady in 1', 'lifted'), ratelimit.override('steady in 1', 'lowered', rate => 1, capacity => 1), ratelimit.override('steady in 1', 'both', capacity => 3), ratelimit.block('steady in 1', 'both')")
+	mustExec(t, pool, "SELECT ratelimit.block('steady in 1', 'blocked', forever => true), ratelimit.unlimited('steady in 1', 'lifted', forever => true), ratelimit.override('steady in 1', 'lowered', rate => 1, capacity => 1, forever => true), ratelimit.override('steady in 1', 'both', capacity => 3, forever => true), ratelimit.block('steady in 1', 'both', forever => true)")
 	for key, want := range map[string]float64{"blocked": 5, "lifted": 5, "lowered": 1, "both": 3} {
 		scan[time.Time](t, pool, "SELECT ratelimit.pause('steady in 1', $1, until => now() + interval '1 minute', remaining => 5)", key)
 		if b := readBalances(t, limiter, pool, steady(1).Key(key))[0]; b.Remaining != want || b.PausedUntil.IsZero() {

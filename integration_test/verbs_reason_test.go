@@ -24,10 +24,10 @@ func TestADenialTellsWhy(t *testing.T) {
 		for _, key := range []string{"blocked", "later"} {
 			scan[int64](w, pool, "SELECT ratelimit.block('api', $1, until => $2)", key, until.Add(time.Duration(len(key)-7)*time.Minute))
 		}
-		scan[int64](w, pool, "SELECT ratelimit.block('api', 'banned')")
+		scan[int64](w, pool, "SELECT ratelimit.block('api', 'banned', forever => true)")
 		scan[int64](w, pool, "SELECT ratelimit.block('exports.free', 'blocked', until => $1)", until)
 		scan[int64](w, pool, "SELECT ratelimit.block($1, 'blocked', until => $2)", enterprise.Name(), until)
-		for key, sql := range map[string]string{"trial": "ratelimit.override('exports.free', 'trial', rate => 5)", "friend": "ratelimit.unlimited('exports.free', 'friend')"} {
+		for key, sql := range map[string]string{"trial": "ratelimit.override('exports.free', 'trial', rate => 5, forever => true)", "friend": "ratelimit.unlimited('exports.free', 'friend', forever => true)"} {
 			scan[int64](w, pool, "SELECT "+sql)
 			scan[int64](w, pool, "SELECT ratelimit.block('exports.free', $1, until => $2)", key, until)
 		}
@@ -115,7 +115,7 @@ func TestADenialTellsWhyOnEveryWayIn(t *testing.T) {
 	limiter.Overrides = &ratelimit.Overrides{DB: pool}
 	until := scan[time.Time](t, pool, "SELECT date_trunc('second', now()) + interval '1 hour'").UTC()
 	scan[int64](t, pool, "SELECT ratelimit.block('api', 'blocked', until => $1)", until)
-	scan[int64](t, pool, "SELECT ratelimit.block('sharded', NULL)")
+	scan[int64](t, pool, "SELECT ratelimit.block('sharded', NULL, forever => true)")
 	w.do(limiter.Overrides.Load(t.Context()))
 	clock.now = until.Add(-time.Hour)
 	coalescer := &ratelimit.Coalescer{Pool: pool}

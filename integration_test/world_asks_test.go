@@ -272,6 +272,8 @@ func (w *everything) steers(on ratelimit.DB, way string, o *worldOverride, key *
 		}
 		if !o.until.IsZero() {
 			args = append(args, "--until="+o.until.Format(time.RFC3339Nano))
+		} else {
+			args = append(args, "--forever")
 		}
 		var made struct{ Override struct{ ID int64 } }
 		w.tool(w.url, &made, append(args, w.named(o.limit, o.key)...)...)
@@ -306,9 +308,9 @@ func (w *everything) steers(on ratelimit.DB, way string, o *worldOverride, key *
 		var err error
 		switch o.effect {
 		case "numbers":
-			id, err = limits.Override(w.Context(), on, request, o.until, "a world", "ann", numbers...)
+			id, err = limits.Override(w.Context(), on, request, ratelimit.Terms{Until: o.until, Forever: o.until.IsZero(), Reason: "a world", Who: "ann"}, numbers...)
 		case "block":
-			id, err = limits.Block(w.Context(), on, request, o.until, "a world", "ann")
+			id, err = limits.Block(w.Context(), on, request, ratelimit.Terms{Until: o.until, Forever: o.until.IsZero(), Reason: "a world", Who: "ann"})
 		default:
 			return w.steers(on, "", o, key)
 		}
@@ -321,9 +323,9 @@ func (w *everything) steers(on ratelimit.DB, way string, o *worldOverride, key *
 	}
 	name := w.limits[o.limit].Name()
 	if o.effect == "numbers" {
-		w.must(on.QueryRow(w.Context(), "SELECT ratelimit.override($1, $2, rate => $3, capacity => $4, until => $5)", name, key, o.rate, o.capacity, until).Scan(&id))
+		w.must(on.QueryRow(w.Context(), "SELECT ratelimit.override($1, $2, rate => $3, capacity => $4, until => $5, forever => $5::timestamptz IS NULL)", name, key, o.rate, o.capacity, until).Scan(&id))
 	} else {
-		w.must(on.QueryRow(w.Context(), "SELECT ratelimit."+function+"($1, $2, until => $3)", name, key, until).Scan(&id))
+		w.must(on.QueryRow(w.Context(), "SELECT ratelimit."+function+"($1, $2, until => $3, forever => $3::timestamptz IS NULL)", name, key, until).Scan(&id))
 	}
 	return id
 }

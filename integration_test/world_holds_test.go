@@ -552,12 +552,12 @@ func (w *everything) slotsSay(p *worldProgram, k int) {
 // changeSlots is an operator's step: another number of slots, for one key or as defined.
 func (w *everything) changeSlots(s worldStep, r *rand.Rand) {
 	p, request := w.programs[0], w.slots(s.Key)
-	_, err := p.limits.Restore(w.Context(), w.pool, request, "ann")
+	_, err := p.limits.Restore(w.Context(), w.pool, request, ratelimit.End{Who: "ann"})
 	w.must(err)
 	delete(w.slotsNow, s.Key)
 	if r.IntN(3) > 0 {
 		n := r.IntN(5)
-		_, err := p.limits.Override(w.Context(), w.pool, request, time.Time{}, "", "ann", ratelimit.Capacity(float64(n)))
+		_, err := p.limits.Override(w.Context(), w.pool, request, ratelimit.Terms{Forever: true, Who: "ann"}, ratelimit.Capacity(float64(n)))
 		w.must(err)
 		w.slotsNow[s.Key] = n
 	}

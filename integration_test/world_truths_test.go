@@ -288,9 +288,9 @@ func (w *everything) restore(s worldStep, r *rand.Rand) {
 		}
 		var err error
 		if s.Do == "unblock" {
-			n, err = limits.Unblock(w.Context(), w.pool, request, "ann")
+			n, err = limits.Unblock(w.Context(), w.pool, request, ratelimit.End{Who: "ann"})
 		} else {
-			n, err = limits.Restore(w.Context(), w.pool, request, "ann")
+			n, err = limits.Restore(w.Context(), w.pool, request, ratelimit.End{Who: "ann"})
 		}
 		w.must(err)
 	default:

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "ba12d2057038e35b345dade87c05e3d2255c54ec3673bb92628ee3e6e67178a5"
+const Hash = "c3d19de94cc6c290548458a415db228be208777da0747f78c2921cea849f70a6"

@@ -974,7 +974,7 @@ func ExampleOverrides() {
 
 	// The business row and the numbers are committed together.
 	err = limits.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := limits.Override(ctx, tx, signUps.Key("acme"), time.Now().Add(2*time.Hour), "their conference", "bea", ratelimit.Rate(500))
+		_, err := limits.Override(ctx, tx, signUps.Key("acme"), ratelimit.Terms{For: 2 * time.Hour, Reason: "their conference", Who: "bea"}, ratelimit.Rate(500))
 		return err
 	})
 	if err != nil {
@@ -1007,7 +1007,7 @@ func ExampleLimiter_Block() {
 		}
 		_, again := limits.Consume(ctx, pool, deniedGuesses.Key(address))
 		if errors.Is(again, ratelimit.ErrDenied) {
-			_, again = limits.Block(ctx, pool, failedByAddress.Key(address), time.Now().Add(24*time.Hour), "guesses passwords", "login")
+			_, again = limits.Block(ctx, pool, failedByAddress.Key(address), ratelimit.Terms{For: 24 * time.Hour, Reason: "guesses passwords", Who: "login"})
 		}
 		return errors.Join(err, again)
 	}
@@ -1017,7 +1017,7 @@ func ExampleLimiter_Block() {
 			fmt.Println("guess", n, "is denied:", denial.Reason)
 		}
 	}
-	ended, err := limits.Unblock(ctx, pool, failedByAddress.Key("203.0.113.9"), "bea")
+	ended, err := limits.Unblock(ctx, pool, failedByAddress.Key("203.0.113.9"), ratelimit.End{Who: "bea"})
 	fmt.Println(ended, "block ended,", err)
 	// Output:
 	// guess 6 is denied: quota

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -11,13 +12,26 @@ import (
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
+// Terms say when an override or a block ends, and who decides. Exactly one of For, Until and Forever is given. Reason and Who, which may be empty, are
+// for those who look later. Beside Who, the database writes down the role that is logged in.
+type Terms struct {
+	For     time.Duration // from now, by the database's clock or [Limiter.Clock]: at most 366 days
+	Until   time.Time     // by that clock, too, before the year 10000
+	Forever bool          // it has no end
+
+	Reason string // at most 4096 bytes
+	Who    string // at most 255 bytes
+}
+
+// End says who ends overrides or blocks: at most 255 bytes, which may be empty.
+type End struct{ Who string }
+
 // Override gives a limit other numbers, for one key or for all, and returns the id of the override. The numbers are [Rate], in tokens for each
 // of the limit's periods, [Capacity] and [MaxReserved], in tokens; one that is not given stays as defined, and a capacity that is the rate
-// follows the rate. Of [Slots], only the Capacity is a number. The override ends at until; the zero time is no end. reason and who, which may
-// be empty, are for those who look later: at most 4096 and 255 bytes. Beside who, the
-// database writes down the role that is logged in. It is the SQL function ratelimit.override, with its rules:
+// follows the rate. Of [Slots], only the Capacity is a number. It is the SQL function ratelimit.override, with its rules:
 //
-//	id, err := limits.Override(ctx, tx, signUps.Key("acme"), time.Now().Add(2*time.Hour), "their conference", "bea", ratelimit.Rate(500))
+//	id, err := limits.Override(ctx, tx, signUps.Key("acme"),
+//		ratelimit.Terms{For: 2 * time.Hour, Reason: "their conference", Who: "bea"}, ratelimit.Rate(500))
 //
 // [Limit.Key] is that key. [Limit.Global] is a limit without keys, or else every key that has no override of its own. A Count is [ErrInvalid].
 //
@@ -32,38 +46,66 @@ import (
 // A mistake is [ErrInvalid], before anything is sent. If programs publish their limits, and none has this name, the error is the database's:
 // SQLSTATE 22023. docs/overrides.md says which rights the role needs. Outside a transaction, after any other error, the override may have
 // been made all the same: call it again.
-func (l *Limiter) Override(ctx context.Context, db DB, request Request, until time.Time, reason, who string, numbers ...Option) (id int64, err error) {
-	d := decree{what: "override", request: request, until: until, reason: reason, who: who, effect: newNumbers, numbers: numbers}
+func (l *Limiter) Override(ctx context.Context, db DB, request Request, terms Terms, numbers ...Option) (id int64, err error) {
+	d := decree{what: "override", request: request, terms: terms, effect: newNumbers, numbers: numbers}
 	return d.send(ctx, l, db)
 }
 
-// Block denies a key everything, or with [Limit.Global] a limit without keys or all keys, until an instant, or for good if until is the
-// zero time. It returns the id of the block. Refunds, resets and what was reserved change nothing of it. Charges are still recorded.
+// Block denies a key everything, or with [Limit.Global] a limit without keys or all keys. It returns the id of the block. Refunds, resets and what was reserved change nothing of it. Charges are still recorded.
 //
-//	_, err := limits.Block(ctx, tx, failedLogins.Key(account), time.Now().Add(24*time.Hour), "guesses from 80 addresses", "login")
+//	_, err := limits.Block(ctx, tx, failedLogins.Key(account),
+//		ratelimit.Terms{For: 24 * time.Hour, Reason: "guesses from 80 addresses", Who: "login"})
 //
 // What [Limiter.Override] says of the arguments, of transactions and of errors holds here, too. It is the SQL function ratelimit.block.
-func (l *Limiter) Block(ctx context.Context, db DB, request Request, until time.Time, reason, who string) (id int64, err error) {
-	d := decree{what: "block", request: request, until: until, reason: reason, who: who, effect: block}
+func (l *Limiter) Block(ctx context.Context, db DB, request Request, terms Terms) (id int64, err error) {
+	d := decree{what: "block", request: request, terms: terms, effect: block}
 	return d.send(ctx, l, db)
 }
 
-// Restore ends all overrides in force for a key, blocks too, or with [Limit.Global] those that are for all keys, and returns how many. who
-// is as for [Limiter.Override], and so are transactions and errors. It is the SQL function ratelimit.restore.
+// Restore ends all overrides in force for a key, blocks too, or with [Limit.Global] those that are for all keys, and returns how many.
+// Transactions and errors are as for [Limiter.Override]. It is the SQL function ratelimit.restore.
 //
 // In REPEATABLE READ and SERIALIZABLE, an override that was committed after the transaction's snapshot is not seen, and stays.
-func (l *Limiter) Restore(ctx context.Context, db DB, request Request, who string) (ended int, err error) {
-	d := decree{what: "restore", request: request, who: who, ends: true}
+func (l *Limiter) Restore(ctx context.Context, db DB, request Request, end End) (ended int, err error) {
+	d := decree{what: "restore", request: request, terms: Terms{Who: end.Who}, ends: true}
 	n, err := d.send(ctx, l, db)
 	return int(n), err
 }
 
 // Unblock ends the blocks of a key, or with [Limit.Global] the block of all keys, and returns how many. Other overrides stay. For the rest,
 // it is as [Limiter.Restore].
-func (l *Limiter) Unblock(ctx context.Context, db DB, request Request, who string) (ended int, err error) {
-	d := decree{what: "unblock", request: request, who: who, ends: true, effect: block}
+func (l *Limiter) Unblock(ctx context.Context, db DB, request Request, end End) (ended int, err error) {
+	d := decree{what: "unblock", request: request, terms: Terms{Who: end.Who}, ends: true, effect: block}
 	n, err := d.send(ctx, l, db)
 	return int(n), err
+}
+
+// end is when an override ends, as an instant or a duration; both are nothing for one without an end.
+func (t *Terms) end(l *Limiter, db DB) (until *time.Time, lasts pgtype.Interval, err error) {
+	given := 0
+	for _, is := range []bool{!t.Until.IsZero(), t.For != 0, t.Forever} {
+		if is {
+			given++
+		}
+	}
+	switch {
+	case given != 1:
+		return nil, lasts, errors.New("one of For, Until and Forever has to say when it ends")
+	case t.Forever:
+		return nil, lasts, nil
+	case t.For != 0 && (t.For < time.Microsecond || t.For > maxTTL):
+		return nil, lasts, fmt.Errorf("For, %v, is not between 1µs and %v: without an end, say Forever", t.For, maxTTL)
+	case t.For != 0 && l.Clock == nil:
+		return nil, pgtype.Interval{Microseconds: t.For.Microseconds(), Valid: true}, nil
+	case t.For != 0:
+		at := l.Clock().Add(t.For)
+		return &at, lasts, nil
+	}
+	at, err := timestamp("the end", t.Until)
+	if err == nil && algebra.At(at.Time) <= l.Overrides.moment(clockOf(db)).high {
+		err = fmt.Errorf("the end, %v, is not in the future", at.Time)
+	}
+	return &at.Time, lasts, err
 }
 
 // The bounds of the columns, in bytes.
@@ -74,13 +116,12 @@ const (
 
 // decree is what somebody decides about a limit: a new override, or the end of those in force.
 type decree struct {
-	what        string
-	request     Request
-	until       time.Time
-	reason, who string
-	effect      effect
-	ends        bool // it ends what has the effect or, if that is newNumbers, everything
-	numbers     []Option
+	what    string
+	request Request
+	terms   Terms
+	effect  effect
+	ends    bool // it ends what has the effect or, if that is newNumbers, everything
+	numbers []Option
 }
 
 // send validates a decree, and has the database write it down.
@@ -120,7 +161,7 @@ func (d *decree) ask(ctx context.Context, q *dbsqlc.Queries, args dbsqlc.Overrid
 		n, err := q.Restore(ctx, dbsqlc.RestoreParams{Name: args.Name, Key: args.Key, Who: args.Who})
 		return int64(n), err
 	case d.effect == block:
-		return q.Block(ctx, dbsqlc.BlockParams{Name: args.Name, Key: args.Key, Until: args.Until, Reason: args.Reason, Who: args.Who})
+		return q.Block(ctx, dbsqlc.BlockParams{Name: args.Name, Key: args.Key, Until: args.Until, Lasts: args.Lasts, Reason: args.Reason, Who: args.Who, Forever: args.Forever})
 	}
 	return q.Override(ctx, args)
 }
@@ -146,19 +187,14 @@ func (d *decree) validate(l *Limiter, db DB) (args dbsqlc.OverrideParams, err er
 	if err := l.definitions.check(asked); err != nil {
 		return args, err
 	}
-	args = dbsqlc.OverrideParams{Name: r.limit.name, Key: textOrNull(r.key), Reason: d.reason, Who: textOrNull(d.who)}
+	args = dbsqlc.OverrideParams{Name: r.limit.name, Key: textOrNull(r.key), Reason: d.terms.Reason, Who: textOrNull(d.terms.Who), Forever: d.terms.Forever}
 	if err := d.texts(); err != nil {
 		return args, fmt.Errorf("%w: %s%w", ErrInvalid, limitsOf(asked), err)
 	}
-	if !d.until.IsZero() {
-		until, err := timestamp("the end", d.until)
-		if err == nil && algebra.At(until.Time) <= l.Overrides.moment(clockOf(db)).high {
-			err = fmt.Errorf("the end, %v, is not in the future", until.Time)
-		}
-		if err != nil {
+	if !d.ends {
+		if args.Until, args.Lasts, err = d.terms.end(l, db); err != nil {
 			return args, fmt.Errorf("%w: %s%w", ErrInvalid, limitsOf(asked), err)
 		}
-		args.Until = &until.Time
 	}
 	if d.effect == newNumbers && !d.ends {
 		err = d.fillNumbers(&args)
@@ -167,13 +203,13 @@ func (d *decree) validate(l *Limiter, db DB) (args dbsqlc.OverrideParams, err er
 }
 
 func (d *decree) texts() error {
-	if d.reason != "" {
-		if err := checkText("reason", d.reason, maxReasonLen); err != nil {
+	if d.terms.Reason != "" {
+		if err := checkText("reason", d.terms.Reason, maxReasonLen); err != nil {
 			return err
 		}
 	}
-	if d.who != "" {
-		return checkText("who", d.who, maxWhoLen)
+	if d.terms.Who != "" {
+		return checkText("who", d.terms.Who, maxWhoLen)
 	}
 	return nil
 }

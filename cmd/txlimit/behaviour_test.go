@@ -83,7 +83,7 @@ func TestShowIsOfOneSnapshot(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 10, 100000*time.Hour))
 	w.sql("SELECT ratelimit.consume('l', 'k', rate => 10, period => '100000 hours')")
 	w.url += "&application_name=" + w.name
-	for i, change := range []string{"ratelimit.override('l', 'k', rate => 500)", "ratelimit.block('l', 'k')"} {
+	for i, change := range []string{"ratelimit.override('l', 'k', rate => 500, forever => true)", "ratelimit.block('l', 'k', forever => true)"} {
 		for _, args := range [][]string{{"show", "l", "k"}, {"show", "l", "k", "--json"}} {
 			// It has read which overrides are in force when it comes to the definitions.
 			w.sql("BEGIN; LOCK TABLE ratelimit.definitions")
@@ -135,7 +135,7 @@ func (s *snapshotSeen) Write(b []byte) (int, error) {
 // TestAnAnswerIsPrintedWithoutASnapshot: a pager in which somebody reads for hours holds back no vacuum.
 func TestAnAnswerIsPrintedWithoutASnapshot(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour))
-	w.sql("SELECT ratelimit.consume('l', 'k', rate => 1, period => '100000 hours'), ratelimit.block('l', NULL), ratelimit.hold('l', 'other', 'job', 0, forever => true)")
+	w.sql("SELECT ratelimit.consume('l', 'k', rate => 1, period => '100000 hours'), ratelimit.block('l', NULL, forever => true), ratelimit.hold('l', 'other', 'job', 0, forever => true)")
 	w.sql("INSERT INTO ratelimit.denials VALUES ('l', date_trunc('hour', now(), 'UTC'), 'k', 1, 1, now())")
 	w.url += "&application_name=" + w.name
 	for _, args := range [][]string{
@@ -190,7 +190,7 @@ func TestNoEscapeReachesTheTerminal(t *testing.T) {
 		{"limits"},
 		{"locks"},
 		{"override", name, evil, "--rate", "3", "--reason", evil, "--who", evil, "--for", "1h"},
-		{"block", name, evil, "--reason", evil},
+		{"block", name, evil, "--reason", evil, "--forever"},
 		{"keys", name},
 		{"keys", name, "--denied"},
 		{"keys", evil},
@@ -215,7 +215,7 @@ func TestNoEscapeReachesTheTerminal(t *testing.T) {
 		{evil},
 		{"limits", evil},
 		{"limits", "--" + evil},
-		{"override", name, "--rate", evil},
+		{"override", name, "--rate", evil, "--forever"},
 		{"override", name, "x", "--rate", "1", "--until", evil},
 		{"replay", "--log", evil + ".csv", "--time", evil, "-c", evil},
 		{"replay", "--log", evil + ".csv", "--time", evil, "-c", "1/1h"},
@@ -244,8 +244,8 @@ func TestKeysThatNoServerTakes(t *testing.T) {
 	} {
 		key, id := row.text, strings.Replace(row.want, "1024 are", "255 are", 1)
 		for _, command := range [][]string{
-			{"show", "l", key}, {"block", "l", key}, {"reset", "l", key, "--yes"}, {"holds", "l", key}, {"release", "l", key, "x", "--yes"}, {"release", "l", "x", key, "--yes"}, {"override", "l", key, "--rate", "2"}, {"unblock", "l", key},
-			{"unlimited", "l", key}, {"restore", "l", key}, {"show", "l", "--part", key}, {"release", "l", "x", "--part", key, "--yes"}, {"release", "l", key, "--part", "x", "--yes"},
+			{"show", "l", key}, {"block", "l", key, "--forever"}, {"reset", "l", key, "--yes"}, {"holds", "l", key}, {"release", "l", key, "x", "--yes"}, {"release", "l", "x", key, "--yes"}, {"override", "l", key, "--rate", "2", "--forever"}, {"unblock", "l", key},
+			{"unlimited", "l", key, "--forever"}, {"restore", "l", key}, {"show", "l", "--part", key}, {"release", "l", "x", "--part", key, "--yes"}, {"release", "l", key, "--part", "x", "--yes"},
 			{"show", key}, {"keys", key}, {"overrides", key}, {"sweep", "l", key}, {"holds", key}, {"reset", key, "k", "--yes"}, {"release", key, "x", "--yes"}, {"replay", "--query", "SELECT now()", "--published", key},
 		} {
 			r := w.run(command...)
@@ -270,13 +270,13 @@ func TestMissingGrants(t *testing.T) {
 	}{
 		{look, []string{"limits"}}, {look, []string{"keys", "l"}}, {look, []string{"keys", "l", "--denied"}}, {look, []string{"show", "l", "k"}}, {look, []string{"overrides"}},
 		{look, []string{"holds", "l"}}, {look, []string{"locks"}}, {look, []string{"replay", "--log", "testdata/messages.csv", "--time", "created_at", "--skip-mistakes", "--published", "l"}},
-		{operate, []string{"override", "l", "k", "--rate", "2", "--add"}}, {operate, []string{"block", "l", "k"}}, {operate, []string{"unblock", "l", "k"}}, {operate, []string{"unlimited", "l", "k"}},
+		{operate, []string{"override", "l", "k", "--rate", "2", "--add", "--forever"}}, {operate, []string{"block", "l", "k", "--forever"}}, {operate, []string{"unblock", "l", "k"}}, {operate, []string{"unlimited", "l", "k", "--forever"}},
 		{operate, []string{"restore", "l", "k"}}, {operate, []string{"reset", "l", "k", "--yes"}}, {operate, []string{"release", "l", "k", "job", "--yes"}},
 		{consume, []string{"sweep"}}, {consume, []string{"publish", "testdata/array.json", "--program", "other"}},
 	} {
 		t.Run(row.args[0], func(t *testing.T) {
 			w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour))
-			w.sql("SELECT ratelimit.consume('l', 'k', rate => 1, period => '100000 hours'), ratelimit.override('l', 'k', rate => 2), ratelimit.hold('l', 'k', 'job', 0, forever => true)")
+			w.sql("SELECT ratelimit.consume('l', 'k', rate => 1, period => '100000 hours'), ratelimit.override('l', 'k', rate => 2, forever => true), ratelimit.hold('l', 'k', 'job', 0, forever => true)")
 			w.sql("INSERT INTO ratelimit.limits VALUES ('l', 'full', 0, 1, 2, now() - interval '1 day')")
 			role := w.newRole()
 			sql := fmt.Sprintf("SELECT ratelimit.grant('%s', '%s')", role, row.work)
@@ -355,15 +355,15 @@ func TestAnOverrideThatCannotBeReadBack(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("signUps", 5, time.Hour))
 	w.sql("CREATE FUNCTION undo() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM ratelimit.overrides WHERE id = NEW.id; RETURN NULL; END'")
 	w.sql("CREATE TRIGGER undo AFTER INSERT ON ratelimit.overrides FOR EACH ROW EXECUTE FUNCTION undo()")
-	w.run("block", "signUps", "acme", "--reason", "r").wants(t, exitError, `the override #\d+ cannot be read back, so it was not made`)
+	w.run("block", "signUps", "acme", "--reason", "r", "--forever").wants(t, exitError, `the override #\d+ cannot be read back, so it was not made`)
 }
 
 func TestReasonsWhyNothingIsThere(t *testing.T) {
 	w := newMigrated(t)
 	w.schema = "no_such_schema"
 	for _, args := range [][]string{
-		{"limits"}, {"keys", "l"}, {"keys", "l", "--denied"}, {"show", "l"}, {"overrides"}, {"locks"}, {"override", "l", "k", "--rate", "2"}, {"block", "l", "k"},
-		{"unblock", "l", "k"}, {"unlimited", "l", "k"}, {"restore", "l", "k"}, {"reset", "l", "k", "--yes"}, {"sweep"},
+		{"limits"}, {"keys", "l"}, {"keys", "l", "--denied"}, {"show", "l"}, {"overrides"}, {"locks"}, {"override", "l", "k", "--rate", "2", "--forever"}, {"block", "l", "k", "--forever"},
+		{"unblock", "l", "k"}, {"unlimited", "l", "k", "--forever"}, {"restore", "l", "k"}, {"reset", "l", "k", "--yes"}, {"sweep"},
 		{"publish", "testdata/array.json", "--program", "other"}, {"holds", "l"}, {"release", "l", "k", "job"}, {"replay", "--log", "testdata/messages.csv", "--time", "1", "--published", "l"},
 	} {
 		w.run(args...).wants(t, exitError, `^txlimit: there is no schema no_such_schema \(database \S+, on host \S+, role \S+\)\. Is that the right database\? Other schemas have them: --schema ratelimit\. If one was renamed, do not migrate: docs/operations\.md#rename-or-move-the-schema\n$`)
@@ -399,8 +399,8 @@ func TestARateOf0OfAKeyIsGiven(t *testing.T) {
 // The override in force is found although a hundred newer ones have ended, and one without an end in the calendar is no error.
 func TestShowFindsTheOverrideInForce(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 1, time.Hour))
-	w.sql("SELECT ratelimit.block('l', 'k', until => 'infinity', reason => 'abuse')")
-	w.sql("SELECT ratelimit.override('l', 'k', rate => 1 + n) FROM generate_series(1, 120) AS n")
+	w.sql("SELECT ratelimit.block('l', 'k', forever => true, reason => 'abuse')")
+	w.sql("SELECT ratelimit.override('l', 'k', rate => 1 + n, forever => true) FROM generate_series(1, 120) AS n")
 	w.sql("SELECT ratelimit.restore('l', 'k', 'numbers')")
 	k := parse[keyDetails](t, w.run("show", "l", "k", "--json"))
 	if k.Override == nil || k.Override.Effect != effectBlock || k.Override.Until != nil || k.Reason != ratelimit.ReasonBlock || k.RetryAt != nil || len(k.History) != 100 {
@@ -411,7 +411,7 @@ func TestShowFindsTheOverrideInForce(t *testing.T) {
 	w.run("overrides").wants(t, exitOK, `block +for good`)
 	w.run("keys", "l", "--all").wants(t, exitOK, `k .* block`)
 	// One for every key goes after the key's own, though it is newer.
-	w.sql("SELECT ratelimit.unlimited('l', NULL)")
+	w.sql("SELECT ratelimit.unlimited('l', NULL, forever => true)")
 	if k := parse[keyDetails](t, w.run("show", "l", "k", "--json")); k.Override.Effect != effectBlock {
 		t.Errorf("%+v", k.Override)
 	}
@@ -425,7 +425,7 @@ func TestShowFindsTheOverrideInForce(t *testing.T) {
 // A limit that denies everything stays so under an override that leaves its rate, and is shown as what it is.
 func TestALimitOfNothingUnderAnOverride(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("never", 0, time.Hour))
-	w.sql("SELECT ratelimit.override('never', 'k', capacity => 5, max_reserved => 2)")
+	w.sql("SELECT ratelimit.override('never', 'k', capacity => 5, max_reserved => 2, forever => true)")
 	r := w.run("show", "never", "k")
 	r.wants(t, exitOK, "denied +yes, by policy", "balance +0\n", "override +#[0-9]+: capacity 5, at most 2 reserved")
 	if strings.Contains(r.out, "cannot read") {
@@ -434,7 +434,7 @@ func TestALimitOfNothingUnderAnOverride(t *testing.T) {
 	if _, err := new(ratelimit.Limiter).Consume(t.Context(), w.conn, ratelimit.TokenBucket("never", 0, time.Hour).Key("k")); err == nil {
 		t.Error("granted")
 	}
-	w.sql("SELECT ratelimit.override('never', 'k', rate => 3)")
+	w.sql("SELECT ratelimit.override('never', 'k', rate => 3, forever => true)")
 	w.run("show", "never", "k").wants(t, exitOK, "denied +no", "balance +3 of 3")
 }
 
@@ -469,7 +469,7 @@ func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
 func TestOutputThatCannotBeWritten(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 1, time.Hour))
 	w.change = func(a *app) { a.stdout = full{} }
-	for _, args := range [][]string{{"limits"}, {"limits", "--json"}, {"overrides", "--json"}, {"block", "l", "k"}, {"show", "l", "k"}, {"--help"}} {
+	for _, args := range [][]string{{"limits"}, {"limits", "--json"}, {"overrides", "--json"}, {"block", "l", "k", "--forever"}, {"show", "l", "k"}, {"--help"}} {
 		w.run(args...).wants(t, exitError, "the command has run, but its output could not be written: no space left on device")
 	}
 	w.run("keys").wants(t, exitUsage, "the name of the limit is missing") // the first mistake counts
@@ -512,10 +512,10 @@ func TestAnotherSchema(t *testing.T) {
 	w.run("__complete", "keys", "send").wants(t, exitOK, "^sendMessage\n")
 	w.run("replay", "--log", "testdata/messages.csv", "--time", "created_at", "--skip-mistakes", "--published", "sendMessage").wants(t, exitOK)
 	w.sql("SELECT ratelimit.consume('sendMessage', 'k', count => 20)")
-	w.run("override", "sendMessage", "k", "--capacity", "30", "--add").wants(t, exitOK, "added 10 tokens")
+	w.run("override", "sendMessage", "k", "--capacity", "30", "--add", "--forever").wants(t, exitOK, "added 10 tokens")
 	w.sql("ALTER FUNCTION ratelimit.add RENAME TO was_add")
-	w.run("override", "sendMessage", "k", "--capacity", "40", "--add").wants(t, exitError, `nothing was added: .*To try again: SELECT "a b".add\(\d+\)\n`)
-	w.as(w.newRole(), "block", "sendMessage", "k").wants(t, exitError, `permission denied for schema a b\. Have the owner of the schema run: SELECT "a b".grant\('\w+', 'operate'\)\n$`)
+	w.run("override", "sendMessage", "k", "--capacity", "40", "--add", "--forever").wants(t, exitError, `nothing was added: .*To try again: SELECT "a b".add\(\d+\)\n`)
+	w.as(w.newRole(), "block", "sendMessage", "k", "--forever").wants(t, exitError, `permission denied for schema a b\. Have the owner of the schema run: SELECT "a b".grant\('\w+', 'operate'\)\n$`)
 	w.schema = ""
 	w.run("limits").wants(t, exitError, "there is no schema ratelimit .* Other schemas have them: --schema 'a b'\\. If one was renamed, do not migrate: .*\n$")
 }
@@ -694,7 +694,7 @@ func TestLocks(t *testing.T) {
 	w.change = func(a *app) { a.patience = 500 * time.Millisecond }
 	w.run("reset", "sendMessage", "user-17", "--yes").wants(t, exitError, "`txlimit locks` shows which")
 	// An override is in force, although the addition has to wait.
-	w.run("override", "sendMessage", "user-17", "--capacity", "20", "--add").wants(t, exitError, `#\d+ is in force, but nothing was added: .*To try again: SELECT ratelimit.add\(\d+\)`)
+	w.run("override", "sendMessage", "user-17", "--capacity", "20", "--add", "--forever").wants(t, exitError, `#\d+ is in force, but nothing was added: .*To try again: SELECT ratelimit.add\(\d+\)`)
 	w.run("overrides").wants(t, exitOK, "capacity 20")
 
 	// Interrupted, it ends.
@@ -857,19 +857,19 @@ func TestAKeyWithNumbersOfItsOwn(t *testing.T) {
 	}
 
 	// An override of numbers leaves zone and anchor to the program.
-	w.sql("SELECT ratelimit.override('exports', 'acme', rate => 40, capacity => 50)")
+	w.sql("SELECT ratelimit.override('exports', 'acme', rate => 40, capacity => 50, forever => true)")
 	if k = show(); k.Numbers != nil || k.Remaining != nil || k.Override == nil {
 		t.Errorf("%+v", k)
 	}
 	if k = show(numbers[4:]...); *k.Numbers.Rate != 40 || *k.Numbers.Capacity != 50 || *k.Remaining != 0 || !k.RetryAt.Equal(denied.RetryAt) {
 		t.Errorf("%+v", k)
 	}
-	w.sql("SELECT ratelimit.block('exports', 'acme')")
+	w.sql("SELECT ratelimit.block('exports', 'acme', forever => true)")
 	if k = show(); k.Reason != ratelimit.ReasonBlock || k.Remaining != nil {
 		t.Errorf("%+v", k)
 	}
 	w.sql("SELECT ratelimit.unblock('exports', 'acme')")
-	w.sql("SELECT ratelimit.unlimited('exports', 'acme')")
+	w.sql("SELECT ratelimit.unlimited('exports', 'acme', forever => true)")
 	if k = show(); *k.Denied || k.Reason != "" || k.Remaining != nil {
 		t.Errorf("%+v", k)
 	}
@@ -919,37 +919,37 @@ func TestOneDefinitionCounts(t *testing.T) {
 func TestAnOverrideOfEveryKeySaysWhomItReaches(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 1, time.Hour), ratelimit.TokenBucket("v", 1, time.Hour, ratelimit.Varies(24*time.Hour)))
 	const itsOwn = "Keys to which the program gives numbers of their own get these, too"
-	r := w.run("override", "l", "--rate", "5", "--yes")
+	r := w.run("override", "l", "--rate", "5", "--yes", "--forever")
 	r.wants(t, exitOK)
 	if strings.Contains(r.out, "of its own") || strings.Contains(r.out, itsOwn) {
 		t.Error(r)
 	}
-	w.sql("SELECT ratelimit.block('l', 'a'), ratelimit.override('l', 'b', rate => 3), ratelimit.override('l', 'b', rate => 4), ratelimit.block('v', 'c', until => now() + interval '1 hour')")
-	w.run("override", "l", "--rate", "6", "--yes").wants(t, exitOK, "2 keys have overrides of their own, and keep them")
-	w.run("override", "v", "--rate", "6", "--yes").wants(t, exitOK, "1 key has an override of its own, and keeps it. "+itsOwn)
-	if r := w.run("block", "v", "--yes"); strings.Contains(r.out, itsOwn) || !strings.Contains(r.out, "1 key has an override of its own") {
+	w.sql("SELECT ratelimit.block('l', 'a', forever => true), ratelimit.override('l', 'b', rate => 3, forever => true), ratelimit.override('l', 'b', rate => 4, forever => true), ratelimit.block('v', 'c', until => now() + interval '1 hour')")
+	w.run("override", "l", "--rate", "6", "--yes", "--forever").wants(t, exitOK, "2 keys have overrides of their own, and keep them")
+	w.run("override", "v", "--rate", "6", "--yes", "--forever").wants(t, exitOK, "1 key has an override of its own, and keeps it. "+itsOwn)
+	if r := w.run("block", "v", "--yes", "--forever"); strings.Contains(r.out, itsOwn) || !strings.Contains(r.out, "1 key has an override of its own") {
 		t.Error(r)
 	}
-	w.runWith(t.Context(), "n\n", "override", "v", "--rate", "7").wants(t, exitError, "1 key has .* get these, too. Give every key of v other numbers?")
-	if d := parse[decided](t, w.run("override", "l", "--rate", "6", "--yes", "--json")); d.KeysWith == nil || *d.KeysWith != 2 {
+	w.runWith(t.Context(), "n\n", "override", "v", "--rate", "7", "--forever").wants(t, exitError, "1 key has .* get these, too. Give every key of v other numbers?")
+	if d := parse[decided](t, w.run("override", "l", "--rate", "6", "--yes", "--json", "--forever")); d.KeysWith == nil || *d.KeysWith != 2 {
 		t.Errorf("%+v", d)
 	}
 	// What would be added to a key depends on its own capacity.
 	w.sql("SELECT ratelimit.consume('v', 'd', rate => 9, period => '1 hour', count => 9)")
-	w.run("override", "v", "d", "--rate", "20", "--add").wants(t, exitUsage, "--add needs --capacity, and --capacity-now")
+	w.run("override", "v", "d", "--rate", "20", "--add", "--forever").wants(t, exitUsage, "--add needs --capacity, and --capacity-now")
 	w.run("overrides", "v").wants(t, exitOK)
 	if r := w.run("overrides", "v"); strings.Contains(r.out, "rate 20") {
 		t.Errorf("it was overridden nevertheless: %s", r)
 	}
-	w.run("override", "v", "d", "--rate", "20", "--capacity", "20", "--capacity-now", "9", "--add").wants(t, exitOK, "added 11 tokens")
+	w.run("override", "v", "d", "--rate", "20", "--capacity", "20", "--capacity-now", "9", "--add", "--forever").wants(t, exitOK, "added 11 tokens")
 	// An override in force knows it, unless it has no capacity.
-	w.run("override", "v", "e", "--rate", "3").wants(t, exitOK)
-	w.run("override", "v", "e", "--rate", "20", "--capacity", "20", "--add").wants(t, exitUsage, "--add needs --capacity-now")
-	w.run("override", "v", "e", "--rate", "20", "--capacity", "20", "--capacity-now", "9", "--add").wants(t, exitOK, "added nothing")
-	w.run("override", "v", "e", "--rate", "25", "--add").wants(t, exitUsage, "--add needs --capacity\n")
-	w.run("override", "v", "e", "--capacity", "25", "--capacity-now", "19", "--add").wants(t, exitUsage, "--capacity-now 19 is not the capacity in force: override #[0-9]+ has 20")
-	w.run("override", "l", "b", "--capacity", "25", "--capacity-now", "19", "--add").wants(t, exitUsage, "--capacity-now 19 is not the capacity in force: override #[0-9]+ has 4")
-	w.run("override", "v", "e", "--capacity", "25", "--add").wants(t, exitOK, "added nothing")
+	w.run("override", "v", "e", "--rate", "3", "--forever").wants(t, exitOK)
+	w.run("override", "v", "e", "--rate", "20", "--capacity", "20", "--add", "--forever").wants(t, exitUsage, "--add needs --capacity-now")
+	w.run("override", "v", "e", "--rate", "20", "--capacity", "20", "--capacity-now", "9", "--add", "--forever").wants(t, exitOK, "added nothing")
+	w.run("override", "v", "e", "--rate", "25", "--add", "--forever").wants(t, exitUsage, "--add needs --capacity\n")
+	w.run("override", "v", "e", "--capacity", "25", "--capacity-now", "19", "--add", "--forever").wants(t, exitUsage, "--capacity-now 19 is not the capacity in force: override #[0-9]+ has 20")
+	w.run("override", "l", "b", "--capacity", "25", "--capacity-now", "19", "--add", "--forever").wants(t, exitUsage, "--capacity-now 19 is not the capacity in force: override #[0-9]+ has 4")
+	w.run("override", "v", "e", "--capacity", "25", "--add", "--forever").wants(t, exitOK, "added nothing")
 	w.run("show", "v", "d").wants(t, exitOK, "balance +11(\\.[0-9]+)? of 20") // rate and capacity are the override's
 
 	// One program that says so is enough, if another one published later.
@@ -959,8 +959,8 @@ func TestAnOverrideOfEveryKeySaysWhomItReaches(t *testing.T) {
 	if err := new(ratelimit.Limiter).Publish(t.Context(), w.conn, "api", ratelimit.TokenBucket("l", 2, time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	w.run("override", "l", "d", "--rate", "20", "--add").wants(t, exitUsage, "--add needs --capacity, and --capacity-now")
-	w.run("override", "l", "--rate", "20", "--yes").wants(t, exitOK, itsOwn)
+	w.run("override", "l", "d", "--rate", "20", "--add", "--forever").wants(t, exitUsage, "--add needs --capacity, and --capacity-now")
+	w.run("override", "l", "--rate", "20", "--yes", "--forever").wants(t, exitOK, itsOwn)
 }
 
 // Only lines without an event are mistakes that can be left out. A report on a part of a log is worse than none.
@@ -1034,15 +1034,15 @@ func TestReplayWritesAPicture(t *testing.T) {
 func TestABlockOverNumbers(t *testing.T) {
 	limit := ratelimit.TokenBucket("l", 10, 100000*time.Hour)
 	w := newPublished(t, limit)
-	w.sql("SELECT ratelimit.override('l', 'k', rate => 500)")
+	w.sql("SELECT ratelimit.override('l', 'k', rate => 500, forever => true)")
 	w.sql("INSERT INTO ratelimit.limits VALUES ('l', 'k', 0, 1, 400, now())")
 	w.sql("SELECT ratelimit.block('l', 'k', until => now() + interval '1 hour')")
 	w.run("show", "l", "k").wants(t, exitOK, "override +#2: block", `in force +token bucket, 500 per .*by override #1`, `balance +400(\.\d+)? of 500`, "denied +yes, blocked by override #2")
 	// The key's blocks leave the numbers of every key.
-	w.sql("SELECT ratelimit.override('l', NULL, rate => 30), ratelimit.block('l', 'other')")
+	w.sql("SELECT ratelimit.override('l', NULL, rate => 30, forever => true), ratelimit.block('l', 'other', forever => true)")
 	w.run("show", "l", "other").wants(t, exitOK, "balance +30 of 30", "denied +yes, blocked")
 	// And one over no limit leaves that.
-	w.sql("SELECT ratelimit.unlimited('l', 'k'), ratelimit.block('l', 'k')")
+	w.sql("SELECT ratelimit.unlimited('l', 'k', forever => true), ratelimit.block('l', 'k', forever => true)")
 	w.run("show", "l", "k").wants(t, exitOK, "balance +unlimited: nothing is taken", "denied +yes, blocked by override")
 }
 
@@ -1054,7 +1054,7 @@ func TestKeysAreUTF8WhateverTheSessionIs(t *testing.T) {
 		separator = "&"
 	}
 	w.url += separator + "client_encoding=LATIN1"
-	w.run("block", "l", "é日").wants(t, exitOK)
+	w.run("block", "l", "é日", "--forever").wants(t, exitOK)
 	var key string
 	if err := w.conn.QueryRow(t.Context(), "SELECT key FROM ratelimit.overrides").Scan(&key); err != nil || key != "é日" {
 		t.Errorf("the key é日 is stored as %q, %v", key, err)

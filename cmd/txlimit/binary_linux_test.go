@@ -75,7 +75,7 @@ func TestTheProgramAsInstalled(t *testing.T) {
 	// It waits until all programs know of the override.
 	w.sql("SELECT ratelimit.consume('sendMessage', 'user-17', count => 20)")
 	began := time.Now()
-	out, err := w.program(libpq, "override", "sendMessage", "user-17", "--capacity", "30", "--add").CombinedOutput()
+	out, err := w.program(libpq, "override", "sendMessage", "user-17", "--capacity", "30", "--add", "--forever").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "added 10 tokens") || time.Since(began) < 2*time.Second {
 		t.Errorf("after %v: %v: %s", time.Since(began), err, out)
 	}

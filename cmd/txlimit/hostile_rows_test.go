@@ -98,7 +98,7 @@ func TestPrintedKeysAreTheKeys(t *testing.T) {
 		`"`, `""`, `"quoted"`, ` a`, "a ", "a\tb", "a\nb", "a\x1b[31m", "a\u202eb", "a\u009bb", "\u00a0", "a\u200b", "\u00e9",
 	}
 	for _, key := range keys {
-		w.sql("SELECT ratelimit.consume('l', $1, count => 2), ratelimit.override('l', $1, capacity => 20)", key)
+		w.sql("SELECT ratelimit.consume('l', $1, count => 2), ratelimit.override('l', $1, capacity => 20, forever => true)", key)
 		w.sql("INSERT INTO ratelimit.denials VALUES ('l', date_trunc('hour', now(), 'UTC'), $1, 1, 1, now())", key)
 	}
 	cell := regexp.MustCompile(`  +`)
@@ -198,7 +198,7 @@ func TestAResetIsInTheHistory(t *testing.T) {
 // Texts that the columns do not take are mistakes of the command line: nothing is sent.
 func TestLongReasonsAndNames(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 10, time.Hour))
-	for _, command := range []string{"block l k", "unlimited l k", "override l k --rate 2", "override l --rate 2 --yes"} {
+	for _, command := range []string{"block l k --forever", "unlimited l k --forever", "override l k --rate 2 --forever", "override l --rate 2 --yes --forever"} {
 		for flag, text := range map[string]string{"reason": strings.Repeat("é", 2048) + "x", "who": strings.Repeat("é", 128)} {
 			w.run(append(strings.Fields(command), "--"+flag, text)...).wants(t, exitUsage, fmt.Sprintf("--%s has %d bytes, more than (4096|255)", flag, len(text)))
 			w.run(append(strings.Fields(command), "--"+flag, "a\xff")...).wants(t, exitUsage, "--"+flag+" is not valid UTF-8")
@@ -209,6 +209,6 @@ func TestLongReasonsAndNames(t *testing.T) {
 		w.run(append(strings.Fields(command), "--who", strings.Repeat("x", 256))...).wants(t, exitUsage, "--who has 256 bytes, more than 255")
 	}
 	w.run("overrides", "--all").wants(t, exitNothing, "there were none")
-	w.run("block", "l", "k", "--reason", strings.Repeat("é", 2048), "--who", strings.Repeat("x", 255)).wants(t, exitOK, "block for l k")
+	w.run("block", "l", "k", "--reason", strings.Repeat("é", 2048), "--who", strings.Repeat("x", 255), "--forever").wants(t, exitOK, "block for l k")
 	w.run("unblock", "l", "k", "--who", strings.Repeat("x", 255)).wants(t, exitOK, "ended 1 override")
 }

@@ -260,10 +260,10 @@ func TestTheJSONIsAsDocumented(t *testing.T) {
 	}
 	run(exitNothing, "overrides", "overrides")
 	run(exitOK, "txlimit override", "override", "bucket", "acme", "--rate", "9", "--capacity", "20", "--max-reserved", "4", "--add", "--for", "1h", "--reason", "r")
-	run(exitOK, "txlimit override", "override", "bucket", "--rate", "9", "--yes")
+	run(exitOK, "txlimit override", "override", "bucket", "--rate", "9", "--yes", "--forever")
 	run(exitOK, "keys", "keys", "bucket", "--all")
 	run(exitOK, "show", "show", "bucket", "acme")
-	run(exitOK, "block", "block", "bucket", "acme")
+	run(exitOK, "block", "block", "bucket", "acme", "--forever")
 	run(exitOK, "keys", "keys", "bucket")
 	run(exitOK, "show", "show", "bucket", "acme")
 	run(exitOK, "reset", "reset", "bucket", "acme", "--yes")

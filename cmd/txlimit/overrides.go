@@ -284,7 +284,7 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 	err = a.inTx(ctx, func(tx pgx.Tx) error {
 		all := append([]any{name, key, d.reason, optional(d.who), length, end}, args...)
 		var id int64
-		err := tx.QueryRow(ctx, "SELECT "+function+`($1::text, $2::text, `+call+`until => coalesce(clock_timestamp() + $5::interval, $6::timestamptz), reason => $3::text, who => $4::text)`, all...).Scan(&id)
+		err := tx.QueryRow(ctx, "SELECT "+function+`($1::text, $2::text, `+call+`until => coalesce(clock_timestamp() + $5::interval, $6::timestamptz), reason => $3::text, who => $4::text, forever => $5::interval IS NULL AND $6::timestamptz IS NULL)`, all...).Scan(&id)
 		if err != nil {
 			return err
 		}
@@ -345,7 +345,7 @@ func (a *app) overrideCommand() *cobra.Command {
 	var rate, capacity, maxReserved, capacityNow float64
 	var add bool
 	c := &cobra.Command{
-		Use:   "override LIMIT [KEY] [--rate N] [--capacity N] [--max-reserved N] [--for 2h | --until WHEN] [--add]",
+		Use:   "override LIMIT [KEY] [--rate N] [--capacity N] [--max-reserved N] (--for 2h | --until WHEN | --forever) [--add]",
 		Short: "Give a key, or every key, other numbers",
 		Long: `Give a key of a limit other numbers, for a while or for good. A number without a flag stays as defined. A capacity that equals
 the rate follows the new rate. The newest override replaces older ones as a whole while it is in force, but a block stays. txlimit restore ends it.
@@ -515,7 +515,7 @@ ends it.` + everyKeyHelp,
 
 func (a *app) decisionCommand(name, function, question string, c *cobra.Command) *cobra.Command {
 	var d decision
-	c.Use = name + " LIMIT [KEY] [--for 2h | --until WHEN] [--reason TEXT]"
+	c.Use = name + " LIMIT [KEY] (--for 2h | --until WHEN | --forever) [--reason TEXT]"
 	a.takesKey(c)
 	d.flags(a, c)
 	return a.do(c, operate, func(ctx context.Context, args []string) error {

@@ -69,7 +69,7 @@ func TestAProgramFollows(t *testing.T) {
 	}
 	w.run("unblock", "sendMessage", "user-17").wants(t, exitOK)
 
-	w.run("unlimited", "sendMessage", "user-17").wants(t, exitOK)
+	w.run("unlimited", "sendMessage", "user-17", "--forever").wants(t, exitOK)
 	_ = until("unlimited", granted)
 	for range 5 {
 		if err := consume(); err != nil {
@@ -81,7 +81,7 @@ func TestAProgramFollows(t *testing.T) {
 
 	// The addition survives, although the program cut balances to the old capacity a moment ago.
 	w.change = func(a *app) { a.settle = 2 * time.Second }
-	w.run("override", "sendMessage", "user-17", "--capacity", "12", "--add").wants(t, exitOK, "added 10 tokens")
+	w.run("override", "sendMessage", "user-17", "--capacity", "12", "--add", "--forever").wants(t, exitOK, "added 10 tokens")
 	for range 10 {
 		if err := consume(); err != nil {
 			t.Errorf("of the 10 that were added: %v", err)

@@ -18,23 +18,30 @@ func duration(flag, text string) (interval pgtype.Interval, err error) {
 	return pgtype.Interval{Microseconds: d.Microseconds(), Valid: true}, nil
 }
 
-// end is when an override ends, by --for or --until.
-type end struct{ length, until string }
-
-func (e *end) flags(command *cobra.Command) {
-	command.Flags().StringVar(&e.length, "for", "", "for how `long`: 90s, 2h30m, 7d (default: for good)")
-	command.Flags().StringVar(&e.until, "until", "", "until `when`: \"2026-01-31 15:04\", in UTC, or RFC 3339 (default: for good)")
-	command.MarkFlagsMutuallyExclusive("for", "until")
+// end is when an override ends, by --for, --until or --forever.
+type end struct {
+	length, until string
+	forever       bool
 }
 
-// get returns the two as Postgres takes them. At most one is not nil.
+func (e *end) flags(command *cobra.Command) {
+	command.Flags().StringVar(&e.length, "for", "", "for how `long`: 90s, 2h30m, 7d")
+	command.Flags().StringVar(&e.until, "until", "", "until `when`: \"2026-01-31 15:04\", in UTC, or RFC 3339")
+	command.Flags().BoolVar(&e.forever, "forever", false, "without an end")
+	command.MarkFlagsMutuallyExclusive("for", "until", "forever")
+}
+
+// get returns the first two as Postgres takes them. Without an end, both are nil.
 func (e *end) get() (length *pgtype.Interval, until *time.Time, err error) {
 	if e.length != "" {
 		text, err := duration("--for", e.length)
 		return &text, nil, err
 	}
-	if e.until == "" {
+	switch {
+	case e.until == "" && e.forever:
 		return nil, nil, nil
+	case e.until == "":
+		return nil, nil, usagef("say when it ends: --for 2h, --until WHEN or --forever")
 	}
 	for _, layout := range []string{time.RFC3339, "2006-01-02 15:04:05Z", "2006-01-02 15:04:05", "2006-01-02 15:04", time.DateOnly} {
 		if t, err := time.Parse(layout, e.until); err == nil {

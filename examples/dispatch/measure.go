@@ -33,7 +33,7 @@ func measure(ctx context.Context, pool *pgxpool.Pool, limits *ratelimit.Limiter)
 		if request == rates.Global() {
 			numbers = append(numbers, ratelimit.Rate(1e6))
 		}
-		if _, err := limits.Override(ctx, pool, request, time.Time{}, "measured", "dispatch", numbers...); err != nil {
+		if _, err := limits.Override(ctx, pool, request, ratelimit.Terms{Forever: true, Reason: "measured", Who: "dispatch"}, numbers...); err != nil {
 			return err
 		}
 	}
@@ -55,7 +55,7 @@ func measure(ctx context.Context, pool *pgxpool.Pool, limits *ratelimit.Limiter)
 // beside prints what examples/river-dispatch prints, of the same work: 20 jobs a second of the tenant with the backlog, for 20 seconds, and two jobs a
 // second of small tenants.
 func beside(ctx context.Context, pool *pgxpool.Pool, limits *ratelimit.Limiter) error {
-	if _, err := limits.Override(ctx, pool, rates.Key("flood"), time.Time{}, "measured", "dispatch", ratelimit.Rate(20), ratelimit.Capacity(10)); err != nil {
+	if _, err := limits.Override(ctx, pool, rates.Key("flood"), ratelimit.Terms{Forever: true, Reason: "measured", Who: "dispatch"}, ratelimit.Rate(20), ratelimit.Capacity(10)); err != nil {
 		return err
 	}
 	before := fetched.Load()

@@ -144,7 +144,7 @@ func story(ctx context.Context, pool *pgxpool.Pool) error {
 
 	// The address that tries all accounts gets no more guesses for a day, whatever is refilled meanwhile. This program knows at once.
 	const spray = "203.0.113.10"
-	if _, err := limits.Block(ctx, pool, failedByAddress.Key(spray), time.Now().Add(24*time.Hour), "one password at 200 accounts", "login"); err != nil {
+	if _, err := limits.Block(ctx, pool, failedByAddress.Key(spray), ratelimit.Terms{For: 24 * time.Hour, Reason: "one password at 200 accounts", Who: "login"}); err != nil {
 		return err
 	}
 	denial, denied := errors.AsType[*ratelimit.DeniedError](login(ctx, pool, bob, spray, "secret"))

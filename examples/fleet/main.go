@@ -233,7 +233,7 @@ func story(ctx context.Context, first *pgxpool.Pool) (err error) {
 	fmt.Println("acme on server 2:", err)
 
 	// Globex, which has a blocked user, moves to server 2 while it sends.
-	if _, err := f.servers[1].Exec(ctx, "SELECT ratelimit.block('perUser', ratelimit.key('globex', 'eve'), reason => 'spam')"); err != nil {
+	if _, err := f.servers[1].Exec(ctx, "SELECT ratelimit.block('perUser', ratelimit.key('globex', 'eve'), reason => 'spam', forever => true)"); err != nil {
 		return err
 	}
 	before, err := f.sendMany(ctx, "globex", 12)

@@ -30,7 +30,7 @@ func measure(ctx context.Context, pool *pgxpool.Pool, limits *ratelimit.Limiter)
 		request ratelimit.Request
 		number  ratelimit.Option
 	}{{rates.Key("flood"), ratelimit.Rate(perSecond)}, {slots.Global(), ratelimit.Capacity(50)}, {inAll.Global(), ratelimit.Capacity(50)}} {
-		if _, err := limits.Override(ctx, pool, o.request, time.Time{}, "measured", "river-dispatch", o.number); err != nil {
+		if _, err := limits.Override(ctx, pool, o.request, ratelimit.Terms{Forever: true, Reason: "measured", Who: "river-dispatch"}, o.number); err != nil {
 			return err
 		}
 	}

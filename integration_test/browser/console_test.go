@@ -248,7 +248,7 @@ func TestAttacksInABrowser(t *testing.T) {
 	}
 	execute(t, pool, "INSERT INTO ratelimit.denials VALUES ($1, date_trunc('hour', now(), 'UTC'), $1, 1, 1, now())", evil)
 	execute(t, pool, "INSERT INTO ratelimit.usage VALUES ($1, date_trunc('minute', now()), 1, 1, 0, 1, 0, 0)", evil)
-	execute(t, pool, "SELECT ratelimit.override($1, $1, 20, reason => $1, who => $1)", evil)
+	execute(t, pool, "SELECT ratelimit.override($1, $1, 20, reason => $1, who => $1, forever => true)", evil)
 	p := open(t, pool, evil, desktop)
 	q := "?" + url.Values{"name": {evil}, "key": {evil}, "q": {evil}}.Encode()
 	for _, path := range []string{"", q, "limit" + q, "key" + q, "limit" + q + "&done=" + url.QueryEscape(evil)} {

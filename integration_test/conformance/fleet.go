@@ -116,15 +116,15 @@ func follow(t *trial) {
 	}
 	t.step = "before any override"
 	t.want(knows(ann) == 1000, "1000, as defined, came %v", knows(ann))
-	does("a raised key", "SELECT ratelimit.override('%s', '%s', capacity => 5000)", ann, 5000)
+	does("a raised key", "SELECT ratelimit.override('%s', '%s', capacity => 5000, forever => true)", ann, 5000)
 	t.want(knows(bob) == 1000, "another key as defined, came %v", knows(bob))
 	ends := while("a newer one, for a while", "SELECT ratelimit.override('%s', '%s', capacity => 20, until => clock_timestamp() + interval '%s')", 20)
-	does("a block before both", "SELECT ratelimit.block('%s', '%s')", ann, 0)
+	does("a block before both", "SELECT ratelimit.block('%s', '%s', forever => true)", ann, 0)
 	time.Sleep(time.Until(ends))
 	does("the end of the block, after that of the newer one", "SELECT ratelimit.unblock('%s', '%s')", ann, 5000)
 	ends = while("no limit for a while", "SELECT ratelimit.unlimited('%s', '%s', until => clock_timestamp() + interval '%s')", -1)
 	follows("the one before it, once that has ended", ann, 5000, ends, time.Time{})
-	does("one for every key", "SELECT ratelimit.override('%s', NULL, capacity => 70) WHERE '%s' <> ''", bob, 70)
+	does("one for every key", "SELECT ratelimit.override('%s', NULL, capacity => 70, forever => true) WHERE '%s' <> ''", bob, 70)
 	t.want(knows(ann) == 5000, "a key's own override before one for every key, came %v", knows(ann))
 	does("the end of the key's own", "SELECT ratelimit.restore('%s', '%s')", ann, 70)
 	does("the end of the one for every key", "SELECT ratelimit.restore('%s', NULL) WHERE '%s' <> ''", ann, 1000)
@@ -209,7 +209,7 @@ func openAll(t *trial) {
 		t.step = fmt.Sprintf("use %d of 10", i+1)
 		t.wantGrant(i < 10, err)
 	}
-	t.value("ratelimit.unlimited", "SELECT ratelimit.unlimited('"+limit.Name()+"', '"+t.key(0)+"')")
+	t.value("ratelimit.unlimited", "SELECT ratelimit.unlimited('"+limit.Name()+"', '"+t.key(0)+"', forever => true)")
 	t.step = "a call under the override"
 	for began := time.Now(); ; time.Sleep(pause) {
 		_, err := l.Consume(t.ctx, t.db, ann)

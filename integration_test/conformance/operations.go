@@ -123,11 +123,11 @@ func overrides(t *trial) {
 	}
 	t.must("Overrides.Load", o.Load(t.ctx))
 	l := &ratelimit.Limiter{Overrides: o}
-	_, err := l.Override(t.ctx, t.db, limit.Key("raised"), time.Time{}, "more", "conformance", ratelimit.Capacity(50))
+	_, err := l.Override(t.ctx, t.db, limit.Key("raised"), ratelimit.Terms{Forever: true, Reason: "more", Who: "conformance"}, ratelimit.Capacity(50))
 	t.must("Override", err)
-	_, err = l.Block(t.ctx, t.db, limit.Key("blocked"), time.Time{}, "", "")
+	_, err = l.Block(t.ctx, t.db, limit.Key("blocked"), ratelimit.Terms{Forever: true})
 	t.must("Block", err)
-	t.value("ratelimit.unlimited", "SELECT ratelimit.unlimited('"+limit.Name()+"', 'free')")
+	t.value("ratelimit.unlimited", "SELECT ratelimit.unlimited('"+limit.Name()+"', 'free', forever => true)")
 	t.must("Overrides.Load again", o.Load(t.ctx))
 	consume := func(step, key string, count float64, want error) {
 		_, err := l.Consume(t.ctx, t.db, limit.Key(key).Count(count))
@@ -144,9 +144,9 @@ func overrides(t *trial) {
 	if got := t.value("ratelimit.try of a blocked key", "SELECT granted::text FROM ratelimit.try('"+limit.Name()+"', 'blocked')"); got != "false" {
 		t.wrong("want a denial, came ok %s", got)
 	}
-	ended, err := l.Unblock(t.ctx, t.db, limit.Key("blocked"), "conformance")
+	ended, err := l.Unblock(t.ctx, t.db, limit.Key("blocked"), ratelimit.End{Who: "conformance"})
 	t.must("Unblock", err)
-	restored, err := l.Restore(t.ctx, t.db, limit.Key("raised"), "conformance")
+	restored, err := l.Restore(t.ctx, t.db, limit.Key("raised"), ratelimit.End{Who: "conformance"})
 	t.must("Restore", err)
 	t.want(ended == 1 && restored == 1, "a block and an override to end, came %d and %d", ended, restored)
 	t.must("Overrides.Load once more", o.Load(t.ctx))
@@ -161,7 +161,7 @@ func add(t *trial) {
 	ann := t.of(limit, t.key(0))
 	_, err := new(ratelimit.Limiter).Consume(t.ctx, t.db, ann.Count(10))
 	t.must("a use of everything", err)
-	id := t.value("ratelimit.override", "SELECT ratelimit.override('"+limit.Name()+"', '"+t.key(0)+"', capacity => 15)")
+	id := t.value("ratelimit.override", "SELECT ratelimit.override('"+limit.Name()+"', '"+t.key(0)+"', capacity => 15, forever => true)")
 	added := t.value("ratelimit.add", "SELECT ratelimit.add("+id+")::text")
 	t.want(added == "5", "5 tokens added, came %s", added)
 	raised := t.still("bucket", 15).Key(t.key(0))

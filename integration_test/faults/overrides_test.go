@@ -42,7 +42,7 @@ func TestABlockAfterAFailoverIsFollowed(t *testing.T) {
 	}
 
 	before.Kill()
-	if _, err := other.Exec(t.Context(), "SELECT ratelimit.block('api', 'ann')"); err != nil {
+	if _, err := other.Exec(t.Context(), "SELECT ratelimit.block('api', 'ann', forever => true)"); err != nil {
 		t.Fatal(err)
 	}
 	transactions(other, first+100)

@@ -72,7 +72,7 @@ var overrideMutations = []mutation{
 		tests: "TestABlockByGoHoldsAtOnce",
 	}, {
 		name: "decree-late", file: "ratelimit/overrides_write.go", what: "an end in the past reaches the server",
-		old: "algebra.At(until.Time) <= l.Overrides.moment(clockOf(db)).high", new: "false",
+		old: "algebra.At(at.Time) <= l.Overrides.moment(clockOf(db)).high", new: "false",
 		tests: "TestWhatGoRefusesToOverrideIsNotSent",
 	}, {
 		name: "decree-every-key", file: "ratelimit/overrides_write.go", what: "an override of all keys is for the empty key",

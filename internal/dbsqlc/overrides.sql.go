@@ -13,15 +13,17 @@ import (
 )
 
 const Block = `-- name: Block :one
-SELECT ratelimit.block($1::text, $2::text, $3::timestamptz, $4::text, $5::text)::bigint AS id
+SELECT ratelimit.block($1::text, $2::text, coalesce($3::timestamptz, clock_timestamp() + $4::interval), $5::text, $6::text, $7::boolean)::bigint AS id
 `
 
 type BlockParams struct {
-	Name   string
-	Key    pgtype.Text
-	Until  *time.Time
-	Reason string
-	Who    pgtype.Text
+	Name    string
+	Key     pgtype.Text
+	Until   *time.Time
+	Lasts   pgtype.Interval
+	Reason  string
+	Who     pgtype.Text
+	Forever bool
 }
 
 func (q *Queries) Block(ctx context.Context, arg BlockParams) (int64, error) {
@@ -29,8 +31,10 @@ func (q *Queries) Block(ctx context.Context, arg BlockParams) (int64, error) {
 		arg.Name,
 		arg.Key,
 		arg.Until,
+		arg.Lasts,
 		arg.Reason,
 		arg.Who,
+		arg.Forever,
 	)
 	var id int64
 	err := row.Scan(&id)
@@ -39,7 +43,7 @@ func (q *Queries) Block(ctx context.Context, arg BlockParams) (int64, error) {
 
 const Override = `-- name: Override :one
 SELECT ratelimit.override($1::text, $2::text, $3::double precision, $4::double precision,
-      $5::double precision, $6::timestamptz, $7::text, $8::text)::bigint AS id
+      $5::double precision, coalesce($6::timestamptz, clock_timestamp() + $7::interval), $8::text, $9::text, $10::boolean)::bigint AS id
 `
 
 type OverrideParams struct {
@@ -49,8 +53,10 @@ type OverrideParams struct {
 	Capacity    pgtype.Float8
 	MaxReserved pgtype.Float8
 	Until       *time.Time
+	Lasts       pgtype.Interval
 	Reason      string
 	Who         pgtype.Text
+	Forever     bool
 }
 
 func (q *Queries) Override(ctx context.Context, arg OverrideParams) (int64, error) {
@@ -61,8 +67,10 @@ func (q *Queries) Override(ctx context.Context, arg OverrideParams) (int64, erro
 		arg.Capacity,
 		arg.MaxReserved,
 		arg.Until,
+		arg.Lasts,
 		arg.Reason,
 		arg.Who,
+		arg.Forever,
 	)
 	var id int64
 	err := row.Scan(&id)

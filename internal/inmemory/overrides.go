@@ -47,10 +47,10 @@ func (s *session) decree(sql string, a arguments) (answer row, ok bool) {
 	case dbsqlc.Override:
 		o := override{ID: readOwner(&a), effect: "numbers"}
 		o.rate, o.capacity, o.maxReserved = take[pgtype.Float8](&a), take[pgtype.Float8](&a), take[pgtype.Float8](&a)
-		return s.make(o, take[*time.Time](&a)), true
+		return s.make(o, &a), true
 	case dbsqlc.Block:
 		o := override{ID: readOwner(&a), effect: "block"}
-		return s.make(o, take[*time.Time](&a)), true
+		return s.make(o, &a), true
 	case dbsqlc.Restore, dbsqlc.Unblock:
 		id, ended := readOwner(&a), int32(0)
 		for _, o := range s.overrides() {
@@ -73,11 +73,15 @@ func readOwner(a *arguments) ID {
 }
 
 // make adds an override, and answers its id.
-func (s *session) make(o override, until *time.Time) row {
+func (s *session) make(o override, a *arguments) row {
+	until, lasts := take[*time.Time](a), take[pgtype.Interval](a)
 	s.db.lastID++
 	o.id, o.made, o.ends = s.db.lastID, s.db.now, algebra.Forever
-	if until != nil {
+	switch {
+	case until != nil:
 		o.ends = algebra.At(*until)
+	case lasts.Valid:
+		o.ends = s.db.now + algebra.Micros(lasts.Microseconds)
 	}
 	s.changes = append(slices.Clip(s.changes), o)
 	return row{value: o.id}

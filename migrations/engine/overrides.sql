@@ -234,7 +234,7 @@ $body$;
 -- Adds a row. It refuses what a program could not use, and the name of no limit.
 CREATE OR REPLACE FUNCTION ratelimit._insert_override(
     name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision,
-    until timestamptz, reason text, who text
+    until timestamptz, reason text, who text, forever boolean
 ) RETURNS bigint
 LANGUAGE plpgsql
 AS $body$
@@ -263,6 +263,9 @@ BEGIN
             CASE WHEN coalesce(rate, max_reserved) IS NOT NULL THEN 'rate and max_reserved must be NULL for slots'
                  WHEN (capacity <= '1e9' AND capacity = trunc(capacity)) IS NOT TRUE THEN
                      pg_catalog.format('capacity of slots must be a whole number between 0 and 1e9, not %s', capacity) END
+        WHEN forever IS NULL THEN 'forever must be true or false, not NULL'
+        WHEN forever AND until IS NOT NULL THEN 'until and forever => true exclude each other'
+        WHEN NOT forever AND until IS NULL THEN 'until must be an instant before the year 10000; without an end, say forever => true'
         WHEN unknown THEN 'no program has published a limit of this name, but ' || ratelimit._nearest(name)
     END;
     IF wrong IS NOT NULL THEN
@@ -290,12 +293,12 @@ $body$;
 
 CREATE OR REPLACE FUNCTION ratelimit.override(
     name text, key text, rate double precision DEFAULT NULL, capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL,
-    until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
+    until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
-RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'numbers', rate, capacity, max_reserved, until, reason, who);
+RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'numbers', rate, capacity, max_reserved, until, reason, who, forever);
 
-COMMENT ON FUNCTION ratelimit.override(text, text, double precision, double precision, double precision, timestamptz, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.override(text, text, double precision, double precision, double precision, timestamptz, text, text, boolean) IS $text$
 Gives a rate limit other numbers, for one key or for all, until an instant or for good. Programs with Limiter.Overrides follow within two
 seconds of the commit.
 
@@ -309,9 +312,10 @@ Arguments:
   capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate. Of slots,
                 how many there are: they have no other number
   max_reserved  the most tokens that may be owed with reserve; default NULL: as defined
-  until         when it ends; default NULL: never
+  until         when it ends; required, unless forever is true
   reason        why, for those who look later: at most 4096 bytes
   who           who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
+  forever       true: it has no end, and until must be NULL. Default false
 
 It returns the id of its row in ratelimit.overrides. New numbers add no tokens to what a key has: see ratelimit.add. The newest
 override wins, but a block in force stays (a notice says so): see ratelimit.unblock. ratelimit.restore ends it. Keys to which the program gives numbers of their own have those of the override instead.
@@ -321,12 +325,12 @@ Errors:
 $text$;
 
 CREATE OR REPLACE FUNCTION ratelimit.block(
-    name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
+    name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
-RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'block', NULL, NULL, NULL, until, reason, who);
+RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'block', NULL, NULL, NULL, until, reason, who, forever);
 
-COMMENT ON FUNCTION ratelimit.block(text, text, timestamptz, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.block(text, text, timestamptz, text, text, boolean) IS $text$
 Denies a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Refunds, resets and tokens that
 were reserved before change nothing. Charges are still recorded. Arguments and result are the same as for ratelimit.override.
 
@@ -340,12 +344,12 @@ were then. Programs without Limiter.Overrides, and SQL with numbers of its own, 
 $text$;
 
 CREATE OR REPLACE FUNCTION ratelimit.unlimited(
-    name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL
+    name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
-RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'unlimited', NULL, NULL, NULL, until, reason, who);
+RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'unlimited', NULL, NULL, NULL, until, reason, who, forever);
 
-COMMENT ON FUNCTION ratelimit.unlimited(text, text, timestamptz, text, text) IS $text$
+COMMENT ON FUNCTION ratelimit.unlimited(text, text, timestamptz, text, text, boolean) IS $text$
 Grants a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Nothing is taken meanwhile. Arguments
 and result are the same as for ratelimit.override.
 
@@ -500,7 +504,7 @@ $body$;
 COMMENT ON FUNCTION ratelimit.add(bigint, double precision) IS $text$
 Adds the difference of the capacities to what the key of an override has, once for each override, and returns it.
 
-    SELECT ratelimit.override('signUps', 'acme', rate => 500); -- returns 17. Once that is committed:
+    SELECT ratelimit.override('signUps', 'acme', rate => 500, forever => true); -- returns 17. Once that is committed:
     SELECT ratelimit.add(17);
 
 A program that does not yet know of the override cuts what it finds to the old capacity. So the function waits for two seconds before it

@@ -182,7 +182,7 @@ func (c *visit) do(name, key string, f form) (did string, err error) {
 	if f.Action != "numbers" {
 		var beside bool
 		err := c.writing(func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "SELECT ratelimit."+f.Action+"($1::text, $2::text, $3::timestamptz, $4::text, $5::text)", name, scope, until, f.Reason, c.who)
+			_, err := tx.Exec(ctx, "SELECT ratelimit."+f.Action+"($1::text, $2::text, $3::timestamptz, $4::text, $5::text, $3::timestamptz IS NULL)", name, scope, until, f.Reason, c.who)
 			if err == nil && f.Action != "block" {
 				beside, err = blocked(ctx, tx, name, key)
 			}
@@ -213,7 +213,7 @@ func (c *visit) do(name, key string, f form) (did string, err error) {
 	var id int64
 	var beside bool
 	err = c.writing(func(ctx context.Context, tx pgx.Tx) error {
-		err := tx.QueryRow(ctx, "SELECT ratelimit.override($1::text, $2::text, $3::float8, $4::float8, $5::float8, $6::timestamptz, $7::text, $8::text)", name, scope, numbers[0], numbers[1], numbers[2], until, f.Reason, c.who).Scan(&id)
+		err := tx.QueryRow(ctx, "SELECT ratelimit.override($1::text, $2::text, $3::float8, $4::float8, $5::float8, $6::timestamptz, $7::text, $8::text, $6::timestamptz IS NULL)", name, scope, numbers[0], numbers[1], numbers[2], until, f.Reason, c.who).Scan(&id)
 		if err == nil {
 			beside, err = blocked(ctx, tx, name, key)
 		}

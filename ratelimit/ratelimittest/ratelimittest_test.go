@@ -442,7 +442,7 @@ func TestOverridesAndBlocks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must(limits.Override(t.Context(), db, all, time.Time{}, "a holiday", "bea", ratelimit.Capacity(7)))
+	must(limits.Override(t.Context(), db, all, ratelimit.Terms{Forever: true, Reason: "a holiday", Who: "bea"}, ratelimit.Capacity(7)))
 	decides("override", 7)
 	changedMyMind := errors.New("changed my mind")
 	block := func(end func(tx, nested pgx.Tx) error) error {
@@ -451,7 +451,7 @@ func TestOverridesAndBlocks(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if _, err := limits.Block(ctx, nested, ann, db.Now().Add(time.Hour), "", ""); err != nil {
+			if _, err := limits.Block(ctx, nested, ann, ratelimit.Terms{Until: db.Now().Add(time.Hour)}); err != nil {
 				return err
 			}
 			decides("override", 7)
@@ -476,22 +476,22 @@ func TestOverridesAndBlocks(t *testing.T) {
 	}
 	db.Advance(time.Hour)
 	decides("override", 7)
-	must(limits.Block(t.Context(), db, ann, time.Time{}, "", ""))
-	must(limits.Override(t.Context(), db, ann, time.Time{}, "", "", ratelimit.Rate(3)))
-	if n, err := limits.Unblock(t.Context(), db, ann, ""); err != nil || n != 1 {
+	must(limits.Block(t.Context(), db, ann, ratelimit.Terms{Forever: true}))
+	must(limits.Override(t.Context(), db, ann, ratelimit.Terms{Forever: true}, ratelimit.Rate(3)))
+	if n, err := limits.Unblock(t.Context(), db, ann, ratelimit.End{}); err != nil || n != 1 {
 		t.Errorf("unblocked %d, %v", n, err)
 	}
 	decides("override", 2)
 	for _, request := range []ratelimit.Request{ann, all} {
-		if n, err := limits.Restore(t.Context(), db, request, ""); err != nil || n != 1 {
+		if n, err := limits.Restore(t.Context(), db, request, ratelimit.End{}); err != nil || n != 1 {
 			t.Errorf("restored %d, %v", n, err)
 		}
 	}
 	decides("definition", 2)
-	if n, err := limits.Restore(t.Context(), db, all, ""); err != nil || n != 0 {
+	if n, err := limits.Restore(t.Context(), db, all, ratelimit.End{}); err != nil || n != 0 {
 		t.Errorf("restored %d, %v", n, err)
 	}
-	if _, err := limits.Block(t.Context(), db, ann, db.Now(), "", ""); !errors.Is(err, ratelimit.ErrInvalid) {
+	if _, err := limits.Block(t.Context(), db, ann, ratelimit.Terms{Until: db.Now()}); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Errorf("an end that is not in the future: %v", err)
 	}
 }
@@ -510,7 +510,7 @@ func TestASweepMindsOverrides(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, limit := range []ratelimit.Limit{bucket, varies} {
-		if _, err := limits.Override(t.Context(), db, limit.Key("ann"), time.Time{}, "", "", ratelimit.Capacity(1e6)); err != nil {
+		if _, err := limits.Override(t.Context(), db, limit.Key("ann"), ratelimit.Terms{Forever: true}, ratelimit.Capacity(1e6)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -518,7 +518,7 @@ func TestASweepMindsOverrides(t *testing.T) {
 	sweep(0, bucket)
 	sweep(1, varies) // bob's
 	for _, limit := range []ratelimit.Limit{bucket, varies} {
-		if _, err := limits.Restore(t.Context(), db, limit.Key("ann"), ""); err != nil {
+		if _, err := limits.Restore(t.Context(), db, limit.Key("ann"), ratelimit.End{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -707,7 +707,7 @@ func TestInABubble(t *testing.T) {
 		// Overrides are made by the database's clock.
 		limits.Overrides = &ratelimit.Overrides{DB: db}
 		db.Set(time.Now())
-		if _, err := limits.Block(t.Context(), db, bucket.Key("bob"), time.Now().Add(time.Hour), "", ""); err != nil {
+		if _, err := limits.Block(t.Context(), db, bucket.Key("bob"), ratelimit.Terms{For: time.Hour}); err != nil {
 			t.Fatal(err)
 		}
 		for _, granted := range []bool{false, true} {
@@ -720,12 +720,12 @@ func TestInABubble(t *testing.T) {
 			time.Sleep(time.Hour)
 		}
 		db.Set(time.Now())
-		if _, err := limits.Block(t.Context(), db, bucket.Key("bob"), time.Time{}, "", ""); err != nil {
+		if _, err := limits.Block(t.Context(), db, bucket.Key("bob"), ratelimit.Terms{Forever: true}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
 		db.Set(time.Now())
-		if _, err := limits.Unblock(t.Context(), db, bucket.Key("bob"), ""); err != nil {
+		if _, err := limits.Unblock(t.Context(), db, bucket.Key("bob"), ratelimit.End{}); err != nil {
 			t.Fatal(err)
 		}
 		if err := limits.Overrides.Load(t.Context()); err != nil {

@@ -199,7 +199,7 @@ func TestABlockOfAnUnlimitedLimitHasNoQuota(t *testing.T) {
 	db := ratelimittest.New(t)
 	limits := &ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: db}}
 	request := ratelimit.Unlimited("search").Key("ann")
-	if _, err := limits.Block(t.Context(), db, request, time.Time{}, "", ""); err != nil {
+	if _, err := limits.Block(t.Context(), db, request, ratelimit.Terms{Forever: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := limits.Overrides.Load(t.Context()); err != nil {
