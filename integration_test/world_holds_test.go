@@ -41,6 +41,7 @@ type worldHold struct {
 	when      time.Time // of its end
 
 	tokens, inSlots string // the states of its rows: "" if there is none with its token
+	goesOn          bool   // its id is another's, and its tokens are still to come back
 }
 
 // slots are the requests for the slots of a key.
@@ -71,19 +72,20 @@ func (w *everything) looks() {
 	states := map[[3]string]string{}
 	var name, id, state, token string
 	_, err = pgx.ForEachRow(rows, []any{&name, &id, &state, &token}, func() error {
-		if token != "" {
-			id = "" // one that has expired may go on without it
+		if strings.HasPrefix(id, "~") {
+			id = "~" // one that has expired goes on without its id
 		}
 		states[[3]string{name, id, token}] = state
 		return nil
 	})
 	w.must(err)
 	for _, h := range w.holds {
-		id, token := h.id, ""
+		token, name := "", w.limits[h.of.limit].Name()
 		if !h.until.IsZero() {
-			id, token = "", h.token[1:33]
+			token = h.token[1:33]
 		}
-		h.tokens, h.inSlots = states[[3]string{w.limits[h.of.limit].Name(), id, token}], states[[3]string{worldSlotsLimit.Name(), id, token}]
+		h.tokens, h.inSlots = states[[3]string{name, h.id, token}], states[[3]string{worldSlotsLimit.Name(), h.id, token}]
+		h.goesOn = states[[3]string{name, "~", token}] == "held"
 		if h.until.IsZero() && h.ended != "" {
 			h.tokens, h.inSlots = "", "" // an id without an end is everybody's
 		}
@@ -113,7 +115,7 @@ func (w *everything) live(k int) (live []*worldHold) {
 func (w *everything) expired(ids ...worldKey) (expired []*worldHold) {
 	for _, h := range w.holds {
 		of := slices.ContainsFunc(ids, func(id worldKey) bool { return id == h.of || id.key == h.of.key && h.inSlots == "held" })
-		if of && !h.until.IsZero() && !h.until.After(w.clock.now) && (h.tokens == "held" || h.inSlots == "held") {
+		if of && !h.until.IsZero() && !h.until.After(w.clock.now) && (h.tokens == "held" || h.inSlots == "held" || h.goesOn) {
 			expired = append(expired, h)
 		}
 	}

@@ -534,6 +534,8 @@ func (w *everything) dead(id worldKey, b ratelimit.Balance, what string) {
 	w.must(w.pool.QueryRow(w.Context(), "SELECT coalesce(sum(value), 0) FROM ratelimit.limits WHERE name = $1 AND key = $2", b.Limit.Name(), b.Key).Scan(&sum))
 	for _, h := range w.expired(id) {
 		switch {
+		case h.goesOn:
+			return
 		case h.of != id || h.tokens != "held":
 		case !h.full || !w.whole(b, id, h.step, h.at, h.windowEnd):
 			return
