@@ -47,7 +47,7 @@ var figures = []figure{
 	{"denials_vs_for_update", "denials/s on a hot key, direct / SELECT FOR UPDATE", 8, false, denialsVsForUpdate},
 	{"pipelined_tx", "whole transactions, limiter in both, 16 goroutines: in one batch / statement by statement", 1.5, false, pipelinedTx},
 	{"multi_3", "three limits in one call, in a READ COMMITTED transaction, 16 goroutines / with a minimal function that decides three", 0.9, false, multi3},
-	{"each_100", "100 keys of one token bucket in a READ COMMITTED transaction, one worker: in one call of Each / in one of a minimal function that decides several keys", 0.9, false, each100},
+	{"each_100", "100 keys of one token bucket in a READ COMMITTED transaction, one worker: in one call of ConsumeEach / in one of a minimal function that decides several keys", 0.9, false, each100},
 	{"hold_vs_two_consumes", "processor time of a Hold and its Settle, of server and client, on a pool, one goroutine / of two Consumes", 1.6, true, holdVsTwoConsumes},
 	{"hold_denied_10000", "milliseconds of a denied Hold, on a pool, one goroutine, 10,000 live holds of the key", 10, true, holdDenied},
 	{"holds_renewed_10000", "milliseconds to extend 10,000 holds, one statement", 1000, true, holdsRenewed},

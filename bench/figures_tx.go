@@ -326,7 +326,7 @@ func multi3(ctx context.Context, e *env) (outcome, error) {
 }
 
 // each100 compares in a transaction of one worker, as one that fetches jobs of many customers has it: 100 keys of one token bucket in one call
-// of Each, in one call of a minimal function, in 100 calls, and in one UPDATE that decides nothing.
+// of ConsumeEach, in one call of a minimal function, in 100 calls, and in one UPDATE that decides nothing.
 func each100(ctx context.Context, e *env) (outcome, error) {
 	n := e.few(10_000)
 	all, limit := keys(n), plenty(0).limit(1)
@@ -359,16 +359,14 @@ func each100(ctx context.Context, e *env) (outcome, error) {
 		return outcome{}, err
 	}
 	c, err := e.compare(ctx, 2*pairs, slice,
-		on("one call of Each", pools[0], func(ctx context.Context, tx pgx.Tx, some []string) error {
+		on("one call of ConsumeEach", pools[0], func(ctx context.Context, tx pgx.Tx, some []string) error {
 			requests := make([]ratelimit.Request, len(some))
 			for i, key := range some {
 				requests[i] = limit.Key(key)
 			}
-			results, err := limits.Each(ctx, tx, requests...)
-			for i := range results {
-				if !results[i].OK {
-					return fmt.Errorf("denied: %+v", results[i])
-				}
+			decided, err := limits.ConsumeEach(ctx, tx, requests...)
+			for _, denial := range decided.Denied() {
+				err = fmt.Errorf("denied: %+v", denial)
 			}
 			return err
 		}),
@@ -401,7 +399,7 @@ func each100(ctx context.Context, e *env) (outcome, error) {
 		return outcome{}, err
 	}
 	result := c.outcome()
-	result.note += fmt.Sprintf("; of 100 calls of Consume: Each %.3g, the minimal function %.3g, one bare UPDATE of the rows %.3g",
+	result.note += fmt.Sprintf("; of 100 calls of Consume: ConsumeEach %.3g, the minimal function %.3g, one bare UPDATE of the rows %.3g",
 		c.ratio(0, 2), c.ratio(1, 2), c.ratio(3, 2))
 	return result, nil
 }

@@ -500,12 +500,12 @@ func TestWhatADeadWorkerHeldIsThere(t *testing.T) {
 			reserved, err := h.limits.Reserve(h.Context(), h.db, r)
 			return wants(reserved.Delay, time.Duration(0), err)
 		},
-		"Each": func(h holder, limit ratelimit.Limit, r ratelimit.Request) error {
+		"ConsumeEach": func(h holder, limit ratelimit.Limit, r ratelimit.Request) error {
 			all := []ratelimit.Request{limit.Key("b"), limit.Key("c"), limit.Key("d"), limit.Key("e")}
-			if _, err := h.limits.Each(h.Context(), h.db, all...); err != nil { // they have rows
+			if _, err := inOrder(h.limits.ConsumeEach(h.Context(), h.db, all...)); err != nil { // they have rows
 				return err
 			}
-			results, err := h.limits.Each(h.Context(), h.db, append(all, r)...)
+			results, err := inOrder(h.limits.ConsumeEach(h.Context(), h.db, append(all, r)...))
 			return wants(err == nil && results[4].OK, true, err)
 		},
 		"a list": func(h holder, _ ratelimit.Limit, _ ratelimit.Request) error {
@@ -716,7 +716,7 @@ func TestADeadWorkersTokensAtTheEdges(t *testing.T) {
 				"Hold":             func() error { return second(l.Hold(h.Context(), pool, "id", time.Hour, r)) },
 				"Charge":           func() error { return second(l.Charge(h.Context(), pool, r)) },
 				"of two":           func() error { return second(l.Consume(h.Context(), pool, r, month.Key("a"))) },
-				"Each":             func() error { return second(l.Each(h.Context(), pool, r, bucket.Key("b"))) },
+				"ConsumeEach":      func() error { return second(l.ConsumeEach(h.Context(), pool, r, bucket.Key("b"))) },
 				"a batch of sums":  batch("SELECT ratelimit._consume_keys('tokens', '{a}', 1000, '1000 s', 1000, '{1000}')"),
 				"a batch":          batch("SELECT ratelimit._coalesce('{tokens}', '{1000}', '{1000 s}', '{1000}', '{a}', '{1}', '{}', '{1}', '{1000}', '{0}', '{}', '{}', '{}', '{}', '{}', '{}')"),
 				"a batch, of asks": batch("SELECT ratelimit._coalesce('{tokens}', '{1000}', '{1000 s}', '{1000}', '{a}', '{1}', '{}', '{}', '{}', '{}', '{1}', '{1}', '{1}', '{NULL}', '{1000}', '{0}')"),

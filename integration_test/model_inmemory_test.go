@@ -162,7 +162,7 @@ func (s *sides) each(asks []ask) step {
 		requests = append(requests, a.request())
 	}
 	return func(ctx context.Context, limiter *ratelimit.Limiter, db ratelimit.DB) []outcome {
-		results, err := limiter.Each(ctx, db, requests...)
+		results, err := inOrder(limiter.ConsumeEach(ctx, db, requests...))
 		told := []outcome{{fmt.Sprint("each", asks), answered{}, textOf(err)}}
 		for _, result := range results {
 			told = append(told, outcome{"of each", answered{Result: result, receipt: result.Receipt()}, ""})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -18,14 +19,34 @@ import (
 	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 )
 
-// each calls Each, and wants no error.
+// each calls ConsumeEach, and wants no error.
 func (w world) each(requests ...ratelimit.Request) []ratelimit.Result {
 	w.Helper()
-	results, err := w.limiter.Each(w.Context(), w.db, requests...)
+	decided, err := w.limiter.ConsumeEach(w.Context(), w.db, requests...)
+	for range decided.Granted() {
+		break // which is allowed
+	}
+	for place, r := range decided.Granted() {
+		if !r.OK {
+			w.Fatalf("%d is denied, and among the granted: %+v", place, r)
+		}
+	}
+	results, err := inOrder(decided, err)
 	if err != nil || len(results) != len(requests) {
 		w.Fatalf("%d results of %d requests: %v", len(results), len(requests), err)
 	}
 	return results
+}
+
+// inOrder has the results at the places of their requests.
+func inOrder(decided ratelimit.EachResult, err error) ([]ratelimit.Result, error) {
+	all := maps.Collect(decided.Granted())
+	maps.Insert(all, decided.Denied())
+	results := make([]ratelimit.Result, len(all))
+	for place, result := range all {
+		results[place] = result
+	}
+	return results, err
 }
 
 // oks says which are granted: "+" and "-".
@@ -100,7 +121,7 @@ func TestEachAgreesWithConsume(t *testing.T) {
 					w.Fatal(err)
 				}
 			}
-			inMemory, err := w.limiter.Each(w.Context(), together, requests...)
+			inMemory, err := inOrder(w.limiter.ConsumeEach(w.Context(), together, requests...))
 			w.do(err)
 			for side, got := range map[string][]ratelimit.Result{"Postgres": w.each(requests...), "in memory": inMemory} {
 				for i := range want {
@@ -167,7 +188,7 @@ func TestEachUnderContention(t *testing.T) {
 						rand.Shuffle(len(requests), func(i, j int) { requests[i], requests[j] = requests[j], requests[i] })
 						var results []ratelimit.Result
 						err := limits.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {
-							results, err = limits.Each(ctx, tx, requests...)
+							results, err = inOrder(limits.ConsumeEach(ctx, tx, requests...))
 							return err
 						}, ratelimit.Isolation(level), ratelimit.Attempts(1000))
 						if err != nil {
@@ -216,7 +237,7 @@ func TestEachWaitsHoldingNothingThatComesLater(t *testing.T) {
 		for _, key := range []string{"a", "b", "c", "d", "e"} {
 			requests = append(requests, limit.Key(key))
 		}
-		succeeds(t, second(limits.Each(t.Context(), pool, requests...)))
+		succeeds(t, second(limits.ConsumeEach(t.Context(), pool, requests...)))
 		if first {
 			succeeds(t, limits.Reset(t.Context(), pool, limit.Key("a")))
 		}
@@ -225,7 +246,7 @@ func TestEachWaitsHoldingNothingThatComesLater(t *testing.T) {
 		succeeds(t, second(holder.Exec(t.Context(), "SELECT FROM ratelimit.limits WHERE key = 'c' FOR UPDATE")))
 		slices.Reverse(requests)
 		done := make(chan error, 1)
-		go func() { done <- second(limits.Each(t.Context(), pool, requests...)) }()
+		go func() { done <- second(limits.ConsumeEach(t.Context(), pool, requests...)) }()
 		waiting(t, pool, 1)
 		if n := scan[int](t, holder, "SELECT count(*) FROM (SELECT FROM ratelimit.limits WHERE key > 'c' FOR UPDATE NOWAIT) AS free"); n != 2 {
 			t.Errorf("%d rows are free", n)
@@ -256,9 +277,9 @@ func TestEachTellsWhenAForbiddenCountIsGranted(t *testing.T) {
 	began := time.Now()
 	now := began
 	limits.Clock = func() time.Time { return now }
-	succeeds(t, second((&ratelimit.Limiter{Clock: limits.Clock}).Each(t.Context(), pool, ran...))) // before it knows the overrides
+	succeeds(t, second((&ratelimit.Limiter{Clock: limits.Clock}).ConsumeEach(t.Context(), pool, ran...))) // before it knows the overrides
 	succeeds(t, limits.Overrides.Load(t.Context()))
-	results, err := limits.Each(t.Context(), pool, requests...)
+	results, err := inOrder(limits.ConsumeEach(t.Context(), pool, requests...))
 	if err != nil || oks(results) != "------" {
 		t.Fatalf("%s, %v", oks(results), err)
 	}
@@ -273,7 +294,7 @@ func TestEachTellsWhenAForbiddenCountIsGranted(t *testing.T) {
 			want  string
 		}{{time.Millisecond, "-"}, {0, "+"}} {
 			now = results[i].RetryAt.Add(-at.early)
-			if got, err := limits.Each(t.Context(), pool, request); err != nil || oks(got) != at.want {
+			if got, err := inOrder(limits.ConsumeEach(t.Context(), pool, request)); err != nil || oks(got) != at.want {
 				t.Errorf("%v, %v before %v: %s, %v", request, at.early, results[i].RetryAt, oks(got), err)
 			}
 		}
@@ -298,9 +319,9 @@ func TestEachUnderOverrides(t *testing.T) {
 	}
 	scan[int64](t, pool, "SELECT ratelimit.unlimited('each', 'free', forever => true)")
 	succeeds(t, limits.Overrides.Load(t.Context()))
-	results, err := limits.Each(t.Context(), pool,
+	results, err := inOrder(limits.ConsumeEach(t.Context(), pool,
 		limit.Key("blocked"), limit.Key("banned"), limit.Key("small").Count(5), limit.Key("smaller").Count(5), limit.Key("free").Count(1000), limit.Key("ann").Count(5),
-		limit.Key("small").Count(2), limit.Key("bob").Count(11))
+		limit.Key("small").Count(2), limit.Key("bob").Count(11)))
 	if err != nil || oks(results) != "----+++-" {
 		t.Fatalf("%s, %v", oks(results), err)
 	}
@@ -325,8 +346,8 @@ func TestAnObserverSeesEachAsConsumes(t *testing.T) {
 	limits := ratelimit.Limiter{Observer: func(_ context.Context, d ratelimit.Decision) {
 		seen = append(seen, fmt.Sprint(d.Verb, " ", len(d.Result.Requests), " ", d.Result.OK, " ", denied(d.Err), d.Err == nil))
 	}}
-	succeeds(t, second(limits.Each(t.Context(), coalescer, limit.Key("a"), limit.Key("b"), limit.Key("a"))))
-	if _, err := limits.Each(t.Context(), pool, limit.Key("a"), limit.Key("")); !errors.Is(err, ratelimit.ErrInvalid) {
+	succeeds(t, second(limits.ConsumeEach(t.Context(), coalescer, limit.Key("a"), limit.Key("b"), limit.Key("a"))))
+	if _, err := inOrder(limits.ConsumeEach(t.Context(), pool, limit.Key("a"), limit.Key(""))); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Fatal(err)
 	}
 	want := []string{"consume 1 true false true", "consume 1 true false true", "consume 1 false true false", "consume 2 false false false"}
@@ -396,7 +417,7 @@ func TestEachDecidesAnewWhatTheUpdateLeft(t *testing.T) {
 	for _, key := range []string{"a", "b", "c", "d", "e"} {
 		requests = append(requests, limit.Key(key))
 	}
-	succeeds(t, second(limits.Each(t.Context(), pool, requests...)))
+	succeeds(t, second(limits.ConsumeEach(t.Context(), pool, requests...)))
 	holder, err := pool.Begin(t.Context())
 	succeeds(t, err)
 	for _, sql := range []string{"DELETE FROM ratelimit.limits WHERE key = 'b'", "SELECT FROM ratelimit.limits WHERE key = 'd' FOR UPDATE"} {
@@ -405,7 +426,7 @@ func TestEachDecidesAnewWhatTheUpdateLeft(t *testing.T) {
 	results, done := []ratelimit.Result(nil), make(chan error, 1)
 	go func() {
 		var err error
-		results, err = limits.Each(t.Context(), pool, requests...)
+		results, err = inOrder(limits.ConsumeEach(t.Context(), pool, requests...))
 		done <- err
 	}()
 	waiting(t, pool, 1)
@@ -438,7 +459,7 @@ func TestEachWithOtherNumbers(t *testing.T) {
 				}
 			}
 		}
-		if _, err := w.limiter.Each(w.Context(), w.db, small.Key("x"), large.Key("x")); !errors.Is(err, ratelimit.ErrInvalid) {
+		if _, err := inOrder(w.limiter.ConsumeEach(w.Context(), w.db, small.Key("x"), large.Key("x"))); !errors.Is(err, ratelimit.ErrInvalid) {
 			w.Fatalf("one key with two numbers: %v", err)
 		}
 		w.do(w.limiter.Reset(w.Context(), w.db, requests...))

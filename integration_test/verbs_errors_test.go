@@ -79,7 +79,7 @@ func verbCalls(c *failing, db ratelimit.DB, r ratelimit.Request) map[string]func
 		"Release":      func() error { return l.Release(ctx, db, holdToken, r) },
 		"During":       func() error { return l.During(ctx, db, "work", time.Minute, noWork, r) },
 		"Once":         func() error { return second(l.Once(ctx, db, "event", time.Hour, r)) },
-		"Each":         func() error { return second(l.Each(ctx, db, r)) },
+		"ConsumeEach":  func() error { return second(l.ConsumeEach(ctx, db, r)) },
 		"Override":     func() error { return second(l.Override(ctx, db, r, ratelimit.Terms{Forever: true}, ratelimit.Rate(2))) },
 		"Block":        func() error { return second(l.Block(ctx, db, r, ratelimit.Terms{Forever: true})) },
 		"Restore":      func() error { return second(l.Restore(ctx, db, r, ratelimit.End{})) },

@@ -328,7 +328,7 @@ func TestPauseUnderOverrides(t *testing.T) {
 	})
 }
 
-// TestPauseOnOtherHandles: a Coalescer, the database in memory, the Observer, Each, holds, and what came before the pause.
+// TestPauseOnOtherHandles: a Coalescer, the database in memory, the Observer, ConsumeEach, holds, and what came before the pause.
 func TestPauseOnOtherHandles(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, 4)
@@ -354,7 +354,7 @@ func TestPauseOnOtherHandles(t *testing.T) {
 					t.Fatalf("%s: %+v", name, b)
 				}
 			}
-			results, err := limiter.Each(t.Context(), db, r, unused, unused, unused)
+			results, err := inOrder(limiter.ConsumeEach(t.Context(), db, r, unused, unused, unused))
 			if w.do(err); results[0].OK || !results[1].OK || !results[2].OK || results[3].OK || !results[3].RetryAt.Equal(until.Add(6*time.Second)) {
 				t.Fatalf("%s: %+v", name, results)
 			}

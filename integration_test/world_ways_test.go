@@ -358,7 +358,7 @@ func (w *everything) way(ctx context.Context, p *worldProgram, s worldStep, coun
 				committed, end = false, func() error { return tx.Rollback(ctx) }
 			}
 		}
-		results, err := p.limits.Each(ctx, db, counted(count, requests)...)
+		results, err := inOrder(p.limits.ConsumeEach(ctx, db, counted(count, requests)...))
 		w.must(end())
 		if err != nil {
 			return worldAnswer{failed: err}, false

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"iter"
 	"math"
 	"slices"
 	"time"
@@ -14,19 +15,43 @@ import (
 	"github.com/txlimit/txlimit/internal/handles"
 )
 
-// Each decides several requests, each by itself, as [Limiter.Consume] would one after another. It returns what Consume would for each
-// request, in their order, and is one statement. It is for a worker that fetches jobs of many tenants, in the transaction that fetches them:
+// EachResult is the answer to a [Limiter.ConsumeEach]: what a Consume of each request would have returned. The zero value has none.
+type EachResult struct {
+	results []Result // by request
+}
+
+// Granted yields the place of each request that was granted, from 0 on, and its result.
+func (r EachResult) Granted() iter.Seq2[int, Result] { return r.those(true) }
+
+// Denied yields the place of each request that was denied, from 0 on, and its result.
+func (r EachResult) Denied() iter.Seq2[int, Result] { return r.those(false) }
+
+// those are the results that are OK or, without ok, those that are not.
+func (r EachResult) those(ok bool) iter.Seq2[int, Result] {
+	return func(yield func(int, Result) bool) {
+		for place, result := range r.results {
+			if result.OK == ok && !yield(place, result) {
+				return
+			}
+		}
+	}
+}
+
+// ConsumeEach decides several requests, each by itself, as [Limiter.Consume] would one after another. It is one statement. It is for a
+// worker that fetches jobs of many tenants, in the transaction that fetches them:
 //
-//	results, err := limits.Each(ctx, tx, perTenant.Key("acme"), perTenant.Key("globex"), perTenant.Key("acme"))
-//	for i := range results {
-//		if results[i].OK { // run job i: results[i].Receipt() gives its token back
+//	decided, err := limits.ConsumeEach(ctx, tx, perTenant.Key("acme"), perTenant.Key("globex"), perTenant.Key("acme"))
+//	if err != nil {
+//		return err
+//	}
+//	for i, result := range decided.Granted() { // run job i: result.Receipt() gives its token back
 //
-// A denial is no error here, so look at OK of each result. What is denied takes nothing, and the others are granted all the same. Requests
-// for one key are decided in order, until its tokens are used up. RetryAt of a denied result is zero if waiting does not help: for a block
+// A denial is no error here: its request is among Denied. It takes nothing, and the others are granted all the same. Requests for
+// one key are decided in order, until its tokens are used up. RetryAt of a denied result is zero if waiting does not help: for a block
 // without an end, a rate of 0, or a count that the limit can never hold. The last is no [ErrExceedsCapacity] here, since an override or a
 // smaller plan of one key must not stop the others.
 //
-// In a transaction, all keys that were granted are locked until it ends, in the one order of all calls. Two calls of Each do not deadlock,
+// In a transaction, all keys that were granted are locked until it ends, in the one order of all calls. Two calls of ConsumeEach do not deadlock,
 // unless both have two requests for one key of a limit with [Shards]. Above READ COMMITTED, another transaction's change of a key is 40001:
 // [Limiter.InTx] runs the transaction again. Outside a transaction, all that is granted is committed together. On a [Coalescer], its pool
 // is used.
@@ -34,7 +59,7 @@ import (
 // Keys of one token bucket without shards, all of them used before, cost least together. Other requests are decided one after another within
 // the statement. No requests, a mistake in one of them, or other numbers for a key twice are [ErrInvalid], before anything is sent. After an
 // error, there are no results, and nothing was taken, except after [ErrUnknownOutcome]. The Observer is told of each request, as of a Consume.
-func (l *Limiter) Each(ctx context.Context, db DB, requests ...Request) ([]Result, error) {
+func (l *Limiter) ConsumeEach(ctx context.Context, db DB, requests ...Request) (EachResult, error) {
 	began := time.Now()
 	if coalescer, ok := coalescerOf(db); ok && !noDatabase(db) {
 		db = coalescer.Pool
@@ -53,12 +78,12 @@ func (l *Limiter) Each(ctx context.Context, db DB, requests ...Request) ([]Resul
 	took := time.Since(began)
 	if err != nil {
 		l.observe(ctx, verbConsume, took, unanswered(verbEach, requests), err)
-		return nil, err
+		return EachResult{}, err
 	}
 	for i := range results {
 		l.observe(ctx, verbConsume, took, results[i], denials[i])
 	}
-	return results, nil
+	return EachResult{results}, nil
 }
 
 // each decides the requests. A denial is an error at the place of its request.

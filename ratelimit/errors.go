@@ -20,19 +20,19 @@ import (
 //
 //	ErrDenied             nothing was consumed: Consume, Wait, Reserve, Take, Check, Hold, During, Once, QueueConsume, SendTx
 //	ErrHoldLost           the hold is, or may be, another's: Settle, Release (by the id of a hold that has an end), During
-//	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Pause, Resume, Each,
-//	                      Hold, Settle, Release, During (or its function has used what was not held), Once,
+//	ErrInvalid            nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Pause, Resume,
+//	                      ConsumeEach, Hold, Settle, Release, During (or its function has used what was not held), Once,
 //	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open,
 //	                      Limit, Validate, UnmarshalJSON, Load, Run
 //	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, Hold, During, Once, QueueConsume
-//	ErrNotLoaded          nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Pause, Resume, Each,
-//	                      Hold, Settle, Release, During, Once, QueueConsume
-//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Reset, Move, Pause, Resume, Each, Hold, During, Once,
-//	                      Override, Block, Restore, Unblock, QueueConsume (on a closed Coalescer: Consume, Wait, Reserve, Take)
+//	ErrNotLoaded          nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Pause, Resume,
+//	                      ConsumeEach, Hold, Settle, Release, During, Once, QueueConsume
+//	ErrClosed             nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Reset, Move, Pause, Resume, ConsumeEach, Hold, During,
+//	                      Once, Override, Block, Restore, Unblock, QueueConsume (on a closed Coalescer: Consume, Wait, Reserve, Take)
 //	ErrAttemptsExhausted  nothing was committed: InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open, During; Consume, Wait, Reserve, Take,
 //	                      Charge (on a Coalescer)
-//	ErrUnknownOutcome     perhaps committed: InTx, InSQLTx, SendTx, Sweep; Consume, Wait, Reserve, Take, Charge, Refund, Each, Hold,
-//	                      Settle, Release, During, Once, QueueConsume (outside a transaction)
+//	ErrUnknownOutcome     perhaps committed: InTx, InSQLTx, SendTx, Sweep; Consume, Wait, Reserve, Take, Charge, Refund, ConsumeEach,
+//	                      Hold, Settle, Release, During, Once, QueueConsume (outside a transaction)
 //	migrations.ErrBehind  nothing was written: Open
 //	any other             nothing was committed, except by Reset, Move, Pause, Resume, Override, Block, Restore, Unblock, Publish,
 //	                      Open, Close, Retry and During

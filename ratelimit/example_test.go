@@ -447,7 +447,7 @@ func ExampleLimiter_Take() {
 }
 
 // A worker fetches jobs of many customers. What is denied is fetched later, and delays nobody else.
-func ExampleLimiter_Each() {
+func ExampleLimiter_ConsumeEach() {
 	perCustomer := ratelimit.TokenBucket("webhooks", 2, time.Hour)
 	jobs := []string{"acme 1", "acme 2", "acme 3", "globex 1"} // in an application, of a SELECT ... FOR UPDATE SKIP LOCKED
 	var granted, later []string
@@ -458,16 +458,15 @@ func ExampleLimiter_Each() {
 			customer, _, _ := strings.Cut(job, " ")
 			requests[i] = perCustomer.Key(customer)
 		}
-		results, err := limits.Each(ctx, tx, requests...) // one for each job
+		decided, err := limits.ConsumeEach(ctx, tx, requests...) // one for each job
 		if err != nil {
 			return err
 		}
-		for i, result := range results {
-			if result.OK {
-				granted = append(granted, jobs[i])
-			} else {
-				later = append(later, jobs[i])
-			}
+		for i := range decided.Granted() {
+			granted = append(granted, jobs[i])
+		}
+		for i := range decided.Denied() {
+			later = append(later, jobs[i])
 		}
 		return nil
 	})

@@ -12,7 +12,7 @@ import (
 // After its first use, it must not be copied, nor its fields changed.
 //
 // The verbs are [Limiter.Consume], [Limiter.Wait], [Limiter.Reserve], [Limiter.Take], [Limiter.Check], [Limiter.Balance],
-// [Limiter.Charge], [Limiter.Refund], [Limiter.Reset], [Limiter.Move], [Limiter.Each], [Limiter.Pause],
+// [Limiter.Charge], [Limiter.Refund], [Limiter.Reset], [Limiter.Move], [Limiter.ConsumeEach], [Limiter.Pause],
 // [Limiter.Resume], [Limiter.Hold], [Limiter.Settle], [Limiter.Release] and [Limiter.Once]; [Limiter.During] holds while a function runs. They take one request or several, but Wait takes
 // one, and Move two. It is one statement, and one round trip unless the driver needs more. Outside a transaction, Consume and Charge of one
 // limit are a plain UPDATE, and a second statement if that takes nothing: at a denial or a first use.
@@ -64,7 +64,7 @@ type Limiter struct {
 
 // Decision describes one call of a verb, for [Limiter.Observer].
 type Decision struct {
-	// Verb is the verb that was called: "consume" (QueueConsume and Each too), "wait", "reserve", "take", "check", "balance", "charge",
+	// Verb is the verb that was called: "consume" (QueueConsume and ConsumeEach too), "wait", "reserve", "take", "check", "balance", "charge",
 	// "refund", "reset", "move", "pause", "resume", "hold", "settle", "release" or "once". A During is its "hold", "settle" and "release". A Wait is reported when it ends. If its ctx ended, its "refund" is reported before.
 	Verb string
 

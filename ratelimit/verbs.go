@@ -28,7 +28,7 @@ const (
 	verbSettle  verb = "settle"
 	verbRelease verb = "release"
 	verbOnce    verb = "once"
-	verbEach    verb = "each" // which observers see as several of consume
+	verbEach    verb = "consumeEach" // which observers see as several of consume
 )
 
 // rules are what a verb does.

@@ -79,17 +79,15 @@ func fetch(ctx context.Context, pool *pgxpool.Pool, limits *ratelimit.Limiter, w
 		for i, j := range jobs {
 			requests[i] = rates.Key(j.tenant)
 		}
-		tokens, err := limits.Each(ctx, tx, requests...)
+		tokens, err := limits.ConsumeEach(ctx, tx, requests...)
 		if err != nil {
 			return err
 		}
-		denied, refunded, full := 0, 0, ""
-		for i, j := range jobs {
-			if !tokens[i].OK {
-				denied++
-				continue
-			}
-			j.taken, j.receipt = tokens[i].At, tokens[i].Receipt()
+		denied, refunded, full := len(jobs), 0, ""
+		for i, token := range tokens.Granted() {
+			denied--
+			j := jobs[i]
+			j.taken, j.receipt = token.At, token.Receipt()
 			if j.tenant != full {
 				held, err := limits.Hold(ctx, tx, fmt.Sprint("job ", j.id), lease, slots.Key(j.tenant))
 				if err == nil && held.Token == "" {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/txlimit/txlimit/ratelimit"
@@ -26,8 +27,8 @@ func severalCases() []testCase {
 		c("Several limits: Check", severalCheck),
 		c("Several limits: Balance", severalBalance),
 		c("Several limits: Reset", severalReset),
-		c("Each: keys of one bucket", eachKeys),
-		c("Each: shards, windows and calendars", eachKinds),
+		c("ConsumeEach: keys of one bucket", eachKeys),
+		c("ConsumeEach: shards, windows and calendars", eachKinds),
 	}
 }
 
@@ -137,10 +138,21 @@ func severalReset(t *trial) {
 	t.reset("the reset", eight...)
 }
 
+// inOrder has the results at the places of their requests.
+func inOrder(decided ratelimit.EachResult, err error) ([]ratelimit.Result, error) {
+	all := maps.Collect(decided.Granted())
+	maps.Insert(all, decided.Denied())
+	results := make([]ratelimit.Result, len(all))
+	for place, result := range all {
+		results[place] = result
+	}
+	return results, err
+}
+
 // each has every request decided by itself, and wants a + for each grant and a - for each denial.
 func (t *trial) each(step, want string, requests ...ratelimit.Request) {
 	results, _ := answers(t, step, func(ctx context.Context, l *ratelimit.Limiter, db ratelimit.DB) ([]ratelimit.Result, error) {
-		return l.Each(ctx, db, requests...)
+		return inOrder(l.ConsumeEach(ctx, db, requests...))
 	}, func(results []ratelimit.Result) (text string) {
 		for i, r := range results {
 			text += fmt.Sprintf("%d: %s; ", i+1, show(r))

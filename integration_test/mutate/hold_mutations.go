@@ -294,7 +294,7 @@ var holdMutations = []mutation{
 		old: "rate / m, period, capacity / m, start, windows) < capacity / m", new: "rate / m, period, capacity / m, start, windows) < 'Infinity'",
 		tests: "TestADeadWorkersTokensAtTheEdges",
 	}, {
-		name: "dead-each", file: "migrations/engine/consume_keys.sql", what: "an Each of many is denied what a dead worker held",
+		name: "dead-each", file: "migrations/engine/consume_keys.sql", what: "a ConsumeEach of many is denied what a dead worker held",
 		old: " AND (r.lapses <= at) IS NOT TRUE;", new: ";",
 		tests: "TestWhatADeadWorkerHeldIsThere",
 	}, {

@@ -838,7 +838,7 @@ var sqlMutations = []mutation{
 		old: "IF period = '0' AND EXISTS", new: "IF false AND EXISTS",
 		tests: "TestAnOldDebtOfACalendarIsMergedWhole",
 	}, {
-		name: "each-any-level", file: consumeKeys, what: "Each is refused above READ COMMITTED",
+		name: "each-any-level", file: consumeKeys, what: "ConsumeEach is refused above READ COMMITTED",
 		old: "IF coalesced AND current_setting('transaction_isolation') <>", new: "IF current_setting('transaction_isolation') <>",
 		tests: "TestEachUnderContention",
 	}, {

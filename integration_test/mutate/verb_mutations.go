@@ -3,11 +3,11 @@ package main
 // verbMutations are edits of what the verbs do, of balances, and of the reasons of a denial.
 var verbMutations = []mutation{
 	{
-		name: "each-added-up", file: "ratelimit/call_demand.go", what: "requests of an Each for one key are decided together",
+		name: "each-added-up", file: "ratelimit/call_demand.go", what: "requests of a ConsumeEach for one key are decided together",
 		old: "if found && does.each && ds[last].limit == r.limit {", new: "if false {",
 		tests: "TestEachIsDecidedByItselfAndInOrder",
 	}, {
-		name: "each-too-much", file: "ratelimit/call_later.go", what: "a count above the capacity fails all requests of an Each",
+		name: "each-too-much", file: "ratelimit/call_later.go", what: "a count above the capacity fails all requests of a ConsumeEach",
 		old: "(c.does.each || !anyOf", new: "(!anyOf",
 		tests: "TestEachAgreesWithConsume",
 	}, {
@@ -15,7 +15,7 @@ var verbMutations = []mutation{
 		old: "conclude(place, &c, func(r *Result) { c.fill(r, &answers[i]) })", new: "conclude(place*0+i, &c, func(r *Result) { c.fill(r, &answers[i]) })",
 		tests: "TestEachIsDecidedByItselfAndInOrder",
 	}, {
-		name: "each-outside", file: "ratelimit/verbs.go", what: "Each on the pool inside a transaction of the pool is let through",
+		name: "each-outside", file: "ratelimit/verbs.go", what: "ConsumeEach on the pool inside a transaction of the pool is let through",
 		old: "	if err == nil {\n		err = errOutside(ctx, v, db, requests)", new: "	if err == nil && v != verbEach {\n		err = errOutside(ctx, v, db, requests)",
 		tests: "TestEveryErrorMatchesASentinel",
 	}, {

@@ -1,4 +1,4 @@
--- Decides several requests, each by itself, in the caller's transaction: see Limiter.Each. Requests of one limit with the same numbers may be
+-- Decides several requests, each by itself, in the caller's transaction: see Limiter.ConsumeEach. Requests of one limit with the same numbers may be
 -- a group. The arguments have one position for each group, and are those of ratelimit._apply, but for
 --
 --   ends          the position of each group's last request
