@@ -544,7 +544,7 @@ func TestAnEndWaitsForItsHold(t *testing.T) {
 		"read committed": inTx(pgx.ReadCommitted), "repeatable read": inTx(pgx.RepeatableRead), "serializable": inTx(pgx.Serializable),
 		"sql": func(_ *ratelimit.Limiter, pool *pgxpool.Pool, key, token string, _ []ratelimit.Request) error {
 			for name := range strings.SplitSeq("slots bucket sharded unlimited", " ") {
-				if _, err := pool.Exec(context.Background(), "SELECT ratelimit.release($1, $2, $3)", name, key, token); err != nil {
+				if _, err := pool.Exec(context.Background(), "SELECT ratelimit.release($1, $2, $3)", name, key, token); err != nil && !strings.Contains(err.Error(), "of other limits") {
 					return err
 				}
 			}
@@ -597,7 +597,6 @@ func TestAnEndWaitsForItsHold(t *testing.T) {
 					if !errors.Is(err, ratelimit.ErrUnknownOutcome) && (err != nil || kind != "unlimited" || !waits) || held.Token == "" { // that one waits for nothing
 						t.Fatal(err)
 					}
-					partly := end == "release one" && waits // it may have come before
 					ended := make(chan error, 1)
 					go func() { ended <- ends(&limits, pool, key, held.Token, requests) }()
 					if waits {
@@ -613,11 +612,11 @@ func TestAnEndWaitsForItsHold(t *testing.T) {
 						close(late.gate)
 					}
 					late.sent.Wait()
-					if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.holds WHERE key = $1 AND state = 'held'", key); n != 0 && !partly {
+					if n := scan[int](t, pool, "SELECT count(*) FROM ratelimit.holds WHERE key = $1 AND state = 'held'", key); n != 0 {
 						t.Errorf("%s: %d are held by nobody", key, n)
 					}
 					slotsAreTheirHolds(t, pool)
-					if end != "settle" && !partly {
+					if end != "settle" {
 						again, err := limits.Hold(t.Context(), pool, "job", ttl, requests...)
 						if err != nil || again.Token == held.Token && ttl > 0 {
 							t.Errorf("%s: the id is not free: %v", key, err)

@@ -267,7 +267,18 @@ func TestHoldsAreAllOrNothing(t *testing.T) {
 		h.has(all, 2)
 		h.has(budget, 4)
 
-		// If one of them is lost, nothing is settled. The others are settled alone.
+		// What is not named was used as held. To free one earlier, take two holds.
+		named := h.hold("named", time.Minute, mine.Key("eve"), budget.Count(4))
+		h.settle(named.Token, []float64{3, 1}, budget.Count(1))
+		h.settle(h.hold("as held", time.Minute, mine.Key("eve"), budget.Count(2)).Token, []float64{1, 0}, mine.Key("eve"))
+		h.release(h.hold("not used", time.Minute, mine.Key("eve"), all).Token, all)
+		h.release(h.hold("used", time.Minute, mine.Key("eve"), budget).Token, budget.Count(1))
+		h.has(budget, 0)
+		h.has(mine.Key("eve"), 2)
+		h.has(all, 2)
+		succeeds(t, h.limits.Reset(t.Context(), db, budget))
+
+		// If one of them is lost, nothing is settled. The others are released, with what was used.
 		d := h.hold("d", time.Minute, mine.Key("cat"), budget.Count(4))
 		h.clock.Advance(time.Minute)
 		h.hold("e", time.Minute, mine.Key("cat").Count(2))
@@ -275,7 +286,12 @@ func TestHoldsAreAllOrNothing(t *testing.T) {
 		if result.Requests[0].OK || !result.Requests[1].OK {
 			t.Fatalf("lost: %+v", result)
 		}
-		h.settle(d.Token, []float64{3}, budget.Count(1))
+		h.lost(d.Token, budget.Count(1))
+		before := readBalance(t, h.limits, db, budget)
+		h.release(d.Token, budget.Count(1))
+		if left := readBalance(t, h.limits, db, budget); math.Abs(left-before+1) > 0.001 {
+			t.Fatalf("%v are left of %v", left, before)
+		}
 		h.settle(h.hold("count", time.Hour, mine.Key("dan").Count(2)).Token, []float64{2})
 	})
 }
@@ -424,7 +440,7 @@ func TestHoldsRefuse(t *testing.T) {
 	check("no list", settle("an id"), ratelimit.ErrInvalid, "name them by requests")
 	h.limits = &ratelimit.Limiter{Clock: h.clock.Now}
 	vary := ratelimit.Slots("vary", 1, ratelimit.Varies(0))
-	check("varies", settle(h.hold("job", time.Minute, vary.With(ratelimit.Capacity(2)).Key("a").Count(2)).Token), ratelimit.ErrInvalid, "numbers of their own")
+	h.settle(h.hold("job", time.Minute, vary.With(ratelimit.Capacity(2)).Key("a").Count(2)).Token, []float64{2}) // it needs no numbers
 	check("no slots", hold("x", time.Minute, ratelimit.Slots("no slots", 0).Key("a")), ratelimit.ErrDenied, "no slots")
 
 	// Every other verb refuses slots.
@@ -783,8 +799,9 @@ func TestADeployEndsJobsOfTheVersionBefore(t *testing.T) {
 	tokens, month := bucket.Key("a"), calendar.Key("a")
 	for _, published := range []bool{false, true} {
 		for _, verb := range []string{"Settle", "Release"} {
-			for _, kept := range []bool{true, false} {
-				t.Run(fmt.Sprintf("%s, published %t, rows %t", verb, published, kept), func(t *testing.T) {
+			for n, kept := range []bool{true, false, true} {
+				named := []ratelimit.Request{both}[:n/2]
+				t.Run(fmt.Sprintf("%s, published %t, rows %t, named %d", verb, published, kept, len(named)), func(t *testing.T) {
 					h := newHolder(t, newPool(t, 2))
 					token := h.hold("job", time.Minute, both, slots, tokens.Count(4), month.Count(3)).Token
 					if published {
@@ -804,9 +821,9 @@ func TestADeployEndsJobsOfTheVersionBefore(t *testing.T) {
 					var result ratelimit.Result
 					var err error
 					if verb == "Settle" {
-						result, err = next.Settle(t.Context(), h.db, token)
+						result, err = next.Settle(t.Context(), h.db, token, named...)
 					} else {
-						err = next.Release(t.Context(), h.db, token)
+						err = next.Release(t.Context(), h.db, token, named...)
 					}
 					if err != nil {
 						t.Fatal(err)

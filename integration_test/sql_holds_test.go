@@ -93,8 +93,18 @@ func TestHoldByHand(t *testing.T) {
 		}
 	}
 	h.lost(two.Token, acme)
-	h.settle(token, []float64{1}, acme)
+	h.settle(token, []float64{1}) // which has the list
 	h.has(acme, 2)
+	other := rendersByHand.Key("other")
+	both := h.holds("both", time.Hour, acme, other)
+	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.release('renders', 'another', $1)", both.Token); sqlState(err) != "22023" || !strings.Contains(err.Error(), "of other limits or keys") {
+		t.Error(err)
+	}
+	if !scan[bool](t, pool, "SELECT ratelimit.release('renders', 'other', $1)", both.Token) {
+		t.Error("nothing was released")
+	}
+	h.has(acme, 2)
+	h.has(other, 2)
 	if d := denies(t, pool, "rate limit exceeded: renders: the id is settled", "SELECT token FROM ratelimit.hold('renders', 'acme', 'jöb 1', ttl => '1 hour')"); d.Reason != "settled" || d.RetryAt != nil {
 		t.Errorf("%+v", d)
 	}
@@ -328,6 +338,8 @@ func TestHoldByHandRefuses(t *testing.T) {
 		"ratelimit.release('renders', NULL, 'a')":                                                              "key must have 1 to 1024 bytes, not NULL",
 		"ratelimit.release('renders', 'acme')":                                                                 "id must have 1 to 255 bytes, not NULL",
 		"ratelimit.release('renders', 'acme', '~x')":                                                           "the token cannot be read: it was altered",
+		`ratelimit.release('renders', 'acme', '~0123456789abcdef0123456789abcdef1:x[["renders"')`:              "of other limits or keys, or was altered",
+		`ratelimit.release('renders', 'acme', '~0123456789abcdef0123456789abcdef1:x{"renders": "acme"}')`:      "of other limits or keys, or was altered",
 		"ratelimit.release('renders', 'acme', '~0123456789abcdef0123456789abcdef9:short')":                     "the token cannot be read: it was altered",
 		"ratelimit.release('renders', 'acme', '~0123456789abcdef0123456789abcdef1:ö')":                         "the token cannot be read: it was altered",
 		"ratelimit.release('renders', 'acme', '~0123456789abcdef0123456789abcdef1:x' || repeat(' ', 1048576))": "the token cannot be read: it was altered",

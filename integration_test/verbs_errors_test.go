@@ -364,9 +364,6 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Settle: another key": func(c *failing) error {
 			return second(c.limiter.Settle(c.ctx, c.pool, c.holdOf(), c.limit.Key("another").Count(1)))
 		},
-		"Settle: all of a limit that varies": func(c *failing) error {
-			return second(c.known(c.varying()).limiter.Settle(c.ctx, c.pool, c.holdOf()))
-		},
 
 		"Move: a count": func(c *failing) error {
 			return c.limiter.Move(c.ctx, c.pool, c.request().Count(2), slow("another", 1).Key(privateKey))

@@ -71,12 +71,12 @@ func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration,
 // Settle ends a hold: the Counts are what was used. Of tokens, less than what is held comes back by the rule of [Limiter.Refund] ([Status.Refunded]), and more is charged
 // ([Status.Taken]). Slots are freed, whatever their Count. For tokens, a request without Count is [ErrInvalid].
 //
-// Without requests, it settles everything, with what was held: nothing comes back but slots. The token names the limits. One that [Varies] and a hold without
-// an end are [ErrInvalid] without requests. A limit that the Limiter does not know, such as one that a deployment has removed, is settled, too; its Status
-// has a Remaining of NaN: not known. With requests, it settles only these, and the rest stays held.
+// It ends all of the token. What the requests do not name was used as held: nothing of it comes back but slots. Its Statuses come after those of the requests.
+// Of a limit that the Limiter does not know, such as one that a deployment has removed, and of one that [Varies], Remaining is NaN: not known. A hold
+// without an end has no list of its limits: it ends for those that are named, and without requests, it is [ErrInvalid].
 //
 // It may come late. If the hold expired, and nobody has taken from the key since, it is as if in time. If it was given back: of tokens, what was used and not kept is charged, once
-// its window is over only what is more than was held; of slots it is [ErrHoldLost], as for a hold that is not there. Then nothing is changed, of no limit. Return the error to roll the transaction
+// its window is over only what is more than was held; of slots it is [ErrHoldLost], as for a hold that is not there. Then nothing is changed, of no limit; [Limiter.Release] ends the rest. Return the error to roll the transaction
 // back that stores the result.
 //
 // A second Settle is Repeated and does nothing. So after [ErrUnknownOutcome], call it again. For a day, the id is refused ([ReasonSettled]). Settle goes on after Close, and
@@ -86,13 +86,13 @@ func (l *Limiter) Settle(ctx context.Context, db DB, token string, requests ...R
 }
 
 // Release ends a hold whose work is not done, and its id is free: for a job that never began, or that failed and will be tried again. Everything comes
-// back but what was used: the [Request.Count] of its requests, 0 without one. A hold that has ended is no error. So defer it, with a context that does
-// not end with the work, and on the pool:
+// back but what was used: the [Request.Count] of its requests, 0 without one. What they do not name comes back, too. A hold that has ended is no error.
+// So defer it, with a context that does not end with the work, and on the pool:
 //
 //	defer limits.Release(context.WithoutCancel(ctx), pool, held.Token)
 //
-// Without requests, nothing was used, and it releases everything: see [Limiter.Settle] for what that needs. Tokens of a limit that the Limiter does not know come back by
-// the numbers that programs have published; without any, they stay used. A hold that has an end is
+// Without requests, nothing was used. Tokens of a limit that is not named, and that the Limiter does not know or that [Varies], come back by the numbers
+// that programs have published or an override has; without any, they stay used. A hold that has an end is
 // released by its Token alone. Its id and requests are [ErrHoldLost], and its id without requests is [ErrInvalid]. A request for a limit or
 // key that the Token does not have is [ErrInvalid]. The same holds for Settle.
 func (l *Limiter) Release(ctx context.Context, db DB, token string, requests ...Request) error {
@@ -158,8 +158,11 @@ func (h *holding) matches(d *demand) bool {
 
 // names reports whether a request is for a limit and key of the token. One without a list names none, and may be for any.
 func (h *holding) names(r *Request) bool {
-	return len(h.list) == 0 || slices.ContainsFunc(h.list, func(t heldTokens) bool { return t.limit == r.limit.name && t.key == r.key })
+	return len(h.list) == 0 || slices.ContainsFunc(h.list, func(t heldTokens) bool { return r.isFor(t) })
 }
+
+// isFor reports whether the request is for the limit and key of what is held.
+func (r *Request) isFor(t heldTokens) bool { return r.limit.name == t.limit && r.key == t.key }
 
 // held is the database's answer to a call about holds.
 type held struct {
@@ -203,52 +206,50 @@ func (h *holding) validate(v verb) error {
 	return err
 }
 
-// holdRequests are the requests of a call about holds, once what is beside them is valid. Those of a Settle say what was used.
+// holdRequests are the requests of a call about holds, once what is beside them is valid. Those of a Settle and a Release say what was used, and
+// what else the token has comes after them.
 func (l *Limiter) holdRequests(c *call) ([]Request, error) {
 	if err := c.hold.validate(c.verb); err != nil {
 		return nil, invalidCall(c.requests, err.Error())
 	}
-	if !c.does.deniable && len(c.requests) == 0 {
-		return l.heldInToken(c.hold, c.verb == verbRelease)
+	switch {
+	case c.does.deniable:
+		return c.requests, nil
+	case len(c.requests) == 0 && len(c.hold.list) == 0:
+		return nil, programError{fmt.Errorf("%w: the token does not say of which limits it is: name them by requests", ErrInvalid)}
 	}
-	cloned := false
-	for i := range c.requests {
-		switch r := &c.requests[i]; {
+	requests := slices.Clone(c.requests)
+	for i := range requests {
+		switch r := &requests[i]; {
 		case r.err != nil:
 		case !c.hold.names(r):
-			return nil, invalidCall(c.requests[i:i+1], "the token is of a hold of other limits or keys")
+			return nil, invalidCall(requests[i:i+1], "the token is of a hold of other limits or keys")
 		case r.counts:
 		case c.verb == verbRelease:
-			if !cloned {
-				c.requests, cloned = slices.Clone(c.requests), true
-			}
-			c.requests[i].tokens = 0
-		case c.verb == verbSettle && !r.limit.slots:
+			r.tokens = 0
+		case !r.limit.slots:
 			return nil, programError{fmt.Errorf("%w: limit %q: Settle needs the Count of what was used", ErrInvalid, r.limit.name)}
 		}
 	}
-	return c.requests, nil
-}
-
-// heldInToken are the requests for everything in a token.
-func (l *Limiter) heldInToken(h *holding, release bool) ([]Request, error) {
-	if len(h.list) == 0 {
-		return nil, programError{fmt.Errorf("%w: the token does not say of which limits it is: name them by requests", ErrInvalid)}
-	}
-	var requests []Request
-	for _, t := range h.list {
-		limit, known := l.definitions.of(t.limit)
-		if !known {
-			limit = Limit{name: t.limit, slots: true, numbers: algebra.Limit{Period: slotsPeriod, Capacity: math.NaN()}}
-		} else if limit.doesVary() {
-			return nil, programError{fmt.Errorf("%w: limit %q: its keys have numbers of their own: name the limits by requests", ErrInvalid, t.limit)}
-		}
-		requests = append(requests, Request{limit: limit, key: t.key, tokens: t.count, counts: true})
-		if release {
-			requests[len(requests)-1].tokens = 0
+	for _, t := range c.hold.list {
+		if !slices.ContainsFunc(c.requests, func(r Request) bool { return r.isFor(t) }) {
+			requests = append(requests, l.unnamed(t, c.verb == verbRelease))
 		}
 	}
 	return requests, nil
+}
+
+// unnamed is the request for what a Settle or a Release does not name: it was used as held, or not at all. If the Limiter does not know the
+// numbers of the key, the database looks for those that are published.
+func (l *Limiter) unnamed(t heldTokens, release bool) Request {
+	limit, known := l.definitions.of(t.limit)
+	if !known || limit.doesVary() {
+		limit = Limit{name: t.limit, slots: true, numbers: algebra.Limit{Period: slotsPeriod, Capacity: math.NaN()}}
+	}
+	if release {
+		t.count = 0
+	}
+	return Request{limit: limit, key: t.key, tokens: t.count, counts: true}
 }
 
 // lift notes which demands of a Settle are unlimited by an override: nothing is charged for them.

@@ -96,6 +96,9 @@ func withDefinitions(known map[string]*Limit, requests []Request) (map[string]*L
 	maps.Copy(all, known)
 	for i := range requests {
 		limit := &requests[i].limit
+		if limit.unknown() {
+			continue
+		}
 		if first := all[limit.name]; first == nil {
 			definition := limit.definition()
 			all[limit.name] = &definition

@@ -436,11 +436,11 @@ var holdMutations = []mutation{
 		tests: "TestHoldsRefuse",
 	}, {
 		name: "settle-counts", file: holdGo, what: "a Settle without Count settles one token",
-		old: "		case c.verb == verbSettle && !r.limit.slots:", new: "		case false:",
+		old: "		case !r.limit.slots:", new: "		case false:",
 		tests: "TestHoldsRefuse",
 	}, {
 		name: "release-counts", file: holdGo, what: "a Release without Count charges one token",
-		old: "			c.requests[i].tokens = 0\n", new: "",
+		old: "			r.tokens = 0\n", new: "",
 		tests: "TestHoldsReleaseOfWhatWasUsed",
 	}, {
 		name: "hold-calendar", file: "ratelimit/call_calendar.go", what: "nothing of a calendar comes back",
@@ -729,7 +729,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldByHand",
 	}, {
 		name: "hold-by-hand-token", file: byHand, what: "Go cannot read the token of SQL, of an id of two bytes a letter",
-		old: "octet_length(id), id) END;", new: "length(id), id) END;",
+		old: "octet_length(id), id,\n", new: "length(id), id,\n",
 		tests: "TestHoldByHand",
 	}, {
 		name: "hold-by-hand-block", file: byHand, what: "a blocked key holds",
@@ -825,7 +825,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsRefuse",
 	}, {
 		name: "settle-other-key", file: "ratelimit/hold.go", what: "a token ends nothing of another key, and says nothing",
-		old: "t.limit == r.limit.name && t.key == r.key", new: "t.limit == r.limit.name",
+		old: "r.limit.name == t.limit && r.key == t.key", new: "r.limit.name == t.limit",
 		tests: "TestHoldsRefuse",
 	}, {
 		name: "hold-denied-forgotten", file: "ratelimit/call.go", what: "each Hold of a key that is denied takes two statements",

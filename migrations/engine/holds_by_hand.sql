@@ -8,8 +8,9 @@ RETURN CASE
     WHEN id IS NULL OR octet_length(id) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('id must have 1 to 255 bytes, not %s', coalesce(octet_length(id)::text, 'NULL'))
     WHEN id COLLATE "C" ~ '^~|[[:cntrl:]\u0080-\u009f]' THEN 'id must not begin with ~, and must have no control characters' END;
 
--- Reads a token, or the id of a hold without an end. id is NULL if it is none. Above 1 MiB it is none: to read 50 MB takes 18 s.
-CREATE OR REPLACE FUNCTION ratelimit._read_token(INOUT id text, OUT token uuid)
+-- Reads a token, or the id of a hold without an end. id is NULL if it is none. Above 1 MiB it is none: to read 50 MB takes 18 s. list is what is held,
+-- as [["name", "key", count]], if nobody has altered it; NULL of an id.
+CREATE OR REPLACE FUNCTION ratelimit._read_token(INOUT id text, OUT token uuid, OUT list text)
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $body$
 #variable_conflict use_variable
@@ -19,6 +20,7 @@ BEGIN
     IF id ~ '^~' THEN
         token := parts[1]::uuid;
         id := (SELECT left(parts[3], n) FROM pg_catalog.generate_series(1, 255) AS n WHERE octet_length(left(parts[3], n)) = parts[2]::integer LIMIT 1); -- its length is in bytes
+        list := substr(parts[3], length(id) + 1);
     END IF;
 END
 $body$;
@@ -28,7 +30,7 @@ CREATE OR REPLACE FUNCTION ratelimit._hold_by_hand(
     name text, key text, id text, count double precision, ttl interval, forever boolean, global boolean, now timestamptz DEFAULT NULL,
     OUT token text, OUT expires timestamptz, OUT repeated boolean, OUT remaining double precision, OUT at timestamptz
 )
-LANGUAGE plpgsql
+LANGUAGE plpgsql SET extra_float_digits = 1 -- the token has the count
 AS $body$
 #variable_conflict use_variable
 DECLARE
@@ -86,7 +88,8 @@ BEGIN
         END IF;
         PERFORM ratelimit._denied(ARRAY[name], name, said.remaining, said.retry_at, said.reset_at, at);
     END IF;
-    token := CASE WHEN forever THEN id ELSE pg_catalog.format('~%s%s:%s', pg_catalog.replace(own::text, '-'::text, ''::text), octet_length(id), id) END;
+    token := CASE WHEN forever THEN id ELSE pg_catalog.format('~%s%s:%s%s', pg_catalog.replace(own::text, '-'::text, ''::text), octet_length(id), id,
+        pg_catalog.json_build_array(pg_catalog.json_build_array(q.name, q.key, q.count))) END;
     expires := nullif(h.until, 'infinity');
     repeated := h.state = 'repeated';
     IF repeated THEN
@@ -155,7 +158,7 @@ Arguments:
   global   true: the limit has no keys, and key must be NULL. Default false
 
 Result:
-  token      for ratelimit.release, and for Settle and Release of the Go library. Without an end, it is the id
+  token      for ratelimit.release, and for Settle and Release of the Go library. It has the limit and key in the clear. Without an end, it is the id
   expires    when it ends; NULL: it has no end
   repeated   true: the id is held without an end already, and is asked for without an end again. Nothing was taken
   remaining  the balance, in slots or tokens; NULL if repeated
@@ -184,8 +187,11 @@ DECLARE
     forced CONSTANT boolean := coalesce(reason, who) IS NOT NULL;
     rec    record;
     s      ratelimit._settled;
+    n      integer;
+    names  text[] := ARRAY[name]; -- of a token, all that it has
+    keys   text[] := ARRAY[coalesce(key, '')];
 BEGIN
-    SELECT f.id, f.token INTO r FROM ratelimit._read_token(id) AS f;
+    SELECT f.id, f.token, f.list INTO r FROM ratelimit._read_token(id) AS f;
     wrong := CASE
         WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('name must have 1 to 255 bytes, not %s', coalesce(octet_length(name)::text, 'NULL'))
         WHEN octet_length(reason) > 3800 THEN 'the reason is longer than 3800 bytes'
@@ -196,6 +202,19 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
     END IF;
     key := coalesce(key, '');
+    IF r.list <> '' THEN
+        BEGIN
+            SELECT pg_catalog.array_agg(h.name ORDER BY h.name COLLATE "C", h.key COLLATE "C"), pg_catalog.array_agg(h.key ORDER BY h.name COLLATE "C", h.key COLLATE "C")
+              INTO names, keys
+              FROM (SELECT u.held ->> 0 AS name, u.held ->> 1 AS key FROM pg_catalog.json_array_elements(r.list::pg_catalog.json) AS u (held)) AS h;
+        EXCEPTION WHEN data_exception THEN
+            names := '{}'; -- it was altered
+        END;
+        IF NOT EXISTS (SELECT 1 FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(keys)) AS h (name, key) WHERE h.name = name AND h.key = key) THEN
+            RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: the token is of a hold of other limits or keys, or was altered', name);
+        END IF;
+    END IF;
+    n := pg_catalog.cardinality(names);
     LOOP
         SELECT h.unit, h.token, h.state INTO rec FROM ratelimit.holds AS h WHERE h.name = name AND h.key = key AND h.id = r.id;
         own := coalesce(r.token, CASE WHEN forced AND rec.state = 'held' THEN rec.token END);
@@ -216,8 +235,9 @@ BEGIN
     IF rec.unit <> 'slots' THEN -- whose numbers do not matter
         PERFORM ratelimit._published(name, key);
     END IF;
-    s := ratelimit._settle(true, r.id, own, 1, ARRAY[false], ARRAY[name], ARRAY[key], ARRAY['0'::double precision], ARRAY['1 second'::interval],
-        ARRAY['0'::double precision], ARRAY[NULL::timestamptz], ARRAY[0], ARRAY['0'::double precision], now);
+    s := ratelimit._settle(true, r.id, own, n, pg_catalog.array_fill(false, ARRAY[n]), names, keys, pg_catalog.array_fill('0'::double precision, ARRAY[n]),
+        pg_catalog.array_fill('1 second'::interval, ARRAY[n]), pg_catalog.array_fill('0'::double precision, ARRAY[n]), pg_catalog.array_fill(NULL::timestamptz, ARRAY[n]),
+        pg_catalog.array_fill(0, ARRAY[n]), pg_catalog.array_fill('0'::double precision, ARRAY[n]), now);
     IF s.state = 'done' AND forced THEN
         PERFORM ratelimit._note_reset(name, key, pg_catalog.concat_ws(': ', r.id, nullif(reason, '')), who, 'release');
     END IF;
@@ -236,18 +256,18 @@ END
 $body$;
 
 COMMENT ON FUNCTION ratelimit.release(text, text, text, boolean, text, text) IS $text$
-Ends a hold, in the caller's transaction: what it holds comes back, tokens by the rule of refunds, and its id is free. It returns whether
-there was such a hold. One that has ended is no error.
+Ends a hold, in the caller's transaction: what it holds comes back, tokens by the rule of refunds, and its id is free. By its token, it ends for all
+limits and keys that the hold has. It returns whether there was such a hold. One that has ended is no error.
 
     SELECT ratelimit.release('projects', 'team 7', 'project 17')
 
     SELECT ratelimit.release('renders', 'acme', 'job 17', reason => 'its worker hangs', who => 'ann')
 
 Arguments:
-  name    the name of the limit
+  name    the name of the limit; of several that the hold has, any
   key     the key as it is stored; NULL or empty is an error, unless global is true
   id      the token of the hold, of ratelimit.hold or of the Go library; of a hold without an end, its id. With a reason or with who, it is the
-          id of any hold: its holder then loses it
+          id of any hold: its holder then loses what it holds of this limit and key
   global  true: the limit has no keys, and key must be NULL. Default false
   reason  why, for those who look later: at most 3800 bytes; default NULL
   who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
@@ -256,8 +276,8 @@ With a reason or with who, it adds a row to ratelimit.overrides if it ends a hol
 effect of such a row is release, and its reason begins with the id. Without both, nothing is written down.
 
 Errors:
-  22023    an argument is invalid, or a hold with an end is named by its id alone; of tokens, also if no program has published the limit, or
-           only the program knows the numbers of the key
+  22023    an argument is invalid, the token is of other limits or keys, or a hold with an end is named by its id alone; of tokens, also if no
+           program has published the limit, or only the program knows the numbers of the key
   40001, 40P01  another transaction was in the way: run the transaction again
 $text$;
 
