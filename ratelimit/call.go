@@ -42,8 +42,11 @@ func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, 
 	if l.Overrides != nil && !inschema.Same(l.Overrides.Schema, l.Schema) {
 		return c, invalidCall(requests, fmt.Sprintf("the Overrides follow the schema %q, and the Limiter uses %q: set Overrides.Schema", l.Overrides.Schema, l.Schema))
 	}
-	if c.does.refunds && len(requests) == 0 {
-		if requests, err = l.refundable(of.receipt); err != nil {
+	if c.does.refunds {
+		if c.receipt, err = of.receipt.read(); err != nil {
+			return c, fmt.Errorf("%w: %s%w", ErrInvalid, limitsOf(requests), err)
+		}
+		if requests, err = l.refundRequests(c.receipt, requests); err != nil {
 			return c, err
 		}
 		c.requests = requests
@@ -89,9 +92,6 @@ func (l *Limiter) newCall(v verb, of about, requests []Request, db DB) (c call, 
 		return c, err
 	}
 	if c.does.refunds {
-		if c.receipt, err = of.receipt.read(); err != nil {
-			return c, fmt.Errorf("%w: %s%w", ErrInvalid, limitsOf(requests), err)
-		}
 		err = c.checkReceipt()
 	}
 	return c, err

@@ -220,12 +220,33 @@ func (r *receipt) validate() error {
 	return nil
 }
 
-// refundable are the requests for all that is left in a receipt, of limits that the Limiter knows.
-func (l *Limiter) refundable(from Receipt) ([]Request, error) {
-	r, err := from.read()
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+// refundRequests are the requests of a refund. One without a Count is for all that is left of its key.
+func (l *Limiter) refundRequests(from *receipt, requests []Request) ([]Request, error) {
+	if len(requests) == 0 {
+		return l.refundable(from)
 	}
+	requests = slices.Clone(requests)
+	asked := map[limitKey]float64{}
+	for _, r := range requests {
+		if r.counts {
+			asked[limitKey{r.limit.name, r.key}] += r.tokens
+		}
+	}
+	for i := range requests {
+		r := &requests[i]
+		if t := from.find(r.limit.name, r.key); t != nil && !r.counts {
+			key := limitKey{r.limit.name, r.key}
+			if r.tokens = t.Count - t.Refunded - asked[key]; !countable(r.tokens) {
+				r.tokens = 0
+			}
+			asked[key] += r.tokens
+		}
+	}
+	return requests, nil
+}
+
+// refundable are the requests for all that is left in a receipt, of limits that the Limiter knows.
+func (l *Limiter) refundable(r *receipt) ([]Request, error) {
 	var requests []Request
 	for i := range r.Taken {
 		t := &r.Taken[i]

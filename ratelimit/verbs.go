@@ -202,8 +202,8 @@ func (l *Limiter) Charge(ctx context.Context, db DB, requests ...Request) (Resul
 }
 
 // Refund gives back all or part of the tokens in a receipt ([Result.Receipt]). Without requests, it gives back all that is left.
-// With requests, it gives back their counts. A request that is not in the receipt, or asks for more than is left in it, is
-// [ErrInvalid]. Refund is always OK. [Status.Refunded] says how many tokens came back.
+// With requests, it gives back their counts; a request without Count is for all that is left of its key. A request that is not in
+// the receipt, or asks for more than is left in it, is [ErrInvalid]. Refund is always OK. [Status.Refunded] says how many tokens came back.
 //
 // A receipt names limits, and the Limiter must know their numbers: from the list of [Open], or from an earlier call. So without
 // requests, [ErrInvalid] is also a limit that the Limiter does not know, and one that [Varies]: pass requests then.
