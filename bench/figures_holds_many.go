@@ -62,9 +62,9 @@ func holdDenied(ctx context.Context, e *env) (outcome, error) {
 		return outcome{}, err
 	}
 	return milliseconds(e, 200, func() error {
-		held, err := limits.Hold(ctx, pool, "one more", time.Minute, slots)
-		if !errors.Is(err, ratelimit.ErrDenied) || held.RetryAfter < 50*time.Minute {
-			return fmt.Errorf("%+v, %w", held, err)
+		_, err := limits.Hold(ctx, pool, "one more", time.Minute, slots)
+		if denial, ok := errors.AsType[*ratelimit.DeniedError](err); !ok || denial.RetryAfter < 50*time.Minute {
+			return fmt.Errorf("%w", err)
 		}
 		return nil
 	})

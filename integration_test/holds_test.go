@@ -33,7 +33,7 @@ func newHolder(t *testing.T, db handle) holder {
 func (h holder) hold(id string, ttl time.Duration, requests ...ratelimit.Request) ratelimit.Held {
 	h.Helper()
 	held, err := h.limits.Hold(h.Context(), h.db, id, ttl, requests...)
-	if err != nil || !held.OK || held.Repeated || held.Token == "" || held.Receipt() != "" {
+	if err != nil || held.Repeated || held.Token == "" {
 		h.Fatalf("Hold %s: %+v, %v", id, held, err)
 	}
 	if want := held.At.Add(ttl); ttl > 0 && !held.Expires.Equal(want) || ttl < 0 && !held.Expires.IsZero() {
@@ -42,12 +42,20 @@ func (h holder) hold(id string, ttl time.Duration, requests ...ratelimit.Request
 	return held
 }
 
+// resultOf is the result of a Hold, as its Observer has it.
+func resultOf(held ratelimit.Held, err error) ratelimit.Result {
+	if denial, ok := errors.AsType[*ratelimit.DeniedError](err); ok {
+		return denial.Result
+	}
+	return ratelimit.Result{OK: err == nil, At: held.At, Repeated: held.Repeated, Remaining: held.Remaining, ResetAt: held.ResetAt, Requests: held.Requests}
+}
+
 // refused wants a denial with this reason, and returns when it says to try again.
 func (h holder) refused(reason ratelimit.Reason, id string, ttl time.Duration, requests ...ratelimit.Request) time.Time {
 	h.Helper()
 	held, err := h.limits.Hold(h.Context(), h.db, id, ttl, requests...)
 	var denial *ratelimit.DeniedError
-	if !errors.As(err, &denial) || denial.Reason != reason || held.OK || held.Token != "" || held.Receipt() != "" {
+	if !errors.As(err, &denial) || denial.Reason != reason || held.Token != "" || held.Requests != nil {
 		h.Fatalf("Hold %s: %+v, %v, want a denial, %s", id, held, err, reason)
 	}
 	if reason == ratelimit.ReasonQuota && strings.Contains(err.Error(), "by policy") {
@@ -165,7 +173,7 @@ func TestHoldsWithoutAnEnd(t *testing.T) {
 			t.Fatalf("the token is %q", held.Token)
 		}
 		held, err := h.limits.Hold(t.Context(), db, "p1", -1, projects)
-		if err != nil || !held.OK || !held.Repeated || held.Token != "p1" || held.Requests[0].Taken != 0 {
+		if err != nil || !held.Repeated || held.Token != "p1" || held.Requests[0].Taken != 0 {
 			t.Fatalf("again: %+v, %v", held, err)
 		}
 		h.has(projects, 1)

@@ -221,7 +221,7 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 	committed, err := w.onHandle(ctx, p, s, func(db ratelimit.DB) error {
 		var err error
 		held, err = p.asks.Hold(ctx, db, h.id, ttl, requests...)
-		got = answerOf(held.Result, err)
+		got = answerOf(resultOf(held, err), err)
 		return nil
 	})
 	if err != nil && !errors.Is(err, errRollBack) {

@@ -309,20 +309,21 @@ func (w *everything) queue(p *worldProgram, s worldStep, r *rand.Rand) {
 	}
 	request, hold := w.request(id.limit, id.key).Count(count), wait < 366*24*time.Hour && r.IntN(2) == 0
 	early := &ratelimit.Limiter{Clock: func() time.Time { return at }, Overrides: p.limits.Overrides}
-	var first, second ratelimit.Held
+	var first ratelimit.Result
+	var held ratelimit.Held
 	var firstErr, secondErr error
 	done := make(chan struct{})
 	tx, err := w.pool.Begin(w.Context())
 	w.must(err)
 	defer func() { _ = tx.Rollback(context.WithoutCancel(w.Context())) }()
-	second.Result, secondErr = early.Consume(w.Context(), tx, request.Count(1e-15)) // the row is there, and locked
+	_, secondErr = early.Consume(w.Context(), tx, request.Count(1e-15)) // the row is there, and locked
 	w.must(secondErr)
 	go func() {
 		defer close(done)
 		if hold {
-			first, firstErr = early.Hold(w.Context(), w.lossy, fmt.Sprintf("queued %d", w.step), 366*24*time.Hour, request)
+			held, firstErr = early.Hold(w.Context(), w.lossy, fmt.Sprintf("queued %d", w.step), 366*24*time.Hour, request)
 		} else {
-			first.Result, firstErr = early.Consume(w.Context(), w.lossy, request)
+			first, firstErr = early.Consume(w.Context(), w.lossy, request)
 		}
 	}()
 	if !w.until(patience, done, func() bool { waiting, _ := w.backends(); return waiting > 0 }) {
@@ -331,7 +332,7 @@ func (w *everything) queue(p *worldProgram, s worldStep, r *rand.Rand) {
 	w.flush()
 	w.clock.Advance(wait)
 	w.latest = maxTime(w.latest, w.clock.now)
-	second.Result, secondErr = p.asks.Consume(w.Context(), tx, request)
+	_, secondErr = p.asks.Consume(w.Context(), tx, request)
 	w.must(tx.Commit(w.Context()))
 	<-done
 	what := fmt.Sprintf("two calls for %v each of %v, of which %v were there, and later %v, %v apart, a hold: %t", count, id, before.Remaining, later.Remaining, wait, hold)
@@ -346,7 +347,7 @@ func (w *everything) queue(p *worldProgram, s worldStep, r *rand.Rand) {
 		w.failf("%s: %v are left, %v later", what, after.Remaining, wait)
 	}
 	if hold {
-		w.must(p.asks.Release(w.Context(), w.lossy, first.Token, request.Count(0)))
+		w.must(p.asks.Release(w.Context(), w.lossy, held.Token, request.Count(0)))
 	} else {
 		_, err := p.asks.Refund(w.Context(), w.pool, first.Receipt(), request)
 		w.must(err)

@@ -85,7 +85,7 @@ func (l *Limiter) During(
 		}
 		return err
 	}
-	return d.run(ctx, lease, held.held.sentAt, ttl, held, fn)
+	return d.run(ctx, lease, held.sentAt, ttl, held, fn)
 }
 
 // refusedUnsent is the error of a Hold that needs no database, or nil. Hold itself comes after the connection that extends it, for which a *sql.DB may ask

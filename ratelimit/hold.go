@@ -16,10 +16,21 @@ import (
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
-// Held is a hold: the answer to a [Limiter.Hold], and what to store with the work.
+// Held is what [Limiter.Hold] has taken, and what to store with the work. It has no receipt: what is held comes back by Settle and Release,
+// dated by At as a receipt is. As JSON, see [Result].
 type Held struct {
-	// Result is the answer. It has no receipt: what is held comes back by Settle and Release, dated by At as a receipt is.
-	Result
+	// At is the instant of the decision: see [Result.At].
+	At time.Time
+
+	// Repeated reports whether nothing was taken, since the id is held without an end already.
+	Repeated bool
+
+	// Remaining is the lowest balance of the requests, and ResetAt the latest of their resets. See [Status].
+	Remaining float64
+	ResetAt   time.Time
+
+	// Requests has the status of each request, in order.
+	Requests []Status
 
 	// Token is for [Limiter.Settle] and [Limiter.Release]: one line of text, with the limits and keys of the hold in the clear. Whoever has it can end the
 	// hold. Without an end, it is the id. One above 1 MiB, of thousands of limits and keys in one call, is [ErrInvalid] for both.
@@ -27,6 +38,8 @@ type Held struct {
 
 	// Expires is when the hold ends, by the clock that decided, unless it is settled or released before. It is zero if it has no end.
 	Expires time.Time
+
+	sentAt time.Time // when the statement was sent, on a connection that was there
 }
 
 // Hold takes the tokens and slots of all requests, or of none, as [Limiter.Consume] does. They come back when the work is settled or released, or
@@ -38,7 +51,7 @@ type Held struct {
 // of Global, knows the ids of all, and refuses one for a day after it was settled. It has 1 to 255 bytes of UTF-8, without control characters and without ~ in front. ttl is 100 ms to
 // 366 days, or -1: without an end. Any other ttl is [ErrInvalid].
 //
-// A denial is a [*DeniedError]. With [ReasonHeld], the id is held already, by another delivery of the same work; RetryAt is when that hold ends.
+// A denial is a [*DeniedError], with a zero Held. With [ReasonHeld], the id is held already, by another delivery of the same work; RetryAt is when that hold ends.
 // With [ReasonSettled], the work was settled within a day: drop the delivery. Without an end, an id that is held without an end is granted again, Repeated,
 // and nothing is taken.
 //
@@ -55,9 +68,12 @@ func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration,
 		h.uuid = newUUID()
 	}
 	result, err := l.do(ctx, db, verbHold, about{hold: h}, requests)
-	held := Held{Result: result}
 	if err != nil && !errors.Is(err, ErrUnknownOutcome) {
-		return held, err
+		return Held{}, err
+	}
+	held := Held{
+		At: result.At, Repeated: result.Repeated, Remaining: result.Remaining, ResetAt: result.ResetAt, Requests: result.Requests,
+		sentAt: result.held.sentAt,
 	}
 	if held.Token = id; ttl != endless {
 		held.Token = holdToken(h.uuid, id, result.Requests)

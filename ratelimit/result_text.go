@@ -40,6 +40,15 @@ func (r Reservation) LogValue() slog.Value {
 	return slog.GroupValue(limitsAttr(r.Requests), slog.Time("retry_at", r.RetryAt), slog.Duration("delay", r.Delay), tokens("remaining", r.Remaining))
 }
 
+// LogValue implements [slog.LogValuer]: the names of the limits and when the hold ends, without keys and token.
+func (h Held) LogValue() slog.Value {
+	attrs := []slog.Attr{limitsAttr(h.Requests), tokens("remaining", h.Remaining)}
+	if !h.Expires.IsZero() {
+		attrs = append(attrs, slog.Time("expires", h.Expires))
+	}
+	return slog.GroupValue(attrs...)
+}
+
 // LogValue implements [slog.LogValuer], without the key.
 func (b Balance) LogValue() slog.Value {
 	attrs := []slog.Attr{
