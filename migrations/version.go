@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "c3d19de94cc6c290548458a415db228be208777da0747f78c2921cea849f70a6"
+const Hash = "5e8f171fcfe6cb705e5de454406d5b604a65694cc30b2f58e7a94d3c031d5aea"
