@@ -107,7 +107,7 @@ func period(c ratelimit.Config) time.Duration {
 func randomLimit(r *rand.Rand, name string, shards int) ratelimit.Limit {
 	rate := oneOf(r, 1, 3, 10, 0.5, 1.0/3, 100*r.Float64(), 40_000, 1e-3, 1e7, 1e9*r.Float64())
 	period := oneOf(r, time.Second, time.Minute, time.Hour, 7*time.Second, 24*time.Hour, 100*24*time.Hour,
-		time.Duration(1+r.IntN(1e9))*time.Microsecond, time.Microsecond)
+		100*time.Millisecond+time.Duration(r.IntN(1e9))*time.Microsecond, 100*time.Millisecond)
 	c := ratelimit.Config{Kind: "token bucket", Name: name, Rate: &rate, Period: period.String(), Shards: shards}
 	if r.IntN(2) == 0 {
 		capacity := oneOf(r, 0, rate/2, 2*rate, rate*10*r.Float64())

@@ -23,8 +23,8 @@ func edge(r *rand.Rand) float64 {
 
 // periods as Go and as SQL write them.
 var periodsOfBoth = map[string][][2]string{
-	"token bucket":    {{"1s", "1 second"}, {"1us", "1 microsecond"}, {"106751d23h47m16.854775s", "106751 days 23:47:16.854775"}, {"0s", "0"}, {"1d", "1 day"}, {"1h", "1 hour"}},
-	"fixed window":    {{"1s", "1 second"}, {"1us", "1 microsecond"}, {"106751d23h47m16.854775s", "106751 days 23:47:16.854775"}, {"0s", "0"}, {"1d", "1 day"}, {"1h", "1 hour"}},
+	"token bucket":    {{"1s", "1 second"}, {"100ms", "100 milliseconds"}, {"99999us", "99999 microseconds"}, {"106751d23h47m16.854775s", "106751 days 23:47:16.854775"}, {"0s", "0"}, {"1d", "1 day"}, {"1h", "1 hour"}},
+	"fixed window":    {{"1s", "1 second"}, {"100ms", "100 milliseconds"}, {"99999us", "99999 microseconds"}, {"106751d23h47m16.854775s", "106751 days 23:47:16.854775"}, {"0s", "0"}, {"1d", "1 day"}, {"1h", "1 hour"}},
 	"calendar window": {{"1 day", "1 day"}, {"1 week", "7 days"}, {"1 month", "1 month"}, {"1 quarter", "3 months"}, {"1 year", "1 year"}, {"2 days", "2 days"}},
 }
 

@@ -246,8 +246,8 @@ func TestByHandWindowsAreThoseOfTheLibrary(t *testing.T) {
 		if r.IntN(20) == 0 {
 			key = ""
 		}
-		period := oneOf(r, time.Microsecond, time.Second, time.Minute, 24*time.Hour, 365*24*time.Hour, math.MaxInt64/1000*1000,
-			time.Duration(1+r.Int64N(math.MaxInt64/1000))*time.Microsecond)
+		period := oneOf(r, 100*time.Millisecond, time.Second, time.Minute, 24*time.Hour, 365*24*time.Hour, math.MaxInt64/1000*1000,
+			time.Duration(1e5+r.Int64N(math.MaxInt64/1000-1e5))*time.Microsecond)
 		names, keys, periods = append(names, name), append(keys, key), append(periods, period)
 		want = append(want, numbers(ratelimit.FixedWindow(name, 1, period), key).Start.Time())
 	}
@@ -348,13 +348,14 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			`'l', 'ann', '-Infinity', '1 minute'`:                                                    `between 1e-15 and 1e15, not -Infinity`,
 			`'l', 'ann', 1e16, '1 minute'`:                                                           `between 1e-15 and 1e15, not 1e+16`,
 			`'l', 'ann', 10, '0'`:                                                                    `without months and years, not 00:00:00`,
-			`'l', 'ann', 10, '-1 minute'`:                                                            `period must be between 1 microsecond and 106751 days`,
+			`'l', 'ann', 10, '-1 minute'`:                                                            `period must be between 100 milliseconds and 106751 days`,
+			`'l', 'ann', 10, '99.999 ms'`:                                                            `period must be between 100 milliseconds and 106751 days, written without months and years, not 00:00:00.099999 (for 100 a second one by one: rate 100, period 1 second, capacity 1)`,
 			`'l', 'ann', 10, '1 month'`:                                                              `without months and years`,
 			`'l', 'ann', 10, '1 month -29 days'`:                                                     `without months and years`,
 			`'l', 'ann', 10, '-1 month 40 days'`:                                                     `without months and years`,
 			`'l', 'ann', 10, '1 year'`:                                                               `without months and years`,
-			`'l', 'ann', 10, '106752 days'`:                                                          `period must be between 1 microsecond and 106751 days`,
-			`'l', 'ann', 10, '178000000 years'`:                                                      `period must be between 1 microsecond and 106751 days`,
+			`'l', 'ann', 10, '106752 days'`:                                                          `period must be between 100 milliseconds and 106751 days`,
+			`'l', 'ann', 10, '178000000 years'`:                                                      `period must be between 100 milliseconds and 106751 days`,
 			`'l', 'ann', 10, '1 minute', -1`:                                                         `count must be 0 or between 1e-15 and 1e15, not -1`,
 			`'l', 'ann', 10, '1 minute', 'NaN'`:                                                      `count must be 0 or between 1e-15 and 1e15, not NaN`,
 			`'l', 'ann', 10, '1 minute', 'Infinity'`:                                                 `count must be 0 or between 1e-15 and 1e15, not Infinity`,
@@ -433,7 +434,7 @@ func TestByHandRefusesWhatIsWrong(t *testing.T) {
 			`'o''limit', 'a''b"c%s$1', 10, '1 minute'`,
 			`'l', 'ann', 10, '1 minute', 0`,
 			`'l', 'bob', 1e-15, '106751 days 23:47:16.854775', 1e-15`,
-			`'l', 'cat', 1e15, '1 microsecond', 1e15`,
+			`'l', 'cat', 1e15, '100 milliseconds', 1e15`,
 			`'l', 'dan', 10, '1 day -1 hour'`,
 			`'m', 'ann', 10, '1 minute', kind => 'fixed window', start => '9999-12-31 23:59Z'`,
 			`'m', 'bob', 10, '1 minute', kind => 'fixed window', start => '0001-01-01 00:00Z'`,

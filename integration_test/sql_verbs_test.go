@@ -131,7 +131,7 @@ func TestByHandReserveAndTakeRefuseWhatIsWrong(t *testing.T) {
 			`ratelimit.reserve('o''limit', 'a''b"c%s$1', 10, '1 minute', 20)`, `ratelimit.take('o''limit', 'b''; DROP TABLE ratelimit.limits; --', 10, '1 minute', most => 5)`,
 			`ratelimit._by_hand('reserve', 'l', 'fay', 10, '1 minute', 9.5, now => '9999-12-31 23:59:59.999999Z')`,
 			`ratelimit._by_hand('reserve', 'l', 'fay', 10, '1 minute', 9.5, now => '9999-12-31 23:59:59.999999Z')`,
-			`ratelimit.reserve('l', 'gus', 1e15, '1 microsecond', 1e15, max_reserved => 1e15)`, `ratelimit.take('l', 'gus', 1e15, '1 microsecond', most => 1000000000000000)`,
+			`ratelimit.reserve('l', 'gus', 1e15, '100 milliseconds', 1e15, max_reserved => 1e15)`, `ratelimit.take('l', 'gus', 1e15, '100 milliseconds', most => 1000000000000000)`,
 		} {
 			w.must("SELECT FROM " + call)
 		}

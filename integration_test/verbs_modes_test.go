@@ -41,7 +41,7 @@ func TestEveryQueryExecModeGivesTheSameAnswers(t *testing.T) {
 		limiter, clock := newLimiter()
 		w := world{t, pool, limiter, clock}
 		bucket := ratelimit.TokenBucket("o'bucket", 10, time.Minute, ratelimit.MaxReserved(1.5)).Key(`a\'n"n`)
-		window := ratelimit.FixedWindow("window", 0.1, 90*time.Microsecond).Global()
+		window := ratelimit.FixedWindow("window", 0.1, 900*time.Millisecond).Global()
 		sharded := ratelimit.TokenBucket("sharded", 1e15, 290*365*24*time.Hour, ratelimit.Shards(2)).Key("ann")
 		first := w.grant(bucket.Count(9.5))
 		w.retries(w.deny(bucket), 3*time.Second)
@@ -104,7 +104,7 @@ func TestEveryQueryExecModeCoalesces(t *testing.T) {
 		defer coalescer.Close()
 		var limiter ratelimit.Limiter
 		thirds := ratelimit.TokenBucket("thirds", 7.0/3, time.Second, ratelimit.Capacity(10))
-		window := ratelimit.FixedWindow("window", 1.0/3, 90*time.Millisecond, ratelimit.Capacity(7))
+		window := ratelimit.FixedWindow("window", 1.0/3, 900*time.Millisecond, ratelimit.Capacity(7))
 		errs := make(chan error)
 		for g := range 16 {
 			go func() {

@@ -17,6 +17,7 @@ const (
 	maxNameLen = 255  // bytes
 	maxKeyLen  = 1024 // bytes, of all parts joined
 	maxShards  = 100
+	minPeriod  = 100 * time.Millisecond
 )
 
 // The kinds of limit: see [Config.Kind].
@@ -58,7 +59,8 @@ type Limit struct {
 }
 
 // TokenBucket defines a limit that refills continuously, by rate tokens per period, up to its capacity. Over any time span,
-// it grants at most capacity + span*rate/period tokens. With a rate of 0 it grants nothing: see [DeniedError].
+// it grants at most capacity + span*rate/period tokens. With a rate of 0 it grants nothing: see [DeniedError]. A period is at
+// least 100 ms: "100 a second" is a rate of 100, a period of time.Second and, one by one, [Capacity] of 1.
 //
 // A definition with a mistake (see [Config.Limit]) is reported by [Limit.Validate] and by every call that uses it.
 func TokenBucket(name string, rate float64, period time.Duration, options ...Option) Limit {
@@ -66,7 +68,7 @@ func TokenBucket(name string, rate float64, period time.Duration, options ...Opt
 }
 
 // FixedWindow defines a limit that refills by rate tokens at the start of each window, up to its capacity. A window is one
-// period long. With the default capacity, the limit grants at most rate tokens in each window. With a rate of 0 it grants
+// period long, at least 100 ms. With the default capacity, the limit grants at most rate tokens in each window. With a rate of 0 it grants
 // nothing: see [DeniedError].
 //
 // Windows lie on a grid through [Start]. Without Start, the grid's offset is a hash of the key alone, or of the name if the key

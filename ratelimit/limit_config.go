@@ -40,8 +40,9 @@ type Config struct {
 //     alone, or "unlimited", which goes with a name alone.
 //   - The rate is 0 or 1e-15 <= rate <= 1e15. With a rate of 0, capacity and maxReserved are unset or 0: the limit grants
 //     nothing, by policy (see [DeniedError]).
-//   - The period of a token bucket or fixed window is a duration: "250ms", "1m", "1h30m", "1d", "1w" and so on. A day is 24
-//     hours, and a week is 7 days. It is a whole number of microseconds, at least one.
+//   - The period of a token bucket or fixed window is a duration: "500ms", "1m", "1h30m", "1d", "1w" and so on. A day is 24
+//     hours, and a week is 7 days. It is a whole number of microseconds, and at least 100 ms. For 100 a second one by one,
+//     the rate is 100, the period "1s" and the capacity 1.
 //   - The period of a calendar window is "1 day", "1 week", "1 month", "1 quarter" or "1 year". Its zone and its anchor are
 //     what [Zone] and [Anchor] accept.
 //   - Capacity and maxReserved are 0, or within the bounds of the rate.
@@ -94,7 +95,9 @@ func (l *Limit) setClock(c Config) (mistakes []string) {
 		mistake("period %q is not a duration, such as \"1h30m\", \"1d\" or \"1w\"", c.Period)
 	case unit != "" && !onCalendar:
 		mistake("period %q of a %s is not a duration, such as \"1d\" for 24 hours (for a %s, the kind is %q)", c.Period, c.Kind, unit, kindCalendarWindow)
-	case !onCalendar && (fixed < time.Microsecond || fixed%time.Microsecond != 0):
+	case !onCalendar && fixed > 0 && fixed < minPeriod: // most often a bare number, which is nanoseconds
+		mistake("period %v is less than %v (a bare number in Go is nanoseconds: write 60*time.Second; for 100 a second one by one: rate 100, period 1s, capacity 1)", fixed, minPeriod)
+	case !onCalendar && (fixed <= 0 || fixed%time.Microsecond != 0):
 		mistake("period %v is not a positive whole number of microseconds", fixed)
 	}
 	l.numbers.Period = fixed

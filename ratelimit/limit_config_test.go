@@ -21,7 +21,7 @@ func readConfig(text string) (Limit, error) {
 func TestPeriodsOfAConfig(t *testing.T) {
 	start := time.Date(2026, 7, 1, 0, 0, 0, 0, time.UTC)
 	for text, want := range map[string]Limit{
-		`"kind":"token bucket","rate":10,"period":"250ms"`:                                   TokenBucket("l", 10, 250*time.Millisecond),
+		`"kind":"token bucket","rate":10,"period":"100ms"`:                                   TokenBucket("l", 10, 100*time.Millisecond),
 		`"kind":"token bucket","rate":10,"period":"1h30m","capacity":0`:                      TokenBucket("l", 10, 90*time.Minute, Capacity(0)),
 		`"kind":"token bucket","rate":10,"period":"1d"`:                                      TokenBucket("l", 10, 24*time.Hour),
 		`"kind":"fixed window","rate":10,"period":"1w","start":"2026-07-01T00:00:00Z"`:       FixedWindow("l", 10, 7*24*time.Hour, Start(start)),
@@ -54,6 +54,8 @@ func TestAConfigNamesLimitAndField(t *testing.T) {
 		`{"name":"api","kind":"token bucket","rate":1,"period":"soon"}`:                                  `limit "api": period "soon" is not a duration, such as "1h30m", "1d" or "1w"`,
 		`{"name":"api","kind":"token bucket","rate":1,"period":"1 minute"}`:                              `limit "api": period "1 minute" is not a duration`,
 		`{"name":"api","kind":"token bucket","rate":1,"period":"0s"}`:                                    `limit "api": period 0s is not a positive whole number`,
+		`{"name":"api","kind":"token bucket","rate":1,"period":"60us"}`:                                  `limit "api": period 60µs is less than 100ms (a bare number in Go is nanoseconds: write 60*time.Second; for 100 a second one by one: rate 100, period 1s, capacity 1)`,
+		`{"name":"api","kind":"fixed window","rate":1,"period":"99999us"}`:                               `limit "api": period 99.999ms is less than 100ms`,
 		`{"name":"api","kind":"fixed window","rate":1,"period":"1 month"}`:                               `limit "api": period "1 month" of a fixed window is not a duration, such as "1d" for 24 hours (for a month, the kind is "calendar window")`,
 		`{"name":"api","kind":"calendar window","rate":1,"period":"1d"}`:                                 `limit "api": period "1d" of a calendar window is not one of ["1 day" "1 week" "1 month" "1 quarter" "1 year"] (for a fixed length of time, the kind is "fixed window")`,
 		`{"name":"api","kind":"calendar window","rate":1,"period":"3 months"}`:                           `limit "api": period "3 months" of a calendar window is not one of`,

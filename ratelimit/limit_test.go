@@ -153,7 +153,7 @@ func FuzzNew(f *testing.F) {
 		}
 		n := limit.numbers
 		between := func(x, low, high float64) bool { return x >= low && x <= high }
-		if !acceptable(limit.name, maxNameLen) || !between(n.Rate, 0, algebra.MaxTokens) || n.Rate == 0 && (n.Capacity != 0 || hasReserved && reserved != 0) || n.Period < time.Microsecond || n.Period%time.Microsecond != 0 ||
+		if !acceptable(limit.name, maxNameLen) || !between(n.Rate, 0, algebra.MaxTokens) || n.Rate == 0 && (n.Capacity != 0 || hasReserved && reserved != 0) || n.Period < minPeriod || n.Period%time.Microsecond != 0 ||
 			!between(n.Capacity, 0, algebra.MaxTokens) || !between(limit.maxReserved, 0, algebra.MaxTokens) && hasReserved || limit.shards < 1 || limit.shards > maxShards {
 			t.Fatalf("accepted: %+v", limit)
 		}

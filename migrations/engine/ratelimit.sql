@@ -536,7 +536,7 @@ Arguments:
   key           the user, tenant or other owner of the tokens, 1 to 1024 bytes; NULL or empty is an error, unless global is
                 true. It is stored as it is. A key of several parts is ratelimit.key('eu', 'user-17')
   rate          tokens per period, 1e-15 to 1e15; or 0: every token is denied by policy, and nothing is read or written
-  period        an interval of 1 microsecond to 106751 days, without months and years; for a calendar window '1 day', '7 days',
+  period        an interval of 100 milliseconds to 106751 days, without months and years; for a calendar window '1 day', '7 days',
                 '1 month', '3 months' or '1 year'
   count         the tokens to take, at most 1e15; less than 1e-15 is 0, such as what rounding leaves of a difference; default 1.
                 Rounding alone never denies: a call may lack a billionth of the capacity, and at most 0.001 tokens

@@ -25,9 +25,10 @@ DECLARE
             pg_catalog.format('zone must be ''UTC'' or a name with a slash, such as ''Europe/Berlin'', not %L', zone)
         WHEN NOT anchor BETWEEN '0001-01-01' AND '9999-12-31 23:59:59.999999' THEN pg_catalog.format('anchor must be between the years 1 and 9999, not %s', anchor)
         WHEN anchor <> date_trunc('second', anchor) THEN pg_catalog.format('anchor must have no fraction of a second, not %s', anchor)
-        WHEN kind <> 'calendar window' AND (period IS NULL OR NOT (period > '0' AND period <= '106751 days 23:47:16.854775'
+        WHEN kind <> 'calendar window' AND (period IS NULL OR NOT (period >= '100 milliseconds' AND period <= '106751 days 23:47:16.854775'
             AND date_part('year', period) = '0' AND date_part('month', period) = '0')) THEN
-            pg_catalog.format('period must be between 1 microsecond and 106751 days, written without months and years, not %s', coalesce(period::text, 'NULL'))
+            pg_catalog.format('period must be between 100 milliseconds and 106751 days, written without months and years, not %s%s', coalesce(period::text, 'NULL'),
+                CASE WHEN period BETWEEN '0' AND '100 milliseconds' THEN ' (for 100 a second one by one: rate 100, period 1 second, capacity 1)' END)
         WHEN NOT (capacity = '0' OR capacity BETWEEN '1e-15' AND '1e15') THEN
             pg_catalog.format('capacity must be 0 or between 1e-15 and 1e15, not %s', capacity)
         WHEN NOT (max_reserved = '0' OR max_reserved BETWEEN '1e-15' AND '1e15') THEN
