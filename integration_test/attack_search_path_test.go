@@ -225,6 +225,8 @@ func byEvil(t *testing.T, conn *pgx.Conn, path string) map[string]error {
 		"22023, never":         `SELECT granted FROM ratelimit.try('bucket', $1, 20, '1 hour', 21)`,
 		"22023, varying":       `SELECT granted FROM ratelimit.publish('v', '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 day"}]'), ratelimit.try('bucket', $1)`,
 		"22023, too long":      `SELECT ratelimit.publish($1, '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 minute"}]') IS NULL`,
+		"22023, publish none":  `SELECT ratelimit.publish($1, '[]') IS NULL`,
+		"22023, withdraw":      `SELECT ratelimit.withdraw($1) IS NULL`,
 		"22023, twice listed":  `SELECT ratelimit.publish($1, '[{"name":"u","kind":"unlimited"},{"name":"u","kind":"unlimited"}]') IS NULL`,
 		"22023, sweep":         `SELECT true FROM ratelimit.sweep($1, 20, '1 hour', first => NULL)`,
 		"PT429, by hand":       `SELECT remaining IS NOT NULL FROM (VALUES (1), (2)) AS v (n), LATERAL ratelimit.consume('denied', $1, 1, '1 hour', v.n, capacity => 2)`,

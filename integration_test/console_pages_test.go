@@ -224,7 +224,7 @@ func TestTheConsoleShowsLimitsAndKeys(t *testing.T) {
 	p.get(http.StatusOK, "key?name=free&key=acme", "Unlimited")
 	p.get(http.StatusOK, "key?name=never&key=acme", "Denied")
 	p.get(http.StatusOK, "key?name=shared&key=acme", "9 of 9 tokens", "does not count here")
-	mustExec(t, pool, "SELECT ratelimit.publish('worker', '[]')")
+	mustExec(t, pool, "SELECT ratelimit.withdraw('worker')")
 	p.get(http.StatusOK, "key?name=shared&key=acme", "1 of 1 tokens")
 	p.get(http.StatusOK, "limit?name=shared", "workeruntil", "9 per hour")
 	p.get(http.StatusOK, "key?name=unpublished&key=x", "Not known")

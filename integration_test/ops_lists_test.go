@@ -304,7 +304,7 @@ func TestAKindInUseIsRefused(t *testing.T) {
 	if err := opens(); sqlState(err) != "22023" || !strings.Contains(err.Error(), "no older version of 'web' has run for five minutes") {
 		t.Errorf("an older version runs: %v", err)
 	}
-	mustExec(t, pool, "BEGIN; SELECT ratelimit.publish('web', '[]'); SELECT ratelimit.publish('worker', '"+windowList+"'); ROLLBACK") // withdrawn
+	mustExec(t, pool, "BEGIN; SELECT ratelimit.withdraw('web'); SELECT ratelimit.publish('worker', '"+windowList+"'); ROLLBACK") // withdrawn
 	if err := opens(); sqlState(err) != "22023" {
 		t.Errorf("not withdrawn after all: %v", err)
 	}
@@ -356,7 +356,7 @@ func TestACalendarInUseIsRefused(t *testing.T) {
 		mustBeat(t, pool, "web", berlin)
 		mustExec(t, pool, lateLists+"true")
 		mustBeat(t, pool, "web", windowList)
-		mustExec(t, pool, lateLists+"true; SELECT ratelimit.publish('web', '[]')")
+		mustExec(t, pool, lateLists+"true; SELECT ratelimit.withdraw('web')")
 		mustBeat(t, pool, "worker", calendar("1 day", ""))
 		counts, others, err := beats(t, pool, "web", berlin)
 		if err != nil || !counts || len(others) != 1 || !strings.Contains(others[0], "in UTC from 2001-01-01") {

@@ -43,6 +43,7 @@ func TestKeysOfEveryCollation(t *testing.T) {
 		"ratelimit.usage":        `SELECT count(*) = 0 FROM ratelimit.usage({n})`,
 		"ratelimit.denials":      `SELECT count(*) = 0 FROM ratelimit.denials({n})`,
 		"ratelimit.publish":      `SELECT count(*) > 0 FROM ratelimit.publish({k}, '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 hour"}]')`,
+		"ratelimit.withdraw":     `SELECT ratelimit.withdraw({k}) = 1 FROM ratelimit.publish({k}, '[{"name": "l", "kind": "token bucket", "rate": 10, "period": "1 hour"}]')`,
 		"ratelimit.add":          `SELECT 1 > 0`, // takes no text
 		"ratelimit.grant":        `SELECT 1 > 0`, // names a role
 		"ratelimit.schema":       `SELECT 1 > 0`,

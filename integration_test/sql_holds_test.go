@@ -360,7 +360,7 @@ func TestHoldByHandRefuses(t *testing.T) {
 		t.Errorf("%d rows were written", n)
 	}
 	// Of tokens, the numbers must be known to give them back.
-	mustExec(t, pool, "SELECT ratelimit.hold('budget', 'acme', 'a', 5, forever => true), ratelimit.hold('renders', 'acme', 'a', forever => true), ratelimit.publish('api', '[]')")
+	mustExec(t, pool, "SELECT ratelimit.hold('budget', 'acme', 'a', 5, forever => true), ratelimit.hold('renders', 'acme', 'a', forever => true), ratelimit.withdraw('api')")
 	if _, err := pool.Exec(t.Context(), "SELECT ratelimit.release('budget', 'acme', 'a')"); sqlState(err) != "22023" || !strings.Contains(err.Error(), published) {
 		t.Error(err)
 	}

@@ -256,7 +256,10 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "now"}]')`:                            "2026-01-31 15:00, not 'now'",
 		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "10000-01-01"}]')`:                    "2026-01-31 15:00, not '10000-01-01'",
 		`ratelimit.publish('p', '[{"name": "x", "kind": "calendar window", "rate": 1, "period": "1 day", "anchor": "2026-01-31 15:00 Europe/Berlin"}]')`: "2026-01-31 15:00, not '2026-01-31 15:00 Europe/Berlin'",
-		"ratelimit.publish('', '[]')":                                                                                                             "program must have 1 to 255 bytes, not 0",
+		"ratelimit.publish('p', '[]')":                                                                                                            "definitions must not be empty. To withdraw what program 'p' has published: SELECT ratelimit.withdraw('p')",
+		"ratelimit.withdraw('nobody')":                                                                                                            "program must be one that has published limits, not 'nobody'",
+		"ratelimit.withdraw(NULL)":                                                                                                                "program must be one that has published limits, not NULL",
+		`ratelimit.publish('', '[{"name": "x", "kind": "unlimited"}]')`:                                                                           "program must have 1 to 255 bytes, not 0",
 		`ratelimit.publish('p', '[{"kind": "unlimited"}]')`:                                                                                       "name must have 1 to 255 bytes, not",
 		`ratelimit.publish('p', '[{"name": "x", "kind": "token bucket", "rate": 1}]')`:                                                            "without months and years, not NULL",
 		`ratelimit.publish('p', '[{"name": "x", "kind": "unlimited"}, {"name": "x", "kind": "unlimited"}]')`:                                      "rate limit 'x': name is in the list twice, but a name has one definition",
@@ -374,11 +377,17 @@ func TestPublish(t *testing.T) {
 	if err := new(ratelimit.Limiter).Publish(t.Context(), pool, "web", ratelimit.TokenBucket("api", 1, 0)); err == nil || sqlState(err) != "" {
 		t.Errorf("an invalid limit: %v", err)
 	}
-	if err := new(ratelimit.Limiter).Publish(t.Context(), nil, "web"); err == nil {
+	if err := new(ratelimit.Limiter).Publish(t.Context(), nil, "web", old); err == nil {
 		t.Error("without a DB, it worked")
 	}
-	publish("web")
-	publish("worker")
+	if err := new(ratelimit.Limiter).Publish(t.Context(), pool, "web", []ratelimit.Limit{}...); !errors.Is(err, ratelimit.ErrInvalid) || sqlState(err) != "" {
+		t.Errorf("no limits: %v", err)
+	}
+	withdrawn := func() int { return scan[int](t, pool, "SELECT ratelimit.withdraw('web')") }
+	if first, again := withdrawn(), withdrawn(); first != 1 || again != 0 {
+		t.Errorf("%d and %d limits were withdrawn", first, again)
+	}
+	mustExec(t, pool, "SELECT ratelimit.withdraw('worker')")
 	if got := current(); got != "" {
 		t.Errorf("of nothing:\n%s", got)
 	}

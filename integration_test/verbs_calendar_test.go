@@ -667,7 +667,7 @@ func TestOnlyWhatGoReadsIsACalendar(t *testing.T) {
 	mustExec(t, pool, publish("1 day", "Europe/Berlin"))
 	mustExec(t, pool, publish("1 day", "America/Argentina/Buenos_Aires"))
 	list := strings.TrimSuffix(strings.TrimPrefix(publish("1 day", "Europe/Nowhere"), "SELECT ratelimit.publish('p', '"), "')")
-	mustExec(t, pool, "SELECT ratelimit.publish('p', '[]')")
+	mustExec(t, pool, "SELECT ratelimit.withdraw('p')")
 	mustBeat(t, pool, "go", list) // whose zone files are newer
 	if _, _, err := beats(t, pool, "go", strings.ReplaceAll(list, "Nowhere", "berlin")); sqlState(err) != "22023" || !strings.Contains(err.Error(), "'Europe/Berlin', not 'Europe/berlin'") {
 		t.Error(err)

@@ -489,6 +489,9 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Sweep: a transaction": func(c *failing) error {
 			return c.limiter.InTx(c.ctx, c.pool, func(_ context.Context, tx pgx.Tx) error { return second(c.limiter.Sweep(c.ctx, tx, c.limit)) })
 		},
+		"Publish: no limits": func(c *failing) error {
+			return new(ratelimit.Limiter).Publish(c.ctx, c.pool, "p", []ratelimit.Limit{}...)
+		},
 		"Publish: no database": func(c *failing) error { return new(ratelimit.Limiter).Publish(c.ctx, nil, "p", c.limit) },
 		"Publish: no program":  func(c *failing) error { return new(ratelimit.Limiter).Publish(c.ctx, c.pool, "", c.limit) },
 		"Publish: a bad name":  func(c *failing) error { return new(ratelimit.Limiter).Publish(c.ctx, c.pool, "\xff", c.limit) },

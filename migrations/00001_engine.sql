@@ -2659,7 +2659,7 @@ BEGIN
                             other.program, CASE other.kind WHEN 'slots' THEN other.kind ELSE pg_catalog.format('a %s of %s', other.kind, other.period) END, ' from ' || other.start::text,
                             pg_catalog.format(' in %s from ', other.zone) || other.anchor::text),
                         HINT = pg_catalog.format(CASE WHEN other.current THEN
-                            'Give one of them another name. If %1$L no longer runs: SELECT ratelimit.publish(%1$L, ''[]'')' ELSE
+                            'Give one of them another name. If %1$L no longer runs: SELECT ratelimit.withdraw(%1$L)' ELSE
                             'Give one of them another name, or wait until no older version of %1$L has run for five minutes' END, other.program);
                 END IF;
             END IF;
@@ -2698,6 +2698,9 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
+    IF definitions = '[]' THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('definitions must not be empty. To withdraw what program %1$L has published: SELECT ratelimit.withdraw(%1$L)', program);
+    END IF;
     SELECT p.counts, p.others INTO counts, others FROM ratelimit._publish(program COLLATE "C", definitions, NULL::boolean) AS p;
 END
 $body$;
@@ -2718,7 +2721,7 @@ Arguments:
 
 The list is the program's newest from now on. Of the lists that a program has published, the newest one counts that a process of the Go
 library has said it uses within five minutes. If there is none, the newest one does. The tool, the page and SQL without numbers use it.
-The others count for sweeps for another 7 days. An empty list withdraws all lists of the program.
+The others count for sweeps for another 7 days. An empty list is an error: ratelimit.withdraw withdraws.
 
 Returns:
   counts       whether this list counts
@@ -2726,10 +2729,50 @@ Returns:
                another kind or period, if the list was published already and a process uses it
 
 Errors:
-  22023        an argument is invalid, a field is null or of the wrong type, a name is there twice, or another program defines a limit of that
+  22023        an argument is invalid or an empty list, a field is null or of the wrong type, a name is there twice, or another program defines a limit of that
                name with another kind, period or start or, of a calendar window without varies, another zone or another anchor that has
                other windows. So does a list of it that is in use, whether it counts or not
   RL003        the transaction is not READ COMMITTED, and the lists have to be changed
+$text$;
+
+-- The list stays, as what was replaced: sweeps mind it.
+CREATE FUNCTION ratelimit.withdraw(program text) RETURNS bigint
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    withdrawn bigint;
+BEGIN
+    SELECT count(DISTINCT d.name) FILTER (WHERE d.current OR d.alive_until > clock_timestamp()) INTO withdrawn
+      FROM ratelimit.definitions AS d
+     WHERE d.program = program COLLATE "C"
+    HAVING count(*) > '0';
+    IF NOT FOUND THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = pg_catalog.format('program must be one that has published limits, not %s', quote_nullable(left(program, 255))),
+            HINT = 'Those there are: SELECT DISTINCT program FROM ratelimit.definitions';
+    END IF;
+    PERFORM ratelimit._publish(program COLLATE "C", '[]', NULL::boolean);
+    RETURN withdrawn;
+END
+$body$;
+
+COMMENT ON FUNCTION ratelimit.withdraw(text) IS $text$
+Withdraws all lists that a program has published: for a program that is gone, or has another name now.
+
+    SELECT ratelimit.withdraw('api')
+
+The tool, the page and SQL no longer know its limits by it. Sweeps mind them for another 7 days. A process of the program that still runs
+publishes its list again within two minutes.
+
+Arguments:
+  program  the name of the program
+
+Returns how many limits were withdrawn. It is 0 if that was done before.
+
+Errors:
+  22023    no such program has published limits
+  RL003    the transaction is not READ COMMITTED
 $text$;
 
 -- What people decide about limits: other numbers, a block, or no limit, for one key or for all. Programs that have
@@ -6733,7 +6776,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_list_holds,_lock,_longest,_many,_may,_micros,_move,_nearest,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_settle,_shown,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage}'::text[])
+           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_list_holds,_lock,_longest,_many,_may,_micros,_move,_nearest,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_settle,_shown,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
            AND p.proname::text <> ALL ('{_distributed,_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -6755,7 +6798,7 @@ $text$;
 -- +goose StatementBegin
 DO $$
 DECLARE
-    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_publish,publish,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,_list_holds,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
+    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,_list_holds,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
     said  text;
 BEGIN
     FOR said IN
@@ -6884,6 +6927,7 @@ DROP INDEX ratelimit.overrides_newest;
 DROP INDEX ratelimit.overrides_numbers;
 DROP INDEX ratelimit.overrides_ends;
 DROP TABLE ratelimit.overrides;
+DROP FUNCTION ratelimit.withdraw(program text);
 DROP FUNCTION ratelimit.publish(program text, definitions jsonb);
 DROP FUNCTION ratelimit._publish(program text, definitions jsonb, heartbeat boolean);
 DROP FUNCTION ratelimit._list(program text, own text);

@@ -14,8 +14,8 @@ import (
 
 // Publish writes down the limits that a program defines, in place of those that it published before, in the table
 // definitions of [Limiter.Schema]. The other fields of the Limiter are not used. Then the tool, the page and SQL by hand know the numbers, and a
-// sweep minds them. No other decision depends on it. Pass all limits of the program, each name once. program is its name, 1 to 255 bytes. Without limits, everything that the
-// program published is withdrawn.
+// sweep minds them. No other decision depends on it. Pass all limits of the program, at least one, each name once. program is its name, 1 to 255 bytes. The
+// SQL function ratelimit.withdraw and `txlimit withdraw` withdraw what a program that is gone has published.
 //
 // Call it when a program migrates. A program that starts uses [Open]: Publish makes its list the newest, and a process of an older
 // version that starts again must not. While processes from Open of another list run, theirs counts.
@@ -24,8 +24,8 @@ import (
 // transaction, they wait until it ends. A transaction above READ COMMITTED is refused (SQLSTATE RL003), since it would not see what
 // they wrote. The role needs the word consume (ratelimit.grant).
 //
-// An invalid limit or program is [ErrInvalid], before anything is sent. So are two limits of one name, and a limit made by
-// [Limit.With]. If another program has published a limit of the same
+// An invalid limit or program is [ErrInvalid], before anything is sent. So are no limits, two limits of one name, a limit made by
+// [Limit.With], and the pool of a transaction inside its function ([OutsideTx]). If another program has published a limit of the same
 // name with another kind, period or [Start], the error names both: SQLSTATE 22023. So it is for another [Zone] of a calendar window, or an
 // [Anchor] from which other windows follow, unless one of the limits has [Varies]. And so it is if only an older version of that program,
 // which still runs, has it. Then nothing is written.
@@ -47,6 +47,9 @@ func (l *Limiter) publish(ctx context.Context, db DB, program string, heartbeat 
 	}
 	if coalescer, ok := coalescerOf(db); ok {
 		db = coalescer.Pool
+	}
+	if len(limits) == 0 {
+		return row, fmt.Errorf("%w: publish: there are no limits: to withdraw those of program %q, use the SQL function ratelimit.withdraw, or `txlimit withdraw`", ErrInvalid, program)
 	}
 	if err := definitionsOnly(limits); err != nil {
 		return row, err

@@ -230,7 +230,7 @@ func (a *app) root() *cobra.Command {
 		{"steer", []*cobra.Command{
 			a.resetCommand(), a.overrideCommand(), a.blockCommand(), a.unblockCommand(), a.unlimitedCommand(), a.restoreCommand(), a.releaseCommand(),
 		}},
-		{"run", []*cobra.Command{a.migrateCommand(), a.publishCommand(), a.sweepCommand()}},
+		{"run", []*cobra.Command{a.migrateCommand(), a.publishCommand(), a.withdrawCommand(), a.sweepCommand()}},
 		{"plan", []*cobra.Command{a.replayCommand()}},
 	} {
 		for _, command := range group.commands {

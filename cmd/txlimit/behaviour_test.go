@@ -272,7 +272,7 @@ func TestMissingGrants(t *testing.T) {
 		{look, []string{"holds", "l"}}, {look, []string{"locks"}}, {look, []string{"replay", "--log", "testdata/messages.csv", "--time", "created_at", "--skip-mistakes", "--published", "l"}},
 		{operate, []string{"override", "l", "k", "--rate", "2", "--add", "--forever"}}, {operate, []string{"block", "l", "k", "--forever"}}, {operate, []string{"unblock", "l", "k"}}, {operate, []string{"unlimited", "l", "k", "--forever"}},
 		{operate, []string{"restore", "l", "k"}}, {operate, []string{"reset", "l", "k", "--yes"}}, {operate, []string{"release", "l", "k", "job", "--yes"}},
-		{consume, []string{"sweep"}}, {consume, []string{"publish", "testdata/array.json", "--program", "other"}},
+		{consume, []string{"sweep"}}, {consume, []string{"publish", "testdata/array.json", "--program", "other"}}, {consume, []string{"withdraw", "api"}},
 	} {
 		t.Run(row.args[0], func(t *testing.T) {
 			w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour))
@@ -364,7 +364,7 @@ func TestReasonsWhyNothingIsThere(t *testing.T) {
 	for _, args := range [][]string{
 		{"limits"}, {"keys", "l"}, {"keys", "l", "--denied"}, {"show", "l"}, {"overrides"}, {"locks"}, {"override", "l", "k", "--rate", "2", "--forever"}, {"block", "l", "k", "--forever"},
 		{"unblock", "l", "k"}, {"unlimited", "l", "k", "--forever"}, {"restore", "l", "k"}, {"reset", "l", "k", "--yes"}, {"sweep"},
-		{"publish", "testdata/array.json", "--program", "other"}, {"holds", "l"}, {"release", "l", "k", "job"}, {"replay", "--log", "testdata/messages.csv", "--time", "1", "--published", "l"},
+		{"publish", "testdata/array.json", "--program", "other"}, {"withdraw", "api"}, {"holds", "l"}, {"release", "l", "k", "job"}, {"replay", "--log", "testdata/messages.csv", "--time", "1", "--published", "l"},
 	} {
 		w.run(args...).wants(t, exitError, `^txlimit: there is no schema no_such_schema \(database \S+, on host \S+, role \S+\)\. Is that the right database\? Other schemas have them: --schema ratelimit\. If one was renamed, do not migrate: docs/operations\.md#rename-or-move-the-schema\n$`)
 	}
@@ -904,9 +904,10 @@ func TestOneDefinitionCounts(t *testing.T) {
 	}
 	w.run("limits").wants(t, exitOK, `l +worker +token bucket, 2 per.*\n +api +since 20.*Z: token bucket, 1 per`)
 	// It is withdrawn.
-	if err := new(ratelimit.Limiter).Publish(t.Context(), w.conn, "worker"); err != nil {
-		t.Fatal(err)
-	}
+	w.run("withdraw", "worker").wants(t, exitOK, "^withdrew 1 limit of worker\n$")
+	w.run("withdraw", "worker").wants(t, exitNothing, "worker has published no limits, or they were withdrawn before")
+	w.run("withdraw", "wroker").wants(t, exitError, "program must be one that has published limits, not 'wroker'.*SELECT DISTINCT program FROM ratelimit.definitions")
+	w.run("withdraw").wants(t, exitUsage, "withdraw takes the name of one program")
 	w.run("show", "l", "k").wants(t, exitOK, "defined +token bucket, 1 per .*capacity 10 .of api.\n +worker, until 20.*capacity 20", "balance +10 of 10")
 	// A program that agrees is one more that has it.
 	if err := new(ratelimit.Limiter).Publish(t.Context(), w.conn, "mailer", ratelimit.TokenBucket("l", 1, 100000*time.Hour, ratelimit.Capacity(10))); err != nil {

@@ -209,6 +209,9 @@ func TestTheJSONIsAsDocumented(t *testing.T) {
 	}
 	run(exitOK, "publish", "publish", file, "--check")
 	run(exitOK, "publish", "publish", file)
+	run(exitOK, "withdraw", "withdraw", "api")
+	run(exitNothing, "withdraw", "withdraw", "api")
+	run(exitOK, "publish", "publish", file)
 	if err := new(ratelimit.Limiter).Publish(t.Context(), w.conn, "worker", limits...); err != nil {
 		t.Fatal(err)
 	}

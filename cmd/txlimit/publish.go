@@ -85,6 +85,52 @@ database.`,
 	})
 }
 
+// withdrawn is what `withdraw` prints.
+type withdrawn struct {
+	Program string `json:"program"`
+	Limits  int64  `json:"withdrawn"`
+}
+
+func (a *app) withdrawCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "withdraw PROGRAM",
+		Short: "Withdraw what a program that is gone has published",
+		Long: `Withdraw all lists of limits that a program has published: those who look and SQL without numbers no longer know its limits by
+it. It decides nothing for the program, and deletes no rows of its limits. Sweeps mind the lists for another 7 days. A process that still runs
+publishes its list again within two minutes.`,
+		Example: `  txlimit withdraw api`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return errors.New("withdraw takes the name of one program")
+			}
+			return nil
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return a.complete(cmd, begin, func(ctx context.Context, tx pgx.Tx) ([]string, error) {
+				return collect(ctx, tx, pgx.RowTo[string], "SELECT DISTINCT d.program FROM ratelimit.definitions AS d WHERE d.current ORDER BY 1")
+			})
+		},
+	}
+	return a.do(c, consume, func(ctx context.Context, args []string) error {
+		w := withdrawn{Program: args[0]}
+		err := a.inTx(ctx, func(tx pgx.Tx) error {
+			return tx.QueryRow(ctx, "SELECT ratelimit.withdraw($1)", w.Program).Scan(&w.Limits)
+		})
+		switch {
+		case err != nil:
+			return err
+		case w.Limits == 0:
+			return a.nothing(w, "%s has published no limits, or they were withdrawn before.", printable(w.Program))
+		}
+		return a.emit(w, func(out io.Writer) {
+			fmt.Fprintf(out, "withdrew %s of %s\n", plural(w.Limits, "limit"), printable(w.Program))
+		})
+	})
+}
+
 // open opens a file, or the standard input for -.
 func (a *app) open(name string) (io.ReadCloser, error) {
 	if name == "-" {

@@ -137,7 +137,7 @@ func forget(t *trial) {
 	limit := t.bucket("bucket", ratelimit.Capacity(20))
 	another := t.name("another program")
 	t.published(limit)
-	t.cleanups = append(t.cleanups, "SELECT ratelimit.publish('"+another+"', '[]')", "DELETE FROM ratelimit.definitions WHERE program = '"+another+"'")
+	t.cleanups = append(t.cleanups, "SELECT ratelimit.withdraw('"+another+"')", "DELETE FROM ratelimit.definitions WHERE program = '"+another+"'")
 	other := t.otherProcess()
 	defer other.Close()
 	t.of(limit, t.key(0))
@@ -163,9 +163,9 @@ func forget(t *trial) {
 	counts("other numbers", "10 a 00:01:00, 40")
 	publish("another program's numbers", another, t.bucket("bucket", ratelimit.Capacity(60)))
 	counts("another program's numbers", "10 a 00:01:00, 60")
-	publish("forgotten by that program", another)
+	t.value("forgotten by that program", "SELECT ratelimit.withdraw('"+another+"')::text")
 	counts("forgotten by that program", "10 a 00:01:00, 40")
-	publish("forgotten by both", program)
+	t.value("forgotten by both", "SELECT ratelimit.withdraw('"+program+"')::text")
 	counts("forgotten by both", "not published")
 }
 
@@ -178,7 +178,7 @@ func openAll(t *trial) {
 	for _, table := range []string{"ratelimit.usage", "ratelimit.denials", "ratelimit.sweeps"} {
 		t.cleanups = append(t.cleanups, "DELETE FROM "+table+" WHERE name IN ('"+limit.Name()+"', '"+idle.Name()+"')")
 	}
-	t.cleanups = append(t.cleanups, "SELECT ratelimit.publish('"+program+"', '[]')", "DELETE FROM ratelimit.definitions WHERE program = '"+program+"'")
+	t.cleanups = append(t.cleanups, "SELECT ratelimit.withdraw('"+program+"')", "DELETE FROM ratelimit.definitions WHERE program = '"+program+"'")
 	ann := t.of(limit, t.key(0))
 	_, err := usedEarlier().Consume(t.ctx, t.s.pool, t.of(idle, t.key(0)).Count(5))
 	t.must("a use three hours ago", err)

@@ -80,7 +80,7 @@ func (t *trial) publishedOn(db ratelimit.DB, limits ...ratelimit.Limit) {
 	t.unmodelled = true // by the server's clock
 	program := t.name("program")
 	t.cleanups = append(t.cleanups,
-		"SELECT ratelimit.publish('"+program+"', '[]')",
+		"SELECT ratelimit.withdraw('"+program+"')",
 		"DELETE FROM ratelimit.definitions WHERE program = '"+program+"'")
 	t.must("Publish", new(ratelimit.Limiter).Publish(t.ctx, db, program, limits...))
 }

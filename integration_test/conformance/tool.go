@@ -269,7 +269,7 @@ func toolSweep(t *trial) {
 func toolPublish(t *trial) {
 	t.unmodelled = true
 	limit, program := t.bucket("bucket", ratelimit.Capacity(20)), t.name("program")
-	t.cleanups = append(t.cleanups, "SELECT ratelimit.publish('"+program+"', '[]')", "DELETE FROM ratelimit.definitions WHERE program = '"+program+"'")
+	t.cleanups = append(t.cleanups, "SELECT ratelimit.withdraw('"+program+"')", "DELETE FROM ratelimit.definitions WHERE program = '"+program+"'")
 	list, err := json.Marshal([]ratelimit.Config{limit.Config()})
 	t.must("the list", err)
 	var answer struct{ Defined []ratelimit.Config }

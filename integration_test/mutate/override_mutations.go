@@ -392,6 +392,18 @@ var overrideMutations = []mutation{
 		old: "OR NOT o.current AND o.published_at < hour", new: "",
 		tests: "TestTheNewestVersionInUseCounts",
 	}, {
+		name: "publish-nothing", file: "migrations/engine/definitions.sql", what: "an empty list withdraws what was published",
+		old: "IF definitions = '[]' THEN", new: "IF false THEN",
+		tests: "TestSteeringRefusesWhatIsWrong",
+	}, {
+		name: "publish-nothing-go", file: "ratelimit/publish.go", what: "no limits withdraw what was published",
+		old: "if len(limits) == 0 {", new: "if false {",
+		tests: "TestPublish",
+	}, {
+		name: "withdraw-nobody", file: "migrations/engine/definitions.sql", what: "a mistyped name of a program is withdrawn",
+		old: "HAVING count(*) > '0'", new: "HAVING true",
+		tests: "TestSteeringRefusesWhatIsWrong",
+	}, {
 		name: "publish-conflict", file: "migrations/engine/definitions.sql", what: "a conflict with another program stops the heartbeats of a list in use",
 		old: "IF NOT known AND (d.rate > '0'", new: "IF (d.rate > '0'",
 		tests: "TestAConflictStopsNoHeartbeat",

@@ -336,7 +336,7 @@ BEGIN
                             other.program, CASE other.kind WHEN 'slots' THEN other.kind ELSE pg_catalog.format('a %s of %s', other.kind, other.period) END, ' from ' || other.start::text,
                             pg_catalog.format(' in %s from ', other.zone) || other.anchor::text),
                         HINT = pg_catalog.format(CASE WHEN other.current THEN
-                            'Give one of them another name. If %1$L no longer runs: SELECT ratelimit.publish(%1$L, ''[]'')' ELSE
+                            'Give one of them another name. If %1$L no longer runs: SELECT ratelimit.withdraw(%1$L)' ELSE
                             'Give one of them another name, or wait until no older version of %1$L has run for five minutes' END, other.program);
                 END IF;
             END IF;
@@ -375,6 +375,9 @@ LANGUAGE plpgsql
 AS $body$
 #variable_conflict use_variable
 BEGIN
+    IF definitions = '[]' THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('definitions must not be empty. To withdraw what program %1$L has published: SELECT ratelimit.withdraw(%1$L)', program);
+    END IF;
     SELECT p.counts, p.others INTO counts, others FROM ratelimit._publish(program COLLATE "C", definitions, NULL::boolean) AS p;
 END
 $body$;
@@ -395,7 +398,7 @@ Arguments:
 
 The list is the program's newest from now on. Of the lists that a program has published, the newest one counts that a process of the Go
 library has said it uses within five minutes. If there is none, the newest one does. The tool, the page and SQL without numbers use it.
-The others count for sweeps for another 7 days. An empty list withdraws all lists of the program.
+The others count for sweeps for another 7 days. An empty list is an error: ratelimit.withdraw withdraws.
 
 Returns:
   counts       whether this list counts
@@ -403,8 +406,48 @@ Returns:
                another kind or period, if the list was published already and a process uses it
 
 Errors:
-  22023        an argument is invalid, a field is null or of the wrong type, a name is there twice, or another program defines a limit of that
+  22023        an argument is invalid or an empty list, a field is null or of the wrong type, a name is there twice, or another program defines a limit of that
                name with another kind, period or start or, of a calendar window without varies, another zone or another anchor that has
                other windows. So does a list of it that is in use, whether it counts or not
   RL003        the transaction is not READ COMMITTED, and the lists have to be changed
+$text$;
+
+-- The list stays, as what was replaced: sweeps mind it.
+CREATE OR REPLACE FUNCTION ratelimit.withdraw(program text) RETURNS bigint
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    withdrawn bigint;
+BEGIN
+    SELECT count(DISTINCT d.name) FILTER (WHERE d.current OR d.alive_until > clock_timestamp()) INTO withdrawn
+      FROM ratelimit.definitions AS d
+     WHERE d.program = program COLLATE "C"
+    HAVING count(*) > '0';
+    IF NOT FOUND THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = pg_catalog.format('program must be one that has published limits, not %s', quote_nullable(left(program, 255))),
+            HINT = 'Those there are: SELECT DISTINCT program FROM ratelimit.definitions';
+    END IF;
+    PERFORM ratelimit._publish(program COLLATE "C", '[]', NULL::boolean);
+    RETURN withdrawn;
+END
+$body$;
+
+COMMENT ON FUNCTION ratelimit.withdraw(text) IS $text$
+Withdraws all lists that a program has published: for a program that is gone, or has another name now.
+
+    SELECT ratelimit.withdraw('api')
+
+The tool, the page and SQL no longer know its limits by it. Sweeps mind them for another 7 days. A process of the program that still runs
+publishes its list again within two minutes.
+
+Arguments:
+  program  the name of the program
+
+Returns how many limits were withdrawn. It is 0 if that was done before.
+
+Errors:
+  22023    no such program has published limits
+  RL003    the transaction is not READ COMMITTED
 $text$;
