@@ -39,7 +39,7 @@ func (w world) denyByPolicy(requests ...ratelimit.Request) ratelimit.Result {
 		w.Fatalf("%+v, want a permanent denial by a plan", err)
 	}
 	for _, denied := range []ratelimit.Result{result, reserved, checked} {
-		if !denied.At.Equal(w.clock.now) || !denied.RetryAt.IsZero() || denied.RetryAfter != math.MaxInt64 || denied.Receipt() != "" {
+		if !denied.At.Equal(w.clock.now) || !denied.RetryAt.IsZero() || denied.RetryAfter != math.MaxInt64/2 || denied.Receipt() != "" {
 			w.Fatalf("%+v, %v, want a permanent denial", denied, err)
 		}
 		for _, s := range denied.Requests {
@@ -452,7 +452,7 @@ func TestTakeOfPlansWithoutRows(t *testing.T) {
 		}
 		other := ratelimit.TokenBucket("other", 5, time.Minute).Key("ann")
 		for _, requests := range [][]ratelimit.Request{{free.Key("ann")}, {free.Key("ann"), other}, {enterprise.Key("bob"), free.Key("ann"), other}} {
-			if denied := w.denyTake(100, requests...); !denied.RetryAt.IsZero() || denied.RetryAfter != math.MaxInt64 {
+			if denied := w.denyTake(100, requests...); !denied.RetryAt.IsZero() || denied.RetryAfter != math.MaxInt64/2 {
 				w.Fatalf("%+v, want a permanent denial", denied)
 			}
 		}

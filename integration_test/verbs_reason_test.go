@@ -94,9 +94,9 @@ func (w world) denies(what string, err error, reason ratelimit.Reason, retryAt t
 	if !ok || denial.Reason != reason || denial.RetryAt.IsZero() != retryAt.IsZero() || !denial.RetryAt.Equal(retryAt) {
 		w.Fatalf("%s: %+v, %v; want a denial by the %s until %v", what, denial, err, reason, retryAt)
 	}
-	wait := time.Duration(math.MaxInt64)
+	wait := time.Duration(math.MaxInt64 / 2)
 	if !retryAt.IsZero() {
-		wait = retryAt.Sub(w.clock.now)
+		wait = min(retryAt.Sub(w.clock.now), wait)
 	}
 	if text := err.Error(); denial.RetryAfter != wait || strings.Contains(text, "by policy") != retryAt.IsZero() {
 		w.Fatalf("%s: after %v, %q", what, denial.RetryAfter, text)

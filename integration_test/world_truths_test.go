@@ -377,7 +377,7 @@ func (w *everything) retries(p *worldProgram, ids []worldKey, verb string, count
 	case denial.never, denial.permanent:
 		instants = append(instants, now.Add(20*365*24*time.Hour))
 	default:
-		if after := denial.result.RetryAfter; !denial.retryAt.After(now) || after != denial.retryAt.Sub(now) {
+		if after := denial.result.RetryAfter; !denial.retryAt.After(now) || after != min(denial.retryAt.Sub(now), math.MaxInt64/2) {
 			w.failf("%s: denied at %v until %v, after %v", what, now, denial.retryAt, after)
 		}
 		if until = denial.retryAt; w.far(denial.retryAt, ids...) {

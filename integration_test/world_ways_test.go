@@ -86,7 +86,7 @@ func (t worldAnswer) agrees(other worldAnswer, now time.Time, within time.Durati
 	case other.whole:
 		return math.Abs(math.Ceil(after.Seconds())-other.retryAfter.Seconds()) <= 1e-6*after.Seconds()+1+within.Seconds() && other.retryAfter.Seconds() > after.Seconds()-1e-3-within.Seconds()
 	default:
-		return (other.retryAfter - after).Abs() <= within
+		return (other.retryAfter - min(after, math.MaxInt64/2)).Abs() <= within
 	}
 }
 

@@ -266,7 +266,7 @@ func (e *DeniedError) Error() string {
 
 // roundedUp is a wait in milliseconds: a caller that waits for so long is not too early.
 func roundedUp(wait time.Duration) time.Duration {
-	if rest := wait % time.Millisecond; rest > 0 && wait < math.MaxInt64-time.Millisecond {
+	if rest := wait % time.Millisecond; rest > 0 {
 		wait += time.Millisecond - rest
 	}
 	return wait

@@ -35,8 +35,8 @@ type Result struct {
 	RetryAt time.Time
 
 	// RetryAfter of a denied call is the time from At to RetryAt, by the clock that decided. A timer set to it works even if
-	// the local clock is wrong. If waiting does not help, it is the longest duration there is, 292 years: look whether RetryAt is
-	// zero before you wait, and before you add to it. Of a granted call it is 0.
+	// the local clock is wrong. It is at most half of the longest duration, 146 years, which it also is if waiting does not help:
+	// look whether RetryAt is zero before you wait. Of a granted call it is 0.
 	RetryAfter time.Duration
 
 	// Remaining is the lowest balance of the call's requests, and ResetAt the latest of their resets. See [Status].
@@ -162,11 +162,14 @@ func (c *call) fillRows(r *Result, a *answer) {
 	}
 }
 
+// neverAfter is a RetryAfter that never comes: half of the longest duration, so that a caller may add to it.
+const neverAfter time.Duration = math.MaxInt64 / 2
+
 // setRetryAt sets when a denied call should be tried again: algebra.Forever is never.
 func (r *Result) setRetryAt(at algebra.Micros) {
-	r.RetryAt, r.RetryAfter = instant(at), math.MaxInt64
+	r.RetryAt, r.RetryAfter = instant(at), neverAfter
 	if at < algebra.Forever {
-		r.RetryAfter = r.RetryAt.Sub(r.At) // saturates at 292 years
+		r.RetryAfter = min(r.RetryAt.Sub(r.At), neverAfter)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -328,7 +329,7 @@ func summary(report *replay.Report) replayed {
 		one := replayCandidate{Limit: c.Limit.Config(), Granted: c.Granted, Denied: c.Denied, KeysDenied: c.KeysDenied, MostDenied: []replayKey{}}
 		for _, k := range c.MostDenied {
 			key := replayKey{Key: k.Key, Events: k.Events, Denied: k.Denied}
-			if seconds := k.Wait.Seconds(); k.Wait < 1<<63-1 {
+			if seconds := k.Wait.Seconds(); k.Wait < math.MaxInt64/2 {
 				key.WaitSeconds = &seconds
 			}
 			one.MostDenied = append(one.MostDenied, key)

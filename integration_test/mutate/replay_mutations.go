@@ -20,7 +20,7 @@ var replayMutations = []mutation{
 		tests: "TestTheSuggestionCountsAllMonths",
 	}, {
 		name: "replay-exceeds", file: "ratelimit/replay/replay.go", what: "the suggestion counts what is above the capacity by the numbers of another call",
-		old: "wait, decided = math.MaxInt64, t.beyond", new: "wait = math.MaxInt64",
+		old: "wait, decided = never, t.beyond", new: "wait = never",
 		tests: "TestTheSuggestionCountsAllMonths|TestTheSuggestionIsTheSmallestCapacity",
 	}, {
 		name: "replay-stored-key", file: "ratelimit/replay/replay.go", what: "a replay escapes a stored key again, so the key has another grid",

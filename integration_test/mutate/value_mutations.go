@@ -291,12 +291,24 @@ var valueMutations = []mutation{
 		old: "r.Requests[i].OK = true //", new: "r.Requests[i].OK = false //",
 		tests: "TestARateOfZeroDeniesTheOthers",
 	}, {
+		name: "retry-after-sum", file: "ratelimit/result.go", what: "a caller that adds to the time until the year 9999 has a negative one",
+		old: "min(r.RetryAt.Sub(r.At), neverAfter)", new: "r.RetryAt.Sub(r.At)",
+		tests: "TestADebtThatTakesForEverIsAnswered",
+	}, {
+		name: "period-short", file: "ratelimit/limit_config.go", what: "a bare number is a period of microseconds",
+		old: "fixed > 0 && fixed < minPeriod", new: "false",
+		tests: "TestAConfigNamesLimitAndField",
+	}, {
+		name: "period-short-sql", file: "migrations/engine/validate.sql", what: "a period by hand is shorter than 100 ms",
+		old: "period >= '100 milliseconds' AND", new: "period > '0' AND",
+		tests: "TestByHandRefusesWhatIsWrong",
+	}, {
 		name: "plans-retry-at", file: "ratelimit/result.go", what: "a denial does not say when to retry",
-		old: "r.RetryAt, r.RetryAfter = instant(at), math.MaxInt64", new: "r.RetryAfter = math.MaxInt64",
+		old: "r.RetryAt, r.RetryAfter = instant(at), neverAfter", new: "r.RetryAfter = neverAfter",
 		tests: "TestRetryAtIsExact",
 	}, {
 		name: "plans-retry-after", file: "ratelimit/result.go", what: "a caller that waits as long as a denial by policy says asks again at once",
-		old: "r.RetryAt, r.RetryAfter = instant(at), math.MaxInt64", new: "r.RetryAt, r.RetryAfter = instant(at), 0*math.MaxInt64",
+		old: "r.RetryAt, r.RetryAfter = instant(at), neverAfter", new: "r.RetryAt, r.RetryAfter = instant(at), 0*neverAfter",
 		tests: "TestARateOfZeroDeniesByPolicy",
 	}, {
 		name: "plans-remaining", file: "ratelimit/call_policy.go", what: "0 tokens remain of an unlimited limit",

@@ -211,7 +211,7 @@ func (m Middleware) retryAfter(r *http.Request, result ratelimit.Result) string 
 			keys = append(keys, ClientIP{}.Key(r))
 		}
 		span := float64(result.RetryAfter) * min(m.Jitter, 0.5)
-		until = ratelimit.Jitter(until, time.Duration(span), keys...)
+		until = ratelimit.Jitter(until, time.Duration(span), keys[0], keys[1:]...)
 	}
 	return strconv.FormatInt(max(seconds(until.Sub(result.At)), 1), 10)
 }

@@ -49,7 +49,7 @@ func TestFields(t *testing.T) {
 	daily := ratelimit.FixedWindow("daily", 1000, 24*time.Hour)
 	fast := ratelimit.TokenBucket("fast", 5, time.Second-time.Microsecond)
 	none := ratelimit.TokenBucket("none", 0, time.Minute)
-	byPolicy := ratelimit.Result{At: noon, RetryAfter: math.MaxInt64, Requests: []ratelimit.Status{
+	byPolicy := ratelimit.Result{At: noon, RetryAfter: math.MaxInt64 / 2, Requests: []ratelimit.Status{
 		{Limit: none, Key: "ann", Count: 1}, {Limit: burst, Key: "ann", Count: 1, OK: true},
 		{Limit: ratelimit.Unlimited("open"), Key: "ann", Count: 1, OK: true, Remaining: math.Inf(1), ResetAt: noon},
 	}}
@@ -136,7 +136,7 @@ func TestLegacyFieldsOfPlansWithoutRows(t *testing.T) {
 		"unlimited":        {answered(true, unlimited), [3]string{}},
 		"beside another":   {answered(true, unlimited, left(burst, "ann", 50, 30*time.Second)), [3]string{"100", "50", "30"}},
 		"beside a denial":  {answered(false, unlimited, denial(burst, "ann", 0, time.Minute, time.Second)), [3]string{"100", "0", "1"}},
-		"denied by policy": {ratelimit.Result{At: noon, RetryAfter: math.MaxInt64, Requests: []ratelimit.Status{{Limit: burst, OK: true}, {Limit: none}, unlimited}}, [3]string{"0", "0", ""}},
+		"denied by policy": {ratelimit.Result{At: noon, RetryAfter: math.MaxInt64 / 2, Requests: []ratelimit.Status{{Limit: burst, OK: true}, {Limit: none}, unlimited}}, [3]string{"0", "0", ""}},
 	} {
 		header := http.Header{}
 		Middleware{LegacyFields: true}.setFields(header, row.result)

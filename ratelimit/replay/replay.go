@@ -19,7 +19,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -204,7 +203,7 @@ func (t *track) add(e Event, key *fate) (denied bool, err error) {
 	case err == nil:
 		t.granted++
 	case errors.Is(err, ratelimit.ErrExceedsCapacity):
-		wait, decided = math.MaxInt64, t.beyond
+		wait, decided = never, t.beyond
 		if _, err := t.limiter.Charge(ctx, t.beyond, request); err != nil { // for its numbers: the other call was not sent
 			return false, err
 		}

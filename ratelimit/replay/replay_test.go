@@ -61,11 +61,11 @@ func TestRunDecidesByEveryKindOfLimit(t *testing.T) {
 		granted, denied int
 		wait            time.Duration
 	}{
-		{3, 2, math.MaxInt64}, // 3 tokens are above the capacity
+		{3, 2, math.MaxInt64 / 2}, // 3 tokens are above the capacity
 		{5, 0, 0},
-		{2, 3, math.MaxInt64},
+		{2, 3, math.MaxInt64 / 2},
 		{3, 2, 12*time.Hour - 61*time.Minute}, // until midnight
-		{0, 5, math.MaxInt64},
+		{0, 5, math.MaxInt64 / 2},
 		{5, 0, 0},
 	} {
 		c := report.Candidates[i]

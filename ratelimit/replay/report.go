@@ -45,11 +45,14 @@ type Key struct {
 	Events, Denied int
 
 	// Wait is the longest time from a denial, at WaitedAt, to the instant at which the same call would have been granted if
-	// nothing else was consumed meanwhile. It is the longest duration there is, 292 years, if that instant never comes: for a
+	// nothing else was consumed meanwhile. It is half of the longest duration, 146 years, if that instant comes later or never: for a
 	// limit with a rate of 0, or for more tokens than the capacity.
 	Wait     time.Duration
 	WaitedAt time.Time
 }
+
+// never is what [ratelimit.Result] has as RetryAfter if waiting does not help.
+const never = time.Duration(math.MaxInt64 / 2)
 
 const (
 	maxListed  = 10
@@ -196,7 +199,7 @@ func percent(part, of int) string {
 // duration is a duration as text, to the second if it is long.
 func duration(d time.Duration) string {
 	switch {
-	case d == math.MaxInt64:
+	case d == never:
 		return "never granted"
 	case d >= time.Minute:
 		return d.Round(time.Second).String()
