@@ -41,17 +41,38 @@ func writing(limiter *ratelimit.Limiter, request ratelimit.Request) map[string]f
 	}
 }
 
+// beginning are the functions that begin a transaction of their own on a pool.
+func beginning(limiter *ratelimit.Limiter, limit ratelimit.Limit, db ratelimit.DB) map[string]func(ctx context.Context) error {
+	all := map[string]func(ctx context.Context) error{
+		"Publish": func(ctx context.Context) error { return limiter.Publish(ctx, db, "web", limit) },
+		"Sweep":   func(ctx context.Context) error { return second(limiter.Sweep(ctx, db, limit)) },
+	}
+	if pool, ok := db.(*pgxpool.Pool); ok {
+		all["a transaction"] = func(ctx context.Context) error {
+			return limiter.InTx(ctx, pool, func(context.Context, pgx.Tx) error { return nil })
+		}
+		all["SendTx"] = func(ctx context.Context) error { return limiter.SendTx(ctx, pool, &pgx.Batch{}) }
+	}
+	return all
+}
+
 // refusesToWrite wants every verb that writes to be refused before anything is sent. The pool's only connection belongs to
 // the transaction, so nothing could be sent.
 func refusesToWrite(ctx context.Context, t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, db ratelimit.DB) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	for verb, write := range writing(limiter, request) {
-		err := write(ctx, db)
-		if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), verb) || !strings.Contains(err.Error(), "OutsideTx(ctx)") {
-			t.Errorf("%s: %v, want it refused", verb, err)
+	refused := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "OutsideTx(ctx)") {
+			t.Errorf("%s: %v, want it refused", what, err)
 		}
+	}
+	for verb, write := range writing(limiter, request) {
+		refused(verb, write(ctx, db))
+	}
+	for what, begin := range beginning(limiter, ratelimit.TokenBucket("messages", 1000, time.Hour), db) {
+		refused(what, begin(ctx))
 	}
 }
 
@@ -96,6 +117,9 @@ func TestWritingOnThePoolInsideItsTransactionIsRefused(t *testing.T) {
 			err := limiter.InSQLTx(t.Context(), db, func(ctx context.Context, tx *sql.Tx) error {
 				kept = ctx
 				refusesToWrite(ctx, t, &another, request, ratelimit.SQL(db))
+				if err := another.InSQLTx(ctx, db, func(context.Context, *sql.Tx) error { return nil }); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "OutsideTx(ctx)") {
+					t.Errorf("InSQLTx: %v, want it refused", err)
+				}
 				writes(ctx, t, &limiter, request, ratelimit.SQL(tx))
 				return errAbandoned
 			})
@@ -178,6 +202,11 @@ func TestOutsideTxOutlivesTheRollback(t *testing.T) {
 		if attempts < 3 {
 			_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE serialization_failure; END $$")
 			return err
+		}
+		for what, begin := range beginning(&limiter, messages, pool) {
+			if err := begin(ratelimit.OutsideTx(ctx)); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
 		}
 		// A transaction begun with such a context refuses its own pool again.
 		err := limiter.InTx(ratelimit.OutsideTx(ctx), pool, func(ctx context.Context, _ pgx.Tx) error {

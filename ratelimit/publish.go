@@ -33,6 +33,9 @@ import (
 // What the program has published before counts for sweeps for another 7 days after it was last used. If several
 // programs have current definitions of one name, the tool, the page and SQL take the one that was published last.
 func (l *Limiter) Publish(ctx context.Context, db DB, program string, limits ...Limit) error {
+	if outside(ctx, db) {
+		return fmt.Errorf("%w: %s", ErrInvalid, outsideText("Publish", "pass tx instead of the pool"))
+	}
 	_, err := l.publish(ctx, db, program, pgtype.Bool{}, limits)
 	return err
 }

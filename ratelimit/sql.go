@@ -152,8 +152,8 @@ type sqlTxBeginner interface {
 //		return err
 //	})
 //
-// In fn, a verb that writes on [SQL] of the same *sql.DB is [ErrInvalid]: see [OutsideTx]. So is a level of [Isolation]
-// that database/sql does not know. If fn ends the transaction itself, database/sql does not say how: the error matches [ErrUnknownOutcome].
+// In fn, a verb that writes on [SQL] of the same *sql.DB, and another InSQLTx on it, are [ErrInvalid]: see [OutsideTx]. So is a
+// level of [Isolation] that database/sql does not know. If fn ends the transaction itself, database/sql does not say how: the error matches [ErrUnknownOutcome].
 //
 // As always with database/sql, the transaction is rolled back as soon as ctx ends, even while fn runs. With [Hot], its turn
 // may then be given away before the server has ended the transaction. A *sql.Conn must not be in a transaction: InSQLTx

@@ -19,7 +19,7 @@ import (
 // one process or in all.
 //
 // db is a connection, a pool, [SQL] of a *sql.DB or *sql.Conn, or a [Coalescer], whose pool it uses. A transaction is
-// [ErrInvalid], but is not detected on a *sql.Conn. Invalid limits, no limits, two limits of one name, and a limit made by
+// [ErrInvalid], but is not detected on a *sql.Conn. So is the pool of a transaction inside its function: see [OutsideTx]. Invalid limits, no limits, two limits of one name, and a limit made by
 // [Limit.With] are [ErrInvalid] too. It also gives back what expired holds of all limits hold, and forgets holds that are over: see
 // [Limiter.Hold]. Limits that are [Unlimited] or have a rate of 0 have no rows, and are passed over, unless
 // they vary.
@@ -45,6 +45,9 @@ func (l *Limiter) Sweep(ctx context.Context, db DB, limits ...Limit) (deleted in
 	}
 	if err := definitionsOnly(limits); err != nil {
 		return 0, err
+	}
+	if outside(ctx, db) {
+		return 0, fmt.Errorf("%w: %s", ErrInvalid, outsideText("Sweep", "sweep before or after it"))
 	}
 	inTx, err := l.readCommitted(db)
 	if err != nil {
@@ -160,7 +163,7 @@ func (l *Limiter) sweepBatches(
 	}
 }
 
-// inReadCommitted runs fn in a READ COMMITTED transaction of its own.
+// inReadCommitted runs fn in a READ COMMITTED transaction of its own, whatever transaction of the caller's is open.
 type inReadCommitted func(ctx context.Context, fn func(ctx context.Context, tx DB) error) error
 
 // readCommitted is how transactions are run on a DB that is not in a transaction.
@@ -178,7 +181,7 @@ func (l *Limiter) readCommitted(db DB) (inReadCommitted, error) {
 			break
 		}
 		return func(ctx context.Context, fn func(ctx context.Context, tx DB) error) error {
-			return l.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx) }, level)
+			return l.InTx(OutsideTx(ctx), db, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx) }, level)
 		}, nil
 	case sqlDB:
 		beginner, ok := db.db.(sqlTxBeginner)
@@ -186,7 +189,7 @@ func (l *Limiter) readCommitted(db DB) (inReadCommitted, error) {
 			break
 		}
 		return func(ctx context.Context, fn func(ctx context.Context, tx DB) error) error {
-			return l.InSQLTx(ctx, beginner, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, SQL(tx)) }, level)
+			return l.InSQLTx(OutsideTx(ctx), beginner, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, SQL(tx)) }, level)
 		}, nil
 	}
 	return nil, fmt.Errorf("%w: Sweep needs a pool, or a connection that is not in a transaction, for transactions of its own; this is a %s",

@@ -82,7 +82,7 @@ const rollbackTimeout = 5 * time.Second
 // returned as it is. If fn panics, or its goroutine exits, the transaction is rolled back.
 //
 // In fn, consume on tx. A verb that writes on db itself, if db is a pool, is [ErrInvalid], unless its context is from
-// [OutsideTx]. With [Hot], transactions that want the same limits wait their turn instead of conflicting.
+// [OutsideTx]. So is another InTx on that pool. With [Hot], transactions that want the same limits wait their turn instead of conflicting.
 //
 // On a *pgxpool.Pool, InTx takes a connection before fn, and the transaction begins with fn's first statement (or tx.Conn).
 // If that statement is a verb on tx itself, not on a wrapper, BEGIN is sent with it and costs no round trip. In pgx's
@@ -284,6 +284,9 @@ func (l *Limiter) inTx(ctx context.Context, db any, options []TxOption, begin be
 	hot, err := o.turns(ctx)
 	if err != nil {
 		return err
+	}
+	if outside(ctx, db) {
+		return fmt.Errorf("%w: %s", ErrInvalid, outsideText("a transaction", "use tx"))
 	}
 	if l.Schema != "" && len(hot) > 0 {
 		if err := inschema.Check(l.Schema); err != nil {

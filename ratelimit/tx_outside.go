@@ -6,12 +6,14 @@ import (
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/txlimit/txlimit/internal/handles"
 )
 
 // OutsideTx returns a context that allows a verb to write on a pool inside a transaction of the same pool. Without it, a
 // verb on the pool is refused inside the function of [Limiter.InTx] or [Limiter.InSQLTx], since most often tx was meant.
-// Verbs that write then return [ErrInvalid] and send nothing. [Limiter.Check] and [Limiter.Balance], which only read, are
-// allowed.
+// Verbs that write then return [ErrInvalid] and send nothing, as do InTx, InSQLTx, [Limiter.SendTx], [Limiter.Publish] and
+// [Limiter.Sweep]. [Limiter.Check] and [Limiter.Balance], which only read, are allowed.
 //
 // Use it for a count that must outlive a rollback and cannot be made before the transaction begins:
 //
@@ -74,18 +76,28 @@ func whenCommitted(ctx context.Context, changed *Overrides) {
 // errOutside is the error of a verb that would write on the pool of ctx's transaction, but outside that transaction; or
 // nil.
 func errOutside(ctx context.Context, v verb, db DB, requests []Request) error {
-	pool := poolOf(db)
-	if does := verbs[v]; pool == nil || does != nil && does.writes == never { // nil: it is about overrides
+	if does := verbs[v]; does != nil && does.writes == never || !outside(ctx, db) { // nil: it is about overrides
 		return nil
 	}
+	return invalidCall(requests, outsideText(string(v), "pass tx instead of the pool"))
+}
+
+// outside reports whether db is the pool of a transaction that is open in ctx: what is sent on it would not be part of that.
+func outside(ctx context.Context, db any) bool {
 	open, _ := ctx.Value(openTxKey{}).(*openTx)
+	if open == nil || handles.IsNil(db) {
+		return false
+	}
 	for ; open != nil; open = open.around {
-		if open.pool == pool && !open.ended.Load() {
-			return invalidCall(requests, string(v)+" on the pool inside a transaction of that pool would not be part of it: "+
-				"pass tx instead of the pool, or OutsideTx(ctx) if this is meant")
+		if open.pool == poolOf(db) && !open.ended.Load() {
+			return true
 		}
 	}
-	return nil
+	return false
+}
+
+func outsideText(what, instead string) string {
+	return what + " on the pool inside a transaction of that pool would not be part of it: " + instead + ", or OutsideTx(ctx) if this is meant"
 }
 
 // poolOf is the *pgxpool.Pool, *sql.DB or database in memory of a handle, or nil.

@@ -26,7 +26,7 @@ type batchTxBeginner interface {
 // After a serialization failure (SQLSTATE 40001) or a deadlock (40P01), also at COMMIT, the batch is sent again, within the
 // bounds of [Limiter.InTx]. When the attempts run out, the error matches [ErrAttemptsExhausted]. SendTx sends copies of the
 // queries, so the batch can be sent again, but not by two goroutines at once. The batch must not begin or end a transaction
-// itself. The option [Hot] is [ErrInvalid].
+// itself. The option [Hot] is [ErrInvalid], and so is the pool of a transaction inside its function: see [OutsideTx].
 //
 // Functions that read results (set by the methods Query, QueryRow and Exec of pgx.QueuedQuery) are called in each attempt.
 // COMMIT has been sent by then: if no query failed, an error of such a function rolls nothing back. Later functions are not
@@ -50,6 +50,9 @@ func (l *Limiter) SendTx(
 	}
 	if inTransaction(db) {
 		return errInTransaction
+	}
+	if outside(ctx, db) {
+		return fmt.Errorf("%w: %s", ErrInvalid, outsideText("SendTx", "send the batch by tx"))
 	}
 	if len(o.hot) > 0 {
 		return fmt.Errorf("%w: SendTx does not queue: Hot is for InTx", ErrInvalid)

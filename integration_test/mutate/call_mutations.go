@@ -280,7 +280,7 @@ var callMutations = []mutation{
 		tests: "TestNestedRetriesDoNotMultiply",
 	}, {
 		name: "outside-allowed", file: "ratelimit/tx_outside.go", what: "a verb on the pool inside its transaction takes tokens that a rollback does not return",
-		old: "if open.pool == pool && !open.ended.Load() {", new: "if false {",
+		old: "if open.pool == poolOf(db) && !open.ended.Load() {", new: "if false {",
 		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
 	}, {
 		name: "outside-innermost", file: "ratelimit/tx_outside.go", what: "only the innermost transaction's pool is refused",
@@ -292,12 +292,28 @@ var callMutations = []mutation{
 		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
 	}, {
 		name: "outside-check", file: "ratelimit/tx_outside.go", what: "a check on the pool inside its transaction is refused",
-		old: "does.writes == never {", new: "false {",
+		old: "does.writes == never ||", new: "false ||",
 		tests: "TestReadingOnThePoolInsideItsTransactionIsAllowed",
 	}, {
 		name: "outside-inherited", file: "ratelimit/tx_outside.go", what: "OutsideTx changes nothing",
 		old: "(*openTx)(nil))", new: "ctx.Value(openTxKey{}))",
 		tests: "TestOutsideTxOutlivesTheRollback",
+	}, {
+		name: "outside-begins", file: "ratelimit/tx.go", what: "a transaction on the pool begins inside a transaction of the pool",
+		old: "if outside(ctx, db) {", new: "if false {",
+		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
+	}, {
+		name: "outside-sends", file: "ratelimit/tx_sendtx.go", what: "a SendTx on the pool inside a transaction of the pool is sent",
+		old: "if outside(ctx, db) {", new: "if false {",
+		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
+	}, {
+		name: "outside-publishes", file: "ratelimit/publish.go", what: "a Publish on the pool inside a transaction of the pool is sent",
+		old: "if outside(ctx, db) {", new: "if false {",
+		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
+	}, {
+		name: "outside-sweeps", file: "ratelimit/sweep.go", what: "a Sweep on the pool inside a transaction of the pool is sent",
+		old: "if outside(ctx, db) {", new: "if false {",
+		tests: "TestWritingOnThePoolInsideItsTransactionIsRefused",
 	}, {
 		name: "tx-level", file: "ratelimit/tx.go", what: "InTx is READ COMMITTED by default",
 		old: "o := txOptions{isolation: pgx.Serializable,", new: "o := txOptions{isolation: pgx.ReadCommitted,",
