@@ -51,3 +51,27 @@ func (c *Config) UnmarshalJSON(text []byte) error {
 	}
 	return fmt.Errorf("%w: limit %q: %s", ErrInvalid, c.Name, strings.Join(mistakes, "; "))
 }
+
+// MarshalJSON implements [json.Marshaler]: a limit is its [Limit.Config], and an invalid one has only a name.
+func (l Limit) MarshalJSON() ([]byte, error) {
+	if l.Validate() != nil {
+		return json.Marshal(map[string]string{"name": l.name})
+	}
+	return json.Marshal(l.Config())
+}
+
+// UnmarshalJSON implements [json.Unmarshaler]: it reads a [Config] and makes its limit, as [Config.Limit] does, or returns the error of either.
+// What [Limit.MarshalJSON] has written of a valid definition is that definition again. A limit by [Limit.With] becomes a definition with its
+// numbers. A name alone, as of an invalid limit, is an error. After an error, the limit is as it was.
+func (l *Limit) UnmarshalJSON(text []byte) error {
+	var c Config
+	if err := c.UnmarshalJSON(text); err != nil {
+		return err
+	}
+	limit, err := c.Limit()
+	if err != nil {
+		return err
+	}
+	*l = limit
+	return nil
+}

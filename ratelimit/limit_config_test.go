@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -11,11 +12,14 @@ import (
 
 // readConfig makes a limit of a line of a configuration file.
 func readConfig(text string) (Limit, error) {
-	var c Config
-	if err := json.Unmarshal([]byte(text), &c); err != nil {
-		return Limit{}, err
+	limit := Unlimited("unread")
+	if err := json.Unmarshal([]byte(text), &limit); err != nil {
+		if limit != Unlimited("unread") {
+			return limit, fmt.Errorf("after an error, it is changed: %v", limit)
+		}
+		return limit, err
 	}
-	return c.Limit()
+	return limit, nil
 }
 
 func TestPeriodsOfAConfig(t *testing.T) {
@@ -30,7 +34,8 @@ func TestPeriodsOfAConfig(t *testing.T) {
 		`"kind":"calendar window","rate":10,"period":"1 day","anchor":"2026-01-31 15:00:00"`: CalendarWindow("l", 10, Day, Anchor("2026-01-31 15:00")),
 		`"kind":"calendar window","rate":10,"period":"1 day","zone":"Europe/Berlin"`:         CalendarWindow("l", 10, Day, Zone("Europe/Berlin")),
 		`"kind":"calendar window","rate":0,"period":"1 year","maxReserved":0,"shards":2`:     CalendarWindow("l", 0, Year, MaxReserved(0), Shards(2)),
-		`"kind":"unlimited"`: Unlimited("l"),
+		`"kind":"unlimited"`:                        Unlimited("l"),
+		`"kind":"slots","capacity":2,"varies":"0s"`: Slots("l", 2, Varies(0)),
 	} {
 		limit, err := readConfig(`{"name":"l",` + text + `}`)
 		if err != nil || limit != want {

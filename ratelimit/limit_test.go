@@ -186,6 +186,10 @@ func roundTrip(t *testing.T, limit Limit) {
 	if same, err := c.Limit(); err != nil || same != limit {
 		t.Fatalf("%s: %+v, want %+v, %v", text, same, limit, err)
 	}
+	var same Limit
+	if text, err = json.Marshal(limit); err != nil || json.Unmarshal(text, &same) != nil || same != limit {
+		t.Fatalf("%s: %+v, want %+v", text, same, limit)
+	}
 }
 
 // acceptable reports whether Postgres accepts a text and an index entry has room for it.

@@ -1,14 +1,13 @@
 package ratelimit
 
 import (
-	"encoding/json"
 	"log/slog"
 	"math"
 	"slices"
 	"strconv"
 )
 
-// How requests and answers are logged, and a limit marshaled. Logs have no keys, since a key may be personal data.
+// How requests and answers are logged. Logs have no keys, since a key may be personal data.
 
 // LogValue implements [slog.LogValuer]: the limit's name and the count, without the key.
 func (r Request) LogValue() slog.Value {
@@ -88,12 +87,4 @@ func limitsAttr(requests []Status) slog.Attr {
 		}
 	}
 	return slog.Any("limits", names)
-}
-
-// MarshalJSON implements [json.Marshaler]: a limit is its [Limit.Config], and an invalid one has only a name. Read it as a [Config].
-func (l Limit) MarshalJSON() ([]byte, error) {
-	if l.Validate() != nil {
-		return json.Marshal(map[string]string{"name": l.name})
-	}
-	return json.Marshal(l.Config())
 }
