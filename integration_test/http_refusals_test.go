@@ -99,6 +99,9 @@ func TestHTTPTheServersMistakesAre500AndNeverAGrant(t *testing.T) {
 				return []ratelimit.Request{good.Key("ann")}, errors.New("password of the database: hunter2")
 			}
 		},
+		"a mistake": func(m *httplimit.Middleware) {
+			m.Requests = func(*http.Request) ([]ratelimit.Request, error) { return nil, ratelimit.Limit{}.Validate() }
+		},
 		"a status that is invalid": func(m *httplimit.Middleware) {
 			m.Requests = func(*http.Request) ([]ratelimit.Request, error) { return nil, &httplimit.StatusError{Status: 200} }
 		},
@@ -122,6 +125,9 @@ func TestHTTPRequestsAreRefusedWithAStatusOfTheCallersChoice(t *testing.T) {
 		if r.URL.Path == "/gone" {
 			return nil, fmt.Errorf("wrapped: %w", &httplimit.StatusError{Status: 410})
 		}
+		if r.URL.Path == "/bad" {
+			return nil, fmt.Errorf("wrapped: %w", ratelimit.ErrBadRequest)
+		}
 		key, err := httplimit.APIKey(r, "X-API-Key")
 		if err != nil {
 			return nil, err
@@ -137,6 +143,9 @@ func TestHTTPRequestsAreRefusedWithAStatusOfTheCallersChoice(t *testing.T) {
 	}
 	if got := s.get("/gone"); got.Status != 410 || s.problem(got)["detail"] != nil {
 		t.Errorf("gone: %+v", got)
+	}
+	if got := s.get("/bad"); got.Status != 400 || s.problem(got)["title"] != "Bad Request" {
+		t.Errorf("a bad request: %+v", got)
 	}
 	for range 2 {
 		if got := s.get("/", "X-API-Key", strings.Repeat("s3cret", 1000)); got.Status != 200 {

@@ -174,6 +174,8 @@ func TestRPCCallsThatCannotBeCountedAreRefused(t *testing.T) {
 		"no limit":               {[]ratelimit.Request{ratelimit.Limit{}.Key("secret")}, nil, codes.Internal, "", 0},
 		"nothing":                {nil, nil, codes.Internal, "", 0},
 		"an unknown error":       {nil, errors.New("secret"), codes.Internal, "", 0},
+		"a bad request":          {nil, fmt.Errorf("secret: %w", ratelimit.ErrBadRequest), codes.InvalidArgument, "the key or the count", 0},
+		"a mistake":              {nil, fmt.Errorf("secret: %w", ratelimit.ErrInvalid), codes.Internal, "", 0},
 		"gRPC's error":           {nil, fmt.Errorf("secret: %w", status.Error(codes.Unauthenticated, "who are you?")), codes.Unauthenticated, "who are you?", 0},
 		"Connect's error":        {nil, fmt.Errorf("secret: %w", byConnect), codes.Unauthenticated, "who are you?", 1},
 		"Connect's OK":           {nil, connectrpc.NewError(0, errors.New("secret")), codes.Internal, "", 0},

@@ -139,7 +139,7 @@ var longAgo = func() time.Time { return time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // failures are ways to every error. conflicting is a pool on whose tables every write is a serialization failure.
 func failures(conflicting *pgxpool.Pool) map[string]failure {
-	invalid, exceeds, unknown := ratelimit.ErrInvalid, ratelimit.ErrExceedsCapacity, ratelimit.ErrUnknownOutcome
+	invalid, bad, exceeds, unknown := ratelimit.ErrInvalid, ratelimit.ErrBadRequest, ratelimit.ErrExceedsCapacity, ratelimit.ErrUnknownOutcome
 	denied, exhausted := ratelimit.ErrDenied, ratelimit.ErrAttemptsExhausted
 	state := func(code string) error { return &pgconn.PgError{Code: code} }
 	all := map[string]failure{}
@@ -162,9 +162,13 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			}
 		}
 		add("the zero request", failure{is: invalid, bare: true, do: asking(func(*failing) ratelimit.Request { return ratelimit.Request{} })})
-		add("an empty key", failure{is: invalid, do: asking(func(c *failing) ratelimit.Request { return c.limit.Key("a", "") })})
-		add("a key with a NUL byte", failure{is: invalid, do: asking(func(c *failing) ratelimit.Request { return c.limit.Key("\x00") })})
-		add("a count", failure{is: invalid, do: asking(func(c *failing) ratelimit.Request { return c.request().Count(math.NaN()) })})
+		add("an empty key", failure{is: bad, do: asking(func(c *failing) ratelimit.Request { return c.limit.Key("a", "") })})
+		add("a key with a NUL byte", failure{is: bad, do: asking(func(c *failing) ratelimit.Request { return c.limit.Key("\x00") })})
+		count := failure{is: bad, do: asking(func(c *failing) ratelimit.Request { return c.request().Count(math.NaN()) })}
+		if by == "Take" || slices.Contains(steers, by) { // which take none
+			count.is = invalid
+		}
+		add("a count", count)
 		if !slices.Contains(steers, by) {
 			add("a clock", failure{is: invalid, do: after(func(c *failing) { c.limiter.Clock = longAgo })})
 			add("overrides that are not loaded", failure{is: ratelimit.ErrNotLoaded, do: after(func(c *failing) {
@@ -279,10 +283,27 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			all[name] = f
 		}
 	}
-	add(failure{is: invalid}, map[string]func(c *failing) error{
+	add(failure{is: bad}, map[string]func(c *failing) error{
 		"Consume: a sum": func(c *failing) error {
 			return second(c.limiter.Consume(c.ctx, c.pool, c.request().Count(9e14), c.request().Count(9e14)))
 		},
+		"Take: nothing": func(c *failing) error { return c.takes(c.pool, 0, c.request()) },
+		"Hold: an id that could be a token": func(c *failing) error {
+			return second(c.limiter.Hold(c.ctx, c.pool, "~work", time.Minute, c.request()))
+		},
+		"Hold: an empty id": func(c *failing) error { return second(c.limiter.Hold(c.ctx, c.pool, "", time.Minute, c.request())) },
+		"Hold: half a slot": func(c *failing) error {
+			return second(c.limiter.Hold(c.ctx, c.pool, "work", time.Minute, c.slots().Count(1.5)))
+		},
+		"Once: an empty id": func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "", time.Hour, c.request())) },
+		"InTx: Hot of an empty key": func(c *failing) error {
+			return c.limiter.InTx(c.ctx, c.pool, c.consumed, ratelimit.Hot(c.limit.Key("")))
+		},
+		"InSQLTx: Hot of an empty key": func(c *failing) error {
+			return c.limiter.InSQLTx(c.ctx, c.sql(), c.consumedSQL, ratelimit.Hot(c.limit.Key("")))
+		},
+	})
+	add(failure{is: invalid}, map[string]func(c *failing) error{
 		"Consume: one key with two numbers": func(c *failing) error {
 			return second(c.limiter.Consume(c.ctx, c.pool, c.varying().Key(privateKey), c.varying().With(ratelimit.Rate(2)).Key(privateKey)))
 		},
@@ -291,7 +312,6 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			return c.limiter.InTx(c.ctx, c.pool, func(ctx context.Context, tx pgx.Tx) error { return second(c.limiter.Wait(ctx, tx, c.request())) })
 		},
 		"Take: a count": func(c *failing) error { return c.takes(c.pool, 2, c.request().Count(2)) },
-		"Take: nothing": func(c *failing) error { return c.takes(c.pool, 0, c.request()) },
 		"Take: twice":   func(c *failing) error { return c.takes(c.pool, 2, c.request(), c.request()) },
 
 		"Refund: an empty receipt":        func(c *failing) error { return second(c.limiter.Refund(c.ctx, c.pool, "", c.request())) },
@@ -324,15 +344,8 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			return second(c.limiter.Refund(c.ctx, c.pool, c.receipt(), c.request().Count(2)))
 		},
 
-		"Hold: an id that could be a token": func(c *failing) error {
-			return second(c.limiter.Hold(c.ctx, c.pool, "~work", time.Minute, c.request()))
-		},
-		"Hold: an empty id": func(c *failing) error { return second(c.limiter.Hold(c.ctx, c.pool, "", time.Minute, c.request())) },
 		"Hold: a ttl": func(c *failing) error {
 			return second(c.limiter.Hold(c.ctx, c.pool, "work", -time.Minute, c.request()))
-		},
-		"Hold: half a slot": func(c *failing) error {
-			return second(c.limiter.Hold(c.ctx, c.pool, "work", time.Minute, c.slots().Count(1.5)))
 		},
 		"Hold: in memory": func(c *failing) error {
 			return second(c.limiter.Hold(c.ctx, ratelimittest.New(c), "work", time.Minute, c.request()))
@@ -340,7 +353,6 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Once: in memory": func(c *failing) error {
 			return second(c.limiter.Once(c.ctx, ratelimittest.New(c), "event", time.Hour, c.request()))
 		},
-		"Once: an empty id":   func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "", time.Hour, c.request())) },
 		"Once: keep":          func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "event", -1, c.request())) },
 		"Once: slots":         func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "event", time.Hour, c.slots())) },
 		"During: no function": func(c *failing) error { return c.limiter.During(c.ctx, c.pool, "work", time.Minute, nil, c.request()) },
@@ -747,7 +759,7 @@ func TestEveryErrorMatchesASentinel(t *testing.T) {
 	mustExec(t, conflicting, "CREATE TRIGGER conflict BEFORE INSERT OR UPDATE ON ratelimit.limits FOR EACH ROW EXECUTE FUNCTION conflict()")
 	mustExec(t, conflicting, "CREATE TRIGGER conflict BEFORE INSERT OR UPDATE ON ratelimit.definitions FOR EACH ROW EXECUTE FUNCTION conflict()")
 	sentinels := map[string]error{
-		"ErrDenied": ratelimit.ErrDenied, "ErrInvalid": ratelimit.ErrInvalid, "ErrExceedsCapacity": ratelimit.ErrExceedsCapacity,
+		"ErrDenied": ratelimit.ErrDenied, "ErrInvalid": ratelimit.ErrInvalid, "ErrBadRequest": ratelimit.ErrBadRequest, "ErrExceedsCapacity": ratelimit.ErrExceedsCapacity,
 		"ErrNotLoaded": ratelimit.ErrNotLoaded, "ErrHoldLost": ratelimit.ErrHoldLost, "migrations.ErrBehind": migrations.ErrBehind, "ErrClosed": ratelimit.ErrClosed, "ErrAttemptsExhausted": ratelimit.ErrAttemptsExhausted, "ErrUnknownOutcome": ratelimit.ErrUnknownOutcome,
 	}
 	seen := map[string][]string{}

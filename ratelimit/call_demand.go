@@ -83,13 +83,13 @@ func addUp(does *rules, requests []Request) ([]demand, error) {
 			return nil, r.limit.Validate()
 		}
 		if !countable(r.tokens) {
-			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrInvalid, r.limit.name, r.tokens, algebra.MinTokens, algebra.MaxTokens)
+			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrBadRequest, r.limit.name, r.tokens, algebra.MinTokens, algebra.MaxTokens)
 		}
 		if r.limit.slots && !does.slots {
-			return nil, programError{fmt.Errorf("%w: limit %q has slots, which only Hold takes, and only Settle and Release give back", ErrInvalid, r.limit.name)}
+			return nil, fmt.Errorf("%w: limit %q has slots, which only Hold takes, and only Settle and Release give back", ErrInvalid, r.limit.name)
 		}
 		if does.pauses && (r.limit.numbers.Window || r.limit.unlimited()) {
-			return nil, programError{fmt.Errorf("%w: limit %q is no token bucket, and only these can be paused", ErrInvalid, r.limit.name)}
+			return nil, fmt.Errorf("%w: limit %q is no token bucket, and only these can be paused", ErrInvalid, r.limit.name)
 		}
 		last := len(ds) - 1
 		found := last >= 0 && ds[last].key == r.key && ds[last].limit.name == r.limit.name
@@ -129,10 +129,10 @@ func (d *demand) validate(does *rules) error {
 		return nil
 	}
 	if d.count > algebra.MaxTokens {
-		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrInvalid, d.limit.name, d.count, algebra.MaxTokens)
+		return fmt.Errorf("%w: limit %q: count %v in one call is above %v", ErrBadRequest, d.limit.name, d.count, algebra.MaxTokens)
 	}
 	if d.limit.slots && does.deniable && !(d.count >= 1 && d.count == math.Trunc(d.count)) {
-		return fmt.Errorf("%w: limit %q: count %v of slots is not a whole number of at least 1", ErrInvalid, d.limit.name, d.count)
+		return fmt.Errorf("%w: limit %q: count %v of slots is not a whole number of at least 1", ErrBadRequest, d.limit.name, d.count)
 	}
 	if does.refunds || does.holds && !does.deniable || d.limit.grantsNothing() { // the last is denied without asking
 		return nil

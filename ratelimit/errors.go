@@ -24,6 +24,9 @@ import (
 //	                      ConsumeEach, Hold, Settle, Release, During (or its function has used what was not held), Once,
 //	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open,
 //	                      Limit, Validate, UnmarshalJSON, Load, Run
+//	ErrBadRequest         nothing was sent; it matches ErrInvalid, too: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund,
+//	                      Reset, Move, Pause, Resume, Each, Hold, Settle, Release, During, Once,
+//	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx
 //	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, Hold, During, Once, QueueConsume
 //	ErrNotLoaded          nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Pause, Resume,
 //	                      ConsumeEach, Hold, Settle, Release, During, Once, QueueConsume
@@ -49,6 +52,11 @@ var (
 	// ErrInvalid is matched by the error for a limit, a request or an argument that is wrong in itself. Nothing was sent to the
 	// server.
 	ErrInvalid = errors.New("ratelimit: invalid")
+
+	// ErrBadRequest is matched by the error for a key, a count or the id of a hold or an event that is wrong in itself, such as an empty key: a
+	// client may have chosen it. It matches [ErrInvalid], too. Any other ErrInvalid is a mistake of the program. So a server answers 400 to
+	// ErrBadRequest, as packages httplimit and rpclimit do, and 500 to any other ErrInvalid. Nothing was sent.
+	ErrBadRequest = fmt.Errorf("%w request", ErrInvalid)
 
 	// ErrExceedsCapacity is matched by the error for a count that can never be granted: a count above the capacity or, when
 	// reserving, above capacity + maxReserved. For [Limiter.Take], it is a capacity below one token. Waiting does not help:
@@ -102,14 +110,6 @@ var (
 	ErrAttemptsExhausted = errors.New("attempts ran out")
 )
 
-// programError is an [ErrInvalid] caused by the program, not by a key or a count that a client may have chosen.
-type programError struct{ error }
-
-func (e programError) Unwrap() error { return e.error }
-
-// ProgramError marks the error for package internal/outcome: it is the server's fault, not the client's.
-func (programError) ProgramError() {}
-
 // unsentError is an error from before anything was sent.
 type unsentError struct{ error }
 
@@ -148,7 +148,7 @@ func (e committedError) Is(target error) bool {
 }
 
 // nothingDone are the sentinels of errors after which nothing was consumed or committed.
-var nothingDone = []error{ErrDenied, ErrInvalid, ErrExceedsCapacity, ErrNotLoaded, ErrClosed, ErrHoldLost, ErrAttemptsExhausted, migrations.ErrBehind}
+var nothingDone = []error{ErrDenied, ErrInvalid, ErrBadRequest, ErrExceedsCapacity, ErrNotLoaded, ErrClosed, ErrHoldLost, ErrAttemptsExhausted, migrations.ErrBehind}
 
 // beside is an error beside one that leaves the outcome open: it matches nothing that would say that nothing was consumed. There is
 // no Unwrap: it would show every error inside.
@@ -309,9 +309,9 @@ func explainCall(v verb, requests []Request, err error) error {
 	return explain(string(v), err)
 }
 
-// invalidCall is the error for a call that the program, not a client, has made wrongly.
+// invalidCall is the error for a call that the program has made wrongly.
 func invalidCall(requests []Request, why string) error {
-	return programError{fmt.Errorf("%w: %s%s", ErrInvalid, limitsOf(requests), why)}
+	return fmt.Errorf("%w: %s%s", ErrInvalid, limitsOf(requests), why)
 }
 
 // limiterClosed is the error for a call after Close.

@@ -204,9 +204,6 @@ const (
 // validate checks what a call about holds has besides its requests.
 func (h *holding) validate(v verb) error {
 	if v == verbHold || v == verbOnce {
-		if err := checkID(h.id); err != nil {
-			return err
-		}
 		switch {
 		case h.ttl >= minTTL && h.ttl <= maxTTL, h.ttl == endless && v == verbHold:
 			return nil
@@ -225,6 +222,11 @@ func (h *holding) validate(v verb) error {
 // holdRequests are the requests of a call about holds, once what is beside them is valid. Those of a Settle and a Release say what was used, and
 // what else the token has comes after them.
 func (l *Limiter) holdRequests(c *call) ([]Request, error) {
+	if c.does.deniable { // not of a token, which the program has stored
+		if err := checkID(c.hold.id); err != nil {
+			return nil, fmt.Errorf("%w: %s%w", ErrBadRequest, limitsOf(c.requests), err)
+		}
+	}
 	if err := c.hold.validate(c.verb); err != nil {
 		return nil, invalidCall(c.requests, err.Error())
 	}
@@ -232,7 +234,7 @@ func (l *Limiter) holdRequests(c *call) ([]Request, error) {
 	case c.does.deniable:
 		return c.requests, nil
 	case len(c.requests) == 0 && len(c.hold.list) == 0:
-		return nil, programError{fmt.Errorf("%w: the token does not say of which limits it is: name them by requests", ErrInvalid)}
+		return nil, fmt.Errorf("%w: the token does not say of which limits it is: name them by requests", ErrInvalid)
 	}
 	requests := slices.Clone(c.requests)
 	for i := range requests {
@@ -244,7 +246,7 @@ func (l *Limiter) holdRequests(c *call) ([]Request, error) {
 		case c.verb == verbRelease:
 			r.tokens = 0
 		case !r.limit.slots:
-			return nil, programError{fmt.Errorf("%w: limit %q: Settle needs the Count of what was used", ErrInvalid, r.limit.name)}
+			return nil, fmt.Errorf("%w: limit %q: Settle needs the Count of what was used", ErrInvalid, r.limit.name)
 		}
 	}
 	for _, t := range c.hold.list {

@@ -53,7 +53,7 @@ func (d *definitions) check(requests []Request) error {
 			return twoDefinitions(first, limit)
 		}
 		if first == nil && d.listed {
-			return programError{fmt.Errorf("%w: limit %q is not in Options.Limits of Open: nobody publishes or sweeps it", ErrInvalid, limit.name)}
+			return fmt.Errorf("%w: limit %q is not in Options.Limits of Open: nobody publishes or sweeps it", ErrInvalid, limit.name)
 		}
 		unknown = unknown || first == nil
 	}
@@ -120,9 +120,9 @@ func (l *Limit) definedAs(definition *Limit) bool {
 // twoDefinitions is the error for two definitions of one name, or for two numbers of one key.
 func twoDefinitions(a, b *Limit) error {
 	if x, y := a.definition(), b.definition(); x != y {
-		return programError{fmt.Errorf("%w: limit %q has two definitions, %q and %q: use one of them, give each its own name, or make a new Limiter to change it", ErrInvalid, a.name, x, y)}
+		return fmt.Errorf("%w: limit %q has two definitions, %q and %q: use one of them, give each its own name, or make a new Limiter to change it", ErrInvalid, a.name, x, y)
 	}
-	return programError{fmt.Errorf("%w: limit %q: one call asks for one key with two numbers, %q and %q", ErrInvalid, a.name, a, b)}
+	return fmt.Errorf("%w: limit %q: one call asks for one key with two numbers, %q and %q", ErrInvalid, a.name, a, b)
 }
 
 // definitionsOnly refuses a list of limits unless each is a definition, of a name of its own.
@@ -134,12 +134,12 @@ func definitionsOnly(limits []Limit) error {
 			return err
 		}
 		if *l != l.definition() {
-			return programError{fmt.Errorf("%w: limit %q is in the list with the numbers of one key, %q: list its definition", ErrInvalid, l.name, l)}
+			return fmt.Errorf("%w: limit %q is in the list with the numbers of one key, %q: list its definition", ErrInvalid, l.name, l)
 		}
 		if first := byName[l.name]; first != nil && *first == *l {
-			return programError{fmt.Errorf("%w: limit %q is in the list twice: list it once", ErrInvalid, l.name)}
+			return fmt.Errorf("%w: limit %q is in the list twice: list it once", ErrInvalid, l.name)
 		} else if first != nil {
-			return programError{fmt.Errorf("%w: limit %q is in the list twice, as %q and %q: a name has one definition", ErrInvalid, l.name, first, l)}
+			return fmt.Errorf("%w: limit %q is in the list twice, as %q and %q: a name has one definition", ErrInvalid, l.name, first, l)
 		}
 		byName[l.name] = l
 	}

@@ -52,11 +52,11 @@ func (c *call) validateMove() error {
 	from, to := &c.requests[0], &c.requests[1]
 	switch {
 	case from.tokens != 1 || to.tokens != 1:
-		return programError{fmt.Errorf("%w: limits %q and %q: a move has no Count: all that is used is moved", ErrInvalid, from.limit.name, to.limit.name)}
+		return fmt.Errorf("%w: limits %q and %q: a move has no Count: all that is used is moved", ErrInvalid, from.limit.name, to.limit.name)
 	case len(c.demands)+len(c.rowless) < 2:
-		return programError{fmt.Errorf("%w: limit %q: a move from a key to itself", ErrInvalid, from.limit.name)}
+		return fmt.Errorf("%w: limit %q: a move from a key to itself", ErrInvalid, from.limit.name)
 	case !from.refillsWith(to):
-		return programError{fmt.Errorf("%w: no move from %q to %q: they are not both token buckets, and refill at other instants", ErrInvalid, from.limit, to.limit)}
+		return fmt.Errorf("%w: no move from %q to %q: they are not both token buckets, and refill at other instants", ErrInvalid, from.limit, to.limit)
 	case c.rowless != nil:
 		c.rowless, c.demands = append(c.rowless, c.demands...), nil
 	}

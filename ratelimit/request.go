@@ -38,13 +38,13 @@ func (l Limit) Key(parts ...string) Request {
 	}
 	for i, part := range parts {
 		if part == "" && r.err == nil {
-			r.err = fmt.Errorf("%w: limit %q: part %d of the key is empty (for a limit without keys, use Global)", ErrInvalid, l.name, i+1)
+			r.err = fmt.Errorf("%w: limit %q: part %d of the key is empty (for a limit without keys, use Global)", ErrBadRequest, l.name, i+1)
 		}
 	}
 	r.key = StoredKey(parts...)
 	if r.err == nil {
 		if err := checkText("key", r.key, maxKeyLen); err != nil {
-			r.err = fmt.Errorf("%w: limit %q: %w", ErrInvalid, l.name, err)
+			r.err = fmt.Errorf("%w: limit %q: %w", ErrBadRequest, l.name, err)
 		}
 	}
 	return r

@@ -171,7 +171,7 @@ func (l *Limiter) Take(ctx context.Context, db DB, most int, requests ...Request
 		switch {
 		case r.err != nil:
 		case most < 1:
-			r.err = fmt.Errorf("%w: limit %q: at most %d tokens to take, which is less than 1", ErrInvalid, r.limit.name, most)
+			r.err = fmt.Errorf("%w: limit %q: at most %d tokens to take, which is less than 1", ErrBadRequest, r.limit.name, most)
 		case r.tokens != 1:
 			r.err = fmt.Errorf("%w: limit %q: a Take has no Count: it takes up to its own number", ErrInvalid, r.limit.name)
 		}

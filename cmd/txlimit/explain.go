@@ -195,7 +195,7 @@ func distance(a, b string) int {
 
 // oneLine is a message of several lines on one, without what a terminal does not show.
 func oneLine(s string) string {
-	return strings.ReplaceAll(visible.Line(s), ratelimit.ErrInvalid.Error()+": ", "")
+	return strings.NewReplacer(ratelimit.ErrInvalid.Error()+": ", "", ratelimit.ErrBadRequest.Error()+": ", "").Replace(visible.Line(s))
 }
 
 // identifier is a name in SQL, in quotes only where it must be.

@@ -106,7 +106,7 @@ func send(pool *pgxpool.Pool, limits *ratelimit.Limiter) http.HandlerFunc {
 		case isDenied:
 			w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(denied.RetryAfter.Seconds()))))
 			http.Error(w, "Too many messages.", http.StatusTooManyRequests)
-		case errors.Is(err, ratelimit.ErrInvalid): // such as an empty sender
+		case errors.Is(err, ratelimit.ErrBadRequest): // such as an empty sender
 			http.Error(w, "Say who sends it.", http.StatusBadRequest)
 		default:
 			log.Print(err)

@@ -4,8 +4,12 @@ package main
 var httpMutations = []mutation{
 	{
 		name: "definitions-http", file: "internal/outcome/outcome.go", what: "two definitions of one name are reported as the client's error",
-		old: "errors.As(err, &own) || ", new: "false && errors.As(err, &own) || ",
+		old: "errors.Is(err, ratelimit.ErrBadRequest) || unstorable", new: "errors.Is(err, ratelimit.ErrInvalid) || unstorable",
 		tests: "TestHTTPTheServersMistakesAre500AndNeverAGrant",
+	}, {
+		name: "bad-key", file: "ratelimit/request.go", what: "a key that a client has chosen is reported as the program's mistake",
+		old: "(for a limit without keys, use Global)\", ErrBadRequest,", new: "(for a limit without keys, use Global)\", ErrInvalid,",
+		tests: "TestEveryErrorMatchesASentinel",
 	}, {
 		name: "check-observed", file: "ratelimit/observe/observe.go", what: "a check that denies is counted as a denial",
 		old: `case errors.Is(d.Err, ratelimit.ErrDenied) && d.Verb == "check":`, new: "case false:",

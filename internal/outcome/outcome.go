@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -42,8 +41,8 @@ func Consume(ctx context.Context, timeout time.Duration, limiter *ratelimit.Limi
 	return result, err
 }
 
-// Status is the HTTP status for Consume's result and error, or 0 for a grant. An error that it does not know is 503.
-func Status(result ratelimit.Result, err error) int {
+// Status is the HTTP status for Consume's error, or 0 for a grant. An error that it does not know is 503.
+func Status(err error) int {
 	var denied *ratelimit.DeniedError
 	switch {
 	case err == nil:
@@ -52,17 +51,17 @@ func Status(result ratelimit.Result, err error) int {
 		return http.StatusForbidden
 	case denied != nil:
 		return http.StatusTooManyRequests
-	case errors.Is(err, ratelimit.ErrInvalid) && misprogrammed(result, err):
-		return http.StatusInternalServerError
 	case errors.Is(err, ratelimit.ErrExceedsCapacity), Uncountable(err):
 		return http.StatusBadRequest
+	case errors.Is(err, ratelimit.ErrInvalid):
+		return http.StatusInternalServerError
 	default:
 		return http.StatusServiceUnavailable
 	}
 }
 
 // Uncountable reports whether a key or a count is refused, by the library or by the database.
-func Uncountable(err error) bool { return errors.Is(err, ratelimit.ErrInvalid) || unstorable(err) }
+func Uncountable(err error) bool { return errors.Is(err, ratelimit.ErrBadRequest) || unstorable(err) }
 
 // unstorable reports whether the database is up but refused a key: the application may have added a constraint to the table.
 func unstorable(err error) bool {
@@ -72,11 +71,4 @@ func unstorable(err error) bool {
 	}
 	state := sqlErr.SQLState()
 	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") // data exception, integrity constraint violation
-}
-
-// misprogrammed reports whether the program made the requests invalid: by an invalid limit, by one name with two
-// definitions, or by a DB that must not be used there. Otherwise their keys or counts are invalid, which clients choose.
-func misprogrammed(result ratelimit.Result, err error) bool {
-	var own interface{ ProgramError() }
-	return errors.As(err, &own) || slices.ContainsFunc(result.Requests, func(s ratelimit.Status) bool { return s.Limit.Validate() != nil })
 }

@@ -73,7 +73,8 @@ var ErrNotLimited = errors.New("httplimit: the request is not limited")
 //     the content;
 //   - 503 if the database could not be asked, unless FailOpen lets it pass;
 //   - the status of a [StatusError], if Requests returns one;
-//   - 500 if Requests returns another error, or no requests, or if a limit is wrong in itself.
+//   - 500 if Requests returns another error, or no requests, or if a limit is wrong in itself. An error of Requests that matches
+//     [ratelimit.ErrBadRequest] is 400.
 //
 // A client that has gone before the decision gets no answer. The Observer sees status 499, nginx's number for it.
 type Middleware struct {
@@ -260,7 +261,7 @@ func (m Middleware) decide(r *http.Request) (requests []ratelimit.Request, d Dec
 		d.Status = statusOf(d.Err)
 	} else {
 		d.Result, d.Err = outcome.Consume(r.Context(), m.timeout(), m.Limiter, m.DB, requests)
-		d.Status = outcome.Status(d.Result, d.Err)
+		d.Status = outcome.Status(d.Err)
 		d.FailedOpen = m.FailOpen && d.Status == http.StatusServiceUnavailable && outcome.Unreachable(m.DB, d.Err)
 	}
 	if d.Status >= 500 && errors.Is(r.Context().Err(), context.Canceled) {

@@ -24,8 +24,11 @@ func (e *StatusError) Error() string {
 // statusOf is the status for an error of Middleware.Requests.
 func statusOf(err error) int {
 	var chosen *StatusError
-	if errors.As(err, &chosen) && chosen.Status >= 400 && chosen.Status <= 599 {
+	switch {
+	case errors.As(err, &chosen) && chosen.Status >= 400 && chosen.Status <= 599:
 		return chosen.Status
+	case chosen == nil && errors.Is(err, ratelimit.ErrBadRequest):
+		return http.StatusBadRequest
 	}
 	return http.StatusInternalServerError
 }

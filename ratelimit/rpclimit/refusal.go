@@ -24,7 +24,7 @@ import (
 // is OK for a grant.
 func (i Interceptor) refusalOf(result ratelimit.Result, err error) *status.Status {
 	var denied *ratelimit.DeniedError
-	switch s := outcome.Status(result, err); {
+	switch s := outcome.Status(err); {
 	case s == 0:
 		return status.New(codes.OK, "")
 	case errors.Is(err, ratelimit.ErrExceedsCapacity) && slices.ContainsFunc(result.Requests, i.hides):
@@ -34,7 +34,7 @@ func (i Interceptor) refusalOf(result ratelimit.Result, err error) *status.Statu
 	case errors.As(err, &denied):
 		return i.denial(denied)
 	case s == http.StatusBadRequest:
-		return status.New(codes.InvalidArgument, "the key or the count of the call is invalid")
+		return uncountable
 	case s == http.StatusInternalServerError:
 		return internal
 	default:
@@ -42,7 +42,10 @@ func (i Interceptor) refusalOf(result ratelimit.Result, err error) *status.Statu
 	}
 }
 
-var internal = status.New(codes.Internal, "the rate limit is not set up as it should be")
+var (
+	internal    = status.New(codes.Internal, "the rate limit is not set up as it should be")
+	uncountable = status.New(codes.InvalidArgument, "the key or the count of the call is invalid")
+)
 
 // hides reports whether clients are not told about a request's limit.
 func (i Interceptor) hides(s ratelimit.Status) bool {
@@ -102,6 +105,8 @@ func chosen(err error) *status.Status {
 		return status.New(codes.PermissionDenied, byHTTP.Detail)
 	case errors.As(err, &byHTTP) && byHTTP.Status >= 400 && byHTTP.Status <= 499:
 		return status.New(codes.InvalidArgument, byHTTP.Detail)
+	case byHTTP == nil && errors.Is(err, ratelimit.ErrBadRequest):
+		return uncountable
 	default:
 		return internal
 	}

@@ -61,7 +61,8 @@ var ErrNotLimited = errors.New("rpclimit: the call is not limited")
 //   - Canceled or DeadlineExceeded if the client was gone, or its deadline over, before the decision;
 //   - the code of the error, if Requests returns an error of gRPC or Connect. An [httplimit.StatusError] is
 //     Unauthenticated (401), PermissionDenied (403) or InvalidArgument (any other 4xx);
-//   - Internal if Requests returns another error, or no requests, or if a limit is wrong in itself.
+//   - Internal if Requests returns another error, or no requests, or if a limit is wrong in itself. An error of Requests that
+//     matches [ratelimit.ErrBadRequest] is InvalidArgument.
 //
 // An Interceptor without Limiter, DB or Requests, with a negative Timeout or with an invalid limit in Hidden panics when it is
 // given to the server.
