@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "5e8f171fcfe6cb705e5de454406d5b604a65694cc30b2f58e7a94d3c031d5aea"
+const Hash = "f09139f08a17501d00427c81658fe4b92fcda19d782a8bd6802a78834bcb02cc"
