@@ -15,8 +15,8 @@ import (
 // Terms say when an override or a block ends, and who decides. Exactly one of For, Until and Forever is given. Reason and Who, which may be empty, are
 // for those who look later. Beside Who, the database writes down the role that is logged in.
 type Terms struct {
-	For     time.Duration // from now, by the database's clock or [Limiter.Clock]: at most 366 days
-	Until   time.Time     // by that clock, too, before the year 10000
+	For     time.Duration // from now, by the database's clock: at most 366 days
+	Until   time.Time     // before the year 10000
 	Forever bool          // it has no end
 
 	Reason string // at most 4096 bytes
@@ -95,11 +95,8 @@ func (t *Terms) end(l *Limiter, db DB) (until *time.Time, lasts pgtype.Interval,
 		return nil, lasts, nil
 	case t.For != 0 && (t.For < time.Microsecond || t.For > maxTTL):
 		return nil, lasts, fmt.Errorf("For, %v, is not between 1µs and %v: without an end, say Forever", t.For, maxTTL)
-	case t.For != 0 && l.Clock == nil:
-		return nil, pgtype.Interval{Microseconds: t.For.Microseconds(), Valid: true}, nil
 	case t.For != 0:
-		at := l.Clock().Add(t.For)
-		return &at, lasts, nil
+		return nil, pgtype.Interval{Microseconds: t.For.Microseconds(), Valid: true}, nil
 	}
 	at, err := timestamp("the end", t.Until)
 	if err == nil && algebra.At(at.Time) <= l.Overrides.moment(clockOf(db)).high {
