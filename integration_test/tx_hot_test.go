@@ -554,14 +554,14 @@ func TestHotInHotIsRefused(t *testing.T) {
 	a, b := ratelimit.TokenBucket("a", 10, time.Hour), ratelimit.TokenBucket("b", 10, time.Hour)
 	for _, inner := range []ratelimit.Limit{a, b} {
 		err := limiter.InTx(t.Context(), pool, func(ctx context.Context, _ pgx.Tx) error {
-			return limiter.InTx(ctx, pool, func(context.Context, pgx.Tx) error { t.Error("called"); return nil }, ratelimit.Hot(inner.Global()))
+			return limiter.InTx(ratelimit.OutsideTx(ctx), pool, func(context.Context, pgx.Tx) error { t.Error("called"); return nil }, ratelimit.Hot(inner.Global()))
 		}, ratelimit.Hot(a.Global()))
 		if !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("%v", err)
 		}
 	}
 	err := limiter.InTx(t.Context(), pool, func(ctx context.Context, _ pgx.Tx) error {
-		return limiter.InTx(ctx, pool, nothing) // it is not hot
+		return limiter.InTx(ratelimit.OutsideTx(ctx), pool, nothing) // it is not hot
 	}, ratelimit.Hot(a.Global()))
 	if err != nil {
 		t.Error(err)

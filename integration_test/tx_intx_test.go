@@ -19,7 +19,7 @@ func TestNestedRetriesDoNotMultiply(t *testing.T) {
 	pool := newJobs(t, 4)
 	var limiter ratelimit.Limiter
 	inner := func(ctx context.Context) error {
-		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		err := limiter.InTx(ratelimit.OutsideTx(ctx), pool, func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE serialization_failure; END $$")
 			return err
 		}, ratelimit.Attempts(2))
