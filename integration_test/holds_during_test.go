@@ -457,7 +457,7 @@ func TestDuringExtensions(t *testing.T) {
 	h.hold("lapsed", time.Minute, r)
 	h.settle(h.hold("settled", time.Minute, r).Token, []float64{0}, r.Count(1))
 	h.release(h.hold("released", time.Minute, r).Token)
-	h.hold("endless", -1, r)
+	h.hold("endless", ratelimit.NoEnd, r)
 	h.once(false, "once", r)
 	mustExec(t, pool, "UPDATE ratelimit.holds SET state = 'lapsed' WHERE id = 'lapsed'")
 	tx := beginAt(t, pool, pgx.ReadCommitted)

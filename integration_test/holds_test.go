@@ -169,10 +169,10 @@ func TestHoldsWithoutAnEnd(t *testing.T) {
 	onEveryHandle(t, func(t *testing.T, db handle) {
 		h := newHolder(t, db)
 		projects := ratelimit.Slots("projects", 2).Key("team")
-		if held := h.hold("p1", -1, projects); held.Token != "p1" {
+		if held := h.hold("p1", ratelimit.NoEnd, projects); held.Token != "p1" {
 			t.Fatalf("the token is %q", held.Token)
 		}
-		held, err := h.limits.Hold(t.Context(), db, "p1", -1, projects)
+		held, err := h.limits.Hold(t.Context(), db, "p1", ratelimit.NoEnd, projects)
 		if err != nil || !held.Repeated || held.Token != "p1" || held.Requests[0].Taken != 0 {
 			t.Fatalf("again: %+v, %v", held, err)
 		}
@@ -182,16 +182,16 @@ func TestHoldsWithoutAnEnd(t *testing.T) {
 		}
 		// Another limit is not held under the id: it is no repetition.
 		h.refused(ratelimit.ReasonHeld, "p1", -1, projects, ratelimit.Slots("other", 1).Global())
-		h.hold("p2", -1, projects)
+		h.hold("p2", ratelimit.NoEnd, projects)
 		h.clock.Advance(1000 * time.Hour)
 		if at := h.refused(ratelimit.ReasonQuota, "p3", -1, projects); !at.IsZero() {
 			t.Fatalf("retry at %v", at)
 		}
-		if held, err := h.limits.Hold(t.Context(), db, "p2", -1, projects); err != nil || !held.Repeated {
+		if held, err := h.limits.Hold(t.Context(), db, "p2", ratelimit.NoEnd, projects); err != nil || !held.Repeated {
 			t.Fatalf("again, when it is full: %+v, %v", held, err)
 		}
 		h.release("p2", projects)
-		h.hold("p2", -1, projects) // the id is free at once
+		h.hold("p2", ratelimit.NoEnd, projects) // the id is free at once
 		h.release("p1", projects)
 		h.release("never", projects)
 		h.has(projects, 1)

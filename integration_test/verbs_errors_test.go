@@ -344,8 +344,8 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 			return second(c.limiter.Refund(c.ctx, c.pool, c.receipt(), c.request().Count(2)))
 		},
 
-		"Hold: a ttl": func(c *failing) error {
-			return second(c.limiter.Hold(c.ctx, c.pool, "work", -time.Minute, c.request()))
+		"Hold: a ttl": func(c *failing) error { // that nobody has computed
+			return second(c.limiter.Hold(c.ctx, c.pool, "work", -1, c.request()))
 		},
 		"Hold: in memory": func(c *failing) error {
 			return second(c.limiter.Hold(c.ctx, ratelimittest.New(c), "work", time.Minute, c.request()))

@@ -179,7 +179,7 @@ func (w *everything) hold(ctx context.Context, p *worldProgram, s worldStep, r *
 	ttl := min(max(s.For, 100*time.Millisecond), 366*24*time.Hour)
 	switch {
 	case job == 4:
-		ttl = -1
+		ttl = ratelimit.NoEnd
 	case s.For == 0:
 		ttl = time.Minute
 	}

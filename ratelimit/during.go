@@ -59,7 +59,7 @@ func (l *Limiter) During(
 		return err
 	case fn == nil:
 		return invalidCall(requests, "the function is nil")
-	case ttl == endless:
+	case ttl == NoEnd:
 		return invalidCall(requests, "During needs a ttl: a hold without an end would stay if the process dies")
 	case ttl < minTTL || ttl > maxTTL:
 		return invalidCall(requests, fmt.Sprintf("ttl %v is not between %v and %v", ttl, minTTL, maxTTL))

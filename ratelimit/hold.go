@@ -42,6 +42,9 @@ type Held struct {
 	sentAt time.Time // when the statement was sent, on a connection that was there
 }
 
+// NoEnd is the ttl of a hold that does not expire, such as that of a thing which exists until it is deleted. No computation of durations yields it.
+const NoEnd time.Duration = math.MinInt64
+
 // Hold takes the tokens and slots of all requests, or of none, as [Limiter.Consume] does. They come back when the work is settled or released, or
 // when ttl is over: it is for work that may die. Tokens come back by the rule of [Limiter.Refund], and slots as they are.
 //
@@ -49,7 +52,7 @@ type Held struct {
 //
 // id is the caller's name for the work: a job, not a worker. If a customer can choose it, put the customer in front: a key that customers share, as
 // of Global, knows the ids of all, and refuses one for a day after it was settled. It has 1 to 255 bytes of UTF-8, without control characters and without ~ in front. ttl is 100 ms to
-// 366 days, or -1: without an end. Any other ttl is [ErrInvalid].
+// 366 days, or [NoEnd]. Any other ttl is [ErrInvalid].
 //
 // A denial is a [*DeniedError], with a zero Held. With [ReasonHeld], the id is held already, by another delivery of the same work; RetryAt is when that hold ends.
 // With [ReasonSettled], the work was settled within a day: drop the delivery. Without an end, an id that is held without an end is granted again, Repeated,
@@ -64,7 +67,7 @@ type Held struct {
 // database in memory of package ratelimittest has no holds.
 func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration, requests ...Request) (Held, error) {
 	h := &holding{id: id, ttl: ttl}
-	if ttl != endless {
+	if ttl != NoEnd {
 		h.uuid = newUUID()
 	}
 	result, err := l.do(ctx, db, verbHold, about{hold: h}, requests)
@@ -75,7 +78,7 @@ func (l *Limiter) Hold(ctx context.Context, db DB, id string, ttl time.Duration,
 		At: result.At, Repeated: result.Repeated, Remaining: result.Remaining, ResetAt: result.ResetAt, Requests: result.Requests,
 		sentAt: result.held.sentAt,
 	}
-	if held.Token = id; ttl != endless {
+	if held.Token = id; ttl != NoEnd {
 		held.Token = holdToken(h.uuid, id, result.Requests)
 		if err == nil {
 			held.Expires = result.held.until.Time()
@@ -136,7 +139,6 @@ func (l *Limiter) Once(ctx context.Context, db DB, id string, keep time.Duration
 }
 
 const (
-	endless  = -1 // a ttl
 	minTTL   = 100 * time.Millisecond
 	maxTTL   = 366 * 24 * time.Hour
 	maxIDLen = 255 // bytes
@@ -164,7 +166,7 @@ func (h *holding) token128() any {
 
 // interval is the ttl as an argument.
 func (h *holding) interval() pgtype.Interval {
-	return pgtype.Interval{Microseconds: h.ttl.Microseconds(), Valid: h.ttl != endless}
+	return pgtype.Interval{Microseconds: h.ttl.Microseconds(), Valid: h.ttl != NoEnd}
 }
 
 // matches reports whether the token says that a demand is for what is held: for tokens, and as many.
@@ -205,12 +207,12 @@ const (
 func (h *holding) validate(v verb) error {
 	if v == verbHold || v == verbOnce {
 		switch {
-		case h.ttl >= minTTL && h.ttl <= maxTTL, h.ttl == endless && v == verbHold:
+		case h.ttl >= minTTL && h.ttl <= maxTTL, h.ttl == NoEnd && v == verbHold:
 			return nil
 		case v == verbOnce:
 			return fmt.Errorf("keep %v is not between %v and %v", h.ttl, minTTL, maxTTL)
 		}
-		return fmt.Errorf("ttl %v is not between %v and %v, nor -1 for a hold without an end", h.ttl, minTTL, maxTTL)
+		return fmt.Errorf("ttl %v is not between %v and %v, nor NoEnd", h.ttl, minTTL, maxTTL)
 	}
 	read, err := readToken(h.token)
 	if err == nil {
