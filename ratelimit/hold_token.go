@@ -12,8 +12,8 @@ import (
 	"unicode"
 )
 
-// The token of a hold with an end is "~", 32 hexadecimal digits of chance, the length of the id in bytes, ":", the id and, for
-// calls without requests, a list of what is held. The database reads as far as the id. Without an end, the token is the id.
+// The token of a hold with an end is "~", 32 hexadecimal digits of chance, the length of the id in bytes, ":", the id, and a
+// list of what is held. Without an end, the token is the id.
 
 // heldTokens is an entry of that list.
 type heldTokens struct {
@@ -107,7 +107,7 @@ func readToken(token string) (t tokenRead, err error) {
 	if n > len(rest) || checkID(rest[:n]) != nil {
 		return t, unreadable
 	}
-	if t.uuid, t.id, rest = match[1], rest[:n], rest[n:]; rest == "" { // made by SQL by hand
+	if t.uuid, t.id, rest = match[1], rest[:n], rest[n:]; rest == "" { // without its list, it ends what is named
 		return t, nil
 	}
 	if json.Unmarshal([]byte(rest), &t.list) != nil {

@@ -824,6 +824,22 @@ var holdMutations = []mutation{
 		old: "c.does.holds && !result.OK && (!c.does.deniable ||", new: "c.does.holds && !result.OK && (c.verb == verbSettle ||",
 		tests: "TestHoldsRefuse",
 	}, {
+		name: "settle-unnamed", file: holdGo, what: "what a Settle does not name stays held",
+		old: "			requests = append(requests, l.unnamed(t, c.verb == VerbRelease))\n", new: "			_ = l.unnamed(t, c.verb == VerbRelease)\n",
+		tests: "TestHoldsAreAllOrNothing",
+	}, {
+		name: "release-unnamed", file: holdGo, what: "what a Release does not name was used",
+		old: "		t.count = 0\n", new: "",
+		tests: "TestHoldsAreAllOrNothing|TestHoldsOfTokens",
+	}, {
+		name: "release-by-hand-all", file: byHand, what: "a release by SQL ends one limit of a token, and leaves the others held",
+		old: "    IF r.list <> '' THEN\n", new: "    IF false THEN\n",
+		tests: "TestHoldByHand",
+	}, {
+		name: "refund-rest", file: "ratelimit/receipt.go", what: "a refund without a Count is of one token",
+		old: "if r.tokens = t.Count - t.Refunded - asked[key]; !countable", new: "if !countable",
+		tests: "TestAReceiptIsForWhatItNames",
+	}, {
 		name: "settle-other-key", file: "ratelimit/hold.go", what: "a token ends nothing of another key, and says nothing",
 		old: "r.limit.name == t.limit && r.key == t.key", new: "r.limit.name == t.limit",
 		tests: "TestHoldsRefuse",
