@@ -165,7 +165,7 @@ func TestByHandKeysSaysWhatFollowsABlock(t *testing.T) {
 	}{
 		{"bucket", "", x},
 		{"bucket", "block('bucket', NULL, until => '" + y + "')", y},
-		{"bucket", "block('bucket', NULL)", "infinity"},
+		{"bucket", "block('bucket', NULL, forever => true)", "infinity"},
 		{"bucket", "block('bucket', NULL, until => '8000-01-01')", x},
 		{"bucket", "unlimited('bucket', NULL, until => '" + y + "')", x},
 		{"bucket", "override('bucket', NULL, rate => 1, until => '" + y + "')", x},
@@ -173,7 +173,7 @@ func TestByHandKeysSaysWhatFollowsABlock(t *testing.T) {
 		{"none", "block('none', NULL, until => '" + y + "')", "infinity"},
 		{"none", "override('none', NULL, rate => 1, until => '" + y + "')", x},
 		{"none", "override('none', NULL, rate => 1, until => '8000-01-01')", "infinity"},
-		{"none", "override('none', 'ann', rate => 1)", x},
+		{"none", "override('none', 'ann', rate => 1, forever => true)", x},
 		{"none", "unlimited('none', NULL, until => '" + y + "')", x},
 		{"open", "", x},
 		{"open", "block('open', NULL, until => '" + y + "')", y},

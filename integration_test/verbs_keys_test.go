@@ -130,7 +130,7 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 			},
 		},
 		"the tool": {
-			func(limit, key string) { w.tool("block", "--", limit, key) },
+			func(limit, key string) { w.tool("block", "--forever", "--", limit, key) },
 			func(limit, key string) { w.tool("unblock", "--", limit, key) },
 			func(limit, key string) { w.tool("reset", "--yes", "--", limit, key) },
 		},

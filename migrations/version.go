@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "f09139f08a17501d00427c81658fe4b92fcda19d782a8bd6802a78834bcb02cc"
+const Hash = "adc462f4aceb0595bf61f549c85a77c6b10909d6cb0ccb0cf81ee90de48465b2"

@@ -427,7 +427,7 @@ BEGIN
     IF NOT FOUND THEN
         RAISE invalid_parameter_value USING
             MESSAGE = pg_catalog.format('program must be one that has published limits, not %s', quote_nullable(left(program, 255))),
-            HINT = 'Those there are: SELECT DISTINCT program FROM ratelimit.definitions';
+            HINT = 'Those there are: SELECT DISTINCT d.program FROM ratelimit.definitions AS d';
     END IF;
     PERFORM ratelimit._publish(program COLLATE "C", '[]', NULL::boolean);
     RETURN withdrawn;
