@@ -441,7 +441,7 @@ func TestOperationsInProduction(t *testing.T) {
 			if granted := scan[bool](n.T, n.pool, "SELECT granted FROM other.try('sendMessage', 'eve')"); granted {
 				n.Error("a blocked key is granted")
 			}
-			if id := scan[int64](n.T, n.pool, "SELECT other.block('sendMessage', 'gil')"); id != 3 {
+			if id := scan[int64](n.T, n.pool, "SELECT other.block('sendMessage', 'gil', forever => true)"); id != 3 {
 				n.Errorf("the next override has the id %d, want 3", id)
 			}
 			if ended := scan[bool](n.T, n.pool, "SELECT other.release('renders', 'ann', 'job')"); !ended {

@@ -25,7 +25,7 @@ import (
 //	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx, SendTx, Retry, Sweep, Publish, Open,
 //	                      Limit, Validate, UnmarshalJSON, Load, Run
 //	ErrBadRequest         nothing was sent; it matches ErrInvalid, too: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund,
-//	                      Reset, Move, Pause, Resume, Each, Hold, Settle, Release, During, Once,
+//	                      Reset, Move, Pause, Resume, ConsumeEach, Hold, Settle, Release, During, Once,
 //	                      Override, Block, Restore, Unblock, QueueConsume, InTx, InSQLTx
 //	ErrExceedsCapacity    nothing was sent: Consume, Wait, Reserve, Take, Check, Hold, During, Once, QueueConsume
 //	ErrNotLoaded          nothing was sent: Consume, Wait, Reserve, Take, Check, Balance, Charge, Refund, Reset, Move, Pause, Resume,
