@@ -356,7 +356,7 @@ func failures(conflicting *pgxpool.Pool) map[string]failure {
 		"Once: keep":          func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "event", -1, c.request())) },
 		"Once: slots":         func(c *failing) error { return second(c.limiter.Once(c.ctx, c.pool, "event", time.Hour, c.slots())) },
 		"During: no function": func(c *failing) error { return c.limiter.During(c.ctx, c.pool, "work", time.Minute, nil, c.request()) },
-		"During: no end":      func(c *failing) error { return c.during(c.pool, -1, using()) },
+		"During: no end":      func(c *failing) error { return c.during(c.pool, ratelimit.NoEnd, using()) },
 		"During: a connection": func(c *failing) error {
 			return c.during(acquire(c.T, reconfigured(c.T, c.pool, func(*pgxpool.Config) {})), time.Minute, using())
 		},

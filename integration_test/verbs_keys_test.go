@@ -248,7 +248,7 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 		for _, part := range parts {
 			args = append(args, "--part="+part)
 		}
-		w.tool(append([]string{"block"}, args...)...)
+		w.tool(append([]string{"block", "--forever"}, args...)...)
 		w.goes(fmt.Sprintf("%q, blocked by parts", parts), r, ratelimit.ReasonBlock)
 		w.tool(append([]string{"unblock"}, args...)...)
 		w.goes(fmt.Sprintf("%q, not blocked any more", parts), r, "")

@@ -54,7 +54,7 @@ func TestEveryQueryExecModeGivesTheSameAnswers(t *testing.T) {
 		w.do(err)
 		w.holds(bucket, -3.5)
 		w.refund(first.Receipt(), bucket.Count(0.5))
-		w.refund(second.Receipt(), sharded)
+		w.refund(second.Receipt(), sharded.Count(1))
 		w.holds(bucket, -3)
 		w.holds(sharded, 0)
 		w.do(limiter.Reset(t.Context(), pool, bucket, window))

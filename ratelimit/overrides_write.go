@@ -94,7 +94,7 @@ func (t *Terms) end(l *Limiter, db DB) (until *time.Time, lasts pgtype.Interval,
 	case t.Forever:
 		return nil, lasts, nil
 	case t.For != 0 && (t.For < time.Microsecond || t.For > maxTTL):
-		return nil, lasts, fmt.Errorf("For, %v, is not between 1µs and %v: without an end, say Forever", t.For, maxTTL)
+		return nil, lasts, fmt.Errorf("a For of %v is not between 1µs and %v: without an end, say Forever", t.For, maxTTL)
 	case t.For != 0:
 		return nil, pgtype.Interval{Microseconds: t.For.Microseconds(), Valid: true}, nil
 	}
