@@ -906,7 +906,7 @@ func TestOneDefinitionCounts(t *testing.T) {
 	// It is withdrawn.
 	w.run("withdraw", "worker").wants(t, exitOK, "^withdrew 1 limit of worker\n$")
 	w.run("withdraw", "worker").wants(t, exitNothing, "worker has published no limits, or they were withdrawn before")
-	w.run("withdraw", "wroker").wants(t, exitError, "program must be one that has published limits, not 'wroker'.*SELECT DISTINCT program FROM ratelimit.definitions")
+	w.run("withdraw", "wroker").wants(t, exitError, "program must be one that has published limits, not 'wroker'.*SELECT DISTINCT d.program FROM ratelimit.definitions")
 	w.run("withdraw").wants(t, exitUsage, "withdraw takes the name of one program")
 	w.run("show", "l", "k").wants(t, exitOK, "defined +token bucket, 1 per .*capacity 10 .of api.\n +worker, until 20.*capacity 20", "balance +10 of 10")
 	// A program that agrees is one more that has it.

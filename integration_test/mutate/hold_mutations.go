@@ -432,7 +432,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsOfSlots",
 	}, {
 		name: "hold-ttl", file: holdGo, what: "a ttl below zero is forever",
-		old: "h.ttl == endless && v == verbHold:", new: "h.ttl <= endless && v == verbHold:",
+		old: "h.ttl == NoEnd && v == verbHold:", new: "h.ttl < 0 && v == verbHold:",
 		tests: "TestHoldsRefuse",
 	}, {
 		name: "settle-counts", file: holdGo, what: "a Settle without Count settles one token",
@@ -520,7 +520,7 @@ var holdMutations = []mutation{
 		tests: "TestOnceCountsOnce",
 	}, {
 		name: "once-forever", file: holdGo, what: "an id is kept forever",
-		old: "h.ttl == endless && v == verbHold:", new: "h.ttl == endless:",
+		old: "h.ttl == NoEnd && v == verbHold:", new: "h.ttl == NoEnd:",
 		tests: "TestOnceRefuses",
 	}, {
 		name: "once-coalesced", file: "ratelimit/call.go", what: "a Coalescer counts an event each time",
@@ -671,7 +671,7 @@ var holdMutations = []mutation{
 		tests: "TestDuringRefuses",
 	}, {
 		name: "during-endless", file: during, what: "a process that dies keeps its slot",
-		old: "	case ttl == endless:\n		return invalidCall", new: "	case ttl == 1:\n		return invalidCall",
+		old: "	case ttl == NoEnd:\n		return invalidCall", new: "	case ttl == 1:\n		return invalidCall",
 		tests: "TestDuringRefuses",
 	},
 
@@ -825,7 +825,7 @@ var holdMutations = []mutation{
 		tests: "TestHoldsRefuse",
 	}, {
 		name: "settle-unnamed", file: holdGo, what: "what a Settle does not name stays held",
-		old: "			requests = append(requests, l.unnamed(t, c.verb == VerbRelease))\n", new: "			_ = l.unnamed(t, c.verb == VerbRelease)\n",
+		old: "			requests = append(requests, l.unnamed(t, c.verb == verbRelease))\n", new: "			_ = l.unnamed(t, c.verb == verbRelease)\n",
 		tests: "TestHoldsAreAllOrNothing",
 	}, {
 		name: "release-unnamed", file: holdGo, what: "what a Release does not name was used",
