@@ -193,7 +193,7 @@ func TestDuringRefuses(t *testing.T) {
 		"a connection":               {acquire(t, pool), time.Minute},
 		"a connection of a sql.DB":   {ratelimit.SQL(onConn), time.Minute},
 		"a sql.DB of one":            {ratelimit.SQL(openSQL(t, "pgx", pool.Config().ConnString(), 1)), time.Minute},
-		"no end":                     {pool, -1},
+		"no end":                     {pool, ratelimit.NoEnd},
 		"a short ttl":                {pool, time.Millisecond},
 		"no database":                {nil, time.Minute},
 		"a Coalescer without a pool": {&ratelimit.Coalescer{}, time.Minute},

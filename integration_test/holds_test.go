@@ -181,10 +181,10 @@ func TestHoldsWithoutAnEnd(t *testing.T) {
 			t.Fatalf("retry at %v", at)
 		}
 		// Another limit is not held under the id: it is no repetition.
-		h.refused(ratelimit.ReasonHeld, "p1", -1, projects, ratelimit.Slots("other", 1).Global())
+		h.refused(ratelimit.ReasonHeld, "p1", ratelimit.NoEnd, projects, ratelimit.Slots("other", 1).Global())
 		h.hold("p2", ratelimit.NoEnd, projects)
 		h.clock.Advance(1000 * time.Hour)
-		if at := h.refused(ratelimit.ReasonQuota, "p3", -1, projects); !at.IsZero() {
+		if at := h.refused(ratelimit.ReasonQuota, "p3", ratelimit.NoEnd, projects); !at.IsZero() {
 			t.Fatalf("retry at %v", at)
 		}
 		if held, err := h.limits.Hold(t.Context(), db, "p2", ratelimit.NoEnd, projects); err != nil || !held.Repeated {
