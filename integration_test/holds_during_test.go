@@ -202,7 +202,7 @@ func TestDuringRefuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := during(t.Context(), pool, -1, slots); err == nil || !strings.Contains(err.Error(), "would stay if the process dies") {
+	if err := during(t.Context(), pool, ratelimit.NoEnd, slots); err == nil || !strings.Contains(err.Error(), "would stay if the process dies") {
 		t.Errorf("no end: %v", err)
 	}
 	if err := during(t.Context(), pool, time.Minute); !errors.Is(err, ratelimit.ErrInvalid) {
