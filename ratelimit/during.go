@@ -42,7 +42,7 @@ const settleTimeout = 10 * time.Second
 // then. It is [ErrInvalid], after all was settled, if fn names as used what was not held. If Settle fails for 10 seconds, the error is its error, and the hold
 // ends by itself.
 //
-// db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. On a connection or a transaction, and with a ttl of -1,
+// db is a pool: a *pgxpool.Pool, [SQL] of a *sql.DB, or a [Coalescer], whose pool is used. On a connection or a transaction, and with [NoEnd],
 // it is ErrInvalid. All holds of a Limiter on a pool are extended together, every third of a ttl, on a connection of their own. It is one more than the *pgxpool.Pool
 // has; of a *sql.DB, it is one of its connections, as long as any fn runs, so it needs two.
 func (l *Limiter) During(
