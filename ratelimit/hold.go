@@ -43,6 +43,7 @@ type Held struct {
 }
 
 // NoEnd is the ttl of a hold that does not expire, such as that of a thing which exists until it is deleted. No computation of durations yields it.
+// [Limiter.During] and [Limiter.Once] refuse it.
 const NoEnd time.Duration = math.MinInt64
 
 // Hold takes the tokens and slots of all requests, or of none, as [Limiter.Consume] does. They come back when the work is settled or released, or

@@ -12,10 +12,11 @@ import (
 	"github.com/txlimit/txlimit/internal/dbsqlc"
 )
 
-// Terms say when an override or a block ends, and who decides. Exactly one of For, Until and Forever is given. Reason and Who, which may be empty, are
+// Terms say when an override or a block ends, and who decides. Exactly one of For, Until and Forever is given: else, or if the end is not in
+// the future, nothing is sent, and the error is [ErrInvalid]. Reason and Who, which may be empty, are
 // for those who look later. Beside Who, the database writes down the role that is logged in.
 type Terms struct {
-	For     time.Duration // from now, by the database's clock: at most 366 days
+	For     time.Duration // from now, by the database's clock: 1 µs to 366 days
 	Until   time.Time     // before the year 10000
 	Forever bool          // it has no end
 
@@ -94,7 +95,7 @@ func (t *Terms) end(l *Limiter, db DB) (until *time.Time, lasts pgtype.Interval,
 	case t.Forever:
 		return nil, lasts, nil
 	case t.For != 0 && (t.For < time.Microsecond || t.For > maxTTL):
-		return nil, lasts, fmt.Errorf("a For of %v is not between 1µs and %v: without an end, say Forever", t.For, maxTTL)
+		return nil, lasts, fmt.Errorf("a For of %v is not between 1µs and %v: say Until or Forever", t.For, maxTTL)
 	case t.For != 0:
 		return nil, pgtype.Interval{Microseconds: t.For.Microseconds(), Valid: true}, nil
 	}
