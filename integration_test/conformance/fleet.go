@@ -137,7 +137,7 @@ func forget(t *trial) {
 	limit := t.bucket("bucket", ratelimit.Capacity(20))
 	another := t.name("another program")
 	t.published(limit)
-	t.cleanups = append(t.cleanups, "SELECT ratelimit.withdraw('"+another+"')", "DELETE FROM ratelimit.definitions WHERE program = '"+another+"'")
+	t.cleanups = append(t.cleanups, "DELETE FROM ratelimit.definitions WHERE program = '"+another+"'")
 	other := t.otherProcess()
 	defer other.Close()
 	t.of(limit, t.key(0))
@@ -178,7 +178,7 @@ func openAll(t *trial) {
 	for _, table := range []string{"ratelimit.usage", "ratelimit.denials", "ratelimit.sweeps"} {
 		t.cleanups = append(t.cleanups, "DELETE FROM "+table+" WHERE name IN ('"+limit.Name()+"', '"+idle.Name()+"')")
 	}
-	t.cleanups = append(t.cleanups, "SELECT ratelimit.withdraw('"+program+"')", "DELETE FROM ratelimit.definitions WHERE program = '"+program+"'")
+	t.cleanups = append(t.cleanups, "DELETE FROM ratelimit.definitions WHERE program = '"+program+"'")
 	ann := t.of(limit, t.key(0))
 	_, err := usedEarlier().Consume(t.ctx, t.s.pool, t.of(idle, t.key(0)).Count(5))
 	t.must("a use three hours ago", err)

@@ -79,9 +79,7 @@ func (t *trial) published(limits ...ratelimit.Limit) { t.publishedOn(t.db, limit
 func (t *trial) publishedOn(db ratelimit.DB, limits ...ratelimit.Limit) {
 	t.unmodelled = true // by the server's clock
 	program := t.name("program")
-	t.cleanups = append(t.cleanups,
-		"SELECT ratelimit.withdraw('"+program+"')",
-		"DELETE FROM ratelimit.definitions WHERE program = '"+program+"'")
+	t.cleanups = append(t.cleanups, "DELETE FROM ratelimit.definitions WHERE program = '"+program+"'")
 	t.must("Publish", new(ratelimit.Limiter).Publish(t.ctx, db, program, limits...))
 }
 

@@ -238,7 +238,7 @@ func toolBlock(t *trial) {
 
 func toolUnlimited(t *trial) {
 	limit, key := t.publishedAndUsed()
-	t.ran(new(struct{}), "unlimited", limit.Name(), key)
+	t.ran(new(struct{}), "unlimited", limit.Name(), key, "--forever")
 	t.decides(limit, key, 1e6, true)
 }
 
@@ -269,7 +269,7 @@ func toolSweep(t *trial) {
 func toolPublish(t *trial) {
 	t.unmodelled = true
 	limit, program := t.bucket("bucket", ratelimit.Capacity(20)), t.name("program")
-	t.cleanups = append(t.cleanups, "SELECT ratelimit.withdraw('"+program+"')", "DELETE FROM ratelimit.definitions WHERE program = '"+program+"'")
+	t.cleanups = append(t.cleanups, "DELETE FROM ratelimit.definitions WHERE program = '"+program+"'")
 	list, err := json.Marshal([]ratelimit.Config{limit.Config()})
 	t.must("the list", err)
 	var answer struct{ Defined []ratelimit.Config }
