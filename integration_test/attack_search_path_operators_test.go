@@ -110,8 +110,8 @@ func TestAHostileSearchPathOfPageAndTool(t *testing.T) {
 
 		for _, line := range []string{
 			"limits", "keys signUps --all", "keys signUps --denied", "keys window --all", "keys month --all", "keys own --all", "show signUps acme", "show window acme", "show month acme",
-			"show own acme", "show own acme --rate 10", "override signUps acme --rate 40 --for 1h --reason r --add", "overrides", "overrides --all", "block signUps acme --reason r", "keys signUps --all",
-			"unblock signUps acme", "unlimited signUps acme --for 1h", "show signUps acme", "restore signUps acme", "block signUps --yes", "restore signUps --yes", "reset signUps acme --yes", "sweep", "sweep unpublished --rate 10 --period 1000h",
+			"show own acme", "show own acme --rate 10", "override signUps acme --rate 40 --for 1h --reason r --add", "overrides", "overrides --all", "block signUps acme --reason r --forever", "keys signUps --all",
+			"unblock signUps acme", "unlimited signUps acme --for 1h", "show signUps acme", "restore signUps acme", "block signUps --yes --forever", "restore signUps --yes", "reset signUps acme --yes", "sweep", "sweep unpublished --rate 10 --period 1000h",
 			"publish " + limits, "__complete keys s", "__complete show window a", "__complete release seats acme j",
 			"holds seats", "holds seats acme", fmt.Sprintf("release seats acme job-%d --yes --reason r", i), "show seats acme", "keys seats --all", "locks", "replay --log " + os.DevNull + " --format csv --time t --published signUps", "migrate status",
 		} {

@@ -358,9 +358,11 @@ func TestAHostileSearchPath(t *testing.T) {
 
 	// Ahead of pg_catalog, a function with the caller's rights does what the attacker wants, as any SQL of the caller
 	// would. If this fails, the attack is too weak, and the checks below show nothing.
+	closed := map[string]bool{ // they have a search_path of their own, or refuse what they get before they call anything
+		"reset": true, "restore": true, "add": true, "add to a capacity": true, "22023, publish none": true}
 	for path, outcome := range outcomes(invoker, ahead...) {
 		for name, err := range outcome {
-			if state := sqlState(err); state != "EVIL1" && state != "23514" && name != "reset" { // 23514: from a domain that looks like a type
+			if state := sqlState(err); state != "EVIL1" && state != "23514" && !closed[name] { // 23514: from a domain that looks like a type
 				t.Errorf("as they are, search_path %s, %s: %v, want EVIL1 or 23514", path, name, err)
 			}
 		}

@@ -203,13 +203,13 @@ func TestOneDefinitionPerName(t *testing.T) {
 		role := createRole(t, pool)
 		mustExec(t, pool, execute(role)+"; GRANT USAGE ON SCHEMA ratelimit TO "+role+"; GRANT ALL ON ratelimit.limits, ratelimit.holds TO "+role)
 		sweeper := asRole(t, pool, role, 1)
-		for _, table := range []string{"ratelimit.definitions", "ratelimit.overrides", ""} {
+		for _, table := range []string{"definitions", "overrides", ""} {
 			_, err := new(ratelimit.Limiter).Sweep(t.Context(), sweeper, hourly)
 			if table == "" && err != nil || table != "" && (sqlState(err) != "42501" || !strings.Contains(err.Error(), table)) {
 				t.Errorf("%v, want a missing right on %q", err, table)
 			}
 			if table != "" {
-				mustExec(t, pool, "GRANT SELECT ON "+table+" TO "+role)
+				mustExec(t, pool, "GRANT SELECT ON ratelimit."+table+" TO "+role)
 			}
 		}
 	})
