@@ -33,7 +33,8 @@ type holdRow struct {
 	state string // held, lapsed, settled
 	of    int    // which grant of the id it is
 	count float64
-	until int // minutes
+	rest  float64 // of a lapsed one: what of count did not come back
+	until int     // minutes
 }
 
 // holdLedger is the rule of migrations/CONCURRENCY.md, J, written for this test: nothing of it is taken from the engine.
@@ -58,7 +59,7 @@ func (m *holdLedger) String() string {
 	}
 	for _, at := range slices.Sorted(maps.Keys(m.rows)) {
 		row := m.rows[at]
-		s = append(s, fmt.Sprintf("%s %s by grant %d: %g until %d", at, row.state, row.of, row.count, max(row.until-m.now, exhaustivePast)))
+		s = append(s, fmt.Sprintf("%s %s by grant %d: %g, %g until %d", at, row.state, row.of, row.count, row.rest, max(row.until-m.now, exhaustivePast)))
 	}
 	return strings.Join(s, "; ")
 }
@@ -80,7 +81,7 @@ func (m *holdLedger) lapse(all bool) {
 		if row.state == "held" && row.until <= m.now {
 			back := m.comesBack(name, row.count)
 			m.there[name] += back
-			m.rows[at] = holdRow{"lapsed", row.of, row.count - back, m.now + 7*24*60}
+			m.rows[at] = holdRow{"lapsed", row.of, row.count, row.count - back, m.now + 7*24*60}
 		} else if all && row.state != "held" && row.until < m.now-60 {
 			delete(m.rows, at)
 		}
@@ -114,7 +115,7 @@ func (m *holdLedger) hold(id string) string {
 			m.there[name] += m.comesBack(name, own.count)
 		}
 		m.there[name] -= takes[name]
-		m.rows[name+" "+id] = holdRow{"held", m.given[id], takes[name], m.now + exhaustiveTTL}
+		m.rows[name+" "+id] = holdRow{"held", m.given[id], takes[name], 0, m.now + exhaustiveTTL}
 	}
 	m.given[id]++
 	return "granted"
@@ -144,10 +145,12 @@ func (m *holdLedger) end(id string, of int, used float64, release bool) string {
 		case name == "slots":
 		case row.state == "held" && x > 0:
 			m.there[name] += m.comesBack(name, x)
+		case row.state == "lapsed":
+			m.there[name] += min(row.rest-used, 0)
 		default:
 			m.there[name] += min(x, 0)
 		}
-		if row.until = m.now + 24*60; release {
+		if row.until, row.rest = m.now+24*60, 0; release {
 			delete(m.rows, name+" "+id)
 		} else {
 			row.state = "settled"
@@ -303,7 +306,7 @@ func (w *exhaustive) steps(at *holdMoment, sweeps bool) (steps []holdStep) {
 			m.there["budget"] = exhaustiveBudget
 			for at, row := range m.rows {
 				if strings.HasPrefix(at, "budget ") && row.state == "held" {
-					row.state, row.until = "lapsed", m.now+7*24*60
+					row.state, row.rest, row.until = "lapsed", row.count, m.now+7*24*60
 					m.rows[at] = row
 				}
 			}
@@ -364,14 +367,16 @@ func (w *exhaustive) look(db handle, model *holdLedger, tokens map[string][]stri
 	}
 	used, live, back := 0.0, 0, map[string]float64{}
 	for _, row := range holds {
-		if row.State == "lapsed" {
-			row.Count = row.Rest
+		if row.State != "lapsed" {
+			row.Rest = 0
 		}
 		if strings.HasPrefix(row.ID, "~") {
-			back[row.Name] += row.Count
+			if row.State == "held" {
+				back[row.Name] += row.Count
+			}
 		} else {
 			of := slices.IndexFunc(tokens[row.ID], func(token string) bool { return strings.ReplaceAll(row.Token, "-", "") == token[1:33] })
-			got.rows[row.Name+" "+row.ID] = holdRow{row.State, of, row.Count, model.now + int(row.Until)}
+			got.rows[row.Name+" "+row.ID] = holdRow{row.State, of, row.Count, row.Rest, model.now + int(row.Until)}
 		}
 		if row.State == "held" && row.Unit == "slots" {
 			used += row.Count
