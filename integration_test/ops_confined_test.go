@@ -421,7 +421,7 @@ func TestWhoseSchemaItIs(t *testing.T) {
 	needsSession(t, "since it sets the role of its sessions")
 	admin := connect(t, newDatabase(t), 4)
 	owner, other, eager := createRole(t, admin), createRole(t, admin), createRole(t, admin)
-	mustExec(t, admin, "CREATE SCHEMA ratelimit AUTHORIZATION "+owner+"; ALTER DEFAULT PRIVILEGES FOR ROLE "+owner+" GRANT ALL ON FUNCTIONS TO "+eager)
+	mustExec(t, admin, "CREATE SCHEMA ratelimit AUTHORIZATION "+owner+"; ALTER DEFAULT PRIVILEGES FOR ROLE "+owner+" GRANT ALL ON FUNCTIONS TO "+eager+"; ALTER DEFAULT PRIVILEGES FOR ROLE "+owner+" GRANT ALL ON TABLES TO "+eager)
 	prepare := func(pool *pgxpool.Pool) error {
 		return migrations.Prepare(t.Context(), stdlib.OpenDBFromPool(pool), "")
 	}
@@ -441,15 +441,32 @@ func TestWhoseSchemaItIs(t *testing.T) {
 		t.Errorf("with a table of the owner's: %v", err)
 	}
 	mustExec(t, owners, "DROP TABLE ratelimit.limits")
+	mustExec(t, admin, "CREATE FUNCTION ratelimit._consume() RETURNS integer RETURN 1")
+	if err := prepare(owners); err == nil || !strings.Contains(err.Error(), "another role owns a function") {
+		t.Errorf("with a function of a superuser's: %v", err)
+	}
+	mustExec(t, admin, "DROP FUNCTION ratelimit._consume()")
 	succeeds(t, prepare(owners))
 	mustExec(t, owners, upOf(t, os.DirFS(migrationsDir())))
 	seed(t, owners)
 	grantWork(t, owners, eager, "look")
-	wantRefused(t, asRole(t, admin, eager, 1), "SELECT ratelimit.restore('bucket', 'seeded')", "SELECT ratelimit.add(1)")
+	wantRefused(t, asRole(t, admin, eager, 1), "SELECT ratelimit.restore('bucket', 'seeded')", "SELECT ratelimit.add(1)",
+		"UPDATE ratelimit.overrides SET made_by = 'ceo'", "DELETE FROM ratelimit.limits", "SELECT FROM ratelimit.turn_31")
+	// A restore without privileges gives everybody the functions: who grants takes them back.
+	mustExec(t, owners, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA ratelimit TO PUBLIC")
+	grantWork(t, owners, eager, "look")
+	wantRefused(t, asRole(t, admin, eager, 1), "SELECT ratelimit.restore('bucket', 'seeded')", "SELECT ratelimit.grant('x', 'look')")
 	quoted := pgx.Identifier{"Ann B. " + owner}.Sanitize()
 	mustExec(t, admin, "CREATE ROLE "+quoted+" SUPERUSER")
 	defer mustExec(t, admin, "DROP OWNED BY "+quoted+"; DROP ROLE "+quoted)
 	super := stdlib.OpenDBFromPool(asRole(t, admin, "Ann B. "+owner, 2))
+	mustExec(t, admin, "ALTER DEFAULT PRIVILEGES FOR ROLE "+quoted+" GRANT ALL ON SCHEMAS TO "+eager)
+	for range 2 {
+		if err := migrations.Prepare(t.Context(), super, "given"); err == nil || !strings.Contains(err.Error(), "other roles may create objects") {
+			t.Errorf("with CREATE by default privileges: %v", err)
+		}
+	}
+	mustExec(t, admin, "ALTER DEFAULT PRIVILEGES FOR ROLE "+quoted+" REVOKE ALL ON SCHEMAS FROM "+eager)
 	for range 2 {
 		succeeds(t, migrations.Prepare(t.Context(), super, "another"))
 	}

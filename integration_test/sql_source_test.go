@@ -131,6 +131,8 @@ const (
 	elementAlone = "an element of an array alone in SET"
 	// 42846: where the call is sent on, Citus writes down what it has made of the text: "cannot cast type cstring to interval".
 	castAgain = "an argument that is a text first"
+	// With standard_conforming_strings = off, it is another text: in a body of SQL from when it is made, so that the hash differs.
+	backslash = "a backslash in a text without E"
 	// 42601: Citus writes it in a way that Postgres does not read.
 	noColumns = "a subquery without columns"
 	// 0A000. A variable that is set before the statement does it.
@@ -146,6 +148,7 @@ var (
 		systemColumn: regexp.MustCompile(`(?i)(?:\b\w+\.|\bSELECT |\bWHERE |\bAND |, )(?:ctid|xmin|xmax|cmin|cmax|tableoid)\b`),
 		elementAlone: regexp.MustCompile(`(?is)\bSET\s+(?:[^;]*,\s*)?\w+ = \w+\[[^\]]*\]\s*(?:,|\bWHERE\b|\bFROM\b|$)`),
 		castAgain:    regexp.MustCompile(anArgument + `::|\W\(` + anArgument + `\)::`),
+		backslash:    regexp.MustCompile(`[^E'\w]'[^'\n]*\\`),
 		noColumns:    regexp.MustCompile(`\(\s*SELECT FROM\b`),
 	}
 	anArgument    = `(?:[@$]\w+|sqlc\.narg\('\w+'\))::text(?:\[\])?`
@@ -205,7 +208,9 @@ func TestTheEngineIsReadForWhatCitusTakesOtherwise(t *testing.T) {
 		"INSERT INTO ratelimit.limits (a) SELECT b FROM c; PERFORM 1 FROM ratelimit.limits AS r FOR UPDATE; GET DIAGNOSTICS m = ROW_COUNT;": "",
 		"SELECT r.xmax INTO m FROM ratelimit.limits AS r;":                                                                                  systemColumn,
 		"SELECT xmin INTO m FROM ratelimit.limits;":                                                                                         systemColumn,
-		"m := pg_snapshot_xmin(since);": "",
+		"m := pg_snapshot_xmin(since);":                                                                                       "",
+		`IF a ~ '^~|\u0080' THEN m := 1; END IF;`:                                                                             backslash,
+		`m := regexp_replace(a, '', E'\\s');`:                                                                                 "",
 		"UPDATE ratelimit.limits AS r SET value = held[k], ts = at WHERE r.key = key;":                                        elementAlone,
 		"UPDATE ratelimit.limits AS r SET value = coalesce(held[k]), ts = at WHERE r.key = key;":                              "",
 		"IF EXISTS (SELECT FROM ratelimit.limits AS r) THEN m := 1; END IF;":                                                  noColumns,

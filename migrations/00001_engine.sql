@@ -4932,7 +4932,7 @@ CREATE FUNCTION ratelimit._wrong_id(id text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
     WHEN id IS NULL OR octet_length(id) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('id must have 1 to 255 bytes, not %s', coalesce(octet_length(id)::text, 'NULL'))
-    WHEN id COLLATE "C" ~ '^~|[[:cntrl:]\u0080-\u009f]' THEN 'id must not begin with ~, and must have no control characters' END;
+    WHEN id COLLATE "C" ~ E'^~|[[:cntrl:]\\u0080-\\u009f]' THEN 'id must not begin with ~, and must have no control characters' END;
 
 -- Reads a token, or the id of a hold without an end. id is NULL if it is none. Above 1 MiB it is none: to read 50 MB takes 18 s. list is what is held,
 -- as [["name", "key", count]], if nobody has altered it; NULL of an id.
@@ -6715,6 +6715,9 @@ BEGIN
     IF role = 'public' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'role must be a role: everybody may not use a limit';
     END IF;
+    FOR f IN SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = own LOOP -- which a restore without privileges gives to everybody
+        EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', f);
+    END LOOP;
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO %I', own, role);
     FOR f IN SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = own AND p.proname <> 'grant' AND (NOT p.prosecdef OR work = 'operate') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', f, role);
@@ -6773,7 +6776,7 @@ BEGIN
       FROM (
         SELECT p.proname::text || ' ' || CASE WHEN p.prosqlbody IS NULL
                THEN pg_catalog.replace(p.prosrc, 'ratelimit.', '')
-               ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
+               ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), E'\\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
            AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_list_holds,_lock,_longest,_many,_may,_micros,_move,_nearest,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_settle,_shown,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
@@ -6805,14 +6808,22 @@ BEGIN
         SELECT pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s', p.oid::pg_catalog.regprocedure, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::pg_catalog.regrole::text END)
           FROM pg_catalog.pg_proc AS p CROSS JOIN LATERAL pg_catalog.aclexplode(coalesce(p.proacl, pg_catalog.acldefault('f', p.proowner))) AS a
          WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_catalog.pg_class AS c WHERE c.oid = 'ratelimit.limits'::pg_catalog.regclass)
-           AND p.proname::text = ANY (added) AND a.grantee <> p.proowner
+           AND (a.grantee = 0 OR p.proname::text = ANY (added) AND a.grantee <> p.proowner)
+    LOOP
+        EXECUTE said;
+    END LOOP;
+    FOR said IN
+        SELECT pg_catalog.format('REVOKE ALL ON TABLE %s FROM %s', c.oid::pg_catalog.regclass, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::pg_catalog.regrole::text END)
+          FROM pg_catalog.pg_class AS c CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) AS a
+         WHERE c.relnamespace = (SELECT l.relnamespace FROM pg_catalog.pg_class AS l WHERE l.oid = 'ratelimit.limits'::pg_catalog.regclass)
+           AND c.relname::text = ANY ('{goose_version,limits,turn_00,turn_01,turn_02,turn_03,turn_04,turn_05,turn_06,turn_07,turn_08,turn_09,turn_10,turn_11,turn_12,turn_13,turn_14,turn_15,turn_16,turn_17,turn_18,turn_19,turn_20,turn_21,turn_22,turn_23,turn_24,turn_25,turn_26,turn_27,turn_28,turn_29,turn_30,turn_31,definitions,overrides,holds,sweeps,usage,denials}') AND a.grantee <> c.relowner
     LOOP
         EXECUTE said;
     END LOOP;
     FOR said IN
         SELECT pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::pg_catalog.regprocedure, a.grantee::pg_catalog.regrole)
           FROM pg_catalog.pg_proc AS p
-          JOIN pg_catalog.pg_proc AS beside ON beside.oid = CASE WHEN p.prosecdef THEN 'ratelimit.restore' ELSE 'ratelimit.schema' END::pg_catalog.regproc
+          JOIN pg_catalog.pg_proc AS beside ON beside.oid = CASE WHEN p.prosecdef THEN 'ratelimit.restore(text, text, text, text)' ELSE 'ratelimit.schema()' END::pg_catalog.regprocedure
           CROSS JOIN LATERAL pg_catalog.aclexplode(beside.proacl) AS a
          WHERE p.pronamespace = beside.pronamespace AND p.proname::text = ANY (added) AND a.grantee NOT IN (0, p.proowner)
     LOOP

@@ -79,7 +79,7 @@ func (f sqlFile) Read(p []byte) (int, error) { return f.text.Read(p) }
 
 // Prepare makes the schema, which goose needs for its table, if it is not there. "" is ratelimit. db is a *sql.DB, *sql.Conn or *sql.Tx; a rollback
 // of a transaction undoes it. To make the schema, the role needs CREATE on the database. Prepare refuses a schema that another role owns, one with
-// tables that are not the limiter's, and one in which others may create objects: they could replace what is called there. A role of a group that owns it sets that role first.
+// tables that are not the limiter's, one in which others may create objects, and one with functions of others: they could replace what is called there. A role of a group that owns it sets that role first.
 func Prepare(ctx context.Context, db interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
@@ -90,19 +90,24 @@ func Prepare(ctx context.Context, db interface {
 	if err := inschema.Check(schema); err != nil {
 		return err
 	}
-	var mine, open, foreign bool
+	var mine, open, foreign, alien bool
 	var owner string
 	err := db.QueryRowContext(ctx, `SELECT pg_catalog.pg_get_userbyid(n.nspowner), pg_catalog.pg_get_userbyid(n.nspowner) OPERATOR(pg_catalog.=) current_user,
 		    EXISTS (SELECT FROM pg_catalog.aclexplode(n.nspacl) AS a WHERE a.privilege_type OPERATOR(pg_catalog.=) 'CREATE'::pg_catalog.text AND a.grantee OPERATOR(pg_catalog.<>) n.nspowner),
-		    coalesce((SELECT NOT bool_or(c.relname IN ('goose_version', 'turn_00')) FROM pg_catalog.pg_class AS c WHERE c.relnamespace OPERATOR(pg_catalog.=) n.oid), false)
-		FROM pg_catalog.pg_namespace AS n WHERE n.nspname OPERATOR(pg_catalog.=) CAST($1 AS pg_catalog.text)::pg_catalog.name`, schema).Scan(&owner, &mine, &open, &foreign)
+		    coalesce((SELECT NOT bool_or(c.relname IN ('goose_version', 'turn_00')) FROM pg_catalog.pg_class AS c WHERE c.relnamespace OPERATOR(pg_catalog.=) n.oid), false),
+		    EXISTS (SELECT FROM pg_catalog.pg_proc AS p WHERE p.pronamespace OPERATOR(pg_catalog.=) n.oid AND p.proowner OPERATOR(pg_catalog.<>) n.nspowner)
+		FROM pg_catalog.pg_namespace AS n WHERE n.nspname OPERATOR(pg_catalog.=) CAST($1 AS pg_catalog.text)::pg_catalog.name`, schema).Scan(&owner, &mine, &open, &foreign, &alien)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
-		_, err = db.ExecContext(ctx, `CREATE SCHEMA "`+schema+`"`)
+		if _, err = db.ExecContext(ctx, `CREATE SCHEMA "`+schema+`"`); err == nil {
+			return Prepare(ctx, db, schema) // default privileges may have given it to others
+		}
 	case err == nil && !mine:
 		return fmt.Errorf("migrations: the schema %q belongs to the role %q, which could replace what is in it: migrate as that role, or into a schema of another name", schema, owner)
 	case err == nil && open:
 		return fmt.Errorf("migrations: other roles may create objects in the schema %q, and so replace what is called there: REVOKE CREATE ON SCHEMA from them, or migrate into a schema of another name", schema)
+	case err == nil && alien:
+		return fmt.Errorf("migrations: another role owns a function in the schema %q, which may be called in place of the limiter's: drop it, or give it to %q", schema, owner)
 	case err == nil && foreign:
 		return fmt.Errorf("migrations: the schema %q has tables of somebody else, and none of the limiter's: migrate into a schema of another name", schema)
 	}

@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "adc462f4aceb0595bf61f549c85a77c6b10909d6cb0ccb0cf81ee90de48465b2"
+const Hash = "d0c017694b2ba47d5bca05e9dcef621e6902bce7c9f6be1b9f71aecd0436c7e0"

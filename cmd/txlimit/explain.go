@@ -89,9 +89,9 @@ func (a *app) notThere(ctx context.Context, text string) string {
 		if named := qualified.FindStringSubmatch(text); named != nil && cmp.Or(named[1], named[2]) != a.schema {
 			return text + ". The functions name the schema in which they were made: was it renamed? docs/operations.md#rename-or-move-the-schema says what to do"
 		}
-		return text + ". The schema is older than this program: run `txlimit migrate`"
+		return text + a.in(". The schema is older than this program: run `txlimit migrate`")
 	}
-	what, others := "there is no schema", " If it is, run `txlimit migrate`"
+	what, others := "there is no schema", a.in(" If it is, run `txlimit migrate`")
 	if there {
 		what = "there are no rate limits in the schema"
 	}
@@ -134,11 +134,16 @@ func (a *app) grant(role, work string) string {
 	return fmt.Sprintf(a.in("Have the owner of the schema run: SELECT ratelimit.grant(%s, '%s')"), literal(role), work)
 }
 
-// in is a text whose SQL is for the schema.
+// in is a text, or a format, whose SQL and commands are for the schema.
 func (a *app) in(text string) string {
 	text, _ = inschema.Text(text, a.schema) // do has checked the name
+	if a.schema != inschema.Default {
+		text = command.ReplaceAllString(text, "txlimit --schema "+shellQuote(a.schema)+" $1")
+	}
 	return text
 }
+
+var command = regexp.MustCompile(`\btxlimit ([a-z])`)
 
 // noSuchLimit is the error for a name that no limit has.
 func noSuchLimit(name string, known []string) error {

@@ -194,7 +194,7 @@ func (a *app) release(ctx context.Context, d *decision, r released) error {
 		if r.Key == nil {
 			about, hint = about+" without a key", fmt.Sprintf(" If %s is the key, add the ID.", printable(r.ID))
 		}
-		return a.nothing(r, "%s has no hold %s.%s Those there are: txlimit holds %s", about, printable(r.ID), hint, shellQuote(r.Limit))
+		return a.nothing(r, a.in("%s has no hold %s.%s Those there are: txlimit holds %s"), about, printable(r.ID), hint, shellQuote(r.Limit))
 	}
 	if err := a.confirm(ctx, "End the hold %s of %s (%s since %s)? Its holder loses it.", printable(r.ID), about(r.Limit, r.Key), h.has(), instant(h.Since)); err != nil {
 		return err

@@ -211,14 +211,14 @@ func (a *app) printKeys(name string, d *defined, found []keyState, at time.Time,
 	anyUnknown := slices.ContainsFunc(found, func(k keyState) bool { return k.Unknown != nil && *k.Unknown != brokenRow })
 	for _, k := range found {
 		if k.Unknown != nil && *k.Unknown == brokenRow {
-			fmt.Fprintf(a.stderr, "%s: %s, by txlimit reset %s %s\n", printable(k.Key), brokenRow, shellQuote(name), shellQuote(k.Key))
+			fmt.Fprintf(a.stderr, a.in("%s: %s, by txlimit reset %s %s\n"), printable(k.Key), brokenRow, shellQuote(name), shellQuote(k.Key))
 		}
 	}
 	if anyUnknown && inSlots {
-		fmt.Fprintf(a.stderr, "How many slots the keys of %s have is the program's, so it is not known who is denied now. To `txlimit show %s KEY`, give it: %s\n",
+		fmt.Fprintf(a.stderr, a.in("How many slots the keys of %s have is the program's, so it is not known who is denied now. To `txlimit show %s KEY`, give it: %s\n"),
 			printable(name), shellQuote(name), d.how())
 	} else if anyUnknown {
-		fmt.Fprintf(a.stderr, "The numbers of keys of %s are the program's, so it is not known who is denied now. STORED is what a key had left at its last use. To `txlimit show %s KEY`, give the key's numbers: %s\n",
+		fmt.Fprintf(a.stderr, a.in("The numbers of keys of %s are the program's, so it is not known who is denied now. STORED is what a key had left at its last use. To `txlimit show %s KEY`, give the key's numbers: %s\n"),
 			printable(name), shellQuote(name), d.how())
 	} else if d.given != nil && d.Varies != "" {
 		fmt.Fprintf(a.stderr, "As if every key had the numbers that were given: %s\n", describe(*d.given))

@@ -178,12 +178,12 @@ func keysOf(ctx context.Context, db querier, name string) (n int64, err error) {
 }
 
 // keysWith says that a limit has keys, and where to look.
-func keysWith(name string, n int64) string {
+func (a *app) keysWith(name string, n int64) string {
 	number := plural(n, "key")
 	if n >= bound {
 		number = count(n) + " or more keys"
 	}
-	return fmt.Sprintf("%s has %s with rows: see `txlimit keys %s`", printable(name), number, shellQuote(name))
+	return fmt.Sprintf(a.in("%s has %s with rows: see `txlimit keys %s`"), printable(name), number, shellQuote(name))
 }
 
 // hasUsage reports whether a usage table is there and may be read. If it is there and may not be read, it says so.

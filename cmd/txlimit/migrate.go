@@ -74,7 +74,7 @@ If the functions differ from those that the migrations make, it says so.`,
 	down := a.do(&cobra.Command{
 		Use:   "down",
 		Short: "Go one version back",
-		Long: `Undo the newest migration. Deploy the older program before. Undoing the first migration drops the tables with all limits, overrides
+		Long: `Undo the newest migration, with the txlimit that made it. Deploy the older program before. Undoing the first migration drops the tables with all limits, overrides
 and usage. The command asks first, unless --yes is given.`,
 		Args: noArgs,
 	}, "", a.migrateDown)
@@ -111,7 +111,7 @@ func (a *app) migrateSQL(context.Context, []string) error {
 // found is what there is of the schema.
 type found struct {
 	made    bool  // it has the limits
-	table   bool  // it has goose's table
+	table   bool  // it has goose's table, with rows: a restore of the schema without data leaves none
 	version int64 // the newest that goose has noted. A migration that failed leaves the table without one
 }
 
@@ -123,7 +123,7 @@ func (a *app) goose(ctx context.Context, fn func(db *sql.DB, provider *goose.Pro
 	var f found
 	err := a.reading(ctx, func(tx pgx.Tx) error {
 		// Of a migration that runs meanwhile, goose's table comes first: so it is looked up last.
-		return tx.QueryRow(ctx, "SELECT to_regproc('ratelimit._consume') IS NOT NULL, to_regclass('ratelimit.goose_version') IS NOT NULL").Scan(&f.made, &f.table)
+		return tx.QueryRow(ctx, "SELECT to_regclass('ratelimit.turn_00') IS NOT NULL, coalesce(pg_relation_size(to_regclass('ratelimit.goose_version')) > 0, false)").Scan(&f.made, &f.table)
 	})
 	if err != nil {
 		return err
@@ -132,9 +132,12 @@ func (a *app) goose(ctx context.Context, fn func(db *sql.DB, provider *goose.Pro
 	if err != nil {
 		return err
 	}
-	config.DefaultQueryExecMode = pgx.QueryExecModeDescribeExec               // with times in binary form: a DateStyle may make texts unreadable
-	config.RuntimeParams["search_path"] = pgx.Identifier{a.schema}.Sanitize() // goose puts no quotes around the schema of its table
-	db := stdlib.OpenDB(*config)
+	config.DefaultQueryExecMode = pgx.QueryExecModeDescribeExec // with times in binary form: a DateStyle may make texts unreadable
+	db := stdlib.OpenDB(*config, stdlib.OptionAfterConnect(func(ctx context.Context, conn *pgx.Conn) error {
+		// Goose puts no quotes around the schema of its table, and notes local times. By SQL, since a pooler may drop parameters of the start.
+		_, err := conn.Exec(ctx, "SELECT pg_catalog.set_config('search_path', $1, false), pg_catalog.set_config('timezone', 'UTC', false)", pgx.Identifier{a.schema}.Sanitize())
+		return err
+	}))
 	defer db.Close()
 	locker, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 300)) // tries each second, for five minutes
 	if err != nil {
@@ -176,6 +179,8 @@ func (a *app) migrateDown(ctx context.Context, _ []string) error {
 				"To drop it with all limits, overrides and usage: DROP SCHEMA %s CASCADE", schema, identifier(a.schema))
 		case f.version == 0:
 			return a.nothing(nothing, "Nothing to undo: no migration has been run in the schema %s.", schema)
+		case f.version > migrations.Version:
+			return fmt.Errorf("the schema %s has version %d, which this program does not know: undo it with the newer txlimit, after the older program is deployed", schema, f.version)
 		}
 		question := fmt.Sprintf("Undo migration %d in the schema %s?", f.version, schema)
 		if f.version == 1 {
@@ -231,10 +236,10 @@ func (a *app) sayChecked(version int64, s migrations.Schema, err error) error {
 	if version > migrations.Version {
 		fmt.Fprintf(a.stderr, "The schema has version %d, which is newer than this program: it works, and a newer txlimit can do more.\n", version)
 	}
-	anew := "rename it, run `txlimit migrate`, grant, copy the rows, and drop the renamed one: CHANGELOG.md has the SQL."
+	anew := a.in("rename it, run `txlimit migrate`, grant, copy the rows, and drop the renamed one: CHANGELOG.md has the SQL.")
 	switch {
 	case errors.Is(err, migrations.ErrBehind):
-		fmt.Fprintf(a.stderr, "The schema %s is behind this program, and no migration is left to run: an unreleased build made it. To make it anew, %s\n", printable(a.schema), anew)
+		fmt.Fprintf(a.stderr, a.in("The schema %s is behind this program, and no migration is left to run: an unreleased build made it. To make it anew, %s\n"), printable(a.schema), anew)
 		return errNothing
 	case err == nil && s.Differs() != "":
 		fmt.Fprintf(a.stderr, "The schema %s has version %d as this program, but other functions (hash %.12s, not %.12s): one was edited, or an unreleased build made the schema. "+
@@ -297,12 +302,12 @@ func (a *app) sayStatus(ctx context.Context, provider *goose.Provider, f found) 
 	case f.bySQL():
 		state, then := "no migration is left to run", ""
 		if pending {
-			state, then = "it is behind this program", " Then run `txlimit migrate`."
+			state, then = "it is behind this program", a.in(" Then run `txlimit migrate`.")
 		}
-		fmt.Fprintf(a.stderr, "The schema %s was made by `txlimit migrate sql`, not noted by goose: %s. To go on with goose: "+
-			"docs/operations.md#migrations has the SQL that tells goose what is there.%s\n", printable(a.schema), state, then)
+		fmt.Fprintf(a.stderr, a.in("The schema %s was made by `txlimit migrate sql`, not noted by goose: %s. To go on with goose: "+
+			"docs/operations.md#migrations has the SQL that tells goose what is there.%s\n"), printable(a.schema), state, then)
 	case pending:
-		fmt.Fprintf(a.stderr, "Run `txlimit migrate`: the schema %s is behind this program.\n", printable(a.schema))
+		fmt.Fprintf(a.stderr, a.in("Run `txlimit migrate`: the schema %s is behind this program.\n"), printable(a.schema))
 	}
 	if pending && !unreleased {
 		return errNothing

@@ -146,13 +146,13 @@ func text(s *string) string {
 	return *s
 }
 
-// unblock is the command that ends the blocks beside an override.
-func unblock(o *override) string {
-	command := "txlimit unblock " + shellQuote(o.Limit)
-	if o.Key != nil {
-		command += " " + shellQuote(*o.Key)
+// unblock is the command that ends the blocks of a key, or of every key.
+func (a *app) unblock(limit string, key *string) string {
+	words := []string{limit}
+	if key != nil {
+		words = append(words, *key)
 	}
-	return command
+	return a.in("txlimit unblock ") + quoteAll(words)
 }
 
 const everyKeyHelp = `
@@ -322,7 +322,7 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 	a.say("#%d: %s for %s, %s", o.ID, effectOf(o), whom, ending(o, at))
 	for i := range before {
 		if b := &before[i]; b.Effect == effectBlock && o.Effect != effectBlock {
-			fmt.Fprintf(a.stderr, "#%d still blocks it, %s: #%d holds only afterwards. To end the block: %s\n", b.ID, ending(b, at), o.ID, unblock(o))
+			fmt.Fprintf(a.stderr, "#%d still blocks it, %s: #%d holds only afterwards. To end the block: %s\n", b.ID, ending(b, at), o.ID, a.unblock(o.Limit, o.Key))
 		} else {
 			a.say("in place of #%d: %s, %s", b.ID, effectOf(b), ending(b, at))
 		}
@@ -415,7 +415,7 @@ Keys with numbers of their own, which the program alone knows (Varies), get thos
 				}
 			}
 			if keys > 0 {
-				fmt.Fprintf(a.stderr, "Nothing was added: --add without a KEY helps only a limit without keys. Name the key. %s\n", keysWith(name, keys))
+				fmt.Fprintf(a.stderr, "Nothing was added: --add without a KEY helps only a limit without keys. Name the key. %s\n", a.keysWith(name, keys))
 			} else if *result.AddedNow == 0 {
 				a.say("added nothing: it has no row, and so is full, or its capacity is no larger than before (--capacity)")
 			} else {
@@ -671,8 +671,7 @@ without keys. Who did it, when and why is in the history: txlimit overrides --al
 			return err
 		}
 		if result.Blocked {
-			command := strings.TrimSpace("txlimit unblock " + shellQuote(result.Limit) + " " + quoteAll(args[1:]))
-			fmt.Fprintf(a.stderr, "It is blocked all the same: see `txlimit overrides`, and %s\n", command)
+			fmt.Fprintf(a.stderr, a.in("It is blocked all the same: see `txlimit overrides`, and %s\n"), a.unblock(result.Limit, result.Key))
 		}
 		if result.Deleted == 0 {
 			text := fmt.Sprintf("%s has no row: it was full already.", about(result.Limit, result.Key))

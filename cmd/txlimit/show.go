@@ -145,7 +145,7 @@ func (a *app) show(ctx context.Context, tx pgx.Tx, n *numbers, name string, key 
 		k.Denials[i].Hour, k.Denials[i].LastDenied = k.Denials[i].Hour.UTC(), k.Denials[i].LastDenied.UTC()
 	}
 	return func() error {
-		if err := a.emit(k, k.print); err != nil || len(k.near) == 0 {
+		if err := a.emit(k, func(w io.Writer) { k.print(w, a) }); err != nil || len(k.near) == 0 {
 			return err
 		}
 		names, more := k.near, ""
@@ -208,7 +208,7 @@ func (k *keyDetails) fill(d *defined, s *keystate.State) {
 	k.Remaining, k.OwedUntil, k.FullAt = s.Remaining, s.OwedUntil, s.FullAt
 }
 
-func (k *keyDetails) print(w io.Writer) {
+func (k *keyDetails) print(w io.Writer, a *app) {
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%-12s%s\n", name, fmt.Sprintf(format, args...))
 	}
@@ -217,9 +217,9 @@ func (k *keyDetails) print(w io.Writer) {
 	keyless := k.Keys > 0 && k.Rows == 0
 	switch {
 	case keyless:
-		line("key", "none was given: %s", keysWith(k.Limit, k.Keys))
+		line("key", "none was given: %s", a.keysWith(k.Limit, k.Keys))
 	case k.Keys > 0:
-		line("key", "none: the row without a key. But %s", keysWith(k.Limit, k.Keys))
+		line("key", "none: the row without a key. But %s", a.keysWith(k.Limit, k.Keys))
 	case k.Key == nil:
 		line("key", "none: the limit as a whole")
 	default:

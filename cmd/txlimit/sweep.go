@@ -157,7 +157,7 @@ func (a *app) whyNothing(ctx context.Context, name string, c *ratelimit.Config) 
 	case varies && overridden:
 		fmt.Fprintf(a.stderr, "Nothing of %s can be swept: within a day, an override of all keys changed numbers that only the program knows\n", printable(name))
 	default:
-		fmt.Fprintf(a.stderr, "Nothing of %s can be swept: its definitions of the last 7 days differ in kind, period or start. `txlimit limits` shows them\n", printable(name))
+		fmt.Fprintf(a.stderr, a.in("Nothing of %s can be swept: its definitions of the last 7 days differ in kind, period or start. `txlimit limits` shows them\n"), printable(name))
 	}
 	return err
 }
@@ -178,7 +178,7 @@ func (a *app) countOwing(ctx context.Context, name string, c *ratelimit.Config) 
 		return tx.QueryRow(ctx, "SELECT count(*) FROM ratelimit.limits WHERE name = $1 AND value < 0 AND ts < now() - $2::interval", name, varies).Scan(&owing)
 	})
 	if owing > 0 {
-		fmt.Fprintf(a.stderr, "Not swept of %s: %s in debt, until the next use. `txlimit keys %s` lists what is below 0\n",
+		fmt.Fprintf(a.stderr, a.in("Not swept of %s: %s in debt, until the next use. `txlimit keys %s` lists what is below 0\n"),
 			printable(name), plural(owing, "idle row"), shellQuote(name))
 	}
 	return err

@@ -63,10 +63,11 @@ func Files(dir fs.FS) (map[string]string, error) {
 	}
 	if up != "" {
 		up = engineBegin + strings.TrimLeft(up, "\n") + engineEnd
+		relations := madeRelation.FindAllStringSubmatch(up, -1)
 		if h.next == 1 {
 			up = onlyUTF8 + up
 		}
-		files[fmt.Sprintf("%05d_engine.sql", h.next)] = generatedBy + "\n-- +goose Up\n" + up + granted(added) + "\n-- +goose Down\n" + engineBegin + down + engineEnd
+		files[fmt.Sprintf("%05d_engine.sql", h.next)] = generatedBy + "\n-- +goose Up\n" + up + granted(added, relations) + "\n-- +goose Down\n" + engineBegin + down + engineEnd
 	}
 	return files, nil
 }
@@ -114,12 +115,18 @@ $$;
 -- +goose StatementEnd
 `
 
-// granted takes the functions of a migration from PUBLIC, and from whom default privileges gave them, and gives them to the roles that may use the
+var madeRelation = regexp.MustCompile(`CREATE (?:OR REPLACE )?(?:TABLE|VIEW) (?:IF NOT EXISTS )?ratelimit\.(\w+)`)
+
+// granted takes all functions from PUBLIC, those of a migration and its tables also from whom default privileges gave them, and gives them to the roles that may use the
 // ones beside them. Otherwise a function that was replaced, and calls a new one, would fail until somebody grants that. Functions with the rights of
 // their owner are for those who may restore.
-func granted(functions []string) string {
+func granted(functions []string, relations [][]string) string {
 	if len(functions) == 0 {
 		return ""
+	}
+	tables := []string{"goose_version"} // which goose has made for the first migration
+	for _, relation := range relations {
+		tables = append(tables, relation[1])
 	}
 	return `
 -- +goose StatementBegin
@@ -132,14 +139,22 @@ BEGIN
         SELECT pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM %s', p.oid::pg_catalog.regprocedure, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::pg_catalog.regrole::text END)
           FROM pg_catalog.pg_proc AS p CROSS JOIN LATERAL pg_catalog.aclexplode(coalesce(p.proacl, pg_catalog.acldefault('f', p.proowner))) AS a
          WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_catalog.pg_class AS c WHERE c.oid = 'ratelimit.limits'::pg_catalog.regclass)
-           AND p.proname::text = ANY (added) AND a.grantee <> p.proowner
+           AND (a.grantee = 0 OR p.proname::text = ANY (added) AND a.grantee <> p.proowner)
+    LOOP
+        EXECUTE said;
+    END LOOP;
+    FOR said IN
+        SELECT pg_catalog.format('REVOKE ALL ON TABLE %s FROM %s', c.oid::pg_catalog.regclass, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::pg_catalog.regrole::text END)
+          FROM pg_catalog.pg_class AS c CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) AS a
+         WHERE c.relnamespace = (SELECT l.relnamespace FROM pg_catalog.pg_class AS l WHERE l.oid = 'ratelimit.limits'::pg_catalog.regclass)
+           AND c.relname::text = ANY ('{` + strings.Join(tables, ",") + `}') AND a.grantee <> c.relowner
     LOOP
         EXECUTE said;
     END LOOP;
     FOR said IN
         SELECT pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::pg_catalog.regprocedure, a.grantee::pg_catalog.regrole)
           FROM pg_catalog.pg_proc AS p
-          JOIN pg_catalog.pg_proc AS beside ON beside.oid = CASE WHEN p.prosecdef THEN 'ratelimit.restore' ELSE 'ratelimit.schema' END::pg_catalog.regproc
+          JOIN pg_catalog.pg_proc AS beside ON beside.oid = CASE WHEN p.prosecdef THEN 'ratelimit.restore(text, text, text, text)' ELSE 'ratelimit.schema()' END::pg_catalog.regprocedure
           CROSS JOIN LATERAL pg_catalog.aclexplode(beside.proacl) AS a
          WHERE p.pronamespace = beside.pronamespace AND p.proname::text = ANY (added) AND a.grantee NOT IN (0, p.proowner)
     LOOP

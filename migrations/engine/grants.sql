@@ -16,6 +16,9 @@ BEGIN
     IF role = 'public' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'role must be a role: everybody may not use a limit';
     END IF;
+    FOR f IN SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = own LOOP -- which a restore without privileges gives to everybody
+        EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', f);
+    END LOOP;
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO %I', own, role);
     FOR f IN SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = own AND p.proname <> 'grant' AND (NOT p.prosecdef OR work = 'operate') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', f, role);

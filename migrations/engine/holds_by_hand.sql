@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION ratelimit._wrong_id(id text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
     WHEN id IS NULL OR octet_length(id) NOT BETWEEN 1 AND 255 THEN pg_catalog.format('id must have 1 to 255 bytes, not %s', coalesce(octet_length(id)::text, 'NULL'))
-    WHEN id COLLATE "C" ~ '^~|[[:cntrl:]\u0080-\u009f]' THEN 'id must not begin with ~, and must have no control characters' END;
+    WHEN id COLLATE "C" ~ E'^~|[[:cntrl:]\\u0080-\\u009f]' THEN 'id must not begin with ~, and must have no control characters' END;
 
 -- Reads a token, or the id of a hold without an end. id is NULL if it is none. Above 1 MiB it is none: to read 50 MB takes 18 s. list is what is held,
 -- as [["name", "key", count]], if nobody has altered it; NULL of an id.

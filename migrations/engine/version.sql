@@ -24,7 +24,7 @@ BEGIN
       FROM (
         SELECT p.proname::text || ' ' || CASE WHEN p.prosqlbody IS NULL
                THEN pg_catalog.replace(p.prosrc, 'ratelimit.', '')
-               ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), '\s', '', 'g') END AS text
+               ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), E'\\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
            AND p.proname::text = ANY ('{/* TEMPLATE: functions */}'::text[])

@@ -1,6 +1,7 @@
 package usage
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,10 @@ func (r *Recorder) Flush(ctx context.Context) error {
 	}
 	r.flushing.Lock()
 	defer r.flushing.Unlock()
+	schema := cmp.Or(inschema.From(ctx, r.Schema), inschema.Default)
+	if r.schema = cmp.Or(r.schema, schema); r.schema != schema { // what it has counted is of the first
+		return fmt.Errorf("%w: a usage.Recorder has the counts of the schema %q: use another one for %q", ratelimit.ErrInvalid, r.schema, schema)
+	}
 	parts := r.collect()
 	if len(parts) == 0 && time.Since(r.swept) < sweepAtLeast {
 		return nil
@@ -90,7 +95,7 @@ func (r *Recorder) record(ctx context.Context, args dbsqlc.RecordUsageParams) er
 		defer conn.Release()
 		db = conn
 	}
-	sql, err := inschema.SQL(dbsqlc.RecordUsage, inschema.From(ctx, r.Schema))
+	sql, err := inschema.SQL(dbsqlc.RecordUsage, r.schema)
 	if err != nil {
 		return unsentError{fmt.Errorf("%w: %w", ratelimit.ErrInvalid, err)}
 	}

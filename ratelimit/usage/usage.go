@@ -61,8 +61,8 @@ const (
 const others = "(others)"
 
 // Recorder counts decisions and writes the counts to the database. Only DB is required. A Recorder is safe for concurrent
-// use. After its first use, it must not be copied, nor its fields changed. Use one for each database, by all limiters of the
-// process.
+// use. After its first use, it must not be copied, nor its fields changed. Use one for each schema, by all limiters of the
+// process: a flush for another schema than the first is an error that matches [ratelimit.ErrInvalid].
 //
 // It counts each request of a call, by limit and by the minute of [ratelimit.Result.At]:
 //
@@ -115,6 +115,7 @@ type Recorder struct {
 	dropped  atomic.Int64                      // requests that were not recorded, and of which nobody was told yet
 	flushing sync.Mutex                        // held by a flush
 	swept    time.Time                         // the last flush that was answered; guarded by flushing
+	schema   string                            // of the first flush; guarded by flushing
 }
 
 // Run writes the counts every [Recorder.Every] until ctx ends, and once more then. The last flush takes at most 5 seconds,
