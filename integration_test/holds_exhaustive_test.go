@@ -534,7 +534,7 @@ func TestHoldsInEveryPair(t *testing.T) {
 				})
 				for _, first := range steps {
 					for _, second := range steps {
-						if !*whole && r.IntN(len(states)*len(steps)*len(steps)) >= sized(600, 150) {
+						if !*whole && r.IntN(len(states)*len(steps)*len(steps)) >= sized(600, 50) {
 							continue
 						}
 						for _, commit := range []bool{true, false} {

@@ -172,7 +172,7 @@ func TestDuringAtMostNLive(t *testing.T) {
 	pool := connect(t, url, 4)
 	mustExec(t, pool, "CREATE TABLE live (token text PRIMARY KEY, job int NOT NULL, customer int NOT NULL, pid int NOT NULL, begun timestamptz NOT NULL, ended timestamptz)")
 	kills := 0
-	for until := time.Now().Add(sized(40*time.Second, 8*time.Second)); time.Now().Before(until) || kills < 3; kills++ {
+	for until := time.Now().Add(sized(40*time.Second, 2*time.Second)); time.Now().Before(until) || kills < 3; kills++ {
 		var workers []*exec.Cmd
 		for range 3 {
 			cmd, _ := child(t, url)

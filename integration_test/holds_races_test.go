@@ -44,7 +44,7 @@ func TestHoldsAtMostNLive(t *testing.T) {
 			began := time.Now()
 			goesOn := func() bool { // on a slow machine, until enough has happened
 				took := time.Since(began)
-				return took < sized(15*time.Second, 3*time.Second) || took < patience && (granted.Load() == 0 || repeats.Load() == 0)
+				return took < sized(15*time.Second, time.Second) || took < patience && (granted.Load() == 0 || repeats.Load() == 0)
 			}
 			do := func(fn func(ctx context.Context, db ratelimit.DB) error) error {
 				if level == "" {

@@ -261,7 +261,7 @@ func changeUnderTraffic(t *testing.T, vs versions) {
 	begin := time.Now()
 	goOn := func() bool { // a busy machine needs longer
 		since := time.Since(begin)
-		return since < 2*time.Second || since < time.Minute && !enough() && failed.Load() == nil
+		return since < sized(4*time.Second, 500*time.Millisecond) || since < time.Minute && !enough() && failed.Load() == nil
 	}
 	var wg sync.WaitGroup
 	flipping := rand.New(rand.NewPCG(r.Uint64(), 0))

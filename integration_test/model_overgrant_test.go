@@ -115,7 +115,7 @@ func hammer(t *testing.T, consume func(ctx context.Context) (ratelimit.Result, e
 	t.Helper()
 	var g grants
 	var wg sync.WaitGroup
-	begin, d := time.Now(), sized(2*time.Second, time.Second)
+	begin, d := time.Now(), sized(2*time.Second, 300*time.Millisecond)
 	for range 64 {
 		wg.Go(func() {
 			for !g.over(d) && time.Since(begin) < time.Minute {

@@ -333,6 +333,18 @@ func TestASchemaOfAnotherName(t *testing.T) {
 	if n := scan[int](t, pool, "SELECT count(*)::integer FROM pg_depend WHERE refobjid = 'public'::regnamespace"); n != 0 {
 		t.Errorf("%d objects in public", n)
 	}
+	shared := &usage.Recorder{DB: pool} // a tenant's denied keys are for no other
+	open := func(schema string) error {
+		limits, err := ratelimit.Open(t.Context(), pool, ratelimit.Options{Program: "web", Schema: schema, Limits: []ratelimit.Limit{ratelimit.TokenBucket("works", 2, time.Hour)}, Usage: shared, OnError: noError(t)})
+		if err == nil {
+			closeLimiter(t, limits)
+		}
+		return err
+	}
+	succeeds(t, open("r"))
+	if err := open("o"); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), `the counts of the schema "r"`) {
+		t.Errorf("a Recorder of two schemas: %v", err)
+	}
 }
 
 // TestNamesThatNoSchemaHas: they would have to be escaped in a text or a body, so nothing of them reaches the server.

@@ -209,7 +209,7 @@ func TestKeysAreStoredAsWritten(t *testing.T) {
 		w.sql("SELECT id FROM ratelimit.holds('seats', "+lit+")", &id)
 		w.page.get(http.StatusOK, "key?name=seats&key="+url.QueryEscape(key), "0 of 1 slots")
 		switch released := false; {
-		case i%4 == 1 || *whole:
+		case i%4 == 1 && (!testing.Short() || i%16 == 1) || *whole:
 			if out := string(w.tool("holds", "--json", "--", "seats", key)); !strings.Contains(out, `"holdId": "go"`) {
 				t.Errorf("%q: the tool lists %s", key, out)
 			}

@@ -335,7 +335,7 @@ func TestMoveOnOtherHandles(t *testing.T) {
 // COMMITTED, also the first use. In READ COMMITTED, it counts.
 func TestAMoveMissesNoUse(t *testing.T) {
 	t.Parallel()
-	for _, level := range levels {
+	for _, level := range someOf(t, 1, levels...) {
 		for _, kind := range []string{"a row", "a first use"} {
 			for _, when := range []string{"before", "during"} {
 				for _, side := range []string{"from", "to"} {
@@ -515,7 +515,7 @@ func TestMovesDoNotDeadlock(t *testing.T) {
 // read. Each grant is noted, in its transaction, and so is whether it came from a plan that was not the customer's any more. All others
 // together fit the larger plan, and each plan has, when it becomes the customer's, all that others have left of it.
 func TestMoveUnderTraffic(t *testing.T) {
-	for _, level := range levels {
+	for _, level := range someOf(t, 1, levels...) {
 		for _, shards := range []int{1, 3} {
 			t.Run(fmt.Sprintf("%s, %d shards", level, shards), func(t *testing.T) {
 				t.Parallel()

@@ -41,7 +41,7 @@ func TestEverySourceSaysTheSame(t *testing.T) {
 	w.openWorld()
 	var limits []ratelimit.Limit
 	var keys []sourced
-	perLimit := sized(50, 15)
+	perLimit := sized(50, 5)
 	for i := range 40 { // 1000 keys, and 2000 with -whole
 		limit := sourcedLimit(r, fmt.Sprintf("limit %d", i), i)
 		limits = append(limits, limit)

@@ -28,7 +28,7 @@ func TestWorld(t *testing.T) {
 	t.Logf("the first world has -seed %d", seed)
 	pairs := &worldPairs{met2: map[[2]string]int{}}
 	const players = 2
-	worlds := uint64(sized(60, 3)) // of each
+	worlds := uint64(sized(60, 1)) // of each
 	t.Run("worlds", func(t *testing.T) {
 		for i := range players {
 			t.Run(fmt.Sprint(i), func(t *testing.T) {
@@ -80,8 +80,11 @@ func TestAWorldOfEveryStep(t *testing.T) {
 	t.Parallel()
 	script := worldScript{Seed: 41}
 	n := newWorldNumbers(script.Seed)
-	for _, do := range slices.Compact(slices.Sorted(slices.Values(worldVerbs))) {
+	for v, do := range slices.Compact(slices.Sorted(slices.Values(worldVerbs))) {
 		for i, way := range slices.Compact(slices.Sorted(slices.Values(worldWays))) {
+			if testing.Short() && do != "consume" && (v+i)%4 > 0 { // each verb, and each way
+				continue
+			}
 			other := -1
 			if do == "move" {
 				other = 1

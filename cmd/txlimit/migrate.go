@@ -162,7 +162,18 @@ func (a *app) migrateUp(ctx context.Context, _ []string) error {
 		if err := migrations.Prepare(ctx, db, a.schema); err != nil {
 			return err
 		}
+		done, told := make(chan struct{}), make(chan struct{})
+		go func() { // any role may take the lock that migrations wait for
+			defer close(told)
+			select {
+			case <-time.After(10 * time.Second):
+				fmt.Fprintf(a.stderr, "Not done after 10 s. Two migrations wait for each other. Who has their lock: SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = %d AND granted\n", lock.DefaultLockID)
+			case <-done:
+			}
+		}()
 		results, err := provider.Up(ctx)
+		close(done)
+		<-told
 		if err != nil {
 			return err
 		}
@@ -304,8 +315,8 @@ func (a *app) sayStatus(ctx context.Context, provider *goose.Provider, f found) 
 		if pending {
 			state, then = "it is behind this program", a.in(" Then run `txlimit migrate`.")
 		}
-		fmt.Fprintf(a.stderr, a.in("The schema %s was made by `txlimit migrate sql`, not noted by goose: %s. To go on with goose: "+
-			"docs/operations.md#migrations has the SQL that tells goose what is there.%s\n"), printable(a.schema), state, then)
+		fmt.Fprintf(a.stderr, "The schema %s was made by `txlimit migrate sql`, not noted by goose: %s. To go on with goose: "+
+			"docs/operations.md#migrations has the SQL that tells goose what is there.%s\n", printable(a.schema), state, then)
 	case pending:
 		fmt.Fprintf(a.stderr, a.in("Run `txlimit migrate`: the schema %s is behind this program.\n"), printable(a.schema))
 	}

@@ -132,7 +132,7 @@ var accidents = []struct {
 // alike makes alike what differs from run to run. Columns get the width of what stands in them.
 func (w *world) alike(text string) string {
 	if w.schema != "" {
-		text = strings.NewReplacer(`"`+w.schema+`".`, "ratelimit.", `SCHEMA "`+w.schema+`"`, "SCHEMA ratelimit", w.schema, "ratelimit").Replace(text)
+		text = strings.NewReplacer("txlimit --schema '"+w.schema+"'", "txlimit", `"`+w.schema+`".`, "ratelimit.", `SCHEMA "`+w.schema+`"`, "SCHEMA ratelimit", w.schema, "ratelimit").Replace(text)
 	}
 	for _, a := range accidents {
 		text = a.pattern.ReplaceAllString(text, a.with)
