@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -57,6 +58,9 @@ source completion.sh
 `},
 	} {
 		t.Run(shell.name, func(t *testing.T) {
+			if shell.name != "bash" && testing.Short() && rand.IntN(3) > 0 {
+				t.Skip("not this time: ten seconds of processor time")
+			}
 			if _, err := exec.LookPath(shell.name); err != nil && shell.name != "bash" {
 				t.Skip("there is no " + shell.name) // CI has it
 			}
