@@ -164,7 +164,7 @@ func byEvil(t *testing.T, conn *pgx.Conn, path string) map[string]error {
 		"publish, varying":        `SELECT ratelimit.publish($1, '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 day"},{"name":"cal","kind":"calendar window","rate":20,"period":"1 month","varies":"32 days"},{"name":"w","kind":"fixed window","rate":20,"period":"1 hour","varies":"1 day"}]') IS NOT NULL`,
 		"keys, varying":           `SELECT true FROM ratelimit.publish('v', '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 day"}]'), ratelimit.keys('bucket') WHERE $1::pg_catalog.text IS NOT NULL LIMIT 1`,
 		"sweep, both":             `SELECT deleted IS NOT NULL FROM ratelimit.publish('v', '[{"name":"bucket","kind":"token bucket","rate":20,"period":"1 hour","varies":"1 day"}]'), ratelimit._sweep('bucket', NULL, NULL, 'token bucket', NULL, NULL, '', NULL, '9000-01-01') WHERE $1::pg_catalog.text IS NOT NULL`,
-		"override of all keys":    `SELECT ratelimit.override('bucket', NULL, rate => 30, forever => true) IS NOT NULL AND $1::pg_catalog.text IS NOT NULL`,
+		"override of all keys":    `SELECT ratelimit.override('bucket', every_key => true, rate => 30, forever => true) IS NOT NULL AND $1::pg_catalog.text IS NOT NULL`,
 		"reset":                   `SELECT ratelimit.reset('bucket', $1) IS NOT NULL`,
 		"apply, check":            `SELECT granted FROM ratelimit._apply('check', '{bucket}', ARRAY[$1], '{20}', '{1 hour}', '{20}', '{NULL}', '{1}', '{1}', '{0}', '{0}', '{0}')`,
 		"apply, taking":           `SELECT granted FROM ratelimit._apply('take', '{bucket,wide}', ARRAY[$1,$1], '{20,30}', '{1 hour,1 hour}', '{20,30}', '{NULL,NULL}', '{1,3}', '{1,1}', '{0,0}', '{0,0}', '{0,1}', mosts => '{3,3}')`,

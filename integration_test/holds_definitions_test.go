@@ -269,7 +269,7 @@ func TestTheToolAndThePageShowSlots(t *testing.T) {
 	page.get(200, "limit?name=renders&search=", "at most 3 at once")
 	page.get(200, "limit?name=projects&q=acme", "4 in use")
 
-	mustExec(t, pool, "SELECT ratelimit.override('renders', NULL, capacity => 2, until => date_trunc('second', now() + interval '30 minutes'))")
+	mustExec(t, pool, "SELECT ratelimit.override('renders', every_key => true, capacity => 2, until => date_trunc('second', now() + interval '30 minutes'))")
 	until := scan[time.Time](t, pool, "SELECT until FROM ratelimit.overrides").UTC()
 	mustExec(t, pool, "SELECT ratelimit.block('renders', 'stuck', forever => true)")
 	mustExec(t, pool, "SELECT ratelimit.unlimited('renders', 'full', forever => true)")
@@ -386,7 +386,7 @@ func TestAnOlderVersionsLimitIsOverriddenAsWhatItIs(t *testing.T) {
 	conn, err := pgx.ConnectConfig(t.Context(), config)
 	succeeds(t, err)
 	defer func() { _ = conn.Close(t.Context()) }()
-	if _, err := conn.Exec(t.Context(), "SELECT ratelimit.override('own', NULL, rate => 5, forever => true)"); err != nil || len(notices) != 1 || !strings.Contains(notices[0], "keys with numbers of their own") {
+	if _, err := conn.Exec(t.Context(), "SELECT ratelimit.override('own', every_key => true, rate => 5, forever => true)"); err != nil || len(notices) != 1 || !strings.Contains(notices[0], "keys with numbers of their own") {
 		t.Errorf("notices: %q, %v", notices, err)
 	}
 }

@@ -245,7 +245,7 @@ func TestASweepOfALimitThatVaries(t *testing.T) {
 			row(key, 5, "700 days", shards)
 		}
 		mustExec(t, pool, `SELECT ratelimit.override('api', 'overridden', rate => 5, forever => true), ratelimit.block('api', 'blocked', forever => true), ratelimit.unlimited('api', 'unlimited', forever => true),
-			ratelimit.block('api', 'was blocked', forever => true), ratelimit.block('api', 'was blocked long ago', forever => true), ratelimit.block('other', NULL, forever => true);
+			ratelimit.block('api', 'was blocked', forever => true), ratelimit.block('api', 'was blocked long ago', forever => true), ratelimit.block('other', every_key => true, forever => true);
 			UPDATE ratelimit.overrides SET removed_at = now() - CASE key WHEN 'was blocked' THEN interval '23 hours' ELSE interval '25 hours' END WHERE key LIKE 'was%'`)
 		sweep := func() string {
 			if _, err := new(ratelimit.Limiter).Sweep(t.Context(), pool, limit); err != nil {
@@ -253,7 +253,7 @@ func TestASweepOfALimitThatVaries(t *testing.T) {
 			}
 			return scan[string](t, pool, "SELECT coalesce(string_agg(DISTINCT key, '; '), '') FROM ratelimit.limits")
 		}
-		mustExec(t, pool, "SELECT ratelimit.block('api', NULL, forever => true)")
+		mustExec(t, pool, "SELECT ratelimit.block('api', every_key => true, forever => true)")
 		if got := sweep(); strings.Count(got, ";") != 10 {
 			t.Errorf("%s: an override of all keys; left are %s", name, got)
 		}

@@ -454,7 +454,7 @@ func TestTheWorkedExamplesOfOverridesThatEnd(t *testing.T) {
 		w.retries(w.deny(hour.Key("raised")), time.Hour)
 
 		// It ends, and nothing follows that grants.
-		scan[int64](w, pool, "SELECT ratelimit.block('blocked', NULL, forever => true)")
+		scan[int64](w, pool, "SELECT ratelimit.block('blocked', every_key => true, forever => true)")
 		override("blocked", "rate => 1, capacity => 1", time.Minute)
 		blocked := ratelimit.TokenBucket("blocked", 60, time.Minute).Key("blocked")
 		w.grant(blocked)
@@ -534,7 +534,7 @@ func TestAChangeWakesWaiters(t *testing.T) {
 		"bucket": ratelimit.TokenBucket("api", 1, time.Hour), "window": ratelimit.FixedWindow("api", 1, time.Hour), "shards": ratelimit.TokenBucket("api", 2, time.Hour, ratelimit.Shards(2)),
 	} {
 		for change, sql := range map[string]string{
-			"unlimited": "SELECT ratelimit.unlimited('api', 'k', forever => true)", "raised": "SELECT ratelimit.override('api', NULL, rate => 1000000000, forever => true)", "lifted": "SELECT ratelimit.restore('api', 'k')",
+			"unlimited": "SELECT ratelimit.unlimited('api', 'k', forever => true)", "raised": "SELECT ratelimit.override('api', every_key => true, rate => 1000000000, forever => true)", "lifted": "SELECT ratelimit.restore('api', 'k')",
 		} {
 			if name == "window" && change != "unlimited" {
 				continue // it refills at the next window, whatever the rate

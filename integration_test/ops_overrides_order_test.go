@@ -67,7 +67,7 @@ func TestABlockGoesBeforeWhatIsMadeUnderIt(t *testing.T) {
 		}
 	}
 	// A key's own goes before a block of every key.
-	mustExec(t, pool, "DELETE FROM ratelimit.overrides; SELECT ratelimit.unlimited('api', 'ann', forever => true); SELECT ratelimit.block('api', NULL, forever => true)")
+	mustExec(t, pool, "DELETE FROM ratelimit.overrides; SELECT ratelimit.unlimited('api', 'ann', forever => true); SELECT ratelimit.block('api', every_key => true, forever => true)")
 	load()
 	if got := limitInForce(t, &limits, pool, api.Key("ann")); got != "api: unlimited" || !scan[bool](t, pool, "SELECT granted FROM ratelimit.try('api', 'ann')") {
 		t.Errorf("%s under a block of every key", got)
@@ -110,7 +110,7 @@ func TestOverridesThatWereCopied(t *testing.T) {
 	if rate := scan[float64](t, pool, "SELECT rate FROM ratelimit._numbers('api', 'ann', now())"); id != 7 || rate != 20 {
 		t.Errorf("override %d, SQL says rate %v", id, rate)
 	}
-	scan[int64](t, pool, "SELECT ratelimit.override('api', NULL, rate => 30, forever => true)")
+	scan[int64](t, pool, "SELECT ratelimit.override('api', every_key => true, rate => 30, forever => true)")
 	is("bob", "api: token bucket, 30 per 1h, capacity 30")
 	scan[int64](t, pool, "SELECT ratelimit.block('api', 'ann', forever => true)")
 	is("ann", "api: blocked")

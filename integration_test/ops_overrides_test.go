@@ -73,7 +73,7 @@ func TestAnOverrideIsFollowed(t *testing.T) {
 	scan[int64](t, pool, "SELECT ratelimit.override('api', 'ann', rate => 20, max_reserved => 3, until => now() + interval '1 hour')")
 	becomes("ann", "api: token bucket, 20 per 1h, capacity 20, at most 3 reserved")
 	becomes("bob", defined)
-	scan[int64](t, pool, "SELECT ratelimit.override('api', NULL, capacity => 5, forever => true)")
+	scan[int64](t, pool, "SELECT ratelimit.override('api', every_key => true, capacity => 5, forever => true)")
 	becomes("bob", "api: token bucket, 10 per 1h, capacity 5")
 	becomes("ann", "api: token bucket, 20 per 1h, capacity 20, at most 3 reserved")
 	scan[int64](t, pool, "SELECT ratelimit.unlimited('api', 'bob', forever => true)")

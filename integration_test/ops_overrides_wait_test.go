@@ -27,7 +27,7 @@ func TestAWaitThatEndsBeforeAnOverrideDoes(t *testing.T) {
 		"lifted after": ratelimit.TokenBucket("lifted", 1, time.Hour, ratelimit.Capacity(1)),
 	} {
 		if name == "lifted after" {
-			scan[int64](t, pool, "SELECT ratelimit.unlimited($1, NULL, forever => true)", limit.Name())
+			scan[int64](t, pool, "SELECT ratelimit.unlimited($1, every_key => true, forever => true)", limit.Name())
 			scan[int64](t, pool, "SELECT ratelimit.override($1, 'k', rate => 1, capacity => 1, until => clock_timestamp() + $2)", limit.Name(), pgtype.Interval{Microseconds: 3600e6, Valid: true})
 		} else {
 			scan[int64](t, pool, "SELECT ratelimit.override($1, 'k', rate => 3600, capacity => 1, until => clock_timestamp() + $2)", limit.Name(), pgtype.Interval{Microseconds: 3600e6, Valid: true})

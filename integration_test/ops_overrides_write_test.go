@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/txlimit/txlimit/ratelimit"
+	"github.com/txlimit/txlimit/ratelimit/ratelimittest"
 )
 
 // history is the overrides of a limit, in order, as they were written.
@@ -45,17 +47,17 @@ func TestGoOverridesAsSQLDoes(t *testing.T) {
 		}
 		sql(`ratelimit.override('api', ratelimit.key('eu', 'a|b'), 500, 700, 0, UNTIL, 'their ''conference''', 'ann')`)
 		same()
-		_, err = w.limiter.Override(w.Context(), w.db, api.Global(), ratelimit.Terms{Forever: true}, ratelimit.Capacity(0))
+		_, err = w.limiter.Override(w.Context(), w.db, api.EveryKey(), ratelimit.Terms{Forever: true}, ratelimit.Capacity(0))
 		w.do(err)
-		sql(`ratelimit.override('api', NULL, capacity => 0, forever => true)`)
+		sql(`ratelimit.override('api', every_key => true, capacity => 0, forever => true)`)
 		same()
 		_, err = w.limiter.Block(w.Context(), w.db, api.Key("ann"), ratelimit.Terms{Until: until, Reason: "guesses", Who: "ann"})
 		w.do(err)
 		sql(`ratelimit.block('api', 'ann', UNTIL, 'guesses', 'ann')`)
 		same()
-		_, err = w.limiter.Block(w.Context(), w.db, api.Global(), ratelimit.Terms{Forever: true})
+		_, err = w.limiter.Block(w.Context(), w.db, api.EveryKey(), ratelimit.Terms{Forever: true})
 		w.do(err)
-		sql(`ratelimit.block('api', NULL, forever => true)`)
+		sql(`ratelimit.block('api', every_key => true, forever => true)`)
 		same()
 		_, err = w.limiter.Override(w.Context(), w.db, api.Key("ann"), ratelimit.Terms{Forever: true, Who: "bob"}, ratelimit.Rate(1))
 		w.do(err)
@@ -75,8 +77,8 @@ func TestGoOverridesAsSQLDoes(t *testing.T) {
 		n, err = w.limiter.Restore(w.Context(), w.db, api.Key("ann"), ratelimit.End{})
 		sql(`ratelimit.restore('api', 'ann')`)
 		ended(n, err, 1)
-		n, err = w.limiter.Restore(w.Context(), w.db, api.Global(), ratelimit.End{Who: "dan"})
-		sql(`ratelimit.restore('api', NULL, who => 'dan')`)
+		n, err = w.limiter.Restore(w.Context(), w.db, api.EveryKey(), ratelimit.End{Who: "dan"})
+		sql(`ratelimit.restore('api', every_key => true, who => 'dan')`)
 		ended(n, err, 2)
 	})
 }
@@ -223,5 +225,56 @@ func TestWhatGoRefusesToOverrideIsNotSent(t *testing.T) {
 	succeeds(t, new(ratelimit.Limiter).Publish(t.Context(), pool, "web", ratelimit.TokenBucket("others", 1, time.Minute)))
 	if _, err := limits.Block(t.Context(), pool, api.Key("k"), ratelimit.Terms{Forever: true}); sqlState(err) != "22023" || !strings.Contains(err.Error(), "others") {
 		t.Errorf("a name that is not published: %v", err)
+	}
+}
+
+// TestOperatorsNameAKeyOfALimitWithKeys: their verbs refuse Global where all rows of the limit have keys, and write nothing. Four know EveryKey.
+func TestOperatorsNameAKeyOfALimitWithKeys(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 2)
+	api, bare, far := ratelimit.TokenBucket("api", 10, time.Minute), ratelimit.TokenBucket("bare", 10, time.Minute), ratelimit.Terms{Forever: true}
+	memory := ratelimittest.New(t)
+	for name, db := range map[string]ratelimit.DB{"Postgres": pool, "memory": memory} {
+		limits := ratelimit.Limiter{Overrides: &ratelimit.Overrides{DB: db}}
+		succeeds(t, limits.Overrides.Load(t.Context()))
+		ctx, until := t.Context(), time.Now().Add(time.Minute)
+		if name == "memory" {
+			until = memory.Now().Add(time.Minute)
+		}
+		succeeds(t, second(limits.Consume(ctx, db, api.Key("ann"))))
+		if _, err := limits.Consume(ctx, db, api.EveryKey()); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "EveryKey is only for Override") {
+			t.Errorf("%s: Consume of EveryKey: %v", name, err)
+		}
+		for verb, do := range map[string]func(ratelimit.Request) error{
+			"Pause":    func(r ratelimit.Request) error { return limits.Pause(ctx, db, until, r) },
+			"Resume":   func(r ratelimit.Request) error { return limits.Resume(ctx, db, r) },
+			"Reset":    func(r ratelimit.Request) error { return limits.Reset(ctx, db, r) },
+			"Override": func(r ratelimit.Request) error { return second(limits.Override(ctx, db, r, far, ratelimit.Rate(5))) },
+			"Block":    func(r ratelimit.Request) error { return second(limits.Block(ctx, db, r, far)) },
+			"Restore":  func(r ratelimit.Request) error { return second(limits.Restore(ctx, db, r, ratelimit.End{})) },
+			"Unblock":  func(r ratelimit.Request) error { return second(limits.Unblock(ctx, db, r, ratelimit.End{})) },
+		} {
+			if err := do(api.Global()); sqlState(err) != "22023" || !strings.Contains(err.Error(), "it has keys: name one") {
+				t.Errorf("%s: %s of Global: %v", name, verb, err)
+			}
+			if err := do(bare.Global()); err != nil {
+				t.Errorf("%s: %s of a limit without keys: %v", name, verb, err)
+			}
+			known := slices.Contains([]string{"Override", "Block", "Restore", "Unblock"}, verb)
+			if err := do(api.EveryKey()); errors.Is(err, ratelimit.ErrInvalid) == known || known && err != nil {
+				t.Errorf("%s: %s of EveryKey: %v", name, verb, err)
+			}
+		}
+	}
+	for _, call := range []string{
+		"override('api', rate => 5, forever => true, ", "block('api', forever => true, ", "unlimited('api', forever => true, ", "restore('api', ", "unblock('api', ", "reset('api', ",
+		"resume('api', ", "pause('api', until => now() + interval '1 minute', rate => 10, period => '1 minute', ",
+	} {
+		if _, err := pool.Exec(t.Context(), "SELECT ratelimit."+call+"global => true)"); sqlState(err) != "22023" || !strings.Contains(err.Error(), "it has keys: name one") {
+			t.Errorf("%s: %v", call, err)
+		}
+	}
+	if keys := scan[string](t, pool, "SELECT string_agg(DISTINCT name || ' ' || key, ', ') FROM ratelimit.limits WHERE name <> 'bare'"); keys != "api ann" {
+		t.Errorf("rows were written: %s", keys)
 	}
 }

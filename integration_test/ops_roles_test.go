@@ -331,7 +331,7 @@ func TestTheDocumentedGrantsGrant(t *testing.T) {
 			block = strings.ReplaceAll(block, "'"+name+"'", "'"+roles[name]+"'")
 		}
 		mustExec(t, owner, block)
-		for name, privilege := range map[string]string{"app_user": "has_table_privilege($1, 'ratelimit.definitions', 'INSERT')", "operator": "has_function_privilege($1, 'ratelimit.restore(text, text, text, text)', 'EXECUTE')", "reporter": "has_table_privilege($1, 'ratelimit.limits', 'SELECT')"} {
+		for name, privilege := range map[string]string{"app_user": "has_table_privilege($1, 'ratelimit.definitions', 'INSERT')", "operator": "has_function_privilege($1, 'ratelimit.restore(text, text, text, text, boolean, boolean)', 'EXECUTE')", "reporter": "has_table_privilege($1, 'ratelimit.limits', 'SELECT')"} {
 			if strings.Contains(block, roles[name]) && !scan[bool](t, owner, "SELECT "+privilege, roles[name]) {
 				t.Errorf("%s: %s does not have %s", page, name, privilege)
 			}

@@ -120,7 +120,7 @@ func TestRPCNothingTellsOfAHiddenLimit(t *testing.T) {
 		if _, violations := o.denial(s); violations != "perUser 3" || !strings.Contains(s.Message(), "perUser (1 asked, 0 of 3 remaining") {
 			o.Errorf("by the other one: %v", s)
 		}
-		mustExec(o.T, o.pool, "SELECT ratelimit.block('perSite', NULL, forever => true)")
+		mustExec(o.T, o.pool, "SELECT ratelimit.block('perSite', every_key => true, forever => true)")
 		if err := o.limit.Limiter.Reset(o.Context(), o.pool, perUser.Key("ann")); err != nil {
 			o.Fatal(err)
 		}

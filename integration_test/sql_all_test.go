@@ -432,7 +432,7 @@ func TestRatelimitAllMindsOverrides(t *testing.T) {
 	pool := publishedPool(t)
 	mustExec(t, pool, `
 		SELECT ratelimit.override('bucket', 'raised', rate => 100, capacity => 100, forever => true), ratelimit.block('bucket', 'blocked', until => '9000-01-01 00:00+00'),
-		       ratelimit.block('bucket', 'for good', forever => true), ratelimit.unlimited('bucket', 'free', forever => true), ratelimit.override('none', NULL, capacity => 7, until => '8000-01-01 00:00+00');
+		       ratelimit.block('bucket', 'for good', forever => true), ratelimit.unlimited('bucket', 'free', forever => true), ratelimit.override('none', every_key => true, capacity => 7, until => '8000-01-01 00:00+00');
 		SELECT ratelimit.consume('window', 'empty', count => 7), ratelimit.consume('sharded', 'half', count => 6)`)
 	for list, want := range map[string]string{
 		`[{"name": "bucket", "key": "ann", "count": 20}, {"name": "sharded", "key": "ann", "count": 4}]`:                     "bucket 0, sharded 8",

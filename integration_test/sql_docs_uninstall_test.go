@@ -11,7 +11,7 @@ func TestTheDocumentedUninstall(t *testing.T) {
 	pool := newPool(t, 1)
 	const objects = "SELECT count(*) FROM pg_class UNION ALL SELECT count(*) FROM pg_proc UNION ALL SELECT count(*) FROM pg_type UNION ALL SELECT count(*) FROM pg_namespace"
 	empty := lines(t, connect(t, newDatabase(t), 1), objects)
-	mustExec(t, pool, "SELECT ratelimit.consume('l', 'k', rate => 1, period => '1 hour'), ratelimit.block('l', NULL, who => 'bea', forever => true)")
+	mustExec(t, pool, "SELECT ratelimit.consume('l', 'k', rate => 1, period => '1 hour'), ratelimit.block('l', every_key => true, who => 'bea', forever => true)")
 	mustExec(t, pool, docSQL(t, "docs/operations.md", "DROP SCHEMA ratelimit CASCADE"))
 	if left := lines(t, pool, objects); left != empty {
 		t.Errorf("left are %s, and in a new database there are %s", left, empty)

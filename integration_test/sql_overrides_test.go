@@ -100,7 +100,7 @@ func TestByHandUnderOverrides(t *testing.T) {
 	mustExec(t, pool, `
 		SELECT ratelimit.override('bucket', 'raised', rate => 100, forever => true), ratelimit.override('bucket', 'both', rate => 100, capacity => 100, forever => true),
 		       ratelimit.block('bucket', 'blocked', until => '9000-01-01 00:00+00'), ratelimit.block('bucket', 'for good', forever => true),
-		       ratelimit.unlimited('bucket', 'free', forever => true), ratelimit.override('calendar', NULL, rate => 2, forever => true);
+		       ratelimit.unlimited('bucket', 'free', forever => true), ratelimit.override('calendar', every_key => true, rate => 2, forever => true);
 		SELECT ratelimit.override('varying', 'ann', rate => 5, capacity => 5, forever => true), ratelimit.block('varying', 'eve', forever => true), ratelimit.unlimited('varying month', 'ann', forever => true),
 		       ratelimit.override('varying', 'half', rate => 5, forever => true)`)
 	for call, want := range map[string]string{
@@ -134,7 +134,7 @@ func TestByHandUnderOverrides(t *testing.T) {
 	if some := lines(t, pool, "SELECT key FROM ratelimit.keys('bucket', keys => '{both,other,nobody}') ORDER BY key"); some != "(both)\n(other)" {
 		t.Errorf("ratelimit.keys of some: %s", some)
 	}
-	mustExec(t, pool, "SELECT ratelimit.block('bucket', NULL, forever => true)")
+	mustExec(t, pool, "SELECT ratelimit.block('bucket', every_key => true, forever => true)")
 	if all := lines(t, pool, "SELECT key FROM ratelimit.keys('bucket') WHERE retry_at = 'infinity' ORDER BY key COLLATE \"C\""); all != "(blocked)\n(\"for good\")\n(other)" { // the block of every key follows
 		t.Errorf("everybody is blocked but those with overrides of their own: %s", all)
 	}
@@ -145,7 +145,7 @@ func TestByHandUnderOverrides(t *testing.T) {
 	if known := lines(t, pool, "SELECT key, floor(remaining) FROM ratelimit.keys('varying', 7, '1 day', keys => '{bob,half}') ORDER BY key"); known != "(bob,6)\n(half,6)" {
 		t.Errorf("with numbers: %s", known)
 	}
-	mustExec(t, pool, "SELECT ratelimit.override('varying', NULL, rate => 4, capacity => 4, forever => true)")
+	mustExec(t, pool, "SELECT ratelimit.override('varying', every_key => true, rate => 4, capacity => 4, forever => true)")
 	if all := lines(t, pool, "SELECT key, floor(remaining) FROM ratelimit.keys('varying') ORDER BY key"); all != "(ann,0)\n(bob,4)\n(eve,0)\n(half,)" {
 		t.Errorf("numbers for all keys: %s", all)
 	}
@@ -219,7 +219,14 @@ func TestSteeringRefusesWhatIsWrong(t *testing.T) {
 		"ratelimit.consume('bucket', 'ann', count => 21)":                                                                      "count must be at most 20, not 21: more can never be granted",
 		"ratelimit.override('typo', 'ann', rate => 1, forever => true)":                                                        "no program has published a limit of this name, but 'none', 'open', 'bucket', 'window', 'sharded', 'varying', 'calendar', 'varying month'",
 		"ratelimit.override('bucket', 'ann', forever => true)":                                                                 "rate, capacity or max_reserved must be given, not NULL",
-		"ratelimit.override('bucket', '', rate => 1, forever => true)":                                                         "key must have 1 to 1024 bytes, not 0; NULL is for every key",
+		"ratelimit.override('bucket', '', rate => 1, forever => true)":                                                         "key must have 1 to 1024 bytes, not 0; global => true is for a limit without keys",
+		"ratelimit.override('bucket', NULL, rate => 1, forever => true)":                                                       "key must be given, not NULL: every_key => true is for every key, global => true for a limit without keys",
+		"ratelimit.restore('bucket')":                                                                                          "key must be given, not NULL",
+		"ratelimit.unblock('bucket', (SELECT 'ann' WHERE false))":                                                              "key must be given, not NULL",
+		"ratelimit.block('bucket', 'ann', forever => true, every_key => true)":                                                 "key must be NULL, and global false, with every_key => true",
+		"ratelimit.block('bucket', forever => true, every_key => true, global => true)":                                        "key must be NULL, and global false, with every_key => true",
+		"ratelimit.block('bucket', 'ann', forever => true, global => true)":                                                    "key must be NULL with global => true",
+		"ratelimit.block('bucket', 'ann', forever => true, every_key => NULL)":                                                 "global and every_key must be true or false, not NULL",
 		"ratelimit.override('bucket', repeat('k', 1025), rate => 1, forever => true)":                                          "key must have 1 to 1024 bytes, not 1025",
 		"ratelimit.override('bucket', 'ann', rate => 0, forever => true)":                                                      "rate must be between 1e-15 and 1e15, not 0",
 		"ratelimit.override('bucket', 'ann', rate => 'NaN', forever => true)":                                                  "between 1e-15 and 1e15, not NaN",

@@ -334,7 +334,7 @@ func TestBalanceUnderOverrides(t *testing.T) {
 			granted(b, ann)
 
 			// All keys, but for those of their own.
-			scan[int64](w, pool, "SELECT ratelimit.block($1, NULL, forever => true)", name)
+			scan[int64](w, pool, "SELECT ratelimit.block($1, every_key => true, forever => true)", name)
 			decided("block", end.Add(-time.Minute), ann)
 			if b = decided("block", time.Time{}, other); b.Remaining != 0 || !near(b.Used, 2) || !b.NextAt.IsZero() {
 				w.Fatalf("all keys are blocked: %+v", b)

@@ -122,8 +122,8 @@ func TestPause(t *testing.T) {
 		w.holds(a, 0)
 		w.holds(b, 2)
 		w.deny(a, b)
-		w.pause(w.clock.now.Add(time.Minute), ratelimit.TokenBucket("never", 0, time.Second).Key("ann"), steady(1).Global())
-		w.holds(steady(1).Global(), 0)
+		w.pause(w.clock.now.Add(time.Minute), ratelimit.TokenBucket("never", 0, time.Second).Key("ann"), steady(4).Global())
+		w.holds(steady(4).Global(), 0)
 	})
 }
 
@@ -641,8 +641,8 @@ func TestPauseBySQL(t *testing.T) {
 			t.Errorf("%s: %+v, want %v", key, b, want)
 		}
 	}
-	scan[time.Time](t, pool, "SELECT ratelimit.pause('steady in 1', until => now() + interval '1 minute', global => true)")
-	if b := readBalances(t, limiter, pool, steady(1).Global())[0]; b.Remaining != 0 {
+	scan[time.Time](t, pool, "SELECT ratelimit.pause('bare', until => now() + interval '1 minute', rate => 1, period => '1 hour', global => true)")
+	if b := readBalances(t, limiter, pool, ratelimit.TokenBucket("bare", 1, time.Hour).Global())[0]; b.Remaining != 0 {
 		t.Errorf("%+v", b)
 	}
 	scan[time.Time](t, pool, "SELECT ratelimit.pause('never', 'ann', until => now() + interval '1 minute')")

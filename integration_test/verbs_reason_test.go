@@ -115,7 +115,7 @@ func TestADenialTellsWhyOnEveryWayIn(t *testing.T) {
 	limiter.Overrides = &ratelimit.Overrides{DB: pool}
 	until := scan[time.Time](t, pool, "SELECT date_trunc('second', now()) + interval '1 hour'").UTC()
 	scan[int64](t, pool, "SELECT ratelimit.block('api', 'blocked', until => $1)", until)
-	scan[int64](t, pool, "SELECT ratelimit.block('sharded', NULL, forever => true)")
+	scan[int64](t, pool, "SELECT ratelimit.block('sharded', every_key => true, forever => true)")
 	w.do(limiter.Overrides.Load(t.Context()))
 	clock.now = until.Add(-time.Hour)
 	coalescer := &ratelimit.Coalescer{Pool: pool}

@@ -294,7 +294,7 @@ func (w *everything) steers(on ratelimit.DB, way string, o *worldOverride, key *
 		return id
 	}
 	if way == "go" {
-		limits, request := w.programs[0].limits, w.limit(o.limit).Global()
+		limits, request := w.programs[0].limits, w.limit(o.limit).EveryKey()
 		if o.key != nil {
 			request = w.request(o.limit, *o.key)
 		}
@@ -323,9 +323,9 @@ func (w *everything) steers(on ratelimit.DB, way string, o *worldOverride, key *
 	}
 	name := w.limits[o.limit].Name()
 	if o.effect == "numbers" {
-		w.must(on.QueryRow(w.Context(), "SELECT ratelimit.override($1, $2, rate => $3, capacity => $4, until => $5, forever => $5::timestamptz IS NULL)", name, key, o.rate, o.capacity, until).Scan(&id))
+		w.must(on.QueryRow(w.Context(), "SELECT ratelimit.override($1, $2, rate => $3, capacity => $4, until => $5, forever => $5::timestamptz IS NULL, every_key => $2::text IS NULL)", name, key, o.rate, o.capacity, until).Scan(&id))
 	} else {
-		w.must(on.QueryRow(w.Context(), "SELECT ratelimit."+function+"($1, $2, until => $3, forever => $3::timestamptz IS NULL)", name, key, until).Scan(&id))
+		w.must(on.QueryRow(w.Context(), "SELECT ratelimit."+function+"($1, $2, until => $3, forever => $3::timestamptz IS NULL, every_key => $2::text IS NULL)", name, key, until).Scan(&id))
 	}
 	return id
 }

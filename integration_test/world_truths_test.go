@@ -255,9 +255,9 @@ func (w *everything) restore(s worldStep, r *rand.Rand) {
 	if w.keys[s.Key] != nil && r.IntN(3) > 0 {
 		key = w.stored(s.Key)
 	}
-	sql := "SELECT ratelimit.restore($1, $2)"
+	sql := "SELECT ratelimit.restore($1, $2, every_key => $2::text IS NULL)"
 	if s.Do == "unblock" {
-		sql = "SELECT ratelimit.unblock($1, $2)"
+		sql = "SELECT ratelimit.unblock($1, $2, every_key => $2::text IS NULL)"
 	}
 	var n, want int
 	switch s.Way {
@@ -282,7 +282,7 @@ func (w *everything) restore(s worldStep, r *rand.Rand) {
 			n = 1
 		}
 	case "go":
-		limits, request := w.programs[0].limits, w.limit(s.Limit).Global()
+		limits, request := w.programs[0].limits, w.limit(s.Limit).EveryKey()
 		if key != nil {
 			request = w.request(s.Limit, s.Key)
 		}

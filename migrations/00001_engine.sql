@@ -1354,6 +1354,9 @@ BEGIN
         PERFORM 1 FROM ratelimit.limits AS t WHERE t.name = r.name AND t.key = r.key ORDER BY t.shard FOR UPDATE;
         DELETE FROM ratelimit.limits AS t WHERE t.name = r.name AND t.key = r.key;
         GET DIAGNOSTICS n = ROW_COUNT;
+        IF n = 0 THEN
+            PERFORM ratelimit._check_keyless(r.name, r.key);
+        END IF;
         deleted := deleted + n;
     END LOOP;
     FOR r IN
@@ -1927,7 +1930,7 @@ BEGIN
     END IF;
     FOREACH part IN ARRAY parts LOOP
         n := n + 1;
-        IF coalesce(octet_length(part), 0) = 0 THEN -- a NULL key is every key of a block
+        IF coalesce(octet_length(part), 0) = 0 THEN
             RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits: part %s of the key is empty or NULL', n);
         END IF;
         joined := CASE n WHEN 1 THEN '' ELSE joined || '|' END || replace(replace(part COLLATE "C", E'\\', E'\\\\'), '|', E'\\|');
@@ -2103,6 +2106,19 @@ RETURN CASE
     WHEN key IS NULL OR key = '' THEN pg_catalog.format('key must have 1 to 1024 bytes, not %s; global => true is for a limit without keys',
         coalesce(octet_length(key)::text, 'NULL'))
     WHEN octet_length(key) > 1024 THEN pg_catalog.format('key must have 1 to 1024 bytes, not %s', octet_length(key)) END;
+
+-- Refuses the empty key to an operator, where it has no row and another key of the limit has one: a key was forgotten.
+CREATE FUNCTION ratelimit._check_keyless(name text, key text) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF key = '' AND NOT EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key = '')
+       AND EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key > '') THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: it has keys: name one', name);
+    END IF;
+END
+$body$;
 
 -- These convert an instant to microseconds since 1970, and back. The interval has hours and no days, since Postgres adds days in
 -- the session's time zone.
@@ -3028,6 +3044,29 @@ BEGIN
 END
 $body$;
 
+-- Returns the key of an override: NULL for every key, and for a limit without keys.
+CREATE FUNCTION ratelimit._scope(name text, key text, global boolean, every_key boolean) RETURNS text
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text := CASE
+        WHEN global IS NULL OR every_key IS NULL THEN 'global and every_key must be true or false, not NULL'
+        WHEN every_key AND (global OR key IS NOT NULL) THEN 'key must be NULL, and global false, with every_key => true'
+        WHEN every_key THEN NULL
+        WHEN key IS NULL AND NOT global THEN 'key must be given, not NULL: every_key => true is for every key, global => true for a limit without keys'
+        ELSE ratelimit._wrong_key(key, global) END;
+BEGIN
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
+    END IF;
+    IF global THEN
+        PERFORM ratelimit._check_keyless(name, '');
+    END IF;
+    RETURN key;
+END
+$body$;
+
 -- Adds a row. It refuses what a program could not use, and the name of no limit.
 CREATE FUNCTION ratelimit._insert_override(
     name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision,
@@ -3050,8 +3089,6 @@ BEGIN
              AND EXISTS (SELECT 1 FROM ratelimit.definitions AS d
                  WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days');
     wrong := CASE
-        WHEN NOT octet_length(key) BETWEEN 1 AND 1024 THEN
-            pg_catalog.format('key must have 1 to 1024 bytes, not %s; NULL is for every key, and for a limit without keys', octet_length(key))
         WHEN octet_length(reason) > 4096 THEN 'the reason is longer than 4096 bytes'
         WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         WHEN until <= clock_timestamp() THEN pg_catalog.format('until must be in the future, not %s', until)
@@ -3089,13 +3126,14 @@ END
 $body$;
 
 CREATE FUNCTION ratelimit.override(
-    name text, key text, rate double precision DEFAULT NULL, capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL,
-    until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false
+    name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL,
+    until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false,
+    global boolean DEFAULT false, every_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
-RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'numbers', rate, capacity, max_reserved, until, reason, who, forever);
+RETURN ratelimit._insert_override(name COLLATE "C", ratelimit._scope(name COLLATE "C", key COLLATE "C", global, every_key), 'numbers', rate, capacity, max_reserved, until, reason, who, forever);
 
-COMMENT ON FUNCTION ratelimit.override(text, text, double precision, double precision, double precision, timestamptz, text, text, boolean) IS $text$
+COMMENT ON FUNCTION ratelimit.override(text, text, double precision, double precision, double precision, timestamptz, text, text, boolean, boolean, boolean) IS $text$
 Gives a rate limit other numbers, for one key or for all, until an instant or for good. Programs with Limiter.Overrides follow within two
 seconds of the commit.
 
@@ -3103,8 +3141,7 @@ seconds of the commit.
 
 Arguments:
   name          the name of the limit
-  key           the key; NULL: every key that has no override of its own, and the limit without keys. It has no default: a key that
-                is forgotten must not mean all of them
+  key           the key as it is stored; NULL or empty is an error, unless global or every_key is true
   rate          tokens per period; default NULL: as defined. ratelimit.block is for a rate of 0
   capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate. Of slots,
                 how many there are: they have no other number
@@ -3113,6 +3150,9 @@ Arguments:
   reason        why, for those who look later: at most 4096 bytes
   who           who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
   forever       true: it has no end, and until must be NULL. Default false
+  global        true: the limit has no keys, and key must be NULL. Default false. It is an error if the limit has rows, and all have keys: a
+                net for a forgotten key, and no promise
+  every_key     true: it is for every key that has no override of its own, and key must be NULL. Default false
 
 It returns the id of its row in ratelimit.overrides. New numbers add no tokens to what a key has: see ratelimit.add. The newest
 override wins, but a block in force stays (a notice says so): see ratelimit.unblock. ratelimit.restore ends it. Keys to which the program gives numbers of their own have those of the override instead.
@@ -3122,38 +3162,41 @@ Errors:
 $text$;
 
 CREATE FUNCTION ratelimit.block(
-    name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false
+    name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false,
+    global boolean DEFAULT false, every_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
-RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'block', NULL, NULL, NULL, until, reason, who, forever);
+RETURN ratelimit._insert_override(name COLLATE "C", ratelimit._scope(name COLLATE "C", key COLLATE "C", global, every_key), 'block', NULL, NULL, NULL, until, reason, who, forever);
 
-COMMENT ON FUNCTION ratelimit.block(text, text, timestamptz, text, text, boolean) IS $text$
-Denies a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Refunds, resets and tokens that
+COMMENT ON FUNCTION ratelimit.block(text, text, timestamptz, text, text, boolean, boolean, boolean) IS $text$
+Denies a key of a rate limit everything, or with every_key all of them, until an instant or for good. Refunds, resets and tokens that
 were reserved before change nothing. Charges are still recorded. Arguments and result are the same as for ratelimit.override.
 
     SELECT ratelimit.block('logins', 'user-17', until => now() + interval '1 hour', reason => 'password guessing')
 
-    -- a limit without keys, or every key
-    SELECT ratelimit.block('provider', NULL, until => now() + interval '1 hour', reason => 'their outage')
+    SELECT ratelimit.block('signUps', every_key => true, until => now() + interval '1 hour', reason => 'spam wave')
 
 A denial by a block has its end as retry_at, unless another block follows. Calls that were sent before the block was known are decided as they
 were then. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
 $text$;
 
 CREATE FUNCTION ratelimit.unlimited(
-    name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false
+    name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false,
+    global boolean DEFAULT false, every_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
-RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'unlimited', NULL, NULL, NULL, until, reason, who, forever);
+RETURN ratelimit._insert_override(name COLLATE "C", ratelimit._scope(name COLLATE "C", key COLLATE "C", global, every_key), 'unlimited', NULL, NULL, NULL, until, reason, who, forever);
 
-COMMENT ON FUNCTION ratelimit.unlimited(text, text, timestamptz, text, text, boolean) IS $text$
-Grants a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Nothing is taken meanwhile. Arguments
+COMMENT ON FUNCTION ratelimit.unlimited(text, text, timestamptz, text, text, boolean, boolean, boolean) IS $text$
+Grants a key of a rate limit everything, or with every_key all of them, until an instant or for good. Nothing is taken meanwhile. Arguments
 and result are the same as for ratelimit.override.
 
     SELECT ratelimit.unlimited('signUps', 'load-test', until => now() + interval '30 minutes')
 $text$;
 
-CREATE FUNCTION ratelimit.restore(name text, key text, effect text DEFAULT NULL, who text DEFAULT NULL) RETURNS integer
+CREATE FUNCTION ratelimit.restore(
+    name text, key text DEFAULT NULL, effect text DEFAULT NULL, who text DEFAULT NULL, global boolean DEFAULT false, every_key boolean DEFAULT false
+) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off SET search_path = pg_catalog, pg_temp
 AS $body$
 #variable_conflict use_variable
@@ -3171,6 +3214,7 @@ BEGIN
     IF octet_length(who) > 255 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'who is longer than 255 bytes';
     END IF;
+    key := ratelimit._scope(name COLLATE "C", key COLLATE "C", global, every_key);
     ids := CASE WHEN key IS NULL THEN ARRAY(SELECT o.id FROM ratelimit.overrides AS o
             WHERE o.name = name COLLATE "C" AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at)
         ELSE ARRAY(SELECT o.id FROM ratelimit.overrides AS o
@@ -3184,22 +3228,26 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION ratelimit.restore(text, text, text, text) IS $text$
-Ends the overrides in force for a key of a rate limit, or with a NULL key those for all keys, and returns how many.
+COMMENT ON FUNCTION ratelimit.restore(text, text, text, text, boolean, boolean) IS $text$
+Ends the overrides in force for a key of a rate limit, or with every_key those for all keys, and returns how many.
 
     SELECT ratelimit.restore('signUps', 'acme')
 
 Arguments:
   effect  'numbers', 'block' or 'unlimited': only those; default NULL: all of them
   who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (removed_as)
+
+Key, global and every_key are as for ratelimit.override.
 $text$;
 
-CREATE FUNCTION ratelimit.unblock(name text, key text, who text DEFAULT NULL) RETURNS integer
+CREATE FUNCTION ratelimit.unblock(
+    name text, key text DEFAULT NULL, who text DEFAULT NULL, global boolean DEFAULT false, every_key boolean DEFAULT false
+) RETURNS integer
 LANGUAGE sql
-RETURN ratelimit.restore(name COLLATE "C", key COLLATE "C", 'block', who);
+RETURN ratelimit.restore(name COLLATE "C", key COLLATE "C", 'block', who, global, every_key);
 
-COMMENT ON FUNCTION ratelimit.unblock(text, text, text) IS $text$
-Ends the blocks of a key of a rate limit, or with a NULL key the block of all keys, and returns how many. Other overrides stay.
+COMMENT ON FUNCTION ratelimit.unblock(text, text, text, boolean, boolean) IS $text$
+Ends the blocks of a key of a rate limit, or with every_key the block of all keys, and returns how many. Other overrides stay.
 
     SELECT ratelimit.unblock('logins', 'user-17')
 $text$;
@@ -5531,6 +5579,7 @@ BEGIN
                AND (p = 1 OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C"))) IS NOT TRUE) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
     END IF;
+    PERFORM ratelimit._check_keyless(u.name, u.key) FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(keys)) AS u (name, key);
     PERFORM ratelimit._lock(names, keys, capacities, shards, now);
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     FOR i IN 1..n LOOP
@@ -5571,6 +5620,9 @@ BEGIN
         at := coalesce(now, clock_timestamp()); -- locking may have waited
         UPDATE ratelimit.limits AS t SET ts = at WHERE t.name = r.name AND t.key = r.key AND t.ts > at;
         GET DIAGNOSTICS m = ROW_COUNT;
+        IF m = 0 THEN
+            PERFORM ratelimit._check_keyless(r.name, r.key);
+        END IF;
         resumed := resumed + m;
     END LOOP;
     RETURN resumed;
@@ -6779,7 +6831,7 @@ BEGIN
                ELSE pg_catalog.regexp_replace(pg_get_function_sqlbody(p.oid), E'\\s', '', 'g') END AS text
           FROM pg_proc AS p
          WHERE p.pronamespace = own
-           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_list_holds,_lock,_longest,_many,_may,_micros,_move,_nearest,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_settle,_shown,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
+           AND p.proname::text = ANY ('{_after,_all,_answer,_apply,_ask,_available,_back,_bar,_by_hand,_capacity,_check_definition,_check_keyless,_claim,_coalesce,_consume,_consume_keys,_consume_several,_consume_sharded,_costly,_defined,_denied,_distributed,_each,_ends,_even,_extend,_free_at,_free_slots,_full_at,_give_back,_grid,_hold,_hold_by_hand,_hold_many,_idle,_in_force,_insert_override,_instant,_kept,_keys,_known,_known_until,_lapsed,_lasts,_left,_list,_list_holds,_lock,_longest,_many,_may,_micros,_move,_nearest,_note_reset,_numbers,_one_server,_overrides,_pause,_prepare,_prepare_slots,_promise,_publish,_published,_raise,_reaching,_read,_read_token,_reclaim,_record_usage,_recount,_refund,_release_by_hand,_release_many,_repaid,_repaid_at,_reset,_resume,_retry_at,_rows,_run_at,_same_windows,_scope,_settle,_shown,_state,_states,_stored_keys,_stored_names,_sweep,_sweep_holds,_sweep_key,_sweep_numbers,_sweep_rows,_sweep_turn,_taken_twice,_tolerance,_total,_under,_upto,_usable,_valid,_validate,_validate_slots,_validate_varies,_when,_whole,_windows,_wire_apply,_wire_apply_one,_wire_consume,_wire_consume_several,_wire_consume_sharded,_wire_each,_wire_hold,_wire_move,_wire_refund,_wire_refund_one,_wire_settle,_wrong_id,_wrong_key,_zone,add,block,consume,consume_all,denials,grant,hold,hold_many,holds,key,key_parts,keys,override,pause,publish,recount,refuse,release,release_many,reserve,reset,restore,resume,schema,sweep,take,try,unblock,unlimited,usage,withdraw}'::text[])
            AND p.proname::text <> ALL ('{_distributed,_one_server}'::text[]) -- which citus.sql changes
       ) AS f;
     version := '1';
@@ -6801,7 +6853,7 @@ $text$;
 -- +goose StatementBegin
 DO $$
 DECLARE
-    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,_list_holds,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
+    added CONSTANT text[] := '{_available,_upto,_tolerance,_whole,_even,_shown,_valid,_distributed,_one_server,_consume,_costly,_consume_sharded,_consume_several,_apply,_promise,_give_back,_refund,_lock,_move,_consume_keys,_each,_wire_consume,_wire_consume_sharded,_wire_consume_several,_wire_apply,_wire_apply_one,_wire_refund,_wire_refund_one,_wire_move,_wire_each,_reset,_note_reset,reset,_coalesce,_raise,key,key_parts,_longest,_windows,_same_windows,_zone,_back,_validate,_wrong_key,_check_keyless,_micros,_instant,_grid,_total,_when,_repaid,_run_at,_kept,_left,_validate_varies,_validate_slots,_check_definition,_list,_publish,publish,withdraw,_lasts,_usable,_in_force,_capacity,_defined,_under,_numbers,_nearest,_scope,_insert_override,override,block,unlimited,restore,unblock,add,_overrides,_prepare_slots,_prepare,_ask,_after,_known_until,_reaching,_retry_at,_full_at,_repaid_at,_answer,_denied,_by_hand,consume,try,reserve,take,_read,_all,consume_all,_lapsed,_may,_ends,_reclaim,_known,_bar,_claim,_free_at,_hold,_settle,_extend,_taken_twice,_wire_hold,_wire_settle,_wrong_id,_read_token,_hold_by_hand,_published,hold,_release_by_hand,release,_list_holds,holds,_many,_hold_many,hold_many,_release_many,release_many,_recount,recount,_pause,_resume,pause,resume,_stored_names,_stored_keys,_rows,_free_slots,_state,_states,_keys,keys,_sweep_turn,_idle,_sweep_numbers,_sweep_rows,_sweep,sweep,_sweep_key,_sweep_holds,_record_usage,usage,denials,refuse,grant,schema}';
     said  text;
 BEGIN
     FOR said IN
@@ -6919,12 +6971,13 @@ DROP FUNCTION ratelimit._prepare_slots(verb text, name text, key text, count dou
 DROP TYPE ratelimit._request;
 DROP FUNCTION ratelimit._overrides(since pg_snapshot, after bigint);
 DROP FUNCTION ratelimit.add(id bigint, capacity double precision);
-DROP FUNCTION ratelimit.unblock(name text, key text, who text);
-DROP FUNCTION ratelimit.restore(name text, key text, effect text, who text);
-DROP FUNCTION ratelimit.unlimited(name text, key text, until timestamptz, reason text, who text, forever boolean);
-DROP FUNCTION ratelimit.block(name text, key text, until timestamptz, reason text, who text, forever boolean);
-DROP FUNCTION ratelimit.override(name text, key text, rate double precision, capacity double precision, max_reserved double precision, until timestamptz, reason text, who text, forever boolean);
+DROP FUNCTION ratelimit.unblock(name text, key text, who text, global boolean, every_key boolean);
+DROP FUNCTION ratelimit.restore(name text, key text, effect text, who text, global boolean, every_key boolean);
+DROP FUNCTION ratelimit.unlimited(name text, key text, until timestamptz, reason text, who text, forever boolean, global boolean, every_key boolean);
+DROP FUNCTION ratelimit.block(name text, key text, until timestamptz, reason text, who text, forever boolean, global boolean, every_key boolean);
+DROP FUNCTION ratelimit.override(name text, key text, rate double precision, capacity double precision, max_reserved double precision, until timestamptz, reason text, who text, forever boolean, global boolean, every_key boolean);
 DROP FUNCTION ratelimit._insert_override(name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision, until timestamptz, reason text, who text, forever boolean);
+DROP FUNCTION ratelimit._scope(name text, key text, global boolean, every_key boolean);
 DROP FUNCTION ratelimit._nearest(name text);
 DROP FUNCTION ratelimit._numbers(name text, key text, at timestamptz, before bigint, varying boolean, under bigint, standing boolean, given ratelimit._terms);
 DROP FUNCTION ratelimit._under(d ratelimit._terms, o ratelimit.overrides);
@@ -6955,6 +7008,7 @@ DROP FUNCTION ratelimit._total(value double precision[], ts timestamptz[], at ti
 DROP FUNCTION ratelimit._grid(name text, key text, period interval, kind text, start timestamptz);
 DROP FUNCTION ratelimit._instant(micros bigint);
 DROP FUNCTION ratelimit._micros(at timestamptz);
+DROP FUNCTION ratelimit._check_keyless(name text, key text);
 DROP FUNCTION ratelimit._wrong_key(key text, global boolean);
 DROP FUNCTION ratelimit._validate(name text, rate double precision, period interval, kind text, capacity double precision, start timestamptz, max_reserved double precision, shards integer, zone text, anchor timestamp, zero boolean);
 DROP FUNCTION ratelimit._back(rate double precision, capacity double precision);

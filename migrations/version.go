@@ -6,4 +6,4 @@ package migrations
 const Version = 1
 
 // Hash is the hash of that schema's functions: see [Schema].
-const Hash = "d0c017694b2ba47d5bca05e9dcef621e6902bce7c9f6be1b9f71aecd0436c7e0"
+const Hash = "18ef00074e641daa95ff38fcfbcf0e0712ef4c5cf2c1728765ea5cc9c6d45287"

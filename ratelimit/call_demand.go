@@ -85,6 +85,9 @@ func addUp(does *rules, requests []Request) ([]demand, error) {
 		if !countable(r.tokens) {
 			return nil, fmt.Errorf("%w: limit %q: count %v is neither 0 nor between %v and %v", ErrBadRequest, r.limit.name, r.tokens, algebra.MinTokens, algebra.MaxTokens)
 		}
+		if r.every {
+			return nil, fmt.Errorf("%w: limit %q: EveryKey is only for Override, Block, Restore and Unblock", ErrInvalid, r.limit.name)
+		}
 		if r.limit.slots && !does.slots {
 			return nil, fmt.Errorf("%w: limit %q has slots, which only Hold takes, and only Settle and Release give back", ErrInvalid, r.limit.name)
 		}

@@ -34,7 +34,7 @@ type End struct{ Who string }
 //	id, err := limits.Override(ctx, tx, signUps.Key("acme"),
 //		ratelimit.Terms{For: 2 * time.Hour, Reason: "their conference", Who: "bea"}, ratelimit.Rate(500))
 //
-// [Limit.Key] is that key. [Limit.Global] is a limit without keys, or else every key that has no override of its own. A Count is [ErrInvalid].
+// [Limit.Key] is that key, [Limit.EveryKey] every key that has no override of its own, [Limit.Global] a limit without keys. A Count is [ErrInvalid].
 //
 // db is a transaction, a connection or a pool, or [SQL] of one, but no [Coalescer]. In a transaction, the override holds once that is
 // committed, and a rollback undoes it. Every program with [Overrides] follows within two seconds of the commit. This Limiter does at once:
@@ -52,7 +52,8 @@ func (l *Limiter) Override(ctx context.Context, db DB, request Request, terms Te
 	return d.send(ctx, l, db)
 }
 
-// Block denies a key everything, or with [Limit.Global] a limit without keys or all keys. It returns the id of the block. Refunds, resets and what was reserved change nothing of it. Charges are still recorded.
+// Block denies a key everything, or with [Limit.EveryKey] all of them. It returns the id of the block. Refunds, resets and what was reserved
+// change nothing of it. Charges are still recorded.
 //
 //	_, err := limits.Block(ctx, tx, failedLogins.Key(account),
 //		ratelimit.Terms{For: 24 * time.Hour, Reason: "guesses from 80 addresses", Who: "login"})
@@ -63,7 +64,7 @@ func (l *Limiter) Block(ctx context.Context, db DB, request Request, terms Terms
 	return d.send(ctx, l, db)
 }
 
-// Restore ends all overrides in force for a key, blocks too, or with [Limit.Global] those that are for all keys, and returns how many.
+// Restore ends all overrides in force for a key, blocks too, or with [Limit.EveryKey] those that are for all keys, and returns how many.
 // Transactions and errors are as for [Limiter.Override]. It is the SQL function ratelimit.restore.
 //
 // In REPEATABLE READ and SERIALIZABLE, an override that was committed after the transaction's snapshot is not seen, and stays.
@@ -73,7 +74,7 @@ func (l *Limiter) Restore(ctx context.Context, db DB, request Request, end End) 
 	return int(n), err
 }
 
-// Unblock ends the blocks of a key, or with [Limit.Global] the block of all keys, and returns how many. Other overrides stay. For the rest,
+// Unblock ends the blocks of a key, or with [Limit.EveryKey] the block of all keys, and returns how many. Other overrides stay. For the rest,
 // it is as [Limiter.Restore].
 func (l *Limiter) Unblock(ctx context.Context, db DB, request Request, end End) (ended int, err error) {
 	d := decree{what: "unblock", request: request, terms: Terms{Who: end.Who}, ends: true, effect: block}
@@ -153,13 +154,13 @@ func (d *decree) send(ctx context.Context, l *Limiter, db DB) (n int64, err erro
 func (d *decree) ask(ctx context.Context, q *dbsqlc.Queries, args dbsqlc.OverrideParams) (int64, error) {
 	switch {
 	case d.ends && d.effect == block:
-		n, err := q.Unblock(ctx, dbsqlc.UnblockParams{Name: args.Name, Key: args.Key, Who: args.Who})
+		n, err := q.Unblock(ctx, dbsqlc.UnblockParams{Name: args.Name, Key: args.Key, Who: args.Who, Global: args.Global, EveryKey: args.EveryKey})
 		return int64(n), err
 	case d.ends:
-		n, err := q.Restore(ctx, dbsqlc.RestoreParams{Name: args.Name, Key: args.Key, Who: args.Who})
+		n, err := q.Restore(ctx, dbsqlc.RestoreParams{Name: args.Name, Key: args.Key, Who: args.Who, Global: args.Global, EveryKey: args.EveryKey})
 		return int64(n), err
 	case d.effect == block:
-		return q.Block(ctx, dbsqlc.BlockParams{Name: args.Name, Key: args.Key, Until: args.Until, Lasts: args.Lasts, Reason: args.Reason, Who: args.Who, Forever: args.Forever})
+		return q.Block(ctx, dbsqlc.BlockParams{Name: args.Name, Key: args.Key, Until: args.Until, Lasts: args.Lasts, Reason: args.Reason, Who: args.Who, Forever: args.Forever, Global: args.Global, EveryKey: args.EveryKey})
 	}
 	return q.Override(ctx, args)
 }
@@ -179,13 +180,13 @@ func (d *decree) validate(l *Limiter, db DB) (args dbsqlc.OverrideParams, err er
 		return args, invalidCall(asked, noDatabaseText)
 	case coalesces:
 		return args, invalidCall(asked, d.what+" on a Coalescer: pass its Pool, or a transaction")
-	case r.tokens != 1:
+	case r.counts:
 		return args, invalidCall(asked, d.what+" has no Count: it is about the key")
 	}
 	if err := l.definitions.check(asked); err != nil {
 		return args, err
 	}
-	args = dbsqlc.OverrideParams{Name: r.limit.name, Key: textOrNull(r.key), Reason: d.terms.Reason, Who: textOrNull(d.terms.Who), Forever: d.terms.Forever}
+	args = dbsqlc.OverrideParams{Name: r.limit.name, Key: textOrNull(r.key), Reason: d.terms.Reason, Who: textOrNull(d.terms.Who), Forever: d.terms.Forever, Global: r.key == "" && !r.every, EveryKey: r.every}
 	if err := d.texts(); err != nil {
 		return args, fmt.Errorf("%w: %s%w", ErrInvalid, limitsOf(asked), err)
 	}

@@ -14,6 +14,7 @@ type Request struct {
 	key    string
 	tokens float64
 	counts bool // Count was called
+	every  bool // it is of EveryKey
 	err    error
 }
 
@@ -50,9 +51,18 @@ func (l Limit) Key(parts ...string) Request {
 	return r
 }
 
-// Global makes a request for one token of a limit that has no keys. It is stored with an empty key.
+// Global makes a request for one token of a limit that has no keys. It is stored with an empty key. Pause, Resume, Reset, Override, Block,
+// Restore and Unblock fail (SQLSTATE 22023) if the limit has rows, and all have keys: a net for a forgotten key, and no promise.
 func (l Limit) Global() Request {
 	return Request{limit: l.program(), tokens: 1, err: l.Validate()}
+}
+
+// EveryKey makes a request for every key of the limit that has no override of its own, for [Limiter.Override], [Limiter.Block],
+// [Limiter.Restore] and [Limiter.Unblock]. In any other verb, it is [ErrInvalid].
+func (l Limit) EveryKey() Request {
+	r := l.Global()
+	r.every = true
+	return r
 }
 
 // Count sets how many tokens are asked for: at most 1e15, fractions included. The default is 1 where tokens are taken; docs/holds.md,

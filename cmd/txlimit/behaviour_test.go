@@ -135,7 +135,7 @@ func (s *snapshotSeen) Write(b []byte) (int, error) {
 // TestAnAnswerIsPrintedWithoutASnapshot: a pager in which somebody reads for hours holds back no vacuum.
 func TestAnAnswerIsPrintedWithoutASnapshot(t *testing.T) {
 	w := newPublished(t, ratelimit.TokenBucket("l", 1, 100000*time.Hour))
-	w.sql("SELECT ratelimit.consume('l', 'k', rate => 1, period => '100000 hours'), ratelimit.block('l', NULL, forever => true), ratelimit.hold('l', 'other', 'job', 0, forever => true)")
+	w.sql("SELECT ratelimit.consume('l', 'k', rate => 1, period => '100000 hours'), ratelimit.block('l', every_key => true, forever => true), ratelimit.hold('l', 'other', 'job', 0, forever => true)")
 	w.sql("INSERT INTO ratelimit.denials VALUES ('l', date_trunc('hour', now(), 'UTC'), 'k', 1, 1, now())")
 	w.url += "&application_name=" + w.name
 	for _, args := range [][]string{
@@ -411,7 +411,7 @@ func TestShowFindsTheOverrideInForce(t *testing.T) {
 	w.run("overrides").wants(t, exitOK, `block +for good`)
 	w.run("keys", "l", "--all").wants(t, exitOK, `k .* block`)
 	// One for every key goes after the key's own, though it is newer.
-	w.sql("SELECT ratelimit.unlimited('l', NULL, forever => true)")
+	w.sql("SELECT ratelimit.unlimited('l', every_key => true, forever => true)")
 	if k := parse[keyDetails](t, w.run("show", "l", "k", "--json")); k.Override.Effect != effectBlock {
 		t.Errorf("%+v", k.Override)
 	}
@@ -1043,7 +1043,7 @@ func TestABlockOverNumbers(t *testing.T) {
 	w.sql("SELECT ratelimit.block('l', 'k', until => now() + interval '1 hour')")
 	w.run("show", "l", "k").wants(t, exitOK, "override +#2: block", `in force +token bucket, 500 per .*by override #1`, `balance +400(\.\d+)? of 500`, "denied +yes, blocked by override #2")
 	// The key's blocks leave the numbers of every key.
-	w.sql("SELECT ratelimit.override('l', NULL, rate => 30, forever => true), ratelimit.block('l', 'other', forever => true)")
+	w.sql("SELECT ratelimit.override('l', every_key => true, rate => 30, forever => true), ratelimit.block('l', 'other', forever => true)")
 	w.run("show", "l", "other").wants(t, exitOK, "balance +30 of 30", "denied +yes, blocked")
 	// And one over no limit leaves that.
 	w.sql("SELECT ratelimit.unlimited('l', 'k', forever => true), ratelimit.block('l', 'k', forever => true)")

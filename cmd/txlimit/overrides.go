@@ -284,7 +284,7 @@ func (a *app) decide(ctx context.Context, d *decision, name string, key *string,
 	err = a.inTx(ctx, func(tx pgx.Tx) error {
 		all := append([]any{name, key, d.reason, optional(d.who), length, end}, args...)
 		var id int64
-		err := tx.QueryRow(ctx, "SELECT "+function+`($1::text, $2::text, `+call+`until => coalesce(clock_timestamp() + $5::interval, $6::timestamptz), reason => $3::text, who => $4::text, forever => $5::interval IS NULL AND $6::timestamptz IS NULL)`, all...).Scan(&id)
+		err := tx.QueryRow(ctx, "SELECT "+function+`($1::text, $2::text, `+call+`until => coalesce(clock_timestamp() + $5::interval, $6::timestamptz), reason => $3::text, who => $4::text, forever => $5::interval IS NULL AND $6::timestamptz IS NULL, every_key => $2 IS NULL)`, all...).Scan(&id)
 		if err != nil {
 			return err
 		}
@@ -593,7 +593,7 @@ func (a *app) removalCommand(name string, effect *string, c *cobra.Command) *cob
 			}
 		}
 		err := a.inTx(ctx, func(tx pgx.Tx) error {
-			return tx.QueryRow(ctx, "SELECT ratelimit.restore($1::text, $2::text, $3::text, $4::text)", result.Limit, result.Key, optional(*effect), optional(who)).Scan(&result.Removed)
+			return tx.QueryRow(ctx, "SELECT ratelimit.restore($1::text, $2::text, $3::text, $4::text, every_key => $2 IS NULL)", result.Limit, result.Key, optional(*effect), optional(who)).Scan(&result.Removed)
 		})
 		if err != nil {
 			return err

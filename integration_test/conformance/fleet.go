@@ -124,10 +124,10 @@ func follow(t *trial) {
 	does("the end of the block, after that of the newer one", "SELECT ratelimit.unblock('%s', '%s')", ann, 5000)
 	ends = while("no limit for a while", "SELECT ratelimit.unlimited('%s', '%s', until => clock_timestamp() + interval '%s')", -1)
 	follows("the one before it, once that has ended", ann, 5000, ends, time.Time{})
-	does("one for every key", "SELECT ratelimit.override('%s', NULL, capacity => 70, forever => true) WHERE '%s' <> ''", bob, 70)
+	does("one for every key", "SELECT ratelimit.override('%s', every_key => true, capacity => 70, forever => true) WHERE '%s' <> ''", bob, 70)
 	t.want(knows(ann) == 5000, "a key's own override before one for every key, came %v", knows(ann))
 	does("the end of the key's own", "SELECT ratelimit.restore('%s', '%s')", ann, 70)
-	does("the end of the one for every key", "SELECT ratelimit.restore('%s', NULL) WHERE '%s' <> ''", ann, 1000)
+	does("the end of the one for every key", "SELECT ratelimit.restore('%s', every_key => true) WHERE '%s' <> ''", ann, 1000)
 	t.note = fmt.Sprintf("followed after %v at most", slowest.Round(time.Millisecond))
 }
 

@@ -13,17 +13,19 @@ import (
 )
 
 const Block = `-- name: Block :one
-SELECT ratelimit.block($1::text, $2::text, coalesce($3::timestamptz, clock_timestamp() + $4::interval), $5::text, $6::text, $7::boolean)::bigint AS id
+SELECT ratelimit.block($1::text, $2::text, coalesce($3::timestamptz, clock_timestamp() + $4::interval), $5::text, $6::text, $7::boolean, $8::boolean, $9::boolean)::bigint AS id
 `
 
 type BlockParams struct {
-	Name    string
-	Key     pgtype.Text
-	Until   *time.Time
-	Lasts   pgtype.Interval
-	Reason  string
-	Who     pgtype.Text
-	Forever bool
+	Name     string
+	Key      pgtype.Text
+	Until    *time.Time
+	Lasts    pgtype.Interval
+	Reason   string
+	Who      pgtype.Text
+	Forever  bool
+	Global   bool
+	EveryKey bool
 }
 
 func (q *Queries) Block(ctx context.Context, arg BlockParams) (int64, error) {
@@ -35,6 +37,8 @@ func (q *Queries) Block(ctx context.Context, arg BlockParams) (int64, error) {
 		arg.Reason,
 		arg.Who,
 		arg.Forever,
+		arg.Global,
+		arg.EveryKey,
 	)
 	var id int64
 	err := row.Scan(&id)
@@ -43,7 +47,7 @@ func (q *Queries) Block(ctx context.Context, arg BlockParams) (int64, error) {
 
 const Override = `-- name: Override :one
 SELECT ratelimit.override($1::text, $2::text, $3::double precision, $4::double precision,
-      $5::double precision, coalesce($6::timestamptz, clock_timestamp() + $7::interval), $8::text, $9::text, $10::boolean)::bigint AS id
+      $5::double precision, coalesce($6::timestamptz, clock_timestamp() + $7::interval), $8::text, $9::text, $10::boolean, $11::boolean, $12::boolean)::bigint AS id
 `
 
 type OverrideParams struct {
@@ -57,6 +61,8 @@ type OverrideParams struct {
 	Reason      string
 	Who         pgtype.Text
 	Forever     bool
+	Global      bool
+	EveryKey    bool
 }
 
 func (q *Queries) Override(ctx context.Context, arg OverrideParams) (int64, error) {
@@ -71,6 +77,8 @@ func (q *Queries) Override(ctx context.Context, arg OverrideParams) (int64, erro
 		arg.Reason,
 		arg.Who,
 		arg.Forever,
+		arg.Global,
+		arg.EveryKey,
 	)
 	var id int64
 	err := row.Scan(&id)
@@ -147,34 +155,50 @@ func (q *Queries) Publish(ctx context.Context, arg PublishParams) (PublishRow, e
 }
 
 const Restore = `-- name: Restore :one
-SELECT ratelimit.restore($1::text, $2::text, NULL, $3::text)::integer AS ended
+SELECT ratelimit.restore($1::text, $2::text, NULL, $3::text, $4::boolean, $5::boolean)::integer AS ended
 `
 
 type RestoreParams struct {
-	Name string
-	Key  pgtype.Text
-	Who  pgtype.Text
+	Name     string
+	Key      pgtype.Text
+	Who      pgtype.Text
+	Global   bool
+	EveryKey bool
 }
 
 func (q *Queries) Restore(ctx context.Context, arg RestoreParams) (int32, error) {
-	row := q.db.QueryRow(ctx, Restore, arg.Name, arg.Key, arg.Who)
+	row := q.db.QueryRow(ctx, Restore,
+		arg.Name,
+		arg.Key,
+		arg.Who,
+		arg.Global,
+		arg.EveryKey,
+	)
 	var ended int32
 	err := row.Scan(&ended)
 	return ended, err
 }
 
 const Unblock = `-- name: Unblock :one
-SELECT ratelimit.unblock($1::text, $2::text, $3::text)::integer AS ended
+SELECT ratelimit.unblock($1::text, $2::text, $3::text, $4::boolean, $5::boolean)::integer AS ended
 `
 
 type UnblockParams struct {
-	Name string
-	Key  pgtype.Text
-	Who  pgtype.Text
+	Name     string
+	Key      pgtype.Text
+	Who      pgtype.Text
+	Global   bool
+	EveryKey bool
 }
 
 func (q *Queries) Unblock(ctx context.Context, arg UnblockParams) (int32, error) {
-	row := q.db.QueryRow(ctx, Unblock, arg.Name, arg.Key, arg.Who)
+	row := q.db.QueryRow(ctx, Unblock,
+		arg.Name,
+		arg.Key,
+		arg.Who,
+		arg.Global,
+		arg.EveryKey,
+	)
 	var ended int32
 	err := row.Scan(&ended)
 	return ended, err

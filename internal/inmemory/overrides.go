@@ -44,6 +44,14 @@ func changed(rows, changes []override) []override {
 func (s *session) decree(sql string, a arguments) (answer row, ok bool) {
 	now := s.db.now
 	switch sql {
+	case dbsqlc.Override, dbsqlc.Block, dbsqlc.Restore, dbsqlc.Unblock:
+		if global := a[len(a)-2].(bool); global {
+			if err := s.checkKeyless(ID{Name: a[0].(string)}); err != nil {
+				return row{err: err}, true
+			}
+		}
+	}
+	switch sql {
 	case dbsqlc.Override:
 		o := override{ID: readOwner(&a), effect: "numbers"}
 		o.rate, o.capacity, o.maxReserved = take[pgtype.Float8](&a), take[pgtype.Float8](&a), take[pgtype.Float8](&a)

@@ -89,9 +89,30 @@ func (s *session) answer(sql string, args []any) row {
 	}
 	for _, d := range statement.demands {
 		s.touch(d.ID)
+		switch statement.query {
+		case dbsqlc.Pause, dbsqlc.Resume, dbsqlc.Reset:
+			if err := s.checkKeyless(d.ID); err != nil {
+				return row{err: err}
+			}
+		}
 	}
 	s.db.numbers = statement.demands[0].Limit
 	return statement.run(s.table, s.level, s.db.now)
+}
+
+// checkKeyless refuses the empty key, where it has no row and another key of the limit has one.
+func (s *session) checkKeyless(id ID) error {
+	seen := maps.Clone(s.db.table)
+	maps.Copy(seen, s.table)
+	if id.Key != "" || len(seen[id]) > 0 {
+		return nil
+	}
+	for other, rows := range seen {
+		if other.Name == id.Name && len(rows) > 0 {
+			return &pgconn.PgError{Severity: "ERROR", Code: "22023", Message: fmt.Sprintf("rate limit '%s': it has keys: name one", id.Name)}
+		}
+	}
+	return nil
 }
 
 // touch copies the rows of a limit and key into the transaction, unless they are there.

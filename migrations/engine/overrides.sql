@@ -231,6 +231,29 @@ BEGIN
 END
 $body$;
 
+-- Returns the key of an override: NULL for every key, and for a limit without keys.
+CREATE OR REPLACE FUNCTION ratelimit._scope(name text, key text, global boolean, every_key boolean) RETURNS text
+LANGUAGE plpgsql
+AS $body$
+#variable_conflict use_variable
+DECLARE
+    wrong text := CASE
+        WHEN global IS NULL OR every_key IS NULL THEN 'global and every_key must be true or false, not NULL'
+        WHEN every_key AND (global OR key IS NOT NULL) THEN 'key must be NULL, and global false, with every_key => true'
+        WHEN every_key THEN NULL
+        WHEN key IS NULL AND NOT global THEN 'key must be given, not NULL: every_key => true is for every key, global => true for a limit without keys'
+        ELSE ratelimit._wrong_key(key, global) END;
+BEGIN
+    IF wrong IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %s: %s', quote_nullable(left(name, 255)), wrong);
+    END IF;
+    IF global THEN
+        PERFORM ratelimit._check_keyless(name, '');
+    END IF;
+    RETURN key;
+END
+$body$;
+
 -- Adds a row. It refuses what a program could not use, and the name of no limit.
 CREATE OR REPLACE FUNCTION ratelimit._insert_override(
     name text, key text, effect text, rate double precision, capacity double precision, max_reserved double precision,
@@ -253,8 +276,6 @@ BEGIN
              AND EXISTS (SELECT 1 FROM ratelimit.definitions AS d
                  WHERE d.current OR d.published_at > clock_timestamp() - interval '7 days');
     wrong := CASE
-        WHEN NOT octet_length(key) BETWEEN 1 AND 1024 THEN
-            pg_catalog.format('key must have 1 to 1024 bytes, not %s; NULL is for every key, and for a limit without keys', octet_length(key))
         WHEN octet_length(reason) > 4096 THEN 'the reason is longer than 4096 bytes'
         WHEN octet_length(who) > 255 THEN 'who is longer than 255 bytes'
         WHEN until <= clock_timestamp() THEN pg_catalog.format('until must be in the future, not %s', until)
@@ -292,13 +313,14 @@ END
 $body$;
 
 CREATE OR REPLACE FUNCTION ratelimit.override(
-    name text, key text, rate double precision DEFAULT NULL, capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL,
-    until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false
+    name text, key text DEFAULT NULL, rate double precision DEFAULT NULL, capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL,
+    until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false,
+    global boolean DEFAULT false, every_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
-RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'numbers', rate, capacity, max_reserved, until, reason, who, forever);
+RETURN ratelimit._insert_override(name COLLATE "C", ratelimit._scope(name COLLATE "C", key COLLATE "C", global, every_key), 'numbers', rate, capacity, max_reserved, until, reason, who, forever);
 
-COMMENT ON FUNCTION ratelimit.override(text, text, double precision, double precision, double precision, timestamptz, text, text, boolean) IS $text$
+COMMENT ON FUNCTION ratelimit.override(text, text, double precision, double precision, double precision, timestamptz, text, text, boolean, boolean, boolean) IS $text$
 Gives a rate limit other numbers, for one key or for all, until an instant or for good. Programs with Limiter.Overrides follow within two
 seconds of the commit.
 
@@ -306,8 +328,7 @@ seconds of the commit.
 
 Arguments:
   name          the name of the limit
-  key           the key; NULL: every key that has no override of its own, and the limit without keys. It has no default: a key that
-                is forgotten must not mean all of them
+  key           the key as it is stored; NULL or empty is an error, unless global or every_key is true
   rate          tokens per period; default NULL: as defined. ratelimit.block is for a rate of 0
   capacity      the most tokens that can be saved up; default NULL: as defined or, if that is the defined rate, the new rate. Of slots,
                 how many there are: they have no other number
@@ -316,6 +337,9 @@ Arguments:
   reason        why, for those who look later: at most 4096 bytes
   who           who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (made_as)
   forever       true: it has no end, and until must be NULL. Default false
+  global        true: the limit has no keys, and key must be NULL. Default false. It is an error if the limit has rows, and all have keys: a
+                net for a forgotten key, and no promise
+  every_key     true: it is for every key that has no override of its own, and key must be NULL. Default false
 
 It returns the id of its row in ratelimit.overrides. New numbers add no tokens to what a key has: see ratelimit.add. The newest
 override wins, but a block in force stays (a notice says so): see ratelimit.unblock. ratelimit.restore ends it. Keys to which the program gives numbers of their own have those of the override instead.
@@ -325,38 +349,41 @@ Errors:
 $text$;
 
 CREATE OR REPLACE FUNCTION ratelimit.block(
-    name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false
+    name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false,
+    global boolean DEFAULT false, every_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
-RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'block', NULL, NULL, NULL, until, reason, who, forever);
+RETURN ratelimit._insert_override(name COLLATE "C", ratelimit._scope(name COLLATE "C", key COLLATE "C", global, every_key), 'block', NULL, NULL, NULL, until, reason, who, forever);
 
-COMMENT ON FUNCTION ratelimit.block(text, text, timestamptz, text, text, boolean) IS $text$
-Denies a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Refunds, resets and tokens that
+COMMENT ON FUNCTION ratelimit.block(text, text, timestamptz, text, text, boolean, boolean, boolean) IS $text$
+Denies a key of a rate limit everything, or with every_key all of them, until an instant or for good. Refunds, resets and tokens that
 were reserved before change nothing. Charges are still recorded. Arguments and result are the same as for ratelimit.override.
 
     SELECT ratelimit.block('logins', 'user-17', until => now() + interval '1 hour', reason => 'password guessing')
 
-    -- a limit without keys, or every key
-    SELECT ratelimit.block('provider', NULL, until => now() + interval '1 hour', reason => 'their outage')
+    SELECT ratelimit.block('signUps', every_key => true, until => now() + interval '1 hour', reason => 'spam wave')
 
 A denial by a block has its end as retry_at, unless another block follows. Calls that were sent before the block was known are decided as they
 were then. Programs without Limiter.Overrides, and SQL with numbers of its own, know of no block.
 $text$;
 
 CREATE OR REPLACE FUNCTION ratelimit.unlimited(
-    name text, key text, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false
+    name text, key text DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT '', who text DEFAULT NULL, forever boolean DEFAULT false,
+    global boolean DEFAULT false, every_key boolean DEFAULT false
 ) RETURNS bigint
 LANGUAGE sql
-RETURN ratelimit._insert_override(name COLLATE "C", key COLLATE "C", 'unlimited', NULL, NULL, NULL, until, reason, who, forever);
+RETURN ratelimit._insert_override(name COLLATE "C", ratelimit._scope(name COLLATE "C", key COLLATE "C", global, every_key), 'unlimited', NULL, NULL, NULL, until, reason, who, forever);
 
-COMMENT ON FUNCTION ratelimit.unlimited(text, text, timestamptz, text, text, boolean) IS $text$
-Grants a key of a rate limit everything, or with a NULL key all of them, until an instant or for good. Nothing is taken meanwhile. Arguments
+COMMENT ON FUNCTION ratelimit.unlimited(text, text, timestamptz, text, text, boolean, boolean, boolean) IS $text$
+Grants a key of a rate limit everything, or with every_key all of them, until an instant or for good. Nothing is taken meanwhile. Arguments
 and result are the same as for ratelimit.override.
 
     SELECT ratelimit.unlimited('signUps', 'load-test', until => now() + interval '30 minutes')
 $text$;
 
-CREATE OR REPLACE FUNCTION ratelimit.restore(name text, key text, effect text DEFAULT NULL, who text DEFAULT NULL) RETURNS integer
+CREATE OR REPLACE FUNCTION ratelimit.restore(
+    name text, key text DEFAULT NULL, effect text DEFAULT NULL, who text DEFAULT NULL, global boolean DEFAULT false, every_key boolean DEFAULT false
+) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off SET search_path = pg_catalog, pg_temp
 AS $body$
 #variable_conflict use_variable
@@ -374,6 +401,7 @@ BEGIN
     IF octet_length(who) > 255 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'who is longer than 255 bytes';
     END IF;
+    key := ratelimit._scope(name COLLATE "C", key COLLATE "C", global, every_key);
     ids := CASE WHEN key IS NULL THEN ARRAY(SELECT o.id FROM ratelimit.overrides AS o
             WHERE o.name = name COLLATE "C" AND o.key IS NULL AND greatest(o.made_at, coalesce(least(o.until, o.removed_at), 'infinity')) > at)
         ELSE ARRAY(SELECT o.id FROM ratelimit.overrides AS o
@@ -387,22 +415,26 @@ BEGIN
 END
 $body$;
 
-COMMENT ON FUNCTION ratelimit.restore(text, text, text, text) IS $text$
-Ends the overrides in force for a key of a rate limit, or with a NULL key those for all keys, and returns how many.
+COMMENT ON FUNCTION ratelimit.restore(text, text, text, text, boolean, boolean) IS $text$
+Ends the overrides in force for a key of a rate limit, or with every_key those for all keys, and returns how many.
 
     SELECT ratelimit.restore('signUps', 'acme')
 
 Arguments:
   effect  'numbers', 'block' or 'unlimited': only those; default NULL: all of them
   who     who decides: at most 255 bytes; default NULL: SESSION_USER, which is recorded beside it in any case (removed_as)
+
+Key, global and every_key are as for ratelimit.override.
 $text$;
 
-CREATE OR REPLACE FUNCTION ratelimit.unblock(name text, key text, who text DEFAULT NULL) RETURNS integer
+CREATE OR REPLACE FUNCTION ratelimit.unblock(
+    name text, key text DEFAULT NULL, who text DEFAULT NULL, global boolean DEFAULT false, every_key boolean DEFAULT false
+) RETURNS integer
 LANGUAGE sql
-RETURN ratelimit.restore(name COLLATE "C", key COLLATE "C", 'block', who);
+RETURN ratelimit.restore(name COLLATE "C", key COLLATE "C", 'block', who, global, every_key);
 
-COMMENT ON FUNCTION ratelimit.unblock(text, text, text) IS $text$
-Ends the blocks of a key of a rate limit, or with a NULL key the block of all keys, and returns how many. Other overrides stay.
+COMMENT ON FUNCTION ratelimit.unblock(text, text, text, boolean, boolean) IS $text$
+Ends the blocks of a key of a rate limit, or with every_key the block of all keys, and returns how many. Other overrides stay.
 
     SELECT ratelimit.unblock('logins', 'user-17')
 $text$;

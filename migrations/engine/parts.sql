@@ -16,7 +16,7 @@ BEGIN
     END IF;
     FOREACH part IN ARRAY parts LOOP
         n := n + 1;
-        IF coalesce(octet_length(part), 0) = 0 THEN -- a NULL key is every key of a block
+        IF coalesce(octet_length(part), 0) = 0 THEN
             RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits: part %s of the key is empty or NULL', n);
         END IF;
         joined := CASE n WHEN 1 THEN '' ELSE joined || '|' END || replace(replace(part COLLATE "C", E'\\', E'\\\\'), '|', E'\\|');

@@ -29,6 +29,7 @@ BEGIN
                AND (p = 1 OR (names[p - 1] COLLATE "C", keys[p - 1] COLLATE "C") < (names[p] COLLATE "C", keys[p] COLLATE "C"))) IS NOT TRUE) THEN
         RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limits %s: the arguments are not valid', names);
     END IF;
+    PERFORM ratelimit._check_keyless(u.name, u.key) FROM ROWS FROM (pg_catalog.unnest(names), pg_catalog.unnest(keys)) AS u (name, key);
     PERFORM ratelimit._lock(names, keys, capacities, shards, now);
     at := coalesce(now, clock_timestamp()); -- locking may have waited
     FOR i IN 1..n LOOP
@@ -69,6 +70,9 @@ BEGIN
         at := coalesce(now, clock_timestamp()); -- locking may have waited
         UPDATE ratelimit.limits AS t SET ts = at WHERE t.name = r.name AND t.key = r.key AND t.ts > at;
         GET DIAGNOSTICS m = ROW_COUNT;
+        IF m = 0 THEN
+            PERFORM ratelimit._check_keyless(r.name, r.key);
+        END IF;
         resumed := resumed + m;
     END LOOP;
     RETURN resumed;

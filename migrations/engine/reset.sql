@@ -19,6 +19,9 @@ BEGIN
         PERFORM 1 FROM ratelimit.limits AS t WHERE t.name = r.name AND t.key = r.key ORDER BY t.shard FOR UPDATE;
         DELETE FROM ratelimit.limits AS t WHERE t.name = r.name AND t.key = r.key;
         GET DIAGNOSTICS n = ROW_COUNT;
+        IF n = 0 THEN
+            PERFORM ratelimit._check_keyless(r.name, r.key);
+        END IF;
         deleted := deleted + n;
     END LOOP;
     FOR r IN

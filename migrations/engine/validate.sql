@@ -57,3 +57,16 @@ RETURN CASE
     WHEN key IS NULL OR key = '' THEN pg_catalog.format('key must have 1 to 1024 bytes, not %s; global => true is for a limit without keys',
         coalesce(octet_length(key)::text, 'NULL'))
     WHEN octet_length(key) > 1024 THEN pg_catalog.format('key must have 1 to 1024 bytes, not %s', octet_length(key)) END;
+
+-- Refuses the empty key to an operator, where it has no row and another key of the limit has one: a key was forgotten.
+CREATE OR REPLACE FUNCTION ratelimit._check_keyless(name text, key text) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+#variable_conflict use_variable
+BEGIN
+    IF key = '' AND NOT EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key = '')
+       AND EXISTS (SELECT 1 FROM ratelimit.limits AS r WHERE r.name = name AND r.key > '') THEN
+        RAISE invalid_parameter_value USING MESSAGE = pg_catalog.format('rate limit %L: it has keys: name one', name);
+    END IF;
+END
+$body$;
